@@ -1,0 +1,1 @@
+"""Data-parallel training in JAX with the semantics of PyTorch's DistributedDataParallel."""

@@ -1,0 +1,35 @@
+"""Errors a user can act on: one line, exit code 2, no traceback."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class InputError(ValueError):
+    """Bad input: the message names the flag or tensor, its value, and what would be right.
+
+    The command line prints the message as one line and exits with code 2; library users
+    catch it as the `ValueError` that it is.
+    """
+
+
+class TrainingError(RuntimeError):
+    """Training cannot go on: a loss that is not a number, replicas that differ.
+
+    The command line prints the message as one line and exits with code 1.
+    """
+
+
+def check_name(flag: str, name: str, known: Iterable[str]) -> None:
+    """Raise `InputError` unless `name` is one of `known`; suggest the nearest right one.
+
+    >>> check_name("--model", "mpl", ["linear", "mlp"])
+    Traceback (most recent call last):
+    ...
+    jaxddp.errors.InputError: --model mpl: unknown; did you mean mlp? (one of linear, mlp)
+    """
+    known = list(known)
+    if name in known:
+        return
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.3)
+    hint = f"did you mean {near[0]}? " if near else ""
+    raise InputError(f"{flag} {name}: unknown; {hint}(one of {', '.join(known)})")
