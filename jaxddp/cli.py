@@ -1,0 +1,101 @@
+"""From the command line to a configuration, and from an error to one line and an exit code."""
+
+import contextlib
+import dataclasses
+import difflib
+import io
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import tyro
+
+from jaxddp.config import TrainConfig, flag
+from jaxddp.errors import InputError, TrainingError
+
+Config = TypeVar("Config", bound=TrainConfig)
+
+CONFIG_FILE = "config.json"
+
+
+def parse(config_class: type[Config], argv: Sequence[str], prog: str) -> Config:
+    """Read flags into `config_class`; with --resume DIR the run's saved config is the default.
+
+    Raises:
+        InputError: a flag or value is not understood, or the resumed folder holds no run.
+        SystemExit: --help was asked for (code 0).
+    """
+    default = config_class()
+    folder = _value_of("--resume", argv)
+    if folder is not None:
+        if not (Path(folder) / CONFIG_FILE).is_file():
+            raise InputError(f"--resume {folder}: holds no run (no {CONFIG_FILE} there)")
+        default = config_class.from_json(Path(folder) / CONFIG_FILE)
+    output = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(output):
+            return tyro.cli(config_class, args=list(argv), default=default, prog=prog)
+    except SystemExit as stop:
+        if stop.code in (0, None):
+            raise
+        raise InputError(_explain(output.getvalue(), config_class)) from None
+
+
+@contextlib.contextmanager
+def one_line_errors(show_traceback: bool) -> Iterator[None]:
+    """Turn errors that a user can act on into one line on stderr and exit code 2."""
+    try:
+        yield
+    except (InputError, TrainingError) as error:
+        if show_traceback:
+            traceback.print_exc()
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+
+
+def run(main: Callable[[Config], None], config_class: type[Config], prog: str) -> None:
+    """Parse sys.argv and run `main`; `--traceback` shows where an error came from."""
+    argv = sys.argv[1:]
+    show_traceback = "--traceback" in argv
+    with one_line_errors(show_traceback):
+        main(parse(config_class, [word for word in argv if word != "--traceback"], prog))
+
+
+def _value_of(name: str, argv: Sequence[str]) -> str | None:
+    for word, following in zip(argv, [*argv[1:], None], strict=True):
+        if word == name:
+            return following
+        if word.startswith(name + "="):
+            return word.removeprefix(name + "=")
+    return None
+
+
+def _explain(boxed: str, config_class: type[TrainConfig]) -> str:
+    """Put what tyro says in a box of several lines into one line of ours."""
+    message = _unboxed(boxed)
+    if match := re.match(r"Unrecognized options: (-[^ ,=]+)", message):
+        known = [flag(field.name) for field in dataclasses.fields(config_class)]
+        near = difflib.get_close_matches(match[1], known, n=1)
+        return f"{match[1]}: unknown flag" + (f"; did you mean {near[0]}?" if near else "; see --help")
+    if match := re.match(r"Error parsing (--\S+): no type matching (.+) could be instantiated from \[(.*?)\]", message):
+        value = " ".join(word.strip("', ") for word in match[3].split(","))
+        return f"{match[1]} {value}: expected {match[2].replace('{None}|', '')}"
+    return re.sub(r"^Error parsing \w+: ", "", message)
+
+
+def _unboxed(boxed: str) -> str:
+    """The text above the first rule in the box, on one line."""
+    lines = []
+    for line in boxed.splitlines():
+        text = line.strip("│╭╮╰╯ ")
+        if text and set(text) <= {"─"}:
+            break
+        if text and not line.startswith("╭"):
+            lines.append(text)
+    return " ".join(lines)

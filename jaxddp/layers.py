@@ -1,0 +1,140 @@
+"""The layers that torch defines otherwise than flax: initial weights and BatchNorm.
+
+Each is a flax layer (or looks like one) whose numbers are torch's. Initial weights are
+drawn from a `torch_random.Generator`, in the order in which torch would draw them, so a
+model built layer by layer as its torch twin starts from the same weights.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+from jax import lax
+from jax import numpy as jnp
+
+from jaxddp import torch_random
+from jaxddp.collectives import all_reduce
+from jaxddp.torch_random import Generator
+
+
+class Linear(nnx.Linear):
+    """y = x W + b with torch's initial W and b; kernel (in, out).
+
+    >>> Linear(3, 2, generator=Generator(0)).kernel.shape
+    (3, 2)
+    """
+
+    def __init__(self, in_features: int, out_features: int, *, bias: bool = True, generator: Generator):
+        weight, offset = torch_random.linear_init(generator, in_features, out_features, bias)
+        super().__init__(
+            in_features,
+            out_features,
+            use_bias=bias,
+            kernel_init=_value(weight.T),
+            bias_init=_value(offset),
+            rngs=_NO_RNGS,
+        )
+
+
+class Conv(nnx.Conv):
+    """Convolution with torch's initial weights and explicit padding; kernel (*size, in / groups, out).
+
+    Args:
+        padding: zeros on each side of each spatial axis, as torch's integer `padding`.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: tuple[int, ...],
+        *,
+        stride: int = 1,
+        padding: int = 0,
+        groups: int = 1,
+        bias: bool = True,
+        generator: Generator,
+    ):
+        weight, offset = torch_random.conv_init(generator, in_channels, out_channels, kernel_size, groups, bias)
+        super().__init__(
+            in_channels,
+            out_channels,
+            kernel_size,
+            strides=stride,
+            padding=[(padding, padding)] * len(kernel_size),
+            feature_group_count=groups,
+            use_bias=bias,
+            kernel_init=_value(np.moveaxis(weight, (0, 1), (-1, -2))),
+            bias_init=_value(offset),
+            rngs=_NO_RNGS,
+        )
+
+
+class Embed(nnx.Embed):
+    """A row of a table per integer, drawn from N(0, 1) as torch does; embedding (num, features)."""
+
+    def __init__(self, num_embeddings: int, features: int, *, generator: Generator):
+        table = torch_random.embedding_init(generator, num_embeddings, features)
+        super().__init__(num_embeddings, features, embedding_init=_value(table), rngs=_NO_RNGS)
+
+
+class BatchNorm(nnx.Module):
+    """y = (x - mean) / sqrt(var + eps) * scale + bias, per channel (the last axis), as torch.nn.BatchNorm.
+
+    In training, mean and (biased) variance are the batch's, and the running statistics move by
+    `momentum` towards the mean and the unbiased variance. `model.eval()` normalises with the
+    running statistics instead. With `sync` the batch is that of all replicas together, forward
+    and backward, as torch.nn.SyncBatchNorm; otherwise each replica's own.
+
+    Args:
+        num_features: channels C; x is (..., C).
+        momentum: torch's: running = (1 - momentum) * running + momentum * batch.
+
+    Raises:
+        ValueError: one value per channel in training, which has no variance (torch refuses too).
+    """
+
+    def __init__(self, num_features: int, *, eps: float = 1e-5, momentum: float = 0.1, sync: bool = False):
+        self.scale = nnx.Param(jnp.ones(num_features))
+        self.bias = nnx.Param(jnp.zeros(num_features))
+        self.mean = nnx.BatchStat(jnp.zeros(num_features))
+        self.var = nnx.BatchStat(jnp.ones(num_features))
+        self.num_batches_tracked = nnx.BatchStat(jnp.zeros((), jnp.int32))
+        self.eps = eps
+        self.momentum = momentum
+        self.sync = sync
+        self.use_running_average = False  # set by model.train() and model.eval()
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        if self.use_running_average:
+            mean, var = self.mean[...], self.var[...]
+        else:
+            mean, var = self._batch_statistics(x)
+        return (x - mean) * lax.rsqrt(var + self.eps) * self.scale[...] + self.bias[...]
+
+    def _batch_statistics(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        axes = tuple(range(x.ndim - 1))
+        reduce = all_reduce if self.sync else (lambda sums: sums)
+        count = reduce(jnp.asarray(x.size // x.shape[-1], x.dtype))
+        if not self.sync and x.size == x.shape[-1]:
+            raise ValueError(f"BatchNorm needs more than one value per channel in training, got input {x.shape}")
+        mean = reduce(jnp.sum(x, axes)) / count
+        # Two passes: E[x^2] - E[x]^2 would lose the digits that a large mean takes.
+        var = reduce(jnp.sum(jnp.square(x - mean), axes)) / count
+        self._track(lax.stop_gradient(mean), lax.stop_gradient(var * count / (count - 1)))
+        return mean, var
+
+    def _track(self, mean: jax.Array, unbiased_var: jax.Array) -> None:
+        self.mean[...] = (1 - self.momentum) * self.mean[...] + self.momentum * mean
+        self.var[...] = (1 - self.momentum) * self.var[...] + self.momentum * unbiased_var
+        self.num_batches_tracked[...] = self.num_batches_tracked[...] + 1
+
+
+_NO_RNGS = nnx.Rngs(0)  # flax asks for a stream even where the initial values are given
+
+
+def _value(array: np.ndarray | None) -> Callable[..., Any]:
+    """An initializer that ignores the random key and returns `array`."""
+    return lambda key, shape, dtype=jnp.float32, out_sharding=None: jnp.asarray(array, dtype).reshape(shape)

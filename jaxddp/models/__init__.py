@@ -1,0 +1,27 @@
+"""The models: one flax.nnx module per file, attribute for attribute the twin of torch_ref.models.
+
+Every model takes its sizes and the `Generator` that its initial weights are drawn from.
+"""
+
+from flax import nnx
+
+from jaxddp.config import TrainConfig
+from jaxddp.datasets import Dataset
+from jaxddp.models.char_mlp import CharMLP
+from jaxddp.models.convnet import ConvNet
+from jaxddp.models.linear import Linear
+from jaxddp.models.mlp import MLP
+from jaxddp.sizes import model_sizes
+from jaxddp.torch_random import Generator
+
+__all__ = ["MLP", "CharMLP", "ConvNet", "Linear", "build"]
+
+_CLASSES = {"linear": Linear, "mlp": MLP, "char_mlp": CharMLP, "convnet": ConvNet}
+
+
+def build(config: TrainConfig, dataset: Dataset) -> nnx.Module:
+    """The model that `config` names, sized for `dataset`, with torch's initial weights for the seed."""
+    sizes = model_sizes(config, dataset)
+    if config.model in ("char_mlp", "convnet"):
+        sizes["sync_batch_norm"] = config.sync_batch_norm
+    return _CLASSES[config.model](**sizes, generator=Generator(config.seed))

@@ -1,0 +1,29 @@
+"""A multilayer perceptron."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import jax
+from flax import nnx
+
+from jaxddp import layers
+from jaxddp.torch_random import Generator
+
+
+class MLP(nnx.Module):
+    """Linear layers with ReLU between them, for x (B, ...) flattened to (B, in_features).
+
+    >>> model = MLP(2, (30, 20), 2, generator=Generator(0))
+    >>> [layer.kernel.shape for layer in model.layers]
+    [(2, 30), (30, 20), (20, 2)]
+    """
+
+    def __init__(self, in_features: int, hidden_sizes: Sequence[int], num_classes: int, *, generator: Generator):
+        sizes = [in_features, *hidden_sizes, num_classes]
+        self.layers = nnx.List([layers.Linear(a, b, generator=generator) for a, b in pairwise(sizes)])
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = x.reshape(len(x), -1)
+        for layer in self.layers[:-1]:
+            x = jax.nn.relu(layer(x))
+        return self.layers[-1](x)

@@ -1,0 +1,114 @@
+"""Where the replicas live, and the one place where a function is mapped over them.
+
+A `Replicas` object answers four questions: how many replicas there are, how a tree gets
+onto all of them, how a batch is dealt out to them, and how a function runs on each. Code
+that asks only these runs unchanged on N devices (`Replicas`, by `jax.pmap`) and on one
+(`VirtualReplicas`, by `jax.vmap`).
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxddp.collectives import AXIS_NAME
+
+Tree = TypeVar("Tree")
+Axes = Any  # None: the same on all replicas; 0: one slice per replica; or a tuple of these
+
+
+class Replicas:
+    """One replica per device, mapped by `jax.pmap`.
+
+    Args:
+        devices: the devices of all replicas, in rank order; several processes pass the same list.
+
+    >>> import jax, numpy as np
+    >>> from jaxddp.collectives import all_reduce, rank
+    >>> replicas = Replicas(jax.devices()[:2])
+    >>> add_ranks = replicas.map(lambda x: all_reduce(x * rank()), in_axes=(0,), out_axes=None)
+    >>> print(add_ranks(replicas.shard(np.array([5.0, 7.0]))))
+    7.0
+    """
+
+    def __init__(self, devices: Sequence[jax.Device]):
+        self.devices = list(devices)
+        mesh = Mesh(np.array(self.devices), (AXIS_NAME,))
+        self._replicated = NamedSharding(mesh, PartitionSpec())
+        self._sharded = NamedSharding(mesh, PartitionSpec(AXIS_NAME))
+
+    @property
+    def world_size(self) -> int:
+        """The number of replicas, over all processes."""
+        return len(self.devices)
+
+    @property
+    def local_ranks(self) -> list[int]:
+        """The ranks of the replicas that this process drives."""
+        here = jax.process_index()
+        return [rank for rank, device in enumerate(self.devices) if device.process_index == here]
+
+    def replicate(self, tree: Tree) -> Tree:
+        """Put a copy of every leaf on every device, in buffers that nothing else shares."""
+        # device_put may keep the caller's buffer as one of the copies; a donating step would free it.
+        owned = jax.tree.map(lambda leaf: np.array(leaf), tree)
+        return jax.device_put(owned, self._replicated)
+
+    def shard(self, tree: Tree) -> Tree:
+        """Deal leaves of shape (world_size, ...) out to the devices, slice r to replica r."""
+        for leaf in jax.tree.leaves(tree):
+            if np.shape(leaf)[:1] != (self.world_size,):
+                raise ValueError(f"a batch of shape {np.shape(leaf)} cannot be dealt out to {self.world_size} replicas")
+        return jax.device_put(tree, self._sharded)
+
+    def map(
+        self, function: Callable[..., Any], in_axes: tuple[Axes, ...], out_axes: Axes, donate: tuple[int, ...] = ()
+    ) -> Any:
+        """Compile `function` to run on every replica at once, with collectives over `AXIS_NAME`.
+
+        Args:
+            function: pure; called with one replica's slice of each argument.
+            in_axes: per argument, 0 for a slice per replica, None for the same value on all.
+                At least one must be 0.
+            out_axes: likewise; None promises that all replicas return the same (nothing checks it:
+                see `jaxddp.verify`).
+            donate: numbers of the arguments whose buffers may be reused for the results.
+        """
+        # jax.pmap is in maintenance mode, so it stands here and nowhere else.
+        return jax.pmap(
+            function,
+            axis_name=AXIS_NAME,
+            in_axes=in_axes,
+            out_axes=out_axes,
+            devices=self.devices,
+            donate_argnums=donate,
+        )
+
+
+class VirtualReplicas(Replicas):
+    """N replicas on one device, mapped by `jax.vmap`: the same program without parallel hardware.
+
+    Args:
+        world_size: the number of replicas.
+        device: where all of them live; the default device if None.
+    """
+
+    def __init__(self, world_size: int, device: jax.Device | None = None):
+        super().__init__([device or jax.devices()[0]])
+        self._world_size = world_size
+
+    @property
+    def world_size(self) -> int:
+        return self._world_size
+
+    @property
+    def local_ranks(self) -> list[int]:
+        return list(range(self._world_size))
+
+    def map(
+        self, function: Callable[..., Any], in_axes: tuple[Axes, ...], out_axes: Axes, donate: tuple[int, ...] = ()
+    ) -> Any:
+        mapped = jax.vmap(function, in_axes, out_axes, axis_name=AXIS_NAME, axis_size=self.world_size)
+        return jax.jit(mapped, donate_argnums=donate)

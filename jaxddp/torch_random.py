@@ -1,0 +1,243 @@
+"""torch's CPU random numbers without torch: the same seed and calls give the same numbers.
+
+Everything is drawn from one stream of 32-bit words, the MT19937 generator that
+`torch.manual_seed` seeds; each method consumes as many words as its torch counterpart.
+"""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxddp.errors import InputError
+
+Float32 = NDArray[np.float32]
+Int64 = NDArray[np.int64]
+
+BLOCK = 16  # torch draws normal numbers in blocks of 16, fewer than 16 one at a time
+
+
+class Generator:
+    """The random numbers of `torch.Generator().manual_seed(seed)` on the CPU.
+
+    Calls may be mixed in any order, as with torch's generator.
+
+    Args:
+        seed: from -2**63 to 2**64 - 1; like torch, only the lower 32 bits count.
+
+    Raises:
+        InputError: a seed outside that range.
+
+    Source: ATen/core/TransformationHelper.h, ATen/native/cpu/DistributionTemplates.h.
+
+    >>> Generator(0).randperm(5)  # torch.manual_seed(0); torch.randperm(5)
+    array([4, 1, 2, 0, 3])
+    """
+
+    def __init__(self, seed: int) -> None:
+        if not -(2**63) <= seed < 2**64:
+            raise InputError(f"seed {seed}: must be from -2**63 to 2**64 - 1, as for torch.manual_seed")
+        self._stream = np.random.RandomState(seed & 0xFFFFFFFF)
+        self._spare_normal: float | None = None
+
+    def uniform(self, shape: tuple[int, ...], low: float = 0.0, high: float = 1.0) -> Float32:
+        """float32 numbers from [low, high): `torch.empty(shape).uniform_(low, high)`, bit for bit.
+
+        (word mod 2^24) / 2^24 * (high - low) + low, rounded once, as torch's fused
+        multiply-add does on any CPU that has one.
+
+        Raises:
+            InputError: low above high.
+
+        >>> Generator(0).uniform((2,), -1, 1)  # torch.manual_seed(0); torch.empty(2).uniform_(-1, 1)
+        array([-0.00748682,  0.5364436 ], dtype=float32)
+        """
+        if not low <= high:
+            raise InputError(f"uniform: low {low} must not be above high {high}")
+        low32, high32 = np.float32(low), np.float32(high)
+        scaled = self._fractions(math.prod(shape)) * float(high32 - low32) + float(low32)
+        return scaled.astype(np.float32).reshape(shape)
+
+    def normal(self, shape: tuple[int, ...], mean: float = 0.0, std: float = 1.0) -> Float32:
+        """float32 numbers from N(mean, std²): `torch.empty(shape).normal_(mean, std)`, to a few ulp.
+
+        Box-Muller, sqrt(-2 ln(1 - u)) times cos(2πv) or sin(2πv). torch evaluates ln, cos and
+        sin in float32, differently for each CPU instruction set, so the last bits are not fixed.
+
+        Raises:
+            InputError: std below 0.
+
+        >>> Generator(0).normal((2,))  # torch.manual_seed(0); torch.randn(2)
+        array([ 1.5409961, -0.2934289], dtype=float32)
+        """
+        if not std >= 0:
+            raise InputError(f"normal: std {std} must be at least 0")
+        count = math.prod(shape)
+        if count < BLOCK:
+            samples = np.array([self._next_normal() for _ in range(count)])
+        else:
+            samples = self._normal_blocks(count)
+            mean, std = float(np.float32(mean)), float(np.float32(std))
+        return (samples * std + mean).astype(np.float32).reshape(shape)
+
+    def randint(self, low: int, high: int, shape: tuple[int, ...]) -> Int64:
+        """int64 numbers from low to high - 1: `torch.randint(low, high, shape)` of torch 2.9 and newer.
+
+        low + word mod (high - low), with words of 64 bits from a range of 2^28 on.
+
+        Raises:
+            InputError: an empty range, or one that int64 does not hold.
+
+        >>> Generator(0).randint(0, 10, (5,))  # torch.manual_seed(0); torch.randint(0, 10, (5,))
+        array([4, 9, 3, 0, 3])
+        """
+        if not -(2**63) <= low < high < 2**63:
+            raise InputError(f"randint: low {low} must be below high {high}, both within int64")
+        count = math.prod(shape)
+        words = self._words(count).astype(np.uint64) if high - low < 2**28 else self._long_words(count)
+        # Modulo 2^64, so that a negative low works too.
+        offsets = words % np.uint64(high - low) + np.uint64(low % 2**64)
+        return offsets.view(np.int64).reshape(shape)
+
+    def randperm(self, n: int) -> Int64:
+        """The int64 numbers 0 to n - 1, shuffled: `torch.randperm(n)`.
+
+        Fisher-Yates: for i = 0 .. n - 2, swap element i with element i + word mod (n - i).
+
+        Raises:
+            InputError: n below 0, or so large (214 million) that torch changes its method.
+
+        >>> Generator(3).randperm(4)  # torch.manual_seed(3); torch.randperm(4)
+        array([3, 2, 1, 0])
+        """
+        if not 0 <= n < 0xFFFFFFFF // 20:
+            raise InputError(f"randperm: n {n} must be from 0 to {0xFFFFFFFF // 20 - 1}")
+        places = np.arange(n - 1)
+        partners = places + self._words(places.size) % (n - places)
+        order = list(range(n))
+        # Each swap depends on those before it, and plain lists swap faster than arrays.
+        for i, j in enumerate(partners.tolist()):
+            order[i], order[j] = order[j], order[i]
+        return np.array(order, dtype=np.int64)
+
+    def _words(self, count: int) -> NDArray[np.uint32]:
+        """The next words of the stream; over its full range `randint` passes them on unchanged."""
+        return self._stream.randint(0, 2**32, size=count, dtype=np.uint32)
+
+    def _long_words(self, count: int) -> NDArray[np.uint64]:
+        """64-bit words of two each, the upper half first."""
+        high, low = self._words(2 * count).astype(np.uint64).reshape(count, 2).T
+        return high << np.uint64(32) | low
+
+    def _fractions(self, count: int) -> NDArray[np.float64]:
+        """Uniform numbers from [0, 1) that float32 holds exactly."""
+        return (self._words(count) & 0xFFFFFF) * 2.0**-24
+
+    def _next_normal(self) -> float:
+        """One standard normal number; they come in pairs, and the second waits for the next call."""
+        if self._spare_normal is not None:
+            sample, self._spare_normal = self._spare_normal, None
+            return sample
+        turn, u = ((self._long_words(2) & np.uint64(2**53 - 1)) * 2.0**-53).tolist()
+        radius = math.sqrt(-2 * math.log1p(-u))
+        self._spare_normal = radius * math.sin(2 * math.pi * turn)
+        return radius * math.cos(2 * math.pi * turn)
+
+    def _normal_blocks(self, count: int) -> NDArray[np.float64]:
+        """Standard normal numbers, 16 from 16 words; a remainder redraws the last 16 whole."""
+        fractions = self._fractions(count)
+        samples = np.empty(count)
+        whole = count - count % BLOCK
+        samples[:whole] = _box_muller(fractions[:whole])
+        if whole < count:
+            samples[-BLOCK:] = _box_muller(self._fractions(BLOCK))
+        return samples
+
+
+def _box_muller(fractions: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Blocks of 16: 8 radii and 8 angles become 8 cosine and 8 sine samples."""
+    u, turns = np.split(fractions.reshape(-1, BLOCK), 2, axis=1)
+    radius = np.sqrt(-2 * np.log(1 - u))
+    # torch rounds the angle to float32; where cosine or sine is near 0, that decides all digits.
+    angle = (turns.astype(np.float32) * np.float32(2 * math.pi)).astype(np.float64)
+    return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)], axis=1).ravel()
+
+
+def linear_init(
+    generator: Generator, in_features: int, out_features: int, bias: bool = True
+) -> tuple[Float32, Float32 | None]:
+    """The initial parameters of `torch.nn.Linear`, bit for bit: both from U(-b, b), b = in_features^-1/2.
+
+    Returns:
+        weight (out_features, in_features) and bias (out_features,) or None, float32.
+
+    Raises:
+        InputError: a size below 1.
+
+    >>> weight, bias = linear_init(Generator(0), 4, 2)
+    >>> weight.shape, bias.shape
+    ((2, 4), (2,))
+    """
+    return _fan_in_uniform(generator, (out_features, in_features), bias)
+
+
+def conv_init(
+    generator: Generator,
+    in_channels: int,
+    out_channels: int,
+    kernel_size: tuple[int, ...],
+    groups: int = 1,
+    bias: bool = True,
+) -> tuple[Float32, Float32 | None]:
+    """The initial parameters of `torch.nn.Conv1d`, `Conv2d` and `Conv3d`, bit for bit.
+
+    Both from U(-b, b) with b = (in_channels / groups * prod(kernel_size))^-1/2.
+
+    Returns:
+        weight (out_channels, in_channels / groups, *kernel_size) and bias (out_channels,) or
+        None, float32.
+
+    Raises:
+        InputError: a size below 1, or channels that groups do not divide.
+
+    >>> weight, bias = conv_init(Generator(0), 1, 16, (3, 3), bias=False)
+    >>> weight.shape, bias
+    ((16, 1, 3, 3), None)
+    """
+    if groups < 1 or in_channels % groups or out_channels % groups:
+        raise InputError(f"groups {groups}: must divide in_channels {in_channels} and out_channels {out_channels}")
+    return _fan_in_uniform(generator, (out_channels, in_channels // groups, *kernel_size), bias)
+
+
+def embedding_init(generator: Generator, num_embeddings: int, dim: int) -> Float32:
+    """The initial weight (num_embeddings, dim) of `torch.nn.Embedding`, float32: N(0, 1), to a few ulp.
+
+    Raises:
+        InputError: a size below 1.
+
+    >>> embedding_init(Generator(0), 27, 10).shape
+    (27, 10)
+    """
+    _check_sizes((num_embeddings, dim))
+    return generator.normal((num_embeddings, dim))
+
+
+def _fan_in_uniform(
+    generator: Generator, weight_shape: tuple[int, ...], bias: bool
+) -> tuple[Float32, Float32 | None]:
+    """Kaiming-uniform weight with torch's a = sqrt(5), and the bias that goes with it."""
+    _check_sizes(weight_shape)
+    fan_in = math.prod(weight_shape[1:])
+    # On paper also fan_in^-1/2; taking torch's detour keeps the last bit.
+    gain = math.sqrt(2 / (1 + math.sqrt(5) ** 2))
+    bound = math.sqrt(3) * (gain / math.sqrt(fan_in))
+    weight = generator.uniform(weight_shape, -bound, bound)
+    if not bias:
+        return weight, None
+    bound = 1 / math.sqrt(fan_in)
+    return weight, generator.uniform(weight_shape[:1], -bound, bound)
+
+
+def _check_sizes(shape: tuple[int, ...]) -> None:
+    if min(shape) < 1:
+        raise InputError(f"layer sizes {shape}: each must be at least 1")
