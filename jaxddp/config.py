@@ -110,9 +110,9 @@ class TrainConfig:
     """one_cycle: let momentum (Adam: beta1) run against the rate, as torch does."""
 
     # The step.
-    epochs: int = 20
+    epochs: int = 30
     """Passes over the training set."""
-    global_batch_size: int = 64
+    global_batch_size: int = 32
     """Examples per optimizer step, over all replicas and micro-batches; must be divisible by
     replicas x accumulation steps."""
     accumulation_steps: int = 1
@@ -125,6 +125,8 @@ class TrainConfig:
     """Shuffle each epoch."""
     drop_last: bool = False
     """Drop the examples that do not fill all replicas instead of repeating the first ones."""
+    drop_last_batch: bool = False
+    """Leave out an epoch's last step where it is smaller than the others (DataLoader's drop_last)."""
     seed: int = 0
     """Initial weights and sample order; the same numbers as torch draws for it."""
     dtype: str = "float32"
@@ -137,7 +139,7 @@ class TrainConfig:
     """cpu | gpu. None: GPUs where there are any."""
     steps_per_dispatch: int | None = None
     """Optimizer steps compiled into one program call (jaxddp only; the numbers do not change).
-    None: 10, or 1 for the convnet on CPU, where it would not pay."""
+    None: up to 32, or 1 for the convnet on CPU, where loops around convolutions are slow."""
     verify_every: int = 500
     """Optimizer steps between two checks that all replicas are identical; 0: only at start and end."""
 
@@ -250,7 +252,7 @@ class TrainConfig:
         if not isinstance(fields, dict) or not fields.keys() <= known:
             unknown = sorted(fields.keys() - known) if isinstance(fields, dict) else type(fields).__name__
             raise InputError(f"{path}: not a run's config (unknown: {unknown})")
-        lists_as_tuples = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
+        lists_as_tuples: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
         return cls(**lists_as_tuples)
 
 

@@ -28,10 +28,11 @@ class Generator:
     Raises:
         InputError: a seed outside that range.
 
-    Source: ATen/core/TransformationHelper.h, ATen/native/cpu/DistributionTemplates.h.
+    Source: PyTorch's ATen/core/DistributionsHelper.h, ATen/native/cpu/DistributionTemplates.h
+    and ATen/native/TensorFactories.cpp; the tests compare with torch itself.
 
     >>> Generator(0).randperm(5)  # torch.manual_seed(0); torch.randperm(5)
-    array([4, 1, 2, 0, 3])
+    array([4, 0, 1, 3, 2])
     """
 
     def __init__(self, seed: int) -> None:
@@ -108,7 +109,7 @@ class Generator:
             InputError: n below 0, or so large (214 million) that torch changes its method.
 
         >>> Generator(3).randperm(4)  # torch.manual_seed(3); torch.randperm(4)
-        array([3, 2, 1, 0])
+        array([2, 3, 1, 0])
         """
         if not 0 <= n < 0xFFFFFFFF // 20:
             raise InputError(f"randperm: n {n} must be from 0 to {0xFFFFFFFF // 20 - 1}")
@@ -131,7 +132,7 @@ class Generator:
 
     def _fractions(self, count: int) -> NDArray[np.float64]:
         """Uniform numbers from [0, 1) that float32 holds exactly."""
-        return (self._words(count) & 0xFFFFFF) * 2.0**-24
+        return (self._words(count) & 0xFFFFFF).astype(np.float64) * 2.0**-24
 
     def _next_normal(self) -> float:
         """One standard normal number; they come in pairs, and the second waits for the next call."""
@@ -222,9 +223,7 @@ def embedding_init(generator: Generator, num_embeddings: int, dim: int) -> Float
     return generator.normal((num_embeddings, dim))
 
 
-def _fan_in_uniform(
-    generator: Generator, weight_shape: tuple[int, ...], bias: bool
-) -> tuple[Float32, Float32 | None]:
+def _fan_in_uniform(generator: Generator, weight_shape: tuple[int, ...], bias: bool) -> tuple[Float32, Float32 | None]:
     """Kaiming-uniform weight with torch's a = sqrt(5), and the bias that goes with it."""
     _check_sizes(weight_shape)
     fan_in = math.prod(weight_shape[1:])

@@ -1,0 +1,80 @@
+"""Checkpoints of a TrainState, by Orbax: written aside and renamed, so never half there."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from jaxddp.errors import InputError
+from jaxddp.state import TrainState
+
+_KEEP = 2
+
+
+class Checkpoints:
+    """The newest checkpoints in a folder, one per saved step.
+
+    Arrays are stored once and not per replica, so any number of devices can go on from them.
+    """
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+        options = ocp.CheckpointManagerOptions(max_to_keep=_KEEP, enable_async_checkpointing=False)
+        self._manager = ocp.CheckpointManager(folder.absolute(), options=options)
+
+    @property
+    def latest_step(self) -> int | None:
+        """The step of the newest complete checkpoint."""
+        return self._manager.latest_step()
+
+    def save(self, state: TrainState) -> None:
+        """Store `state` under its step number; saving a step twice changes nothing."""
+        tree = _as_tree(state)
+        if int(tree["step"]) != self.latest_step:
+            self._manager.save(int(tree["step"]), args=ocp.args.StandardSave(tree))
+
+    def restore(self, like: TrainState) -> TrainState:
+        """The newest checkpoint, as NumPy arrays.
+
+        Args:
+            like: a state of the same model and optimizer.
+
+        Raises:
+            InputError: there is no checkpoint, or it is of another model or optimizer.
+        """
+        step = self.latest_step
+        if step is None:
+            raise InputError(f"--resume {self._folder.parent}: holds no checkpoint yet")
+        expected = _as_tree(like)
+        self._check_same_arrays(self._manager.item_metadata(step).tree, expected)
+        restored = self._manager.restore(step, args=ocp.args.StandardRestore(expected))
+        restored = jax.tree.map(lambda new, old: np.asarray(new, old.dtype), restored, expected)
+        return TrainState(**restored)
+
+    def close(self) -> None:
+        self._manager.close()
+
+    def _check_same_arrays(self, stored: Any, expected: Any) -> None:
+        found, wanted = _shapes(stored), _shapes(expected)
+        problems = [f"missing {name}" for name in wanted.keys() - found.keys()]
+        problems += [f"left over {name}" for name in found.keys() - wanted.keys()]
+        problems += [
+            f"{name} has shape {found[name]}, not {wanted[name]}"
+            for name in wanted.keys() & found.keys()
+            if found[name] != wanted[name]
+        ]
+        if problems:
+            shown = "; ".join(sorted(problems)[:6]) + (" ..." if len(problems) > 6 else "")
+            raise InputError(f"--resume {self._folder.parent}: a checkpoint of another model or optimizer: {shown}")
+
+
+def _as_tree(state: TrainState) -> dict[str, Any]:
+    tree = {"step": state.step, "params": state.params, "buffers": state.buffers, "opt_state": state.opt_state}
+    return jax.tree.map(np.asarray, tree)
+
+
+def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="."): tuple(leaf.shape) for path, leaf in leaves}

@@ -1,0 +1,137 @@
+"""The whole of it as one object: a model, trained by as many replicas as there are devices."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from flax import nnx
+from jax import numpy as jnp
+
+from jaxddp.collectives import all_reduce_mean
+from jaxddp.evaluate import evaluate_replica, means, padded_batches
+from jaxddp.functional import Functional
+from jaxddp.loader import Arrays, Loader
+from jaxddp.losses import LossFunction, Sums, cross_entropy
+from jaxddp.replicas import Replicas
+from jaxddp.state import Buffers, Params, TrainState
+from jaxddp.step import CommHook, MicroBatches, ReplicaStep, run_steps
+from jaxddp.verify import Verifier
+
+
+class DataParallel:
+    """Trains an nnx module with one replica per device, as torch's DistributedDataParallel does.
+
+    Nothing is hidden in the object: `steps` takes a state and returns the next one.
+
+    Args:
+        model: the module; its values are the start, and it stays as it is.
+        optimizer: an optax transformation; `jaxddp.optim` has torch's.
+        loss_fn: (model, batch) -> one loss per example, (B, ...) or `losses.Losses`.
+        replicas: the devices; all local ones if None.
+        loss_normalization, clip_grad_norm, comm_hook: see `jaxddp.step.ReplicaStep`.
+        dtype: of the floating-point parameters and buffers; None: as the model has them.
+
+    >>> from jaxddp import optim
+    >>> from jaxddp.devices import prepare
+    >>> replicas = Replicas(prepare(2, "cpu"))
+    >>> def loss_fn(model, batch):
+    ...     return (model(batch["x"])[:, 0] - batch["y"]) ** 2
+    >>> ddp = DataParallel(nnx.Linear(1, 1, rngs=nnx.Rngs(0)), optim.sgd(0.1), loss_fn, replicas=replicas)
+    >>> data = {"x": np.linspace(-1, 1, 64, dtype=np.float32)[:, None]}
+    >>> data["y"] = 3 * data["x"][:, 0] + 1
+    >>> loader = Loader(data, replicas, global_batch_size=16)
+    >>> state = ddp.init()
+    >>> for epoch in range(50):
+    ...     for batches in loader.epoch(epoch):
+    ...         state, sums = ddp.steps(state, batches)
+    >>> ddp.verify(state)
+    >>> print(ddp.module(state).kernel.round(3), ddp.module(state).bias.round(3))
+    [[3.]] [1.]
+    """
+
+    def __init__(
+        self,
+        model: nnx.Module,
+        optimizer: optax.GradientTransformation,
+        loss_fn: LossFunction = cross_entropy,
+        *,
+        replicas: Replicas | None = None,
+        loss_normalization: str = "ddp",
+        clip_grad_norm: float | None = None,
+        comm_hook: CommHook = all_reduce_mean,
+        dtype: Any = None,
+    ):
+        self.replicas = replicas or Replicas(jax.local_devices())
+        self.functional = Functional(model)
+        self.optimizer = optimizer
+        self.replica_step = ReplicaStep(
+            self.functional.local_loss(loss_fn, train=True), optimizer, loss_normalization, clip_grad_norm, comm_hook
+        )
+        self._dtype = dtype
+        evaluate = partial(evaluate_replica, self.functional.local_loss(loss_fn, train=False))
+        self._steps = self.replicas.map(partial(run_steps, self.replica_step), (None, 0), (None, None), donate=(0,))
+        self._evaluate = self.replicas.map(evaluate, (None, 0), None)
+        self._verifier = Verifier(self.replicas)
+
+    @property
+    def world_size(self) -> int:
+        """The number of replicas."""
+        return self.replicas.world_size
+
+    def init(self, params: Params | None = None, buffers: Buffers | None = None) -> TrainState:
+        """The state before the first step, on all devices.
+
+        Args:
+            params, buffers: start from these instead of the model's own values.
+        """
+        params = self._cast(self.functional.params if params is None else params)
+        buffers = self._cast(self.functional.buffers if buffers is None else buffers)
+        return self.replicas.replicate(
+            TrainState(jnp.zeros((), jnp.int32), params, buffers, self.optimizer.init(params))
+        )
+
+    def steps(self, state: TrainState, batches: MicroBatches) -> tuple[TrainState, Sums]:
+        """Make the optimizer steps of one dispatch.
+
+        Args:
+            state: is used up: its buffers become the result's.
+            batches: from `Loader.epoch`, leaves (world_size, K, ...).
+
+        Returns:
+            The state after K steps; sums over all replicas and elements, each (K,): "loss",
+            "count" and the loss function's metrics.
+        """
+        return self._steps(state, batches)
+
+    def evaluate(self, state: TrainState, arrays: Arrays, batch_size: int = 256) -> dict[str, float]:
+        """Means over `arrays`, each example counted exactly once, in the model's evaluation mode."""
+        return means(self.evaluate_placed(state, self.place(arrays, batch_size)))
+
+    def place(self, arrays: Arrays, batch_size: int = 256) -> Mapping[str, jax.Array]:
+        """Put an evaluation set on the devices once, for `evaluate_placed` after every epoch."""
+        size = len(next(iter(arrays.values())))
+        per_replica = min(batch_size, -(-size // self.world_size))
+        return self.replicas.shard(padded_batches(arrays, self.world_size, max(1, per_replica)))
+
+    def evaluate_placed(self, state: TrainState, placed: Mapping[str, jax.Array]) -> Sums:
+        """Sums over a placed evaluation set, still on the devices."""
+        return self._evaluate(state, placed)
+
+    def verify(self, state: TrainState) -> None:
+        """Raise `TrainingError` unless all replicas hold the same bits (see `jaxddp.verify`)."""
+        self._verifier.check(state, int(state.step))
+
+    def module(self, state: TrainState) -> nnx.Module:
+        """The model with the trained values, for use outside of jaxddp."""
+        params, buffers = jax.tree.map(jnp.asarray, jax.device_get((state.params, state.buffers)))
+        return self.functional.module(params, buffers)
+
+    def _cast(self, arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        def cast(x: jax.Array) -> jax.Array:
+            floating = jnp.issubdtype(x.dtype, jnp.floating)
+            return jnp.asarray(x, self._dtype if floating and self._dtype is not None else x.dtype)
+
+        return {name: cast(x) for name, x in arrays.items()}

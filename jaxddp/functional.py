@@ -1,0 +1,70 @@
+"""A flax.nnx module seen as pure functions of flat dictionaries of arrays."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from flax import nnx
+
+from jaxddp.losses import Batch, LossFunction, Sums, summed
+from jaxddp.state import Buffers, Params
+
+
+class Functional:
+    """The pure side of an nnx module: its parameters and buffers by name, and its forward pass.
+
+    Args:
+        model: any nnx module; it is read, never changed.
+
+    Raises:
+        ValueError: the module draws random numbers while running.
+
+    >>> functional = Functional(nnx.Linear(2, 1, rngs=nnx.Rngs(0)))
+    >>> {name: value.shape for name, value in functional.params.items()}
+    {'bias': (1,), 'kernel': (2, 1)}
+    """
+
+    def __init__(self, model: nnx.Module):
+        self._graphdef, params, random_state, buffers = nnx.split(model, nnx.Param, nnx.RngState, ...)
+        if nnx.to_flat_state(random_state):
+            names = ", ".join(_name(path[:-1]) for path, _ in nnx.to_flat_state(random_state))
+            raise ValueError(f"{names}: modules that draw random numbers (dropout) are not supported yet")
+        self._params, self._buffers = params, buffers
+        self.params: Params = _to_dict(params)
+        self.buffers: Buffers = _to_dict(buffers)
+
+    def module(self, params: Params, buffers: Buffers) -> nnx.Module:
+        """The module with these values in it."""
+        return nnx.merge(self._graphdef, _from_dict(params, self._params), _from_dict(buffers, self._buffers))
+
+    def local_loss(self, loss_fn: LossFunction, train: bool) -> Callable[[Params, Buffers, Batch], tuple[Sums, Buffers]]:
+        """`loss_fn(model, batch)` as (params, buffers, batch) -> (sums, new buffers).
+
+        Args:
+            loss_fn: returns one loss per element (see `jaxddp.losses`); a batch entry "valid"
+                takes padded examples out.
+            train: whether layers such as BatchNorm run in their training mode.
+        """
+
+        def function(params: Params, buffers: Buffers, batch: Batch) -> tuple[Sums, Buffers]:
+            # Merged inside the differentiated function: nnx refuses modules from an outer trace.
+            model = self.module(params, buffers)
+            model.train() if train else model.eval()
+            sums = summed(loss_fn(model, batch), batch.get("valid"))
+            _, _, left_behind = nnx.split(model, nnx.Param, ...)
+            return sums, _to_dict(left_behind)
+
+        return function
+
+
+def _name(path: tuple[Any, ...]) -> str:
+    return ".".join(map(str, path))
+
+
+def _to_dict(state: nnx.State) -> dict[str, jax.Array]:
+    return {_name(path): variable[...] for path, variable in nnx.to_flat_state(state)}
+
+
+def _from_dict(values: dict[str, jax.Array], like: nnx.State) -> nnx.State:
+    variables = nnx.to_flat_state(like)
+    return nnx.from_flat_state([(path, variable.replace(values[_name(path)])) for path, variable in variables])

@@ -1,0 +1,169 @@
+"""From arrays to batches on the devices, in the sampler's order, ahead of the step that needs them."""
+
+import queue
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+
+from jaxddp.errors import InputError
+from jaxddp.replicas import Replicas
+from jaxddp.sampler import epoch_indices
+from jaxddp.step import MicroBatches
+
+Arrays = Mapping[str, np.ndarray]
+Item = TypeVar("Item")
+
+_AHEAD = 2  # batches on the devices before they are needed
+_MAX_STEPS = 32  # steps in one dispatch, if the loader may choose,
+_MAX_BYTES = 2**26  # and the examples that they may hold on the devices
+
+
+class Loader:
+    """Deals a training set out to the replicas, epoch by epoch.
+
+    Replica r gets the examples of `torch.utils.data.DistributedSampler(rank=r)`, in its order,
+    B = global_batch_size / world_size of them per optimizer step, in A micro-batches.
+
+    Args:
+        arrays: the training set, leaves of shape (N, ...).
+        replicas: who gets it.
+        global_batch_size: examples per optimizer step; divisible by world_size x accumulation_steps.
+        accumulation_steps: A.
+        steps_per_dispatch: K, optimizer steps per yielded batch; None: as many as pay.
+        shuffle, seed, drop_last: as torch's DistributedSampler.
+        drop_last_batch: leave out an epoch's last step if it is smaller, as DataLoader(drop_last=True).
+
+    Raises:
+        InputError: the replicas do not divide the batch, or the batch is larger than the data.
+
+    >>> from jaxddp.devices import prepare
+    >>> loader = Loader({"x": np.arange(9.0)}, Replicas(prepare(2, "cpu")), global_batch_size=6, shuffle=False)
+    >>> [batch.last["x"].tolist() for batch in loader.epoch(0)]
+    [[[[0.0, 2.0, 4.0]], [[1.0, 3.0, 5.0]]], [[[6.0, 8.0]], [[7.0, 0.0]]]]
+    """
+
+    def __init__(
+        self,
+        arrays: Arrays,
+        replicas: Replicas,
+        *,
+        global_batch_size: int,
+        accumulation_steps: int = 1,
+        steps_per_dispatch: int | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
+        drop_last_batch: bool = False,
+    ):
+        sizes = {name: len(array) for name, array in arrays.items()}
+        if len(set(sizes.values())) != 1:
+            raise InputError(f"training arrays of different lengths: {sizes}")
+        if global_batch_size % (replicas.world_size * accumulation_steps):
+            raise InputError(
+                f"global_batch_size {global_batch_size}: must be divisible by {replicas.world_size} replicas "
+                f"x {accumulation_steps} accumulation steps"
+            )
+        self._arrays = arrays
+        self._replicas = replicas
+        self._sampling = {"shuffle": shuffle, "seed": seed, "drop_last": drop_last}
+        self._drop_last_batch = drop_last_batch
+        self.dataset_size = next(iter(sizes.values()))
+        self.per_replica_batch_size = global_batch_size // replicas.world_size
+        self.micro_batch_size = self.per_replica_batch_size // accumulation_steps
+        self._full_steps, self._rest = divmod(self.indices(0).shape[1], self.per_replica_batch_size)
+        if self.steps_per_epoch == 0:
+            raise InputError(f"global_batch_size {global_batch_size}: larger than the {self.dataset_size} examples")
+        self.steps_per_dispatch = steps_per_dispatch or self._even_chunk()
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimizer steps per epoch."""
+        return self._full_steps + (self._rest > 0 and not self._drop_last_batch)
+
+    @property
+    def smallest_micro_batch(self) -> int:
+        """Examples in the smallest micro-batch of an epoch: BatchNorm cannot train on one value."""
+        if not self._rest or self._drop_last_batch:
+            return self.micro_batch_size
+        return self._rest % self.micro_batch_size or self.micro_batch_size
+
+    def indices(self, epoch: int) -> np.ndarray:
+        """Which examples each replica sees in `epoch`: int64 (world_size, examples per replica)."""
+        return epoch_indices(self.dataset_size, self._replicas.world_size, epoch=epoch, **self._sampling)
+
+    def epoch(self, epoch: int, start_step: int = 0) -> Iterator[MicroBatches]:
+        """Yield the batches of an epoch, on the devices: leaves (W, K, ...), ready for `DataParallel.steps`.
+
+        Args:
+            epoch: number of the epoch, which decides the order (torch's `set_epoch`).
+            start_step: optimizer steps of this epoch to leave out, for a resume in its middle.
+        """
+        return _ahead(map(self._replicas.shard, self.host_batches(epoch, start_step)))
+
+    def host_batches(self, epoch: int, start_step: int = 0) -> Iterator[MicroBatches]:
+        """The same in NumPy, for the ranks of this process."""
+        indices = self.indices(epoch)[self._replicas.local_ranks]
+        size = self.per_replica_batch_size
+        for first in range(start_step, self._full_steps, self.steps_per_dispatch):
+            last = min(first + self.steps_per_dispatch, self._full_steps)
+            chunk = indices[:, first * size : last * size]
+            yield self._gather(chunk.reshape(len(indices), last - first, size))
+        if self._rest and not self._drop_last_batch:
+            yield self._gather(indices[:, None, self._full_steps * size :])
+
+    def _gather(self, indices: np.ndarray) -> MicroBatches:
+        """Examples of indices (W, K, b) in micro-batches, the last of which may be smaller."""
+        head = (indices.shape[2] - 1) // self.micro_batch_size * self.micro_batch_size
+        last = self._take(indices[:, :, head:])
+        if not head:
+            return MicroBatches(None, last)
+        return MicroBatches(self._take(indices[:, :, :head].reshape(*indices.shape[:2], -1, self.micro_batch_size)), last)
+
+    def _take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        return {name: array[indices] for name, array in self._arrays.items()}
+
+    def _even_chunk(self) -> int:
+        """Steps per dispatch that split an epoch evenly (one program fewer), bounded in steps and bytes."""
+        example_bytes = sum(array[:1].nbytes for array in self._arrays.values())
+        per_step = max(1, example_bytes * self.per_replica_batch_size * self._replicas.world_size)
+        most = max(1, min(_MAX_STEPS, _MAX_BYTES // per_step))
+        chunks = -(-self._full_steps // most)
+        return -(-self._full_steps // chunks) if chunks else 1
+
+
+def _ahead(items: Iterable[Item]) -> Iterator[Item]:
+    """Iterate over `items` with a thread that fetches the next ones meanwhile."""
+    ready: queue.Queue[Callable[[], Any]] = queue.Queue(_AHEAD)
+    stopped = threading.Event()
+    end = object()
+
+    def put(result: Callable[[], Any]) -> None:
+        while not stopped.is_set():
+            try:
+                return ready.put(result, timeout=0.1)
+            except queue.Full:
+                continue
+
+    def fail(error: BaseException) -> Any:
+        raise error
+
+    def fetch() -> None:
+        try:
+            for item in items:
+                put(lambda item=item: item)  # type: ignore[misc]
+                if stopped.is_set():
+                    return
+            put(lambda: end)
+        except BaseException as error:
+            put(lambda error=error: fail(error))  # type: ignore[misc]
+
+    thread = threading.Thread(target=fetch, daemon=True)
+    thread.start()
+    try:
+        while (item := ready.get()()) is not end:
+            yield item
+    finally:
+        stopped.set()
+        thread.join()

@@ -1,0 +1,149 @@
+"""The replica step: what every replica computes, from its batch to the next state.
+
+    local loss and gradients -> sum over micro-batches -> comm_hook (mean over replicas)
+    -> clipping -> optimizer -> buffers
+
+`ReplicaStep` is a pure function of (state, batch). `Replicas.map` runs it on N devices or,
+unchanged, on one.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import optax
+from jax import lax
+from jax import numpy as jnp
+
+from jaxddp.collectives import all_reduce, all_reduce_mean, broadcast
+from jaxddp.losses import Batch, Sums
+from jaxddp.optim import clip_by_global_norm
+from jaxddp.state import Buffers, Params, TrainState
+
+LocalLoss = Callable[[Params, Buffers, Batch], tuple[Sums, Buffers]]
+CommHook = Callable[[Params], Params]
+
+
+class MicroBatches(NamedTuple):
+    """One replica's examples for one optimizer step, in the pieces that fit its memory at once.
+
+    Attributes:
+        head: all micro-batches but the last, leaves of shape (A - 1, B, ...); None if there is one.
+        last: the last micro-batch, leaves of shape (B', ...), B' <= B. It stands apart because it
+            may be smaller, and because the all-reduce can overlap with its backward pass.
+    """
+
+    head: Batch | None
+    last: Batch
+
+
+class LocalResult(NamedTuple):
+    """What a replica finds on its own: loss = loss / denominator, gradients = gradients / denominator."""
+
+    loss: jax.Array
+    gradients: Params
+    denominator: jax.Array
+    sums: Sums
+
+
+@dataclass(frozen=True)
+class ReplicaStep:
+    """One optimizer step, as every replica computes it.
+
+    With replicas r, micro-batches a, per-element losses l and weights w, the loss whose
+    gradient is applied is
+
+        ddp:     (1/W) sum_r (1/A) sum_a (sum w l / sum w)     the mean of means, as torch DDP
+        global:  sum_r sum_a sum w l / sum_r sum_a sum w       every element weighs the same
+
+    Both are mean_r(numerator_r) / mean_r(denominator_r); only the pieces differ, so one
+    all-reduce carries gradients, denominators and metrics in either case.
+
+    Attributes:
+        loss: (params, buffers, batch) -> (sums, new buffers); sums holds "loss" and "count".
+        optimizer: an optax transformation.
+        loss_normalization: "ddp" or "global".
+        clip_grad_norm: largest global norm of the averaged gradient; None: no clipping.
+        comm_hook: what happens to the gradients between replicas; by default their mean.
+    """
+
+    loss: LocalLoss
+    optimizer: optax.GradientTransformation
+    loss_normalization: str = "ddp"
+    clip_grad_norm: float | None = None
+    comm_hook: CommHook = all_reduce_mean
+
+    def __call__(self, state: TrainState, batch: MicroBatches) -> tuple[TrainState, Sums, dict[str, Any]]:
+        """Compute the next state.
+
+        Returns:
+            The next state; the metrics, sums over all replicas and elements; and every stage on
+            the way, for `jaxddp.parity` (a caller that drops it pays nothing).
+        """
+        local, buffers = self.accumulate(state.params, state.buffers, batch)
+        denominator = all_reduce_mean(local.denominator)
+        gradients = _divide(self.comm_hook(local.gradients), denominator)
+        clipped, norm = gradients, None
+        if self.clip_grad_norm is not None:
+            clipped, norm = clip_by_global_norm(gradients, self.clip_grad_norm)
+        updates, opt_state = self.optimizer.update(clipped, state.opt_state, state.params)
+        next_state = TrainState(
+            step=state.step + 1,
+            params=optax.apply_updates(state.params, updates),
+            buffers=broadcast(buffers, src=0),  # torch DDP keeps rank 0's
+            opt_state=opt_state,
+        )
+        metrics = all_reduce(local.sums) | ({} if norm is None else {"grad_norm": norm})
+        stages = {
+            "local_loss": local.loss / denominator,
+            "local_gradients": _divide(local.gradients, denominator),
+            "gradients": gradients,
+            "clipped_gradients": clipped,
+            "params": next_state.params,
+            "buffers": next_state.buffers,
+        }
+        return next_state, metrics, stages
+
+    def accumulate(self, params: Params, buffers: Buffers, batch: MicroBatches) -> tuple[LocalResult, Buffers]:
+        """Sum a replica's micro-batches, each seeing the buffers that the one before it left."""
+        if batch.head is None:
+            return self.differentiate(params, buffers, batch.last)
+
+        def add(carry: tuple[LocalResult, Buffers], micro_batch: Batch) -> tuple[tuple[LocalResult, Buffers], None]:
+            total, buffers = carry
+            result, buffers = self.differentiate(params, buffers, micro_batch)
+            return (jax.tree.map(jnp.add, total, result), buffers), None
+
+        first = jax.tree.map(lambda x: x[0], batch.head)
+        shapes, _ = jax.eval_shape(self.differentiate, params, buffers, first)
+        zeros = jax.tree.map(jnp.zeros_like, shapes)
+        (total, buffers), _ = lax.scan(add, (zeros, buffers), batch.head)
+        (total, buffers), _ = add((total, buffers), batch.last)
+        return total, buffers
+
+    def differentiate(self, params: Params, buffers: Buffers, batch: Batch) -> tuple[LocalResult, Buffers]:
+        """Loss and gradients of one micro-batch, as numerators and a denominator."""
+
+        def numerator(params: Params) -> tuple[jax.Array, tuple[jax.Array, Sums, Buffers]]:
+            sums, new_buffers = self.loss(params, buffers, batch)
+            if self.loss_normalization == "global":
+                return sums["loss"], (sums["count"], sums, new_buffers)
+            return sums["loss"] / sums["count"], (jnp.ones_like(sums["count"]), sums, new_buffers)
+
+        (loss, (denominator, sums, new_buffers)), gradients = jax.value_and_grad(numerator, has_aux=True)(params)
+        return LocalResult(loss, gradients, denominator, sums), new_buffers
+
+
+def run_steps(step: ReplicaStep, state: TrainState, batches: MicroBatches) -> tuple[TrainState, Sums]:
+    """K steps in one program: `batches` leaves, and the metrics returned, have a leading axis K."""
+
+    def body(state: TrainState, batch: MicroBatches) -> tuple[TrainState, Sums]:
+        next_state, metrics, _ = step(state, batch)
+        return next_state, metrics
+
+    return lax.scan(body, state, batches)
+
+
+def _divide(tree: Params, denominator: jax.Array) -> Params:
+    return jax.tree.map(lambda x: x / denominator.astype(x.dtype), tree)

@@ -1,0 +1,116 @@
+"""Weights under torch's names and in torch's layout: what both frameworks read and write.
+
+A flax model's parameters and buffers become a torch state_dict of NumPy arrays and back:
+
+    kernel (in, out)                 weight (out, in)                    Linear
+    kernel (*size, in / groups, out) weight (out, in / groups, *size)    Conv
+    embedding (num, features)        weight (num, features)              Embedding
+    scale, mean, var                 weight, running_mean, running_var   BatchNorm
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import jax
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from jaxddp.errors import InputError
+from jaxddp.state import Buffers, Params
+
+_TORCH_NAMES = {
+    "kernel": "weight",
+    "embedding": "weight",
+    "scale": "weight",
+    "mean": "running_mean",
+    "var": "running_var",
+}
+
+
+def torch_name(name: str) -> str:
+    """The state_dict name of a flax parameter or buffer.
+
+    >>> torch_name("stages.0.bn.mean")
+    'stages.0.bn.running_mean'
+    """
+    path, _, leaf = name.rpartition(".")
+    return f"{path}.{_TORCH_NAMES.get(leaf, leaf)}".lstrip(".")
+
+
+def to_torch_layout(name: str, value: np.ndarray) -> np.ndarray:
+    """A flax array in the layout of its torch twin; further leading axes are not allowed."""
+    if name.rpartition(".")[2] == "kernel":
+        return np.moveaxis(value, (-1, -2), (0, 1))
+    return value
+
+
+def from_torch_layout(name: str, value: np.ndarray) -> np.ndarray:
+    """The inverse of `to_torch_layout`."""
+    if name.rpartition(".")[2] == "kernel":
+        return np.moveaxis(value, (0, 1), (-1, -2))
+    return value
+
+
+def to_torch(arrays: Mapping[str, jax.Array | np.ndarray]) -> dict[str, np.ndarray]:
+    """Flax parameters or buffers as a torch state_dict of NumPy arrays; counters become int64.
+
+    >>> to_torch({"fc.kernel": np.zeros((3, 2))})["fc.weight"].shape
+    (2, 3)
+    """
+    tensors = {}
+    for name, array in arrays.items():
+        value = np.asarray(array)
+        dtype = np.int64 if value.dtype.kind == "i" else value.dtype
+        tensors[torch_name(name)] = np.array(to_torch_layout(name, value), dtype=dtype, order="C")
+    return tensors
+
+
+def from_torch(tensors: Mapping[str, np.ndarray], params: Params, buffers: Buffers) -> tuple[Params, Buffers]:
+    """A torch state_dict as flax parameters and buffers of the names, shapes and dtypes given.
+
+    Args:
+        tensors: torch's names to arrays in torch's layout.
+        params, buffers: what the flax model has.
+
+    Raises:
+        InputError: lists every tensor that is missing, left over, or of another shape.
+    """
+    _check_same_tensors(tensors, to_torch({**params, **buffers}))
+
+    def convert(like: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        return {
+            name: from_torch_layout(name, np.asarray(tensors[torch_name(name)])).astype(value.dtype)
+            for name, value in like.items()
+        }
+
+    return convert(params), convert(buffers)
+
+
+def save_weights(path: str | Path, params: Params, buffers: Buffers) -> None:
+    """Write a .safetensors file that torch_ref, or any torch model of these names, can load."""
+    save_file(to_torch({**params, **buffers}), path)
+
+
+def load_weights(path: str | Path) -> dict[str, np.ndarray]:
+    """Read a .safetensors file, torch's names to arrays.
+
+    Raises:
+        InputError: the file is missing or no safetensors file.
+    """
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"--weights {path}: not a readable safetensors file ({error})") from error
+
+
+def _check_same_tensors(found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> None:
+    problems = [f"missing {name}" for name in expected.keys() - found.keys()]
+    problems += [f"left over {name}" for name in found.keys() - expected.keys()]
+    problems += [
+        f"{name} has shape {found[name].shape}, the model {expected[name].shape}"
+        for name in expected.keys() & found.keys()
+        if found[name].shape != expected[name].shape
+    ]
+    if problems:
+        raise InputError(f"weights do not fit the model: {'; '.join(sorted(problems))}")
