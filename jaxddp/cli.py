@@ -28,7 +28,7 @@ def parse(config_class: type[Config], argv: Sequence[str], prog: str) -> Config:
         InputError: a flag or value is not understood, or the resumed folder holds no run.
         SystemExit: --help was asked for (code 0).
     """
-    default = config_class()
+    default: Config = config_class()
     folder = _value_of("--resume", argv)
     if folder is not None:
         if not (Path(folder) / CONFIG_FILE).is_file():

@@ -8,7 +8,7 @@ import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from jaxddp.errors import InputError, check_name
 
@@ -177,11 +177,17 @@ class TrainConfig:
             raise InputError(f"--dataset names: holds characters, so it needs --model char_mlp, not {self.model}")
 
     def _check_ranges(self) -> None:
-        at_least_one = ("num_examples", "num_features", "num_classes", "context_length", "embedding_size")
+        at_least_one: tuple[str, ...] = (
+            "num_examples",
+            "num_features",
+            "num_classes",
+            "context_length",
+            "embedding_size",
+        )
         at_least_one += ("step_size", "global_batch_size", "accumulation_steps", "devices", "steps_per_dispatch")
         for name in at_least_one:
             self._check_at_least(name, 1)
-        at_least_zero = ("epochs", "warmup_steps", "verify_every", "checkpoint_every", "seed")
+        at_least_zero: tuple[str, ...] = ("epochs", "warmup_steps", "verify_every", "checkpoint_every", "seed")
         at_least_zero += ("lr", "momentum", "weight_decay", "eps", "alpha", "lr_decay", "initial_accumulator_value")
         for name in at_least_zero + ("min_lr", "gamma"):
             self._check_at_least(name, 0)
@@ -242,7 +248,7 @@ class TrainConfig:
         return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
 
     @classmethod
-    def from_json(cls, path: str | Path) -> "TrainConfig":
+    def from_json(cls, path: str | Path) -> Self:
         """Read a saved config; `InputError` names the file and the field that is wrong."""
         try:
             fields = json.loads(Path(path).read_text())

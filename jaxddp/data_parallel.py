@@ -1,20 +1,19 @@
 """The whole of it as one object: a model, trained by as many replicas as there are devices."""
 
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 import jax
-import numpy as np
 import optax
 from flax import nnx
 from jax import numpy as jnp
 
 from jaxddp.collectives import all_reduce_mean
-from jaxddp.evaluate import evaluate_replica, means, padded_batches
+from jaxddp.evaluate import evaluate_replica, padded_batches
 from jaxddp.functional import Functional
-from jaxddp.loader import Arrays, Loader
-from jaxddp.losses import LossFunction, Sums, cross_entropy
+from jaxddp.loader import Arrays
+from jaxddp.losses import Batch, LossFunction, Sums, cross_entropy
+from jaxddp.metrics import means
 from jaxddp.replicas import Replicas
 from jaxddp.state import Buffers, Params, TrainState
 from jaxddp.step import CommHook, MicroBatches, ReplicaStep, run_steps
@@ -48,8 +47,8 @@ class DataParallel:
     ...     for batches in loader.epoch(epoch):
     ...         state, sums = ddp.steps(state, batches)
     >>> ddp.verify(state)
-    >>> print(ddp.module(state).kernel.round(3), ddp.module(state).bias.round(3))
-    [[3.]] [1.]
+    >>> print(f"{ddp.module(state).kernel[0, 0]:.2f} x + {ddp.module(state).bias[0]:.2f}")
+    3.00 x + 1.00
     """
 
     def __init__(
@@ -108,15 +107,15 @@ class DataParallel:
 
     def evaluate(self, state: TrainState, arrays: Arrays, batch_size: int = 256) -> dict[str, float]:
         """Means over `arrays`, each example counted exactly once, in the model's evaluation mode."""
-        return means(self.evaluate_placed(state, self.place(arrays, batch_size)))
+        return means(jax.device_get(self.evaluate_placed(state, self.place(arrays, batch_size))))
 
-    def place(self, arrays: Arrays, batch_size: int = 256) -> Mapping[str, jax.Array]:
+    def place(self, arrays: Arrays, batch_size: int = 256) -> Batch:
         """Put an evaluation set on the devices once, for `evaluate_placed` after every epoch."""
         size = len(next(iter(arrays.values())))
         per_replica = min(batch_size, -(-size // self.world_size))
         return self.replicas.shard(padded_batches(arrays, self.world_size, max(1, per_replica)))
 
-    def evaluate_placed(self, state: TrainState, placed: Mapping[str, jax.Array]) -> Sums:
+    def evaluate_placed(self, state: TrainState, placed: Batch) -> Sums:
         """Sums over a placed evaluation set, still on the devices."""
         return self._evaluate(state, placed)
 

@@ -4,7 +4,7 @@ Shapes: N examples, T positions of a sequence.
 """
 
 import unicodedata
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -48,6 +48,14 @@ class Dataset:
     num_classes: int
     input_shape: tuple[int, ...]
     vocab: str | None = None
+
+    def astype(self, dtype: str) -> "Dataset":
+        """The same with floating-point inputs in another precision."""
+
+        def cast(arrays: Arrays) -> Arrays:
+            return {name: x.astype(dtype, copy=False) if x.dtype.kind == "f" else x for name, x in arrays.items()}
+
+        return replace(self, train=cast(self.train), test=cast(self.test))
 
 
 def load(config: TrainConfig) -> Dataset:

@@ -1,5 +1,6 @@
 """Picks the devices of a run: local GPUs, or CPU devices prepared so that they cannot deadlock."""
 
+import contextlib
 import os
 from collections.abc import Sequence
 
@@ -28,10 +29,8 @@ def prepare(devices: int | None = None, platform: str | None = None) -> list[jax
     """
     cpu_devices = DEFAULT_CPU_DEVICES if devices is None else devices
     _prepare_cpu(cpu_devices)
-    if platform == "cpu":
-        available = jax.devices("cpu")
-    else:
-        available = _gpus(required=platform == "gpu") or jax.devices("cpu")
+    gpus = [] if platform == "cpu" else _gpus(required=platform == "gpu")
+    available = gpus or jax.local_devices(backend="cpu")
     kind = available[0].platform
     wanted = (cpu_devices if kind == "cpu" else len(available)) if devices is None else devices
     if wanted > len(available):
@@ -49,10 +48,8 @@ def _prepare_cpu(devices: int) -> None:
     threads = 4 * devices
     if int(os.environ.get("PJRT_NPROC") or 0) < threads:
         os.environ["PJRT_NPROC"] = str(threads)
-    try:
-        jax.config.update("jax_num_cpu_devices", max(devices, jax.config.jax_num_cpu_devices))
-    except RuntimeError:
-        pass  # jax runs already (a notebook): its devices are what there is
+    with contextlib.suppress(RuntimeError):  # jax runs already (a notebook): its devices are what there is
+        jax.config.update("jax_num_cpu_devices", max(devices, jax.config.read("jax_num_cpu_devices")))
 
 
 def _gpus(required: bool) -> Sequence[jax.Device]:
@@ -60,7 +57,8 @@ def _gpus(required: bool) -> Sequence[jax.Device]:
         return jax.local_devices(backend="gpu")
     except RuntimeError as error:
         if required:
-            raise InputError("--platform gpu: jax finds no GPU here; install jax[cuda12], or use --platform cpu") from error
+            message = "--platform gpu: jax finds no GPU here; install jax[cuda12], or use --platform cpu"
+            raise InputError(message) from error
         return []
 
 

@@ -1,16 +1,15 @@
 """Evaluation on all replicas that counts every example exactly once."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import numpy as np
 from jax import lax
 
 from jaxddp.collectives import all_reduce
+from jaxddp.functional import LocalLoss
 from jaxddp.losses import Batch, Sums
 from jaxddp.state import TrainState
-from jaxddp.step import LocalLoss
 
 
 def padded_batches(arrays: Mapping[str, np.ndarray], world_size: int, batch_size: int) -> dict[str, np.ndarray]:
@@ -44,14 +43,3 @@ def evaluate_replica(loss: LocalLoss, state: TrainState, batches: Batch) -> Sums
 
     _, sums = lax.scan(body, None, batches)
     return all_reduce(jax.tree.map(lambda x: x.sum(axis=0), sums))
-
-
-def means(sums: Mapping[str, Any]) -> dict[str, float]:
-    """Every sum divided by the count, once and last: {"loss": sum w l / sum w, ...}.
-
-    >>> means({"count": 4.0, "loss": 2.0, "accuracy": 3.0})
-    {'loss': 0.5, 'accuracy': 0.75}
-    """
-    host = {name: np.asarray(value, np.float64) for name, value in sums.items()}
-    count = host.pop("count").sum()
-    return {name: float(np.divide(value.sum(), count)) for name, value in host.items() if name != "grad_norm"}

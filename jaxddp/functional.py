@@ -9,6 +9,8 @@ from flax import nnx
 from jaxddp.losses import Batch, LossFunction, Sums, summed
 from jaxddp.state import Buffers, Params
 
+LocalLoss = Callable[[Params, Buffers, Batch], tuple[Sums, Buffers]]
+
 
 class Functional:
     """The pure side of an nnx module: its parameters and buffers by name, and its forward pass.
@@ -25,9 +27,11 @@ class Functional:
     """
 
     def __init__(self, model: nnx.Module):
-        self._graphdef, params, random_state, buffers = nnx.split(model, nnx.Param, nnx.RngState, ...)
-        if nnx.to_flat_state(random_state):
-            names = ", ".join(_name(path[:-1]) for path, _ in nnx.to_flat_state(random_state))
+        self._graphdef: nnx.GraphDef
+        self._graphdef, params, buffers = _split(model)
+        random_state = nnx.to_flat_state(nnx.filter_state(buffers, nnx.RngState))
+        if random_state:
+            names = ", ".join(sorted({_name(path[:-1]) for path, _ in random_state}))
             raise ValueError(f"{names}: modules that draw random numbers (dropout) are not supported yet")
         self._params, self._buffers = params, buffers
         self.params: Params = _to_dict(params)
@@ -37,7 +41,7 @@ class Functional:
         """The module with these values in it."""
         return nnx.merge(self._graphdef, _from_dict(params, self._params), _from_dict(buffers, self._buffers))
 
-    def local_loss(self, loss_fn: LossFunction, train: bool) -> Callable[[Params, Buffers, Batch], tuple[Sums, Buffers]]:
+    def local_loss(self, loss_fn: LossFunction, train: bool) -> LocalLoss:
         """`loss_fn(model, batch)` as (params, buffers, batch) -> (sums, new buffers).
 
         Args:
@@ -51,10 +55,16 @@ class Functional:
             model = self.module(params, buffers)
             model.train() if train else model.eval()
             sums = summed(loss_fn(model, batch), batch.get("valid"))
-            _, _, left_behind = nnx.split(model, nnx.Param, ...)
+            _, _, left_behind = _split(model)
             return sums, _to_dict(left_behind)
 
         return function
+
+
+def _split(model: nnx.Module) -> tuple[nnx.GraphDef, nnx.State, nnx.State]:
+    """What the module is, its parameters, and everything else that it holds."""
+    graphdef, params, others = nnx.split(model, nnx.Param, ...)  # type: ignore[misc]
+    return graphdef, params, others
 
 
 def _name(path: tuple[Any, ...]) -> str:

@@ -34,7 +34,7 @@ class Linear(nnx.Linear):
             use_bias=bias,
             kernel_init=_value(weight.T),
             bias_init=_value(offset),
-            rngs=_NO_RNGS,
+            rngs=_no_rngs(),
         )
 
 
@@ -68,7 +68,7 @@ class Conv(nnx.Conv):
             use_bias=bias,
             kernel_init=_value(np.moveaxis(weight, (0, 1), (-1, -2))),
             bias_init=_value(offset),
-            rngs=_NO_RNGS,
+            rngs=_no_rngs(),
         )
 
 
@@ -77,7 +77,7 @@ class Embed(nnx.Embed):
 
     def __init__(self, num_embeddings: int, features: int, *, generator: Generator):
         table = torch_random.embedding_init(generator, num_embeddings, features)
-        super().__init__(num_embeddings, features, embedding_init=_value(table), rngs=_NO_RNGS)
+        super().__init__(num_embeddings, features, embedding_init=_value(table), rngs=_no_rngs())
 
 
 class BatchNorm(nnx.Module):
@@ -112,7 +112,8 @@ class BatchNorm(nnx.Module):
             mean, var = self.mean[...], self.var[...]
         else:
             mean, var = self._batch_statistics(x)
-        return (x - mean) * lax.rsqrt(var + self.eps) * self.scale[...] + self.bias[...]
+        scale = lax.rsqrt(var + self.eps) * self.scale[...]
+        return (x - _per_channel(mean, x)) * _per_channel(scale, x) + _per_channel(self.bias[...], x)
 
     def _batch_statistics(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         axes = tuple(range(x.ndim - 1))
@@ -122,7 +123,7 @@ class BatchNorm(nnx.Module):
             raise ValueError(f"BatchNorm needs more than one value per channel in training, got input {x.shape}")
         mean = reduce(jnp.sum(x, axes)) / count
         # Two passes: E[x^2] - E[x]^2 would lose the digits that a large mean takes.
-        var = reduce(jnp.sum(jnp.square(x - mean), axes)) / count
+        var = reduce(jnp.sum(jnp.square(x - _per_channel(mean, x)), axes)) / count
         self._track(lax.stop_gradient(mean), lax.stop_gradient(var * count / (count - 1)))
         return mean, var
 
@@ -132,7 +133,14 @@ class BatchNorm(nnx.Module):
         self.num_batches_tracked[...] = self.num_batches_tracked[...] + 1
 
 
-_NO_RNGS = nnx.Rngs(0)  # flax asks for a stream even where the initial values are given
+def _per_channel(values: jax.Array, x: jax.Array) -> jax.Array:
+    """Values (C,) in a shape that broadcasts against x (..., C)."""
+    return values.reshape((1,) * (x.ndim - 1) + (-1,))
+
+
+def _no_rngs() -> nnx.Rngs:
+    """flax asks for a random stream even where the initial values are given."""
+    return nnx.Rngs(0)
 
 
 def _value(array: np.ndarray | None) -> Callable[..., Any]:

@@ -1,5 +1,6 @@
 """From arrays to batches on the devices, in the sampler's order, ahead of the step that needs them."""
 
+import contextlib
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -67,7 +68,7 @@ class Loader:
             )
         self._arrays = arrays
         self._replicas = replicas
-        self._sampling = {"shuffle": shuffle, "seed": seed, "drop_last": drop_last}
+        self._shuffle, self._seed, self._drop_last = shuffle, seed, drop_last
         self._drop_last_batch = drop_last_batch
         self.dataset_size = next(iter(sizes.values()))
         self.per_replica_batch_size = global_batch_size // replicas.world_size
@@ -83,6 +84,16 @@ class Loader:
         return self._full_steps + (self._rest > 0 and not self._drop_last_batch)
 
     @property
+    def examples_per_epoch(self) -> int:
+        """Examples of all replicas in an epoch, repeated ones included."""
+        return sum(self.examples_in(step) for step in range(self.steps_per_epoch))
+
+    def examples_in(self, step: int) -> int:
+        """Examples of all replicas in an optimizer step, counted from 0 over all epochs."""
+        full = step % self.steps_per_epoch < self._full_steps
+        return (self.per_replica_batch_size if full else self._rest) * self._replicas.world_size
+
+    @property
     def smallest_micro_batch(self) -> int:
         """Examples in the smallest micro-batch of an epoch: BatchNorm cannot train on one value."""
         if not self._rest or self._drop_last_batch:
@@ -91,7 +102,14 @@ class Loader:
 
     def indices(self, epoch: int) -> np.ndarray:
         """Which examples each replica sees in `epoch`: int64 (world_size, examples per replica)."""
-        return epoch_indices(self.dataset_size, self._replicas.world_size, epoch=epoch, **self._sampling)
+        return epoch_indices(
+            self.dataset_size,
+            self._replicas.world_size,
+            shuffle=self._shuffle,
+            seed=self._seed,
+            epoch=epoch,
+            drop_last=self._drop_last,
+        )
 
     def epoch(self, epoch: int, start_step: int = 0) -> Iterator[MicroBatches]:
         """Yield the batches of an epoch, on the devices: leaves (W, K, ...), ready for `DataParallel.steps`.
@@ -119,7 +137,8 @@ class Loader:
         last = self._take(indices[:, :, head:])
         if not head:
             return MicroBatches(None, last)
-        return MicroBatches(self._take(indices[:, :, :head].reshape(*indices.shape[:2], -1, self.micro_batch_size)), last)
+        equal_parts = indices[:, :, :head].reshape(*indices.shape[:2], -1, self.micro_batch_size)
+        return MicroBatches(self._take(equal_parts), last)
 
     def _take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         return {name: array[indices] for name, array in self._arrays.items()}
@@ -141,10 +160,9 @@ def _ahead(items: Iterable[Item]) -> Iterator[Item]:
 
     def put(result: Callable[[], Any]) -> None:
         while not stopped.is_set():
-            try:
-                return ready.put(result, timeout=0.1)
-            except queue.Full:
-                continue
+            with contextlib.suppress(queue.Full):
+                ready.put(result, timeout=0.1)
+                return
 
     def fail(error: BaseException) -> Any:
         raise error

@@ -13,7 +13,7 @@ import jax
 import optax
 from jax import numpy as jnp
 
-Batch = Mapping[str, jax.Array]
+Batch = Mapping[str, Any]  # arrays by name: NumPy's on the host, jax's in a step
 Sums = dict[str, jax.Array]
 
 IGNORE_INDEX = -100  # torch's cross_entropy leaves these labels out, and so do we

@@ -25,9 +25,9 @@ class Replicas:
     Args:
         devices: the devices of all replicas, in rank order; several processes pass the same list.
 
-    >>> import jax, numpy as np
     >>> from jaxddp.collectives import all_reduce, rank
-    >>> replicas = Replicas(jax.devices()[:2])
+    >>> from jaxddp.devices import prepare
+    >>> replicas = Replicas(prepare(2, "cpu"))
     >>> add_ranks = replicas.map(lambda x: all_reduce(x * rank()), in_axes=(0,), out_axes=None)
     >>> print(add_ranks(replicas.shard(np.array([5.0, 7.0]))))
     7.0

@@ -17,11 +17,11 @@ from jax import lax
 from jax import numpy as jnp
 
 from jaxddp.collectives import all_reduce, all_reduce_mean, broadcast
+from jaxddp.functional import LocalLoss
 from jaxddp.losses import Batch, Sums
 from jaxddp.optim import clip_by_global_norm
 from jaxddp.state import Buffers, Params, TrainState
 
-LocalLoss = Callable[[Params, Buffers, Batch], tuple[Sums, Buffers]]
 CommHook = Callable[[Params], Params]
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from jax import numpy as jnp
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
@@ -80,7 +81,7 @@ def from_torch(tensors: Mapping[str, np.ndarray], params: Params, buffers: Buffe
 
     def convert(like: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
         return {
-            name: from_torch_layout(name, np.asarray(tensors[torch_name(name)])).astype(value.dtype)
+            name: jnp.asarray(from_torch_layout(name, tensors[torch_name(name)]), value.dtype)
             for name, value in like.items()
         }
 

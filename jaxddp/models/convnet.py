@@ -27,7 +27,7 @@ class Stage(nnx.Module):
     """A 3x3 convolution to the stage's channels, BatchNorm, ReLU, and a residual block."""
 
     def __init__(self, in_channels: int, channels: int, *, sync_batch_norm: bool, generator: Generator):
-        self.conv = layers.Conv(in_channels, channels, (3, 3), padding=1, generator=generator)
+        self.conv = layers.Conv(in_channels, channels, (3, 3), padding=1, bias=False, generator=generator)
         self.bn = layers.BatchNorm(channels, sync=sync_batch_norm)
         self.block = Block(channels, sync_batch_norm=sync_batch_norm, generator=generator)
 

@@ -1,0 +1,44 @@
+# make train    train on the handwritten digits          make train ARGS="--model convnet --devices 4"
+# make test     prove that jaxddp and PyTorch DDP agree  make test ARGS="tests/test_sampler.py"
+# make lint     ruff and the types
+# make bench    steps per second, as ratios
+#
+# Each makes .venv if it is missing and installs into it what it needs, once.
+
+PYTHON ?= python3
+ARGS ?=
+
+BIN := .venv/bin
+# Where there is an NVIDIA GPU, jax comes with CUDA.
+CUDA := $(shell nvidia-smi -L >/dev/null 2>&1 && echo cuda12)
+comma := ,
+extras = $(subst $() $(),$(comma),$(strip $(CUDA) $(filter-out train,$1)))
+
+.PHONY: train test lint bench clean
+
+train: .venv/installed-train
+	$(BIN)/python -m jaxddp.train $(ARGS)
+
+test: .venv/installed-test
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: .venv/installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: .venv/installed-test
+	$(BIN)/python -m benchmarks.steps_per_second $(ARGS)
+
+clean:
+	rm -rf .venv
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "error: PYTHON=$(PYTHON): jaxddp needs Python 3.11 or newer" >&2; exit 2; }
+	$(PYTHON) -m venv .venv
+
+# What was installed is written down in a file per set of extras, so that the next call skips it.
+.venv/installed-%: pyproject.toml | .venv/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[$(call extras,$*)]"
+	@touch $@

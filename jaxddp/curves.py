@@ -1,0 +1,116 @@
+"""The picture of a run: loss and accuracy over its optimizer steps."""
+
+import io
+import textwrap
+import warnings
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.lines import Line2D
+
+Record = dict[str, Any]
+"""A line of metrics.jsonl: kind ("step" or "epoch"), step, epoch, and metrics by name."""
+
+# Okabe and Ito's blue and vermilion, which colour-blind readers tell apart; the markers differ too.
+TRAIN_COLOR, TEST_COLOR = "#0072B2", "#D55E00"
+INK, GRID = "#333333", "#E3E3E3"
+MOST_MARKERS = 40  # epochs; more markers would hide the line
+LABEL_HEIGHT = 13  # points between the two numbers at the lines' ends
+
+
+def draw_curves(history: Sequence[Record], title: str) -> bytes:
+    """A PNG with loss (logarithmic) and accuracy: each step faint, each epoch's train and test value.
+
+    Args:
+        history: "step" and "epoch" records in order; a metric that is None leaves a gap.
+        title: what was run.
+
+    >>> draw_curves([{"kind": "step", "step": 1, "loss": 2.3}], "one step")[:4]
+    b'\\x89PNG'
+    """
+    from matplotlib.figure import Figure  # half a second to import
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    margins = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1)  # inches
+    figure = Figure(figsize=(11, 4.8), dpi=150, layout=margins)
+    figure.suptitle(textwrap.fill(title, 100), x=0.012, ha="left", fontsize=12, color=INK, parse_math=False)
+    loss_axes, accuracy_axes = figure.subplots(1, 2)
+    loss_lines = _draw_metric(loss_axes, history, "loss")
+    accuracy_lines = _draw_metric(accuracy_axes, history, "accuracy")
+    _scale_loss(loss_axes)
+    accuracy_axes.set_ylim(top=min(accuracy_axes.get_ylim()[1], 1.01))
+    figure.legend(handles=loss_lines, loc="outside lower center", ncols=3, frameon=False, labelcolor=INK)
+    png = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")  # a title in a script that the font lacks
+        figure.draw_without_rendering()  # places the lines, and so their ends
+        for axes, lines in ((loss_axes, loss_lines), (accuracy_axes, accuracy_lines)):
+            _label_ends(axes, lines[1:])
+        figure.savefig(png, format="png")
+    return png.getvalue()
+
+
+def _draw_metric(axes: "Axes", history: Sequence[Record], name: str) -> "list[Line2D]":
+    """The lines of one metric: train each step, train each epoch, test each epoch."""
+    steps, values = _series(history, "step", name)
+    lines = axes.plot(steps, values, color=TRAIN_COLOR, alpha=0.25, linewidth=0.8, label="train, each step")
+    for split, color, marker in (("train", TRAIN_COLOR, "o"), ("test", TEST_COLOR, "D")):
+        steps, values = _series(history, "epoch", f"{split}_{name}")
+        size = 3.5 if len(values) <= MOST_MARKERS else 0
+        label = f"{split}, each epoch"
+        lines += axes.plot(steps, values, color=color, linewidth=1.6, marker=marker, markersize=size, label=label)
+    _dress(axes, name)
+    return lines
+
+
+def _series(history: Sequence[Record], kind: str, name: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Steps and values of one metric, NaN where it was no number."""
+    found = [(record["step"], record[name]) for record in history if record["kind"] == kind and name in record]
+    steps = np.array([step for step, _ in found], dtype=np.int64)
+    return steps, np.array([np.nan if value is None else value for _, value in found], dtype=np.float64)
+
+
+def _dress(axes: "Axes", name: str) -> None:
+    from matplotlib.ticker import MaxNLocator, StrMethodFormatter
+
+    axes.set_title(name, loc="left", fontsize=11, color=INK)
+    axes.set_xlabel("optimizer step", color=INK)
+    axes.margins(x=0.015)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10], integer=True))
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    axes.grid(axis="y", color=GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(colors=INK, length=0, labelsize=9)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.spines["bottom"].set_color(INK)
+
+
+def _scale_loss(axes: "Axes") -> None:
+    """A logarithmic axis with plain numbers, where there is a positive loss to show."""
+    from matplotlib.ticker import LogLocator, StrMethodFormatter
+
+    if any(np.any(np.asarray(line.get_ydata()) > 0) for line in axes.lines):
+        axes.set_yscale("log", nonpositive="mask")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=20))
+        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axes.minorticks_off()
+        axes.set_title("loss (log scale)", loc="left", fontsize=11, color=INK)
+
+
+def _label_ends(axes: "Axes", lines: "Sequence[Line2D]") -> None:
+    """Write each line's last value beside its end; where two would overlap, one above the other."""
+    points = {line: np.asarray(line.get_xydata()) for line in lines}
+    ends = {line: xy[-1] for line, xy in points.items() if len(xy)}
+    heights = [axes.transData.transform(end)[1] * 72 / axes.figure.dpi for end in ends.values()]
+    shifts = [0.0 for _ in ends]
+    if len(ends) == 2 and (overlap := LABEL_HEIGHT - abs(heights[0] - heights[1])) > 0:
+        shifts = [overlap / 2, -overlap / 2] if heights[0] > heights[1] else [-overlap / 2, overlap / 2]
+    for (line, end), height, shift in zip(ends.items(), heights, shifts, strict=True):
+        if np.isfinite(height):
+            style: dict[str, Any] = {"color": line.get_color(), "fontsize": 9, "va": "center"}
+            axes.annotate(f"{end[1]:#.4g}", end, xytext=(6, shift), textcoords="offset points", **style)

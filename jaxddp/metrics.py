@@ -1,0 +1,74 @@
+"""Metrics on their way from the devices: read late, so that no step waits for them."""
+
+import math
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxddp.errors import TrainingError
+from jaxddp.losses import Sums
+
+# Dispatches that may run ahead of the host. XLA allows some 32; fewer keep memory and delay small.
+RUN_AHEAD = 8
+
+
+class InFlight:
+    """The sums of dispatched steps, fetched in order, at most `RUN_AHEAD` dispatches behind.
+
+    >>> in_flight = InFlight(first_step=1)
+    >>> in_flight.add({"loss": np.array([6.0, 2.0]), "count": np.array([4.0, 4.0])})
+    >>> list(in_flight.finished(wait=True))
+    [(1, {'count': 4.0, 'loss': 6.0}), (2, {'count': 4.0, 'loss': 2.0})]
+    """
+
+    def __init__(self, first_step: int):
+        self._next = first_step
+        self._waiting: deque[Sums] = deque()
+
+    def add(self, sums: Sums) -> None:
+        """Take over the sums of one dispatch, leaves (K,)."""
+        self._waiting.append(sums)
+
+    def finished(self, wait: bool = False) -> Iterator[tuple[int, dict[str, float]]]:
+        """Yield (step, sums) of every step that lies far enough back, or of all with `wait`.
+
+        Raises:
+            TrainingError: a loss is not a finite number.
+        """
+        while self._waiting and (wait or len(self._waiting) > RUN_AHEAD):
+            sums = jax.device_get(self._waiting.popleft())
+            for index in range(len(sums["loss"])):
+                step_sums = {name: float(values[index]) for name, values in sums.items()}
+                if not math.isfinite(step_sums["loss"]):
+                    raise TrainingError(f"loss is {step_sums['loss']} at step {self._next}")
+                yield self._next, step_sums
+                self._next += 1
+
+
+class EpochSums:
+    """What an epoch's steps add up to."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, float] = {}
+
+    def add(self, sums: dict[str, Any]) -> None:
+        for name, value in sums.items():
+            self._sums[name] = self._sums.get(name, 0.0) + float(value)
+
+    def means(self) -> dict[str, float]:
+        """Sums over counts (see `means`)."""
+        return means(self._sums)
+
+
+def means(sums: dict[str, Any]) -> dict[str, float]:
+    """Every sum divided by the count, once and last: {"loss": sum w l / sum w, ...}, loss first.
+
+    >>> means({"accuracy": 3.0, "count": 4.0, "loss": 2.0})
+    {'loss': 0.5, 'accuracy': 0.75}
+    """
+    divided = {name: float(np.divide(value, sums["count"])) for name, value in sums.items() if name != "grad_norm"}
+    del divided["count"]
+    return {"loss": divided.pop("loss"), **divided}

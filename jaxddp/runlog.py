@@ -1,0 +1,299 @@
+"""What a run shows (a progress bar, a line per epoch) and what it keeps in its folder:
+
+    config.json      every knob, enough to repeat the run
+    metrics.jsonl    a JSON line per step and per epoch
+    tensorboard/     the same for TensorBoard
+    curves.png       loss and accuracy, drawn at the end
+
+Both trainers use it, so it knows neither jax nor torch.
+"""
+
+import contextlib
+import json
+import logging
+import math
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TextIO
+
+from tqdm import tqdm
+
+from jaxddp.config import TrainConfig
+from jaxddp.curves import Record, draw_curves
+from jaxddp.errors import InputError
+
+CONFIG_FILE = "config.json"
+METRICS_FILE = "metrics.jsonl"
+TENSORBOARD_FOLDER = "tensorboard"
+CURVES_FILE = "curves.png"
+FORMATS = {"loss": "8.6f", "accuracy": ".4f"}  # of other metrics: four digits
+
+
+def claim_output(path: str | Path, resume: bool = False) -> Path:
+    """Make the run folder, or check an existing one: it must be empty or, with `resume`, hold a run.
+
+    Raises:
+        InputError: the folder holds another run or other files, is none, or cannot be written;
+            with `resume`, it holds no run. Then nothing was made.
+
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     claim_output(f"{folder}/runs/first").is_dir()
+    True
+    """
+    path = Path(path)
+    where = f"{'--resume' if resume else '--output'} {path}"
+    try:
+        holds_run = (path / CONFIG_FILE).is_file()
+        if resume and not holds_run:
+            raise InputError(f"{where}: holds no run (no {CONFIG_FILE} there)")
+        if holds_run and not resume:
+            raise InputError(f"{where}: holds a run already; choose a new folder, or go on with it by --resume {path}")
+        if not path.is_dir() and path.exists():
+            raise InputError(f"{where}: is a file; needs a folder")
+        _make_writable(path)
+        others = [] if resume else sorted(entry.name for entry in path.iterdir())
+    except OSError as error:
+        reason = (error.strerror or type(error).__name__).lower()
+        raise InputError(f"{where}: {reason}; needs a folder that can be written") from None
+    if others:
+        few = ", ".join(others[:3]) + (", ..." if len(others) > 3 else "")
+        raise InputError(f"{where}: holds other files ({few}); choose a new or empty folder")
+    return path
+
+
+def _make_writable(path: Path) -> None:
+    """Make the folder and its parents and try to write there; on failure, remove what was made."""
+    made = [folder for folder in (path, *path.parents) if not folder.exists()]
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=path).close()
+    except OSError:
+        for folder in made:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        raise
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file that is whole at any time: the old one until the new one is complete."""
+    unfinished = path.with_name(path.name + ".tmp")
+    try:
+        unfinished.write_bytes(content)
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def run_title(config: TrainConfig, replicas: int, framework: str) -> str:
+    """What is run, in one line.
+
+    >>> run_title(TrainConfig(global_batch_size=64), replicas=2, framework="JAX")
+    'mlp on digits  ·  adam, lr 0.001  ·  2 replicas x 32 examples  ·  JAX'
+    """
+    data = config.dataset if config.data_path is None else Path(config.data_path).name
+    share = f"{replicas} replica{'s' * (replicas > 1)} x {config.global_batch_size // replicas} examples"
+    return "  ·  ".join([f"{config.model} on {data}", f"{config.optimizer}, lr {config.base_lr:g}", share, framework])
+
+
+class RunLog:
+    """A run's display and its folder; a context manager that draws the curves when it ends, or fails.
+
+    Steps and epochs are counted from 1. Metrics are numbers by name, such as loss and accuracy.
+
+    Args:
+        config: kept as config.json.
+        output: a claimed run folder, or None to keep nothing.
+        title: what is run, above the curves; see `run_title`.
+        examples_per_epoch: sum of an epoch's `examples`.
+        resume_step: continue after this step; what the folder has of later ones is dropped.
+        quiet: show nothing, as on all ranks but one.
+
+    Raises:
+        InputError: the metrics of the resumed run cannot be read.
+
+    >>> with RunLog(TrainConfig(epochs=10), None, title="demo", examples_per_epoch=64) as log:
+    ...     log.step(1, 1, {"loss": 2.5, "accuracy": 0.125}, examples=64)
+    ...     log.epoch(1, 1, {"loss": 2.5}, {"loss": 2.25}, examples_per_second=12345)
+    ...     log.summary(0.9806, 11.3, "replicas identical")
+    demo
+    epoch  1/10  train loss 2.500000  test loss 2.250000   12,345 examples/s
+    test accuracy 0.9806   11.3 s   replicas identical
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        output: Path | None,
+        *,
+        title: str,
+        examples_per_epoch: int,
+        resume_step: int | None = None,
+        quiet: bool = False,
+    ) -> None:
+        self._config = config
+        self._output = output
+        self._title = title
+        self._examples_per_epoch = examples_per_epoch
+        self._resume_step = resume_step
+        self._quiet = quiet
+        self._resources = contextlib.ExitStack()
+        self._bar: tqdm | None = None
+        self._metrics: TextIO | None = None
+        self._board: Any = None
+
+    def __enter__(self) -> Self:
+        self._print(self._title)
+        if self._output is None:
+            return self
+        with contextlib.ExitStack() as resources:
+            self._metrics = resources.enter_context(_open_metrics(self._output / METRICS_FILE, self._resume_step))
+            self._board = _open_tensorboard(self._output / TENSORBOARD_FOLDER, self._resume_step)
+            resources.callback(self._board.close)
+            write_atomically(self._output / CONFIG_FILE, self._config.to_json().encode())
+            self._resources = resources.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close_bar()
+        # When the run has failed, a full disk here must not hide why.
+        with contextlib.suppress(Exception) if error else contextlib.nullcontext():
+            self._resources.close()
+            self._draw_curves()
+
+    def step(self, step: int, epoch: int, metrics: Mapping[str, float], examples: int) -> None:
+        """An optimizer step on so many examples has been made."""
+        metrics = {name: float(value) for name, value in metrics.items()}
+        self._advance_bar(epoch, metrics, examples)
+        self._keep({"kind": "step", "step": step, "epoch": epoch, "examples": examples, **metrics})
+        self._plot(step, {f"{name}/step": value for name, value in metrics.items()})
+
+    def epoch(
+        self,
+        step: int,
+        epoch: int,
+        train: Mapping[str, float],
+        test: Mapping[str, float],
+        examples_per_second: float,
+    ) -> None:
+        """An epoch has ended with this step; call it before a checkpoint of that step is saved."""
+        splits = {"train": train, "test": test}
+        values = {(split, name): float(value) for split in splits for name, value in splits[split].items()}
+        rate = {"examples_per_second": float(examples_per_second)}
+        self._close_bar()
+        shown = "  ".join(f"{split} {_format(metrics)}" for split, metrics in splits.items() if metrics)
+        self._print(f"{self._epoch_name(epoch)}  {shown}  {examples_per_second:7,.0f} examples/s")
+        flat = {f"{split}_{name}": value for (split, name), value in values.items()}
+        self._keep({"kind": "epoch", "step": step, "epoch": epoch, **flat, **rate})
+        self._plot(step, {f"{name}/{split}": value for (split, name), value in values.items()} | rate)
+
+    def summary(self, test_accuracy: float, seconds: float, *notes: str) -> None:
+        """The last lines: how good, how long, what else there is to say, and where it is kept."""
+        self._close_bar()
+        self._print("   ".join([f"test accuracy {test_accuracy:.4f}", f"{seconds:.1f} s", *notes]))
+        if self._output is not None:
+            self._print(f"kept in {self._output}")
+
+    def _print(self, line: str) -> None:
+        if not self._quiet:
+            print(line, flush=True)
+
+    def _epoch_name(self, epoch: int) -> str:
+        epochs = str(self._config.epochs)
+        return f"epoch {epoch:>{len(epochs)}}/{epochs}"
+
+    def _advance_bar(self, epoch: int, metrics: Mapping[str, float], examples: int) -> None:
+        if self._bar is None:
+            self._bar = tqdm(
+                total=self._examples_per_epoch,
+                disable=True if self._quiet else None,  # None: shown on terminals only
+                leave=False,
+                delay=0.1,  # seconds; there is nothing to show before the first step
+                unit=" examples",
+                unit_scale=True,
+                bar_format="{desc} |{bar:24}| {rate_noinv_fmt}",
+            )
+        if not self._bar.disable:
+            self._bar.set_description_str(f"{self._epoch_name(epoch)}  {_format(metrics)}", refresh=False)
+            self._bar.update(min(examples, self._examples_per_epoch - self._bar.n))
+
+    def _close_bar(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+    def _keep(self, record: Record) -> None:
+        if self._metrics is not None:
+            self._metrics.write(_to_line(record))
+
+    def _plot(self, step: int, values: Mapping[str, float]) -> None:
+        if self._board is not None:
+            for tag, value in values.items():
+                self._board.add_scalar(tag, value, step)
+
+    def _draw_curves(self) -> None:
+        if self._output is not None and (history := read_metrics(self._output / METRICS_FILE)):
+            write_atomically(self._output / CURVES_FILE, draw_curves(history, self._title))
+
+
+def read_metrics(path: Path) -> list[Record]:
+    """The records of a metrics.jsonl; a last line that a killed process left torn is dropped.
+
+    Raises:
+        InputError: another line is not a record.
+    """
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    records = [_from_line(line) for line in lines]
+    if records and records[-1] is None:
+        records.pop()
+    if None in records:
+        raise InputError(f"{path}: line {records.index(None) + 1} is not a record of a run; remove it")
+    return [record for record in records if record is not None]
+
+
+def _to_line(record: Record) -> str:
+    """JSON has no NaN and no infinity: they become null."""
+    lost = {name: None for name, value in record.items() if isinstance(value, float) and not math.isfinite(value)}
+    return json.dumps(record | lost) + "\n"
+
+
+def _from_line(line: str) -> Record | None:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) and {"kind", "step"} <= record.keys() else None
+
+
+def _open_metrics(path: Path, resume_step: int | None) -> TextIO:
+    """Open to append, having dropped the records after `resume_step`."""
+    history = read_metrics(path) if resume_step is not None and path.exists() else []
+    kept = [record for record in history if record["step"] <= (resume_step or 0)]
+    write_atomically(path, "".join(map(_to_line, kept)).encode())
+    return path.open("a", encoding="utf-8", buffering=1)  # each line is written at once, so none is lost
+
+
+def _open_tensorboard(folder: Path, resume_step: int | None) -> Any:
+    """A tensorboardX writer; TensorBoard then hides the steps after `resume_step`."""
+    # tensorboardX imports torch wherever it is installed, which takes seconds and is of no use here.
+    hide = "torch" not in sys.modules
+    if hide:
+        sys.modules["torch"] = None  # type: ignore[assignment]
+    try:
+        from tensorboardX import SummaryWriter
+    finally:
+        if hide:
+            del sys.modules["torch"]
+    logging.getLogger("tensorboardX.x2num").setLevel(logging.ERROR)  # it would warn of every NaN
+    purge_step = None if resume_step is None else resume_step + 1
+    # Its file names count seconds; two runs in one second must not share a file.
+    return SummaryWriter(str(folder), purge_step=purge_step, flush_secs=10, filename_suffix=f".{time.time_ns()}")
+
+
+def _format(metrics: Mapping[str, float]) -> str:
+    return "  ".join(f"{name} {value:{FORMATS.get(name, '.4g')}}" for name, value in metrics.items())

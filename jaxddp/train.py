@@ -1,0 +1,202 @@
+"""`python -m jaxddp.train`: data, sampler, batch, replica step, mean over replicas, metrics, checkpoint."""
+
+import contextlib
+import dataclasses
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxddp import cli, datasets, models, optim
+from jaxddp.checkpoint import Checkpoints
+from jaxddp.config import TrainConfig
+from jaxddp.data_parallel import DataParallel
+from jaxddp.devices import prepare
+from jaxddp.errors import InputError, TrainingError
+from jaxddp.loader import Loader
+from jaxddp.metrics import EpochSums, InFlight, means
+from jaxddp.replicas import Replicas
+from jaxddp.runlog import RunLog, claim_output, run_title
+from jaxddp.sampler import shard_table
+from jaxddp.state import TrainState
+from jaxddp.weights import from_torch, load_weights, save_weights
+
+CHECKPOINT_FOLDER = "checkpoints"
+WEIGHTS_FILE = "model.safetensors"
+
+
+def main(config: TrainConfig) -> None:
+    """Train as `config` says, and show and keep what it says."""
+    if config.resume is not None:
+        config = dataclasses.replace(config, output=config.resume)
+    run = build(config)
+    if config.print_shards:
+        print(shard_table(run.loader.indices(0), run.loader.per_replica_batch_size, run.loader.dataset_size))
+        return
+    with contextlib.ExitStack() as resources:
+        checkpoints, state = open_output(run, resources)
+        log = resources.enter_context(
+            RunLog(
+                dataclasses.replace(config, resume=None),
+                None if config.output is None else Path(config.output),
+                title=run_title(config, run.ddp.world_size, f"JAX {run.ddp.replicas.devices[0].device_kind}"),
+                examples_per_epoch=run.loader.examples_per_epoch,
+                resume_step=int(state.step) if config.resume else None,
+            )
+        )
+        train(run, state, log, checkpoints)
+
+
+@dataclass(frozen=True)
+class Run:
+    """The parts of a run: checked against each other, and nothing written yet."""
+
+    config: TrainConfig
+    dataset: datasets.Dataset
+    loader: Loader
+    ddp: DataParallel
+    start: TrainState
+
+
+def build(config: TrainConfig) -> Run:
+    """Put a run together.
+
+    Raises:
+        InputError: the parts do not fit each other or the machine.
+    """
+    if config.dtype == "float64":
+        jax.config.update("jax_enable_x64", True)
+    replicas = Replicas(prepare(config.devices, config.platform))
+    config.per_replica_batch_size(replicas.world_size)
+    dataset = datasets.load(config).astype(config.dtype)
+    loader = Loader(
+        dataset.train,
+        replicas,
+        global_batch_size=config.global_batch_size,
+        accumulation_steps=config.accumulation_steps,
+        steps_per_dispatch=_steps_per_dispatch(config, replicas),
+        shuffle=config.shuffle,
+        seed=config.seed,
+        drop_last=config.drop_last,
+        drop_last_batch=config.drop_last_batch,
+    )
+    ddp = DataParallel(
+        models.build(config, dataset),
+        optim.from_config(config, config.epochs * loader.steps_per_epoch),
+        replicas=replicas,
+        loss_normalization=config.loss_normalization,
+        clip_grad_norm=config.clip_grad_norm,
+        dtype=config.dtype,
+    )
+    _check_batch_norm(config, loader, ddp)
+    return Run(config, dataset, loader, ddp, ddp.init(*_initial_weights(config, ddp)))
+
+
+def open_output(run: Run, resources: contextlib.ExitStack) -> tuple[Checkpoints | None, TrainState]:
+    """Claim the run folder; with --resume, also read the state to go on from.
+
+    Raises:
+        InputError: the folder is another run's, or its checkpoint another model's.
+    """
+    output, resume = run.config.output, run.config.resume is not None
+    if output is None:
+        return None, run.start
+    folder = claim_output(output, resume)
+    checkpoints = Checkpoints(folder / CHECKPOINT_FOLDER)
+    resources.callback(checkpoints.close)
+    return checkpoints, run.ddp.replicas.replicate(checkpoints.restore(run.start)) if resume else run.start
+
+
+def train(run: Run, state: TrainState, log: RunLog, checkpoints: Checkpoints | None) -> TrainState:
+    """The loop: from `state` to the end of the last epoch.
+
+    Raises:
+        TrainingError: a loss is not a number, or replicas differ; the last checkpoint stays good.
+    """
+    config, ddp, loader = run.config, run.ddp, run.loader
+    test_set = ddp.place(run.dataset.test)
+    started = time.perf_counter()
+    ddp.verify(state)
+    test: dict[str, float] = means(jax.device_get(ddp.evaluate_placed(state, test_set)))
+    try:
+        for epoch in range(int(state.step) // loader.steps_per_epoch, config.epochs):
+            state, train_means, speed = train_epoch(run, state, epoch, log)
+            test = means(jax.device_get(ddp.evaluate_placed(state, test_set)))
+            log.epoch(int(state.step), epoch + 1, train_means, test, speed)
+            if checkpoints is not None and config.checkpoint_every and (epoch + 1) % config.checkpoint_every == 0:
+                ddp.verify(state)
+                checkpoints.save(state)
+    except TrainingError as error:
+        raise TrainingError(f"{error}; {_last_good(checkpoints, config)}") from None
+    ddp.verify(state)
+    if checkpoints is not None and config.output is not None:
+        checkpoints.save(state)
+        save_weights(Path(config.output) / WEIGHTS_FILE, *jax.device_get((state.params, state.buffers)))
+    log.summary(test["accuracy"], time.perf_counter() - started, "replicas identical")
+    return state
+
+
+def train_epoch(run: Run, state: TrainState, epoch: int, log: RunLog) -> tuple[TrainState, dict[str, float], float]:
+    """One pass over the training set, or what of it lies after `state.step`.
+
+    Returns:
+        The state at its end, the means over its examples, and examples per second.
+    """
+    started = time.perf_counter()
+    step, examples = int(state.step), 0
+    in_flight, totals = InFlight(first_step=step + 1), EpochSums()
+
+    def report(wait: bool) -> int:
+        seen = 0
+        for number, sums in in_flight.finished(wait):
+            size = run.loader.examples_in(number - 1)
+            log.step(number, epoch + 1, means(sums), examples=size)
+            totals.add(sums)
+            seen += size
+        return seen
+
+    for batches in run.loader.epoch(epoch, start_step=step % run.loader.steps_per_epoch):
+        state, sums = run.ddp.steps(state, batches)
+        in_flight.add(sums)
+        examples += report(wait=False)
+        before, step = step, step + len(sums["loss"])
+        if run.config.verify_every and before // run.config.verify_every != step // run.config.verify_every:
+            run.ddp.verify(state)
+    examples += report(wait=True)
+    return state, totals.means(), examples / (time.perf_counter() - started)
+
+
+def _steps_per_dispatch(config: TrainConfig, replicas: Replicas) -> int | None:
+    if config.steps_per_dispatch is None and config.model == "convnet" and replicas.devices[0].platform == "cpu":
+        return 1
+    return config.steps_per_dispatch
+
+
+def _initial_weights(config: TrainConfig, ddp: DataParallel) -> tuple[Any, Any]:
+    """The params and buffers of --weights; None for the model's own."""
+    if config.weights is None:
+        return None, None
+    return from_torch(load_weights(config.weights), ddp.functional.params, ddp.functional.buffers)
+
+
+def _check_batch_norm(config: TrainConfig, loader: Loader, ddp: DataParallel) -> None:
+    """BatchNorm cannot train on one example; better to say so before the step that has one."""
+    if not ddp.functional.buffers or config.model == "convnet" or config.sync_batch_norm:
+        return
+    if loader.smallest_micro_batch == 1:
+        raise InputError(
+            f"--global-batch-size {config.global_batch_size}: leaves a micro-batch of 1 example on a replica, on "
+            "which BatchNorm cannot train; choose another size, or --drop-last-batch"
+        )
+
+
+def _last_good(checkpoints: Checkpoints | None, config: TrainConfig) -> str:
+    if checkpoints is None or checkpoints.latest_step is None:
+        return "there is no checkpoint yet"
+    return f"the last good checkpoint is of step {checkpoints.latest_step}; --resume {config.output} goes on from it"
+
+
+if __name__ == "__main__":
+    cli.run(main, TrainConfig, "python -m jaxddp.train")

@@ -1,0 +1,25 @@
+"""The configuration of jaxddp, plus what only the PyTorch side has to choose."""
+
+from dataclasses import dataclass
+
+from jaxddp.config import TrainConfig
+from jaxddp.errors import check_name
+
+STRATEGIES = ("ddp", "manual", "single")
+
+
+@dataclass(frozen=True)
+class TorchConfig(TrainConfig):
+    """Data-parallel training in PyTorch: the reference that jaxddp is compared with.
+
+    Flags left out keep PyTorch's defaults. The same flags work for jaxddp.train and
+    torch_ref.train; --strategy is this side's own. Under torchrun its processes are the replicas.
+    """
+
+    strategy: str = "ddp"
+    """ddp: torch's DistributedDataParallel. manual: gradients averaged by hand after the backward
+    pass. single: one process on the whole batch that --devices replicas would share."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_name("--strategy", self.strategy, STRATEGIES)

@@ -1,0 +1,71 @@
+"""Picks the devices of a run: local GPUs, or CPU processes; under torchrun, what it started."""
+
+import os
+
+import torch
+
+from jaxddp.errors import InputError
+from torch_ref.config import TorchConfig
+
+DEFAULT_CPU_REPLICAS = 2
+
+
+def under_torchrun() -> bool:
+    """Whether somebody else started this process as one rank of several."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def num_replicas(config: TorchConfig) -> int:
+    """How many replicas share each global batch; with --strategy single, one process plays them all.
+
+    >>> num_replicas(TorchConfig(devices=4, platform="cpu"))
+    4
+    """
+    if under_torchrun():
+        return int(os.environ["WORLD_SIZE"])
+    if config.devices is not None:
+        return config.devices
+    return torch.cuda.device_count() if _on_gpu(config) else DEFAULT_CPU_REPLICAS
+
+
+def local_device(config: TorchConfig, local_rank: int) -> torch.device:
+    """The device of this machine's replica number `local_rank`.
+
+    >>> local_device(TorchConfig(platform="cpu"), local_rank=1)
+    device(type='cpu')
+    """
+    return torch.device("cuda", local_rank) if _on_gpu(config) else torch.device("cpu")
+
+
+def check_devices(config: TorchConfig) -> None:
+    """Refuse, before any process starts, what this machine or torch cannot do.
+
+    Raises:
+        InputError: too few GPUs, replicas that do not divide the batch, torchrun that contradicts
+            the flags, or synchronised BatchNorm on CPU processes.
+    """
+    replicas = num_replicas(config)
+    config.per_replica_batch_size(replicas)
+    if config.platform == "gpu" and not torch.cuda.is_available():
+        raise InputError("--platform gpu: torch finds no GPU here; use --platform cpu")
+    if under_torchrun():
+        _check_torchrun(config, replicas)
+    elif _on_gpu(config) and config.strategy != "single" and replicas > torch.cuda.device_count():
+        supply = f"there are {torch.cuda.device_count()} local GPUs"
+        raise InputError(f"--devices {replicas}: {supply}; --platform cpu starts any number of processes")
+    if config.sync_batch_norm and config.strategy != "single" and replicas > 1 and not _on_gpu(config):
+        raise InputError(
+            "--sync-batch-norm: torch's SyncBatchNorm runs on GPUs only; on CPU --strategy single computes the "
+            "same, with one process on the whole batch"
+        )
+
+
+def _check_torchrun(config: TorchConfig, replicas: int) -> None:
+    if config.devices not in (None, replicas):
+        raise InputError(f"--devices {config.devices}: torchrun started {replicas} processes; leave the flag out")
+    if config.strategy == "single" and replicas > 1:
+        raise InputError(f"--strategy single: is one process, but torchrun started {replicas}; run it without torchrun")
+
+
+def _on_gpu(config: TorchConfig) -> bool:
+    return config.platform != "cpu" and torch.cuda.is_available()

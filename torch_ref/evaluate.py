@@ -1,0 +1,33 @@
+"""Evaluation on all ranks that counts every example exactly once."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from torch_ref.distributed import World
+from torch_ref.losses import Batch, LossFunction, Sums, cross_entropy
+from torch_ref.manual import broadcast_buffers
+
+
+@torch.no_grad()
+def evaluate(module: nn.Module, batches: Iterable[Batch], world: World, loss_fn: LossFunction = cross_entropy) -> Sums:
+    """Sums of losses, metrics and counts over all ranks' examples, in the model's evaluation mode.
+
+    Every rank evaluates the same model: it is given rank 0's buffers first.
+
+    Args:
+        module: not wrapped, so that no forward pass waits for the other ranks: they may have
+            fewer batches. Its mode is restored.
+        batches: this rank's share; the shares together hold each example once.
+
+    >>> batch = {"x": torch.tensor([[0.5, 0.5], [0.1, 0.9]]).log(), "y": torch.tensor([0, 1])}
+    >>> means(evaluate(nn.Identity(), [batch, batch], World()))["accuracy"]
+    1.0
+    """
+    training = module.training
+    module.eval()
+    broadcast_buffers(module, world)
+    sums = [loss_fn(module, batch) for batch in batches]
+    module.train(training)
+    return total(all_reduce_sums(sums, world))

@@ -1,0 +1,137 @@
+"""Starts one process per replica, or joins those of torchrun, and leaves none behind.
+
+A rank that fails ends the run: its error is raised in the launching process, in one line that
+names the rank, and the other ranks are ended.
+"""
+
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from jaxddp.errors import InputError, TrainingError
+from torch_ref.config import TorchConfig
+from torch_ref.devices import local_device, num_replicas, under_torchrun
+from torch_ref.distributed import World, process_group
+
+Main = Callable[[World, TorchConfig], None]
+
+LOCALHOST = "127.0.0.1"
+
+
+def launch(main: Main, config: TorchConfig) -> None:
+    """Run `main(world, config)` on every rank, each in a process of its own, and wait for all.
+
+    Under torchrun this process is one of the ranks. A single rank runs in this process.
+
+    Args:
+        main: at the top level of a module, as the ranks import it.
+
+    Raises:
+        TrainingError: a rank failed or was killed; the message names it.
+        InputError: a rank found bad input.
+    """
+    if config.strategy == "single":
+        main(World(device=local_device(config, 0)), config)
+    elif under_torchrun():
+        _join_torchrun(main, config)
+    elif num_replicas(config) == 1:
+        with process_group(0, 1, local_device(config, 0), dist.HashStore()) as world:
+            main(world, config)
+    else:
+        _spawn(main, config, num_replicas(config))
+
+
+def _join_torchrun(main: Main, config: TorchConfig) -> None:
+    rank = int(os.environ["RANK"])
+    device = local_device(config, int(os.environ.get("LOCAL_RANK", rank)))
+    try:
+        _run(main, config, rank, num_replicas(config), device, store=None)
+    except Exception as error:
+        raise _named(rank, type(error).__name__, str(error)) from error
+
+
+def _spawn(main: Main, config: TorchConfig, world_size: int) -> None:
+    # The ranks meet at a store in this process, whose port the system picks: nothing to collide with.
+    store = dist.TCPStore(LOCALHOST, 0, is_master=True, wait_for_workers=False)
+    with tempfile.TemporaryDirectory(prefix="torch_ref-") as reports:
+        # torch's own start: should this process be killed, the ranks are interrupted.
+        args = (main, config, world_size, store.port, reports)
+        processes = mp.start_processes(_rank_process, args, nprocs=world_size, join=False).processes
+        try:
+            if failed := _first_failure(processes):
+                raise _cause(processes.index(failed), failed.exitcode, Path(reports))
+        finally:
+            for process in processes:
+                process.kill()
+                process.join()
+
+
+def _rank_process(rank: int, main: Main, config: TorchConfig, world_size: int, port: int, reports: str) -> None:
+    try:
+        store = dist.TCPStore(LOCALHOST, port, is_master=False)
+        _run(main, config, rank, world_size, local_device(config, rank), store)
+    except Exception as error:
+        report = {"rank": rank, "time": time.time(), "kind": type(error).__name__, "message": str(error)}
+        report["traceback"] = traceback.format_exc()
+        Path(reports, f"{rank}.json").write_text(json.dumps(report))
+        sys.stdout.flush()
+        os._exit(1)
+
+
+def _run(main: Main, config: TorchConfig, rank: int, world_size: int, device: torch.device, store: dist.Store | None) -> None:
+    if device.type == "cpu":
+        torch.set_num_threads(1)  # the replicas share the cores
+    with process_group(rank, world_size, device, store) as world:
+        main(world, config)
+
+
+def _first_failure(processes: list[BaseProcess]) -> BaseProcess | None:
+    """Wait until all processes have ended, or one has failed."""
+    running = {process.sentinel: process for process in processes}
+    while running:
+        for sentinel in wait(list(running)):
+            process = running.pop(sentinel)  # type: ignore[call-overload]
+            process.join()
+            if process.exitcode:
+                return process
+    return None
+
+
+def _cause(rank: int, exitcode: int | None, reports: Path) -> Exception:
+    """Why the run failed. The others fail too, for want of the rank that failed first: its report counts."""
+    if exitcode is not None and exitcode < 0:
+        return TrainingError(f"rank {rank}: killed by {signal.Signals(-exitcode).name}")
+    found = [json.loads(path.read_text()) for path in reports.glob("*.json")]
+    if not found:
+        return TrainingError(f"rank {rank}: ended with exit code {exitcode}")
+    first = min(found, key=lambda report: report["time"])
+    error = _named(first["rank"], first["kind"], first["message"])
+    error.__cause__ = _RankTraceback(first["traceback"])
+    return error
+
+
+class _RankTraceback(Exception):
+    """Where it happened, in another process; shown with --traceback."""
+
+    def __str__(self) -> str:
+        return "\n" + self.args[0]
+
+
+def _named(rank: int, kind: str, message: str) -> InputError | TrainingError:
+    if kind == InputError.__name__:
+        return InputError(message)  # found on every rank alike
+    if kind != TrainingError.__name__:
+        message = f"{kind}: {message.strip().partition(chr(10))[0]}"
+    return TrainingError(f"rank {rank}: {message}")

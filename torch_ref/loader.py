@@ -1,0 +1,153 @@
+"""torch's DataLoader and DistributedSampler, micro-batches grouped by optimizer step."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
+
+from jaxddp.config import TrainConfig
+from jaxddp.errors import InputError
+from torch_ref.distributed import World
+from torch_ref.losses import Batch
+
+Arrays = Mapping[str, np.ndarray[Any, Any]]
+
+
+class ArrayDataset(Dataset[dict[str, Tensor]]):
+    """Examples {"x": ..., "y": ...} from arrays; numbers in the run's dtype, labels and characters as int64.
+
+    >>> ArrayDataset({"x": np.ones((3, 2)), "y": np.arange(3)}, torch.float32)[2]
+    {'x': tensor([1., 1.]), 'y': tensor(2)}
+    """
+
+    def __init__(self, arrays: Arrays, dtype: torch.dtype):
+        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        self.tensors = {name: x.to(dtype if x.is_floating_point() else torch.int64) for name, x in tensors.items()}
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {name: tensor[index] for name, tensor in self.tensors.items()}
+
+    def __len__(self) -> int:
+        return len(next(iter(self.tensors.values())))
+
+
+class Loader:
+    """Deals a training set out to the replicas, epoch by epoch; seen from one process.
+
+    Args:
+        arrays: the training set, leaves of shape (N, ...).
+        config: batch size, accumulation, sampling.
+        num_replicas: W, how many replicas share each global batch.
+        ranks: those whose examples this process takes: its own, or all of them in one process.
+        device: where the batches go.
+
+    Raises:
+        InputError: the replicas do not divide the batch, or an epoch has no step.
+
+    >>> arrays = {"x": np.arange(9), "y": np.arange(9)}
+    >>> loader = Loader(arrays, TrainConfig(global_batch_size=6, shuffle=False), num_replicas=2, ranks=[1])
+    >>> [[micro_batch["x"].tolist() for micro_batch in step] for step in loader.epoch(0)]
+    [[[1, 3, 5]], [[7, 0]]]
+    """
+
+    def __init__(
+        self,
+        arrays: Arrays,
+        config: TrainConfig,
+        num_replicas: int,
+        ranks: Sequence[int],
+        device: torch.device | None = None,
+    ):
+        dataset = ArrayDataset(arrays, getattr(torch, config.dtype))
+        self._sampler = SharedSampler(_samplers(dataset, config, num_replicas, ranks))
+        self._per_replica_batch_size = config.per_replica_batch_size(num_replicas)
+        self._accumulation_steps = config.accumulation_steps
+        self._drop_last_batch = config.drop_last_batch
+        self._device = device or torch.device("cpu")
+        self._micro_batches = DataLoader(
+            dataset,
+            batch_size=len(ranks) * self._per_replica_batch_size // config.accumulation_steps,
+            sampler=self._sampler,
+            pin_memory=self._device.type == "cuda",
+        )
+        if self.steps_per_epoch == 0:
+            raise InputError(
+                f"--global-batch-size {config.global_batch_size}: larger than the {len(dataset)} examples"
+            )
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimizer steps per epoch."""
+        full, rest = divmod(self._sampler.samplers[0].num_samples, self._per_replica_batch_size)
+        return full + (rest > 0 and not self._drop_last_batch)
+
+    def epoch(self, epoch: int) -> Iterator[list[Batch]]:
+        """Yield the micro-batches of each optimizer step; an epoch's last step may have fewer and smaller ones.
+
+        Args:
+            epoch: number of the epoch, which decides the order (torch's `set_epoch`).
+        """
+        self._sampler.set_epoch(epoch)
+        micro_batches = iter(self._micro_batches)
+        for _ in range(self.steps_per_epoch):
+            step = islice(micro_batches, self._accumulation_steps)
+            yield [{name: x.to(self._device, non_blocking=True) for name, x in batch.items()} for batch in step]
+
+
+class SharedSampler(Sampler[int]):
+    """The examples of several ranks in turn: each batch is the union of those that they would get.
+
+    >>> samplers = [DistributedSampler(range(5), 2, rank, shuffle=False) for rank in range(2)]
+    >>> list(SharedSampler(samplers))
+    [0, 1, 2, 3, 4, 0]
+    """
+
+    def __init__(self, samplers: Sequence[DistributedSampler[Any]]):
+        self.samplers = samplers
+
+    def set_epoch(self, epoch: int) -> None:
+        for sampler in self.samplers:
+            sampler.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[int]:
+        return chain.from_iterable(zip(*self.samplers, strict=True))
+
+    def __len__(self) -> int:
+        return sum(map(len, self.samplers))
+
+
+def evaluation_batches(
+    arrays: Arrays, config: TrainConfig, world: World, batch_size: int = 256
+) -> list[Batch]:
+    """This rank's share of the test set, on its device: every example on one rank, none repeated.
+
+    >>> arrays = {"x": np.arange(3)}
+    >>> evaluation_batches(arrays, TrainConfig(), World(rank=1, world_size=2))
+    [{'x': tensor([1])}]
+    """
+    share = {name: array[world.rank :: world.world_size] for name, array in arrays.items()}
+    tensors = ArrayDataset(share, getattr(torch, config.dtype)).tensors
+    pieces = {name: tensor.to(world.device).split(batch_size) for name, tensor in tensors.items()}
+    return [dict(zip(pieces, batch, strict=True)) for batch in zip(*pieces.values(), strict=True)]
+
+
+def epoch_indices(dataset_size: int, config: TrainConfig, num_replicas: int) -> np.ndarray[Any, Any]:
+    """Which examples each replica sees in the first epoch: int64 (num_replicas, examples per replica).
+
+    >>> epoch_indices(5, TrainConfig(shuffle=False), num_replicas=2)
+    array([[0, 2, 4],
+           [1, 3, 0]])
+    """
+    return np.array([list(sampler) for sampler in _samplers(range(dataset_size), config, num_replicas, range(num_replicas))])
+
+
+def _samplers(
+    dataset: Any, config: TrainConfig, num_replicas: int, ranks: Sequence[int]
+) -> list[DistributedSampler[Any]]:
+    return [
+        DistributedSampler(dataset, num_replicas, rank, config.shuffle, config.seed, config.drop_last) for rank in ranks
+    ]

@@ -1,0 +1,72 @@
+"""Data parallelism by hand: what DistributedDataParallel does, without overlap, in four collectives."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+from torch_ref.distributed import World
+from torch_ref.verify import verify_replicas
+
+
+class ManualDataParallel(nn.Module):
+    """Averages gradients over the replicas after the backward pass: g = (g_1 + ... + g_W) / W.
+
+    Call `sync_gradients` after the last backward pass of a step; wrap the others in `no_sync`,
+    as with DistributedDataParallel. Rank 0's buffers reach the others before the first forward
+    pass of each step, as there.
+
+    Args:
+        module: the same on each rank.
+        world: the ranks that train together.
+
+    Raises:
+        TrainingError: the ranks start from different parameters (DDP would overwrite them).
+
+    >>> import torch
+    >>> model = ManualDataParallel(nn.Linear(2, 1), World())
+    >>> model(torch.ones(4, 2)).sum().backward()
+    >>> model.sync_gradients()
+    >>> model.module.weight.grad
+    tensor([[4., 4.]])
+    """
+
+    def __init__(self, module: nn.Module, world: World):
+        super().__init__()
+        self.module = module
+        self._world = world
+        self._sync = True
+        self._buffers_differ = True  # each rank's forward pass leaves its own
+        verify_replicas(module, world, step=0)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if self._buffers_differ:
+            broadcast_buffers(self.module, self._world)
+            self._buffers_differ = False
+        return self.module(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """In this context `sync_gradients` does nothing, and gradients add up locally."""
+        before, self._sync = self._sync, False
+        try:
+            yield
+        finally:
+            self._sync = before
+
+    def sync_gradients(self) -> None:
+        """Replace each gradient by its mean over the replicas."""
+        if not self._sync:
+            return
+        for parameter in self.module.parameters():
+            if parameter.grad is not None:
+                self._world.all_reduce(parameter.grad)
+                parameter.grad /= self._world.world_size
+        self._buffers_differ = True
+
+
+def broadcast_buffers(module: nn.Module, world: World) -> None:
+    """Give every rank rank 0's buffers, BatchNorm's running statistics above all."""
+    for buffer in module.buffers():
+        world.broadcast(buffer)

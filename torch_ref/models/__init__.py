@@ -1,0 +1,39 @@
+"""The models: one torch.nn module per file, attribute for attribute the twin of jaxddp.models."""
+
+import torch
+from torch import nn
+
+from jaxddp.config import TrainConfig
+from jaxddp.datasets import Dataset
+from jaxddp.sizes import model_sizes
+from torch_ref.models.char_mlp import CharMLP
+from torch_ref.models.convnet import ConvNet
+from torch_ref.models.linear import Linear
+from torch_ref.models.mlp import MLP
+
+__all__ = ["MLP", "CharMLP", "ConvNet", "Linear", "build"]
+
+_CLASSES = {"linear": Linear, "mlp": MLP, "char_mlp": CharMLP, "convnet": ConvNet}
+
+
+def build(config: TrainConfig, dataset: Dataset) -> nn.Module:
+    """The model that `config` names, sized for `dataset`, with torch's initial weights for the seed.
+
+    Weights are drawn in float32, whatever the run's `--dtype`, and then converted: so a float64
+    run starts from the numbers of the float32 run. Sets torch's global seed.
+
+    Raises:
+        InputError: the model cannot read this data set, or cannot have these hidden sizes.
+
+    >>> from jaxddp import datasets
+    >>> config = TrainConfig(model="mlp", hidden_sizes=(32,), dtype="float64")
+    >>> for name, parameter in build(config, datasets.load(config)).named_parameters():
+    ...     print(name, tuple(parameter.shape), parameter.dtype)
+    layers.0.weight (32, 64) torch.float64
+    layers.0.bias (32,) torch.float64
+    layers.1.weight (10, 32) torch.float64
+    layers.1.bias (10,) torch.float64
+    """
+    torch.manual_seed(config.seed)
+    model = _CLASSES[config.model](**model_sizes(config, dataset))
+    return model.to(getattr(torch, config.dtype))

@@ -1,0 +1,54 @@
+"""A small residual convolutional network."""
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class Block(nn.Module):
+    """relu(x + bn2(conv2(relu(bn1(conv1(x)))))), on (B, C, H, W)."""
+
+    def __init__(self, channels: int):
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(channels)
+        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.bn1(self.conv1(x)).relu()
+        return (x + self.bn2(self.conv2(y))).relu()
+
+
+class Stage(nn.Module):
+    """A 3x3 convolution to the stage's channels, BatchNorm, ReLU, and a residual block."""
+
+    def __init__(self, in_channels: int, channels: int):
+        super().__init__()
+        self.conv = nn.Conv2d(in_channels, channels, 3, padding=1)
+        self.bn = nn.BatchNorm2d(channels)
+        self.block = Block(channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.block(self.bn(self.conv(x)).relu())
+
+
+class ConvNet(nn.Module):
+    """Stages with 2x2 max-pooling between them, then the mean over the image and a linear layer.
+
+    Args:
+        channels: of each stage; x is (B, H, W) or (B, H, W, in_channels), as the data sets have it.
+    """
+
+    def __init__(self, in_channels: int, channels: Sequence[int], num_classes: int):
+        super().__init__()
+        before = [in_channels, *channels[:-1]]
+        self.stages = nn.ModuleList(Stage(a, b) for a, b in zip(before, channels, strict=True))
+        self.fc = nn.Linear(channels[-1], num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.reshape(*x.shape[:3], -1).permute(0, 3, 1, 2)
+        for number, stage in enumerate(self.stages):
+            x = stage(F.max_pool2d(x, 2) if number else x)
+        return self.fc(x.mean(dim=(2, 3)))

@@ -1,0 +1,77 @@
+"""torch.optim's optimizers and schedulers, from the configuration."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
+from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, OneCycleLR, SequentialLR, StepLR
+
+from jaxddp.config import TrainConfig
+from jaxddp.errors import InputError
+
+_CLASSES: dict[str, type[Optimizer]] = {
+    "sgd": SGD,
+    "adam": Adam,
+    "adamw": AdamW,
+    "adagrad": Adagrad,
+    "rmsprop": RMSprop,
+}
+
+
+def from_config(
+    parameters: Iterable[Tensor], config: TrainConfig, total_steps: int
+) -> tuple[Optimizer, LRScheduler | None]:
+    """The optimizer that `config` names, and its schedule over a run of `total_steps` optimizer steps.
+
+    Step the scheduler once after each optimizer step. It is None where the rate is constant.
+
+    Raises:
+        InputError: `--warmup-steps` leaves no step of the run for the cosine.
+
+    >>> weight = nn.Parameter(torch.zeros(2))
+    >>> optimizer, scheduler = from_config([weight], TrainConfig(optimizer="sgd", lr=0.1, schedule="one_cycle"), 10)
+    >>> optimizer.param_groups[0]["momentum"], round(scheduler.get_last_lr()[0], 4)
+    (0.95, 0.004)
+    """
+    optimizer = _CLASSES[config.optimizer](parameters, **config.optimizer_options())
+    return optimizer, _scheduler(optimizer, config, max(total_steps, 1))
+
+
+def _scheduler(optimizer: Optimizer, config: TrainConfig, total_steps: int) -> LRScheduler | None:
+    if config.schedule == "step":
+        return StepLR(optimizer, config.step_size, config.gamma)
+    if config.schedule == "warmup_cosine":
+        return _warmup_cosine(optimizer, total_steps, config.warmup_steps, config.min_lr)
+    if config.schedule == "one_cycle":
+        return OneCycleLR(optimizer, config.base_lr, total_steps, cycle_momentum=config.cycle_momentum)
+    return None
+
+
+def _warmup_cosine(optimizer: Optimizer, total_steps: int, warmup_steps: int, min_lr: float) -> LRScheduler:
+    if warmup_steps >= total_steps:
+        raise InputError(f"--warmup-steps {warmup_steps}: must be below the run's {total_steps} optimizer steps")
+    if warmup_steps == 0:
+        return CosineAnnealingLR(optimizer, T_max=total_steps, eta_min=min_lr)
+    rise = LinearLR(optimizer, start_factor=1 / 3, total_iters=warmup_steps)
+    fall = CosineAnnealingLR(optimizer, T_max=total_steps - warmup_steps, eta_min=min_lr)
+    return SequentialLR(optimizer, [rise, fall], milestones=[warmup_steps])
+
+
+def fast_forward(scheduler: LRScheduler | None, steps: int) -> None:
+    """Bring a new scheduler to where `steps` optimizer steps would have brought it.
+
+    Step by step, since torch's schedulers compute each rate from the one before: only so is a
+    resumed run bit for bit the uninterrupted one. Its optimizer must have no gradients yet.
+
+    >>> weight = nn.Parameter(torch.zeros(2))
+    >>> _, scheduler = from_config([weight], TrainConfig(lr=0.1, schedule="step", step_size=2), 10)
+    >>> fast_forward(scheduler, 4)
+    >>> round(scheduler.get_last_lr()[0], 4)
+    0.001
+    """
+    if scheduler is None or steps == 0:
+        return
+    scheduler.optimizer.step()  # changes nothing without gradients; torch warns of schedulers that go first
+    for _ in range(steps):
+        scheduler.step()

@@ -1,0 +1,116 @@
+"""One optimizer step on one replica: what DDP users write between zero_grad and scheduler.step.
+
+    local loss and gradients -> accumulation -> mean over the replicas -> clipping -> update
+"""
+
+import contextlib
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grad_norm_
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from torch_ref.distributed import World
+from torch_ref.losses import Batch, CountFunction, LossFunction, Sums, count_labels, cross_entropy
+from torch_ref.manual import ManualDataParallel
+
+
+def train_step(
+    model: nn.Module,
+    optimizer: Optimizer,
+    scheduler: LRScheduler | None,
+    micro_batches: Sequence[Batch],
+    world: World,
+    *,
+    loss_normalization: str = "ddp",
+    clip_grad_norm: float | None = None,
+    loss_fn: LossFunction = cross_entropy,
+    count_fn: CountFunction = count_labels,
+) -> Sums:
+    """Make one optimizer step; afterwards each `parameter.grad` still is what the optimizer was given.
+
+    Every rank calls it with as many micro-batches as the others.
+
+    Args:
+        model: in training mode; a `DistributedDataParallel`, whose comm hook is the caller's to
+            choose, a `ManualDataParallel`, or, with one replica, any module.
+        micro_batches: this rank's examples of the step, in the pieces that fit its memory at once.
+        world: the ranks that train together.
+        loss_normalization, loss_fn, count_fn: see `accumulate_gradients`.
+        clip_grad_norm: largest global norm of the averaged gradient; None: no clipping.
+
+    Returns:
+        This rank's sums over all micro-batches: "loss", "count" and the loss function's metrics;
+        with clipping also "grad_norm", the averaged gradient's before it.
+
+    >>> from jaxddp.config import TrainConfig
+    >>> from torch_ref import optim
+    >>> model = nn.Linear(1, 2)
+    >>> optimizer, scheduler = optim.from_config(model.parameters(), TrainConfig(), total_steps=1)
+    >>> batch = {"x": torch.tensor([[-1.0], [1.0]]), "y": torch.tensor([0, 1])}
+    >>> train_step(model, optimizer, scheduler, [batch], World())["count"]
+    tensor(2)
+    """
+    optimizer.zero_grad()
+    sums = accumulate_gradients(model, micro_batches, world, loss_normalization, loss_fn, count_fn)
+    if clip_grad_norm is not None:
+        sums["grad_norm"] = clip_grad_norm_(model.parameters(), clip_grad_norm)
+    optimizer.step()
+    if scheduler is not None:
+        scheduler.step()
+    return sums
+
+
+def accumulate_gradients(
+    model: nn.Module,
+    micro_batches: Sequence[Batch],
+    world: World,
+    loss_normalization: str = "ddp",
+    loss_fn: LossFunction = cross_entropy,
+    count_fn: CountFunction = count_labels,
+) -> Sums:
+    """Leave in each `parameter.grad` the gradient of the step's loss, averaged over all replicas.
+
+    With replicas r = 1..W, micro-batches a = 1..A, per-element losses l and their number n, it is
+
+        ddp:     (1/W) sum_r (1/A) sum_a (sum l_ra / n_ra)     the mean of means
+        global:  sum_ra sum l_ra / sum_ra n_ra                 every element weighs the same
+
+    Args:
+        loss_fn: (model, micro-batch) -> sums over its elements, "loss" and "count" among them.
+        count_fn: micro-batch -> the "count" that loss_fn will return; used by "global".
+
+    Source: pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
+    """
+    total_count = global_count(micro_batches, world, count_fn) if loss_normalization == "global" else None
+    totals: Sums = {}
+    for number, batch in enumerate(micro_batches, start=1):
+        # Only the last backward pass sends gradients; no_sync must cover its forward pass too.
+        with contextlib.nullcontext() if number == len(micro_batches) else no_sync(model):
+            sums = loss_fn(model, batch)
+            if total_count is None:
+                loss = sums["loss"] / sums["count"] / len(micro_batches)
+            else:
+                loss = sums["loss"] * world.world_size / total_count  # the replicas' mean divides by W again
+            loss.backward()
+        for name, value in sums.items():
+            totals[name] = totals.get(name, 0) + value.detach()
+    if isinstance(model, ManualDataParallel):
+        model.sync_gradients()
+    return totals
+
+
+def global_count(micro_batches: Sequence[Batch], world: World, count_fn: CountFunction = count_labels) -> Tensor:
+    """The number of elements that count in the whole step: over all micro-batches of all replicas."""
+    return world.all_reduce(torch.stack([count_fn(batch) for batch in micro_batches]).sum())
+
+
+def no_sync(model: nn.Module) -> AbstractContextManager[None]:
+    """In this context backward passes add to the local gradients and send nothing."""
+    if isinstance(model, DistributedDataParallel | ManualDataParallel):
+        return model.no_sync()
+    return contextlib.nullcontext()
