@@ -19,6 +19,7 @@ Record = dict[str, Any]
 # Okabe and Ito's blue and vermilion, which colour-blind readers tell apart; the markers differ too.
 TRAIN_COLOR, TEST_COLOR = "#0072B2", "#D55E00"
 INK, GRID = "#333333", "#E3E3E3"
+MOST_DECADES = 1e4  # of losses that are marked at 1, 2 and 5
 MOST_MARKERS = 40  # epochs; more markers would hide the line
 LABEL_HEIGHT = 13  # points between the two numbers at the lines' ends
 
@@ -96,7 +97,9 @@ def _scale_loss(axes: "Axes") -> None:
 
     if any(np.any(np.asarray(line.get_ydata()) > 0) for line in axes.lines):
         axes.set_yscale("log", nonpositive="mask")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=20))
+        lowest, highest = axes.get_ylim()
+        within_decades = (1, 2, 5) if highest < MOST_DECADES * lowest else (1,)
+        axes.yaxis.set_major_locator(LogLocator(subs=within_decades, numticks=10))
         axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
         axes.minorticks_off()
         axes.set_title("loss (log scale)", loc="left", fontsize=11, color=INK)
@@ -104,13 +107,13 @@ def _scale_loss(axes: "Axes") -> None:
 
 def _label_ends(axes: "Axes", lines: "Sequence[Line2D]") -> None:
     """Write each line's last value beside its end; where two would overlap, one above the other."""
-    points = {line: np.asarray(line.get_xydata()) for line in lines}
-    ends = {line: xy[-1] for line, xy in points.items() if len(xy)}
-    heights = [axes.transData.transform(end)[1] * 72 / axes.figure.dpi for end in ends.values()]
+    ends = [(line, np.asarray(line.get_xydata())[-1]) for line in lines if np.size(line.get_xydata())]
+    heights = [axes.transData.transform(end)[1] * 72 / axes.figure.dpi for _, end in ends]
     shifts = [0.0 for _ in ends]
-    if len(ends) == 2 and (overlap := LABEL_HEIGHT - abs(heights[0] - heights[1])) > 0:
-        shifts = [overlap / 2, -overlap / 2] if heights[0] > heights[1] else [-overlap / 2, overlap / 2]
-    for (line, end), height, shift in zip(ends.items(), heights, shifts, strict=True):
+    if len(ends) == 2 and np.isfinite(heights).all():
+        overlap = max(0, LABEL_HEIGHT - abs(heights[0] - heights[1])) / 2
+        shifts = [overlap, -overlap] if heights[0] > heights[1] else [-overlap, overlap]
+    for (line, end), height, shift in zip(ends, heights, shifts, strict=True):
         if np.isfinite(height):
             style: dict[str, Any] = {"color": line.get_color(), "fontsize": 9, "va": "center"}
             axes.annotate(f"{end[1]:#.4g}", end, xytext=(6, shift), textcoords="offset points", **style)

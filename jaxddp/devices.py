@@ -49,7 +49,7 @@ def _prepare_cpu(devices: int) -> None:
     if int(os.environ.get("PJRT_NPROC") or 0) < threads:
         os.environ["PJRT_NPROC"] = str(threads)
     with contextlib.suppress(RuntimeError):  # jax runs already (a notebook): its devices are what there is
-        jax.config.update("jax_num_cpu_devices", max(devices, jax.config.read("jax_num_cpu_devices")))
+        jax.config.update("jax_num_cpu_devices", devices)
 
 
 def _gpus(required: bool) -> Sequence[jax.Device]:

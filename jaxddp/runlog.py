@@ -107,7 +107,7 @@ class RunLog:
     Args:
         config: kept as config.json.
         output: a claimed run folder, or None to keep nothing.
-        title: what is run, above the curves; see `run_title`.
+        title: what is run, the first line and above the curves; see `run_title`.
         examples_per_epoch: sum of an epoch's `examples`.
         resume_step: continue after this step; what the folder has of later ones is dropped.
         quiet: show nothing, as on all ranks but one.

@@ -93,11 +93,16 @@ def warmup_cosine(lr: float, total_steps: int, warmup_steps: int = 0, min_lr: fl
     """
     if warmup_steps >= total_steps:
         raise InputError(f"--warmup-steps {warmup_steps}: must be below the run's {total_steps} optimizer steps")
-    fall_steps = total_steps - warmup_steps
-    rise = optax.linear_schedule(lr * WARMUP_START_FACTOR, lr, warmup_steps)
-    return optax.join_schedules(
-        [rise, lambda count: _half_cosine(lr, min_lr, (fall_steps - count) / fall_steps)], [warmup_steps]
-    )
+    # As floats: a quotient of int32, the dtype of optax's step counts, is float32 even in x64 mode.
+    rise_steps, fall_steps = float(max(warmup_steps, 1)), float(total_steps - warmup_steps)
+
+    def schedule(count: jax.typing.ArrayLike) -> jax.Array:
+        count = jnp.minimum(count, total_steps)
+        rise = lr * (WARMUP_START_FACTOR + (1 - WARMUP_START_FACTOR) * count / rise_steps)
+        fall = _half_cosine(lr, min_lr, (total_steps - count) / fall_steps)
+        return jnp.where(count < warmup_steps, rise, fall)
+
+    return schedule
 
 
 def one_cycle(max_lr: float, total_steps: int) -> optax.Schedule:

@@ -8,6 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+CPU = torch.device("cpu")
+
 
 @dataclass(frozen=True)
 class World:
@@ -25,7 +27,7 @@ class World:
 
     rank: int = 0
     world_size: int = 1
-    device: torch.device = torch.device("cpu")
+    device: torch.device = CPU
     group: dist.ProcessGroup | None = None
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
@@ -66,7 +68,9 @@ def process_group(rank: int, world_size: int, device: torch.device, store: dist.
         torch.cuda.set_device(device)
         torch.backends.cudnn.allow_tf32 = False  # torch's default for convolutions rounds to 10 bits
     backend = "nccl" if on_gpu else "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, device_id=device if on_gpu else None)
+    dist.init_process_group(
+        backend, store=store, rank=rank, world_size=world_size, device_id=device if on_gpu else None
+    )
     try:
         yield World(rank, world_size, device, dist.group.WORLD)
     finally:

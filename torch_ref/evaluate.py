@@ -3,16 +3,19 @@
 from collections.abc import Iterable
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from torch_ref.data_parallel import broadcast_buffers
 from torch_ref.distributed import World
-from torch_ref.losses import Batch, LossFunction, Sums, cross_entropy
-from torch_ref.manual import broadcast_buffers
+from torch_ref.losses import Batch, LossFunction, cross_entropy
+from torch_ref.metrics import all_reduce_sums, means, total
 
 
 @torch.no_grad()
-def evaluate(module: nn.Module, batches: Iterable[Batch], world: World, loss_fn: LossFunction = cross_entropy) -> Sums:
-    """Sums of losses, metrics and counts over all ranks' examples, in the model's evaluation mode.
+def evaluate(
+    module: nn.Module, batches: Iterable[Batch], world: World, loss_fn: LossFunction = cross_entropy
+) -> dict[str, float]:
+    """Means of loss and metrics over all ranks' examples, in the model's evaluation mode.
 
     Every rank evaluates the same model: it is given rank 0's buffers first.
 
@@ -22,7 +25,7 @@ def evaluate(module: nn.Module, batches: Iterable[Batch], world: World, loss_fn:
         batches: this rank's share; the shares together hold each example once.
 
     >>> batch = {"x": torch.tensor([[0.5, 0.5], [0.1, 0.9]]).log(), "y": torch.tensor([0, 1])}
-    >>> means(evaluate(nn.Identity(), [batch, batch], World()))["accuracy"]
+    >>> evaluate(nn.Identity(), [batch, batch], World())["accuracy"]
     1.0
     """
     training = module.training
@@ -30,4 +33,4 @@ def evaluate(module: nn.Module, batches: Iterable[Batch], world: World, loss_fn:
     broadcast_buffers(module, world)
     sums = [loss_fn(module, batch) for batch in batches]
     module.train(training)
-    return total(all_reduce_sums(sums, world))
+    return means(total(all_reduce_sums(sums, world)))

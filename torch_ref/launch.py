@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from tqdm import tqdm
 
 from jaxddp.errors import InputError, TrainingError
 from torch_ref.config import TorchConfig
@@ -79,6 +81,7 @@ def _spawn(main: Main, config: TorchConfig, world_size: int) -> None:
 
 
 def _rank_process(rank: int, main: Main, config: TorchConfig, world_size: int, port: int, reports: str) -> None:
+    tqdm.set_lock(threading.RLock())  # tqdm's own is a semaphore, which a rank that is ended would leave behind
     try:
         store = dist.TCPStore(LOCALHOST, port, is_master=False)
         _run(main, config, rank, world_size, local_device(config, rank), store)
@@ -90,7 +93,9 @@ def _rank_process(rank: int, main: Main, config: TorchConfig, world_size: int, p
         os._exit(1)
 
 
-def _run(main: Main, config: TorchConfig, rank: int, world_size: int, device: torch.device, store: dist.Store | None) -> None:
+def _run(
+    main: Main, config: TorchConfig, rank: int, world_size: int, device: torch.device, store: dist.Store | None
+) -> None:
     if device.type == "cpu":
         torch.set_num_threads(1)  # the replicas share the cores
     with process_group(rank, world_size, device, store) as world:
@@ -99,13 +104,14 @@ def _run(main: Main, config: TorchConfig, rank: int, world_size: int, device: to
 
 def _first_failure(processes: list[BaseProcess]) -> BaseProcess | None:
     """Wait until all processes have ended, or one has failed."""
-    running = {process.sentinel: process for process in processes}
+    running = list(processes)
     while running:
-        for sentinel in wait(list(running)):
-            process = running.pop(sentinel)  # type: ignore[call-overload]
+        ended = wait([process.sentinel for process in running])
+        for process in [process for process in running if process.sentinel in ended]:
             process.join()
             if process.exitcode:
                 return process
+            running.remove(process)
     return None
 
 
@@ -130,8 +136,9 @@ class _RankTraceback(Exception):
 
 
 def _named(rank: int, kind: str, message: str) -> InputError | TrainingError:
+    # Our own errors are raised on every rank alike, and where one rank is to blame they name it.
     if kind == InputError.__name__:
-        return InputError(message)  # found on every rank alike
-    if kind != TrainingError.__name__:
-        message = f"{kind}: {message.strip().partition(chr(10))[0]}"
-    return TrainingError(f"rank {rank}: {message}")
+        return InputError(message)
+    if kind == TrainingError.__name__:
+        return TrainingError(message)
+    return TrainingError(f"rank {rank}: {kind}: {message.strip().partition(chr(10))[0]}")

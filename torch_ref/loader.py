@@ -64,6 +64,7 @@ class Loader:
     ):
         dataset = ArrayDataset(arrays, getattr(torch, config.dtype))
         self._sampler = SharedSampler(_samplers(dataset, config, num_replicas, ranks))
+        self._num_replicas = num_replicas
         self._per_replica_batch_size = config.per_replica_batch_size(num_replicas)
         self._accumulation_steps = config.accumulation_steps
         self._drop_last_batch = config.drop_last_batch
@@ -75,9 +76,7 @@ class Loader:
             pin_memory=self._device.type == "cuda",
         )
         if self.steps_per_epoch == 0:
-            raise InputError(
-                f"--global-batch-size {config.global_batch_size}: larger than the {len(dataset)} examples"
-            )
+            raise InputError(f"--global-batch-size {config.global_batch_size}: larger than the {len(dataset)} examples")
 
     @property
     def steps_per_epoch(self) -> int:
@@ -85,17 +84,37 @@ class Loader:
         full, rest = divmod(self._sampler.samplers[0].num_samples, self._per_replica_batch_size)
         return full + (rest > 0 and not self._drop_last_batch)
 
-    def epoch(self, epoch: int) -> Iterator[list[Batch]]:
+    @property
+    def smallest_micro_batch(self) -> int:
+        """Examples in the smallest batch that the model sees: BatchNorm cannot train on one value."""
+        size = self._micro_batches.batch_size or 1
+        rest = len(self._sampler) % size
+        return size if self._drop_last_batch else rest or size
+
+    def examples_in(self, step: int) -> int:
+        """Examples of all replicas in optimizer step `step`, counted from 0 over all epochs."""
+        start = step % self.steps_per_epoch * self._per_replica_batch_size
+        left = self._sampler.samplers[0].num_samples - start
+        return self._num_replicas * min(left, self._per_replica_batch_size)
+
+    @property
+    def examples_per_epoch(self) -> int:
+        """Examples of all replicas in an epoch."""
+        return sum(map(self.examples_in, range(self.steps_per_epoch)))
+
+    def epoch(self, epoch: int, start_step: int = 0) -> Iterator[list[Batch]]:
         """Yield the micro-batches of each optimizer step; an epoch's last step may have fewer and smaller ones.
 
         Args:
             epoch: number of the epoch, which decides the order (torch's `set_epoch`).
+            start_step: optimizer steps of this epoch to leave out, for a resume in its middle.
         """
         self._sampler.set_epoch(epoch)
         micro_batches = iter(self._micro_batches)
-        for _ in range(self.steps_per_epoch):
-            step = islice(micro_batches, self._accumulation_steps)
-            yield [{name: x.to(self._device, non_blocking=True) for name, x in batch.items()} for batch in step]
+        for step in range(self.steps_per_epoch):
+            batches = list(islice(micro_batches, self._accumulation_steps))
+            if step >= start_step:
+                yield [{name: x.to(self._device, non_blocking=True) for name, x in batch.items()} for batch in batches]
 
 
 class SharedSampler(Sampler[int]):
@@ -120,9 +139,7 @@ class SharedSampler(Sampler[int]):
         return sum(map(len, self.samplers))
 
 
-def evaluation_batches(
-    arrays: Arrays, config: TrainConfig, world: World, batch_size: int = 256
-) -> list[Batch]:
+def evaluation_batches(arrays: Arrays, config: TrainConfig, world: World, batch_size: int = 256) -> list[Batch]:
     """This rank's share of the test set, on its device: every example on one rank, none repeated.
 
     >>> arrays = {"x": np.arange(3)}
@@ -142,7 +159,9 @@ def epoch_indices(dataset_size: int, config: TrainConfig, num_replicas: int) -> 
     array([[0, 2, 4],
            [1, 3, 0]])
     """
-    return np.array([list(sampler) for sampler in _samplers(range(dataset_size), config, num_replicas, range(num_replicas))])
+    return np.array(
+        [list(sampler) for sampler in _samplers(range(dataset_size), config, num_replicas, range(num_replicas))]
+    )
 
 
 def _samplers(

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -27,6 +26,7 @@ def cross_entropy(model: nn.Module, batch: Batch) -> Sums:
     Returns:
         Scalars: "loss", through which gradients flow, "count" and "accuracy".
 
+    >>> import torch
     >>> batch = {"x": torch.tensor([[0.5, 0.5], [0.1, 0.9]]).log(), "y": torch.tensor([0, -100])}
     >>> {name: round(value.item(), 4) for name, value in cross_entropy(nn.Identity(), batch).items()}
     {'loss': 0.6931, 'count': 1, 'accuracy': 1}
@@ -40,6 +40,7 @@ def cross_entropy(model: nn.Module, batch: Batch) -> Sums:
 def count_labels(batch: Batch) -> Tensor:
     """How many labels count; known before the forward pass, unlike the loss.
 
+    >>> import torch
     >>> count_labels({"y": torch.tensor([[3, -100], [0, 1]])})
     tensor(3)
     """

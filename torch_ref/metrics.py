@@ -1,5 +1,6 @@
 """Metrics as sums and counts: added up on each rank, reduced once, divided last."""
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -36,4 +37,5 @@ def means(sums: dict[str, float]) -> dict[str, float]:
     >>> means({"count": 4.0, "loss": 2.0, "accuracy": 3.0})
     {'loss': 0.5, 'accuracy': 0.75}
     """
-    return {name: value / sums["count"] for name, value in sums.items() if name != "count"}
+    count = sums["count"]
+    return {name: value / count if count else math.nan for name, value in sums.items() if name != "count"}

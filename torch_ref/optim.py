@@ -2,8 +2,7 @@
 
 from collections.abc import Iterable
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, OneCycleLR, SequentialLR, StepLR
 
@@ -29,7 +28,8 @@ def from_config(
     Raises:
         InputError: `--warmup-steps` leaves no step of the run for the cosine.
 
-    >>> weight = nn.Parameter(torch.zeros(2))
+    >>> import torch
+    >>> weight = torch.zeros(2, requires_grad=True)
     >>> optimizer, scheduler = from_config([weight], TrainConfig(optimizer="sgd", lr=0.1, schedule="one_cycle"), 10)
     >>> optimizer.param_groups[0]["momentum"], round(scheduler.get_last_lr()[0], 4)
     (0.95, 0.004)
@@ -64,7 +64,8 @@ def fast_forward(scheduler: LRScheduler | None, steps: int) -> None:
     Step by step, since torch's schedulers compute each rate from the one before: only so is a
     resumed run bit for bit the uninterrupted one. Its optimizer must have no gradients yet.
 
-    >>> weight = nn.Parameter(torch.zeros(2))
+    >>> import torch
+    >>> weight = torch.zeros(2, requires_grad=True)
     >>> _, scheduler = from_config([weight], TrainConfig(lr=0.1, schedule="step", step_size=2), 10)
     >>> fast_forward(scheduler, 4)
     >>> round(scheduler.get_last_lr()[0], 4)

@@ -1,22 +1,20 @@
 """One optimizer step on one replica: what DDP users write between zero_grad and scheduler.step.
 
-    local loss and gradients -> accumulation -> mean over the replicas -> clipping -> update
+local loss and gradients -> accumulation -> mean over the replicas -> clipping -> update
 """
 
 import contextlib
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from torch_ref.data_parallel import ManualDataParallel, no_sync
 from torch_ref.distributed import World
 from torch_ref.losses import Batch, CountFunction, LossFunction, Sums, count_labels, cross_entropy
-from torch_ref.manual import ManualDataParallel
 
 
 def train_step(
@@ -44,8 +42,7 @@ def train_step(
         clip_grad_norm: largest global norm of the averaged gradient; None: no clipping.
 
     Returns:
-        This rank's sums over all micro-batches: "loss", "count" and the loss function's metrics;
-        with clipping also "grad_norm", the averaged gradient's before it.
+        This rank's sums over all micro-batches: "loss", "count" and the loss function's metrics.
 
     >>> from jaxddp.config import TrainConfig
     >>> from torch_ref import optim
@@ -58,7 +55,7 @@ def train_step(
     optimizer.zero_grad()
     sums = accumulate_gradients(model, micro_batches, world, loss_normalization, loss_fn, count_fn)
     if clip_grad_norm is not None:
-        sums["grad_norm"] = clip_grad_norm_(model.parameters(), clip_grad_norm)
+        clip_grad_norm_(model.parameters(), clip_grad_norm)
     optimizer.step()
     if scheduler is not None:
         scheduler.step()
@@ -107,10 +104,3 @@ def accumulate_gradients(
 def global_count(micro_batches: Sequence[Batch], world: World, count_fn: CountFunction = count_labels) -> Tensor:
     """The number of elements that count in the whole step: over all micro-batches of all replicas."""
     return world.all_reduce(torch.stack([count_fn(batch) for batch in micro_batches]).sum())
-
-
-def no_sync(model: nn.Module) -> AbstractContextManager[None]:
-    """In this context backward passes add to the local gradients and send nothing."""
-    if isinstance(model, DistributedDataParallel | ManualDataParallel):
-        return model.no_sync()
-    return contextlib.nullcontext()

@@ -26,7 +26,7 @@ class Stage(nn.Module):
 
     def __init__(self, in_channels: int, channels: int):
         super().__init__()
-        self.conv = nn.Conv2d(in_channels, channels, 3, padding=1)
+        self.conv = nn.Conv2d(in_channels, channels, 3, padding=1, bias=False)
         self.bn = nn.BatchNorm2d(channels)
         self.block = Block(channels)
 

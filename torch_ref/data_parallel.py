@@ -1,13 +1,41 @@
-"""Data parallelism by hand: what DistributedDataParallel does, without overlap, in four collectives."""
+"""A model made data-parallel: by torch's DistributedDataParallel, or by hand."""
 
 import contextlib
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from torch_ref.distributed import World
 from torch_ref.verify import verify_replicas
+
+
+def wrap(module: nn.Module, world: World, strategy: str = "ddp") -> nn.Module:
+    """The module as one of the replicas.
+
+    Args:
+        module: on the world's device, the same on each rank.
+        strategy: "ddp", "manual", or "single": as it is.
+
+    Raises:
+        TrainingError: the ranks start from different parameters (DDP alone would overwrite them).
+    """
+    if strategy == "single":
+        return module
+    if strategy == "manual":
+        return ManualDataParallel(module, world)
+    verify_replicas(module, world, step=0)
+    device_ids = [world.device.index] if world.device.type == "cuda" else None
+    return DistributedDataParallel(module, device_ids=device_ids, process_group=world.group)
+
+
+def no_sync(model: nn.Module) -> AbstractContextManager[None]:
+    """In this context backward passes add to the local gradients and send nothing."""
+    if isinstance(model, DistributedDataParallel | ManualDataParallel):
+        return model.no_sync()
+    return contextlib.nullcontext()
 
 
 class ManualDataParallel(nn.Module):
@@ -22,7 +50,7 @@ class ManualDataParallel(nn.Module):
         world: the ranks that train together.
 
     Raises:
-        TrainingError: the ranks start from different parameters (DDP would overwrite them).
+        TrainingError: the ranks start from different parameters.
 
     >>> import torch
     >>> model = ManualDataParallel(nn.Linear(2, 1), World())

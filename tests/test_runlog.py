@@ -1,0 +1,397 @@
+"""Run folders: what is shown, what is kept, and what a killed and resumed run leaves."""
+
+import errno
+import io
+import json
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxddp import curves, runlog
+from jaxddp.config import TrainConfig
+from jaxddp.curves import draw_curves
+from jaxddp.errors import InputError, TrainingError
+from jaxddp.runlog import RunLog, claim_output, read_metrics, write_atomically
+
+CONFIG = TrainConfig(epochs=10)
+STEPS_PER_EPOCH = 2
+
+
+def open_log(output: Path | None, **options) -> RunLog:
+    return RunLog(CONFIG, output, title="a test", examples_per_epoch=64, **options)
+
+
+def train(log: RunLog, first_step: int, last_step: int) -> None:
+    """What a trainer reports: losses 1 / step, accuracies 1 - loss, two steps per epoch."""
+    for step in range(first_step, last_step + 1):
+        epoch = (step + 1) // STEPS_PER_EPOCH
+        metrics = {"loss": 1 / step, "accuracy": 1 - 1 / step}
+        log.step(step, epoch, metrics, examples=32)
+        if step % STEPS_PER_EPOCH == 0:
+            log.epoch(step, epoch, metrics, metrics, examples_per_second=1000)
+
+
+def write_run(output: Path, last_step: int) -> None:
+    with open_log(claim_output(output)) as log:
+        train(log, 1, last_step)
+
+
+def places(records: list[dict]) -> list[tuple[str, int]]:
+    return [(record["kind"], record["step"]) for record in records]
+
+
+SIX_STEPS = [("step", 1), ("step", 2), ("epoch", 2), ("step", 3), ("step", 4), ("epoch", 4), ("step", 5), ("step", 6)]
+SIX_STEPS += [("epoch", 6)]
+
+
+# Claiming a folder.
+
+
+def test_claim_makes_the_folder_and_takes_an_empty_one(tmp_path):
+    assert claim_output(str(tmp_path / "runs" / "a")) == tmp_path / "runs" / "a"
+    assert claim_output(tmp_path / "runs" / "a").is_dir()
+
+
+def test_claim_to_resume_takes_a_run(tmp_path):
+    write_run(tmp_path / "run", 2)
+    before = sorted(tmp_path.rglob("*"))
+    assert claim_output(tmp_path / "run", resume=True) == tmp_path / "run"
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("target", "resume", "message"),
+    [
+        ("run", False, "--output {}: holds a run already; choose a new folder, or go on with it by --resume {}"),
+        ("notes", False, "--output {}: holds other files (a, b, c, ...); choose a new or empty folder"),
+        ("file", False, "--output {}: is a file; needs a folder"),
+        ("file/run", False, "--output {}: not a directory; needs a folder that can be written"),
+        ("new/" + 300 * "x", False, "--output {}: file name too long; needs a folder that can be written"),
+        ("notes", True, "--resume {}: holds no run (no config.json there)"),
+        ("missing", True, "--resume {}: holds no run (no config.json there)"),
+    ],
+)
+def test_folders_that_cannot_be_claimed(tmp_path, target, resume, message):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").touch()
+    (tmp_path / "notes").mkdir()
+    for name in "dcba":
+        (tmp_path / "notes" / name).touch()
+    (tmp_path / "file").touch()
+    before = sorted(tmp_path.rglob("*"))
+    path = tmp_path / target
+    with pytest.raises(InputError) as error:
+        claim_output(path, resume)
+    assert str(error.value) == message.format(path, path)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EROFS])
+def test_an_unwritable_folder_is_not_left_behind(tmp_path, monkeypatch, code):
+    def refuse(dir):
+        raise OSError(code, "Refused")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+    path = tmp_path / "runs" / "a"
+    with pytest.raises(InputError, match=r"^--output .*a: refused; needs a folder that can be written$"):
+        claim_output(path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_atomic_write_keeps_the_old_file_when_it_fails(tmp_path, monkeypatch):
+    path = tmp_path / "config.json"
+    write_atomically(path, b"old")
+    write_atomically(path, b"older than the next")
+
+    def refuse(self, target):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", refuse)
+    with pytest.raises(OSError, match="No space left"):
+        write_atomically(path, b"new")
+    assert path.read_bytes() == b"older than the next"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+# What is shown.
+
+
+def test_lines_are_aligned_and_on_stdout_only(capsys):
+    with open_log(None) as log:
+        metrics = {"loss": 0.1234564, "accuracy": 0.97123}
+        log.step(1, 3, metrics, examples=32)
+        log.epoch(60, 3, metrics, {"loss": 0.23456749, "accuracy": 0.9694}, examples_per_second=12345.4)
+        log.epoch(200, 10, metrics, {}, examples_per_second=123456)
+        log.summary(0.98056, 11.34, "replicas identical", "2 skipped")
+    out, err = capsys.readouterr()
+    assert out.splitlines() == [
+        "a test",
+        "epoch  3/10  train loss 0.123456  accuracy 0.9712  test loss 0.234567  accuracy 0.9694   12,345 examples/s",
+        "epoch 10/10  train loss 0.123456  accuracy 0.9712  123,456 examples/s",
+        "test accuracy 0.9806   11.3 s   replicas identical   2 skipped",
+    ]
+    assert err == ""
+
+
+def test_summary_says_where_the_run_is(tmp_path, capsys):
+    with open_log(claim_output(tmp_path / "run")) as log:
+        log.summary(0.5, 1)
+    *_, result, place = capsys.readouterr().out.splitlines()
+    assert result == "test accuracy 0.5000   1.0 s"
+    assert place == f"kept in {tmp_path / 'run'}"
+
+
+class Terminal(io.StringIO):
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_bar_on_terminals(monkeypatch, capsys, quiet):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with open_log(None, quiet=quiet) as log:
+        for step in (1, 2, 3):  # one more than examples_per_epoch has room for
+            log.step(step, 1, {"loss": 0.5, "accuracy": 0.25}, examples=32)
+            time.sleep(0.12)
+        log.epoch(3, 1, {"loss": 0.5}, {"loss": 0.5}, examples_per_second=1)
+    if quiet:
+        assert terminal.getvalue() == capsys.readouterr().out == ""
+    else:
+        shown = [line.strip() for line in terminal.getvalue().split("\r")]
+        assert any(line.startswith("epoch  1/10  loss 0.500000  accuracy 0.2500 |████") for line in shown)
+        assert shown[-1] == ""  # the bar is gone
+
+
+# What is kept.
+
+
+def test_metrics_are_strict_json(tmp_path):
+    with open_log(claim_output(tmp_path / "run")) as log:
+        log.step(1, 1, {"loss": float("nan"), "accuracy": np.float32(0.5)}, examples=32)
+        log.epoch(1, 1, {"loss": float("inf")}, {"loss": np.float64(0.25)}, examples_per_second=100)
+        text = (tmp_path / "run" / "metrics.jsonl").read_text()  # there before the run ends
+
+    def refuse(constant):
+        raise AssertionError(f"{constant} is no JSON")
+
+    assert [json.loads(line, parse_constant=refuse) for line in text.splitlines()] == [
+        {"kind": "step", "step": 1, "epoch": 1, "examples": 32, "loss": None, "accuracy": 0.5},
+        {"kind": "epoch", "step": 1, "epoch": 1, "train_loss": None, "test_loss": 0.25, "examples_per_second": 100.0},
+    ]
+    assert (tmp_path / "run" / "curves.png").is_file()
+
+
+def test_folder_of_a_run(tmp_path):
+    write_run(tmp_path / "run", 2)
+    names = sorted(path.name for path in (tmp_path / "run").iterdir())
+    assert names == ["config.json", "curves.png", "metrics.jsonl", "tensorboard"]
+    assert TrainConfig.from_json(tmp_path / "run" / "config.json") == CONFIG
+
+
+def test_a_run_without_steps_has_no_curves(tmp_path):
+    with open_log(claim_output(tmp_path / "run")):
+        pass
+    assert not (tmp_path / "run" / "curves.png").exists()
+
+
+def test_a_failed_run_keeps_its_history_and_its_error(tmp_path, monkeypatch):
+    with pytest.raises(TrainingError, match="loss is nan"), open_log(claim_output(tmp_path / "a")) as log:
+        train(log, 1, 3)
+        raise TrainingError("loss is nan")
+    assert places(read_metrics(tmp_path / "a" / "metrics.jsonl")) == SIX_STEPS[:4]
+    assert (tmp_path / "a" / "curves.png").is_file()
+
+    monkeypatch.setattr(runlog, "draw_curves", lambda history, title: 1 / 0)
+    with pytest.raises(TrainingError, match="loss is nan"), open_log(claim_output(tmp_path / "b")) as log:
+        train(log, 1, 3)
+        raise TrainingError("loss is nan")
+    with pytest.raises(ZeroDivisionError):
+        write_run(tmp_path / "c", 2)
+
+
+@pytest.mark.parametrize(("resume_step", "kept"), [(0, 0), (3, 4), (4, 6), (6, 9)])
+@pytest.mark.parametrize("torn", ["", '{"kind": "step", "st', '{"kind": "step", "step": 9}', "\x00\x00"])
+def test_resume_drops_what_comes_after(tmp_path, monkeypatch, resume_step, kept, torn):
+    output, drawn = tmp_path / "run", []
+    monkeypatch.setattr(runlog, "draw_curves", lambda history, title: drawn.append(history) or b"")
+    write_run(output, 6)
+    metrics = output / "metrics.jsonl"
+    metrics.write_text(metrics.read_text() + torn)
+    with open_log(claim_output(output, resume=True), resume_step=resume_step) as log:
+        assert places(read_metrics(metrics)) == SIX_STEPS[:kept]
+        train(log, resume_step + 1, 6)
+    assert places(read_metrics(metrics)) == SIX_STEPS
+    assert drawn[0] == drawn[1]  # the whole history, as of a run that was never interrupted
+    assert not list(output.glob("*.tmp"))
+
+
+def test_resume_keeps_the_new_config_and_does_without_metrics(tmp_path):
+    write_run(tmp_path / "run", 2)
+    (tmp_path / "run" / "metrics.jsonl").unlink()
+    longer = TrainConfig(epochs=20)
+    with RunLog(longer, tmp_path / "run", title="t", examples_per_epoch=64, resume_step=2) as log:
+        train(log, 3, 4)
+    assert TrainConfig.from_json(tmp_path / "run" / "config.json") == longer
+    assert places(read_metrics(tmp_path / "run" / "metrics.jsonl")) == SIX_STEPS[3:6]
+
+
+def test_metrics_cut_anywhere_are_read_up_to_there(tmp_path):
+    write_run(tmp_path / "run", 2)
+    path = tmp_path / "run" / "metrics.jsonl"
+    content, whole = path.read_bytes(), read_metrics(path)
+    for cut in range(len(content)):
+        path.write_bytes(content[:cut])
+        complete = content[: cut + 1].count(b"\n")  # the newline itself may be missing
+        assert read_metrics(path) == whole[:complete]
+
+
+@pytest.mark.parametrize("line", ["{", "[1]", "3", "{}", '{"kind": "step"}'])
+def test_a_bad_line_in_the_middle_is_named(tmp_path, line):
+    write_run(tmp_path / "run", 2)
+    path = tmp_path / "run" / "metrics.jsonl"
+    first, *rest = path.read_text().splitlines()
+    path.write_text("\n".join([first, line, *rest]))
+    with pytest.raises(InputError) as error, open_log(tmp_path / "run", resume_step=2):
+        pass
+    assert str(error.value) == f"{path}: line 2 is not a record of a run; remove it"
+    assert line in path.read_text()
+
+
+# TensorBoard.
+
+
+def read_events(file: Path) -> list:
+    """The events of one file, each with its checksum verified."""
+    from tensorboardX.proto.event_pb2 import Event
+    from tensorboardX.record_writer import masked_crc32c
+
+    content, events, start = file.read_bytes(), [], 0
+    while start < len(content):
+        (length,) = struct.unpack_from("<Q", content, start)
+        payload = content[start + 12 : start + 12 + length]
+        assert struct.unpack_from("<I", content, start + 12 + length) == (masked_crc32c(payload),)
+        events.append(Event.FromString(payload))
+        start += length + 16
+    return events
+
+
+def scalars(events: list) -> dict[tuple[str, int], float]:
+    return {(value.tag, event.step): value.simple_value for event in events for value in event.summary.value}
+
+
+def test_tensorboard_events_can_be_read_back(tmp_path):
+    write_run(tmp_path / "run", 2)
+    (file,) = (tmp_path / "run" / "tensorboard").iterdir()
+    losses = {("loss/step", 1): 1, ("loss/step", 2): 0.5, ("loss/train", 2): 0.5, ("loss/test", 2): 0.5}
+    accuracies = {(tag.replace("loss", "accuracy"), step): 1 - loss for (tag, step), loss in losses.items()}
+    assert scalars(read_events(file)) == losses | accuracies | {("examples_per_second", 2): 1000}
+
+
+def test_tensorboard_hides_what_a_resumed_run_does_again(tmp_path):
+    write_run(tmp_path / "run", 4)
+    with open_log(tmp_path / "run", resume_step=2) as log:
+        train(log, 3, 4)
+    files = sorted((tmp_path / "run" / "tensorboard").iterdir(), key=lambda file: file.stat().st_mtime_ns)
+    assert len(files) == 2  # made within one second
+    events = read_events(files[1])
+    purges = [event.step for event in events if event.HasField("session_log")]
+    assert purges == [3]  # TensorBoard forgets steps from there on
+    assert {step for _, step in scalars(events)} == {3, 4}
+
+
+def test_nan_in_tensorboard_is_no_warning(tmp_path, caplog):
+    with open_log(claim_output(tmp_path / "run")) as log:
+        log.step(1, 1, {"loss": float("nan")}, examples=32)
+    assert caplog.records == []
+
+
+# The picture.
+
+
+def read_png(png: bytes) -> np.ndarray:
+    """Pixels (height, width, 3) from 0 to 255."""
+    from matplotlib.image import imread
+
+    return (imread(io.BytesIO(png), format="png")[..., :3] * 255).round().astype(int)
+
+
+def pixels_of(color: str, image: np.ndarray) -> np.ndarray:
+    """Where (height, width) a picture shows a colour, full or nearly so."""
+    wanted = [int(color[i : i + 2], 16) for i in (1, 3, 5)]
+    return (abs(image - wanted) < 20).all(axis=-1)
+
+
+def history_of(losses: list[float | None]) -> list[dict]:
+    return [
+        {"kind": kind, "step": step, "epoch": step}
+        | ({"loss": loss} if kind == "step" else {"train_loss": loss, "test_loss": loss, "test_accuracy": 0.5})
+        for step, loss in enumerate(losses, start=1)
+        for kind in ("step", "epoch")
+    ]
+
+
+def test_curves_show_all_lines(tmp_path):
+    write_run(tmp_path / "run", 6)
+    image = read_png((tmp_path / "run" / "curves.png").read_bytes())
+    assert image.shape == (720, 1650, 3)
+    for half in np.split(image, 2, axis=1):
+        above_legend = half[:620]
+        assert pixels_of(curves.TEST_COLOR, above_legend).sum() > 200
+        assert pixels_of("#BFDBEB", above_legend).sum() > 50  # each step, faint
+    assert (image == 255).all(axis=-1).mean() > 0.8
+
+
+def test_loss_axis_is_logarithmic():
+    losses = [10 ** (-step / 20) for step in range(41)]
+    left = pixels_of(curves.TEST_COLOR, read_png(draw_curves(history_of(losses), "t")))[:600, :700]
+    columns = np.flatnonzero(left.any(axis=0))
+    rows = np.array([np.flatnonzero(left[:, column]).mean() for column in columns])
+    slope, start = np.polyfit(columns, rows, 1)
+    assert slope > 0.5  # rows count downwards
+    assert abs(rows - (slope * columns + start)).max() < 2
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [[], [None], [None, 1.0, None], [0.0, 0.0], [1.0, 0.0], [-1.0], [2.0, 2.0], [1e-30, 1e30]],
+    ids=str,
+)
+def test_curves_of_odd_losses(losses):
+    image = read_png(draw_curves(history_of(losses), "t"))
+    assert image.shape == (720, 1650, 3)
+    assert pixels_of(curves.INK, image).any()
+
+
+def test_curves_take_any_title():
+    png = draw_curves(history_of([1.0]), "mlp on $x_{.npz \\frac 数据 " + 30 * "very long ")
+    assert read_png(png).shape == (720, 1650, 3)
+
+
+# Neither jax nor torch.
+
+
+def test_datasets_and_runlog_import_neither_jax_nor_torch(tmp_path):
+    program = f"""
+import sys
+from pathlib import Path
+from jaxddp import datasets
+from jaxddp.config import TrainConfig
+from jaxddp.runlog import RunLog
+for options in ({{}}, {{"dataset": "linear"}}, {{"dataset": "names", "model": "char_mlp"}}):
+    datasets.load(TrainConfig(**options))
+with RunLog(TrainConfig(), Path({str(tmp_path)!r}), title="t", examples_per_epoch=1, quiet=True) as log:
+    log.step(1, 1, {{"loss": 1.0}}, examples=1)
+print(sorted({{"jax", "torch"}} & sys.modules.keys()))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+    assert (tmp_path / "curves.png").is_file()

@@ -1,0 +1,93 @@
+"""Checkpoints of a TrainState, by torch.save; reading one runs no code that it may hold."""
+
+import copy
+import io
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from jaxddp.errors import InputError
+from jaxddp.runlog import write_atomically
+from torch_ref import optim
+from torch_ref.state import TrainState
+from torch_ref.weights import differences
+
+_MANY = 3  # differences named in an error
+
+
+def save_checkpoint(path: Path, state: TrainState) -> None:
+    """Write model, optimizer and step; the file is whole at any time.
+
+    Hyperparameters and schedule are not in it: they are the configuration's, and the step's.
+    """
+    content = {
+        "step": state.step,
+        "model": state.module.state_dict(),
+        "optimizer": state.optimizer.state_dict()["state"],
+    }
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    write_atomically(path, buffer.getvalue())
+
+
+def load_checkpoint(path: Path, state: TrainState) -> None:
+    """Put a new `state` where the saved one was; the steps that follow are bit for bit the same.
+
+    Where the configuration has changed since (another learning rate, more epochs), the new one holds.
+
+    Args:
+        state: as built from the configuration, before its first step.
+
+    Raises:
+        InputError: there is no checkpoint, or it is of another model or optimizer.
+    """
+    content = _read(path)
+    expected = {"model": state.module.state_dict(), "optimizer": _state_after_a_step(state.optimizer)}
+    names = [name for name, _ in state.module.named_parameters()]
+    if problems := differences(_tensors(content, names), _tensors(expected, names)):
+        shown = "; ".join(problems[:_MANY]) + (" ..." if len(problems) > _MANY else "")
+        raise InputError(f"--resume {path.parent}: a checkpoint of another model or optimizer: {shown}")
+    state.module.load_state_dict(content["model"])
+    hyperparameters = state.optimizer.state_dict()["param_groups"]
+    state.optimizer.load_state_dict({"state": content["optimizer"], "param_groups": hyperparameters})
+    state.step = content["step"]
+    optim.fast_forward(state.scheduler, state.step)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise InputError(f"--resume {path.parent}: holds no checkpoint of torch_ref (no {path.name} there)")
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        reason = str(error).partition("\n")[0]
+        raise InputError(f"--resume {path.parent}: {path.name} cannot be read ({reason})") from None
+    if not isinstance(content, dict) or content.keys() != {"step", "model", "optimizer"}:
+        raise InputError(f"--resume {path.parent}: {path.name} is not a checkpoint of torch_ref")
+    return content
+
+
+def _state_after_a_step(optimizer: Optimizer) -> dict[int, Any]:
+    """What the optimizer will keep per parameter: tried out on a copy."""
+    trial = copy.deepcopy(optimizer)
+    for group in trial.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter)
+    trial.step()
+    return trial.state_dict()["state"]
+
+
+def _tensors(content: Mapping[str, Any], names: list[str]) -> dict[str, Tensor]:
+    """All tensors by name: "fc.weight" of the model, "fc.weight: exp_avg" of the optimizer."""
+    moments = {
+        f"{name}: {key}": value
+        for name, moments_of_one in zip(names, content["optimizer"].values(), strict=False)
+        for key, value in moments_of_one.items()
+        if isinstance(value, Tensor)
+    }
+    return {**content["model"], **moments}

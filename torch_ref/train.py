@@ -1,0 +1,220 @@
+"""`python -m torch_ref.train`: what jaxddp.train does, by torch's own DistributedDataParallel.
+
+python -m torch_ref.train --model mlp --devices 4 --output runs/mlp
+torchrun --nproc-per-node 4 -m torch_ref.train --model mlp --output runs/mlp
+"""
+
+import dataclasses
+import math
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch.distributed
+from torch import nn
+
+from jaxddp import cli, datasets
+from jaxddp.errors import InputError, TrainingError
+from jaxddp.runlog import RunLog, claim_output, run_title
+from jaxddp.sampler import shard_table
+from torch_ref import models, optim
+from torch_ref.checkpoint import load_checkpoint, save_checkpoint
+from torch_ref.config import TorchConfig
+from torch_ref.data_parallel import wrap
+from torch_ref.devices import check_devices, num_replicas
+from torch_ref.distributed import World
+from torch_ref.evaluate import evaluate
+from torch_ref.launch import launch
+from torch_ref.loader import Loader, epoch_indices, evaluation_batches
+from torch_ref.losses import Batch, Sums
+from torch_ref.metrics import all_reduce_sums, means, total
+from torch_ref.state import TrainState
+from torch_ref.step import train_step
+from torch_ref.verify import verify_replicas
+from torch_ref.weights import load_weights, save_weights
+
+CHECKPOINT_FILE = "checkpoint.pt"
+WEIGHTS_FILE = "model.safetensors"
+REPORT_EVERY = 50  # optimizer steps between two reductions of the metrics
+
+
+def main(config: TorchConfig) -> None:
+    """Train as `config` says, on every rank, and show and keep what it says."""
+    if config.resume is not None:
+        config = dataclasses.replace(config, output=config.resume)
+    check_devices(config)
+    if config.print_shards:
+        print_shards(config)
+    else:
+        launch(train, config)
+
+
+def train(world: World, config: TorchConfig) -> None:
+    """The whole run, as each rank sees it; only rank 0 shows and keeps something.
+
+    Raises:
+        InputError: the parts of the run do not fit each other, or the run folder is another run's.
+        TrainingError: a loss is not a number, or replicas differ; the last checkpoint stays good.
+    """
+    run = build(world, config)
+    first = world.rank == 0
+    with RunLog(
+        dataclasses.replace(config, resume=None),
+        Path(config.output) if first and config.output is not None else None,
+        title=run_title(config, num_replicas(config), _framework(run)),
+        examples_per_epoch=run.loader.examples_per_epoch,
+        resume_step=run.state.step if config.resume else None,
+        quiet=not first,
+    ) as log:
+        try:
+            train_epochs(run, log)
+        except TrainingError as error:
+            raise TrainingError(f"{error}; {_last_good(config)}") from None
+
+
+@dataclass(frozen=True)
+class Run:
+    """The parts of a run on one rank, checked against each other."""
+
+    config: TorchConfig
+    world: World
+    loader: Loader
+    test_batches: list[Batch]
+    model: nn.Module
+    """The replica: what the forward pass calls."""
+    state: TrainState
+    """Its module is the model inside."""
+
+
+def build(world: World, config: TorchConfig) -> Run:
+    """Put a run together; on rank 0, claim its folder.
+
+    Raises:
+        InputError: the parts do not fit each other, or the folder is another run's.
+    """
+    dataset = datasets.load(config)
+    replicas = num_replicas(config)
+    ranks = range(replicas) if config.strategy == "single" else [world.rank]
+    loader = Loader(dataset.train, config, replicas, ranks, world.device)
+    module = models.build(config, dataset).to(world.device)
+    if config.sync_batch_norm and world.world_size > 1:
+        module = nn.SyncBatchNorm.convert_sync_batchnorm(module, world.group)
+    _check_batch_norm(config, loader, module)
+    if config.weights is not None:
+        load_weights(config.weights, module)
+    state = TrainState(module, *optim.from_config(module.parameters(), config, config.epochs * loader.steps_per_epoch))
+    if config.output is not None and world.rank == 0:
+        claim_output(config.output, resume=config.resume is not None)
+    if config.resume is not None:
+        load_checkpoint(Path(config.resume) / CHECKPOINT_FILE, state)
+    test_batches = evaluation_batches(dataset.test, config, world)
+    return Run(config, world, loader, test_batches, wrap(module, world, config.strategy), state)
+
+
+def train_epochs(run: Run, log: RunLog) -> None:
+    """The loop: from `run.state` to the end of the last epoch."""
+    config, state, steps_per_epoch = run.config, run.state, run.loader.steps_per_epoch
+    started = time.perf_counter()
+    test = evaluate(state.module, run.test_batches, run.world)
+    for epoch in range(state.step // steps_per_epoch, config.epochs):
+        train_means, speed = train_epoch(run, epoch, log)
+        test = evaluate(state.module, run.test_batches, run.world)
+        _check_finite("test loss", test["loss"], state.step, epoch)
+        log.epoch(state.step, epoch + 1, train_means, test, speed)
+        if config.checkpoint_every and (epoch + 1) % config.checkpoint_every == 0:
+            keep(run)
+    keep(run)
+    if config.output is not None and run.world.rank == 0:
+        save_weights(Path(config.output) / WEIGHTS_FILE, state.module)
+    log.summary(test["accuracy"], time.perf_counter() - started, "replicas identical")
+
+
+def train_epoch(run: Run, epoch: int, log: RunLog) -> tuple[dict[str, float], float]:
+    """One pass over the training set, or what of it lies after `run.state.step`.
+
+    Returns:
+        The means over its examples, and examples per second.
+    """
+    config, state, loader = run.config, run.state, run.loader
+    started, first = time.perf_counter(), state.step
+    waiting: list[Sums] = []
+    reported: list[dict[str, float]] = []
+    run.model.train()
+    for micro_batches in loader.epoch(epoch, start_step=state.step % loader.steps_per_epoch):
+        sums = train_step(
+            run.model,
+            state.optimizer,
+            state.scheduler,
+            micro_batches,
+            run.world,
+            loss_normalization=config.loss_normalization,
+            clip_grad_norm=config.clip_grad_norm,
+        )
+        state.step += 1
+        waiting.append(sums)
+        if len(waiting) == REPORT_EVERY:
+            reported += report(run, epoch, waiting, log)
+            waiting = []
+        if config.verify_every and state.step % config.verify_every == 0:
+            verify_replicas(state.module, run.world, state.step)
+    reported += report(run, epoch, waiting, log)
+    examples = sum(map(loader.examples_in, range(first, state.step)))
+    return means(total(reported)), examples / (time.perf_counter() - started)
+
+
+def report(run: Run, epoch: int, steps: list[Sums], log: RunLog) -> list[dict[str, float]]:
+    """Reduce, check and show the sums of the last few steps; late, so that no step waits for them.
+
+    Raises:
+        TrainingError: a loss is not a finite number; on every rank alike.
+    """
+    reduced = all_reduce_sums(steps, run.world)
+    for step, sums in enumerate(reduced, start=run.state.step - len(steps) + 1):
+        _check_finite("loss", sums["loss"], step, epoch)
+        log.step(step, epoch + 1, means(sums), run.loader.examples_in(step - 1))
+    return reduced
+
+
+def keep(run: Run) -> None:
+    """Verify the replicas and, if there is a run folder, write a checkpoint."""
+    verify_replicas(run.state.module, run.world, run.state.step)
+    if run.config.output is not None and run.world.rank == 0:
+        save_checkpoint(Path(run.config.output) / CHECKPOINT_FILE, run.state)
+
+
+def print_shards(config: TorchConfig) -> None:
+    """Show which example goes to which replica in each step of the first epoch."""
+    size, replicas = len(datasets.load(config).train["y"]), num_replicas(config)
+    indices = epoch_indices(size, config, replicas)
+    print(shard_table(indices, config.per_replica_batch_size(replicas), size))
+
+
+def _framework(run: Run) -> str:
+    if run.config.strategy == "single":
+        return f"torch, one process on {run.world.device.type}"
+    way = "torch DDP" if run.config.strategy == "ddp" else "torch, averaged by hand"
+    return f"{way}, {torch.distributed.get_backend(run.world.group)}, world size {run.world.world_size}"
+
+
+def _check_batch_norm(config: TorchConfig, loader: Loader, module: nn.Module) -> None:
+    """BatchNorm1d cannot train on one example; better to say so before the step that has one."""
+    if loader.smallest_micro_batch == 1 and any(isinstance(layer, nn.BatchNorm1d) for layer in module.modules()):
+        raise InputError(
+            f"--global-batch-size {config.global_batch_size}: leaves a micro-batch of 1 example on a replica, on "
+            "which BatchNorm cannot train; choose another size, or --drop-last-batch"
+        )
+
+
+def _check_finite(name: str, loss: float, step: int, epoch: int) -> None:
+    if not math.isfinite(loss):
+        raise TrainingError(f"{name} is {loss} at step {step} (epoch {epoch + 1})")
+
+
+def _last_good(config: TorchConfig) -> str:
+    if config.output is None or not (Path(config.output) / CHECKPOINT_FILE).exists():
+        return "there is no checkpoint yet"
+    return f"the last good checkpoint is {config.output}/{CHECKPOINT_FILE}; --resume {config.output} goes on from it"
+
+
+if __name__ == "__main__":
+    cli.run(main, TorchConfig, "python -m torch_ref.train")
