@@ -46,14 +46,14 @@ def parse(config_class: type[Config], argv: Sequence[str], prog: str) -> Config:
 
 @contextlib.contextmanager
 def one_line_errors(show_traceback: bool) -> Iterator[None]:
-    """Turn errors that a user can act on into one line on stderr and exit code 2."""
+    """Turn errors that a user can act on into one line on stderr and exit code 2, or 1 for `TrainingError`."""
     try:
         yield
     except (InputError, TrainingError) as error:
         if show_traceback:
             traceback.print_exc()
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(2 if isinstance(error, InputError) else 1)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
@@ -79,13 +79,18 @@ def _value_of(name: str, argv: Sequence[str]) -> str | None:
 def _explain(boxed: str, config_class: type[TrainConfig]) -> str:
     """Put what tyro says in a box of several lines into one line of ours."""
     message = _unboxed(boxed)
+    if match := re.match(r"Unrecognized options: ([^- ]\S*)", message):
+        return f"{match[1]}: belongs to no flag; see --help"
     if match := re.match(r"Unrecognized options: (-[^ ,=]+)", message):
         known = [flag(field.name) for field in dataclasses.fields(config_class)]
         near = difflib.get_close_matches(match[1], known, n=1)
         return f"{match[1]}: unknown flag" + (f"; did you mean {near[0]}?" if near else "; see --help")
     if match := re.match(r"Error parsing (--\S+): no type matching (.+) could be instantiated from \[(.*?)\]", message):
         value = " ".join(word.strip("', ") for word in match[3].split(","))
-        return f"{match[1]} {value}: expected {match[2].replace('{None}|', '')}"
+        kind = re.sub(r"^{\[?(.*?)\]?}$", r"\1", match[2].replace("{None}|", ""))
+        return f"{match[1]} {value}: expected {kind}"
+    if match := re.match(r"Error parsing (--\S+): invalid literal for int\(\) with base 10: '(.*)'", message):
+        return f"{match[1]} {match[2]}: expected INT"
     return re.sub(r"^Error parsing \w+: ", "", message)
 
 

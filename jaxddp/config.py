@@ -8,7 +8,8 @@ import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from types import UnionType
+from typing import Any, Self, get_args, get_origin, get_type_hints
 
 from jaxddp.errors import InputError, check_name
 
@@ -258,8 +259,27 @@ class TrainConfig:
         if not isinstance(fields, dict) or not fields.keys() <= known:
             unknown = sorted(fields.keys() - known) if isinstance(fields, dict) else type(fields).__name__
             raise InputError(f"{path}: not a run's config (unknown: {unknown})")
-        lists_as_tuples: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
-        return cls(**lists_as_tuples)
+        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
+        kinds = get_type_hints(cls)
+        wrong = [f"{name} is {json.dumps(fields[name])}" for name in values if not _fits(values[name], kinds[name])]
+        if wrong:
+            raise InputError(f"{path}: not a run's config (wrong type: {', '.join(wrong)})")
+        try:
+            return cls(**values)
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from None
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether a value read from JSON has a field's type; an integer will do for a float."""
+    parts = get_args(kind)
+    if isinstance(kind, UnionType):
+        return any(_fits(value, part) for part in parts)
+    if get_origin(kind) is tuple:
+        if isinstance(value, tuple) and parts[-1] is Ellipsis:
+            parts = parts[:1] * len(value)
+        return isinstance(value, tuple) and len(value) == len(parts) and all(map(_fits, value, parts))
+    return type(value) in ((int, float) if kind is float else (kind,))  # so written, true is no integer
 
 
 def flag(field: str) -> str:

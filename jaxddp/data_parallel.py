@@ -33,8 +33,10 @@ class DataParallel:
         loss_normalization, clip_grad_norm, comm_hook: see `jaxddp.step.ReplicaStep`.
         dtype: of the floating-point parameters and buffers; None: as the model has them.
 
+    >>> import numpy as np
     >>> from jaxddp import optim
     >>> from jaxddp.devices import prepare
+    >>> from jaxddp.loader import Loader
     >>> replicas = Replicas(prepare(2, "cpu"))
     >>> def loss_fn(model, batch):
     ...     return (model(batch["x"])[:, 0] - batch["y"]) ** 2
@@ -102,7 +104,11 @@ class DataParallel:
         Returns:
             The state after K steps; sums over all replicas and elements, each (K,): "loss",
             "count" and the loss function's metrics.
+
+        Raises:
+            ValueError: the batches are not for as many replicas as there are.
         """
+        self.replicas.check_dealt(batches)
         return self._steps(state, batches)
 
     def evaluate(self, state: TrainState, arrays: Arrays, batch_size: int = 256) -> dict[str, float]:

@@ -22,11 +22,13 @@ def prepare(devices: int | None = None, platform: str | None = None) -> list[jax
         platform: "cpu", "gpu", or None for GPUs where there are any.
 
     Raises:
-        InputError: there are fewer devices than asked for, or none of that platform.
+        InputError: there are fewer devices than asked for, none of that platform, or none asked for.
 
     >>> len(prepare(2, "cpu"))
     2
     """
+    if devices is not None and devices < 1:
+        raise InputError(f"--devices {devices}: must be at least 1")
     cpu_devices = DEFAULT_CPU_DEVICES if devices is None else devices
     _prepare_cpu(cpu_devices)
     gpus = [] if platform == "cpu" else _gpus(required=platform == "gpu")

@@ -78,6 +78,7 @@ class Embed(nnx.Embed):
     def __init__(self, num_embeddings: int, features: int, *, generator: Generator):
         table = torch_random.embedding_init(generator, num_embeddings, features)
         super().__init__(num_embeddings, features, embedding_init=_value(table), rngs=_no_rngs())
+        self.dtype = None  # flax would look rows up in float32 for ever, also once the table is float64
 
 
 class BatchNorm(nnx.Module):

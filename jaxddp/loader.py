@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
+import jax
 import numpy as np
 
 from jaxddp.errors import InputError
@@ -118,7 +119,13 @@ class Loader:
             epoch: number of the epoch, which decides the order (torch's `set_epoch`).
             start_step: optimizer steps of this epoch to leave out, for a resume in its middle.
         """
-        return _ahead(map(self._replicas.shard, self.host_batches(epoch, start_step)))
+        x64 = jax.config.read("jax_enable_x64")  # a thread does not inherit `with jax.enable_x64(True)`
+
+        def place(batch: MicroBatches) -> MicroBatches:
+            with jax.enable_x64(x64):
+                return self._replicas.shard(batch)
+
+        return _ahead(map(place, self.host_batches(epoch, start_step)))
 
     def host_batches(self, epoch: int, start_step: int = 0) -> Iterator[MicroBatches]:
         """The same in NumPy, for the ranks of this process."""

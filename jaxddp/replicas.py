@@ -58,10 +58,14 @@ class Replicas:
 
     def shard(self, tree: Tree) -> Tree:
         """Deal leaves of shape (world_size, ...) out to the devices, slice r to replica r."""
+        self.check_dealt(tree)
+        return jax.device_put(tree, self._sharded)
+
+    def check_dealt(self, tree: Tree) -> None:
+        """Raise `ValueError` unless all leaves are (world_size, ...); pmap would use fewer devices for fewer slices."""
         for leaf in jax.tree.leaves(tree):
             if np.shape(leaf)[:1] != (self.world_size,):
                 raise ValueError(f"a batch of shape {np.shape(leaf)} cannot be dealt out to {self.world_size} replicas")
-        return jax.device_put(tree, self._sharded)
 
     def map(
         self, function: Callable[..., Any], in_axes: tuple[Axes, ...], out_axes: Axes, donate: tuple[int, ...] = ()

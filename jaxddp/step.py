@@ -82,7 +82,9 @@ class ReplicaStep:
             the way, for `jaxddp.parity` (a caller that drops it pays nothing).
         """
         local, buffers = self.accumulate(state.params, state.buffers, batch)
-        denominator = all_reduce_mean(local.denominator)
+        denominator = local.denominator  # ddp: the number of micro-batches, on all replicas the same
+        if self.loss_normalization == "global":
+            denominator = all_reduce_mean(denominator)
         gradients = _divide(self.comm_hook(local.gradients), denominator)
         clipped, norm = gradients, None
         if self.clip_grad_norm is not None:

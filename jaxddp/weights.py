@@ -15,9 +15,10 @@ import jax
 import numpy as np
 from jax import numpy as jnp
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file, save
 
 from jaxddp.errors import InputError
+from jaxddp.runlog import write_atomically
 from jaxddp.state import Buffers, Params
 
 _TORCH_NAMES = {
@@ -90,7 +91,7 @@ def from_torch(tensors: Mapping[str, np.ndarray], params: Params, buffers: Buffe
 
 def save_weights(path: str | Path, params: Params, buffers: Buffers) -> None:
     """Write a .safetensors file that torch_ref, or any torch model of these names, can load."""
-    save_file(to_torch({**params, **buffers}), path)
+    write_atomically(Path(path), save(to_torch({**params, **buffers})))
 
 
 def load_weights(path: str | Path) -> dict[str, np.ndarray]:

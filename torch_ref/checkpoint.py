@@ -48,7 +48,7 @@ def load_checkpoint(path: Path, state: TrainState) -> None:
     """
     content = _read(path)
     expected = {"model": state.module.state_dict(), "optimizer": _state_after_a_step(state.optimizer)}
-    names = [name for name, _ in state.module.named_parameters()]
+    names = {number: name for number, (name, _) in enumerate(state.module.named_parameters())}
     if problems := differences(_tensors(content, names), _tensors(expected, names)):
         shown = "; ".join(problems[:_MANY]) + (" ..." if len(problems) > _MANY else "")
         raise InputError(f"--resume {path.parent}: a checkpoint of another model or optimizer: {shown}")
@@ -82,12 +82,12 @@ def _state_after_a_step(optimizer: Optimizer) -> dict[int, Any]:
     return trial.state_dict()["state"]
 
 
-def _tensors(content: Mapping[str, Any], names: list[str]) -> dict[str, Tensor]:
+def _tensors(content: Mapping[str, Any], names: Mapping[int, str]) -> dict[str, Tensor]:
     """All tensors by name: "fc.weight" of the model, "fc.weight: exp_avg" of the optimizer."""
     moments = {
-        f"{name}: {key}": value
-        for name, moments_of_one in zip(names, content["optimizer"].values(), strict=False)
-        for key, value in moments_of_one.items()
+        f"{names.get(number, number)}: {name}": value
+        for number, values in content["optimizer"].items()
+        for name, value in values.items()
         if isinstance(value, Tensor)
     }
     return {**content["model"], **moments}

@@ -48,14 +48,12 @@ class Case:
         steps: optimizer steps to take.
         ignored_labels: the share of labels that do not count, so that replicas hold unequal
             numbers of valid ones.
-        sync_reference: torch takes the whole batch in one process (its SyncBatchNorm needs GPUs).
     """
 
     config: TrainConfig
     world_size: int
     steps: int = 20
     ignored_labels: float = 0.0
-    sync_reference: bool = False
 
     @property
     def name(self) -> str:
@@ -124,6 +122,14 @@ def micro_batches_of(batch: MicroBatches, rank: int) -> list[Tensors]:
         return [last]
     count = len(batch.head["y"][rank])
     return [{name: array[rank, i] for name, array in batch.head.items()} for i in range(count)] + [last]
+
+
+def on_one_replica(case: Case) -> Case:
+    """The same steps for one replica, which will take the whole batch (see `whole_batch`).
+
+    BatchNorm is then over the whole batch by itself, as torch's SyncBatchNorm, which needs GPUs.
+    """
+    return dataclasses.replace(case, world_size=1, config=dataclasses.replace(case.config, sync_batch_norm=False))
 
 
 def whole_batch(batch: MicroBatches) -> MicroBatches:

@@ -1,7 +1,6 @@
 """Takes a case through jaxddp."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -74,8 +73,3 @@ def _record(stages: dict[str, Any]) -> Record:
     of_each = [to_torch({name: value[rank] for name, value in per_replica.items()}) for rank in range(count)]
     local_gradients = {name: np.stack([tensors[name] for tensors in of_each]) for name in of_each[0]}
     return {"local_loss": {"loss": stages["local_loss"]}, "local_gradients": local_gradients, **record}
-
-
-def single_device(case: Case) -> Case:
-    """The case with all examples of a step on one replica: what N devices are compared with."""
-    return replace(case, world_size=1)

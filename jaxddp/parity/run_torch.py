@@ -1,5 +1,6 @@
 """Takes a case through torch's DistributedDataParallel, in ranks that are child processes."""
 
+import contextlib
 import multiprocessing
 import multiprocessing.connection
 import tempfile
@@ -13,7 +14,7 @@ from typing import Any, Self
 import numpy as np
 
 from jaxddp.errors import TrainingError
-from jaxddp.parity.case import LOCAL_STAGES, Case, Tensors, Trajectory, micro_batches_of, whole_batch
+from jaxddp.parity.case import LOCAL_STAGES, Case, Tensors, Trajectory, micro_batches_of
 from jaxddp.parity.torch_rank import Job, serve
 from jaxddp.step import MicroBatches
 
@@ -52,11 +53,11 @@ class TorchPool:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for connection in self._connections:
-            if error is None:
+        if error is None:
+            for connection in self._connections:
                 connection.send(None)
-        for process in self._processes:
-            process.join(timeout=10 if error is None else 0)
+            for process in self._processes:
+                process.join(timeout=10)
         self._end()
 
     def run(self, case: Case, weights: Tensors, batches: Iterable[MicroBatches] | None = None) -> Trajectory:
@@ -67,13 +68,11 @@ class TorchPool:
             batches: other batches than the case's.
         """
         every = list(case.batches() if batches is None else batches)
-        world_size = case.world_size
-        if case.sync_reference:
-            world_size, every = 1, [whole_batch(batch) for batch in every]
-        for rank, connection in enumerate(self._connections[:world_size]):
+        for rank, connection in enumerate(self._connections[: case.world_size]):
             steps = [micro_batches_of(batch, rank) for batch in every]
-            connection.send(Job(case.config, case.dataset(), world_size, weights, steps))
-        return Trajectory(weights, _merge(self._answers(range(world_size))))
+            with contextlib.suppress(ConnectionError):  # a dead rank; `_answers` tells
+                connection.send(Job(case.config, case.dataset(), case.world_size, weights, steps))
+        return Trajectory(weights, _merge(self._answers(range(case.world_size))))
 
     def _answers(self, ranks: Iterable[int]) -> list[Any]:
         """One answer of each rank, or the first failure as an error."""
@@ -86,7 +85,7 @@ class TorchPool:
             for rank in [rank for rank in waiting if self._connections[rank] in ready]:
                 try:
                     kind, answers[rank] = self._connections[rank].recv()
-                except EOFError:
+                except (EOFError, ConnectionError):
                     self._processes[rank].join(timeout=5)
                     self._fail(f"torch rank {rank} died (exit code {self._processes[rank].exitcode})")
                 if kind == "failed":
@@ -105,6 +104,7 @@ class TorchPool:
             process.join()
         for connection in self._connections:
             connection.close()
+        self._connections, self._processes = [], []
         self._folder.cleanup()
 
 

@@ -1,6 +1,7 @@
 """One rank of torch, in a process of its own: takes jobs, returns what it saw. Knows no jax."""
 
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
@@ -90,7 +91,7 @@ class _Recorder:
         self.names = {id(parameter): name for name, parameter in model.named_parameters()}
         self._global = loss_normalization == "global"
 
-    def start(self, micro_batches: list[Batch]) -> None:
+    def start(self, micro_batches: Sequence[Batch]) -> None:
         self.local: Arrays = {}
         self.reduced: Arrays = {}
         self._losses: list[Sums] = []
@@ -130,6 +131,7 @@ def _recording_hook(recorder: _Recorder, bucket: dist.GradBucket) -> torch.futur
         recorder.reduced |= {name: _to_numpy(value) for name, value in zip(names, bucket.gradients(), strict=True)}
         return future.value()
 
+    assert recorder.world.group is not None
     return allreduce_hook(recorder.world.group, bucket).then(keep)
 
 

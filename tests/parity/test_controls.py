@@ -1,0 +1,122 @@
+"""Faults planted on the JAX side: the comparison that passes everywhere else must fail on each."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from conftest import make_case
+
+from jaxddp.collectives import all_reduce, all_reduce_mean
+from jaxddp.errors import TrainingError
+from jaxddp.parity.case import on_one_replica, whole_batch
+from jaxddp.parity.compare import compare
+from jaxddp.parity.run_jax import initial_weights, run_jax
+from jaxddp.parity.run_torch import TorchPool
+from jaxddp.step import MicroBatches
+
+TOLERANCE = 1e-12
+WORLD_SIZE = 4
+
+
+def swap_ranks(batch: MicroBatches) -> MicroBatches:
+    return MicroBatches(None, {name: np.roll(array, 1, axis=0) for name, array in batch.last.items()})
+
+
+def config_of(case, **changes):
+    return dataclasses.replace(case, config=dataclasses.replace(case.config, **changes))
+
+
+def summed(case, weights):
+    return run_jax(case, weights, comm_hook=all_reduce)
+
+
+def not_synchronised(case, weights):
+    return run_jax(case, weights, comm_hook=lambda gradients: gradients)
+
+
+def averaged_twice(case, weights):
+    def hook(gradients):
+        return jax.tree.map(lambda g: g / WORLD_SIZE, all_reduce_mean(gradients))
+
+    return run_jax(case, weights, comm_hook=hook)
+
+
+def wrong_rate(case, weights):
+    return run_jax(config_of(case, lr=case.config.lr * (1 + 1e-9)), weights)
+
+
+def wrong_decay(case, weights):
+    return run_jax(config_of(case, weight_decay=case.config.weight_decay * (1 + 1e-7)), weights)
+
+
+def ranks_data_swapped(case, weights):
+    return run_jax(case, weights, batches=map(swap_ranks, case.batches()))
+
+
+def clipped_at_another_norm(case, weights):
+    return run_jax(config_of(case, clip_grad_norm=0.1), weights)
+
+
+def rounded_on_the_wire(case, weights):
+    def hook(gradients):
+        half = jax.tree.map(lambda g: g.astype(jax.numpy.bfloat16), gradients)
+        return jax.tree.map(lambda mean, g: mean.astype(g.dtype), all_reduce_mean(half), gradients)
+
+    return run_jax(case, weights, comm_hook=hook)
+
+
+# The fault, the stage where it must first show, and its size there. [measured]
+CONTROLS = [
+    (summed, "gradients", 1.0),  # [1.9]
+    (not_synchronised, "gradients", 0.1),  # [0.3]
+    (averaged_twice, "gradients", 0.1),  # [0.5]
+    (wrong_rate, "params", 1e-10),  # [7e-10]
+    (wrong_decay, "params", 1e-11),  # [2e-9]
+    (ranks_data_swapped, "local_loss", 1e-2),  # [0.1]
+    (clipped_at_another_norm, "clipped_gradients", 0.1),  # [0.6]
+    (rounded_on_the_wire, "gradients", 1e-5),  # [1e-3]
+]
+
+
+@pytest.mark.parametrize(("fault", "stage", "least"), CONTROLS, ids=lambda x: getattr(x, "__name__", None))
+def test_fault_is_found(fault, stage, least, pool):
+    case = make_case("mlp", world_size=WORLD_SIZE, momentum=0.9)
+    weights = initial_weights(case)
+    comparison = compare(fault(case, weights), pool.run(case, weights), TOLERANCE)
+    assert comparison.first is not None, "not found"
+    assert comparison.first[0] == stage, comparison
+    assert comparison.worst[stage].value > least, comparison
+
+
+def test_mean_of_means_on_an_uneven_batch(pool):
+    """jaxddp by `ddp`, torch by the number of all labels: unequal as soon as the replicas' labels are."""
+    case = make_case("mlp", world_size=WORLD_SIZE, ignored_labels=0.4)
+    weights = initial_weights(case)
+    by_labels = pool.run(config_of(case, loss_normalization="global"), weights)
+    comparison = compare(run_jax(case, weights), by_labels, TOLERANCE)
+    assert comparison.worst["gradients"].value > 1e-2, comparison  # [0.1]
+
+
+def test_local_batch_norm_taken_for_synchronised(pool):
+    case = make_case("char_mlp", world_size=WORLD_SIZE)
+    weights = initial_weights(case)
+    whole = pool.run(on_one_replica(case), weights, batches=map(whole_batch, case.batches()))
+    comparison = compare(run_jax(case, weights), whole, TOLERANCE, ("gradients", "params", "buffers"))
+    assert comparison.worst["gradients"].value > 1e-2, comparison  # [0.3]
+
+
+def test_a_dead_rank_is_an_error_and_leaves_nothing_behind():
+    case = make_case("mlp", world_size=2, steps=1)
+    with TorchPool(2) as small_pool:
+        processes = list(small_pool._processes)
+        processes[1].kill()
+        with pytest.raises(TrainingError, match="rank 1 died"):
+            small_pool.run(case, initial_weights(case))
+        assert not any(process.is_alive() for process in processes)
+
+
+def test_a_failing_rank_says_why():
+    case = make_case("mlp", world_size=1, steps=1)
+    with TorchPool(1) as small_pool, pytest.raises(TrainingError, match=r"(?s)rank 0 failed:.*fc\.nonsense"):
+        small_pool.run(case, {"fc.nonsense": np.zeros(3)})

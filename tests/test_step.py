@@ -1,0 +1,325 @@
+"""The replica step against arithmetic by hand, against one replica, and as the compiler leaves it."""
+
+import functools
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+from jax import numpy as jnp
+
+from jaxddp import layers, optim
+from jaxddp.collectives import all_reduce, all_reduce_mean
+from jaxddp.data_parallel import DataParallel
+from jaxddp.errors import TrainingError
+from jaxddp.loader import Loader
+from jaxddp.losses import IGNORE_INDEX, Losses, cross_entropy
+from jaxddp.replicas import Replicas, VirtualReplicas
+from jaxddp.step import CommHook, MicroBatches
+from jaxddp.torch_random import Generator
+
+# What may be in float64, as a part of an array's largest value, and what was measured.
+TOLERANCE = 1e-13  # 3.1e-15
+FAULT = 1e-3  # with a planted fault, at least: 1.9e-2
+
+FEATURES, TOKENS, CLASSES = 4, 3, 3
+CLIP = 0.05
+
+Arrays = dict[str, np.ndarray]
+
+
+class Net(nnx.Module):
+    """Two linear layers with nothing or a BatchNorm between them, for x (B, ..., FEATURES)."""
+
+    def __init__(self, bn: str | None = None):
+        generator = Generator(0)
+        self.fc1 = layers.Linear(FEATURES, 5, generator=generator)
+        self.bn = None if bn is None else layers.BatchNorm(5, sync=bn == "sync")
+        self.fc2 = layers.Linear(5, CLASSES, generator=generator)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = self.fc1(x)
+        return self.fc2(jnp.tanh(x if self.bn is None else self.bn(x)))
+
+
+def first(world_size: int) -> Replicas:
+    return Replicas(jax.devices()[:world_size])
+
+
+def examples(*shape: int) -> Arrays:
+    """Token sequences of which a part does not count, another part in each."""
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, CLASSES, (*shape, TOKENS))
+    y[..., 1:][rng.random(y[..., 1:].shape) < 0.6] = IGNORE_INDEX  # one always counts: nothing has no mean
+    return {"x": rng.normal(size=(*shape, TOKENS, FEATURES)), "y": y}
+
+
+def dealt(world_size: int, steps: int, micro: Sequence[int]) -> MicroBatches:
+    """Batches (W, K, ...) of micro-batches of these sizes, all but the last equal."""
+    whole = examples(world_size, steps, sum(micro))
+    head = sum(micro[:-1])
+    parts = {name: x[:, :, :head].reshape(world_size, steps, -1, micro[0], *x.shape[3:]) for name, x in whole.items()}
+    return MicroBatches(parts if head else None, {name: x[:, :, head:] for name, x in whole.items()})
+
+
+def on_one_replica(world_size: int, steps: int, micro: Sequence[int]) -> MicroBatches:
+    """The examples of `dealt`, as one micro-batch per step of one replica."""
+    whole = examples(world_size, steps, sum(micro))
+    return MicroBatches(None, {n: np.concatenate(x, axis=1)[None] for n, x in whole.items()})
+
+
+@functools.cache
+def train(
+    world_size: int,
+    micro: Sequence[int],
+    *,
+    kind: str = "devices",
+    bn: str | None = None,
+    normalization: str = "global",
+    clip: float | None = None,
+    hook: CommHook = all_reduce_mean,
+) -> Arrays:
+    """Parameters, buffers and metrics after three steps in float64, by name; kind: devices | virtual | one."""
+    replicas = {"devices": first, "virtual": VirtualReplicas, "one": lambda _: first(1)}[kind](world_size)
+    batch = (on_one_replica if kind == "one" else dealt)(world_size, 3, micro)
+    with jax.enable_x64(True):
+        ddp = DataParallel(
+            Net(bn),
+            optim.sgd(0.3, momentum=0.9),
+            replicas=replicas,
+            loss_normalization=normalization,
+            clip_grad_norm=clip,
+            comm_hook=hook,
+            dtype="float64",
+        )
+        state, sums = ddp.steps(ddp.init(), replicas.shard(batch))
+        return jax.device_get({**state.params, **state.buffers, **sums})
+
+
+def distance(a: Arrays, b: Arrays) -> float:
+    """Largest difference, as a part of the array's largest value."""
+    assert a.keys() == b.keys()
+    return max(float(np.max(np.abs(a[name] - b[name])) / (1e-300 + np.max(np.abs(b[name])))) for name in b)
+
+
+def weights_of(result: Arrays) -> Arrays:
+    return {name: result[name] for name in result if name.startswith("fc")}
+
+
+# ---- pmap and vmap, many replicas and one
+
+
+@pytest.mark.parametrize("world_size", [2, 4, 8])
+def test_devices_and_virtual_replicas_agree(world_size: int) -> None:
+    options: dict[str, Any] = {"bn": "local", "clip": CLIP}
+    virtual = train(world_size, (2, 1), kind="virtual", **options)
+    assert distance(train(world_size, (2, 1), **options), virtual) < TOLERANCE
+
+
+@pytest.mark.parametrize(("bn", "equal"), [(None, True), ("sync", True), ("local", False)])
+def test_replicas_equal_one_replica_on_all_examples(bn: str | None, equal: bool) -> None:
+    one = train(4, (4,), kind="one", bn=bn and "sync")  # on one replica sync and local are the same
+    off = distance(weights_of(train(4, (4,), bn=bn)), weights_of(one))
+    assert off < TOLERANCE if equal else off > FAULT
+
+
+def test_accumulation_equals_one_big_micro_batch() -> None:
+    micro = (3, 3, 3, 1)
+    assert distance(train(2, micro), train(2, micro, kind="one")) < TOLERANCE
+    mean_of_means = train(2, micro, normalization="ddp")
+    assert distance(mean_of_means, train(2, micro, kind="one")) > FAULT
+
+
+# ---- by hand
+
+
+@functools.cache
+def stages(normalization: str, micro: Sequence[int]) -> tuple[Arrays, Arrays, dict[str, Any], list[list[dict]]]:
+    """A linear classifier's start, the step's metrics and stages, and by hand each micro-batch [rank][a]."""
+    replicas, batch = first(2), jax.tree.map(lambda x: x[:, 0], dealt(2, 1, micro))
+    with jax.enable_x64(True):
+        ddp = DataParallel(
+            layers.Linear(FEATURES, CLASSES, generator=Generator(1)),
+            optim.sgd(1.0),
+            replicas=replicas,
+            loss_normalization=normalization,
+            clip_grad_norm=CLIP,
+            dtype="float64",
+        )
+        shared = dict.fromkeys(("gradients", "clipped_gradients", "params", "buffers"))
+        axes = {"local_loss": 0, "local_gradients": 0, **shared}
+        step = replicas.map(ddp.replica_step, (None, 0), (None, None, axes))
+        start = jax.device_get(ddp.init().params)
+        _, metrics, found = jax.device_get(step(ddp.init(), replicas.shard(batch)))
+
+    def by_hand(rank: int) -> list[dict]:
+        head = batch.head or {"x": [[]] * 2, "y": [[]] * 2}
+        pairs = [*zip(head["x"][rank], head["y"][rank], strict=True), (batch.last["x"][rank], batch.last["y"][rank])]
+        return [sums_by_hand(start, x, y) for x, y in pairs]
+
+    return start, metrics, found, [by_hand(0), by_hand(1)]
+
+
+def sums_by_hand(start: Arrays, x: np.ndarray, y: np.ndarray) -> dict[str, Any]:
+    """Sums over the elements that count: of the loss, of its gradients, and their number."""
+    counts = y != IGNORE_INDEX
+    x, y = x[counts], y[counts]
+    scores = np.exp(x @ start["kernel"] + start["bias"])
+    p = scores / scores.sum(axis=1, keepdims=True)
+    error = p - np.eye(CLASSES)[y]
+    loss, right = -np.log(p[np.arange(len(y)), y]).sum(), (p.argmax(axis=1) == y).sum()
+    return {"count": len(y), "loss": loss, "accuracy": right, "kernel": x.T @ error, "bias": error.sum(axis=0)}
+
+
+def total(sums: Sequence[dict], name: str) -> Any:
+    return sum(part[name] for part in sums)
+
+
+def mean_of_means(sums: Sequence[dict], name: str) -> Any:
+    return np.mean([part[name] / part["count"] for part in sums], axis=0)
+
+
+def norm(gradients: Arrays) -> float:
+    return float(np.sqrt(sum(np.sum(g**2) for g in gradients.values())))
+
+
+def clipped(gradients: Arrays) -> Arrays:
+    return {name: g * min(1, CLIP / (norm(gradients) + 1e-6)) for name, g in gradients.items()}
+
+
+@pytest.mark.parametrize("micro", [(4,), (3, 3, 1)], ids=str)
+@pytest.mark.parametrize("normalization", ["ddp", "global"])
+def test_loss_normalization(normalization: str, micro: tuple[int, ...]) -> None:
+    start, metrics, found, sums = stages(normalization, micro)
+    each = [*sums[0], *sums[1]]
+    of_means = {name: mean_of_means(each, name) for name in start}
+    of_all = {name: total(each, name) / total(each, "count") for name in start}
+    right, wrong = (of_means, of_all) if normalization == "ddp" else (of_all, of_means)
+    assert distance(found["gradients"], right) < TOLERANCE
+    assert distance(found["gradients"], wrong) > FAULT
+    summed = {name: total(each, name) for name in ("loss", "count", "accuracy")}
+    assert distance(metrics, {**summed, "grad_norm": norm(right)}) < TOLERANCE
+
+
+def test_local_gradients_are_what_backward_leaves_on_each_rank() -> None:
+    start, _, found, sums = stages("ddp", (3, 3, 1))
+    for rank in range(2):
+        local = {name: found["local_gradients"][name][rank] for name in start}
+        assert distance(local, {name: mean_of_means(sums[rank], name) for name in start}) < TOLERANCE
+        assert found["local_loss"][rank] == pytest.approx(mean_of_means(sums[rank], "loss"), rel=TOLERANCE)
+
+
+def test_clipping_comes_after_the_mean() -> None:
+    start, _, found, _ = stages("ddp", (4,))
+    right = clipped(found["gradients"])
+    clipped_first = [clipped({name: g[rank] for name, g in found["local_gradients"].items()}) for rank in range(2)]
+    assert distance(found["clipped_gradients"], right) < TOLERANCE
+    assert distance({name: (clipped_first[0][name] + clipped_first[1][name]) / 2 for name in start}, right) > FAULT
+    assert distance(found["params"], {name: start[name] - right[name] for name in start}) < TOLERANCE
+
+
+def test_buffers_are_those_of_rank_0() -> None:
+    batch = dealt(2, 1, (4,))
+    ddp = DataParallel(layers.BatchNorm(FEATURES), optim.sgd(), lambda bn, batch: bn(batch["x"]), replicas=first(2))
+    state, _ = ddp.steps(ddp.init(), ddp.replicas.shard(batch))
+    means = 0.1 * batch.last["x"].mean(axis=(1, 2, 3))
+    found = np.asarray(state.buffers["mean"])
+    np.testing.assert_allclose(found, means[0], rtol=1e-5)  # float32: 2e-7
+    assert min(np.abs(found / wrong - 1).max() for wrong in (means[1], means.mean(axis=0))) > FAULT
+    assert state.buffers["num_batches_tracked"] == 1
+
+
+# ---- planted faults
+
+
+def does_nothing(gradients: Any) -> Any:
+    return gradients
+
+
+def test_a_hook_that_sums_is_caught() -> None:
+    assert distance(train(2, (3, 3, 3, 1), hook=all_reduce), train(2, (3, 3, 3, 1))) > FAULT
+
+
+def test_a_hook_that_does_nothing_is_caught() -> None:
+    ddp = DataParallel(Net(), optim.sgd(0.3), replicas=first(2), comm_hook=does_nothing)
+    state, _ = ddp.steps(ddp.init(), ddp.replicas.shard(dealt(2, 1, (4,))))
+    with pytest.raises(TrainingError, match=r"replicas differ at step 1: params\.fc\d\.\w+ on replica 1 is up to"):
+        ddp.verify(state)
+    with pytest.raises(ValueError, match="out_axes"):
+        train(2, (4,), kind="virtual", hook=does_nothing)
+
+
+def test_batches_for_fewer_replicas_are_refused() -> None:
+    ddp = DataParallel(Net(), optim.sgd(0.3), replicas=first(4))
+    with pytest.raises(ValueError, match=r"shape \(2, 1, 4, 3, 4\) cannot be dealt out to 4 replicas"):
+        ddp.steps(ddp.init(), dealt(2, 1, (4,)))
+
+
+# ---- the compiled program
+
+
+def loops_around_all_reduces(micro: Sequence[int], loss_fn: Any = cross_entropy, **options: Any) -> list[int]:
+    """For each all-reduce in the program of three steps, the number of loops that it is in."""
+    ddp = DataParallel(Net(), optim.adam(), loss_fn, replicas=first(2), **options)
+    hlo = ddp._steps.lower(ddp.init(), ddp.replicas.shard(dealt(2, 3, micro))).compile().as_text()
+    computations = {m[1]: m[2] for m in re.finditer(r"^(?:ENTRY )?%(\S+) [^\n]*{\n(.*?)^}", hlo, re.M | re.S)}
+    loop_of = {body: name for name, text in computations.items() for body in re.findall(r"body=%([^\s,]+)", text)}
+
+    def depth(name: str) -> int:
+        return 1 + depth(loop_of[name]) if name in loop_of else 0
+
+    return [depth(name) for name, text in computations.items() for _ in re.findall(r" all-reduce\(", text)]
+
+
+@pytest.mark.parametrize(("micro", "normalization"), [((4,), "ddp"), ((2,) * 4, "ddp"), ((2,) * 4, "global")], ids=str)
+def test_one_all_reduce_per_optimizer_step(micro: tuple[int, ...], normalization: str) -> None:
+    assert loops_around_all_reduces(micro, loss_normalization=normalization, clip_grad_norm=CLIP) == [1]
+
+
+def test_an_all_reduce_per_micro_batch_is_caught() -> None:
+    def chatty(model: Any, batch: Any) -> Losses:
+        return cross_entropy(lambda x: all_reduce(model(x)), batch)
+
+    assert max(loops_around_all_reduces((2,) * 4, chatty)) == 2
+
+
+# ---- several steps in one dispatch
+
+
+@functools.cache
+def two_epochs(steps_per_dispatch: int) -> tuple[Arrays, list[float], list[int]]:
+    """State and losses after two epochs of 7 steps and a ragged one; traces of the loss after each epoch."""
+    traces = []
+
+    def loss_fn(model: Any, batch: Any) -> Losses:
+        traces.append(batch["x"].shape)
+        return cross_entropy(model, batch)
+
+    ddp = DataParallel(Net("local"), optim.sgd(0.1, momentum=0.9), loss_fn, replicas=first(2))
+    loader = Loader(examples(59), ddp.replicas, global_batch_size=8, steps_per_dispatch=steps_per_dispatch)
+    state, losses, traced = ddp.init(), [], []
+    for epoch in range(2):
+        for batch in loader.epoch(epoch):
+            state, sums = ddp.steps(state, batch)
+            losses += sums["loss"].tolist()
+        traced.append(len(traces))
+    leaves = jax.tree_util.tree_leaves_with_path(state)
+    return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}, losses, traced
+
+
+@pytest.mark.parametrize("steps_per_dispatch", [3, 7])
+def test_steps_per_dispatch_changes_no_bit(steps_per_dispatch: int) -> None:
+    one, several = two_epochs(1), two_epochs(steps_per_dispatch)
+    assert len(one[1]) == 16
+    assert one[1] == several[1]
+    for name, value in one[0].items():
+        np.testing.assert_array_equal(several[0][name], value, name)
+
+
+@pytest.mark.parametrize(("steps_per_dispatch", "shapes"), [(1, 2), (3, 3), (7, 2)])
+def test_each_shape_is_traced_once(steps_per_dispatch: int, shapes: int) -> None:
+    _, _, (after_one, after_two) = two_epochs(steps_per_dispatch)
+    assert after_one == after_two == shapes
