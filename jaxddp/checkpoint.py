@@ -22,7 +22,9 @@ class Checkpoints:
     def __init__(self, folder: Path):
         self._folder = folder
         options = ocp.CheckpointManagerOptions(max_to_keep=_KEEP, enable_async_checkpointing=False)
-        self._manager = ocp.CheckpointManager(folder.absolute(), options=options)
+        # Orbax needs the handler to describe a checkpoint that it has not written itself.
+        handler = ocp.StandardCheckpointHandler()
+        self._manager = ocp.CheckpointManager(folder.absolute(), options=options, item_handlers=handler)
 
     @property
     def latest_step(self) -> int | None:

@@ -31,11 +31,12 @@ def main(config: TrainConfig) -> None:
     """Train as `config` says, and show and keep what it says."""
     if config.resume is not None:
         config = dataclasses.replace(config, output=config.resume)
-    run = build(config)
-    if config.print_shards:
-        print(shard_table(run.loader.indices(0), run.loader.per_replica_batch_size, run.loader.dataset_size))
-        return
     with contextlib.ExitStack() as resources:
+        resources.enter_context(jax.enable_x64(config.dtype == "float64"))
+        run = build(config)
+        if config.print_shards:
+            print(shard_table(run.loader.indices(0), run.loader.per_replica_batch_size, run.loader.dataset_size))
+            return
         checkpoints, state = open_output(run, resources)
         log = resources.enter_context(
             RunLog(
@@ -66,8 +67,6 @@ def build(config: TrainConfig) -> Run:
     Raises:
         InputError: the parts do not fit each other or the machine.
     """
-    if config.dtype == "float64":
-        jax.config.update("jax_enable_x64", True)
     replicas = Replicas(prepare(config.devices, config.platform))
     config.per_replica_batch_size(replicas.world_size)
     dataset = datasets.load(config).astype(config.dtype)

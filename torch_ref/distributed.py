@@ -6,6 +6,10 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+
+# DDP would import this later, and its default arguments would keep the group, and its threads, to the
+# end of Python, where a thread that still frees a tensor aborts the process.
+import torch.distributed.nn.functional
 from torch import Tensor
 
 CPU = torch.device("cpu")

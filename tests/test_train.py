@@ -1,0 +1,173 @@
+"""The trainer as a user meets it: what it prints, keeps, resumes, and refuses."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from jaxddp import cli
+from jaxddp.config import TrainConfig
+from jaxddp.errors import InputError, TrainingError
+from jaxddp.train import main
+from jaxddp.weights import load_weights
+
+SMALL = ["--platform", "cpu", "--hidden-sizes", "16", "--global-batch-size", "128", "--lr", "0.01"]
+
+
+def train(*flags: str) -> None:
+    main(cli.parse(TrainConfig, [*SMALL, *flags], "train"))
+
+
+def epochs(folder) -> list[dict]:
+    records = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [record for record in records if record["kind"] == "epoch"]
+
+
+def losses(folder) -> list[tuple[float, float]]:
+    return [(record["train_loss"], record["test_loss"]) for record in epochs(folder)]
+
+
+def test_the_default_run_learns_the_digits(capsys, tmp_path):
+    main(TrainConfig(output=str(tmp_path / "run"), platform="cpu"))
+    printed = capsys.readouterr().out.splitlines()
+    accuracy = epochs(tmp_path / "run")[-1]["test_accuracy"]
+    assert accuracy >= 0.97  # [0.9806; 0.975 or more for seeds 0 to 4]
+    assert printed[0].startswith("mlp on digits")
+    assert len([line for line in printed if line.startswith("epoch ")]) == 30
+    assert f"test accuracy {accuracy:.4f}" in printed[-2] and "replicas identical" in printed[-2]
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    assert names == {"config.json", "metrics.jsonl", "tensorboard", "curves.png", "model.safetensors", "checkpoints"}
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "rmsprop"])
+def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(optimizer, tmp_path):
+    flags = ["--optimizer", optimizer, "--schedule", "step", "--step-size", "7"]
+    train(*flags, "--epochs", "4", "--output", str(tmp_path / "whole"))
+    train(*flags, "--epochs", "2", "--output", str(tmp_path / "parts"))
+    train("--epochs", "4", "--resume", str(tmp_path / "parts"))
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+    whole, parts = (load_weights(tmp_path / name / "model.safetensors") for name in ("whole", "parts"))
+    assert all(np.array_equal(whole[name], parts[name]) for name in whole)
+
+
+def test_a_resumed_run_that_forgot_its_optimizer_would_be_noticed(tmp_path):
+    """The control of the test above: starting again from the weights alone is another run."""
+    train("--epochs", "2", "--output", str(tmp_path / "first"))
+    weights = str(tmp_path / "first" / "model.safetensors")
+    train("--epochs", "4", "--output", str(tmp_path / "whole"))
+    train("--epochs", "2", "--output", str(tmp_path / "forgot"), "--weights", weights)
+    assert losses(tmp_path / "forgot")[0] != losses(tmp_path / "whole")[2]
+
+
+def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path):
+    """SIGKILL in the middle of an epoch: what the checkpoint has is not lost, the rest is repeated."""
+    folder = tmp_path / "run"
+    flags = [*SMALL, "--devices", "2", "--epochs", "400", "--checkpoint-every", "1", "--output", str(folder)]
+    process = subprocess.Popen([sys.executable, "-m", "jaxddp.train", *flags], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert any(line.startswith("epoch   3/400") for line in process.stdout)
+    process.kill()
+    process.communicate()
+    train("--epochs", "5", "--resume", str(folder), "--devices", "2")
+    train("--epochs", "5", "--output", str(tmp_path / "whole"), "--devices", "2")
+    # The killed run may have come further than epoch 5 before the signal reached it.
+    assert losses(folder)[:5] == losses(tmp_path / "whole")
+
+
+def test_more_devices_make_the_same_run_up_to_rounding(tmp_path):
+    flags = ["--dataset", "linear", "--num-examples", "1024", "--dtype", "float64", "--epochs", "2"]
+    for devices in ("1", "2", "8"):
+        train("--devices", devices, *flags, "--output", str(tmp_path / devices))
+    one, two, eight = (np.array(losses(tmp_path / devices)) for devices in ("1", "2", "8"))
+    assert np.abs(two - one).max() < 1e-12 and np.abs(eight - one).max() < 1e-12  # [1e-15]
+
+
+def test_steps_per_dispatch_changes_nothing(tmp_path):
+    for count in ("1", "5", "32"):
+        train("--epochs", "2", "--steps-per-dispatch", count, "--output", str(tmp_path / count))
+    assert losses(tmp_path / "1") == losses(tmp_path / "5") == losses(tmp_path / "32")
+
+
+@pytest.mark.parametrize("model", ["linear", "convnet", "char_mlp"])
+def test_every_model_trains(model, tmp_path):
+    sizes = {"linear": [], "convnet": ["--hidden-sizes", "4", "6"], "char_mlp": ["--dataset", "names"]}[model]
+    train("--model", model, *sizes, "--epochs", "3", "--output", str(tmp_path / "run"))
+    first, *_, last = losses(tmp_path / "run")
+    assert last[0] < first[0]
+
+
+def test_data_of_ones_own(tmp_path):
+    rng = np.random.default_rng(0)
+    arrays = {"x_train": rng.normal(size=(40, 3)), "x_test": rng.normal(size=(9, 3))}
+    arrays |= {f"y_{part}": (arrays[f"x_{part}"][:, 0] > 0).astype(int) for part in ("train", "test")}
+    np.savez(tmp_path / "mine.npz", **arrays)
+    names = "anna ben cleo dora emil fritz gudrun hugo ida jonas karla leo".split()
+    (tmp_path / "names.txt").write_text("\n".join(names))
+    common = ["--epochs", "1", "--global-batch-size", "8"]
+    train("--dataset", "npz", "--data-path", str(tmp_path / "mine.npz"), *common)
+    train("--dataset", "names", "--model", "char_mlp", "--data-path", str(tmp_path / "names.txt"), *common)
+
+
+def test_print_shards_prints_the_table_and_stops(capsys, tmp_path):
+    flags = ["--dataset", "linear", "--num-examples", "9", "--global-batch-size", "6", "--no-shuffle", "--devices", "2"]
+    train(*flags, "--print-shards", "--output", str(tmp_path / "none"))
+    table = capsys.readouterr().out
+    assert "x1 x3 x5" in table and "x7 x9" in table and "x8 x1*" in table
+    train(*flags, "--print-shards", "--drop-last")
+    assert "x1*" not in capsys.readouterr().out
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_last_checkpoint(tmp_path):
+    flags = ["--optimizer", "sgd", "--momentum", "0.9", "--lr", "0.05", "--checkpoint-every", "1"]
+    train(*flags, "--epochs", "1", "--output", str(tmp_path / "run"))
+    with pytest.raises(TrainingError, match=r"loss is (nan|inf) at step \d+.*last good checkpoint is of step 12"):
+        train("--lr", "1e30", "--epochs", "3", "--resume", str(tmp_path / "run"))
+    train("--lr", "0.05", "--epochs", "2", "--resume", str(tmp_path / "run"))
+    assert len(epochs(tmp_path / "run")) == 2
+
+
+REFUSALS = {
+    "a batch that devices do not divide": (["--devices", "3"], r"--global-batch-size 128: 3 replicas .* 126 or 129"),
+    "too many devices": (["--devices", "99"], r"--devices 99: "),
+    "a GPU that is not there": (["--platform", "gpu"], r"--platform gpu: jax finds no GPU here"),
+    "a missing file": (["--dataset", "npz", "--data-path", "none.npz"], r"none\.npz"),
+    "weights of another model": (["--weights", "WEIGHTS"], r"weights do not fit the model: .*fc\.nonsense"),
+    "a batch larger than the data": (["--global-batch-size", "4096", "--drop-last-batch"], r"larger than"),
+    "images for a convnet": (["--model", "convnet", "--dataset", "linear"], r"--model convnet: needs images"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSALS)
+def test_bad_input_is_refused_in_one_line_and_nothing_is_written(what, tmp_path):
+    from safetensors.numpy import save_file
+
+    save_file({"fc.nonsense": np.zeros(3)}, tmp_path / "w.safetensors")
+    flags, message = REFUSALS[what]
+    flags = [str(tmp_path / "w.safetensors") if flag == "WEIGHTS" else flag for flag in flags]
+    with pytest.raises(InputError, match=message) as refusal:
+        train(*flags, "--output", str(tmp_path / "run"))
+    assert "\n" not in str(refusal.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_output_folder_is_not_overwritten_and_another_models_checkpoint_not_used(tmp_path):
+    train("--epochs", "1", "--output", str(tmp_path / "run"))
+    before = (tmp_path / "run" / "metrics.jsonl").read_text()
+    with pytest.raises(InputError, match=r"--output .*run: holds a run already"):
+        train("--epochs", "1", "--output", str(tmp_path / "run"))
+    with pytest.raises(InputError, match="a checkpoint of another model or optimizer"):
+        train("--resume", str(tmp_path / "run"), "--model", "linear", "--epochs", "2")
+    assert (tmp_path / "run" / "metrics.jsonl").read_text() == before
+
+
+def test_the_command_ends_with_code_2_and_one_line():
+    run = subprocess.run(
+        [sys.executable, "-m", "jaxddp.train", "--model", "mpl"], capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 2 and run.stdout == ""
+    assert run.stderr.splitlines() == [
+        "error: --model mpl: unknown; did you mean mlp? (one of linear, mlp, char_mlp, convnet)"
+    ]
