@@ -16,6 +16,7 @@ from jax import numpy as jnp
 
 from jaxddp import torch_random
 from jaxddp.collectives import all_reduce
+from jaxddp.errors import InputError
 from jaxddp.torch_random import Generator
 
 
@@ -94,7 +95,7 @@ class BatchNorm(nnx.Module):
         momentum: torch's: running = (1 - momentum) * running + momentum * batch.
 
     Raises:
-        ValueError: one value per channel in training, which has no variance (torch refuses too).
+        InputError: one value per channel in training, which has no variance (torch refuses too).
     """
 
     def __init__(self, num_features: int, *, eps: float = 1e-5, momentum: float = 0.1, sync: bool = False):
@@ -121,7 +122,7 @@ class BatchNorm(nnx.Module):
         reduce = all_reduce if self.sync else (lambda sums: sums)
         count = reduce(jnp.asarray(x.size // x.shape[-1], x.dtype))
         if not self.sync and x.size == x.shape[-1]:
-            raise ValueError(f"BatchNorm needs more than one value per channel in training, got input {x.shape}")
+            raise InputError(f"BatchNorm needs more than one value per channel in training, got input {x.shape}")
         mean = reduce(jnp.sum(x, axes)) / count
         # Two passes: E[x^2] - E[x]^2 would lose the digits that a large mean takes.
         var = reduce(jnp.sum(jnp.square(x - _per_channel(mean, x)), axes)) / count

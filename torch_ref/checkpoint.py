@@ -2,7 +2,6 @@
 
 import copy
 import io
-import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -64,7 +63,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise InputError(f"--resume {path.parent}: holds no checkpoint of torch_ref (no {path.name} there)")
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+    except Exception as error:  # of many types, but always the file's fault
         reason = str(error).partition("\n")[0]
         raise InputError(f"--resume {path.parent}: {path.name} cannot be read ({reason})") from None
     if not isinstance(content, dict) or content.keys() != {"step", "model", "optimizer"}:

@@ -91,6 +91,7 @@ class ManualDataParallel(nn.Module):
             if parameter.grad is not None:
                 self._world.all_reduce(parameter.grad)
                 parameter.grad /= self._world.world_size
+        self._buffers_differ = True
 
 
 def broadcast_buffers(module: nn.Module, world: World) -> None:

@@ -72,8 +72,8 @@ def _spawn(main: Main, config: TorchConfig, world_size: int) -> None:
         args = (main, config, world_size, store.port, reports)
         processes = mp.start_processes(_rank_process, args, nprocs=world_size, join=False).processes
         try:
-            if failed := _first_failure(processes):
-                raise _cause(processes.index(failed), failed.exitcode, Path(reports))
+            if _one_has_failed(processes):
+                raise _cause([process.exitcode for process in processes], Path(reports))
         finally:
             for process in processes:
                 process.kill()
@@ -102,26 +102,24 @@ def _run(
         main(world, config)
 
 
-def _first_failure(processes: list[BaseProcess]) -> BaseProcess | None:
+def _one_has_failed(processes: list[BaseProcess]) -> bool:
     """Wait until all processes have ended, or one has failed."""
     running = list(processes)
-    while running:
-        ended = wait([process.sentinel for process in running])
-        for process in [process for process in running if process.sentinel in ended]:
-            process.join()
-            if process.exitcode:
-                return process
-            running.remove(process)
-    return None
+    while running and not any(process.exitcode for process in processes):
+        wait([process.sentinel for process in running])
+        running = [process for process in running if process.exitcode is None]
+    return any(process.exitcode for process in processes)
 
 
-def _cause(rank: int, exitcode: int | None, reports: Path) -> Exception:
-    """Why the run failed. The others fail too, for want of the rank that failed first: its report counts."""
-    if exitcode is not None and exitcode < 0:
-        return TrainingError(f"rank {rank}: killed by {signal.Signals(-exitcode).name}")
+def _cause(exitcodes: list[int | None], reports: Path) -> Exception:
+    """Why the run failed: not all that failed is to blame, as the others fail for want of the first."""
+    for rank, exitcode in enumerate(exitcodes):
+        if exitcode is not None and exitcode < 0:
+            return TrainingError(f"rank {rank}: killed by {signal.Signals(-exitcode).name}")
     found = [json.loads(path.read_text()) for path in reports.glob("*.json")]
     if not found:
-        return TrainingError(f"rank {rank}: ended with exit code {exitcode}")
+        rank = next(rank for rank, exitcode in enumerate(exitcodes) if exitcode)
+        return TrainingError(f"rank {rank}: ended with exit code {exitcodes[rank]}")
     first = min(found, key=lambda report: report["time"])
     error = _named(first["rank"], first["kind"], first["message"])
     error.__cause__ = _RankTraceback(first["traceback"])

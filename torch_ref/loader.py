@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
 
 from jaxddp.config import TrainConfig
 from jaxddp.errors import InputError
-from torch_ref.distributed import World
+from torch_ref.distributed import CPU, World
 from torch_ref.losses import Batch
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
@@ -60,7 +60,7 @@ class Loader:
         config: TrainConfig,
         num_replicas: int,
         ranks: Sequence[int],
-        device: torch.device | None = None,
+        device: torch.device = CPU,
     ):
         dataset = ArrayDataset(arrays, getattr(torch, config.dtype))
         self._sampler = SharedSampler(_samplers(dataset, config, num_replicas, ranks))
@@ -68,7 +68,7 @@ class Loader:
         self._per_replica_batch_size = config.per_replica_batch_size(num_replicas)
         self._accumulation_steps = config.accumulation_steps
         self._drop_last_batch = config.drop_last_batch
-        self._device = device or torch.device("cpu")
+        self._device = device
         self._micro_batches = DataLoader(
             dataset,
             batch_size=len(ranks) * self._per_replica_batch_size // config.accumulation_steps,
@@ -159,9 +159,8 @@ def epoch_indices(dataset_size: int, config: TrainConfig, num_replicas: int) -> 
     array([[0, 2, 4],
            [1, 3, 0]])
     """
-    return np.array(
-        [list(sampler) for sampler in _samplers(range(dataset_size), config, num_replicas, range(num_replicas))]
-    )
+    samplers = _samplers(range(dataset_size), config, num_replicas, range(num_replicas))
+    return np.array([list(sampler) for sampler in samplers], dtype=np.int64)
 
 
 def _samplers(

@@ -8,7 +8,7 @@ from torch_ref.distributed import World
 
 
 def verify_replicas(module: nn.Module, world: World, step: int) -> None:
-    """Check that all ranks hold the same parameters, bit for bit.
+    """Check that all ranks hold equal parameters, to the last digit.
 
     Buffers are not compared: each rank's forward pass leaves its own, and DDP hands out
     rank 0's before the next.

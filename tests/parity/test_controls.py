@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-from conftest import make_case
+from cases import make_case
 
 from jaxddp.collectives import all_reduce, all_reduce_mean
 from jaxddp.errors import TrainingError

@@ -4,7 +4,7 @@ It holds for every model without BatchNorm, and with BatchNorm only if that is s
 """
 
 import pytest
-from conftest import make_case
+from cases import make_case
 
 from jaxddp.parity.case import SHARED_STAGES, on_one_replica, whole_batch
 from jaxddp.parity.compare import compare

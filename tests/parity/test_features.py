@@ -1,7 +1,7 @@
 """What can stand between gradient and update: accumulation, clipping, normalisation, schedules."""
 
 import pytest
-from conftest import make_case
+from cases import make_case
 
 from jaxddp.parity.compare import compare
 

@@ -6,7 +6,7 @@ smaller last batch and repeated examples, every loss, gradient, parameter and bu
 
 import numpy as np
 import pytest
-from conftest import MODELS, make_case
+from cases import FLOAT32, MODELS, WORST, make_case
 
 from jaxddp.config import OPTIMIZERS
 from jaxddp.parity.compare import compare, numeric_error
@@ -34,6 +34,8 @@ def case_of(model: str, optimizer: str, world_size: int):
 def test_every_step_is_torchs(model, optimizer, world_size, run_both):
     jax_run, torch_run = run_both(case_of(model, optimizer, world_size))
     comparison = compare(jax_run, torch_run, TOLERANCE[optimizer])
+    worst = max(residual.value for residual in comparison.worst.values())
+    WORST[model, optimizer] = max(worst, WORST.get((model, optimizer), 0.0))
     assert len(torch_run.records) == 20
     assert comparison.equal, comparison
 
@@ -46,5 +48,6 @@ def test_float32_is_as_near_the_truth_as_torch(model, optimizer, run_both):
     jax_run, torch_run = run_both(case.with_dtype("float32"))
     jax_error, torch_error = numeric_error(jax_run, truth), numeric_error(torch_run, truth)
     ratio = np.median(np.array(jax_error) / np.array(torch_error))
+    FLOAT32[model, optimizer] = float(ratio)
     assert min(torch_error) > 0, "torch's float32 run is its float64 run: nothing was compared"
     assert ratio < FLOAT32_FACTOR
