@@ -46,14 +46,14 @@ def parse(config_class: type[Config], argv: Sequence[str], prog: str) -> Config:
 
 @contextlib.contextmanager
 def one_line_errors(show_traceback: bool) -> Iterator[None]:
-    """Turn errors that a user can act on into one line on stderr and exit code 2, or 1 for `TrainingError`."""
+    """Turn errors that a user can act on into one line on stderr and exit code 2."""
     try:
         yield
     except (InputError, TrainingError) as error:
         if show_traceback:
             traceback.print_exc()
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(2 if isinstance(error, InputError) else 1)
+        sys.exit(2)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)

@@ -6,6 +6,7 @@ this module knows neither jax nor torch.
 
 import dataclasses
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from types import UnionType
@@ -203,8 +204,8 @@ class TrainConfig:
 
     def _check_at_least(self, name: str, least: int) -> None:
         value = getattr(self, name)
-        if value is not None and not value >= least:  # so written, NaN fails too
-            raise InputError(f"{flag(name)} {value}: must be at least {least}")
+        if value is not None and not least <= value < math.inf:  # so written, NaN fails too
+            raise InputError(f"{flag(name)} {value}: must be a number of at least {least}")
 
     def _check_optimizer(self) -> None:
         """Refuse options that the chosen optimizer does not have, as torch's constructors do."""

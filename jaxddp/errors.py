@@ -15,7 +15,7 @@ class InputError(ValueError):
 class TrainingError(RuntimeError):
     """Training cannot go on: a loss that is not a number, replicas that differ.
 
-    The command line prints the message as one line and exits with code 1.
+    The command line prints the message as one line and exits with code 2.
     """
 
 
