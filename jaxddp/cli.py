@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import difflib
 import io
+import itertools
 import re
 import sys
 import traceback
@@ -68,7 +69,7 @@ def run(main: Callable[[Config], None], config_class: type[Config], prog: str) -
 
 
 def _value_of(name: str, argv: Sequence[str]) -> str | None:
-    for word, following in zip(argv, [*argv[1:], None], strict=True):
+    for word, following in itertools.zip_longest(argv, argv[1:]):
         if word == name:
             return following
         if word.startswith(name + "="):

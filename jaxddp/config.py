@@ -204,8 +204,10 @@ class TrainConfig:
 
     def _check_at_least(self, name: str, least: int) -> None:
         value = getattr(self, name)
-        if value is not None and not least <= value < math.inf:  # so written, NaN fails too
-            raise InputError(f"{flag(name)} {value}: must be a number of at least {least}")
+        if value is not None and not value >= least:  # so written, NaN fails too
+            raise InputError(f"{flag(name)} {value}: must be at least {least}")
+        if value == math.inf:
+            raise InputError(f"{flag(name)} {value}: must be finite")
 
     def _check_optimizer(self) -> None:
         """Refuse options that the chosen optimizer does not have, as torch's constructors do."""

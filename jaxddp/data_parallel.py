@@ -106,9 +106,11 @@ class DataParallel:
             "count" and the loss function's metrics.
 
         Raises:
-            ValueError: the batches are not for as many replicas as there are.
+            ValueError: the batches are not for as many replicas as there are, or the state is used up.
         """
         self.replicas.check_dealt(batches)
+        if isinstance(state.step, jax.Array) and state.step.is_deleted():  # jax 0.10 would crash the process
+            raise ValueError("this state was used up by an earlier `steps`; go on from the state that it returned")
         return self._steps(state, batches)
 
     def evaluate(self, state: TrainState, arrays: Arrays, batch_size: int = 256) -> dict[str, float]:

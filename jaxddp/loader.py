@@ -1,12 +1,9 @@
 """From arrays to batches on the devices, in the sampler's order, ahead of the step that needs them."""
 
 import contextlib
-import queue
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TypeVar
 
-import jax
 import numpy as np
 
 from jaxddp.errors import InputError
@@ -17,7 +14,6 @@ from jaxddp.step import MicroBatches
 Arrays = Mapping[str, np.ndarray]
 Item = TypeVar("Item")
 
-_AHEAD = 2  # batches on the devices before they are needed
 _MAX_STEPS = 32  # steps in one dispatch, if the loader may choose,
 _MAX_BYTES = 2**26  # and the examples that they may hold on the devices
 
@@ -74,7 +70,8 @@ class Loader:
         self.dataset_size = next(iter(sizes.values()))
         self.per_replica_batch_size = global_batch_size // replicas.world_size
         self.micro_batch_size = self.per_replica_batch_size // accumulation_steps
-        self._full_steps, self._rest = divmod(self.indices(0).shape[1], self.per_replica_batch_size)
+        self._shuffled = (0, self.indices(0))  # the order of the epoch that is probably next
+        self._full_steps, self._rest = divmod(self._shuffled[1].shape[1], self.per_replica_batch_size)
         if self.steps_per_epoch == 0:
             raise InputError(f"global_batch_size {global_batch_size}: larger than the {self.dataset_size} examples")
         self.steps_per_dispatch = steps_per_dispatch or self._even_chunk()
@@ -119,17 +116,15 @@ class Loader:
             epoch: number of the epoch, which decides the order (torch's `set_epoch`).
             start_step: optimizer steps of this epoch to leave out, for a resume in its middle.
         """
-        x64 = jax.config.read("jax_enable_x64")  # a thread does not inherit `with jax.enable_x64(True)`
-
-        def place(batch: MicroBatches) -> MicroBatches:
-            with jax.enable_x64(x64):
-                return self._replicas.shard(batch)
-
-        return _ahead(map(place, self.host_batches(epoch, start_step)))
+        yield from _one_ahead(map(self._replicas.shard, self.host_batches(epoch, start_step)))
+        # All steps are dispatched: while the devices finish them, the next epoch can be shuffled.
+        with contextlib.suppress(InputError):  # no seed is left for one
+            self._shuffled = (epoch + 1, self.indices(epoch + 1))
 
     def host_batches(self, epoch: int, start_step: int = 0) -> Iterator[MicroBatches]:
         """The same in NumPy, for the ranks of this process."""
-        indices = self.indices(epoch)[self._replicas.local_ranks]
+        shuffled, indices = self._shuffled
+        indices = (indices if epoch == shuffled else self.indices(epoch))[self._replicas.local_ranks]
         size = self.per_replica_batch_size
         for first in range(start_step, self._full_steps, self.steps_per_dispatch):
             last = min(first + self.steps_per_dispatch, self._full_steps)
@@ -159,36 +154,17 @@ class Loader:
         return -(-self._full_steps // chunks) if chunks else 1
 
 
-def _ahead(items: Iterable[Item]) -> Iterator[Item]:
-    """Iterate over `items` with a thread that fetches the next ones meanwhile."""
-    ready: queue.Queue[Callable[[], Any]] = queue.Queue(_AHEAD)
-    stopped = threading.Event()
-    end = object()
+def _one_ahead(items: Iterable[Item]) -> Iterator[Item]:
+    """Iterate over `items`, fetching each one item early; an error comes in its turn.
 
-    def put(result: Callable[[], Any]) -> None:
-        while not stopped.is_set():
-            with contextlib.suppress(queue.Full):
-                ready.put(result, timeout=0.1)
-                return
-
-    def fail(error: BaseException) -> Any:
-        raise error
-
-    def fetch() -> None:
-        try:
-            for item in items:
-                put(lambda item=item: item)  # type: ignore[misc]
-                if stopped.is_set():
-                    return
-            put(lambda: end)
-        except BaseException as error:
-            put(lambda error=error: fail(error))  # type: ignore[misc]
-
-    thread = threading.Thread(target=fetch, daemon=True)
-    thread.start()
+    Dispatches are asynchronous, so the devices are busy meanwhile: a thread would only cost time.
+    """
+    waiting: list[Item] = []
     try:
-        while (item := ready.get()()) is not end:
-            yield item
-    finally:
-        stopped.set()
-        thread.join()
+        for item in items:
+            yield from waiting
+            waiting = [item]
+    except Exception:
+        yield from waiting
+        raise
+    yield from waiting

@@ -108,7 +108,7 @@ def test_a_state_is_used_up() -> None:
     ddp = own()
     state = ddp.init()
     one_step(ddp, state)
-    with pytest.raises((RuntimeError, ValueError), match="deleted or donated"):
+    with pytest.raises(ValueError, match="used up by an earlier `steps`; go on from the state that it returned"):
         one_step(ddp, state)
 
 
@@ -145,9 +145,7 @@ def test_weights_take_elements_out() -> None:
 )
 def test_a_mean_is_no_loss_per_example(loss_fn: Callable) -> None:
     ddp = DataParallel(Own(), optim.sgd(LR), loss_fn, replicas=two())
-    with pytest.raises(
-        ValueError, match=r"^the loss function must return one loss per example, shape \(B, \.\.\.\), and"
-    ):
+    with pytest.raises(ValueError, match=r"^the loss function must return one loss per example, shape \(B, \.\.\.\)"):
         one_step(ddp, ddp.init())
 
 
@@ -156,9 +154,7 @@ def test_dropout_is_refused_by_name() -> None:
         def __init__(self) -> None:
             self.blocks = nnx.List([nnx.Dropout(0.5, rngs=nnx.Rngs(0))])
 
-    with pytest.raises(
-        ValueError, match=r"^blocks\.0.*: modules that draw random numbers \(dropout\) are not supported"
-    ):
+    with pytest.raises(ValueError, match=r"^blocks\.0.*: modules that draw random numbers \(dropout\) are not"):
         DataParallel(Dropping(), optim.sgd(LR), replicas=two())
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from jaxddp import datasets
 from jaxddp.config import TrainConfig
@@ -101,7 +102,6 @@ def test_linear_is_learnable_and_follows_the_seed():
 
 
 def test_linear_is_what_torch_draws():
-    torch = pytest.importorskip("torch")
     problem = load(TrainConfig(dataset="linear", seed=5))
     generator = torch.Generator().manual_seed(5)
     weight, x, noise = (torch.randn(*shape, generator=generator) for shape in [(10, 3), (1200, 10), (1200, 3)])

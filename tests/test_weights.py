@@ -76,6 +76,20 @@ def test_values_take_the_models_dtype() -> None:
     check_same(params, jax.device_get(functional.params))
 
 
+def test_weights_do_not_share_memory_with_their_source() -> None:
+    """A torch model that goes on training changes its tensors in place; jax would take aligned ones without a copy."""
+    functional, _ = twins("Linear")
+    memory = np.zeros(256, "uint8")
+    start = -memory.ctypes.data % 64
+    bias = memory[start : start + 12].view("float32")
+    tensors = {**to_torch(functional.params), "fc.bias": bias}
+    params, _ = from_torch(tensors, functional.params, {})
+    planted = jnp.asarray(bias)
+    bias += 1
+    assert not np.asarray(params["fc.bias"]).any()
+    assert np.asarray(planted).all()
+
+
 @pytest.mark.parametrize(
     ("name", "jax_shape", "torch_shape"),
     [

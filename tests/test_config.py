@@ -1,0 +1,261 @@
+"""Configuration and command line: every bad value gets one line that says what would be right."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxddp import cli
+from jaxddp.config import OPTIMIZER_OPTIONS, TrainConfig
+from jaxddp.errors import InputError, TrainingError, check_name
+from torch_ref.config import TorchConfig
+
+NO_DEFAULT: dict[str, Any] = {
+    "dataset": "names",
+    "model": "char_mlp",
+    "hidden_sizes": (7, 5),
+    "optimizer": "adamw",
+    "lr": 0.1,
+    "betas": (0.8, 0.9),
+    "amsgrad": True,
+    "clip_grad_norm": 2.0,
+    "shuffle": False,
+    "seed": 2**64 - 1,
+    "output": "a folder",
+}
+
+
+# ---- values
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"model": "mpl"}, "--model mpl: unknown; did you mean mlp? (one of linear, mlp, char_mlp, convnet)"),
+        ({"dataset": "digit"}, "--dataset digit: unknown; did you mean digits? "),
+        ({"optimizer": "lion"}, "--optimizer lion: unknown; "),
+        ({"schedule": "cosine"}, "--schedule cosine: unknown; did you mean warmup_cosine? "),
+        ({"loss_normalization": "dpp"}, "--loss-normalization dpp: unknown; did you mean ddp? (one of ddp, global)"),
+        ({"dtype": "bfloat16"}, "--dtype bfloat16: unknown; did you mean float"),
+        ({"platform": "tpu"}, "--platform tpu: unknown; "),
+        ({"dataset": "npz"}, "--dataset npz: needs --data-path FILE.npz"),
+        ({"data_path": "x.npz"}, "--data-path x.npz: only for --dataset names or npz, not digits"),
+        ({"model": "char_mlp"}, "--model char_mlp: reads characters, so it needs --dataset names, not digits"),
+        ({"dataset": "names"}, "--dataset names: holds characters, so it needs --model char_mlp, not mlp"),
+        ({"hidden_sizes": (8, 0)}, "--hidden-sizes 8 0: each must be at least 1"),
+        ({"betas": (0.9, 1.0)}, "--betas 0.9 1.0: each must be at least 0 and below 1"),
+        ({"betas": (float("nan"), 0.9)}, "--betas nan 0.9: each must be"),
+        ({"clip_grad_norm": 0.0}, "--clip-grad-norm 0.0: must be above 0"),
+        ({"clip_grad_norm": float("nan")}, "--clip-grad-norm nan: must be above 0"),
+        ({"seed": 2**64}, "--seed 18446744073709551616: must be below 2**64, as for torch.manual_seed"),
+        ({"lr": float("nan")}, "--lr nan: must be at least 0"),
+        ({"lr": float("inf")}, "--lr inf: must be finite"),
+        ({"momentum": 0.9}, "--momentum: --optimizer adam has no such option; sgd, rmsprop have"),
+        ({"optimizer": "sgd", "betas": (0.9, 0.9)}, "--betas: --optimizer sgd has no such option; adam, adamw have"),
+        ({"optimizer": "sgd", "nesterov": True}, "--nesterov: needs --momentum above 0 and no --dampening"),
+        (
+            {"optimizer": "adagrad", "schedule": "one_cycle"},
+            "--schedule one_cycle: adagrad has no momentum to cycle; add --no-cycle-momentum",
+        ),
+    ],
+    ids=str,
+)
+def test_a_bad_value_is_named_with_what_would_be_right(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        TrainConfig(**fields)
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+AT_LEAST_ONE = "num_examples num_features num_classes context_length embedding_size step_size global_batch_size"
+AT_LEAST_ONE += " accumulation_steps devices steps_per_dispatch"
+AT_LEAST_ZERO = "epochs warmup_steps verify_every checkpoint_every seed lr weight_decay eps min_lr gamma"
+
+
+@pytest.mark.parametrize(
+    ("name", "least"), [(n, 1) for n in AT_LEAST_ONE.split()] + [(n, 0) for n in AT_LEAST_ZERO.split()]
+)
+def test_numbers_have_a_least_value(name: str, least: int) -> None:
+    TrainConfig(**{name: least})
+    flag = "--" + name.replace("_", "-")
+    with pytest.raises(InputError, match=f"^{flag} {least - 1}: must be at least {least}$"):
+        TrainConfig(**{name: least - 1})
+
+
+def test_every_optimizer_takes_its_options_and_no_other() -> None:
+    values = {"betas": (0.5, 0.5), "nesterov": True, "amsgrad": True, "centered": True}
+    for option in {option for options in OPTIMIZER_OPTIONS.values() for option in options}:
+        for name, options in OPTIMIZER_OPTIONS.items():
+            fields = {"optimizer": name, option: values.get(option, 0.5)}
+            fields |= {"momentum": 0.9} if option == "nesterov" and name == "sgd" else {}
+            if option in options:
+                assert TrainConfig(**fields).optimizer_options()[option] == fields[option]
+            else:
+                with pytest.raises(InputError, match=f"--optimizer {name} has no such option"):
+                    TrainConfig(**fields)
+
+
+@pytest.mark.parametrize(
+    ("batch", "accumulation", "world_size", "near"),
+    [(33, 1, 2, "32 or 34"), (32, 3, 4, "24 or 36"), (3, 2, 2, "4"), (1, 1, 8, "8")],
+)
+def test_a_batch_that_cannot_be_divided_is_refused_with_its_neighbours(
+    batch: int, accumulation: int, world_size: int, near: str
+) -> None:
+    config = TrainConfig(global_batch_size=batch, accumulation_steps=accumulation)
+    message = f"--global-batch-size {batch}: {world_size} replicas x {accumulation} accumulation steps do not divide it"
+    with pytest.raises(InputError, match=f"^{message}; {near} would do$"):
+        config.per_replica_batch_size(world_size)
+
+
+def test_a_batch_is_divided_among_replicas() -> None:
+    assert TrainConfig(global_batch_size=24, accumulation_steps=3).per_replica_batch_size(4) == 6
+
+
+def test_no_name_is_near() -> None:
+    with pytest.raises(InputError, match=r"^--model zzzzzz: unknown; \(one of mlp\)$"):
+        check_name("--model", "zzzzzz", ["mlp"])
+
+
+# ---- files
+
+
+@pytest.mark.parametrize("config", [TrainConfig(), TrainConfig(**NO_DEFAULT), TorchConfig(strategy="manual")], ids=str)
+def test_a_config_survives_its_file(config: TrainConfig, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(config.to_json())
+    found = type(config).from_json(path)
+    assert found == config
+    assert isinstance(found.hidden_sizes, tuple | None)
+    assert dataclasses.replace(config, seed=1) != found
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "not a run's config ([Errno 2] No such file"),
+        ("{", "not a run's config (Expecting property name"),
+        ("[1]", "not a run's config (unknown: list)"),
+        ('{"learning_rate": 1, "b": 2}', "not a run's config (unknown: ['b', 'learning_rate'])"),
+        ('{"lr": "fast"}', 'not a run\'s config (wrong type: lr is "fast")'),
+        ('{"epochs": 1.5, "seed": true}', "not a run's config (wrong type: epochs is 1.5, seed is true)"),
+        ('{"epochs": null}', "not a run's config (wrong type: epochs is null)"),
+        ('{"betas": [0.9]}', "not a run's config (wrong type: betas is [0.9])"),
+        ('{"hidden_sizes": [8, "8"]}', 'not a run\'s config (wrong type: hidden_sizes is [8, "8"])'),
+        ('{"lr": NaN}', "--lr nan: must be at least 0"),
+        ('{"model": "mpl"}', "--model mpl: unknown; did you mean mlp?"),
+    ],
+)
+def test_a_bad_file_is_named_with_the_field(text: str | None, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(InputError) as caught:
+        TrainConfig.from_json(path)
+    assert str(caught.value).startswith(f"{path}: {message}")
+
+
+def test_an_integer_will_do_for_a_float(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"lr": 1, "hidden_sizes": [], "betas": [0, 0.9]}))
+    assert TrainConfig.from_json(path) == TrainConfig(lr=1, hidden_sizes=(), betas=(0, 0.9))
+
+
+# ---- command line
+
+
+def parse(*argv: str) -> TrainConfig:
+    return cli.parse(TrainConfig, argv, "prog")
+
+
+def test_flags_become_fields() -> None:
+    argv = "--dataset names --model char_mlp --hidden-sizes 7 5 --optimizer adamw --lr 1e-1 --betas 0.8 0.9 --amsgrad"
+    argv += " --clip-grad-norm 2 --no-shuffle --seed 18446744073709551615"
+    assert parse(*argv.split(), "--output", "a folder") == TrainConfig(**NO_DEFAULT)
+    assert parse() == TrainConfig()
+    assert cli.parse(TorchConfig, ["--strategy", "single"], "prog").strategy == "single"
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ("--mdoel mlp", "--mdoel: unknown flag; did you mean --model?"),
+        ("--global-batch=8", "--global-batch: unknown flag; did you mean --global-batch-size?"),
+        ("--strategy ddp", "--strategy: unknown flag"),
+        ("--zzz", "--zzz: unknown flag; see --help"),
+        ("mlp", "mlp: belongs to no flag; see --help"),
+        ("--nesterov True", "True: belongs to no flag; see --help"),
+        ("--lr fast", "--lr fast: expected FLOAT"),
+        ("--epochs 1.5", "--epochs 1.5: expected INT"),
+        ("--devices all", "--devices all: expected INT"),
+        ("--betas 0.9", "--betas 0.9: expected FLOAT FLOAT"),
+        ("--hidden-sizes 8 wide", "--hidden-sizes 8 wide: expected INT [INT ...]"),
+        ("--lr", "Missing value for argument '--lr'. Expected 1 values."),
+        ("--lr -1", "--lr -1.0: must be at least 0"),
+        ("--model mpl", "--model mpl: unknown; did you mean mlp? (one of linear, mlp, char_mlp, convnet)"),
+        ("--resume nowhere", "--resume nowhere: holds no run (no config.json there)"),
+        ("--resume=nowhere", "--resume=nowhere: holds no run (no config.json there)".replace("=", " ")),
+    ],
+)
+def test_a_bad_flag_is_one_line(argv: str, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        parse(*argv.split())
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+def test_resume_takes_the_saved_config_and_flags_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(TrainConfig(epochs=3, lr=0.5).to_json())
+    expected = TrainConfig(epochs=9, lr=0.5, resume=str(tmp_path))
+    assert parse("--resume", str(tmp_path), "--epochs", "9") == parse(f"--resume={tmp_path}", "--epochs=9") == expected
+    (tmp_path / "config.json").write_text("broken")
+    with pytest.raises(InputError, match=rf"^{tmp_path}/config.json: not a run's config"):
+        parse("--resume", str(tmp_path))
+
+
+@pytest.mark.parametrize("package", ["jaxddp", "torch_ref"])
+def test_help_lists_every_flag(package: str, capsys: pytest.CaptureFixture[str]) -> None:
+    config_class = {"jaxddp": TrainConfig, "torch_ref": TorchConfig}[package]
+    with pytest.raises(SystemExit) as stop:
+        cli.parse(config_class, ["--help"], "prog")
+    assert stop.value.code == 0
+    shown = capsys.readouterr().out
+    for field in dataclasses.fields(config_class):
+        assert f"--{field.name.replace('_', '-')}" in shown
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (InputError("--lr"), 2, "error: --lr"),
+        (TrainingError("loss is nan"), 2, "error: loss is nan"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+    ],
+    ids=["input", "training", "interrupt"],
+)
+def test_errors_become_a_line_and_an_exit_code(
+    error: BaseException, code: int, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop, cli.one_line_errors(show_traceback=False):
+        raise error
+    assert stop.value.code == code
+    assert capsys.readouterr().err == line + "\n"
+
+
+def test_a_mistake_of_ours_is_not_hidden() -> None:
+    with pytest.raises(ZeroDivisionError), cli.one_line_errors(show_traceback=False):
+        1 / 0  # noqa: B018
+
+
+@pytest.mark.parametrize("traceback", [False, True])
+def test_a_bad_flag_ends_the_program_with_one_line_and_code_2(traceback: bool) -> None:
+    command = [sys.executable, "-m", "jaxddp.train", "--epochs", "-1", *["--traceback"] * traceback]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (result.returncode, result.stdout) == (2, "")
+    *before, line = result.stderr.splitlines()
+    assert line == "error: --epochs -1: must be at least 0"
+    assert bool(before) == traceback == ("Traceback" in result.stderr)
