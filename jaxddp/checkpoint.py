@@ -1,5 +1,6 @@
 """Checkpoints of a TrainState, by Orbax: written aside and renamed, so never half there."""
 
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,14 @@ class Checkpoints:
 
     def __init__(self, folder: Path):
         self._folder = folder
+
+    @cached_property
+    def _manager(self) -> ocp.CheckpointManager:
+        """Made when it is first needed, since that makes the folder."""
         options = ocp.CheckpointManagerOptions(max_to_keep=_KEEP, enable_async_checkpointing=False)
         # Orbax needs the handler to describe a checkpoint that it has not written itself.
         handler = ocp.StandardCheckpointHandler()
-        self._manager = ocp.CheckpointManager(folder.absolute(), options=options, item_handlers=handler)
+        return ocp.CheckpointManager(self._folder.absolute(), options=options, item_handlers=handler)
 
     @property
     def latest_step(self) -> int | None:
@@ -56,7 +61,9 @@ class Checkpoints:
         return TrainState(**restored)
 
     def close(self) -> None:
-        self._manager.close()
+        """Let go of the folder."""
+        if "_manager" in self.__dict__:
+            self._manager.close()
 
     def _check_same_arrays(self, stored: Any, expected: Any) -> None:
         found, wanted = _shapes(stored), _shapes(expected)

@@ -38,11 +38,14 @@ def parse(config_class: type[Config], argv: Sequence[str], prog: str) -> Config:
     output = io.StringIO()
     try:
         with contextlib.redirect_stderr(output):
-            return tyro.cli(config_class, args=list(argv), default=default, prog=prog)
+            config = tyro.cli(config_class, args=list(argv), default=default, prog=prog)
     except SystemExit as stop:
         if stop.code in (0, None):
             raise
         raise InputError(_explain(output.getvalue(), config_class)) from None
+    if folder is not None:
+        config.check_resumes(default)
+    return config
 
 
 @contextlib.contextmanager

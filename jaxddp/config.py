@@ -33,6 +33,18 @@ OPTIMIZERS = tuple(OPTIMIZER_OPTIONS)
 # torch's default learning rates: schedules need the number, the optimizers know it themselves.
 DEFAULT_LR = {"sgd": 1e-3, "adam": 1e-3, "adamw": 1e-3, "adagrad": 1e-2, "rmsprop": 1e-2}
 
+# What a resumed run must keep: its checkpoint and its place in the data would mean something else.
+KEPT_ON_RESUME: tuple[str, ...] = (
+    "dataset",
+    "data_path",
+    "num_examples",
+    "num_features",
+    "num_classes",
+    "context_length",
+)
+KEPT_ON_RESUME += ("model", "hidden_sizes", "embedding_size", "optimizer", "amsgrad", "centered", "dtype")
+KEPT_ON_RESUME += ("global_batch_size", "shuffle", "drop_last", "drop_last_batch", "seed")
+
 
 @dataclass(frozen=True)
 class TrainConfig:
@@ -149,7 +161,7 @@ class TrainConfig:
     output: str | None = None
     """Run folder for config, metrics, curves, weights and checkpoints."""
     resume: str | None = None
-    """Continue the run in this folder; flags beside it override its config."""
+    """Continue the run in this folder; flags beside it override its config, but for model, data and order."""
     checkpoint_every: int = 5
     """Epochs between two checkpoints in the run folder; 0: only at the end."""
     print_shards: bool = False
@@ -247,6 +259,13 @@ class TrainConfig:
                 f"{self.accumulation_steps} accumulation steps do not divide it; {near} would do"
             )
         return self.global_batch_size // world_size
+
+    def check_resumes(self, saved: "TrainConfig") -> None:
+        """Raise `InputError` if this run cannot go on from a checkpoint of `saved`."""
+        for name in KEPT_ON_RESUME:
+            new, old = getattr(self, name), getattr(saved, name)
+            if new != old:
+                raise InputError(f"{flag(name)} {new}: the run in {self.resume} has {old}, and must go on with it")
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=2) + "\n"

@@ -113,6 +113,11 @@ class DataParallel:
             raise ValueError("this state was used up by an earlier `steps`; go on from the state that it returned")
         return self._steps(state, batches)
 
+    def compiled_text(self, state: TrainState, batches: MicroBatches) -> str:
+        """The program that `steps` would run, as XLA compiled it (HLO text); nothing runs."""
+        self.replicas.check_dealt(batches)
+        return self._steps.lower(state, batches).compile().as_text()
+
     def evaluate(self, state: TrainState, arrays: Arrays, batch_size: int = 256) -> dict[str, float]:
         """Means over `arrays`, each example counted exactly once, in the model's evaluation mode."""
         return means(jax.device_get(self.evaluate_placed(state, self.place(arrays, batch_size))))

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,6 +124,8 @@ def train(run: Run, state: TrainState, log: RunLog, checkpoints: Checkpoints | N
         for epoch in range(int(state.step) // loader.steps_per_epoch, config.epochs):
             state, train_means, speed = train_epoch(run, state, epoch, log)
             test = means(jax.device_get(ddp.evaluate_placed(state, test_set)))
+            if not math.isfinite(test["loss"]):  # the last update may have spoilt what the last loss had not shown
+                raise TrainingError(f"test loss is {test['loss']} at step {int(state.step)}")
             log.epoch(int(state.step), epoch + 1, train_means, test, speed)
             if checkpoints is not None and config.checkpoint_every and (epoch + 1) % config.checkpoint_every == 0:
                 ddp.verify(state)

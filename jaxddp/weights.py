@@ -81,8 +81,9 @@ def from_torch(tensors: Mapping[str, np.ndarray], params: Params, buffers: Buffe
     _check_same_tensors(tensors, to_torch({**params, **buffers}))
 
     def convert(like: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        # Copied first: jax may keep an array's memory, and torch changes its tensors in place.
         return {
-            name: jnp.asarray(from_torch_layout(name, tensors[torch_name(name)]), value.dtype)
+            name: jnp.asarray(np.array(from_torch_layout(name, tensors[torch_name(name)]), value.dtype))
             for name, value in like.items()
         }
 

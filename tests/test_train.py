@@ -167,8 +167,13 @@ def test_an_output_folder_is_not_overwritten_and_another_models_checkpoint_not_u
     before = (tmp_path / "run" / "metrics.jsonl").read_text()
     with pytest.raises(InputError, match=r"--output .*run: holds a run already"):
         train("--epochs", "1", "--output", str(tmp_path / "run"))
-    with pytest.raises(InputError, match="a checkpoint of another model or optimizer"):
-        train("--resume", str(tmp_path / "run"), "--model", "linear", "--epochs", "2")
+    for flags, message in {
+        ("--model", "linear"): "--model linear: the run in .* has mlp",
+        ("--optimizer", "sgd"): "--optimizer sgd: the run in .* has adam",
+        ("--seed", "3"): "--seed 3: the run in .* has 0",
+    }.items():
+        with pytest.raises(InputError, match=message):
+            main(cli.parse(TrainConfig, ["--resume", str(tmp_path / "run"), *flags, "--epochs", "2"], "train"))
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == before
 
 

@@ -84,7 +84,7 @@ def test_weights_do_not_share_memory_with_their_source() -> None:
     bias = memory[start : start + 12].view("float32")
     tensors = {**to_torch(functional.params), "fc.bias": bias}
     params, _ = from_torch(tensors, functional.params, {})
-    planted = jnp.asarray(bias)
+    planted = jnp.asarray(bias, "float32")
     bias += 1
     assert not np.asarray(params["fc.bias"]).any()
     assert np.asarray(planted).all()

@@ -1,0 +1,93 @@
+"""Reads from a compiled program how often and how much the replicas send each other."""
+
+import math
+import re
+from typing import NamedTuple
+
+_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.-]+) \(.*\) -> .*\{$")
+_ALL_REDUCE = re.compile(r" = (.*?) all-reduce(?:-start)?\(")
+_SHAPE = re.compile(r"\b(pred|[a-z]+(\d+)\w*)\[([\d,]*)\]")
+_CALLED = re.compile(r"\b(?:calls|to_apply|body)=%?([\w.-]+)")
+_BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
+_TRIP_COUNT = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+
+
+class AllReduces(NamedTuple):
+    """What one replica takes part in, each time that the program runs.
+
+    Attributes:
+        count: number of all-reduce instructions; one may carry many arrays.
+        bytes: size of what it puts into them.
+    """
+
+    count: int
+    bytes: int
+
+
+def all_reduces(text: str) -> AllReduces:
+    """Count a compiled program's all-reduces; those in a loop count once for each pass.
+
+    Of a conditional all branches count.
+
+    Raises:
+        ValueError: the text is no compiled program, or a loop sends, but nobody knows how often it runs.
+
+    >>> all_reduces('''
+    ... ENTRY %main (x: f32[3]) -> f32[3] {
+    ...   %x = f32[3]{0} parameter(0)
+    ...   ROOT %sum = f32[3]{0} all-reduce(%x), replica_groups={{0,1}}, to_apply=%add
+    ... }
+    ... ''')
+    AllReduces(count=1, bytes=12)
+    """
+    computations, entry = _computations(text)
+    if entry is None:
+        raise ValueError("no compiled program: it has no ENTRY computation")
+    return _total(entry, computations)
+
+
+def _computations(text: str) -> tuple[dict[str, list[str]], str | None]:
+    """The lines of each computation, and the name of the one that is the program."""
+    computations: dict[str, list[str]] = {}
+    name = entry = None
+    for line in text.splitlines():
+        if match := _COMPUTATION.match(line):
+            name = match[2]
+            computations[name] = []
+            entry = name if match[1] else entry
+        elif name is not None:
+            computations[name].append(line)
+    return computations, entry
+
+
+def _total(name: str, computations: dict[str, list[str]]) -> AllReduces:
+    count = size = 0
+    for line in computations.get(name, []):
+        if match := _ALL_REDUCE.search(line):
+            count += 1
+            size += _bytes(match[1])
+            continue  # what it calls only adds two numbers
+        branches = [branch.strip(" %") for match in _BRANCHES.finditer(line) for branch in match[1].split(",")]
+        for called in [*_CALLED.findall(line), *branches]:
+            inside = _total(called, computations)
+            passes = _passes(line) if inside.count else 1
+            count += inside.count * passes
+            size += inside.bytes * passes
+    return AllReduces(count, size)
+
+
+def _passes(line: str) -> int:
+    if " while(" not in line:
+        return 1
+    if match := _TRIP_COUNT.search(line):
+        return int(match[1])
+    raise ValueError(f"a loop of unknown length has all-reduces: {line.strip()[:100]}")
+
+
+def _bytes(shapes: str) -> int:
+    """The bytes of all arrays in a shape like `(f32[2,3]{1,0}, s32[])`."""
+    total = 0
+    for kind, bits, sizes in _SHAPE.findall(shapes):
+        elements = math.prod(int(size) for size in sizes.split(",") if size)
+        total += elements * (8 if kind == "pred" else int(bits)) // 8
+    return total

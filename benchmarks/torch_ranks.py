@@ -1,0 +1,123 @@
+"""torch DDP as a contender: ranks that are child processes, stay up, and train when they are asked. Knows no jax."""
+
+import contextlib
+import multiprocessing
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from jaxddp.config import TrainConfig
+from torch_ref.config import TorchConfig
+from torch_ref.devices import local_device
+from torch_ref.distributed import World, process_group
+from torch_ref.metrics import all_reduce_sums, means, total
+from torch_ref.step import train_step
+from torch_ref.train import Run, build
+
+TIMEOUT = 300.0  # seconds that a rank may take to answer
+
+Timing = tuple[float, float]  # seconds, and the mean loss of the last epoch
+
+
+class TorchRanks:
+    """The ranks, seen from the process that asks them."""
+
+    def __init__(self, connections: Sequence[Connection]):
+        self._connections = connections
+
+    def train(self, world_size: int, config: TrainConfig, epochs: range) -> Timing:
+        """Train from the start on the first `world_size` ranks.
+
+        Returns:
+            The seconds of the slowest rank, and the mean loss of the last epoch.
+        """
+        asked = self._connections[:world_size]
+        for connection in asked:
+            connection.send((world_size, config, epochs))
+        timings = [_answer(connection) for connection in asked]
+        return max(seconds for seconds, _ in timings), timings[0][1]
+
+
+@contextlib.contextmanager
+def torch_ranks(size: int, platform: str) -> Iterator[TorchRanks]:
+    """Start ranks; none is left over at the end."""
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
+        pipes = [context.Pipe() for _ in range(size)]
+        processes = [
+            context.Process(
+                target=_serve, args=(rank, size, platform, str(Path(folder) / "store"), theirs), daemon=True
+            )
+            for rank, (_, theirs) in enumerate(pipes)
+        ]
+        try:
+            for process, (_, theirs) in zip(processes, pipes, strict=True):
+                process.start()
+                theirs.close()  # so that a dead rank reads as the end of the connection
+            for ours, _ in pipes:
+                _answer(ours)
+            yield TorchRanks([ours for ours, _ in pipes])
+        finally:
+            for process in processes:
+                if process.pid is not None:
+                    process.kill()
+                    process.join()
+            for ours, _ in pipes:
+                ours.close()
+
+
+def _answer(connection: Connection) -> Timing:
+    if not connection.poll(TIMEOUT):
+        raise RuntimeError(f"a torch rank has not answered for {TIMEOUT:.0f} s")
+    answer = connection.recv()
+    if isinstance(answer, str):
+        raise RuntimeError(f"a torch rank failed:\n{answer}")
+    return answer
+
+
+def _serve(rank: int, size: int, platform: str, store_file: str, connection: Connection) -> None:
+    if platform == "cpu":
+        torch.set_num_threads(1)  # as torch_ref.train: the replicas share the cores
+    try:
+        device = local_device(TorchConfig(platform=platform), rank)
+        with process_group(rank, size, device, dist.FileStore(store_file, size)) as everyone:
+            # Every process has to help to make a group, also those outside of it.
+            groups = {count: dist.new_group(list(range(count))) for count in range(1, size + 1)}
+            runs: dict[int, tuple[TrainConfig, Run]] = {}
+            connection.send((0.0, 0.0))
+            while True:
+                world_size, config, epochs = connection.recv()
+                if world_size not in runs or runs[world_size][0] != config:
+                    world = World(rank, world_size, everyone.device, groups[world_size])
+                    torch_config = TorchConfig(**vars(config) | {"devices": world_size, "platform": platform})
+                    runs[world_size] = config, build(world, torch_config)
+                connection.send(_train(runs[world_size][1], epochs))
+    except EOFError:
+        pass  # the benchmark has ended
+    except Exception:
+        connection.send(traceback.format_exc())
+
+
+def _train(run: Run, epochs: range) -> Timing:
+    """The loop of torch_ref.train, without log, evaluation and checkpoints; afterwards back to the start."""
+    module, optimizer, scheduler = run.state.module, run.state.optimizer, run.state.scheduler
+    start = {name: value.clone() for name, value in module.state_dict().items()}
+    run.model.train()
+    run.world.all_reduce(torch.zeros(1, device=run.world.device)).item()  # all start together
+    loss, started = 0.0, time.perf_counter()
+    for epoch in epochs:
+        sums = [
+            train_step(run.model, optimizer, scheduler, micro_batches, run.world)
+            for micro_batches in run.loader.epoch(epoch)
+        ]
+        loss = means(total(all_reduce_sums(sums, run.world)))["loss"]
+    seconds = time.perf_counter() - started
+    module.load_state_dict(start)
+    optimizer.state.clear()
+    return seconds, loss
