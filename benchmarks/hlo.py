@@ -2,7 +2,7 @@
 
 import math
 import re
-from typing import NamedTuple
+from dataclasses import dataclass
 
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.-]+) \(.*\) -> .*\{$")
 _ALL_REDUCE = re.compile(r" = (.*?) all-reduce(?:-start)?\(")
@@ -12,7 +12,8 @@ _BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
 _TRIP_COUNT = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 
 
-class AllReduces(NamedTuple):
+@dataclass(frozen=True)
+class AllReduces:
     """What one replica takes part in, each time that the program runs.
 
     Attributes:

@@ -6,7 +6,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 import torch
@@ -40,7 +40,7 @@ class TorchRanks:
         asked = self._connections[:world_size]
         for connection in asked:
             connection.send((world_size, config, epochs))
-        timings = [_answer(connection) for connection in asked]
+        timings = _answers(asked)
         return max(seconds for seconds, _ in timings), timings[0][1]
 
 
@@ -60,8 +60,7 @@ def torch_ranks(size: int, platform: str) -> Iterator[TorchRanks]:
             for process, (_, theirs) in zip(processes, pipes, strict=True):
                 process.start()
                 theirs.close()  # so that a dead rank reads as the end of the connection
-            for ours, _ in pipes:
-                _answer(ours)
+            _answers([ours for ours, _ in pipes])
             yield TorchRanks([ours for ours, _ in pipes])
         finally:
             for process in processes:
@@ -72,13 +71,18 @@ def torch_ranks(size: int, platform: str) -> Iterator[TorchRanks]:
                 ours.close()
 
 
-def _answer(connection: Connection) -> Timing:
-    if not connection.poll(TIMEOUT):
-        raise RuntimeError(f"a torch rank has not answered for {TIMEOUT:.0f} s")
-    answer = connection.recv()
-    if isinstance(answer, str):
-        raise RuntimeError(f"a torch rank failed:\n{answer}")
-    return answer
+def _answers(connections: Sequence[Connection]) -> list[Timing]:
+    answers: dict[int, Timing] = {}
+    while len(answers) < len(connections):
+        waiting = [connection for i, connection in enumerate(connections) if i not in answers]
+        for ready in wait(waiting, TIMEOUT) or [None]:
+            if ready is None:
+                raise RuntimeError(f"{len(waiting)} torch ranks have not answered for {TIMEOUT:.0f} s")
+            answer = ready.recv()
+            if isinstance(answer, str):
+                raise RuntimeError(f"a torch rank failed:\n{answer}")
+            answers[connections.index(ready)] = answer
+    return [answers[i] for i in range(len(connections))]
 
 
 def _serve(rank: int, size: int, platform: str, store_file: str, connection: Connection) -> None:
