@@ -52,7 +52,8 @@ class Race:
 
 def enter(config: TrainConfig, world_sizes: Sequence[int], devices: Sequence[jax.Device], torch: TorchRanks) -> Race:
     """Build every contender for `config`, whose global batch all world sizes share."""
-    contenders, runs = [], {}
+    contenders: list[Contender] = []
+    runs: dict[int, train.Run] = {}
     for world_size in world_sizes:
         run = runs[world_size] = _build(config, world_size, devices[0].platform, None)
         contenders += _of_world_size(config, run, _build(config, world_size, devices[0].platform, 1), torch)

@@ -4,14 +4,13 @@ import datetime
 import importlib.metadata
 import os
 import platform
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from benchmarks.contenders import COMPARISONS, JIT, JIT_ONE, LABELS, PMAP, PMAP_ONE, TORCH
+from benchmarks.contenders import COMPARISONS, LABELS, PMAP, PMAP_ONE, TORCH
 from jaxddp.config import TrainConfig
 
 SLOWEST = 1 / 1.05  # of the hand-written steps per second: a step takes at most 5 % longer
@@ -19,16 +18,17 @@ FASTER_THAN_TORCH = 3.0  # at 2 replicas
 WIDTH = 38
 
 
-def provenance(device: jax.Device) -> dict[str, Any]:
+def provenance(command: str, device: jax.Device) -> dict[str, Any]:
     """Where, when, with what, and how busy the machine was."""
     packages = ("jax", "jaxlib", "flax", "optax", "numpy", "torch")
     return {
-        "command": " ".join(["python -m benchmarks.steps_per_second", *sys.argv[1:]]),
+        "command": command,
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
         "device": device.platform,
         "hardware": f"{_cpu()}, {os.cpu_count()} cores" if device.platform == "cpu" else device.device_kind,
         "gpu": device.device_kind if device.platform != "cpu" else "not measured",
-        "load_average": round(os.getloadavg()[0], 1),
+        "torch_backend": "gloo" if device.platform == "cpu" else "nccl",
+        "load_average_before": round(os.getloadavg()[0], 1),
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in packages}},
     }
 
@@ -58,11 +58,11 @@ def aims(ratios: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     for ratio in ratios:
         name, replicas, speed = ratio["other"], ratio["replicas"], ratio["median"]
         if name in (PMAP, PMAP_ONE):
-            aim = f"{ratio['jaxddp']}: a step takes at most 5 % longer than {name} at {replicas}"
+            aim = f"{_replicas(replicas)}: {ratio['jaxddp']}, takes at most 5 % longer than {name}"
             is_now = f"{100 * (1 / speed - 1):+.0f} %"
             found.append({"aim": aim, "is": is_now, "met": speed >= SLOWEST})
         elif name == TORCH and replicas == 2:
-            aim = f"{ratio['jaxddp']}: at least {FASTER_THAN_TORCH:.0f} x torch DDP at 2"
+            aim = f"{_replicas(replicas)}: {ratio['jaxddp']}, makes at least {FASTER_THAN_TORCH:.0f} x {name}'s steps"
             found.append({"aim": aim, "is": f"{speed:.1f} x", "met": speed >= FASTER_THAN_TORCH})
     return found
 
@@ -81,9 +81,11 @@ def text(record: dict[str, Any]) -> str:
         "",
         *_programs(record, world_sizes),
         "",
-        *(f"aim {'met' if aim['met'] else 'MISSED'}: {aim['aim']}: {aim['is']}" for aim in record["aims"]),
+        "aims",
+        *(f"  {'met   ' if aim['met'] else 'MISSED'}  {aim['aim']}: {aim['is']}" for aim in record["aims"]),
         "",
-        f"{record['date']}, {record['hardware']}, load {record['load_average']}, {versions}; GPU: {record['gpu']}",
+        f"{record['date']}, {record['hardware']}, load before {record['load_average_before']}, {versions} "
+        f"({record['torch_backend']}); GPU: {record['gpu']}",
     ]
     return "\n".join(lines)
 
@@ -104,10 +106,9 @@ def _ratios(record: dict[str, Any], world_sizes: Sequence[int]) -> list[str]:
     }
     rows = []
     for ours, others in COMPARISONS.items():
-        rows += ["", _row(f"{ours}, is so many times as fast as (median, min..max)", [])]
+        rows += ["", _row(f"{ours}: steps per second relative to (median, min..max)", [])]
         for other in others:
-            name = f"{other}" if other not in (JIT, JIT_ONE) else other
-            rows.append(_row("  " + name, [cells[ours, other, w] for w in world_sizes]))
+            rows.append(_row("  " + other, [cells[ours, other, w] for w in world_sizes]))
     return rows
 
 
@@ -127,4 +128,4 @@ def _replicas(count: int) -> str:
 
 
 def _row(label: str, cells: Sequence[str]) -> str:
-    return (label.ljust(WIDTH + 2) + "".join(cell.rjust(20) for cell in cells)).rstrip()
+    return (label.ljust(WIDTH + 2) + "".join(cell.rjust(22) for cell in cells)).rstrip()

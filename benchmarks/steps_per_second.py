@@ -53,6 +53,7 @@ class Options:
 def main(options: Options) -> dict[str, Any]:
     """Run the race, print it, and return its record."""
     devices, world_sizes = _devices(options)
+    provenance = report.provenance(_command(options), devices[0])  # now, since the load counts as of before
     config = TrainConfig()
     for world_size in world_sizes:
         config.per_replica_batch_size(world_size)
@@ -62,7 +63,7 @@ def main(options: Options) -> dict[str, Any]:
         epochs = range(max(1, -(-options.steps // steps_per_epoch)))
         seconds, losses = run_rounds(race, epochs, options.rounds, steps_per_epoch)
     record = {
-        **report.provenance(devices[0]),
+        **provenance,
         "job": report.describe_job(config, world_sizes),
         "optimizer_steps": len(epochs) * steps_per_epoch,
         "rounds": options.rounds,
@@ -77,6 +78,12 @@ def main(options: Options) -> dict[str, Any]:
         options.output.parent.mkdir(parents=True, exist_ok=True)
         options.output.write_text(json.dumps(record, indent=2) + "\n")
     return record
+
+
+def _command(options: Options) -> str:
+    flags = f"--rounds {options.rounds} --steps {options.steps} --replicas {' '.join(map(str, options.replicas))}"
+    platform = "" if options.platform is None else f" --platform {options.platform}"
+    return f"python -m benchmarks.steps_per_second {flags}{platform}"
 
 
 def _devices(options: Options) -> tuple[list[jax.Device], list[int]]:

@@ -74,15 +74,16 @@ def torch_ranks(size: int, platform: str) -> Iterator[TorchRanks]:
 def _answers(connections: Sequence[Connection]) -> list[Timing]:
     answers: dict[int, Timing] = {}
     while len(answers) < len(connections):
-        waiting = [connection for i, connection in enumerate(connections) if i not in answers]
-        for ready in wait(waiting, TIMEOUT) or [None]:
-            if ready is None:
-                raise RuntimeError(f"{len(waiting)} torch ranks have not answered for {TIMEOUT:.0f} s")
-            answer = ready.recv()
-            if isinstance(answer, str):
-                raise RuntimeError(f"a torch rank failed:\n{answer}")
-            answers[connections.index(ready)] = answer
-    return [answers[i] for i in range(len(connections))]
+        waiting = [rank for rank in range(len(connections)) if rank not in answers]
+        ready = wait([connections[rank] for rank in waiting], TIMEOUT)
+        if not ready:
+            raise RuntimeError(f"torch ranks {waiting} have not answered for {TIMEOUT:.0f} s")
+        for rank in waiting:
+            if connections[rank] in ready:
+                answers[rank] = connections[rank].recv()
+                if isinstance(answers[rank], str):
+                    raise RuntimeError(f"torch rank {rank} failed:\n{answers[rank]}")
+    return [answers[rank] for rank in range(len(connections))]
 
 
 def _serve(rank: int, size: int, platform: str, store_file: str, connection: Connection) -> None:

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from jaxddp.errors import InputError
+from jaxddp.errors import InputError, TrainingError
 from jaxddp.state import TrainState
 
 _KEEP = 2
@@ -37,8 +37,15 @@ class Checkpoints:
         return self._manager.latest_step()
 
     def save(self, state: TrainState) -> None:
-        """Store `state` under its step number; saving a step twice changes nothing."""
+        """Store `state` under its step number; saving a step twice changes nothing.
+
+        Raises:
+            TrainingError: the state holds a NaN or an infinity; it is not stored.
+        """
         tree = _as_tree(state)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+            if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
+                raise TrainingError(f"{_name(path)} holds a number that is not finite at step {int(tree['step'])}")
         if int(tree["step"]) != self.latest_step:
             self._manager.save(int(tree["step"]), args=ocp.args.StandardSave(tree))
 
@@ -86,4 +93,8 @@ def _as_tree(state: TrainState) -> dict[str, Any]:
 
 def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
     leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {jax.tree_util.keystr(path, simple=True, separator="."): tuple(leaf.shape) for path, leaf in leaves}
+    return {_name(path): tuple(leaf.shape) for path, leaf in leaves}
+
+
+def _name(path: Any) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator=".")

@@ -14,12 +14,10 @@ from typing import TypeVar
 
 import tyro
 
-from jaxddp.config import TrainConfig, flag
+from jaxddp.config import CONFIG_FILE, TrainConfig, flag
 from jaxddp.errors import InputError, TrainingError
 
 Config = TypeVar("Config", bound=TrainConfig)
-
-CONFIG_FILE = "config.json"
 
 
 def parse(config_class: type[Config], argv: Sequence[str], prog: str) -> Config:

@@ -21,6 +21,10 @@ LOSS_NORMALIZATIONS = ("ddp", "global")
 DTYPES = ("float32", "float64")
 PLATFORMS = ("cpu", "gpu")
 
+CONFIG_FILE = "config.json"  # of a run folder
+IGNORE_INDEX = -100  # torch's cross_entropy leaves these labels out, and so do we
+DEFAULT_CPU_DEVICES = 2
+
 # Which of the optimizer options below each optimizer takes; the names are torch's.
 OPTIMIZER_OPTIONS = {
     "sgd": ("lr", "momentum", "dampening", "nesterov", "weight_decay"),
@@ -34,16 +38,11 @@ OPTIMIZERS = tuple(OPTIMIZER_OPTIONS)
 DEFAULT_LR = {"sgd": 1e-3, "adam": 1e-3, "adamw": 1e-3, "adagrad": 1e-2, "rmsprop": 1e-2}
 
 # What a resumed run must keep: its checkpoint and its place in the data would mean something else.
-KEPT_ON_RESUME: tuple[str, ...] = (
-    "dataset",
-    "data_path",
-    "num_examples",
-    "num_features",
-    "num_classes",
-    "context_length",
+KEPT_ON_RESUME = (
+    *("dataset", "num_examples", "num_features", "num_classes", "context_length"),
+    *("model", "hidden_sizes", "embedding_size", "optimizer", "amsgrad", "centered", "dtype"),
+    *("global_batch_size", "shuffle", "drop_last", "drop_last_batch", "seed", "output"),
 )
-KEPT_ON_RESUME += ("model", "hidden_sizes", "embedding_size", "optimizer", "amsgrad", "centered", "dtype")
-KEPT_ON_RESUME += ("global_batch_size", "shuffle", "drop_last", "drop_last_batch", "seed")
 
 
 @dataclass(frozen=True)
@@ -211,8 +210,8 @@ class TrainConfig:
             raise InputError(f"--betas {self.betas[0]} {self.betas[1]}: each must be at least 0 and below 1")
         if self.clip_grad_norm is not None and not self.clip_grad_norm > 0:
             raise InputError(f"--clip-grad-norm {self.clip_grad_norm}: must be above 0")
-        if self.seed >= 2**64:
-            raise InputError(f"--seed {self.seed}: must be below 2**64, as for torch.manual_seed")
+        if self.seed + self.epochs > 2**64:  # epoch e is shuffled by seed + e
+            raise InputError(f"--seed {self.seed}: must stay below 2**64 over {self.epochs} epochs, as torch's seeds")
 
     def _check_at_least(self, name: str, least: int) -> None:
         value = getattr(self, name)
@@ -268,7 +267,10 @@ class TrainConfig:
                 raise InputError(f"{flag(name)} {new}: the run in {self.resume} has {old}, and must go on with it")
 
     def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
+        fields = dataclasses.asdict(self)
+        if self.data_path is not None:
+            fields["data_path"] = str(Path(self.data_path).resolve())  # the run may be resumed from elsewhere
+        return json.dumps(fields, indent=2) + "\n"
 
     @classmethod
     def from_json(cls, path: str | Path) -> Self:

@@ -1,5 +1,6 @@
 """The whole of it as one object: a model, trained by as many replicas as there are devices."""
 
+from collections import deque
 from functools import partial
 from typing import Any
 
@@ -9,11 +10,12 @@ from flax import nnx
 from jax import numpy as jnp
 
 from jaxddp.collectives import all_reduce_mean
+from jaxddp.devices import prepare
 from jaxddp.evaluate import evaluate_replica, padded_batches
 from jaxddp.functional import Functional
 from jaxddp.loader import Arrays
 from jaxddp.losses import Batch, LossFunction, Sums, cross_entropy
-from jaxddp.metrics import means
+from jaxddp.metrics import RUN_AHEAD, means
 from jaxddp.replicas import Replicas
 from jaxddp.state import Buffers, Params, TrainState
 from jaxddp.step import CommHook, MicroBatches, ReplicaStep, run_steps
@@ -23,13 +25,15 @@ from jaxddp.verify import Verifier
 class DataParallel:
     """Trains an nnx module with one replica per device, as torch's DistributedDataParallel does.
 
-    Nothing is hidden in the object: `steps` takes a state and returns the next one.
+    The object holds no weights: `steps` takes a state and returns the next one. It runs at most
+    `RUN_AHEAD` dispatches ahead of the devices, since with too many in flight XLA's CPU devices
+    wait for each other for ever.
 
     Args:
         model: the module; its values are the start, and it stays as it is.
         optimizer: an optax transformation; `jaxddp.optim` has torch's.
         loss_fn: (model, batch) -> one loss per example, (B, ...) or `losses.Losses`.
-        replicas: the devices; all local ones if None.
+        replicas: the devices; if None, those of `jaxddp.devices.prepare()`.
         loss_normalization, clip_grad_norm, comm_hook: see `jaxddp.step.ReplicaStep`.
         dtype: of the floating-point parameters and buffers; None: as the model has them.
 
@@ -65,13 +69,14 @@ class DataParallel:
         comm_hook: CommHook = all_reduce_mean,
         dtype: Any = None,
     ):
-        self.replicas = replicas or Replicas(jax.local_devices())
+        self.replicas = replicas or Replicas(prepare())
         self.functional = Functional(model)
         self.optimizer = optimizer
         self.replica_step = ReplicaStep(
             self.functional.local_loss(loss_fn, train=True), optimizer, loss_normalization, clip_grad_norm, comm_hook
         )
         self._dtype = dtype
+        self._dispatched: deque[Sums] = deque()
         evaluate = partial(evaluate_replica, self.functional.local_loss(loss_fn, train=False))
         self._steps = self.replicas.map(partial(run_steps, self.replica_step), (None, 0), (None, None), donate=(0,))
         self._evaluate = self.replicas.map(evaluate, (None, 0), None)
@@ -111,7 +116,15 @@ class DataParallel:
         self.replicas.check_dealt(batches)
         if isinstance(state.step, jax.Array) and state.step.is_deleted():  # jax 0.10 would crash the process
             raise ValueError("this state was used up by an earlier `steps`; go on from the state that it returned")
-        return self._steps(state, batches)
+        if len(self._dispatched) == RUN_AHEAD:
+            jax.block_until_ready(self._dispatched.popleft())
+        state, sums = self._steps(state, batches)
+        self._dispatched.append(sums)
+        return state, sums
+
+    def check(self, state: TrainState, batches: MicroBatches) -> None:
+        """Trace the program that `steps` would run, so that what cannot work fails here; nothing runs."""
+        jax.eval_shape(self._steps, state, batches)
 
     def compiled_text(self, state: TrainState, batches: MicroBatches) -> str:
         """The program that `steps` would run, as XLA compiled it (HLO text); nothing runs."""

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxddp.config import TrainConfig
+from jaxddp.config import IGNORE_INDEX, TrainConfig
 from jaxddp.errors import InputError
 from jaxddp.torch_random import Generator
 
@@ -25,7 +25,7 @@ NAMES_FILE = Path(__file__).parent / "data" / "names.txt"
 END = "."  # ends a name, and stands for what is before it; its id is 0
 MAX_NAME_LENGTH = 100
 MIN_NAMES = 10
-IGNORED_LABEL = -100  # as in torch.nn.functional.cross_entropy
+MAX_CLASSES = 2**20  # a larger label is a mistake, and its model would not fit
 NPZ_ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 
 
@@ -224,17 +224,17 @@ def _check_inputs(where: str, x: Array) -> None:
 def _check_labels(where: str, y: Array, count: int) -> None:
     if y.dtype.kind not in "iu":
         raise InputError(f"{where} holds {y.dtype}; needs integer class labels")
-    if y.shape[:1] != (count,):
-        raise InputError(f"{where} has shape {y.shape}; needs a label for each of the {count} examples")
-    counted = y != IGNORED_LABEL
+    if y.shape != (count,):
+        raise InputError(f"{where} has shape {y.shape}; needs ({count},), a label for each example")
+    counted = y != IGNORE_INDEX
     if not counted.any():
-        raise InputError(f"{where} holds no label but {IGNORED_LABEL}, which is ignored; needs class labels from 0")
-    wrong = np.argwhere(counted & ((y < 0) | (y >= 2**31)))
+        raise InputError(f"{where} holds no label but {IGNORE_INDEX}, which is ignored; needs class labels from 0")
+    wrong = np.argwhere(counted & ((y < 0) | (y >= MAX_CLASSES)))
     if wrong.size:
         index = tuple(wrong[0])
         raise InputError(
             f"{where}{list(map(int, index))} is {y[index]}; "
-            f"needs class labels from 0, or {IGNORED_LABEL} where none counts"
+            f"needs class labels from 0 to {MAX_CLASSES - 1}, or {IGNORE_INDEX} where none counts"
         )
 
 

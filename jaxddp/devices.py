@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 import jax
 
+from jaxddp.config import DEFAULT_CPU_DEVICES
 from jaxddp.errors import InputError
-
-DEFAULT_CPU_DEVICES = 2
 
 
 def prepare(devices: int | None = None, platform: str | None = None) -> list[jax.Device]:
@@ -34,7 +33,8 @@ def prepare(devices: int | None = None, platform: str | None = None) -> list[jax
     gpus = [] if platform == "cpu" else _gpus(required=platform == "gpu")
     available = gpus or jax.local_devices(backend="cpu")
     kind = available[0].platform
-    wanted = (cpu_devices if kind == "cpu" else len(available)) if devices is None else devices
+    default = min(cpu_devices, len(available)) if kind == "cpu" else len(available)
+    wanted = default if devices is None else devices
     if wanted > len(available):
         raise InputError(f"--devices {wanted}: {_supply(kind, len(available))}")
     return list(available[:wanted])
@@ -66,5 +66,5 @@ def _gpus(required: bool) -> Sequence[jax.Device]:
 
 def _supply(kind: str, count: int) -> str:
     if kind == "cpu":
-        return f"jax was already started with {count} CPU devices; call jaxddp.devices.prepare first"
+        return f"jax was started with {count} CPU devices before; call jaxddp.prepare before anything else uses jax"
     return f"there are {count} local GPUs; --platform cpu prepares any number of CPU devices"

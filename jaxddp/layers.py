@@ -15,7 +15,7 @@ from jax import lax
 from jax import numpy as jnp
 
 from jaxddp import torch_random
-from jaxddp.collectives import all_reduce
+from jaxddp.collectives import all_reduce, world_size
 from jaxddp.errors import InputError
 from jaxddp.torch_random import Generator
 
@@ -121,7 +121,7 @@ class BatchNorm(nnx.Module):
         axes = tuple(range(x.ndim - 1))
         reduce = all_reduce if self.sync else (lambda sums: sums)
         count = reduce(jnp.asarray(x.size // x.shape[-1], x.dtype))
-        if not self.sync and x.size == x.shape[-1]:
+        if x.size * (world_size() if self.sync else 1) == x.shape[-1]:
             raise InputError(f"BatchNorm needs more than one value per channel in training, got input {x.shape}")
         mean = reduce(jnp.sum(x, axes)) / count
         # Two passes: E[x^2] - E[x]^2 would lose the digits that a large mean takes.

@@ -13,10 +13,12 @@ import jax
 import optax
 from jax import numpy as jnp
 
+from jaxddp.config import IGNORE_INDEX
+
 Batch = Mapping[str, Any]  # arrays by name: NumPy's on the host, jax's in a step
 Sums = dict[str, jax.Array]
 
-IGNORE_INDEX = -100  # torch's cross_entropy leaves these labels out, and so do we
+RESERVED = {"loss", "count", "grad_norm"}  # the step's own metrics
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ def summed(losses: Losses | jax.Array, valid: jax.Array | None = None) -> Sums:
         valid: shape (B,); 0 takes an example out (evaluation pads its last batch).
 
     Raises:
-        ValueError: the losses were averaged already.
+        ValueError: the losses were averaged already, or a metric has a name of the step's own.
 
     >>> {name: float(x) for name, x in summed(jnp.array([1.0, 5.0]), jnp.array([1.0, 0.0])).items()}
     {'count': 1.0, 'loss': 1.0}
@@ -55,15 +57,18 @@ def summed(losses: Losses | jax.Array, valid: jax.Array | None = None) -> Sums:
     values = losses.values
     if jnp.ndim(values) == 0:
         raise ValueError("the loss function must return one loss per example, shape (B, ...), and not their mean")
-    weights = jnp.ones_like(values) if losses.weights is None else losses.weights.astype(values.dtype)
+    dtype = jnp.promote_types(values.dtype, jnp.float32)  # bfloat16 cannot count beyond 256
+    weights = jnp.ones(values.shape, dtype) if losses.weights is None else losses.weights.astype(dtype)
     if valid is not None:
-        weights *= valid.astype(values.dtype).reshape(valid.shape + (1,) * (values.ndim - valid.ndim))
+        weights *= valid.astype(dtype).reshape(valid.shape + (1,) * (values.ndim - valid.ndim))
 
     def total(element_values: jax.Array) -> jax.Array:
         # where, not a product alone: a padded element may be infinite, and 0 x inf is not 0
-        return jnp.sum(jnp.where(weights > 0, element_values, 0) * weights)
+        return jnp.sum(jnp.where(weights > 0, element_values.astype(dtype), 0) * weights)
 
-    metrics = {name: total(value.astype(values.dtype)) for name, value in losses.metrics.items()}
+    if taken := losses.metrics.keys() & RESERVED:
+        raise ValueError(f"a metric cannot be called {', '.join(sorted(taken))}: the step's own are")
+    metrics = {name: total(value) for name, value in losses.metrics.items()}
     return {"count": jnp.sum(weights), "loss": total(values), **metrics}
 
 

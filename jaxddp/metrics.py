@@ -13,6 +13,7 @@ from jaxddp.losses import Sums
 
 # Dispatches that may run ahead of the host. XLA allows some 32; fewer keep memory and delay small.
 RUN_AHEAD = 8
+NO_SUMS = ("count", "grad_norm")
 
 
 class InFlight:
@@ -75,6 +76,11 @@ def means(sums: dict[str, Any]) -> dict[str, float]:
     >>> means({"accuracy": 3.0, "count": 4.0, "loss": 2.0})
     {'loss': 0.5, 'accuracy': 0.75}
     """
-    divided = {name: float(np.divide(value, sums["count"])) for name, value in sums.items() if name != "grad_norm"}
-    del divided["count"]
+    with np.errstate(invalid="ignore", divide="ignore"):  # no valid element: NaN, as torch's mean of nothing
+        divided = {name: float(np.divide(value, sums["count"])) for name, value in sums.items() if name not in NO_SUMS}
     return {"loss": divided.pop("loss"), **divided}
+
+
+def step_metrics(sums: dict[str, Any]) -> dict[str, float]:
+    """What there is to show of one step: the means, and the norm of the gradient if it was clipped."""
+    return means(sums) | {name: float(value) for name, value in sums.items() if name == "grad_norm"}

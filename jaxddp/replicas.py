@@ -25,6 +25,10 @@ class Replicas:
     Args:
         devices: the devices of all replicas, in rank order; several processes pass the same list.
 
+    Attributes:
+        world_size: the number of replicas, over all processes.
+        local_ranks: those that this process drives.
+
     >>> from jaxddp.collectives import all_reduce, rank
     >>> from jaxddp.devices import prepare
     >>> replicas = Replicas(prepare(2, "cpu"))
@@ -38,17 +42,9 @@ class Replicas:
         mesh = Mesh(np.array(self.devices), (AXIS_NAME,))
         self._replicated = NamedSharding(mesh, PartitionSpec())
         self._sharded = NamedSharding(mesh, PartitionSpec(AXIS_NAME))
-
-    @property
-    def world_size(self) -> int:
-        """The number of replicas, over all processes."""
-        return len(self.devices)
-
-    @property
-    def local_ranks(self) -> list[int]:
-        """The ranks of the replicas that this process drives."""
+        self.world_size = len(self.devices)
         here = jax.process_index()
-        return [rank for rank, device in enumerate(self.devices) if device.process_index == here]
+        self.local_ranks = [rank for rank, device in enumerate(self.devices) if device.process_index == here]
 
     def replicate(self, tree: Tree) -> Tree:
         """Put a copy of every leaf on every device, in buffers that nothing else shares."""
@@ -62,10 +58,11 @@ class Replicas:
         return jax.device_put(tree, self._sharded)
 
     def check_dealt(self, tree: Tree) -> None:
-        """Raise `ValueError` unless all leaves are (world_size, ...); pmap would use fewer devices for fewer slices."""
+        """Raise `ValueError` unless there is a slice for each replica; pmap would use fewer devices for fewer."""
+        count = len(self.local_ranks)
         for leaf in jax.tree.leaves(tree):
-            if np.shape(leaf)[:1] != (self.world_size,):
-                raise ValueError(f"a batch of shape {np.shape(leaf)} cannot be dealt out to {self.world_size} replicas")
+            if np.shape(leaf)[:1] != (count,):
+                raise ValueError(f"a batch of shape {np.shape(leaf)} cannot be dealt out to {count} replicas")
 
     def map(
         self, function: Callable[..., Any], in_axes: tuple[Axes, ...], out_axes: Axes, donate: tuple[int, ...] = ()
@@ -101,15 +98,8 @@ class VirtualReplicas(Replicas):
 
     def __init__(self, world_size: int, device: jax.Device | None = None):
         super().__init__([device or jax.devices()[0]])
-        self._world_size = world_size
-
-    @property
-    def world_size(self) -> int:
-        return self._world_size
-
-    @property
-    def local_ranks(self) -> list[int]:
-        return list(range(self._world_size))
+        self.world_size = world_size
+        self.local_ranks = list(range(world_size))
 
     def map(
         self, function: Callable[..., Any], in_axes: tuple[Axes, ...], out_axes: Axes, donate: tuple[int, ...] = ()

@@ -22,11 +22,10 @@ from typing import Any, Self, TextIO
 
 from tqdm import tqdm
 
-from jaxddp.config import TrainConfig
+from jaxddp.config import CONFIG_FILE, TrainConfig
 from jaxddp.curves import Record, draw_curves
 from jaxddp.errors import InputError
 
-CONFIG_FILE = "config.json"
 METRICS_FILE = "metrics.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"
 CURVES_FILE = "curves.png"

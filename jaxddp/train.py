@@ -12,13 +12,13 @@ import jax
 
 from jaxddp import cli, datasets, models, optim
 from jaxddp.checkpoint import Checkpoints
-from jaxddp.config import TrainConfig
+from jaxddp.config import CONFIG_FILE, TrainConfig
 from jaxddp.data_parallel import DataParallel
 from jaxddp.devices import prepare
 from jaxddp.errors import InputError, TrainingError
 from jaxddp.loader import Loader
-from jaxddp.metrics import EpochSums, InFlight, means
-from jaxddp.replicas import Replicas
+from jaxddp.metrics import EpochSums, InFlight, means, step_metrics
+from jaxddp.replicas import Replicas, VirtualReplicas
 from jaxddp.runlog import RunLog, claim_output, run_title
 from jaxddp.sampler import shard_table
 from jaxddp.state import TrainState
@@ -41,7 +41,7 @@ def main(config: TrainConfig) -> None:
         checkpoints, state = open_output(run, resources)
         log = resources.enter_context(
             RunLog(
-                dataclasses.replace(config, resume=None),
+                dataclasses.replace(config, resume=None, devices=run.ddp.world_size),
                 None if config.output is None else Path(config.output),
                 title=run_title(config, run.ddp.world_size, f"JAX {run.ddp.replicas.devices[0].device_kind}"),
                 examples_per_epoch=run.loader.examples_per_epoch,
@@ -71,7 +71,28 @@ def build(config: TrainConfig) -> Run:
     replicas = Replicas(prepare(config.devices, config.platform))
     config.per_replica_batch_size(replicas.world_size)
     dataset = datasets.load(config).astype(config.dtype)
-    loader = Loader(
+    loader = make_loader(config, dataset, replicas)
+    ddp = DataParallel(
+        models.build(config, dataset),
+        optim.from_config(config, config.epochs * loader.steps_per_epoch),
+        replicas=replicas,
+        loss_normalization=config.loss_normalization,
+        clip_grad_norm=config.clip_grad_norm,
+        dtype=config.dtype,
+    )
+    start = ddp.init(*_initial_weights(config, ddp))
+    try:
+        for last_batch in loader.host_batches(0, start_step=loader.steps_per_epoch - 1):  # the smallest
+            ddp.check(start, last_batch)
+    except InputError as error:
+        message = f"--global-batch-size {config.global_batch_size}: {error}; choose another, or --drop-last-batch"
+        raise InputError(message) from None
+    return Run(config, dataset, loader, ddp, start)
+
+
+def make_loader(config: TrainConfig, dataset: datasets.Dataset, replicas: Replicas) -> Loader:
+    """The training set, dealt out as `config` says."""
+    return Loader(
         dataset.train,
         replicas,
         global_batch_size=config.global_batch_size,
@@ -82,16 +103,6 @@ def build(config: TrainConfig) -> Run:
         drop_last=config.drop_last,
         drop_last_batch=config.drop_last_batch,
     )
-    ddp = DataParallel(
-        models.build(config, dataset),
-        optim.from_config(config, config.epochs * loader.steps_per_epoch),
-        replicas=replicas,
-        loss_normalization=config.loss_normalization,
-        clip_grad_norm=config.clip_grad_norm,
-        dtype=config.dtype,
-    )
-    _check_batch_norm(config, loader, ddp)
-    return Run(config, dataset, loader, ddp, ddp.init(*_initial_weights(config, ddp)))
 
 
 def open_output(run: Run, resources: contextlib.ExitStack) -> tuple[Checkpoints | None, TrainState]:
@@ -106,7 +117,12 @@ def open_output(run: Run, resources: contextlib.ExitStack) -> tuple[Checkpoints 
     folder = claim_output(output, resume)
     checkpoints = Checkpoints(folder / CHECKPOINT_FOLDER)
     resources.callback(checkpoints.close)
-    return checkpoints, run.ddp.replicas.replicate(checkpoints.restore(run.start)) if resume else run.start
+    if not resume:
+        return checkpoints, run.start
+    _check_same_epochs(run, folder)
+    if checkpoints.latest_step is None:  # it ended before the first one
+        return checkpoints, run.start
+    return checkpoints, run.ddp.replicas.replicate(checkpoints.restore(run.start))
 
 
 def train(run: Run, state: TrainState, log: RunLog, checkpoints: Checkpoints | None) -> TrainState:
@@ -118,9 +134,9 @@ def train(run: Run, state: TrainState, log: RunLog, checkpoints: Checkpoints | N
     config, ddp, loader = run.config, run.ddp, run.loader
     test_set = ddp.place(run.dataset.test)
     started = time.perf_counter()
-    ddp.verify(state)
-    test: dict[str, float] = means(jax.device_get(ddp.evaluate_placed(state, test_set)))
     try:
+        ddp.verify(state)
+        test = means(jax.device_get(ddp.evaluate_placed(state, test_set)))
         for epoch in range(int(state.step) // loader.steps_per_epoch, config.epochs):
             state, train_means, speed = train_epoch(run, state, epoch, log)
             test = means(jax.device_get(ddp.evaluate_placed(state, test_set)))
@@ -130,11 +146,12 @@ def train(run: Run, state: TrainState, log: RunLog, checkpoints: Checkpoints | N
             if checkpoints is not None and config.checkpoint_every and (epoch + 1) % config.checkpoint_every == 0:
                 ddp.verify(state)
                 checkpoints.save(state)
+        ddp.verify(state)
+        if checkpoints is not None:
+            checkpoints.save(state)
     except TrainingError as error:
         raise TrainingError(f"{error}; {_last_good(checkpoints, config)}") from None
-    ddp.verify(state)
-    if checkpoints is not None and config.output is not None:
-        checkpoints.save(state)
+    if config.output is not None:
         save_weights(Path(config.output) / WEIGHTS_FILE, *jax.device_get((state.params, state.buffers)))
     log.summary(test["accuracy"], time.perf_counter() - started, "replicas identical")
     return state
@@ -154,7 +171,7 @@ def train_epoch(run: Run, state: TrainState, epoch: int, log: RunLog) -> tuple[T
         seen = 0
         for number, sums in in_flight.finished(wait):
             size = run.loader.examples_in(number - 1)
-            log.step(number, epoch + 1, means(sums), examples=size)
+            log.step(number, epoch + 1, step_metrics(sums), examples=size)
             totals.add(sums)
             seen += size
         return seen
@@ -178,19 +195,21 @@ def _steps_per_dispatch(config: TrainConfig, replicas: Replicas) -> int | None:
 
 def _initial_weights(config: TrainConfig, ddp: DataParallel) -> tuple[Any, Any]:
     """The params and buffers of --weights; None for the model's own."""
-    if config.weights is None:
+    if config.weights is None or config.resume is not None:
         return None, None
     return from_torch(load_weights(config.weights), ddp.functional.params, ddp.functional.buffers)
 
 
-def _check_batch_norm(config: TrainConfig, loader: Loader, ddp: DataParallel) -> None:
-    """BatchNorm cannot train on one example; better to say so before the step that has one."""
-    if not ddp.functional.buffers or config.model == "convnet" or config.sync_batch_norm:
+def _check_same_epochs(run: Run, folder: Path) -> None:
+    """The steps made so far tell the place in the data, if an epoch has as many steps as before."""
+    devices = TrainConfig.from_json(folder / CONFIG_FILE).devices
+    if devices is None or devices == run.ddp.world_size:
         return
-    if loader.smallest_micro_batch == 1:
+    before = make_loader(run.config, run.dataset, VirtualReplicas(devices)).steps_per_epoch
+    if before != run.loader.steps_per_epoch:
         raise InputError(
-            f"--global-batch-size {config.global_batch_size}: leaves a micro-batch of 1 example on a replica, on "
-            "which BatchNorm cannot train; choose another size, or --drop-last-batch"
+            f"--devices {run.ddp.world_size}: makes {run.loader.steps_per_epoch} steps of an epoch, and the run in "
+            f"{folder} {before} on {devices} devices; resume it on {devices}"
         )
 
 

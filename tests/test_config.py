@@ -124,7 +124,11 @@ def test_no_name_is_near() -> None:
 # ---- files
 
 
-@pytest.mark.parametrize("config", [TrainConfig(), TrainConfig(**NO_DEFAULT), TorchConfig(strategy="manual")], ids=str)
+@pytest.mark.parametrize(
+    "config",
+    [TrainConfig(), TrainConfig(**NO_DEFAULT), TorchConfig(strategy="manual")],
+    ids=["defaults", "no default", "torch"],
+)
 def test_a_config_survives_its_file(config: TrainConfig, tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(config.to_json())

@@ -12,6 +12,7 @@ from jax import numpy as jnp
 
 from jaxddp import layers, optim
 from jaxddp.data_parallel import DataParallel
+from jaxddp.devices import prepare
 from jaxddp.loader import Loader
 from jaxddp.losses import Losses
 from jaxddp.replicas import Replicas
@@ -96,6 +97,18 @@ def test_donation_eats_nobodys_arrays() -> None:
     assert (float(model.slope[...]), float(given["slope"])) == (2.0, 5.0)
 
 
+def test_replicated_arrays_are_copies() -> None:
+    """device_put keeps the array that it is given as one of the copies."""
+    replicas, ours, planted = two(), jnp.ones(3), jnp.ones(3)
+    count = replicas.map(lambda tree, rank: jax.tree.map(lambda x: x + 1, tree), (None, 0), None, donate=(0,))
+    ranks = replicas.shard(np.arange(2))
+    jax.block_until_ready(count(replicas.replicate(ours), ranks))
+    assert np.asarray(ours).all()
+    jax.block_until_ready(count(jax.device_put(planted, replicas.replicate(ours).sharding), ranks))
+    with pytest.raises(RuntimeError, match="deleted"):
+        np.asarray(planted)
+
+
 def test_a_module_taken_out_survives_further_steps() -> None:
     ddp = own()
     state, _ = one_step(ddp, ddp.init())
@@ -113,8 +126,8 @@ def test_a_state_is_used_up() -> None:
         one_step(ddp, state)
 
 
-def test_all_devices_by_default() -> None:
-    assert DataParallel(Own(), optim.sgd(LR), squared_error).world_size == len(jax.local_devices()) == 8
+def test_the_default_replicas_are_the_prepared_devices() -> None:
+    assert DataParallel(Own(), optim.sgd(LR), squared_error).replicas.devices == prepare()
 
 
 def test_dtype_is_that_of_floating_point_arrays_only() -> None:

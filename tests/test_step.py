@@ -221,15 +221,18 @@ def test_clipping_comes_after_the_mean() -> None:
     assert distance(found["params"], {name: start[name] - right[name] for name in start}) < TOLERANCE
 
 
-def test_buffers_are_those_of_rank_0() -> None:
-    batch = dealt(2, 1, (4,))
+@pytest.mark.parametrize("micro", [(4,), (3, 3, 1)], ids=str)
+def test_buffers_are_those_of_rank_0(micro: tuple[int, ...]) -> None:
+    """With micro-batches, each moves the running statistics on from where the last one left them."""
     ddp = DataParallel(layers.BatchNorm(FEATURES), optim.sgd(), lambda bn, batch: bn(batch["x"]), replicas=first(2))
-    state, _ = ddp.steps(ddp.init(), ddp.replicas.shard(batch))
-    means = 0.1 * batch.last["x"].mean(axis=(1, 2, 3))
-    found = np.asarray(state.buffers["mean"])
-    assert distance({"mean": found}, {"mean": means[0]}) < FLOAT32_TOLERANCE
-    assert min(distance({"mean": found}, {"mean": wrong}) for wrong in (means[1], means.mean(axis=0))) > FAULT
-    assert state.buffers["num_batches_tracked"] == 1
+    state, _ = ddp.steps(ddp.init(), ddp.replicas.shard(dealt(2, 1, micro)))
+    means = np.zeros((2, FEATURES))  # of each rank
+    for part in np.split(examples(2, 1, sum(micro))["x"], np.cumsum(micro)[:-1], axis=2):
+        means = 0.9 * means + 0.1 * part.mean(axis=(1, 2, 3))
+    found = {"mean": np.asarray(state.buffers["mean"])}
+    assert distance(found, {"mean": means[0]}) < FLOAT32_TOLERANCE
+    assert min(distance(found, {"mean": wrong}) for wrong in (means[1], means.mean(axis=0))) > FAULT
+    assert state.buffers["num_batches_tracked"] == len(micro)
 
 
 # ---- planted faults

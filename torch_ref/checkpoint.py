@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from jaxddp.errors import InputError
+from jaxddp.errors import InputError, TrainingError
 from jaxddp.runlog import write_atomically
 from torch_ref import optim
 from torch_ref.state import TrainState
@@ -29,6 +29,9 @@ def save_checkpoint(path: Path, state: TrainState) -> None:
         "model": state.module.state_dict(),
         "optimizer": state.optimizer.state_dict()["state"],
     }
+    for name, tensor in _tensors(content, _names(state)).items():
+        if not tensor.isfinite().all():
+            raise TrainingError(f"{name} holds a number that is not finite at step {state.step}")
     buffer = io.BytesIO()
     torch.save(content, buffer)
     write_atomically(path, buffer.getvalue())
@@ -47,7 +50,7 @@ def load_checkpoint(path: Path, state: TrainState) -> None:
     """
     content = _read(path)
     expected = {"model": state.module.state_dict(), "optimizer": _state_after_a_step(state.optimizer)}
-    names = {number: name for number, (name, _) in enumerate(state.module.named_parameters())}
+    names = _names(state)
     if problems := differences(_tensors(content, names), _tensors(expected, names)):
         shown = "; ".join(problems[:_MANY]) + (" ..." if len(problems) > _MANY else "")
         raise InputError(f"--resume {path.parent}: a checkpoint of another model or optimizer: {shown}")
@@ -79,6 +82,11 @@ def _state_after_a_step(optimizer: Optimizer) -> dict[int, Any]:
             parameter.grad = torch.zeros_like(parameter)
     trial.step()
     return trial.state_dict()["state"]
+
+
+def _names(state: TrainState) -> dict[int, str]:
+    """The parameters' names by the number that the optimizer has for them."""
+    return {number: name for number, (name, _) in enumerate(state.module.named_parameters())}
 
 
 def _tensors(content: Mapping[str, Any], names: Mapping[int, str]) -> dict[str, Tensor]:

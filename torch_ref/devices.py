@@ -4,10 +4,9 @@ import os
 
 import torch
 
+from jaxddp.config import DEFAULT_CPU_DEVICES
 from jaxddp.errors import InputError
 from torch_ref.config import TorchConfig
-
-DEFAULT_CPU_REPLICAS = 2
 
 
 def under_torchrun() -> bool:
@@ -25,7 +24,7 @@ def num_replicas(config: TorchConfig) -> int:
         return int(os.environ["WORLD_SIZE"])
     if config.devices is not None:
         return config.devices
-    return torch.cuda.device_count() if _on_gpu(config) else DEFAULT_CPU_REPLICAS
+    return torch.cuda.device_count() if _on_gpu(config) else DEFAULT_CPU_DEVICES
 
 
 def local_device(config: TorchConfig, local_rank: int) -> torch.device:

@@ -5,13 +5,13 @@ from collections.abc import Callable, Mapping
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from jaxddp.config import IGNORE_INDEX
+
 Batch = Mapping[str, Tensor]
 Sums = dict[str, Tensor]
 
 LossFunction = Callable[[nn.Module, Batch], Sums]
 CountFunction = Callable[[Batch], Tensor]
-
-IGNORE_INDEX = -100  # torch's own default
 
 
 def cross_entropy(model: nn.Module, batch: Batch) -> Sums:

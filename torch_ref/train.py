@@ -100,7 +100,7 @@ def build(world: World, config: TorchConfig) -> Run:
     if config.sync_batch_norm and world.world_size > 1:
         module = nn.SyncBatchNorm.convert_sync_batchnorm(module, world.group)
     _check_batch_norm(config, loader, module)
-    if config.weights is not None:
+    if config.weights is not None and config.resume is None:
         load_weights(config.weights, module)
     state = TrainState(module, *optim.from_config(module.parameters(), config, config.epochs * loader.steps_per_epoch))
     if config.output is not None and world.rank == 0:

@@ -7,10 +7,9 @@ from itertools import islice
 
 import numpy as np
 
-from jaxddp.config import TrainConfig
+from jaxddp.config import IGNORE_INDEX, TrainConfig
 from jaxddp.datasets import Dataset
 from jaxddp.loader import Loader
-from jaxddp.losses import IGNORE_INDEX
 from jaxddp.replicas import VirtualReplicas
 from jaxddp.step import MicroBatches
 
