@@ -17,7 +17,7 @@ from jaxddp.torch_random import Generator
 
 Array = NDArray[Any]
 Arrays = dict[str, Array]
-"""x: float32 or, for characters, int32 (N, ...). y: int32 (N,) or (N, T)."""
+"""x: float32 or, for characters, int32 (N, ...). y: int32 (N,)."""
 
 NUM_DIGITS_TRAIN = 1437  # of 1,797
 LABEL_NOISE = 0.1  # of the linear problem: some labels near a boundary are wrong
@@ -35,7 +35,7 @@ class Dataset:
 
     Attributes:
         name: the --dataset.
-        train: x (N, *input_shape) and y (N,) or (N, T).
+        train: x (N, *input_shape) and y (N,).
         test: the same, of other examples.
         num_classes: labels are 0 to num_classes - 1, or -100 where they do not count.
         input_shape: shape of one example's x.
@@ -240,10 +240,9 @@ def _check_labels(where: str, y: Array, count: int) -> None:
 
 def _check_splits_match(where: str, arrays: Arrays) -> None:
     """Train and test examples have one shape and one scale."""
-    for name in ("x", "y"):
-        train, test = (arrays[f"{name}_{split}"].shape[1:] for split in ("train", "test"))
-        if train != test:
-            raise InputError(f"{where}: {name}_train has items of shape {train}, {name}_test {test}; needs one shape")
+    train, test = (arrays[f"x_{split}"].shape[1:] for split in ("train", "test"))
+    if train != test:
+        raise InputError(f"{where}: x_train has items of shape {train}, x_test {test}; needs one shape")
     train_type, test_type = arrays["x_train"].dtype, arrays["x_test"].dtype
     if (train_type == np.uint8) != (test_type == np.uint8):
         raise InputError(

@@ -24,7 +24,7 @@ NO_DEFAULT: dict[str, Any] = {
     "amsgrad": True,
     "clip_grad_norm": 2.0,
     "shuffle": False,
-    "seed": 2**64 - 1,
+    "seed": 2**64 - 30,
     "output": "a folder",
 }
 
@@ -51,7 +51,8 @@ NO_DEFAULT: dict[str, Any] = {
         ({"betas": (float("nan"), 0.9)}, "--betas nan 0.9: each must be"),
         ({"clip_grad_norm": 0.0}, "--clip-grad-norm 0.0: must be above 0"),
         ({"clip_grad_norm": float("nan")}, "--clip-grad-norm nan: must be above 0"),
-        ({"seed": 2**64}, "--seed 18446744073709551616: must be below 2**64, as for torch.manual_seed"),
+        ({"seed": 2**64}, "--seed 18446744073709551616: must stay below 2**64"),
+        ({"seed": 2**64 - 1, "epochs": 2}, "--seed 18446744073709551615: must stay below 2**64 over 2 epochs"),
         ({"lr": float("nan")}, "--lr nan: must be at least 0"),
         ({"lr": float("inf")}, "--lr inf: must be finite"),
         ({"momentum": 0.9}, "--momentum: --optimizer adam has no such option; sgd, rmsprop have"),
@@ -178,7 +179,7 @@ def parse(*argv: str) -> TrainConfig:
 
 def test_flags_become_fields() -> None:
     argv = "--dataset names --model char_mlp --hidden-sizes 7 5 --optimizer adamw --lr 1e-1 --betas 0.8 0.9 --amsgrad"
-    argv += " --clip-grad-norm 2 --no-shuffle --seed 18446744073709551615"
+    argv += " --clip-grad-norm 2 --no-shuffle --seed 18446744073709551586"
     assert parse(*argv.split(), "--output", "a folder") == TrainConfig(**NO_DEFAULT)
     assert parse() == TrainConfig()
     assert cli.parse(TorchConfig, ["--strategy", "single"], "prog").strategy == "single"

@@ -31,12 +31,21 @@ def python(code: str, **environment: str) -> list[str]:
     return result.stdout.splitlines()
 
 
-def test_500_steps_that_nobody_waits_for_finish() -> None:
-    """Unprepared, XLA aborts the process: 8 replicas in more than 31 steps need more threads than cores."""
-    code = """
+@pytest.mark.parametrize(
+    ("start", "steps", "threads"),
+    [
+        ("devices = prepare(8, 'cpu')", "ddp._steps", "32"),
+        ("jax.config.update('jax_num_cpu_devices', 8); devices = jax.devices()", "ddp.steps", "None"),
+    ],
+    ids=["prepared, without a bound", "unprepared, with a bound"],
+)
+def test_500_steps_that_nobody_waits_for_finish(start: str, steps: str, threads: str) -> None:
+    """Unprepared and without a bound, XLA aborts: 8 replicas in over 31 steps need more threads than there are."""
+    code = f"""
         import os
+        import jax
         from jaxddp.devices import prepare
-        devices = prepare(8, "cpu")
+        {start}
         import numpy as np
         from jaxddp import optim
         from jaxddp.data_parallel import DataParallel
@@ -47,15 +56,15 @@ def test_500_steps_that_nobody_waits_for_finish() -> None:
 
         replicas = Replicas(devices)
         ddp = DataParallel(MLP(4, (8,), 3, generator=Generator(0)), optim.adam(), replicas=replicas)
-        data = {"x": np.ones((160, 4), "float32"), "y": np.zeros(160, int)}
+        data = {{"x": np.ones((160, 4), "float32"), "y": np.zeros(160, int)}}
         batches = list(Loader(data, replicas, global_batch_size=16, steps_per_dispatch=1).epoch(0))
         state = ddp.init()
         for step in range(500):
-            state, _ = ddp.steps(state, batches[step % len(batches)])
+            state, _ = {steps}(state, batches[step % len(batches)])
         ddp.verify(state)
-        print(state.step, os.environ["PJRT_NPROC"])
+        print(state.step, os.environ.get("PJRT_NPROC"))
     """
-    assert python(code) == ["500 32"]
+    assert python(code) == [f"500 {threads}"]
 
 
 def test_an_untouched_jax_gets_the_devices_asked_for() -> None:
@@ -75,16 +84,17 @@ def test_a_started_jax_keeps_its_devices() -> None:
         jax.devices()
         from jaxddp.devices import prepare
         from jaxddp.errors import InputError
-        print(len(prepare(1, "cpu")))
-        for devices, platform in ((2, "cpu"), (None, None), (1, "gpu"), (None, "gpu")):
+        print(len(prepare()), len(prepare(1, "cpu")))
+        for devices, platform in ((2, "cpu"), (1, "gpu"), (None, "gpu")):
             try:
                 prepare(devices, platform)
             except InputError as error:
                 print(error)
     """
-    too_few = "--devices 2: jax was already started with 1 CPU devices; call jaxddp.devices.prepare first"
-    no_gpu = "--platform gpu: jax finds no GPU here; install jax[cuda12], or use --platform cpu"
-    assert python(code) == ["1", too_few, too_few, no_gpu, no_gpu]
+    sizes, too_few, *no_gpu = python(code)
+    assert sizes == "1 1"
+    assert too_few.startswith("--devices 2: jax was started with 1 CPU devices before; call jaxddp.prepare before")
+    assert no_gpu == ["--platform gpu: jax finds no GPU here; install jax[cuda12], or use --platform cpu"] * 2
 
 
 @pytest.fixture
@@ -101,7 +111,7 @@ def test_the_first_devices_are_taken(devices: int) -> None:
 @pytest.mark.parametrize(
     ("devices", "message"),
     [
-        (9, "--devices 9: jax was already started with 8"),
+        (9, "--devices 9: jax was started with 8 CPU"),
         (0, "--devices 0: must be"),
         (-1, "--devices -1: must be"),
     ],

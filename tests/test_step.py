@@ -267,7 +267,7 @@ def test_batches_for_fewer_replicas_are_refused() -> None:
 def loops_around_all_reduces(micro: Sequence[int], loss_fn: Any = cross_entropy, **options: Any) -> list[int]:
     """For each all-reduce in the program of three steps, the number of loops that it is in."""
     ddp = DataParallel(Net(), optim.adam(), loss_fn, replicas=first(2), **options)
-    hlo = ddp._steps.lower(ddp.init(), ddp.replicas.shard(dealt(2, 3, micro))).compile().as_text()
+    hlo = ddp.compiled_text(ddp.init(), ddp.replicas.shard(dealt(2, 3, micro)))
     computations = {m[1]: m[2] for m in re.finditer(r"^(?:ENTRY )?%(\S+) [^\n]*{\n(.*?)^}", hlo, re.M | re.S)}
     loop_of = {body: name for name, text in computations.items() for body in re.findall(r"body=%([^\s,]+)", text)}
 
