@@ -1,6 +1,6 @@
 """Arrays to learn from: digits, a linear problem, names, or a user's own.
 
-Shapes: N examples, T positions of a sequence.
+Shapes: N examples.
 """
 
 import unicodedata

@@ -9,6 +9,7 @@ import pytest
 
 from jaxddp import cli
 from jaxddp.config import TrainConfig
+from jaxddp.data_parallel import DataParallel
 from jaxddp.errors import InputError, TrainingError
 from jaxddp.train import main
 from jaxddp.weights import load_weights
@@ -62,18 +63,55 @@ def test_a_resumed_run_that_forgot_its_optimizer_would_be_noticed(tmp_path):
 
 
 def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path):
-    """SIGKILL in the middle of an epoch: what the checkpoint has is not lost, the rest is repeated."""
+    """SIGKILL between two checkpoints: what the last one has is not lost, what came after is repeated."""
     folder = tmp_path / "run"
-    flags = [*SMALL, "--devices", "2", "--epochs", "400", "--checkpoint-every", "1", "--output", str(folder)]
+    flags = [*SMALL, "--devices", "2", "--epochs", "4000", "--checkpoint-every", "3", "--output", str(folder)]
     process = subprocess.Popen([sys.executable, "-m", "jaxddp.train", *flags], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
-    assert any(line.startswith("epoch   3/400") for line in process.stdout)
+    for line in process.stdout:
+        number = int(line.split()[1].split("/")[0]) if line.startswith("epoch") else 0
+        if number > 3 and number % 3 == 1:
+            break
     process.kill()
     process.communicate()
-    train("--epochs", "5", "--resume", str(folder), "--devices", "2")
-    train("--epochs", "5", "--output", str(tmp_path / "whole"), "--devices", "2")
-    # The killed run may have come further than epoch 5 before the signal reached it.
-    assert losses(folder)[:5] == losses(tmp_path / "whole")
+    saved = max(int(path.name) for path in (folder / "checkpoints").iterdir() if path.name.isdigit())
+    goal = str(saved // 12 + 2)  # 12 steps an epoch
+    assert len(epochs(folder)) >= saved // 12
+    main(cli.parse(TrainConfig, ["--resume", str(folder), "--epochs", goal], "train"))
+    train("--epochs", goal, "--output", str(tmp_path / "whole"), "--devices", "2")
+    assert losses(folder) == losses(tmp_path / "whole")
+    killed, whole = (load_weights(path / "model.safetensors") for path in (folder, tmp_path / "whole"))
+    assert all(np.array_equal(killed[name], whole[name]) for name in whole)
+
+
+def test_a_run_that_ended_before_its_first_checkpoint_starts_again(tmp_path):
+    with pytest.raises(TrainingError, match="there is no checkpoint yet"):
+        train("--lr", "1e30", "--epochs", "3", "--output", str(tmp_path / "run"))
+    train("--lr", "0.01", "--epochs", "2", "--resume", str(tmp_path / "run"))
+    train("--epochs", "2", "--output", str(tmp_path / "whole"))
+    assert losses(tmp_path / "run") == losses(tmp_path / "whole")
+
+
+def test_another_number_of_devices_that_would_lose_the_place_is_refused(tmp_path):
+    flags = ["--dataset", "linear", "--num-examples", "65", "--global-batch-size", "32", "--drop-last-batch"]
+    train(*flags, "--devices", "8", "--drop-last", "--epochs", "1", "--output", str(tmp_path / "run"))
+    train("--resume", str(tmp_path / "run"), "--global-batch-size", "32", "--devices", "2", "--epochs", "2")
+    flags = ["--dataset", "linear", "--num-examples", "63", "--global-batch-size", "32", "--drop-last-batch"]
+    train(*flags, "--devices", "2", "--epochs", "1", "--output", str(tmp_path / "other"))
+    with pytest.raises(InputError, match=r"--devices 1: makes 1 steps of an epoch, and the run in .* 2 on 2 devices"):
+        train("--resume", str(tmp_path / "other"), "--global-batch-size", "32", "--devices", "1", "--epochs", "2")
+
+
+def test_replicas_that_drift_are_found_in_the_middle_of_a_run(tmp_path, monkeypatch):
+    """Planted: gradients that are not averaged. Steps 3, 6, ... are checked, so step 3 must be named."""
+
+    def unsynchronised(*args, **options):
+        return DataParallel(*args, **options, comm_hook=lambda gradients: gradients)
+
+    monkeypatch.setattr("jaxddp.train.DataParallel", unsynchronised)
+    flags = ["--verify-every", "3", "--steps-per-dispatch", "1", "--output", str(tmp_path / "run")]
+    with pytest.raises(TrainingError, match=r"replicas differ at step 3: .* on replica 1 .*no checkpoint yet"):
+        train(*flags, "--devices", "2", "--epochs", "1")
 
 
 def test_more_devices_make_the_same_run_up_to_rounding(tmp_path):
@@ -145,6 +183,10 @@ REFUSALS = {
     "a missing file": (["--dataset", "npz", "--data-path", "none.npz"], r"none\.npz"),
     "weights of another model": (["--weights", "WEIGHTS"], r"weights do not fit the model: .*fc\.nonsense"),
     "a batch larger than the data": (["--global-batch-size", "4096", "--drop-last-batch"], r"larger than"),
+    "a BatchNorm batch of one": (
+        ["--model", "char_mlp", "--dataset", "names", "--global-batch-size", "2"],
+        r"--global-batch-size 2: BatchNorm needs more than one value per channel .*--drop-last-batch",
+    ),
     "images for a convnet": (["--model", "convnet", "--dataset", "linear"], r"--model convnet: needs images"),
 }
 
