@@ -1,6 +1,7 @@
 """One pool of torch ranks, and one memory of trajectories, for all parity tests."""
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
 import cases
@@ -19,15 +20,18 @@ def pool() -> Iterator[TorchPool]:
 
 
 @pytest.fixture(scope="session")
-def run_both(pool: TorchPool) -> Callable[[Case], tuple[Trajectory, Trajectory]]:
+def run_both(pool: TorchPool) -> Iterator[Callable[[Case], tuple[Trajectory, Trajectory]]]:
     """A case through jaxddp and torch; asked for twice, it runs once."""
 
-    @cache
-    def run(case: Case) -> tuple[Trajectory, Trajectory]:
-        weights = initial_weights(case)
-        return run_jax(case, weights), pool.run(case, weights)
+    with ThreadPoolExecutor(1) as beside:  # torch's ranks work while jax compiles
 
-    return run
+        @cache
+        def run(case: Case) -> tuple[Trajectory, Trajectory]:
+            weights = initial_weights(case)
+            torch_run = beside.submit(pool.run, case, weights)
+            return run_jax(case, weights), torch_run.result()
+
+        yield run
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
