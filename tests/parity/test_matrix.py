@@ -20,8 +20,10 @@ TOLERANCE = {
     "rmsprop": 1e-10,
 }
 OPTIONS = {"sgd": {"momentum": 0.9}, "rmsprop": {"momentum": 0.5}}
-# How much further from the float64 run jaxddp may be in float32 than torch is. [0.09 to 1.24]
-FLOAT32_FACTOR = 3.0
+# How much further from the float64 run jaxddp may be in float32 than torch is, in the first steps. Later a
+# ReLU whose input rounding carries across zero sends any float32 run its own way, torch's like ours.
+FLOAT32_FACTOR = 3.0  # [0.3 to 1.5]
+FLOAT32_STEPS = 3
 
 
 def case_of(model: str, optimizer: str, world_size: int):
@@ -50,7 +52,7 @@ def test_float32_is_as_near_the_truth_as_torch(model, optimizer, run_both):
     _, truth = run_both(case)
     jax_run, torch_run = run_both(case.with_dtype("float32"))
     jax_error, torch_error = numeric_error(jax_run, truth), numeric_error(torch_run, truth)
-    ratio = np.median(np.array(jax_error) / np.array(torch_error))
+    ratio = np.median(jax_error[:FLOAT32_STEPS]) / np.median(torch_error[:FLOAT32_STEPS])
     FLOAT32[model, optimizer] = float(ratio)
     assert min(torch_error) > 0, "torch's float32 run is its float64 run: nothing was compared"
     assert ratio < FLOAT32_FACTOR
