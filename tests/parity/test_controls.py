@@ -68,14 +68,14 @@ def rounded_on_the_wire(case, weights):
 
 # The fault, the stage where it must first show, and its size there. [measured]
 CONTROLS = [
-    (summed, "gradients", 1.0),  # [1.9]
-    (not_synchronised, "gradients", 0.1),  # [0.3]
-    (averaged_twice, "gradients", 0.1),  # [0.5]
-    (wrong_rate, "params", 1e-10),  # [7e-10]
-    (wrong_decay, "params", 1e-11),  # [2e-9]
-    (ranks_data_swapped, "local_loss", 1e-2),  # [0.1]
-    (clipped_at_another_norm, "clipped_gradients", 0.1),  # [0.6]
-    (rounded_on_the_wire, "gradients", 1e-5),  # [1e-3]
+    (summed, "gradients", 1.0),  # [5.0]
+    (not_synchronised, "gradients", 0.1),  # [3.0]
+    (averaged_twice, "gradients", 0.1),  # [0.8]
+    (wrong_rate, "params", 1e-10),  # [6e-10]
+    (wrong_decay, "params", 1e-11),  # [2e-8]
+    (ranks_data_swapped, "local_loss", 1e-2),  # [0.2]
+    (clipped_at_another_norm, "clipped_gradients", 0.1),  # [0.7]
+    (rounded_on_the_wire, "gradients", 1e-5),  # [3e-3]
 ]
 
 
@@ -95,7 +95,7 @@ def test_mean_of_means_on_an_uneven_batch(pool):
     weights = initial_weights(case)
     by_labels = pool.run(config_of(case, loss_normalization="global"), weights)
     comparison = compare(run_jax(case, weights), by_labels, TOLERANCE)
-    assert comparison.worst["gradients"].value > 1e-2, comparison  # [0.1]
+    assert comparison.worst["gradients"].value > 1e-2, comparison  # [0.5]
 
 
 def test_local_batch_norm_taken_for_synchronised(pool):
@@ -103,7 +103,7 @@ def test_local_batch_norm_taken_for_synchronised(pool):
     weights = initial_weights(case)
     whole = pool.run(on_one_replica(case), weights, batches=map(whole_batch, case.batches()))
     comparison = compare(run_jax(case, weights), whole, TOLERANCE, ("gradients", "params", "buffers"))
-    assert comparison.worst["gradients"].value > 1e-2, comparison  # [0.3]
+    assert comparison.worst["gradients"].value > 1e-2, comparison  # [0.7]
 
 
 def test_a_dead_rank_is_an_error_and_leaves_nothing_behind():
