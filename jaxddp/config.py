@@ -153,7 +153,7 @@ class TrainConfig:
     steps_per_dispatch: int | None = None
     """Optimizer steps compiled into one program call (jaxddp only; the numbers do not change).
     None: up to 32, or 1 for the convnet on CPU, where loops around convolutions are slow."""
-    verify_every: int = 500
+    verify_every: int = 1000
     """Optimizer steps between two checks that all replicas are identical; 0: only at start and end."""
 
     # What stays.

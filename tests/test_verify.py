@@ -1,6 +1,8 @@
 """Replicas that differ in whatever way are found and named; identical ones pass."""
 
 import functools
+import statistics
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +14,12 @@ from hypothesis import strategies as st
 from jax import numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxddp import datasets, models, optim
+from jaxddp.config import TrainConfig
+from jaxddp.data_parallel import DataParallel
+from jaxddp.devices import prepare
 from jaxddp.errors import TrainingError
+from jaxddp.loader import Loader
 from jaxddp.replicas import Replicas, VirtualReplicas
 from jaxddp.verify import Verifier, fingerprint
 
@@ -184,3 +191,24 @@ def test_a_weighted_sum_is_caught() -> None:
     check_tells_apart(a, a ^ flipped)
     with pytest.raises(AssertionError):
         check_tells_apart(a, a ^ flipped, weighted_sum)
+
+
+def test_verification_costs_less_than_a_hundredth_of_a_step():
+    """The default job on 2 devices, at the default --verify-every; medians of one interleaved run."""
+    config = TrainConfig()
+    dataset, replicas = datasets.load(config), Replicas(prepare(2, "cpu"))
+    ddp = DataParallel(models.build(config, dataset), optim.adam(), replicas=replicas)
+    loader = Loader(dataset.train, replicas, global_batch_size=config.global_batch_size)
+    state = ddp.init()
+    step_seconds, verify_seconds = [], []
+    for epoch in range(12):
+        started = time.perf_counter()
+        for batches in loader.epoch(epoch):
+            state, _ = ddp.steps(state, batches)
+        jax.block_until_ready(state)
+        trained = time.perf_counter()
+        ddp.verify(state)
+        step_seconds.append((trained - started) / loader.steps_per_epoch)
+        verify_seconds.append(time.perf_counter() - trained)
+    share = statistics.median(verify_seconds) / config.verify_every / statistics.median(step_seconds)
+    assert 0 < share < 0.01  # [0.004]
