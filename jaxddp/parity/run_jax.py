@@ -39,7 +39,7 @@ def run_jax(
         comm_hook: another way for gradients to meet.
     """
     replicas = replicas or Replicas(jax.devices()[: case.world_size])
-    with jax.enable_x64(case.config.dtype == "float64"):
+    with jax.enable_x64(case.config.dtype == "float64"), jax.default_matmul_precision("highest"):
         ddp = _data_parallel(case, replicas, comm_hook)
         params, buffers = from_torch(weights, ddp.functional.params, ddp.functional.buffers)
         state = ddp.init(params, buffers)
