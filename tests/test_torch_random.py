@@ -100,7 +100,7 @@ def test_randperm_is_equal(n):
 
 
 SHAPES = st.one_of(st.just(()), st.tuples(st.integers(0, 40)), st.tuples(st.integers(0, 5), st.integers(0, 9)))
-BOUNDS = st.floats(-100, 100, width=32, allow_subnormal=False)
+BOUNDS = st.integers(-100_000, 100_000).map(lambda n: float(np.float32(n / 1000)))  # no subnormal results
 CALLS = st.one_of(
     st.tuples(st.just("uniform"), SHAPES, BOUNDS, BOUNDS).map(lambda call: (*call[:2], *sorted(call[2:]))),
     st.tuples(st.just("normal"), SHAPES, BOUNDS, st.floats(0.125, 100, width=32, allow_subnormal=False)),
