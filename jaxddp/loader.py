@@ -91,13 +91,6 @@ class Loader:
         full = step % self.steps_per_epoch < self._full_steps
         return (self.per_replica_batch_size if full else self._rest) * self._replicas.world_size
 
-    @property
-    def smallest_micro_batch(self) -> int:
-        """Examples in the smallest micro-batch of an epoch: BatchNorm cannot train on one value."""
-        if not self._rest or self._drop_last_batch:
-            return self.micro_batch_size
-        return self._rest % self.micro_batch_size or self.micro_batch_size
-
     def indices(self, epoch: int) -> np.ndarray:
         """Which examples each replica sees in `epoch`: int64 (world_size, examples per replica)."""
         return epoch_indices(
