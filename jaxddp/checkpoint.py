@@ -8,10 +8,11 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from jaxddp.errors import InputError, TrainingError
+from jaxddp.errors import InputError, TrainingError, differences
 from jaxddp.state import TrainState
 
 _KEEP = 2
+_MANY = 3  # differences named in an error
 
 
 class Checkpoints:
@@ -43,9 +44,9 @@ class Checkpoints:
             TrainingError: the state holds a NaN or an infinity; it is not stored.
         """
         tree = _as_tree(state)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        for name, leaf in _by_name(tree).items():
             if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
-                raise TrainingError(f"{_name(path)} holds a number that is not finite at step {int(tree['step'])}")
+                raise TrainingError(f"{name} holds a number that is not finite at step {int(tree['step'])}")
         if int(tree["step"]) != self.latest_step:
             self._manager.save(int(tree["step"]), args=ocp.args.StandardSave(tree))
 
@@ -73,16 +74,8 @@ class Checkpoints:
             self._manager.close()
 
     def _check_same_arrays(self, stored: Any, expected: Any) -> None:
-        found, wanted = _shapes(stored), _shapes(expected)
-        problems = [f"missing {name}" for name in wanted.keys() - found.keys()]
-        problems += [f"left over {name}" for name in found.keys() - wanted.keys()]
-        problems += [
-            f"{name} has shape {found[name]}, not {wanted[name]}"
-            for name in wanted.keys() & found.keys()
-            if found[name] != wanted[name]
-        ]
-        if problems:
-            shown = "; ".join(sorted(problems)[:6]) + (" ..." if len(problems) > 6 else "")
+        if problems := differences(_by_name(stored), _by_name(expected)):
+            shown = "; ".join(problems[:_MANY]) + (" ..." if len(problems) > _MANY else "")
             raise InputError(f"--resume {self._folder.parent}: a checkpoint of another model or optimizer: {shown}")
 
 
@@ -91,9 +84,8 @@ def _as_tree(state: TrainState) -> dict[str, Any]:
     return jax.tree.map(np.asarray, tree)
 
 
-def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {_name(path): tuple(leaf.shape) for path, leaf in leaves}
+def _by_name(tree: Any) -> dict[str, Any]:
+    return {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
 def _name(path: Any) -> str:

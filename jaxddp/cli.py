@@ -14,8 +14,9 @@ from typing import TypeVar
 
 import tyro
 
-from jaxddp.config import CONFIG_FILE, TrainConfig, flag
+from jaxddp.config import TrainConfig, flag
 from jaxddp.errors import InputError, TrainingError
+from jaxddp.runfolder import CONFIG_FILE, load_config
 
 Config = TypeVar("Config", bound=TrainConfig)
 
@@ -32,7 +33,7 @@ def parse(config_class: type[Config], argv: Sequence[str], prog: str) -> Config:
     if folder is not None:
         if not (Path(folder) / CONFIG_FILE).is_file():
             raise InputError(f"--resume {folder}: holds no run (no {CONFIG_FILE} there)")
-        default = config_class.from_json(Path(folder) / CONFIG_FILE)
+        default = load_config(Path(folder), config_class)
     output = io.StringIO()
     try:
         with contextlib.redirect_stderr(output):
@@ -43,6 +44,7 @@ def parse(config_class: type[Config], argv: Sequence[str], prog: str) -> Config:
         raise InputError(_explain(output.getvalue(), config_class)) from None
     if folder is not None:
         config.check_resumes(default)
+    config.check_used(beside=default)
     return config
 
 

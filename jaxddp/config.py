@@ -4,43 +4,65 @@ The same configuration drives `python -m jaxddp.train` and `python -m torch_ref.
 this module knows neither jax nor torch.
 """
 
-import dataclasses
-import json
 import math
 from dataclasses import dataclass
-from pathlib import Path
-from types import UnionType
-from typing import Any, Self, get_args, get_origin, get_type_hints
+from typing import Any
 
 from jaxddp.errors import InputError, check_name
 
 MODELS = ("linear", "mlp", "char_mlp", "convnet")
 DATASETS = ("digits", "linear", "names", "npz")
+OPTIMIZERS = ("sgd", "adam", "adamw", "adagrad", "rmsprop")
 SCHEDULES = ("constant", "step", "warmup_cosine", "one_cycle")
 LOSS_NORMALIZATIONS = ("ddp", "global")
 DTYPES = ("float32", "float64")
 PLATFORMS = ("cpu", "gpu")
 
-CONFIG_FILE = "config.json"  # of a run folder
 IGNORE_INDEX = -100  # torch's cross_entropy leaves these labels out, and so do we
 DEFAULT_CPU_DEVICES = 2
 
-# Which of the optimizer options below each optimizer takes; the names are torch's.
-OPTIMIZER_OPTIONS = {
-    "sgd": ("lr", "momentum", "dampening", "nesterov", "weight_decay"),
-    "adam": ("lr", "betas", "eps", "weight_decay", "amsgrad"),
-    "adamw": ("lr", "betas", "eps", "weight_decay", "amsgrad"),
-    "adagrad": ("lr", "lr_decay", "eps", "weight_decay", "initial_accumulator_value"),
-    "rmsprop": ("lr", "alpha", "momentum", "centered", "eps", "weight_decay"),
+# Which choices an option belongs to; beside any other it would change nothing, so it is refused.
+BELONGS_TO: dict[str, dict[str, tuple[str, ...]]] = {
+    "dataset": {
+        "data_path": ("names", "npz"),
+        "num_examples": ("linear",),
+        "num_features": ("linear",),
+        "num_classes": ("linear",),
+        "context_length": ("names",),
+    },
+    "model": {
+        "hidden_sizes": ("mlp", "char_mlp", "convnet"),
+        "embedding_size": ("char_mlp",),
+        "sync_batch_norm": ("char_mlp", "convnet"),
+    },
+    "optimizer": {  # the options' names are torch's
+        "momentum": ("sgd", "rmsprop"),
+        "dampening": ("sgd",),
+        "nesterov": ("sgd",),
+        "betas": ("adam", "adamw"),
+        "eps": ("adam", "adamw", "adagrad", "rmsprop"),
+        "amsgrad": ("adam", "adamw"),
+        "alpha": ("rmsprop",),
+        "centered": ("rmsprop",),
+        "lr_decay": ("adagrad",),
+        "initial_accumulator_value": ("adagrad",),
+    },
+    "schedule": {
+        "step_size": ("step",),
+        "gamma": ("step",),
+        "warmup_steps": ("warmup_cosine",),
+        "min_lr": ("warmup_cosine",),
+        "cycle_momentum": ("one_cycle",),
+    },
 }
-OPTIMIZERS = tuple(OPTIMIZER_OPTIONS)
+OPTIMIZER_OPTIONS = ("lr", "weight_decay", *BELONGS_TO["optimizer"])
 # torch's default learning rates: schedules need the number, the optimizers know it themselves.
 DEFAULT_LR = {"sgd": 1e-3, "adam": 1e-3, "adamw": 1e-3, "adagrad": 1e-2, "rmsprop": 1e-2}
 
 # What a resumed run must keep: its checkpoint and its place in the data would mean something else.
 KEPT_ON_RESUME = (
     *("dataset", "num_examples", "num_features", "num_classes", "context_length"),
-    *("model", "hidden_sizes", "embedding_size", "optimizer", "amsgrad", "centered", "dtype"),
+    *("model", "hidden_sizes", "embedding_size", "weights", "optimizer", "amsgrad", "centered", "dtype"),
     *("global_batch_size", "shuffle", "drop_last", "drop_last_batch", "seed", "output"),
 )
 
@@ -50,7 +72,7 @@ class TrainConfig:
     """Data-parallel training: one replica of the model per device, gradients averaged.
 
     Flags left out keep PyTorch's defaults. The same flags work for jaxddp.train and
-    torch_ref.train.
+    torch_ref.train. --traceback shows where in the code an error came from.
     """
 
     # What is learned.
@@ -169,7 +191,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         self._check_names()
         self._check_ranges()
-        self._check_optimizer()
+        self._check_combinations()
 
     def _check_names(self) -> None:
         check_name("--model", self.model, MODELS)
@@ -180,14 +202,6 @@ class TrainConfig:
         check_name("--dtype", self.dtype, DTYPES)
         if self.platform is not None:
             check_name("--platform", self.platform, PLATFORMS)
-        if self.dataset == "npz" and self.data_path is None:
-            raise InputError("--dataset npz: needs --data-path FILE.npz")
-        if self.data_path is not None and self.dataset not in ("npz", "names"):
-            raise InputError(f"--data-path {self.data_path}: only for --dataset names or npz, not {self.dataset}")
-        if self.model == "char_mlp" and self.dataset != "names":
-            raise InputError(f"--model char_mlp: reads characters, so it needs --dataset names, not {self.dataset}")
-        if self.dataset == "names" and self.model != "char_mlp":
-            raise InputError(f"--dataset names: holds characters, so it needs --model char_mlp, not {self.model}")
 
     def _check_ranges(self) -> None:
         at_least_one: tuple[str, ...] = (
@@ -205,9 +219,9 @@ class TrainConfig:
         for name in at_least_zero + ("min_lr", "gamma"):
             self._check_at_least(name, 0)
         if self.hidden_sizes is not None and any(size < 1 for size in self.hidden_sizes):
-            raise InputError(f"--hidden-sizes {' '.join(map(str, self.hidden_sizes))}: each must be at least 1")
+            raise InputError(f"{_typed('hidden_sizes', self.hidden_sizes)}: each must be at least 1")
         if self.betas is not None and not all(0 <= beta < 1 for beta in self.betas):
-            raise InputError(f"--betas {self.betas[0]} {self.betas[1]}: each must be at least 0 and below 1")
+            raise InputError(f"{_typed('betas', self.betas)}: each must be at least 0 and below 1")
         if self.clip_grad_norm is not None and not self.clip_grad_norm > 0:
             raise InputError(f"--clip-grad-norm {self.clip_grad_norm}: must be above 0")
         if self.seed + self.epochs > 2**64:  # epoch e is shuffled by seed + e
@@ -220,14 +234,14 @@ class TrainConfig:
         if value == math.inf:
             raise InputError(f"{flag(name)} {value}: must be finite")
 
-    def _check_optimizer(self) -> None:
-        """Refuse options that the chosen optimizer does not have, as torch's constructors do."""
-        every_option = sorted({option for options in OPTIMIZER_OPTIONS.values() for option in options})
-        for option in every_option:
-            if option in self.optimizer_options() and option not in OPTIMIZER_OPTIONS[self.optimizer]:
-                takers = ", ".join(name for name, options in OPTIMIZER_OPTIONS.items() if option in options)
-                raise InputError(f"{flag(option)}: --optimizer {self.optimizer} has no such option; {takers} have")
-        if self.nesterov and (not self.momentum or self.dampening):
+    def _check_combinations(self) -> None:
+        if self.dataset == "npz" and self.data_path is None:
+            raise InputError("--dataset npz: needs --data-path FILE.npz")
+        if self.model == "char_mlp" and self.dataset != "names":
+            raise InputError(f"--model char_mlp: reads characters, so it needs --dataset names, not {self.dataset}")
+        if self.dataset == "names" and self.model != "char_mlp":
+            raise InputError(f"--dataset names: holds characters, so it needs --model char_mlp, not {self.model}")
+        if self.optimizer == "sgd" and self.nesterov and (not self.momentum or self.dampening):
             raise InputError("--nesterov: needs --momentum above 0 and no --dampening")
         if self.schedule == "one_cycle" and self.cycle_momentum and self.optimizer == "adagrad":
             raise InputError("--schedule one_cycle: adagrad has no momentum to cycle; add --no-cycle-momentum")
@@ -238,8 +252,7 @@ class TrainConfig:
         >>> TrainConfig(optimizer="sgd", lr=0.1, nesterov=True, momentum=0.9).optimizer_options()
         {'lr': 0.1, 'momentum': 0.9, 'nesterov': True}
         """
-        names = dict.fromkeys(option for options in OPTIMIZER_OPTIONS.values() for option in options)
-        values = {name: getattr(self, name) for name in names}
+        values = {name: getattr(self, name) for name in OPTIMIZER_OPTIONS}
         return {name: value for name, value in values.items() if value is not None and value is not False}
 
     @property
@@ -259,51 +272,21 @@ class TrainConfig:
             )
         return self.global_batch_size // world_size
 
+    def check_used(self, beside: "TrainConfig") -> None:
+        """Raise `InputError` for an option that is not as in `beside` and yet would change nothing."""
+        for choice, options in BELONGS_TO.items():
+            for option, takers in options.items():
+                value, chosen = getattr(self, option), getattr(self, choice)
+                if value != getattr(beside, option) and chosen not in takers:
+                    some = " or ".join(filter(None, [", ".join(takers[:-1]), takers[-1]]))
+                    raise InputError(f"{_typed(option, value)}: only for {flag(choice)} {some}, not {chosen}")
+
     def check_resumes(self, saved: "TrainConfig") -> None:
         """Raise `InputError` if this run cannot go on from a checkpoint of `saved`."""
         for name in KEPT_ON_RESUME:
             new, old = getattr(self, name), getattr(saved, name)
             if new != old:
                 raise InputError(f"{flag(name)} {new}: the run in {self.resume} has {old}, and must go on with it")
-
-    def to_json(self) -> str:
-        fields = dataclasses.asdict(self)
-        if self.data_path is not None:
-            fields["data_path"] = str(Path(self.data_path).resolve())  # the run may be resumed from elsewhere
-        return json.dumps(fields, indent=2) + "\n"
-
-    @classmethod
-    def from_json(cls, path: str | Path) -> Self:
-        """Read a saved config; `InputError` names the file and the field that is wrong."""
-        try:
-            fields = json.loads(Path(path).read_text())
-        except (OSError, ValueError) as error:
-            raise InputError(f"{path}: not a run's config ({error})") from error
-        known = {field.name for field in dataclasses.fields(cls)}
-        if not isinstance(fields, dict) or not fields.keys() <= known:
-            unknown = sorted(fields.keys() - known) if isinstance(fields, dict) else type(fields).__name__
-            raise InputError(f"{path}: not a run's config (unknown: {unknown})")
-        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
-        kinds = get_type_hints(cls)
-        wrong = [f"{name} is {json.dumps(fields[name])}" for name in values if not _fits(values[name], kinds[name])]
-        if wrong:
-            raise InputError(f"{path}: not a run's config (wrong type: {', '.join(wrong)})")
-        try:
-            return cls(**values)
-        except InputError as error:
-            raise InputError(f"{path}: {error}") from None
-
-
-def _fits(value: Any, kind: Any) -> bool:
-    """Whether a value read from JSON has a field's type; an integer will do for a float."""
-    parts = get_args(kind)
-    if isinstance(kind, UnionType):
-        return any(_fits(value, part) for part in parts)
-    if get_origin(kind) is tuple:
-        if isinstance(value, tuple) and parts[-1] is Ellipsis:
-            parts = parts[:1] * len(value)
-        return isinstance(value, tuple) and len(value) == len(parts) and all(map(_fits, value, parts))
-    return type(value) in ((int, float) if kind is float else (kind,))  # so written, true is no integer
 
 
 def flag(field: str) -> str:
@@ -313,3 +296,14 @@ def flag(field: str) -> str:
     '--global-batch-size'
     """
     return "--" + field.replace("_", "-")
+
+
+def _typed(field: str, value: Any) -> str:
+    """A flag and its value as they are typed.
+
+    >>> _typed("hidden_sizes", (8, 0)), _typed("cycle_momentum", False)
+    ('--hidden-sizes 8 0', '--no-cycle-momentum')
+    """
+    if isinstance(value, bool):
+        return flag(field if value else f"no_{field}")
+    return f"{flag(field)} {' '.join(map(str, value)) if isinstance(value, tuple) else value}"

@@ -76,7 +76,7 @@ class DataParallel:
             self.functional.local_loss(loss_fn, train=True), optimizer, loss_normalization, clip_grad_norm, comm_hook
         )
         self._dtype = dtype
-        self._dispatched: deque[Sums] = deque()
+        self._dispatched: deque[jax.Array] = deque()  # a result of each
         evaluate = partial(evaluate_replica, self.functional.local_loss(loss_fn, train=False))
         self._steps = self.replicas.map(partial(run_steps, self.replica_step), (None, 0), (None, None), donate=(0,))
         self._evaluate = self.replicas.map(evaluate, (None, 0), None)
@@ -117,9 +117,9 @@ class DataParallel:
         if isinstance(state.step, jax.Array) and state.step.is_deleted():  # jax 0.10 would crash the process
             raise ValueError("this state was used up by an earlier `steps`; go on from the state that it returned")
         if len(self._dispatched) == RUN_AHEAD:
-            jax.block_until_ready(self._dispatched.popleft())
+            self._dispatched.popleft().block_until_ready()
         state, sums = self._steps(state, batches)
-        self._dispatched.append(sums)
+        self._dispatched.append(sums["loss"])
         return state, sums
 
     def check(self, state: TrainState, batches: MicroBatches) -> None:

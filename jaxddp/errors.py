@@ -1,7 +1,8 @@
 """Errors a user can act on: one line, exit code 2, no traceback."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 
 class InputError(ValueError):
@@ -33,3 +34,23 @@ def check_name(flag: str, name: str, known: Iterable[str]) -> None:
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.3)
     hint = f"did you mean {near[0]}? " if near else ""
     raise InputError(f"{flag} {name}: unknown; {hint}(one of {', '.join(known)})")
+
+
+def differences(found: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str]:
+    """What is missing, left over, or of another shape; empty if names and shapes are the same.
+
+    Args:
+        found, expected: arrays by name, or anything else that has a `shape`.
+
+    >>> import numpy as np
+    >>> differences({"a": np.zeros(2), "c": np.zeros(1)}, {"a": np.zeros(3), "b": np.zeros(1)})
+    ['a has shape (2,) and not (3,)', 'left over c', 'missing b']
+    """
+    problems = [f"missing {name}" for name in expected.keys() - found.keys()]
+    problems += [f"left over {name}" for name in found.keys() - expected.keys()]
+    problems += [
+        f"{name} has shape {tuple(found[name].shape)} and not {tuple(expected[name].shape)}"
+        for name in expected.keys() & found.keys()
+        if tuple(found[name].shape) != tuple(expected[name].shape)
+    ]
+    return sorted(problems)

@@ -50,9 +50,9 @@ class InFlight:
 
 
 def _to_list(values: jax.Array | np.ndarray) -> list[float]:
-    # Replicated: this process's first copy says it all, and is read faster than by device_get.
-    copy = values.addressable_data(0) if isinstance(values, jax.Array) else values
-    return np.asarray(copy).tolist()
+    if isinstance(values, jax.Array) and values.sharding.num_devices > 1:
+        values = values.addressable_data(0)  # the first copy says it all, and is read faster than by device_get
+    return np.asarray(values).tolist()
 
 
 class EpochSums:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxddp import schedules
-from jaxddp.config import OPTIMIZER_OPTIONS, TrainConfig
+from jaxddp.config import BELONGS_TO, TrainConfig
 from jaxddp.errors import InputError
 
 Betas = tuple[optax.ScalarOrSchedule, float]
@@ -37,7 +37,7 @@ def from_config(config: TrainConfig, total_steps: int) -> optax.GradientTransfor
     """
     lr, momentum = schedules.from_config(config, total_steps)
     options = config.optimizer_options() | {"lr": lr}
-    if momentum is not None and "betas" in OPTIMIZER_OPTIONS[config.optimizer]:
+    if momentum is not None and config.optimizer in BELONGS_TO["optimizer"]["betas"]:
         options["betas"] = (momentum, options.get("betas", DEFAULT_BETAS)[1])
     elif momentum is not None:
         options["momentum"] = momentum

@@ -1,6 +1,5 @@
-"""What a run shows (a progress bar, a line per epoch) and what it keeps in its folder:
+"""What a run shows (a progress bar, a line per epoch) and what it keeps of it in its folder:
 
-    config.json      every knob, enough to repeat the run
     metrics.jsonl    a JSON line per step and per epoch
     tensorboard/     the same for TensorBoard
     curves.png       loss and accuracy, drawn at the end
@@ -13,7 +12,6 @@ import json
 import logging
 import math
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,69 +20,15 @@ from typing import Any, Self, TextIO
 
 from tqdm import tqdm
 
-from jaxddp.config import CONFIG_FILE, TrainConfig
+from jaxddp.config import TrainConfig
 from jaxddp.curves import Record, draw_curves
 from jaxddp.errors import InputError
+from jaxddp.runfolder import save_config, write_atomically
 
 METRICS_FILE = "metrics.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"
 CURVES_FILE = "curves.png"
 FORMATS = {"loss": "8.6f", "accuracy": ".4f"}  # of other metrics: four digits
-
-
-def claim_output(path: str | Path, resume: bool = False) -> Path:
-    """Make the run folder, or check an existing one: it must be empty or, with `resume`, hold a run.
-
-    Raises:
-        InputError: the folder holds another run or other files, is none, or cannot be written;
-            with `resume`, it holds no run. Then nothing was made.
-
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     claim_output(f"{folder}/runs/first").is_dir()
-    True
-    """
-    path = Path(path)
-    where = f"{'--resume' if resume else '--output'} {path}"
-    try:
-        holds_run = (path / CONFIG_FILE).is_file()
-        if resume and not holds_run:
-            raise InputError(f"{where}: holds no run (no {CONFIG_FILE} there)")
-        if holds_run and not resume:
-            raise InputError(f"{where}: holds a run already; choose a new folder, or go on with it by --resume {path}")
-        if not path.is_dir() and path.exists():
-            raise InputError(f"{where}: is a file; needs a folder")
-        _make_writable(path)
-        others = [] if resume else sorted(entry.name for entry in path.iterdir())
-    except OSError as error:
-        reason = (error.strerror or type(error).__name__).lower()
-        raise InputError(f"{where}: {reason}; needs a folder that can be written") from None
-    if others:
-        few = ", ".join(others[:3]) + (", ..." if len(others) > 3 else "")
-        raise InputError(f"{where}: holds other files ({few}); choose a new or empty folder")
-    return path
-
-
-def _make_writable(path: Path) -> None:
-    """Make the folder and its parents and try to write there; on failure, remove what was made."""
-    made = [folder for folder in (path, *path.parents) if not folder.exists()]
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=path).close()
-    except OSError:
-        for folder in made:
-            with contextlib.suppress(OSError):
-                folder.rmdir()
-        raise
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file that is whole at any time: the old one until the new one is complete."""
-    unfinished = path.with_name(path.name + ".tmp")
-    try:
-        unfinished.write_bytes(content)
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 def run_title(config: TrainConfig, replicas: int, framework: str) -> str:
@@ -152,7 +96,7 @@ class RunLog:
             self._metrics = resources.enter_context(_open_metrics(self._output / METRICS_FILE, self._resume_step))
             self._board = _open_tensorboard(self._output / TENSORBOARD_FOLDER, self._resume_step)
             resources.callback(self._board.close)
-            write_atomically(self._output / CONFIG_FILE, self._config.to_json().encode())
+            save_config(self._config, self._output)
             self._resources = resources.pop_all()
         return self
 

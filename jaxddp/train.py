@@ -12,14 +12,15 @@ import jax
 
 from jaxddp import cli, datasets, models, optim
 from jaxddp.checkpoint import Checkpoints
-from jaxddp.config import CONFIG_FILE, TrainConfig
+from jaxddp.config import TrainConfig
 from jaxddp.data_parallel import DataParallel
 from jaxddp.devices import prepare
 from jaxddp.errors import InputError, TrainingError
 from jaxddp.loader import Loader
 from jaxddp.metrics import EpochSums, InFlight, means, step_metrics
 from jaxddp.replicas import Replicas, VirtualReplicas
-from jaxddp.runlog import RunLog, claim_output, run_title
+from jaxddp.runfolder import check_same_epochs, claim_output, load_config
+from jaxddp.runlog import RunLog, run_title
 from jaxddp.sampler import shard_table
 from jaxddp.state import TrainState
 from jaxddp.weights import from_torch, load_weights, save_weights
@@ -121,7 +122,11 @@ def open_output(run: Run, resources: contextlib.ExitStack) -> tuple[Checkpoints 
     resources.callback(checkpoints.close)
     if not resume:
         return checkpoints, run.start
-    _check_same_epochs(run, folder)
+    check_same_epochs(
+        load_config(folder, TrainConfig),
+        run.ddp.world_size,
+        lambda world_size: make_loader(run.config, run.dataset, VirtualReplicas(world_size)).steps_per_epoch,
+    )
     if checkpoints.latest_step is None:  # it ended before the first one
         return checkpoints, run.start
     return checkpoints, run.ddp.replicas.replicate(checkpoints.restore(run.start))
@@ -199,20 +204,11 @@ def _initial_weights(config: TrainConfig, ddp: DataParallel) -> tuple[Any, Any]:
     """The params and buffers of --weights; None for the model's own."""
     if config.weights is None or config.resume is not None:
         return None, None
-    return from_torch(load_weights(config.weights), ddp.functional.params, ddp.functional.buffers)
-
-
-def _check_same_epochs(run: Run, folder: Path) -> None:
-    """The steps made so far tell the place in the data, if an epoch has as many steps as before."""
-    devices = TrainConfig.from_json(folder / CONFIG_FILE).devices
-    if devices is None or devices == run.ddp.world_size:
-        return
-    before = make_loader(run.config, run.dataset, VirtualReplicas(devices)).steps_per_epoch
-    if before != run.loader.steps_per_epoch:
-        raise InputError(
-            f"--devices {run.ddp.world_size}: makes {run.loader.steps_per_epoch} steps of an epoch, and the run in "
-            f"{folder} {before} on {devices} devices; resume it on {devices}"
-        )
+    tensors = load_weights(config.weights)
+    try:
+        return from_torch(tensors, ddp.functional.params, ddp.functional.buffers)
+    except InputError as error:
+        raise InputError(f"--weights {config.weights}: {error}") from None
 
 
 def _last_good(checkpoints: Checkpoints | None, config: TrainConfig) -> str:

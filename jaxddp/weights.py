@@ -17,8 +17,8 @@ from jax import numpy as jnp
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
-from jaxddp.errors import InputError
-from jaxddp.runlog import write_atomically
+from jaxddp.errors import InputError, differences
+from jaxddp.runfolder import write_atomically
 from jaxddp.state import Buffers, Params
 
 _TORCH_NAMES = {
@@ -78,7 +78,8 @@ def from_torch(tensors: Mapping[str, np.ndarray], params: Params, buffers: Buffe
     Raises:
         InputError: lists every tensor that is missing, left over, or of another shape.
     """
-    _check_same_tensors(tensors, to_torch({**params, **buffers}))
+    if problems := differences(tensors, to_torch({**params, **buffers})):
+        raise InputError(f"weights do not fit the model: {'; '.join(problems)}")
 
     def convert(like: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
         # Copied first: jax may keep an array's memory, and torch changes its tensors in place.
@@ -105,15 +106,3 @@ def load_weights(path: str | Path) -> dict[str, np.ndarray]:
         return load_file(path)
     except (OSError, SafetensorError) as error:
         raise InputError(f"--weights {path}: not a readable safetensors file ({error})") from error
-
-
-def _check_same_tensors(found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> None:
-    problems = [f"missing {name}" for name in expected.keys() - found.keys()]
-    problems += [f"left over {name}" for name in found.keys() - expected.keys()]
-    problems += [
-        f"{name} has shape {found[name].shape}, the model {expected[name].shape}"
-        for name in expected.keys() & found.keys()
-        if found[name].shape != expected[name].shape
-    ]
-    if problems:
-        raise InputError(f"weights do not fit the model: {'; '.join(sorted(problems))}")

@@ -103,7 +103,7 @@ def test_any_number_of_devices_goes_on(checkpoints: Checkpoints) -> None:
 @pytest.mark.parametrize(
     ("other", "problems"),
     [
-        ({"model": char_mlp(6)}, r"buffers\.bn\.mean has shape \(4,\), not \(6,\); "),
+        ({"model": char_mlp(6)}, r"buffers\.bn\.mean has shape \(4,\) and not \(6,\); "),
         ({"model": models.Linear(4, 2, generator=Generator(0))}, r"left over buffers\.bn\.mean; .* \.\.\.$"),
         ({"optimizer": optim.sgd()}, r"left over opt_state\.1\.mu\.bn\.bias; "),
         ({"optimizer": optim.adam(amsgrad=True)}, r"missing opt_state\.1\.nu_max\.bn\.bias; "),

@@ -1,12 +1,10 @@
 """Run folders: what is shown, what is kept, and what a killed and resumed run leaves."""
 
-import errno
 import io
 import json
 import struct
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -16,7 +14,8 @@ import pytest
 from jaxddp import runlog
 from jaxddp.config import TrainConfig
 from jaxddp.errors import InputError, TrainingError
-from jaxddp.runlog import RunLog, claim_output, read_metrics, write_atomically
+from jaxddp.runfolder import claim_output, load_config
+from jaxddp.runlog import RunLog, read_metrics
 
 CONFIG = TrainConfig(epochs=10)
 STEPS_PER_EPOCH = 2
@@ -47,75 +46,6 @@ def places(records: list[dict]) -> list[tuple[str, int]]:
 
 SIX_STEPS = [("step", 1), ("step", 2), ("epoch", 2), ("step", 3), ("step", 4), ("epoch", 4), ("step", 5), ("step", 6)]
 SIX_STEPS += [("epoch", 6)]
-
-
-# Claiming a folder.
-
-
-def test_claim_makes_the_folder_and_takes_an_empty_one(tmp_path):
-    assert claim_output(str(tmp_path / "runs" / "a")) == tmp_path / "runs" / "a"
-    assert claim_output(tmp_path / "runs" / "a").is_dir()
-
-
-def test_claim_to_resume_takes_a_run(tmp_path):
-    write_run(tmp_path / "run", 2)
-    before = sorted(tmp_path.rglob("*"))
-    assert claim_output(tmp_path / "run", resume=True) == tmp_path / "run"
-    assert sorted(tmp_path.rglob("*")) == before
-
-
-@pytest.mark.parametrize(
-    ("target", "resume", "message"),
-    [
-        ("run", False, "--output {}: holds a run already; choose a new folder, or go on with it by --resume {}"),
-        ("notes", False, "--output {}: holds other files (a, b, c, ...); choose a new or empty folder"),
-        ("file", False, "--output {}: is a file; needs a folder"),
-        ("file/run", False, "--output {}: not a directory; needs a folder that can be written"),
-        ("new/" + 300 * "x", False, "--output {}: file name too long; needs a folder that can be written"),
-        ("notes", True, "--resume {}: holds no run (no config.json there)"),
-        ("missing", True, "--resume {}: holds no run (no config.json there)"),
-    ],
-)
-def test_folders_that_cannot_be_claimed(tmp_path, target, resume, message):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "config.json").touch()
-    (tmp_path / "notes").mkdir()
-    for name in "dcba":
-        (tmp_path / "notes" / name).touch()
-    (tmp_path / "file").touch()
-    before = sorted(tmp_path.rglob("*"))
-    path = tmp_path / target
-    with pytest.raises(InputError) as error:
-        claim_output(path, resume)
-    assert str(error.value) == message.format(path, path)
-    assert sorted(tmp_path.rglob("*")) == before
-
-
-@pytest.mark.parametrize("code", [errno.EACCES, errno.EROFS])
-def test_an_unwritable_folder_is_not_left_behind(tmp_path, monkeypatch, code):
-    def refuse(dir):
-        raise OSError(code, "Refused")
-
-    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
-    path = tmp_path / "runs" / "a"
-    with pytest.raises(InputError, match=r"^--output .*a: refused; needs a folder that can be written$"):
-        claim_output(path)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_atomic_write_keeps_the_old_file_when_it_fails(tmp_path, monkeypatch):
-    path = tmp_path / "config.json"
-    write_atomically(path, b"old")
-    write_atomically(path, b"older than the next")
-
-    def refuse(self, target):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(Path, "replace", refuse)
-    with pytest.raises(OSError, match="No space left"):
-        write_atomically(path, b"new")
-    assert path.read_bytes() == b"older than the next"
-    assert list(tmp_path.iterdir()) == [path]
 
 
 # What is shown.
@@ -193,7 +123,7 @@ def test_folder_of_a_run(tmp_path):
     write_run(tmp_path / "run", 2)
     names = sorted(path.name for path in (tmp_path / "run").iterdir())
     assert names == ["config.json", "curves.png", "metrics.jsonl", "tensorboard"]
-    assert TrainConfig.from_json(tmp_path / "run" / "config.json") == CONFIG
+    assert load_config(tmp_path / "run", TrainConfig) == CONFIG
 
 
 def test_a_run_without_steps_has_no_curves(tmp_path):
@@ -239,7 +169,7 @@ def test_resume_keeps_the_new_config_and_does_without_metrics(tmp_path):
     longer = TrainConfig(epochs=20)
     with RunLog(longer, tmp_path / "run", title="t", examples_per_epoch=64, resume_step=2) as log:
         train(log, 3, 4)
-    assert TrainConfig.from_json(tmp_path / "run" / "config.json") == longer
+    assert load_config(tmp_path / "run", TrainConfig) == longer
     assert places(read_metrics(tmp_path / "run" / "metrics.jsonl")) == SIX_STEPS[3:6]
 
 

@@ -53,6 +53,28 @@ def test_resume_is_bit_for_bit_the_uninterrupted_run(tmp_path: Path, monkeypatch
     assert {path.name for path in (tmp_path / "halves").iterdir()} >= {"config.json", "curves.png", "checkpoint.pt"}
 
 
+def test_a_run_that_ended_before_its_first_checkpoint_starts_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training.main(small(tmp_path / "whole"))
+    interrupted(small(tmp_path / "halves"), monkeypatch, epoch=1)
+    assert not (tmp_path / "halves" / "checkpoint.pt").exists()
+    training.main(small(tmp_path / "halves", resume=str(tmp_path / "halves")))
+    whole, halves = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "halves"))
+    assert whole == halves
+
+
+def test_resume_refuses_what_would_lose_the_place(tmp_path: Path) -> None:
+    config = small(tmp_path / "run", epochs=1, drop_last=True, schedule="constant")
+    training.main(config)
+    more = dataclasses.replace(config, resume=config.output, devices=16, strategy="single")
+    with pytest.raises(InputError, match=r"^--devices 16: an epoch has 3 steps there, and had 4 on 1 devices"):
+        training.build(World(), more)
+    (tmp_path / "run" / "checkpoints").mkdir()
+    with pytest.raises(InputError, match=r"run: holds a run of jaxddp.train, which alone can go on with it$"):
+        training.main(dataclasses.replace(config, resume=config.output))
+
+
 def test_resume_notices_forgotten_moments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     training.main(small(tmp_path / "whole"))
     interrupted(small(tmp_path / "halves"), monkeypatch, epoch=3)
@@ -75,8 +97,9 @@ def new_state(config: TorchConfig) -> TrainState:
 @pytest.mark.parametrize("schedule", ["constant", "step", "warmup_cosine", "one_cycle"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "rmsprop"])
 def test_checkpoint_restores_every_optimizer_and_schedule(tmp_path: Path, schedule: str, optimizer: str) -> None:
+    options = {"warmup_cosine": {"warmup_steps": 4}, "step": {"step_size": 3}}.get(schedule, {})
     momentum = None if optimizer == "adam" else 0.9
-    config = TorchConfig(optimizer=optimizer, schedule=schedule, warmup_steps=4, step_size=3, momentum=momentum, lr=0.1)
+    config = TorchConfig(optimizer=optimizer, momentum=momentum, lr=0.1, schedule=schedule, **options)
 
     def advance(state: TrainState, steps: int) -> None:
         for step in range(state.step, state.step + steps):
@@ -142,9 +165,9 @@ def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
     first = small(tmp_path / "run", epochs=2)
     training.main(first)
     with pytest.raises(TrainingError) as caught:
-        training.main(small(tmp_path / "run", resume=first.output, epochs=4, lr=1e30, schedule="constant"))
+        training.main(small(tmp_path / "run", resume=first.output, epochs=4, lr=1e30))
     assert re.fullmatch(
-        rf"loss is (nan|inf) at step \d+ \(epoch 3\); the last good checkpoint is {first.output}/checkpoint.pt; "
+        rf"loss is (nan|inf) at step \d+; the last good checkpoint is {first.output}/checkpoint.pt; "
         rf"--resume {first.output} goes on from it",
         str(caught.value),
     )

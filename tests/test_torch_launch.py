@@ -77,9 +77,12 @@ def test_nothing_keeps_a_group_that_was_destroyed() -> None:
         assert inspect.signature(torch.distributed.nn.functional.broadcast).parameters["group"].default is None
 
 
-def test_ranks_end_with_a_killed_launcher(tmp_path: Path) -> None:
+@pytest.mark.parametrize("background", [False, True])
+def test_ranks_end_with_a_killed_launcher(background: bool, tmp_path: Path) -> None:
+    interrupts = "signal.SIG_IGN" if background else "signal.default_int_handler"  # what a shell sets for `command &`
     code = (
-        "import sys, time, pathlib; from torch_ref.launch import launch; from torch_ref.config import TorchConfig\n"
+        f"import signal; signal.signal(signal.SIGINT, {interrupts})\n"
+        "from torch_ref.launch import launch; from torch_ref.config import TorchConfig\n"
         "import test_torch_launch\n"
         f"config = TorchConfig(dataset='npz', data_path={str(tmp_path)!r}, devices=2, platform='cpu')\n"
         "launch(test_torch_launch.wait_for_ever, config)\n"
@@ -114,5 +117,16 @@ def test_jax_is_never_imported() -> None:
         "print(sorted(foreign), sorted(name for name in sys.modules if name.startswith('jaxddp.')))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    neutral = {"cli", "config", "curves", "datasets", "errors", "runlog", "sampler", "sizes", "torch_random"}
+    neutral = {
+        "cli",
+        "config",
+        "curves",
+        "datasets",
+        "errors",
+        "runfolder",
+        "runlog",
+        "sampler",
+        "sizes",
+        "torch_random",
+    }
     assert done.stdout.strip() == f"[] {sorted('jaxddp.' + name for name in neutral)}"

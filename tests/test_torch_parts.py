@@ -14,8 +14,9 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, DistributedSampler
 from torch_cases import RANKS, case, small
 
-from jaxddp.config import OPTIMIZER_OPTIONS, TrainConfig
+from jaxddp.config import BELONGS_TO, OPTIMIZERS, TrainConfig
 from jaxddp.errors import InputError
+from jaxddp.runfolder import load_config
 from torch_ref import models, optim
 from torch_ref import train as training
 from torch_ref.config import TorchConfig
@@ -93,8 +94,9 @@ def test_schedules_step_without_a_warning_along_their_formula() -> None:
 def test_optimizers_get_the_options_that_were_set() -> None:
     values = {"lr": 0.5, "momentum": 0.25, "nesterov": True, "weight_decay": 0.125, "betas": (0.5, 0.75), "eps": 1e-3}
     values |= {"amsgrad": True, "alpha": 0.75, "centered": True, "lr_decay": 0.5, "initial_accumulator_value": 0.5}
-    for name, options in OPTIMIZER_OPTIONS.items():
-        chosen = {option: values[option] for option in options if option in values}
+    for name in OPTIMIZERS:
+        takers = BELONGS_TO["optimizer"]
+        chosen = {option: value for option, value in values.items() if name in takers.get(option, OPTIMIZERS)}
         optimizer, _ = optim.from_config([torch.zeros(1, requires_grad=True)], TrainConfig(optimizer=name, **chosen), 1)
         assert type(optimizer).__name__.lower() == name
         assert {option: optimizer.param_groups[0][option] for option in chosen} == chosen
@@ -116,7 +118,7 @@ def test_batch_norm_on_a_single_example_is_refused_before_it_happens() -> None:
     ("changes", "environment", "message"),
     [
         (
-            {"sync_batch_norm": True},
+            {"sync_batch_norm": True, "model": "convnet"},
             {},
             "--sync-batch-norm: torch's SyncBatchNorm runs on GPUs only; on CPU --strategy",
         ),
@@ -141,7 +143,7 @@ def test_unknown_strategies_get_the_nearest_name() -> None:
 
 
 def test_single_stands_for_synchronised_batch_norm() -> None:
-    check_devices(case(sync_batch_norm=True, strategy="single"))
+    check_devices(case(model="convnet", sync_batch_norm=True, strategy="single"))
     assert num_replicas(case(strategy="single")) == RANKS
 
 
@@ -153,5 +155,5 @@ def test_shards_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
 def test_config_of_a_run_reads_back(tmp_path: Path) -> None:
     config = small(tmp_path / "run", epochs=1)
     training.main(config)
-    assert TorchConfig.from_json(tmp_path / "run" / "config.json") == config
+    assert load_config(tmp_path / "run", TorchConfig) == config
     assert json.loads((tmp_path / "run" / "config.json").read_text())["strategy"] == "ddp"

@@ -98,7 +98,7 @@ def test_another_number_of_devices_that_would_lose_the_place_is_refused(tmp_path
     train("--resume", str(tmp_path / "run"), "--global-batch-size", "32", "--devices", "2", "--epochs", "2")
     flags = ["--dataset", "linear", "--num-examples", "63", "--global-batch-size", "32", "--drop-last-batch"]
     train(*flags, "--devices", "2", "--epochs", "1", "--output", str(tmp_path / "other"))
-    with pytest.raises(InputError, match=r"--devices 1: makes 1 steps of an epoch, and the run in .* 2 on 2 devices"):
+    with pytest.raises(InputError, match=r"--devices 1: an epoch has 1 steps there, and had 2 on 2 devices"):
         train("--resume", str(tmp_path / "other"), "--global-batch-size", "32", "--devices", "1", "--epochs", "2")
 
 
@@ -130,7 +130,11 @@ def test_steps_per_dispatch_changes_nothing(tmp_path):
 
 @pytest.mark.parametrize("model", ["linear", "convnet", "char_mlp"])
 def test_every_model_trains(model, tmp_path):
-    sizes = {"linear": [], "convnet": ["--hidden-sizes", "4", "6"], "char_mlp": ["--dataset", "names"]}[model]
+    sizes = {
+        "linear": ["--hidden-sizes", "None"],
+        "convnet": ["--hidden-sizes", "4", "6"],
+        "char_mlp": ["--dataset", "names"],
+    }[model]
     train("--model", model, *sizes, "--epochs", "3", "--output", str(tmp_path / "run"))
     first, *_, last = losses(tmp_path / "run")
     assert last[0] < first[0]

@@ -119,8 +119,8 @@ def test_a_kernel_that_is_only_reshaped_is_caught() -> None:
     [
         ({"fc2.bias": None}, "missing fc2.bias"),
         ({"fc3.bias": np.zeros(1)}, "left over fc3.bias"),
-        ({"fc2.weight": np.zeros((6, 9))}, r"fc2.weight has shape \(6, 9\), the model \(9, 6\)"),
-        ({"bn.running_mean": np.zeros((6, 1))}, r"bn.running_mean has shape \(6, 1\), the model \(6,\)"),
+        ({"fc2.weight": np.zeros((6, 9))}, r"fc2.weight has shape \(6, 9\) and not \(9, 6\)"),
+        ({"bn.running_mean": np.zeros((6, 1))}, r"bn.running_mean has shape \(6, 1\) and not \(6,\)"),
         (
             {"fc2.bias": None, "fc2.b": np.zeros(9), "bn.running_var": None},
             "left over fc2.b; missing bn.running_var; missing fc2.bias",

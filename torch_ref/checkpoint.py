@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from jaxddp.errors import InputError, TrainingError
-from jaxddp.runlog import write_atomically
+from jaxddp.errors import InputError, TrainingError, differences
+from jaxddp.runfolder import write_atomically
 from torch_ref import optim
 from torch_ref.state import TrainState
-from torch_ref.weights import differences
 
 _MANY = 3  # differences named in an error
 

@@ -14,6 +14,7 @@ class TorchConfig(TrainConfig):
 
     Flags left out keep PyTorch's defaults. The same flags work for jaxddp.train and
     torch_ref.train; --strategy is this side's own. Under torchrun its processes are the replicas.
+    --traceback shows where in the code an error came from.
     """
 
     strategy: str = "ddp"

@@ -60,7 +60,7 @@ def check_devices(config: TorchConfig) -> None:
 
 
 def _check_torchrun(config: TorchConfig, replicas: int) -> None:
-    if config.devices not in (None, replicas):
+    if config.resume is None and config.devices not in (None, replicas):  # a resumed run knows what it had
         raise InputError(f"--devices {config.devices}: torchrun started {replicas} processes; leave the flag out")
     if config.strategy == "single" and replicas > 1:
         raise InputError(f"--strategy single: is one process, but torchrun started {replicas}; run it without torchrun")

@@ -81,6 +81,8 @@ def _spawn(main: Main, config: TorchConfig, world_size: int) -> None:
 
 
 def _rank_process(rank: int, main: Main, config: TorchConfig, world_size: int, port: int, reports: str) -> None:
+    # The launcher's death comes as SIGINT, which a process started in a shell's background ignores.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     tqdm.set_lock(threading.RLock())  # tqdm's own is a semaphore, which a rank that is ended would leave behind
     try:
         store = dist.TCPStore(LOCALHOST, port, is_master=False)

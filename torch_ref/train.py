@@ -15,7 +15,8 @@ from torch import nn
 
 from jaxddp import cli, datasets
 from jaxddp.errors import InputError, TrainingError
-from jaxddp.runlog import RunLog, claim_output, run_title
+from jaxddp.runfolder import check_same_epochs, claim_output, load_config
+from jaxddp.runlog import RunLog, run_title
 from jaxddp.sampler import shard_table
 from torch_ref import models, optim
 from torch_ref.checkpoint import load_checkpoint, save_checkpoint
@@ -34,6 +35,7 @@ from torch_ref.verify import verify_replicas
 from torch_ref.weights import load_weights, save_weights
 
 CHECKPOINT_FILE = "checkpoint.pt"
+JAXDDP_CHECKPOINTS = "checkpoints"  # the folder of jaxddp.train's
 WEIGHTS_FILE = "model.safetensors"
 REPORT_EVERY = 50  # optimizer steps between two reductions of the metrics
 
@@ -59,7 +61,7 @@ def train(world: World, config: TorchConfig) -> None:
     run = build(world, config)
     first = world.rank == 0
     with RunLog(
-        dataclasses.replace(config, resume=None),
+        dataclasses.replace(config, resume=None, devices=num_replicas(config)),
         Path(config.output) if first and config.output is not None else None,
         title=run_title(config, num_replicas(config), _framework(run)),
         examples_per_epoch=run.loader.examples_per_epoch,
@@ -103,12 +105,26 @@ def build(world: World, config: TorchConfig) -> Run:
     if config.weights is not None and config.resume is None:
         load_weights(config.weights, module)
     state = TrainState(module, *optim.from_config(module.parameters(), config, config.epochs * loader.steps_per_epoch))
+    if config.resume is not None:
+        check_same_epochs(
+            load_config(Path(config.resume), TorchConfig),
+            replicas,
+            lambda number: Loader(dataset.train, config, number, ranks=[0]).steps_per_epoch,
+        )
     if config.output is not None and world.rank == 0:
         claim_output(config.output, resume=config.resume is not None)
     if config.resume is not None:
-        load_checkpoint(Path(config.resume) / CHECKPOINT_FILE, state)
+        resume(Path(config.resume), state)
     test_batches = evaluation_batches(dataset.test, config, world)
     return Run(config, world, loader, test_batches, wrap(module, world, config.strategy), state)
+
+
+def resume(folder: Path, state: TrainState) -> None:
+    """Put `state` where the run in `folder` was; a run that ended before its first checkpoint starts again."""
+    if (folder / JAXDDP_CHECKPOINTS).exists():
+        raise InputError(f"--resume {folder}: holds a run of jaxddp.train, which alone can go on with it")
+    if (folder / CHECKPOINT_FILE).exists():
+        load_checkpoint(folder / CHECKPOINT_FILE, state)
 
 
 def train_epochs(run: Run, log: RunLog) -> None:
@@ -119,7 +135,7 @@ def train_epochs(run: Run, log: RunLog) -> None:
     for epoch in range(state.step // steps_per_epoch, config.epochs):
         train_means, speed = train_epoch(run, epoch, log)
         test = evaluate(state.module, run.test_batches, run.world)
-        _check_finite("test loss", test["loss"], state.step, epoch)
+        _check_finite("test loss", test["loss"], state.step)
         log.epoch(state.step, epoch + 1, train_means, test, speed)
         if config.checkpoint_every and (epoch + 1) % config.checkpoint_every == 0:
             keep(run)
@@ -170,7 +186,7 @@ def report(run: Run, epoch: int, steps: list[Sums], log: RunLog) -> list[dict[st
     """
     reduced = all_reduce_sums(steps, run.world)
     for step, sums in enumerate(reduced, start=run.state.step - len(steps) + 1):
-        _check_finite("loss", sums["loss"], step, epoch)
+        _check_finite("loss", sums["loss"], step)
         log.step(step, epoch + 1, means(sums), run.loader.examples_in(step - 1))
     return reduced
 
@@ -205,9 +221,9 @@ def _check_batch_norm(config: TorchConfig, loader: Loader, module: nn.Module) ->
         )
 
 
-def _check_finite(name: str, loss: float, step: int, epoch: int) -> None:
+def _check_finite(name: str, loss: float, step: int) -> None:
     if not math.isfinite(loss):
-        raise TrainingError(f"{name} is {loss} at step {step} (epoch {epoch + 1})")
+        raise TrainingError(f"{name} is {loss} at step {step}")
 
 
 def _last_good(config: TorchConfig) -> str:
