@@ -65,6 +65,15 @@ def test_a_failing_rank_is_named_and_none_is_left(tmp_path: Path, model: str, me
             os.kill(int(path.read_text()), 0)
 
 
+def test_a_failed_run_says_so_in_one_line_and_closes_its_files(tmp_path: Path) -> None:
+    flags = "--platform cpu --devices 2 --dataset linear --model linear --optimizer sgd --lr 1e38 --epochs 1"
+    command = [sys.executable, "-m", "torch_ref.train", *flags.split(), "--output", str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert done.stderr.startswith("error: loss is ")
+    assert (tmp_path / "run" / "curves.png").exists()
+
+
 def test_a_rank_that_just_ends_is_named() -> None:
     assert str(_cause([0, 3, None], Path("none"))) == "rank 1: ended with exit code 3"
     assert str(_cause([1, None, -9], Path("none"))) == "rank 2: killed by SIGKILL"

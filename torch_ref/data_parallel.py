@@ -1,6 +1,7 @@
 """A model made data-parallel: by torch's DistributedDataParallel, or by hand."""
 
 import contextlib
+import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -27,6 +28,8 @@ def wrap(module: nn.Module, world: World, strategy: str = "ddp") -> nn.Module:
     if strategy == "manual":
         return ManualDataParallel(module, world)
     verify_replicas(module, world, step=0)
+    # A convolution with one input channel may lay its gradient out otherwise, at the cost of a copy.
+    warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
     device_ids = [world.device.index] if world.device.type == "cuda" else None
     return DistributedDataParallel(module, device_ids=device_ids, process_group=world.group)
 

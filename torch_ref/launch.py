@@ -30,6 +30,7 @@ from torch_ref.distributed import World, process_group
 Main = Callable[[World, TorchConfig], None]
 
 LOCALHOST = "127.0.0.1"
+PATIENCE = 3.0  # seconds, after the first rank has failed
 
 
 def launch(main: Main, config: TorchConfig) -> None:
@@ -75,9 +76,7 @@ def _spawn(main: Main, config: TorchConfig, world_size: int) -> None:
             if _one_has_failed(processes):
                 raise _cause([process.exitcode for process in processes], Path(reports))
         finally:
-            for process in processes:
-                process.kill()
-                process.join()
+            _end(processes)
 
 
 def _rank_process(rank: int, main: Main, config: TorchConfig, world_size: int, port: int, reports: str) -> None:
@@ -111,6 +110,15 @@ def _one_has_failed(processes: list[BaseProcess]) -> bool:
         wait([process.sentinel for process in running])
         running = [process for process in running if process.exitcode is None]
     return any(process.exitcode for process in processes)
+
+
+def _end(processes: list[BaseProcess]) -> None:
+    """End all ranks; those that fail alike, or for want of one that failed, get the time to close their files."""
+    deadline = time.monotonic() + PATIENCE
+    for process in processes:
+        process.join(max(0, deadline - time.monotonic()))
+        process.kill()
+        process.join()
 
 
 def _cause(exitcodes: list[int | None], reports: Path) -> Exception:
