@@ -66,7 +66,7 @@ def test_a_failing_rank_is_named_and_none_is_left(tmp_path: Path, model: str, me
 
 
 def test_a_failed_run_says_so_in_one_line_and_closes_its_files(tmp_path: Path) -> None:
-    flags = "--platform cpu --devices 2 --dataset linear --model linear --optimizer sgd --lr 1e38 --epochs 1"
+    flags = "--platform cpu --devices 2 --optimizer sgd --lr 1e30 --epochs 2"
     command = [sys.executable, "-m", "torch_ref.train", *flags.split(), "--output", str(tmp_path / "run")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
