@@ -15,7 +15,7 @@ from jaxddp.evaluate import evaluate_replica, padded_batches
 from jaxddp.functional import Functional
 from jaxddp.loader import Arrays
 from jaxddp.losses import Batch, LossFunction, Sums, cross_entropy
-from jaxddp.metrics import RUN_AHEAD, means
+from jaxddp.metrics import RUN_AHEAD, StepSums, means
 from jaxddp.replicas import Replicas
 from jaxddp.state import Buffers, Params, TrainState
 from jaxddp.step import CommHook, MicroBatches, ReplicaStep, run_steps
@@ -99,7 +99,7 @@ class DataParallel:
             TrainState(jnp.zeros((), jnp.int32), params, buffers, self.optimizer.init(params))
         )
 
-    def steps(self, state: TrainState, batches: MicroBatches) -> tuple[TrainState, Sums]:
+    def steps(self, state: TrainState, batches: MicroBatches) -> tuple[TrainState, StepSums]:
         """Make the optimizer steps of one dispatch.
 
         Args:
@@ -107,8 +107,8 @@ class DataParallel:
             batches: from `Loader.epoch`, leaves (world_size, K, ...).
 
         Returns:
-            The state after K steps; sums over all replicas and elements, each (K,): "loss",
-            "count" and the loss function's metrics.
+            The state after K steps; sums over all replicas and elements, by name and each (K,):
+            "loss", "count" and the loss function's metrics.
 
         Raises:
             ValueError: the batches are not for as many replicas as there are, or the state is used up.
@@ -119,7 +119,7 @@ class DataParallel:
         if len(self._dispatched) == RUN_AHEAD:
             self._dispatched.popleft().block_until_ready()
         state, sums = self._steps(state, batches)
-        self._dispatched.append(sums["loss"])
+        self._dispatched.append(sums.table)
         return state, sums
 
     def check(self, state: TrainState, batches: MicroBatches) -> None:

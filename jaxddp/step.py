@@ -19,6 +19,7 @@ from jax import numpy as jnp
 from jaxddp.collectives import all_reduce, all_reduce_mean, broadcast
 from jaxddp.functional import LocalLoss
 from jaxddp.losses import Batch, Sums
+from jaxddp.metrics import StepSums
 from jaxddp.optim import clip_by_global_norm
 from jaxddp.state import Buffers, Params, TrainState
 
@@ -137,12 +138,12 @@ class ReplicaStep:
         return LocalResult(loss, gradients, denominator, sums), new_buffers
 
 
-def run_steps(step: ReplicaStep, state: TrainState, batches: MicroBatches) -> tuple[TrainState, Sums]:
+def run_steps(step: ReplicaStep, state: TrainState, batches: MicroBatches) -> tuple[TrainState, StepSums]:
     """K steps in one program: `batches` leaves, and the metrics returned, have a leading axis K."""
 
-    def body(state: TrainState, batch: MicroBatches) -> tuple[TrainState, Sums]:
+    def body(state: TrainState, batch: MicroBatches) -> tuple[TrainState, StepSums]:
         next_state, metrics, _ = step(state, batch)
-        return next_state, metrics
+        return next_state, StepSums.of(metrics)
 
     return lax.scan(body, state, batches)
 

@@ -187,7 +187,7 @@ def train_epoch(run: Run, state: TrainState, epoch: int, log: RunLog) -> tuple[T
         state, sums = run.ddp.steps(state, batches)
         in_flight.add(sums)
         examples += report(wait=False)
-        before, step = step, step + len(sums["loss"])
+        before, step = step, step + len(sums.table)
         if run.config.verify_every and before // run.config.verify_every != step // run.config.verify_every:
             run.ddp.verify(state)
     examples += report(wait=True)
