@@ -7,6 +7,7 @@ import numpy as np
 from jax import lax
 
 from jaxddp.collectives import all_reduce
+from jaxddp.errors import InputError
 from jaxddp.functional import LocalLoss
 from jaxddp.losses import Batch, Sums
 from jaxddp.state import TrainState
@@ -17,10 +18,16 @@ def padded_batches(arrays: Mapping[str, np.ndarray], world_size: int, batch_size
 
     The gaps repeat the first example, whose loss is finite wherever the evaluation is.
 
+    Raises:
+        InputError: there is no example, or the arrays differ in length.
+
     >>> padded_batches({"x": np.arange(3)}, world_size=2, batch_size=2)["valid"].tolist()
     [[[1.0, 1.0]], [[1.0, 0.0]]]
     """
-    size = len(next(iter(arrays.values())))
+    sizes = {name: len(array) for name, array in arrays.items()}
+    if len(set(sizes.values())) != 1 or 0 in sizes.values():
+        raise InputError(f"evaluation arrays of lengths {sizes}: must hold equally many examples, at least one")
+    size = next(iter(sizes.values()))
     steps = max(1, -(-size // (world_size * batch_size)))
     places = np.arange(world_size * steps * batch_size)
     shape = (world_size, steps, batch_size)

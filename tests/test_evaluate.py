@@ -10,6 +10,7 @@ from flax import nnx
 
 from jaxddp import data_parallel, layers, optim
 from jaxddp.data_parallel import DataParallel
+from jaxddp.errors import InputError
 from jaxddp.evaluate import padded_batches
 from jaxddp.losses import IGNORE_INDEX
 from jaxddp.replicas import Replicas
@@ -124,3 +125,10 @@ def test_padding_repeats_the_first_example_with_no_weight(size: int) -> None:
     assert x[valid == 1].tolist() == list(range(1, size + 1))
     assert set(x[valid == 0]) <= {1}
     assert batches["x"].shape == (3, -(-size // 6), 2)
+
+
+@pytest.mark.parametrize("sizes", [(0, 0), (3, 2)])
+def test_what_cannot_be_evaluated_is_refused(sizes: tuple[int, int]) -> None:
+    arrays = {name: np.zeros(size) for name, size in zip("xy", sizes, strict=True)}
+    with pytest.raises(InputError, match=r"^evaluation arrays of lengths \{'x': \d, 'y': \d\}: must hold equally many"):
+        padded_batches(arrays, 2, 4)
