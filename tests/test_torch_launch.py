@@ -96,7 +96,7 @@ def test_ranks_end_with_a_killed_launcher(background: bool, tmp_path: Path) -> N
         f"config = TorchConfig(dataset='npz', data_path={str(tmp_path)!r}, devices=2, platform='cpu')\n"
         "launch(test_torch_launch.wait_for_ever, config)\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "TMPDIR": str(tmp_path)}  # it leaves some
     launcher = subprocess.Popen([sys.executable, "-c", code], env=environment)
     wait_until(lambda: len(list(tmp_path.glob("*.pid"))) == 2)
     launcher.kill()
