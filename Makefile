@@ -13,6 +13,7 @@ BIN := .venv/bin
 CUDA := $(shell nvidia-smi -L >/dev/null 2>&1 && echo cuda12)
 comma := ,
 extras = $(subst $() $(),$(comma),$(strip $(CUDA) $(filter-out train,$1)))
+package = .$(addprefix [,$(addsuffix ],$(extras)))
 
 .PHONY: train test lint bench clean
 
@@ -46,5 +47,5 @@ clean:
 
 # What was installed is written down in a file per set of extras, so that the next call skips it.
 .venv/installed-%: pyproject.toml | .venv/bin/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[$(call extras,$*)]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e "$(call package,$*)"
 	@touch $@

@@ -45,6 +45,7 @@ def _version(package: str) -> str:
 
 
 def describe_job(config: TrainConfig, world_sizes: Sequence[int]) -> str:
+    """What is trained, and what all world sizes share."""
     shares = ", ".join(f"{config.per_replica_batch_size(w)} at {w}" for w in world_sizes)
     return (
         f"{config.dataset}, {config.model}, {config.optimizer}, {config.dtype}; held fixed: "

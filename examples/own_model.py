@@ -41,10 +41,9 @@ def main() -> float:
         for batches in loader.epoch(epoch):
             state, _ = ddp.steps(state, batches)
     ddp.verify(state)  # every replica holds the same bits
-    trained = ddp.module(state)  # an nnx module again
 
     error = ddp.evaluate(state, data)["loss"]
-    at_one = trained(np.ones((1, 1)))[0, 0]
+    at_one = ddp.module(state)(np.ones((1, 1)))[0, 0]  # an nnx module again
     print(f"{ddp.world_size} replicas   mean squared error {error:.6f}   sin(1) is about {at_one:.3f}")
     return error
 

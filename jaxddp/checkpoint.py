@@ -1,5 +1,7 @@
 """Checkpoints of a TrainState, by Orbax: written aside and renamed, so never half there."""
 
+import contextlib
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from jaxddp.state import TrainState
 
 _KEEP = 2
 _MANY = 3  # differences named in an error
+_LONG = 100  # characters of a reason that is not ours
 
 
 class Checkpoints:
@@ -35,20 +38,37 @@ class Checkpoints:
     @property
     def latest_step(self) -> int | None:
         """The step of the newest complete checkpoint."""
-        return self._manager.latest_step()
+        return max(self.steps, default=None)
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps of all complete checkpoints.
+
+        Raises:
+            InputError: the folder cannot be read.
+        """
+        with self._one_line("the checkpoints cannot be read"):
+            return list(self._manager.all_steps())
 
     def save(self, state: TrainState) -> None:
         """Store `state` under its step number; saving a step twice changes nothing.
 
         Raises:
-            TrainingError: the state holds a NaN or an infinity; it is not stored.
+            TrainingError: the state holds a NaN or an infinity, or the disk does not take it; earlier
+                checkpoints stay.
         """
         tree = _as_tree(state)
         for name, leaf in _by_name(tree).items():
             if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
                 raise TrainingError(f"{name} holds a number that is not finite at step {int(tree['step'])}")
-        if int(tree["step"]) != self.latest_step:
+        if int(tree["step"]) == self.latest_step:
+            return
+        try:
             self._manager.save(int(tree["step"]), args=ocp.args.StandardSave(tree))
+        except Exception as error:  # tensorstore's and the system's, of many types
+            raise TrainingError(
+                f"the checkpoint of step {int(tree['step'])} cannot be written: {_reason(error)}"
+            ) from error
 
     def restore(self, like: TrainState) -> TrainState:
         """The newest checkpoint, as NumPy arrays.
@@ -57,14 +77,19 @@ class Checkpoints:
             like: a state of the same model and optimizer.
 
         Raises:
-            InputError: there is no checkpoint, or it is of another model or optimizer.
+            InputError: there is no checkpoint, it is damaged, or of another model or optimizer.
         """
         step = self.latest_step
         if step is None:
             raise InputError(f"--resume {self._folder.parent}: holds no checkpoint yet")
         expected = _as_tree(like)
-        self._check_same_arrays(self._manager.item_metadata(step).tree, expected)
-        restored = self._manager.restore(step, args=ocp.args.StandardRestore(expected))
+        older = [str(other) for other in self.steps if other < step]
+        advice = f"; remove {self._folder / str(step)} to go on from step {older[-1]}" if older else ""
+        with self._one_line(f"the checkpoint of step {step} cannot be read{advice}"):
+            stored = self._manager.item_metadata(step).tree
+        self._check_same_arrays(stored, expected)
+        with self._one_line(f"the checkpoint of step {step} cannot be read{advice}"):
+            restored = self._manager.restore(step, args=ocp.args.StandardRestore(expected))
         restored = jax.tree.map(lambda new, old: np.asarray(new, old.dtype), restored, expected)
         return TrainState(**restored)
 
@@ -72,6 +97,14 @@ class Checkpoints:
         """Let go of the folder."""
         if "_manager" in self.__dict__:
             self._manager.close()
+
+    @contextlib.contextmanager
+    def _one_line(self, what: str) -> Iterator[None]:
+        """What Orbax and tensorstore say in a hundred lines of many types."""
+        try:
+            yield
+        except Exception as error:
+            raise InputError(f"--resume {self._folder.parent}: {what} ({_reason(error)})") from error
 
     def _check_same_arrays(self, stored: Any, expected: Any) -> None:
         if problems := differences(_by_name(stored), _by_name(expected)):
@@ -82,6 +115,11 @@ class Checkpoints:
 def _as_tree(state: TrainState) -> dict[str, Any]:
     tree = {"step": state.step, "params": state.params, "buffers": state.buffers, "opt_state": state.opt_state}
     return jax.tree.map(np.asarray, tree)
+
+
+def _reason(error: Exception) -> str:
+    words = " ".join(str(error).split())
+    return words if len(words) < _LONG else words[:_LONG] + "..."
 
 
 def _by_name(tree: Any) -> dict[str, Any]:

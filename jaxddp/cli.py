@@ -5,6 +5,7 @@ import dataclasses
 import difflib
 import io
 import itertools
+import os
 import re
 import sys
 import traceback
@@ -56,7 +57,18 @@ def one_line_errors(show_traceback: bool) -> Iterator[None]:
     except (InputError, TrainingError) as error:
         if show_traceback:
             traceback.print_exc()
+        else:  # tensorstore's reads of a damaged checkpoint go on complaining
+            sys.unraisablehook = lambda _: None
         print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except BrokenPipeError:  # who read our output has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except OSError as error:
+        if show_traceback or error.strerror is None:
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"error: {where}{error.strerror.lower()}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

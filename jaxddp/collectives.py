@@ -2,6 +2,15 @@
 
 These functions have a meaning only where the axis `AXIS_NAME` exists: in a function that
 `Replicas.map` runs. N below is the world size.
+
+>>> from jaxddp.devices import prepare
+>>> from jaxddp.replicas import Replicas
+>>> replicas = Replicas(prepare(2, "cpu"))
+>>> def talk(x):
+...     return {"sum": all_reduce(x), "mean": all_reduce_mean(x), "first": broadcast(x), "rank": rank() + 0 * x}
+>>> said = replicas.map(talk, in_axes=(0,), out_axes=0)(replicas.shard(jnp.array([5, 7])))
+>>> {name: values.tolist() for name, values in said.items()}
+{'first': [5, 5], 'mean': [6.0, 6.0], 'rank': [0, 1], 'sum': [12, 12]}
 """
 
 from typing import TypeVar
@@ -41,4 +50,5 @@ def all_reduce_mean(tree: Tree) -> Tree:
 def broadcast(tree: Tree, src: int = 0) -> Tree:
     """Replica `src`'s value of each leaf, on every replica."""
     is_source = rank() == src
-    return all_reduce(jax.tree.map(lambda x: jnp.where(is_source, x, jnp.zeros_like(x)), tree))
+    total = all_reduce(jax.tree.map(lambda x: jnp.where(is_source, x, jnp.zeros_like(x)), tree))
+    return jax.tree.map(lambda y, x: y.astype(x.dtype), total, tree)  # a sum of booleans is an integer

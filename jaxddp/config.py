@@ -174,9 +174,10 @@ class TrainConfig:
     """cpu | gpu. None: GPUs where there are any."""
     steps_per_dispatch: int | None = None
     """Optimizer steps compiled into one program call (jaxddp only; the numbers do not change).
-    None: up to 32, or 1 for the convnet on CPU, where loops around convolutions are slow."""
+    None: up to 32 or --verify-every, or 1 for the convnet on CPU, where loops around convolutions are slow."""
     verify_every: int = 1000
-    """Optimizer steps between two checks that all replicas are identical; 0: only at start and end."""
+    """Optimizer steps between two checks that all replicas are identical, each at the end of the
+    program call that it falls into; 0: only at start and end."""
 
     # What stays.
     output: str | None = None
@@ -218,6 +219,8 @@ class TrainConfig:
         at_least_zero += ("lr", "momentum", "weight_decay", "eps", "alpha", "lr_decay", "initial_accumulator_value")
         for name in at_least_zero + ("min_lr", "gamma"):
             self._check_at_least(name, 0)
+        if self.dampening is not None and not math.isfinite(self.dampening):
+            raise InputError(f"--dampening {self.dampening}: must be finite")
         if self.hidden_sizes is not None and any(size < 1 for size in self.hidden_sizes):
             raise InputError(f"{_typed('hidden_sizes', self.hidden_sizes)}: each must be at least 1")
         if self.betas is not None and not all(0 <= beta < 1 for beta in self.betas):

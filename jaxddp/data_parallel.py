@@ -11,6 +11,7 @@ from jax import numpy as jnp
 
 from jaxddp.collectives import all_reduce_mean
 from jaxddp.devices import prepare
+from jaxddp.errors import InputError
 from jaxddp.evaluate import evaluate_replica, padded_batches
 from jaxddp.functional import Functional
 from jaxddp.loader import Arrays
@@ -36,6 +37,9 @@ class DataParallel:
         replicas: the devices; if None, those of `jaxddp.devices.prepare()`.
         loss_normalization, clip_grad_norm, comm_hook: see `jaxddp.step.ReplicaStep`.
         dtype: of the floating-point parameters and buffers; None: as the model has them.
+
+    Raises:
+        InputError: an option that makes no sense; the message says what would.
 
     >>> import numpy as np
     >>> from jaxddp import optim
@@ -75,6 +79,8 @@ class DataParallel:
         self.replica_step = ReplicaStep(
             self.functional.local_loss(loss_fn, train=True), optimizer, loss_normalization, clip_grad_norm, comm_hook
         )
+        if dtype is not None and jax.dtypes.canonicalize_dtype(dtype) != jnp.dtype(dtype):
+            raise InputError(f"dtype {dtype}: needs jax's 64-bit mode; set jax_enable_x64")
         self._dtype = dtype
         self._dispatched: deque[jax.Array] = deque()  # a result of each
         evaluate = partial(evaluate_replica, self.functional.local_loss(loss_fn, train=False))
@@ -114,12 +120,9 @@ class DataParallel:
             ValueError: the batches are not for as many replicas as there are, or the state is used up.
         """
         self.replicas.check_dealt(batches)
-        if isinstance(state.step, jax.Array) and state.step.is_deleted():  # jax 0.10 would crash the process
-            raise ValueError("this state was used up by an earlier `steps`; go on from the state that it returned")
-        if len(self._dispatched) == RUN_AHEAD:
-            self._dispatched.popleft().block_until_ready()
+        _check_not_used_up(state)
         state, sums = self._steps(state, batches)
-        self._dispatched.append(sums.table)
+        self._bound_run_ahead(sums.table)
         return state, sums
 
     def check(self, state: TrainState, batches: MicroBatches) -> None:
@@ -137,16 +140,20 @@ class DataParallel:
 
     def place(self, arrays: Arrays, batch_size: int = 256) -> Batch:
         """Put an evaluation set on the devices once, for `evaluate_placed` after every epoch."""
-        size = len(next(iter(arrays.values())))
+        size = max(map(len, arrays.values()), default=0)
         per_replica = min(batch_size, -(-size // self.world_size))
         return self.replicas.shard(padded_batches(arrays, self.world_size, max(1, per_replica)))
 
     def evaluate_placed(self, state: TrainState, placed: Batch) -> Sums:
         """Sums over a placed evaluation set, still on the devices."""
-        return self._evaluate(state, placed)
+        _check_not_used_up(state)
+        sums = self._evaluate(state, placed)
+        self._bound_run_ahead(sums["loss"])
+        return sums
 
     def verify(self, state: TrainState) -> None:
         """Raise `TrainingError` unless all replicas hold the same bits (see `jaxddp.verify`)."""
+        _check_not_used_up(state)
         self._verifier.check(state, int(state.step))
 
     def module(self, state: TrainState) -> nnx.Module:
@@ -154,9 +161,20 @@ class DataParallel:
         params, buffers = jax.tree.map(jnp.asarray, jax.device_get((state.params, state.buffers)))
         return self.functional.module(params, buffers)
 
+    def _bound_run_ahead(self, result: jax.Array) -> None:
+        """Note what was dispatched, and wait for what was `RUN_AHEAD` dispatches ago."""
+        self._dispatched.append(result)
+        if len(self._dispatched) > RUN_AHEAD:
+            self._dispatched.popleft().block_until_ready()
+
     def _cast(self, arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
         def cast(x: jax.Array) -> jax.Array:
             floating = jnp.issubdtype(x.dtype, jnp.floating)
             return jnp.asarray(x, self._dtype if floating and self._dtype is not None else x.dtype)
 
         return {name: cast(x) for name, x in arrays.items()}
+
+
+def _check_not_used_up(state: TrainState) -> None:
+    if isinstance(state.step, jax.Array) and state.step.is_deleted():  # jax 0.10 would crash the process
+        raise ValueError("this state was used up by an earlier `steps`; go on from the state that it returned")

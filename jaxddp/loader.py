@@ -14,8 +14,7 @@ from jaxddp.step import MicroBatches
 Arrays = Mapping[str, np.ndarray]
 Item = TypeVar("Item")
 
-_MAX_STEPS = 32  # steps in one dispatch, if the loader may choose,
-_MAX_BYTES = 2**26  # and the examples that they may hold on the devices
+_MAX_BYTES = 2**26  # of examples in one dispatch, if the loader may choose its steps
 
 
 class Loader:
@@ -29,12 +28,13 @@ class Loader:
         replicas: who gets it.
         global_batch_size: examples per optimizer step; divisible by world_size x accumulation_steps.
         accumulation_steps: A.
-        steps_per_dispatch: K, optimizer steps per yielded batch; None: as many as pay.
+        steps_per_dispatch: K, optimizer steps per yielded batch; None: as many as pay, up to
+            `max_steps_per_dispatch`.
         shuffle, seed, drop_last: as torch's DistributedSampler.
         drop_last_batch: leave out an epoch's last step if it is smaller, as DataLoader(drop_last=True).
 
     Raises:
-        InputError: the replicas do not divide the batch, or the batch is larger than the data.
+        InputError: the replicas do not divide the batch, or it is below 1 or larger than the data.
 
     >>> from jaxddp.devices import prepare
     >>> loader = Loader({"x": np.arange(9.0)}, Replicas(prepare(2, "cpu")), global_batch_size=6, shuffle=False)
@@ -50,11 +50,15 @@ class Loader:
         global_batch_size: int,
         accumulation_steps: int = 1,
         steps_per_dispatch: int | None = None,
+        max_steps_per_dispatch: int = 32,
         shuffle: bool = True,
         seed: int = 0,
         drop_last: bool = False,
         drop_last_batch: bool = False,
     ):
+        for name, value in (("global_batch_size", global_batch_size), ("accumulation_steps", accumulation_steps)):
+            if value < 1:
+                raise InputError(f"{name} {value}: must be at least 1")
         sizes = {name: len(array) for name, array in arrays.items()}
         if len(set(sizes.values())) != 1:
             raise InputError(f"training arrays of different lengths: {sizes}")
@@ -74,7 +78,7 @@ class Loader:
         self._full_steps, self._rest = divmod(self._shuffled[1].shape[1], self.per_replica_batch_size)
         if self.steps_per_epoch == 0:
             raise InputError(f"global_batch_size {global_batch_size}: larger than the {self.dataset_size} examples")
-        self.steps_per_dispatch = steps_per_dispatch or self._even_chunk()
+        self.steps_per_dispatch = steps_per_dispatch or self._even_chunk(max_steps_per_dispatch)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -138,11 +142,11 @@ class Loader:
     def _take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         return {name: array[indices] for name, array in self._arrays.items()}
 
-    def _even_chunk(self) -> int:
+    def _even_chunk(self, most: int) -> int:
         """Steps per dispatch that split an epoch evenly (one program fewer), bounded in steps and bytes."""
         example_bytes = sum(array[:1].nbytes for array in self._arrays.values())
         per_step = max(1, example_bytes * self.per_replica_batch_size * self._replicas.world_size)
-        most = max(1, min(_MAX_STEPS, _MAX_BYTES // per_step))
+        most = max(1, min(most, _MAX_BYTES // per_step))
         chunks = -(-self._full_steps // most)
         return -(-self._full_steps // chunks) if chunks else 1
 

@@ -96,6 +96,7 @@ class EpochSums:
         self._sums: dict[str, float] = {}
 
     def add(self, sums: dict[str, Any]) -> None:
+        """One step's sums more."""
         for name, value in sums.items():
             self._sums[name] = self._sums.get(name, 0.0) + float(value)
 

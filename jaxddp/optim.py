@@ -8,9 +8,11 @@ of the number of steps taken so far. Parameters, gradients and state are any pyt
 leaf keeps its dtype. `g` is the gradient, `p` the parameter, `t` the step counted from 1.
 """
 
+import functools
+import inspect
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import ParamSpec
 
 import jax
 import jax.numpy as jnp
@@ -19,8 +21,10 @@ import optax
 from jaxddp import schedules
 from jaxddp.config import BELONGS_TO, TrainConfig
 from jaxddp.errors import InputError
+from jaxddp.transforms import Betas, at, scale_by_adam, scale_by_root_of_sum, trace
 
-Betas = tuple[optax.ScalarOrSchedule, float]
+P = ParamSpec("P")
+
 DEFAULT_BETAS: Betas = (0.9, 0.999)
 
 
@@ -45,6 +49,21 @@ def from_config(config: TrainConfig, total_steps: int) -> optax.GradientTransfor
     return optimizers[config.optimizer](**options)
 
 
+def _ranges_checked(make: Callable[P, optax.GradientTransformation]) -> Callable[P, optax.GradientTransformation]:
+    """Refuse what torch's constructors refuse: numbers below 0, betas of 1 and more."""
+
+    @functools.wraps(make)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> optax.GradientTransformation:
+        for name, value in inspect.signature(make).bind(*args, **kwargs).arguments.items():
+            numbers = [x for x in (value if isinstance(value, tuple) else (value,)) if isinstance(x, int | float)]
+            if name != "dampening" and not all(0 <= x < (1 if name == "betas" else math.inf) for x in numbers):
+                raise InputError(f"{name} {value}: must be at least 0 and {'below 1' if name == 'betas' else 'finite'}")
+        return make(*args, **kwargs)
+
+    return checked
+
+
+@_ranges_checked
 def sgd(
     lr: optax.ScalarOrSchedule = 1e-3,
     momentum: optax.ScalarOrSchedule = 0.0,
@@ -80,6 +99,7 @@ def sgd(
     return optax.chain(_l2_penalty(weight_decay), buffer, optax.scale_by_learning_rate(lr))
 
 
+@_ranges_checked
 def adam(
     lr: optax.ScalarOrSchedule = 1e-3,
     betas: Betas = DEFAULT_BETAS,
@@ -105,6 +125,7 @@ def adam(
     return optax.chain(_l2_penalty(weight_decay), scale_by_adam(betas, eps, amsgrad), optax.scale_by_learning_rate(lr))
 
 
+@_ranges_checked
 def adamw(
     lr: optax.ScalarOrSchedule = 1e-3,
     betas: Betas = DEFAULT_BETAS,
@@ -126,6 +147,7 @@ def adamw(
     return optax.chain(scale_by_adam(betas, eps, amsgrad), _l2_penalty(weight_decay), optax.scale_by_learning_rate(lr))
 
 
+@_ranges_checked
 def adagrad(
     lr: optax.ScalarOrSchedule = 1e-2,
     lr_decay: float = 0.0,
@@ -153,10 +175,11 @@ def adagrad(
     [-0.5  0.5]
     """
     rescale = scale_by_root_of_sum(eps, initial_accumulator_value)
-    decayed = optax.scale_by_learning_rate(lambda count: _at(lr, count) / (1 + lr_decay * count))
+    decayed = optax.scale_by_learning_rate(lambda count: at(lr, count) / (1 + lr_decay * count))
     return optax.chain(_l2_penalty(weight_decay), rescale, decayed)
 
 
+@_ranges_checked
 def rmsprop(
     lr: optax.ScalarOrSchedule = 1e-2,
     alpha: float = 0.99,
@@ -206,94 +229,5 @@ def clip_by_global_norm(grads: optax.Updates, max_norm: float) -> tuple[optax.Up
     return jax.tree.map(lambda g: (factor * g).astype(g.dtype), grads), norm
 
 
-class TraceState(NamedTuple):
-    """Momentum buffer after a number of steps."""
-
-    steps: jax.Array
-    buffer: optax.Updates
-
-
-class AdamState(NamedTuple):
-    """Means of gradients and of their squares after a number of steps; amsgrad: the largest squares."""
-
-    steps: jax.Array
-    mu: optax.Updates
-    nu: optax.Updates
-    nu_max: optax.Updates | None
-
-
-def trace(decay: optax.ScalarOrSchedule, dampening: float = 0, nesterov: bool = False) -> optax.GradientTransformation:
-    """The momentum buffer of `sgd`, none where `decay` is 0; optax.trace has no dampening and no schedule."""
-    if decay == 0:
-        return optax.identity()
-
-    def init(params: optax.Params) -> TraceState:
-        return TraceState(jnp.zeros([], jnp.int32), optax.tree.zeros_like(params))
-
-    def update(grads: optax.Updates, state: TraceState, params: Any = None) -> tuple[optax.Updates, TraceState]:
-        momentum = _at(decay, state.steps)
-        share = jnp.where(state.steps == 0, 1.0, 1 - dampening)  # torch starts with the whole gradient
-        buffer = jax.tree.map(lambda g, b: (share * g + momentum * b).astype(b.dtype), grads, state.buffer)
-        ahead = jax.tree.map(lambda g, b: (g + momentum * b).astype(g.dtype), grads, buffer) if nesterov else buffer
-        return ahead, TraceState(optax.safe_increment(state.steps), buffer)
-
-    return optax.GradientTransformation(init, update)
-
-
-def scale_by_adam(betas: Betas, eps: float, amsgrad: bool = False) -> optax.GradientTransformation:
-    """Adam's direction `u = m / (1 - beta1^t) / (sqrt(w / (1 - beta2^t)) + eps)`.
-
-        m <- beta1 m + (1 - beta1) g
-        v <- beta2 v + (1 - beta2) g^2;  amsgrad: w <- max(w, v), else w = v
-
-    A schedule's `beta1^t` is the power of its current value. Unlike optax's, amsgrad compares
-    `v` before its bias is corrected, and float32 keeps the digits of `1 - beta^t`: the first
-    step of optax.adam is off by 7e-6 of itself.
-    """
-
-    def init(params: optax.Params) -> AdamState:
-        mu, nu, nu_max = (optax.tree.zeros_like(params) for _ in range(3))
-        return AdamState(jnp.zeros([], jnp.int32), mu, nu, nu_max if amsgrad else None)
-
-    def update(grads: optax.Updates, state: AdamState, params: Any = None) -> tuple[optax.Updates, AdamState]:
-        beta1, beta2 = _at(betas[0], state.steps), betas[1]
-        steps = optax.safe_increment(state.steps)
-        mu = optax.tree.cast_like(optax.tree.update_moment(grads, state.mu, beta1, 1), state.mu)
-        nu = optax.tree.update_moment(grads, state.nu, beta2, 2)
-        nu_max = jax.tree.map(jnp.maximum, state.nu_max, nu) if amsgrad else None
-        rest1, rest2 = _one_minus_power(beta1, steps), _one_minus_power(beta2, steps)
-        updates = jax.tree.map(
-            lambda m, w: (m / rest1 / (jnp.sqrt(w / rest2) + eps)).astype(m.dtype), mu, nu_max if amsgrad else nu
-        )
-        return updates, AdamState(steps, mu, nu, nu_max)
-
-    return optax.GradientTransformation(init, update)
-
-
-def scale_by_root_of_sum(eps: float, initial: float = 0.0) -> optax.GradientTransformation:
-    """Adagrad's direction `g / (sqrt(s) + eps)`; optax.scale_by_rss has `eps` inside the root."""
-
-    def init(params: optax.Params) -> optax.ScaleByRssState:
-        return optax.ScaleByRssState(optax.tree.full_like(params, initial))
-
-    def update(grads: optax.Updates, state: optax.ScaleByRssState, params: Any = None) -> tuple[optax.Updates, Any]:
-        total = jax.tree.map(lambda g, s: s + g**2, grads, state.sum_of_squares)
-        return jax.tree.map(lambda g, s: g / (jnp.sqrt(s) + eps), grads, total), optax.ScaleByRssState(total)
-
-    return optax.GradientTransformation(init, update)
-
-
 def _l2_penalty(weight_decay: float) -> optax.GradientTransformation:
     return optax.add_decayed_weights(weight_decay) if weight_decay else optax.identity()
-
-
-def _at(value: optax.ScalarOrSchedule, steps: jax.Array) -> Any:
-    return value(steps) if callable(value) else value
-
-
-def _one_minus_power(beta: Any, steps: jax.Array) -> jax.Array:
-    """`1 - beta^steps` without its cancellation, in float32 or better whatever the leaves are."""
-    if isinstance(beta, float):  # its logarithm in Python: float32 would round beta first
-        log_beta = math.log(beta) if beta else -math.inf
-        return -jnp.expm1(steps.astype(float) * log_beta)
-    return -jnp.expm1(steps.astype(float) * jnp.log(beta))

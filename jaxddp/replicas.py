@@ -104,5 +104,6 @@ class VirtualReplicas(Replicas):
     def map(
         self, function: Callable[..., Any], in_axes: tuple[Axes, ...], out_axes: Axes, donate: tuple[int, ...] = ()
     ) -> Any:
+        """As `Replicas.map`, on one device."""
         mapped = jax.vmap(function, in_axes, out_axes, axis_name=AXIS_NAME, axis_size=self.world_size)
         return jax.jit(mapped, donate_argnums=donate)

@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import json
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
@@ -66,7 +65,13 @@ def _make_writable(path: Path) -> None:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file that is whole at any time: the old one until the new one is complete."""
+    """Write a file that is whole at any time: the old one until the new one is complete.
+
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_atomically(Path(folder, "notes"), b"all of it")
+    ...     Path(folder, "notes").read_bytes()
+    b'all of it'
+    """
     unfinished = path.with_name(path.name + ".tmp")
     try:
         unfinished.write_bytes(content)
@@ -112,26 +117,6 @@ def load_config(folder: Path, config_class: type[Config]) -> Config:
         return config_class(**values)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
-
-
-def check_same_epochs(saved: TrainConfig, world_size: int, steps_per_epoch: Callable[[int], int]) -> None:
-    """Refuse to resume a run whose place in the data the number of its steps no longer tells.
-
-    Args:
-        saved: the config of the run.
-        world_size: the number of replicas that are to go on with it.
-        steps_per_epoch: a world size to how many optimizer steps an epoch then has.
-
-    Raises:
-        InputError: an epoch has more or fewer steps than it had.
-    """
-    before = saved.devices
-    if before is None or steps_per_epoch(before) == steps_per_epoch(world_size):
-        return
-    raise InputError(
-        f"--devices {world_size}: an epoch has {steps_per_epoch(world_size)} steps there, and had "
-        f"{steps_per_epoch(before)} on {before} devices, where the run was; resume it on {before}"
-    )
 
 
 def _fits(value: Any, kind: Any) -> bool:

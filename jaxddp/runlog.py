@@ -28,6 +28,7 @@ from jaxddp.runfolder import save_config, write_atomically
 METRICS_FILE = "metrics.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"
 CURVES_FILE = "curves.png"
+KINDS = ("step", "epoch")
 FORMATS = {"loss": "8.6f", "accuracy": ".4f"}  # of other metrics: four digits
 
 
@@ -93,10 +94,13 @@ class RunLog:
         if self._output is None:
             return self
         with contextlib.ExitStack() as resources:
+            if self._resume_step is None:  # first of all, so that whatever is there later belongs to a run
+                save_config(self._config, self._output)
             self._metrics = resources.enter_context(_open_metrics(self._output / METRICS_FILE, self._resume_step))
             self._board = _open_tensorboard(self._output / TENSORBOARD_FOLDER, self._resume_step)
             resources.callback(self._board.close)
-            save_config(self._config, self._output)
+            if self._resume_step is not None:  # only now is it certain that it can go on
+                save_config(self._config, self._output)
             self._resources = resources.pop_all()
         return self
 
@@ -128,7 +132,6 @@ class RunLog:
         splits = {"train": train, "test": test}
         values = {(split, name): float(value) for split in splits for name, value in splits[split].items()}
         rate = {"examples_per_second": float(examples_per_second)}
-        self._close_bar()
         shown = "  ".join(f"{split} {_format(metrics)}" for split, metrics in splits.items() if metrics)
         self._print(f"{self._epoch_name(epoch)}  {shown}  {examples_per_second:7,.0f} examples/s")
         flat = {f"{split}_{name}": value for (split, name), value in values.items()}
@@ -143,7 +146,9 @@ class RunLog:
             self._print(f"kept in {self._output}")
 
     def _print(self, line: str) -> None:
-        if not self._quiet:
+        if self._quiet:
+            return
+        with tqdm.external_write_mode() if self._bar is not None else contextlib.nullcontext():  # above the bar
             print(line, flush=True)
 
     def _epoch_name(self, epoch: int) -> str:
@@ -151,19 +156,21 @@ class RunLog:
         return f"epoch {epoch:>{len(epochs)}}/{epochs}"
 
     def _advance_bar(self, epoch: int, metrics: Mapping[str, float], examples: int) -> None:
+        state = f"{self._epoch_name(epoch)}  {_format(metrics)}"
         if self._bar is None:
             self._bar = tqdm(
-                total=self._examples_per_epoch,
+                desc=state,
+                total=self._config.epochs * self._examples_per_epoch,
+                initial=(epoch - 1) * self._examples_per_epoch,
                 disable=True if self._quiet else None,  # None: shown on terminals only
                 leave=False,
-                delay=0.1,  # seconds; there is nothing to show before the first step
                 unit=" examples",
                 unit_scale=True,
-                bar_format="{desc} |{bar:24}| {rate_noinv_fmt}",
+                bar_format="{desc} |{bar:24}| {remaining} left, {rate_noinv_fmt}",
             )
         if not self._bar.disable:
-            self._bar.set_description_str(f"{self._epoch_name(epoch)}  {_format(metrics)}", refresh=False)
-            self._bar.update(min(examples, self._examples_per_epoch - self._bar.n))
+            self._bar.set_description_str(state, refresh=False)
+            self._bar.update(examples)
 
     def _close_bar(self) -> None:
         if self._bar is not None:
@@ -188,15 +195,34 @@ def read_metrics(path: Path) -> list[Record]:
     """The records of a metrics.jsonl; a last line that a killed process left torn is dropped.
 
     Raises:
-        InputError: another line is not a record.
+        InputError: another line is not a record, or the file cannot be read.
     """
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
     records = [_from_line(line) for line in lines]
     if records and records[-1] is None:
         records.pop()
     if None in records:
         raise InputError(f"{path}: line {records.index(None) + 1} is not a record of a run; remove it")
     return [record for record in records if record is not None]
+
+
+def check_same_epochs(folder: Path, steps_per_epoch: int) -> None:
+    """Refuse to resume a run whose place in the data the number of its steps no longer tells.
+
+    Raises:
+        InputError: the run's epochs had more or fewer steps.
+    """
+    path = folder / METRICS_FILE
+    epochs = [record for record in read_metrics(path) if record["kind"] == "epoch"] if path.exists() else []
+    if epochs and epochs[-1]["step"] != epochs[-1]["epoch"] * steps_per_epoch:
+        before = epochs[-1]["step"] // epochs[-1]["epoch"]
+        raise InputError(
+            f"--resume {folder}: an epoch had {before} steps and would now have {steps_per_epoch}; go on with the data "
+            "and the --devices that it had"
+        )
 
 
 def _to_line(record: Record) -> str:
@@ -210,7 +236,12 @@ def _from_line(line: str) -> Record | None:
         record = json.loads(line)
     except ValueError:
         return None
-    return record if isinstance(record, dict) and {"kind", "step"} <= record.keys() else None
+    if not isinstance(record, dict) or record.get("kind") not in KINDS:
+        return None
+    if not all(isinstance(record.get(name), int) for name in ("step", "epoch")):
+        return None
+    numbers = (value for name, value in record.items() if name != "kind" and value is not None)
+    return record if all(isinstance(value, int | float) for value in numbers) else None
 
 
 def _open_metrics(path: Path, resume_step: int | None) -> TextIO:

@@ -17,6 +17,8 @@ from jax import lax
 from jax import numpy as jnp
 
 from jaxddp.collectives import all_reduce, all_reduce_mean, broadcast
+from jaxddp.config import LOSS_NORMALIZATIONS
+from jaxddp.errors import InputError, check_name
 from jaxddp.functional import LocalLoss
 from jaxddp.losses import Batch, Sums
 from jaxddp.metrics import StepSums
@@ -67,6 +69,9 @@ class ReplicaStep:
         loss_normalization: "ddp" or "global".
         clip_grad_norm: largest global norm of the averaged gradient; None: no clipping.
         comm_hook: what happens to the gradients between replicas; by default their mean.
+
+    Raises:
+        InputError: an unknown normalization, or a norm to clip to that is not above 0.
     """
 
     loss: LocalLoss
@@ -74,6 +79,11 @@ class ReplicaStep:
     loss_normalization: str = "ddp"
     clip_grad_norm: float | None = None
     comm_hook: CommHook = all_reduce_mean
+
+    def __post_init__(self) -> None:
+        check_name("loss_normalization", self.loss_normalization, LOSS_NORMALIZATIONS)
+        if self.clip_grad_norm is not None and not self.clip_grad_norm > 0:
+            raise InputError(f"clip_grad_norm {self.clip_grad_norm}: must be above 0")
 
     def __call__(self, state: TrainState, batch: MicroBatches) -> tuple[TrainState, Sums, dict[str, Any]]:
         """Compute the next state.

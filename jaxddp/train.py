@@ -18,15 +18,16 @@ from jaxddp.devices import prepare
 from jaxddp.errors import InputError, TrainingError
 from jaxddp.loader import Loader
 from jaxddp.metrics import EpochSums, InFlight, means, step_metrics
-from jaxddp.replicas import Replicas, VirtualReplicas
-from jaxddp.runfolder import check_same_epochs, claim_output, load_config
-from jaxddp.runlog import RunLog, run_title
+from jaxddp.replicas import Replicas
+from jaxddp.runfolder import claim_output
+from jaxddp.runlog import RunLog, check_same_epochs, run_title
 from jaxddp.sampler import shard_table
 from jaxddp.state import TrainState
 from jaxddp.weights import from_torch, load_weights, save_weights
 
 CHECKPOINT_FOLDER = "checkpoints"
 WEIGHTS_FILE = "model.safetensors"
+MAX_STEPS_PER_DISPATCH = 32
 
 
 def main(config: TrainConfig) -> None:
@@ -100,7 +101,8 @@ def make_loader(config: TrainConfig, dataset: datasets.Dataset, replicas: Replic
         replicas,
         global_batch_size=config.global_batch_size,
         accumulation_steps=config.accumulation_steps,
-        steps_per_dispatch=_steps_per_dispatch(config, replicas),
+        steps_per_dispatch=config.steps_per_dispatch,
+        max_steps_per_dispatch=_max_steps_per_dispatch(config, replicas),
         shuffle=config.shuffle,
         seed=config.seed,
         drop_last=config.drop_last,
@@ -122,11 +124,7 @@ def open_output(run: Run, resources: contextlib.ExitStack) -> tuple[Checkpoints 
     resources.callback(checkpoints.close)
     if not resume:
         return checkpoints, run.start
-    check_same_epochs(
-        load_config(folder, TrainConfig),
-        run.ddp.world_size,
-        lambda world_size: make_loader(run.config, run.dataset, VirtualReplicas(world_size)).steps_per_epoch,
-    )
+    check_same_epochs(folder, run.loader.steps_per_epoch)
     if checkpoints.latest_step is None:  # it ended before the first one
         return checkpoints, run.start
     return checkpoints, run.ddp.replicas.replicate(checkpoints.restore(run.start))
@@ -194,10 +192,10 @@ def train_epoch(run: Run, state: TrainState, epoch: int, log: RunLog) -> tuple[T
     return state, totals.means(), examples / (time.perf_counter() - started)
 
 
-def _steps_per_dispatch(config: TrainConfig, replicas: Replicas) -> int | None:
-    if config.steps_per_dispatch is None and config.model == "convnet" and replicas.devices[0].platform == "cpu":
-        return 1
-    return config.steps_per_dispatch
+def _max_steps_per_dispatch(config: TrainConfig, replicas: Replicas) -> int:
+    """No more than between two verifications, and one where a loop around the step is slow."""
+    slow = config.model == "convnet" and replicas.devices[0].platform == "cpu"
+    return 1 if slow else min(MAX_STEPS_PER_DISPATCH, config.verify_every or MAX_STEPS_PER_DISPATCH)
 
 
 def _initial_weights(config: TrainConfig, ddp: DataParallel) -> tuple[Any, Any]:

@@ -77,6 +77,10 @@ def from_torch(tensors: Mapping[str, np.ndarray], params: Params, buffers: Buffe
 
     Raises:
         InputError: lists every tensor that is missing, left over, or of another shape.
+
+    >>> params, buffers = from_torch({"fc.weight": np.array([[1.0, 2.0]])}, {"fc.kernel": jnp.zeros((2, 1))}, {})
+    >>> params["fc.kernel"].tolist()
+    [[1.0], [2.0]]
     """
     if problems := differences(tensors, to_torch({**params, **buffers})):
         raise InputError(f"weights do not fit the model: {'; '.join(problems)}")
@@ -92,7 +96,14 @@ def from_torch(tensors: Mapping[str, np.ndarray], params: Params, buffers: Buffe
 
 
 def save_weights(path: str | Path, params: Params, buffers: Buffers) -> None:
-    """Write a .safetensors file that torch_ref, or any torch model of these names, can load."""
+    """Write a .safetensors file that torch_ref, or any torch model of these names, can load.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_weights(f"{folder}/model.safetensors", {"fc.kernel": jnp.zeros((2, 1))}, {})
+    ...     {name: tensor.shape for name, tensor in load_weights(f"{folder}/model.safetensors").items()}
+    {'fc.weight': (1, 2)}
+    """
     write_atomically(Path(path), save(to_torch({**params, **buffers})))
 
 

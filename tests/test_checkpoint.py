@@ -1,12 +1,15 @@
 """Checkpoints come back bit for bit, only into the model and optimizer they were made of."""
 
 import os
+import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 from flax import nnx
 from optax import GradientTransformation as Optimizer
@@ -14,7 +17,7 @@ from optax import GradientTransformation as Optimizer
 from jaxddp import models, optim
 from jaxddp.checkpoint import Checkpoints
 from jaxddp.config import OPTIMIZERS, TrainConfig
-from jaxddp.errors import InputError
+from jaxddp.errors import InputError, TrainingError
 from jaxddp.functional import Functional
 from jaxddp.replicas import Replicas
 from jaxddp.state import TrainState
@@ -170,3 +173,51 @@ def test_a_checkpoint_that_a_killed_process_left_unfinished_is_ignored(
     resumed.save(state_of(6))
     check_same(resumed.restore(state_of(0)), state_of(6))
     resumed.close()
+
+
+def damage(kind: str, folder: Path) -> None:
+    """What a full disk, a careless copy or a hand may do to a checkpoint."""
+    files = [path for path in (folder / "default").rglob("*") if path.is_file()]
+    metadata = folder / "default" / "_METADATA"
+    if kind == "truncated":
+        for path in files:
+            if "d" in path.parent.parts[-1:]:
+                path.write_bytes(b"")
+    elif kind == "no metadata":
+        metadata.unlink()
+    elif kind == "other metadata":
+        metadata.write_text("{")
+    else:
+        shutil.rmtree(folder / "default")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of tensorstore's pending reads
+@pytest.mark.parametrize("kind", ["truncated", "no metadata", "other metadata", "empty"])
+def test_a_damaged_checkpoint_is_one_line_that_names_the_one_before(
+    kind: str, checkpoints: Checkpoints, folder: Path
+) -> None:
+    checkpoints.save(state_of(4))
+    checkpoints.save(state_of(5))
+    damage(kind, folder / "5")
+    resumed = Checkpoints(folder)
+    with pytest.raises(InputError) as caught:
+        resumed.restore(state_of(0))
+    message = f"--resume .*{RUN}: the checkpoint of step 5 cannot be read; remove .*/5 to go on from step 4 "
+    assert re.match(message, str(caught.value))
+    assert "\n" not in str(caught.value)
+    resumed.close()
+    shutil.rmtree(folder / "5")
+    resumed = Checkpoints(folder)
+    check_same(resumed.restore(state_of(0)), state_of(4))
+    resumed.close()
+
+
+def test_a_disk_that_takes_no_checkpoint_is_one_line(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise ValueError("RESOURCE_EXHAUSTED:\n No space left on device")
+
+    checkpoints.save(state_of(4))
+    monkeypatch.setattr(ocp.CheckpointManager, "save", refuse)
+    with pytest.raises(TrainingError, match=r"^the checkpoint of step 5 cannot be written: RESOURCE_EXHAUSTED: No"):
+        checkpoints.save(state_of(5))
+    assert checkpoints.latest_step == 4

@@ -13,6 +13,7 @@ from jax import numpy as jnp
 from jaxddp import layers, optim
 from jaxddp.data_parallel import DataParallel
 from jaxddp.devices import prepare
+from jaxddp.errors import InputError
 from jaxddp.loader import Loader
 from jaxddp.losses import Losses
 from jaxddp.replicas import Replicas
@@ -230,3 +231,44 @@ def test_steps_per_dispatch_changes_no_bit(steps_per_dispatch: int) -> None:
 def test_each_shape_is_traced_once(steps_per_dispatch: int, shapes: int) -> None:
     _, _, (after_one, after_two) = two_epochs(steps_per_dispatch)
     assert after_one == after_two == shapes
+
+
+# ---- what makes no sense
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"loss_normalization": "globl"}, r"^loss_normalization globl: unknown; did you mean global\?"),
+        ({"clip_grad_norm": -1.0}, r"^clip_grad_norm -1.0: must be above 0$"),
+        ({"dtype": "float64"}, r"^dtype float64: needs jax's 64-bit mode"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        DataParallel(Own(), optim.sgd(LR), squared_error, replicas=two(), **options)
+
+
+@pytest.mark.parametrize("use", ["steps", "evaluate", "verify"])
+def test_a_state_that_was_used_up_is_refused(use: str) -> None:
+    ddp, arrays = own(), {name: x[0, 0] for name, x in data().items()}
+    start = ddp.init()
+    one_step(ddp, start)
+    uses = {"steps": lambda: one_step(ddp, start), "evaluate": lambda: ddp.evaluate(start, arrays)}
+    with pytest.raises(ValueError, match=r"^this state was used up by an earlier `steps`"):
+        uses.get(use, lambda: ddp.verify(start))()
+
+
+def test_a_buffer_may_be_a_truth_value() -> None:
+    class Flagged(Own):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen = nnx.Variable(jnp.array(False))
+
+        def __call__(self, x: jax.Array) -> jax.Array:
+            self.seen[...] = jnp.array(True)
+            return super().__call__(x)
+
+    ddp = DataParallel(Flagged(), optim.sgd(LR), squared_error, replicas=two())
+    state, _ = one_step(ddp, ddp.init())
+    assert state.buffers["seen"].dtype == bool and bool(state.buffers["seen"])

@@ -14,6 +14,7 @@ import pytest
 from jaxddp.devices import prepare
 from jaxddp.errors import InputError
 
+UNPREPARED = "jax.config.update('jax_num_cpu_devices', 8); devices = jax.devices()"
 TIMEOUT = 60  # seconds; measured: 6, with 2 cores busy elsewhere 15
 
 
@@ -32,14 +33,15 @@ def python(code: str, **environment: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("start", "steps", "threads"),
+    ("start", "call", "printed"),
     [
-        ("devices = prepare(8, 'cpu')", "ddp._steps", "32"),
-        ("jax.config.update('jax_num_cpu_devices', 8); devices = jax.devices()", "ddp.steps", "None"),
+        ("devices = prepare(8, 'cpu')", "state, _ = ddp._steps(state, batch)", "500 32"),
+        (UNPREPARED, "state, _ = ddp.steps(state, batch)", "500 None"),
+        (UNPREPARED, "ddp.evaluate_placed(state, placed)", "0 None"),
     ],
-    ids=["prepared, without a bound", "unprepared, with a bound"],
+    ids=["prepared, without a bound", "unprepared, with a bound", "unprepared, evaluations"],
 )
-def test_500_steps_that_nobody_waits_for_finish(start: str, steps: str, threads: str) -> None:
+def test_500_steps_that_nobody_waits_for_finish(start: str, call: str, printed: str) -> None:
     """Unprepared and without a bound, XLA aborts: 8 replicas in over 31 steps need more threads than there are."""
     code = f"""
         import os
@@ -59,12 +61,14 @@ def test_500_steps_that_nobody_waits_for_finish(start: str, steps: str, threads:
         data = {{"x": np.ones((160, 4), "float32"), "y": np.zeros(160, int)}}
         batches = list(Loader(data, replicas, global_batch_size=16, steps_per_dispatch=1).epoch(0))
         state = ddp.init()
+        placed = ddp.place(data)
         for step in range(500):
-            state, _ = {steps}(state, batches[step % len(batches)])
+            batch = batches[step % len(batches)]
+            {call}
         ddp.verify(state)
         print(state.step, os.environ.get("PJRT_NPROC"))
     """
-    assert python(code) == [f"500 {threads}"]
+    assert python(code) == [printed]
 
 
 def test_an_untouched_jax_gets_the_devices_asked_for() -> None:

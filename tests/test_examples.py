@@ -19,10 +19,12 @@ def test_a_model_of_ones_own_learns_the_sine():
     assert load("own_model").main() < 0.005  # [0.0017; the mean of the sine's square is 0.5]
 
 
-def test_the_readme_shows_that_program():
+def test_the_readme_shows_that_program(capsys):
     program = (ROOT / "examples" / "own_model.py").read_text()
     shown = (ROOT / "README.md").read_text().partition("```python\n")[2].partition("```")[0]
-    assert shown in program and "ddp.steps" in shown
+    assert program.endswith(shown) and "ddp.steps" in shown
+    exec(compile(shown, "README.md", "exec"), {"__name__": "__main__"})
+    assert "mean squared error 0.00" in capsys.readouterr().out
 
 
 def test_the_two_commands_print_the_same_losses(capsys):

@@ -215,3 +215,11 @@ def test_an_error_reaches_the_consumer_in_its_turn(fail_at: int) -> None:
     with pytest.raises(OSError, match="disk on fire"):
         next(batches)
     assert list(batches) == []
+
+
+@pytest.mark.parametrize("name", ["global_batch_size", "accumulation_steps"])
+@pytest.mark.parametrize("value", [0, -4])
+def test_sizes_start_at_one(name: str, value: int) -> None:
+    sizes = {"global_batch_size": 4, name: value}
+    with pytest.raises(InputError, match=f"^{name} {value}: must be at least 1$"):
+        Loader({"x": np.arange(8)}, VirtualReplicas(2), **sizes)

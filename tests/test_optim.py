@@ -295,3 +295,16 @@ def test_zero_gradients_stay_zero_when_clipped() -> None:
     clipped, norm = optim.clip_by_global_norm({"w": jnp.zeros(3, jnp.bfloat16)}, 1.0)
     assert clipped["w"].dtype == jnp.bfloat16
     assert not np.any(clipped["w"]) and norm == 0
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: optim.sgd(-1.0), r"^lr -1.0: must be at least 0 and finite$"),
+        (lambda: optim.adagrad(eps=float("nan")), r"^eps nan: must be at least 0 and finite$"),
+        (lambda: optim.adam(betas=(1.5, 0.9)), r"^betas \(1.5, 0.9\): must be at least 0 and below 1$"),
+    ],
+)
+def test_what_torch_refuses_is_refused(make, message):
+    with pytest.raises(InputError, match=message):
+        make()

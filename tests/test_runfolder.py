@@ -11,7 +11,7 @@ from test_config import NO_DEFAULT
 
 from jaxddp.config import TrainConfig
 from jaxddp.errors import InputError
-from jaxddp.runfolder import check_same_epochs, claim_output, load_config, save_config, write_atomically
+from jaxddp.runfolder import claim_output, load_config, save_config, write_atomically
 from torch_ref.config import TorchConfig
 
 # ---- claiming
@@ -128,14 +128,3 @@ def test_an_integer_will_do_for_a_float(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"lr": 1, "hidden_sizes": [], "betas": [0, 0.9]}))
     assert load_config(tmp_path, TrainConfig) == TrainConfig(lr=1, hidden_sizes=(), betas=(0, 0.9))
-
-
-# ---- going on
-
-
-def test_a_run_goes_on_where_an_epoch_has_as_many_steps() -> None:
-    steps = {1: 9, 2: 9, 4: 10}
-    check_same_epochs(TrainConfig(devices=2), 1, steps.__getitem__)
-    check_same_epochs(TrainConfig(devices=None), 4, steps.__getitem__)
-    with pytest.raises(InputError, match=r"^--devices 4: an epoch has 10 steps there, and had 9 on 2 devices"):
-        check_same_epochs(TrainConfig(devices=2), 4, steps.__getitem__)

@@ -15,7 +15,7 @@ from jaxddp import runlog
 from jaxddp.config import TrainConfig
 from jaxddp.errors import InputError, TrainingError
 from jaxddp.runfolder import claim_output, load_config
-from jaxddp.runlog import RunLog, read_metrics
+from jaxddp.runlog import RunLog, check_same_epochs, read_metrics
 
 CONFIG = TrainConfig(epochs=10)
 STEPS_PER_EPOCH = 2
@@ -88,16 +88,18 @@ def test_bar_on_terminals(monkeypatch, capsys, quiet):
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     with open_log(None, quiet=quiet) as log:
-        for step in (1, 2, 3):  # one more than examples_per_epoch has room for
-            log.step(step, 1, {"loss": 0.5, "accuracy": 0.25}, examples=32)
-            time.sleep(0.12)
-        log.epoch(3, 1, {"loss": 0.5}, {"loss": 0.5}, examples_per_second=1)
+        for epoch in (1, 2):  # epochs shorter than the bar's delay
+            log.step(epoch, epoch, {"loss": 0.5, "accuracy": 0.25}, examples=64)
+            time.sleep(0.08)
+            log.epoch(epoch, epoch, {"loss": 0.5}, {}, examples_per_second=1)
+        log.step(3, 3, {"loss": 0.25, "accuracy": 0.5}, examples=64)
     if quiet:
         assert terminal.getvalue() == capsys.readouterr().out == ""
     else:
         shown = [line.strip() for line in terminal.getvalue().split("\r")]
-        assert any(line.startswith("epoch  1/10  loss 0.500000  accuracy 0.2500 |████") for line in shown)
+        assert any(line.startswith("epoch  3/10  loss 0.250000  accuracy 0.5000 |███████▏ ") for line in shown)
         assert shown[-1] == ""  # the bar is gone
+        assert [line[:11] for line in capsys.readouterr().out.splitlines()[1:]] == ["epoch  1/10", "epoch  2/10"]
 
 
 # What is kept.
@@ -265,3 +267,43 @@ print(sorted({{"jax", "torch"}} & sys.modules.keys()))
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
     assert (tmp_path / "curves.png").is_file()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"kind": "step", "step": "x", "epoch": 1}',
+        '{"kind": "step", "step": 1, "epoch": 1, "loss": "abc"}',
+        '{"kind": "epoch", "step": 1}',
+        '{"kind": "other", "step": 1, "epoch": 1}',
+    ],
+)
+def test_a_line_that_is_no_record_is_named(tmp_path, line):
+    write_run(tmp_path / "run", 2)
+    path = tmp_path / "run" / "metrics.jsonl"
+    path.write_text(f"{line}\n{path.read_text()}")
+    with pytest.raises(InputError, match=r"metrics\.jsonl: line 1 is not a record of a run; remove it$"):
+        read_metrics(path)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(InputError, match=r"metrics\.jsonl: cannot be read \(Is a directory\)$"):
+        read_metrics(path)
+
+
+def test_a_run_goes_on_where_an_epoch_has_as_many_steps(tmp_path):
+    check_same_epochs(tmp_path, 7)  # no epoch has ended yet
+    write_run(tmp_path / "run", 6)
+    check_same_epochs(tmp_path / "run", STEPS_PER_EPOCH)
+    message = r"^--resume .*run: an epoch had 2 steps and would now have 3; go on with the data and the --devices that"
+    with pytest.raises(InputError, match=message):
+        check_same_epochs(tmp_path / "run", 3)
+
+
+def test_whatever_a_killed_run_leaves_belongs_to_a_run(tmp_path, monkeypatch):
+    def die(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runlog, "_open_metrics", die)
+    with pytest.raises(KeyboardInterrupt), open_log(claim_output(tmp_path / "run")):
+        pass
+    assert load_config(tmp_path / "run", TrainConfig) == CONFIG

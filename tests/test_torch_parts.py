@@ -58,7 +58,7 @@ def test_loader_groups_micro_batches_by_optimizer_step() -> None:
     steps = [[micro_batch["x"].tolist() for micro_batch in step] for step in loader.epoch(0)]
     assert steps == [[[0, 2], [4, 6]], [[8, 10], [12, 14]], [[16, 18], [20, 22]], [[24]]]
     assert [[m["x"].tolist() for m in step] for step in loader.epoch(0, start_step=2)] == steps[2:]
-    assert loader.smallest_micro_batch == 1
+    assert len(loader.smallest_micro_batch()["x"]) == 1
     whole = Loader({"x": np.arange(26)}, dataclasses.replace(config, drop_last_batch=True), 2, ranks=[0])
     assert [[m["x"].tolist() for m in step] for step in whole.epoch(0)] == steps[:3]
     with pytest.raises(InputError, match="--global-batch-size 32: larger than the 26 examples"):
@@ -112,6 +112,14 @@ def test_batch_norm_on_a_single_example_is_refused_before_it_happens() -> None:
     config = TorchConfig(dataset="names", model="char_mlp", global_batch_size=2, devices=2, platform="cpu")
     with pytest.raises(InputError, match="BatchNorm cannot train; choose another size, or --drop-last-batch"):
         training.build(World(world_size=2), config)
+
+
+def test_batch_norm_on_a_single_pixel_is_refused_before_it_happens(tmp_path: Path) -> None:
+    x, y = np.zeros((4, 1, 1)), np.arange(4)
+    np.savez(tmp_path / "pixels.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    config = TorchConfig(dataset="npz", data_path=str(tmp_path / "pixels.npz"), model="convnet", hidden_sizes=(4,))
+    with pytest.raises(InputError, match="BatchNorm cannot train; choose another size, or --drop-last-batch"):
+        training.build(World(), dataclasses.replace(config, global_batch_size=1, devices=1, platform="cpu"))
 
 
 @pytest.mark.parametrize(

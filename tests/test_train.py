@@ -11,7 +11,7 @@ from jaxddp import cli
 from jaxddp.config import TrainConfig
 from jaxddp.data_parallel import DataParallel
 from jaxddp.errors import InputError, TrainingError
-from jaxddp.train import main
+from jaxddp.train import build, main
 from jaxddp.weights import load_weights
 
 SMALL = ["--platform", "cpu", "--hidden-sizes", "16", "--global-batch-size", "128", "--lr", "0.01"]
@@ -98,7 +98,7 @@ def test_another_number_of_devices_that_would_lose_the_place_is_refused(tmp_path
     train("--resume", str(tmp_path / "run"), "--global-batch-size", "32", "--devices", "2", "--epochs", "2")
     flags = ["--dataset", "linear", "--num-examples", "63", "--global-batch-size", "32", "--drop-last-batch"]
     train(*flags, "--devices", "2", "--epochs", "1", "--output", str(tmp_path / "other"))
-    with pytest.raises(InputError, match=r"--devices 1: an epoch has 1 steps there, and had 2 on 2 devices"):
+    with pytest.raises(InputError, match=r"^--resume .*other: an epoch had 2 steps and would now have 1; go on with"):
         train("--resume", str(tmp_path / "other"), "--global-batch-size", "32", "--devices", "1", "--epochs", "2")
 
 
@@ -231,3 +231,31 @@ def test_the_command_ends_with_code_2_and_one_line():
     assert run.stderr.splitlines() == [
         "error: --model mpl: unknown; did you mean mlp? (one of linear, mlp, char_mlp, convnet)"
     ]
+
+
+def test_other_data_that_would_lose_the_place_are_refused(tmp_path):
+    def save(size):
+        x = np.random.default_rng(0).normal(size=(size, 3))
+        np.savez(
+            tmp_path / "mine.npz", x_train=x, y_train=(x[:, 0] > 0).astype(int), x_test=x, y_test=np.zeros(size, int)
+        )
+
+    save(256)
+    flags = ["--dataset", "npz", "--data-path", str(tmp_path / "mine.npz"), "--epochs", "2"]
+    train(*flags, "--output", str(tmp_path / "run"))
+    save(640)
+    with pytest.raises(InputError, match=r"^--resume .*run: an epoch had 2 steps and would now have 5; go on with"):
+        train("--resume", str(tmp_path / "run"), "--epochs", "4")
+
+
+@pytest.mark.parametrize(("verify_every", "steps_per_dispatch"), [(1, 1), (5, 4), (0, 11), (1000, 11)])
+def test_a_dispatch_is_no_longer_than_between_two_verifications(verify_every, steps_per_dispatch):
+    run = build(TrainConfig(platform="cpu", verify_every=verify_every, global_batch_size=128))
+    assert run.loader.steps_per_epoch == 12
+    assert run.loader.steps_per_dispatch == steps_per_dispatch
+
+
+def test_a_reader_that_has_had_enough_is_no_error():
+    command = f"{sys.executable} -m jaxddp.train --platform cpu --epochs 3 | head -1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60)
+    assert (len(done.stdout.splitlines()), done.stderr) == (1, "")

@@ -66,7 +66,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # of many types, but always the file's fault
-        reason = str(error).partition("\n")[0]
+        reason = str(error).partition("\n")[0].partition(". ")[0]
         raise InputError(f"--resume {path.parent}: {path.name} cannot be read ({reason})") from None
     if not isinstance(content, dict) or content.keys() != {"step", "model", "optimizer"}:
         raise InputError(f"--resume {path.parent}: {path.name} is not a checkpoint of torch_ref")

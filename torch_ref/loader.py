@@ -62,7 +62,7 @@ class Loader:
         ranks: Sequence[int],
         device: torch.device = CPU,
     ):
-        dataset = ArrayDataset(arrays, getattr(torch, config.dtype))
+        self._dataset = dataset = ArrayDataset(arrays, getattr(torch, config.dtype))
         self._sampler = SharedSampler(_samplers(dataset, config, num_replicas, ranks))
         self._num_replicas = num_replicas
         self._per_replica_batch_size = config.per_replica_batch_size(num_replicas)
@@ -84,12 +84,11 @@ class Loader:
         full, rest = divmod(self._sampler.samplers[0].num_samples, self._per_replica_batch_size)
         return full + (rest > 0 and not self._drop_last_batch)
 
-    @property
-    def smallest_micro_batch(self) -> int:
-        """Examples in the smallest batch that the model sees: BatchNorm cannot train on one value."""
-        size = self._micro_batches.batch_size or 1
-        rest = len(self._sampler) % size
-        return size if self._drop_last_batch else rest or size
+    def smallest_micro_batch(self) -> Batch:
+        """As few examples as the model will ever see at once; any of them."""
+        full = self._micro_batches.batch_size or 1
+        size = full if self._drop_last_batch else len(self._sampler) % full or full
+        return {name: x[:size].to(self._device) for name, x in self._dataset.tensors.items()}
 
     def examples_in(self, step: int) -> int:
         """Examples of all replicas in optimizer step `step`, counted from 0 over all epochs."""
@@ -129,6 +128,7 @@ class SharedSampler(Sampler[int]):
         self.samplers = samplers
 
     def set_epoch(self, epoch: int) -> None:
+        """Choose the order of the next pass, on all ranks."""
         for sampler in self.samplers:
             sampler.set_epoch(epoch)
 

@@ -4,19 +4,21 @@ python -m torch_ref.train --model mlp --devices 4 --output runs/mlp
 torchrun --nproc-per-node 4 -m torch_ref.train --model mlp --output runs/mlp
 """
 
+import copy
 import dataclasses
 import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 import torch.distributed
 from torch import nn
 
 from jaxddp import cli, datasets
 from jaxddp.errors import InputError, TrainingError
-from jaxddp.runfolder import check_same_epochs, claim_output, load_config
-from jaxddp.runlog import RunLog, run_title
+from jaxddp.runfolder import claim_output
+from jaxddp.runlog import RunLog, check_same_epochs, run_title
 from jaxddp.sampler import shard_table
 from torch_ref import models, optim
 from torch_ref.checkpoint import load_checkpoint, save_checkpoint
@@ -101,16 +103,13 @@ def build(world: World, config: TorchConfig) -> Run:
     module = models.build(config, dataset).to(world.device)
     if config.sync_batch_norm and world.world_size > 1:
         module = nn.SyncBatchNorm.convert_sync_batchnorm(module, world.group)
-    _check_batch_norm(config, loader, module)
+    else:
+        _check_batch_norm(config, loader, module)
     if config.weights is not None and config.resume is None:
         load_weights(config.weights, module)
     state = TrainState(module, *optim.from_config(module.parameters(), config, config.epochs * loader.steps_per_epoch))
     if config.resume is not None:
-        check_same_epochs(
-            load_config(Path(config.resume), TorchConfig),
-            replicas,
-            lambda number: Loader(dataset.train, config, number, ranks=[0]).steps_per_epoch,
-        )
+        check_same_epochs(Path(config.resume), loader.steps_per_epoch)
     if config.output is not None and world.rank == 0:
         claim_output(config.output, resume=config.resume is not None)
     if config.resume is not None:
@@ -213,12 +212,16 @@ def _framework(run: Run) -> str:
 
 
 def _check_batch_norm(config: TorchConfig, loader: Loader, module: nn.Module) -> None:
-    """BatchNorm1d cannot train on one example; better to say so before the step that has one."""
-    if loader.smallest_micro_batch == 1 and any(isinstance(layer, nn.BatchNorm1d) for layer in module.modules()):
+    """BatchNorm cannot train on one value; better to say so before the step that has one."""
+    batch = loader.smallest_micro_batch()
+    try:
+        with torch.no_grad():
+            copy.deepcopy(module)(batch["x"])
+    except ValueError as error:
         raise InputError(
-            f"--global-batch-size {config.global_batch_size}: leaves a micro-batch of 1 example on a replica, on "
-            "which BatchNorm cannot train; choose another size, or --drop-last-batch"
-        )
+            f"--global-batch-size {config.global_batch_size}: leaves a micro-batch of {len(batch['x'])} on a replica, "
+            "on which BatchNorm cannot train; choose another size, or --drop-last-batch"
+        ) from error
 
 
 def _check_finite(name: str, loss: float, step: int) -> None:

@@ -56,6 +56,7 @@ class Case:
 
     @property
     def name(self) -> str:
+        """Model, optimizer, world size and dtype in a word each."""
         config = self.config
         return f"{config.model} {config.optimizer} x{self.world_size} {config.dtype}"
 

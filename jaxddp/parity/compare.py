@@ -44,6 +44,7 @@ class Comparison:
 
     @property
     def equal(self) -> bool:
+        """Whether no residual is beyond the tolerance."""
         return self.first is None
 
     def __str__(self) -> str:
@@ -71,6 +72,11 @@ def compare(a: Trajectory, b: Trajectory, tolerance: float, stages: tuple[str, .
 
     Raises:
         ValueError: the trajectories hold different steps or tensors, and so cannot be compared.
+
+    >>> def run(w):
+    ...     return Trajectory({"w": np.zeros(1)}, [{"params": {"w": np.array([w])}, "gradients": {"w": np.ones(1)}}])
+    >>> print(compare(run(1.0), run(1.5), tolerance=1e-12, stages=("params",)))
+    different at step 1 in params, tensor w: 3.3e-01, allowed 1e-12: params 3.3e-01
     """
     if len(a.records) != len(b.records):
         raise ValueError(f"{len(a.records)} steps against {len(b.records)}")

@@ -95,6 +95,7 @@ def test_mean_of_means_on_an_uneven_batch(pool):
     weights = initial_weights(case)
     by_labels = pool.run(config_of(case, loss_normalization="global"), weights)
     comparison = compare(run_jax(case, weights), by_labels, TOLERANCE)
+    assert comparison.first is not None and comparison.first[0] == "local_loss", comparison
     assert comparison.worst["gradients"].value > 1e-2, comparison  # [0.5]
 
 
@@ -103,6 +104,7 @@ def test_local_batch_norm_taken_for_synchronised(pool):
     weights = initial_weights(case)
     whole = pool.run(on_one_replica(case), weights, batches=map(whole_batch, case.batches()))
     comparison = compare(run_jax(case, weights), whole, TOLERANCE, ("gradients", "params", "buffers"))
+    assert comparison.first is not None and comparison.first[0] == "gradients", comparison
     assert comparison.worst["gradients"].value > 1e-2, comparison  # [0.7]
 
 

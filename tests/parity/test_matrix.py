@@ -27,10 +27,7 @@ FLOAT32_STEPS = 3
 
 
 def case_of(model: str, optimizer: str, world_size: int):
-    options = OPTIONS.get(optimizer, {})
-    if model == "convnet" and optimizer not in ("sgd", "adam"):
-        options = {**options, "hidden_sizes": (4,)}  # one stage compiles in half the time of two
-    return make_case(model, optimizer, world_size, **options)
+    return make_case(model, optimizer, world_size, **OPTIONS.get(optimizer, {}))
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4, 8])
