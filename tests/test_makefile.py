@@ -22,9 +22,10 @@ def test_each_target_installs_what_it_needs(target: str, extras: str, last: str,
     smi = tmp_path / "nvidia-smi"
     smi.write_text(f"#!/bin/sh\nexit {0 if gpu else 1}\n")
     smi.chmod(0o755)
-    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}  # of make test
+    environment["PATH"] = f"{tmp_path}:{environment['PATH']}"
     command = ["make", "--dry-run", target]
     printed = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True).stdout
     wanted = ",".join(filter(None, ["cuda12" * gpu, extras]))
     assert re.findall(r'pip install .*-e "(.*)"', printed) == [f".[{wanted}]" if wanted else "."]
-    assert printed.splitlines()[-1].split("/")[-1].strip().endswith(last.split("/")[-1])
+    assert printed.splitlines()[-1].strip().endswith(last)
