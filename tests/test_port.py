@@ -1,0 +1,107 @@
+"""Port files: what a user writes, and what is said of one that cannot be used."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxddp.config import TrainConfig
+from jaxddp.errors import InputError
+from jaxddp.parity.port import Port, load_port
+
+FILE = """
+import numpy as np
+from beside import SIZE
+
+def torch_model(): return "a torch module"
+def flax_model(): return "a flax module"
+def torch_loss(model, batch): return 1.0
+def flax_loss(model, batch): return 1.0
+def batch(step, rank): return {"x": np.full(SIZE, step), "y": np.full(SIZE, rank)}
+optimizer = "adam"
+accumulation_steps = 2
+"""
+
+
+def write(folder: Path, text: str) -> Path:
+    (folder / "beside.py").write_text("SIZE = 4\n")
+    (folder / "mine.py").write_text(text)
+    return folder / "mine.py"
+
+
+def port(**changes: Any) -> Port:
+    fields: dict[str, Any] = dict.fromkeys(["torch_model", "flax_model", "torch_loss", "flax_loss"], lambda *_: None)
+    fields |= {"batch": lambda step, rank: {"x": np.arange(6)}, "optimizer": "sgd"}
+    return Port(**fields | changes)
+
+
+def test_a_file_becomes_a_port(tmp_path: Path) -> None:
+    found = load_port(write(tmp_path, FILE))
+    assert (found.torch_model(), found.flax_model()) == ("a torch module", "a flax module")
+    assert (found.optimizer, found.accumulation_steps, found.loss_normalization) == ("adam", 2, "ddp")
+    first, second = found.micro_batches(step=3, rank=1)
+    assert {name: array.tolist() for name, array in first.items()} == {"x": [3, 3], "y": [1, 1]}
+    assert first.keys() == second.keys()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("def torch_model", "def model"), "has no torch_model"),
+        (('optimizer = "adam"', 'optimizer = "adm"'), "optimizer adm: unknown; did you mean adam?"),
+        (('optimizer = "adam"', ""), "optimizer: give either one for both, or torch_optimizer and flax_optimizer"),
+        (("def flax_loss(model, batch): return 1.0", "flax_loss = 1.0"), "flax_loss: must be a function, and is float"),
+        (("import SIZE", "import WIDTH"), "line 3: ImportError: cannot import name 'WIDTH'"),
+        (("optimizer =", "optimizer ==="), "line 10: SyntaxError: invalid syntax"),
+        (("accumulation_steps = 2", "accumulation_steps = 0"), "accumulation_steps 0: must be at least 1"),
+        (("accumulation_steps = 2", "1 / 0"), "line 11: ZeroDivisionError: division by zero"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_one_line(change: tuple[str, str], message: str, tmp_path: Path) -> None:
+    assert change[0] in FILE
+    path = write(tmp_path, FILE.replace(*change))
+    with pytest.raises(InputError) as caught:
+        load_port(path)
+    assert str(caught.value).startswith(f"{path}: {message}")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"none\.py: no such file$"):
+        load_port(tmp_path / "none.py")
+    (tmp_path / "port.txt").write_text(FILE)
+    with pytest.raises(InputError, match=r"port\.txt: must be a Python file, \*\.py$"):
+        load_port(tmp_path / "port.txt")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"torch_optimizer": list}, "optimizer: give either"),
+        ({"optimizer": None, "torch_optimizer": list}, "optimizer: give either"),
+        ({"torch_scheduler": list}, "torch_scheduler: goes with torch_optimizer"),
+        ({"clip_grad_norm": 0}, "clip_grad_norm 0: must be above 0"),
+        ({"loss_normalization": "mean"}, "loss_normalization mean: unknown"),
+    ],
+)
+def test_fields_that_do_not_fit_each_other_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=f"^{message}"):
+        port(**changes)
+    port(optimizer=TrainConfig(optimizer="sgd", lr=0.1))
+    port(optimizer=None, torch_optimizer=list, flax_optimizer=object(), torch_scheduler=list)
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        ([np.zeros(2)], r"batch\(0, 1\): must be a dictionary of arrays, and is list"),
+        ({}, r"batch\(0, 1\): must be a dictionary of arrays, and is dict"),
+        ({"x": np.zeros(2), "y": np.zeros(3)}, r"batch\(0, 1\): its arrays must be of one length, and have \{'x': 2"),
+        ({"x": 1.0}, r"batch\(0, 1\): its arrays must be of one length"),
+        ({"x": np.zeros(3)}, r"accumulation_steps 2: do not divide the 3 examples of batch\(0, 1\)"),
+    ],
+)
+def test_batches_that_cannot_be_used_are_refused(batch: Any, message: str) -> None:
+    with pytest.raises(InputError, match=f"^{message}"):
+        port(batch=lambda step, rank: batch, accumulation_steps=2).micro_batches(0, 1)
