@@ -39,7 +39,7 @@ def port(**changes: Any) -> Port:
 def test_a_file_becomes_a_port(tmp_path: Path) -> None:
     found = load_port(write(tmp_path, FILE))
     assert (found.torch_model(), found.flax_model()) == ("a torch module", "a flax module")
-    assert (found.optimizer, found.accumulation_steps, found.loss_normalization) == ("adam", 2, "ddp")
+    assert (found.optimizer, found.accumulation_steps) == ("adam", 2)
     first, second = found.micro_batches(step=3, rank=1)
     assert {name: array.tolist() for name, array in first.items()} == {"x": [3, 3], "y": [1, 1]}
     assert first.keys() == second.keys()
@@ -82,7 +82,6 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         ({"optimizer": None, "torch_optimizer": list}, "optimizer: give either"),
         ({"torch_scheduler": list}, "torch_scheduler: goes with torch_optimizer"),
         ({"clip_grad_norm": 0}, "clip_grad_norm 0: must be above 0"),
-        ({"loss_normalization": "mean"}, "loss_normalization mean: unknown"),
     ],
 )
 def test_fields_that_do_not_fit_each_other_are_refused(changes: dict[str, Any], message: str) -> None:

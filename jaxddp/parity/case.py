@@ -3,15 +3,25 @@
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
+from typing import Protocol
 
+import jax
 import numpy as np
+import torch
 
+from jaxddp import models
 from jaxddp.config import IGNORE_INDEX, TrainConfig
 from jaxddp.datasets import Dataset
+from jaxddp.functional import Functional
 from jaxddp.loader import Loader
+from jaxddp.parity.flax_side import FlaxSide, side_of_config, side_of_port
+from jaxddp.parity.port import Port, load_port
+from jaxddp.parity.torch_side import BuiltIn, PortFile, TorchSource
 from jaxddp.replicas import VirtualReplicas
 from jaxddp.step import MicroBatches
+from jaxddp.weights import to_torch
 
 Tensors = dict[str, np.ndarray]  # torch's names, torch's layout
 
@@ -37,9 +47,31 @@ class Trajectory:
     records: list[Record]
 
 
+class Question(Protocol):
+    """What both runners ask of whatever they are to run."""
+
+    @property
+    def world_size(self) -> int:
+        """The number of replicas."""
+
+    @property
+    def dtype(self) -> str:
+        """Of parameters, buffers and inputs."""
+
+    @property
+    def torch_source(self) -> TorchSource:
+        """The torch half, as it crosses to the ranks."""
+
+    def flax_side(self) -> FlaxSide:
+        """The flax half."""
+
+    def batches(self) -> Iterator[MicroBatches]:
+        """Every step's micro-batches, leaves (world_size, ...)."""
+
+
 @dataclass(frozen=True)
 class Case:
-    """A question for both frameworks.
+    """A question for both frameworks about one of the built-in models.
 
     Attributes:
         config: model, optimizer, schedule, batch size, normalisation, dtype, seed.
@@ -59,6 +91,27 @@ class Case:
         """Model, optimizer, world size and dtype in a word each."""
         config = self.config
         return f"{config.model} {config.optimizer} x{self.world_size} {config.dtype}"
+
+    @property
+    def dtype(self) -> str:
+        """Of parameters, buffers and inputs."""
+        return self.config.dtype
+
+    @property
+    def torch_source(self) -> BuiltIn:
+        """The torch half: torch_ref's model and optimizer."""
+        return BuiltIn(self.config, self.dataset())
+
+    def flax_side(self) -> FlaxSide:
+        """The flax half: jaxddp's model and optimizer."""
+        return side_of_config(self.config, self.dataset(), self.steps)
+
+    def initial_weights(self) -> Tensors:
+        """The model's own, under torch's names; the same in both frameworks."""
+        with jax.enable_x64(self.dtype == "float64"):
+            functional = Functional(models.build(self.config, self.dataset()))
+            tensors = to_torch(jax.device_get({**functional.params, **functional.buffers}))
+            return {n: x.astype(self.dtype) if x.dtype.kind == "f" else x for n, x in tensors.items()}
 
     def with_dtype(self, dtype: str) -> "Case":
         """The same case in another precision."""
@@ -103,6 +156,64 @@ class Case:
         epochs = -(-self.steps // loader.steps_per_epoch)
         every = (batch for epoch in range(epochs) for batch in loader.host_batches(epoch))
         return (without_dispatch_axis(batch) for batch in islice(every, self.steps))
+
+
+@dataclass(frozen=True)
+class PortCase:
+    """A question for both frameworks about a user's port.
+
+    Attributes:
+        path: of the port file.
+        world_size: number of replicas.
+        steps: optimizer steps to take.
+        dtype: "float64" or "float32".
+    """
+
+    path: str
+    world_size: int
+    steps: int = 10
+    dtype: str = "float64"
+
+    @cached_property
+    def port(self) -> Port:
+        """The file's fields."""
+        return load_port(self.path)
+
+    @property
+    def torch_source(self) -> PortFile:
+        """The torch half: the file, which each rank runs."""
+        return PortFile(self.path)
+
+    def flax_side(self) -> FlaxSide:
+        """The flax half."""
+        return side_of_port(self.port, self.steps, self.dtype)
+
+    def initial_weights(self) -> Tensors:
+        """The torch model's own."""
+        state = self.port.torch_model().to(getattr(torch, self.dtype)).state_dict()
+        return {name: tensor.detach().numpy().copy() for name, tensor in state.items()}
+
+    def batches(self) -> Iterator[MicroBatches]:
+        """Every step's micro-batches, leaves (world_size, ...)."""
+        for step in range(self.steps):
+            yield _stacked([self.port.micro_batches(step, rank) for rank in range(self.world_size)], self.dtype)
+
+
+def _stacked(of_ranks: list[list[Tensors]], dtype: str) -> MicroBatches:
+    """The micro-batches of all ranks as leaves (world_size, A - 1, B, ...) and (world_size, B, ...)."""
+
+    def stack(arrays: list[np.ndarray]) -> np.ndarray:
+        stacked = np.stack(arrays)
+        return stacked.astype(dtype) if stacked.dtype.kind == "f" else stacked
+
+    *head, last = ([pieces[i] for pieces in of_ranks] for i in range(len(of_ranks[0])))
+    lasts = {name: stack([piece[name] for piece in last]) for name in last[0]}
+    if not head:
+        return MicroBatches(None, lasts)
+    heads = {
+        name: np.stack([stack([piece[name] for piece in pieces]) for pieces in head], axis=1) for name in head[0][0]
+    }
+    return MicroBatches(heads, lasts)
 
 
 def without_dispatch_axis(batch: MicroBatches) -> MicroBatches:

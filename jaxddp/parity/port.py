@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jaxddp.config import LOSS_NORMALIZATIONS, OPTIMIZERS, TrainConfig
+from jaxddp.config import OPTIMIZERS, TrainConfig
 from jaxddp.errors import InputError, check_name
 
 if TYPE_CHECKING:
@@ -50,7 +50,6 @@ class Port:
         flax_optimizer: an optax transformation.
         accumulation_steps: micro-batches that each batch is cut into, along the first axis.
         clip_grad_norm: clip the averaged gradient to this global norm; None: no clipping.
-        loss_normalization: "ddp" or "global"; "global" needs losses per element.
         names: flax prefixes to torch prefixes, where the two differ.
         transpose_kernel: see `jaxddp.parity.convert.Converter`.
     """
@@ -66,7 +65,6 @@ class Port:
     flax_optimizer: "optax.GradientTransformation | None" = None
     accumulation_steps: int = 1
     clip_grad_norm: float | None = None
-    loss_normalization: str = "ddp"
     names: Mapping[str, str] = field(default_factory=dict)
     transpose_kernel: Collection[str] = ()
 
@@ -81,11 +79,15 @@ class Port:
             raise InputError("optimizer: give either one for both, or torch_optimizer and flax_optimizer")
         if self.optimizer is not None and self.torch_scheduler is not None:
             raise InputError("torch_scheduler: goes with torch_optimizer; one `optimizer` brings its own schedule")
-        check_name("loss_normalization", self.loss_normalization, LOSS_NORMALIZATIONS)
         if self.accumulation_steps < 1:
             raise InputError(f"accumulation_steps {self.accumulation_steps}: must be at least 1")
         if self.clip_grad_norm is not None and not self.clip_grad_norm > 0:
             raise InputError(f"clip_grad_norm {self.clip_grad_norm}: must be above 0")
+
+    @property
+    def optimizer_config(self) -> TrainConfig | None:
+        """The optimizer that both share, with its options and its schedule; None if each has its own."""
+        return TrainConfig(optimizer=self.optimizer) if isinstance(self.optimizer, str) else self.optimizer
 
     def micro_batches(self, step: int, rank: int) -> list[dict[str, np.ndarray]]:
         """One replica's examples of one step, in pieces of equal size.

@@ -14,7 +14,7 @@ from typing import Any, Self
 import numpy as np
 
 from jaxddp.errors import TrainingError
-from jaxddp.parity.case import LOCAL_STAGES, Case, Tensors, Trajectory, micro_batches_of
+from jaxddp.parity.case import LOCAL_STAGES, Question, Tensors, Trajectory, micro_batches_of
 from jaxddp.parity.torch_rank import Job, serve
 from jaxddp.step import MicroBatches
 
@@ -60,7 +60,7 @@ class TorchPool:
                 process.join(timeout=10)
         self._end()
 
-    def run(self, case: Case, weights: Tensors, batches: Iterable[MicroBatches] | None = None) -> Trajectory:
+    def run(self, case: Question, weights: Tensors, batches: Iterable[MicroBatches] | None = None) -> Trajectory:
         """Take the case's steps.
 
         Args:
@@ -71,7 +71,7 @@ class TorchPool:
         for rank, connection in enumerate(self._connections[: case.world_size]):
             steps = [micro_batches_of(batch, rank) for batch in every]
             with contextlib.suppress(ConnectionError):  # a dead rank; `_answers` tells
-                connection.send(Job(case.config, case.dataset(), case.world_size, weights, steps))
+                connection.send(Job(case.torch_source, case.dtype, case.world_size, weights, steps))
         return Trajectory(weights, _merge(self._answers(range(case.world_size))))
 
     def _answers(self, ranks: Iterable[int]) -> list[Any]:

@@ -13,11 +13,9 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from jaxddp.config import TrainConfig
-from jaxddp.datasets import Dataset
-from torch_ref import models, optim
+from jaxddp.parity.torch_side import TorchSide, TorchSource
 from torch_ref.distributed import World, process_group
-from torch_ref.losses import Batch, Sums, cross_entropy
+from torch_ref.losses import Batch, Sums
 from torch_ref.step import global_count, train_step
 
 Arrays = dict[str, np.ndarray]
@@ -28,15 +26,15 @@ class Job:
     """A rank's share of a case.
 
     Attributes:
-        config: model, optimizer, normalisation.
-        dataset: what the model is sized for.
+        source: model, loss, optimizer, normalisation.
+        dtype: of parameters, buffers and inputs.
         world_size: ranks 0 .. world_size - 1 take part.
         weights: state_dict to start from.
         steps: for each step this rank's micro-batches.
     """
 
-    config: TrainConfig
-    dataset: Dataset
+    source: TorchSource
+    dtype: str
     world_size: int
     weights: Arrays
     steps: list[list[Arrays]]
@@ -58,12 +56,13 @@ def serve(rank: int, size: int, store_file: str, connection: Connection) -> None
 
 
 def _run(job: Job, world: World) -> list[dict[str, Arrays]]:
-    model = models.build(job.config, job.dataset).to(getattr(torch, job.config.dtype))
+    side = job.source.torch_side(len(job.steps))
+    model = side.model.to(getattr(torch, job.dtype)).train()
     model.load_state_dict({name: torch.from_numpy(array) for name, array in job.weights.items()})
     ddp = DistributedDataParallel(model, process_group=world.group)
-    recorder = _Recorder(model, world, job.config.loss_normalization)
+    recorder = _Recorder(model, world, side)
     ddp.register_comm_hook(recorder, _recording_hook)
-    optimizer, scheduler = optim.from_config(model.parameters(), job.config, len(job.steps))
+    optimizer, scheduler = side.make_optimizer(model.parameters())
     records = []
     for arrays in job.steps:
         micro_batches = [_to_batch(micro_batch) for micro_batch in arrays]
@@ -74,8 +73,8 @@ def _run(job: Job, world: World) -> list[dict[str, Arrays]]:
             scheduler,
             micro_batches,
             world,
-            loss_normalization=job.config.loss_normalization,
-            clip_grad_norm=job.config.clip_grad_norm,
+            loss_normalization=side.loss_normalization,
+            clip_grad_norm=side.clip_grad_norm,
             loss_fn=recorder.loss_fn,
         )
         records.append(recorder.record())
@@ -85,11 +84,12 @@ def _run(job: Job, world: World) -> list[dict[str, Arrays]]:
 class _Recorder:
     """Listens to a step: the losses, the gradients before and after DDP's all-reduce, the new state."""
 
-    def __init__(self, model: nn.Module, world: World, loss_normalization: str):
+    def __init__(self, model: nn.Module, world: World, side: TorchSide):
         self.model = model
         self.world = world
         self.names = {id(parameter): name for name, parameter in model.named_parameters()}
-        self._global = loss_normalization == "global"
+        self._loss_fn = side.loss_fn
+        self._global = side.loss_normalization == "global"
 
     def start(self, micro_batches: Sequence[Batch]) -> None:
         self.local: Arrays = {}
@@ -98,7 +98,7 @@ class _Recorder:
         self._total = float(global_count(micro_batches, self.world)) if self._global else None
 
     def loss_fn(self, model: nn.Module, batch: Batch) -> Sums:
-        sums = cross_entropy(model, batch)
+        sums = self._loss_fn(model, batch)
         self._losses.append({name: value.detach() for name, value in sums.items()})
         return sums
 

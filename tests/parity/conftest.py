@@ -9,7 +9,7 @@ import pytest
 
 from jaxddp.config import OPTIMIZERS
 from jaxddp.parity.case import Case, Trajectory
-from jaxddp.parity.run_jax import initial_weights, run_jax
+from jaxddp.parity.run_jax import run_jax
 from jaxddp.parity.run_torch import TorchPool
 
 
@@ -27,7 +27,7 @@ def run_both(pool: TorchPool) -> Iterator[Callable[[Case], tuple[Trajectory, Tra
 
         @cache
         def run(case: Case) -> tuple[Trajectory, Trajectory]:
-            weights = initial_weights(case)
+            weights = case.initial_weights()
             torch_run = beside.submit(pool.run, case, weights)
             return run_jax(case, weights), torch_run.result()
 

@@ -11,7 +11,7 @@ from jaxddp.collectives import all_reduce, all_reduce_mean
 from jaxddp.errors import TrainingError
 from jaxddp.parity.case import on_one_replica, whole_batch
 from jaxddp.parity.compare import compare
-from jaxddp.parity.run_jax import initial_weights, run_jax
+from jaxddp.parity.run_jax import run_jax
 from jaxddp.parity.run_torch import TorchPool
 from jaxddp.step import MicroBatches
 
@@ -82,7 +82,7 @@ CONTROLS = [
 @pytest.mark.parametrize(("fault", "stage", "least"), CONTROLS, ids=lambda x: getattr(x, "__name__", None))
 def test_fault_is_found(fault, stage, least, pool):
     case = make_case("mlp", world_size=WORLD_SIZE, momentum=0.9)
-    weights = initial_weights(case)
+    weights = case.initial_weights()
     comparison = compare(fault(case, weights), pool.run(case, weights), TOLERANCE)
     assert comparison.first is not None, "not found"
     assert comparison.first[0] == stage, comparison
@@ -92,7 +92,7 @@ def test_fault_is_found(fault, stage, least, pool):
 def test_mean_of_means_on_an_uneven_batch(pool):
     """jaxddp by `ddp`, torch by the number of all labels: unequal as soon as the replicas' labels are."""
     case = make_case("mlp", world_size=WORLD_SIZE, ignored_labels=0.4)
-    weights = initial_weights(case)
+    weights = case.initial_weights()
     by_labels = pool.run(config_of(case, loss_normalization="global"), weights)
     comparison = compare(run_jax(case, weights), by_labels, TOLERANCE)
     assert comparison.first is not None and comparison.first[0] == "local_loss", comparison
@@ -101,7 +101,7 @@ def test_mean_of_means_on_an_uneven_batch(pool):
 
 def test_local_batch_norm_taken_for_synchronised(pool):
     case = make_case("char_mlp", world_size=WORLD_SIZE)
-    weights = initial_weights(case)
+    weights = case.initial_weights()
     whole = pool.run(on_one_replica(case), weights, batches=map(whole_batch, case.batches()))
     comparison = compare(run_jax(case, weights), whole, TOLERANCE, ("gradients", "params", "buffers"))
     assert comparison.first is not None and comparison.first[0] == "gradients", comparison
@@ -114,7 +114,7 @@ def test_a_dead_rank_is_an_error_and_leaves_nothing_behind():
         processes = list(small_pool._processes)
         processes[1].kill()
         with pytest.raises(TrainingError, match="rank 1 died"):
-            small_pool.run(case, initial_weights(case))
+            small_pool.run(case, case.initial_weights())
         assert not any(process.is_alive() for process in processes)
 
 

@@ -8,7 +8,7 @@ from cases import make_case
 
 from jaxddp.parity.case import SHARED_STAGES, on_one_replica, whole_batch
 from jaxddp.parity.compare import compare
-from jaxddp.parity.run_jax import initial_weights, run_jax
+from jaxddp.parity.run_jax import run_jax
 
 TOLERANCE = 1e-12  # [2e-15]
 DIFFERENT = 1e-3  # [from 0.5]
@@ -16,7 +16,7 @@ DIFFERENT = 1e-3  # [from 0.5]
 
 def runs(case, run):
     """The case on its replicas, and with the same batches whole on one."""
-    weights = initial_weights(case)
+    weights = case.initial_weights()
     whole = [whole_batch(batch) for batch in case.batches()]
     return run(case, weights), run(on_one_replica(case), weights, batches=whole)
 
@@ -36,7 +36,7 @@ def test_ddp_on_8_ranks_is_one_process(model, pool):
 @pytest.mark.parametrize("model", ["char_mlp", "convnet"])
 def test_synchronised_batch_norm_on_4_devices_is_torch_on_the_whole_batch(model, pool):
     case = make_case(model, world_size=4, sync_batch_norm=True)
-    weights = initial_weights(case)
+    weights = case.initial_weights()
     whole = [whole_batch(batch) for batch in case.batches()]
     torch_whole = pool.run(on_one_replica(case), weights, batches=whole)
     comparison = compare(run_jax(case, weights), torch_whole, TOLERANCE, SHARED_STAGES)
