@@ -30,6 +30,8 @@ LOCAL_STAGES = ("local_loss", "local_gradients")
 # ... and the same on all replicas, in the order in which a step makes them.
 SHARED_STAGES = ("gradients", "clipped_gradients", "params", "buffers")
 STAGES = LOCAL_STAGES + SHARED_STAGES
+# Of a step that starts where torch was before it.
+FORCED_STAGES = (*LOCAL_STAGES, "gradients", "clipped_gradients", "update", "buffers")
 
 Record = dict[str, Tensors]  # stage -> tensors, after one step
 
@@ -45,6 +47,16 @@ class Trajectory:
 
     start: Tensors
     records: list[Record]
+
+
+def with_updates(run: Trajectory) -> Trajectory:
+    """The same, each record with the stage "update": what the step added to the parameters."""
+    before = [run.start, *(record["params"] for record in run.records)]
+    records = [
+        {**record, "update": {name: value - old[name] for name, value in record["params"].items()}}
+        for record, old in zip(run.records, before, strict=False)
+    ]
+    return Trajectory(run.start, records)
 
 
 class Question(Protocol):
@@ -167,12 +179,14 @@ class PortCase:
         world_size: number of replicas.
         steps: optimizer steps to take.
         dtype: "float64" or "float32".
+        seed: of torch's generator, from which the weights are drawn.
     """
 
     path: str
     world_size: int
     steps: int = 10
     dtype: str = "float64"
+    seed: int = 0
 
     @cached_property
     def port(self) -> Port:
@@ -189,8 +203,10 @@ class PortCase:
         return side_of_port(self.port, self.steps, self.dtype)
 
     def initial_weights(self) -> Tensors:
-        """The torch model's own."""
-        state = self.port.torch_model().to(getattr(torch, self.dtype)).state_dict()
+        """The torch model's own, drawn from `seed`."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            state = self.port.torch_model().to(getattr(torch, self.dtype)).state_dict()
         return {name: tensor.detach().numpy().copy() for name, tensor in state.items()}
 
     def batches(self) -> Iterator[MicroBatches]:

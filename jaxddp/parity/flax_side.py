@@ -49,10 +49,8 @@ def side_of_config(config: TrainConfig, dataset: Dataset, steps: int) -> FlaxSid
         config.clip_grad_norm,
     )
 
-    def from_torch(tensors: Tensors) -> tuple[Params, Buffers]:
-        return _cast(weights.from_torch(tensors, functional.params, functional.buffers), config.dtype)
-
-    return FlaxSide(step, weights.to_torch, from_torch)
+    like = _cast((functional.params, functional.buffers), config.dtype)
+    return FlaxSide(step, weights.to_torch, lambda tensors: weights.from_torch(tensors, *like))
 
 
 def side_of_port(port: Port, steps: int, dtype: str) -> FlaxSide:
