@@ -289,7 +289,8 @@ class TrainConfig:
         for name in KEPT_ON_RESUME:
             new, old = getattr(self, name), getattr(saved, name)
             if new != old:
-                raise InputError(f"{flag(name)} {new}: the run in {self.resume} has {old}, and must go on with it")
+                before = "its default" if old is None else _typed(name, old)
+                raise InputError(f"{_typed(name, new)}: the run in {self.resume} goes on with {before} only")
 
 
 def flag(field: str) -> str:

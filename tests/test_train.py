@@ -214,9 +214,9 @@ def test_an_output_folder_is_not_overwritten_and_another_models_checkpoint_not_u
     with pytest.raises(InputError, match=r"--output .*run: holds a run already"):
         train("--epochs", "1", "--output", str(tmp_path / "run"))
     for flags, message in {
-        ("--model", "linear"): "--model linear: the run in .* has mlp",
-        ("--optimizer", "sgd"): "--optimizer sgd: the run in .* has adam",
-        ("--seed", "3"): "--seed 3: the run in .* has 0",
+        ("--model", "linear"): "--model linear: the run in .* goes on with --model mlp only",
+        ("--optimizer", "sgd"): "--optimizer sgd: the run in .* goes on with --optimizer adam only",
+        ("--seed", "3"): "--seed 3: the run in .* goes on with --seed 0 only",
     }.items():
         with pytest.raises(InputError, match=message):
             main(cli.parse(TrainConfig, ["--resume", str(tmp_path / "run"), *flags, "--epochs", "2"], "train"))
