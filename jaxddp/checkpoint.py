@@ -10,11 +10,10 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from jaxddp.errors import InputError, TrainingError, differences
+from jaxddp.errors import InputError, TrainingError, differences, listed
 from jaxddp.state import TrainState
 
 _KEEP = 2
-_MANY = 3  # differences named in an error
 _LONG = 100  # characters of a reason that is not ours
 
 
@@ -86,9 +85,9 @@ class Checkpoints:
         older = [str(other) for other in self.steps if other < step]
         advice = f"; remove {self._folder / str(step)} to go on from step {older[-1]}" if older else ""
         with self._one_line(f"the checkpoint of step {step} cannot be read{advice}"):
-            stored = self._manager.item_metadata(step).tree
-        self._check_same_arrays(stored, expected)
-        with self._one_line(f"the checkpoint of step {step} cannot be read{advice}"):
+            if problems := differences(_by_name(self._manager.item_metadata(step).tree), _by_name(expected)):
+                where = f"--resume {self._folder.parent}"
+                raise InputError(f"{where}: a checkpoint of another model or optimizer: {listed(problems)}")
             restored = self._manager.restore(step, args=ocp.args.StandardRestore(expected))
         restored = jax.tree.map(lambda new, old: np.asarray(new, old.dtype), restored, expected)
         return TrainState(**restored)
@@ -103,13 +102,10 @@ class Checkpoints:
         """What Orbax and tensorstore say in a hundred lines of many types."""
         try:
             yield
+        except InputError:
+            raise
         except Exception as error:
             raise InputError(f"--resume {self._folder.parent}: {what} ({_reason(error)})") from error
-
-    def _check_same_arrays(self, stored: Any, expected: Any) -> None:
-        if problems := differences(_by_name(stored), _by_name(expected)):
-            shown = "; ".join(problems[:_MANY]) + (" ..." if len(problems) > _MANY else "")
-            raise InputError(f"--resume {self._folder.parent}: a checkpoint of another model or optimizer: {shown}")
 
 
 def _as_tree(state: TrainState) -> dict[str, Any]:

@@ -57,8 +57,6 @@ def one_line_errors(show_traceback: bool) -> Iterator[None]:
     except (InputError, TrainingError) as error:
         if show_traceback:
             traceback.print_exc()
-        else:  # tensorstore's reads of a damaged checkpoint go on complaining
-            sys.unraisablehook = lambda _: None
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     except BrokenPipeError:  # who read our output has had enough
@@ -79,8 +77,13 @@ def run(main: Callable[[Config], None], config_class: type[Config], prog: str) -
     """Parse sys.argv and run `main`; `--traceback` shows where an error came from."""
     argv = sys.argv[1:]
     show_traceback = "--traceback" in argv
-    with one_line_errors(show_traceback):
-        main(parse(config_class, [word for word in argv if word != "--traceback"], prog))
+    try:
+        with one_line_errors(show_traceback):
+            main(parse(config_class, [word for word in argv if word != "--traceback"], prog))
+    except SystemExit:
+        if not show_traceback:  # the process ends; tensorstore's reads of a damaged checkpoint go on complaining
+            sys.unraisablehook = lambda _: None
+        raise
 
 
 def _value_of(name: str, argv: Sequence[str]) -> str | None:

@@ -13,7 +13,7 @@ from jaxddp.collectives import all_reduce_mean
 from jaxddp.devices import prepare
 from jaxddp.errors import InputError
 from jaxddp.evaluate import evaluate_replica, padded_batches
-from jaxddp.functional import Functional
+from jaxddp.functional import Functional, cast
 from jaxddp.loader import Arrays
 from jaxddp.losses import Batch, LossFunction, Sums, cross_entropy
 from jaxddp.metrics import RUN_AHEAD, StepSums, means
@@ -99,8 +99,8 @@ class DataParallel:
         Args:
             params, buffers: start from these instead of the model's own values.
         """
-        params = self._cast(self.functional.params if params is None else params)
-        buffers = self._cast(self.functional.buffers if buffers is None else buffers)
+        params = cast(self.functional.params if params is None else params, self._dtype)
+        buffers = cast(self.functional.buffers if buffers is None else buffers, self._dtype)
         return self.replicas.replicate(
             TrainState(jnp.zeros((), jnp.int32), params, buffers, self.optimizer.init(params))
         )
@@ -166,13 +166,6 @@ class DataParallel:
         self._dispatched.append(result)
         if len(self._dispatched) > RUN_AHEAD:
             self._dispatched.popleft().block_until_ready()
-
-    def _cast(self, arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
-        def cast(x: jax.Array) -> jax.Array:
-            floating = jnp.issubdtype(x.dtype, jnp.floating)
-            return jnp.asarray(x, self._dtype if floating and self._dtype is not None else x.dtype)
-
-        return {name: cast(x) for name, x in arrays.items()}
 
 
 def _check_not_used_up(state: TrainState) -> None:

@@ -1,7 +1,7 @@
 """Errors a user can act on: one line, exit code 2, no traceback."""
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 
@@ -34,6 +34,15 @@ def check_name(flag: str, name: str, known: Iterable[str]) -> None:
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.3)
     hint = f"did you mean {near[0]}? " if near else ""
     raise InputError(f"{flag} {name}: unknown; {hint}(one of {', '.join(known)})")
+
+
+def listed(problems: Sequence[str], most: int = 3) -> str:
+    """The first few of many problems, on one line.
+
+    >>> listed(["a", "b", "c", "d"])
+    'a; b; c; ...'
+    """
+    return "; ".join([*problems[:most], *["..."] * (len(problems) > most)])
 
 
 def differences(found: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str]:

@@ -1,10 +1,11 @@
 """A flax.nnx module seen as pure functions of flat dictionaries of arrays."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 from flax import nnx
+from jax import numpy as jnp
 
 from jaxddp.losses import Batch, LossFunction, Sums, summed
 from jaxddp.state import Buffers, Params
@@ -59,6 +60,19 @@ class Functional:
             return sums, _to_dict(left_behind)
 
         return function
+
+
+def cast(arrays: Mapping[str, jax.Array], dtype: Any) -> dict[str, jax.Array]:
+    """Arrays of floating-point numbers in another dtype, the others as they are; None: all as they are.
+
+    >>> {name: str(x.dtype) for name, x in cast({"w": jnp.ones(1), "n": jnp.arange(1)}, "bfloat16").items()}
+    {'w': 'bfloat16', 'n': 'int32'}
+    """
+
+    def convert(x: jax.Array) -> jax.Array:
+        return jnp.asarray(x, dtype if dtype is not None and jnp.issubdtype(x.dtype, jnp.floating) else x.dtype)
+
+    return {name: convert(x) for name, x in arrays.items()}
 
 
 def _split(model: nnx.Module) -> tuple[nnx.GraphDef, nnx.State, nnx.State]:

@@ -14,6 +14,7 @@ from jaxddp.step import MicroBatches
 Arrays = Mapping[str, np.ndarray]
 Item = TypeVar("Item")
 
+MAX_STEPS_PER_DISPATCH = 32  # more save no time
 _MAX_BYTES = 2**26  # of examples in one dispatch, if the loader may choose its steps
 
 
@@ -50,7 +51,7 @@ class Loader:
         global_batch_size: int,
         accumulation_steps: int = 1,
         steps_per_dispatch: int | None = None,
-        max_steps_per_dispatch: int = 32,
+        max_steps_per_dispatch: int = MAX_STEPS_PER_DISPATCH,
         shuffle: bool = True,
         seed: int = 0,
         drop_last: bool = False,

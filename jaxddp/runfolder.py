@@ -83,8 +83,8 @@ def write_atomically(path: Path, content: bytes) -> None:
 def save_config(config: TrainConfig, folder: Path) -> None:
     """Write every knob of a run into its folder."""
     fields = dataclasses.asdict(config)
-    if config.data_path is not None:
-        fields["data_path"] = str(Path(config.data_path).resolve())  # the run may be resumed from elsewhere
+    for name in ("data_path", "weights"):  # the run may be resumed from elsewhere
+        fields[name] = fields[name] and str(Path(fields[name]).resolve())
     write_atomically(folder / CONFIG_FILE, (json.dumps(fields, indent=2) + "\n").encode())
 
 

@@ -6,7 +6,6 @@ import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import jax
 
@@ -16,7 +15,7 @@ from jaxddp.config import TrainConfig
 from jaxddp.data_parallel import DataParallel
 from jaxddp.devices import prepare
 from jaxddp.errors import InputError, TrainingError
-from jaxddp.loader import Loader
+from jaxddp.loader import MAX_STEPS_PER_DISPATCH, Loader
 from jaxddp.metrics import EpochSums, InFlight, means, step_metrics
 from jaxddp.replicas import Replicas
 from jaxddp.runfolder import claim_output
@@ -27,7 +26,6 @@ from jaxddp.weights import from_torch, load_weights, save_weights
 
 CHECKPOINT_FOLDER = "checkpoints"
 WEIGHTS_FILE = "model.safetensors"
-MAX_STEPS_PER_DISPATCH = 32
 
 
 def main(config: TrainConfig) -> None:
@@ -84,7 +82,7 @@ def build(config: TrainConfig) -> Run:
         clip_grad_norm=config.clip_grad_norm,
         dtype=config.dtype,
     )
-    start = ddp.init(*_initial_weights(config, ddp))
+    start = ddp.init() if config.resume is not None else _start(config, ddp)
     try:
         for last_batch in loader.host_batches(0, start_step=loader.steps_per_epoch - 1):  # the smallest
             ddp.check(start, last_batch)
@@ -126,7 +124,7 @@ def open_output(run: Run, resources: contextlib.ExitStack) -> tuple[Checkpoints 
         return checkpoints, run.start
     check_same_epochs(folder, run.loader.steps_per_epoch)
     if checkpoints.latest_step is None:  # it ended before the first one
-        return checkpoints, run.start
+        return checkpoints, _start(run.config, run.ddp)
     return checkpoints, run.ddp.replicas.replicate(checkpoints.restore(run.start))
 
 
@@ -198,13 +196,13 @@ def _max_steps_per_dispatch(config: TrainConfig, replicas: Replicas) -> int:
     return 1 if slow else min(MAX_STEPS_PER_DISPATCH, config.verify_every or MAX_STEPS_PER_DISPATCH)
 
 
-def _initial_weights(config: TrainConfig, ddp: DataParallel) -> tuple[Any, Any]:
-    """The params and buffers of --weights; None for the model's own."""
-    if config.weights is None or config.resume is not None:
-        return None, None
+def _start(config: TrainConfig, ddp: DataParallel) -> TrainState:
+    """The state before the first step, with the values of --weights or the model's own."""
+    if config.weights is None:
+        return ddp.init()
     tensors = load_weights(config.weights)
     try:
-        return from_torch(tensors, ddp.functional.params, ddp.functional.buffers)
+        return ddp.init(*from_torch(tensors, ddp.functional.params, ddp.functional.buffers))
     except InputError as error:
         raise InputError(f"--weights {config.weights}: {error}") from None
 

@@ -203,9 +203,10 @@ def test_help_lists_every_flag(package: str, capsys: pytest.CaptureFixture[str])
     [
         (InputError("--lr"), 2, "error: --lr"),
         (TrainingError("loss is nan"), 2, "error: loss is nan"),
+        (OSError(28, "No space left on device", "run/a"), 2, "error: run/a: no space left on device"),
         (KeyboardInterrupt(), 130, "interrupted"),
     ],
-    ids=["input", "training", "interrupt"],
+    ids=["input", "training", "system", "interrupt"],
 )
 def test_errors_become_a_line_and_an_exit_code(
     error: BaseException, code: int, line: str, capsys: pytest.CaptureFixture[str]

@@ -15,7 +15,7 @@ from jaxddp.errors import InputError
 from jaxddp.functional import Functional
 from jaxddp.parity.convert import Converter
 
-TOLERANCE = 1e-12  # float64, outputs of size 1 to 10; measured: at most 2e-15
+TOLERANCE = 1e-12  # float64, outputs of size 1 to 22; measured: at most 1.1e-14
 RNGS = nnx.Rngs(0)
 SAME: dict[str, Any] = {"param_dtype": np.float64, "rngs": RNGS}
 

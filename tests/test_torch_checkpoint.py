@@ -38,13 +38,18 @@ def interrupted(config: TorchConfig, monkeypatch: pytest.MonkeyPatch, epoch: int
             training.main(config)
 
 
+def resumed_ends_as_whole(folder: Path) -> bool:
+    """Go on with the run in "halves", and compare its weights with those of "whole"."""
+    training.main(small(folder / "halves", resume=str(folder / "halves")))
+    whole, halves = ((folder / name / "model.safetensors").read_bytes() for name in ("whole", "halves"))
+    return whole == halves
+
+
 def test_resume_is_bit_for_bit_the_uninterrupted_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     training.main(small(tmp_path / "whole"))
     interrupted(small(tmp_path / "halves"), monkeypatch, epoch=3)
     assert not (tmp_path / "halves" / "model.safetensors").exists()
-    training.main(small(tmp_path / "halves", resume=str(tmp_path / "halves")))
-    whole, halves = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "halves"))
-    assert whole == halves
+    assert resumed_ends_as_whole(tmp_path)
     records = [
         [{**record, "examples_per_second": 0} for record in read_metrics(tmp_path / name / "metrics.jsonl")]
         for name in ("whole", "halves")
@@ -59,9 +64,19 @@ def test_a_run_that_ended_before_its_first_checkpoint_starts_again(
     training.main(small(tmp_path / "whole"))
     interrupted(small(tmp_path / "halves"), monkeypatch, epoch=1)
     assert not (tmp_path / "halves" / "checkpoint.pt").exists()
-    training.main(small(tmp_path / "halves", resume=str(tmp_path / "halves")))
-    whole, halves = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "halves"))
-    assert whole == halves
+    assert resumed_ends_as_whole(tmp_path)
+
+
+def test_such_a_run_starts_from_its_weights_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = small(tmp_path / "whole")
+    given = str(tmp_path / "given.safetensors")
+    save_weights(Path(given), models.build(dataclasses.replace(config, seed=9), datasets.load(config)))
+    training.main(dataclasses.replace(config, weights=given))
+    halves = small(tmp_path / "halves", weights=given)
+    interrupted(halves, monkeypatch, epoch=1)
+    training.main(dataclasses.replace(halves, resume=halves.output))
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "halves")]
+    assert weights[0] == weights[1]
 
 
 def test_resume_refuses_what_would_lose_the_place(tmp_path: Path) -> None:
@@ -83,9 +98,7 @@ def test_resume_notices_forgotten_moments(tmp_path: Path, monkeypatch: pytest.Mo
     for moments in content["optimizer"].values():
         moments["exp_avg"].zero_()
     torch.save(content, path)
-    training.main(small(tmp_path / "halves", resume=str(tmp_path / "halves")))
-    whole, halves = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "halves"))
-    assert whole != halves
+    assert not resumed_ends_as_whole(tmp_path)
 
 
 def new_state(config: TorchConfig) -> TrainState:

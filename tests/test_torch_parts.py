@@ -145,6 +145,15 @@ def test_impossible_launches_are_refused_at_once(
     assert str(caught.value).startswith(message)
 
 
+def test_a_resumed_run_may_go_on_under_torchrun_with_other_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    check_devices(case(resume="run"))
+    assert num_replicas(case(resume="run")) == 4
+    with pytest.raises(InputError, match="torchrun started 4 processes"):
+        check_devices(case())
+
+
 def test_unknown_strategies_get_the_nearest_name() -> None:
     with pytest.raises(InputError, match=r"--strategy manul: unknown; did you mean manual\?"):
         TorchConfig(strategy="manul")

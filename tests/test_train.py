@@ -92,6 +92,20 @@ def test_a_run_that_ended_before_its_first_checkpoint_starts_again(tmp_path):
     assert losses(tmp_path / "run") == losses(tmp_path / "whole")
 
 
+def test_a_run_that_ended_before_its_first_checkpoint_starts_from_its_weights_again(tmp_path, monkeypatch):
+    train("--seed", "7", "--epochs", "0", "--output", str(tmp_path / "given"))
+    monkeypatch.chdir(tmp_path / "given")
+    flags = ["--weights", "model.safetensors", "--epochs", "2"]
+    with pytest.raises(TrainingError, match="there is no checkpoint yet"):
+        train(*flags, "--lr", "1e30", "--output", str(tmp_path / "run"))
+    train(*flags, "--output", str(tmp_path / "whole"))
+    monkeypatch.chdir(tmp_path)  # where the file is not
+    train("--resume", str(tmp_path / "run"))
+    assert losses(tmp_path / "run") == losses(tmp_path / "whole")
+    train("--epochs", "2", "--output", str(tmp_path / "other"))
+    assert losses(tmp_path / "other") != losses(tmp_path / "whole")
+
+
 def test_another_number_of_devices_that_would_lose_the_place_is_refused(tmp_path):
     flags = ["--dataset", "linear", "--num-examples", "65", "--global-batch-size", "32", "--drop-last-batch"]
     train(*flags, "--devices", "8", "--drop-last", "--epochs", "1", "--output", str(tmp_path / "run"))

@@ -10,12 +10,10 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from jaxddp.errors import InputError, TrainingError, differences
+from jaxddp.errors import InputError, TrainingError, differences, listed
 from jaxddp.runfolder import write_atomically
 from torch_ref import optim
 from torch_ref.state import TrainState
-
-_MANY = 3  # differences named in an error
 
 
 def save_checkpoint(path: Path, state: TrainState) -> None:
@@ -51,8 +49,7 @@ def load_checkpoint(path: Path, state: TrainState) -> None:
     expected = {"model": state.module.state_dict(), "optimizer": _state_after_a_step(state.optimizer)}
     names = _names(state)
     if problems := differences(_tensors(content, names), _tensors(expected, names)):
-        shown = "; ".join(problems[:_MANY]) + (" ..." if len(problems) > _MANY else "")
-        raise InputError(f"--resume {path.parent}: a checkpoint of another model or optimizer: {shown}")
+        raise InputError(f"--resume {path.parent}: a checkpoint of another model or optimizer: {listed(problems)}")
     state.module.load_state_dict(content["model"])
     hyperparameters = state.optimizer.state_dict()["param_groups"]
     state.optimizer.load_state_dict({"state": content["optimizer"], "param_groups": hyperparameters})

@@ -105,7 +105,7 @@ def build(world: World, config: TorchConfig) -> Run:
         module = nn.SyncBatchNorm.convert_sync_batchnorm(module, world.group)
     else:
         _check_batch_norm(config, loader, module)
-    if config.weights is not None and config.resume is None:
+    if config.weights is not None and not _goes_on(config):
         load_weights(config.weights, module)
     state = TrainState(module, *optim.from_config(module.parameters(), config, config.epochs * loader.steps_per_epoch))
     if config.resume is not None:
@@ -124,6 +124,10 @@ def resume(folder: Path, state: TrainState) -> None:
         raise InputError(f"--resume {folder}: holds a run of jaxddp.train, which alone can go on with it")
     if (folder / CHECKPOINT_FILE).exists():
         load_checkpoint(folder / CHECKPOINT_FILE, state)
+
+
+def _goes_on(config: TorchConfig) -> bool:
+    return config.resume is not None and (Path(config.resume) / CHECKPOINT_FILE).exists()
 
 
 def train_epochs(run: Run, log: RunLog) -> None:

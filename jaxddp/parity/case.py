@@ -16,14 +16,12 @@ from jaxddp.config import IGNORE_INDEX, TrainConfig
 from jaxddp.datasets import Dataset
 from jaxddp.functional import Functional
 from jaxddp.loader import Loader
-from jaxddp.parity.flax_side import FlaxSide, side_of_config, side_of_port
+from jaxddp.parity.flax_side import FlaxSide, Tensors, side_of_config, side_of_port
 from jaxddp.parity.port import Port, load_port
 from jaxddp.parity.torch_side import BuiltIn, PortFile, TorchSource
 from jaxddp.replicas import VirtualReplicas
 from jaxddp.step import MicroBatches
 from jaxddp.weights import to_torch
-
-Tensors = dict[str, np.ndarray]  # torch's names, torch's layout
 
 # After every step: per replica (leading axis world_size) ...
 LOCAL_STAGES = ("local_loss", "local_gradients")
@@ -247,7 +245,7 @@ def micro_batches_of(batch: MicroBatches, rank: int) -> list[Tensors]:
     last = {name: array[rank] for name, array in batch.last.items()}
     if batch.head is None:
         return [last]
-    count = len(batch.head["y"][rank])
+    count = next(iter(batch.head.values())).shape[1]
     return [{name: array[rank, i] for name, array in batch.head.items()} for i in range(count)] + [last]
 
 

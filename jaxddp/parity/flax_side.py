@@ -13,7 +13,7 @@ from jaxddp import models, optim, weights
 from jaxddp.config import TrainConfig
 from jaxddp.datasets import Dataset
 from jaxddp.errors import InputError
-from jaxddp.functional import Functional, LocalLoss
+from jaxddp.functional import Functional, LocalLoss, cast
 from jaxddp.losses import Batch, cross_entropy
 from jaxddp.parity.convert import Converter
 from jaxddp.parity.linen import LinenFunctional
@@ -21,7 +21,7 @@ from jaxddp.parity.port import Port
 from jaxddp.state import Buffers, Params
 from jaxddp.step import ReplicaStep
 
-Tensors = dict[str, np.ndarray]
+Tensors = dict[str, np.ndarray]  # torch's names, torch's layout
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def side_of_config(config: TrainConfig, dataset: Dataset, steps: int) -> FlaxSid
         config.clip_grad_norm,
     )
 
-    like = _cast((functional.params, functional.buffers), config.dtype)
+    like = cast(functional.params, config.dtype), cast(functional.buffers, config.dtype)
     return FlaxSide(step, weights.to_torch, lambda tensors: weights.from_torch(tensors, *like))
 
 
@@ -69,7 +69,7 @@ def side_of_port(port: Port, steps: int, dtype: str) -> FlaxSide:
 
     def from_torch(tensors: Tensors) -> tuple[Params, Buffers]:
         arrays = {name: jnp.asarray(value) for name, value in converter.to_flax(tensors).items()}
-        return _cast(({name: arrays[name] for name in params}, {name: arrays[name] for name in buffers}), dtype)
+        return cast({name: arrays[name] for name in params}, dtype), cast({n: arrays[n] for n in buffers}, dtype)
 
     config = port.optimizer_config
     optimizer = port.flax_optimizer if config is None else optim.from_config(config, steps)
@@ -93,7 +93,3 @@ def _pure(port: Port) -> tuple[Params, Buffers, LocalLoss]:
 def _per_element(port: Port) -> Callable[[Any, Batch], jax.Array]:
     """The port's loss with an axis to take the mean over, where it took that itself."""
     return lambda model, batch: jnp.atleast_1d(port.flax_loss(model, batch))
-
-
-def _cast(arrays: tuple[Params, Buffers], dtype: str) -> tuple[Params, Buffers]:
-    return jax.tree.map(lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, arrays)
