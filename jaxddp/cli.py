@@ -11,7 +11,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import tyro
 
@@ -20,6 +20,7 @@ from jaxddp.errors import InputError, TrainingError
 from jaxddp.runfolder import CONFIG_FILE, load_config
 
 Config = TypeVar("Config", bound=TrainConfig)
+Options = TypeVar("Options")  # a dataclass
 
 
 def parse(config_class: type[Config], argv: Sequence[str], prog: str) -> Config:
@@ -35,18 +36,36 @@ def parse(config_class: type[Config], argv: Sequence[str], prog: str) -> Config:
         if not (Path(folder) / CONFIG_FILE).is_file():
             raise InputError(f"--resume {folder}: holds no run (no {CONFIG_FILE} there)")
         default = load_config(Path(folder), config_class)
-    output = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(output):
-            config = tyro.cli(config_class, args=list(argv), default=default, prog=prog)
-    except SystemExit as stop:
-        if stop.code in (0, None):
-            raise
-        raise InputError(_explain(output.getvalue(), config_class)) from None
+    config = parse_plain(config_class, argv, prog, default)
     if folder is not None:
         config.check_resumes(default)
     config.check_used(beside=default)
     return config
+
+
+def parse_plain(config_class: type[Options], argv: Sequence[str], prog: str, default: Options | None = None) -> Options:
+    """Read flags, and words for fields that are `tyro.conf.Positional`, into any dataclass.
+
+    Args:
+        config_class: the dataclass; its docstring is the help.
+        default: what the flags change; None: the class's own defaults, and what has none is required.
+
+    Raises:
+        InputError: a flag or value is not understood, or one is missing.
+        SystemExit: --help was asked for (code 0).
+
+    >>> parse_plain(dataclasses.make_dataclass("Options", [("steps", int, 10)]), ["--steps", "3"], "prog").steps
+    3
+    """
+    output = io.StringIO()
+    defaults: dict[str, Any] = {} if default is None else {"default": default}
+    try:
+        with contextlib.redirect_stderr(output):
+            return tyro.cli(config_class, args=list(argv), prog=prog, **defaults)
+    except SystemExit as stop:
+        if stop.code in (0, None):
+            raise
+        raise InputError(_explain(output.getvalue(), config_class)) from None
 
 
 @contextlib.contextmanager
@@ -95,9 +114,12 @@ def _value_of(name: str, argv: Sequence[str]) -> str | None:
     return None
 
 
-def _explain(boxed: str, config_class: type[TrainConfig]) -> str:
+def _explain(boxed: str, config_class: type) -> str:
     """Put what tyro says in a box of several lines into one line of ours."""
     message = _unboxed(boxed)
+    if match := re.match(r"Missing from .*?: (.*)", message):
+        names = [argument.split()[0] for argument in match[1].split("(required)") if argument.strip()]
+        return f"{', '.join(names)}: missing; see --help"
     if match := re.match(r"Unrecognized options: ([^- ]\S*)", message):
         return f"{match[1]}: belongs to no flag; see --help"
     if match := re.match(r"Unrecognized options: (-[^ ,=]+)", message):
@@ -114,12 +136,16 @@ def _explain(boxed: str, config_class: type[TrainConfig]) -> str:
 
 
 def _unboxed(boxed: str) -> str:
-    """The text above the first rule in the box, on one line."""
-    lines = []
+    """The text between the title and the first rule in the box, on one line."""
+    titled = False
+    lines: list[str] = []
     for line in boxed.splitlines():
         text = line.strip("│╭╮╰╯ ")
-        if text and set(text) <= {"─"}:
+        is_rule = bool(text) and set(text) <= set("─-")  # "-" where the terminal has no other
+        if is_rule and titled:
             break
-        if text and not line.startswith("╭"):
+        if is_rule or line.startswith("╭"):
+            lines, titled = [], True
+        elif text:
             lines.append(text)
     return " ".join(lines)

@@ -93,9 +93,7 @@ class ReplicaStep:
             the way, for `jaxddp.parity` (a caller that drops it pays nothing).
         """
         local, buffers = self.accumulate(state.params, state.buffers, batch)
-        denominator = local.denominator  # ddp: the number of micro-batches, on all replicas the same
-        if self.loss_normalization == "global":
-            denominator = all_reduce_mean(denominator)
+        denominator = self.denominator(local)
         gradients = _divide(self.comm_hook(local.gradients), denominator)
         clipped, norm = gradients, None
         if self.clip_grad_norm is not None:
@@ -108,15 +106,23 @@ class ReplicaStep:
             opt_state=opt_state,
         )
         metrics = _sum_over_replicas(local.sums) | ({} if norm is None else {"grad_norm": norm})
-        stages = {
-            "local_loss": local.loss / denominator,
-            "local_gradients": _divide(local.gradients, denominator),
+        stages = self.local_stages(local, denominator) | {
             "gradients": gradients,
             "clipped_gradients": clipped,
             "params": next_state.params,
             "buffers": next_state.buffers,
         }
         return next_state, metrics, stages
+
+    def denominator(self, local: LocalResult) -> jax.Array:
+        """What sums over a replica's elements are divided by: the same on all replicas."""
+        if self.loss_normalization == "global":
+            return all_reduce_mean(local.denominator)
+        return local.denominator  # the number of micro-batches
+
+    def local_stages(self, local: LocalResult, denominator: jax.Array) -> dict[str, Any]:
+        """A replica's share of loss and gradients, whose mean over the replicas they are."""
+        return {"local_loss": local.loss / denominator, "local_gradients": _divide(local.gradients, denominator)}
 
     def accumulate(self, params: Params, buffers: Buffers, batch: MicroBatches) -> tuple[LocalResult, Buffers]:
         """Sum a replica's micro-batches, each seeing the buffers that the one before it left."""

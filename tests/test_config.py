@@ -1,12 +1,14 @@
 """Configuration and command line: every bad value gets one line that says what would be right."""
 
 import dataclasses
+import io
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tyro.conf import Positional
 
 from jaxddp import cli
 from jaxddp.config import BELONGS_TO, DATASETS, MODELS, OPTIMIZERS, SCHEDULES, TrainConfig, flag
@@ -176,6 +178,42 @@ def test_a_bad_flag_is_one_line(argv: str, message: str) -> None:
         parse(*argv.split())
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
+
+
+def test_a_bad_flag_is_one_line_where_the_terminal_has_no_boxes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    with pytest.raises(InputError, match=r"^--mdoel: unknown flag; did you mean --model\?$"):
+        parse("--mdoel", "mlp")
+
+
+@dataclasses.dataclass(frozen=True)
+class Words:
+    """Any dataclass, with a word and a flag."""
+
+    path: Positional[Path]
+    steps: int
+    quiet: bool = False
+
+
+def test_words_and_flags_of_any_dataclass() -> None:
+    expected = Words(Path("a"), 3, quiet=True)
+    assert cli.parse_plain(Words, ["a", "--steps", "3", "--quiet"], "prog") == expected
+    assert cli.parse_plain(Words, ["--no-quiet"], "prog", default=expected) == Words(Path("a"), 3)
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ("", "PATH, --steps: missing; see --help"),
+        ("a", "--steps: missing; see --help"),
+        ("a b --steps 3", "b: belongs to no flag; see --help"),
+        ("a --steps 3 --quite", "--quite: unknown flag; did you mean --quiet?"),
+    ],
+)
+def test_words_and_flags_that_are_missing_or_too_many_are_one_line(argv: str, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        cli.parse_plain(Words, argv.split(), "prog")
+    assert str(caught.value) == message
 
 
 def test_resume_takes_the_saved_config_and_flags_beside_it(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """What both frameworks are asked to do: the same steps, from the same weights, on the same batches."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -16,9 +16,10 @@ from jaxddp.config import IGNORE_INDEX, TrainConfig
 from jaxddp.datasets import Dataset
 from jaxddp.functional import Functional
 from jaxddp.loader import Loader
-from jaxddp.parity.flax_side import FlaxSide, Tensors, side_of_config, side_of_port
-from jaxddp.parity.port import Port, load_port
-from jaxddp.parity.torch_side import BuiltIn, PortFile, TorchSource
+from jaxddp.parity.flax_side import FlaxSide, side_of_config, side_of_port
+from jaxddp.parity.port import Port
+from jaxddp.parity.records import Record, Tensors
+from jaxddp.parity.torch_side import BuiltIn, OfPort, PortSource, TorchSource
 from jaxddp.replicas import VirtualReplicas
 from jaxddp.step import MicroBatches
 from jaxddp.weights import to_torch
@@ -31,8 +32,6 @@ STAGES = LOCAL_STAGES + SHARED_STAGES
 # Of a step that starts where torch was before it.
 FORCED_STAGES = (*LOCAL_STAGES, "gradients", "clipped_gradients", "update", "buffers")
 
-Record = dict[str, Tensors]  # stage -> tensors, after one step
-
 
 @dataclass(frozen=True)
 class Trajectory:
@@ -44,25 +43,23 @@ class Trajectory:
     """
 
     start: Tensors
-    records: list[Record]
+    records: Sequence[Record]
 
 
-def with_updates(run: Trajectory) -> Trajectory:
-    """The same, each record with the stage "update": what the step added to the parameters."""
-    before = [run.start, *(record["params"] for record in run.records)]
-    records = [
-        {**record, "update": {name: value - old[name] for name, value in record["params"].items()}}
-        for record, old in zip(run.records, before, strict=False)
-    ]
-    return Trajectory(run.start, records)
-
-
-class Question(Protocol):
+class Question(Hashable, Protocol):
     """What both runners ask of whatever they are to run."""
+
+    @property
+    def name(self) -> str:
+        """What a reader knows it by."""
 
     @property
     def world_size(self) -> int:
         """The number of replicas."""
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps to take."""
 
     @property
     def dtype(self) -> str:
@@ -77,6 +74,9 @@ class Question(Protocol):
 
     def batches(self) -> Iterator[MicroBatches]:
         """Every step's micro-batches, leaves (world_size, ...)."""
+
+    def with_dtype(self, dtype: str) -> "Question":
+        """The same in another precision."""
 
 
 @dataclass(frozen=True)
@@ -173,32 +173,41 @@ class PortCase:
     """A question for both frameworks about a user's port.
 
     Attributes:
-        path: of the port file.
+        source: where the port comes from; `PortFile(path)` for a file.
         world_size: number of replicas.
         steps: optimizer steps to take.
         dtype: "float64" or "float32".
         seed: of torch's generator, from which the weights are drawn.
     """
 
-    path: str
+    source: PortSource
     world_size: int
     steps: int = 10
     dtype: str = "float64"
     seed: int = 0
 
+    @property
+    def name(self) -> str:
+        """The port's."""
+        return self.source.name
+
     @cached_property
     def port(self) -> Port:
-        """The file's fields."""
-        return load_port(self.path)
+        """Its fields."""
+        return self.source.port()
 
     @property
-    def torch_source(self) -> PortFile:
-        """The torch half: the file, which each rank runs."""
-        return PortFile(self.path)
+    def torch_source(self) -> OfPort:
+        """The torch half, which each rank makes."""
+        return OfPort(self.source)
 
     def flax_side(self) -> FlaxSide:
         """The flax half."""
         return side_of_port(self.port, self.steps, self.dtype)
+
+    def with_dtype(self, dtype: str) -> "PortCase":
+        """The same question in another precision."""
+        return dataclasses.replace(self, dtype=dtype)
 
     def initial_weights(self) -> Tensors:
         """The torch model's own, drawn from `seed`."""
@@ -210,7 +219,8 @@ class PortCase:
     def batches(self) -> Iterator[MicroBatches]:
         """Every step's micro-batches, leaves (world_size, ...)."""
         for step in range(self.steps):
-            yield _stacked([self.port.micro_batches(step, rank) for rank in range(self.world_size)], self.dtype)
+            of_ranks = [self.port.micro_batches(step, rank, "flax") for rank in range(self.world_size)]
+            yield _stacked(of_ranks, self.dtype)
 
 
 def _stacked(of_ranks: list[list[Tensors]], dtype: str) -> MicroBatches:

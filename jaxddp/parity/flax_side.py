@@ -1,4 +1,4 @@
-"""The flax half of what is compared: parameters, the product's replica step, and the way to torch's names."""
+"""The flax half of what is compared: jaxddp's own replica step, or the port's, seen under torch's names."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,14 +14,14 @@ from jaxddp.config import TrainConfig
 from jaxddp.datasets import Dataset
 from jaxddp.errors import InputError
 from jaxddp.functional import Functional, LocalLoss, cast
-from jaxddp.losses import Batch, cross_entropy
+from jaxddp.losses import Batch, Losses, cross_entropy
 from jaxddp.parity.convert import Converter
 from jaxddp.parity.linen import LinenFunctional
+from jaxddp.parity.own_step import OwnStep
 from jaxddp.parity.port import Port
-from jaxddp.state import Buffers, Params
+from jaxddp.parity.records import Tensors
+from jaxddp.state import Buffers, Params, TrainState
 from jaxddp.step import ReplicaStep
-
-Tensors = dict[str, np.ndarray]  # torch's names, torch's layout
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,16 @@ class FlaxSide:
         replica_step: the step; its optimizer makes the optimizer state.
         to_torch: flax arrays, or gradients of them, under torch's names and in torch's layout.
         from_torch: torch's tensors as parameters and buffers.
+        start: (params, rank) -> what a replica starts from; None: all start from the same.
+        restore: called on the state after `restore_at` steps.
     """
 
-    replica_step: ReplicaStep
+    replica_step: ReplicaStep | OwnStep
     to_torch: Callable[[Mapping[str, Any]], Tensors]
     from_torch: Callable[[Tensors], tuple[Params, Buffers]]
+    start: Callable[[Params, int], Mapping[str, Any]] | None = None
+    restore: Callable[[TrainState], TrainState] | None = None
+    restore_at: int | None = None
 
 
 def side_of_config(config: TrainConfig, dataset: Dataset, steps: int) -> FlaxSide:
@@ -67,29 +72,86 @@ def side_of_port(port: Port, steps: int, dtype: str) -> FlaxSide:
     shapes = {name: value.shape for name, value in (params | buffers).items()}
     converter = Converter(port.torch_model(), shapes, port.names, port.transpose_kernel)
 
+    def to_torch(arrays: Mapping[str, Any]) -> Tensors:
+        """Tied tensors under the first of their names, as torch counts parameters."""
+        return {name: x for name, x in converter.to_torch(arrays).items() if name not in converter.tied}
+
     def from_torch(tensors: Tensors) -> tuple[Params, Buffers]:
-        arrays = {name: jnp.asarray(value) for name, value in converter.to_flax(tensors).items()}
+        arrays = {
+            name: jnp.asarray(value) for name, value in converter.to_flax(converter.under_all_names(tensors)).items()
+        }
         return cast({name: arrays[name] for name in params}, dtype), cast({n: arrays[n] for n in buffers}, dtype)
 
     config = port.optimizer_config
     optimizer = port.flax_optimizer if config is None else optim.from_config(config, steps)
     assert optimizer is not None, "Port saw to it"
-    step = ReplicaStep(local_loss, optimizer, clip_grad_norm=port.clip_grad_norm)
-    return FlaxSide(step, converter.to_torch, from_torch)
+    step = ReplicaStep(local_loss, optimizer, port.loss_normalization, port.clip_grad_norm)
+    return FlaxSide(
+        step if port.flax_step is None else OwnStep(step, port.flax_step),
+        to_torch,
+        from_torch,
+        port.flax_start,
+        port.flax_restore,
+        port.restore_at,
+    )
 
 
 def _pure(port: Port) -> tuple[Params, Buffers, LocalLoss]:
     """The model's parameters and buffers, and its loss as a function of them."""
-    model, loss_fn = port.flax_model(), _per_element(port)
+    model = port.flax_model()
     if isinstance(model, nnx.Module):
         functional = Functional(model)
-        return functional.params, functional.buffers, functional.local_loss(loss_fn, train=True)
+
+        def local_loss(params: Params, buffers: Buffers, batch: Batch) -> Any:
+            # An entry called "valid" is the port's own business here, not jaxddp's mark of padding.
+            return functional.local_loss(lambda model, _: _losses(port, model, batch), True)(params, buffers, {})
+
+        return functional.params, functional.buffers, local_loss
     if isinstance(model, linen.Module):
-        of_linen = LinenFunctional(model, loss_fn, port.micro_batches(0, 0)[0])
+        loss_fn = lambda model, batch: _losses(port, model, batch)  # noqa: E731
+        of_linen = LinenFunctional(model, loss_fn, port.micro_batches(0, 0, "flax")[0])
         return of_linen.params, of_linen.buffers, of_linen.local_loss(loss_fn)
     raise InputError(f"flax_model: must make a flax.nnx or flax.linen module, and makes {type(model).__name__}")
 
 
-def _per_element(port: Port) -> Callable[[Any, Batch], jax.Array]:
+def _losses(port: Port, model: Any, batch: Batch) -> Losses:
     """The port's loss with an axis to take the mean over, where it took that itself."""
-    return lambda model, batch: jnp.atleast_1d(port.flax_loss(model, batch))
+    loss = port.flax_loss(model, batch)
+    if isinstance(loss, Losses):
+        return loss
+    values, loss_weights = loss if isinstance(loss, tuple) else (loss, None)
+    return Losses(jnp.atleast_1d(values), loss_weights)
+
+
+def optimizer_tensors(opt_state: Any, params: Params, to_torch: Callable[[Mapping[str, Any]], Tensors]) -> Tensors:
+    """What an optimizer keeps for each parameter, as "mu:fc.weight".
+
+    Args:
+        opt_state: of any optax transformation; what has the parameters' names in it is found.
+    """
+
+    def per_parameter(node: Any) -> bool:
+        return isinstance(node, dict) and bool(node) and node.keys() <= params.keys()
+
+    found: dict[str, dict[str, np.ndarray]] = {}
+    for path, node in jax.tree_util.tree_flatten_with_path(opt_state, is_leaf=per_parameter)[0]:
+        kind = getattr(path[-1], "name", "") if path else ""
+        if kind and per_parameter(node):
+            arrays = {name: x for name, x in node.items() if np.shape(x) == params[name].shape}
+            found.setdefault(kind, {}).update(arrays)
+    return {f"{kind}:{name}": x for kind, arrays in found.items() for name, x in to_torch(arrays).items()}
+
+
+def hyperparameters(opt_state: Any) -> dict[str, float]:
+    """What optax.inject_hyperparams shows of an optimizer's state; empty for others.
+
+    >>> import optax
+    >>> hyperparameters(optax.inject_hyperparams(optax.sgd)(0.5).init({}))
+    {'learning_rate': 0.5}
+    """
+    found = {}
+    for path, leaf in jax.tree_util.tree_flatten_with_path(opt_state)[0]:
+        names = [getattr(key, "name", getattr(key, "key", None)) for key in path]
+        if "hyperparams" in names and np.shape(leaf) == ():
+            found[str(names[-1])] = float(leaf)
+    return found

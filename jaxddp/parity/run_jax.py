@@ -1,7 +1,8 @@
 """Takes a case through jaxddp."""
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -9,11 +10,15 @@ import numpy as np
 from jax import numpy as jnp
 
 from jaxddp.collectives import all_reduce_mean
-from jaxddp.parity.case import LOCAL_STAGES, STAGES, Question, Record, Tensors, Trajectory
-from jaxddp.parity.flax_side import FlaxSide
+from jaxddp.parity.case import LOCAL_STAGES, Question, Record, Tensors, Trajectory, micro_batches_of
+from jaxddp.parity.flax_side import FlaxSide, hyperparameters, optimizer_tensors
+from jaxddp.parity.own_step import OwnStep
+from jaxddp.parity.samples import fingerprints
 from jaxddp.replicas import Replicas
 from jaxddp.state import TrainState
-from jaxddp.step import CommHook, MicroBatches
+from jaxddp.step import CommHook, MicroBatches, ReplicaStep
+
+ToTorch = Callable[[Mapping[str, Any]], Tensors]
 
 
 def run_jax(
@@ -32,18 +37,8 @@ def run_jax(
         batches: other batches than the case's.
         comm_hook: another way for gradients to meet.
     """
-    replicas = replicas or Replicas(jax.devices()[: case.world_size])
-    with jax.enable_x64(case.dtype == "float64"), jax.default_matmul_precision("highest"):
-        side = case.flax_side()
-        params, buffers = side.from_torch(weights)
-        opt_state = side.replica_step.optimizer.init(params)
-        state = replicas.replicate(TrainState(jnp.int32(0), params, buffers, opt_state))
-        step = _mapped(side, replicas, comm_hook)
-        records = []
-        for batch in case.batches() if batches is None else batches:
-            state, _, stages = step(state, replicas.shard(batch))
-            records.append(_record(jax.device_get(stages), side.to_torch))
-    return Trajectory(weights, records)
+    records = free_records(case, weights, replicas=replicas, batches=batches, comm_hook=comm_hook)
+    return Trajectory(weights, list(records))
 
 
 def run_forced(
@@ -52,43 +47,137 @@ def run_forced(
     """Take every step from where the reference was before it, so that no step inherits a difference.
 
     The optimizer alone goes on by itself: it is given the reference's gradients in every step, and its
-    "update" is what it makes of them.
+    "update" is what it makes of them. A port's own step has its optimizer inside, and gives it its own.
 
     Args:
-        reference: torch's run of the case, with updates (`with_updates`).
+        reference: torch's run of the case.
     """
-    replicas = replicas or Replicas(jax.devices()[: case.world_size])
+    records = forced_records(case, reference, replicas=replicas, comm_hook=comm_hook)
+    return Trajectory(reference.start, list(records))
+
+
+def free_records(
+    case: Question,
+    weights: Tensors,
+    *,
+    replicas: Replicas | None = None,
+    batches: Iterable[MicroBatches] | None = None,
+    comm_hook: CommHook = all_reduce_mean,
+) -> Iterator[Record]:
+    """The records of `run_jax`, one after the other."""
     with jax.enable_x64(case.dtype == "float64"), jax.default_matmul_precision("highest"):
-        side = case.flax_side()
+        side, replicas, step = _program(case, replicas, comm_hook)
+        params, buffers = side.from_torch(weights)
+        state = TrainState(jnp.int32(0), params, buffers, side.replica_step.optimizer.init(params))
+        for number, batch in enumerate(case.batches() if batches is None else batches):
+            state = _restored(side, state, number)
+            state, stages = step(replicas.replicate(state), replicas.shard(batch))
+            yield _record(jax.device_get(stages), side.to_torch, batch)
+
+
+def forced_records(
+    case: Question,
+    reference: Trajectory,
+    *,
+    replicas: Replicas | None = None,
+    comm_hook: CommHook = all_reduce_mean,
+) -> Iterator[Record]:
+    """The records of `run_forced`, one after the other."""
+    with jax.enable_x64(case.dtype == "float64"), jax.default_matmul_precision("highest"):
+        side, replicas, step = _program(case, replicas, comm_hook)
         optimizer = side.replica_step.optimizer
         update = jax.jit(optimizer.update)
-        step = _mapped(side, replicas, comm_hook)
         params, buffers = side.from_torch(reference.start)
         opt_state = optimizer.init(params)
-        records = []
-        for batch, theirs in zip(case.batches(), reference.records, strict=True):
-            state = replicas.replicate(TrainState(jnp.int32(0), params, buffers, opt_state))
-            _, _, stages = step(state, replicas.shard(batch))
-            record = _record(jax.device_get(stages), side.to_torch)
-            unused = {name: np.zeros_like(value) for name, value in reference.start.items()}  # torch has None
-            gradients, _ = side.from_torch({**unused, **theirs["clipped_gradients"]})
-            updates, opt_state = update(gradients, opt_state, params)
-            records.append({**record, "update": side.to_torch(jax.device_get(updates))})
+        for number, (batch, theirs) in enumerate(zip(case.batches(), reference.records, strict=False)):
+            state = _restored(side, TrainState(jnp.int32(number), params, buffers, opt_state), number)
+            after, stages = step(replicas.replicate(state), replicas.shard(batch))
+            record = dict(_record(jax.device_get(stages), side.to_torch, batch))
+            if isinstance(side.replica_step, OwnStep):
+                opt_state = after.opt_state
+                updates = jax.tree.map(lambda new, old: np.asarray(new) - np.asarray(old), after.params, params)
+            else:
+                gradients, _ = side.from_torch(_with_zeros(theirs["clipped_gradients"], reference.start))
+                updates, opt_state = update(gradients, state.opt_state, params)
+            record["update"] = side.to_torch(jax.device_get(updates))
+            record["optimizer_state"] = optimizer_tensors(jax.device_get(opt_state), params, side.to_torch)
+            shown = hyperparameters(jax.device_get(opt_state))
+            record["hyperparameters"] = {name: np.asarray(value) for name, value in shown.items()}
+            yield record
             params, buffers = side.from_torch({**theirs["params"], **theirs["buffers"]})
-    return Trajectory(reference.start, records)
 
 
-def _mapped(side: FlaxSide, replicas: Replicas, comm_hook: CommHook) -> Any:
-    stage_axes = {stage: 0 if stage in LOCAL_STAGES else None for stage in STAGES}
-    step = dataclasses.replace(side.replica_step, comm_hook=comm_hook)
-    return replicas.map(step, (None, 0), (None, None, stage_axes))
+def starting_weights(case: Question, weights: Tensors) -> list[Tensors]:
+    """The parameters that each replica starts from, where the port has a word in it."""
+    with jax.enable_x64(case.dtype == "float64"):
+        side = case.flax_side()
+        if side.start is None:
+            return [weights] * case.world_size
+        params, _ = side.from_torch(weights)
+        return [side.to_torch(jax.device_get(side.start(params, rank))) for rank in range(case.world_size)]
 
 
-def _record(stages: dict[str, Any], to_torch: Callable[[dict[str, Any]], Tensors]) -> Record:
-    """Stages under torch's names; per-replica ones keep their leading axis."""
-    record = {stage: to_torch(stages[stage]) for stage in STAGES if stage not in LOCAL_STAGES}
-    per_replica = stages["local_gradients"]
-    count = len(stages["local_loss"])
-    of_each = [to_torch({name: value[rank] for name, value in per_replica.items()}) for rank in range(count)]
-    local_gradients = {name: np.stack([tensors[name] for tensors in of_each]) for name in of_each[0]}
-    return {"local_loss": {"loss": stages["local_loss"]}, "local_gradients": local_gradients, **record}
+def _restored(side: FlaxSide, state: TrainState, steps: int) -> TrainState:
+    """The state after saving and loading, at the step where the port does so."""
+    return side.restore(state) if side.restore is not None and steps == side.restore_at else state
+
+
+@lru_cache(maxsize=2)
+def _program(case: Question, replicas: Replicas | None, comm_hook: CommHook) -> tuple[FlaxSide, Replicas, Any]:
+    """The case's flax half, and (state, batch) -> (replica 0's next state, the stages of all replicas).
+
+    It is kept, since a case is run freely and then forced, and compiling is what takes the time.
+    """
+    side = case.flax_side()
+    replicas = replicas or Replicas(jax.devices()[: case.world_size])
+    step = side.replica_step
+    if isinstance(step, ReplicaStep):
+        step = dataclasses.replace(step, comm_hook=comm_hook)
+
+    def without_metrics(state: TrainState, batch: MicroBatches) -> tuple[TrainState, dict[str, Any]]:
+        next_state, _, stages = step(state, batch)
+        return next_state, stages
+
+    return side, replicas, replicas.map(without_metrics, (None, 0), (None, 0))
+
+
+def _record(stages: dict[str, Any], to_torch: ToTorch, batch: MicroBatches) -> Record:
+    """Stages under torch's names: per-replica ones with their leading axis, shared ones as replica 0 has them.
+
+    A shared stage in which replicas differ is in "spread" as well, "stage:tensor", of all replicas.
+    """
+    world_size = len(next(value for stage, value in stages.items() if stage.endswith("local_loss")))
+    record: dict[str, Tensors] = {"samples": _samples(batch, world_size), "spread": {}}
+    for stage, value in stages.items():
+        if stage.endswith("local_loss"):
+            record[stage] = {"loss": value}
+        elif stage.endswith(LOCAL_STAGES):
+            record[stage] = _stacked([to_torch(_of_replica(value, rank)) for rank in range(world_size)])
+        else:
+            record[stage] = to_torch(_of_replica(value, 0))
+            if any(_differs(x) for x in value.values()):
+                of_all = _stacked([to_torch(_of_replica(value, rank)) for rank in range(world_size)])
+                record["spread"] |= {f"{stage}:{name}": x for name, x in of_all.items() if _differs(x)}
+    return record
+
+
+def _samples(batch: MicroBatches, world_size: int) -> Tensors:
+    return _stacked([fingerprints(micro_batches_of(batch, rank)) for rank in range(world_size)])
+
+
+def _of_replica(arrays: dict[str, np.ndarray], rank: int) -> dict[str, np.ndarray]:
+    return {name: value[rank] for name, value in arrays.items()}
+
+
+def _stacked(of_each: Sequence[Tensors]) -> Tensors:
+    return {name: np.stack([tensors[name] for tensors in of_each]) for name in of_each[0]}
+
+
+def _differs(x: np.ndarray) -> bool:
+    """Whether the replicas' slices are unequal; NaN is equal to NaN here."""
+    return not np.array_equal(x, np.broadcast_to(x[:1], x.shape), equal_nan=x.dtype.kind == "f")
+
+
+def _with_zeros(gradients: Tensors, start: Tensors) -> Tensors:
+    """Gradients of all parameters: torch has none where the loss does not reach, jax has zeros."""
+    return {**{name: np.zeros_like(value) for name, value in start.items()}, **gradients}

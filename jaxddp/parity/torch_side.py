@@ -1,21 +1,27 @@
-"""The torch half of what is compared: a model, its loss and its optimizer. Knows no jax."""
+"""The torch half of what is compared: a model, its loss, its optimizer and its batches. Knows no jax."""
 
-from collections.abc import Callable, Iterable
+import copy
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import count
 from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from jaxddp.config import TrainConfig
 from jaxddp.datasets import Dataset
-from jaxddp.parity.port import Port, load_port
+from jaxddp.parity.port import Facts, Port, load_port
 from torch_ref import models, optim
-from torch_ref.losses import Batch, LossFunction, Sums, cross_entropy
+from torch_ref.loader import Loader
+from torch_ref.losses import Batch, CountFunction, LossFunction, Sums, count_labels, cross_entropy
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], tuple[Optimizer, LRScheduler | None]]
+# (rank, world_size) -> the micro-batches of each of that rank's steps
+Batches = Callable[[int, int], Iterator[list[Batch]]]
 
 
 class TorchSide(NamedTuple):
@@ -24,15 +30,64 @@ class TorchSide(NamedTuple):
     model: nn.Module
     loss_fn: LossFunction
     make_optimizer: MakeOptimizer
-    loss_normalization: str = "ddp"
-    clip_grad_norm: float | None = None
+    batches: Batches
+    facts: Facts
+    find_unused_parameters: bool = False
+    count_fn: CountFunction = count_labels
 
 
 class TorchSource(Protocol):
     """Something small that crosses to another process and becomes a torch side there."""
 
-    def torch_side(self, steps: int) -> TorchSide:
-        """Build it, for a run of so many steps."""
+    @property
+    def name(self) -> str:
+        """What a reader knows it by: the file, for a port in one."""
+
+    def torch_side(self, steps: int, dtype: str) -> TorchSide:
+        """Build it, for a run of so many steps in this dtype."""
+
+
+class PortSource(Protocol):
+    """Something small that crosses to another process and becomes a port there."""
+
+    @property
+    def name(self) -> str:
+        """What it is called where a reader meets it."""
+
+    def port(self) -> Port:
+        """The port."""
+
+
+@dataclass(frozen=True)
+class PortFile:
+    """A user's port, in a file."""
+
+    path: str
+
+    @property
+    def name(self) -> str:
+        """The path."""
+        return self.path
+
+    def port(self) -> Port:
+        """What the file says."""
+        return load_port(self.path)
+
+
+@dataclass(frozen=True)
+class OfPort:
+    """The torch half of a port."""
+
+    source: PortSource
+
+    @property
+    def name(self) -> str:
+        """The port's."""
+        return self.source.name
+
+    def torch_side(self, steps: int, dtype: str) -> TorchSide:
+        """What the port's torch functions make."""
+        return side_of_port(self.source.port(), steps, dtype)
 
 
 @dataclass(frozen=True)
@@ -42,45 +97,71 @@ class BuiltIn:
     config: TrainConfig
     dataset: Dataset
 
-    def torch_side(self, steps: int) -> TorchSide:
+    @property
+    def name(self) -> str:
+        """Model and optimizer."""
+        return f"{self.config.model} {self.config.optimizer}"
+
+    def torch_side(self, steps: int, dtype: str) -> TorchSide:
         """What `torch_ref.train` would train."""
         config = self.config
+
+        def batches(rank: int, world_size: int) -> Iterator[list[Batch]]:
+            loader = Loader(self.dataset.train, config, world_size, [rank])
+            return (step for epoch in count() for step in loader.epoch(epoch))
+
         return TorchSide(
-            models.build(config, self.dataset),
+            models.build(config, self.dataset).to(getattr(torch, dtype)),
             cross_entropy,
             lambda parameters: optim.from_config(parameters, config, steps),
-            config.loss_normalization,
-            config.clip_grad_norm,
+            batches,
+            Facts(
+                accumulation_steps=config.accumulation_steps,
+                clip_grad_norm=config.clip_grad_norm,
+                loss_normalization=config.loss_normalization,
+            ),
         )
 
 
-@dataclass(frozen=True)
-class PortFile:
-    """A user's port."""
-
-    path: str
-
-    def torch_side(self, steps: int) -> TorchSide:
-        """What the port's torch functions make."""
-        return side_of_port(load_port(self.path), steps)
-
-
-def side_of_port(port: Port, steps: int) -> TorchSide:
+def side_of_port(port: Port, steps: int, dtype: str) -> TorchSide:
     """A port's torch half.
 
     Args:
         steps: optimizer steps of the whole run; schedules need their number.
+        dtype: of parameters, buffers and inputs.
     """
+    model = port.torch_model().to(getattr(torch, dtype))
 
     def loss_fn(model: nn.Module, batch: Batch) -> Sums:
         loss = port.torch_loss(model, batch)
-        return {"loss": loss.sum(), "count": torch.tensor(loss.numel(), dtype=loss.dtype, device=loss.device)}
+        values, weights = loss if isinstance(loss, tuple) else (loss, torch.ones_like(loss))
+        return {"loss": (values * weights).sum(), "count": weights.sum().to(values.dtype)}
+
+    def count_fn(batch: Batch) -> Tensor:
+        with torch.no_grad():
+            return loss_fn(copy.deepcopy(model), batch)["count"]  # a copy: buffers change as it runs
 
     def make_optimizer(parameters: Iterable[nn.Parameter]) -> tuple[Optimizer, LRScheduler | None]:
         if port.optimizer_config is not None:
             return optim.from_config(parameters, port.optimizer_config, steps)
         assert port.torch_optimizer is not None, "Port saw to it"
-        optimizer = port.torch_optimizer(parameters)
+        optimizer = port.torch_optimizer(list(parameters))
         return optimizer, None if port.torch_scheduler is None else port.torch_scheduler(optimizer)
 
-    return TorchSide(port.torch_model(), loss_fn, make_optimizer, clip_grad_norm=port.clip_grad_norm)
+    def batches(rank: int, world_size: int) -> Iterator[list[Batch]]:
+        every = (port.micro_batches(step, rank, "torch") for step in count())
+        return ([to_batch(micro_batch, dtype) for micro_batch in micro_batches] for micro_batches in every)
+
+    return TorchSide(model, loss_fn, make_optimizer, batches, port.facts, port.find_unused_parameters, count_fn)
+
+
+def to_batch(arrays: dict[str, np.ndarray], dtype: str) -> dict[str, Tensor]:
+    """Arrays as tensors: numbers in the run's dtype, labels as int64, masks as they are."""
+    tensors = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
+
+    def cast(tensor: Tensor) -> Tensor:
+        if tensor.is_floating_point():
+            return tensor.to(getattr(torch, dtype))
+        return tensor if tensor.dtype == torch.bool else tensor.long()
+
+    return {name: cast(tensor) for name, tensor in tensors.items()}

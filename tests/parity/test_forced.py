@@ -7,7 +7,7 @@ from cases import MODELS, make_case
 
 from jaxddp.collectives import all_reduce
 from jaxddp.config import OPTIMIZERS
-from jaxddp.parity.case import FORCED_STAGES, with_updates
+from jaxddp.parity.case import FORCED_STAGES
 from jaxddp.parity.compare import compare
 from jaxddp.parity.run_jax import run_forced
 
@@ -16,7 +16,7 @@ PAIRS = sorted({(model, "adam") for model in MODELS} | {("mlp", optimizer) for o
 
 
 def forced(case, pool, **options):
-    reference = with_updates(pool.run(case, case.initial_weights()))
+    reference = pool.run(case, case.initial_weights())
     return compare(run_forced(case, reference, **options), reference, TOLERANCE, FORCED_STAGES)
 
 
@@ -33,7 +33,7 @@ def test_a_fault_of_one_stage_does_not_show_in_the_others(pool):
         "gradients",
         "clipped_gradients",
     }
-    reference = with_updates(pool.run(case, case.initial_weights()))
+    reference = pool.run(case, case.initial_weights())
     other_rate = dataclasses.replace(case, config=dataclasses.replace(case.config, lr=case.config.lr * 1.001))
     comparison = compare(run_forced(other_rate, reference), reference, TOLERANCE, FORCED_STAGES)
     assert {stage for stage, residual in comparison.worst.items() if residual.value > TOLERANCE} == {"update"}

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from jaxddp.parity.case import FORCED_STAGES, PortCase, with_updates
+from jaxddp.parity.case import FORCED_STAGES, PortCase
 from jaxddp.parity.compare import compare
 from jaxddp.parity.run_jax import run_forced, run_jax
+from jaxddp.parity.torch_side import PortFile
 
 TOLERANCE = 1e-10  # AdamW in float64, 6 steps; measured: 2e-15, and 1e-9 in a bias before BatchNorm
 FORCED_TOLERANCE = 1e-12  # measured: 5e-15
@@ -60,8 +61,8 @@ def run(folder: Path, pool, **changes: str):
     for word, code in {**RIGHT, **changes}.items():
         text = text.replace(word, code)
     (folder / "port.py").write_text(text)
-    case = PortCase(str(folder / "port.py"), world_size=2, steps=6)
-    return case, with_updates(pool.run(case, case.initial_weights()))
+    case = PortCase(PortFile(str(folder / "port.py")), world_size=2, steps=6)
+    return case, pool.run(case, case.initial_weights())
 
 
 def free(folder: Path, pool, **changes: str):

@@ -1,0 +1,29 @@
+"""residual_convnet.py, with two of its layers as one writes them first.
+
+    python -m jaxddp.parity examples/ports/residual_convnet_broken.py
+
+It trains, and its loss falls. Run the check before you compare them line by line.
+"""
+
+from flax import nnx
+from residual_convnet import (  # noqa: F401
+    CHANNELS,
+    WIDER,
+    FlaxNet,
+    batch,
+    flax_loss,
+    flax_optimizer,
+    names,
+    torch_loss,
+    torch_model,
+    torch_optimizer,
+    torch_scheduler,
+)
+
+
+def flax_model() -> nnx.Module:
+    rngs = nnx.Rngs(0)
+    model = FlaxNet(rngs)
+    model.bn = nnx.BatchNorm(CHANNELS, rngs=rngs)  # type: ignore[assignment]
+    model.block2.conv1 = nnx.Conv(CHANNELS, WIDER, (3, 3), strides=2, use_bias=False, rngs=rngs)
+    return model

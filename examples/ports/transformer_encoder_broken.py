@@ -1,0 +1,28 @@
+"""transformer_encoder.py with another flax_loss, which reads just as well.
+
+    python -m jaxddp.parity examples/ports/transformer_encoder_broken.py
+
+It trains, and its loss falls. Run the check before you read on.
+"""
+
+from collections.abc import Mapping
+
+import jax
+from transformer_encoder import (  # noqa: F401
+    FlaxTagger,
+    batch,
+    flax_model,
+    flax_optimizer,
+    loss_normalization,
+    names,
+    torch_loss,
+    torch_model,
+    torch_optimizer,
+    torch_scheduler,
+)
+from transformer_encoder import flax_loss as loss_per_word
+
+
+def flax_loss(model: FlaxTagger, sentences: Mapping[str, jax.Array]) -> jax.Array:
+    losses, is_word = loss_per_word(model, sentences)
+    return (losses * is_word).sum() / is_word.sum()

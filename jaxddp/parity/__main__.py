@@ -1,0 +1,143 @@
+"""python -m jaxddp.parity [PORT.py]"""
+
+import fnmatch
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import Positional, arg
+
+from jaxddp import cli
+from jaxddp.errors import InputError, check_name
+from jaxddp.parity.builtin import Named, builtin_cases
+from jaxddp.parity.checking import check
+from jaxddp.parity.findings import Report
+from jaxddp.parity.report.console import Row, table, to_text
+from jaxddp.parity.report.data import to_json
+from jaxddp.parity.report.page import to_html
+from jaxddp.parity.workers import Workers
+from jaxddp.runfolder import write_atomically
+
+PROG = "python -m jaxddp.parity"
+EXIT_CODES = {"equal": 0, "different": 1, "incomplete": 2}
+
+
+@dataclass(frozen=True)
+class Options:
+    """Check that a JAX port trains exactly as its PyTorch original, and name the cause if it does not.
+
+    Without PORT.py: jaxddp's own models. Exit code 0: equal, 1: different, 2: could not be checked.
+    """
+
+    port: Annotated[Positional[Path | None], arg(metavar="PORT.py")] = None
+    """The file with both halves; see the README. It is run."""
+    world_size: int = 2
+    """Replicas, on either side."""
+    steps: int = 10
+    """Optimizer steps."""
+    dtype: str = "both"
+    """both | float64. float64 tells whether both sides mean the same; both: and whether they round alike
+    (ports only)."""
+    only: str | None = None
+    """Of jaxddp's own models, those that match: "mlp*", "*adam*x2"."""
+    json: Path | None = None
+    """Write everything that was found."""
+    report: Path | None = None
+    """Write a page with pictures, which stands by itself."""
+    platform: str | None = None
+    """cpu | gpu, of jax. None: GPUs where there are any."""
+    seed: int = 0
+    """From which torch draws the weights of a port."""
+    timeout: float = 300.0
+    """Seconds without a word after which a side counts as hanging."""
+
+    def __post_init__(self) -> None:
+        for name in ("world_size", "steps", "timeout"):
+            if not getattr(self, name) >= 1:
+                raise InputError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be at least 1")
+        check_name("--dtype", self.dtype, ("both", "float64"))
+        if self.platform is not None:
+            check_name("--platform", self.platform, ("cpu", "gpu"))
+        if self.only is not None and self.port is not None:
+            raise InputError(f"--only {self.only}: chooses among jaxddp's own models, not with a PORT.py")
+        if self.port is not None and not self.port.is_file():
+            raise InputError(f"{self.port}: no such file")
+        for path in (self.json, self.report):
+            if path is not None and not path.absolute().parent.is_dir():
+                raise InputError(f"{path}: there is no folder {path.parent}")
+
+
+def main(options: Options) -> int:
+    """Check, print, write; the exit code."""
+    if options.port is None:
+        reports = _check_builtin(options)
+    else:
+        reports = [_check_port(options)]
+        print(to_text(reports[0]))
+    if options.json is not None:
+        texts = [to_json(report).strip() for report in reports]
+        text = texts[0] if options.port is not None else f"[{', '.join(texts)}]"
+        write_atomically(options.json, f"{text}\n".encode())
+    if options.report is not None:
+        write_atomically(options.report, to_html(reports[0]).encode())
+        print(f"report: {options.report}")
+    return max(EXIT_CODES[report.verdict] for report in reports)
+
+
+def _check_port(options: Options) -> Report:
+    assert options.port is not None
+    return check(
+        options.port,
+        world_size=options.world_size,
+        steps=options.steps,
+        seed=options.seed,
+        platform=options.platform,
+        timeout=options.timeout,
+        numerics=options.dtype == "both",
+    )
+
+
+def _check_builtin(options: Options) -> list[Report]:
+    """Check and show them, a line each as it is known."""
+    cases = [
+        named
+        for named in builtin_cases(options.world_size, options.steps)
+        if options.only is None or fnmatch.fnmatch(named.name, options.only)
+    ]
+    if not cases:
+        known = ", ".join(named.name for named in builtin_cases(options.world_size))
+        raise InputError(f"--only {options.only}: matches none of {known}")
+    if options.report is not None and len(cases) > 1:
+        raise InputError(f"--report {options.report}: shows one check, and these are {len(cases)}; choose with --only")
+    reports: list[Report] = []
+
+    def rows(workers: Workers) -> Iterator[Row]:
+        for named in cases:
+            reports.append(check(named.case, numerics=False, workers=workers))
+            yield _row(named, reports[-1])
+
+    with Workers(max(named.case.world_size for named in cases), options.platform, options.timeout) as workers:
+        for line in table(rows(workers)):
+            print(line, flush=True)
+    return reports
+
+
+def _row(named: Named, report: Report) -> Row:
+    config = named.case.config
+    worst = {stage: max(result.residuals) for stage, result in report.stages.items() if result.residuals}
+    return Row(
+        config.model, config.optimizer, named.feature, named.case.world_size, worst, report.verdict, report.seconds
+    )
+
+
+def run(argv: Sequence[str]) -> None:
+    """What the command line does."""
+    show_traceback = "--traceback" in argv
+    with cli.one_line_errors(show_traceback):
+        sys.exit(main(cli.parse_plain(Options, [word for word in argv if word != "--traceback"], PROG)))
+
+
+if __name__ == "__main__":
+    run(sys.argv[1:])

@@ -1,0 +1,21 @@
+"""Weights between a torch module and its flax twin: names, layouts, both directions, nothing left over.
+
+    torch                                   flax
+    Linear           weight (out, in)       kernel (in, out); LinearGeneral's (*in, *out)
+    Conv1d..3d       weight (out, in/g, *k) kernel (*k, in/g, out)
+    ConvTranspose    weight (in, out, *k)   kernel (*k, in, out) with k reversed, or (*k, out, in)
+    Embedding        weight (num, features) embedding
+    norms            weight, running_mean   scale, mean; running_var: var
+    MultiheadAttention
+        in_proj_weight (3 E, E)             query, key, value: kernel (E, heads, E / heads)
+        out_proj.weight                     out.kernel (heads, E / heads, E)
+    any other parameter                     the same name and shape
+
+`Converter` does it in memory, `python -m jaxddp.parity.convert` for files. All maps are linear and
+permute elements only: gradients, updates and moments travel as the weights do.
+"""
+
+from jaxddp.parity.convert.converter import Converter
+from jaxddp.parity.convert.layouts import COUNTER, Piece
+
+__all__ = ["COUNTER", "Converter", "Piece"]

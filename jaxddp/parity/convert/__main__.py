@@ -1,0 +1,84 @@
+"""python -m jaxddp.parity.convert PORT.py WEIGHTS.safetensors OUT.safetensors"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import jax
+from tyro.conf import Positional, arg
+
+from jaxddp import cli
+from jaxddp.errors import InputError, check_name
+from jaxddp.parity.convert.files import FRAMEWORKS, Twins, read, write
+from jaxddp.parity.port import errors_located, load_port
+
+PROG = "python -m jaxddp.parity.convert"
+
+
+@dataclass(frozen=True)
+class Options:
+    """Convert a file of weights between a port's two models, torch to flax or flax to torch.
+
+    torch's side is a state_dict; flax's is flat arrays with dotted names ("blocks.0.fc1.kernel").
+    Every tensor must find its place, and every place its tensor. Dtypes stay.
+    """
+
+    port: Annotated[Positional[Path], arg(metavar="PORT.py")]
+    """The file with torch_model, flax_model and, where they differ, names. It is run."""
+    weights: Annotated[Positional[Path], arg(metavar="WEIGHTS.safetensors")]
+    """What to convert."""
+    out: Annotated[Positional[Path], arg(metavar="OUT.safetensors")]
+    """What to write."""
+    to: str | None = None
+    """flax | torch. None: what the file, by its names, is not."""
+    force: bool = False
+    """Replace OUT if it exists."""
+    quiet: bool = False
+    """Print a line in all, and not one per tensor."""
+
+
+def convert(options: Options) -> None:
+    """Convert the file and say what became what.
+
+    Raises:
+        InputError: the port or the file cannot be used, or they do not fit; then nothing is written.
+    """
+    _check_flags(options)
+    port = load_port(options.port)
+    with errors_located(options.port):
+        twins = Twins.of_port(port)
+    found = read(options.weights)
+    try:
+        to = options.to or twins.other_side(set(found))
+        converted = twins.translated(found, to)
+    except InputError as error:
+        raise InputError(f"{options.weights}: {error}") from None
+    write(options.out, converted, to)
+    if not options.quiet:
+        arrow = "<-" if to == "flax" else "->"
+        for piece in twins.converter.pieces:
+            print(f"{piece.flax} {piece.flax_shape}  {arrow}  {piece.name} {piece.torch_shape}")
+    print(f"{options.out}: {len(converted)} arrays for {to}, from {len(found)} of {options.weights}")
+
+
+def _check_flags(options: Options) -> None:
+    if options.to is not None:
+        check_name("--to", options.to, FRAMEWORKS)
+    if options.out.exists() and not options.force:
+        raise InputError(f"{options.out}: exists; --force replaces it")
+    if not options.out.parent.is_dir():
+        raise InputError(f"{options.out}: there is no folder {options.out.parent}")
+
+
+def main(argv: Sequence[str]) -> None:
+    """What the command line does."""
+    jax.config.update("jax_platforms", "cpu")  # only names and shapes are asked for; leave the GPUs to others
+    show_traceback = "--traceback" in argv
+    with cli.one_line_errors(show_traceback):
+        convert(cli.parse_plain(Options, [word for word in argv if word != "--traceback"], PROG))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

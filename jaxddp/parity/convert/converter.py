@@ -1,0 +1,147 @@
+"""A torch module and its flax twin, array by array."""
+
+import math
+from collections.abc import Collection, Mapping
+
+import numpy as np
+from torch import nn
+
+from jaxddp.errors import InputError
+from jaxddp.parity.convert.layouts import COUNTER, Piece, Shapes, find_piece, renamed
+
+Arrays = Mapping[str, np.ndarray]
+
+
+class Converter:
+    """Translates between the state_dict of a torch module and the flat arrays of a flax model.
+
+    Args:
+        module: the torch module.
+        shapes: the flax model's parameters and buffers, names ("layers.0.kernel") to shapes.
+        names: flax prefixes to torch prefixes, where the two differ ({"Dense_0": "fc1"}).
+        transpose_kernel: prefixes of the flax ConvTranspose layers that have `transpose_kernel=True`;
+            asked for only where a layer has as many inputs as outputs, and its shape does not tell.
+
+    Attributes:
+        pieces: what each flax array is in torch.
+        tied: names of a torch parameter that has several, to the first of them.
+
+    Raises:
+        InputError: an array has no twin, or one of another shape; the message lists all of them,
+            and the table that would map them if there is an obvious one.
+
+    >>> import torch
+    >>> converter = Converter(nn.Sequential(nn.Linear(3, 2)), {"Dense_0.kernel": (3, 2), "Dense_0.bias": (2,)},
+    ...                       names={"Dense_0": "0"})
+    >>> converter.to_torch({"Dense_0.kernel": np.ones((3, 2)), "Dense_0.bias": np.zeros(2)})["0.weight"].shape
+    (2, 3)
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        shapes: Shapes,
+        names: Mapping[str, str] | None = None,
+        transpose_kernel: Collection[str] = (),
+    ):
+        self._tensors = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+        self.tied = _tied(module)
+        modules = dict(module.named_modules(remove_duplicate=False))
+        self.pieces: list[Piece] = []
+        problems, unmapped = [], []
+        for flax, shape in shapes.items():
+            as_gradient = flax.rpartition(".")[0] in transpose_kernel
+            piece = find_piece(flax, renamed(flax, names or {}), shape, modules, self._tensors, as_gradient)
+            if isinstance(piece, str):
+                problems.append(piece)
+                unmapped.append(flax)
+            else:
+                self.pieces.append(piece)
+        covered = {self.tied.get(piece.torch, piece.torch) for piece in self.pieces}
+        missing = [
+            name
+            for name in self._tensors
+            if self.tied.get(name, name) not in covered and name.rpartition(".")[2] != COUNTER
+        ]
+        problems += [f"torch's {name} {self._tensors[name]} has no twin in flax" for name in missing]
+        if problems:
+            raise InputError(f"names: {'; '.join(problems)}{_advice(unmapped, missing, shapes, self._tensors)}")
+
+    @property
+    def untied(self) -> list[tuple[str, str]]:
+        """Flax arrays that are independent, and in torch one and the same tensor."""
+        first: dict[str, str] = {}
+        pairs = []
+        for piece in self.pieces:
+            tensor = self.tied.get(piece.torch, piece.torch)
+            if piece.rows is None and tensor in first:
+                pairs.append((first[tensor], piece.flax))
+            first.setdefault(tensor, piece.flax)
+        return pairs
+
+    def to_flax(self, tensors: Arrays) -> dict[str, np.ndarray]:
+        """A torch state_dict as flax arrays."""
+        arrays = {}
+        for piece in self.pieces:
+            tensor = tensors[piece.torch]
+            arrays[piece.flax] = np.array(piece.to_flax(tensor if piece.rows is None else tensor[piece.rows]))
+        return arrays
+
+    def to_torch(self, arrays: Arrays) -> dict[str, np.ndarray]:
+        """Flax arrays as torch tensors, those that they make up; tied ones under each of their names.
+
+        Args:
+            arrays: some or all of the model's, or as many gradients, updates or moments.
+        """
+        tensors: dict[str, np.ndarray] = {}
+        for piece in self.pieces:
+            if piece.flax not in arrays:
+                continue
+            value = np.array(piece.to_torch(np.asarray(arrays[piece.flax])))
+            if piece.rows is None:
+                tensors[piece.torch] = value
+            else:
+                whole = tensors.setdefault(piece.torch, np.zeros(self._tensors[piece.torch], value.dtype))
+                whole[piece.rows] = value
+        return self.under_all_names(tensors)
+
+    def under_all_names(self, tensors: Arrays) -> dict[str, np.ndarray]:
+        """The same, tied tensors under each of their names; a file of torch's may hold them under one."""
+        known = {self.tied.get(name, name): tensor for name, tensor in tensors.items()}
+        every = dict(tensors)
+        for name, first in self.tied.items():
+            if first in known:
+                every.setdefault(name, known[first])
+                every.setdefault(first, known[first])
+        return every
+
+
+def _tied(module: nn.Module) -> dict[str, str]:
+    """Names of a parameter that has several, to the first of them."""
+    first: dict[int, str] = {}
+    tied = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        if id(parameter) in first:
+            tied[name] = first[id(parameter)]
+        first.setdefault(id(parameter), name)
+    return tied
+
+
+def _advice(unmapped: list[str], missing: list[str], shapes: Shapes, tensors: Shapes) -> str:
+    """A table that would map what is left over, if modules pair off in order by their tensors' sizes."""
+    flax = _by_module({name: shapes[name] for name in unmapped})
+    torch = _by_module({name: tensors[name] for name in missing})
+    if not flax or len(flax) != len(torch):
+        return ""
+    pairs = list(zip(flax.items(), torch.items(), strict=True))
+    if any(sorted(sizes) != sorted(other) for (_, sizes), (_, other) in pairs):
+        return ""
+    return "; perhaps names = " + repr({name: other for (name, _), (other, _) in pairs})
+
+
+def _by_module(shapes: Shapes) -> dict[str, list[int]]:
+    """Modules, in order, to the sizes of their arrays."""
+    sizes: dict[str, list[int]] = {}
+    for name, shape in shapes.items():
+        sizes.setdefault(name.rpartition(".")[0], []).append(math.prod(shape))
+    return sizes

@@ -1,0 +1,154 @@
+"""Files of weights, from the names and layouts of one framework to those of the other."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flax import linen, nnx
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save
+
+from jaxddp.errors import InputError, check_name, differences, listed
+from jaxddp.functional import Functional
+from jaxddp.parity.convert.converter import Arrays, Converter
+from jaxddp.parity.convert.layouts import COUNTER
+from jaxddp.parity.linen import LinenFunctional
+from jaxddp.parity.port import Port
+from jaxddp.runfolder import write_atomically
+
+FRAMEWORKS = ("flax", "torch")
+FORMAT = {"flax": "flax", "torch": "pt"}  # how a safetensors file says whose it is
+
+
+@dataclass(frozen=True)
+class Twins:
+    """A port's two models: what each holds, and the way between.
+
+    Attributes:
+        flax: the flax model's parameters and buffers by name.
+        torch: the torch module's state_dict.
+        converter: between the two.
+    """
+
+    flax: Mapping[str, Any]
+    torch: Mapping[str, Any]
+    converter: Converter
+
+    @classmethod
+    def of_port(cls, port: Port) -> "Twins":
+        """Build both models of a port.
+
+        Raises:
+            InputError: the flax model is none, or its arrays do not map to torch's.
+        """
+        flax, module = _flax_arrays(port), port.torch_model().cpu()
+        shapes = {name: tuple(array.shape) for name, array in flax.items()}
+        converter = Converter(module, shapes, port.names, port.transpose_kernel)
+        return cls(flax, module.state_dict(), converter)
+
+    def other_side(self, names: set[str]) -> str:
+        """The framework that arrays of these names are not of.
+
+        Raises:
+            InputError: they are as much the one's as the other's.
+        """
+        count = {"flax": len(names & self.flax.keys()), "torch": len(names & self.torch.keys())}
+        if not any(count.values()):
+            raise InputError(f"has names of neither model ({listed(sorted(names))})")
+        if count["flax"] == count["torch"]:
+            raise InputError(f"{count['flax']} of its names are flax's, and as many are torch's; give --to")
+        return "flax" if count["torch"] > count["flax"] else "torch"
+
+    def translated(self, arrays: Arrays, to: str) -> dict[str, np.ndarray]:
+        """All weights of the one model as all weights of the other; floating-point dtypes stay.
+
+        Args:
+            arrays: torch's state_dict, or flax's arrays; torch's tied tensors under one name or all.
+            to: "flax" or "torch".
+
+        Raises:
+            InputError: lists everything that is missing, left over, of another shape or kind, and what
+                is one tensor in torch and differs here.
+        """
+        check_name("--to", to, FRAMEWORKS)
+        if to == "flax":
+            tensors = self.converter.under_all_names(arrays)
+            mapped = {piece.torch for piece in self.converter.pieces}  # not the counters that flax does not have
+            wanted = {name: tensor for name, tensor in self.torch.items() if name in tensors or name in mapped}
+            self._check(tensors, wanted, tensors)
+            return _integers_as(self.flax, self.converter.to_flax(tensors))
+        self._check(arrays, self.flax, {})
+        tensors = self.converter.to_torch(arrays)
+        self._check({}, {}, tensors)
+        counters = {name: x.numpy() for name, x in self.torch.items() if _is_counter(name) and name not in tensors}
+        return _integers_as(self.torch, {**counters, **tensors})
+
+    def _check(self, found: Arrays, wanted: Mapping[str, Any], tensors: Arrays) -> None:
+        """Raise unless `found` is what is wanted, and those `tensors` agree that are tied in torch."""
+        problems = differences(found, wanted)
+        problems += [
+            f"{name} is {found[name].dtype} and not {wanted[name].dtype}"
+            for name in sorted(found.keys() & wanted.keys())
+            if _is_integer(found[name]) != _is_integer(wanted[name])
+        ]
+        problems += [
+            f"{name} differs from {first}, which is the same tensor in torch"
+            for name, first in self.converter.tied.items()
+            if name in tensors and tensors[name].tobytes() != tensors[first].tobytes()
+        ]
+        if problems:
+            raise InputError(f"does not fit the model: {'; '.join(problems)}")
+
+
+def read(path: Path) -> dict[str, np.ndarray]:
+    """A .safetensors file's arrays by name, in its own dtypes (bfloat16 too).
+
+    Raises:
+        InputError: the file is missing or no safetensors file.
+    """
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"{path}: not a readable safetensors file ({error})") from error
+
+
+def write(path: Path, arrays: Arrays, framework: str) -> None:
+    """Write a .safetensors file, all of it or nothing.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write(Path(folder, "weights.safetensors"), {"fc.weight": np.arange(6.0).reshape(3, 2).T}, "torch")
+    ...     print(read(Path(folder, "weights.safetensors"))["fc.weight"])
+    [[0. 2. 4.]
+     [1. 3. 5.]]
+    """
+    in_rows = {name: np.array(array, order="C") for name, array in arrays.items()}  # safetensors copies memory as it is
+    write_atomically(path, save(in_rows, metadata={"format": FORMAT[framework]}))
+
+
+def _flax_arrays(port: Port) -> Mapping[str, Any]:
+    model = port.flax_model()
+    functional: Functional | LinenFunctional
+    if isinstance(model, nnx.Module):
+        functional = Functional(model)
+    elif isinstance(model, linen.Module):
+        functional = LinenFunctional(model, port.flax_loss, port.micro_batches(0, 0, "flax")[0])
+    else:
+        raise InputError(f"flax_model: must make a flax.nnx or flax.linen module, and makes {type(model).__name__}")
+    return functional.params | functional.buffers
+
+
+def _is_counter(name: str) -> bool:
+    return name.rpartition(".")[2] == COUNTER
+
+
+def _is_integer(array: Any) -> bool:
+    """Whether an array of numpy, jax or torch holds integers; bfloat16 is no kind that NumPy knows."""
+    return str(array.dtype).removeprefix("torch.").startswith(("int", "uint", "bool"))
+
+
+def _integers_as(model: Mapping[str, Any], arrays: Arrays) -> dict[str, np.ndarray]:
+    """Counters in the model's own dtype: torch's are int64, flax's int32."""
+    return {name: x.astype(np.asarray(model[name]).dtype) if _is_integer(x) else x for name, x in arrays.items()}

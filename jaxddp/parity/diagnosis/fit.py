@@ -1,0 +1,183 @@
+"""Continuous values from what a prediction leaves over: least squares to the last digit, then round numbers."""
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+Values = tuple[float, ...]
+Misfit = Callable[[Values], np.ndarray]
+
+ITERATIONS = 40
+STEP = 1e-5  # of the numeric derivative
+SMALLEST_GAIN = 0.05  # an iteration that gains less than this share has arrived
+DIGITS = 3  # a number with more is not round
+TINY = 1e-9
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """A number to be found.
+
+    Attributes:
+        starts: where to look first.
+        along: "linear"; "log", for what is above 0 and spans decades; or "complement", for betas: the
+            logarithm of 1 - x.
+        unit: a typical size, for "linear".
+        low, high: what makes sense; high itself does not.
+        likely: what it would rather be than a round number.
+    """
+
+    starts: Values
+    along: str = "linear"
+    unit: float = 1.0
+    low: float = 0.0
+    high: float = math.inf
+    likely: Values = ()
+
+    def inward(self, value: float) -> float:
+        """The coordinate in which to search."""
+        if self.along == "linear":
+            return value / self.unit
+        return math.log(value if self.along == "log" else 1 - value)
+
+    def outward(self, coordinate: float) -> float:
+        """The value at a coordinate.
+
+        >>> unknown = Unknown((0.9,), "complement")
+        >>> round(unknown.outward(unknown.inward(0.9)), 12)
+        0.9
+        """
+        if self.along == "linear":
+            return coordinate * self.unit
+        power = math.exp(min(coordinate, 700.0))
+        return power if self.along == "log" else 1 - power
+
+    def allows(self, value: float) -> bool:
+        """Whether the value makes sense."""
+        return self.low - TINY * self.unit <= value < self.high
+
+
+def solve(misfit: Misfit, unknowns: Sequence[Unknown]) -> Values:
+    """The values that leave least, from the best of all starts: Levenberg-Marquardt.
+
+    Args:
+        misfit: values -> what they leave over, any shape.
+
+    >>> x = np.linspace(0, 1, 9)
+    >>> [decay] = solve(lambda v: np.exp(-v[0] * x) - np.exp(-0.03 * x), [Unknown((1e-4, 1.0), "log")])
+    >>> round(decay, 12)
+    0.03
+    """
+    starts = itertools.product(*(unknown.starts for unknown in unknowns))
+    best = min(starts, key=lambda values: float(np.linalg.norm(misfit(values))))
+
+    def at(point: np.ndarray) -> np.ndarray:
+        return misfit(tuple(u.outward(x) for u, x in zip(unknowns, point, strict=True))).ravel()
+
+    point = np.array([u.inward(value) for u, value in zip(unknowns, best, strict=True)])
+    return tuple(u.outward(x) for u, x in zip(unknowns, _descend(at, point), strict=True)) if unknowns else ()
+
+
+def polish(misfit: Misfit, unknowns: Sequence[Unknown], values: Values) -> Values:
+    """The same from values that are near already, each along a straight line, on which 0 can be reached."""
+    near = [Unknown((value,), unit=abs(value) or unknown.unit) for unknown, value in zip(unknowns, values, strict=True)]
+    return solve(misfit, near)
+
+
+def sensible(values: Values, unknowns: Sequence[Unknown]) -> bool:
+    """Whether every value is within its unknown's bounds."""
+    return all(unknown.allows(value) for unknown, value in zip(unknowns, values, strict=True))
+
+
+def _descend(at: Callable[[np.ndarray], np.ndarray], point: np.ndarray) -> np.ndarray:
+    rest, damping = at(point), 1e-6
+    for _ in range(ITERATIONS):
+        norm = float(np.linalg.norm(rest))
+        slopes = np.stack([(at(point + STEP * axis) - rest) / STEP for axis in np.eye(len(point))], axis=1)
+        sizes = np.linalg.norm(slopes, axis=0)
+        sizes[sizes == 0] = 1.0
+        gain = 0.0
+        while damping < 1e6:
+            ridge = np.sqrt(damping) * np.eye(len(point))
+            target = np.concatenate([-rest, np.zeros(len(point))])
+            step = np.linalg.lstsq(np.concatenate([slopes / sizes, ridge]), target)[0] / sizes
+            new = at(point + step)
+            gain = 1 - float(np.linalg.norm(new)) / norm if norm else 0.0
+            if gain > 0:
+                break
+            damping *= 30
+        if gain <= 0:
+            return point
+        point, rest = point + step, new
+        if gain < SMALLEST_GAIN and damping < 1:
+            return point
+        damping = max(damping / 100, 1e-18)
+    return point
+
+
+def round_values(
+    misfit: Misfit, unknowns: Sequence[Unknown], values: Values, accepts: Callable[[Values], bool]
+) -> tuple[Values, bool]:
+    """The values with as few digits as `accepts` allows, and whether all of them are likely or round.
+
+    Where one value makes up for another, rounding the one may leave the other odd: so they are rounded
+    one after the other, in every order, and those that are left are fitted again.
+
+    >>> def rest(values):
+    ...     return np.array([sum(values) - 0.1001])
+    >>> round_values(rest, [Unknown((0.1,))] * 2, (0.0999, 0.0002), lambda values: abs(rest(values)) < 1e-9)
+    ((0.1, 0.0001), True)
+    """
+    orders = itertools.permutations(range(len(values)))
+    found = (_rounded(misfit, unknowns, dict(enumerate(values)), accepts, order) for order in orders)
+    return next(((rounded, True) for rounded in found if rounded is not None), (values, False))
+
+
+def _rounded(
+    misfit: Misfit,
+    unknowns: Sequence[Unknown],
+    values: dict[int, float],
+    accepts: Callable[[Values], bool],
+    order: Sequence[int],
+) -> Values | None:
+    """The values, by place, rounded in this order; None where one must stay as it is."""
+
+    def whole(changed: dict[int, float]) -> Values:
+        return tuple(changed[place] for place in range(len(unknowns)))
+
+    def fitted(place: int, candidate: float, rest: Sequence[int]) -> dict[int, float]:
+        held = values | {place: candidate}
+        others = polish(
+            lambda others: misfit(whole(held | dict(zip(rest, others, strict=True)))),
+            [unknowns[other] for other in rest],
+            tuple(held[other] for other in rest),
+        )
+        return held | dict(zip(rest, others, strict=True))
+
+    for done, place in enumerate(order, start=1):
+        candidates = (fitted(place, c, order[done:]) for c in _rounder(values[place], unknowns[place]))
+        accepted = (changed for changed in candidates if sensible(whole(changed), unknowns) and accepts(whole(changed)))
+        found = next(accepted, None)
+        if found is None:
+            return None
+        values = found
+    return whole(values)
+
+
+def _rounder(value: float, unknown: Unknown) -> list[float]:
+    """Numbers near the value, those first that somebody would rather have written."""
+    candidates = [x for x in unknown.likely if abs(x - value) < 1e-3 * abs(x)]
+    candidates += [x for x in unknown.starts if abs(x - value) < 1e-3 * unknown.unit]
+    candidates += [0.0] if unknown.along != "log" and abs(value) < 1e-3 * unknown.unit else []
+    for digits in range(1, DIGITS + 1):
+        candidates.append(_digits(value, digits))
+        if unknown.along == "complement":
+            candidates.append(_digits(1 - _digits(1 - value, digits), 12))
+    return candidates
+
+
+def _digits(value: float, digits: int) -> float:
+    return float(f"{value:.{digits - 1}e}")

@@ -1,0 +1,112 @@
+"""Causes of a difference in the forward and backward pass: a fault in the loss, or in how pieces are combined."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxddp.parity.diagnosis.replay import ModelEvidence, ModelStep, Replay
+from jaxddp.parity.diagnosis.search import Ruling
+from jaxddp.parity.diagnosis.variants import Change, Edit
+from jaxddp.parity.diagnosis.variants_combined import Reading, combined, counts_of, readings, reference_reading
+from jaxddp.parity.diagnosis.variants_fit import Item, Stages, residual_at
+from jaxddp.parity.diagnosis.variants_functions import (
+    batch_norm_sync,
+    gelu,
+    ignore_index,
+    label_smoothing,
+    loss_terms,
+    norm_epsilon,
+    padding_idx,
+    tied_weights,
+)
+from jaxddp.parity.diagnosis.variants_layout import flattened_axes, kernel_axes, same_padding
+from jaxddp.parity.diagnosis.variants_precision import reduced_precision
+from jaxddp.parity.diagnosis.variants_search import explain
+from jaxddp.parity.diagnosis.variants_sites import edits_of
+
+__all__ = ["FLOOR", "ModelEvidence", "ModelStep", "explain_model", "model_residual"]
+
+FLOOR = 1e-12
+SLOW = 0.03  # seconds; where a replay of one replica takes longer, one has to do
+OF_ONE_CALL = (
+    *(gelu, norm_epsilon, label_smoothing, ignore_index, padding_idx, loss_terms, batch_norm_sync),
+    *(same_padding, flattened_axes, kernel_axes),
+)
+STALE = Edit(Change("stale_parameters", "gradients at the parameters of the step before", stale=True), frozenset())
+
+
+def explain_model(evidence: ModelEvidence, floor: float = FLOOR, seconds: float = 30.0) -> Ruling:
+    """Name what makes JAX's local losses and gradients differ from the reference's.
+
+    Args:
+        evidence: the reference's loss, and what JAX did.
+        floor: the largest residual that is rounding.
+        seconds: to look for causes in; what is found is then still confirmed on every step.
+
+    Returns:
+        The ruling; nothing named and no runner-up where nothing differs.
+    """
+    subject = LossAndGradients(evidence)
+    for step in range(subject.steps):
+        if residual_at(subject, (step, subject.ranks)) > floor:
+            probe = step, subject.most_different(step)
+            return explain(subject, subject.items(step, probe[1][0]), probe, floor, seconds)
+    return Ruling((), None)
+
+
+def model_residual(evidence: ModelEvidence) -> float:
+    """How far JAX's local losses and gradients are from the reference's: the worst step and tensor."""
+    subject = LossAndGradients(evidence)
+    return max(residual_at(subject, (step, subject.ranks)) for step in range(subject.steps))
+
+
+class LossAndGradients:
+    """The local losses and gradients, as `variants_search` takes its subject."""
+
+    def __init__(self, evidence: ModelEvidence):
+        self.steps = len(evidence.steps)
+        self.ranks = tuple(range(evidence.world_size))
+        self._evidence = evidence
+        self._replay = Replay(evidence)
+        self._reference = reference_reading(evidence.loss_normalization)
+        self._counts: dict[int, np.ndarray] = {}
+
+    def found(self, step: int, ranks: Sequence[int]) -> Stages:
+        """What JAX did; a stage that is not seen is left out."""
+        taken, chosen = self._evidence.steps[step], list(ranks)
+        stages = {"local_gradients": {name: value[chosen] for name, value in taken.local_gradients.items()}}
+        return stages | ({"local_loss": {"loss": taken.local_loss[chosen]}} if taken.local_loss.size else {})
+
+    def predicted(self, step: int, ranks: Sequence[int], items: Sequence[Any]) -> Stages:
+        """What the reference does, with faults."""
+        edits = [item for item in items if isinstance(item, Edit)]
+        reading = next((item for item in items if isinstance(item, Reading)), self._reference)
+        if step not in self._counts:
+            self._counts[step] = counts_of(self._replay.run(step, self.ranks))
+        recounted = reading.over == "global" and any(edit.change.counts for edit in edits)
+        run = self.ranks if reading.shared or recounted else tuple(ranks)
+        found = self._replay.run(step, run, edits)
+        counts = self._counts[step].copy()
+        counts[list(run)] = counts_of(found)
+        return combined(reading, found, run, ranks, counts)
+
+    def most_different(self, step: int) -> tuple[int, ...]:
+        """The two replicas that differ most; one, where a replay takes long."""
+        start = time.monotonic()
+        self._replay.run(step, self.ranks[:1], (STALE,) if step else ())
+        number = 1 if time.monotonic() - start > SLOW else 2
+        by_residual = sorted(self.ranks, key=lambda rank: residual_at(self, (step, (rank,))), reverse=True)
+        return tuple(by_residual[:number])
+
+    def items(self, step: int, rank: int) -> list[Item]:
+        """All faults that apply to what the loss really calls, those of many calls first."""
+        calls = self._replay.trace(step, rank)
+        changes = [(call, change) for of_call in OF_ONE_CALL for call in calls for change in of_call(call)]
+        changes += [*tied_weights(calls, self._evidence.module), *reduced_precision(calls)]
+        alone = len(self.ranks) == 1
+        edits = [edit for edit in edits_of(changes) if not (alone and edit.change.lockstep)]
+        edits.sort(key=lambda edit: -len(edit.sites))
+        micro_batches = len(self._evidence.steps[step].micro_batches[rank])
+        return [*readings(self._evidence.loss_normalization, len(self.ranks), micro_batches), STALE, *edits]

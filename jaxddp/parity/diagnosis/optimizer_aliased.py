@@ -1,0 +1,53 @@
+"""Single tensors whose update is none of their own."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from jaxddp.parity.diagnosis.optimizer_evidence import OptimizerEvidence, Tensors, ratio, replay, stage_norm
+from jaxddp.parity.diagnosis.recipes import Recipe
+from jaxddp.parity.diagnosis.search import Hypothesis
+
+
+def aliased(
+    evidence: OptimizerEvidence, recipe: Recipe, residuals: list[dict[str, float]], floor: float
+) -> Hypothesis | None:
+    """Whether every tensor that is off is 0, or another's update, or that of the step before.
+
+    Args:
+        residuals: per step and tensor, of the reference's own recipe.
+
+    Returns:
+        None where half of the tensors or more are off: these are not single ones.
+    """
+    off = {name for of_step in residuals for name, value in of_step.items() if value > floor}
+    if 2 * len(off) >= len(recipe.names):
+        return None
+    worst = 0.0
+    says: dict[str, str] = {}
+    before: Tensors = {}
+    for of_step, (step, predicted) in zip(residuals, replay(recipe, evidence), strict=True):
+        norm = stage_norm(step.update)
+        for name, value in of_step.items():
+            if value > floor:
+                value, source = _nearest(name, step.update[name], predicted, before, norm)
+                says[name] = source
+            worst = max(worst, value)
+        before = predicted
+    return Hypothesis(("aliased_buffers",), "; ".join(f"the update of {n} {what}" for n, what in says.items()), worst)
+
+
+def _nearest(name: str, found: np.ndarray, predicted: Tensors, before: Tensors, norm: float) -> tuple[float, str]:
+    """What a tensor's update is nearest to, by residual."""
+    candidates: Mapping[str, np.ndarray] = {
+        "is 0": np.zeros_like(found),
+        **{f"is that of {other}": value for other, value in predicted.items() if other != name},
+        **({"is that of the step before": before[name]} if before else {}),
+    }
+    distances = {
+        says: ratio(float(np.linalg.norm(value.ravel() - found.ravel())), norm)
+        for says, value in candidates.items()
+        if value.size == found.size
+    }
+    says = min(distances, key=distances.__getitem__)
+    return distances[says], says

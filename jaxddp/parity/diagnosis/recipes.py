@@ -1,0 +1,238 @@
+"""What an optimizer step is, in every dialect: torch's, optax's, and those that come of a mistake.
+
+Everything works on one element at a time, so that a sample of elements can be replayed as well as
+whole tensors. In NumPy and float64, apart from both frameworks.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+# What an optimizer remembers, and what a restore can lose of it.
+STATE = {
+    "sgd": ("buffer",),
+    "adam": ("mean", "square", "largest"),
+    "rmsprop": ("mean", "square", "buffer"),
+    "adagrad": ("square",),
+}
+State = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """An optimizer over S steps and T tensors, with g the gradient, p the parameter, t the count.
+
+        g <- scale g;  coupled: g <- g + decay p
+        sgd:      b <- first b + (1 - dampening) g, but g at first;  u = b;  nesterov: u = g + first b
+        adam:     m <- first m + (1 - first) g;  v <- second v + (1 - second) g^2
+                  u = m / (1 - first^t) / root(v / (1 - second^t));  amsgrad: of the largest v so far
+        rmsprop:  v <- second v + (1 - second) g^2;  centred: m <- second m + (1 - second) g, else m = 0
+                  b <- first b + g / root(v - m^2);  u = b
+        adagrad:  v <- v + g^2;  u = g / root(v)
+        update = -lr u;  not coupled: - lr decay p
+
+    where root(v) = sqrt(v) + eps.
+
+    Attributes:
+        family: a key of `STATE`.
+        names: of the T tensors.
+        shapes: of the T tensors.
+        rates: learning rates, (R, T), R >= S: as far as the scheduler goes.
+        index: the row of `rates` that each step takes, (S,); beyond the last, the last holds.
+        factor: that every rate is multiplied by.
+        rate_decay: the rate is divided by 1 + (t - 1) rate_decay, (T,).
+        first: momentum, or Adam's beta1, (S, T).
+        second: RMSprop's alpha, or Adam's beta2, (S, T).
+        dampening: (S, T).
+        dampens_first: b starts as (1 - dampening) g.
+        eps: (S, T).
+        eps_place: "outside" of the root, "inside": sqrt(v + eps), or "both".
+        decay: weight decay, (S, T).
+        coupled: it goes into the gradient.
+        decay_rate: what uncoupled decay is multiplied by in place of the learning rate; None: the rate.
+        used: tensors that are updated; the others stay, and their state with them, (S, T).
+        count: t, (S, T).
+        start: where v starts, (T,).
+        scale: of the gradients.
+        corrects: divide by 1 - first^t and 1 - second^t.
+        nesterov, centred, amsgrad: as torch's flags.
+        restored_at: the state is saved and restored after so many steps; None: never.
+        lost: what the restored state lacks.
+    """
+
+    family: str
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    rates: np.ndarray
+    index: np.ndarray
+    rate_decay: np.ndarray
+    first: np.ndarray
+    second: np.ndarray
+    dampening: np.ndarray
+    eps: np.ndarray
+    decay: np.ndarray
+    used: np.ndarray
+    count: np.ndarray
+    start: np.ndarray
+    coupled: bool
+    nesterov: bool = False
+    centred: bool = False
+    amsgrad: bool = False
+    dampens_first: bool = False
+    corrects: bool = True
+    eps_place: str = "outside"
+    decay_rate: float | None = None
+    factor: float = 1.0
+    scale: float = 1.0
+    restored_at: int | None = None
+    lost: frozenset[str] = frozenset()
+
+    @property
+    def scheduled(self) -> bool:
+        """Whether the learning rate changes."""
+        return bool((self.rates != self.rates[0]).any())
+
+    @cached_property
+    def lr(self) -> np.ndarray:
+        """The learning rate of each step and tensor, (S, T)."""
+        rates = self.rates[np.clip(self.index, 0, len(self.rates) - 1)]
+        return self.factor * rates / (1 + (self.count - 1) * self.rate_decay)
+
+    @cached_property
+    def fresh(self) -> np.ndarray:
+        """Whether a tensor has no momentum buffer yet, (S, T)."""
+        fresh = self.count == 1
+        if self.restored_at is not None and "buffer" in self.lost:
+            fresh[self.restored_at] = True
+        return fresh
+
+    @cached_property
+    def numbers(self) -> "list[Numbers]":
+        """Every step's numbers, each (T,)."""
+        ones = np.ones(self.count.shape)
+        rest, rest_ahead, rest_square = ones, ones, ones
+        if self.family == "adam" and self.corrects:
+            count = np.maximum(self.count, 1)
+            rest, rest_ahead = 1 - self.first**count, 1 - self.first ** (count + 1)
+            rest_square = 1 - self.second**count
+        columns = (self.lr, self.first, self.second, self.dampening, self.eps, self.decay)
+        return [Numbers(*row) for row in zip(*columns, self.fresh, rest, rest_ahead, rest_square, strict=True)]
+
+    def begin(self, block: "Block", step: int, state: State | None) -> State:
+        """The state before a step: at first, and where a restore has lost it, the initial one."""
+        lost = self.lost if step == self.restored_at else frozenset()
+        new = {part: np.asarray(0.0) for part in STATE[self.family]}
+        new["square"] = np.asarray(block.spread(self.start))
+        return new if state is None else {part: new[part] if part in lost else state[part] for part in state}
+
+    def advance(
+        self, block: "Block", step: int, state: State | None, params: np.ndarray, gradients: np.ndarray
+    ) -> tuple[np.ndarray, State]:
+        """One step on a block of elements.
+
+        Args:
+            step: counted from 0.
+            state: of the step before; None before the first.
+            params, gradients: (E,) or any shape.
+
+        Returns:
+            What is added to the parameters, and the new state.
+        """
+        n = Numbers(*(block.spread(row) for row in self.numbers[step]))
+        old = self.begin(block, step, state)
+        gradients = self.scale * gradients
+        if self.coupled:
+            gradients = gradients + n.decay * params
+        direction, new = DIRECTIONS[self.family](self, n, old, gradients)
+        update = -n.lr * direction
+        if not self.coupled:
+            update = update - (n.lr if self.decay_rate is None else self.decay_rate) * n.decay * params
+        used = block.spread(self.used[step])
+        if np.all(used):
+            return update, old | new
+        return np.where(used, update, 0.0), old | {
+            part: np.where(used, value, old[part]) for part, value in new.items()
+        }
+
+
+class Numbers(NamedTuple):
+    """One step's numbers, per tensor (T,) or as a block spreads them."""
+
+    lr: np.ndarray
+    first: np.ndarray
+    second: np.ndarray
+    dampening: np.ndarray
+    eps: np.ndarray
+    decay: np.ndarray
+    fresh: np.ndarray
+    rest: np.ndarray  # 1 - first^t
+    rest_ahead: np.ndarray  # 1 - first^(t + 1)
+    rest_square: np.ndarray  # 1 - second^t
+
+
+class Block(NamedTuple):
+    """Elements that are replayed together.
+
+    Attributes:
+        tensor_of: the number of the tensor that each belongs to, (E,); one number: all to that tensor.
+    """
+
+    tensor_of: np.ndarray | int
+
+    def spread(self, values: np.ndarray) -> np.ndarray:
+        """Numbers per tensor, (T,), as numbers per element, or one number where all are the same.
+
+        >>> Block(np.array([0, 0, 1])).spread(np.array([0.5, 2.0])).tolist()
+        [0.5, 0.5, 2.0]
+        """
+        if isinstance(self.tensor_of, int):
+            return values[self.tensor_of]
+        return values[0] if (values == values[0]).all() else values[self.tensor_of]
+
+
+Direction = Callable[[Recipe, Numbers, Mapping[str, np.ndarray], np.ndarray], tuple[np.ndarray, State]]
+
+
+def _sgd(recipe: Recipe, n: Numbers, old: Mapping[str, np.ndarray], g: np.ndarray) -> tuple[np.ndarray, State]:
+    kept = (1 - n.dampening) * g
+    buffer = np.where(n.fresh, kept if recipe.dampens_first else g, n.first * old["buffer"] + kept)
+    return (g + n.first * buffer if recipe.nesterov else buffer), {"buffer": buffer}
+
+
+def _adam(recipe: Recipe, n: Numbers, old: Mapping[str, np.ndarray], g: np.ndarray) -> tuple[np.ndarray, State]:
+    mean = n.first * old["mean"] + (1 - n.first) * g
+    square = n.second * old["square"] + (1 - n.second) * g**2
+    new = {"mean": mean, "square": square}
+    if recipe.amsgrad:
+        new["largest"] = square = np.maximum(old["largest"], square)
+    corrected = mean / n.rest
+    if recipe.nesterov:
+        corrected = n.first * mean / n.rest_ahead + (1 - n.first) * g / n.rest
+    return corrected / _root(recipe, square / n.rest_square, n.eps), new
+
+
+def _rmsprop(recipe: Recipe, n: Numbers, old: Mapping[str, np.ndarray], g: np.ndarray) -> tuple[np.ndarray, State]:
+    square = n.second * old["square"] + (1 - n.second) * g**2
+    mean = n.second * old["mean"] + (1 - n.second) * g
+    scaled = g / _root(recipe, square - mean**2 if recipe.centred else square, n.eps)
+    buffer = n.first * old["buffer"] + scaled
+    ahead = scaled + n.first * buffer if recipe.nesterov else buffer
+    return ahead, {"mean": mean, "square": square, "buffer": buffer}
+
+
+def _adagrad(recipe: Recipe, n: Numbers, old: Mapping[str, np.ndarray], g: np.ndarray) -> tuple[np.ndarray, State]:
+    square = old["square"] + g**2
+    return g / _root(recipe, square, n.eps), {"square": square}
+
+
+def _root(recipe: Recipe, square: np.ndarray, eps: np.ndarray) -> np.ndarray:
+    if recipe.eps_place == "outside":
+        return np.sqrt(square) + eps
+    inside = np.sqrt(square + eps)
+    return inside + eps if recipe.eps_place == "both" else inside
+
+
+DIRECTIONS: dict[str, Direction] = {"sgd": _sgd, "adam": _adam, "rmsprop": _rmsprop, "adagrad": _adagrad}

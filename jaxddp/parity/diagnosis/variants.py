@@ -1,0 +1,267 @@
+"""Faults planted in a torch loss: while it runs, some function calls are answered otherwise.
+
+A module and a functional loss call the same functions (`F.gelu`, `F.layer_norm`, `Tensor.reshape`),
+so one mechanism reaches both. A call is a `Site`: the k-th call of a function of that name. A
+`Change` is what a fault makes of one call; an `Edit` is a change at one site, or at all of them.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import FunctionType
+from typing import Any, Protocol
+
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+Site = tuple[str, int]
+Gather = Callable[[Tensor], Sequence[Tensor]]
+
+_POOL = ("input", "kernel_size", "stride", "padding")
+_CONVOLUTION = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+PARAMETERS: dict[str, tuple[str, ...]] = {
+    "gelu": ("input", "approximate"),
+    "layer_norm": ("input", "normalized_shape", "weight", "bias", "eps"),
+    "rms_norm": ("input", "normalized_shape", "weight", "eps"),
+    "group_norm": ("input", "num_groups", "weight", "bias", "eps"),
+    "instance_norm": (
+        *("input", "running_mean", "running_var", "weight", "bias", "use_input_stats", "momentum", "eps"),
+    ),
+    "batch_norm": ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps"),
+    "embedding": ("input", "weight", "padding_idx"),
+    "cross_entropy": (
+        *("input", "target", "weight", "size_average", "ignore_index", "reduce", "reduction", "label_smoothing"),
+    ),
+    "nll_loss": ("input", "target", "weight", "size_average", "ignore_index", "reduce", "reduction"),
+    "linear": ("input", "weight", "bias"),
+    "matmul": ("input", "other"),
+    "bmm": ("input", "mat2"),
+    "scaled_dot_product_attention": ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale"),
+    **{f"conv{dims}d": _CONVOLUTION for dims in (1, 2, 3)},
+    **{f"{kind}_pool{dims}d": _POOL for kind in ("max", "avg") for dims in (1, 2, 3)},
+}
+COMPOSITE = ("multi_head_attention_forward",)  # not calls in themselves: what they call counts
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """A call of a torch function in a running loss.
+
+    Attributes:
+        site: name of the function, and how often it was called before.
+        function, args, kwargs: what is called, and with what.
+        module: name of the innermost module that is being executed; "" for the root, None outside.
+        count_more: takes a number to add to the "count" that the loss function returns.
+        gather: a tensor -> those of all replicas at this call, where they run side by side.
+        result: what it returned, if it was recorded.
+        into: names of functions whose first argument the result became.
+    """
+
+    site: Site
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    module: str | None = None
+    count_more: Callable[[float], None] = lambda number: None
+    gather: Gather = lambda tensor: (tensor,)
+    result: Any = None
+    into: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """The function's."""
+        return self.site[0]
+
+    def get(self, parameter: str, default: Any = None) -> Any:
+        """An argument by its parameter's name in `PARAMETERS`."""
+        position = self._position(parameter)
+        return self.args[position] if position < len(self.args) else self.kwargs.get(parameter, default)
+
+    def but(self, **arguments: Any) -> "Call":
+        """The same call with some other arguments."""
+        call = self
+        for parameter, value in arguments.items():
+            position = call._position(parameter)
+            if position < len(call.args):
+                call = call.but_at(position, value)
+            else:
+                call = replace(call, kwargs={**call.kwargs, parameter: value})
+        return call
+
+    def but_at(self, position: int, value: Any) -> "Call":
+        """The same call with another positional argument."""
+        return replace(self, args=(*self.args[:position], value, *self.args[position + 1 :]))
+
+    def run(self) -> Any:
+        """Make the call."""
+        return self.function(*self.args, **self.kwargs)
+
+    def _position(self, parameter: str) -> int:
+        return PARAMETERS[self.name].index(parameter)
+
+
+Proceed = Callable[[Call], Any]
+
+
+class Answer(Protocol):
+    """What a fault makes of a call."""
+
+    def __call__(self, call: Call, proceed: Proceed, value: float, /) -> Any:
+        """Return the call's result; `proceed` makes it, with whatever other faults it has."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a fault does to one call.
+
+    Attributes:
+        fault: a name of `catalogue.FAULTS`.
+        what: the same in words; with the value after it, if there is one.
+        answer: the call's result under the fault.
+        reference: the reference's value, where the fault is another value; None: nothing to fit.
+        starts: where to start to fit from.
+        least: the smallest value that makes sense.
+        setting: what a program has for all calls alike: single sites are not tried.
+        lockstep: the replicas have to run side by side, as the fault makes them look at each other.
+        stale: the loss is taken at the weights of the step before.
+        counts: the fault changes how many elements count.
+    """
+
+    fault: str
+    what: str
+    answer: Answer = lambda call, proceed, value, /: proceed(call)
+    reference: float | None = None
+    starts: tuple[float, ...] = ()
+    least: float = 0.0
+    setting: bool = False
+    lockstep: bool = False
+    stale: bool = False
+    counts: bool = False
+
+
+@dataclass(frozen=True)
+class Edit:
+    """A change at one site or several, with its value.
+
+    Attributes:
+        where: the module, or a pattern of modules; "" for everywhere.
+    """
+
+    change: Change
+    sites: frozenset[Site]
+    where: str = ""
+    value: float | None = None
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """The name of its fault."""
+        return (self.change.fault,)
+
+    @property
+    def says(self) -> str:
+        """The fault, its value, where it is, and what the reference has."""
+        change = self.change
+        value = "" if self.value is None else f" {self.value:.10g}"
+        has = "" if change.reference is None else f", the reference has {change.reference:.10g}"
+        return f"{change.what}{value}{f' in {self.where}' if self.where else ''}{has}"
+
+    @property
+    def reference(self) -> float | None:
+        """The reference's value; None: there is nothing to fit."""
+        return self.change.reference
+
+    @property
+    def starts(self) -> tuple[float, ...]:
+        """Where to start to fit from."""
+        return self.change.starts
+
+    def at(self, value: float) -> "Edit":
+        """The same with another value."""
+        return replace(self, value=max(value, self.change.least))
+
+    def excludes(self, other: object) -> bool:
+        """Whether both are about the same thing in the same place."""
+        if not isinstance(other, Edit):
+            return False
+        if self.change.stale or other.change.stale:
+            return self.change.stale and other.change.stale
+        return self.change.fault == other.change.fault and bool(self.sites & other.sites)
+
+
+class Calls(TorchFunctionMode):
+    """While it is on, calls are counted, and those that an edit names are answered its way.
+
+    Args:
+        edits: the faults.
+        gather: see `Call`.
+        modules: the executed modules' names, innermost last, if calls are to be recorded.
+
+    Attributes:
+        recorded: the calls, in their order; empty without `modules`.
+        more: what was added to the count.
+
+    >>> import torch
+    >>> gelu = Change("gelu_approximation", "", lambda call, proceed, _: proceed(call.but(approximate="tanh")))
+    >>> with Calls([Edit(gelu, frozenset({("gelu", 1)}))]):
+    ...     [torch.nn.functional.gelu(torch.tensor([1.0, 2.0])) for _ in range(2)]
+    [tensor([0.8413, 1.9545]), tensor([0.8412, 1.9546])]
+    """
+
+    def __init__(
+        self, edits: Iterable[Edit] = (), gather: Gather = lambda tensor: (tensor,), modules: list[str] | None = None
+    ):
+        super().__init__()
+        self._edits: dict[Site, list[Edit]] = defaultdict(list)
+        # A value is put in before what depends on it is done.
+        for edit in sorted(edits, key=lambda edit: (not edit.change.lockstep, edit.value is None)):
+            for site in edit.sites:
+                self._edits[site].append(edit)
+        self._gather = gather
+        self._modules = modules
+        self._counter: Counter[str] = Counter()
+        self._makers: dict[int, Call] = {}
+        self.recorded: list[Call] = []
+        self.more = 0.0
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = func.__name__
+        if name in COMPOSITE:
+            with self:
+                return _opened(func)(*args, **kwargs or {})
+        site = name, self._counter[name]
+        self._counter[name] += 1
+        edits = self._edits.get(site, ())
+        if not edits and self._modules is None:
+            return func(*args, **kwargs or {})
+        call = Call(site, func, args, kwargs or {}, count_more=self._count_more, gather=self._gather)
+        return self._record(call) if self._modules is not None else _answered(call, list(edits))
+
+    def _count_more(self, number: float) -> None:
+        self.more += number
+
+    def _record(self, call: Call) -> Any:
+        assert self._modules is not None
+        if call.args and id(call.args[0]) in self._makers:
+            self._makers[id(call.args[0])].into.append(call.name)
+        result = call.run()
+        call = replace(call, module=self._modules[-1] if self._modules else None, result=result)
+        self.recorded.append(call)  # keeps the result alive, and so its id its own
+        self._makers[id(result)] = call
+        return result
+
+
+def _answered(call: Call, edits: list[Edit]) -> Any:
+    if not edits:
+        return call.run()
+    edit = edits[0]
+    return edit.change.answer(call, lambda call: _answered(call, edits[1:]), 0.0 if edit.value is None else edit.value)
+
+
+def _opened(function: Any) -> Callable[..., Any]:
+    """The function without its own look for overrides, so that the functions that it calls are seen."""
+    names = function.__globals__ | {"has_torch_function": lambda arguments: False}
+    opened = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
+    opened.__kwdefaults__ = function.__kwdefaults__
+    return opened

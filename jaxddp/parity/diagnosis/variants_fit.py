@@ -1,0 +1,238 @@
+"""Fits the values of faults: what is left once they are right, and what they are.
+
+A replay gives a vector of differences: what the reference does with the faults, minus what JAX did,
+every stage over its norm. A value enters it almost linearly, so that the first replay already
+tells what is left once the value is right, and Broyden's method gets there in a few more.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+ITERATIONS = 8  # of Broyden's method; measured: 2 to 5 reach the floor
+DIGITS = 4  # that a round number has at most
+IMPOSSIBLE = (RuntimeError, ValueError, TypeError, IndexError, ArithmeticError, AttributeError)
+
+Stages = Mapping[str, Mapping[str, np.ndarray]]
+Probe = tuple[int, tuple[int, ...]]  # a step and some replicas
+
+
+class Item(Protocol):
+    """A fault, or what stands for one, perhaps with a value to be fitted."""
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """Names of `catalogue.FAULTS`."""
+
+    @property
+    def says(self) -> str:
+        """The fault in words."""
+
+    @property
+    def reference(self) -> float | None:
+        """The value that changes nothing; None: there is nothing to fit."""
+
+    @property
+    def starts(self) -> tuple[float, ...]:
+        """Values to start from."""
+
+    @property
+    def value(self) -> float | None:
+        """The value that it has."""
+
+    def at(self, value: float) -> "Item":
+        """The same with another value."""
+
+    def excludes(self, other: object) -> bool:
+        """Whether the two cannot be together."""
+
+
+class Subject(Protocol):
+    """What is to be explained."""
+
+    @property
+    def steps(self) -> int:
+        """How many there are."""
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """All replicas."""
+
+    def found(self, step: int, ranks: Sequence[int]) -> Stages:
+        """What JAX did."""
+
+    def predicted(self, step: int, ranks: Sequence[int], items: Sequence[Any]) -> Stages:
+        """What the reference does, with faults."""
+
+
+class Differences:
+    """Predicted minus found at some steps, as a vector: each stage over its norm.
+
+    The norm is the larger of what was found and of what the reference does without faults.
+    """
+
+    def __init__(self, subject: Subject, probes: Iterable[Probe]):
+        self._subject = subject
+        self._parts: list[tuple[Probe, str, str, np.ndarray, float]] = []
+        for probe in probes:
+            found, clean = subject.found(*probe), subject.predicted(*probe, ())
+            for stage, tensors in found.items():
+                common = [name for name in tensors if name in clean[stage]]
+                scale = max(_norm(tensors[name] for name in common), _norm(clean[stage][name] for name in common))
+                self._parts += [(probe, stage, name, tensors[name], scale) for name in common]
+
+    def __call__(self, items: Sequence[Item] = ()) -> np.ndarray:
+        """The vector; infinite where one is NaN and the other is not.
+
+        Raises:
+            One of IMPOSSIBLE: the faults cannot be planted together here.
+        """
+        probes = dict.fromkeys(part[0] for part in self._parts)
+        predicted = {probe: self._subject.predicted(*probe, items) for probe in probes}
+        pieces = []
+        for probe, stage, name, found, scale in self._parts:
+            difference = (np.asarray(predicted[probe][stage][name]) - found).ravel()
+            missing = np.isnan(found).ravel() & np.isnan(predicted[probe][stage][name]).ravel()
+            difference = np.where(missing, 0.0, difference) / (scale or 1.0)
+            pieces.append(np.where(np.isnan(difference), np.inf, difference))
+        return np.concatenate(pieces) if pieces else np.zeros(0)
+
+    def worst(self, vector: np.ndarray) -> float:
+        """The largest norm of any tensor's part of a vector."""
+        ends = np.cumsum([found.size for *_, found, _ in self._parts])[:-1]
+        return max((float(np.linalg.norm(part)) for part in np.split(vector, ends)), default=0.0)
+
+
+def _norm(tensors: Iterable[np.ndarray]) -> float:
+    """The Euclidean norm of what is a number in them."""
+    return float(np.sqrt(sum(np.sum(np.square(np.where(np.isnan(tensor), 0.0, tensor))) for tensor in tensors)))
+
+
+def residual_at(subject: Subject, probe: Probe, items: Sequence[Item] = ()) -> float:
+    """What faults, or none, leave at a step on some replicas."""
+    differences = Differences(subject, [probe])
+    return differences.worst(differences(items))
+
+
+@dataclass(frozen=True, eq=False)
+class Point:
+    """Faults with their values, the differences there, and how those change with each fitted value."""
+
+    items: tuple[Item, ...]
+    vector: np.ndarray
+    slopes: tuple[np.ndarray, ...] = ()
+
+    def step(self) -> np.ndarray:
+        """The change of the values that leaves the least, if the slopes do not change."""
+        # Slopes differ by orders of magnitude (an eps, a factor): in units of their own they do not.
+        norms = np.array([np.linalg.norm(slope) or 1.0 for slope in self.slopes])
+        matrix = np.stack(self.slopes, 1) / norms
+        return np.linalg.lstsq(matrix, -self.vector, rcond=None)[0] / norms
+
+    def after(self, step: np.ndarray) -> np.ndarray:
+        """The differences after a change of the values, if the slopes do not change."""
+        return self.vector + sum(slope * move for slope, move in zip(self.slopes, step, strict=True))
+
+
+class Fit:
+    """Adds faults to faults, and fits their values.
+
+    Args:
+        differences: of what is to be explained.
+        floor: the largest residual that is rounding.
+    """
+
+    def __init__(self, differences: Differences, floor: float):
+        self._differences = differences
+        self._floor = floor
+
+    def add(self, point: Point, item: Item) -> Point | None:
+        """One fault more; None: it makes no difference there, or cannot be planted."""
+        if item.reference is None:
+            vector = self._try((*point.items, item))
+            changed = vector is not None and not np.array_equal(vector, point.vector)
+            return Point((*point.items, item), vector, point.slopes) if changed and vector is not None else None
+        added = []
+        for start in item.starts:
+            vector = self._try((*point.items, item.at(start)))
+            if vector is not None and np.isfinite(vector).all() and np.isfinite(point.vector).all():
+                slope = (vector - point.vector) / (start - item.reference)
+                if slope.any():
+                    added.append(Point((*point.items, item.at(item.reference)), point.vector, (*point.slopes, slope)))
+        return min(added, key=self.promise, default=None)
+
+    def promise(self, point: Point) -> float:
+        """The residual once the values are right, if the slopes do not change."""
+        if not point.slopes or not np.isfinite(point.vector).all():
+            return self.residual(point)
+        return self._differences.worst(point.after(point.step()))
+
+    def residual(self, point: Point) -> float:
+        """The worst tensor's."""
+        return self._differences.worst(point.vector)
+
+    def reach(self, point: Point) -> Point:
+        """The point of least differences: Gauss and Newton's steps with Broyden's slopes; then round values."""
+        stalled = 0
+        for _ in range(ITERATIONS if point.slopes and np.isfinite(point.vector).all() else 0):
+            items = _moved(point.items, point.step())
+            moved = np.array(_values(items)) - _values(point.items)
+            vector = self._try(items)
+            if not moved.any() or vector is None or not np.isfinite(vector).all():
+                break
+            wrong = (vector - point.after(moved)) / (moved @ moved)
+            slopes = tuple(slope + wrong * move for slope, move in zip(point.slopes, moved, strict=True))
+            gain = np.linalg.norm(vector) / np.linalg.norm(point.vector)
+            point = Point(items, vector, slopes) if gain < 1 else Point(point.items, point.vector, slopes)
+            stalled += int(gain > 0.5)
+            if stalled == 2:
+                break
+        return self._rounded(point)
+
+    def _rounded(self, point: Point) -> Point:
+        """The point with each value as round as the residual allows."""
+        allowed = max(10 * self.residual(point), self._floor / 100)
+        if allowed > 10 * self._floor:
+            return point
+        for position, item in enumerate(point.items):
+            if item.reference is not None and item.value is not None:
+                for value in _round_numbers(item.value, item.reference):
+                    items = (*point.items[:position], item.at(value), *point.items[position + 1 :])
+                    vector = self._try(items)
+                    if vector is not None and self._differences.worst(vector) <= allowed:
+                        point = Point(items, vector, point.slopes)
+                        break
+        return point
+
+    def _try(self, items: tuple[Item, ...]) -> np.ndarray | None:
+        try:
+            return self._differences(items)
+        except IMPOSSIBLE:
+            return None
+
+
+def _values(items: Sequence[Item]) -> list[float]:
+    return [item.value for item in items if item.reference is not None and item.value is not None]
+
+
+def _moved(items: Sequence[Item], step: np.ndarray) -> tuple[Item, ...]:
+    """The items with the fitted values changed."""
+    moves = iter(step)
+    return tuple(
+        item if item.reference is None or item.value is None else item.at(item.value + float(next(moves)))
+        for item in items
+    )
+
+
+def _round_numbers(value: float, reference: float) -> Iterator[float]:
+    """Candidates from the roundest on: 0 if it is nearly that, then with one digit, two, and so on.
+
+    >>> list(_round_numbers(0.10000000002, 0.0))
+    [0.1, 0.1, 0.1, 0.1]
+    """
+    if abs(value) < 1e-3 * (abs(reference) or 1.0):
+        yield 0.0
+    for digits in range(1, DIGITS + 1):
+        yield float(f"{value:.{digits}g}")

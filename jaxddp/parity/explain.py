@@ -1,0 +1,250 @@
+"""From stages that differ to their causes: each stage's evidence to the diagnosis that knows it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from jaxddp.parity.case import LOCAL_STAGES, PortCase, Question, Tensors
+from jaxddp.parity.children import ChildError
+from jaxddp.parity.diagnosis import optimizer, reduction
+from jaxddp.parity.diagnosis.reduction import ReductionStep
+from jaxddp.parity.diagnosis.samples import SampleEvidence, explain_samples
+from jaxddp.parity.diagnosis.search import Ruling
+from jaxddp.parity.findings import Cause, Difference, Layer, Problem
+from jaxddp.parity.flax_layers import FlaxLayers
+from jaxddp.parity.jax_child import Micro
+from jaxddp.parity.judge import OWN_LOCAL, Judgement, Located, clip
+from jaxddp.parity.layers import first_difference
+from jaxddp.parity.port import Facts
+from jaxddp.parity.records import Lazy, Records, Scratch, StoredRecord
+from jaxddp.parity.run_torch import torch_records
+from jaxddp.parity.torch_explain import Explain
+from jaxddp.parity.torch_layers import TorchLayers
+from jaxddp.parity.torch_rank import Summary
+from jaxddp.parity.workers import Workers
+
+REDUCTION_STEPS = 5  # whose micro-batches are looked into, from the first that differs
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What both sides have shown, and where they part.
+
+    Attributes:
+        case, facts, summary, start: of the run.
+        reference, found: folders of torch's records, and of jax's.
+        judgement: of the two.
+    """
+
+    case: Question
+    facts: Facts
+    summary: Summary
+    start: Tensors
+    reference: Path
+    found: Path
+    judgement: Judgement
+
+    @property
+    def torch(self) -> Records:
+        """Torch's records."""
+        return torch_records(self.reference, self.case.world_size)
+
+    @property
+    def jax(self) -> Records:
+        """jax's, forced by torch's."""
+        return Records([self.found])
+
+    def before(self, step: int) -> Tensors:
+        """The parameters before a step, from 0."""
+        return self.start if step == 0 else self.torch[step - 1]["params"]
+
+
+def explain(evidence: Evidence, workers: Workers, problems: list[Problem]) -> list[Difference]:
+    """Every difference, in the order of the stages, with its cause where it has a name.
+
+    Args:
+        problems: what keeps a cause from being looked for is added here.
+    """
+    first = evidence.judgement.first
+    if own := _own_update(evidence):
+        first["update"] = own
+    differences: list[Difference] = []
+    if "samples" in first:
+        differences += _told(evidence, "samples", _explain_samples(evidence))
+    try:
+        differences += _explain_model(evidence, workers)
+        differences += _explain_reduction(evidence, workers)
+    except ChildError as error:
+        problems.append(Problem("flax" if error.child == "flax" else "torch", error.where, error.what))
+    differences += _explain_optimizer(evidence)
+    if "hyperparameters" in first and not any(d.stage == "update" and d.cause for d in differences):
+        differences += _told(evidence, "hyperparameters", None)
+    return differences
+
+
+def _told(evidence: Evidence, stage: str, ruling: Ruling | None) -> Iterator[Difference]:
+    """A difference for each cause; one without a cause if it has no name."""
+    located = evidence.judgement.first[stage]
+    stage = stage.removeprefix("own_")
+    allowed = evidence.judgement.allowed(stage)
+    causes: list[Cause | None] = [*_causes(ruling)] if ruling is not None else []
+    for cause in causes or [None]:
+        yield Difference(
+            stage,
+            located.step,
+            located.tensor,
+            located.residual,
+            allowed,
+            cause=cause,
+            nearest=ruling.runner_up and (ruling.runner_up.says, ruling.runner_up.residual) if ruling and not cause else None,
+            detail=located.detail,
+        )
+
+
+def _causes(ruling: Ruling) -> Iterator[Cause]:
+    """The faults that are there at once; each with the names that this run cannot tell apart."""
+    if not ruling.named:
+        return
+    runner_up = ruling.runner_up and (ruling.runner_up.says, ruling.runner_up.residual)
+    for position in range(ruling.named[0].edits):
+        says: dict[str, str] = {}
+        for hypothesis in ruling.named:
+            parts = hypothesis.says.split("; ")
+            whole = len(parts) == hypothesis.edits
+            says.setdefault(hypothesis.faults[position], parts[position] if whole else hypothesis.says)
+        yield Cause.of(tuple(says), tuple(says.values()), ruling.named[0].residual, runner_up or None)
+
+
+def _explain_samples(evidence: Evidence) -> Ruling:
+    steps = min(len(evidence.torch), len(evidence.jax))
+    of_torch = [evidence.torch[step]["samples"] for step in range(steps)]
+    of_jax = [evidence.jax[step]["samples"] for step in range(steps)]
+    facts = evidence.facts
+    return explain_samples(SampleEvidence(of_torch, of_jax, facts.steps_per_epoch, facts.restore_at))
+
+
+def _explain_model(evidence: Evidence, workers: Workers) -> Iterator[Difference]:
+    """Loss, local gradients and buffers, replayed in torch."""
+    first = evidence.judgement.first
+    stages = [stage for stage in LOCAL_STAGES if stage in first]
+    same = [max(of.values()) == 0 for of in evidence.judgement.residuals["samples"]]
+    steps = tuple(step for step, equal in enumerate(same) if equal)
+
+    def job(what: str) -> Explain:
+        source, world_size = evidence.case.torch_source, evidence.case.world_size
+        return Explain(source, what, steps, evidence.start, evidence.reference, evidence.found, world_size)  # type: ignore[arg-type]
+
+    if stages:
+        stage = min(stages, key=lambda s: (first[s].step, LOCAL_STAGES.index(s)))
+        layer = _first_layer(evidence, workers, first[stage].step - 1)
+        told = _told(evidence, stage, workers.torch.do(job("model"))[0])
+        yield from (replace(difference, layer=layer) for difference in told)
+    if "buffers" in first:
+        (ruling,) = workers.torch.do(job("buffers"))
+        if ruling.named or not stages:  # otherwise they follow from the model's difference
+            yield from _told(evidence, "buffers", ruling)
+
+
+def _first_layer(evidence: Evidence, workers: Workers, step: int) -> Layer | None:
+    """The first layer whose output differs, on the replica whose loss differs most."""
+    if not isinstance(evidence.case, PortCase):
+        return None
+    theirs, ours = evidence.torch[step]["local_loss"]["loss"], evidence.jax[step]
+    found = ours["pure_local_loss" if "pure_local_loss" in ours else "local_loss"]["loss"]
+    rank = int(np.argmax(np.abs(found - theirs)))
+    scratch = Scratch()
+    of_torch, of_flax = scratch.path / "torch", scratch.path / "flax"
+    job = (evidence.start, evidence.reference)
+    workers.jax.start(FlaxLayers(evidence.case, *job, of_flax, step, rank))
+    workers.torch.do(TorchLayers(evidence.case.torch_source, *job, of_torch, step, rank, evidence.case.world_size))
+    workers.jax.wait()
+    flax = Records([of_flax])[0]
+    return first_difference(Records([of_torch])[0], flax, flax.notes["twins"])
+
+
+def _explain_reduction(evidence: Evidence, workers: Workers) -> Iterator[Difference]:
+    """What the port's own step makes of the micro-batches' gradients."""
+    first = evidence.judgement.first
+    stages = [stage for stage in (OWN_LOCAL, "gradients", "clipped_gradients") if stage in first]
+    if not stages:
+        return
+    stage = min(stages, key=lambda s: (first[s].step, stages.index(s)))
+    start = first[stage].step - 1
+    last = min(start + REDUCTION_STEPS, len(evidence.jax))
+    scratch = Scratch()
+    steps = tuple(range(start, last))
+    workers.jax.do(Micro(evidence.case, evidence.start, evidence.reference, scratch.path, steps))
+    facts = evidence.facts
+    reference = reduction.Recipe(facts.loss_normalization, clip_norm=facts.clip_grad_norm)
+    micro = Records([scratch.path], owner=scratch)
+    of_steps = Lazy(lambda: len(steps), lambda i: _reduction_step(evidence, micro[i], evidence.jax[steps[i]]))
+    ruling = reduction.explain_reduction(of_steps, reference, evidence.summary.tied)
+    yield from _told(evidence, stage, ruling)
+
+
+def _reduction_step(evidence: Evidence, micro: StoredRecord, found: StoredRecord) -> ReductionStep:
+    shown = {stage: _of_all(evidence, found, stage) for stage in reduction.SHOWN if stage in found}
+    return ReductionStep(micro["counts"]["counts"], micro["sums"], micro.get("stale"), shown)
+
+
+def _of_all(evidence: Evidence, found: StoredRecord, stage: str) -> Tensors:
+    """A stage as every replica has it, (W, ...)."""
+    if stage in LOCAL_STAGES:
+        return found[stage]
+    spread, world_size = found["spread"], evidence.case.world_size
+    same = {name: np.broadcast_to(value, (world_size, *value.shape)) for name, value in found[stage].items()}
+    return {name: spread.get(f"{stage}:{name}", value) for name, value in same.items()}
+
+
+def _explain_optimizer(evidence: Evidence) -> Iterator[Difference]:
+    """The update, and what the optimizer keeps."""
+    first = evidence.judgement.first
+    if "update" in first:
+        floor = optimizer.FLOOR + evidence.judgement.update_rounding
+        yield from _told(evidence, "update", optimizer.explain(_optimizer_evidence(evidence), floor))
+    elif "optimizer_state" in first:
+        yield from _told(evidence, "optimizer_state", None)
+
+
+def _own_update(evidence: Evidence) -> Located | None:
+    """Where the update of a port's own step is not what torch's optimizer makes of the step's gradients."""
+    if not evidence.facts.own_step:
+        return None
+    found = optimizer.reference_residuals(_optimizer_evidence(evidence))
+    for step, of_step in enumerate(found or [], start=1):
+        tensor = max(of_step, key=lambda name: of_step[name])
+        if not of_step[tensor] <= evidence.judgement.allowed("update"):
+            return Located(step, tensor, of_step[tensor])
+    return None
+
+
+def _optimizer_evidence(evidence: Evidence) -> optimizer.OptimizerEvidence:
+    return optimizer.OptimizerEvidence(
+        evidence.summary.optimizer,
+        Lazy(lambda: min(len(evidence.torch), len(evidence.jax)), lambda index: _optimizer_step(evidence, index)),
+        evidence.summary.rates,
+        evidence.case.world_size,
+        evidence.facts.accumulation_steps,
+        evidence.facts.restore_at,
+    )
+
+
+def _optimizer_step(evidence: Evidence, index: int) -> optimizer.OptimizerStep:
+    theirs, ours = evidence.torch[index], evidence.jax[index]
+    before = evidence.before(index)
+    params = {name: before[name] for name in theirs["update"]}
+    reached = theirs["clipped_gradients"]
+    given = _own_gradients(evidence, ours) if evidence.facts.own_step else reached
+    update = {name: ours["update"][name] for name in params}
+    return optimizer.OptimizerStep(theirs.notes["groups"], params, given, frozenset(params.keys() - reached), update)
+
+
+def _own_gradients(evidence: Evidence, ours: StoredRecord) -> Tensors:
+    """What the port's own step gives its optimizer."""
+    if "clipped_gradients" in ours:
+        return ours["clipped_gradients"]
+    pure = {name: value.mean(0) for name, value in ours["pure_local_gradients"].items()}
+    norm, gradients = evidence.facts.clip_grad_norm, ours.get("gradients", pure)
+    return gradients if norm is None else clip(gradients, norm)

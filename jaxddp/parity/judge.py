@@ -1,0 +1,211 @@
+"""Where two records part, stage by stage, each stage judged by what it was given.
+
+A port whose gradients are summed has wrong updates too, but its optimizer is right: given those
+gradients torch's would have made the same of them. So a stage counts as different only if it
+differs from what the reference would have made of the same inputs.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from jaxddp.parity.case import LOCAL_STAGES
+from jaxddp.parity.compare import residuals
+from jaxddp.parity.convert import COUNTER
+from jaxddp.parity.diagnosis import samples
+from jaxddp.parity.findings import ORDER, StageResult
+from jaxddp.parity.port import Facts
+from jaxddp.parity.records import Record, Records, Tensors
+
+# The largest residual that counts as equal, in float64.
+ALLOWED = {
+    "samples": 0.0,
+    "hyperparameters": 1e-6,  # optax keeps them in float32; measured: up to 3e-8
+    "local_loss": 1e-12,  # measured: up to 1e-15
+    "local_gradients": 1e-12,  # measured: up to 1e-15
+    "gradients": 1e-12,  # measured: up to 1e-15
+    "clipped_gradients": 1e-12,  # measured: up to 1e-15
+    "update": 1e-12,  # measured: up to 3e-14; see `rounding_of_update` for steps that are small beside the parameters
+    "buffers": 1e-12,  # measured: up to 1e-15
+    "optimizer_state": 1e-12,  # measured: up to 1e-14
+}
+OWN_LOCAL = "own_local_gradients"  # what a port's step shows, against what its loss alone says
+EPSILON = float(np.finfo(np.float64).eps)
+TORCH_CLIP_EPSILON = 1e-6
+# What optax calls it, and what torch does; compared where both have it.
+STATES = {"exp_avg": "mu", "exp_avg_sq": "nu", "square_avg": "nu", "grad_avg": "mu", "sum": "sum_of_squares"}
+MOMENTUM = ("buffer", "trace")  # torch's momentum_buffer; only SGD's is kept in the same units by optax
+RATES = {"learning_rate": "lr", "eps": "eps", "weight_decay": "weight_decay", "momentum": "momentum"}
+
+
+@dataclass
+class Located:
+    """The first step at which a stage differs, and the tensor that differs most there."""
+
+    step: int
+    tensor: str
+    residual: float
+    detail: str = ""
+
+
+@dataclass
+class Judgement:
+    """What the comparison of two records found.
+
+    Attributes:
+        residuals: stage -> per step, per tensor, plainly jax's against torch's.
+        update_rounding: of the worst step, see `rounding_of_update`.
+        shapes: tensor -> shape.
+        first: stage -> where it first differs from what the reference would have made of its inputs.
+    """
+
+    residuals: dict[str, list[dict[str, float]]] = field(default_factory=dict)
+    update_rounding: float = 0.0
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    first: dict[str, Located] = field(default_factory=dict)
+
+    def results(self) -> dict[str, StageResult]:
+        """Each stage over all steps."""
+        return {stage: self._result(stage) for stage in ORDER if stage in self.residuals}
+
+    def allowed(self, stage: str) -> float:
+        """The largest residual that counts as equal."""
+        return ALLOWED.get(stage, 0.0) + (self.update_rounding if stage == "update" else 0.0)
+
+    def _result(self, stage: str) -> StageResult:
+        steps = self.residuals[stage]
+        worst: dict[str, float] = {}
+        for of_step in steps:
+            for name, value in of_step.items():
+                worst[name] = max(worst.get(name, 0.0), value)
+        tensors = {name: (self.shapes.get(name.rpartition(":")[2], ()), value) for name, value in worst.items()}
+        return StageResult(ALLOWED.get(stage, 0.0), tuple(max(of.values(), default=math.nan) for of in steps), tensors)
+
+
+def judge(torch: Records, jax: Records, facts: Facts, optimizer: str) -> Judgement:
+    """Compare every stage of every step that both have taken.
+
+    Args:
+        torch: the reference.
+        jax: forced by it.
+        optimizer: torch's class.
+    """
+    judgement = Judgement()
+    for step, (theirs, ours) in enumerate(zip(torch, jax, strict=False), start=1):
+        judgement.shapes |= {name: value.shape for name, value in theirs["update"].items()}
+        judgement.update_rounding = max(judgement.update_rounding, rounding_of_update(theirs))
+        same_samples = True
+        for stage, plain, given in _stages(theirs, ours, facts, optimizer):
+            if plain:
+                judgement.residuals.setdefault(stage, []).append(plain)
+            if stage == "samples":
+                same_samples = max(plain.values()) == 0
+            elif not same_samples and stage in ("local_loss", "local_gradients", "buffers"):
+                continue  # other examples, other gradients
+            _locate(judgement, stage, step, given)
+        for stage, located in _spread(theirs, ours, step):
+            judgement.first.setdefault(stage, located)
+    return judgement
+
+
+def _stages(
+    theirs: Record, ours: Record, facts: Facts, optimizer: str
+) -> Iterator[tuple[str, dict[str, float], dict[str, float]]]:
+    """(stage, residuals against torch, residuals against torch given the same inputs)."""
+    examples = {"examples": samples.differing_share(theirs["samples"], ours["samples"])}
+    yield "samples", examples, examples
+    if shown := _hyperparameters(theirs, ours):
+        yield "hyperparameters", shown, shown
+    pure = {stage: ours[f"pure_{stage}" if f"pure_{stage}" in ours else stage] for stage in LOCAL_STAGES}
+    for stage in LOCAL_STAGES:
+        yield stage, _against(ours.get(stage, pure[stage]), theirs[stage]), _against(pure[stage], theirs[stage])
+    if "pure_local_gradients" in ours and "local_gradients" in ours:
+        yield OWN_LOCAL, {}, _against(ours["local_gradients"], pure["local_gradients"])
+    mean = {name: value.mean(0) for name, value in pure["local_gradients"].items()}
+    gradients = ours.get("gradients", mean)
+    if "gradients" in ours:
+        yield "gradients", _against(gradients, theirs["gradients"]), _against(gradients, mean)
+    if "clipped_gradients" in ours and facts.clip_grad_norm is not None:
+        clipped, right = ours["clipped_gradients"], clip(gradients, facts.clip_grad_norm)
+        yield "clipped_gradients", _against(clipped, theirs["clipped_gradients"]), _against(clipped, right)
+    update = _against(ours["update"], theirs["update"])
+    yield "update", update, {} if facts.own_step else update
+    if theirs["buffers"]:
+        buffers = _against(ours["buffers"], theirs["buffers"])
+        yield "buffers", buffers, buffers
+    if states := _optimizer_state(theirs, ours, optimizer):
+        yield "optimizer_state", states, {} if facts.own_step else states
+
+
+def rounding_of_update(record: Record) -> float:
+    """What is lost where torch's update is seen as a difference of parameters: eps |p| / |update|.
+
+    >>> rounding_of_update({"params": {"w": np.array([3.0])}, "update": {"w": np.array([1e-3])}}) < 1e-12
+    True
+    """
+    params, update = (math.hypot(*(float(np.linalg.norm(x)) for x in record[s].values())) for s in ("params", "update"))
+    return EPSILON * params / update if update else 0.0
+
+
+def clip(gradients: Tensors, norm: float) -> Tensors:
+    """torch's clip_grad_norm_: g min(1, norm / (|g| + 1e-6)).
+
+    >>> clip({"w": np.array([3.0, 4.0])}, 2.5)["w"].round(5)
+    array([1.5, 2. ])
+    """
+    whole = math.hypot(*(float(np.linalg.norm(value)) for value in gradients.values()))
+    share = min(1.0, norm / (whole + TORCH_CLIP_EPSILON))
+    return {name: value * share for name, value in gradients.items()}
+
+
+def _against(ours: Tensors, theirs: Tensors) -> dict[str, float]:
+    """Residuals of the tensors that torch has; where it has none and jax zeros, they agree."""
+    theirs = {name: value for name, value in theirs.items() if not name.endswith(COUNTER)}
+    unused = {name: np.zeros_like(ours[name]) for name in ours if name not in theirs and not np.any(ours[name])}
+    return residuals({name: ours[name] for name in (*theirs, *unused)}, {**theirs, **unused})
+
+
+def _locate(judgement: Judgement, stage: str, step: int, found: Mapping[str, float]) -> None:
+    if stage in judgement.first or not found:
+        return
+    tensor = max(found, key=lambda name: found[name])
+    if not found[tensor] <= judgement.allowed("local_gradients" if stage == OWN_LOCAL else stage):
+        judgement.first[stage] = Located(step, tensor, found[tensor])
+
+
+def _spread(theirs: Record, ours: Record, step: int) -> Iterator[tuple[str, Located]]:
+    """Stages in which the replicas do not hold the same bits."""
+    by_stage: dict[str, dict[str, float]] = {}
+    for key, value in ours["spread"].items():
+        stage, _, name = key.partition(":")
+        scale = math.hypot(*(float(np.linalg.norm(x)) for x in ours[stage].values())) or 1.0
+        by_stage.setdefault(stage, {})[name] = float(np.max(np.abs(value - value[:1]))) / scale
+    for stage, of_stage in by_stage.items():
+        if stage == "params" and not by_stage.keys() <= {"params", "buffers"}:
+            continue  # they follow from gradients that differ already
+        tensor = max(of_stage, key=lambda name: of_stage[name])
+        detail = f"the replicas differ from each other in {len(of_stage)} tensors"
+        yield ("update" if stage == "params" else stage), Located(step, tensor, of_stage[tensor], detail)
+
+
+def _hyperparameters(theirs: Record, ours: Record) -> dict[str, float]:
+    """What both sides show of their optimizers' settings, relative."""
+    (group, *_), shown = theirs.notes["groups"], ours.get("hyperparameters", {})  # type: ignore[attr-defined]
+    pairs = {name: (float(shown[name]), group[key]) for name, key in RATES.items() if name in shown and key in group}
+    return {name: abs(a - b) / (abs(b) or 1.0) for name, (a, b) in pairs.items()}
+
+
+def _optimizer_state(theirs: Record, ours: Record, optimizer: str) -> dict[str, float]:
+    """What both optimizers keep, in the same units."""
+    found: dict[str, float] = {}
+    for kind in sorted({key.partition(":")[0] for key in theirs["optimizer_state"]}):
+        names = (STATES[kind],) if kind in STATES else MOMENTUM if optimizer == "SGD" else ()
+        of_torch = {key: x for key, x in theirs["optimizer_state"].items() if key.startswith(kind + ":")}
+        for name in names:
+            of_jax = {key: ours["optimizer_state"].get(key.replace(kind, name, 1)) for key in of_torch}
+            if all(value is not None for value in of_jax.values()):
+                found |= _against(of_jax, of_torch)  # type: ignore[arg-type]
+                break
+    return found

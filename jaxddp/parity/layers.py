@@ -1,0 +1,88 @@
+"""Where two forward passes part: the first layer whose output differs."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from jaxddp.parity.findings import Layer
+from jaxddp.parity.records import StoredRecord, Tensors
+
+EQUAL = 1e-10  # ||flax - torch|| / ||torch|| of an output; measured: up to 3e-15
+
+INPUTS, OUTPUTS = "inputs", "outputs"
+
+
+def first_difference(torch: StoredRecord, flax: StoredRecord, twins: dict[str, str]) -> Layer | None:
+    """Compare the layers that both have called, in torch's order.
+
+    Args:
+        torch, flax: "inputs" and "outputs", layer -> array; notes "order": layers as they were done.
+        twins: torch's layers -> flax's.
+
+    Returns:
+        None: no layer differs, or none could be compared.
+    """
+    outputs, inputs = (torch[OUTPUTS], flax[OUTPUTS]), (torch[INPUTS], flax[INPUTS])
+    before = ""
+    for name, twin in _pairs(torch.notes["order"], twins, outputs[1]):
+        theirs, ours = outputs[0][name], in_torch_layout(outputs[1][twin], outputs[0][name].shape)
+        residual = _residual(ours, theirs)
+        if residual <= EQUAL:
+            before = name
+            continue
+        return Layer(
+            flax=twin,
+            torch=name,
+            shapes=(outputs[1][twin].shape, theirs.shape),
+            **_largest(ours, theirs),
+            residual=residual,
+            input_residual=_input_residual(inputs[1].get(twin), inputs[0].get(name)),
+            before=before,
+        )
+    return None
+
+
+def in_torch_layout(flax: np.ndarray, shape: Sequence[int]) -> np.ndarray | None:
+    """A flax activation in torch's layout: as it is, or with the channels moved from last to second.
+
+    >>> in_torch_layout(np.zeros((2, 5, 4, 3)), (2, 3, 5, 4)).shape
+    (2, 3, 5, 4)
+    >>> in_torch_layout(np.zeros((2, 5)), (2, 4)) is None
+    True
+    """
+    if flax.shape == tuple(shape):
+        return flax
+    if flax.ndim > 2 and np.moveaxis(flax, -1, 1).shape == tuple(shape):
+        return np.moveaxis(flax, -1, 1)
+    return None
+
+
+def _pairs(order: Sequence[str], twins: dict[str, str], flax: Tensors) -> Iterator[tuple[str, str]]:
+    """Calls that have a twin: "fc" with "fc", "fc (2)", its second call, with "fc (2)"."""
+    for name in order:
+        module, space, number = name.partition(" ")
+        twin = twins.get(module, "?") + space + number
+        if twin in flax:
+            yield name, twin
+
+
+def _residual(ours: np.ndarray | None, theirs: np.ndarray) -> float:
+    if ours is None:
+        return np.inf
+    scale = float(np.linalg.norm(theirs))
+    difference = float(np.linalg.norm(ours - theirs))
+    return difference / scale if scale else (0.0 if difference == 0 else np.inf)
+
+
+def _input_residual(ours: np.ndarray | None, theirs: np.ndarray | None) -> float | None:
+    if ours is None or theirs is None:
+        return None
+    return _residual(in_torch_layout(ours, theirs.shape), theirs)
+
+
+def _largest(ours: np.ndarray | None, theirs: np.ndarray) -> dict[str, tuple]:
+    """Where the largest difference is, and both values there."""
+    if ours is None:
+        return {"element": (), "values": (np.nan, np.nan)}
+    element = np.unravel_index(np.nanargmax(np.abs(ours - theirs)), theirs.shape)
+    return {"element": tuple(map(int, element)), "values": (float(ours[element]), float(theirs[element]))}

@@ -1,0 +1,66 @@
+"""Rounding: how far float32 carries each side from its own float64 run, both forced by the same reference."""
+
+import math
+
+import numpy as np
+
+from jaxddp.parity.findings import Difference, Numerics
+from jaxddp.parity.records import Records, Tensors
+
+ALLOWED = 10.0  # jax's distance over torch's, either way; measured: see tests/parity/test_check.py
+EPSILON = float(np.finfo(np.float32).eps)
+STAGES = ("local_loss", "local_gradients", "gradients", "update", "buffers")
+
+
+def compare_numerics(
+    jax: tuple[Records, Records], torch: tuple[Records, Records], own_step: bool
+) -> tuple[dict[str, Numerics], list[Difference]]:
+    """Each side's float32 against its float64.
+
+    Args:
+        jax, torch: (float64, float32).
+        own_step: the port's optimizer was not given the reference's gradients, and Adam makes
+            much of the rounding of small ones: its updates say nothing here.
+    """
+    results, differences = {}, []
+    for stage in STAGES:
+        if own_step and stage == "update":
+            continue
+        ours, theirs = _distances(*jax, stage), _distances(*torch, stage)
+        if not ours or not theirs:
+            continue
+        results[stage] = Numerics(max(d for d, _ in ours), max(d for d, _ in theirs), ALLOWED)
+        floors = _update_floors(torch[0]) if stage == "update" else [EPSILON] * len(ours)
+        for step, ((mine, tensor), (other, _), floor) in enumerate(zip(ours, theirs, floors, strict=False), start=1):
+            low, high = sorted((mine, other))
+            if high > ALLOWED * max(low, floor):
+                side = "jax" if mine > other else "torch"
+                detail = f"in float32 {side} is {high:.0e} from its float64 run, the other side {low:.0e}"
+                differences.append(Difference(stage, step, tensor, high, ALLOWED * low, "numeric", detail=detail))
+                break
+    return results, differences
+
+
+def _update_floors(torch: Records) -> list[float]:
+    """Rounding of an update that is seen as a difference of parameters: eps |p| / |u|."""
+    return [EPSILON * _norm(record["params"]) / (_norm(record["update"]) or 1.0) for record in torch]
+
+
+def _norm(tensors: Tensors) -> float:
+    return math.hypot(*(float(np.linalg.norm(value)) for value in tensors.values() if value.dtype.kind == "f"))
+
+
+def _distances(exact: Records, rounded: Records, stage: str) -> list[tuple[float, str]]:
+    """Per step ||x32 - x64|| / ||x64|| of the stage, and the tensor with the largest share."""
+    found = []
+    for truth, other in zip(exact, rounded, strict=False):
+        if stage not in truth or stage not in other or not truth[stage]:
+            continue
+        found.append(_distance(truth[stage], other[stage]))
+    return found
+
+
+def _distance(truth: Tensors, rounded: Tensors) -> tuple[float, str]:
+    of_float = {name: value for name, value in truth.items() if value.dtype.kind == "f"}
+    errors = {name: float(np.linalg.norm(rounded[name] - value)) for name, value in of_float.items()}
+    return math.hypot(*errors.values()) / (_norm(of_float) or 1.0), max(errors, key=lambda name: errors[name])

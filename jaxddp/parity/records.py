@@ -1,0 +1,153 @@
+"""What a run has shown, step by step: in files, so that no run is ever held whole.
+
+A record is what one step showed: stage -> tensor -> array. A `RecordWriter` puts each into a
+safetensors file of its own as soon as it is made; `Records` reads back what is asked for.
+"""
+
+import json
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, overload
+
+import numpy as np
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+Tensors = dict[str, np.ndarray]
+Record = Mapping[str, Tensors]  # stage -> tensors, after one step
+
+T = TypeVar("T")
+
+_BETWEEN = "|"  # stage | tensor
+
+
+class RecordWriter:
+    """Writes the records of one process, one after the other.
+
+    Args:
+        folder: new, or empty.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     RecordWriter(Path(folder)).write({"params": {"w": np.ones(2)}}, groups=[{"lr": 0.1}])
+    ...     record = Records([Path(folder)])[0]
+    ...     record["params"], record.notes
+    ({'w': array([1., 1.])}, {'groups': [{'lr': 0.1}]})
+    """
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+        self._count = 0
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def write(self, record: Record, **notes: Any) -> None:
+        """Add a record, with notes beside it that JSON can hold."""
+        tensors = {
+            f"{stage}{_BETWEEN}{name}": np.ascontiguousarray(value).reshape(np.shape(value))
+            for stage, of_stage in record.items()
+            for name, value in of_stage.items()
+        }
+        metadata = {"stages": json.dumps(list(record)), "notes": json.dumps(notes)}
+        path = self._folder / f"{self._count:06}.safetensors"
+        save_file(tensors, path.with_suffix(".part"), metadata)
+        path.with_suffix(".part").rename(path)  # a reader never sees half a record
+        self._count += 1
+
+
+class StoredRecord(Mapping[str, Tensors]):
+    """One step's record, read from the files of all processes that took part, a stage at a time.
+
+    Args:
+        paths: rank 0's file, and the others'.
+        stacked: stages of which each file holds one rank's; they come as (world_size, ...).
+    """
+
+    def __init__(self, paths: Sequence[Path], stacked: Sequence[str]):
+        self._paths = paths
+        self._stacked = stacked
+        with safe_open(paths[0], "numpy") as file:
+            metadata = file.metadata()
+        self._stages: list[str] = json.loads(metadata["stages"])
+        self.notes: dict[str, Any] = json.loads(metadata["notes"])
+
+    def __getitem__(self, stage: str) -> Tensors:
+        if stage not in self._stages:
+            raise KeyError(stage)
+        if stage not in self._stacked:
+            return _read(self._paths[0], stage)
+        of_ranks = [_read(path, stage) for path in self._paths]
+        return {name: np.stack([tensors[name] for tensors in of_ranks]) for name in of_ranks[0]}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._stages)
+
+    def __len__(self) -> int:
+        return len(self._stages)
+
+
+class Lazy(Sequence[T]):
+    """Items that are made anew whenever they are asked for, so that no more than one need be held.
+
+    Args:
+        count: how many there are, now.
+        make: index from 0 -> the item.
+
+    >>> squares = Lazy(lambda: 3, lambda index: index**2)
+    >>> squares[-1], squares[1:], list(squares)
+    (4, [1, 4], [0, 1, 4])
+    """
+
+    def __init__(self, count: Callable[[], int], make: Callable[[int], T]):
+        self._count, self._make = count, make
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[T]: ...
+    def __getitem__(self, index: int | slice) -> T | list[T]:
+        count = self._count()
+        if isinstance(index, slice):
+            return [self._make(i) for i in range(*index.indices(count))]
+        if not -count <= index < count:
+            raise IndexError(index)
+        return self._make(index % count)
+
+    def __len__(self) -> int:
+        return self._count()
+
+
+class Records(Lazy[StoredRecord]):
+    """All records of a run so far.
+
+    Args:
+        folders: rank 0's, and the others'.
+        stacked: see `StoredRecord`.
+        owner: kept alive with the records, a temporary folder above all.
+    """
+
+    def __init__(self, folders: Sequence[Path], stacked: Sequence[str] = (), owner: Any = None):
+        def count() -> int:
+            return min(len(list(folder.glob("*.safetensors"))) for folder in folders)
+
+        def read(index: int) -> StoredRecord:
+            return StoredRecord([folder / f"{index:06}.safetensors" for folder in folders], stacked)
+
+        super().__init__(count, read)
+        self._owner = owner
+
+
+class Scratch:
+    """A folder that is gone when nobody holds it any more, or Python ends."""
+
+    def __init__(self) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix="jaxddp-parity-"))
+        self._finalizer = weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
+
+
+def _read(path: Path, stage: str) -> Tensors:
+    with safe_open(path, "numpy") as file:
+        prefix = stage + _BETWEEN
+        return {key[len(prefix) :]: file.get_tensor(key) for key in file.keys() if key.startswith(prefix)}  # noqa: SIM118

@@ -1,0 +1,40 @@
+"""Which examples a replica was given, recognised by their values.
+
+Two loaders may give an example other names, another dtype or another layout (NCHW, NHWC), so an
+example's fingerprint is of its values as a set: sorted, in float32.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+IDS = "ids"  # the entry of a batch that says outright which examples it holds
+
+
+def fingerprints(micro_batches: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """One number per example and entry of a replica's batch.
+
+    Args:
+        micro_batches: arrays by name, leaves (B, ...).
+
+    Returns:
+        entry -> uint64, shape (A B,); the entry "ids" alone, as it is, if there is one.
+
+    >>> image = np.arange(6.0).reshape(1, 2, 3)
+    >>> first, second = fingerprints([{"x": image}]), fingerprints([{"x": image.transpose(0, 2, 1).astype("f4")}])
+    >>> first["x"] == second["x"], fingerprints([{"ids": np.array([3, 1]), "x": np.ones(2)}])
+    (array([ True]), {'ids': array([3, 1], dtype=uint64)})
+    """
+    whole = {name: np.concatenate([batch[name] for batch in micro_batches]) for name in micro_batches[0]}
+    if IDS in whole:
+        return {IDS: whole[IDS].astype(np.uint64)}
+    return {name: _hashed(array) for name, array in whole.items()}
+
+
+def _hashed(array: np.ndarray) -> np.ndarray:
+    """A hash of each row's sorted values."""
+    rows = np.sort(array.reshape(len(array), -1).astype(np.float32) + np.float32(0), axis=1)  # -0.0 is 0.0
+    bits = rows.view(np.uint32).astype(np.uint64)
+    weights = np.random.default_rng(0).integers(1, 2**63, bits.shape[1], dtype=np.uint64) | np.uint64(1)
+    mixed = (bits ^ (bits >> np.uint64(7))) * weights  # wraps around
+    return np.bitwise_xor.reduce(mixed ^ (mixed >> np.uint64(29)), axis=1, initial=np.uint64(0)) + mixed.sum(1)

@@ -1,0 +1,81 @@
+"""Where model and loss are explained: in a torch rank, since hypotheses run the port's torch code. Knows no jax."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Literal
+
+from jaxddp.parity.children import Tell
+from jaxddp.parity.convert.layouts import COUNTER
+from jaxddp.parity.diagnosis.buffers import explain_buffers
+from jaxddp.parity.diagnosis.model import ModelEvidence, ModelStep, explain_model
+from jaxddp.parity.diagnosis.search import Ruling
+from jaxddp.parity.records import Lazy, Records, Tensors
+from jaxddp.parity.torch_rank import rank_folder
+from jaxddp.parity.torch_side import TorchSide, TorchSource
+from torch_ref.distributed import World
+
+
+@dataclass(frozen=True)
+class Explain:
+    """A hypothesis search over the port's torch code.
+
+    Attributes:
+        source: the torch half.
+        what: "model" for loss and gradients, "buffers" for what a forward pass leaves.
+        steps: those that can be compared, from 0.
+        start: the reference's first weights.
+        reference, found: folders of the records of torch, and of jax.
+        replicas: W.
+    """
+
+    source: TorchSource
+    what: Literal["model", "buffers"]
+    steps: tuple[int, ...]
+    start: Tensors
+    reference: Path
+    found: Path
+    replicas: int
+    world_size: int = 1
+
+    def run(self, world: World, tell: Tell) -> Ruling:
+        """Search."""
+        tell("the search for a cause")
+        side = self.source.torch_side(max(self.steps) + 1, "float64")
+        evidence = ModelEvidence(
+            side.model.train(),
+            side.loss_fn,
+            _steps(self, side),
+            self.replicas,
+            side.facts.loss_normalization,
+        )
+        return explain_model(evidence) if self.what == "model" else explain_buffers(evidence)
+
+
+def _steps(job: Explain, side: TorchSide) -> Sequence[ModelStep]:
+    """The steps, read when asked for."""
+    torch, jax = Records([rank_folder(job.reference, 0)]), Records([job.found])
+    of_ranks = [side.batches(rank, job.replicas) for rank in range(job.replicas)]
+    batches = list(islice(zip(*of_ranks, strict=True), max(job.steps) + 1))
+
+    def state(step: int) -> Tensors:
+        """Parameters and buffers before a step."""
+        return {**torch[step - 1]["params"], **torch[step - 1]["buffers"]} if step else job.start
+
+    def make(index: int) -> ModelStep:
+        step = job.steps[index]
+        found = jax[step]
+        prefix = "pure_" if "pure_local_loss" in found else ""  # the loss alone, not a port's step
+        spread = {name.partition(":")[2]: x for name, x in found["spread"].items() if name.startswith("buffers:")}
+        return ModelStep(
+            state(step),
+            state(step - 1) if step else None,
+            batches[step],
+            found[f"{prefix}local_loss"]["loss"],
+            found[f"{prefix}local_gradients"],
+            {name: x for name, x in found["buffers"].items() if not name.endswith(COUNTER)},
+            spread,
+        )
+
+    return Lazy(lambda: len(job.steps), make)

@@ -1,0 +1,236 @@
+"""The flax.nnx half of every scenario's model and loss, each choice that can be made wrongly a parameter.
+
+The defaults are right: what torch's module of the same name computes, attribute for attribute.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import optax
+from flax import nnx
+from jax import numpy as jnp
+
+from jaxddp.layers import BatchNorm
+
+from .models_torch import (
+    AUXILIARY,
+    CLASSES,
+    COLOURS,
+    EMBEDDING,
+    FEATURES,
+    HEIGHT,
+    HIDDEN,
+    IGNORED,
+    LABEL_SMOOTHING,
+    PADDING,
+    VOCABULARY,
+    WIDTH,
+)
+
+Batch = Mapping[str, jax.Array]
+Activation = Callable[[jax.Array], jax.Array]
+
+gelu: Activation = partial(nnx.gelu, approximate=False)
+LayerNorm = partial(nnx.LayerNorm, epsilon=1e-5, use_fast_variance=False)
+
+
+class Mlp(nnx.Module):
+    """fc1, mask, fc2, fc3.
+
+    Args:
+        activations: after fc1 and after fc2.
+        linear: makes a layer.
+        hidden: applies fc2.
+        temperature: what the logits are divided by; None: nothing.
+    """
+
+    def __init__(
+        self,
+        activations: tuple[Activation, Activation] = (gelu, gelu),
+        linear: Callable[..., Any] = nnx.Linear,
+        hidden: Callable[[nnx.Linear, jax.Array], jax.Array] = lambda layer, x: layer(x),
+        temperature: float | None = None,
+    ):
+        rngs = nnx.Rngs(0)
+        self.fc1 = linear(FEATURES, HIDDEN, rngs=rngs)
+        self.fc2 = linear(HIDDEN, HIDDEN, rngs=rngs)
+        self.fc3 = linear(HIDDEN, CLASSES, rngs=rngs)
+        self.activations = activations
+        self.hidden = hidden
+        self.temperature = temperature
+
+    def __call__(self, x: jax.Array, mask: jax.Array) -> jax.Array:
+        first, second = self.activations
+        x = first(self.fc1(x)) * mask
+        logits = self.fc3(second(self.hidden(self.fc2, x)))
+        return logits if self.temperature is None else logits / self.temperature
+
+
+def to_torch_order(x: jax.Array) -> jax.Array:
+    """Images (B, H, W, C) as rows, in the order of torch's (B, C, H, W)."""
+    return x.transpose(0, 3, 1, 2).reshape(len(x), -1)
+
+
+def norm_first(norm: Callable[..., jax.Array], activation: Activation, x: jax.Array) -> jax.Array:
+    """BatchNorm, then GELU."""
+    return activation(norm(x))
+
+
+class ConvNet(nnx.Module):
+    """On images (B, H, W, C).
+
+    Args:
+        activations: after bn1, conv2 and conv3.
+        norm: makes bn1.
+        conv: makes a convolution.
+        linear: makes the head.
+        padding: of conv3, which has stride 2.
+        block: applies conv2.
+        residual: adds the block's input and output.
+        normalise: applies bn1 and its activation.
+        flatten: images to rows.
+    """
+
+    def __init__(
+        self,
+        activations: tuple[Activation, Activation, Activation] = (gelu, gelu, gelu),
+        norm: Callable[..., Any] = BatchNorm,
+        conv: Callable[..., Any] = nnx.Conv,
+        linear: Callable[..., Any] = nnx.Linear,
+        padding: Any = ((1, 1), (2, 2)),
+        block: Callable[[nnx.Conv, jax.Array], jax.Array] = lambda layer, x: layer(x),
+        residual: Callable[[jax.Array, jax.Array], jax.Array] = jnp.add,
+        normalise: Callable[..., jax.Array] = norm_first,
+        flatten: Callable[[jax.Array], jax.Array] = to_torch_order,
+    ):
+        rngs = nnx.Rngs(0)
+        self.conv1 = conv(COLOURS, 4, (3, 5), padding=((1, 1), (2, 2)), use_bias=False, rngs=rngs)
+        self.bn1 = norm(4)
+        self.conv2 = conv(4, 4, (3, 1), padding=((1, 1), (0, 0)), rngs=rngs)
+        self.conv3 = conv(4, 6, (3, 5), strides=2, padding=padding, rngs=rngs)
+        self.fc = linear(6 * HEIGHT // 2 * WIDTH // 2, CLASSES, rngs=rngs)
+        self.activations = activations
+        self.block = block
+        self.residual = residual
+        self.normalise = normalise
+        self.flatten = flatten
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        first, second, third = self.activations
+        x = self.normalise(self.bn1, first, self.conv1(x))
+        x = self.residual(x, second(self.block(self.conv2, x)))
+        return self.fc(self.flatten(third(self.conv3(x))))
+
+
+def look_up(table: jax.Array, x: jax.Array) -> jax.Array:
+    """Rows of the table; that of the padding gets no gradient."""
+    rows = table[x]
+    return jnp.where((x == PADDING)[..., None], jax.lax.stop_gradient(rows), rows)
+
+
+class Embed(nnx.Module):
+    """A table of rows."""
+
+    def __init__(self) -> None:
+        self.embedding = nnx.Param(jnp.zeros((VOCABULARY, EMBEDDING)))
+
+
+class Tokens(nnx.Module):
+    """On tokens (B, T).
+
+    Args:
+        unused: a layer more, which the loss does not reach.
+        activation: between up and down.
+        norm: makes norm1 and norm2.
+        look_up: (table, tokens) -> rows.
+        output: the table, as the output layer sees it.
+        tied: whether the table is the output layer; otherwise that is one of its own.
+        branch: what becomes of the residual block's output.
+    """
+
+    def __init__(
+        self,
+        unused: bool = False,
+        activation: Activation = gelu,
+        norm: Callable[..., Any] = LayerNorm,
+        look_up: Callable[[jax.Array, jax.Array], jax.Array] = look_up,
+        output: Callable[[jax.Array], jax.Array] = lambda table: table,
+        tied: bool = True,
+        branch: Callable[[jax.Array], jax.Array] = lambda x: x,
+    ):
+        rngs = nnx.Rngs(0)
+        self.embed = Embed()
+        self.norm1 = norm(EMBEDDING, rngs=rngs)
+        self.up = nnx.Linear(EMBEDDING, 2 * EMBEDDING, rngs=rngs)
+        self.down = nnx.Linear(2 * EMBEDDING, EMBEDDING, rngs=rngs)
+        self.norm2 = norm(EMBEDDING, rngs=rngs)
+        if not tied:
+            self.head = nnx.Linear(EMBEDDING, VOCABULARY, use_bias=False, rngs=rngs)
+        if unused:
+            self.unused = nnx.Linear(EMBEDDING, EMBEDDING, rngs=rngs)
+        self.activation = activation
+        self.look_up = look_up
+        self.output = output
+        self.tied = tied
+        self.branch = branch
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        table = self.embed.embedding[...]
+        x = self.look_up(table, x)
+        x = x + x.mean(1, keepdims=True)
+        x = x + self.branch(self.down(self.activation(self.up(self.norm1(x)))))
+        x = self.norm2(x)
+        return x @ self.output(table).T if self.tied else self.head(x)
+
+
+def mlp_loss(model: Mlp, batch: Batch) -> jax.Array:
+    """Mean cross entropy."""
+    logits = model(batch["x"], batch["mask"])
+    return optax.softmax_cross_entropy_with_integer_labels(logits, batch["y"]).mean()
+
+
+def convnet_loss(model: ConvNet, batch: Batch, smoothing: float = LABEL_SMOOTHING) -> jax.Array:
+    """Mean cross entropy against smoothed labels."""
+    labels = optax.smooth_labels(jax.nn.one_hot(batch["y"], CLASSES), smoothing)
+    return optax.softmax_cross_entropy(model(batch["x"]), labels).mean()
+
+
+def token_losses(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Cross entropy of every label, 0 for those that do not count, and 1 for those that do."""
+    counts = labels != IGNORED
+    values = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.where(counts, labels, 0))
+    return jnp.where(counts, values, 0), counts.astype(values.dtype)
+
+
+def tokens_loss(model: Tokens, batch: Batch) -> jax.Array:
+    """Mean cross entropy over the labels that count."""
+    values, counts = token_losses(model(batch["x"]), batch["y"])
+    return values.sum() / counts.sum()
+
+
+def tokens_global_loss(model: Tokens, batch: Batch) -> tuple[jax.Array, jax.Array]:
+    """Cross entropy of every label, and 1 for those that count."""
+    return token_losses(model(batch["x"]), batch["y"])
+
+
+def tokens_sum_loss(model: Tokens, batch: Batch) -> jax.Array:
+    """The sum over this micro-batch over the number of labels of the whole step, and an auxiliary loss."""
+    logits = model(batch["x"])
+    values, _ = token_losses(logits, batch["y"])
+    return values.sum() / batch["items"][0] * batch["parts"][0] + auxiliary(logits)
+
+
+def auxiliary(logits: jax.Array) -> jax.Array:
+    """A penalty on the logits' size, a mean over positions."""
+    return AUXILIARY * jnp.square(jax.nn.logsumexp(logits, -1)).mean()
+
+
+MODELS: dict[str, Any] = {
+    "mlp": (Mlp, mlp_loss),
+    "convnet": (ConvNet, convnet_loss),
+    "tokens": (Tokens, tokens_loss),
+    "tokens_global": (Tokens, tokens_global_loss),
+    "tokens_sum": (Tokens, tokens_sum_loss),
+}

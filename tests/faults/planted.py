@@ -1,0 +1,102 @@
+"""The table of planted faults, the pairs that can stand together, and the way to a port with them."""
+
+from dataclasses import dataclass
+
+from jaxddp.parity.port import Port
+
+from . import planted_data, planted_model, planted_optimizer, planted_reduction
+from .planted_edits import Edit, Planted, both
+from .scenarios import Scenario, Translation
+from .uncatalogued import UNCATALOGUED
+
+# "fault" or "fault/variant" to the fault, planted.
+PLANTED: dict[str, Planted] = {
+    **planted_reduction.PLANTED,
+    **planted_optimizer.PLANTED,
+    **planted_data.PLANTED,
+    **planted_model.PLANTED,
+}
+
+
+def fault_of(label: str) -> str:
+    """The catalogue's name of "fault" or "fault/variant"."""
+    return label.partition("/")[0]
+
+
+def edit_of(label: str) -> Edit:
+    """What a label of `PLANTED` or `UNCATALOGUED` does to a translation."""
+    return (PLANTED if label in PLANTED else UNCATALOGUED)[label].edit
+
+
+def translated(scenario: Scenario, *labels: str) -> Translation:
+    """The scenario's JAX half with faults."""
+    return both(*map(edit_of, labels))(scenario.translation())
+
+
+def plant(scenario: Scenario, *labels: str) -> Port:
+    """The scenario's port with faults in its JAX half.
+
+    Args:
+        labels: keys of `PLANTED` or of `UNCATALOGUED`; none: the correct port.
+    """
+    return translated(scenario, *labels).port()
+
+
+@dataclass(frozen=True)
+class PlantedPort:
+    """A port with faults, as something small that crosses to other processes."""
+
+    scenario: Scenario
+    labels: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Scenario, optimizer and faults."""
+        scenario = self.scenario
+        return " ".join((f"{scenario.name} {scenario.optimizer} x{scenario.world_size}", *self.labels))
+
+    def port(self) -> Port:
+        """Build it."""
+        return plant(self.scenario, *self.labels)
+
+
+def _pair(name: str, optimizer: str, one: str, other: str, world_size: int = 2) -> tuple[Scenario, str, str]:
+    return Scenario(name, optimizer, world_size), one, other
+
+
+PAIRS: tuple[tuple[Scenario, str, str], ...] = (
+    # Within the optimizer
+    _pair("mlp", "adamw", "decay_value", "eps_value"),
+    _pair("mlp", "adamw", "decay_value", "lr_scaled"),
+    _pair("mlp", "adamw", "betas", "decay_value/larger"),
+    _pair("mlp", "adamw", "decay_without_lr", "betas/second"),
+    _pair("mlp", "adamw", "scheduler_too_fast", "decay_value"),
+    _pair("mlp", "adamw", "no_bias_correction", "decay_value/larger"),
+    _pair("mlp", "adam", "coupled_decay/decoupled", "betas"),
+    _pair("mlp", "adam", "eps_in_root", "lr_off_by_one"),
+    _pair("mlp", "sgd", "nesterov", "lr_off_by_one"),
+    _pair("mlp", "sgd", "betas/momentum", "decay_value"),
+    _pair("mlp", "sgd_dampening", "dampening", "decay_value"),
+    _pair("mlp", "rmsprop", "rmsprop_decay", "eps_in_root"),
+    _pair("mlp", "adagrad", "adagrad_accumulator", "eps_in_root"),
+    _pair("mlp_groups", "adamw", "decay_mask", "lr_scaled/root"),
+    # Within the model and its loss
+    _pair("convnet", "sgd", "gelu_approximation/convnet", "norm_epsilon/batch_norm"),
+    _pair("convnet", "adamw", "gelu_approximation/convnet", "label_smoothing"),
+    _pair("convnet", "adamw", "same_padding", "layout"),
+    _pair("tokens", "sgd", "gelu_approximation/tokens", "norm_epsilon"),
+    _pair("tokens", "adamw", "norm_epsilon", "padding_idx"),
+    # Between loss and optimizer
+    _pair("mlp_accumulated", "sgd", "accumulation_not_divided", "sum_not_mean"),
+    _pair("mlp_accumulated", "adamw", "accumulation_not_divided", "averaged_twice", 4),
+    _pair("mlp", "sgd", "sum_not_mean", "clip_epsilon"),
+    # Of different stages
+    _pair("convnet", "sgd", "compressed_all_reduce", "buffers_local"),
+    _pair("mlp", "adamw", "sum_not_mean", "decay_value"),
+    _pair("mlp", "sgd", "set_epoch_missing", "lr_scaled"),
+    _pair("mlp", "adamw", "same_dropout_mask", "gelu_approximation"),
+    _pair("convnet", "adamw", "same_shard", "biased_variance"),
+    _pair("convnet", "adamw", "batch_norm_momentum", "coupled_decay"),
+    _pair("tokens_global", "sgd", "mean_per_rank", "norm_epsilon"),
+    _pair("tokens", "sgd", "tied_weights/output", "clip_norm_local"),
+)

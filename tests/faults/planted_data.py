@@ -1,0 +1,72 @@
+"""Faults of what the replicas are given to see."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from .data import steps_per_epoch
+from .planted_edits import Edit, Planted, on
+from .scenarios import Scenario
+
+RESUMED_AT = 3  # in the middle of the first epoch
+RESUMED_LATE = 7  # and of the second
+
+
+def order(function: Any) -> Edit:
+    """(scenario, step) -> examples, another than the reference's."""
+    return lambda right: replace(right, order=function)
+
+
+def first_epoch_again(scenario: Scenario, step: int) -> np.ndarray:
+    """Nobody calls set_epoch."""
+    return scenario.order_of(0, step % scenario.steps_per_epoch, scenario.setting.drop_last)
+
+
+def other_end(scenario: Scenario, step: int) -> np.ndarray:
+    """The end of an epoch is dropped where the reference fills it up, or the reverse."""
+    setting, drop = scenario.setting, not scenario.setting.drop_last
+    batches = steps_per_epoch(scenario.size, scenario.world_size, setting.batch_size, drop)
+    return scenario.order_of(*divmod(step, batches), drop)
+
+
+def rank_zero_everywhere(scenario: Scenario, step: int) -> np.ndarray:
+    """Every replica reads rank 0's examples."""
+    right = scenario.order(step)
+    return np.repeat(right[:1], scenario.world_size, axis=0)
+
+
+def resumed_from_the_beginning(at: int) -> Any:
+    """After `at` steps the epoch begins again."""
+
+    def function(scenario: Scenario, step: int) -> np.ndarray:
+        return scenario.order(step if step < at else step - at % scenario.steps_per_epoch)
+
+    return function
+
+
+def same_mask(step: int, rank: int) -> tuple[int, int]:
+    """Rank 0's."""
+    return step, 0
+
+
+def resumed(at: int) -> Edit:
+    """A run that was saved and loaded in full, but for its place in the data."""
+    return lambda right: replace(
+        right, order=resumed_from_the_beginning(at), restore=lambda chain, state: state, restore_at=at
+    )
+
+
+EVERY_DATA = on("mlp") + on("convnet") + on("tokens") + on("mlp", world_size=4)
+
+PLANTED: dict[str, Planted] = {
+    "set_epoch_missing": Planted(order(first_epoch_again), EVERY_DATA, "samples"),
+    "padding_or_dropping": Planted(order(other_end), EVERY_DATA, "samples"),
+    "padding_or_dropping/padded": Planted(order(other_end), on("mlp_drop_last"), "samples"),
+    "same_shard": Planted(order(rank_zero_everywhere), EVERY_DATA, "samples"),
+    "sampler_offset_lost": Planted(resumed(RESUMED_AT), EVERY_DATA, "samples"),
+    "sampler_offset_lost/late": Planted(resumed(RESUMED_LATE), EVERY_DATA, "samples"),
+    "same_dropout_mask": Planted(
+        lambda right: replace(right, mask_of=same_mask), on("mlp") + on("mlp", world_size=4), "samples"
+    ),
+}

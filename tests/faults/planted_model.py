@@ -1,0 +1,171 @@
+"""Faults of the model, of its loss, and of the numbers that it computes with."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import optax
+from flax import nnx
+from jax import lax
+from jax import numpy as jnp
+
+from jaxddp.layers import BatchNorm
+
+from .models_flax import convnet_loss, gelu, tokens_global_loss, tokens_loss
+from .models_torch import IGNORED
+from .planted_edits import Edit, Planted, model, on
+from .planted_reduction import loss_is
+
+tanh_gelu = nnx.gelu  # flax's default
+
+
+class RoundedStatistics(BatchNorm):
+    """E[x^2] - E[x]^2, with both kept in float32 as flax keeps them."""
+
+    def _batch_statistics(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        axes = tuple(range(x.ndim - 1))
+        mean, of_squares = (value.mean(axes).astype(jnp.float32).astype(x.dtype) for value in (x, x * x))
+        var, count = of_squares - mean * mean, x.size // x.shape[-1]
+        self._track(lax.stop_gradient(mean), lax.stop_gradient(var * count / (count - 1)))
+        return mean, var
+
+
+def flax_norm(features: int, **options: Any) -> nnx.BatchNorm:
+    """flax's BatchNorm, with torch's numbers where it has them."""
+    return nnx.BatchNorm(features, momentum=0.9, use_fast_variance=False, rngs=nnx.Rngs(0), **options)
+
+
+def flattened(x: jax.Array) -> jax.Array:
+    """Images as rows, in flax's own order."""
+    return x.reshape(len(x), -1)
+
+
+def width_first(x: jax.Array) -> jax.Array:
+    """Images as rows, with height and width swapped."""
+    return x.transpose(0, 3, 2, 1).reshape(len(x), -1)
+
+
+def swapped_channels(layer: nnx.Conv, x: jax.Array) -> jax.Array:
+    """A convolution whose kernel was copied as (H, W, out, in)."""
+    layer.kernel[...] = layer.kernel[...].transpose(0, 1, 3, 2)
+    return layer(x)
+
+
+def flipped_kernel(layer: nnx.Conv, x: jax.Array) -> jax.Array:
+    """A true convolution, where torch and flax correlate."""
+    layer.kernel[...] = layer.kernel[...][::-1, ::-1]
+    return layer(x)
+
+
+def transposed_kernel(layer: nnx.Linear, x: jax.Array) -> jax.Array:
+    """A square kernel copied as (out, in)."""
+    return x @ layer.kernel[...].T + layer.bias[...][None]
+
+
+def without_weights(flax_model: Any, batch: Any) -> tuple[jax.Array, jax.Array]:
+    """Losses of 0 for labels to be ignored, which count all the same."""
+    values, counts = tokens_global_loss(flax_model, batch)
+    return values, jnp.ones_like(counts)
+
+
+def mean_of_all(flax_model: Any, batch: Any) -> jax.Array:
+    """A mean over all positions."""
+    labels = batch["y"]
+    return tokens_loss(flax_model, batch) * (labels != IGNORED).mean()
+
+
+def looked_up(table: jax.Array, x: jax.Array) -> jax.Array:
+    """Rows of the table, all with gradients."""
+    return table[x]
+
+
+def with_rounded_inputs(product: Any, bits: int) -> Any:
+    """A product that rounds what it multiplies to so many bits of mantissa, forward and backward."""
+
+    def narrow(x: jax.Array) -> jax.Array:
+        return lax.reduce_precision(x, exponent_bits=8, mantissa_bits=bits)
+
+    def rounded(a: jax.Array, b: jax.Array, *args: Any, **options: Any) -> jax.Array:
+        plain = partial(_call, product, args, options)
+
+        @jax.custom_vjp
+        def multiply(a: jax.Array, b: jax.Array) -> jax.Array:
+            return plain(narrow(a), narrow(b))
+
+        def forward(a: jax.Array, b: jax.Array) -> tuple[jax.Array, Any]:
+            a, b = narrow(a), narrow(b)
+            return plain(a, b), (a, b)
+
+        def backward(inputs: Any, cotangent: jax.Array) -> Any:
+            return jax.vjp(plain, *inputs)[1](narrow(cotangent))
+
+        multiply.defvjp(forward, backward)
+        return multiply(a, b)
+
+    return rounded
+
+
+def _call(product: Any, args: Any, options: Any, a: jax.Array, b: jax.Array) -> jax.Array:
+    return product(a, b, *args, **options)
+
+
+def reduced_precision(bits: int) -> Edit:
+    """All matrix products and convolutions round their inputs."""
+    linear = partial(nnx.Linear, dot_general=with_rounded_inputs(lax.dot_general, bits))
+    conv = partial(nnx.Conv, conv_general_dilated=with_rounded_inputs(lax.conv_general_dilated, bits))
+
+    def edit(right: Any) -> Any:
+        layers = {"linear": linear} if right.scenario.setting.family == "mlp" else {"linear": linear, "conv": conv}
+        return model(**layers)(right)
+
+    return edit
+
+
+def label_smoothing(value: float) -> Edit:
+    """Another smoothing."""
+    return loss_is(partial(convnet_loss, smoothing=value))
+
+
+def integer_labels(flax_model: Any, batch: Any) -> jax.Array:
+    """The loss that most examples have, without smoothing."""
+    return optax.softmax_cross_entropy_with_integer_labels(flax_model(batch["x"]), batch["y"]).mean()
+
+
+CONVNET = on("convnet")
+STATISTICS = CONVNET + on("convnet_accumulated")
+TF32, BFLOAT16 = 10, 7  # bits of mantissa
+
+PLANTED: dict[str, Planted] = {
+    "batch_norm_momentum": Planted(model(norm=partial(BatchNorm, momentum=0.9)), STATISTICS, "buffers"),
+    "batch_norm_momentum/default": Planted(model(norm=partial(BatchNorm, momentum=0.01)), STATISTICS, "buffers"),
+    "biased_variance": Planted(model(norm=flax_norm), STATISTICS, "buffers"),
+    "batch_norm_sync": Planted(model(norm=partial(BatchNorm, sync=True)), CONVNET, "local_loss"),
+    "fast_variance": Planted(model(norm=RoundedStatistics), CONVNET, "local_loss"),
+    "gelu_approximation": Planted(model(activations=(tanh_gelu,) * 2), on("mlp"), "local_loss"),
+    "gelu_approximation/one_site": Planted(model(activations=(gelu, tanh_gelu)), on("mlp"), "local_loss"),
+    "gelu_approximation/convnet": Planted(model(activations=(tanh_gelu,) * 3), CONVNET, "local_loss"),
+    "gelu_approximation/block": Planted(model(activations=(gelu, tanh_gelu, gelu)), CONVNET, "local_loss"),
+    "gelu_approximation/tokens": Planted(model(activation=tanh_gelu), on("tokens") + on("tokens_global"), "local_loss"),
+    "norm_epsilon": Planted(
+        model(norm=partial(nnx.LayerNorm, use_fast_variance=False)), on("tokens") + on("tokens_global"), "local_loss"
+    ),
+    "norm_epsilon/larger": Planted(
+        model(norm=partial(nnx.LayerNorm, epsilon=1e-3, use_fast_variance=False)), on("tokens"), "local_loss"
+    ),
+    "norm_epsilon/batch_norm": Planted(model(norm=partial(BatchNorm, eps=1e-3)), CONVNET, "local_loss"),
+    "same_padding": Planted(model(padding="SAME"), CONVNET, "local_loss"),
+    "label_smoothing": Planted(loss_is(integer_labels), CONVNET, "local_loss"),
+    "label_smoothing/other": Planted(label_smoothing(0.05), CONVNET, "local_loss"),
+    "ignore_index": Planted(loss_is(mean_of_all), on("tokens") + on("tokens", world_size=4), "local_loss"),
+    "ignore_index/weights": Planted(loss_is(without_weights), on("tokens_global"), "local_loss"),
+    "padding_idx": Planted(
+        model(look_up=looked_up), on("tokens") + on("tokens_global") + on("tokens", world_size=4), "local_gradients"
+    ),
+    "layout": Planted(model(flatten=flattened), CONVNET, "local_loss"),
+    "layout/width_first": Planted(model(flatten=width_first), CONVNET, "local_loss"),
+    "layout/channels": Planted(model(block=swapped_channels), CONVNET, "local_loss"),
+    "layout/flipped": Planted(model(block=flipped_kernel), CONVNET, "local_loss"),
+    "layout/linear": Planted(model(hidden=transposed_kernel), on("mlp"), "local_loss"),
+    "reduced_precision_matmul": Planted(reduced_precision(TF32), on("mlp") + on("convnet"), "local_loss"),
+    "reduced_precision_matmul/bfloat16": Planted(reduced_precision(BFLOAT16), on("mlp") + on("convnet"), "local_loss"),
+}

@@ -1,0 +1,180 @@
+"""Faults of the optimizer, written with optax's parts, and of what is restored of it."""
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import optax
+from jax import numpy as jnp
+
+from .planted_edits import Edit, Planted, on, optimizer, recipe
+from .recipes import Recipe, is_matrix
+from .scenarios import Translation
+from .steps import Tree
+
+RESTORED_AT = 4
+SCALE = 1024.0
+
+
+def undecayed(rule: Recipe) -> optax.GradientTransformation:
+    """No decay in this place of the chain."""
+    return optax.identity()
+
+
+def all_decay(rule: Recipe) -> optax.GradientTransformation:
+    """Decay of every tensor."""
+    return optax.add_decayed_weights(rule.decay)
+
+
+def matrices_decay(rule: Recipe) -> optax.GradientTransformation:
+    """Decay of matrices only."""
+    return optax.add_decayed_weights(rule.decay, is_matrix)
+
+
+def decay_in_float32(right: Translation) -> Translation:
+    """The decay as a factor on the parameters, 1 - lr decay, in float32."""
+    rule = right.optimizer.recipe
+
+    def update(updates: Tree, count: jax.Array, params: Tree) -> tuple[Tree, jax.Array]:
+        factor = 1 - jnp.float32(rule.schedule(count)) * jnp.float32(rule.decay)
+        return jax.tree.map(lambda u, p: u + (factor.astype(p.dtype) * p - p), updates, params), count + 1
+
+    shrink = optax.GradientTransformation(lambda params: jnp.int32(0), update)
+    return replace(right, optimizer=replace(right.optimizer, decay=undecayed, last=(shrink,)))
+
+
+def eps_in_root(rule: Recipe) -> optax.GradientTransformation:
+    """optax's own directions, with eps under the root."""
+    if rule.kind == "rmsprop":
+        return optax.scale_by_rms(rule.alpha, rule.eps)
+    if rule.kind == "adagrad":
+        return optax.scale_by_rss(rule.initial, rule.eps)
+    return optax.scale_by_adam(*rule.betas, eps=0.0, eps_root=rule.eps)
+
+
+def uncorrected_adam(rule: Recipe) -> optax.GradientTransformation:
+    """Adam as the first tutorial has it, without the division by 1 - beta^t."""
+    first, second = rule.betas
+
+    def update(gradients: Tree, state: tuple[Tree, Tree], params: Tree) -> tuple[Tree, tuple[Tree, Tree]]:
+        mean = jax.tree.map(lambda m, g: first * m + (1 - first) * g, state[0], gradients)
+        square = jax.tree.map(lambda v, g: second * v + (1 - second) * g * g, state[1], gradients)
+        return jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + rule.eps), mean, square), (mean, square)
+
+    def init(params: Tree) -> tuple[Tree, Tree]:
+        return jax.tree.map(jnp.zeros_like, params), jax.tree.map(jnp.zeros_like, params)
+
+    return optax.GradientTransformation(init, update)
+
+
+def centred(rule: Recipe) -> optax.GradientTransformation:
+    """RMSprop over the standard deviation."""
+    return optax.scale_by_stddev(rule.alpha, rule.eps, eps_in_sqrt=False)
+
+
+def squares_from_one(rule: Recipe) -> optax.GradientTransformation:
+    """RMSprop as in TensorFlow 1, whose mean of squares starts from 1."""
+    return optax.scale_by_rms(rule.alpha, rule.eps, initial_scale=1.0, eps_in_sqrt=False)
+
+
+def optax_trace(nesterov: bool) -> Any:
+    """optax's momentum."""
+    return lambda rule: optax.trace(rule.momentum, nesterov)
+
+
+def rate(change: Any) -> Edit:
+    """Another rate: (recipe, count) -> rate."""
+    return optimizer(schedule=change)
+
+
+def rate_times(factor_of: Any) -> Edit:
+    """The rate multiplied by a function of the world size."""
+
+    def edit(right: Translation) -> Translation:
+        factor = factor_of(right.scenario.world_size)
+        return rate(lambda rule, count: factor * rule.schedule(count))(right)
+
+    return edit
+
+
+def stepped_by_every_replica(right: Translation) -> Translation:
+    """The schedule advances by the number of replicas."""
+    replicas = right.scenario.world_size
+    return rate(lambda rule, count: rule.schedule(replicas * count))(right)
+
+
+def restored(change: Any) -> Edit:
+    """(optimizer, state) -> the optimizer state after loading."""
+    return lambda right: replace(
+        right,
+        restore=lambda chain, state: replace(state, opt_state=change(chain, state)),
+        restore_at=RESTORED_AT,
+    )
+
+
+def of_kind(state: Any, kind: Any, change: Any) -> Any:
+    """The leaves of the optimizer state of a kind, changed."""
+    return jax.tree.map(lambda leaf: change(leaf) if jnp.issubdtype(leaf.dtype, kind) else leaf, state.opt_state)
+
+
+GROUPS = on("mlp_groups", "sgd", "adam", "adamw")
+DECAYED = on("mlp", "sgd", "sgd_plain", "adam", "adamw", "rmsprop", "adagrad") + on("tokens")
+ADAPTIVE = on("mlp", "adam", "adamw", "rmsprop", "adagrad") + on("convnet", "adamw")
+ADAM = on("mlp", "adam", "adamw") + on("tokens", "adamw")
+ALL = on("mlp", "sgd", "adam", "adamw", "rmsprop", "adagrad") + on("convnet")
+ALL_4 = on("mlp", world_size=4) + on("tokens", world_size=4)
+SAME_EPS = {"eps_value": "S g / (S |g| + eps) is g / (|g| + eps / S)"}
+
+PLANTED: dict[str, Planted] = {
+    "coupled_decay": Planted(optimizer(coupled=True), on("mlp", "adamw") + on("convnet", "adamw"), "update"),
+    "coupled_decay/decoupled": Planted(
+        optimizer(coupled=False), on("mlp", "sgd", "sgd_nesterov", "adam", "rmsprop", "adagrad"), "update"
+    ),
+    "decay_value": Planted(recipe(decay=1e-4), DECAYED, "update"),
+    "decay_value/none": Planted(optimizer(decay=undecayed), DECAYED, "update"),
+    "decay_value/larger": Planted(recipe(decay=0.05), DECAYED, "update"),
+    "decay_without_lr": Planted(optimizer(after_rate=True), DECAYED, "update"),
+    "decay_mask": Planted(optimizer(decay=all_decay), GROUPS, "update"),
+    "decay_mask/matrices": Planted(optimizer(decay=matrices_decay), DECAYED, "update"),
+    "decay_rounded_away": Planted(decay_in_float32, on("mlp", "sgd_plain", "adamw"), "update"),
+    "decay_rounded_away/lost": Planted(
+        decay_in_float32,
+        on("mlp", "adamw_tiny_decay"),
+        "update",
+        {"decay_value": "1 - lr decay is 1 in float32: no decay at all"},
+    ),
+    "eps_in_root": Planted(optimizer(direction=eps_in_root), ADAPTIVE, "update"),
+    "eps_value": Planted(recipe(eps=1e-7), ADAPTIVE, "update"),
+    "eps_value/larger": Planted(recipe(eps=1e-3), ADAPTIVE, "update"),
+    "loss_scale": Planted(
+        optimizer(first=(optax.scale(SCALE),)), on("mlp", "adamw") + on("convnet", "adamw"), "update", SAME_EPS
+    ),
+    "loss_scale/coupled": Planted(
+        optimizer(first=(optax.scale(SCALE),)), on("mlp", "adam", "rmsprop", "adagrad"), "update"
+    ),
+    "no_bias_correction": Planted(optimizer(direction=uncorrected_adam), ADAM, "update"),
+    "nesterov": Planted(optimizer(direction=optax_trace(True)), on("mlp", "sgd") + on("convnet", "sgd"), "update"),
+    "nesterov/missing": Planted(optimizer(direction=optax_trace(False)), on("mlp", "sgd_nesterov"), "update"),
+    "dampening": Planted(optimizer(direction=optax_trace(False)), on("mlp", "sgd_dampening"), "update"),
+    "dampening/added": Planted(recipe(dampening=0.5), on("mlp", "sgd") + on("tokens", "sgd"), "update"),
+    "rmsprop_decay": Planted(recipe(alpha=0.9), on("mlp", "rmsprop") + on("mlp", "rmsprop_centred"), "update"),
+    "rmsprop_centred": Planted(optimizer(direction=centred), on("mlp", "rmsprop"), "update"),
+    "rmsprop_centred/missing": Planted(recipe(centred=False), on("mlp", "rmsprop_centred"), "update"),
+    "rmsprop_centred/initial": Planted(optimizer(direction=squares_from_one), on("mlp", "rmsprop"), "update"),
+    "adagrad_accumulator": Planted(recipe(initial=0.1), on("mlp", "adagrad") + on("tokens", "adagrad"), "update"),
+    "lr_scaled": Planted(rate_times(lambda replicas: replicas), ALL + ALL_4, "update"),
+    "lr_scaled/root": Planted(rate_times(lambda replicas: replicas**0.5), ALL + ALL_4, "update"),
+    "lr_off_by_one": Planted(rate(lambda rule, count: rule.schedule(count + 1)), ALL, "update"),
+    "lr_off_by_one/behind": Planted(rate(lambda rule, count: rule.schedule(jnp.maximum(count - 1, 0))), ALL, "update"),
+    "scheduler_too_fast": Planted(stepped_by_every_replica, ALL + ALL_4, "update"),
+    "resume_lost_state": Planted(restored(lambda chain, state: chain.init(state.params)), ALL, "update"),
+    "resume_lost_state/count": Planted(
+        restored(lambda chain, state: of_kind(state, jnp.integer, jnp.zeros_like)), ALL, "update"
+    ),
+    "resume_lost_state/moments": Planted(
+        restored(lambda chain, state: of_kind(state, jnp.floating, jnp.zeros_like)), ALL, "update"
+    ),
+    "betas": Planted(recipe(betas=(0.8, 0.99)), ADAM, "update"),
+    "betas/second": Planted(recipe(betas=(0.9, 0.98)), ADAM, "update"),
+    "betas/momentum": Planted(recipe(momentum=0.8), on("mlp", "sgd", "sgd_nesterov", "sgd_dampening"), "update"),
+}

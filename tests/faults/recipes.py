@@ -1,0 +1,159 @@
+"""Optimizers in both frameworks from one recipe: torch's own, and its twin in optax, which can go wrong."""
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import optax
+import torch
+from jax import numpy as jnp
+
+from jaxddp.transforms import scale_by_adam, scale_by_root_of_sum, trace
+
+WARMUP = 3.0
+
+
+def factor(count: Any) -> Any:
+    """What multiplies the rate after so many steps: up to 1 in a line, then down as the inverse root."""
+    rise, fall = (count + 1.0) / WARMUP, (WARMUP / (count + 1.0)) ** 0.5
+    return jnp.minimum(rise, fall) if isinstance(count, jax.Array) else min(rise, fall)
+
+
+def is_matrix(params: Any) -> Any:
+    """Which parameters decay where biases and norms do not."""
+    return jax.tree.map(lambda leaf: leaf.ndim > 1, params)
+
+
+def is_used(params: Any) -> Any:
+    """Which parameters the loss reaches."""
+    return {name: "skipped" if name.startswith("unused.") else "trained" for name in params}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """An optimizer, by torch's words.
+
+    Attributes:
+        kind: sgd, adam, adamw, rmsprop or adagrad.
+        lr: the highest rate.
+        decay: weight decay.
+        matrices_only: whether biases and norms are free of decay.
+        betas, eps: of Adam and AdamW; eps also of RMSprop and Adagrad.
+        momentum, dampening, nesterov: of SGD.
+        alpha: of RMSprop.
+        centred: of RMSprop.
+        initial: where the sum or mean of squares starts.
+    """
+
+    kind: str
+    lr: float
+    decay: float = 0.02
+    matrices_only: bool = False
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    momentum: float = 0.0
+    dampening: float = 0.0
+    nesterov: bool = False
+    alpha: float = 0.99
+    centred: bool = False
+    initial: float = 0.0
+
+    def torch_optimizer(self, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        """torch's."""
+        every = list(parameters)
+        groups: list[Any] = [{"params": every}]
+        if self.matrices_only:
+            free = [p for p in every if p.ndim == 1]
+            groups = [{"params": [p for p in every if p.ndim > 1]}, {"params": free, "weight_decay": 0.0}]
+        common: dict[str, Any] = {"lr": self.lr, "weight_decay": self.decay}
+        if self.kind == "sgd":
+            options = {"momentum": self.momentum, "dampening": self.dampening, "nesterov": self.nesterov}
+            return torch.optim.SGD(groups, **common, **options)
+        if self.kind in ("adam", "adamw"):
+            make = torch.optim.Adam if self.kind == "adam" else torch.optim.AdamW
+            return make(groups, **common, betas=self.betas, eps=self.eps)
+        if self.kind == "rmsprop":
+            return torch.optim.RMSprop(groups, **common, alpha=self.alpha, eps=self.eps, centered=self.centred)
+        return torch.optim.Adagrad(groups, **common, eps=self.eps, initial_accumulator_value=self.initial)
+
+    @staticmethod
+    def torch_scheduler(optimizer: torch.optim.Optimizer) -> Any:
+        """torch's, of the rate."""
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+
+    def schedule(self, count: Any) -> Any:
+        """The rate after so many steps."""
+        return self.lr * factor(count)
+
+
+def direction(recipe: Recipe) -> optax.GradientTransformation:
+    """What the gradients become before the rate, as in torch."""
+    if recipe.kind == "sgd":
+        return trace(recipe.momentum, recipe.dampening, recipe.nesterov)
+    if recipe.kind in ("adam", "adamw"):
+        return scale_by_adam(recipe.betas, recipe.eps)
+    if recipe.kind == "rmsprop":
+        rescale = optax.scale_by_stddev if recipe.centred else optax.scale_by_rms
+        return rescale(recipe.alpha, recipe.eps, initial_scale=recipe.initial, eps_in_sqrt=False)
+    return scale_by_root_of_sum(recipe.eps, recipe.initial)
+
+
+def decay_of(recipe: Recipe) -> optax.GradientTransformation:
+    """decay times the parameters, added."""
+    return optax.add_decayed_weights(recipe.decay, is_matrix if recipe.matrices_only else None)
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """The optax twin, in pieces.
+
+    Attributes:
+        recipe: its numbers.
+        direction: what makes the step's direction of the gradients.
+        decay: the decay, where it stands.
+        coupled: whether the decay goes through `direction`; None: as torch's of that kind.
+        after_rate: whether the decay comes after the rate.
+        schedule: (recipe, count) -> the rate.
+        first, last: further transformations at either end.
+        skips_unused: whether unused parameters are left out.
+    """
+
+    recipe: Recipe
+    direction: Callable[[Recipe], optax.GradientTransformation] = direction
+    decay: Callable[[Recipe], optax.GradientTransformation] = decay_of
+    coupled: bool | None = None
+    after_rate: bool = False
+    schedule: Callable[[Recipe, Any], Any] = Recipe.schedule
+    first: tuple[optax.GradientTransformation, ...] = ()
+    last: tuple[optax.GradientTransformation, ...] = ()
+    skips_unused: bool = False
+
+    def build(self) -> optax.GradientTransformation:
+        """The chain."""
+        coupled = self.recipe.kind != "adamw" if self.coupled is None else self.coupled
+        directed, decay = self.direction(self.recipe), self.decay(self.recipe)
+        rate = optax.scale_by_learning_rate(lambda count: self.schedule(self.recipe, count))
+        if self.after_rate:
+            middle = [directed, rate, self.decay(dataclasses.replace(self.recipe, decay=-self.recipe.decay))]
+        else:
+            middle = [decay, directed, rate] if coupled else [directed, decay, rate]
+        chain = optax.chain(*self.first, *middle, *self.last)
+        if not self.skips_unused:
+            return chain
+        return optax.partition({"trained": chain, "skipped": optax.set_to_zero()}, is_used)
+
+
+RECIPES: dict[str, Recipe] = {
+    "sgd": Recipe("sgd", 0.05, momentum=0.9),
+    "sgd_plain": Recipe("sgd", 0.1),
+    "sgd_nesterov": Recipe("sgd", 0.05, momentum=0.9, nesterov=True),
+    "sgd_dampening": Recipe("sgd", 0.05, momentum=0.9, dampening=0.3),
+    "adam": Recipe("adam", 0.01),
+    "adamw": Recipe("adamw", 0.01),
+    "adamw_tiny_decay": Recipe("adamw", 0.01, decay=1e-6),
+    "rmsprop": Recipe("rmsprop", 0.003),
+    "rmsprop_centred": Recipe("rmsprop", 0.003, centred=True),
+    "adagrad": Recipe("adagrad", 0.05, eps=1e-10),
+}

@@ -1,0 +1,134 @@
+"""Faults that no catalogue has: a diagnosis must leave them unexplained, and say where they are."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from jax import lax
+from jax import numpy as jnp
+
+from jaxddp.collectives import AXIS_NAME
+
+from .models_flax import Activation, gelu, mlp_loss
+from .planted_edits import Edit, model, on, optimizer, step
+from .recipes import Recipe, direction
+from .scenarios import Scenario
+from .steps import Tree, pmean
+
+STEPS_BETWEEN_RESETS = 3
+
+
+@dataclass(frozen=True)
+class Uncatalogued:
+    """A fault without a name.
+
+    Attributes:
+        edit: a right translation to one with the fault.
+        scenarios: where it makes a difference.
+        stage: where it shows first.
+        step: the first step (from 1) that shows it.
+        tensor: how torch's name of the one that differs most there begins; "": no one in particular.
+        layer: torch's name of the first layer whose output differs; "": none does, or the loss alone.
+    """
+
+    edit: Edit
+    scenarios: tuple[Scenario, ...]
+    stage: str
+    step: int = 1
+    tensor: str = ""
+    layer: str = ""
+
+
+def half_block(x: jax.Array, y: jax.Array) -> jax.Array:
+    """A residual block whose output counts half."""
+    return x + 0.5 * y
+
+
+def activation_first(norm: Callable[..., jax.Array], activation: Activation, x: jax.Array) -> jax.Array:
+    """Two layers in the other order."""
+    return norm(activation(x))
+
+
+def gradient_times(name: str, factor: float) -> Edit:
+    """One tensor's gradient, multiplied before the replicas meet."""
+
+    def differentiate(loss: Any, params: Tree, state: Any, buffers: Tree, batch: Mapping[str, Any]) -> Any:
+        found, gradients = jax.value_and_grad(loss, has_aux=True)(params, buffers, batch)
+        return found, {**gradients, name: factor * gradients[name]}
+
+    return step(differentiate=differentiate)
+
+
+def reset_now_and_then(recipe: Recipe) -> optax.GradientTransformation:
+    """Momentum and moments that begin afresh every few steps."""
+    inner = direction(recipe)
+
+    def update(gradients: Tree, state: tuple[Any, Any], params: Tree) -> tuple[Tree, Any]:
+        count, kept = state
+        fresh = inner.init(params)
+        kept = jax.tree.map(lambda new, old: jnp.where(count % STEPS_BETWEEN_RESETS == 0, new, old), fresh, kept)
+        updates, kept = inner.update(gradients, kept, params)
+        return updates, (count + 1, kept)
+
+    return optax.GradientTransformation(lambda params: (jnp.int32(0), inner.init(params)), update)
+
+
+def clip_by_value(gradients: Tree, local: Tree, largest: float) -> Tree:
+    """Each element by itself."""
+    return jax.tree.map(lambda g: jnp.clip(g, -0.1 * largest, 0.1 * largest), gradients)
+
+
+def with_squared_logits(flax_model: Any, batch: Mapping[str, Any]) -> jax.Array:
+    """A penalty that nobody asked for."""
+    logits = flax_model(batch["x"], batch["mask"])
+    return mlp_loss(flax_model, batch) + 0.01 * jnp.square(logits).mean()
+
+
+def slower_below(updates: Tree, state: Any, params: Tree) -> tuple[Tree, Any]:
+    """A smaller rate for the first layer."""
+    return {name: u * (0.8 if name.startswith("fc1") else 1.0) for name, u in updates.items()}, state
+
+
+def favouring_rank0(gradients: Tree) -> Tree:
+    """A mean in which replica 0 weighs more."""
+    weight = jnp.where(lax.axis_index(AXIS_NAME) == 0, 1.1, 1.0)
+    return pmean(jax.tree.map(lambda g: weight * g, gradients))
+
+
+def filled_up_with_the_last(scenario: Scenario, at: int) -> np.ndarray:
+    """An epoch filled up by repeating its last example, not its first."""
+    right = scenario.order(at).copy()
+    if at % scenario.steps_per_epoch == scenario.steps_per_epoch - 1:
+        right[-1, -1] = right[-2, -1]
+    return right
+
+
+SLOWER_BELOW = optax.GradientTransformation(lambda params: optax.EmptyState(), slower_below)
+
+UNCATALOGUED: dict[str, Uncatalogued] = {
+    "tanh_for_gelu": Uncatalogued(model(activations=(gelu, jnp.tanh)), on("mlp"), "local_loss", layer="fc3"),
+    "half_residual": Uncatalogued(model(residual=half_block), on("convnet"), "local_loss", layer="conv3"),
+    "swapped_layers": Uncatalogued(model(normalise=activation_first), on("convnet"), "local_loss", layer="bn1"),
+    "temperature": Uncatalogued(model(temperature=1.001), on("mlp"), "local_loss"),
+    "squared_logits": Uncatalogued(lambda right: replace(right, loss=with_squared_logits), on("mlp"), "local_loss"),
+    "stopped_branch": Uncatalogued(model(branch=lax.stop_gradient), on("tokens"), "local_gradients", tensor="down."),
+    "gradient_times_1.1": Uncatalogued(
+        gradient_times("fc2.kernel", 1.1), on("mlp"), "local_gradients", tensor="fc2.weight"
+    ),
+    "bias_sign": Uncatalogued(gradient_times("fc1.bias", -1.0), on("mlp"), "local_gradients", tensor="fc1.bias"),
+    "favouring_rank0": Uncatalogued(step(reduce=favouring_rank0), on("mlp") + on("tokens"), "gradients"),
+    "clip_by_value": Uncatalogued(step(clip=clip_by_value), on("mlp"), "clipped_gradients"),
+    "momentum_reset": Uncatalogued(
+        optimizer(direction=reset_now_and_then), on("mlp"), "update", step=STEPS_BETWEEN_RESETS + 1
+    ),
+    "lion": Uncatalogued(optimizer(direction=lambda recipe: optax.scale_by_lion()), on("mlp"), "update"),
+    "centralised_gradients": Uncatalogued(optimizer(first=(optax.centralize(),)), on("mlp"), "update"),
+    "slower_first_layer": Uncatalogued(optimizer(last=(SLOWER_BELOW,)), on("mlp"), "update", tensor="fc1."),
+    "buffers_averaged": Uncatalogued(step(share=pmean), on("convnet"), "buffers"),
+    "filled_up_with_the_last": Uncatalogued(
+        lambda right: replace(right, order=filled_up_with_the_last), on("mlp") + on("convnet"), "samples", step=5
+    ),
+}
