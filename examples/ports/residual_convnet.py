@@ -102,8 +102,8 @@ class FlaxBlock(nnx.Module):
     """The same block. The projection's two layers have names here, and in torch numbers: see `names`."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, *, rngs: nnx.Rngs):
-        # jaxddp's BatchNorm is torch's. Flax's forgets faster or slower (its momentum 0.99 is 0.01 in
-        # torch, where the default is 0.1), and keeps the biased variance, where torch keeps the unbiased.
+        # jaxddp's BatchNorm is torch's. Flax's counts momentum from the other end (torch's default 0.1 is
+        # its 0.9, and its own default is 0.99), and keeps the biased variance, where torch keeps the unbiased.
         self.conv1 = conv(inputs, outputs, 3, stride, rngs=rngs)
         self.bn1 = BatchNorm(outputs)
         self.conv2 = conv(outputs, outputs, 3, rngs=rngs)

@@ -53,7 +53,7 @@ def builtin_cases(world_size: int = 2, steps: int = STEPS) -> list[Named]:
     >>> [named.name for named in builtin_cases()][:2]
     ['linear sgd x2', 'linear adam x2']
     """
-    everything = {"accumulation_steps": 2, "clip_grad_norm": 0.5, "loss_normalization": "global"}
+    everything: dict[str, Any] = {"accumulation_steps": 2, "clip_grad_norm": 0.5, "loss_normalization": "global"}
     pairs = [Named("", make_case(model, optimizer, world_size, steps)) for model in MODELS for optimizer in OPTIMIZERS]
 
     def feature(name: str, model: str, optimizer: str, size: int = world_size, **options: Any) -> Named:

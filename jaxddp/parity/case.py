@@ -45,6 +45,12 @@ class Trajectory:
     start: Tensors
     records: Sequence[Record]
 
+    def before(self, step: int) -> Tensors:
+        """Parameters and buffers before a step, from 0."""
+        if step == 0:
+            return self.start
+        return {**self.records[step - 1]["params"], **self.records[step - 1]["buffers"]}
+
 
 class Question(Hashable, Protocol):
     """What both runners ask of whatever they are to run."""

@@ -2,21 +2,33 @@
 
 torch by itself, float64   the reference
 jax forced by it           each stage given the same inputs
-jax by itself              state, schedule, sampler, restore
+jax by itself              what a state carries from step to step
 both forced, float32       rounding, each against its own float64 run
 """
 
+import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from jaxddp.parity.case import Case, PortCase
-from jaxddp.parity.findings import Report
-from jaxddp.parity.run import Run
+from jaxddp.parity.compare import residuals
+from jaxddp.parity.environment import environment
+from jaxddp.parity.explain import explain
+from jaxddp.parity.findings import Cause, Difference, Numerics, Problem, Report, StageResult
+from jaxddp.parity.judge import shows_clipping
+from jaxddp.parity.numerics import compare_numerics, rounds_only
+from jaxddp.parity.records import Record
+from jaxddp.parity.runs import Runs
 from jaxddp.parity.torch_side import PortFile, PortSource
 from jaxddp.parity.workers import Workers
+
+# Running by itself, of the distance from the start; measured: up to 2e-11, after 20 steps.
+FREE_ALLOWED = 1e-8
 
 
 def check(
@@ -33,8 +45,8 @@ def check(
     """Whether a port trains as its torch original does, and why not.
 
     Args:
-        port: a port file; or anything else that becomes a port in another process; or a case of a built-in model,
-            which brings its own world size and steps.
+        port: a port file; or anything else that becomes a port in another process; or a case of a built-in
+            model, which brings its own world size and steps.
         world_size: number of replicas, on either side.
         steps: optimizer steps.
         seed: from which torch draws the weights.
@@ -42,6 +54,9 @@ def check(
         timeout: seconds without a word from a process after which it counts as hanging.
         numerics: run in float32 too.
         workers: processes that stay up from check to check; None: new ones.
+
+    Returns:
+        What was found; whatever a port does wrong is in it, and raises nothing here.
 
     Example:
         report = jaxddp.parity.check("my_port.py")
@@ -51,8 +66,47 @@ def check(
     source = PortFile(str(port)) if isinstance(port, str | Path) else port
     case = source if isinstance(source, Case) else PortCase(source, world_size, steps, seed=seed)
     with _own(workers, case.world_size, platform, timeout) as crew:
-        report = Run(case, crew, seed).make(numerics)
-    return replace(report, seconds=time.monotonic() - started)
+        runs = Runs(case, crew, seed)
+        runs.in_float64()
+        if numerics and len(runs.torch) and len(runs.jax):
+            runs.in_float32()
+        return report_on(runs, crew, started)
+
+
+def report_on(runs: Runs, workers: Workers, started: float) -> Report:
+    """What the runs show.
+
+    Args:
+        workers: in which causes are looked for.
+        started: when the check began, by `time.monotonic`.
+    """
+    evidence = runs.evidence()
+    problems = runs.problems + _not_a_number(runs)
+    differences = _different_starts(runs) + explain(evidence, workers, problems)
+    numerics, numeric = _numerics(runs)
+    differences = [
+        replace(found, kind="numeric") if not found.cause and rounds_only(found, runs.jax32, runs.torch32) else found
+        for found in differences
+    ]
+    differences += [found for found in numeric if found.stage not in {d.stage for d in differences}]
+    free = _free_running(runs)
+    if not differences:
+        differences += _of_free_running(free)
+    return Report(
+        port=runs.case.name,
+        world_size=runs.case.world_size,
+        steps=runs.case.steps,
+        dtype=runs.case.dtype,
+        stages=evidence.judgement.results(),
+        unseen=_unseen(runs),
+        losses=_losses(runs),
+        differences=tuple(differences),
+        numerics=numerics,
+        problems=tuple(problems),
+        free_running=free,
+        seconds=time.monotonic() - started,
+        environment=environment(),
+    )
 
 
 @contextmanager
@@ -62,3 +116,71 @@ def _own(workers: Workers | None, world_size: int, platform: str | None, timeout
         return
     with Workers(world_size, platform, timeout) as crew:
         yield crew
+
+
+def _different_starts(runs: Runs) -> list[Difference]:
+    """Replicas that the port itself lets start from different weights."""
+    if not runs.starts:
+        return []
+    tensor = max(runs.starts, key=lambda name: runs.starts[name])
+    says = f"the replicas start from different weights, in {len(runs.starts)} tensors"
+    cause = Cause.of(("different_start",), (says,), 0.0)
+    return [Difference("params", 0, tensor, runs.starts[tensor], 0.0, cause=cause, detail="before the first step")]
+
+
+def _numerics(runs: Runs) -> tuple[dict[str, Numerics], list[Difference]]:
+    if not len(runs.jax32) or not len(runs.torch32):
+        return {}, []
+    return compare_numerics((runs.jax, runs.jax32), (runs.torch, runs.torch32), runs.facts.own_step)
+
+
+def _free_running(runs: Runs) -> dict[str, StageResult]:
+    """How far jax by itself has gone from torch by itself, of the distance from the start."""
+    steps: dict[str, list[float]] = {"params": [], "buffers": []}
+    for ours, theirs in zip(runs.free, runs.torch, strict=False):
+        for stage, found in steps.items():
+            if theirs[stage]:
+                both = {name: x for name, x in ours[stage].items() if name in theirs[stage]}  # not untied weights
+                found.append(max(residuals(both, theirs[stage], runs.start).values()))
+    return {stage: StageResult(FREE_ALLOWED, tuple(found)) for stage, found in steps.items() if found}
+
+
+def _of_free_running(free: dict[str, StageResult]) -> Iterator[Difference]:
+    """Steps that are right one by one, and do not add up."""
+    for stage, result in free.items():
+        beyond = [step for step, value in enumerate(result.residuals, start=1) if not value <= FREE_ALLOWED]
+        if beyond:
+            detail = "each step by itself is equal; running by itself the port goes another way"
+            yield Difference(stage, beyond[0], "", result.residuals[beyond[0] - 1], FREE_ALLOWED, detail=detail)
+
+
+def _losses(runs: Runs) -> tuple[tuple[float, float], ...]:
+    count = max(len(runs.torch), len(runs.free))
+    return tuple((_mean_loss(runs.torch, step), _mean_loss(runs.free, step)) for step in range(count))
+
+
+def _not_a_number(runs: Runs) -> list[Problem]:
+    found = []
+    for side, records in (("torch", runs.torch), ("flax", runs.jax)):
+        steps = [step for step in range(len(records)) if not math.isfinite(_mean_loss(records, step))]
+        if steps:
+            found.append(Problem(side, f"step {steps[0] + 1}", "the loss is not a finite number"))
+    return found
+
+
+def _unseen(runs: Runs) -> tuple[str, ...]:
+    """Stages that the port goes through and does not show."""
+    if not len(runs.jax):
+        return ()
+    first = runs.jax[0]
+    hidden = ["gradients"] if "gradients" not in first else []
+    if runs.facts.clip_grad_norm is not None and not shows_clipping(first, runs.facts):
+        hidden.append("clipped_gradients")
+    return tuple(hidden)
+
+
+def _mean_loss(records: Sequence[Record], step: int) -> float:
+    if step >= len(records):
+        return math.nan
+    record = records[step]
+    return float(np.mean(record["pure_local_loss" if "pure_local_loss" in record else "local_loss"]["loss"]))

@@ -18,6 +18,7 @@ from jaxddp.errors import TrainingError
 from jaxddp.parity.port import errors_located
 
 Tell = Callable[[str], None]  # keeps the parent informed of where a child is
+STARTING = 120.0  # seconds for importing a framework, before any code of a port runs; measured: 3, and 12 when busy
 
 
 class Child:

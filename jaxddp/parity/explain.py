@@ -1,64 +1,29 @@
 """From stages that differ to their causes: each stage's evidence to the diagnosis that knows it."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
 import numpy as np
 
-from jaxddp.parity.case import LOCAL_STAGES, PortCase, Question, Tensors
+from jaxddp.parity.case import LOCAL_STAGES, PortCase, Tensors
 from jaxddp.parity.children import ChildError
-from jaxddp.parity.diagnosis import optimizer, reduction
+from jaxddp.parity.diagnosis import reduction
 from jaxddp.parity.diagnosis.reduction import ReductionStep
 from jaxddp.parity.diagnosis.samples import SampleEvidence, explain_samples
 from jaxddp.parity.diagnosis.search import Ruling
+from jaxddp.parity.evidence import Evidence
+from jaxddp.parity.explain_update import differing_update, explain_update
 from jaxddp.parity.findings import Cause, Difference, Layer, Problem
 from jaxddp.parity.flax_layers import FlaxLayers
 from jaxddp.parity.jax_child import Micro
-from jaxddp.parity.judge import OWN_LOCAL, Judgement, Located, clip
+from jaxddp.parity.judge import OWN_LOCAL
 from jaxddp.parity.layers import first_difference
-from jaxddp.parity.port import Facts
 from jaxddp.parity.records import Lazy, Records, Scratch, StoredRecord
-from jaxddp.parity.run_torch import torch_records
 from jaxddp.parity.torch_explain import Explain
 from jaxddp.parity.torch_layers import TorchLayers
-from jaxddp.parity.torch_rank import Summary
 from jaxddp.parity.workers import Workers
 
 REDUCTION_STEPS = 5  # whose micro-batches are looked into, from the first that differs
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """What both sides have shown, and where they part.
-
-    Attributes:
-        case, facts, summary, start: of the run.
-        reference, found: folders of torch's records, and of jax's.
-        judgement: of the two.
-    """
-
-    case: Question
-    facts: Facts
-    summary: Summary
-    start: Tensors
-    reference: Path
-    found: Path
-    judgement: Judgement
-
-    @property
-    def torch(self) -> Records:
-        """Torch's records."""
-        return torch_records(self.reference, self.case.world_size)
-
-    @property
-    def jax(self) -> Records:
-        """jax's, forced by torch's."""
-        return Records([self.found])
-
-    def before(self, step: int) -> Tensors:
-        """The parameters before a step, from 0."""
-        return self.start if step == 0 else self.torch[step - 1]["params"]
 
 
 def explain(evidence: Evidence, workers: Workers, problems: list[Problem]) -> list[Difference]:
@@ -68,17 +33,25 @@ def explain(evidence: Evidence, workers: Workers, problems: list[Problem]) -> li
         problems: what keeps a cause from being looked for is added here.
     """
     first = evidence.judgement.first
-    if own := _own_update(evidence):
+    if not evidence.judgement.residuals:
+        return []
+    if own := differing_update(evidence):
         first["update"] = own
     differences: list[Difference] = []
     if "samples" in first:
         differences += _told(evidence, "samples", _explain_samples(evidence))
     try:
-        differences += _explain_model(evidence, workers)
-        differences += _explain_reduction(evidence, workers)
+        of_model = [*_explain_model(evidence, workers)]
+        of_step = [*_explain_reduction(evidence, workers)]
+        if any(found.cause for found in of_step):  # then what a forward pass leaves may follow from it
+            of_model = [found for found in of_model if found.cause or found.stage != "buffers"]
+        differences += of_model + of_step
     except ChildError as error:
         problems.append(Problem("flax" if error.child == "flax" else "torch", error.where, error.what))
-    differences += _explain_optimizer(evidence)
+    if "update" in first:
+        differences += _told(evidence, "update", explain_update(evidence))
+    elif "optimizer_state" in first:
+        differences += _told(evidence, "optimizer_state", None)
     if "hyperparameters" in first and not any(d.stage == "update" and d.cause for d in differences):
         differences += _told(evidence, "hyperparameters", None)
     return differences
@@ -90,6 +63,7 @@ def _told(evidence: Evidence, stage: str, ruling: Ruling | None) -> Iterator[Dif
     stage = stage.removeprefix("own_")
     allowed = evidence.judgement.allowed(stage)
     causes: list[Cause | None] = [*_causes(ruling)] if ruling is not None else []
+    nearest = ruling.runner_up if ruling is not None and not causes else None
     for cause in causes or [None]:
         yield Difference(
             stage,
@@ -98,7 +72,7 @@ def _told(evidence: Evidence, stage: str, ruling: Ruling | None) -> Iterator[Dif
             located.residual,
             allowed,
             cause=cause,
-            nearest=ruling.runner_up and (ruling.runner_up.says, ruling.runner_up.residual) if ruling and not cause else None,
+            nearest=None if nearest is None else (nearest.says, nearest.residual),
             detail=located.detail,
         )
 
@@ -107,14 +81,15 @@ def _causes(ruling: Ruling) -> Iterator[Cause]:
     """The faults that are there at once; each with the names that this run cannot tell apart."""
     if not ruling.named:
         return
-    runner_up = ruling.runner_up and (ruling.runner_up.says, ruling.runner_up.residual)
+    other = ruling.runner_up
+    runner_up = None if other is None else (other.says, other.residual)
     for position in range(ruling.named[0].edits):
         says: dict[str, str] = {}
         for hypothesis in ruling.named:
             parts = hypothesis.says.split("; ")
             whole = len(parts) == hypothesis.edits
             says.setdefault(hypothesis.faults[position], parts[position] if whole else hypothesis.says)
-        yield Cause.of(tuple(says), tuple(says.values()), ruling.named[0].residual, runner_up or None)
+        yield Cause.of(tuple(says), tuple(says.values()), ruling.named[0].residual, runner_up)
 
 
 def _explain_samples(evidence: Evidence) -> Ruling:
@@ -196,55 +171,3 @@ def _of_all(evidence: Evidence, found: StoredRecord, stage: str) -> Tensors:
     spread, world_size = found["spread"], evidence.case.world_size
     same = {name: np.broadcast_to(value, (world_size, *value.shape)) for name, value in found[stage].items()}
     return {name: spread.get(f"{stage}:{name}", value) for name, value in same.items()}
-
-
-def _explain_optimizer(evidence: Evidence) -> Iterator[Difference]:
-    """The update, and what the optimizer keeps."""
-    first = evidence.judgement.first
-    if "update" in first:
-        floor = optimizer.FLOOR + evidence.judgement.update_rounding
-        yield from _told(evidence, "update", optimizer.explain(_optimizer_evidence(evidence), floor))
-    elif "optimizer_state" in first:
-        yield from _told(evidence, "optimizer_state", None)
-
-
-def _own_update(evidence: Evidence) -> Located | None:
-    """Where the update of a port's own step is not what torch's optimizer makes of the step's gradients."""
-    if not evidence.facts.own_step:
-        return None
-    found = optimizer.reference_residuals(_optimizer_evidence(evidence))
-    for step, of_step in enumerate(found or [], start=1):
-        tensor = max(of_step, key=lambda name: of_step[name])
-        if not of_step[tensor] <= evidence.judgement.allowed("update"):
-            return Located(step, tensor, of_step[tensor])
-    return None
-
-
-def _optimizer_evidence(evidence: Evidence) -> optimizer.OptimizerEvidence:
-    return optimizer.OptimizerEvidence(
-        evidence.summary.optimizer,
-        Lazy(lambda: min(len(evidence.torch), len(evidence.jax)), lambda index: _optimizer_step(evidence, index)),
-        evidence.summary.rates,
-        evidence.case.world_size,
-        evidence.facts.accumulation_steps,
-        evidence.facts.restore_at,
-    )
-
-
-def _optimizer_step(evidence: Evidence, index: int) -> optimizer.OptimizerStep:
-    theirs, ours = evidence.torch[index], evidence.jax[index]
-    before = evidence.before(index)
-    params = {name: before[name] for name in theirs["update"]}
-    reached = theirs["clipped_gradients"]
-    given = _own_gradients(evidence, ours) if evidence.facts.own_step else reached
-    update = {name: ours["update"][name] for name in params}
-    return optimizer.OptimizerStep(theirs.notes["groups"], params, given, frozenset(params.keys() - reached), update)
-
-
-def _own_gradients(evidence: Evidence, ours: StoredRecord) -> Tensors:
-    """What the port's own step gives its optimizer."""
-    if "clipped_gradients" in ours:
-        return ours["clipped_gradients"]
-    pure = {name: value.mean(0) for name, value in ours["pure_local_gradients"].items()}
-    norm, gradients = evidence.facts.clip_grad_norm, ours.get("gradients", pure)
-    return gradients if norm is None else clip(gradients, norm)

@@ -33,12 +33,14 @@ class FlaxSide:
         to_torch: flax arrays, or gradients of them, under torch's names and in torch's layout.
         from_torch: torch's tensors as parameters and buffers.
         start: (params, rank) -> what a replica starts from; None: all start from the same.
+        given: the reference's stage that its optimizer is to be given.
         restore: called on the state after `restore_at` steps.
     """
 
     replica_step: ReplicaStep | OwnStep
     to_torch: Callable[[Mapping[str, Any]], Tensors]
     from_torch: Callable[[Tensors], tuple[Params, Buffers]]
+    given: str = "clipped_gradients"
     start: Callable[[Params, int], Mapping[str, Any]] | None = None
     restore: Callable[[TrainState], TrainState] | None = None
     restore_at: int | None = None
@@ -72,9 +74,12 @@ def side_of_port(port: Port, steps: int, dtype: str) -> FlaxSide:
     shapes = {name: value.shape for name, value in (params | buffers).items()}
     converter = Converter(port.torch_model(), shapes, port.names, port.transpose_kernel)
 
+    own = {piece.torch for piece in converter.pieces}
+    shared = {name for name, first in converter.tied.items() if not {name, first} <= own}
+
     def to_torch(arrays: Mapping[str, Any]) -> Tensors:
-        """Tied tensors under the first of their names, as torch counts parameters."""
-        return {name: x for name, x in converter.to_torch(arrays).items() if name not in converter.tied}
+        """Tied tensors under the first of their names, as torch counts parameters; untied ones under each."""
+        return {name: x for name, x in converter.to_torch(arrays).items() if name not in shared}
 
     def from_torch(tensors: Tensors) -> tuple[Params, Buffers]:
         arrays = {
@@ -90,6 +95,7 @@ def side_of_port(port: Port, steps: int, dtype: str) -> FlaxSide:
         step if port.flax_step is None else OwnStep(step, port.flax_step),
         to_torch,
         from_torch,
+        "gradients" if port.facts.clips_inside else "clipped_gradients",
         port.flax_start,
         port.flax_restore,
         port.restore_at,

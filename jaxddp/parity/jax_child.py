@@ -5,11 +5,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol
 
+import jax
 import numpy as np
 
 from jaxddp.devices import prepare
 from jaxddp.parity.case import Question, Tensors, Trajectory
-from jaxddp.parity.children import Child, Tell, answers, reported
+from jaxddp.parity.children import STARTING, Child, Tell, answers, reported
 from jaxddp.parity.micro import micro_records
 from jaxddp.parity.records import Records, RecordWriter
 from jaxddp.parity.run_jax import forced_records, free_records, starting_weights
@@ -129,7 +130,14 @@ def serve(devices: int, platform: str | None, connection: Connection) -> None:
     with reported(connection, "--platform"):
         prepare(devices, platform)
         connection.send(("done", None))
+    last = None
     while (job := connection.recv()) is not None:
+        if job.case != last:
+            jax.clear_caches()  # each program maps memory, of which a process may have 65,530 pieces
+            last = job.case
+        # Compiling is most of a check's time. What is compared in float64 is meaning, which optimizations
+        # keep; how float32 rounds is theirs to decide.
+        jax.config.update("jax_disable_most_optimizations", job.case.dtype == "float64")
         with reported(connection, job.case.name):
             connection.send(("done", job.run(lambda where: connection.send(("at", where)))))
 
@@ -151,7 +159,7 @@ class JaxChild:
     def start(self, job: Job) -> None:
         """Begin a job; `wait` has its answer."""
         if not self._ready:
-            answers([self._child], self._timeout)
+            answers([self._child], max(STARTING, self._timeout))
             self._ready = True
         self._child.give(job)
 
@@ -167,11 +175,6 @@ class JaxChild:
         """The answer of a job."""
         self.start(job)
         return self.wait()
-
-    @property
-    def alive(self) -> bool:
-        """Whether the process runs."""
-        return self._child.alive
 
     def end(self, patience: float = 0.0) -> None:
         """End the process."""

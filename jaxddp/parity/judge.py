@@ -6,7 +6,7 @@ differs from what the reference would have made of the same inputs.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,7 +17,7 @@ from jaxddp.parity.convert import COUNTER
 from jaxddp.parity.diagnosis import samples
 from jaxddp.parity.findings import ORDER, StageResult
 from jaxddp.parity.port import Facts
-from jaxddp.parity.records import Record, Records, Tensors
+from jaxddp.parity.records import Record, StoredRecord, Tensors
 
 # The largest residual that counts as equal, in float64.
 ALLOWED = {
@@ -84,7 +84,7 @@ class Judgement:
         return StageResult(ALLOWED.get(stage, 0.0), tuple(max(of.values(), default=math.nan) for of in steps), tensors)
 
 
-def judge(torch: Records, jax: Records, facts: Facts, optimizer: str) -> Judgement:
+def judge(torch: Sequence[StoredRecord], jax: Sequence[StoredRecord], facts: Facts, optimizer: str) -> Judgement:
     """Compare every stage of every step that both have taken.
 
     Args:
@@ -127,7 +127,7 @@ def _stages(
     gradients = ours.get("gradients", mean)
     if "gradients" in ours:
         yield "gradients", _against(gradients, theirs["gradients"]), _against(gradients, mean)
-    if "clipped_gradients" in ours and facts.clip_grad_norm is not None:
+    if facts.clip_grad_norm is not None and shows_clipping(ours, facts):
         clipped, right = ours["clipped_gradients"], clip(gradients, facts.clip_grad_norm)
         yield "clipped_gradients", _against(clipped, theirs["clipped_gradients"]), _against(clipped, right)
     update = _against(ours["update"], theirs["update"])
@@ -149,14 +149,19 @@ def rounding_of_update(record: Record) -> float:
     return EPSILON * params / update if update else 0.0
 
 
-def clip(gradients: Tensors, norm: float) -> Tensors:
-    """torch's clip_grad_norm_: g min(1, norm / (|g| + 1e-6)).
+def shows_clipping(ours: Record, facts: Facts) -> bool:
+    """Whether the clipped gradients are to be seen, and not only what an optimizer made of them."""
+    return "clipped_gradients" in ours and not facts.clips_inside
+
+
+def clip(gradients: Tensors, norm: float, epsilon: float = TORCH_CLIP_EPSILON, factor: float = 1.0) -> Tensors:
+    """torch's clip_grad_norm_: g min(1, norm / (|g| + epsilon)), |g| multiplied by a factor.
 
     >>> clip({"w": np.array([3.0, 4.0])}, 2.5)["w"].round(5)
     array([1.5, 2. ])
     """
     whole = math.hypot(*(float(np.linalg.norm(value)) for value in gradients.values()))
-    share = min(1.0, norm / (whole + TORCH_CLIP_EPSILON))
+    share = min(1.0, norm / (factor * whole + epsilon))
     return {name: value * share for name, value in gradients.items()}
 
 

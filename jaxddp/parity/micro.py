@@ -38,19 +38,11 @@ def micro_records(case: Question, reference: Trajectory, steps: Sequence[int]) -
                 counts, sums = jax.device_get(of_replica(params, buffers, replicas.shard(batch)))
                 return counts, _named(sums, side.to_torch)
 
-            counts, sums = at(_before(reference, number))
+            counts, sums = at(reference.before(number))
             record: dict[str, Tensors] = {"counts": {"counts": counts}, "sums": sums}
             if number > 0:
-                record["stale"] = at(_before(reference, number - 1))[1]
+                record["stale"] = at(reference.before(number - 1))[1]
             yield record
-
-
-def _before(reference: Trajectory, step: int) -> Tensors:
-    """Parameters and buffers before a step."""
-    if step == 0:
-        return reference.start
-    record = reference.records[step - 1]
-    return {**reference.start, **record["params"], **record["buffers"]}
 
 
 def _micro(loss: LocalLoss, params: Params, buffers: Buffers, batch: MicroBatches) -> tuple[jax.Array, Params]:

@@ -40,7 +40,9 @@ class Facts:
     """What is to be known of a training loop to judge what it did; see `Port` for the fields.
 
     Attributes:
+        clip_grad_norm: torch's.
         own_step, own_start: whether there is a `flax_step`, a `flax_start`.
+        clips_inside: whether it is the optax chain that clips.
     """
 
     accumulation_steps: int = 1
@@ -50,6 +52,7 @@ class Facts:
     restore_at: int | None = None
     own_step: bool = False
     own_start: bool = False
+    clips_inside: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +74,8 @@ class Port:
         torch_scheduler: optimizer -> a scheduler that is stepped after every optimizer step.
         flax_optimizer: an optax transformation.
         accumulation_steps: micro-batches that each batch is cut into, along the first axis.
-        clip_grad_norm: clip the averaged gradient to this global norm; None: no clipping.
+        clip_grad_norm: clip the averaged gradient to this global norm, on both sides; None: no clipping.
+        torch_clip_grad_norm: on torch's side alone, for an optax chain that clips by itself.
         loss_normalization: "ddp", the mean of the replicas' means, or "global": the sum of all weighted
             losses over the sum of all weights.
         find_unused_parameters: torch DDP's; for losses that do not reach every parameter.
@@ -103,6 +107,7 @@ class Port:
     flax_optimizer: "optax.GradientTransformation | None" = None
     accumulation_steps: int = 1
     clip_grad_norm: float | None = None
+    torch_clip_grad_norm: float | None = None
     loss_normalization: str = "ddp"
     find_unused_parameters: bool = False
     steps_per_epoch: int | None = None
@@ -124,8 +129,11 @@ class Port:
             raise InputError("torch_scheduler: goes with torch_optimizer; one `optimizer` brings its own schedule")
         if self.accumulation_steps < 1:
             raise InputError(f"accumulation_steps {self.accumulation_steps}: must be at least 1")
-        if self.clip_grad_norm is not None and not self.clip_grad_norm > 0:
-            raise InputError(f"clip_grad_norm {self.clip_grad_norm}: must be above 0")
+        for name in ("clip_grad_norm", "torch_clip_grad_norm"):
+            if getattr(self, name) is not None and not getattr(self, name) > 0:
+                raise InputError(f"{name} {getattr(self, name)}: must be above 0")
+        if None not in (self.clip_grad_norm, self.torch_clip_grad_norm):
+            raise InputError("torch_clip_grad_norm: clip_grad_norm clips on both sides already")
         check_name("loss_normalization", self.loss_normalization, LOSS_NORMALIZATIONS)
         if (self.flax_restore is None) != (self.restore_at is None):
             raise InputError("restore_at: goes with flax_restore, and says after how many steps it is called")
@@ -143,8 +151,17 @@ class Port:
     @property
     def facts(self) -> Facts:
         """What is to be known of it to judge what it did."""
-        shared = {f.name: getattr(self, f.name) for f in fields(Facts) if hasattr(self, f.name)}
-        return Facts(**shared, own_step=self.flax_step is not None, own_start=self.flax_start is not None)
+        inside = self.torch_clip_grad_norm is not None
+        return Facts(
+            accumulation_steps=self.accumulation_steps,
+            clip_grad_norm=self.torch_clip_grad_norm if inside else self.clip_grad_norm,
+            loss_normalization=self.loss_normalization,
+            steps_per_epoch=self.steps_per_epoch,
+            restore_at=self.restore_at,
+            own_step=self.flax_step is not None,
+            own_start=self.flax_start is not None,
+            clips_inside=inside,
+        )
 
     @property
     def optimizer_config(self) -> TrainConfig | None:

@@ -97,7 +97,7 @@ def forced_records(
                 opt_state = after.opt_state
                 updates = jax.tree.map(lambda new, old: np.asarray(new) - np.asarray(old), after.params, params)
             else:
-                gradients, _ = side.from_torch(_with_zeros(theirs["clipped_gradients"], reference.start))
+                gradients, _ = side.from_torch(_with_zeros(theirs[side.given], reference.start))
                 updates, opt_state = update(gradients, state.opt_state, params)
             record["update"] = side.to_torch(jax.device_get(updates))
             record["optimizer_state"] = optimizer_tensors(jax.device_get(opt_state), params, side.to_torch)

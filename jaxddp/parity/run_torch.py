@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from jaxddp.parity.case import LOCAL_STAGES, Question, Tensors, Trajectory, micro_batches_of
-from jaxddp.parity.children import Child, answers
+from jaxddp.parity.children import STARTING, Child, answers
 from jaxddp.parity.records import Records, Scratch
 from jaxddp.parity.torch_rank import Job, Steps, rank_folder, serve
 from jaxddp.step import MicroBatches
@@ -35,7 +35,7 @@ class TorchPool:
         self._scratch = Scratch()
         store_file = str(self._scratch.path / "store")
         self._ranks = [Child(f"torch rank {rank}", serve, (rank, self._size, store_file)) for rank in range(self._size)]
-        self._answers(self._ranks)
+        self._answers(self._ranks, max(STARTING, self._timeout))
         return self
 
     def __exit__(
@@ -67,11 +67,11 @@ class TorchPool:
         ranks = self._ranks[: job.world_size]
         for rank in ranks:
             rank.give(job)
-        return self._answers(ranks)
+        return self._answers(ranks, self._timeout)
 
-    def _answers(self, ranks: Sequence[Child]) -> list[Any]:
+    def _answers(self, ranks: Sequence[Child], timeout: float) -> list[Any]:
         try:
-            return answers(ranks, self._timeout)
+            return answers(ranks, timeout)
         except BaseException:
             self._end()
             raise

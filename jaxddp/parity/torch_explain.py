@@ -13,7 +13,7 @@ from jaxddp.parity.diagnosis.model import ModelEvidence, ModelStep, explain_mode
 from jaxddp.parity.diagnosis.search import Ruling
 from jaxddp.parity.records import Lazy, Records, Tensors
 from jaxddp.parity.torch_rank import rank_folder
-from jaxddp.parity.torch_side import TorchSide, TorchSource
+from jaxddp.parity.torch_side import TorchSide, TorchSource, under_all_names
 from torch_ref.distributed import World
 
 
@@ -61,7 +61,9 @@ def _steps(job: Explain, side: TorchSide) -> Sequence[ModelStep]:
 
     def state(step: int) -> Tensors:
         """Parameters and buffers before a step."""
-        return {**torch[step - 1]["params"], **torch[step - 1]["buffers"]} if step else job.start
+        if step == 0:
+            return job.start
+        return under_all_names(side.model, {**torch[step - 1]["params"], **torch[step - 1]["buffers"]})
 
     def make(index: int) -> ModelStep:
         step = job.steps[index]

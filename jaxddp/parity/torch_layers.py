@@ -45,8 +45,7 @@ class TorchLayers:
         tell("torch's layers")
         side = self.source.torch_side(self.step + 1, "float64")
         records = Records([rank_folder(self.reference, 0)])
-        last = {**records[self.step - 1]["params"], **records[self.step - 1]["buffers"]} if self.step else self.start
-        state = {**self.start, **last}
+        state = {**records[self.step - 1]["params"], **records[self.step - 1]["buffers"]} if self.step else self.start
         side.model.load_state_dict({name: torch.from_numpy(value) for name, value in state.items()}, strict=False)
         micro_batch = next(islice(side.batches(self.rank, self.replicas), self.step, None))[0]
         calls = Calls()

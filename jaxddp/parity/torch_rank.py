@@ -4,7 +4,6 @@ import contextlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol
@@ -107,8 +106,10 @@ class Steps:
         writer = RecordWriter(rank_folder(self.folder, world.rank))
         forced = None if self.reference is None else Records(self.reference)
         rates = []
-        for step, micro_batches in enumerate(islice(self._batches(side, world), self.steps)):
+        batches = self._batches(side, world)
+        for step in range(self.steps):
             tell(f"step {step + 1}")
+            micro_batches = next(batches)
             if forced is not None:
                 watched.gradients = forced[step]["clipped_gradients"]
                 before = self.weights if step == 0 else {**forced[step - 1]["params"], **forced[step - 1]["buffers"]}

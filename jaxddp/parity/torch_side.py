@@ -1,7 +1,7 @@
 """The torch half of what is compared: a model, its loss, its optimizer and its batches. Knows no jax."""
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count
 from typing import NamedTuple, Protocol
@@ -153,6 +153,18 @@ def side_of_port(port: Port, steps: int, dtype: str) -> TorchSide:
         return ([to_batch(micro_batch, dtype) for micro_batch in micro_batches] for micro_batches in every)
 
     return TorchSide(model, loss_fn, make_optimizer, batches, port.facts, port.find_unused_parameters, count_fn)
+
+
+def under_all_names(model: nn.Module, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """A state_dict, of tensors in which a parameter that has several names stands under its first.
+
+    >>> twice = nn.Linear(1, 1, bias=False)
+    >>> sorted(under_all_names(nn.Sequential(twice, twice), {"0.weight": np.ones((1, 1))}))
+    ['0.weight', '1.weight']
+    """
+    first = {id(parameter): name for name, parameter in model.named_parameters()}
+    every = {name: first[id(p)] for name, p in model.named_parameters(remove_duplicate=False)}
+    return {**tensors, **{name: tensors[known] for name, known in every.items() if known in tensors}}
 
 
 def to_batch(arrays: dict[str, np.ndarray], dtype: str) -> dict[str, Tensor]:

@@ -28,15 +28,16 @@ class Workers:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         patience = 10.0 if error is None else 0.0
-        if self._jax is not None and self._jax.alive:
+        if self._jax is not None:
             self._jax.end(patience)
-        if self._torch is not None and self._torch.alive:
+        if self._torch is not None:
             self._torch.__exit__(kind, error, trace)
 
     def end_jax(self) -> None:
-        """Make an end of jax's process, which may hang."""
-        if self._jax is not None and self._jax.alive:
+        """Make an end of jax's process, which may hang or be dead; the next job gets a new one."""
+        if self._jax is not None:
             self._jax.end()
+            self._jax = None
 
     @property
     def torch(self) -> TorchPool:
@@ -48,6 +49,6 @@ class Workers:
     @property
     def jax(self) -> JaxChild:
         """jax's process; a new one if the last was ended."""
-        if self._jax is None or not self._jax.alive:
+        if self._jax is None:
             self._jax = JaxChild(self._world_size, self._platform, self._timeout)
         return self._jax

@@ -83,4 +83,6 @@ def decay_towards_start(decay: float) -> Transformation:
 
 def a_step_late(lr: float) -> Transformation:
     """SGD with the gradients of the step before."""
-    return optax.GradientTransformation(zeros, lambda g, before, params=None: ({n: -lr * b for n, b in before.items()}, g))
+    return optax.GradientTransformation(
+        zeros, lambda g, before, params=None: ({n: -lr * b for n, b in before.items()}, g)
+    )

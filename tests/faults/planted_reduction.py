@@ -11,7 +11,6 @@ from jax import numpy as jnp
 from jaxddp.collectives import AXIS_NAME
 
 from .models_flax import auxiliary, token_losses, tokens_global_loss
-from .models_torch import IGNORED
 from .planted_edits import Edit, Planted, both, model, on, optimizer, step
 from .scenarios import Translation
 from .steps import Micro, Tree, added, mean_of, pmean, psum, scaled, torch_clip, total_of
@@ -181,11 +180,6 @@ def everything_scaled(flax_model: Any, batch: Any) -> jax.Array:
     return (values.sum() / batch["items"][0] + auxiliary(logits)) * batch["parts"][0]
 
 
-def local_count(batch: Any) -> jax.Array:
-    """Labels of a micro-batch that count."""
-    return (batch["y"] != IGNORED).sum()
-
-
 def stop_output(table: jax.Array) -> jax.Array:
     """The table without a gradient from the output layer."""
     return lax.stop_gradient(table)
@@ -247,7 +241,7 @@ PLANTED: dict[str, Planted] = {
     ),
     "mean_per_micro_batch/sum": Planted(loss_is(own_mean_and_auxiliary), on("tokens_sum"), "local_loss"),
     "mean_per_rank": Planted(
-        step(count=local_count, combine=over_own_elements),
+        step(combine=over_own_elements),
         on("tokens_global") + on("tokens_global", world_size=4),
         "local_loss",
     ),

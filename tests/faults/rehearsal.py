@@ -1,17 +1,16 @@
 """Takes a translation's steps on virtual replicas, to see at which stage a planted fault shows first.
 
-Every step starts from where the right translation was; the optimizer alone keeps its state. Nothing is
-compiled as a whole: one step of each of hundreds of ports is faster operation by operation.
+Every step starts from where the right translation was; the optimizer alone keeps its state. Only the
+loss is compiled, once for all ports that share it: what else is in hundreds of steps is not worth it.
 """
 
 import dataclasses
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import jax
 import numpy as np
-import optax
-import torch
 from jax import numpy as jnp
 
 from jaxddp.collectives import AXIS_NAME
@@ -21,9 +20,10 @@ from jaxddp.parity.convert import Converter
 from jaxddp.parity.port import Port
 from jaxddp.state import TrainState
 
+from . import rehearsal_torch
 from .scenarios import Scenario, Translation
-from .steps import Step, over_all_elements
 
+Tree = dict[str, Any]
 Stages = dict[str, Any]  # stage -> tensors, each with a leading axis for the replica
 
 ORDER = ("local_loss", "local_gradients", "gradients", "clipped_gradients", "update", "buffers")
@@ -45,28 +45,37 @@ class Reference:
     stages: list[Stages]
 
 
-def local_loss(port: Port, functional: Functional) -> LocalLoss:
-    """The port's flax loss as sums, whatever it returns."""
+@cache
+def pure(model: Any, options: tuple[tuple[str, Any], ...], loss: Any) -> tuple[Functional, LocalLoss]:
+    """A flax model, and its loss as sums, whatever it returns."""
+    functional = Functional(model(**dict(options)))
 
-    def losses(model: Any, batch: Any) -> Losses:
-        found = port.flax_loss(model, batch)
+    def losses(module: Any, batch: Any) -> Losses:
+        found = loss(module, batch)
         values, weights = found if isinstance(found, tuple) else (found, None)
         return Losses(jnp.atleast_1d(values), weights)
 
-    return functional.local_loss(losses, train=True)
+    return functional, jax.jit(functional.local_loss(losses, train=True))
 
 
-def start(port: Port, seed: int) -> tuple[Functional, Any, Any]:
-    """A model, and the values that torch's starts from."""
-    functional = Functional(port.flax_model())
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        module = port.torch_model().double()
-    shapes = {name: value.shape for name, value in {**functional.params, **functional.buffers}.items()}
-    tensors = {name: tensor.numpy() for name, tensor in module.state_dict().items()}
-    arrays = Converter(module, shapes).to_flax(tensors)
+def pure_of(translation: Translation) -> tuple[Functional, LocalLoss]:
+    """The same of a translation."""
+    return pure(translation.model, tuple(sorted(translation.options.items())), translation.loss)
+
+
+def start(translation: Translation) -> tuple[Any, Any]:
+    """Parameters and buffers, as torch's model starts."""
+    functional, _ = pure_of(translation)
+    arrays = converter(translation).to_flax(rehearsal_torch.start(translation.scenario))
     params, buffers = ({name: arrays[name] for name in kind} for kind in (functional.params, functional.buffers))
-    return functional, cast(params, jnp.float64), cast(buffers, jnp.float64)
+    return cast(params, jnp.float64), cast(buffers, jnp.float64)
+
+
+def converter(translation: Translation) -> Converter:
+    """Between the translation's tensors and torch's."""
+    functional, _ = pure_of(translation)
+    shapes = {name: value.shape for name, value in {**functional.params, **functional.buffers}.items()}
+    return Converter(translation.port().torch_model(), shapes)
 
 
 def stacked(port: Port, world_size: int, step: int) -> Any:
@@ -77,51 +86,40 @@ def stacked(port: Port, world_size: int, step: int) -> Any:
     }
 
 
-def replica_step(port: Port, functional: Functional) -> Any:
-    """(state, batch) -> (state, stages): the port's own, or one that does as jaxddp's."""
-    loss = local_loss(port, functional)
+def take(translation: Translation, optimizer: Any, state: TrainState, batch: Any) -> tuple[Any, Stages]:
+    """One step from one state: the next one's parts and the stages, with the replicas as leading axis."""
+    setting, (_, loss) = translation.scenario.setting, pure_of(translation)
+    own = translation.own_step
+    if translation.step is None and translation.scenario.loss_normalization == "global":
+        own = dataclasses.replace(own, count=lambda part: loss(state.params, state.buffers, part)[0]["count"])
 
     def mean(params: Any, buffers: Any, batch: Any) -> Any:
         sums, new_buffers = loss(params, buffers, batch)
         return sums["loss"] / sums["count"], new_buffers
 
-    def step(state: TrainState, batch: Any) -> Any:
-        batch = batch if port.accumulation_steps > 1 else {name: array[0] for name, array in batch.items()}
-        own = port.flax_step or Step(port.accumulation_steps, port.clip_grad_norm)
-        if port.flax_step is None and port.loss_normalization == "global":
-            count = lambda part: loss(state.params, state.buffers, part)[0]["count"]  # noqa: E731
-            own = dataclasses.replace(own, count=count, combine=over_all_elements)
-        return own(mean, port.flax_optimizer, state, batch)
-
-    return step
-
-
-def take(port: Port, functional: Functional, state: TrainState, batch: Any, world_size: int) -> tuple[Any, Stages]:
-    """One step from one state: the next one's parts and the stages, with the replicas as leading axis."""
-
     def step(batch: Any) -> Any:
-        new, stages = replica_step(port, functional)(state, batch)
-        return new, stages | {
-            "update": jax.tree.map(jnp.subtract, new.params, state.params),
-            "buffers": new.buffers,
-        }
+        batch = batch if setting.accumulation_steps > 1 else {name: array[0] for name, array in batch.items()}
+        new, stages = own(mean, optimizer, state, batch)
+        update = jax.tree.map(jnp.subtract, new.params, state.params)
+        return new, {**stages, "update": update, "buffers": new.buffers}
 
-    return jax.vmap(step, axis_name=AXIS_NAME, axis_size=world_size)(batch)
+    return jax.vmap(step, axis_name=AXIS_NAME, axis_size=translation.scenario.world_size)(batch)
 
 
 def rank0(tree: Any) -> Any:
     """Replica 0's."""
-    return jax.tree.map(lambda leaf: leaf[0], tree)
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), jax.device_get(tree))
 
 
+@cache
 def reference(scenario: Scenario) -> Reference:
     """The right translation, running freely."""
-    port = scenario.port()
-    functional, params, buffers = start(port, scenario.seed)
+    translation = scenario.translation()
+    port, (params, buffers) = translation.port(), start(translation)
     state = TrainState(jnp.int32(0), params, buffers, port.flax_optimizer.init(params))
     run = Reference(scenario, [], [])
     for number in range(scenario.steps):
-        new, stages = take(port, functional, state, stacked(port, scenario.world_size, number), scenario.world_size)
+        new, stages = take(translation, port.flax_optimizer, state, stacked(port, scenario.world_size, number))
         run.states.append(state)
         run.stages.append(stages)
         state = rank0(new)
@@ -130,51 +128,64 @@ def reference(scenario: Scenario) -> Reference:
 
 def stages_of(translation: Translation, right: Reference) -> Iterator[Stages]:
     """What a wrong translation does at each step, from where the right one was."""
-    port, world_size = translation.port(), right.scenario.world_size
-    functional, fresh, _ = start(port, right.scenario.seed)
-    opt_state = port.flax_optimizer.init({**fresh, **right.states[0].params})
+    port, optimizer = translation.port(), translation.port().flax_optimizer
+    theirs, mine = converter(right.scenario.translation()), converter(translation)
+    opt_state = None
     for number, before in enumerate(right.states):
-        params = {name: before.params.get(name, before.params.get("embed.embedding")) for name in fresh}
-        params = {name: value.T if name == "head.kernel" else value for name, value in params.items()}
-        buffers = {name: before.buffers[name] for name in functional.buffers}
+        arrays = cast(mine.to_flax(theirs.to_torch({**before.params, **before.buffers})), jnp.float64)
+        functional, _ = pure_of(translation)
+        params, buffers = ({name: arrays[name] for name in kind} for kind in (functional.params, functional.buffers))
+        opt_state = optimizer.init(params) if opt_state is None else opt_state
         state = TrainState(before.step, params, buffers, opt_state)
         if number == port.restore_at:
             state = port.flax_restore(state)
-        new, stages = take(port, functional, state, stacked(port, world_size, number), world_size)
+        new, stages = take(translation, optimizer, state, stacked(port, right.scenario.world_size, number))
         opt_state = rank0(new).opt_state
         yield stages
 
 
-def only_updates(translation: Translation, right: Reference) -> Iterator[Stages]:
-    """The same where the optimizer alone is another: it is given the right gradients."""
-    port = translation.port()
-    opt_state = port.flax_optimizer.init(right.states[0].params)
-    for number, (before, theirs) in enumerate(zip(right.states, right.stages, strict=True)):
-        state = dataclasses.replace(before, opt_state=opt_state)
+def updates_of(translation: Translation) -> Iterator[Tree]:
+    """What the optimizer makes of random gradients, of the size of real ones; unused layers have none."""
+    port, (params, buffers) = translation.port(), start(translation)
+    opt_state = port.flax_optimizer.init(params)
+    rng = np.random.default_rng(translation.scenario.seed)
+    for number in range(translation.scenario.steps):
+        gradients = {
+            name: jnp.asarray(0.0 if name.startswith("unused") else 0.1 * rng.normal(size=value.shape)) + 0 * value
+            for name, value in params.items()
+        }
+        state = TrainState(jnp.int32(number), params, buffers, opt_state)
         if number == port.restore_at:
             state = port.flax_restore(state)
-        clipped = rank0(theirs["clipped_gradients"])
-        updates, opt_state = port.flax_optimizer.update(clipped, state.opt_state, state.params)
-        yield {"update": jax.tree.map(lambda u, p: (optax.apply_updates(p, u) - p)[None], updates, state.params)}
+        updates, opt_state = port.flax_optimizer.update(gradients, state.opt_state, params)
+        yield updates
 
 
-def first_difference(translation: Translation, right: Reference) -> tuple[int, str] | None:
-    """The first step and stage that differ; None: nothing does."""
-    port, correct = translation.port(), right.scenario.translation()
-    if port.flax_start is not None and not same(right.states[0].params, port.flax_start(right.states[0].params, 1)):
-        return 0, "params"
-    steps = range(right.scenario.steps)
-    other_data = next((step for step in steps if not same_batches(port, right.scenario, step)), len(steps))
-    computing = ("model", "options", "loss", "step")
-    if any(getattr(translation, name) != getattr(correct, name) for name in computing):
-        run = stages_of(translation, right)
+def differences(translation: Translation) -> Iterator[str | None]:
+    """Of every step, the first stage that differs: computed only as far as it may."""
+    scenario, correct = translation.scenario, translation.scenario.translation()
+    if any(getattr(translation, name) != getattr(correct, name) for name in ("model", "options", "loss", "step")):
+        for found, theirs in zip(stages_of(translation, reference(scenario)), reference(scenario).stages, strict=True):
+            off = (stage for stage in ORDER if stage in found and distance(found[stage], theirs[stage]) > FLOOR)
+            yield next(off, None)
+    elif translation.optimizer != correct.optimizer or translation.restore:
+        for found, theirs in zip(updates_of(translation), updates_of(correct), strict=True):
+            yield "update" if distance(found, theirs) > FLOOR else None
     else:
-        run = only_updates(translation, right)
-    for step, found in zip(range(other_data), run, strict=False):
-        for stage in ORDER:
-            if stage in found and distance(found[stage], right.stages[step][stage]) > FLOOR:
-                return step, stage
-    return None if other_data == len(steps) else (other_data, "samples")
+        yield from [None] * scenario.steps
+
+
+def first_difference(translation: Translation) -> tuple[int, str] | None:
+    """The first step (from 1) and stage that differ; None: nothing does."""
+    port, scenario = translation.port(), translation.scenario
+    params, _ = start(translation)
+    if port.flax_start and any(np.any(x != params[name]) for name, x in port.flax_start(params, 1).items()):
+        return 1, "params"
+    samples = [same_batches(port, scenario, step) for step in range(scenario.steps)]
+    for step, (same, stage) in enumerate(zip(samples, differences(translation), strict=True)):
+        if stage or not same:
+            return step + 1, stage if same else "samples"
+    return None
 
 
 def same_batches(port: Port, scenario: Scenario, step: int) -> bool:
@@ -186,14 +197,10 @@ def same_batches(port: Port, scenario: Scenario, step: int) -> bool:
     return all(np.array_equal(one, other) for one, other in pairs)
 
 
-def same(tree: Any, other: Any) -> bool:
-    """Whether all tensors are."""
-    return all(np.array_equal(one, other[name]) for name, one in tree.items())
-
-
 def distance(found: Any, theirs: Any) -> float:
     """||found - theirs|| / ||theirs|| over the tensors that both have."""
-    if not isinstance(found, dict):
+    if not isinstance(theirs, dict):
         found, theirs = {"": found}, {"": theirs}
-    off = sum(float(jnp.sum((found[name] - theirs[name]) ** 2)) for name in found.keys() & theirs.keys())
-    return (off / max(sum(float(jnp.sum(value**2)) for value in theirs.values()), 1e-300)) ** 0.5
+    found, theirs = jax.device_get((found, theirs))
+    off = sum(float(np.sum((found[name] - theirs[name]) ** 2)) for name in found.keys() & theirs.keys())
+    return (off / (sum(float(np.sum(value**2)) for value in theirs.values()) or 1.0)) ** 0.5

@@ -15,11 +15,15 @@ from .scenarios import Scenario
 Stages = dict[str, Any]
 
 
+def start(scenario: Scenario) -> dict[str, np.ndarray]:
+    """The state_dict that the scenario's seed draws, in float64."""
+    return {name: _numpy(tensor) for name, tensor in _model(scenario).state_dict().items()}
+
+
 def run(scenario: Scenario) -> Iterator[Stages]:
     """Every step's stages, and "norm", that of the averaged gradients."""
     port = scenario.port()
-    torch.manual_seed(scenario.seed)
-    model = port.torch_model().double()
+    model = _model(scenario)
     assert port.torch_optimizer is not None and port.torch_scheduler is not None
     optimizer = port.torch_optimizer(model.parameters())
     scheduler = port.torch_scheduler(optimizer)
@@ -45,6 +49,12 @@ def run(scenario: Scenario) -> Iterator[Stages]:
             "buffers": {name: _numpy(b) for name, b in model.named_buffers()},
             "norm": float(norm),
         }
+
+
+def _model(scenario: Scenario) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(scenario.seed)
+        return scenario.port().torch_model().double()
 
 
 def _backward(port: Port, model: nn.Module, scenario: Scenario, step: int, rank: int) -> tuple[nn.Module, float]:

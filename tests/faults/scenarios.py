@@ -19,7 +19,7 @@ from jaxddp.state import TrainState
 from . import data, models_flax, models_torch
 from .data import Arrays
 from .recipes import RECIPES, Optimizer, Recipe
-from .steps import Step, over_all_elements
+from .steps import Step, count_labels, over_all_elements
 
 Order = Callable[["Scenario", int], np.ndarray]
 Restore = Callable[[optax.GradientTransformation, TrainState], TrainState]
@@ -122,7 +122,7 @@ class Scenario:
         step = partial(Step, self.setting.accumulation_steps, self.setting.clip_grad_norm)
         if self.loss_normalization == "ddp":
             return step()
-        return step(count=lambda batch: (batch["y"] != models_torch.IGNORED).sum(), combine=over_all_elements)
+        return step(count=count_labels, combine=over_all_elements)
 
     @property
     def loss_normalization(self) -> str:

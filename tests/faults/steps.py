@@ -12,9 +12,16 @@ from jax import numpy as jnp
 from jaxddp.collectives import AXIS_NAME
 from jaxddp.state import TrainState
 
+from .models_torch import IGNORED
+
 Tree = Any
 Batch = Mapping[str, jax.Array]
 ALL = ("local_loss", "local_gradients", "gradients", "clipped_gradients")
+
+
+def count_labels(batch: Batch) -> jax.Array:
+    """Labels of a micro-batch that count."""
+    return (batch["y"] != IGNORED).sum()
 
 
 def pmean(tree: Tree) -> Tree:

@@ -24,8 +24,9 @@ class Kept:
     mean: bool
     faults: tuple[str, ...] = ("buffers_local",)
     reference: None = None
-    starts: tuple[float, ...] = ()
+    start: float = 0.0
     value: None = None
+    plausible: bool = True
 
     @property
     def says(self) -> str:

@@ -13,7 +13,6 @@ Misfit = Callable[[Values], np.ndarray]
 ITERATIONS = 40
 STEP = 1e-5  # of the numeric derivative
 SMALLEST_GAIN = 0.05  # an iteration that gains less than this share has arrived
-DIGITS = 3  # a number with more is not round
 TINY = 1e-9
 
 
@@ -28,6 +27,7 @@ class Unknown:
         unit: a typical size, for "linear".
         low, high: what makes sense; high itself does not.
         likely: what it would rather be than a round number.
+        digits: of a round number; 0: only what is likely will do.
     """
 
     starts: Values
@@ -36,6 +36,7 @@ class Unknown:
     low: float = 0.0
     high: float = math.inf
     likely: Values = ()
+    digits: int = 3
 
     def inward(self, value: float) -> float:
         """The coordinate in which to search."""
@@ -172,7 +173,7 @@ def _rounder(value: float, unknown: Unknown) -> list[float]:
     candidates = [x for x in unknown.likely if abs(x - value) < 1e-3 * abs(x)]
     candidates += [x for x in unknown.starts if abs(x - value) < 1e-3 * unknown.unit]
     candidates += [0.0] if unknown.along != "log" and abs(value) < 1e-3 * unknown.unit else []
-    for digits in range(1, DIGITS + 1):
+    for digits in range(1, unknown.digits + 1):
         candidates.append(_digits(value, digits))
         if unknown.along == "complement":
             candidates.append(_digits(1 - _digits(1 - value, digits), 12))

@@ -27,7 +27,7 @@ from jaxddp.parity.diagnosis.search import SEPARATION, Hypothesis, Ruling, decid
 
 __all__ = ["OptimizerEvidence", "OptimizerStep", "explain", "reference_residuals"]
 
-FLOOR = 1e-12  # of the stage's norm
+FLOOR = 1e-12  # of the stage's norm; measured: up to 6e-15 in clean ports
 PROMISING = 1e-7  # a screened residual that is worth the whole sample
 SCREEN_STEPS = 3  # beyond the first that differs
 SCREEN_ELEMENTS = 300

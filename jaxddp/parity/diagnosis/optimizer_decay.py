@@ -57,12 +57,22 @@ def _kind(recipe: Recipe) -> Iterator[Edit]:
     yield discrete(
         "coupled_decay", f"weight decay is {kinds[recipe.coupled]}", partial(replace, coupled=not recipe.coupled)
     )
+    yield discrete("decay_rounded_away", "the factor 1 - lr x decay is rounded to float32", _rounded)
     for rate, wrong in ((1.0, ""), (-1.0, ", and is added to the weights")):
         yield discrete(
             "decay_without_lr",
             f"weight decay is not multiplied by the learning rate{wrong}",
             partial(replace, coupled=False, decay_rate=rate),
         )
+
+
+def _rounded(recipe: Recipe) -> Recipe:
+    """Decay as a factor of the parameters, 1 - lr decay, of which float32 keeps 24 bits."""
+    product = recipe.lr.astype(np.float32) * recipe.decay.astype(np.float32)
+    lost = 1 - (np.float32(1) - product).astype(np.float64)
+    return replace(
+        recipe, coupled=False, decay=np.divide(lost, recipe.lr, out=np.zeros_like(lost), where=recipe.lr > 0)
+    )
 
 
 def _mask(recipe: Recipe, sample: Sample) -> Iterator[Edit]:

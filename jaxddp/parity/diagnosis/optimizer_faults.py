@@ -22,10 +22,11 @@ EPS_STARTS = (1e-12, 1e-10, 1e-8, 1e-6, 1e-4)
 
 def edits(recipe: Recipe, sample: Sample, evidence: OptimizerEvidence) -> list[Edit]:
     """All that this optimizer could have been given otherwise, in the order in which edits are made."""
+    counts = _counts(evidence.world_size, evidence.accumulation_steps)
     of_any = (
         decay_edits(recipe, sample),
-        _rate(recipe, _counts(evidence.world_size, evidence.accumulation_steps)),
-        _scale(recipe),
+        _rate(recipe, counts),
+        _scale(recipe, counts),
         _unused(recipe),
         _restore(recipe),
     )
@@ -79,15 +80,19 @@ def _reindexed(recipe: Recipe, speed: int = 1, shift: int = 0) -> Recipe:
     return replace(recipe, index=recipe.index * speed + shift)
 
 
-def _scale(recipe: Recipe) -> Iterator[Edit]:
-    linear = recipe.family == "sgd"
-    unknown = Unknown((1.0,), low=1e-6) if linear else Unknown((1.0, 1e-4, 1e-2, 1e2, 1e4, 1e6), "log")
+def _scale(recipe: Recipe, counts: dict[int, str]) -> Iterator[Edit]:
+    likely = {2.0**power for power in range(-24, 25)} | {float(n) for n in counts} | {1.0 / n for n in counts}
+    if recipe.family == "sgd":
+        # It does what another learning rate does: only a scale that somebody would use is worth a word.
+        unknown, same = Unknown((1.0,), low=1e-6, digits=0), "lr_scaled"
+    else:
+        unknown, same = Unknown((1.0, 1e-4, 1e-2, 1e2, 1e4, 1e6), "log"), "eps_value"
     yield Edit(
         "loss_scale",
         lambda r, v: replace(r, scale=r.scale * v[0]),
         lambda v: f"the optimizer sees gradients times {number(v[0])}",
-        (replace(unknown, likely=tuple(2.0**power for power in range(-24, 25))),),
-        frozenset({"lr_scaled" if linear else "eps_value"}),
+        (replace(unknown, likely=tuple(likely)),),
+        frozenset({same}),
     )
 
 

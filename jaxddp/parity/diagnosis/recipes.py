@@ -111,21 +111,22 @@ class Recipe:
 
     @cached_property
     def numbers(self) -> "list[Numbers]":
-        """Every step's numbers, each (T,)."""
+        """Every step's numbers, each (T,), or () where the tensors share one."""
         ones = np.ones(self.count.shape)
         rest, rest_ahead, rest_square = ones, ones, ones
         if self.family == "adam" and self.corrects:
             count = np.maximum(self.count, 1)
             rest, rest_ahead = 1 - self.first**count, 1 - self.first ** (count + 1)
             rest_square = 1 - self.second**count
-        columns = (self.lr, self.first, self.second, self.dampening, self.eps, self.decay)
-        return [Numbers(*row) for row in zip(*columns, self.fresh, rest, rest_ahead, rest_square, strict=True)]
+        columns = (self.lr, self.first, self.second, self.dampening, self.eps, self.decay, self.used, self.fresh)
+        return [Numbers(*row) for row in zip(*map(_shared, (*columns, rest, rest_ahead, rest_square)), strict=True)]
 
     def begin(self, block: "Block", step: int, state: State | None) -> State:
         """The state before a step: at first, and where a restore has lost it, the initial one."""
         lost = self.lost if step == self.restored_at else frozenset()
         new = {part: np.asarray(0.0) for part in STATE[self.family]}
-        new["square"] = np.asarray(block.spread(self.start))
+        [start] = _shared(self.start[None])
+        new["square"] = np.asarray(block.spread(start))
         return new if state is None else {part: new[part] if part in lost else state[part] for part in state}
 
     def advance(
@@ -150,16 +151,14 @@ class Recipe:
         update = -n.lr * direction
         if not self.coupled:
             update = update - (n.lr if self.decay_rate is None else self.decay_rate) * n.decay * params
-        used = block.spread(self.used[step])
-        if np.all(used):
+        if np.all(n.used):
             return update, old | new
-        return np.where(used, update, 0.0), old | {
-            part: np.where(used, value, old[part]) for part, value in new.items()
-        }
+        kept = {part: np.where(n.used, value, old[part]) for part, value in new.items()}
+        return np.where(n.used, update, 0.0), old | kept
 
 
 class Numbers(NamedTuple):
-    """One step's numbers, per tensor (T,) or as a block spreads them."""
+    """One step's numbers, per tensor or as a block spreads them."""
 
     lr: np.ndarray
     first: np.ndarray
@@ -167,6 +166,7 @@ class Numbers(NamedTuple):
     dampening: np.ndarray
     eps: np.ndarray
     decay: np.ndarray
+    used: np.ndarray
     fresh: np.ndarray
     rest: np.ndarray  # 1 - first^t
     rest_ahead: np.ndarray  # 1 - first^(t + 1)
@@ -183,14 +183,24 @@ class Block(NamedTuple):
     tensor_of: np.ndarray | int
 
     def spread(self, values: np.ndarray) -> np.ndarray:
-        """Numbers per tensor, (T,), as numbers per element, or one number where all are the same.
+        """Numbers per tensor, (T,), as numbers per element; one that they share, (), stays one.
 
         >>> Block(np.array([0, 0, 1])).spread(np.array([0.5, 2.0])).tolist()
         [0.5, 0.5, 2.0]
         """
-        if isinstance(self.tensor_of, int):
-            return values[self.tensor_of]
-        return values[0] if (values == values[0]).all() else values[self.tensor_of]
+        return values[self.tensor_of] if values.ndim else values
+
+
+def _shared(table: np.ndarray) -> list[np.ndarray]:
+    """Its rows, (T,), those of one number as that number, ().
+
+    >>> _shared(np.array([[1.0, 1.0], [1.0, 2.0]]))
+    [np.float64(1.0), array([1., 2.])]
+    """
+    same = (table == table[:, :1]).all(axis=1)
+    if same.all():
+        return list(table[:, 0])
+    return [row[0] if alike else row for row, alike in zip(table, same, strict=True)]
 
 
 Direction = Callable[[Recipe, Numbers, Mapping[str, np.ndarray], np.ndarray], tuple[np.ndarray, State]]

@@ -54,7 +54,7 @@ class Call:
         count_more: takes a number to add to the "count" that the loss function returns.
         gather: a tensor -> those of all replicas at this call, where they run side by side.
         result: what it returned, if it was recorded.
-        into: names of functions whose first argument the result became.
+        into: recorded calls whose first argument the result became.
     """
 
     site: Site
@@ -65,7 +65,7 @@ class Call:
     count_more: Callable[[float], None] = lambda number: None
     gather: Gather = lambda tensor: (tensor,)
     result: Any = None
-    into: list[str] = field(default_factory=list)
+    into: list["Call"] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -119,7 +119,7 @@ class Change:
         what: the same in words; with the value after it, if there is one.
         answer: the call's result under the fault.
         reference: the reference's value, where the fault is another value; None: nothing to fit.
-        starts: where to start to fit from.
+        start: a value to start to fit from.
         least: the smallest value that makes sense.
         setting: what a program has for all calls alike: single sites are not tried.
         lockstep: the replicas have to run side by side, as the fault makes them look at each other.
@@ -131,7 +131,7 @@ class Change:
     what: str
     answer: Answer = lambda call, proceed, value, /: proceed(call)
     reference: float | None = None
-    starts: tuple[float, ...] = ()
+    start: float = 0.0
     least: float = 0.0
     setting: bool = False
     lockstep: bool = False
@@ -171,9 +171,14 @@ class Edit:
         return self.change.reference
 
     @property
-    def starts(self) -> tuple[float, ...]:
-        """Where to start to fit from."""
-        return self.change.starts
+    def start(self) -> float:
+        """A value to start to fit from."""
+        return self.change.start
+
+    @property
+    def plausible(self) -> bool:
+        """Any value may have been written."""
+        return True
 
     def at(self, value: float) -> "Edit":
         """The same with another value."""
@@ -243,10 +248,10 @@ class Calls(TorchFunctionMode):
 
     def _record(self, call: Call) -> Any:
         assert self._modules is not None
-        if call.args and id(call.args[0]) in self._makers:
-            self._makers[id(call.args[0])].into.append(call.name)
         result = call.run()
         call = replace(call, module=self._modules[-1] if self._modules else None, result=result)
+        if call.args and id(call.args[0]) in self._makers:
+            self._makers[id(call.args[0])].into.append(call)
         self.recorded.append(call)  # keeps the result alive, and so its id its own
         self._makers[id(result)] = call
         return result

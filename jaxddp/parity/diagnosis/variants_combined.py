@@ -8,6 +8,7 @@ a replica's local loss and gradient are sum_a c_ra s_ra and sum_a c_ra G_ra, whe
     "global"                         W / sum_ra n_ra
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -54,14 +55,23 @@ class Reading:
         return 1.0 if self.scaled else None
 
     @property
-    def starts(self) -> tuple[float, ...]:
+    def start(self) -> float:
         """A factor to start from."""
-        return (2.0,)
+        return 2.0
 
     @property
     def value(self) -> float | None:
         """The factor."""
         return self.gradient_times if self.scaled else None
+
+    @property
+    def plausible(self) -> bool:
+        """Whether the factor, or one over it, is a number of few digits or a whole one: somebody chose it.
+
+        Others come of something else, such as the share of labels that are ignored.
+        """
+        factor = abs(self.gradient_times) or 1.0
+        return any(math.isclose(x, float(f"{x:.3g}")) or math.isclose(x, round(x)) for x in (factor, 1 / factor))
 
     def at(self, value: float) -> "Reading":
         """The same with another factor."""

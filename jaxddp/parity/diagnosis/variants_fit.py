@@ -11,9 +11,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-ITERATIONS = 8  # of Broyden's method; measured: 2 to 5 reach the floor
+ITERATIONS = 8  # of Broyden's method; measured: 2 to 6 reach the floor
 DIGITS = 4  # that a round number has at most
-IMPOSSIBLE = (RuntimeError, ValueError, TypeError, IndexError, ArithmeticError, AttributeError)
+# What a replay may raise because a fault cannot be planted there.
+IMPOSSIBLE = (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError, AssertionError)
 
 Stages = Mapping[str, Mapping[str, np.ndarray]]
 Probe = tuple[int, tuple[int, ...]]  # a step and some replicas
@@ -35,12 +36,16 @@ class Item(Protocol):
         """The value that changes nothing; None: there is nothing to fit."""
 
     @property
-    def starts(self) -> tuple[float, ...]:
-        """Values to start from."""
+    def start(self) -> float:
+        """A value to start from."""
 
     @property
     def value(self) -> float | None:
         """The value that it has."""
+
+    @property
+    def plausible(self) -> bool:
+        """Whether somebody may have written such a value."""
 
     def at(self, value: float) -> "Item":
         """The same with another value."""
@@ -93,10 +98,12 @@ class Differences:
         predicted = {probe: self._subject.predicted(*probe, items) for probe in probes}
         pieces = []
         for probe, stage, name, found, scale in self._parts:
-            difference = (np.asarray(predicted[probe][stage][name]) - found).ravel()
-            missing = np.isnan(found).ravel() & np.isnan(predicted[probe][stage][name]).ravel()
-            difference = np.where(missing, 0.0, difference) / (scale or 1.0)
-            pieces.append(np.where(np.isnan(difference), np.inf, difference))
+            value = predicted[probe][stage][name]
+            difference = (value - found).ravel() / (scale or 1.0)
+            if np.isnan(difference).any():
+                both = np.isnan(value) & np.isnan(found)
+                difference = np.where(both.ravel(), 0.0, np.where(np.isnan(difference), np.inf, difference))
+            pieces.append(difference)
         return np.concatenate(pieces) if pieces else np.zeros(0)
 
     def worst(self, vector: np.ndarray) -> float:
@@ -127,9 +134,10 @@ class Point:
     def step(self) -> np.ndarray:
         """The change of the values that leaves the least, if the slopes do not change."""
         # Slopes differ by orders of magnitude (an eps, a factor): in units of their own they do not.
-        norms = np.array([np.linalg.norm(slope) or 1.0 for slope in self.slopes])
-        matrix = np.stack(self.slopes, 1) / norms
-        return np.linalg.lstsq(matrix, -self.vector, rcond=None)[0] / norms
+        norms = np.array([np.linalg.norm(slope) for slope in self.slopes])
+        products = np.array([[first @ second for second in self.slopes] for first in self.slopes])
+        towards = np.array([slope @ self.vector for slope in self.slopes])
+        return -np.linalg.lstsq(products / np.outer(norms, norms), towards / norms, rcond=None)[0] / norms
 
     def after(self, step: np.ndarray) -> np.ndarray:
         """The differences after a change of the values, if the slopes do not change."""
@@ -154,14 +162,12 @@ class Fit:
             vector = self._try((*point.items, item))
             changed = vector is not None and not np.array_equal(vector, point.vector)
             return Point((*point.items, item), vector, point.slopes) if changed and vector is not None else None
-        added = []
-        for start in item.starts:
-            vector = self._try((*point.items, item.at(start)))
-            if vector is not None and np.isfinite(vector).all() and np.isfinite(point.vector).all():
-                slope = (vector - point.vector) / (start - item.reference)
-                if slope.any():
-                    added.append(Point((*point.items, item.at(item.reference)), point.vector, (*point.slopes, slope)))
-        return min(added, key=self.promise, default=None)
+        vector = self._try((*point.items, item.at(item.start)))
+        if vector is None or not (np.isfinite(vector).all() and np.isfinite(point.vector).all()):
+            return None
+        slope = (vector - point.vector) / (item.start - item.reference)
+        together = (*point.items, item.at(item.reference))
+        return Point(together, point.vector, (*point.slopes, slope)) if slope.any() else None
 
     def promise(self, point: Point) -> float:
         """The residual once the values are right, if the slopes do not change."""
@@ -179,11 +185,13 @@ class Fit:
         for _ in range(ITERATIONS if point.slopes and np.isfinite(point.vector).all() else 0):
             items = _moved(point.items, point.step())
             moved = np.array(_values(items)) - _values(point.items)
-            vector = self._try(items)
-            if not moved.any() or vector is None or not np.isfinite(vector).all():
+            vector = self._try(items) if moved.any() else None
+            if vector is None or not np.isfinite(vector).all():
                 break
-            wrong = (vector - point.after(moved)) / (moved @ moved)
-            slopes = tuple(slope + wrong * move for slope, move in zip(point.slopes, moved, strict=True))
+            # Of what the slopes did not foresee, each takes the share that it has in the step.
+            shares = moved * [float(slope @ slope) for slope in point.slopes]
+            wrong = (vector - point.after(moved)) / (shares @ moved)
+            slopes = tuple(slope + wrong * share for slope, share in zip(point.slopes, shares, strict=True))
             gain = np.linalg.norm(vector) / np.linalg.norm(point.vector)
             point = Point(items, vector, slopes) if gain < 1 else Point(point.items, point.vector, slopes)
             stalled += int(gain > 0.5)

@@ -42,17 +42,21 @@ def norm_epsilon(call: Call) -> Iterator[Change]:
         eps = call.get("eps")
         what, reference = NORMS[call.name], float(default if eps is None else eps)
         yield _epsilon(what, reference, lambda call, value: call.but(eps=value))
-    elif call.name in ADDITIONS and {"sqrt", "rsqrt", "pow"} & set(call.into):
-        added = call.args[1] if len(call.args) > 1 else call.kwargs.get("other")
-        if len(call.args) > 1 and isinstance(added, float) and 0 < added <= SMALL:
-            yield _epsilon("normalisation's", added, lambda call, value: call.but_at(1, value))
+    elif call.name in ADDITIONS and len(call.args) > 1 and any(map(_is_root, call.into)):
+        added = call.args[1]
+        if isinstance(added, float) and 0 < added <= SMALL:
+            yield _epsilon("under a root,", added, lambda call, value: call.but_at(1, value))
+
+
+def _is_root(call: Call) -> bool:
+    return call.name in ("sqrt", "rsqrt") or (call.name == "pow" and call.args[1] in (0.5, -0.5))
 
 
 def _epsilon(layer: str, reference: float, but: Any) -> Change:
     def answer(call: Call, proceed: Proceed, value: float, /) -> Any:
         return proceed(but(call, value))
 
-    return Change("norm_epsilon", f"{layer} eps", answer, reference, (1e-6 if reference != 1e-6 else 1e-5, 1e-3))
+    return Change("norm_epsilon", f"{layer} eps", answer, reference, 1e-6 if reference != 1e-6 else 1e-5)
 
 
 def label_smoothing(call: Call) -> Iterator[Change]:
@@ -69,7 +73,7 @@ def label_smoothing(call: Call) -> Iterator[Change]:
 
     if call.name in ("cross_entropy", "nll_loss"):
         reference = call.get("label_smoothing", 0.0) if call.name == "cross_entropy" else 0.0
-        yield Change("label_smoothing", "label smoothing", answer, reference, (0.0 if reference else 0.1,))
+        yield Change("label_smoothing", "label smoothing", answer, reference, 0.0 if reference else 0.1)
 
 
 def ignore_index(call: Call) -> Iterator[Change]:
@@ -85,7 +89,7 @@ def ignore_index(call: Call) -> Iterator[Change]:
         if counts:
             call.count_more(float((~valid).sum()))
             return proceed(call)
-        return proceed(call) * (valid.sum() / valid.numel())
+        return proceed(call) * (float(valid.sum()) / valid.numel())
 
     def not_ignored(call: Call, proceed: Proceed, value: float, /) -> Any:
         if counts:
@@ -118,7 +122,7 @@ def _scaled_term(position: int) -> Change:
         return proceed(call.but_at(position, call.args[position] * value))
 
     what = f"the {('first', 'second')[position]} term of a sum of losses times"
-    return Change("auxiliary_loss_scaled", what, answer, 1.0, (2.0,), least=-float("inf"))
+    return Change("auxiliary_loss_scaled", what, answer, 1.0, 2.0, least=-float("inf"))
 
 
 def tied_weights(calls: Sequence[Call], module: nn.Module) -> Iterator[tuple[Call, Change]]:
@@ -174,7 +178,7 @@ def momentum(call: Call) -> Iterator[Change]:
         def answer(call: Call, proceed: Proceed, value: float, /) -> Any:
             return proceed(call.but(momentum=value))
 
-        yield Change("batch_norm_momentum", "BatchNorm momentum", answer, reference, (1 - reference, 0.01))
+        yield Change("batch_norm_momentum", "BatchNorm momentum", answer, reference, 1 - reference)
 
 
 def biased_variance(call: Call) -> Iterator[Change]:

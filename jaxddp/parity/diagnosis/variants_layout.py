@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -126,13 +127,12 @@ def kernel_axes(call: Call) -> Iterator[Change]:
     if call.name != "linear" and not call.name.startswith("conv"):
         return
     shape = call.get("weight").shape
-    axes = [(0, 1), *itertools.combinations(range(2, len(shape)), 2)]
-    for pair in axes:
-        if shape[pair[0]] == shape[pair[1]] > 1:
-            yield _kernel(f"kernel's axes {pair} swapped", lambda weight, pair=pair: weight.transpose(*pair))
+    for first, second in [(0, 1), *itertools.combinations(range(2, len(shape)), 2)]:
+        if shape[first] == shape[second] > 1:
+            yield _kernel(f"kernel's axes {first, second} swapped", partial(Tensor.transpose, dim0=first, dim1=second))
     turned = tuple(axis for axis in range(2, len(shape)) if shape[axis] > 1)
     if turned:
-        yield _kernel(f"kernel turned round, axes {turned}", lambda weight: weight.flip(turned))
+        yield _kernel(f"kernel turned round, axes {turned}", partial(Tensor.flip, dims=turned))
 
 
 def _kernel(what: str, other: Callable[[Tensor], Tensor]) -> Change:

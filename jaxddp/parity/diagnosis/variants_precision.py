@@ -64,7 +64,7 @@ class _Rounded(Function):
         return x.clone() if forward is None else round_mantissa(x, forward)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         return (gradient if ctx.bits is None else round_mantissa(gradient, ctx.bits)), None, None
 
 
@@ -83,9 +83,8 @@ def _change(what: str, rounding: _Rounding) -> Change:
         if call.name == "scaled_dot_product_attention":
             return _attention(call, rounding)
         if call.name == "einsum":
-            equation, *operands = call.args
-            operands = operands[0] if isinstance(operands[0], list | tuple) else operands
-            return rounding.output(torch.einsum(equation, *map(rounding.input, operands)))
+            operands = call.args[1] if isinstance(call.args[1], list | tuple) else call.args[1:]
+            return rounding.output(torch.einsum(call.args[0], *map(rounding.input, operands)))
         if call.name in ("matmul", "bmm"):
             for position in range(2):
                 call = call.but_at(position, rounding.input(call.args[position]))

@@ -32,6 +32,11 @@ class Explanation:
         return Hypothesis(faults, " and ".join(item.says for item in self.items), self.residual)
 
     @property
+    def plausible(self) -> bool:
+        """Whether all of its values are such that somebody may have written them."""
+        return all(item.plausible for item in self.items)
+
+    @property
     def fitted(self) -> int:
         """How many values were fitted."""
         return sum(item.reference is not None for item in self.items)
@@ -46,13 +51,14 @@ def explain(subject: Subject, items: Sequence[Item], probe: Probe, floor: float,
         floor: the largest residual that is rounding.
         seconds: after which no more is tried.
     """
-    deadline = time.monotonic() + seconds
+    end = time.monotonic() + seconds
     probes = [probe]
     for _ in range(ROUNDS):
-        search = Search(Differences(subject, probes), items, floor, deadline)
-        explanations, against = confirm(subject, search.singles(), floor)
+        search = Search(Differences(subject, probes), items, floor)
+        halfway = (time.monotonic() + end) / 2
+        explanations, against = confirm(subject, search.singles(halfway), floor)
         if against is None and not _explained(explanations, floor):
-            pairs, against = confirm(subject, search.pairs(explanations), floor)
+            pairs, against = confirm(subject, search.pairs(explanations, end), floor)
             explanations += pairs
         if against is None or _explained(explanations, floor):
             break
@@ -68,7 +74,7 @@ def confirm(
     for explanation in explanations:
         residual = explanation.residual
         for step in range(subject.steps):
-            if residual > floor:
+            if residual > floor or not explanation.plausible:
                 break
             residual = max(residual, residual_at(subject, (step, subject.ranks), explanation.items))
             if residual > floor:
@@ -89,48 +95,51 @@ class Search:
         differences: at the probes.
         items: the faults.
         floor: the largest residual that is rounding.
-        deadline: on the clock of `time.monotonic`.
+
+    Deadlines are on the clock of `time.monotonic`.
     """
 
-    def __init__(self, differences: Differences, items: Sequence[Item], floor: float, deadline: float):
+    def __init__(self, differences: Differences, items: Sequence[Item], floor: float):
         self._fit = Fit(differences, floor)
         self._clean = Point((), differences())
         self._items = items
         self._floor = floor
-        self._deadline = deadline
 
-    def singles(self) -> list[Explanation]:
+    def singles(self, deadline: float) -> list[Explanation]:
         """Each fault that makes a difference, the nearest first."""
-        return self._nearest((), self._clean, self._items)
+        return self._nearest((), self._clean, self._items, deadline)
 
-    def pairs(self, singles: Sequence[Explanation]) -> list[Explanation]:
+    def pairs(self, singles: Sequence[Explanation], deadline: float) -> list[Explanation]:
         """The nearest single with each other fault, then the next, until two explain it or time is up."""
         found: list[Explanation] = []
         tried: list[Item] = []
         for single in sorted(singles, key=lambda explanation: explanation.residual):
-            found += self._with_others(single.listed[0], tried)
+            found += self._with_others(single.listed[0], tried, deadline)
             if _explained(found, self._floor):
                 # Its other half may go with something else as well: then neither is certain.
-                seconds = [one.listed[-1] for one in found if one.residual <= self._floor]
-                return found + [more for second in seconds for more in self._with_others(second, tried)]
-            if time.monotonic() > self._deadline:
+                seconds = [one.listed[-1] for one in found if _explained([one], self._floor)]
+                return found + [more for second in seconds for more in self._with_others(second, tried, deadline)]
+            if time.monotonic() > deadline:
                 break
         return found
 
-    def _with_others(self, first: Item, tried: list[Item]) -> list[Explanation]:
+    def _with_others(self, first: Item, tried: list[Item], deadline: float) -> list[Explanation]:
         """A fault with each other one that was not tried with all."""
         tried.append(first)
         point = self._fit.add(self._clean, first)
         if point is None or len(first.faults) > 1:
             return []
         others = [item for item in self._items if item not in tried and len(item.faults) == 1]
-        return self._nearest((first,), self._fit.reach(point), [item for item in others if not first.excludes(item)])
+        compatible = [item for item in others if not first.excludes(item)]
+        return self._nearest((first,), self._fit.reach(point), compatible, deadline)
 
-    def _nearest(self, listed: tuple[Item, ...], point: Point, items: Sequence[Item]) -> list[Explanation]:
+    def _nearest(
+        self, listed: tuple[Item, ...], point: Point, items: Sequence[Item], deadline: float
+    ) -> list[Explanation]:
         """Each fault added to those of a point, the nearest first; the nearest of them are fitted in full."""
         promised = []
         for item in items:
-            if time.monotonic() > self._deadline:
+            if time.monotonic() > deadline:
                 break
             if (added := self._fit.add(point, item)) is not None:
                 promised.append(Explanation((*listed, item), added.items, self._fit.promise(added)))
@@ -147,11 +156,12 @@ class Search:
 
 
 def _explained(explanations: Sequence[Explanation], floor: float) -> bool:
-    return any(explanation.residual <= floor for explanation in explanations)
+    return any(explanation.residual <= floor and explanation.plausible for explanation in explanations)
 
 
 def _plainest(explanations: Sequence[Explanation], floor: float) -> list[Explanation]:
     """Of those that explain it with the fewest faults only the ones with the fewest fitted values; and all others."""
-    explaining = [e for e in explanations if e.residual <= floor]
-    fewest = min(((e.hypothesis.edits, e.fitted) for e in explaining), default=(0, 0))
-    return [e for e in explanations if e.residual > floor or (e.hypothesis.edits, e.fitted) <= fewest]
+    explaining = [e for e in explanations if e.residual <= floor and e.plausible]
+    fewest = min(((e.hypothesis.edits, e.fitted) for e in explaining), default=None)
+    plainest = [e for e in explaining if (e.hypothesis.edits, e.fitted) == fewest]
+    return plainest + [e for e in explanations if e.residual > floor]

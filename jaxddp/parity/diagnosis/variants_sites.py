@@ -15,6 +15,7 @@ from torch_ref.losses import Batch, LossFunction
 def trace(module: nn.Module, loss_fn: LossFunction, batch: Batch) -> list[Call]:
     """Every call of one forward pass, with the name of the module that makes it.
 
+    >>> import torch
     >>> [(call.name, call.module) for call in trace(
     ...     nn.Sequential(nn.Linear(2, 2), nn.GELU()), lambda model, batch: {"loss": model(batch["x"]).sum()},
     ...     {"x": torch.ones(1, 2)})]
@@ -23,7 +24,7 @@ def trace(module: nn.Module, loss_fn: LossFunction, batch: Batch) -> list[Call]:
     names: list[str] = []
     handles: list[RemovableHandle] = []
     for name, child in module.named_modules():
-        handles.append(child.register_forward_pre_hook(lambda *_, name=name: names.append(name)))  # type: ignore[misc]
+        handles.append(child.register_forward_pre_hook(lambda *_, name=name: names.append(name)))
         handles.append(child.register_forward_hook(lambda *_: _drop_last(names), always_call=True))
     try:
         with Calls(modules=names) as calls:
@@ -56,7 +57,7 @@ def edits_of(changes: Iterable[tuple[Call, Change]]) -> Iterator[Edit]:
 
 
 def _places(calls: Sequence[Call]) -> dict[frozenset[Site], str]:
-    """Sets of sites, with a name: each alone, those of like-named modules (blocks.*.norm), of modules in one (blocks.0.*).
+    """Sets of sites, with a name: each alone, in like-named modules (blocks.*.norm), in parts of one (blocks.0.*).
 
     Where a module makes several calls, also the first, the second and so on of like-named modules.
     """

@@ -1,0 +1,38 @@
+"""A training loop and its first translation. `python -m jaxddp.parity examples/ports/first_draft.py` has two remarks."""
+
+import numpy as np
+import optax
+import torch
+from flax import nnx
+
+
+def torch_model():
+    return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 4))
+
+
+def flax_model():
+    rngs = nnx.Rngs(0)
+    return nnx.Sequential(nnx.Linear(8, 16, rngs=rngs), nnx.gelu, nnx.Linear(16, 4, rngs=rngs))
+
+
+def torch_loss(model, batch):
+    return torch.nn.functional.cross_entropy(model(batch["x"]), batch["y"])
+
+
+def flax_loss(model, batch):
+    return optax.softmax_cross_entropy_with_integer_labels(model(batch["x"]), batch["y"]).mean()
+
+
+def torch_optimizer(parameters):
+    return torch.optim.AdamW(parameters, lr=1e-3)
+
+
+flax_optimizer = optax.adamw(1e-3)
+
+
+def batch(step, rank):
+    rng = np.random.default_rng((step, rank))
+    return {"x": rng.normal(1, 1, (32, 8)), "y": rng.integers(0, 4, 32)}
+
+
+names = {"layers": ""}  # where flax calls the layers otherwise than torch

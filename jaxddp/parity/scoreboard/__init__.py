@@ -1,0 +1,1 @@
+"""How well the parity check finds and names what is wrong: planted faults, right ports, mutants of the project."""

@@ -1,0 +1,172 @@
+"""Mutants of the project itself: the source with one fault in it, and whether a test notices.
+
+The repository is copied aside, and the copy is what is changed and tested.
+"""
+
+import fnmatch
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from jaxddp.errors import InputError
+
+LIMIT = 300.0  # seconds of one mutant's tests; measured: up to LONGEST
+TESTS_FAILED = 1  # pytest's exit code; others: interrupted, misused, nothing collected
+_FAILED_TEST = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A fault to plant.
+
+    Attributes:
+        name: of the fault.
+        file: the source, relative to the repository's root.
+        old: text that occurs in it exactly once.
+        new: what stands there instead.
+        tests: arguments of pytest that select the tests which must notice.
+    """
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+    def apply(self, text: str) -> str:
+        """The source with the fault in it.
+
+        Raises:
+            InputError: the old text is not there, or not only once.
+
+        >>> Mutant("sum", "mean.py", "/ n", "", ()).apply("y = x / n")
+        'y = x '
+        """
+        if (count := text.count(self.old)) != 1:
+            line = self.old.strip().splitlines()[0]
+            raise InputError(f"mutant {self.name}: {self.file} has {line!r} {count} times; must be once")
+        return text.replace(self.old, self.new)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a mutant.
+
+    Attributes:
+        name: of the mutant.
+        killed: whether a test failed that passes without the mutant.
+        by: the test that failed; of a mutant that survives, what happened instead.
+        seconds: that the tests took with the mutant.
+    """
+
+    name: str
+    killed: bool
+    by: str
+    seconds: float
+
+
+def run_mutants(root: Path, mutants: Sequence[Mutant], only: str = "*", limit: float = LIMIT) -> Iterator[Outcome]:
+    """Plant each mutant in turn in a copy of the repository, and run its tests there.
+
+    Args:
+        root: of a git repository; all files are copied that git does not ignore.
+        mutants: what to plant.
+        only: those whose name matches.
+        limit: seconds after which a mutant's tests are ended.
+
+    Raises:
+        InputError: no name matches, a mutant does not fit the source, or `root` is no repository.
+    """
+    chosen = [mutant for mutant in mutants if fnmatch.fnmatch(mutant.name, only)]
+    if not chosen:
+        raise InputError(f"--only {only}: matches no mutant")
+    with tempfile.TemporaryDirectory(prefix="jaxddp-mutants-") as folder:
+        copy = Path(folder).resolve()
+        _copy_repository(root, copy)
+        for mutant in chosen:
+            mutant.apply((copy / mutant.file).read_text())
+        _check_imports_come_from(copy, sorted({Path(mutant.file).parts[0] for mutant in chosen}))
+        for mutant in chosen:
+            yield _outcome(copy, mutant, limit)
+
+
+def _outcome(copy: Path, mutant: Mutant, limit: float) -> Outcome:
+    source, started = copy / mutant.file, time.monotonic()
+    right = source.read_text()
+    source.write_text(mutant.apply(right))
+    try:
+        code, output = _pytest(copy, mutant.tests, limit)
+    finally:
+        source.write_text(right)
+    seconds = time.monotonic() - started
+    failed = _FAILED_TEST.search(output)
+    if code == 0:
+        instead = "all of its tests pass"
+    elif code != TESTS_FAILED or failed is None:
+        instead = f"pytest ends with code {code}: {_last_line(output)}"
+    elif _pytest(copy, [failed[1]], limit)[0] != 0:
+        instead = f"{failed[1]} fails without the mutant too"
+    else:
+        return Outcome(mutant.name, True, failed[1], seconds)
+    return Outcome(mutant.name, False, instead, seconds)
+
+
+def _copy_repository(root: Path, copy: Path) -> None:
+    command = ["git", "-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, capture_output=True, text=True)
+    if listed.returncode:
+        raise InputError(f"{root}: not a git repository ({_last_line(listed.stderr)})")
+    for name in set(listed.stdout.split("\0")):
+        if name and (root / name).is_file():  # a file may be deleted and not yet committed so
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(root / name, copy / name)
+
+
+def _check_imports_come_from(copy: Path, packages: Sequence[str]) -> None:
+    """The packages are installed as well: tests of those would say nothing of the copy."""
+    code = f"import {', '.join(packages)}\nprint(*[x.__file__ for x in ({', '.join(packages)},)], sep='\\n')"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=copy, env=_environment(copy), capture_output=True, text=True)
+    found = done.stdout.splitlines()
+    if len(found) != len(packages) or not all(Path(file).resolve().is_relative_to(copy) for file in found):
+        raise InputError(f"{', '.join(packages)}: not imported from the copy in {copy} ({_last_line(done.stderr)})")
+
+
+def _pytest(copy: Path, arguments: Sequence[str], limit: float) -> tuple[int, str]:
+    """Exit code and output; whatever a test has started ends with it if it takes too long."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *arguments]
+    with subprocess.Popen(
+        command,
+        cwd=copy,
+        env=_environment(copy),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            output, _ = process.communicate(timeout=limit)
+        except subprocess.TimeoutExpired:
+            output = f"no end within {limit:.0f} s"
+        finally:
+            if process.returncode is None:  # too slow, or Ctrl-C
+                os.killpg(process.pid, signal.SIGKILL)
+    return process.returncode, output
+
+
+def _environment(copy: Path) -> dict[str, str]:
+    path = os.pathsep.join(filter(None, [str(copy), os.environ.get("PYTHONPATH")]))
+    # Bytecode is told from stale bytecode by seconds and bytes, and mutants come and go faster.
+    return {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def _last_line(text: str) -> str:
+    return (text.strip().splitlines() or [""])[-1]

@@ -1,0 +1,149 @@
+"""What thresholds that others use would have said of the same run.
+
+Each method is the comparison of a published test, put to the float64 traces of a check: whether it
+would have raised an alarm. None of them names a cause. Where a method looks at something that a
+trace does not have, what is nearest to it stands in, and the method's docstring says so. Tensors
+that only one side has are passed over.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxddp.parity.records import Record, Tensors
+
+ALGOPERF_STEPS, ALGOPERF_RTOL = 10, 1.0
+PADIFF_RTOL = 1e-7
+TRANSFORMERS_TOLERANCE = 1e-5
+TTRACE_BOUND = 0.1
+
+
+@dataclass(frozen=True)
+class Traces:
+    """What both sides did in the same steps, in float64.
+
+    A record has the stages "local_loss" (world_size,), "local_gradients" (world_size, ...), "gradients" (the
+    reduced ones) and "params" (after the step), tensors by torch's names. A port that does not show a stage
+    lacks it.
+
+    Attributes:
+        torch: the reference, running by itself.
+        free: jax, running by itself; of its records only "local_loss" and "params" are read.
+        forced: jax, set to the reference's parameters before each step.
+    """
+
+    torch: Sequence[Record]
+    free: Sequence[Record]
+    forced: Sequence[Record]
+
+
+def alarms(traces: Traces) -> dict[str, bool]:
+    """Method -> whether it would have raised an alarm.
+
+    >>> def record(weight):
+    ...     return {"local_loss": {"loss": np.ones(2)}, "gradients": {"w": np.ones(3)}, "params": {"w": weight}}
+    >>> right, wrong = record(np.ones(3)), record(np.array([1.0, 1.0, 1.001]))
+    >>> alarms(Traces([right], [wrong], [wrong]))
+    {'rtol_1': False, 'means': True, 'forward_1e5': False, 'ten_percent': False, 'allclose': True}
+    """
+    return {name: method(traces) for name, method in METHODS.items()}
+
+
+def rtol_1(traces: Traces) -> bool:
+    """After the last of 10 steps, loss and gradient norm are allowed to differ by the reference's whole value.
+
+    |jax - torch| <= 1e-8 + 1 |torch|. In a shorter run it is the last step. The test also compares the loss over
+    an evaluation set, which a trace does not have. The gradient is that of the forced step.
+
+    Source: mlcommons/algorithmic-efficiency, tests/test_traindiffs.py.
+    """
+    step = min(ALGOPERF_STEPS, len(traces.torch), len(traces.free), len(traces.forced)) - 1
+    theirs, ours = traces.torch[step], traces.forced[step]
+    pairs = [(np.mean(_losses(traces.free[step])), np.mean(_losses(theirs)))]
+    if "gradients" in ours:
+        pairs.append((_norm(ours["gradients"]), _norm(theirs["gradients"])))
+    return not all(np.allclose(mine, reference, rtol=ALGOPERF_RTOL) for mine, reference in pairs)
+
+
+def means(traces: Traces) -> bool:
+    """The mean of each tensor, to a relative 1e-7 and nothing beside it.
+
+    PaDiff compares what layers return, the weights' gradients, and the weights after the optimizer: here the
+    losses, reduced gradients and parameters of every forced step. A mean that is 0 on paper, such as that of
+    the gradient of a classifier's last bias, is rounding on both sides, so right ports raise alarms too.
+
+    Source: PaddlePaddle/PaDiff, padiff/utils.py (`assert_tensor_equal` with its defaults: compare_mode "mean",
+    rtol 1e-7, atol 0).
+    """
+    return any(
+        not np.allclose(ours.mean(), theirs.mean(), rtol=PADIFF_RTOL, atol=0, equal_nan=True)
+        for ours, theirs in _pairs(traces, ("local_loss", "gradients", "params"))
+    )
+
+
+def forward_1e5(traces: Traces) -> bool:
+    """The forward pass to an absolute 1e-5, before anything is trained; what is NaN on either side is left out.
+
+    The test compares all outputs of a model; the losses of all replicas at the first step stand for them.
+
+    Source: huggingface/transformers 4.x, tests/test_modeling_flax_common.py (`check_pt_flax_outputs`, tol=1e-5).
+    """
+    difference = np.abs(_losses(traces.free[0]) - _losses(traces.torch[0]))
+    return bool(np.nanmax(difference, initial=0.0) > TRANSFORMERS_TOLERANCE)
+
+
+def ten_percent(traces: Traces) -> bool:
+    """Each tensor to ||jax - torch|| <= 0.1 ||torch||, of local and reduced gradients and parameters in every step.
+
+    The paper derives bounds of this form from depth and precision: 5 x 1.03^33 x 2^-7 = 0.10 for all tensors where
+    NVIDIA/bionemo-framework uses it. A tensor that is 0 on paper, such as the gradient of a bias in front of
+    BatchNorm, is rounding on both sides, so right ports raise alarms too.
+
+    Source: TTrace, https://arxiv.org/abs/2506.09280; NVIDIA/bionemo-framework,
+    bionemo-recipes/recipes/evo2_megatron/tests/bionemo/evo2/run/test_train.py (`assert_grads_close`).
+    """
+    stages = ("local_gradients", "gradients", "params")
+    return any(
+        not np.linalg.norm(ours - theirs) <= TTRACE_BOUND * np.linalg.norm(theirs)
+        for ours, theirs in _pairs(traces, stages)
+    )
+
+
+def allclose(traces: Traces) -> bool:
+    """numpy.allclose with its defaults, of each parameter after both have run by themselves.
+
+    |jax - torch| <= 1e-8 + 1e-5 |torch|, element by element.
+    """
+    last = min(len(traces.torch), len(traces.free)) - 1
+    ours, theirs = traces.free[last]["params"], traces.torch[last]["params"]
+    return not all(np.allclose(ours[name], theirs[name]) for name in _common(ours, theirs))
+
+
+METHODS: dict[str, Callable[[Traces], bool]] = {
+    method.__name__: method for method in (rtol_1, means, forward_1e5, ten_percent, allclose)
+}
+
+
+def _pairs(traces: Traces, stages: Sequence[str]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """(jax, torch) of every tensor of these stages, forced step by forced step."""
+    for theirs, ours in zip(traces.torch, traces.forced, strict=False):
+        for stage in stages:
+            if stage == "local_loss":
+                yield _losses(ours), _losses(theirs)
+            elif stage in ours:
+                mine, reference = ours[stage], theirs[stage]
+                yield from ((mine[name], reference[name]) for name in _common(mine, reference))
+
+
+def _losses(record: Record) -> np.ndarray:
+    """Of each replica; of a port's own step, that of its loss alone."""
+    return record["pure_local_loss" if "pure_local_loss" in record else "local_loss"]["loss"]
+
+
+def _norm(tensors: Tensors) -> float:
+    return float(np.sqrt(sum(np.sum(np.square(value)) for value in tensors.values())))
+
+
+def _common(ours: Tensors, theirs: Tensors) -> list[str]:
+    return [name for name in theirs if name in ours]
