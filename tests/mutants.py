@@ -14,7 +14,7 @@ def planted(file: str, tests: str, faults: dict[str, tuple[str, str]]) -> list[M
     return [Mutant(name, file, old, new, arguments) for name, (old, new) in faults.items()]
 
 
-STEP = "tests/test_step.py -k loss_normalization or clipping or buffers or virtual"
+STEP = "tests/test_step.py -k loss_normalization"
 
 MEAN = "return lax.pmean(tree, AXIS_NAME)"
 GRADIENTS = "gradients = _divide(self.comm_hook(local.gradients), denominator)"
@@ -69,6 +69,12 @@ REDUCTION = [
                 'if self.loss_normalization == "global":\n                return sums["loss"]',
                 'if self.loss_normalization == "ddp":\n                return sums["loss"]',
             ),
+        },
+    ),
+    *planted(
+        "jaxddp/step.py",
+        "tests/test_step.py -k clipping",
+        {
             "clipped_before_mean": (
                 CLIP,
                 "clipped, norm = clip_by_global_norm(_divide(local.gradients, denominator), self.clip_grad_norm)\n"
@@ -80,6 +86,12 @@ REDUCTION = [
                 "            factor = jnp.minimum(1, self.clip_grad_norm / (norm + 1e-6))\n"
                 "            clipped = jax.tree.map(lambda g: factor * g, gradients)",
             ),
+        },
+    ),
+    *planted(
+        "jaxddp/step.py",
+        "tests/test_step.py -k rank_0 or virtual_replicas",
+        {
             "buffers_local": ("buffers=broadcast(buffers, src=0)", "buffers=buffers"),
             "buffers_of_rank_1": ("broadcast(buffers, src=0)", "broadcast(buffers, src=1)"),
         },

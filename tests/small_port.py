@@ -2,9 +2,11 @@
 
 from pathlib import Path
 
-# Only what jax runs imports flax, so that a torch rank gets to the model soon.
+Change = tuple[str, str]  # a piece of the port, and what stands there instead
+
+# Only what jax runs imports flax, so that a torch rank is soon at its first step.
 PORT = """
-import os, sys, time
+import os, time
 import numpy as np
 import torch
 from torch.nn import functional as F
@@ -34,8 +36,8 @@ def torch_loss(model, batch):
     return F.cross_entropy(model(batch["x"]), batch["y"])
 
 def flax_loss(model, batch):
-    import optax
-    return optax.softmax_cross_entropy_with_integer_labels(model(batch["x"]), batch["y"]).mean()
+    from optax import softmax_cross_entropy_with_integer_labels as cross_entropy
+    return cross_entropy(model(batch["x"]), batch["y"]).mean()
 
 def batch(step, rank):
     rng = np.random.default_rng((step, rank))
@@ -45,7 +47,7 @@ optimizer = "sgd"
 """
 
 
-def write(folder: Path, *changes: tuple[str, str], more: str = "") -> Path:
+def write(folder: Path, *changes: Change, more: str = "") -> Path:
     """The port in a file, with pieces replaced, and more at its end."""
     text = PORT
     for old, new in changes:
@@ -54,3 +56,42 @@ def write(folder: Path, *changes: tuple[str, str], more: str = "") -> Path:
     path = folder / "port.py"
     path.write_text(text + more)
     return path
+
+
+def own_optimizers(torch: str, optax: str) -> Change:
+    """Each side's own optimizer, in place of the one that both share."""
+    text = f"def torch_optimizer(parameters): return torch.optim.{torch}\nimport optax\nflax_optimizer = {optax}\n"
+    return 'optimizer = "sgd"\n', text
+
+
+def at_start_of(function: str, code: str) -> Change:
+    """Code that a function begins with."""
+    return f"def {function}:\n", f"def {function}:\n    {code}\n"
+
+
+# One optimizer step of a replica, with clipping, that shows what SHOWS names; right as it stands.
+STEP = """
+clip_grad_norm = 0.05
+SHOWS = ("local_loss", "local_gradients", "gradients", "clipped_gradients")
+
+def flax_step(loss, optimizer, state, batch):
+    import jax, optax
+    from jaxddp.state import TrainState
+    (value, buffers), local = jax.value_and_grad(loss, has_aux=True)(state.params, state.buffers, batch)
+    gradients = jax.lax.pmean(local, "replica")
+    share = jax.numpy.minimum(1, clip_grad_norm / (optax.tree.norm(gradients) + 1e-6))
+    clipped = jax.tree.map(lambda g: g * share, gradients)
+    updates, opt_state = optimizer.update(clipped, state.opt_state, state.params)
+    params = optax.apply_updates(state.params, updates)
+    every = dict(local_loss=value, local_gradients=local, gradients=gradients, clipped_gradients=clipped)
+    return TrainState(state.step + 1, params, buffers, opt_state), {name: every[name] for name in SHOWS}
+"""
+
+
+def step(*changes: Change) -> str:
+    """`STEP`, with pieces replaced."""
+    text = STEP
+    for old, new in changes:
+        assert old in text, old
+        text = text.replace(old, new)
+    return text

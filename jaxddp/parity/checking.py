@@ -161,7 +161,7 @@ def _losses(runs: Runs) -> tuple[tuple[float, float], ...]:
 
 def _not_a_number(runs: Runs) -> list[Problem]:
     found = []
-    for side, records in (("torch", runs.torch), ("flax", runs.jax)):
+    for side, records in (("torch", runs.torch), ("flax", runs.free)):
         steps = [step for step in range(len(records)) if not math.isfinite(_mean_loss(records, step))]
         if steps:
             found.append(Problem(side, f"step {steps[0] + 1}", "the loss is not a finite number"))

@@ -1,7 +1,8 @@
 """From stages that differ to their causes: each stage's evidence to the diagnosis that knows it."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -23,6 +24,8 @@ from jaxddp.parity.torch_explain import Explain
 from jaxddp.parity.torch_layers import TorchLayers
 from jaxddp.parity.workers import Workers
 
+T = TypeVar("T")
+
 REDUCTION_STEPS = 5  # whose micro-batches are looked into, from the first that differs
 
 
@@ -40,14 +43,11 @@ def explain(evidence: Evidence, workers: Workers, problems: list[Problem]) -> li
     differences: list[Difference] = []
     if "samples" in first:
         differences += _told(evidence, "samples", _explain_samples(evidence))
-    try:
-        of_model = [*_explain_model(evidence, workers)]
-        of_step = [*_explain_reduction(evidence, workers)]
-        if any(found.cause for found in of_step):  # then what a forward pass leaves may follow from it
-            of_model = [found for found in of_model if found.cause or found.stage != "buffers"]
-        differences += of_model + of_step
-    except ChildError as error:
-        problems.append(Problem("flax" if error.child == "flax" else "torch", error.where, error.what))
+    of_model = _explain_model(evidence, workers, problems)
+    of_step = [*_explain_reduction(evidence, workers, problems)]
+    if any(found.cause for found in of_step):  # then what a forward pass leaves may follow from it
+        of_model = [found for found in of_model if found.cause or found.stage != "buffers"]
+    differences += of_model + of_step
     if "update" in first:
         differences += _told(evidence, "update", explain_update(evidence))
     elif "optimizer_state" in first:
@@ -55,6 +55,17 @@ def explain(evidence: Evidence, workers: Workers, problems: list[Problem]) -> li
     if "hyperparameters" in first and not any(d.stage == "update" and d.cause for d in differences):
         differences += _told(evidence, "hyperparameters", None)
     return differences
+
+
+def _attempted(action: Callable[[], T], workers: Workers, problems: list[Problem]) -> T | None:
+    """What comes of it; None, and a problem more, if a process fails: then a cause is not looked for."""
+    try:
+        return action()
+    except ChildError as error:
+        if error.child == "flax":
+            workers.end_jax()
+        problems.append(Problem("flax" if error.child == "flax" else "torch", error.where, error.what))
+        return None
 
 
 def _told(evidence: Evidence, stage: str, ruling: Ruling | None) -> Iterator[Difference]:
@@ -100,26 +111,31 @@ def _explain_samples(evidence: Evidence) -> Ruling:
     return explain_samples(SampleEvidence(of_torch, of_jax, facts.steps_per_epoch, facts.restore_at))
 
 
-def _explain_model(evidence: Evidence, workers: Workers) -> Iterator[Difference]:
+def _explain_model(evidence: Evidence, workers: Workers, problems: list[Problem]) -> list[Difference]:
     """Loss, local gradients and buffers, replayed in torch."""
     first = evidence.judgement.first
     stages = [stage for stage in LOCAL_STAGES if stage in first]
     same = [max(of.values()) == 0 for of in evidence.judgement.residuals["samples"]]
     steps = tuple(step for step, equal in enumerate(same) if equal)
 
-    def job(what: str) -> Explain:
+    def search(what: str) -> Ruling | None:
         source, world_size = evidence.case.torch_source, evidence.case.world_size
-        return Explain(source, what, steps, evidence.start, evidence.reference, evidence.found, world_size)  # type: ignore[arg-type]
+        job = Explain(source, what, steps, evidence.start, evidence.reference, evidence.found, world_size)
+        return _attempted(lambda: workers.torch.do(job)[0], workers, problems)
 
+    differences: list[Difference] = []
     if stages:
         stage = min(stages, key=lambda s: (first[s].step, LOCAL_STAGES.index(s)))
-        layer = _first_layer(evidence, workers, first[stage].step - 1)
-        told = _told(evidence, stage, workers.torch.do(job("model"))[0])
-        yield from (replace(difference, layer=layer) for difference in told)
+        # A layer that cannot be shown (a collective in the forward pass, say) is no problem of the check.
+        layer = _attempted(lambda: _first_layer(evidence, workers, first[stage].step - 1), workers, [])
+        differences += [replace(found, layer=layer) for found in _told(evidence, stage, search("model"))]
     if "buffers" in first:
-        (ruling,) = workers.torch.do(job("buffers"))
-        if ruling.named or not stages:  # otherwise they follow from the model's difference
-            yield from _told(evidence, "buffers", ruling)
+        ruling = search("buffers")
+        already = {name for found in differences if found.cause for name in found.cause.names}
+        of_buffers = [*_told(evidence, "buffers", ruling)]
+        # What has no cause of its own follows from the model's difference.
+        differences += [f for f in of_buffers if (f.cause and not already & {*f.cause.names}) or not stages]
+    return differences
 
 
 def _first_layer(evidence: Evidence, workers: Workers, step: int) -> Layer | None:
@@ -133,13 +149,15 @@ def _first_layer(evidence: Evidence, workers: Workers, step: int) -> Layer | Non
     of_torch, of_flax = scratch.path / "torch", scratch.path / "flax"
     job = (evidence.start, evidence.reference)
     workers.jax.start(FlaxLayers(evidence.case, *job, of_flax, step, rank))
-    workers.torch.do(TorchLayers(evidence.case.torch_source, *job, of_torch, step, rank, evidence.case.world_size))
-    workers.jax.wait()
+    try:
+        workers.torch.do(TorchLayers(evidence.case.torch_source, *job, of_torch, step, rank, evidence.case.world_size))
+    finally:  # or its answer would be taken for that of the next job
+        workers.jax.wait()
     flax = Records([of_flax])[0]
     return first_difference(Records([of_torch])[0], flax, flax.notes["twins"])
 
 
-def _explain_reduction(evidence: Evidence, workers: Workers) -> Iterator[Difference]:
+def _explain_reduction(evidence: Evidence, workers: Workers, problems: list[Problem]) -> Iterator[Difference]:
     """What the port's own step makes of the micro-batches' gradients."""
     first = evidence.judgement.first
     stages = [stage for stage in (OWN_LOCAL, "gradients", "clipped_gradients") if stage in first]
@@ -148,15 +166,20 @@ def _explain_reduction(evidence: Evidence, workers: Workers) -> Iterator[Differe
     stage = min(stages, key=lambda s: (first[s].step, stages.index(s)))
     start = first[stage].step - 1
     last = min(start + REDUCTION_STEPS, len(evidence.jax))
-    scratch = Scratch()
     steps = tuple(range(start, last))
+    yield from _told(
+        evidence, stage, _attempted(lambda: _search_reduction(evidence, workers, steps), workers, problems)
+    )
+
+
+def _search_reduction(evidence: Evidence, workers: Workers, steps: tuple[int, ...]) -> Ruling:
+    scratch = Scratch()
     workers.jax.do(Micro(evidence.case, evidence.start, evidence.reference, scratch.path, steps))
     facts = evidence.facts
     reference = reduction.Recipe(facts.loss_normalization, clip_norm=facts.clip_grad_norm)
-    micro = Records([scratch.path], owner=scratch)
+    micro = Records([scratch.path])
     of_steps = Lazy(lambda: len(steps), lambda i: _reduction_step(evidence, micro[i], evidence.jax[steps[i]]))
-    ruling = reduction.explain_reduction(of_steps, reference, evidence.summary.tied)
-    yield from _told(evidence, stage, ruling)
+    return reduction.explain_reduction(of_steps, reference, evidence.summary.tied)
 
 
 def _reduction_step(evidence: Evidence, micro: StoredRecord, found: StoredRecord) -> ReductionStep:

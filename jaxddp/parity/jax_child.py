@@ -45,7 +45,7 @@ class Free:
     def run(self, tell: Tell) -> None:
         """Take the steps."""
         writer = RecordWriter(self.folder)
-        tell("flax_model")
+        tell("flax_model or step 1")
         for step, record in enumerate(free_records(self.case, self.start), start=1):
             kept = ("local_loss", "pure_local_loss", "params", "buffers", "spread")
             writer.write({stage: record[stage] for stage in kept if stage in record})
@@ -71,7 +71,7 @@ class Forced:
     def run(self, tell: Tell) -> None:
         """Take the steps."""
         writer = RecordWriter(self.folder)
-        tell("flax_model")
+        tell("flax_model or step 1")
         reference = Trajectory(self.start, torch_records(self.reference, self.case.world_size))
         for step, record in enumerate(forced_records(self.case, reference), start=1):
             writer.write(record)

@@ -81,7 +81,7 @@ class Judgement:
             for name, value in of_step.items():
                 worst[name] = max(worst.get(name, 0.0), value)
         tensors = {name: (self.shapes.get(name.rpartition(":")[2], ()), value) for name, value in worst.items()}
-        return StageResult(ALLOWED.get(stage, 0.0), tuple(max(of.values(), default=math.nan) for of in steps), tensors)
+        return StageResult(self.allowed(stage), tuple(max(of.values(), default=math.nan) for of in steps), tensors)
 
 
 def judge(torch: Sequence[StoredRecord], jax: Sequence[StoredRecord], facts: Facts, optimizer: str) -> Judgement:

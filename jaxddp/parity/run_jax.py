@@ -10,6 +10,7 @@ import numpy as np
 from jax import numpy as jnp
 
 from jaxddp.collectives import all_reduce_mean
+from jaxddp.errors import InputError, differences, listed
 from jaxddp.parity.case import LOCAL_STAGES, Question, Record, Tensors, Trajectory, micro_batches_of
 from jaxddp.parity.flax_side import FlaxSide, hyperparameters, optimizer_tensors
 from jaxddp.parity.own_step import OwnStep
@@ -108,13 +109,21 @@ def forced_records(
 
 
 def starting_weights(case: Question, weights: Tensors) -> list[Tensors]:
-    """The parameters that each replica starts from, where the port has a word in it."""
+    """The parameters that each replica starts from, where the port has a word in it.
+
+    Raises:
+        InputError: the port makes something else than the model's parameters.
+    """
     with jax.enable_x64(case.dtype == "float64"):
         side = case.flax_side()
         if side.start is None:
             return [weights] * case.world_size
         params, _ = side.from_torch(weights)
-        return [side.to_torch(jax.device_get(side.start(params, rank))) for rank in range(case.world_size)]
+        of_ranks = [side.start(params, rank) for rank in range(case.world_size)]
+        for rank, found in enumerate(of_ranks):
+            if problems := differences(found, params):
+                raise InputError(f"flax_start(params, {rank}): must return the parameters: {listed(problems)}")
+        return [side.to_torch(jax.device_get(found)) for found in of_ranks]
 
 
 def _restored(side: FlaxSide, state: TrainState, steps: int) -> TrainState:

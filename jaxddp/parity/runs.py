@@ -9,6 +9,7 @@ from jaxddp.parity.children import ChildError
 from jaxddp.parity.evidence import Evidence
 from jaxddp.parity.findings import Problem
 from jaxddp.parity.jax_child import Forced, Free, Starts, jax_records
+from jaxddp.parity.jax_child import Job as JaxJob
 from jaxddp.parity.judge import judge
 from jaxddp.parity.port import Facts
 from jaxddp.parity.records import Lazy, Records, Scratch, StoredRecord
@@ -69,14 +70,9 @@ class Runs:
         ranks = [rank_folder(self._path("torch64"), rank) for rank in range(case.world_size)]
         start = {name: x.astype("float32") if x.dtype.kind == "f" else x for name, x in self.start.items()}
         source, folder = case.torch_source, self._path("torch32")
-        with self._noting("flax"):
-            self._workers.jax.start(Forced(case, start, self._path("torch64"), self._path("jax32")))
-        with self._noting("torch"):
-            self._workers.torch.do(
-                Steps(source, "float32", case.world_size, len(self.torch), folder, start, reference=ranks)
-            )
-        with self._noting("flax"):
-            self._workers.jax.wait()
+        forced = Steps(source, "float32", case.world_size, len(self.torch), folder, start, reference=ranks)
+        with self._beside(Forced(case, start, self._path("torch64"), self._path("jax32"))), self._noting("torch"):
+            self._workers.torch.do(forced)
 
     def evidence(self, steps: int | None = None) -> Evidence:
         """What there is to judge and to explain by.
@@ -94,19 +90,27 @@ class Runs:
         case = self.case
         source, folder, ahead = case.torch_source, self._path("torch64"), case.steps * LOOK_AHEAD
         reference = Steps(source, "float64", case.world_size, case.steps, folder, self.start, ahead=ahead)
-        with self._noting("flax"):
-            self._workers.jax.start(Free(case, self.start, self._path("free")))
-        with self._noting("torch"):
+        with self._beside(Free(case, self.start, self._path("free"))), self._noting("torch"):
             self.summary = self._workers.torch.do(reference)[0]
+
+    @contextmanager
+    def _beside(self, job: JaxJob) -> Iterator[None]:
+        """jax at its job while torch is at its own."""
+        begun = False
         with self._noting("flax"):
-            self._workers.jax.wait()
+            self._workers.jax.start(job)
+            begun = True
+        yield
+        if begun:
+            with self._noting("flax"):
+                self._workers.jax.wait()
 
     @contextmanager
     def _noting(self, side: str) -> Iterator[None]:
         try:
             yield
         except ChildError as error:
-            if side == "flax":
+            if side == "flax" and not error.trace:  # it died or hangs; one that raised goes on
                 self._workers.end_jax()
             where = error.where if error.child == side else f"{error.child}, {error.where}"
             if (side, error.what) not in {(problem.side, problem.message) for problem in self.problems}:

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Literal
 
 from jaxddp.parity.children import Tell
 from jaxddp.parity.convert.layouts import COUNTER
@@ -31,7 +30,7 @@ class Explain:
     """
 
     source: TorchSource
-    what: Literal["model", "buffers"]
+    what: str
     steps: tuple[int, ...]
     start: Tensors
     reference: Path

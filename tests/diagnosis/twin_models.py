@@ -35,8 +35,6 @@ class TorchBlock(nn.Module):
 
 
 class TorchTransformer(nn.Module):
-    """Two blocks between an embedding and a head that share their weights."""
-
     def __init__(self) -> None:
         super().__init__()
         self.embed = nn.Embedding(VOCABULARY, WIDTH, padding_idx=0)
@@ -152,8 +150,6 @@ def flax_token_loss(faults: Planted) -> Callable[[Any, Any], tuple[jax.Array, ja
 
 
 class TorchConvnet(nn.Module):
-    """Strides, BatchNorm, pooling, and a flattening of (C, H, W)."""
-
     def __init__(self) -> None:
         super().__init__()
         self.conv1, self.bn1 = nn.Conv2d(2, 4, 3, stride=2, padding=1), nn.BatchNorm2d(4)
@@ -217,9 +213,7 @@ def flax_class_loss(faults: Planted) -> Callable[[Any, Any], tuple[jax.Array, ja
     return loss
 
 
-class TorchRMSNorm(nn.Module):
-    """By hand, as many write it."""
-
+class TorchRMSNorm(nn.Module):  # by hand, as many write it
     def __init__(self) -> None:
         super().__init__()
         self.scale = nn.Parameter(torch.ones(WIDTH))

@@ -4,7 +4,14 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from jaxddp.parity.diagnosis.optimizer_evidence import OptimizerEvidence, Tensors, ratio, replay, stage_norm
+from jaxddp.parity.diagnosis.optimizer_evidence import (
+    OptimizerEvidence,
+    OptimizerStep,
+    Tensors,
+    ratio,
+    replay,
+    stage_norm,
+)
 from jaxddp.parity.diagnosis.recipes import Recipe
 from jaxddp.parity.diagnosis.search import Hypothesis
 
@@ -12,7 +19,7 @@ from jaxddp.parity.diagnosis.search import Hypothesis
 def aliased(
     evidence: OptimizerEvidence, recipe: Recipe, residuals: list[dict[str, float]], floor: float
 ) -> Hypothesis | None:
-    """Whether every tensor that is off is 0, or another's update, or that of the step before.
+    """Whether the update of every tensor that is off is 0, another's, or that of the step before, or makes it another.
 
     Args:
         residuals: per step and tensor, of the reference's own recipe.
@@ -30,24 +37,25 @@ def aliased(
         norm = stage_norm(step.update)
         for name, value in of_step.items():
             if value > floor:
-                value, source = _nearest(name, step.update[name], predicted, before, norm)
+                value, source = _nearest(name, step, predicted, before, norm)
                 says[name] = source
             worst = max(worst, value)
         before = predicted
     return Hypothesis(("aliased_buffers",), "; ".join(f"the update of {n} {what}" for n, what in says.items()), worst)
 
 
-def _nearest(name: str, found: np.ndarray, predicted: Tensors, before: Tensors, norm: float) -> tuple[float, str]:
+def _nearest(name: str, step: OptimizerStep, predicted: Tensors, before: Tensors, norm: float) -> tuple[float, str]:
     """What a tensor's update is nearest to, by residual."""
+    found, own = step.update[name], step.params[name].ravel()
+    others = {other: value for other, value in predicted.items() if other != name and value.size == found.size}
     candidates: Mapping[str, np.ndarray] = {
         "is 0": np.zeros_like(found),
-        **{f"is that of {other}": value for other, value in predicted.items() if other != name},
+        **{f"is that of {other}": value for other, value in others.items()},
+        **{f"makes it {other}": step.params[other].ravel() + value.ravel() - own for other, value in others.items()},
         **({"is that of the step before": before[name]} if before else {}),
     }
     distances = {
-        says: ratio(float(np.linalg.norm(value.ravel() - found.ravel())), norm)
-        for says, value in candidates.items()
-        if value.size == found.size
+        says: ratio(float(np.linalg.norm(value.ravel() - found.ravel())), norm) for says, value in candidates.items()
     }
     says = min(distances, key=distances.__getitem__)
     return distances[says], says

@@ -8,6 +8,9 @@ import numpy as np
 from jaxddp.parity.diagnosis.search import Hypothesis, Ruling, decide
 
 Of = Mapping[str, np.ndarray]  # entry of the batch -> fingerprints, (W, examples)
+Expectation = Callable[[int], Of | None]
+
+ONE_ENTRY = ("same_dropout_mask", "aliased_buffers")  # faults of one array of a batch, the others being right
 
 
 @dataclass(frozen=True)
@@ -28,14 +31,11 @@ class SampleEvidence:
 
 def explain_samples(evidence: SampleEvidence) -> Ruling:
     """Name what is wrong with the examples; a residual is the share of examples that it leaves unexplained."""
-    hypotheses = [
-        Hypothesis((fault,), says, _unexplained(evidence, expected))
-        for fault, says, expected in _expectations(evidence)
-    ]
+    hypotheses = [_tried(evidence, *hypothesis) for hypothesis in _expectations(evidence)]
     if _cut_off(evidence):
         says = "the examples at the end of an epoch: cut off on one side, filled up on the other"
         hypotheses.append(Hypothesis(("padding_or_dropping",), says, 0.0))
-    return decide(hypotheses, floor=0.0)
+    return decide([hypothesis for hypothesis in hypotheses if hypothesis is not None], floor=0.0)
 
 
 def same(a: Of, b: Of) -> bool:
@@ -48,45 +48,57 @@ def differing_share(a: Of, b: Of) -> float:
     return _differing(a, b)
 
 
-def _expectations(evidence: SampleEvidence) -> Iterator[tuple[str, str, Callable[[int], Of | None]]]:
+def _tried(evidence: SampleEvidence, fault: str, says: str, expected: Expectation) -> Hypothesis | None:
+    """The hypothesis that some entries of the batch are as expected, and the others as they should be.
+
+    A port may draw its masks by the step while its examples come by a sampler, so each entry is looked at by itself.
+    """
+    if any(a.keys() != b.keys() for a, b in zip(evidence.torch, evidence.jax, strict=True)):
+        return Hypothesis((fault,), says, _share(evidence, None, expected))  # an example is all of its entries
+    stay = {entry: _share(evidence, entry, evidence.torch.__getitem__) for entry in evidence.torch[0]}
+    moved = [entry for entry, share in stay.items() if share > 0]
+    if (fault in ONE_ENTRY and len(moved) != 1) or (fault == "same_shard" and len(moved) == 1 < len(stay)):
+        return None
+    unexplained = max((_share(evidence, entry, expected) for entry in moved), default=1.0)
+    which = f' (the "{moved[0]}" alone)' if len(moved) == 1 < len(stay) else ""
+    return Hypothesis((fault,), says + which, unexplained)
+
+
+def _expectations(evidence: SampleEvidence) -> Iterator[tuple[str, str, Expectation]]:
     """(fault, what it says, step -> what the JAX side would be given; None: cannot be told)."""
     torch, epoch, restored_at = evidence.torch, evidence.steps_per_epoch, evidence.restored_at
     if epoch is not None:
         yield "set_epoch_missing", "every epoch comes in the order of the first", lambda step: torch[step % epoch]
-    if restored_at is not None:
-        start = restored_at - restored_at % epoch if epoch is not None else 0
+    if restored_at is None:  # nobody said when, so where the first other examples come
+        others = (step for step, found in enumerate(evidence.jax) if _differing(torch[step], found))
+        restored_at = next(others, 0)
+    beginning = restored_at - restored_at % epoch if epoch is not None else 0
 
-        def from_the_start(step: int) -> Of | None:
-            return torch[step] if step < restored_at else torch[step - restored_at + start]
-
-        says = f"after the restore at step {restored_at} the epoch is read from its beginning"
-        yield "sampler_offset_lost", says, from_the_start
+    def from_the_start(step: int) -> Of:
+        return torch[step] if step < restored_at else torch[step - restored_at + beginning]
 
     def first_shard(step: int) -> Of:
         return {name: np.broadcast_to(ids[:1], ids.shape) for name, ids in torch[step].items()}
 
+    if restored_at > beginning:
+        says = f"from step {restored_at + 1} on, the epoch is read from its beginning again"
+        yield "sampler_offset_lost", says, from_the_start
     yield "same_shard", "every replica gets the examples of replica 0", first_shard
-    for entry in torch[0] if len(torch[0]) > 1 else []:
-
-        def shared(step: int, entry: str = entry) -> Of:
-            return {**torch[step], entry: first_shard(step)[entry]}
-
-        yield "same_dropout_mask", f'every replica has the "{entry}" of replica 0, and examples of its own', shared
-
-        def next_ones(step: int, entry: str = entry) -> Of | None:
-            return {**torch[step], entry: torch[step + 1][entry]} if step + 1 < len(torch) else None
-
-        says = f'the "{entry}" of every step is that of the next: the array was written again before it was read'
-        yield "aliased_buffers", says, next_ones
+    yield "same_dropout_mask", "every replica has what replica 0 has", first_shard
+    says = "every step has what belongs to the next: the array was written again before it was read"
+    yield "aliased_buffers", says, lambda step: torch[step + 1] if step + 1 < len(torch) else None
 
 
-def _unexplained(evidence: SampleEvidence, expected: Callable[[int], Of | None]) -> float:
-    """The share of examples, over all steps, that the expectation does not meet."""
+def _share(evidence: SampleEvidence, entry: str | None, expected: Expectation) -> float:
+    """The share of examples, over all steps, of which the entry is not as expected; None: all entries together."""
     shares = []
     for step, found in enumerate(evidence.jax):
         predicted = expected(step)
-        shares.append(0.0 if predicted is None else _differing(predicted, found))
-    return float(np.mean(shares))
+        if predicted is not None and entry is not None:
+            shares.append(_differing({entry: predicted[entry]}, {entry: found[entry]}))
+        elif predicted is not None:
+            shares.append(_differing(predicted, found))
+    return float(np.mean(shares)) if shares else 1.0
 
 
 def _differing(a: Of, b: Of) -> float:
@@ -97,29 +109,36 @@ def _differing(a: Of, b: Of) -> float:
     return float(np.mean(np.logical_or.reduce([a[name] != b[name] for name in a])))
 
 
-def _together(of: Of) -> np.ndarray:
-    return np.add.reduce(list(of.values()))
+def _together(of: Of, entries: Sequence[str] = ()) -> np.ndarray:
+    """These entries as one; all if there are none."""
+    return np.add.reduce([of[name] for name in entries or of])
 
 
 def _cut_off(evidence: SampleEvidence) -> bool:
     """Whether each replica's stream of examples is the other side's with the ends of epochs cut off."""
     if evidence.steps_per_epoch is None:
         return False
-    torch = [_together(of) for of in evidence.torch]
-    jax = [_together(of) for of in evidence.jax]
+    moved = _moved(evidence)
+    torch = [_together(of, moved) for of in evidence.torch]
+    jax = [_together(of, moved) for of in evidence.jax]
     if len({*map(len, torch), *map(len, jax)}) != 1:
         return False
-    epochs = [
-        np.concatenate(torch[i : i + evidence.steps_per_epoch], 1)
-        for i in range(0, len(torch), evidence.steps_per_epoch)
-    ]
-    return _cut(epochs, np.concatenate(jax, 1))
+    size = evidence.steps_per_epoch
+    epochs = [np.concatenate(torch[first : first + size], 1) for first in range(0, len(torch), size)]
+    return _cut(epochs, np.concatenate(jax, 1), most=max(of.shape[1] for of in torch))
 
 
-def _cut(epochs: Sequence[np.ndarray], stream: np.ndarray) -> bool:
-    """Whether the stream is made of the epochs' beginnings, with the same number missing or added at each end."""
+def _moved(evidence: SampleEvidence) -> list[str]:
+    """The entries that are not as they should be throughout; none if the sides have other names for them."""
+    if any(a.keys() != b.keys() for a, b in zip(evidence.torch, evidence.jax, strict=True)):
+        return []
+    return [entry for entry in evidence.torch[0] if _share(evidence, entry, evidence.torch.__getitem__) > 0]
+
+
+def _cut(epochs: Sequence[np.ndarray], stream: np.ndarray, most: int) -> bool:
+    """Whether the stream is made of the epochs' beginnings, the same number, at most a batch, missing or added."""
     full = epochs[0].shape[1]
-    for length in range(max(1, full // 2), full + full // 2 + 1):
+    for length in range(max(1, full - most), full + most + 1):
         if length == full or stream.shape[1] <= min(length, full):
             continue
         at, right = 0, True

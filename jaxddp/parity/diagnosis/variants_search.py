@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from jaxddp.parity.diagnosis.search import Hypothesis, Ruling, decide
 from jaxddp.parity.diagnosis.variants_fit import Differences, Fit, Item, Point, Probe, Subject, residual_at
 
-FITTED = 6  # how many of the nearest are fitted in full
+FITTED = 12  # how many of the nearest that have a value are fitted in full
 NEAR = 1000.0  # and all that promise less than so many floors
 ROUNDS = 3  # how often a step that contradicts is looked at as well
 
@@ -144,15 +144,24 @@ class Search:
             if (added := self._fit.add(point, item)) is not None:
                 promised.append(Explanation((*listed, item), added.items, self._fit.promise(added)))
         promised.sort(key=lambda explanation: explanation.residual)
-        reached = []
-        for number, explanation in enumerate(promised):
-            if explanation.fitted and (number < FITTED or explanation.residual <= NEAR * self._floor):
+        reached, fits = [], 0
+        for explanation in promised:
+            near = fits < FITTED and time.monotonic() < deadline
+            if explanation.fitted and (near or explanation.residual <= NEAR * self._floor):
+                fits += 1
                 added = self._fit.add(point, explanation.listed[-1])
                 assert added is not None, "it was added before"
                 best = self._fit.reach(added)
-                explanation = Explanation(explanation.listed, best.items, self._fit.residual(best))
+                explanation = _without_idle(Explanation(explanation.listed, best.items, self._fit.residual(best)))
             reached.append(explanation)
         return sorted(reached, key=lambda explanation: explanation.residual)
+
+
+def _without_idle(explanation: Explanation) -> Explanation:
+    """Without faults whose value came out as the reference's."""
+    pairs = zip(explanation.listed, explanation.items, strict=True)
+    kept = [(listed, item) for listed, item in pairs if item.value is None or item.value != item.reference]
+    return Explanation(tuple(one for one, _ in kept), tuple(one for _, one in kept), explanation.residual)
 
 
 def _explained(explanations: Sequence[Explanation], floor: float) -> bool:
@@ -163,5 +172,5 @@ def _plainest(explanations: Sequence[Explanation], floor: float) -> list[Explana
     """Of those that explain it with the fewest faults only the ones with the fewest fitted values; and all others."""
     explaining = [e for e in explanations if e.residual <= floor and e.plausible]
     fewest = min(((e.hypothesis.edits, e.fitted) for e in explaining), default=None)
-    plainest = [e for e in explaining if (e.hypothesis.edits, e.fitted) == fewest]
-    return plainest + [e for e in explanations if e.residual > floor]
+    plainest = {e.hypothesis.says: e for e in explaining if (e.hypothesis.edits, e.fitted) == fewest}
+    return [*plainest.values()] + [e for e in explanations if e.residual > floor]
