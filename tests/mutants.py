@@ -274,7 +274,7 @@ TORCH = [
     ),
     *planted(
         "torch_ref/step.py",
-        "tests/parity/test_features.py -k step schedule and sgd",
+        "tests/parity/test_features.py -k schedule and sgd",
         {"torch_scheduler_too_fast": ("        scheduler.step()\n", "        scheduler.step(), scheduler.step()\n")},
     ),
     *planted(

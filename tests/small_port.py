@@ -58,6 +58,12 @@ def write(folder: Path, *changes: Change, more: str = "") -> Path:
     return path
 
 
+def line_of(path: Path, piece: str) -> str:
+    """Where in the file a piece stands: "port.py: line 3"."""
+    (number,) = [number for number, line in enumerate(path.read_text().splitlines(), start=1) if piece in line]
+    return f"{path}: line {number}"
+
+
 def own_optimizers(torch: str, optax: str) -> Change:
     """Each side's own optimizer, in place of the one that both share."""
     text = f"def torch_optimizer(parameters): return torch.optim.{torch}\nimport optax\nflax_optimizer = {optax}\n"

@@ -115,27 +115,32 @@ def _explain_model(evidence: Evidence, workers: Workers, problems: list[Problem]
     """Loss, local gradients and buffers, replayed in torch."""
     first = evidence.judgement.first
     stages = [stage for stage in LOCAL_STAGES if stage in first]
-    same = [max(of.values()) == 0 for of in evidence.judgement.residuals["samples"]]
-    steps = tuple(step for step, equal in enumerate(same) if equal)
+    steps, compared = _comparable(evidence)
 
-    def search(what: str) -> Ruling | None:
+    of_model, of_buffers = None, None
+    if steps and (stages or "buffers" in first):
         source, world_size = evidence.case.torch_source, evidence.case.world_size
-        job = Explain(source, what, steps, evidence.start, evidence.reference, evidence.found, world_size)
-        return _attempted(lambda: workers.torch.do(job)[0], workers, problems)
-
+        paths = evidence.start, evidence.reference, evidence.found
+        job = Explain(source, bool(stages), "buffers" in first, steps, *paths, world_size, compared)
+        of_model, of_buffers = _attempted(lambda: workers.torch.do(job)[0], workers, problems) or (None, None)
     differences: list[Difference] = []
     if stages:
         stage = min(stages, key=lambda s: (first[s].step, LOCAL_STAGES.index(s)))
         # A layer that cannot be shown (a collective in the forward pass, say) is no problem of the check.
         layer = _attempted(lambda: _first_layer(evidence, workers, first[stage].step - 1), workers, [])
-        differences += [replace(found, layer=layer) for found in _told(evidence, stage, search("model"))]
-    if "buffers" in first:
-        ruling = search("buffers")
-        already = {name for found in differences if found.cause for name in found.cause.names}
-        of_buffers = [*_told(evidence, "buffers", ruling)]
-        # What has no cause of its own follows from the model's difference.
-        differences += [f for f in of_buffers if (f.cause and not already & {*f.cause.names}) or not stages]
+        differences += [replace(found, layer=layer) for found in _told(evidence, stage, of_model)]
+    # Buffers without a cause of their own follow from the model's difference.
+    if "buffers" in first and (not stages or (of_buffers is not None and of_buffers.named)):
+        differences += _told(evidence, "buffers", of_buffers)
     return differences
+
+
+def _comparable(evidence: Evidence) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Steps, and the replicas that were given the same examples in all of them on both sides."""
+    same, everyone = evidence.judgement.same_examples, set(range(evidence.case.world_size))
+    if always := everyone.intersection(*same):
+        return tuple(range(len(same))), tuple(sorted(always))
+    return tuple(step for step, ranks in enumerate(same) if everyone <= set(ranks)), tuple(sorted(everyone))
 
 
 def _first_layer(evidence: Evidence, workers: Workers, step: int) -> Layer | None:
@@ -144,7 +149,8 @@ def _first_layer(evidence: Evidence, workers: Workers, step: int) -> Layer | Non
         return None
     theirs, ours = evidence.torch[step]["local_loss"]["loss"], evidence.jax[step]
     found = ours["pure_local_loss" if "pure_local_loss" in ours else "local_loss"]["loss"]
-    rank = int(np.argmax(np.abs(found - theirs)))
+    same = evidence.judgement.same_examples[step]
+    rank = max(same, key=lambda rank: abs(found[rank] - theirs[rank]))
     scratch = Scratch()
     of_torch, of_flax = scratch.path / "torch", scratch.path / "flax"
     job = (evidence.start, evidence.reference)

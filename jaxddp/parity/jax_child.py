@@ -13,7 +13,7 @@ from jaxddp.parity.case import Question, Tensors, Trajectory
 from jaxddp.parity.children import STARTING, Child, Tell, answers, reported
 from jaxddp.parity.micro import micro_records
 from jaxddp.parity.records import Records, RecordWriter
-from jaxddp.parity.run_jax import forced_records, free_records, starting_weights
+from jaxddp.parity.run_jax import forced_records, forget_programs, free_records, starting_weights
 from jaxddp.parity.run_torch import torch_records
 
 
@@ -46,6 +46,7 @@ class Free:
         """Take the steps."""
         writer = RecordWriter(self.folder)
         tell("flax_model or step 1")
+        forget_programs()
         for step, record in enumerate(free_records(self.case, self.start), start=1):
             kept = ("local_loss", "pure_local_loss", "params", "buffers", "spread")
             writer.write({stage: record[stage] for stage in kept if stage in record})

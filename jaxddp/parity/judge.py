@@ -58,12 +58,14 @@ class Judgement:
         residuals: stage -> per step, per tensor, plainly jax's against torch's.
         update_rounding: of the worst step, see `rounding_of_update`.
         shapes: tensor -> shape.
+        same_examples: per step, the replicas that were given the same examples on both sides.
         first: stage -> where it first differs from what the reference would have made of its inputs.
     """
 
     residuals: dict[str, list[dict[str, float]]] = field(default_factory=dict)
     update_rounding: float = 0.0
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    same_examples: list[list[int]] = field(default_factory=list)
     first: dict[str, Located] = field(default_factory=dict)
 
     def results(self) -> dict[str, StageResult]:
@@ -96,14 +98,10 @@ def judge(torch: Sequence[StoredRecord], jax: Sequence[StoredRecord], facts: Fac
     for step, (theirs, ours) in enumerate(zip(torch, jax, strict=False), start=1):
         judgement.shapes |= {name: value.shape for name, value in theirs["update"].items()}
         judgement.update_rounding = max(judgement.update_rounding, rounding_of_update(theirs))
-        same_samples = True
+        judgement.same_examples.append(_same_examples(theirs, ours, facts))
         for stage, plain, given in _stages(theirs, ours, facts, optimizer):
             if plain:
                 judgement.residuals.setdefault(stage, []).append(plain)
-            if stage == "samples":
-                same_samples = max(plain.values()) == 0
-            elif not same_samples and stage in ("local_loss", "local_gradients", "buffers"):
-                continue  # other examples, other gradients
             _locate(judgement, stage, step, given)
         for stage, located in _spread(theirs, ours, step):
             judgement.first.setdefault(stage, located)
@@ -119,8 +117,10 @@ def _stages(
     if shown := _hyperparameters(theirs, ours):
         yield "hyperparameters", shown, shown
     pure = {stage: ours[f"pure_{stage}" if f"pure_{stage}" in ours else stage] for stage in LOCAL_STAGES}
+    same = _same_examples(theirs, ours, facts)
     for stage in LOCAL_STAGES:
-        yield stage, _against(ours.get(stage, pure[stage]), theirs[stage]), _against(pure[stage], theirs[stage])
+        given = _against(_of_ranks(pure[stage], same), _of_ranks(theirs[stage], same)) if same else {}
+        yield stage, _against(ours.get(stage, pure[stage]), theirs[stage]), given
     if "pure_local_gradients" in ours and "local_gradients" in ours:
         yield OWN_LOCAL, {}, _against(ours["local_gradients"], pure["local_gradients"])
     mean = {name: value.mean(0) for name, value in pure["local_gradients"].items()}
@@ -134,7 +134,7 @@ def _stages(
     yield "update", update, {} if facts.own_step else update
     if theirs["buffers"]:
         buffers = _against(ours["buffers"], theirs["buffers"])
-        yield "buffers", buffers, buffers
+        yield "buffers", buffers, buffers if 0 in same else {}
     if states := _optimizer_state(theirs, ours, optimizer):
         yield "optimizer_state", states, {} if facts.own_step else states
 
@@ -163,6 +163,18 @@ def clip(gradients: Tensors, norm: float, epsilon: float = TORCH_CLIP_EPSILON, f
     whole = math.hypot(*(float(np.linalg.norm(value)) for value in gradients.values()))
     share = min(1.0, norm / (factor * whole + epsilon))
     return {name: value * share for name, value in gradients.items()}
+
+
+def _same_examples(theirs: Record, ours: Record, facts: Facts) -> list[int]:
+    """The replicas that were given the same examples: other examples, other gradients."""
+    shares = samples.differing_shares(theirs["samples"], ours["samples"])
+    same = [rank for rank, share in enumerate(shares) if share == 0]
+    # With one mean over all elements each replica's gradient depends on how many the others have.
+    return same if facts.loss_normalization == "ddp" or len(same) == len(shares) else []
+
+
+def _of_ranks(tensors: Tensors, ranks: list[int]) -> Tensors:
+    return {name: value[ranks] for name, value in tensors.items()}
 
 
 def _against(ours: Tensors, theirs: Tensors) -> dict[str, float]:

@@ -69,9 +69,17 @@ def _pairs(order: Sequence[str], twins: dict[str, str], flax: Tensors) -> Iterat
 def _residual(ours: np.ndarray | None, theirs: np.ndarray) -> float:
     if ours is None:
         return np.inf
-    scale = float(np.linalg.norm(theirs))
-    difference = float(np.linalg.norm(ours - theirs))
+    scale = float(np.linalg.norm(theirs[np.isfinite(theirs)]))
+    difference = float(np.linalg.norm(_distances(ours, theirs)))
     return difference / scale if scale else (0.0 if difference == 0 else np.inf)
+
+
+def _distances(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
+    """|flax - torch|: 0 where both are the same infinity or no number, infinite where one alone is."""
+    with np.errstate(invalid="ignore"):
+        distances = np.abs(ours - theirs)
+    same = (ours == theirs) | (np.isnan(ours) & np.isnan(theirs))
+    return np.where(same, 0.0, np.where(np.isnan(distances), np.inf, distances))
 
 
 def _input_residual(ours: np.ndarray | None, theirs: np.ndarray | None) -> float | None:
@@ -84,5 +92,5 @@ def _largest(ours: np.ndarray | None, theirs: np.ndarray) -> dict[str, tuple]:
     """Where the largest difference is, and both values there."""
     if ours is None:
         return {"element": (), "values": (np.nan, np.nan)}
-    element = np.unravel_index(np.nanargmax(np.abs(ours - theirs)), theirs.shape)
+    element = np.unravel_index(np.argmax(_distances(ours, theirs)), theirs.shape)
     return {"element": tuple(map(int, element)), "values": (float(ours[element]), float(theirs[element]))}

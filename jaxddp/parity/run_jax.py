@@ -126,6 +126,11 @@ def starting_weights(case: Question, weights: Tensors) -> list[Tensors]:
         return [side.to_torch(jax.device_get(found)) for found in of_ranks]
 
 
+def forget_programs() -> None:
+    """Make the programs of all cases anew: a port's file may have changed since."""
+    _program.cache_clear()
+
+
 def _restored(side: FlaxSide, state: TrainState, steps: int) -> TrainState:
     """The state after saving and loading, at the step where the port does so."""
     return side.restore(state) if side.restore is not None and steps == side.restore_at else state

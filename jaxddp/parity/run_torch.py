@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from jaxddp.parity.case import LOCAL_STAGES, Question, Tensors, Trajectory, micro_batches_of
-from jaxddp.parity.children import STARTING, Child, answers
+from jaxddp.parity.children import STARTING, Child, ChildError, answers
 from jaxddp.parity.records import Records, Scratch
 from jaxddp.parity.torch_rank import Job, Steps, rank_folder, serve
 from jaxddp.step import MicroBatches
@@ -23,7 +23,7 @@ class TorchPool:
         timeout: seconds without a word after which a rank counts as hanging.
 
     Raises:
-        ChildError: a rank fails, dies or hangs; all of them have been ended then.
+        ChildError: a rank fails, dies or hangs; all of them have been ended then, but where one alone raised.
     """
 
     def __init__(self, size: int, timeout: float = 300.0):
@@ -45,7 +45,7 @@ class TorchPool:
 
     @property
     def alive(self) -> bool:
-        """Whether its ranks run; they have been ended if one of them failed."""
+        """Whether its ranks run; they are ended if one of them dies, hangs, or leaves others waiting."""
         return bool(self._ranks)
 
     def run(self, case: Question, weights: Tensors, batches: Iterable[MicroBatches] | None = None) -> Trajectory:
@@ -72,8 +72,10 @@ class TorchPool:
     def _answers(self, ranks: Sequence[Child], timeout: float) -> list[Any]:
         try:
             return answers(ranks, timeout)
-        except BaseException:
-            self._end()
+        except BaseException as error:
+            raised = isinstance(error, ChildError) and bool(error.trace)
+            if not raised or len(ranks) > 1:  # others may wait for the one that raised
+                self._end()
             raise
 
     def _end(self, patience: float = 0.0) -> None:

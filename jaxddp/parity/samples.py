@@ -1,7 +1,7 @@
 """Which examples a replica was given, recognised by their values.
 
-Two loaders may give an example other names, another dtype or another layout (NCHW, NHWC), so an
-example's fingerprint is of its values as a set: sorted, in float32.
+Two loaders may give an example other names, another dtype or another layout (NCHW, NHWC), so the
+fingerprint of an example with several axes is of its values as a set: sorted, in float32.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,8 +32,10 @@ def fingerprints(micro_batches: Sequence[Mapping[str, np.ndarray]]) -> dict[str,
 
 
 def _hashed(array: np.ndarray) -> np.ndarray:
-    """A hash of each row's sorted values."""
-    rows = np.sort(array.reshape(len(array), -1).astype(np.float32) + np.float32(0), axis=1)  # -0.0 is 0.0
+    """A hash of each row's values; of the sorted ones where a row may be laid out otherwise."""
+    rows = array.reshape(len(array), -1).astype(np.float32) + np.float32(0)  # -0.0 is 0.0
+    if array.ndim > 2:
+        rows = np.sort(rows, axis=1)
     bits = rows.view(np.uint32).astype(np.uint64)
     weights = np.random.default_rng(0).integers(1, 2**63, bits.shape[1], dtype=np.uint64) | np.uint64(1)
     mixed = (bits ^ (bits >> np.uint64(7))) * weights  # wraps around

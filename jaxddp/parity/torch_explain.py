@@ -8,7 +8,7 @@ from pathlib import Path
 from jaxddp.parity.children import Tell
 from jaxddp.parity.convert.layouts import COUNTER
 from jaxddp.parity.diagnosis.buffers import explain_buffers
-from jaxddp.parity.diagnosis.model import ModelEvidence, ModelStep, explain_model
+from jaxddp.parity.diagnosis.model import ModelEvidence, ModelStep, search_model
 from jaxddp.parity.diagnosis.search import Ruling
 from jaxddp.parity.records import Lazy, Records, Tensors
 from jaxddp.parity.torch_rank import rank_folder
@@ -22,34 +22,35 @@ class Explain:
 
     Attributes:
         source: the torch half.
-        what: "model" for loss and gradients, "buffers" for what a forward pass leaves.
+        model, buffers: what differs: loss or gradients, what a forward pass leaves.
         steps: those that can be compared, from 0.
         start: the reference's first weights.
         reference, found: folders of the records of torch, and of jax.
         replicas: W.
+        compared: those that were given the same examples in all of these steps.
     """
 
     source: TorchSource
-    what: str
+    model: bool
+    buffers: bool
     steps: tuple[int, ...]
     start: Tensors
     reference: Path
     found: Path
     replicas: int
+    compared: tuple[int, ...]
     world_size: int = 1
 
-    def run(self, world: World, tell: Tell) -> Ruling:
-        """Search."""
+    def run(self, world: World, tell: Tell) -> tuple[Ruling | None, Ruling | None]:
+        """Search: the ruling on the model, and on the buffers; None where they do not differ."""
         tell("the search for a cause")
         side = self.source.torch_side(max(self.steps) + 1, "float64")
+        normalization = side.facts.loss_normalization
         evidence = ModelEvidence(
-            side.model.train(),
-            side.loss_fn,
-            _steps(self, side),
-            self.replicas,
-            side.facts.loss_normalization,
+            side.model.train(), side.loss_fn, _steps(self, side), self.replicas, normalization, self.compared
         )
-        return explain_model(evidence) if self.what == "model" else explain_buffers(evidence)
+        of_model, known = search_model(evidence) if self.model else (None, ())
+        return of_model, explain_buffers(evidence, known=known) if self.buffers else None
 
 
 def _steps(job: Explain, side: TorchSide) -> Sequence[ModelStep]:

@@ -56,8 +56,8 @@ tf32_forward.defjvp(lambda x, tangent: (tf32_forward(*x), tangent[0]))
 
 def check_named(ruling: Ruling, *named: tuple[set[str], str]) -> None:
     """The ruling gives these faults, in these words in any order, and nothing else."""
-    found = [(set(hypothesis.faults), sorted(hypothesis.says.split(" and "))) for hypothesis in ruling.named]
-    assert found == [(faults, sorted(says.split(" and "))) for faults, says in named], ruling
+    found = [(set(hypothesis.faults), sorted(hypothesis.says.split("; "))) for hypothesis in ruling.named]
+    assert found == [(faults, sorted(says.split("; "))) for faults, says in named], ruling
     assert all(hypothesis.residual < EXPLAINED for hypothesis in ruling.named)
 
 
@@ -165,31 +165,31 @@ PAIRS: list[tuple[Twins, dict[str, Any], set[str], str]] = [
         TRANSFORMER,
         {"gelu": "everywhere", "eps": 1e-6},
         {"gelu_approximation", "norm_epsilon"},
-        "GELU by tanh and LayerNorm eps 1e-06, the reference has 1e-05",
+        "GELU by tanh; LayerNorm eps 1e-06, the reference has 1e-05",
     ),
     (
         TRANSFORMER,
         {"smoothing": 0.0, "ignored_count": True},
         {"label_smoothing", "ignore_index"},
-        "labels of -100 count in the mean and label smoothing 0, the reference has 0.1",
+        "labels of -100 count in the mean; label smoothing 0, the reference has 0.1",
     ),
     (
         TRANSFORMER,
         {"combine": "not_divided", "micro_batches": 3, "smoothing": 0.0},
         {"accumulation_not_divided", "label_smoothing"},
-        "label smoothing 0, the reference has 0.1 and the gradients of 3 micro-batches are added and not divided",
+        "label smoothing 0, the reference has 0.1; the gradients of 3 micro-batches are added and not divided",
     ),
     (
         CONVNET,
         {"same": True, "sync": True},
         {"same_padding", "batch_norm_sync"},
-        "convolution padded 'SAME', (0, 1, 0, 1) in conv1 and BatchNorm over all replicas",
+        "convolution padded 'SAME', (0, 1, 0, 1) in conv1; BatchNorm over all replicas",
     ),
     (
         TRANSFORMER,
         {"eps0": 1e-6, "eps1": 1e-3},
         {"norm_epsilon"},
-        "LayerNorm eps 0.001 in blocks.1.norm1, the reference has 1e-05 and "
+        "LayerNorm eps 0.001 in blocks.1.norm1, the reference has 1e-05; "
         "LayerNorm eps 1e-06 in blocks.0.norm1, the reference has 1e-05",
     ),
 ]
@@ -255,18 +255,18 @@ BUFFERS: list[tuple[dict[str, Any], set[str], str]] = [
     ({"own_buffers": True}, {"buffers_local"}, "each replica keeps its own buffers, the reference those of rank 0"),
     (
         {"mean_buffers": True},
-        {"buffers_local"},
-        "the buffers are the mean over the replicas, the reference keeps those of rank 0",
+        {"buffers_averaged"},
+        "the buffers are the mean over the replicas, the reference keeps rank 0's",
     ),
     (
         {"momentum": 0.01, "biased": True},
         {"batch_norm_momentum", "biased_variance"},
-        "BatchNorm momentum 0.01, the reference has 0.1 and BatchNorm keeps the biased variance",
+        "BatchNorm momentum 0.01, the reference has 0.1; BatchNorm keeps the biased variance",
     ),
     (
         {"own_buffers": True, "biased": True, "micro_batches": 2},
         {"buffers_local", "biased_variance"},
-        "each replica keeps its own buffers, the reference those of rank 0 and BatchNorm keeps the biased variance",
+        "each replica keeps its own buffers, the reference those of rank 0; BatchNorm keeps the biased variance",
     ),
 ]
 

@@ -245,6 +245,9 @@ PLANTED: dict[str, Planted] = {
         on("tokens_global") + on("tokens_global", world_size=4),
         "local_loss",
     ),
+    "global_mean": Planted(
+        step(count=local_count, combine=over_all_elements), on("tokens") + on("tokens", world_size=4), "local_loss"
+    ),
     "auxiliary_loss_scaled": Planted(loss_is(everything_scaled), on("tokens_sum"), "local_loss"),
     "clipped_before_mean": Planted(
         step(clip=clip_first, shows=(*BEFORE_REDUCTION, "clipped_gradients")), CLIPPED, "clipped_gradients"
@@ -259,6 +262,7 @@ PLANTED: dict[str, Planted] = {
     "compressed_all_reduce/float16": Planted(step(reduce=rounded(jnp.float16)), EVERYWHERE, "gradients"),
     "different_start": Planted(lambda right: replace(right, start=different_start), EVERYWHERE, "params"),
     "buffers_local": Planted(step(share=lambda buffers: buffers), on("convnet") + ACCUMULATED[2:], "buffers"),
+    "buffers_averaged": Planted(step(share=pmean), on("convnet") + ACCUMULATED[2:], "buffers"),
     "stale_parameters": Planted(
         both(optimizer(last=(remember(),)), step(differentiate=at_previous)), EVERYWHERE, "local_loss"
     ),

@@ -1,7 +1,6 @@
 """Takes a translation's steps on virtual replicas, to see at which stage a planted fault shows first.
 
-Every step starts from where the right translation was; the optimizer alone keeps its state. The right
-ones are compiled; of the wrong ones the loss alone, once for all that share it: they take few steps each.
+Every step starts from where the right translation was; the optimizer alone keeps its state.
 """
 
 import dataclasses
@@ -28,6 +27,7 @@ Stages = dict[str, Any]  # stage -> tensors, each with a leading axis for the re
 
 ORDER = ("local_loss", "local_gradients", "gradients", "clipped_gradients", "update", "buffers")
 SIDES = ("torch", "flax")
+MANY = "mlp"  # has so many faults that one operation after the other takes less time than compiling each
 FLOOR = 1e-11  # what is above it differs
 
 
@@ -86,23 +86,10 @@ def stacked(port: Port, world_size: int, step: int) -> Any:
     }
 
 
-def without_gradients(loss: Any, params: Tree, state: Any, buffers: Tree, batch: Any) -> Any:
-    """The loss alone."""
-    return loss(params, buffers, batch), jax.tree.map(jnp.zeros_like, params)
-
-
-def take(
-    translation: Translation, optimizer: Any, state: TrainState, batch: Any, forward_only: bool = False
-) -> tuple[Any, Stages]:
-    """One step from one state: the next one's parts and the stages, with the replicas as leading axis.
-
-    Args:
-        forward_only: see to the loss, and leave the gradients 0: nothing to compile.
-    """
+def take(translation: Translation, optimizer: Any, state: TrainState, batch: Any) -> tuple[Any, Stages]:
+    """One step from one state: the next one's parts and the stages, with the replicas as leading axis."""
     setting, (_, loss) = translation.scenario.setting, pure_of(translation)
     own = translation.own_step
-    if forward_only:
-        loss, own = loss.__wrapped__, dataclasses.replace(own, differentiate=without_gradients)
     if translation.step is None and translation.scenario.loss_normalization == "global":
         own = dataclasses.replace(own, count=lambda part: loss(state.params, state.buffers, part)[0]["count"])
 
@@ -139,11 +126,13 @@ def reference(scenario: Scenario) -> Reference:
     return run
 
 
-def stages_of(translation: Translation, right: Reference, forward_only: bool = False) -> Iterator[Stages]:
+def stages_of(translation: Translation, right: Reference) -> Iterator[Stages]:
     """What a wrong translation does at each step, from where the right one was."""
     port, optimizer = translation.port(), translation.port().flax_optimizer
     theirs, mine = converter(right.scenario.translation()), converter(translation)
-    opt_state = None
+    opt_state, step = None, partial(take, translation, optimizer)
+    if right.scenario.name != MANY:
+        step = jax.jit(step)
     for number, before in enumerate(right.states):
         arrays = cast(mine.to_flax(theirs.to_torch({**before.params, **before.buffers})), jnp.float64)
         functional, _ = pure_of(translation)
@@ -153,7 +142,7 @@ def stages_of(translation: Translation, right: Reference, forward_only: bool = F
         if number == port.restore_at:
             state = port.flax_restore(state)
         batch = stacked(port, right.scenario.world_size, number)
-        new, stages = take(translation, optimizer, state, batch, forward_only)
+        new, stages = step(state, batch)
         opt_state = rank0(new).opt_state
         yield stages
 
@@ -175,22 +164,10 @@ def updates_of(translation: Translation) -> Iterator[Tree]:
         yield updates
 
 
-def loss_differs(translation: Translation) -> bool:
-    """Whether the first step's loss does."""
-    correct = translation.scenario.translation()
-    if (translation.options, translation.loss) == (correct.options, correct.loss):
-        return False
-    right = reference(translation.scenario)
-    found = next(stages_of(translation, right, forward_only=True))
-    return distance(found["local_loss"], right.stages[0]["local_loss"]) > FLOOR
-
-
 def differences(translation: Translation) -> Iterator[str | None]:
     """Of every step, the first stage that differs: computed only as far as it may."""
     scenario, correct = translation.scenario, translation.scenario.translation()
-    if translation.step is None and loss_differs(translation):
-        yield from ["local_loss"] * scenario.steps
-    elif any(getattr(translation, name) != getattr(correct, name) for name in ("model", "options", "loss", "step")):
+    if any(getattr(translation, name) != getattr(correct, name) for name in ("model", "options", "loss", "step")):
         for found, theirs in zip(stages_of(translation, reference(scenario)), reference(scenario).stages, strict=True):
             off = (stage for stage in ORDER if stage in found and distance(found[stage], theirs[stage]) > FLOOR)
             yield next(off, None)

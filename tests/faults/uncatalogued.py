@@ -127,7 +127,6 @@ UNCATALOGUED: dict[str, Uncatalogued] = {
     "lion": Uncatalogued(optimizer(direction=lambda recipe: optax.scale_by_lion()), on("mlp"), "update"),
     "centralised_gradients": Uncatalogued(optimizer(first=(optax.centralize(),)), on("mlp"), "update"),
     "slower_first_layer": Uncatalogued(optimizer(last=(SLOWER_BELOW,)), on("mlp"), "update", tensor="fc1."),
-    "buffers_averaged": Uncatalogued(step(share=pmean), on("convnet"), "buffers"),
     "filled_up_with_the_last": Uncatalogued(
         lambda right: replace(right, order=filled_up_with_the_last), on("mlp") + on("convnet"), "samples", step=5
     ),

@@ -22,7 +22,7 @@ class Kept:
 
     what: str
     mean: bool
-    faults: tuple[str, ...] = ("buffers_local",)
+    faults: tuple[str, ...]
     reference: None = None
     start: float = 0.0
     value: None = None
@@ -42,16 +42,26 @@ class Kept:
         return isinstance(other, Kept)
 
 
-OWN = Kept("each replica keeps its own buffers, the reference those of rank 0", mean=False)
-MEAN = Kept("the buffers are the mean over the replicas, the reference keeps those of rank 0", mean=True)
+OWN = Kept("each replica keeps its own buffers, the reference those of rank 0", False, ("buffers_local",))
+MEAN = Kept("the buffers are the mean over the replicas, the reference keeps rank 0's", True, ("buffers_averaged",))
 
 
-def explain_buffers(evidence: ModelEvidence, floor: float = FLOOR, seconds: float = 30.0) -> Ruling:
-    """Name what makes JAX's buffers differ from the reference's; the arguments are those of `explain_model`."""
-    subject = Buffers(evidence)
+def explain_buffers(
+    evidence: ModelEvidence, floor: float = FLOOR, seconds: float = 30.0, known: Sequence[Item] = ()
+) -> Ruling:
+    """Name what makes JAX's buffers differ from the reference's.
+
+    Args:
+        evidence, floor, seconds: as of `explain_model`.
+        known: faults that the port has besides, and what follows from them.
+
+    Returns:
+        The ruling; nothing named and no runner-up where nothing differs, but for what is known.
+    """
+    subject = Buffers(evidence, known)
     for step in range(subject.steps):
         if residual_at(subject, (step, subject.ranks)) > floor:
-            return explain(subject, subject.items(step), (step, subject.ranks), floor, seconds)
+            return explain(subject, subject.items(step), (step, subject.ranks), floor, seconds)[0]
     return Ruling((), None)
 
 
@@ -64,7 +74,8 @@ def buffers_residual(evidence: ModelEvidence) -> float:
 class Buffers:
     """The change of the buffers in a step, as `variants_search` takes its subject."""
 
-    def __init__(self, evidence: ModelEvidence):
+    def __init__(self, evidence: ModelEvidence, known: Sequence[Item] = ()):
+        self._known = [item for item in known if isinstance(item, Edit)]
         self.steps = len(evidence.steps)
         self.ranks = tuple(range(evidence.world_size))
         self._evidence = evidence
@@ -78,7 +89,7 @@ class Buffers:
 
     def predicted(self, step: int, ranks: Sequence[int], items: Sequence[Any]) -> Stages:
         """What the reference does, with faults."""
-        edits = [item for item in items if isinstance(item, Edit)]
+        edits = [*self._known, *(item for item in items if isinstance(item, Edit))]
         kept = next((item for item in items if isinstance(item, Kept)), None)
         run = self.ranks if kept else (0,)
         buffers = [found.buffers for found in self._replay.run(step, run, edits)]

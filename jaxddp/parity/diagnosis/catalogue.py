@@ -71,6 +71,11 @@ FAULTS: dict[str, Fault] = {
         "divide by the number of tokens of all ranks",
         "huggingface/transformers#34242",
     ),
+    "global_mean": Fault(
+        "one mean over the tokens of all ranks, where the reference takes the mean of the ranks' means",
+        "divide by each rank's own number, as torch DDP does; or let the reference divide by all",
+        "huggingface/transformers#34242",
+    ),
     "auxiliary_loss_scaled": Fault(
         "the factor that normalises the tokens' loss is applied to an auxiliary loss too",
         "scale each term by itself",
@@ -103,6 +108,10 @@ FAULTS: dict[str, Fault] = {
         "each replica keeps its own buffers; torch DDP broadcasts rank 0's",
         "broadcast rank 0's buffers after each step",
         "pytorch/pytorch#13711",
+    ),
+    "buffers_averaged": Fault(
+        "the buffers are averaged over the replicas; torch DDP keeps rank 0's",
+        "broadcast rank 0's buffers after each step",
     ),
     "stale_parameters": Fault(
         "gradients are taken at the parameters of the step before",

@@ -24,13 +24,14 @@ from jaxddp.parity.diagnosis.variants_layout import flattened_axes, kernel_axes,
 from jaxddp.parity.diagnosis.variants_precision import reduced_precision
 from jaxddp.parity.diagnosis.variants_search import explain, worst_rank
 from jaxddp.parity.diagnosis.variants_sites import edits_of
+from jaxddp.parity.diagnosis.variants_variance import fast_variance
 
 __all__ = ["FLOOR", "ModelEvidence", "ModelStep", "explain_model", "model_residual"]
 
 FLOOR = 1e-12  # measured: right hypotheses leave up to 8e-15, wrong ones 6e-11 or more
 OF_ONE_CALL = (
     *(gelu, norm_epsilon, label_smoothing, ignore_index, padding_idx, loss_terms, batch_norm_sync),
-    *(same_padding, flattened_axes, kernel_axes),
+    *(same_padding, flattened_axes, kernel_axes, fast_variance),
 )
 STALE = Edit(Change("stale_parameters", "gradients at the parameters of the step before", stale=True), frozenset())
 
@@ -46,12 +47,19 @@ def explain_model(evidence: ModelEvidence, floor: float = FLOOR, seconds: float 
     Returns:
         The ruling; nothing named and no runner-up where nothing differs.
     """
+    return search_model(evidence, floor, seconds)[0]
+
+
+def search_model(
+    evidence: ModelEvidence, floor: float = FLOOR, seconds: float = 30.0
+) -> tuple[Ruling, tuple[Item, ...]]:
+    """The same, and the faults that are named with their values, to be planted in further replays."""
     subject = LossAndGradients(evidence)
     for step in range(subject.steps):
         if residual_at(subject, (step, subject.ranks)) > floor:
             rank = worst_rank(subject, step)
             return explain(subject, subject.items(step, rank), (step, (rank,)), floor, seconds)
-    return Ruling((), None)
+    return Ruling((), None), ()
 
 
 def model_residual(evidence: ModelEvidence) -> float:
@@ -73,12 +81,13 @@ class LossAndGradients:
 
     def found(self, step: int, ranks: Sequence[int]) -> Stages:
         """What JAX did; a stage that is not seen is left out."""
-        taken, chosen = self._evidence.steps[step], list(ranks)
+        taken, chosen = self._evidence.steps[step], self._compared(ranks)
         stages = {"local_gradients": {name: value[chosen] for name, value in taken.local_gradients.items()}}
         return stages | ({"local_loss": {"loss": taken.local_loss[chosen]}} if taken.local_loss.size else {})
 
     def predicted(self, step: int, ranks: Sequence[int], items: Sequence[Any]) -> Stages:
         """What the reference does, with faults."""
+        ranks = self._compared(ranks)
         edits = [item for item in items if isinstance(item, Edit)]
         reading = next((item for item in items if isinstance(item, Reading)), self._reference)
         if step not in self._counts:
@@ -89,6 +98,11 @@ class LossAndGradients:
         counts = self._counts[step].copy()
         counts[list(run)] = counts_of(found)
         return combined(reading, found, run, ranks, counts)
+
+    def _compared(self, ranks: Sequence[int]) -> list[int]:
+        """Of these replicas those that can be compared; if there are none, all that can."""
+        of_all = self._evidence.compared or self.ranks
+        return [rank for rank in ranks if rank in of_all] or list(of_all)
 
     def items(self, step: int, rank: int) -> list[Item]:
         """All faults that apply to what the loss really calls, those of many calls first."""

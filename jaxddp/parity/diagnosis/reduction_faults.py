@@ -31,12 +31,16 @@ def edits(reference: Recipe, world_size: int, pieces: int, tied: Sequence[str]) 
 def _local_edits(reference: Recipe, world_size: int, pieces: int) -> Iterator[Edit]:
     """What becomes of a replica's micro-batches."""
 
-    if reference.loss_normalization == "global":
-        if pieces > 1:
-            says = "each micro-batch's loss is a mean over its own elements; the reference's, over all of the step"
-            yield Edit("normalization", "mean_per_micro_batch", says, _changed(loss_normalization="ddp"))
-        says = "each rank's loss is a mean over its own elements; the reference's, over all ranks'"
+    reference_has = "over all ranks'" if reference.loss_normalization == "global" else "over each micro-batch's"
+    if reference.loss_normalization != "ddp" and pieces > 1:
+        says = f"each micro-batch's loss is a mean over its own elements; the reference's, {reference_has}"
+        yield Edit("normalization", "mean_per_micro_batch", says, _changed(loss_normalization="ddp"))
+    if reference.loss_normalization != "ddp" or pieces > 1:
+        says = f"each rank's loss is a mean over its own elements; the reference's, {reference_has}"
         yield Edit("normalization", "mean_per_rank", says, _changed(loss_normalization="rank"))
+    if reference.loss_normalization != "global" and world_size > 1:
+        says = f"one mean over all ranks' elements; the reference's, {reference_has}"
+        yield Edit("normalization", "global_mean", says, _changed(loss_normalization="global"))
     if pieces > 1:
         says = f"gradients times {pieces}, the number of micro-batches"
         yield Edit("normalization", "accumulation_not_divided", says, _changed(loss_normalization="ddp", divide=False))

@@ -53,6 +53,7 @@ class ModelEvidence:
         steps: may be loaded as they are asked for.
         world_size: the number of replicas.
         loss_normalization: "ddp" or "global", see `torch_ref.step.accumulate_gradients`.
+        compared: the replicas that were given the same examples on both sides; None: all.
     """
 
     module: nn.Module
@@ -60,6 +61,7 @@ class ModelEvidence:
     steps: Sequence[ModelStep]
     world_size: int
     loss_normalization: str = "ddp"
+    compared: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)

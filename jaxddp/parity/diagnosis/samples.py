@@ -48,6 +48,16 @@ def differing_share(a: Of, b: Of) -> float:
     return _differing(a, b)
 
 
+def differing_shares(a: Of, b: Of) -> list[float]:
+    """The same of each replica."""
+    replicas = min(len(ids) for ids in (*a.values(), *b.values()))
+
+    def of_replica(of: Of, rank: int) -> Of:
+        return {name: ids[rank : rank + 1] for name, ids in of.items()}
+
+    return [_differing(of_replica(a, rank), of_replica(b, rank)) for rank in range(replicas)]
+
+
 def _tried(evidence: SampleEvidence, fault: str, says: str, expected: Expectation) -> Hypothesis | None:
     """The hypothesis that some entries of the batch are as expected, and the others as they should be.
 

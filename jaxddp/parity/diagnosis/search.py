@@ -52,9 +52,12 @@ def decide(hypotheses: Iterable[Hypothesis], floor: float) -> Ruling:
     Args:
         floor: the largest residual that is rounding.
 
-    >>> decide([Hypothesis(("nesterov",), "nesterov", 2e-15), Hypothesis(("dampening",), "", 1e-3)], 1e-12).named[0].says
+    >>> right, near = Hypothesis(("nesterov",), "nesterov", 5e-15), Hypothesis(("dampening",), "dampening", 5e-12)
+    >>> decide([right, near], floor=1e-12).named[0].says
     'nesterov'
-    >>> decide([Hypothesis(("nesterov",), "nesterov", 5e-13), Hypothesis(("dampening",), "", 5e-12)], 1e-12).named
+    >>> decide([right, near], floor=1e-11).named[1].says  # both explain it
+    'dampening'
+    >>> decide([Hypothesis(("nesterov",), "nesterov", 5e-13), near], floor=1e-12).named  # not far enough apart
     ()
     """
     ranked = sorted(hypotheses, key=lambda hypothesis: hypothesis.residual)

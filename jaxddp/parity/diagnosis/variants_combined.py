@@ -20,7 +20,7 @@ from jaxddp.parity.diagnosis.variants_fit import Stages
 OVER = {
     "micro_batch": ("mean_per_micro_batch", "a mean over each micro-batch's elements"),
     "rank": ("mean_per_rank", "a mean over each rank's elements"),
-    "global": ("mean_per_rank", "one mean over the elements of all ranks"),
+    "global": ("global_mean", "one mean over the elements of all ranks"),
 }
 
 

@@ -29,7 +29,7 @@ class Explanation:
     def hypothesis(self) -> Hypothesis:
         """As the rule for naming takes it."""
         faults = tuple(fault for item in self.items for fault in item.faults)
-        return Hypothesis(faults, " and ".join(item.says for item in self.items), self.residual)
+        return Hypothesis(faults, "; ".join(item.says for item in self.items), self.residual)
 
     @property
     def plausible(self) -> bool:
@@ -42,7 +42,9 @@ class Explanation:
         return sum(item.reference is not None for item in self.items)
 
 
-def explain(subject: Subject, items: Sequence[Item], probe: Probe, floor: float, seconds: float) -> Ruling:
+def explain(
+    subject: Subject, items: Sequence[Item], probe: Probe, floor: float, seconds: float
+) -> tuple[Ruling, tuple[Item, ...]]:
     """Find the faults that explain what JAX did, at the probe first and then at every step.
 
     Args:
@@ -50,6 +52,9 @@ def explain(subject: Subject, items: Sequence[Item], probe: Probe, floor: float,
         probe: a step and replicas that differ.
         floor: the largest residual that is rounding.
         seconds: after which no more is tried.
+
+    Returns:
+        The ruling, and the faults that it names with their values; none where it names several or nothing.
     """
     end = time.monotonic() + seconds
     probes = [probe]
@@ -63,7 +68,10 @@ def explain(subject: Subject, items: Sequence[Item], probe: Probe, floor: float,
         if against is None or _explained(explanations, floor):
             break
         probes.append(against)
-    return decide((explanation.hypothesis for explanation in _plainest(explanations, floor)), floor)
+    plainest = _plainest(explanations, floor)
+    ruling = decide((explanation.hypothesis for explanation in plainest), floor)
+    named = [explanation.items for explanation in plainest if explanation.hypothesis in ruling.named]
+    return ruling, named[0] if len(named) == 1 else ()
 
 
 def confirm(
@@ -154,7 +162,7 @@ class Search:
                 best = self._fit.reach(added)
                 explanation = _without_idle(Explanation(explanation.listed, best.items, self._fit.residual(best)))
             reached.append(explanation)
-        return sorted(reached, key=lambda explanation: explanation.residual)
+        return sorted((one for one in reached if one.items), key=lambda explanation: explanation.residual)
 
 
 def _without_idle(explanation: Explanation) -> Explanation:
