@@ -11,9 +11,10 @@ from jax import numpy as jnp
 from jaxddp.collectives import AXIS_NAME
 
 from .models_flax import auxiliary, token_losses, tokens_global_loss
+from .models_torch import IGNORED
 from .planted_edits import Edit, Planted, both, model, on, optimizer, step
 from .scenarios import Translation
-from .steps import Micro, Tree, added, mean_of, pmean, psum, scaled, torch_clip, total_of
+from .steps import Micro, Tree, added, mean_of, over_all_elements, pmean, psum, scaled, torch_clip, total_of
 
 BEFORE_REDUCTION = ("local_loss", "local_gradients")
 SAME_FACTOR = "makes N times the mean of the gradients as well"
@@ -58,6 +59,11 @@ def synchronised_after_first(micros: list[Micro]) -> tuple[jax.Array, Tree]:
     """Only the first micro-batch is averaged over the replicas."""
     rest = total_of(micros[1:])[1]
     return mean_of(micros)[0], scaled(added(pmean(micros[0].gradients), rest), 1 / len(micros))
+
+
+def labels_of(batch: Any) -> jax.Array:
+    """Labels of a micro-batch that count."""
+    return (batch["y"] != IGNORED).sum()
 
 
 def over_own_elements(micros: list[Micro]) -> tuple[jax.Array, Tree]:
@@ -246,7 +252,9 @@ PLANTED: dict[str, Planted] = {
         "local_loss",
     ),
     "global_mean": Planted(
-        step(count=local_count, combine=over_all_elements), on("tokens") + on("tokens", world_size=4), "local_loss"
+        step(count=labels_of, combine=over_all_elements),
+        on("tokens_weighted") + on("tokens_weighted", world_size=4),
+        "local_loss",
     ),
     "auxiliary_loss_scaled": Planted(loss_is(everything_scaled), on("tokens_sum"), "local_loss"),
     "clipped_before_mean": Planted(

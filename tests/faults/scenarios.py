@@ -61,6 +61,7 @@ SETTINGS: dict[str, Setting] = {
     "tokens": Setting("tokens", 3.2),
     "tokens_unused": Setting("tokens", 3.2, unused=True),
     "tokens_global": Setting("tokens_global", 3.2, accumulation_steps=3),
+    "tokens_weighted": Setting("tokens_global", 3.2, accumulation_steps=3),
     "tokens_sum": Setting("tokens_sum", 4.6, accumulation_steps=3),
 }
 
@@ -127,7 +128,7 @@ class Scenario:
     @property
     def loss_normalization(self) -> str:
         """What the reference's losses are means over."""
-        return "global" if self.setting.family == "tokens_global" else "ddp"
+        return "global" if self.name == "tokens_global" else "ddp"
 
     def port(self) -> Port:
         """The correct port."""

@@ -1,0 +1,137 @@
+"""What a run has shown goes into files and comes back bit by bit, a stage at a time."""
+
+import gc
+import tempfile
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from jaxddp.parity.records import Lazy, Record, Records, RecordWriter, Scratch
+
+DTYPES = st.sampled_from(["float64", "float32", "int64", "int32", "uint64", "bool"])
+TENSORS = arrays.arrays(DTYPES, arrays.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3))
+NAMES = st.text("ab.|:_ é", min_size=1, max_size=6)
+STAGES = st.text("ab_", min_size=1, max_size=4)  # one may be how another begins
+RECORDS = st.dictionaries(STAGES, st.dictionaries(NAMES, TENSORS, max_size=3), max_size=4)
+
+
+def written(folder: Path, *records: Record, **notes: object) -> Path:
+    writer = RecordWriter(folder)
+    for record in records:
+        writer.write(record, **notes)
+    return folder
+
+
+def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
+    return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(RECORDS)
+def test_a_record_comes_back_bit_by_bit(record: Record) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        found = Records([written(Path(folder), record, step=1)])[0]
+        assert found.notes == {"step": 1}
+        assert list(found) == list(record) and len(found) == len(record)
+        for stage, tensors in record.items():
+            assert found[stage].keys() == tensors.keys()
+            assert all(same_bits(found[stage][name], value) for name, value in tensors.items())
+
+
+def test_arrays_that_lie_otherwise_in_memory_come_back_too(tmp_path: Path) -> None:
+    x = np.arange(24.0).reshape(2, 3, 4)
+    views = {"turned": x.T, "every second": x[:, ::2], "of one number": np.broadcast_to(np.float64(2), (3, 2))}
+    found = Records([written(tmp_path, {"params": views})])[0]["params"]
+    assert all(np.array_equal(found[name], value) for name, value in views.items())
+
+
+def test_a_stage_that_is_not_there_is_a_key_error(tmp_path: Path) -> None:
+    found = Records([written(tmp_path, {"local_loss": {"loss": np.ones(1)}, "spread": {}})])[0]
+    assert found["spread"] == {} and "loss" not in found and found.get("local") is None
+    with pytest.raises(KeyError, match="local"):
+        found["local"]
+
+
+def test_stages_of_each_rank_are_stacked_and_others_are_rank_0s(tmp_path: Path) -> None:
+    for rank in range(3):
+        record = {"local_loss": {"loss": np.float64(rank)}, "params": {"w": np.full(2, rank)}}
+        written(tmp_path / str(rank), record, rank=rank)
+    found = Records([tmp_path / str(rank) for rank in range(3)], stacked=("local_loss",))[0]
+    assert found["local_loss"]["loss"].tolist() == [0.0, 1.0, 2.0]
+    assert found["params"]["w"].tolist() == [0, 0]
+    assert found.notes == {"rank": 0}
+
+
+def test_only_steps_that_all_ranks_have_written_whole_count(tmp_path: Path) -> None:
+    ranks = [tmp_path / "0", tmp_path / "1"]
+    records, writer = Records(ranks), RecordWriter(ranks[0])
+    written(ranks[1], *[{"params": {"w": np.ones(1)}}] * 3)
+    assert len(records) == 0
+    writer.write({"params": {"w": np.zeros(1)}})
+    assert len(records) == 1
+    (ranks[0] / "000001.part").write_bytes(b"half a reco")
+    assert len(records) == 1 and list(records)[0]["params"]["w"] == 0
+    with pytest.raises(IndexError):
+        records[1]
+
+
+def test_a_long_run_is_never_held_whole(tmp_path: Path) -> None:
+    size, steps = 100_000, 20  # 0.8 MB a record, 16 MB in all
+    tracemalloc.start()
+    try:
+        writer = RecordWriter(tmp_path)
+        for step in range(steps):
+            writer.write({"params": {"w": np.full(size, float(step))}, "other": {"w": np.zeros(size)}})
+        records = Records([tmp_path])
+        sums = [float(record["params"]["w"].sum()) for record in records]
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert sums == [float(step * size) for step in range(steps)]
+    assert most < 6 * 8 * size  # measured: 3 arrays at once
+
+
+def test_what_is_damaged_is_not_taken_for_a_record(tmp_path: Path) -> None:
+    (written(tmp_path, {"params": {"w": np.ones(4)}}) / "000000.safetensors").write_bytes(b"not a record")
+    with pytest.raises(Exception, match="(?i)header"):
+        Records([tmp_path])[0]
+
+
+def test_items_are_made_anew_whenever_they_are_asked_for() -> None:
+    made: list[int] = []
+
+    def make(index: int) -> int:
+        made.append(index)
+        return index * 10
+
+    lazy = Lazy(lambda: 4, make)
+    assert not made
+    assert (lazy[-1], lazy[1], lazy[1:3], lazy[::-2]) == (30, 10, [10, 20], [30, 10])
+    assert made == [3, 1, 1, 2, 3, 1]
+    for beyond in (4, -5):
+        with pytest.raises(IndexError):
+            lazy[beyond]
+
+
+def test_a_scratch_folder_lives_as_long_as_what_was_read_from_it() -> None:
+    scratch = Scratch()
+    path = scratch.path
+    records = Records([written(path / "rank0", {"params": {"w": np.ones(1)}})], owner=scratch)
+    del scratch
+    gc.collect()
+    assert records[0]["params"]["w"] == 1
+    del records
+    gc.collect()
+    assert not path.exists()
+
+
+def test_notes_that_json_cannot_hold_are_refused_and_leave_no_file(tmp_path: Path) -> None:
+    writer = RecordWriter(tmp_path)
+    with pytest.raises(TypeError, match="JSON serializable"):
+        writer.write({"params": {"w": np.ones(1)}}, groups=object())
+    assert not list(tmp_path.iterdir())
