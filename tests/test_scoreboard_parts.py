@@ -38,7 +38,11 @@ from pathlib import Path
 import package
 
 def test_mean(): assert package.mean([1, 2, 6]) == 3
-def test_here(): assert Path(package.__file__).parents[1] == Path.cwd() != Path({root!r})
+def test_here():
+    code = "import package; print(package.__file__)"
+    of_child = subprocess.run([sys.executable, "-c", code], cwd="/", capture_output=True, text=True).stdout.strip()
+    assert {{Path(file).parents[1] for file in (package.__file__, of_child)}} == {{Path.cwd()}} != {{Path({root!r})}}
+    assert sys.dont_write_bytecode
 def test_broken(): assert False
 def test_slow():
     child = "import os, time\nwhile True: open(os.environ['ALIVE'], 'a').write('.'); time.sleep(0.05)"
@@ -66,6 +70,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     subprocess.run(["git", "-C", str(root), "add", "package", "gone.py"], check=True)
     (root / "gone.py").unlink()
     monkeypatch.setenv("PYTHONPATH", str(root))
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
     return root
 
 
@@ -91,6 +96,12 @@ def test_what_becomes_of_a_mutant(tests: list[str], killed: bool, by: str, repos
     assert outcome.by.startswith(by)
     assert outcome.seconds > 0
     assert (repository / "package/__init__.py").read_text() == before
+
+
+def test_a_mutant_that_cannot_be_imported_proves_nothing(repository: Path) -> None:
+    (outcome,) = run_mutants(repository, [mutant("tests", old="def mean", new="1 / 0\ndef mean")])
+    assert not outcome.killed
+    assert outcome.by.startswith("pytest ends with code 2: ")
 
 
 def test_tests_that_do_not_end_are_ended_with_all_that_they_started(
@@ -143,10 +154,10 @@ def test_a_package_that_is_imported_from_elsewhere_is_refused(repository: Path) 
 GRADIENT, WEIGHT = np.array([3.0, -4.0, 2.0]), np.array([1.0, 2.0, -1e-3])
 
 
-def record(loss: float = 2.0, local: Any = 1.0, gradient: Any = 1.0, weight: Any = 0.0) -> Record:
+def record(loss: Any = 2.0, local: Any = 1.0, gradient: Any = 1.0, weight: Any = 0.0) -> Record:
     """A step in which losses are `loss`, gradients so many times right, and weights so much too large."""
     return {
-        "local_loss": {"loss": np.array([loss, loss])},
+        "local_loss": {"loss": np.ones(2) * loss},
         "local_gradients": {"w": np.stack([GRADIENT, -GRADIENT]) * local},
         "gradients": {"w": GRADIENT * gradient},
         "params": {"w": WEIGHT + weight},
@@ -175,6 +186,7 @@ THRESHOLDS: dict[str, tuple[str, int, Callable[[float], tuple[dict, dict]], floa
     "the mean weight": ("means", 3, lambda x: ({}, {"weight": x * WEIGHT.mean()}), 1e-7),
     "the mean loss, absolutely": ("means_1e4", 3, lambda x: ({}, {"loss": 2 + x}), 1e-4 + 2e-7),
     "the first loss": ("forward_1e5", 1, lambda x: ({"loss": 2 - x}, {}), 1e-5),
+    "the first loss beside a NaN": ("forward_1e5", 1, lambda x: ({"loss": [np.nan, 2 - x]}, {}), 1e-5),
     "local gradients": ("ten_percent", 3, lambda x: ({}, {"local": 1 - x}), 0.1),
     "gradients": ("ten_percent", 3, lambda x: ({}, {"gradient": 1 - x}), 0.1),
     "weights": ("ten_percent", 3, lambda x: ({}, {"weight": -x * WEIGHT}), 0.1),

@@ -103,13 +103,13 @@ def answers(children: Sequence[Child], timeout: float) -> list[Any]:
                 kind, answer = child.connection.recv()
             except (EOFError, ConnectionError):
                 raise ChildError(child.name, child.where, child.died()) from None
-            deadline = time.monotonic() + timeout
+            if kind == "failed":
+                failed[child.name] = ChildError(child.name, child.where, *answer)
+            # Once one has failed the others may fail too, or wait for it in vain.
+            deadline = min(deadline, time.monotonic() + 2.0) if failed else time.monotonic() + timeout
             if kind == "at":
                 child.where = answer
                 continue
-            if kind == "failed":
-                failed[child.name] = ChildError(child.name, child.where, *answer)
-                deadline = time.monotonic() + 2.0  # the others may fail too, or wait for this one in vain
             found[child.name] = answer
             del waiting[ready]  # type: ignore[arg-type]
         if time.monotonic() > deadline:

@@ -33,7 +33,8 @@ def fingerprints(micro_batches: Sequence[Mapping[str, np.ndarray]]) -> dict[str,
 
 def _hashed(array: np.ndarray) -> np.ndarray:
     """A hash of each row's values; of the sorted ones where a row may be laid out otherwise."""
-    rows = array.reshape(len(array), -1).astype(np.float32) + np.float32(0)  # -0.0 is 0.0
+    with np.errstate(over="ignore"):  # a mask of float64's lowest number is infinite in float32
+        rows = array.reshape(len(array), -1).astype(np.float32) + np.float32(0)  # -0.0 is 0.0
     if array.ndim > 2:
         rows = np.sort(rows, axis=1)
     bits = rows.view(np.uint32).astype(np.uint64)

@@ -8,7 +8,8 @@ from jaxddp.parity.scoreboard.score import Score
 
 METHODS = {
     "rtol_1": "rtol = 1 on scalars, last of 10 steps",
-    "means": "means of tensors",
+    "means": "means of tensors, rtol 1e-7",
+    "means_1e4": "means, atol 1e-4",
     "forward_1e5": "forward pass to 1e-5",
     "ten_percent": "10 % per tensor",
     "allclose": "allclose on the parameters",

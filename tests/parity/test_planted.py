@@ -1,0 +1,75 @@
+"""Planted faults through the whole check: each found, named or left without a name; right ports equal.
+
+One port of each fault; `python -m jaxddp.parity.scoreboard` takes all of them.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from faults.planted import PAIRS, PLANTED, PlantedPort, fault_of
+from faults.scenarios import SETTINGS, Scenario
+from faults.uncatalogued import UNCATALOGUED
+
+from jaxddp.parity.diagnosis.catalogue import FAULTS
+from jaxddp.parity.scoreboard.score import Question, Score, score
+from jaxddp.parity.workers import Workers
+
+ONE_OF_EACH = {fault_of(label): label for label in reversed(PLANTED)}  # the first label of each fault
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Workers]:
+    with Workers(4, "cpu") as workers:
+        yield workers
+
+
+def asked(workers: Workers, scenario: Scenario, *labels: str) -> Score:
+    accepted = tuple(frozenset({fault_of(label), *PLANTED[label].also}) for label in labels if label in PLANTED)
+    port = PlantedPort(scenario, labels)
+    numbers = scenario.world_size, scenario.steps
+    return score(Question(port, "", scenario.name, scenario.optimizer, *numbers, accepted), workers, count_steps=False)
+
+
+def test_every_fault_of_the_catalogue_is_planted() -> None:
+    assert ONE_OF_EACH.keys() == FAULTS.keys()
+    assert {name for planted in PLANTED.values() for name in planted.also} <= FAULTS.keys()
+    assert not UNCATALOGUED.keys() & (FAULTS.keys() | PLANTED.keys())
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_right_port_is_equal(name: str, workers: Workers) -> None:
+    found = asked(workers, Scenario(name, "adamw"))
+    assert found.verdict == "equal", found
+
+
+@pytest.mark.parametrize("label", ONE_OF_EACH.values())
+def test_a_planted_fault_is_found_and_named(label: str, workers: Workers) -> None:
+    found = asked(workers, PLANTED[label].scenarios[0], label)
+    assert found.found and found.named, found
+    stages = {stage for stage, *_ in found.where}
+    # A step shows what it makes of a loss; the check judges the loss by itself, and then the step.
+    assert stages == {PLANTED[label].stage} or (label.startswith(OWN_STEP) and stages == {"local_gradients"}), found
+
+
+# Planted in a step of the port's own, whose loss is right.
+OWN_STEP = ("stale_parameters", "mean_per_rank", "mean_per_micro_batch", "global_mean")
+
+
+@pytest.mark.parametrize(
+    ("scenario", "one", "other"), PAIRS[::5], ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_two_faults_are_both_named(scenario: Scenario, one: str, other: str, workers: Workers) -> None:
+    found = asked(workers, scenario, one, other)
+    assert found.found and found.named, found
+
+
+@pytest.mark.parametrize("label", UNCATALOGUED)
+def test_a_fault_without_a_name_is_found_and_located(label: str, workers: Workers) -> None:
+    planted: Any = UNCATALOGUED[label]
+    found = asked(workers, planted.scenarios[0], label)
+    assert found.found and not any(found.said), found
+    stage, step, tensor, layer = found.where[0]
+    assert (stage, step) == (planted.stage, planted.step), found
+    assert tensor.startswith(planted.tensor), found
+    assert not planted.layer or layer == planted.layer, found
