@@ -1,4 +1,4 @@
-"""A training loop and its first translation. `python -m jaxddp.parity examples/ports/first_draft.py` has two remarks."""
+"""A training loop and a first draft of its translation. `python -m jaxddp.parity` has two remarks on it."""
 
 import numpy as np
 import optax
