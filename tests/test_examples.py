@@ -19,9 +19,20 @@ def test_a_model_of_ones_own_learns_the_sine():
     assert load("own_model").main() < 0.005  # [0.0017; the mean of the sine's square is 0.5]
 
 
+def shown_below(heading: str) -> str:
+    """The first program of a section of the README."""
+    section = (ROOT / "README.md").read_text().partition(heading)[2]
+    return section.partition("```python\n")[2].partition("```")[0]
+
+
+def test_the_readme_shows_the_first_draft_of_a_port():
+    shown = shown_below("## Check your own port")
+    assert (ROOT / "examples" / "ports" / "first_draft.py").read_text().endswith(shown) and "optax.adamw" in shown
+
+
 def test_the_readme_shows_that_program(capsys):
     program = (ROOT / "examples" / "own_model.py").read_text()
-    shown = (ROOT / "README.md").read_text().partition("```python\n")[2].partition("```")[0]
+    shown = shown_below("## As a library")
     assert program.endswith(shown) and "ddp.steps" in shown
     exec(compile(shown, "README.md", "exec"), {"__name__": "__main__"})
     assert "mean squared error 0.00" in capsys.readouterr().out

@@ -153,11 +153,11 @@ def test_replicas_with_other_examples_are_not_asked_for_the_same_gradients() -> 
 
     def also(record: Shown, step: int) -> None:
         change(record, step)
-        record["local_loss"]["loss"][0] += 1e-3
+        record["local_loss"]["loss"][0] += 1e-3 if step == 1 else 0
 
     assert ruled(also).first.keys() == {"samples", "local_loss"}
     in_total = Facts(clip_grad_norm=CLIP, loss_normalization="global")  # each divides by what the others have
-    assert "local_loss" not in {stage for stage, at in ruled(also, in_total).first.items() if at.step == 2}
+    assert ruled(also, in_total).first.keys() == {"samples"}
 
 
 def test_replicas_that_differ_are_found_at_the_stage_that_parts_them() -> None:

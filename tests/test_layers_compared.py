@@ -139,26 +139,26 @@ class Scaled(nnx.Linear):
 class FlaxBlock(nnx.Module):
     def __init__(self) -> None:
         self.fc = Scaled(3, 3, rngs=nnx.Rngs(0))
-        self.norm = nnx.LayerNorm(3, rngs=nnx.Rngs(0))
+        self.head = nnx.Linear(3, 3, rngs=nnx.Rngs(0))  # of the class that fc's is made from
 
     def __call__(self, x: jax.Array) -> tuple[jax.Array, int]:
-        return self.norm(self.fc(self.fc(x))), 7
+        return self.head(self.fc(self.fc(x))), 7
 
 
 def test_nnx_modules_are_heard_once_a_call_and_are_themselves_again_after(tmp_path: Path) -> None:
     model, calls = FlaxBlock(), Calls()
-    before = (Scaled.__call__, nnx.LayerNorm.__call__)
+    before = (Scaled.__call__, nnx.Linear.__call__)
     functional = Functional(model)
     with ExitStack() as stack:
         bound: Any = _listening_nnx(model, functional.params, functional.buffers, calls, stack)
         made, _ = bound(jax.numpy.ones((2, 3)))
         model(jax.numpy.ones((2, 3)))  # another model of the same classes is not listened to
-    assert (Scaled.__call__, nnx.LayerNorm.__call__) == before
+    assert (Scaled.__call__, nnx.Linear.__call__) == before
     calls.write(tmp_path)
     record = Records([tmp_path])[0]
-    assert record.notes["order"] == ["fc", "fc (2)", "norm", ""]
+    assert record.notes["order"] == ["fc", "fc (2)", "head", ""]
     assert np.array_equal(record["outputs"][""], made)
-    assert np.array_equal(record["inputs"]["norm"], record["outputs"]["fc (2)"])
+    assert np.array_equal(record["inputs"]["head"], record["outputs"]["fc (2)"])
 
 
 def test_a_layer_inside_compiled_code_is_passed_over(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def test_stages_that_a_side_does_not_show_are_left_out(tmp_path: Path) -> None:
     [
         (1e-11, EPSILON, True),  # in float32 the same sums part as float32 does
         (1e-11, 1e-11, False),  # no larger in float32: another meaning
-        (1e-3, 1.0, False),  # rounding in float64 is never so large
+        (1e-8, 1e-3, False),  # rounding in float64 is never so large
     ],
 )
 def test_rounding_grows_in_float32_and_meaning_does_not(

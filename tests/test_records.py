@@ -81,6 +81,17 @@ def test_only_steps_that_all_ranks_have_written_whole_count(tmp_path: Path) -> N
         records[1]
 
 
+def test_a_record_that_is_being_written_is_none_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def save_half(tensors: object, path: Path, metadata: object) -> None:
+        path.write_bytes(b"half a reco")
+        raise OSError("no space left")
+
+    monkeypatch.setattr("jaxddp.parity.records.save_file", save_half)
+    with pytest.raises(OSError, match="no space left"):
+        written(tmp_path, {"params": {"w": np.ones(1)}})
+    assert list(tmp_path.iterdir()) and len(Records([tmp_path])) == 0
+
+
 def test_a_long_run_is_never_held_whole(tmp_path: Path) -> None:
     size, steps = 100_000, 20  # 0.8 MB a record, 16 MB in all
     tracemalloc.start()

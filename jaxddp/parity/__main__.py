@@ -67,6 +67,8 @@ class Options:
         for path in (self.json, self.report):
             if path is not None and not path.absolute().parent.is_dir():
                 raise InputError(f"{path}: there is no folder {path.parent}")
+            if path is not None and path.is_dir():
+                raise InputError(f"{path}: must be a file, and is a folder")
 
 
 def main(options: Options) -> int:

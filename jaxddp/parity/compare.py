@@ -101,10 +101,13 @@ def compare(a: Trajectory, b: Trajectory, tolerance: float, stages: tuple[str, .
 
 
 def residuals(a: Tensors, b: Tensors, start: Tensors | None = None) -> dict[str, float]:
-    """Each tensor's ||a - b|| / ||all b - start||; infinite where a NaN or an integer differs."""
+    """Each tensor's ||a - b|| / ||all b - start||; infinite where a NaN or an integer differs.
+
+    What a alone has is passed over: flax may have several arrays that in torch are one tied tensor.
+    """
     b = {name: value for name, value in b.items() if name in a or not name.endswith(COUNTER)}
-    if a.keys() != b.keys():
-        raise ValueError(f"different tensors: {sorted(a.keys() ^ b.keys())}")
+    if missing := b.keys() - a.keys():
+        raise ValueError(f"missing tensors: {sorted(missing)}")
     scale = math.hypot(*(_norm(b[name] - start[name] if start else b[name]) for name in b if _real(b[name])))
     return {name: _difference(a[name], b[name], scale) for name in b}
 

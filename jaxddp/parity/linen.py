@@ -86,7 +86,7 @@ class LinenFunctional:
 
         def function(params: Params, buffers: Buffers, batch: Batch) -> tuple[Sums, Buffers]:
             bound = Bound(self._module, self.variables(params, buffers))
-            sums = summed(loss_fn(bound, batch), batch.get("valid"))
+            sums = summed(loss_fn(bound, batch))
             assert bound.variables is not None
             left = {c: traverse_util.flatten_dict(bound.variables[c], sep=".") for c in set(self._collection.values())}
             return sums, {name: left[collection][name] for name, collection in self._collection.items()}

@@ -1,25 +1,11 @@
 """The cases of the parity tests, and what was measured on them."""
 
-from jaxddp.config import TrainConfig
-from jaxddp.parity.case import Case
+from functools import partial
 
-MODELS = ("linear", "mlp", "char_mlp", "convnet")
-SIZES = {"linear": None, "mlp": (8, 6), "char_mlp": (16,), "convnet": (3, 4)}
+from jaxddp.config import MODELS
+from jaxddp.parity.builtin import make_case as make_builtin_case
 
-
-def make_case(model: str, optimizer: str = "sgd", world_size: int = 2, steps: int = 20, **options) -> Case:
-    """A small case; a momentum, a decay or a rate that is not the default makes a mistake in it show."""
-    ignored_labels = options.pop("ignored_labels", 0.0)
-    defaults = {
-        "dataset": "names" if model == "char_mlp" else "digits",
-        "hidden_sizes": SIZES[model],
-        "global_batch_size": 32,
-        "dtype": "float64",
-        "lr": 0.05 if optimizer in ("sgd", "adagrad") else 0.003,
-        "weight_decay": 0.02,
-    }
-    config = TrainConfig(model=model, optimizer=optimizer, **(defaults | options))
-    return Case(config, world_size, steps, ignored_labels)
+make_case = partial(make_builtin_case, steps=20)
 
 
 # (model, optimizer) -> the worst residual of any stage, step and world size; filled by test_matrix.

@@ -27,7 +27,8 @@ BATCH_NORM = [
 ]
 ADAMW = own_optimizers("AdamW(parameters, lr=0.01)", "optax.adamw(0.01, weight_decay=0.01)")
 SHOWN_ADAMW = own_optimizers(
-    "AdamW(parameters, lr=0.01)", "optax.inject_hyperparams(optax.adamw)(0.01, weight_decay=0.01)"
+    "AdamW(parameters, lr=0.01, eps=1e-12)",
+    "optax.inject_hyperparams(optax.adamw)(0.01, eps=1e-12, weight_decay=0.01)",
 )
 WRONG_DECAY = own_optimizers("AdamW(parameters, lr=0.01)", "optax.adamw(0.01, weight_decay=1e-4)")
 SMALL_STEPS = own_optimizers("SGD(parameters, lr=1e-6)", "optax.sgd(1e-6)")
@@ -138,9 +139,12 @@ def test_a_right_port_is_equal_at_every_stage(checked: Checked) -> None:
         assert max(result.residuals) <= result.allowed, stage  # measured: up to 5e-15 where 1e-12 is allowed
     assert report.stages["update"].tensors["bn.weight"][0] == (5,)
     assert report.numerics.keys() == {"local_loss", "local_gradients", "gradients", "update", "buffers"}
-    assert all(result.torch > 0 < result.jax for result in report.numerics.values())
-    assert report.free_running.keys() == {"params"}  # fc1's bias is rounding, and moves the buffers
-    assert max(report.free_running["params"].residuals) < 1e-12  # measured: 2e-15
+    for result in report.numerics.values():
+        assert 0 < result.jax <= result.allowed * result.torch  # measured: 0.9 to 1.8 times, and 5 in other ports
+    # With so small an eps Adam makes long steps of the rounding that is all the gradient of fc1's bias: it is left
+    # out, which goes 1e-5 its own way, and so are the buffers, which it moves.
+    assert report.free_running.keys() == {"params"}
+    assert max(report.free_running["params"].residuals) < 1e-12  # measured: 8e-16
     for torch, jax in report.losses:
         assert torch == pytest.approx(jax, rel=1e-10)
     assert len(report.losses) == STEPS and report.seconds > 0 and report.environment["torch"]
@@ -198,14 +202,6 @@ def test_a_sum_that_shows_in_the_update_alone_is_found_there(checked: Checked) -
     assert report.verdict == "different"
     assert {(found.stage, found.step) for found in report.differences} == {("update", 1)}
     assert report.unseen == ("gradients", "clipped_gradients")
-
-
-def test_a_parameter_that_rounding_alone_moves_makes_no_difference(checked: Checked) -> None:
-    """The bias before batch normalisation: with so small an eps Adam makes long steps of its rounding."""
-    optimizers = own_optimizers("Adam(parameters, lr=0.01, eps=1e-12)", "optax.adam(0.01, eps=1e-12)")
-    report = checked(*BATCH_NORM, optimizers)
-    assert report.verdict == "equal", report
-    assert max(report.free_running["params"].residuals) < 1e-12  # measured: 8e-16, and 1e-5 of that bias
 
 
 def test_the_layer_where_the_forward_pass_parts_is_shown(checked: Checked) -> None:

@@ -64,7 +64,8 @@ def _tried(evidence: SampleEvidence, fault: str, says: str, expected: Expectatio
     A port may draw its masks by the step while its examples come by a sampler, so each entry is looked at by itself.
     """
     if any(a.keys() != b.keys() for a, b in zip(evidence.torch, evidence.jax, strict=True)):
-        return Hypothesis((fault,), says, _share(evidence, None, expected))  # an example is all of its entries
+        # An example is all of its entries then, and no fault of one of them can be told.
+        return None if fault in ONE_ENTRY else Hypothesis((fault,), says, _share(evidence, None, expected))
     stay = {entry: _share(evidence, entry, evidence.torch.__getitem__) for entry in evidence.torch[0]}
     moved = [entry for entry, share in stay.items() if share > 0]
     if (fault in ONE_ENTRY and len(moved) != 1) or (fault == "same_shard" and len(moved) == 1 < len(stay)):

@@ -162,8 +162,9 @@ class Edit:
         """The fault, its value, where it is, and what the reference has."""
         change = self.change
         value = "" if self.value is None else f" {self.value:.10g}"
+        where = f"layer {self.where}" if self.where.isdigit() else self.where  # of an nn.Sequential
         has = "" if change.reference is None else f", the reference has {change.reference:.10g}"
-        return f"{change.what}{value}{f' in {self.where}' if self.where else ''}{has}"
+        return f"{change.what}{value}{f' in {where}' if where else ''}{has}"
 
     @property
     def reference(self) -> float | None:

@@ -90,6 +90,8 @@ def readings(loss_normalization: str, world_size: int, micro_batches: int) -> It
     """
     reference = "global" if loss_normalization == "global" else "micro_batch"
     for over, (fault, what) in OVER.items():
+        if over == "micro_batch" and micro_batches == 1 and reference == "global":
+            continue  # a rank's only micro-batch is all that it has
         faults, says = ((), "") if over == reference else ((fault,), f"{what}, the reference has {OVER[reference][1]}")
         if faults:
             yield Reading(faults, says, over)

@@ -56,7 +56,7 @@ def to_text(report: Report) -> str:
     >>> print(to_text(Report("port.py", 2, 10, "float64")))
     port.py  ·  2 replicas x 10 steps  ·  float64
     <BLANKLINE>
-    equal: Nothing was compared.
+    incomplete: Nothing was compared.
     """
     title = [report.port, f"{count(report.world_size, 'replica')} x {count(report.steps, 'step')}", report.dtype]
     lines = ["  ·  ".join(title), ""]

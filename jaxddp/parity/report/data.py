@@ -31,7 +31,7 @@ def from_json(text: str) -> Report:
         InputError: the text is no report, or one of another version.
 
     >>> from_json(to_json(Report("port.py", 2, 10, "float64"))).verdict
-    'equal'
+    'incomplete'
     """
     try:
         found = json.loads(text)

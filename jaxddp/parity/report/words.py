@@ -123,7 +123,7 @@ def verdict_word(report: Report) -> str:
     """The verdict in a word or three: the two kinds of difference are told apart.
 
     >>> verdict_word(Report("port.py", 2, 10, "float64"))
-    'equal'
+    'incomplete'
     """
     if report.verdict == "different" and is_numeric(report):
         return "different in rounding"

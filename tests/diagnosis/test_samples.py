@@ -1,0 +1,163 @@
+"""What a replica was given, from samplers written down here: each mistake is named, and others are not."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from jaxddp.parity.diagnosis.samples import (
+    Of,
+    SampleEvidence,
+    differing_share,
+    differing_shares,
+    explain_samples,
+    same,
+)
+
+RANKS, BATCH, SIZE = 2, 3, 20
+STEPS = 10
+EPOCH = 4  # steps: 20 examples are 10 for each replica, whose last batch is filled up with two of its first
+
+
+def epoch_of(rank: int, epoch: int, drop_last: bool = False) -> np.ndarray:
+    """A replica's examples in one epoch."""
+    order = np.random.default_rng(epoch).permutation(SIZE)[rank::RANKS]
+    if drop_last:
+        return order[: len(order) // BATCH * BATCH]
+    return np.concatenate([order, order[: -len(order) % BATCH]])
+
+
+def stream(rank: int, drop_last: bool = False) -> np.ndarray:
+    return np.concatenate([epoch_of(rank, epoch, drop_last) for epoch in range(STEPS)])
+
+
+def examples(step: int, drop_last: bool = False) -> np.ndarray:
+    return np.stack([stream(rank, drop_last)[step * BATCH :][:BATCH] for rank in range(RANKS)])
+
+
+def hashed(of: np.ndarray, salt: int) -> np.ndarray:
+    return (of.astype("uint64") * np.uint64(2654435761) + np.uint64(salt)) ** np.uint64(3)
+
+
+def batch(of: np.ndarray, masks: np.ndarray) -> Of:
+    return {"x": hashed(of, 7), "y": hashed(of % 5, 11), "mask": hashed(masks, 13)}
+
+
+def masks(step: int) -> np.ndarray:
+    return 1000 + step * 100 + np.arange(RANKS * BATCH).reshape(RANKS, BATCH)
+
+
+def right(step: int) -> Of:
+    return batch(examples(step), masks(step))
+
+
+Faulty = Callable[[int], Of]
+
+
+def names(faulty: Faulty, epoch: int | None = EPOCH, restored_at: int | None = None) -> set[tuple[str, ...]]:
+    torch, jax = ([of(step) for step in range(STEPS)] for of in (right, faulty))
+    ruling = explain_samples(SampleEvidence(torch, jax, epoch, restored_at))
+    assert all(hypothesis.residual == 0 for hypothesis in ruling.named)
+    return {hypothesis.faults for hypothesis in ruling.named}
+
+
+def first_order_again(step: int) -> Of:
+    return batch(examples(step % EPOCH), masks(step))
+
+
+def end_dropped(step: int) -> Of:
+    return batch(examples(step, drop_last=True), masks(step))
+
+
+def rank_zeros(step: int) -> Of:
+    return batch(np.repeat(examples(step)[:1], RANKS, axis=0), masks(step))
+
+
+def masks_of_rank_zero(step: int) -> Of:
+    return batch(examples(step), np.repeat(masks(step)[:1], RANKS, axis=0))
+
+
+def masks_written_again(step: int) -> Of:
+    return batch(examples(step), masks(step + 1))
+
+
+def resumed_at(at: int) -> Faulty:
+    beginning = at - at % EPOCH
+    return lambda step: batch(examples(step if step < at else step - at + beginning), masks(step))
+
+
+def shuffled(step: int) -> Of:
+    return batch(np.random.default_rng((9, step)).permuted(examples(step), axis=1), masks(step))
+
+
+@pytest.mark.parametrize(
+    ("faulty", "name"),
+    [
+        (first_order_again, "set_epoch_missing"),
+        (end_dropped, "padding_or_dropping"),
+        (rank_zeros, "same_shard"),
+        (masks_of_rank_zero, "same_dropout_mask"),
+        (masks_written_again, "aliased_buffers"),
+        (resumed_at(2), "sampler_offset_lost"),
+        (resumed_at(7), "sampler_offset_lost"),
+    ],
+)
+def test_a_mistake_is_named_and_no_other(faulty: Faulty, name: str) -> None:
+    assert names(faulty) == {(name,)}
+
+
+@pytest.mark.parametrize("at", [2, 7])
+def test_a_restore_that_is_known_of_is_named_with_its_step(at: int) -> None:
+    assert names(resumed_at(at), restored_at=at) == {("sampler_offset_lost",)}
+    ruling = explain_samples(
+        SampleEvidence(*([of(step) for step in range(STEPS)] for of in (right, resumed_at(at))), EPOCH, at)
+    )
+    assert f"from step {at + 1} on" in ruling.named[0].says
+
+
+def test_the_other_way_round_the_end_is_filled_up() -> None:
+    torch, jax = ([of(step) for step in range(STEPS)] for of in (end_dropped, right))
+    ruling = explain_samples(SampleEvidence(torch, jax, steps_per_epoch=EPOCH - 1))
+    assert {hypothesis.faults for hypothesis in ruling.named} == {("padding_or_dropping",)}
+
+
+def test_without_the_length_of_an_epoch_only_what_needs_none_is_named() -> None:
+    assert not names(first_order_again, epoch=None) & {("set_epoch_missing",)}
+    assert names(rank_zeros, epoch=None) == {("same_shard",)}
+    assert names(masks_of_rank_zero, epoch=None) == {("same_dropout_mask",)}
+
+
+def test_another_order_has_no_name() -> None:
+    assert names(shuffled) == set()
+
+
+def test_a_mistake_that_is_not_at_every_step_is_not_named() -> None:
+    assert names(lambda step: rank_zeros(step) if step != 5 else right(step)) == set()
+
+
+def test_entries_under_other_names_are_known_all_the_same() -> None:
+    """Two loaders may name the arrays of a batch otherwise."""
+
+    def renamed(of: Faulty) -> Faulty:
+        return lambda step: {"image": of(step)["x"], "label": of(step)["y"], "keep": of(step)["mask"]}
+
+    for step in range(STEPS):
+        assert same(right(step), renamed(right)(step))
+        assert not same(right(step), renamed(shuffled)(step))
+    everything = lambda step: {name: np.repeat(ids[:1], RANKS, axis=0) for name, ids in right(step).items()}  # noqa: E731
+    assert names(renamed(everything)) == {("same_shard",)}
+
+
+def test_the_share_that_differs_is_told_of_all_and_of_each_replica() -> None:
+    a, b = right(0), right(0)
+    assert same(a, b) and differing_share(a, b) == 0 and differing_shares(a, b) == [0, 0]
+    b = {**b, "x": b["x"].copy()}
+    b["x"][1, 2] += np.uint64(1)
+    assert not same(a, b)
+    assert differing_share(a, b) == 1 / (RANKS * BATCH)
+    assert differing_shares(a, b) == [0, 1 / BATCH]
+    b = {**b, "y": b["y"].copy()}
+    b["y"][1, 2] += np.uint64(1)  # of the same example
+    assert differing_share(a, b) == 1 / (RANKS * BATCH)
+    shorter = {name: ids[:, :2] for name, ids in a.items()}
+    assert differing_share(a, shorter) == 1 and differing_shares(a, shorter) == [1, 1]
