@@ -34,7 +34,8 @@ class Comparison:
     Attributes:
         tolerance: the largest residual that counts as equal.
         worst: stage -> its worst residual.
-        rounding_only: parameters whose true gradient is zero -> their worst residual (see `compare`).
+        rounding_only: parameters whose true gradient is zero, and the buffers beside them -> their worst
+            residual (see `compare`).
         first: stage and residual of the first difference; None if there is none.
     """
 
@@ -64,7 +65,8 @@ def compare(a: Trajectory, b: Trajectory, tolerance: float, stages: tuple[str, .
 
     A parameter that cannot change the loss (a bias in front of BatchNorm) has a gradient of
     rounding only. Adam divides it by itself, which makes 1e-17 an update of 1e-9 lr, another in
-    each framework. Such parameters are found, listed, and held to 100 times the tolerance.
+    each framework, and moves the running mean behind it. Such parameters are found, listed, and held
+    to 100 times the tolerance, and so are the buffers.
 
     Args:
         a, b: trajectories of the same case; b is the reference that differences are scaled by.
@@ -83,15 +85,15 @@ def compare(a: Trajectory, b: Trajectory, tolerance: float, stages: tuple[str, .
         raise ValueError(f"{len(a.records)} steps against {len(b.records)}")
     noise = rounding_only(a) & rounding_only(b)
     worst = {stage: Residual() for stage in stages}
-    noise_worst = dict.fromkeys(sorted(noise), 0.0)
+    noise_worst = dict.fromkeys(sorted(noise), 0.0)  # and buffers, as they come
     first = None
     for step, (record_a, record_b) in enumerate(zip(a.records, b.records, strict=True), start=1):
         for stage in stages:
             start = b.start if stage in ("params", "buffers") else None
             for name, value in residuals(record_a[stage], record_b[stage], start).items():
                 allowed = tolerance
-                if stage == "params" and name in noise:
-                    noise_worst[name] = max(noise_worst[name], value)
+                if noise and (stage == "buffers" or (stage == "params" and name in noise)):
+                    noise_worst[name] = max(noise_worst.get(name, 0.0), value)
                     allowed *= ROUNDING_ALLOWANCE
                 elif value > worst[stage].value:
                     worst[stage] = Residual(value, step, name)
