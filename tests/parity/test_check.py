@@ -48,6 +48,7 @@ WEIGHTED = [
     ('batch["y"]).mean()', 'batch["y"]), batch["w"]'),
     ("integers(0, 4, 12)}", 'integers(0, 4, 12), "w": rng.integers(0, 3, 12).astype(float)}'),
 ]
+ONE_PER_ELEMENT = ('batch["y"]).mean()', 'batch["y"])')
 UNUSED = [
     ("torch.nn.Linear(5, 4)", "torch.nn.Linear(5, 4)\n        self.other = torch.nn.Linear(2, 2)"),
     (
@@ -158,7 +159,7 @@ def test_a_right_port_is_equal_at_every_stage(checked: Checked) -> None:
         (UNUSED, "find_unused_parameters = True\n", UNRESTRAINED),
         (IMAGES, OWN_IMAGES, UNRESTRAINED),
         ([SMALL_STEPS], "", UNRESTRAINED),
-        ([], step(), UNRESTRAINED | {"clipped_gradients"}),
+        ([ONE_PER_ELEMENT], step(), UNRESTRAINED | {"clipped_gradients"}),
         ([], step(SHOWS_NOTHING), UNRESTRAINED - {"gradients"}),
     ],
     ids=["linen", "global", "unused", "images", "small steps", "own step", "own step, hidden"],
