@@ -39,7 +39,12 @@ def differing_update(evidence: Evidence) -> Located | None:
 
 
 def explain_update(evidence: Evidence) -> Ruling:
-    """Name what the optimizer does otherwise, or the clipping before it where that is not seen."""
+    """Name what the optimizer does otherwise, or the clipping before it where that is not seen.
+
+    Nothing is named where a port's own step shows no gradients: a sum over the replicas would be taken for a rate.
+    """
+    if evidence.facts.own_step and not {"gradients", "clipped_gradients"} & set(evidence.jax[0]):
+        return Ruling((), None)
     floor = optimizer.FLOOR + evidence.judgement.update_rounding
     ruling = optimizer.explain(_optimizer_evidence(evidence), floor)
     if ruling.named:
