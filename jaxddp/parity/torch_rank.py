@@ -73,7 +73,7 @@ class Steps:
         world_size: ranks 0 .. world_size - 1 take part.
         steps: how many.
         folder: where each rank writes its records, in a folder of its own.
-        weights: state_dict to start from; None: the reference's.
+        weights: state_dict to start from.
         batches: per rank and step, micro-batches in place of the source's own.
         reference: folders of a run whose weights and gradients each step is given; None: a run by itself.
         ahead: for how many more steps the learning rate is told.
