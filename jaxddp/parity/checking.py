@@ -22,7 +22,7 @@ from jaxddp.parity.explain import explain
 from jaxddp.parity.findings import Cause, Difference, Numerics, Problem, Report, StageResult
 from jaxddp.parity.judge import shows_clipping
 from jaxddp.parity.numerics import compare_numerics, rounds_only
-from jaxddp.parity.records import Record
+from jaxddp.parity.records import Record, of_loss
 from jaxddp.parity.runs import Runs
 from jaxddp.parity.torch_side import PortFile, PortSource
 from jaxddp.parity.workers import Workers
@@ -187,5 +187,4 @@ def _unseen(runs: Runs) -> tuple[str, ...]:
 def _mean_loss(records: Sequence[Record], step: int) -> float:
     if step >= len(records):
         return math.nan
-    record = records[step]
-    return float(np.mean(record["pure_local_loss" if "pure_local_loss" in record else "local_loss"]["loss"]))
+    return float(np.mean(of_loss(records[step], "local_loss")["loss"]))

@@ -19,7 +19,7 @@ from jaxddp.parity.flax_layers import FlaxLayers
 from jaxddp.parity.jax_child import Micro
 from jaxddp.parity.judge import OWN_LOCAL
 from jaxddp.parity.layers import first_difference
-from jaxddp.parity.records import Lazy, Records, Scratch, StoredRecord
+from jaxddp.parity.records import Lazy, Records, Scratch, StoredRecord, of_loss
 from jaxddp.parity.torch_explain import Explain
 from jaxddp.parity.torch_layers import TorchLayers
 from jaxddp.parity.workers import Workers
@@ -147,8 +147,7 @@ def _first_layer(evidence: Evidence, workers: Workers, step: int) -> Layer | Non
     """The first layer whose output differs, on the replica whose loss differs most."""
     if not isinstance(evidence.case, PortCase):
         return None
-    theirs, ours = evidence.torch[step]["local_loss"]["loss"], evidence.jax[step]
-    found = ours["pure_local_loss" if "pure_local_loss" in ours else "local_loss"]["loss"]
+    theirs, found = (of_loss(of_side[step], "local_loss")["loss"] for of_side in (evidence.torch, evidence.jax))
     same = evidence.judgement.same_examples[step]
     rank = max(same, key=lambda rank: abs(found[rank] - theirs[rank]))
     scratch = Scratch()

@@ -17,7 +17,7 @@ from jaxddp.parity.convert import COUNTER
 from jaxddp.parity.diagnosis import samples
 from jaxddp.parity.findings import ORDER, StageResult
 from jaxddp.parity.port import Facts
-from jaxddp.parity.records import Record, StoredRecord, Tensors
+from jaxddp.parity.records import Record, StoredRecord, Tensors, of_loss
 
 # The largest residual that counts as equal, in float64.
 ALLOWED = {
@@ -116,7 +116,7 @@ def _stages(
     yield "samples", examples, examples
     if shown := _hyperparameters(theirs, ours):
         yield "hyperparameters", shown, shown
-    pure = {stage: ours[f"pure_{stage}" if f"pure_{stage}" in ours else stage] for stage in LOCAL_STAGES}
+    pure = {stage: of_loss(ours, stage) for stage in LOCAL_STAGES}
     same = _same_examples(theirs, ours, facts)
     for stage in LOCAL_STAGES:
         given = _against(_of_ranks(pure[stage], same), _of_ranks(theirs[stage], same)) if same else {}

@@ -10,7 +10,7 @@ from jaxddp.parity.convert.layouts import COUNTER
 from jaxddp.parity.diagnosis.buffers import explain_buffers
 from jaxddp.parity.diagnosis.model import ModelEvidence, ModelStep, search_model
 from jaxddp.parity.diagnosis.search import Ruling
-from jaxddp.parity.records import Lazy, Records, Tensors
+from jaxddp.parity.records import Lazy, Records, Tensors, of_loss
 from jaxddp.parity.torch_rank import rank_folder
 from jaxddp.parity.torch_side import TorchSide, TorchSource, under_all_names
 from torch_ref.distributed import World
@@ -68,14 +68,13 @@ def _steps(job: Explain, side: TorchSide) -> Sequence[ModelStep]:
     def make(index: int) -> ModelStep:
         step = job.steps[index]
         found = jax[step]
-        prefix = "pure_" if "pure_local_loss" in found else ""  # the loss alone, not a port's step
         spread = {name.partition(":")[2]: x for name, x in found["spread"].items() if name.startswith("buffers:")}
         return ModelStep(
             state(step),
             state(step - 1) if step else None,
             batches[step],
-            found[f"{prefix}local_loss"]["loss"],
-            found[f"{prefix}local_gradients"],
+            of_loss(found, "local_loss")["loss"],
+            of_loss(found, "local_gradients"),
             {name: x for name, x in found["buffers"].items() if not name.endswith(COUNTER)},
             spread,
         )
