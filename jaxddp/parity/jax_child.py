@@ -136,9 +136,6 @@ def serve(devices: int, platform: str | None, connection: Connection) -> None:
         if job.case != last:
             jax.clear_caches()  # each program maps memory, of which a process may have 65,530 pieces
             last = job.case
-        # Compiling is most of a check's time. What is compared in float64 is meaning, which optimizations
-        # keep; how float32 rounds is theirs to decide.
-        jax.config.update("jax_disable_most_optimizations", job.case.dtype == "float64")
         with reported(connection, job.case.name):
             connection.send(("done", job.run(lambda where: connection.send(("at", where)))))
 
