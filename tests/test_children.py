@@ -3,6 +3,8 @@
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -44,8 +46,16 @@ DEEDS: dict[str, Callable[[Any], Any]] = {
     "exit": os._exit,
     "stop": lambda number: os.kill(os.getpid(), number),
     "sleep": time.sleep,
-    "leave": lambda _: exec("raise SystemExit(7)"),
+    "start": lambda path: path.write_text(str(subprocess.Popen(["sleep", "1000"]).pid)),
+    "ask another": lambda _: worker_of_its_own(),
 }
+
+
+def worker_of_its_own() -> int | None:
+    process = multiprocessing.get_context("fork").Process(target=os._exit, args=(5,))
+    process.start()
+    process.join()
+    return process.exitcode
 
 
 @contextmanager
@@ -57,7 +67,6 @@ def serving(count: int = 1, target: Callable[..., None] = serve, args: tuple[Any
     finally:
         for child in children:
             child.end()
-        assert not any(child.alive for child in children)
         assert multiprocessing.active_children() == before
 
 
@@ -93,6 +102,8 @@ def test_one_that_raises_says_where_in_the_file_and_answers_again(tmp_path: Path
         assert error.what == f"{path}: line 2: KeyError: 'gone'"
         assert str(error) == f"child 0: doing load: {error.what}"
         assert "Traceback" in error.trace and "line 4, in <module>" in error.trace
+        path.write_text("import sys\n\nsys.exit(7)\n")
+        assert failure(children, ("load", path)).what == f"{path}: line 3: SystemExit: 7"
         assert asked(children, ("answer", 1)) == [1]
 
 
@@ -102,9 +113,8 @@ def test_one_that_raises_says_where_in_the_file_and_answers_again(tmp_path: Path
         (("exit", 3), "ended with exit code 3"),
         (("stop", signal.SIGKILL), "died of SIGKILL"),
         (("stop", signal.SIGSEGV), "died of SIGSEGV"),
-        (("leave", None), "ended with exit code 7"),
     ],
-    ids=["exit", "killed", "segmentation fault", "SystemExit"],
+    ids=["exit", "killed", "segmentation fault"],
 )
 def test_one_that_dies_says_of_what(job: Any, what: str) -> None:
     with serving() as children:
@@ -159,6 +169,45 @@ def test_a_child_whose_parent_is_gone_ends_by_itself() -> None:
         asked(children, ("answer", None))
         children[0].connection.close()
         assert children[0].died() == "ended with exit code 0"
+
+
+def test_its_work_may_start_processes_and_none_of_them_stays(tmp_path: Path) -> None:
+    with serving() as children:
+        assert asked(children, ("ask another", None)) == [5]
+        asked(children, ("start", tmp_path / "pid"))
+        pid = int((tmp_path / "pid").read_text())
+        os.kill(pid, 0)  # it runs
+    assert gone(pid)
+
+
+def test_a_child_that_hangs_ends_with_its_parent(tmp_path: Path) -> None:
+    program = (
+        "from pathlib import Path; from tests.test_children import Child, answers, serve\n"
+        "if __name__ == '__main__':\n"
+        "    child = Child('child', serve, ())\n"
+        "    child.give(('answer', 1)); answers([child], 60); child.give(('sleep', 1000))\n"
+        "    print(child._process.pid, flush=True); __import__('time').sleep(1000)\n"
+    )
+    (tmp_path / "main.py").write_text(program)
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+    with subprocess.Popen([sys.executable, tmp_path / "main.py"], stdout=subprocess.PIPE, env=environment) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        parent.kill()
+    assert gone(pid)
+
+
+def gone(pid: int) -> bool:
+    """Whether a process ends within a while; nobody may have taken notice of its end yet."""
+    deadline = time.monotonic() + PATIENT
+    while time.monotonic() < deadline:
+        try:
+            if " Z " in Path(f"/proc/{pid}/stat").read_text():
+                return True
+        except FileNotFoundError:
+            return True
+        time.sleep(0.05)
+    return False
 
 
 def test_what_cannot_be_sent_is_an_error_here(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ class Options:
     """both | float64. float64 tells whether both sides mean the same; both: and whether they round alike
     (ports only)."""
     only: str | None = None
-    """Of jaxddp's own models, those that match: "mlp*", "*adam*x2"."""
+    """Of jaxddp's own models, those whose line has this in it, or matches it: "convnet", "mlp*adam*x2"."""
     json: Path | None = None
     """Write everything that was found."""
     report: Path | None = None
@@ -103,13 +103,13 @@ def _check_port(options: Options) -> Report:
 
 def _check_builtin(options: Options) -> list[Report]:
     """Check and show them, a line each as it is known."""
-    cases = [
-        named
-        for named in builtin_cases(options.world_size, options.steps)
-        if options.only is None or fnmatch.fnmatch(named.name, options.only)
-    ]
+    pattern = options.only or "*"
+    if not set(pattern) & set("*?["):
+        pattern = f"*{pattern}*"
+    every = builtin_cases(options.world_size, options.steps)
+    cases = [named for named in every if fnmatch.fnmatch(named.name, pattern)]
     if not cases:
-        known = ", ".join(named.name for named in builtin_cases(options.world_size))
+        known = ", ".join(named.name for named in every)
         raise InputError(f"--only {options.only}: matches none of {known}")
     if options.report is not None and len(cases) > 1:
         raise InputError(f"--report {options.report}: shows one check, and these are {len(cases)}; choose with --only")

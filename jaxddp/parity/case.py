@@ -14,6 +14,7 @@ import torch
 from jaxddp import models
 from jaxddp.config import IGNORE_INDEX, TrainConfig
 from jaxddp.datasets import Dataset
+from jaxddp.errors import InputError
 from jaxddp.functional import Functional
 from jaxddp.loader import Loader
 from jaxddp.parity.flax_side import FlaxSide, side_of_config, side_of_port
@@ -226,7 +227,16 @@ class PortCase:
         """Every step's micro-batches, leaves (world_size, ...)."""
         for step in range(self.steps):
             of_ranks = [self.port.micro_batches(step, rank, "flax") for rank in range(self.world_size)]
+            _check_alike(of_ranks, step)
             yield _stacked(of_ranks, self.dtype)
+
+
+def _check_alike(of_ranks: list[list[Tensors]], step: int) -> None:
+    """Replicas run one program, and so take batches of one shape."""
+    first, *others = ({name: x.shape for name, x in pieces[0].items()} for pieces in of_ranks)
+    for rank, shapes in enumerate(others, start=1):
+        if shapes != first:
+            raise InputError(f"batch({step}, {rank}): must have the shapes of rank 0, {first}, and has {shapes}")
 
 
 def _stacked(of_ranks: list[list[Tensors]], dtype: str) -> MicroBatches:

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxddp.parity.case import Case, PortCase, Trajectory
-from jaxddp.parity.compare import residuals, rounding_only
+from jaxddp.parity.compare import MOVED, residuals, rounding_only
 from jaxddp.parity.environment import environment
 from jaxddp.parity.explain import explain
 from jaxddp.parity.findings import Cause, Difference, Numerics, Problem, Report, StageResult
@@ -138,13 +138,14 @@ def _free_running(runs: Runs) -> dict[str, StageResult]:
     """How far jax by itself has gone from torch by itself, of the distance from the start.
 
     Where a parameter's gradient is all rounding, Adam makes a step of it, another in each framework:
-    such parameters are left out, and with them the buffers, which they move.
+    such parameters are left out, and with them the running means, which they move.
     """
     noise = rounding_only(Trajectory(runs.start, runs.torch))
-    steps: dict[str, list[float]] = {"params": []} if noise else {"params": [], "buffers": []}
+    steps: dict[str, list[float]] = {"params": [], "buffers": []}
     for ours, theirs in zip(runs.free, runs.torch, strict=False):
         for stage, found in steps.items():
-            if expected := {name: x for name, x in theirs[stage].items() if name not in noise}:
+            left_out = {name for name in theirs[stage] if name in noise or (noise and name.endswith(MOVED))}
+            if expected := {name: x for name, x in theirs[stage].items() if name not in left_out}:
                 both = {name: x for name, x in ours[stage].items() if name in expected}  # not untied weights
                 found.append(max(residuals(both, expected, runs.start).values()))
     return {stage: StageResult(FREE_ALLOWED, tuple(found)) for stage, found in steps.items() if found}

@@ -7,7 +7,9 @@ or dies costs its own part of the report and nothing else.
 import contextlib
 import multiprocessing
 import multiprocessing.connection
+import os
 import signal
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -34,7 +36,8 @@ class Child:
         context = multiprocessing.get_context("spawn")
         self.connection: Connection
         self.connection, theirs = context.Pipe()
-        self._process = context.Process(target=_quietly, args=(target, *args, theirs), daemon=True)
+        # Not a daemon: a port's loader may have workers of its own.
+        self._process = context.Process(target=_quietly, args=(target, *args, theirs))
         self._process.start()
         theirs.close()  # so that a dead child reads as the end of the connection
         self.name = name
@@ -54,16 +57,14 @@ class Child:
             return f"died of {signal.Signals(-code).name}"
         return f"ended with exit code {code}"
 
-    @property
-    def alive(self) -> bool:
-        """Whether the process runs."""
-        return self._process.is_alive()
-
     def end(self, patience: float = 0.0) -> None:
-        """Wait so many seconds for its end, and then make an end."""
+        """Wait so many seconds for its end, and then make an end, also of what it has started."""
         self._process.join(timeout=patience)
         if self._process.is_alive():
             self._process.kill()
+        assert self._process.pid is not None, "it was started"
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # nothing is left of its group
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.join()
         self.connection.close()
 
@@ -137,7 +138,16 @@ def reported(connection: Connection, origin: str) -> Iterator[None]:
 
 
 def _quietly(target: Callable[..., None], *args: Any) -> None:
-    """Run in the child: Ctrl-C is the parent's business, who ends its children."""
+    """Run in the child: Ctrl-C is the parent's business, who ends its children; without it they end themselves."""
+    os.setsid()  # a group of its own, with all that it starts
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionError):  # the parent is gone
         target(*args)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "runs in a child"
+    parent.join()
+    os.killpg(0, signal.SIGKILL)

@@ -15,6 +15,7 @@ from jaxddp.parity.case import LOCAL_STAGES
 from jaxddp.parity.compare import residuals
 from jaxddp.parity.convert import COUNTER
 from jaxddp.parity.diagnosis import samples
+from jaxddp.parity.diagnosis.reduction_recipe import TORCH_CLIP_EPSILON
 from jaxddp.parity.findings import ORDER, StageResult
 from jaxddp.parity.port import Facts
 from jaxddp.parity.records import Record, StoredRecord, Tensors, of_loss
@@ -33,7 +34,6 @@ ALLOWED = {
 }
 OWN_LOCAL = "own_local_gradients"  # what a port's step shows, against what its loss alone says
 EPSILON = float(np.finfo(np.float64).eps)
-TORCH_CLIP_EPSILON = 1e-6
 # What optax calls it, and what torch does; compared where both have it.
 STATES = {"exp_avg": "mu", "exp_avg_sq": "nu", "square_avg": "nu", "grad_avg": "mu", "sum": "sum_of_squares"}
 MOMENTUM = ("buffer", "trace")  # torch's momentum_buffer; only SGD's is kept in the same units by optax
@@ -103,6 +103,9 @@ def judge(torch: Sequence[StoredRecord], jax: Sequence[StoredRecord], facts: Fac
             if plain:
                 judgement.residuals.setdefault(stage, []).append(plain)
             _locate(judgement, stage, step, given)
+        moved = judgement.first.get("update")
+        if moved is not None and moved.step == step and moved.tensor not in theirs["clipped_gradients"]:
+            moved.detail = "torch has no gradient for it (it is frozen, or the loss does not use it), and jax moves it"
         for stage, located in _spread(theirs, ours, step):
             judgement.first.setdefault(stage, located)
     return judgement

@@ -239,13 +239,13 @@ def errors_located(path: str | Path) -> Iterator[None]:
         yield
     except InputError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         line = _line(error, Path(path))
         where = f"{path}: " if line is None else f"{path}: line {line}: "
         raise InputError(f"{where}{type(error).__name__}: {_first_line(error)}") from error
 
 
-def _line(error: Exception, path: Path) -> int | None:
+def _line(error: BaseException, path: Path) -> int | None:
     """The line of the file that failed, or that called what did."""
     here = str(path.absolute())
     if isinstance(error, SyntaxError) and error.filename == here:
@@ -254,7 +254,7 @@ def _line(error: Exception, path: Path) -> int | None:
     return lines[-1] if lines else None
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     """What an error says, without the pages that frameworks add."""
     lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
     return " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])

@@ -98,7 +98,9 @@ def forced_records(
                 opt_state = after.opt_state
                 updates = jax.tree.map(lambda new, old: np.asarray(new) - np.asarray(old), after.params, params)
             else:
-                gradients, _ = side.from_torch(_with_zeros(theirs[side.given], reference.start))
+                # Where torch has no gradient, as of what it has frozen, the port's own: its optimizer has to mask it.
+                own = record.get(side.given, record["gradients"])
+                gradients, _ = side.from_torch({**reference.start, **own, **theirs[side.given]})
                 updates, opt_state = update(gradients, state.opt_state, params)
             record["update"] = side.to_torch(jax.device_get(updates))
             record["optimizer_state"] = optimizer_tensors(jax.device_get(opt_state), params, side.to_torch)
@@ -190,8 +192,3 @@ def _stacked(of_each: Sequence[Tensors]) -> Tensors:
 def _differs(x: np.ndarray) -> bool:
     """Whether the replicas' slices are unequal; NaN is equal to NaN here."""
     return not np.array_equal(x, np.broadcast_to(x[:1], x.shape), equal_nan=x.dtype.kind == "f")
-
-
-def _with_zeros(gradients: Tensors, start: Tensors) -> Tensors:
-    """Gradients of all parameters: torch has none where the loss does not reach, jax has zeros."""
-    return {**{name: np.zeros_like(value) for name, value in start.items()}, **gradients}

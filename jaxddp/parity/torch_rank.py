@@ -2,31 +2,26 @@
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from jaxddp.parity.children import Tell, reported
 from jaxddp.parity.port import Facts
-from jaxddp.parity.records import Record, Records, RecordWriter
-from jaxddp.parity.samples import fingerprints
+from jaxddp.parity.records import Records, RecordWriter
+from jaxddp.parity.torch_recorder import Arrays, Recorder, Watched, recording_hook, to_numpy
 from jaxddp.parity.torch_side import TorchSide, TorchSource, to_batch
 from torch_ref.distributed import World, process_group
-from torch_ref.losses import Batch, Sums
-from torch_ref.step import global_count, train_step
-
-Arrays = dict[str, np.ndarray]
+from torch_ref.losses import Batch
+from torch_ref.step import train_step
 
 
 @dataclass(frozen=True)
@@ -98,11 +93,11 @@ class Steps:
         ddp = DistributedDataParallel(
             model, process_group=world.group, find_unused_parameters=side.find_unused_parameters
         )
-        recorder = _Recorder(model, world, side)
-        ddp.register_comm_hook(recorder, _recording_hook)
+        recorder = Recorder(model, world, side)
+        ddp.register_comm_hook(recorder, recording_hook)
         tell("torch_optimizer")
         optimizer, scheduler = side.make_optimizer(model.parameters())
-        watched = _Watched(optimizer, recorder)
+        watched = Watched(optimizer, recorder)
         writer = RecordWriter(rank_folder(self.folder, world.rank))
         forced = None if self.reference is None else Records(self.reference)
         rates = []
@@ -159,7 +154,7 @@ class Draw:
         tell("torch_model")
         torch.manual_seed(self.seed)
         side = self.source.torch_side(1, self.dtype)
-        return {name: _to_numpy(tensor) for name, tensor in side.model.state_dict().items()}, side.facts
+        return {name: to_numpy(tensor) for name, tensor in side.model.state_dict().items()}, side.facts
 
 
 def rank_folder(folder: Path, rank: int) -> Path:
@@ -180,104 +175,6 @@ def serve(rank: int, size: int, store_file: str, connection: Connection) -> None
                 connection.send(("done", job.run(world, lambda where: connection.send(("at", where)))))
 
 
-class _Watched:
-    """An optimizer that shows what it is given and what it makes of it; its gradients may be replaced."""
-
-    def __init__(self, optimizer: Optimizer, recorder: "_Recorder"):
-        self.gradients: Arrays | None = None
-        self.zero_grad = optimizer.zero_grad
-        self._optimizer = optimizer
-        self._recorder = recorder
-
-    def step(self) -> None:
-        recorder = self._recorder
-        recorder.before_update(self._optimizer)
-        if self.gradients is not None:
-            for name, parameter in recorder.parameters.items():
-                given = self.gradients.get(name)
-                parameter.grad = None if given is None else torch.from_numpy(given).to(parameter.dtype)
-        self._optimizer.step()
-
-
-class _Recorder:
-    """Listens to a step: the losses, the gradients before and after DDP's all-reduce, the new state."""
-
-    def __init__(self, model: nn.Module, world: World, side: TorchSide):
-        self.model = model
-        self.world = world
-        self.parameters = dict(model.named_parameters())
-        self.names = {id(parameter): name for name, parameter in self.parameters.items()}
-        self.groups: list[dict[str, Any]] = []  # of rank 0 only
-        self._side = side
-
-    def start(self, micro_batches: Sequence[Batch]) -> None:
-        self.local: Arrays = {}
-        self.reduced: Arrays = {}
-        self._losses: list[Sums] = []
-        in_total = self._side.facts.loss_normalization == "global"
-        self._total = float(global_count(micro_batches, self.world, self._side.count_fn)) if in_total else None
-        self._samples = fingerprints([{name: x.numpy() for name, x in batch.items()} for batch in micro_batches])
-
-    def loss_fn(self, model: nn.Module, batch: Batch) -> Sums:
-        sums = self._side.loss_fn(model, batch)
-        self._losses.append({name: value.detach() for name, value in sums.items()})
-        return sums
-
-    def before_update(self, optimizer: Optimizer) -> None:
-        if self.world.rank > 0:
-            return
-        self._before = {name: _to_numpy(p) for name, p in self.parameters.items()}
-        self._clipped = {name: _to_numpy(p.grad) for name, p in self.parameters.items() if p.grad is not None}
-        self.groups = [_plain(group, self.names) for group in optimizer.param_groups]
-
-    def record(self, optimizer: Optimizer) -> Record:
-        state = {name: _to_numpy(value) for name, value in self.model.state_dict().items()}
-        buffers = {name: value for name, value in state.items() if name in dict(self.model.named_buffers())}
-        mine = {
-            "samples": self._samples,
-            "local_loss": {"loss": self._local_loss()},
-            "local_gradients": self.local,
-            "local_buffers": buffers,
-        }
-        if self.world.rank > 0:
-            return mine
-        return {
-            **mine,
-            "gradients": self.reduced,
-            "clipped_gradients": self._clipped,
-            "update": {name: state[name] - before for name, before in self._before.items()},
-            "params": {name: state[name] for name in self.parameters},
-            "buffers": buffers,
-            "optimizer_state": self._state_of(optimizer),
-        }
-
-    def _state_of(self, optimizer: Optimizer) -> Arrays:
-        return {
-            f"{key}:{name}": _to_numpy(value)
-            for name, parameter in self.parameters.items()
-            for key, value in optimizer.state.get(parameter, {}).items()
-            if isinstance(value, Tensor) and value.shape == parameter.shape
-        }
-
-    def _local_loss(self) -> np.ndarray:
-        if self._total is not None:
-            return np.asarray(sum(float(s["loss"]) for s in self._losses) * self.world.world_size / self._total)
-        return np.asarray(np.mean([float(s["loss"] / s["count"]) for s in self._losses]))
-
-
-def _recording_hook(recorder: _Recorder, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-    """DDP's own hook, with an eye on what goes in and what comes out."""
-    names = [recorder.names[id(parameter)] for parameter in bucket.parameters()]
-    recorder.local |= {name: _to_numpy(value) for name, value in zip(names, bucket.gradients(), strict=True)}
-
-    def keep(future: torch.futures.Future[Tensor]) -> Tensor:
-        recorder.reduced |= {name: _to_numpy(value) for name, value in zip(names, bucket.gradients(), strict=True)}
-        return future.value()
-
-    assert recorder.world.group is not None
-    return allreduce_hook(recorder.world.group, bucket).then(keep)
-
-
 def _rates_ahead(optimizer: Optimizer, scheduler: LRScheduler | None, steps: int) -> Iterator[float]:
     """The learning rates that would follow, as far as the schedule goes."""
     optimizer.zero_grad()
@@ -286,22 +183,3 @@ def _rates_ahead(optimizer: Optimizer, scheduler: LRScheduler | None, steps: int
             yield float(optimizer.param_groups[0]["lr"])
             if scheduler is not None:
                 scheduler.step()
-
-
-def _plain(group: dict[str, Any], names: dict[int, str]) -> dict[str, Any]:
-    """A parameter group as JSON can hold it: the parameters' names, and all options that are numbers."""
-    options = {key: _number(value) for key, value in group.items() if key != "params"}
-    of_group: Iterable[nn.Parameter] = group["params"]
-    return {"names": [names[id(p)] for p in of_group], **{k: v for k, v in options.items() if v is not None}}
-
-
-def _number(value: Any) -> Any:
-    if isinstance(value, Tensor) and value.numel() == 1:
-        return value.item()
-    if isinstance(value, tuple | list) and all(isinstance(x, int | float) for x in value):
-        return list(value)
-    return value if isinstance(value, int | float) else None
-
-
-def _to_numpy(tensor: Tensor) -> np.ndarray:
-    return tensor.detach().clone().numpy()

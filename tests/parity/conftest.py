@@ -3,14 +3,17 @@
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from pathlib import Path
 
 import cases
 import pytest
+from checks import Checked, checker
 
 from jaxddp.config import OPTIMIZERS
 from jaxddp.parity.case import Case, Trajectory
 from jaxddp.parity.run_jax import run_jax
 from jaxddp.parity.run_torch import TorchPool
+from jaxddp.parity.workers import Workers
 
 
 @pytest.fixture(scope="session")
@@ -32,6 +35,29 @@ def run_both(pool: TorchPool) -> Iterator[Callable[[Case], tuple[Trajectory, Tra
             return run_jax(case, weights), torch_run.result()
 
         yield run
+
+
+@pytest.fixture(scope="session")
+def pair() -> Iterator[Workers]:
+    with Workers(2, "cpu") as workers:
+        yield workers
+
+
+@pytest.fixture(scope="session")
+def single() -> Iterator[Workers]:
+    """One replica: its processes, which a port may end, are soon there again."""
+    with Workers(1, "cpu") as workers:
+        yield workers
+
+
+@pytest.fixture
+def checked(tmp_path: Path, pair: Workers) -> Checked:
+    return checker(tmp_path, pair)
+
+
+@pytest.fixture
+def failing(tmp_path: Path, single: Workers) -> Checked:
+    return checker(tmp_path, single)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -112,6 +112,8 @@ def _multiples(world_size: int, micro_batches: int) -> Iterator[tuple[str, float
         what = f"the differentiated loss holds a sum over replicas: local gradients times {world_size}"
         for shared, loss in ((False, 1.0), (True, 1.0), (True, 1 / world_size)):
             yield "collective_in_loss", world_size, what, shared, loss
+        what = "the loss of every replica is the mean over the replicas"
+        yield "collective_in_loss", 1.0, what, True, 1 / world_size
 
 
 def reference_reading(loss_normalization: str) -> Reading:

@@ -1,0 +1,23 @@
+"""Checks of the small port, in processes that stay up."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from small_port import Change, write
+
+from jaxddp.parity.checking import check
+from jaxddp.parity.findings import Report
+from jaxddp.parity.workers import Workers
+
+STEPS = 3
+Checked = Callable[..., Report]
+
+
+def checker(folder: Path, workers: Workers) -> Checked:
+    """(changes, more, options of `check`) -> the report on the small port with these changes."""
+
+    def checked(*changes: Change, more: str = "", numerics: bool = False) -> Report:
+        port = write(folder, *changes, more=more)
+        return check(port, world_size=workers._world_size, steps=STEPS, workers=workers, numerics=numerics)
+
+    return checked
