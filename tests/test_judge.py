@@ -46,7 +46,7 @@ def reference(facts: Facts) -> list[Shown]:
             buffers={"bn.mean": rng.normal(size=2), "bn.num_batches_tracked": np.int64(step)},
             optimizer_state={f"exp_avg:{name}": value for name, value in tensors(rng).items()},
         )
-        record.notes = {"groups": [{"lr": 0.1, "weight_decay": 0.0}]}
+        record.notes = {"groups": [{"lr": 0.1, "weight_decay": 0.0, "names": [*SHAPES]}]}
         records.append(record)
     return records
 
@@ -275,3 +275,23 @@ def test_clipping_is_torchs(scale: float) -> None:
     torch.nn.utils.clip_grad_norm_(parameters, 0.7)
     for parameter, value in zip(parameters, clip(gradients, 0.7).values(), strict=True):
         np.testing.assert_allclose(value, parameter.grad.numpy(), rtol=1e-15)  # measured: equal to an ulp
+
+
+@pytest.mark.parametrize(
+    ("share", "equal"),
+    [
+        (float(np.float32(0.1)) / 0.1, True),
+        (float(np.nextafter(np.float32(0.1), np.float32(1))) / 0.1, True),
+        (1 + 1.5e-8, False),  # the times something of clipping by the norm alone, say
+        (float(np.float32(0.1001)) / 0.1, False),  # another rate
+    ],
+    ids=["float32", "next float32", "no float32", "another rate"],
+)
+def test_a_rate_in_float32_is_no_difference(share: float, equal: bool) -> None:
+    def change(record: Shown, step: int) -> None:
+        record["update"] = {name: share * value for name, value in record["update"].items()}
+
+    judgement = ruled(change)
+    assert ("update" not in judgement.first) == equal
+    assert judgement.rate_rounding == (pytest.approx(abs(share - 1), rel=1e-6) if equal else 0.0)
+    assert (judgement.results()["update"].tensors["fc.weight"][1] < 1e-15) == equal

@@ -68,6 +68,7 @@ def test_what_could_not_be_checked_is_2(tmp_path: Path, capsys: pytest.CaptureFi
     [
         ("none.py", "none.py: no such file"),
         ("--world-size 0", "--world-size 0: must be at least 1"),
+        ("--world-size 65", "--world-size 65: must be at most 64; each is a process"),
         ("--steps -1", "--steps -1: must be at least 1"),
         ("--steps ten", "--steps ten: expected INT"),
         ("--timeout 0.5", "--timeout 0.5: must be at least 1"),

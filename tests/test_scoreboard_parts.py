@@ -13,8 +13,10 @@ from mutants import MUTANTS
 
 from jaxddp.errors import InputError
 from jaxddp.parity.records import Record
+from jaxddp.parity.scoreboard.kept import Kept
 from jaxddp.parity.scoreboard.mutants import Mutant, Outcome, run_mutants
 from jaxddp.parity.scoreboard.others import METHODS, Traces, alarms
+from jaxddp.parity.scoreboard.score import Question, Score
 
 ROOT = Path(__file__).parents[1]
 
@@ -117,24 +119,40 @@ def test_tests_that_do_not_end_are_ended_with_all_that_they_started(
 
 
 def test_one_mutant_does_not_outlive_itself(repository: Path) -> None:
-    """Nor is one chosen that was not asked for."""
     test = "tests/test_mean.py::test_mean"
-    others = [mutant(test, name="other"), mutant(test, old="/ len(xs)", new="/ len(xs) / 1", name="sum of one")]
-    outcomes = list(run_mutants(repository, [mutant(test), *others], only="sum*"))
+    other = mutant(test, old="/ len(xs)", new="/ len(xs) / 1", name="sum of one")
+    outcomes = list(run_mutants(repository, [mutant(test), other]))
     assert [(outcome.name, outcome.killed) for outcome in outcomes] == [("sum", True), ("sum of one", False)]
 
 
 @pytest.mark.parametrize(
-    ("change", "only", "message"),
+    ("change", "message"),
     [
-        ({"old": "product"}, "*", "mutant sum: package/__init__.py has 'product' 0 times; must be once"),
-        ({"old": "xs"}, "*", "mutant sum: package/__init__.py has 'xs' 3 times; must be once"),
-        ({}, "mean*", r"--only mean\*: matches no mutant"),
+        ({"old": "product"}, "mutant sum: package/__init__.py has 'product' 0 times; must be once"),
+        ({"old": "xs"}, "mutant sum: package/__init__.py has 'xs' 3 times; must be once"),
     ],
 )
-def test_mutants_that_do_not_fit_are_refused(change: dict, only: str, message: str, repository: Path) -> None:
+def test_mutants_that_do_not_fit_are_refused(change: dict, message: str, repository: Path) -> None:
     with pytest.raises(InputError, match=f"^{message}$"):
-        next(run_mutants(repository, [mutant("tests", **change)], only))
+        next(run_mutants(repository, [mutant("tests", **change)]))
+
+
+def test_results_that_were_kept_are_known_again(tmp_path: Path) -> None:
+    file = tmp_path / "scores.jsonl"
+    kept = Kept(file)
+    question = Question(object(), "eps_value", "mlp", "adam", 2, 10, (frozenset({"eps_value"}),))
+    score = Score(question, "different", (("eps_value",), ()), (("update", 1, "w", ""),) * 2, 1, 2.5, {"means": True})
+    outcome = Outcome("sum", True, "test_mean", 1.0)
+    kept.add(("planted", "eps_value"), score)
+    kept.add(("mutants", "sum"), outcome)
+    again = Kept(file)
+    assert again.score(("planted", "eps_value"), question) == score
+    assert again.outcome(("mutants", "sum")) == outcome
+    assert again.score(("pairs", "eps_value"), question) is None
+    assert again.when() == kept.when() != ""
+    file.write_text(file.read_text() + "{}\n")
+    with pytest.raises(InputError, match=r"scores.jsonl: line 3 is no result of the scoreboard"):
+        Kept(file)
 
 
 def test_a_folder_that_is_no_repository_is_refused(tmp_path: Path) -> None:

@@ -106,13 +106,6 @@ def layer_norm(rngs: nnx.Rngs) -> nnx.LayerNorm:
     return nnx.LayerNorm(WIDTH, epsilon=1e-5, use_fast_variance=False, rngs=rngs)
 
 
-def embedding(size: int, rngs: nnx.Rngs) -> nnx.Embed:
-    """A table in its own dtype: left alone, it looks up in float32 even if it is float64."""
-    embed = nnx.Embed(size, WIDTH, rngs=rngs)
-    embed.dtype = None
-    return embed
-
-
 class FlaxBlock(nnx.Module):
     """The same block."""
 
@@ -144,8 +137,8 @@ class FlaxGPT(nnx.Module):
     """Tokens (B, T) to logits (B, T, TOKENS). `embed.attend` ties the weights: there is no head."""
 
     def __init__(self, rngs: nnx.Rngs):
-        self.embed = embedding(TOKENS, rngs)
-        self.position = embedding(LENGTH, rngs)
+        self.embed = nnx.Embed(TOKENS, WIDTH, rngs=rngs)
+        self.position = nnx.Embed(LENGTH, WIDTH, rngs=rngs)
         self.blocks = nnx.List([FlaxBlock(rngs) for _ in range(BLOCKS)])
         self.norm = layer_norm(rngs)
 

@@ -124,7 +124,6 @@ class FlaxTagger(nnx.Module):
 
     def __init__(self, rngs: nnx.Rngs):
         self.embed = nnx.Embed(WORDS, WIDTH, rngs=rngs)
-        self.embed.dtype = None  # the dtype of its table; left alone, it looks up in float32 even if that is float64
         self.position = nnx.Param(jnp.zeros((LENGTH, WIDTH)))
         self.layers = nnx.List([EncoderLayer(rngs) for _ in range(LAYERS)])
         self.head = nnx.Linear(WIDTH, TAGS, rngs=rngs)

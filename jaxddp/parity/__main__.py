@@ -21,6 +21,7 @@ from jaxddp.parity.workers import Workers
 from jaxddp.runfolder import write_atomically
 
 PROG = "python -m jaxddp.parity"
+MOST_REPLICAS = 64  # torch processes of 180 MB
 EXIT_CODES = {"equal": 0, "different": 1, "incomplete": 2}
 
 
@@ -57,6 +58,8 @@ class Options:
         for name in ("world_size", "steps", "timeout"):
             if not getattr(self, name) >= 1:
                 raise InputError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be at least 1")
+        if self.world_size > MOST_REPLICAS:
+            raise InputError(f"--world-size {self.world_size}: must be at most {MOST_REPLICAS}; each is a process")
         check_name("--dtype", self.dtype, ("both", "float64"))
         if self.platform is not None:
             check_name("--platform", self.platform, ("cpu", "gpu"))

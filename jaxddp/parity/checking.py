@@ -29,6 +29,7 @@ from jaxddp.parity.workers import Workers
 
 # Running by itself, of the distance from the start; measured: up to 2e-11, after 20 steps.
 FREE_ALLOWED = 1e-8
+RATE_GROWTH = 100.0  # by how much a rounded rate may be felt; measured: up to 2
 
 
 def check(
@@ -89,7 +90,7 @@ def report_on(runs: Runs, workers: Workers, started: float) -> Report:
         for found in differences
     ]
     differences += [found for found in numeric if found.stage not in {d.stage for d in differences}]
-    free = _free_running(runs)
+    free = _free_running(runs, FREE_ALLOWED + RATE_GROWTH * evidence.judgement.rate_rounding)
     if not differences:
         differences += _of_free_running(free)
     return Report(
@@ -104,6 +105,7 @@ def report_on(runs: Runs, workers: Workers, started: float) -> Report:
         numerics=numerics,
         problems=tuple(problems),
         free_running=free,
+        rate_rounding=evidence.judgement.rate_rounding,
         seconds=time.monotonic() - started,
         environment=environment(),
     )
@@ -134,7 +136,7 @@ def _numerics(runs: Runs) -> tuple[dict[str, Numerics], list[Difference]]:
     return compare_numerics((runs.jax, runs.jax32), (runs.torch, runs.torch32), runs.facts.own_step)
 
 
-def _free_running(runs: Runs) -> dict[str, StageResult]:
+def _free_running(runs: Runs, allowed: float) -> dict[str, StageResult]:
     """How far jax by itself has gone from torch by itself, of the distance from the start.
 
     Where a parameter's gradient is all rounding, Adam makes a step of it, another in each framework:
@@ -148,16 +150,16 @@ def _free_running(runs: Runs) -> dict[str, StageResult]:
             if expected := {name: x for name, x in theirs[stage].items() if name not in left_out}:
                 both = {name: x for name, x in ours[stage].items() if name in expected}  # not untied weights
                 found.append(max(residuals(both, expected, runs.start).values()))
-    return {stage: StageResult(FREE_ALLOWED, tuple(found)) for stage, found in steps.items() if found}
+    return {stage: StageResult(allowed, tuple(found)) for stage, found in steps.items() if found}
 
 
 def _of_free_running(free: dict[str, StageResult]) -> Iterator[Difference]:
     """Steps that are right one by one, and do not add up."""
     for stage, result in free.items():
-        beyond = [step for step, value in enumerate(result.residuals, start=1) if not value <= FREE_ALLOWED]
+        beyond = [step for step, value in enumerate(result.residuals, start=1) if not value <= result.allowed]
         if beyond:
             detail = "each step by itself is equal; running by itself the port goes another way"
-            yield Difference(stage, beyond[0], "", result.residuals[beyond[0] - 1], FREE_ALLOWED, detail=detail)
+            yield Difference(stage, beyond[0], "", result.residuals[beyond[0] - 1], result.allowed, detail=detail)
 
 
 def _losses(runs: Runs) -> tuple[tuple[float, float], ...]:

@@ -6,10 +6,12 @@ from typing import NamedTuple
 
 from jaxddp.parity.diagnosis import optimizer
 from jaxddp.parity.diagnosis.reduction_recipe import TORCH_CLIP_EPSILON
-from jaxddp.parity.diagnosis.search import Hypothesis, Ruling, decide
+from jaxddp.parity.diagnosis.search import SEPARATION, Hypothesis, Ruling, decide
 from jaxddp.parity.evidence import Evidence
 from jaxddp.parity.judge import Located, clip, shows_clipping
 from jaxddp.parity.records import Lazy, StoredRecord, Tensors
+
+RATE_FLOOR = 1e-6  # what is left of an update by a rate in float32; measured: up to 2e-7, at the end of a cosine
 
 
 class Unseen(NamedTuple):
@@ -20,6 +22,7 @@ class Unseen(NamedTuple):
         says: in a line.
         times: factor of the gradients before they are clipped.
         epsilon, factor: see `judge.clip`.
+        clips: whether they are clipped at all.
     """
 
     fault: str = ""
@@ -27,6 +30,7 @@ class Unseen(NamedTuple):
     times: float = 1.0
     epsilon: float = TORCH_CLIP_EPSILON
     factor: float = 1.0
+    clips: bool = True
 
 
 def differing_update(evidence: Evidence) -> Located | None:
@@ -46,7 +50,14 @@ def explain_update(evidence: Evidence) -> Ruling:
 
     What the run cannot tell apart is named together: to SGD a sum over the replicas is a rate.
     """
-    floor = optimizer.FLOOR + evidence.judgement.update_rounding
+    ruling = _explain(evidence, optimizer.FLOOR + evidence.judgement.update_rounding)
+    if ruling.named or not evidence.judgement.first["update"].residual > SEPARATION * RATE_FLOOR:
+        return ruling
+    coarser = _explain(evidence, RATE_FLOOR)  # the port's rate may be a float32
+    return coarser if coarser.named else ruling
+
+
+def _explain(evidence: Evidence, floor: float) -> Ruling:
     ruling = optimizer.explain(_optimizer_evidence(evidence), floor)
     unseen = [*_reductions(evidence), *_clips(evidence)]
     singles = [Hypothesis((way.fault,), way.says, _residual(evidence, way)) for way in unseen]
@@ -78,6 +89,7 @@ def _clips(evidence: Evidence) -> Iterator[Unseen]:
         return
     if not (facts.own_step or facts.clips_inside):
         return
+    yield Unseen("clip_missing", "the gradients are not clipped", clips=False)
     yield Unseen("clip_epsilon", "clipping divides by the norm; the reference adds 1e-06 to it", epsilon=0.0)
     for power in (0.5, 1.0) if world_size > 1 else ():
         says = f"clipped by a norm times {world_size**power:.4g}, with {world_size} replicas"
@@ -112,7 +124,8 @@ def _optimizer_step(evidence: Evidence, index: int, way: Unseen) -> optimizer.Op
     theirs, ours = evidence.torch[index], evidence.jax[index]
     before = evidence.before(index)
     params = {name: before[name] for name in theirs["update"]}
-    update = {name: ours["update"][name] for name in params}
+    shares = evidence.judgement.shares[index]
+    update = {name: ours["update"][name] / shares[name] for name in params}
     unused = frozenset(params.keys() - theirs["clipped_gradients"])
     return optimizer.OptimizerStep(theirs.notes["groups"], params, _given(evidence, theirs, ours, way), unused, update)
 
@@ -129,6 +142,6 @@ def _given(evidence: Evidence, theirs: StoredRecord, ours: StoredRecord, way: Un
     else:
         gradients = {name: value.mean(0) for name, value in ours["pure_local_gradients"].items()}
     gradients = {name: way.times * value for name, value in gradients.items()}
-    if facts.clip_grad_norm is None:
+    if facts.clip_grad_norm is None or not way.clips:
         return gradients
     return clip(gradients, facts.clip_grad_norm, way.epsilon, way.factor)

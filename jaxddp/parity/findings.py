@@ -150,6 +150,8 @@ class Report:
         differences: in the order of the stages; empty: equal.
         numerics: stage -> result; empty if float32 was not run.
         problems: what could not be done.
+        rate_rounding: how far the port's learning rate is off because it is computed in float32, which is
+            no difference.
         free_running: "jax" run by itself against torch: stage -> residual per step.
         seconds: that the check took.
         environment: versions, hardware, date.
@@ -166,6 +168,7 @@ class Report:
     numerics: dict[str, Numerics] = field(default_factory=dict)
     problems: tuple[Problem, ...] = ()
     free_running: dict[str, StageResult] = field(default_factory=dict)
+    rate_rounding: float = 0.0
     seconds: float = 0.0
     environment: dict[str, str] = field(default_factory=dict)
 

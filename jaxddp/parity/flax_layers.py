@@ -16,6 +16,7 @@ from jaxddp.functional import Functional
 from jaxddp.parity.case import PortCase, Tensors, Trajectory, micro_batches_of
 from jaxddp.parity.children import Tell
 from jaxddp.parity.convert import Converter
+from jaxddp.parity.flax_side import model_of
 from jaxddp.parity.linen import Bound, LinenFunctional
 from jaxddp.parity.run_torch import torch_records
 from jaxddp.parity.torch_layers import Calls
@@ -50,7 +51,7 @@ class FlaxLayers:
             params, buffers = self.case.flax_side().from_torch(reference.before(self.step))
             batch = next(islice(self.case.batches(), self.step, None))
             micro_batch = jax.tree.map(jax.numpy.asarray, micro_batches_of(batch, self.rank)[0])
-            model = port.flax_model()
+            model = model_of(port, "float64")
             with ExitStack() as stack:
                 if isinstance(model, nnx.Module):
                     bound: Any = _listening_nnx(model, params, buffers, calls, stack)

@@ -70,7 +70,7 @@ def side_of_port(port: Port, steps: int, dtype: str) -> FlaxSide:
     Raises:
         InputError: the flax model is none, or its arrays do not map to torch's.
     """
-    params, buffers, local_loss = _pure(port)
+    params, buffers, local_loss = _pure(port, dtype)
     shapes = {name: value.shape for name, value in (params | buffers).items()}
     converter = Converter(port.torch_model(), shapes, port.names, port.transpose_kernel)
 
@@ -102,9 +102,23 @@ def side_of_port(port: Port, steps: int, dtype: str) -> FlaxSide:
     )
 
 
-def _pure(port: Port) -> tuple[Params, Buffers, LocalLoss]:
-    """The model's parameters and buffers, and its loss as a function of them."""
+def model_of(port: Port, dtype: str) -> Any:
+    """The port's flax model.
+
+    In float64 an nnx layer that computes in float32 computes in float64, as its twin does in torch after
+    `.to(torch.float64)`: float32 is what `nnx.Embed` does by default, and a choice of nobody's.
+    """
     model = port.flax_model()
+    if dtype == "float64" and isinstance(model, nnx.Module):
+        for _, module in nnx.iter_modules(model):
+            if getattr(module, "dtype", None) == jnp.float32:
+                module.dtype = jnp.float64  # type: ignore[attr-defined]
+    return model
+
+
+def _pure(port: Port, dtype: str) -> tuple[Params, Buffers, LocalLoss]:
+    """The model's parameters and buffers, and its loss as a function of them."""
+    model = model_of(port, dtype)
     if isinstance(model, nnx.Module):
         functional = Functional(model)
 

@@ -32,6 +32,9 @@ ALLOWED = {
     "buffers": 1e-12,  # measured: up to 1e-15
     "optimizer_state": 1e-12,  # measured: up to 1e-14
 }
+# Of the largest rate so far; measured: up to 8e-8, in optax's schedules of warm-up and cosine.
+RATE_ALLOWED = 1e-6
+REPRESENTED = 1e-12  # how near a number in float64 is to one in float32 if it came from there; measured: 1e-15
 OWN_LOCAL = "own_local_gradients"  # what a port's step shows, against what its loss alone says
 EPSILON = float(np.finfo(np.float64).eps)
 # What optax calls it, and what torch does; compared where both have it.
@@ -57,6 +60,7 @@ class Judgement:
     Attributes:
         residuals: stage -> per step, per tensor, plainly jax's against torch's.
         update_rounding: of the worst step, see `rounding_of_update`.
+        shares: per step, see `rate_in_float32`.
         shapes: tensor -> shape.
         same_examples: per step, the replicas that were given the same examples on both sides.
         first: stage -> where it first differs from what the reference would have made of its inputs.
@@ -64,6 +68,7 @@ class Judgement:
 
     residuals: dict[str, list[dict[str, float]]] = field(default_factory=dict)
     update_rounding: float = 0.0
+    shares: list[dict[str, float]] = field(default_factory=list)
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     same_examples: list[list[int]] = field(default_factory=list)
     first: dict[str, Located] = field(default_factory=dict)
@@ -71,6 +76,11 @@ class Judgement:
     def results(self) -> dict[str, StageResult]:
         """Each stage over all steps."""
         return {stage: self._result(stage) for stage in ORDER if stage in self.residuals}
+
+    @property
+    def rate_rounding(self) -> float:
+        """How far jax's rate is off where it is a float32, at most."""
+        return max((abs(share - 1) for shares in self.shares for share in shares.values()), default=0.0)
 
     def allowed(self, stage: str) -> float:
         """The largest residual that counts as equal."""
@@ -94,12 +104,14 @@ def judge(torch: Sequence[StoredRecord], jax: Sequence[StoredRecord], facts: Fac
         jax: forced by it.
         optimizer: torch's class.
     """
-    judgement = Judgement()
+    judgement, peak = Judgement(), 0.0
     for step, (theirs, ours) in enumerate(zip(torch, jax, strict=False), start=1):
         judgement.shapes |= {name: value.shape for name, value in theirs["update"].items()}
         judgement.update_rounding = max(judgement.update_rounding, rounding_of_update(theirs))
         judgement.same_examples.append(_same_examples(theirs, ours, facts))
-        for stage, plain, given in _stages(theirs, ours, facts, optimizer):
+        peak = max(peak, *(group["lr"] for group in theirs.notes["groups"]))
+        judgement.shares.append(rate_in_float32(theirs, ours, peak))
+        for stage, plain, given in _stages(theirs, ours, facts, optimizer, judgement.shares[-1]):
             if plain:
                 judgement.residuals.setdefault(stage, []).append(plain)
             _locate(judgement, stage, step, given)
@@ -112,9 +124,13 @@ def judge(torch: Sequence[StoredRecord], jax: Sequence[StoredRecord], facts: Fac
 
 
 def _stages(
-    theirs: Record, ours: Record, facts: Facts, optimizer: str
+    theirs: Record, ours: Record, facts: Facts, optimizer: str, shares: Mapping[str, float]
 ) -> Iterator[tuple[str, dict[str, float], dict[str, float]]]:
-    """(stage, residuals against torch, residuals against torch given the same inputs)."""
+    """(stage, residuals against torch, residuals against torch given the same inputs).
+
+    Args:
+        shares: see `rate_in_float32`.
+    """
     examples = {"examples": samples.differing_share(theirs["samples"], ours["samples"])}
     yield "samples", examples, examples
     if shown := _hyperparameters(theirs, ours):
@@ -133,7 +149,7 @@ def _stages(
     if facts.clip_grad_norm is not None and shows_clipping(ours, facts):
         clipped, right = ours["clipped_gradients"], clip(gradients, facts.clip_grad_norm)
         yield "clipped_gradients", _against(clipped, theirs["clipped_gradients"]), _against(clipped, right)
-    update = _against(ours["update"], theirs["update"])
+    update = _against({name: x / shares.get(name, 1.0) for name, x in ours["update"].items()}, theirs["update"])
     yield "update", update, {} if facts.own_step else update
     if theirs["buffers"]:
         buffers = _against(ours["buffers"], theirs["buffers"])
@@ -150,6 +166,27 @@ def rounding_of_update(record: Record) -> float:
     """
     params, update = (math.hypot(*(float(np.linalg.norm(x)) for x in record[s].values())) for s in ("params", "update"))
     return EPSILON * params / update if update else 0.0
+
+
+def rate_in_float32(theirs: StoredRecord, ours: Record, peak: float) -> dict[str, float]:
+    """How much longer jax's update of a tensor is, where it is as if the rate were a float32; else 1.
+
+    optax computes some schedules in float32 even where all else is float64. That is no other meaning:
+    the update is then s times torch's, and s times torch's rate is a number that float32 has.
+
+    Args:
+        peak: the largest rate up to this step; what is computed from it is rounded as it is.
+    """
+    shares = dict.fromkeys(theirs["update"], 1.0)
+    for group in theirs.notes["groups"]:
+        pairs = [(ours["update"][name], theirs["update"][name]) for name in group["names"]]
+        square = sum(float(np.vdot(x, x)) for _, x in pairs)
+        share = sum(float(np.vdot(x, y)) for y, x in pairs) / square if square else 1.0
+        rate = share * group["lr"]
+        near = abs(share - 1) * group["lr"] <= RATE_ALLOWED * peak
+        if near and abs(rate - float(np.float32(rate))) <= REPRESENTED * rate:
+            shares |= dict.fromkeys(group["names"], share)
+    return shares
 
 
 def shows_clipping(ours: Record, facts: Facts) -> bool:

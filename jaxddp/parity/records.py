@@ -129,14 +129,18 @@ class Records(Lazy[StoredRecord]):
     """
 
     def __init__(self, folders: Sequence[Path], stacked: Sequence[str] = (), owner: Any = None):
-        def count() -> int:
-            return min(len(list(folder.glob("*.safetensors"))) for folder in folders)
+        self._folders, self._owner = folders, owner
+        self._found = 0
+        super().__init__(self._written, lambda index: StoredRecord(self._files(index), stacked))
 
-        def read(index: int) -> StoredRecord:
-            return StoredRecord([folder / f"{index:06}.safetensors" for folder in folders], stacked)
+    def _written(self) -> int:
+        """How many every process has written by now."""
+        while all(path.exists() for path in self._files(self._found)):
+            self._found += 1
+        return self._found
 
-        super().__init__(count, read)
-        self._owner = owner
+    def _files(self, index: int) -> list[Path]:
+        return [folder / f"{index:06}.safetensors" for folder in self._folders]
 
 
 class Scratch:

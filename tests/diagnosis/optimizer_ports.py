@@ -114,6 +114,16 @@ SINGLES = [
     planted("eps_in_root", adam, optax.adam(1e-3, eps_root=1e-8), "too, and not only outside"),
     planted("eps_in_root", rmsprop, optax.rmsprop(1e-2, decay=0.99), "eps is added inside the root"),
     planted("no_bias_correction", adam, uncorrected_adam(1e-3)),
+    planted("amsgrad", adam, optim.adam(1e-3, amsgrad=True), "in the port only"),
+    planted("amsgrad", adam, optax.amsgrad(1e-3), "corrected squares"),
+    planted("amsgrad", partial(coupled, amsgrad=True), optim.adam(1e-3, weight_decay=1e-2), "in the reference only"),
+    planted(
+        "lr_in_momentum",
+        momentum,
+        optax.chain(optax.scale_by_learning_rate(cosine(0.1)), optax.trace(0.9)),
+        scheduler=COSINE,
+    ),
+    planted("eps_value+betas | loss_scale+betas", adam, optax.adam(1e-3, b2=0.98, eps=1e-6), "beta2 0.98"),
     planted("nesterov", decayed, l2(1e-3, optax.sgd(0.1, 0.9, nesterov=True)), "in the port only"),
     planted("nesterov", partial(momentum, nesterov=True), optax.sgd(0.1, 0.9), "in the reference only"),
     planted("nesterov", adam, optax.nadam(1e-3), "in the port only"),
@@ -228,7 +238,6 @@ COMBINED = [
 
 NOT_IN_THE_CATALOGUE = {
     "lion": (adam, optax.lion(1e-3)),
-    "amsgrad": (adam, optax.amsgrad(1e-3)),
     "adam for rmsprop": (rmsprop, optax.adam(1e-2)),
     "moments forgotten every 3 steps": (adam, reset_every(3, optax.adam(1e-3))),
     "momentum forgotten every 3 steps": (momentum, reset_every(3, optax.sgd(0.1, 0.9))),

@@ -29,6 +29,13 @@ class RoundedStatistics(BatchNorm):
         return mean, var
 
 
+class FrozenStatistics(BatchNorm):
+    """The running statistics, which stay as they are, while the model trains."""
+
+    def _batch_statistics(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return self.mean[...], self.var[...]
+
+
 def flax_norm(features: int, **options: Any) -> nnx.BatchNorm:
     """flax's BatchNorm, with torch's numbers where it has them."""
     return nnx.BatchNorm(features, momentum=0.9, use_fast_variance=False, rngs=nnx.Rngs(0), **options)
@@ -138,6 +145,7 @@ PLANTED: dict[str, Planted] = {
     "batch_norm_momentum": Planted(model(norm=partial(BatchNorm, momentum=0.9)), STATISTICS, "buffers"),
     "batch_norm_momentum/default": Planted(model(norm=partial(BatchNorm, momentum=0.01)), STATISTICS, "buffers"),
     "biased_variance": Planted(model(norm=flax_norm), STATISTICS, "buffers"),
+    "batch_norm_eval": Planted(model(norm=FrozenStatistics), STATISTICS, "local_loss"),
     "batch_norm_sync": Planted(model(norm=partial(BatchNorm, sync=True)), CONVNET, "local_loss"),
     "fast_variance": Planted(model(norm=RoundedStatistics), CONVNET, "local_loss"),
     "gelu_approximation": Planted(model(activations=(tanh_gelu,) * 2), on("mlp"), "local_loss"),

@@ -67,6 +67,17 @@ def uncorrected_adam(rule: Recipe) -> optax.GradientTransformation:
     return optax.GradientTransformation(init, update)
 
 
+def largest_squares(rule: Recipe) -> optax.GradientTransformation:
+    """Adam over the largest of its squares, as optax has it."""
+    return optax.scale_by_amsgrad(*rule.betas, eps=rule.eps)
+
+
+def momentum_of_updates(right: Translation) -> Translation:
+    """The rate before the momentum."""
+    rule = right.optimizer.recipe
+    return optimizer(direction=lambda _: optax.identity(), last=(optax.trace(rule.momentum, rule.nesterov),))(right)
+
+
 def centred(rule: Recipe) -> optax.GradientTransformation:
     """RMSprop over the standard deviation."""
     return optax.scale_by_stddev(rule.alpha, rule.eps, eps_in_sqrt=False)
@@ -153,6 +164,8 @@ PLANTED: dict[str, Planted] = {
         optimizer(first=(optax.scale(SCALE),)), on("mlp", "adam", "rmsprop", "adagrad"), "update"
     ),
     "no_bias_correction": Planted(optimizer(direction=uncorrected_adam), ADAM, "update"),
+    "lr_in_momentum": Planted(momentum_of_updates, on("mlp", "sgd") + on("convnet", "sgd"), "update"),
+    "amsgrad": Planted(optimizer(direction=largest_squares), ADAM, "update"),
     "nesterov": Planted(optimizer(direction=optax_trace(True)), on("mlp", "sgd") + on("convnet", "sgd"), "update"),
     "nesterov/missing": Planted(optimizer(direction=optax_trace(False)), on("mlp", "sgd_nesterov"), "update"),
     "dampening": Planted(optimizer(direction=optax_trace(False)), on("mlp", "sgd_dampening"), "update"),

@@ -119,6 +119,11 @@ def clip_in_chain(right: Translation) -> Translation:
     return replace(right, optimizer=chain, step=replace(right.own_step, clip_grad_norm=None, shows=shows))
 
 
+def no_clip_in_chain(right: Translation) -> Translation:
+    """A step without clipping, and an optax chain that forgets it."""
+    return replace(right, step=replace(right.own_step, clip_grad_norm=None, shows=(*BEFORE_REDUCTION, "gradients")))
+
+
 def different_start(params: Any, rank: int) -> Any:
     """Each replica draws its own initial weights."""
     key = jax.random.key(rank)
@@ -264,6 +269,8 @@ PLANTED: dict[str, Planted] = {
     "clip_norm_local/own": Planted(
         step(clip=clip_by(lambda gradients, local: optax.tree.norm(local))), CLIPPED, "clipped_gradients"
     ),
+    "clip_missing": Planted(step(clip=lambda gradients, local, largest: gradients), CLIPPED, "clipped_gradients"),
+    "clip_missing/chain": Planted(no_clip_in_chain, CLIPPED, "update"),
     "clip_epsilon": Planted(step(clip=optax_clip), CLIPPED, "clipped_gradients"),
     "clip_epsilon/chain": Planted(clip_in_chain, CLIPPED, "update"),
     "compressed_all_reduce": Planted(step(reduce=rounded(jnp.bfloat16)), EVERYWHERE, "gradients"),

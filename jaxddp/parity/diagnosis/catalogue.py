@@ -95,6 +95,10 @@ FAULTS: dict[str, Fault] = {
         "clipping divides by the norm; torch divides by the norm + 1e-6",
         "jaxddp.optim.clip_by_global_norm, or accept 1e-6/|g|",
     ),
+    "clip_missing": Fault(
+        "gradients are not clipped, where the reference clips them",
+        "clip_grad_norm in the port, or optax.clip_by_global_norm before the optimizer",
+    ),
     "compressed_all_reduce": Fault(
         "gradients are rounded to 16 bits on their way between the replicas",
         "reduce in float32",
@@ -167,6 +171,14 @@ FAULTS: dict[str, Fault] = {
     ),
     "no_bias_correction": Fault("Adam without bias correction", "optax.scale_by_adam corrects; do not undo it"),
     "nesterov": Fault("Nesterov momentum on one side only", "nesterov= the same on both sides"),
+    "lr_in_momentum": Fault(
+        "momentum is summed up after the learning rate, as in TensorFlow, and remembers old rates",
+        "optax.trace before optax.scale_by_learning_rate",
+    ),
+    "amsgrad": Fault(
+        "AMSGrad on one side only, or as optax.amsgrad has it, which corrects before it takes the largest",
+        "jaxddp.optim.adam(amsgrad=True)",
+    ),
     "dampening": Fault(
         "another dampening of the momentum; optax.trace has none",
         "jaxddp.optim.sgd(dampening=...)",
@@ -235,6 +247,10 @@ FAULTS: dict[str, Fault] = {
         "the running variance is the biased one; torch keeps n/(n-1) of it",
         "jaxddp.layers.BatchNorm",
         "pytorch/pytorch#19902",
+    ),
+    "batch_norm_eval": Fault(
+        "BatchNorm uses its running statistics while it trains",
+        "use_running_average=False, model.train()",
     ),
     "batch_norm_sync": Fault(
         "BatchNorm takes its statistics over all replicas where the reference takes each one's own, or the reverse",

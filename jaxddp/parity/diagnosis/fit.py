@@ -64,6 +64,9 @@ class Unknown:
 def solve(misfit: Misfit, unknowns: Sequence[Unknown]) -> Values:
     """The values that leave least, from the best of all starts: Levenberg-Marquardt.
 
+    What spans decades is flat where it is far from right, and which start is near shows only once the
+    other values are right: so these are fitted first, for every start of such a value.
+
     Args:
         misfit: values -> what they leave over, any shape.
 
@@ -72,14 +75,34 @@ def solve(misfit: Misfit, unknowns: Sequence[Unknown]) -> Values:
     >>> round(decay, 12)
     0.03
     """
-    starts = itertools.product(*(unknown.starts for unknown in unknowns))
+    if not unknowns:
+        return ()
+    wide = [place for place, unknown in enumerate(unknowns) if unknown.along == "log"]
+    if 0 < len(wide) < len(unknowns):
+        held = itertools.product(
+            *(unknown.starts if place in wide else (None,) for place, unknown in enumerate(unknowns))
+        )
+        starts = [_with_others(misfit, unknowns, values) for values in held]
+    else:
+        starts = [*itertools.product(*(unknown.starts for unknown in unknowns))]
     best = min(starts, key=lambda values: float(np.linalg.norm(misfit(values))))
 
     def at(point: np.ndarray) -> np.ndarray:
         return misfit(tuple(u.outward(x) for u, x in zip(unknowns, point, strict=True))).ravel()
 
     point = np.array([u.inward(value) for u, value in zip(unknowns, best, strict=True)])
-    return tuple(u.outward(x) for u, x in zip(unknowns, _descend(at, point), strict=True)) if unknowns else ()
+    return tuple(u.outward(x) for u, x in zip(unknowns, _descend(at, point), strict=True))
+
+
+def _with_others(misfit: Misfit, unknowns: Sequence[Unknown], held: Sequence[float | None]) -> Values:
+    """Some values as they are given, and the others that go best with them."""
+
+    def whole(others: Values) -> Values:
+        left = iter(others)
+        return tuple(next(left) if value is None else value for value in held)
+
+    free = [unknown for unknown, value in zip(unknowns, held, strict=True) if value is None]
+    return whole(solve(lambda others: misfit(whole(others)), free))
 
 
 def polish(misfit: Misfit, unknowns: Sequence[Unknown], values: Values) -> Values:

@@ -11,6 +11,7 @@ from jaxddp.parity.diagnosis.variants import Change, Edit
 from jaxddp.parity.diagnosis.variants_combined import Reading, combined, counts_of, readings, reference_reading
 from jaxddp.parity.diagnosis.variants_fit import Item, Stages, residual_at
 from jaxddp.parity.diagnosis.variants_functions import (
+    batch_norm_eval,
     batch_norm_sync,
     gelu,
     ignore_index,
@@ -30,7 +31,7 @@ __all__ = ["FLOOR", "ModelEvidence", "ModelStep", "explain_model", "model_residu
 
 FLOOR = 1e-12  # measured: right hypotheses leave up to 8e-15, wrong ones 6e-11 or more
 OF_ONE_CALL = (
-    *(gelu, norm_epsilon, label_smoothing, ignore_index, padding_idx, loss_terms, batch_norm_sync),
+    *(gelu, norm_epsilon, label_smoothing, ignore_index, padding_idx, loss_terms, batch_norm_sync, batch_norm_eval),
     *(same_padding, flattened_axes, kernel_axes, fast_variance),
 )
 STALE = Edit(Change("stale_parameters", "gradients at the parameters of the step before", stale=True), frozenset())

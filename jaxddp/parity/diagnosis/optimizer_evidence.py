@@ -96,7 +96,7 @@ def reference_recipe(evidence: OptimizerEvidence) -> Recipe | None:
         coupled=not (decoupled or evidence.kind == "AdamW"),
         nesterov=nesterov,
         centred=centred,
-        amsgrad=amsgrad,
+        amsgrad="torch" if amsgrad else "",
         scale=-1.0 if maximize else 1.0,
         restored_at=evidence.restored_at,
     )

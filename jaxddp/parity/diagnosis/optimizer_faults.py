@@ -157,6 +157,9 @@ def _momentum(recipe: Recipe) -> Iterator[Edit]:
         yield _betas("betas", recipe, {"first": "momentum"})
     if recipe.family == "rmsprop":
         yield _betas("rmsprop_decay", recipe, {"second": "RMSprop's decay of squares"})
+    if recipe.family == "sgd" and recipe.scheduled and recipe.first.any():
+        says = "momentum sums updates, each at the rate of its step; the reference's, gradients"
+        yield discrete("lr_in_momentum", says, partial(replace, rate_inside=True))
     yield discrete(
         "nesterov",
         f"Nesterov momentum in {'the reference' if recipe.nesterov else 'the port'} only",
@@ -201,6 +204,17 @@ def _dampened(recipe: Recipe, first: bool, when: str) -> Edit:
     )
 
 
+def _largest(recipe: Recipe) -> Iterator[Edit]:
+    ways = {
+        "": "AMSGrad in the reference only",
+        "torch": "AMSGrad in the port only",
+        "corrected": "AMSGrad's largest of the corrected squares, as optax has it",
+    }
+    for way, says in ways.items():
+        if way != recipe.amsgrad:
+            yield discrete("amsgrad", says, partial(replace, amsgrad=way))
+
+
 def _correction(recipe: Recipe) -> Iterator[Edit]:
     yield discrete("no_bias_correction", "Adam without bias correction", partial(replace, corrects=False))
 
@@ -230,7 +244,7 @@ def _start(fault: str, says: str, recipe: Recipe) -> Edit:
 
 OF_FAMILY: dict[str, tuple[Callable[[Recipe], Iterator[Edit]], ...]] = {
     "sgd": (_momentum, _dampening),
-    "adam": (_eps, _momentum, _correction),
+    "adam": (_eps, _momentum, _largest, _correction),
     "rmsprop": (_eps, _momentum, _squares),
     "adagrad": (_eps, _accumulator),
 }

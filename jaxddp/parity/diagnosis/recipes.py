@@ -28,11 +28,12 @@ class Recipe:
         g <- scale g;  coupled: g <- g + decay p
         sgd:      b <- first b + (1 - dampening) g, but g at first;  u = b;  nesterov: u = g + first b
         adam:     m <- first m + (1 - first) g;  v <- second v + (1 - second) g^2
-                  u = m / (1 - first^t) / root(v / (1 - second^t));  amsgrad: of the largest v so far
+                  u = m / (1 - first^t) / root(v / (1 - second^t))
+                  amsgrad: of the largest v so far, or of the largest v / (1 - second^t)
         rmsprop:  v <- second v + (1 - second) g^2;  centred: m <- second m + (1 - second) g, else m = 0
                   b <- first b + g / root(v - m^2);  u = b
         adagrad:  v <- v + g^2;  u = g / root(v)
-        update = -lr u;  not coupled: - lr decay p
+        update = -lr u;  not coupled: - lr decay p;  rate_inside: g <- lr g, and update = -u
 
     where root(v) = sqrt(v) + eps.
 
@@ -58,7 +59,9 @@ class Recipe:
         start: where v starts, (T,).
         scale: of the gradients.
         corrects: divide by 1 - first^t and 1 - second^t.
-        nesterov, centred, amsgrad: as torch's flags.
+        nesterov, centred: as torch's flags.
+        amsgrad: "": no; "torch": the largest v; "corrected": the largest v / (1 - second^t).
+        rate_inside: the buffer sums what was multiplied by the rate already.
         restored_at: the state is saved and restored after so many steps; None: never.
         lost: what the restored state lacks.
     """
@@ -80,7 +83,8 @@ class Recipe:
     coupled: bool
     nesterov: bool = False
     centred: bool = False
-    amsgrad: bool = False
+    amsgrad: str = ""
+    rate_inside: bool = False
     dampens_first: bool = False
     corrects: bool = True
     eps_place: str = "outside"
@@ -147,8 +151,10 @@ class Recipe:
         gradients = self.scale * gradients
         if self.coupled:
             gradients = gradients + n.decay * params
+        if self.rate_inside:
+            gradients = n.lr * gradients
         direction, new = DIRECTIONS[self.family](self, n, old, gradients)
-        update = -n.lr * direction
+        update = -direction if self.rate_inside else -n.lr * direction
         if not self.coupled:
             update = update - (n.lr if self.decay_rate is None else self.decay_rate) * n.decay * params
         if np.all(n.used):
@@ -216,12 +222,15 @@ def _adam(recipe: Recipe, n: Numbers, old: Mapping[str, np.ndarray], g: np.ndarr
     mean = n.first * old["mean"] + (1 - n.first) * g
     square = n.second * old["square"] + (1 - n.second) * g**2
     new = {"mean": mean, "square": square}
-    if recipe.amsgrad:
+    if recipe.amsgrad == "torch":
+        new["largest"] = square = np.maximum(old["largest"], square)
+    square = square / n.rest_square
+    if recipe.amsgrad == "corrected":
         new["largest"] = square = np.maximum(old["largest"], square)
     corrected = mean / n.rest
     if recipe.nesterov:
         corrected = n.first * mean / n.rest_ahead + (1 - n.first) * g / n.rest
-    return corrected / _root(recipe, square / n.rest_square, n.eps), new
+    return corrected / _root(recipe, square, n.eps), new
 
 
 def _rmsprop(recipe: Recipe, n: Numbers, old: Mapping[str, np.ndarray], g: np.ndarray) -> tuple[np.ndarray, State]:

@@ -96,6 +96,7 @@ def _clip_edits(world_size: int, tied: Sequence[str]) -> Iterator[Edit]:
 
     says = "clipping divides by the norm; the reference adds 1e-06 to it"
     yield Edit("epsilon", "clip_epsilon", says, _changed(clip_epsilon=0.0))
+    yield Edit("norm", "clip_missing", "the gradients are not clipped", _changed(clip_norm=None))
     if world_size > 1:
         yield Edit("order", "clipped_before_mean", "each replica clips its own gradient", _changed(clip_first=True))
         yield Edit("norm", "clip_norm_local", "clipped by the norm of the local gradient", _changed(clip_by="own"))

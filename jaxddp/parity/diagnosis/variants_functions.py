@@ -166,6 +166,14 @@ def batch_norm_sync(call: Call) -> Iterator[Change]:
         yield Change("batch_norm_sync", "BatchNorm over all replicas", answer, lockstep=True, setting=True)
 
 
+def batch_norm_eval(call: Call) -> Iterator[Change]:
+    """BatchNorm with its running statistics, which stay as they are."""
+    if _keeps_statistics(call):
+        what = "BatchNorm in evaluation mode: by its running statistics, which it leaves as they are"
+        answer = lambda call, proceed, value, /: proceed(call.but(training=False))  # noqa: E731
+        yield Change("batch_norm_eval", what, answer, setting=True)
+
+
 def _position(mine: Tensor, everyones: Sequence[Tensor]) -> int:
     return next(position for position, tensor in enumerate(everyones) if tensor is mine)
 

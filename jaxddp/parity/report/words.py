@@ -20,6 +20,9 @@ STAGE_NAMES = {
 }
 
 
+RATE_TOLD = 1e-12  # a learning rate that is off by less is not worth a sentence
+
+
 class Status(StrEnum):
     """What is known of one stage."""
 
@@ -177,6 +180,8 @@ def _agreement(report: Report) -> str:
     parts.append(_largest(report))
     if report.unseen:
         parts.append(f"The port does not show its {', '.join(STAGE_NAMES[stage] for stage in report.unseen)}.")
+    if report.rate_rounding > RATE_TOLD:
+        parts.append(f"Its learning rate is computed in float32, {report.rate_rounding:.0e} off, which is allowed for.")
     return " ".join(parts)
 
 

@@ -13,6 +13,7 @@ from jaxddp import cli
 from jaxddp.errors import InputError, check_name
 from jaxddp.parity.environment import environment
 from jaxddp.parity.scoreboard.document import to_markdown
+from jaxddp.parity.scoreboard.kept import Kept
 from jaxddp.parity.scoreboard.mutants import Outcome, run_mutants
 from jaxddp.parity.scoreboard.score import Question, Score, score
 from jaxddp.parity.workers import Workers
@@ -37,11 +38,13 @@ class Options:
     parts: tuple[str, ...] = PARTS
     """planted | pairs | uncatalogued | clean | mutants; all by default."""
     only: str = "*"
-    """Of faults and mutants, those whose name matches."""
+    """Of faults, pairs, right ports ("seed 7") and mutants, those whose name matches."""
     clean_seeds: int = 100
     """Right ports to check for false alarms."""
     clean_steps: int = 300
     """Steps of each."""
+    scores: Path | None = None
+    """Keep every result here as it is known; what is here already is not run again."""
     output: Path | None = None
     """Write the result as Markdown."""
 
@@ -55,17 +58,24 @@ class Options:
 
 def main(options: Options, argv: Sequence[str]) -> None:
     """Run the parts, a line for each port, and write the page."""
-    faults = _faults()
+    faults, kept = _faults(), Kept(options.scores)
     scores: dict[str, list[Score]] = {}
     with Workers(4, "cpu") as workers:
         for part in (part for part in PARTS if part in options.parts and part != "mutants"):
             scores[part] = []
             for question in _questions(part, faults, options):
-                scores[part].append(score(question, workers, count_steps=part in ("planted", "pairs")))
-                print(_line(scores[part][-1]), flush=True)
-    outcomes = list(_mutants(options)) if "mutants" in options.parts else []
+                key = (part, *map(str, (question.label, question.scenario, question.optimizer)))
+                key += (str(question.world_size), str(question.steps))
+                if (found := kept.score(key, question)) is None:
+                    found = score(question, workers, count_steps=part in ("planted", "pairs"))
+                    kept.add(key, found)
+                    print(_line(found), flush=True)
+                scores[part].append(found)
+    outcomes = list(_mutants(options, kept)) if "mutants" in options.parts else []
+    if not outcomes and not any(scores.values()):
+        raise InputError(f"--only {options.only}: matches nothing in {', '.join(options.parts)}")
     command = shlex.join([*PROG.split(), *argv])
-    text = to_markdown(scores, outcomes, {"command": command, **environment()})
+    text = to_markdown(scores, outcomes, {**environment(), "command": command, "date": kept.when()})
     if options.output is None:
         print(text)
     else:
@@ -93,7 +103,8 @@ def _questions(part: str, faults: Any, options: Options) -> Iterator[Question]:
         for seed in range(options.clean_seeds):
             name, optimizer = CLEAN[seed % len(CLEAN)]
             scenario = faults.Scenario(name, optimizer, steps=options.clean_steps, seed=seed)
-            yield question(f"seed {seed}", scenario)
+            if fnmatch.fnmatch(f"seed {seed}", options.only):
+                yield question(f"seed {seed}", scenario)
     elif part == "pairs":
         for scenario, one, other in faults.PAIRS:
             if fnmatch.fnmatch(f"{one} + {other}", options.only):
@@ -104,9 +115,12 @@ def _questions(part: str, faults: Any, options: Options) -> Iterator[Question]:
                 yield from (question(label, scenario, label) for scenario in planted.scenarios)
 
 
-def _mutants(options: Options) -> Iterator[Outcome]:
+def _mutants(options: Options, kept: Kept) -> Iterator[Outcome]:
     listed = importlib.import_module("tests.mutants").MUTANTS
-    for outcome in run_mutants(Path.cwd(), listed, options.only):
+    chosen = [mutant for mutant in listed if fnmatch.fnmatch(mutant.name, options.only)]
+    yield from (known for mutant in chosen if (known := kept.outcome(("mutants", mutant.name))) is not None)
+    for outcome in run_mutants(Path.cwd(), [m for m in chosen if kept.outcome(("mutants", m.name)) is None]):
+        kept.add(("mutants", outcome.name), outcome)
         print(f"{'killed  ' if outcome.killed else 'SURVIVES'} {outcome.name}  {outcome.by}", flush=True)
         yield outcome
 
