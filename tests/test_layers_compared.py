@@ -100,11 +100,16 @@ def test_what_is_no_number_in_both_is_equal_and_in_one_differs(value: float, tmp
 
 
 def test_channels_are_moved_only_where_that_fits() -> None:
-    assert in_torch_layout(X, X.shape) is X
-    moved = in_torch_layout(X, (2, 4, 3))
+    assert in_torch_layout(X, X) is X
+    moved = in_torch_layout(X, np.zeros((2, 4, 3)))
     assert moved is not None and np.array_equal(moved, np.moveaxis(X, -1, 1))
-    assert in_torch_layout(X, (4, 2, 3)) is None
-    assert in_torch_layout(X[0], (4, 3)) is None  # two axes are no image
+    assert in_torch_layout(X, np.zeros((4, 2, 3))) is None
+    assert in_torch_layout(X[0], np.zeros((4, 3))) is None  # two axes are no image
+    cube = np.arange(54.0).reshape(2, 3, 3, 3)
+    of_torch = np.moveaxis(cube, -1, 1) + 1e-3
+    for found in (cube, np.moveaxis(cube, -1, 1)):  # shapes alone would not tell
+        nearer = in_torch_layout(found, of_torch)
+        assert nearer is not None and np.allclose(nearer, of_torch, atol=1e-2)
 
 
 class TorchBlock(torch.nn.Module):

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import optax
 import pytest
 
 from jaxddp.config import TrainConfig
@@ -55,6 +56,10 @@ def test_a_file_becomes_a_port(tmp_path: Path) -> None:
         (("import SIZE", "import WIDTH"), "line 3: ImportError: cannot import name 'WIDTH'"),
         (("optimizer =", "optimizer ==="), "line 10: SyntaxError: invalid syntax"),
         (("accumulation_steps = 2", "accumulation_steps = 0"), "accumulation_steps 0: must be at least 1"),
+        (
+            ("accumulation_steps = 2", "acumulation_steps = 2"),
+            "acumulation_steps: is no field of a port; did you mean accumulation_steps?",
+        ),
         (("accumulation_steps = 2", "1 / 0"), "line 11: ZeroDivisionError: division by zero"),
     ],
 )
@@ -82,13 +87,17 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         ({"optimizer": None, "torch_optimizer": list}, "optimizer: give either"),
         ({"torch_scheduler": list}, "torch_scheduler: goes with torch_optimizer"),
         ({"clip_grad_norm": 0}, "clip_grad_norm 0: must be above 0"),
+        (
+            {"optimizer": None, "torch_optimizer": list, "flax_optimizer": "adam"},
+            "flax_optimizer: must be an optax transformation, and is str",
+        ),
     ],
 )
 def test_fields_that_do_not_fit_each_other_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=f"^{message}"):
         port(**changes)
     port(optimizer=TrainConfig(optimizer="sgd", lr=0.1))
-    port(optimizer=None, torch_optimizer=list, flax_optimizer=object(), torch_scheduler=list)
+    port(optimizer=None, torch_optimizer=list, flax_optimizer=optax.sgd(0.1), torch_scheduler=list)
 
 
 @pytest.mark.parametrize(

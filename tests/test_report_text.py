@@ -38,7 +38,7 @@ def test_text_is_short_and_harmless(report):
         (SEMANTIC, ["  proof  planted in the reference, it leaves 2e-15; the next best, decay_mask, leaves 3e-4"]),
         (UNEXPLAINED, ["  cause  unexplained", "  layer  blocks.0.gelu (flax: blocks_0/gelu)", "not seen"]),
         (NUMERIC, ["different in rounding: ", "gradients            3e-6      2     3e-7  rounds differently"]),
-        (INCOMPLETE, ["incomplete: Not all could be compared: flax: step 3: hangs", "problem: port: flax_restore"]),
+        (INCOMPLETE, ["incomplete: Not all could be compared. ", "problem: flax: step 3: hangs", "problem: port: flax_restore"]),
     ],
     ids=lambda value: value[0][:30] if isinstance(value, list) else "",
 )
@@ -57,11 +57,20 @@ def test_many_differences_and_problems_are_counted():
     assert "problem: and 5 others" in text
 
 
+def test_causes_of_one_place_stand_together():
+    (found,) = SEMANTIC.differences[:1]
+    assert found.cause is not None
+    other = dataclasses.replace(found, cause=dataclasses.replace(found.cause, says=("eps 1e-6",)))
+    text = console.to_text(dataclasses.replace(SEMANTIC, differences=(found, other)))
+    assert text.count("\ndifferent: ") == 1 and text.count("  proof  ") == 2
+    assert "  and    eps 1e-6  [" in text
+
+
 def test_long_messages_are_shortened():
     problem = dataclasses.replace(INCOMPLETE.problems[0], message=f"begin {10_000 * 'x'} end")
     lines = console.to_text(dataclasses.replace(INCOMPLETE, problems=(problem,))).splitlines()
     assert len(lines) <= 25
-    assert "begin" in lines[-4]
+    assert "begin" in lines[-6]
     assert lines[-2].endswith("end")
 
 

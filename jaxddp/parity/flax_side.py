@@ -139,7 +139,9 @@ def _losses(port: Port, model: Any, batch: Batch) -> Losses:
     loss = port.flax_loss(model, batch)
     if isinstance(loss, Losses):
         return loss
-    values, loss_weights = loss if isinstance(loss, tuple) else (loss, None)
+    values, loss_weights = loss if isinstance(loss, tuple) and len(loss) == 2 else (loss, None)
+    if not all(hasattr(x, "dtype") for x in (values, values if loss_weights is None else loss_weights)):
+        raise InputError("flax_loss: must return the loss, or one per element, or a pair of these and their weights")
     return Losses(jnp.atleast_1d(values), loss_weights)
 
 

@@ -25,7 +25,7 @@ def first_difference(torch: StoredRecord, flax: StoredRecord, twins: dict[str, s
     outputs, inputs = (torch[OUTPUTS], flax[OUTPUTS]), (torch[INPUTS], flax[INPUTS])
     before = ""
     for name, twin in _pairs(torch.notes["order"], twins, outputs[1]):
-        theirs, ours = outputs[0][name], in_torch_layout(outputs[1][twin], outputs[0][name].shape)
+        theirs, ours = outputs[0][name], in_torch_layout(outputs[1][twin], outputs[0][name])
         residual = _residual(ours, theirs)
         if residual <= EQUAL:
             before = name
@@ -42,19 +42,19 @@ def first_difference(torch: StoredRecord, flax: StoredRecord, twins: dict[str, s
     return None
 
 
-def in_torch_layout(flax: np.ndarray, shape: Sequence[int]) -> np.ndarray | None:
+def in_torch_layout(flax: np.ndarray, torch: np.ndarray) -> np.ndarray | None:
     """A flax activation in torch's layout: as it is, or with the channels moved from last to second.
 
-    >>> in_torch_layout(np.zeros((2, 5, 4, 3)), (2, 3, 5, 4)).shape
+    Where there are as many channels as rows and columns, shapes do not tell: the nearer one is taken.
+
+    >>> in_torch_layout(np.zeros((2, 5, 4, 3)), np.zeros((2, 3, 5, 4))).shape
     (2, 3, 5, 4)
-    >>> in_torch_layout(np.zeros((2, 5)), (2, 4)) is None
+    >>> in_torch_layout(np.zeros((2, 5)), np.zeros((2, 4))) is None
     True
     """
-    if flax.shape == tuple(shape):
-        return flax
-    if flax.ndim > 2 and np.moveaxis(flax, -1, 1).shape == tuple(shape):
-        return np.moveaxis(flax, -1, 1)
-    return None
+    layouts = [flax, np.moveaxis(flax, -1, 1)] if flax.ndim > 2 else [flax]
+    possible = [x for x in layouts if x.shape == torch.shape]
+    return min(possible, key=lambda x: _residual(x, torch), default=None)
 
 
 def _pairs(order: Sequence[str], twins: dict[str, str], flax: Tensors) -> Iterator[tuple[str, str]]:
@@ -85,7 +85,7 @@ def _distances(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
 def _input_residual(ours: np.ndarray | None, theirs: np.ndarray | None) -> float | None:
     if ours is None or theirs is None:
         return None
-    return _residual(in_torch_layout(ours, theirs.shape), theirs)
+    return _residual(in_torch_layout(ours, theirs), theirs)
 
 
 def _largest(ours: np.ndarray | None, theirs: np.ndarray) -> dict[str, tuple]:

@@ -14,12 +14,14 @@ This module imports neither framework: a rank of torch needs no jax, but for wha
 """
 
 import contextlib
+import difflib
 import importlib.util
 import sys
 import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     import optax
     import torch
 
+LONG, ALIKE = 8, 0.85  # length of a name, and likeness of another to it, that is no chance
 Arrays = Mapping[str, np.ndarray]
 Side = Literal["torch", "flax"]
 
@@ -145,6 +148,9 @@ class Port:
             value = getattr(self, name)
             if not callable(value) and (value is not None or name in needed):
                 raise InputError(f"{name}: must be a function, and is {type(value).__name__}")
+        if self.flax_optimizer is not None and not hasattr(self.flax_optimizer, "update"):
+            kind = type(self.flax_optimizer).__name__
+            raise InputError(f"flax_optimizer: must be an optax transformation, and is {kind}")
         if (self.batch is None) == (None in (self.torch_batch, self.flax_batch)):
             raise InputError("batch: give either one for both, or torch_batch and flax_batch")
 
@@ -219,6 +225,7 @@ def load_port(path: str | Path) -> Port:
     finally:
         sys.path.remove(str(path.parent.absolute()))
     found = {f.name: getattr(module, f.name) for f in fields(Port) if hasattr(module, f.name)}
+    _check_spelling(path, module, found)
     missing = [f.name for f in fields(Port) if f.default is MISSING and f.default_factory is MISSING]
     if missing := [name for name in missing if name not in found]:
         raise InputError(f"{path}: has no {', '.join(missing)}")
@@ -226,6 +233,15 @@ def load_port(path: str | Path) -> Port:
         return Port(**found)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
+
+
+def _check_spelling(path: Path, module: ModuleType, found: Collection[str]) -> None:
+    """A field that is misspelt would be left at its default, and the check be of something else."""
+    lacking = [f.name for f in fields(Port) if f.name not in found and len(f.name) >= LONG]
+    for name in vars(module):
+        near = difflib.get_close_matches(name, lacking, n=1, cutoff=ALIKE)
+        if near and name not in found and not name.startswith("_"):
+            raise InputError(f"{path}: {name}: is no field of a port; did you mean {near[0]}?")
 
 
 @contextlib.contextmanager
@@ -257,4 +273,4 @@ def _line(error: BaseException, path: Path) -> int | None:
 def _first_line(error: BaseException) -> str:
     """What an error says, without the pages that frameworks add."""
     lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
-    return " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
+    return " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1]) or "without a message"

@@ -65,7 +65,9 @@ class Converter:
         ]
         problems += [f"torch's {name} {self._tensors[name]} has no twin in flax" for name in missing]
         if problems:
-            raise InputError(f"names: {'; '.join(problems)}{_advice(unmapped, missing, shapes, self._tensors)}")
+            advice = _advice(unmapped, missing, shapes, self._tensors)
+            whole = f"; perhaps names = {dict(names or {}) | advice}" if advice else ""
+            raise InputError(f"names: {'; '.join(problems)}{whole}")
 
     @property
     def untied(self) -> list[tuple[str, str]]:
@@ -127,16 +129,16 @@ def _tied(module: nn.Module) -> dict[str, str]:
     return tied
 
 
-def _advice(unmapped: list[str], missing: list[str], shapes: Shapes, tensors: Shapes) -> str:
+def _advice(unmapped: list[str], missing: list[str], shapes: Shapes, tensors: Shapes) -> dict[str, str]:
     """A table that would map what is left over, if modules pair off in order by their tensors' sizes."""
     flax = _by_module({name: shapes[name] for name in unmapped})
     torch = _by_module({name: tensors[name] for name in missing})
     if not flax or len(flax) != len(torch):
-        return ""
+        return {}
     pairs = list(zip(flax.items(), torch.items(), strict=True))
     if any(sorted(sizes) != sorted(other) for (_, sizes), (_, other) in pairs):
-        return ""
-    return "; perhaps names = " + repr({name: other for (name, _), (other, _) in pairs})
+        return {}
+    return {name: other for (name, _), (other, _) in pairs}
 
 
 def _by_module(shapes: Shapes) -> dict[str, list[int]]:

@@ -139,7 +139,7 @@ FAULTS: dict[str, Fault] = {
     # Optimizer
     "coupled_decay": Fault(
         "weight decay goes through the optimizer's statistics (L2) where the reference decouples it, or the reverse",
-        "optax.adamw for AdamW; add_decayed_weights before scale_by_adam for Adam(weight_decay)",
+        "for AdamW optax.adamw; for all others optax.add_decayed_weights before the rest of the chain",
         "google-deepmind/optax#417",
     ),
     "decay_value": Fault(
@@ -166,8 +166,8 @@ FAULTS: dict[str, Fault] = {
     ),
     "eps_value": Fault("another eps", "give eps explicitly on both sides"),
     "loss_scale": Fault(
-        "the optimizer sees gradients of a rescaled loss, so that eps weighs otherwise",
-        "divide the gradients by the scale before the optimizer",
+        "the loss, or the gradients that the optimizer sees, are multiplied by a number",
+        "one loss on both sides (a mean or a sum; optax.l2_loss has 1/2), and a loss scale divided out again",
     ),
     "no_bias_correction": Fault("Adam without bias correction", "optax.scale_by_adam corrects; do not undo it"),
     "nesterov": Fault("Nesterov momentum on one side only", "nesterov= the same on both sides"),
@@ -245,7 +245,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "biased_variance": Fault(
         "the running variance is the biased one; torch keeps n/(n-1) of it",
-        "jaxddp.layers.BatchNorm",
+        "track n/(n-1) times the batch's variance, as jaxddp.layers.BatchNorm does",
         "pytorch/pytorch#19902",
     ),
     "batch_norm_eval": Fault(

@@ -47,7 +47,7 @@ def _some(coupled: bool, reach: str, mask: np.ndarray) -> Edit:
     return Edit(
         "decay_value",
         lambda r, v: replace(r, coupled=coupled, decay=np.broadcast_to(np.where(mask, v[0], 0.0), r.decay.shape)),
-        lambda v: f"weight decay {number(v[0])}, {kind}, {reach}; the reference has none",
+        lambda v: f"weight decay {number(v[0])}, {kind}, {reach}, where the reference has none",
         (Unknown((1e-4, 1e-2), unit=1e-2, high=SENSELESS),),
     )
 

@@ -1,6 +1,7 @@
 """The part of the page that tells one difference: its cause, what speaks for it, and the layer."""
 
 import math
+from collections.abc import Sequence
 
 from jaxddp.parity.diagnosis.catalogue import FAULTS, Fault
 from jaxddp.parity.findings import Cause, Difference, Layer
@@ -13,14 +14,15 @@ PAIR = " + "  # between the names of two faults that explain a difference togeth
 SHORTEST_BAR = -17  # decade of a residual whose bar has no length
 
 
-def difference_card(found: Difference) -> Html:
-    """What differs, and why."""
+def difference_card(group: Sequence[Difference]) -> Html:
+    """What differs at one place, and why."""
+    found = group[0]
     amount = f"{number(found.residual, 2)}, where {number(found.allowed)} is allowed."
     return tag(
         "section",
         tag("h2", with_code(words.where(found))),
         tag("p", f"Residual {amount} {found.detail}", class_="note"),
-        _cause(found, found.cause) if found.cause else _unexplained(found),
+        [_cause(one, one.cause) if one.cause else _unexplained(one) for one in group],
         _layer(found, found.layer) if found.layer else "",
         class_=f"card {'numeric' if found.kind == 'numeric' else 'different'}",
     )

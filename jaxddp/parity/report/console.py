@@ -10,7 +10,7 @@ from jaxddp.parity.report import words
 from jaxddp.parity.report.words import STAGE_NAMES, Status, count, number
 
 LINE = 110  # characters
-LONGEST = 300  # of which what is longer keeps its beginning and its end
+LONGEST = 480  # of which what is longer keeps its beginning and its end
 TENSOR_WIDTH = 32
 MOST_DIFFERENCES, MOST_PROBLEMS = 2, 3  # that are told in full
 
@@ -126,8 +126,8 @@ def _stage_line(report: Report, stage: str) -> str:
 def _verdict_lines(report: Report) -> Iterator[str]:
     if not report.differences:
         yield f"{words.verdict_word(report)}: {words.sentence(report)}"
-    for found in report.differences[:MOST_DIFFERENCES]:
-        yield from _difference_lines(found)
+    for group in words.groups(report.differences[:MOST_DIFFERENCES]):
+        yield from _difference_lines(group)
     for found in report.differences[MOST_DIFFERENCES:]:
         yield f"different: {words.where(found)}: {'; or '.join(found.cause.says) if found.cause else 'unexplained'}"
     if report.numerics:
@@ -138,13 +138,16 @@ def _verdict_lines(report: Report) -> Iterator[str]:
         yield f"problem: and {count(len(report.problems) - MOST_PROBLEMS, 'other')}"
 
 
-def _difference_lines(found: Difference) -> Iterator[str]:
+def _difference_lines(group: list[Difference]) -> Iterator[str]:
+    found = group[0]
     kind = "different in rounding" if found.kind == "numeric" else "different"
     amount = f"{number(found.residual, 2)}, allowed {number(found.allowed)}"
     yield f"{kind}: {words.where(found)}: {amount}"
     if found.detail:
         yield f"  {found.detail}"
-    yield from _cause_lines(found.cause) if found.cause else ["  cause  unexplained by any known fault"]
+    for number_of, one in enumerate(group):
+        cause = "  and    " if number_of else "  cause  "
+        yield from _cause_lines(one.cause, cause) if one.cause else [f"{cause}unexplained by any known fault"]
     if found.layer is not None:
         layer = found.layer
         flax, torch = words.apart(*layer.values)
@@ -152,9 +155,9 @@ def _difference_lines(found: Difference) -> Iterator[str]:
         yield f"         {words.blame(layer, found.allowed)}"
 
 
-def _cause_lines(cause: Cause) -> Iterator[str]:
+def _cause_lines(cause: Cause, first: str) -> Iterator[str]:
     for index, (name, says, fix) in enumerate(zip(cause.names, cause.says, cause.fixes, strict=True)):
-        yield f"  {'or   ' if index else 'cause'}  {says}  [{name}]"
+        yield f"{'  or     ' if index else first}{says}  [{name}]"
         yield f"  fix    {fix}"
     yield f"  proof  {words.evidence(cause)}"
 

@@ -67,7 +67,7 @@ def _style() -> Html:
 def _content(report: Report) -> Html:
     return join(
         _header(report),
-        [difference_card(found) for found in report.differences],
+        [difference_card(group) for group in words.groups(report.differences)],
         _problems_section(report),
         _stages_section(report),
         tensors_section(report),

@@ -1,6 +1,8 @@
 """The words and numbers that the terminal's report and the page share."""
 
+import itertools
 import math
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -163,6 +165,12 @@ def where(found: Difference) -> str:
     return f"The {name} {verb}{'' if plural else 's'}{manner}, first at step {found.step}{tensor}"
 
 
+def groups(differences: Sequence[Difference]) -> list[list[Difference]]:
+    """Differences that are shown at one place, which has several causes."""
+    found = itertools.groupby(differences, lambda d: (d.stage, d.step, d.tensor, d.kind))
+    return [list(group) for _, group in found]
+
+
 def _why(found: Difference) -> str:
     if found.cause is None:
         layer = f" The forward pass parts at {found.layer.torch}." if found.layer else ""
@@ -175,14 +183,13 @@ def _why(found: Difference) -> str:
 def _agreement(report: Report) -> str:
     parts = []
     if report.problems:
-        problem = report.problems[0]
-        parts.append(f"Not all could be compared: {problem.side}: {problem.where}: {problem.message.rstrip('.')}.")
+        parts.append("Not all could be compared." if any(map(steps_compared, report.stages.values())) else "")
     parts.append(_largest(report))
     if report.unseen:
         parts.append(f"The port does not show its {', '.join(STAGE_NAMES[stage] for stage in report.unseen)}.")
     if report.rate_rounding > RATE_TOLD:
         parts.append(f"Its learning rate is computed in float32, {report.rate_rounding:.0e} off, which is allowed for.")
-    return " ".join(parts)
+    return " ".join(filter(None, parts))
 
 
 def _largest(report: Report) -> str:
