@@ -61,7 +61,7 @@ def check(
 
     Example:
         report = jaxddp.parity.check("my_port.py")
-        assert report.verdict == "equal", report
+        assert report.verdict == "equal", str(report)
     """
     started = time.monotonic()
     source = PortFile(str(port)) if isinstance(port, str | Path) else port
