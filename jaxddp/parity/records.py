@@ -66,10 +66,9 @@ class StoredRecord(Mapping[str, Tensors]):
     """
 
     def __init__(self, paths: Sequence[Path], stacked: Sequence[str]):
-        self._paths = paths
         self._stacked = stacked
-        with safe_open(paths[0], "numpy") as file:
-            metadata = file.metadata()
+        self._files = [_File(path) for path in paths]
+        metadata = self._files[0].metadata
         self._stages: list[str] = json.loads(metadata["stages"])
         self.notes: dict[str, Any] = json.loads(metadata["notes"])
 
@@ -77,8 +76,8 @@ class StoredRecord(Mapping[str, Tensors]):
         if stage not in self._stages:
             raise KeyError(stage)
         if stage not in self._stacked:
-            return _read(self._paths[0], stage)
-        of_ranks = [_read(path, stage) for path in self._paths]
+            return self._files[0].read(stage)
+        of_ranks = [file.read(stage) for file in self._files]
         return {name: np.stack([tensors[name] for tensors in of_ranks]) for name in of_ranks[0]}
 
     def __iter__(self) -> Iterator[str]:
@@ -160,7 +159,16 @@ def of_loss(record: Record, stage: str) -> Tensors:
     return record[f"pure_{stage}" if f"pure_{stage}" in record else stage]
 
 
-def _read(path: Path, stage: str) -> Tensors:
-    with safe_open(path, "numpy") as file:
-        prefix = stage + _BETWEEN
-        return {key[len(prefix) :]: file.get_tensor(key) for key in file.keys() if key.startswith(prefix)}  # noqa: SIM118
+class _File:
+    """One process's record, open as long as somebody looks at it."""
+
+    def __init__(self, path: Path):
+        self._file = safe_open(path, "numpy")
+        self.metadata: dict[str, str] = self._file.metadata()
+        self._names: dict[str, list[str]] = {}
+        for key in self._file.keys():  # noqa: SIM118
+            stage, _, name = key.partition(_BETWEEN)
+            self._names.setdefault(stage, []).append(name)
+
+    def read(self, stage: str) -> Tensors:
+        return {name: self._file.get_tensor(f"{stage}{_BETWEEN}{name}") for name in self._names.get(stage, [])}

@@ -1,5 +1,6 @@
 """A report in a terminal: one check in some twenty lines, and many checks in a line each."""
 
+import itertools
 import math
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
@@ -126,9 +127,10 @@ def _stage_line(report: Report, stage: str) -> str:
 def _verdict_lines(report: Report) -> Iterator[str]:
     if not report.differences:
         yield f"{words.verdict_word(report)}: {words.sentence(report)}"
-    for group in words.groups(report.differences[:MOST_DIFFERENCES]):
+    groups = words.groups(report.differences)
+    for group in groups[:MOST_DIFFERENCES]:
         yield from _difference_lines(group)
-    for found in report.differences[MOST_DIFFERENCES:]:
+    for found in itertools.chain(*groups[MOST_DIFFERENCES:]):
         yield f"different: {words.where(found)}: {'; or '.join(found.cause.says) if found.cause else 'unexplained'}"
     if report.numerics:
         yield _numerics_line(report)
