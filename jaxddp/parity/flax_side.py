@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
-from flax import linen, nnx
+from flax import nnx
 from jax import numpy as jnp
 
 from jaxddp import models, optim, weights
@@ -16,7 +17,7 @@ from jaxddp.errors import InputError
 from jaxddp.functional import Functional, LocalLoss, cast
 from jaxddp.losses import Batch, Losses, cross_entropy
 from jaxddp.parity.convert import Converter
-from jaxddp.parity.linen import LinenFunctional
+from jaxddp.parity.linen import LinenFunctional, functional_of
 from jaxddp.parity.own_step import OwnStep
 from jaxddp.parity.port import Port
 from jaxddp.parity.records import Tensors
@@ -118,20 +119,16 @@ def model_of(port: Port, dtype: str) -> Any:
 
 def _pure(port: Port, dtype: str) -> tuple[Params, Buffers, LocalLoss]:
     """The model's parameters and buffers, and its loss as a function of them."""
-    model = model_of(port, dtype)
-    if isinstance(model, nnx.Module):
-        functional = Functional(model)
+    loss_fn = partial(_losses, port)
+    functional = functional_of(model_of(port, dtype), loss_fn, lambda: port.micro_batches(0, 0, "flax")[0])
+    if isinstance(functional, LinenFunctional):
+        return functional.params, functional.buffers, functional.local_loss(loss_fn)
 
-        def local_loss(params: Params, buffers: Buffers, batch: Batch) -> Any:
-            # An entry called "valid" is the port's own business here, not jaxddp's mark of padding.
-            return functional.local_loss(lambda model, _: _losses(port, model, batch), True)(params, buffers, {})
+    def local_loss(params: Params, buffers: Buffers, batch: Batch) -> Any:
+        # An entry called "valid" is the port's own business here, not jaxddp's mark of padding.
+        return functional.local_loss(lambda model, _: loss_fn(model, batch), True)(params, buffers, {})
 
-        return functional.params, functional.buffers, local_loss
-    if isinstance(model, linen.Module):
-        loss_fn = lambda model, batch: _losses(port, model, batch)  # noqa: E731
-        of_linen = LinenFunctional(model, loss_fn, port.micro_batches(0, 0, "flax")[0])
-        return of_linen.params, of_linen.buffers, of_linen.local_loss(loss_fn)
-    raise InputError(f"flax_model: must make a flax.nnx or flax.linen module, and makes {type(model).__name__}")
+    return functional.params, functional.buffers, local_loss
 
 
 def _losses(port: Port, model: Any, batch: Batch) -> Losses:

@@ -1,14 +1,14 @@
 """A flax.linen module seen as `jaxddp.functional.Functional` sees an nnx one: flat arrays and a pure loss."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-from flax import linen, traverse_util
+from flax import linen, nnx, traverse_util
 from jax import numpy as jnp
 
 from jaxddp.errors import InputError
-from jaxddp.functional import LocalLoss
+from jaxddp.functional import Functional, LocalLoss
 from jaxddp.losses import Batch, LossFunction, Sums, summed
 from jaxddp.state import Buffers, Params
 
@@ -92,3 +92,20 @@ class LinenFunctional:
             return sums, {name: left[collection][name] for name, collection in self._collection.items()}
 
         return function
+
+
+def functional_of(model: Any, loss_fn: LossFunction, batch: Callable[[], Batch]) -> Functional | LinenFunctional:
+    """The pure side of a module of either kind.
+
+    Args:
+        loss_fn: see `LinenFunctional`.
+        batch: makes any batch, for a linen module.
+
+    Raises:
+        InputError: it is neither.
+    """
+    if isinstance(model, nnx.Module):
+        return Functional(model)
+    if isinstance(model, linen.Module):
+        return LinenFunctional(model, loss_fn, batch())
+    raise InputError(f"flax_model: must make a flax.nnx or flax.linen module, and makes {type(model).__name__}")

@@ -6,15 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flax import linen, nnx
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
 from jaxddp.errors import InputError, check_name, differences, listed
-from jaxddp.functional import Functional
 from jaxddp.parity.convert.converter import Arrays, Converter
 from jaxddp.parity.convert.layouts import COUNTER
-from jaxddp.parity.linen import LinenFunctional
+from jaxddp.parity.linen import functional_of
 from jaxddp.parity.port import Port
 from jaxddp.runfolder import write_atomically
 
@@ -129,14 +127,7 @@ def write(path: Path, arrays: Arrays, framework: str) -> None:
 
 
 def _flax_arrays(port: Port) -> Mapping[str, Any]:
-    model = port.flax_model()
-    functional: Functional | LinenFunctional
-    if isinstance(model, nnx.Module):
-        functional = Functional(model)
-    elif isinstance(model, linen.Module):
-        functional = LinenFunctional(model, port.flax_loss, port.micro_batches(0, 0, "flax")[0])
-    else:
-        raise InputError(f"flax_model: must make a flax.nnx or flax.linen module, and makes {type(model).__name__}")
+    functional = functional_of(port.flax_model(), port.flax_loss, lambda: port.micro_batches(0, 0, "flax")[0])
     return functional.params | functional.buffers
 
 
