@@ -29,11 +29,12 @@ T = TypeVar("T")
 REDUCTION_STEPS = 5  # whose micro-batches are looked into, from the first that differs
 
 
-def explain(evidence: Evidence, workers: Workers, problems: list[Problem]) -> list[Difference]:
+def explain(evidence: Evidence, workers: Workers, problems: list[Problem], layers: bool = True) -> list[Difference]:
     """Every difference, in the order of the stages, with its cause where it has a name.
 
     Args:
         problems: what keeps a cause from being looked for is added here.
+        layers: whether to look for the first layer that differs.
     """
     first = evidence.judgement.first
     if not evidence.judgement.residuals:
@@ -43,7 +44,7 @@ def explain(evidence: Evidence, workers: Workers, problems: list[Problem]) -> li
     differences: list[Difference] = []
     if "samples" in first:
         differences += _told(evidence, "samples", _explain_samples(evidence))
-    of_model = _explain_model(evidence, workers, problems)
+    of_model = _explain_model(evidence, workers, problems, layers)
     of_step = [*_explain_reduction(evidence, workers, problems)]
     if any(found.cause for found in of_step):  # then what a forward pass leaves may follow from it
         of_model = [found for found in of_model if found.cause or found.stage != "buffers"]
@@ -111,7 +112,7 @@ def _explain_samples(evidence: Evidence) -> Ruling:
     return explain_samples(SampleEvidence(of_torch, of_jax, facts.steps_per_epoch, facts.restore_at))
 
 
-def _explain_model(evidence: Evidence, workers: Workers, problems: list[Problem]) -> list[Difference]:
+def _explain_model(evidence: Evidence, workers: Workers, problems: list[Problem], layers: bool) -> list[Difference]:
     """Loss, local gradients and buffers, replayed in torch."""
     first = evidence.judgement.first
     stages = [stage for stage in LOCAL_STAGES if stage in first]
@@ -127,7 +128,8 @@ def _explain_model(evidence: Evidence, workers: Workers, problems: list[Problem]
     if stages:
         stage = min(stages, key=lambda s: (first[s].step, LOCAL_STAGES.index(s)))
         # A layer that cannot be shown (a collective in the forward pass, say) is no problem of the check.
-        layer = _attempted(lambda: _first_layer(evidence, workers, first[stage].step - 1), workers, [])
+        step = first[stage].step - 1
+        layer = _attempted(lambda: _first_layer(evidence, workers, step), workers, []) if layers else None
         differences += [replace(found, layer=layer) for found in _told(evidence, stage, of_model)]
     # Buffers without a cause of their own follow from the model's difference.
     if "buffers" in first and (not stages or (of_buffers is not None and of_buffers.named)):

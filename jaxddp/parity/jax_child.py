@@ -9,9 +9,9 @@ import jax
 import numpy as np
 
 from jaxddp.devices import prepare
+from jaxddp.parity import micro
 from jaxddp.parity.case import Question, Tensors, Trajectory
 from jaxddp.parity.children import STARTING, Child, Tell, answers, reported
-from jaxddp.parity.micro import micro_records
 from jaxddp.parity.records import Records, RecordWriter
 from jaxddp.parity.run_jax import forced_records, forget_programs, free_records, starting_weights
 from jaxddp.parity.run_torch import torch_records
@@ -47,6 +47,7 @@ class Free:
         writer = RecordWriter(self.folder)
         tell("flax_model or step 1")
         forget_programs()
+        micro.program.cache_clear()
         for step, record in enumerate(free_records(self.case, self.start), start=1):
             kept = ("local_loss", "pure_local_loss", "params", "buffers", "spread")
             writer.write({stage: record[stage] for stage in kept if stage in record})
@@ -98,7 +99,7 @@ class Micro:
         """Take them."""
         writer = RecordWriter(self.folder)
         reference = Trajectory(self.start, torch_records(self.reference, self.case.world_size))
-        for step, record in zip(self.steps, micro_records(self.case, reference, self.steps), strict=True):
+        for step, record in zip(self.steps, micro.micro_records(self.case, reference, self.steps), strict=True):
             writer.write(record)
             tell(f"gradients of micro-batches, step {step + 1}")
 

@@ -1,7 +1,9 @@
 """The gradients of each micro-batch's summed loss: of the port's loss alone, whatever its step makes of them."""
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from itertools import islice
+from typing import Any
 
 import jax
 import numpy as np
@@ -11,6 +13,7 @@ from jax import numpy as jnp
 from jaxddp.functional import LocalLoss
 from jaxddp.losses import Batch
 from jaxddp.parity.case import Question, Record, Tensors, Trajectory
+from jaxddp.parity.flax_side import FlaxSide
 from jaxddp.parity.own_step import OwnStep
 from jaxddp.replicas import Replicas
 from jaxddp.state import Buffers, Params
@@ -24,11 +27,8 @@ def micro_records(case: Question, reference: Trajectory, steps: Sequence[int]) -
         reference: where the parameters come from.
         steps: from 0, ascending.
     """
-    replicas = Replicas(jax.devices()[: case.world_size])
     with jax.enable_x64(case.dtype == "float64"), jax.default_matmul_precision("highest"):
-        side = case.flax_side()
-        step = side.replica_step.step if isinstance(side.replica_step, OwnStep) else side.replica_step
-        of_replica = replicas.map(lambda p, b, batch: _micro(step.loss, p, b, batch), (None, None, 0), 0)
+        side, replicas, of_replica = program(case)
         for number, batch in islice(enumerate(case.batches()), max(steps) + 1):
             if number not in steps:
                 continue
@@ -43,6 +43,14 @@ def micro_records(case: Question, reference: Trajectory, steps: Sequence[int]) -
             if number > 0:
                 record["stale"] = at(reference.before(number - 1))[1]
             yield record
+
+
+@lru_cache(maxsize=1)
+def program(case: Question) -> tuple[FlaxSide, Replicas, Any]:
+    """The case's flax half, and (parameters, buffers, batch) -> counts and gradients of all replicas."""
+    side, replicas = case.flax_side(), Replicas(jax.devices()[: case.world_size])
+    step = side.replica_step.step if isinstance(side.replica_step, OwnStep) else side.replica_step
+    return side, replicas, replicas.map(lambda p, b, batch: _micro(step.loss, p, b, batch), (None, None, 0), 0)
 
 
 def _micro(loss: LocalLoss, params: Params, buffers: Buffers, batch: MicroBatches) -> tuple[jax.Array, Params]:

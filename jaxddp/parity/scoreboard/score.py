@@ -142,7 +142,7 @@ def _steps_needed(runs: Runs, workers: Workers, question: Question, report: Repo
     if runs.starts or any(difference.kind == "numeric" for difference in report.differences):
         return 1
     for steps in range(first, question.steps):
-        if right(_said(explain(runs.evidence(steps), workers, [])), question.accepted):
+        if right(_said(explain(runs.evidence(steps), workers, [], layers=False)), question.accepted):
             return steps - first + 1
     return question.steps - first + 1
 
