@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from jaxddp.errors import InputError
 from jaxddp.parity.case import Case, PortCase, Trajectory
 from jaxddp.parity.compare import MOVED, residuals, rounding_only
 from jaxddp.parity.environment import environment
@@ -22,6 +23,7 @@ from jaxddp.parity.explain import explain
 from jaxddp.parity.findings import Cause, Difference, Numerics, Problem, Report, StageResult
 from jaxddp.parity.judge import shows_clipping
 from jaxddp.parity.numerics import compare_numerics, rounds_only
+from jaxddp.parity.port import Port
 from jaxddp.parity.records import Record, of_loss
 from jaxddp.parity.runs import Runs
 from jaxddp.parity.torch_side import PortFile, PortSource
@@ -59,10 +61,17 @@ def check(
     Returns:
         What was found; whatever a port does wrong is in it, and raises nothing here.
 
+    Raises:
+        InputError: a `Port` itself, which cannot cross to other processes.
+
+    A script calls it under `if __name__ == "__main__":`, as other processes import the script too.
+
     Example:
         report = jaxddp.parity.check("my_port.py")
         assert report.verdict == "equal", str(report)
     """
+    if isinstance(port, Port):
+        raise InputError("check: a Port cannot cross to other processes; must be its file, or what makes it: .port()")
     started = time.monotonic()
     source = PortFile(str(port)) if isinstance(port, str | Path) else port
     case = source if isinstance(source, Case) else PortCase(source, world_size, steps, seed=seed)
@@ -89,9 +98,10 @@ def report_on(runs: Runs, workers: Workers, started: float) -> Report:
         replace(found, kind="numeric") if not found.cause and rounds_only(found, runs.jax32, runs.torch32) else found
         for found in differences
     ]
+    semantic = any(found.kind == "semantic" for found in differences)
     differences += [found for found in numeric if found.stage not in {d.stage for d in differences}]
     free = _free_running(runs, FREE_ALLOWED + RATE_GROWTH * evidence.judgement.rate_rounding)
-    if not differences:
+    if not semantic:
         differences += _of_free_running(free)
     return Report(
         port=runs.case.name,

@@ -59,10 +59,10 @@ class Child:
 
     def end(self, patience: float = 0.0) -> None:
         """Wait so many seconds for its end, and then make an end, also of what it has started."""
-        self._process.join(timeout=patience)
-        if self._process.is_alive():
-            self._process.kill()
+        multiprocessing.connection.wait([self._process.sentinel], timeout=patience)
         assert self._process.pid is not None, "it was started"
+        self._process.kill()  # it may have no group of its own yet
+        # Before anybody joins it, and its number is free for others.
         with contextlib.suppress(ProcessLookupError, PermissionError):  # nothing is left of its group
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.join()

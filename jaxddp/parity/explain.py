@@ -1,6 +1,6 @@
 """From stages that differ to their causes: each stage's evidence to the diagnosis that knows it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -11,13 +11,13 @@ from jaxddp.parity.children import ChildError
 from jaxddp.parity.diagnosis import reduction
 from jaxddp.parity.diagnosis.reduction import ReductionStep
 from jaxddp.parity.diagnosis.samples import SampleEvidence, explain_samples
-from jaxddp.parity.diagnosis.search import Ruling
+from jaxddp.parity.diagnosis.search import Hypothesis, Ruling
 from jaxddp.parity.evidence import Evidence
 from jaxddp.parity.explain_update import differing_update, explain_update
 from jaxddp.parity.findings import Cause, Difference, Layer, Problem
 from jaxddp.parity.flax_layers import FlaxLayers
 from jaxddp.parity.jax_child import Micro
-from jaxddp.parity.judge import OWN_LOCAL
+from jaxddp.parity.judge import OWN_LOCAL, OWN_LOSS
 from jaxddp.parity.layers import first_difference
 from jaxddp.parity.records import Lazy, Records, Scratch, StoredRecord, of_loss
 from jaxddp.parity.torch_explain import Explain
@@ -26,6 +26,7 @@ from jaxddp.parity.workers import Workers
 
 T = TypeVar("T")
 
+CUT_SHORT = "time for the search was up: other causes may do the same"
 REDUCTION_STEPS = 5  # whose micro-batches are looked into, from the first that differs
 
 
@@ -39,13 +40,15 @@ def explain(evidence: Evidence, workers: Workers, problems: list[Problem], layer
     first = evidence.judgement.first
     if not evidence.judgement.residuals:
         return []
-    if own := differing_update(evidence):
+    if own := differing_update(evidence, problems):
         first["update"] = own
     differences: list[Difference] = []
     if "samples" in first:
         differences += _told(evidence, "samples", _explain_samples(evidence))
     of_model = _explain_model(evidence, workers, problems, layers)
     of_step = [*_explain_reduction(evidence, workers, problems)]
+    if OWN_LOSS in first and not of_model and not of_step:
+        differences += _told(evidence, OWN_LOSS, None)
     if any(found.cause for found in of_step):  # then what a forward pass leaves may follow from it
         of_model = [found for found in of_model if found.cause or found.stage != "buffers"]
     differences += of_model + of_step
@@ -73,19 +76,19 @@ def _told(evidence: Evidence, stage: str, ruling: Ruling | None) -> Iterator[Dif
     """A difference for each cause; one without a cause if it has no name."""
     located = evidence.judgement.first[stage]
     stage = stage.removeprefix("own_")
-    allowed = evidence.judgement.allowed(stage)
     causes: list[Cause | None] = [*_causes(ruling)] if ruling is not None else []
     nearest = ruling.runner_up if ruling is not None and not causes else None
+    cut_short = CUT_SHORT if ruling is not None and ruling.cut_short else ""
     for cause in causes or [None]:
         yield Difference(
             stage,
             located.step,
             located.tensor,
             located.residual,
-            allowed,
+            located.allowed,
             cause=cause,
             nearest=None if nearest is None else (nearest.says, nearest.residual),
-            detail=located.detail,
+            detail="; ".join(filter(None, [located.detail, cut_short])),
         )
 
 
@@ -95,13 +98,21 @@ def _causes(ruling: Ruling) -> Iterator[Cause]:
         return
     other = ruling.runner_up
     runner_up = None if other is None else (other.says, other.residual)
+    of_each = [_in_order(hypothesis, ruling.named[0].faults) for hypothesis in ruling.named]
     for position in range(ruling.named[0].edits):
         says: dict[str, str] = {}
-        for hypothesis in ruling.named:
-            parts = hypothesis.says.split("; ")
-            whole = len(parts) == hypothesis.edits
-            says.setdefault(hypothesis.faults[position], parts[position] if whole else hypothesis.says)
+        for parts in of_each:
+            says.setdefault(*parts[position])
         yield Cause.of(tuple(says), tuple(says.values()), ruling.named[0].residual, runner_up)
+
+
+def _in_order(hypothesis: Hypothesis, faults: Sequence[str]) -> list[tuple[str, str]]:
+    """Each fault with what is said of it; those that are among `faults` stand where these do."""
+    says = hypothesis.says.split("; ")
+    whole = len(says) == hypothesis.edits
+    left = [(fault, says[i] if whole else hypothesis.says) for i, fault in enumerate(hypothesis.faults)]
+    others = [part for part in left if part[0] not in faults]
+    return [next((part for part in left if part[0] == fault), None) or others.pop(0) for fault in faults]
 
 
 def _explain_samples(evidence: Evidence) -> Ruling:
@@ -158,8 +169,10 @@ def _first_layer(evidence: Evidence, workers: Workers, step: int) -> Layer | Non
     workers.jax.start(FlaxLayers(evidence.case, *job, of_flax, step, rank))
     try:
         workers.torch.do(TorchLayers(evidence.case.torch_source, *job, of_torch, step, rank, evidence.case.world_size))
-    finally:  # or its answer would be taken for that of the next job
-        workers.jax.wait()
+    except ChildError:
+        workers.jax.wait()  # or its answer would be taken for that of the next job
+        raise
+    workers.jax.wait()
     flax = Records([of_flax])[0]
     return first_difference(Records([of_torch])[0], flax, flax.notes["twins"])
 

@@ -8,9 +8,12 @@ from jaxddp.parity.diagnosis import optimizer
 from jaxddp.parity.diagnosis.reduction_recipe import TORCH_CLIP_EPSILON
 from jaxddp.parity.diagnosis.search import SEPARATION, Hypothesis, Ruling, decide
 from jaxddp.parity.evidence import Evidence
+from jaxddp.parity.findings import Problem
 from jaxddp.parity.judge import Located, clip, shows_clipping
 from jaxddp.parity.records import Lazy, StoredRecord, Tensors
 
+KNOWN = "SGD, Adam, AdamW, RMSprop and Adagrad"
+LARGEST_ROUNDING = 1e-9  # of an update, that a name may rest on
 RATE_FLOOR = 1e-6  # what is left of an update by a rate in float32; measured: up to 2e-7, at the end of a cosine
 
 
@@ -33,15 +36,22 @@ class Unseen(NamedTuple):
     clips: bool = True
 
 
-def differing_update(evidence: Evidence) -> Located | None:
-    """Where the update of a port's own step is not what torch's optimizer makes of the step's gradients."""
+def differing_update(evidence: Evidence, problems: list[Problem]) -> Located | None:
+    """Where the update of a port's own step is not what torch's optimizer makes of the step's gradients.
+
+    Args:
+        problems: an optimizer that cannot be judged so is added here.
+    """
     if not evidence.facts.own_step:
         return None
     found = optimizer.reference_residuals(_optimizer_evidence(evidence))
+    if found is None:
+        message = f"what a flax_step's optimizer does is judged for {KNOWN}, and this is {evidence.summary.optimizer}"
+        problems.append(Problem("port", "update", f"not judged: {message}; only the run by itself speaks for it"))
     for step, of_step in enumerate(found or [], start=1):
         tensor = max(of_step, key=lambda name: of_step[name])
-        if not of_step[tensor] <= evidence.judgement.allowed("update"):
-            return Located(step, tensor, of_step[tensor])
+        if not of_step[tensor] <= evidence.judgement.allowed("update", step):
+            return Located(step, tensor, of_step[tensor], evidence.judgement.allowed("update", step))
     return None
 
 
@@ -50,8 +60,10 @@ def explain_update(evidence: Evidence) -> Ruling:
 
     What the run cannot tell apart is named together: to SGD a sum over the replicas is a rate.
     """
-    ruling = _explain(evidence, optimizer.FLOOR + evidence.judgement.update_rounding)
-    if ruling.named or not evidence.judgement.first["update"].residual > SEPARATION * RATE_FLOOR:
+    rounding = max(evidence.judgement.update_rounding, default=0.0)
+    ruling = _explain(evidence, optimizer.FLOOR + min(rounding, LARGEST_ROUNDING))
+    scheduled = len(set(evidence.summary.rates)) > 1
+    if ruling.named or not scheduled or not evidence.judgement.first["update"].residual > SEPARATION * RATE_FLOOR:
         return ruling
     coarser = _explain(evidence, RATE_FLOOR)  # the port's rate may be a float32
     return coarser if coarser.named else ruling

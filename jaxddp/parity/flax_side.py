@@ -73,7 +73,11 @@ def side_of_port(port: Port, steps: int, dtype: str) -> FlaxSide:
     """
     params, buffers, local_loss = _pure(port, dtype)
     shapes = {name: value.shape for name, value in (params | buffers).items()}
-    converter = Converter(port.torch_model(), shapes, port.names, port.transpose_kernel)
+    module = port.torch_model()
+    converter = Converter(module, shapes, port.names, port.transpose_kernel)
+    _check_kinds(port, dict(module.named_parameters(remove_duplicate=False)), converter, params)
+    if port.restore_at is not None and not 0 < port.restore_at < steps:
+        raise InputError(f"restore_at {port.restore_at}: must be within the run, 1 to {steps - 1} for {steps} steps")
 
     own = {piece.torch for piece in converter.pieces}
     shared = {name for name, first in converter.tied.items() if not {name, first} <= own}
@@ -101,6 +105,20 @@ def side_of_port(port: Port, steps: int, dtype: str) -> FlaxSide:
         port.flax_restore,
         port.restore_at,
     )
+
+
+def _check_kinds(port: Port, learns: Mapping[str, Any], converter: Converter, params: Params) -> None:
+    """What learns in one framework learns in the other; what torch has frozen is in nobody's norm."""
+    for piece in converter.pieces:
+        if (piece.torch in learns) != (piece.flax in params):
+            one, other = ("a parameter", "none") if piece.torch in learns else ("a buffer", "an nnx.Param")
+            raise InputError(f"names: torch's {piece.torch} is {one}, and flax's {piece.flax} is {other}")
+    frozen = [name for name, parameter in learns.items() if not parameter.requires_grad]
+    if frozen and port.clip_grad_norm is not None and port.flax_step is None:
+        raise InputError(
+            f"clip_grad_norm: torch's norm leaves out {frozen[0]}, which is frozen, and jaxddp's does not; "
+            "clip in the optax chain, and say torch_clip_grad_norm"
+        )
 
 
 def model_of(port: Port, dtype: str) -> Any:
@@ -164,13 +182,15 @@ def optimizer_tensors(opt_state: Any, params: Params, to_torch: Callable[[Mappin
 def hyperparameters(opt_state: Any) -> dict[str, float]:
     """What optax.inject_hyperparams shows of an optimizer's state; empty for others.
 
+    What it shows in several places with several values (rates of groups) is left out.
+
     >>> import optax
     >>> hyperparameters(optax.inject_hyperparams(optax.sgd)(0.5).init({}))
     {'learning_rate': 0.5}
     """
-    found = {}
+    found: dict[str, set[float]] = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(opt_state)[0]:
         names = [getattr(key, "name", getattr(key, "key", None)) for key in path]
         if "hyperparams" in names and np.shape(leaf) == ():
-            found[str(names[-1])] = float(leaf)
-    return found
+            found.setdefault(str(names[-1]), set()).add(float(leaf))
+    return {name: values.pop() for name, values in found.items() if len(values) == 1}

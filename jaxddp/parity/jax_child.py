@@ -1,5 +1,7 @@
 """jax in a process of its own: takes jobs, writes down what it sees."""
 
+import os
+import subprocess
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -11,7 +13,7 @@ import numpy as np
 from jaxddp.devices import prepare
 from jaxddp.parity import micro
 from jaxddp.parity.case import Question, Tensors, Trajectory
-from jaxddp.parity.children import STARTING, Child, Tell, answers, reported
+from jaxddp.parity.children import STARTING, Child, ChildError, Tell, answers, reported
 from jaxddp.parity.records import Records, RecordWriter
 from jaxddp.parity.run_jax import forced_records, forget_programs, free_records, starting_weights
 from jaxddp.parity.run_torch import torch_records
@@ -130,6 +132,8 @@ class Starts:
 def serve(devices: int, platform: str | None, connection: Connection) -> None:
     """Answer jobs until None comes, as `Child` wants it."""
     with reported(connection, "--platform"):
+        if platform == "cpu" or (platform is None and devices > _gpus()):
+            jax.config.update("jax_platforms", "cpu")
         prepare(devices, platform)
         connection.send(("done", None))
     last = None
@@ -139,6 +143,17 @@ def serve(devices: int, platform: str | None, connection: Connection) -> None:
             last = job.case
         with reported(connection, job.case.name):
             connection.send(("done", job.run(lambda where: connection.send(("at", where)))))
+
+
+def _gpus() -> int:
+    """How many there are; asked of the driver, as jax could not go back to the CPU once it has looked."""
+    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return len([number for number in visible.split(",") if number.strip() not in ("", "-1")])
+    try:
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=STARTING)
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
 
 
 class JaxChild:
@@ -158,9 +173,15 @@ class JaxChild:
     def start(self, job: Job) -> None:
         """Begin a job; `wait` has its answer."""
         if not self._ready:
-            answers([self._child], max(STARTING, self._timeout))
-            self._ready = True
+            self._start()
         self._child.give(job)
+
+    def _start(self) -> None:
+        try:
+            answers([self._child], max(STARTING, self._timeout))
+        except ChildError as error:  # without a trace, since such a child takes no jobs
+            raise ChildError(error.child, error.where, error.what) from None
+        self._ready = True
 
     def wait(self) -> Any:
         """The answer of the job that was begun.

@@ -35,7 +35,8 @@ ALLOWED = {
 # Of the largest rate so far; measured: up to 8e-8, in optax's schedules of warm-up and cosine.
 RATE_ALLOWED = 1e-6
 REPRESENTED = 1e-12  # how near a number in float64 is to one in float32 if it came from there; measured: 1e-15
-OWN_LOCAL = "own_local_gradients"  # what a port's step shows, against what its loss alone says
+# What a port's step shows, against what its loss alone says.
+OWN_LOSS, OWN_LOCAL = "own_local_loss", "own_local_gradients"
 EPSILON = float(np.finfo(np.float64).eps)
 # What optax calls it, and what torch does; compared where both have it.
 STATES = {"exp_avg": "mu", "exp_avg_sq": "nu", "square_avg": "nu", "grad_avg": "mu", "sum": "sum_of_squares"}
@@ -50,6 +51,7 @@ class Located:
     step: int
     tensor: str
     residual: float
+    allowed: float
     detail: str = ""
 
 
@@ -59,16 +61,18 @@ class Judgement:
 
     Attributes:
         residuals: stage -> per step, per tensor, plainly jax's against torch's.
-        update_rounding: of the worst step, see `rounding_of_update`.
+        update_rounding: per step, see `rounding_of_update`.
         shares: per step, see `rate_in_float32`.
+        rates_off: per step, by how much the rate is off, of the largest rate so far.
         shapes: tensor -> shape.
         same_examples: per step, the replicas that were given the same examples on both sides.
         first: stage -> where it first differs from what the reference would have made of its inputs.
     """
 
     residuals: dict[str, list[dict[str, float]]] = field(default_factory=dict)
-    update_rounding: float = 0.0
+    update_rounding: list[float] = field(default_factory=list)
     shares: list[dict[str, float]] = field(default_factory=list)
+    rates_off: list[float] = field(default_factory=list)
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     same_examples: list[list[int]] = field(default_factory=list)
     first: dict[str, Located] = field(default_factory=dict)
@@ -79,12 +83,15 @@ class Judgement:
 
     @property
     def rate_rounding(self) -> float:
-        """How far jax's rate is off where it is a float32, at most."""
-        return max((abs(share - 1) for shares in self.shares for share in shares.values()), default=0.0)
+        """How far jax's rate is off where it is a float32, at most, of the largest rate so far."""
+        return max(self.rates_off, default=0.0)
 
-    def allowed(self, stage: str) -> float:
-        """The largest residual that counts as equal."""
-        return ALLOWED.get(stage, 0.0) + (self.update_rounding if stage == "update" else 0.0)
+    def allowed(self, stage: str, step: int | None = None) -> float:
+        """The largest residual that counts as equal, at a step (from 1) or at any."""
+        if stage != "update":
+            return ALLOWED.get(stage.removeprefix("own_"), 0.0)
+        rounding = self.update_rounding if step is None else self.update_rounding[step - 1 : step]
+        return ALLOWED[stage] + max(rounding, default=0.0)
 
     def _result(self, stage: str) -> StageResult:
         steps = self.residuals[stage]
@@ -107,11 +114,12 @@ def judge(torch: Sequence[StoredRecord], jax: Sequence[StoredRecord], facts: Fac
     judgement, peak = Judgement(), 0.0
     for step, (theirs, ours) in enumerate(zip(torch, jax, strict=False), start=1):
         judgement.shapes |= {name: value.shape for name, value in theirs["update"].items()}
-        judgement.update_rounding = max(judgement.update_rounding, rounding_of_update(theirs))
+        judgement.update_rounding.append(rounding_of_update(theirs))
         judgement.same_examples.append(_same_examples(theirs, ours, facts))
-        peak = max(peak, *(group["lr"] for group in theirs.notes["groups"]))
+        peak = max([peak, *(group["lr"] for group in theirs.notes["groups"])])
         judgement.shares.append(rate_in_float32(theirs, ours, peak))
-        for stage, plain, given in _stages(theirs, ours, facts, optimizer, judgement.shares[-1]):
+        judgement.rates_off.append(_rate_off(theirs, judgement.shares[-1], peak))
+        for stage, plain, given in _stages(theirs, ours, facts, optimizer, judgement.shares[-1], peak):
             if plain:
                 judgement.residuals.setdefault(stage, []).append(plain)
             _locate(judgement, stage, step, given)
@@ -124,24 +132,24 @@ def judge(torch: Sequence[StoredRecord], jax: Sequence[StoredRecord], facts: Fac
 
 
 def _stages(
-    theirs: Record, ours: Record, facts: Facts, optimizer: str, shares: Mapping[str, float]
+    theirs: Record, ours: Record, facts: Facts, optimizer: str, shares: Mapping[str, float], peak: float
 ) -> Iterator[tuple[str, dict[str, float], dict[str, float]]]:
     """(stage, residuals against torch, residuals against torch given the same inputs).
 
     Args:
-        shares: see `rate_in_float32`.
+        shares, peak: see `rate_in_float32`.
     """
     examples = {"examples": samples.differing_share(theirs["samples"], ours["samples"])}
     yield "samples", examples, examples
-    if shown := _hyperparameters(theirs, ours):
+    if shown := _hyperparameters(theirs, ours, peak):
         yield "hyperparameters", shown, shown
     pure = {stage: of_loss(ours, stage) for stage in LOCAL_STAGES}
     same = _same_examples(theirs, ours, facts)
     for stage in LOCAL_STAGES:
         given = _against(_of_ranks(pure[stage], same), _of_ranks(theirs[stage], same)) if same else {}
         yield stage, _against(ours.get(stage, pure[stage]), theirs[stage]), given
-    if "pure_local_gradients" in ours and "local_gradients" in ours:
-        yield OWN_LOCAL, {}, _against(ours["local_gradients"], pure["local_gradients"])
+        if f"pure_{stage}" in ours and stage in ours:
+            yield f"own_{stage}", {}, _against(ours[stage], pure[stage])
     mean = {name: value.mean(0) for name, value in pure["local_gradients"].items()}
     gradients = ours.get("gradients", mean)
     if "gradients" in ours:
@@ -189,6 +197,11 @@ def rate_in_float32(theirs: StoredRecord, ours: Record, peak: float) -> dict[str
     return shares
 
 
+def _rate_off(theirs: StoredRecord, shares: Mapping[str, float], peak: float) -> float:
+    groups = [group for group in theirs.notes["groups"] if group["names"]]
+    return max((abs(shares[g["names"][0]] - 1) * g["lr"] / (peak or 1.0) for g in groups), default=0.0)
+
+
 def shows_clipping(ours: Record, facts: Facts) -> bool:
     """Whether the clipped gradients are to be seen, and not only what an optimizer made of them."""
     return "clipped_gradients" in ours and not facts.clips_inside
@@ -228,8 +241,9 @@ def _locate(judgement: Judgement, stage: str, step: int, found: Mapping[str, flo
     if stage in judgement.first or not found:
         return
     tensor = max(found, key=lambda name: found[name])
-    if not found[tensor] <= judgement.allowed("local_gradients" if stage == OWN_LOCAL else stage):
-        judgement.first[stage] = Located(step, tensor, found[tensor])
+    allowed = judgement.allowed(stage, step)
+    if not found[tensor] <= allowed:
+        judgement.first[stage] = Located(step, tensor, found[tensor], allowed)
 
 
 def _spread(theirs: Record, ours: Record, step: int) -> Iterator[tuple[str, Located]]:
@@ -244,14 +258,21 @@ def _spread(theirs: Record, ours: Record, step: int) -> Iterator[tuple[str, Loca
             continue  # they follow from gradients that differ already
         tensor = max(of_stage, key=lambda name: of_stage[name])
         detail = f"the replicas differ from each other in {len(of_stage)} tensors"
-        yield ("update" if stage == "params" else stage), Located(step, tensor, of_stage[tensor], detail)
+        yield ("update" if stage == "params" else stage), Located(step, tensor, of_stage[tensor], 0.0, detail)
 
 
-def _hyperparameters(theirs: Record, ours: Record) -> dict[str, float]:
-    """What both sides show of their optimizers' settings, relative."""
+def _hyperparameters(theirs: Record, ours: Record, peak: float) -> dict[str, float]:
+    """What both sides show of their optimizers' settings, relative; rates relative to the largest so far."""
     (group, *_), shown = theirs.notes["groups"], ours.get("hyperparameters", {})  # type: ignore[attr-defined]
     pairs = {name: (float(shown[name]), group[key]) for name, key in RATES.items() if name in shown and key in group}
-    return {name: abs(a - b) / (abs(b) or 1.0) for name, (a, b) in pairs.items()}
+    scale = {name: max(abs(b), peak if RATES[name] == "lr" else 0.0) for name, (_, b) in pairs.items()}
+    return {name: abs(a - b) / (scale[name] or 1.0) for name, (a, b) in pairs.items()}
+
+
+def _like(ours: Tensors, theirs: Tensors) -> Tensors:
+    """Momentum in torch's units: a chain may multiply by the rate before it or after it."""
+    dot, square = (sum(float(np.vdot(ours[name], x[name])) for name in ours) for x in (theirs, ours))
+    return {name: value * dot / square for name, value in ours.items()} if square else ours
 
 
 def _optimizer_state(theirs: Record, ours: Record, optimizer: str) -> dict[str, float]:
@@ -263,6 +284,7 @@ def _optimizer_state(theirs: Record, ours: Record, optimizer: str) -> dict[str, 
         for name in names:
             of_jax = {key: ours["optimizer_state"].get(key.replace(kind, name, 1)) for key in of_torch}
             if all(value is not None for value in of_jax.values()):
-                found |= _against(of_jax, of_torch)  # type: ignore[arg-type]
+                same_units = _like(of_jax, of_torch) if name in MOMENTUM else of_jax  # type: ignore[arg-type]
+                found |= _against(same_units, of_torch)  # type: ignore[arg-type]
                 break
     return found

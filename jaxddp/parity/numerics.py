@@ -69,7 +69,7 @@ def _distances(exact: Records, rounded: Records, stage: str) -> list[tuple[float
     """Per step ||x32 - x64|| / ||x64|| of the stage, and the tensor with the largest share."""
     found = []
     for truth, other in zip(exact, rounded, strict=False):
-        if stage not in truth or stage not in other or not truth[stage]:
+        if stage not in truth or stage not in other or not any(x.dtype.kind == "f" for x in truth[stage].values()):
             continue
         found.append(_distance(truth[stage], other[stage]))
     return found

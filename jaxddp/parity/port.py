@@ -205,7 +205,7 @@ class Port:
 def load_port(path: str | Path) -> Port:
     """Run a port file and take its fields.
 
-    Its folder is on the import path while it runs, so that it can import what lies beside it.
+    Its folder is on the import path from then on, so that it and its functions can import what lies beside it.
 
     Raises:
         InputError: the file is missing, fails, lacks a field, or has one of no use.
@@ -218,12 +218,10 @@ def load_port(path: str | Path) -> Port:
         raise InputError(f"{path}: must be a Python file, *.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up
-    sys.path.insert(0, str(path.parent.absolute()))
-    try:
-        with errors_located(path):
-            spec.loader.exec_module(module)
-    finally:
-        sys.path.remove(str(path.parent.absolute()))
+    if (folder := str(path.parent.absolute())) not in sys.path:
+        sys.path.insert(0, folder)
+    with errors_located(path):
+        spec.loader.exec_module(module)
     found = {f.name: getattr(module, f.name) for f in fields(Port) if hasattr(module, f.name)}
     _check_spelling(path, module, found)
     missing = [f.name for f in fields(Port) if f.default is MISSING and f.default_factory is MISSING]
@@ -240,7 +238,8 @@ def _check_spelling(path: Path, module: ModuleType, found: Collection[str]) -> N
     lacking = [f.name for f in fields(Port) if f.name not in found and len(f.name) >= LONG]
     for name in vars(module):
         near = difflib.get_close_matches(name, lacking, n=1, cutoff=ALIKE)
-        if near and name not in found and not name.startswith("_"):
+        imported = getattr(getattr(module, name), "__module__", module.__name__) != module.__name__
+        if near and name not in found and not name.startswith("_") and not imported:
             raise InputError(f"{path}: {name}: is no field of a port; did you mean {near[0]}?")
 
 

@@ -178,7 +178,7 @@ def serve(rank: int, size: int, store_file: str, connection: Connection) -> None
 def _rates_ahead(optimizer: Optimizer, scheduler: LRScheduler | None, steps: int) -> Iterator[float]:
     """The learning rates that would follow, as far as the schedule goes."""
     optimizer.zero_grad()
-    with contextlib.suppress(ValueError):  # OneCycleLR ends
+    with contextlib.suppress(Exception):  # OneCycleLR ends, and a schedule of the port's own may know no more rates
         for _ in range(steps):
             yield float(optimizer.param_groups[0]["lr"])
             if scheduler is not None:

@@ -12,6 +12,14 @@ from jaxddp.parity.workers import Workers
 STEPS = 3
 Checked = Callable[..., Report]
 
+FROZEN = ("return TorchNet()", "net = TorchNet()\n    net.fc1.requires_grad_(False)\n    return net")
+FORGETS_MOMENTS = """
+def flax_restore(state):
+    import dataclasses
+    return dataclasses.replace(state, opt_state=flax_optimizer.init(state.params))
+restore_at = 2
+"""
+
 
 def checker(folder: Path, workers: Workers) -> Checked:
     """(changes, more, options of `check`) -> the report on the small port with these changes."""

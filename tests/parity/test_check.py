@@ -1,7 +1,7 @@
 """The check from end to end: what is right is equal, what is wrong is named."""
 
 import pytest
-from checks import STEPS, Checked
+from checks import FORGETS_MOMENTS, FROZEN, STEPS, Checked
 from small_port import Change, own_optimizers, step
 
 from jaxddp.parity.findings import ORDER
@@ -73,7 +73,6 @@ def loss_over_replicas(collective: str) -> Change:
     )
 
 
-FROZEN = ("return TorchNet()", "net = TorchNet()\n    net.fc1.requires_grad_(False)\n    return net")
 MASKED = """optax.multi_transform(
     {"moves": optax.sgd(0.1), "stays": optax.set_to_zero()},
     lambda params: {name: "stays" if name.startswith("fc1") else "moves" for name in params},
@@ -81,12 +80,6 @@ MASKED = """optax.multi_transform(
 OTHER_STARTS = """
 def flax_start(params, rank):
     return {**params, "fc2.kernel": params["fc2.kernel"] + 0.25 * rank}
-"""
-FORGETS_MOMENTS = """
-def flax_restore(state):
-    import dataclasses
-    return dataclasses.replace(state, opt_state=flax_optimizer.init(state.params))
-restore_at = 2
 """
 # The rate follows the number of the step, which the port's own step may forget to count.
 HALVED = """
@@ -176,9 +169,7 @@ def test_a_sum_that_shows_in_the_update_alone_is_named(checked: Checked) -> None
     (found,) = report.differences
     assert (found.stage, found.step) == ("update", 1)
     assert report.unseen == ("gradients", "clipped_gradients")
-    assert found.cause is not None and found.cause.names == ("sum_not_mean",), (
-        report
-    )  # the clipping tells it from a rate
+    assert found.cause is not None and found.cause.names == ("sum_not_mean",)  # the clipping tells it from a rate
 
 
 def test_a_parameter_that_torch_has_frozen_and_jax_moves_is_told(checked: Checked) -> None:
@@ -188,6 +179,25 @@ def test_a_parameter_that_torch_has_frozen_and_jax_moves_is_told(checked: Checke
     assert (found.stage, found.step, found.cause) == ("update", 1, None)
     assert found.tensor.startswith("fc1.") and found.detail.startswith("torch has no gradient for it"), report
     assert checked(own_optimizers("SGD(parameters, lr=0.1)", MASKED), FROZEN).verdict == "equal"
+
+
+def test_a_parameter_that_jax_alone_has_frozen_has_no_name(checked: Checked) -> None:
+    report = checked(own_optimizers("SGD(parameters, lr=0.1)", MASKED))
+    (found,) = report.differences
+    assert (found.stage, found.step, found.cause) == ("update", 1, None) and found.tensor.startswith("fc1.")
+
+
+def test_a_step_that_shows_another_loss_than_it_differentiates_is_told(checked: Checked) -> None:
+    report = checked(more=step(("local_loss=value", 'local_loss=jax.lax.psum(value, "replica")')))
+    (found,) = report.differences
+    assert (found.stage, found.step, found.cause) == ("local_loss", 1, None)
+
+
+def test_an_optimizer_that_cannot_be_replayed_leaves_a_step_of_ones_own_unjudged(checked: Checked) -> None:
+    nadam = own_optimizers("NAdam(parameters, lr=0.01)", "optax.nadam(0.01)")
+    report = checked(nadam, more=step())
+    assert any("what a flax_step's optimizer does is judged for SGD" in p.message for p in report.problems)
+    assert report.verdict == "different"  # torch's NAdam has a schedule of its momentum: the run by itself shows it
 
 
 def test_the_layer_where_the_forward_pass_parts_is_shown(checked: Checked) -> None:

@@ -7,12 +7,17 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from checks import STEPS, Checked
+from checks import FORGETS_MOMENTS, FROZEN, STEPS, Checked
 from small_port import Change, at_start_of, line_of, step, write
 
 from jaxddp.parity.checking import check
 from jaxddp.parity.findings import Problem
 
+# A bias that does not learn.
+KINDS = (
+    "self.fc1 = nnx.Linear(3, 5, rngs=rngs)",
+    "self.fc1 = nnx.Linear(3, 5, rngs=rngs)\n            self.fc1.bias = nnx.Variable(self.fc1.bias[...])",
+)
 HANGING = 5.0  # seconds without a word
 
 
@@ -44,9 +49,12 @@ def test_a_loss_that_raises_is_told_with_its_line(failing: Checked, tmp_path: Pa
             "",
             "perhaps names = {'inner': 'fc1'}",
         ),
+        ([KINDS], "", "names: torch's fc1.bias is a parameter, and flax's fc1.bias is none"),
+        ([], FORGETS_MOMENTS.replace("2", "3"), "restore_at 3: must be within the run, 1 to 2 for 3 steps"),
+        ([FROZEN], "clip_grad_norm = 0.5\n", "clip_grad_norm: torch's norm leaves out fc1.weight, which is frozen"),
         ([], step(("{name: every[name] for name in SHOWS}", '{"grads": 0}')), "flax_step: shows grads; known are"),
     ],
-    ids=["shapes", "names", "own step"],
+    ids=["shapes", "names", "kinds", "restore", "frozen", "own step"],
 )
 def test_a_flax_half_that_cannot_be_used_is_told_with_advice(
     changes: list[Change], more: str, message: str, failing: Checked

@@ -156,7 +156,8 @@ class _Search:
 
     def _attempt(self, combinations: Iterable[tuple[Edit, ...]]) -> list[_Trial]:
         trials = (self._screened(combination) for combination in combinations if _compatible(combination))
-        return [self._refined(trial) if trial.residual <= PROMISING else trial for trial in trials]
+        promising = max(PROMISING, self.floor)
+        return [self._refined(trial) if trial.residual <= promising else trial for trial in trials]
 
     def _explained(self, trials: list[_Trial]) -> list[_Trial]:
         return [trial for trial in trials if trial.residual <= self.floor]

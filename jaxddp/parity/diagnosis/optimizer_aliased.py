@@ -19,7 +19,7 @@ from jaxddp.parity.diagnosis.search import Hypothesis
 def aliased(
     evidence: OptimizerEvidence, recipe: Recipe, residuals: list[dict[str, float]], floor: float
 ) -> Hypothesis | None:
-    """Whether the update of every tensor that is off is 0, another's, or that of the step before, or makes it another.
+    """Whether the update of every tensor that is off is another's, or that of the step before, or makes it another.
 
     Args:
         residuals: per step and tensor, of the reference's own recipe.
@@ -49,7 +49,6 @@ def _nearest(name: str, step: OptimizerStep, predicted: Tensors, before: Tensors
     found, own = step.update[name], step.params[name].ravel()
     others = {other: value for other, value in predicted.items() if other != name and value.size == found.size}
     candidates: Mapping[str, np.ndarray] = {
-        "is 0": np.zeros_like(found),
         **{f"is that of {other}": value for other, value in others.items()},
         **{f"makes it {other}": step.params[other].ravel() + value.ravel() - own for other, value in others.items()},
         **({"is that of the step before": before[name]} if before else {}),

@@ -119,7 +119,7 @@ def aliases(reference: Recipe, step: ReductionStep, floor: float) -> Iterator[Ed
     predicted, found = reference.predict(step)[stage], step.found[stage]
     scale = norm_of(found)
     wrong = [name for name in found if not np.linalg.norm(predicted[name] - found[name]) <= floor * scale]
-    if 2 * len(wrong) > len(found):
+    if not wrong or 2 * len(wrong) > len(found):
         return
     pairs = []
     for name in wrong:

@@ -40,10 +40,12 @@ class Ruling:
         named: the hypotheses that explain everything with the fewest faults, which this run cannot
             tell apart if there are several; empty: unexplained.
         runner_up: the nearest of those that do not explain it; None: there was no other.
+        cut_short: whether some hypotheses were left untried for want of time.
     """
 
     named: tuple[Hypothesis, ...]
     runner_up: Hypothesis | None
+    cut_short: bool = False
 
 
 def decide(hypotheses: Iterable[Hypothesis], floor: float) -> Ruling:

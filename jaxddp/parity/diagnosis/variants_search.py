@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jaxddp.parity.diagnosis.search import Hypothesis, Ruling, decide
 from jaxddp.parity.diagnosis.variants_fit import Differences, Fit, Item, Point, Probe, Subject, residual_at
@@ -69,7 +69,9 @@ def explain(
             break
         probes.append(against)
     plainest = _plainest(explanations, floor)
-    ruling = decide((explanation.hypothesis for explanation in plainest), floor)
+    ruling = replace(
+        decide((explanation.hypothesis for explanation in plainest), floor), cut_short=time.monotonic() > end
+    )
     named = [explanation.items for explanation in plainest if explanation.hypothesis in ruling.named]
     return ruling, named[0] if len(named) == 1 else ()
 
