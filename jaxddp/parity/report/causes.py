@@ -22,14 +22,20 @@ def difference_card(group: Sequence[Difference]) -> Html:
         "section",
         tag("h2", with_code(words.where(found))),
         tag("p", f"Residual {amount} {found.detail}", class_="note"),
-        [_cause(one, one.cause) if one.cause else _unexplained(one) for one in group],
+        _causes(found, [one.cause for one in group if one.cause]) if found.cause else _unexplained(found),
         _layer(found, found.layer) if found.layer else "",
         class_=f"card {'numeric' if found.kind == 'numeric' else 'different'}",
     )
 
 
-def _cause(found: Difference, cause: Cause) -> Html:
-    leads = ["Cause: ", *["Or: "] * (len(cause.names) - 1)]
+def _causes(found: Difference, causes: Sequence[Cause]) -> Html:
+    """Causes that are there at once, and what they leave together."""
+    items = [_cause(cause, "And: " if position else "Cause: ") for position, cause in enumerate(causes)]
+    return join(*items, _evidence(found, causes))
+
+
+def _cause(cause: Cause, lead: str) -> Html:
+    leads = [lead, *["Or: "] * (len(cause.names) - 1)]
     items = [
         tag(
             "li",
@@ -40,7 +46,7 @@ def _cause(found: Difference, cause: Cause) -> Html:
         for lead, name, says, fix in zip(leads, cause.names, cause.says, cause.fixes, strict=True)
     ]
     several = "This run cannot tell these apart; each explains everything." if len(cause.names) > 1 else ""
-    return join(tag("p", several) if several else "", tag("ul", items, class_="causes"), _evidence(found, cause))
+    return join(tag("p", several) if several else "", tag("ul", items, class_="causes"))
 
 
 def _name(name: str) -> Html:
@@ -61,12 +67,13 @@ def _address(thread: str) -> str:
     return f"https://github.com/{repository}/issues/{issue}"
 
 
-def _evidence(found: Difference, cause: Cause) -> Html:
+def _evidence(found: Difference, causes: Sequence[Cause]) -> Html:
     """What each explanation leaves unexplained, as numbers and as bars of their logarithms."""
+    cause, planted = causes[0], " and ".join(" or ".join(cause.names) for cause in causes)
     left = [("as it is, with no cause", found.residual)]
     if cause.runner_up is not None:
         left.append((f"next best: {cause.runner_up[0]}", cause.runner_up[1]))
-    left.append((f"with {' or '.join(cause.names)}", cause.residual))
+    left.append((f"with {planted}", cause.residual))
     lines = [
         tag(
             "tr",
@@ -79,8 +86,9 @@ def _evidence(found: Difference, cause: Cause) -> Html:
     heading = tag(
         "tr", tag("th", "explanation", scope="col"), tag("th", "leaves", scope="col", class_="number"), tag("td")
     )
+    subject = "The cause was" if len(causes) == 1 else "The causes were"
     told = (
-        "The cause was planted in the reference, and the step replayed in float64; "
+        f"{subject} planted in the reference, and the step replayed in float64; "
         "what jax did then differs by the residual that is left."
         f"{f' Up to {number(found.allowed)} is rounding.' if found.allowed else ''}"
     )

@@ -147,9 +147,10 @@ def _difference_lines(group: list[Difference]) -> Iterator[str]:
     yield f"{kind}: {words.where(found)}: {amount}"
     if found.detail:
         yield f"  {found.detail}"
-    for number_of, one in enumerate(group):
-        cause = "  and    " if number_of else "  cause  "
-        yield from _cause_lines(one.cause, cause) if one.cause else [f"{cause}unexplained by any known fault"]
+    causes = [one.cause for one in group if one.cause]
+    for position, cause in enumerate(causes):
+        yield from _cause_lines(cause, "  and    " if position else "  cause  ")
+    yield f"  proof  {words.evidence(causes)}" if causes else "  cause  unexplained by any known fault"
     if found.layer is not None:
         layer = found.layer
         flax, torch = words.apart(*layer.values)
@@ -161,7 +162,6 @@ def _cause_lines(cause: Cause, first: str) -> Iterator[str]:
     for index, (name, says, fix) in enumerate(zip(cause.names, cause.says, cause.fixes, strict=True)):
         yield f"{'  or     ' if index else first}{says}  [{name}]"
         yield f"  fix    {fix}"
-    yield f"  proof  {words.evidence(cause)}"
 
 
 def _numerics_line(report: Report) -> str:

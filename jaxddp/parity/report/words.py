@@ -208,13 +208,16 @@ def _largest(report: Report) -> str:
     )
 
 
-def evidence(cause: Cause) -> str:
-    """What speaks for a cause.
+def evidence(causes: Sequence[Cause]) -> str:
+    """What speaks for a cause, or for several that are there at once.
 
-    >>> evidence(Cause(("nesterov",), ("Nesterov momentum",), ("nesterov=False",), 2e-15, ("dampening", 4e-2)))
+    >>> evidence([Cause(("nesterov",), ("Nesterov momentum",), ("nesterov=False",), 2e-15, ("dampening", 4e-2))])
     'planted in the reference, it leaves 2e-15; the next best, dampening, leaves 0.04'
     """
+    cause = causes[0]
     subject = "it leaves" if len(cause.names) == 1 else "each leaves at most"
+    if len(causes) > 1:
+        subject = "they leave together"
     text = f"planted in the reference, {subject} {number(cause.residual)}"
     if cause.runner_up is None:
         return f"{text}; no other was near"
