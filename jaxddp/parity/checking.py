@@ -99,7 +99,8 @@ def report_on(runs: Runs, workers: Workers, started: float) -> Report:
         for found in differences
     ]
     semantic = any(found.kind == "semantic" for found in differences)
-    differences += [found for found in numeric if found.stage not in {d.stage for d in differences}]
+    if not semantic:  # rounding is compared where both mean the same
+        differences += [found for found in numeric if found.stage not in {d.stage for d in differences}]
     free = _free_running(runs, FREE_ALLOWED + RATE_GROWTH * evidence.judgement.rate_rounding)
     if not semantic:
         differences += _of_free_running(free)

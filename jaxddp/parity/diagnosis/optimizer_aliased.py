@@ -56,5 +56,5 @@ def _nearest(name: str, step: OptimizerStep, predicted: Tensors, before: Tensors
     distances = {
         says: ratio(float(np.linalg.norm(value.ravel() - found.ravel())), norm) for says, value in candidates.items()
     }
-    says = min(distances, key=distances.__getitem__)
-    return distances[says], says
+    says = min(distances, key=distances.__getitem__, default="")
+    return distances.get(says, np.inf), says
