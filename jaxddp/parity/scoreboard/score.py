@@ -105,18 +105,18 @@ def right(said: Sequence[Sequence[str]], accepted: Sequence[frozenset[str]]) -> 
     )
 
 
-def score(question: Question, workers: Workers, count_steps: bool = True) -> Score:
+def score(question: Question, workers: Workers, count_steps: bool = True, float32: bool = False) -> Score:
     """Check a port.
 
     Args:
         count_steps: try with fewer steps, to see how many are needed.
+        float32: run in float32 too, also where that is not needed to name the fault.
     """
     started = time.monotonic()
     runs = Runs(PortCase(question.source, question.world_size, question.steps), workers)
     runs.in_float64()
-    # A right port must not be called different in rounding either.
-    numeric = not question.accepted or any(name in NUMERIC for names in question.accepted for name in names)
-    if numeric and len(runs.jax):
+    float32 = float32 or any(name in NUMERIC for names in question.accepted for name in names)
+    if float32 and len(runs.jax):
         runs.in_float32()
     report = report_on(runs, workers, started)
     seconds = time.monotonic() - started
