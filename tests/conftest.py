@@ -1,12 +1,22 @@
 """Makes jax strict, and gives every test the same eight CPU devices."""
 
 import gc
+import os
+import tempfile
 from collections.abc import Iterator
 
-import jax
-import pytest
+# A program that several tests compile is kept for this run, where child processes find it too.
+PROGRAMS = tempfile.TemporaryDirectory()
+os.environ |= {
+    "JAX_COMPILATION_CACHE_DIR": PROGRAMS.name,
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+}
 
-from jaxddp.devices import prepare
+import jax  # noqa: E402
+import pytest  # noqa: E402
+
+from jaxddp.devices import prepare  # noqa: E402
 
 # A tensor that meets one of another rank is a mistake here, not a convenience.
 jax.config.update("jax_numpy_rank_promotion", "raise")

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from jaxddp.parity.diagnosis import optimizer
 from jaxddp.parity.diagnosis.reduction_recipe import TORCH_CLIP_EPSILON
-from jaxddp.parity.diagnosis.search import SEPARATION, Hypothesis, Ruling, decide
+from jaxddp.parity.diagnosis.search import Hypothesis, Ruling, decide
 from jaxddp.parity.evidence import Evidence
 from jaxddp.parity.findings import Problem
 from jaxddp.parity.judge import Located, clip, shows_clipping
@@ -14,7 +14,7 @@ from jaxddp.parity.records import Lazy, StoredRecord, Tensors
 
 KNOWN = "SGD, Adam, AdamW, RMSprop and Adagrad"
 LARGEST_ROUNDING = 1e-9  # of an update, that a name may rest on
-RATE_FLOOR = 1e-6  # what is left of an update by a rate in float32; measured: up to 2e-7, at the end of a cosine
+NEAR = 1e-6  # what a rate in float32 leaves of an update; measured: up to 2e-7, at the end of a cosine
 
 
 class Unseen(NamedTuple):
@@ -60,24 +60,25 @@ def explain_update(evidence: Evidence) -> Ruling:
 
     What the run cannot tell apart is named together: to SGD a sum over the replicas is a rate.
     """
-    rounding = max(evidence.judgement.update_rounding, default=0.0)
-    ruling = _explain(evidence, optimizer.FLOOR + min(rounding, LARGEST_ROUNDING))
+    ruling = _explain(evidence)
     scheduled = len(set(evidence.summary.rates)) > 1
-    if ruling.named or not scheduled or not evidence.judgement.first["update"].residual > SEPARATION * RATE_FLOOR:
+    if ruling.named or not scheduled:
         return ruling
-    coarser = _explain(evidence, RATE_FLOOR)  # the port's rate may be a float32
-    return coarser if coarser.named else ruling
+    with_float32 = _explain(evidence, NEAR)
+    return with_float32 if with_float32.named else ruling
 
 
-def _explain(evidence: Evidence, floor: float) -> Ruling:
-    ruling = optimizer.explain(_optimizer_evidence(evidence), floor)
+def _explain(evidence: Evidence, near: float = 0.0) -> Ruling:
+    rounding = max(evidence.judgement.update_rounding, default=0.0)
+    floor = optimizer.FLOOR + min(rounding, LARGEST_ROUNDING)
+    ruling = optimizer.explain(_optimizer_evidence(evidence), floor, near)
     unseen = [*_reductions(evidence), *_clips(evidence)]
     singles = [Hypothesis((way.fault,), way.says, _residual(evidence, way)) for way in unseen]
     nearest = [ruling.runner_up] if ruling.runner_up else []
     alone = decide([*ruling.named, *singles, *nearest], floor)
     if alone.named or not unseen:
         return alone
-    pairs = [pair for way in unseen for pair in _with_optimizer(evidence, way, floor)]
+    pairs = [pair for way in unseen for pair in _with_optimizer(evidence, way, floor, near)]
     return decide(pairs + singles + nearest, floor)
 
 
@@ -114,9 +115,9 @@ def _residual(evidence: Evidence, way: Unseen) -> float:
     return max((value for of_step in found or [] for value in of_step.values()), default=float("inf"))
 
 
-def _with_optimizer(evidence: Evidence, way: Unseen, floor: float) -> Iterator[Hypothesis]:
+def _with_optimizer(evidence: Evidence, way: Unseen, floor: float, near: float) -> Iterator[Hypothesis]:
     """This way, together with what then is left to the optimizer."""
-    for named in optimizer.explain(_optimizer_evidence(evidence, way), floor).named:
+    for named in optimizer.explain(_optimizer_evidence(evidence, way), floor, near).named:
         yield replace(named, faults=(way.fault, *named.faults), says=f"{way.says}; {named.says}")
 
 

@@ -15,6 +15,7 @@ from jaxddp.parity.case import LOCAL_STAGES
 from jaxddp.parity.compare import residuals
 from jaxddp.parity.convert import COUNTER
 from jaxddp.parity.diagnosis import samples
+from jaxddp.parity.diagnosis.rates import shares_of_float32
 from jaxddp.parity.diagnosis.reduction_recipe import TORCH_CLIP_EPSILON
 from jaxddp.parity.findings import ORDER, StageResult
 from jaxddp.parity.port import Facts
@@ -32,9 +33,6 @@ ALLOWED = {
     "buffers": 1e-12,  # measured: up to 1e-15
     "optimizer_state": 1e-12,  # measured: up to 1e-14
 }
-# Of the largest rate so far; measured: 1.5e-8 (exponential_decay) and 1.6e-7 (warmup_cosine_decay_schedule).
-RATE_ALLOWED = 1e-6
-REPRESENTED = 1e-12  # how near a rate that comes from a float32 is to it; such updates then leave 1e-15 and 5e-15
 # What a port's step shows, against what its loss alone says.
 OWN_LOSS, OWN_LOCAL = "own_local_loss", "own_local_gradients"
 EPSILON = float(np.finfo(np.float64).eps)
@@ -177,24 +175,9 @@ def rounding_of_update(record: Record) -> float:
 
 
 def rate_in_float32(theirs: StoredRecord, ours: Record, peak: float) -> dict[str, float]:
-    """How much longer jax's update of a tensor is, where it is as if the rate were a float32; else 1.
-
-    optax computes some schedules in float32 even where all else is float64. That is no other meaning:
-    the update is then s times torch's, and s times torch's rate is a number that float32 has.
-
-    Args:
-        peak: the largest rate up to this step; what is computed from it is rounded as it is.
-    """
-    shares = dict.fromkeys(theirs["update"], 1.0)
-    for group in theirs.notes["groups"]:
-        pairs = [(ours["update"][name], theirs["update"][name]) for name in group["names"]]
-        square = sum(float(np.vdot(x, x)) for _, x in pairs)
-        share = sum(float(np.vdot(x, y)) for y, x in pairs) / square if square else 1.0
-        rate = share * group["lr"]
-        near = abs(share - 1) * group["lr"] <= RATE_ALLOWED * peak
-        if near and abs(rate - float(np.float32(rate))) <= REPRESENTED * rate:
-            shares |= dict.fromkeys(group["names"], share)
-    return shares
+    """How much longer jax's update of a tensor is, where it is as if the rate were a float32; else 1."""
+    groups = [(group["names"], group["lr"]) for group in theirs.notes["groups"]]
+    return shares_of_float32(ours["update"], theirs["update"], groups, peak)
 
 
 def _rate_off(theirs: StoredRecord, shares: Mapping[str, float], peak: float) -> float:

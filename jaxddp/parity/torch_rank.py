@@ -151,7 +151,7 @@ class Draw:
 
     def run(self, world: World, tell: Tell) -> tuple[Arrays, Facts]:
         """Draw them."""
-        tell("torch_model")
+        tell("the port's file or torch_model")
         torch.manual_seed(self.seed)
         side = self.source.torch_side(1, self.dtype)
         return {name: to_numpy(tensor) for name, tensor in side.model.state_dict().items()}, side.facts

@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from jaxddp.config import TrainConfig
 from jaxddp.datasets import Dataset
+from jaxddp.errors import InputError
 from jaxddp.parity.port import Facts, Port, load_port
 from torch_ref import models, optim
 from torch_ref.loader import Loader
@@ -129,8 +130,15 @@ def side_of_port(port: Port, steps: int, dtype: str) -> TorchSide:
     Args:
         steps: optimizer steps of the whole run; schedules need their number.
         dtype: of parameters, buffers and inputs.
+
+    Raises:
+        InputError: the model has complex tensors.
     """
-    model = port.torch_model().to(getattr(torch, dtype))
+    model = port.torch_model()
+    for name, tensor in model.state_dict().items():
+        if tensor.is_complex():
+            raise InputError(f"torch_model: {name} is {str(tensor.dtype)[6:]}; must be real")
+    model.to(getattr(torch, dtype))
 
     def loss_fn(model: nn.Module, batch: Batch) -> Sums:
         loss = port.torch_loss(model, batch)

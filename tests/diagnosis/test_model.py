@@ -73,6 +73,12 @@ def test_a_correct_twin_leaves_rounding_only(twins: Twins, loss_normalization: s
     assert explain_model(found) == explain_buffers(found) == Ruling((), None)
 
 
+def test_a_search_that_was_cut_short_says_so() -> None:
+    found = evidence(MLP, smoothing=0.2)
+    assert explain_model(found, seconds=0.0).cut_short
+    assert not explain_model(found).cut_short
+
+
 SINGLE: list[tuple[Twins, dict[str, Any], str, str]] = [
     (TRANSFORMER, {"gelu": "everywhere", "steps": 3}, "gelu_approximation", "GELU by tanh"),
     (TRANSFORMER, {"gelu": 1}, "gelu_approximation", "GELU by tanh in blocks.1.act"),

@@ -21,11 +21,11 @@ restore_at = 2
 """
 
 
-def checker(folder: Path, workers: Workers) -> Checked:
+def checker(folder: Path, workers: Workers, world_size: int) -> Checked:
     """(changes, more, options of `check`) -> the report on the small port with these changes."""
 
     def checked(*changes: Change, more: str = "", numerics: bool = False) -> Report:
         port = write(folder, *changes, more=more)
-        return check(port, world_size=workers._world_size, steps=STEPS, workers=workers, numerics=numerics)
+        return check(port, world_size=world_size, steps=STEPS, workers=workers, numerics=numerics)
 
     return checked

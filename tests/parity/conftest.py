@@ -17,13 +17,18 @@ from jaxddp.parity.workers import Workers
 
 
 @pytest.fixture(scope="session")
-def pool() -> Iterator[TorchPool]:
-    with TorchPool(8) as pool:
-        yield pool
+def workers() -> Iterator[Workers]:
+    with Workers(8, "cpu") as workers:
+        yield workers
+
+
+@pytest.fixture
+def pool(workers: Workers) -> TorchPool:
+    return workers.torch
 
 
 @pytest.fixture(scope="session")
-def run_both(pool: TorchPool) -> Iterator[Callable[[Case], tuple[Trajectory, Trajectory]]]:
+def run_both(workers: Workers) -> Iterator[Callable[[Case], tuple[Trajectory, Trajectory]]]:
     """A case through jaxddp and torch; asked for twice, it runs once."""
 
     with ThreadPoolExecutor(1) as beside:  # torch's ranks work while jax compiles
@@ -31,16 +36,10 @@ def run_both(pool: TorchPool) -> Iterator[Callable[[Case], tuple[Trajectory, Tra
         @cache
         def run(case: Case) -> tuple[Trajectory, Trajectory]:
             weights = case.initial_weights()
-            torch_run = beside.submit(pool.run, case, weights)
+            torch_run = beside.submit(workers.torch.run, case, weights)
             return run_jax(case, weights), torch_run.result()
 
         yield run
-
-
-@pytest.fixture(scope="session")
-def pair() -> Iterator[Workers]:
-    with Workers(2, "cpu") as workers:
-        yield workers
 
 
 @pytest.fixture(scope="session")
@@ -51,13 +50,13 @@ def single() -> Iterator[Workers]:
 
 
 @pytest.fixture
-def checked(tmp_path: Path, pair: Workers) -> Checked:
-    return checker(tmp_path, pair)
+def checked(tmp_path: Path, workers: Workers) -> Checked:
+    return checker(tmp_path, workers, world_size=2)
 
 
 @pytest.fixture
 def failing(tmp_path: Path, single: Workers) -> Checked:
-    return checker(tmp_path, single)
+    return checker(tmp_path, single, world_size=1)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

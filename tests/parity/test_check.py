@@ -16,6 +16,10 @@ BATCH_NORM = [
     ("nnx.tanh(self.fc1(x))", "nnx.tanh(self.bn(self.fc1(x)))"),
 ]
 ADAMW = own_optimizers("AdamW(parameters, lr=0.01)", "optax.adamw(0.01, weight_decay=0.01)")
+# A schedule that optax computes in float32.
+FALLING = "def torch_scheduler(optimizer): return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)\n"
+FALLING_SGD = own_optimizers("SGD(parameters, lr=0.1)", "optax.sgd(optax.exponential_decay(0.1, 1, 0.9))")
+FALLING_ADAMW = own_optimizers("AdamW(parameters, lr=0.01)", "optax.adamw(optax.exponential_decay(0.01, 1, 0.9))")
 SHOWN_ADAMW = own_optimizers(
     "AdamW(parameters, lr=0.01, eps=1e-12)",
     "optax.inject_hyperparams(optax.adamw)(0.01, eps=1e-12, weight_decay=0.01)",
@@ -123,10 +127,11 @@ def test_a_right_port_is_equal_at_every_stage(checked: Checked) -> None:
         (UNUSED, "find_unused_parameters = True\n", UNRESTRAINED),
         (IMAGES, OWN_IMAGES, UNRESTRAINED),
         ([SMALL_STEPS], "", UNRESTRAINED),
+        ([FALLING_SGD], FALLING, UNRESTRAINED),
         ([ONE_PER_ELEMENT], step(), UNRESTRAINED | {"clipped_gradients"}),
         ([], step(SHOWS_NOTHING), UNRESTRAINED - {"gradients"}),
     ],
-    ids=["linen", "global", "unused", "images", "small steps", "own step", "own step, hidden"],
+    ids=["linen", "global", "unused", "images", "small steps", "rate in float32", "own step", "own step, hidden"],
 )
 def test_other_right_ports_are_equal_too(changes: list[Change], more: str, stages: set[str], checked: Checked) -> None:
     report = checked(*changes, more=more)
@@ -135,12 +140,14 @@ def test_other_right_ports_are_equal_too(changes: list[Change], more: str, stage
     assert all(max(result.residuals) <= result.allowed for result in report.stages.values())
     if SHOWS_NOTHING[1] in more:
         assert report.unseen == ("gradients", "clipped_gradients")
+    assert (report.rate_rounding > 1e-10) == (FALLING in more)  # measured: 1.3e-8, and it is told
 
 
 @pytest.mark.parametrize(
     ("changes", "more", "stage", "first_step", "name", "says"),
     [
         ([WRONG_DECAY], "", "update", 1, "decay_value", "weight decay 0.0001, the reference has 0.01"),
+        ([FALLING_ADAMW], FALLING, "update", 1, "decay_value", "weight decay 0.0001, the reference has 0.01"),
         ([CLIPS_BY_ITSELF], "torch_clip_grad_norm = 0.05\n", "update", 1, "clip_epsilon", "divides by the norm"),
         ([], step(SUM), "gradients", 1, "sum_not_mean", "times 2"),
         ([], step(SUM, SHOWS_MEAN_ONLY), "gradients", 1, "sum_not_mean", "times 2"),
@@ -150,7 +157,18 @@ def test_other_right_ports_are_equal_too(changes: list[Change], more: str, stage
         ([loss_over_replicas("pmean")], "", "local_loss", 1, "collective_in_loss", "the mean over the replicas"),
         ([loss_over_replicas("psum")], "", "local_loss", 1, "collective_in_loss", "local gradients times 2"),
     ],
-    ids=["decay", "clipping", "sum", "sum, hidden", "mean of means", "start", "restore", "pmean of loss", "psum"],
+    ids=[
+        "decay",
+        "rate",
+        "clipping",
+        "sum",
+        "sum, hidden",
+        "mean of means",
+        "start",
+        "restore",
+        "pmean of loss",
+        "psum",
+    ],
 )
 def test_what_is_wrong_is_named(
     changes: list[Change], more: str, stage: str, first_step: int, name: str, says: str, checked: Checked

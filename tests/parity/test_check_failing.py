@@ -66,21 +66,26 @@ def test_a_flax_half_that_cannot_be_used_is_told_with_advice(
     assert all(math.isfinite(torch) and math.isnan(jax) for torch, jax in report.losses)
 
 
+FIRST = "torch rank 0, the port's file or torch_model"
+
+
 @pytest.mark.parametrize(
     ("change", "piece", "message"),
     [
         (("import os, time\n", "import os, tim\n"), "import os, tim", "ModuleNotFoundError: No module named 'tim'"),
         (("return TorchNet()", "return TorchNet().cuda()"), ".cuda()", "AssertionError: Torch not compiled with CUDA"),
+        (("return TorchNet()", "return TorchNet().to(torch.complex128)"), "", "torch_model: fc1.weight is complex128;"),
     ],
-    ids=["import", "GPU"],
+    ids=["import", "GPU", "complex"],
 )
 def test_without_a_torch_model_there_is_nothing_to_compare(
     change: Change, piece: str, message: str, failing: Checked, tmp_path: Path
 ) -> None:
     report = failing(change)
     (problem,) = report.problems
-    assert (report.verdict, problem.side, problem.where) == ("incomplete", "torch", "torch rank 0, torch_model")
-    assert problem.message.startswith(f"{line_of(tmp_path / 'port.py', piece)}: {message}")
+    assert (report.verdict, problem.side, problem.where) == ("incomplete", "torch", FIRST)
+    line = f"{line_of(tmp_path / 'port.py', piece)}: " if piece else ""
+    assert problem.message.startswith(line + message)
     assert not report.losses and not report.stages
 
 
@@ -174,6 +179,17 @@ def test_sides_that_hang_are_told_and_leave_nothing_behind(tmp_path: Path, monke
     assert children() == before
     gc.collect()
     assert not list((tmp_path / "scratch").iterdir())
+
+
+def test_a_jax_that_cannot_start_is_told_once_and_torch_has_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    report = check(write(tmp_path), world_size=1, steps=1, platform="gpu")
+    message = "--platform gpu: jax finds no GPU here; install jax[cuda12], or use --platform cpu"
+    assert report.problems == (Problem("flax", "starting", message),)
+    ((torch, jax),) = report.losses
+    assert report.verdict == "incomplete" and math.isfinite(torch) and math.isnan(jax)
 
 
 def test_sides_that_die_are_told_and_the_workers_go_on(failing: Checked) -> None:

@@ -3,7 +3,6 @@
 One port of each fault; `python -m jaxddp.parity.scoreboard` takes all of them.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,12 +15,6 @@ from jaxddp.parity.scoreboard.score import Question, Score, score
 from jaxddp.parity.workers import Workers
 
 ONE_OF_EACH = {fault_of(label): label for label in reversed(PLANTED)}  # the first label of each fault
-
-
-@pytest.fixture(scope="module")
-def workers() -> Iterator[Workers]:
-    with Workers(4, "cpu") as workers:
-        yield workers
 
 
 def asked(workers: Workers, scenario: Scenario, *labels: str) -> Score:

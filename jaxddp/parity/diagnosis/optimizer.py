@@ -17,8 +17,8 @@ from jaxddp.parity.diagnosis.optimizer_evidence import (
     OptimizerEvidence,
     OptimizerStep,
     reference_recipe,
-    replay,
     residuals,
+    with_rates_of_float32,
 )
 from jaxddp.parity.diagnosis.optimizer_faults import edits
 from jaxddp.parity.diagnosis.optimizer_sample import Sample, survey, take_sample
@@ -46,14 +46,15 @@ def reference_residuals(evidence: OptimizerEvidence) -> list[dict[str, float]] |
     recipe = reference_recipe(evidence)
     if recipe is None:
         return None
-    return [residuals(step.update, predicted) for step, predicted in replay(recipe, evidence)]
+    return [residuals(step.update, predicted) for step, predicted in with_rates_of_float32(recipe, evidence)]
 
 
-def explain(evidence: OptimizerEvidence, floor: float = FLOOR) -> Ruling:
+def explain(evidence: OptimizerEvidence, floor: float = FLOOR, near: float = 0.0) -> Ruling:
     """Name the mistakes that make the reference's optimizer do what the port's did.
 
     Args:
         floor: the largest residual that is rounding.
+        near: what is found to be as near as this is tried with rates in float32; 0: only what is at the floor.
 
     Returns:
         The ruling; without a name where nothing explains it, nothing differs, or the optimizer is not
@@ -62,16 +63,17 @@ def explain(evidence: OptimizerEvidence, floor: float = FLOOR) -> Ruling:
     reference = reference_recipe(evidence)
     if reference is None:
         return Ruling((), None)
+    coarse = max(floor, near)
     surveyed = survey(evidence, reference)
-    first = next((i for i, of_step in enumerate(surveyed.residuals) if max(of_step.values()) > floor), None)
+    first = next((i for i, of_step in enumerate(surveyed.residuals) if max(of_step.values()) > coarse), None)
     if first is None or not np.isfinite(surveyed.scale).all():
         return Ruling((), None)
     sample = take_sample(evidence, surveyed.chosen, surveyed.scale)
-    search = _Search(reference, sample, sample.cut(first + 1 + SCREEN_STEPS, SCREEN_ELEMENTS), floor)
-    single = aliased(evidence, reference, surveyed.residuals, floor)
+    search = _Search(reference, sample, sample.cut(first + 1 + SCREEN_STEPS, SCREEN_ELEMENTS), coarse)
+    single = aliased(evidence, reference, surveyed.residuals, coarse)
     with np.errstate(all="ignore"):  # wild values are tried on the way
-        trials = search.run(edits(reference, sample, evidence), deep=single is None or single.residual > floor)
-        hypotheses = _confirmed(trials, reference, evidence, floor)
+        trials = search.run(edits(reference, sample, evidence), deep=single is None or single.residual > coarse)
+        hypotheses = _confirmed(trials, reference, evidence, coarse)
     return decide(hypotheses if single is None else [*hypotheses, single], floor)
 
 
@@ -118,7 +120,7 @@ class _Trial:
 
     def hypothesis(self, reference: Recipe, evidence: OptimizerEvidence) -> Hypothesis:
         """With the residual that it leaves of the whole run."""
-        steps = replay(self.recipe(reference, self.values), evidence)
+        steps = with_rates_of_float32(self.recipe(reference, self.values), evidence)
         residual = max(max(residuals(step.update, predicted).values()) for step, predicted in steps)
         return Hypothesis(self.faults, self.says(), residual)
 

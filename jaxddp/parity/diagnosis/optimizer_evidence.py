@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxddp.parity.diagnosis.rates import shares_of_float32
 from jaxddp.parity.diagnosis.recipes import Block, Recipe, State
 
 Tensors = Mapping[str, np.ndarray]
@@ -142,6 +143,19 @@ def replay(recipe: Recipe, evidence: OptimizerEvidence) -> Iterator[tuple[Optimi
                 Block(number), index, states[name], step.params[name], step.gradient(name)
             )
         yield step, update
+
+
+def with_rates_of_float32(
+    recipe: Recipe, evidence: OptimizerEvidence
+) -> Iterator[tuple[OptimizerStep, dict[str, np.ndarray]]]:
+    """As `replay`; where what was found is as if a rate were rounded to float32, with that rate."""
+    peak = 0.0
+    for rates, (step, predicted) in zip(recipe.lr, replay(recipe, evidence), strict=True):
+        rate_of = dict(zip(recipe.names, rates.tolist(), strict=True))
+        peak = max(peak, *rate_of.values())
+        groups = [(group["names"], rate_of[group["names"][0]]) for group in step.groups if group["names"]]
+        shares = shares_of_float32(step.update, predicted, groups, peak)
+        yield step, {name: shares[name] * update for name, update in predicted.items()}
 
 
 def residuals(found: Tensors, predicted: Tensors) -> dict[str, float]:
