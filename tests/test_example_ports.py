@@ -5,13 +5,11 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-import jax
 import numpy as np
 import pytest
+from trajectories import FORCED_STAGES, Comparison, compare, drawn, run_forced
 
-from jaxddp.parity.case import FORCED_STAGES, PortCase, Trajectory
-from jaxddp.parity.compare import Comparison, compare
-from jaxddp.parity.run_jax import run_forced
+from jaxddp.parity.case import PortCase, Trajectory
 from jaxddp.parity.run_torch import TorchPool
 from jaxddp.parity.torch_side import PortFile
 
@@ -29,7 +27,7 @@ class Runs:
         self.jax = cache(self._jax)
 
     def _torch(self, name: str) -> Trajectory:
-        return self._pool.run(case(name), case(name).initial_weights())
+        return self._pool.run(case(name), drawn(case(name)))
 
     def _jax(self, name: str) -> Trajectory:
         return run_forced(case(name), self.torch(name.removesuffix("_broken")))
@@ -40,11 +38,8 @@ class Runs:
 
 @pytest.fixture(scope="module")
 def runs() -> Iterator[Runs]:
-    # Each step is compiled to be run eight times: most of what XLA would do to make it fast is lost on it.
-    jax.config.update("jax_disable_most_optimizations", True)
     with TorchPool(2) as pool:
         yield Runs(pool)
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 def case(name: str) -> PortCase:

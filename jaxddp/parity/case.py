@@ -9,7 +9,6 @@ from typing import Protocol
 
 import jax
 import numpy as np
-import torch
 
 from jaxddp import models
 from jaxddp.config import IGNORE_INDEX, TrainConfig
@@ -29,9 +28,6 @@ from jaxddp.weights import to_torch
 LOCAL_STAGES = ("local_loss", "local_gradients")
 # ... and the same on all replicas, in the order in which a step makes them.
 SHARED_STAGES = ("gradients", "clipped_gradients", "params", "buffers")
-STAGES = LOCAL_STAGES + SHARED_STAGES
-# Of a step that starts where torch was before it.
-FORCED_STAGES = (*LOCAL_STAGES, "gradients", "clipped_gradients", "update", "buffers")
 
 
 @dataclass(frozen=True)
@@ -216,13 +212,6 @@ class PortCase:
         """The same question in another precision."""
         return dataclasses.replace(self, dtype=dtype)
 
-    def initial_weights(self) -> Tensors:
-        """The torch model's own, drawn from `seed`."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.seed)
-            state = self.port.torch_model().to(getattr(torch, self.dtype)).state_dict()
-        return {name: tensor.detach().numpy().copy() for name, tensor in state.items()}
-
     def batches(self) -> Iterator[MicroBatches]:
         """Every step's micro-batches, leaves (world_size, ...)."""
         for step in range(self.steps):
@@ -273,18 +262,3 @@ def micro_batches_of(batch: MicroBatches, rank: int) -> list[Tensors]:
         return [last]
     count = next(iter(batch.head.values())).shape[1]
     return [{name: array[rank, i] for name, array in batch.head.items()} for i in range(count)] + [last]
-
-
-def on_one_replica(case: Case) -> Case:
-    """The same steps for one replica, which will take the whole batch (see `whole_batch`).
-
-    BatchNorm is then over the whole batch by itself, as torch's SyncBatchNorm, which needs GPUs.
-    """
-    return dataclasses.replace(case, world_size=1, config=dataclasses.replace(case.config, sync_batch_norm=False))
-
-
-def whole_batch(batch: MicroBatches) -> MicroBatches:
-    """All replicas' examples as one replica's; for a batch that is not split into micro-batches."""
-    if batch.head is not None:
-        raise ValueError("a batch in micro-batches cannot become one replica's batch")
-    return MicroBatches(None, {name: array.reshape(1, -1, *array.shape[2:]) for name, array in batch.last.items()})

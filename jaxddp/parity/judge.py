@@ -19,7 +19,7 @@ from jaxddp.parity.diagnosis.rates import shares_of_float32
 from jaxddp.parity.diagnosis.reduction_recipe import TORCH_CLIP_EPSILON
 from jaxddp.parity.findings import ORDER, StageResult
 from jaxddp.parity.port import Facts
-from jaxddp.parity.records import Record, StoredRecord, Tensors, of_loss
+from jaxddp.parity.records import Record, StoredRecord, Tensors, of_loss, stage_norm
 
 # The largest residual that counts as equal, in float64.
 ALLOWED = {
@@ -170,7 +170,7 @@ def rounding_of_update(record: Record) -> float:
     >>> rounding_of_update({"params": {"w": np.array([3.0])}, "update": {"w": np.array([1e-3])}}) < 1e-12
     True
     """
-    params, update = (math.hypot(*(float(np.linalg.norm(x)) for x in record[s].values())) for s in ("params", "update"))
+    params, update = (stage_norm(record[stage]) for stage in ("params", "update"))
     return EPSILON * params / update if update else 0.0
 
 
@@ -196,7 +196,7 @@ def clip(gradients: Tensors, norm: float, epsilon: float = TORCH_CLIP_EPSILON, f
     >>> clip({"w": np.array([3.0, 4.0])}, 2.5)["w"].round(5)
     array([1.5, 2. ])
     """
-    whole = math.hypot(*(float(np.linalg.norm(value)) for value in gradients.values()))
+    whole = stage_norm(gradients)
     share = min(1.0, norm / (factor * whole + epsilon))
     return {name: value * share for name, value in gradients.items()}
 
@@ -234,7 +234,7 @@ def _spread(theirs: Record, ours: Record, step: int) -> Iterator[tuple[str, Loca
     by_stage: dict[str, dict[str, float]] = {}
     for key, value in ours["spread"].items():
         stage, _, name = key.partition(":")
-        scale = math.hypot(*(float(np.linalg.norm(x)) for x in ours[stage].values())) or 1.0
+        scale = stage_norm(ours[stage]) or 1.0
         by_stage.setdefault(stage, {})[name] = float(np.max(np.abs(value - value[:1]))) / scale
     for stage, of_stage in by_stage.items():
         if stage == "params" and not by_stage.keys() <= {"params", "buffers"}:

@@ -6,7 +6,7 @@ import numpy as np
 
 from jaxddp.parity.compare import residuals
 from jaxddp.parity.findings import Difference, Numerics
-from jaxddp.parity.records import Records, Tensors
+from jaxddp.parity.records import Records, Tensors, stage_norm
 
 ALLOWED = 10.0  # jax's distance over torch's, either way; measured: 0.9 to 1.8 times, and 5 in small models
 SMALL = 1e-9  # no mistake in meaning has been seen to be smaller and to grow in float32
@@ -58,11 +58,7 @@ def rounds_only(found: Difference, jax32: Records, torch32: Records) -> bool:
 
 def _update_floors(torch: Records) -> list[float]:
     """Rounding of an update that is seen as a difference of parameters: eps |p| / |u|."""
-    return [EPSILON * _norm(record["params"]) / (_norm(record["update"]) or 1.0) for record in torch]
-
-
-def _norm(tensors: Tensors) -> float:
-    return math.hypot(*(float(np.linalg.norm(value)) for value in tensors.values() if value.dtype.kind == "f"))
+    return [EPSILON * stage_norm(record["params"]) / (stage_norm(record["update"]) or 1.0) for record in torch]
 
 
 def _distances(exact: Records, rounded: Records, stage: str) -> list[tuple[float, str]]:
@@ -78,4 +74,4 @@ def _distances(exact: Records, rounded: Records, stage: str) -> list[tuple[float
 def _distance(truth: Tensors, rounded: Tensors) -> tuple[float, str]:
     of_float = {name: value for name, value in truth.items() if value.dtype.kind == "f"}
     errors = {name: float(np.linalg.norm(rounded[name] - value)) for name, value in of_float.items()}
-    return math.hypot(*errors.values()) / (_norm(of_float) or 1.0), max(errors, key=lambda name: errors[name])
+    return math.hypot(*errors.values()) / (stage_norm(of_float) or 1.0), max(errors, key=lambda name: errors[name])

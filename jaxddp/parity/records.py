@@ -5,6 +5,7 @@ safetensors file of its own as soon as it is made; `Records` reads back what is 
 """
 
 import json
+import math
 import shutil
 import tempfile
 import weakref
@@ -148,6 +149,15 @@ class Scratch:
     def __init__(self) -> None:
         self.path = Path(tempfile.mkdtemp(prefix="jaxddp-parity-"))
         self._finalizer = weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
+
+
+def stage_norm(tensors: Mapping[str, np.ndarray]) -> float:
+    """The norm of all tensors together, of those that hold floating-point numbers.
+
+    >>> stage_norm({"w": np.array([3.0]), "b": np.array([4.0]), "steps": np.array([12])})
+    5.0
+    """
+    return math.hypot(*(float(np.linalg.norm(value)) for value in tensors.values() if value.dtype.kind == "f"))
 
 
 def of_loss(record: Record, stage: str) -> Tensors:

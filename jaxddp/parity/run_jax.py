@@ -22,41 +22,6 @@ from jaxddp.step import CommHook, MicroBatches, ReplicaStep
 ToTorch = Callable[[Mapping[str, Any]], Tensors]
 
 
-def run_jax(
-    case: Question,
-    weights: Tensors,
-    *,
-    replicas: Replicas | None = None,
-    batches: Iterable[MicroBatches] | None = None,
-    comm_hook: CommHook = all_reduce_mean,
-) -> Trajectory:
-    """Take the case's steps with the product's own replica step.
-
-    Args:
-        weights: where to start, under torch's names.
-        replicas: the first `world_size` devices if None.
-        batches: other batches than the case's.
-        comm_hook: another way for gradients to meet.
-    """
-    records = free_records(case, weights, replicas=replicas, batches=batches, comm_hook=comm_hook)
-    return Trajectory(weights, list(records))
-
-
-def run_forced(
-    case: Question, reference: Trajectory, *, replicas: Replicas | None = None, comm_hook: CommHook = all_reduce_mean
-) -> Trajectory:
-    """Take every step from where the reference was before it, so that no step inherits a difference.
-
-    The optimizer alone goes on by itself: it is given the reference's gradients in every step, and its
-    "update" is what it makes of them. A port's own step has its optimizer inside, and gives it its own.
-
-    Args:
-        reference: torch's run of the case.
-    """
-    records = forced_records(case, reference, replicas=replicas, comm_hook=comm_hook)
-    return Trajectory(reference.start, list(records))
-
-
 def free_records(
     case: Question,
     weights: Tensors,
@@ -65,7 +30,14 @@ def free_records(
     batches: Iterable[MicroBatches] | None = None,
     comm_hook: CommHook = all_reduce_mean,
 ) -> Iterator[Record]:
-    """The records of `run_jax`, one after the other."""
+    """Take the case's steps with the product's own replica step.
+
+    Args:
+        weights: where to start, under torch's names.
+        replicas: the first `world_size` devices if None.
+        batches: other batches than the case's.
+        comm_hook: another way for gradients to meet.
+    """
     with jax.enable_x64(case.dtype == "float64"), jax.default_matmul_precision("highest"):
         side, replicas, step = _program(case, replicas, comm_hook)
         params, buffers = side.from_torch(weights)
@@ -83,7 +55,15 @@ def forced_records(
     replicas: Replicas | None = None,
     comm_hook: CommHook = all_reduce_mean,
 ) -> Iterator[Record]:
-    """The records of `run_forced`, one after the other."""
+    """Take every step from where the reference was before it, so that no step inherits a difference.
+
+    The optimizer alone goes on by itself: it is given the reference's gradients in every step, and its
+    "update" is what it makes of them. A port's own step has its optimizer inside, and gives it its own.
+
+    Args:
+        reference: torch's run of the case.
+        replicas, comm_hook: as of `free_records`.
+    """
     with jax.enable_x64(case.dtype == "float64"), jax.default_matmul_precision("highest"):
         side, replicas, step = _program(case, replicas, comm_hook)
         optimizer = side.replica_step.optimizer

@@ -8,10 +8,10 @@ from pathlib import Path
 import cases
 import pytest
 from checks import Checked, checker
+from trajectories import run_jax
 
 from jaxddp.config import OPTIMIZERS
 from jaxddp.parity.case import Case, Trajectory
-from jaxddp.parity.run_jax import run_jax
 from jaxddp.parity.run_torch import TorchPool
 from jaxddp.parity.workers import Workers
 

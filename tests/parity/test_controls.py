@@ -6,13 +6,11 @@ import jax
 import numpy as np
 import pytest
 from cases import make_case
+from trajectories import compare, on_one_replica, run_jax, whole_batch
 
 from jaxddp.collectives import all_reduce, all_reduce_mean
 from jaxddp.errors import TrainingError
-from jaxddp.parity.case import on_one_replica, whole_batch
 from jaxddp.parity.children import ChildError
-from jaxddp.parity.compare import compare
-from jaxddp.parity.run_jax import run_jax
 from jaxddp.parity.run_torch import TorchPool
 from jaxddp.step import MicroBatches
 

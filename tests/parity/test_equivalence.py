@@ -5,10 +5,9 @@ It holds for every model without BatchNorm, and with BatchNorm only if that is s
 
 import pytest
 from cases import make_case
+from trajectories import compare, on_one_replica, run_jax, whole_batch
 
-from jaxddp.parity.case import SHARED_STAGES, on_one_replica, whole_batch
-from jaxddp.parity.compare import compare
-from jaxddp.parity.run_jax import run_jax
+from jaxddp.parity.case import SHARED_STAGES
 
 TOLERANCE = 1e-12  # [2e-15]
 DIFFERENT = 1e-3  # [from 0.5]

@@ -2,8 +2,7 @@
 
 import pytest
 from cases import make_case
-
-from jaxddp.parity.compare import compare
+from trajectories import compare
 
 TOLERANCE = {"sgd": 1e-12, "adam": 1e-10}  # [6e-15, 7e-15]
 

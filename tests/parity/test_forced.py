@@ -4,12 +4,10 @@ import dataclasses
 
 import pytest
 from cases import MODELS, make_case
+from trajectories import FORCED_STAGES, compare, run_forced
 
 from jaxddp.collectives import all_reduce
 from jaxddp.config import OPTIMIZERS
-from jaxddp.parity.case import FORCED_STAGES
-from jaxddp.parity.compare import compare
-from jaxddp.parity.run_jax import run_forced
 
 TOLERANCE = 1e-12  # float64, of each stage; measured: 8e-16, and 1e-14 for updates, which torch shows as differences
 PAIRS = sorted({(model, "adam") for model in MODELS} | {("mlp", optimizer) for optimizer in OPTIMIZERS})

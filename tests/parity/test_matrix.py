@@ -7,9 +7,9 @@ smaller last batch and repeated examples, every loss, gradient, parameter and bu
 import numpy as np
 import pytest
 from cases import FLOAT32, MODELS, WORST, make_case
+from trajectories import compare, numeric_error
 
 from jaxddp.config import OPTIMIZERS
-from jaxddp.parity.compare import compare, numeric_error
 
 # Largest residual of any stage, float64; in brackets the worst that was measured over the matrix.
 TOLERANCE = {

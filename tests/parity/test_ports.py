@@ -3,10 +3,9 @@
 from pathlib import Path
 
 import pytest
+from trajectories import FORCED_STAGES, compare, drawn, run_forced, run_jax
 
-from jaxddp.parity.case import FORCED_STAGES, PortCase
-from jaxddp.parity.compare import compare
-from jaxddp.parity.run_jax import run_forced, run_jax
+from jaxddp.parity.case import PortCase
 from jaxddp.parity.torch_side import PortFile
 
 TOLERANCE = 1e-10  # AdamW in float64, 6 steps; measured: 2e-15, and 1e-9 in a bias before BatchNorm
@@ -62,7 +61,7 @@ def run(folder: Path, pool, **changes: str):
         text = text.replace(word, code)
     (folder / "port.py").write_text(text)
     case = PortCase(PortFile(str(folder / "port.py")), world_size=2, steps=6)
-    return case, pool.run(case, case.initial_weights())
+    return case, pool.run(case, drawn(case))
 
 
 def free(folder: Path, pool, **changes: str):

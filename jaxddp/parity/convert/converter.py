@@ -69,18 +69,6 @@ class Converter:
             whole = f"; perhaps names = {dict(names or {}) | advice}" if advice else ""
             raise InputError(f"names: {'; '.join(problems)}{whole}")
 
-    @property
-    def untied(self) -> list[tuple[str, str]]:
-        """Flax arrays that are independent, and in torch one and the same tensor."""
-        first: dict[str, str] = {}
-        pairs = []
-        for piece in self.pieces:
-            tensor = self.tied.get(piece.torch, piece.torch)
-            if piece.rows is None and tensor in first:
-                pairs.append((first[tensor], piece.flax))
-            first.setdefault(tensor, piece.flax)
-        return pairs
-
     def to_flax(self, tensors: Arrays) -> dict[str, np.ndarray]:
         """A torch state_dict as flax arrays."""
         arrays = {}

@@ -52,7 +52,7 @@ def explain_buffers(
     """Name what makes JAX's buffers differ from the reference's.
 
     Args:
-        evidence, floor, seconds: as of `explain_model`.
+        evidence, floor, seconds: as of `search_model`.
         known: faults that the port has besides, and what follows from them.
 
     Returns:
@@ -63,12 +63,6 @@ def explain_buffers(
         if residual_at(subject, (step, subject.ranks)) > floor:
             return explain(subject, subject.items(step), (step, subject.ranks), floor, seconds)[0]
     return Ruling((), None)
-
-
-def buffers_residual(evidence: ModelEvidence) -> float:
-    """How far JAX's buffers are from the reference's, over the norm of their change in the step."""
-    subject = Buffers(evidence)
-    return max(residual_at(subject, (step, subject.ranks)) for step in range(subject.steps))
 
 
 class Buffers:

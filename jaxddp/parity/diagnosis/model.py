@@ -27,7 +27,7 @@ from jaxddp.parity.diagnosis.variants_search import explain, worst_rank
 from jaxddp.parity.diagnosis.variants_sites import edits_of
 from jaxddp.parity.diagnosis.variants_variance import fast_variance
 
-__all__ = ["FLOOR", "ModelEvidence", "ModelStep", "explain_model", "model_residual"]
+__all__ = ["FLOOR", "ModelEvidence", "ModelStep", "search_model"]
 
 FLOOR = 1e-12  # measured: right hypotheses leave up to 8e-15, wrong ones 6e-11 or more
 OF_ONE_CALL = (
@@ -37,7 +37,9 @@ OF_ONE_CALL = (
 STALE = Edit(Change("stale_parameters", "gradients at the parameters of the step before", stale=True), frozenset())
 
 
-def explain_model(evidence: ModelEvidence, floor: float = FLOOR, seconds: float = 30.0) -> Ruling:
+def search_model(
+    evidence: ModelEvidence, floor: float = FLOOR, seconds: float = 30.0
+) -> tuple[Ruling, tuple[Item, ...]]:
     """Name what makes JAX's local losses and gradients differ from the reference's.
 
     Args:
@@ -46,27 +48,15 @@ def explain_model(evidence: ModelEvidence, floor: float = FLOOR, seconds: float 
         seconds: to look for causes in; what is found is then still confirmed on every step.
 
     Returns:
-        The ruling; nothing named and no runner-up where nothing differs.
+        The ruling, with nothing named and no runner-up where nothing differs; and the faults that are
+        named with their values, to be planted in further replays.
     """
-    return search_model(evidence, floor, seconds)[0]
-
-
-def search_model(
-    evidence: ModelEvidence, floor: float = FLOOR, seconds: float = 30.0
-) -> tuple[Ruling, tuple[Item, ...]]:
-    """The same, and the faults that are named with their values, to be planted in further replays."""
     subject = LossAndGradients(evidence)
     for step in range(subject.steps):
         if residual_at(subject, (step, subject.ranks)) > floor:
             rank = worst_rank(subject, step)
             return explain(subject, subject.items(step, rank), (step, (rank,)), floor, seconds)
     return Ruling((), None), ()
-
-
-def model_residual(evidence: ModelEvidence) -> float:
-    """How far JAX's local losses and gradients are from the reference's: the worst step and tensor."""
-    subject = LossAndGradients(evidence)
-    return max(residual_at(subject, (step, subject.ranks)) for step in range(subject.steps))
 
 
 class LossAndGradients:

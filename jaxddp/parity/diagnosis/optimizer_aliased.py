@@ -10,10 +10,10 @@ from jaxddp.parity.diagnosis.optimizer_evidence import (
     Tensors,
     ratio,
     replay,
-    stage_norm,
 )
 from jaxddp.parity.diagnosis.recipes import Recipe
 from jaxddp.parity.diagnosis.search import Hypothesis
+from jaxddp.parity.records import stage_norm
 
 
 def aliased(

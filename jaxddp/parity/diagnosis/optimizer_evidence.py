@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxddp.parity.diagnosis.rates import shares_of_float32
 from jaxddp.parity.diagnosis.recipes import Block, Recipe, State
+from jaxddp.parity.records import stage_norm
 
 Tensors = Mapping[str, np.ndarray]
 
@@ -166,11 +167,6 @@ def residuals(found: Tensors, predicted: Tensors) -> dict[str, float]:
     """
     scale = stage_norm(found)
     return {name: ratio(float(np.linalg.norm(predicted[name] - found[name])), scale) for name in found}
-
-
-def stage_norm(tensors: Tensors) -> float:
-    """The norm of all tensors together."""
-    return math.hypot(*(float(np.linalg.norm(value)) for value in tensors.values()))
 
 
 def ratio(difference: float, scale: float) -> float:

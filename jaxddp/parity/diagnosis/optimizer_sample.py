@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxddp.parity.diagnosis.optimizer_evidence import OptimizerEvidence, Tensors, ratio, replay, stage_norm
+from jaxddp.parity.diagnosis.optimizer_evidence import OptimizerEvidence, Tensors, ratio, replay
 from jaxddp.parity.diagnosis.recipes import Block, Recipe
+from jaxddp.parity.records import stage_norm
 
 ELEMENTS = 4000  # of a sample, over all tensors
 AT_LEAST = 4  # of each tensor

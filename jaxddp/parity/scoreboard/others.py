@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxddp.parity.records import Record, Tensors
+from jaxddp.parity.records import Record, Tensors, stage_norm
 
 ALGOPERF_STEPS, ALGOPERF_RTOL = 10, 1.0
 PADIFF_RTOL, PADIFF_README_ATOL = 1e-7, 1e-4
@@ -62,7 +62,7 @@ def rtol_1(traces: Traces) -> bool:
     theirs, ours = traces.torch[step], traces.forced[step]
     pairs = [(np.mean(_losses(traces.free[step])), np.mean(_losses(theirs)))]
     if "gradients" in ours:
-        pairs.append((_norm(ours["gradients"]), _norm(theirs["gradients"])))
+        pairs.append((stage_norm(ours["gradients"]), stage_norm(theirs["gradients"])))
     return not all(np.allclose(mine, reference, rtol=ALGOPERF_RTOL) for mine, reference in pairs)
 
 
@@ -148,10 +148,6 @@ def _pairs(traces: Traces, stages: Sequence[str]) -> Iterator[tuple[np.ndarray, 
 def _losses(record: Record) -> np.ndarray:
     """Of each replica; of a port's own step, that of its loss alone."""
     return record["pure_local_loss" if "pure_local_loss" in record else "local_loss"]["loss"]
-
-
-def _norm(tensors: Tensors) -> float:
-    return float(np.sqrt(sum(np.sum(np.square(value)) for value in tensors.values())))
 
 
 def _common(ours: Tensors, theirs: Tensors) -> list[str]:
