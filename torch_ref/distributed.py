@@ -13,6 +13,13 @@ import torch.distributed.nn.functional
 from torch import Tensor
 
 CPU = torch.device("cpu")
+REDUCTIONS = {
+    "sum": dist.ReduceOp.SUM,
+    "mean": dist.ReduceOp.SUM,  # and divided by W then
+    "min": dist.ReduceOp.MIN,
+    "max": dist.ReduceOp.MAX,
+    "product": dist.ReduceOp.PRODUCT,
+}
 
 
 @dataclass(frozen=True)
@@ -34,11 +41,24 @@ class World:
     device: torch.device = CPU
     group: dist.ProcessGroup | None = None
 
-    def all_reduce(self, tensor: Tensor) -> Tensor:
-        """The sum over the ranks, in place: y = x_0 + x_1 + ... + x_{W-1}, on each of them."""
+    def all_reduce(self, tensor: Tensor, op: str = "sum") -> Tensor:
+        """All ranks' values as one, in place: y = x_0 + x_1 + ... + x_{W-1}, on each of them.
+
+        Args:
+            op: sum | mean | min | max | product.
+        """
         if self.world_size > 1:
-            dist.all_reduce(tensor, group=self.group)
-        return tensor
+            dist.all_reduce(tensor, REDUCTIONS[op], group=self.group)
+        return self._averaged(tensor, op)
+
+    def reduce(self, tensor: Tensor, dst: int = 0, op: str = "sum") -> Tensor:
+        """What `all_reduce` makes, in place, on rank `dst`; the others keep what they gave."""
+        given = tensor.clone()
+        if self.world_size > 1:
+            dist.reduce(tensor, group_dst=dst, op=REDUCTIONS[op], group=self.group)
+        if self.rank == dst:
+            return self._averaged(tensor, op)
+        return tensor.copy_(given)  # gloo leaves sums under way in it
 
     def broadcast(self, tensor: Tensor, src: int = 0) -> Tensor:
         """Rank `src`'s value, in place, on every rank."""
@@ -54,6 +74,53 @@ class World:
         else:
             gathered = [tensor]
         return torch.stack(gathered)
+
+    def gather(self, tensor: Tensor, dst: int = 0) -> Tensor:
+        """Every rank's value, (W, *shape), on rank `dst`; zeros on the others."""
+        gathered = [torch.zeros_like(tensor) for _ in range(self.world_size)]
+        if self.world_size > 1:
+            dist.gather(tensor, gathered if self.rank == dst else None, group=self.group, group_dst=dst)
+        else:
+            gathered = [tensor]
+        return torch.stack(gathered)
+
+    def scatter(self, tensor: Tensor, src: int = 0) -> Tensor:
+        """Slice r of rank `src`'s tensor, (W, ...), on rank r."""
+        slices = list(tensor.contiguous().unbind())
+        received = torch.empty_like(slices[0])
+        if self.world_size > 1:
+            dist.scatter(received, slices if self.rank == src else None, group=self.group, group_src=src)
+            return received
+        return slices[0]
+
+    def reduce_scatter(self, tensor: Tensor, op: str = "sum") -> Tensor:
+        """All ranks' slices r of their tensors, (W, ...), as one, on rank r.
+
+        Args:
+            op: sum | mean.
+        """
+        slices = list(tensor.contiguous().unbind())
+        received = torch.empty_like(slices[0])
+        if self.world_size > 1:
+            dist.reduce_scatter(received, slices, REDUCTIONS[op], group=self.group)
+            return self._averaged(received, op)
+        return slices[0]
+
+    def all_to_all(self, tensor: Tensor) -> Tensor:
+        """Slice r of everybody's tensor, (W, ...), on rank r."""
+        received = torch.empty_like(tensor)
+        if self.world_size > 1:
+            dist.all_to_all_single(received, tensor.contiguous(), group=self.group)
+            return received
+        return tensor
+
+    def barrier(self) -> None:
+        """Wait until all ranks have come here."""
+        if self.world_size > 1:
+            dist.barrier(group=self.group)
+
+    def _averaged(self, tensor: Tensor, op: str) -> Tensor:
+        return tensor.div_(self.world_size) if op == "mean" else tensor  # gloo has no AVG
 
 
 @contextlib.contextmanager
