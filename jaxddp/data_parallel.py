@@ -19,7 +19,7 @@ from jaxddp.losses import Batch, LossFunction, Sums, cross_entropy
 from jaxddp.metrics import RUN_AHEAD, StepSums, means
 from jaxddp.replicas import Replicas
 from jaxddp.state import Buffers, Params, TrainState
-from jaxddp.step import CommHook, MicroBatches, ReplicaStep, run_steps
+from jaxddp.step import CommHook, MicroBatches, ReplicaStep, Unsynchronized, run_steps
 from jaxddp.verify import Verifier
 
 
@@ -85,6 +85,8 @@ class DataParallel:
         self._dispatched: deque[jax.Array] = deque()  # a result of each
         evaluate = partial(evaluate_replica, self.functional.local_loss(loss_fn, train=False))
         self._steps = self.replicas.map(partial(run_steps, self.replica_step), (None, 0), (None, None), donate=(0,))
+        self._no_sync = self.replicas.map(self._gather, (None, 0, 0), 0, donate=(2,))
+        self._step = self.replicas.map(self._synchronized, (None, 0, 0), (None, None), donate=(0,))
         self._evaluate = self.replicas.map(evaluate, (None, 0), None)
         self._verifier = Verifier(self.replicas)
 
@@ -119,11 +121,66 @@ class DataParallel:
         Raises:
             ValueError: the batches are not for as many replicas as there are, or the state is used up.
         """
-        self.replicas.check_dealt(batches)
-        _check_not_used_up(state)
+        self._check(state, batches)
         state, sums = self._steps(state, batches)
         self._bound_run_ahead(sums.table)
         return state, sums
+
+    def no_sync(self, state: TrainState, micro_batch: Batch, gathered: Unsynchronized | None = None) -> Unsynchronized:
+        """Gradients of a micro-batch that stay apart, each replica's own; nothing is sent.
+
+        As a backward pass in DDP's `no_sync()`. `steps` accumulates inside of one program, which is
+        faster; this is for loops that decide as they go which micro-batch is the last.
+
+        Args:
+            state: is not used up.
+            micro_batch: leaves (world_size, B, ...), dealt by `Replicas.shard`.
+            gathered: what the call before has returned, to be added to; it is used up.
+
+        Returns:
+            Leaves (world_size, ...), for the next call, or for `step`.
+
+        Raises:
+            ValueError: the batch is not for as many replicas as there are, or the state is used up.
+        """
+        self._check(state, micro_batch)
+        gathered, loss = self._no_sync(state, micro_batch, gathered)
+        self._bound_run_ahead(loss)
+        return gathered
+
+    def step(
+        self, state: TrainState, micro_batch: Batch, gathered: Unsynchronized | None = None
+    ) -> tuple[TrainState, Sums]:
+        """One optimizer step, with the gradients of this micro-batch and of those before it.
+
+        Args:
+            state: is used up.
+            micro_batch: leaves (world_size, B, ...), dealt by `Replicas.shard`.
+            gathered: from `no_sync`; None: this micro-batch is the only one.
+
+        Returns:
+            The next state; sums over all replicas and elements, each a scalar.
+
+        Raises:
+            ValueError: the batch is not for as many replicas as there are, or the state is used up.
+        """
+        self._check(state, micro_batch)
+        state, sums = self._step(state, micro_batch, gathered)
+        self._bound_run_ahead(sums["loss"])
+        return state, sums
+
+    def _gather(
+        self, state: TrainState, micro_batch: Batch, before: Unsynchronized | None
+    ) -> tuple[Unsynchronized, jax.Array]:
+        gathered = self.replica_step.no_sync(state, micro_batch, before)
+        return gathered, gathered.result.loss  # one to go on with, and one to wait for
+
+    def _synchronized(
+        self, state: TrainState, micro_batch: Batch, gathered: Unsynchronized | None
+    ) -> tuple[TrainState, Sums]:
+        replica_step = self.replica_step
+        next_state, sums, _ = replica_step.synchronize(state, replica_step.no_sync(state, micro_batch, gathered))
+        return next_state, sums
 
     def check(self, state: TrainState, batches: MicroBatches) -> None:
         """Trace the program that `steps` would run, so that what cannot work fails here; nothing runs."""
@@ -160,6 +217,10 @@ class DataParallel:
         """The model with the trained values, for use outside of jaxddp."""
         params, buffers = jax.tree.map(jnp.asarray, jax.device_get((state.params, state.buffers)))
         return self.functional.module(params, buffers)
+
+    def _check(self, state: TrainState, batch: Batch | MicroBatches) -> None:
+        self.replicas.check_dealt(batch)
+        _check_not_used_up(state)
 
     def _bound_run_ahead(self, result: jax.Array) -> None:
         """Note what was dispatched, and wait for what was `RUN_AHEAD` dispatches ago."""

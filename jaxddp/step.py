@@ -50,6 +50,18 @@ class LocalResult(NamedTuple):
     sums: Sums
 
 
+class Unsynchronized(NamedTuple):
+    """What a replica has gathered since the last synchronised step; each has its own.
+
+    Attributes:
+        result: sums over its micro-batches.
+        buffers: as its own forward passes have left them.
+    """
+
+    result: LocalResult
+    buffers: Buffers
+
+
 @dataclass(frozen=True)
 class ReplicaStep:
     """One optimizer step, as every replica computes it.
@@ -92,7 +104,20 @@ class ReplicaStep:
             The next state; the metrics, sums over all replicas and elements; and every stage on
             the way, for `jaxddp.parity` (a caller that drops it pays nothing).
         """
-        local, buffers = self.accumulate(state.params, state.buffers, batch)
+        return self.synchronize(state, self.accumulate(state.params, state.buffers, batch))
+
+    def no_sync(self, state: TrainState, micro_batch: Batch, before: Unsynchronized | None = None) -> Unsynchronized:
+        """Add a micro-batch's gradients to what this replica has gathered, and send nothing.
+
+        With `synchronize` after the last, the same as a call with all micro-batches at once.
+        """
+        if before is None:
+            return self.differentiate(state.params, state.buffers, micro_batch)
+        return self._add(state.params, before, micro_batch)
+
+    def synchronize(self, state: TrainState, gathered: Unsynchronized) -> tuple[TrainState, Sums, dict[str, Any]]:
+        """Make an optimizer step of what all replicas have gathered; returns what a call does."""
+        local = gathered.result
         denominator = self.denominator(local)
         gradients = _divide(self.comm_hook(local.gradients), denominator)
         clipped, norm = gradients, None
@@ -102,7 +127,7 @@ class ReplicaStep:
         next_state = TrainState(
             step=state.step + 1,
             params=optax.apply_updates(state.params, updates),
-            buffers=broadcast(buffers, src=0),  # torch DDP keeps rank 0's
+            buffers=broadcast(gathered.buffers, src=0),  # torch DDP keeps rank 0's
             opt_state=opt_state,
         )
         metrics = _sum_over_replicas(local.sums) | ({} if norm is None else {"grad_norm": norm})
@@ -124,24 +149,25 @@ class ReplicaStep:
         """A replica's share of loss and gradients, whose mean over the replicas they are."""
         return {"local_loss": local.loss / denominator, "local_gradients": _divide(local.gradients, denominator)}
 
-    def accumulate(self, params: Params, buffers: Buffers, batch: MicroBatches) -> tuple[LocalResult, Buffers]:
+    def accumulate(self, params: Params, buffers: Buffers, batch: MicroBatches) -> Unsynchronized:
         """Sum a replica's micro-batches, each seeing the buffers that the one before it left."""
         if batch.head is None:
             return self.differentiate(params, buffers, batch.last)
 
-        def add(carry: tuple[LocalResult, Buffers], micro_batch: Batch) -> tuple[tuple[LocalResult, Buffers], None]:
-            total, buffers = carry
-            result, buffers = self.differentiate(params, buffers, micro_batch)
-            return (jax.tree.map(jnp.add, total, result), buffers), None
+        def add(before: Unsynchronized, micro_batch: Batch) -> tuple[Unsynchronized, None]:
+            return self._add(params, before, micro_batch), None
 
         first = jax.tree.map(lambda x: x[0], batch.head)
-        shapes, _ = jax.eval_shape(self.differentiate, params, buffers, first)
-        zeros = jax.tree.map(jnp.zeros_like, shapes)
-        (total, buffers), _ = lax.scan(add, (zeros, buffers), batch.head)
-        (total, buffers), _ = add((total, buffers), batch.last)
-        return total, buffers
+        shapes = jax.eval_shape(self.differentiate, params, buffers, first)
+        nothing = Unsynchronized(jax.tree.map(jnp.zeros_like, shapes.result), buffers)
+        gathered, _ = lax.scan(add, nothing, batch.head)
+        return self._add(params, gathered, batch.last)
 
-    def differentiate(self, params: Params, buffers: Buffers, batch: Batch) -> tuple[LocalResult, Buffers]:
+    def _add(self, params: Params, before: Unsynchronized, micro_batch: Batch) -> Unsynchronized:
+        result, buffers = self.differentiate(params, before.buffers, micro_batch)
+        return Unsynchronized(jax.tree.map(jnp.add, before.result, result), buffers)
+
+    def differentiate(self, params: Params, buffers: Buffers, batch: Batch) -> Unsynchronized:
         """Loss and gradients of one micro-batch, as numerators and a denominator."""
 
         def numerator(params: Params) -> tuple[jax.Array, tuple[jax.Array, Sums, Buffers]]:
@@ -151,7 +177,7 @@ class ReplicaStep:
             return sums["loss"] / sums["count"], (jnp.ones_like(sums["count"]), sums, new_buffers)
 
         (loss, (denominator, sums, new_buffers)), gradients = jax.value_and_grad(numerator, has_aux=True)(params)
-        return LocalResult(loss, gradients, denominator, sums), new_buffers
+        return Unsynchronized(LocalResult(loss, gradients, denominator, sums), new_buffers)
 
 
 def run_steps(step: ReplicaStep, state: TrainState, batches: MicroBatches) -> tuple[TrainState, StepSums]:

@@ -18,7 +18,7 @@ STEP = "tests/test_step.py -k loss_normalization"
 
 MEAN = "return lax.pmean(tree, AXIS_NAME)"
 GRADIENTS = "gradients = _divide(self.comm_hook(local.gradients), denominator)"
-MICRO_BATCH = "result, buffers = self.differentiate(params, buffers, micro_batch)"
+MICRO_BATCH = "result, buffers = self.differentiate(params, before.buffers, micro_batch)"
 CLIP = "clipped, norm = clip_by_global_norm(gradients, self.clip_grad_norm)"
 BODY = """\
     def body(state: TrainState, batch: MicroBatches) -> tuple[TrainState, StepSums]:
@@ -92,14 +92,14 @@ REDUCTION = [
         "jaxddp/step.py",
         "tests/test_step.py -k rank_0 or virtual_replicas",
         {
-            "buffers_local": ("buffers=broadcast(buffers, src=0)", "buffers=buffers"),
-            "buffers_of_rank_1": ("broadcast(buffers, src=0)", "broadcast(buffers, src=1)"),
+            "buffers_local": ("buffers=broadcast(gathered.buffers, src=0)", "buffers=gathered.buffers"),
+            "buffers_of_rank_1": ("broadcast(gathered.buffers, src=0)", "broadcast(gathered.buffers, src=1)"),
         },
     ),
     *planted(
         "jaxddp/step.py",
         "tests/test_step.py -k one_all_reduce",
-        {"synchronised_early": (MICRO_BATCH, f"{MICRO_BATCH}\n            result = all_reduce_mean(result)")},
+        {"synchronised_early": (MICRO_BATCH, f"{MICRO_BATCH}\n        result = all_reduce_mean(result)")},
     ),
     *planted(
         "jaxddp/step.py",

@@ -8,15 +8,14 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from flax import nnx
-from jax import numpy as jnp
+from step_cases import CLASSES, FEATURES, Arrays, Net, dealt, distance, examples, first
 
 from jaxddp import layers, optim
 from jaxddp.collectives import all_reduce, all_reduce_mean
 from jaxddp.data_parallel import DataParallel
 from jaxddp.errors import TrainingError
 from jaxddp.losses import IGNORE_INDEX, Losses, cross_entropy
-from jaxddp.replicas import Replicas, VirtualReplicas
+from jaxddp.replicas import VirtualReplicas
 from jaxddp.step import CommHook, MicroBatches
 from jaxddp.torch_random import Generator
 
@@ -25,44 +24,7 @@ TOLERANCE = 1e-14  # 7.9e-16
 FLOAT32_TOLERANCE = 1e-6  # 1.3e-7
 FAULT = 1e-2  # with a planted fault, at least: 0.17
 
-FEATURES, TOKENS, CLASSES = 4, 3, 3
 CLIP = 0.05
-
-Arrays = dict[str, np.ndarray]
-
-
-class Net(nnx.Module):
-    """Two linear layers with nothing or a BatchNorm between them, for x (B, ..., FEATURES)."""
-
-    def __init__(self, bn: str | None = None):
-        generator = Generator(0)
-        self.fc1 = layers.Linear(FEATURES, 5, generator=generator)
-        self.bn = None if bn is None else layers.BatchNorm(5, sync=bn == "sync")
-        self.fc2 = layers.Linear(5, CLASSES, generator=generator)
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        x = self.fc1(x)
-        return self.fc2(jnp.tanh(x if self.bn is None else self.bn(x)))
-
-
-def first(world_size: int) -> Replicas:
-    return Replicas(jax.devices()[:world_size])
-
-
-def examples(*shape: int) -> Arrays:
-    """Token sequences of which a part does not count, another part in each."""
-    rng = np.random.default_rng(0)
-    y = rng.integers(0, CLASSES, (*shape, TOKENS))
-    y[..., 1:][rng.random(y[..., 1:].shape) < 0.6] = IGNORE_INDEX  # one always counts: nothing has no mean
-    return {"x": rng.normal(size=(*shape, TOKENS, FEATURES)), "y": y}
-
-
-def dealt(world_size: int, steps: int, micro: Sequence[int]) -> MicroBatches:
-    """Batches (W, K, ...) of micro-batches of these sizes, all but the last equal."""
-    whole = examples(world_size, steps, sum(micro))
-    head = sum(micro[:-1])
-    parts = {name: x[:, :, :head].reshape(world_size, steps, -1, micro[0], *x.shape[3:]) for name, x in whole.items()}
-    return MicroBatches(parts if head else None, {name: x[:, :, head:] for name, x in whole.items()})
 
 
 def on_one_replica(world_size: int, steps: int, micro: Sequence[int]) -> MicroBatches:
@@ -97,12 +59,6 @@ def train(
         )
         state, sums = ddp.steps(ddp.init(), replicas.shard(batch))
         return jax.device_get({**state.params, **state.buffers, **sums})
-
-
-def distance(a: Arrays, b: Arrays) -> float:
-    """Largest difference, as a part of the array's largest value."""
-    assert a.keys() == b.keys()
-    return max(float(np.max(np.abs(a[name] - b[name])) / (1e-300 + np.max(np.abs(b[name])))) for name in b)
 
 
 def weights_of(result: Arrays) -> Arrays:
