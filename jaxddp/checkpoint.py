@@ -1,6 +1,7 @@
 """Checkpoints of a TrainState, by Orbax: written aside and renamed, so never half there."""
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -109,7 +110,9 @@ class Checkpoints:
 
 
 def _as_tree(state: TrainState) -> dict[str, Any]:
-    tree = {"step": state.step, "params": state.params, "buffers": state.buffers, "opt_state": state.opt_state}
+    tree = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
+    if not jax.tree.leaves(state.comm_state):  # Orbax has no name for nothing
+        del tree["comm_state"]
     return jax.tree.map(np.asarray, tree)
 
 

@@ -15,6 +15,7 @@ DATASETS = ("digits", "linear", "names", "npz")
 OPTIMIZERS = ("sgd", "adam", "adamw", "adagrad", "rmsprop")
 SCHEDULES = ("constant", "step", "warmup_cosine", "one_cycle")
 LOSS_NORMALIZATIONS = ("ddp", "global")
+COMM_HOOKS = ("allreduce", "bf16_compress", "fp16_compress")
 DTYPES = ("float32", "float64")
 PLATFORMS = ("cpu", "gpu")
 
@@ -154,6 +155,8 @@ class TrainConfig:
     """Micro-batches per replica and optimizer step; one all-reduce for all of them."""
     loss_normalization: str = "ddp"
     """ddp: mean of the replicas' means, as torch DDP. global: sum over all valid elements / their number."""
+    comm_hook: str = "allreduce"
+    """allreduce | bf16_compress | fp16_compress: how gradients travel between replicas."""
     clip_grad_norm: float | None = None
     """Clip the averaged gradient to this global norm."""
     shuffle: bool = True
@@ -200,6 +203,7 @@ class TrainConfig:
         check_name("--optimizer", self.optimizer, OPTIMIZERS)
         check_name("--schedule", self.schedule, SCHEDULES)
         check_name("--loss-normalization", self.loss_normalization, LOSS_NORMALIZATIONS)
+        check_name("--comm-hook", self.comm_hook, COMM_HOOKS)
         check_name("--dtype", self.dtype, DTYPES)
         if self.platform is not None:
             check_name("--platform", self.platform, PLATFORMS)

@@ -1,6 +1,7 @@
 """The whole of it as one object: a model, trained by as many replicas as there are devices."""
 
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -10,6 +11,7 @@ from flax import nnx
 from jax import numpy as jnp
 
 from jaxddp.collectives import all_reduce_mean
+from jaxddp.comm_hooks import CommHook
 from jaxddp.devices import prepare
 from jaxddp.errors import InputError
 from jaxddp.evaluate import evaluate_replica, padded_batches
@@ -18,8 +20,8 @@ from jaxddp.loader import Arrays
 from jaxddp.losses import Batch, LossFunction, Sums, cross_entropy
 from jaxddp.metrics import RUN_AHEAD, StepSums, means
 from jaxddp.replicas import Replicas
-from jaxddp.state import Buffers, Params, TrainState
-from jaxddp.step import CommHook, MicroBatches, ReplicaStep, Unsynchronized, run_steps
+from jaxddp.state import Buffers, Params, TrainState, shared
+from jaxddp.step import MicroBatches, ReplicaStep, Unsynchronized, run_steps
 from jaxddp.verify import Verifier
 
 
@@ -70,7 +72,7 @@ class DataParallel:
         replicas: Replicas | None = None,
         loss_normalization: str = "ddp",
         clip_grad_norm: float | None = None,
-        comm_hook: CommHook = all_reduce_mean,
+        comm_hook: CommHook | Callable[[Params], Params] = all_reduce_mean,
         dtype: Any = None,
     ):
         self.replicas = replicas or Replicas(prepare())
@@ -84,10 +86,11 @@ class DataParallel:
         self._dtype = dtype
         self._dispatched: deque[jax.Array] = deque()  # a result of each
         evaluate = partial(evaluate_replica, self.functional.local_loss(loss_fn, train=False))
-        self._steps = self.replicas.map(partial(run_steps, self.replica_step), (None, 0), (None, None), donate=(0,))
-        self._no_sync = self.replicas.map(self._gather, (None, 0, 0), 0, donate=(2,))
-        self._step = self.replicas.map(self._synchronized, (None, 0, 0), (None, None), donate=(0,))
-        self._evaluate = self.replicas.map(evaluate, (None, 0), None)
+        self._axes = axes = self.replica_step.axes
+        self._steps = self.replicas.map(partial(run_steps, self.replica_step), (axes, 0), (axes, None), donate=(0,))
+        self._no_sync = self.replicas.map(self._gather, (axes, 0, 0), 0, donate=(2,))
+        self._step = self.replicas.map(self._synchronized, (axes, 0, 0), (axes, None), donate=(0,))
+        self._evaluate = self.replicas.map(evaluate, (axes, 0), None)
         self._verifier = Verifier(self.replicas)
 
     @property
@@ -103,9 +106,11 @@ class DataParallel:
         """
         params = cast(self.functional.params if params is None else params, self._dtype)
         buffers = cast(self.functional.buffers if buffers is None else buffers, self._dtype)
-        return self.replicas.replicate(
-            TrainState(jnp.zeros((), jnp.int32), params, buffers, self.optimizer.init(params))
-        )
+        return self.replicas.start(self.replica_step.init(params, buffers), self._axes)
+
+    def place_state(self, state: TrainState) -> TrainState:
+        """Put a state on the devices: what all replicas share on each, of the rest each its own."""
+        return self.replicas.place(state, self._axes)
 
     def steps(self, state: TrainState, batches: MicroBatches) -> tuple[TrainState, StepSums]:
         """Make the optimizer steps of one dispatch.
@@ -211,7 +216,7 @@ class DataParallel:
     def verify(self, state: TrainState) -> None:
         """Raise `TrainingError` unless all replicas hold the same bits (see `jaxddp.verify`)."""
         _check_not_used_up(state)
-        self._verifier.check(state, int(state.step))
+        self._verifier.check(shared(state, self._axes), int(state.step))
 
     def module(self, state: TrainState) -> nnx.Module:
         """The model with the trained values, for use outside of jaxddp."""

@@ -6,6 +6,7 @@ that asks only these runs unchanged on N devices (`Replicas`, by `jax.pmap`) and
 (`VirtualReplicas`, by `jax.vmap`).
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -56,6 +57,23 @@ class Replicas:
         """Deal leaves of shape (world_size, ...) out to the devices, slice r to replica r."""
         self.check_dealt(tree)
         return jax.device_put(tree, self._sharded)
+
+    def place(self, tree: Any, axes: Any) -> Any:
+        """Put the parts of a dataclass where their axes say: None: `replicate`, 0: `shard`."""
+        put = {None: self.replicate, 0: self.shard}
+        parts = {field.name: getattr(axes, field.name) for field in dataclasses.fields(tree)}
+        return type(tree)(**{name: put[axis](getattr(tree, name)) for name, axis in parts.items()})
+
+    def start(self, tree: Any, axes: Any) -> Any:
+        """Put what one replica has on all: copies of what they share, and of the rest one for each to go on with."""
+        count = len(self.local_ranks)
+
+        def repeated(part: Any) -> Any:
+            return jax.tree.map(lambda leaf: np.repeat(np.asarray(leaf)[None], count, axis=0), part)
+
+        names = [field.name for field in dataclasses.fields(tree) if getattr(axes, field.name) == 0]
+        own = {name: repeated(getattr(tree, name)) for name in names}
+        return self.place(dataclasses.replace(tree, **own), axes)
 
     def check_dealt(self, tree: Tree) -> None:
         """Raise `ValueError` unless there is a slice for each replica; pmap would use fewer devices for fewer."""

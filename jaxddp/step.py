@@ -17,15 +17,14 @@ from jax import lax
 from jax import numpy as jnp
 
 from jaxddp.collectives import all_reduce, all_reduce_mean, broadcast
+from jaxddp.comm_hooks import CommHook, stateless
 from jaxddp.config import LOSS_NORMALIZATIONS
 from jaxddp.errors import InputError, check_name
 from jaxddp.functional import LocalLoss
 from jaxddp.losses import Batch, Sums
 from jaxddp.metrics import StepSums
 from jaxddp.optim import clip_by_global_norm
-from jaxddp.state import Buffers, Params, TrainState
-
-CommHook = Callable[[Params], Params]
+from jaxddp.state import Buffers, Params, TrainState, state_axes
 
 
 class MicroBatches(NamedTuple):
@@ -80,7 +79,8 @@ class ReplicaStep:
         optimizer: an optax transformation.
         loss_normalization: "ddp" or "global".
         clip_grad_norm: largest global norm of the averaged gradient; None: no clipping.
-        comm_hook: what happens to the gradients between replicas; by default their mean.
+        comm_hook: what happens to the local gradients between replicas, see `jaxddp.comm_hooks`; a function
+            of them, or a `CommHook`. By default their mean.
 
     Raises:
         InputError: an unknown normalization, or a norm to clip to that is not above 0.
@@ -90,7 +90,7 @@ class ReplicaStep:
     optimizer: optax.GradientTransformation
     loss_normalization: str = "ddp"
     clip_grad_norm: float | None = None
-    comm_hook: CommHook = all_reduce_mean
+    comm_hook: CommHook | Callable[[Params], Params] = all_reduce_mean
 
     def __post_init__(self) -> None:
         check_name("loss_normalization", self.loss_normalization, LOSS_NORMALIZATIONS)
@@ -119,7 +119,7 @@ class ReplicaStep:
         """Make an optimizer step of what all replicas have gathered; returns what a call does."""
         local = gathered.result
         denominator = self.denominator(local)
-        gradients = _divide(self.comm_hook(local.gradients), denominator)
+        gradients, comm_state = self.reduce(local, denominator, state.comm_state)
         clipped, norm = gradients, None
         if self.clip_grad_norm is not None:
             clipped, norm = clip_by_global_norm(gradients, self.clip_grad_norm)
@@ -129,6 +129,7 @@ class ReplicaStep:
             params=optax.apply_updates(state.params, updates),
             buffers=broadcast(gathered.buffers, src=0),  # torch DDP keeps rank 0's
             opt_state=opt_state,
+            comm_state=comm_state,
         )
         metrics = _sum_over_replicas(local.sums) | ({} if norm is None else {"grad_norm": norm})
         stages = self.local_stages(local, denominator) | {
@@ -138,6 +139,28 @@ class ReplicaStep:
             "buffers": next_state.buffers,
         }
         return next_state, metrics, stages
+
+    @property
+    def hook(self) -> CommHook:
+        """The communication hook."""
+        return self.comm_hook if isinstance(self.comm_hook, CommHook) else stateless(self.comm_hook)
+
+    @property
+    def axes(self) -> TrainState:
+        """Which parts of the state are each replica's own, see `state_axes`."""
+        return state_axes({"comm_state"})
+
+    def init(self, params: Params, buffers: Buffers) -> TrainState:
+        """The state of one replica before the first step."""
+        return TrainState(
+            jnp.zeros((), jnp.int32), params, buffers, self.optimizer.init(params), self.hook.init(params)
+        )
+
+    def reduce(self, local: LocalResult, denominator: jax.Array, comm_state: Any) -> tuple[Params, Any]:
+        """The gradients of all replicas as one, and what the hook remembers."""
+        if self.comm_hook is all_reduce_mean:  # divided afterwards, so that one all-reduce carries the denominator too
+            return _divide(all_reduce_mean(local.gradients), denominator), comm_state
+        return self.hook.reduce(_divide(local.gradients, denominator), comm_state)
 
     def denominator(self, local: LocalResult) -> jax.Array:
         """What sums over a replica's elements are divided by: the same on all replicas."""

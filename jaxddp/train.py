@@ -9,7 +9,7 @@ from pathlib import Path
 
 import jax
 
-from jaxddp import cli, datasets, models, optim
+from jaxddp import cli, comm_hooks, datasets, models, optim
 from jaxddp.checkpoint import Checkpoints
 from jaxddp.config import TrainConfig
 from jaxddp.data_parallel import DataParallel
@@ -80,6 +80,7 @@ def build(config: TrainConfig) -> Run:
         replicas=replicas,
         loss_normalization=config.loss_normalization,
         clip_grad_norm=config.clip_grad_norm,
+        comm_hook=comm_hooks.from_config(config),
         dtype=config.dtype,
     )
     start = ddp.init() if config.resume is not None else _start(config, ddp)
@@ -125,7 +126,7 @@ def open_output(run: Run, resources: contextlib.ExitStack) -> tuple[Checkpoints 
     check_same_epochs(folder, run.loader.steps_per_epoch)
     if checkpoints.latest_step is None:  # it ended before the first one
         return checkpoints, _start(run.config, run.ddp)
-    return checkpoints, run.ddp.replicas.replicate(checkpoints.restore(run.start))
+    return checkpoints, run.ddp.place_state(checkpoints.restore(run.start))
 
 
 def train(run: Run, state: TrainState, log: RunLog, checkpoints: Checkpoints | None) -> TrainState:

@@ -17,7 +17,7 @@ def planted(file: str, tests: str, faults: dict[str, tuple[str, str]]) -> list[M
 STEP = "tests/test_step.py -k loss_normalization"
 
 MEAN = "return lax.pmean(tree, AXIS_NAME)"
-GRADIENTS = "gradients = _divide(self.comm_hook(local.gradients), denominator)"
+GRADIENTS = "gradients, comm_state = self.reduce(local, denominator, state.comm_state)"
 MICRO_BATCH = "result, buffers = self.differentiate(params, before.buffers, micro_batch)"
 CLIP = "clipped, norm = clip_by_global_norm(gradients, self.clip_grad_norm)"
 BODY = """\
@@ -55,7 +55,7 @@ REDUCTION = [
         "jaxddp/step.py",
         STEP,
         {
-            "no_sync": (GRADIENTS, "gradients = _divide(local.gradients, denominator)"),
+            "no_sync": (GRADIENTS, "gradients, comm_state = _divide(local.gradients, denominator), ()"),
             "collective_in_loss": (
                 'return sums["loss"] / sums["count"], (jnp',
                 'return all_reduce(sums["loss"] / sums["count"]), (jnp',

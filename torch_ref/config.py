@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from jaxddp.config import TrainConfig
-from jaxddp.errors import check_name
+from jaxddp.errors import InputError, check_name
 
 STRATEGIES = ("ddp", "manual", "single")
 
@@ -24,3 +24,5 @@ class TorchConfig(TrainConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_name("--strategy", self.strategy, STRATEGIES)
+        if self.strategy != "ddp" and self.comm_hook != "allreduce":
+            raise InputError(f"--comm-hook {self.comm_hook}: only for --strategy ddp, not {self.strategy}")

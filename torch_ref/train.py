@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 import torch.distributed
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from jaxddp import cli, datasets
 from jaxddp.errors import InputError, TrainingError
@@ -22,6 +23,7 @@ from jaxddp.runlog import RunLog, check_same_epochs, run_title
 from jaxddp.sampler import shard_table
 from torch_ref import models, optim
 from torch_ref.checkpoint import load_checkpoint, save_checkpoint
+from torch_ref.comm_hooks import register
 from torch_ref.config import TorchConfig
 from torch_ref.data_parallel import wrap
 from torch_ref.devices import check_devices, num_replicas
@@ -115,7 +117,10 @@ def build(world: World, config: TorchConfig) -> Run:
     if config.resume is not None:
         resume(Path(config.resume), state)
     test_batches = evaluation_batches(dataset.test, config, world)
-    return Run(config, world, loader, test_batches, wrap(module, world, config.strategy), state)
+    replica = wrap(module, world, config.strategy)
+    if isinstance(replica, DistributedDataParallel):
+        register(replica, config, world)
+    return Run(config, world, loader, test_batches, replica, state)
 
 
 def resume(folder: Path, state: TrainState) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 from jax import numpy as jnp
 
-from jaxddp import models, optim, weights
+from jaxddp import comm_hooks, models, optim, weights
 from jaxddp.config import TrainConfig
 from jaxddp.datasets import Dataset
 from jaxddp.errors import InputError
@@ -55,6 +55,7 @@ def side_of_config(config: TrainConfig, dataset: Dataset, steps: int) -> FlaxSid
         optim.from_config(config, steps),
         config.loss_normalization,
         config.clip_grad_norm,
+        comm_hooks.from_config(config),
     )
 
     like = cast(functional.params, config.dtype), cast(functional.buffers, config.dtype)

@@ -10,7 +10,7 @@ from jax import numpy as jnp
 
 from jaxddp.errors import InputError
 from jaxddp.losses import Batch, Sums
-from jaxddp.state import Buffers, Params, TrainState
+from jaxddp.state import Buffers, Params, TrainState, state_axes
 from jaxddp.step import MicroBatches, ReplicaStep
 
 SHOWN = ("local_loss", "local_gradients", "gradients", "clipped_gradients")
@@ -36,6 +36,15 @@ class OwnStep:
     def optimizer(self) -> optax.GradientTransformation:
         """The port's."""
         return self.step.optimizer
+
+    @property
+    def axes(self) -> TrainState:
+        """All of the state is the same on every replica."""
+        return state_axes(())
+
+    def init(self, params: Params, buffers: Buffers) -> TrainState:
+        """The state before the first step."""
+        return TrainState(jnp.int32(0), params, buffers, self.optimizer.init(params))
 
     def __call__(self, state: TrainState, batch: MicroBatches) -> tuple[TrainState, Sums, dict[str, Any]]:
         """Compute the next state; stages that the port does not show are left out.

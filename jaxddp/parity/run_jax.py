@@ -9,16 +9,17 @@ import jax
 import numpy as np
 from jax import numpy as jnp
 
-from jaxddp.collectives import all_reduce_mean
+from jaxddp.comm_hooks import CommHook
 from jaxddp.errors import InputError, differences, listed
 from jaxddp.parity.case import LOCAL_STAGES, Question, Record, Tensors, Trajectory, micro_batches_of
 from jaxddp.parity.flax_side import FlaxSide, hyperparameters, optimizer_tensors
 from jaxddp.parity.own_step import OwnStep
 from jaxddp.parity.samples import fingerprints
 from jaxddp.replicas import Replicas
-from jaxddp.state import TrainState
-from jaxddp.step import CommHook, MicroBatches, ReplicaStep
+from jaxddp.state import Params, TrainState
+from jaxddp.step import MicroBatches, ReplicaStep
 
+Hook = CommHook | Callable[[Params], Params]
 ToTorch = Callable[[Mapping[str, Any]], Tensors]
 
 
@@ -28,7 +29,7 @@ def free_records(
     *,
     replicas: Replicas | None = None,
     batches: Iterable[MicroBatches] | None = None,
-    comm_hook: CommHook = all_reduce_mean,
+    comm_hook: Hook | None = None,
 ) -> Iterator[Record]:
     """Take the case's steps with the product's own replica step.
 
@@ -36,15 +37,16 @@ def free_records(
         weights: where to start, under torch's names.
         replicas: the first `world_size` devices if None.
         batches: other batches than the case's.
-        comm_hook: another way for gradients to meet.
+        comm_hook: another way for gradients to meet than the case's.
     """
     with jax.enable_x64(case.dtype == "float64"), jax.default_matmul_precision("highest"):
         side, replicas, step = _program(case, replicas, comm_hook)
         params, buffers = side.from_torch(weights)
-        state = TrainState(jnp.int32(0), params, buffers, side.replica_step.optimizer.init(params))
+        axes = side.replica_step.axes
+        state = replicas.start(side.replica_step.init(params, buffers), axes)
         for number, batch in enumerate(case.batches() if batches is None else batches):
             state = _restored(side, state, number)
-            state, stages = step(replicas.replicate(state), replicas.shard(batch))
+            state, stages = step(replicas.place(state, axes), replicas.shard(batch))
             yield _record(jax.device_get(stages), side.to_torch, batch)
 
 
@@ -53,7 +55,7 @@ def forced_records(
     reference: Trajectory,
     *,
     replicas: Replicas | None = None,
-    comm_hook: CommHook = all_reduce_mean,
+    comm_hook: Hook | None = None,
 ) -> Iterator[Record]:
     """Take every step from where the reference was before it, so that no step inherits a difference.
 
@@ -69,10 +71,12 @@ def forced_records(
         optimizer = side.replica_step.optimizer
         update = jax.jit(optimizer.update)
         params, buffers = side.from_torch(reference.start)
-        opt_state = optimizer.init(params)
+        axes, start = side.replica_step.axes, side.replica_step.init(params, buffers)
+        opt_state, comm_state = start.opt_state, replicas.start(start, axes).comm_state
         for number, (batch, theirs) in enumerate(zip(case.batches(), reference.records, strict=False)):
-            state = _restored(side, TrainState(jnp.int32(number), params, buffers, opt_state), number)
-            after, stages = step(replicas.replicate(state), replicas.shard(batch))
+            state = _restored(side, TrainState(jnp.int32(number), params, buffers, opt_state, comm_state), number)
+            after, stages = step(replicas.place(state, axes), replicas.shard(batch))
+            comm_state = after.comm_state
             record = dict(_record(jax.device_get(stages), side.to_torch, batch))
             if isinstance(side.replica_step, OwnStep):
                 opt_state = after.opt_state
@@ -119,7 +123,7 @@ def _restored(side: FlaxSide, state: TrainState, steps: int) -> TrainState:
 
 
 @lru_cache(maxsize=2)
-def _program(case: Question, replicas: Replicas | None, comm_hook: CommHook) -> tuple[FlaxSide, Replicas, Any]:
+def _program(case: Question, replicas: Replicas | None, comm_hook: Hook | None) -> tuple[FlaxSide, Replicas, Any]:
     """The case's flax half, and (state, batch) -> (replica 0's next state, the stages of all replicas).
 
     It is kept, since a case is run freely and then forced, and compiling is what takes the time.
@@ -127,14 +131,14 @@ def _program(case: Question, replicas: Replicas | None, comm_hook: CommHook) -> 
     side = case.flax_side()
     replicas = replicas or Replicas(jax.devices()[: case.world_size])
     step = side.replica_step
-    if isinstance(step, ReplicaStep):
+    if isinstance(step, ReplicaStep) and comm_hook is not None:
         step = dataclasses.replace(step, comm_hook=comm_hook)
 
     def without_metrics(state: TrainState, batch: MicroBatches) -> tuple[TrainState, dict[str, Any]]:
         next_state, _, stages = step(state, batch)
         return next_state, stages
 
-    return side, replicas, replicas.map(without_metrics, (None, 0), (None, 0))
+    return side, replicas, replicas.map(without_metrics, (step.axes, 0), (step.axes, 0))
 
 
 def _record(stages: dict[str, Any], to_torch: ToTorch, batch: MicroBatches) -> Record:

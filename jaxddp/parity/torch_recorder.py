@@ -7,7 +7,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.optim import Optimizer
 
 from jaxddp.parity.records import Record
@@ -49,6 +48,7 @@ class Recorder:
         self.names = {id(parameter): name for name, parameter in self.parameters.items()}
         self.groups: list[dict[str, Any]] = []  # of rank 0 only
         self._side = side
+        self.comm_hook = side.comm_hook(world)
 
     def start(self, micro_batches: Sequence[Batch]) -> None:
         self.local: Arrays = {}
@@ -106,7 +106,7 @@ class Recorder:
 
 
 def recording_hook(recorder: Recorder, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-    """DDP's own hook, with an eye on what goes in and what comes out."""
+    """The side's own hook, with an eye on what goes in and what comes out."""
     names = [recorder.names[id(parameter)] for parameter in bucket.parameters()]
     recorder.local |= {name: to_numpy(value) for name, value in zip(names, bucket.gradients(), strict=True)}
 
@@ -114,8 +114,8 @@ def recording_hook(recorder: Recorder, bucket: dist.GradBucket) -> torch.futures
         recorder.reduced |= {name: to_numpy(value) for name, value in zip(names, bucket.gradients(), strict=True)}
         return future.value()
 
-    assert recorder.world.group is not None
-    return allreduce_hook(recorder.world.group, bucket).then(keep)
+    state, hook = recorder.comm_hook
+    return hook(state, bucket).then(keep)
 
 
 def _plain(group: dict[str, Any], names: dict[int, str]) -> dict[str, Any]:

@@ -3,12 +3,14 @@
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -16,7 +18,9 @@ from jaxddp.config import TrainConfig
 from jaxddp.datasets import Dataset
 from jaxddp.errors import InputError
 from jaxddp.parity.port import Facts, Port, load_port
-from torch_ref import models, optim
+from torch_ref import comm_hooks, models, optim
+from torch_ref.comm_hooks import Hook
+from torch_ref.distributed import World
 from torch_ref.loader import Loader
 from torch_ref.losses import Batch, CountFunction, LossFunction, Sums, count_labels, cross_entropy
 
@@ -35,6 +39,7 @@ class TorchSide(NamedTuple):
     facts: Facts
     find_unused_parameters: bool = False
     count_fn: CountFunction = count_labels
+    comm_hook: Callable[[World], tuple[Any, Hook]] = lambda world: (world.group, allreduce_hook)
 
 
 class TorchSource(Protocol):
@@ -121,6 +126,7 @@ class BuiltIn:
                 clip_grad_norm=config.clip_grad_norm,
                 loss_normalization=config.loss_normalization,
             ),
+            comm_hook=partial(comm_hooks.from_config, config),
         )
 
 

@@ -1,0 +1,76 @@
+"""What happens to the gradients between the replicas, under the names of torch's DDP communication hooks.
+
+With g_r replica r's local gradient and N the world size:
+
+    allreduce       g = (g_0 + ... + g_{N-1}) / N
+    bf16_compress   the same, with each g_r / N rounded to bfloat16 before it is sent, and summed so
+    fp16_compress   the same in float16
+
+A hook is a pair of pure functions, as an optax transformation is. Its state is a replica's own: what one
+replica has not sent (error feedback) is no other's business.
+
+Source: pytorch.org/docs/stable/ddp_comm_hooks.html
+
+>>> from jaxddp.collectives import all_reduce
+>>> def with_momentum(beta):  # a hook of one's own, with a state
+...     def reduce(gradients, state):
+...         mean = all_reduce(gradients, op="mean")
+...         kept = jax.tree.map(lambda old, new: beta * old + new, state, mean)
+...         return kept, kept
+...     return CommHook(lambda params: jax.tree.map(jnp.zeros_like, params), reduce)
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+from jax import numpy as jnp
+
+from jaxddp.collectives import all_reduce, all_reduce_mean, world_size
+from jaxddp.config import TrainConfig
+from jaxddp.state import Params
+
+
+class CommHook(NamedTuple):
+    """How local gradients become those that the optimizer is given.
+
+    Attributes:
+        init: parameters -> the state that a replica starts with, any tree.
+        reduce: (local gradients, state) -> (gradients, state); called once per optimizer step, on each
+            replica. The gradients that it returns must be the same on all of them.
+    """
+
+    init: Callable[[Params], Any]
+    reduce: Callable[[Params, Any], tuple[Params, Any]]
+
+
+def stateless(reduce: Callable[[Params], Params]) -> CommHook:
+    """A function of the local gradients alone as a hook."""
+    return CommHook(lambda params: (), lambda gradients, state: (reduce(gradients), state))
+
+
+def allreduce() -> CommHook:
+    """The mean over the replicas: DDP's default."""
+    return stateless(all_reduce_mean)
+
+
+def bf16_compress() -> CommHook:
+    """The mean over the replicas, sent and summed in bfloat16: half the bytes, 8 bits of each number."""
+    return stateless(lambda gradients: _compressed(gradients, jnp.bfloat16))
+
+
+def fp16_compress() -> CommHook:
+    """The mean over the replicas, sent and summed in float16: half the bytes, 11 bits, and nothing beyond 65504."""
+    return stateless(lambda gradients: _compressed(gradients, jnp.float16))
+
+
+def from_config(config: TrainConfig) -> CommHook | Callable[[Params], Params]:
+    """The hook that `config` names."""
+    hooks = {"bf16_compress": bf16_compress, "fp16_compress": fp16_compress}
+    return all_reduce_mean if config.comm_hook == "allreduce" else hooks[config.comm_hook]()
+
+
+def _compressed(gradients: Params, dtype: Any) -> Params:
+    """Divided before it is sent, as torch does, so that a sum is no larger than the largest."""
+    share = jax.tree.map(lambda g: g.astype(dtype) / world_size(), gradients)
+    return jax.tree.map(lambda total, g: total.astype(g.dtype), all_reduce(share), gradients)

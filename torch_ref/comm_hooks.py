@@ -1,0 +1,35 @@
+"""What happens to the gradients between the ranks: torch's own DDP communication hooks.
+
+Source: pytorch.org/docs/stable/ddp_comm_hooks.html
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn.parallel import DistributedDataParallel
+
+from jaxddp.config import TrainConfig
+from torch_ref.distributed import World
+
+Hook = Callable[[Any, dist.GradBucket], torch.futures.Future[Tensor]]
+
+HOOKS: dict[str, Hook] = {
+    "allreduce": default_hooks.allreduce_hook,
+    "bf16_compress": default_hooks.bf16_compress_hook,
+    "fp16_compress": default_hooks.fp16_compress_hook,
+}
+
+
+def from_config(config: TrainConfig, world: World) -> tuple[Any, Hook]:
+    """The state and the hook that `config` names, as `register_comm_hook` takes them."""
+    return world.group, HOOKS[config.comm_hook]
+
+
+def register(model: DistributedDataParallel, config: TrainConfig, world: World) -> None:
+    """Give DDP the hook that `config` names; its own default stays, which is the same and faster."""
+    if config.comm_hook != "allreduce":
+        model.register_comm_hook(*from_config(config, world))
