@@ -16,7 +16,7 @@ from pathlib import Path
 
 import tyro
 
-from jaxddp.config import MODELS, OPTIMIZERS
+from jaxddp.choices import MODELS, OPTIMIZERS
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ from typing import Any, TypeVar
 
 import tyro
 
-from jaxddp.config import TrainConfig, flag
+from jaxddp.config import TrainConfig
+from jaxddp.config_checks import flag
 from jaxddp.errors import InputError, TrainingError
 from jaxddp.runfolder import CONFIG_FILE, load_config
 

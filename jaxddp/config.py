@@ -5,67 +5,12 @@ this module knows neither jax nor torch.
 """
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
-from jaxddp.errors import InputError, check_name
-
-MODELS = ("linear", "mlp", "char_mlp", "convnet")
-DATASETS = ("digits", "linear", "names", "npz")
-OPTIMIZERS = ("sgd", "adam", "adamw", "adagrad", "rmsprop")
-SCHEDULES = ("constant", "step", "warmup_cosine", "one_cycle")
-LOSS_NORMALIZATIONS = ("ddp", "global")
-COMM_HOOKS = ("allreduce", "bf16_compress", "fp16_compress")
-DTYPES = ("float32", "float64")
-PLATFORMS = ("cpu", "gpu")
-
-IGNORE_INDEX = -100  # torch's cross_entropy leaves these labels out, and so do we
-DEFAULT_CPU_DEVICES = 2
-
-# Which choices an option belongs to; beside any other it would change nothing, so it is refused.
-BELONGS_TO: dict[str, dict[str, tuple[str, ...]]] = {
-    "dataset": {
-        "data_path": ("names", "npz"),
-        "num_examples": ("linear",),
-        "num_features": ("linear",),
-        "num_classes": ("linear",),
-        "context_length": ("names",),
-    },
-    "model": {
-        "hidden_sizes": ("mlp", "char_mlp", "convnet"),
-        "embedding_size": ("char_mlp",),
-        "sync_batch_norm": ("char_mlp", "convnet"),
-    },
-    "optimizer": {  # the options' names are torch's
-        "momentum": ("sgd", "rmsprop"),
-        "dampening": ("sgd",),
-        "nesterov": ("sgd",),
-        "betas": ("adam", "adamw"),
-        "eps": ("adam", "adamw", "adagrad", "rmsprop"),
-        "amsgrad": ("adam", "adamw"),
-        "alpha": ("rmsprop",),
-        "centered": ("rmsprop",),
-        "lr_decay": ("adagrad",),
-        "initial_accumulator_value": ("adagrad",),
-    },
-    "schedule": {
-        "step_size": ("step",),
-        "gamma": ("step",),
-        "warmup_steps": ("warmup_cosine",),
-        "min_lr": ("warmup_cosine",),
-        "cycle_momentum": ("one_cycle",),
-    },
-}
-OPTIMIZER_OPTIONS = ("lr", "weight_decay", *BELONGS_TO["optimizer"])
-# torch's default learning rates: schedules need the number, the optimizers know it themselves.
-DEFAULT_LR = {"sgd": 1e-3, "adam": 1e-3, "adamw": 1e-3, "adagrad": 1e-2, "rmsprop": 1e-2}
-
-# What a resumed run must keep: its checkpoint and its place in the data would mean something else.
-KEPT_ON_RESUME = (
-    *("dataset", "num_examples", "num_features", "num_classes", "context_length"),
-    *("model", "hidden_sizes", "embedding_size", "weights", "optimizer", "amsgrad", "centered", "dtype"),
-    *("global_batch_size", "shuffle", "drop_last", "drop_last_batch", "seed", "output"),
-)
+from jaxddp.choices import BELONGS_TO, DEFAULT_LR, KEPT_ON_RESUME, OPTIMIZER_OPTIONS
+from jaxddp.config_checks import check_combinations, check_names, check_ranges, flag, typed
+from jaxddp.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -100,6 +45,8 @@ class TrainConfig:
     """char_mlp: length of a character's vector."""
     sync_batch_norm: bool = False
     """BatchNorm statistics over all replicas instead of each replica's own."""
+    buffers: str = "rank0"
+    """rank0 | mean | local: whose running statistics go on: rank 0's, as DDP's, their mean, or each its own."""
     weights: str | None = None
     """Start from this .safetensors file (torch's tensor names) instead of torch's initial weights."""
 
@@ -108,6 +55,8 @@ class TrainConfig:
     """sgd | adam | adamw | adagrad | rmsprop."""
     lr: float | None = None
     """Learning rate."""
+    lr_scaling: str = "none"
+    """none | linear | sqrt: the rate as it is, times the replicas, or times their square root."""
     momentum: float | None = None
     """sgd, rmsprop."""
     dampening: float | None = None
@@ -193,65 +142,9 @@ class TrainConfig:
     """Print which example goes to which replica in each step, and stop."""
 
     def __post_init__(self) -> None:
-        self._check_names()
-        self._check_ranges()
-        self._check_combinations()
-
-    def _check_names(self) -> None:
-        check_name("--model", self.model, MODELS)
-        check_name("--dataset", self.dataset, DATASETS)
-        check_name("--optimizer", self.optimizer, OPTIMIZERS)
-        check_name("--schedule", self.schedule, SCHEDULES)
-        check_name("--loss-normalization", self.loss_normalization, LOSS_NORMALIZATIONS)
-        check_name("--comm-hook", self.comm_hook, COMM_HOOKS)
-        check_name("--dtype", self.dtype, DTYPES)
-        if self.platform is not None:
-            check_name("--platform", self.platform, PLATFORMS)
-
-    def _check_ranges(self) -> None:
-        at_least_one: tuple[str, ...] = (
-            "num_examples",
-            "num_features",
-            "num_classes",
-            "context_length",
-            "embedding_size",
-        )
-        at_least_one += ("step_size", "global_batch_size", "accumulation_steps", "devices", "steps_per_dispatch")
-        for name in at_least_one:
-            self._check_at_least(name, 1)
-        at_least_zero: tuple[str, ...] = ("epochs", "warmup_steps", "verify_every", "checkpoint_every", "seed")
-        at_least_zero += ("lr", "momentum", "weight_decay", "eps", "alpha", "lr_decay", "initial_accumulator_value")
-        for name in at_least_zero + ("min_lr", "gamma"):
-            self._check_at_least(name, 0)
-        if self.dampening is not None and not math.isfinite(self.dampening):
-            raise InputError(f"--dampening {self.dampening}: must be finite")
-        if self.hidden_sizes is not None and any(size < 1 for size in self.hidden_sizes):
-            raise InputError(f"{_typed('hidden_sizes', self.hidden_sizes)}: each must be at least 1")
-        if self.betas is not None and not all(0 <= beta < 1 for beta in self.betas):
-            raise InputError(f"{_typed('betas', self.betas)}: each must be at least 0 and below 1")
-        if self.clip_grad_norm is not None and not self.clip_grad_norm > 0:
-            raise InputError(f"--clip-grad-norm {self.clip_grad_norm}: must be above 0")
-        if self.seed + self.epochs > 2**64:  # epoch e is shuffled by seed + e
-            raise InputError(f"--seed {self.seed}: must stay below 2**64 over {self.epochs} epochs, as torch's seeds")
-
-    def _check_at_least(self, name: str, least: int) -> None:
-        value = getattr(self, name)
-        if value is not None and not value >= least:  # so written, NaN fails too
-            raise InputError(f"{flag(name)} {value}: must be at least {least}")
-        if value == math.inf:
-            raise InputError(f"{flag(name)} {value}: must be finite")
-
-    def _check_combinations(self) -> None:
-        if self.dataset == "npz" and self.data_path is None:
-            raise InputError("--dataset npz: needs --data-path FILE.npz")
-        if self.model == "char_mlp" and self.dataset != "names":
-            raise InputError(f"--model char_mlp: reads characters, so it needs --dataset names, not {self.dataset}")
-        if self.dataset == "names" and self.model != "char_mlp":
-            raise InputError(f"--dataset names: holds characters, so it needs --model char_mlp, not {self.model}")
-        if self.optimizer == "sgd" and self.nesterov and (not self.momentum or self.dampening):
-            raise InputError("--nesterov: needs --momentum above 0 and no --dampening")
-        if self.schedule == "one_cycle" and self.cycle_momentum and self.optimizer == "adagrad":
-            raise InputError("--schedule one_cycle: adagrad has no momentum to cycle; add --no-cycle-momentum")
+        check_names(self)
+        check_ranges(self)
+        check_combinations(self)
 
     def optimizer_options(self) -> dict[str, Any]:
         """The optimizer options that were set, under torch's names; the rest keep torch's defaults.
@@ -266,6 +159,15 @@ class TrainConfig:
     def base_lr(self) -> float:
         """The learning rate that the schedule scales (one_cycle: its peak)."""
         return DEFAULT_LR[self.optimizer] if self.lr is None else self.lr
+
+    def with_scaled_lr(self, world_size: int) -> Self:
+        """The same with the rate that `lr_scaling` makes of it for so many replicas.
+
+        >>> TrainConfig(lr=0.1, lr_scaling="sqrt").with_scaled_lr(4).lr
+        0.2
+        """
+        factor = {"none": 1.0, "linear": world_size, "sqrt": math.sqrt(world_size)}[self.lr_scaling]
+        return replace(self, lr=self.base_lr * factor, lr_scaling="none")
 
     def per_replica_batch_size(self, world_size: int) -> int:
         """Examples of one replica and optimizer step; `InputError` if replicas do not divide the batch."""
@@ -286,32 +188,17 @@ class TrainConfig:
                 value, chosen = getattr(self, option), getattr(self, choice)
                 if value != getattr(beside, option) and chosen not in takers:
                     some = " or ".join(filter(None, [", ".join(takers[:-1]), takers[-1]]))
-                    raise InputError(f"{_typed(option, value)}: only for {flag(choice)} {some}, not {chosen}")
+                    raise InputError(f"{typed(option, value)}: only for {flag(choice)} {some}, not {chosen}")
 
     def check_resumes(self, saved: "TrainConfig") -> None:
         """Raise `InputError` if this run cannot go on from a checkpoint of `saved`."""
         for name in KEPT_ON_RESUME:
             new, old = getattr(self, name), getattr(saved, name)
             if new != old:
-                before = "its default" if old is None else _typed(name, old)
-                raise InputError(f"{_typed(name, new)}: the run in {self.resume} goes on with {before} only")
-
-
-def flag(field: str) -> str:
-    """The command-line spelling of a config field.
-
-    >>> flag("global_batch_size")
-    '--global-batch-size'
-    """
-    return "--" + field.replace("_", "-")
-
-
-def _typed(field: str, value: Any) -> str:
-    """A flag and its value as they are typed.
-
-    >>> _typed("hidden_sizes", (8, 0)), _typed("cycle_momentum", False)
-    ('--hidden-sizes 8 0', '--no-cycle-momentum')
-    """
-    if isinstance(value, bool):
-        return flag(field if value else f"no_{field}")
-    return f"{flag(field)} {' '.join(map(str, value)) if isinstance(value, tuple) else value}"
+                before = "its default" if old is None else typed(name, old)
+                raise InputError(f"{typed(name, new)}: the run in {self.resume} goes on with {before} only")
+        if self.buffers == "local" and self.devices != saved.devices:
+            raise InputError(
+                f"{typed('devices', self.devices)}: the run in {self.resume} has buffers of "
+                f"{saved.devices} replicas, each its own; must be {saved.devices}"
+            )

@@ -1,5 +1,6 @@
 """The whole of it as one object: a model, trained by as many replicas as there are devices."""
 
+import dataclasses
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -10,7 +11,7 @@ import optax
 from flax import nnx
 from jax import numpy as jnp
 
-from jaxddp.collectives import all_reduce_mean
+from jaxddp.collectives import all_reduce_mean, broadcast
 from jaxddp.comm_hooks import CommHook
 from jaxddp.devices import prepare
 from jaxddp.errors import InputError
@@ -37,7 +38,7 @@ class DataParallel:
         optimizer: an optax transformation; `jaxddp.optim` has torch's.
         loss_fn: (model, batch) -> one loss per example, (B, ...) or `losses.Losses`.
         replicas: the devices; if None, those of `jaxddp.devices.prepare()`.
-        loss_normalization, clip_grad_norm, comm_hook: see `jaxddp.step.ReplicaStep`.
+        loss_normalization, clip_grad_norm, comm_hook, keep_buffers: see `jaxddp.step.ReplicaStep`.
         dtype: of the floating-point parameters and buffers; None: as the model has them.
 
     Raises:
@@ -73,24 +74,30 @@ class DataParallel:
         loss_normalization: str = "ddp",
         clip_grad_norm: float | None = None,
         comm_hook: CommHook | Callable[[Params], Params] = all_reduce_mean,
+        keep_buffers: str = "rank0",
         dtype: Any = None,
     ):
         self.replicas = replicas or Replicas(prepare())
         self.functional = Functional(model)
         self.optimizer = optimizer
         self.replica_step = ReplicaStep(
-            self.functional.local_loss(loss_fn, train=True), optimizer, loss_normalization, clip_grad_norm, comm_hook
+            self.functional.local_loss(loss_fn, train=True),
+            optimizer,
+            loss_normalization,
+            clip_grad_norm,
+            comm_hook,
+            keep_buffers,
         )
         if dtype is not None and jax.dtypes.canonicalize_dtype(dtype) != jnp.dtype(dtype):
             raise InputError(f"dtype {dtype}: needs jax's 64-bit mode; set jax_enable_x64")
         self._dtype = dtype
         self._dispatched: deque[jax.Array] = deque()  # a result of each
-        evaluate = partial(evaluate_replica, self.functional.local_loss(loss_fn, train=False))
+        self._evaluation_loss = self.functional.local_loss(loss_fn, train=False)
         self._axes = axes = self.replica_step.axes
         self._steps = self.replicas.map(partial(run_steps, self.replica_step), (axes, 0), (axes, None), donate=(0,))
         self._no_sync = self.replicas.map(self._gather, (axes, 0, 0), 0, donate=(2,))
         self._step = self.replicas.map(self._synchronized, (axes, 0, 0), (axes, None), donate=(0,))
-        self._evaluate = self.replicas.map(evaluate, (axes, 0), None)
+        self._evaluate = self.replicas.map(self._evaluated, (axes, 0), None)
         self._verifier = Verifier(self.replicas)
 
     @property
@@ -220,8 +227,17 @@ class DataParallel:
 
     def module(self, state: TrainState) -> nnx.Module:
         """The model with the trained values, for use outside of jaxddp."""
-        params, buffers = jax.tree.map(jnp.asarray, jax.device_get((state.params, state.buffers)))
-        return self.functional.module(params, buffers)
+        return self.functional.module(*jax.tree.map(jnp.asarray, self.values(state)))
+
+    def values(self, state: TrainState) -> tuple[Params, Buffers]:
+        """Parameters and buffers as NumPy arrays; of buffers that differ, replica 0's."""
+        params, buffers = jax.device_get((state.params, state.buffers))
+        return params, {name: x[0] for name, x in buffers.items()} if self._axes.buffers == 0 else buffers
+
+    def _evaluated(self, state: TrainState, placed: Batch) -> Sums:
+        """Every replica evaluates the same model: with replica 0's buffers."""
+        buffers = broadcast(state.buffers) if self._axes.buffers == 0 else state.buffers
+        return evaluate_replica(self._evaluation_loss, dataclasses.replace(state, buffers=buffers), placed)
 
     def _check(self, state: TrainState, batch: Batch | MicroBatches) -> None:
         self.replicas.check_dealt(batch)

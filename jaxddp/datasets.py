@@ -11,7 +11,8 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxddp.config import IGNORE_INDEX, TrainConfig
+from jaxddp.choices import IGNORE_INDEX
+from jaxddp.config import TrainConfig
 from jaxddp.errors import InputError
 from jaxddp.torch_random import Generator
 

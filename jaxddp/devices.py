@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import jax
 
-from jaxddp.config import DEFAULT_CPU_DEVICES
+from jaxddp.choices import DEFAULT_CPU_DEVICES
 from jaxddp.errors import InputError
 
 

@@ -13,7 +13,7 @@ import jax
 import optax
 from jax import numpy as jnp
 
-from jaxddp.config import IGNORE_INDEX
+from jaxddp.choices import IGNORE_INDEX
 
 Batch = Mapping[str, Any]  # arrays by name: NumPy's on the host, jax's in a step
 Sums = dict[str, jax.Array]

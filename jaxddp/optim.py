@@ -19,7 +19,8 @@ import jax.numpy as jnp
 import optax
 
 from jaxddp import schedules
-from jaxddp.config import BELONGS_TO, TrainConfig
+from jaxddp.choices import BELONGS_TO
+from jaxddp.config import TrainConfig
 from jaxddp.errors import InputError
 from jaxddp.transforms import Betas, at, scale_by_adam, scale_by_root_of_sum, trace
 

@@ -40,7 +40,14 @@ def run_title(config: TrainConfig, replicas: int, framework: str) -> str:
     """
     data = config.dataset if config.data_path is None else Path(config.data_path).name
     share = f"{replicas} replica{'s' * (replicas > 1)} x {config.global_batch_size // replicas} examples"
-    return "  ·  ".join([f"{config.model} on {data}", f"{config.optimizer}, lr {config.base_lr:g}", share, framework])
+    return "  ·  ".join(
+        [
+            f"{config.model} on {data}",
+            f"{config.optimizer}, lr {config.with_scaled_lr(replicas).base_lr:g}",
+            share,
+            framework,
+        ]
+    )
 
 
 class RunLog:

@@ -16,9 +16,9 @@ import optax
 from jax import lax
 from jax import numpy as jnp
 
+from jaxddp.choices import BUFFERS, LOSS_NORMALIZATIONS
 from jaxddp.collectives import all_reduce, all_reduce_mean, broadcast
 from jaxddp.comm_hooks import CommHook, stateless
-from jaxddp.config import LOSS_NORMALIZATIONS
 from jaxddp.errors import InputError, check_name
 from jaxddp.functional import LocalLoss
 from jaxddp.losses import Batch, Sums
@@ -81,9 +81,11 @@ class ReplicaStep:
         clip_grad_norm: largest global norm of the averaged gradient; None: no clipping.
         comm_hook: what happens to the local gradients between replicas, see `jaxddp.comm_hooks`; a function
             of them, or a `CommHook`. By default their mean.
+        keep_buffers: what goes on of the buffers that the replicas' forward passes leave: "rank0": those of
+            rank 0, as DDP's; "mean": their mean, where they are no integers; "local": each its own.
 
     Raises:
-        InputError: an unknown normalization, or a norm to clip to that is not above 0.
+        InputError: an unknown choice, or a norm to clip to that is not above 0.
     """
 
     loss: LocalLoss
@@ -91,9 +93,11 @@ class ReplicaStep:
     loss_normalization: str = "ddp"
     clip_grad_norm: float | None = None
     comm_hook: CommHook | Callable[[Params], Params] = all_reduce_mean
+    keep_buffers: str = "rank0"
 
     def __post_init__(self) -> None:
         check_name("loss_normalization", self.loss_normalization, LOSS_NORMALIZATIONS)
+        check_name("keep_buffers", self.keep_buffers, BUFFERS)
         if self.clip_grad_norm is not None and not self.clip_grad_norm > 0:
             raise InputError(f"clip_grad_norm {self.clip_grad_norm}: must be above 0")
 
@@ -127,7 +131,7 @@ class ReplicaStep:
         next_state = TrainState(
             step=state.step + 1,
             params=optax.apply_updates(state.params, updates),
-            buffers=broadcast(gathered.buffers, src=0),  # torch DDP keeps rank 0's
+            buffers=self.kept(gathered.buffers),
             opt_state=opt_state,
             comm_state=comm_state,
         )
@@ -148,7 +152,7 @@ class ReplicaStep:
     @property
     def axes(self) -> TrainState:
         """Which parts of the state are each replica's own, see `state_axes`."""
-        return state_axes({"comm_state"})
+        return state_axes({"comm_state"} | ({"buffers"} if self.keep_buffers == "local" else set()))
 
     def init(self, params: Params, buffers: Buffers) -> TrainState:
         """The state of one replica before the first step."""
@@ -161,6 +165,14 @@ class ReplicaStep:
         if self.comm_hook is all_reduce_mean:  # divided afterwards, so that one all-reduce carries the denominator too
             return _divide(all_reduce_mean(local.gradients), denominator), comm_state
         return self.hook.reduce(_divide(local.gradients, denominator), comm_state)
+
+    def kept(self, buffers: Buffers) -> Buffers:
+        """The buffers that go on."""
+        if self.keep_buffers == "local":
+            return buffers
+        if self.keep_buffers == "mean":
+            return jax.tree.map(lambda mean, own: mean.astype(own.dtype), all_reduce_mean(buffers), buffers)
+        return broadcast(buffers, src=0)
 
     def denominator(self, local: LocalResult) -> jax.Array:
         """What sums over a replica's elements are divided by: the same on all replicas."""

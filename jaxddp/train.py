@@ -76,11 +76,12 @@ def build(config: TrainConfig) -> Run:
     loader = make_loader(config, dataset, replicas)
     ddp = DataParallel(
         models.build(config, dataset),
-        optim.from_config(config, config.epochs * loader.steps_per_epoch),
+        optim.from_config(config.with_scaled_lr(replicas.world_size), config.epochs * loader.steps_per_epoch),
         replicas=replicas,
         loss_normalization=config.loss_normalization,
         clip_grad_norm=config.clip_grad_norm,
         comm_hook=comm_hooks.from_config(config),
+        keep_buffers=config.buffers,
         dtype=config.dtype,
     )
     start = ddp.init() if config.resume is not None else _start(config, ddp)
@@ -156,7 +157,7 @@ def train(run: Run, state: TrainState, log: RunLog, checkpoints: Checkpoints | N
     except TrainingError as error:
         raise TrainingError(f"{error}; {_last_good(checkpoints, config)}") from None
     if config.output is not None:
-        save_weights(Path(config.output) / WEIGHTS_FILE, *jax.device_get((state.params, state.buffers)))
+        save_weights(Path(config.output) / WEIGHTS_FILE, *ddp.values(state))
     log.summary(test["accuracy"], time.perf_counter() - started, "replicas identical")
     return state
 

@@ -92,8 +92,8 @@ REDUCTION = [
         "jaxddp/step.py",
         "tests/test_step.py -k rank_0 or virtual_replicas",
         {
-            "buffers_local": ("buffers=broadcast(gathered.buffers, src=0)", "buffers=gathered.buffers"),
-            "buffers_of_rank_1": ("broadcast(gathered.buffers, src=0)", "broadcast(gathered.buffers, src=1)"),
+            "buffers_local": ("return broadcast(buffers, src=0)", "return buffers"),
+            "buffers_of_rank_1": ("return broadcast(buffers, src=0)", "return broadcast(buffers, src=1)"),
         },
     ),
     *planted(

@@ -16,7 +16,8 @@ from optax import GradientTransformation as Optimizer
 
 from jaxddp import models, optim
 from jaxddp.checkpoint import Checkpoints
-from jaxddp.config import OPTIMIZERS, TrainConfig
+from jaxddp.choices import OPTIMIZERS
+from jaxddp.config import TrainConfig
 from jaxddp.errors import InputError, TrainingError
 from jaxddp.functional import Functional
 from jaxddp.replicas import Replicas

@@ -11,7 +11,9 @@ import pytest
 from tyro.conf import Positional
 
 from jaxddp import cli
-from jaxddp.config import BELONGS_TO, DATASETS, MODELS, OPTIMIZERS, SCHEDULES, TrainConfig, flag
+from jaxddp.choices import BELONGS_TO, DATASETS, MODELS, OPTIMIZERS, SCHEDULES
+from jaxddp.config import TrainConfig
+from jaxddp.config_checks import flag
 from jaxddp.errors import InputError, TrainingError, check_name
 from jaxddp.runfolder import save_config
 from torch_ref.config import TorchConfig

@@ -13,7 +13,8 @@ import torch
 from torch.optim import lr_scheduler
 
 from jaxddp import optim, schedules
-from jaxddp.config import OPTIMIZERS, TrainConfig
+from jaxddp.choices import OPTIMIZERS
+from jaxddp.config import TrainConfig
 from jaxddp.errors import InputError
 
 Trajectory = dict[str, np.ndarray]  # name -> the parameter after each step, (STEPS, *shape)

@@ -14,7 +14,8 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, DistributedSampler
 from torch_cases import RANKS, case, small
 
-from jaxddp.config import BELONGS_TO, OPTIMIZERS, TrainConfig
+from jaxddp.choices import BELONGS_TO, OPTIMIZERS
+from jaxddp.config import TrainConfig
 from jaxddp.errors import InputError
 from jaxddp.runfolder import load_config
 from torch_ref import models, optim

@@ -6,10 +6,12 @@ The ranks of torch are started once for all twenty runs.
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from jaxddp.config import MODELS, OPTIMIZERS, TrainConfig
+from jaxddp.choices import MODELS, OPTIMIZERS
+from jaxddp.config import TrainConfig
 from jaxddp.train import main
 from torch_ref.config import TorchConfig
 from torch_ref.distributed import World
@@ -17,6 +19,8 @@ from torch_ref.launch import launch
 from torch_ref.train import train
 
 RUNS = [(model, optimizer) for model in MODELS for optimizer in OPTIMIZERS]
+# With a flag of its own each.
+FEATURES: dict[str, dict[str, Any]] = {"bf16": {"comm_hook": "bf16_compress"}, "sqrt": {"lr_scaling": "sqrt"}}
 
 
 def options(model: str, optimizer: str, output: str) -> dict:
@@ -35,9 +39,16 @@ def options(model: str, optimizer: str, output: str) -> dict:
     }
 
 
+def with_feature(name: str, output: str) -> dict[str, Any]:
+    return options("mlp", "adam", output) | FEATURES[name] | {"output": f"{output}/{name}"}
+
+
 def train_all(world: World, config: TorchConfig) -> None:
+    output = str(config.output)
     for model, optimizer in RUNS:
-        train(world, TorchConfig(**options(model, optimizer, str(config.output))))
+        train(world, TorchConfig(**options(model, optimizer, output)))
+    for name in FEATURES:
+        train(world, TorchConfig(**with_feature(name, output)))
 
 
 def losses(folder: Path) -> list[str]:
@@ -58,6 +69,13 @@ def test_the_same_losses_to_six_digits(model, optimizer, torch_runs, tmp_path):
     main(TrainConfig(**options(model, optimizer, str(tmp_path))))
     ours = losses(tmp_path / f"{model}-{optimizer}")
     assert len(ours) == 1 and ours == losses(torch_runs / f"{model}-{optimizer}")
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_so_they_do_with_every_feature(name, torch_runs, tmp_path):
+    main(TrainConfig(**with_feature(name, str(tmp_path))))
+    assert losses(tmp_path / name) == losses(torch_runs / name)
+    assert losses(tmp_path / name) != losses(torch_runs / "mlp-adam")  # it does something
 
 
 def test_another_seed_prints_another_loss(torch_runs, tmp_path):

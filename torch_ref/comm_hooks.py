@@ -32,4 +32,10 @@ def from_config(config: TrainConfig, world: World) -> tuple[Any, Hook]:
 def register(model: DistributedDataParallel, config: TrainConfig, world: World) -> None:
     """Give DDP the hook that `config` names; its own default stays, which is the same and faster."""
     if config.comm_hook != "allreduce":
-        model.register_comm_hook(*from_config(config, world))
+        model.register_comm_hook(from_config(config, world), _called)
+
+
+def _called(hook: tuple[Any, Hook], bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    """The hook with its state. DDP knows bf16_compress_hook by name and wants NCCL for it; gloo can do it too."""
+    state, function = hook
+    return function(state, bucket)

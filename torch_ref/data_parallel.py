@@ -13,12 +13,14 @@ from torch_ref.distributed import World
 from torch_ref.verify import verify_replicas
 
 
-def wrap(module: nn.Module, world: World, strategy: str = "ddp") -> nn.Module:
+def wrap(module: nn.Module, world: World, strategy: str = "ddp", buffers: str = "rank0") -> nn.Module:
     """The module as one of the replicas.
 
     Args:
         module: on the world's device, the same on each rank.
         strategy: "ddp", "manual", or "single": as it is.
+        buffers: "rank0": those of rank 0 go to all ranks before a forward pass; else each keeps its own, and
+            `train_step` takes their mean where that is asked for.
 
     Raises:
         TrainingError: the ranks start from different parameters (DDP alone would overwrite them).
@@ -26,12 +28,14 @@ def wrap(module: nn.Module, world: World, strategy: str = "ddp") -> nn.Module:
     if strategy == "single":
         return module
     if strategy == "manual":
-        return ManualDataParallel(module, world)
+        return ManualDataParallel(module, world, buffers)
     verify_replicas(module, world, step=0)
     # A convolution with one input channel may lay its gradient out otherwise, at the cost of a copy.
     warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
     device_ids = [world.device.index] if world.device.type == "cuda" else None
-    return DistributedDataParallel(module, device_ids=device_ids, process_group=world.group)
+    return DistributedDataParallel(
+        module, device_ids=device_ids, process_group=world.group, broadcast_buffers=buffers == "rank0"
+    )
 
 
 def no_sync(model: nn.Module) -> AbstractContextManager[None]:
@@ -51,6 +55,7 @@ class ManualDataParallel(nn.Module):
     Args:
         module: the same on each rank.
         world: the ranks that train together.
+        buffers: see `wrap`.
 
     Raises:
         TrainingError: the ranks start from different parameters.
@@ -63,12 +68,13 @@ class ManualDataParallel(nn.Module):
     tensor([[4., 4.]])
     """
 
-    def __init__(self, module: nn.Module, world: World):
+    def __init__(self, module: nn.Module, world: World, buffers: str = "rank0"):
         super().__init__()
         self.module = module
         self._world = world
         self._sync = True
-        self._buffers_differ = True  # each rank's forward pass leaves its own
+        self._sends_buffers = buffers == "rank0"
+        self._buffers_differ = self._sends_buffers  # each rank's forward pass leaves its own
         verify_replicas(module, world, step=0)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -94,7 +100,14 @@ class ManualDataParallel(nn.Module):
             if parameter.grad is not None:
                 self._world.all_reduce(parameter.grad)
                 parameter.grad /= self._world.world_size
-        self._buffers_differ = True
+        self._buffers_differ = self._sends_buffers
+
+
+def average_buffers(module: nn.Module, world: World) -> None:
+    """Give every rank the mean of all ranks' buffers, of those that are no integers."""
+    for buffer in module.buffers():
+        if buffer.is_floating_point():
+            world.all_reduce(buffer, "mean")
 
 
 def broadcast_buffers(module: nn.Module, world: World) -> None:

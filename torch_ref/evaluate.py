@@ -17,7 +17,7 @@ def evaluate(
 ) -> dict[str, float]:
     """Means of loss and metrics over all ranks' examples, in the model's evaluation mode.
 
-    Every rank evaluates the same model: it is given rank 0's buffers first.
+    Every rank evaluates the same model: it is given rank 0's buffers meanwhile.
 
     Args:
         module: not wrapped, so that no forward pass waits for the other ranks: they may have
@@ -30,7 +30,10 @@ def evaluate(
     """
     training = module.training
     module.eval()
+    own = [buffer.clone() for buffer in module.buffers()]
     broadcast_buffers(module, world)
     sums = [loss_fn(module, batch) for batch in batches]
+    for buffer, before in zip(module.buffers(), own, strict=True):
+        buffer.copy_(before)
     module.train(training)
     return means(total(all_reduce_sums(sums, world)))

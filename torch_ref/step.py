@@ -12,7 +12,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from torch_ref.data_parallel import ManualDataParallel, no_sync
+from torch_ref.data_parallel import ManualDataParallel, average_buffers, no_sync
 from torch_ref.distributed import World
 from torch_ref.losses import Batch, CountFunction, LossFunction, Sums, count_labels, cross_entropy
 
@@ -26,6 +26,7 @@ def train_step(
     *,
     loss_normalization: str = "ddp",
     clip_grad_norm: float | None = None,
+    buffers: str = "rank0",
     loss_fn: LossFunction = cross_entropy,
     count_fn: CountFunction = count_labels,
 ) -> Sums:
@@ -40,6 +41,7 @@ def train_step(
         world: the ranks that train together.
         loss_normalization, loss_fn, count_fn: see `accumulate_gradients`.
         clip_grad_norm: largest global norm of the averaged gradient; None: no clipping.
+        buffers: "mean": afterwards every rank has the mean of all ranks' buffers.
 
     Returns:
         This rank's sums over all micro-batches: "loss", "count" and the loss function's metrics.
@@ -57,6 +59,8 @@ def train_step(
     if clip_grad_norm is not None:
         clip_grad_norm_(model.parameters(), clip_grad_norm)
     optimizer.step()
+    if buffers == "mean":
+        average_buffers(model, world)
     if scheduler is not None:
         scheduler.step()
     return sums

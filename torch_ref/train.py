@@ -109,7 +109,8 @@ def build(world: World, config: TorchConfig) -> Run:
         _check_batch_norm(config, loader, module)
     if config.weights is not None and not _goes_on(config):
         load_weights(config.weights, module)
-    state = TrainState(module, *optim.from_config(module.parameters(), config, config.epochs * loader.steps_per_epoch))
+    total_steps = config.epochs * loader.steps_per_epoch
+    state = TrainState(module, *optim.from_config(module.parameters(), config.with_scaled_lr(replicas), total_steps))
     if config.resume is not None:
         check_same_epochs(Path(config.resume), loader.steps_per_epoch)
     if config.output is not None and world.rank == 0:
@@ -117,7 +118,7 @@ def build(world: World, config: TorchConfig) -> Run:
     if config.resume is not None:
         resume(Path(config.resume), state)
     test_batches = evaluation_batches(dataset.test, config, world)
-    replica = wrap(module, world, config.strategy)
+    replica = wrap(module, world, config.strategy, config.buffers)
     if isinstance(replica, DistributedDataParallel):
         register(replica, config, world)
     return Run(config, world, loader, test_batches, replica, state)
@@ -173,6 +174,7 @@ def train_epoch(run: Run, epoch: int, log: RunLog) -> tuple[dict[str, float], fl
             run.world,
             loss_normalization=config.loss_normalization,
             clip_grad_norm=config.clip_grad_norm,
+            buffers=config.buffers,
         )
         state.step += 1
         waiting.append(sums)

@@ -2,7 +2,8 @@
 
 from typing import Any, NamedTuple
 
-from jaxddp.config import MODELS, OPTIMIZERS, TrainConfig
+from jaxddp.choices import MODELS, OPTIMIZERS
+from jaxddp.config import TrainConfig
 from jaxddp.parity.case import Case
 
 STEPS = 10

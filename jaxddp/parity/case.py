@@ -11,7 +11,8 @@ import jax
 import numpy as np
 
 from jaxddp import models
-from jaxddp.config import IGNORE_INDEX, TrainConfig
+from jaxddp.choices import IGNORE_INDEX
+from jaxddp.config import TrainConfig
 from jaxddp.datasets import Dataset
 from jaxddp.errors import InputError
 from jaxddp.functional import Functional

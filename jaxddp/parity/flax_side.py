@@ -56,6 +56,7 @@ def side_of_config(config: TrainConfig, dataset: Dataset, steps: int) -> FlaxSid
         config.loss_normalization,
         config.clip_grad_norm,
         comm_hooks.from_config(config),
+        config.buffers,
     )
 
     like = cast(functional.params, config.dtype), cast(functional.buffers, config.dtype)

@@ -133,6 +133,7 @@ def _program(case: Question, replicas: Replicas | None, comm_hook: Hook | None) 
     step = side.replica_step
     if isinstance(step, ReplicaStep) and comm_hook is not None:
         step = dataclasses.replace(step, comm_hook=comm_hook)
+        side = dataclasses.replace(side, replica_step=step)
 
     def without_metrics(state: TrainState, batch: MicroBatches) -> tuple[TrainState, dict[str, Any]]:
         next_state, _, stages = step(state, batch)

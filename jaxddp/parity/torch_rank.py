@@ -91,7 +91,10 @@ class Steps:
         model = side.model.train()
         model.load_state_dict({name: torch.from_numpy(array) for name, array in self.weights.items()})
         ddp = DistributedDataParallel(
-            model, process_group=world.group, find_unused_parameters=side.find_unused_parameters
+            model,
+            process_group=world.group,
+            find_unused_parameters=side.find_unused_parameters,
+            broadcast_buffers=side.buffers == "rank0",
         )
         recorder = Recorder(model, world, side)
         ddp.register_comm_hook(recorder, recording_hook)
@@ -119,6 +122,7 @@ class Steps:
                 world,
                 loss_normalization=side.facts.loss_normalization,
                 clip_grad_norm=side.facts.clip_grad_norm,
+                buffers=side.buffers,
                 loss_fn=recorder.loss_fn,
                 count_fn=side.count_fn,
             )

@@ -39,6 +39,7 @@ class TorchSide(NamedTuple):
     facts: Facts
     find_unused_parameters: bool = False
     count_fn: CountFunction = count_labels
+    buffers: str = "rank0"
     comm_hook: Callable[[World], tuple[Any, Hook]] = lambda world: (world.group, allreduce_hook)
 
 
@@ -126,6 +127,7 @@ class BuiltIn:
                 clip_grad_norm=config.clip_grad_norm,
                 loss_normalization=config.loss_normalization,
             ),
+            buffers=config.buffers,
             comm_hook=partial(comm_hooks.from_config, config),
         )
 

@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from jaxddp.config import MODELS
+from jaxddp.choices import MODELS
 from jaxddp.parity.builtin import make_case as make_builtin_case
 
 make_case = partial(make_builtin_case, steps=20)
@@ -22,4 +22,4 @@ def summary(optimizers: tuple[str, ...]) -> list[str]:
         return f"{WORST[key]:.0e} ({FLOAT32.get(key, float('nan')):.2f})" if key in WORST else "-"
 
     rows = [f"{model:9}" + "".join(f"{cell((model, optimizer)):>20}" for optimizer in optimizers) for model in MODELS]
-    return [head, *rows]
+    return [head, *(row.rstrip() for row in rows)]

@@ -10,7 +10,7 @@ import pytest
 from checks import Checked, checker
 from trajectories import run_jax
 
-from jaxddp.config import OPTIMIZERS
+from jaxddp.choices import OPTIMIZERS
 from jaxddp.parity.case import Case, Trajectory
 from jaxddp.parity.run_torch import TorchPool
 from jaxddp.parity.workers import Workers

@@ -6,8 +6,8 @@ import pytest
 from cases import MODELS, make_case
 from trajectories import FORCED_STAGES, compare, run_forced
 
+from jaxddp.choices import OPTIMIZERS
 from jaxddp.collectives import all_reduce
-from jaxddp.config import OPTIMIZERS
 
 TOLERANCE = 1e-12  # float64, of each stage; measured: 8e-16, and 1e-14 for updates, which torch shows as differences
 PAIRS = sorted({(model, "adam") for model in MODELS} | {("mlp", optimizer) for optimizer in OPTIMIZERS})

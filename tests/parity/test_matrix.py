@@ -9,7 +9,7 @@ import pytest
 from cases import FLOAT32, MODELS, WORST, make_case
 from trajectories import compare, numeric_error
 
-from jaxddp.config import OPTIMIZERS
+from jaxddp.choices import OPTIMIZERS
 
 # Largest residual of any stage, float64; in brackets the worst that was measured over the matrix.
 TOLERANCE = {

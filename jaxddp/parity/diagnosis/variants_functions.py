@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from jaxddp.config import IGNORE_INDEX
+from jaxddp.choices import IGNORE_INDEX
 from jaxddp.parity.diagnosis.variants import Call, Change, Proceed
 
 NORMS = {

@@ -1,0 +1,61 @@
+"""What the options of a training run can be, and which of them belong together."""
+
+MODELS = ("linear", "mlp", "char_mlp", "convnet")
+DATASETS = ("digits", "linear", "names", "npz")
+OPTIMIZERS = ("sgd", "adam", "adamw", "adagrad", "rmsprop")
+SCHEDULES = ("constant", "step", "warmup_cosine", "one_cycle")
+LOSS_NORMALIZATIONS = ("ddp", "global")
+LR_SCALINGS = ("none", "linear", "sqrt")
+BUFFERS = ("rank0", "mean", "local")
+COMM_HOOKS = ("allreduce", "bf16_compress", "fp16_compress")
+DTYPES = ("float32", "float64")
+PLATFORMS = ("cpu", "gpu")
+
+IGNORE_INDEX = -100  # torch's cross_entropy leaves these labels out, and so do we
+DEFAULT_CPU_DEVICES = 2
+
+# Which choices an option belongs to; beside any other it would change nothing, so it is refused.
+BELONGS_TO: dict[str, dict[str, tuple[str, ...]]] = {
+    "dataset": {
+        "data_path": ("names", "npz"),
+        "num_examples": ("linear",),
+        "num_features": ("linear",),
+        "num_classes": ("linear",),
+        "context_length": ("names",),
+    },
+    "model": {
+        "hidden_sizes": ("mlp", "char_mlp", "convnet"),
+        "embedding_size": ("char_mlp",),
+        "sync_batch_norm": ("char_mlp", "convnet"),
+        "buffers": ("char_mlp", "convnet"),
+    },
+    "optimizer": {  # the options' names are torch's
+        "momentum": ("sgd", "rmsprop"),
+        "dampening": ("sgd",),
+        "nesterov": ("sgd",),
+        "betas": ("adam", "adamw"),
+        "eps": ("adam", "adamw", "adagrad", "rmsprop"),
+        "amsgrad": ("adam", "adamw"),
+        "alpha": ("rmsprop",),
+        "centered": ("rmsprop",),
+        "lr_decay": ("adagrad",),
+        "initial_accumulator_value": ("adagrad",),
+    },
+    "schedule": {
+        "step_size": ("step",),
+        "gamma": ("step",),
+        "warmup_steps": ("warmup_cosine",),
+        "min_lr": ("warmup_cosine",),
+        "cycle_momentum": ("one_cycle",),
+    },
+}
+OPTIMIZER_OPTIONS = ("lr", "weight_decay", *BELONGS_TO["optimizer"])
+# torch's default learning rates: schedules need the number, the optimizers know it themselves.
+DEFAULT_LR = {"sgd": 1e-3, "adam": 1e-3, "adamw": 1e-3, "adagrad": 1e-2, "rmsprop": 1e-2}
+
+# What a resumed run must keep: its checkpoint and its place in the data would mean something else.
+KEPT_ON_RESUME = (
+    *("dataset", "num_examples", "num_features", "num_classes", "context_length"),
+    *("model", "hidden_sizes", "embedding_size", "buffers", "weights", "optimizer", "amsgrad", "centered", "dtype"),
+    *("global_batch_size", "shuffle", "drop_last", "drop_last_batch", "seed", "output"),
+)

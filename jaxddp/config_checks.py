@@ -1,0 +1,106 @@
+"""Every option of a training run, looked at once: one line for what is wrong, that says what would be right."""
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from jaxddp.choices import (
+    BUFFERS,
+    COMM_HOOKS,
+    DATASETS,
+    DTYPES,
+    LOSS_NORMALIZATIONS,
+    LR_SCALINGS,
+    MODELS,
+    OPTIMIZERS,
+    PLATFORMS,
+    SCHEDULES,
+)
+from jaxddp.errors import InputError, check_name
+
+if TYPE_CHECKING:
+    from jaxddp.config import TrainConfig
+
+
+def check_names(config: "TrainConfig") -> None:
+    """Each choice is one of those that there are."""
+    check_name("--model", config.model, MODELS)
+    check_name("--dataset", config.dataset, DATASETS)
+    check_name("--optimizer", config.optimizer, OPTIMIZERS)
+    check_name("--schedule", config.schedule, SCHEDULES)
+    check_name("--loss-normalization", config.loss_normalization, LOSS_NORMALIZATIONS)
+    check_name("--lr-scaling", config.lr_scaling, LR_SCALINGS)
+    check_name("--buffers", config.buffers, BUFFERS)
+    check_name("--comm-hook", config.comm_hook, COMM_HOOKS)
+    check_name("--dtype", config.dtype, DTYPES)
+    if config.platform is not None:
+        check_name("--platform", config.platform, PLATFORMS)
+
+
+def check_ranges(config: "TrainConfig") -> None:
+    """Each number is one that makes sense by itself."""
+    at_least_one: tuple[str, ...] = (
+        "num_examples",
+        "num_features",
+        "num_classes",
+        "context_length",
+        "embedding_size",
+    )
+    at_least_one += ("step_size", "global_batch_size", "accumulation_steps", "devices", "steps_per_dispatch")
+    for name in at_least_one:
+        _check_at_least(config, name, 1)
+    at_least_zero: tuple[str, ...] = ("epochs", "warmup_steps", "verify_every", "checkpoint_every", "seed")
+    at_least_zero += ("lr", "momentum", "weight_decay", "eps", "alpha", "lr_decay", "initial_accumulator_value")
+    for name in at_least_zero + ("min_lr", "gamma"):
+        _check_at_least(config, name, 0)
+    if config.dampening is not None and not math.isfinite(config.dampening):
+        raise InputError(f"--dampening {config.dampening}: must be finite")
+    if config.hidden_sizes is not None and any(size < 1 for size in config.hidden_sizes):
+        raise InputError(f"{typed('hidden_sizes', config.hidden_sizes)}: each must be at least 1")
+    if config.betas is not None and not all(0 <= beta < 1 for beta in config.betas):
+        raise InputError(f"{typed('betas', config.betas)}: each must be at least 0 and below 1")
+    if config.clip_grad_norm is not None and not config.clip_grad_norm > 0:
+        raise InputError(f"--clip-grad-norm {config.clip_grad_norm}: must be above 0")
+    if config.seed + config.epochs > 2**64:  # epoch e is shuffled by seed + e
+        raise InputError(f"--seed {config.seed}: must stay below 2**64 over {config.epochs} epochs, as torch's seeds")
+
+
+def _check_at_least(config: "TrainConfig", name: str, least: int) -> None:
+    value = getattr(config, name)
+    if value is not None and not value >= least:  # so written, NaN fails too
+        raise InputError(f"{flag(name)} {value}: must be at least {least}")
+    if value == math.inf:
+        raise InputError(f"{flag(name)} {value}: must be finite")
+
+
+def check_combinations(config: "TrainConfig") -> None:
+    """No option contradicts another."""
+    if config.dataset == "npz" and config.data_path is None:
+        raise InputError("--dataset npz: needs --data-path FILE.npz")
+    if config.model == "char_mlp" and config.dataset != "names":
+        raise InputError(f"--model char_mlp: reads characters, so it needs --dataset names, not {config.dataset}")
+    if config.dataset == "names" and config.model != "char_mlp":
+        raise InputError(f"--dataset names: holds characters, so it needs --model char_mlp, not {config.model}")
+    if config.optimizer == "sgd" and config.nesterov and (not config.momentum or config.dampening):
+        raise InputError("--nesterov: needs --momentum above 0 and no --dampening")
+    if config.schedule == "one_cycle" and config.cycle_momentum and config.optimizer == "adagrad":
+        raise InputError("--schedule one_cycle: adagrad has no momentum to cycle; add --no-cycle-momentum")
+
+
+def flag(field: str) -> str:
+    """The command-line spelling of a config field.
+
+    >>> flag("global_batch_size")
+    '--global-batch-size'
+    """
+    return "--" + field.replace("_", "-")
+
+
+def typed(field: str, value: Any) -> str:
+    """A flag and its value as they are typed.
+
+    >>> typed("hidden_sizes", (8, 0)), typed("cycle_momentum", False)
+    ('--hidden-sizes 8 0', '--no-cycle-momentum')
+    """
+    if isinstance(value, bool):
+        return flag(field if value else f"no_{field}")
+    return f"{flag(field)} {' '.join(map(str, value)) if isinstance(value, tuple) else value}"
