@@ -32,8 +32,8 @@ def check_name(flag: str, name: str, known: Iterable[str]) -> None:
     if name in known:
         return
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.3)
-    hint = f"did you mean {near[0]}? " if near else ""
-    raise InputError(f"{flag} {name}: unknown; {hint}(one of {', '.join(known)})")
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise InputError(f"{flag} {name}: unknown{hint} (one of {', '.join(known)})")
 
 
 def listed(problems: Sequence[str], most: int = 3) -> str:

@@ -32,7 +32,8 @@ NO_DEFAULT: dict[str, Any] = {
     "output": "a folder",
 }
 
-SAMPLES = {"data_path": "file", "hidden_sizes": (3,), "betas": (0.5, 0.5), "cycle_momentum": False}
+SAMPLES: dict[str, Any] = {"data_path": "file", "hidden_sizes": (3,), "betas": (0.5, 0.5), "cycle_momentum": False}
+SAMPLES |= {"buffers": "mean"}
 NEEDED = {"npz": {"data_path": "f"}, "names": {"model": "char_mlp"}, "char_mlp": {"dataset": "names"}}
 NEEDED |= {"nesterov": {"momentum": 0.9}}
 FLAGS = "sync_batch_norm", "nesterov", "amsgrad", "centered"
@@ -47,11 +48,14 @@ CHOICES = {"dataset": DATASETS, "model": MODELS, "optimizer": OPTIMIZERS, "sched
     [
         ({"model": "mpl"}, "--model mpl: unknown; did you mean mlp? (one of linear, mlp, char_mlp, convnet)"),
         ({"dataset": "digit"}, "--dataset digit: unknown; did you mean digits? "),
-        ({"optimizer": "lion"}, "--optimizer lion: unknown; "),
+        ({"optimizer": "lion"}, "--optimizer lion: unknown (one of sgd, "),
         ({"schedule": "cosine"}, "--schedule cosine: unknown; did you mean warmup_cosine? "),
         ({"loss_normalization": "dpp"}, "--loss-normalization dpp: unknown; did you mean ddp? (one of ddp, global)"),
         ({"dtype": "bfloat16"}, "--dtype bfloat16: unknown; did you mean float"),
-        ({"platform": "tpu"}, "--platform tpu: unknown; "),
+        ({"platform": "tpu"}, "--platform tpu: unknown"),
+        ({"comm_hook": "powerSDG"}, "--comm-hook powerSDG: unknown"),
+        ({"buffers": "rank1"}, "--buffers rank1: unknown; did you mean rank0? (one of rank0, mean, local)"),
+        ({"lr_scaling": "log"}, "--lr-scaling log: unknown (one of none, linear, sqrt)"),
         ({"dataset": "npz"}, "--dataset npz: needs --data-path FILE.npz"),
         ({"data_path": "x.npz"}, "--data-path x.npz: only for --dataset names or npz, not digits"),
         ({"model": "char_mlp"}, "--model char_mlp: reads characters, so it needs --dataset names, not digits"),
@@ -135,7 +139,7 @@ def test_a_batch_is_divided_among_replicas() -> None:
 
 
 def test_no_name_is_near() -> None:
-    with pytest.raises(InputError, match=r"^--model zzzzzz: unknown; \(one of mlp\)$"):
+    with pytest.raises(InputError, match=r"^--model zzzzzz: unknown \(one of mlp\)$"):
         check_name("--model", "zzzzzz", ["mlp"])
 
 

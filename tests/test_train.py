@@ -53,6 +53,19 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(optimizer, tmp_path)
     assert all(np.array_equal(whole[name], parts[name]) for name in whole)
 
 
+def test_buffers_of_each_replica_are_resumed_bit_for_bit_and_by_as_many_only(tmp_path):
+    flags = ["--dataset", "names", "--model", "char_mlp", "--buffers", "local", "--devices", "2"]
+    train(*flags, "--epochs", "2", "--output", str(tmp_path / "whole"))
+    train(*flags, "--epochs", "1", "--output", str(tmp_path / "parts"))
+    train("--epochs", "2", "--resume", str(tmp_path / "parts"))
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+    whole, parts = (load_weights(tmp_path / name / "model.safetensors") for name in ("whole", "parts"))
+    assert all(np.array_equal(whole[name], parts[name]) for name in whole)
+    message = r"--devices 4: the run in .* has buffers of 2 replicas, each its own; must be 2"
+    with pytest.raises(InputError, match=message):
+        train("--epochs", "3", "--devices", "4", "--resume", str(tmp_path / "parts"))
+
+
 def test_a_resumed_run_that_forgot_its_optimizer_would_be_noticed(tmp_path):
     """The control of the test above: starting again from the weights alone is another run."""
     train("--epochs", "2", "--output", str(tmp_path / "first"))
@@ -120,7 +133,7 @@ def test_replicas_that_drift_are_found_in_the_middle_of_a_run(tmp_path, monkeypa
     """Planted: gradients that are not averaged. Steps 3, 6, ... are checked, so step 3 must be named."""
 
     def unsynchronised(*args, **options):
-        return DataParallel(*args, **options, comm_hook=lambda gradients: gradients)
+        return DataParallel(*args, **options | {"comm_hook": lambda gradients: gradients})
 
     monkeypatch.setattr("jaxddp.train.DataParallel", unsynchronised)
     flags = ["--verify-every", "3", "--steps-per-dispatch", "1", "--output", str(tmp_path / "run")]

@@ -1,6 +1,7 @@
 """A model made data-parallel: by torch's DistributedDataParallel, or by hand."""
 
 import contextlib
+import inspect
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -33,9 +34,18 @@ def wrap(module: nn.Module, world: World, strategy: str = "ddp", buffers: str = 
     # A convolution with one input channel may lay its gradient out otherwise, at the cost of a copy.
     warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
     device_ids = [world.device.index] if world.device.type == "cuda" else None
-    return DistributedDataParallel(
-        module, device_ids=device_ids, process_group=world.group, broadcast_buffers=buffers == "rank0"
-    )
+    return DistributedDataParallel(module, device_ids=device_ids, process_group=world.group, **buffers_option(buffers))
+
+
+def buffers_option(buffers: str) -> dict[str, Any]:
+    """How DDP is told whose buffers go on; torch 2.13 has another name for it.
+
+    >>> buffers_option("rank0"), list(buffers_option("local").values())
+    ({}, [False])
+    """
+    known = inspect.signature(DistributedDataParallel).parameters
+    name = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+    return {} if buffers == "rank0" else {name: False}
 
 
 def no_sync(model: nn.Module) -> AbstractContextManager[None]:

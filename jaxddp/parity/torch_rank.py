@@ -19,6 +19,7 @@ from jaxddp.parity.port import Facts
 from jaxddp.parity.records import Records, RecordWriter
 from jaxddp.parity.torch_recorder import Arrays, Recorder, Watched, recording_hook, to_numpy
 from jaxddp.parity.torch_side import TorchSide, TorchSource, to_batch
+from torch_ref.data_parallel import buffers_option
 from torch_ref.distributed import World, process_group
 from torch_ref.losses import Batch
 from torch_ref.step import train_step
@@ -94,7 +95,7 @@ class Steps:
             model,
             process_group=world.group,
             find_unused_parameters=side.find_unused_parameters,
-            broadcast_buffers=side.buffers == "rank0",
+            **buffers_option(side.buffers),
         )
         recorder = Recorder(model, world, side)
         ddp.register_comm_hook(recorder, recording_hook)
