@@ -1,5 +1,6 @@
 # make train    train on the handwritten digits          make train ARGS="--model convnet --devices 4"
 # make test     prove that jaxddp and PyTorch DDP agree  make test ARGS="tests/test_sampler.py"
+# make test-all and what takes longer
 # make lint     ruff and the types
 # make bench    steps per second, as ratios
 #
@@ -15,7 +16,7 @@ comma := ,
 extras = $(subst $() $(),$(comma),$(strip $(CUDA) $(filter-out train,$1)))
 package = .$(addprefix [,$(addsuffix ],$(extras)))
 
-.PHONY: train test lint bench clean
+.PHONY: train test test-all lint bench clean
 
 train: .venv/installed-train
 	$(BIN)/python -m jaxddp.train $(ARGS)
@@ -32,6 +33,10 @@ ifeq ($(ARGS),)
 else
 	$(BIN)/python -m pytest $(ARGS)
 endif
+
+test-all: .venv/installed-test
+	$(BIN)/python -m pytest -m "large or not large" --ignore tests/parity
+	$(BIN)/python -m pytest -m "large or not large" tests/parity
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check .

@@ -19,7 +19,8 @@ def summary(optimizers: tuple[str, ...]) -> list[str]:
     head = f"{'':9}" + "".join(f"{optimizer:>20}" for optimizer in optimizers)
 
     def cell(key: tuple[str, str]) -> str:
-        return f"{WORST[key]:.0e} ({FLOAT32.get(key, float('nan')):.2f})" if key in WORST else "-"
+        in_float32 = f"({FLOAT32[key]:.2f})" if key in FLOAT32 else "      "
+        return f"{WORST[key]:.0e} {in_float32}" if key in WORST else "-"
 
     rows = [f"{model:9}" + "".join(f"{cell((model, optimizer)):>20}" for optimizer in optimizers) for model in MODELS]
     return [head, *(row.rstrip() for row in rows)]

@@ -30,6 +30,9 @@ def case_of(model: str, optimizer: str, world_size: int):
     return make_case(model, optimizer, world_size, **OPTIONS.get(optimizer, {}))
 
 
+IN_FLOAT32 = [pytest.param(name, marks=() if name in ("sgd", "adam") else pytest.mark.large) for name in OPTIMIZERS]
+
+
 @pytest.mark.parametrize("world_size", [1, 2, 4, 8])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("model", MODELS)
@@ -42,7 +45,7 @@ def test_every_step_is_torchs(model, optimizer, world_size, run_both):
     assert comparison.equal, comparison
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", IN_FLOAT32)
 @pytest.mark.parametrize("model", MODELS)
 def test_float32_is_as_near_the_truth_as_torch(model, optimizer, run_both):
     case = case_of(model, optimizer, world_size=2)
