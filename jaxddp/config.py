@@ -108,6 +108,8 @@ class TrainConfig:
     """allreduce | bf16_compress | fp16_compress: how gradients travel between replicas."""
     clip_grad_norm: float | None = None
     """Clip the averaged gradient to this global norm."""
+    ema_decay: float | None = None
+    """Keep a moving average of the parameters with this decay; it is evaluated and saved beside them."""
     shuffle: bool = True
     """Shuffle each epoch."""
     drop_last: bool = False

@@ -60,6 +60,8 @@ def check_ranges(config: "TrainConfig") -> None:
         raise InputError(f"{typed('betas', config.betas)}: each must be at least 0 and below 1")
     if config.clip_grad_norm is not None and not config.clip_grad_norm > 0:
         raise InputError(f"--clip-grad-norm {config.clip_grad_norm}: must be above 0")
+    if config.ema_decay is not None and not 0 <= config.ema_decay <= 1:
+        raise InputError(f"--ema-decay {config.ema_decay}: must be 0 to 1")
     if config.seed + config.epochs > 2**64:  # epoch e is shuffled by seed + e
         raise InputError(f"--seed {config.seed}: must stay below 2**64 over {config.epochs} epochs, as torch's seeds")
 

@@ -38,7 +38,8 @@ class DataParallel:
         optimizer: an optax transformation; `jaxddp.optim` has torch's.
         loss_fn: (model, batch) -> one loss per example, (B, ...) or `losses.Losses`.
         replicas: the devices; if None, those of `jaxddp.devices.prepare()`.
-        loss_normalization, clip_grad_norm, comm_hook, keep_buffers: see `jaxddp.step.ReplicaStep`.
+        loss_normalization, clip_grad_norm, comm_hook, keep_buffers, ema_decay: see
+            `jaxddp.step.ReplicaStep`.
         dtype: of the floating-point parameters and buffers; None: as the model has them.
 
     Raises:
@@ -75,6 +76,7 @@ class DataParallel:
         clip_grad_norm: float | None = None,
         comm_hook: CommHook | Callable[[Params], Params] = all_reduce_mean,
         keep_buffers: str = "rank0",
+        ema_decay: float | None = None,
         dtype: Any = None,
     ):
         self.replicas = replicas or Replicas(prepare())
@@ -87,6 +89,7 @@ class DataParallel:
             clip_grad_norm,
             comm_hook,
             keep_buffers,
+            ema_decay,
         )
         if dtype is not None and jax.dtypes.canonicalize_dtype(dtype) != jnp.dtype(dtype):
             raise InputError(f"dtype {dtype}: needs jax's 64-bit mode; set jax_enable_x64")
@@ -155,7 +158,7 @@ class DataParallel:
         Raises:
             ValueError: the batch is not for as many replicas as there are, or the state is used up.
         """
-        self._check(state, micro_batch)
+        self._check(state, micro_batch, gathered)
         gathered, loss = self._no_sync(state, micro_batch, gathered)
         self._bound_run_ahead(loss)
         return gathered
@@ -176,7 +179,7 @@ class DataParallel:
         Raises:
             ValueError: the batch is not for as many replicas as there are, or the state is used up.
         """
-        self._check(state, micro_batch)
+        self._check(state, micro_batch, gathered)
         state, sums = self._step(state, micro_batch, gathered)
         self._bound_run_ahead(sums["loss"])
         return state, sums
@@ -229,6 +232,10 @@ class DataParallel:
         """The model with the trained values, for use outside of jaxddp."""
         return self.functional.module(*jax.tree.map(jnp.asarray, self.values(state)))
 
+    def averaged(self, state: TrainState) -> TrainState:
+        """The same state with the moving average of the parameters in their place, to be evaluated or kept."""
+        return dataclasses.replace(state, params=state.averaged)
+
     def values(self, state: TrainState) -> tuple[Params, Buffers]:
         """Parameters and buffers as NumPy arrays; of buffers that differ, replica 0's."""
         params, buffers = jax.device_get((state.params, state.buffers))
@@ -239,9 +246,11 @@ class DataParallel:
         buffers = broadcast(state.buffers) if self._axes.buffers == 0 else state.buffers
         return evaluate_replica(self._evaluation_loss, dataclasses.replace(state, buffers=buffers), placed)
 
-    def _check(self, state: TrainState, batch: Batch | MicroBatches) -> None:
+    def _check(self, state: TrainState, batch: Batch | MicroBatches, gathered: Unsynchronized | None = None) -> None:
         self.replicas.check_dealt(batch)
         _check_not_used_up(state)
+        if gathered is not None and gathered.result.loss.is_deleted():
+            raise ValueError("these gradients were used up by an earlier `no_sync`; go on from those that it returned")
 
     def _bound_run_ahead(self, result: jax.Array) -> None:
         """Note what was dispatched, and wait for what was `RUN_AHEAD` dispatches ago."""

@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxddp.collectives import AXIS_NAME
 
 Tree = TypeVar("Tree")
-Axes = Any  # None: the same on all replicas; 0: one slice per replica; or a tuple of these
+Axes = Any  # None: the same on all replicas; 0: one slice per replica; or a tree of these
 
 
 class Replicas:

@@ -134,9 +134,14 @@ class RunLog:
         train: Mapping[str, float],
         test: Mapping[str, float],
         examples_per_second: float,
+        averaged: Mapping[str, float] | None = None,
     ) -> None:
-        """An epoch has ended with this step; call it before a checkpoint of that step is saved."""
-        splits = {"train": train, "test": test}
+        """An epoch has ended with this step; call it before a checkpoint of that step is saved.
+
+        Args:
+            averaged: on the test set too, with the moving average of the parameters.
+        """
+        splits = {"train": train, "test": test} | ({} if averaged is None else {"averaged": averaged})
         values = {(split, name): float(value) for split in splits for name, value in splits[split].items()}
         rate = {"examples_per_second": float(examples_per_second)}
         shown = "  ".join(f"{split} {_format(metrics)}" for split, metrics in splits.items() if metrics)

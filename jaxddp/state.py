@@ -23,6 +23,7 @@ class TrainState:
         buffers: what a forward pass leaves behind (BatchNorm's running statistics), by name.
         opt_state: the optimizer's own state, as optax keeps it.
         comm_state: what the communication hook remembers, of each replica.
+        averaged: the moving average of the parameters, by name; () where none is kept.
     """
 
     step: jax.Array
@@ -30,6 +31,7 @@ class TrainState:
     buffers: Buffers
     opt_state: Any
     comm_state: Any = ()
+    averaged: Any = ()
 
 
 def state_axes(own: Iterable[str]) -> Any:

@@ -83,9 +83,10 @@ class ReplicaStep:
             of them, or a `CommHook`. By default their mean.
         keep_buffers: what goes on of the buffers that the replicas' forward passes leave: "rank0": those of
             rank 0, as DDP's; "mean": their mean, where they are no integers; "local": each its own.
+        ema_decay: of the moving average of the parameters; None: none is kept.
 
     Raises:
-        InputError: an unknown choice, or a norm to clip to that is not above 0.
+        InputError: an unknown choice, a norm to clip to that is not above 0, or a decay outside of 0 to 1.
     """
 
     loss: LocalLoss
@@ -94,12 +95,15 @@ class ReplicaStep:
     clip_grad_norm: float | None = None
     comm_hook: CommHook | Callable[[Params], Params] = all_reduce_mean
     keep_buffers: str = "rank0"
+    ema_decay: float | None = None
 
     def __post_init__(self) -> None:
         check_name("loss_normalization", self.loss_normalization, LOSS_NORMALIZATIONS)
         check_name("keep_buffers", self.keep_buffers, BUFFERS)
         if self.clip_grad_norm is not None and not self.clip_grad_norm > 0:
             raise InputError(f"clip_grad_norm {self.clip_grad_norm}: must be above 0")
+        if self.ema_decay is not None and not 0 <= self.ema_decay <= 1:
+            raise InputError(f"ema_decay {self.ema_decay}: must be 0 to 1")
 
     def __call__(self, state: TrainState, batch: MicroBatches) -> tuple[TrainState, Sums, dict[str, Any]]:
         """Compute the next state.
@@ -128,12 +132,14 @@ class ReplicaStep:
         if self.clip_grad_norm is not None:
             clipped, norm = clip_by_global_norm(gradients, self.clip_grad_norm)
         updates, opt_state = self.optimizer.update(clipped, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
         next_state = TrainState(
             step=state.step + 1,
-            params=optax.apply_updates(state.params, updates),
+            params=params,
             buffers=self.kept(gathered.buffers),
             opt_state=opt_state,
             comm_state=comm_state,
+            averaged=self.average(state, params),
         )
         metrics = _sum_over_replicas(local.sums) | ({} if norm is None else {"grad_norm": norm})
         stages = self.local_stages(local, denominator) | {
@@ -142,6 +148,8 @@ class ReplicaStep:
             "params": next_state.params,
             "buffers": next_state.buffers,
         }
+        if self.ema_decay is not None:
+            stages["averaged"] = next_state.averaged
         return next_state, metrics, stages
 
     @property
@@ -156,9 +164,9 @@ class ReplicaStep:
 
     def init(self, params: Params, buffers: Buffers) -> TrainState:
         """The state of one replica before the first step."""
-        return TrainState(
-            jnp.zeros((), jnp.int32), params, buffers, self.optimizer.init(params), self.hook.init(params)
-        )
+        opt_state, comm_state = self.optimizer.init(params), self.hook.init(params)
+        averaged = () if self.ema_decay is None else params
+        return TrainState(jnp.zeros((), jnp.int32), params, buffers, opt_state, comm_state, averaged)
 
     def reduce(self, local: LocalResult, denominator: jax.Array, comm_state: Any) -> tuple[Params, Any]:
         """The gradients of all replicas as one, and what the hook remembers."""
@@ -173,6 +181,13 @@ class ReplicaStep:
         if self.keep_buffers == "mean":
             return jax.tree.map(lambda mean, own: mean.astype(own.dtype), all_reduce_mean(buffers), buffers)
         return broadcast(buffers, src=0)
+
+    def average(self, state: TrainState, params: Params) -> Any:
+        """a <- a + (1 - decay) (p - a), and p itself at first."""
+        if self.ema_decay is None:
+            return state.averaged
+        share = jnp.where(state.step == 0, 1.0, 1.0 - self.ema_decay)
+        return jax.tree.map(lambda a, p: a + share.astype(p.dtype) * (p - a), state.averaged, params)
 
     def denominator(self, local: LocalResult) -> jax.Array:
         """What sums over a replica's elements are divided by: the same on all replicas."""

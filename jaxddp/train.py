@@ -26,6 +26,7 @@ from jaxddp.weights import from_torch, load_weights, save_weights
 
 CHECKPOINT_FOLDER = "checkpoints"
 WEIGHTS_FILE = "model.safetensors"
+AVERAGED_FILE = "model_averaged.safetensors"
 
 
 def main(config: TrainConfig) -> None:
@@ -82,6 +83,7 @@ def build(config: TrainConfig) -> Run:
         clip_grad_norm=config.clip_grad_norm,
         comm_hook=comm_hooks.from_config(config),
         keep_buffers=config.buffers,
+        ema_decay=config.ema_decay,
         dtype=config.dtype,
     )
     start = ddp.init() if config.resume is not None else _start(config, ddp)
@@ -147,7 +149,10 @@ def train(run: Run, state: TrainState, log: RunLog, checkpoints: Checkpoints | N
             test = means(jax.device_get(ddp.evaluate_placed(state, test_set)))
             if not math.isfinite(test["loss"]):  # the last update may have spoilt what the last loss had not shown
                 raise TrainingError(f"test loss is {test['loss']} at step {int(state.step)}")
-            log.epoch(int(state.step), epoch + 1, train_means, test, speed)
+            averaged = None
+            if config.ema_decay is not None:
+                averaged = means(jax.device_get(ddp.evaluate_placed(ddp.averaged(state), test_set)))
+            log.epoch(int(state.step), epoch + 1, train_means, test, speed, averaged)
             if checkpoints is not None and config.checkpoint_every and (epoch + 1) % config.checkpoint_every == 0:
                 ddp.verify(state)
                 checkpoints.save(state)
@@ -158,6 +163,8 @@ def train(run: Run, state: TrainState, log: RunLog, checkpoints: Checkpoints | N
         raise TrainingError(f"{error}; {_last_good(checkpoints, config)}") from None
     if config.output is not None:
         save_weights(Path(config.output) / WEIGHTS_FILE, *ddp.values(state))
+        if config.ema_decay is not None:
+            save_weights(Path(config.output) / AVERAGED_FILE, *ddp.values(ddp.averaged(state)))
     log.summary(test["accuracy"], time.perf_counter() - started, "replicas identical")
     return state
 

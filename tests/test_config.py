@@ -53,6 +53,7 @@ CHOICES = {"dataset": DATASETS, "model": MODELS, "optimizer": OPTIMIZERS, "sched
         ({"loss_normalization": "dpp"}, "--loss-normalization dpp: unknown; did you mean ddp? (one of ddp, global)"),
         ({"dtype": "bfloat16"}, "--dtype bfloat16: unknown; did you mean float"),
         ({"platform": "tpu"}, "--platform tpu: unknown"),
+        ({"ema_decay": 1.5}, "--ema-decay 1.5: must be 0 to 1"),
         ({"comm_hook": "powerSDG"}, "--comm-hook powerSDG: unknown"),
         ({"buffers": "rank1"}, "--buffers rank1: unknown; did you mean rank0? (one of rank0, mean, local)"),
         ({"lr_scaling": "log"}, "--lr-scaling log: unknown (one of none, linear, sqrt)"),

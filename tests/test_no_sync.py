@@ -102,6 +102,12 @@ def test_batches_for_fewer_replicas_and_states_that_are_used_up_are_refused() ->
     batch = micro_batches(2, (4,), step=0)[0]
     with pytest.raises(ValueError, match="cannot be dealt out to 2 replicas"):
         ddp.no_sync(state, {name: x[:1] for name, x in batch.items()})
-    ddp.step(state, ddp.replicas.shard(batch))
-    with pytest.raises(ValueError, match="used up"):
-        ddp.no_sync(state, ddp.replicas.shard(batch))
+    batch = ddp.replicas.shard(batch)
+    gathered = ddp.no_sync(state, batch)
+    ddp.no_sync(state, batch, gathered)
+    for again in (ddp.no_sync, ddp.step):
+        with pytest.raises(ValueError, match="gradients were used up"):
+            again(state, batch, gathered)
+    ddp.step(state, batch)
+    with pytest.raises(ValueError, match="this state was used up"):
+        ddp.no_sync(state, batch)

@@ -38,23 +38,25 @@ def interrupted(config: TorchConfig, monkeypatch: pytest.MonkeyPatch, epoch: int
             training.main(config)
 
 
-def resumed_ends_as_whole(folder: Path) -> bool:
+def resumed_ends_as_whole(folder: Path, **changes: object) -> bool:
     """Go on with the run in "halves", and compare its weights with those of "whole"."""
-    training.main(small(folder / "halves", resume=str(folder / "halves")))
+    training.main(small(folder / "halves", resume=str(folder / "halves"), **changes))
     whole, halves = ((folder / name / "model.safetensors").read_bytes() for name in ("whole", "halves"))
     return whole == halves
 
 
 def test_resume_is_bit_for_bit_the_uninterrupted_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    training.main(small(tmp_path / "whole"))
-    interrupted(small(tmp_path / "halves"), monkeypatch, epoch=3)
+    training.main(small(tmp_path / "whole", ema_decay=0.9))
+    interrupted(small(tmp_path / "halves", ema_decay=0.9), monkeypatch, epoch=3)
     assert not (tmp_path / "halves" / "model.safetensors").exists()
-    assert resumed_ends_as_whole(tmp_path)
+    assert resumed_ends_as_whole(tmp_path, ema_decay=0.9)
     records = [
         [{**record, "examples_per_second": 0} for record in read_metrics(tmp_path / name / "metrics.jsonl")]
         for name in ("whole", "halves")
     ]
     assert records[0] == records[1]
+    of_averages = [(tmp_path / name / "model_averaged.safetensors").read_bytes() for name in ("whole", "halves")]
+    assert of_averages[0] == of_averages[1]
     assert {path.name for path in (tmp_path / "halves").iterdir()} >= {"config.json", "curves.png", "checkpoint.pt"}
 
 

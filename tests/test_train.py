@@ -44,13 +44,14 @@ def test_the_default_run_learns_the_digits(capsys, tmp_path):
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "rmsprop"])
 def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(optimizer, tmp_path):
-    flags = ["--optimizer", optimizer, "--schedule", "step", "--step-size", "7"]
+    flags = ["--optimizer", optimizer, "--schedule", "step", "--step-size", "7", "--ema-decay", "0.9"]
     train(*flags, "--epochs", "4", "--output", str(tmp_path / "whole"))
     train(*flags, "--epochs", "2", "--output", str(tmp_path / "parts"))
     train("--epochs", "4", "--resume", str(tmp_path / "parts"))
     assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
-    whole, parts = (load_weights(tmp_path / name / "model.safetensors") for name in ("whole", "parts"))
-    assert all(np.array_equal(whole[name], parts[name]) for name in whole)
+    for file in ("model.safetensors", "model_averaged.safetensors"):
+        whole, parts = (load_weights(tmp_path / name / file) for name in ("whole", "parts"))
+        assert all(np.array_equal(whole[name], parts[name]) for name in whole)
 
 
 def test_buffers_of_each_replica_are_resumed_bit_for_bit_and_by_as_many_only(tmp_path):

@@ -20,7 +20,11 @@ from torch_ref.train import train
 
 RUNS = [(model, optimizer) for model in MODELS for optimizer in OPTIMIZERS]
 # With a flag of its own each.
-FEATURES: dict[str, dict[str, Any]] = {"bf16": {"comm_hook": "bf16_compress"}, "sqrt": {"lr_scaling": "sqrt"}}
+FEATURES: dict[str, dict[str, Any]] = {
+    "bf16": {"comm_hook": "bf16_compress"},
+    "sqrt": {"lr_scaling": "sqrt"},
+    "averaged": {"ema_decay": 0.9},
+}
 
 
 def options(model: str, optimizer: str, output: str) -> dict:
@@ -54,7 +58,8 @@ def train_all(world: World, config: TorchConfig) -> None:
 def losses(folder: Path) -> list[str]:
     """What the epoch lines show: 6 digits of the train and the test loss."""
     records = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return [f"{r['train_loss']:.6f} {r['test_loss']:.6f}" for r in records if r["kind"] == "epoch"]
+    shown = [[r["train_loss"], r["test_loss"], r.get("averaged_loss", 0.0)] for r in records if r["kind"] == "epoch"]
+    return [" ".join(f"{loss:.6f}" for loss in of_epoch) for of_epoch in shown]
 
 
 @pytest.fixture(scope="module")

@@ -26,6 +26,8 @@ def save_checkpoint(path: Path, state: TrainState) -> None:
         "model": state.module.state_dict(),
         "optimizer": state.optimizer.state_dict()["state"],
     }
+    if state.averaged is not None:
+        content["averaged"] = state.averaged.state_dict()
     for name, tensor in _tensors(content, _names(state)).items():
         if not tensor.isfinite().all():
             raise TrainingError(f"{name} holds a number that is not finite at step {state.step}")
@@ -47,12 +49,16 @@ def load_checkpoint(path: Path, state: TrainState) -> None:
     """
     content = _read(path)
     expected = {"model": state.module.state_dict(), "optimizer": _state_after_a_step(state.optimizer)}
+    if state.averaged is not None:
+        expected["averaged"] = state.averaged.state_dict()
     names = _names(state)
     if problems := differences(_tensors(content, names), _tensors(expected, names)):
         raise InputError(f"--resume {path.parent}: a checkpoint of another model or optimizer: {listed(problems)}")
     state.module.load_state_dict(content["model"])
     hyperparameters = state.optimizer.state_dict()["param_groups"]
     state.optimizer.load_state_dict({"state": content["optimizer"], "param_groups": hyperparameters})
+    if state.averaged is not None:
+        state.averaged.load_state_dict(content["averaged"])
     state.step = content["step"]
     optim.fast_forward(state.scheduler, state.step)
 
@@ -65,7 +71,7 @@ def _read(path: Path) -> dict[str, Any]:
     except Exception as error:  # of many types, but always the file's fault
         reason = str(error).partition("\n")[0].partition(". ")[0]
         raise InputError(f"--resume {path.parent}: {path.name} cannot be read ({reason})") from None
-    if not isinstance(content, dict) or content.keys() != {"step", "model", "optimizer"}:
+    if not isinstance(content, dict) or content.keys() - {"averaged"} != {"step", "model", "optimizer"}:
         raise InputError(f"--resume {path.parent}: {path.name} is not a checkpoint of torch_ref")
     return content
 
@@ -93,4 +99,5 @@ def _tensors(content: Mapping[str, Any], names: Mapping[int, str]) -> dict[str, 
         for name, value in values.items()
         if isinstance(value, Tensor)
     }
-    return {**content["model"], **moments}
+    averaged = {f"averaged {name}": tensor for name, tensor in content.get("averaged", {}).items()}
+    return {**content["model"], **moments, **averaged}

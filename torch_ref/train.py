@@ -33,7 +33,7 @@ from torch_ref.launch import launch
 from torch_ref.loader import Loader, epoch_indices, evaluation_batches
 from torch_ref.losses import Batch, Sums
 from torch_ref.metrics import all_reduce_sums, means, total
-from torch_ref.state import TrainState
+from torch_ref.state import TrainState, averaged_model
 from torch_ref.step import train_step
 from torch_ref.verify import verify_replicas
 from torch_ref.weights import load_weights, save_weights
@@ -41,6 +41,7 @@ from torch_ref.weights import load_weights, save_weights
 CHECKPOINT_FILE = "checkpoint.pt"
 JAXDDP_CHECKPOINTS = "checkpoints"  # the folder of jaxddp.train's
 WEIGHTS_FILE = "model.safetensors"
+AVERAGED_FILE = "model_averaged.safetensors"
 REPORT_EVERY = 50  # optimizer steps between two reductions of the metrics
 
 
@@ -110,7 +111,8 @@ def build(world: World, config: TorchConfig) -> Run:
     if config.weights is not None and not _goes_on(config):
         load_weights(config.weights, module)
     total_steps = config.epochs * loader.steps_per_epoch
-    state = TrainState(module, *optim.from_config(module.parameters(), config.with_scaled_lr(replicas), total_steps))
+    optimizer, scheduler = optim.from_config(module.parameters(), config.with_scaled_lr(replicas), total_steps)
+    state = TrainState(module, optimizer, scheduler, averaged=averaged_model(module, config.ema_decay))
     if config.resume is not None:
         check_same_epochs(Path(config.resume), loader.steps_per_epoch)
     if config.output is not None and world.rank == 0:
@@ -145,12 +147,15 @@ def train_epochs(run: Run, log: RunLog) -> None:
         train_means, speed = train_epoch(run, epoch, log)
         test = evaluate(state.module, run.test_batches, run.world)
         _check_finite("test loss", test["loss"], state.step)
-        log.epoch(state.step, epoch + 1, train_means, test, speed)
+        averaged = None if state.averaged is None else evaluate(state.averaged.module, run.test_batches, run.world)
+        log.epoch(state.step, epoch + 1, train_means, test, speed, averaged)
         if config.checkpoint_every and (epoch + 1) % config.checkpoint_every == 0:
             keep(run)
     keep(run)
     if config.output is not None and run.world.rank == 0:
         save_weights(Path(config.output) / WEIGHTS_FILE, state.module)
+        if state.averaged is not None:
+            save_weights(Path(config.output) / AVERAGED_FILE, state.averaged.module)
     log.summary(test["accuracy"], time.perf_counter() - started, "replicas identical")
 
 
@@ -176,6 +181,7 @@ def train_epoch(run: Run, epoch: int, log: RunLog) -> tuple[dict[str, float], fl
             clip_grad_norm=config.clip_grad_norm,
             buffers=config.buffers,
         )
+        state.average()
         state.step += 1
         waiting.append(sums)
         if len(waiting) == REPORT_EVERY:

@@ -57,6 +57,7 @@ def side_of_config(config: TrainConfig, dataset: Dataset, steps: int) -> FlaxSid
         config.clip_grad_norm,
         comm_hooks.from_config(config),
         config.buffers,
+        config.ema_decay,
     )
 
     like = cast(functional.params, config.dtype), cast(functional.buffers, config.dtype)

@@ -22,6 +22,7 @@ from jaxddp.parity.torch_side import TorchSide, TorchSource, to_batch
 from torch_ref.data_parallel import buffers_option
 from torch_ref.distributed import World, process_group
 from torch_ref.losses import Batch
+from torch_ref.state import averaged_model
 from torch_ref.step import train_step
 
 
@@ -102,6 +103,7 @@ class Steps:
         tell("torch_optimizer")
         optimizer, scheduler = side.make_optimizer(model.parameters())
         watched = Watched(optimizer, recorder)
+        averaged = averaged_model(model, side.ema_decay)
         writer = RecordWriter(rank_folder(self.folder, world.rank))
         forced = None if self.reference is None else Records(self.reference)
         rates = []
@@ -127,7 +129,9 @@ class Steps:
                 loss_fn=recorder.loss_fn,
                 count_fn=side.count_fn,
             )
-            writer.write(recorder.record(optimizer), groups=recorder.groups)
+            if averaged is not None:
+                averaged.update_parameters(model)
+            writer.write(recorder.record(optimizer, averaged), groups=recorder.groups)
         rates += _rates_ahead(optimizer, scheduler, self.ahead)
         every = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
         tied = tuple(name for name, parameter in recorder.parameters.items() if every[id(parameter)] > 1)

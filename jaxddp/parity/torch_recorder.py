@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.swa_utils import AveragedModel
 
 from jaxddp.parity.records import Record
 from jaxddp.parity.samples import fingerprints
@@ -70,7 +71,7 @@ class Recorder:
         self._clipped = {name: to_numpy(p.grad) for name, p in self.parameters.items() if p.grad is not None}
         self.groups = [_plain(group, self.names) for group in optimizer.param_groups]
 
-    def record(self, optimizer: Optimizer) -> Record:
+    def record(self, optimizer: Optimizer, averaged: AveragedModel | None = None) -> Record:
         state = {name: to_numpy(value) for name, value in self.model.state_dict().items()}
         buffers = {name: value for name, value in state.items() if name in dict(self.model.named_buffers())}
         mine = {
@@ -81,8 +82,10 @@ class Recorder:
         }
         if self.world.rank > 0:
             return mine
+        kept = {} if averaged is None else {n: to_numpy(p) for n, p in averaged.module.named_parameters()}
         return {
             **mine,
+            **({"averaged": kept} if kept else {}),
             "gradients": self.reduced,
             "clipped_gradients": self._clipped,
             "update": {name: state[name] - before for name, before in self._before.items()},

@@ -40,6 +40,7 @@ class TorchSide(NamedTuple):
     find_unused_parameters: bool = False
     count_fn: CountFunction = count_labels
     buffers: str = "rank0"
+    ema_decay: float | None = None
     comm_hook: Callable[[World], tuple[Any, Hook]] = lambda world: (world.group, allreduce_hook)
 
 
@@ -128,6 +129,7 @@ class BuiltIn:
                 loss_normalization=config.loss_normalization,
             ),
             buffers=config.buffers,
+            ema_decay=config.ema_decay,
             comm_hook=partial(comm_hooks.from_config, config),
         )
 

@@ -33,9 +33,16 @@ def case_of(model: str, optimizer: str, world_size: int):
 IN_FLOAT32 = [pytest.param(name, marks=() if name in ("sgd", "adam") else pytest.mark.large) for name in OPTIMIZERS]
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 4, 8])
+# What takes XLA seconds to compile is asked on 2 and 8 replicas, and on the others by `make test-all`.
+CASES = [
+    pytest.param(model, size, marks=pytest.mark.large if size in (1, 4) and model in ("char_mlp", "convnet") else ())
+    for model in MODELS
+    for size in (1, 2, 4, 8)
+]
+
+
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("model", "world_size"), CASES)
 def test_every_step_is_torchs(model, optimizer, world_size, run_both):
     jax_run, torch_run = run_both(case_of(model, optimizer, world_size))
     comparison = compare(jax_run, torch_run, TOLERANCE[optimizer])
