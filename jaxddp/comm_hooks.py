@@ -11,13 +11,16 @@ replica has not sent (error feedback) is no other's business.
 
 Source: pytorch.org/docs/stable/ddp_comm_hooks.html
 
->>> from jaxddp.collectives import all_reduce
+`allreduce` is `jaxddp.collectives.all_reduce_mean`, as it is.
+
 >>> def with_momentum(beta):  # a hook of one's own, with a state
 ...     def reduce(gradients, state):
 ...         mean = all_reduce(gradients, op="mean")
 ...         kept = jax.tree.map(lambda old, new: beta * old + new, state, mean)
 ...         return kept, kept
 ...     return CommHook(lambda params: jax.tree.map(jnp.zeros_like, params), reduce)
+>>> print(with_momentum(0.9).init({"w": jnp.ones(2)})["w"])
+[0. 0.]
 """
 
 from collections.abc import Callable
@@ -47,11 +50,6 @@ class CommHook(NamedTuple):
 def stateless(reduce: Callable[[Params], Params]) -> CommHook:
     """A function of the local gradients alone as a hook."""
     return CommHook(lambda params: (), lambda gradients, state: (reduce(gradients), state))
-
-
-def allreduce() -> CommHook:
-    """The mean over the replicas: DDP's default."""
-    return stateless(all_reduce_mean)
 
 
 def bf16_compress() -> CommHook:

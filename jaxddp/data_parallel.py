@@ -233,7 +233,13 @@ class DataParallel:
         return self.functional.module(*jax.tree.map(jnp.asarray, self.values(state)))
 
     def averaged(self, state: TrainState) -> TrainState:
-        """The same state with the moving average of the parameters in their place, to be evaluated or kept."""
+        """The same state with the moving average of the parameters in their place, to be evaluated or kept.
+
+        Raises:
+            InputError: none is kept.
+        """
+        if self.replica_step.ema_decay is None:
+            raise InputError("averaged: no moving average is kept; DataParallel needs an ema_decay")
         return dataclasses.replace(state, params=state.averaged)
 
     def values(self, state: TrainState) -> tuple[Params, Buffers]:

@@ -239,6 +239,8 @@ def test_each_shape_is_traced_once(steps_per_dispatch: int, shapes: int) -> None
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"ema_decay": 1.5}, r"^ema_decay 1.5: must be 0 to 1"),
+        ({"keep_buffers": "rank1"}, r"^keep_buffers rank1: unknown; did you mean rank0\?"),
         ({"loss_normalization": "globl"}, r"^loss_normalization globl: unknown; did you mean global\?"),
         ({"clip_grad_norm": -1.0}, r"^clip_grad_norm -1.0: must be above 0$"),
         ({"dtype": "float64"}, r"^dtype float64: needs jax's 64-bit mode"),
@@ -272,3 +274,9 @@ def test_a_buffer_may_be_a_truth_value() -> None:
     ddp = DataParallel(Flagged(), optim.sgd(LR), squared_error, replicas=two())
     state, _ = one_step(ddp, ddp.init())
     assert state.buffers["seen"].dtype == bool and bool(state.buffers["seen"])
+
+
+def test_without_a_moving_average_there_is_none_to_be_had() -> None:
+    ddp = own()
+    with pytest.raises(InputError, match="no moving average is kept"):
+        ddp.averaged(ddp.init())
