@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections import deque
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -11,18 +10,18 @@ import optax
 from flax import nnx
 from jax import numpy as jnp
 
-from jaxddp.collectives import all_reduce_mean, broadcast
-from jaxddp.comm_hooks import CommHook
+from jaxddp.collectives import broadcast
 from jaxddp.devices import prepare
 from jaxddp.errors import InputError
 from jaxddp.evaluate import evaluate_replica, padded_batches
 from jaxddp.functional import Functional, cast
 from jaxddp.loader import Arrays
+from jaxddp.local import MicroBatches, Unsynchronized
 from jaxddp.losses import Batch, LossFunction, Sums, cross_entropy
 from jaxddp.metrics import RUN_AHEAD, StepSums, means
 from jaxddp.replicas import Replicas
-from jaxddp.state import Buffers, Params, TrainState, shared
-from jaxddp.step import MicroBatches, ReplicaStep, Unsynchronized, run_steps
+from jaxddp.state import Buffers, Params, TrainState, shared, shortest
+from jaxddp.step import ReplicaStep, run_steps
 from jaxddp.verify import Verifier
 
 
@@ -38,9 +37,8 @@ class DataParallel:
         optimizer: an optax transformation; `jaxddp.optim` has torch's.
         loss_fn: (model, batch) -> one loss per example, (B, ...) or `losses.Losses`.
         replicas: the devices; if None, those of `jaxddp.devices.prepare()`.
-        loss_normalization, clip_grad_norm, comm_hook, keep_buffers, ema_decay: see
-            `jaxddp.step.ReplicaStep`.
         dtype: of the floating-point parameters and buffers; None: as the model has them.
+        options: attributes of `jaxddp.step.ReplicaStep`: loss_normalization, clip_grad_norm, comm_hook, ...
 
     Raises:
         InputError: an option that makes no sense; the message says what would.
@@ -72,31 +70,21 @@ class DataParallel:
         loss_fn: LossFunction = cross_entropy,
         *,
         replicas: Replicas | None = None,
-        loss_normalization: str = "ddp",
-        clip_grad_norm: float | None = None,
-        comm_hook: CommHook | Callable[[Params], Params] = all_reduce_mean,
-        keep_buffers: str = "rank0",
-        ema_decay: float | None = None,
         dtype: Any = None,
+        **options: Any,
     ):
         self.replicas = replicas or Replicas(prepare())
         self.functional = Functional(model)
         self.optimizer = optimizer
-        self.replica_step = ReplicaStep(
-            self.functional.local_loss(loss_fn, train=True),
-            optimizer,
-            loss_normalization,
-            clip_grad_norm,
-            comm_hook,
-            keep_buffers,
-            ema_decay,
-        )
+        self.replica_step = ReplicaStep(self.functional.local_loss(loss_fn, train=True), optimizer, **options)
         if dtype is not None and jax.dtypes.canonicalize_dtype(dtype) != jnp.dtype(dtype):
             raise InputError(f"dtype {dtype}: needs jax's 64-bit mode; set jax_enable_x64")
         self._dtype = dtype
         self._dispatched: deque[jax.Array] = deque()  # a result of each
         self._evaluation_loss = self.functional.local_loss(loss_fn, train=False)
-        self._axes = axes = self.replica_step.axes
+        self._axes = self.replica_step.axes
+        shapes = jax.eval_shape(self.replica_step.init, self.functional.params, self.functional.buffers)
+        axes = shortest(self._axes, shapes)
         self._steps = self.replicas.map(partial(run_steps, self.replica_step), (axes, 0), (axes, None), donate=(0,))
         self._no_sync = self.replicas.map(self._gather, (axes, 0, 0), 0, donate=(2,))
         self._step = self.replicas.map(self._synchronized, (axes, 0, 0), (axes, None), donate=(0,))

@@ -7,9 +7,9 @@ from typing import TypeVar
 import numpy as np
 
 from jaxddp.errors import InputError
+from jaxddp.local import MicroBatches
 from jaxddp.replicas import Replicas
 from jaxddp.sampler import epoch_indices
-from jaxddp.step import MicroBatches
 
 Arrays = Mapping[str, np.ndarray]
 Item = TypeVar("Item")

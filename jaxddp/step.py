@@ -1,7 +1,7 @@
 """The replica step: what every replica computes, from its batch to the next state.
 
-    local loss and gradients -> sum over micro-batches -> comm_hook (mean over replicas)
-    -> clipping -> optimizer -> buffers
+    what it does alone (`jaxddp.local`): loss and gradients, summed over micro-batches
+    what all do together: comm_hook (mean over replicas) -> clipping -> optimizer -> moving average; buffers
 
 `ReplicaStep` is a pure function of (state, batch). `Replicas.map` runs it on N devices or,
 unchanged, on one.
@@ -9,56 +9,25 @@ unchanged, on one.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import optax
 from jax import lax
 from jax import numpy as jnp
 
+from jaxddp import comm_hooks
 from jaxddp.choices import BUFFERS, LOSS_NORMALIZATIONS
 from jaxddp.collectives import all_reduce, all_reduce_mean, broadcast
 from jaxddp.comm_hooks import CommHook, stateless
+from jaxddp.config import TrainConfig
 from jaxddp.errors import InputError, check_name
 from jaxddp.functional import LocalLoss
+from jaxddp.local import LocalGradients, LocalResult, MicroBatches, Unsynchronized
 from jaxddp.losses import Batch, Sums
 from jaxddp.metrics import StepSums
 from jaxddp.optim import clip_by_global_norm
 from jaxddp.state import Buffers, Params, TrainState, state_axes
-
-
-class MicroBatches(NamedTuple):
-    """One replica's examples for one optimizer step, in the pieces that fit its memory at once.
-
-    Attributes:
-        head: all micro-batches but the last, leaves of shape (A - 1, B, ...); None if there is one.
-        last: the last micro-batch, leaves of shape (B', ...), B' <= B. It stands apart because it
-            may be smaller, and because the all-reduce can overlap with its backward pass.
-    """
-
-    head: Batch | None
-    last: Batch
-
-
-class LocalResult(NamedTuple):
-    """What a replica finds on its own: loss = loss / denominator, gradients = gradients / denominator."""
-
-    loss: jax.Array
-    gradients: Params
-    denominator: jax.Array
-    sums: Sums
-
-
-class Unsynchronized(NamedTuple):
-    """What a replica has gathered since the last synchronised step; each has its own.
-
-    Attributes:
-        result: sums over its micro-batches.
-        buffers: as its own forward passes have left them.
-    """
-
-    result: LocalResult
-    buffers: Buffers
 
 
 @dataclass(frozen=True)
@@ -112,7 +81,7 @@ class ReplicaStep:
             The next state; the metrics, sums over all replicas and elements; and every stage on
             the way, for `jaxddp.parity` (a caller that drops it pays nothing).
         """
-        return self.synchronize(state, self.accumulate(state.params, state.buffers, batch))
+        return self.synchronize(state, self.local.accumulate(state, batch))
 
     def no_sync(self, state: TrainState, micro_batch: Batch, before: Unsynchronized | None = None) -> Unsynchronized:
         """Add a micro-batch's gradients to what this replica has gathered, and send nothing.
@@ -120,19 +89,16 @@ class ReplicaStep:
         With `synchronize` after the last, the same as a call with all micro-batches at once.
         """
         if before is None:
-            return self.differentiate(state.params, state.buffers, micro_batch)
-        return self._add(state.params, before, micro_batch)
+            return self.local.differentiate(state, state.buffers, micro_batch)
+        return self.local.add(state, before, micro_batch)
 
     def synchronize(self, state: TrainState, gathered: Unsynchronized) -> tuple[TrainState, Sums, dict[str, Any]]:
         """Make an optimizer step of what all replicas have gathered; returns what a call does."""
         local = gathered.result
         denominator = self.denominator(local)
         gradients, comm_state = self.reduce(local, denominator, state.comm_state)
-        clipped, norm = gradients, None
-        if self.clip_grad_norm is not None:
-            clipped, norm = clip_by_global_norm(gradients, self.clip_grad_norm)
-        updates, opt_state = self.optimizer.update(clipped, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
+        clipped, more_metrics = self.clip(gradients)
+        params, opt_state = self.update(state, clipped)
         next_state = TrainState(
             step=state.step + 1,
             params=params,
@@ -141,7 +107,7 @@ class ReplicaStep:
             comm_state=comm_state,
             averaged=self.average(state, params),
         )
-        metrics = _sum_over_replicas(local.sums) | ({} if norm is None else {"grad_norm": norm})
+        metrics = _sum_over_replicas(local.sums) | more_metrics
         stages = self.local_stages(local, denominator) | {
             "gradients": gradients,
             "clipped_gradients": clipped,
@@ -151,6 +117,11 @@ class ReplicaStep:
         if self.ema_decay is not None:
             stages["averaged"] = next_state.averaged
         return next_state, metrics, stages
+
+    @property
+    def local(self) -> LocalGradients:
+        """What a replica does on its own."""
+        return LocalGradients(self.loss, self.loss_normalization)
 
     @property
     def hook(self) -> CommHook:
@@ -173,6 +144,18 @@ class ReplicaStep:
         if self.comm_hook is all_reduce_mean:  # divided afterwards, so that one all-reduce carries the denominator too
             return _divide(all_reduce_mean(local.gradients), denominator), comm_state
         return self.hook.reduce(_divide(local.gradients, denominator), comm_state)
+
+    def clip(self, gradients: Params) -> tuple[Params, Sums]:
+        """What the optimizer is given, and the norm before."""
+        if self.clip_grad_norm is None:
+            return gradients, {}
+        clipped, norm = clip_by_global_norm(gradients, self.clip_grad_norm)
+        return clipped, {"grad_norm": norm}
+
+    def update(self, state: TrainState, gradients: Params) -> tuple[Params, Any]:
+        """The next parameters, and the next state of the optimizer."""
+        updates, opt_state = self.optimizer.update(gradients, state.opt_state, state.params)
+        return optax.apply_updates(state.params, updates), opt_state
 
     def kept(self, buffers: Buffers) -> Buffers:
         """The buffers that go on."""
@@ -199,35 +182,16 @@ class ReplicaStep:
         """A replica's share of loss and gradients, whose mean over the replicas they are."""
         return {"local_loss": local.loss / denominator, "local_gradients": _divide(local.gradients, denominator)}
 
-    def accumulate(self, params: Params, buffers: Buffers, batch: MicroBatches) -> Unsynchronized:
-        """Sum a replica's micro-batches, each seeing the buffers that the one before it left."""
-        if batch.head is None:
-            return self.differentiate(params, buffers, batch.last)
 
-        def add(before: Unsynchronized, micro_batch: Batch) -> tuple[Unsynchronized, None]:
-            return self._add(params, before, micro_batch), None
-
-        first = jax.tree.map(lambda x: x[0], batch.head)
-        shapes = jax.eval_shape(self.differentiate, params, buffers, first)
-        nothing = Unsynchronized(jax.tree.map(jnp.zeros_like, shapes.result), buffers)
-        gathered, _ = lax.scan(add, nothing, batch.head)
-        return self._add(params, gathered, batch.last)
-
-    def _add(self, params: Params, before: Unsynchronized, micro_batch: Batch) -> Unsynchronized:
-        result, buffers = self.differentiate(params, before.buffers, micro_batch)
-        return Unsynchronized(jax.tree.map(jnp.add, before.result, result), buffers)
-
-    def differentiate(self, params: Params, buffers: Buffers, batch: Batch) -> Unsynchronized:
-        """Loss and gradients of one micro-batch, as numerators and a denominator."""
-
-        def numerator(params: Params) -> tuple[jax.Array, tuple[jax.Array, Sums, Buffers]]:
-            sums, new_buffers = self.loss(params, buffers, batch)
-            if self.loss_normalization == "global":
-                return sums["loss"], (sums["count"], sums, new_buffers)
-            return sums["loss"] / sums["count"], (jnp.ones_like(sums["count"]), sums, new_buffers)
-
-        (loss, (denominator, sums, new_buffers)), gradients = jax.value_and_grad(numerator, has_aux=True)(params)
-        return Unsynchronized(LocalResult(loss, gradients, denominator, sums), new_buffers)
+def options(config: TrainConfig) -> dict[str, Any]:
+    """What `config` says of a `ReplicaStep`, by the names of its attributes."""
+    return {
+        "loss_normalization": config.loss_normalization,
+        "clip_grad_norm": config.clip_grad_norm,
+        "comm_hook": comm_hooks.from_config(config),
+        "keep_buffers": config.buffers,
+        "ema_decay": config.ema_decay,
+    }
 
 
 def run_steps(step: ReplicaStep, state: TrainState, batches: MicroBatches) -> tuple[TrainState, StepSums]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import jax
 
-from jaxddp import cli, comm_hooks, datasets, models, optim
+from jaxddp import cli, datasets, models, optim, step
 from jaxddp.checkpoint import Checkpoints
 from jaxddp.config import TrainConfig
 from jaxddp.data_parallel import DataParallel
@@ -79,12 +79,8 @@ def build(config: TrainConfig) -> Run:
         models.build(config, dataset),
         optim.from_config(config.with_scaled_lr(replicas.world_size), config.epochs * loader.steps_per_epoch),
         replicas=replicas,
-        loss_normalization=config.loss_normalization,
-        clip_grad_norm=config.clip_grad_norm,
-        comm_hook=comm_hooks.from_config(config),
-        keep_buffers=config.buffers,
-        ema_decay=config.ema_decay,
         dtype=config.dtype,
+        **step.options(config),
     )
     start = ddp.init() if config.resume is not None else _start(config, ddp)
     try:

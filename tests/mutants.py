@@ -18,8 +18,8 @@ STEP = "tests/test_step.py -k loss_normalization"
 
 MEAN = "return lax.pmean(tree, AXIS_NAME)"
 GRADIENTS = "gradients, comm_state = self.reduce(local, denominator, state.comm_state)"
-MICRO_BATCH = "result, buffers = self.differentiate(params, before.buffers, micro_batch)"
-CLIP = "clipped, norm = clip_by_global_norm(gradients, self.clip_grad_norm)"
+MICRO_BATCH = "result, buffers = self.differentiate(state, before.buffers, micro_batch)"
+CLIP = "clipped, more_metrics = self.clip(gradients)"
 BODY = """\
     def body(state: TrainState, batch: MicroBatches) -> tuple[TrainState, StepSums]:
         next_state, metrics, _ = step(state, batch)
@@ -56,15 +56,21 @@ REDUCTION = [
         STEP,
         {
             "no_sync": (GRADIENTS, "gradients, comm_state = _divide(local.gradients, denominator), ()"),
-            "collective_in_loss": (
-                'return sums["loss"] / sums["count"], (jnp',
-                'return all_reduce(sums["loss"] / sums["count"]), (jnp',
-            ),
             "accumulation_not_divided": (
                 "return local.denominator  #",
                 "return jnp.ones_like(local.denominator)  #",
             ),
             "mean_per_rank": ("return all_reduce_mean(local.denominator)", "return local.denominator"),
+        },
+    ),
+    *planted(
+        "jaxddp/local.py",
+        STEP,
+        {
+            "collective_in_loss": (
+                'return sums["loss"] / sums["count"], (jnp',
+                'return lax.psum(sums["loss"] / sums["count"], "replica"), (jnp',
+            ),
             "normalizations_swapped": (
                 'if self.loss_normalization == "global":\n                return sums["loss"]',
                 'if self.loss_normalization == "ddp":\n                return sums["loss"]',
@@ -77,14 +83,14 @@ REDUCTION = [
         {
             "clipped_before_mean": (
                 CLIP,
-                "clipped, norm = clip_by_global_norm(_divide(local.gradients, denominator), self.clip_grad_norm)\n"
-                "            clipped = self.comm_hook(clipped)",
+                "clipped, more_metrics = self.clip(_divide(local.gradients, denominator))\n"
+                "        clipped = self.comm_hook(clipped)",
             ),
             "clip_norm_local": (
                 CLIP,
                 "norm = optax.tree.norm(_divide(local.gradients, denominator))\n"
-                "            factor = jnp.minimum(1, self.clip_grad_norm / (norm + 1e-6))\n"
-                "            clipped = jax.tree.map(lambda g: factor * g, gradients)",
+                "        factor = jnp.minimum(1, self.clip_grad_norm / (norm + 1e-6))\n"
+                "        clipped, more_metrics = jax.tree.map(lambda g: factor * g, gradients), {}",
             ),
         },
     ),
@@ -97,9 +103,9 @@ REDUCTION = [
         },
     ),
     *planted(
-        "jaxddp/step.py",
+        "jaxddp/local.py",
         "tests/test_step.py -k one_all_reduce",
-        {"synchronised_early": (MICRO_BATCH, f"{MICRO_BATCH}\n        result = all_reduce_mean(result)")},
+        {"synchronised_early": (MICRO_BATCH, f'{MICRO_BATCH}\n        result = lax.pmean(result, "replica")')},
     ),
     *planted(
         "jaxddp/step.py",

@@ -8,9 +8,9 @@ from flax import nnx
 from jax import numpy as jnp
 
 from jaxddp import layers
+from jaxddp.local import MicroBatches
 from jaxddp.losses import IGNORE_INDEX
 from jaxddp.replicas import Replicas
-from jaxddp.step import MicroBatches
 from jaxddp.torch_random import Generator
 
 FEATURES, TOKENS, CLASSES = 4, 3, 3

@@ -15,9 +15,9 @@ from jaxddp.data_parallel import DataParallel
 from jaxddp.devices import prepare
 from jaxddp.errors import InputError
 from jaxddp.loader import Loader
+from jaxddp.local import MicroBatches
 from jaxddp.losses import Losses
 from jaxddp.replicas import Replicas
-from jaxddp.step import MicroBatches
 from jaxddp.torch_random import Generator
 
 LR = 0.1

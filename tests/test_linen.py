@@ -11,10 +11,11 @@ from jax import numpy as jnp
 from jaxddp import optim
 from jaxddp.errors import InputError
 from jaxddp.functional import Functional, LocalLoss
+from jaxddp.local import MicroBatches
 from jaxddp.parity.linen import LinenFunctional
 from jaxddp.replicas import VirtualReplicas
 from jaxddp.state import TrainState
-from jaxddp.step import MicroBatches, ReplicaStep
+from jaxddp.step import ReplicaStep
 
 TOLERANCE = 1e-6  # float32, parameters of size 1; measured: equal bits
 

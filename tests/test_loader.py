@@ -15,8 +15,8 @@ from torch.utils.data.distributed import DistributedSampler
 
 from jaxddp.errors import InputError
 from jaxddp.loader import Loader
+from jaxddp.local import MicroBatches
 from jaxddp.replicas import Replicas, VirtualReplicas
-from jaxddp.step import MicroBatches
 
 Steps = list[list[list[list[int]]]]  # [step][rank][micro-batch][example]
 

@@ -12,11 +12,12 @@ from step_cases import CLASSES, FEATURES, Arrays, Net, dealt, distance, examples
 
 from jaxddp import layers, optim
 from jaxddp.collectives import all_reduce, all_reduce_mean
+from jaxddp.comm_hooks import CommHook
 from jaxddp.data_parallel import DataParallel
 from jaxddp.errors import TrainingError
+from jaxddp.local import MicroBatches
 from jaxddp.losses import IGNORE_INDEX, Losses, cross_entropy
 from jaxddp.replicas import VirtualReplicas
-from jaxddp.step import CommHook, MicroBatches
 from jaxddp.torch_random import Generator
 
 # What may be in float64, as a part of an array's largest value, and what was measured.

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
+from jaxddp.local import MicroBatches
 from jaxddp.parity.case import LOCAL_STAGES, SHARED_STAGES, Case, PortCase, Question, Tensors, Trajectory
 from jaxddp.parity.compare import MOVED, is_real, norm, residuals, rounding_only
 from jaxddp.parity.run_jax import forced_records, free_records
-from jaxddp.step import MicroBatches
 
 STAGES = LOCAL_STAGES + SHARED_STAGES
 # Of a step that starts where torch was before it.

@@ -17,12 +17,12 @@ from jaxddp.datasets import Dataset
 from jaxddp.errors import InputError
 from jaxddp.functional import Functional
 from jaxddp.loader import Loader
+from jaxddp.local import MicroBatches
 from jaxddp.parity.flax_side import FlaxSide, side_of_config, side_of_port
 from jaxddp.parity.port import Port
 from jaxddp.parity.records import Record, Tensors
 from jaxddp.parity.torch_side import BuiltIn, OfPort, PortSource, TorchSource
 from jaxddp.replicas import VirtualReplicas
-from jaxddp.step import MicroBatches
 from jaxddp.weights import to_torch
 
 # After every step: per replica (leading axis world_size) ...

@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 from jax import numpy as jnp
 
-from jaxddp import comm_hooks, models, optim, weights
+from jaxddp import models, optim, weights
 from jaxddp.config import TrainConfig
 from jaxddp.datasets import Dataset
 from jaxddp.errors import InputError
@@ -22,7 +22,7 @@ from jaxddp.parity.own_step import OwnStep
 from jaxddp.parity.port import Port
 from jaxddp.parity.records import Tensors
 from jaxddp.state import Buffers, Params, TrainState
-from jaxddp.step import ReplicaStep
+from jaxddp.step import ReplicaStep, options
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,7 @@ def side_of_config(config: TrainConfig, dataset: Dataset, steps: int) -> FlaxSid
     step = ReplicaStep(
         functional.local_loss(cross_entropy, train=True),
         optim.from_config(config, steps),
-        config.loss_normalization,
-        config.clip_grad_norm,
-        comm_hooks.from_config(config),
-        config.buffers,
-        config.ema_decay,
+        **options(config),
     )
 
     like = cast(functional.params, config.dtype), cast(functional.buffers, config.dtype)

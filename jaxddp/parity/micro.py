@@ -11,13 +11,13 @@ from jax import lax
 from jax import numpy as jnp
 
 from jaxddp.functional import LocalLoss
+from jaxddp.local import MicroBatches
 from jaxddp.losses import Batch
 from jaxddp.parity.case import Question, Record, Tensors, Trajectory
 from jaxddp.parity.flax_side import FlaxSide
 from jaxddp.parity.own_step import OwnStep
 from jaxddp.replicas import Replicas
 from jaxddp.state import Buffers, Params
-from jaxddp.step import MicroBatches
 
 
 def micro_records(case: Question, reference: Trajectory, steps: Sequence[int]) -> Iterator[Record]:

@@ -9,9 +9,10 @@ import optax
 from jax import numpy as jnp
 
 from jaxddp.errors import InputError
+from jaxddp.local import MicroBatches
 from jaxddp.losses import Batch, Sums
 from jaxddp.state import Buffers, Params, TrainState, state_axes
-from jaxddp.step import MicroBatches, ReplicaStep
+from jaxddp.step import ReplicaStep
 
 SHOWN = ("local_loss", "local_gradients", "gradients", "clipped_gradients")
 Own = Callable[[Any, Any, TrainState, Mapping[str, Any]], Any]
@@ -59,7 +60,7 @@ class OwnStep:
             raise InputError(f"flax_step: must return a TrainState, or one and its stages, and returns {kind}")
         if unknown := set(stages) - set(SHOWN):
             raise InputError(f"flax_step: shows {', '.join(sorted(unknown))}; known are {', '.join(SHOWN)}")
-        local, _ = self.step.accumulate(state.params, state.buffers, batch)
+        local, _ = self.step.local.accumulate(state, batch)
         by_itself = self.step.local_stages(local, self.step.denominator(local))
         after = {"params": next_state.params, "buffers": next_state.buffers}
         return next_state, {}, {**{f"pure_{name}": x for name, x in by_itself.items()}, **stages, **after}

@@ -11,13 +11,14 @@ from jax import numpy as jnp
 
 from jaxddp.comm_hooks import CommHook
 from jaxddp.errors import InputError, differences, listed
+from jaxddp.local import MicroBatches
 from jaxddp.parity.case import LOCAL_STAGES, Question, Record, Tensors, Trajectory, micro_batches_of
 from jaxddp.parity.flax_side import FlaxSide, hyperparameters, optimizer_tensors
 from jaxddp.parity.own_step import OwnStep
 from jaxddp.parity.samples import fingerprints
 from jaxddp.replicas import Replicas
 from jaxddp.state import Params, TrainState
-from jaxddp.step import MicroBatches, ReplicaStep
+from jaxddp.step import ReplicaStep
 
 Hook = CommHook | Callable[[Params], Params]
 ToTorch = Callable[[Mapping[str, Any]], Tensors]

@@ -5,11 +5,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from jaxddp.local import MicroBatches
 from jaxddp.parity.case import LOCAL_STAGES, Question, Tensors, Trajectory, micro_batches_of
 from jaxddp.parity.children import STARTING, Child, ChildError, answers
 from jaxddp.parity.records import Records, Scratch
 from jaxddp.parity.torch_rank import Job, Steps, rank_folder, serve
-from jaxddp.step import MicroBatches
 
 # Of which every rank has its own.
 STACKED = (*LOCAL_STAGES, "samples", "local_buffers")

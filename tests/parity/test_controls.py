@@ -10,9 +10,9 @@ from trajectories import compare, on_one_replica, run_jax, whole_batch
 
 from jaxddp.collectives import all_reduce, all_reduce_mean
 from jaxddp.errors import TrainingError
+from jaxddp.local import MicroBatches
 from jaxddp.parity.children import ChildError
 from jaxddp.parity.run_torch import TorchPool
-from jaxddp.step import MicroBatches
 
 TOLERANCE = 1e-12
 WORLD_SIZE = 4

@@ -1,0 +1,98 @@
+"""What a replica does on its own: loss and gradients of its micro-batches, added up. Nothing is sent here.
+
+micro-batch -> forward pass -> loss -> backward pass -> sum over micro-batches
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+from jax import lax
+from jax import numpy as jnp
+
+from jaxddp.functional import LocalLoss
+from jaxddp.losses import Batch, Sums
+from jaxddp.state import Buffers, Params, TrainState
+
+
+class MicroBatches(NamedTuple):
+    """One replica's examples for one optimizer step, in the pieces that fit its memory at once.
+
+    Attributes:
+        head: all micro-batches but the last, leaves of shape (A - 1, B, ...); None if there is one.
+        last: the last micro-batch, leaves of shape (B', ...), B' <= B. It stands apart because it
+            may be smaller, and because the all-reduce can overlap with its backward pass.
+    """
+
+    head: Batch | None
+    last: Batch
+
+
+class LocalResult(NamedTuple):
+    """What a replica finds on its own: loss = loss / denominator, gradients = gradients / denominator."""
+
+    loss: jax.Array
+    gradients: Params
+    denominator: jax.Array
+    sums: Sums
+
+
+class Unsynchronized(NamedTuple):
+    """What a replica has gathered since the last synchronised step; each has its own.
+
+    Attributes:
+        result: sums over its micro-batches.
+        buffers: as its own forward passes have left them.
+    """
+
+    result: LocalResult
+    buffers: Buffers
+
+
+@dataclass(frozen=True)
+class LocalGradients:
+    """The first half of a replica step, of which `jaxddp.step` is the second.
+
+    Attributes:
+        loss: (params, buffers, batch) -> (sums, new buffers); sums holds "loss" and "count".
+        loss_normalization: "ddp" or "global", see `jaxddp.step.ReplicaStep`.
+    """
+
+    loss: LocalLoss
+    loss_normalization: str = "ddp"
+
+    def accumulate(self, state: TrainState, batch: MicroBatches) -> Unsynchronized:
+        """Sum a replica's micro-batches, each seeing the buffers that the one before it left."""
+        if batch.head is None:
+            return self.differentiate(state, state.buffers, batch.last)
+
+        def body(before: Unsynchronized, micro_batch: Batch) -> tuple[Unsynchronized, None]:
+            return self.add(state, before, micro_batch), None
+
+        first = jax.tree.map(lambda x: x[0], batch.head)
+        shapes = jax.eval_shape(self.differentiate, state, state.buffers, first)
+        nothing = Unsynchronized(jax.tree.map(jnp.zeros_like, shapes.result), state.buffers)
+        gathered, _ = lax.scan(body, nothing, batch.head)
+        return self.add(state, gathered, batch.last)
+
+    def add(self, state: TrainState, before: Unsynchronized, micro_batch: Batch) -> Unsynchronized:
+        """A micro-batch more."""
+        result, buffers = self.differentiate(state, before.buffers, micro_batch)
+        return Unsynchronized(jax.tree.map(jnp.add, before.result, result), buffers)
+
+    def differentiate(self, state: TrainState, buffers: Buffers, batch: Batch) -> Unsynchronized:
+        """Loss and gradients of one micro-batch, as numerators and a denominator.
+
+        Args:
+            state: its parameters are what the loss is differentiated at.
+            buffers: as the micro-batch before has left them.
+        """
+
+        def numerator(params: Params) -> tuple[jax.Array, tuple[jax.Array, Sums, Buffers]]:
+            sums, new_buffers = self.loss(params, buffers, batch)
+            if self.loss_normalization == "global":
+                return sums["loss"], (sums["count"], sums, new_buffers)
+            return sums["loss"] / sums["count"], (jnp.ones_like(sums["count"]), sums, new_buffers)
+
+        (loss, (denominator, sums, new_buffers)), gradients = jax.value_and_grad(numerator, has_aux=True)(state.params)
+        return Unsynchronized(LocalResult(loss, gradients, denominator, sums), new_buffers)
