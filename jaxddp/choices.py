@@ -57,5 +57,6 @@ DEFAULT_LR = {"sgd": 1e-3, "adam": 1e-3, "adamw": 1e-3, "adagrad": 1e-2, "rmspro
 KEPT_ON_RESUME = (
     *("dataset", "num_examples", "num_features", "num_classes", "context_length"),
     *("model", "hidden_sizes", "embedding_size", "buffers", "weights", "optimizer", "amsgrad", "centered", "dtype"),
+    "freeze",
     *("global_batch_size", "shuffle", "drop_last", "drop_last_batch", "seed", "output"),
 )

@@ -110,6 +110,8 @@ class TrainConfig:
     """Clip the averaged gradient to this global norm."""
     ema_decay: float | None = None
     """Keep a moving average of the parameters with this decay; it is evaluated and saved beside them."""
+    freeze: tuple[str, ...] = ()
+    """Patterns of torch's names of parameters that do not learn: 'layers.0.*' '*.bias'."""
     shuffle: bool = True
     """Shuffle each epoch."""
     drop_last: bool = False

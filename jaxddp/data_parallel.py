@@ -22,6 +22,7 @@ from jaxddp.metrics import RUN_AHEAD, StepSums, means
 from jaxddp.replicas import Replicas
 from jaxddp.state import Buffers, Params, TrainState, shared, shortest
 from jaxddp.step import ReplicaStep, run_steps
+from jaxddp.trained import trained
 from jaxddp.verify import Verifier
 
 
@@ -95,6 +96,24 @@ class DataParallel:
     def world_size(self) -> int:
         """The number of replicas."""
         return self.replicas.world_size
+
+    @property
+    def frozen_parameters(self) -> tuple[str, ...]:
+        """The names of the parameters that do not learn."""
+        params = self.functional.params
+        return tuple(name for name in params if name not in trained(params, self.replica_step.frozen))
+
+    def unused_parameters(self, state: TrainState, micro_batch: Batch) -> tuple[str, ...]:
+        """The names of those that would learn, but the loss does not depend on them; nothing runs.
+
+        Args:
+            micro_batch: leaves (world_size, B, ...).
+
+        Raises:
+            InputError: there are some, and `find_unused_parameters` is False; the message names them too.
+        """
+        gradients = jax.eval_shape(self._no_sync, state, micro_batch, None)[0].result.gradients
+        return tuple(name for name in trained(state.params, self.replica_step.frozen) if name not in gradients)
 
     def init(self, params: Params | None = None, buffers: Buffers | None = None) -> TrainState:
         """The state before the first step, on all devices.

@@ -36,13 +36,13 @@ def check_name(flag: str, name: str, known: Iterable[str]) -> None:
     raise InputError(f"{flag} {name}: unknown{hint} (one of {', '.join(known)})")
 
 
-def listed(problems: Sequence[str], most: int = 3) -> str:
-    """The first few of many problems, on one line.
+def listed(problems: Sequence[str], most: int = 3, joint: str = "; ") -> str:
+    """The first few of many problems, or names, on one line.
 
     >>> listed(["a", "b", "c", "d"])
     'a; b; c; ...'
     """
-    return "; ".join([*problems[:most], *["..."] * (len(problems) > most)])
+    return joint.join([*problems[:most], *["..."] * (len(problems) > most)])
 
 
 def differences(found: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str]:

@@ -13,6 +13,7 @@ from jax import numpy as jnp
 from jaxddp.functional import LocalLoss
 from jaxddp.losses import Batch, Sums
 from jaxddp.state import Buffers, Params, TrainState
+from jaxddp.trained import noted, of_reached, trained
 
 
 class MicroBatches(NamedTuple):
@@ -55,11 +56,13 @@ class LocalGradients:
 
     Attributes:
         loss: (params, buffers, batch) -> (sums, new buffers); sums holds "loss" and "count".
-        loss_normalization: "ddp" or "global", see `jaxddp.step.ReplicaStep`.
+        loss_normalization, frozen, find_unused_parameters: see `jaxddp.step.ReplicaStep`.
     """
 
     loss: LocalLoss
     loss_normalization: str = "ddp"
+    frozen: tuple[str, ...] = ()
+    find_unused_parameters: bool | None = False
 
     def accumulate(self, state: TrainState, batch: MicroBatches) -> Unsynchronized:
         """Sum a replica's micro-batches, each seeing the buffers that the one before it left."""
@@ -86,13 +89,19 @@ class LocalGradients:
         Args:
             state: its parameters are what the loss is differentiated at.
             buffers: as the micro-batch before has left them.
+
+        Raises:
+            InputError: the loss does not depend on a parameter, and `find_unused_parameters` is False.
         """
+        reached: set[str] = set()
 
         def numerator(params: Params) -> tuple[jax.Array, tuple[jax.Array, Sums, Buffers]]:
-            sums, new_buffers = self.loss(params, buffers, batch)
+            sums, new_buffers = self.loss({**state.params, **noted(params, reached)}, buffers, batch)
             if self.loss_normalization == "global":
                 return sums["loss"], (sums["count"], sums, new_buffers)
             return sums["loss"] / sums["count"], (jnp.ones_like(sums["count"]), sums, new_buffers)
 
-        (loss, (denominator, sums, new_buffers)), gradients = jax.value_and_grad(numerator, has_aux=True)(state.params)
+        differentiated = jax.value_and_grad(numerator, has_aux=True)(trained(state.params, self.frozen))
+        (loss, (denominator, sums, new_buffers)), gradients = differentiated
+        gradients = of_reached(gradients, reached, self.find_unused_parameters)
         return Unsynchronized(LocalResult(loss, gradients, denominator, sums), new_buffers)

@@ -13,7 +13,7 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TextIO
@@ -50,6 +50,16 @@ def run_title(config: TrainConfig, replicas: int, framework: str) -> str:
     )
 
 
+def frozen_notes(names: Iterable[str]) -> list[str]:
+    """What is said of the parameters that do not learn; nothing where there is none.
+
+    >>> frozen_notes(["fc.weight", "fc.bias"])
+    ['frozen: fc.bias, fc.weight']
+    """
+    names = sorted(names)
+    return [f"frozen: {', '.join(names)}"] if names else []
+
+
 class RunLog:
     """A run's display and its folder; a context manager that draws the curves when it ends, or fails.
 
@@ -59,6 +69,7 @@ class RunLog:
         config: kept as config.json.
         output: a claimed run folder, or None to keep nothing.
         title: what is run, the first line and above the curves; see `run_title`.
+        notes: lines below the title.
         examples_per_epoch: sum of an epoch's `examples`.
         resume_step: continue after this step; what the folder has of later ones is dropped.
         quiet: show nothing, as on all ranks but one.
@@ -81,6 +92,7 @@ class RunLog:
         output: Path | None,
         *,
         title: str,
+        notes: Sequence[str] = (),
         examples_per_epoch: int,
         resume_step: int | None = None,
         quiet: bool = False,
@@ -88,6 +100,7 @@ class RunLog:
         self._config = config
         self._output = output
         self._title = title
+        self._notes = notes
         self._examples_per_epoch = examples_per_epoch
         self._resume_step = resume_step
         self._quiet = quiet
@@ -97,7 +110,8 @@ class RunLog:
         self._board: Any = None
 
     def __enter__(self) -> Self:
-        self._print(self._title)
+        for line in (self._title, *self._notes):
+            self._print(line)
         if self._output is None:
             return self
         with contextlib.ExitStack() as resources:

@@ -7,7 +7,7 @@
 unchanged, on one.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,8 @@ from jaxddp.losses import Batch, Sums
 from jaxddp.metrics import StepSums
 from jaxddp.optim import clip_by_global_norm
 from jaxddp.state import Buffers, Params, TrainState, state_axes
+from jaxddp.trained import trained, update, with_zeros
+from jaxddp.weights import frozen_params
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,10 @@ class ReplicaStep:
         keep_buffers: what goes on of the buffers that the replicas' forward passes leave: "rank0": those of
             rank 0, as DDP's; "mean": their mean, where they are no integers; "local": each its own.
         ema_decay: of the moving average of the parameters; None: none is kept.
+        frozen: patterns of the names of parameters that do not learn (`fnmatch`'s: "encoder.*").
+        find_unused_parameters: whether there may be parameters that the loss does not depend on. False: they are
+            an error. True: they stay as they are, as with torch's DDP. None: nobody looks for them, and the
+            optimizer is given zeros for their gradients, which is what `jax.grad` makes of them.
 
     Raises:
         InputError: an unknown choice, a norm to clip to that is not above 0, or a decay outside of 0 to 1.
@@ -65,6 +71,8 @@ class ReplicaStep:
     comm_hook: CommHook | Callable[[Params], Params] = all_reduce_mean
     keep_buffers: str = "rank0"
     ema_decay: float | None = None
+    frozen: tuple[str, ...] = ()
+    find_unused_parameters: bool | None = False
 
     def __post_init__(self) -> None:
         check_name("loss_normalization", self.loss_normalization, LOSS_NORMALIZATIONS)
@@ -96,7 +104,7 @@ class ReplicaStep:
         """Make an optimizer step of what all replicas have gathered; returns what a call does."""
         local = gathered.result
         denominator = self.denominator(local)
-        gradients, comm_state = self.reduce(local, denominator, state.comm_state)
+        gradients, comm_state = self.reduce(state, local, denominator)
         clipped, more_metrics = self.clip(gradients)
         params, opt_state = self.update(state, clipped)
         next_state = TrainState(
@@ -121,7 +129,7 @@ class ReplicaStep:
     @property
     def local(self) -> LocalGradients:
         """What a replica does on its own."""
-        return LocalGradients(self.loss, self.loss_normalization)
+        return LocalGradients(self.loss, self.loss_normalization, self.frozen, self.find_unused_parameters)
 
     @property
     def hook(self) -> CommHook:
@@ -135,15 +143,19 @@ class ReplicaStep:
 
     def init(self, params: Params, buffers: Buffers) -> TrainState:
         """The state of one replica before the first step."""
-        opt_state, comm_state = self.optimizer.init(params), self.hook.init(params)
+        learning = trained(params, self.frozen)
+        opt_state, comm_state = self.optimizer.init(learning), self.hook.init(learning)
         averaged = () if self.ema_decay is None else params
         return TrainState(jnp.zeros((), jnp.int32), params, buffers, opt_state, comm_state, averaged)
 
-    def reduce(self, local: LocalResult, denominator: jax.Array, comm_state: Any) -> tuple[Params, Any]:
+    def reduce(self, state: TrainState, local: LocalResult, denominator: jax.Array) -> tuple[Params, Any]:
         """The gradients of all replicas as one, and what the hook remembers."""
         if self.comm_hook is all_reduce_mean:  # divided afterwards, so that one all-reduce carries the denominator too
-            return _divide(all_reduce_mean(local.gradients), denominator), comm_state
-        return self.hook.reduce(_divide(local.gradients, denominator), comm_state)
+            return _divide(all_reduce_mean(local.gradients), denominator), state.comm_state
+        # A hook meets the parameters that its `init` has met: as in torch, zeros where the loss depends on none.
+        whole = with_zeros(_divide(local.gradients, denominator), trained(state.params, self.frozen))
+        reduced, comm_state = self.hook.reduce(whole, state.comm_state)
+        return {name: reduced[name] for name in local.gradients}, comm_state
 
     def clip(self, gradients: Params) -> tuple[Params, Sums]:
         """What the optimizer is given, and the norm before."""
@@ -154,8 +166,7 @@ class ReplicaStep:
 
     def update(self, state: TrainState, gradients: Params) -> tuple[Params, Any]:
         """The next parameters, and the next state of the optimizer."""
-        updates, opt_state = self.optimizer.update(gradients, state.opt_state, state.params)
-        return optax.apply_updates(state.params, updates), opt_state
+        return update(self.optimizer, gradients, state.opt_state, state.params)
 
     def kept(self, buffers: Buffers) -> Buffers:
         """The buffers that go on."""
@@ -183,14 +194,22 @@ class ReplicaStep:
         return {"local_loss": local.loss / denominator, "local_gradients": _divide(local.gradients, denominator)}
 
 
-def options(config: TrainConfig) -> dict[str, Any]:
-    """What `config` says of a `ReplicaStep`, by the names of its attributes."""
+def options(config: TrainConfig, params: Iterable[str]) -> dict[str, Any]:
+    """What `config` says of a `ReplicaStep`, by the names of its attributes.
+
+    Args:
+        params: the names of the model's parameters.
+
+    Raises:
+        InputError: `--freeze` names none of them, or all.
+    """
     return {
         "loss_normalization": config.loss_normalization,
         "clip_grad_norm": config.clip_grad_norm,
         "comm_hook": comm_hooks.from_config(config),
         "keep_buffers": config.buffers,
         "ema_decay": config.ema_decay,
+        "frozen": frozen_params(config.freeze, params),
     }
 
 

@@ -15,14 +15,15 @@ from jaxddp.config import TrainConfig
 from jaxddp.data_parallel import DataParallel
 from jaxddp.devices import prepare
 from jaxddp.errors import InputError, TrainingError
+from jaxddp.functional import Functional
 from jaxddp.loader import MAX_STEPS_PER_DISPATCH, Loader
 from jaxddp.metrics import EpochSums, InFlight, means, step_metrics
 from jaxddp.replicas import Replicas
 from jaxddp.runfolder import claim_output
-from jaxddp.runlog import RunLog, check_same_epochs, run_title
+from jaxddp.runlog import RunLog, check_same_epochs, frozen_notes, run_title
 from jaxddp.sampler import shard_table
 from jaxddp.state import TrainState
-from jaxddp.weights import from_torch, load_weights, save_weights
+from jaxddp.weights import from_torch, load_weights, save_weights, torch_name
 
 CHECKPOINT_FOLDER = "checkpoints"
 WEIGHTS_FILE = "model.safetensors"
@@ -47,6 +48,7 @@ def main(config: TrainConfig) -> None:
                 dataclasses.replace(config, resume=None, devices=run.ddp.world_size),
                 None if config.output is None else Path(config.output),
                 title=run_title(config, run.ddp.world_size, f"JAX {run.ddp.replicas.devices[0].device_kind}"),
+                notes=frozen_notes(map(torch_name, run.ddp.frozen_parameters)),
                 examples_per_epoch=run.loader.examples_per_epoch,
                 resume_step=int(state.step) if config.resume else None,
             )
@@ -75,12 +77,13 @@ def build(config: TrainConfig) -> Run:
     config.per_replica_batch_size(replicas.world_size)
     dataset = datasets.load(config).astype(config.dtype)
     loader = make_loader(config, dataset, replicas)
+    model = models.build(config, dataset)
     ddp = DataParallel(
-        models.build(config, dataset),
+        model,
         optim.from_config(config.with_scaled_lr(replicas.world_size), config.epochs * loader.steps_per_epoch),
         replicas=replicas,
         dtype=config.dtype,
-        **step.options(config),
+        **step.options(config, Functional(model).params),
     )
     start = ddp.init() if config.resume is not None else _start(config, ddp)
     try:

@@ -8,7 +8,7 @@ A flax model's parameters and buffers become a torch state_dict of NumPy arrays 
     scale, mean, var                 weight, running_mean, running_var   BatchNorm
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import jax
@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
 from jaxddp.errors import InputError, differences
+from jaxddp.patterns import frozen_names
 from jaxddp.runfolder import write_atomically
 from jaxddp.state import Buffers, Params
 
@@ -38,6 +39,19 @@ def torch_name(name: str) -> str:
     """
     path, _, leaf = name.rpartition(".")
     return f"{path}.{_TORCH_NAMES.get(leaf, leaf)}".lstrip(".")
+
+
+def frozen_params(patterns: Iterable[str], params: Iterable[str]) -> tuple[str, ...]:
+    """The flax names of the parameters that `--freeze` means by torch's.
+
+    Raises:
+        InputError: a pattern matches no parameter, or all are matched.
+
+    >>> frozen_params(["*.weight"], ["fc.bias", "fc.kernel"])
+    ('fc.kernel',)
+    """
+    names = {torch_name(name): name for name in params}
+    return tuple(names[name] for name in frozen_names("--freeze", patterns, names))
 
 
 def to_torch_layout(name: str, value: np.ndarray) -> np.ndarray:

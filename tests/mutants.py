@@ -17,7 +17,7 @@ def planted(file: str, tests: str, faults: dict[str, tuple[str, str]]) -> list[M
 STEP = "tests/test_step.py -k loss_normalization"
 
 MEAN = "return lax.pmean(tree, AXIS_NAME)"
-GRADIENTS = "gradients, comm_state = self.reduce(local, denominator, state.comm_state)"
+GRADIENTS = "gradients, comm_state = self.reduce(state, local, denominator)"
 MICRO_BATCH = "result, buffers = self.differentiate(state, before.buffers, micro_batch)"
 CLIP = "clipped, more_metrics = self.clip(gradients)"
 BODY = """\

@@ -134,6 +134,7 @@ def test_jax_is_never_imported() -> None:
         "curves",
         "datasets",
         "errors",
+        "patterns",
         "runfolder",
         "runlog",
         "sampler",

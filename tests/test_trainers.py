@@ -24,6 +24,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "bf16": {"comm_hook": "bf16_compress"},
     "sqrt": {"lr_scaling": "sqrt"},
     "averaged": {"ema_decay": 0.9},
+    "frozen": {"freeze": ("layers.0.*", "*.bias"), "weight_decay": 0.1},
 }
 
 

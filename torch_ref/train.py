@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from jaxddp import cli, datasets
 from jaxddp.errors import InputError, TrainingError
 from jaxddp.runfolder import claim_output
-from jaxddp.runlog import RunLog, check_same_epochs, run_title
+from jaxddp.runlog import RunLog, check_same_epochs, frozen_notes, run_title
 from jaxddp.sampler import shard_table
 from torch_ref import models, optim
 from torch_ref.checkpoint import load_checkpoint, save_checkpoint
@@ -69,6 +69,7 @@ def train(world: World, config: TorchConfig) -> None:
         dataclasses.replace(config, resume=None, devices=num_replicas(config)),
         Path(config.output) if first and config.output is not None else None,
         title=run_title(config, num_replicas(config), _framework(run)),
+        notes=frozen_notes(name for name, p in run.state.module.named_parameters() if not p.requires_grad),
         examples_per_epoch=run.loader.examples_per_epoch,
         resume_step=run.state.step if config.resume else None,
         quiet=not first,

@@ -53,7 +53,7 @@ def side_of_config(config: TrainConfig, dataset: Dataset, steps: int) -> FlaxSid
     step = ReplicaStep(
         functional.local_loss(cross_entropy, train=True),
         optim.from_config(config, steps),
-        **options(config),
+        **options(config, functional.params),
     )
 
     like = cast(functional.params, config.dtype), cast(functional.buffers, config.dtype)
@@ -94,7 +94,8 @@ def side_of_port(port: Port, steps: int, dtype: str) -> FlaxSide:
     config = port.optimizer_config
     optimizer = port.flax_optimizer if config is None else optim.from_config(config, steps)
     assert optimizer is not None, "Port saw to it"
-    step = ReplicaStep(local_loss, optimizer, port.loss_normalization, port.clip_grad_norm)
+    # The port stands for a loop of jax.grad and optax, in which what the loss does not reach has zeros for a gradient.
+    step = ReplicaStep(local_loss, optimizer, port.loss_normalization, port.clip_grad_norm, find_unused_parameters=None)
     return FlaxSide(
         step if port.flax_step is None else OwnStep(step, port.flax_step),
         to_torch,

@@ -5,6 +5,7 @@ from torch import nn
 
 from jaxddp.config import TrainConfig
 from jaxddp.datasets import Dataset
+from jaxddp.patterns import frozen_names
 from jaxddp.sizes import model_sizes
 from torch_ref.models.char_mlp import CharMLP
 from torch_ref.models.convnet import ConvNet
@@ -23,7 +24,8 @@ def build(config: TrainConfig, dataset: Dataset) -> nn.Module:
     run starts from the numbers of the float32 run. Sets torch's global seed.
 
     Raises:
-        InputError: the model cannot read this data set, or cannot have these hidden sizes.
+        InputError: the model cannot read this data set, or cannot have these hidden sizes, or --freeze names
+            none of its parameters, or all.
 
     >>> from jaxddp import datasets
     >>> config = TrainConfig(model="mlp", hidden_sizes=(32,), dtype="float64")
@@ -36,4 +38,6 @@ def build(config: TrainConfig, dataset: Dataset) -> nn.Module:
     """
     torch.manual_seed(config.seed)
     model = _CLASSES[config.model](**model_sizes(config, dataset))
+    for name in frozen_names("--freeze", config.freeze, dict(model.named_parameters())):
+        model.get_parameter(name).requires_grad_(False)
     return model.to(getattr(torch, config.dtype))

@@ -1,0 +1,46 @@
+"""Parameters chosen by patterns of their names, as a shell chooses files; this knows neither jax nor torch."""
+
+import difflib
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+
+from jaxddp.errors import InputError, listed
+
+
+def matching(option: str, patterns: Iterable[str], names: Iterable[str]) -> list[str]:
+    """The names that a pattern matches, in their own order.
+
+    Args:
+        option: what the patterns were given as, for the message.
+
+    Raises:
+        InputError: a pattern matches no name.
+
+    >>> matching("--freeze", ["fc1.*"], ["fc1.weight", "fc1.bias", "fc2.weight"])
+    ['fc1.weight', 'fc1.bias']
+    """
+    patterns, names = list(patterns), list(names)
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            near = difflib.get_close_matches(pattern, names, n=1, cutoff=0.3)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise InputError(f"{option} {pattern}: matches no parameter{hint} (they are {listed(names, joint=', ')})")
+    return [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
+
+
+def frozen_names(option: str, patterns: Iterable[str], names: Iterable[str]) -> list[str]:
+    """The names of the parameters to freeze: those that match, as long as others are left to train.
+
+    Raises:
+        InputError: a pattern matches no name, or together they match every name.
+
+    >>> frozen_names("--freeze", ["*"], ["weight", "bias"])
+    Traceback (most recent call last):
+    ...
+    jaxddp.errors.InputError: --freeze *: leaves no parameter to train
+    """
+    patterns, names = list(patterns), list(names)
+    frozen = matching(option, patterns, names)
+    if frozen and len(frozen) == len(names):
+        raise InputError(f"{option} {' '.join(patterns)}: leaves no parameter to train")
+    return frozen
