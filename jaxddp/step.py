@@ -23,6 +23,7 @@ from jaxddp.comm_hooks import CommHook, stateless
 from jaxddp.config import TrainConfig
 from jaxddp.errors import InputError, check_name
 from jaxddp.functional import LocalLoss
+from jaxddp.gradient_hooks import GradientHook, check_patterns, hooked
 from jaxddp.local import LocalGradients, LocalResult, MicroBatches, Unsynchronized
 from jaxddp.losses import Batch, Sums
 from jaxddp.metrics import StepSums
@@ -59,6 +60,7 @@ class ReplicaStep:
         find_unused_parameters: whether there may be parameters that the loss does not depend on. False: they are
             an error. True: they stay as they are, as with torch's DDP. None: nobody looks for them, and the
             optimizer is given zeros for their gradients, which is what `jax.grad` makes of them.
+        gradient_hooks: functions of chosen gradients, before or after their mean, see `jaxddp.gradient_hooks`.
 
     Raises:
         InputError: an unknown choice, a norm to clip to that is not above 0, or a decay outside of 0 to 1.
@@ -73,6 +75,7 @@ class ReplicaStep:
     ema_decay: float | None = None
     frozen: tuple[str, ...] = ()
     find_unused_parameters: bool | None = False
+    gradient_hooks: tuple[GradientHook, ...] = ()
 
     def __post_init__(self) -> None:
         check_name("loss_normalization", self.loss_normalization, LOSS_NORMALIZATIONS)
@@ -104,8 +107,9 @@ class ReplicaStep:
         """Make an optimizer step of what all replicas have gathered; returns what a call does."""
         local = gathered.result
         denominator = self.denominator(local)
-        gradients, comm_state = self.reduce(state, local, denominator)
-        clipped, more_metrics = self.clip(gradients)
+        stages = self.local_stages(local, denominator)
+        gradients, comm_state = self.reduce(state, local, denominator, stages["local_gradients"])
+        clipped, more_metrics = self.clip(hooked(gradients, self.gradient_hooks, "mean"))
         params, opt_state = self.update(state, clipped)
         next_state = TrainState(
             step=state.step + 1,
@@ -116,7 +120,7 @@ class ReplicaStep:
             averaged=self.average(state, params),
         )
         metrics = _sum_over_replicas(local.sums) | more_metrics
-        stages = self.local_stages(local, denominator) | {
+        stages |= {
             "gradients": gradients,
             "clipped_gradients": clipped,
             "params": next_state.params,
@@ -144,18 +148,28 @@ class ReplicaStep:
     def init(self, params: Params, buffers: Buffers) -> TrainState:
         """The state of one replica before the first step."""
         learning = trained(params, self.frozen)
+        check_patterns(self.gradient_hooks, learning)
         opt_state, comm_state = self.optimizer.init(learning), self.hook.init(learning)
         averaged = () if self.ema_decay is None else params
         return TrainState(jnp.zeros((), jnp.int32), params, buffers, opt_state, comm_state, averaged)
 
-    def reduce(self, state: TrainState, local: LocalResult, denominator: jax.Array) -> tuple[Params, Any]:
-        """The gradients of all replicas as one, and what the hook remembers."""
-        if self.comm_hook is all_reduce_mean:  # divided afterwards, so that one all-reduce carries the denominator too
+    def reduce(
+        self, state: TrainState, local: LocalResult, denominator: jax.Array, shares: Params
+    ) -> tuple[Params, Any]:
+        """The gradients of all replicas as one, and what the hook remembers.
+
+        Args:
+            shares: the local gradients, scaled, as hooks have left them.
+        """
+        unchanged = not any(hook.when == "local" for hook in self.gradient_hooks)
+        if (
+            self.comm_hook is all_reduce_mean and unchanged
+        ):  # divided afterwards, so that one all-reduce carries the denominator too
             return _divide(all_reduce_mean(local.gradients), denominator), state.comm_state
         # A hook meets the parameters that its `init` has met: as in torch, zeros where the loss depends on none.
-        whole = with_zeros(_divide(local.gradients, denominator), trained(state.params, self.frozen))
+        whole = with_zeros(shares, trained(state.params, self.frozen))
         reduced, comm_state = self.hook.reduce(whole, state.comm_state)
-        return {name: reduced[name] for name in local.gradients}, comm_state
+        return {name: reduced[name] for name in shares}, comm_state
 
     def clip(self, gradients: Params) -> tuple[Params, Sums]:
         """What the optimizer is given, and the norm before."""
@@ -191,7 +205,8 @@ class ReplicaStep:
 
     def local_stages(self, local: LocalResult, denominator: jax.Array) -> dict[str, Any]:
         """A replica's share of loss and gradients, whose mean over the replicas they are."""
-        return {"local_loss": local.loss / denominator, "local_gradients": _divide(local.gradients, denominator)}
+        shares = hooked(_divide(local.gradients, denominator), self.gradient_hooks, "local")
+        return {"local_loss": local.loss / denominator, "local_gradients": shares}
 
 
 def options(config: TrainConfig, params: Iterable[str]) -> dict[str, Any]:

@@ -17,9 +17,9 @@ def planted(file: str, tests: str, faults: dict[str, tuple[str, str]]) -> list[M
 STEP = "tests/test_step.py -k loss_normalization"
 
 MEAN = "return lax.pmean(tree, AXIS_NAME)"
-GRADIENTS = "gradients, comm_state = self.reduce(state, local, denominator)"
+GRADIENTS = 'gradients, comm_state = self.reduce(state, local, denominator, stages["local_gradients"])'
 MICRO_BATCH = "result, buffers = self.differentiate(state, before.buffers, micro_batch)"
-CLIP = "clipped, more_metrics = self.clip(gradients)"
+CLIP = 'clipped, more_metrics = self.clip(hooked(gradients, self.gradient_hooks, "mean"))'
 BODY = """\
     def body(state: TrainState, batch: MicroBatches) -> tuple[TrainState, StepSums]:
         next_state, metrics, _ = step(state, batch)

@@ -3,7 +3,7 @@
 Source: pytorch.org/docs/stable/ddp_comm_hooks.html
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from jaxddp.config import TrainConfig
 from torch_ref.distributed import World
 
 Hook = Callable[[Any, dist.GradBucket], torch.futures.Future[Tensor]]
+OfBucket = Callable[[dist.GradBucket], None]
 
 HOOKS: dict[str, Hook] = {
     "allreduce": default_hooks.allreduce_hook,
@@ -29,13 +30,19 @@ def from_config(config: TrainConfig, world: World) -> tuple[Any, Hook]:
     return world.group, HOOKS[config.comm_hook]
 
 
-def register(model: DistributedDataParallel, config: TrainConfig, world: World) -> None:
-    """Give DDP the hook that `config` names; its own default stays, which is the same and faster."""
-    if config.comm_hook != "allreduce":
-        model.register_comm_hook(from_config(config, world), _called)
+def register(model: DistributedDataParallel, config: TrainConfig, world: World, first: Sequence[OfBucket] = ()) -> None:
+    """Give DDP the hook that `config` names; its own default stays, which is the same and faster.
+
+    Args:
+        first: called with each bucket of local gradients before it is sent; they may change it.
+    """
+    if config.comm_hook != "allreduce" or first:
+        model.register_comm_hook((first, *from_config(config, world)), _called)
 
 
-def _called(hook: tuple[Any, Hook], bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+def _called(hook: tuple[Sequence[OfBucket], Any, Hook], bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
     """The hook with its state. DDP knows bf16_compress_hook by name and wants NCCL for it; gloo can do it too."""
-    state, function = hook
+    first, state, function = hook
+    for look in first:
+        look(bucket)
     return function(state, bucket)

@@ -55,6 +55,11 @@ def no_sync(model: nn.Module) -> AbstractContextManager[None]:
     return contextlib.nullcontext()
 
 
+def bare(model: nn.Module) -> nn.Module:
+    """The module itself, of one that may be wrapped."""
+    return model.module if isinstance(model, DistributedDataParallel | ManualDataParallel) else model
+
+
 class ManualDataParallel(nn.Module):
     """Averages gradients over the replicas after the backward pass: g = (g_1 + ... + g_W) / W.
 

@@ -12,8 +12,9 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from torch_ref.data_parallel import ManualDataParallel, average_buffers, no_sync
+from torch_ref.data_parallel import ManualDataParallel, average_buffers, bare, no_sync
 from torch_ref.distributed import World
+from torch_ref.gradient_hooks import GradientHook, mean_hooks
 from torch_ref.losses import Batch, CountFunction, LossFunction, Sums, count_labels, cross_entropy
 
 
@@ -27,6 +28,7 @@ def train_step(
     loss_normalization: str = "ddp",
     clip_grad_norm: float | None = None,
     buffers: str = "rank0",
+    gradient_hooks: Sequence[GradientHook] = (),
     loss_fn: LossFunction = cross_entropy,
     count_fn: CountFunction = count_labels,
 ) -> Sums:
@@ -42,6 +44,7 @@ def train_step(
         loss_normalization, loss_fn, count_fn: see `accumulate_gradients`.
         clip_grad_norm: largest global norm of the averaged gradient; None: no clipping.
         buffers: "mean": afterwards every rank has the mean of all ranks' buffers.
+        gradient_hooks: those "mean" are called; those "local" are DDP's, see `torch_ref.comm_hooks.register`.
 
     Returns:
         This rank's sums over all micro-batches: "loss", "count" and the loss function's metrics.
@@ -56,6 +59,7 @@ def train_step(
     """
     optimizer.zero_grad()
     sums = accumulate_gradients(model, micro_batches, world, loss_normalization, loss_fn, count_fn)
+    mean_hooks(gradient_hooks, bare(model))
     if clip_grad_norm is not None:
         clip_grad_norm_(model.parameters(), clip_grad_norm)
     optimizer.step()

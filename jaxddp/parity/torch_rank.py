@@ -126,6 +126,7 @@ class Steps:
                 loss_normalization=side.facts.loss_normalization,
                 clip_grad_norm=side.facts.clip_grad_norm,
                 buffers=side.buffers,
+                gradient_hooks=side.gradient_hooks,
                 loss_fn=recorder.loss_fn,
                 count_fn=side.count_fn,
             )

@@ -14,6 +14,7 @@ from jaxddp.parity.records import Record
 from jaxddp.parity.samples import fingerprints
 from jaxddp.parity.torch_side import TorchSide
 from torch_ref.distributed import World
+from torch_ref.gradient_hooks import local_hooks
 from torch_ref.losses import Batch, Sums
 from torch_ref.step import global_count
 
@@ -50,6 +51,7 @@ class Recorder:
         self.groups: list[dict[str, Any]] = []  # of rank 0 only
         self._side = side
         self.comm_hook = side.comm_hook(world)
+        self.local_hooks = local_hooks(side.gradient_hooks, model)
 
     def start(self, micro_batches: Sequence[Batch]) -> None:
         self.local: Arrays = {}
@@ -110,6 +112,7 @@ class Recorder:
 
 def recording_hook(recorder: Recorder, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
     """The side's own hook, with an eye on what goes in and what comes out."""
+    recorder.local_hooks(bucket)
     names = [recorder.names[id(parameter)] for parameter in bucket.parameters()]
     recorder.local |= {name: to_numpy(value) for name, value in zip(names, bucket.gradients(), strict=True)}
 

@@ -21,6 +21,7 @@ from jaxddp.parity.port import Facts, Port, load_port
 from torch_ref import comm_hooks, models, optim
 from torch_ref.comm_hooks import Hook
 from torch_ref.distributed import World
+from torch_ref.gradient_hooks import GradientHook
 from torch_ref.loader import Loader
 from torch_ref.losses import Batch, CountFunction, LossFunction, Sums, count_labels, cross_entropy
 
@@ -41,6 +42,7 @@ class TorchSide(NamedTuple):
     count_fn: CountFunction = count_labels
     buffers: str = "rank0"
     ema_decay: float | None = None
+    gradient_hooks: tuple[GradientHook, ...] = ()
     comm_hook: Callable[[World], tuple[Any, Hook]] = lambda world: (world.group, allreduce_hook)
 
 

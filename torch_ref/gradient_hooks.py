@@ -1,0 +1,70 @@
+"""Hooks on the gradients of chosen parameters, before or after their mean over the ranks.
+
+local   g = mean_r h(g_r)       once per step, on what DDP is about to send
+mean    g = h(mean_r g_r)       between backward pass and clipping
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from jaxddp.choices import GRADIENT_STAGES
+from jaxddp.errors import check_name
+
+
+@dataclass(frozen=True)
+class GradientHook:
+    """A function of the gradients of some parameters.
+
+    Attributes:
+        pattern: of the parameters' names (`fnmatch`'s: "encoder.*").
+        function: (name, gradient) -> the gradient to go on with; None: the same, it was only looked at.
+        when: "local": on each rank, before gradients are sent; "mean": after, before clipping.
+
+    Raises:
+        InputError: `when` is something else.
+    """
+
+    pattern: str
+    function: Callable[[str, Tensor], Tensor | None]
+    when: str = "mean"
+
+    def __post_init__(self) -> None:
+        check_name("GradientHook: when", self.when, GRADIENT_STAGES)
+
+
+def apply_hooks(hooks: Sequence[GradientHook], when: str, gradients: Iterable[tuple[str, Tensor]]) -> None:
+    """Change gradients in place, as the hooks of this stage say.
+
+    >>> import torch
+    >>> gradient = torch.tensor([3.0])
+    >>> apply_hooks([GradientHook("fc.*", lambda name, g: g / 2)], "mean", [("fc.bias", gradient)])
+    >>> gradient
+    tensor([1.5000])
+    """
+    gradients = list(gradients)
+    for hook in hooks:
+        for name, gradient in gradients:
+            if hook.when == when and fnmatchcase(name, hook.pattern):
+                found = hook.function(name, gradient)
+                if found is not None:
+                    gradient.copy_(found)
+
+
+def mean_hooks(hooks: Sequence[GradientHook], module: nn.Module) -> None:
+    """Call the hooks on the mean gradients that a backward pass has left in the module's parameters."""
+    apply_hooks(hooks, "mean", [(name, p.grad) for name, p in module.named_parameters() if p.grad is not None])
+
+
+def local_hooks(hooks: Sequence[GradientHook], module: nn.Module) -> Callable[[dist.GradBucket], None]:
+    """The hooks on local gradients as a function of what DDP is about to send."""
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+
+    def of_bucket(bucket: dist.GradBucket) -> None:
+        called = (names[id(parameter)] for parameter in bucket.parameters())
+        apply_hooks(hooks, "local", zip(called, bucket.gradients(), strict=True))
+
+    return of_bucket
