@@ -8,7 +8,8 @@ LOSS_NORMALIZATIONS = ("ddp", "global")
 LR_SCALINGS = ("none", "linear", "sqrt")
 BUFFERS = ("rank0", "mean", "local")
 GRADIENT_STAGES = ("local", "mean")
-COMM_HOOKS = ("allreduce", "bf16_compress", "fp16_compress")
+POWER_SGD = ("powerSGD", "batched_powerSGD")
+COMM_HOOKS = ("allreduce", "bf16_compress", "fp16_compress", *POWER_SGD)
 DTYPES = ("float32", "float64")
 PLATFORMS = ("cpu", "gpu")
 
@@ -49,6 +50,13 @@ BELONGS_TO: dict[str, dict[str, tuple[str, ...]]] = {
         "min_lr": ("warmup_cosine",),
         "cycle_momentum": ("one_cycle",),
     },
+    "comm_hook": {
+        "matrix_approximation_rank": POWER_SGD,
+        "start_power_sgd_iter": POWER_SGD,
+        "min_compression_rate": ("powerSGD",),
+        "use_error_feedback": POWER_SGD,
+        "warm_start": POWER_SGD,
+    },
 }
 OPTIMIZER_OPTIONS = ("lr", "weight_decay", *BELONGS_TO["optimizer"])
 # torch's default learning rates: schedules need the number, the optimizers know it themselves.
@@ -60,4 +68,5 @@ KEPT_ON_RESUME = (
     *("model", "hidden_sizes", "embedding_size", "buffers", "weights", "optimizer", "amsgrad", "centered", "dtype"),
     "freeze",
     *("global_batch_size", "shuffle", "drop_last", "drop_last_batch", "seed", "output"),
+    *("matrix_approximation_rank", "min_compression_rate", "use_error_feedback", "warm_start"),
 )

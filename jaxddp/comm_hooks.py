@@ -5,6 +5,8 @@ With g_r replica r's local gradient and N the world size:
     allreduce       g = (g_0 + ... + g_{N-1}) / N
     bf16_compress   the same, with each g_r / N rounded to bfloat16 before it is sent, and summed so
     fp16_compress   the same in float16
+    powerSGD        each g_r as a product of two thin matrices, see `jaxddp.power_sgd`
+    batched_powerSGD   all of them as one square matrix, and that so
 
 A hook is a pair of pure functions, as an optax transformation is. Its state is a replica's own: what one
 replica has not sent (error feedback) is no other's business.
@@ -27,10 +29,13 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+from flax import nnx
 from jax import numpy as jnp
 
 from jaxddp.collectives import all_reduce, all_reduce_mean, world_size
 from jaxddp.config import TrainConfig
+from jaxddp.functional import gradient_order
+from jaxddp.power_sgd import BatchedPowerSGD, LowRank, PowerSGD
 from jaxddp.state import Params
 
 
@@ -62,10 +67,30 @@ def fp16_compress() -> CommHook:
     return stateless(lambda gradients: _compressed(gradients, jnp.float16))
 
 
-def from_config(config: TrainConfig) -> CommHook | Callable[[Params], Params]:
-    """The hook that `config` names."""
-    hooks = {"bf16_compress": bf16_compress, "fp16_compress": fp16_compress}
-    return all_reduce_mean if config.comm_hook == "allreduce" else hooks[config.comm_hook]()
+def powerSGD(**options: Any) -> CommHook:
+    """Matrices of low rank, one per tensor; the options are those of `jaxddp.power_sgd.PowerSGD`."""
+    return _of(PowerSGD(**options))
+
+
+def batched_powerSGD(**options: Any) -> CommHook:
+    """A matrix of low rank for all tensors; the options are those of `jaxddp.power_sgd.BatchedPowerSGD`."""
+    return _of(BatchedPowerSGD(**options))
+
+
+def from_config(config: TrainConfig, model: nnx.Module) -> CommHook | Callable[[Params], Params]:
+    """The hook that `config` names, for this model."""
+    if config.comm_hook == "allreduce":
+        return all_reduce_mean
+    if config.comm_hook == "bf16_compress":
+        return bf16_compress()
+    if config.comm_hook == "fp16_compress":
+        return fp16_compress()
+    options = config.power_sgd_options() | {"order": gradient_order(model)}
+    return powerSGD(**options) if config.comm_hook == "powerSGD" else batched_powerSGD(**options)
+
+
+def _of(method: LowRank) -> CommHook:
+    return CommHook(method.init, method.reduce)
 
 
 def _compressed(gradients: Params, dtype: Any) -> Params:

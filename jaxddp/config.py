@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from jaxddp.choices import BELONGS_TO, DEFAULT_LR, KEPT_ON_RESUME, OPTIMIZER_OPTIONS
+from jaxddp.choices import BELONGS_TO, DEFAULT_LR, KEPT_ON_RESUME, OPTIMIZER_OPTIONS, POWER_SGD
 from jaxddp.config_checks import check_combinations, check_names, check_ranges, flag, typed
 from jaxddp.errors import InputError
 
@@ -105,7 +105,17 @@ class TrainConfig:
     loss_normalization: str = "ddp"
     """ddp: mean of the replicas' means, as torch DDP. global: sum over all valid elements / their number."""
     comm_hook: str = "allreduce"
-    """allreduce | bf16_compress | fp16_compress: how gradients travel between replicas."""
+    """allreduce | bf16_compress | fp16_compress | powerSGD | batched_powerSGD: how gradients travel."""
+    matrix_approximation_rank: int = 1
+    """powerSGD, batched_powerSGD: columns of the two matrices that are sent for one."""
+    start_power_sgd_iter: int = 1000
+    """powerSGD, batched_powerSGD: optimizer steps before that, which send whole gradients."""
+    min_compression_rate: float = 2.0
+    """powerSGD: compress a tensor if it makes more than so many times fewer numbers."""
+    use_error_feedback: bool = True
+    """powerSGD, batched_powerSGD: add what was not sent to the next step's gradients."""
+    warm_start: bool = True
+    """powerSGD, batched_powerSGD: go on from the matrices of the step before instead of random ones."""
     clip_grad_norm: float | None = None
     """Clip the averaged gradient to this global norm."""
     ema_decay: float | None = None
@@ -159,6 +169,15 @@ class TrainConfig:
         values = {name: getattr(self, name) for name in OPTIMIZER_OPTIONS}
         return {name: value for name, value in values.items() if value is not None and value is not False}
 
+    def power_sgd_options(self) -> dict[str, Any]:
+        """What the PowerSGD hook is made with, the one that `comm_hook` names.
+
+        >>> TrainConfig(comm_hook="batched_powerSGD", warm_start=False).power_sgd_options()["warm_start"]
+        False
+        """
+        takers = BELONGS_TO["comm_hook"]
+        return {name: getattr(self, name) for name in takers if self.comm_hook in takers[name]}
+
     @property
     def base_lr(self) -> float:
         """The learning rate that the schedule scales (one_cycle: its peak)."""
@@ -196,13 +215,15 @@ class TrainConfig:
 
     def check_resumes(self, saved: "TrainConfig") -> None:
         """Raise `InputError` if this run cannot go on from a checkpoint of `saved`."""
-        for name in KEPT_ON_RESUME:
+        stateful = {self.comm_hook, saved.comm_hook} & set(POWER_SGD)
+        for name in (*KEPT_ON_RESUME, *(("comm_hook",) if stateful else ())):
             new, old = getattr(self, name), getattr(saved, name)
             if new != old:
                 before = "its default" if old is None else typed(name, old)
                 raise InputError(f"{typed(name, new)}: the run in {self.resume} goes on with {before} only")
-        if self.buffers == "local" and self.devices != saved.devices:
+        own = ["buffers"] * (self.buffers == "local") + ["errors of its --comm-hook"] * bool(stateful)
+        if own and self.devices != saved.devices:
             raise InputError(
-                f"{typed('devices', self.devices)}: the run in {self.resume} has buffers of "
+                f"{typed('devices', self.devices)}: the run in {self.resume} has {own[0]} of "
                 f"{saved.devices} replicas, each its own; must be {saved.devices}"
             )

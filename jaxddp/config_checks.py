@@ -46,11 +46,12 @@ def check_ranges(config: "TrainConfig") -> None:
         "embedding_size",
     )
     at_least_one += ("step_size", "global_batch_size", "accumulation_steps", "devices", "steps_per_dispatch")
+    at_least_one += ("matrix_approximation_rank", "start_power_sgd_iter")
     for name in at_least_one:
         _check_at_least(config, name, 1)
     at_least_zero: tuple[str, ...] = ("epochs", "warmup_steps", "verify_every", "checkpoint_every", "seed")
     at_least_zero += ("lr", "momentum", "weight_decay", "eps", "alpha", "lr_decay", "initial_accumulator_value")
-    for name in at_least_zero + ("min_lr", "gamma"):
+    for name in at_least_zero + ("min_lr", "gamma", "min_compression_rate"):
         _check_at_least(config, name, 0)
     if config.dampening is not None and not math.isfinite(config.dampening):
         raise InputError(f"--dampening {config.dampening}: must be finite")
@@ -86,6 +87,11 @@ def check_combinations(config: "TrainConfig") -> None:
         raise InputError("--nesterov: needs --momentum above 0 and no --dampening")
     if config.schedule == "one_cycle" and config.cycle_momentum and config.optimizer == "adagrad":
         raise InputError("--schedule one_cycle: adagrad has no momentum to cycle; add --no-cycle-momentum")
+    if (config.use_error_feedback or config.warm_start) and config.start_power_sgd_iter < 2:
+        raise InputError(
+            f"--start-power-sgd-iter {config.start_power_sgd_iter}: must be at least 2, "
+            "or needs --no-use-error-feedback and --no-warm-start"
+        )
 
 
 def flag(field: str) -> str:

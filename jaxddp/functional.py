@@ -1,6 +1,6 @@
 """A flax.nnx module seen as pure functions of flat dictionaries of arrays."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -75,10 +75,33 @@ def cast(arrays: Mapping[str, jax.Array], dtype: Any) -> dict[str, jax.Array]:
     return {name: convert(x) for name, x in arrays.items()}
 
 
+def gradient_order(model: nnx.Module) -> tuple[str, ...]:
+    """The parameters' names in the order in which torch's backward pass has their gradients: the last layer first.
+
+    So DDP lays out its bucket from the second step on, for a model that calls its layers in the order in which it
+    defines them. A normalisation's scale comes before its bias, of all others the bias first.
+
+    >>> block = nnx.Sequential(nnx.Linear(2, 2, rngs=nnx.Rngs(0)), nnx.BatchNorm(2, rngs=nnx.Rngs(0)))
+    >>> gradient_order(block)
+    ('layers.1.scale', 'layers.1.bias', 'layers.0.bias', 'layers.0.kernel')
+    """
+    return tuple(_last_first(model))
+
+
 def _split(model: nnx.Module) -> tuple[nnx.GraphDef, nnx.State, nnx.State]:
     """What the module is, its parameters, and everything else that it holds."""
     graphdef, params, others = nnx.split(model, nnx.Param, ...)  # type: ignore[misc]
     return graphdef, params, others
+
+
+def _last_first(module: nnx.Pytree, path: str = "") -> Iterator[str]:
+    content = vars(module)
+    own = [name for name, value in content.items() if isinstance(value, nnx.Param)]
+    for name in own if "scale" in own else reversed(own):
+        yield path + name
+    for name, value in reversed(content.items()):
+        if isinstance(value, nnx.Pytree):
+            yield from _last_first(value, f"{path}{name}.")
 
 
 def _name(path: tuple[Any, ...]) -> str:

@@ -7,12 +7,13 @@
 unchanged, on one.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import optax
+from flax import nnx
 from jax import lax
 from jax import numpy as jnp
 
@@ -22,7 +23,7 @@ from jaxddp.collectives import all_reduce, all_reduce_mean, broadcast
 from jaxddp.comm_hooks import CommHook, stateless
 from jaxddp.config import TrainConfig
 from jaxddp.errors import InputError, check_name
-from jaxddp.functional import LocalLoss
+from jaxddp.functional import Functional, LocalLoss
 from jaxddp.gradient_hooks import GradientHook, check_patterns, hooked
 from jaxddp.local import LocalGradients, LocalResult, MicroBatches, Unsynchronized
 from jaxddp.losses import Batch, Sums
@@ -209,22 +210,19 @@ class ReplicaStep:
         return {"local_loss": local.loss / denominator, "local_gradients": shares}
 
 
-def options(config: TrainConfig, params: Iterable[str]) -> dict[str, Any]:
-    """What `config` says of a `ReplicaStep`, by the names of its attributes.
-
-    Args:
-        params: the names of the model's parameters.
+def options(config: TrainConfig, model: nnx.Module) -> dict[str, Any]:
+    """What `config` says of the `ReplicaStep` of this model, by the names of its attributes.
 
     Raises:
-        InputError: `--freeze` names none of them, or all.
+        InputError: `--freeze` names none of its parameters, or all.
     """
     return {
         "loss_normalization": config.loss_normalization,
         "clip_grad_norm": config.clip_grad_norm,
-        "comm_hook": comm_hooks.from_config(config),
+        "comm_hook": comm_hooks.from_config(config, model),
         "keep_buffers": config.buffers,
         "ema_decay": config.ema_decay,
-        "frozen": frozen_params(config.freeze, params),
+        "frozen": frozen_params(config.freeze, Functional(model).params),
     }
 
 

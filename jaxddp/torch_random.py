@@ -5,9 +5,10 @@ Everything is drawn from one stream of 32-bit words, the MT19937 generator that
 """
 
 import math
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from jaxddp.errors import InputError
 
@@ -59,11 +60,14 @@ class Generator:
         scaled = self._fractions(math.prod(shape)) * float(high32 - low32) + float(low32)
         return scaled.astype(np.float32).reshape(shape)
 
-    def normal(self, shape: tuple[int, ...], mean: float = 0.0, std: float = 1.0) -> Float32:
-        """float32 numbers from N(mean, std²): `torch.empty(shape).normal_(mean, std)`, to a few ulp.
+    def normal(
+        self, shape: tuple[int, ...], mean: float = 0.0, std: float = 1.0, dtype: DTypeLike = np.float32
+    ) -> NDArray[Any]:
+        """Numbers from N(mean, std²): `torch.empty(shape, dtype=dtype).normal_(mean, std)`, to a few ulp.
 
         Box-Muller, sqrt(-2 ln(1 - u)) times cos(2πv) or sin(2πv). torch evaluates ln, cos and
         sin in float32, differently for each CPU instruction set, so the last bits are not fixed.
+        In float64 u and v have 53 bits instead of 24; of 16 bits there are float32's, rounded.
 
         Raises:
             InputError: std below 0.
@@ -77,9 +81,10 @@ class Generator:
         if count < BLOCK:
             samples = np.array([self._next_normal() for _ in range(count)])
         else:
-            samples = self._normal_blocks(count)
-            mean, std = float(np.float32(mean)), float(np.float32(std))
-        return (samples * std + mean).astype(np.float32).reshape(shape)
+            wide = np.float64 if dtype == np.float64 else np.float32
+            samples = self._normal_blocks(count, wide)
+            mean, std = float(wide(mean)), float(wide(std))
+        return (samples * std + mean).astype(dtype).reshape(shape)
 
     def randint(self, low: int, high: int, shape: tuple[int, ...]) -> Int64:
         """int64 numbers from low to high - 1: `torch.randint(low, high, shape)` of torch 2.9 and newer.
@@ -130,8 +135,10 @@ class Generator:
         high, low = self._words(2 * count).astype(np.uint64).reshape(count, 2).T
         return high << np.uint64(32) | low
 
-    def _fractions(self, count: int) -> NDArray[np.float64]:
-        """Uniform numbers from [0, 1) that float32 holds exactly."""
+    def _fractions(self, count: int, dtype: DTypeLike = np.float32) -> NDArray[np.float64]:
+        """Uniform numbers from [0, 1) that the dtype holds exactly."""
+        if dtype == np.float64:
+            return (self._long_words(count) & np.uint64(2**53 - 1)).astype(np.float64) * 2.0**-53
         return (self._words(count) & 0xFFFFFF).astype(np.float64) * 2.0**-24
 
     def _next_normal(self) -> float:
@@ -139,28 +146,28 @@ class Generator:
         if self._spare_normal is not None:
             sample, self._spare_normal = self._spare_normal, None
             return sample
-        turn, u = ((self._long_words(2) & np.uint64(2**53 - 1)) * 2.0**-53).tolist()
+        turn, u = self._fractions(2, np.float64).tolist()
         radius = math.sqrt(-2 * math.log1p(-u))
         self._spare_normal = radius * math.sin(2 * math.pi * turn)
         return radius * math.cos(2 * math.pi * turn)
 
-    def _normal_blocks(self, count: int) -> NDArray[np.float64]:
-        """Standard normal numbers, 16 from 16 words; a remainder redraws the last 16 whole."""
-        fractions = self._fractions(count)
+    def _normal_blocks(self, count: int, dtype: type[np.floating]) -> NDArray[np.float64]:
+        """Standard normal numbers, 16 from 16 fractions; a remainder redraws the last 16 whole."""
+        fractions = self._fractions(count, dtype)
         samples = np.empty(count)
         whole = count - count % BLOCK
-        samples[:whole] = _box_muller(fractions[:whole])
+        samples[:whole] = _box_muller(fractions[:whole], dtype)
         if whole < count:
-            samples[-BLOCK:] = _box_muller(self._fractions(BLOCK))
+            samples[-BLOCK:] = _box_muller(self._fractions(BLOCK, dtype), dtype)
         return samples
 
 
-def _box_muller(fractions: NDArray[np.float64]) -> NDArray[np.float64]:
+def _box_muller(fractions: NDArray[np.float64], dtype: type[np.floating]) -> NDArray[np.float64]:
     """Blocks of 16: 8 radii and 8 angles become 8 cosine and 8 sine samples."""
     u, turns = np.split(fractions.reshape(-1, BLOCK), 2, axis=1)
     radius = np.sqrt(-2 * np.log(1 - u))
-    # torch rounds the angle to float32; where cosine or sine is near 0, that decides all digits.
-    angle = (turns.astype(np.float32) * np.float32(2 * math.pi)).astype(np.float64)
+    # torch rounds the angle to the dtype; where cosine or sine is near 0, that decides all digits of float32.
+    angle = np.multiply(turns, 2 * math.pi, dtype=dtype).astype(np.float64)
     return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)], axis=1).ravel()
 
 

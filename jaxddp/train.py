@@ -15,7 +15,6 @@ from jaxddp.config import TrainConfig
 from jaxddp.data_parallel import DataParallel
 from jaxddp.devices import prepare
 from jaxddp.errors import InputError, TrainingError
-from jaxddp.functional import Functional
 from jaxddp.loader import MAX_STEPS_PER_DISPATCH, Loader
 from jaxddp.metrics import EpochSums, InFlight, means, step_metrics
 from jaxddp.replicas import Replicas
@@ -83,7 +82,7 @@ def build(config: TrainConfig) -> Run:
         optim.from_config(config.with_scaled_lr(replicas.world_size), config.epochs * loader.steps_per_epoch),
         replicas=replicas,
         dtype=config.dtype,
-        **step.options(config, Functional(model).params),
+        **step.options(config, model),
     )
     start = ddp.init() if config.resume is not None else _start(config, ddp)
     try:

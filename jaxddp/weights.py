@@ -10,6 +10,7 @@ A flax model's parameters and buffers become a torch state_dict of NumPy arrays 
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import jax
 import numpy as np
@@ -21,6 +22,8 @@ from jaxddp.errors import InputError, differences
 from jaxddp.patterns import frozen_names
 from jaxddp.runfolder import write_atomically
 from jaxddp.state import Buffers, Params
+
+Array = TypeVar("Array", np.ndarray, jax.Array)
 
 _TORCH_NAMES = {
     "kernel": "weight",
@@ -54,17 +57,19 @@ def frozen_params(patterns: Iterable[str], params: Iterable[str]) -> tuple[str, 
     return tuple(names[name] for name in frozen_names("--freeze", patterns, names))
 
 
-def to_torch_layout(name: str, value: np.ndarray) -> np.ndarray:
+def to_torch_layout(name: str, value: Array) -> Array:
     """A flax array in the layout of its torch twin; further leading axes are not allowed."""
     if name.rpartition(".")[2] == "kernel":
-        return np.moveaxis(value, (-1, -2), (0, 1))
+        *size, into, out = range(value.ndim)
+        return value.transpose(out, into, *size)
     return value
 
 
-def from_torch_layout(name: str, value: np.ndarray) -> np.ndarray:
+def from_torch_layout(name: str, value: Array) -> Array:
     """The inverse of `to_torch_layout`."""
     if name.rpartition(".")[2] == "kernel":
-        return np.moveaxis(value, (0, 1), (-1, -2))
+        out, into, *size = range(value.ndim)
+        return value.transpose(*size, into, out)
     return value
 
 

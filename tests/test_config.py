@@ -11,7 +11,7 @@ import pytest
 from tyro.conf import Positional
 
 from jaxddp import cli
-from jaxddp.choices import BELONGS_TO, DATASETS, MODELS, OPTIMIZERS, SCHEDULES
+from jaxddp.choices import BELONGS_TO, COMM_HOOKS, DATASETS, MODELS, OPTIMIZERS, SCHEDULES
 from jaxddp.config import TrainConfig
 from jaxddp.config_checks import flag
 from jaxddp.errors import InputError, TrainingError, check_name
@@ -33,11 +33,12 @@ NO_DEFAULT: dict[str, Any] = {
 }
 
 SAMPLES: dict[str, Any] = {"data_path": "file", "hidden_sizes": (3,), "betas": (0.5, 0.5), "cycle_momentum": False}
-SAMPLES |= {"buffers": "mean"}
+SAMPLES |= {"buffers": "mean", "use_error_feedback": False, "warm_start": False, "min_compression_rate": 3.0}
 NEEDED = {"npz": {"data_path": "f"}, "names": {"model": "char_mlp"}, "char_mlp": {"dataset": "names"}}
 NEEDED |= {"nesterov": {"momentum": 0.9}}
 FLAGS = "sync_batch_norm", "nesterov", "amsgrad", "centered"
 CHOICES = {"dataset": DATASETS, "model": MODELS, "optimizer": OPTIMIZERS, "schedule": SCHEDULES}
+CHOICES |= {"comm_hook": COMM_HOOKS}
 
 
 # ---- values
@@ -55,6 +56,16 @@ CHOICES = {"dataset": DATASETS, "model": MODELS, "optimizer": OPTIMIZERS, "sched
         ({"platform": "tpu"}, "--platform tpu: unknown"),
         ({"ema_decay": 1.5}, "--ema-decay 1.5: must be 0 to 1"),
         ({"comm_hook": "powerSDG"}, "--comm-hook powerSDG: unknown"),
+        ({"matrix_approximation_rank": 2}, "--matrix-approximation-rank 2: only for --comm-hook powerSGD or batched"),
+        (
+            {"comm_hook": "batched_powerSGD", "min_compression_rate": 3.0},
+            "--min-compression-rate 3.0: only for --comm-hook powerSGD, not batched_powerSGD",
+        ),
+        ({"warm_start": False}, "--no-warm-start: only for --comm-hook powerSGD or batched_powerSGD, not allreduce"),
+        (
+            {"comm_hook": "powerSGD", "start_power_sgd_iter": 1},
+            "--start-power-sgd-iter 1: must be at least 2, or needs",
+        ),
         ({"buffers": "rank1"}, "--buffers rank1: unknown; did you mean rank0? (one of rank0, mean, local)"),
         ({"lr_scaling": "log"}, "--lr-scaling log: unknown (one of none, linear, sqrt)"),
         ({"dataset": "npz"}, "--dataset npz: needs --data-path FILE.npz"),
@@ -91,8 +102,9 @@ def test_a_bad_value_is_named_with_what_would_be_right(fields: dict[str, Any], m
 
 
 AT_LEAST_ONE = "num_examples num_features num_classes context_length embedding_size step_size global_batch_size"
-AT_LEAST_ONE += " accumulation_steps devices steps_per_dispatch"
+AT_LEAST_ONE += " accumulation_steps devices steps_per_dispatch matrix_approximation_rank"
 AT_LEAST_ZERO = "epochs warmup_steps verify_every checkpoint_every seed lr weight_decay eps min_lr gamma"
+AT_LEAST_ZERO += " min_compression_rate"
 
 
 @pytest.mark.parametrize(
@@ -117,7 +129,7 @@ def test_an_option_that_would_change_nothing_is_refused(choice: str, option: str
         else:
             config = TrainConfig(**fields)
             config.check_used(beside=config)  # a resumed run may have it
-            message = f"{flag(option)[2:]}.*: only for --{choice} .*{takers[-1]}, not {name}$"
+            message = f"{flag(option)[2:]}.*: only for {flag(choice)} .*{takers[-1]}, not {name}$"
             with pytest.raises(InputError, match=message):
                 config.check_used(beside=TrainConfig())
 

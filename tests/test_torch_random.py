@@ -86,6 +86,14 @@ def test_normal_is_equal_to_a_few_ulps(size, mean, std):
     assert_same(ours, theirs, "normal", (size,), mean, std)
 
 
+@pytest.mark.parametrize("size", [1, 15, 16, 17, 100, 300_000])
+def test_normal_is_so_in_float64(size):
+    theirs = torch.randn(size, dtype=torch.float64, generator=torch.Generator().manual_seed(size)).numpy()
+    ours = Generator(size).normal((size,), dtype=np.float64)
+    assert ulps(ours, theirs).max() <= NORMAL_ULPS  # measured: 2
+    assert ulps(Generator(size).normal((size,)).astype(np.float64), theirs).max() > 1e6  # float32's
+
+
 @pytest.mark.parametrize("span", [1, 2, 10, 2**28 - 1, 2**28, 2**31, 2**32 - 1, 2**32, 2**32 + 1, 2**62, 2**64 - 1])
 def test_randint_is_equal_with_short_and_long_words(span):
     for low in {-(2**63), -(span // 2) - 1, min(0, 2**63 - 1 - span)}:
@@ -127,8 +135,8 @@ class ForgetsSecondSample(Generator):
 
 
 class KeepsRemainder(Generator):
-    def _normal_blocks(self, count):
-        return super()._normal_blocks(count + -count % 16)[:count]
+    def _normal_blocks(self, count, dtype):
+        return super()._normal_blocks(count + -count % 16, dtype)[:count]
 
 
 class DrawsOneWordTooMany(Generator):

@@ -25,6 +25,8 @@ OTHERS = [(model, optimizer) for model in MODELS for optimizer in OPTIMIZERS if 
 # With a flag of its own each.
 FEATURES: dict[str, dict[str, Any]] = {
     "bf16": {"comm_hook": "bf16_compress"},
+    "powerSGD": {"comm_hook": "powerSGD", "matrix_approximation_rank": 2, "start_power_sgd_iter": 5},
+    "batched": {"comm_hook": "batched_powerSGD", "warm_start": False, "start_power_sgd_iter": 5},
     "sqrt": {"lr_scaling": "sqrt"},
     "averaged": {"ema_decay": 0.9},
     "frozen": {"freeze": ("layers.0.*", "*.bias"), "weight_decay": 0.1},

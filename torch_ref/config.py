@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from jaxddp.choices import POWER_SGD
 from jaxddp.config import TrainConfig
 from jaxddp.errors import InputError, check_name
 
@@ -26,3 +27,8 @@ class TorchConfig(TrainConfig):
         check_name("--strategy", self.strategy, STRATEGIES)
         if self.strategy != "ddp" and self.comm_hook != "allreduce":
             raise InputError(f"--comm-hook {self.comm_hook}: only for --strategy ddp, not {self.strategy}")
+        if self.resume is not None and self.comm_hook in POWER_SGD:
+            raise InputError(
+                f"--resume {self.resume}: the state of --comm-hook {self.comm_hook} is laid out as DDP's buckets, "
+                "which a new process lays out anew; jaxddp.train can go on with it"
+            )

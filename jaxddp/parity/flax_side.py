@@ -49,11 +49,12 @@ class FlaxSide:
 
 def side_of_config(config: TrainConfig, dataset: Dataset, steps: int) -> FlaxSide:
     """What `jaxddp.train` would train."""
-    functional = Functional(models.build(config, dataset))
+    model = models.build(config, dataset)
+    functional = Functional(model)
     step = ReplicaStep(
         functional.local_loss(cross_entropy, train=True),
         optim.from_config(config, steps),
-        **options(config, functional.params),
+        **options(config, model),
     )
 
     like = cast(functional.params, config.dtype), cast(functional.buffers, config.dtype)
