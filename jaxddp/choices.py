@@ -8,6 +8,7 @@ LOSS_NORMALIZATIONS = ("ddp", "global")
 LR_SCALINGS = ("none", "linear", "sqrt")
 BUFFERS = ("rank0", "mean", "local")
 GRADIENT_STAGES = ("local", "mean")
+DROPOUT_MASKS = ("replica", "shared", "example")
 POWER_SGD = ("powerSGD", "batched_powerSGD")
 COMM_HOOKS = ("allreduce", "bf16_compress", "fp16_compress", *POWER_SGD)
 DTYPES = ("float32", "float64")
@@ -28,6 +29,7 @@ BELONGS_TO: dict[str, dict[str, tuple[str, ...]]] = {
     "model": {
         "hidden_sizes": ("mlp", "char_mlp", "convnet"),
         "embedding_size": ("char_mlp",),
+        "dropout": ("mlp", "char_mlp", "convnet"),
         "sync_batch_norm": ("char_mlp", "convnet"),
         "buffers": ("char_mlp", "convnet"),
     },

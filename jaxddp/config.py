@@ -43,6 +43,11 @@ class TrainConfig:
     char_mlp 64, convnet 16 32)."""
     embedding_size: int = 10
     """char_mlp: length of a character's vector."""
+    dropout: float = 0.0
+    """Share of hidden activations that training sets to zero, the others growing by 1 / (1 - share) instead."""
+    dropout_masks: str = "replica"
+    """replica | shared | example: each replica draws its own masks, all the same, or each example its own by its place
+    in the global batch, whatever the number of replicas."""
     sync_batch_norm: bool = False
     """BatchNorm statistics over all replicas instead of each replica's own."""
     buffers: str = "rank0"

@@ -7,6 +7,7 @@ from jaxddp.choices import (
     BUFFERS,
     COMM_HOOKS,
     DATASETS,
+    DROPOUT_MASKS,
     DTYPES,
     LOSS_NORMALIZATIONS,
     LR_SCALINGS,
@@ -30,6 +31,7 @@ def check_names(config: "TrainConfig") -> None:
     check_name("--loss-normalization", config.loss_normalization, LOSS_NORMALIZATIONS)
     check_name("--lr-scaling", config.lr_scaling, LR_SCALINGS)
     check_name("--buffers", config.buffers, BUFFERS)
+    check_name("--dropout-masks", config.dropout_masks, DROPOUT_MASKS)
     check_name("--comm-hook", config.comm_hook, COMM_HOOKS)
     check_name("--dtype", config.dtype, DTYPES)
     if config.platform is not None:
@@ -59,6 +61,8 @@ def check_ranges(config: "TrainConfig") -> None:
         raise InputError(f"{typed('hidden_sizes', config.hidden_sizes)}: each must be at least 1")
     if config.betas is not None and not all(0 <= beta < 1 for beta in config.betas):
         raise InputError(f"{typed('betas', config.betas)}: each must be at least 0 and below 1")
+    if not 0 <= config.dropout < 1:
+        raise InputError(f"--dropout {config.dropout}: must be at least 0 and below 1")
     if config.clip_grad_norm is not None and not config.clip_grad_norm > 0:
         raise InputError(f"--clip-grad-norm {config.clip_grad_norm}: must be above 0")
     if config.ema_decay is not None and not 0 <= config.ema_decay <= 1:
@@ -85,6 +89,8 @@ def check_combinations(config: "TrainConfig") -> None:
         raise InputError(f"--dataset names: holds characters, so it needs --model char_mlp, not {config.model}")
     if config.optimizer == "sgd" and config.nesterov and (not config.momentum or config.dampening):
         raise InputError("--nesterov: needs --momentum above 0 and no --dampening")
+    if config.dropout_masks != "replica" and not config.dropout:
+        raise InputError(f"--dropout-masks {config.dropout_masks}: needs --dropout above 0")
     if config.schedule == "one_cycle" and config.cycle_momentum and config.optimizer == "adagrad":
         raise InputError("--schedule one_cycle: adagrad has no momentum to cycle; add --no-cycle-momentum")
     if (config.use_error_feedback or config.warm_start) and config.start_power_sgd_iter < 2:

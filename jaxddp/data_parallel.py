@@ -39,6 +39,9 @@ class DataParallel:
         loss_fn: (model, batch) -> one loss per example, (B, ...) or `losses.Losses`.
         replicas: the devices; if None, those of `jaxddp.devices.prepare()`.
         dtype: of the floating-point parameters and buffers; None: as the model has them.
+        dropout_masks: what a model that draws random numbers draws in training: "replica": each replica its own;
+            "shared": all the same; "example": each example its own, whatever the number of replicas, for which
+            it takes `jaxddp.layers.Dropout`.
         options: attributes of `jaxddp.step.ReplicaStep`: loss_normalization, clip_grad_norm, comm_hook, ...
 
     Raises:
@@ -72,12 +75,14 @@ class DataParallel:
         *,
         replicas: Replicas | None = None,
         dtype: Any = None,
+        dropout_masks: str = "replica",
         **options: Any,
     ):
         self.replicas = replicas or Replicas(prepare())
         self.functional = Functional(model)
         self.optimizer = optimizer
-        self.replica_step = ReplicaStep(self.functional.local_loss(loss_fn, train=True), optimizer, **options)
+        training_loss = self.functional.local_loss(loss_fn, train=True, masks=dropout_masks)
+        self.replica_step = ReplicaStep(training_loss, optimizer, **options)
         if dtype is not None and jax.dtypes.canonicalize_dtype(dtype) != jnp.dtype(dtype):
             raise InputError(f"dtype {dtype}: needs jax's 64-bit mode; set jax_enable_x64")
         self._dtype = dtype

@@ -1,26 +1,48 @@
 """A flax.nnx module seen as pure functions of flat dictionaries of arrays."""
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 from flax import nnx
 from jax import numpy as jnp
 
-from jaxddp.losses import Batch, LossFunction, Sums, summed
+from jaxddp.draws import Place, check_masks, random_state_at
+from jaxddp.losses import Batch, LossFunction, Sums, num_examples, summed
 from jaxddp.state import Buffers, Params
 
 LocalLoss = Callable[[Params, Buffers, Batch], tuple[Sums, Buffers]]
 
 
+@dataclass(frozen=True)
+class RandomLoss:
+    """A `LocalLoss` that draws random numbers, and so has to be told where in the run it is.
+
+    Called without that it draws what the module's keys give as they were built.
+
+    Attributes:
+        function: (params, buffers, batch, place) -> (sums, new buffers).
+    """
+
+    function: Callable[[Params, Buffers, Batch, Place | None], tuple[Sums, Buffers]]
+
+    def __call__(self, params: Params, buffers: Buffers, batch: Batch) -> tuple[Sums, Buffers]:
+        """The loss at no place in particular."""
+        return self.function(params, buffers, batch, None)
+
+    def at(self, place: Place) -> LocalLoss:
+        """The loss at a place."""
+        return lambda params, buffers, batch: self.function(params, buffers, batch, place)
+
+
 class Functional:
     """The pure side of an nnx module: its parameters and buffers by name, and its forward pass.
 
+    What it draws random numbers from (`nnx.RngState`) is no part of either: see `jaxddp.draws`.
+
     Args:
         model: any nnx module; it is read, never changed.
-
-    Raises:
-        ValueError: the module draws random numbers while running.
 
     >>> functional = Functional(nnx.Linear(2, 1, rngs=nnx.Rngs(0)))
     >>> {name: value.shape for name, value in functional.params.items()}
@@ -29,37 +51,53 @@ class Functional:
 
     def __init__(self, model: nnx.Module):
         self._graphdef: nnx.GraphDef
-        self._graphdef, params, buffers = _split(model)
-        random_state = nnx.to_flat_state(nnx.filter_state(buffers, nnx.RngState))
-        if random_state:
-            names = ", ".join(sorted({_name(path[:-1]) for path, _ in random_state}))
-            raise ValueError(f"{names}: modules that draw random numbers (dropout) are not supported yet")
+        self._graphdef, params, self._random_state, buffers = _split(model)
         self._params, self._buffers = params, buffers
         self.params: Params = _to_dict(params)
         self.buffers: Buffers = _to_dict(buffers)
 
-    def module(self, params: Params, buffers: Buffers) -> nnx.Module:
-        """The module with these values in it."""
-        return nnx.merge(self._graphdef, _from_dict(params, self._params), _from_dict(buffers, self._buffers))
+    @property
+    def random_streams(self) -> list[str]:
+        """The names of what the module can draw random numbers from."""
+        return sorted({_name(path[:-1]) for path, _ in nnx.to_flat_state(self._random_state)})
 
-    def local_loss(self, loss_fn: LossFunction, train: bool) -> LocalLoss:
+    def module(self, params: Params, buffers: Buffers, random_state: nnx.State | None = None) -> nnx.Module:
+        """The module with these values in it; its random state as it was built if None."""
+        state = self._random_state if random_state is None else random_state
+        return nnx.merge(self._graphdef, _from_dict(params, self._params), state, _from_dict(buffers, self._buffers))
+
+    def local_loss(self, loss_fn: LossFunction, train: bool, masks: str = "replica") -> LocalLoss:
         """`loss_fn(model, batch)` as (params, buffers, batch) -> (sums, new buffers).
 
         Args:
             loss_fn: returns one loss per element (see `jaxddp.losses`); a batch entry "valid"
                 takes padded examples out.
-            train: whether layers such as BatchNorm run in their training mode.
+            train: whether layers such as BatchNorm and Dropout run in their training mode.
+            masks: what replicas draw, if the module draws random numbers in training: "replica", "shared" or
+                "example", see `jaxddp.draws`.
+
+        Returns:
+            A `RandomLoss` if the module draws random numbers in training.
+
+        Raises:
+            InputError: the module cannot draw such masks.
         """
 
-        def function(params: Params, buffers: Buffers, batch: Batch) -> tuple[Sums, Buffers]:
+        def function(
+            params: Params, buffers: Buffers, batch: Batch, place: Place | None = None
+        ) -> tuple[Sums, Buffers]:
+            drawn = None if place is None else random_state_at(self._random_state, place, masks, num_examples(batch))
             # Merged inside the differentiated function: nnx refuses modules from an outer trace.
-            model = self.module(params, buffers)
+            model = self.module(params, buffers, drawn)
             model.train() if train else model.eval()
             sums = summed(loss_fn(model, batch), batch.get("valid"))
-            _, _, left_behind = _split(model)
+            _, _, _, left_behind = _split(model)
             return sums, _to_dict(left_behind)
 
-        return function
+        if not train:
+            return function
+        check_masks(masks, self._random_state)
+        return RandomLoss(function) if self.random_streams else function
 
 
 def cast(arrays: Mapping[str, jax.Array], dtype: Any) -> dict[str, jax.Array]:
@@ -88,10 +126,10 @@ def gradient_order(model: nnx.Module) -> tuple[str, ...]:
     return tuple(_last_first(model))
 
 
-def _split(model: nnx.Module) -> tuple[nnx.GraphDef, nnx.State, nnx.State]:
-    """What the module is, its parameters, and everything else that it holds."""
-    graphdef, params, others = nnx.split(model, nnx.Param, ...)  # type: ignore[misc]
-    return graphdef, params, others
+def _split(model: nnx.Module) -> tuple[nnx.GraphDef, nnx.State, nnx.State, nnx.State]:
+    """What the module is, its parameters, what it draws random numbers from, and everything else that it holds."""
+    graphdef, params, random_state, others = nnx.split(model, nnx.Param, nnx.RngState, ...)  # type: ignore[misc]
+    return graphdef, params, random_state, others
 
 
 def _last_first(module: nnx.Pytree, path: str = "") -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The layers that torch defines otherwise than flax: initial weights and BatchNorm.
+"""The layers that torch defines otherwise than flax: initial weights, BatchNorm and Dropout.
 
 Each is a flax layer (or looks like one) whose numbers are torch's. Initial weights are
 drawn from a `torch_random.Generator`, in the order in which torch would draw them, so a
@@ -16,6 +16,7 @@ from jax import numpy as jnp
 
 from jaxddp import torch_random
 from jaxddp.collectives import all_reduce, world_size
+from jaxddp.draws import ExampleKey
 from jaxddp.errors import InputError
 from jaxddp.torch_random import Generator
 
@@ -133,6 +134,53 @@ class BatchNorm(nnx.Module):
         self.mean[...] = (1 - self.momentum) * self.mean[...] + self.momentum * mean
         self.var[...] = (1 - self.momentum) * self.var[...] + self.momentum * unbiased_var
         self.num_batches_tracked[...] = self.num_batches_tracked[...] + 1
+
+
+class Dropout(nnx.Module):
+    """y = x / (1 - p) where a word drawn for the element is at least p 2**32, else 0; in training only.
+
+    As `torch.nn.Dropout` and `nnx.Dropout`, but its masks do not depend on dtypes, and each example can draw its
+    own: what is drawn when is said in `jaxddp.draws`. The calls in a forward pass are counted, and each draws anew.
+
+    Args:
+        p: the share that is dropped.
+        rngs: its key is the next of their stream "dropout".
+
+    Raises:
+        InputError: p outside of 0 to 1; or masks for each example, and x has no axis of examples in front.
+
+    >>> layer = Dropout(0.5, rngs=nnx.Rngs(0))
+    >>> print(layer(jnp.ones(8)))
+    [0. 2. 0. 2. 0. 0. 0. 2.]
+    """
+
+    def __init__(self, p: float, *, rngs: nnx.Rngs):
+        if not 0 <= p < 1:
+            raise InputError(f"Dropout: p {p}: must be at least 0 and below 1")
+        self.p = p
+        self.key = ExampleKey(rngs.dropout(), tag="dropout")
+        self.count = nnx.RngCount(jnp.zeros((), jnp.uint32), tag="dropout")
+        self.deterministic = False  # set by model.train() and model.eval()
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        if self.deterministic:
+            return x
+        kept = self._words(x.shape) >= jnp.uint32(int(self.p * 2**32))
+        return jnp.where(kept, x / (1 - self.p), 0)
+
+    def _words(self, shape: tuple[int, ...]) -> jax.Array:
+        keys, call = self.key[...], self.count[...]
+        self.count[...] = call + 1
+        if keys.ndim == 0:
+            return jax.random.bits(jax.random.fold_in(keys, call), shape, jnp.uint32)
+        if shape[:1] != keys.shape:
+            raise InputError(f"Dropout: masks for each of {len(keys)} examples need them in front, got input {shape}")
+        return jax.vmap(lambda key: jax.random.bits(jax.random.fold_in(key, call), shape[1:], jnp.uint32))(keys)
+
+
+def dropout(p: float, seed: int) -> Callable[[jax.Array], jax.Array]:
+    """A model's only Dropout layer; nothing at all if p is 0."""
+    return Dropout(p, rngs=nnx.Rngs(dropout=seed)) if p else jax.nn.identity
 
 
 def _per_channel(values: jax.Array, x: jax.Array) -> jax.Array:

@@ -10,8 +10,9 @@ import jax
 from jax import lax
 from jax import numpy as jnp
 
-from jaxddp.functional import LocalLoss
-from jaxddp.losses import Batch, Sums
+from jaxddp.draws import Place
+from jaxddp.functional import LocalLoss, RandomLoss
+from jaxddp.losses import Batch, Sums, num_examples
 from jaxddp.state import Buffers, Params, TrainState
 from jaxddp.trained import noted, of_reached, trained
 
@@ -44,10 +45,12 @@ class Unsynchronized(NamedTuple):
     Attributes:
         result: sums over its micro-batches.
         buffers: as its own forward passes have left them.
+        examples: int32 scalar, how many they were; None where no random numbers depend on it.
     """
 
     result: LocalResult
     buffers: Buffers
+    examples: jax.Array | None = None
 
 
 @dataclass(frozen=True)
@@ -74,29 +77,36 @@ class LocalGradients:
 
         first = jax.tree.map(lambda x: x[0], batch.head)
         shapes = jax.eval_shape(self.differentiate, state, state.buffers, first)
-        nothing = Unsynchronized(jax.tree.map(jnp.zeros_like, shapes.result), state.buffers)
+        nothing = jax.tree.map(jnp.zeros_like, shapes)._replace(buffers=state.buffers)
         gathered, _ = lax.scan(body, nothing, batch.head)
         return self.add(state, gathered, batch.last)
 
     def add(self, state: TrainState, before: Unsynchronized, micro_batch: Batch) -> Unsynchronized:
         """A micro-batch more."""
-        result, buffers = self.differentiate(state, before.buffers, micro_batch)
-        return Unsynchronized(jax.tree.map(jnp.add, before.result, result), buffers)
+        result, buffers, examples = self.differentiate(state, before.buffers, micro_batch, before.examples)
+        return Unsynchronized(jax.tree.map(jnp.add, before.result, result), buffers, examples)
 
-    def differentiate(self, state: TrainState, buffers: Buffers, batch: Batch) -> Unsynchronized:
+    def differentiate(
+        self, state: TrainState, buffers: Buffers, batch: Batch, before: jax.Array | None = None
+    ) -> Unsynchronized:
         """Loss and gradients of one micro-batch, as numerators and a denominator.
 
         Args:
             state: its parameters are what the loss is differentiated at.
             buffers: as the micro-batch before has left them.
+            before: how many examples this replica has had before in this step; None: none.
 
         Raises:
             InputError: the loss does not depend on a parameter, and `find_unused_parameters` is False.
         """
+        loss_of, examples = self.loss, None
+        if isinstance(self.loss, RandomLoss):
+            first = jnp.int32(0) if before is None else before
+            loss_of, examples = self.loss.at(Place(state.step, first)), first + num_examples(batch)
         reached: set[str] = set()
 
         def numerator(params: Params) -> tuple[jax.Array, tuple[jax.Array, Sums, Buffers]]:
-            sums, new_buffers = self.loss({**state.params, **noted(params, reached)}, buffers, batch)
+            sums, new_buffers = loss_of({**state.params, **noted(params, reached)}, buffers, batch)
             if self.loss_normalization == "global":
                 return sums["loss"], (sums["count"], sums, new_buffers)
             return sums["loss"] / sums["count"], (jnp.ones_like(sums["count"]), sums, new_buffers)
@@ -104,4 +114,4 @@ class LocalGradients:
         differentiated = jax.value_and_grad(numerator, has_aux=True)(trained(state.params, self.frozen))
         (loss, (denominator, sums, new_buffers)), gradients = differentiated
         gradients = of_reached(gradients, reached, self.find_unused_parameters)
-        return Unsynchronized(LocalResult(loss, gradients, denominator, sums), new_buffers)
+        return Unsynchronized(LocalResult(loss, gradients, denominator, sums), new_buffers, examples)

@@ -39,6 +39,11 @@ class Losses:
 LossFunction = Callable[[Any, Batch], Losses | jax.Array]
 
 
+def num_examples(batch: Batch) -> int:
+    """How many examples a batch of leaves (B, ...) has: B."""
+    return int(jax.tree.leaves(batch)[0].shape[0])
+
+
 def summed(losses: Losses | jax.Array, valid: jax.Array | None = None) -> Sums:
     """Sums over a batch: `loss` = sum_i w_i l_i, `count` = sum_i w_i, and each metric's sum.
 

@@ -21,7 +21,7 @@ def model_sizes(config: TrainConfig, dataset: Dataset) -> dict[str, Any]:
         hidden = DEFAULT_HIDDEN_SIZES[config.model]
     if config.model in ("linear", "mlp"):
         sizes: dict[str, Any] = {"in_features": math.prod(dataset.input_shape), "num_classes": dataset.num_classes}
-        return sizes if config.model == "linear" else {**sizes, "hidden_sizes": hidden}
+        return sizes if config.model == "linear" else {**sizes, "hidden_sizes": hidden, "dropout": config.dropout}
     if config.model == "char_mlp":
         if len(hidden) != 1:
             raise InputError(f"--hidden-sizes {' '.join(map(str, hidden))}: char_mlp has exactly one hidden layer")
@@ -30,6 +30,7 @@ def model_sizes(config: TrainConfig, dataset: Dataset) -> dict[str, Any]:
             "context_length": config.context_length,
             "embedding_size": config.embedding_size,
             "hidden_size": hidden[0],
+            "dropout": config.dropout,
         }
     if len(dataset.input_shape) not in (2, 3):
         raise InputError(
@@ -40,7 +41,12 @@ def model_sizes(config: TrainConfig, dataset: Dataset) -> dict[str, Any]:
         raise InputError("--hidden-sizes: convnet needs at least one stage of channels")
     channels = dataset.input_shape[2] if len(dataset.input_shape) == 3 else 1
     _check_room(dataset.input_shape, stages=len(hidden))
-    return {"in_channels": channels, "channels": hidden, "num_classes": dataset.num_classes}
+    return {
+        "in_channels": channels,
+        "channels": hidden,
+        "num_classes": dataset.num_classes,
+        "dropout": config.dropout,
+    }
 
 
 def _check_room(input_shape: tuple[int, ...], stages: int) -> None:

@@ -26,6 +26,9 @@ class Generator:
     Args:
         seed: from -2**63 to 2**64 - 1; like torch, only the lower 32 bits count.
 
+    Attributes:
+        seed: those lower 32 bits.
+
     Raises:
         InputError: a seed outside that range.
 
@@ -39,7 +42,8 @@ class Generator:
     def __init__(self, seed: int) -> None:
         if not -(2**63) <= seed < 2**64:
             raise InputError(f"seed {seed}: must be from -2**63 to 2**64 - 1, as for torch.manual_seed")
-        self._stream = np.random.RandomState(seed & 0xFFFFFFFF)
+        self.seed = seed & 0xFFFFFFFF
+        self._stream = np.random.RandomState(self.seed)
         self._spare_normal: float | None = None
 
     def uniform(self, shape: tuple[int, ...], low: float = 0.0, high: float = 1.0) -> Float32:

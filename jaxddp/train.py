@@ -82,6 +82,7 @@ def build(config: TrainConfig) -> Run:
         optim.from_config(config.with_scaled_lr(replicas.world_size), config.epochs * loader.steps_per_epoch),
         replicas=replicas,
         dtype=config.dtype,
+        dropout_masks=config.dropout_masks,
         **step.options(config, model),
     )
     start = ddp.init() if config.resume is not None else _start(config, ddp)

@@ -18,7 +18,7 @@ STEP = "tests/test_step.py -k loss_normalization"
 
 MEAN = "return lax.pmean(tree, AXIS_NAME)"
 GRADIENTS = 'gradients, comm_state = self.reduce(state, local, denominator, stages["local_gradients"])'
-MICRO_BATCH = "result, buffers = self.differentiate(state, before.buffers, micro_batch)"
+MICRO_BATCH = "result, buffers, examples = self.differentiate(state, before.buffers, micro_batch, before.examples)"
 CLIP = 'clipped, more_metrics = self.clip(hooked(gradients, self.gradient_hooks, "mean"))'
 BODY = """\
     def body(state: TrainState, batch: MicroBatches) -> tuple[TrainState, StepSums]:

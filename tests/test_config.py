@@ -34,6 +34,7 @@ NO_DEFAULT: dict[str, Any] = {
 
 SAMPLES: dict[str, Any] = {"data_path": "file", "hidden_sizes": (3,), "betas": (0.5, 0.5), "cycle_momentum": False}
 SAMPLES |= {"buffers": "mean", "use_error_feedback": False, "warm_start": False, "min_compression_rate": 3.0}
+SAMPLES |= {"dropout": 0.5}
 NEEDED = {"npz": {"data_path": "f"}, "names": {"model": "char_mlp"}, "char_mlp": {"dataset": "names"}}
 NEEDED |= {"nesterov": {"momentum": 0.9}}
 FLAGS = "sync_batch_norm", "nesterov", "amsgrad", "centered"
@@ -55,6 +56,10 @@ CHOICES |= {"comm_hook": COMM_HOOKS}
         ({"dtype": "bfloat16"}, "--dtype bfloat16: unknown; did you mean float"),
         ({"platform": "tpu"}, "--platform tpu: unknown"),
         ({"ema_decay": 1.5}, "--ema-decay 1.5: must be 0 to 1"),
+        ({"dropout": 1.0}, "--dropout 1.0: must be at least 0 and below 1"),
+        ({"dropout": float("nan")}, "--dropout nan: must be at least 0 and below 1"),
+        ({"dropout": 0.1, "dropout_masks": "shard"}, "--dropout-masks shard: unknown; did you mean shared?"),
+        ({"dropout_masks": "shared"}, "--dropout-masks shared: needs --dropout above 0"),
         ({"comm_hook": "powerSDG"}, "--comm-hook powerSDG: unknown"),
         ({"matrix_approximation_rank": 2}, "--matrix-approximation-rank 2: only for --comm-hook powerSGD or batched"),
         (

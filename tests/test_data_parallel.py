@@ -164,15 +164,6 @@ def test_a_mean_is_no_loss_per_example(loss_fn: Callable) -> None:
         one_step(ddp, ddp.init())
 
 
-def test_dropout_is_refused_by_name() -> None:
-    class Dropping(nnx.Module):
-        def __init__(self) -> None:
-            self.blocks = nnx.List([nnx.Dropout(0.5, rngs=nnx.Rngs(0))])
-
-    with pytest.raises(ValueError, match=r"^blocks\.0.*: modules that draw random numbers \(dropout\) are not"):
-        DataParallel(Dropping(), optim.sgd(LR), replicas=two())
-
-
 def test_a_batch_for_other_replicas_is_refused() -> None:
     with pytest.raises(ValueError, match=r"a batch of shape \(2, 1, 3\) cannot be dealt out to 4 replicas"):
         Replicas(jax.devices()[:4]).shard(data())

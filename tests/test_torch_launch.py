@@ -139,6 +139,7 @@ def test_jax_is_never_imported() -> None:
         "runlog",
         "sampler",
         "sizes",
+        "threefry",
         "torch_random",
     }
     assert done.stdout.strip() == f"[] {sorted('jaxddp.' + name for name in neutral)}"

@@ -30,6 +30,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "sqrt": {"lr_scaling": "sqrt"},
     "averaged": {"ema_decay": 0.9},
     "frozen": {"freeze": ("layers.0.*", "*.bias"), "weight_decay": 0.1},
+    "dropout": {"dropout": 0.3, "accumulation_steps": 2},
 }
 
 

@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from torch_ref.data_parallel import ManualDataParallel, average_buffers, bare, no_sync
 from torch_ref.distributed import World
+from torch_ref.dropout import Place, move_to
 from torch_ref.gradient_hooks import GradientHook, mean_hooks
 from torch_ref.losses import Batch, CountFunction, LossFunction, Sums, count_labels, cross_entropy
 
@@ -31,6 +32,7 @@ def train_step(
     gradient_hooks: Sequence[GradientHook] = (),
     loss_fn: LossFunction = cross_entropy,
     count_fn: CountFunction = count_labels,
+    step: int = 0,
 ) -> Sums:
     """Make one optimizer step; afterwards each `parameter.grad` still is what the optimizer was given.
 
@@ -41,7 +43,7 @@ def train_step(
             choose, a `ManualDataParallel`, or, with one replica, any module.
         micro_batches: this rank's examples of the step, in the pieces that fit its memory at once.
         world: the ranks that train together.
-        loss_normalization, loss_fn, count_fn: see `accumulate_gradients`.
+        loss_normalization, loss_fn, count_fn, step: see `accumulate_gradients`.
         clip_grad_norm: largest global norm of the averaged gradient; None: no clipping.
         buffers: "mean": afterwards every rank has the mean of all ranks' buffers.
         gradient_hooks: those "mean" are called; those "local" are DDP's, see `torch_ref.comm_hooks.register`.
@@ -58,7 +60,7 @@ def train_step(
     tensor(2)
     """
     optimizer.zero_grad()
-    sums = accumulate_gradients(model, micro_batches, world, loss_normalization, loss_fn, count_fn)
+    sums = accumulate_gradients(model, micro_batches, world, loss_normalization, loss_fn, count_fn, step)
     mean_hooks(gradient_hooks, bare(model))
     if clip_grad_norm is not None:
         clip_grad_norm_(model.parameters(), clip_grad_norm)
@@ -77,6 +79,7 @@ def accumulate_gradients(
     loss_normalization: str = "ddp",
     loss_fn: LossFunction = cross_entropy,
     count_fn: CountFunction = count_labels,
+    step: int = 0,
 ) -> Sums:
     """Leave in each `parameter.grad` the gradient of the step's loss, averaged over all replicas.
 
@@ -88,14 +91,17 @@ def accumulate_gradients(
     Args:
         loss_fn: (model, micro-batch) -> sums over its elements, "loss" and "count" among them.
         count_fn: micro-batch -> the "count" that loss_fn will return; used by "global".
+        step: optimizer steps made before, on which the masks of `torch_ref.dropout.Dropout` depend.
 
     Source: pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
     """
     total_count = global_count(micro_batches, world, count_fn) if loss_normalization == "global" else None
     totals: Sums = {}
+    examples = 0
     for number, batch in enumerate(micro_batches, start=1):
         # Only the last backward pass sends gradients; no_sync must cover its forward pass too.
         with contextlib.nullcontext() if number == len(micro_batches) else no_sync(model):
+            move_to(model, Place(step, examples, world.rank, world.world_size))
             sums = loss_fn(model, batch)
             if total_count is None:
                 loss = sums["loss"] / sums["count"] / len(micro_batches)
@@ -104,6 +110,7 @@ def accumulate_gradients(
             loss.backward()
         for name, value in sums.items():
             totals[name] = totals.get(name, 0) + value.detach()
+        examples += len(next(iter(batch.values())))
     if isinstance(model, ManualDataParallel):
         model.sync_gradients()
     return totals

@@ -181,6 +181,7 @@ def train_epoch(run: Run, epoch: int, log: RunLog) -> tuple[dict[str, float], fl
             loss_normalization=config.loss_normalization,
             clip_grad_norm=config.clip_grad_norm,
             buffers=config.buffers,
+            step=state.step,
         )
         state.average()
         state.step += 1

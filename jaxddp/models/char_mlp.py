@@ -9,7 +9,7 @@ from jaxddp.torch_random import Generator
 
 
 class CharMLP(nnx.Module):
-    """Embedding, linear, BatchNorm, tanh, linear, for x (B, context_length) integer.
+    """Embedding, linear, BatchNorm, tanh, (dropout,) linear, for x (B, context_length) integer.
 
     Source: Bengio et al., A Neural Probabilistic Language Model, 2003, with BatchNorm.
     """
@@ -21,14 +21,16 @@ class CharMLP(nnx.Module):
         embedding_size: int,
         hidden_size: int,
         *,
+        dropout: float = 0.0,
         sync_batch_norm: bool = False,
         generator: Generator,
     ):
         self.embedding = layers.Embed(vocab_size, embedding_size, generator=generator)
         self.fc1 = layers.Linear(context_length * embedding_size, hidden_size, generator=generator)
         self.bn = layers.BatchNorm(hidden_size, sync=sync_batch_norm)
+        self.dropout = layers.dropout(dropout, generator.seed)
         self.fc2 = layers.Linear(hidden_size, vocab_size, generator=generator)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         x = self.embedding(x).reshape(len(x), -1)
-        return self.fc2(jnp.tanh(self.bn(self.fc1(x))))
+        return self.fc2(self.dropout(jnp.tanh(self.bn(self.fc1(x)))))

@@ -36,7 +36,7 @@ class Stage(nnx.Module):
 
 
 class ConvNet(nnx.Module):
-    """Stages with 2x2 max-pooling between them, then the mean over the image and a linear layer.
+    """Stages with 2x2 max-pooling between them, then the mean over the image, (dropout,) and a linear layer.
 
     Args:
         channels: of each stage; x is (B, H, W) or (B, H, W, in_channels).
@@ -48,6 +48,7 @@ class ConvNet(nnx.Module):
         channels: Sequence[int],
         num_classes: int,
         *,
+        dropout: float = 0.0,
         sync_batch_norm: bool = False,
         generator: Generator,
     ):
@@ -58,13 +59,14 @@ class ConvNet(nnx.Module):
                 for a, b in zip(before, channels, strict=True)
             ]
         )
+        self.dropout = layers.dropout(dropout, generator.seed)
         self.fc = layers.Linear(channels[-1], num_classes, generator=generator)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         x = x.reshape(*x.shape[:3], -1)
         for number, stage in enumerate(self.stages):
             x = stage(max_pool(x) if number else x)
-        return self.fc(x.mean(axis=(1, 2)))
+        return self.fc(self.dropout(x.mean(axis=(1, 2))))
 
 
 def max_pool(x: jax.Array) -> jax.Array:

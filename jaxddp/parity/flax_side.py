@@ -1,6 +1,6 @@
 """The flax half of what is compared: jaxddp's own replica step, or the port's, seen under torch's names."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -52,7 +52,7 @@ def side_of_config(config: TrainConfig, dataset: Dataset, steps: int) -> FlaxSid
     model = models.build(config, dataset)
     functional = Functional(model)
     step = ReplicaStep(
-        functional.local_loss(cross_entropy, train=True),
+        functional.local_loss(cross_entropy, train=True, masks=config.dropout_masks),
         optim.from_config(config, steps),
         **options(config, model),
     )
@@ -139,15 +139,28 @@ def model_of(port: Port, dtype: str) -> Any:
 def _pure(port: Port, dtype: str) -> tuple[Params, Buffers, LocalLoss]:
     """The model's parameters and buffers, and its loss as a function of them."""
     loss_fn = partial(_losses, port)
-    functional = functional_of(model_of(port, dtype), loss_fn, lambda: port.micro_batches(0, 0, "flax")[0])
+    model = model_of(port, dtype)
+    functional = functional_of(model, loss_fn, lambda: port.micro_batches(0, 0, "flax")[0])
     if isinstance(functional, LinenFunctional):
         return functional.params, functional.buffers, functional.local_loss(loss_fn)
+    _check_draws(model, functional.random_streams)
 
     def local_loss(params: Params, buffers: Buffers, batch: Batch) -> Any:
         # An entry called "valid" is the port's own business here, not jaxddp's mark of padding.
         return functional.local_loss(lambda model, _: loss_fn(model, batch), True)(params, buffers, {})
 
     return functional.params, functional.buffers, local_loss
+
+
+def _check_draws(model: nnx.Module, streams: Iterable[str]) -> None:
+    """No random numbers are drawn in training, since torch would draw others; a Dropout of rate 0 draws none."""
+    off = {path for path, module in nnx.iter_modules(model) if getattr(module, "rate", None) == 0}
+    off_names = tuple(".".join(map(str, path)) + "." for path in off)
+    if drawing := [name for name in streams if not f"{name}.".startswith(off_names)]:
+        raise InputError(
+            f"flax_model: {', '.join(drawing)} would draw random numbers, and torch others; turn dropout off on both "
+            "sides, or make its masks entries of the batch"
+        )
 
 
 def _losses(port: Port, model: Any, batch: Batch) -> Losses:

@@ -60,7 +60,7 @@ class OwnStep:
             raise InputError(f"flax_step: must return a TrainState, or one and its stages, and returns {kind}")
         if unknown := set(stages) - set(SHOWN):
             raise InputError(f"flax_step: shows {', '.join(sorted(unknown))}; known are {', '.join(SHOWN)}")
-        local, _ = self.step.local.accumulate(state, batch)
+        local = self.step.local.accumulate(state, batch).result
         by_itself = self.step.local_stages(local, self.step.denominator(local))
         after = {"params": next_state.params, "buffers": next_state.buffers}
         return next_state, {}, {**{f"pure_{name}": x for name, x in by_itself.items()}, **stages, **after}

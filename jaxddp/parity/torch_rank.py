@@ -129,6 +129,7 @@ class Steps:
                 gradient_hooks=side.gradient_hooks,
                 loss_fn=recorder.loss_fn,
                 count_fn=side.count_fn,
+                step=step,
             )
             if averaged is not None:
                 averaged.update_parameters(model)

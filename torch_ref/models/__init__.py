@@ -37,7 +37,10 @@ def build(config: TrainConfig, dataset: Dataset) -> nn.Module:
     layers.1.bias (10,) torch.float64
     """
     torch.manual_seed(config.seed)
-    model = _CLASSES[config.model](**model_sizes(config, dataset))
+    sizes = model_sizes(config, dataset)
+    if config.dropout:
+        sizes["dropout_masks"] = config.dropout_masks
+    model = _CLASSES[config.model](**sizes)
     for name in frozen_names("--freeze", config.freeze, dict(model.named_parameters())):
         model.get_parameter(name).requires_grad_(False)
     return model.to(getattr(torch, config.dtype))

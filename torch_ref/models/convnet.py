@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from torch_ref.dropout import dropout_layer
+
 
 class Block(nn.Module):
     """relu(x + bn2(conv2(relu(bn1(conv1(x)))))), on (B, C, H, W)."""
@@ -35,20 +37,28 @@ class Stage(nn.Module):
 
 
 class ConvNet(nn.Module):
-    """Stages with 2x2 max-pooling between them, then the mean over the image and a linear layer.
+    """Stages with 2x2 max-pooling between them, then the mean over the image, (dropout,) and a linear layer.
 
     Args:
         channels: of each stage; x is (B, H, W) or (B, H, W, in_channels), as the data sets have it.
     """
 
-    def __init__(self, in_channels: int, channels: Sequence[int], num_classes: int):
+    def __init__(
+        self,
+        in_channels: int,
+        channels: Sequence[int],
+        num_classes: int,
+        dropout: float = 0.0,
+        dropout_masks: str = "replica",
+    ):
         super().__init__()
         before = [in_channels, *channels[:-1]]
         self.stages = nn.ModuleList(Stage(a, b) for a, b in zip(before, channels, strict=True))
+        self.dropout = dropout_layer(dropout, dropout_masks)
         self.fc = nn.Linear(channels[-1], num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.reshape(*x.shape[:3], -1).permute(0, 3, 1, 2)
         for number, stage in enumerate(self.stages):
             x = stage(F.max_pool2d(x, 2) if number else x)
-        return self.fc(x.mean(dim=(2, 3)))
+        return self.fc(self.dropout(x.mean(dim=(2, 3))))
