@@ -19,17 +19,18 @@ Arrays = dict[str, np.ndarray]
 
 
 class Net(nnx.Module):
-    """Two linear layers with nothing or a BatchNorm between them, for x (B, ..., FEATURES)."""
+    """Two linear layers with nothing, a BatchNorm or dropout between them, for x (B, ..., FEATURES)."""
 
-    def __init__(self, bn: str | None = None):
+    def __init__(self, bn: str | None = None, dropout: float = 0.0):
         generator = Generator(0)
         self.fc1 = layers.Linear(FEATURES, 5, generator=generator)
         self.bn = None if bn is None else layers.BatchNorm(5, sync=bn == "sync")
+        self.dropout = layers.dropout(dropout, seed=0)
         self.fc2 = layers.Linear(5, CLASSES, generator=generator)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         x = self.fc1(x)
-        return self.fc2(jnp.tanh(x if self.bn is None else self.bn(x)))
+        return self.fc2(self.dropout(jnp.tanh(x if self.bn is None else self.bn(x))))
 
 
 def first(world_size: int) -> Replicas:

@@ -18,9 +18,9 @@ TOLERANCE = 1e-14  # in float64, as a part of an array's largest value; measured
 FAULT = 1e-2  # with a planted fault, at least; measured: 0.6
 
 
-def ddp_of(world_size: int, bn: str | None = None, **options: Any) -> DataParallel:
+def ddp_of(world_size: int, bn: str | None = None, dropout: float = 0.0, **options: Any) -> DataParallel:
     optimizer = optim.sgd(0.3, momentum=0.9)
-    return DataParallel(Net(bn), optimizer, replicas=first(world_size), dtype="float64", **options)
+    return DataParallel(Net(bn, dropout), optimizer, replicas=first(world_size), dtype="float64", **options)
 
 
 def micro_batches(world_size: int, micro: Sequence[int], step: int) -> list[Batch]:
@@ -54,9 +54,10 @@ def at_once(ddp: DataParallel, micro: Sequence[int]) -> Arrays:
     [
         ((3, 3, 3, 1), {"loss_normalization": "global", "clip_grad_norm": 0.05}),
         ((3, 3, 3, 1), {"bn": "local"}),
+        ((3, 3, 3, 1), {"dropout": 0.5}),
         ((4,), {}),
     ],
-    ids=["global, clipped", "batch norm", "one micro-batch"],
+    ids=["global, clipped", "batch norm", "dropout", "one micro-batch"],
 )
 def test_one_by_one_is_all_at_once(world_size: int, micro: Sequence[int], options: dict[str, Any]) -> None:
     with jax.enable_x64(True):

@@ -44,7 +44,18 @@ def test_the_default_run_learns_the_digits(capsys, tmp_path):
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "rmsprop"])
 def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(optimizer, tmp_path):
-    flags = ["--optimizer", optimizer, "--schedule", "step", "--step-size", "7", "--ema-decay", "0.9"]
+    flags = [
+        "--optimizer",
+        optimizer,
+        "--schedule",
+        "step",
+        "--step-size",
+        "7",
+        "--ema-decay",
+        "0.9",
+        "--dropout",
+        "0.3",
+    ]
     train(*flags, "--epochs", "4", "--output", str(tmp_path / "whole"))
     train(*flags, "--epochs", "2", "--output", str(tmp_path / "parts"))
     train("--epochs", "4", "--resume", str(tmp_path / "parts"))
