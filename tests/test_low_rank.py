@@ -19,6 +19,7 @@ from jaxddp.step import MicroBatches
 from jaxddp.torch_random import Generator
 from jaxddp.train import main
 from jaxddp.weights import load_weights
+from torch_ref.config import TorchConfig
 
 ORTHONORMAL = 1e-6  # float32; measured: 2e-7
 
@@ -130,3 +131,8 @@ def test_a_run_is_resumed_bit_for_bit_with_what_was_not_sent(tmp_path) -> None:
     ]:
         with pytest.raises(InputError, match=message):
             train("--resume", str(tmp_path / "parts"), *other)
+
+
+def test_torch_cannot_go_on_with_its_state() -> None:
+    with pytest.raises(InputError, match=r"^--resume runs/a: the state of --comm-hook powerSGD is laid out as DDP's"):
+        TorchConfig(comm_hook="powerSGD", resume="runs/a")
