@@ -84,6 +84,8 @@ class TrainConfig:
     """adagrad."""
     initial_accumulator_value: float | None = None
     """adagrad."""
+    shard_optimizer: bool = False
+    """Each replica keeps and updates one N-th of the optimizer's state (ZeRO, torch's ZeroRedundancyOptimizer)."""
 
     # The learning rate over time, counted in optimizer steps.
     schedule: str = "constant"

@@ -98,6 +98,9 @@ def check_combinations(config: "TrainConfig") -> None:
             f"--start-power-sgd-iter {config.start_power_sgd_iter}: must be at least 2, "
             "or needs --no-use-error-feedback and --no-warm-start"
         )
+    cycled = config.schedule == "one_cycle" and config.cycle_momentum
+    if config.shard_optimizer and config.optimizer == "sgd" and not (config.momentum or cycled):
+        raise InputError("--shard-optimizer: sgd without --momentum keeps nothing that could be sharded")
 
 
 def flag(field: str) -> str:

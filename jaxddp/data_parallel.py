@@ -10,6 +10,7 @@ import optax
 from flax import nnx
 from jax import numpy as jnp
 
+from jaxddp import zero
 from jaxddp.collectives import broadcast
 from jaxddp.devices import prepare
 from jaxddp.errors import InputError
@@ -128,11 +129,20 @@ class DataParallel:
         """
         params = cast(self.functional.params if params is None else params, self._dtype)
         buffers = cast(self.functional.buffers if buffers is None else buffers, self._dtype)
-        return self.replicas.start(self.replica_step.init(params, buffers), self._axes)
+        return self.replica_step.start(params, buffers, self.replicas)
 
     def place_state(self, state: TrainState) -> TrainState:
-        """Put a state on the devices: what all replicas share on each, of the rest each its own."""
-        return self.replicas.place(state, self._axes)
+        """Put a state on the devices: what all replicas share on each, of the rest each its own; see `whole`."""
+        return self.replica_step.place(state, self.replicas)
+
+    def whole(self, state: TrainState) -> TrainState:
+        """The state as `place_state` takes it, with as many replicas or, where none has anything of its own, others.
+
+        With `shard_optimizer`, the optimizer's state is that of whole parameters in it, as without.
+        """
+        if not self.replica_step.shard_optimizer:
+            return state
+        return dataclasses.replace(state, opt_state=zero.join_state(jax.device_get(state.opt_state)))
 
     def steps(self, state: TrainState, batches: MicroBatches) -> tuple[TrainState, StepSums]:
         """Make the optimizer steps of one dispatch.

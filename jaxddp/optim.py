@@ -12,7 +12,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable
-from typing import ParamSpec
+from typing import Any, ParamSpec
 
 import jax
 import jax.numpy as jnp
@@ -214,10 +214,12 @@ def rmsprop(
     return optax.chain(_l2_penalty(weight_decay), rescale, trace(momentum), optax.scale_by_learning_rate(lr))
 
 
-def clip_by_global_norm(grads: optax.Updates, max_norm: float) -> tuple[optax.Updates, jax.Array]:
+def clip_by_global_norm(
+    grads: optax.Updates, max_norm: float, norm_of: Callable[[Any], jax.Array] = optax.tree.norm
+) -> tuple[optax.Updates, jax.Array]:
     """Scale gradients down to a global norm of `max_norm`: `g min(1, max_norm / (norm + 1e-6))`.
 
-    Unlike torch's, optax's has no 1e-6. Returns the clipped gradients and their norm before.
+    Unlike torch's, optax's has no 1e-6. Returns the clipped gradients and their norm before, as `norm_of` has it.
 
     Source: torch.nn.utils.clip_grad_norm_.
 
@@ -225,7 +227,7 @@ def clip_by_global_norm(grads: optax.Updates, max_norm: float) -> tuple[optax.Up
     >>> print(clipped["w"].round(3), norm)
     [0.6 0.8] 5.0
     """
-    norm = optax.tree.norm(grads)
+    norm = norm_of(grads)
     factor = jnp.minimum(1, max_norm / (norm + 1e-6))
     return jax.tree.map(lambda g: (factor * g).astype(g.dtype), grads), norm
 

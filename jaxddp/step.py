@@ -7,6 +7,7 @@
 unchanged, on one.
 """
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ from flax import nnx
 from jax import lax
 from jax import numpy as jnp
 
-from jaxddp import comm_hooks
+from jaxddp import comm_hooks, zero
 from jaxddp.choices import BUFFERS, LOSS_NORMALIZATIONS
 from jaxddp.collectives import all_reduce, all_reduce_mean, broadcast
 from jaxddp.comm_hooks import CommHook, stateless
@@ -29,6 +30,7 @@ from jaxddp.local import LocalGradients, LocalResult, MicroBatches, Unsynchroniz
 from jaxddp.losses import Batch, Sums
 from jaxddp.metrics import StepSums
 from jaxddp.optim import clip_by_global_norm
+from jaxddp.replicas import Replicas
 from jaxddp.state import Buffers, Params, TrainState, state_axes
 from jaxddp.trained import trained, update, with_zeros
 from jaxddp.weights import frozen_params
@@ -62,6 +64,8 @@ class ReplicaStep:
             an error. True: they stay as they are, as with torch's DDP. None: nobody looks for them, and the
             optimizer is given zeros for their gradients, which is what `jax.grad` makes of them.
         gradient_hooks: functions of chosen gradients, before or after their mean, see `jaxddp.gradient_hooks`.
+        shard_optimizer: each replica keeps one N-th of the optimizer's state, and updates as much, see
+            `jaxddp.zero`; the optimizer must treat every element alike.
 
     Raises:
         InputError: an unknown choice, a norm to clip to that is not above 0, or a decay outside of 0 to 1.
@@ -77,6 +81,7 @@ class ReplicaStep:
     frozen: tuple[str, ...] = ()
     find_unused_parameters: bool | None = False
     gradient_hooks: tuple[GradientHook, ...] = ()
+    shard_optimizer: bool = False
 
     def __post_init__(self) -> None:
         check_name("loss_normalization", self.loss_normalization, LOSS_NORMALIZATIONS)
@@ -85,6 +90,10 @@ class ReplicaStep:
             raise InputError(f"clip_grad_norm {self.clip_grad_norm}: must be above 0")
         if self.ema_decay is not None and not 0 <= self.ema_decay <= 1:
             raise InputError(f"ema_decay {self.ema_decay}: must be 0 to 1")
+        if self.shard_optimizer and self.find_unused_parameters:
+            raise InputError("shard_optimizer: a slice has something of every parameter; freeze those that are unused")
+        if self.shard_optimizer and any(hook.when == "mean" for hook in self.gradient_hooks):
+            raise InputError('shard_optimizer: no replica has the mean of a whole gradient; hooks must be "local"')
 
     def __call__(self, state: TrainState, batch: MicroBatches) -> tuple[TrainState, Sums, dict[str, Any]]:
         """Compute the next state.
@@ -122,8 +131,8 @@ class ReplicaStep:
         )
         metrics = _sum_over_replicas(local.sums) | more_metrics
         stages |= {
-            "gradients": gradients,
-            "clipped_gradients": clipped,
+            "gradients": self.whole(gradients),
+            "clipped_gradients": self.whole(clipped),
             "params": next_state.params,
             "buffers": next_state.buffers,
         }
@@ -144,7 +153,8 @@ class ReplicaStep:
     @property
     def axes(self) -> TrainState:
         """Which parts of the state are each replica's own, see `state_axes`."""
-        return state_axes({"comm_state"} | ({"buffers"} if self.keep_buffers == "local" else set()))
+        local, sharded = self.keep_buffers == "local", self.shard_optimizer
+        return state_axes({"comm_state"} | ({"buffers"} if local else set()) | ({"opt_state"} if sharded else set()))
 
     def init(self, params: Params, buffers: Buffers) -> TrainState:
         """The state of one replica before the first step."""
@@ -154,33 +164,58 @@ class ReplicaStep:
         averaged = () if self.ema_decay is None else params
         return TrainState(jnp.zeros((), jnp.int32), params, buffers, opt_state, comm_state, averaged)
 
-    def reduce(
-        self, state: TrainState, local: LocalResult, denominator: jax.Array, shares: Params
-    ) -> tuple[Params, Any]:
-        """The gradients of all replicas as one, and what the hook remembers.
+    def start(self, params: Params, buffers: Buffers, replicas: Replicas) -> TrainState:
+        """The state before the first step, on all replicas."""
+        return self._put(replicas.start, self.init(params, buffers), replicas)
+
+    def place(self, state: TrainState, replicas: Replicas) -> TrainState:
+        """Put a state on the devices: what all replicas share on each, of the rest each its own.
+
+        An optimizer's state that is to be in slices is given whole, for any number of replicas.
+        """
+        return self._put(replicas.place, state, replicas)
+
+    def _put(self, put: Callable[[Any, Any], Any], state: TrainState, replicas: Replicas) -> TrainState:
+        if not self.shard_optimizer:
+            return put(state, self.axes)
+        learning = trained(state.params, self.frozen)
+        slices = zero.slice_state(self.optimizer, state.opt_state, learning, replicas.world_size)
+        rest = put(dataclasses.replace(state, opt_state=()), self.axes)
+        return dataclasses.replace(rest, opt_state=replicas.shard(slices))
+
+    def reduce(self, state: TrainState, local: LocalResult, denominator: jax.Array, shares: Params) -> tuple[Any, Any]:
+        """The gradients of all replicas as one, or this replica's slice of them, and what the hook remembers.
 
         Args:
             shares: the local gradients, scaled, as hooks have left them.
         """
         unchanged = not any(hook.when == "local" for hook in self.gradient_hooks)
-        if (
-            self.comm_hook is all_reduce_mean and unchanged
-        ):  # divided afterwards, so that one all-reduce carries the denominator too
-            return _divide(all_reduce_mean(local.gradients), denominator), state.comm_state
+        if self.comm_hook is all_reduce_mean and unchanged:
+            # Divided afterwards, so that one all-reduce carries the denominator too.
+            mean = zero.reduce_scatter_mean if self.shard_optimizer else all_reduce_mean
+            return _divide(mean(local.gradients), denominator), state.comm_state
         # A hook meets the parameters that its `init` has met: as in torch, zeros where the loss depends on none.
         whole = with_zeros(shares, trained(state.params, self.frozen))
         reduced, comm_state = self.hook.reduce(whole, state.comm_state)
-        return {name: reduced[name] for name in shares}, comm_state
+        gradients = {name: reduced[name] for name in shares}
+        return zero.own_slice(gradients) if self.shard_optimizer else gradients, comm_state
 
-    def clip(self, gradients: Params) -> tuple[Params, Sums]:
+    def clip(self, gradients: Any) -> tuple[Any, Sums]:
         """What the optimizer is given, and the norm before."""
         if self.clip_grad_norm is None:
             return gradients, {}
-        clipped, norm = clip_by_global_norm(gradients, self.clip_grad_norm)
+        norm_of = zero.global_norm if self.shard_optimizer else optax.tree.norm
+        clipped, norm = clip_by_global_norm(gradients, self.clip_grad_norm, norm_of)
         return clipped, {"grad_norm": norm}
 
-    def update(self, state: TrainState, gradients: Params) -> tuple[Params, Any]:
+    def whole(self, gradients: Any) -> Params:
+        """All of the gradients, for the stages."""
+        return zero.gather(gradients) if self.shard_optimizer else gradients
+
+    def update(self, state: TrainState, gradients: Any) -> tuple[Params, Any]:
         """The next parameters, and the next state of the optimizer."""
+        if self.shard_optimizer:
+            return zero.update(self.optimizer, gradients, state.opt_state, state.params)
         return update(self.optimizer, gradients, state.opt_state, state.params)
 
     def kept(self, buffers: Buffers) -> Buffers:
@@ -223,6 +258,7 @@ def options(config: TrainConfig, model: nnx.Module) -> dict[str, Any]:
         "keep_buffers": config.buffers,
         "ema_decay": config.ema_decay,
         "frozen": frozen_params(config.freeze, Functional(model).params),
+        "shard_optimizer": config.shard_optimizer,
     }
 
 
@@ -241,5 +277,5 @@ def _sum_over_replicas(sums: Sums) -> Sums:
     return dict(zip(sums, all_reduce(jnp.stack(list(sums.values()))), strict=True))
 
 
-def _divide(tree: Params, denominator: jax.Array) -> Params:
+def _divide(tree: Any, denominator: jax.Array) -> Any:
     return jax.tree.map(lambda x: x / denominator.astype(x.dtype), tree)

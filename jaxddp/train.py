@@ -128,7 +128,7 @@ def open_output(run: Run, resources: contextlib.ExitStack) -> tuple[Checkpoints 
     check_same_epochs(folder, run.loader.steps_per_epoch)
     if checkpoints.latest_step is None:  # it ended before the first one
         return checkpoints, _start(run.config, run.ddp)
-    return checkpoints, run.ddp.place_state(checkpoints.restore(run.start))
+    return checkpoints, run.ddp.place_state(checkpoints.restore(run.ddp.whole(run.start)))
 
 
 def train(run: Run, state: TrainState, log: RunLog, checkpoints: Checkpoints | None) -> TrainState:
@@ -154,10 +154,10 @@ def train(run: Run, state: TrainState, log: RunLog, checkpoints: Checkpoints | N
             log.epoch(int(state.step), epoch + 1, train_means, test, speed, averaged)
             if checkpoints is not None and config.checkpoint_every and (epoch + 1) % config.checkpoint_every == 0:
                 ddp.verify(state)
-                checkpoints.save(state)
+                checkpoints.save(ddp.whole(state))
         ddp.verify(state)
         if checkpoints is not None:
-            checkpoints.save(state)
+            checkpoints.save(ddp.whole(state))
     except TrainingError as error:
         raise TrainingError(f"{error}; {_last_good(checkpoints, config)}") from None
     if config.output is not None:

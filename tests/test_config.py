@@ -93,6 +93,10 @@ CHOICES |= {"comm_hook": COMM_HOOKS}
         ({"model": "linear", "hidden_sizes": (8, 4)}, "--hidden-sizes 8 4: only for --model mlp, char_mlp or convnet"),
         ({"optimizer": "sgd", "nesterov": True}, "--nesterov: needs --momentum above 0 and no --dampening"),
         (
+            {"optimizer": "sgd", "shard_optimizer": True},
+            "--shard-optimizer: sgd without --momentum keeps nothing that could be sharded",
+        ),
+        (
             {"optimizer": "adagrad", "schedule": "one_cycle"},
             "--schedule one_cycle: adagrad has no momentum to cycle; add --no-cycle-momentum",
         ),

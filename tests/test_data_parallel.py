@@ -14,6 +14,7 @@ from jaxddp import layers, optim
 from jaxddp.data_parallel import DataParallel
 from jaxddp.devices import prepare
 from jaxddp.errors import InputError
+from jaxddp.gradient_hooks import GradientHook
 from jaxddp.loader import Loader
 from jaxddp.local import MicroBatches
 from jaxddp.losses import Losses
@@ -231,6 +232,11 @@ def test_each_shape_is_traced_once(steps_per_dispatch: int, shapes: int) -> None
     ("options", "message"),
     [
         ({"ema_decay": 1.5}, r"^ema_decay 1.5: must be 0 to 1"),
+        ({"shard_optimizer": True, "find_unused_parameters": True}, r"^shard_optimizer: a slice has something"),
+        (
+            {"shard_optimizer": True, "gradient_hooks": (GradientHook("*", lambda name, gradient: None),)},
+            r"^shard_optimizer: no replica has the mean of a whole gradient",
+        ),
         ({"keep_buffers": "rank1"}, r"^keep_buffers rank1: unknown; did you mean rank0\?"),
         ({"loss_normalization": "globl"}, r"^loss_normalization globl: unknown; did you mean global\?"),
         ({"clip_grad_norm": -1.0}, r"^clip_grad_norm -1.0: must be above 0$"),

@@ -31,6 +31,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "averaged": {"ema_decay": 0.9},
     "frozen": {"freeze": ("layers.0.*", "*.bias"), "weight_decay": 0.1},
     "dropout": {"dropout": 0.3, "accumulation_steps": 2},
+    "sharded": {"shard_optimizer": True, "optimizer": "adamw", "clip_grad_norm": 0.5},
 }
 
 

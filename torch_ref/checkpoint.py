@@ -17,7 +17,7 @@ from torch_ref.state import TrainState
 
 
 def save_checkpoint(path: Path, state: TrainState) -> None:
-    """Write model, optimizer and step; the file is whole at any time.
+    """Write model, optimizer and step; the file is whole at any time. A sharded optimizer is consolidated before.
 
     Hyperparameters and schedule are not in it: they are the configuration's, and the step's.
     """
@@ -55,7 +55,7 @@ def load_checkpoint(path: Path, state: TrainState) -> None:
     if problems := differences(_tensors(content, names), _tensors(expected, names)):
         raise InputError(f"--resume {path.parent}: a checkpoint of another model or optimizer: {listed(problems)}")
     state.module.load_state_dict(content["model"])
-    hyperparameters = state.optimizer.state_dict()["param_groups"]
+    hyperparameters = Optimizer.state_dict(state.optimizer)["param_groups"]  # a sharded one has no state_dict yet
     state.optimizer.load_state_dict({"state": content["optimizer"], "param_groups": hyperparameters})
     if state.averaged is not None:
         state.averaged.load_state_dict(content["averaged"])
@@ -77,8 +77,9 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _state_after_a_step(optimizer: Optimizer) -> dict[int, Any]:
-    """What the optimizer will keep per parameter: tried out on a copy."""
-    trial = copy.deepcopy(optimizer)
+    """What the optimizer will keep per parameter, if it is sharded on all ranks together: tried out on a copy."""
+    kind: Any = type(getattr(optimizer, "optim", optimizer))  # a sharded one has the rank's own inside
+    trial = kind(copy.deepcopy(optimizer.param_groups))
     for group in trial.param_groups:
         for parameter in group["params"]:
             parameter.grad = torch.zeros_like(parameter)

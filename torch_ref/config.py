@@ -32,3 +32,5 @@ class TorchConfig(TrainConfig):
                 f"--resume {self.resume}: the state of --comm-hook {self.comm_hook} is laid out as DDP's buckets, "
                 "which a new process lays out anew; jaxddp.train can go on with it"
             )
+        if self.strategy == "single" and self.shard_optimizer:
+            raise InputError("--shard-optimizer: only for --strategy ddp or manual, not single")

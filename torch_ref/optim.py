@@ -8,6 +8,8 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, O
 
 from jaxddp.config import TrainConfig
 from jaxddp.errors import InputError
+from torch_ref.distributed import World
+from torch_ref.zero import sharded
 
 _CLASSES: dict[str, type[Optimizer]] = {
     "sgd": SGD,
@@ -19,11 +21,14 @@ _CLASSES: dict[str, type[Optimizer]] = {
 
 
 def from_config(
-    parameters: Iterable[Tensor], config: TrainConfig, total_steps: int
+    parameters: Iterable[Tensor], config: TrainConfig, total_steps: int, world: World | None = None
 ) -> tuple[Optimizer, LRScheduler | None]:
     """The optimizer that `config` names, and its schedule over a run of `total_steps` optimizer steps.
 
     Step the scheduler once after each optimizer step. It is None where the rate is constant.
+
+    Args:
+        world: the ranks that share the optimizer's state, where `config` says that they do.
 
     Raises:
         InputError: `--warmup-steps` leaves no step of the run for the cosine.
@@ -35,6 +40,8 @@ def from_config(
     (0.95, 0.004)
     """
     optimizer = _CLASSES[config.optimizer](parameters, **config.optimizer_options())
+    if config.shard_optimizer:
+        optimizer = sharded(optimizer, world or World())
     return optimizer, _scheduler(optimizer, config, max(total_steps, 1))
 
 

@@ -37,6 +37,7 @@ from torch_ref.state import TrainState, averaged_model
 from torch_ref.step import train_step
 from torch_ref.verify import verify_replicas
 from torch_ref.weights import load_weights, save_weights
+from torch_ref.zero import consolidate
 
 CHECKPOINT_FILE = "checkpoint.pt"
 JAXDDP_CHECKPOINTS = "checkpoints"  # the folder of jaxddp.train's
@@ -112,7 +113,7 @@ def build(world: World, config: TorchConfig) -> Run:
     if config.weights is not None and not _goes_on(config):
         load_weights(config.weights, module)
     total_steps = config.epochs * loader.steps_per_epoch
-    optimizer, scheduler = optim.from_config(module.parameters(), config.with_scaled_lr(replicas), total_steps)
+    optimizer, scheduler = optim.from_config(module.parameters(), config.with_scaled_lr(replicas), total_steps, world)
     state = TrainState(module, optimizer, scheduler, averaged=averaged_model(module, config.ema_decay))
     if config.resume is not None:
         check_same_epochs(Path(config.resume), loader.steps_per_epoch)
@@ -212,7 +213,10 @@ def report(run: Run, epoch: int, steps: list[Sums], log: RunLog) -> list[dict[st
 def keep(run: Run) -> None:
     """Verify the replicas and, if there is a run folder, write a checkpoint."""
     verify_replicas(run.state.module, run.world, run.state.step)
-    if run.config.output is not None and run.world.rank == 0:
+    if run.config.output is None:
+        return
+    consolidate(run.state.optimizer)
+    if run.world.rank == 0:
         save_checkpoint(Path(run.config.output) / CHECKPOINT_FILE, run.state)
 
 

@@ -11,6 +11,7 @@ from jax import numpy as jnp
 from jaxddp.errors import InputError
 from jaxddp.local import MicroBatches
 from jaxddp.losses import Batch, Sums
+from jaxddp.replicas import Replicas
 from jaxddp.state import Buffers, Params, TrainState, state_axes
 from jaxddp.step import ReplicaStep
 
@@ -46,6 +47,10 @@ class OwnStep:
     def init(self, params: Params, buffers: Buffers) -> TrainState:
         """The state before the first step."""
         return TrainState(jnp.int32(0), params, buffers, self.optimizer.init(params))
+
+    def start(self, params: Params, buffers: Buffers, replicas: Replicas) -> TrainState:
+        """The same, on all replicas."""
+        return replicas.start(self.init(params, buffers), self.axes)
 
     def __call__(self, state: TrainState, batch: MicroBatches) -> tuple[TrainState, Sums, dict[str, Any]]:
         """Compute the next state; stages that the port does not show are left out.

@@ -44,7 +44,7 @@ def free_records(
         side, replicas, step = _program(case, replicas, comm_hook)
         params, buffers = side.from_torch(weights)
         axes = side.replica_step.axes
-        state = replicas.start(side.replica_step.init(params, buffers), axes)
+        state = side.replica_step.start(params, buffers, replicas)
         for number, batch in enumerate(case.batches() if batches is None else batches):
             state = _restored(side, state, number)
             state, stages = step(replicas.place(state, axes), replicas.shard(batch))

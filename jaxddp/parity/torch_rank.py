@@ -101,7 +101,7 @@ class Steps:
         recorder = Recorder(model, world, side)
         ddp.register_comm_hook(recorder, recording_hook)
         tell("torch_optimizer")
-        optimizer, scheduler = side.make_optimizer(model.parameters())
+        optimizer, scheduler = side.make_optimizer(model.parameters(), world)
         watched = Watched(optimizer, recorder)
         averaged = averaged_model(model, side.ema_decay)
         writer = RecordWriter(rank_folder(self.folder, world.rank))

@@ -25,7 +25,7 @@ from torch_ref.gradient_hooks import GradientHook
 from torch_ref.loader import Loader
 from torch_ref.losses import Batch, CountFunction, LossFunction, Sums, count_labels, cross_entropy
 
-MakeOptimizer = Callable[[Iterable[nn.Parameter]], tuple[Optimizer, LRScheduler | None]]
+MakeOptimizer = Callable[[Iterable[nn.Parameter], World], tuple[Optimizer, LRScheduler | None]]
 # (rank, world_size) -> the micro-batches of each of that rank's steps
 Batches = Callable[[int, int], Iterator[list[Batch]]]
 
@@ -123,7 +123,7 @@ class BuiltIn:
         return TorchSide(
             models.build(config, self.dataset).to(getattr(torch, dtype)),
             cross_entropy,
-            lambda parameters: optim.from_config(parameters, config, steps),
+            lambda parameters, world: optim.from_config(parameters, config, steps, world),
             batches,
             Facts(
                 accumulation_steps=config.accumulation_steps,
@@ -161,7 +161,7 @@ def side_of_port(port: Port, steps: int, dtype: str) -> TorchSide:
         with torch.no_grad():
             return loss_fn(copy.deepcopy(model), batch)["count"]  # a copy: buffers change as it runs
 
-    def make_optimizer(parameters: Iterable[nn.Parameter]) -> tuple[Optimizer, LRScheduler | None]:
+    def make_optimizer(parameters: Iterable[nn.Parameter], world: World) -> tuple[Optimizer, LRScheduler | None]:
         if port.optimizer_config is not None:
             return optim.from_config(parameters, port.optimizer_config, steps)
         assert port.torch_optimizer is not None, "Port saw to it"

@@ -1,0 +1,133 @@
+"""The optimizer's state in N slices, one on each replica: the first stage of ZeRO.
+
+    local gradients -> reduce_scatter -> clipping -> update of a slice -> all_gather of the parameters
+
+A tree of parameters is laid out as one vector per dtype, by name, with zeros at its end up to a multiple of N;
+slice r of it is replica r's. An optimizer that treats every element alike, whatever tensor it is of, makes of a
+slice what it would make of the whole: all of `jaxddp.optim` do. One that looks at whole tensors (LAMB, Adafactor)
+or at their names (optax.masked) does not, and would be another optimizer here.
+
+Source: Rajbhandari et al., https://arxiv.org/abs/1910.02054; torch.distributed.optim.ZeroRedundancyOptimizer, which
+deals out whole tensors in place of slices.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import optax
+from jax import numpy as jnp
+
+from jaxddp.collectives import all_gather, all_reduce, rank, reduce_scatter, world_size
+from jaxddp.state import Params
+
+Layout = tuple[tuple[str, jax.ShapeDtypeStruct], ...]  # of each parameter, by name
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["vectors"], meta_fields=["layout"])
+@dataclass(frozen=True)
+class Slices:
+    """Parameters, or something for each of their elements, as one vector per dtype.
+
+    Attributes:
+        vectors: by the parameters' dtype: (N, chunk) of all slices, (chunk,) of one.
+        layout: of the parameters.
+    """
+
+    vectors: dict[str, jax.Array]
+    layout: Layout
+
+
+def layout_of(params: Params) -> Layout:
+    """Names, shapes and dtypes."""
+    return tuple((name, jax.ShapeDtypeStruct(x.shape, x.dtype)) for name, x in sorted(params.items()))
+
+
+def sliced(tree: Params, layout: Layout, count: int) -> Slices:
+    """A tree like the parameters, in so many slices.
+
+    >>> params = {"w": jnp.ones((2, 2)), "b": jnp.arange(3.0)}
+    >>> print(sliced(params, layout_of(params), 2).vectors["float32"])
+    [[0. 1. 2. 1.]
+     [1. 1. 1. 0.]]
+    """
+
+    def vector(names: list[str]) -> jax.Array:
+        whole = jnp.concatenate([jnp.ravel(tree[name]) for name in names])
+        return jnp.pad(whole, (0, -whole.size % count)).reshape(count, -1)
+
+    return Slices({dtype: vector(names) for dtype, names in _by_dtype(layout)}, layout)
+
+
+def joined(slices: Slices) -> Params:
+    """The tree that all slices, (N, chunk), are of."""
+    tree, shapes = {}, dict(slices.layout)
+    for dtype, names in _by_dtype(slices.layout):
+        whole, start = slices.vectors[dtype].reshape(-1), 0
+        for name in names:
+            tree[name] = whole[start : start + shapes[name].size].reshape(shapes[name].shape)
+            start += shapes[name].size
+    return tree
+
+
+def reduce_scatter_mean(gradients: Params) -> Slices:
+    """This replica's slice of the mean of all replicas' gradients: half of an all-reduce."""
+    return reduce_scatter(sliced(gradients, layout_of(gradients), world_size()), op="mean")
+
+
+def own_slice(tree: Params) -> Slices:
+    """This replica's slice of what all have."""
+    return jax.tree.map(lambda x: x[rank()], sliced(tree, layout_of(tree), world_size()))
+
+
+def gather(own: Slices) -> Params:
+    """What all replicas' slices are of, on each of them: the other half of an all-reduce."""
+    return joined(all_gather(own))
+
+
+def global_norm(own: Slices) -> jax.Array:
+    """The norm of all replicas' slices together."""
+    return jnp.sqrt(all_reduce(optax.tree.norm(own, squared=True)))
+
+
+def update(
+    optimizer: optax.GradientTransformation, gradients: Slices, opt_state: Any, params: Params
+) -> tuple[Params, Any]:
+    """Each replica updates its slice of the parameters that have a gradient, and all get all of it.
+
+    Returns:
+        All parameters; the state of the slice.
+    """
+    own = own_slice({name: params[name] for name, _ in gradients.layout})
+    updates, opt_state = optimizer.update(gradients, opt_state, own)
+    return {**params, **gather(optax.apply_updates(own, updates))}, opt_state
+
+
+def slice_state(optimizer: optax.GradientTransformation, opt_state: Any, params: Params, count: int) -> Any:
+    """The optimizer's state of whole parameters as that of so many slices, leaves (count, ...)."""
+    layout = layout_of(params)
+    of_slices = jax.eval_shape(lambda: optimizer.init(sliced(params, layout, count)))
+
+    def split(like: Any, node: Any) -> Any:
+        if isinstance(like, Slices):
+            return sliced(node, layout, count)
+        return jnp.broadcast_to(node, (count, *jnp.shape(node)))
+
+    return jax.tree.map(split, of_slices, opt_state, is_leaf=_is_slices)
+
+
+def join_state(opt_state: Any) -> Any:
+    """What `slice_state` was given."""
+    return jax.tree.map(lambda node: joined(node) if _is_slices(node) else node[0], opt_state, is_leaf=_is_slices)
+
+
+def _by_dtype(layout: Layout) -> Iterator[tuple[str, list[str]]]:
+    """The names of each dtype's parameters."""
+    for dtype in sorted({str(like.dtype) for _, like in layout}):
+        yield dtype, [name for name, like in layout if str(like.dtype) == dtype]
+
+
+def _is_slices(node: Any) -> bool:
+    return isinstance(node, Slices)
