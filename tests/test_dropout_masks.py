@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -9,17 +10,20 @@ import numpy as np
 import pytest
 from flax import nnx
 from jax import numpy as jnp
+from small_port import write
 from step_cases import Net, distance, examples, first
 
 from jaxddp import layers, optim
 from jaxddp.data_parallel import DataParallel
 from jaxddp.errors import InputError
 from jaxddp.loader import Loader
+from jaxddp.parity.flax_side import FlaxSide, side_of_port
+from jaxddp.parity.port import load_port
 
 P, F = 0.3, 50
 GLOBAL_BATCH = 16
-TOLERANCE = 1e-12  # float64; measured:
-FAULT = 1e-2  # of the parameters, if devices draw otherwise, at least; measured:
+TOLERANCE = 1e-12  # float64; measured: 7e-17
+FAULT = 0.1  # of the parameters, if devices draw otherwise, at least; measured: 0.31
 
 
 class Noted(nnx.Module):
@@ -61,7 +65,7 @@ def left(make: Callable[..., Any], world_size: int = 2, **options: Any) -> np.nd
 
 def check_all_differ(masks: np.ndarray) -> None:
     """Two masks of 400 elements, drawn apart, differ in 2 p (1 - p) of them: 168, give or take 10."""
-    assert all(120 < (a != b).sum() < 220 for a, b in combinations(masks, 2))  # measured:
+    assert all(120 < (a != b).sum() < 220 for a, b in combinations(masks, 2))  # measured: 139 to 203
 
 
 @pytest.mark.parametrize("make", [layers.Dropout, nnx.Dropout])
@@ -72,7 +76,7 @@ def test_replicas_steps_micro_batches_layers_and_calls_draw_their_own(make: Call
     check_all_differ(masks.reshape(-1, 8 * F))
     np.testing.assert_allclose(found[masks], 1 / (1 - P), rtol=1e-6)
     share, deviation = 1 - masks.mean(), np.sqrt(P * (1 - P) / masks.size)
-    assert abs(share - P) < 3 * deviation  # measured:
+    assert abs(share - P) < 3 * deviation  # measured: 0.9 of them
 
 
 def test_shared_masks_are_the_same_on_all_replicas_and_otherwise_differ() -> None:
@@ -113,9 +117,8 @@ def test_training_with_masks_of_examples_is_the_same_on_any_number_of_devices() 
 
     with jax.enable_x64(True):
         one = trained(1, "example")
-        assert distance(trained(2, "example"), one) < TOLERANCE
-        assert distance(trained(4, "example"), one) < TOLERANCE
-        assert distance(trained(2, "replica"), one) > FAULT
+        found = [distance(trained(*of), one) for of in ((2, "example"), (4, "example"), (2, "replica"))]
+    assert max(found[:2]) < TOLERANCE and found[2] > FAULT
 
 
 def test_what_is_drawn_is_no_part_of_the_state_and_evaluation_draws_nothing() -> None:
@@ -127,6 +130,23 @@ def test_what_is_drawn_is_no_part_of_the_state_and_evaluation_draws_nothing() ->
 
 
 # ---- what is refused
+
+
+def test_a_port_with_dropout_is_refused_unless_it_is_off(tmp_path: Path) -> None:
+    def side(rate: float) -> FlaxSide:
+        layer = "self.fc2 = nnx.Linear(5, 4, rngs=rngs)"
+        path = write(tmp_path, (layer, f"{layer}\n            self.drop = nnx.Dropout({rate}, rngs=rngs)"))
+        return side_of_port(load_port(str(path)), steps=1, dtype="float32")
+
+    with pytest.raises(
+        InputError, match=r"^flax_model: drop.rngs would draw random numbers, and torch others; turn dr"
+    ):
+        side(0.5)
+    step = side(0.0).replica_step
+    params = {name: np.ones(x) for name, x in {"fc1.kernel": (3, 5), "fc2.kernel": (5, 4)}.items()}
+    params |= {"fc1.bias": np.ones(5), "fc2.bias": np.ones(4)}
+    sums, _ = step.loss(params, {}, {"x": np.ones((2, 3)), "y": np.zeros(2, int)})
+    assert sums["loss"] == pytest.approx(np.log(4))
 
 
 @pytest.mark.parametrize(

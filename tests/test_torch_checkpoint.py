@@ -46,10 +46,10 @@ def resumed_ends_as_whole(folder: Path, **changes: object) -> bool:
 
 
 def test_resume_is_bit_for_bit_the_uninterrupted_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    training.main(small(tmp_path / "whole", ema_decay=0.9))
-    interrupted(small(tmp_path / "halves", ema_decay=0.9), monkeypatch, epoch=3)
+    training.main(small(tmp_path / "whole", ema_decay=0.9, dropout=0.3))
+    interrupted(small(tmp_path / "halves", ema_decay=0.9, dropout=0.3), monkeypatch, epoch=3)
     assert not (tmp_path / "halves" / "model.safetensors").exists()
-    assert resumed_ends_as_whole(tmp_path, ema_decay=0.9)
+    assert resumed_ends_as_whole(tmp_path, ema_decay=0.9, dropout=0.3)
     records = [
         [{**record, "examples_per_second": 0} for record in read_metrics(tmp_path / name / "metrics.jsonl")]
         for name in ("whole", "halves")
