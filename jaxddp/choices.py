@@ -69,6 +69,6 @@ KEPT_ON_RESUME = (
     *("dataset", "num_examples", "num_features", "num_classes", "context_length"),
     *("model", "hidden_sizes", "embedding_size", "buffers", "weights", "optimizer", "amsgrad", "centered", "dtype"),
     "freeze",
-    *("global_batch_size", "shuffle", "drop_last", "drop_last_batch", "seed", "output"),
+    *("global_batch_size", "shuffle", "drop_last", "drop_last_batch", "join", "seed", "output"),
     *("matrix_approximation_rank", "min_compression_rate", "use_error_feedback", "warm_start"),
 )

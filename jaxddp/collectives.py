@@ -77,8 +77,8 @@ def reduce(tree: Tree, dst: int = 0, op: str = "sum") -> Tree:
     return jax.tree.map(lambda y, x: jnp.where(here, y, x.astype(y.dtype)), all_reduce(tree, op), tree)
 
 
-def broadcast(tree: Tree, src: int = 0) -> Tree:
-    """Replica `src`'s value of each leaf, on every replica."""
+def broadcast(tree: Tree, src: int | jax.Array = 0) -> Tree:
+    """Replica `src`'s value of each leaf, on every replica; all of them must name the same one."""
     is_source = _is("broadcast: src", src)
     total = all_reduce(jax.tree.map(lambda x: _or_zeros(is_source, x), tree))
     return jax.tree.map(lambda y, x: y.astype(x.dtype), total, tree)  # a sum of booleans is an integer
@@ -146,9 +146,9 @@ REDUCTIONS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def _is(name: str, number: int) -> jax.Array:
+def _is(name: str, number: int | jax.Array) -> jax.Array:
     """Whether this replica has a number."""
-    if not 0 <= number < world_size():
+    if isinstance(number, int) and not 0 <= number < world_size():
         raise InputError(f"{name} {number}: must be a rank, 0 to {world_size() - 1}")
     return rank() == number
 

@@ -135,6 +135,10 @@ class TrainConfig:
     """Drop the examples that do not fill all replicas instead of repeating the first ones."""
     drop_last_batch: bool = False
     """Leave out an epoch's last step where it is smaller than the others (DataLoader's drop_last)."""
+    join: bool = False
+    """Use each example once an epoch: replicas that have run out of them go along with nothing, as by DDP's join."""
+    divide_by_initial_world_size: bool = True
+    """join: average over all replicas; otherwise over those that still have examples."""
     seed: int = 0
     """Initial weights and sample order; the same numbers as torch draws for it."""
     dtype: str = "float32"

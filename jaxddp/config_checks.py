@@ -91,6 +91,7 @@ def check_combinations(config: "TrainConfig") -> None:
         raise InputError("--nesterov: needs --momentum above 0 and no --dampening")
     if config.dropout_masks != "replica" and not config.dropout:
         raise InputError(f"--dropout-masks {config.dropout_masks}: needs --dropout above 0")
+    _check_join(config)
     if config.schedule == "one_cycle" and config.cycle_momentum and config.optimizer == "adagrad":
         raise InputError("--schedule one_cycle: adagrad has no momentum to cycle; add --no-cycle-momentum")
     if (config.use_error_feedback or config.warm_start) and config.start_power_sgd_iter < 2:
@@ -101,6 +102,21 @@ def check_combinations(config: "TrainConfig") -> None:
     cycled = config.schedule == "one_cycle" and config.cycle_momentum
     if config.shard_optimizer and config.optimizer == "sgd" and not (config.momentum or cycled):
         raise InputError("--shard-optimizer: sgd without --momentum keeps nothing that could be sharded")
+
+
+def _check_join(config: "TrainConfig") -> None:
+    dropping = [name for name in ("drop_last", "drop_last_batch") if getattr(config, name)]
+    if config.join and dropping:
+        raise InputError(f"--join: uses every example, which {flag(dropping[0])} does not; leave one of them out")
+    if config.join and config.buffers == "mean":
+        raise InputError("--buffers mean: not with --join, where replicas run out; must be rank0 or local")
+    if not config.divide_by_initial_world_size and not config.join:
+        raise InputError("--no-divide-by-initial-world-size: only with --join")
+    if not config.divide_by_initial_world_size and config.loss_normalization == "global":
+        raise InputError(
+            "--no-divide-by-initial-world-size: --loss-normalization global divides by the number of elements; "
+            "only with ddp"
+        )
 
 
 def flag(field: str) -> str:

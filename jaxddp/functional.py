@@ -9,6 +9,7 @@ from flax import nnx
 from jax import numpy as jnp
 
 from jaxddp.draws import Place, check_masks, random_state_at
+from jaxddp.errors import InputError
 from jaxddp.losses import Batch, LossFunction, Sums, num_examples, summed
 from jaxddp.state import Buffers, Params
 
@@ -70,14 +71,16 @@ class Functional:
         """`loss_fn(model, batch)` as (params, buffers, batch) -> (sums, new buffers).
 
         Args:
-            loss_fn: returns one loss per element (see `jaxddp.losses`); a batch entry "valid"
-                takes padded examples out.
+            loss_fn: returns one loss per element (see `jaxddp.losses`); a batch entry "valid", (B,),
+                takes examples out that are 0 there. Each module that has an attribute `valid` is given
+                it meanwhile, so that they are in no statistic either.
             train: whether layers such as BatchNorm and Dropout run in their training mode.
             masks: what replicas draw, if the module draws random numbers in training: "replica", "shared" or
                 "example", see `jaxddp.draws`.
 
         Returns:
-            A `RandomLoss` if the module draws random numbers in training.
+            A `RandomLoss` if the module draws random numbers in training. It, or the function, raises
+            `InputError` for a module that would take padding into its statistics.
 
         Raises:
             InputError: the module cannot draw such masks.
@@ -90,7 +93,14 @@ class Functional:
             # Merged inside the differentiated function: nnx refuses modules from an outer trace.
             model = self.module(params, buffers, drawn)
             model.train() if train else model.eval()
-            sums = summed(loss_fn(model, batch), batch.get("valid"))
+            valid = batch.get("valid")
+            if valid is not None:
+                if train:
+                    _check_statistics(model)
+                model.set_attributes(valid=nnx.data(valid), raise_if_not_found=False)
+            sums = summed(loss_fn(model, batch), valid)
+            if valid is not None:
+                model.set_attributes(valid=None, raise_if_not_found=False)
             _, _, _, left_behind = _split(model)
             return sums, _to_dict(left_behind)
 
@@ -124,6 +134,17 @@ def gradient_order(model: nnx.Module) -> tuple[str, ...]:
     ('layers.1.scale', 'layers.1.bias', 'layers.0.bias', 'layers.0.kernel')
     """
     return tuple(_last_first(model))
+
+
+def _check_statistics(model: nnx.Module) -> None:
+    """Refuse a module that keeps statistics, and cannot be told which examples count."""
+    for path, module in nnx.iter_modules(model):
+        statistics = any(isinstance(value, nnx.BatchStat) for value in vars(module).values())
+        if statistics and not hasattr(module, "valid"):
+            raise InputError(
+                f"{_name(path) or 'the model'}: {type(module).__name__} would take padded examples into its "
+                "statistics; use jaxddp.layers.BatchNorm, or give it an attribute `valid`"
+            )
 
 
 def _split(model: nnx.Module) -> tuple[nnx.GraphDef, nnx.State, nnx.State, nnx.State]:

@@ -91,12 +91,22 @@ class BatchNorm(nnx.Module):
     running statistics instead. With `sync` the batch is that of all replicas together, forward
     and backward, as torch.nn.SyncBatchNorm; otherwise each replica's own.
 
+    While `valid` is set, (B,), only examples that have 1 there count (`Functional.local_loss` sets it):
+    replicas may have unequal numbers of them, and where there are none the running statistics stay.
+    What comes out for the others is of no use.
+
     Args:
-        num_features: channels C; x is (..., C).
+        num_features: channels C; x is (..., C), and (B, ..., C) if `valid` is set.
         momentum: torch's: running = (1 - momentum) * running + momentum * batch.
 
     Raises:
-        InputError: one value per channel in training, which has no variance (torch refuses too).
+        InputError: one value per channel in training, which has no variance (torch refuses too), or
+            another number of examples than `valid` has.
+
+    >>> bn, x = BatchNorm(1), jnp.array([[1.0], [3.0], [99.0]])
+    >>> bn.valid = nnx.data(jnp.array([1, 1, 0]))
+    >>> print(bn(x)[:2, 0].round(3), bn.mean[...], bn.var[...])
+    [-1.  1.] [0.2] [1.1]
     """
 
     def __init__(self, num_features: int, *, eps: float = 1e-5, momentum: float = 0.1, sync: bool = False):
@@ -108,6 +118,7 @@ class BatchNorm(nnx.Module):
         self.eps = eps
         self.momentum = momentum
         self.sync = sync
+        self.valid: jax.Array | None = None
         self.use_running_average = False  # set by model.train() and model.eval()
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -121,19 +132,38 @@ class BatchNorm(nnx.Module):
     def _batch_statistics(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         axes = tuple(range(x.ndim - 1))
         reduce = all_reduce if self.sync else (lambda sums: sums)
-        count = reduce(jnp.asarray(x.size // x.shape[-1], x.dtype))
+        seen = reduce(self._count(x))
+        count = seen if self.valid is None else jnp.maximum(seen, 1)  # of nothing, mean and variance are 0
         if x.size * (world_size() if self.sync else 1) == x.shape[-1]:
             raise InputError(f"BatchNorm needs more than one value per channel in training, got input {x.shape}")
-        mean = reduce(jnp.sum(x, axes)) / count
+        mean = reduce(jnp.sum(self._counted(x), axes)) / count
         # Two passes: E[x^2] - E[x]^2 would lose the digits that a large mean takes.
-        var = reduce(jnp.sum(jnp.square(x - _per_channel(mean, x)), axes)) / count
-        self._track(lax.stop_gradient(mean), lax.stop_gradient(var * count / (count - 1)))
+        var = reduce(jnp.sum(self._counted(jnp.square(x - _per_channel(mean, x))), axes)) / count
+        self._track(lax.stop_gradient(mean), lax.stop_gradient(var * count / (count - 1)), seen)
         return mean, var
 
-    def _track(self, mean: jax.Array, unbiased_var: jax.Array) -> None:
-        self.mean[...] = (1 - self.momentum) * self.mean[...] + self.momentum * mean
-        self.var[...] = (1 - self.momentum) * self.var[...] + self.momentum * unbiased_var
-        self.num_batches_tracked[...] = self.num_batches_tracked[...] + 1
+    def _count(self, x: jax.Array) -> jax.Array:
+        """How many values of a channel count."""
+        if self.valid is None:
+            return jnp.asarray(x.size // x.shape[-1], x.dtype)
+        if self.valid.shape != x.shape[:1]:
+            raise InputError(f"BatchNorm: valid is of {len(self.valid)} examples, the input of shape {x.shape}")
+        return jnp.sum(self.valid, dtype=x.dtype) * (x.size // x.shape[-1] // len(x))
+
+    def _counted(self, values: jax.Array) -> jax.Array:
+        """Values (B, ..., C), with 0 for those that do not count."""
+        if self.valid is None:
+            return values
+        return jnp.where(self.valid.reshape(-1, *(1,) * (values.ndim - 1)) > 0, values, 0)
+
+    def _track(self, mean: jax.Array, unbiased_var: jax.Array, seen: jax.Array) -> None:
+        moved = [
+            (self.mean, (1 - self.momentum) * self.mean[...] + self.momentum * mean),
+            (self.var, (1 - self.momentum) * self.var[...] + self.momentum * unbiased_var),
+            (self.num_batches_tracked, self.num_batches_tracked[...] + 1),
+        ]
+        for variable, value in moved:
+            variable[...] = value if self.valid is None else jnp.where(seen > 0, value, variable[...])
 
 
 class Dropout(nnx.Module):

@@ -9,7 +9,7 @@ import numpy as np
 from jaxddp.errors import InputError
 from jaxddp.local import MicroBatches
 from jaxddp.replicas import Replicas
-from jaxddp.sampler import epoch_indices
+from jaxddp.sampler import NOBODY, epoch_indices
 
 Arrays = Mapping[str, np.ndarray]
 Item = TypeVar("Item")
@@ -33,6 +33,8 @@ class Loader:
             `max_steps_per_dispatch`.
         shuffle, seed, drop_last: as torch's DistributedSampler.
         drop_last_batch: leave out an epoch's last step if it is smaller, as DataLoader(drop_last=True).
+        join: every example once. In an epoch's last step some replicas may have an example less than
+            others, or none: then it has an entry "valid", 1 for an example and 0 for padding.
 
     Raises:
         InputError: the replicas do not divide the batch, or it is below 1 or larger than the data.
@@ -56,6 +58,7 @@ class Loader:
         seed: int = 0,
         drop_last: bool = False,
         drop_last_batch: bool = False,
+        join: bool = False,
     ):
         for name, value in (("global_batch_size", global_batch_size), ("accumulation_steps", accumulation_steps)):
             if value < 1:
@@ -71,12 +74,15 @@ class Loader:
         self._arrays = arrays
         self._replicas = replicas
         self._shuffle, self._seed, self._drop_last = shuffle, seed, drop_last
-        self._drop_last_batch = drop_last_batch
+        self._drop_last_batch, self._join = drop_last_batch, join
         self.dataset_size = next(iter(sizes.values()))
         self.per_replica_batch_size = global_batch_size // replicas.world_size
         self.micro_batch_size = self.per_replica_batch_size // accumulation_steps
         self._shuffled = (0, self.indices(0))  # the order of the epoch that is probably next
-        self._full_steps, self._rest = divmod(self._shuffled[1].shape[1], self.per_replica_batch_size)
+        most = self._shuffled[1].shape[1]  # examples of a replica
+        least = self.dataset_size // replicas.world_size if join else most
+        self._full_steps = least // self.per_replica_batch_size
+        self._rest = most - self._full_steps * self.per_replica_batch_size
         if self.steps_per_epoch == 0:
             raise InputError(f"global_batch_size {global_batch_size}: larger than the {self.dataset_size} examples")
         self.steps_per_dispatch = steps_per_dispatch or self._even_chunk(max_steps_per_dispatch)
@@ -93,8 +99,12 @@ class Loader:
 
     def examples_in(self, step: int) -> int:
         """Examples of all replicas in an optimizer step, counted from 0 over all epochs."""
-        full = step % self.steps_per_epoch < self._full_steps
-        return (self.per_replica_batch_size if full else self._rest) * self._replicas.world_size
+        step %= self.steps_per_epoch
+        if step < self._full_steps:
+            return self.per_replica_batch_size * self._replicas.world_size
+        if self._join:
+            return self.dataset_size - step * self.per_replica_batch_size * self._replicas.world_size
+        return self._rest * self._replicas.world_size
 
     def indices(self, epoch: int) -> np.ndarray:
         """Which examples each replica sees in `epoch`: int64 (world_size, examples per replica)."""
@@ -105,6 +115,7 @@ class Loader:
             seed=self._seed,
             epoch=epoch,
             drop_last=self._drop_last,
+            join=self._join,
         )
 
     def epoch(self, epoch: int, start_step: int = 0) -> Iterator[MicroBatches]:
@@ -127,21 +138,50 @@ class Loader:
         for first in range(start_step, self._full_steps, self.steps_per_dispatch):
             last = min(first + self.steps_per_dispatch, self._full_steps)
             chunk = indices[:, first * size : last * size]
-            yield self._gather(chunk.reshape(len(indices), last - first, size))
+            yield self._gather(chunk.reshape(len(indices), last - first, size), first)
         if self._rest and not self._drop_last_batch:
-            yield self._gather(indices[:, None, self._full_steps * size :])
+            yield self._gather(indices[:, None, self._full_steps * size :], self._full_steps)
 
-    def _gather(self, indices: np.ndarray) -> MicroBatches:
+    def without_padding(self, batch: MicroBatches) -> MicroBatches:
+        """A step with padding as a replica sees it that has fewest examples, but some; another as it is.
+
+        To check shapes with: that of a padded micro-batch does not show how few examples it is of.
+        """
+        if "valid" not in batch.last:
+            return batch
+        arrays = {name: array for name, array in batch.last.items() if name != "valid"}
+        held = batch.last["valid"].sum(axis=-1)
+        fewest = int(held[held > 0].min())
+        return MicroBatches(None, {name: array[:, :, :fewest] for name, array in arrays.items()}, batch.buffers_of)
+
+    def _gather(self, indices: np.ndarray, first_step: int) -> MicroBatches:
         """Examples of indices (W, K, b) in micro-batches, the last of which may be smaller."""
+        uneven = first_step == self._full_steps and self._join and self.dataset_size % self._replicas.world_size > 0
+        take = self._take_valid if uneven else self._take
+        buffers_of = self._buffers_of(indices, first_step) if self._join else None
         head = (indices.shape[2] - 1) // self.micro_batch_size * self.micro_batch_size
-        last = self._take(indices[:, :, head:])
+        last = take(indices[:, :, head:])
         if not head:
-            return MicroBatches(None, last)
+            return MicroBatches(None, last, buffers_of)
         equal_parts = indices[:, :, :head].reshape(*indices.shape[:2], -1, self.micro_batch_size)
-        return MicroBatches(self._take(equal_parts), last)
+        return MicroBatches(take(equal_parts), last, buffers_of)
 
     def _take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         return {name: array[indices] for name, array in self._arrays.items()}
+
+    def _take_valid(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        """The same, where some are nobody: the first example stands there, which is as finite as any."""
+        valid = indices != NOBODY
+        return {**self._take(np.where(valid, indices, 0)), "valid": valid.astype(np.float32)}
+
+    def _buffers_of(self, indices: np.ndarray, first_step: int) -> np.ndarray:
+        """Whose buffers go on after each of K steps, (W, K): as by torch's `join`, the highest rank's of the next.
+
+        That is the highest that has examples then; after the last step of an epoch, the highest that had some.
+        """
+        following = np.minimum(np.arange(first_step, first_step + indices.shape[1]) + 1, self.steps_per_epoch - 1)
+        ranks = [min(self.examples_in(step), self._replicas.world_size) - 1 for step in following.tolist()]
+        return np.tile(np.array(ranks, np.int32), (len(indices), 1))
 
     def _even_chunk(self, most: int) -> int:
         """Steps per dispatch that split an epoch evenly (one program fewer), bounded in steps and bytes."""

@@ -4,7 +4,7 @@ micro-batch -> forward pass -> loss -> backward pass -> sum over micro-batches
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from jax import lax
@@ -24,19 +24,25 @@ class MicroBatches(NamedTuple):
         head: all micro-batches but the last, leaves of shape (A - 1, B, ...); None if there is one.
         last: the last micro-batch, leaves of shape (B', ...), B' <= B. It stands apart because it
             may be smaller, and because the all-reduce can overlap with its backward pass.
+        buffers_of: int32 scalar, the rank whose buffers go on instead of 0's; None: rank 0's.
     """
 
     head: Batch | None
     last: Batch
+    buffers_of: Any = None
 
 
 class LocalResult(NamedTuple):
-    """What a replica finds on its own: loss = loss / denominator, gradients = gradients / denominator."""
+    """What a replica finds on its own: loss = loss / denominator, gradients = gradients / denominator.
+
+    `valid` is from how many examples; None where there is no padding, and so every replica has some.
+    """
 
     loss: jax.Array
     gradients: Params
     denominator: jax.Array
     sums: Sums
+    valid: jax.Array | None = None
 
 
 class Unsynchronized(NamedTuple):
@@ -104,14 +110,20 @@ class LocalGradients:
             first = jnp.int32(0) if before is None else before
             loss_of, examples = self.loss.at(Place(state.step, first)), first + num_examples(batch)
         reached: set[str] = set()
+        valid = jnp.sum(batch["valid"]) if "valid" in batch else None
 
         def numerator(params: Params) -> tuple[jax.Array, tuple[jax.Array, Sums, Buffers]]:
             sums, new_buffers = loss_of({**state.params, **noted(params, reached)}, buffers, batch)
             if self.loss_normalization == "global":
                 return sums["loss"], (sums["count"], sums, new_buffers)
-            return sums["loss"] / sums["count"], (jnp.ones_like(sums["count"]), sums, new_buffers)
+            if valid is None:
+                return sums["loss"] / sums["count"], (jnp.ones_like(sums["count"]), sums, new_buffers)
+            some = valid > 0  # without any there is nothing; without a label that counts, no number, as in torch
+            loss = jnp.where(some, sums["loss"] / jnp.where(some, sums["count"], 1), 0)
+            return loss, (some.astype(sums["count"].dtype), sums, new_buffers)
 
         differentiated = jax.value_and_grad(numerator, has_aux=True)(trained(state.params, self.frozen))
         (loss, (denominator, sums, new_buffers)), gradients = differentiated
         gradients = of_reached(gradients, reached, self.find_unused_parameters)
-        return Unsynchronized(LocalResult(loss, gradients, denominator, sums), new_buffers, examples)
+        result = LocalResult(loss, gradients, denominator, sums, valid)
+        return Unsynchronized(result, new_buffers, examples)

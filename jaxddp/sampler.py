@@ -10,6 +10,7 @@ from jaxddp.errors import InputError
 from jaxddp.torch_random import Generator
 
 LINE_WIDTH = 100  # of a shard table
+NOBODY = -1  # in place of an example, where a replica has run out
 FEW = 12  # repeated or dropped examples that a shard table names one by one
 
 
@@ -21,6 +22,7 @@ def epoch_indices(
     seed: int = 0,
     epoch: int = 0,
     drop_last: bool = False,
+    join: bool = False,
 ) -> NDArray[np.int64]:
     """The examples of one epoch, shared out among the replicas as torch's DistributedSampler does.
 
@@ -35,6 +37,7 @@ def epoch_indices(
         seed: the same on all replicas; seed + epoch must be below 2**64.
         epoch: number of the epoch; what `set_epoch` is for in torch.
         drop_last: drop examples instead of repeating some.
+        join: neither; places beyond the last example hold `NOBODY`.
 
     Returns:
         int64 (num_replicas, samples_per_replica); row r is what the sampler of rank r yields.
@@ -47,9 +50,13 @@ def epoch_indices(
     >>> epoch_indices(9, 2, shuffle=False)
     array([[0, 2, 4, 6, 8],
            [1, 3, 5, 7, 0]])
+    >>> epoch_indices(9, 2, shuffle=False, join=True)[1]
+    array([ 1,  3,  5,  7, -1])
     """
     samples_per_replica = _samples_per_replica(dataset_size, num_replicas, drop_last)
     order = Generator(seed + epoch).randperm(dataset_size) if shuffle else np.arange(dataset_size)
+    if join:
+        order = np.append(order, np.full(-dataset_size % num_replicas, NOBODY))
     # np.resize cuts, or repeats from the start as often as it takes.
     return np.resize(order, (samples_per_replica, num_replicas)).T
 
@@ -130,7 +137,8 @@ def shard_table(indices: NDArray[np.int64], per_replica_batch_size: int, dataset
     epoch. Tables wider than 100 characters continue below.
 
     Args:
-        indices: int64 (num_replicas, samples_per_replica), as `epoch_indices` returns them.
+        indices: int64 (num_replicas, samples_per_replica), as `epoch_indices` returns them; nothing is
+            shown where there is nobody.
         per_replica_batch_size: examples of one replica and step; the last step takes what is left.
         dataset_size: number of examples in the dataset.
 
@@ -151,7 +159,11 @@ def shard_table(indices: NDArray[np.int64], per_replica_batch_size: int, dataset
     order = indices.T.ravel()  # the places in the order in which they are dealt out
     again = np.ones(order.size, dtype=bool)
     again[np.unique(order, return_index=True)[1]] = False
-    names = [f"x{example + 1}" + "*" * star for example, star in zip(order.tolist(), again.tolist(), strict=True)]
+    again &= order != NOBODY
+    names = [
+        "" if example == NOBODY else f"x{example + 1}" + "*" * star
+        for example, star in zip(order.tolist(), again.tolist(), strict=True)
+    ]
 
     labels = _padded(["", *(f"replica {rank}" for rank in range(num_replicas))])
     room = LINE_WIDTH - len(labels[0])

@@ -49,6 +49,9 @@ class ReplicaStep:
     Both are mean_r(numerator_r) / mean_r(denominator_r); only the pieces differ, so one
     all-reduce carries gradients, denominators and metrics in either case.
 
+    Padded examples, 0 in the batch's entry "valid", are in none of this. A replica that has no others adds
+    nothing; A is then each replica's own, and W may be the number of those that have some.
+
     Attributes:
         loss: (params, buffers, batch) -> (sums, new buffers); sums holds "loss" and "count".
         optimizer: an optax transformation.
@@ -66,6 +69,7 @@ class ReplicaStep:
         gradient_hooks: functions of chosen gradients, before or after their mean, see `jaxddp.gradient_hooks`.
         shard_optimizer: each replica keeps one N-th of the optimizer's state, and updates as much, see
             `jaxddp.zero`; the optimizer must treat every element alike.
+        divide_by_initial_world_size: whether W counts replicas without examples too, as by torch's `join`.
 
     Raises:
         InputError: an unknown choice, a norm to clip to that is not above 0, or a decay outside of 0 to 1.
@@ -82,6 +86,7 @@ class ReplicaStep:
     find_unused_parameters: bool | None = False
     gradient_hooks: tuple[GradientHook, ...] = ()
     shard_optimizer: bool = False
+    divide_by_initial_world_size: bool = True
 
     def __post_init__(self) -> None:
         check_name("loss_normalization", self.loss_normalization, LOSS_NORMALIZATIONS)
@@ -102,7 +107,7 @@ class ReplicaStep:
             The next state; the metrics, sums over all replicas and elements; and every stage on
             the way, for `jaxddp.parity` (a caller that drops it pays nothing).
         """
-        return self.synchronize(state, self.local.accumulate(state, batch))
+        return self.synchronize(state, self.local.accumulate(state, batch), batch.buffers_of)
 
     def no_sync(self, state: TrainState, micro_batch: Batch, before: Unsynchronized | None = None) -> Unsynchronized:
         """Add a micro-batch's gradients to what this replica has gathered, and send nothing.
@@ -113,9 +118,15 @@ class ReplicaStep:
             return self.local.differentiate(state, state.buffers, micro_batch)
         return self.local.add(state, before, micro_batch)
 
-    def synchronize(self, state: TrainState, gathered: Unsynchronized) -> tuple[TrainState, Sums, dict[str, Any]]:
-        """Make an optimizer step of what all replicas have gathered; returns what a call does."""
-        local = gathered.result
+    def synchronize(
+        self, state: TrainState, gathered: Unsynchronized, buffers_of: jax.Array | None = None
+    ) -> tuple[TrainState, Sums, dict[str, Any]]:
+        """Make an optimizer step of what all replicas have gathered; returns what a call does.
+
+        Args:
+            buffers_of: see `MicroBatches`.
+        """
+        local = self.among_uneven(gathered.result)
         denominator = self.denominator(local)
         stages = self.local_stages(local, denominator)
         gradients, comm_state = self.reduce(state, local, denominator, stages["local_gradients"])
@@ -124,7 +135,7 @@ class ReplicaStep:
         next_state = TrainState(
             step=state.step + 1,
             params=params,
-            buffers=self.kept(gathered.buffers),
+            buffers=self.kept(gathered.buffers, buffers_of),
             opt_state=opt_state,
             comm_state=comm_state,
             averaged=self.average(state, params),
@@ -218,13 +229,15 @@ class ReplicaStep:
             return zero.update(self.optimizer, gradients, state.opt_state, state.params)
         return update(self.optimizer, gradients, state.opt_state, state.params)
 
-    def kept(self, buffers: Buffers) -> Buffers:
+    def kept(self, buffers: Buffers, buffers_of: jax.Array | None = None) -> Buffers:
         """The buffers that go on."""
         if self.keep_buffers == "local":
             return buffers
         if self.keep_buffers == "mean":
+            if buffers_of is not None:
+                raise InputError("keep_buffers mean: not of replicas without examples; must be rank0 or local")
             return jax.tree.map(lambda mean, own: mean.astype(own.dtype), all_reduce_mean(buffers), buffers)
-        return broadcast(buffers, src=0)
+        return broadcast(buffers, src=0 if buffers_of is None else buffers_of)
 
     def average(self, state: TrainState, params: Params) -> Any:
         """a <- a + (1 - decay) (p - a), and p itself at first."""
@@ -233,9 +246,21 @@ class ReplicaStep:
         share = jnp.where(state.step == 0, 1.0, 1.0 - self.ema_decay)
         return jax.tree.map(lambda a, p: a + share.astype(p.dtype) * (p - a), state.averaged, params)
 
+    def among_uneven(self, local: LocalResult) -> LocalResult:
+        """The same where all replicas have equally many micro-batches; else, for "ddp", its share of the mean.
+
+        Its share are the means over its own micro-batches, by 1; of a replica that has none, 0 by 0, or by
+        1 if it counts all the same.
+        """
+        if local.valid is None or self.loss_normalization == "global":
+            return local
+        own = jnp.maximum(local.denominator, 1)
+        active = jnp.ones_like(own) if self.divide_by_initial_world_size else jnp.minimum(local.denominator, 1)
+        return local._replace(loss=local.loss / own, gradients=_divide(local.gradients, own), denominator=active)
+
     def denominator(self, local: LocalResult) -> jax.Array:
         """What sums over a replica's elements are divided by: the same on all replicas."""
-        if self.loss_normalization == "global":
+        if self.loss_normalization == "global" or not (local.valid is None or self.divide_by_initial_world_size):
             return all_reduce_mean(local.denominator)
         return local.denominator  # the number of micro-batches
 
@@ -259,6 +284,7 @@ def options(config: TrainConfig, model: nnx.Module) -> dict[str, Any]:
         "ema_decay": config.ema_decay,
         "frozen": frozen_params(config.freeze, Functional(model).params),
         "shard_optimizer": config.shard_optimizer,
+        "divide_by_initial_world_size": config.divide_by_initial_world_size,
     }
 
 

@@ -89,9 +89,10 @@ def build(config: TrainConfig) -> Run:
     try:
         for last_batch in loader.host_batches(0, start_step=loader.steps_per_epoch - 1):  # the smallest
             ddp.check(start, last_batch)
+            ddp.check(start, loader.without_padding(last_batch))
     except InputError as error:
-        message = f"--global-batch-size {config.global_batch_size}: {error}; choose another, or --drop-last-batch"
-        raise InputError(message) from None
+        advice = "choose another" if config.join else "choose another, or --drop-last-batch"
+        raise InputError(f"--global-batch-size {config.global_batch_size}: {error}; {advice}") from None
     return Run(config, dataset, loader, ddp, start)
 
 
@@ -108,6 +109,7 @@ def make_loader(config: TrainConfig, dataset: datasets.Dataset, replicas: Replic
         seed=config.seed,
         drop_last=config.drop_last,
         drop_last_batch=config.drop_last_batch,
+        join=config.join,
     )
 
 

@@ -34,7 +34,7 @@ STALE_BODY = """\
 """
 ADAMW = "scale_by_adam(betas, eps, amsgrad), _l2_penalty(weight_decay), optax.scale_by_learning_rate(lr))"
 RUNNING_MEAN = "(1 - self.momentum) * self.mean[...] + self.momentum * mean"
-VARIANCE = "jnp.sum(jnp.square(x - _per_channel(mean, x)), axes)) / count"
+VARIANCE = "jnp.sum(self._counted(jnp.square(x - _per_channel(mean, x))), axes)) / count"
 CROSS_ENTROPY = "optax.softmax_cross_entropy_with_integer_labels(logits, labels)"
 SMOOTHED = "optax.softmax_cross_entropy(logits, optax.smooth_labels(jax.nn.one_hot(labels, logits.shape[-1]), 0.1))"
 
@@ -98,8 +98,8 @@ REDUCTION = [
         "jaxddp/step.py",
         "tests/test_step.py -k rank_0 or virtual_replicas",
         {
-            "buffers_local": ("return broadcast(buffers, src=0)", "return buffers"),
-            "buffers_of_rank_1": ("return broadcast(buffers, src=0)", "return broadcast(buffers, src=1)"),
+            "buffers_local": ("return broadcast(buffers, src=0 if", "return buffers if True else (0 if"),
+            "buffers_of_rank_1": ("src=0 if buffers_of", "src=1 if buffers_of"),
         },
     ),
     *planted(
@@ -274,7 +274,7 @@ TORCH = [
         "torch_ref/step.py",
         "tests/test_torch_ref.py",
         {
-            "torch_accumulation_not_divided": (' / sums["count"] / len(micro_batches)', ' / sums["count"]'),
+            "torch_accumulation_not_divided": (' / sums["count"] / own', ' / sums["count"]'),
             "torch_synchronised_early": ("if number == len(micro_batches) else no_sync(model)", "if True else None"),
         },
     ),

@@ -34,3 +34,26 @@ class TorchConfig(TrainConfig):
             )
         if self.strategy == "single" and self.shard_optimizer:
             raise InputError("--shard-optimizer: only for --strategy ddp or manual, not single")
+        if self.join:
+            self._check_join()
+
+    def _check_join(self) -> None:
+        if self.strategy == "manual":
+            raise InputError("--join: only for --strategy ddp or single, not manual")
+        if self.strategy == "ddp" and self.loss_normalization == "global":
+            raise InputError(
+                "--join --loss-normalization global: ranks that have run out cannot count along; "
+                "--strategy single computes the same, with one process on the whole batch"
+            )
+        if self.shard_optimizer:
+            raise InputError(
+                "--join --shard-optimizer: torch's shards of ranks that have run out fall behind; leave one out"
+            )
+        if self.strategy == "ddp" and self.sync_batch_norm:
+            raise InputError(
+                "--join --sync-batch-norm: DDP's join does not know what SyncBatchNorm sends; --strategy single does"
+            )
+        if self.comm_hook != "allreduce" and not self.divide_by_initial_world_size:
+            raise InputError(
+                f"--no-divide-by-initial-world-size: torch's hook for --comm-hook {self.comm_hook} divides by it anyway"
+            )

@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -113,6 +114,13 @@ class World:
             dist.all_to_all_single(received, tensor.contiguous(), group=self.group)
             return received
         return tensor
+
+    def broadcast_object(self, value: Any, src: int = 0) -> Any:
+        """Rank `src`'s value, which may be anything that can be pickled, on every rank."""
+        box = [value]
+        if self.world_size > 1:
+            dist.broadcast_object_list(box, group=self.group, group_src=src)
+        return box[0]
 
     def barrier(self) -> None:
         """Wait until all ranks have come here."""

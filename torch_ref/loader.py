@@ -1,7 +1,7 @@
 """torch's DataLoader and DistributedSampler, micro-batches grouped by optimizer step."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain, islice
+from itertools import islice, zip_longest
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
 
 from jaxddp.config import TrainConfig
 from jaxddp.errors import InputError
+from jaxddp.sampler import NOBODY
 from torch_ref.distributed import CPU, World
 from torch_ref.losses import Batch
 
@@ -63,8 +64,10 @@ class Loader:
         device: torch.device = CPU,
     ):
         self._dataset = dataset = ArrayDataset(arrays, getattr(torch, config.dtype))
-        self._sampler = SharedSampler(_samplers(dataset, config, num_replicas, ranks))
-        self._num_replicas = num_replicas
+        samplers = _samplers(dataset, config, num_replicas)
+        self._sampler = SharedSampler([samplers[rank] for rank in ranks])
+        self._shares = [len(sampler) for sampler in samplers]
+        self._together = len(ranks) == num_replicas
         self._per_replica_batch_size = config.per_replica_batch_size(num_replicas)
         self._accumulation_steps = config.accumulation_steps
         self._drop_last_batch = config.drop_last_batch
@@ -81,20 +84,20 @@ class Loader:
     @property
     def steps_per_epoch(self) -> int:
         """Optimizer steps per epoch."""
-        full, rest = divmod(self._sampler.samplers[0].num_samples, self._per_replica_batch_size)
+        full, rest = divmod(max(self._shares), self._per_replica_batch_size)
         return full + (rest > 0 and not self._drop_last_batch)
 
     def smallest_micro_batch(self) -> Batch:
         """As few examples as the model will ever see at once; any of them."""
         full = self._micro_batches.batch_size or 1
-        size = full if self._drop_last_batch else len(self._sampler) % full or full
+        totals = [sum(self._shares)] if self._together else self._shares
+        size = full if self._drop_last_batch else min(total % full or full for total in totals if total)
         return {name: x[:size].to(self._device) for name, x in self._dataset.tensors.items()}
 
     def examples_in(self, step: int) -> int:
         """Examples of all replicas in optimizer step `step`, counted from 0 over all epochs."""
         start = step % self.steps_per_epoch * self._per_replica_batch_size
-        left = self._sampler.samplers[0].num_samples - start
-        return self._num_replicas * min(left, self._per_replica_batch_size)
+        return sum(min(max(share - start, 0), self._per_replica_batch_size) for share in self._shares)
 
     @property
     def examples_per_epoch(self) -> int:
@@ -104,6 +107,9 @@ class Loader:
     def epoch(self, epoch: int, start_step: int = 0) -> Iterator[list[Batch]]:
         """Yield the micro-batches of each optimizer step; an epoch's last step may have fewer and smaller ones.
 
+        With `--join` it ends early for a rank that has run out. As long as a rank has some example, it has as
+        many micro-batches as the others, some of them empty: DDP's `join` counts forward passes.
+
         Args:
             epoch: number of the epoch, which decides the order (torch's `set_epoch`).
             start_step: optimizer steps of this epoch to leave out, for a resume in its middle.
@@ -112,8 +118,40 @@ class Loader:
         micro_batches = iter(self._micro_batches)
         for step in range(self.steps_per_epoch):
             batches = list(islice(micro_batches, self._accumulation_steps))
-            if step >= start_step:
+            if step >= start_step and batches:
+                batches += [self._nothing] * (self._micro_batches_in(step) - len(batches))
                 yield [{name: x.to(self._device, non_blocking=True) for name, x in batch.items()} for batch in batches]
+
+    @property
+    def _nothing(self) -> Batch:
+        return {name: x[:0] for name, x in self._dataset.tensors.items()}
+
+    def _micro_batches_in(self, step: int) -> int:
+        """Of the rank that has most examples."""
+        examples = min(max(self._shares) - step * self._per_replica_batch_size, self._per_replica_batch_size)
+        return -(-examples * self._accumulation_steps // self._per_replica_batch_size)
+
+
+class UnevenSampler(Sampler[int]):
+    """What a DistributedSampler deals out to a rank, but nothing is repeated: dataset[rank::num_replicas].
+
+    >>> [list(UnevenSampler(range(5), 2, rank, shuffle=False)) for rank in range(2)]
+    [[0, 2, 4], [1, 3]]
+    """
+
+    def __init__(self, dataset: Any, num_replicas: int, rank: int, shuffle: bool = True, seed: int = 0):
+        self._order: DistributedSampler[Any] = DistributedSampler(dataset, 1, 0, shuffle, seed)
+        self._num_replicas, self._rank = num_replicas, rank
+        self.set_epoch = self._order.set_epoch
+
+    def __iter__(self) -> Iterator[int]:
+        return islice(self._order, self._rank, None, self._num_replicas)
+
+    def __len__(self) -> int:
+        return len(range(self._rank, len(self._order), self._num_replicas))
+
+
+RankSampler = DistributedSampler[Any] | UnevenSampler
 
 
 class SharedSampler(Sampler[int]):
@@ -124,7 +162,7 @@ class SharedSampler(Sampler[int]):
     [0, 1, 2, 3, 4, 0]
     """
 
-    def __init__(self, samplers: Sequence[DistributedSampler[Any]]):
+    def __init__(self, samplers: Sequence[RankSampler]):
         self.samplers = samplers
 
     def set_epoch(self, epoch: int) -> None:
@@ -133,7 +171,7 @@ class SharedSampler(Sampler[int]):
             sampler.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[int]:
-        return chain.from_iterable(zip(*self.samplers, strict=True))
+        return (example for turn in zip_longest(*self.samplers) for example in turn if example is not None)
 
     def __len__(self) -> int:
         return sum(map(len, self.samplers))
@@ -153,19 +191,21 @@ def evaluation_batches(arrays: Arrays, config: TrainConfig, world: World, batch_
 
 
 def epoch_indices(dataset_size: int, config: TrainConfig, num_replicas: int) -> np.ndarray[Any, Any]:
-    """Which examples each replica sees in the first epoch: int64 (num_replicas, examples per replica).
+    """Which examples each replica sees in the first epoch: int64 (num_replicas, examples per replica), or `NOBODY`.
 
     >>> epoch_indices(5, TrainConfig(shuffle=False), num_replicas=2)
     array([[0, 2, 4],
            [1, 3, 0]])
     """
-    samplers = _samplers(range(dataset_size), config, num_replicas, range(num_replicas))
-    return np.array([list(sampler) for sampler in samplers], dtype=np.int64)
+    samplers = _samplers(range(dataset_size), config, num_replicas)
+    return np.array(list(zip_longest(*samplers, fillvalue=NOBODY)), dtype=np.int64).T
 
 
-def _samplers(
-    dataset: Any, config: TrainConfig, num_replicas: int, ranks: Sequence[int]
-) -> list[DistributedSampler[Any]]:
+def _samplers(dataset: Any, config: TrainConfig, num_replicas: int) -> Sequence[RankSampler]:
+    """Of every rank."""
+    ranks = range(num_replicas)
+    if config.join:
+        return [UnevenSampler(dataset, num_replicas, rank, config.shuffle, config.seed) for rank in ranks]
     return [
         DistributedSampler(dataset, num_replicas, rank, config.shuffle, config.seed, config.drop_last) for rank in ranks
     ]

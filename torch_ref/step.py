@@ -36,7 +36,7 @@ def train_step(
 ) -> Sums:
     """Make one optimizer step; afterwards each `parameter.grad` still is what the optimizer was given.
 
-    Every rank calls it with as many micro-batches as the others.
+    Every rank calls it with as many micro-batches as the others, or not at all within DDP's `join`.
 
     Args:
         model: in training mode; a `DistributedDataParallel`, whose comm hook is the caller's to
@@ -88,6 +88,8 @@ def accumulate_gradients(
         ddp:     (1/W) sum_r (1/A) sum_a (sum l_ra / n_ra)     the mean of means
         global:  sum_ra sum l_ra / sum_ra n_ra                 every element weighs the same
 
+    A is the rank's own number of micro-batches: without those that are empty.
+
     Args:
         loss_fn: (model, micro-batch) -> sums over its elements, "loss" and "count" among them.
         count_fn: micro-batch -> the "count" that loss_fn will return; used by "global".
@@ -97,14 +99,16 @@ def accumulate_gradients(
     """
     total_count = global_count(micro_batches, world, count_fn) if loss_normalization == "global" else None
     totals: Sums = {}
-    examples = 0
+    examples, own = 0, sum(map(_has_examples, micro_batches))
     for number, batch in enumerate(micro_batches, start=1):
         # Only the last backward pass sends gradients; no_sync must cover its forward pass too.
         with contextlib.nullcontext() if number == len(micro_batches) else no_sync(model):
             move_to(model, Place(step, examples, world.rank, world.world_size))
-            sums = loss_fn(model, batch)
-            if total_count is None:
-                loss = sums["loss"] / sums["count"] / len(micro_batches)
+            sums = loss_fn(model, batch) if _has_examples(batch) else _in_evaluation(loss_fn, model, batch)
+            if not _has_examples(batch):
+                loss = sums["loss"]  # 0: its backward pass keeps step with the other ranks'
+            elif total_count is None:
+                loss = sums["loss"] / sums["count"] / own
             else:
                 loss = sums["loss"] * world.world_size / total_count  # the replicas' mean divides by W again
             loss.backward()
@@ -114,6 +118,18 @@ def accumulate_gradients(
     if isinstance(model, ManualDataParallel):
         model.sync_gradients()
     return totals
+
+
+def _has_examples(batch: Batch) -> bool:
+    return all(map(len, batch.values()))
+
+
+def _in_evaluation(loss_fn: LossFunction, model: nn.Module, batch: Batch) -> Sums:
+    """The same, in a forward pass that leaves no statistics: BatchNorm would not train on nothing."""
+    model.eval()
+    sums = loss_fn(model, batch)
+    model.train()
+    return sums
 
 
 def global_count(micro_batches: Sequence[Batch], world: World, count_fn: CountFunction = count_labels) -> Tensor:

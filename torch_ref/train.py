@@ -29,6 +29,7 @@ from torch_ref.data_parallel import wrap
 from torch_ref.devices import check_devices, num_replicas
 from torch_ref.distributed import World
 from torch_ref.evaluate import evaluate
+from torch_ref.join import catch_up, join
 from torch_ref.launch import launch
 from torch_ref.loader import Loader, epoch_indices, evaluation_batches
 from torch_ref.losses import Batch, Sums
@@ -172,26 +173,31 @@ def train_epoch(run: Run, epoch: int, log: RunLog) -> tuple[dict[str, float], fl
     waiting: list[Sums] = []
     reported: list[dict[str, float]] = []
     run.model.train()
-    for micro_batches in loader.epoch(epoch, start_step=state.step % loader.steps_per_epoch):
-        sums = train_step(
-            run.model,
-            state.optimizer,
-            state.scheduler,
-            micro_batches,
-            run.world,
-            loss_normalization=config.loss_normalization,
-            clip_grad_norm=config.clip_grad_norm,
-            buffers=config.buffers,
-            step=state.step,
-        )
-        state.average()
-        state.step += 1
-        waiting.append(sums)
-        if len(waiting) == REPORT_EVERY:
-            reported += report(run, epoch, waiting, log)
-            waiting = []
-        if config.verify_every and state.step % config.verify_every == 0:
-            verify_replicas(state.module, run.world, state.step)
+    with join(run.model, config):
+        for micro_batches in loader.epoch(epoch, start_step=state.step % loader.steps_per_epoch):
+            sums = train_step(
+                run.model,
+                state.optimizer,
+                state.scheduler,
+                micro_batches,
+                run.world,
+                loss_normalization=config.loss_normalization,
+                clip_grad_norm=config.clip_grad_norm,
+                buffers=config.buffers,
+                step=state.step,
+            )
+            state.average()
+            state.step += 1
+            waiting.append(sums)
+            if config.join:  # other ranks may have none left, and so nothing to say but what DDP says
+                continue
+            if len(waiting) == REPORT_EVERY:
+                reported += report(run, epoch, waiting, log)
+                waiting = []
+            if config.verify_every and state.step % config.verify_every == 0:
+                verify_replicas(state.module, run.world, state.step)
+    if config.join:
+        catch_up(state, waiting, run.world)
     reported += report(run, epoch, waiting, log)
     examples = sum(map(loader.examples_in, range(first, state.step)))
     return means(total(reported)), examples / (time.perf_counter() - started)
@@ -243,7 +249,7 @@ def _check_batch_norm(config: TorchConfig, loader: Loader, module: nn.Module) ->
     except ValueError as error:
         raise InputError(
             f"--global-batch-size {config.global_batch_size}: leaves a micro-batch of {len(batch['x'])} on a replica, "
-            "on which BatchNorm cannot train; choose another size, or --drop-last-batch"
+            f"on which BatchNorm cannot train; choose another size{'' if config.join else ', or --drop-last-batch'}"
         ) from error
 
 

@@ -166,6 +166,7 @@ class Case:
             steps_per_dispatch=1,
             seed=config.seed,
             drop_last=config.drop_last,
+            join=config.join,
         )
         epochs = -(-self.steps // loader.steps_per_epoch)
         every = (batch for epoch in range(epochs) for batch in loader.host_batches(epoch))
@@ -248,12 +249,7 @@ def _stacked(of_ranks: list[list[Tensors]], dtype: str) -> MicroBatches:
 
 def without_dispatch_axis(batch: MicroBatches) -> MicroBatches:
     """A batch of one step per dispatch, leaves (W, 1, ...), as leaves (W, ...)."""
-
-    head, last = batch
-    return MicroBatches(
-        None if head is None else {name: array[:, 0] for name, array in head.items()},
-        {name: array[:, 0] for name, array in last.items()},
-    )
+    return jax.tree.map(lambda array: array[:, 0], batch)
 
 
 def micro_batches_of(batch: MicroBatches, rank: int) -> list[Tensors]:

@@ -31,7 +31,7 @@ def steps_of(case: Case, start: Tensors) -> Iterator[tuple[Tensors, float]]:
     )
     like = cast(ddp.functional.params, case.dtype), cast(ddp.functional.buffers, case.dtype)
     state = ddp.init(*weights.from_torch(start, *like))
-    for head, last in case.batches():
+    for head, last, _ in case.batches():
         gathered = None
         count = 0 if head is None else head["y"].shape[1]  # an epoch's last batch has fewer
         for number in range(count):
