@@ -111,7 +111,7 @@ class Checkpoints:
 
 def _as_tree(state: TrainState) -> dict[str, Any]:
     tree = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
-    for name in ("comm_state", "averaged"):  # Orbax has no name for nothing
+    for name in ("comm_state", "averaged", "scaler"):  # Orbax has no name for nothing
         if not jax.tree.leaves(tree[name]):
             del tree[name]
     return jax.tree.map(np.asarray, tree)

@@ -12,6 +12,7 @@ DROPOUT_MASKS = ("replica", "shared", "example")
 POWER_SGD = ("powerSGD", "batched_powerSGD")
 COMM_HOOKS = ("allreduce", "bf16_compress", "fp16_compress", *POWER_SGD)
 DTYPES = ("float32", "float64")
+AMP = ("none", "bf16", "fp16")
 PLATFORMS = ("cpu", "gpu")
 
 IGNORE_INDEX = -100  # torch's cross_entropy leaves these labels out, and so do we
@@ -59,6 +60,12 @@ BELONGS_TO: dict[str, dict[str, tuple[str, ...]]] = {
         "use_error_feedback": POWER_SGD,
         "warm_start": POWER_SGD,
     },
+    "amp": {
+        "init_scale": ("fp16",),
+        "growth_factor": ("fp16",),
+        "backoff_factor": ("fp16",),
+        "growth_interval": ("fp16",),
+    },
 }
 OPTIMIZER_OPTIONS = ("lr", "weight_decay", *BELONGS_TO["optimizer"])
 # torch's default learning rates: schedules need the number, the optimizers know it themselves.
@@ -67,8 +74,8 @@ DEFAULT_LR = {"sgd": 1e-3, "adam": 1e-3, "adamw": 1e-3, "adagrad": 1e-2, "rmspro
 # What a resumed run must keep: its checkpoint and its place in the data would mean something else.
 KEPT_ON_RESUME = (
     *("dataset", "num_examples", "num_features", "num_classes", "context_length"),
-    *("model", "hidden_sizes", "embedding_size", "buffers", "weights", "optimizer", "amsgrad", "centered", "dtype"),
-    "freeze",
+    *("model", "hidden_sizes", "embedding_size", "buffers", "weights", "optimizer", "amsgrad", "centered"),
+    *("dtype", "amp", "freeze"),
     *("global_batch_size", "shuffle", "drop_last", "drop_last_batch", "join", "seed", "output"),
     *("matrix_approximation_rank", "min_compression_rate", "use_error_feedback", "warm_start"),
 )

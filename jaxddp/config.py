@@ -143,6 +143,16 @@ class TrainConfig:
     """Initial weights and sample order; the same numbers as torch draws for it."""
     dtype: str = "float32"
     """float32 | float64."""
+    amp: str = "none"
+    """none | bf16 | fp16: what matrix products and convolutions are computed in; the rest stays in float32."""
+    init_scale: float = 65536.0
+    """fp16: what the loss is multiplied by at first."""
+    growth_factor: float = 2.0
+    """fp16: what the scale is multiplied by after --growth-interval good steps."""
+    backoff_factor: float = 0.5
+    """fp16: what the scale is multiplied by where a gradient overflows; the step is skipped."""
+    growth_interval: int = 2000
+    """fp16: good steps in a row after which the scale grows."""
 
     # Where it runs.
     devices: int | None = None

@@ -4,6 +4,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from jaxddp.choices import (
+    AMP,
     BUFFERS,
     COMM_HOOKS,
     DATASETS,
@@ -34,6 +35,7 @@ def check_names(config: "TrainConfig") -> None:
     check_name("--dropout-masks", config.dropout_masks, DROPOUT_MASKS)
     check_name("--comm-hook", config.comm_hook, COMM_HOOKS)
     check_name("--dtype", config.dtype, DTYPES)
+    check_name("--amp", config.amp, AMP)
     if config.platform is not None:
         check_name("--platform", config.platform, PLATFORMS)
 
@@ -48,7 +50,7 @@ def check_ranges(config: "TrainConfig") -> None:
         "embedding_size",
     )
     at_least_one += ("step_size", "global_batch_size", "accumulation_steps", "devices", "steps_per_dispatch")
-    at_least_one += ("matrix_approximation_rank", "start_power_sgd_iter")
+    at_least_one += ("matrix_approximation_rank", "start_power_sgd_iter", "growth_interval")
     for name in at_least_one:
         _check_at_least(config, name, 1)
     at_least_zero: tuple[str, ...] = ("epochs", "warmup_steps", "verify_every", "checkpoint_every", "seed")
@@ -67,6 +69,12 @@ def check_ranges(config: "TrainConfig") -> None:
         raise InputError(f"--clip-grad-norm {config.clip_grad_norm}: must be above 0")
     if config.ema_decay is not None and not 0 <= config.ema_decay <= 1:
         raise InputError(f"--ema-decay {config.ema_decay}: must be 0 to 1")
+    if not 0 < config.init_scale < math.inf:
+        raise InputError(f"--init-scale {config.init_scale}: must be above 0 and finite")
+    if not 1 < config.growth_factor < math.inf:
+        raise InputError(f"--growth-factor {config.growth_factor}: must be above 1 and finite")
+    if not 0 < config.backoff_factor < 1:
+        raise InputError(f"--backoff-factor {config.backoff_factor}: must be between 0 and 1")
     if config.seed + config.epochs > 2**64:  # epoch e is shuffled by seed + e
         raise InputError(f"--seed {config.seed}: must stay below 2**64 over {config.epochs} epochs, as torch's seeds")
 
@@ -92,6 +100,8 @@ def check_combinations(config: "TrainConfig") -> None:
     if config.dropout_masks != "replica" and not config.dropout:
         raise InputError(f"--dropout-masks {config.dropout_masks}: needs --dropout above 0")
     _check_join(config)
+    if config.amp != "none" and config.dtype != "float32":
+        raise InputError(f"--amp {config.amp}: computes float32 in 16 bits, so it needs --dtype float32")
     if config.schedule == "one_cycle" and config.cycle_momentum and config.optimizer == "adagrad":
         raise InputError("--schedule one_cycle: adagrad has no momentum to cycle; add --no-cycle-momentum")
     if (config.use_error_feedback or config.warm_start) and config.start_power_sgd_iter < 2:

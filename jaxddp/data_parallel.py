@@ -11,9 +11,10 @@ from flax import nnx
 from jax import numpy as jnp
 
 from jaxddp import zero
+from jaxddp.choices import AMP
 from jaxddp.collectives import broadcast
 from jaxddp.devices import prepare
-from jaxddp.errors import InputError
+from jaxddp.errors import InputError, check_name
 from jaxddp.evaluate import evaluate_replica, padded_batches
 from jaxddp.functional import Functional, cast
 from jaxddp.loader import Arrays
@@ -43,7 +44,8 @@ class DataParallel:
         dropout_masks: what a model that draws random numbers draws in training: "replica": each replica its own;
             "shared": all the same; "example": each example its own, whatever the number of replicas, for which
             it takes `jaxddp.layers.Dropout`.
-        options: attributes of `jaxddp.step.ReplicaStep`: loss_normalization, clip_grad_norm, comm_hook, ...
+        amp: "bf16" or "fp16": compute in 16 bits, see `jaxddp.amp`; fp16 wants a scaler, as in torch.
+        options: attributes of `jaxddp.step.ReplicaStep`: loss_normalization, clip_grad_norm, scaler, ...
 
     Raises:
         InputError: an option that makes no sense; the message says what would.
@@ -77,18 +79,20 @@ class DataParallel:
         replicas: Replicas | None = None,
         dtype: Any = None,
         dropout_masks: str = "replica",
+        amp: str = "none",
         **options: Any,
     ):
+        check_name("amp", amp, AMP)
         self.replicas = replicas or Replicas(prepare())
         self.functional = Functional(model)
         self.optimizer = optimizer
-        training_loss = self.functional.local_loss(loss_fn, train=True, masks=dropout_masks)
+        training_loss = self.functional.local_loss(loss_fn, train=True, masks=dropout_masks, amp=amp)
         self.replica_step = ReplicaStep(training_loss, optimizer, **options)
         if dtype is not None and jax.dtypes.canonicalize_dtype(dtype) != jnp.dtype(dtype):
             raise InputError(f"dtype {dtype}: needs jax's 64-bit mode; set jax_enable_x64")
         self._dtype = dtype
         self._dispatched: deque[jax.Array] = deque()  # a result of each
-        self._evaluation_loss = self.functional.local_loss(loss_fn, train=False)
+        self._evaluation_loss = self.functional.local_loss(loss_fn, train=False, amp=amp)
         self._axes = self.replica_step.axes
         shapes = jax.eval_shape(self.replica_step.init, self.functional.params, self.functional.buffers)
         axes = shortest(self._axes, shapes)

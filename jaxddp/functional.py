@@ -8,6 +8,7 @@ import jax
 from flax import nnx
 from jax import numpy as jnp
 
+from jaxddp.amp import autocast
 from jaxddp.draws import Place, check_masks, random_state_at
 from jaxddp.errors import InputError
 from jaxddp.losses import Batch, LossFunction, Sums, num_examples, summed
@@ -67,7 +68,7 @@ class Functional:
         state = self._random_state if random_state is None else random_state
         return nnx.merge(self._graphdef, _from_dict(params, self._params), state, _from_dict(buffers, self._buffers))
 
-    def local_loss(self, loss_fn: LossFunction, train: bool, masks: str = "replica") -> LocalLoss:
+    def local_loss(self, loss_fn: LossFunction, train: bool, masks: str = "replica", amp: str = "none") -> LocalLoss:
         """`loss_fn(model, batch)` as (params, buffers, batch) -> (sums, new buffers).
 
         Args:
@@ -77,6 +78,7 @@ class Functional:
             train: whether layers such as BatchNorm and Dropout run in their training mode.
             masks: what replicas draw, if the module draws random numbers in training: "replica", "shared" or
                 "example", see `jaxddp.draws`.
+            amp: what matrix products are computed in, see `jaxddp.amp.autocast`.
 
         Returns:
             A `RandomLoss` if the module draws random numbers in training. It, or the function, raises
@@ -93,6 +95,7 @@ class Functional:
             # Merged inside the differentiated function: nnx refuses modules from an outer trace.
             model = self.module(params, buffers, drawn)
             model.train() if train else model.eval()
+            autocast(model, amp)
             valid = batch.get("valid")
             if valid is not None:
                 if train:

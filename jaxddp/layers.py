@@ -96,7 +96,8 @@ class BatchNorm(nnx.Module):
     What comes out for the others is of no use.
 
     Args:
-        num_features: channels C; x is (..., C), and (B, ..., C) if `valid` is set.
+        num_features: channels C; x is (..., C), and (B, ..., C) if `valid` is set. Of 16 bits, it is normalised
+            in float32 and returned as it came.
         momentum: torch's: running = (1 - momentum) * running + momentum * batch.
 
     Raises:
@@ -122,12 +123,14 @@ class BatchNorm(nnx.Module):
         self.use_running_average = False  # set by model.train() and model.eval()
 
     def __call__(self, x: jax.Array) -> jax.Array:
+        given, x = x.dtype, x.astype(jnp.promote_types(x.dtype, jnp.float32))
         if self.use_running_average:
             mean, var = self.mean[...], self.var[...]
         else:
             mean, var = self._batch_statistics(x)
         scale = lax.rsqrt(var + self.eps) * self.scale[...]
-        return (x - _per_channel(mean, x)) * _per_channel(scale, x) + _per_channel(self.bias[...], x)
+        y = (x - _per_channel(mean, x)) * _per_channel(scale, x) + _per_channel(self.bias[...], x)
+        return y.astype(given)
 
     def _batch_statistics(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         axes = tuple(range(x.ndim - 1))

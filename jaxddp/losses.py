@@ -18,7 +18,7 @@ from jaxddp.choices import IGNORE_INDEX
 Batch = Mapping[str, Any]  # arrays by name: NumPy's on the host, jax's in a step
 Sums = dict[str, jax.Array]
 
-RESERVED = {"loss", "count", "grad_norm"}  # the step's own metrics
+RESERVED = {"loss", "count", "grad_norm", "scale", "skipped"}  # the step's own metrics
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def cross_entropy(model: Callable[[jax.Array], jax.Array], batch: Batch) -> Loss
     Labels of -100 are ignored, as by `torch.nn.functional.cross_entropy`.
 
     Args:
-        model: maps x to logits of shape (B, C) or (B, T, C).
+        model: maps x to logits of shape (B, C) or (B, T, C); of 16 bits, the loss is taken in float32.
         batch: "x", and "y" of shape (B,) or (B, T), integer.
 
     >>> logits = lambda x: jnp.log(x)
@@ -95,6 +95,7 @@ def cross_entropy(model: Callable[[jax.Array], jax.Array], batch: Batch) -> Loss
     logits, labels = model(batch["x"]), batch["y"]
     counts = labels != IGNORE_INDEX
     labels = jnp.where(counts, labels, 0)
-    values = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+    wide = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+    values = optax.softmax_cross_entropy_with_integer_labels(wide, labels)
     right = jnp.argmax(logits, axis=-1) == labels
     return Losses(values, counts.astype(values.dtype), {"accuracy": right.astype(values.dtype)})

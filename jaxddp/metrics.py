@@ -15,7 +15,7 @@ from jaxddp.losses import Sums
 
 # Dispatches that may run ahead of the host. XLA allows some 32; fewer keep memory and delay small.
 RUN_AHEAD = 8
-NO_SUMS = ("count", "grad_norm")
+OF_STEP = ("grad_norm", "scale", "skipped")  # numbers of the step itself, and no sums over elements
 
 
 @jax.tree_util.register_dataclass
@@ -71,14 +71,17 @@ class InFlight:
         """Yield (step, sums) of every step that lies far enough back, or of all with `wait`.
 
         Raises:
-            TrainingError: a loss is not a finite number.
+            TrainingError: a loss is not a finite number, in a step that was not skipped; or the loss scale
+                has fallen to 0.
         """
         while self._waiting and (wait or len(self._waiting) > RUN_AHEAD):
             sums = self._waiting.popleft()
             for row in _to_list(sums.table):
                 step_sums = dict(zip(sums.names, row, strict=True))
-                if not math.isfinite(step_sums["loss"]):
+                if not math.isfinite(step_sums["loss"]) and not step_sums.get("skipped"):
                     raise TrainingError(f"loss is {step_sums['loss']} at step {self._next}")
+                if step_sums.get("scale") == 0:
+                    raise TrainingError(f"every step overflows: the loss scale is 0 at step {self._next}")
                 yield self._next, step_sums
                 self._next += 1
 
@@ -90,19 +93,21 @@ def _to_list(table: jax.Array) -> list[list[float]]:
 
 
 class EpochSums:
-    """What an epoch's steps add up to."""
+    """What an epoch's steps add up to; a loss that is not finite is left out, of a step that was skipped for it."""
 
     def __init__(self) -> None:
         self._sums: dict[str, float] = {}
 
     def add(self, sums: dict[str, Any]) -> None:
         """One step's sums more."""
+        if not math.isfinite(sums["loss"]):
+            sums = dict.fromkeys(sums, 0.0) | {"skipped": sums["skipped"]}
         for name, value in sums.items():
             self._sums[name] = self._sums.get(name, 0.0) + float(value)
 
     def means(self) -> dict[str, float]:
-        """Sums over counts (see `means`)."""
-        return means(self._sums)
+        """Sums over counts (see `means`), and with a loss scaler how many steps were skipped."""
+        return means(self._sums) | {name: value for name, value in self._sums.items() if name == "skipped"}
 
 
 def means(sums: dict[str, Any]) -> dict[str, float]:
@@ -112,10 +117,12 @@ def means(sums: dict[str, Any]) -> dict[str, float]:
     {'loss': 0.5, 'accuracy': 0.75}
     """
     with np.errstate(invalid="ignore", divide="ignore"):  # no valid element: NaN, as torch's mean of nothing
-        divided = {name: float(np.divide(value, sums["count"])) for name, value in sums.items() if name not in NO_SUMS}
+        sums_only = {name: value for name, value in sums.items() if name not in OF_STEP}
+        divided = {name: float(np.divide(value, sums["count"])) for name, value in sums_only.items()}
+        divided.pop("count")
     return {"loss": divided.pop("loss"), **divided}
 
 
 def step_metrics(sums: dict[str, Any]) -> dict[str, float]:
-    """What there is to show of one step: the means, and the norm of the gradient if it was clipped."""
-    return means(sums) | {name: float(value) for name, value in sums.items() if name == "grad_norm"}
+    """What there is to show of one step: the means, and what is no mean, such as the norm of a clipped gradient."""
+    return means(sums) | {name: float(value) for name, value in sums.items() if name in OF_STEP}

@@ -18,12 +18,13 @@ class TrainState:
     The sampler's position and the schedule follow from `step`, so they need no place here.
 
     Attributes:
-        step: int32 scalar, optimizer steps made so far.
+        step: int32 scalar, optimizer steps so far, skipped ones among them.
         params: what the optimizer trains, by name ("layers.0.kernel").
         buffers: what a forward pass leaves behind (BatchNorm's running statistics), by name.
         opt_state: the optimizer's own state, as optax keeps it.
         comm_state: what the communication hook remembers, of each replica.
         averaged: the moving average of the parameters, by name; () where none is kept.
+        scaler: the loss scaler's state; () where there is none.
     """
 
     step: jax.Array
@@ -32,6 +33,7 @@ class TrainState:
     opt_state: Any
     comm_state: Any = ()
     averaged: Any = ()
+    scaler: Any = ()
 
 
 def state_axes(own: Iterable[str]) -> Any:

@@ -18,13 +18,14 @@ from flax import nnx
 from jax import lax
 from jax import numpy as jnp
 
-from jaxddp import comm_hooks, zero
+from jaxddp import comm_hooks, grad_scaler, zero
 from jaxddp.choices import BUFFERS, LOSS_NORMALIZATIONS
 from jaxddp.collectives import all_reduce, all_reduce_mean, broadcast
 from jaxddp.comm_hooks import CommHook, stateless
 from jaxddp.config import TrainConfig
 from jaxddp.errors import InputError, check_name
 from jaxddp.functional import Functional, LocalLoss
+from jaxddp.grad_scaler import GradScaler, all_finite
 from jaxddp.gradient_hooks import GradientHook, check_patterns, hooked
 from jaxddp.local import LocalGradients, LocalResult, MicroBatches, Unsynchronized
 from jaxddp.losses import Batch, Sums
@@ -70,6 +71,7 @@ class ReplicaStep:
         shard_optimizer: each replica keeps one N-th of the optimizer's state, and updates as much, see
             `jaxddp.zero`; the optimizer must treat every element alike.
         divide_by_initial_world_size: whether W counts replicas without examples too, as by torch's `join`.
+        scaler: scales the loss, and skips steps whose gradients overflow; None: neither.
 
     Raises:
         InputError: an unknown choice, a norm to clip to that is not above 0, or a decay outside of 0 to 1.
@@ -87,6 +89,7 @@ class ReplicaStep:
     gradient_hooks: tuple[GradientHook, ...] = ()
     shard_optimizer: bool = False
     divide_by_initial_world_size: bool = True
+    scaler: GradScaler | None = None
 
     def __post_init__(self) -> None:
         check_name("loss_normalization", self.loss_normalization, LOSS_NORMALIZATIONS)
@@ -128,8 +131,9 @@ class ReplicaStep:
         """
         local = self.among_uneven(gathered.result)
         denominator = self.denominator(local)
-        stages = self.local_stages(local, denominator)
-        gradients, comm_state = self.reduce(state, local, denominator, stages["local_gradients"])
+        shares = self.shares(local, denominator)
+        scaled, comm_state = self.reduce(state, local, denominator, shares)
+        gradients = self.unscale(state, scaled)
         clipped, more_metrics = self.clip(hooked(gradients, self.gradient_hooks, "mean"))
         params, opt_state = self.update(state, clipped)
         next_state = TrainState(
@@ -140,8 +144,11 @@ class ReplicaStep:
             comm_state=comm_state,
             averaged=self.average(state, params),
         )
+        if self.scaler is not None:
+            next_state, of_scaler = self.scaler.step(state, next_state, self.finite(scaled))
+            more_metrics |= of_scaler
         metrics = _sum_over_replicas(local.sums) | more_metrics
-        stages |= {
+        stages = self.local_stages(state, local, denominator, shares) | {
             "gradients": self.whole(gradients),
             "clipped_gradients": self.whole(clipped),
             "params": next_state.params,
@@ -149,12 +156,15 @@ class ReplicaStep:
         }
         if self.ema_decay is not None:
             stages["averaged"] = next_state.averaged
+        if self.scaler is not None:
+            stages["scaler"] = next_state.scaler.shown()
         return next_state, metrics, stages
 
     @property
     def local(self) -> LocalGradients:
         """What a replica does on its own."""
-        return LocalGradients(self.loss, self.loss_normalization, self.frozen, self.find_unused_parameters)
+        of_gradients = self.frozen, self.find_unused_parameters, self.scaler
+        return LocalGradients(self.loss, self.loss_normalization, *of_gradients)
 
     @property
     def hook(self) -> CommHook:
@@ -173,7 +183,8 @@ class ReplicaStep:
         check_patterns(self.gradient_hooks, learning)
         opt_state, comm_state = self.optimizer.init(learning), self.hook.init(learning)
         averaged = () if self.ema_decay is None else params
-        return TrainState(jnp.zeros((), jnp.int32), params, buffers, opt_state, comm_state, averaged)
+        scaler = () if self.scaler is None else self.scaler.init()
+        return TrainState(jnp.zeros((), jnp.int32), params, buffers, opt_state, comm_state, averaged, scaler)
 
     def start(self, params: Params, buffers: Buffers, replicas: Replicas) -> TrainState:
         """The state before the first step, on all replicas."""
@@ -198,7 +209,7 @@ class ReplicaStep:
         """The gradients of all replicas as one, or this replica's slice of them, and what the hook remembers.
 
         Args:
-            shares: the local gradients, scaled, as hooks have left them.
+            shares: see `shares`.
         """
         unchanged = not any(hook.when == "local" for hook in self.gradient_hooks)
         if self.comm_hook is all_reduce_mean and unchanged:
@@ -210,6 +221,15 @@ class ReplicaStep:
         reduced, comm_state = self.hook.reduce(whole, state.comm_state)
         gradients = {name: reduced[name] for name in shares}
         return zero.own_slice(gradients) if self.shard_optimizer else gradients, comm_state
+
+    def unscale(self, state: TrainState, gradients: Any) -> Any:
+        """Gradients of the loss as it was before it was scaled."""
+        return gradients if self.scaler is None else self.scaler.unscale(state.scaler, gradients)
+
+    def finite(self, gradients: Any) -> jax.Array:
+        """Whether all of the gradients are finite: the same on all replicas, as the mean is."""
+        finite = all_finite(gradients)
+        return all_reduce(finite.astype(jnp.int32), op="min") == 1 if self.shard_optimizer else finite
 
     def clip(self, gradients: Any) -> tuple[Any, Sums]:
         """What the optimizer is given, and the norm before."""
@@ -243,7 +263,8 @@ class ReplicaStep:
         """a <- a + (1 - decay) (p - a), and p itself at first."""
         if self.ema_decay is None:
             return state.averaged
-        share = jnp.where(state.step == 0, 1.0, 1.0 - self.ema_decay)
+        first = state.step == (0 if self.scaler is None else state.scaler.skipped)
+        share = jnp.where(first, 1.0, 1.0 - self.ema_decay)
         return jax.tree.map(lambda a, p: a + share.astype(p.dtype) * (p - a), state.averaged, params)
 
     def among_uneven(self, local: LocalResult) -> LocalResult:
@@ -264,10 +285,15 @@ class ReplicaStep:
             return all_reduce_mean(local.denominator)
         return local.denominator  # the number of micro-batches
 
-    def local_stages(self, local: LocalResult, denominator: jax.Array) -> dict[str, Any]:
+    def shares(self, local: LocalResult, denominator: jax.Array) -> Params:
+        """The local gradients, scaled, as hooks have left them."""
+        return hooked(_divide(local.gradients, denominator), self.gradient_hooks, "local")
+
+    def local_stages(
+        self, state: TrainState, local: LocalResult, denominator: jax.Array, shares: Params
+    ) -> dict[str, Any]:
         """A replica's share of loss and gradients, whose mean over the replicas they are."""
-        shares = hooked(_divide(local.gradients, denominator), self.gradient_hooks, "local")
-        return {"local_loss": local.loss / denominator, "local_gradients": shares}
+        return {"local_loss": local.loss / denominator, "local_gradients": self.unscale(state, shares)}
 
 
 def options(config: TrainConfig, model: nnx.Module) -> dict[str, Any]:
@@ -285,6 +311,7 @@ def options(config: TrainConfig, model: nnx.Module) -> dict[str, Any]:
         "frozen": frozen_params(config.freeze, Functional(model).params),
         "shard_optimizer": config.shard_optimizer,
         "divide_by_initial_world_size": config.divide_by_initial_world_size,
+        "scaler": grad_scaler.from_config(config),
     }
 
 

@@ -83,6 +83,7 @@ def build(config: TrainConfig) -> Run:
         replicas=replicas,
         dtype=config.dtype,
         dropout_masks=config.dropout_masks,
+        amp=config.amp,
         **step.options(config, model),
     )
     start = ddp.init() if config.resume is not None else _start(config, ddp)

@@ -17,8 +17,8 @@ def planted(file: str, tests: str, faults: dict[str, tuple[str, str]]) -> list[M
 STEP = "tests/test_step.py -k loss_normalization"
 
 MEAN = "return lax.pmean(tree, AXIS_NAME)"
-GRADIENTS = 'gradients, comm_state = self.reduce(state, local, denominator, stages["local_gradients"])'
-MICRO_BATCH = "result, buffers, examples = self.differentiate(state, before.buffers, micro_batch, before.examples)"
+GRADIENTS = "scaled, comm_state = self.reduce(state, local, denominator, shares)"
+MICRO_BATCH = "examples = self.differentiate(state, before.buffers, micro_batch, before.examples, pieces)"
 CLIP = 'clipped, more_metrics = self.clip(hooked(gradients, self.gradient_hooks, "mean"))'
 BODY = """\
     def body(state: TrainState, batch: MicroBatches) -> tuple[TrainState, StepSums]:
@@ -35,8 +35,8 @@ STALE_BODY = """\
 ADAMW = "scale_by_adam(betas, eps, amsgrad), _l2_penalty(weight_decay), optax.scale_by_learning_rate(lr))"
 RUNNING_MEAN = "(1 - self.momentum) * self.mean[...] + self.momentum * mean"
 VARIANCE = "jnp.sum(self._counted(jnp.square(x - _per_channel(mean, x))), axes)) / count"
-CROSS_ENTROPY = "optax.softmax_cross_entropy_with_integer_labels(logits, labels)"
-SMOOTHED = "optax.softmax_cross_entropy(logits, optax.smooth_labels(jax.nn.one_hot(labels, logits.shape[-1]), 0.1))"
+CROSS_ENTROPY = "optax.softmax_cross_entropy_with_integer_labels(wide, labels)"
+SMOOTHED = "optax.softmax_cross_entropy(wide, optax.smooth_labels(jax.nn.one_hot(labels, logits.shape[-1]), 0.1))"
 
 REDUCTION = [
     *planted(
@@ -55,7 +55,7 @@ REDUCTION = [
         "jaxddp/step.py",
         STEP,
         {
-            "no_sync": (GRADIENTS, "gradients, comm_state = _divide(local.gradients, denominator), ()"),
+            "no_sync": (GRADIENTS, "scaled, comm_state = _divide(local.gradients, denominator), ()"),
             "accumulation_not_divided": (
                 "return local.denominator  #",
                 "return jnp.ones_like(local.denominator)  #",
@@ -68,12 +68,12 @@ REDUCTION = [
         STEP,
         {
             "collective_in_loss": (
-                'return sums["loss"] / sums["count"], (jnp',
-                'return lax.psum(sums["loss"] / sums["count"], "replica"), (jnp',
+                'return sums["loss"] / sums["count"], jnp',
+                'return lax.psum(sums["loss"] / sums["count"], "replica"), jnp',
             ),
             "normalizations_swapped": (
-                'if self.loss_normalization == "global":\n                return sums["loss"]',
-                'if self.loss_normalization == "ddp":\n                return sums["loss"]',
+                'if self.loss_normalization == "global":\n            return sums["loss"]',
+                'if self.loss_normalization == "ddp":\n            return sums["loss"]',
             ),
         },
     ),

@@ -11,7 +11,7 @@ import pytest
 from tyro.conf import Positional
 
 from jaxddp import cli
-from jaxddp.choices import BELONGS_TO, COMM_HOOKS, DATASETS, MODELS, OPTIMIZERS, SCHEDULES
+from jaxddp.choices import AMP, BELONGS_TO, COMM_HOOKS, DATASETS, MODELS, OPTIMIZERS, SCHEDULES
 from jaxddp.config import TrainConfig
 from jaxddp.config_checks import flag
 from jaxddp.errors import InputError, TrainingError, check_name
@@ -35,11 +35,12 @@ NO_DEFAULT: dict[str, Any] = {
 SAMPLES: dict[str, Any] = {"data_path": "file", "hidden_sizes": (3,), "betas": (0.5, 0.5), "cycle_momentum": False}
 SAMPLES |= {"buffers": "mean", "use_error_feedback": False, "warm_start": False, "min_compression_rate": 3.0}
 SAMPLES |= {"dropout": 0.5}
+SAMPLES |= {"growth_factor": 3.0, "backoff_factor": 0.25}
 NEEDED = {"npz": {"data_path": "f"}, "names": {"model": "char_mlp"}, "char_mlp": {"dataset": "names"}}
 NEEDED |= {"nesterov": {"momentum": 0.9}}
 FLAGS = "sync_batch_norm", "nesterov", "amsgrad", "centered"
 CHOICES = {"dataset": DATASETS, "model": MODELS, "optimizer": OPTIMIZERS, "schedule": SCHEDULES}
-CHOICES |= {"comm_hook": COMM_HOOKS}
+CHOICES |= {"comm_hook": COMM_HOOKS, "amp": AMP}
 
 
 # ---- values
@@ -60,6 +61,11 @@ CHOICES |= {"comm_hook": COMM_HOOKS}
         ({"dropout": float("nan")}, "--dropout nan: must be at least 0 and below 1"),
         ({"dropout": 0.1, "dropout_masks": "shard"}, "--dropout-masks shard: unknown; did you mean shared?"),
         ({"dropout_masks": "shared"}, "--dropout-masks shared: needs --dropout above 0"),
+        ({"amp": "fp8"}, "--amp fp8: unknown; did you mean fp16? (one of none, bf16, fp16)"),
+        ({"amp": "bf16", "dtype": "float64"}, "--amp bf16: computes float32 in 16 bits, so it needs --dtype float32"),
+        ({"init_scale": 0.0}, "--init-scale 0.0: must be above 0 and finite"),
+        ({"growth_factor": 1.0}, "--growth-factor 1.0: must be above 1 and finite"),
+        ({"backoff_factor": 1.0}, "--backoff-factor 1.0: must be between 0 and 1"),
         ({"comm_hook": "powerSDG"}, "--comm-hook powerSDG: unknown"),
         ({"matrix_approximation_rank": 2}, "--matrix-approximation-rank 2: only for --comm-hook powerSGD or batched"),
         (
@@ -111,7 +117,7 @@ def test_a_bad_value_is_named_with_what_would_be_right(fields: dict[str, Any], m
 
 
 AT_LEAST_ONE = "num_examples num_features num_classes context_length embedding_size step_size global_batch_size"
-AT_LEAST_ONE += " accumulation_steps devices steps_per_dispatch matrix_approximation_rank"
+AT_LEAST_ONE += " accumulation_steps devices steps_per_dispatch matrix_approximation_rank growth_interval"
 AT_LEAST_ZERO = "epochs warmup_steps verify_every checkpoint_every seed lr weight_decay eps min_lr gamma"
 AT_LEAST_ZERO += " min_compression_rate"
 

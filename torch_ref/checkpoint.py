@@ -15,6 +15,8 @@ from jaxddp.runfolder import write_atomically
 from torch_ref import optim
 from torch_ref.state import TrainState
 
+SCALER = ("scale", "_growth_tracker")  # of torch's GradScaler; its factors are the configuration's
+
 
 def save_checkpoint(path: Path, state: TrainState) -> None:
     """Write model, optimizer and step; the file is whole at any time. A sharded optimizer is consolidated before.
@@ -28,6 +30,8 @@ def save_checkpoint(path: Path, state: TrainState) -> None:
     }
     if state.averaged is not None:
         content["averaged"] = state.averaged.state_dict()
+    if state.scaler.is_enabled():
+        content["scaler"] = {"skipped": state.skipped} | {n: state.scaler.state_dict()[n] for n in SCALER}
     for name, tensor in _tensors(content, _names(state)).items():
         if not tensor.isfinite().all():
             raise TrainingError(f"{name} holds a number that is not finite at step {state.step}")
@@ -59,8 +63,11 @@ def load_checkpoint(path: Path, state: TrainState) -> None:
     state.optimizer.load_state_dict({"state": content["optimizer"], "param_groups": hyperparameters})
     if state.averaged is not None:
         state.averaged.load_state_dict(content["averaged"])
+    if state.scaler.is_enabled():
+        state.skipped = content["scaler"]["skipped"]
+        state.scaler.load_state_dict(state.scaler.state_dict() | {n: content["scaler"][n] for n in SCALER})
     state.step = content["step"]
-    optim.fast_forward(state.scheduler, state.step)
+    optim.fast_forward(state.scheduler, state.step - state.skipped)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -71,7 +78,7 @@ def _read(path: Path) -> dict[str, Any]:
     except Exception as error:  # of many types, but always the file's fault
         reason = str(error).partition("\n")[0].partition(". ")[0]
         raise InputError(f"--resume {path.parent}: {path.name} cannot be read ({reason})") from None
-    if not isinstance(content, dict) or content.keys() - {"averaged"} != {"step", "model", "optimizer"}:
+    if not isinstance(content, dict) or content.keys() - {"averaged", "scaler"} != {"step", "model", "optimizer"}:
         raise InputError(f"--resume {path.parent}: {path.name} is not a checkpoint of torch_ref")
     return content
 

@@ -45,6 +45,10 @@ class TorchConfig(TrainConfig):
                 "--join --loss-normalization global: ranks that have run out cannot count along; "
                 "--strategy single computes the same, with one process on the whole batch"
             )
+        if self.amp == "fp16":
+            raise InputError(
+                "--join --amp fp16: torch's scaler of ranks that have run out falls behind; take --amp bf16"
+            )
         if self.shard_optimizer:
             raise InputError(
                 "--join --shard-optimizer: torch's shards of ranks that have run out fall behind; leave one out"

@@ -9,6 +9,8 @@ from torch import Tensor
 from torch_ref.distributed import World
 from torch_ref.losses import Sums
 
+OF_STEP = ("scale", "skipped")  # numbers of the step itself, the same on all ranks
+
 
 def all_reduce_sums(steps: Sequence[Sums], world: World) -> list[dict[str, float]]:
     """Each step's sums over all ranks, in float64 and with one collective for all steps.
@@ -19,23 +21,35 @@ def all_reduce_sums(steps: Sequence[Sums], world: World) -> list[dict[str, float
     if not steps:
         return []
     values: Tensor = torch.stack([torch.stack([value.double() for value in sums.values()]) for sums in steps])
-    return [dict(zip(steps[0], row, strict=True)) for row in world.all_reduce(values).tolist()]
+    reduced = [dict(zip(steps[0], row, strict=True)) for row in world.all_reduce(values).tolist()]
+    return [
+        {name: value / world.world_size if name in OF_STEP else value for name, value in sums.items()}
+        for sums in reduced
+    ]
 
 
 def total(steps: Sequence[dict[str, float]]) -> dict[str, float]:
-    """The sums of all steps together.
+    """The sums of all steps together; a loss that is not finite is left out, of a step that was skipped for it.
 
     >>> total([{"loss": 6.0, "count": 4.0}, {"loss": 2.0, "count": 1.0}])
     {'loss': 8.0, 'count': 5.0}
     """
-    return {name: sum(sums[name] for sums in steps) for name in steps[0]}
+    finite = [sums for sums in steps if math.isfinite(sums["loss"])]
+    whole = {name: sum(sums[name] for sums in finite) for name in steps[0]}
+    return whole | {name: sum(sums[name] for sums in steps) for name in steps[0] if name == "skipped"}
 
 
 def means(sums: dict[str, float]) -> dict[str, float]:
-    """Every sum divided by the count: {"loss": sum l / n, ...}.
+    """Every sum divided by the count: {"loss": sum l / n, ...}; the step's own numbers are no sums.
 
     >>> means({"count": 4.0, "loss": 2.0, "accuracy": 3.0})
     {'loss': 0.5, 'accuracy': 0.75}
     """
     count = sums["count"]
-    return {name: value / count if count else math.nan for name, value in sums.items() if name != "count"}
+    no_sums = ("count", *OF_STEP)
+    return {name: value / count if count else math.nan for name, value in sums.items() if name not in no_sums}
+
+
+def step_metrics(sums: dict[str, float]) -> dict[str, float]:
+    """What there is to show of one step: the means, and with a loss scaler what it did."""
+    return means(sums) | {name: value for name, value in sums.items() if name in OF_STEP}

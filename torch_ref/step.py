@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -30,6 +31,7 @@ def train_step(
     clip_grad_norm: float | None = None,
     buffers: str = "rank0",
     gradient_hooks: Sequence[GradientHook] = (),
+    scaler: GradScaler | None = None,
     loss_fn: LossFunction = cross_entropy,
     count_fn: CountFunction = count_labels,
     step: int = 0,
@@ -47,9 +49,12 @@ def train_step(
         clip_grad_norm: largest global norm of the averaged gradient; None: no clipping.
         buffers: "mean": afterwards every rank has the mean of all ranks' buffers.
         gradient_hooks: those "mean" are called; those "local" are DDP's, see `torch_ref.comm_hooks.register`.
+        scaler: scales the loss, and skips the optimizer's step, and with it the scheduler's, where a gradient
+            overflows.
 
     Returns:
-        This rank's sums over all micro-batches: "loss", "count" and the loss function's metrics.
+        This rank's sums over all micro-batches: "loss", "count" and the loss function's metrics; with a scaler
+        that is enabled also "scale", with which the step was tried, and "skipped", 1 or 0.
 
     >>> from jaxddp.config import TrainConfig
     >>> from torch_ref import optim
@@ -59,17 +64,24 @@ def train_step(
     >>> train_step(model, optimizer, scheduler, [batch], World())["count"]
     tensor(2)
     """
+    scaler = scaler or GradScaler(enabled=False)
     optimizer.zero_grad()
-    sums = accumulate_gradients(model, micro_batches, world, loss_normalization, loss_fn, count_fn, step)
+    sums = accumulate_gradients(model, micro_batches, world, loss_normalization, loss_fn, count_fn, step, scaler)
+    scaler.unscale_(optimizer)
     mean_hooks(gradient_hooks, bare(model))
     if clip_grad_norm is not None:
         clip_grad_norm_(model.parameters(), clip_grad_norm)
-    optimizer.step()
+    scale = scaler.get_scale()
+    scaler.step(optimizer)
+    scaler.update()
+    skipped = scaler.get_scale() < scale
     if buffers == "mean":
         average_buffers(model, world)
-    if scheduler is not None:
+    if scheduler is not None and not skipped:
         scheduler.step()
-    return sums
+    if not scaler.is_enabled():
+        return sums
+    return {**sums, "scale": sums["loss"].new_tensor(scale), "skipped": sums["loss"].new_tensor(skipped)}
 
 
 def accumulate_gradients(
@@ -80,6 +92,7 @@ def accumulate_gradients(
     loss_fn: LossFunction = cross_entropy,
     count_fn: CountFunction = count_labels,
     step: int = 0,
+    scaler: GradScaler | None = None,
 ) -> Sums:
     """Leave in each `parameter.grad` the gradient of the step's loss, averaged over all replicas.
 
@@ -94,6 +107,7 @@ def accumulate_gradients(
         loss_fn: (model, micro-batch) -> sums over its elements, "loss" and "count" among them.
         count_fn: micro-batch -> the "count" that loss_fn will return; used by "global".
         step: optimizer steps made before, on which the masks of `torch_ref.dropout.Dropout` depend.
+        scaler: the gradients are then of the loss times its scale.
 
     Source: pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
     """
@@ -111,6 +125,7 @@ def accumulate_gradients(
                 loss = sums["loss"] / sums["count"] / own
             else:
                 loss = sums["loss"] * world.world_size / total_count  # the replicas' mean divides by W again
+            loss = loss if scaler is None else scaler.scale(loss)
             loss.backward()
         for name, value in sums.items():
             totals[name] = totals.get(name, 0) + value.detach()

@@ -22,6 +22,7 @@ from jaxddp.runfolder import claim_output
 from jaxddp.runlog import RunLog, check_same_epochs, frozen_notes, run_title
 from jaxddp.sampler import shard_table
 from torch_ref import models, optim
+from torch_ref.amp import autocast, grad_scaler
 from torch_ref.checkpoint import load_checkpoint, save_checkpoint
 from torch_ref.comm_hooks import register
 from torch_ref.config import TorchConfig
@@ -32,8 +33,8 @@ from torch_ref.evaluate import evaluate
 from torch_ref.join import catch_up, join
 from torch_ref.launch import launch
 from torch_ref.loader import Loader, epoch_indices, evaluation_batches
-from torch_ref.losses import Batch, Sums
-from torch_ref.metrics import all_reduce_sums, means, total
+from torch_ref.losses import Batch, LossFunction, Sums, cross_entropy
+from torch_ref.metrics import all_reduce_sums, means, step_metrics, total
 from torch_ref.state import TrainState, averaged_model
 from torch_ref.step import train_step
 from torch_ref.verify import verify_replicas
@@ -94,6 +95,12 @@ class Run:
     """The replica: what the forward pass calls."""
     state: TrainState
     """Its module is the model inside."""
+    loss_fn: LossFunction
+    """In the precision that was asked for."""
+
+    def evaluate(self, module: nn.Module) -> dict[str, float]:
+        """Means over the test set."""
+        return evaluate(module, self.test_batches, self.world, self.loss_fn)
 
 
 def build(world: World, config: TorchConfig) -> Run:
@@ -115,7 +122,8 @@ def build(world: World, config: TorchConfig) -> Run:
         load_weights(config.weights, module)
     total_steps = config.epochs * loader.steps_per_epoch
     optimizer, scheduler = optim.from_config(module.parameters(), config.with_scaled_lr(replicas), total_steps, world)
-    state = TrainState(module, optimizer, scheduler, averaged=averaged_model(module, config.ema_decay))
+    averaged, scaler = averaged_model(module, config.ema_decay), grad_scaler(config, world.device)
+    state = TrainState(module, optimizer, scheduler, averaged=averaged, scaler=scaler)
     if config.resume is not None:
         check_same_epochs(Path(config.resume), loader.steps_per_epoch)
     if config.output is not None and world.rank == 0:
@@ -126,7 +134,7 @@ def build(world: World, config: TorchConfig) -> Run:
     replica = wrap(module, world, config.strategy, config.buffers)
     if isinstance(replica, DistributedDataParallel):
         register(replica, config, world)
-    return Run(config, world, loader, test_batches, replica, state)
+    return Run(config, world, loader, test_batches, replica, state, autocast(cross_entropy, config.amp))
 
 
 def resume(folder: Path, state: TrainState) -> None:
@@ -145,12 +153,12 @@ def train_epochs(run: Run, log: RunLog) -> None:
     """The loop: from `run.state` to the end of the last epoch."""
     config, state, steps_per_epoch = run.config, run.state, run.loader.steps_per_epoch
     started = time.perf_counter()
-    test = evaluate(state.module, run.test_batches, run.world)
+    test = run.evaluate(state.module)
     for epoch in range(state.step // steps_per_epoch, config.epochs):
         train_means, speed = train_epoch(run, epoch, log)
-        test = evaluate(state.module, run.test_batches, run.world)
+        test = run.evaluate(state.module)
         _check_finite("test loss", test["loss"], state.step)
-        averaged = None if state.averaged is None else evaluate(state.averaged.module, run.test_batches, run.world)
+        averaged = None if state.averaged is None else run.evaluate(state.averaged.module)
         log.epoch(state.step, epoch + 1, train_means, test, speed, averaged)
         if config.checkpoint_every and (epoch + 1) % config.checkpoint_every == 0:
             keep(run)
@@ -185,9 +193,10 @@ def train_epoch(run: Run, epoch: int, log: RunLog) -> tuple[dict[str, float], fl
                 clip_grad_norm=config.clip_grad_norm,
                 buffers=config.buffers,
                 step=state.step,
+                scaler=state.scaler,
+                loss_fn=run.loss_fn,
             )
-            state.average()
-            state.step += 1
+            state.advance(skipped=bool(sums.get("skipped", False)))
             waiting.append(sums)
             if config.join:  # other ranks may have none left, and so nothing to say but what DDP says
                 continue
@@ -200,19 +209,25 @@ def train_epoch(run: Run, epoch: int, log: RunLog) -> tuple[dict[str, float], fl
         catch_up(state, waiting, run.world)
     reported += report(run, epoch, waiting, log)
     examples = sum(map(loader.examples_in, range(first, state.step)))
-    return means(total(reported)), examples / (time.perf_counter() - started)
+    of_epoch = total(reported)
+    skipped = {name: value for name, value in of_epoch.items() if name == "skipped"}
+    return means(of_epoch) | skipped, examples / (time.perf_counter() - started)
 
 
 def report(run: Run, epoch: int, steps: list[Sums], log: RunLog) -> list[dict[str, float]]:
     """Reduce, check and show the sums of the last few steps; late, so that no step waits for them.
 
     Raises:
-        TrainingError: a loss is not a finite number; on every rank alike.
+        TrainingError: a loss is not a finite number, in a step that was not skipped, or the loss scale has
+            fallen to 0; on every rank alike.
     """
     reduced = all_reduce_sums(steps, run.world)
     for step, sums in enumerate(reduced, start=run.state.step - len(steps) + 1):
-        _check_finite("loss", sums["loss"], step)
-        log.step(step, epoch + 1, means(sums), run.loader.examples_in(step - 1))
+        if not sums.get("skipped"):
+            _check_finite("loss", sums["loss"], step)
+        if sums.get("scale") == 0:
+            raise TrainingError(f"every step overflows: the loss scale is 0 at step {step}")
+        log.step(step, epoch + 1, step_metrics(sums), run.loader.examples_in(step - 1))
     return reduced
 
 

@@ -52,7 +52,7 @@ def side_of_config(config: TrainConfig, dataset: Dataset, steps: int) -> FlaxSid
     model = models.build(config, dataset)
     functional = Functional(model)
     step = ReplicaStep(
-        functional.local_loss(cross_entropy, train=True, masks=config.dropout_masks),
+        functional.local_loss(cross_entropy, train=True, masks=config.dropout_masks, amp=config.amp),
         optim.from_config(config, steps),
         **options(config, model),
     )

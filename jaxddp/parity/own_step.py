@@ -66,7 +66,8 @@ class OwnStep:
         if unknown := set(stages) - set(SHOWN):
             raise InputError(f"flax_step: shows {', '.join(sorted(unknown))}; known are {', '.join(SHOWN)}")
         local = self.step.local.accumulate(state, batch).result
-        by_itself = self.step.local_stages(local, self.step.denominator(local))
+        denominator = self.step.denominator(local)
+        by_itself = self.step.local_stages(state, local, denominator, self.step.shares(local, denominator))
         after = {"params": next_state.params, "buffers": next_state.buffers}
         return next_state, {}, {**{f"pure_{name}": x for name, x in by_itself.items()}, **stages, **after}
 

@@ -73,11 +73,12 @@ def forced_records(
         update = jax.jit(optimizer.update)
         params, buffers = side.from_torch(reference.start)
         axes, start = side.replica_step.axes, side.replica_step.init(params, buffers)
-        opt_state, comm_state = start.opt_state, replicas.start(start, axes).comm_state
+        opt_state, scaler, comm_state = start.opt_state, start.scaler, replicas.start(start, axes).comm_state
         for number, (batch, theirs) in enumerate(zip(case.batches(), reference.records, strict=False)):
-            state = _restored(side, TrainState(jnp.int32(number), params, buffers, opt_state, comm_state), number)
+            state = TrainState(jnp.int32(number), params, buffers, opt_state, comm_state, scaler=scaler)
+            state = _restored(side, state, number)
             after, stages = step(replicas.place(state, axes), replicas.shard(batch))
-            comm_state = after.comm_state
+            comm_state, scaler = after.comm_state, after.scaler
             record = dict(_record(jax.device_get(stages), side.to_torch, batch))
             if isinstance(side.replica_step, OwnStep):
                 opt_state = after.opt_state

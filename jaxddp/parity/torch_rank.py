@@ -117,7 +117,7 @@ class Steps:
                 model.load_state_dict({name: torch.from_numpy(value) for name, value in before.items()}, strict=False)
             recorder.start(micro_batches)
             rates.append(float(optimizer.param_groups[0]["lr"]))
-            train_step(
+            sums = train_step(
                 ddp,
                 watched,  # type: ignore[arg-type]
                 scheduler,
@@ -127,11 +127,12 @@ class Steps:
                 clip_grad_norm=side.facts.clip_grad_norm,
                 buffers=side.buffers,
                 gradient_hooks=side.gradient_hooks,
+                scaler=side.scaler,
                 loss_fn=recorder.loss_fn,
                 count_fn=side.count_fn,
                 step=step,
             )
-            if averaged is not None:
+            if averaged is not None and not sums.get("skipped"):
                 averaged.update_parameters(model)
             writer.write(recorder.record(optimizer, averaged), groups=recorder.groups)
         rates += _rates_ahead(optimizer, scheduler, self.ahead)

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
@@ -26,7 +27,7 @@ class Watched:
 
     def __init__(self, optimizer: Optimizer, recorder: "Recorder"):
         self.gradients: Arrays | None = None
-        self.zero_grad = optimizer.zero_grad
+        self.zero_grad, self.param_groups = optimizer.zero_grad, optimizer.param_groups
         self._optimizer = optimizer
         self._recorder = recorder
 
@@ -52,10 +53,14 @@ class Recorder:
         self._side = side
         self.comm_hook = side.comm_hook(world)
         self.local_hooks = local_hooks(side.gradient_hooks, model)
+        self.scaler = side.scaler or GradScaler(enabled=False)
+        self._skipped = 0
 
     def start(self, micro_batches: Sequence[Batch]) -> None:
         self.local: Arrays = {}
         self.reduced: Arrays = {}
+        self.scale = self.scaler.get_scale()
+        self._before: Arrays = {}
         self._losses: list[Sums] = []
         in_total = self._side.facts.loss_normalization == "global"
         self._total = float(global_count(micro_batches, self.world, self._side.count_fn)) if in_total else None
@@ -73,6 +78,10 @@ class Recorder:
         self._clipped = {name: to_numpy(p.grad) for name, p in self.parameters.items() if p.grad is not None}
         self.groups = [_plain(group, self.names) for group in optimizer.param_groups]
 
+    def unscaled(self, names: Sequence[str], bucket: dist.GradBucket) -> Arrays:
+        """A bucket's gradients, of the loss as it was before it was scaled."""
+        return {name: to_numpy(value / self.scale) for name, value in zip(names, bucket.gradients(), strict=True)}
+
     def record(self, optimizer: Optimizer, averaged: AveragedModel | None = None) -> Record:
         state = {name: to_numpy(value) for name, value in self.model.state_dict().items()}
         buffers = {name: value for name, value in state.items() if name in dict(self.model.named_buffers())}
@@ -84,10 +93,14 @@ class Recorder:
         }
         if self.world.rank > 0:
             return mine
+        if not self._before:  # a step that was skipped
+            self._skipped += 1
+            self.before_update(optimizer)
         kept = {} if averaged is None else {n: to_numpy(p) for n, p in averaged.module.named_parameters()}
         return {
             **mine,
             **({"averaged": kept} if kept else {}),
+            **({"scaler": self._of_scaler()} if self.scaler.is_enabled() else {}),
             "gradients": self.reduced,
             "clipped_gradients": self._clipped,
             "update": {name: state[name] - before for name, before in self._before.items()},
@@ -104,6 +117,11 @@ class Recorder:
             if isinstance(value, Tensor) and value.shape == parameter.shape
         }
 
+    def _of_scaler(self) -> Arrays:
+        state = self.scaler.state_dict()
+        values = {"loss_scale": state["scale"], "growth_tracker": state["_growth_tracker"], "skipped": self._skipped}
+        return {name: np.asarray(value) for name, value in values.items()}
+
     def _local_loss(self) -> np.ndarray:
         if self._total is not None:
             return np.asarray(sum(float(s["loss"]) for s in self._losses) * self.world.world_size / self._total)
@@ -114,10 +132,10 @@ def recording_hook(recorder: Recorder, bucket: dist.GradBucket) -> torch.futures
     """The side's own hook, with an eye on what goes in and what comes out."""
     recorder.local_hooks(bucket)
     names = [recorder.names[id(parameter)] for parameter in bucket.parameters()]
-    recorder.local |= {name: to_numpy(value) for name, value in zip(names, bucket.gradients(), strict=True)}
+    recorder.local |= recorder.unscaled(names, bucket)
 
     def keep(future: torch.futures.Future[Tensor]) -> Tensor:
-        recorder.reduced |= {name: to_numpy(value) for name, value in zip(names, bucket.gradients(), strict=True)}
+        recorder.reduced |= recorder.unscaled(names, bucket)
         return future.value()
 
     state, hook = recorder.comm_hook

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -19,6 +20,7 @@ from jaxddp.datasets import Dataset
 from jaxddp.errors import InputError
 from jaxddp.parity.port import Facts, Port, load_port
 from torch_ref import comm_hooks, models, optim
+from torch_ref.amp import autocast, grad_scaler
 from torch_ref.comm_hooks import Hook
 from torch_ref.distributed import World
 from torch_ref.gradient_hooks import GradientHook
@@ -44,6 +46,7 @@ class TorchSide(NamedTuple):
     ema_decay: float | None = None
     gradient_hooks: tuple[GradientHook, ...] = ()
     comm_hook: Callable[[World], tuple[Any, Hook]] = lambda world: (world.group, allreduce_hook)
+    scaler: GradScaler | None = None
 
 
 class TorchSource(Protocol):
@@ -122,7 +125,7 @@ class BuiltIn:
 
         return TorchSide(
             models.build(config, self.dataset).to(getattr(torch, dtype)),
-            cross_entropy,
+            autocast(cross_entropy, config.amp),
             lambda parameters, world: optim.from_config(parameters, config, steps, world),
             batches,
             Facts(
@@ -133,6 +136,7 @@ class BuiltIn:
             buffers=config.buffers,
             ema_decay=config.ema_decay,
             comm_hook=partial(comm_hooks.from_config, config),
+            scaler=grad_scaler(config, torch.device("cpu")),
         )
 
 
