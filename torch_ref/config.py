@@ -46,9 +46,7 @@ class TorchConfig(TrainConfig):
                 "--strategy single computes the same, with one process on the whole batch"
             )
         if self.amp == "fp16":
-            raise InputError(
-                "--join --amp fp16: torch's scaler of ranks that have run out falls behind; take --amp bf16"
-            )
+            raise InputError("--join --amp fp16: torch's scaler of ranks that have run out falls behind; take bf16")
         if self.shard_optimizer:
             raise InputError(
                 "--join --shard-optimizer: torch's shards of ranks that have run out fall behind; leave one out"
