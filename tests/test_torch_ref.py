@@ -114,9 +114,9 @@ def drifted(world: World) -> str:
 
 
 def evaluated(world: World) -> dict[str, Tensor]:
-    """The mean loss over 5 examples on 2 ranks; and, a fault, over the 6 that a sampler would make of them."""
+    """The mean loss over 5 examples on 2 ranks, in 2 batches and 1; and, a fault, over the 6 that a sampler makes."""
     arrays = {"x": np.arange(20.0).reshape(5, 4), "y": np.array([0, 1, 2, 0, 1])}
-    once = evaluate(linear_model(), evaluation_batches(arrays, BASE, world), world)
+    once = evaluate(linear_model(), evaluation_batches(arrays, BASE, world, batch_size=2), world)
     padded = list(DistributedSampler(range(5), RANKS, world.rank, shuffle=False))
     batches = [{name: torch.from_numpy(array[padded]) for name, array in arrays.items()}]
     return {

@@ -32,6 +32,11 @@ FEATURES: dict[str, dict[str, Any]] = {
     "frozen": {"freeze": ("layers.0.*", "*.bias"), "weight_decay": 0.1},
     "dropout": {"dropout": 0.3, "accumulation_steps": 2},
     "sharded": {"shard_optimizer": True, "optimizer": "adamw", "clip_grad_norm": 0.5},
+    "join": {"join": True},
+    "run_out": {  # replica 1, in each epoch's last step
+        **{"join": True, "divide_by_initial_world_size": False, "dataset": "linear", "num_examples": 193},
+        **{"epochs": 3, "ema_decay": 0.9, "schedule": "one_cycle"},
+    },
 }
 
 
