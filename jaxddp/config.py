@@ -129,6 +129,10 @@ class TrainConfig:
     """Keep a moving average of the parameters with this decay; it is evaluated and saved beside them."""
     freeze: tuple[str, ...] = ()
     """Patterns of torch's names of parameters that do not learn: 'layers.0.*' '*.bias'."""
+    log_gradients: tuple[str, ...] = ()
+    """Patterns of torch's names of parameters whose gradients are logged: norms each step, histograms each epoch."""
+    detect_anomaly: bool = False
+    """Find the first parameter and the replica of a gradient that is NaN or infinite, and stop there."""
     shuffle: bool = True
     """Shuffle each epoch."""
     drop_last: bool = False

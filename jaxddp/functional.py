@@ -1,6 +1,6 @@
 """A flax.nnx module seen as pure functions of flat dictionaries of arrays."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,14 +48,15 @@ class Functional:
 
     >>> functional = Functional(nnx.Linear(2, 1, rngs=nnx.Rngs(0)))
     >>> {name: value.shape for name, value in functional.params.items()}
-    {'bias': (1,), 'kernel': (2, 1)}
+    {'kernel': (2, 1), 'bias': (1,)}
     """
 
     def __init__(self, model: nnx.Module):
         self._graphdef: nnx.GraphDef
         self._graphdef, params, self._random_state, buffers = _split(model)
         self._params, self._buffers = params, buffers
-        self.params: Params = _to_dict(params)
+        values = _to_dict(params)
+        self.params: Params = {name: values[name] for name in _in_model_order(model, values)}
         self.buffers: Buffers = _to_dict(buffers)
 
     @property
@@ -164,6 +165,21 @@ def _last_first(module: nnx.Pytree, path: str = "") -> Iterator[str]:
     for name, value in reversed(content.items()):
         if isinstance(value, nnx.Pytree):
             yield from _last_first(value, f"{path}{name}.")
+
+
+def _in_model_order(model: nnx.Module, names: Collection[str]) -> list[str]:
+    """Names of parameters in the order in which the modules define them; flax itself sorts them."""
+    seen: set[int] = set()
+
+    def walk(module: nnx.Module, path: tuple[str, ...]) -> Iterator[str]:
+        seen.add(id(module))
+        for key, child in vars(module).items():
+            if (name := _name((*path, key))) in names:
+                yield name
+            elif isinstance(child, nnx.Module) and id(child) not in seen:
+                yield from walk(child, (*path, key))
+
+    return list(dict.fromkeys([*walk(model, ()), *names]))
 
 
 def _name(path: tuple[Any, ...]) -> str:

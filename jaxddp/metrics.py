@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax import numpy as jnp
 
-from jaxddp.errors import TrainingError
+from jaxddp.gradient_report import check_finite, histograms, norms, of_gradients
 from jaxddp.losses import Sums
 
 # Dispatches that may run ahead of the host. XLA allows some 32; fewer keep memory and delay small.
@@ -53,14 +53,20 @@ class StepSums(Mapping[str, jax.Array]):
 class InFlight:
     """The sums of dispatched steps, fetched in order, at most `RUN_AHEAD` dispatches behind.
 
+    Args:
+        first_step: the number of the step that comes first.
+        explain: sums of a step -> what is known of gradients that are not finite; "" if they all are, None if
+            nobody has looked.
+
     >>> in_flight = InFlight(first_step=1)
     >>> in_flight.add(StepSums.of({"loss": jnp.array([6.0, 2.0]), "count": jnp.array([4.0, 4.0])}))
     >>> list(in_flight.finished(wait=True))
     [(1, {'loss': 6.0, 'count': 4.0}), (2, {'loss': 2.0, 'count': 4.0})]
     """
 
-    def __init__(self, first_step: int):
+    def __init__(self, first_step: int, explain: Callable[[Mapping[str, float]], str | None] = lambda sums: None):
         self._next = first_step
+        self._explain = explain
         self._waiting: deque[StepSums] = deque()
 
     def add(self, sums: StepSums) -> None:
@@ -71,17 +77,14 @@ class InFlight:
         """Yield (step, sums) of every step that lies far enough back, or of all with `wait`.
 
         Raises:
-            TrainingError: a loss is not a finite number, in a step that was not skipped; or the loss scale
-                has fallen to 0.
+            TrainingError: a loss is not a finite number, or a gradient is known not to be, in a step that was not
+                skipped; or the loss scale has fallen to 0.
         """
         while self._waiting and (wait or len(self._waiting) > RUN_AHEAD):
             sums = self._waiting.popleft()
             for row in _to_list(sums.table):
                 step_sums = dict(zip(sums.names, row, strict=True))
-                if not math.isfinite(step_sums["loss"]) and not step_sums.get("skipped"):
-                    raise TrainingError(f"loss is {step_sums['loss']} at step {self._next}")
-                if step_sums.get("scale") == 0:
-                    raise TrainingError(f"every step overflows: the loss scale is 0 at step {self._next}")
+                check_finite(step_sums, self._next, self._explain(step_sums))
                 yield self._next, step_sums
                 self._next += 1
 
@@ -109,6 +112,10 @@ class EpochSums:
         """Sums over counts (see `means`), and with a loss scaler how many steps were skipped."""
         return means(self._sums) | {name: value for name, value in self._sums.items() if name == "skipped"}
 
+    def histograms(self) -> dict[str, list[int]]:
+        """Those of logged gradients, over all steps."""
+        return histograms(self._sums)
+
 
 def means(sums: dict[str, Any]) -> dict[str, float]:
     """Every sum divided by the count, once and last: {"loss": sum w l / sum w, ...}, loss first.
@@ -117,7 +124,7 @@ def means(sums: dict[str, Any]) -> dict[str, float]:
     {'loss': 0.5, 'accuracy': 0.75}
     """
     with np.errstate(invalid="ignore", divide="ignore"):  # no valid element: NaN, as torch's mean of nothing
-        sums_only = {name: value for name, value in sums.items() if name not in OF_STEP}
+        sums_only = {name: value for name, value in sums.items() if name not in OF_STEP and not of_gradients(name)}
         divided = {name: float(np.divide(value, sums["count"])) for name, value in sums_only.items()}
         divided.pop("count")
     return {"loss": divided.pop("loss"), **divided}
@@ -125,4 +132,4 @@ def means(sums: dict[str, Any]) -> dict[str, float]:
 
 def step_metrics(sums: dict[str, Any]) -> dict[str, float]:
     """What there is to show of one step: the means, and what is no mean, such as the norm of a clipped gradient."""
-    return means(sums) | {name: float(value) for name, value in sums.items() if name in OF_STEP}
+    return means(sums) | {name: float(value) for name, value in sums.items() if name in OF_STEP} | norms(sums)

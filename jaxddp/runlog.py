@@ -9,10 +9,7 @@ Both trainers use it, so it knows neither jax nor torch.
 
 import contextlib
 import json
-import logging
 import math
-import sys
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -23,7 +20,9 @@ from tqdm import tqdm
 from jaxddp.config import TrainConfig
 from jaxddp.curves import Record, draw_curves
 from jaxddp.errors import InputError
+from jaxddp.gradient_report import of_gradients
 from jaxddp.runfolder import save_config, write_atomically
+from jaxddp.tensorboard import open_tensorboard, write_histogram
 
 METRICS_FILE = "metrics.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"
@@ -118,7 +117,7 @@ class RunLog:
             if self._resume_step is None:  # first of all, so that whatever is there later belongs to a run
                 save_config(self._config, self._output)
             self._metrics = resources.enter_context(_open_metrics(self._output / METRICS_FILE, self._resume_step))
-            self._board = _open_tensorboard(self._output / TENSORBOARD_FOLDER, self._resume_step)
+            self._board = open_tensorboard(self._output / TENSORBOARD_FOLDER, self._resume_step)
             resources.callback(self._board.close)
             if self._resume_step is not None:  # only now is it certain that it can go on
                 save_config(self._config, self._output)
@@ -137,9 +136,9 @@ class RunLog:
     def step(self, step: int, epoch: int, metrics: Mapping[str, float], examples: int) -> None:
         """An optimizer step on so many examples has been made."""
         metrics = {name: float(value) for name, value in metrics.items()}
-        self._advance_bar(epoch, metrics, examples)
+        self._advance_bar(epoch, {name: x for name, x in metrics.items() if not of_gradients(name)}, examples)
         self._keep({"kind": "step", "step": step, "epoch": epoch, "examples": examples, **metrics})
-        self._plot(step, {f"{name}/step": value for name, value in metrics.items()})
+        self._plot(step, {name if of_gradients(name) else f"{name}/step": value for name, value in metrics.items()})
 
     def epoch(
         self,
@@ -163,6 +162,12 @@ class RunLog:
         flat = {f"{split}_{name}": value for (split, name), value in values.items()}
         self._keep({"kind": "epoch", "step": step, "epoch": epoch, **flat, **rate})
         self._plot(step, {f"{name}/{split}": value for (split, name), value in values.items()} | rate)
+
+    def histograms(self, step: int, counts: Mapping[str, Sequence[int]]) -> None:
+        """How large the elements of gradients were up to this step, see `jaxddp.gradient_report.histograms`."""
+        if self._board is not None:
+            for name, of_name in counts.items():
+                write_histogram(self._board, f"grad_log2/{name}", of_name, step)
 
     def summary(self, test_accuracy: float, seconds: float, *notes: str) -> None:
         """The last lines: how good, how long, what else there is to say, and where it is kept."""
@@ -276,23 +281,6 @@ def _open_metrics(path: Path, resume_step: int | None) -> TextIO:
     kept = [record for record in history if record["step"] <= (resume_step or 0)]
     write_atomically(path, "".join(map(_to_line, kept)).encode())
     return path.open("a", encoding="utf-8", buffering=1)  # each line is written at once, so none is lost
-
-
-def _open_tensorboard(folder: Path, resume_step: int | None) -> Any:
-    """A tensorboardX writer; TensorBoard then hides the steps after `resume_step`."""
-    # tensorboardX imports torch wherever it is installed, which takes seconds and is of no use here.
-    hide = "torch" not in sys.modules
-    if hide:
-        sys.modules["torch"] = None  # type: ignore[assignment]
-    try:
-        from tensorboardX import SummaryWriter
-    finally:
-        if hide:
-            del sys.modules["torch"]
-    logging.getLogger("tensorboardX.x2num").setLevel(logging.ERROR)  # it would warn of every NaN
-    purge_step = None if resume_step is None else resume_step + 1
-    # Its file names count seconds; two runs in one second must not share a file.
-    return SummaryWriter(str(folder), purge_step=purge_step, flush_secs=10, filename_suffix=f".{time.time_ns()}")
 
 
 def _format(metrics: Mapping[str, float]) -> str:

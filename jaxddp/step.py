@@ -14,19 +14,18 @@ from typing import Any
 
 import jax
 import optax
-from flax import nnx
 from jax import lax
 from jax import numpy as jnp
 
-from jaxddp import comm_hooks, grad_scaler, zero
+from jaxddp import zero
 from jaxddp.choices import BUFFERS, LOSS_NORMALIZATIONS
 from jaxddp.collectives import all_reduce, all_reduce_mean, broadcast
 from jaxddp.comm_hooks import CommHook, stateless
-from jaxddp.config import TrainConfig
 from jaxddp.errors import InputError, check_name
-from jaxddp.functional import Functional, LocalLoss
+from jaxddp.functional import LocalLoss
 from jaxddp.grad_scaler import GradScaler, all_finite
 from jaxddp.gradient_hooks import GradientHook, check_patterns, hooked
+from jaxddp.gradient_log import anomalies, logged
 from jaxddp.local import LocalGradients, LocalResult, MicroBatches, Unsynchronized
 from jaxddp.losses import Batch, Sums
 from jaxddp.metrics import StepSums
@@ -34,7 +33,6 @@ from jaxddp.optim import clip_by_global_norm
 from jaxddp.replicas import Replicas
 from jaxddp.state import Buffers, Params, TrainState, state_axes
 from jaxddp.trained import trained, update, with_zeros
-from jaxddp.weights import frozen_params
 
 
 @dataclass(frozen=True)
@@ -72,6 +70,9 @@ class ReplicaStep:
             `jaxddp.zero`; the optimizer must treat every element alike.
         divide_by_initial_world_size: whether W counts replicas without examples too, as by torch's `join`.
         scaler: scales the loss, and skips steps whose gradients overflow; None: neither.
+        log_gradients: patterns of the names of parameters whose gradients are among the metrics.
+        detect_anomaly: the metrics say which gradients of which replica are not finite. Of both, see
+            `jaxddp.gradient_report`.
 
     Raises:
         InputError: an unknown choice, a norm to clip to that is not above 0, or a decay outside of 0 to 1.
@@ -90,6 +91,8 @@ class ReplicaStep:
     shard_optimizer: bool = False
     divide_by_initial_world_size: bool = True
     scaler: GradScaler | None = None
+    log_gradients: tuple[str, ...] = ()
+    detect_anomaly: bool = False
 
     def __post_init__(self) -> None:
         check_name("loss_normalization", self.loss_normalization, LOSS_NORMALIZATIONS)
@@ -134,7 +137,8 @@ class ReplicaStep:
         shares = self.shares(local, denominator)
         scaled, comm_state = self.reduce(state, local, denominator, shares)
         gradients = self.unscale(state, scaled)
-        clipped, more_metrics = self.clip(hooked(gradients, self.gradient_hooks, "mean"))
+        changed = self.hooked(gradients)
+        clipped, more_metrics = self.clip(changed)
         params, opt_state = self.update(state, clipped)
         next_state = TrainState(
             step=state.step + 1,
@@ -147,7 +151,9 @@ class ReplicaStep:
         if self.scaler is not None:
             next_state, of_scaler = self.scaler.step(state, next_state, self.finite(scaled))
             more_metrics |= of_scaler
-        metrics = _sum_over_replicas(local.sums) | more_metrics
+        if self.log_gradients:
+            more_metrics |= logged(self.whole(changed), self.log_gradients)
+        metrics = _sum_over_replicas(local.sums | self.anomalies(state, shares)) | more_metrics
         stages = self.local_stages(state, local, denominator, shares) | {
             "gradients": self.whole(gradients),
             "clipped_gradients": self.whole(clipped),
@@ -231,6 +237,17 @@ class ReplicaStep:
         finite = all_finite(gradients)
         return all_reduce(finite.astype(jnp.int32), op="min") == 1 if self.shard_optimizer else finite
 
+    def hooked(self, gradients: Any) -> Any:
+        """The mean gradients as hooks leave them, which are shown whole ones where this replica has a slice, too."""
+        if not any(hook.when == "mean" for hook in self.gradient_hooks):
+            return gradients
+        changed = hooked(self.whole(gradients), self.gradient_hooks, "mean")
+        return zero.own_slice(changed) if self.shard_optimizer else changed
+
+    def anomalies(self, state: TrainState, shares: Params) -> Sums:
+        """Which local gradients are not finite, if anyone asks."""
+        return anomalies(shares, trained(state.params, self.frozen)) if self.detect_anomaly else {}
+
     def clip(self, gradients: Any) -> tuple[Any, Sums]:
         """What the optimizer is given, and the norm before."""
         if self.clip_grad_norm is None:
@@ -294,25 +311,6 @@ class ReplicaStep:
     ) -> dict[str, Any]:
         """A replica's share of loss and gradients, whose mean over the replicas they are."""
         return {"local_loss": local.loss / denominator, "local_gradients": self.unscale(state, shares)}
-
-
-def options(config: TrainConfig, model: nnx.Module) -> dict[str, Any]:
-    """What `config` says of the `ReplicaStep` of this model, by the names of its attributes.
-
-    Raises:
-        InputError: `--freeze` names none of its parameters, or all.
-    """
-    return {
-        "loss_normalization": config.loss_normalization,
-        "clip_grad_norm": config.clip_grad_norm,
-        "comm_hook": comm_hooks.from_config(config, model),
-        "keep_buffers": config.buffers,
-        "ema_decay": config.ema_decay,
-        "frozen": frozen_params(config.freeze, Functional(model).params),
-        "shard_optimizer": config.shard_optimizer,
-        "divide_by_initial_world_size": config.divide_by_initial_world_size,
-        "scaler": grad_scaler.from_config(config),
-    }
 
 
 def run_steps(step: ReplicaStep, state: TrainState, batches: MicroBatches) -> tuple[TrainState, StepSums]:

@@ -4,17 +4,19 @@ import contextlib
 import dataclasses
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import jax
 
-from jaxddp import cli, datasets, models, optim, step
+from jaxddp import cli, datasets, models, optim
 from jaxddp.checkpoint import Checkpoints
 from jaxddp.config import TrainConfig
 from jaxddp.data_parallel import DataParallel
 from jaxddp.devices import prepare
 from jaxddp.errors import InputError, TrainingError
+from jaxddp.gradient_report import explained, renamed
 from jaxddp.loader import MAX_STEPS_PER_DISPATCH, Loader
 from jaxddp.metrics import EpochSums, InFlight, means, step_metrics
 from jaxddp.replicas import Replicas
@@ -22,6 +24,7 @@ from jaxddp.runfolder import claim_output
 from jaxddp.runlog import RunLog, check_same_epochs, frozen_notes, run_title
 from jaxddp.sampler import shard_table
 from jaxddp.state import TrainState
+from jaxddp.step_options import options
 from jaxddp.weights import from_torch, load_weights, save_weights, torch_name
 
 CHECKPOINT_FOLDER = "checkpoints"
@@ -65,6 +68,12 @@ class Run:
     ddp: DataParallel
     start: TrainState
 
+    def explain(self, sums: Mapping[str, float]) -> str | None:
+        """What a step's metrics say of gradients that are not finite; None if nobody has looked."""
+        frozen = self.ddp.frozen_parameters
+        learning = [name for name in self.ddp.functional.params if name not in frozen]
+        return explained(sums, learning, torch_name) if self.config.detect_anomaly else None
+
 
 def build(config: TrainConfig) -> Run:
     """Put a run together.
@@ -84,7 +93,7 @@ def build(config: TrainConfig) -> Run:
         dtype=config.dtype,
         dropout_masks=config.dropout_masks,
         amp=config.amp,
-        **step.options(config, model),
+        **options(config, model),
     )
     start = ddp.init() if config.resume is not None else _start(config, ddp)
     try:
@@ -179,11 +188,12 @@ def train_epoch(run: Run, state: TrainState, epoch: int, log: RunLog) -> tuple[T
     """
     started = time.perf_counter()
     step, examples = int(state.step), 0
-    in_flight, totals = InFlight(first_step=step + 1), EpochSums()
+    in_flight, totals = InFlight(first_step=step + 1, explain=run.explain), EpochSums()
 
     def report(wait: bool) -> int:
         seen = 0
-        for number, sums in in_flight.finished(wait):
+        for number, own in in_flight.finished(wait):
+            sums = renamed(own, torch_name)
             size = run.loader.examples_in(number - 1)
             log.step(number, epoch + 1, step_metrics(sums), examples=size)
             totals.add(sums)
@@ -198,6 +208,7 @@ def train_epoch(run: Run, state: TrainState, epoch: int, log: RunLog) -> tuple[T
         if run.config.verify_every and before // run.config.verify_every != step // run.config.verify_every:
             run.ddp.verify(state)
     examples += report(wait=True)
+    log.histograms(step, totals.histograms())
     return state, totals.means(), examples / (time.perf_counter() - started)
 
 

@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
 from jaxddp.errors import InputError, differences
-from jaxddp.patterns import frozen_names
+from jaxddp.patterns import frozen_names, matching
 from jaxddp.runfolder import write_atomically
 from jaxddp.state import Buffers, Params
 
@@ -55,6 +55,16 @@ def frozen_params(patterns: Iterable[str], params: Iterable[str]) -> tuple[str, 
     """
     names = {torch_name(name): name for name in params}
     return tuple(names[name] for name in frozen_names("--freeze", patterns, names))
+
+
+def named_params(option: str, patterns: Iterable[str], params: Iterable[str]) -> tuple[str, ...]:
+    """The flax names of the parameters that an option means by torch's.
+
+    Raises:
+        InputError: a pattern matches no parameter.
+    """
+    names = {torch_name(name): name for name in params}
+    return tuple(names[name] for name in matching(option, patterns, names))
 
 
 def to_torch_layout(name: str, value: Array) -> Array:

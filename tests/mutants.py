@@ -19,7 +19,7 @@ STEP = "tests/test_step.py -k loss_normalization"
 MEAN = "return lax.pmean(tree, AXIS_NAME)"
 GRADIENTS = "scaled, comm_state = self.reduce(state, local, denominator, shares)"
 MICRO_BATCH = "examples = self.differentiate(state, before.buffers, micro_batch, before.examples, pieces)"
-CLIP = 'clipped, more_metrics = self.clip(hooked(gradients, self.gradient_hooks, "mean"))'
+CLIP = "clipped, more_metrics = self.clip(changed)"
 BODY = """\
     def body(state: TrainState, batch: MicroBatches) -> tuple[TrainState, StepSums]:
         next_state, metrics, _ = step(state, batch)

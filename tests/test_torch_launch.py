@@ -134,11 +134,13 @@ def test_jax_is_never_imported() -> None:
         "curves",
         "datasets",
         "errors",
+        "gradient_report",
         "patterns",
         "runfolder",
         "runlog",
         "sampler",
         "sizes",
+        "tensorboard",
         "threefry",
         "torch_random",
     }

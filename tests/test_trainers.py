@@ -38,6 +38,10 @@ FEATURES: dict[str, dict[str, Any]] = {
         **{"epochs": 3, "ema_decay": 0.9, "schedule": "one_cycle"},
     },
 }
+# What changes no loss, and is looked at elsewhere.
+OBSERVED: dict[str, dict[str, Any]] = {
+    "logged": {"log_gradients": ("layers.0.*",), "detect_anomaly": True},
+}
 
 
 def options(model: str, optimizer: str, output: str) -> dict:
@@ -57,7 +61,7 @@ def options(model: str, optimizer: str, output: str) -> dict:
 
 
 def with_feature(name: str, output: str) -> dict[str, Any]:
-    return options("mlp", "adam", output) | FEATURES[name] | {"output": f"{output}/{name}"}
+    return options("mlp", "adam", output) | (FEATURES | OBSERVED)[name] | {"output": f"{output}/{name}"}
 
 
 def train_all(runs: list[dict[str, Any]], world: World, config: TorchConfig) -> None:
@@ -80,7 +84,7 @@ def of_torch(folder: Path, runs: list[dict[str, Any]]) -> Path:
 @pytest.fixture(scope="module")
 def torch_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("torch")
-    features = [with_feature(name, str(folder)) for name in FEATURES]
+    features = [with_feature(name, str(folder)) for name in FEATURES | OBSERVED]
     return of_torch(folder, [options(*run, str(folder)) for run in RUNS] + features)
 
 
@@ -112,6 +116,23 @@ def test_so_they_do_with_every_feature(name, torch_runs, tmp_path):
     main(TrainConfig(**with_feature(name, str(tmp_path))))
     assert losses(tmp_path / name) == losses(torch_runs / name)
     assert losses(tmp_path / name) != losses(torch_runs / "mlp-adam")  # it does something
+
+
+def steps(folder: Path) -> list[dict[str, float]]:
+    records = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [{name: x for name, x in r.items() if name.startswith("grad")} for r in records if r["kind"] == "step"]
+
+
+def test_the_same_gradients_are_logged(torch_runs, tmp_path):
+    main(TrainConfig(**with_feature("logged", str(tmp_path))))
+    assert losses(tmp_path / "logged") == losses(torch_runs / "logged") == losses(torch_runs / "mlp-adam")
+    ours, theirs = steps(tmp_path / "logged"), steps(torch_runs / "logged")
+    assert len(ours) == len(theirs) > 10
+    for found, expected in zip(ours, theirs, strict=True):
+        assert found == pytest.approx(expected, rel=1e-6) and len(found) == 2
+    for folder in (tmp_path, torch_runs):
+        [board] = (folder / "logged" / "tensorboard").iterdir()
+        assert b"grad_log2/layers.0.weight" in board.read_bytes()
 
 
 def test_another_seed_prints_another_loss(torch_runs, tmp_path):

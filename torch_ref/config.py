@@ -32,6 +32,8 @@ class TorchConfig(TrainConfig):
                 f"--resume {self.resume}: the state of --comm-hook {self.comm_hook} is laid out as DDP's buckets, "
                 "which a new process lays out anew; jaxddp.train can go on with it"
             )
+        if self.strategy != "ddp" and self.detect_anomaly:
+            raise InputError(f"--detect-anomaly: only for --strategy ddp, not {self.strategy}")
         if self.strategy == "single" and self.shard_optimizer:
             raise InputError("--shard-optimizer: only for --strategy ddp or manual, not single")
         if self.join:
@@ -59,3 +61,6 @@ class TorchConfig(TrainConfig):
             raise InputError(
                 f"--no-divide-by-initial-world-size: torch's hook for --comm-hook {self.comm_hook} divides by it anyway"
             )
+        if self.strategy == "ddp" and (self.log_gradients or self.detect_anomaly):
+            one = "--detect-anomaly" if self.detect_anomaly else "--log-gradients"
+            raise InputError(f"--join {one}: ranks that have run out cannot tell of their gradients; jaxddp.train can")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from jaxddp.gradient_report import norms, of_gradients
 from torch_ref.distributed import World
 from torch_ref.losses import Sums
 
@@ -47,9 +48,10 @@ def means(sums: dict[str, float]) -> dict[str, float]:
     """
     count = sums["count"]
     no_sums = ("count", *OF_STEP)
-    return {name: value / count if count else math.nan for name, value in sums.items() if name not in no_sums}
+    of_elements = {name: x for name, x in sums.items() if name not in no_sums and not of_gradients(name)}
+    return {name: value / count if count else math.nan for name, value in of_elements.items()}
 
 
 def step_metrics(sums: dict[str, float]) -> dict[str, float]:
-    """What there is to show of one step: the means, and with a loss scaler what it did."""
-    return means(sums) | {name: value for name, value in sums.items() if name in OF_STEP}
+    """What there is to show of one step: the means, norms of gradients, and with a loss scaler what it did."""
+    return means(sums) | {name: value for name, value in sums.items() if name in OF_STEP} | norms(sums)

@@ -17,6 +17,7 @@ from torch_ref.data_parallel import ManualDataParallel, average_buffers, bare, n
 from torch_ref.distributed import World
 from torch_ref.dropout import Place, move_to
 from torch_ref.gradient_hooks import GradientHook, mean_hooks
+from torch_ref.gradient_log import GradientLog
 from torch_ref.losses import Batch, CountFunction, LossFunction, Sums, count_labels, cross_entropy
 
 
@@ -32,6 +33,7 @@ def train_step(
     buffers: str = "rank0",
     gradient_hooks: Sequence[GradientHook] = (),
     scaler: GradScaler | None = None,
+    gradient_log: GradientLog | None = None,
     loss_fn: LossFunction = cross_entropy,
     count_fn: CountFunction = count_labels,
     step: int = 0,
@@ -51,6 +53,7 @@ def train_step(
         gradient_hooks: those "mean" are called; those "local" are DDP's, see `torch_ref.comm_hooks.register`.
         scaler: scales the loss, and skips the optimizer's step, and with it the scheduler's, where a gradient
             overflows.
+        gradient_log: adds to the sums what it is asked for.
 
     Returns:
         This rank's sums over all micro-batches: "loss", "count" and the loss function's metrics; with a scaler
@@ -69,6 +72,8 @@ def train_step(
     sums = accumulate_gradients(model, micro_batches, world, loss_normalization, loss_fn, count_fn, step, scaler)
     scaler.unscale_(optimizer)
     mean_hooks(gradient_hooks, bare(model))
+    if gradient_log is not None:
+        sums |= gradient_log.sums()
     if clip_grad_norm is not None:
         clip_grad_norm_(model.parameters(), clip_grad_norm)
     scale = scaler.get_scale()

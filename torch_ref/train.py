@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from jaxddp import cli, datasets
 from jaxddp.errors import InputError, TrainingError
+from jaxddp.gradient_report import check_finite, explained, histograms
 from jaxddp.runfolder import claim_output
 from jaxddp.runlog import RunLog, check_same_epochs, frozen_notes, run_title
 from jaxddp.sampler import shard_table
@@ -30,6 +31,7 @@ from torch_ref.data_parallel import wrap
 from torch_ref.devices import check_devices, num_replicas
 from torch_ref.distributed import World
 from torch_ref.evaluate import evaluate
+from torch_ref.gradient_log import GradientLog
 from torch_ref.join import catch_up, join
 from torch_ref.launch import launch
 from torch_ref.loader import Loader, epoch_indices, evaluation_batches
@@ -97,6 +99,7 @@ class Run:
     """Its module is the model inside."""
     loss_fn: LossFunction
     """In the precision that was asked for."""
+    gradient_log: GradientLog
 
     def evaluate(self, module: nn.Module) -> dict[str, float]:
         """Means over the test set."""
@@ -132,9 +135,11 @@ def build(world: World, config: TorchConfig) -> Run:
         resume(Path(config.resume), state)
     test_batches = evaluation_batches(dataset.test, config, world)
     replica = wrap(module, world, config.strategy, config.buffers)
+    gradient_log = GradientLog(module, world, config)
     if isinstance(replica, DistributedDataParallel):
-        register(replica, config, world)
-    return Run(config, world, loader, test_batches, replica, state, autocast(cross_entropy, config.amp))
+        register(replica, config, world, [gradient_log.look] if config.detect_anomaly else [])
+    loss_fn = autocast(cross_entropy, config.amp)
+    return Run(config, world, loader, test_batches, replica, state, loss_fn, gradient_log)
 
 
 def resume(folder: Path, state: TrainState) -> None:
@@ -157,7 +162,8 @@ def train_epochs(run: Run, log: RunLog) -> None:
     for epoch in range(state.step // steps_per_epoch, config.epochs):
         train_means, speed = train_epoch(run, epoch, log)
         test = run.evaluate(state.module)
-        _check_finite("test loss", test["loss"], state.step)
+        if not math.isfinite(test["loss"]):
+            raise TrainingError(f"test loss is {test['loss']} at step {state.step}")
         averaged = None if state.averaged is None else run.evaluate(state.averaged.module)
         log.epoch(state.step, epoch + 1, train_means, test, speed, averaged)
         if config.checkpoint_every and (epoch + 1) % config.checkpoint_every == 0:
@@ -195,6 +201,7 @@ def train_epoch(run: Run, epoch: int, log: RunLog) -> tuple[dict[str, float], fl
                 step=state.step,
                 scaler=state.scaler,
                 loss_fn=run.loss_fn,
+                gradient_log=run.gradient_log,
             )
             state.advance(skipped=bool(sums.get("skipped", False)))
             waiting.append(sums)
@@ -210,6 +217,7 @@ def train_epoch(run: Run, epoch: int, log: RunLog) -> tuple[dict[str, float], fl
     reported += report(run, epoch, waiting, log)
     examples = sum(map(loader.examples_in, range(first, state.step)))
     of_epoch = total(reported)
+    log.histograms(state.step, histograms(of_epoch))
     skipped = {name: value for name, value in of_epoch.items() if name == "skipped"}
     return means(of_epoch) | skipped, examples / (time.perf_counter() - started)
 
@@ -222,11 +230,9 @@ def report(run: Run, epoch: int, steps: list[Sums], log: RunLog) -> list[dict[st
             fallen to 0; on every rank alike.
     """
     reduced = all_reduce_sums(steps, run.world)
+    learning = [name for name, parameter in run.state.module.named_parameters() if parameter.requires_grad]
     for step, sums in enumerate(reduced, start=run.state.step - len(steps) + 1):
-        if not sums.get("skipped"):
-            _check_finite("loss", sums["loss"], step)
-        if sums.get("scale") == 0:
-            raise TrainingError(f"every step overflows: the loss scale is 0 at step {step}")
+        check_finite(sums, step, explained(sums, learning) if run.config.detect_anomaly else None)
         log.step(step, epoch + 1, step_metrics(sums), run.loader.examples_in(step - 1))
     return reduced
 
@@ -266,11 +272,6 @@ def _check_batch_norm(config: TorchConfig, loader: Loader, module: nn.Module) ->
             f"--global-batch-size {config.global_batch_size}: leaves a micro-batch of {len(batch['x'])} on a replica, "
             f"on which BatchNorm cannot train; choose another size{'' if config.join else ', or --drop-last-batch'}"
         ) from error
-
-
-def _check_finite(name: str, loss: float, step: int) -> None:
-    if not math.isfinite(loss):
-        raise TrainingError(f"{name} is {loss} at step {step}")
 
 
 def _last_good(config: TorchConfig) -> str:

@@ -22,7 +22,8 @@ from jaxddp.parity.own_step import OwnStep
 from jaxddp.parity.port import Port
 from jaxddp.parity.records import Tensors
 from jaxddp.state import Buffers, Params, TrainState
-from jaxddp.step import ReplicaStep, options
+from jaxddp.step import ReplicaStep
+from jaxddp.step_options import options
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,73 @@
+"""Norms and histograms of mean gradients, and which local ones are not finite, as sums over the ranks.
+
+`jaxddp.gradient_report` says what they are called and reads them.
+"""
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from jaxddp.config import TrainConfig
+from jaxddp.gradient_report import ANOMALY, BASE, CHUNK, LOG2, LOG2_BINS, NORM
+from jaxddp.patterns import matching
+from torch_ref.distributed import World
+from torch_ref.losses import Sums
+
+
+class GradientLog:
+    """What `--log-gradients` and `--detect-anomaly` ask for, of one step after the other.
+
+    Args:
+        module: the model, not wrapped.
+        world: the ranks that train together.
+        config: names the parameters, and says whether to look for anomalies.
+
+    Raises:
+        InputError: a pattern matches no parameter that learns.
+    """
+
+    def __init__(self, module: nn.Module, world: World, config: TrainConfig):
+        self._world = world
+        self._learning = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        self._logged = matching("--log-gradients", config.log_gradients, self._learning)
+        self._detects = config.detect_anomaly
+        self._places = {id(self._learning[name]): place for place, name in enumerate(sorted(self._learning))}
+        self._digits = torch.zeros(-(-len(self._places) // CHUNK) * CHUNK, dtype=torch.float64, device=world.device)
+
+    def look(self, bucket: dist.GradBucket) -> None:
+        """Note which gradients are not finite, of those that DDP is about to send."""
+        for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
+            self._digits[self._places[id(parameter)]] = _digit(gradient)
+
+    def sums(self) -> Sums:
+        """This rank's part of the step's columns; call it between the backward pass and clipping."""
+        columns: Sums = {}
+        for name in self._logged:
+            gradient = self._learning[name].grad
+            assert gradient is not None, "every parameter that learns has one"
+            columns[f"{NORM}{name}"] = gradient.norm()
+            columns |= {f"{LOG2}{name}/{k}": count for k, count in zip(LOG2_BINS, _log2_counts(gradient), strict=True)}
+        shares = {name: value / self._world.world_size for name, value in columns.items()}  # the same on each rank
+        return shares | (self._anomalies() if self._detects else {})
+
+    def _anomalies(self) -> Sums:
+        powers = float(BASE) ** torch.arange(CHUNK, dtype=torch.float64, device=self._digits.device)
+        mine = self._digits.view(-1, CHUNK) @ powers
+        return {
+            f"{ANOMALY}{rank}/{chunk}": value if rank == self._world.rank else torch.zeros_like(value)
+            for rank in range(self._world.world_size)
+            for chunk, value in enumerate(mine)
+        }
+
+
+def _log2_counts(gradient: Tensor) -> Tensor:
+    """How many elements have which floor(log2 |g|)."""
+    _, exponents = torch.frexp(gradient)  # |g| = mantissa 2^exponent with 1/2 <= mantissa < 1
+    lowest, highest = LOG2_BINS[0], LOG2_BINS[-1]
+    bins = torch.where(gradient == 0, lowest, exponents - 1).clamp(lowest, highest) - lowest
+    return torch.bincount(bins.flatten(), minlength=len(LOG2_BINS)).to(torch.float64)
+
+
+def _digit(gradient: Tensor) -> Tensor:
+    """2: a NaN is among the elements, 1: an infinity, 0: all are finite."""
+    return torch.where(gradient.isnan().any(), 2.0, torch.where(gradient.isfinite().all(), 0.0, 1.0))
