@@ -23,15 +23,6 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 prepare(8, "cpu")
 
 
-@pytest.fixture(scope="module")
-def compiled_quickly() -> Iterator[None]:
-    """For a module whose many programs run for a few steps each: much of their time is spent on optimising them."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.clear_caches()
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
 @pytest.fixture(scope="module", autouse=True)
 def forget_compiled_programs() -> Iterator[None]:
     """Each program maps memory, of which a process may have 65,530 pieces: XLA crashes beyond."""

@@ -13,8 +13,6 @@ from jaxddp.parity.case import PortCase, Trajectory
 from jaxddp.parity.run_torch import TorchPool
 from jaxddp.parity.torch_side import PortFile
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
-
 PORTS = Path(__file__).parents[1] / "examples" / "ports"
 TOLERANCE = 1e-12  # of each stage, at 2 replicas; measured: up to 1e-15, updates up to 7e-15
 STEPS = 8  # the convnet's rate falls after 5, and gradients of the GPT are clipped from the seventh on

@@ -44,9 +44,9 @@ def test_a_wrong_port_is_1_and_its_files_hold_what_was_printed(
 
 def test_jaxddps_own_models_are_equal_and_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = tmp_path / "found.json"
-    assert exit_code("--only", "*n* sgd x1", *FEW, "--json", found) == 0
+    assert exit_code("--only", "[lm]* sgd x1", *FEW, "--json", found) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[:2] for line in lines[1:3]] == [["linear", "sgd"], ["convnet", "sgd"]]
+    assert [line.split()[:2] for line in lines[1:3]] == [["linear", "sgd"], ["mlp", "sgd"]]
     assert lines[-1].startswith("2 checks, all equal")
     reports = [from_json(json.dumps(report)) for report in json.loads(found.read_text())]
     assert [report.verdict for report in reports] == ["equal"] * 2

@@ -144,9 +144,9 @@ SINGLE: list[tuple[Twins, dict[str, Any], str, str]] = [
     (TRANSFORMER, {"combine": "scaled"}, "loss_scale", "loss and gradients times 8"),
     (
         MLP,
-        {"combine": "psum", "world_size": 3},
+        {"combine": "psum"},
         "collective_in_loss",
-        "the differentiated loss holds a sum over replicas: local gradients times 3",
+        "the differentiated loss holds a sum over replicas: local gradients times 2",
     ),
     (
         TRANSFORMER,

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -19,19 +18,8 @@ from jaxddp.parity.workers import Workers
 
 @pytest.fixture(scope="session")
 def workers() -> Iterator[Workers]:
-    with compiling_quickly(), Workers(8, "cpu") as workers:
+    with Workers(8, "cpu") as workers:
         yield workers
-
-
-@contextmanager
-def compiling_quickly() -> Iterator[None]:
-    """For jax's process of a check, whose hundreds of programs run for a few steps each: most of their time is LLVM's.
-
-    What is compared without a check (the matrix, features, controls) runs here, and as XLA makes it for everybody.
-    """
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-        yield
 
 
 @pytest.fixture
@@ -57,7 +45,7 @@ def run_both(workers: Workers) -> Iterator[Callable[[Case], tuple[Trajectory, Tr
 @pytest.fixture(scope="session")
 def single() -> Iterator[Workers]:
     """One replica: its processes, which a port may end, are soon there again."""
-    with compiling_quickly(), Workers(1, "cpu") as workers:
+    with Workers(1, "cpu") as workers:
         yield workers
 
 

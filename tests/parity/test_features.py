@@ -25,8 +25,16 @@ FEATURES = {
 }
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-@pytest.mark.parametrize("feature", FEATURES)
+# They stand before either optimizer alike; with Adam one of each kind, and the others by `make test-all`.
+WITH_ADAM = ("global, accumulation, clipping", "one cycle")
+CASES = [
+    pytest.param(feature, optimizer, marks=pytest.mark.large if optimizer == "adam" and feature not in WITH_ADAM else ())
+    for feature in FEATURES
+    for optimizer in ("sgd", "adam")
+]
+
+
+@pytest.mark.parametrize(("feature", "optimizer"), CASES)
 def test_feature(feature, optimizer, run_both):
     case = make_case("mlp", optimizer, world_size=4, **FEATURES[feature])
     comparison = compare(*run_both(case), TOLERANCE[optimizer])
