@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import difflib
+import inspect
 import io
 import itertools
 import os
@@ -11,9 +12,11 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from types import NoneType
+from typing import Any, TypeVar, get_args
 
 import tyro
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from jaxddp.config import TrainConfig
 from jaxddp.config_checks import flag
@@ -22,6 +25,8 @@ from jaxddp.runfolder import CONFIG_FILE, load_config
 
 Config = TypeVar("Config", bound=TrainConfig)
 Options = TypeVar("Options")  # a dataclass
+
+REGISTRY = ConstructorRegistry()
 
 
 def parse(config_class: type[Config], argv: Sequence[str], prog: str) -> Config:
@@ -60,13 +65,51 @@ def parse_plain(config_class: type[Options], argv: Sequence[str], prog: str, def
     """
     output = io.StringIO()
     defaults: dict[str, Any] = {} if default is None else {"default": default}
+    groups = [] if default is None else _groups(config_class)
     try:
         with contextlib.redirect_stderr(output):
-            return tyro.cli(config_class, args=list(argv), prog=prog, **defaults)
+            if not groups:
+                return tyro.cli(config_class, args=list(argv), prog=prog, registry=REGISTRY, **defaults)
+            boxes = tyro.cli(_boxes(config_class, groups, default), args=list(argv), prog=prog, registry=REGISTRY)
     except SystemExit as stop:
         if stop.code in (0, None):
             raise
         raise InputError(_explain(output.getvalue(), config_class)) from None
+    return config_class(**{name: value for box in vars(boxes).values() for name, value in vars(box).items()})
+
+
+def _groups(config_class: type) -> list[type]:
+    """The dataclasses that a dataclass is put together from."""
+    bases = [kind for kind in reversed(config_class.__mro__[1:]) if dataclasses.is_dataclass(kind)]
+    return [kind for kind in bases if inspect.get_annotations(kind)]
+
+
+def _boxes(config_class: type, groups: Sequence[type], default: Any) -> Any:
+    """The same options as a dataclass of dataclasses, each of which gets a box of its own in the help."""
+
+    def box(group: type) -> tuple[str, type, Any]:
+        values = {field.name: getattr(default, field.name) for field in dataclasses.fields(group)}
+        return group.__name__.lower(), group, dataclasses.field(default=group(**values))
+
+    boxes: Any = dataclasses.make_dataclass(config_class.__name__, map(box, groups))
+    boxes.__doc__ = config_class.__doc__
+    return tyro.conf.configure(tyro.conf.OmitArgPrefixes)(boxes)
+
+
+@REGISTRY.primitive_rule
+def _optional(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
+    """`float | None` is FLOAT in the help; the word None still stands for nothing."""
+    kinds = set(get_args(info.type)) - {NoneType}
+    if not {NoneType} < set(get_args(info.type)) or len(kinds) != 1 or not kinds <= {int, float, str}:
+        return None
+    kind = kinds.pop()
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar=kind.__name__.upper(),
+        instance_from_str=lambda words: None if words == ["None"] else kind(*words),
+        is_instance=lambda value: value is None or isinstance(value, kind),
+        str_from_instance=lambda value: [str(value)],
+    )
 
 
 @contextlib.contextmanager
@@ -133,6 +176,8 @@ def _explain(boxed: str, config_class: type) -> str:
         return f"{match[1]} {value}: expected {kind}"
     if match := re.match(r"Error parsing (--\S+): invalid literal for int\(\) with base 10: '(.*)'", message):
         return f"{match[1]} {match[2]}: expected INT"
+    if match := re.match(r"Error parsing (--\S+): could not convert string to float: '(.*)'", message):
+        return f"{match[1]} {match[2]}: expected FLOAT"
     return re.sub(r"^Error parsing \w+: ", "", message)
 
 

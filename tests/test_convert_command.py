@@ -316,7 +316,7 @@ def test_a_bad_command_is_one_line(argv: str, message: str, folder: Path, capsys
     ("wrong", "message"),
     [
         ("MODEL", "flax_model: must make a flax.nnx or flax.linen module, and makes int"),
-        ("names", "names: flax's bn.bias (4,) has no twin in torch, bn.bias is not there; "),
+        ("names", "names: flax's bn.scale (4,) has no twin in torch, bn.scale is not there; "),
         ("TorchNet()", "port.py: line 33: ZeroDivisionError: division by zero"),
     ],
 )

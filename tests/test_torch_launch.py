@@ -135,6 +135,7 @@ def test_jax_is_never_imported() -> None:
         "datasets",
         "errors",
         "gradient_report",
+        "options",
         "patterns",
         "runfolder",
         "runlog",

@@ -10,17 +10,21 @@ STRATEGIES = ("ddp", "manual", "single")
 
 
 @dataclass(frozen=True)
-class TorchConfig(TrainConfig):
+class Strategy:
+    """How replicas meet in torch."""
+
+    strategy: str = "ddp"
+    """ddp | manual | single: torch's DDP, averaged by hand after the backward pass, or one process on all batches."""
+
+
+@dataclass(frozen=True)
+class TorchConfig(Strategy, TrainConfig):
     """Data-parallel training in PyTorch: the reference that jaxddp is compared with.
 
     Flags left out keep PyTorch's defaults. The same flags work for jaxddp.train and
     torch_ref.train; --strategy is this side's own. Under torchrun its processes are the replicas.
     --traceback shows where in the code an error came from.
     """
-
-    strategy: str = "ddp"
-    """ddp: torch's DistributedDataParallel. manual: gradients averaged by hand after the backward
-    pass. single: one process on the whole batch that --devices replicas would share."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
