@@ -137,7 +137,7 @@ class ReplicaStep:
         shares = self.shares(local, denominator)
         scaled, comm_state = self.reduce(state, local, denominator, shares)
         gradients = self.unscale(state, scaled)
-        changed = self.hooked(gradients)
+        changed = hooked(gradients, self.gradient_hooks, "mean")
         clipped, more_metrics = self.clip(changed)
         params, opt_state = self.update(state, clipped)
         next_state = TrainState(
@@ -236,13 +236,6 @@ class ReplicaStep:
         """Whether all of the gradients are finite: the same on all replicas, as the mean is."""
         finite = all_finite(gradients)
         return all_reduce(finite.astype(jnp.int32), op="min") == 1 if self.shard_optimizer else finite
-
-    def hooked(self, gradients: Any) -> Any:
-        """The mean gradients as hooks leave them, which are shown whole ones where this replica has a slice, too."""
-        if not any(hook.when == "mean" for hook in self.gradient_hooks):
-            return gradients
-        changed = hooked(self.whole(gradients), self.gradient_hooks, "mean")
-        return zero.own_slice(changed) if self.shard_optimizer else changed
 
     def anomalies(self, state: TrainState, shares: Params) -> Sums:
         """Which local gradients are not finite, if anyone asks."""
