@@ -28,7 +28,9 @@ FEATURES = {
 # They stand before either optimizer alike; with Adam one of each kind, and the others by `make test-all`.
 WITH_ADAM = ("global, accumulation, clipping", "one cycle")
 CASES = [
-    pytest.param(feature, optimizer, marks=pytest.mark.large if optimizer == "adam" and feature not in WITH_ADAM else ())
+    pytest.param(
+        feature, optimizer, marks=pytest.mark.large if optimizer == "adam" and feature not in WITH_ADAM else ()
+    )
     for feature in FEATURES
     for optimizer in ("sgd", "adam")
 ]
