@@ -60,6 +60,16 @@ def test_resume_is_bit_for_bit_the_uninterrupted_run(tmp_path: Path, monkeypatch
     assert {path.name for path in (tmp_path / "halves").iterdir()} >= {"config.json", "curves.png", "checkpoint.pt"}
 
 
+def test_so_it_is_with_a_loss_scaler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scaling = {"amp": "fp16", "init_scale": 2.0**40, "growth_interval": 3}
+    training.main(small(tmp_path / "whole", **scaling))
+    interrupted(small(tmp_path / "halves", **scaling), monkeypatch, epoch=3)
+    assert resumed_ends_as_whole(tmp_path, **scaling)
+    records = [read_metrics(tmp_path / name / "metrics.jsonl") for name in ("whole", "halves")]
+    scales = [[record["scale"] for record in run if record["kind"] == "step"] for run in records]
+    assert scales[0] == scales[1] and len(set(scales[0])) > 5
+
+
 def test_a_run_that_ended_before_its_first_checkpoint_starts_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
