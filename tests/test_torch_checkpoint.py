@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -27,9 +28,10 @@ def interrupted(config: TorchConfig, monkeypatch: pytest.MonkeyPatch, epoch: int
     with monkeypatch.context() as patch:
         make_step = training.train_step
 
+        steps = count()
+
         def stop_in_time(*args: object, **options: object) -> object:
-            step = args[2].last_epoch if args[2] is not None else 0
-            if step == epoch * 4 + 2:
+            if next(steps) == epoch * 4 + 2:
                 raise KeyboardInterrupt
             return make_step(*args, **options)
 
@@ -61,13 +63,13 @@ def test_resume_is_bit_for_bit_the_uninterrupted_run(tmp_path: Path, monkeypatch
 
 
 def test_so_it_is_with_a_loss_scaler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    scaling = {"amp": "fp16", "init_scale": 2.0**40, "growth_interval": 3}
+    scaling = {"amp": "fp16", "init_scale": 2.0**22, "growth_interval": 3}
     training.main(small(tmp_path / "whole", **scaling))
     interrupted(small(tmp_path / "halves", **scaling), monkeypatch, epoch=3)
     assert resumed_ends_as_whole(tmp_path, **scaling)
     records = [read_metrics(tmp_path / name / "metrics.jsonl") for name in ("whole", "halves")]
     scales = [[record["scale"] for record in run if record["kind"] == "step"] for run in records]
-    assert scales[0] == scales[1] and len(set(scales[0])) > 5
+    assert scales[0] == scales[1] and 2 < len(set(scales[0])) < 12  # it overflows, and then it does not
 
 
 def test_a_run_that_ended_before_its_first_checkpoint_starts_again(
