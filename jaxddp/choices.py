@@ -17,6 +17,7 @@ PLATFORMS = ("cpu", "gpu")
 
 IGNORE_INDEX = -100  # torch's cross_entropy leaves these labels out, and so do we
 DEFAULT_CPU_DEVICES = 2
+DEFAULT_LOCAL_SGD_PERIOD = 4
 
 # Which choices an option belongs to; beside any other it would change nothing, so it is refused.
 BELONGS_TO: dict[str, dict[str, tuple[str, ...]]] = {
@@ -75,7 +76,7 @@ DEFAULT_LR = {"sgd": 1e-3, "adam": 1e-3, "adamw": 1e-3, "adagrad": 1e-2, "rmspro
 KEPT_ON_RESUME = (
     *("dataset", "num_examples", "num_features", "num_classes", "context_length"),
     *("model", "hidden_sizes", "embedding_size", "buffers", "weights", "optimizer", "amsgrad", "centered"),
-    *("dtype", "amp", "freeze"),
+    *("dtype", "amp", "freeze", "start_local_sgd_iter"),
     *("global_batch_size", "shuffle", "drop_last", "drop_last_batch", "join", "seed", "output"),
     *("matrix_approximation_rank", "min_compression_rate", "use_error_feedback", "warm_start"),
 )

@@ -8,7 +8,14 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from jaxddp.choices import BELONGS_TO, DEFAULT_LR, KEPT_ON_RESUME, OPTIMIZER_OPTIONS, POWER_SGD
+from jaxddp.choices import (
+    BELONGS_TO,
+    DEFAULT_LOCAL_SGD_PERIOD,
+    DEFAULT_LR,
+    KEPT_ON_RESUME,
+    OPTIMIZER_OPTIONS,
+    POWER_SGD,
+)
 from jaxddp.config_checks import check_combinations, check_names, check_ranges, flag, typed
 from jaxddp.errors import InputError
 from jaxddp.options import (
@@ -61,6 +68,16 @@ class TrainConfig(Output, Devices, Precision, Communication, Order, Step, Schedu
         """The learning rate that the schedule scales (one_cycle: its peak)."""
         return DEFAULT_LR[self.optimizer] if self.lr is None else self.lr
 
+    @property
+    def averaging_period(self) -> int:
+        """Optimizer steps between two averagings of the parameters, in post-local SGD."""
+        return DEFAULT_LOCAL_SGD_PERIOD if self.local_sgd_period is None else self.local_sgd_period
+
+    @property
+    def agreement(self) -> str:
+        """What the last line of a run says of its replicas."""
+        return "replicas identical" if self.start_local_sgd_iter is None else "mean of the replicas' parameters"
+
     def with_scaled_lr(self, world_size: int) -> Self:
         """The same with the rate that `lr_scaling` makes of it for so many replicas.
 
@@ -99,7 +116,8 @@ class TrainConfig(Output, Devices, Precision, Communication, Order, Step, Schedu
             if new != old:
                 before = "its default" if old is None else typed(name, old)
                 raise InputError(f"{typed(name, new)}: the run in {self.resume} goes on with {before} only")
-        own = ["buffers"] * (self.buffers == "local") + ["errors of its --comm-hook"] * bool(stateful)
+        own = ["parameters"] * (self.start_local_sgd_iter is not None) + ["buffers"] * (self.buffers == "local")
+        own += ["errors of its --comm-hook"] * bool(stateful)
         if own and self.devices != saved.devices:
             raise InputError(
                 f"{typed('devices', self.devices)}: the run in {self.resume} has {own[0]} of "

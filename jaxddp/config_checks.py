@@ -50,10 +50,11 @@ def check_ranges(config: "TrainConfig") -> None:
         "embedding_size",
     )
     at_least_one += ("step_size", "global_batch_size", "accumulation_steps", "devices", "steps_per_dispatch")
-    at_least_one += ("matrix_approximation_rank", "start_power_sgd_iter", "growth_interval")
+    at_least_one += ("matrix_approximation_rank", "start_power_sgd_iter", "growth_interval", "local_sgd_period")
     for name in at_least_one:
         _check_at_least(config, name, 1)
     at_least_zero: tuple[str, ...] = ("epochs", "warmup_steps", "verify_every", "checkpoint_every", "seed")
+    at_least_zero += ("start_local_sgd_iter",)
     at_least_zero += ("lr", "momentum", "weight_decay", "eps", "alpha", "lr_decay", "initial_accumulator_value")
     for name in at_least_zero + ("min_lr", "gamma", "min_compression_rate"):
         _check_at_least(config, name, 0)
@@ -112,6 +113,32 @@ def check_combinations(config: "TrainConfig") -> None:
     cycled = config.schedule == "one_cycle" and config.cycle_momentum
     if config.shard_optimizer and config.optimizer == "sgd" and not (config.momentum or cycled):
         raise InputError("--shard-optimizer: sgd without --momentum keeps nothing that could be sharded")
+    _check_local_sgd(config)
+
+
+def _check_local_sgd(config: "TrainConfig") -> None:
+    """Replicas that step on their own share less."""
+    if config.start_local_sgd_iter is not None and config.amp == "fp16":
+        raise InputError(
+            "--amp fp16: not beside --start-local-sgd-iter, where replicas would skip other steps; take bf16"
+        )
+    if config.start_local_sgd_iter is None:
+        if config.local_sgd_period is not None:
+            raise InputError(f"{typed('local_sgd_period', config.local_sgd_period)}: needs --start-local-sgd-iter")
+        return
+    shared: dict[str, Any] = {
+        "comm_hook": "allreduce",
+        "loss_normalization": "ddp",
+        "ema_decay": None,
+        "shard_optimizer": False,
+    }
+    shared |= {"join": False, "log_gradients": ()}
+    for name, off in shared.items():
+        value = getattr(config, name)
+        if value != off:
+            raise InputError(
+                f"{typed(name, value)}: not beside --start-local-sgd-iter, where replicas step on their own"
+            )
 
 
 def _check_join(config: "TrainConfig") -> None:

@@ -12,7 +12,7 @@ from jax import numpy as jnp
 
 from jaxddp import zero
 from jaxddp.choices import AMP
-from jaxddp.collectives import broadcast
+from jaxddp.collectives import all_reduce_mean, broadcast
 from jaxddp.devices import prepare
 from jaxddp.errors import InputError, check_name
 from jaxddp.evaluate import evaluate_replica, padded_batches
@@ -250,7 +250,7 @@ class DataParallel:
         return sums
 
     def verify(self, state: TrainState) -> None:
-        """Raise `TrainingError` unless all replicas hold the same bits (see `jaxddp.verify`)."""
+        """Raise `TrainingError` unless all replicas hold the same bits of what they share (see `jaxddp.verify`)."""
         _check_not_used_up(state)
         self._verifier.check(shared(state, self._axes), int(state.step))
 
@@ -269,14 +269,18 @@ class DataParallel:
         return dataclasses.replace(state, params=state.averaged)
 
     def values(self, state: TrainState) -> tuple[Params, Buffers]:
-        """Parameters and buffers as NumPy arrays; of buffers that differ, replica 0's."""
+        """Parameters and buffers as NumPy arrays; of parameters that differ, their mean, of buffers, replica 0's."""
         params, buffers = jax.device_get((state.params, state.buffers))
+        if self._axes.params == 0:
+            params = {name: x.mean(axis=0, dtype=x.dtype) for name, x in params.items()}
         return params, {name: x[0] for name, x in buffers.items()} if self._axes.buffers == 0 else buffers
 
     def _evaluated(self, state: TrainState, placed: Batch) -> Sums:
-        """Every replica evaluates the same model: with replica 0's buffers."""
+        """Every replica evaluates the same model, see `values`."""
+        params = all_reduce_mean(state.params) if self._axes.params == 0 else state.params
         buffers = broadcast(state.buffers) if self._axes.buffers == 0 else state.buffers
-        return evaluate_replica(self._evaluation_loss, dataclasses.replace(state, buffers=buffers), placed)
+        state = dataclasses.replace(state, params=params, buffers=buffers)
+        return evaluate_replica(self._evaluation_loss, state, placed)
 
     def _check(self, state: TrainState, batch: Batch | MicroBatches, gathered: Unsynchronized | None = None) -> None:
         self.replicas.check_dealt(batch)

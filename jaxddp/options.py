@@ -154,6 +154,10 @@ class Communication:
     """powerSGD, batched_powerSGD: add what was not sent to the next step's gradients."""
     warm_start: bool = True
     """powerSGD, batched_powerSGD: go on from the matrices of the step before instead of random ones."""
+    start_local_sgd_iter: int | None = None
+    """After so many optimizer steps, replicas step on their own gradients, and average parameters (post-local SGD)."""
+    local_sgd_period: int | None = None
+    """--start-local-sgd-iter: optimizer steps between two averagings. None: 4."""
     shard_optimizer: bool = False
     """Each replica keeps and updates one N-th of the optimizer's state (ZeRO, torch's ZeroRedundancyOptimizer)."""
 

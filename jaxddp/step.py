@@ -27,6 +27,7 @@ from jaxddp.grad_scaler import GradScaler, all_finite
 from jaxddp.gradient_hooks import GradientHook, check_patterns, hooked
 from jaxddp.gradient_log import anomalies, logged
 from jaxddp.local import LocalGradients, LocalResult, MicroBatches, Unsynchronized
+from jaxddp.local_sgd import PostLocalSGD
 from jaxddp.losses import Batch, Sums
 from jaxddp.metrics import StepSums
 from jaxddp.optim import clip_by_global_norm
@@ -73,9 +74,10 @@ class ReplicaStep:
         log_gradients: patterns of the names of parameters whose gradients are among the metrics.
         detect_anomaly: the metrics say which gradients of which replica are not finite. Of both, see
             `jaxddp.gradient_report`.
+        local_sgd: when replicas step on their own, see `jaxddp.local_sgd`; None: never.
 
     Raises:
-        InputError: an unknown choice, a norm to clip to that is not above 0, or a decay outside of 0 to 1.
+        InputError: an unknown choice, one that does not go with another, or a number out of its range.
     """
 
     loss: LocalLoss
@@ -93,6 +95,7 @@ class ReplicaStep:
     scaler: GradScaler | None = None
     log_gradients: tuple[str, ...] = ()
     detect_anomaly: bool = False
+    local_sgd: PostLocalSGD | None = None
 
     def __post_init__(self) -> None:
         check_name("loss_normalization", self.loss_normalization, LOSS_NORMALIZATIONS)
@@ -105,6 +108,16 @@ class ReplicaStep:
             raise InputError("shard_optimizer: a slice has something of every parameter; freeze those that are unused")
         if self.shard_optimizer and any(hook.when == "mean" for hook in self.gradient_hooks):
             raise InputError('shard_optimizer: no replica has the mean of a whole gradient; hooks must be "local"')
+        alone: dict[str, Any] = {
+            "shard_optimizer": False,
+            "ema_decay": None,
+            "loss_normalization": "ddp",
+            "comm_hook": all_reduce_mean,
+        }
+        alone |= {"scaler": None, "log_gradients": ()}
+        for name, value in alone.items() if self.local_sgd is not None else ():
+            if getattr(self, name) != value:
+                raise InputError(f"{name}: not beside local_sgd, where replicas step on their own")
 
     def __call__(self, state: TrainState, batch: MicroBatches) -> tuple[TrainState, Sums, dict[str, Any]]:
         """Compute the next state.
@@ -180,8 +193,9 @@ class ReplicaStep:
     @property
     def axes(self) -> TrainState:
         """Which parts of the state are each replica's own, see `state_axes`."""
-        local, sharded = self.keep_buffers == "local", self.shard_optimizer
-        return state_axes({"comm_state"} | ({"buffers"} if local else set()) | ({"opt_state"} if sharded else set()))
+        local, alone = self.keep_buffers == "local", self.local_sgd is not None
+        own = {"params": alone, "buffers": local, "opt_state": alone or self.shard_optimizer, "comm_state": True}
+        return state_axes({name for name, is_own in own.items() if is_own})
 
     def init(self, params: Params, buffers: Buffers) -> TrainState:
         """The state of one replica before the first step."""
@@ -217,6 +231,8 @@ class ReplicaStep:
         Args:
             shares: see `shares`.
         """
+        if self.local_sgd is not None:
+            return self.local_sgd.reduce(shares, state.step), state.comm_state
         unchanged = not any(hook.when == "local" for hook in self.gradient_hooks)
         if self.comm_hook is all_reduce_mean and unchanged:
             # Divided afterwards, so that one all-reduce carries the denominator too.
@@ -247,7 +263,7 @@ class ReplicaStep:
             return gradients, {}
         norm_of = zero.global_norm if self.shard_optimizer else optax.tree.norm
         clipped, norm = clip_by_global_norm(gradients, self.clip_grad_norm, norm_of)
-        return clipped, {"grad_norm": norm}
+        return clipped, {"grad_norm": norm if self.local_sgd is None else all_reduce_mean(norm)}
 
     def whole(self, gradients: Any) -> Params:
         """All of the gradients, for the stages."""
@@ -257,7 +273,10 @@ class ReplicaStep:
         """The next parameters, and the next state of the optimizer."""
         if self.shard_optimizer:
             return zero.update(self.optimizer, gradients, state.opt_state, state.params)
-        return update(self.optimizer, gradients, state.opt_state, state.params)
+        params, opt_state = update(self.optimizer, gradients, state.opt_state, state.params)
+        if self.local_sgd is not None:
+            params = params | self.local_sgd.meet({name: params[name] for name in gradients}, state.step)
+        return params, opt_state
 
     def kept(self, buffers: Buffers, buffers_of: jax.Array | None = None) -> Buffers:
         """The buffers that go on."""

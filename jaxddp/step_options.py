@@ -4,7 +4,7 @@ from typing import Any
 
 from flax import nnx
 
-from jaxddp import comm_hooks, grad_scaler
+from jaxddp import comm_hooks, grad_scaler, local_sgd
 from jaxddp.config import TrainConfig
 from jaxddp.functional import Functional
 from jaxddp.weights import frozen_params, named_params
@@ -31,4 +31,5 @@ def options(config: TrainConfig, model: nnx.Module) -> dict[str, Any]:
         "shard_optimizer": config.shard_optimizer,
         "divide_by_initial_world_size": config.divide_by_initial_world_size,
         "scaler": grad_scaler.from_config(config),
+        "local_sgd": local_sgd.from_config(config),
     }

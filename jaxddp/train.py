@@ -176,7 +176,7 @@ def train(run: Run, state: TrainState, log: RunLog, checkpoints: Checkpoints | N
         save_weights(Path(config.output) / WEIGHTS_FILE, *ddp.values(state))
         if config.ema_decay is not None:
             save_weights(Path(config.output) / AVERAGED_FILE, *ddp.values(ddp.averaged(state)))
-    log.summary(test["accuracy"], time.perf_counter() - started, "replicas identical")
+    log.summary(test["accuracy"], time.perf_counter() - started, config.agreement)
     return state
 
 

@@ -98,6 +98,12 @@ CHOICES |= {"comm_hook": COMM_HOOKS, "amp": AMP}
         ({"cycle_momentum": False}, "--no-cycle-momentum: only for --schedule one_cycle, not constant"),
         ({"model": "linear", "hidden_sizes": (8, 4)}, "--hidden-sizes 8 4: only for --model mlp, char_mlp or convnet"),
         ({"optimizer": "sgd", "nesterov": True}, "--nesterov: needs --momentum above 0 and no --dampening"),
+        ({"local_sgd_period": 3}, "--local-sgd-period 3: needs --start-local-sgd-iter"),
+        ({"start_local_sgd_iter": -1}, "--start-local-sgd-iter -1: must be at least 0"),
+        (
+            {"start_local_sgd_iter": 3, "ema_decay": 0.9},
+            "--ema-decay 0.9: not beside --start-local-sgd-iter, where replicas step on their own",
+        ),
         (
             {"optimizer": "sgd", "shard_optimizer": True},
             "--shard-optimizer: sgd without --momentum keeps nothing that could be sharded",

@@ -31,6 +31,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "averaged": {"ema_decay": 0.9},
     "frozen": {"freeze": ("layers.0.*", "*.bias"), "weight_decay": 0.1},
     "dropout": {"dropout": 0.3, "accumulation_steps": 2},
+    "local": {"start_local_sgd_iter": 4, "local_sgd_period": 3, "clip_grad_norm": 0.5},
     "sharded": {"shard_optimizer": True, "optimizer": "adamw", "clip_grad_norm": 0.5},
     "join": {"join": True},
     "run_out": {  # replica 1, in each epoch's last step

@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from jaxddp.choices import POWER_SGD
 from jaxddp.config import TrainConfig
 from torch_ref.distributed import World
+from torch_ref.local_sgd import local_hook
 
 Hook = Callable[[Any, dist.GradBucket], torch.futures.Future[Tensor]]
 OfBucket = Callable[[dist.GradBucket], None]
@@ -42,8 +43,10 @@ HOOKS: dict[str, Hook] = {
 }
 
 
-def from_config(config: TrainConfig, world: World) -> tuple[Any, Hook]:
-    """The state and the hook that `config` names, as `register_comm_hook` takes them."""
+def from_config(config: TrainConfig, world: World, step: int = 0) -> tuple[Any, Hook]:
+    """The state, after so many steps, and the hook that `config` names, as `register_comm_hook` takes them."""
+    if config.start_local_sgd_iter is not None:
+        return local_hook(config, world, step)
     state: Any = world.group
     if config.comm_hook in POWER_SGD:
         options = config.power_sgd_options()
@@ -52,14 +55,21 @@ def from_config(config: TrainConfig, world: World) -> tuple[Any, Hook]:
     return state, HOOKS[config.comm_hook]
 
 
-def register(model: DistributedDataParallel, config: TrainConfig, world: World, first: Sequence[OfBucket] = ()) -> None:
+def register(
+    model: DistributedDataParallel,
+    config: TrainConfig,
+    world: World,
+    first: Sequence[OfBucket] = (),
+    step: int = 0,
+) -> None:
     """Give DDP the hook that `config` names; its own default stays, which is the same and faster.
 
     Args:
         first: called with each bucket of local gradients before it is sent; they may change it.
+        step: optimizer steps made so far.
     """
-    if config.comm_hook != "allreduce" or first:
-        model.register_comm_hook((first, *from_config(config, world)), _called)
+    if config.comm_hook != "allreduce" or config.start_local_sgd_iter is not None or first:
+        model.register_comm_hook((first, *from_config(config, world, step)), _called)
 
 
 def _called(hook: tuple[Sequence[OfBucket], Any, Hook], bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:

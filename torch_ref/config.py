@@ -40,6 +40,10 @@ class TorchConfig(Strategy, TrainConfig):
             raise InputError(f"--detect-anomaly: only for --strategy ddp, not {self.strategy}")
         if self.strategy == "single" and self.shard_optimizer:
             raise InputError("--shard-optimizer: only for --strategy ddp or manual, not single")
+        if self.strategy != "ddp" and self.start_local_sgd_iter is not None:
+            raise InputError(
+                f"--start-local-sgd-iter {self.start_local_sgd_iter}: only for --strategy ddp, not {self.strategy}"
+            )
         if self.join:
             self._check_join()
 

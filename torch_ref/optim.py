@@ -9,6 +9,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, O
 from jaxddp.config import TrainConfig
 from jaxddp.errors import InputError
 from torch_ref.distributed import World
+from torch_ref.local_sgd import averaging
 from torch_ref.zero import sharded
 
 _CLASSES: dict[str, type[Optimizer]] = {
@@ -28,7 +29,7 @@ def from_config(
     Step the scheduler once after each optimizer step. It is None where the rate is constant.
 
     Args:
-        world: the ranks that share the optimizer's state, where `config` says that they do.
+        world: the ranks that share the optimizer's state, or average parameters, where `config` says so.
 
     Raises:
         InputError: `--warmup-steps` leaves no step of the run for the cosine.
@@ -42,7 +43,10 @@ def from_config(
     optimizer = _CLASSES[config.optimizer](parameters, **config.optimizer_options())
     if config.shard_optimizer:
         optimizer = sharded(optimizer, world or World())
-    return optimizer, _scheduler(optimizer, config, max(total_steps, 1))
+    scheduler = _scheduler(optimizer, config, max(total_steps, 1))
+    if config.start_local_sgd_iter is not None:
+        optimizer = averaging(optimizer, config, world or World())
+    return optimizer, scheduler
 
 
 def _scheduler(optimizer: Optimizer, config: TrainConfig, total_steps: int) -> LRScheduler | None:

@@ -24,7 +24,7 @@ from jaxddp.runlog import RunLog, check_same_epochs, frozen_notes, run_title
 from jaxddp.sampler import shard_table
 from torch_ref import models, optim
 from torch_ref.amp import autocast, grad_scaler
-from torch_ref.checkpoint import load_checkpoint, save_checkpoint
+from torch_ref.checkpoint import load_checkpoint, of_others, save_checkpoint
 from torch_ref.comm_hooks import register
 from torch_ref.config import TorchConfig
 from torch_ref.data_parallel import wrap
@@ -35,6 +35,7 @@ from torch_ref.gradient_log import GradientLog
 from torch_ref.join import catch_up, join
 from torch_ref.launch import launch
 from torch_ref.loader import Loader, epoch_indices, evaluation_batches
+from torch_ref.local_sgd import shown
 from torch_ref.losses import Batch, LossFunction, Sums, cross_entropy
 from torch_ref.metrics import all_reduce_sums, means, step_metrics, total
 from torch_ref.state import TrainState, averaged_model
@@ -103,7 +104,8 @@ class Run:
 
     def evaluate(self, module: nn.Module) -> dict[str, float]:
         """Means over the test set."""
-        return evaluate(module, self.test_batches, self.world, self.loss_fn)
+        with shown(module, self.config, self.world):
+            return evaluate(module, self.test_batches, self.world, self.loss_fn)
 
 
 def build(world: World, config: TorchConfig) -> Run:
@@ -127,27 +129,27 @@ def build(world: World, config: TorchConfig) -> Run:
     optimizer, scheduler = optim.from_config(module.parameters(), config.with_scaled_lr(replicas), total_steps, world)
     averaged, scaler = averaged_model(module, config.ema_decay), grad_scaler(config, world.device)
     state = TrainState(module, optimizer, scheduler, averaged=averaged, scaler=scaler)
+    replica = wrap(module, world, config.strategy, config.buffers)  # before --resume: DDP hands out what rank 0 has
     if config.resume is not None:
         check_same_epochs(Path(config.resume), loader.steps_per_epoch)
     if config.output is not None and world.rank == 0:
         claim_output(config.output, resume=config.resume is not None)
     if config.resume is not None:
-        resume(Path(config.resume), state)
+        resume(Path(config.resume), state, world.rank)
     test_batches = evaluation_batches(dataset.test, config, world)
-    replica = wrap(module, world, config.strategy, config.buffers)
     gradient_log = GradientLog(module, world, config)
     if isinstance(replica, DistributedDataParallel):
-        register(replica, config, world, [gradient_log.look] if config.detect_anomaly else [])
+        register(replica, config, world, [gradient_log.look] if config.detect_anomaly else [], state.step)
     loss_fn = autocast(cross_entropy, config.amp)
     return Run(config, world, loader, test_batches, replica, state, loss_fn, gradient_log)
 
 
-def resume(folder: Path, state: TrainState) -> None:
+def resume(folder: Path, state: TrainState, rank: int) -> None:
     """Put `state` where the run in `folder` was; a run that ended before its first checkpoint starts again."""
     if (folder / JAXDDP_CHECKPOINTS).exists():
         raise InputError(f"--resume {folder}: holds a run of jaxddp.train, which alone can go on with it")
     if (folder / CHECKPOINT_FILE).exists():
-        load_checkpoint(folder / CHECKPOINT_FILE, state)
+        load_checkpoint(folder / CHECKPOINT_FILE, state, rank)
 
 
 def _goes_on(config: TorchConfig) -> bool:
@@ -169,11 +171,12 @@ def train_epochs(run: Run, log: RunLog) -> None:
         if config.checkpoint_every and (epoch + 1) % config.checkpoint_every == 0:
             keep(run)
     keep(run)
-    if config.output is not None and run.world.rank == 0:
-        save_weights(Path(config.output) / WEIGHTS_FILE, state.module)
-        if state.averaged is not None:
-            save_weights(Path(config.output) / AVERAGED_FILE, state.averaged.module)
-    log.summary(test["accuracy"], time.perf_counter() - started, "replicas identical")
+    with shown(state.module, config, run.world):
+        if config.output is not None and run.world.rank == 0:
+            save_weights(Path(config.output) / WEIGHTS_FILE, state.module)
+            if state.averaged is not None:
+                save_weights(Path(config.output) / AVERAGED_FILE, state.averaged.module)
+    log.summary(test["accuracy"], time.perf_counter() - started, config.agreement)
 
 
 def train_epoch(run: Run, epoch: int, log: RunLog) -> tuple[dict[str, float], float]:
@@ -211,7 +214,7 @@ def train_epoch(run: Run, epoch: int, log: RunLog) -> tuple[dict[str, float], fl
                 reported += report(run, epoch, waiting, log)
                 waiting = []
             if config.verify_every and state.step % config.verify_every == 0:
-                verify_replicas(state.module, run.world, state.step)
+                verify(run)
     if config.join:
         catch_up(state, waiting, run.world)
     reported += report(run, epoch, waiting, log)
@@ -239,12 +242,20 @@ def report(run: Run, epoch: int, steps: list[Sums], log: RunLog) -> list[dict[st
 
 def keep(run: Run) -> None:
     """Verify the replicas and, if there is a run folder, write a checkpoint."""
-    verify_replicas(run.state.module, run.world, run.state.step)
+    verify(run)
     if run.config.output is None:
         return
     consolidate(run.state.optimizer)
+    has_own = run.config.buffers == "local" or run.config.start_local_sgd_iter is not None
+    others = of_others(run.state, run.world) if has_own else []
     if run.world.rank == 0:
-        save_checkpoint(Path(run.config.output) / CHECKPOINT_FILE, run.state)
+        save_checkpoint(Path(run.config.output) / CHECKPOINT_FILE, run.state, others)
+
+
+def verify(run: Run) -> None:
+    """Check that all ranks have equal parameters, unless each has its own."""
+    if run.config.start_local_sgd_iter is None:
+        verify_replicas(run.state.module, run.world, run.state.step)
 
 
 def print_shards(config: TorchConfig) -> None:

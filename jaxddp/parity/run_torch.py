@@ -12,7 +12,7 @@ from jaxddp.parity.records import Records, Scratch
 from jaxddp.parity.torch_rank import Job, Steps, rank_folder, serve
 
 # Of which every rank has its own.
-STACKED = (*LOCAL_STAGES, "samples", "local_buffers")
+STACKED = (*LOCAL_STAGES, "samples", "local_buffers", "local_params")
 
 
 class TorchPool:

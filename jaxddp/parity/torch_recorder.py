@@ -90,6 +90,7 @@ class Recorder:
             "local_loss": {"loss": self._local_loss()},
             "local_gradients": self.local,
             "local_buffers": buffers,
+            **({"local_params": {n: state[n] for n in self.parameters}} if self._side.own_parameters else {}),
         }
         if self.world.rank > 0:
             return mine

@@ -45,6 +45,7 @@ class TorchSide(NamedTuple):
     buffers: str = "rank0"
     ema_decay: float | None = None
     gradient_hooks: tuple[GradientHook, ...] = ()
+    own_parameters: bool = False
     comm_hook: Callable[[World], tuple[Any, Hook]] = lambda world: (world.group, allreduce_hook)
     scaler: GradScaler | None = None
 
@@ -135,6 +136,7 @@ class BuiltIn:
             ),
             buffers=config.buffers,
             ema_decay=config.ema_decay,
+            own_parameters=config.start_local_sgd_iter is not None,
             comm_hook=partial(comm_hooks.from_config, config),
             scaler=grad_scaler(config, torch.device("cpu")),
         )

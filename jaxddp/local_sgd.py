@@ -1,0 +1,63 @@
+"""Post-local SGD: after a while as DDP, replicas step on their own and meet every few steps.
+
+    step t < start    g = 1/N sum_r g_r, as DDP; all replicas make the same step
+    step t >= start   each makes its own step with its own g_r, and its optimizer's own state
+    (t - start) a multiple of period, t >= start    then p = 1/N sum_r p_r; optimizers keep their own state
+
+Source: Lin et al., https://arxiv.org/abs/1808.07217; torch's post_localSGD_hook (without an all-reduce in subgroups)
+and PeriodicModelAverager.
+"""
+
+from dataclasses import dataclass
+
+import jax
+from jax import lax
+
+from jaxddp.collectives import all_reduce_mean
+from jaxddp.config import TrainConfig
+from jaxddp.errors import InputError
+from jaxddp.state import Params
+
+
+@dataclass(frozen=True)
+class PostLocalSGD:
+    """When the replicas of a `ReplicaStep` meet; every replica has parameters and optimizer state of its own.
+
+    Attributes:
+        start_iter: optimizer steps that average gradients, from the first.
+        period: then, optimizer steps from one averaging of the parameters to the next, beginning with the first.
+
+    Raises:
+        InputError: `start_iter` is below 0, or `period` below 1.
+
+    >>> [t for t in range(10) if PostLocalSGD(start_iter=3, period=2).averages(t)]
+    [3, 5, 7, 9]
+    """
+
+    start_iter: int
+    period: int
+
+    def __post_init__(self) -> None:
+        if self.start_iter < 0:
+            raise InputError(f"start_iter {self.start_iter}: must be at least 0")
+        if self.period < 1:
+            raise InputError(f"period {self.period}: must be at least 1")
+
+    def averages(self, step: jax.Array) -> jax.Array:
+        """Whether the parameters are averaged at the end of a step, counted from 0."""
+        return (step >= self.start_iter) & ((step - self.start_iter) % self.period == 0)
+
+    def reduce(self, gradients: Params, step: jax.Array) -> Params:
+        """What a replica's optimizer is given: the mean of all gradients or, after the start, its own."""
+        return lax.cond(step < self.start_iter, all_reduce_mean, lambda own: own, gradients)
+
+    def meet(self, params: Params, step: jax.Array) -> Params:
+        """The parameters that a replica goes on with: their mean or its own."""
+        return lax.cond(self.averages(step), all_reduce_mean, lambda own: own, params)
+
+
+def from_config(config: TrainConfig) -> PostLocalSGD | None:
+    """What `config` says; None: gradients are averaged in every step."""
+    if config.start_local_sgd_iter is None:
+        return None
+    return PostLocalSGD(config.start_local_sgd_iter, config.averaging_period)

@@ -1,0 +1,53 @@
+"""Post-local SGD, by torch's own parts: a hook that stops to average gradients, an optimizer that averages parameters.
+
+Source: pytorch.org/docs/stable/ddp_comm_hooks.html; Lin et al., https://arxiv.org/abs/1808.07217
+"""
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState, post_localSGD_hook
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+from torch.optim import Optimizer
+
+from jaxddp.config import TrainConfig
+from torch_ref.distributed import World
+
+
+def averaging(optimizer: Optimizer, config: TrainConfig, world: World) -> Optimizer:
+    """The optimizer, with an averaging of the parameters after its steps, as often as `config` says."""
+    with warnings.catch_warnings():  # torch's functional optimizers beside it warn of torch.jit
+        warnings.simplefilter("ignore", DeprecationWarning)
+        from torch.distributed.optim import PostLocalSGDOptimizer  # here, since it takes seconds
+
+    start = config.start_local_sgd_iter
+    return PostLocalSGDOptimizer(optimizer, PeriodicModelAverager(config.averaging_period, start, world.group))
+
+
+def local_hook(config: TrainConfig, world: World, step: int = 0) -> tuple[PostLocalSGDState, Any]:
+    """The hook, with its state after so many steps: without an all-reduce in subgroups once it is local."""
+    state = PostLocalSGDState(world.group, None, config.start_local_sgd_iter, post_local_gradient_allreduce=False)
+    state.iter = step
+    return state, post_localSGD_hook
+
+
+@contextlib.contextmanager
+def shown(module: nn.Module, config: TrainConfig, world: World) -> Iterator[None]:
+    """In this context the module is what a user sees of it.
+
+    Parameters that are each rank's own are the mean of all ranks', as an averaging would leave them.
+    """
+    if config.start_local_sgd_iter is None:
+        yield
+        return
+    own = [parameter.detach().clone() for parameter in module.parameters()]
+    with torch.no_grad():
+        for parameter in module.parameters():
+            world.all_reduce(parameter, "mean")
+        yield
+        for parameter, before in zip(module.parameters(), own, strict=True):
+            parameter.copy_(before)
