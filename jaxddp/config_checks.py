@@ -15,6 +15,7 @@ from jaxddp.choices import (
     MODELS,
     OPTIMIZERS,
     PLATFORMS,
+    POWER_SGD,
     SCHEDULES,
 )
 from jaxddp.errors import InputError, check_name
@@ -109,6 +110,11 @@ def check_combinations(config: "TrainConfig") -> None:
         raise InputError(
             f"--start-power-sgd-iter {config.start_power_sgd_iter}: must be at least 2, "
             "or needs --no-use-error-feedback and --no-warm-start"
+        )
+    if config.amp == "fp16" and config.comm_hook in POWER_SGD and (config.use_error_feedback or config.warm_start):
+        raise InputError(
+            f"--amp fp16: an overflow would stay in what --comm-hook {config.comm_hook} remembers; take bf16, "
+            "or --no-use-error-feedback and --no-warm-start"
         )
     cycled = config.schedule == "one_cycle" and config.cycle_momentum
     if config.shard_optimizer and config.optimizer == "sgd" and not (config.momentum or cycled):

@@ -80,6 +80,7 @@ CHOICES |= {"comm_hook": COMM_HOOKS, "amp": AMP}
         ({"buffers": "rank1"}, "--buffers rank1: unknown; did you mean rank0? (one of rank0, mean, local)"),
         ({"lr_scaling": "log"}, "--lr-scaling log: unknown (one of none, linear, sqrt)"),
         ({"dataset": "npz"}, "--dataset npz: needs --data-path FILE.npz"),
+        ({"amp": "fp16", "comm_hook": "powerSGD"}, "--amp fp16: an overflow would stay in what --comm-hook powerSGD "),
         ({"data_path": "x.npz"}, "--data-path x.npz: only for --dataset names or npz, not digits"),
         ({"model": "char_mlp"}, "--model char_mlp: reads characters, so it needs --dataset names, not digits"),
         ({"dataset": "names"}, "--dataset names: holds characters, so it needs --model char_mlp, not mlp"),

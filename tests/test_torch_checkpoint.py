@@ -194,8 +194,8 @@ def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
     with pytest.raises(TrainingError) as caught:
         training.main(small(tmp_path / "run", resume=first.output, epochs=4, lr=1e30))
     assert re.fullmatch(
-        rf"loss is (nan|inf) at step \d+; the last good checkpoint is {first.output}/checkpoint.pt; "
-        rf"--resume {first.output} goes on from it",
+        r"loss is (nan|inf) at step \d+; --detect-anomaly tells the parameter and the replica; "
+        rf"the last good checkpoint is {first.output}/checkpoint.pt; --resume {first.output} goes on from it",
         str(caught.value),
     )
     assert torch.load(Path(first.output) / "checkpoint.pt", weights_only=True)["step"] == 8
