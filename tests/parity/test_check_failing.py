@@ -42,7 +42,7 @@ def test_a_loss_that_raises_is_told_with_its_line(failing: Checked, tmp_path: Pa
         (
             [("nnx.Linear(3, 5", "nnx.Linear(3, 6"), ("nnx.Linear(5, 4", "nnx.Linear(6, 4")],
             "",
-            "names: flax's fc1.bias (6,) cannot be torch's fc1.bias (5,);",
+            "names: flax's fc1.kernel (3, 6) cannot be torch's fc1.weight (5, 3);",
         ),
         (
             [("self.fc1 = nnx", "self.inner = nnx"), ("nnx.tanh(self.fc1", "nnx.tanh(self.inner")],
