@@ -17,7 +17,7 @@ from torch import nn
 from jaxddp.errors import TrainingError
 from torch_ref.config import TorchConfig
 from torch_ref.data_parallel import wrap
-from torch_ref.distributed import World, process_group
+from torch_ref.distributed import World, distributed_optim, process_group
 from torch_ref.launch import _cause, launch
 
 
@@ -84,6 +84,9 @@ def test_nothing_keeps_a_group_that_was_destroyed() -> None:
     with process_group(0, 1, torch.device("cpu"), dist.HashStore()) as world:
         wrap(nn.Linear(5, 3), world, "ddp")
         assert inspect.signature(torch.distributed.nn.functional.broadcast).parameters["group"].default is None
+        send = distributed_optim().zero_redundancy_optimizer._broadcast_object
+        assert inspect.signature(send).parameters["group"].default is None
+        assert dist.group.WORLD is world.group
 
 
 @pytest.mark.parametrize("background", [False, True])

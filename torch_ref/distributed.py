@@ -1,8 +1,11 @@
 """The ranks that train together: who they are, and what they tell each other."""
 
 import contextlib
+import importlib
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -129,6 +132,17 @@ class World:
 
     def _averaged(self, tensor: Tensor, op: str) -> Tensor:
         return tensor.div_(self.world_size) if op == "mean" else tensor  # gloo has no AVG
+
+
+def distributed_optim() -> ModuleType:
+    """torch.distributed.optim, imported when it is needed: it takes a second, and warns of its own use of torch.jit."""
+    world, dist.group.WORLD = dist.group.WORLD, None  # a default argument in it would keep the group, as one did above
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return importlib.import_module("torch.distributed.optim")
+    finally:
+        dist.group.WORLD = world
 
 
 @contextlib.contextmanager

@@ -4,7 +4,6 @@ Source: pytorch.org/docs/stable/ddp_comm_hooks.html; Lin et al., https://arxiv.o
 """
 
 import contextlib
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,17 +14,13 @@ from torch.distributed.algorithms.model_averaging.averagers import PeriodicModel
 from torch.optim import Optimizer
 
 from jaxddp.config import TrainConfig
-from torch_ref.distributed import World
+from torch_ref.distributed import World, distributed_optim
 
 
 def averaging(optimizer: Optimizer, config: TrainConfig, world: World) -> Optimizer:
     """The optimizer, with an averaging of the parameters after its steps, as often as `config` says."""
-    with warnings.catch_warnings():  # torch's functional optimizers beside it warn of torch.jit
-        warnings.simplefilter("ignore", DeprecationWarning)
-        from torch.distributed.optim import PostLocalSGDOptimizer  # here, since it takes seconds
-
-    start = config.start_local_sgd_iter
-    return PostLocalSGDOptimizer(optimizer, PeriodicModelAverager(config.averaging_period, start, world.group))
+    averager = PeriodicModelAverager(config.averaging_period, config.start_local_sgd_iter, world.group)
+    return distributed_optim().PostLocalSGDOptimizer(optimizer, averager)
 
 
 def local_hook(config: TrainConfig, world: World, step: int = 0) -> tuple[PostLocalSGDState, Any]:

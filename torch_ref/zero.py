@@ -4,11 +4,10 @@ Source: pytorch.org/docs/stable/distributed.optim.html; Rajbhandari et al., http
 """
 
 import inspect
-import warnings
 
 from torch.optim import Optimizer
 
-from torch_ref.distributed import World
+from torch_ref.distributed import World, distributed_optim
 
 
 def sharded(optimizer: Optimizer, world: World) -> Optimizer:
@@ -18,14 +17,11 @@ def sharded(optimizer: Optimizer, world: World) -> Optimizer:
         optimizer: new, with one group of parameters.
         world: not without a process group.
     """
-    with warnings.catch_warnings():  # torch's functional optimizers beside it warn of torch.jit
-        warnings.simplefilter("ignore", DeprecationWarning)
-        from torch.distributed.optim import ZeroRedundancyOptimizer  # here, since it takes seconds
-
     known = inspect.signature(type(optimizer)).parameters
     options = {name: value for name, value in optimizer.defaults.items() if name in known}  # schedulers look for them
     parameters = optimizer.param_groups[0]["params"]
-    return ZeroRedundancyOptimizer(parameters, type(optimizer), process_group=world.group, **options)
+    make = distributed_optim().ZeroRedundancyOptimizer
+    return make(parameters, type(optimizer), process_group=world.group, **options)
 
 
 def consolidate(optimizer: Optimizer) -> None:
