@@ -45,7 +45,7 @@ class DataParallel:
             "shared": all the same; "example": each example its own, whatever the number of replicas, for which
             it takes `jaxddp.layers.Dropout`.
         amp: "bf16" or "fp16": compute in 16 bits, see `jaxddp.amp`; fp16 wants a scaler, as in torch.
-        options: attributes of `jaxddp.step.ReplicaStep`: loss_normalization, clip_grad_norm, scaler, ...
+        options: of `jaxddp.step_options.StepOptions`: loss_normalization, clip_grad_norm, scaler, ...
 
     Raises:
         InputError: an option that makes no sense; the message says what would.

@@ -67,7 +67,7 @@ class LocalGradients:
 
     Attributes:
         loss: (params, buffers, batch) -> (sums, new buffers); sums holds "loss" and "count".
-        loss_normalization, frozen, find_unused_parameters, scaler: see `jaxddp.step.ReplicaStep`.
+        loss_normalization, frozen, find_unused_parameters, scaler: see `jaxddp.step_options.StepOptions`.
     """
 
     loss: LocalLoss

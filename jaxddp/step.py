@@ -18,26 +18,25 @@ from jax import lax
 from jax import numpy as jnp
 
 from jaxddp import zero
-from jaxddp.choices import BUFFERS, LOSS_NORMALIZATIONS
 from jaxddp.collectives import all_reduce, all_reduce_mean, broadcast
 from jaxddp.comm_hooks import CommHook, stateless
-from jaxddp.errors import InputError, check_name
+from jaxddp.errors import InputError
 from jaxddp.functional import LocalLoss
-from jaxddp.grad_scaler import GradScaler, all_finite
-from jaxddp.gradient_hooks import GradientHook, check_patterns, hooked
+from jaxddp.grad_scaler import all_finite
+from jaxddp.gradient_hooks import check_patterns, hooked
 from jaxddp.gradient_log import anomalies, logged
 from jaxddp.local import LocalGradients, LocalResult, MicroBatches, Unsynchronized
-from jaxddp.local_sgd import PostLocalSGD
 from jaxddp.losses import Batch, Sums
 from jaxddp.metrics import StepSums
 from jaxddp.optim import clip_by_global_norm
 from jaxddp.replicas import Replicas
 from jaxddp.state import Buffers, Params, TrainState, state_axes
+from jaxddp.step_options import StepOptions
 from jaxddp.trained import trained, update, with_zeros
 
 
 @dataclass(frozen=True)
-class ReplicaStep:
+class ReplicaStep(StepOptions):
     """One optimizer step, as every replica computes it.
 
     With replicas r, micro-batches a, per-element losses l and weights w, the loss whose
@@ -55,69 +54,12 @@ class ReplicaStep:
     Attributes:
         loss: (params, buffers, batch) -> (sums, new buffers); sums holds "loss" and "count".
         optimizer: an optax transformation.
-        loss_normalization: "ddp" or "global".
-        clip_grad_norm: largest global norm of the averaged gradient; None: no clipping.
-        comm_hook: what happens to the local gradients between replicas, see `jaxddp.comm_hooks`; a function
-            of them, or a `CommHook`. By default their mean.
-        keep_buffers: what goes on of the buffers that the replicas' forward passes leave: "rank0": those of
-            rank 0, as DDP's; "mean": their mean, where they are no integers; "local": each its own.
-        ema_decay: of the moving average of the parameters; None: none is kept.
-        frozen: patterns of the names of parameters that do not learn (`fnmatch`'s: "encoder.*").
-        find_unused_parameters: whether there may be parameters that the loss does not depend on. False: they are
-            an error. True: they stay as they are, as with torch's DDP. None: nobody looks for them, and the
-            optimizer is given zeros for their gradients, which is what `jax.grad` makes of them.
-        gradient_hooks: functions of chosen gradients, before or after their mean, see `jaxddp.gradient_hooks`.
-        shard_optimizer: each replica keeps one N-th of the optimizer's state, and updates as much, see
-            `jaxddp.zero`; the optimizer must treat every element alike.
-        divide_by_initial_world_size: whether W counts replicas without examples too, as by torch's `join`.
-        scaler: scales the loss, and skips steps whose gradients overflow; None: neither.
-        log_gradients: patterns of the names of parameters whose gradients are among the metrics.
-        detect_anomaly: the metrics say which gradients of which replica are not finite. Of both, see
-            `jaxddp.gradient_report`.
-        local_sgd: when replicas step on their own, see `jaxddp.local_sgd`; None: never.
 
-    Raises:
-        InputError: an unknown choice, one that does not go with another, or a number out of its range.
+    The others are the options that `jaxddp.step_options.StepOptions` explains.
     """
 
     loss: LocalLoss
     optimizer: optax.GradientTransformation
-    loss_normalization: str = "ddp"
-    clip_grad_norm: float | None = None
-    comm_hook: CommHook | Callable[[Params], Params] = all_reduce_mean
-    keep_buffers: str = "rank0"
-    ema_decay: float | None = None
-    frozen: tuple[str, ...] = ()
-    find_unused_parameters: bool | None = False
-    gradient_hooks: tuple[GradientHook, ...] = ()
-    shard_optimizer: bool = False
-    divide_by_initial_world_size: bool = True
-    scaler: GradScaler | None = None
-    log_gradients: tuple[str, ...] = ()
-    detect_anomaly: bool = False
-    local_sgd: PostLocalSGD | None = None
-
-    def __post_init__(self) -> None:
-        check_name("loss_normalization", self.loss_normalization, LOSS_NORMALIZATIONS)
-        check_name("keep_buffers", self.keep_buffers, BUFFERS)
-        if self.clip_grad_norm is not None and not self.clip_grad_norm > 0:
-            raise InputError(f"clip_grad_norm {self.clip_grad_norm}: must be above 0")
-        if self.ema_decay is not None and not 0 <= self.ema_decay <= 1:
-            raise InputError(f"ema_decay {self.ema_decay}: must be 0 to 1")
-        if self.shard_optimizer and self.find_unused_parameters:
-            raise InputError("shard_optimizer: a slice has something of every parameter; freeze those that are unused")
-        if self.shard_optimizer and any(hook.when == "mean" for hook in self.gradient_hooks):
-            raise InputError('shard_optimizer: no replica has the mean of a whole gradient; hooks must be "local"')
-        alone: dict[str, Any] = {
-            "shard_optimizer": False,
-            "ema_decay": None,
-            "loss_normalization": "ddp",
-            "comm_hook": all_reduce_mean,
-        }
-        alone |= {"scaler": None, "log_gradients": ()}
-        for name, value in alone.items() if self.local_sgd is not None else ():
-            if getattr(self, name) != value:
-                raise InputError(f"{name}: not beside local_sgd, where replicas step on their own")
 
     def __call__(self, state: TrainState, batch: MicroBatches) -> tuple[TrainState, Sums, dict[str, Any]]:
         """Compute the next state.

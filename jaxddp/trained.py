@@ -63,7 +63,7 @@ def of_reached(gradients: Params, reached: set[str], find_unused_parameters: boo
     """The gradients of the parameters that the loss depends on.
 
     Args:
-        find_unused_parameters: what is done about the others, see `jaxddp.step.ReplicaStep`.
+        find_unused_parameters: what is done about the others, see `jaxddp.step_options.StepOptions`.
 
     Raises:
         InputError: there are others, and they were not expected.

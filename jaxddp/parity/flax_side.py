@@ -97,7 +97,13 @@ def side_of_port(port: Port, steps: int, dtype: str) -> FlaxSide:
     optimizer = port.flax_optimizer if config is None else optim.from_config(config, steps)
     assert optimizer is not None, "Port saw to it"
     # The port stands for a loop of jax.grad and optax, in which what the loss does not reach has zeros for a gradient.
-    step = ReplicaStep(local_loss, optimizer, port.loss_normalization, port.clip_grad_norm, find_unused_parameters=None)
+    step = ReplicaStep(
+        local_loss,
+        optimizer,
+        loss_normalization=port.loss_normalization,
+        clip_grad_norm=port.clip_grad_norm,
+        find_unused_parameters=None,
+    )
     return FlaxSide(
         step if port.flax_step is None else OwnStep(step, port.flax_step),
         to_torch,
