@@ -250,6 +250,7 @@ def keep(run: Run) -> None:
     others = of_others(run.state, run.world) if has_own else []
     if run.world.rank == 0:
         save_checkpoint(Path(run.config.output) / CHECKPOINT_FILE, run.state, others)
+    run.world.barrier()  # no rank goes on, and perhaps looks for the checkpoint, before it is there
 
 
 def verify(run: Run) -> None:
