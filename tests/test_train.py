@@ -14,6 +14,7 @@ from jaxddp.errors import InputError, TrainingError
 from jaxddp.train import build, main
 from jaxddp.weights import load_weights
 
+OTHERS = [pytest.param(name, marks=pytest.mark.large) for name in ("sgd", "rmsprop")]
 SMALL = ["--platform", "cpu", "--hidden-sizes", "16", "--global-batch-size", "128", "--lr", "0.01"]
 
 
@@ -42,7 +43,7 @@ def test_the_default_run_learns_the_digits(capsys, tmp_path):
     assert names == {"config.json", "metrics.jsonl", "tensorboard", "curves.png", "model.safetensors", "checkpoints"}
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam", "rmsprop"])
+@pytest.mark.parametrize("optimizer", ["adam", *OTHERS])
 def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(optimizer, tmp_path):
     flags = [
         "--optimizer",
@@ -191,7 +192,7 @@ def test_steps_per_dispatch_changes_nothing(tmp_path):
     assert losses(tmp_path / "1") == losses(tmp_path / "5") == losses(tmp_path / "32")
 
 
-@pytest.mark.parametrize("model", ["linear", "convnet", "char_mlp"])
+@pytest.mark.parametrize("model", ["linear", pytest.param("convnet", marks=pytest.mark.large), "char_mlp"])
 def test_every_model_trains(model, tmp_path):
     sizes = {
         "linear": ["--hidden-sizes", "None"],

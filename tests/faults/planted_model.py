@@ -25,7 +25,7 @@ class RoundedStatistics(BatchNorm):
         axes = tuple(range(x.ndim - 1))
         mean, of_squares = (value.mean(axes).astype(jnp.float32).astype(x.dtype) for value in (x, x * x))
         var, count = of_squares - mean * mean, x.size // x.shape[-1]
-        self._track(lax.stop_gradient(mean), lax.stop_gradient(var * count / (count - 1)))
+        self._track(lax.stop_gradient(mean), lax.stop_gradient(var * count / (count - 1)), self._count(x))
         return mean, var
 
 
