@@ -10,7 +10,6 @@ import optax
 from flax import nnx
 from jax import numpy as jnp
 
-from jaxddp import zero
 from jaxddp.choices import AMP
 from jaxddp.collectives import all_reduce_mean, broadcast
 from jaxddp.devices import prepare
@@ -144,9 +143,7 @@ class DataParallel:
 
         With `shard_optimizer`, the optimizer's state is that of whole parameters in it, as without.
         """
-        if not self.replica_step.shard_optimizer:
-            return state
-        return dataclasses.replace(state, opt_state=zero.join_state(jax.device_get(state.opt_state)))
+        return self.replica_step.whole(state)
 
     def steps(self, state: TrainState, batches: MicroBatches) -> tuple[TrainState, StepSums]:
         """Make the optimizer steps of one dispatch.

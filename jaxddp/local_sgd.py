@@ -9,19 +9,22 @@ and PeriodicModelAverager.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax
+import optax
 from jax import lax
 
 from jaxddp.collectives import all_reduce_mean
 from jaxddp.config import TrainConfig
 from jaxddp.errors import InputError
-from jaxddp.state import Params
+from jaxddp.replicated import Replicated
+from jaxddp.state import Params, TrainState
 
 
 @dataclass(frozen=True)
-class PostLocalSGD:
-    """When the replicas of a `ReplicaStep` meet; every replica has parameters and optimizer state of its own.
+class PostLocalSGD(Replicated):
+    """When replicas average; each has parameters and optimizer state of its own.
 
     Attributes:
         start_iter: optimizer steps that average gradients, from the first.
@@ -37,6 +40,8 @@ class PostLocalSGD:
     start_iter: int
     period: int
 
+    own = ("params", "opt_state")
+
     def __post_init__(self) -> None:
         if self.start_iter < 0:
             raise InputError(f"start_iter {self.start_iter}: must be at least 0")
@@ -47,13 +52,22 @@ class PostLocalSGD:
         """Whether the parameters are averaged at the end of a step, counted from 0."""
         return (step >= self.start_iter) & ((step - self.start_iter) % self.period == 0)
 
-    def reduce(self, gradients: Params, step: jax.Array) -> Params:
-        """What a replica's optimizer is given: the mean of all gradients or, after the start, its own."""
+    def mean(self, gradients: Params, step: jax.Array) -> Params:
+        """The mean of all gradients or, after the start, this replica's own."""
         return lax.cond(step < self.start_iter, all_reduce_mean, lambda own: own, gradients)
 
-    def meet(self, params: Params, step: jax.Array) -> Params:
-        """The parameters that a replica goes on with: their mean or its own."""
-        return lax.cond(self.averages(step), all_reduce_mean, lambda own: own, params)
+    def clip(self, gradients: Params, max_norm: float) -> tuple[Params, jax.Array]:
+        """Each replica clips its own; the metrics show the mean of the norms."""
+        clipped, norm = super().clip(gradients, max_norm)
+        return clipped, all_reduce_mean(norm)
+
+    def update(
+        self, optimizer: optax.GradientTransformation, gradients: Params, state: TrainState
+    ) -> tuple[Params, Any]:
+        """Each replica makes its own step, and goes on with the mean of the parameters or with its own."""
+        params, opt_state = super().update(optimizer, gradients, state)
+        learning = {name: params[name] for name in gradients}
+        return params | lax.cond(self.averages(state.step), all_reduce_mean, lambda own: own, learning), opt_state
 
 
 def from_config(config: TrainConfig) -> PostLocalSGD | None:

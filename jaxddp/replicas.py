@@ -7,7 +7,7 @@ that asks only these runs unchanged on N devices (`Replicas`, by `jax.pmap`) and
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -66,14 +66,17 @@ class Replicas:
 
     def start(self, tree: Any, axes: Any) -> Any:
         """Put what one replica has on all: copies of what they share, and of the rest one for each to go on with."""
+        own = [field.name for field in dataclasses.fields(tree) if getattr(axes, field.name) == 0]
+        return self.place(self.repeat(tree, own), axes)
+
+    def repeat(self, tree: Any, names: Iterable[str]) -> Any:
+        """The dataclass with these of its parts once for each replica."""
         count = len(self.local_ranks)
 
         def repeated(part: Any) -> Any:
             return jax.tree.map(lambda leaf: np.repeat(np.asarray(leaf)[None], count, axis=0), part)
 
-        names = [field.name for field in dataclasses.fields(tree) if getattr(axes, field.name) == 0]
-        own = {name: repeated(getattr(tree, name)) for name in names}
-        return self.place(dataclasses.replace(tree, **own), axes)
+        return dataclasses.replace(tree, **{name: repeated(getattr(tree, name)) for name in names})
 
     def check_dealt(self, tree: Tree) -> None:
         """Raise `ValueError` unless there is a slice for each replica; pmap would use fewer devices for fewer."""

@@ -8,7 +8,6 @@ unchanged, on one.
 """
 
 import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,22 +16,21 @@ import optax
 from jax import lax
 from jax import numpy as jnp
 
-from jaxddp import zero
 from jaxddp.collectives import all_reduce, all_reduce_mean, broadcast
 from jaxddp.comm_hooks import CommHook, stateless
 from jaxddp.errors import InputError
 from jaxddp.functional import LocalLoss
-from jaxddp.grad_scaler import all_finite
 from jaxddp.gradient_hooks import check_patterns, hooked
 from jaxddp.gradient_log import anomalies, logged
 from jaxddp.local import LocalGradients, LocalResult, MicroBatches, Unsynchronized
 from jaxddp.losses import Batch, Sums
 from jaxddp.metrics import StepSums
-from jaxddp.optim import clip_by_global_norm
 from jaxddp.replicas import Replicas
+from jaxddp.replicated import Replicated
 from jaxddp.state import Buffers, Params, TrainState, state_axes
 from jaxddp.step_options import StepOptions
-from jaxddp.trained import trained, update, with_zeros
+from jaxddp.trained import trained, with_zeros
+from jaxddp.zero import Sharded
 
 
 @dataclass(frozen=True)
@@ -94,7 +92,7 @@ class ReplicaStep(StepOptions):
         gradients = self.unscale(state, scaled)
         changed = hooked(gradients, self.gradient_hooks, "mean")
         clipped, more_metrics = self.clip(changed)
-        params, opt_state = self.update(state, clipped)
+        params, opt_state = self.updates.update(self.optimizer, clipped, state)
         next_state = TrainState(
             step=state.step + 1,
             params=params,
@@ -104,14 +102,14 @@ class ReplicaStep(StepOptions):
             averaged=self.average(state, params),
         )
         if self.scaler is not None:
-            next_state, of_scaler = self.scaler.step(state, next_state, self.finite(scaled))
+            next_state, of_scaler = self.scaler.step(state, next_state, self.updates.all_finite(scaled))
             more_metrics |= of_scaler
         if self.log_gradients:
-            more_metrics |= logged(self.whole(changed), self.log_gradients)
+            more_metrics |= logged(self.updates.whole(changed), self.log_gradients)
         metrics = _sum_over_replicas(local.sums | self.anomalies(state, shares)) | more_metrics
         stages = self.local_stages(state, local, denominator, shares) | {
-            "gradients": self.whole(gradients),
-            "clipped_gradients": self.whole(clipped),
+            "gradients": self.updates.whole(gradients),
+            "clipped_gradients": self.updates.whole(clipped),
             "params": next_state.params,
             "buffers": next_state.buffers,
         }
@@ -133,11 +131,21 @@ class ReplicaStep(StepOptions):
         return self.comm_hook if isinstance(self.comm_hook, CommHook) else stateless(self.comm_hook)
 
     @property
+    def updates(self) -> Replicated:
+        """What becomes of the gradients."""
+        if self.local_sgd is not None:
+            return self.local_sgd
+        return Sharded() if self.shard_optimizer else Replicated()
+
+    @property
+    def own(self) -> set[str]:
+        """The fields of the state of which each replica has its own."""
+        return {"comm_state", *self.updates.own, *(["buffers"] if self.keep_buffers == "local" else [])}
+
+    @property
     def axes(self) -> TrainState:
         """Which parts of the state are each replica's own, see `state_axes`."""
-        local, alone = self.keep_buffers == "local", self.local_sgd is not None
-        own = {"params": alone, "buffers": local, "opt_state": alone or self.shard_optimizer, "comm_state": True}
-        return state_axes({name for name, is_own in own.items() if is_own})
+        return state_axes(self.own.union(self.updates.sliced))
 
     def init(self, params: Params, buffers: Buffers) -> TrainState:
         """The state of one replica before the first step."""
@@ -150,22 +158,20 @@ class ReplicaStep(StepOptions):
 
     def start(self, params: Params, buffers: Buffers, replicas: Replicas) -> TrainState:
         """The state before the first step, on all replicas."""
-        return self._put(replicas.start, self.init(params, buffers), replicas)
+        return self.place(replicas.repeat(self.init(params, buffers), self.own), replicas)
 
     def place(self, state: TrainState, replicas: Replicas) -> TrainState:
         """Put a state on the devices: what all replicas share on each, of the rest each its own.
 
         An optimizer's state that is to be in slices is given whole, for any number of replicas.
         """
-        return self._put(replicas.place, state, replicas)
-
-    def _put(self, put: Callable[[Any, Any], Any], state: TrainState, replicas: Replicas) -> TrainState:
-        if not self.shard_optimizer:
-            return put(state, self.axes)
         learning = trained(state.params, self.frozen)
-        slices = zero.slice_state(self.optimizer, state.opt_state, learning, replicas.world_size)
-        rest = put(dataclasses.replace(state, opt_state=()), self.axes)
-        return dataclasses.replace(rest, opt_state=replicas.shard(slices))
+        opt_state = self.updates.split(self.optimizer, state.opt_state, learning, replicas.world_size)
+        return replicas.place(dataclasses.replace(state, opt_state=opt_state), self.axes)
+
+    def whole(self, state: TrainState) -> TrainState:
+        """What `place` was given."""
+        return dataclasses.replace(state, opt_state=self.updates.join(state.opt_state))
 
     def reduce(self, state: TrainState, local: LocalResult, denominator: jax.Array, shares: Params) -> tuple[Any, Any]:
         """The gradients of all replicas as one, or this replica's slice of them, and what the hook remembers.
@@ -173,27 +179,20 @@ class ReplicaStep(StepOptions):
         Args:
             shares: see `shares`.
         """
-        if self.local_sgd is not None:
-            return self.local_sgd.reduce(shares, state.step), state.comm_state
-        unchanged = not any(hook.when == "local" for hook in self.gradient_hooks)
-        if self.comm_hook is all_reduce_mean and unchanged:
+        if self.comm_hook is all_reduce_mean:
+            if any(hook.when == "local" for hook in self.gradient_hooks):
+                return self.updates.mean(shares, state.step), state.comm_state
             # Divided afterwards, so that one all-reduce carries the denominator too.
-            mean = zero.reduce_scatter_mean if self.shard_optimizer else all_reduce_mean
-            return _divide(mean(local.gradients), denominator), state.comm_state
+            return _divide(self.updates.mean(local.gradients, state.step), denominator), state.comm_state
         # A hook meets the parameters that its `init` has met: as in torch, zeros where the loss depends on none.
         whole = with_zeros(shares, trained(state.params, self.frozen))
         reduced, comm_state = self.hook.reduce(whole, state.comm_state)
         gradients = {name: reduced[name] for name in shares}
-        return zero.own_slice(gradients) if self.shard_optimizer else gradients, comm_state
+        return self.updates.part(gradients), comm_state
 
     def unscale(self, state: TrainState, gradients: Any) -> Any:
         """Gradients of the loss as it was before it was scaled."""
         return gradients if self.scaler is None else self.scaler.unscale(state.scaler, gradients)
-
-    def finite(self, gradients: Any) -> jax.Array:
-        """Whether all of the gradients are finite: the same on all replicas, as the mean is."""
-        finite = all_finite(gradients)
-        return all_reduce(finite.astype(jnp.int32), op="min") == 1 if self.shard_optimizer else finite
 
     def anomalies(self, state: TrainState, shares: Params) -> Sums:
         """Which local gradients are not finite, if anyone asks."""
@@ -203,22 +202,8 @@ class ReplicaStep(StepOptions):
         """What the optimizer is given, and the norm before."""
         if self.clip_grad_norm is None:
             return gradients, {}
-        norm_of = zero.global_norm if self.shard_optimizer else optax.tree.norm
-        clipped, norm = clip_by_global_norm(gradients, self.clip_grad_norm, norm_of)
-        return clipped, {"grad_norm": norm if self.local_sgd is None else all_reduce_mean(norm)}
-
-    def whole(self, gradients: Any) -> Params:
-        """All of the gradients, for the stages."""
-        return zero.gather(gradients) if self.shard_optimizer else gradients
-
-    def update(self, state: TrainState, gradients: Any) -> tuple[Params, Any]:
-        """The next parameters, and the next state of the optimizer."""
-        if self.shard_optimizer:
-            return zero.update(self.optimizer, gradients, state.opt_state, state.params)
-        params, opt_state = update(self.optimizer, gradients, state.opt_state, state.params)
-        if self.local_sgd is not None:
-            params = params | self.local_sgd.meet({name: params[name] for name in gradients}, state.step)
-        return params, opt_state
+        clipped, norm = self.updates.clip(gradients, self.clip_grad_norm)
+        return clipped, {"grad_norm": norm}
 
     def kept(self, buffers: Buffers, buffers_of: jax.Array | None = None) -> Buffers:
         """The buffers that go on."""

@@ -21,7 +21,9 @@ import optax
 from jax import numpy as jnp
 
 from jaxddp.collectives import all_gather, all_reduce, rank, reduce_scatter, world_size
-from jaxddp.state import Params
+from jaxddp.optim import clip_by_global_norm
+from jaxddp.replicated import Replicated
+from jaxddp.state import Params, TrainState
 
 Layout = tuple[tuple[str, jax.ShapeDtypeStruct], ...]  # of each parameter, by name
 
@@ -72,55 +74,62 @@ def joined(slices: Slices) -> Params:
     return tree
 
 
-def reduce_scatter_mean(gradients: Params) -> Slices:
-    """This replica's slice of the mean of all replicas' gradients: half of an all-reduce."""
-    return reduce_scatter(sliced(gradients, layout_of(gradients), world_size()), op="mean")
+class Sharded(Replicated):
+    """Every replica has a slice of the gradients and of the optimizer's state, and all parameters."""
 
+    sliced = ("opt_state",)
 
-def own_slice(tree: Params) -> Slices:
-    """This replica's slice of what all have."""
-    return jax.tree.map(lambda x: x[rank()], sliced(tree, layout_of(tree), world_size()))
+    def mean(self, gradients: Params, step: jax.Array) -> Slices:
+        """This replica's slice of the mean of all replicas' gradients: half of an all-reduce."""
+        return reduce_scatter(sliced(gradients, layout_of(gradients), world_size()), op="mean")
 
+    def part(self, gradients: Params) -> Slices:
+        """This replica's slice of what all have."""
+        return jax.tree.map(lambda x: x[rank()], sliced(gradients, layout_of(gradients), world_size()))
 
-def gather(own: Slices) -> Params:
-    """What all replicas' slices are of, on each of them: the other half of an all-reduce."""
-    return joined(all_gather(own))
+    def whole(self, gradients: Slices) -> Params:
+        """What all replicas' slices are of, on each of them: the other half of an all-reduce."""
+        return joined(all_gather(gradients))
 
+    def all_finite(self, gradients: Slices) -> jax.Array:
+        """Whether all replicas' slices are finite."""
+        return all_reduce(super().all_finite(gradients).astype(jnp.int32), op="min") == 1
 
-def global_norm(own: Slices) -> jax.Array:
-    """The norm of all replicas' slices together."""
-    return jnp.sqrt(all_reduce(optax.tree.norm(own, squared=True)))
+    def clip(self, gradients: Slices, max_norm: float) -> tuple[Slices, jax.Array]:
+        """Scale by the norm of all replicas' slices together."""
 
+        def norm(own: Slices) -> jax.Array:
+            return jnp.sqrt(all_reduce(optax.tree.norm(own, squared=True)))
 
-def update(
-    optimizer: optax.GradientTransformation, gradients: Slices, opt_state: Any, params: Params
-) -> tuple[Params, Any]:
-    """Each replica updates its slice of the parameters that have a gradient, and all get all of it.
+        return clip_by_global_norm(gradients, max_norm, norm)
 
-    Returns:
-        All parameters; the state of the slice.
-    """
-    own = own_slice({name: params[name] for name, _ in gradients.layout})
-    updates, opt_state = optimizer.update(gradients, opt_state, own)
-    return {**params, **gather(optax.apply_updates(own, updates))}, opt_state
+    def update(
+        self, optimizer: optax.GradientTransformation, gradients: Slices, state: TrainState
+    ) -> tuple[Params, Any]:
+        """Each replica updates its slice of the parameters that have a gradient, and all get all of it."""
+        own = self.part({name: state.params[name] for name, _ in gradients.layout})
+        updates, opt_state = optimizer.update(gradients, state.opt_state, own)
+        return {**state.params, **self.whole(optax.apply_updates(own, updates))}, opt_state
 
+    def split(self, optimizer: optax.GradientTransformation, opt_state: Any, params: Params, world_size: int) -> Any:
+        """The optimizer's state of whole parameters as that of so many slices."""
+        layout = layout_of(params)
+        of_slices = jax.eval_shape(lambda: optimizer.init(sliced(params, layout, world_size)))
 
-def slice_state(optimizer: optax.GradientTransformation, opt_state: Any, params: Params, count: int) -> Any:
-    """The optimizer's state of whole parameters as that of so many slices, leaves (count, ...)."""
-    layout = layout_of(params)
-    of_slices = jax.eval_shape(lambda: optimizer.init(sliced(params, layout, count)))
+        def split(like: Any, node: Any) -> Any:
+            if _is_slices(like):
+                return sliced(node, layout, world_size)
+            return jnp.broadcast_to(node, (world_size, *jnp.shape(node)))
 
-    def split(like: Any, node: Any) -> Any:
-        if isinstance(like, Slices):
-            return sliced(node, layout, count)
-        return jnp.broadcast_to(node, (count, *jnp.shape(node)))
+        return jax.tree.map(split, of_slices, opt_state, is_leaf=_is_slices)
 
-    return jax.tree.map(split, of_slices, opt_state, is_leaf=_is_slices)
+    def join(self, opt_state: Any) -> Any:
+        """The optimizer's state of whole parameters, in the host's memory."""
 
+        def whole(node: Any) -> Any:
+            return joined(node) if _is_slices(node) else node[0]
 
-def join_state(opt_state: Any) -> Any:
-    """What `slice_state` was given."""
-    return jax.tree.map(lambda node: joined(node) if _is_slices(node) else node[0], opt_state, is_leaf=_is_slices)
+        return jax.tree.map(whole, jax.device_get(opt_state), is_leaf=_is_slices)
 
 
 def _by_dtype(layout: Layout) -> Iterator[tuple[str, list[str]]]:

@@ -170,9 +170,9 @@ def test_a_run_without_slices_goes_on_with_them(tmp_path: Path) -> None:
 
 
 def test_slices_in_another_order_would_be_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, join_state = run(tmp_path / "whole"), zero.join_state
+    whole, join = run(tmp_path / "whole"), zero.Sharded.join
     with monkeypatch.context() as patch:
-        patch.setattr(zero, "join_state", lambda state: join_state(jax.tree.map(lambda x: x[::-1], state)))
+        patch.setattr(zero.Sharded, "join", lambda self, state: join(self, jax.tree.map(lambda x: x[::-1], state)))
         run(tmp_path / "parts", epochs=1)
     assert distance(run(tmp_path / "parts", resume=str(tmp_path / "parts")), whole) > FAULT
 

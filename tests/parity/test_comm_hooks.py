@@ -1,6 +1,10 @@
 """Communication hooks against torch's own, on gloo: every stage of every step."""
 
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -73,6 +77,17 @@ def test_what_is_sent_has_16_bits(name: str, dtype: str) -> None:
     assert sent == [f"tensor<5x{dtype}>"]
     if dtype == "f16":
         assert len(re.findall(r"= f16\[5\]\S* all-reduce\(", program.compile().as_text())) == 1
+
+
+@pytest.mark.large
+@pytest.mark.parametrize(("name", "dtype"), [("bf16_compress", "bf16"), ("fp16_compress", "f16")])
+def test_eight_gpus_are_sent_16_bits(name: str, dtype: str) -> None:
+    """In the program that XLA compiles for them, for which it takes `pip install jax-cuda12-plugin` and no GPU."""
+    pytest.importorskip("jax_cuda12_plugin")
+    script = Path(__file__).with_name("gpu_wire.py")
+    command, environment = [sys.executable, script, name], os.environ | {"JAX_PLATFORMS": "cpu"}
+    said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    assert said.split() == [dtype]
 
 
 def test_large_sums_stay_finite_in_float16() -> None:

@@ -26,6 +26,7 @@ from jaxddp.local_sgd import PostLocalSGD
 from jaxddp.parity.case import Trajectory
 from jaxddp.parity.run_jax import forget_programs
 from jaxddp.parity.run_torch import TorchPool
+from jaxddp.replicated import Replicated
 from jaxddp.train import main
 from jaxddp.weights import load_weights
 from torch_ref.config import TorchConfig
@@ -99,9 +100,9 @@ CHANGES: dict[str, tuple[dict[str, int], dict[str, Any], int]] = {
     "another period": ({"period": 3}, {}, 6),
     "one step later": ({"start": 4}, {}, 4),
     "one step earlier": ({"start": 2}, {}, 3),
-    "parameters stay apart": ({}, {"meet": lambda self, params, step: params}, 4),
-    "gradients instead": ({}, {"meet": lambda self, params, step: params, "reduce": averages_gradients}, 4),
-    "always together": ({}, {"reduce": lambda self, gradients, step: all_reduce_mean(gradients)}, 4),
+    "parameters stay apart": ({}, {"update": Replicated.update}, 4),
+    "gradients instead": ({}, {"update": Replicated.update, "mean": averages_gradients}, 4),
+    "always together": ({}, {"mean": Replicated.mean}, 4),
 }
 
 

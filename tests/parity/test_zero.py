@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-import optax
 import pytest
 from cases import make_case
 from jax import lax
@@ -14,6 +13,8 @@ from jaxddp import collectives, zero
 from jaxddp.choices import OPTIMIZERS
 from jaxddp.parity.run_jax import forget_programs
 from jaxddp.parity.run_torch import TorchPool
+from jaxddp.replicated import Replicated
+from jaxddp.zero import Sharded
 
 TOLERANCE = 1e-12  # float64; measured: up to 4.5e-15, with one_cycle on four replicas 3.1e-14
 FAULT = 1e-2  # of the stage, with a planted fault, at least; measured: 0.4
@@ -71,9 +72,9 @@ def test_slices_make_the_steps_of_the_whole(world_size: int) -> None:
 
 @pytest.fixture
 def plant(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, Any], None]]:
-    """Put something else in the place of one of zero's functions; no program of before or after has it."""
+    """Put something else in the place of what `jaxddp.zero` calls; no program of before or after has it."""
     forget_programs()
-    yield lambda name, fault: monkeypatch.setattr(zero, name, fault)
+    yield lambda name, fault: monkeypatch.setattr(Sharded if hasattr(Sharded, name) else zero, name, fault)
     forget_programs()
 
 
@@ -84,12 +85,12 @@ def of_the_next(own: Any) -> Any:
 
 FAULTS: dict[str, tuple[str, Any, str]] = {
     "another replica's slice of the parameters": (
-        "own_slice",
-        lambda tree, own=zero.own_slice: of_the_next(own(tree)),
+        "part",
+        lambda self, tree, part=Sharded.part: of_the_next(part(self, tree)),
         "params",
     ),
     "slices in another order": ("all_gather", lambda own: collectives.all_gather(of_the_next(own)), "gradients"),
-    "the norm of a slice": ("global_norm", optax.tree.norm, "clipped_gradients"),
+    "the norm of a slice": ("clip", Replicated.clip, "clipped_gradients"),
     "a sum in place of the mean": ("reduce_scatter", lambda tree, op: collectives.reduce_scatter(tree), "gradients"),
 }
 
