@@ -166,6 +166,7 @@ class Case:
             steps_per_dispatch=1,
             seed=config.seed,
             drop_last=config.drop_last,
+            drop_last_batch=config.drop_last_batch,
             join=config.join,
         )
         epochs = -(-self.steps // loader.steps_per_epoch)

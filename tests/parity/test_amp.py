@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from cases import make_case
+from cases import even_case
 from jax import numpy as jnp
 from trajectories import compare, run_forced
 
@@ -25,7 +25,7 @@ PRODUCT = re.compile(r"stablehlo\.(?:dot_general|convolution).*: \((tensor<[^>]*
 
 
 def case(model: str, amp: str, **options: Any) -> Case:
-    return make_case(model, "sgd", 2, steps=4, dtype="float32", amp=amp, **options)
+    return even_case(model, "sgd", 2, steps=4, dtype="float32", amp=amp, **options)
 
 
 def distance(a: Trajectory, b: Trajectory) -> float:

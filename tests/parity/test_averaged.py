@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import make_case
+from cases import even_case
 from trajectories import compare, run_jax
 
 from jaxddp.parity.run_torch import TorchPool
@@ -16,7 +16,7 @@ STAGES = ("params", "averaged")
 
 
 def case(decay: float | None, world_size: int) -> Any:
-    return make_case("char_mlp", "sgd", world_size, steps=8, ema_decay=decay, accumulation_steps=2)
+    return even_case("char_mlp", "sgd", world_size, steps=8, ema_decay=decay, accumulation_steps=2)
 
 
 @pytest.mark.parametrize("world_size", [2, 4])

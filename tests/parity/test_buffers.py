@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from cases import make_case
+from cases import even_case
 from flax import nnx
 from trajectories import compare, run_jax
 
@@ -21,7 +21,7 @@ FAULT = 1e-3  # of the buffers' change, with a planted fault, at least; measured
 
 
 def case(buffers: str, world_size: int) -> Any:
-    return make_case(
+    return even_case(
         "char_mlp", "sgd", world_size, steps=8, buffers=buffers, accumulation_steps=2, global_batch_size=64
     )
 

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from cases import make_case
+from cases import even_case
 from trajectories import compare, run_jax
 
 from jaxddp import comm_hooks
@@ -26,7 +26,7 @@ FAULT = 1e-4  # of the gradient's norm, with a planted fault, at least; measured
 
 
 def case(name: str, world_size: int) -> Any:
-    return make_case("mlp", "sgd", world_size, steps=8, comm_hook=name, accumulation_steps=2, momentum=0.9)
+    return even_case("mlp", "sgd", world_size, steps=8, comm_hook=name, accumulation_steps=2, momentum=0.9)
 
 
 def in_stage(comparison: Any, stage: str) -> float:
@@ -110,7 +110,7 @@ def momentum_between_replicas(beta: float) -> CommHook:
 
 def test_a_hook_of_ones_own_keeps_a_state_of_each_replica(pool: TorchPool) -> None:
     """Momentum that is kept before the mean is momentum that is kept after it."""
-    plain, own = (make_case("mlp", "sgd", 2, steps=6, weight_decay=0.0, momentum=m) for m in (0.9, 0.0))
+    plain, own = (even_case("mlp", "sgd", 2, steps=6, weight_decay=0.0, momentum=m) for m in (0.9, 0.0))
     weights = plain.initial_weights()
     found = run_jax(own, weights, comm_hook=momentum_between_replicas(0.9))
     comparison = compare(found, pool.run(plain, weights), EQUAL, ("local_loss", "local_gradients", "params"))

@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-from cases import make_case
+from cases import even_case
 from trajectories import compare, on_one_replica, run_jax, whole_batch
 
 from jaxddp.collectives import all_reduce, all_reduce_mean
@@ -80,7 +80,7 @@ CONTROLS = [
 
 @pytest.mark.parametrize(("fault", "stage", "least"), CONTROLS, ids=lambda x: getattr(x, "__name__", None))
 def test_fault_is_found(fault, stage, least, pool):
-    case = make_case("mlp", world_size=WORLD_SIZE, momentum=0.9)
+    case = even_case("mlp", world_size=WORLD_SIZE, momentum=0.9)
     weights = case.initial_weights()
     comparison = compare(fault(case, weights), pool.run(case, weights), TOLERANCE)
     assert comparison.first is not None, "not found"
@@ -90,7 +90,7 @@ def test_fault_is_found(fault, stage, least, pool):
 
 def test_mean_of_means_on_an_uneven_batch(pool):
     """jaxddp by `ddp`, torch by the number of all labels: unequal as soon as the replicas' labels are."""
-    case = make_case("mlp", world_size=WORLD_SIZE, ignored_labels=0.4)
+    case = even_case("mlp", world_size=WORLD_SIZE, ignored_labels=0.4)
     weights = case.initial_weights()
     by_labels = pool.run(config_of(case, loss_normalization="global"), weights)
     comparison = compare(run_jax(case, weights), by_labels, TOLERANCE)
@@ -99,7 +99,7 @@ def test_mean_of_means_on_an_uneven_batch(pool):
 
 
 def test_local_batch_norm_taken_for_synchronised(pool):
-    case = make_case("char_mlp", world_size=WORLD_SIZE)
+    case = even_case("char_mlp", world_size=WORLD_SIZE)
     weights = case.initial_weights()
     whole = pool.run(on_one_replica(case), weights, batches=map(whole_batch, case.batches()))
     comparison = compare(run_jax(case, weights), whole, TOLERANCE, ("gradients", "params", "buffers"))
@@ -108,7 +108,7 @@ def test_local_batch_norm_taken_for_synchronised(pool):
 
 
 def test_a_dead_rank_is_an_error_and_leaves_nothing_behind():
-    case = make_case("mlp", world_size=2, steps=1)
+    case = even_case("mlp", world_size=2, steps=1)
     with TorchPool(2) as small_pool:
         processes = [rank._process for rank in small_pool._ranks]
         processes[1].kill()
@@ -118,7 +118,7 @@ def test_a_dead_rank_is_an_error_and_leaves_nothing_behind():
 
 
 def test_a_failing_rank_says_why():
-    case = make_case("mlp", world_size=1, steps=1)
+    case = even_case("mlp", world_size=1, steps=1)
     message = "torch rank 0: torch_model: mlp sgd: RuntimeError: .* Missing key"
     with TorchPool(1) as small_pool, pytest.raises(ChildError, match=message) as caught:
         small_pool.run(case, {"fc.nonsense": np.zeros(3)})

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 import pytest
-from cases import make_case
+from cases import even_case
 from trajectories import compare, run_jax
 
 from jaxddp import layers, local
@@ -20,7 +20,7 @@ Both = Callable[[Case], tuple[Trajectory, Trajectory]]
 
 def case(masks: str = "replica", world_size: int = 2, model: str = "mlp", **options: Any) -> Case:
     asked = {"dropout": 0.3, "dropout_masks": masks, "accumulation_steps": 2, **options}
-    return make_case(model, "sgd", world_size, steps=5, **asked)
+    return even_case(model, "sgd", world_size, steps=5, **asked)
 
 
 @pytest.mark.parametrize(

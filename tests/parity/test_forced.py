@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from cases import MODELS, make_case
+from cases import MODELS, even_case
 from trajectories import FORCED_STAGES, compare, run_forced
 
 from jaxddp.choices import OPTIMIZERS
@@ -20,12 +20,12 @@ def forced(case, pool, **options):
 
 @pytest.mark.parametrize(("model", "optimizer"), PAIRS)
 def test_every_stage_of_every_step_is_torchs(model, optimizer, pool):
-    comparison = forced(make_case(model, optimizer, steps=8, accumulation_steps=2, clip_grad_norm=0.5), pool)
+    comparison = forced(even_case(model, optimizer, steps=8, accumulation_steps=2, clip_grad_norm=0.5), pool)
     assert comparison.equal, comparison
 
 
 def test_a_fault_of_one_stage_does_not_show_in_the_others(pool):
-    case = make_case("mlp", "adam", steps=4)
+    case = even_case("mlp", "adam", steps=4)
     summed = forced(case, pool, comm_hook=all_reduce)
     assert {stage for stage, residual in summed.worst.items() if residual.value > TOLERANCE} == {
         "gradients",

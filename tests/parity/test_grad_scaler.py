@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 import torch
-from cases import make_case
+from cases import even_case
 from jax import numpy as jnp
 from trajectories import STAGES, compare, run_jax
 
@@ -58,7 +58,7 @@ class Scaled(Case):
 
 
 def case(world_size: int, model: str = "linear", optimizer: str = "adam", **options: Any) -> Scaled:
-    plain = make_case(model, optimizer, world_size, steps=STEPS, **options)
+    plain = even_case(model, optimizer, world_size, steps=STEPS, **options)
     return Scaled(plain.config, world_size, STEPS, plain.ignored_labels)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 import pytest
-from cases import make_case
+from cases import even_case
 from jax import numpy as jnp
 from step_cases import Net, first
 from trajectories import compare, run_jax
@@ -84,7 +84,7 @@ class HookedCase(Case):
 
 
 def case(world_size: int, hooks: Hooks, registered: bool = False, **options: Any) -> HookedCase:
-    asked = make_case("mlp", "sgd", world_size, steps=6, clip_grad_norm=0.3, momentum=0.9, **options)
+    asked = even_case("mlp", "sgd", world_size, steps=6, clip_grad_norm=0.3, momentum=0.9, **options)
     return HookedCase(asked.config, world_size, asked.steps, hooks=hooks, registered=registered)
 
 

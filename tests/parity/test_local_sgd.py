@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from cases import make_case
+from cases import even_case
 from jax import lax
 from step_cases import Net, dealt
 from step_cases import first as first_replicas
@@ -42,7 +42,7 @@ STEPS = 9
 def case(world_size: int = 2, period: int = 2, start: int = 3, **options: Any) -> Any:
     defaults = {"momentum": 0.9, "accumulation_steps": 2, "clip_grad_norm": 0.3, "steps": STEPS}
     asked = {"start_local_sgd_iter": start, "local_sgd_period": period}
-    return make_case("mlp", "sgd", world_size, **(defaults | options | asked))
+    return even_case("mlp", "sgd", world_size, **(defaults | options | asked))
 
 
 def of_each(run: Trajectory, step: int, world_size: int) -> dict[str, np.ndarray]:

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from cases import make_case
+from cases import even_case
 from trajectories import compare, run_jax
 
 from jaxddp.comm_hooks import CommHook, batched_powerSGD, powerSGD
@@ -18,7 +18,7 @@ def case(hook: str, model: str = "mlp", world_size: int = 2, **options: Any) -> 
     options = {"comm_hook": hook, "start_power_sgd_iter": START, "momentum": 0.9} | options
     if hook == "powerSGD":
         options = {"min_compression_rate": 1.0} | options  # the matrices are small
-    return make_case(model, "sgd", world_size, steps=8, **options)
+    return even_case(model, "sgd", world_size, steps=8, **options)
 
 
 def assert_equal(asked: Any, pool: TorchPool) -> None:

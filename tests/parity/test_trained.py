@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import optax
 import pytest
-from cases import make_case
+from cases import even_case
 from small_port import Change, write
 from trajectories import compare, drawn, run_jax
 
@@ -56,7 +56,7 @@ class ChangedPort(PortCase):
 
 def case(optimizer: str, world_size: int, change: Changed | None = None) -> ChangedCase:
     options: dict[str, Any] = {"momentum": 0.9} if optimizer == "sgd" else {}
-    asked = make_case(
+    asked = even_case(
         "mlp", optimizer, world_size, steps=8, freeze=("layers.0.*",), clip_grad_norm=0.3, ema_decay=0.9, **options
     )
     return ChangedCase(asked.config, world_size, asked.steps, change=change)

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 import pytest
-from cases import make_case
+from cases import even_case
 from jax import lax
 from trajectories import compare, run_jax
 
@@ -36,7 +36,7 @@ FEATURES: dict[str, dict[str, Any]] = {
 def case(optimizer: str = "sgd", world_size: int = 2, **options: Any) -> Any:
     momentum = 0.9 if optimizer == "sgd" else None
     defaults = {"shard_optimizer": True, "momentum": momentum, "steps": 6}
-    return make_case("mlp", optimizer, world_size, **(defaults | options))
+    return even_case("mlp", optimizer, world_size, **(defaults | options))
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
