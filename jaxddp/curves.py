@@ -49,7 +49,7 @@ def draw_curves(history: Sequence[Record], title: str) -> bytes:
     png = io.BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")  # a title in a script that the font lacks
-        figure.draw_without_rendering()  # places the lines, and so their ends
+        margins.execute(figure)  # places the lines, and so their ends
         for axes, lines in ((loss_axes, loss_lines), (accuracy_axes, accuracy_lines)):
             _label_ends(axes, lines[1:])
         figure.savefig(png, format="png")

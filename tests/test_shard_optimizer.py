@@ -86,7 +86,7 @@ ONE_OF_EACH = {"reduce-scatter": 1, "all-gather": 1, "all-reduce": 1}  # gradien
     ],
     ids=str,
 )
-@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.large)])
 def test_a_step_sends_no_more_than_it_must(options: dict[str, Any], expected: dict[str, int], world_size: int) -> None:
     assert sent(world_size, **options) == expected
 

@@ -39,6 +39,17 @@ def test_torchrun_prints_what_spawned_ranks_print() -> None:
     assert spawned[0].endswith("torch DDP, gloo, world size 2")
 
 
+def ranks_and_sums(world: World, config: TorchConfig) -> tuple[int, torch.Tensor]:
+    return world.rank, world.all_reduce(torch.full((3,), world.rank + 1.0))
+
+
+def test_what_each_rank_returns_comes_back_in_their_order() -> None:
+    for devices, total in ((1, 1.0), (2, 3.0)):
+        answers = launch(ranks_and_sums, TorchConfig(devices=devices, platform="cpu"))
+        assert [rank for rank, _ in answers] == list(range(devices))
+        assert all(torch.equal(sums, torch.full((3,), total)) for _, sums in answers)
+
+
 def fail_on_rank_1(world: World, config: TorchConfig) -> None:
     Path(config.data_path, f"{world.rank}.pid").write_text(str(os.getpid()))
     world.all_reduce(torch.ones(1))

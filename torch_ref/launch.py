@@ -16,6 +16,7 @@ from collections.abc import Callable
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -27,13 +28,13 @@ from torch_ref.config import TorchConfig
 from torch_ref.devices import local_device, num_replicas, under_torchrun
 from torch_ref.distributed import World, process_group
 
-Main = Callable[[World, TorchConfig], None]
+Main = Callable[[World, TorchConfig], Any]
 
 LOCALHOST = "127.0.0.1"
 PATIENCE = 3.0  # seconds, after the first rank has failed
 
 
-def launch(main: Main, config: TorchConfig) -> None:
+def launch(main: Main, config: TorchConfig) -> list[Any]:
     """Run `main(world, config)` on every rank, each in a process of its own, and wait for all.
 
     Under torchrun this process is one of the ranks. A single rank runs in this process.
@@ -41,31 +42,34 @@ def launch(main: Main, config: TorchConfig) -> None:
     Args:
         main: at the top level of a module, as the ranks import it.
 
+    Returns:
+        What it has returned on each rank; under torchrun, on this one. Tensors, numbers, strings, and lists, tuples
+        and dictionaries of them.
+
     Raises:
         TrainingError: a rank failed or was killed; the message names it.
         InputError: a rank found bad input.
     """
     if config.strategy == "single":
-        main(World(device=local_device(config, 0)), config)
-    elif under_torchrun():
-        _join_torchrun(main, config)
-    elif num_replicas(config) == 1:
+        return [main(World(device=local_device(config, 0)), config)]
+    if under_torchrun():
+        return [_join_torchrun(main, config)]
+    if num_replicas(config) == 1:
         with process_group(0, 1, local_device(config, 0), dist.HashStore()) as world:
-            main(world, config)
-    else:
-        _spawn(main, config, num_replicas(config))
+            return [main(world, config)]
+    return _spawn(main, config, num_replicas(config))
 
 
-def _join_torchrun(main: Main, config: TorchConfig) -> None:
+def _join_torchrun(main: Main, config: TorchConfig) -> Any:
     rank = int(os.environ["RANK"])
     device = local_device(config, int(os.environ.get("LOCAL_RANK", rank)))
     try:
-        _run(main, config, rank, num_replicas(config), device, store=None)
+        return _run(main, config, rank, num_replicas(config), device, store=None)
     except Exception as error:
         raise _named(rank, type(error).__name__, str(error)) from error
 
 
-def _spawn(main: Main, config: TorchConfig, world_size: int) -> None:
+def _spawn(main: Main, config: TorchConfig, world_size: int) -> list[Any]:
     # The ranks meet at a store in this process, whose port the system picks: nothing to collide with.
     store = dist.TCPStore(LOCALHOST, 0, is_master=True, wait_for_workers=False)
     with tempfile.TemporaryDirectory(prefix="torch_ref-") as reports:
@@ -75,6 +79,7 @@ def _spawn(main: Main, config: TorchConfig, world_size: int) -> None:
         try:
             if _one_has_failed(processes):
                 raise _cause([process.exitcode for process in processes], Path(reports))
+            return [torch.load(Path(reports, f"{rank}.pt"), weights_only=True) for rank in range(world_size)]
         finally:
             _end(processes)
 
@@ -85,7 +90,7 @@ def _rank_process(rank: int, main: Main, config: TorchConfig, world_size: int, p
     tqdm.set_lock(threading.RLock())  # tqdm's own is a semaphore, which a rank that is ended would leave behind
     try:
         store = dist.TCPStore(LOCALHOST, port, is_master=False)
-        _run(main, config, rank, world_size, local_device(config, rank), store)
+        torch.save(_run(main, config, rank, world_size, local_device(config, rank), store), f"{reports}/{rank}.pt")
     except Exception as error:
         report = {"rank": rank, "time": time.time(), "kind": type(error).__name__, "message": str(error)}
         report["traceback"] = traceback.format_exc()
@@ -96,11 +101,11 @@ def _rank_process(rank: int, main: Main, config: TorchConfig, world_size: int, p
 
 def _run(
     main: Main, config: TorchConfig, rank: int, world_size: int, device: torch.device, store: dist.Store | None
-) -> None:
+) -> Any:
     if device.type == "cpu":
         torch.set_num_threads(1)  # the replicas share the cores
     with process_group(rank, world_size, device, store) as world:
-        main(world, config)
+        return main(world, config)
 
 
 def _one_has_failed(processes: list[BaseProcess]) -> bool:

@@ -73,8 +73,12 @@ def check_named(ruling: Ruling, *named: tuple[set[str], str]) -> None:
 
 @pytest.mark.parametrize(
     ("twins", "loss_normalization"),
-    [(TRANSFORMER, "ddp"), (TRANSFORMER, "global"), (CONVNET, "ddp"), (MLP, "ddp")],
-    ids=["transformer", "transformer, global", "convnet", "mlp"],
+    [
+        pytest.param(TRANSFORMER, "ddp", id="transformer"),
+        pytest.param(TRANSFORMER, "global", id="transformer, global"),
+        pytest.param(MLP, "ddp", id="mlp"),
+        pytest.param(CONVNET, "ddp", id="convnet", marks=pytest.mark.large),
+    ],
 )
 def test_a_correct_twin_leaves_rounding_only(twins: Twins, loss_normalization: str) -> None:
     found = evidence(twins, loss_normalization=loss_normalization, micro_batches=2, steps=2)

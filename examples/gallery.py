@@ -1,0 +1,72 @@
+"""Runs every example of the gallery and writes its page, with what they print.
+
+    python -m examples.gallery --output docs/gallery.md
+
+Each example is a package or module of `examples` with an `EXAMPLE`.
+"""
+
+import importlib
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from examples.entry import Example
+
+# In the order of the seed documents.
+NAMES: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Options:
+    """Run the examples and write the page."""
+
+    output: Path = Path("docs/gallery.md")
+    """The page."""
+
+
+def examples() -> list[Example]:
+    """What each says of itself."""
+    return [importlib.import_module(f"examples.{name}").EXAMPLE for name in NAMES]
+
+
+def printed(command: str) -> str:
+    """What an example prints.
+
+    Raises:
+        SystemExit: it failed, or one of its claims does not hold.
+    """
+    _, *arguments = shlex.split(command)
+    run = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False)
+    if run.returncode:
+        sys.exit(f"{command}\n{run.stdout}{run.stderr}")
+    return run.stdout.rstrip()
+
+
+def section(example: Example, output: str) -> str:
+    """An example's part of the page."""
+    picture = f"\n\n![{example.name}]({example.picture})" if example.picture else ""
+    return f"""\
+## {example.name}
+
+From document {example.seed}. {example.claim} **{example.verdict}**{picture}
+
+```
+$ {example.command}
+{output}
+```
+"""
+
+
+def main(options: Options) -> None:
+    """Write the page."""
+    head = "# Gallery\n\nThe claims of the documents that the project grew from, each as a program that measures it.\n"
+    pages = [section(example, printed(example.command)) for example in examples()]
+    options.output.write_text("\n".join([head, *pages]))
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options))

@@ -1,0 +1,31 @@
+"""The page of the examples, and the lines in which they say what holds."""
+
+import doctest
+from pathlib import Path
+
+import pytest
+
+from examples import claims, gallery
+from examples.claims import Claim, report
+from examples.entry import Example
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "gallery.md"
+
+
+def test_claims_are_shown_as_documented() -> None:
+    found = doctest.testmod(claims)
+    assert found.attempted == 1 and not found.failed
+
+
+def test_a_claim_that_does_not_hold_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    assert report([Claim("this", True), Claim("that", False, 1.0, 2.0)]) == 1
+    assert "that" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("example", gallery.examples(), ids=lambda example: example.name)
+def test_the_page_and_the_readme_have_it(example: Example) -> None:
+    page, readme = PAGE.read_text(), (ROOT / "README.md").read_text()
+    assert example.claim in page and f"**{example.verdict}**" in page and f"$ {example.command}\n" in page
+    assert example.picture is None or (PAGE.parent / example.picture).is_file()
+    assert f"`{example.command}`" in readme
