@@ -80,7 +80,7 @@ def random(*shape: int) -> np.ndarray:
     return np.random.default_rng(1).normal(size=shape)
 
 
-@pytest.mark.parametrize("dims", [1, 2, 3])
+@pytest.mark.parametrize("dims", [1, 2, pytest.param(3, marks=pytest.mark.large)])
 @pytest.mark.parametrize("groups", [1, 2])
 def test_convolutions(dims: int, groups: int) -> None:
     size = (3, 2, 4)[:dims]  # not square
@@ -89,7 +89,7 @@ def test_convolutions(dims: int, groups: int) -> None:
     check(torch_layer, flax_layer, random(2, 4, 5, 6, 7)[(slice(None),) * (2 + dims) + (0,) * (3 - dims)], image=True)
 
 
-@pytest.mark.parametrize("dims", [1, 2, 3])
+@pytest.mark.parametrize("dims", [1, 2, pytest.param(3, marks=pytest.mark.large)])
 @pytest.mark.parametrize("channels", [(4, 6), (4, 4)])
 @pytest.mark.parametrize("as_gradient", [False, True])
 def test_transposed_convolutions(dims: int, channels: tuple[int, int], as_gradient: bool) -> None:

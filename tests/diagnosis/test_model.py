@@ -180,7 +180,8 @@ MORE: list[tuple[Twins, dict[str, Any], str, str]] = [
 
 @pytest.mark.parametrize(
     ("twins", "options", "fault", "says"),
-    [*SINGLE, *(pytest.param(*case, marks=pytest.mark.large) for case in MORE)],
+    # Each kind is planted in a whole port, too, in tests/parity/test_planted.py.
+    [pytest.param(*case, marks=pytest.mark.large if number % 2 else ()) for number, case in enumerate(SINGLE + MORE)],
     ids=[f"{case[2]} {next(iter(case[1]))}" for case in SINGLE + MORE],
 )
 def test_a_fault_is_named(twins: Twins, options: dict[str, Any], fault: str, says: str) -> None:
