@@ -1,0 +1,18 @@
+"""DistributedDataParallel written from nothing, in JAX and in PyTorch, step by step.
+
+    python -m examples.from_scratch
+
+problem.py and loops.py know no framework: what is learned, and the loops that train it. skeleton.py is what
+the two SimpleDDP have in common; in_jax.py and in_torch.py are what each framework adds to it. course.py goes
+through the steps on either side, and claims.py says what has come of them.
+"""
+
+from examples.entry import Example
+
+EXAMPLE = Example(
+    name="DDP from scratch",
+    seed="002",
+    claim="A class that averages the gradients of identical replicas is data-parallel training.",
+    verdict="It is, to the last digits, if its loop divides by the micro-batches and steps on the last of them.",
+    command="python -m examples.from_scratch",
+)

@@ -1,0 +1,169 @@
+"""SimpleDDP in JAX: one process holds all replicas, each with its own copy of the parameters."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache, partial
+from typing import Any, Self
+
+import jax
+import numpy as np
+import optax
+from flax import nnx
+from jax import numpy as jnp
+
+from examples.from_scratch.course import Measured, Side, measure
+from examples.from_scratch.loops import milliseconds
+from examples.from_scratch.problem import CONFIG, TIMED, Batch, batches
+from examples.from_scratch.skeleton import Place, Skeleton
+from jaxddp import DataParallel, DistributedSampler, Replicas, datasets, models, optim
+from jaxddp.collectives import all_reduce_mean, broadcast, rank, world_size
+from jaxddp.config import TrainConfig
+from jaxddp.functional import Functional, cast
+from jaxddp.losses import cross_entropy
+from jaxddp.state import Params
+from jaxddp.weights import to_torch, torch_name
+
+
+class Programs:
+    """What runs on each replica, compiled once for all that train the same model with the same optimizer.
+
+    What a process holds in torch is here slice r of arrays (world_size, ...), on device r.
+
+    Args:
+        model: its values do not matter.
+        optimizer: an optax transformation.
+        replicas: the devices.
+    """
+
+    def __init__(self, model: nnx.Module, optimizer: optax.GradientTransformation, replicas: Replicas):
+        functional = Functional(model)
+        self._loss, self._buffers = functional.local_loss(cross_entropy, train=True), functional.buffers
+        self._optimizer = optimizer
+        self.replicas = replicas
+        self.distances = replicas.map(_distances, (0,), 0)
+        self.start = replicas.map(self._started, (0,), 0)
+        self.add_gradients = replicas.map(self._added, (0, 0, 0, None), 0, donate=(1,))
+        self.average = replicas.map(all_reduce_mean, (0,), 0, donate=(0,))
+        self.update = replicas.map(self._updated, (0, 0, 0), 0, donate=(0, 1, 2))
+
+    def _started(self, params: Params) -> tuple[Any, Params]:
+        return self._optimizer.init(params), jax.tree.map(jnp.zeros_like, params)
+
+    def _added(self, params: Params, gathered: Params, batch: Batch, scale: jax.Array) -> Params:
+        gradients = jax.grad(self._mean_loss)(params, batch)
+        return jax.tree.map(lambda before, own: before + scale * own, gathered, gradients)
+
+    def _mean_loss(self, params: Params, batch: Batch) -> jax.Array:
+        sums, _ = self._loss(params, self._buffers, batch)
+        return sums["loss"] / sums["count"]
+
+    def _updated(self, params: Params, opt_state: Any, gradients: Params) -> tuple[Params, Any, Params]:
+        updates, opt_state = self._optimizer.update(gradients, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state, jax.tree.map(jnp.zeros_like, gradients)
+
+
+def _distances(params: Params) -> Params:
+    return jax.tree.map(lambda own, first: jnp.abs(own - first).max(), params, broadcast(params))
+
+
+class SimpleDDP(Skeleton):
+    """Data parallelism in three programs: gradients, their mean, the update.
+
+    Args:
+        copies: the model of each replica, in rank order; equal ones, or the check refuses them.
+        programs: for this model, on as many replicas.
+        dtype: of the parameters.
+
+    Raises:
+        TrainingError: the copies differ.
+    """
+
+    def __init__(self, copies: Sequence[nnx.Module], programs: Programs, dtype: str):
+        own = [cast(Functional(copy).params, dtype) for copy in copies]
+        stacked = {name: np.stack([params[name] for params in own]) for name in own[0]}
+        self._programs, self._params = programs, programs.replicas.shard(stacked)
+        self.check_replicas()
+        self._opt_state, self._gradients = programs.start(self._params)
+
+    def gaps(self) -> dict[str, list[float]]:
+        """See `Skeleton`."""
+        return {torch_name(name): gaps.tolist() for name, gaps in self._programs.distances(self._params).items()}
+
+    def backward(self, batch: Any, scale: float = 1.0) -> None:
+        """See `Skeleton`; leaves (world_size, B, ...), dealt by `Replicas.shard`."""
+        self._gradients = self._programs.add_gradients(self._params, self._gradients, batch, scale)
+
+    def average_gradients(self) -> None:
+        """See `Skeleton`."""
+        self._gradients = self._programs.average(self._gradients)
+
+    def step(self) -> None:
+        """See `Skeleton`."""
+        state = self._params, self._opt_state, self._gradients
+        self._params, self._opt_state, self._gradients = self._programs.update(*state)
+
+    def parameters(self) -> dict[str, np.ndarray]:
+        """See `Skeleton`."""
+        return to_torch({name: np.asarray(value)[0] for name, value in self._params.items()})
+
+    def wait(self) -> Self:
+        """See `Skeleton`."""
+        jax.block_until_ready(self._params)
+        return self
+
+
+def places(replicas: Replicas) -> list[Place]:
+    """Who each replica says it is; the local rank is the process's business, which drives several."""
+    told = replicas.map(lambda zero: (zero + rank(), zero + world_size()), (0,), 0)
+    numbers = told(replicas.shard(np.zeros(replicas.world_size, np.int32)))
+    local = range(len(replicas.local_ranks))
+    return [
+        Place(own, here, size) for own, here, size in zip(numbers[0].tolist(), local, numbers[1].tolist(), strict=True)
+    ]
+
+
+def simple(replicas: Replicas, seeds: Sequence[int], lr: float, config: TrainConfig = CONFIG) -> SimpleDDP:
+    """A SimpleDDP whose replica r has the weights that seeds[r] gives."""
+    copies = [models.build(replace(config, seed=seed), datasets.load(config)) for seed in seeds]
+    return SimpleDDP(copies, _programs(replicas, replace(config, lr=lr)), config.dtype)
+
+
+@cache
+def _programs(replicas: Replicas, config: TrainConfig) -> Programs:
+    return Programs(models.build(config, datasets.load(config)), optim.from_config(config, 1), replicas)
+
+
+def real(replicas: Replicas, placed: Sequence[Any]) -> dict[str, np.ndarray]:
+    """The parameters after a step of jaxddp's own `DataParallel` on each batch."""
+    model = models.build(CONFIG, datasets.load(CONFIG))
+    ddp = DataParallel(model, optim.from_config(CONFIG, 1), replicas=replicas, dtype=CONFIG.dtype)
+    state = ddp.init()
+    for batch in placed:
+        state, _ = ddp.step(state, batch)
+    return to_torch(ddp.values(state)[0])
+
+
+def run(replicas: Replicas) -> Measured:
+    """All steps of the course on these two replicas."""
+    with jax.enable_x64(True):
+        return measure(Side(partial(simple, replicas), partial(real, replicas), replicas.shard))
+
+
+def times(replicas: Replicas) -> dict[str, float]:
+    """Milliseconds of a step, by who makes it: one replica, two without synchronisation, two with it."""
+    one = Replicas(replicas.devices[:1])
+    alone = [one.shard({name: array[:1] for name, array in batch.items()}) for batch in batches(TIMED)]
+    placed = [replicas.shard(batch) for batch in batches(TIMED)]
+    apart = simple(replicas, (0, 0), TIMED.base_lr, TIMED)
+    with apart.no_sync():
+        without = milliseconds(apart, placed)
+    return {
+        "one": milliseconds(simple(one, (0,), TIMED.base_lr, TIMED), alone),
+        "apart": without,
+        "together": milliseconds(simple(replicas, (0, 0), TIMED.base_lr, TIMED), placed),
+    }
+
+
+def sampler_steps(num_examples: int, world_size: int, batch_size: int) -> list[int]:
+    """Full batches of each rank if `DistributedSampler` deals."""
+    return [len(DistributedSampler(num_examples, world_size, rank)) // batch_size for rank in range(world_size)]

@@ -1,0 +1,56 @@
+"""What both sides learn: a small classifier of a linear problem, by two replicas; knows no framework."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from jaxddp import datasets
+from jaxddp.sampler import epoch_indices
+from torch_ref.config import TorchConfig
+
+Batch = Mapping[str, np.ndarray]
+
+STEPS = 20
+MICRO_BATCH = 8  # examples of a replica
+ACCUMULATION = 4  # micro-batches of an optimizer step
+
+CONFIG = TorchConfig(
+    model="mlp",
+    hidden_sizes=(32,),
+    dataset="linear",
+    num_examples=2 * MICRO_BATCH * STEPS,
+    optimizer="sgd",
+    lr=0.1,
+    momentum=0.9,
+    dtype="float64",
+    devices=2,
+    platform="cpu",
+)
+
+# Large enough for a step to be more than its calls.
+TIMED = replace(CONFIG, hidden_sizes=(256, 256), num_features=64, num_examples=2 * 128 * STEPS, dtype="float32")
+
+
+def batches(config: TorchConfig = CONFIG) -> list[Batch]:
+    """An epoch in `STEPS` batches of x (2, B, features) and y (2, B): slice r is replica r's."""
+    data = datasets.load(config).astype(config.dtype).train
+    indices = epoch_indices(len(data["y"]), num_replicas=2, seed=config.seed)
+    return [{name: array[part] for name, array in data.items()} for part in np.split(indices, STEPS, axis=1)]
+
+
+def joined(micro_batches: Sequence[Batch], size: int = ACCUMULATION) -> list[Batch]:
+    """Each `size` micro-batches (2, B, ...) as one batch of the same examples, (2, size B, ...)."""
+    groups = [micro_batches[start : start + size] for start in range(0, len(micro_batches), size)]
+    return [{name: np.concatenate([batch[name] for batch in group], axis=1) for name in group[0]} for group in groups]
+
+
+def contiguous_steps(num_examples: int, world_size: int, batch_size: int) -> list[int]:
+    """Full batches of each rank if rank r takes the r-th piece of the data, and the last rank what is left over.
+
+    >>> contiguous_steps(31, world_size=2, batch_size=4)
+    [3, 4]
+    """
+    piece = num_examples // world_size
+    sizes = [piece] * (world_size - 1) + [num_examples - piece * (world_size - 1)]
+    return [size // batch_size for size in sizes]
