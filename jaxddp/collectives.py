@@ -32,6 +32,7 @@ from typing import Any, TypeVar
 import jax
 from jax import lax
 from jax import numpy as jnp
+from jax.custom_batching import custom_vmap
 
 from jaxddp.errors import InputError, check_name
 
@@ -48,6 +49,20 @@ def rank() -> jax.Array:
 def world_size() -> int:
     """N, the number of replicas."""
     return lax.axis_size(AXIS_NAME)
+
+
+@custom_vmap
+def alike(x: jax.Array) -> jax.Array:
+    """A value of which each replica has its own, and all the same; nothing is sent, and nothing checks it.
+
+    Virtual replicas, which `jax.vmap` maps, know from here on that it is one value.
+    """
+    return x
+
+
+@alike.def_vmap
+def _(axis_size: int, in_batched: list[bool], x: jax.Array) -> tuple[jax.Array, bool]:
+    return x[0] if in_batched[0] else x, False
 
 
 def all_reduce(tree: Tree, op: str = "sum") -> Tree:

@@ -30,7 +30,7 @@ from jax import lax
 from jax import numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from jaxddp.collectives import all_reduce, all_reduce_mean, world_size
+from jaxddp.collectives import alike, all_reduce, all_reduce_mean, world_size
 from jaxddp.errors import InputError
 from jaxddp.state import Params
 from jaxddp.torch_random import Generator
@@ -114,6 +114,8 @@ class LowRank(ABC):
     def reduce(self, gradients: Params, state: PowerSGDState) -> tuple[Params, PowerSGDState]:
         """The gradients of all replicas as one, and what this replica remembers."""
 
+        iteration = alike(state.iteration)
+
         def whole() -> tuple[Params, Any, Any]:
             return all_reduce_mean(gradients), state.error, state.q
 
@@ -121,12 +123,11 @@ class LowRank(ABC):
             given = self.pack(gradients)
             if self.use_error_feedback:
                 given = jax.tree.map(jnp.add, given, state.error)
-            reduced, q = self._approximated(given, state.q if self.warm_start else self._redrawn(given, state))
+            reduced, q = self._approximated(given, state.q if self.warm_start else self._redrawn(given, iteration))
             error = jax.tree.map(jnp.subtract, given, reduced) if self.use_error_feedback else ()
             return self.unpack(reduced, gradients), error, q if self.warm_start else ()
 
-        # All replicas count alike, so all take the same branch.
-        reduced, error, q = lax.cond(state.iteration < self.start_power_sgd_iter, whole, compressed)
+        reduced, error, q = lax.cond(iteration < self.start_power_sgd_iter, whole, compressed)
         return reduced, PowerSGDState(state.iteration + 1, error, q)
 
     def _approximated(self, matrices: Matrices, q: Matrices) -> tuple[Matrices, Matrices]:
@@ -153,7 +154,7 @@ class LowRank(ABC):
         generator = Generator(int(_seeds(self.random_seed, 1 << number.bit_length())[number]))
         return [generator.normal(x.shape, dtype=x.dtype) for x in shapes]
 
-    def _redrawn(self, matrices: Matrices, state: PowerSGDState) -> Matrices:
+    def _redrawn(self, matrices: Matrices, iteration: jax.Array) -> Matrices:
         """The same inside of a compiled program, for this call."""
         shapes = self._shapes(matrices)
 
@@ -164,7 +165,7 @@ class LowRank(ABC):
         drawn = jax.pure_callback(
             draw,
             [jax.ShapeDtypeStruct((*x.shape, x.dtype.itemsize), np.uint8) for x in shapes],
-            state.iteration - self.start_power_sgd_iter,
+            iteration - self.start_power_sgd_iter,
             vmap_method="sequential",
         )
         return [lax.bitcast_convert_type(q, x.dtype) for q, x in zip(drawn, shapes, strict=True)]
