@@ -1,0 +1,88 @@
+"""The document's gradients in JAX: by hand, by autodiff, and of replicas."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+from jax import numpy as jnp
+
+from examples.gradient_averaging import steps
+from examples.gradient_averaging.problem import CONTEXT, EMBEDDING, HIDDEN, SEED, Arrays
+from jaxddp import DataParallel, Replicas, optim
+from jaxddp.functional import Functional
+from jaxddp.local import MicroBatches
+from jaxddp.losses import Batch
+from jaxddp.models import CharMLP
+from jaxddp.state import Params, TrainState
+from jaxddp.torch_random import Generator
+from jaxddp.weights import from_torch, to_torch
+
+
+def by_hand(parameters: Arrays, examples: Arrays, dtype: str) -> Arrays:
+    """The gradients of every intermediate and parameter, by name, as written."""
+    return _run(_by_hand, parameters, examples, dtype)
+
+
+def by_autodiff(parameters: Arrays, examples: Arrays, dtype: str) -> Arrays:
+    """The same by `jax.grad`."""
+    return _run(_by_autodiff, parameters, examples, dtype)
+
+
+def _run(function: Callable[..., Params], parameters: Arrays, examples: Arrays, dtype: str) -> Arrays:
+    with jax.enable_x64(dtype == "float64"):
+        p = {name: jnp.asarray(value, dtype) for name, value in parameters.items()}
+        return jax.device_get(function(p, examples["x"], examples["y"]))
+
+
+@jax.jit
+def _by_hand(p: Params, x: jax.Array, y: jax.Array) -> Params:
+    return steps.backward(jnp, p, x, y)
+
+
+@jax.jit
+def _by_autodiff(p: Params, x: jax.Array, y: jax.Array) -> Params:
+    """jax differentiates with respect to what it is given: zeros, which are added to the intermediates."""
+    _, values = steps.remembered(jnp, p, x, y)
+
+    def loss(p: Params, zeros: Params) -> jax.Array:
+        return steps.forward(jnp, p, x, y, lambda name, value: value + zeros[name])
+
+    of_parameters, of_intermediates = jax.grad(loss, argnums=(0, 1))(p, jax.tree.map(jnp.zeros_like, values))
+    return {**of_parameters, **of_intermediates}
+
+
+def gradient_of_replicas(norm: str, weights: Arrays, examples: Arrays, replicas: Replicas) -> Arrays:
+    """What the optimizer is given when the replicas share a batch.
+
+    Args:
+        norm: "none", "local" or "synchronised": which BatchNorm the model has.
+        weights: torch's names to arrays.
+        examples: x (n, 3) and y (n,), dealt out in equal parts.
+
+    Returns:
+        torch's names to arrays, float64.
+    """
+    with jax.enable_x64(True):
+        model = _model(norm, len(weights["fc2.bias"]))
+        ddp = DataParallel(model, optim.sgd(1.0), replicas=replicas, dtype="float64")
+
+        def gradients(state: TrainState, share: Batch) -> Any:
+            _, _, stages = ddp.replica_step(state, MicroBatches(None, share))
+            return stages["gradients"]
+
+        functional = Functional(model)
+        tensors = {**to_torch(functional.buffers), **weights}
+        state = ddp.init(*from_torch(tensors, functional.params, functional.buffers))
+        shares = {name: np.stack(np.split(array, replicas.world_size)) for name, array in examples.items()}
+        found = replicas.map(gradients, in_axes=(None, 0), out_axes=None)(state, replicas.shard(shares))
+        return to_torch(jax.device_get(found))
+
+
+def _model(norm: str, vocab_size: int) -> CharMLP:
+    sync = norm == "synchronised"
+    model = CharMLP(vocab_size, CONTEXT, EMBEDDING, HIDDEN, sync_batch_norm=sync, generator=Generator(SEED))
+    if norm == "none":
+        model.bn = nnx.Sequential()  # type: ignore[assignment]
+    return model

@@ -1,0 +1,83 @@
+"""The document's model and its batches, in NumPy: the same numbers for JAX and for torch."""
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxddp import datasets
+from jaxddp.config import TrainConfig
+from jaxddp.torch_random import Generator
+
+Arrays = dict[str, NDArray[Any]]
+
+CONTEXT, EMBEDDING, HIDDEN = 3, 10, 64
+PER_REPLICA = 32  # examples
+SEED = 5
+
+# As jaxddp.models.CharMLP and its torch twin call them.
+LAYERS = {
+    "C": "embedding.weight",
+    "W1": "fc1.weight",
+    "b1": "fc1.bias",
+    "bngain": "bn.weight",
+    "bnbias": "bn.bias",
+    "W2": "fc2.weight",
+    "b2": "fc2.bias",
+}
+
+
+@cache
+def names() -> datasets.Dataset:
+    """Which letter follows the last three?"""
+    return datasets.load(TrainConfig(model="char_mlp", dataset="names", context_length=CONTEXT))
+
+
+def draw_parameters(normal: Callable[[tuple[int, ...]], Any]) -> dict[str, Any]:
+    """The parameters, none of them zero or one, so that no mistake in a gradient can hide.
+
+    Args:
+        normal: draws numbers from N(0, 1) of a shape, one array after the other.
+    """
+    vocab_size, fan_in = names().num_classes, CONTEXT * EMBEDDING
+    return {
+        "C": normal((vocab_size, EMBEDDING)),
+        "W1": 5 / 3 / fan_in**0.5 * normal((fan_in, HIDDEN)),  # tanh's gain
+        "b1": 0.1 * normal((HIDDEN,)),
+        "W2": 0.1 * normal((HIDDEN, vocab_size)),
+        "b2": 0.1 * normal((vocab_size,)),
+        "bngain": 1 + 0.1 * normal((1, HIDDEN)),
+        "bnbias": 0.1 * normal((1, HIDDEN)),
+    }
+
+
+def parameters() -> Arrays:
+    """They, as torch would draw them, in float32."""
+    return draw_parameters(Generator(SEED).normal)
+
+
+def batch(size: int) -> Arrays:
+    """Examples drawn from the names: x (size, CONTEXT) and y (size,); a larger batch begins with the smaller."""
+    train = names().train
+    chosen = Generator(SEED + 1).randint(0, len(train["y"]), (size,))
+    return {name: array[chosen] for name, array in train.items()}
+
+
+def split(examples: Arrays, count: int) -> list[Arrays]:
+    """Equal parts of a batch, one after the other."""
+    parts = {name: np.split(array, count) for name, array in examples.items()}
+    return [dict(zip(parts, part, strict=True)) for part in zip(*parts.values(), strict=True)]
+
+
+def state_dict(arrays: Mapping[str, NDArray[Any]], batch_norm: bool) -> Arrays:
+    """The parameters as layers have them, torch's names to arrays in torch's layout.
+
+    Args:
+        batch_norm: whether the model has one.
+    """
+    layouts: dict[str, Callable[..., NDArray[Any]]] = dict.fromkeys(("W1", "W2"), np.transpose)
+    layouts |= dict.fromkeys(("bngain", "bnbias"), np.ravel)
+    kept = {name: layer for name, layer in LAYERS.items() if batch_norm or not layer.startswith("bn")}
+    return {layer: np.ascontiguousarray(layouts.get(name, np.asarray)(arrays[name])) for name, layer in kept.items()}
