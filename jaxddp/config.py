@@ -99,6 +99,13 @@ class TrainConfig(Output, Devices, Precision, Communication, Order, Step, Schedu
             )
         return self.global_batch_size // world_size
 
+    def check_square(self, numbers: int) -> None:
+        """Raise `InputError` if the square that `batched_powerSGD` makes of so many gradient elements is too small."""
+        side = math.isqrt(max(0, numbers - 1)) + 1
+        if self.comm_hook == "batched_powerSGD" and self.matrix_approximation_rank > side:
+            rank = typed("matrix_approximation_rank", self.matrix_approximation_rank)
+            raise InputError(f"{rank}: must be at most {side}, the side of a square of {numbers} gradient elements")
+
     def check_used(self, beside: "TrainConfig") -> None:
         """Raise `InputError` for an option that is not as in `beside` and yet would change nothing."""
         for choice, options in BELONGS_TO.items():

@@ -88,11 +88,13 @@ def options(config: TrainConfig, model: nnx.Module) -> dict[str, Any]:
     """What `config` says of the `ReplicaStep` of this model, by the names of its attributes.
 
     Raises:
-        InputError: `--freeze` names none of its parameters, or all, or `--log-gradients` none that learns.
+        InputError: `--freeze` names none of its parameters, or all, or `--log-gradients` none that learns; or
+            `--matrix-approximation-rank` is too large for it.
     """
     params = Functional(model).params
     frozen = frozen_params(config.freeze, params)
     learning = [name for name in params if name not in frozen]
+    config.check_square(sum(params[name].size for name in learning))
     return {
         "loss_normalization": config.loss_normalization,
         "clip_grad_norm": config.clip_grad_norm,

@@ -20,6 +20,8 @@ from jaxddp.torch_random import Generator
 from jaxddp.train import main
 from jaxddp.weights import load_weights
 from torch_ref.config import TorchConfig
+from torch_ref.launch import launch
+from torch_ref.train import train as torch_train
 
 ORTHONORMAL = 1e-6  # float32; measured: 2e-7
 VIRTUAL = 1e-7  # float32, of parameters up to 0.23; measured: 1.5e-8
@@ -129,6 +131,17 @@ def test_what_makes_no_sense_is_refused(make, message) -> None:
 def train(*flags: str) -> None:
     small = ["--platform", "cpu", "--hidden-sizes", "16", "--global-batch-size", "128"]
     main(cli.parse(TrainConfig, [*small, *flags], "train"))
+
+
+def test_both_trainers_refuse_more_columns_than_the_square_has(tmp_path) -> None:
+    options = {"comm_hook": "batched_powerSGD", "matrix_approximation_rank": 99, "hidden_sizes": (5,), "devices": 1}
+    options |= {"platform": "cpu", "output": str(tmp_path / "run"), "start_power_sgd_iter": 2}
+    for run in (lambda: main(TrainConfig(**options)), lambda: launch(torch_train, TorchConfig(**options))):
+        with pytest.raises(
+            InputError, match=r"^--matrix-approximation-rank 99: must be at most 20, the side of a square"
+        ):
+            run()
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_run_is_resumed_bit_for_bit_with_what_was_not_sent(tmp_path) -> None:

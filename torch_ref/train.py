@@ -123,6 +123,7 @@ def build(world: World, config: TorchConfig) -> Run:
         module = nn.SyncBatchNorm.convert_sync_batchnorm(module, world.group)
     else:
         _check_batch_norm(config, loader, module)
+    config.check_square(sum(p.numel() for p in module.parameters() if p.requires_grad))
     if config.weights is not None and not _goes_on(config):
         load_weights(config.weights, module)
     total_steps = config.epochs * loader.steps_per_epoch
