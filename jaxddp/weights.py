@@ -136,8 +136,11 @@ def save_weights(path: str | Path, params: Params, buffers: Buffers) -> None:
     write_atomically(Path(path), save(to_torch({**params, **buffers})))
 
 
-def load_weights(path: str | Path) -> dict[str, np.ndarray]:
+def load_weights(path: str | Path, option: str = "--weights") -> dict[str, np.ndarray]:
     """Read a .safetensors file, torch's names to arrays.
+
+    Args:
+        option: whose value it is, for the message of an error.
 
     Raises:
         InputError: the file is missing or no safetensors file.
@@ -145,4 +148,4 @@ def load_weights(path: str | Path) -> dict[str, np.ndarray]:
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:
-        raise InputError(f"--weights {path}: not a readable safetensors file ({error})") from error
+        raise InputError(f"{option} {path}: not a readable safetensors file ({error})") from error
