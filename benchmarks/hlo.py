@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.-]+) \(.*\) -> .*\{$")
 _ALL_REDUCE = re.compile(r" = (.*?) all-reduce(?:-start)?\(")
+_PERMUTE = re.compile(r" = (.*?) collective-permute(?:-done)?\(")  # a start's shape is of what is sent and received
 _SHAPE = re.compile(r"\b(pred|[a-z]+(\d+)\w*)\[([\d,]*)\]")
 _CALLED = re.compile(r"\b(?:calls|to_apply|body)=%?([\w.-]+)")
 _BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
@@ -13,11 +14,11 @@ _TRIP_COUNT = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 
 
 @dataclass(frozen=True)
-class AllReduces:
-    """What one replica takes part in, each time that the program runs.
+class Messages:
+    """What one replica sends by instructions of one kind, each time that the program runs.
 
     Attributes:
-        count: number of all-reduce instructions; one may carry many arrays.
+        count: number of the instructions; an all-reduce may carry many arrays.
         bytes: size of what it puts into them.
     """
 
@@ -25,7 +26,7 @@ class AllReduces:
     bytes: int
 
 
-def all_reduces(text: str) -> AllReduces:
+def all_reduces(text: str) -> Messages:
     """Count a compiled program's all-reduces; those in a loop count once for each pass.
 
     Of a conditional all branches count.
@@ -39,12 +40,21 @@ def all_reduces(text: str) -> AllReduces:
     ...   ROOT %sum = f32[3]{0} all-reduce(%x), replica_groups={{0,1}}, to_apply=%add
     ... }
     ... ''')
-    AllReduces(count=1, bytes=12)
+    Messages(count=1, bytes=12)
     """
+    return _messages(text, _ALL_REDUCE)
+
+
+def permutes(text: str) -> Messages:
+    """Count a compiled program's messages to neighbours, of `lax.ppermute`, likewise."""
+    return _messages(text, _PERMUTE)
+
+
+def _messages(text: str, kind: re.Pattern[str]) -> Messages:
     computations, entry = _computations(text)
     if entry is None:
         raise ValueError("no compiled program: it has no ENTRY computation")
-    return _total(entry, computations)
+    return _total(entry, computations, kind)
 
 
 def _computations(text: str) -> tuple[dict[str, list[str]], str | None]:
@@ -61,20 +71,20 @@ def _computations(text: str) -> tuple[dict[str, list[str]], str | None]:
     return computations, entry
 
 
-def _total(name: str, computations: dict[str, list[str]]) -> AllReduces:
+def _total(name: str, computations: dict[str, list[str]], kind: re.Pattern[str]) -> Messages:
     count = size = 0
     for line in computations.get(name, []):
-        if match := _ALL_REDUCE.search(line):
+        if match := kind.search(line):
             count += 1
             size += _bytes(match[1])
             continue  # what it calls only adds two numbers
         branches = [branch.strip(" %") for match in _BRANCHES.finditer(line) for branch in match[1].split(",")]
         for called in [*_CALLED.findall(line), *branches]:
-            inside = _total(called, computations)
+            inside = _total(called, computations, kind)
             passes = _passes(line) if inside.count else 1
             count += inside.count * passes
             size += inside.bytes * passes
-    return AllReduces(count, size)
+    return Messages(count, size)
 
 
 def _passes(line: str) -> int:
@@ -82,7 +92,7 @@ def _passes(line: str) -> int:
         return 1
     if match := _TRIP_COUNT.search(line):
         return int(match[1])
-    raise ValueError(f"a loop of unknown length has all-reduces: {line.strip()[:100]}")
+    raise ValueError(f"a loop of unknown length sends: {line.strip()[:100]}")
 
 
 def _bytes(shapes: str) -> int:

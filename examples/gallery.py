@@ -17,7 +17,7 @@ import tyro
 from examples.entry import Example
 
 # In the order of the seed documents.
-NAMES: tuple[str, ...] = ("gradient_averaging", "from_scratch")
+NAMES: tuple[str, ...] = ("gradient_averaging", "ring", "from_scratch")
 
 
 @dataclass(frozen=True)

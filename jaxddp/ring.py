@@ -56,17 +56,27 @@ def in_chunks(buffer: jax.Array) -> jax.Array:
 def reduce_scatter_ring(chunks: jax.Array) -> jax.Array:
     """N-1 steps after which chunk r + 1 of replica r is the sum of everybody's; the others are sums under way."""
     for step in range(world_size() - 1):
-        received = _to_the_right(chunks[_chunk(-step)])
-        chunks = chunks.at[_chunk(-step - 1)].add(received)
+        chunks = reduce_scatter_step(chunks, step)
     return chunks
+
+
+def reduce_scatter_step(chunks: jax.Array, step: int) -> jax.Array:
+    """Pass the chunk on that has travelled so far, and add one's own to the one that comes."""
+    received = _to_the_right(chunks[_chunk(-step)])
+    return chunks.at[_chunk(-step - 1)].add(received)
 
 
 def all_gather_ring(chunks: jax.Array) -> jax.Array:
     """N-1 steps after which everybody has chunk r + 1 of every replica r."""
     for step in range(world_size() - 1):
-        received = _to_the_right(chunks[_chunk(1 - step)])
-        chunks = chunks.at[_chunk(-step)].set(received)
+        chunks = all_gather_step(chunks, step)
     return chunks
+
+
+def all_gather_step(chunks: jax.Array, step: int) -> jax.Array:
+    """Pass a finished chunk on, and keep the one that comes."""
+    received = _to_the_right(chunks[_chunk(1 - step)])
+    return chunks.at[_chunk(-step)].set(received)
 
 
 def ring_bytes(size: int, world_size: int, itemsize: int) -> int:

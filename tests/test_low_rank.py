@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from jax import numpy as jnp
 
-from benchmarks.hlo import AllReduces, all_reduces
+from benchmarks.hlo import Messages, all_reduces
 from jaxddp import cli, comm_hooks, optim
 from jaxddp.config import TrainConfig
 from jaxddp.data_parallel import DataParallel
@@ -38,7 +38,7 @@ def batches(replicas: Replicas, steps: int) -> MicroBatches:
     return replicas.shard(MicroBatches(None, {"x": x, "y": y}))
 
 
-def sent_by_branches(hook: comm_hooks.CommHook) -> list[AllReduces]:
+def sent_by_branches(hook: comm_hooks.CommHook) -> list[Messages]:
     """What each branch of the program's only conditional sends."""
     replicas = Replicas(jax.devices()[:2])
     ddp = parallel(hook, replicas)
@@ -62,8 +62,8 @@ WHOLE = (30 * 20 + 20 + 20 * 10 + 10) * 4  # bytes
 )
 def test_two_messages_carry_p_q_and_what_is_not_compressed(hook: comm_hooks.CommHook, numbers: int) -> None:
     compressed, before = sent_by_branches(hook)
-    assert compressed == AllReduces(count=2, bytes=4 * numbers)
-    assert before == AllReduces(count=1, bytes=WHOLE)
+    assert compressed == Messages(count=2, bytes=4 * numbers)
+    assert before == Messages(count=1, bytes=WHOLE)
     assert compressed.bytes < before.bytes
 
 

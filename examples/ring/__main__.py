@@ -1,0 +1,53 @@
+"""Prints the ring and the collectives, and what holds of them."""
+
+import sys
+from dataclasses import dataclass
+
+from examples.claims import report
+from examples.ring import tables
+from examples.ring.measured import Found, claims, of_jax, of_torch
+from jaxddp.cli import one_line_errors, parse_plain
+from jaxddp.devices import prepare
+from jaxddp.errors import InputError
+from jaxddp.replicas import Replicas
+
+
+@dataclass(frozen=True)
+class Options:
+    """Show ring all-reduce step by step, and each collective before and after, in JAX and in torch."""
+
+    replicas: int = 4
+    """How many, 2 to 5."""
+    platform: str = "cpu"
+    """cpu | gpu: where they are; on GPUs there must be as many."""
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.replicas <= 5:
+            raise InputError(f"--replicas {self.replicas}: must be 2 to 5")
+
+
+def show(ours: Found) -> None:
+    """Print the tables."""
+    even, uneven = (ours["ring"][name]["steps"] for name in ("even", "uneven"))
+    n = len(even)
+    print(f"The chunks that {n} replicas hold. b12: chunk b, of replicas 1 and 2 added up; B: of all of them.\n")
+    print(tables.travel(even))
+    print("\nReplica 0's numbers. Replica r has given 10^r (1, 2, 3, ...): so a digit is a replica.\n")
+    print(tables.numbers(even, replica=0))
+    print(f"\nWith {2 * n - 1} numbers, which {n} does not divide, the last chunk is filled up.\n")
+    print(tables.numbers(uneven, replica=0))
+    print("\nThe collectives, before and after.\n")
+    print(tables.before_and_after(ours["collectives"]), end="\n\n")
+
+
+def main(options: Options) -> int:
+    """Run both, print, and return the number of claims that do not hold."""
+    ours = of_jax(Replicas(prepare(options.replicas, options.platform)))
+    theirs = of_torch(options.replicas, options.platform)
+    show(ours)
+    return report(claims(ours, theirs))
+
+
+if __name__ == "__main__":
+    with one_line_errors(show_traceback=False):
+        sys.exit(main(parse_plain(Options, sys.argv[1:], "python -m examples.ring")) > 0)

@@ -1,0 +1,47 @@
+"""The ring of `jaxddp.ring`, stopped after each step, and jaxddp's collectives."""
+
+import jax
+import numpy as np
+from jax import numpy as jnp
+from numpy.typing import NDArray
+
+from benchmarks.hlo import permutes
+from examples.ring.inputs import COLLECTIVES, Arrays, buffers, given
+from jaxddp import collectives
+from jaxddp.collectives import all_reduce, world_size
+from jaxddp.replicas import Replicas
+from jaxddp.ring import all_gather_step, in_chunks, reduce_scatter_step, ring_all_reduce
+
+
+def walk(buffer: jax.Array) -> jax.Array:
+    """What this replica holds at first and after each step, (2N - 1, N chunks, chunk); N-1 steps are of each half."""
+    held = [in_chunks(buffer)]
+    for make_step in (reduce_scatter_step, all_gather_step):
+        for step in range(world_size() - 1):
+            held.append(make_step(held[-1], step))
+    return jnp.stack(held)
+
+
+def ring(replicas: Replicas) -> dict[str, dict[str, NDArray[np.float64]]]:
+    """Of each buffer: "steps", "ring" and "all_reduce" of every replica, (N, ...), and how many "bytes" each sent."""
+    of_replica = replicas.map(
+        lambda x: {"steps": walk(x), "ring": ring_all_reduce(x), "all_reduce": all_reduce(x)}, (0,), 0
+    )
+    alone = replicas.map(ring_all_reduce, (0,), 0)
+    found = {}
+    with jax.enable_x64(True):
+        for name, buffer in buffers(replicas.world_size).items():
+            placed = replicas.shard(buffer)
+            sent = permutes(alone.lower(placed).compile().as_text()).bytes
+            found[name] = jax.device_get(of_replica(placed)) | {"bytes": np.full(replicas.world_size, sent)}
+    return found
+
+
+def talk(replicas: Replicas) -> Arrays:
+    """What each collective gives to every replica, (N, ...)."""
+
+    def calls(x: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        return {name: getattr(collectives, name)(x[name], **options) for name, options in COLLECTIVES.items()}
+
+    with jax.enable_x64(True):
+        return jax.device_get(replicas.map(calls, (0,), 0)(replicas.shard(given(replicas.world_size))))
