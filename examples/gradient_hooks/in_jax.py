@@ -1,0 +1,101 @@
+"""Hooks in JAX, which become part of the compiled step."""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+from jax import numpy as jnp
+
+from benchmarks.hlo import all_reduces
+from examples.gradient_hooks.settings import CONFIG, LIMIT, POISONED, POISONED_REPLICA, batch
+from jaxddp import datasets, models, optim
+from jaxddp.collectives import rank
+from jaxddp.data_parallel import DataParallel
+from jaxddp.gradient_hooks import GradientHook
+from jaxddp.gradient_report import explained, renamed
+from jaxddp.local import MicroBatches
+from jaxddp.replicas import Replicas
+from jaxddp.step_options import options
+from jaxddp.weights import to_torch, torch_name
+
+# "local" or "mean" -> parameter -> its gradient on each replica, (W, ...), with torch's names and layout.
+Seen = dict[str, dict[str, Any]]
+
+
+def trainer(replicas: Replicas, hooks: tuple[GradientHook, ...], logs: bool = False) -> DataParallel:
+    """The model with hooks on its gradients."""
+    config = CONFIG if logs else dataclasses.replace(CONFIG, log_gradients=())
+    model = models.build(config, datasets.load(config))
+    told = options(config, model)
+    return DataParallel(model, optim.sgd(0.1), replicas=replicas, dtype="float64", gradient_hooks=hooks, **told)
+
+
+def run(replicas: Replicas, *hooks: GradientHook) -> tuple[Seen, dict[str, float], str]:
+    """Make a step; return what hooks behind these have seen, the step's metrics, and what they say of NaNs."""
+    seen: Seen = {"local": {}, "mean": {}}
+
+    def keep(when: str, name: str, replica: jax.Array, gradient: jax.Array) -> None:
+        for called, value in to_torch({name: gradient}).items():
+            seen[when].setdefault(called, {})[int(replica)] = value
+
+    def look(when: str, name: str, gradient: jax.Array) -> None:
+        jax.debug.callback(partial(keep, when, name), rank(), gradient)
+
+    looking = [GradientHook("*", partial(look, when), when) for when in seen]
+    ddp = trainer(replicas, (*hooks, *looking), logs=not hooks)
+    _, sums = ddp.step(ddp.init(), replicas.shard(batch()))
+    jax.effects_barrier()
+    stacked = {
+        when: {name: np.stack([of_replica[r] for r in sorted(of_replica)]) for name, of_replica in of.items()}
+        for when, of in seen.items()
+    }
+    metrics = {name: float(value) for name, value in sums.items()}
+    return stacked, renamed(metrics, torch_name), explained(metrics, list(ddp.functional.params), torch_name)
+
+
+def clip(when: str) -> GradientHook:
+    """Every element at most `LIMIT`, before or after the mean."""
+    return GradientHook("*", lambda name, gradient: jnp.clip(gradient, -LIMIT, LIMIT), when)
+
+
+def poison() -> GradientHook:
+    """One parameter's gradient is NaN on one replica."""
+    return GradientHook(
+        POISONED, lambda name, gradient: jnp.where(rank() == POISONED_REPLICA, jnp.nan, gradient), "local"
+    )
+
+
+def all_reduces_of_a_step(replicas: Replicas) -> int:
+    """How many all-reduces carry the gradients, as the step is compiled."""
+    ddp = trainer(replicas, ())
+    batches = MicroBatches(None, {name: values[:, None] for name, values in batch().items()})
+    return all_reduces(ddp.compiled_text(ddp.init(), replicas.shard(batches))).count
+
+
+def hooked(replicas: Replicas) -> dict[str, Any]:
+    """What hooks see, change and find; `in_torch.hooked` is the same."""
+    with _float64():
+        seen, logged, _ = run(replicas)
+        _, _, told = run(replicas, poison())
+        return {
+            "seen": seen,
+            "logged": logged,
+            "clipped": {when: run(replicas, clip(when))[0]["mean"] for when in ("local", "mean")},
+            "told": told,
+            "all_reduces": all_reduces_of_a_step(replicas),
+        }
+
+
+@contextlib.contextmanager
+def _float64() -> Iterator[None]:
+    """64 bits in all threads; with `jax.enable_x64`, which is this thread's, callbacks would be given float32."""
+    before = jax.config.read("jax_enable_x64")
+    jax.config.update("jax_enable_x64", True)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_x64", before)
