@@ -1,0 +1,19 @@
+"""A first script with DDP: a toy classifier on two replicas, in torch's form and in JAX's, with the same prints.
+
+python -m examples.ddp_script
+python -m examples.ddp_script.script_torch
+python -m examples.ddp_script.script_jax
+"""
+
+from examples.entry import Example
+
+EXAMPLE = Example(
+    name="The DDP script",
+    seed="003",
+    claim="A process per device, a DistributedSampler and set_epoch make a training script data-parallel.",
+    verdict=(
+        "True, and in JAX one process does. But five rows are padded to six and then trained on four, and accuracy "
+        "over the training loader leaves rows out, or counts one twice."
+    ),
+    command="python -m examples.ddp_script",
+)

@@ -1,0 +1,116 @@
+"""What is true of the script, measured of both its forms."""
+
+import multiprocessing
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch.distributed
+from torch.utils.data import DistributedSampler as TorchSampler
+
+from examples.claims import Claim
+from examples.ddp_script.problem import TRAIN, Accuracy, Arrays, Line, Run, Settings
+from jaxddp import DistributedSampler
+
+SAME = 1e-12  # in float64, relative; measured: 3e-16
+SAMPLERS: tuple[Callable[..., Any], ...] = (DistributedSampler, TorchSampler)
+
+
+def side_by_side(ours: Run, theirs: Run, settings: Settings) -> str:
+    """Both scripts' lines."""
+
+    def line(ours: Line, theirs: Line) -> str:
+        same = ours.text(settings.epochs) == theirs.text(settings.epochs)
+        return f"{ours.text(settings.epochs)} | {theirs.loss:.6f}  {'equal' if same else 'DIFFERENT'}"
+
+    return "\n".join(map(line, ours.lines, theirs.lines))
+
+
+def of_runs(ours: Run, theirs: Run) -> list[Claim]:
+    """Did both do the same?"""
+    batches = [[(line.replica, line.epoch, line.rows) for line in run.lines] for run in (ours, theirs)]
+    losses = [{str(n): np.array(line.loss) for n, line in enumerate(run.lines)} for run in (ours, theirs)]
+    loss, weights = _difference(*losses), _difference(ours.weights, theirs.weights)
+    return [
+        Claim("the same rows in every step of every replica; steps", batches[0] == batches[1], *map(len, batches)),
+        Claim("the same loss of every replica in every step", loss < SAME, loss),
+        Claim("the same weights afterwards", weights < SAME, weights),
+    ]
+
+
+def _difference(ours: Arrays, theirs: Arrays) -> float:
+    return max(float(np.abs(ours[name] - theirs[name]).max() / np.abs(theirs[name]).max()) for name in theirs)
+
+
+def of_orders(settings: Settings) -> list[Claim]:
+    """What set_epoch is for."""
+    with_it, without = ([_orders(kind, settings, called) for kind in SAMPLERS] for called in (True, False))
+    return [
+        Claim(f"orders of {settings.epochs} epochs with set_epoch", set(with_it) == {settings.epochs}, *with_it),
+        Claim("  and without: each epoch repeats the first", set(without) == {1}, *without),
+    ]
+
+
+def _orders(kind: Callable[..., Any], settings: Settings, set_epoch: bool) -> int:
+    """How many different orders a sampler makes."""
+    samplers = _samplers(kind, settings)
+    orders = set()
+    for epoch in range(settings.epochs):
+        for sampler in samplers if set_epoch else ():
+            sampler.set_epoch(epoch)
+        orders.add(tuple(tuple(sampler) for sampler in samplers))
+    return len(orders)
+
+
+def _samplers(kind: Callable[..., Any], settings: Settings) -> list[Any]:
+    """Each replica's."""
+    return [kind(range(len(TRAIN)), settings.devices, rank) for rank in range(settings.devices)]
+
+
+def of_rows(ours: Run, theirs: Run, settings: Settings) -> list[Claim]:
+    """How many rows an epoch has: as the sampler deals them out, and as the loader leaves them."""
+    padded = [sum(map(len, _samplers(kind, settings))) for kind in SAMPLERS]
+    trained = [len({row for line in run.lines if line.epoch == 0 for row in line.rows}) for run in (ours, theirs)]
+    return [
+        Claim("5 rows are padded, so that 2 replicas get equally many; rows", set(padded) == {6}, *padded),
+        Claim("  and then drop_last leaves out two of them; rows", set(trained) == {4}, *trained),
+    ]
+
+
+def of_accuracy(ours: Run, theirs: Run) -> list[Claim]:
+    """Whom the accuracies count."""
+    once, dropped, repeated = (
+        [(run.train, run.by_loader[True], run.by_loader[False])[kind] for run in (ours, theirs)] for kind in range(3)
+    )
+
+    def claim(says: str, found: list[Accuracy], counted: int) -> Claim:
+        same = found[0] == found[1] and found[0].counted == counted
+        return Claim(says, same, *map(str, found))
+
+    return [
+        claim("training accuracy, each row counted once", once, 5),
+        claim("  over the training loader: of some of the rows", dropped, 4),
+        claim("  over the same without drop_last: one row counts twice", repeated, 6),
+        claim("test accuracy, each row counted once", [ours.test, theirs.test], 2),
+    ]
+
+
+def of_processes(ours: Run, theirs: Run) -> list[Claim]:
+    """Who has trained, and who is still there."""
+    started = [run.processes - {os.getpid()} for run in (ours, theirs)]
+    left = [sum(map(_is_there, processes)) for processes in started]
+    grouped = torch.distributed.is_initialized() or bool(multiprocessing.active_children())
+    numbers = [len(run.processes) for run in (ours, theirs)]
+    return [
+        Claim("processes that train: JAX needs none but its own", not started[0], *numbers),
+        Claim("processes, and process groups, left behind", not any(left) and not grouped, *left),
+    ]
+
+
+def _is_there(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True

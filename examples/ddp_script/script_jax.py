@@ -1,0 +1,90 @@
+"""The script in JAX: one process has all replicas, so it may as well be a cell of a notebook.
+
+python -m examples.ddp_script.script_jax
+"""
+
+import os
+import sys
+
+import jax
+import numpy as np
+
+from examples.ddp_script.problem import (
+    CLASSES,
+    FEATURES,
+    HIDDEN,
+    TEST,
+    TRAIN,
+    Accuracy,
+    Arrays,
+    Line,
+    Run,
+    Settings,
+    arrays,
+)
+from jaxddp import DataParallel, Loader, Replicas, cli, optim, prepare
+from jaxddp.local import MicroBatches
+from jaxddp.models import MLP
+from jaxddp.state import TrainState
+from jaxddp.torch_random import Generator
+from jaxddp.weights import to_torch
+
+
+def run(settings: Settings) -> Run:
+    """Train on all replicas, from the weights and in the order of the torch script."""
+    replicas = Replicas(prepare(settings.devices, settings.platform))
+    with jax.enable_x64(settings.dtype == "float64"):
+        return _run(settings, replicas)
+
+
+def _run(settings: Settings, replicas: Replicas) -> Run:
+    model = MLP(FEATURES, HIDDEN, CLASSES, generator=Generator(settings.seed))
+    ddp = DataParallel(model, optim.sgd(settings.lr), replicas=replicas, dtype=settings.dtype)
+    data = arrays(TRAIN, settings.dtype)
+    size = replicas.world_size * settings.batch_size
+    loaders = {
+        drop_last: Loader(data, replicas, global_batch_size=size, steps_per_dispatch=1, drop_last_batch=drop_last)
+        for drop_last in (True, False)
+    }
+
+    def step(state: TrainState, batches: MicroBatches) -> tuple[TrainState, jax.Array]:
+        """`DataParallel.steps` tells the sum of the losses; here each replica tells its own."""
+        state, _, stages = ddp.replica_step(state, jax.tree.map(lambda x: x[0], batches))
+        return state, stages["local_loss"]
+
+    train_step = replicas.map(step, in_axes=(None, 0), out_axes=(None, 0))
+    state = ddp.init()
+    lines = []
+    for epoch in range(settings.epochs):
+        for batches in loaders[settings.drop_last].epoch(epoch):  # which is torch's set_epoch too
+            rows = np.asarray(batches.last["row"])[:, 0].tolist()
+            state, losses = train_step(state, batches)
+            lines += [Line(r, epoch, tuple(rows[r]), loss) for r, loss in enumerate(losses.tolist())]
+    ddp.verify(state)  # every replica has the same bits
+
+    dealt = {drop_last: rows_of(loader, settings.epochs - 1) for drop_last, loader in loaders.items()}
+    return Run(
+        lines,
+        train=accuracy(ddp, state, data),
+        test=accuracy(ddp, state, arrays(TEST, settings.dtype)),
+        by_loader={key: accuracy(ddp, state, {n: x[rows] for n, x in data.items()}) for key, rows in dealt.items()},
+        weights=to_torch(ddp.values(state)[0]),
+        processes={os.getpid()},
+    )
+
+
+def accuracy(ddp: DataParallel, state: TrainState, rows: Arrays) -> Accuracy:
+    """Over all replicas, which share the rows; what pads the shares is not counted."""
+    sums = ddp.evaluate_placed(state, ddp.place({"x": rows["x"], "y": rows["y"]}))
+    return Accuracy(int(sums["accuracy"]), int(sums["count"]))
+
+
+def rows_of(loader: Loader, epoch: int) -> np.ndarray:
+    """The rows that a loader deals out to all replicas."""
+    return np.concatenate([batch.last["row"].ravel() for batch in loader.host_batches(epoch)])
+
+
+if __name__ == "__main__":
+    with cli.one_line_errors(show_traceback=False):
+        chosen = cli.parse_plain(Settings, sys.argv[1:], "python -m examples.ddp_script.script_jax")
+        run(chosen).show(chosen)

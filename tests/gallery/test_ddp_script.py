@@ -1,0 +1,81 @@
+"""The script does the same in JAX and in torch, and what the example says of it is so."""
+
+import doctest
+import os
+from dataclasses import replace
+
+import pytest
+
+from examples.claims import Claim
+from examples.ddp_script import measure, problem, script_jax, script_torch
+from examples.ddp_script.problem import Run, Settings
+from jaxddp.errors import InputError
+
+SETTINGS = Settings(dtype="float64")
+
+
+def hold(claims: list[Claim]) -> list[bool]:
+    return [claim.holds for claim in claims]
+
+
+@pytest.fixture(scope="module")
+def ours() -> Run:
+    return script_jax.run(SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def theirs() -> Run:
+    return script_torch.run(SETTINGS)
+
+
+def test_both_scripts_do_the_same(ours: Run, theirs: Run) -> None:
+    assert all(hold(measure.of_runs(ours, theirs)))
+    shown = measure.side_by_side(ours, theirs, SETTINGS).splitlines()
+    assert len(shown) == 6 and all(line.endswith(" equal") for line in shown)
+
+
+def test_another_rate_is_noticed(theirs: Run) -> None:
+    other = script_jax.run(replace(SETTINGS, lr=0.5 + 1e-9))
+    assert hold(measure.of_runs(other, theirs)) == [True, False, False]
+
+
+def test_another_order_is_noticed(ours: Run, theirs: Run) -> None:
+    other = replace(ours, lines=[replace(line, rows=line.rows[::-1]) for line in ours.lines])
+    assert hold(measure.of_runs(other, theirs)) == [False, True, True]
+
+
+def test_the_order_changes_with_set_epoch_only() -> None:
+    assert all(hold(measure.of_orders(SETTINGS)))
+
+
+def test_which_rows_are_trained_on_and_counted(ours: Run, theirs: Run) -> None:
+    assert all(hold(measure.of_rows(ours, theirs, SETTINGS)))
+    assert all(hold(measure.of_accuracy(ours, theirs)))
+    assert len({accuracy.right / accuracy.counted for accuracy in (ours.train, *ours.by_loader.values())}) == 3
+
+
+def test_without_drop_last_all_rows_are_trained_on(theirs: Run) -> None:
+    every = script_jax.run(replace(SETTINGS, drop_last=False, epochs=1))
+    assert {row for line in every.lines for row in line.rows} == {0, 1, 2, 3, 4}
+    assert [len(line.rows) for line in every.lines] == [2, 2, 1, 1]
+    assert hold(measure.of_rows(every, theirs, SETTINGS)) == [True, False]
+
+
+def test_no_process_is_left_behind(ours: Run, theirs: Run) -> None:
+    assert all(hold(measure.of_processes(ours, theirs)))
+    assert hold(measure.of_processes(ours, replace(theirs, processes={os.getppid()}))) == [True, False]
+
+
+def test_what_is_printed(ours: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert not doctest.testmod(problem).failed
+    ours.show(SETTINGS)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("[replica 0]  epoch 1/3  batch size 2  rows x5 x2  loss 0.69")
+    assert lines[-1] == f"training accuracy {ours.train}   test accuracy {ours.test}"
+
+
+def test_bad_flags_are_one_line() -> None:
+    with pytest.raises(InputError, match="--batch-size 0: must be at least 1"):
+        Settings(batch_size=0)
+    with pytest.raises(InputError, match="--platform tpu: unknown"):
+        Settings(platform="tpu")
