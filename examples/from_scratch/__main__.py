@@ -8,7 +8,7 @@ from typing import Literal
 from examples.claims import report
 from examples.from_scratch import claims, in_jax, in_torch
 from examples.from_scratch.course import Measured
-from examples.from_scratch.problem import STEPS, TIMED, contiguous_steps
+from examples.from_scratch.problem import STEPS, TIMED_BATCH, contiguous_steps
 from examples.from_scratch.skeleton import Place
 from jaxddp import Replicas, prepare
 from jaxddp.cli import one_line_errors, parse_plain
@@ -67,7 +67,7 @@ def show_shards() -> None:
 
 def show_times(jax: dict[str, float], torch: dict[str, float]) -> None:
     """What synchronisation costs. Only the last line is data-parallel training."""
-    print(f"\n6  Milliseconds per step, {TIMED.num_examples // STEPS // 2} examples per replica    JAX       torch")
+    print(f"\n6  Milliseconds per step, {TIMED_BATCH} examples per replica    JAX       torch")
     says = {"one": "one replica", "apart": "two, each for itself", "together": "two, synchronised"}
     for name, who in says.items():
         print(f"   {who:46}{jax[name]:<10.3g}{torch[name]:.3g}")

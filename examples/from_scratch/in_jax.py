@@ -13,7 +13,7 @@ from jax import numpy as jnp
 
 from examples.from_scratch.course import Measured, Side, measure
 from examples.from_scratch.loops import milliseconds
-from examples.from_scratch.problem import CONFIG, TIMED, Batch, batches
+from examples.from_scratch.problem import CONFIG, TIMED, TIMED_STEPS, Batch, batches
 from examples.from_scratch.skeleton import Place, Skeleton
 from jaxddp import DataParallel, DistributedSampler, Replicas, datasets, models, optim
 from jaxddp.collectives import all_reduce_mean, broadcast, rank, world_size
@@ -152,8 +152,9 @@ def run(replicas: Replicas) -> Measured:
 def times(replicas: Replicas) -> dict[str, float]:
     """Milliseconds of a step, by who makes it: one replica, two without synchronisation, two with it."""
     one = Replicas(replicas.devices[:1])
-    alone = [one.shard({name: array[:1] for name, array in batch.items()}) for batch in batches(TIMED)]
-    placed = [replicas.shard(batch) for batch in batches(TIMED)]
+    dealt = batches(TIMED, TIMED_STEPS)
+    alone = [one.shard({name: array[:1] for name, array in batch.items()}) for batch in dealt]
+    placed = [replicas.shard(batch) for batch in dealt]
     apart = simple(replicas, (0, 0), TIMED.base_lr, TIMED)
     with apart.no_sync():
         without = milliseconds(apart, placed)

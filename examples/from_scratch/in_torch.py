@@ -13,7 +13,7 @@ from torch.utils.data import DistributedSampler
 
 from examples.from_scratch.course import Measured, Side, measure
 from examples.from_scratch.loops import milliseconds
-from examples.from_scratch.problem import CONFIG, TIMED, Batch, batches
+from examples.from_scratch.problem import CONFIG, TIMED, TIMED_STEPS, Batch, batches
 from examples.from_scratch.skeleton import Place, Skeleton
 from jaxddp import datasets
 from torch_ref import models, optim
@@ -112,7 +112,7 @@ def real(world: World, placed: Sequence[Any]) -> dict[str, Tensor]:
 
 def times(world: World) -> dict[str, float]:
     """Milliseconds of a step, by who makes it: one replica, two without synchronisation, two with it."""
-    placed = [on_rank(world, batch) for batch in batches(TIMED)]
+    placed = [on_rank(world, batch) for batch in batches(TIMED, TIMED_STEPS)]
     apart = simple(world, (0, 0), TIMED.base_lr, TIMED)
     with apart.no_sync():
         without = milliseconds(apart, placed)

@@ -28,15 +28,19 @@ CONFIG = TorchConfig(
     platform="cpu",
 )
 
-# Large enough for a step to be more than its calls.
-TIMED = replace(CONFIG, hidden_sizes=(256, 256), num_features=64, num_examples=2 * 128 * STEPS, dtype="float32")
+# What is timed: large enough for a step to be more than its calls.
+TIMED_STEPS = 10
+TIMED_BATCH = 128
+TIMED = replace(
+    CONFIG, hidden_sizes=(256, 256), num_features=64, num_examples=2 * TIMED_BATCH * TIMED_STEPS, dtype="float32"
+)
 
 
-def batches(config: TorchConfig = CONFIG) -> list[Batch]:
-    """An epoch in `STEPS` batches of x (2, B, features) and y (2, B): slice r is replica r's."""
+def batches(config: TorchConfig = CONFIG, steps: int = STEPS) -> list[Batch]:
+    """An epoch in `steps` batches of x (2, B, features) and y (2, B): slice r is replica r's."""
     data = datasets.load(config).astype(config.dtype).train
     indices = epoch_indices(len(data["y"]), num_replicas=2, seed=config.seed)
-    return [{name: array[part] for name, array in data.items()} for part in np.split(indices, STEPS, axis=1)]
+    return [{name: array[part] for name, array in data.items()} for part in np.split(indices, steps, axis=1)]
 
 
 def joined(micro_batches: Sequence[Batch], size: int = ACCUMULATION) -> list[Batch]:
