@@ -5,5 +5,6 @@
     sbatch examples/multi_gpu/jax.sbatch
     sbatch examples/multi_gpu/torch.sbatch
 
-Without GPUs it runs on CPU devices, which share the machine's cores: then nothing scales.
+Without GPUs it runs on CPU devices, which share the machine's cores: then little scales, and JAX's first replica has
+all of them to itself where torch's has one.
 """
