@@ -27,8 +27,8 @@ def main(options: Options) -> int:
     print(f"\nThe first epoch as the sampler deals it out, in batches of {settings.batch_size}:\n")
     print(shard_table(epoch_indices(len(TRAIN), settings.devices), settings.batch_size, len(TRAIN)))
     print(
-        "\nA replica's second batch is smaller than its first, so drop_last leaves it out: the row that was repeated,"
-        "\nand one that nobody trains on then. JAX has all replicas in one process, so it works in a notebook too.\n"
+        "\nA replica's second batch is smaller than its first; drop_last leaves it out: the copy of the repeated row,"
+        "\nand one that nobody trains on then. JAX has all replicas in one process: it works in a notebook too.\n"
     )
     claims = measure.of_runs(ours, theirs) + measure.of_orders(settings) + measure.of_rows(ours, theirs, settings)
     return report(claims + measure.of_accuracy(ours, theirs) + measure.of_processes(ours, theirs))

@@ -1,12 +1,11 @@
 """What is true of the script, measured of both its forms."""
 
-import multiprocessing
 import os
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import torch.distributed
+from torch.distributed import is_initialized
 from torch.utils.data import DistributedSampler as TorchSampler
 
 from examples.claims import Claim
@@ -80,19 +79,16 @@ def of_rows(ours: Run, theirs: Run, settings: Settings) -> list[Claim]:
 
 def of_accuracy(ours: Run, theirs: Run) -> list[Claim]:
     """Whom the accuracies count."""
-    once, dropped, repeated = (
-        [(run.train, run.by_loader[True], run.by_loader[False])[kind] for run in (ours, theirs)] for kind in range(3)
-    )
 
-    def claim(says: str, found: list[Accuracy], counted: int) -> Claim:
-        same = found[0] == found[1] and found[0].counted == counted
-        return Claim(says, same, *map(str, found))
+    def claim(says: str, accuracy: Callable[[Run], Accuracy], counted: int) -> Claim:
+        jax, torch = accuracy(ours), accuracy(theirs)
+        return Claim(says, jax == torch and jax.counted == counted, str(jax), str(torch))
 
     return [
-        claim("training accuracy, each row counted once", once, 5),
-        claim("  over the training loader: of some of the rows", dropped, 4),
-        claim("  over the same without drop_last: one row counts twice", repeated, 6),
-        claim("test accuracy, each row counted once", [ours.test, theirs.test], 2),
+        claim("training accuracy, each row counted once", lambda run: run.train, 5),
+        claim("  over the training loader: of some of the rows", lambda run: run.by_loader[True], 4),
+        claim("  over the same without drop_last: one row counts twice", lambda run: run.by_loader[False], 6),
+        claim("test accuracy, each row counted once", lambda run: run.test, 2),
     ]
 
 
@@ -100,11 +96,10 @@ def of_processes(ours: Run, theirs: Run) -> list[Claim]:
     """Who has trained, and who is still there."""
     started = [run.processes - {os.getpid()} for run in (ours, theirs)]
     left = [sum(map(_is_there, processes)) for processes in started]
-    grouped = torch.distributed.is_initialized() or bool(multiprocessing.active_children())
     numbers = [len(run.processes) for run in (ours, theirs)]
     return [
         Claim("processes that train: JAX needs none but its own", not started[0], *numbers),
-        Claim("processes, and process groups, left behind", not any(left) and not grouped, *left),
+        Claim("processes, and process groups, left behind", not any(left) and not is_initialized(), *left),
     ]
 
 

@@ -31,7 +31,7 @@ def by_autodiff(parameters: Arrays, examples: Arrays, dtype: str) -> Arrays:
 
 
 def _run(function: Callable[..., Params], parameters: Arrays, examples: Arrays, dtype: str) -> Arrays:
-    with jax.enable_x64(dtype == "float64"):
+    with jax.enable_x64(dtype == "float64"), jax.default_matmul_precision("highest"):  # GPUs would take 10 bits
         p = {name: jnp.asarray(value, dtype) for name, value in parameters.items()}
         return jax.device_get(function(p, examples["x"], examples["y"]))
 
