@@ -66,12 +66,12 @@ def show_shards() -> None:
 
 
 def show_times(jax: dict[str, float], torch: dict[str, float]) -> None:
-    """What synchronisation costs. Only the last line is data-parallel training."""
+    """What synchronisation costs."""
     print(f"\n6  Milliseconds per step, {TIMED_BATCH} examples per replica    JAX       torch")
     says = {"one": "one replica", "apart": "two, each for itself", "together": "two, synchronised"}
     for name, who in says.items():
         print(f"   {who:46}{jax[name]:<10.3g}{torch[name]:.3g}")
-    print()
+    print("   The document times the second: two replicas that train two models.\n")
 
 
 def _taken(taken: Sequence[int]) -> str:

@@ -5,11 +5,9 @@ from collections.abc import Callable, Sequence
 from examples.claims import Claim
 from examples.from_scratch import in_jax, in_torch
 from examples.from_scratch.course import Measured
-from examples.from_scratch.problem import ACCUMULATION, contiguous_steps
+from examples.from_scratch.problem import ACCUMULATION, PLAIN, ROUNDING, contiguous_steps
 from examples.from_scratch.skeleton import difference
 
-ROUNDING = 1e-12  # of float64 [measured: 3e-16]
-PLAIN = 1e-3  # a difference that no rounding makes [measured: 0.08 and more]
 SIZES = range(1, 1001)  # of data sets
 WORLD_SIZE, BATCH_SIZE = 2, 8
 

@@ -9,7 +9,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import DistributedSampler
+from torch.utils.data import DistributedSampler, TensorDataset
 
 from examples.from_scratch.course import Measured, Side, measure
 from examples.from_scratch.loops import milliseconds
@@ -138,5 +138,5 @@ def run(platform: str | None) -> tuple[list[Place], Measured, dict[str, float]]:
 
 def sampler_steps(num_examples: int, world_size: int, batch_size: int) -> list[int]:
     """Full batches of each rank if `DistributedSampler` deals."""
-    samplers = [DistributedSampler(range(num_examples), world_size, rank) for rank in range(world_size)]  # type: ignore[arg-type, var-annotated]
-    return [len(sampler) // batch_size for sampler in samplers]
+    examples = TensorDataset(torch.empty(num_examples))
+    return [len(DistributedSampler(examples, world_size, rank)) // batch_size for rank in range(world_size)]

@@ -14,6 +14,8 @@ from jaxddp import Replicas, prepare
 from jaxddp.collectives import all_reduce
 from jaxddp.errors import TrainingError
 
+TorchRun = tuple[list[skeleton.Place], Measured, dict[str, float]]
+
 
 @pytest.fixture(scope="module")
 def replicas() -> Replicas:
@@ -26,8 +28,13 @@ def of_jax(replicas: Replicas) -> Measured:
 
 
 @pytest.fixture(scope="module")
-def of_torch():
+def torch_run() -> TorchRun:
     return in_torch.run("cpu")
+
+
+@pytest.fixture(scope="module")
+def of_torch(torch_run: TorchRun) -> Measured:
+    return torch_run[1]
 
 
 def test_the_parts_are_as_documented() -> None:
@@ -36,8 +43,8 @@ def test_the_parts_are_as_documented() -> None:
         assert found.attempted and not found.failed
 
 
-def test_all_claims_hold(of_jax: Measured, of_torch) -> None:
-    found = claims.claims(of_jax, of_torch[1])
+def test_all_claims_hold(of_jax: Measured, of_torch: Measured) -> None:
+    found = claims.claims(of_jax, of_torch)
     assert len(found) == 13 and all(claim.holds for claim in found), found
 
 
@@ -49,12 +56,12 @@ def test_the_documents_loop_takes_one_micro_batch_first_and_leaves_some_over(of_
     assert of_jax.taken == [4, 4, 4, 4, 4, 0] and of_jax.taken_on_first == [1, 4, 4, 4, 4, 3]
 
 
-def test_both_frameworks_know_who_is_there(replicas: Replicas, of_torch) -> None:
-    assert in_jax.places(replicas) == of_torch[0] == [skeleton.Place(rank, rank, 2) for rank in (0, 1)]
+def test_both_frameworks_know_who_is_there(replicas: Replicas, torch_run: TorchRun) -> None:
+    assert in_jax.places(replicas) == torch_run[0] == [skeleton.Place(rank, rank, 2) for rank in (0, 1)]
 
 
-def test_everything_is_shown(of_jax: Measured, of_torch, capsys: pytest.CaptureFixture[str]) -> None:
-    places, of_torch, times = of_torch
+def test_everything_is_shown(of_jax: Measured, torch_run: TorchRun, capsys: pytest.CaptureFixture[str]) -> None:
+    places, of_torch, times = torch_run
     show_places(places, places)
     show_training(of_jax, of_torch)
     show_shards()
@@ -78,9 +85,11 @@ def line_with(shown: str, words: str) -> str:
         ("both", 1e-16, "with both, as in the document"),
     ],
 )
-def test_a_claim_fails_for_either_side(of_jax: Measured, of_torch, name: str, value: object, claim: str) -> None:
+def test_a_claim_fails_for_either_side(
+    of_jax: Measured, of_torch: Measured, name: str, value: object, claim: str
+) -> None:
     wrong = dataclasses.replace(of_jax, **{name: value})
-    for sides in ((wrong, of_torch[1]), (of_torch[1], wrong)):
+    for sides in ((wrong, of_torch), (of_torch, wrong)):
         failing = [found.says for found in claims.claims(*sides) if not found.holds]
         assert len(failing) == 1 and failing[0].startswith(claim)
 
@@ -93,7 +102,7 @@ def test_gradients_that_are_summed_are_seen(replicas: Replicas, monkeypatch: pyt
         summed = loops.train(in_jax.simple(replicas, (0, 0), problem.CONFIG.base_lr), placed)
         found = skeleton.difference(summed.parameters(), in_jax.real(replicas, placed))
         assert summed.distance == 0  # replicas that agree need not be right
-    assert found > claims.PLAIN
+    assert found > problem.PLAIN
 
 
 class Gaps(skeleton.Skeleton):

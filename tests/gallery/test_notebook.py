@@ -8,7 +8,7 @@ import pytest
 from nbclient import NotebookClient
 
 from examples.from_scratch import in_jax
-from examples.from_scratch.problem import contiguous_steps
+from examples.from_scratch.problem import PLAIN, ROUNDING, contiguous_steps
 
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "notebooks" / "ddp_from_scratch.ipynb"
 CLAIMS = 8
@@ -34,8 +34,8 @@ def test_it_is_kept_with_what_it_printed() -> None:
 def test_its_last_cell_fails_where_a_claim_does(real: float, holds: bool) -> None:
     equal, apart = SimpleNamespace(distance=0.0), SimpleNamespace(distance=0.9)
     loop = {"right": 1e-16, "never divided": 0.9, "stepped on the first": 0.1, "both": 0.6}
-    known = {"in_jax": in_jax, "contiguous_steps": contiguous_steps, "fresh": lambda: equal}
-    known |= {"apart": apart, "together": equal, "real": real, "loop": loop}
+    known = {"in_jax": in_jax, "contiguous_steps": contiguous_steps, "PLAIN": PLAIN, "ROUNDING": ROUNDING}
+    known |= {"fresh": lambda: equal, "apart": apart, "together": equal, "real": real, "loop": loop}
     cell = nbformat.read(NOTEBOOK, as_version=4).cells[-1]
     try:
         exec(compile(cell.source, NOTEBOOK.name, "exec"), known)
