@@ -109,6 +109,17 @@ class Generator:
         offsets = words % np.uint64(high - low) + np.uint64(low % 2**64)
         return offsets.view(np.int64).reshape(shape)
 
+    def random(self, shape: tuple[int, ...]) -> Int64:
+        """int64 numbers from 0 to 2^63 - 1: `torch.empty(shape, dtype=torch.int64).random_()`.
+
+        torch's DataLoader draws its seeds so.
+
+        >>> Generator(0).random((1,))  # torch.manual_seed(0); torch.empty(1, dtype=torch.int64).random_()
+        array([900450186894289455])
+        """
+        words = self._long_words(math.prod(shape)) & np.uint64(2**63 - 1)
+        return words.view(np.int64).reshape(shape)
+
     def randperm(self, n: int) -> Int64:
         """The int64 numbers 0 to n - 1, shuffled: `torch.randperm(n)`.
 

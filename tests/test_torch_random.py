@@ -33,6 +33,9 @@ class Torch:
     def randint(self, low, high, shape):
         return torch.randint(low, high, shape, generator=self.generator).numpy()
 
+    def random(self, shape):
+        return torch.empty(shape, dtype=torch.int64).random_(generator=self.generator).numpy()
+
     def randperm(self, n):
         return torch.randperm(n, generator=self.generator).numpy()
 
@@ -67,6 +70,7 @@ def test_every_method_for_every_kind_of_seed(seed):
         ("normal", (1000,), 0.0, 1.0),
         ("normal", (5,), 0.0, 1.0),
         ("randint", 0, 27, (1000,)),
+        ("random", (20, 50)),
         ("randperm", 1000),
     ):
         ours = getattr(Generator(seed), method)(*arguments)
@@ -113,6 +117,7 @@ CALLS = st.one_of(
     st.tuples(st.just("uniform"), SHAPES, BOUNDS, BOUNDS).map(lambda call: (*call[:2], *sorted(call[2:]))),
     st.tuples(st.just("normal"), SHAPES, BOUNDS, st.floats(0.125, 100, width=32, allow_subnormal=False)),
     st.tuples(st.just("randint"), st.integers(-(2**40), 0), st.integers(1, 2**40), SHAPES),
+    st.tuples(st.just("random"), SHAPES),
     st.tuples(st.just("randperm"), st.integers(0, 50)),
 )
 

@@ -1,0 +1,75 @@
+"""Which example goes to which process, by jaxddp's sampler and by torch's."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from torch.utils import data
+
+from examples.claims import Claim
+from jaxddp import sampler
+from jaxddp.sampler import shard_table
+
+EXAMPLES, PROCESSES, BATCH_SIZE = 9, 2, 3  # of the document's tables
+MORE_PROCESSES = 4  # of which more than one needs an example a second time
+
+SAMPLERS: Mapping[str, Any] = {"jax": sampler.DistributedSampler, "torch": data.DistributedSampler}
+
+
+def dealt(framework: str, processes: int, drop_last: bool) -> np.ndarray:
+    """The examples of each process, (processes, examples of each), in the order of the data."""
+    make = SAMPLERS[framework]
+    ranks = range(processes)
+    return np.array([list(make(range(EXAMPLES), processes, r, shuffle=False, drop_last=drop_last)) for r in ranks])
+
+
+def tables(frameworks: Sequence[str]) -> str:
+    """The document's two tables."""
+    shown = []
+    for drop_last in (False, True):
+        for framework in frameworks:
+            title = f"{'with' if drop_last else 'without'} drop_last, {framework}"
+            shown.append(f"{title}\n{shard_table(dealt(framework, PROCESSES, drop_last), BATCH_SIZE, EXAMPLES)}")
+    return "\n\n".join(shown)
+
+
+def claims(frameworks: Sequence[str]) -> list[Claim]:
+    """Who repeats examples, and what a sampler does that is not told the epoch."""
+    padded = {name: _padded(dealt(name, MORE_PROCESSES, drop_last=False)) for name in frameworks}
+    moved = {name: _moved(SAMPLERS[name]) for name in frameworks}
+    return [
+        Claim(
+            f"{EXAMPLES} examples on {MORE_PROCESSES} processes: more than the last repeat one",
+            all(count > 1 for count in padded.values()),
+            **padded,
+        ),
+        Claim(
+            "shuffled without set_epoch, as in the document: the next epoch moves no example",
+            not any(moved.values()),
+            **moved,
+        ),
+    ]
+
+
+def alike() -> Claim:
+    """jaxddp's shards against torch's."""
+    processes = range(1, EXAMPLES + 1)
+    unlike = sum(
+        not np.array_equal(dealt("jax", number, drop_last), dealt("torch", number, drop_last))
+        for number in processes
+        for drop_last in (False, True)
+    )
+    return Claim(
+        f"{EXAMPLES} examples on 1 to {EXAMPLES} processes: jaxddp's shards are torch's (unlike)", not unlike, unlike
+    )
+
+
+def _padded(shards: np.ndarray) -> int:
+    """How many processes have an example that was dealt before."""
+    places = np.arange(shards.size).reshape(shards.T.shape).T
+    return int((places >= EXAMPLES).any(axis=1).sum())
+
+
+def _moved(make: Any) -> int:
+    shuffled = make(range(100), PROCESSES, 0, shuffle=True, seed=42)
+    return int((np.array(list(shuffled)) != np.array(list(shuffled))).sum())

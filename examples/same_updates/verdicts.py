@@ -1,0 +1,117 @@
+"""The runs that the document's claims are about, in float64, and what comes of them."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from examples.claims import Claim
+from examples.same_updates.settings import DDP, MANY, ONE, Case, Record, Settings, distance
+
+Records = Mapping[str, Record]
+
+EQUAL = 1e-11  # measured: up to 1.6e-13 (SGD at a rate of 1, of a sum)
+NEARLY = 1e-2  # measured: 1.5e-4
+DIFFERENT = 0.1  # measured: from 0.7
+EPS = 1e-8  # torch's own, for Adam
+
+# What is run with each optimizer and loss: DDP at the same rate as one device, or at so many times the rate.
+PLAN = {
+    ("sgd", "sum"): ("many", "times", "same"),
+    ("adam", "sum"): ("many", "same", "times"),
+    ("adagrad", "sum"): ("same",),
+    ("rmsprop", "sum"): ("same",),
+    ("sgd", "mean"): ("same", "times"),
+    ("adam", "mean"): ("same",),
+}
+
+
+def right_rate(opt: str, reduction: str) -> str:
+    """DDP averages: of sums an N-th of the sum, of means the mean. SGD alone minds the size of its gradient."""
+    return "times" if (opt, reduction) == ("sgd", "sum") else "same"
+
+
+def cases(devices: int) -> dict[str, Case]:
+    """The runs by name."""
+    runs: dict[str, Case] = {}
+    for (opt, reduction), names in PLAN.items():
+        ways = _ways(_even(devices, opt=opt), reduction, devices)
+        runs |= {f"{opt} {reduction} {name}": ways[name] for name in ("one", *names)}
+    ways = _ways(_even(devices, opt="adam", eps=EPS), "sum", devices)
+    runs |= {f"adam eps {name}": ways[name] for name in ("one", "same")}
+    odd = Settings(num_examples=4 * devices + 1, opt="sgd", lr=0.1, epochs=6, no_shuffle=True)
+    return runs | {"odd": Case(odd, DDP, devices, "float64")}
+
+
+def _even(devices: int, opt: str, eps: float = 0.0) -> Settings:
+    """As in the document, 10 steps of an epoch, in which no process has less than another."""
+    return Settings(num_examples=50 * devices, opt=opt, eps=eps, no_shuffle=True)
+
+
+def _ways(settings: Settings, reduction: str, devices: int) -> dict[str, Case]:
+    whole = replace(settings, batch_size=settings.batch_size * devices)
+    return {
+        "one": Case(whole, ONE, 1, "float64", reduction),
+        "many": Case(whole, MANY, devices, "float64", reduction),
+        "same": Case(settings, DDP, devices, "float64", reduction),
+        "times": Case(replace(settings, lr=settings.lr * devices), DDP, devices, "float64", reduction),
+    }
+
+
+def claims(runs: Mapping[str, Records], devices: int) -> list[Claim]:
+    """What the document says of rates and of right answers, and where it is wrong.
+
+    Args:
+        runs: each framework's records of `cases(devices)`.
+    """
+    shown = {
+        "many": f"{devices} devices",
+        "same": "DDP at the same rate",
+        "times": f"DDP at {devices} times the rate",
+    }
+    found = []
+    for (opt, reduction), names in PLAN.items():
+        start = f"{opt}, {reduction}: one device"
+        for name in names:
+            run, one = f"{opt} {reduction} {name}", f"{opt} {reduction} one"
+            if name in ("many", right_rate(opt, reduction)):
+                found.append(_apart(f"{start} is {shown[name]}", runs, run, one, lambda apart: apart < EQUAL))
+            else:
+                found.append(_apart(f"{start} is not {shown[name]}", runs, run, one, lambda apart: apart > DIFFERENT))
+    nearly = f"adam with eps {EPS:g}, sum: one device is nearly DDP at the same rate"
+    found.append(_apart(nearly, runs, "adam eps same", "adam eps one", lambda apart: apart < NEARLY))
+    return found + _right_answers(runs)
+
+
+def across(runs: Mapping[str, Records], devices: int) -> Claim:
+    """JAX against torch: all weights after all steps of all of `cases(devices)`."""
+    names = cases(devices)
+    furthest = max(distance(runs["jax"][name], runs["torch"][name]) for name in names)
+    return Claim(f"{len(names)} runs: JAX's weights are torch's after each step", furthest < EQUAL, furthest)
+
+
+def _right_answers(runs: Mapping[str, Records]) -> list[Claim]:
+    """The document's accuracy is of all that was dealt, repeated examples too, over the number of examples."""
+    return [
+        _measured(
+            "accuracy in % as the document counts it, examples repeated: beyond 100",
+            runs,
+            lambda records: records["odd"].epochs[-1].accuracy,
+            lambda accuracy: accuracy > 100,
+        ),
+        _measured(
+            "accuracy in % with each example counted once: not beyond 100",
+            runs,
+            lambda records: records["odd"].epochs[-1].accuracy_once,
+            lambda accuracy: accuracy <= 100,
+        ),
+    ]
+
+
+def _apart(says: str, runs: Mapping[str, Records], run: str, one: str, holds: Callable[[float], bool]) -> Claim:
+    return _measured(says, runs, lambda records: distance(records[run], records[one]), holds)
+
+
+def _measured(
+    says: str, runs: Mapping[str, Records], number: Callable[[Records], float], holds: Callable[[float], bool]
+) -> Claim:
+    numbers = {framework: number(records) for framework, records in runs.items()}
+    return Claim(says, all(map(holds, numbers.values())), **numbers)
