@@ -1,1 +1,18 @@
-"""Document 002's fine-tune: SmolLM2 with a classification head on sentence pairs, in JAX and by transformers."""
+"""SmolLM2 with a classification head, fine-tuned on sentence pairs: in JAX, and by Hugging Face's transformers.
+
+    python -m examples.fine_tune
+    python -m examples.fine_tune --model-folder SmolLM2-135M --data msr_paraphrase_train.txt --epochs 3 --lr 1e-5
+
+pairs.py and tokens.py make the examples, material.py puts them and the weights into files that both sides read,
+in_jax.py and in_torch.py train; claims.py says what has come of it. double.py keeps transformers in float64.
+"""
+
+from examples.entry import Example
+
+EXAMPLE = Example(
+    name="A fine-tune of a language model",
+    seed="002",
+    claim="Data-parallel training fine-tunes SmolLM2 with a classification head on pairs of sentences.",
+    verdict="So it does in JAX, with the logits, gradients and parameters of transformers under DDP.",
+    command="python -m examples.fine_tune",
+)

@@ -1,0 +1,73 @@
+"""From sentence pairs to tokens, by the tokenizers library."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+from examples.fine_tune.pairs import Pair
+from jaxddp.errors import InputError
+
+PADDING = "<|endoftext|>"  # SmolLM2's, where its config names no other
+VOCABULARY = 512
+
+Arrays = dict[str, np.ndarray]
+
+
+def trained(pairs: Iterable[Pair]) -> Tokenizer:
+    """A byte-level BPE of these sentences, of the kind that SmolLM2 has."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=[PADDING],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator((sentence for *both, _ in pairs for sentence in both), trainer)
+    return tokenizer
+
+
+def loaded(folder: Path) -> Tokenizer:
+    """That of a checkpoint's folder.
+
+    Raises:
+        InputError: there is no tokenizer.json, or it is none.
+    """
+    try:
+        return Tokenizer.from_file(str(folder / "tokenizer.json"))
+    except Exception as error:  # the library raises nothing more particular
+        raise InputError(f"--model-folder {folder}: no readable tokenizer.json ({error})") from error
+
+
+def padding_id(tokenizer: Tokenizer, said: int | None) -> int:
+    """The token that shorter pairs are filled up with: as the config says, or `PADDING`.
+
+    Raises:
+        InputError: there is no such token.
+    """
+    number = tokenizer.token_to_id(PADDING) if said is None else said
+    if number is None or tokenizer.id_to_token(number) is None:
+        raise InputError(f"--model-folder: its tokenizer has no token {PADDING if said is None else said} to pad with")
+    return number
+
+
+def encoded(tokenizer: Tokenizer, parts: Iterable[list[Pair]], padding: int, max_length: int) -> list[Arrays]:
+    """Each part as "input_ids" and "attention_mask" (N, T), and "labels" (N,), int64.
+
+    Both sentences of a pair stand one behind the other. T is the longest pair's, over all parts, made a multiple of 8;
+    longer ones are cut off at `max_length`.
+    """
+    tokenizer.enable_truncation(max_length)
+    tokenizer.no_padding()
+    rows = [[tokenizer.encode(first, second).ids for first, second, _ in pairs] for pairs in parts]
+    length = -(-max(len(ids) for part in rows for ids in part) // 8) * 8
+    return [
+        {
+            "input_ids": np.array([ids + [padding] * (length - len(ids)) for ids in part]),
+            "attention_mask": np.array([[1] * len(ids) + [0] * (length - len(ids)) for ids in part]),
+            "labels": np.array([label for *_, label in pairs]),
+        }
+        for part, pairs in zip(rows, parts, strict=True)
+    ]
