@@ -17,7 +17,15 @@ import tyro
 from examples.entry import Example
 
 # In the order of the seed documents.
-NAMES: tuple[str, ...] = ("gradient_averaging", "ring", "gradient_hooks", "from_scratch", "ddp_script", "same_updates")
+NAMES: tuple[str, ...] = (
+    "gradient_averaging",
+    "ring",
+    "gradient_hooks",
+    "bubbles",
+    "from_scratch",
+    "ddp_script",
+    "same_updates",
+)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,64 @@
+"""Measures bubbles, prints and draws them, and says what holds."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from examples.bubbles import in_jax
+from examples.bubbles.cases import PLAN, REPLICAS
+from examples.bubbles.measured import Cases, claims, of_jax, of_torch
+from examples.bubbles.picture import draw
+from examples.bubbles.trace import PHASES, chrome_trace, duration, time_in
+from examples.claims import report
+from jaxddp.cli import one_line_errors, parse_plain
+from jaxddp.devices import prepare
+from jaxddp.replicas import Replicas
+
+NAME, NUMBER = 56, 11  # widths of columns
+
+
+@dataclass(frozen=True)
+class Options:
+    """Measure how long replicas wait for each other, in JAX and in torch."""
+
+    picture: Path | None = None
+    """Draw the timelines into this PNG file."""
+    trace: Path | None = None
+    """Write them into this folder, as a file for chrome://tracing or ui.perfetto.dev."""
+
+
+def table(cases: Cases) -> str:
+    """A line for each replica of each case: the medians of milliseconds in each phase, and the share of waiting."""
+    heads = [*PHASES, "whole step", "waits"]
+    lines = [f"{'milliseconds':{NAME}}" + "".join(f"{head:>{NUMBER}}" for head in heads)]
+    for name, found in cases.items():
+        whole = np.median([duration(step) for step in found.steps])
+        for replica, share in enumerate(found.shares):
+            times = [np.median([time_in(step[replica], phase) for step in found.steps]) for phase in PHASES]
+            cells = "".join(f"{time / 1e6:{NUMBER}.1f}" for time in [*times, whole])
+            lines.append(f"{name if replica == 0 else '':{NAME - 2}}{replica} {cells}{share:{NUMBER}.0%}")
+    return "\n".join(lines)
+
+
+def main(options: Options) -> int:
+    """Measure, print, draw, and return the number of claims that do not hold."""
+    replicas = Replicas(prepare(REPLICAS, "cpu"))
+    frameworks = {"JAX": of_jax(PLAN, replicas), "torch": of_torch(PLAN)}
+    for name, cases in frameworks.items():
+        print(f"{name}\n\n{table(cases)}\n")
+    print(f"In JAX each mark costs {1e3 * in_jax.cost_of_a_mark(PLAN, replicas):.2f} milliseconds.\n")
+    if options.picture is not None:
+        options.picture.write_bytes(draw(frameworks))
+    if options.trace is not None:
+        options.trace.mkdir(parents=True, exist_ok=True)
+        shown = {f"{name}: {case}": found.step for name, cases in frameworks.items() for case, found in cases.items()}
+        (options.trace / "bubbles.json").write_text(chrome_trace(shown))
+    all_reduces = [in_jax.all_reduces_of_jaxddp(replicas, kind) for kind in ("ddp", "global")]
+    return report(claims(frameworks["JAX"], frameworks["torch"], all_reduces))
+
+
+if __name__ == "__main__":
+    with one_line_errors(show_traceback=False):
+        sys.exit(main(parse_plain(Options, sys.argv[1:], "python -m examples.bubbles")) > 0)
