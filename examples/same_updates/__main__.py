@@ -7,4 +7,4 @@ from examples.same_updates.settings import Options
 from jaxddp.cli import one_line_errors, parse_plain
 
 with one_line_errors(show_traceback=False):
-    sys.exit(main(parse_plain(Options, sys.argv[1:], "same_updates")))
+    sys.exit(main(parse_plain(Options, sys.argv[1:], "same_updates")) > 0)

@@ -10,6 +10,9 @@ there is no process group. As it stands, one process stops with a ValueError aft
 """
 
 import json
+import subprocess
+import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +20,7 @@ import numpy as np
 import pytest
 
 from examples.same_updates import in_jax, program, sharding, verdicts
-from examples.same_updates.settings import DDP, MANY, ONE, WAYS, Case, Options, Record, Settings, same_updates
+from examples.same_updates.settings import DDP, ONE, WAYS, Case, Options, Record, Settings, same_updates
 from jaxddp.cli import parse_plain
 from jaxddp.errors import InputError
 from jaxddp.torch_random import Generator
@@ -27,7 +30,7 @@ OPTIONS = Options(opt="sgd", no_shuffle=True)  # of the document's first command
 
 # Relative, of what was printed with 8 to 10 digits of float32; at the first step and later.
 TORCH = 1e-6, 1e-4  # measured: 4e-10 and 4e-10, the rounding of what was printed; elsewhere sums may have another order
-JAX = 2e-6, 1e-4  # measured: 4.6e-7 and 1e-5; examples are torch's to 2 ulp
+JAX = 2e-6, 1e-4  # measured: 4.6e-7 and 1e-5; with torch's own examples, not its to 2 ulp, 4.6e-7 and 6e-6
 PERCENT = 0.006  # of an accuracy, printed with two decimals
 
 
@@ -38,9 +41,18 @@ def case_of(printed: dict) -> Case:
 
 RECORDED = {printed["flags"]: case_of(printed) for printed in PRINTED}
 SHOWN = {way: same_updates(OPTIONS, way, 2) for way in WAYS}
-FEW = PRINTED[:2] + [PRINTED[number] for number in (3, 4)]  # of all kinds; the others by `make test-all`
+FEW = [PRINTED[number] for number in (0, 1, 4)]  # of all kinds; the others by `make test-all`
 MORE = [printed for printed in PRINTED if printed not in FEW]
 Runs = dict[str, dict[str, Record]]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def two_optimizers() -> Iterator[None]:
+    """The others are `make test-all`'s."""
+    plan = {run: names for run, names in verdicts.PLAN.items() if run[0] in ("sgd", "adam")}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(verdicts, "PLAN", plan)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -103,16 +115,14 @@ def test_all_claims_hold_and_all_is_shown(monkeypatch: pytest.MonkeyPatch, capsy
     monkeypatch.setattr(program, "train", lambda options, cases: runs)
     assert program.main(OPTIONS) == 0
     shown = capsys.readouterr().out
-    assert "20 of 20 claims hold" in shown
+    assert "18 of 18 claims hold" in shown
     assert "DDP: batch 5, sgd, lr 2\n" in shown and f"{'0.145329118':>18}{'0.145329118':>18}" in shown
     assert shown.count("replica 1 | x2 x4 x6 | x8 x1*") == 2 and shown.count("replica 1 | x2 x4 x6 | x8\n") == 2
 
 
 def test_sums_in_place_of_means_are_noticed(runs: Runs) -> None:
-    settings = replace(verdicts.cases(2)["sgd sum one"].settings, lr=2.0)
-    summed = in_jax.train(Case(settings, MANY, 2, "float64"), program.local_devices(OPTIONS))
-    found = verdicts.claims({"jax": runs["jax"] | {"sgd sum times": summed}}, 2)
-    assert [claim.says for claim in found if not claim.holds] == ["sgd, sum: one device is DDP at 2 times the rate"]
+    found = verdicts.claims({"jax": runs["jax"] | {"sgd sum same": runs["jax"]["sgd sum many"]}}, 2)
+    assert [claim.says for claim in found if not claim.holds] == ["sgd, sum: one device is not DDP at the same rate"]
 
 
 def test_a_mean_needs_no_other_rate(runs: Runs) -> None:
@@ -139,7 +149,15 @@ def test_shards_are_those_of_the_document(framework: str) -> None:
 def test_one_framework_alone(monkeypatch: pytest.MonkeyPatch, capsys, runs: Runs) -> None:
     monkeypatch.setattr(program, "train", lambda options, cases: {"torch": runs["torch"]})
     assert program.main(replace(OPTIONS, framework="torch")) == 0
-    assert "16 of 16 claims hold" in capsys.readouterr().out
+    assert "14 of 14 claims hold" in capsys.readouterr().out
+
+
+@pytest.mark.large
+def test_with_every_optimizer_on_three_devices() -> None:
+    command = [sys.executable, "-m", "examples.same_updates", "--devices", "3", "--platform", "cpu"]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "20 of 20 claims hold" in run.stdout
 
 
 def test_flags_are_those_of_the_document() -> None:
