@@ -48,7 +48,8 @@ def main(options: Options) -> int:
     frameworks = {"JAX": of_jax(PLAN, replicas), "torch": of_torch(PLAN)}
     for name, cases in frameworks.items():
         print(f"{name}\n\n{table(cases)}\n")
-    print(f"In JAX each mark costs {1e3 * in_jax.cost_of_a_mark(PLAN, replicas):.2f} milliseconds.\n")
+    cost = 1e3 * in_jax.cost_of_a_mark(PLAN, replicas)
+    print(f"To note the time costs JAX's program {cost:.1f} milliseconds at the end of each phase.\n")
     if options.picture is not None:
         options.picture.write_bytes(draw(frameworks))
     if options.trace is not None:

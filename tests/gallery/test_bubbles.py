@@ -9,6 +9,7 @@ import itertools
 import json
 
 import jax
+import numpy as np
 import pytest
 
 from examples.bubbles import cases, in_jax, measured, trace
@@ -83,9 +84,11 @@ def test_waiting_ends_when_the_last_one_comes(frameworks: dict[str, Cases], fram
 @pytest.mark.parametrize("framework", ["JAX", "torch"])
 @pytest.mark.parametrize("name", [cases.UNBALANCED, cases.BATCH_NORM, cases.LOSS_ALONE])
 def test_the_wait_is_where_replicas_first_meet(frameworks: dict[str, Cases], framework: str, name: str) -> None:
-    for early, late in frameworks[framework][name].steps:
-        waits = [[span.end - span.begin for span in spans if span.phase == WAITING] for spans in (early, late)]
-        assert waits[0][0] > 0.5e9 * PAUSE and waits[1][0] == 0
+    steps = frameworks[framework][name].steps
+    first_waits = [[next(span for span in spans if span.phase == WAITING) for spans in step] for step in steps]
+    early, late = np.median([[wait.end - wait.begin for wait in waits] for waits in first_waits], axis=0)
+    assert early > 0.5e9 * PAUSE and late == 0
+    assert all(spans[0].end - spans[0].begin >= 1e9 * PAUSE for _, spans in steps)  # who slept did so in this phase
 
 
 def test_bubbles_that_are_exchanged_are_noticed(frameworks: dict[str, Cases]) -> None:
