@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 from examples.fine_tune import pairs, tokens
 from examples.fine_tune.options import Options
 from examples.fine_tune.pairs import Pair
+from jaxddp.errors import InputError
 from jaxddp.functional import Functional
 from jaxddp.models.llama import LlamaForSequenceClassification, from_pretrained
 from jaxddp.models.llama_config import LlamaConfig
@@ -35,11 +36,8 @@ def put(options: Options, folder: Path) -> LlamaConfig:
     """
     train, test = _pairs(options)
     config, tokenizer = _config(options, train)
-    for name, arrays in zip(
-        ("train", "test"),
-        tokens.encoded(tokenizer, [train, test], config.pad_token_id or 0, options.max_length),
-        strict=True,
-    ):
+    longest = min(options.max_length, config.max_position_embeddings)
+    for name, arrays in tokens.encoded(tokenizer, {"train": train, "test": test}, config.pad_token_id, longest).items():
         save_file(arrays, folder / f"{name}.safetensors")
     model = Functional(_model(options, config))
     save_weights(folder / "model.safetensors", model.params, model.buffers)
@@ -67,6 +65,11 @@ def _config(options: Options, train: list[Pair]) -> tuple[LlamaConfig, Tokenizer
     else:
         tokenizer = tokens.loaded(options.model_folder)
         config = LlamaConfig.from_folder(options.model_folder)
+    if tokenizer.get_vocab_size() > config.vocab_size:
+        raise InputError(
+            f"--model-folder {options.model_folder}: its tokenizer has {tokenizer.get_vocab_size()} tokens, its model "
+            f"{config.vocab_size}"
+        )
     padding = tokens.padding_id(tokenizer, config.pad_token_id)
     return dataclasses.replace(config, pad_token_id=padding), tokenizer
 

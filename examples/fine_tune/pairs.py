@@ -24,7 +24,7 @@ EVERY = 5  # pair of a file is held out, where there is no file of its own for t
 
 
 def made(count: int, seed: int = 0) -> list[Pair]:
-    """Different pairs about something that rises or falls, each told twice, in about half of them the other way round."""
+    """Different pairs about something that rises or falls, each told twice: in half of them contradicting itself."""
     draw = random.Random(seed)
     pairs: dict[tuple[str, str], int] = {}
     while len(pairs) < count:

@@ -1,10 +1,10 @@
 """From sentence pairs to tokens, by the tokenizers library."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from examples.fine_tune.pairs import Pair
 from jaxddp.errors import InputError
@@ -19,6 +19,7 @@ def trained(pairs: Iterable[Pair]) -> Tokenizer:
     """A byte-level BPE of these sentences, of the kind that SmolLM2 has."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY,
         special_tokens=[PADDING],
@@ -53,21 +54,23 @@ def padding_id(tokenizer: Tokenizer, said: int | None) -> int:
     return number
 
 
-def encoded(tokenizer: Tokenizer, parts: Iterable[list[Pair]], padding: int, max_length: int) -> list[Arrays]:
+def encoded(
+    tokenizer: Tokenizer, parts: Mapping[str, list[Pair]], padding: int | None, longest: int
+) -> dict[str, Arrays]:
     """Each part as "input_ids" and "attention_mask" (N, T), and "labels" (N,), int64.
 
-    Both sentences of a pair stand one behind the other. T is the longest pair's, over all parts, made a multiple of 8;
-    longer ones are cut off at `max_length`.
+    Both sentences of a pair stand one behind the other. T is the longest pair's of all parts, made a multiple of 8;
+    pairs are cut off after `longest` tokens.
     """
-    tokenizer.enable_truncation(max_length)
+    tokenizer.enable_truncation(longest)
     tokenizer.no_padding()
-    rows = [[tokenizer.encode(first, second).ids for first, second, _ in pairs] for pairs in parts]
-    length = -(-max(len(ids) for part in rows for ids in part) // 8) * 8
-    return [
-        {
-            "input_ids": np.array([ids + [padding] * (length - len(ids)) for ids in part]),
-            "attention_mask": np.array([[1] * len(ids) + [0] * (length - len(ids)) for ids in part]),
-            "labels": np.array([label for *_, label in pairs]),
+    rows = {part: [tokenizer.encode(first, second).ids for first, second, _ in pairs] for part, pairs in parts.items()}
+    length = -(-max(len(ids) for some in rows.values() for ids in some) // 8) * 8
+    return {
+        part: {
+            "input_ids": np.array([ids + [padding] * (length - len(ids)) for ids in some]),
+            "attention_mask": np.array([[1] * len(ids) + [0] * (length - len(ids)) for ids in some]),
+            "labels": np.array([label for *_, label in parts[part]]),
         }
-        for part, pairs in zip(rows, parts, strict=True)
-    ]
+        for part, some in rows.items()
+    }
