@@ -23,6 +23,7 @@ NAMES: tuple[str, ...] = (
     "gradient_hooks",
     "bubbles",
     "from_scratch",
+    "fine_tune",
     "ddp_script",
     "same_updates",
 )

@@ -13,6 +13,6 @@ EXAMPLE = Example(
     name="A fine-tune of a language model",
     seed="002",
     claim="Data-parallel training fine-tunes SmolLM2 with a classification head on pairs of sentences.",
-    verdict="So it does in JAX, with the logits, gradients and parameters of transformers under DDP.",
+    verdict="It does, in JAX as in transformers, here with a small model of its kind.",
     command="python -m examples.fine_tune",
 )

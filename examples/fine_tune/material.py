@@ -36,6 +36,7 @@ def put(options: Options, folder: Path) -> LlamaConfig:
     """
     train, test = _pairs(options)
     config, tokenizer = _config(options, train)
+    assert config.pad_token_id is not None  # `_config` has seen to it
     longest = min(options.max_length, config.max_position_embeddings)
     for name, arrays in tokens.encoded(tokenizer, {"train": train, "test": test}, config.pad_token_id, longest).items():
         save_file(arrays, folder / f"{name}.safetensors")

@@ -54,9 +54,7 @@ def padding_id(tokenizer: Tokenizer, said: int | None) -> int:
     return number
 
 
-def encoded(
-    tokenizer: Tokenizer, parts: Mapping[str, list[Pair]], padding: int | None, longest: int
-) -> dict[str, Arrays]:
+def encoded(tokenizer: Tokenizer, parts: Mapping[str, list[Pair]], padding: int, longest: int) -> dict[str, Arrays]:
     """Each part as "input_ids" and "attention_mask" (N, T), and "labels" (N,), int64.
 
     Both sentences of a pair stand one behind the other. T is the longest pair's of all parts, made a multiple of 8;
