@@ -1,5 +1,6 @@
 """Fine-tunes on both sides and compares them."""
 
+import dataclasses
 import sys
 import tempfile
 from pathlib import Path
@@ -13,6 +14,7 @@ from examples.fine_tune.job import Job, Run
 from examples.fine_tune.options import Options
 from jaxddp import Replicas, prepare
 from jaxddp.cli import one_line_errors, parse_plain
+from torch_ref.devices import check_devices
 
 LINES = 12  # of a table
 
@@ -20,7 +22,9 @@ LINES = 12  # of a table
 def main(options: Options) -> int:
     """Print losses and claims; return the number of claims that do not hold."""
     config = options.training()
+    check_devices(config)
     replicas = Replicas(prepare(options.devices, options.platform))
+    config = dataclasses.replace(config, devices=replicas.world_size)  # torch may see other devices than jax
     with tempfile.TemporaryDirectory() as folder:
         model = material.put(options, Path(folder))
         jobs = [Job(material.sizes(model), folder, options.dtype)]

@@ -42,9 +42,9 @@ def fine_tune(world: World, config: TorchConfig, job: Job) -> dict[str, Any]:
     shown = {name: torch.from_numpy(array[:SHOWN]).to(world.device) for name, array in test.items()}
     told: dict[str, Any] = {}
     if job.dtype == "float64":
-        told["as_it_comes"] = _logits(model, shown)
+        told["as_it_comes"] = _logits(model, shown).cpu()
         in_float64(model)
-    told["logits"] = _logits(model, shown)
+    told["logits"] = _logits(model, shown).cpu()
 
     loader = Loader(train, config, world.world_size, [world.rank], world.device)
     steps = config.epochs * loader.steps_per_epoch
@@ -57,11 +57,11 @@ def fine_tune(world: World, config: TorchConfig, job: Job) -> dict[str, Any]:
         loss = ddp(**batch).loss
         loss.backward()
         if job.whole and not losses:
-            told["gradients"] = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+            told["gradients"] = {name: parameter.grad.clone().cpu() for name, parameter in model.named_parameters()}
         optimizer.step()
         losses.append(world.all_reduce(loss.detach().double(), "mean").item())
     if job.whole:
-        told["parameters"] = {name: parameter.detach() for name, parameter in model.named_parameters()}
+        told["parameters"] = {name: parameter.detach().cpu() for name, parameter in model.named_parameters()}
     else:
         told["accuracy"] = _accuracy(model, test, config, world)
     return {**told, "losses": losses} if world.rank == 0 else {}
@@ -82,4 +82,4 @@ def _logits(model: nn.Module, batch: Batch) -> Tensor:
 def _to_numpy(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _to_numpy(tensor) for name, tensor in value.items()}
-    return value.detach().cpu().double().numpy() if isinstance(value, Tensor) else value
+    return value.double().numpy() if isinstance(value, Tensor) else value
