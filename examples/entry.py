@@ -9,7 +9,7 @@ class Example:
 
     Attributes:
         name: as its heading.
-        seed: the number of the document that it is about.
+        seed: the number of the document that it is about; "": none.
         claim: what the document says, in one sentence.
         verdict: whether that is so, in a few words.
         command: runs it.
@@ -22,3 +22,8 @@ class Example:
     verdict: str
     command: str
     picture: str | None = None
+
+    @property
+    def row(self) -> str:
+        """Its row of the README's table."""
+        return f"| {self.seed or '-'} | {self.claim} | {self.verdict} | `{self.command}` |"

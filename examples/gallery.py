@@ -26,6 +26,7 @@ NAMES: tuple[str, ...] = (
     "fine_tune",
     "ddp_script",
     "same_updates",
+    "multi_gpu",
 )
 
 
@@ -58,10 +59,11 @@ def printed(command: str) -> str:
 def section(example: Example, output: str) -> str:
     """An example's part of the page."""
     picture = f"\n\n![{example.name}]({example.picture})" if example.picture else ""
+    source = f"Document {example.seed}: " if example.seed else ""
     return f"""\
 ## {example.name}
 
-From document {example.seed}. {example.claim} **{example.verdict}**{picture}
+{source}{example.claim} **{example.verdict}**{picture}
 
 ```
 $ {example.command}

@@ -8,3 +8,13 @@
 Without GPUs it runs on CPU devices, which share the machine's cores: then little scales, and JAX's first replica has
 all of them to itself where torch's has one.
 """
+
+from examples.entry import Example
+
+EXAMPLE = Example(
+    name="All GPUs of a node",
+    seed="",
+    claim="N devices train on up to N times as many examples per second.",
+    verdict="To be measured on your own node. On two CPU cores, where it was tried, nothing can scale.",
+    command="python -m examples.multi_gpu",
+)
