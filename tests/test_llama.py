@@ -16,6 +16,7 @@ from jax import numpy as jnp
 from safetensors.torch import load_file, save_file
 
 from examples.fine_tune.double import in_float64
+from examples.fine_tune.material import sizes
 from jaxddp.amp import autocast
 from jaxddp.errors import InputError
 from jaxddp.functional import Functional, cast
@@ -58,9 +59,7 @@ def batch(padding: str, length: int = 9) -> Arrays:
 
 
 def their_config(config: LlamaConfig = TINY) -> transformers.LlamaConfig:
-    said = dataclasses.asdict(config)
-    rope = {"rope_type": "default", "rope_theta": said.pop("rope_theta")}
-    return transformers.LlamaConfig(**said, rope_parameters=rope, tie_word_embeddings=True)
+    return transformers.LlamaConfig(**sizes(config), tie_word_embeddings=True)
 
 
 def their_classifier(config: LlamaConfig = TINY, like: torch.nn.Module | None = None) -> Any:

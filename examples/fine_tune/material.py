@@ -48,7 +48,8 @@ def put(options: Options, folder: Path) -> LlamaConfig:
 def sizes(config: LlamaConfig) -> dict[str, Any]:
     """The same for transformers' own LlamaConfig."""
     said = dataclasses.asdict(config)
-    return said | {"rope_parameters": {"rope_type": "default", "rope_theta": said.pop("rope_theta")}}
+    said["rope_parameters"] = {"rope_type": "default", "rope_theta": said.pop("rope_theta")}
+    return said
 
 
 def _pairs(options: Options) -> tuple[list[Pair], list[Pair]]:

@@ -49,7 +49,7 @@ def padding_id(tokenizer: Tokenizer, said: int | None) -> int:
         InputError: there is no such token.
     """
     number = tokenizer.token_to_id(PADDING) if said is None else said
-    if number is None or tokenizer.id_to_token(number) is None:
+    if number is None or not 0 <= number < tokenizer.get_vocab_size():
         raise InputError(f"--model-folder: its tokenizer has no token {PADDING if said is None else said} to pad with")
     return number
 

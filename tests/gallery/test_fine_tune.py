@@ -1,6 +1,8 @@
 """The fine-tune in both frameworks: what it claims, and the files that it reads."""
 
 import dataclasses
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +156,15 @@ def test_bad_input_is_told_in_one_line(tmp_path: Path, option: str, content: str
         path.write_text(content, encoding="utf-8")
     with pytest.raises(InputError, match=message):
         material.put(dataclasses.replace(OPTIONS, **{option: path}), tmp_path)
+
+
+def test_a_tokenizer_that_is_not_the_models_is_told_in_one_line(checkpoint: Path, tmp_path: Path) -> None:
+    said = json.loads((checkpoint / "config.json").read_text())
+    shutil.copy(checkpoint / "tokenizer.json", tmp_path)
+    for change, message in (({"vocab_size": 99}, "tokens, its model 99"), ({"pad_token_id": -1}, "no token -1 to pad")):
+        (tmp_path / "config.json").write_text(json.dumps(said | change))
+        with pytest.raises(InputError, match=message):
+            material.put(dataclasses.replace(OPTIONS, model_folder=tmp_path), tmp_path)
 
 
 def test_bad_parquet_is_told_in_one_line(tmp_path: Path) -> None:
