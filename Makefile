@@ -16,6 +16,9 @@ comma := ,
 extras = $(subst $() $(),$(comma),$(strip $(CUDA) $(filter-out train,$1)))
 package = .$(addprefix [,$(addsuffix ],$(extras)))
 
+# What takes half of the time.
+HALF := tests/gallery tests/parity
+
 .PHONY: train test test-all lint bench clean
 
 train: .venv/installed-train
@@ -26,17 +29,17 @@ train: .venv/installed-train
 test: .venv/installed-test
 ifeq ($(ARGS),)
 	@said=$$(mktemp); \
-	$(BIN)/python -m pytest tests/parity >$$said 2>&1 & parity=$$!; \
-	trap 'kill $$parity 2>/dev/null; rm -f $$said' EXIT; trap 'exit 130' INT TERM; \
-	$(BIN)/python -m pytest --ignore tests/parity; rest=$$?; \
-	wait $$parity; parity_code=$$?; cat $$said; exit $$((rest | parity_code))
+	$(BIN)/python -m pytest $(HALF) >$$said 2>&1 & half=$$!; \
+	trap 'kill $$half 2>/dev/null; rm -f $$said' EXIT; trap 'exit 130' INT TERM; \
+	$(BIN)/python -m pytest $(HALF:%=--ignore %); rest=$$?; \
+	wait $$half; half_code=$$?; cat $$said; exit $$((rest | half_code))
 else
 	$(BIN)/python -m pytest $(ARGS)
 endif
 
 test-all: .venv/installed-test
-	$(BIN)/python -m pytest -m "large or not large" --ignore tests/parity
-	$(BIN)/python -m pytest -m "large or not large" tests/parity
+	$(BIN)/python -m pytest -m "large or not large" $(HALF:%=--ignore %)
+	$(BIN)/python -m pytest -m "large or not large" $(HALF)
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check .

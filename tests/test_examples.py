@@ -4,6 +4,8 @@ import importlib.util
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -38,6 +40,7 @@ def test_the_readme_shows_that_program(capsys):
     assert "mean squared error 0.00" in capsys.readouterr().out
 
 
+@pytest.mark.large  # what it shows, tests/test_trainers.py shows of every model and optimizer
 def test_the_two_commands_print_the_same_losses(capsys):
     side_by_side = load("side_by_side")
     options = side_by_side.Options(models=("mlp",), optimizers=("adam",), epochs=2)

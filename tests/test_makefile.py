@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 @pytest.mark.parametrize("gpu", [False, True])
 @pytest.mark.parametrize(
     ("target", "extras", "last"),
-    [("train", "", "jaxddp.train"), ("test", "test", "pytest tests/parity"), ("lint", "dev", "mypy")],
+    [("train", "", "jaxddp.train"), ("test", "test", "pytest tests/gallery tests/parity"), ("lint", "dev", "mypy")],
 )
 def test_each_target_installs_what_it_needs(target: str, extras: str, last: str, gpu: bool, tmp_path: Path) -> None:
     shutil.copy(ROOT / "Makefile", tmp_path)

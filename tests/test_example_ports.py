@@ -1,5 +1,6 @@
 """examples/ports: the right ones are equal to torch in float64, and each broken one shows where it is broken."""
 
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -11,9 +12,8 @@ from trajectories import FORCED_STAGES, Comparison, compare, drawn, run_forced
 from jaxddp.parity.case import PortCase, Trajectory
 from jaxddp.parity.run_torch import TorchPool
 from jaxddp.parity.torch_side import PortFile
-from jaxddp.parity.workers import Workers
 
-PORTS = Path(__file__).parents[2] / "examples" / "ports"
+PORTS = Path(__file__).parents[1] / "examples" / "ports"
 TOLERANCE = 1e-12  # of each stage, at 2 replicas; measured: up to 1e-15, updates up to 7e-15
 STEPS = 8  # the convnet's rate falls after 5, and gradients of the GPT are clipped from the seventh on
 
@@ -37,8 +37,9 @@ class Runs:
 
 
 @pytest.fixture(scope="module")
-def runs(workers: Workers) -> Runs:
-    return Runs(workers.torch)
+def runs() -> Iterator[Runs]:
+    with TorchPool(2) as pool:
+        yield Runs(pool)
 
 
 def case(name: str) -> PortCase:
