@@ -16,6 +16,12 @@ import tyro
 
 from examples.entry import Example
 
+HEAD = """\
+# Gallery
+
+The claims of the documents that the project grew from, each as a program that measures it, in JAX and in PyTorch. They
+run from the root of the repository, once `pip install -e ".[examples]"` has brought what they need.
+"""
 # In the order of the seed documents.
 NAMES: tuple[str, ...] = (
     "gradient_averaging",
@@ -74,9 +80,8 @@ $ {example.command}
 
 def main(options: Options) -> None:
     """Write the page."""
-    head = "# Gallery\n\nThe claims of the documents that the project grew from, each as a program that measures it.\n"
     pages = [section(example, printed(example.command)) for example in examples()]
-    options.output.write_text("\n".join([head, *pages]))
+    options.output.write_text("\n".join([HEAD, *pages]))
 
 
 if __name__ == "__main__":
