@@ -16,7 +16,7 @@ from jaxddp.choices import (
     OPTIMIZER_OPTIONS,
     POWER_SGD,
 )
-from jaxddp.config_checks import check_combinations, check_names, check_ranges, flag, typed
+from jaxddp.config_checks import check_combinations, check_names, check_ranges, flag, square_side, typed
 from jaxddp.errors import InputError
 from jaxddp.options import (
     Communication,
@@ -101,7 +101,7 @@ class TrainConfig(Output, Devices, Precision, Communication, Order, Step, Schedu
 
     def check_square(self, numbers: int) -> None:
         """Raise `InputError` if the square that `batched_powerSGD` makes of so many gradient elements is too small."""
-        side = math.isqrt(max(0, numbers - 1)) + 1
+        side = square_side(numbers)
         if self.comm_hook == "batched_powerSGD" and self.matrix_approximation_rank > side:
             rank = typed("matrix_approximation_rank", self.matrix_approximation_rank)
             raise InputError(f"{rank}: must be at most {side}, the side of a square of {numbers} gradient elements")

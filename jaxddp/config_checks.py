@@ -171,6 +171,15 @@ def flag(field: str) -> str:
     return "--" + field.replace("_", "-")
 
 
+def square_side(numbers: int) -> int:
+    """The side of the smallest square with room for so many numbers, as `batched_powerSGD` lays gradients out.
+
+    >>> square_side(620)
+    25
+    """
+    return math.isqrt(max(0, numbers - 1)) + 1
+
+
 def typed(field: str, value: Any) -> str:
     """A flag and its value as they are typed.
 

@@ -17,7 +17,6 @@ Source: Vogels, Karimireddy, Jaggi, PowerSGD, NeurIPS 2019, arxiv.org/abs/1905.1
 torch/distributed/algorithms/ddp_comm_hooks/powerSGD_hook.py
 """
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ from jax import numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from jaxddp.collectives import alike, all_reduce, all_reduce_mean, world_size
+from jaxddp.config_checks import square_side
 from jaxddp.errors import InputError
 from jaxddp.state import Params
 from jaxddp.torch_random import Generator
@@ -234,7 +234,7 @@ class BatchedPowerSGD(LowRank):
     def pack(self, gradients: Params) -> Matrices:
         """The square."""
         flat = jnp.concatenate([_as_matrix(name, gradients[name]).ravel() for name in self._names(gradients)])
-        side = math.isqrt(flat.size - 1) + 1
+        side = square_side(flat.size)
         if side < (rank := self.matrix_approximation_rank):
             raise InputError(f"matrix_approximation_rank {rank}: must be at most {side}, the square's side")
         return [jnp.pad(flat, (0, side**2 - flat.size)).reshape(side, side)]

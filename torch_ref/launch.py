@@ -43,8 +43,8 @@ def launch(main: Main, config: TorchConfig) -> list[Any]:
         main: at the top level of a module, as the ranks import it.
 
     Returns:
-        What it has returned on each rank; under torchrun, on this one. Tensors, numbers, strings, and lists, tuples
-        and dictionaries of them.
+        What it has returned on each rank; under torchrun, on this one. Tensors (of other processes: on the CPU),
+        numbers, strings, and lists, tuples and dictionaries of them.
 
     Raises:
         TrainingError: a rank failed or was killed; the message names it.
@@ -79,9 +79,13 @@ def _spawn(main: Main, config: TorchConfig, world_size: int) -> list[Any]:
         try:
             if _one_has_failed(processes):
                 raise _cause([process.exitcode for process in processes], Path(reports))
-            return [torch.load(Path(reports, f"{rank}.pt"), weights_only=True) for rank in range(world_size)]
+            return [_answer(reports, rank) for rank in range(world_size)]
         finally:
             _end(processes)
+
+
+def _answer(reports: str, rank: int) -> Any:
+    return torch.load(Path(reports, f"{rank}.pt"), map_location="cpu", weights_only=True)
 
 
 def _rank_process(rank: int, main: Main, config: TorchConfig, world_size: int, port: int, reports: str) -> None:
