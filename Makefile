@@ -37,7 +37,7 @@ else
 	$(BIN)/python -m pytest $(ARGS)
 endif
 
-test-all: .venv/installed-test
+test-all: .venv/installed-test .venv/cuda-plugin
 	$(BIN)/python -m pytest -m "large or not large" $(HALF:%=--ignore %)
 	$(BIN)/python -m pytest -m "large or not large" $(HALF)
 
@@ -56,6 +56,13 @@ clean:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "error: PYTHON=$(PYTHON): jaxddp needs Python 3.11 or newer" >&2; exit 2; }
 	$(PYTHON) -m venv .venv
+
+# With which XLA compiles for GPUs that are not there; beside the packages, not among them: jax would use it.
+.venv/cuda-plugin: .venv/installed-test
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $@ \
+		$$($(BIN)/python -c 'from jaxlib.version import __version__ as v; \
+		print(f"jax-cuda12-plugin=={v} jax-cuda12-pjrt=={v}")')
+	@touch $@
 
 # What was installed is written down in a file per set of extras, so that the next call skips it.
 .venv/installed-%: pyproject.toml | .venv/bin/python

@@ -1,74 +1,40 @@
-"""The Llama classifier against transformers' own: logits, loss and gradients, checkpoints, 16 bits."""
+"""The Llama classifier against transformers' own: logits, loss and gradients, and in 16 bits."""
 
 import dataclasses
-import functools
-import json
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
 import torch
-import transformers
 from jax import numpy as jnp
-from safetensors.torch import load_file, save_file
+from llama_cases import (
+    LENGTHS,
+    TINY,
+    batch,
+    distances,
+    functional,
+    logits_of,
+    ours,
+    params_of,
+    their_classifier,
+    theirs,
+)
 
+from examples.arrays import distance
 from examples.fine_tune.double import in_float64
-from examples.fine_tune.material import sizes
 from jaxddp.amp import autocast
-from jaxddp.errors import InputError
-from jaxddp.functional import Functional, cast
-from jaxddp.losses import cross_entropy
+from jaxddp.functional import cast
 from jaxddp.models import llama
-from jaxddp.models.llama import LlamaForSequenceClassification, from_pretrained
 from jaxddp.models.llama_config import LlamaConfig
 from jaxddp.state import Params
-from jaxddp.torch_random import Generator
 from jaxddp.weights import from_torch, to_torch
 
 # In float64, as a part of an array's largest value, and what was measured.
 TOLERANCE = 1e-13  # 4.5e-15
 TOLERANCE_135M = 1e-12  # at the full size: 1e-13 (a gradient; logits 2e-14, weights after two steps 9e-15)
 FAULT = 0.05  # of the logits, with a planted fault, at least: 0.2
-
-TINY = LlamaConfig(
-    vocab_size=61,
-    hidden_size=48,
-    intermediate_size=80,
-    num_hidden_layers=2,
-    num_attention_heads=6,
-    num_key_value_heads=2,
-    initializer_range=0.2,  # so that attention is not nearly even, and faults show
-    num_labels=3,
-    pad_token_id=0,
-)
-LENGTHS = np.array([9, 4, 7, 1])
-Arrays = dict[str, np.ndarray]
-
-
-def batch(padding: str, length: int = 9) -> Arrays:
-    """Sequences of unequal length, padded on one side; one of them has the token of padding in its text."""
-    rng = np.random.default_rng(3)
-    mask = (np.arange(length)[None] < LENGTHS[:, None]).astype(np.int64)
-    mask = mask[:, ::-1].copy() if padding == "left" else mask
-    ids = rng.integers(1, 61, (4, length)) * mask
-    ids[0, 3] = 0
-    return {"input_ids": ids, "attention_mask": mask, "labels": np.array([0, 2, 1, 2])}
-
-
-def their_config(config: LlamaConfig = TINY) -> transformers.LlamaConfig:
-    return transformers.LlamaConfig(**sizes(config), tie_word_embeddings=True)
-
-
-def their_classifier(config: LlamaConfig = TINY, like: torch.nn.Module | None = None) -> Any:
-    """transformers' own, drawn anew or with the weights of another."""
-    torch.manual_seed(0)
-    model = transformers.LlamaForSequenceClassification(their_config(config))
-    if like is not None:
-        model.load_state_dict(like.state_dict())
-    return model
 
 
 @pytest.fixture(scope="module")
@@ -86,60 +52,6 @@ def reference(their_model: Any) -> Any:
 def x64() -> Iterator[None]:
     with jax.enable_x64(True):
         yield
-
-
-def theirs(model: torch.nn.Module, arrays: Arrays) -> Arrays:
-    """Logits, loss and gradients, by torch's names."""
-    model.zero_grad()
-    output = model(**{name: torch.from_numpy(array) for name, array in arrays.items()})
-    output.loss.backward()
-    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
-    found = {"logits": output.logits.detach(), "loss": output.loss.detach(), **gradients}
-    return {name: value.double().numpy() for name, value in found.items()}
-
-
-@functools.cache
-def functional(config: LlamaConfig = TINY) -> Functional:
-    return Functional(LlamaForSequenceClassification(config, generator=None))
-
-
-def params_of(model: torch.nn.Module, config: LlamaConfig = TINY) -> Params:
-    """A model's weights as ours, in jax's default dtype."""
-    like = functional(config)
-    tensors = {name: tensor.double().numpy() for name, tensor in model.state_dict().items()}
-    params = cast(like.params, jnp.zeros(()).dtype)
-    return from_torch(tensors, params, like.buffers)[0]
-
-
-@functools.partial(jax.jit, static_argnums=2)
-@functools.partial(jax.value_and_grad, has_aux=True)
-def loss_and_gradients(params: Params, arrays: Arrays, config: LlamaConfig) -> tuple[jax.Array, jax.Array]:
-    model = functional(config).module(params, {})
-    logits = model(arrays["input_ids"], arrays["attention_mask"])
-    return cross_entropy(lambda x: x, {"x": logits, "y": arrays["labels"]}).values.mean(), logits
-
-
-def ours(params: Params, arrays: Arrays, config: LlamaConfig = TINY) -> Arrays:
-    """The same of ours, by torch's names too."""
-    (value, logits), gradients = loss_and_gradients(params, arrays, config)
-    found = {"logits": np.asarray(logits), "loss": np.asarray(value), **to_torch(gradients)}
-    return {name: value.astype(np.float64) for name, value in found.items()}
-
-
-def logits_of(params: Params, arrays: Arrays, config: LlamaConfig = TINY) -> np.ndarray:
-    """Ours, without compiling it: faults change the program each time."""
-    model = functional(config).module(params, {})
-    return np.asarray(model(jnp.asarray(arrays["input_ids"]), jnp.asarray(arrays["attention_mask"])))
-
-
-def distance(a: np.ndarray, b: np.ndarray) -> float:
-    assert a.shape == b.shape
-    return float(np.max(np.abs(a - b)) / np.max(np.abs(b)))
-
-
-def distances(found: Arrays, expected: Arrays) -> dict[str, float]:
-    assert found.keys() == expected.keys()
-    return {name: distance(found[name], expected[name]) for name in expected}
 
 
 @pytest.mark.parametrize("padding", ["right", "left"])
@@ -275,90 +187,3 @@ def test_amp_rounds_as_much_as_torch_autocast(their_model: Any, reference: Any) 
     autocast(model, "bf16")
     found = distance(np.asarray(model(arrays["input_ids"], arrays["attention_mask"]), np.float64), exact)
     assert 1e-3 < expected < 0.1 and found < 2 * expected  # measured: 0.021 and 0.019
-
-
-# ---- checkpoints
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A language model's folder as SmolLM2's is: tied embeddings, bfloat16."""
-    folder = tmp_path_factory.mktemp("checkpoint")
-    torch.manual_seed(1)
-    transformers.LlamaForCausalLM(their_config()).bfloat16().save_pretrained(folder)
-    return folder
-
-
-def test_a_language_models_folder_becomes_transformers_classifier(checkpoint: Path) -> None:
-    config = LlamaConfig.from_folder(checkpoint)
-    assert config == TINY
-    found = to_torch(Functional(from_pretrained(checkpoint, config, generator=Generator(7))).params)
-    saved = load_file(checkpoint / "model.safetensors")
-    assert found.keys() == saved.keys() | {"score.weight"} and "lm_head.weight" not in saved
-    assert all(np.array_equal(found[name], saved[name].float().numpy()) for name in saved)
-    torch.manual_seed(7)
-    model = transformers.LlamaForSequenceClassification.from_pretrained(checkpoint, num_labels=3, dtype=torch.float32)
-    assert distance(found["score.weight"], model.score.weight.detach().numpy()) < 3e-7  # measured: 1e-7
-
-
-def test_an_untied_checkpoints_head_is_left_out(checkpoint: Path, tmp_path: Path) -> None:
-    tensors = load_file(checkpoint / "model.safetensors")
-    save_file({**tensors, "lm_head.weight": torch.zeros(61, 48)}, tmp_path / "model.safetensors")
-    from_pretrained(tmp_path, TINY, generator=Generator(0))
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"model.norm.weight": None}, "missing model.norm.weight"),
-        ({"model.norm.bias": torch.zeros(48)}, "left over model.norm.bias"),
-        ({"model.norm.weight": torch.zeros(47)}, r"model.norm.weight has shape \(47,\) and not \(48,\)"),
-    ],
-)
-def test_weights_that_do_not_fit_are_named(checkpoint: Path, tmp_path: Path, change: Any, message: str) -> None:
-    tensors = load_file(checkpoint / "model.safetensors") | change
-    given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-    save_file(given, tmp_path / "model.safetensors")
-    with pytest.raises(InputError, match=message):
-        from_pretrained(tmp_path, TINY, generator=Generator(0))
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"hidden_size": None}, "does not say hidden_size"),
-        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}, "rope_type llama3: not implemented"),
-        ({"model_type": "mistral", "hidden_act": "gelu"}, "model_type mistral, hidden_act gelu: not implemented"),
-        ({"head_dim": 16}, "head_dim 16: not implemented"),
-        ({"num_attention_heads": 5}, "num_attention_heads 5: must divide hidden_size 48"),
-        ({"num_key_value_heads": 4}, "num_key_value_heads 4: must divide num_attention_heads 6"),
-    ],
-)
-def test_a_config_that_is_not_implemented_is_refused(
-    checkpoint: Path, tmp_path: Path, change: dict[str, Any], message: str
-) -> None:
-    said = json.loads((checkpoint / "config.json").read_text()) | change
-    said = {name: value for name, value in said.items() if value is not None}
-    (tmp_path / "config.json").write_text(json.dumps(said))
-    with pytest.raises(InputError, match=message):
-        LlamaConfig.from_folder(tmp_path)
-
-
-def test_an_older_config_says_theta_elsewhere(checkpoint: Path, tmp_path: Path) -> None:
-    said = json.loads((checkpoint / "config.json").read_text())
-    del said["rope_parameters"]
-    (tmp_path / "config.json").write_text(json.dumps({**said, "rope_theta": 100_000, "rope_scaling": None}))
-    assert LlamaConfig.from_folder(tmp_path) == TINY
-
-
-def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="not a readable config"):
-        LlamaConfig.from_folder(tmp_path)
-    with pytest.raises(InputError, match=r"--model-folder .*model.safetensors: not a readable"):
-        from_pretrained(tmp_path, TINY, generator=Generator(0))
-
-
-def test_several_sequences_need_a_token_of_padding() -> None:
-    with pytest.raises(InputError, match="pad_token_id"):
-        llama.last_tokens(jnp.ones((2, 3), int), None)
-    assert llama.last_tokens(jnp.ones((1, 3), int), None).tolist() == [2]

@@ -5,6 +5,7 @@ names the rank, and the other ranks are ended.
 """
 
 import json
+import multiprocessing
 import os
 import signal
 import sys
@@ -13,6 +14,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -73,9 +75,10 @@ def _spawn(main: Main, config: TorchConfig, world_size: int) -> list[Any]:
     # The ranks meet at a store in this process, whose port the system picks: nothing to collide with.
     store = dist.TCPStore(LOCALHOST, 0, is_master=True, wait_for_workers=False)
     with tempfile.TemporaryDirectory(prefix="torch_ref-") as reports:
-        # torch's own start: should this process be killed, the ranks are interrupted.
         args = (main, config, world_size, store.port, reports)
-        processes = mp.start_processes(_rank_process, args, nprocs=world_size, join=False).processes
+        mp.set_forkserver_preload(["torch"])  # importing it takes seconds: once, and not in each rank
+        start = partial(mp.start_processes, nprocs=world_size, join=False, start_method="forkserver")
+        processes = start(_rank_process, args).processes
         try:
             if _one_has_failed(processes):
                 raise _cause([process.exitcode for process in processes], Path(reports))
@@ -89,8 +92,8 @@ def _answer(reports: str, rank: int) -> Any:
 
 
 def _rank_process(rank: int, main: Main, config: TorchConfig, world_size: int, port: int, reports: str) -> None:
-    # The launcher's death comes as SIGINT, which a process started in a shell's background ignores.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored by what a shell has started in its background
+    threading.Thread(target=_end_with_launcher, daemon=True).start()
     tqdm.set_lock(threading.RLock())  # tqdm's own is a semaphore, which a rank that is ended would leave behind
     try:
         store = dist.TCPStore(LOCALHOST, port, is_master=False)
@@ -101,6 +104,16 @@ def _rank_process(rank: int, main: Main, config: TorchConfig, world_size: int, p
         Path(reports, f"{rank}.json").write_text(json.dumps(report))
         sys.stdout.flush()
         os._exit(1)
+
+
+def _end_with_launcher() -> None:
+    """Interrupt this rank, which closes its files then, should the launcher be killed."""
+    launcher = multiprocessing.parent_process()
+    assert launcher is not None, "runs in a rank's process"
+    launcher.join()
+    main = threading.main_thread().ident
+    assert main is not None, "it runs"
+    signal.pthread_kill(main, signal.SIGINT)
 
 
 def _run(

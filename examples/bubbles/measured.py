@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from examples.arrays import part_off
 from examples.bubbles import in_jax, in_torch
 from examples.bubbles.cases import (
     BALANCED,
@@ -88,24 +89,20 @@ def claims(ours: Cases, theirs: Cases, all_reduces: Sequence[int]) -> list[Claim
     in_turns, batch_norm, alone, together = (
         [float(of[name].shares.mean()) for of in both] for name in (IN_TURNS, BATCH_NORM, LOSS_ALONE, LOSS_TOGETHER)
     )
-    apart = max(_difference(ours[name].gradient, theirs[name].gradient) for name in ours)
-    normalised = [_difference(of[LOSS_ALONE].gradient, of[LOSS_TOGETHER].gradient) for of in both]
+    apart = part_off(*({name: found.gradient for name, found in of.items()} for of in both))
+    normalised = [part_off(*({"": of[name].gradient} for name in (LOSS_ALONE, LOSS_TOGETHER))) for of in both]
     return [
         Claim("who has less to do waits: share of the step", min(idle) > 2 * LONG, *idle),
-        Claim("with equal work nobody waits as long", _little(balanced, idle), *balanced),
-        Claim("nor where work evens out before the gradients are sent", _little(in_turns, batch_norm), *in_turns),
+        Claim("with equal work nobody waits as long", _less(balanced, idle, LITTLE), *balanced),
+        Claim("nor where work evens out before the gradients are sent", _less(in_turns, batch_norm, LITTLE), *in_turns),
         Claim("but there batch norm over all replicas waits each time", min(batch_norm) > LONG, *batch_norm),
         Claim("as the loss does, if the number of all examples comes first", min(alone) > LONG, *alone),
-        Claim("beside the gradients the number costs no waiting", _little(together, alone), *together),
+        Claim("beside the gradients the number makes them wait less", _less(together, alone), *together),
         Claim("and gives the same gradient: difference", max(normalised) < ROUNDING, *normalised),
         Claim("jaxddp sends it so: all-reduces of a step", set(all_reduces) == {1}, max(all_reduces)),
         Claim("both frameworks' gradients are the same: difference", apart < ROUNDING, apart),
     ]
 
 
-def _little(shares: Sequence[float], long: Sequence[float]) -> bool:
-    return all(share < LITTLE * other for share, other in zip(shares, long, strict=True))
-
-
-def _difference(a: NDArray[np.float32], b: NDArray[np.float32]) -> float:
-    return float(np.linalg.norm(a - b) / np.linalg.norm(b))
+def _less(shares: Sequence[float], others: Sequence[float], part: float = 1.0) -> bool:
+    return all(share < part * other for share, other in zip(shares, others, strict=True))

@@ -8,8 +8,9 @@ import numpy as np
 from torch.distributed import is_initialized
 from torch.utils.data import DistributedSampler as TorchSampler
 
+from examples.arrays import furthest
 from examples.claims import Claim
-from examples.ddp_script.problem import TRAIN, Accuracy, Arrays, Line, Run, Settings
+from examples.ddp_script.problem import TRAIN, Accuracy, Line, Run, Settings
 from jaxddp import DistributedSampler
 
 SAME = 1e-12  # in float64, relative; measured: 3e-16
@@ -30,16 +31,12 @@ def of_runs(ours: Run, theirs: Run) -> list[Claim]:
     """Did both do the same?"""
     batches = [[(line.replica, line.epoch, line.rows) for line in run.lines] for run in (ours, theirs)]
     losses = [{str(n): np.array(line.loss) for n, line in enumerate(run.lines)} for run in (ours, theirs)]
-    loss, weights = _difference(*losses), _difference(ours.weights, theirs.weights)
+    loss, weights = furthest(*losses), furthest(ours.weights, theirs.weights)
     return [
         Claim("the same rows in every step of every replica; steps", batches[0] == batches[1], *map(len, batches)),
         Claim("the same loss of every replica in every step", loss < SAME, loss),
         Claim("the same weights afterwards", weights < SAME, weights),
     ]
-
-
-def _difference(ours: Arrays, theirs: Arrays) -> float:
-    return max(float(np.abs(ours[name] - theirs[name]).max() / np.abs(theirs[name]).max()) for name in theirs)
 
 
 def of_orders(settings: Settings) -> list[Claim]:

@@ -1,10 +1,8 @@
 """What the fine-tune claims, from what came of it on both sides."""
 
-from collections.abc import Mapping
 from statistics import fmean
 
-import numpy as np
-
+from examples.arrays import distance, furthest
 from examples.claims import Claim
 from examples.fine_tune.job import Run
 
@@ -12,21 +10,6 @@ ROUNDING = 1e-12  # of float64, as a part of an array's largest value [measured:
 AFTER_ADAM = 1e-9  # which makes much of small gradients [measured: 2e-13]
 FLOAT32 = (1e-9, 1e-5)  # from, to [measured: 5e-7]
 WORSE = 2.0  # how much further from float64 than transformers in 16 bits [measured: 0.7]
-
-
-def distance(a: np.ndarray, b: np.ndarray) -> float:
-    """The largest difference, as a part of the largest value.
-
-    >>> distance(np.array([1.0, 4.0]), np.array([2.0, 4.0]))
-    0.25
-    """
-    return float(np.abs(np.subtract(a, b)).max() / np.abs(b).max())
-
-
-def furthest(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]) -> float:
-    """The largest distance of any array of a name."""
-    assert a.keys() == b.keys()
-    return max(distance(a[name], b[name]) for name in b)
 
 
 def proof(jax: Run, torch: Run) -> list[Claim]:
@@ -40,7 +23,7 @@ def proof(jax: Run, torch: Run) -> list[Claim]:
     return [
         equal("logits", distance(jax.logits, torch.logits)),
         equal("gradients of the first step", furthest(jax.gradients, torch.gradients)),
-        equal(f"losses of {steps} steps", distance(np.array(jax.losses), np.array(torch.losses)), AFTER_ADAM),
+        equal(f"losses of {steps} steps", distance(jax.losses, torch.losses), AFTER_ADAM),
         equal(f"parameters after {steps} steps", furthest(jax.parameters, torch.parameters), AFTER_ADAM),
         Claim("transformers' own float64 rounds to float32", FLOAT32[0] < rounded < FLOAT32[1], torch=rounded),
     ]

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Sequence
 
+from examples.arrays import furthest
 from examples.claims import Claim
 from examples.from_scratch import in_jax, in_torch
 from examples.from_scratch.course import Measured
 from examples.from_scratch.problem import ACCUMULATION, PLAIN, ROUNDING, contiguous_steps
-from examples.from_scratch.skeleton import difference
 
 SIZES = range(1, 1001)  # of data sets
 WORLD_SIZE, BATCH_SIZE = 2, 8
@@ -16,7 +16,7 @@ StepsOf = Callable[[int, int, int], Sequence[int]]
 
 def claims(jax: Measured, torch: Measured) -> list[Claim]:
     """All claims, in the order of the course."""
-    apart = difference(jax.parameters, torch.parameters)
+    apart = furthest(jax.parameters, torch.parameters)
     dealt = [out_of_step(deal.sampler_steps) for deal in (in_jax, in_torch)]
     pieces = out_of_step(contiguous_steps)
     return [

@@ -4,9 +4,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from examples.arrays import furthest
 from examples.from_scratch.loops import accumulate, train
 from examples.from_scratch.problem import ACCUMULATION, CONFIG, batches, joined
-from examples.from_scratch.skeleton import Skeleton, difference
+from examples.from_scratch.skeleton import Skeleton
 from jaxddp.errors import TrainingError
 
 
@@ -85,12 +86,12 @@ def measure(side: Side) -> Measured:
         refusal=_refusal(fresh),
         apart=apart.distance,
         together=together.distance,
-        real=difference(together.parameters(), side.real(micro)),
-        accumulated=difference(right, expected),
-        undivided=difference(undivided, expected),
-        on_first=difference(on_first, expected),
-        both=difference(both, expected),
-        higher_rate=difference(undivided, train(fresh(lr=ACCUMULATION * rate), whole).parameters()),
+        real=furthest(together.parameters(), side.real(micro)),
+        accumulated=furthest(right, expected),
+        undivided=furthest(undivided, expected),
+        on_first=furthest(on_first, expected),
+        both=furthest(both, expected),
+        higher_rate=furthest(undivided, train(fresh(lr=ACCUMULATION * rate), whole).parameters()),
         taken=taken,
         taken_on_first=taken_on_first,
         parameters=together.parameters(),

@@ -2,7 +2,7 @@
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -88,14 +88,3 @@ class Skeleton(ABC):
         table = np.nan_to_num(np.array(list(gaps.values())), nan=np.inf)  # (parameters, ranks)
         parameter, rank = np.unravel_index(table.argmax(), table.shape)
         return float(table[parameter, rank]), int(rank), list(gaps)[parameter]
-
-
-def difference(found: Mapping[str, Any], expected: Mapping[str, Any]) -> float:
-    """The largest difference of any element, relative to the largest element expected; arrays by name.
-
-    >>> difference({"w": np.array([1.0, 3.0])}, {"w": np.array([1.0, 2.0])})
-    0.5
-    """
-    scale = max(np.abs(value).max() for value in map(np.asarray, expected.values()))
-    largest = max(np.abs(np.asarray(found[name]) - np.asarray(value)).max() for name, value in expected.items())
-    return float(largest / scale)

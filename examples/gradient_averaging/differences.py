@@ -44,15 +44,6 @@ def worst(found: Mapping[str, Difference]) -> float:
     return max(difference.relative for difference in found.values())
 
 
-def distance(found: Arrays, right: Arrays) -> float:
-    """||found - right|| / ||right||, of all gradients as one vector."""
-    return float(np.linalg.norm(_flat(found, right) - _flat(right, right)) / np.linalg.norm(_flat(right, right)))
-
-
-def _flat(arrays: Arrays, order: Mapping[str, object]) -> np.ndarray:
-    return np.concatenate([arrays[name].ravel() for name in order])
-
-
 def _difference(found: np.ndarray, name: str, others: Arrays) -> Difference:
     right = others[name]
     if found.shape != right.shape:

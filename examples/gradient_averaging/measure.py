@@ -6,9 +6,10 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 
+from examples.arrays import part_off
 from examples.claims import Claim
 from examples.gradient_averaging import in_jax, in_torch, steps
-from examples.gradient_averaging.differences import SUMS_TO_ZERO, Difference, differences, distance, worst
+from examples.gradient_averaging.differences import SUMS_TO_ZERO, Difference, differences, worst
 from examples.gradient_averaging.problem import PER_REPLICA, Arrays, batch, parameters, split, state_dict
 from jaxddp import Replicas
 
@@ -102,7 +103,7 @@ def by_share(sizes: Sequence[int], count: int) -> dict[int, float]:
     for size in sizes:
         whole = batch(count * size)
         parts = [gradient(part) for part in split(whole, count)]
-        far[size] = distance({name: np.mean([part[name] for part in parts], axis=0) for name in p}, gradient(whole))
+        far[size] = part_off({name: np.mean([part[name] for part in parts], axis=0) for name in p}, gradient(whole))
     return far
 
 
@@ -152,10 +153,10 @@ def of_replicas(found: Shared) -> list[Claim]:
     """Is the gradient of N replicas that of one with the whole batch?"""
     devices, device, ranks, process = found.devices, found.device, found.ranks, found.process
     none, local = (
-        (distance(devices[norm], device[norm]), distance(ranks[norm], process[norm])) for norm in ("none", "local")
+        (part_off(devices[norm], device[norm]), part_off(ranks[norm], process[norm])) for norm in ("none", "local")
     )
-    synchronised = tuple(distance(devices["synchronised"], one["local"]) for one in (device, process))
-    between = max(distance(devices[norm], ranks[norm]) for norm in ranks)
+    synchronised = tuple(part_off(devices["synchronised"], one["local"]) for one in (device, process))
+    between = max(part_off(devices[norm], ranks[norm]) for norm in ranks)
     count = found.count
     same = f"{count} devices have the gradient of one with {count} x the batch"
     return [

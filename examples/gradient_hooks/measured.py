@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from examples.arrays import of_all_ranks, part_off
 from examples.claims import Claim
 from examples.gradient_hooks import in_jax, in_torch
 from examples.gradient_hooks.settings import CONFIG, POISONED, POISONED_REPLICA
@@ -25,26 +26,13 @@ def of_jax(replicas: Replicas) -> Found:
 def of_torch() -> Found:
     """Hooks in torch, on all ranks."""
     of_ranks = launch(in_torch.hooked, CONFIG)
-    gathered = {what: _gathered([of_rank[what] for of_rank in of_ranks]) for what in ("seen", "clipped")}
+    gathered = {what: of_all_ranks([of_rank[what] for of_rank in of_ranks]) for what in ("seen", "clipped")}
     return of_ranks[0] | gathered
-
-
-def _gathered(of_ranks: list[Any]) -> Any:
-    """Trees of tensors as one tree of arrays, with an axis of ranks in front."""
-    if isinstance(of_ranks[0], dict):
-        return {name: _gathered([of_rank[name] for of_rank in of_ranks]) for name in of_ranks[0]}
-    return np.stack([tensor.cpu().numpy() for tensor in of_ranks])
-
-
-def difference(a: Gradients, b: Gradients) -> float:
-    """The norm of the difference of all gradients, relative to the norm of b's."""
-    apart = sum(np.square(a[name] - b[name]).sum() for name in b)
-    return float(np.sqrt(apart / sum(np.square(of).sum() for of in b.values())))
 
 
 def spread(gradients: Gradients) -> float:
     """How far the replicas are from their mean."""
-    return difference(gradients, _mean(gradients))
+    return part_off(gradients, _mean(gradients))
 
 
 def _mean(gradients: Gradients) -> dict[str, np.ndarray]:
@@ -68,10 +56,10 @@ def claims(ours: Found, theirs: Found) -> list[Claim]:
     both = (ours, theirs)
     local, mean = ([found["seen"][when] for found in both] for when in ("local", "mean"))
     before, after = ([found["clipped"][when] for found in both] for when in ("local", "mean"))
-    of_mean = [difference(a, _mean(b)) for a, b in zip(mean, local, strict=True)]
-    apart = max(difference(*pair) for pair in (local, mean, before, after))
+    of_mean = [part_off(a, _mean(b)) for a, b in zip(mean, local, strict=True)]
+    apart = max(part_off(*pair) for pair in (local, mean, before, after))
     spreads = [[spread(of) for of in when] for when in (local, mean)]
-    clips = [difference(*pair) for pair in zip(before, after, strict=True)]
+    clips = [part_off(*pair) for pair in zip(before, after, strict=True)]
     logs = log_difference(ours["logged"], theirs["logged"])
     told = [f"replica {POISONED_REPLICA}" if found["told"].startswith(expected()) else "no" for found in both]
     count, early = len(local[0]), gradients_before_the_first_message(theirs["order"])

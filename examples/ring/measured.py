@@ -3,8 +3,8 @@
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from examples.arrays import distance, of_all_ranks
 from examples.claims import Claim
 from examples.ring import in_jax, in_torch
 from examples.ring.inputs import COLLECTIVES, Arrays
@@ -23,19 +23,12 @@ def of_jax(replicas: Replicas) -> Found:
 
 def of_torch(replicas: int, platform: str = "cpu") -> Found:
     """What torch's give."""
-    return _stacked(launch(in_torch.talk, TorchConfig(devices=replicas, platform=platform)))
-
-
-def _stacked(of_ranks: list[Any]) -> Any:
-    """Trees of tensors as one tree of arrays, with an axis of ranks in front."""
-    if isinstance(of_ranks[0], dict):
-        return {name: _stacked([of_rank[name] for of_rank in of_ranks]) for name in of_ranks[0]}
-    return np.stack([tensor.cpu().numpy() for tensor in of_ranks])
+    return of_all_ranks(launch(in_torch.talk, TorchConfig(devices=replicas, platform=platform)))
 
 
 def ring_error(found: Found) -> float:
     """The largest difference of the ring's sums and all-reduce's, of all buffers, relative to the largest sum."""
-    return max(_difference(of["ring"], of["all_reduce"]) for of in found["ring"].values())
+    return max(distance(of["ring"], of["all_reduce"]) for of in found["ring"].values())
 
 
 def share_sent(found: Found, buffer: str) -> float:
@@ -51,18 +44,14 @@ def share_summed(found: Found, half: int) -> float:
     return float(np.isclose(held, steps[:, -1], rtol=1e-12, atol=0).mean(axis=(1, 2)).max())
 
 
-def step_difference(ours: Found, theirs: Found) -> float:
+def stepdistance(ours: Found, theirs: Found) -> float:
     """The largest difference of what any replica holds after any step, relative to the largest number."""
-    return max(_difference(ours["ring"][name]["steps"], of["steps"]) for name, of in theirs["ring"].items())
+    return max(distance(ours["ring"][name]["steps"], of["steps"]) for name, of in theirs["ring"].items())
 
 
 def different(ours: Arrays, theirs: Arrays) -> list[str]:
     """The collectives whose results are not torch's."""
     return [name for name in COLLECTIVES if not np.array_equal(ours[name], theirs[name])]
-
-
-def _difference(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
-    return float(np.abs(a - b).max() / np.abs(b).max())
 
 
 def claims(ours: Found, theirs: Found) -> list[Claim]:
@@ -71,7 +60,7 @@ def claims(ours: Found, theirs: Found) -> list[Claim]:
     errors = [ring_error(found) for found in both]
     even, uneven = ([share_sent(found, name) for found in both] for name in ("even", "uneven"))
     first, second = ([share_summed(found, half) for found in both] for half in (1, 2))
-    apart, wrong = step_difference(ours, theirs), different(ours["collectives"], theirs["collectives"])
+    apart, wrong = stepdistance(ours, theirs), different(ours["collectives"], theirs["collectives"])
     filled = 2 * (n - 1) * 2 / (2 * n - 1)  # 2 (N-1) chunks of 2 numbers, of 2 N - 1 numbers
     return [
         Claim("the ring's sums are all-reduce's: largest difference", max(errors) <= ROUNDING, *errors),

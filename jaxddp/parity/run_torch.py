@@ -34,7 +34,10 @@ class TorchPool:
     def __enter__(self) -> Self:
         self._scratch = Scratch()
         store_file = str(self._scratch.path / "store")
-        self._ranks = [Child(f"torch rank {rank}", serve, (rank, self._size, store_file)) for rank in range(self._size)]
+        self._ranks = [
+            Child(f"torch rank {rank}", serve, (rank, self._size, store_file), preload="torch")
+            for rank in range(self._size)
+        ]
         self._answers(self._ranks, max(STARTING, self._timeout))
         return self
 

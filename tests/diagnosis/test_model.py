@@ -180,7 +180,7 @@ MORE: list[tuple[Twins, dict[str, Any], str, str]] = [
 
 @pytest.mark.parametrize(
     ("twins", "options", "fault", "says"),
-    # Each kind is planted in a whole port, too, in tests/parity/test_planted.py.
+    # Each kind is planted in a whole port, too, in tests/parity/test_planted.py: here every other one will do.
     [pytest.param(*case, marks=pytest.mark.large if number % 2 else ()) for number, case in enumerate(SINGLE + MORE)],
     ids=[f"{case[2]} {next(iter(case[1]))}" for case in SINGLE + MORE],
 )

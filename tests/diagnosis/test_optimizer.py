@@ -42,6 +42,7 @@ def named(ruling: Ruling) -> set[frozenset[str]]:
     return {frozenset(hypothesis.faults) for hypothesis in ruling.named}
 
 
+# `make test` takes every other one, as they come in families of a few, and `make test-all` all of them.
 EVERY_OTHER = [
     pytest.param(*case.values, id=case.id, marks=pytest.mark.large if number % 2 else ())
     for number, case in enumerate(SINGLES + COMBINED)

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 
+from examples.arrays import furthest
 from examples.from_scratch import claims, in_jax, in_torch, loops, problem, skeleton
 from examples.from_scratch.__main__ import show_places, show_shards, show_times, show_training
 from examples.from_scratch.course import Measured
@@ -100,7 +101,7 @@ def test_gradients_that_are_summed_are_seen(replicas: Replicas, monkeypatch: pyt
     with jax.enable_x64(True):
         placed = list(map(replicas.shard, problem.batches()))
         summed = loops.train(in_jax.simple(replicas, (0, 0), problem.CONFIG.base_lr), placed)
-        found = skeleton.difference(summed.parameters(), in_jax.real(replicas, placed))
+        found = furthest(summed.parameters(), in_jax.real(replicas, placed))
         assert summed.distance == 0  # replicas that agree need not be right
     assert found > problem.PLAIN
 

@@ -2,10 +2,11 @@
 
 import doctest
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-from examples import claims, gallery
+from examples import arrays, claims, gallery
 from examples.claims import Claim, report
 from examples.entry import Example
 
@@ -13,9 +14,10 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "gallery.md"
 
 
-def test_claims_are_shown_as_documented() -> None:
-    found = doctest.testmod(claims)
-    assert found.attempted == 1 and not found.failed
+@pytest.mark.parametrize("module", [arrays, claims])
+def test_what_all_examples_use_is_as_documented(module: ModuleType) -> None:
+    found = doctest.testmod(module)
+    assert found.attempted and not found.failed
 
 
 def test_a_claim_that_does_not_hold_is_counted(capsys: pytest.CaptureFixture[str]) -> None:

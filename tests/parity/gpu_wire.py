@@ -1,8 +1,8 @@
 """Prints the dtypes that eight H100s would be sent by a communication hook, from the program that XLA compiles.
 
-    JAX_PLATFORMS=cpu python tests/parity/gpu_wire.py bf16_compress
+    JAX_PLATFORMS=cpu PYTHONPATH=.venv/cuda-plugin .venv/bin/python tests/parity/gpu_wire.py bf16_compress
 
-No GPU is needed, but jax's CUDA plugin: `pip install jax-cuda12-plugin`, of jax's version.
+No GPU is needed, but jax's CUDA plugin, of jax's version: `make test-all` installs it.
 """
 
 import re

@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 from cases import even_case
 from jax import numpy as jnp
-from trajectories import compare, run_forced
+from trajectories import run_forced
 
 from jaxddp.parity.case import Case, Trajectory
+from jaxddp.parity.compare import residuals
 from jaxddp.parity.run_torch import TorchPool
 from jaxddp.replicas import Replicas
 
 STAGE = "gradients"
-# Of the gradient's norm, at most; 8 bits and 11 bits, through all layers and back.
-# bf16, measured: mlp 4.1e-3, char_mlp 5.4e-3, convnet 0.11 (0.04 where XLA may not keep float32 between operations).
-BF16 = {"mlp": 0.008, "char_mlp": 0.011, "convnet": 0.2}
-FP16 = 1.5e-3  # measured: 4.9e-4, 6.4e-4, 8.5e-4
-# How far float32 is from ours, over how far it is from torch's, at least; measured: 0.9 to 1.4.
+# Of a gradient's norm, at most; 8 bits and 11 bits, through all layers and back. Measured: 8e-4, 6e-4 and 4e-3 ...
+BF16 = {"mlp": 0.002, "char_mlp": 0.002, "convnet": 0.01}
+FP16 = 3e-4  # ... and 1e-4, 7e-5, 8e-5
+# How far float32 is from ours, over how far it is from torch's, at least; measured: 0.8 to 1.4.
 AS_FAR_FROM_FLOAT32 = 0.6
 PRODUCT = re.compile(r"stablehlo\.(?:dot_general|convolution).*: \((tensor<[^>]*>), (tensor<[^>]*>)\)")
 
@@ -29,7 +29,14 @@ def case(model: str, amp: str, **options: Any) -> Case:
 
 
 def distance(a: Trajectory, b: Trajectory) -> float:
-    return compare(a, b, 1.0, (STAGE,)).worst[STAGE].value
+    """The median over all gradients and steps: rounding may carry a ReLU's input across zero.
+
+    Then what is behind it is off by 0.01 and more: where it happens depends on the processor's instructions.
+    """
+    pairs = zip(a.records, b.records, strict=True)
+    return float(
+        np.median([apart for ours, theirs in pairs for apart in residuals(ours[STAGE], theirs[STAGE]).values()])
+    )
 
 
 def is_torchs(ours: Trajectory, theirs: Trajectory, exact: Trajectory, allowed: float) -> bool:

@@ -81,11 +81,13 @@ def test_what_is_sent_has_16_bits(name: str, dtype: str) -> None:
 
 @pytest.mark.large
 @pytest.mark.parametrize(("name", "dtype"), [("bf16_compress", "bf16"), ("fp16_compress", "f16")])
-def test_eight_gpus_are_sent_16_bits(name: str, dtype: str) -> None:
-    """In the program that XLA compiles for them, for which it takes `pip install jax-cuda12-plugin` and no GPU."""
-    pytest.importorskip("jax_cuda12_plugin")
+def test_eight_gpus_are_sent_what_the_hook_makes(name: str, dtype: str) -> None:
+    """In the program that XLA compiles for them, for which it takes jax's CUDA plugin and no GPU."""
+    plugin = Path(sys.prefix, "cuda-plugin")
+    assert plugin.is_dir(), "make test-all installs it"
     script = Path(__file__).with_name("gpu_wire.py")
-    command, environment = [sys.executable, script, name], os.environ | {"JAX_PLATFORMS": "cpu"}
+    path = os.pathsep.join([str(plugin), str(Path.cwd())])
+    command, environment = [sys.executable, script, name], os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": path}
     said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
     assert said.split() == [dtype]
 

@@ -39,6 +39,7 @@ ALONE = [label for fault, label in ONE_OF_EACH.items() if fault not in IN_PAIRS]
 SEEN = {pair[0].name for pair in TOGETHER} | {PLANTED[label].scenarios[0].name for label in ALONE}
 RIGHT = [pytest.param(name, marks=or_large(name not in SEEN or name in ("mlp", "tokens_global"))) for name in SETTINGS]
 SINGLE = [pytest.param(label, marks=or_large(label in ALONE)) for label in ONE_OF_EACH.values()]
+# A third of them, which come in families of a few.
 UNNAMED = [pytest.param(label, marks=or_large(number % 3 == 0)) for number, label in enumerate(UNCATALOGUED)]
 PAIRED = [pytest.param(*pair, marks=or_large(pair in TOGETHER), id="+".join(pair[1:])) for pair in PAIRS]
 
