@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from test_runlog import write_run
 
-from jaxddp import curves
+from jaxddp import curves, runlog
 from jaxddp.curves import draw_curves
 
 
@@ -32,7 +32,8 @@ def history_of(losses: list[float | None]) -> list[dict]:
     ]
 
 
-def test_curves_show_all_lines(tmp_path):
+def test_curves_show_all_lines(tmp_path, monkeypatch):
+    monkeypatch.setattr(runlog, "draw_curves", draw_curves)
     write_run(tmp_path / "run", 6)
     image = read_png((tmp_path / "run" / "curves.png").read_bytes())
     assert image.shape == (720, 1650, 3)

@@ -1,13 +1,25 @@
 """The cases of the parity tests, and what was measured on them."""
 
 from functools import partial
+from typing import Any
 
 from jaxddp.choices import MODELS
 from jaxddp.parity.builtin import make_case as make_builtin_case
+from jaxddp.parity.case import Case
+
+FEWER_LAYERS = {"mlp": (8,), "convnet": (3,)}
 
 make_case = partial(make_builtin_case, steps=20)
+
+
+def small_case(model: str, *args: Any, **options: Any) -> Case:
+    """With as few layers as there can be of each kind: XLA's compiler takes its time for each tensor."""
+    fewer = {"hidden_sizes": FEWER_LAYERS[model]} if model in FEWER_LAYERS else {}
+    return make_case(model, *args, **(fewer | options))
+
+
 # Without the smaller batch at an epoch's end, which takes a program of its own, and so half of the time.
-even_case = partial(make_case, drop_last_batch=True)
+even_case = partial(small_case, drop_last_batch=True)
 
 
 # (model, optimizer) -> the worst residual of any stage, step and world size; filled by test_matrix.

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import jax
 import numpy as np
 import pytest
-from cases import make_case
+from cases import small_case
 
 from jaxddp import models, optim, weights
 from jaxddp.data_parallel import DataParallel
@@ -51,7 +51,7 @@ def steps_of(case: Case, start: Tensors) -> Iterator[tuple[Tensors, float]]:
     ],
 )
 def test_a_loop_with_no_sync_makes_torchs_steps(model: str, options: dict, world_size: int, workers: Workers) -> None:
-    case = make_case(model, "sgd", world_size, accumulation_steps=4, global_batch_size=32 * world_size, **options)
+    case = small_case(model, "sgd", world_size, accumulation_steps=4, global_batch_size=32 * world_size, **options)
     worst = 0.0
     with jax.enable_x64(True):
         start = case.initial_weights()

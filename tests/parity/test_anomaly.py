@@ -124,18 +124,22 @@ def jax_step(world_size: int, fault: Fault) -> tuple[dict[str, float], str]:
     return renamed(sums, torch_name), explained(sums, list(ddp.functional.params), torch_name)
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
-@pytest.mark.parametrize(
-    ("fault", "told"),
-    [
-        (Fault(1), "the gradient of layers.0.weight on replica 1 is NaN"),
-        (Fault(1, "layers.4.bias"), "the gradient of layers.4.bias on replica 1 is NaN"),
-        (Fault(0, "layers.2.weight", math.inf), "the gradient of layers.2.weight on replica 0 is NaN"),  # 0 x inf
-        (Fault(1, "layers.4.bias", math.inf), "the gradient of layers.4.bias on replica 1 is infinite"),
-        (NONE, ""),
-    ],
-    ids=["input", "one bias", "one weight", "infinite", "none"],
-)
+FAULTS = {
+    "input": (Fault(1), "the gradient of layers.0.weight on replica 1 is NaN"),
+    "one bias": (Fault(1, "layers.4.bias"), "the gradient of layers.4.bias on replica 1 is NaN"),
+    "one weight": (Fault(0, "layers.2.weight", math.inf), "the gradient of layers.2.weight on replica 0 is NaN"),
+    "infinite": (Fault(1, "layers.4.bias", math.inf), "the gradient of layers.4.bias on replica 1 is infinite"),
+    "none": (NONE, ""),
+}
+QUICK = {("input", 4), ("none", 4), *((name, 2) for name in FAULTS)}
+CASES = [
+    pytest.param(*FAULTS[name], size, id=f"{name}-{size}", marks=() if (name, size) in QUICK else pytest.mark.large)
+    for name in FAULTS
+    for size in (2, 4)
+]
+
+
+@pytest.mark.parametrize(("fault", "told", "world_size"), CASES)
 def test_it_is_traced_to_the_parameter_and_the_replica(
     fault: Fault, told: str, world_size: int, pool: TorchPool
 ) -> None:

@@ -1,7 +1,7 @@
 """What can stand between gradient and update: accumulation, clipping, normalisation, schedules."""
 
 import pytest
-from cases import even_case, make_case
+from cases import even_case, small_case
 from trajectories import compare
 
 TOLERANCE = {"sgd": 1e-12, "adam": 1e-10}  # [6e-15, 7e-15]
@@ -34,7 +34,7 @@ CASES = [(feature, "sgd") for feature in FEATURES] + [
 
 @pytest.mark.parametrize(("feature", "optimizer"), CASES)
 def test_feature(feature, optimizer, run_both):
-    make = even_case if "schedule" in FEATURES[feature] else make_case
+    make = even_case if "schedule" in FEATURES[feature] else small_case
     case = make("mlp", optimizer, world_size=4, **FEATURES[feature])
     comparison = compare(*run_both(case), TOLERANCE[optimizer])
     assert comparison.equal, comparison
@@ -46,7 +46,7 @@ def test_sgd_options(options, run_both):
 
 
 def test_accumulation_with_batch_norm_keeps_rank_0s_buffers(run_both):
-    case = make_case("char_mlp", world_size=4, accumulation_steps=2, global_batch_size=64)
+    case = small_case("char_mlp", world_size=4, accumulation_steps=2, global_batch_size=64)
     comparison = compare(*run_both(case), TOLERANCE["sgd"])
     assert comparison.equal, comparison
     assert "bn.num_batches_tracked" in run_both(case)[0].records[-1]["buffers"]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cases import make_case
+from cases import small_case
 from torch.nn.parallel import DistributedDataParallel
 from trajectories import Comparison, compare, run_jax
 
@@ -63,7 +63,7 @@ def uneven(kind: str, **options: Any) -> Uneven:
     model = options.pop("model", usual)
     sizes = {"global_batch_size": world_size * per_replica, "accumulation_steps": accumulation}
     steps = -(-size // (world_size * per_replica)) * EPOCHS
-    case = make_case(model, "sgd", world_size, **{"steps": steps, "momentum": 0.9, "join": True, **sizes, **options})
+    case = small_case(model, "sgd", world_size, **{"steps": steps, "momentum": 0.9, "join": True, **sizes, **options})
     return Uneven(case.config, world_size, steps, case.ignored_labels, size)
 
 
