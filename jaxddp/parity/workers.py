@@ -43,12 +43,16 @@ class Workers:
     def torch(self) -> TorchPool:
         """Torch's ranks; new ones if the last were ended."""
         if self._torch is None or not self._torch.alive:
+            self._start_jax()  # which takes seconds, as torch does
             self._torch = TorchPool(self._world_size, self._timeout).__enter__()
         return self._torch
 
     @property
     def jax(self) -> JaxChild:
         """jax's process; a new one if the last was ended."""
+        return self._start_jax()
+
+    def _start_jax(self) -> JaxChild:
         if self._jax is None:
             self._jax = JaxChild(self._world_size, self._platform, self._timeout)
         return self._jax

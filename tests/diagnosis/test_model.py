@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from jax import numpy as jnp
+from selection import one_in
 from torch import nn
 from torch.nn import functional as F
 from twin_models import CONVNET, MLP, TRANSFORMER, Twins
@@ -180,8 +181,8 @@ MORE: list[tuple[Twins, dict[str, Any], str, str]] = [
 
 @pytest.mark.parametrize(
     ("twins", "options", "fault", "says"),
-    # Each kind is planted in a whole port, too, in tests/parity/test_planted.py: here every other one will do.
-    [pytest.param(*case, marks=pytest.mark.large if number % 2 else ()) for number, case in enumerate(SINGLE + MORE)],
+    # Each kind is planted in a whole port, too, in tests/parity/test_planted.py: here a third of them will do.
+    one_in(3, [pytest.param(*case) for case in SINGLE + MORE]),
     ids=[f"{case[2]} {next(iter(case[1]))}" for case in SINGLE + MORE],
 )
 def test_a_fault_is_named(twins: Twins, options: dict[str, Any], fault: str, says: str) -> None:

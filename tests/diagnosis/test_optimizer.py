@@ -27,6 +27,7 @@ from optimizer_ports import (
     same_adamw,
 )
 from optimizer_runs import matrices_decay, run
+from selection import one_in
 from torch.optim import Adamax
 from torch.optim.lr_scheduler import OneCycleLR
 
@@ -42,14 +43,7 @@ def named(ruling: Ruling) -> set[frozenset[str]]:
     return {frozenset(hypothesis.faults) for hypothesis in ruling.named}
 
 
-# `make test` takes every other one, as they come in families of a few, and `make test-all` all of them.
-EVERY_OTHER = [
-    pytest.param(*case.values, id=case.id, marks=pytest.mark.large if number % 2 else ())
-    for number, case in enumerate(SINGLES + COMBINED)
-]
-
-
-@pytest.mark.parametrize("case", EVERY_OTHER)
+@pytest.mark.parametrize("case", one_in(3, SINGLES + COMBINED))
 def test_a_planted_mistake_is_named(case: Planted) -> None:
     ruling = explain(case.evidence())
     assert named(ruling) == set(case.causes)
@@ -65,7 +59,7 @@ def test_so_it_is_with_other_weights_and_gradients(case: Planted) -> None:
     assert named(explain(case.evidence(seed=1))) == set(case.causes)
 
 
-@pytest.mark.parametrize("what", NOT_IN_THE_CATALOGUE)
+@pytest.mark.parametrize("what", one_in(2, NOT_IN_THE_CATALOGUE))
 def test_what_is_not_in_the_catalogue_gets_no_name(what: str) -> None:
     ruling = explain(run(*NOT_IN_THE_CATALOGUE[what]))
     assert not ruling.named

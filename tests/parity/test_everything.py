@@ -100,7 +100,15 @@ def difference(ours: Everything, theirs: Everything, pool: TorchPool) -> Compari
     return compare(run, pool.run(theirs, weights), TOLERANCE, stages)
 
 
-@pytest.mark.parametrize(("name", "world_size"), [("powerSGD", 2), ("powerSGD", 4), ("sharded", 4)])
+@pytest.mark.parametrize(
+    ("name", "world_size"),
+    [
+        pytest.param("powerSGD", 2),
+        pytest.param("powerSGD", 4, marks=pytest.mark.large),
+        pytest.param("sharded", 2, marks=pytest.mark.large),
+        pytest.param("sharded", 4),
+    ],
+)
 def test_everything_at_once_is_torchs(name: str, world_size: int, pool: TorchPool) -> None:
     comparison = difference(case(name, world_size), case(name, world_size), pool)
     assert comparison.equal, comparison

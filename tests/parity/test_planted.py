@@ -10,6 +10,7 @@ import pytest
 from faults.planted import PAIRS, PLANTED, PlantedPort, fault_of
 from faults.scenarios import SETTINGS, Scenario
 from faults.uncatalogued import UNCATALOGUED
+from selection import one_in
 
 from jaxddp.parity.diagnosis.catalogue import FAULTS
 from jaxddp.parity.scoreboard.score import Question, Score, score
@@ -39,8 +40,6 @@ ALONE = [label for fault, label in ONE_OF_EACH.items() if fault not in IN_PAIRS]
 SEEN = {pair[0].name for pair in TOGETHER} | {PLANTED[label].scenarios[0].name for label in ALONE}
 RIGHT = [pytest.param(name, marks=or_large(name not in SEEN or name in ("mlp", "tokens_global"))) for name in SETTINGS]
 SINGLE = [pytest.param(label, marks=or_large(label in ALONE)) for label in ONE_OF_EACH.values()]
-# A third of them, which come in families of a few.
-UNNAMED = [pytest.param(label, marks=or_large(number % 3 == 0)) for number, label in enumerate(UNCATALOGUED)]
 PAIRED = [pytest.param(*pair, marks=or_large(pair in TOGETHER), id="+".join(pair[1:])) for pair in PAIRS]
 
 
@@ -82,7 +81,7 @@ def test_two_faults_are_both_named(scenario: Scenario, one: str, other: str, wor
     assert found.found and found.named, found
 
 
-@pytest.mark.parametrize("label", UNNAMED)
+@pytest.mark.parametrize("label", one_in(3, UNCATALOGUED))
 def test_a_fault_without_a_name_is_found_and_located(label: str, workers: Workers) -> None:
     planted: Any = UNCATALOGUED[label]
     found = asked(workers, planted.scenarios[0], label)
