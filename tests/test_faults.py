@@ -86,8 +86,8 @@ def test_the_faults_of_a_pair_do_not_touch_each_other(scenario: Scenario, one: s
     assert fault_of(one) != fault_of(other)
 
 
-def test_there_are_thirty_pairs_and_all_ports_cross_to_other_processes() -> None:
-    assert len({(scenario, fault_of(one), fault_of(other)) for scenario, one, other in PAIRS}) == 30
+def test_no_pair_is_there_twice_and_all_ports_cross_to_other_processes() -> None:
+    assert len({(scenario, fault_of(one), fault_of(other)) for scenario, one, other in PAIRS}) == len(PAIRS) >= 30
     port = PlantedPort(Scenario("mlp", "adamw"), ("sum_not_mean", "decay_value"))
     assert pickle.loads(pickle.dumps(port)) == port
     assert port.port().flax_step is not None

@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+from selection import one_in
 
 from jaxddp import cli
 from jaxddp.config import TrainConfig
@@ -192,7 +193,7 @@ def test_steps_per_dispatch_changes_nothing(tmp_path):
     assert losses(tmp_path / "1") == losses(tmp_path / "5") == losses(tmp_path / "32")
 
 
-@pytest.mark.parametrize("model", ["linear", pytest.param("convnet", marks=pytest.mark.large), "char_mlp"])
+@pytest.mark.parametrize("model", one_in(3, ["linear", "convnet", "char_mlp"]))
 def test_every_model_trains(model, tmp_path):
     sizes = {
         "linear": ["--hidden-sizes", "None"],

@@ -33,6 +33,7 @@ from torch_ref.distributed import World, process_group
 Main = Callable[[World, TorchConfig], Any]
 
 LOCALHOST = "127.0.0.1"
+SLOW_IMPORTS = ["torch", "torch._dynamo"]  # seconds each, and optimizers want the second: once for all ranks
 PATIENCE = 3.0  # seconds, after the first rank has failed
 
 
@@ -76,7 +77,7 @@ def _spawn(main: Main, config: TorchConfig, world_size: int) -> list[Any]:
     store = dist.TCPStore(LOCALHOST, 0, is_master=True, wait_for_workers=False)
     with tempfile.TemporaryDirectory(prefix="torch_ref-") as reports:
         args = (main, config, world_size, store.port, reports)
-        mp.set_forkserver_preload(["torch"])  # importing it takes seconds: once, and not in each rank
+        mp.set_forkserver_preload(SLOW_IMPORTS)
         start = partial(mp.start_processes, nprocs=world_size, join=False, start_method="forkserver")
         processes = start(_rank_process, args).processes
         try:

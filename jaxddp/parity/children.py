@@ -30,13 +30,13 @@ class Child:
         name: as it is called in messages ("torch rank 1").
         target: called in the process with `args` and a connection, on which it answers each job by
             any number of ("at", where) and one ("done", answer) or ("failed", (message, traceback)).
-        preload: a package that takes long to import: those that name it share one import of it.
+        preload: what takes long to import, and is imported once for all children that are given the same.
     """
 
-    def __init__(self, name: str, target: Callable[..., None], args: tuple[Any, ...], preload: str = ""):
+    def __init__(self, name: str, target: Callable[..., None], args: tuple[Any, ...], preload: Sequence[str] = ()):
         context: Any = multiprocessing.get_context("forkserver" if preload else "spawn")
         if preload:
-            context.set_forkserver_preload([preload])
+            context.set_forkserver_preload(list(preload))
         self.connection: Connection
         self.connection, theirs = context.Pipe()
         # Not a daemon: a port's loader may have workers of its own.

@@ -10,6 +10,7 @@ from jaxddp.parity.case import LOCAL_STAGES, Question, Tensors, Trajectory, micr
 from jaxddp.parity.children import STARTING, Child, ChildError, answers
 from jaxddp.parity.records import Records, Scratch
 from jaxddp.parity.torch_rank import Job, Steps, rank_folder, serve
+from torch_ref.launch import SLOW_IMPORTS
 
 # Of which every rank has its own.
 STACKED = (*LOCAL_STAGES, "samples", "local_buffers", "local_params")
@@ -35,7 +36,7 @@ class TorchPool:
         self._scratch = Scratch()
         store_file = str(self._scratch.path / "store")
         self._ranks = [
-            Child(f"torch rank {rank}", serve, (rank, self._size, store_file), preload="torch")
+            Child(f"torch rank {rank}", serve, (rank, self._size, store_file), preload=SLOW_IMPORTS)
             for rank in range(self._size)
         ]
         self._answers(self._ranks, max(STARTING, self._timeout))

@@ -2,6 +2,7 @@
 
 import pytest
 from checks import FORGETS_MOMENTS, FROZEN, STEPS, Checked
+from selection import one_in
 from small_port import Change, own_optimizers, step
 
 from jaxddp.parity.findings import ORDER
@@ -143,32 +144,27 @@ def test_other_right_ports_are_equal_too(changes: list[Change], more: str, stage
     assert (report.rate_rounding > 1e-10) == (FALLING in more)  # measured: 1.3e-8, and it is told
 
 
+CLIPPED = "torch_clip_grad_norm = 0.05\n"
+GLOBAL = 'loss_normalization = "global"\n'
+DECAY = "weight decay 0.0001, the reference has 0.01"
+# Changes, more of the port, stage and first step where it differs; the fault's name and what is said of it.
+WRONG = {
+    "decay": ([WRONG_DECAY], "", "update", 1, "decay_value", DECAY),
+    "rate": ([FALLING_ADAMW], FALLING, "update", 1, "decay_value", DECAY),
+    "clipping": ([CLIPS_BY_ITSELF], CLIPPED, "update", 1, "clip_epsilon", "divides by the norm"),
+    "sum": ([], step(SUM), "gradients", 1, "sum_not_mean", "times 2"),
+    "sum, hidden": ([], step(SUM, SHOWS_MEAN_ONLY), "gradients", 1, "sum_not_mean", "times 2"),
+    "mean of means": (WEIGHTED, GLOBAL + step(), "local_gradients", 1, "mean_per_rank", "each rank's"),
+    "start": ([], OTHER_STARTS, "params", 0, "different_start", "1 tensors"),
+    "restore": ([ADAMW], FORGETS_MOMENTS, "update", 3, "resume_lost_state", "after step 2"),
+    "pmean": ([loss_over_replicas("pmean")], "", "local_loss", 1, "collective_in_loss", "the mean over the replicas"),
+    "psum": ([loss_over_replicas("psum")], "", "local_loss", 1, "collective_in_loss", "local gradients times 2"),
+}
+
+
 @pytest.mark.parametrize(
     ("changes", "more", "stage", "first_step", "name", "says"),
-    [
-        ([WRONG_DECAY], "", "update", 1, "decay_value", "weight decay 0.0001, the reference has 0.01"),
-        ([FALLING_ADAMW], FALLING, "update", 1, "decay_value", "weight decay 0.0001, the reference has 0.01"),
-        ([CLIPS_BY_ITSELF], "torch_clip_grad_norm = 0.05\n", "update", 1, "clip_epsilon", "divides by the norm"),
-        ([], step(SUM), "gradients", 1, "sum_not_mean", "times 2"),
-        ([], step(SUM, SHOWS_MEAN_ONLY), "gradients", 1, "sum_not_mean", "times 2"),
-        (WEIGHTED, 'loss_normalization = "global"\n' + step(), "local_gradients", 1, "mean_per_rank", "each rank's"),
-        ([], OTHER_STARTS, "params", 0, "different_start", "1 tensors"),
-        ([ADAMW], FORGETS_MOMENTS, "update", 3, "resume_lost_state", "after step 2"),
-        ([loss_over_replicas("pmean")], "", "local_loss", 1, "collective_in_loss", "the mean over the replicas"),
-        ([loss_over_replicas("psum")], "", "local_loss", 1, "collective_in_loss", "local gradients times 2"),
-    ],
-    ids=[
-        "decay",
-        "rate",
-        "clipping",
-        "sum",
-        "sum, hidden",
-        "mean of means",
-        "start",
-        "restore",
-        "pmean of loss",
-        "psum",
-    ],
+    one_in(2, [pytest.param(*wrong, id=name) for name, wrong in WRONG.items()]),
 )
 def test_what_is_wrong_is_named(
     changes: list[Change], more: str, stage: str, first_step: int, name: str, says: str, checked: Checked
