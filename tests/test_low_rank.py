@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 from jax import numpy as jnp
+from selection import one_in
 
 from benchmarks.hlo import Messages, all_reduces
 from jaxddp import cli, comm_hooks, optim
@@ -75,7 +76,7 @@ def test_columns_become_orthonormal(rank: int) -> None:
     np.testing.assert_allclose(q @ (q.T @ matrix), matrix, atol=10 * ORTHONORMAL)  # of the same space
 
 
-@pytest.mark.parametrize("warm_start", [True, False])
+@pytest.mark.parametrize("warm_start", one_in(2, [True, False]))
 def test_virtual_replicas_do_the_same(warm_start: bool) -> None:
     hook = comm_hooks.powerSGD(matrix_approximation_rank=2, start_power_sgd_iter=2, warm_start=warm_start)
     params = []

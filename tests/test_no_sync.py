@@ -52,12 +52,11 @@ def at_once(ddp: DataParallel, micro: Sequence[int]) -> Arrays:
 @pytest.mark.parametrize(
     ("micro", "options"),
     [
-        ((3, 3, 3, 1), {"loss_normalization": "global", "clip_grad_norm": 0.05}),
-        ((3, 3, 3, 1), {"bn": "local"}),
-        ((3, 3, 3, 1), {"dropout": 0.5}),
-        ((4,), {}),
+        pytest.param((3, 3, 3, 1), {"loss_normalization": "global", "clip_grad_norm": 0.05}, id="global, clipped"),
+        pytest.param((3, 3, 3, 1), {"bn": "local"}, id="batch norm"),
+        pytest.param((3, 3, 3, 1), {"dropout": 0.5}, id="dropout", marks=pytest.mark.large),
+        pytest.param((4,), {}, id="one micro-batch"),
     ],
-    ids=["global, clipped", "batch norm", "dropout", "one micro-batch"],
 )
 def test_one_by_one_is_all_at_once(world_size: int, micro: Sequence[int], options: dict[str, Any]) -> None:
     with jax.enable_x64(True):

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from selection import one_in
 from step_cases import CLASSES, FEATURES, Arrays, Net, dealt, distance, examples, first
 
 from jaxddp import layers, optim
@@ -69,7 +70,7 @@ def weights_of(result: Arrays) -> Arrays:
 # ---- pmap and vmap, many replicas and one
 
 
-@pytest.mark.parametrize("world_size", [2, 4, 8])
+@pytest.mark.parametrize("world_size", one_in(3, [2, 4, 8]))
 def test_devices_and_virtual_replicas_agree(world_size: int) -> None:
     micro = (2, 1) if world_size == 2 else (3,)
     virtual = train(world_size, micro, kind="virtual", bn="local", clip=CLIP)

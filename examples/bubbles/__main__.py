@@ -14,6 +14,7 @@ from examples.bubbles.trace import PHASES, chrome_trace, duration, time_in
 from examples.claims import report
 from jaxddp.cli import one_line_errors, parse_plain
 from jaxddp.devices import prepare
+from jaxddp.errors import check_file
 from jaxddp.replicas import Replicas
 
 NAME, NUMBER = 56, 11  # widths of columns
@@ -27,6 +28,12 @@ class Options:
     """Draw the timelines into this PNG file."""
     trace: Path | None = None
     """Write them into this folder, as a file for chrome://tracing or ui.perfetto.dev."""
+
+    def __post_init__(self) -> None:
+        if self.picture is not None:
+            check_file(self.picture)
+        if self.trace is not None:
+            self.trace.mkdir(parents=True, exist_ok=True)
 
 
 def table(cases: Cases) -> str:
@@ -53,7 +60,6 @@ def main(options: Options) -> int:
     if options.picture is not None:
         options.picture.write_bytes(draw(frameworks))
     if options.trace is not None:
-        options.trace.mkdir(parents=True, exist_ok=True)
         shown = {f"{name}: {case}": found.step for name, cases in frameworks.items() for case, found in cases.items()}
         (options.trace / "bubbles.json").write_text(chrome_trace(shown))
     all_reduces = [in_jax.all_reduces_of_jaxddp(replicas, kind) for kind in ("ddp", "global")]

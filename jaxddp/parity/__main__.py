@@ -10,7 +10,7 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from jaxddp import cli
-from jaxddp.errors import InputError, check_name
+from jaxddp.errors import InputError, check_file, check_name
 from jaxddp.parity.builtin import Named, builtin_cases
 from jaxddp.parity.checking import check
 from jaxddp.parity.findings import Report
@@ -68,10 +68,8 @@ class Options:
         if self.port is not None and not self.port.is_file():
             raise InputError(f"{self.port}: no such file")
         for path in (self.json, self.report):
-            if path is not None and not path.absolute().parent.is_dir():
-                raise InputError(f"{path}: there is no folder {path.parent}")
-            if path is not None and path.is_dir():
-                raise InputError(f"{path}: must be a file, and is a folder")
+            if path is not None:
+                check_file(path)
 
 
 def main(options: Options) -> int:

@@ -105,7 +105,7 @@ PAIRS: tuple[tuple[Scenario, str, str], ...] = (
     _pair("convnet", "sgd", "batch_norm_eval", "resume_lost_state"),
     _pair("convnet", "adamw", "fast_variance", "loss_scale"),
     _pair("convnet", "adamw", "batch_norm_sync", "eps_value"),
-    _pair("convnet", "adamw", "buffers_averaged", "scheduler_too_fast"),
+    _pair("convnet_accumulated", "adamw", "buffers_averaged", "scheduler_too_fast"),
     _pair("mlp", "adamw", "reduced_precision_matmul", "amsgrad"),
     _pair("mlp", "sgd", "sampler_offset_lost", "clip_missing"),
     _pair("mlp", "adamw", "padding_or_dropping", "clipped_before_mean"),

@@ -114,7 +114,7 @@ def tree(world_size: int, size: int) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
-@pytest.mark.parametrize("size", [1, 4, 13])  # elements: 3, 9, 27
+@pytest.mark.parametrize("size", [1, pytest.param(4, marks=pytest.mark.large), 13])  # elements: 3, 9, 27
 def test_the_ring_is_psum(world_size: int, size: int) -> None:
     replicas = Replicas(jax.devices()[:world_size])
     with jax.enable_x64(True):

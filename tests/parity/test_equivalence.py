@@ -5,6 +5,7 @@ It holds for every model without BatchNorm, and with BatchNorm only if that is s
 
 import pytest
 from cases import small_case
+from selection import one_in
 from trajectories import compare, on_one_replica, run_jax, whole_batch
 
 from jaxddp.parity.case import SHARED_STAGES
@@ -32,7 +33,7 @@ def test_ddp_on_8_ranks_is_one_process(model, pool):
     assert compare(many, one, TOLERANCE, SHARED_STAGES).equal
 
 
-@pytest.mark.parametrize("model", ["char_mlp", "convnet"])
+@pytest.mark.parametrize("model", one_in(2, ["char_mlp", "convnet"]))
 def test_synchronised_batch_norm_on_4_devices_is_torch_on_the_whole_batch(model, pool):
     case = small_case(model, world_size=4, sync_batch_norm=True)
     weights = case.initial_weights()

@@ -10,7 +10,7 @@ import jax
 from tyro.conf import Positional, arg
 
 from jaxddp import cli
-from jaxddp.errors import InputError, check_name
+from jaxddp.errors import InputError, check_file, check_name
 from jaxddp.parity.convert.files import FRAMEWORKS, Twins, read, write
 from jaxddp.parity.port import errors_located, load_port
 
@@ -68,8 +68,7 @@ def _check_flags(options: Options) -> None:
         check_name("--to", options.to, FRAMEWORKS)
     if options.out.exists() and not options.force:
         raise InputError(f"{options.out}: exists; --force replaces it")
-    if not options.out.parent.is_dir():
-        raise InputError(f"{options.out}: there is no folder {options.out.parent}")
+    check_file(options.out)
 
 
 def main(argv: Sequence[str]) -> None:
