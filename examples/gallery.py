@@ -12,9 +12,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import tyro
-
 from examples.entry import Example
+from jaxddp.cli import one_line_errors, parse_plain
+from jaxddp.errors import check_file
 
 HEAD = """\
 # Gallery
@@ -42,6 +42,9 @@ class Options:
 
     output: Path = Path("docs/gallery.md")
     """The page."""
+
+    def __post_init__(self) -> None:
+        check_file(self.output)
 
 
 def examples() -> list[Example]:
@@ -85,4 +88,5 @@ def main(options: Options) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Options))
+    with one_line_errors(show_traceback=False):
+        main(parse_plain(Options, sys.argv[1:], "python -m examples.gallery"))

@@ -80,6 +80,8 @@ class Options(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_name("--framework", self.framework, (*FRAMEWORKS, "both"))
+        if self.platform is not None:
+            check_name("--platform", self.platform, ("cpu", "gpu"))
         if self.devices < 2:
             raise InputError(f"--devices {self.devices}: must be at least 2, to be compared with one")
         if self.num_examples < self.devices:
