@@ -81,7 +81,7 @@ def test_two_faults_are_both_named(scenario: Scenario, one: str, other: str, wor
     assert found.found and found.named, found
 
 
-@pytest.mark.parametrize("label", one_in(3, UNCATALOGUED))
+@pytest.mark.parametrize("label", one_in(5, UNCATALOGUED))
 def test_a_fault_without_a_name_is_found_and_located(label: str, workers: Workers) -> None:
     planted: Any = UNCATALOGUED[label]
     found = asked(workers, planted.scenarios[0], label)
