@@ -14,7 +14,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from functools import partial
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -78,8 +77,7 @@ def _spawn(main: Main, config: TorchConfig, world_size: int) -> list[Any]:
     with tempfile.TemporaryDirectory(prefix="torch_ref-") as reports:
         args = (main, config, world_size, store.port, reports)
         mp.set_forkserver_preload(SLOW_IMPORTS)
-        start = partial(mp.start_processes, nprocs=world_size, join=False, start_method="forkserver")
-        processes = start(_rank_process, args).processes
+        processes = mp.start_processes(_rank_process, args, world_size, False, start_method="forkserver").processes
         try:
             if _one_has_failed(processes):
                 raise _cause([process.exitcode for process in processes], Path(reports))

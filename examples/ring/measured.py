@@ -44,7 +44,7 @@ def share_summed(found: Found, half: int) -> float:
     return float(np.isclose(held, steps[:, -1], rtol=1e-12, atol=0).mean(axis=(1, 2)).max())
 
 
-def stepdistance(ours: Found, theirs: Found) -> float:
+def step_distance(ours: Found, theirs: Found) -> float:
     """The largest difference of what any replica holds after any step, relative to the largest number."""
     return max(distance(ours["ring"][name]["steps"], of["steps"]) for name, of in theirs["ring"].items())
 
@@ -60,7 +60,7 @@ def claims(ours: Found, theirs: Found) -> list[Claim]:
     errors = [ring_error(found) for found in both]
     even, uneven = ([share_sent(found, name) for found in both] for name in ("even", "uneven"))
     first, second = ([share_summed(found, half) for found in both] for half in (1, 2))
-    apart, wrong = stepdistance(ours, theirs), different(ours["collectives"], theirs["collectives"])
+    apart, wrong = step_distance(ours, theirs), different(ours["collectives"], theirs["collectives"])
     filled = 2 * (n - 1) * 2 / (2 * n - 1)  # 2 (N-1) chunks of 2 numbers, of 2 N - 1 numbers
     return [
         Claim("the ring's sums are all-reduce's: largest difference", max(errors) <= ROUNDING, *errors),
