@@ -1,5 +1,5 @@
 # make train    train on the handwritten digits          make train ARGS="--model convnet --devices 4"
-# make test     prove that jaxddp and PyTorch DDP agree  make test ARGS="tests/test_sampler.py"
+# make test     prove that jaxddp and PyTorch DDP agree  make test ARGS="tests/unit/data/test_sampler.py"
 # make test-all and what takes longer
 # make lint     ruff and the types
 # make bench    steps per second, as ratios
@@ -17,7 +17,7 @@ extras = $(subst $() $(),$(comma),$(strip $(CUDA) $(filter-out train,$1)))
 package = .$(addprefix [,$(addsuffix ],$(extras)))
 
 # What takes half of the time.
-HALF := tests/gallery tests/parity
+HALF := tests/examples tests/equivalence
 
 .PHONY: train test test-all lint bench clean
 

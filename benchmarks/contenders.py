@@ -12,7 +12,7 @@ from benchmarks.hand_written import HandWritten
 from benchmarks.torch_ranks import Timing, TorchRanks
 from jaxddp import optim, train
 from jaxddp.config import TrainConfig
-from jaxddp.metrics import EpochSums, InFlight
+from jaxddp.step.metrics import EpochSums, InFlight
 
 JAXDDP_ONE = "jaxddp, 1 step per dispatch"
 JAXDDP = "jaxddp, as it comes"

@@ -28,7 +28,7 @@ from benchmarks.hlo import all_reduces
 from benchmarks.torch_ranks import torch_ranks
 from jaxddp import train
 from jaxddp.config import TrainConfig
-from jaxddp.devices import prepare
+from jaxddp.distributed.devices import prepare
 from jaxddp.errors import InputError
 
 Seconds = dict[tuple[str, int], list[float]]  # per step, by label and world size, one for each round

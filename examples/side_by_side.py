@@ -16,7 +16,7 @@ from pathlib import Path
 
 import tyro
 
-from jaxddp.choices import MODELS, OPTIMIZERS
+from jaxddp.config.choices import MODELS, OPTIMIZERS
 
 
 @dataclass(frozen=True)

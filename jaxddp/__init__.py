@@ -10,16 +10,41 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jaxddp import optim, schedules
+    from jaxddp import optim
     from jaxddp.config import TrainConfig
+    from jaxddp.data.sampler import DistributedSampler
     from jaxddp.data_parallel import DataParallel
-    from jaxddp.devices import prepare
+    from jaxddp.distributed import collectives
+    from jaxddp.distributed.devices import prepare
+    from jaxddp.distributed.replicas import Replicas, VirtualReplicas
     from jaxddp.errors import InputError, TrainingError
     from jaxddp.loader import Loader
-    from jaxddp.losses import Losses, cross_entropy
-    from jaxddp.metrics import means
-    from jaxddp.replicas import Replicas, VirtualReplicas
-    from jaxddp.sampler import DistributedSampler
+    from jaxddp.nn import layers, losses
+    from jaxddp.nn.losses import Losses, cross_entropy
+    from jaxddp.optim import schedules
+    from jaxddp.step.metrics import means
+
+_MODULES = {
+    "collectives": "distributed.collectives",
+    "layers": "nn.layers",
+    "losses": "nn.losses",
+    "optim": "optim",
+    "schedules": "optim.schedules",
+}
+_HOMES = {
+    "DataParallel": "data_parallel",
+    "DistributedSampler": "data.sampler",
+    "InputError": "errors",
+    "Loader": "loader",
+    "Losses": "nn.losses",
+    "Replicas": "distributed.replicas",
+    "TrainConfig": "config",
+    "TrainingError": "errors",
+    "VirtualReplicas": "distributed.replicas",
+    "cross_entropy": "nn.losses",
+    "means": "step.metrics",
+    "prepare": "distributed.devices",
+}
 
 __all__ = [
     "DataParallel",
@@ -31,32 +56,20 @@ __all__ = [
     "TrainConfig",
     "TrainingError",
     "VirtualReplicas",
+    "collectives",
     "cross_entropy",
+    "layers",
+    "losses",
     "means",
     "optim",
     "prepare",
     "schedules",
 ]
 
-_MODULES = {
-    "DataParallel": "data_parallel",
-    "DistributedSampler": "sampler",
-    "InputError": "errors",
-    "Loader": "loader",
-    "Losses": "losses",
-    "Replicas": "replicas",
-    "TrainConfig": "config",
-    "TrainingError": "errors",
-    "VirtualReplicas": "replicas",
-    "cross_entropy": "losses",
-    "means": "metrics",
-    "prepare": "devices",
-}
-
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
-        return getattr(importlib.import_module(f"jaxddp.{_MODULES[name]}"), name)
-    if name in __all__:
-        return importlib.import_module(f"jaxddp.{name}")
+        return importlib.import_module(f"jaxddp.{_MODULES[name]}")
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"jaxddp.{_HOMES[name]}"), name)
     raise AttributeError(f"module 'jaxddp' has no attribute '{name}'")

@@ -19,9 +19,9 @@ import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from jaxddp.config import TrainConfig
-from jaxddp.config_checks import flag
+from jaxddp.config.checks import flag
 from jaxddp.errors import InputError, TrainingError
-from jaxddp.runfolder import CONFIG_FILE, load_config
+from jaxddp.tracking.run_folder import CONFIG_FILE, load_config
 
 Config = TypeVar("Config", bound=TrainConfig)
 Options = TypeVar("Options")  # a dataclass

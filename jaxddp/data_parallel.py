@@ -10,21 +10,21 @@ import optax
 from flax import nnx
 from jax import numpy as jnp
 
-from jaxddp.choices import AMP
-from jaxddp.collectives import all_reduce_mean, broadcast
-from jaxddp.devices import prepare
+from jaxddp.config.choices import AMP
+from jaxddp.distributed.collectives import all_reduce_mean, broadcast
+from jaxddp.distributed.devices import prepare
+from jaxddp.distributed.replicas import Replicas
+from jaxddp.distributed.verify import Verifier
 from jaxddp.errors import InputError, check_name
-from jaxddp.evaluate import evaluate_replica, padded_batches
-from jaxddp.functional import Functional, cast
 from jaxddp.loader import Arrays
-from jaxddp.local import MicroBatches, Unsynchronized
-from jaxddp.losses import Batch, LossFunction, Sums, cross_entropy
-from jaxddp.metrics import RUN_AHEAD, StepSums, means
-from jaxddp.replicas import Replicas
+from jaxddp.nn.functional import Functional, cast
+from jaxddp.nn.losses import Batch, LossFunction, Sums, cross_entropy
 from jaxddp.state import Buffers, Params, TrainState, shared, shortest
-from jaxddp.step import ReplicaStep, run_steps
-from jaxddp.trained import trained
-from jaxddp.verify import Verifier
+from jaxddp.step.evaluate import evaluate_replica, padded_batches
+from jaxddp.step.local_gradients import MicroBatches, Unsynchronized
+from jaxddp.step.metrics import RUN_AHEAD, StepSums, means
+from jaxddp.step.replica_step import ReplicaStep, run_steps
+from jaxddp.step.trainable import trained
 
 
 class DataParallel:
@@ -38,20 +38,20 @@ class DataParallel:
         model: the module; its values are the start, and it stays as it is.
         optimizer: an optax transformation; `jaxddp.optim` has torch's.
         loss_fn: (model, batch) -> one loss per example, (B, ...) or `losses.Losses`.
-        replicas: the devices; if None, those of `jaxddp.devices.prepare()`.
+        replicas: the devices; if None, those of `jaxddp.distributed.devices.prepare()`.
         dtype: of the floating-point parameters and buffers; None: as the model has them.
         dropout_masks: what a model that draws random numbers draws in training: "replica": each replica its own;
             "shared": all the same; "example": each example its own, whatever the number of replicas, for which
-            it takes `jaxddp.layers.Dropout`.
-        amp: "bf16" or "fp16": compute in 16 bits, see `jaxddp.amp`; fp16 wants a scaler, as in torch.
-        options: of `jaxddp.step_options.StepOptions`: loss_normalization, clip_grad_norm, scaler, ...
+            it takes `jaxddp.nn.layers.Dropout`.
+        amp: "bf16" or "fp16": compute in 16 bits, see `jaxddp.nn.autocast`; fp16 wants a scaler, as in torch.
+        options: of `jaxddp.step.options.StepOptions`: loss_normalization, clip_grad_norm, scaler, ...
 
     Raises:
         InputError: an option that makes no sense; the message says what would.
 
     >>> import numpy as np
     >>> from jaxddp import optim
-    >>> from jaxddp.devices import prepare
+    >>> from jaxddp.distributed.devices import prepare
     >>> from jaxddp.loader import Loader
     >>> replicas = Replicas(prepare(2, "cpu"))
     >>> def loss_fn(model, batch):
@@ -247,7 +247,7 @@ class DataParallel:
         return sums
 
     def verify(self, state: TrainState) -> None:
-        """Raise `TrainingError` unless all replicas hold the same bits of what they share (see `jaxddp.verify`)."""
+        """Raise `TrainingError` unless all replicas hold the same shared state, bit for bit."""
         _check_not_used_up(state)
         self._verifier.check(shared(state, self._axes), int(state.step))
 

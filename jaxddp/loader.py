@@ -6,10 +6,10 @@ from typing import TypeVar
 
 import numpy as np
 
+from jaxddp.data.sampler import NOBODY, epoch_indices
+from jaxddp.distributed.replicas import Replicas
 from jaxddp.errors import InputError
-from jaxddp.local import MicroBatches
-from jaxddp.replicas import Replicas
-from jaxddp.sampler import NOBODY, epoch_indices
+from jaxddp.step.local_gradients import MicroBatches
 
 Arrays = Mapping[str, np.ndarray]
 Item = TypeVar("Item")
@@ -39,7 +39,7 @@ class Loader:
     Raises:
         InputError: the replicas do not divide the batch, or it is below 1 or larger than the data.
 
-    >>> from jaxddp.devices import prepare
+    >>> from jaxddp.distributed.devices import prepare
     >>> loader = Loader({"x": np.arange(9.0)}, Replicas(prepare(2, "cpu")), global_batch_size=6, shuffle=False)
     >>> [batch.last["x"].tolist() for batch in loader.epoch(0)]
     [[[[0.0, 2.0, 4.0]], [[1.0, 3.0, 5.0]]], [[[6.0, 8.0]], [[7.0, 0.0]]]]

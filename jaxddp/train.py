@@ -10,22 +10,23 @@ from pathlib import Path
 
 import jax
 
-from jaxddp import cli, datasets, models, optim
+from jaxddp import cli, models, optim
 from jaxddp.checkpoint import Checkpoints
 from jaxddp.config import TrainConfig
+from jaxddp.data import datasets
+from jaxddp.data.sampler import shard_table
 from jaxddp.data_parallel import DataParallel
-from jaxddp.devices import prepare
+from jaxddp.distributed.devices import prepare
+from jaxddp.distributed.replicas import Replicas
 from jaxddp.errors import InputError, TrainingError
-from jaxddp.gradient_report import explained, renamed
 from jaxddp.loader import MAX_STEPS_PER_DISPATCH, Loader
-from jaxddp.metrics import EpochSums, InFlight, means, step_metrics
-from jaxddp.replicas import Replicas
-from jaxddp.runfolder import claim_output
-from jaxddp.runlog import RunLog, check_same_epochs, frozen_notes, run_title
-from jaxddp.sampler import shard_table
+from jaxddp.nn.torch_weights import from_torch, load_weights, save_weights, torch_name
 from jaxddp.state import TrainState
-from jaxddp.step_options import options
-from jaxddp.weights import from_torch, load_weights, save_weights, torch_name
+from jaxddp.step.metrics import EpochSums, InFlight, means, step_metrics
+from jaxddp.step.options import options
+from jaxddp.tracking.gradient_metrics import explained, renamed
+from jaxddp.tracking.run_folder import claim_output
+from jaxddp.tracking.run_log import RunLog, check_same_epochs, frozen_notes, run_title
 
 CHECKPOINT_FOLDER = "checkpoints"
 WEIGHTS_FILE = "model.safetensors"

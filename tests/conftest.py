@@ -16,8 +16,8 @@ os.environ |= {
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
-from jaxddp import runlog  # noqa: E402
-from jaxddp.devices import prepare  # noqa: E402
+from jaxddp.distributed.devices import prepare  # noqa: E402
+from jaxddp.tracking import run_log  # noqa: E402
 
 # A tensor that meets one of another rank is a mistake here, not a convenience.
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -28,7 +28,7 @@ prepare(8, "cpu")
 def no_pictures() -> Iterator[None]:
     """Runs end without their curves, which take longer to draw than many a run takes."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runlog, "draw_curves", lambda history, title: b"")
+        patch.setattr(run_log, "draw_curves", lambda history, title: b"")
         yield
 
 

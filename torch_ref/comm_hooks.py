@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from jaxddp.choices import POWER_SGD
 from jaxddp.config import TrainConfig
+from jaxddp.config.choices import POWER_SGD
 from torch_ref.distributed import World
 from torch_ref.local_sgd import local_hook
 

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from jaxddp.choices import POWER_SGD
 from jaxddp.config import TrainConfig
+from jaxddp.config.choices import POWER_SGD
 from jaxddp.errors import InputError, check_name
 
 STRATEGIES = ("ddp", "manual", "single")

@@ -4,7 +4,7 @@ import os
 
 import torch
 
-from jaxddp.choices import DEFAULT_CPU_DEVICES
+from jaxddp.config.choices import DEFAULT_CPU_DEVICES
 from jaxddp.errors import InputError
 from torch_ref.config import TorchConfig
 

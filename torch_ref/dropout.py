@@ -1,4 +1,4 @@
-"""Dropout that drops what `jaxddp.layers.Dropout` drops: masks from the seed and from where in the run they are for.
+"""Dropout that drops what `jaxddp.nn.layers.Dropout` drops: masks from the seed and from where in the run they are for.
 
 `torch.nn.Dropout` draws from a generator, whose state the next mask depends on; it may be used just as well, and drops
 other elements.
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from jaxddp import threefry
+from torch_ref import threefry
 
 
 class Place(NamedTuple):
@@ -31,7 +31,7 @@ class Place(NamedTuple):
 class Dropout(nn.Module):
     """y = x / (1 - p) where a word drawn for the element is at least p 2**32, else 0; in training only.
 
-    The words are drawn on the CPU, one by one as `jaxddp.draws` says; `move_to` tells where in the run that is.
+    The words are drawn on the CPU, as `jaxddp.nn.dropout_rng` says; `move_to` sets the position in the run.
 
     Args:
         p: the share that is dropped, at least 0 and below 1.

@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from jaxddp.choices import GRADIENT_STAGES
+from jaxddp.config.choices import GRADIENT_STAGES
 from jaxddp.errors import check_name
 
 

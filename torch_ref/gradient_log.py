@@ -1,6 +1,6 @@
 """Norms and histograms of mean gradients, and which local ones are not finite, as sums over the ranks.
 
-`jaxddp.gradient_report` says what they are called and reads them.
+`jaxddp.tracking.gradient_metrics` says what they are called and reads them.
 """
 
 import torch
@@ -8,8 +8,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from jaxddp.config import TrainConfig
-from jaxddp.gradient_report import ANOMALY, BASE, CHUNK, LOG2, LOG2_BINS, NORM
-from jaxddp.patterns import matching
+from jaxddp.config.name_patterns import matching
+from jaxddp.tracking.gradient_metrics import ANOMALY, BASE, CHUNK, LOG2, LOG2_BINS, NORM
 from torch_ref.distributed import World
 from torch_ref.losses import Sums
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
 
 from jaxddp.config import TrainConfig
+from jaxddp.data.sampler import NOBODY
 from jaxddp.errors import InputError
-from jaxddp.sampler import NOBODY
 from torch_ref.distributed import CPU, World
 from torch_ref.losses import Batch
 

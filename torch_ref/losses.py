@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from jaxddp.choices import IGNORE_INDEX
+from jaxddp.config.choices import IGNORE_INDEX
 
 Batch = Mapping[str, Tensor]
 Sums = dict[str, Tensor]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from jaxddp.gradient_report import norms, of_gradients
+from jaxddp.tracking.gradient_metrics import norms, of_gradients
 from torch_ref.distributed import World
 from torch_ref.losses import Sums
 

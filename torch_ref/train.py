@@ -16,12 +16,13 @@ import torch.distributed
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from jaxddp import cli, datasets
+from jaxddp import cli
+from jaxddp.data import datasets
+from jaxddp.data.sampler import shard_table
 from jaxddp.errors import InputError, TrainingError
-from jaxddp.gradient_report import check_finite, explained, histograms
-from jaxddp.runfolder import claim_output
-from jaxddp.runlog import RunLog, check_same_epochs, frozen_notes, run_title
-from jaxddp.sampler import shard_table
+from jaxddp.tracking.gradient_metrics import check_finite, explained, histograms
+from jaxddp.tracking.run_folder import claim_output
+from jaxddp.tracking.run_log import RunLog, check_same_epochs, frozen_notes, run_title
 from torch_ref import models, optim
 from torch_ref.amp import autocast, grad_scaler
 from torch_ref.checkpoint import load_checkpoint, of_others, save_checkpoint

@@ -13,9 +13,9 @@ from examples.bubbles.picture import draw
 from examples.bubbles.trace import PHASES, chrome_trace, duration, time_in
 from examples.claims import report
 from jaxddp.cli import one_line_errors, parse_plain
-from jaxddp.devices import prepare
+from jaxddp.distributed.devices import prepare
+from jaxddp.distributed.replicas import Replicas
 from jaxddp.errors import check_file
-from jaxddp.replicas import Replicas
 
 NAME, NUMBER = 56, 11  # widths of columns
 

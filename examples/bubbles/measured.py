@@ -21,7 +21,7 @@ from examples.bubbles.cases import (
 )
 from examples.bubbles.trace import Timeline, duration, timeline, waiting
 from examples.claims import Claim
-from jaxddp.replicas import Replicas
+from jaxddp.distributed.replicas import Replicas
 from torch_ref.config import TorchConfig
 from torch_ref.launch import launch
 

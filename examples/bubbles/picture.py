@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from examples.bubbles.measured import Cases, Found
 from examples.bubbles.trace import ALL_REDUCE, BACKWARD, FORWARD, PHASES, WAITING, duration, waiting
-from jaxddp.curves import INK
+from jaxddp.tracking.curves import INK
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,7 +7,7 @@ from examples.claims import report
 from examples.ddp_script import measure, script_jax, script_torch
 from examples.ddp_script.problem import TRAIN, Settings
 from jaxddp import cli
-from jaxddp.sampler import epoch_indices, shard_table
+from jaxddp.data.sampler import epoch_indices, shard_table
 
 
 @dataclass(frozen=True)

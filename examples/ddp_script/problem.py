@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxddp.choices import DTYPES, PLATFORMS
+from jaxddp.config.choices import DTYPES, PLATFORMS
 from jaxddp.errors import InputError, check_name
 
 Arrays = dict[str, NDArray[Any]]

@@ -23,11 +23,11 @@ from examples.ddp_script.problem import (
     arrays,
 )
 from jaxddp import DataParallel, Loader, Replicas, cli, optim, prepare
-from jaxddp.local import MicroBatches
+from jaxddp.data.torch_rng import Generator
 from jaxddp.models import MLP
+from jaxddp.nn.torch_weights import to_torch
 from jaxddp.state import TrainState
-from jaxddp.torch_random import Generator
-from jaxddp.weights import to_torch
+from jaxddp.step.local_gradients import MicroBatches
 
 
 def run(settings: Settings) -> Run:

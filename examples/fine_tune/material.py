@@ -10,12 +10,12 @@ from tokenizers import Tokenizer
 from examples.fine_tune import pairs, tokens
 from examples.fine_tune.options import Options
 from examples.fine_tune.pairs import Pair
+from jaxddp.data.torch_rng import Generator
 from jaxddp.errors import InputError
-from jaxddp.functional import Functional
 from jaxddp.models.llama import LlamaForSequenceClassification, from_pretrained
 from jaxddp.models.llama_config import LlamaConfig
-from jaxddp.torch_random import Generator
-from jaxddp.weights import save_weights
+from jaxddp.nn.functional import Functional
+from jaxddp.nn.torch_weights import save_weights
 
 MADE = (512, 128)  # pairs to train on, and held out
 SMALL = LlamaConfig(

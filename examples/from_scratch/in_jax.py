@@ -15,13 +15,14 @@ from examples.from_scratch.course import Measured, Side, measure
 from examples.from_scratch.loops import milliseconds
 from examples.from_scratch.problem import CONFIG, TIMED, TIMED_STEPS, Batch, batches
 from examples.from_scratch.skeleton import Place, Skeleton
-from jaxddp import DataParallel, DistributedSampler, Replicas, datasets, models, optim
-from jaxddp.collectives import all_reduce_mean, broadcast, rank, world_size
+from jaxddp import DataParallel, DistributedSampler, Replicas, models, optim
 from jaxddp.config import TrainConfig
-from jaxddp.functional import Functional, cast
-from jaxddp.losses import cross_entropy
+from jaxddp.data import datasets
+from jaxddp.distributed.collectives import all_reduce_mean, broadcast, rank, world_size
+from jaxddp.nn.functional import Functional, cast
+from jaxddp.nn.losses import cross_entropy
+from jaxddp.nn.torch_weights import to_torch, torch_name
 from jaxddp.state import Params
-from jaxddp.weights import to_torch, torch_name
 
 
 class Programs:

@@ -15,7 +15,7 @@ from examples.from_scratch.course import Measured, Side, measure
 from examples.from_scratch.loops import milliseconds
 from examples.from_scratch.problem import CONFIG, TIMED, TIMED_STEPS, Batch, batches
 from examples.from_scratch.skeleton import Place, Skeleton
-from jaxddp import datasets
+from jaxddp.data import datasets
 from torch_ref import models, optim
 from torch_ref.config import TorchConfig
 from torch_ref.data_parallel import bare, wrap

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from jaxddp import datasets
-from jaxddp.sampler import epoch_indices
+from jaxddp.data import datasets
+from jaxddp.data.sampler import epoch_indices
 from torch_ref.config import TorchConfig
 
 Batch = Mapping[str, np.ndarray]

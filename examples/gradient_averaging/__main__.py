@@ -10,7 +10,7 @@ from examples.gradient_averaging import measure
 from examples.gradient_averaging.differences import Difference
 from examples.gradient_averaging.problem import PER_REPLICA, parameters
 from jaxddp import cli, prepare
-from jaxddp.choices import PLATFORMS
+from jaxddp.config.choices import PLATFORMS
 from jaxddp.errors import InputError, check_name
 
 SHARES = (4, 8, 16, 32, 64)

@@ -11,13 +11,13 @@ from jax import numpy as jnp
 from examples.gradient_averaging import steps
 from examples.gradient_averaging.problem import CONTEXT, EMBEDDING, HIDDEN, SEED, Arrays
 from jaxddp import DataParallel, Replicas, optim
-from jaxddp.functional import Functional
-from jaxddp.local import MicroBatches
-from jaxddp.losses import Batch
+from jaxddp.data.torch_rng import Generator
 from jaxddp.models import CharMLP
+from jaxddp.nn.functional import Functional
+from jaxddp.nn.losses import Batch
+from jaxddp.nn.torch_weights import from_torch, to_torch
 from jaxddp.state import Params, TrainState
-from jaxddp.torch_random import Generator
-from jaxddp.weights import from_torch, to_torch
+from jaxddp.step.local_gradients import MicroBatches
 
 
 def by_hand(parameters: Arrays, examples: Arrays, dtype: str) -> Arrays:

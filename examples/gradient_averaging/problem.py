@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxddp import datasets
 from jaxddp.config import TrainConfig
-from jaxddp.torch_random import Generator
+from jaxddp.data import datasets
+from jaxddp.data.torch_rng import Generator
 
 Arrays = dict[str, NDArray[Any]]
 

@@ -2,7 +2,7 @@
 
     python -m examples.gradient_hooks
 
-In torch with `Tensor.register_hook` under DistributedDataParallel, in JAX with `jaxddp.gradient_hooks`.
+In torch with `Tensor.register_hook` under DistributedDataParallel, in JAX with `jaxddp.step.gradient_hooks`.
 """
 
 from examples.entry import Example

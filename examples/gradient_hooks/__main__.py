@@ -10,9 +10,9 @@ from examples.claims import report
 from examples.gradient_hooks.measured import Found, claims, of_jax, of_torch
 from examples.gradient_hooks.settings import REPLICAS
 from jaxddp.cli import one_line_errors, parse_plain
-from jaxddp.devices import prepare
-from jaxddp.gradient_report import LOG2_BINS, NORM, histograms, norms
-from jaxddp.replicas import Replicas
+from jaxddp.distributed.devices import prepare
+from jaxddp.distributed.replicas import Replicas
+from jaxddp.tracking.gradient_metrics import LOG2_BINS, NORM, histograms, norms
 
 BARS = " ▁▂▃▄▅▆▇█"
 SHOWN_BINS = range(-16, 1)  # powers of 2

@@ -12,15 +12,16 @@ from jax import numpy as jnp
 
 from benchmarks.hlo import all_reduces
 from examples.gradient_hooks.settings import CONFIG, LIMIT, POISONED, POISONED_REPLICA, batch
-from jaxddp import datasets, models, optim
-from jaxddp.collectives import rank
+from jaxddp import models, optim
+from jaxddp.data import datasets
 from jaxddp.data_parallel import DataParallel
-from jaxddp.gradient_hooks import GradientHook
-from jaxddp.gradient_report import explained, renamed
-from jaxddp.local import MicroBatches
-from jaxddp.replicas import Replicas
-from jaxddp.step_options import options
-from jaxddp.weights import to_torch, torch_name
+from jaxddp.distributed.collectives import rank
+from jaxddp.distributed.replicas import Replicas
+from jaxddp.nn.torch_weights import to_torch, torch_name
+from jaxddp.step.gradient_hooks import GradientHook
+from jaxddp.step.local_gradients import MicroBatches
+from jaxddp.step.options import options
+from jaxddp.tracking.gradient_metrics import explained, renamed
 
 # "local" or "mean" -> parameter -> its gradient on each replica, (W, ...), with torch's names and layout.
 Seen = dict[str, dict[str, Any]]

@@ -12,8 +12,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import torch_ref.models
 from examples.gradient_hooks.settings import CONFIG, LIMIT, POISONED, POISONED_REPLICA, batch
-from jaxddp import datasets
-from jaxddp.gradient_report import explained
+from jaxddp.data import datasets
+from jaxddp.tracking.gradient_metrics import explained
 from torch_ref.comm_hooks import register
 from torch_ref.config import TorchConfig
 from torch_ref.distributed import World

@@ -9,8 +9,8 @@ from examples.arrays import of_all_ranks, part_off
 from examples.claims import Claim
 from examples.gradient_hooks import in_jax, in_torch
 from examples.gradient_hooks.settings import CONFIG, POISONED, POISONED_REPLICA
-from jaxddp.gradient_report import histograms, norms
-from jaxddp.replicas import Replicas
+from jaxddp.distributed.replicas import Replicas
+from jaxddp.tracking.gradient_metrics import histograms, norms
 from torch_ref.launch import launch
 
 Found = dict[str, Any]  # what `in_jax.hooked` returns

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Literal
 
-from jaxddp import datasets
-from jaxddp.datasets import Dataset
+from jaxddp.data import datasets
+from jaxddp.data.datasets import Dataset
 from jaxddp.errors import InputError
 from torch_ref.config import TorchConfig
 

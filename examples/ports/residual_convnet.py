@@ -17,7 +17,7 @@ from jax import numpy as jnp
 from torch import nn
 from torch.nn import functional as F
 
-from jaxddp.layers import BatchNorm
+from jaxddp.nn.layers import BatchNorm
 
 CHANNELS, WIDER, CLASSES = 8, 16, 5
 HEIGHT, WIDTH = 10, 8  # not square, so that exchanged axes show

@@ -3,7 +3,8 @@
     python -m examples.ring
     python -m examples.ring --replicas 3
 
-In JAX by `jaxddp.ring`, in torch by `dist.batch_isend_irecv`; below it each collective, before and after.
+In JAX by `jaxddp.distributed.ring_all_reduce`, in torch by `dist.batch_isend_irecv`; below it each collective,
+before and after.
 """
 
 from examples.entry import Example

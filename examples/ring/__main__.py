@@ -7,9 +7,9 @@ from examples.claims import report
 from examples.ring import tables
 from examples.ring.measured import Found, claims, of_jax, of_torch
 from jaxddp.cli import one_line_errors, parse_plain
-from jaxddp.devices import prepare
+from jaxddp.distributed.devices import prepare
+from jaxddp.distributed.replicas import Replicas
 from jaxddp.errors import InputError
-from jaxddp.replicas import Replicas
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The ring of `jaxddp.ring`, stopped after each step, and jaxddp's collectives."""
+"""The ring of `jaxddp.distributed.ring_all_reduce`, stopped after each step, and jaxddp's collectives."""
 
 import jax
 import numpy as np
@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 from benchmarks.hlo import permutes
 from examples.ring.inputs import COLLECTIVES, Arrays, buffers, given
 from jaxddp import collectives
-from jaxddp.collectives import all_reduce, world_size
-from jaxddp.replicas import Replicas
-from jaxddp.ring import all_gather_step, in_chunks, reduce_scatter_step, ring_all_reduce
+from jaxddp.distributed.collectives import all_reduce, world_size
+from jaxddp.distributed.replicas import Replicas
+from jaxddp.distributed.ring_all_reduce import all_gather_step, in_chunks, reduce_scatter_step, ring_all_reduce
 
 
 def walk(buffer: jax.Array) -> jax.Array:

@@ -8,7 +8,7 @@ from examples.arrays import distance, of_all_ranks
 from examples.claims import Claim
 from examples.ring import in_jax, in_torch
 from examples.ring.inputs import COLLECTIVES, Arrays
-from jaxddp.replicas import Replicas
+from jaxddp.distributed.replicas import Replicas
 from torch_ref.config import TorchConfig
 from torch_ref.launch import launch
 

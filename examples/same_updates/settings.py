@@ -6,8 +6,8 @@ from typing import Annotated, NamedTuple
 import numpy as np
 from tyro.conf import FlagCreatePairsOff
 
+from jaxddp.data.torch_rng import Generator
 from jaxddp.errors import InputError, check_name
-from jaxddp.torch_random import Generator
 
 OPTIMIZERS = ("sgd", "adam", "adagrad", "rmsprop")
 ONE, MANY, DDP = "one device", "many devices", "DDP"  # DDP: one process for each device

@@ -7,8 +7,8 @@ import numpy as np
 from torch.utils import data
 
 from examples.claims import Claim
-from jaxddp import sampler
-from jaxddp.sampler import shard_table
+from jaxddp.data import sampler
+from jaxddp.data.sampler import shard_table
 
 EXAMPLES, PROCESSES, BATCH_SIZE = 9, 2, 3  # of the document's tables
 MORE_PROCESSES = 4  # of which more than one needs an example a second time

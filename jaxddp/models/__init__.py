@@ -6,13 +6,13 @@ Every model takes its sizes and the `Generator` that its initial weights are dra
 from flax import nnx
 
 from jaxddp.config import TrainConfig
-from jaxddp.datasets import Dataset
+from jaxddp.data.datasets import Dataset
+from jaxddp.data.model_sizes import model_sizes
+from jaxddp.data.torch_rng import Generator
 from jaxddp.models.char_mlp import CharMLP
 from jaxddp.models.convnet import ConvNet
 from jaxddp.models.linear import Linear
 from jaxddp.models.mlp import MLP
-from jaxddp.sizes import model_sizes
-from jaxddp.torch_random import Generator
 
 __all__ = ["MLP", "CharMLP", "ConvNet", "Linear", "build"]
 

@@ -4,8 +4,8 @@ import jax
 from flax import nnx
 from jax import numpy as jnp
 
-from jaxddp import layers
-from jaxddp.torch_random import Generator
+from jaxddp.data.torch_rng import Generator
+from jaxddp.nn import layers
 
 
 class CharMLP(nnx.Module):

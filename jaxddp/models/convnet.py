@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import jax
 from flax import nnx
 
-from jaxddp import layers
-from jaxddp.torch_random import Generator
+from jaxddp.data.torch_rng import Generator
+from jaxddp.nn import layers
 
 
 class Block(nnx.Module):

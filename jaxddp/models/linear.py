@@ -3,8 +3,8 @@
 import jax
 from flax import nnx
 
-from jaxddp import layers
-from jaxddp.torch_random import Generator
+from jaxddp.data.torch_rng import Generator
+from jaxddp.nn import layers
 
 
 class Linear(nnx.Module):

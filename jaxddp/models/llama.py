@@ -1,6 +1,6 @@
 """A Llama decoder that classifies sequences, as Hugging Face's LlamaForSequenceClassification does.
 
-Attributes are called as in transformers, so that `jaxddp.weights` maps a checkpoint name for name.
+Attributes are called as in transformers, so that `jaxddp.nn.torch_weights` maps a checkpoint name for name.
 
 Sources: transformers, models/llama/modeling_llama.py and modeling_layers.py; Touvron et al., LLaMA, 2023;
 Su et al., RoFormer, 2021 (rotary positions); Ainslie et al., GQA, 2023 (grouped queries).
@@ -16,11 +16,11 @@ from flax import nnx
 from jax import lax
 from jax import numpy as jnp
 
+from jaxddp.data.torch_rng import Generator
 from jaxddp.errors import InputError
-from jaxddp.functional import Functional
 from jaxddp.models.llama_config import LlamaConfig
-from jaxddp.torch_random import Generator
-from jaxddp.weights import from_torch, load_weights
+from jaxddp.nn.functional import Functional
+from jaxddp.nn.torch_weights import from_torch, load_weights
 
 Rotation = tuple[jax.Array, jax.Array]  # cos and sin of each place's angles, (1, T, 1, head_dim)
 

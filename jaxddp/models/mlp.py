@@ -6,8 +6,8 @@ from itertools import pairwise
 import jax
 from flax import nnx
 
-from jaxddp import layers
-from jaxddp.torch_random import Generator
+from jaxddp.data.torch_rng import Generator
+from jaxddp.nn import layers
 
 
 class MLP(nnx.Module):

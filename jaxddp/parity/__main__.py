@@ -11,14 +11,14 @@ from tyro.conf import Positional, arg
 
 from jaxddp import cli
 from jaxddp.errors import InputError, check_file, check_name
-from jaxddp.parity.builtin import Named, builtin_cases
+from jaxddp.parity.builtin_cases import Named, builtin_cases
 from jaxddp.parity.checking import check
 from jaxddp.parity.findings import Report
 from jaxddp.parity.report.console import Row, table, to_text
 from jaxddp.parity.report.data import to_json
 from jaxddp.parity.report.page import to_html
 from jaxddp.parity.workers import Workers
-from jaxddp.runfolder import write_atomically
+from jaxddp.tracking.run_folder import write_atomically
 
 PROG = "python -m jaxddp.parity"
 MOST_REPLICAS = 64  # torch processes of 180 MB

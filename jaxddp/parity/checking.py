@@ -16,17 +16,17 @@ from pathlib import Path
 import numpy as np
 
 from jaxddp.errors import InputError
-from jaxddp.parity.case import Case, PortCase, Trajectory
-from jaxddp.parity.compare import MOVED, residuals, rounding_only
+from jaxddp.parity.cases import Case, PortCase, Trajectory
+from jaxddp.parity.compare.judge import shows_clipping
+from jaxddp.parity.compare.numerics import compare_numerics, rounds_only
+from jaxddp.parity.compare.residuals import MOVED, residuals, rounding_only
+from jaxddp.parity.diagnosis.explain import explain
 from jaxddp.parity.environment import environment
-from jaxddp.parity.explain import explain
 from jaxddp.parity.findings import Cause, Difference, Numerics, Problem, Report, StageResult
-from jaxddp.parity.judge import shows_clipping
-from jaxddp.parity.numerics import compare_numerics, rounds_only
 from jaxddp.parity.port import Port
 from jaxddp.parity.records import Record, of_loss
 from jaxddp.parity.runs import Runs
-from jaxddp.parity.torch_side import PortFile, PortSource
+from jaxddp.parity.torch_side.side import PortFile, PortSource
 from jaxddp.parity.workers import Workers
 
 # Running by itself, of the distance from the start; measured: up to 2e-11, after 20 steps.

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from jaxddp.parity.diagnosis.catalogue import FAULTS
+from jaxddp.parity.catalogue import FAULTS
 
 # The order in which a step makes them; a difference is reported at the first that shows it.
 ORDER = (

@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from jaxddp.choices import LOSS_NORMALIZATIONS, OPTIMIZERS
 from jaxddp.config import TrainConfig
+from jaxddp.config.choices import LOSS_NORMALIZATIONS, OPTIMIZERS
 from jaxddp.errors import InputError, check_name
 
 if TYPE_CHECKING:

@@ -4,17 +4,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from jaxddp.parity.case import Question, Tensors
-from jaxddp.parity.children import ChildError
-from jaxddp.parity.evidence import Evidence
+from jaxddp.parity.cases import Question, Tensors
+from jaxddp.parity.compare.judge import judge
+from jaxddp.parity.diagnosis.evidence import Evidence
 from jaxddp.parity.findings import Problem
-from jaxddp.parity.jax_child import Forced, Free, Starts, jax_records
-from jaxddp.parity.jax_child import Job as JaxJob
-from jaxddp.parity.judge import judge
+from jaxddp.parity.flax_side.child import Forced, Free, Starts, jax_records
+from jaxddp.parity.flax_side.child import Job as JaxJob
 from jaxddp.parity.port import Facts
+from jaxddp.parity.processes import ChildError
 from jaxddp.parity.records import Lazy, Records, Scratch, StoredRecord
-from jaxddp.parity.run_torch import torch_records
-from jaxddp.parity.torch_rank import Draw, Steps, Summary, rank_folder
+from jaxddp.parity.torch_side.pool import torch_records
+from jaxddp.parity.torch_side.rank import Draw, Steps, Summary, rank_folder
 from jaxddp.parity.workers import Workers
 
 LOOK_AHEAD = 4  # learning rates are told for so many times the run's steps

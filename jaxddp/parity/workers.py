@@ -3,8 +3,8 @@
 from types import TracebackType
 from typing import Self
 
-from jaxddp.parity.jax_child import JaxChild
-from jaxddp.parity.run_torch import TorchPool
+from jaxddp.parity.flax_side.child import JaxChild
+from jaxddp.parity.torch_side.pool import TorchPool
 
 
 class Workers:

@@ -4,7 +4,7 @@ from functools import cache
 
 import numpy as np
 
-from jaxddp.sampler import epoch_indices
+from jaxddp.data.sampler import epoch_indices
 
 from .models_torch import CLASSES, COLOURS, FEATURES, HEIGHT, IGNORED, LENGTH, PADDING, VOCABULARY, WIDTH
 

@@ -12,7 +12,7 @@ import optax
 from flax import nnx
 from jax import numpy as jnp
 
-from jaxddp.layers import BatchNorm
+from jaxddp.nn.layers import BatchNorm
 
 from .models_torch import (
     AUXILIARY,

@@ -9,7 +9,7 @@ from flax import nnx
 from jax import lax
 from jax import numpy as jnp
 
-from jaxddp.layers import BatchNorm
+from jaxddp.nn.layers import BatchNorm
 
 from .models_flax import convnet_loss, gelu, token_losses, tokens_global_loss
 from .planted_edits import Edit, Planted, model, on

@@ -8,7 +8,7 @@ import optax
 from jax import lax
 from jax import numpy as jnp
 
-from jaxddp.collectives import AXIS_NAME
+from jaxddp.distributed.collectives import AXIS_NAME
 
 from .models_flax import auxiliary, token_losses, tokens_global_loss
 from .models_torch import IGNORED

@@ -10,7 +10,7 @@ import optax
 import torch
 from jax import numpy as jnp
 
-from jaxddp.transforms import scale_by_adam, scale_by_root_of_sum, trace
+from jaxddp.optim.transforms import scale_by_adam, scale_by_root_of_sum, trace
 
 WARMUP = 3.0
 

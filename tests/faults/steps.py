@@ -9,7 +9,7 @@ import optax
 from jax import lax
 from jax import numpy as jnp
 
-from jaxddp.collectives import AXIS_NAME
+from jaxddp.distributed.collectives import AXIS_NAME
 from jaxddp.state import TrainState
 
 from .models_torch import IGNORED

@@ -10,7 +10,7 @@ import optax
 from jax import lax
 from jax import numpy as jnp
 
-from jaxddp.collectives import AXIS_NAME
+from jaxddp.distributed.collectives import AXIS_NAME
 
 from .models_flax import Activation, gelu, mlp_loss
 from .planted_edits import Edit, model, on, optimizer, step

@@ -4,9 +4,9 @@ import torch
 from torch import nn
 
 from jaxddp.config import TrainConfig
-from jaxddp.datasets import Dataset
-from jaxddp.patterns import frozen_names
-from jaxddp.sizes import model_sizes
+from jaxddp.config.name_patterns import frozen_names
+from jaxddp.data.datasets import Dataset
+from jaxddp.data.model_sizes import model_sizes
 from torch_ref.models.char_mlp import CharMLP
 from torch_ref.models.convnet import ConvNet
 from torch_ref.models.linear import Linear
@@ -27,7 +27,7 @@ def build(config: TrainConfig, dataset: Dataset) -> nn.Module:
         InputError: the model cannot read this data set, or cannot have these hidden sizes, or --freeze names
             none of its parameters, or all.
 
-    >>> from jaxddp import datasets
+    >>> from jaxddp.data import datasets
     >>> config = TrainConfig(model="mlp", hidden_sizes=(32,), dtype="float64")
     >>> for name, parameter in build(config, datasets.load(config)).named_parameters():
     ...     print(name, tuple(parameter.shape), parameter.dtype)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxddp.parity.diagnosis.search import Hypothesis, Ruling, decide
+from jaxddp.parity.diagnosis.decide import Hypothesis, Ruling, decide
 
 Of = Mapping[str, np.ndarray]  # entry of the batch -> fingerprints, (W, examples)
 Expectation = Callable[[int], Of | None]

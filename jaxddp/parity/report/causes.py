@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from jaxddp.parity.diagnosis.catalogue import FAULTS, Fault
+from jaxddp.parity.catalogue import FAULTS, Fault
 from jaxddp.parity.findings import Cause, Difference, Layer
 from jaxddp.parity.report import words
 from jaxddp.parity.report.markup import Html, join, tag, with_code

@@ -1,0 +1,191 @@
+"""Every option of a training run, looked at once: one line for what is wrong, that says what would be right."""
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from jaxddp.config.choices import (
+    AMP,
+    BUFFERS,
+    COMM_HOOKS,
+    DATASETS,
+    DROPOUT_MASKS,
+    DTYPES,
+    LOSS_NORMALIZATIONS,
+    LR_SCALINGS,
+    MODELS,
+    OPTIMIZERS,
+    PLATFORMS,
+    POWER_SGD,
+    SCHEDULES,
+)
+from jaxddp.errors import InputError, check_name
+
+if TYPE_CHECKING:
+    from jaxddp.config import TrainConfig
+
+
+def check_names(config: "TrainConfig") -> None:
+    """Each choice is one of those that there are."""
+    check_name("--model", config.model, MODELS)
+    check_name("--dataset", config.dataset, DATASETS)
+    check_name("--optimizer", config.optimizer, OPTIMIZERS)
+    check_name("--schedule", config.schedule, SCHEDULES)
+    check_name("--loss-normalization", config.loss_normalization, LOSS_NORMALIZATIONS)
+    check_name("--lr-scaling", config.lr_scaling, LR_SCALINGS)
+    check_name("--buffers", config.buffers, BUFFERS)
+    check_name("--dropout-masks", config.dropout_masks, DROPOUT_MASKS)
+    check_name("--comm-hook", config.comm_hook, COMM_HOOKS)
+    check_name("--dtype", config.dtype, DTYPES)
+    check_name("--amp", config.amp, AMP)
+    if config.platform is not None:
+        check_name("--platform", config.platform, PLATFORMS)
+
+
+def check_ranges(config: "TrainConfig") -> None:
+    """Each number is one that makes sense by itself."""
+    at_least_one: tuple[str, ...] = (
+        "num_examples",
+        "num_features",
+        "num_classes",
+        "context_length",
+        "embedding_size",
+    )
+    at_least_one += ("step_size", "global_batch_size", "accumulation_steps", "devices", "steps_per_dispatch")
+    at_least_one += ("matrix_approximation_rank", "start_power_sgd_iter", "growth_interval", "local_sgd_period")
+    for name in at_least_one:
+        _check_at_least(config, name, 1)
+    at_least_zero: tuple[str, ...] = ("epochs", "warmup_steps", "verify_every", "checkpoint_every", "seed")
+    at_least_zero += ("start_local_sgd_iter",)
+    at_least_zero += ("lr", "momentum", "weight_decay", "eps", "alpha", "lr_decay", "initial_accumulator_value")
+    for name in at_least_zero + ("min_lr", "gamma", "min_compression_rate"):
+        _check_at_least(config, name, 0)
+    if config.dampening is not None and not math.isfinite(config.dampening):
+        raise InputError(f"--dampening {config.dampening}: must be finite")
+    if config.hidden_sizes is not None and any(size < 1 for size in config.hidden_sizes):
+        raise InputError(f"{typed('hidden_sizes', config.hidden_sizes)}: each must be at least 1")
+    if config.betas is not None and not all(0 <= beta < 1 for beta in config.betas):
+        raise InputError(f"{typed('betas', config.betas)}: each must be at least 0 and below 1")
+    if not 0 <= config.dropout < 1:
+        raise InputError(f"--dropout {config.dropout}: must be at least 0 and below 1")
+    if config.clip_grad_norm is not None and not config.clip_grad_norm > 0:
+        raise InputError(f"--clip-grad-norm {config.clip_grad_norm}: must be above 0")
+    if config.ema_decay is not None and not 0 <= config.ema_decay <= 1:
+        raise InputError(f"--ema-decay {config.ema_decay}: must be 0 to 1")
+    if not 0 < config.init_scale < math.inf:
+        raise InputError(f"--init-scale {config.init_scale}: must be above 0 and finite")
+    if not 1 < config.growth_factor < math.inf:
+        raise InputError(f"--growth-factor {config.growth_factor}: must be above 1 and finite")
+    if not 0 < config.backoff_factor < 1:
+        raise InputError(f"--backoff-factor {config.backoff_factor}: must be between 0 and 1")
+    if config.seed + config.epochs > 2**64:  # epoch e is shuffled by seed + e
+        raise InputError(f"--seed {config.seed}: must stay below 2**64 over {config.epochs} epochs, as torch's seeds")
+
+
+def _check_at_least(config: "TrainConfig", name: str, least: int) -> None:
+    value = getattr(config, name)
+    if value is not None and not value >= least:  # so written, NaN fails too
+        raise InputError(f"{flag(name)} {value}: must be at least {least}")
+    if value == math.inf:
+        raise InputError(f"{flag(name)} {value}: must be finite")
+
+
+def check_combinations(config: "TrainConfig") -> None:
+    """No option contradicts another."""
+    if config.dataset == "npz" and config.data_path is None:
+        raise InputError("--dataset npz: needs --data-path FILE.npz")
+    if config.model == "char_mlp" and config.dataset != "names":
+        raise InputError(f"--model char_mlp: reads characters, so it needs --dataset names, not {config.dataset}")
+    if config.dataset == "names" and config.model != "char_mlp":
+        raise InputError(f"--dataset names: holds characters, so it needs --model char_mlp, not {config.model}")
+    if config.optimizer == "sgd" and config.nesterov and (not config.momentum or config.dampening):
+        raise InputError("--nesterov: needs --momentum above 0 and no --dampening")
+    if config.dropout_masks != "replica" and not config.dropout:
+        raise InputError(f"--dropout-masks {config.dropout_masks}: needs --dropout above 0")
+    _check_join(config)
+    if config.amp != "none" and config.dtype != "float32":
+        raise InputError(f"--amp {config.amp}: computes float32 in 16 bits, so it needs --dtype float32")
+    if config.schedule == "one_cycle" and config.cycle_momentum and config.optimizer == "adagrad":
+        raise InputError("--schedule one_cycle: adagrad has no momentum to cycle; add --no-cycle-momentum")
+    if (config.use_error_feedback or config.warm_start) and config.start_power_sgd_iter < 2:
+        raise InputError(
+            f"--start-power-sgd-iter {config.start_power_sgd_iter}: must be at least 2, "
+            "or needs --no-use-error-feedback and --no-warm-start"
+        )
+    if config.amp == "fp16" and config.comm_hook in POWER_SGD and (config.use_error_feedback or config.warm_start):
+        raise InputError(
+            f"--amp fp16: an overflow would stay in what --comm-hook {config.comm_hook} remembers; take bf16, "
+            "or --no-use-error-feedback and --no-warm-start"
+        )
+    cycled = config.schedule == "one_cycle" and config.cycle_momentum
+    if config.shard_optimizer and config.optimizer == "sgd" and not (config.momentum or cycled):
+        raise InputError("--shard-optimizer: sgd without --momentum keeps nothing that could be sharded")
+    _check_local_sgd(config)
+
+
+def _check_local_sgd(config: "TrainConfig") -> None:
+    """Replicas that step on their own share less."""
+    if config.start_local_sgd_iter is not None and config.amp == "fp16":
+        raise InputError(
+            "--amp fp16: not beside --start-local-sgd-iter, where replicas would skip other steps; take bf16"
+        )
+    if config.start_local_sgd_iter is None:
+        if config.local_sgd_period is not None:
+            raise InputError(f"{typed('local_sgd_period', config.local_sgd_period)}: needs --start-local-sgd-iter")
+        return
+    shared: dict[str, Any] = {
+        "comm_hook": "allreduce",
+        "loss_normalization": "ddp",
+        "ema_decay": None,
+        "shard_optimizer": False,
+    }
+    shared |= {"join": False, "log_gradients": ()}
+    for name, off in shared.items():
+        value = getattr(config, name)
+        if value != off:
+            raise InputError(
+                f"{typed(name, value)}: not beside --start-local-sgd-iter, where replicas step on their own"
+            )
+
+
+def _check_join(config: "TrainConfig") -> None:
+    dropping = [name for name in ("drop_last", "drop_last_batch") if getattr(config, name)]
+    if config.join and dropping:
+        raise InputError(f"--join: uses every example, which {flag(dropping[0])} does not; leave one of them out")
+    if config.join and config.buffers == "mean":
+        raise InputError("--buffers mean: not with --join, where replicas run out; must be rank0 or local")
+    if not config.divide_by_initial_world_size and not config.join:
+        raise InputError("--no-divide-by-initial-world-size: only with --join")
+    if not config.divide_by_initial_world_size and config.loss_normalization == "global":
+        raise InputError(
+            "--no-divide-by-initial-world-size: --loss-normalization global divides by the number of elements; "
+            "only with ddp"
+        )
+
+
+def flag(field: str) -> str:
+    """The command-line spelling of a config field.
+
+    >>> flag("global_batch_size")
+    '--global-batch-size'
+    """
+    return "--" + field.replace("_", "-")
+
+
+def square_side(numbers: int) -> int:
+    """The side of the smallest square with room for so many numbers, as `batched_powerSGD` lays gradients out.
+
+    >>> square_side(620)
+    25
+    """
+    return math.isqrt(max(0, numbers - 1)) + 1
+
+
+def typed(field: str, value: Any) -> str:
+    """A flag and its value as they are typed.
+
+    >>> typed("hidden_sizes", (8, 0)), typed("cycle_momentum", False)
+    ('--hidden-sizes 8 0', '--no-cycle-momentum')
+    """
+    if isinstance(value, bool):
+        return flag(field if value else f"no_{field}")
+    return f"{flag(field)} {' '.join(map(str, value)) if isinstance(value, tuple) else value}"

@@ -1,0 +1,132 @@
+"""The configuration of a training run: its options (`jaxddp.config.options`), checked once, and what follows from them.
+
+The same configuration drives `python -m jaxddp.train` and `python -m torch_ref.train`, so
+this module knows neither jax nor torch.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+from jaxddp.config.checks import check_combinations, check_names, check_ranges, flag, square_side, typed
+from jaxddp.config.choices import (
+    BELONGS_TO,
+    DEFAULT_LOCAL_SGD_PERIOD,
+    DEFAULT_LR,
+    KEPT_ON_RESUME,
+    OPTIMIZER_OPTIONS,
+    POWER_SGD,
+)
+from jaxddp.config.options import (
+    Communication,
+    Data,
+    Devices,
+    Model,
+    Optimizer,
+    Order,
+    Output,
+    Precision,
+    Schedule,
+    Step,
+)
+from jaxddp.errors import InputError
+
+
+@dataclass(frozen=True)
+class TrainConfig(Output, Devices, Precision, Communication, Order, Step, Schedule, Optimizer, Model, Data):
+    """Data-parallel training: one replica of the model per device, gradients averaged.
+
+    Flags left out keep PyTorch's defaults. The same flags work for jaxddp.train and
+    torch_ref.train. --traceback shows where in the code an error came from.
+    """
+
+    def __post_init__(self) -> None:
+        check_names(self)
+        check_ranges(self)
+        check_combinations(self)
+
+    def optimizer_options(self) -> dict[str, Any]:
+        """The optimizer options that were set, under torch's names; the rest keep torch's defaults.
+
+        >>> TrainConfig(optimizer="sgd", lr=0.1, nesterov=True, momentum=0.9).optimizer_options()
+        {'lr': 0.1, 'momentum': 0.9, 'nesterov': True}
+        """
+        values = {name: getattr(self, name) for name in OPTIMIZER_OPTIONS}
+        return {name: value for name, value in values.items() if value is not None and value is not False}
+
+    def power_sgd_options(self) -> dict[str, Any]:
+        """What the PowerSGD hook is made with, the one that `comm_hook` names.
+
+        >>> TrainConfig(comm_hook="batched_powerSGD", warm_start=False).power_sgd_options()["warm_start"]
+        False
+        """
+        takers = BELONGS_TO["comm_hook"]
+        return {name: getattr(self, name) for name in takers if self.comm_hook in takers[name]}
+
+    @property
+    def base_lr(self) -> float:
+        """The learning rate that the schedule scales (one_cycle: its peak)."""
+        return DEFAULT_LR[self.optimizer] if self.lr is None else self.lr
+
+    @property
+    def averaging_period(self) -> int:
+        """Optimizer steps between two averagings of the parameters, in post-local SGD."""
+        return DEFAULT_LOCAL_SGD_PERIOD if self.local_sgd_period is None else self.local_sgd_period
+
+    @property
+    def agreement(self) -> str:
+        """What the last line of a run says of its replicas."""
+        return "replicas identical" if self.start_local_sgd_iter is None else "mean of the replicas' parameters"
+
+    def with_scaled_lr(self, world_size: int) -> Self:
+        """The same with the rate that `lr_scaling` makes of it for so many replicas.
+
+        >>> TrainConfig(lr=0.1, lr_scaling="sqrt").with_scaled_lr(4).lr
+        0.2
+        """
+        factor = {"none": 1.0, "linear": world_size, "sqrt": math.sqrt(world_size)}[self.lr_scaling]
+        return replace(self, lr=self.base_lr * factor, lr_scaling="none")
+
+    def per_replica_batch_size(self, world_size: int) -> int:
+        """Examples of one replica and optimizer step; `InputError` if replicas do not divide the batch."""
+        parts = world_size * self.accumulation_steps
+        if self.global_batch_size % parts:
+            lower = self.global_batch_size // parts * parts
+            near = f"{lower} or {lower + parts}" if lower else f"{parts}"
+            raise InputError(
+                f"--global-batch-size {self.global_batch_size}: {world_size} replicas x "
+                f"{self.accumulation_steps} accumulation steps do not divide it; {near} would do"
+            )
+        return self.global_batch_size // world_size
+
+    def check_square(self, numbers: int) -> None:
+        """Raise `InputError` if the square that `batched_powerSGD` makes of so many gradient elements is too small."""
+        side = square_side(numbers)
+        if self.comm_hook == "batched_powerSGD" and self.matrix_approximation_rank > side:
+            rank = typed("matrix_approximation_rank", self.matrix_approximation_rank)
+            raise InputError(f"{rank}: must be at most {side}, the side of a square of {numbers} gradient elements")
+
+    def check_used(self, beside: "TrainConfig") -> None:
+        """Raise `InputError` for an option that is not as in `beside` and yet would change nothing."""
+        for choice, options in BELONGS_TO.items():
+            for option, takers in options.items():
+                value, chosen = getattr(self, option), getattr(self, choice)
+                if value != getattr(beside, option) and chosen not in takers:
+                    some = " or ".join(filter(None, [", ".join(takers[:-1]), takers[-1]]))
+                    raise InputError(f"{typed(option, value)}: only for {flag(choice)} {some}, not {chosen}")
+
+    def check_resumes(self, saved: "TrainConfig") -> None:
+        """Raise `InputError` if this run cannot go on from a checkpoint of `saved`."""
+        stateful = {self.comm_hook, saved.comm_hook} & set(POWER_SGD)
+        for name in (*KEPT_ON_RESUME, *(("comm_hook",) if stateful else ())):
+            new, old = getattr(self, name), getattr(saved, name)
+            if new != old:
+                before = "its default" if old is None else typed(name, old)
+                raise InputError(f"{typed(name, new)}: the run in {self.resume} goes on with {before} only")
+        own = ["parameters"] * (self.start_local_sgd_iter is not None) + ["buffers"] * (self.buffers == "local")
+        own += ["errors of its --comm-hook"] * bool(stateful)
+        if own and self.devices != saved.devices:
+            raise InputError(
+                f"{typed('devices', self.devices)}: the run in {self.resume} has {own[0]} of "
+                f"{saved.devices} replicas, each its own; must be {saved.devices}"
+            )

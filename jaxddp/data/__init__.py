@@ -1,0 +1,1 @@
+"""Data sets, the sampler, and torch's random numbers. Framework-free."""

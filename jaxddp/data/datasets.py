@@ -1,0 +1,270 @@
+"""Arrays to learn from: digits, a linear problem, names, or a user's own.
+
+Shapes: N examples.
+"""
+
+import unicodedata
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxddp.config import TrainConfig
+from jaxddp.config.choices import IGNORE_INDEX
+from jaxddp.data.torch_rng import Generator
+from jaxddp.errors import InputError
+
+Array = NDArray[Any]
+Arrays = dict[str, Array]
+"""x: float32 or, for characters, int32 (N, ...). y: int32 (N,)."""
+
+NUM_DIGITS_TRAIN = 1437  # of 1,797
+LABEL_NOISE = 0.1  # of the linear problem: some labels near a boundary are wrong
+NAMES_FILE = Path(__file__).with_name("names.txt")
+END = "."  # ends a name, and stands for what is before it; its id is 0
+MAX_NAME_LENGTH = 100
+MIN_NAMES = 10
+MAX_CLASSES = 2**20  # a larger label is a mistake, and its model would not fit
+NPZ_ARRAYS = ("x_train", "y_train", "x_test", "y_test")
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """What is learned, and what is never seen in training.
+
+    Attributes:
+        name: the --dataset.
+        train: x (N, *input_shape) and y (N,).
+        test: the same, of other examples.
+        num_classes: labels are 0 to num_classes - 1, or -100 where they do not count.
+        input_shape: shape of one example's x.
+        vocab: names: the characters in the order of their ids; otherwise None.
+    """
+
+    name: str
+    train: Arrays
+    test: Arrays
+    num_classes: int
+    input_shape: tuple[int, ...]
+    vocab: str | None = None
+
+    def astype(self, dtype: str) -> "Dataset":
+        """The same with floating-point inputs in another precision."""
+
+        def cast(arrays: Arrays) -> Arrays:
+            return {name: x.astype(dtype, copy=False) if x.dtype.kind == "f" else x for name, x in arrays.items()}
+
+        return replace(self, train=cast(self.train), test=cast(self.test))
+
+
+def load(config: TrainConfig) -> Dataset:
+    """The dataset that `config` names: the same arrays for jaxddp and torch_ref.
+
+    - digits: scikit-learn's 1,797 handwritten digits; x (N, 8, 8) from 0 to 1.
+    - linear: x (N, num_features) drawn from the seed; y the largest of num_classes noisy scores.
+    - names: x (N, context_length) the ids of characters, y the id of the next one.
+    - npz: x_train, y_train, x_test, y_test. uint8 x, as of images, becomes x / 255; other
+      numbers stay as they are. Labels of -100 do not count.
+
+    Returns:
+        x float32 (names: int32) and y int32; only `linear` depends on the seed.
+
+    Raises:
+        InputError: a file is missing or malformed; the message says where and what would be right.
+
+    >>> digits = load(TrainConfig(dataset="digits"))
+    >>> digits.train["x"].shape, digits.test["x"].shape, digits.num_classes
+    ((1437, 8, 8), (360, 8, 8), 10)
+    """
+    loaders = {"digits": _digits, "linear": _linear, "names": _names, "npz": _npz}
+    return loaders[config.dataset](config)
+
+
+def _digits(config: TrainConfig) -> Dataset:
+    """scikit-learn's handwritten digits: x (N, 8, 8) from 0 to 1, in a fixed shuffled order."""
+    from sklearn.datasets import load_digits  # a second to import
+
+    bunch = load_digits()
+    order = Generator(0).randperm(len(bunch.target))
+    x = (bunch.images[order] / 16).astype(np.float32)
+    y = bunch.target[order].astype(np.int32)
+    train, test = _split(x, y, NUM_DIGITS_TRAIN)
+    return Dataset("digits", train, test, 10, (8, 8))
+
+
+def _linear(config: TrainConfig) -> Dataset:
+    """y = argmax(x weight + 0.1 noise), all from N(0, 1) and in the order in which they are drawn below.
+
+    After torch.manual_seed(seed), torch.randn gives the same numbers for the same shapes.
+    """
+    num_train = config.num_examples
+    total = num_train + max(1, num_train // 5)
+    generator = Generator(config.seed)
+    weight = generator.normal((config.num_features, config.num_classes))
+    x = generator.normal((total, config.num_features))
+    noise = generator.normal((total, config.num_classes))
+    # In float64, so that no BLAS decides a label by its rounding.
+    scores = x.astype(np.float64) @ weight + LABEL_NOISE * noise
+    y = scores.argmax(axis=1).astype(np.int32)
+    train, test = _split(x, y, num_train)
+    return Dataset("linear", train, test, config.num_classes, (config.num_features,))
+
+
+def _split(x: Array, y: Array, num_train: int) -> tuple[Arrays, Arrays]:
+    return {"x": x[:num_train], "y": y[:num_train]}, {"x": x[num_train:], "y": y[num_train:]}
+
+
+def _names(config: TrainConfig) -> Dataset:
+    """Predict each character of a name, and its end, from the `context_length` before it.
+
+    A tenth of the different names is for testing; a name that occurs twice is on one side only.
+    """
+    names = _read_names(NAMES_FILE if config.data_path is None else Path(config.data_path))
+    vocab = END + "".join(sorted(set("".join(names))))
+    different = list(dict.fromkeys(names))
+    order = Generator(0).randperm(len(different))
+    tested = {different[i] for i in order[: len(different) // 10]}
+    train = _next_character([name for name in names if name not in tested], vocab, config.context_length)
+    test = _next_character([name for name in names if name in tested], vocab, config.context_length)
+    return Dataset("names", train, test, len(vocab), (config.context_length,), vocab)
+
+
+def _next_character(names: list[str], vocab: str, context_length: int) -> Arrays:
+    """x (N, context_length), y (N,): of "ab" with context 2, (.., a), (.a, b), (ab, .)."""
+    ids = {character: i for i, character in enumerate(vocab)}
+    y = np.array([ids[character] for name in names for character in name + END], dtype=np.int32)
+    place = np.concatenate([np.arange(len(name) + 1) for name in names])  # of each character in its name
+    # What is more than `place` characters back belongs to the name before.
+    x = [np.where(place >= back, np.roll(y, back), 0) for back in range(context_length, 0, -1)]
+    return {"x": np.stack(x, axis=1).astype(np.int32), "y": y}
+
+
+def _read_names(path: Path) -> list[str]:
+    """The lines of a file; a byte order mark, CRLF, and spaces around a name are let pass."""
+    with _open(path, "a UTF-8 text file with one name per line") as file:
+        content = file.read()
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise InputError(f"--data-path {path}: line {line} is not UTF-8; save the file as UTF-8") from None
+    # Not splitlines(), which also splits at control characters.
+    names = [line.strip(" ") for line in text.replace("\r\n", "\n").rstrip(" \n").split("\n")]
+    if names == [""]:
+        raise InputError(f"--data-path {path}: is empty; needs at least {MIN_NAMES} names, one per line")
+    for number, name in enumerate(names, start=1):
+        if fault := _fault_of_name(name):
+            raise InputError(f"--data-path {path}: line {number} {fault}")
+    if len(set(names)) < MIN_NAMES:
+        raise InputError(f"--data-path {path}: has {len(set(names))} different names; needs at least {MIN_NAMES}")
+    return names
+
+
+def _fault_of_name(name: str) -> str | None:
+    """What is wrong with a line's name, and what would be right."""
+    if not name:
+        return "is blank; remove it, so that each line holds one name"
+    if END in name:
+        return f"has a {END!r}, which marks the end of a name; remove it"
+    controls = [character for character in name if unicodedata.category(character) in ("Cc", "Zl", "Zp")]
+    if controls:
+        return f"has the control character U+{ord(controls[0]):04X}; remove it"
+    if len(name) > MAX_NAME_LENGTH:
+        return f"has {len(name)} characters; shorten it to {MAX_NAME_LENGTH}, one name per line"
+    return None
+
+
+def _npz(config: TrainConfig) -> Dataset:
+    """The user's arrays, checked and scaled."""
+    assert config.data_path is not None, "TrainConfig saw to it"
+    where = f"--data-path {config.data_path}"
+    arrays = _read_npz(Path(config.data_path))
+    splits = {}
+    for split in ("train", "test"):
+        x, y = arrays[f"x_{split}"], arrays[f"y_{split}"]
+        _check_inputs(f"{where}: x_{split}", x)
+        _check_labels(f"{where}: y_{split}", y, len(x))
+        splits[split] = {"x": _as_float32(f"{where}: x_{split}", x), "y": y.astype(np.int32)}
+    _check_splits_match(where, arrays)
+    num_classes = max(int(split["y"].max()) for split in splits.values()) + 1
+    return Dataset("npz", splits["train"], splits["test"], num_classes, splits["train"]["x"].shape[1:])
+
+
+def _read_npz(path: Path) -> Arrays:
+    """The four arrays; never runs code that a file brings, as pickles can."""
+    wanted = f"an .npz file with {', '.join(NPZ_ARRAYS)}, as numpy.savez writes"
+    with _open(path, wanted) as file:
+        try:
+            archive = np.load(file, allow_pickle=False)
+            present = archive.files
+        except Exception:  # a text, a pickle, a broken zip, a single .npy
+            raise InputError(f"--data-path {path}: is no .npz file; needs {wanted}") from None
+        if missing := [name for name in NPZ_ARRAYS if name not in present]:
+            found = ", ".join(present) or "nothing"
+            raise InputError(f"--data-path {path}: has no {', '.join(missing)}, only {found}; needs {wanted}")
+        return {name: _read_array(f"--data-path {path}: {name}", archive, name) for name in NPZ_ARRAYS}
+
+
+def _read_array(where: str, archive: np.lib.npyio.NpzFile, name: str) -> Array:
+    try:
+        return np.asarray(archive[name])
+    except Exception as error:  # of a dozen types, but always the file's fault
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise InputError(f"{where} cannot be read ({reason}); needs an array of numbers") from None
+
+
+def _check_inputs(where: str, x: Array) -> None:
+    if x.dtype.kind not in "fiu":
+        raise InputError(f"{where} holds {x.dtype}; needs floating-point or integer numbers")
+    if x.ndim < 2 or x.size == 0:
+        raise InputError(f"{where} has shape {x.shape}; needs (N, ...) with at least one example and one input")
+
+
+def _check_labels(where: str, y: Array, count: int) -> None:
+    if y.dtype.kind not in "iu":
+        raise InputError(f"{where} holds {y.dtype}; needs integer class labels")
+    if y.shape != (count,):
+        raise InputError(f"{where} has shape {y.shape}; needs ({count},), a label for each example")
+    counted = y != IGNORE_INDEX
+    if not counted.any():
+        raise InputError(f"{where} holds no label but {IGNORE_INDEX}, which is ignored; needs class labels from 0")
+    wrong = np.argwhere(counted & ((y < 0) | (y >= MAX_CLASSES)))
+    if wrong.size:
+        index = tuple(wrong[0])
+        raise InputError(
+            f"{where}{list(map(int, index))} is {y[index]}; "
+            f"needs class labels from 0 to {MAX_CLASSES - 1}, or {IGNORE_INDEX} where none counts"
+        )
+
+
+def _check_splits_match(where: str, arrays: Arrays) -> None:
+    """Train and test examples have one shape and one scale."""
+    train, test = (arrays[f"x_{split}"].shape[1:] for split in ("train", "test"))
+    if train != test:
+        raise InputError(f"{where}: x_train has items of shape {train}, x_test {test}; needs one shape")
+    train_type, test_type = arrays["x_train"].dtype, arrays["x_test"].dtype
+    if (train_type == np.uint8) != (test_type == np.uint8):
+        raise InputError(
+            f"{where}: x_train is {train_type}, x_test {test_type}; "
+            "only uint8 is divided by 255, so both must be or neither"
+        )
+
+
+def _as_float32(where: str, x: Array) -> Array:
+    with np.errstate(over="ignore"):  # found below
+        converted = x.astype(np.float32, order="C")
+    wrong = np.argwhere(~np.isfinite(converted))
+    if wrong.size:
+        index = tuple(wrong[0])
+        raise InputError(f"{where}{list(map(int, index))} is {x[index]}; needs finite float32 numbers")
+    return converted / np.float32(255) if x.dtype == np.uint8 else converted
+
+
+def _open(path: Path, wanted: str) -> BinaryIO:
+    try:
+        return path.open("rb")
+    except OSError as error:
+        reason = (error.strerror or type(error).__name__).lower()
+        raise InputError(f"--data-path {path}: {reason}; needs {wanted}") from None

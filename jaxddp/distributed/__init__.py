@@ -1,0 +1,1 @@
+"""Devices, replicas, collectives, and the check that replicas are identical."""

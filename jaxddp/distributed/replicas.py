@@ -1,0 +1,130 @@
+"""Where the replicas live, and the one place where a function is mapped over them.
+
+A `Replicas` object answers four questions: how many replicas there are, how a tree gets
+onto all of them, how a batch is dealt out to them, and how a function runs on each. Code
+that asks only these runs unchanged on N devices (`Replicas`, by `jax.pmap`) and on one
+(`VirtualReplicas`, by `jax.vmap`).
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxddp.distributed.collectives import AXIS_NAME
+
+Tree = TypeVar("Tree")
+Axes = Any  # None: the same on all replicas; 0: one slice per replica; or a tree of these
+
+
+class Replicas:
+    """One replica per device, mapped by `jax.pmap`.
+
+    Args:
+        devices: the devices of all replicas, in rank order; several processes pass the same list.
+
+    Attributes:
+        world_size: the number of replicas, over all processes.
+        local_ranks: those that this process drives.
+
+    >>> from jaxddp.distributed.collectives import all_reduce, rank
+    >>> from jaxddp.distributed.devices import prepare
+    >>> replicas = Replicas(prepare(2, "cpu"))
+    >>> add_ranks = replicas.map(lambda x: all_reduce(x * rank()), in_axes=(0,), out_axes=None)
+    >>> print(add_ranks(replicas.shard(np.array([5.0, 7.0]))))
+    7.0
+    """
+
+    def __init__(self, devices: Sequence[jax.Device]):
+        self.devices = list(devices)
+        mesh = Mesh(np.array(self.devices), (AXIS_NAME,))
+        self._replicated = NamedSharding(mesh, PartitionSpec())
+        self._sharded = NamedSharding(mesh, PartitionSpec(AXIS_NAME))
+        self.world_size = len(self.devices)
+        here = jax.process_index()
+        self.local_ranks = [rank for rank, device in enumerate(self.devices) if device.process_index == here]
+
+    def replicate(self, tree: Tree) -> Tree:
+        """Put a copy of every leaf on every device, in buffers that nothing else shares."""
+        # device_put may keep the caller's buffer as one of the copies; a donating step would free it.
+        owned = jax.tree.map(lambda leaf: np.array(leaf), tree)
+        return jax.device_put(owned, self._replicated)
+
+    def shard(self, tree: Tree) -> Tree:
+        """Deal leaves of shape (world_size, ...) out to the devices, slice r to replica r."""
+        self.check_dealt(tree)
+        return jax.device_put(tree, self._sharded)
+
+    def place(self, tree: Any, axes: Any) -> Any:
+        """Put the parts of a dataclass where their axes say: None: `replicate`, 0: `shard`."""
+        put = {None: self.replicate, 0: self.shard}
+        parts = {field.name: getattr(axes, field.name) for field in dataclasses.fields(tree)}
+        return type(tree)(**{name: put[axis](getattr(tree, name)) for name, axis in parts.items()})
+
+    def start(self, tree: Any, axes: Any) -> Any:
+        """Put what one replica has on all: copies of what they share, and of the rest one for each to go on with."""
+        own = [field.name for field in dataclasses.fields(tree) if getattr(axes, field.name) == 0]
+        return self.place(self.repeat(tree, own), axes)
+
+    def repeat(self, tree: Any, names: Iterable[str]) -> Any:
+        """The dataclass with these of its parts once for each replica."""
+        count = len(self.local_ranks)
+
+        def repeated(part: Any) -> Any:
+            return jax.tree.map(lambda leaf: np.repeat(np.asarray(leaf)[None], count, axis=0), part)
+
+        return dataclasses.replace(tree, **{name: repeated(getattr(tree, name)) for name in names})
+
+    def check_dealt(self, tree: Tree) -> None:
+        """Raise `ValueError` unless there is a slice for each replica; pmap would use fewer devices for fewer."""
+        count = len(self.local_ranks)
+        for leaf in jax.tree.leaves(tree):
+            if np.shape(leaf)[:1] != (count,):
+                raise ValueError(f"a batch of shape {np.shape(leaf)} cannot be dealt out to {count} replicas")
+
+    def map(
+        self, function: Callable[..., Any], in_axes: tuple[Axes, ...], out_axes: Axes, donate: tuple[int, ...] = ()
+    ) -> Any:
+        """Compile `function` to run on every replica at once, with collectives over `AXIS_NAME`.
+
+        Args:
+            function: pure; called with one replica's slice of each argument.
+            in_axes: per argument, 0 for a slice per replica, None for the same value on all.
+                At least one must be 0.
+            out_axes: likewise; None promises that all replicas return the same (nothing checks it:
+                see `jaxddp.distributed.verify`).
+            donate: numbers of the arguments whose buffers may be reused for the results.
+        """
+        # jax.pmap is in maintenance mode, so it stands here and nowhere else.
+        return jax.pmap(
+            function,
+            axis_name=AXIS_NAME,
+            in_axes=in_axes,
+            out_axes=out_axes,
+            devices=self.devices,
+            donate_argnums=donate,
+        )
+
+
+class VirtualReplicas(Replicas):
+    """N replicas on one device, mapped by `jax.vmap`: the same program without parallel hardware.
+
+    Args:
+        world_size: the number of replicas.
+        device: where all of them live; the default device if None.
+    """
+
+    def __init__(self, world_size: int, device: jax.Device | None = None):
+        super().__init__([device or jax.devices()[0]])
+        self.world_size = world_size
+        self.local_ranks = list(range(world_size))
+
+    def map(
+        self, function: Callable[..., Any], in_axes: tuple[Axes, ...], out_axes: Axes, donate: tuple[int, ...] = ()
+    ) -> Any:
+        """As `Replicas.map`, on one device."""
+        mapped = jax.vmap(function, in_axes, out_axes, axis_name=AXIS_NAME, axis_size=self.world_size)
+        return jax.jit(mapped, donate_argnums=donate)

@@ -1,0 +1,111 @@
+"""A flax.linen module seen as `jaxddp.nn.functional.Functional` sees an nnx one: flat arrays and a pure loss."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+from flax import linen, nnx, traverse_util
+from jax import numpy as jnp
+
+from jaxddp.errors import InputError
+from jaxddp.nn.functional import Functional, LocalLoss
+from jaxddp.nn.losses import Batch, LossFunction, Sums, summed
+from jaxddp.state import Buffers, Params
+
+PARAMS = "params"
+
+
+class Bound:
+    """A linen module with its variables, to be called as an nnx module or a torch module is.
+
+    Args:
+        module: the module.
+        variables: its collections; None: they are made by the first call.
+
+    Attributes:
+        variables: the collections, as the last call left them.
+    """
+
+    def __init__(self, module: linen.Module, variables: Mapping[str, Any] | None = None):
+        self._module = module
+        self.variables = variables
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's output; whatever it changes is kept for the next call."""
+        if self.variables is None:
+            output, self.variables = self._module.init_with_output(jax.random.key(0), *args, **kwargs)
+            return output
+        others = [collection for collection in self.variables if collection != PARAMS]
+        output, changed = self._module.apply(self.variables, *args, mutable=others, **kwargs)
+        self.variables = {**self.variables, **changed}
+        return output
+
+
+class LinenFunctional:
+    """The pure side of a linen module: parameters and buffers by name, and its loss.
+
+    The collections other than "params" (batch_stats) are buffers. The loss function says whether it
+    trains: `loss_fn(model, batch)` calls `model(batch["x"], train=True)`, or whatever the module wants.
+
+    Args:
+        module: the module.
+        loss_fn: one loss per element, or `losses.Losses`.
+        batch: any batch; the loss is taken of it once, so that the module can make its variables.
+
+    Raises:
+        InputError: two collections have a variable of the same name.
+
+    >>> loss_fn = lambda model, batch: (model(batch["x"])[:, 0] - 1.0) ** 2
+    >>> functional = LinenFunctional(linen.Dense(1), loss_fn, {"x": jnp.ones((2, 3))})
+    >>> {name: value.shape for name, value in functional.params.items()}
+    {'bias': (1,), 'kernel': (3, 1)}
+    """
+
+    def __init__(self, module: linen.Module, loss_fn: LossFunction, batch: Batch):
+        self._module = module
+        bound = Bound(module)
+        loss_fn(bound, {name: jnp.asarray(array) for name, array in batch.items()})
+        if bound.variables is None:
+            raise InputError("flax_loss: never calls the model")
+        flat = {name: traverse_util.flatten_dict(tree, sep=".") for name, tree in bound.variables.items()}
+        self.params: Params = dict(sorted(flat.pop(PARAMS, {}).items()))
+        self._collection = {name: collection for collection, arrays in flat.items() for name in arrays}
+        self.buffers: Buffers = {name: flat[self._collection[name]][name] for name in sorted(self._collection)}
+        if sum(map(len, flat.values())) != len(self.buffers) or self.buffers.keys() & self.params.keys():
+            raise InputError("flax_model: two collections hold a variable of the same name")
+
+    def variables(self, params: Params, buffers: Buffers) -> dict[str, Any]:
+        """The collections that these values make up."""
+        flat: dict[str, dict[str, jax.Array]] = {PARAMS: dict(params)}
+        for name, value in buffers.items():
+            flat.setdefault(self._collection[name], {})[name] = value
+        return {collection: traverse_util.unflatten_dict(arrays, sep=".") for collection, arrays in flat.items()}
+
+    def local_loss(self, loss_fn: LossFunction) -> LocalLoss:
+        """`loss_fn(model, batch)` as (params, buffers, batch) -> (sums, new buffers)."""
+
+        def function(params: Params, buffers: Buffers, batch: Batch) -> tuple[Sums, Buffers]:
+            bound = Bound(self._module, self.variables(params, buffers))
+            sums = summed(loss_fn(bound, batch))
+            assert bound.variables is not None
+            left = {c: traverse_util.flatten_dict(bound.variables[c], sep=".") for c in set(self._collection.values())}
+            return sums, {name: left[collection][name] for name, collection in self._collection.items()}
+
+        return function
+
+
+def functional_of(model: Any, loss_fn: LossFunction, batch: Callable[[], Batch]) -> Functional | LinenFunctional:
+    """The pure side of a module of either kind.
+
+    Args:
+        loss_fn: see `LinenFunctional`.
+        batch: makes any batch, for a linen module.
+
+    Raises:
+        InputError: it is neither.
+    """
+    if isinstance(model, nnx.Module):
+        return Functional(model)
+    if isinstance(model, linen.Module):
+        return LinenFunctional(model, loss_fn, batch())
+    raise InputError(f"flax_model: must make a flax.nnx or flax.linen module, and makes {type(model).__name__}")

@@ -1,0 +1,151 @@
+"""Weights under torch's names and in torch's layout: what both frameworks read and write.
+
+A flax model's parameters and buffers become a torch state_dict of NumPy arrays and back:
+
+    kernel (in, out)                 weight (out, in)                    Linear
+    kernel (*size, in / groups, out) weight (out, in / groups, *size)    Conv
+    embedding (num, features)        weight (num, features)              Embedding
+    scale, mean, var                 weight, running_mean, running_var   BatchNorm
+"""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+import jax
+import numpy as np
+from jax import numpy as jnp
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save
+
+from jaxddp.config.name_patterns import frozen_names, matching
+from jaxddp.errors import InputError, differences
+from jaxddp.state import Buffers, Params
+from jaxddp.tracking.run_folder import write_atomically
+
+Array = TypeVar("Array", np.ndarray, jax.Array)
+
+_TORCH_NAMES = {
+    "kernel": "weight",
+    "embedding": "weight",
+    "scale": "weight",
+    "mean": "running_mean",
+    "var": "running_var",
+}
+
+
+def torch_name(name: str) -> str:
+    """The state_dict name of a flax parameter or buffer.
+
+    >>> torch_name("stages.0.bn.mean")
+    'stages.0.bn.running_mean'
+    """
+    path, _, leaf = name.rpartition(".")
+    return f"{path}.{_TORCH_NAMES.get(leaf, leaf)}".lstrip(".")
+
+
+def frozen_params(patterns: Iterable[str], params: Iterable[str]) -> tuple[str, ...]:
+    """The flax names of the parameters that `--freeze` means by torch's.
+
+    Raises:
+        InputError: a pattern matches no parameter, or all are matched.
+
+    >>> frozen_params(["*.weight"], ["fc.bias", "fc.kernel"])
+    ('fc.kernel',)
+    """
+    names = {torch_name(name): name for name in params}
+    return tuple(names[name] for name in frozen_names("--freeze", patterns, names))
+
+
+def named_params(option: str, patterns: Iterable[str], params: Iterable[str]) -> tuple[str, ...]:
+    """The flax names of the parameters that an option means by torch's.
+
+    Raises:
+        InputError: a pattern matches no parameter.
+    """
+    names = {torch_name(name): name for name in params}
+    return tuple(names[name] for name in matching(option, patterns, names))
+
+
+def to_torch_layout(name: str, value: Array) -> Array:
+    """A flax array in the layout of its torch twin; further leading axes are not allowed."""
+    if name.rpartition(".")[2] == "kernel":
+        *size, into, out = range(value.ndim)
+        return value.transpose(out, into, *size)
+    return value
+
+
+def from_torch_layout(name: str, value: Array) -> Array:
+    """The inverse of `to_torch_layout`."""
+    if name.rpartition(".")[2] == "kernel":
+        out, into, *size = range(value.ndim)
+        return value.transpose(*size, into, out)
+    return value
+
+
+def to_torch(arrays: Mapping[str, jax.Array | np.ndarray]) -> dict[str, np.ndarray]:
+    """Flax parameters or buffers as a torch state_dict of NumPy arrays; counters become int64.
+
+    >>> to_torch({"fc.kernel": np.zeros((3, 2))})["fc.weight"].shape
+    (2, 3)
+    """
+    tensors = {}
+    for name, array in arrays.items():
+        value = np.asarray(array)
+        dtype = np.int64 if value.dtype.kind == "i" else value.dtype
+        tensors[torch_name(name)] = np.array(to_torch_layout(name, value), dtype=dtype, order="C")
+    return tensors
+
+
+def from_torch(tensors: Mapping[str, np.ndarray], params: Params, buffers: Buffers) -> tuple[Params, Buffers]:
+    """A torch state_dict as flax parameters and buffers of the names, shapes and dtypes given.
+
+    Args:
+        tensors: torch's names to arrays in torch's layout.
+        params, buffers: what the flax model has.
+
+    Raises:
+        InputError: lists every tensor that is missing, left over, or of another shape.
+
+    >>> params, buffers = from_torch({"fc.weight": np.array([[1.0, 2.0]])}, {"fc.kernel": jnp.zeros((2, 1))}, {})
+    >>> params["fc.kernel"].tolist()
+    [[1.0], [2.0]]
+    """
+    if problems := differences(tensors, to_torch({**params, **buffers})):
+        raise InputError(f"weights do not fit the model: {'; '.join(problems)}")
+
+    def convert(like: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        # Copied first: jax may keep an array's memory, and torch changes its tensors in place.
+        return {
+            name: jnp.asarray(np.array(from_torch_layout(name, tensors[torch_name(name)]), value.dtype))
+            for name, value in like.items()
+        }
+
+    return convert(params), convert(buffers)
+
+
+def save_weights(path: str | Path, params: Params, buffers: Buffers) -> None:
+    """Write a .safetensors file that torch_ref, or any torch model of these names, can load.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_weights(f"{folder}/model.safetensors", {"fc.kernel": jnp.zeros((2, 1))}, {})
+    ...     {name: tensor.shape for name, tensor in load_weights(f"{folder}/model.safetensors").items()}
+    {'fc.weight': (1, 2)}
+    """
+    write_atomically(Path(path), save(to_torch({**params, **buffers})))
+
+
+def load_weights(path: str | Path, option: str = "--weights") -> dict[str, np.ndarray]:
+    """Read a .safetensors file, torch's names to arrays.
+
+    Args:
+        option: whose value it is, for the message of an error.
+
+    Raises:
+        InputError: the file is missing or no safetensors file.
+    """
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"{option} {path}: not a readable safetensors file ({error})") from error

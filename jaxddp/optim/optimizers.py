@@ -1,0 +1,236 @@
+"""torch.optim's optimizers as optax gradient transformations.
+
+Names, defaults and order of operations are torch's: in float64, hundreds of steps agree to
+rounding. optax's parts do the work where they mean what torch means.
+
+`lr`, and what OneCycleLR cycles (`momentum`, `betas[0]`), is a number or a schedule: a function
+of the number of steps taken so far. Parameters, gradients and state are any pytrees, and each
+leaf keeps its dtype. `g` is the gradient, `p` the parameter, `t` the step counted from 1.
+"""
+
+import functools
+import inspect
+import math
+from collections.abc import Callable
+from typing import Any, ParamSpec
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxddp.config import TrainConfig
+from jaxddp.config.choices import BELONGS_TO
+from jaxddp.errors import InputError
+from jaxddp.optim import schedules
+from jaxddp.optim.transforms import Betas, at, scale_by_adam, scale_by_root_of_sum, trace
+
+P = ParamSpec("P")
+
+DEFAULT_BETAS: Betas = (0.9, 0.999)
+
+
+def from_config(config: TrainConfig, total_steps: int) -> optax.GradientTransformation:
+    """The optimizer and schedule that `config` asks for, over a run of `total_steps` steps.
+
+    Raises:
+        InputError: the schedule does not fit into that many steps.
+
+    >>> optimizer = from_config(TrainConfig(optimizer="sgd", lr=0.5), total_steps=10)
+    >>> updates, state = optimizer.update(jnp.ones(2), optimizer.init(jnp.zeros(2)))
+    >>> print(updates)
+    [-0.5 -0.5]
+    """
+    lr, momentum = schedules.from_config(config, total_steps)
+    options = config.optimizer_options() | {"lr": lr}
+    if momentum is not None and config.optimizer in BELONGS_TO["optimizer"]["betas"]:
+        options["betas"] = (momentum, options.get("betas", DEFAULT_BETAS)[1])
+    elif momentum is not None:
+        options["momentum"] = momentum
+    optimizers: dict[str, Callable] = {"sgd": sgd, "adam": adam, "adamw": adamw, "adagrad": adagrad, "rmsprop": rmsprop}
+    return optimizers[config.optimizer](**options)
+
+
+def _ranges_checked(make: Callable[P, optax.GradientTransformation]) -> Callable[P, optax.GradientTransformation]:
+    """Refuse what torch's constructors refuse: numbers below 0, betas of 1 and more."""
+
+    @functools.wraps(make)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> optax.GradientTransformation:
+        for name, value in inspect.signature(make).bind(*args, **kwargs).arguments.items():
+            numbers = [x for x in (value if isinstance(value, tuple) else (value,)) if isinstance(x, int | float)]
+            if name != "dampening" and not all(0 <= x < (1 if name == "betas" else math.inf) for x in numbers):
+                raise InputError(f"{name} {value}: must be at least 0 and {'below 1' if name == 'betas' else 'finite'}")
+        return make(*args, **kwargs)
+
+    return checked
+
+
+@_ranges_checked
+def sgd(
+    lr: optax.ScalarOrSchedule = 1e-3,
+    momentum: optax.ScalarOrSchedule = 0.0,
+    dampening: float = 0.0,
+    nesterov: bool = False,
+    weight_decay: float = 0.0,
+) -> optax.GradientTransformation:
+    """Stochastic gradient descent.
+
+        g <- g + weight_decay p
+        b <- momentum b + (1 - dampening) g;  b = g at the first step
+        p <- p - lr b;  nesterov: p - lr (g + momentum b)
+
+    Args:
+        momentum: how much of the buffer `b` stays.
+        dampening: how much of a new gradient stays out of the buffer.
+        nesterov: look ahead by one momentum step.
+        weight_decay: L2 penalty.
+
+    Raises:
+        InputError: `nesterov` without momentum or with dampening.
+
+    Source: torch.optim.SGD.
+
+    >>> optimizer = sgd(lr=1.0, momentum=0.5)
+    >>> updates, state = optimizer.update(jnp.ones(2), optimizer.init(jnp.zeros(2)))
+    >>> print(optimizer.update(jnp.ones(2), state)[0])
+    [-1.5 -1.5]
+    """
+    if nesterov and (momentum == 0 or dampening != 0):
+        raise InputError("--nesterov: needs --momentum above 0 and no --dampening")
+    buffer = trace(momentum, dampening, nesterov)
+    return optax.chain(_l2_penalty(weight_decay), buffer, optax.scale_by_learning_rate(lr))
+
+
+@_ranges_checked
+def adam(
+    lr: optax.ScalarOrSchedule = 1e-3,
+    betas: Betas = DEFAULT_BETAS,
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    amsgrad: bool = False,
+) -> optax.GradientTransformation:
+    """Adam, with an L2 penalty: `p <- p - lr u`, `u` from `scale_by_adam` of `g + weight_decay p`.
+
+    Args:
+        betas: decay of the mean of gradients and of the mean of their squares.
+        eps: added to the root.
+        weight_decay: L2 penalty; `adamw` has the decoupled kind.
+        amsgrad: divide by the largest mean square so far.
+
+    Source: torch.optim.Adam; Kingma and Ba, https://arxiv.org/abs/1412.6980.
+
+    >>> optimizer = adam(lr=0.5)
+    >>> updates, state = optimizer.update(jnp.array([3.0, -0.1]), optimizer.init(jnp.zeros(2)))
+    >>> print(updates.round(3))
+    [-0.5  0.5]
+    """
+    return optax.chain(_l2_penalty(weight_decay), scale_by_adam(betas, eps, amsgrad), optax.scale_by_learning_rate(lr))
+
+
+@_ranges_checked
+def adamw(
+    lr: optax.ScalarOrSchedule = 1e-3,
+    betas: Betas = DEFAULT_BETAS,
+    eps: float = 1e-8,
+    weight_decay: float = 1e-2,
+    amsgrad: bool = False,
+) -> optax.GradientTransformation:
+    """Adam with decoupled decay: `p <- p - lr (u + weight_decay p)`, `u` from `scale_by_adam` of `g`.
+
+    The arguments are those of `adam`.
+
+    Source: torch.optim.AdamW; Loshchilov and Hutter, https://arxiv.org/abs/1711.05101.
+
+    >>> optimizer, params = adamw(lr=0.25, weight_decay=0.5), jnp.full(2, 6.0)
+    >>> updates, state = optimizer.update(jnp.array([3.0, -0.1]), optimizer.init(params), params)
+    >>> print(updates.round(3))
+    [-1.  -0.5]
+    """
+    return optax.chain(scale_by_adam(betas, eps, amsgrad), _l2_penalty(weight_decay), optax.scale_by_learning_rate(lr))
+
+
+@_ranges_checked
+def adagrad(
+    lr: optax.ScalarOrSchedule = 1e-2,
+    lr_decay: float = 0.0,
+    eps: float = 1e-10,
+    weight_decay: float = 0.0,
+    initial_accumulator_value: float = 0.0,
+) -> optax.GradientTransformation:
+    """Adagrad: an element's rate falls with the squares of all its gradients.
+
+        g <- g + weight_decay p
+        s <- s + g^2
+        p <- p - lr / (1 + (t - 1) lr_decay) g / (sqrt(s) + eps)
+
+    Args:
+        lr_decay: hyperbolic decay of the rate.
+        eps: added to the root.
+        weight_decay: L2 penalty.
+        initial_accumulator_value: where `s` starts.
+
+    Source: torch.optim.Adagrad; Duchi et al., https://jmlr.org/papers/v12/duchi11a.html.
+
+    >>> optimizer = adagrad(lr=0.5)
+    >>> updates, state = optimizer.update(jnp.array([3.0, -0.1]), optimizer.init(jnp.zeros(2)))
+    >>> print(updates.round(3))
+    [-0.5  0.5]
+    """
+    rescale = scale_by_root_of_sum(eps, initial_accumulator_value)
+    decayed = optax.scale_by_learning_rate(lambda count: at(lr, count) / (1 + lr_decay * count))
+    return optax.chain(_l2_penalty(weight_decay), rescale, decayed)
+
+
+@_ranges_checked
+def rmsprop(
+    lr: optax.ScalarOrSchedule = 1e-2,
+    alpha: float = 0.99,
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    momentum: optax.ScalarOrSchedule = 0.0,
+    centered: bool = False,
+) -> optax.GradientTransformation:
+    """RMSprop: gradients over the root of a running mean of their squares.
+
+        g <- g + weight_decay p
+        v <- alpha v + (1 - alpha) g^2;  centered: m <- alpha m + (1 - alpha) g, else m = 0
+        b <- momentum b + g / (sqrt(v - m^2) + eps)
+        p <- p - lr b
+
+    Args:
+        alpha: decay of the means.
+        eps: added to the root.
+        weight_decay: L2 penalty.
+        momentum: how much of the buffer `b` stays.
+        centered: divide by the standard deviation.
+
+    Source: torch.optim.RMSprop; Hinton, "Neural Networks for Machine Learning", lecture 6e, 2012.
+
+    >>> optimizer = rmsprop(lr=0.5)
+    >>> updates, state = optimizer.update(jnp.array([3.0, -0.1]), optimizer.init(jnp.zeros(2)))
+    >>> print(updates.round(3))
+    [-5.  5.]
+    """
+    rescale = (optax.scale_by_stddev if centered else optax.scale_by_rms)(alpha, eps, eps_in_sqrt=False)
+    return optax.chain(_l2_penalty(weight_decay), rescale, trace(momentum), optax.scale_by_learning_rate(lr))
+
+
+def clip_by_global_norm(
+    grads: optax.Updates, max_norm: float, norm_of: Callable[[Any], jax.Array] = optax.tree.norm
+) -> tuple[optax.Updates, jax.Array]:
+    """Scale gradients down to a global norm of `max_norm`: `g min(1, max_norm / (norm + 1e-6))`.
+
+    Unlike torch's, optax's has no 1e-6. Returns the clipped gradients and their norm before, as `norm_of` has it.
+
+    Source: torch.nn.utils.clip_grad_norm_.
+
+    >>> clipped, norm = clip_by_global_norm({"w": jnp.array([3.0, 4.0])}, max_norm=1.0)
+    >>> print(clipped["w"].round(3), norm)
+    [0.6 0.8] 5.0
+    """
+    norm = norm_of(grads)
+    factor = jnp.minimum(1, max_norm / (norm + 1e-6))
+    return jax.tree.map(lambda g: (factor * g).astype(g.dtype), grads), norm
+
+
+def _l2_penalty(weight_decay: float) -> optax.GradientTransformation:
+    return optax.add_decayed_weights(weight_decay) if weight_decay else optax.identity()

@@ -1,0 +1,273 @@
+"""Where two records part, stage by stage, each stage judged by what it was given.
+
+A port whose gradients are summed has wrong updates too, but its optimizer is right: given those
+gradients torch's would have made the same of them. So a stage counts as different only if it
+differs from what the reference would have made of the same inputs.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from jaxddp.parity.cases import LOCAL_STAGES
+from jaxddp.parity.compare.residuals import residuals
+from jaxddp.parity.convert import COUNTER
+from jaxddp.parity.diagnosis import samples
+from jaxddp.parity.diagnosis.optimizer.rates import shares_of_float32
+from jaxddp.parity.diagnosis.reduction.recipe import TORCH_CLIP_EPSILON
+from jaxddp.parity.findings import ORDER, StageResult
+from jaxddp.parity.port import Facts
+from jaxddp.parity.records import Record, StoredRecord, Tensors, of_loss, stage_norm
+
+# The largest residual that counts as equal, in float64.
+ALLOWED = {
+    "samples": 0.0,
+    "hyperparameters": 1e-6,  # optax keeps them in float32; measured: up to 3e-8
+    "local_loss": 1e-12,  # measured: up to 1e-15
+    "local_gradients": 1e-12,  # measured: up to 1e-15
+    "gradients": 1e-12,  # measured: up to 1e-15
+    "clipped_gradients": 1e-12,  # measured: up to 1e-15
+    "update": 1e-12,  # measured: up to 3e-14; see `rounding_of_update` for steps that are small beside the parameters
+    "buffers": 1e-12,  # measured: up to 1e-15
+    "optimizer_state": 1e-12,  # measured: up to 1e-14
+}
+# What a port's step shows, against what its loss alone says.
+OWN_LOSS, OWN_LOCAL = "own_local_loss", "own_local_gradients"
+EPSILON = float(np.finfo(np.float64).eps)
+# What optax calls it, and what torch does; compared where both have it.
+STATES = {"exp_avg": "mu", "exp_avg_sq": "nu", "square_avg": "nu", "grad_avg": "mu", "sum": "sum_of_squares"}
+MOMENTUM = ("buffer", "trace")  # torch's momentum_buffer; only SGD's is kept in the same units by optax
+RATES = {"learning_rate": "lr", "eps": "eps", "weight_decay": "weight_decay", "momentum": "momentum"}
+
+
+@dataclass
+class Located:
+    """The first step at which a stage differs, and the tensor that differs most there."""
+
+    step: int
+    tensor: str
+    residual: float
+    allowed: float
+    detail: str = ""
+
+
+@dataclass
+class Judgement:
+    """What the comparison of two records found.
+
+    Attributes:
+        residuals: stage -> per step, per tensor, plainly jax's against torch's.
+        update_rounding: per step, see `rounding_of_update`.
+        shares: per step, see `rate_in_float32`.
+        rates_off: per step, by how much the rate is off, of the largest rate so far.
+        shapes: tensor -> shape.
+        same_examples: per step, the replicas that were given the same examples on both sides.
+        first: stage -> where it first differs from what the reference would have made of its inputs.
+    """
+
+    residuals: dict[str, list[dict[str, float]]] = field(default_factory=dict)
+    update_rounding: list[float] = field(default_factory=list)
+    shares: list[dict[str, float]] = field(default_factory=list)
+    rates_off: list[float] = field(default_factory=list)
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    same_examples: list[list[int]] = field(default_factory=list)
+    first: dict[str, Located] = field(default_factory=dict)
+
+    def results(self) -> dict[str, StageResult]:
+        """Each stage over all steps."""
+        return {stage: self._result(stage) for stage in ORDER if stage in self.residuals}
+
+    @property
+    def rate_rounding(self) -> float:
+        """How far jax's rate is off where it is a float32, at most, of the largest rate so far."""
+        return max(self.rates_off, default=0.0)
+
+    def allowed(self, stage: str, step: int | None = None) -> float:
+        """The largest residual that counts as equal, at a step (from 1) or at any."""
+        if stage != "update":
+            return ALLOWED.get(stage.removeprefix("own_"), 0.0)
+        rounding = self.update_rounding if step is None else self.update_rounding[step - 1 : step]
+        return ALLOWED[stage] + max(rounding, default=0.0)
+
+    def _result(self, stage: str) -> StageResult:
+        steps = self.residuals[stage]
+        worst: dict[str, float] = {}
+        for of_step in steps:
+            for name, value in of_step.items():
+                worst[name] = max(worst.get(name, 0.0), value)
+        tensors = {name: (self.shapes.get(name.rpartition(":")[2], ()), value) for name, value in worst.items()}
+        return StageResult(self.allowed(stage), tuple(max(of.values(), default=math.nan) for of in steps), tensors)
+
+
+def judge(torch: Sequence[StoredRecord], jax: Sequence[StoredRecord], facts: Facts, optimizer: str) -> Judgement:
+    """Compare every stage of every step that both have taken.
+
+    Args:
+        torch: the reference.
+        jax: forced by it.
+        optimizer: torch's class.
+    """
+    judgement, peak = Judgement(), 0.0
+    for step, (theirs, ours) in enumerate(zip(torch, jax, strict=False), start=1):
+        judgement.shapes |= {name: value.shape for name, value in theirs["update"].items()}
+        judgement.update_rounding.append(rounding_of_update(theirs))
+        judgement.same_examples.append(_same_examples(theirs, ours, facts))
+        peak = max([peak, *(group["lr"] for group in theirs.notes["groups"])])
+        judgement.shares.append(rate_in_float32(theirs, ours, peak))
+        judgement.rates_off.append(_rate_off(theirs, judgement.shares[-1], peak))
+        for stage, plain, given in _stages(theirs, ours, facts, optimizer, judgement.shares[-1], peak):
+            if plain:
+                judgement.residuals.setdefault(stage, []).append(plain)
+            _locate(judgement, stage, step, given)
+        moved = judgement.first.get("update")
+        if moved is not None and moved.step == step and moved.tensor not in theirs["clipped_gradients"]:
+            moved.detail = "torch has no gradient for it (it is frozen, or the loss does not use it), and jax moves it"
+        for stage, located in _spread(theirs, ours, step):
+            judgement.first.setdefault(stage, located)
+    return judgement
+
+
+def _stages(
+    theirs: Record, ours: Record, facts: Facts, optimizer: str, shares: Mapping[str, float], peak: float
+) -> Iterator[tuple[str, dict[str, float], dict[str, float]]]:
+    """(stage, residuals against torch, residuals against torch given the same inputs).
+
+    Args:
+        shares, peak: see `rate_in_float32`.
+    """
+    examples = {"examples": samples.differing_share(theirs["samples"], ours["samples"])}
+    yield "samples", examples, examples
+    if shown := _hyperparameters(theirs, ours, peak):
+        yield "hyperparameters", shown, shown
+    pure = {stage: of_loss(ours, stage) for stage in LOCAL_STAGES}
+    same = _same_examples(theirs, ours, facts)
+    for stage in LOCAL_STAGES:
+        given = _against(_of_ranks(pure[stage], same), _of_ranks(theirs[stage], same)) if same else {}
+        yield stage, _against(ours.get(stage, pure[stage]), theirs[stage]), given
+        if f"pure_{stage}" in ours and stage in ours:
+            yield f"own_{stage}", {}, _against(ours[stage], pure[stage])
+    mean = {name: value.mean(0) for name, value in pure["local_gradients"].items()}
+    gradients = ours.get("gradients", mean)
+    if "gradients" in ours:
+        yield "gradients", _against(gradients, theirs["gradients"]), _against(gradients, mean)
+    if facts.clip_grad_norm is not None and shows_clipping(ours, facts):
+        clipped, right = ours["clipped_gradients"], clip(gradients, facts.clip_grad_norm)
+        yield "clipped_gradients", _against(clipped, theirs["clipped_gradients"]), _against(clipped, right)
+    update = _against({name: x / shares.get(name, 1.0) for name, x in ours["update"].items()}, theirs["update"])
+    yield "update", update, {} if facts.own_step else update
+    if theirs["buffers"]:
+        buffers = _against(ours["buffers"], theirs["buffers"])
+        yield "buffers", buffers, buffers if 0 in same else {}
+    if states := _optimizer_state(theirs, ours, optimizer):
+        yield "optimizer_state", states, {} if facts.own_step else states
+
+
+def rounding_of_update(record: Record) -> float:
+    """What is lost where torch's update is seen as a difference of parameters: eps |p| / |update|.
+
+    >>> rounding_of_update({"params": {"w": np.array([3.0])}, "update": {"w": np.array([1e-3])}}) < 1e-12
+    True
+    """
+    params, update = (stage_norm(record[stage]) for stage in ("params", "update"))
+    return EPSILON * params / update if update else 0.0
+
+
+def rate_in_float32(theirs: StoredRecord, ours: Record, peak: float) -> dict[str, float]:
+    """How much longer jax's update of a tensor is, where it is as if the rate were a float32; else 1."""
+    groups = [(group["names"], group["lr"]) for group in theirs.notes["groups"]]
+    return shares_of_float32(ours["update"], theirs["update"], groups, peak)
+
+
+def _rate_off(theirs: StoredRecord, shares: Mapping[str, float], peak: float) -> float:
+    groups = [group for group in theirs.notes["groups"] if group["names"]]
+    return max((abs(shares[g["names"][0]] - 1) * g["lr"] / (peak or 1.0) for g in groups), default=0.0)
+
+
+def shows_clipping(ours: Record, facts: Facts) -> bool:
+    """Whether the clipped gradients are to be seen, and not only what an optimizer made of them."""
+    return "clipped_gradients" in ours and not facts.clips_inside
+
+
+def clip(gradients: Tensors, norm: float, epsilon: float = TORCH_CLIP_EPSILON, factor: float = 1.0) -> Tensors:
+    """torch's clip_grad_norm_: g min(1, norm / (|g| + epsilon)), |g| multiplied by a factor.
+
+    >>> clip({"w": np.array([3.0, 4.0])}, 2.5)["w"].round(5)
+    array([1.5, 2. ])
+    """
+    whole = stage_norm(gradients)
+    share = min(1.0, norm / (factor * whole + epsilon))
+    return {name: value * share for name, value in gradients.items()}
+
+
+def _same_examples(theirs: Record, ours: Record, facts: Facts) -> list[int]:
+    """The replicas that were given the same examples: other examples, other gradients."""
+    shares = samples.differing_shares(theirs["samples"], ours["samples"])
+    same = [rank for rank, share in enumerate(shares) if share == 0]
+    # With one mean over all elements each replica's gradient depends on how many the others have.
+    return same if facts.loss_normalization == "ddp" or len(same) == len(shares) else []
+
+
+def _of_ranks(tensors: Tensors, ranks: list[int]) -> Tensors:
+    return {name: value[ranks] for name, value in tensors.items()}
+
+
+def _against(ours: Tensors, theirs: Tensors) -> dict[str, float]:
+    """Residuals of the tensors that torch has; where it has none and jax zeros, they agree."""
+    theirs = {name: value for name, value in theirs.items() if not name.endswith(COUNTER)}
+    unused = {name: np.zeros_like(ours[name]) for name in ours if name not in theirs and not np.any(ours[name])}
+    return residuals({name: ours[name] for name in (*theirs, *unused)}, {**theirs, **unused})
+
+
+def _locate(judgement: Judgement, stage: str, step: int, found: Mapping[str, float]) -> None:
+    if stage in judgement.first or not found:
+        return
+    tensor = max(found, key=lambda name: found[name])
+    allowed = judgement.allowed(stage, step)
+    if not found[tensor] <= allowed:
+        judgement.first[stage] = Located(step, tensor, found[tensor], allowed)
+
+
+def _spread(theirs: Record, ours: Record, step: int) -> Iterator[tuple[str, Located]]:
+    """Stages in which the replicas do not hold the same bits."""
+    by_stage: dict[str, dict[str, float]] = {}
+    for key, value in ours["spread"].items():
+        stage, _, name = key.partition(":")
+        scale = stage_norm(ours[stage]) or 1.0
+        by_stage.setdefault(stage, {})[name] = float(np.max(np.abs(value - value[:1]))) / scale
+    for stage, of_stage in by_stage.items():
+        if stage == "params" and not by_stage.keys() <= {"params", "buffers"}:
+            continue  # they follow from gradients that differ already
+        tensor = max(of_stage, key=lambda name: of_stage[name])
+        detail = f"the replicas differ from each other in {len(of_stage)} tensors"
+        yield ("update" if stage == "params" else stage), Located(step, tensor, of_stage[tensor], 0.0, detail)
+
+
+def _hyperparameters(theirs: Record, ours: Record, peak: float) -> dict[str, float]:
+    """What both sides show of their optimizers' settings, relative; rates relative to the largest so far."""
+    (group, *_), shown = theirs.notes["groups"], ours.get("hyperparameters", {})  # type: ignore[attr-defined]
+    pairs = {name: (float(shown[name]), group[key]) for name, key in RATES.items() if name in shown and key in group}
+    scale = {name: max(abs(b), peak if RATES[name] == "lr" else 0.0) for name, (_, b) in pairs.items()}
+    return {name: abs(a - b) / (scale[name] or 1.0) for name, (a, b) in pairs.items()}
+
+
+def _like(ours: Tensors, theirs: Tensors) -> Tensors:
+    """Momentum in torch's units: a chain may multiply by the rate before it or after it."""
+    dot, square = (sum(float(np.vdot(ours[name], x[name])) for name in ours) for x in (theirs, ours))
+    return {name: value * dot / square for name, value in ours.items()} if square else ours
+
+
+def _optimizer_state(theirs: Record, ours: Record, optimizer: str) -> dict[str, float]:
+    """What both optimizers keep, in the same units."""
+    found: dict[str, float] = {}
+    for kind in sorted({key.partition(":")[0] for key in theirs["optimizer_state"]}):
+        names = (STATES[kind],) if kind in STATES else MOMENTUM if optimizer == "SGD" else ()
+        of_torch = {key: x for key, x in theirs["optimizer_state"].items() if key.startswith(kind + ":")}
+        for name in names:
+            of_jax = {key: ours["optimizer_state"].get(key.replace(kind, name, 1)) for key in of_torch}
+            if all(value is not None for value in of_jax.values()):
+                same_units = _like(of_jax, of_torch) if name in MOMENTUM else of_jax  # type: ignore[arg-type]
+                found |= _against(same_units, of_torch)  # type: ignore[arg-type]
+                break
+    return found

@@ -1,0 +1,63 @@
+"""How far apart two records are, tensor by tensor.
+
+A tensor's residual is ||a - b|| over the norm of its whole stage (for parameters and buffers:
+over the norm of the change since the start), so that the rounding of a tensor that is all
+noise, such as the gradient of a bias in front of BatchNorm, is not mistaken for a
+difference. Integers must be equal.
+"""
+
+import math
+
+import numpy as np
+
+from jaxddp.parity.cases import Tensors, Trajectory
+from jaxddp.parity.convert import COUNTER
+
+ROUNDING = 1e-12  # of the whole gradient, in float64; measured: up to 2e-15
+MOVED = "running_mean"  # a bias that is all rounding shifts it
+
+
+def residuals(a: Tensors, b: Tensors, start: Tensors | None = None) -> dict[str, float]:
+    """Each tensor's ||a - b|| / ||all b - start||; infinite where a NaN or an integer differs.
+
+    What a alone has is passed over: flax may have several arrays that in torch are one tied tensor.
+    """
+    b = {name: value for name, value in b.items() if name in a or not name.endswith(COUNTER)}
+    if missing := b.keys() - a.keys():
+        raise ValueError(f"missing tensors: {sorted(missing)}")
+    scale = math.hypot(*(norm(b[name] - start[name] if start else b[name]) for name in b if is_real(b[name])))
+    return {name: _difference(a[name], b[name], scale) for name in b}
+
+
+def rounding_only(trajectory: Trajectory) -> set[str]:
+    """Parameters whose gradient stays below `ROUNDING` of the whole gradient in every step."""
+    names = set(trajectory.records[0]["gradients"]) if trajectory.records else set()
+    for record in trajectory.records:
+        norms = {name: norm(gradient) for name, gradient in record["gradients"].items()}
+        whole = math.hypot(*norms.values())
+        names &= {name for name, norm in norms.items() if norm <= ROUNDING * whole}
+    return names
+
+
+def is_real(x: np.ndarray) -> bool:
+    """Whether it holds floating-point numbers."""
+    return x.dtype.kind == "f"
+
+
+def norm(x: np.ndarray) -> float:
+    """The Euclidean norm of what is a number in x."""
+    return float(np.linalg.norm(np.where(np.isnan(x), 0.0, x)))
+
+
+def _difference(a: np.ndarray, b: np.ndarray, scale: float) -> float:
+    if a.shape != b.shape:
+        raise ValueError(f"shapes {a.shape} and {b.shape}")
+    if not is_real(b):
+        return 0.0 if np.array_equal(a, b) else math.inf
+    # A replica without a single valid label has the loss NaN in torch, so it must have it here.
+    if not np.array_equal(np.isnan(a), np.isnan(b)):
+        return math.inf
+    difference = norm(a - b)
+    if difference == 0:
+        return 0.0
+    return difference / scale if scale and math.isfinite(difference) else math.inf

@@ -1,0 +1,159 @@
+"""How micro-batches and replicas are combined to local losses and gradients, and how they may be by mistake.
+
+With replicas r = 1..W, micro-batches a = 1..A, sums of losses s_ra, their gradients G_ra and counts n_ra,
+a replica's local loss and gradient are sum_a c_ra s_ra and sum_a c_ra G_ra, where c_ra is
+
+    over each micro-batch ("ddp")    1 / (A n_ra)
+    over each rank                   1 / sum_a n_ra
+    "global"                         W / sum_ra n_ra
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from jaxddp.parity.diagnosis.forward.fit import Stages
+from jaxddp.parity.diagnosis.forward.replay import Found
+
+OVER = {
+    "micro_batch": ("mean_per_micro_batch", "a mean over each micro-batch's elements"),
+    "rank": ("mean_per_rank", "a mean over each rank's elements"),
+    "global": ("global_mean", "one mean over the elements of all ranks"),
+}
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How micro-batches and replicas are combined.
+
+    Attributes:
+        faults, what: its names; none for the reference's way.
+        over: what the mean is over, a key of `OVER`.
+        loss_times, gradient_times: factors.
+        shared: the loss reported is the sum over the replicas.
+        scaled: what a fitted factor applies to: "", "loss and gradients" or "gradients".
+    """
+
+    faults: tuple[str, ...]
+    what: str
+    over: str
+    loss_times: float = 1.0
+    gradient_times: float = 1.0
+    shared: bool = False
+    scaled: str = ""
+
+    @property
+    def says(self) -> str:
+        """The fault and its value in words."""
+        return f"{self.what} {self.gradient_times:.10g}" if self.scaled else self.what
+
+    @property
+    def reference(self) -> float | None:
+        """The factor that changes nothing; None: it is not fitted."""
+        return 1.0 if self.scaled else None
+
+    @property
+    def start(self) -> float:
+        """A factor to start from."""
+        return 2.0
+
+    @property
+    def value(self) -> float | None:
+        """The factor."""
+        return self.gradient_times if self.scaled else None
+
+    @property
+    def plausible(self) -> bool:
+        """Whether the factor, or one over it, is a number of few digits or a whole one: somebody chose it.
+
+        Others come of something else, such as the share of labels that are ignored.
+        """
+        factor = abs(self.gradient_times) or 1.0
+        return any(math.isclose(x, float(f"{x:.3g}")) or math.isclose(x, round(x)) for x in (factor, 1 / factor))
+
+    def at(self, value: float) -> "Reading":
+        """The same with another factor."""
+        return replace(self, gradient_times=value, loss_times=value if self.scaled != "gradients" else 1.0)
+
+    def excludes(self, other: object) -> bool:
+        """There is one way in which things are combined."""
+        return isinstance(other, Reading)
+
+
+def readings(loss_normalization: str, world_size: int, micro_batches: int) -> Iterator[Reading]:
+    """All ways of combining but the reference's.
+
+    >>> [reading.faults for reading in readings("ddp", world_size=1, micro_batches=2)][-2:]
+    [('loss_scale',), ('loss_scale',)]
+    """
+    reference = "global" if loss_normalization == "global" else "micro_batch"
+    for over, (fault, what) in OVER.items():
+        if over == "micro_batch" and micro_batches == 1 and reference == "global":
+            continue  # a rank's only micro-batch is all that it has
+        faults, says = ((), "") if over == reference else ((fault,), f"{what}, the reference has {OVER[reference][1]}")
+        if faults:
+            yield Reading(faults, says, over)
+        for name, factor, whats, shared, loss in _multiples(world_size, micro_batches if over == "micro_batch" else 1):
+            joined = " and ".join(filter(None, (says, whats)))
+            yield Reading((*faults, name), joined, over, loss, factor, shared)
+    for scaled in ("loss and gradients", "gradients"):
+        yield Reading(("loss_scale",), f"{scaled} times", reference, scaled=scaled)
+
+
+def _multiples(world_size: int, micro_batches: int) -> Iterator[tuple[str, float, str, bool, float]]:
+    """Fault, factor of the gradients, the fault in words, whether losses are summed, factor of the loss."""
+    if micro_batches > 1:
+        what = f"the gradients of {micro_batches} micro-batches are added and not divided"
+        for loss in (1.0, float(micro_batches)):
+            yield "accumulation_not_divided", micro_batches, what, False, loss
+    if world_size > 1:
+        what = f"the differentiated loss holds a sum over replicas: local gradients times {world_size}"
+        for shared, loss in ((False, 1.0), (True, 1.0), (True, 1 / world_size)):
+            yield "collective_in_loss", world_size, what, shared, loss
+        what = "the loss of every replica is the mean over the replicas"
+        yield "collective_in_loss", 1.0, what, True, 1 / world_size
+
+
+def reference_reading(loss_normalization: str) -> Reading:
+    """The reference's way."""
+    return Reading((), "", "global" if loss_normalization == "global" else "micro_batch")
+
+
+def counts_of(found: Sequence[Found]) -> np.ndarray:
+    """How many elements each replica counts in each micro-batch, (replicas, micro-batches)."""
+    return np.array([[piece.count for piece in one.pieces] for one in found])
+
+
+def combined(
+    reading: Reading, found: Sequence[Found], ranks: Sequence[int], wanted: Sequence[int], counts: np.ndarray
+) -> Stages:
+    """Local losses and gradients of the wanted replicas.
+
+    Args:
+        found: of the replicas `ranks`, among them those wanted.
+        counts: of all replicas, (world_size, micro-batches).
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):  # a replica without a label has the loss 0/0
+        weights = _weights(reading.over, counts)
+        pieces = {
+            rank: list(zip(weights[rank], one.pieces, strict=True)) for rank, one in zip(ranks, found, strict=True)
+        }
+        losses = {rank: sum(weight * piece.loss for weight, piece in pieces[rank]) for rank in ranks}
+        gradients = {
+            name: np.stack([sum(weight * piece.gradients[name] for weight, piece in pieces[rank]) for rank in wanted])
+            for name in found[0].pieces[0].gradients
+        }
+    scaled = {name: reading.gradient_times * gradient for name, gradient in gradients.items()}
+    reported = [sum(losses.values()) if reading.shared else losses[rank] for rank in wanted]
+    return {"local_loss": {"loss": reading.loss_times * np.array(reported)}, "local_gradients": scaled}
+
+
+def _weights(over: str, counts: np.ndarray) -> np.ndarray:
+    """c_ra, see above."""
+    if over == "micro_batch":
+        return 1 / (counts.shape[1] * counts)
+    if over == "rank":
+        return np.broadcast_to(1 / counts.sum(1, keepdims=True), counts.shape)
+    return np.full(counts.shape, counts.shape[0] / counts.sum())

@@ -1,0 +1,107 @@
+"""Causes of a difference in the forward and backward pass: a fault in the loss, or in how pieces are combined."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxddp.parity.diagnosis.decide import Ruling
+from jaxddp.parity.diagnosis.forward.calls import Change, Edit
+from jaxddp.parity.diagnosis.forward.combined import Reading, combined, counts_of, readings, reference_reading
+from jaxddp.parity.diagnosis.forward.fit import Item, Stages, residual_at
+from jaxddp.parity.diagnosis.forward.functions import (
+    batch_norm_eval,
+    batch_norm_sync,
+    gelu,
+    ignore_index,
+    label_smoothing,
+    loss_terms,
+    norm_epsilon,
+    padding_idx,
+    tied_weights,
+)
+from jaxddp.parity.diagnosis.forward.layout import flattened_axes, kernel_axes, same_padding
+from jaxddp.parity.diagnosis.forward.precision import reduced_precision
+from jaxddp.parity.diagnosis.forward.replay import ModelEvidence, ModelStep, Replay
+from jaxddp.parity.diagnosis.forward.search import explain, worst_rank
+from jaxddp.parity.diagnosis.forward.sites import edits_of
+from jaxddp.parity.diagnosis.forward.variance import fast_variance
+
+__all__ = ["FLOOR", "ModelEvidence", "ModelStep", "search_model"]
+
+FLOOR = 1e-12  # measured: right hypotheses leave up to 8e-15, wrong ones 6e-11 or more
+OF_ONE_CALL = (
+    *(gelu, norm_epsilon, label_smoothing, ignore_index, padding_idx, loss_terms, batch_norm_sync, batch_norm_eval),
+    *(same_padding, flattened_axes, kernel_axes, fast_variance),
+)
+STALE = Edit(Change("stale_parameters", "gradients at the parameters of the step before", stale=True), frozenset())
+
+
+def search_model(
+    evidence: ModelEvidence, floor: float = FLOOR, seconds: float = 30.0
+) -> tuple[Ruling, tuple[Item, ...]]:
+    """Name what makes JAX's local losses and gradients differ from the reference's.
+
+    Args:
+        evidence: the reference's loss, and what JAX did.
+        floor: the largest residual that is rounding.
+        seconds: to look for causes in; what is found is then still confirmed on every step.
+
+    Returns:
+        The ruling, with nothing named and no runner-up where nothing differs; and the faults that are
+        named with their values, to be planted in further replays.
+    """
+    subject = LossAndGradients(evidence)
+    for step in range(subject.steps):
+        if residual_at(subject, (step, subject.ranks)) > floor:
+            rank = worst_rank(subject, step)
+            return explain(subject, subject.items(step, rank), (step, (rank,)), floor, seconds)
+    return Ruling((), None), ()
+
+
+class LossAndGradients:
+    """The local losses and gradients, as `variants_search` takes its subject."""
+
+    def __init__(self, evidence: ModelEvidence):
+        self.steps = len(evidence.steps)
+        self.ranks = tuple(range(evidence.world_size))
+        self._evidence = evidence
+        self._replay = Replay(evidence)
+        self._reference = reference_reading(evidence.loss_normalization)
+        self._counts: dict[int, np.ndarray] = {}
+
+    def found(self, step: int, ranks: Sequence[int]) -> Stages:
+        """What JAX did; a stage that is not seen is left out."""
+        taken, chosen = self._evidence.steps[step], self._compared(ranks)
+        stages = {"local_gradients": {name: value[chosen] for name, value in taken.local_gradients.items()}}
+        return stages | ({"local_loss": {"loss": taken.local_loss[chosen]}} if taken.local_loss.size else {})
+
+    def predicted(self, step: int, ranks: Sequence[int], items: Sequence[Any]) -> Stages:
+        """What the reference does, with faults."""
+        ranks = self._compared(ranks)
+        edits = [item for item in items if isinstance(item, Edit)]
+        reading = next((item for item in items if isinstance(item, Reading)), self._reference)
+        if step not in self._counts:
+            self._counts[step] = counts_of(self._replay.run(step, self.ranks))
+        recounted = reading.over == "global" and any(edit.change.counts for edit in edits)
+        run = self.ranks if reading.shared or recounted else tuple(ranks)
+        found = self._replay.run(step, run, edits)
+        counts = self._counts[step].copy()
+        counts[list(run)] = counts_of(found)
+        return combined(reading, found, run, ranks, counts)
+
+    def _compared(self, ranks: Sequence[int]) -> list[int]:
+        """Of these replicas those that can be compared; if there are none, all that can."""
+        of_all = self._evidence.compared or self.ranks
+        return [rank for rank in ranks if rank in of_all] or list(of_all)
+
+    def items(self, step: int, rank: int) -> list[Item]:
+        """All faults that apply to what the loss really calls, those of many calls first."""
+        calls = self._replay.trace(step, rank)
+        changes = [(call, change) for of_call in OF_ONE_CALL for call in calls for change in of_call(call)]
+        changes += [*tied_weights(calls, self._evidence.module), *reduced_precision(calls)]
+        alone = len(self.ranks) == 1
+        edits = [edit for edit in edits_of(changes) if not (alone and edit.change.lockstep)]
+        edits.sort(key=lambda edit: -len(edit.sites))
+        micro_batches = len(self._evidence.steps[step].micro_batches[rank])
+        return [*readings(self._evidence.loss_normalization, len(self.ranks), micro_batches), STALE, *edits]

@@ -1,0 +1,142 @@
+"""Changes of calls that put the same values elsewhere: padding, flattened axes, kernels."""
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from jaxddp.parity.diagnosis.forward.calls import Call, Change, Proceed
+
+RESHAPES = ("flatten", "reshape", "view", "unflatten")
+MOST_AXES = 3  # orders of more flattened axes are too many to try
+
+
+def same_padding(call: Call) -> Iterator[Change]:
+    """A convolution or pooling padded as XLA's 'SAME' does: the larger half behind.
+
+    An axis of n values, with stride s and a kernel that spans k, needs
+    p = max((ceil(n / s) - 1) s + k - n, 0) more; p // 2 of them go in front.
+    """
+    kind = call.name[:-2]
+    if kind not in ("conv", "max_pool", "avg_pool") or isinstance(call.get("padding"), str):
+        return
+    symmetric = [number for padding in _each(call, call.get("padding", 0)) for number in (padding, padding)]
+    if _same(call) != symmetric:
+
+        def answer(call: Call, proceed: Proceed, value: float, /) -> Any:
+            fill = -math.inf if kind == "max_pool" else 0.0
+            pads = _same(call)
+            last_axis_first = [number for axis in range(len(pads) - 2, -1, -2) for number in pads[axis : axis + 2]]
+            return proceed(call.but(input=F.pad(call.get("input"), last_axis_first, value=fill), padding=0))
+
+        layer = {"conv": "convolution", "max_pool": "max pooling", "avg_pool": "average pooling"}[kind]
+        yield Change("same_padding", f"{layer} padded 'SAME', {tuple(_same(call))}", answer)
+
+
+def _same(call: Call) -> list[int]:
+    """Zeros before and after each spatial axis."""
+    sizes = call.get("input").shape[-int(call.name[-2]) :]
+    if call.name.startswith("conv"):
+        spans = [
+            (size - 1) * dilation + 1
+            for size, dilation in zip(call.get("weight").shape[2:], _each(call, call.get("dilation", 1)), strict=True)
+        ]
+        strides = _each(call, call.get("stride", 1))
+    else:
+        spans = _each(call, call.get("kernel_size"))
+        strides = spans if call.get("stride") in (None, []) else _each(call, call.get("stride"))
+    pads = []
+    for n, span, stride in zip(sizes, spans, strides, strict=True):
+        missing = max((math.ceil(n / stride) - 1) * stride + span - n, 0)
+        pads += [missing // 2, missing - missing // 2]
+    return pads
+
+
+def _each(call: Call, option: int | Sequence[int]) -> list[int]:
+    """An option of a layer, for each of its axes."""
+    dims = int(call.name[-2])
+    values = [option] if isinstance(option, int) else list(option)
+    return values * dims if len(values) == 1 else values
+
+
+def flattened_axes(call: Call) -> Iterator[Change]:
+    """Axes that are merged, or one that is split, in another order: (C, H, W) as (H, W, C)."""
+    if call.name not in RESHAPES or not isinstance(call.result, Tensor):
+        return
+    before, after = tuple(call.args[0].shape), tuple(call.result.shape)
+    for old, new in _groups(before, after):
+        if len(new) == 1:
+            yield from (_merged(order) for order in _orders(old, before))
+            if len(before) == 4 and old == [2, 3] and before[1] > 1 < before[2]:
+                yield _merged((0, 2, 1, 3))  # heads that are not moved back before they are joined
+        elif len(old) == 1:
+            yield from (_split(order) for order in _orders(new, after))
+
+
+def _merged(order: Sequence[int]) -> Change:
+    def answer(call: Call, proceed: Proceed, value: float, /) -> Any:
+        return call.args[0].permute(tuple(order)).reshape(call.run().shape)
+
+    return Change("layout", f"axes {tuple(range(len(order)))} merged in the order {tuple(order)}", answer)
+
+
+def _split(order: Sequence[int]) -> Change:
+    def answer(call: Call, proceed: Proceed, value: float, /) -> Any:
+        shape = call.run().shape
+        back = [order.index(axis) for axis in range(len(order))]
+        return call.args[0].reshape([shape[axis] for axis in order]).permute(back)
+
+    return Change("layout", f"an axis split into {tuple(range(len(order)))} in the order {tuple(order)}", answer)
+
+
+def _groups(before: Sequence[int], after: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
+    """Which axes of a shape become which of another: (8, 3, 4) as (8, 12) is [0] -> [0] and [1, 2] -> [1].
+
+    >>> list(_groups((8, 3, 4), (8, 12)))
+    [([0], [0]), ([1, 2], [1])]
+    """
+    old, new = [0], [0]
+    while True:
+        sizes = math.prod(before[axis] for axis in old), math.prod(after[axis] for axis in new)
+        if sizes[0] < sizes[1]:
+            old.append(old[-1] + 1)
+        elif sizes[0] > sizes[1]:
+            new.append(new[-1] + 1)
+        else:
+            yield old, new
+            old, new = [old[-1] + 1], [new[-1] + 1]
+            if old[0] >= len(before) or new[0] >= len(after):
+                return
+
+
+def _orders(axes: Sequence[int], shape: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Other orders of those of the axes that have more than one element."""
+    long = [axis for axis in axes if shape[axis] > 1]
+    if len(long) <= MOST_AXES:
+        for order in list(itertools.permutations(long))[1:]:
+            moved = dict(zip(long, order, strict=True))
+            yield tuple(moved.get(axis, axis) for axis in range(len(shape)))
+
+
+def kernel_axes(call: Call) -> Iterator[Change]:
+    """A kernel with two axes of one size swapped, or turned round."""
+    if call.name != "linear" and not call.name.startswith("conv"):
+        return
+    shape = call.get("weight").shape
+    for first, second in [(0, 1), *itertools.combinations(range(2, len(shape)), 2)]:
+        if shape[first] == shape[second] > 1:
+            yield _kernel(f"kernel's axes {first, second} swapped", partial(Tensor.transpose, dim0=first, dim1=second))
+    turned = tuple(axis for axis in range(2, len(shape)) if shape[axis] > 1)
+    if turned:
+        yield _kernel(f"kernel turned round, axes {turned}", partial(Tensor.flip, dims=turned))
+
+
+def _kernel(what: str, other: Callable[[Tensor], Tensor]) -> Change:
+    def answer(call: Call, proceed: Proceed, value: float, /) -> Any:
+        return proceed(call.but(weight=other(call.get("weight"))))
+
+    return Change("layout", what, answer)

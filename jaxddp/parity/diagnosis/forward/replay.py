@@ -1,0 +1,230 @@
+"""The torch loss once more: one step's micro-batches on some replicas, with faults planted or not."""
+
+import copy
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from jaxddp.parity.diagnosis.forward.calls import Call, Calls, Edit, Gather
+from jaxddp.parity.diagnosis.forward.sites import trace
+from torch_ref.losses import Batch, LossFunction
+
+Arrays = Mapping[str, np.ndarray]
+TIMEOUT = 300.0  # seconds that replicas side by side wait for each other
+REMEMBERED = 3  # runs of all replicas
+
+
+@dataclass(frozen=True)
+class ModelStep:
+    """What a step was given, and what JAX made of it. Tensors have torch's names and layout.
+
+    Attributes:
+        state: torch's state_dict before the step.
+        previous: that of the step before; None: there is none.
+        micro_batches: [rank][micro-batch] -> the batch as the torch loss takes it, in float64.
+        local_loss: JAX's, (world_size,); of size 0 where it is not seen.
+        local_gradients: JAX's, (world_size, ...); empty where they are not seen.
+        buffers: JAX's after the step, as replica 0 has them.
+        all_buffers: those that differ between JAX's replicas, (world_size, ...).
+    """
+
+    state: Arrays
+    previous: Arrays | None
+    micro_batches: Sequence[Sequence[Mapping[str, Tensor]]]
+    local_loss: np.ndarray
+    local_gradients: Arrays
+    buffers: Arrays
+    all_buffers: Arrays
+
+
+@dataclass(frozen=True)
+class ModelEvidence:
+    """The reference's loss, and the steps that JAX made.
+
+    Attributes:
+        module: in float64 and in training mode.
+        loss_fn: (module, batch) -> "loss", the sum of weighted losses, and "count", the sum of weights.
+        steps: may be loaded as they are asked for.
+        world_size: the number of replicas.
+        loss_normalization: "ddp" or "global", see `torch_ref.step.accumulate_gradients`.
+        compared: the replicas that were given the same examples on both sides; None: all.
+    """
+
+    module: nn.Module
+    loss_fn: LossFunction
+    steps: Sequence[ModelStep]
+    world_size: int
+    loss_normalization: str = "ddp"
+    compared: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What a replica finds on one micro-batch: sum and count of its losses, gradients of the sum."""
+
+    loss: float
+    count: float
+    gradients: dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a replica finds in a step: a piece for each micro-batch, and the buffers that it leaves."""
+
+    pieces: list[Piece]
+    buffers: dict[str, np.ndarray]
+
+
+class Replay:
+    """Runs steps of the evidence with faults planted, and remembers the last runs.
+
+    >>> step = ModelStep({"weight": np.array([[2.0]])}, None, [[{"x": torch.ones(3, 1).double()}]], *[np.zeros(0)] * 4)
+    >>> evidence = ModelEvidence(
+    ...     nn.Linear(1, 1, bias=False).double(), lambda model, batch: {"loss": model(batch["x"]).sum(), "count": 3},
+    ...     [step], world_size=1)
+    >>> Replay(evidence).run(0, [0])[0].pieces
+    [Piece(loss=6.0, count=3.0, gradients={'weight': array([[3.]])})]
+    """
+
+    def __init__(self, evidence: ModelEvidence):
+        self._evidence = evidence
+        self._copies: list[nn.Module] = []
+        self._known: OrderedDict[tuple[int, int, tuple[Edit, ...]], Found] = OrderedDict()
+
+    def run(self, step: int, ranks: Sequence[int], edits: Sequence[Edit] = ()) -> list[Found]:
+        """Forward and backward passes of a step's micro-batches.
+
+        Args:
+            step: index into the evidence's steps.
+            ranks: the replicas whose results are wanted.
+            edits: faults.
+
+        Raises:
+            One of `variants_fit.IMPOSSIBLE`: the loss cannot be computed with the faults.
+        """
+        edits = tuple(edits)
+        for rank in ranks:
+            if (step, rank, edits) not in self._known:
+                if any(edit.change.lockstep for edit in edits):
+                    found = self._side_by_side(step, edits)
+                    self._known |= {(step, other, edits): one for other, one in enumerate(found)}
+                else:
+                    self._known[step, rank, edits] = self._alone(step, rank, edits)
+        found = [self._known[step, rank, edits] for rank in ranks]
+        while len(self._known) > REMEMBERED * self._evidence.world_size:
+            self._known.popitem(last=False)
+        return found
+
+    def trace(self, step: int, rank: int) -> list[Call]:
+        """The calls of the loss on a replica's first micro-batch."""
+        module, taken = self._evidence.module, self._evidence.steps[step]
+        _load(module, taken.state)
+        return trace(module, self._evidence.loss_fn, taken.micro_batches[rank][0])
+
+    def _state(self, step: int, edits: Sequence[Edit]) -> Arrays:
+        taken = self._evidence.steps[step]
+        stale = any(edit.change.stale for edit in edits)
+        return taken.previous if stale and taken.previous is not None else taken.state
+
+    def _alone(self, step: int, rank: int, edits: Sequence[Edit]) -> Found:
+        module = self._evidence.module
+        _load(module, self._state(step, edits))
+        pieces = []
+        for batch in self._evidence.steps[step].micro_batches[rank]:
+            loss, count = _forward(module, self._evidence.loss_fn, batch, Calls(edits))
+            pieces.append(Piece(float(loss.detach()), count, _gradients(loss, module)))
+        return Found(pieces, _buffers(module))
+
+    def _side_by_side(self, step: int, edits: Sequence[Edit]) -> list[Found]:
+        """All replicas at once, each in a thread: what one does enters the losses of the others.
+
+        As in JAX, a replica's gradient is that of all losses with respect to its own copy of the
+        parameters. With "ddp" each loss enters divided by its count, and the result is multiplied by it.
+        """
+        evidence = self._evidence
+        while len(self._copies) < evidence.world_size:
+            self._copies.append(copy.deepcopy(evidence.module))
+        for module in self._copies:
+            _load(module, self._state(step, edits))
+        pieces: list[list[Piece]] = [[] for _ in self._copies]
+        for batches in zip(*evidence.steps[step].micro_batches, strict=True):
+            exchange = _Exchange(evidence.world_size)
+            forwards = [
+                partial(_forward, module, evidence.loss_fn, batch, Calls(edits, exchange.gather(rank)))
+                for rank, (module, batch) in enumerate(zip(self._copies, batches, strict=True))
+            ]
+            results = exchange.together(forwards)
+            divisors = [1.0 if evidence.loss_normalization == "global" else count for _, count in results]
+            total = torch.stack([loss / divisor for (loss, _), divisor in zip(results, divisors, strict=True)]).sum()
+            for mine, module, (loss, count), divisor in zip(pieces, self._copies, results, divisors, strict=True):
+                gradients = {name: gradient * divisor for name, gradient in _gradients(total, module).items()}
+                mine.append(Piece(float(loss.detach()), count, gradients))
+        return [Found(mine, _buffers(module)) for mine, module in zip(pieces, self._copies, strict=True)]
+
+
+def _forward(module: nn.Module, loss_fn: LossFunction, batch: Batch, calls: Calls) -> tuple[Tensor, float]:
+    with calls:
+        sums = loss_fn(module, batch)
+    return sums["loss"], float(sums["count"]) + calls.more
+
+
+def _gradients(loss: Tensor, module: nn.Module) -> dict[str, np.ndarray]:
+    """Of all parameters that learn; zeros where the loss does not reach them."""
+    named = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+    found = torch.autograd.grad(loss, list(named.values()), retain_graph=True, materialize_grads=True)
+    return {name: gradient.numpy() for name, gradient in zip(named, found, strict=True)}
+
+
+def _load(module: nn.Module, state: Arrays) -> None:
+    module.load_state_dict({name: torch.from_numpy(np.array(value)) for name, value in state.items()})
+
+
+def _buffers(module: nn.Module) -> dict[str, np.ndarray]:
+    return {name: buffer.detach().clone().numpy() for name, buffer in module.named_buffers()}
+
+
+class _Exchange:
+    """Where replicas that run side by side hand each other their tensors."""
+
+    def __init__(self, world_size: int):
+        self._tensors: list[Tensor] = [torch.empty(0)] * world_size
+        self._barrier = threading.Barrier(world_size)
+
+    def gather(self, rank: int) -> Gather:
+        """The replica's function that waits for the others' tensors and returns them all."""
+
+        def wait(tensor: Tensor) -> Sequence[Tensor]:
+            self._tensors[rank] = tensor
+            self._barrier.wait(TIMEOUT)
+            everyones = tuple(self._tensors)
+            self._barrier.wait(TIMEOUT)  # nobody writes the next ones before all have read these
+            return everyones
+
+        return wait
+
+    def together(self, runs: Sequence[Callable[[], tuple[Tensor, float]]]) -> list[tuple[Tensor, float]]:
+        """What each replica computes, in a thread of its own; the first error if one fails."""
+        results: list[tuple[Tensor, float] | None] = [None] * len(runs)
+        errors: list[Exception] = []
+
+        def work(rank: int) -> None:
+            try:
+                results[rank] = runs[rank]()
+            except Exception as error:
+                errors.append(error)
+                self._barrier.abort()
+
+        threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(len(runs))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise errors[0]
+        return [result for result in results if result is not None]

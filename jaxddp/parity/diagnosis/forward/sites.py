@@ -1,0 +1,75 @@
+"""Where faults can be: the calls of a running loss, and sets of them that a fault may share."""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from jaxddp.parity.diagnosis.forward.calls import Call, Calls, Change, Edit, Site
+from torch_ref.losses import Batch, LossFunction
+
+
+def trace(module: nn.Module, loss_fn: LossFunction, batch: Batch) -> list[Call]:
+    """Every call of one forward pass, with the name of the module that makes it.
+
+    >>> import torch
+    >>> [(call.name, call.module) for call in trace(
+    ...     nn.Sequential(nn.Linear(2, 2), nn.GELU()), lambda model, batch: {"loss": model(batch["x"]).sum()},
+    ...     {"x": torch.ones(1, 2)})]
+    [('linear', '0'), ('gelu', '1'), ('sum', None)]
+    """
+    names: list[str] = []
+    handles: list[RemovableHandle] = []
+    for name, child in module.named_modules():
+        handles.append(child.register_forward_pre_hook(lambda *_, name=name: names.append(name)))
+        handles.append(child.register_forward_hook(lambda *_: _drop_last(names), always_call=True))
+    try:
+        with Calls(modules=names) as calls:
+            loss_fn(module, batch)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return calls.recorded
+
+
+def _drop_last(names: list[str]) -> None:
+    names.pop()
+
+
+def edits_of(changes: Iterable[tuple[Call, Change]]) -> Iterator[Edit]:
+    """The same change at all of its sites, at those of similarly named modules, and at each.
+
+    Args:
+        changes: what could be changed, call by call.
+    """
+    groups: dict[tuple[Any, ...], list[tuple[Call, Change]]] = defaultdict(list)
+    for call, change in changes:
+        groups[change.fault, change.what, change.reference].append((call, change))
+    for group in groups.values():
+        change, calls = group[0][1], [call for call, _ in group]
+        if len(calls) > 1 or change.setting or not calls[0].module:
+            yield Edit(change, frozenset(call.site for call in calls))
+        if len(calls) > 1 or calls[0].module:
+            yield from (Edit(change, sites, where) for sites, where in _places(calls).items() if not change.setting)
+
+
+def _places(calls: Sequence[Call]) -> dict[frozenset[Site], str]:
+    """Sets of sites, with a name: each alone, in like-named modules (blocks.*.norm), in parts of one (blocks.0.*).
+
+    Where a module makes several calls, also the first, the second and so on of like-named modules.
+    """
+    names = [{None: "the loss", "": "the model"}.get(call.module, str(call.module)) for call in calls]
+    nth = [f" (call {names[: k + 1].count(name)})" if names.count(name) > 1 else "" for k, name in enumerate(names)]
+    sites: dict[str, set[Site]] = defaultdict(set)
+    for call, name, number in zip(calls, names, nth, strict=True):
+        insides = [f"{name[: dot.start()]}.*" for dot in re.finditer(r"\.", name)]
+        for place in {name, *insides}:
+            for pattern in {place, re.sub(r"\b[0-9]+\b", "*", place)}:
+                sites[pattern].add(call.site)
+        sites[re.sub(r"\b[0-9]+\b", "*", name) + number].add(call.site)
+    places = {frozenset(some): where for where, some in sites.items() if 1 < len(some) < len(calls)}
+    alone = {frozenset({call.site}): f"{name}{number}" for call, name, number in zip(calls, names, nth, strict=True)}
+    return places | alone

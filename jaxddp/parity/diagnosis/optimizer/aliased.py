@@ -1,0 +1,60 @@
+"""Single tensors whose update is none of their own."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from jaxddp.parity.diagnosis.decide import Hypothesis
+from jaxddp.parity.diagnosis.optimizer.evidence import (
+    OptimizerEvidence,
+    OptimizerStep,
+    Tensors,
+    ratio,
+    replay,
+)
+from jaxddp.parity.diagnosis.optimizer.recipes import Recipe
+from jaxddp.parity.records import stage_norm
+
+
+def aliased(
+    evidence: OptimizerEvidence, recipe: Recipe, residuals: list[dict[str, float]], floor: float
+) -> Hypothesis | None:
+    """Whether the update of every tensor that is off is another's, or that of the step before, or makes it another.
+
+    Args:
+        residuals: per step and tensor, of the reference's own recipe.
+
+    Returns:
+        None where half of the tensors or more are off: these are not single ones.
+    """
+    off = {name for of_step in residuals for name, value in of_step.items() if value > floor}
+    if 2 * len(off) >= len(recipe.names):
+        return None
+    worst = 0.0
+    says: dict[str, str] = {}
+    before: Tensors = {}
+    for of_step, (step, predicted) in zip(residuals, replay(recipe, evidence), strict=True):
+        norm = stage_norm(step.update)
+        for name, value in of_step.items():
+            if value > floor:
+                value, source = _nearest(name, step, predicted, before, norm)
+                says[name] = source
+            worst = max(worst, value)
+        before = predicted
+    return Hypothesis(("aliased_buffers",), "; ".join(f"the update of {n} {what}" for n, what in says.items()), worst)
+
+
+def _nearest(name: str, step: OptimizerStep, predicted: Tensors, before: Tensors, norm: float) -> tuple[float, str]:
+    """What a tensor's update is nearest to, by residual."""
+    found, own = step.update[name], step.params[name].ravel()
+    others = {other: value for other, value in predicted.items() if other != name and value.size == found.size}
+    candidates: Mapping[str, np.ndarray] = {
+        **{f"is that of {other}": value for other, value in others.items()},
+        **{f"makes it {other}": step.params[other].ravel() + value.ravel() - own for other, value in others.items()},
+        **({"is that of the step before": before[name]} if before else {}),
+    }
+    distances = {
+        says: ratio(float(np.linalg.norm(value.ravel() - found.ravel())), norm) for says, value in candidates.items()
+    }
+    says = min(distances, key=distances.__getitem__, default="")
+    return distances.get(says, np.inf), says

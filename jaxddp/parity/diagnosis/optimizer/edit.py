@@ -1,0 +1,62 @@
+"""One mistake in an optimizer, as a change of the reference's recipe."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxddp.parity.diagnosis.optimizer.fit import Unknown, Values
+from jaxddp.parity.diagnosis.optimizer.recipes import Recipe
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One mistake.
+
+    Attributes:
+        fault: its name in the catalogue.
+        change: makes it, with values for the unknowns.
+        says: it in words, with the values.
+        unknowns: numbers that it needs.
+        excludes: faults that do the same to this optimizer, so that both at once mean nothing.
+    """
+
+    fault: str
+    change: Callable[[Recipe, Values], Recipe]
+    says: Callable[[Values], str]
+    unknowns: tuple[Unknown, ...] = ()
+    excludes: frozenset[str] = frozenset()
+
+
+def discrete(fault: str, says: str, change: Callable[[Recipe], Recipe]) -> Edit:
+    """A mistake that needs no numbers."""
+    return Edit(fault, lambda recipe, values: change(recipe), lambda values: says)
+
+
+def number(value: float) -> str:
+    """A number as somebody would write it.
+
+    >>> [number(x) for x in (0.0001, 1e-8, 2.0, 0.30000000000000004)]
+    ['0.0001', '1e-8', '2', '0.3']
+    """
+    return f"{value:.6g}".replace("e-0", "e-").replace("e+0", "e")
+
+
+def numbers(values: np.ndarray) -> str:
+    """What the reference has, where tensors or steps may differ.
+
+    >>> numbers(np.array([0.9, 0.9])), numbers(np.array([0.01, 0.0])), numbers(np.array([0.85, 0.9, 0.95]))
+    ('0.9', '0 and 0.01', '0.85 to 0.95')
+    """
+    few = np.unique(values)
+    return " and ".join(map(number, few)) if len(few) < 3 else f"{number(few[0])} to {number(few[-1])}"
+
+
+def typical(values: np.ndarray) -> float:
+    """The value that most have.
+
+    >>> typical(np.array([0.0, 0.1, 0.1]))
+    0.1
+    """
+    found, counts = np.unique(values, return_counts=True)
+    return float(found[np.argmax(counts)])

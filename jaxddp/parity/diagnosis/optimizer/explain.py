@@ -1,0 +1,219 @@
+"""Why an update differs although the gradients and the weights do not.
+
+The reference's recipe is replayed with one mistake, then with two, then three, until one of them
+leaves nothing but rounding of what the port's optimizer did.
+"""
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from jaxddp.parity.diagnosis.decide import SEPARATION, Hypothesis, Ruling, decide
+from jaxddp.parity.diagnosis.optimizer.aliased import aliased
+from jaxddp.parity.diagnosis.optimizer.edit import Edit
+from jaxddp.parity.diagnosis.optimizer.evidence import (
+    OptimizerEvidence,
+    OptimizerStep,
+    reference_recipe,
+    residuals,
+    with_rates_of_float32,
+)
+from jaxddp.parity.diagnosis.optimizer.faults import edits
+from jaxddp.parity.diagnosis.optimizer.fit import Unknown, Values, polish, round_values, sensible, solve
+from jaxddp.parity.diagnosis.optimizer.recipes import Recipe
+from jaxddp.parity.diagnosis.optimizer.sample import Sample, survey, take_sample
+
+__all__ = ["OptimizerEvidence", "OptimizerStep", "explain", "reference_residuals"]
+
+FLOOR = 1e-12  # of the stage's norm; measured: up to 6e-15 in clean ports
+PROMISING = 1e-7  # a screened residual that is worth the whole sample
+SCREEN_STEPS = 3  # beyond the first that differs
+SCREEN_ELEMENTS = 300
+BEST_PAIRS = 6  # that a third edit is added to
+TWINS = {"loss_scale": "eps_value"}  # the same to an optimizer that divides gradients by themselves
+TWINS_PART = frozenset({"adagrad_accumulator", "rmsprop_centred"})
+
+
+def reference_residuals(evidence: OptimizerEvidence) -> list[dict[str, float]] | None:
+    """How far what was found is from the reference's own recipe, given the gradients that there were.
+
+    Returns:
+        Per step, tensor -> ||predicted - found|| over the norm of the step's whole update. None for an
+        optimizer that cannot be replayed.
+    """
+    recipe = reference_recipe(evidence)
+    if recipe is None:
+        return None
+    return [residuals(step.update, predicted) for step, predicted in with_rates_of_float32(recipe, evidence)]
+
+
+def explain(evidence: OptimizerEvidence, floor: float = FLOOR, near: float = 0.0) -> Ruling:
+    """Name the mistakes that make the reference's optimizer do what the port's did.
+
+    Args:
+        floor: the largest residual that is rounding.
+        near: what is found to be as near as this is tried with rates in float32; 0: only what is at the floor.
+
+    Returns:
+        The ruling; without a name where nothing explains it, nothing differs, or the optimizer is not
+        one of `optimizer_evidence.FAMILIES`.
+    """
+    reference = reference_recipe(evidence)
+    if reference is None:
+        return Ruling((), None)
+    coarse = max(floor, near)
+    surveyed = survey(evidence, reference)
+    first = next((i for i, of_step in enumerate(surveyed.residuals) if max(of_step.values()) > coarse), None)
+    if first is None or not np.isfinite(surveyed.scale).all():
+        return Ruling((), None)
+    sample = take_sample(evidence, surveyed.chosen, surveyed.scale)
+    search = _Search(reference, sample, sample.cut(first + 1 + SCREEN_STEPS, SCREEN_ELEMENTS), coarse)
+    single = aliased(evidence, reference, surveyed.residuals, coarse)
+    with np.errstate(all="ignore"):  # wild values are tried on the way
+        trials = search.run(edits(reference, sample, evidence), deep=single is None or single.residual > coarse)
+        hypotheses = _confirmed(trials, reference, evidence, coarse)
+    return decide(hypotheses if single is None else [*hypotheses, single], floor)
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """Edits with the values that fit best.
+
+    Attributes:
+        edits: in the order in which they are made.
+        values: of all their unknowns.
+        residual: what they leave.
+        round: every value is one that somebody would have written.
+    """
+
+    edits: tuple[Edit, ...]
+    values: Values = ()
+    residual: float = np.inf
+    round: bool = True
+
+    @property
+    def unknowns(self) -> tuple[Unknown, ...]:
+        return tuple(unknown for edit in self.edits for unknown in edit.unknowns)
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        return tuple(edit.fault for edit in self.edits)
+
+    @property
+    def kind(self) -> frozenset[str]:
+        """The faults; those under two names as one, unless the squares start from a value of their own."""
+        apart = not TWINS_PART.isdisjoint(self.faults)
+        return frozenset(fault if apart else TWINS.get(fault, fault) for fault in self.faults)
+
+    def recipe(self, reference: Recipe, values: Values) -> Recipe:
+        """The reference with the edits made, one after the other."""
+        left = iter(values)
+        for edit in self.edits:
+            reference = edit.change(reference, tuple(itertools.islice(left, len(edit.unknowns))))
+        return reference
+
+    def says(self) -> str:
+        left = iter(self.values)
+        return "; ".join(edit.says(tuple(itertools.islice(left, len(edit.unknowns)))) for edit in self.edits)
+
+    def hypothesis(self, reference: Recipe, evidence: OptimizerEvidence) -> Hypothesis:
+        """With the residual that it leaves of the whole run."""
+        steps = with_rates_of_float32(self.recipe(reference, self.values), evidence)
+        residual = max(max(residuals(step.update, predicted).values()) for step, predicted in steps)
+        return Hypothesis(self.faults, self.says(), residual)
+
+
+@dataclass(frozen=True)
+class _Search:
+    """Trials on a sample; those on a small part of it decide which are worth the whole."""
+
+    reference: Recipe
+    sample: Sample
+    screen: Sample
+    floor: float
+
+    def run(self, found: Sequence[Edit], deep: bool) -> list[_Trial]:
+        """Every edit, then every pair, then the best pairs with a third, until something explains it.
+
+        Args:
+            deep: whether to go beyond single edits.
+        """
+        trials = self._attempt((edit,) for edit in found)
+        if not deep or self._explained(trials):
+            return trials
+        pairs = self._attempt(itertools.combinations(found, 2))
+        trials += pairs
+        # A pair that takes an odd number may be three mistakes with round ones.
+        if any(trial.round for trial in self._explained(pairs)):
+            return trials
+        pairs.sort(key=lambda trial: trial.residual)
+        triples = {
+            tuple(edit for edit in found if edit in (*pair.edits, third)): None
+            for pair in pairs[:BEST_PAIRS]
+            for third in found
+        }
+        return trials + self._attempt(triple for triple in triples if len(triple) == 3)
+
+    def _attempt(self, combinations: Iterable[tuple[Edit, ...]]) -> list[_Trial]:
+        trials = (self._screened(combination) for combination in combinations if _compatible(combination))
+        promising = max(PROMISING, self.floor)
+        return [self._refined(trial) if trial.residual <= promising else trial for trial in trials]
+
+    def _explained(self, trials: list[_Trial]) -> list[_Trial]:
+        return [trial for trial in trials if trial.residual <= self.floor]
+
+    def _screened(self, combination: tuple[Edit, ...]) -> _Trial:
+        trial = _Trial(combination)
+        return self._at(trial, solve(self._misfit(trial, self.screen), trial.unknowns), self.screen)
+
+    def _refined(self, trial: _Trial) -> _Trial:
+        """Fit again on the whole sample, and take round numbers where they fit as well."""
+        values = polish(self._misfit(trial, self.sample), trial.unknowns, trial.values)
+        fitted = self._at(trial, values, self.sample)
+        if fitted.residual > self.floor:
+            return fitted
+        allowed = max(2 * fitted.residual, self.floor / 10)
+
+        def accepts(values: Values) -> bool:
+            return self._at(trial, values, self.sample).residual <= allowed
+
+        values, are_round = round_values(self._misfit(trial, self.screen), trial.unknowns, fitted.values, accepts)
+        return replace(self._at(trial, values, self.sample), round=are_round)
+
+    def _misfit(self, trial: _Trial, sample: Sample) -> Callable[[Values], np.ndarray]:
+        return lambda values: sample.misfit(trial.recipe(self.reference, values))
+
+    def _at(self, trial: _Trial, values: Values, sample: Sample) -> _Trial:
+        """The trial with these values, and what they leave of a sample."""
+        allowed = sensible(values, trial.unknowns)
+        residual = sample.residual(trial.recipe(self.reference, values)) if allowed else np.inf
+        return replace(trial, values=values, residual=residual)
+
+
+def _compatible(combination: tuple[Edit, ...]) -> bool:
+    faults = [edit.fault for edit in combination]
+    excluded = frozenset().union(*(edit.excludes for edit in combination))
+    return len(set(faults)) == len(faults) and excluded.isdisjoint(faults)
+
+
+def _confirmed(trials: list[_Trial], reference: Recipe, evidence: OptimizerEvidence, floor: float) -> list[Hypothesis]:
+    """Hypotheses whose residuals, where they decide, are those of the whole run."""
+    named = [trial.hypothesis(reference, evidence) for trial in _sensible([t for t in trials if t.residual <= floor])]
+    fewest = min((hypothesis.edits for hypothesis in named), default=len(trials))
+    others = [trial for trial in trials if trial.residual > floor and len(trial.edits) <= fewest]
+    others.sort(key=lambda trial: trial.residual)
+    bar = SEPARATION * max((hypothesis.residual for hypothesis in named), default=0.0)
+    near = (trial for place, trial in enumerate(others) if place == 0 or trial.residual < bar)
+    return named + [trial.hypothesis(reference, evidence) for trial in near]
+
+
+def _sensible(explaining: list[_Trial]) -> list[_Trial]:
+    """One for each set of faults, of the fewest edits; odd numbers only where nothing does without."""
+    by_merit = sorted(explaining, key=lambda trial: (len(trial.edits), len(trial.values), not trial.round))
+    some_round = [trial for trial in by_merit if trial.round]
+    fewest = len((some_round or by_merit)[0].edits) if by_merit else 0
+    one_each = {trial.faults: trial for trial in reversed(by_merit) if len(trial.edits) == fewest}.values()
+    kinds = {trial.kind for trial in some_round}
+    return [trial for trial in one_each if trial.round or not kinds or trial.kind in kinds]

@@ -1,0 +1,250 @@
+"""The faults of an optimizer as edits of the reference's recipe: one mistake each."""
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from jaxddp.parity.diagnosis.optimizer.decay import decay_edits
+from jaxddp.parity.diagnosis.optimizer.edit import Edit, discrete, number, numbers, typical
+from jaxddp.parity.diagnosis.optimizer.evidence import OptimizerEvidence
+from jaxddp.parity.diagnosis.optimizer.fit import Unknown, Values
+from jaxddp.parity.diagnosis.optimizer.recipes import STATE, Recipe
+from jaxddp.parity.diagnosis.optimizer.sample import Sample
+
+PARTS = {"mean": "means of gradients", "square": "means of squares", "buffer": "momentum", "largest": "largest squares"}
+EPS_STARTS = (1e-12, 1e-10, 1e-8, 1e-6, 1e-4)
+
+
+def edits(recipe: Recipe, sample: Sample, evidence: OptimizerEvidence) -> list[Edit]:
+    """All that this optimizer could have been given otherwise, in the order in which edits are made."""
+    counts = _counts(evidence.world_size, evidence.accumulation_steps)
+    of_any = (
+        decay_edits(recipe, sample),
+        _rate(recipe, counts),
+        _scale(recipe, counts),
+        _unused(recipe),
+        _restore(recipe),
+    )
+    of_family = (make(recipe) for make in OF_FAMILY[recipe.family])
+    return list(itertools.chain(*of_any, *of_family))
+
+
+def _counts(replicas: int, micro_batches: int) -> dict[int, str]:
+    """What a run has several of: how many and what.
+
+    >>> _counts(2, 4)
+    {8: 'replicas times micro-batches', 4: 'the number of micro-batches', 2: 'the number of replicas'}
+    """
+    counts = {
+        replicas * micro_batches: "replicas times micro-batches",
+        micro_batches: "the number of micro-batches",
+        replicas: "the number of replicas",
+    }
+    return {count: what for count, what in counts.items() if count > 1}
+
+
+def _rate(recipe: Recipe, counts: dict[int, str]) -> Iterator[Edit]:
+    factors: dict[float, str] = {}
+    for count, what in counts.items():
+        root = math.sqrt(count)
+        factors |= {root: f"times {number(root)}, the root of {what}"}
+        factors |= {1 / root: f"divided by {number(root)}, the root of {what}"}
+    for count, what in counts.items():
+        factors |= {float(count): f"times {count}, {what}", 1.0 / count: f"divided by {count}, {what}"}
+    yield Edit(
+        "lr_scaled",
+        lambda r, v: replace(r, factor=v[0]),
+        lambda v: f"learning rate {factors.get(v[0], f'times {number(v[0])}')}",
+        (Unknown((1.0,), low=1e-6, likely=tuple(factors)),),
+        # Gradients that the optimizer passes on as they are.
+        frozenset({"loss_scale"} if recipe.family == "sgd" else ()),
+    )
+    if not recipe.scheduled:
+        return
+    for shift, where in ((1, "ahead"), (-1, "behind")):
+        yield discrete("lr_off_by_one", f"the schedule is one step {where}", partial(_reindexed, shift=shift))
+    for speed, what in counts.items():
+        yield discrete(
+            "scheduler_too_fast",
+            f"the schedule advances {speed} times per step, {what}",
+            partial(_reindexed, speed=speed),
+        )
+
+
+def _reindexed(recipe: Recipe, speed: int = 1, shift: int = 0) -> Recipe:
+    return replace(recipe, index=recipe.index * speed + shift)
+
+
+def _scale(recipe: Recipe, counts: dict[int, str]) -> Iterator[Edit]:
+    likely = {2.0**power for power in range(-24, 25)} | {float(n) for n in counts} | {1.0 / n for n in counts}
+    if recipe.family == "sgd":
+        # It does what another learning rate does: only a scale that somebody would use is worth a word.
+        unknown, same = Unknown((1.0,), low=1e-6, digits=0), "lr_scaled"
+    else:
+        unknown, same = Unknown((1.0, 1e-4, 1e-2, 1e2, 1e4, 1e6), "log"), "eps_value"
+    yield Edit(
+        "loss_scale",
+        lambda r, v: replace(r, scale=r.scale * v[0]),
+        lambda v: f"the optimizer sees gradients times {number(v[0])}",
+        (replace(unknown, likely=tuple(likely)),),
+        frozenset({same}),
+    )
+
+
+def _unused(recipe: Recipe) -> Iterator[Edit]:
+    if not recipe.used.all():
+        steps = np.arange(1, len(recipe.count) + 1)[:, None]
+        yield discrete(
+            "unused_parameters",
+            "parameters without a gradient are updated as if it were 0",
+            lambda r: replace(r, used=np.ones_like(r.used), count=np.broadcast_to(steps, r.count.shape)),
+        )
+
+
+def _restore(recipe: Recipe) -> Iterator[Edit]:
+    at = recipe.restored_at
+    if at is None or not 0 < at < len(recipe.index):
+        return
+    kept = ["largest"] if not recipe.amsgrad else []
+    kept += ["mean"] if recipe.family == "rmsprop" and not recipe.centred else []
+    kept += ["buffer"] if not recipe.first.any() else []
+    losable = {part: PARTS[part] for part in STATE[recipe.family] if part not in kept}
+    losable |= {"count": "count"} if recipe.family == "adam" or recipe.rate_decay.any() else {}
+    losable |= {"schedule": "position in the schedule"} if recipe.scheduled else {}
+    for size in range(1, len(losable) + 1):
+        for lost in itertools.combinations(losable, size):
+            yield discrete(
+                "resume_lost_state",
+                f"restoring after step {at} loses {', '.join(losable[part] for part in lost)}",
+                partial(_losing, at=at, lost=frozenset(lost)),
+            )
+
+
+def _losing(recipe: Recipe, at: int, lost: frozenset[str]) -> Recipe:
+    index, count = recipe.index.copy(), recipe.count.copy()
+    if "schedule" in lost:
+        index[at:] -= at
+    if "count" in lost:
+        count[at:] -= count[at - 1]
+    return replace(recipe, index=index, count=count, lost=lost)
+
+
+def _eps(recipe: Recipe) -> Iterator[Edit]:
+    reference = float(recipe.eps.max())
+    yield Edit(
+        "eps_value",
+        lambda r, v: replace(r, eps=np.full_like(r.eps, v[0])),
+        lambda v: f"eps {number(v[0])}, the reference has {numbers(recipe.eps)}",
+        (Unknown((reference or 1e-8, *EPS_STARTS), "log"),),
+        frozenset({"loss_scale"}),
+    )
+    for place, says in (
+        ("inside", "inside the root, the reference has it"),
+        ("both", "inside the root, too, and not only"),
+    ):
+        yield discrete("eps_in_root", f"eps is added {says} outside", partial(replace, eps_place=place))
+
+
+def _momentum(recipe: Recipe) -> Iterator[Edit]:
+    if recipe.family == "adam":
+        yield _betas("betas", recipe, {"first": "beta1", "second": "beta2"})
+    else:
+        yield _betas("betas", recipe, {"first": "momentum"})
+    if recipe.family == "rmsprop":
+        yield _betas("rmsprop_decay", recipe, {"second": "RMSprop's decay of squares"})
+    if recipe.family == "sgd" and recipe.scheduled and recipe.first.any():
+        says = "momentum sums updates, each at the rate of its step; the reference's, gradients"
+        yield discrete("lr_in_momentum", says, partial(replace, rate_inside=True))
+    yield discrete(
+        "nesterov",
+        f"Nesterov momentum in {'the reference' if recipe.nesterov else 'the port'} only",
+        partial(replace, nesterov=not recipe.nesterov),
+    )
+
+
+def _betas(fault: str, recipe: Recipe, fields: dict[str, str]) -> Edit:
+    """Other values for some fields of the recipe, each with the name that it goes by."""
+    references = {field: getattr(recipe, field) for field in fields}
+
+    def change(recipe: Recipe, values: Values) -> Recipe:
+        filled: dict[str, Any] = {
+            f: np.full(recipe.count.shape, value) for f, value in zip(fields, values, strict=True)
+        }
+        return replace(recipe, **filled)
+
+    def says(values: Values) -> str:
+        found = zip(fields.values(), values, references.values(), strict=True)
+        return " and ".join(
+            f"{name} {number(value)}, the reference has {numbers(reference)}"
+            for name, value, reference in found
+            if not np.allclose(reference, value, rtol=0, atol=1e-9)
+        )
+
+    starts = ((typical(reference), 0.9) for reference in references.values())
+    return Edit(fault, change, says, tuple(Unknown(start, "complement", high=1.0) for start in starts))
+
+
+def _dampening(recipe: Recipe) -> Iterator[Edit]:
+    yield _dampened(recipe, False, "")
+    yield _dampened(recipe, True, " from the first gradient on")
+
+
+def _dampened(recipe: Recipe, first: bool, when: str) -> Edit:
+    return Edit(
+        "dampening",
+        # Without momentum, nothing is dampened.
+        lambda r, v: replace(r, dampening=np.where(r.first, v[0], 0.0), dampens_first=first),
+        lambda v: f"dampening {number(v[0])}{when}, the reference has {numbers(recipe.dampening)}",
+        (Unknown((float(recipe.dampening.max()), 0.5), high=1.0),),
+    )
+
+
+def _largest(recipe: Recipe) -> Iterator[Edit]:
+    ways = {
+        "": "AMSGrad in the reference only",
+        "torch": "AMSGrad in the port only",
+        "corrected": "AMSGrad's largest of the corrected squares, as optax has it",
+    }
+    for way, says in ways.items():
+        if way != recipe.amsgrad:
+            yield discrete("amsgrad", says, partial(replace, amsgrad=way))
+
+
+def _correction(recipe: Recipe) -> Iterator[Edit]:
+    yield discrete("no_bias_correction", "Adam without bias correction", partial(replace, corrects=False))
+
+
+def _squares(recipe: Recipe) -> Iterator[Edit]:
+    yield discrete(
+        "rmsprop_centred",
+        f"RMSprop is centred in {'the reference' if recipe.centred else 'the port'} only",
+        partial(replace, centred=not recipe.centred),
+    )
+    yield _start("rmsprop_centred", "RMSprop's squares start", recipe)
+
+
+def _accumulator(recipe: Recipe) -> Iterator[Edit]:
+    yield _start("adagrad_accumulator", "the accumulator starts", recipe)
+
+
+def _start(fault: str, says: str, recipe: Recipe) -> Edit:
+    return Edit(
+        fault,
+        lambda r, v: replace(r, start=np.full_like(r.start, v[0])),
+        lambda v: f"{says} from {number(v[0])}, in the reference from {numbers(recipe.start)}",
+        # Linear, as 0 is among the answers.
+        (Unknown((1e-3, 0.1, 1.0), unit=0.1),),
+    )
+
+
+OF_FAMILY: dict[str, tuple[Callable[[Recipe], Iterator[Edit]], ...]] = {
+    "sgd": (_momentum, _dampening),
+    "adam": (_eps, _momentum, _largest, _correction),
+    "rmsprop": (_eps, _momentum, _squares),
+    "adagrad": (_eps, _accumulator),
+}

@@ -1,0 +1,142 @@
+"""What a step does with gradients, in every dialect: sums over micro-batches -> mean over replicas -> clipping."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxddp.parity.diagnosis.reduction.rounding import mean_of
+
+Tensors = Mapping[str, np.ndarray]
+SHOWN = ("local_gradients", "gradients", "clipped_gradients")
+TORCH_CLIP_EPSILON = 1e-6
+
+
+@dataclass(frozen=True)
+class ReductionStep:
+    """One step. W replicas, A micro-batches.
+
+    Attributes:
+        counts: weights of each micro-batch's elements, summed, (W, A).
+        sums: gradients of each micro-batch's summed loss, (W, A, ...).
+        stale: the same at the parameters of the step before; None at the first step.
+        found: what the port's step shows of `SHOWN`, of all replicas, (W, ...).
+    """
+
+    counts: np.ndarray
+    sums: Tensors
+    stale: Tensors | None
+    found: Mapping[str, Tensors]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a step does with gradients; the default is what torch's DDP does.
+
+    Attributes:
+        loss_normalization: "ddp", "global", or "rank": a mean over each rank's elements.
+        divide: whether the micro-batches' means are divided by their number.
+        stale: gradients of the parameters of the step before.
+        early: the micro-batches that are averaged over the replicas, where some are not.
+        local_factor, factor: on the local, on the reduced gradients.
+        summed_at_once: every replica's local gradient is the sum of all, as shard_map's check_vma makes it.
+        synchronised: whether there is a mean over the replicas at all.
+        wire: dtype between the replicas.
+        clip_norm: largest norm; None: no clipping.
+        clip_epsilon: added to the norm.
+        clip_first: each replica clips its own, and then they are averaged.
+        clip_by: whose norm: "mean", "own", or a number that the norm is multiplied by.
+        twice: the tensor that the norm counts twice.
+        aliases: a tensor -> the one whose gradient it has.
+    """
+
+    loss_normalization: str = "ddp"
+    divide: bool = True
+    stale: bool = False
+    early: frozenset[int] | None = None
+    local_factor: float = 1.0
+    factor: float = 1.0
+    summed_at_once: bool = False
+    synchronised: bool = True
+    wire: str = ""
+    clip_norm: float | None = None
+    clip_epsilon: float = TORCH_CLIP_EPSILON
+    clip_first: bool = False
+    clip_by: str | float = "mean"
+    twice: str = ""
+    aliases: tuple[tuple[str, str], ...] = ()
+
+    def predict(self, step: ReductionStep) -> dict[str, dict[str, np.ndarray]]:
+        """Every stage of `SHOWN`, (W, ...)."""
+        sums = step.sums if not self.stale or step.stale is None else step.stale
+        micro = {name: self._of_micro_batches(value, step.counts) for name, value in sums.items()}
+        local = {name: self.local_factor * value.sum(1) for name, value in micro.items()}
+        if self.summed_at_once:
+            local = {name: len(value) * _everywhere(value) for name, value in local.items()}
+        if self.early is not None:
+            together = [a in self.early for a in range(step.counts.shape[1])]
+            gradients = {
+                n: _everywhere(v[:, together].sum(1)) + v[:, np.logical_not(together)].sum(1) for n, v in micro.items()
+            }
+        elif self.clip_first:
+            gradients = self._reduced(self._clipped(local, local))
+        else:
+            gradients = self._reduced(local)
+        gradients |= {name: gradients[other].reshape(gradients[name].shape) for name, other in self.aliases}
+        clipped = gradients if self.clip_first else self._clipped(gradients, local)
+        return {"local_gradients": local, "gradients": gradients, "clipped_gradients": clipped}
+
+    def _of_micro_batches(self, sums: np.ndarray, counts: np.ndarray) -> np.ndarray:
+        """(W, A, ...): each micro-batch's share of its replica's gradient."""
+        replicas, pieces = counts.shape
+        per_micro = {
+            "ddp": counts * (pieces if self.divide else 1),
+            "rank": np.broadcast_to(counts.sum(1, keepdims=True), counts.shape),
+            "global": np.full(counts.shape, counts.sum() / replicas),
+        }[self.loss_normalization]
+        return sums / per_micro.reshape(replicas, pieces, *(1,) * (sums.ndim - 2))
+
+    def _reduced(self, local: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        if not self.synchronised:
+            return {name: self.factor * value for name, value in local.items()}
+        return {name: self.factor * _everywhere(value, self.wire) for name, value in local.items()}
+
+    def _clipped(self, gradients: dict[str, np.ndarray], local: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        if self.clip_norm is None:
+            return gradients
+        norms = _norms(local if self.clip_by == "own" else gradients, self.twice)
+        if isinstance(self.clip_by, float):
+            norms = norms * self.clip_by
+        share = np.minimum(1.0, self.clip_norm / (norms + self.clip_epsilon))
+        return {name: value * share.reshape(-1, *(1,) * (value.ndim - 1)) for name, value in gradients.items()}
+
+
+def residual_of(recipe: Recipe, step: ReductionStep) -> float:
+    """The largest ||predicted - found|| of a tensor over the norm of its stage."""
+    predicted = recipe.predict(step)
+    worst = 0.0
+    for stage, found in step.found.items():
+        scale = norm_of(found)
+        for name, value in found.items():
+            difference = float(np.linalg.norm(predicted[stage][name] - value)) / scale
+            worst = max(worst, difference if np.isfinite(difference) else np.inf)
+    return worst
+
+
+def _everywhere(local: np.ndarray, wire: str = "") -> np.ndarray:
+    """The mean over the replicas, on each of them."""
+    return np.broadcast_to(mean_of(local, wire), local.shape)
+
+
+def norm_of(tensors: Tensors) -> float:
+    """The norm of all of them together; 1 if it is 0."""
+    return float(np.sqrt(sum(float(np.sum(value**2)) for value in tensors.values()))) or 1.0
+
+
+def _norms(gradients: Mapping[str, np.ndarray], twice: str) -> np.ndarray:
+    """Each replica's global norm, (W,)."""
+    squares = [
+        (2 if name == twice else 1) * np.square(value).reshape(len(value), -1).sum(1)
+        for name, value in gradients.items()
+    ]
+    return np.sqrt(np.sum(squares, axis=0))

@@ -1,0 +1,139 @@
+"""What each layer of the port's flax module is given and returns."""
+
+import functools
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import jax
+import numpy as np
+from flax import linen, nnx
+
+from jaxddp.nn.functional import Functional
+from jaxddp.nn.linen import Bound, LinenFunctional
+from jaxddp.parity.cases import PortCase, Tensors, Trajectory, micro_batches_of
+from jaxddp.parity.convert import Converter
+from jaxddp.parity.flax_side.side import model_of
+from jaxddp.parity.processes import Tell
+from jaxddp.parity.torch_side.layers import Calls
+from jaxddp.parity.torch_side.pool import torch_records
+from jaxddp.state import Buffers, Params
+
+
+@dataclass(frozen=True)
+class FlaxLayers:
+    """One forward pass of the loss, recorded layer by layer; the notes map torch's layers to flax's.
+
+    Attributes:
+        case: a port's.
+        start: the reference's first weights.
+        reference: folder of its records.
+        folder: of the record to be made.
+        step, rank: whose first micro-batch.
+    """
+
+    case: PortCase
+    start: Tensors
+    reference: Path
+    folder: Path
+    step: int
+    rank: int
+
+    def run(self, tell: Tell) -> None:
+        """Make the pass."""
+        tell("flax's layers")
+        reference = Trajectory(self.start, torch_records(self.reference, self.case.world_size))
+        port, calls = self.case.port, Calls()
+        with jax.enable_x64(True), jax.default_matmul_precision("highest"):
+            params, buffers = self.case.flax_side().from_torch(reference.before(self.step))
+            batch = next(islice(self.case.batches(), self.step, None))
+            micro_batch = jax.tree.map(jax.numpy.asarray, micro_batches_of(batch, self.rank)[0])
+            model = model_of(port, "float64")
+            with ExitStack() as stack:
+                if isinstance(model, nnx.Module):
+                    bound: Any = _listening_nnx(model, params, buffers, calls, stack)
+                else:
+                    bound = _listening_linen(self.case, model, params, buffers, calls, stack)
+                port.flax_loss(bound, micro_batch)
+            shapes = {name: value.shape for name, value in (params | buffers).items()}
+        converter = Converter(port.torch_model(), shapes, port.names, port.transpose_kernel)
+        calls.write(self.folder, twins=twins(converter))
+
+
+def twins(converter: Converter) -> dict[str, str]:
+    """Torch's layers and those that contain them -> flax's.
+
+    >>> from torch import nn as torch_nn
+    >>> block = torch_nn.Sequential(torch_nn.Sequential(torch_nn.Linear(2, 2, bias=False)))
+    >>> twins(Converter(block, {"block.fc.kernel": (2, 2)}, {"block.fc": "0.0"}))
+    {'0.0': 'block.fc', '0': 'block', '': ''}
+    """
+    found: dict[str, str] = {"": ""}
+    for piece in converter.pieces:
+        if piece.rows is not None:  # a third of what torch's attention holds in one
+            continue
+        theirs, ours = piece.torch.split(".")[:-1], piece.flax.split(".")[:-1]
+        while theirs and ours:
+            found.setdefault(".".join(theirs), ".".join(ours))
+            theirs, ours = theirs[:-1], ours[:-1]
+    return dict(sorted(found.items(), key=lambda pair: -len(pair[0])))
+
+
+def _listening_nnx(model: nnx.Module, params: Params, buffers: Buffers, calls: Calls, stack: ExitStack) -> nnx.Module:
+    """The module with these values; every call of one of its layers is heard."""
+    bound = Functional(model).module(params, buffers)
+    bound.train()
+    names = {id(module): ".".join(map(str, path)) for path, module in nnx.iter_modules(bound)}
+    active: set[int] = set()
+    for kind in {type(module) for _, module in nnx.iter_modules(bound)}:
+        if any("__call__" in vars(base) for base in kind.__mro__):
+            stack.enter_context(mock.patch.object(kind, "__call__", _heard(kind.__call__, names, active, calls)))
+    return bound
+
+
+def _heard(call: Any, names: dict[int, str], active: set[int], calls: Calls) -> Any:
+    @functools.wraps(call)
+    def heard(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if id(self) in active or id(self) not in names:  # a call of super() is part of the layer's own
+            return call(self, *args, **kwargs)
+        active.add(id(self))
+        try:
+            output = call(self, *args, **kwargs)
+        finally:
+            active.discard(id(self))
+        _note(calls, names[id(self)], args, output)
+        return output
+
+    return heard
+
+
+def _listening_linen(
+    case: PortCase, model: linen.Module, params: Params, buffers: Buffers, calls: Calls, stack: ExitStack
+) -> Bound:
+    def hear(call: Any, args: tuple[Any, ...], kwargs: dict[str, Any], context: Any) -> Any:
+        output = call(*args, **kwargs)
+        if context.method_name == "__call__":
+            _note(calls, ".".join(context.module.path), args, output)
+        return output
+
+    stack.enter_context(linen.intercept_methods(hear))
+    port = case.port
+    functional = LinenFunctional(model, port.flax_loss, port.micro_batches(0, 0, "flax")[0])
+    calls.clear()  # making the variables took a forward pass too
+    return Bound(model, functional.variables(params, buffers))
+
+
+def _note(calls: Calls, name: str, args: tuple[Any, ...], output: Any) -> None:
+    made = _array(output[0] if isinstance(output, tuple) else output)
+    if made is not None:
+        calls.add(name, _array(args[0]) if args else None, made)
+
+
+def _array(value: Any) -> np.ndarray | None:
+    """A concrete array of real numbers; None for anything else."""
+    if not isinstance(value, jax.Array) or isinstance(value, jax.core.Tracer):
+        return None
+    return np.asarray(value) if jax.numpy.issubdtype(value.dtype, jax.numpy.floating) else None

@@ -1,0 +1,79 @@
+"""The gradients of each micro-batch's summed loss: of the port's loss alone, whatever its step makes of them."""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from itertools import islice
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax import numpy as jnp
+
+from jaxddp.distributed.replicas import Replicas
+from jaxddp.nn.functional import LocalLoss
+from jaxddp.nn.losses import Batch
+from jaxddp.parity.cases import Question, Record, Tensors, Trajectory
+from jaxddp.parity.flax_side.own_step import OwnStep
+from jaxddp.parity.flax_side.side import FlaxSide
+from jaxddp.state import Buffers, Params
+from jaxddp.step.local_gradients import MicroBatches
+
+
+def micro_records(case: Question, reference: Trajectory, steps: Sequence[int]) -> Iterator[Record]:
+    """For each step: "counts" (W, A), "sums" (W, A, ...), and "stale", at the parameters of the step before.
+
+    Args:
+        reference: where the parameters come from.
+        steps: from 0, ascending.
+    """
+    with jax.enable_x64(case.dtype == "float64"), jax.default_matmul_precision("highest"):
+        side, replicas, of_replica = program(case)
+        for number, batch in islice(enumerate(case.batches()), max(steps) + 1):
+            if number not in steps:
+                continue
+
+            def at(state: Tensors, batch: MicroBatches = batch) -> tuple[np.ndarray, Tensors]:
+                params, buffers = map(replicas.replicate, side.from_torch(state))
+                counts, sums = jax.device_get(of_replica(params, buffers, replicas.shard(batch)))
+                return counts, _named(sums, side.to_torch)
+
+            counts, sums = at(reference.before(number))
+            record: dict[str, Tensors] = {"counts": {"counts": counts}, "sums": sums}
+            if number > 0:
+                record["stale"] = at(reference.before(number - 1))[1]
+            yield record
+
+
+@lru_cache(maxsize=1)
+def program(case: Question) -> tuple[FlaxSide, Replicas, Any]:
+    """The case's flax half, and (parameters, buffers, batch) -> counts and gradients of all replicas."""
+    side, replicas = case.flax_side(), Replicas(jax.devices()[: case.world_size])
+    step = side.replica_step.step if isinstance(side.replica_step, OwnStep) else side.replica_step
+    return side, replicas, replicas.map(lambda p, b, batch: _micro(step.loss, p, b, batch), (None, None, 0), 0)
+
+
+def _micro(loss: LocalLoss, params: Params, buffers: Buffers, batch: MicroBatches) -> tuple[jax.Array, Params]:
+    """Counts (A,) and gradients (A, ...) of one replica's micro-batches, the buffers handed on."""
+
+    def one(buffers: Buffers, micro_batch: Batch) -> tuple[Buffers, tuple[jax.Array, Params]]:
+        def summed(params: Params) -> tuple[jax.Array, tuple[jax.Array, Buffers]]:
+            sums, new_buffers = loss(params, buffers, micro_batch)
+            return sums["loss"], (sums["count"], new_buffers)
+
+        (_, (count, buffers)), gradients = jax.value_and_grad(summed, has_aux=True)(params)
+        return buffers, (count, gradients)
+
+    if batch.head is None:
+        return jax.tree.map(lambda x: x[None], one(buffers, batch.last)[1])
+    buffers, head = lax.scan(one, buffers, batch.head)
+    return jax.tree.map(lambda many, x: jnp.concatenate([many, x[None]]), head, one(buffers, batch.last)[1])
+
+
+def _named(sums: Params, to_torch: Callable[[Params], Tensors]) -> Tensors:
+    """(W, A, ...) under torch's names."""
+    world_size, pieces = next(iter(sums.values())).shape[:2]
+    flat = {name: value.reshape(-1, *value.shape[2:]) for name, value in sums.items()}
+    of_each = [to_torch({name: value[i] for name, value in flat.items()}) for i in range(world_size * pieces)]
+    stacked = {name: np.stack([tensors[name] for tensors in of_each]) for name in of_each[0]}
+    return {name: value.reshape(world_size, pieces, *value.shape[1:]) for name, value in stacked.items()}

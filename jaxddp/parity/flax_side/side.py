@@ -1,0 +1,218 @@
+"""The flax half of what is compared: jaxddp's own replica step, or the port's, seen under torch's names."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+from jax import numpy as jnp
+
+from jaxddp import models, optim
+from jaxddp.config import TrainConfig
+from jaxddp.data.datasets import Dataset
+from jaxddp.errors import InputError
+from jaxddp.nn import torch_weights
+from jaxddp.nn.functional import Functional, LocalLoss, cast
+from jaxddp.nn.linen import LinenFunctional, functional_of
+from jaxddp.nn.losses import Batch, Losses, cross_entropy
+from jaxddp.parity.convert import Converter
+from jaxddp.parity.flax_side.own_step import OwnStep
+from jaxddp.parity.port import Port
+from jaxddp.parity.records import Tensors
+from jaxddp.state import Buffers, Params, TrainState
+from jaxddp.step.options import options
+from jaxddp.step.replica_step import ReplicaStep
+
+
+@dataclass(frozen=True)
+class FlaxSide:
+    """What a run in jax needs.
+
+    Attributes:
+        replica_step: the step; its optimizer makes the optimizer state.
+        to_torch: flax arrays, or gradients of them, under torch's names and in torch's layout.
+        from_torch: torch's tensors as parameters and buffers.
+        start: (params, rank) -> what a replica starts from; None: all start from the same.
+        given: the reference's stage that its optimizer is to be given.
+        restore: called on the state after `restore_at` steps.
+    """
+
+    replica_step: ReplicaStep | OwnStep
+    to_torch: Callable[[Mapping[str, Any]], Tensors]
+    from_torch: Callable[[Tensors], tuple[Params, Buffers]]
+    given: str = "clipped_gradients"
+    start: Callable[[Params, int], Mapping[str, Any]] | None = None
+    restore: Callable[[TrainState], TrainState] | None = None
+    restore_at: int | None = None
+
+
+def side_of_config(config: TrainConfig, dataset: Dataset, steps: int) -> FlaxSide:
+    """What `jaxddp.train` would train."""
+    model = models.build(config, dataset)
+    functional = Functional(model)
+    step = ReplicaStep(
+        functional.local_loss(cross_entropy, train=True, masks=config.dropout_masks, amp=config.amp),
+        optim.from_config(config, steps),
+        **options(config, model),
+    )
+
+    like = cast(functional.params, config.dtype), cast(functional.buffers, config.dtype)
+    return FlaxSide(step, torch_weights.to_torch, lambda tensors: torch_weights.from_torch(tensors, *like))
+
+
+def side_of_port(port: Port, steps: int, dtype: str) -> FlaxSide:
+    """A port's flax half.
+
+    Args:
+        steps: optimizer steps of the whole run; schedules need their number.
+        dtype: of parameters and buffers.
+
+    Raises:
+        InputError: the flax model is none, or its arrays do not map to torch's.
+    """
+    params, buffers, local_loss = _pure(port, dtype)
+    shapes = {name: value.shape for name, value in (params | buffers).items()}
+    module = port.torch_model()
+    converter = Converter(module, shapes, port.names, port.transpose_kernel)
+    _check_kinds(port, dict(module.named_parameters(remove_duplicate=False)), converter, params)
+    if port.restore_at is not None and not 0 < port.restore_at < steps:
+        raise InputError(f"restore_at {port.restore_at}: must be within the run, 1 to {steps - 1} for {steps} steps")
+
+    own = {piece.torch for piece in converter.pieces}
+    shared = {name for name, first in converter.tied.items() if not {name, first} <= own}
+
+    def to_torch(arrays: Mapping[str, Any]) -> Tensors:
+        """Tied tensors under the first of their names, as torch counts parameters; untied ones under each."""
+        return {name: x for name, x in converter.to_torch(arrays).items() if name not in shared}
+
+    def from_torch(tensors: Tensors) -> tuple[Params, Buffers]:
+        arrays = {
+            name: jnp.asarray(value) for name, value in converter.to_flax(converter.under_all_names(tensors)).items()
+        }
+        return cast({name: arrays[name] for name in params}, dtype), cast({n: arrays[n] for n in buffers}, dtype)
+
+    config = port.optimizer_config
+    optimizer = port.flax_optimizer if config is None else optim.from_config(config, steps)
+    assert optimizer is not None, "Port saw to it"
+    # The port stands for a loop of jax.grad and optax, in which what the loss does not reach has zeros for a gradient.
+    step = ReplicaStep(
+        local_loss,
+        optimizer,
+        loss_normalization=port.loss_normalization,
+        clip_grad_norm=port.clip_grad_norm,
+        find_unused_parameters=None,
+    )
+    return FlaxSide(
+        step if port.flax_step is None else OwnStep(step, port.flax_step),
+        to_torch,
+        from_torch,
+        "gradients" if port.facts.clips_inside else "clipped_gradients",
+        port.flax_start,
+        port.flax_restore,
+        port.restore_at,
+    )
+
+
+def _check_kinds(port: Port, learns: Mapping[str, Any], converter: Converter, params: Params) -> None:
+    """What learns in one framework learns in the other; what torch has frozen is in nobody's norm."""
+    for piece in converter.pieces:
+        if (piece.torch in learns) != (piece.flax in params):
+            one, other = ("a parameter", "none") if piece.torch in learns else ("a buffer", "an nnx.Param")
+            raise InputError(f"names: torch's {piece.torch} is {one}, and flax's {piece.flax} is {other}")
+    frozen = [name for name, parameter in learns.items() if not parameter.requires_grad]
+    if frozen and port.clip_grad_norm is not None and port.flax_step is None:
+        raise InputError(
+            f"clip_grad_norm: torch's norm leaves out {frozen[0]}, which is frozen, and jaxddp's does not; "
+            "clip in the optax chain, and say torch_clip_grad_norm"
+        )
+
+
+def model_of(port: Port, dtype: str) -> Any:
+    """The port's flax model.
+
+    In float64 an nnx layer that computes in float32 computes in float64, as its twin does in torch after
+    `.to(torch.float64)`: float32 is what `nnx.Embed` does by default, and a choice of nobody's.
+    """
+    model = port.flax_model()
+    if dtype == "float64" and isinstance(model, nnx.Module):
+        for _, module in nnx.iter_modules(model):
+            if getattr(module, "dtype", None) == jnp.float32:
+                module.dtype = jnp.float64  # type: ignore[attr-defined]
+    return model
+
+
+def _pure(port: Port, dtype: str) -> tuple[Params, Buffers, LocalLoss]:
+    """The model's parameters and buffers, and its loss as a function of them."""
+    loss_fn = partial(_losses, port)
+    model = model_of(port, dtype)
+    functional = functional_of(model, loss_fn, lambda: port.micro_batches(0, 0, "flax")[0])
+    if isinstance(functional, LinenFunctional):
+        return functional.params, functional.buffers, functional.local_loss(loss_fn)
+    _check_draws(model, functional.random_streams)
+
+    def local_loss(params: Params, buffers: Buffers, batch: Batch) -> Any:
+        # An entry called "valid" is the port's own business here, not jaxddp's mark of padding.
+        return functional.local_loss(lambda model, _: loss_fn(model, batch), True)(params, buffers, {})
+
+    return functional.params, functional.buffers, local_loss
+
+
+def _check_draws(model: nnx.Module, streams: Iterable[str]) -> None:
+    """No random numbers are drawn in training, since torch would draw others; a Dropout of rate 0 draws none."""
+    off = {path for path, module in nnx.iter_modules(model) if getattr(module, "rate", None) == 0}
+    off_names = tuple(".".join(map(str, path)) + "." for path in off)
+    if drawing := [name for name in streams if not f"{name}.".startswith(off_names)]:
+        raise InputError(
+            f"flax_model: {', '.join(drawing)} would draw random numbers, and torch others; turn dropout off on both "
+            "sides, or make its masks entries of the batch"
+        )
+
+
+def _losses(port: Port, model: Any, batch: Batch) -> Losses:
+    """The port's loss with an axis to take the mean over, where it took that itself."""
+    loss = port.flax_loss(model, batch)
+    if isinstance(loss, Losses):
+        return loss
+    values, loss_weights = loss if isinstance(loss, tuple) and len(loss) == 2 else (loss, None)
+    if not all(hasattr(x, "dtype") for x in (values, values if loss_weights is None else loss_weights)):
+        raise InputError("flax_loss: must return the loss, or one per element, or a pair of these and their weights")
+    return Losses(jnp.atleast_1d(values), loss_weights)
+
+
+def optimizer_tensors(opt_state: Any, params: Params, to_torch: Callable[[Mapping[str, Any]], Tensors]) -> Tensors:
+    """What an optimizer keeps for each parameter, as "mu:fc.weight".
+
+    Args:
+        opt_state: of any optax transformation; what has the parameters' names in it is found.
+    """
+
+    def per_parameter(node: Any) -> bool:
+        return isinstance(node, dict) and bool(node) and node.keys() <= params.keys()
+
+    found: dict[str, dict[str, np.ndarray]] = {}
+    for path, node in jax.tree_util.tree_flatten_with_path(opt_state, is_leaf=per_parameter)[0]:
+        kind = getattr(path[-1], "name", "") if path else ""
+        if kind and per_parameter(node):
+            arrays = {name: x for name, x in node.items() if np.shape(x) == params[name].shape}
+            found.setdefault(kind, {}).update(arrays)
+    return {f"{kind}:{name}": x for kind, arrays in found.items() for name, x in to_torch(arrays).items()}
+
+
+def hyperparameters(opt_state: Any) -> dict[str, float]:
+    """What optax.inject_hyperparams shows of an optimizer's state; empty for others.
+
+    What it shows in several places with several values (rates of groups) is left out.
+
+    >>> import optax
+    >>> hyperparameters(optax.inject_hyperparams(optax.sgd)(0.5).init({}))
+    {'learning_rate': 0.5}
+    """
+    found: dict[str, set[float]] = {}
+    for path, leaf in jax.tree_util.tree_flatten_with_path(opt_state)[0]:
+        names = [getattr(key, "name", getattr(key, "key", None)) for key in path]
+        if "hyperparams" in names and np.shape(leaf) == ():
+            found.setdefault(str(names[-1]), set()).add(float(leaf))
+    return {name: values.pop() for name, values in found.items() if len(values) == 1}

@@ -1,0 +1,99 @@
+"""Takes a case through torch's DistributedDataParallel, in ranks that are child processes."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from jaxddp.parity.cases import LOCAL_STAGES, Question, Tensors, Trajectory, micro_batches_of
+from jaxddp.parity.processes import STARTING, Child, ChildError, answers
+from jaxddp.parity.records import Records, Scratch
+from jaxddp.parity.torch_side.rank import Job, Steps, rank_folder, serve
+from jaxddp.step.local_gradients import MicroBatches
+from torch_ref.launch import SLOW_IMPORTS
+
+# Of which every rank has its own.
+STACKED = (*LOCAL_STAGES, "samples", "local_buffers", "local_params")
+
+
+class TorchPool:
+    """Torch ranks that stay up from case to case; a context manager that ends them.
+
+    Args:
+        size: the largest world size that cases will ask for.
+        timeout: seconds without a word after which a rank counts as hanging.
+
+    Raises:
+        ChildError: a rank fails, dies or hangs; all of them have been ended then, but where one alone raised.
+    """
+
+    def __init__(self, size: int, timeout: float = 300.0):
+        self._size = size
+        self._timeout = timeout
+        self._ranks: list[Child] = []
+
+    def __enter__(self) -> Self:
+        self._scratch = Scratch()
+        store_file = str(self._scratch.path / "store")
+        self._ranks = [
+            Child(f"torch rank {rank}", serve, (rank, self._size, store_file), preload=SLOW_IMPORTS)
+            for rank in range(self._size)
+        ]
+        self._answers(self._ranks, max(STARTING, self._timeout))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end(patience=10.0 if error is None else 0.0)
+
+    @property
+    def alive(self) -> bool:
+        """Whether its ranks run; they are ended if one of them dies, hangs, or leaves others waiting."""
+        return bool(self._ranks)
+
+    def run(self, case: Question, weights: Tensors, batches: Iterable[MicroBatches] | None = None) -> Trajectory:
+        """Take the case's steps.
+
+        Args:
+            weights: where to start.
+            batches: other batches than the case's own.
+        """
+        every = list(case.batches() if batches is None else batches)
+        of_ranks = [[micro_batches_of(batch, rank) for batch in every] for rank in range(case.world_size)]
+        scratch = Scratch()
+        source, world_size = case.torch_source, case.world_size
+        self.do(Steps(source, case.dtype, world_size, len(every), scratch.path, weights, batches=of_ranks))
+        return Trajectory(weights, torch_records(scratch.path, world_size, owner=scratch))
+
+    def do(self, job: Job) -> list[Any]:
+        """What each of the first `job.world_size` ranks answers."""
+        ranks = self._ranks[: job.world_size]
+        for rank in ranks:
+            rank.give(job)
+        return self._answers(ranks, self._timeout)
+
+    def _answers(self, ranks: Sequence[Child], timeout: float) -> list[Any]:
+        try:
+            return answers(ranks, timeout)
+        except BaseException as error:
+            raised = isinstance(error, ChildError) and bool(error.trace)
+            if not raised or len(ranks) > 1:  # others may wait for the one that raised
+                self._end()
+            raise
+
+    def _end(self, patience: float = 0.0) -> None:
+        for rank in self._ranks if patience else []:
+            rank.give(None)
+        for rank in self._ranks:
+            rank.end(patience)
+        self._ranks = []
+
+
+def torch_records(folder: Path, world_size: int, owner: Any = None) -> Records:
+    """What the ranks have written: rank 0's records, with what each has of its own stacked.
+
+    Args:
+        owner: kept alive with the records.
+    """
+    return Records([rank_folder(folder, rank) for rank in range(world_size)], STACKED, owner)

@@ -1,0 +1,1 @@
+"""Run folder, console log, metrics files, TensorBoard and plots. Framework-free."""

@@ -1,0 +1,120 @@
+"""python -m jaxddp.parity: its exit codes, its files, and a line for whatever is not understood."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jaxddp.parity.__main__ import run
+from jaxddp.parity.builtin_cases import builtin_cases
+from jaxddp.parity.report.data import from_json, to_json
+from tests.support.small_port import own_optimizers, write
+
+FEW = ["--steps", "2", "--world-size", "1", "--platform", "cpu"]
+
+
+def exit_code(*argv: str | Path) -> int:
+    with pytest.raises(SystemExit) as stop:
+        run([str(word) for word in argv])
+    assert isinstance(stop.value.code, int)
+    return stop.value.code
+
+
+def test_a_wrong_port_is_1_and_its_files_hold_what_was_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    decay = own_optimizers("AdamW(parameters, lr=0.01)", "optax.adamw(0.01, weight_decay=1e-4)")
+    port, found, page = write(tmp_path, decay), tmp_path / "found.json", tmp_path / "page.html"
+    assert exit_code(port, *FEW, "--dtype", "float64", "--json", found, "--report", page) == 1
+    printed = capsys.readouterr()
+    assert not printed.err
+    assert "weight decay 0.0001, the reference has 0.01  [decay_value]" in printed.out
+    assert printed.out.splitlines()[-1] == f"report: {page}"
+    report = from_json(found.read_text())
+    assert to_json(report) == found.read_text()
+    assert (report.port, report.steps, report.world_size, report.verdict) == (str(port), 2, 1, "different")
+    assert report.differences[0].cause is not None and report.differences[0].cause.names == ("decay_value",)
+    assert not report.numerics  # --dtype float64
+    assert str(report) in printed.out
+    html = page.read_text()
+    assert html.startswith("<!doctype html>") and "weight decay 0.0001, the reference has 0.01" in html
+
+
+def test_jaxddps_own_models_are_equal_and_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = tmp_path / "found.json"
+    assert exit_code("--only", "[lm]* sgd x1", *FEW, "--json", found) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in lines[1:3]] == [["linear", "sgd"], ["mlp", "sgd"]]
+    assert lines[-1].startswith("2 checks, all equal")
+    reports = [from_json(json.dumps(report)) for report in json.loads(found.read_text())]
+    assert [report.verdict for report in reports] == ["equal"] * 2
+    assert all(len(report.stages["update"].residuals) == 2 for report in reports)
+
+
+def test_what_could_not_be_checked_is_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--steps", "1", "--world-size", "1", "--platform", "gpu", "--json", tmp_path / "found.json"]
+    assert exit_code(write(tmp_path), *arguments) == 2
+    printed = capsys.readouterr()
+    assert "problem: flax: starting: --platform gpu: jax finds no GPU here" in printed.out
+    report = from_json((tmp_path / "found.json").read_text())
+    assert report.verdict == "incomplete" and len(report.problems) == 1
+    assert report.losses[0][0] > 0  # torch has run
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ("none.py", "none.py: no such file"),
+        ("--world-size 0", "--world-size 0: must be at least 1"),
+        ("--world-size 65", "--world-size 65: must be at most 64; each is a process"),
+        ("--steps -1", "--steps -1: must be at least 1"),
+        ("--steps ten", "--steps ten: expected INT"),
+        ("--timeout 0.5", "--timeout 0.5: must be at least 1"),
+        ("--timeout nan", "--timeout nan: must be at least 1"),
+        ("--dtype float16", "--dtype float16: unknown; did you mean float64? (one of both, float64)"),
+        ("--platform cuda", "--platform cuda: unknown; did you mean "),
+        ("--stepz 3", "--stepz: unknown flag; did you mean --steps?"),
+        ("PORT --only mlp*", "--only mlp*: chooses among jaxddp's own models, not with a PORT.py"),
+        ("PORT PORT", "/port.py: belongs to no flag; see --help"),
+        ("--only mpl*", "--only mpl*: matches none of linear sgd x2, "),
+        ("--report FOLDER/r.html", "/r.html: shows one check, and these are 30; choose with --only"),
+        ("--report FOLDER/r.html --only convnet", "/r.html: shows one check, and these are 7; choose with --only"),
+        ("PORT --json FOLDER/none/found.json", "/none/found.json: there is no folder "),
+        ("PORT --report FOLDER", ": must be a file, and is a folder"),
+    ],
+)
+def test_what_is_not_understood_is_one_line_and_2(
+    argv: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = argv.replace("PORT", str(write(tmp_path))).replace("FOLDER", str(tmp_path)).split()
+    assert exit_code(*words) == 2
+    printed = capsys.readouterr()
+    assert not printed.out
+    (line,) = printed.err.splitlines()
+    assert line.startswith("error: ") and message in line
+
+
+def test_the_command_itself_says_the_same_and_shows_a_traceback_if_asked(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "jaxddp.parity", "--world-size", "0", "--traceback"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 2
+    lines = ended.stderr.splitlines()
+    assert lines[0].startswith("Traceback") and lines[-1] == "error: --world-size 0: must be at least 1"
+
+
+def test_help_names_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code("--help") == 0
+    printed = capsys.readouterr().out
+    for flag in ("PORT.py", "--world-size", "--steps", "--dtype", "--only", "--json", "--report", "--platform"):
+        assert flag in printed
+    assert "0: equal, 1: different, 2: could not be checked" in " ".join(printed.replace("│", " ").split())
+
+
+def test_the_built_in_cases_have_names_of_their_own_and_every_feature() -> None:
+    names = [named.name for named in builtin_cases(2)]
+    assert len(set(names)) == len(names)
+    for feature in ("accumulation", "clipping", "global mean", "momentum", "nesterov", "one cycle"):
+        assert any(feature in name for name in names)
+    assert {named.case.world_size for named in builtin_cases(2)} == {1, 2, 4}

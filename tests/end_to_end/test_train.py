@@ -1,0 +1,326 @@
+"""The trainer as a user meets it: what it prints, keeps, resumes, and refuses."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from jaxddp import cli
+from jaxddp.config import TrainConfig
+from jaxddp.data_parallel import DataParallel
+from jaxddp.errors import InputError, TrainingError
+from jaxddp.nn.torch_weights import load_weights
+from jaxddp.train import build, main
+from tests.support.selection import one_in
+
+OTHERS = [pytest.param(name, marks=pytest.mark.large) for name in ("sgd", "rmsprop")]
+SMALL = ["--platform", "cpu", "--hidden-sizes", "16", "--global-batch-size", "128", "--lr", "0.01"]
+
+
+def train(*flags: str) -> None:
+    main(cli.parse(TrainConfig, [*SMALL, *flags], "train"))
+
+
+def epochs(folder) -> list[dict]:
+    records = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [record for record in records if record["kind"] == "epoch"]
+
+
+def losses(folder) -> list[tuple[float, float]]:
+    return [(record["train_loss"], record["test_loss"]) for record in epochs(folder)]
+
+
+def test_the_default_run_learns_the_digits(capsys, tmp_path):
+    main(TrainConfig(output=str(tmp_path / "run"), platform="cpu"))
+    printed = capsys.readouterr().out.splitlines()
+    accuracy = epochs(tmp_path / "run")[-1]["test_accuracy"]
+    assert accuracy >= 0.97  # [0.9806; 0.975 or more for seeds 0 to 4]
+    assert printed[0].startswith("mlp on digits")
+    assert len([line for line in printed if line.startswith("epoch ")]) == 30
+    assert f"test accuracy {accuracy:.4f}" in printed[-2] and "replicas identical" in printed[-2]
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    assert names == {"config.json", "metrics.jsonl", "tensorboard", "curves.png", "model.safetensors", "checkpoints"}
+
+
+@pytest.mark.parametrize("optimizer", ["adam", *OTHERS])
+def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(optimizer, tmp_path):
+    flags = [
+        "--optimizer",
+        optimizer,
+        "--schedule",
+        "step",
+        "--step-size",
+        "7",
+        "--ema-decay",
+        "0.9",
+        "--dropout",
+        "0.3",
+    ]
+    train(*flags, "--epochs", "4", "--output", str(tmp_path / "whole"))
+    train(*flags, "--epochs", "2", "--output", str(tmp_path / "parts"))
+    train("--epochs", "4", "--resume", str(tmp_path / "parts"))
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+    for file in ("model.safetensors", "model_averaged.safetensors"):
+        whole, parts = (load_weights(tmp_path / name / file) for name in ("whole", "parts"))
+        assert all(np.array_equal(whole[name], parts[name]) for name in whole)
+
+
+def test_a_resumed_run_goes_on_with_its_loss_scale(tmp_path):
+    flags = ["--amp", "fp16", "--init-scale", "1e12", "--growth-interval", "5", "--schedule", "step"]
+    flags += ["--step-size", "7"]
+    train(*flags, "--epochs", "3", "--output", str(tmp_path / "whole"))
+    train(*flags, "--epochs", "2", "--output", str(tmp_path / "parts"))
+    train("--epochs", "3", "--resume", str(tmp_path / "parts"))
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+    assert epochs(tmp_path / "whole")[0]["train_skipped"] > 5
+    whole, parts = (load_weights(tmp_path / name / "model.safetensors") for name in ("whole", "parts"))
+    assert all(np.array_equal(whole[name], parts[name]) for name in whole)
+    with pytest.raises(InputError, match=r"--amp none: the run in .* goes on with --amp fp16 only"):
+        train("--epochs", "4", "--amp", "none", "--resume", str(tmp_path / "parts"))
+
+
+def test_a_run_in_which_every_step_overflows_ends_in_a_line(tmp_path):
+    data = str(tmp_path / "data.npz")
+    x, y = np.full((64, 4), 1e38, np.float32), np.zeros(64, np.int32)  # beyond float16
+    np.savez(data, x_train=x, y_train=y, x_test=np.zeros_like(x), y_test=y)
+    flags = ["--dataset", "npz", "--data-path", data, "--global-batch-size", "4"]
+    flags += ["--amp", "fp16", "--init-scale", "1e-40"]
+    with pytest.raises(TrainingError, match=r"^every step overflows: the loss scale is 0 at step"):
+        train(*flags, "--epochs", "2")
+
+
+def test_buffers_of_each_replica_are_resumed_bit_for_bit_and_by_as_many_only(tmp_path):
+    flags = ["--dataset", "names", "--model", "char_mlp", "--buffers", "local", "--devices", "2"]
+    train(*flags, "--epochs", "2", "--output", str(tmp_path / "whole"))
+    train(*flags, "--epochs", "1", "--output", str(tmp_path / "parts"))
+    train("--epochs", "2", "--resume", str(tmp_path / "parts"))
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+    whole, parts = (load_weights(tmp_path / name / "model.safetensors") for name in ("whole", "parts"))
+    assert all(np.array_equal(whole[name], parts[name]) for name in whole)
+    message = r"--devices 4: the run in .* has buffers of 2 replicas, each its own; must be 2"
+    with pytest.raises(InputError, match=message):
+        train("--epochs", "3", "--devices", "4", "--resume", str(tmp_path / "parts"))
+
+
+def test_a_resumed_run_that_forgot_its_optimizer_would_be_noticed(tmp_path):
+    """The control of the test above: starting again from the weights alone is another run."""
+    train("--epochs", "2", "--output", str(tmp_path / "first"))
+    weights = str(tmp_path / "first" / "model.safetensors")
+    train("--epochs", "4", "--output", str(tmp_path / "whole"))
+    train("--epochs", "2", "--output", str(tmp_path / "forgot"), "--weights", weights)
+    assert losses(tmp_path / "forgot")[0] != losses(tmp_path / "whole")[2]
+
+
+def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path):
+    """SIGKILL between two checkpoints: what the last one has is not lost, what came after is repeated."""
+    folder = tmp_path / "run"
+    flags = [*SMALL, "--devices", "2", "--epochs", "4000", "--checkpoint-every", "3", "--output", str(folder)]
+    process = subprocess.Popen([sys.executable, "-m", "jaxddp.train", *flags], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    for line in process.stdout:
+        number = int(line.split()[1].split("/")[0]) if line.startswith("epoch") else 0
+        if number > 3 and number % 3 == 1:
+            break
+    process.kill()
+    process.communicate()
+    saved = max(int(path.name) for path in (folder / "checkpoints").iterdir() if path.name.isdigit())
+    goal = str(saved // 12 + 2)  # 12 steps an epoch
+    assert len(epochs(folder)) >= saved // 12
+    main(cli.parse(TrainConfig, ["--resume", str(folder), "--epochs", goal], "train"))
+    train("--epochs", goal, "--output", str(tmp_path / "whole"), "--devices", "2")
+    assert losses(folder) == losses(tmp_path / "whole")
+    killed, whole = (load_weights(path / "model.safetensors") for path in (folder, tmp_path / "whole"))
+    assert all(np.array_equal(killed[name], whole[name]) for name in whole)
+
+
+def test_a_run_that_ended_before_its_first_checkpoint_starts_again(tmp_path):
+    with pytest.raises(TrainingError, match="there is no checkpoint yet"):
+        train("--lr", "1e30", "--epochs", "3", "--output", str(tmp_path / "run"))
+    train("--lr", "0.01", "--epochs", "2", "--resume", str(tmp_path / "run"))
+    train("--epochs", "2", "--output", str(tmp_path / "whole"))
+    assert losses(tmp_path / "run") == losses(tmp_path / "whole")
+
+
+def test_a_run_that_ended_before_its_first_checkpoint_starts_from_its_weights_again(tmp_path, monkeypatch):
+    train("--seed", "7", "--epochs", "0", "--output", str(tmp_path / "given"))
+    monkeypatch.chdir(tmp_path / "given")
+    flags = ["--weights", "model.safetensors", "--epochs", "2"]
+    with pytest.raises(TrainingError, match="there is no checkpoint yet"):
+        train(*flags, "--lr", "1e30", "--output", str(tmp_path / "run"))
+    train(*flags, "--output", str(tmp_path / "whole"))
+    monkeypatch.chdir(tmp_path)  # where the file is not
+    train("--resume", str(tmp_path / "run"))
+    assert losses(tmp_path / "run") == losses(tmp_path / "whole")
+    train("--epochs", "2", "--output", str(tmp_path / "other"))
+    assert losses(tmp_path / "other") != losses(tmp_path / "whole")
+
+
+def test_another_number_of_devices_that_would_lose_the_place_is_refused(tmp_path):
+    flags = ["--dataset", "linear", "--num-examples", "65", "--global-batch-size", "32", "--drop-last-batch"]
+    train(*flags, "--devices", "8", "--drop-last", "--epochs", "1", "--output", str(tmp_path / "run"))
+    train("--resume", str(tmp_path / "run"), "--global-batch-size", "32", "--devices", "2", "--epochs", "2")
+    flags = ["--dataset", "linear", "--num-examples", "63", "--global-batch-size", "32", "--drop-last-batch"]
+    train(*flags, "--devices", "2", "--epochs", "1", "--output", str(tmp_path / "other"))
+    with pytest.raises(InputError, match=r"^--resume .*other: an epoch had 2 steps and would now have 1; go on with"):
+        train("--resume", str(tmp_path / "other"), "--global-batch-size", "32", "--devices", "1", "--epochs", "2")
+
+
+def test_replicas_that_drift_are_found_in_the_middle_of_a_run(tmp_path, monkeypatch):
+    """Planted: gradients that are not averaged. Steps 3, 6, ... are checked, so step 3 must be named."""
+
+    def unsynchronised(*args, **options):
+        return DataParallel(*args, **options | {"comm_hook": lambda gradients: gradients})
+
+    monkeypatch.setattr("jaxddp.train.DataParallel", unsynchronised)
+    flags = ["--verify-every", "3", "--steps-per-dispatch", "1", "--output", str(tmp_path / "run")]
+    with pytest.raises(TrainingError, match=r"replicas differ at step 3: .* on replica 1 .*no checkpoint yet"):
+        train(*flags, "--devices", "2", "--epochs", "1")
+
+
+def test_more_devices_make_the_same_run_up_to_rounding(tmp_path):
+    flags = ["--dataset", "linear", "--num-examples", "1024", "--dtype", "float64", "--epochs", "2"]
+    for devices in ("1", "2", "8"):
+        train("--devices", devices, *flags, "--output", str(tmp_path / devices))
+    one, two, eight = (np.array(losses(tmp_path / devices)) for devices in ("1", "2", "8"))
+    assert np.abs(two - one).max() < 1e-12 and np.abs(eight - one).max() < 1e-12  # [1e-15]
+
+
+def test_steps_per_dispatch_changes_nothing(tmp_path):
+    for count in ("1", "5", "32"):
+        train("--epochs", "2", "--steps-per-dispatch", count, "--output", str(tmp_path / count))
+    assert losses(tmp_path / "1") == losses(tmp_path / "5") == losses(tmp_path / "32")
+
+
+@pytest.mark.parametrize("model", one_in(3, ["linear", "convnet", "char_mlp"]))
+def test_every_model_trains(model, tmp_path):
+    sizes = {
+        "linear": ["--hidden-sizes", "None"],
+        "convnet": ["--hidden-sizes", "4", "6"],
+        "char_mlp": ["--dataset", "names"],
+    }[model]
+    train("--model", model, *sizes, "--epochs", "3", "--output", str(tmp_path / "run"))
+    first, *_, last = losses(tmp_path / "run")
+    assert last[0] < first[0]
+
+
+def test_data_of_ones_own(tmp_path):
+    rng = np.random.default_rng(0)
+    arrays = {"x_train": rng.normal(size=(40, 3)), "x_test": rng.normal(size=(9, 3))}
+    arrays |= {f"y_{part}": (arrays[f"x_{part}"][:, 0] > 0).astype(int) for part in ("train", "test")}
+    np.savez(tmp_path / "mine.npz", **arrays)
+    names = ["anna", "ben", "cleo", "dora", "emil", "fritz", "gudrun", "hugo", "ida", "jonas", "karla", "leo"]
+    (tmp_path / "names.txt").write_text("\n".join(names))
+    common = ["--epochs", "1", "--global-batch-size", "8"]
+    train("--dataset", "npz", "--data-path", str(tmp_path / "mine.npz"), *common)
+    train(
+        "--dataset",
+        "names",
+        "--model",
+        "char_mlp",
+        "--data-path",
+        str(tmp_path / "names.txt"),
+        *common,
+        "--drop-last-batch",
+    )
+
+
+def test_print_shards_prints_the_table_and_stops(capsys, tmp_path):
+    flags = ["--dataset", "linear", "--num-examples", "9", "--global-batch-size", "6", "--no-shuffle", "--devices", "2"]
+    train(*flags, "--print-shards", "--output", str(tmp_path / "none"))
+    table = capsys.readouterr().out
+    assert "x1 x3 x5" in table and "x7 x9" in table and "x8 x1*" in table
+    train(*flags, "--print-shards", "--drop-last")
+    assert "x1*" not in capsys.readouterr().out
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_last_checkpoint(tmp_path):
+    flags = ["--optimizer", "sgd", "--momentum", "0.9", "--lr", "0.05", "--checkpoint-every", "1"]
+    train(*flags, "--epochs", "1", "--output", str(tmp_path / "run"))
+    with pytest.raises(TrainingError, match=r"loss is (nan|inf) at step \d+.*last good checkpoint is of step 12"):
+        train("--lr", "1e30", "--epochs", "3", "--resume", str(tmp_path / "run"))
+    train("--lr", "0.05", "--epochs", "2", "--resume", str(tmp_path / "run"))
+    assert len(epochs(tmp_path / "run")) == 2
+
+
+REFUSALS = {
+    "a batch that devices do not divide": (["--devices", "3"], r"--global-batch-size 128: 3 replicas .* 126 or 129"),
+    "too many devices": (["--devices", "99"], r"--devices 99: "),
+    "a GPU that is not there": (["--platform", "gpu"], r"--platform gpu: jax finds no GPU here"),
+    "a missing file": (["--dataset", "npz", "--data-path", "none.npz"], r"none\.npz"),
+    "weights of another model": (["--weights", "WEIGHTS"], r"weights do not fit the model: .*fc\.nonsense"),
+    "a batch larger than the data": (["--global-batch-size", "4096", "--drop-last-batch"], r"larger than"),
+    "a BatchNorm batch of one": (
+        ["--model", "char_mlp", "--dataset", "names", "--global-batch-size", "2"],
+        r"--global-batch-size 2: BatchNorm needs more than one value per channel .*--drop-last-batch",
+    ),
+    "images for a convnet": (["--model", "convnet", "--dataset", "linear"], r"--model convnet: needs images"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSALS)
+def test_bad_input_is_refused_in_one_line_and_nothing_is_written(what, tmp_path):
+    from safetensors.numpy import save_file
+
+    save_file({"fc.nonsense": np.zeros(3)}, tmp_path / "w.safetensors")
+    flags, message = REFUSALS[what]
+    flags = [str(tmp_path / "w.safetensors") if flag == "WEIGHTS" else flag for flag in flags]
+    with pytest.raises(InputError, match=message) as refusal:
+        train(*flags, "--output", str(tmp_path / "run"))
+    assert "\n" not in str(refusal.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_output_folder_is_not_overwritten_and_another_models_checkpoint_not_used(tmp_path):
+    train("--epochs", "1", "--output", str(tmp_path / "run"))
+    before = (tmp_path / "run" / "metrics.jsonl").read_text()
+    with pytest.raises(InputError, match=r"--output .*run: holds a run already"):
+        train("--epochs", "1", "--output", str(tmp_path / "run"))
+    for flags, message in {
+        ("--model", "linear"): "--model linear: the run in .* goes on with --model mlp only",
+        ("--optimizer", "sgd"): "--optimizer sgd: the run in .* goes on with --optimizer adam only",
+        ("--seed", "3"): "--seed 3: the run in .* goes on with --seed 0 only",
+    }.items():
+        with pytest.raises(InputError, match=message):
+            main(cli.parse(TrainConfig, ["--resume", str(tmp_path / "run"), *flags, "--epochs", "2"], "train"))
+    assert (tmp_path / "run" / "metrics.jsonl").read_text() == before
+
+
+def test_the_command_ends_with_code_2_and_one_line():
+    run = subprocess.run(
+        [sys.executable, "-m", "jaxddp.train", "--model", "mpl"], capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 2 and run.stdout == ""
+    assert run.stderr.splitlines() == [
+        "error: --model mpl: unknown; did you mean mlp? (one of linear, mlp, char_mlp, convnet)"
+    ]
+
+
+def test_other_data_that_would_lose_the_place_are_refused(tmp_path):
+    def save(size):
+        x = np.random.default_rng(0).normal(size=(size, 3))
+        np.savez(
+            tmp_path / "mine.npz", x_train=x, y_train=(x[:, 0] > 0).astype(int), x_test=x, y_test=np.zeros(size, int)
+        )
+
+    save(256)
+    flags = ["--dataset", "npz", "--data-path", str(tmp_path / "mine.npz"), "--epochs", "2"]
+    train(*flags, "--output", str(tmp_path / "run"))
+    save(640)
+    with pytest.raises(InputError, match=r"^--resume .*run: an epoch had 2 steps and would now have 5; go on with"):
+        train("--resume", str(tmp_path / "run"), "--epochs", "4")
+
+
+@pytest.mark.parametrize(("verify_every", "steps_per_dispatch"), [(1, 1), (5, 4), (0, 11), (1000, 11)])
+def test_a_dispatch_is_no_longer_than_between_two_verifications(verify_every, steps_per_dispatch):
+    run = build(TrainConfig(platform="cpu", verify_every=verify_every, global_batch_size=128))
+    assert run.loader.steps_per_epoch == 12
+    assert run.loader.steps_per_dispatch == steps_per_dispatch
+
+
+def test_a_reader_that_has_had_enough_is_no_error():
+    command = f"{sys.executable} -m jaxddp.train --platform cpu --epochs 3 | head -1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60)
+    assert (len(done.stdout.splitlines()), done.stderr) == (1, "")

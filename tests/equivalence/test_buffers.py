@@ -1,0 +1,76 @@
+"""Whose running statistics go on: rank 0's, their mean, or each replica's own; as torch does it."""
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from jaxddp import optim
+from jaxddp.config.choices import BUFFERS
+from jaxddp.data_parallel import DataParallel
+from jaxddp.distributed.replicas import Replicas
+from jaxddp.nn import layers
+from jaxddp.parity.cases import Trajectory
+from jaxddp.parity.torch_side.pool import TorchPool
+from tests.support.cases import even_case
+from tests.support.trajectories import compare, run_jax
+
+TOLERANCE = 1e-12  # float64; measured: up to 1.2e-15
+FAULT = 1e-3  # of the buffers' change, with a planted fault, at least; measured: 0.06
+
+
+def case(buffers: str, world_size: int) -> Any:
+    return even_case(
+        "char_mlp", "sgd", world_size, steps=8, buffers=buffers, accumulation_steps=2, global_batch_size=64
+    )
+
+
+def of_each(run: Trajectory, step: int) -> dict[str, np.ndarray]:
+    """Each replica's buffers where they differ, (W, ...)."""
+    spread = run.records[step]["spread"]
+    return {key.removeprefix("buffers:"): value for key, value in spread.items() if key.startswith("buffers:")}
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("buffers", BUFFERS)
+def test_the_buffers_are_torchs(buffers: str, world_size: int, pool: TorchPool) -> None:
+    asked = case(buffers, world_size)
+    weights = asked.initial_weights()
+    ours, theirs = run_jax(asked, weights), pool.run(asked, weights)
+    comparison = compare(ours, theirs, TOLERANCE)
+    assert comparison.equal, comparison
+    for step in range(8):
+        own = of_each(ours, step)
+        assert set(own) == ({"bn.running_mean", "bn.running_var"} if buffers == "local" else set())
+        for name, values in own.items():
+            np.testing.assert_allclose(values, theirs.records[step]["local_buffers"][name], rtol=1e-12)
+
+
+@pytest.mark.parametrize(("buffers", "wrong"), [("rank0", "mean"), ("mean", "local"), ("local", "mean")])
+def test_other_buffers_would_be_noticed(buffers: str, wrong: str, pool: TorchPool) -> None:
+    weights = case(buffers, 2).initial_weights()
+    theirs = pool.run(case(buffers, 2), weights)
+    comparison = compare(run_jax(case(wrong, 2), weights), theirs, TOLERANCE)
+    assert comparison.first is not None and comparison.first[0] == "buffers"
+    assert comparison.worst["buffers"].value > FAULT
+
+
+def test_local_buffers_are_evaluated_and_kept_as_replica_0_has_them() -> None:
+    def loss_fn(bn: nnx.Module, batch: Any) -> jax.Array:
+        return ((bn(batch["x"]) - 1) ** 2).mean(axis=-1)
+
+    ddp = DataParallel(
+        layers.BatchNorm(3), optim.sgd(), loss_fn, replicas=Replicas(jax.devices()[:2]), keep_buffers="local"
+    )
+    x = np.random.default_rng(0).normal(size=(2, 4, 3)).astype("float32")
+    state, _ = ddp.step(ddp.init(), ddp.replicas.shard({"x": x}))
+    np.testing.assert_allclose(state.buffers["mean"], 0.1 * x.mean(axis=1), rtol=1e-5)
+    ddp.verify(state)  # what is each replica's own is not compared
+    _, buffers = ddp.values(state)
+    np.testing.assert_array_equal(buffers["mean"], state.buffers["mean"][0])
+    one = DataParallel(layers.BatchNorm(3), optim.sgd(), loss_fn, replicas=Replicas(jax.devices()[:1]))
+    alone = one.init(*ddp.values(state))
+    data = {"x": x.reshape(8, 3)}
+    assert ddp.evaluate(state, data)["loss"] == pytest.approx(one.evaluate(alone, data)["loss"], rel=1e-6)

@@ -1,0 +1,204 @@
+"""What a check must bear: sides that raise, hang, die, or do not fit cost their own part of the report, in a line."""
+
+import gc
+import math
+import multiprocessing
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from jaxddp.parity.checking import check
+from jaxddp.parity.findings import Problem
+from tests.support.checks import FORGETS_MOMENTS, FROZEN, STEPS, Checked
+from tests.support.small_port import Change, at_start_of, line_of, step, write
+
+# A bias that does not learn.
+KINDS = (
+    "self.fc1 = nnx.Linear(3, 5, rngs=rngs)",
+    "self.fc1 = nnx.Linear(3, 5, rngs=rngs)\n            self.fc1.bias = nnx.Variable(self.fc1.bias[...])",
+)
+HANGING = 5.0  # seconds without a word
+
+
+def test_a_loss_that_raises_is_told_with_its_line(failing: Checked, tmp_path: Path) -> None:
+    raises = 'raise ValueError("no such loss")'
+    message = "{}: ValueError: no such loss"
+    for function, side, where in (
+        ("flax_loss(model, batch)", "flax", "flax_model or step 1"),
+        ("torch_loss(model, batch)", "torch", "torch rank 0, step 1"),
+    ):
+        report = failing(at_start_of(function, raises))
+        assert report.verdict == "incomplete" and not report.stages
+        assert report.problems == (Problem(side, where, message.format(line_of(tmp_path / "port.py", raises))),)
+        assert len(report.losses) == STEPS
+        for torch, jax in report.losses:  # the other side has run
+            assert math.isnan(jax if side == "flax" else torch) and math.isfinite(torch if side == "flax" else jax)
+
+
+@pytest.mark.parametrize(
+    ("changes", "more", "message"),
+    [
+        (
+            [("nnx.Linear(3, 5", "nnx.Linear(3, 6"), ("nnx.Linear(5, 4", "nnx.Linear(6, 4")],
+            "",
+            "names: flax's fc1.kernel (3, 6) cannot be torch's fc1.weight (5, 3);",
+        ),
+        (
+            [("self.fc1 = nnx", "self.inner = nnx"), ("nnx.tanh(self.fc1", "nnx.tanh(self.inner")],
+            "",
+            "perhaps names = {'inner': 'fc1'}",
+        ),
+        ([KINDS], "", "names: torch's fc1.bias is a parameter, and flax's fc1.bias is none"),
+        ([], FORGETS_MOMENTS.replace("2", "3"), "restore_at 3: must be within the run, 1 to 2 for 3 steps"),
+        ([FROZEN], "clip_grad_norm = 0.5\n", "clip_grad_norm: torch's norm leaves out fc1.weight, which is frozen"),
+        ([], step(("{name: every[name] for name in SHOWS}", '{"grads": 0}')), "flax_step: shows grads; known are"),
+    ],
+    ids=["shapes", "names", "kinds", "restore", "frozen", "own step"],
+)
+def test_a_flax_half_that_cannot_be_used_is_told_with_advice(
+    changes: list[Change], more: str, message: str, failing: Checked
+) -> None:
+    report = failing(*changes, more=more)
+    (problem,) = report.problems
+    assert (report.verdict, problem.side, problem.where) == ("incomplete", "flax", "flax_model or step 1")
+    assert message in problem.message and "\n" not in problem.message
+    assert all(math.isfinite(torch) and math.isnan(jax) for torch, jax in report.losses)
+
+
+FIRST = "torch rank 0, the port's file or torch_model"
+
+
+@pytest.mark.parametrize(
+    ("change", "piece", "message"),
+    [
+        (("import os, time\n", "import os, tim\n"), "import os, tim", "ModuleNotFoundError: No module named 'tim'"),
+        (("return TorchNet()", "return TorchNet().cuda()"), ".cuda()", "AssertionError: Torch not compiled with CUDA"),
+        (("return TorchNet()", "return TorchNet().to(torch.complex128)"), "", "torch_model: fc1.weight is complex128;"),
+    ],
+    ids=["import", "GPU", "complex"],
+)
+def test_without_a_torch_model_there_is_nothing_to_compare(
+    change: Change, piece: str, message: str, failing: Checked, tmp_path: Path
+) -> None:
+    report = failing(change)
+    (problem,) = report.problems
+    assert (report.verdict, problem.side, problem.where) == ("incomplete", "torch", FIRST)
+    line = f"{line_of(tmp_path / 'port.py', piece)}: " if piece else ""
+    assert problem.message.startswith(line + message)
+    assert not report.losses and not report.stages
+
+
+def test_a_batch_that_fails_later_costs_the_later_steps(failing: Checked, tmp_path: Path) -> None:
+    raises = 'if step == 2: raise KeyError("gone")'
+    report = failing(at_start_of("batch(step, rank)", raises))
+    assert report.verdict == "incomplete" and not report.differences
+    message = f"{line_of(tmp_path / 'port.py', raises)}: KeyError: 'gone'"
+    assert report.problems == (
+        Problem("torch", "torch rank 0, step 3", message),
+        Problem("flax", "after step 2, running by itself", message),
+    )
+    assert {len(result.residuals) for result in report.stages.values()} == {2}
+    assert len(report.losses) == 2
+
+
+def test_a_batch_in_another_format_is_told_for_both_sides(failing: Checked) -> None:
+    report = failing(('{"x": rng.normal(1, 1, (12, 3)), "y": rng.integers(0, 4, 12)}', "rng.normal(1, 1, (12, 3))"))
+    assert {problem.side for problem in report.problems} == {"torch", "flax"}
+    assert all("batch(0, 0): must be a dictionary of arrays, and is ndarray" in p.message for p in report.problems)
+
+
+def test_replicas_with_batches_of_other_sizes_are_told(checked: Checked) -> None:
+    report = checked(("(12, 3)", "(12 + rank, 3)"), ("integers(0, 4, 12)", "integers(0, 4, 12 + rank)"))
+    (problem,) = report.problems
+    message = (
+        "batch(0, 1): must have the shapes of rank 0, {'x': (12, 3), 'y': (12,)}, and has {'x': (13, 3), 'y': (13,)}"
+    )
+    assert (problem.side, problem.message) == ("flax", message)
+
+
+def test_a_port_may_load_its_batches_in_processes_of_its_own(failing: Checked) -> None:
+    loads = (
+        "if step == 0:\n"
+        "        loader = torch.utils.data.DataLoader(range(3), num_workers=1)\n"
+        "        assert [int(n) for n in loader] == [0, 1, 2]"
+    )
+    assert failing(at_start_of("batch(step, rank)", loads)).verdict == "equal"
+
+
+@pytest.mark.parametrize(
+    ("side", "change"),
+    [
+        ("flax", ('batch["y"]).mean()', 'batch["y"]).mean() * np.nan')),
+        ("torch", at_start_of("torch_loss(model, batch)", 'batch["x"] = batch["x"] * np.nan')),
+    ],
+)
+def test_a_loss_that_is_no_number_is_told_of_the_side_that_has_it(side: str, change: Change, failing: Checked) -> None:
+    report = failing(change)
+    assert report.verdict == "different"
+    assert report.problems == (Problem(side, "step 1", "the loss is not a finite number"),)
+    assert (report.differences[0].stage, report.differences[0].residual) == ("local_loss", math.inf)
+
+
+def test_a_start_of_something_else_than_the_parameters_is_refused(failing: Checked) -> None:
+    report = failing(more="def flax_start(params, rank): return {}\n")
+    (problem,) = report.problems
+    assert (problem.side, problem.where) == ("flax", "flax_start")
+    assert problem.message.startswith("flax_start(params, 0): must return the parameters: missing fc1.bias")
+    assert report.verdict == "incomplete" and report.stages  # the steps were compared all the same
+
+
+def children() -> set[int]:
+    """Processes below this one, however far; Python's own that watches over resources is none."""
+    parents = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            if b"resource_tracker" in (folder / "cmdline").read_bytes():
+                del parents[int(folder.name)]
+        except (FileNotFoundError, ProcessLookupError):  # it has just ended
+            parents.pop(int(folder.name), None)
+    found, wanted = set(), {multiprocessing.current_process().pid}
+    while wanted:
+        wanted = {pid for pid, parent in parents.items() if parent in wanted} - found
+        found |= wanted
+    return found
+
+
+def test_sides_that_hang_are_told_and_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = children()
+    (tmp_path / "scratch").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
+    sleeps = "time.sleep(1000)"
+    port = write(tmp_path, at_start_of("torch_loss(model, batch)", sleeps), at_start_of("flax_model()", sleeps))
+    report = check(port, world_size=1, steps=1, platform="cpu", timeout=HANGING)
+    assert report.verdict == "incomplete"
+    assert report.problems == (
+        Problem("torch", "torch rank 0, step 1", f"no answer for {HANGING:.0f} s"),
+        Problem("flax", "flax_model or step 1", f"no answer for {HANGING:.0f} s"),
+    )
+    assert children() == before
+    gc.collect()
+    assert not list((tmp_path / "scratch").iterdir())
+
+
+def test_a_jax_that_cannot_start_is_told_once_and_torch_has_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    report = check(write(tmp_path), world_size=1, steps=1, platform="gpu")
+    message = "--platform gpu: jax finds no GPU here; install jax[cuda12], or use --platform cpu"
+    assert report.problems == (Problem("flax", "starting", message),)
+    ((torch, jax),) = report.losses
+    assert report.verdict == "incomplete" and math.isfinite(torch) and math.isnan(jax)
+
+
+def test_sides_that_die_are_told_and_the_workers_go_on(failing: Checked) -> None:
+    dies = "os._exit(3)"
+    report = failing(at_start_of("torch_loss(model, batch)", dies), at_start_of("flax_model()", dies))
+    assert report.verdict == "incomplete"
+    assert report.problems == (
+        Problem("torch", "torch rank 0, step 1", "ended with exit code 3"),
+        Problem("flax", "flax_model or step 1", "ended with exit code 3"),
+    )
+    assert failing().verdict == "equal"

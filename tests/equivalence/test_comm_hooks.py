@@ -1,0 +1,121 @@
+"""Communication hooks against torch's own, on gloo: every stage of every step."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from jaxddp import comm_hooks
+from jaxddp.comm_hooks import CommHook
+from jaxddp.distributed.collectives import all_reduce_mean
+from jaxddp.distributed.replicas import Replicas
+from jaxddp.parity.torch_side.pool import TorchPool
+from tests.support.cases import even_case
+from tests.support.trajectories import compare, run_jax
+
+EQUAL = 1e-12  # float64; measured: up to 7e-16
+# Sums of more than two are rounded in another order: of the gradient's norm, bfloat16 and float16 each.
+ROUNDED = {"bf16_compress": 2**-7, "fp16_compress": 2**-10}  # measured: 2.7e-3 and 5.0e-4
+FAULT = 1e-4  # of the gradient's norm, with a planted fault, at least; measured: 3.5e-4
+
+
+def case(name: str, world_size: int) -> Any:
+    return even_case("mlp", "sgd", world_size, steps=8, comm_hook=name, accumulation_steps=2, momentum=0.9)
+
+
+def in_stage(comparison: Any, stage: str) -> float:
+    return comparison.worst[stage].value
+
+
+@pytest.mark.parametrize("name", ["allreduce", "bf16_compress", "fp16_compress"])
+def test_two_replicas_make_torchs_steps(name: str, pool: TorchPool) -> None:
+    asked = case(name, 2)
+    weights = asked.initial_weights()
+    comparison = compare(run_jax(asked, weights), pool.run(asked, weights), EQUAL)
+    assert comparison.equal, comparison
+
+
+@pytest.mark.parametrize("name", ["bf16_compress", "fp16_compress"])
+def test_four_replicas_do_so_up_to_the_rounding_of_their_sum(name: str, pool: TorchPool) -> None:
+    asked = case(name, 4)
+    weights = asked.initial_weights()
+    comparison = compare(run_jax(asked, weights), pool.run(asked, weights), ROUNDED[name])
+    assert comparison.equal, comparison
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("bf16_compress", all_reduce_mean),
+        ("bf16_compress", comm_hooks.fp16_compress()),
+        ("fp16_compress", comm_hooks.bf16_compress()),
+        ("allreduce", comm_hooks.fp16_compress()),
+    ],
+)
+def test_another_hook_would_be_noticed(name: str, wrong: CommHook, pool: TorchPool) -> None:
+    asked = case(name, 2)
+    weights = asked.initial_weights()
+    comparison = compare(run_jax(asked, weights, comm_hook=wrong), pool.run(asked, weights), EQUAL)
+    assert comparison.first is not None and comparison.first[0] == "gradients"
+    assert in_stage(comparison, "gradients") > FAULT
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("bf16_compress", "bf16"), ("fp16_compress", "f16")])
+def test_what_is_sent_has_16_bits(name: str, dtype: str) -> None:
+    """As XLA is asked for it; on CPU devices it then makes float32 of bfloat16 on the way, and GPUs have no need to."""
+    hook: CommHook = getattr(comm_hooks, name)()
+    replicas = Replicas(jax.devices()[:2])
+    x = replicas.shard({"w": np.ones((2, 5), np.float32)})
+    program = replicas.map(lambda g: hook.reduce(g, ())[0], in_axes=(0,), out_axes=None).lower(x)
+    sent = re.findall(r"stablehlo.all_reduce.*?\}\) : \((.*?)\) ->", program.as_text(), re.S)
+    assert sent == [f"tensor<5x{dtype}>"]
+    if dtype == "f16":
+        assert len(re.findall(r"= f16\[5\]\S* all-reduce\(", program.compile().as_text())) == 1
+
+
+@pytest.mark.large
+@pytest.mark.parametrize(("name", "dtype"), [("bf16_compress", "bf16"), ("fp16_compress", "f16")])
+def test_eight_gpus_are_sent_what_the_hook_makes(name: str, dtype: str) -> None:
+    """In the program that XLA compiles for them, for which it takes jax's CUDA plugin and no GPU."""
+    plugin = Path(sys.prefix, "cuda-plugin")
+    assert plugin.is_dir(), "make test-all installs it"
+    script = Path(__file__).parents[1] / "support" / "gpu_wire.py"
+    path = os.pathsep.join([str(plugin), str(Path.cwd())])
+    command, environment = [sys.executable, script, name], os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": path}
+    said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    assert said.split() == [dtype]
+
+
+def test_large_sums_stay_finite_in_float16() -> None:
+    """Each share is divided before it is sent: 4 times 40000 is beyond float16, and their mean is not."""
+    replicas = Replicas(jax.devices()[:4])
+    x = replicas.shard({"w": np.full((4, 3), 40000, np.float32)})
+    mean = replicas.map(lambda g: comm_hooks.fp16_compress().reduce(g, ())[0], in_axes=(0,), out_axes=None)(x)
+    np.testing.assert_array_equal(mean["w"], np.float32(40000))
+
+
+def momentum_between_replicas(beta: float) -> CommHook:
+    """A hook with a state: the replica's own gradients of the past."""
+
+    def reduce(gradients: Any, state: Any) -> Any:
+        kept = jax.tree.map(lambda old, new: beta * old + new, state, gradients)
+        return all_reduce_mean(kept), kept
+
+    return CommHook(lambda params: jax.tree.map(lambda p: 0 * p, params), reduce)
+
+
+def test_a_hook_of_ones_own_keeps_a_state_of_each_replica(pool: TorchPool) -> None:
+    """Momentum that is kept before the mean is momentum that is kept after it."""
+    plain, own = (even_case("mlp", "sgd", 2, steps=6, weight_decay=0.0, momentum=m) for m in (0.9, 0.0))
+    weights = plain.initial_weights()
+    found = run_jax(own, weights, comm_hook=momentum_between_replicas(0.9))
+    comparison = compare(found, pool.run(plain, weights), EQUAL, ("local_loss", "local_gradients", "params"))
+    assert comparison.equal, comparison
+    forgetful = run_jax(own, weights, comm_hook=momentum_between_replicas(0.0))
+    assert not compare(forgetful, pool.run(plain, weights), EQUAL, ("params",)).equal

@@ -1,0 +1,63 @@
+"""N devices are one device with N times the batch: for jaxddp's pmap and for torch's DDP.
+
+It holds for every model without BatchNorm, and with BatchNorm only if that is synchronised.
+"""
+
+import pytest
+
+from jaxddp.parity.cases import SHARED_STAGES
+from tests.support.cases import small_case
+from tests.support.selection import one_in
+from tests.support.trajectories import compare, on_one_replica, run_jax, whole_batch
+
+TOLERANCE = 1e-12  # [2e-15]
+DIFFERENT = 1e-3  # [from 0.5]
+
+
+def runs(case, run):
+    """The case on its replicas, and with the same batches whole on one."""
+    weights = case.initial_weights()
+    whole = [whole_batch(batch) for batch in case.batches()]
+    return run(case, weights), run(on_one_replica(case), weights, batches=whole)
+
+
+@pytest.mark.parametrize("model", ["linear", "mlp"])
+def test_pmap_on_8_devices_is_one_device(model):
+    many, one = runs(small_case(model, world_size=8, momentum=0.9), run_jax)
+    assert compare(many, one, TOLERANCE, SHARED_STAGES).equal
+
+
+@pytest.mark.parametrize("model", ["linear", "mlp"])
+def test_ddp_on_8_ranks_is_one_process(model, pool):
+    many, one = runs(small_case(model, world_size=8, momentum=0.9), pool.run)
+    assert compare(many, one, TOLERANCE, SHARED_STAGES).equal
+
+
+@pytest.mark.parametrize("model", one_in(2, ["char_mlp", "convnet"]))
+def test_synchronised_batch_norm_on_4_devices_is_torch_on_the_whole_batch(model, pool):
+    case = small_case(model, world_size=4, sync_batch_norm=True)
+    weights = case.initial_weights()
+    whole = [whole_batch(batch) for batch in case.batches()]
+    torch_whole = pool.run(on_one_replica(case), weights, batches=whole)
+    comparison = compare(run_jax(case, weights), torch_whole, TOLERANCE, SHARED_STAGES)
+    assert comparison.equal, comparison
+
+
+@pytest.mark.parametrize("framework", ["jax", "torch"])
+def test_local_batch_norm_is_not_the_whole_batch(framework, pool):
+    many, one = runs(small_case("char_mlp", world_size=4), run_jax if framework == "jax" else pool.run)
+    comparison = compare(many, one, TOLERANCE, SHARED_STAGES)
+    assert comparison.first is not None and comparison.first[0] == "gradients"
+    assert comparison.worst["gradients"].value > DIFFERENT
+
+
+def test_a_last_batch_that_is_shared_unevenly_breaks_it():
+    """The mean of means over unequal numbers of labels is not the mean over all of them."""
+    many, one = runs(small_case("mlp", world_size=4, ignored_labels=0.4), run_jax)
+    comparison = compare(many, one, TOLERANCE, SHARED_STAGES)
+    assert comparison.worst["gradients"].value > DIFFERENT
+
+
+def test_global_normalisation_mends_it():
+    case = small_case("mlp", world_size=4, ignored_labels=0.4, loss_normalization="global")
+    assert compare(*runs(case, run_jax), TOLERANCE, SHARED_STAGES).equal

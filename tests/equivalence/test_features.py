@@ -1,0 +1,53 @@
+"""What can stand between gradient and update: accumulation, clipping, normalisation, schedules."""
+
+import pytest
+
+from tests.support.cases import even_case, small_case
+from tests.support.trajectories import compare
+
+TOLERANCE = {"sgd": 1e-12, "adam": 1e-10}  # [6e-15, 7e-15]
+
+FEATURES = {
+    "accumulation": {"accumulation_steps": 4, "global_batch_size": 64},
+    "accumulation, uneven labels": {"accumulation_steps": 2, "global_batch_size": 64, "ignored_labels": 0.3},
+    "clipping": {"clip_grad_norm": 0.1},
+    "clipping that is not reached": {"clip_grad_norm": 100.0},
+    "global": {"loss_normalization": "global", "ignored_labels": 0.3},
+    "global, accumulation, clipping": {
+        "loss_normalization": "global",
+        "ignored_labels": 0.3,
+        "accumulation_steps": 2,
+        "global_batch_size": 64,
+        "clip_grad_norm": 0.1,
+    },
+    "step schedule": {"schedule": "step", "step_size": 3, "gamma": 0.5},
+    "warm-up and cosine": {"schedule": "warmup_cosine", "warmup_steps": 5, "min_lr": 1e-4},
+    "one cycle": {"schedule": "one_cycle", "lr": 0.1},
+}
+
+
+# They stand before either optimizer alike; with Adam one of each kind, and the others by `make test-all`.
+WITH_ADAM = ("global, accumulation, clipping", "one cycle")
+CASES = [(feature, "sgd") for feature in FEATURES] + [
+    pytest.param(feature, "adam", marks=() if feature in WITH_ADAM else pytest.mark.large) for feature in FEATURES
+]
+
+
+@pytest.mark.parametrize(("feature", "optimizer"), CASES)
+def test_feature(feature, optimizer, run_both):
+    make = even_case if "schedule" in FEATURES[feature] else small_case
+    case = make("mlp", optimizer, world_size=4, **FEATURES[feature])
+    comparison = compare(*run_both(case), TOLERANCE[optimizer])
+    assert comparison.equal, comparison
+
+
+@pytest.mark.parametrize("options", [{"nesterov": True, "momentum": 0.9}, {"dampening": 0.5, "momentum": 0.9}])
+def test_sgd_options(options, run_both):
+    assert compare(*run_both(even_case("mlp", "sgd", 4, **options)), TOLERANCE["sgd"]).equal
+
+
+def test_accumulation_with_batch_norm_keeps_rank_0s_buffers(run_both):
+    case = small_case("char_mlp", world_size=4, accumulation_steps=2, global_batch_size=64)
+    comparison = compare(*run_both(case), TOLERANCE["sgd"])
+    assert comparison.equal, comparison
+    assert "bn.num_batches_tracked" in run_both(case)[0].records[-1]["buffers"]

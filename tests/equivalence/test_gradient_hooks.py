@@ -1,0 +1,165 @@
+"""Hooks on gradients, before and after their mean: torch's `register_hook`, and a loop over `parameter.grad`."""
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import pytest
+from jax import numpy as jnp
+
+import torch_ref.gradient_hooks
+from jaxddp import optim
+from jaxddp.data_parallel import DataParallel
+from jaxddp.errors import InputError
+from jaxddp.parity.cases import Case, Trajectory
+from jaxddp.parity.flax_side.side import FlaxSide
+from jaxddp.parity.torch_side.pool import TorchPool
+from jaxddp.parity.torch_side.side import BuiltIn, TorchSide
+from jaxddp.step.gradient_hooks import GradientHook
+from tests.support.cases import even_case
+from tests.support.step_cases import Net, first
+from tests.support.trajectories import compare, run_jax
+
+TOLERANCE = 1e-12  # float64; measured: up to 4.6e-15
+FAULT = 1e-3  # of a stage, with a planted fault, at least; measured: 1.7e-2
+
+# One is linear, and the other is not: so before and after a mean are two things.
+HALF, NEAR = 0.5, 0.004
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """A layer's gradient halved, and every bias's gradient clipped by value, each at one stage; torch's names."""
+
+    halved: str = "mean"
+    clipped: str = "local"
+    layer: str = "layers.0.*"
+
+    def of_jax(self) -> tuple[GradientHook, ...]:
+        return (
+            GradientHook(self.layer, lambda name, g: HALF * g, self.halved),
+            GradientHook("*.bias", lambda name, g: jnp.clip(g, -NEAR, NEAR), self.clipped),
+        )
+
+    def of_torch_ref(self) -> tuple[torch_ref.gradient_hooks.GradientHook, ...]:
+        make = torch_ref.gradient_hooks.GradientHook
+        halve = make(self.layer, lambda name, g: HALF * g, self.halved)
+        return halve, make("*.bias", lambda name, g: g.clamp(-NEAR, NEAR), self.clipped)
+
+
+@dataclass(frozen=True)
+class HookedSource(BuiltIn):
+    """A built-in model in torch with hooks: `torch_ref`'s, or for local ones torch's own `register_hook`."""
+
+    hooks: Hooks = Hooks()
+    registered: bool = False
+
+    def torch_side(self, steps: int, dtype: str) -> TorchSide:
+        side, hooks = super().torch_side(steps, dtype), self.hooks.of_torch_ref()
+        if not self.registered:
+            return side._replace(gradient_hooks=hooks)
+        for name, parameter in side.model.named_parameters():
+            if name.endswith(".bias"):
+                parameter.register_hook(lambda g: g.clamp(-NEAR, NEAR))
+        return side._replace(gradient_hooks=tuple(hook for hook in hooks if hook.when == "mean"))
+
+
+@dataclass(frozen=True)
+class HookedCase(Case):
+    """A built-in case with hooks in both frameworks."""
+
+    hooks: Hooks = field(default_factory=Hooks)
+    registered: bool = False
+
+    @property
+    def torch_source(self) -> BuiltIn:
+        return HookedSource(self.config, self.dataset(), self.hooks, self.registered)
+
+    def flax_side(self) -> FlaxSide:
+        side = super().flax_side()
+        step = dataclasses.replace(side.replica_step, gradient_hooks=self.hooks.of_jax())
+        return dataclasses.replace(side, replica_step=step)
+
+
+def case(world_size: int, hooks: Hooks, registered: bool = False, **options: Any) -> HookedCase:
+    asked = even_case("mlp", "sgd", world_size, steps=6, clip_grad_norm=0.3, momentum=0.9, **options)
+    return HookedCase(asked.config, world_size, asked.steps, hooks=hooks, registered=registered)
+
+
+def both(asked: HookedCase, pool: TorchPool) -> tuple[Trajectory, Trajectory]:
+    weights = asked.initial_weights()
+    return run_jax(asked, weights), pool.run(asked, weights)
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize(
+    ("hooks", "registered", "options"),
+    [
+        (Hooks(), True, {}),  # one micro-batch: torch's register_hook is called once
+        (Hooks(halved="local", clipped="mean"), False, {"accumulation_steps": 2}),
+        (Hooks(), False, {"accumulation_steps": 2, "comm_hook": "bf16_compress", "global_batch_size": 64}),
+    ],
+    ids=["registered", "accumulated", "compressed"],
+)
+def test_hooks_are_torchs(
+    hooks: Hooks, registered: bool, options: dict[str, Any], world_size: int, pool: TorchPool
+) -> None:
+    if "comm_hook" in options and world_size > 2:
+        options = options | {"comm_hook": "allreduce"}  # sums of more than two are rounded in another order
+    comparison = compare(*both(case(world_size, hooks, registered, **options), pool), TOLERANCE)
+    assert comparison.equal, comparison
+
+
+@pytest.mark.parametrize(
+    ("wrong", "stage"),
+    [
+        (Hooks(clipped="mean"), "local_gradients"),  # after the mean
+        (Hooks(halved="local"), "local_gradients"),  # before it
+        (Hooks(layer="layers.1.*"), "clipped_gradients"),  # of another layer
+    ],
+)
+def test_other_hooks_would_be_noticed(wrong: Hooks, stage: str, pool: TorchPool) -> None:
+    asked = case(2, Hooks())
+    weights = asked.initial_weights()
+    comparison = compare(run_jax(case(2, wrong), weights), pool.run(asked, weights), TOLERANCE)
+    assert comparison.first is not None and comparison.first[0] == stage
+    assert comparison.worst[stage].value > FAULT and comparison.worst["clipped_gradients"].value > FAULT
+
+
+def trainer(*hooks: GradientHook) -> DataParallel:
+    return DataParallel(Net(), optim.sgd(0.1), replicas=first(2), gradient_hooks=hooks)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: GradientHook("*", lambda name, g: g, "after"), "GradientHook: when after: unknown"),
+        (lambda: trainer(GradientHook("fc3.*", lambda name, g: g)), r"gradient_hooks fc3.\*: matches no parameter"),
+    ],
+)
+def test_hooks_that_make_no_sense_are_refused(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        make()
+
+
+def test_a_gradient_of_another_shape_is_refused() -> None:
+    ddp = trainer(GradientHook("fc1.*", lambda name, g: g.sum()))
+    batch = ddp.replicas.shard({"x": jnp.ones((2, 3, 4)), "y": jnp.zeros((2, 3), int)})
+    with pytest.raises(InputError, match=r"gradient_hooks fc1.\*: returns float32\[\] for fc1.bias; must be float32"):
+        ddp.step(ddp.init(), batch)
+
+
+def test_what_a_hook_looks_at_is_each_replicas_own() -> None:
+    seen: list[tuple[str, float]] = []
+    look = GradientHook(
+        "fc2.bias", lambda name, g: jax.debug.callback(lambda x: seen.append((name, float(x))), g[0]), "local"
+    )
+    ddp = trainer(look)
+    batch = ddp.replicas.shard(
+        {"x": jnp.ones((2, 3, 4)) * jnp.array([1.0, 2.0])[:, None, None], "y": jnp.zeros((2, 3), int)}
+    )
+    ddp.step(ddp.init(), batch)
+    jax.effects_barrier()
+    assert len(seen) == 2 and len(set(seen)) == 2 and {name for name, _ in seen} == {"fc2.bias"}

@@ -1,0 +1,202 @@
+"""Post-local SGD makes torch's steps: every replica's own parameters, step by step."""
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax import lax
+
+from jaxddp import cli, optim
+from jaxddp.comm_hooks import bf16_compress
+from jaxddp.config import TrainConfig
+from jaxddp.data_parallel import DataParallel
+from jaxddp.distributed.collectives import all_reduce_mean
+from jaxddp.errors import InputError
+from jaxddp.nn.torch_weights import load_weights
+from jaxddp.parity.cases import Trajectory
+from jaxddp.parity.flax_side.run import forget_programs
+from jaxddp.parity.torch_side.pool import TorchPool
+from jaxddp.step.post_local_sgd import PostLocalSGD
+from jaxddp.step.replicated import Replicated
+from jaxddp.train import main
+from tests.support.cases import even_case
+from tests.support.step_cases import Net, dealt
+from tests.support.step_cases import first as first_replicas
+from tests.support.torch_cases import case as torch_case
+from tests.support.trajectories import compare, run_jax
+from torch_ref.config import TorchConfig
+from torch_ref.distributed import World
+from torch_ref.launch import launch
+from torch_ref.train import train as torch_train
+
+TOLERANCE = 1e-12  # float64; measured: up to 2.5e-15, of the replicas' own 1.8e-14
+FAULT = 1e-2  # of the parameters' change, with a planted fault, at least; measured: 0.16
+STEPS = 9
+
+
+def case(world_size: int = 2, period: int = 2, start: int = 3, **options: Any) -> Any:
+    defaults = {"momentum": 0.9, "accumulation_steps": 2, "clip_grad_norm": 0.3, "steps": STEPS}
+    asked = {"start_local_sgd_iter": start, "local_sgd_period": period}
+    return even_case("mlp", "sgd", world_size, **(defaults | options | asked))
+
+
+def of_each(run: Trajectory, step: int, world_size: int) -> dict[str, np.ndarray]:
+    """Every replica's parameters, (W, ...)."""
+    record = run.records[step]
+    alike = {name: np.broadcast_to(value, (world_size, *value.shape)) for name, value in record["params"].items()}
+    own = {key.removeprefix("params:"): x for key, x in record["spread"].items() if key.startswith("params:")}
+    return alike | own
+
+
+def farthest(ours: Trajectory, theirs: Trajectory, world_size: int) -> tuple[float, int]:
+    """The largest difference of any replica's parameter, as a part of the largest change; the first step beyond."""
+    worst, first = 0.0, 0
+    for step in range(STEPS):
+        expected = theirs.records[step]["local_params"]
+        for name, value in of_each(ours, step, world_size).items():
+            moved = np.abs(expected[name] - theirs.start[name]).max()
+            off = float(np.abs(value - expected[name]).max() / moved)
+            worst, first = max(worst, off), first or (step + 1 if off > TOLERANCE else 0)
+    return worst, first
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("period", [2, 3])
+def test_every_replica_makes_torchs_steps(period: int, world_size: int, pool: TorchPool) -> None:
+    asked = case(world_size, period)
+    weights = asked.initial_weights()
+    ours, theirs = run_jax(asked, weights), pool.run(asked, weights)
+    comparison = compare(ours, theirs, TOLERANCE)
+    assert comparison.equal, comparison
+    off, _ = farthest(ours, theirs, world_size)
+    assert off < TOLERANCE
+    local = [any(key.startswith("params:") for key in record["spread"]) for record in ours.records]
+    assert local == [step > 3 and (step - 3) % period != 0 for step in range(STEPS)]
+
+
+# ---- controls
+
+
+@pytest.fixture
+def plant(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, Any], None]]:
+    """Put something else in the place of one of PostLocalSGD's methods; no program of before or after has it."""
+    forget_programs()
+    yield lambda name, fault: monkeypatch.setattr(PostLocalSGD, name, fault)
+    forget_programs()
+
+
+def averages_gradients(self: PostLocalSGD, gradients: Any, step: jax.Array) -> Any:
+    """The mean where the parameters would be averaged."""
+    return lax.cond((step < self.start_iter) | self.averages(step), all_reduce_mean, lambda own: own, gradients)
+
+
+# What is planted, and the first step in which some replica's parameters tell.
+CHANGES: dict[str, tuple[dict[str, int], dict[str, Any], int]] = {
+    "another period": ({"period": 3}, {}, 6),
+    "one step later": ({"start": 4}, {}, 4),
+    "one step earlier": ({"start": 2}, {}, 3),
+    "parameters stay apart": ({}, {"update": Replicated.update}, 4),
+    "gradients instead": ({}, {"update": Replicated.update, "mean": averages_gradients}, 4),
+    "always together": ({}, {"mean": Replicated.mean}, 4),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_another_rhythm_would_be_noticed(name: str, plant: Callable[[str, Any], None], pool: TorchPool) -> None:
+    other, faults, step = CHANGES[name]
+    weights = case().initial_weights()
+    for method, fault in faults.items():
+        plant(method, fault)
+    off, first = farthest(run_jax(case(**other), weights), pool.run(case(), weights), 2)
+    assert first == step and off > FAULT
+
+
+# ---- the program, and what is shown of it
+
+
+def local(world_size: int, **options: Any) -> DataParallel:
+    return DataParallel(
+        Net(), optim.adam(0.01), replicas=first_replicas(world_size), local_sgd=PostLocalSGD(1, 3), **options
+    )
+
+
+def test_a_step_of_ones_own_sends_no_gradients() -> None:
+    """All that a step always sends is the metrics; gradients and parameters travel in a branch each."""
+    trainer = local(2)
+    hlo = trainer.compiled_text(trainer.init(), trainer.replicas.shard(dealt(2, 3, (2, 2))))
+    computations = {m[1]: m[2] for m in re.finditer(r"^(?:ENTRY )?%(\S+) [^\n]*{\n(.*?)^}", hlo, re.M | re.S)}
+    branches = set(re.findall(r"%([^\s,{}]+)", " ".join(re.findall(r"branch_computations={(.*?)}", hlo))))
+    sent = {name: re.findall(r"= (.*?) all-reduce\(", text) for name, text in computations.items()}
+    always = [shape for name, shapes in sent.items() if name not in branches for shape in shapes]
+    assert [re.sub(r"{.*?}", "", shape) for shape in always] == ["f32[3]"]  # loss, count, accuracy
+    assert [len(shapes) for name, shapes in sent.items() if name in branches and shapes] == [1, 1]
+
+
+def test_what_is_evaluated_and_kept_is_the_mean() -> None:
+    trainer, batch = local(2), dealt(2, 3, (4,))
+    state, _ = trainer.steps(trainer.init(), trainer.replicas.shard(batch))
+    own = jax.device_get(state.params)
+    assert all(not np.array_equal(x[0], x[1]) for x in own.values())
+    trainer.verify(state)  # what is each replica's own is not compared
+    params, _ = trainer.values(state)
+    for name, value in params.items():
+        np.testing.assert_allclose(value, own[name].mean(axis=0), rtol=1e-6)
+    one = DataParallel(Net(), optim.adam(), replicas=first_replicas(1))
+    data = {name: x[0, 0] for name, x in batch.last.items()}
+    alone = one.evaluate(one.init(params), data)["loss"]
+    assert trainer.evaluate(state, data)["loss"] == pytest.approx(alone, rel=1e-6)
+    assert one.evaluate(one.init({n: x[0] for n, x in own.items()}), data)["loss"] != pytest.approx(alone, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"ema_decay": 0.9}, "^ema_decay: not beside local_sgd"),
+        ({"shard_optimizer": True}, "^shard_optimizer: not beside local_sgd"),
+        ({"loss_normalization": "global"}, "^loss_normalization: not beside local_sgd"),
+        ({"comm_hook": bf16_compress()}, "^comm_hook: not beside local_sgd"),
+    ],
+)
+def test_what_makes_no_sense_beside_it_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        local(2, **options)
+
+
+# ---- the trainers
+
+
+def run(folder: Path, **changes: Any) -> dict[str, np.ndarray]:
+    """The weights at the end of a run of jaxddp.train."""
+    config = {"dataset": "linear", "num_examples": 256, "hidden_sizes": (5,), "lr": 0.01, "platform": "cpu"}
+    config |= {"devices": 2, "start_local_sgd_iter": 3, "local_sgd_period": 5, "epochs": 2, "output": str(folder)}
+    main(TrainConfig(**config | changes))
+    return load_weights(folder / "model.safetensors")
+
+
+def test_a_run_goes_on_bit_for_bit_with_as_many_replicas(tmp_path: Path) -> None:
+    whole = run(tmp_path / "whole")
+    run(tmp_path / "parts", epochs=1)
+    parts = run(tmp_path / "parts", resume=str(tmp_path / "parts"))
+    assert all(np.array_equal(parts[name], whole[name]) for name in whole)
+    argv = ["--resume", str(tmp_path / "parts"), "--devices", "4", "--epochs", "3"]
+    with pytest.raises(InputError, match=r"^--devices 4: the run in .* has parameters of 2 replicas, each its own"):
+        cli.parse(TrainConfig, argv, "train")
+
+
+def train_whole_and_in_parts(world: World, config: TorchConfig) -> None:
+    whole, parts = (dataclasses.replace(config, output=f"{config.output}/{name}") for name in ("whole", "parts"))
+    torch_train(world, whole)
+    torch_train(world, dataclasses.replace(parts, epochs=1))
+    torch_train(world, dataclasses.replace(parts, resume=parts.output))
+
+
+def test_so_does_torchs(tmp_path: Path) -> None:
+    config = torch_case(start_local_sgd_iter=2, local_sgd_period=3, output=str(tmp_path), epochs=2)
+    launch(train_whole_and_in_parts, config)
+    whole, parts = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "parts"))
+    assert whole == parts

@@ -1,0 +1,183 @@
+"""Parameters that do not learn: frozen ones, and those that the loss does not depend on; as in torch, step by step."""
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from jaxddp.errors import InputError
+from jaxddp.parity.cases import Case, PortCase, Trajectory
+from jaxddp.parity.flax_side.side import FlaxSide
+from jaxddp.parity.torch_side.pool import TorchPool
+from jaxddp.parity.torch_side.side import PortFile
+from jaxddp.step.replica_step import ReplicaStep
+from tests.support.cases import even_case
+from tests.support.small_port import Change, write
+from tests.support.trajectories import compare, drawn, run_jax
+
+TOLERANCE = 1e-12  # float64; measured: up to 7.3e-15
+FAULT = 1e-3  # of a stage, with a planted fault, at least; measured: 5.8e-3
+FROZEN = ("layers.0.weight", "layers.0.bias")
+STAGES = ("local_loss", "clipped_gradients", "params")
+
+Changed = Callable[[ReplicaStep], ReplicaStep]
+
+
+def changed_side(side: FlaxSide, change: Changed | None) -> FlaxSide:
+    assert isinstance(side.replica_step, ReplicaStep)
+    return side if change is None else dataclasses.replace(side, replica_step=change(side.replica_step))
+
+
+@dataclass(frozen=True)
+class ChangedCase(Case):
+    """A built-in case whose step in jax is another one."""
+
+    change: Changed | None = None
+
+    def flax_side(self) -> FlaxSide:
+        return changed_side(super().flax_side(), self.change)
+
+
+@dataclass(frozen=True)
+class ChangedPort(PortCase):
+    """A port whose step in jax is another one."""
+
+    change: Changed | None = None
+
+    def flax_side(self) -> FlaxSide:
+        return changed_side(super().flax_side(), self.change)
+
+
+def case(optimizer: str, world_size: int, change: Changed | None = None) -> ChangedCase:
+    options: dict[str, Any] = {"momentum": 0.9} if optimizer == "sgd" else {}
+    asked = even_case(
+        "mlp", optimizer, world_size, steps=8, freeze=("layers.0.*",), clip_grad_norm=0.3, ema_decay=0.9, **options
+    )
+    return ChangedCase(asked.config, world_size, asked.steps, change=change)
+
+
+def names(run: Trajectory, stage: str) -> set[str]:
+    return set().union(*(record[stage] for record in run.records))
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_frozen_parameters_are_torchs(optimizer: str, world_size: int, pool: TorchPool) -> None:
+    asked = case(optimizer, world_size)
+    weights = asked.initial_weights()
+    ours, theirs = run_jax(asked, weights), pool.run(asked, weights)
+    comparison = compare(ours, theirs, TOLERANCE, ("local_gradients", "gradients", "averaged", *STAGES))
+    assert comparison.equal, comparison
+    for stage in ("local_gradients", "gradients", "clipped_gradients"):
+        assert names(ours, stage) == names(theirs, stage) == weights.keys() - set(FROZEN)
+    for name in FROZEN:
+        np.testing.assert_array_equal(ours.records[-1]["params"][name], weights[name])
+        np.testing.assert_array_equal(ours.records[-1]["averaged"][name], weights[name])
+
+
+def known_to_the_optimizer(step: ReplicaStep) -> ReplicaStep:
+    """Frozen by a gradient of zero alone: decay goes on."""
+
+    def loss(params: Any, buffers: Any, batch: Any) -> Any:
+        stopped = {n: jax.lax.stop_gradient(x) if n in step.frozen else x for n, x in params.items()}
+        return step.loss(stopped, buffers, batch)
+
+    return dataclasses.replace(step, frozen=(), loss=loss, find_unused_parameters=None)
+
+
+def part_of_the_norm(step: ReplicaStep) -> ReplicaStep:
+    """Frozen by an optimizer that leaves them alone: their gradients are in the norm."""
+
+    def labels(params: Any) -> Any:
+        return {name: "frozen" if name in step.frozen else "trained" for name in params}
+
+    masked = optax.multi_transform({"frozen": optax.set_to_zero(), "trained": step.optimizer}, labels)
+    return dataclasses.replace(step, frozen=(), optimizer=masked)
+
+
+@pytest.mark.parametrize(
+    ("change", "stage"), [(known_to_the_optimizer, "params"), (part_of_the_norm, "clipped_gradients")]
+)
+def test_parameters_frozen_in_another_way_would_be_noticed(change: Changed, stage: str, pool: TorchPool) -> None:
+    asked = case("adamw", 2)
+    weights = asked.initial_weights()
+    found = run_jax(case("adamw", 2, change), weights)
+    comparison = compare(found, pool.run(asked, weights), TOLERANCE, STAGES)
+    assert comparison.first is not None and comparison.first[0] == stage
+    assert comparison.worst[stage].value > FAULT
+
+
+# `unused` is never called; `fc3` by one half of the replicas alone, which is another in each step.
+UNUSED: list[Change] = [
+    (
+        "self.fc2 = torch.nn.Linear(5, 4)",
+        "self.fc2, self.fc3, self.unused = (torch.nn.Linear(a, b) for a, b in ((5, 4), (4, 4), (3, 2)))",
+    ),
+    (
+        "self.fc2 = nnx.Linear(5, 4, rngs=rngs)",
+        "self.fc2, self.fc3, self.unused = (nnx.Linear(a, b, rngs=rngs) for a, b in ((5, 4), (4, 4), (3, 2)))",
+    ),
+    (
+        "return self.fc2(torch.tanh(self.fc1(x)))",
+        "y = self.fc2(torch.tanh(self.fc1(x)))\n        return self.fc3(y) if x[0, 0] > 0 else y",
+    ),
+    (
+        "return self.fc2(nnx.tanh(self.fc1(x)))",
+        "y = self.fc2(nnx.tanh(self.fc1(x)))\n"
+        "            fc3 = lambda y: y @ self.fc3.kernel + self.fc3.bias[None]\n"
+        "            return jax.lax.cond(x[0, 0] > 0, fc3, lambda y: y, y)",
+    ),
+    ("    from flax import nnx", "    import jax\n    from flax import nnx"),
+    ('return {"x": rng.normal(1, 1, (12, 3)),', 'return {"x": abs(rng.normal(1, 1, (12, 3))) * (-1) ** (step + rank),'),
+    (
+        'optimizer = "sgd"',
+        "from jaxddp.config import TrainConfig\n"
+        'optimizer = TrainConfig(optimizer="adamw", lr=0.01, weight_decay=0.1)\n'
+        "clip_grad_norm, find_unused_parameters = 0.3, True",
+    ),
+]
+NEVER = {"unused.weight", "unused.bias"}
+
+
+def with_unused(folder: Path, world_size: int, find_unused_parameters: bool | None) -> ChangedPort:
+    def change(step: ReplicaStep) -> ReplicaStep:
+        return dataclasses.replace(step, find_unused_parameters=find_unused_parameters)
+
+    return ChangedPort(PortFile(str(write(folder, *UNUSED))), world_size, 8, change=change)
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_unused_parameters_stay_as_in_torch(world_size: int, tmp_path: Path, pool: TorchPool) -> None:
+    asked = with_unused(tmp_path, world_size, True)
+    weights = drawn(asked)
+    ours, theirs = run_jax(asked, weights), pool.run(asked, weights)
+    comparison = compare(ours, theirs, TOLERANCE, STAGES)
+    assert comparison.equal, comparison
+    assert names(ours, "clipped_gradients") == names(theirs, "clipped_gradients") == weights.keys() - NEVER
+    for record in theirs.records:  # on some replicas it has no part in the loss: there it is zero
+        shares = np.abs(record["local_gradients"]["fc3.weight"]).sum(axis=(1, 2))
+        assert np.count_nonzero(shares) == world_size // 2
+    for name in NEVER:
+        np.testing.assert_array_equal(ours.records[-1]["params"][name], weights[name])
+
+
+def test_unused_parameters_that_decay_would_be_noticed(tmp_path: Path, pool: TorchPool) -> None:
+    asked = with_unused(tmp_path, 2, True)
+    weights = drawn(asked)
+    found = run_jax(with_unused(tmp_path, 2, None), weights)
+    comparison = compare(found, pool.run(asked, weights), TOLERANCE, STAGES)
+    assert comparison.first is not None and comparison.first[0] == "params"
+    assert comparison.first[1].tensor in NEVER and comparison.first[1].value > FAULT
+    assert names(found, "clipped_gradients") == weights.keys()
+
+
+def test_unused_parameters_that_nobody_expects_are_named(tmp_path: Path) -> None:
+    asked = with_unused(tmp_path, 2, False)
+    with pytest.raises(InputError, match=r"the loss does not depend on unused.bias, unused.kernel; freeze"):
+        run_jax(asked, drawn(asked))

@@ -1,0 +1,131 @@
+"""Bubbles: who waits for whom is in the marks of both frameworks, and marks that cannot be true are refused.
+
+Replicas sleep instead of computing, so that what is asserted does not depend on how busy the machine is.
+"""
+
+import dataclasses
+import doctest
+import itertools
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from examples.bubbles import cases, in_jax, measured, trace
+from examples.bubbles.__main__ import table
+from examples.bubbles.cases import Case, Plan
+from examples.bubbles.measured import Cases
+from examples.bubbles.picture import draw
+from examples.bubbles.trace import ALL_REDUCE, BACKWARD, FORWARD, START, WAITING, timeline
+from jaxddp.distributed.replicas import Replicas
+
+PAUSE = 0.15  # seconds; a step takes 3 ms without, and on a machine that is busy 30
+BOTH, ONE = (PAUSE, PAUSE), (0.0, PAUSE)
+PLAN = Plan(
+    {
+        cases.BALANCED: Case(pause=BOTH),
+        cases.UNBALANCED: Case(pause=ONE),
+        cases.IN_TURNS: Case(passes=((2, 1), (1, 2)), pause=BOTH),
+        cases.BATCH_NORM: Case(passes=((2, 1), (1, 2)), pause=ONE, sync_batch_norm=True),
+        cases.LOSS_ALONE: Case(frozen=(3, 0), pause=ONE, sync_loss=True),
+        cases.LOSS_TOGETHER: Case(frozen=(3, 0), pause=BOTH),
+    },
+    steps=3,
+    examples=16,
+    features=8,
+)
+MEETING = [WAITING, ALL_REDUCE]
+PLAIN = [FORWARD, BACKWARD, *MEETING]
+PHASES = dict.fromkeys(PLAN.cases, PLAIN) | {
+    cases.BATCH_NORM: [*2 * [FORWARD, *MEETING], FORWARD, *3 * [BACKWARD, *MEETING]],
+    cases.LOSS_ALONE: [FORWARD, *MEETING, BACKWARD, *MEETING],
+}
+IDLE, BALANCED, IN_TURNS, BATCH_NORM, LOSS_ALONE, LOSS_TOGETHER, SAME_LOSS, AT_ONCE, SAME = range(9)
+
+
+@pytest.fixture(scope="module")
+def replicas() -> Replicas:
+    return Replicas(jax.devices()[: cases.REPLICAS])
+
+
+@pytest.fixture(scope="module")
+def frameworks(replicas: Replicas) -> dict[str, Cases]:
+    return {"JAX": measured.of_jax(PLAN, replicas), "torch": measured.of_torch(PLAN)}
+
+
+def failing(ours: Cases, theirs: Cases, all_reduces: tuple[int, ...] = (1, 1)) -> list[int]:
+    return [number for number, claim in enumerate(measured.claims(ours, theirs, all_reduces)) if not claim.holds]
+
+
+def test_every_claim_holds(frameworks: dict[str, Cases]) -> None:
+    assert not failing(*frameworks.values())
+
+
+@pytest.mark.parametrize("framework", ["JAX", "torch"])
+def test_phases_come_in_order_and_without_gaps(frameworks: dict[str, Cases], framework: str) -> None:
+    for name, found in frameworks[framework].items():
+        assert len(found.steps) == PLAN.steps
+        for spans in itertools.chain(*found.steps):
+            assert [span.phase for span in spans] == PHASES[name], name
+            assert all(span.begin <= span.end for span in spans)
+            assert all(before.end == after.begin for before, after in itertools.pairwise(spans))
+
+
+@pytest.mark.parametrize("framework", ["JAX", "torch"])
+def test_waiting_ends_when_the_last_one_comes(frameworks: dict[str, Cases], framework: str) -> None:
+    for found in frameworks[framework].values():
+        for step in found.steps:
+            meetings = [[span for span in spans if span.phase == WAITING] for spans in step]
+            for together in zip(*meetings, strict=True):
+                assert {span.end for span in together} == {max(span.begin for span in together)}
+
+
+@pytest.mark.parametrize("framework", ["JAX", "torch"])
+@pytest.mark.parametrize("name", [cases.UNBALANCED, cases.BATCH_NORM, cases.LOSS_ALONE])
+def test_the_wait_is_where_replicas_first_meet(frameworks: dict[str, Cases], framework: str, name: str) -> None:
+    steps = frameworks[framework][name].steps
+    first_waits = [[next(span for span in spans if span.phase == WAITING) for spans in step] for step in steps]
+    early, late = np.median([[wait.end - wait.begin for wait in waits] for waits in first_waits], axis=0)
+    assert early > 0.5e9 * PAUSE and late == 0
+    assert all(spans[0].end - spans[0].begin >= 1e9 * PAUSE for _, spans in steps)  # who slept did so in this phase
+
+
+def test_bubbles_that_are_exchanged_are_noticed(frameworks: dict[str, Cases]) -> None:
+    ours, theirs = frameworks.values()
+    exchanged = ours | {cases.BALANCED: ours[cases.UNBALANCED], cases.UNBALANCED: ours[cases.BALANCED]}
+    assert {IDLE, BALANCED} <= set(failing(exchanged, theirs))
+    assert failing(ours | {cases.LOSS_TOGETHER: ours[cases.LOSS_ALONE]}, theirs) == [LOSS_TOGETHER]
+
+
+def test_another_gradient_or_a_further_all_reduce_is_noticed(frameworks: dict[str, Cases]) -> None:
+    ours, theirs = frameworks.values()
+    alone = ours[cases.LOSS_ALONE]
+    wrong = dataclasses.replace(alone, gradient=alone.gradient * 0.75)  # of a mean of the replicas' means, say
+    assert failing(ours | {cases.LOSS_ALONE: wrong}, theirs) == [SAME_LOSS, SAME]
+    assert failing(ours, theirs, (1, 2)) == [AT_ONCE]
+
+
+def test_jaxddp_sends_a_global_count_with_the_gradients(replicas: Replicas) -> None:
+    assert in_jax.all_reduces_of_jaxddp(replicas, "global") == 1
+
+
+def test_marks_that_cannot_be_true_are_refused() -> None:
+    early = [(START, 0), (BACKWARD, 1), (ALL_REDUCE, 4)]
+    late = [(START, 0), (BACKWARD, 5), (ALL_REDUCE, 6)]
+    with pytest.raises(ValueError, match="left an all-reduce 1 ns before the last one came"):
+        timeline([early, late])
+    with pytest.raises(ValueError, match="argument"):
+        timeline([early, late[:2]])
+    assert not doctest.testmod(trace).failed
+
+
+def test_what_is_written_and_drawn(frameworks: dict[str, Cases], replicas: Replicas) -> None:
+    step = frameworks["torch"][cases.BATCH_NORM].step
+    events = json.loads(trace.chrome_trace({"torch": step}))["traceEvents"]
+    spans = [event for event in events if event["ph"] == "X"]
+    assert [span["name"] for span in spans if span["tid"] == 1] == PHASES[cases.BATCH_NORM]
+    assert sum(span["dur"] for span in spans) == pytest.approx(sum(s.end - s.begin for of in step for s in of) / 1e3)
+    assert draw(frameworks)[:4] == b"\x89PNG"
+    assert "waits" in table(frameworks["JAX"])
+    assert 0 < in_jax.cost_of_a_mark(PLAN, replicas) < PAUSE

@@ -1,0 +1,103 @@
+"""The document's gradients are right, and their mean over replicas is what the example says."""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from examples.claims import Claim
+from examples.gradient_averaging import in_jax, measure, steps
+from examples.gradient_averaging.__main__ import Options
+from examples.gradient_averaging.problem import PER_REPLICA, batch, parameters
+from jaxddp import DataParallel
+from jaxddp.distributed.collectives import all_reduce
+from jaxddp.errors import InputError
+
+
+def hold(claims: list[Claim]) -> list[bool]:
+    return [claim.holds for claim in claims]
+
+
+@pytest.fixture(scope="module")
+def found() -> measure.Written:
+    return measure.written("float64")
+
+
+def test_the_parameters_are_torchs() -> None:
+    assert measure.of_draws().holds
+
+
+def test_every_gradient_is_autodiffs(found: measure.Written) -> None:
+    assert len(found.jax) == len(found.torch) == 26
+    assert all(hold(measure.of_written(found, "float64")))
+
+
+@pytest.mark.large
+def test_in_float32_too() -> None:
+    assert all(hold(measure.of_written(measure.written("float32"), "float32")))
+
+
+def test_by_hand_in_numpy(found: measure.Written) -> None:
+    p = {name: array.astype(np.float64) for name, array in parameters().items()}
+    written = steps.backward(np, p, **batch(PER_REPLICA))
+    assert measure.worst(measure.differences(written, found.of_torch)) < measure.SAME["float64"]
+
+
+def test_a_wrong_gradient_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = steps.backward
+
+    def without_the_mean(xp: Any, p: Any, x: Any, y: Any) -> steps.Arrays:
+        d = right(xp, p, x, y)
+        return {**d, "hprebn": d["bndiff"]}  # as if BatchNorm's mean were a constant
+
+    monkeypatch.setattr(steps, "backward", without_the_mean)
+    jax.clear_caches()
+    wrong = measure.written("float64")
+    jax.clear_caches()
+    assert hold(measure.of_written(wrong, "float64")) == [False, True, True, True]
+    assert not wrong.jax["hprebn"].close and not wrong.torch["hprebn"].close and wrong.jax["embcat"].close
+
+
+def test_one_over_n() -> None:
+    assert all(hold(measure.of_one_over_n([2])))
+
+
+def test_the_smaller_a_share_the_further_its_batch_norm_leads() -> None:
+    few, many = measure.by_share((4, 64), 4).values()
+    assert few > 0.2 > many > measure.ANOTHER_GRADIENT  # measured: 0.41, 0.08
+
+
+@pytest.fixture(scope="module")
+def shared() -> measure.Shared:
+    return measure.shared(jax.devices("cpu")[:2], "cpu")
+
+
+def test_two_replicas(shared: measure.Shared) -> None:
+    assert all(hold(measure.of_replicas(shared)))
+
+
+def test_gradients_that_are_summed_are_noticed(shared: measure.Shared, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(in_jax, "DataParallel", partial(DataParallel, comm_hook=all_reduce))
+    summed = measure.on_devices("none", 2 * PER_REPLICA, jax.devices("cpu")[:2])
+    wrong = replace(shared, devices={**shared.devices, "none": summed})
+    assert hold(measure.of_replicas(wrong)) == [False, True, True, False]
+
+
+def test_batch_norm_that_is_not_synchronised_is_noticed(shared: measure.Shared) -> None:
+    wrong = replace(shared, devices={**shared.devices, "synchronised": shared.devices["local"]})
+    assert hold(measure.of_replicas(wrong)) == [True, True, False, True]
+
+
+@pytest.mark.large
+def test_four_replicas() -> None:
+    assert all(hold(measure.of_replicas(measure.shared(jax.devices("cpu")[:4], "cpu"))))
+
+
+def test_bad_flags_are_one_line() -> None:
+    with pytest.raises(InputError, match="--devices 1: each must be at least 2"):
+        Options(devices=(1,))
+    with pytest.raises(InputError, match="--platform tpu: unknown"):
+        Options(platform="tpu")

@@ -1,0 +1,55 @@
+"""The examples run and show what they claim; the README's program is one of them."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def load(name: str):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_model_of_ones_own_learns_the_sine():
+    assert load("own_model").main() < 0.005  # [0.0017; the mean of the sine's square is 0.5]
+
+
+def shown_below(heading: str) -> str:
+    """The first program of a section of the README."""
+    section = (ROOT / "README.md").read_text().partition(heading)[2]
+    return section.partition("```python\n")[2].partition("```")[0]
+
+
+def test_the_readme_shows_the_first_draft_of_a_port():
+    shown = shown_below("## Check your own port")
+    assert (ROOT / "examples" / "ports" / "first_draft.py").read_text().endswith(shown) and "optax.adamw" in shown
+
+
+def test_the_readme_shows_that_program(capsys):
+    program = (ROOT / "examples" / "own_model.py").read_text()
+    shown = shown_below("## As a library")
+    assert program.endswith(shown) and "ddp.steps" in shown
+    exec(compile(shown, "README.md", "exec"), {"__name__": "__main__"})
+    assert "mean squared error 0.00" in capsys.readouterr().out
+
+
+@pytest.mark.large  # what it shows, tests/end_to_end/test_trainers.py shows of every model and optimizer
+def test_the_two_commands_print_the_same_losses(capsys):
+    side_by_side = load("side_by_side")
+    options = side_by_side.Options(models=("mlp",), optimizers=("adam",), epochs=2)
+    assert side_by_side.main(options) == 0, capsys.readouterr().out
+    assert capsys.readouterr().out.count("equal") == 3
+
+
+def test_a_difference_in_the_sixth_digit_is_reported(monkeypatch, capsys):
+    side_by_side = load("side_by_side")
+    monkeypatch.setattr(side_by_side, "losses", lambda module, flags: [f"{1e-6 * (module == 'jaxddp.train'):.6f}"])
+    assert side_by_side.main(side_by_side.Options(models=("mlp",), optimizers=("sgd",))) == 1
+    assert "DIFFERENT" in capsys.readouterr().out

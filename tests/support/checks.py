@@ -1,0 +1,30 @@
+"""Checks of the small port, in processes that stay up."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from jaxddp.parity.checking import check
+from jaxddp.parity.findings import Report
+from jaxddp.parity.workers import Workers
+from tests.support.small_port import Change, write
+
+STEPS = 3
+Checked = Callable[..., Report]
+
+FROZEN = ("return TorchNet()", "net = TorchNet()\n    net.fc1.requires_grad_(False)\n    return net")
+FORGETS_MOMENTS = """
+def flax_restore(state):
+    import dataclasses
+    return dataclasses.replace(state, opt_state=flax_optimizer.init(state.params))
+restore_at = 2
+"""
+
+
+def checker(folder: Path, workers: Workers, world_size: int) -> Checked:
+    """(changes, more, options of `check`) -> the report on the small port with these changes."""
+
+    def checked(*changes: Change, more: str = "", numerics: bool = False) -> Report:
+        port = write(folder, *changes, more=more)
+        return check(port, world_size=world_size, steps=STEPS, workers=workers, numerics=numerics)
+
+    return checked

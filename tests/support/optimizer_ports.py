@@ -1,0 +1,253 @@
+"""Ports whose optimizer has a mistake in it: what it is called, the reference, and the port's."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import jax
+import optax
+import pytest
+from jax import numpy as jnp
+from torch.optim import SGD, Adagrad, Adam, AdamW, RMSprop
+from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LinearLR, StepLR
+
+from jaxddp import optim
+from jaxddp.parity.catalogue import FAULTS
+from jaxddp.parity.diagnosis.optimizer.explain import OptimizerEvidence
+from tests.support.faulty_optax import (
+    Transformation,
+    a_step_late,
+    adagrad_from,
+    all_but,
+    decay_towards_start,
+    l2,
+    matrices,
+    reset_every,
+    stale,
+    then,
+    uncorrected_adam,
+)
+from tests.support.optimizer_runs import matrices_decay, run
+
+COSINE = partial(CosineAnnealingLR, T_max=30)
+
+
+def cosine(lr: float) -> Callable[[Any], Any]:
+    return lambda count: lr * (1 + jnp.cos(jnp.pi * count / 30)) / 2
+
+
+def warm(lr: float) -> Callable[[Any], Any]:
+    return lambda count: lr * (0.25 + 0.75 * jnp.minimum(count, 4) / 4)
+
+
+def without_count(transformation: Transformation, state: Any, params: Any) -> Any:
+    return jax.tree.map(lambda leaf: 0 * leaf if leaf.dtype == jnp.int32 else leaf, state)
+
+
+def without_moments(transformation: Transformation, state: Any, params: Any) -> Any:
+    return jax.tree.map(lambda leaf: leaf if leaf.dtype == jnp.int32 else 0 * leaf, state)
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A port with mistakes.
+
+    Attributes:
+        causes: sets of faults that say it, between which the run cannot decide.
+        torch_optimizer: the reference.
+        flax_optimizer: the port's.
+        says: what has to be said of the first cause.
+        options: of `run`.
+    """
+
+    causes: tuple[frozenset[str], ...]
+    torch_optimizer: Callable[..., Any]
+    flax_optimizer: Transformation
+    says: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def evidence(self, seed: int = 0) -> OptimizerEvidence:
+        return run(self.torch_optimizer, self.flax_optimizer, seed=seed, **self.options)
+
+
+def planted(
+    causes: str, torch_optimizer: Callable[..., Any], flax_optimizer: Transformation, says: str = "", **options: Any
+) -> Any:
+    """`causes`: "a", "a+b" for a pair, "a | b" for two between which the run cannot decide."""
+    sets = tuple(frozenset(cause.strip().split("+")) for cause in causes.split("|"))
+    assert frozenset().union(*sets) <= FAULTS.keys()
+    return pytest.param(Planted(sets, torch_optimizer, flax_optimizer, says, options), id=causes.replace(" ", ""))
+
+
+sgd, momentum = partial(SGD, lr=0.1), partial(SGD, lr=0.1, momentum=0.9)
+decayed = partial(SGD, lr=0.1, momentum=0.9, weight_decay=1e-3)
+adam, adamw = partial(Adam, lr=1e-3), partial(AdamW, lr=1e-3)
+coupled = partial(Adam, lr=1e-3, weight_decay=1e-2)
+rmsprop, adagrad = partial(RMSprop, lr=1e-2), partial(Adagrad, lr=1e-2)
+torchs_rmsprop = partial(optax.rmsprop, 1e-2, decay=0.99, eps_in_sqrt=False)
+same_adamw = partial(optax.adamw, weight_decay=1e-2)
+UNUSED = {2: ["head.bias"], 3: ["head.bias", "fc1.weight"], 5: ["fc1.weight"]}
+
+SINGLES = [
+    planted("decay_value", adamw, optax.adamw(1e-3), "weight decay 0.0001, the reference has 0.01"),
+    planted("decay_value", adamw, optax.adam(1e-3), "weight decay 0, the reference has 0.01"),
+    planted("decay_value", decayed, l2(5e-4, optax.sgd(0.1, 0.9)), "weight decay 0.0005, the reference has 0.001"),
+    planted("decay_value", momentum, l2(5e-4, optax.sgd(0.1, 0.9)), "weight decay 0.0005, as an L2 penalty, on all"),
+    planted("decay_value", adam, optax.adamw(1e-3, mask=matrices), "decoupled, on tensors of two and more dimensions"),
+    planted("coupled_decay", coupled, same_adamw(1e-3), "weight decay is decoupled"),
+    planted("coupled_decay", adamw, l2(1e-2, optax.adam(1e-3)), "weight decay is an L2 penalty"),
+    planted("coupled_decay", decayed, optax.chain(optax.trace(0.9), l2(1e-3, optax.scale(-0.1)))),
+    planted("decay_without_lr", adamw, optax.chain(optax.adam(1e-3), optax.add_decayed_weights(-1e-2))),
+    planted("decay_without_lr", decayed, optax.chain(optax.sgd(0.1, 0.9), optax.add_decayed_weights(1e-3)), "is added"),
+    planted("decay_mask", adamw, same_adamw(1e-3), "on all tensors", groups=matrices_decay),
+    planted("decay_mask", adamw, same_adamw(1e-3, mask=matrices), "on tensors of two and more dimensions"),
+    planted("decay_mask", adamw, same_adamw(1e-3, mask=all_but("fc2.weight")), "otherwise on fc2.weight"),
+    planted("decay_mask", decayed, l2(1e-3, optax.sgd(0.1, 0.9), all_but("head.bias", "fc1.bias", "fc2.bias"))),
+    planted("eps_value | loss_scale", adam, optax.adam(1e-3, eps=1e-7), "eps 1e-7, the reference has 1e-8"),
+    planted(
+        "loss_scale | eps_value", adam, optax.chain(optax.scale(65536.0), optax.adam(1e-3)), "gradients times 65536"
+    ),
+    planted("eps_value | loss_scale", rmsprop, torchs_rmsprop(eps=1e-6), "eps 1e-6, the reference has 1e-8"),
+    planted("loss_scale", decayed, optax.chain(optax.scale(128.0), l2(1e-3, optax.sgd(0.1, 0.9))), "times 128"),
+    planted("eps_in_root", adam, optax.adam(1e-3, eps=0.0, eps_root=1e-8), "eps is added inside the root"),
+    planted("eps_in_root", adam, optax.adam(1e-3, eps_root=1e-8), "too, and not only outside"),
+    planted("eps_in_root", rmsprop, optax.rmsprop(1e-2, decay=0.99), "eps is added inside the root"),
+    planted("no_bias_correction", adam, uncorrected_adam(1e-3)),
+    planted("amsgrad", adam, optim.adam(1e-3, amsgrad=True), "in the port only"),
+    planted("amsgrad", adam, optax.amsgrad(1e-3), "corrected squares"),
+    planted("amsgrad", partial(coupled, amsgrad=True), optim.adam(1e-3, weight_decay=1e-2), "in the reference only"),
+    planted(
+        "lr_in_momentum",
+        momentum,
+        optax.chain(optax.scale_by_learning_rate(cosine(0.1)), optax.trace(0.9)),
+        scheduler=COSINE,
+    ),
+    planted("eps_value+betas | loss_scale+betas", adam, optax.adam(1e-3, b2=0.98, eps=1e-6), "beta2 0.98"),
+    planted("nesterov", decayed, l2(1e-3, optax.sgd(0.1, 0.9, nesterov=True)), "in the port only"),
+    planted("nesterov", partial(momentum, nesterov=True), optax.sgd(0.1, 0.9), "in the reference only"),
+    planted("nesterov", adam, optax.nadam(1e-3), "in the port only"),
+    planted("dampening", partial(momentum, dampening=0.3), optax.sgd(0.1, 0.9), "dampening 0, the reference has 0.3"),
+    planted(
+        "dampening", decayed, optim.sgd(0.1, 0.9, dampening=0.5, weight_decay=1e-3), "dampening 0.5, the reference"
+    ),
+    # A mean of gradients is a tenth of their sum.
+    planted("dampening | lr_scaled", momentum, optax.chain(optax.ema(0.9, debias=False), optax.scale(-0.1))),
+    planted("rmsprop_decay", rmsprop, optax.rmsprop(1e-2, eps_in_sqrt=False), "0.9, the reference has 0.99"),
+    planted("rmsprop_centred", rmsprop, torchs_rmsprop(centered=True), "in the port only"),
+    planted("rmsprop_centred", partial(rmsprop, centered=True), torchs_rmsprop(), "in the reference only"),
+    planted("rmsprop_centred", rmsprop, torchs_rmsprop(initial_scale=1.0), "start from 1, in the reference from 0"),
+    planted("adagrad_accumulator", adagrad, adagrad_from(0.1, 1e-2, 1e-10), "from 0.1, in the reference from 0"),
+    planted("lr_scaled", adam, optax.adam(4e-3), "learning rate times 4, the number of replicas"),
+    planted("lr_scaled", adamw, same_adamw(2e-3), "learning rate times 2, the root of the number of replicas"),
+    planted("lr_scaled", adamw, same_adamw(1e-3 / 3), "learning rate divided by 3, the number of micro-batches"),
+    planted("lr_scaled", adamw, same_adamw(1.37e-3), "learning rate times 1.37"),
+    planted("lr_scaled", decayed, l2(1e-3, optax.sgd(0.4, 0.9)), "learning rate times 4, the number of replicas"),
+    planted("lr_scaled | loss_scale", momentum, optax.sgd(0.4, 0.9), "learning rate times 4, the number of replicas"),
+    planted("lr_scaled", momentum, optax.sgd(0.137, 0.9), "learning rate times 1.37"),
+    planted("lr_off_by_one", adam, optax.adam(lambda c: cosine(1e-3)(c + 1)), "one step ahead", scheduler=COSINE),
+    planted(
+        "lr_off_by_one",
+        momentum,
+        optax.sgd(lambda c: cosine(0.1)(jnp.maximum(c - 1, 0)), 0.9),
+        "one step behind",
+        scheduler=COSINE,
+    ),
+    planted(
+        "lr_off_by_one",
+        momentum,
+        optax.sgd(lambda c: warm(0.1)(c + 1), 0.9),
+        "one step ahead",
+        scheduler=partial(LinearLR, start_factor=0.25, total_iters=4),
+    ),
+    # In a geometric schedule a step is a factor.
+    planted(
+        "lr_off_by_one | lr_scaled",
+        adam,
+        optax.adam(lambda c: 1e-3 * 0.9 ** (c + 1)),
+        "one step ahead",
+        scheduler=partial(ExponentialLR, gamma=0.9),
+    ),
+    planted("scheduler_too_fast", adam, optax.adam(lambda c: cosine(1e-3)(4 * c)), "4 times per", scheduler=COSINE),
+    planted(
+        "scheduler_too_fast",
+        momentum,
+        optax.sgd(lambda c: 0.1 * 0.5**c, 0.9),
+        "3 times per step, the number of micro-batches",
+        scheduler=partial(StepLR, step_size=3, gamma=0.5),
+    ),
+    planted("resume_lost_state", adam, optax.adam(1e-3), "means of gradients, means of squares, count", restored_at=3),
+    planted("resume_lost_state", adam, optax.adam(1e-3), "loses count", restored_at=3, restore=without_count),
+    planted("resume_lost_state", adam, optax.adam(1e-3), "squares", restored_at=3, restore=without_moments),
+    planted("resume_lost_state", momentum, optax.sgd(0.1, 0.9), "after step 2 loses momentum", restored_at=2),
+    planted("resume_lost_state", sgd, optax.sgd(cosine(0.1)), "position in the", restored_at=3, scheduler=COSINE),
+    planted("betas", adam, optax.adam(1e-3, b1=0.95, b2=0.98), "beta1 0.95, the reference has 0.9 and beta2 0.98"),
+    planted("betas", adam, optax.adam(1e-3, b2=0.98), "beta2 0.98, the reference has 0.999"),
+    planted("betas", momentum, optax.sgd(0.1, 0.8), "momentum 0.8, the reference has 0.9"),
+    planted("betas", decayed, l2(1e-3, optax.sgd(0.1)), "momentum 0, the reference has 0.9"),
+    planted("unused_parameters", adamw, same_adamw(1e-3), unused=UNUSED),
+    planted("unused_parameters", momentum, optax.sgd(0.1, 0.9), unused=UNUSED),
+    planted(
+        "aliased_buffers",
+        adam,
+        then(optax.adam(1e-3), lambda u: {"fc2.bias": u["fc1.bias"]}),
+        "the update of fc2.bias is that of fc1.bias",
+    ),
+    planted("aliased_buffers", momentum, stale(optax.sgd(0.1, 0.9), "head.weight"), "that of the step before"),
+]
+
+COMBINED = [
+    planted("rmsprop_decay+eps_in_root", rmsprop, optax.rmsprop(1e-2)),
+    planted("adagrad_accumulator+eps_in_root", adagrad, optax.adagrad(1e-2, eps=1e-10)),
+    planted("adagrad_accumulator+eps_in_root+eps_value", adagrad, optax.adagrad(1e-2), "eps 1e-7, the reference has"),
+    planted("decay_value+nesterov", adamw, optax.nadamw(1e-3)),
+    planted("decay_value+decay_mask", adamw, optax.adamw(1e-3), "weight decay 0.0001", groups=matrices_decay),
+    planted("decay_value+lr_off_by_one", adamw, optax.adamw(lambda c: cosine(1e-3)(c + 1)), scheduler=COSINE),
+    planted("decay_value+lr_scaled", adamw, optax.adamw(4e-3), "learning rate times 4, the number of replicas"),
+    planted("decay_value+resume_lost_state", adamw, optax.adamw(1e-3), restored_at=3),
+    planted("decay_value+unused_parameters", adamw, optax.adamw(1e-3), unused=UNUSED),
+    planted("coupled_decay+betas", coupled, same_adamw(1e-3, b2=0.98), "beta2 0.98, the reference has 0.999"),
+    planted("coupled_decay+eps_value | coupled_decay+loss_scale", coupled, same_adamw(1e-3, eps=1e-7), "eps 1e-7"),
+    # At a constant rate, what is not multiplied by it is another decay.
+    planted("coupled_decay+decay_value | decay_without_lr+decay_value", coupled, optax.adamw(1e-3)),
+    planted("eps_in_root+betas", adam, optax.adam(1e-3, b2=0.98, eps=0.0, eps_root=1e-8)),
+    planted(
+        "eps_in_root+scheduler_too_fast",
+        adam,
+        optax.adam(lambda c: cosine(1e-3)(4 * c), eps=0.0, eps_root=1e-8),
+        scheduler=COSINE,
+    ),
+    planted("betas+decay_value", decayed, l2(5e-4, optax.sgd(0.1, 0.8)), "weight decay 0.0005"),
+    planted("betas+nesterov", sgd, optax.sgd(0.1, 0.8, nesterov=True), "momentum 0.8, the reference has 0"),
+    planted("nesterov+decay_mask", decayed, l2(1e-3, optax.sgd(0.1, 0.9, nesterov=True), matrices)),
+    planted("nesterov+lr_scaled | nesterov+loss_scale", momentum, optax.sgd(0.4, 0.9, nesterov=True)),
+    planted(
+        "dampening+lr_off_by_one",
+        partial(momentum, dampening=0.3),
+        optax.sgd(lambda c: cosine(0.1)(c + 1), 0.9),
+        scheduler=COSINE,
+    ),
+    planted("rmsprop_centred+rmsprop_decay", rmsprop, optax.rmsprop(1e-2, initial_scale=1.0, eps_in_sqrt=False)),
+]
+
+NOT_IN_THE_CATALOGUE = {
+    "one tensor frozen": (adam, then(optax.adam(1e-3), lambda u: {"fc2.weight": 0 * u["fc2.weight"]})),
+    "lion": (adam, optax.lion(1e-3)),
+    "adam for rmsprop": (rmsprop, optax.adam(1e-2)),
+    "moments forgotten every 3 steps": (adam, reset_every(3, optax.adam(1e-3))),
+    "momentum forgotten every 3 steps": (momentum, reset_every(3, optax.sgd(0.1, 0.9))),
+    "one tensor's update times 1.1": (adam, then(optax.adam(1e-3), lambda u: {"fc2.weight": 1.1 * u["fc2.weight"]})),
+    "another rate in one layer": (
+        adamw,
+        then(same_adamw(1e-3), lambda u: {name: 0.3 * value for name, value in u.items() if "head" in name}),
+    ),
+    "decay towards the start": (
+        adamw,
+        optax.chain(optax.scale_by_adam(), decay_towards_start(1e-2), optax.scale(-1e-3)),
+    ),
+    "clipped update": (adam, optax.chain(optax.adam(1e-3), optax.clip(5e-4))),
+    "sign of Adam's update": (adam, optax.chain(optax.adam(1e-3), optax.scale(-1.0))),
+    "sign of SGD's update": (momentum, optax.chain(optax.sgd(0.1, 0.9), optax.scale(-1.0))),
+    "rows in reverse": (adam, then(optax.adam(1e-3), lambda u: {"fc2.weight": u["fc2.weight"][::-1]})),
+    "gradients a step late": (sgd, a_step_late(0.1)),
+}

@@ -1,0 +1,107 @@
+"""Runs of an optimizer in both frameworks on the same gradients, with the weights that torch has."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+import torch
+from jax import numpy as jnp
+
+from jaxddp.parity.diagnosis.optimizer.explain import OptimizerEvidence, OptimizerStep
+
+Shapes = Mapping[str, tuple[int, ...]]
+Parameters = Mapping[str, torch.nn.Parameter]
+FlaxOptimizer = optax.GradientTransformation | optax.GradientTransformationExtraArgs
+
+SHAPES: Shapes = {
+    "fc1.weight": (12, 6),
+    "fc1.bias": (12,),
+    "norm.weight": (12,),
+    "norm.bias": (12,),
+    "fc2.weight": (12, 12),
+    "fc2.bias": (12,),
+    "head.weight": (5, 12),
+    "head.bias": (5,),
+}
+STEPS_AHEAD = 30  # that the scheduler is asked for beyond the run
+
+
+def one_group(parameters: Parameters) -> list[dict[str, Any]]:
+    return [{"params": list(parameters.values())}]
+
+
+def matrices_decay(parameters: Parameters) -> list[dict[str, Any]]:
+    """Two groups: matrices decay, the others do not."""
+    matrices = [p for p in parameters.values() if p.ndim > 1]
+    return [{"params": matrices}, {"params": [p for p in parameters.values() if p.ndim < 2], "weight_decay": 0.0}]
+
+
+def fresh(transformation: FlaxOptimizer, state: Any, params: Any) -> Any:
+    """A restore that loses everything."""
+    return transformation.init(params)
+
+
+def run(
+    torch_optimizer: Callable[[list[dict[str, Any]]], torch.optim.Optimizer],
+    flax_optimizer: FlaxOptimizer,
+    *,
+    steps: int = 6,
+    seed: int = 0,
+    shapes: Shapes = SHAPES,
+    groups: Callable[[Parameters], list[dict[str, Any]]] = one_group,
+    scheduler: Callable[[torch.optim.Optimizer], Any] | None = None,
+    unused: Mapping[int, Iterable[str]] | None = None,
+    restored_at: int | None = None,
+    restore: Callable[[FlaxOptimizer, Any, Any], Any] = fresh,
+    world_size: int = 4,
+    accumulation_steps: int = 3,
+) -> OptimizerEvidence:
+    """Both optimizers on the same gradients; torch's weights are given to both at each step.
+
+    Gradients span nine decades, and those of "norm.bias" are next to nothing, as in front of a BatchNorm.
+    """
+    rng = np.random.default_rng(seed)
+    params = {name: torch.nn.Parameter(torch.from_numpy(rng.normal(size=s) / 2)) for name, s in shapes.items()}
+    names = {id(parameter): name for name, parameter in params.items()}
+    sizes = {name: 10.0 ** rng.uniform(-9, 0, size=shape) for name, shape in shapes.items()}
+    sizes["norm.bias"] = sizes["norm.bias"] * 1e-12
+    optimizer = torch_optimizer(groups(params))
+    schedule = scheduler(optimizer) if scheduler else torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+    found, rates = [], []
+    with jax.enable_x64(True):
+        state = flax_optimizer.init(_to_jax(params))
+        for step in range(steps):
+            absent = frozenset((unused or {}).get(step, ()))
+            gradients = {n: rng.normal(size=s) * sizes[n] * (n not in absent) for n, s in shapes.items()}
+            before, weights = {n: p.detach().numpy().copy() for n, p in params.items()}, _to_jax(params)
+            if step == restored_at:
+                state = restore(flax_optimizer, state, weights)
+            given = {name: jnp.asarray(gradient) for name, gradient in gradients.items()}
+            update, state = flax_optimizer.update(given, state, weights)
+            found.append(
+                OptimizerStep(
+                    _groups(optimizer, names), before, gradients, absent, {n: np.asarray(u) for n, u in update.items()}
+                )
+            )
+            rates.append(optimizer.param_groups[0]["lr"])
+            for name, parameter in params.items():
+                parameter.grad = None if name in absent else torch.from_numpy(gradients[name].copy())
+            optimizer.step()
+            schedule.step()
+    for _ in range(STEPS_AHEAD):
+        rates.append(optimizer.param_groups[0]["lr"])
+        schedule.step()
+    return OptimizerEvidence(type(optimizer).__name__, found, rates, world_size, accumulation_steps, restored_at)
+
+
+def _to_jax(params: Parameters) -> dict[str, jax.Array]:
+    return {name: jnp.asarray(parameter.detach().numpy().copy()) for name, parameter in params.items()}
+
+
+def _groups(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> list[dict[str, Any]]:
+    return [
+        {"names": [names[id(p)] for p in group["params"]], **{k: v for k, v in group.items() if k != "params"}}
+        for group in optimizer.param_groups
+    ]

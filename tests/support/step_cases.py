@@ -1,0 +1,59 @@
+"""A small model, its examples dealt out to replicas in micro-batches, and how far apart two results are."""
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from flax import nnx
+from jax import numpy as jnp
+
+from jaxddp.data.torch_rng import Generator
+from jaxddp.distributed.replicas import Replicas
+from jaxddp.nn import layers
+from jaxddp.nn.losses import IGNORE_INDEX
+from jaxddp.step.local_gradients import MicroBatches
+
+FEATURES, TOKENS, CLASSES = 4, 3, 3
+
+Arrays = dict[str, np.ndarray]
+
+
+class Net(nnx.Module):
+    """Two linear layers with nothing, a BatchNorm or dropout between them, for x (B, ..., FEATURES)."""
+
+    def __init__(self, bn: str | None = None, dropout: float = 0.0):
+        generator = Generator(0)
+        self.fc1 = layers.Linear(FEATURES, 5, generator=generator)
+        self.bn = None if bn is None else layers.BatchNorm(5, sync=bn == "sync")
+        self.dropout = layers.dropout(dropout, seed=0)
+        self.fc2 = layers.Linear(5, CLASSES, generator=generator)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = self.fc1(x)
+        return self.fc2(self.dropout(jnp.tanh(x if self.bn is None else self.bn(x))))
+
+
+def first(world_size: int) -> Replicas:
+    return Replicas(jax.devices()[:world_size])
+
+
+def examples(*shape: int) -> Arrays:
+    """Token sequences of which a part does not count, another part in each."""
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, CLASSES, (*shape, TOKENS))
+    y[..., 1:][rng.random(y[..., 1:].shape) < 0.6] = IGNORE_INDEX  # one always counts: nothing has no mean
+    return {"x": rng.normal(size=(*shape, TOKENS, FEATURES)), "y": y}
+
+
+def dealt(world_size: int, steps: int, micro: Sequence[int]) -> MicroBatches:
+    """Batches (W, K, ...) of micro-batches of these sizes, all but the last equal."""
+    whole = examples(world_size, steps, sum(micro))
+    head = sum(micro[:-1])
+    parts = {name: x[:, :, :head].reshape(world_size, steps, -1, micro[0], *x.shape[3:]) for name, x in whole.items()}
+    return MicroBatches(parts if head else None, {name: x[:, :, head:] for name, x in whole.items()})
+
+
+def distance(a: Arrays, b: Arrays) -> float:
+    """Largest difference, as a part of the array's largest value."""
+    assert a.keys() == b.keys()
+    return max(float(np.max(np.abs(a[name] - b[name])) / (1e-300 + np.max(np.abs(b[name])))) for name in b)

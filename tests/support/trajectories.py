@@ -1,0 +1,147 @@
+"""Runs of either framework as trajectories, how far apart two of them are, and whether that is too far."""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from jaxddp.parity.cases import LOCAL_STAGES, SHARED_STAGES, Case, PortCase, Question, Tensors, Trajectory
+from jaxddp.parity.compare.residuals import MOVED, is_real, norm, residuals, rounding_only
+from jaxddp.parity.flax_side.run import forced_records, free_records
+from jaxddp.step.local_gradients import MicroBatches
+
+STAGES = LOCAL_STAGES + SHARED_STAGES
+# Of a step that starts where torch was before it.
+FORCED_STAGES = (*LOCAL_STAGES, "gradients", "clipped_gradients", "update", "buffers")
+ROUNDING_ALLOWANCE = 100  # measured: up to 1.8 times the tolerance of 1e-10
+
+
+@dataclass(frozen=True)
+class Residual:
+    """The largest difference of one stage: how large, after which step, in which tensor."""
+
+    value: float = 0.0
+    step: int = 0
+    tensor: str = ""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The worst residual of every stage, and the first difference beyond the tolerance.
+
+    Attributes:
+        tolerance: the largest residual that counts as equal.
+        worst: stage -> its worst residual.
+        rounding_only: parameters whose true gradient is zero, and the running means -> their worst
+            residual (see `compare`).
+        first: stage and residual of the first difference; None if there is none.
+    """
+
+    tolerance: float
+    worst: dict[str, Residual]
+    rounding_only: dict[str, float]
+    first: tuple[str, Residual] | None
+
+    @property
+    def equal(self) -> bool:
+        """Whether no residual is beyond the tolerance."""
+        return self.first is None
+
+    def __str__(self) -> str:
+        worst = "  ".join(f"{stage} {residual.value:.1e}" for stage, residual in self.worst.items())
+        if self.first is None:
+            return f"equal to {self.tolerance:.0e}: {worst}"
+        stage, residual = self.first
+        return (
+            f"different at step {residual.step} in {stage}, tensor {residual.tensor}: {residual.value:.1e}, "
+            f"allowed {self.tolerance:.0e}: {worst}"
+        )
+
+
+def compare(a: Trajectory, b: Trajectory, tolerance: float, stages: tuple[str, ...] = STAGES) -> Comparison:
+    """Compare every tensor of every stage after every step.
+
+    A parameter that cannot change the loss (a bias in front of BatchNorm) has a gradient of
+    rounding only. Adam divides it by itself, which makes 1e-17 an update of 1e-9 lr, another in
+    each framework, and moves the running mean behind it. Such parameters are found, listed, and held
+    to 100 times the tolerance, and so are the running means; the variances do not feel it.
+
+    Args:
+        a, b: trajectories of the same case; b is the reference that differences are scaled by.
+        tolerance: the largest residual that still counts as equal.
+        stages: what to compare; all by default.
+
+    Raises:
+        ValueError: the trajectories hold different steps or tensors, and so cannot be compared.
+
+    >>> import numpy as np
+    >>> def run(w):
+    ...     return Trajectory({"w": np.zeros(1)}, [{"params": {"w": np.array([w])}, "gradients": {"w": np.ones(1)}}])
+    >>> print(compare(run(1.0), run(1.5), tolerance=1e-12, stages=("params",)))
+    different at step 1 in params, tensor w: 3.3e-01, allowed 1e-12: params 3.3e-01
+    """
+    if len(a.records) != len(b.records):
+        raise ValueError(f"{len(a.records)} steps against {len(b.records)}")
+    noise = rounding_only(a) & rounding_only(b)
+    worst = {stage: Residual() for stage in stages}
+    noise_worst = dict.fromkeys(sorted(noise), 0.0)  # and running means, as they come
+    first = None
+    for step, (record_a, record_b) in enumerate(zip(a.records, b.records, strict=True), start=1):
+        for stage in stages:
+            start = b.start if stage in ("params", "buffers") else None
+            for name, value in residuals(record_a[stage], record_b[stage], start).items():
+                allowed = tolerance
+                if noise and (name in noise if stage == "params" else name.endswith(MOVED)):
+                    noise_worst[name] = max(noise_worst.get(name, 0.0), value)
+                    allowed *= ROUNDING_ALLOWANCE
+                elif value > worst[stage].value:
+                    worst[stage] = Residual(value, step, name)
+                if first is None and not value <= allowed:
+                    first = (stage, Residual(value, step, name))
+    return Comparison(tolerance, worst, noise_worst, first)
+
+
+def numeric_error(trajectory: Trajectory, truth: Trajectory, stage: str = "params") -> list[float]:
+    """||x - truth|| / ||truth - start|| after each step: how far rounding has carried a run."""
+    errors = []
+    for record, true_record in zip(trajectory.records, truth.records, strict=True):
+        names = [name for name, value in true_record[stage].items() if is_real(value)]
+        error = math.hypot(*(norm(record[stage][name] - true_record[stage][name]) for name in names))
+        moved = math.hypot(*(norm(true_record[stage][name] - truth.start[name]) for name in names))
+        errors.append(error / moved)
+    return errors
+
+
+def run_jax(case: Question, weights: Tensors, **options: Any) -> Trajectory:
+    """The case's steps by the product's own replica step; options: see `free_records`."""
+    return Trajectory(weights, list(free_records(case, weights, **options)))
+
+
+def run_forced(case: Question, reference: Trajectory, **options: Any) -> Trajectory:
+    """Every step from where the reference was before it; options: see `forced_records`."""
+    return Trajectory(reference.start, list(forced_records(case, reference, **options)))
+
+
+def on_one_replica(case: Case) -> Case:
+    """The same steps for one replica, which will take the whole batch (see `whole_batch`).
+
+    BatchNorm is then over the whole batch by itself, as torch's SyncBatchNorm, which needs GPUs.
+    """
+    return dataclasses.replace(case, world_size=1, config=dataclasses.replace(case.config, sync_batch_norm=False))
+
+
+def whole_batch(batch: MicroBatches) -> MicroBatches:
+    """All replicas' examples as one replica's; for a batch that is not split into micro-batches."""
+    if batch.head is not None:
+        raise ValueError("a batch in micro-batches cannot become one replica's batch")
+    return MicroBatches(None, {name: array.reshape(1, -1, *array.shape[2:]) for name, array in batch.last.items()})
+
+
+def drawn(case: PortCase) -> Tensors:
+    """The torch model's own weights, drawn from the case's seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(case.seed)
+        state = case.port.torch_model().to(getattr(torch, case.dtype)).state_dict()
+    return {name: tensor.detach().numpy().copy() for name, tensor in state.items()}

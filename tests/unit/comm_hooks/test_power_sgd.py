@@ -1,0 +1,165 @@
+"""PowerSGD without torch: what the compiled program sends, what is refused, what is saved; it does not hang."""
+
+import re
+
+import jax
+import numpy as np
+import pytest
+from jax import numpy as jnp
+
+from benchmarks.hlo import Messages, all_reduces
+from jaxddp import cli, comm_hooks, optim
+from jaxddp.comm_hooks.power_sgd import BatchedPowerSGD, PowerSGD, orthogonalize
+from jaxddp.config import TrainConfig
+from jaxddp.data.torch_rng import Generator
+from jaxddp.data_parallel import DataParallel
+from jaxddp.distributed.replicas import Replicas, VirtualReplicas
+from jaxddp.errors import InputError
+from jaxddp.models.mlp import MLP
+from jaxddp.nn.torch_weights import load_weights
+from jaxddp.step.local_gradients import MicroBatches
+from jaxddp.train import main
+from tests.support.selection import one_in
+from torch_ref.config import TorchConfig
+from torch_ref.launch import launch
+from torch_ref.train import train as torch_train
+
+ORTHONORMAL = 1e-6  # float32; measured: 2e-7
+VIRTUAL = 1e-7  # float32, of parameters up to 0.23; measured: 1.5e-8
+
+
+def parallel(hook: comm_hooks.CommHook, replicas: Replicas) -> DataParallel:
+    return DataParallel(MLP(30, (20,), 10, generator=Generator(0)), optim.sgd(0.1), replicas=replicas, comm_hook=hook)
+
+
+def batches(replicas: Replicas, steps: int) -> MicroBatches:
+    rng = np.random.default_rng(0)
+    shape = (replicas.world_size, steps, 4)
+    x, y = rng.normal(size=(*shape, 30)).astype("float32"), rng.integers(0, 10, shape)
+    return replicas.shard(MicroBatches(None, {"x": x, "y": y}))
+
+
+def sent_by_branches(hook: comm_hooks.CommHook) -> list[Messages]:
+    """What each branch of the program's only conditional sends."""
+    replicas = Replicas(jax.devices()[:2])
+    ddp = parallel(hook, replicas)
+    text = ddp.compiled_text(ddp.init(), batches(replicas, 3))
+    (branches,) = re.findall(r" conditional\(.*branch_computations=\{([^}]*)\}", text)
+    without_entry = text.replace("\nENTRY ", "\n")
+    return [all_reduces(without_entry.replace(f"\n{name} ", f"\nENTRY {name} ", 1)) for name in branches.split(", ")]
+
+
+WHOLE = (30 * 20 + 20 + 20 * 10 + 10) * 4  # bytes
+
+
+@pytest.mark.parametrize(
+    ("hook", "numbers"),
+    [
+        (comm_hooks.powerSGD(matrix_approximation_rank=2), 2 * (30 + 20) + 20 + 2 * (20 + 10) + 10),
+        (comm_hooks.powerSGD(matrix_approximation_rank=4), 4 * (30 + 20) + 20 + 20 * 10 + 10),
+        (comm_hooks.batched_powerSGD(warm_start=False), 29 + 29),  # 29 x 29 has room for 830 numbers
+    ],
+    ids=["rank 2", "rank 4", "batched"],
+)
+def test_two_messages_carry_p_q_and_what_is_not_compressed(hook: comm_hooks.CommHook, numbers: int) -> None:
+    compressed, before = sent_by_branches(hook)
+    assert compressed == Messages(count=2, bytes=4 * numbers)
+    assert before == Messages(count=1, bytes=WHOLE)
+    assert compressed.bytes < before.bytes
+
+
+@pytest.mark.parametrize("rank", [1, 2, 5])
+def test_columns_become_orthonormal(rank: int) -> None:
+    matrix = np.random.default_rng(rank).normal(size=(9, rank)).astype("float32")
+    q = orthogonalize(jnp.asarray(matrix))
+    np.testing.assert_allclose(q.T @ q, np.eye(rank), atol=ORTHONORMAL)
+    np.testing.assert_allclose(q @ (q.T @ matrix), matrix, atol=10 * ORTHONORMAL)  # of the same space
+
+
+@pytest.mark.parametrize("warm_start", one_in(2, [True, False]))
+def test_virtual_replicas_do_the_same(warm_start: bool) -> None:
+    hook = comm_hooks.powerSGD(matrix_approximation_rank=2, start_power_sgd_iter=2, warm_start=warm_start)
+    params = []
+    for replicas in (Replicas(jax.devices()[:4]), VirtualReplicas(4)):
+        trainer = parallel(hook, replicas)
+        state, _ = trainer.steps(trainer.init(), batches(replicas, steps=4))
+        params.append(jax.device_get(state.params))
+    for name, on_devices in params[0].items():
+        np.testing.assert_allclose(params[1][name], on_devices, rtol=0, atol=VIRTUAL)
+
+
+def test_an_epsilon_keeps_a_matrix_of_zeros_from_becoming_nan() -> None:
+    assert np.isnan(orthogonalize(jnp.zeros((3, 1)))).all()
+    assert not orthogonalize(jnp.zeros((3, 1)), 1e-8).any()
+
+
+def test_a_q_drawn_on_the_host_in_every_step_does_not_block() -> None:
+    replicas = Replicas(jax.devices()[:8])
+    ddp = parallel(comm_hooks.powerSGD(start_power_sgd_iter=1, use_error_feedback=False, warm_start=False), replicas)
+    state, dealt = ddp.init(), batches(replicas, 25)
+    for _ in range(4):
+        state, sums = ddp.steps(state, dealt)
+    assert np.isfinite(sums.table).all()
+    ddp.verify(state)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: PowerSGD(matrix_approximation_rank=0), "matrix_approximation_rank 0: must be at least 1"),
+        (lambda: PowerSGD(start_power_sgd_iter=1), "start_power_sgd_iter 1: must be at least 2 with error feedback"),
+        (
+            lambda: PowerSGD(start_power_sgd_iter=0, use_error_feedback=False, warm_start=False),
+            "start_power_sgd_iter 0: must be at least 1$",
+        ),
+        (lambda: PowerSGD(random_seed=-1), "random_seed -1: must be from 0"),
+        (lambda: PowerSGD(min_compression_rate=float("nan")), "min_compression_rate nan: must be at least 0"),
+        (
+            lambda: PowerSGD(order=["w"]).init({"v": jnp.ones(2)}),
+            "order: must hold each parameter's name; v is missing",
+        ),
+        (
+            lambda: BatchedPowerSGD(matrix_approximation_rank=3).init({"w": jnp.ones(4)}),
+            "matrix_approximation_rank 3: must be at most 2, the square's side",
+        ),
+    ],
+)
+def test_what_makes_no_sense_is_refused(make, message) -> None:
+    with pytest.raises(InputError, match=f"^{message}"):
+        make()
+
+
+def train(*flags: str) -> None:
+    small = ["--platform", "cpu", "--hidden-sizes", "16", "--global-batch-size", "128"]
+    main(cli.parse(TrainConfig, [*small, *flags], "train"))
+
+
+def test_both_trainers_refuse_more_columns_than_the_square_has(tmp_path) -> None:
+    options = {"comm_hook": "batched_powerSGD", "matrix_approximation_rank": 99, "hidden_sizes": (5,), "devices": 1}
+    options |= {"platform": "cpu", "output": str(tmp_path / "run"), "start_power_sgd_iter": 2}
+    for run in (lambda: main(TrainConfig(**options)), lambda: launch(torch_train, TorchConfig(**options))):
+        with pytest.raises(
+            InputError, match=r"^--matrix-approximation-rank 99: must be at most 20, the side of a square"
+        ):
+            run()
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_is_resumed_bit_for_bit_with_what_was_not_sent(tmp_path) -> None:
+    flags = ["--comm-hook", "powerSGD", "--start-power-sgd-iter", "4", "--devices", "2"]
+    train(*flags, "--epochs", "2", "--output", str(tmp_path / "whole"))
+    train(*flags, "--epochs", "1", "--output", str(tmp_path / "parts"))
+    train("--epochs", "2", "--resume", str(tmp_path / "parts"))
+    whole, parts = (load_weights(tmp_path / name / "model.safetensors") for name in ("whole", "parts"))
+    assert all(np.array_equal(whole[name], parts[name]) for name in whole)
+    for other, message in [
+        (["--devices", "4"], "--devices 4: the run in .* has errors of its --comm-hook of 2 replicas, each its own"),
+        (["--comm-hook", "allreduce"], "--comm-hook allreduce: the run in .* goes on with --comm-hook powerSGD only"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            train("--resume", str(tmp_path / "parts"), *other)
+
+
+def test_torch_cannot_go_on_with_its_state() -> None:
+    with pytest.raises(InputError, match=r"^--resume runs/a: the state of --comm-hook powerSGD is laid out as DDP's"):
+        TorchConfig(comm_hook="powerSGD", resume="runs/a")

@@ -1,0 +1,311 @@
+"""Configuration and command line: every bad value gets one line that says what would be right."""
+
+import dataclasses
+import io
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tyro.conf import Positional
+
+from jaxddp import cli
+from jaxddp.config import TrainConfig
+from jaxddp.config.checks import flag
+from jaxddp.config.choices import AMP, BELONGS_TO, COMM_HOOKS, DATASETS, MODELS, OPTIMIZERS, SCHEDULES
+from jaxddp.errors import InputError, TrainingError, check_name
+from jaxddp.tracking.run_folder import save_config
+from torch_ref.config import TorchConfig
+
+NO_DEFAULT: dict[str, Any] = {
+    "dataset": "names",
+    "model": "char_mlp",
+    "hidden_sizes": (7, 5),
+    "optimizer": "adamw",
+    "lr": 0.1,
+    "betas": (0.8, 0.9),
+    "amsgrad": True,
+    "clip_grad_norm": 2.0,
+    "shuffle": False,
+    "seed": 2**64 - 30,
+    "output": "a folder",
+}
+
+SAMPLES: dict[str, Any] = {"data_path": "file", "hidden_sizes": (3,), "betas": (0.5, 0.5), "cycle_momentum": False}
+SAMPLES |= {"buffers": "mean", "use_error_feedback": False, "warm_start": False, "min_compression_rate": 3.0}
+SAMPLES |= {"dropout": 0.5}
+SAMPLES |= {"growth_factor": 3.0, "backoff_factor": 0.25}
+NEEDED = {"npz": {"data_path": "f"}, "names": {"model": "char_mlp"}, "char_mlp": {"dataset": "names"}}
+NEEDED |= {"nesterov": {"momentum": 0.9}}
+FLAGS = "sync_batch_norm", "nesterov", "amsgrad", "centered"
+CHOICES = {"dataset": DATASETS, "model": MODELS, "optimizer": OPTIMIZERS, "schedule": SCHEDULES}
+CHOICES |= {"comm_hook": COMM_HOOKS, "amp": AMP}
+
+
+# ---- values
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"model": "mpl"}, "--model mpl: unknown; did you mean mlp? (one of linear, mlp, char_mlp, convnet)"),
+        ({"dataset": "digit"}, "--dataset digit: unknown; did you mean digits? "),
+        ({"optimizer": "lion"}, "--optimizer lion: unknown (one of sgd, "),
+        ({"schedule": "cosine"}, "--schedule cosine: unknown; did you mean warmup_cosine? "),
+        ({"loss_normalization": "dpp"}, "--loss-normalization dpp: unknown; did you mean ddp? (one of ddp, global)"),
+        ({"dtype": "bfloat16"}, "--dtype bfloat16: unknown; did you mean float"),
+        ({"platform": "tpu"}, "--platform tpu: unknown"),
+        ({"ema_decay": 1.5}, "--ema-decay 1.5: must be 0 to 1"),
+        ({"dropout": 1.0}, "--dropout 1.0: must be at least 0 and below 1"),
+        ({"dropout": float("nan")}, "--dropout nan: must be at least 0 and below 1"),
+        ({"dropout": 0.1, "dropout_masks": "shard"}, "--dropout-masks shard: unknown; did you mean shared?"),
+        ({"dropout_masks": "shared"}, "--dropout-masks shared: needs --dropout above 0"),
+        ({"amp": "fp8"}, "--amp fp8: unknown; did you mean fp16? (one of none, bf16, fp16)"),
+        ({"amp": "bf16", "dtype": "float64"}, "--amp bf16: computes float32 in 16 bits, so it needs --dtype float32"),
+        ({"init_scale": 0.0}, "--init-scale 0.0: must be above 0 and finite"),
+        ({"growth_factor": 1.0}, "--growth-factor 1.0: must be above 1 and finite"),
+        ({"backoff_factor": 1.0}, "--backoff-factor 1.0: must be between 0 and 1"),
+        ({"comm_hook": "powerSDG"}, "--comm-hook powerSDG: unknown"),
+        ({"matrix_approximation_rank": 2}, "--matrix-approximation-rank 2: only for --comm-hook powerSGD or batched"),
+        (
+            {"comm_hook": "batched_powerSGD", "min_compression_rate": 3.0},
+            "--min-compression-rate 3.0: only for --comm-hook powerSGD, not batched_powerSGD",
+        ),
+        ({"warm_start": False}, "--no-warm-start: only for --comm-hook powerSGD or batched_powerSGD, not allreduce"),
+        (
+            {"comm_hook": "powerSGD", "start_power_sgd_iter": 1},
+            "--start-power-sgd-iter 1: must be at least 2, or needs",
+        ),
+        ({"buffers": "rank1"}, "--buffers rank1: unknown; did you mean rank0? (one of rank0, mean, local)"),
+        ({"lr_scaling": "log"}, "--lr-scaling log: unknown (one of none, linear, sqrt)"),
+        ({"dataset": "npz"}, "--dataset npz: needs --data-path FILE.npz"),
+        ({"amp": "fp16", "comm_hook": "powerSGD"}, "--amp fp16: an overflow would stay in what --comm-hook powerSGD "),
+        ({"data_path": "x.npz"}, "--data-path x.npz: only for --dataset names or npz, not digits"),
+        ({"model": "char_mlp"}, "--model char_mlp: reads characters, so it needs --dataset names, not digits"),
+        ({"dataset": "names"}, "--dataset names: holds characters, so it needs --model char_mlp, not mlp"),
+        ({"hidden_sizes": (8, 0)}, "--hidden-sizes 8 0: each must be at least 1"),
+        ({"betas": (0.9, 1.0)}, "--betas 0.9 1.0: each must be at least 0 and below 1"),
+        ({"betas": (float("nan"), 0.9)}, "--betas nan 0.9: each must be"),
+        ({"clip_grad_norm": 0.0}, "--clip-grad-norm 0.0: must be above 0"),
+        ({"clip_grad_norm": float("nan")}, "--clip-grad-norm nan: must be above 0"),
+        ({"seed": 2**64}, "--seed 18446744073709551616: must stay below 2**64"),
+        ({"seed": 2**64 - 1, "epochs": 2}, "--seed 18446744073709551615: must stay below 2**64 over 2 epochs"),
+        ({"lr": float("nan")}, "--lr nan: must be at least 0"),
+        ({"lr": float("inf")}, "--lr inf: must be finite"),
+        ({"momentum": 0.9}, "--momentum 0.9: only for --optimizer sgd or rmsprop, not adam"),
+        ({"optimizer": "sgd", "betas": (0.9, 0.8)}, "--betas 0.9 0.8: only for --optimizer adam or adamw, not sgd"),
+        ({"sync_batch_norm": True}, "--sync-batch-norm: only for --model char_mlp or convnet, not mlp"),
+        ({"cycle_momentum": False}, "--no-cycle-momentum: only for --schedule one_cycle, not constant"),
+        ({"model": "linear", "hidden_sizes": (8, 4)}, "--hidden-sizes 8 4: only for --model mlp, char_mlp or convnet"),
+        ({"optimizer": "sgd", "nesterov": True}, "--nesterov: needs --momentum above 0 and no --dampening"),
+        ({"local_sgd_period": 3}, "--local-sgd-period 3: needs --start-local-sgd-iter"),
+        ({"start_local_sgd_iter": -1}, "--start-local-sgd-iter -1: must be at least 0"),
+        (
+            {"start_local_sgd_iter": 3, "ema_decay": 0.9},
+            "--ema-decay 0.9: not beside --start-local-sgd-iter, where replicas step on their own",
+        ),
+        (
+            {"optimizer": "sgd", "shard_optimizer": True},
+            "--shard-optimizer: sgd without --momentum keeps nothing that could be sharded",
+        ),
+        (
+            {"optimizer": "adagrad", "schedule": "one_cycle"},
+            "--schedule one_cycle: adagrad has no momentum to cycle; add --no-cycle-momentum",
+        ),
+    ],
+    ids=str,
+)
+def test_a_bad_value_is_named_with_what_would_be_right(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        TrainConfig(**fields).check_used(beside=TrainConfig())
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+AT_LEAST_ONE = "num_examples num_features num_classes context_length embedding_size step_size global_batch_size"
+AT_LEAST_ONE += " accumulation_steps devices steps_per_dispatch matrix_approximation_rank growth_interval"
+AT_LEAST_ZERO = "epochs warmup_steps verify_every checkpoint_every seed lr weight_decay eps min_lr gamma"
+AT_LEAST_ZERO += " min_compression_rate"
+
+
+@pytest.mark.parametrize(
+    ("name", "least"), [(n, 1) for n in AT_LEAST_ONE.split()] + [(n, 0) for n in AT_LEAST_ZERO.split()]
+)
+def test_numbers_have_a_least_value(name: str, least: int) -> None:
+    TrainConfig(**{name: least})
+    with pytest.raises(InputError, match=f"^{flag(name)} {least - 1}: must be at least {least}$"):
+        TrainConfig(**{name: least - 1})
+
+
+@pytest.mark.parametrize(
+    ("choice", "option"), [(choice, option) for choice, options in BELONGS_TO.items() for option in options]
+)
+def test_an_option_that_would_change_nothing_is_refused(choice: str, option: str) -> None:
+    value = SAMPLES.get(option, option in FLAGS or 2)
+    takers = BELONGS_TO[choice][option]
+    for name in CHOICES[choice]:
+        fields = NEEDED.get(name, {}) | {choice: name, option: value}
+        if name in takers:
+            TrainConfig(**fields | NEEDED.get(option, {})).check_used(beside=TrainConfig())
+        else:
+            config = TrainConfig(**fields)
+            config.check_used(beside=config)  # a resumed run may have it
+            message = f"{flag(option)[2:]}.*: only for {flag(choice)} .*{takers[-1]}, not {name}$"
+            with pytest.raises(InputError, match=message):
+                config.check_used(beside=TrainConfig())
+
+
+@pytest.mark.parametrize(
+    ("batch", "accumulation", "world_size", "near"),
+    [(33, 1, 2, "32 or 34"), (32, 3, 4, "24 or 36"), (3, 2, 2, "4"), (1, 1, 8, "8")],
+)
+def test_a_batch_that_cannot_be_divided_is_refused_with_its_neighbours(
+    batch: int, accumulation: int, world_size: int, near: str
+) -> None:
+    config = TrainConfig(global_batch_size=batch, accumulation_steps=accumulation)
+    message = f"--global-batch-size {batch}: {world_size} replicas x {accumulation} accumulation steps do not divide it"
+    with pytest.raises(InputError, match=f"^{message}; {near} would do$"):
+        config.per_replica_batch_size(world_size)
+
+
+def test_a_batch_is_divided_among_replicas() -> None:
+    assert TrainConfig(global_batch_size=24, accumulation_steps=3).per_replica_batch_size(4) == 6
+
+
+def test_no_name_is_near() -> None:
+    with pytest.raises(InputError, match=r"^--model zzzzzz: unknown \(one of mlp\)$"):
+        check_name("--model", "zzzzzz", ["mlp"])
+
+
+# ---- command line
+
+
+def parse(*argv: str) -> TrainConfig:
+    return cli.parse(TrainConfig, argv, "prog")
+
+
+def test_flags_become_fields() -> None:
+    argv = "--dataset names --model char_mlp --hidden-sizes 7 5 --optimizer adamw --lr 1e-1 --betas 0.8 0.9 --amsgrad"
+    argv += " --clip-grad-norm 2 --no-shuffle --seed 18446744073709551586"
+    assert parse(*argv.split(), "--output", "a folder") == TrainConfig(**NO_DEFAULT)
+    assert parse() == TrainConfig()
+    assert cli.parse(TorchConfig, ["--strategy", "single"], "prog").strategy == "single"
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ("--mdoel mlp", "--mdoel: unknown flag; did you mean --model?"),
+        ("--global-batch=8", "--global-batch: unknown flag; did you mean --global-batch-size?"),
+        ("--strategy ddp", "--strategy: unknown flag"),
+        ("--zzz", "--zzz: unknown flag; see --help"),
+        ("mlp", "mlp: belongs to no flag; see --help"),
+        ("--nesterov True", "True: belongs to no flag; see --help"),
+        ("--lr fast", "--lr fast: expected FLOAT"),
+        ("--epochs 1.5", "--epochs 1.5: expected INT"),
+        ("--devices all", "--devices all: expected INT"),
+        ("--betas 0.9", "--betas 0.9: expected FLOAT FLOAT"),
+        ("--hidden-sizes 8 wide", "--hidden-sizes 8 wide: expected INT [INT ...]"),
+        ("--lr", "Missing value for argument '--lr'. Expected 1 values."),
+        ("--lr -1", "--lr -1.0: must be at least 0"),
+        ("--model mpl", "--model mpl: unknown; did you mean mlp? (one of linear, mlp, char_mlp, convnet)"),
+        ("--resume nowhere", "--resume nowhere: holds no run (no config.json there)"),
+        ("--resume=nowhere", "--resume=nowhere: holds no run (no config.json there)".replace("=", " ")),
+    ],
+)
+def test_a_bad_flag_is_one_line(argv: str, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        parse(*argv.split())
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_bad_flag_is_one_line_where_the_terminal_has_no_boxes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    with pytest.raises(InputError, match=r"^--mdoel: unknown flag; did you mean --model\?$"):
+        parse("--mdoel", "mlp")
+
+
+@dataclasses.dataclass(frozen=True)
+class Words:
+    """Any dataclass, with a word and a flag."""
+
+    path: Positional[Path]
+    steps: int
+    quiet: bool = False
+
+
+def test_words_and_flags_of_any_dataclass() -> None:
+    expected = Words(Path("a"), 3, quiet=True)
+    assert cli.parse_plain(Words, ["a", "--steps", "3", "--quiet"], "prog") == expected
+    assert cli.parse_plain(Words, ["--no-quiet"], "prog", default=expected) == Words(Path("a"), 3)
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ("", "PATH, --steps: missing; see --help"),
+        ("a", "--steps: missing; see --help"),
+        ("a b --steps 3", "b: belongs to no flag; see --help"),
+        ("a --steps 3 --quite", "--quite: unknown flag; did you mean --quiet?"),
+    ],
+)
+def test_words_and_flags_that_are_missing_or_too_many_are_one_line(argv: str, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        cli.parse_plain(Words, argv.split(), "prog")
+    assert str(caught.value) == message
+
+
+def test_resume_takes_the_saved_config_and_flags_beside_it(tmp_path: Path) -> None:
+    save_config(TrainConfig(epochs=3, lr=0.5), tmp_path)
+    expected = TrainConfig(epochs=9, lr=0.5, resume=str(tmp_path))
+    assert parse("--resume", str(tmp_path), "--epochs", "9") == parse(f"--resume={tmp_path}", "--epochs=9") == expected
+    (tmp_path / "config.json").write_text("broken")
+    with pytest.raises(InputError, match=rf"^{tmp_path}/config.json: not a run's config"):
+        parse("--resume", str(tmp_path))
+
+
+@pytest.mark.parametrize("package", ["jaxddp", "torch_ref"])
+def test_help_lists_every_flag(package: str, capsys: pytest.CaptureFixture[str]) -> None:
+    config_class = {"jaxddp": TrainConfig, "torch_ref": TorchConfig}[package]
+    with pytest.raises(SystemExit) as stop:
+        cli.parse(config_class, ["--help"], "prog")
+    assert stop.value.code == 0
+    shown = capsys.readouterr().out
+    for field in dataclasses.fields(config_class):
+        assert f"--{field.name.replace('_', '-')}" in shown
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (InputError("--lr"), 2, "error: --lr"),
+        (TrainingError("loss is nan"), 2, "error: loss is nan"),
+        (OSError(28, "No space left on device", "run/a"), 2, "error: run/a: no space left on device"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+    ],
+    ids=["input", "training", "system", "interrupt"],
+)
+def test_errors_become_a_line_and_an_exit_code(
+    error: BaseException, code: int, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop, cli.one_line_errors(show_traceback=False):
+        raise error
+    assert stop.value.code == code
+    assert capsys.readouterr().err == line + "\n"
+
+
+def test_a_mistake_of_ours_is_not_hidden() -> None:
+    with pytest.raises(ZeroDivisionError), cli.one_line_errors(show_traceback=False):
+        1 / 0  # noqa: B018
+
+
+@pytest.mark.parametrize("traceback", [False, True])
+def test_a_bad_flag_ends_the_program_with_one_line_and_code_2(traceback: bool) -> None:
+    command = [sys.executable, "-m", "jaxddp.train", "--epochs", "-1", *["--traceback"] * traceback]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (result.returncode, result.stdout) == (2, "")
+    *before, line = result.stderr.splitlines()
+    assert line == "error: --epochs -1: must be at least 0"
+    assert bool(before) == traceback == ("Traceback" in result.stderr)

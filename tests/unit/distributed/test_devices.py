@@ -1,0 +1,125 @@
+"""Devices: CPU devices that cannot deadlock, and clear words where there are too few.
+
+What is decided before jax starts is tried in processes of its own.
+"""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import jax
+import pytest
+
+from jaxddp.distributed.devices import prepare
+from jaxddp.errors import InputError
+
+UNPREPARED = "jax.config.update('jax_num_cpu_devices', 8); devices = jax.devices()"
+TIMEOUT = 60  # seconds; measured: 6, with 2 cores busy elsewhere 15
+
+
+def python(code: str, **environment: str) -> list[str]:
+    """The lines that `code` prints in a fresh process without GPUs and without our preparations."""
+    inherited = {k: v for k, v in os.environ.items() if k not in ("PJRT_NPROC", "XLA_FLAGS", "JAX_NUM_CPU_DEVICES")}
+    result = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env={**inherited, "JAX_PLATFORMS": "cpu", **environment},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("start", "call", "printed"),
+    [
+        ("devices = prepare(8, 'cpu')", "state, _ = ddp._steps(state, batch)", "500 32"),
+        (UNPREPARED, "state, _ = ddp.steps(state, batch)", "500 None"),
+        (UNPREPARED, "ddp.evaluate_placed(state, placed)", "0 None"),
+    ],
+    ids=["prepared, without a bound", "unprepared, with a bound", "unprepared, evaluations"],
+)
+def test_500_steps_that_nobody_waits_for_finish(start: str, call: str, printed: str) -> None:
+    """Unprepared and without a bound, XLA aborts: 8 replicas in over 31 steps need more threads than there are."""
+    code = f"""
+        import os
+        import jax
+        from jaxddp.distributed.devices import prepare
+        {start}
+        import numpy as np
+        from jaxddp import optim
+        from jaxddp.data_parallel import DataParallel
+        from jaxddp.loader import Loader
+        from jaxddp.models import MLP
+        from jaxddp.distributed.replicas import Replicas
+        from jaxddp.data.torch_rng import Generator
+
+        replicas = Replicas(devices)
+        ddp = DataParallel(MLP(4, (8,), 3, generator=Generator(0)), optim.adam(), replicas=replicas)
+        data = {{"x": np.ones((160, 4), "float32"), "y": np.zeros(160, int)}}
+        batches = list(Loader(data, replicas, global_batch_size=16, steps_per_dispatch=1).epoch(0))
+        state = ddp.init()
+        placed = ddp.place(data)
+        for step in range(500):
+            batch = batches[step % len(batches)]
+            {call}
+        ddp.verify(state)
+        print(state.step, os.environ.get("PJRT_NPROC"))
+    """
+    assert python(code) == [printed]
+
+
+def test_an_untouched_jax_gets_the_devices_asked_for() -> None:
+    code = """
+        import os
+        from jaxddp.distributed.devices import prepare
+        print(len(prepare()), len(prepare(platform="cpu")), len(prepare(1)), os.environ["PJRT_NPROC"])
+    """
+    assert python(code, XLA_FLAGS="--xla_force_host_platform_device_count=5", PJRT_NPROC="64") == ["2 2 1 64"]
+    assert python(code, PJRT_NPROC="3") == ["2 2 1 8"]
+
+
+def test_a_started_jax_keeps_its_devices() -> None:
+    """As in a notebook: what is there can be used, more is refused."""
+    code = """
+        import jax
+        jax.devices()
+        from jaxddp.distributed.devices import prepare
+        from jaxddp.errors import InputError
+        print(len(prepare()), len(prepare(1, "cpu")))
+        for devices, platform in ((2, "cpu"), (1, "gpu"), (None, "gpu")):
+            try:
+                prepare(devices, platform)
+            except InputError as error:
+                print(error)
+    """
+    sizes, too_few, *no_gpu = python(code)
+    assert sizes == "1 1"
+    assert too_few.startswith("--devices 2: jax was started with 1 CPU devices before; call jaxddp.prepare before")
+    assert no_gpu == ["--platform gpu: jax finds no GPU here; install jax[cuda12], or use --platform cpu"] * 2
+
+
+@pytest.fixture
+def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`prepare` may write to os.environ; undo it."""
+    monkeypatch.setenv("PJRT_NPROC", os.environ["PJRT_NPROC"])
+
+
+@pytest.mark.parametrize("devices", [1, 3, 8])
+def test_the_first_devices_are_taken(devices: int) -> None:
+    assert prepare(devices, "cpu") == jax.local_devices(backend="cpu")[:devices]
+
+
+@pytest.mark.parametrize(
+    ("devices", "message"),
+    [
+        (9, "--devices 9: jax was started with 8 CPU"),
+        (0, "--devices 0: must be"),
+        (-1, "--devices -1: must be"),
+    ],
+)
+def test_a_number_that_cannot_be_had_is_refused(devices: int, message: str, own_environment: None) -> None:
+    with pytest.raises(InputError, match=f"^{message}"):
+        prepare(devices, "cpu")

@@ -1,0 +1,186 @@
+"""What a model with dropout draws: when it differs, when it is the same, and who cannot ask for it."""
+
+from collections.abc import Callable
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+from jax import numpy as jnp
+
+from jaxddp import optim
+from jaxddp.data_parallel import DataParallel
+from jaxddp.errors import InputError
+from jaxddp.loader import Loader
+from jaxddp.nn import layers
+from jaxddp.parity.flax_side.side import FlaxSide, side_of_port
+from jaxddp.parity.port import load_port
+from tests.support.small_port import write
+from tests.support.step_cases import Net, distance, examples, first
+
+P, F = 0.3, 50
+GLOBAL_BATCH = 16
+TOLERANCE = 1e-12  # float64; measured: 7e-17
+FAULT = 0.1  # of the parameters, if devices draw otherwise, at least; measured: 0.31
+
+
+class Noted(nnx.Module):
+    """Two dropout layers, the first called twice; what they leave of ones is kept in a buffer (3, B, F)."""
+
+    def __init__(self, make: Callable[..., Any], batch_size: int):
+        rngs = nnx.Rngs(0)
+        self.drops = nnx.List([make(P, rngs=rngs), make(P, rngs=rngs)])
+        self.scale = nnx.Param(jnp.ones(F))
+        self.left = nnx.Variable(jnp.zeros((3, batch_size, F)))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        one, other = self.drops
+        self.left[...] = jnp.stack([one(x), one(x), other(x)])
+        return self.left[...].sum(axis=0) @ self.scale[...] / F
+
+
+def loss_fn(model: nnx.Module, batch: Any) -> jax.Array:
+    return model(batch["x"])
+
+
+def noted(make: Callable[..., Any], world_size: int = 2, **options: Any) -> DataParallel:
+    model = Noted(make, GLOBAL_BATCH // world_size)
+    return DataParallel(model, optim.sgd(), loss_fn, replicas=first(world_size), keep_buffers="local", **options)
+
+
+def left(make: Callable[..., Any], world_size: int = 2, **options: Any) -> np.ndarray:
+    """What is left of ones, (step, micro-batch, replica, call, B, F): 2 steps, 2 micro-batches, 3 calls."""
+    ddp = noted(make, world_size, **options)
+    state, found = ddp.init(), []
+    batch = ddp.replicas.shard({"x": np.ones((world_size, GLOBAL_BATCH // world_size, F), np.float32)})
+    for _ in range(2):
+        gathered = ddp.no_sync(state, batch)
+        of_first = np.asarray(gathered.buffers["left"])
+        state, _ = ddp.step(state, batch, gathered)
+        found.append([of_first, np.asarray(state.buffers["left"])])
+    return np.array(found)
+
+
+def check_all_differ(masks: np.ndarray) -> None:
+    """Two masks of 400 elements, drawn apart, differ in 2 p (1 - p) of them: 168, give or take 10."""
+    assert all(120 < (a != b).sum() < 220 for a, b in combinations(masks, 2))  # measured: 139 to 203
+
+
+@pytest.mark.parametrize("make", [layers.Dropout, nnx.Dropout])
+def test_replicas_steps_micro_batches_layers_and_calls_draw_their_own(make: Callable[..., Any]) -> None:
+    found = left(make)
+    assert found.shape == (2, 2, 2, 3, 8, F)
+    masks = found > 0
+    check_all_differ(masks.reshape(-1, 8 * F))
+    np.testing.assert_allclose(found[masks], 1 / (1 - P), rtol=1e-6)
+    share, deviation = 1 - masks.mean(), np.sqrt(P * (1 - P) / masks.size)
+    assert abs(share - P) < 3 * deviation  # measured: 0.9 of them
+
+
+def test_shared_masks_are_the_same_on_all_replicas_and_otherwise_differ() -> None:
+    masks = left(layers.Dropout, dropout_masks="shared") > 0
+    np.testing.assert_array_equal(masks[:, :, 0], masks[:, :, 1])
+    check_all_differ(masks[:, :, 0].reshape(-1, 8 * F))
+
+
+def test_masks_of_examples_are_the_same_on_any_number_of_replicas() -> None:
+    def by_place(masks: np.ndarray) -> np.ndarray:
+        return masks.transpose(0, 3, 1, 4, 2, 5).reshape(2, 3, 2 * GLOBAL_BATCH, F)
+
+    one, four = (left(layers.Dropout, world_size, dropout_masks="example") > 0 for world_size in (1, 4))
+    np.testing.assert_array_equal(by_place(one), by_place(four))
+    assert not np.array_equal(by_place(one), by_place(four[:, :, ::-1]))  # with the replicas exchanged
+    check_all_differ(one.reshape(-1, 8 * F))
+
+
+def test_training_with_masks_of_examples_is_the_same_on_any_number_of_devices() -> None:
+    """12 examples in a step for 16, so that of its 2 micro-batches the last is smaller."""
+    data = examples(12)
+
+    def trained(world_size: int, masks: str) -> dict[str, np.ndarray]:
+        ddp = DataParallel(
+            Net(dropout=0.5),
+            optim.sgd(0.3),
+            replicas=first(world_size),
+            dtype="float64",
+            dropout_masks=masks,
+            loss_normalization="global",
+        )
+        loader = Loader(data, ddp.replicas, global_batch_size=16, accumulation_steps=2)
+        state = ddp.init()
+        for epoch in range(3):
+            for batches in loader.epoch(epoch):
+                state, _ = ddp.steps(state, batches)
+        return jax.device_get(state.params)
+
+    with jax.enable_x64(True):
+        one = trained(1, "example")
+        found = [distance(trained(*of), one) for of in ((2, "example"), (4, "example"), (2, "replica"))]
+    assert max(found[:2]) < TOLERANCE and found[2] > FAULT
+
+
+def test_what_is_drawn_is_no_part_of_the_state_and_evaluation_draws_nothing() -> None:
+    ddp = noted(layers.Dropout)
+    state = ddp.init()
+    assert state.params.keys() == {"scale"} and state.buffers.keys() == {"left"}
+    assert isinstance(ddp.module(state).drops[0], layers.Dropout)
+    assert ddp.evaluate(state, {"x": np.ones((16, F), np.float32)})["loss"] == 3
+
+
+# ---- what is refused
+
+
+def test_a_port_with_dropout_is_refused_unless_it_is_off(tmp_path: Path) -> None:
+    def side(rate: float) -> FlaxSide:
+        layer = "self.fc2 = nnx.Linear(5, 4, rngs=rngs)"
+        path = write(tmp_path, (layer, f"{layer}\n            self.drop = nnx.Dropout({rate}, rngs=rngs)"))
+        return side_of_port(load_port(str(path)), steps=1, dtype="float32")
+
+    with pytest.raises(
+        InputError, match=r"^flax_model: drop.rngs would draw random numbers, and torch others; turn dr"
+    ):
+        side(0.5)
+    step = side(0.0).replica_step
+    params = {name: np.ones(x) for name, x in {"fc1.kernel": (3, 5), "fc2.kernel": (5, 4)}.items()}
+    params |= {"fc1.bias": np.ones(5), "fc2.bias": np.ones(4)}
+    sums, _ = step.loss(params, {}, {"x": np.ones((2, 3)), "y": np.zeros(2, int)})
+    assert sums["loss"] == pytest.approx(np.log(4))
+
+
+@pytest.mark.parametrize(
+    ("model", "masks", "message"),
+    [
+        (
+            Noted(nnx.Dropout, 8),
+            "example",
+            r"^dropout_masks example: drops.0.rngs, drops.1.rngs would draw one mask for ",
+        ),
+        (Net(), "shared", r"^dropout_masks shared: this model draws no random numbers$"),
+        (Net(dropout=0.5), "replicas", r"^dropout_masks replicas: unknown; did you mean replica\?"),
+    ],
+    ids=["flax", "none", "unknown"],
+)
+def test_masks_that_cannot_be_drawn_are_refused(model: nnx.Module, masks: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        DataParallel(model, optim.sgd(), replicas=first(2), dropout_masks=masks)
+
+
+def test_masks_of_examples_need_them_in_front() -> None:
+    class Turned(Noted):
+        def __call__(self, x: jax.Array) -> jax.Array:
+            return super().__call__(x.T).sum()
+
+    ddp = DataParallel(Turned(layers.Dropout, 8), optim.sgd(), loss_fn, replicas=first(2), dropout_masks="example")
+    with pytest.raises(
+        InputError, match=r"^Dropout: masks for each of 8 examples need them in front, got input \(50, 8\)"
+    ):
+        ddp.step(ddp.init(), ddp.replicas.shard({"x": np.ones((2, 8, F), np.float32)}))
+
+
+@pytest.mark.parametrize("p", [-0.1, 1.0, float("nan")])
+def test_a_share_outside_of_0_to_1_is_refused(p: float) -> None:
+    with pytest.raises(InputError, match=rf"^Dropout: p {p}: must be at least 0 and below 1$"):
+        layers.Dropout(p, rngs=nnx.Rngs(0))

@@ -1,0 +1,92 @@
+"""A linen module through jaxddp's replica step trains as its nnx twin does."""
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from flax import linen, nnx
+from jax import numpy as jnp
+
+from jaxddp import optim
+from jaxddp.distributed.replicas import VirtualReplicas
+from jaxddp.errors import InputError
+from jaxddp.nn.functional import Functional, LocalLoss
+from jaxddp.nn.linen import LinenFunctional
+from jaxddp.state import TrainState
+from jaxddp.step.local_gradients import MicroBatches
+from jaxddp.step.replica_step import ReplicaStep
+
+TOLERANCE = 1e-6  # float32, parameters of size 1; measured: equal bits
+
+
+class Twin(linen.Module):
+    @linen.compact
+    def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+        x = linen.Dense(4, use_bias=False, name="fc")(x)
+        return linen.BatchNorm(use_running_average=not train, momentum=0.9, name="bn")(x)
+
+
+class Original(nnx.Module):
+    def __init__(self) -> None:
+        self.fc = nnx.Linear(3, 4, use_bias=False, rngs=nnx.Rngs(0))
+        self.bn = nnx.BatchNorm(4, momentum=0.9, rngs=nnx.Rngs(0))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.bn(self.fc(x))
+
+
+def skewed(output: jax.Array) -> jax.Array:
+    """No sum of squares: BatchNorm makes that the same for all weights."""
+    return (output**3 - output).sum(axis=1)
+
+
+def linen_loss(model: Any, batch: Any) -> jax.Array:
+    return skewed(model(batch["x"], train=True))
+
+
+def batch() -> dict[str, np.ndarray]:
+    return {"x": np.random.default_rng(0).normal(1, 2, size=(2, 5, 3)).astype("float32")}
+
+
+def two_steps(local_loss: LocalLoss, params: Any, buffers: Any) -> TrainState:
+    optimizer = optim.sgd(0.1, momentum=0.9)
+    state = TrainState(jnp.int32(0), params, buffers, optimizer.init(params))
+    step = VirtualReplicas(2).map(ReplicaStep(local_loss, optimizer), (None, 0), (None, None, 0))
+    for _ in range(2):
+        state, _, _ = step(state, MicroBatches(None, batch()))
+    return state
+
+
+def test_a_linen_module_trains_as_its_nnx_twin() -> None:
+    functional = LinenFunctional(Twin(), linen_loss, {"x": batch()["x"][0]})
+    original = Functional(Original())
+    assert functional.params.keys() == original.params.keys()
+    assert functional.buffers.keys() == original.buffers.keys() == {"bn.mean", "bn.var"}
+    found = two_steps(functional.local_loss(linen_loss), original.params, original.buffers)
+    expected = two_steps(
+        original.local_loss(lambda model, batch: skewed(model(batch["x"])), train=True),
+        original.params,
+        original.buffers,
+    )
+    for name, value in (expected.params | expected.buffers).items():
+        assert jnp.abs((found.params | found.buffers)[name] - value).max() < TOLERANCE, name
+        assert jnp.abs(value - (original.params | original.buffers)[name]).max() > 1e-3, name
+
+
+def test_a_loss_without_the_model_is_refused() -> None:
+    with pytest.raises(InputError, match=r"^flax_loss: never calls the model$"):
+        LinenFunctional(Twin(), lambda model, batch: batch["x"], {"x": np.ones(3)})
+
+
+class Doubled(linen.Module):
+    @linen.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        self.variable("a", "scale", lambda: jnp.ones(1))
+        self.variable("b", "scale", lambda: jnp.ones(1))
+        return linen.Dense(1)(x)
+
+
+def test_a_name_in_two_collections_is_refused() -> None:
+    with pytest.raises(InputError, match=r"^flax_model: two collections hold a variable of the same name$"):
+        LinenFunctional(Doubled(), lambda model, batch: model(batch["x"]), {"x": np.ones((2, 3))})

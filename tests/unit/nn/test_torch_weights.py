@@ -1,0 +1,178 @@
+"""Weights travel between flax and torch without loss, and nothing that does not fit gets in."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from flax import nnx
+from jax import numpy as jnp
+
+from jaxddp import models
+from jaxddp.data.torch_rng import Generator
+from jaxddp.errors import InputError
+from jaxddp.nn import torch_weights
+from jaxddp.nn.functional import Functional
+from jaxddp.nn.torch_weights import from_torch, load_weights, save_weights, to_torch
+from torch_ref import models as torch_models
+
+SIZES: dict[str, dict[str, Any]] = {
+    "Linear": {"in_features": 6, "num_classes": 3},
+    "MLP": {"in_features": 6, "hidden_sizes": (5, 4), "num_classes": 3},
+    "CharMLP": {"vocab_size": 9, "context_length": 3, "embedding_size": 4, "hidden_size": 6},
+    "ConvNet": {"in_channels": 2, "channels": (3, 4), "num_classes": 3},
+}
+
+
+def twins(name: str) -> tuple[Functional, torch.nn.Module]:
+    """The model in both frameworks, from different weights."""
+    torch.manual_seed(1)
+    module = getattr(models, name)(**SIZES[name], generator=Generator(0))
+    return Functional(module), getattr(torch_models, name)(**SIZES[name])
+
+
+def differ_from_start(functional: Functional) -> tuple[dict, dict]:
+    """Parameters and buffers, none of which has the value that it starts with."""
+
+    def changed(arrays: dict[str, jax.Array]) -> dict[str, np.ndarray]:
+        return {name: np.array(value + 1) for name, value in arrays.items()}
+
+    return changed(functional.params), changed(functional.buffers)
+
+
+def check_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert found[name].dtype == value.dtype, name
+        np.testing.assert_array_equal(found[name], value, name)
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_a_saved_model_loads_into_its_torch_twin_and_back(name: str, tmp_path: Path) -> None:
+    functional, twin = twins(name)
+    params, buffers = differ_from_start(functional)
+    save_weights(tmp_path / "ours.safetensors", params, buffers)
+    twin.load_state_dict(safetensors.torch.load_file(tmp_path / "ours.safetensors"), strict=True)
+    safetensors.torch.save_file(twin.state_dict(), tmp_path / "torchs.safetensors")
+    found = from_torch(load_weights(tmp_path / "torchs.safetensors"), functional.params, functional.buffers)
+    check_same(found[0], params)
+    check_same(found[1], buffers)
+
+
+def test_counters_are_int64_for_torch_and_int32_for_jax() -> None:
+    functional, _ = twins("CharMLP")
+    tensors = to_torch(functional.buffers)
+    assert tensors["bn.num_batches_tracked"].dtype == "int64"
+    _, buffers = from_torch({**to_torch(functional.params), **tensors}, functional.params, functional.buffers)
+    assert buffers["bn.num_batches_tracked"].dtype == "int32"
+
+
+def test_values_take_the_models_dtype() -> None:
+    functional, _ = twins("Linear")
+    tensors = {name: value.astype("float64") for name, value in to_torch(functional.params).items()}
+    params, _ = from_torch(tensors, functional.params, {})
+    check_same(params, jax.device_get(functional.params))
+
+
+def test_weights_do_not_share_memory_with_their_source() -> None:
+    """A torch model that goes on training changes its tensors in place; jax would take aligned ones without a copy."""
+    functional, _ = twins("Linear")
+    memory = np.zeros(256, "uint8")
+    start = -memory.ctypes.data % 64
+    bias = memory[start : start + 12].view("float32")
+    tensors = {**to_torch(functional.params), "fc.bias": bias}
+    params, _ = from_torch(tensors, functional.params, {})
+    planted = jnp.asarray(bias, "float32")
+    bias += 1
+    assert not np.asarray(params["fc.bias"]).any()
+    assert np.asarray(planted).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "jax_shape", "torch_shape"),
+    [
+        ("fc.kernel", (3, 2), (2, 3)),
+        ("conv.kernel", (5, 7, 3, 2), (2, 3, 5, 7)),
+        ("conv1d.kernel", (5, 3, 2), (2, 3, 5)),
+        ("embedding.embedding", (3, 2), (3, 2)),
+        ("bias", (3,), (3,)),
+    ],
+)
+def test_layouts(name: str, jax_shape: tuple[int, ...], torch_shape: tuple[int, ...]) -> None:
+    value = np.arange(np.prod(jax_shape)).reshape(jax_shape)
+    there = torch_weights.to_torch_layout(name, value)
+    assert there.shape == torch_shape
+    np.testing.assert_array_equal(torch_weights.from_torch_layout(name, there), value)
+    assert to_torch({name: value})[torch_weights.torch_name(name)].flags.c_contiguous
+
+
+def test_a_kernel_that_is_only_reshaped_is_caught() -> None:
+    """A square kernel has torch's shape either way; its numbers have not."""
+    kernel = np.arange(9.0).reshape(3, 3)
+    assert (to_torch({"kernel": kernel})["weight"] != kernel).any()
+
+
+@pytest.mark.parametrize(
+    ("change", "problems"),
+    [
+        ({"fc2.bias": None}, "missing fc2.bias"),
+        ({"fc3.bias": np.zeros(1)}, "left over fc3.bias"),
+        ({"fc2.weight": np.zeros((6, 9))}, r"fc2.weight has shape \(6, 9\) and not \(9, 6\)"),
+        ({"bn.running_mean": np.zeros((6, 1))}, r"bn.running_mean has shape \(6, 1\) and not \(6,\)"),
+        (
+            {"fc2.bias": None, "fc2.b": np.zeros(9), "bn.running_var": None},
+            "left over fc2.b; missing bn.running_var; missing fc2.bias",
+        ),
+    ],
+    ids=["missing", "left over", "transposed", "of another rank", "several"],
+)
+def test_what_does_not_fit_is_listed(change: dict[str, Any], problems: str) -> None:
+    functional, twin = twins("CharMLP")
+    tensors = {name: value.numpy() for name, value in twin.state_dict().items()} | change
+    tensors = {name: value for name, value in tensors.items() if value is not None}
+    with pytest.raises(InputError, match=f"^weights do not fit the model: {problems}$"):
+        from_torch(tensors, functional.params, functional.buffers)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"not safetensors at all", b"\x80\x04K\x01."])
+def test_what_is_no_safetensors_file_is_refused(content: bytes | None, tmp_path: Path) -> None:
+    path = tmp_path / "w.safetensors"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InputError, match=rf"^--weights {path}: not a readable safetensors file \("):
+        load_weights(path)
+
+
+def test_saving_again_replaces_the_file_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, old, new = tmp_path / "w.safetensors", {"w": np.zeros(3)}, {"w": np.ones(3)}
+    save_weights(path, old, {})
+
+    def torn(self: Path, content: bytes) -> None:
+        with self.open("wb") as file:
+            file.write(content[:10])
+        raise OSError("disk full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", torn)
+        with pytest.raises(OSError, match="disk full"):
+            save_weights(path, new, {})
+    check_same(load_weights(path), old)
+    save_weights(path, new, {})
+    check_same(load_weights(path), new)
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+
+
+def test_a_users_own_module_travels_too() -> None:
+    class Own(nnx.Module):
+        def __init__(self) -> None:
+            self.temperature = nnx.Param(jnp.ones(()))
+            self.norm = nnx.LayerNorm(4, rngs=nnx.Rngs(0))
+
+    functional = Functional(Own())
+    twin = torch.nn.Module()
+    twin.temperature, twin.norm = torch.nn.Parameter(torch.zeros(())), torch.nn.LayerNorm(4)
+    twin.load_state_dict({name: torch.tensor(value) for name, value in to_torch(functional.params).items()})
+    assert twin.temperature == 1

@@ -1,0 +1,318 @@
+"""jaxddp.optim against torch.optim, step by step, on gradients that both are given."""
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import torch
+from torch.optim import lr_scheduler
+
+from jaxddp import optim
+from jaxddp.config import TrainConfig
+from jaxddp.config.choices import OPTIMIZERS
+from jaxddp.errors import InputError
+from jaxddp.optim import schedules
+from tests.support.selection import one_in
+
+Trajectory = dict[str, np.ndarray]  # name -> the parameter after each step, (STEPS, *shape)
+Scheduler = Callable[[torch.optim.Optimizer], Any]
+
+# What may be, and what was measured.
+TOLERANCE = 1e-12  # deviation in float64: 2.1e-14 (adamw under one_cycle, first steps)
+FAULT = 1000 * TOLERANCE  # with a planted fault, at least: 2.1e-5 (Adam's eps inside the root)
+FLOAT32_FACTOR = 2.0  # distance from float64, ours by torch's: 1.2 (rmsprop); optax.adam's: 12
+FIRST_STEP = 3e-7  # Adam's first float32 step: 3.2e-8; optax.adam's: 6.7e-6
+CLIP = 1e-15  # clipping in float64: 0; without torch's 1e-6: 3.5e-7
+
+STEPS = 100
+LR = 0.05
+SHAPES = {"matrix": (4, 3), "vector": (5,), "scalar": ()}
+GRADIENT_SCALES = {"matrix": 1.0, "vector": 1e-3, "scalar": 30.0}
+# No start is much larger than a step: it is the step that is compared, not the rounding of the parameter.
+START_SCALES = {"matrix": 1.0, "vector": 1e-3, "scalar": 1.0}
+TORCH = {
+    "sgd": torch.optim.SGD,
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "adagrad": torch.optim.Adagrad,
+    "rmsprop": torch.optim.RMSprop,
+}
+EVERYTHING: list[tuple[str, dict[str, Any]]] = [
+    ("sgd", {"momentum": 0.9, "dampening": 0.5, "weight_decay": 0.1}),
+    ("sgd", {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}),
+    ("adam", {"betas": (0.8, 0.95), "weight_decay": 0.1, "amsgrad": True}),
+    ("adamw", {"weight_decay": 0.1, "amsgrad": True}),
+    ("adagrad", {"lr_decay": 0.1, "weight_decay": 0.1, "initial_accumulator_value": 0.5}),
+    ("rmsprop", {"centered": True, "momentum": 0.9, "weight_decay": 0.1}),
+]
+CASES: list[tuple[str, dict[str, Any]]] = [
+    *((name, {}) for name in OPTIMIZERS),
+    ("sgd", {"momentum": 0.9}),
+    ("sgd", {"momentum": 0.9, "dampening": 0.5}),
+    ("sgd", {"momentum": 0.9, "nesterov": True}),
+    ("sgd", {"weight_decay": 0.1}),
+    ("adam", {"betas": (0.8, 0.95)}),
+    ("adam", {"betas": (0.0, 0.9)}),
+    ("adam", {"eps": 1e-3}),
+    ("adam", {"weight_decay": 0.1}),
+    ("adam", {"amsgrad": True}),
+    ("adamw", {"weight_decay": 0.0}),
+    ("adagrad", {"eps": 1e-2}),
+    ("adagrad", {"lr_decay": 0.1}),
+    ("adagrad", {"weight_decay": 0.1}),
+    ("adagrad", {"initial_accumulator_value": 0.5}),
+    ("rmsprop", {"alpha": 0.9, "eps": 1e-2}),
+    ("rmsprop", {"centered": True}),
+    ("rmsprop", {"momentum": 0.9}),
+    ("rmsprop", {"weight_decay": 0.1}),
+    *EVERYTHING,
+]
+
+
+def label(value: Any) -> str:
+    return "-".join(f"{k}={v}" for k, v in value.items()) or "defaults" if isinstance(value, dict) else str(value)
+
+
+@pytest.fixture
+def x64() -> Iterator[None]:
+    with jax.enable_x64(True):
+        yield
+
+
+@functools.cache
+def problem() -> tuple[Trajectory, Trajectory]:
+    """Start and gradients, exact in float32; one element never gets a gradient."""
+    rng = np.random.default_rng(0)
+    start, gradients = (
+        {name: (scale * rng.normal(size=(*steps, *SHAPES[name]))).astype("float32") for name, scale in scales.items()}
+        for steps, scales in (((), START_SCALES), ((STEPS,), GRADIENT_SCALES))
+    )
+    gradients["matrix"][:, 0, 0] = 0
+    return start, gradients
+
+
+def run_torch(
+    name: str, options: dict[str, Any], scheduler: Scheduler | None = None, dtype: str = "float64"
+) -> Trajectory:
+    start, gradients = problem()
+    params = {key: torch.nn.Parameter(torch.tensor(value.astype(dtype))) for key, value in start.items()}
+    optimizer = TORCH[name](params.values(), **{"lr": LR, **options})
+    schedule = scheduler(optimizer) if scheduler else None
+    visited: dict[str, list[np.ndarray]] = {key: [] for key in params}
+    for step in range(STEPS):
+        for key, param in params.items():
+            param.grad = torch.tensor(gradients[key][step].astype(dtype))
+        optimizer.step()
+        if schedule:
+            schedule.step()
+        for key, param in params.items():
+            visited[key].append(param.detach().numpy().copy())
+    return {key: np.stack(values) for key, values in visited.items()}
+
+
+def run_jax(optimizer: optax.GradientTransformation, dtype: str = "float64") -> Trajectory:
+    params, gradients = jax.tree.map(lambda x: jnp.asarray(x, dtype), problem())
+
+    def step(carry: Any, grads: Any) -> Any:
+        params, state = carry
+        updates, state = optimizer.update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+        return (params, state), params
+
+    _, visited = jax.jit(lambda: jax.lax.scan(step, (params, optimizer.init(params)), gradients))()
+    return jax.tree.map(np.asarray, visited)
+
+
+def deviation(ours: Trajectory, truth: Trajectory) -> float:
+    """Largest distance, over steps and tensors, relative to how far the tensor has come by then."""
+
+    def norms(difference: np.ndarray) -> np.ndarray:
+        return np.linalg.norm(difference.reshape(STEPS, -1).astype("float64"), axis=1)
+
+    start, _ = problem()
+    ratios = [norms(ours[k] - truth[k]) / np.maximum.accumulate(norms(truth[k] - start[k])) for k in truth]
+    return float(np.max(ratios))
+
+
+def step_lr(optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler:
+    return lr_scheduler.StepLR(optimizer, step_size=7, gamma=0.8)
+
+
+def one_cycle_lr(optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler:
+    cycles = not isinstance(optimizer, torch.optim.Adagrad)
+    return lr_scheduler.OneCycleLR(optimizer, max_lr=LR, total_steps=STEPS, cycle_momentum=cycles)
+
+
+STEP = schedules.step(LR, step_size=7, gamma=0.8)
+
+
+@pytest.mark.parametrize(("name", "options"), CASES, ids=label)
+def test_float64_equals_torch(name: str, options: dict, x64: None) -> None:
+    ours = run_jax(getattr(optim, name)(lr=LR, **options))
+    assert deviation(ours, run_torch(name, options)) <= TOLERANCE
+
+
+@pytest.mark.parametrize(("name", "options"), EVERYTHING, ids=label)
+def test_with_a_schedule_too(name: str, options: dict, x64: None) -> None:
+    ours = run_jax(getattr(optim, name)(lr=STEP, **options))
+    assert deviation(ours, run_torch(name, options, step_lr)) <= TOLERANCE
+
+
+ONE_CYCLE_CASES: list[tuple[str, dict[str, Any]]] = [
+    *((name, {}) for name in OPTIMIZERS),
+    ("sgd", {"momentum": 0.5, "nesterov": True, "weight_decay": 0.1}),
+    ("adam", {"betas": (0.5, 0.99), "amsgrad": True}),
+    ("rmsprop", {"momentum": 0.5, "centered": True}),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), ONE_CYCLE_CASES, ids=label)
+def test_one_cycle_from_config_equals_torch(name: str, options: dict, x64: None) -> None:
+    config = TrainConfig(optimizer=name, lr=LR, schedule="one_cycle", cycle_momentum=name != "adagrad", **options)
+    ours = run_jax(optim.from_config(config, STEPS))
+    assert deviation(ours, run_torch(name, options, one_cycle_lr)) <= TOLERANCE
+
+
+def late(schedule: optax.Schedule) -> optax.Schedule:
+    return lambda count: schedule(jnp.maximum(count - 1, 0))
+
+
+def chain(*parts: optax.GradientTransformation) -> optax.GradientTransformation:
+    return optax.chain(*parts, optax.scale_by_learning_rate(LR))
+
+
+CYCLE, CYCLE_MOMENTUM = schedules.one_cycle(LR, STEPS), schedules.one_cycle_momentum(STEPS)
+DAMPED, DECAYED = {"momentum": 0.9, "dampening": 0.5}, {"momentum": 0.9, "weight_decay": 0.1}
+RMS = optax.scale_by_rms(0.99, 1e-8, eps_in_sqrt=False)
+FAULTS: dict[str, tuple[optax.GradientTransformation, str, dict[str, Any], Scheduler | None]] = {
+    "dampening ignored": (optim.sgd(LR, 0.9), "sgd", DAMPED, None),
+    "first gradient dampened": (chain(optax.scale(0.5), optax.trace(0.9)), "sgd", DAMPED, None),
+    "nesterov ignored": (optim.sgd(LR, 0.9), "sgd", {"momentum": 0.9, "nesterov": True}, None),
+    "decay after trace": (chain(optax.trace(0.9), optax.add_decayed_weights(0.1)), "sgd", DECAYED, None),
+    "rate a step late": (optim.sgd(late(STEP)), "sgd", {}, step_lr),
+    "momentum a step late": (optim.sgd(CYCLE, late(CYCLE_MOMENTUM)), "sgd", {}, one_cycle_lr),
+    "beta1 a step late": (optim.adam(CYCLE, (late(CYCLE_MOMENTUM), 0.999)), "adam", {}, one_cycle_lr),
+    "beta1 not cycled": (optim.adam(CYCLE), "adam", {}, one_cycle_lr),
+    "beta2 off": (optim.adam(LR, (0.9, 0.998)), "adam", {}, None),
+    "adam's eps inside the root": (optax.adam(LR, eps=0, eps_root=1e-16), "adam", {}, None),
+    "adam's decay decoupled": (optim.adamw(LR, weight_decay=0.1), "adam", {"weight_decay": 0.1}, None),
+    "adamw's decay coupled": (optim.adam(LR, weight_decay=0.01), "adamw", {}, None),
+    "amsgrad of corrected moments": (optax.amsgrad(LR), "adam", {"amsgrad": True}, None),
+    "adagrad's eps inside the root": (optax.adagrad(LR, 0.0, eps=1e-10), "adagrad", {}, None),
+    "rate decayed early": (optim.adagrad(lambda count: LR / (1.1 + 0.1 * count)), "adagrad", {"lr_decay": 0.1}, None),
+    "rmsprop's eps inside the root": (optax.rmsprop(LR, 0.99, 1e-8), "rmsprop", {}, None),
+    "not centered": (optim.rmsprop(LR), "rmsprop", {"centered": True}, None),
+    "rate before momentum": (
+        optax.chain(RMS, optax.scale_by_learning_rate(STEP), optax.trace(0.9)),
+        *("rmsprop", {"momentum": 0.9}, step_lr),
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", one_in(2, FAULTS))
+def test_float64_comparison_catches(fault: str, x64: None) -> None:
+    faulty, name, options, scheduler = FAULTS[fault]
+    assert deviation(run_jax(faulty), run_torch(name, options, scheduler)) > FAULT
+
+
+def float32_factor(ours: optax.GradientTransformation, name: str, options: dict) -> float:
+    truth = run_torch(name, options)
+    return deviation(run_jax(ours, "float32"), truth) / deviation(run_torch(name, options, dtype="float32"), truth)
+
+
+@pytest.mark.parametrize(("name", "options"), [*((name, {}) for name in OPTIMIZERS), *EVERYTHING], ids=label)
+def test_float32_is_as_near_to_the_truth_as_torch(name: str, options: dict) -> None:
+    assert float32_factor(getattr(optim, name)(lr=LR, **options), name, options) <= FLOAT32_FACTOR
+
+
+def test_float32_comparison_catches_a_rounded_bias_correction() -> None:
+    assert float32_factor(optax.adam(LR), "adam", {}) > 3 * FLOAT32_FACTOR
+
+
+def test_adams_first_float32_step_has_all_its_digits() -> None:
+    grads = problem()[1]["vector"][0]
+    exact = grads.astype("float64")
+    truth = -LR * exact / (np.abs(exact) + 1e-8)
+
+    def error(optimizer: optax.GradientTransformation) -> float:
+        updates, _ = optimizer.update(jnp.asarray(grads), optimizer.init(jnp.zeros_like(grads)))
+        return float(np.max(np.abs(updates / truth - 1)))
+
+    assert error(optim.adam(LR)) <= FIRST_STEP
+    assert error(optax.adam(LR)) > 10 * FIRST_STEP  # it rounds beta2^t to float32
+
+
+@pytest.mark.parametrize("wide", [False, True], ids=["x32", "x64"])
+@pytest.mark.parametrize(("name", "options"), EVERYTHING, ids=label)
+def test_leaves_keep_their_dtype_and_state_its_layout(name: str, options: dict, wide: bool) -> None:
+    def strong(value: float) -> optax.Schedule:  # a schedule of the widest float, where Python's would adapt
+        return lambda count: jnp.asarray(value, float)
+
+    cycled = {"momentum": strong(0.9)} if "momentum" in options else {}
+    cycled |= {"betas": (strong(0.9), 0.999)} if name.startswith("adam") else {}
+    with jax.enable_x64(wide):
+        optimizer = getattr(optim, name)(**options | cycled, lr=strong(LR))
+        params = (jnp.ones(2), {"half": [jnp.ones((2, 3), jnp.bfloat16)]}, jnp.ones((), jnp.float32))
+        step = jax.jit(optimizer.update, donate_argnums=1)  # refuses state that shares buffers
+        state = optimizer.init(params)
+        layout = jax.tree.map(jax.typeof, state)
+        updates, state = step(params, state, params)
+        assert jax.tree.map(jax.typeof, (updates, state)) == (jax.tree.map(jax.typeof, params), layout)
+
+
+@pytest.mark.parametrize("momentum", [{}, {"momentum": 0.9, "dampening": 0.1}], ids=label)
+def test_nesterov_needs_momentum_without_dampening(momentum: dict) -> None:
+    with pytest.raises(InputError, match="--nesterov"):
+        optim.sgd(nesterov=True, **momentum)
+
+
+def clip_errors(clip: Callable, scale: float, max_norm: float) -> tuple[float, float]:
+    """Largest relative error of clipped gradients, and that of the norm."""
+    grads = {key: scale * value[1].astype("float64") for key, value in problem()[1].items()}
+    params = {key: torch.nn.Parameter(torch.zeros(value.shape, dtype=torch.float64)) for key, value in grads.items()}
+    for key, param in params.items():
+        param.grad = torch.tensor(grads[key])
+    norm = float(torch.nn.utils.clip_grad_norm_(params.values(), max_norm))
+    ours, our_norm = clip(jax.tree.map(jnp.asarray, grads), max_norm)
+    ratios = [np.abs(ours[k] - p.grad.numpy()).max() / p.grad.abs().max() for k, p in params.items()]
+    return float(max(ratios)), abs(float(our_norm) / norm - 1)
+
+
+@pytest.mark.parametrize("max_norm", [1e-3, 1.0, 1e3])
+@pytest.mark.parametrize("scale", [1e-6, 1.0])
+def test_clipping_equals_torch(scale: float, max_norm: float, x64: None) -> None:
+    assert max(clip_errors(optim.clip_by_global_norm, scale, max_norm)) <= CLIP
+
+
+def test_clipping_comparison_catches_a_missing_epsilon(x64: None) -> None:
+    def without_epsilon(grads: Any, max_norm: float) -> tuple[Any, Any]:
+        clipper = optax.clip_by_global_norm(max_norm)
+        return clipper.update(grads, clipper.init(grads))[0], optax.tree.norm(grads)
+
+    error, norm_error = clip_errors(without_epsilon, scale=1.0, max_norm=1.0)
+    assert error > 1e-9
+    assert norm_error <= CLIP
+
+
+def test_zero_gradients_stay_zero_when_clipped() -> None:
+    clipped, norm = optim.clip_by_global_norm({"w": jnp.zeros(3, jnp.bfloat16)}, 1.0)
+    assert clipped["w"].dtype == jnp.bfloat16
+    assert not np.any(clipped["w"]) and norm == 0
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: optim.sgd(-1.0), r"^lr -1.0: must be at least 0 and finite$"),
+        (lambda: optim.adagrad(eps=float("nan")), r"^eps nan: must be at least 0 and finite$"),
+        (lambda: optim.adam(betas=(1.5, 0.9)), r"^betas \(1.5, 0.9\): must be at least 0 and below 1$"),
+    ],
+)
+def test_what_torch_refuses_is_refused(make, message):
+    with pytest.raises(InputError, match=message):
+        make()

@@ -1,0 +1,201 @@
+"""jaxddp.optim.schedules against torch's schedulers, at every step of runs of many lengths."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import torch
+from torch.optim import lr_scheduler
+
+from jaxddp.config import TrainConfig
+from jaxddp.errors import InputError
+from jaxddp.optim import schedules
+
+Scheduler = Callable[[torch.optim.Optimizer], Any]
+
+# What may be, and what was measured, relative to each value.
+TOLERANCE = 1e-12  # float64 against torch: 5.3e-13 (warmup_cosine, 300 steps)
+FAULT = 1e-8  # the same with a planted fault, at least: 5.4e-8 (float32 on the way)
+FLOAT64 = 1e-14  # float64 against the formula in longer numbers: 5.5e-16; torch: 2.1e-10
+FLOAT32 = 2e-6  # float32 against float64: 8.0e-7 (one_cycle); with 1 + cos: 9.4e-2
+
+LR = 0.1
+# Up to 3 steps one_cycle starts behind its peak; of 10, the third is the peak. Near the end of
+# longer runs torch's own cosine has lost more digits than the tolerance allows.
+TOTALS = (1, 2, 3, 4, 7, 10, 11, 100, 300)
+LONG = 5000
+
+
+@pytest.fixture
+def x64() -> Iterator[None]:
+    with jax.enable_x64(True):
+        yield
+
+
+def torch_values(scheduler: Scheduler, total: int) -> tuple[np.ndarray, np.ndarray]:
+    """Learning rate and momentum that a torch run of `total` steps uses."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=LR, momentum=0.9)
+    schedule = scheduler(optimizer)
+    rates, momenta = [], []
+    for _ in range(total):
+        rates.append(optimizer.param_groups[0]["lr"])
+        momenta.append(optimizer.param_groups[0]["momentum"])
+        optimizer.step()
+        schedule.step()
+    return np.array(rates), np.array(momenta)
+
+
+def values(schedule: optax.Schedule, total: int) -> np.ndarray:
+    """The schedule at each step of a run, from int32 counts as optax has them."""
+    counts = jnp.arange(max(total, max(TOTALS)), dtype=jnp.int32)  # of one length, so that jax compiles once
+    return np.broadcast_to(schedule(counts), counts.shape)[:total]
+
+
+def error(ours: np.ndarray, truth: np.ndarray) -> float:
+    return float(np.max(np.abs(ours - truth) / np.abs(truth)))
+
+
+def torch_step(step_size: int, gamma: float) -> Scheduler:
+    return lambda optimizer: lr_scheduler.StepLR(optimizer, step_size, gamma)
+
+
+def torch_warmup_cosine(total: int, warmup: int, min_lr: float) -> Scheduler:
+    def scheduler(optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler:
+        cosine = lr_scheduler.CosineAnnealingLR(optimizer, T_max=total - warmup, eta_min=min_lr)
+        if warmup == 0:
+            return cosine
+        rise = lr_scheduler.LinearLR(optimizer, start_factor=1 / 3, total_iters=warmup)
+        return lr_scheduler.SequentialLR(optimizer, [rise, cosine], milestones=[warmup])
+
+    return scheduler
+
+
+def torch_one_cycle(total: int, **options: Any) -> Scheduler:
+    return lambda optimizer: lr_scheduler.OneCycleLR(optimizer, max_lr=LR, total_steps=total, **options)
+
+
+@pytest.mark.parametrize(("step_size", "gamma"), [(1, 0.9), (7, 0.1), (100, 0.5), (1000, 0.5)])
+def test_step_equals_torch(step_size: int, gamma: float, x64: None) -> None:
+    rates, _ = torch_values(torch_step(step_size, gamma), 300)
+    assert error(values(schedules.step(LR, step_size, gamma), 300), rates) <= TOLERANCE
+
+
+@pytest.mark.parametrize("min_lr", [0.0, 1e-3])
+@pytest.mark.parametrize("warmup", ["none", "one", "third", "all but one"])
+@pytest.mark.parametrize("total", TOTALS)
+def test_warmup_cosine_equals_torch(total: int, warmup: str, min_lr: float, x64: None) -> None:
+    steps = {"none": 0, "one": min(1, total - 1), "third": total // 3, "all but one": total - 1}[warmup]
+    rates, _ = torch_values(torch_warmup_cosine(total, steps, min_lr), total)
+    assert error(values(schedules.warmup_cosine(LR, total, steps, min_lr), total), rates) <= TOLERANCE
+
+
+@pytest.mark.parametrize("total", TOTALS)
+def test_one_cycle_equals_torch(total: int, x64: None) -> None:
+    rates, momenta = torch_values(torch_one_cycle(total), total)
+    assert error(values(schedules.one_cycle(LR, total), total), rates) <= TOLERANCE
+    assert error(values(schedules.one_cycle_momentum(total), total), momenta) <= TOLERANCE
+
+
+COSINE, TORCH_COSINE = schedules.warmup_cosine(LR, 100, 10, 1e-3), torch_warmup_cosine(100, 10, 1e-3)
+FAULTS: dict[str, tuple[optax.Schedule, Scheduler]] = {
+    "float32 on the way": (lambda count: COSINE(count).astype("float32"), TORCH_COSINE),
+    "a step late": (lambda count: schedules.step(LR, 7, 0.5)(jnp.maximum(count - 1, 0)), torch_step(7, 0.5)),
+    "gamma off": (schedules.step(LR, 7, 0.50001), torch_step(7, 0.5)),
+    "cosine a step long": (schedules.warmup_cosine(LR, 101, 10, 1e-3), TORCH_COSINE),
+    "warm-up a step long": (schedules.warmup_cosine(LR, 100, 11, 1e-3), TORCH_COSINE),
+    "warm-up from zero": (optax.warmup_cosine_decay_schedule(0.0, LR, 10, 100, 1e-3), TORCH_COSINE),
+    "optax's one cycle": (jax.vmap(optax.cosine_onecycle_schedule(100, LR)), torch_one_cycle(100)),
+    "peak off": (schedules.one_cycle(LR, 100), torch_one_cycle(100, pct_start=0.301)),
+    "last rate off": (schedules.one_cycle(LR, 100), torch_one_cycle(100, final_div_factor=1.00001e4)),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_comparison_catches(fault: str, x64: None) -> None:
+    faulty, scheduler = FAULTS[fault]
+    rates, _ = torch_values(scheduler, 100)
+    assert error(values(faulty, 100), rates) > FAULT
+
+
+def test_long_runs_keep_digits_that_torch_loses(x64: None) -> None:
+    """torch's `1 + cos` near pi keeps 16 digits of the first rate, not of the last ones."""
+    remaining = np.arange(LONG, 0, -1) / np.longdouble(LONG)
+    exact = LR * np.sin(np.longdouble("3.14159265358979323846264338327950288") / 2 * remaining) ** 2
+    ours = values(schedules.warmup_cosine(LR, LONG), LONG)
+    rates, _ = torch_values(torch_warmup_cosine(LONG, 0, 0.0), LONG)
+    assert error(ours, exact) <= FLOAT64
+    assert error(rates, exact) > 100 * FLOAT64
+    assert np.max(np.abs(rates - exact)) <= FLOAT64 * LR
+
+
+FLOAT32_SCHEDULES = {
+    "step": schedules.step(LR, LONG // 20, 0.7),
+    "warmup_cosine": schedules.warmup_cosine(LR, LONG, 100),
+    "one_cycle": schedules.one_cycle(LR, LONG),
+    "momentum": schedules.one_cycle_momentum(LONG),
+}
+
+
+@pytest.mark.parametrize("name", FLOAT32_SCHEDULES)
+def test_float32_keeps_its_digits_to_the_last_step(name: str) -> None:
+    narrow = values(FLOAT32_SCHEDULES[name], LONG)
+    with jax.enable_x64(True):
+        wide = values(FLOAT32_SCHEDULES[name], LONG)
+    assert (narrow.dtype, wide.dtype) == (np.float32, np.float64)
+    assert error(narrow, wide) <= FLOAT32
+
+
+def test_float32_comparison_catches_one_plus_cosine() -> None:
+    def textbook(count: jax.Array) -> jax.Array:
+        return LR * (1 + jnp.cos(jnp.pi * count / LONG)) / 2
+
+    with jax.enable_x64(True):
+        wide = values(textbook, LONG)
+    assert error(values(textbook, LONG), wide) > 100 * FLOAT32
+
+
+def test_schedules_hold_their_last_value(x64: None) -> None:
+    after = jnp.array([100, 150, 10_000])
+    assert np.all(schedules.warmup_cosine(LR, 100, 10, 1e-3)(after) == 1e-3)
+    for schedule in (schedules.one_cycle(LR, 100), schedules.one_cycle_momentum(100)):
+        assert np.all(schedule(after) == schedule(99))
+
+
+def test_from_config_passes_every_flag_on(x64: None) -> None:
+    def rates(**flags: Any) -> np.ndarray:
+        return values(schedules.from_config(TrainConfig(optimizer="sgd", **flags), 50).lr, 50)
+
+    lr = {"lr": LR}
+    step, cosine = torch_step(9, 0.3), torch_warmup_cosine(50, 5, 1e-4)
+    assert np.all(rates(**lr) == LR)
+    assert error(rates(**lr, schedule="step", step_size=9, gamma=0.3), torch_values(step, 50)[0]) <= TOLERANCE
+    flags = {"schedule": "warmup_cosine", "warmup_steps": 5, "min_lr": 1e-4}
+    assert error(rates(**lr, **flags), torch_values(cosine, 50)[0]) <= TOLERANCE
+    assert error(rates(**lr, schedule="one_cycle"), torch_values(torch_one_cycle(50), 50)[0]) <= TOLERANCE
+
+
+def test_momentum_is_cycled_only_by_one_cycle_and_only_when_asked() -> None:
+    assert schedules.from_config(TrainConfig(schedule="one_cycle"), 10).momentum is not None
+    assert schedules.from_config(TrainConfig(schedule="one_cycle", cycle_momentum=False), 10).momentum is None
+    assert schedules.from_config(TrainConfig(schedule="step"), 10).momentum is None
+
+
+@pytest.mark.parametrize("warmup_steps", [10, 11])
+def test_warmup_must_end_before_the_run(warmup_steps: int) -> None:
+    with pytest.raises(InputError, match=rf"--warmup-steps {warmup_steps}: must be below the run's 10 "):
+        schedules.warmup_cosine(LR, 10, warmup_steps)
+
+
+def test_one_cycle_needs_a_step() -> None:
+    for make in (lambda: schedules.one_cycle(LR, 0), lambda: schedules.one_cycle_momentum(0)):
+        with pytest.raises(InputError, match="one_cycle"):
+            make()
+
+
+@pytest.mark.parametrize("schedule", ["constant", "step", "warmup_cosine", "one_cycle"])
+def test_a_run_of_no_epochs_has_schedules(schedule: str) -> None:
+    assert np.isfinite(schedules.from_config(TrainConfig(schedule=schedule, epochs=0), 0).lr(0))

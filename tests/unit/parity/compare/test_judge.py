@@ -1,0 +1,297 @@
+"""Each stage is judged by what it was given: a fault shows at its own stage, and not at those that follow."""
+
+import copy
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from jaxddp.parity.compare.judge import ALLOWED, Judgement, clip, judge
+from jaxddp.parity.port import Facts
+
+RANKS, STEPS = 2, 3
+SHAPES = {"fc.weight": (2, 3), "fc.bias": (2,)}
+CLIP = 0.5  # smaller than the norms of the gradients below
+CLIPPED = Facts(clip_grad_norm=CLIP)
+
+
+class Shown(dict[str, Any]):
+    """A record that is not in a file."""
+
+    notes: dict[str, Any]
+
+
+def tensors(rng: np.random.Generator, *leading: int) -> dict[str, np.ndarray]:
+    return {name: rng.normal(size=(*leading, *shape)) for name, shape in SHAPES.items()}
+
+
+def reference(facts: Facts) -> list[Shown]:
+    """What torch might have shown, each stage made of the one before."""
+    rng = np.random.default_rng(0)
+    records = []
+    for step in range(STEPS):
+        local = tensors(rng, RANKS)
+        gradients = {name: value.mean(0) for name, value in local.items()}
+        clipped = gradients if facts.clip_grad_norm is None else clip(gradients, facts.clip_grad_norm)
+        record = Shown(
+            samples={"x": np.arange(RANKS * 4, dtype="uint64").reshape(RANKS, 4) + step},
+            local_loss={"loss": rng.normal(size=RANKS)},
+            local_gradients=local,
+            gradients=gradients,
+            clipped_gradients=clipped,
+            update={name: -0.1 * value for name, value in clipped.items()},
+            params=tensors(rng),
+            buffers={"bn.mean": rng.normal(size=2), "bn.num_batches_tracked": np.int64(step)},
+            optimizer_state={f"exp_avg:{name}": value for name, value in tensors(rng).items()},
+        )
+        record.notes = {"groups": [{"lr": 0.1, "weight_decay": 0.0, "names": [*SHAPES]}]}
+        records.append(record)
+    return records
+
+
+def forced(theirs: list[Shown]) -> list[Shown]:
+    """What a right jax shows of it."""
+    records = copy.deepcopy(theirs)
+    for record in records:
+        del record["buffers"]["bn.num_batches_tracked"]  # flax's own BatchNorm has none
+        state = record["optimizer_state"]
+        record["optimizer_state"] = {key.replace("exp_avg", "mu"): value for key, value in state.items()}
+        record |= {"spread": {}, "hyperparameters": {"learning_rate": np.float32(0.1), "decay": np.float32(3)}}
+    return records
+
+
+def judged(theirs: list[Shown], ours: list[Shown], facts: Facts, optimizer: str = "AdamW") -> Judgement:
+    return judge(theirs, ours, facts, optimizer)  # type: ignore[arg-type]
+
+
+def ruled(change: Any = None, facts: Facts = CLIPPED) -> Judgement:
+    """The judgement on a run that is right, but for what `change` does to each of its records."""
+    theirs = reference(facts)
+    ours = forced(theirs)
+    for step, record in enumerate(ours):
+        if change is not None:
+            change(record, step)
+    return judged(theirs, ours, facts)
+
+
+def test_what_is_equal_differs_nowhere() -> None:
+    found = ruled()
+    assert not found.first
+    results = found.results()
+    assert list(results) == [stage for stage in ALLOWED if stage in results] and results.keys() == ALLOWED.keys()
+    for stage, result in results.items():
+        assert len(result.residuals) == STEPS
+        assert max(result.residuals) == (0 if stage != "hyperparameters" else pytest.approx(1.5e-8, rel=0.1))
+    assert results["update"].tensors == {name: (shape, 0.0) for name, shape in SHAPES.items()}
+    assert results["optimizer_state"].tensors["exp_avg:fc.bias"] == ((2,), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("stage", "tensor"),
+    [
+        ("local_loss", "loss"),
+        ("update", "fc.bias"),
+        ("buffers", "bn.mean"),
+        ("optimizer_state", "mu:fc.bias"),
+        ("clipped_gradients", "fc.bias"),
+    ],
+)
+def test_a_stage_that_differs_is_located_and_no_other(stage: str, tensor: str) -> None:
+    def change(record: Shown, step: int) -> None:
+        record[stage][tensor] = record[stage][tensor] + (1e-9 if step > 0 else 1e-15)
+
+    first = ruled(change).first
+    assert first.keys() == {stage}
+    assert (first[stage].step, first[stage].tensor) == (2, tensor.replace("mu:", "exp_avg:"))
+    assert 1e-10 < first[stage].residual < 1e-7
+
+
+def test_gradients_that_are_summed_are_the_reductions_fault_alone() -> None:
+    def change(record: Shown, step: int) -> None:
+        record["gradients"] = {name: 2 * value for name, value in record["gradients"].items()}
+        record["clipped_gradients"] = clip(record["gradients"], CLIP)
+
+    found = ruled(change)
+    assert found.first.keys() == {"gradients"}
+    assert found.first["gradients"].step == 1
+    assert max(found.residuals["clipped_gradients"][0].values()) > 1e-7  # plainly they differ from torch's, by eps
+
+
+def test_wrong_local_gradients_excuse_the_mean_of_them() -> None:
+    def change(record: Shown, step: int) -> None:
+        local = record["local_gradients"]
+        local["fc.weight"] = 1.001 * local["fc.weight"]
+        record["gradients"] = {name: value.mean(0) for name, value in local.items()}
+        record["clipped_gradients"] = clip(record["gradients"], CLIP)
+
+    found = ruled(change)
+    assert found.first.keys() == {"local_gradients"}
+    assert max(found.residuals["gradients"][0].values()) > 1e-4
+    # Where one replica alone has its gradient wrong it is the same.
+    assert ruled(lambda record, step: record["local_gradients"]["fc.bias"].__imul__([[1.0], [1.1]])).first.keys() == {
+        "local_gradients",
+        "gradients",  # which here are torch's, and not the mean of what is shown
+    }
+
+
+def test_replicas_with_other_examples_are_not_asked_for_the_same_gradients() -> None:
+    def change(record: Shown, step: int) -> None:
+        if step == 1:
+            record["samples"]["x"][1] += 100
+            record["local_loss"]["loss"][1] += 1
+            for value in record["local_gradients"].values():
+                value[1] += 1
+            record["gradients"] = {name: value.mean(0) for name, value in record["local_gradients"].items()}
+            record["clipped_gradients"] = clip(record["gradients"], CLIP)
+
+    found = ruled(change)
+    assert found.first.keys() == {"samples"}
+    assert (found.first["samples"].step, found.first["samples"].residual) == (2, 0.5)
+    assert max(found.residuals["local_loss"][1].values()) > 0.1  # it is shown all the same
+
+    def also(record: Shown, step: int) -> None:
+        change(record, step)
+        record["local_loss"]["loss"][0] += 1e-3 if step == 1 else 0
+
+    assert ruled(also).first.keys() == {"samples", "local_loss"}
+    in_total = Facts(clip_grad_norm=CLIP, loss_normalization="global")  # each divides by what the others have
+    assert ruled(also, in_total).first.keys() == {"samples"}
+
+
+def test_replicas_that_differ_are_found_at_the_stage_that_parts_them() -> None:
+    def drift(*stages: str) -> Any:
+        def change(record: Shown, step: int) -> None:
+            if step == 1:
+                for stage in stages:
+                    of_all = np.stack([record[stage]["fc.bias"]] * RANKS)
+                    of_all[1] += 1e-14
+                    record["spread"][f"{stage}:fc.bias"] = of_all
+
+        return change
+
+    first = ruled(drift("params")).first
+    assert first.keys() == {"update"}
+    assert (first["update"].step, first["update"].tensor) == (2, "fc.bias")
+    assert first["update"].detail == "the replicas differ from each other in 1 tensors"
+    assert ruled(drift("gradients", "params")).first.keys() == {"gradients"}
+
+
+def test_what_a_port_does_not_show_is_not_judged() -> None:
+    def hide(*stages: str) -> Any:
+        return lambda record, step: [record.pop(stage) for stage in stages]
+
+    own = Facts(clip_grad_norm=CLIP, own_step=True)
+    hidden = ruled(hide("gradients", "clipped_gradients"), own)
+    assert not hidden.first and "gradients" not in hidden.results()
+    inside = Facts(clip_grad_norm=CLIP, clips_inside=True)
+    assert "clipped_gradients" not in ruled(None, inside).results()
+    assert "clipped_gradients" not in ruled(None, Facts()).results()
+
+
+def test_a_step_of_ones_own_is_judged_by_what_its_loss_alone_says() -> None:
+    own = Facts(clip_grad_norm=CLIP, own_step=True)
+
+    def change(record: Shown, step: int) -> None:
+        record["pure_local_gradients"] = copy.deepcopy(record["local_gradients"])
+        record["pure_local_loss"] = dict(record["local_loss"])
+        record["local_gradients"] = {name: 3 * value for name, value in record["local_gradients"].items()}
+        record["update"] = {name: 2 * value for name, value in record["update"].items()}
+
+    found = ruled(change, own)
+    assert found.first.keys() == {"own_local_gradients"}  # the update is judged elsewhere, by what it was given
+    assert max(found.residuals["local_gradients"][0].values()) > 0.1
+    assert "own_local_gradients" not in found.results()
+
+
+def test_parameters_without_a_gradient_are_zeros() -> None:
+    def change(record: Shown, step: int) -> None:
+        for stage in ("local_gradients", "gradients", "clipped_gradients"):
+            shape = (RANKS, 4) if stage == "local_gradients" else (4,)
+            record[stage]["unused.weight"] = np.zeros(shape)
+
+    assert not ruled(change).first
+
+
+def test_hyperparameters_are_compared_where_both_show_them() -> None:
+    found = ruled(lambda record, step: record["hyperparameters"].update(learning_rate=np.float32(0.1001)))
+    assert found.first["hyperparameters"].tensor == "learning_rate"
+    assert found.first["hyperparameters"].residual == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_the_update_is_allowed_what_subtracting_parameters_costs() -> None:
+    facts = Facts()
+    theirs = reference(facts)
+    for record in theirs:
+        record["update"] = {name: 1e-6 * value for name, value in record["update"].items()}
+    ours = forced(theirs)
+    rounding = 1e-10 * float(np.linalg.norm([*map(np.linalg.norm, theirs[0]["update"].values())]))
+    ours[0]["update"]["fc.bias"][0] += rounding
+    found = judged(theirs, ours, facts)
+    result = found.results()["update"]
+    assert not found.first
+    assert ALLOWED["update"] < result.residuals[0] <= result.allowed == found.allowed("update")
+
+
+def test_what_is_no_number_differs_unless_torch_has_it_too() -> None:
+    found = ruled(lambda record, step: record["local_loss"]["loss"].__setitem__(0, math.nan))
+    assert found.first["local_loss"].residual == math.inf
+    theirs = reference(Facts())
+    theirs[0]["local_loss"]["loss"][0] = math.nan
+    assert not judged(theirs, forced(theirs), Facts()).first
+
+
+def test_only_steps_that_both_have_taken_are_compared() -> None:
+    theirs = reference(Facts())
+    found = judged(theirs, forced(theirs)[:2], Facts())
+    assert {len(result.residuals) for result in found.results().values()} == {2}
+    assert not judged(theirs, [], Facts()).results()
+
+
+@pytest.mark.parametrize(
+    ("kind", "jax", "optimizer"), [("momentum_buffer", "trace", "SGD"), ("exp_avg_sq", "nu", "Adam")]
+)
+def test_optimizer_states_are_known_under_their_other_names(kind: str, jax: str, optimizer: str) -> None:
+    theirs = reference(Facts())
+    ours = forced(theirs)
+    for record, other in zip(theirs, ours, strict=True):
+        record["optimizer_state"] = {f"{kind}:{name}": np.ones(shape) for name, shape in SHAPES.items()}
+        other["optimizer_state"] = {f"{jax}:{name}": np.ones(shape) for name, shape in SHAPES.items()}
+    assert not judged(theirs, ours, Facts(), optimizer).first
+    ours[1]["optimizer_state"][f"{jax}:fc.bias"] *= 1.01
+    assert judged(theirs, ours, Facts(), optimizer).first["optimizer_state"].step == 2
+    # RMSprop keeps its buffer in other units in either framework.
+    of_rmsprop = judged(theirs, ours, Facts(), "RMSprop").results()
+    assert ("optimizer_state" in of_rmsprop) == (kind != "momentum_buffer")
+
+
+@pytest.mark.parametrize("scale", [0.1, 10.0])
+def test_clipping_is_torchs(scale: float) -> None:
+    gradients = {name: scale * value for name, value in tensors(np.random.default_rng(1)).items()}
+    parameters = [torch.zeros(value.shape, dtype=torch.float64, requires_grad=True) for value in gradients.values()]
+    for parameter, value in zip(parameters, gradients.values(), strict=True):
+        parameter.grad = torch.from_numpy(value.copy())
+    torch.nn.utils.clip_grad_norm_(parameters, 0.7)
+    for parameter, value in zip(parameters, clip(gradients, 0.7).values(), strict=True):
+        np.testing.assert_allclose(value, parameter.grad.numpy(), rtol=1e-15)  # measured: equal to an ulp
+
+
+@pytest.mark.parametrize(
+    ("share", "equal"),
+    [
+        (float(np.float32(0.1)) / 0.1, True),
+        (float(np.nextafter(np.float32(0.1), np.float32(1))) / 0.1, True),
+        (1 + 1.5e-8, False),  # the times something of clipping by the norm alone, say
+        (float(np.float32(0.1001)) / 0.1, False),  # another rate
+    ],
+    ids=["float32", "next float32", "no float32", "another rate"],
+)
+def test_a_rate_in_float32_is_no_difference(share: float, equal: bool) -> None:
+    def change(record: Shown, step: int) -> None:
+        record["update"] = {name: share * value for name, value in record["update"].items()}
+
+    judgement = ruled(change)
+    assert ("update" not in judgement.first) == equal
+    assert judgement.rate_rounding == (pytest.approx(abs(share - 1), rel=1e-6) if equal else 0.0)
+    assert (judgement.results()["update"].tensors["fc.weight"][1] < 1e-15) == equal

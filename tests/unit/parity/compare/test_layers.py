@@ -1,0 +1,176 @@
+"""Where two forward passes part: calls of layers are listened to in both frameworks, and matched."""
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import torch
+from flax import nnx
+
+from jaxddp.nn.functional import Functional
+from jaxddp.parity.compare.layers import first_difference, in_torch_layout
+from jaxddp.parity.findings import Layer
+from jaxddp.parity.flax_side.layers import _listening_nnx
+from jaxddp.parity.records import Records, StoredRecord
+from jaxddp.parity.torch_side.layers import Calls, _listening
+
+Arrays = dict[str, np.ndarray]
+
+
+def passed(folder: Path, outputs: Arrays, inputs: Arrays | None = None, **notes: Any) -> StoredRecord:
+    """A forward pass as it is recorded, its layers in the order of their calls."""
+    calls = Calls()
+    for name, made in outputs.items():
+        calls.add(name, (inputs or {}).get(name), made)
+    calls.write(folder, **notes)
+    return Records([folder])[0]
+
+
+def compared(folder: Path, torch: Arrays, flax: Arrays, twins: dict[str, str], **inputs: Arrays) -> Layer | None:
+    theirs = passed(folder / "torch", torch, inputs.get("of_torch"))
+    return first_difference(theirs, passed(folder / "flax", flax, inputs.get("of_flax")), twins)
+
+
+X = np.arange(24.0).reshape(2, 3, 4)  # NCL
+TWINS = {"conv": "inner", "fc": "outer"}
+
+
+def test_layers_that_are_equal_in_another_layout_and_order_do_not_part(tmp_path: Path) -> None:
+    flax = {"outer": X[:, 0] * (1 + 1e-14), "inner": np.moveaxis(X, 1, -1)}
+    assert compared(tmp_path, {"conv": X, "fc": X[:, 0]}, flax, TWINS) is None
+
+
+def test_the_first_layer_in_torchs_order_that_differs_is_told(tmp_path: Path) -> None:
+    wrong = X.copy()
+    wrong[1, 2, 3] += 0.5
+    torch = {"conv": X, "fc": X, "head": X}
+    flax = {"head": 9 * X, "outer": np.moveaxis(wrong, 1, -1), "inner": X}
+    inputs = {"of_torch": {"fc": X[:, :1]}, "of_flax": {"outer": X[:, :1] * (1 + 1e-3)}}
+    layer = compared(tmp_path, torch, flax, {**TWINS, "head": "head"}, **inputs)
+    assert layer is not None
+    assert (layer.torch, layer.flax, layer.before) == ("fc", "outer", "conv")
+    assert (layer.element, layer.values) == ((1, 2, 3), (23.5, 23.0))
+    assert layer.shapes == ((2, 4, 3), (2, 3, 4))
+    assert layer.residual == pytest.approx(0.5 / np.linalg.norm(X))
+    assert layer.input_residual == pytest.approx(1e-3)
+
+
+def test_a_layer_without_a_twin_is_passed_over(tmp_path: Path) -> None:
+    torch = {"conv": X, "dropout": X, "fc": X}
+    layer = compared(tmp_path, torch, {"inner": X, "outer": 2 * X}, TWINS)
+    assert layer is not None
+    assert (layer.torch, layer.before, layer.input_residual) == ("fc", "conv", None)
+    assert compared(tmp_path / "none", torch, {"other": X}, TWINS) is None
+
+
+def test_outputs_of_other_shapes_differ_without_an_element(tmp_path: Path) -> None:
+    layer = compared(tmp_path, {"fc": X}, {"outer": X[:, :2]}, TWINS)
+    assert layer is not None
+    assert (layer.residual, layer.element, layer.shapes) == (np.inf, (), ((2, 2, 4), (2, 3, 4)))
+
+
+def test_each_call_of_a_layer_is_compared_with_the_same_call(tmp_path: Path) -> None:
+    def twice(first: np.ndarray, second: np.ndarray, name: str) -> StoredRecord:
+        calls = Calls()
+        calls.add(name, None, first)
+        calls.add(name, None, second)
+        calls.write(tmp_path / name)
+        return Records([tmp_path / name])[0]
+
+    layer = first_difference(twice(X, X, "fc"), twice(X, -X, "outer"), TWINS)
+    assert layer is not None
+    assert (layer.torch, layer.flax, layer.before) == ("fc (2)", "outer (2)", "fc")
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_what_is_no_number_in_both_is_equal_and_in_one_differs(value: float, tmp_path: Path) -> None:
+    masked = X.copy()
+    masked[0, 1] = value
+    assert compared(tmp_path / "both", {"fc": masked}, {"outer": masked.copy()}, TWINS) is None
+    layer = compared(tmp_path / "one", {"fc": X}, {"outer": masked}, TWINS)
+    assert layer is not None
+    assert (layer.residual, layer.element[:2]) == (np.inf, (0, 1))
+    everywhere = compared(tmp_path / "all", {"fc": X}, {"outer": np.full_like(X, value)}, TWINS)
+    assert everywhere is not None and everywhere.residual == np.inf
+    zeros = compared(tmp_path / "zeros", {"fc": 0 * X}, {"outer": 0 * X}, TWINS)
+    assert zeros is None
+
+
+def test_channels_are_moved_only_where_that_fits() -> None:
+    assert in_torch_layout(X, X) is X
+    moved = in_torch_layout(X, np.zeros((2, 4, 3)))
+    assert moved is not None and np.array_equal(moved, np.moveaxis(X, -1, 1))
+    assert in_torch_layout(X, np.zeros((4, 2, 3))) is None
+    assert in_torch_layout(X[0], np.zeros((4, 3))) is None  # two axes are no image
+    cube = np.arange(54.0).reshape(2, 3, 3, 3)
+    of_torch = np.moveaxis(cube, -1, 1) + 1e-3
+    for found in (cube, np.moveaxis(cube, -1, 1)):  # shapes alone would not tell
+        nearer = in_torch_layout(found, of_torch)
+        assert nearer is not None and np.allclose(nearer, of_torch, atol=1e-2)
+
+
+class TorchBlock(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = torch.nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, int]:
+        return self.fc(self.fc(x)), 7
+
+
+def test_torch_modules_are_heard_inside_out_and_hooks_are_taken_away(tmp_path: Path) -> None:
+    model, calls = TorchBlock(), Calls()
+    x = torch.ones(2, 3)
+    with ExitStack() as hooks, torch.no_grad():
+        for name, module in model.named_modules():
+            hooks.enter_context(_listening(module, name, calls))
+        made, _ = model(x)
+    model(x)
+    calls.write(tmp_path)
+    record = Records([tmp_path])[0]
+    assert record.notes["order"] == ["fc", "fc (2)", ""]
+    assert np.array_equal(record["outputs"][""], made.numpy())
+    assert np.array_equal(record["inputs"]["fc (2)"], record["outputs"]["fc"])
+
+
+class Scaled(nnx.Linear):
+    def __call__(self, x: jax.Array) -> jax.Array:  # calls what it is made of, which is one call all the same
+        return 2 * super().__call__(x)
+
+
+class FlaxBlock(nnx.Module):
+    def __init__(self) -> None:
+        self.fc = Scaled(3, 3, rngs=nnx.Rngs(0))
+        self.head = nnx.Linear(3, 3, rngs=nnx.Rngs(0))  # of the class that fc's is made from
+
+    def __call__(self, x: jax.Array) -> tuple[jax.Array, int]:
+        return self.head(self.fc(self.fc(x))), 7
+
+
+def test_nnx_modules_are_heard_once_a_call_and_are_themselves_again_after(tmp_path: Path) -> None:
+    model, calls = FlaxBlock(), Calls()
+    before = (Scaled.__call__, nnx.Linear.__call__)
+    functional = Functional(model)
+    with ExitStack() as stack:
+        bound: Any = _listening_nnx(model, functional.params, functional.buffers, calls, stack)
+        made, _ = bound(jax.numpy.ones((2, 3)))
+        model(jax.numpy.ones((2, 3)))  # another model of the same classes is not listened to
+    assert (Scaled.__call__, nnx.Linear.__call__) == before
+    calls.write(tmp_path)
+    record = Records([tmp_path])[0]
+    assert record.notes["order"] == ["fc", "fc (2)", "head", ""]
+    assert np.array_equal(record["outputs"][""], made)
+    assert np.array_equal(record["inputs"]["head"], record["outputs"]["fc (2)"])
+
+
+def test_a_layer_inside_compiled_code_is_passed_over(tmp_path: Path) -> None:
+    model, calls = FlaxBlock(), Calls()
+    functional = Functional(model)
+    with ExitStack() as stack:
+        bound: Any = _listening_nnx(model, functional.params, functional.buffers, calls, stack)
+        jax.jit(lambda x: bound(x)[0])(jax.numpy.ones((2, 3)))
+    calls.write(tmp_path)
+    assert Records([tmp_path])[0].notes["order"] == []

@@ -1,0 +1,135 @@
+"""The optimizer's faults: each is planted in optax, and has to be named; others must not be."""
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import optax
+import pytest
+from torch.optim import Adamax
+from torch.optim.lr_scheduler import OneCycleLR
+
+from jaxddp import optim
+from jaxddp.parity.diagnosis.decide import SEPARATION, Ruling
+from jaxddp.parity.diagnosis.optimizer.explain import FLOOR, OptimizerEvidence, explain, reference_residuals
+from tests.support.faulty_optax import Transformation, matrices
+from tests.support.optimizer_ports import (
+    COMBINED,
+    COSINE,
+    NOT_IN_THE_CATALOGUE,
+    SINGLES,
+    UNUSED,
+    Planted,
+    adagrad,
+    adam,
+    adamw,
+    cosine,
+    coupled,
+    decayed,
+    momentum,
+    rmsprop,
+    same_adamw,
+)
+from tests.support.optimizer_runs import matrices_decay, run
+from tests.support.selection import one_in
+
+CLEAN = 3e-14  # of the stage's norm; measured: up to 6e-15 (Adam), 2e-16 (the others)
+TORCH = 1e-12  # torch shows an update only as a difference of weights; measured: up to 5e-14
+
+
+def named(ruling: Ruling) -> set[frozenset[str]]:
+    return {frozenset(hypothesis.faults) for hypothesis in ruling.named}
+
+
+@pytest.mark.parametrize("case", one_in(3, SINGLES + COMBINED))
+def test_a_planted_mistake_is_named(case: Planted) -> None:
+    ruling = explain(case.evidence())
+    assert named(ruling) == set(case.causes)
+    [first] = [hypothesis for hypothesis in ruling.named if frozenset(hypothesis.faults) == case.causes[0]]
+    assert case.says in first.says
+    assert first.residual <= CLEAN
+    assert ruling.runner_up is not None
+    assert ruling.runner_up.residual > SEPARATION * first.residual  # measured: 1e4 times at least
+
+
+@pytest.mark.parametrize("case", SINGLES[::7] + COMBINED[::7])
+def test_so_it_is_with_other_weights_and_gradients(case: Planted) -> None:
+    assert named(explain(case.evidence(seed=1))) == set(case.causes)
+
+
+@pytest.mark.parametrize("what", one_in(2, NOT_IN_THE_CATALOGUE))
+def test_what_is_not_in_the_catalogue_gets_no_name(what: str) -> None:
+    ruling = explain(run(*NOT_IN_THE_CATALOGUE[what]))
+    assert not ruling.named
+    assert ruling.runner_up is not None
+    assert ruling.runner_up.residual > 1e-6  # measured: 3e-5 at least
+
+
+@pytest.mark.parametrize(
+    ("torch_optimizer", "flax_optimizer", "options"),
+    [
+        (decayed, optim.sgd(0.1, 0.9, weight_decay=1e-3), {}),
+        (partial(momentum, dampening=0.3), optim.sgd(0.1, 0.9, dampening=0.3), {}),
+        (adam, optax.adam(cosine(1e-3)), {"scheduler": COSINE}),
+        (adamw, same_adamw(1e-3, mask=matrices), {"groups": matrices_decay}),
+        (partial(coupled, amsgrad=True), optim.adam(1e-3, weight_decay=1e-2, amsgrad=True), {}),
+        (partial(rmsprop, centered=True, momentum=0.9), optim.rmsprop(1e-2, centered=True, momentum=0.9), {}),
+        (partial(adagrad, lr_decay=0.1, weight_decay=1e-2), optim.adagrad(1e-2, lr_decay=0.1, weight_decay=1e-2), {}),
+    ],
+)
+def test_a_clean_port_is_at_the_floor(
+    torch_optimizer: Callable[..., Any], flax_optimizer: Transformation, options: dict[str, Any]
+) -> None:
+    evidence = run(torch_optimizer, flax_optimizer, steps=20, **options)
+    residuals = reference_residuals(evidence)
+    assert residuals is not None
+    assert max(max(of_step.values()) for of_step in residuals) <= CLEAN < FLOOR
+    assert explain(evidence) == Ruling((), None)
+
+
+@pytest.mark.parametrize(
+    ("torch_optimizer", "options"),
+    [
+        (partial(decayed, nesterov=True), {"groups": matrices_decay}),
+        (partial(decayed, dampening=0.3, maximize=True), {"unused": UNUSED}),
+        (partial(momentum, dampening=0.3), {"scheduler": partial(OneCycleLR, max_lr=0.1, total_steps=60)}),
+        (partial(coupled, amsgrad=True), {"unused": UNUSED}),
+        (adamw, {"groups": matrices_decay, "scheduler": partial(OneCycleLR, max_lr=0.1, total_steps=60)}),
+        (partial(rmsprop, momentum=0.9, weight_decay=1e-2), {"unused": UNUSED}),
+        (partial(rmsprop, centered=True), {}),
+        (partial(adagrad, lr_decay=0.1, weight_decay=1e-2, initial_accumulator_value=0.1), {"unused": UNUSED}),
+    ],
+)
+def test_the_reference_recipe_is_torchs(torch_optimizer: Callable[..., Any], options: dict[str, Any]) -> None:
+    residuals = reference_residuals(with_torchs_updates(run(torch_optimizer, optax.sgd(1.0), steps=15, **options)))
+    assert residuals is not None
+    assert max(max(of_step.values()) for of_step in residuals) <= TORCH
+
+
+def with_torchs_updates(evidence: OptimizerEvidence) -> OptimizerEvidence:
+    """The run without its last step, with what torch did in place of what optax did."""
+    steps = [
+        replace(step, update={name: after.params[name] - value for name, value in step.params.items()})
+        for step, after in itertools.pairwise(evidence.steps)
+    ]
+    return replace(evidence, steps=steps)
+
+
+def test_an_optimizer_that_is_not_known_is_not_explained() -> None:
+    evidence = run(partial(Adamax, lr=1e-3), optax.adam(1e-3))
+    assert reference_residuals(evidence) is None
+    assert explain(evidence) == Ruling((), None)
+
+
+def test_updates_that_are_no_numbers_are_not_explained() -> None:
+    evidence = run(adam, optax.chain(optax.adam(1e-3), optax.scale(float("nan"))))
+    assert explain(evidence) == Ruling((), None)
+
+
+def test_a_large_tensor_is_explained_from_a_sample() -> None:
+    shapes = {"embedding.weight": (400, 100), "head.weight": (20, 100), "norm.bias": (20,)}
+    ruling = explain(run(adam, optax.adam(1e-3, eps=1e-7), shapes=shapes))
+    assert named(ruling) == {frozenset({"eps_value"}), frozenset({"loss_scale"})}
+    assert max(hypothesis.residual for hypothesis in ruling.named) <= CLEAN

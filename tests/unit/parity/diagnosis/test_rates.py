@@ -1,0 +1,78 @@
+"""optax has some schedules in float32: what else is wrong is named all the same, down to the last digit."""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import optax
+import pytest
+from torch.optim.lr_scheduler import ExponentialLR, LambdaLR
+
+from jaxddp import optim
+from jaxddp.parity.diagnosis.optimizer.evidence import reference_recipe, replay, residuals
+from jaxddp.parity.diagnosis.optimizer.explain import FLOOR, OptimizerEvidence, explain, reference_residuals
+from jaxddp.parity.diagnosis.optimizer.update import NEAR
+from tests.support.optimizer_ports import Planted, adam, adamw, decayed, momentum, planted, rmsprop
+from tests.support.optimizer_runs import run
+from tests.support.selection import one_in
+
+EXPONENTIAL = partial(ExponentialLR, gamma=0.9)
+COSINE = partial(LambdaLR, lr_lambda=lambda n: (n + 1) / 4 if n < 3 else (1 + math.cos(math.pi * (n - 3) / 27)) / 2)
+
+
+def falling(lr: float) -> Callable[[Any], Any]:
+    return optax.exponential_decay(lr, 1, 0.9)
+
+
+def cosine(lr: float) -> Callable[[Any], Any]:
+    return optax.warmup_cosine_decay_schedule(lr / 4, lr, 3, 30)
+
+
+FAULTY = [
+    planted("decay_value", adamw, optax.adamw(falling(1e-3)), "decay 0.0001, the ref", scheduler=EXPONENTIAL),
+    planted("decay_value", adamw, optax.adamw(cosine(1e-3)), "decay 0.0001, the ref", scheduler=COSINE),
+    planted("eps_value|loss_scale", adam, optax.adam(cosine(1e-3), eps=1e-7), "eps 1e-7", scheduler=COSINE),
+    planted("betas", adam, optax.adam(cosine(1e-3), b1=0.95), "0.95", scheduler=COSINE),
+    planted("betas", momentum, optim.sgd(falling(0.1), 0.8), "0.8", scheduler=EXPONENTIAL),
+    planted("nesterov", momentum, optax.sgd(falling(0.1), 0.9, nesterov=True), scheduler=EXPONENTIAL),
+    planted("scheduler_too_fast", adam, optax.adam(optax.exponential_decay(1e-3, 1, 0.9**3)), scheduler=EXPONENTIAL),
+    planted("rmsprop_decay", rmsprop, optim.rmsprop(falling(1e-2), 0.9), scheduler=EXPONENTIAL),
+]
+RIGHT = [
+    pytest.param(adam, optax.adam(cosine(1e-3)), COSINE, id="adam"),
+    pytest.param(decayed, optim.sgd(falling(0.1), 0.9, weight_decay=1e-3), EXPONENTIAL, id="sgd"),
+]
+
+
+def plainly(evidence: OptimizerEvidence) -> float:
+    """What is left of the reference's recipe without any say of float32."""
+    recipe = reference_recipe(evidence)
+    assert recipe is not None
+    return max(max(residuals(step.update, found).values()) for step, found in replay(recipe, evidence))
+
+
+@pytest.mark.parametrize(("torch_optimizer", "flax_optimizer", "scheduler"), RIGHT)
+def test_a_rate_in_float32_is_no_difference(torch_optimizer: Any, flax_optimizer: Any, scheduler: Any) -> None:
+    evidence = run(torch_optimizer, flax_optimizer, scheduler=scheduler)
+    found = reference_residuals(evidence)
+    assert found is not None
+    assert max(max(of_step.values()) for of_step in found) < FLOOR  # measured: up to 1.4e-16
+    assert 1e-9 < plainly(evidence) < NEAR  # measured: 1.1e-7 for both
+
+
+@pytest.mark.parametrize("case", one_in(4, FAULTY))
+def test_with_a_rate_in_float32_a_mistake_is_named(case: Planted) -> None:
+    evidence = case.evidence()
+    assert not explain(evidence).named
+    ruling = explain(evidence, near=NEAR)
+    assert {frozenset(hypothesis.faults) for hypothesis in ruling.named} == set(case.causes)
+    assert case.says in ruling.named[0].says
+    assert ruling.named[0].residual < FLOOR  # measured: up to 2.1e-16
+
+
+def test_a_rate_that_is_nearly_right_and_no_float32_is_a_mistake() -> None:
+    evidence = run(adam, optax.adam(lambda count: 1e-3 * (1 + 3e-8) * 0.9**count), scheduler=EXPONENTIAL)
+    found = reference_residuals(evidence)
+    assert found is not None
+    assert min(max(of_step.values()) for of_step in found) > 1e-8

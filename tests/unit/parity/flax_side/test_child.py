@@ -1,0 +1,27 @@
+"""The devices that a check's jax takes where nobody says which."""
+
+from pathlib import Path
+
+import pytest
+
+from jaxddp.parity.flax_side.child import _gpus
+
+
+@pytest.mark.parametrize(
+    ("visible", "count"), [("", 0), ("-1", 0), ("0", 1), ("2,3", 2), ("0, 1,", 2), ("GPU-8932f937-d72c", 1)]
+)
+def test_the_gpus_that_are_left_visible_are_counted(visible: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert _gpus() == count
+
+
+def test_else_the_driver_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert _gpus() == 0  # there is no driver
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 'GPU 0: H200 (UUID: GPU-1)'\necho 'GPU 1: H200 (UUID: GPU-2)'\n")
+    program.chmod(0o755)
+    assert _gpus() == 2
+    program.write_text("#!/bin/sh\necho 'NVIDIA-SMI has failed because it could not reach the driver.'\nexit 9\n")
+    assert _gpus() == 0

@@ -1,0 +1,94 @@
+"""Fingerprints of examples: the same however an example is laid out, others for other examples."""
+
+import numpy as np
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from jaxddp.parity.fingerprints import fingerprints
+
+NUMBERS = st.floats(width=32, allow_nan=False, allow_infinity=False)
+IMAGES = arrays.arrays("float32", arrays.array_shapes(min_dims=3, max_dims=4, max_side=4), elements=NUMBERS)
+
+
+def of(array: np.ndarray) -> list[int]:
+    return fingerprints([{"x": array}])["x"].tolist()
+
+
+@settings(max_examples=100, deadline=None)
+@given(IMAGES)
+def test_layout_and_dtype_of_an_example_make_no_difference(images: np.ndarray) -> None:
+    expected = of(images)
+    assert len(expected) == len(images)
+    assert of(np.moveaxis(images, 1, -1)) == expected
+    assert of(images.astype("float64")) == expected
+    assert of(np.asfortranarray(images)) == expected
+    assert of(-images) == of(-images + np.float32(0))  # -0.0 is 0.0
+
+
+@settings(max_examples=100, deadline=None)
+@given(arrays.arrays("int16", (6, 3)), st.sampled_from(["int64", "uint16", "float32", "float64"]))
+def test_numbers_are_known_in_any_dtype_that_holds_them(tokens: np.ndarray, dtype: str) -> None:
+    tokens = np.abs(tokens.astype("int64"))
+    assert of(tokens.astype(dtype)) == of(tokens)
+
+
+@settings(max_examples=200, deadline=None)
+@given(arrays.arrays("float32", (2, 4), elements=NUMBERS))
+def test_other_examples_have_other_fingerprints(examples: np.ndarray) -> None:
+    assume(not np.array_equal(*examples))
+    assert len(set(of(examples))) == 2
+    images = examples.reshape(2, 2, 2)
+    assert len(set(of(images))) == 2 - np.array_equal(*np.sort(examples, axis=1))
+
+
+def test_the_same_tokens_in_another_order_are_another_example() -> None:
+    assert len(set(of(np.array([[1, 2, 3], [3, 2, 1], [1, 3, 2]])))) == 3
+
+
+def test_the_smallest_change_of_one_pixel_is_seen() -> None:
+    images = np.repeat(np.random.default_rng(0).normal(size=(1, 3, 8, 8)).astype("float32"), 193, axis=0)
+    for changed in range(192):
+        pixel = images[changed].reshape(-1)[changed : changed + 1]
+        pixel[:] = np.nextafter(pixel, np.float32(np.inf))
+    assert len(set(of(images))) == 193
+
+
+def test_thousands_of_labels_and_of_sparse_rows_do_not_meet() -> None:
+    labels = np.arange(100_000)
+    assert len(set(of(labels))) == len(labels)
+    sparse = np.zeros((2000, 8), "float32")
+    sparse[np.arange(2000), np.arange(2000) % 8] = 1 + np.arange(2000)
+    assert len(set(of(sparse))) == len(sparse)
+
+
+@settings(max_examples=30, deadline=None)
+@given(IMAGES, st.integers(1, 4))
+def test_micro_batches_are_one_batch(images: np.ndarray, pieces: int) -> None:
+    batch = {"x": images, "y": np.arange(len(images))}
+    cut = [
+        {name: parts[piece] for name, parts in {n: np.array_split(a, pieces) for n, a in batch.items()}.items()}
+        for piece in range(pieces)
+    ]
+    for name, expected in fingerprints([batch]).items():
+        assert np.array_equal(fingerprints(cut)[name], expected)
+
+
+def test_each_entry_has_its_own_and_the_order_of_examples_shows() -> None:
+    batch = {"x": np.array([[1.0], [2.0]]), "y": np.array([1, 2])}
+    found = fingerprints([batch])
+    assert found.keys() == {"x", "y"}
+    turned = fingerprints([{name: array[::-1] for name, array in batch.items()}])
+    assert all(np.array_equal(turned[name], found[name][::-1]) for name in found)
+    assert not np.array_equal(turned["x"], found["x"])
+
+
+def test_ids_are_taken_at_their_word() -> None:
+    batches = [{"ids": np.array([7, 2]), "x": np.zeros(2)}, {"ids": np.array([5, 2]), "x": np.ones(2)}]
+    found = fingerprints(batches)
+    assert {name: array.tolist() for name, array in found.items()} == {"ids": [7, 2, 5, 2]}
+
+
+def test_numbers_beyond_float32_are_no_trouble() -> None:
+    assert of(np.array([np.finfo("float64").min, 1.0])) == of(np.array([-np.inf, 1.0]))
+    assert len(set(of(np.array([np.nan, 0.0, np.inf])))) == 3

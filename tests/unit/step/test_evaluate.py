@@ -1,0 +1,135 @@
+"""Evaluation counts every example exactly once, whatever the numbers of examples and devices."""
+
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from jaxddp import data_parallel, optim
+from jaxddp.data.torch_rng import Generator
+from jaxddp.data_parallel import DataParallel
+from jaxddp.distributed.replicas import Replicas
+from jaxddp.errors import InputError
+from jaxddp.nn import layers
+from jaxddp.nn.losses import IGNORE_INDEX
+from jaxddp.step.evaluate import padded_batches
+
+# What may be, of sums in float32, and what was measured; a padded example counted is off by 1 % or more.
+TOLERANCE = 1e-6  # 8.7e-8
+BATCH_SIZE = 3
+FEATURES, CLASSES = 4, 3
+
+Arrays = dict[str, np.ndarray]
+
+
+class Net(nnx.Module):
+    """BatchNorm and a linear layer."""
+
+    def __init__(self) -> None:
+        self.bn = layers.BatchNorm(FEATURES)
+        self.fc = layers.Linear(FEATURES, CLASSES, generator=Generator(0))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.fc(self.bn(x))
+
+
+def examples(size: int) -> Arrays:
+    rng = np.random.default_rng(size)
+    y = rng.integers(0, CLASSES, size)
+    y[3::4] = IGNORE_INDEX
+    return {"x": rng.normal(2.0, 3.0, size=(size, FEATURES)).astype("float32"), "y": y}
+
+
+@functools.cache
+def trained(world_size: int) -> tuple[DataParallel, Any]:
+    """A model whose running statistics are neither the start's nor a batch's."""
+    ddp = DataParallel(Net(), optim.sgd(), replicas=Replicas(jax.devices()[:world_size]))
+    buffers = {"bn.mean": np.array([1, 2, 3, 4], "float32"), "bn.var": np.array([4, 9, 1, 2], "float32")}
+    return ddp, ddp.init(buffers={**ddp.functional.buffers, **buffers})
+
+
+def by_hand(arrays: Arrays, params: Arrays, buffers: Arrays) -> dict[str, float]:
+    """The sums, example by example, in float64."""
+    sums = {"loss": 0.0, "count": 0, "accuracy": 0}
+    for x, y in zip(arrays["x"].astype("float64"), arrays["y"], strict=True):
+        if y != IGNORE_INDEX:
+            x = (x - buffers["bn.mean"]) / np.sqrt(buffers["bn.var"] + 1e-5) * params["bn.scale"] + params["bn.bias"]
+            logits = x @ params["fc.kernel"] + params["fc.bias"]
+            sums["loss"] += np.log(np.exp(logits).sum()) - logits[y]
+            sums["count"] += 1
+            sums["accuracy"] += int(logits.argmax() == y)
+    return sums
+
+
+def check(world_size: int, size: int) -> None:
+    ddp, state = trained(world_size)
+    params, buffers = jax.device_get((state.params, state.buffers))
+    expected = by_hand(examples(size), params, buffers)
+    found = jax.device_get(ddp.evaluate_placed(state, ddp.place(examples(size), BATCH_SIZE)))
+    assert found.keys() == expected.keys()
+    assert found["count"] == expected["count"]
+    assert found["accuracy"] == expected["accuracy"]
+    assert found["loss"] == pytest.approx(expected["loss"], rel=TOLERANCE)
+    for name, value in jax.device_get(state.buffers).items():
+        np.testing.assert_array_equal(value, buffers[name], name)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4, 8])
+def test_every_example_counts_once(world_size: int) -> None:
+    for size in {1, world_size - 1, world_size, world_size + 1, 5 * world_size - 1, 5 * world_size + 1} - {0}:
+        check(world_size, size)
+
+
+def test_counting_the_padding_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def all_valid(*args: Any) -> Arrays:
+        batches = padded_batches(*args)
+        return {**batches, "valid": np.ones_like(batches["valid"])}
+
+    monkeypatch.setattr(data_parallel, "padded_batches", all_valid)
+    check(4, 4)  # without padding nothing is wrong
+    with pytest.raises(AssertionError):
+        check(4, 5)
+
+
+def test_the_batches_own_statistics_are_caught() -> None:
+    ddp, state = trained(2)
+    arrays = examples(9)
+    own = {"bn.mean": arrays["x"].mean(axis=0), "bn.var": arrays["x"].var(axis=0)}
+    loss, count = (by_hand(arrays, jax.device_get(state.params), own)[name] for name in ("loss", "count"))
+    assert abs(ddp.evaluate(state, arrays)["loss"] / (loss / count) - 1) > 0.01
+
+
+def test_means_do_not_depend_on_devices_or_batch_size() -> None:
+    arrays = examples(21)
+    one, two = ([ddp.evaluate(state, arrays, batch_size=b) for b in (2, 256)] for ddp, state in map(trained, (1, 2)))
+    for means in [*one, *two]:
+        assert means == pytest.approx(one[0], rel=TOLERANCE)
+    assert list(one[0]) == ["loss", "accuracy"]
+
+
+def test_an_infinite_loss_is_not_hidden_and_padding_adds_none() -> None:
+    ddp, state = trained(2)
+    arrays = examples(3)
+    arrays["x"][2] = np.inf
+    assert not np.isfinite(ddp.evaluate(state, arrays)["loss"])
+    arrays["y"][2] = IGNORE_INDEX
+    assert np.isfinite(ddp.evaluate(state, arrays)["loss"])
+
+
+@pytest.mark.parametrize("size", [1, 5, 6, 7])
+def test_padding_repeats_the_first_example_with_no_weight(size: int) -> None:
+    batches = padded_batches({"x": np.arange(1, size + 1)}, world_size=3, batch_size=2)
+    x, valid = batches["x"].ravel(), batches["valid"].ravel()
+    assert x[valid == 1].tolist() == list(range(1, size + 1))
+    assert set(x[valid == 0]) <= {1}
+    assert batches["x"].shape == (3, -(-size // 6), 2)
+
+
+@pytest.mark.parametrize("sizes", [(0, 0), (3, 2)])
+def test_what_cannot_be_evaluated_is_refused(sizes: tuple[int, int]) -> None:
+    arrays = {name: np.zeros(size) for name, size in zip("xy", sizes, strict=True)}
+    with pytest.raises(InputError, match=r"^evaluation arrays of lengths \{'x': \d, 'y': \d\}: must hold equally many"):
+        padded_batches(arrays, 2, 4)

@@ -1,0 +1,113 @@
+"""Gradients that stay apart until the last micro-batch: the same step as all at once, and nothing is sent before it."""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from jaxddp import optim
+from jaxddp.data_parallel import DataParallel
+from jaxddp.nn.losses import Batch
+from tests.support.step_cases import Arrays, Net, dealt, distance, first
+
+STEPS = 3
+TOLERANCE = 1e-14  # in float64, as a part of an array's largest value; measured: 2.2e-16
+FAULT = 1e-2  # with a planted fault, at least; measured: 0.6
+
+
+def ddp_of(world_size: int, bn: str | None = None, dropout: float = 0.0, **options: Any) -> DataParallel:
+    optimizer = optim.sgd(0.3, momentum=0.9)
+    return DataParallel(Net(bn, dropout), optimizer, replicas=first(world_size), dtype="float64", **options)
+
+
+def micro_batches(world_size: int, micro: Sequence[int], step: int) -> list[Batch]:
+    """One step's, leaves (W, B, ...), in the order in which `steps` takes them."""
+    batch = dealt(world_size, STEPS, micro)
+    head = (
+        [] if batch.head is None else [{n: x[:, step, i] for n, x in batch.head.items()} for i in range(len(micro) - 1)]
+    )
+    return [*head, {name: x[:, step] for name, x in batch.last.items()}]
+
+
+def one_by_one(ddp: DataParallel, micro: Sequence[int], forget: bool = False) -> Arrays:
+    state = ddp.init()
+    for step in range(STEPS):
+        *head, last = map(ddp.replicas.shard, micro_batches(ddp.world_size, micro, step))
+        gathered = None
+        for batch in head:
+            gathered = ddp.no_sync(state, batch, None if forget else gathered)
+        state, sums = ddp.step(state, last, gathered)
+    return jax.device_get({**state.params, **state.buffers, **sums})
+
+
+def at_once(ddp: DataParallel, micro: Sequence[int]) -> Arrays:
+    state, sums = ddp.steps(ddp.init(), ddp.replicas.shard(dealt(ddp.world_size, STEPS, micro)))
+    return jax.device_get({**state.params, **state.buffers, **{name: values[-1] for name, values in sums.items()}})
+
+
+@pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.large)])
+@pytest.mark.parametrize(
+    ("micro", "options"),
+    [
+        pytest.param((3, 3, 3, 1), {"loss_normalization": "global", "clip_grad_norm": 0.05}, id="global, clipped"),
+        pytest.param((3, 3, 3, 1), {"bn": "local"}, id="batch norm"),
+        pytest.param((3, 3, 3, 1), {"dropout": 0.5}, id="dropout", marks=pytest.mark.large),
+        pytest.param((4,), {}, id="one micro-batch"),
+    ],
+)
+def test_one_by_one_is_all_at_once(world_size: int, micro: Sequence[int], options: dict[str, Any]) -> None:
+    with jax.enable_x64(True):
+        ddp = ddp_of(world_size, **options)
+        assert distance(one_by_one(ddp, micro), at_once(ddp, micro)) < TOLERANCE
+
+
+def test_gradients_that_are_forgotten_would_be_noticed() -> None:
+    with jax.enable_x64(True):
+        ddp = ddp_of(2)
+        assert distance(one_by_one(ddp, (3, 3, 3, 1), forget=True), at_once(ddp, (3, 3, 3, 1))) > FAULT
+
+
+def test_each_replica_has_gradients_of_its_own() -> None:
+    ddp = DataParallel(Net(), optim.sgd(0.3), replicas=first(2))
+    state = ddp.init()
+    batch = ddp.replicas.shard(micro_batches(2, (4,), step=0)[0])
+    for name, gradient in ddp.no_sync(state, batch).result.gradients.items():
+        of_replicas = np.asarray(gradient)
+        assert of_replicas.shape == (2, *state.params[name].shape)
+        assert not np.allclose(of_replicas[0], of_replicas[1])
+    assert int(state.step) == 0  # it is not used up
+
+
+def test_nothing_is_sent_before_the_last_micro_batch() -> None:
+    ddp = DataParallel(Net(), optim.adam(), replicas=first(2), clip_grad_norm=0.05)
+    state = ddp.init()
+    batch = ddp.replicas.shard(micro_batches(2, (4,), step=0)[0])
+    gathered = ddp.no_sync(state, batch)
+
+    def sent(*program_and_arguments: object) -> list[str]:
+        program, *arguments = program_and_arguments
+        text = program.lower(*arguments).compile().as_text()  # type: ignore[attr-defined]
+        return re.findall(r" (all-\w+|collective-\w+|reduce-scatter)\(", text)
+
+    assert sent(ddp._no_sync, state, batch, gathered) == []
+    assert sent(ddp._step, state, batch, gathered) == ["all-reduce"]
+
+
+def test_batches_for_fewer_replicas_and_states_that_are_used_up_are_refused() -> None:
+    ddp = DataParallel(Net(), optim.adam(), replicas=first(2))
+    state = ddp.init()
+    batch = micro_batches(2, (4,), step=0)[0]
+    with pytest.raises(ValueError, match="cannot be dealt out to 2 replicas"):
+        ddp.no_sync(state, {name: x[:1] for name, x in batch.items()})
+    batch = ddp.replicas.shard(batch)
+    gathered = ddp.no_sync(state, batch)
+    ddp.no_sync(state, batch, gathered)
+    for again in (ddp.no_sync, ddp.step):
+        with pytest.raises(ValueError, match="gradients were used up"):
+            again(state, batch, gathered)
+    ddp.step(state, batch)
+    with pytest.raises(ValueError, match="this state was used up"):
+        ddp.no_sync(state, batch)

@@ -1,0 +1,248 @@
+"""The replica step against arithmetic by hand, against one replica, and as the compiler leaves it."""
+
+import functools
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from jaxddp import optim
+from jaxddp.comm_hooks import CommHook
+from jaxddp.data.torch_rng import Generator
+from jaxddp.data_parallel import DataParallel
+from jaxddp.distributed.collectives import all_reduce, all_reduce_mean
+from jaxddp.distributed.replicas import VirtualReplicas
+from jaxddp.errors import TrainingError
+from jaxddp.nn import layers
+from jaxddp.nn.losses import IGNORE_INDEX, Losses, cross_entropy
+from jaxddp.step.local_gradients import MicroBatches
+from tests.support.selection import one_in
+from tests.support.step_cases import CLASSES, FEATURES, Arrays, Net, dealt, distance, examples, first
+
+# What may be in float64, as a part of an array's largest value, and what was measured.
+TOLERANCE = 1e-14  # 7.9e-16
+FLOAT32_TOLERANCE = 1e-6  # 1.3e-7
+FAULT = 1e-2  # with a planted fault, at least: 0.17
+
+CLIP = 0.05
+
+
+def on_one_replica(world_size: int, steps: int, micro: Sequence[int]) -> MicroBatches:
+    """The examples of `dealt`, as one micro-batch per step of one replica."""
+    whole = examples(world_size, steps, sum(micro))
+    return MicroBatches(None, {n: np.concatenate(x, axis=1)[None] for n, x in whole.items()})
+
+
+@functools.cache
+def train(
+    world_size: int,
+    micro: Sequence[int],
+    *,
+    kind: str = "devices",
+    bn: str | None = None,
+    normalization: str = "global",
+    clip: float | None = None,
+    hook: CommHook = all_reduce_mean,
+) -> Arrays:
+    """Parameters, buffers and metrics after three steps in float64, by name; kind: devices | virtual | one."""
+    replicas = {"devices": first, "virtual": VirtualReplicas, "one": lambda _: first(1)}[kind](world_size)
+    batch = (on_one_replica if kind == "one" else dealt)(world_size, 3, micro)
+    with jax.enable_x64(True):
+        ddp = DataParallel(
+            Net(bn),
+            optim.sgd(0.3, momentum=0.9),
+            replicas=replicas,
+            loss_normalization=normalization,
+            clip_grad_norm=clip,
+            comm_hook=hook,
+            dtype="float64",
+        )
+        state, sums = ddp.steps(ddp.init(), replicas.shard(batch))
+        return jax.device_get({**state.params, **state.buffers, **sums})
+
+
+def weights_of(result: Arrays) -> Arrays:
+    return {name: result[name] for name in result if name.startswith("fc")}
+
+
+# ---- pmap and vmap, many replicas and one
+
+
+@pytest.mark.parametrize("world_size", one_in(3, [2, 4, 8]))
+def test_devices_and_virtual_replicas_agree(world_size: int) -> None:
+    micro = (2, 1) if world_size == 2 else (3,)
+    virtual = train(world_size, micro, kind="virtual", bn="local", clip=CLIP)
+    assert distance(train(world_size, micro, bn="local", clip=CLIP), virtual) < TOLERANCE
+
+
+@pytest.mark.parametrize(("bn", "equal"), [(None, True), ("sync", True), ("local", False)])
+def test_replicas_equal_one_replica_on_all_examples(bn: str | None, equal: bool) -> None:
+    one = train(4, (4,), kind="one", bn=bn and "sync")  # on one replica sync and local are the same
+    off = distance(weights_of(train(4, (4,), bn=bn)), weights_of(one))
+    assert off < TOLERANCE if equal else off > FAULT
+
+
+def test_accumulation_equals_one_big_micro_batch() -> None:
+    micro = (3, 3, 3, 1)
+    assert distance(train(2, micro), train(2, micro, kind="one")) < TOLERANCE
+    mean_of_means = train(2, micro, normalization="ddp")
+    assert distance(mean_of_means, train(2, micro, kind="one")) > FAULT
+
+
+# ---- by hand
+
+
+@functools.cache
+def stages(normalization: str, micro: Sequence[int]) -> tuple[Arrays, Arrays, dict[str, Any], list[list[dict]]]:
+    """A linear classifier's start, the step's metrics and stages, and by hand each micro-batch [rank][a]."""
+    replicas, batch = first(2), jax.tree.map(lambda x: x[:, 0], dealt(2, 1, micro))
+    with jax.enable_x64(True):
+        ddp = DataParallel(
+            layers.Linear(FEATURES, CLASSES, generator=Generator(1)),
+            optim.sgd(1.0),
+            replicas=replicas,
+            loss_normalization=normalization,
+            clip_grad_norm=CLIP,
+            dtype="float64",
+        )
+        shared = dict.fromkeys(("gradients", "clipped_gradients", "params", "buffers"))
+        axes = {"local_loss": 0, "local_gradients": 0, **shared}
+        step = replicas.map(ddp.replica_step, (None, 0), (None, None, axes))
+        start = jax.device_get(ddp.init().params)
+        _, metrics, found = jax.device_get(step(ddp.init(), replicas.shard(batch)))
+
+    def by_hand(rank: int) -> list[dict]:
+        head = batch.head or {"x": [[]] * 2, "y": [[]] * 2}
+        pairs = [*zip(head["x"][rank], head["y"][rank], strict=True), (batch.last["x"][rank], batch.last["y"][rank])]
+        return [sums_by_hand(start, x, y) for x, y in pairs]
+
+    return start, metrics, found, [by_hand(0), by_hand(1)]
+
+
+def sums_by_hand(start: Arrays, x: np.ndarray, y: np.ndarray) -> dict[str, Any]:
+    """Sums over the elements that count: of the loss, of its gradients, and their number."""
+    counts = y != IGNORE_INDEX
+    x, y = x[counts], y[counts]
+    scores = np.exp(x @ start["kernel"] + start["bias"])
+    p = scores / scores.sum(axis=1, keepdims=True)
+    error = p - np.eye(CLASSES)[y]
+    loss, right = -np.log(p[np.arange(len(y)), y]).sum(), (p.argmax(axis=1) == y).sum()
+    return {"count": len(y), "loss": loss, "accuracy": right, "kernel": x.T @ error, "bias": error.sum(axis=0)}
+
+
+def total(sums: Sequence[dict], name: str) -> Any:
+    return sum(part[name] for part in sums)
+
+
+def mean_of_means(sums: Sequence[dict], name: str) -> Any:
+    return np.mean([part[name] / part["count"] for part in sums], axis=0)
+
+
+def norm(gradients: Arrays) -> float:
+    return float(np.sqrt(sum(np.sum(g**2) for g in gradients.values())))
+
+
+def clipped(gradients: Arrays) -> Arrays:
+    return {name: g * min(1, CLIP / (norm(gradients) + 1e-6)) for name, g in gradients.items()}
+
+
+@pytest.mark.parametrize("micro", [(4,), (3, 3, 1)], ids=str)
+@pytest.mark.parametrize("normalization", ["ddp", "global"])
+def test_loss_normalization(normalization: str, micro: tuple[int, ...]) -> None:
+    start, metrics, found, sums = stages(normalization, micro)
+    each = [*sums[0], *sums[1]]
+    of_means = {name: mean_of_means(each, name) for name in start}
+    of_all = {name: total(each, name) / total(each, "count") for name in start}
+    right, wrong = (of_means, of_all) if normalization == "ddp" else (of_all, of_means)
+    assert distance(found["gradients"], right) < TOLERANCE
+    assert distance(found["gradients"], wrong) > FAULT
+    summed = {name: total(each, name) for name in ("loss", "count", "accuracy")}
+    assert distance(metrics, {**summed, "grad_norm": norm(right)}) < TOLERANCE
+
+
+def test_local_gradients_are_what_backward_leaves_on_each_rank() -> None:
+    start, _, found, sums = stages("ddp", (3, 3, 1))
+    for rank in range(2):
+        local = {name: found["local_gradients"][name][rank] for name in start}
+        assert distance(local, {name: mean_of_means(sums[rank], name) for name in start}) < TOLERANCE
+        assert found["local_loss"][rank] == pytest.approx(mean_of_means(sums[rank], "loss"), rel=TOLERANCE)
+
+
+def test_clipping_comes_after_the_mean() -> None:
+    start, _, found, _ = stages("ddp", (4,))
+    right = clipped(found["gradients"])
+    clipped_first = [clipped({name: g[rank] for name, g in found["local_gradients"].items()}) for rank in range(2)]
+    assert distance(found["clipped_gradients"], right) < TOLERANCE
+    assert distance({name: (clipped_first[0][name] + clipped_first[1][name]) / 2 for name in start}, right) > FAULT
+    assert distance(found["params"], {name: start[name] - right[name] for name in start}) < TOLERANCE
+
+
+@pytest.mark.parametrize("micro", [(4,), (3, 3, 1)], ids=str)
+def test_buffers_are_those_of_rank_0(micro: tuple[int, ...]) -> None:
+    """With micro-batches, each moves the running statistics on from where the last one left them."""
+    ddp = DataParallel(layers.BatchNorm(FEATURES), optim.sgd(), lambda bn, batch: bn(batch["x"]), replicas=first(2))
+    state, _ = ddp.steps(ddp.init(), ddp.replicas.shard(dealt(2, 1, micro)))
+    means = np.zeros((2, FEATURES))  # of each rank
+    for part in np.split(examples(2, 1, sum(micro))["x"], np.cumsum(micro)[:-1], axis=2):
+        means = 0.9 * means + 0.1 * part.mean(axis=(1, 2, 3))
+    found = {"mean": np.asarray(state.buffers["mean"])}
+    assert distance(found, {"mean": means[0]}) < FLOAT32_TOLERANCE
+    assert min(distance(found, {"mean": wrong}) for wrong in (means[1], means.mean(axis=0))) > FAULT
+    assert state.buffers["num_batches_tracked"] == len(micro)
+
+
+# ---- planted faults
+
+
+def does_nothing(gradients: Any) -> Any:
+    return gradients
+
+
+def test_a_hook_that_sums_is_caught() -> None:
+    assert distance(train(2, (3, 3, 3, 1), hook=all_reduce), train(2, (3, 3, 3, 1))) > FAULT
+
+
+def test_a_hook_that_does_nothing_is_caught() -> None:
+    ddp = DataParallel(Net(), optim.sgd(0.3), replicas=first(2), comm_hook=does_nothing)
+    state, _ = ddp.steps(ddp.init(), ddp.replicas.shard(dealt(2, 1, (4,))))
+    with pytest.raises(TrainingError, match=r"replicas differ at step 1: params\.fc\d\.\w+ on replica 1 is up to"):
+        ddp.verify(state)
+    with pytest.raises(ValueError, match="out_axes"):
+        train(2, (4,), kind="virtual", hook=does_nothing)
+
+
+def test_batches_for_fewer_replicas_are_refused() -> None:
+    ddp = DataParallel(Net(), optim.sgd(0.3), replicas=first(4))
+    with pytest.raises(ValueError, match=r"shape \(2, 1, 4, 3, 4\) cannot be dealt out to 4 replicas"):
+        ddp.steps(ddp.init(), dealt(2, 1, (4,)))
+
+
+# ---- the compiled program
+
+
+def loops_around_all_reduces(micro: Sequence[int], loss_fn: Any = cross_entropy, **options: Any) -> list[int]:
+    """For each all-reduce in the program of three steps, the number of loops that it is in."""
+    ddp = DataParallel(Net(), optim.adam(), loss_fn, replicas=first(2), **options)
+    hlo = ddp.compiled_text(ddp.init(), ddp.replicas.shard(dealt(2, 3, micro)))
+    computations = {m[1]: m[2] for m in re.finditer(r"^(?:ENTRY )?%(\S+) [^\n]*{\n(.*?)^}", hlo, re.M | re.S)}
+    loop_of = {body: name for name, text in computations.items() for body in re.findall(r"body=%([^\s,]+)", text)}
+
+    def depth(name: str) -> int:
+        return 1 + depth(loop_of[name]) if name in loop_of else 0
+
+    return [depth(name) for name, text in computations.items() for _ in re.findall(r" all-reduce\(", text)]
+
+
+@pytest.mark.parametrize(("micro", "normalization"), [((4,), "ddp"), ((2,) * 4, "ddp"), ((2,) * 4, "global")], ids=str)
+def test_one_all_reduce_per_optimizer_step(micro: tuple[int, ...], normalization: str) -> None:
+    assert loops_around_all_reduces(micro, loss_normalization=normalization, clip_grad_norm=CLIP) == [1]
+
+
+def test_an_all_reduce_per_micro_batch_is_caught() -> None:
+    def chatty(model: Any, batch: Any) -> Losses:
+        return cross_entropy(lambda x: all_reduce(model(x)), batch)
+
+    assert max(loops_around_all_reduces((2,) * 4, chatty)) == 2

@@ -1,0 +1,133 @@
+"""Frozen and unused parameters: told by name, unknown to all that comes after the backward pass, and free of charge."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+from flax import nnx
+from jax import numpy as jnp
+
+from jaxddp import cli, optim
+from jaxddp.comm_hooks import CommHook
+from jaxddp.config import TrainConfig
+from jaxddp.data_parallel import DataParallel
+from jaxddp.distributed.collectives import all_reduce_mean
+from jaxddp.errors import InputError
+from jaxddp.nn.torch_weights import load_weights
+from jaxddp.step import local_gradients
+from jaxddp.step.local_gradients import MicroBatches
+from jaxddp.train import main
+from tests.support.step_cases import Net, dealt, first
+
+
+class Partly(nnx.Module):
+    """A net, one that nobody calls, and one whose result no gradient passes through."""
+
+    def __init__(self) -> None:
+        self.net, self.unused, self.stopped = (Net() for _ in range(3))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.net(x) + jax.lax.stop_gradient(self.stopped(x))
+
+
+LAYERS = ("fc1.bias", "fc1.kernel", "fc2.bias", "fc2.kernel")
+NEVER = {f"{net}.{name}" for net in ("unused", "stopped") for name in LAYERS}
+
+
+def trainer(model: nnx.Module, **options: Any) -> DataParallel:
+    return DataParallel(model, optim.adamw(0.1), replicas=first(2), dtype="float32", **options)
+
+
+def batches(ddp: DataParallel) -> MicroBatches:
+    return ddp.replicas.shard(
+        jax.tree.map(lambda x: x.astype("float32") if x.dtype == "float64" else x, dealt(2, 1, (2, 2)))
+    )
+
+
+def test_parameters_that_nobody_trains_are_told_by_name() -> None:
+    ddp = trainer(Partly(), frozen=("net.fc1.*",), find_unused_parameters=True)
+    state = ddp.init()
+    assert ddp.frozen_parameters == ("net.fc1.kernel", "net.fc1.bias")
+    assert set(ddp.unused_parameters(state, batches(ddp).last)) == NEVER
+    assert trainer(Net()).unused_parameters(trainer(Net()).init(), batches(ddp).last) == ()
+
+
+def test_unused_parameters_keep_their_state_and_a_hook_meets_zeros() -> None:
+    met = {}
+
+    def reduce(gradients: Any, state: Any) -> Any:
+        met.update(jax.tree.map(jnp.shape, gradients))
+        return all_reduce_mean(gradients), jax.tree.map(jnp.add, state, gradients)
+
+    hook = CommHook(lambda params: jax.tree.map(jnp.zeros_like, params), reduce)
+    ddp = trainer(Partly(), find_unused_parameters=True, comm_hook=hook)
+    start = jax.device_get(ddp.init())
+    state, _ = ddp.steps(ddp.init(), batches(ddp))
+    after = jax.device_get(state)
+    assert met.keys() == start.params.keys() == after.comm_state.keys()
+    for name, value in start.params.items():
+        moved = not (value == after.params[name]).all()
+        moments = after.opt_state[0].mu[name].any()
+        gathered = after.comm_state[name].any()
+        assert moved == moments == gathered == (name not in NEVER), name
+
+
+def test_frozen_parameters_are_unknown_to_the_optimizer() -> None:
+    ddp = trainer(Net(), frozen=("fc1.*",))
+    state = ddp.init()
+    assert state.opt_state[0].mu.keys() == {"fc2.bias", "fc2.kernel"} and state.params.keys() == set(LAYERS)
+    after, _ = ddp.steps(state, batches(ddp))
+    assert after.opt_state[0].mu.keys() == {"fc2.bias", "fc2.kernel"} and after.params.keys() == set(LAYERS)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "the loss does not depend on stopped.fc1.bias, stopped.fc1.kernel, stopped.fc2.bias, ...; freeze what"),
+        ({"frozen": ("unused.*",)}, "the loss does not depend on stopped.fc1.bias, .*find_unused_parameters=True"),
+    ],
+)
+def test_parameters_that_the_loss_does_not_reach_are_refused(options: dict[str, Any], message: str) -> None:
+    ddp = trainer(Partly(), **options)
+    for call in (ddp.check, ddp.steps):
+        with pytest.raises(InputError, match=message):
+            call(ddp.init(), batches(ddp))
+
+
+@pytest.mark.parametrize(
+    ("frozen", "message"),
+    [
+        (("fc3.*",), r"frozen fc3.\*: matches no parameter; did you mean fc[12].\w+\? \(they are fc1.bias, "),
+        (("fc1.*", "fc2.*"), r"frozen fc1.\* fc2.\*: leaves no parameter to train"),
+    ],
+)
+def test_patterns_that_make_no_sense_are_refused(frozen: tuple[str, ...], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        trainer(Net(), frozen=frozen)
+
+
+def test_looking_for_unused_parameters_leaves_nothing_in_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    def program() -> str:
+        ddp = trainer(Net())
+        text = ddp.compiled_text(ddp.init(), batches(ddp))
+        return re.sub(r"metadata={.*?}|stack_frame_id=\d+", "", text[text.index("\n\n%") :])
+
+    with_it = program()
+    monkeypatch.setattr(local_gradients, "noted", lambda params, reached: reached.update(params) or params)
+    assert program() == with_it
+
+
+def test_frozen_parameters_are_resumed_as_frozen_only(tmp_path: Path) -> None:
+    folder = str(tmp_path / "run")
+    common = {"dataset": "linear", "num_examples": 64, "devices": 2, "platform": "cpu", "hidden_sizes": (8,)}
+    main(TrainConfig(epochs=1, freeze=("layers.0.*",), output=folder, **common))
+    first_weights = load_weights(f"{folder}/model.safetensors")
+    argv = ["--resume", folder, "--epochs", "2"]
+    main(cli.parse(TrainConfig, argv, "prog"))
+    weights = load_weights(f"{folder}/model.safetensors")
+    same = {name for name in weights if (weights[name] == first_weights[name]).all()}
+    assert same == {"layers.0.weight", "layers.0.bias"}
+    with pytest.raises(InputError, match=r"--freeze \*.bias: the run in .* goes on with --freeze layers.0.\* only"):
+        cli.parse(TrainConfig, [*argv, "--freeze", "*.bias"], "prog")

@@ -1,0 +1,193 @@
+"""An optimizer's state in slices: how much of it a device holds, what is sent, what is kept and gone on with."""
+
+import dataclasses
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from jaxddp import optim
+from jaxddp.config import TrainConfig
+from jaxddp.data_parallel import DataParallel
+from jaxddp.distributed.replicas import VirtualReplicas
+from jaxddp.nn.torch_weights import load_weights
+from jaxddp.step import zero
+from jaxddp.train import main
+from tests.support.step_cases import Net, dealt, first
+from tests.support.torch_cases import case as torch_case
+from torch_ref.config import TorchConfig
+from torch_ref.distributed import World
+from torch_ref.launch import launch
+from torch_ref.train import train as torch_train
+
+ROUNDING = 1e-12  # float64, of weights; measured: up to 4e-16
+FAULT = 1e-4  # of weights, with a planted fault, at least; measured: 3e-3
+
+
+def ddp(world_size: int, *, shard: bool = True, optimizer: Any = None, **options: Any) -> DataParallel:
+    return DataParallel(Net(), optimizer or optim.adam(), replicas=first(world_size), shard_optimizer=shard, **options)
+
+
+# ---- memory
+
+
+def bytes_on_each(tree: Any) -> list[int]:
+    """What the arrays of a tree take of each device's memory."""
+    counted: Counter = Counter()
+    for leaf in jax.tree.leaves(tree):
+        for shard in leaf.addressable_shards:
+            counted[shard.device] += shard.data.nbytes
+    return list(counted.values())
+
+
+@pytest.mark.parametrize("world_size", [2, 4, 8])
+@pytest.mark.parametrize("optimizer", [optim.adam(), optim.sgd(momentum=0.9)], ids=["adam", "sgd"])
+def test_a_device_holds_one_share_of_the_state(world_size: int, optimizer: Any) -> None:
+    sharding = ddp(world_size, optimizer=optimizer)
+    state = sharding.init()
+    for _ in range(2):
+        held = bytes_on_each(state.opt_state)
+        (whole,) = set(bytes_on_each(ddp(world_size, shard=False, optimizer=optimizer).init().opt_state))
+        vectors = sum(isinstance(node, zero.Slices) for node in nodes(state.opt_state))
+        padding = vectors * (world_size - 1) * 4 + 4  # less than an element for each replica, and a counter
+        assert len(held) == world_size and max(held) <= whole / world_size + padding
+        state, _ = sharding.steps(state, sharding.replicas.shard(dealt(world_size, 1, (2,))))
+
+
+def nodes(opt_state: Any) -> list[Any]:
+    return jax.tree.leaves(opt_state, is_leaf=lambda node: isinstance(node, zero.Slices))
+
+
+# ---- the program
+
+
+def sent(world_size: int, **options: Any) -> Counter:
+    """The collectives in the program of three steps, which loops over one."""
+    trainer = ddp(world_size, **options)
+    hlo = trainer.compiled_text(trainer.init(), trainer.replicas.shard(dealt(world_size, 3, (2, 2))))
+    return Counter(re.findall(r" (all-reduce|reduce-scatter|all-gather|all-to-all|collective-permute)\(", hlo))
+
+
+ONE_OF_EACH = {"reduce-scatter": 1, "all-gather": 1, "all-reduce": 1}  # gradients, parameters, metrics
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, ONE_OF_EACH),
+        ({"loss_normalization": "global"}, ONE_OF_EACH),
+        ({"clip_grad_norm": 0.05}, ONE_OF_EACH),  # the norm travels with the metrics,
+        ({"clip_grad_norm": 0.05, "loss_normalization": "global"}, ONE_OF_EACH | {"all-reduce": 2}),  # or after them
+        ({"shard": False}, {"all-reduce": 1}),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.large)])
+def test_a_step_sends_no_more_than_it_must(options: dict[str, Any], expected: dict[str, int], world_size: int) -> None:
+    assert sent(world_size, **options) == expected
+
+
+def test_virtual_replicas_do_the_same() -> None:
+    batch = dealt(4, 2, (2,))
+    both = []
+    for replicas in (first(4), VirtualReplicas(4)):
+        trainer = DataParallel(Net(), optim.adam(), replicas=replicas, shard_optimizer=True, clip_grad_norm=0.05)
+        state, _ = trainer.steps(trainer.init(), replicas.shard(batch))
+        both.append(jax.device_get(trainer.whole(state)))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-9), *both)  # float32: 2e-7
+
+
+# ---- the layout
+
+
+def test_parameters_of_several_dtypes_come_back_as_they_were() -> None:
+    rng = np.random.default_rng(0)
+    params = {
+        "b": rng.normal(size=3).astype("float32"),
+        "scalar": np.float32(7),
+        "half": rng.normal(size=(2, 5)).astype("float16"),
+        "a": rng.normal(size=(3, 1, 2)).astype("float32"),
+    }
+    slices = zero.sliced(params, zero.layout_of(params), 4)
+    assert {dtype: vector.shape for dtype, vector in slices.vectors.items()} == {"float16": (4, 3), "float32": (4, 3)}
+    found = zero.joined(slices)
+    assert found.keys() == params.keys()
+    for name, value in params.items():
+        assert found[name].dtype == value.dtype
+        np.testing.assert_array_equal(found[name], value)
+
+
+def test_a_state_that_starts_from_the_parameters_starts_from_their_slices() -> None:
+    """Optimizers may keep copies of the parameters, as one that pulls back to the start does."""
+
+    def pull_back(strength: float) -> optax.GradientTransformation:
+        def update(grads: Any, anchor: Any, params: Any = None) -> Any:
+            return jax.tree.map(lambda g, p, a: -0.1 * g - strength * (p - a), grads, params, anchor), anchor
+
+        return optax.GradientTransformation(lambda params: params, update)
+
+    batch = dealt(2, 3, (2,))
+    found = []
+    for shard in (True, False):
+        trainer = ddp(2, shard=shard, optimizer=pull_back(0.3))
+        state, _ = trainer.steps(trainer.init(), trainer.replicas.shard(batch))
+        found.append(jax.device_get(trainer.whole(state)))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-6), *found)  # float32: 2e-7
+
+
+# ---- checkpoints
+
+
+def run(folder: Path, **changes: Any) -> dict[str, np.ndarray]:
+    """The weights at the end of a run of jaxddp.train."""
+    config = {"dataset": "linear", "num_examples": 256, "dtype": "float64", "platform": "cpu", "devices": 2}
+    config |= {"hidden_sizes": (5,), "lr": 0.01, "clip_grad_norm": 0.5, "shard_optimizer": True}
+    config |= {"epochs": 2, "output": str(folder)}
+    main(TrainConfig(**config | changes))
+    return load_weights(folder / "model.safetensors")
+
+
+def distance(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> float:
+    return max(np.abs(a[name] - b[name]).max() for name in b)
+
+
+@pytest.mark.parametrize("then", [{}, {"devices": 4}, {"shard_optimizer": False}], ids=str)
+def test_a_run_goes_on_with_slices_of_any_number_or_with_none(then: dict[str, Any], tmp_path: Path) -> None:
+    whole = run(tmp_path / "whole")
+    run(tmp_path / "parts", epochs=1)
+    parts = run(tmp_path / "parts", resume=str(tmp_path / "parts"), **then)
+    assert distance(parts, whole) <= (ROUNDING if then else 0)
+
+
+def test_a_run_without_slices_goes_on_with_them(tmp_path: Path) -> None:
+    whole = run(tmp_path / "whole")
+    run(tmp_path / "parts", epochs=1, shard_optimizer=False)
+    assert distance(run(tmp_path / "parts", resume=str(tmp_path / "parts")), whole) <= ROUNDING
+
+
+def test_slices_in_another_order_would_be_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, join = run(tmp_path / "whole"), zero.Sharded.join
+    with monkeypatch.context() as patch:
+        patch.setattr(zero.Sharded, "join", lambda self, state: join(self, jax.tree.map(lambda x: x[::-1], state)))
+        run(tmp_path / "parts", epochs=1)
+    assert distance(run(tmp_path / "parts", resume=str(tmp_path / "parts")), whole) > FAULT
+
+
+def train_whole_and_in_parts(world: World, config: TorchConfig) -> None:
+    """Two epochs at once, and one after the other; the ranks are started once for all runs."""
+    whole, parts = (dataclasses.replace(config, output=f"{config.output}/{name}") for name in ("whole", "parts"))
+    torch_train(world, whole)
+    torch_train(world, dataclasses.replace(parts, epochs=1))
+    torch_train(world, dataclasses.replace(parts, resume=parts.output))
+
+
+def test_torchs_is_resumed_bit_for_bit(tmp_path: Path) -> None:
+    config = torch_case(shard_optimizer=True, output=str(tmp_path), epochs=2, schedule="step", step_size=3)
+    launch(train_whole_and_in_parts, config)
+    whole, parts = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "parts"))
+    assert whole == parts

@@ -1,0 +1,280 @@
+"""DataParallel with modules that users bring: what it takes, what it refuses, and whose arrays it leaves alone."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+from jax import numpy as jnp
+
+from jaxddp import optim
+from jaxddp.data.torch_rng import Generator
+from jaxddp.data_parallel import DataParallel
+from jaxddp.distributed.devices import prepare
+from jaxddp.distributed.replicas import Replicas
+from jaxddp.errors import InputError
+from jaxddp.loader import Loader
+from jaxddp.nn import layers
+from jaxddp.nn.losses import Losses
+from jaxddp.step.gradient_hooks import GradientHook
+from jaxddp.step.local_gradients import MicroBatches
+
+LR = 0.1
+TOLERANCE = 5e-7  # of float32, as a part of each number: 4.3e-8
+
+Arrays = dict[str, np.ndarray]
+
+
+class Own(nnx.Module):
+    """y = a * x + b, with a name that no layer of ours has."""
+
+    def __init__(self) -> None:
+        self.slope = nnx.Param(jnp.asarray(2.0))
+        self.offset = nnx.Param(jnp.asarray(-1.0))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.slope[...] * x + self.offset[...]
+
+
+def squared_error(model: Own, batch: Any) -> jax.Array:
+    return (model(batch["x"]) - batch["y"]) ** 2
+
+
+def two() -> Replicas:
+    return Replicas(jax.devices()[:2])
+
+
+@functools.cache
+def own() -> DataParallel:
+    return DataParallel(Own(), optim.sgd(LR), squared_error, replicas=two())
+
+
+def data() -> Arrays:
+    rng = np.random.default_rng(0)
+    return {"x": rng.normal(size=(2, 1, 3)).astype("float32"), "y": rng.normal(size=(2, 1, 3)).astype("float32")}
+
+
+def one_step(ddp: DataParallel, state: Any) -> Any:
+    return ddp.steps(state, ddp.replicas.shard(MicroBatches(None, data())))
+
+
+def by_hand(slope: float, offset: float) -> Arrays:
+    """Parameters after one step."""
+    x, y = (data()[name].astype("float64") for name in "xy")
+    residual = slope * x + offset - y
+    return {"slope": slope - LR * 2 * (residual * x).mean(), "offset": offset - LR * 2 * residual.mean()}
+
+
+def check_params(state: Any, expected: Arrays) -> None:
+    assert jax.device_get(state.params) == pytest.approx(expected, rel=TOLERANCE)
+
+
+def test_a_users_module_with_a_plain_loss_trains() -> None:
+    state, sums = one_step(own(), own().init())
+    check_params(state, by_hand(2.0, -1.0))
+    assert sums.keys() == {"loss", "count"}
+    assert sums["count"].tolist() == [6]
+    with pytest.raises(AssertionError):
+        check_params(state, by_hand(2.0, -1.001))
+
+
+def test_training_starts_from_the_params_given() -> None:
+    ddp = own()
+    state = ddp.init(params={"slope": np.float32(5), "offset": np.float32(7)})
+    assert int(state.step) == 0
+    state, _ = one_step(ddp, state)
+    assert int(state.step) == 1
+    check_params(state, by_hand(5.0, 7.0))
+
+
+def test_donation_eats_nobodys_arrays() -> None:
+    model = Own()
+    ddp = DataParallel(model, optim.sgd(LR), squared_error, replicas=two())
+    given = {"slope": jnp.asarray(5.0), "offset": jnp.asarray(7.0)}
+    for _ in range(2):
+        check_params(one_step(ddp, ddp.init())[0], by_hand(2.0, -1.0))
+        check_params(one_step(ddp, ddp.init(given))[0], by_hand(5.0, 7.0))
+    assert (float(model.slope[...]), float(given["slope"])) == (2.0, 5.0)
+
+
+def test_replicated_arrays_are_copies() -> None:
+    """device_put keeps the array that it is given as one of the copies."""
+    replicas, ours, planted = two(), jnp.ones(3), jnp.ones(3)
+    count = replicas.map(lambda tree, rank: jax.tree.map(lambda x: x + 1, tree), (None, 0), None, donate=(0,))
+    ranks = replicas.shard(np.arange(2))
+    jax.block_until_ready(count(replicas.replicate(ours), ranks))
+    assert np.asarray(ours).all()
+    jax.block_until_ready(count(jax.device_put(planted, replicas.replicate(ours).sharding), ranks))
+    with pytest.raises(RuntimeError, match="deleted"):
+        np.asarray(planted)
+
+
+def test_a_module_taken_out_survives_further_steps() -> None:
+    ddp = own()
+    state, _ = one_step(ddp, ddp.init())
+    module = ddp.module(state)
+    one_step(ddp, state)
+    assert module.slope[...] == pytest.approx(by_hand(2.0, -1.0)["slope"], rel=TOLERANCE)
+    assert isinstance(module, Own)
+
+
+def test_a_state_is_used_up() -> None:
+    ddp = own()
+    state = ddp.init()
+    one_step(ddp, state)
+    with pytest.raises(ValueError, match="used up by an earlier `steps`; go on from the state that it returned"):
+        one_step(ddp, state)
+
+
+def test_the_default_replicas_are_the_prepared_devices() -> None:
+    assert DataParallel(Own(), optim.sgd(LR), squared_error).replicas.devices == prepare()
+
+
+def test_dtype_is_that_of_floating_point_arrays_only() -> None:
+    with jax.enable_x64(True):
+        state = DataParallel(layers.BatchNorm(2), optim.adam(), dtype="float64", replicas=two()).init()
+        dtypes = {name: value.dtype for name, value in {**state.params, **state.buffers}.items()}
+    assert dtypes.pop("num_batches_tracked") == "int32"
+    assert set(dtypes.values()) == {np.dtype("float64")}
+
+
+def test_weights_take_elements_out() -> None:
+    def last_out(model: Own, batch: Any) -> Losses:
+        return Losses(squared_error(model, batch), jnp.array([1, 1, 0]), {"x": batch["x"]})
+
+    ddp = DataParallel(Own(), optim.sgd(LR), last_out, replicas=two())
+    _, sums = one_step(ddp, ddp.init())
+    x, y = (data()[name][..., :2] for name in "xy")
+    expected = {"count": 4, "loss": ((2 * x - 1 - y) ** 2).sum(), "x": x.sum()}
+    assert {name: float(value[0]) for name, value in sums.items()} == pytest.approx(expected, rel=TOLERANCE)
+
+
+# ---- what is refused
+
+
+@pytest.mark.parametrize(
+    "loss_fn",
+    [lambda model, batch: squared_error(model, batch).mean(), lambda model, batch: Losses(jnp.float32(1))],
+    ids=["array", "Losses"],
+)
+def test_a_mean_is_no_loss_per_example(loss_fn: Callable) -> None:
+    ddp = DataParallel(Own(), optim.sgd(LR), loss_fn, replicas=two())
+    with pytest.raises(ValueError, match=r"^the loss function must return one loss per example, shape \(B, \.\.\.\)"):
+        one_step(ddp, ddp.init())
+
+
+def test_a_batch_for_other_replicas_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"a batch of shape \(2, 1, 3\) cannot be dealt out to 4 replicas"):
+        Replicas(jax.devices()[:4]).shard(data())
+    with pytest.raises(ValueError, match=r"a batch of shape \(1, 1, 3\) cannot be dealt out to 2 replicas"):
+        own().steps(own().init(), MicroBatches(None, {name: x[:1] for name, x in data().items()}))
+
+
+# ---- several steps in one dispatch
+
+
+class Normalized(nnx.Module):
+    """A linear layer and a BatchNorm."""
+
+    def __init__(self) -> None:
+        self.fc = layers.Linear(2, 3, generator=Generator(0))
+        self.bn = layers.BatchNorm(3)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.bn(self.fc(x))
+
+
+@functools.cache
+def two_epochs(steps_per_dispatch: int) -> tuple[Arrays, list[float], list[int]]:
+    """State and losses after two epochs of 7 steps and a ragged one; traces of the loss after each epoch."""
+    traces, losses, traced = [], [], []
+
+    def loss_fn(model: Normalized, batch: Any) -> jax.Array:
+        traces.append(batch["x"].shape)
+        return (model(batch["x"]) - 1) ** 2
+
+    rng = np.random.default_rng(0)
+    ddp = DataParallel(Normalized(), optim.sgd(LR, momentum=0.9), loss_fn, replicas=two())
+    x = rng.normal(size=(59, 2)).astype("float32")
+    loader = Loader({"x": x}, ddp.replicas, global_batch_size=8, steps_per_dispatch=steps_per_dispatch)
+    state = ddp.init()
+    for epoch in range(2):
+        for batch in loader.epoch(epoch):
+            state, sums = ddp.steps(state, batch)
+            losses += sums["loss"].tolist()
+        traced.append(len(traces))
+    ddp.verify(state)
+    leaves = jax.tree_util.tree_leaves_with_path(state)
+    return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}, losses, traced
+
+
+@pytest.mark.parametrize("steps_per_dispatch", [3, 7])
+def test_steps_per_dispatch_changes_no_bit(steps_per_dispatch: int) -> None:
+    one, several = two_epochs(1), two_epochs(steps_per_dispatch)
+    assert len(one[1]) == 16
+    assert one[1] == several[1]
+    for name, value in one[0].items():
+        np.testing.assert_array_equal(several[0][name], value, name)
+
+
+@pytest.mark.parametrize(("steps_per_dispatch", "shapes"), [(1, 2), (3, 3), (7, 2)])
+def test_each_shape_is_traced_once(steps_per_dispatch: int, shapes: int) -> None:
+    _, _, (after_one, after_two) = two_epochs(steps_per_dispatch)
+    assert after_one == after_two == shapes
+
+
+# ---- what makes no sense
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"ema_decay": 1.5}, r"^ema_decay 1.5: must be 0 to 1"),
+        ({"shard_optimizer": True, "find_unused_parameters": True}, r"^shard_optimizer: a slice has something"),
+        (
+            {"shard_optimizer": True, "gradient_hooks": (GradientHook("*", lambda name, gradient: None),)},
+            r"^shard_optimizer: no replica has the mean of a whole gradient",
+        ),
+        ({"keep_buffers": "rank1"}, r"^keep_buffers rank1: unknown; did you mean rank0\?"),
+        ({"loss_normalization": "globl"}, r"^loss_normalization globl: unknown; did you mean global\?"),
+        ({"clip_grad_norm": -1.0}, r"^clip_grad_norm -1.0: must be above 0$"),
+        ({"dtype": "float64"}, r"^dtype float64: needs jax's 64-bit mode"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        DataParallel(Own(), optim.sgd(LR), squared_error, replicas=two(), **options)
+
+
+@pytest.mark.parametrize("use", ["steps", "evaluate", "verify"])
+def test_a_state_that_was_used_up_is_refused(use: str) -> None:
+    ddp, arrays = own(), {name: x[0, 0] for name, x in data().items()}
+    start = ddp.init()
+    one_step(ddp, start)
+    uses = {"steps": lambda: one_step(ddp, start), "evaluate": lambda: ddp.evaluate(start, arrays)}
+    with pytest.raises(ValueError, match=r"^this state was used up by an earlier `steps`"):
+        uses.get(use, lambda: ddp.verify(start))()
+
+
+def test_a_buffer_may_be_a_truth_value() -> None:
+    class Flagged(Own):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen = nnx.Variable(jnp.array(False))
+
+        def __call__(self, x: jax.Array) -> jax.Array:
+            self.seen[...] = jnp.array(True)
+            return super().__call__(x)
+
+    ddp = DataParallel(Flagged(), optim.sgd(LR), squared_error, replicas=two())
+    state, _ = one_step(ddp, ddp.init())
+    assert state.buffers["seen"].dtype == bool and bool(state.buffers["seen"])
+
+
+def test_without_a_moving_average_there_is_none_to_be_had() -> None:
+    ddp = own()
+    with pytest.raises(InputError, match="no moving average is kept"):
+        ddp.averaged(ddp.init())

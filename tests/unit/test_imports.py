@@ -1,0 +1,131 @@
+"""Who imports whom: jaxddp works without torch, torch_ref without jax, and pmap is written once."""
+
+import ast
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import jaxddp
+import torch_ref
+
+JAXDDP, TORCH_REF = (Path(package.__file__).parent for package in (jaxddp, torch_ref))
+JAX = {"jax", "jaxlib", "flax", "optax", "orbax"}
+TORCH = {"torch"}
+
+
+def sources(package: Path) -> dict[str, ast.Module]:
+    """Every module of a package by its path within, without its tests."""
+    return {path.relative_to(package).as_posix(): ast.parse(path.read_text()) for path in package.rglob("*.py")}
+
+
+def imported(tree: ast.AST) -> set[str]:
+    """Top-level packages that a module imports, anywhere in it."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add((node.module or "").partition(".")[0])
+    return names
+
+
+def unsafe(tree: ast.AST) -> list[str]:
+    """Imports and calls through which data that is loaded could run code; pickle's errors are none."""
+    found = sorted(imported(tree) & {"cloudpickle", "dill", "joblib", "shelve", "marshal"})
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module == "pickle":
+            found.append("pickle")
+        if isinstance(node, ast.Call):
+            name = ast.unparse(node.func)
+            options = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+            safe = options.get("weights_only") == "True" if name == "torch.load" else not name.startswith("pickle.")
+            if not safe or name in ("eval", "exec") or options.get("allow_pickle", "False") != "False":
+                found.append(ast.unparse(node))
+    return found
+
+
+def mentions(tree: ast.AST, name: str) -> int:
+    """How often `name` occurs as a name, an attribute or an import; text does not count."""
+    nodes = list(ast.walk(tree))
+    return sum(
+        name in (getattr(node, "id", None), getattr(node, "attr", None))
+        or (isinstance(node, ast.alias) and node.name.rpartition(".")[2] == name)
+        for node in nodes
+    )
+
+
+def test_pmap_is_written_once() -> None:
+    found = {path: mentions(tree, "pmap") for path, tree in sources(JAXDDP).items()}
+    assert {path: count for path, count in found.items() if count} == {"distributed/replicas.py": 1}
+
+
+def test_jaxddp_without_parity_imports_no_torch() -> None:
+    for path, tree in sources(JAXDDP).items():
+        if not path.startswith("parity/"):
+            assert not imported(tree) & (TORCH | {"torch_ref"}), path
+
+
+def test_torch_ref_imports_no_jax() -> None:
+    for path, tree in sources(TORCH_REF).items():
+        assert not imported(tree) & JAX, path
+
+
+def test_nothing_that_is_loaded_can_run_code() -> None:
+    for path, tree in [*sources(JAXDDP).items(), *sources(TORCH_REF).items()]:
+        assert not unsafe(tree), path
+
+
+@pytest.mark.parametrize(
+    ("check", "source"),
+    [
+        (imported, "import torch.nn as nn"),
+        (imported, "def f():\n    from torch import nn"),
+        (lambda tree: mentions(tree, "pmap"), "jax.pmap(f)"),
+        (lambda tree: mentions(tree, "pmap"), "from jax import pmap as p"),
+        (lambda tree: mentions(tree, "pmap"), "g = functools.partial(jax.pmap, axis_name='i')"),
+        (unsafe, "from pickle import load"),
+        (unsafe, "pickle.load(file)"),
+        (unsafe, "torch.load(path)"),
+        (unsafe, "torch.load(path, weights_only=False)"),
+        (unsafe, "np.load(path, allow_pickle=True)"),
+    ],
+)
+def test_planted_faults_are_seen(check: Callable[[ast.AST], object], source: str) -> None:
+    assert check(ast.parse(source))
+
+
+def test_what_merely_reads_like_it_is_not_taken_for_it() -> None:
+    tree = ast.parse("'''jax.pmap and torch'''\nimport torchless\nfrom jaxddp import torch_random\nnp.load(path)")
+    assert not imported(tree) & TORCH
+    assert not mentions(tree, "pmap")
+    assert not unsafe(tree)
+    assert not unsafe(ast.parse("torch.load(path, weights_only=True)\nnp.load(path, allow_pickle=False)"))
+
+
+def modules_after(code: str, *argv: str) -> set[str]:
+    """Top-level modules that are loaded after `code` ran in a fresh process."""
+    report = "import sys; print('loaded', *{name.partition('.')[0] for name in sys.modules})"
+    env = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-c", f"import atexit\natexit.register(lambda: exec({report!r}))\n{code}", *argv]
+    result = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stderr
+    return set(result.stdout.splitlines()[-1].split()[1:])
+
+
+def test_training_with_jax_loads_no_torch(tmp_path: Path) -> None:
+    run = "import runpy; runpy.run_module('jaxddp.train', run_name='__main__')"
+    flags = "--platform cpu --dataset linear --model linear --epochs 1 --output"  # tensorboardX would load it
+    loaded = modules_after(run, *flags.split(), str(tmp_path / "run"))
+    assert {"jax", "tensorboardX"} <= loaded
+    assert not loaded & (TORCH | {"torch_ref"})
+
+
+def test_training_with_torch_loads_no_jax() -> None:
+    names = [f"torch_ref.{path[:-3].replace('/', '.')}" for path in sources(TORCH_REF) if "__" not in path]
+    loaded = modules_after("; ".join(f"import {name}" for name in names))
+    assert {"torch", "jaxddp"} <= loaded
+    assert not loaded & JAX

@@ -1,0 +1,225 @@
+"""The loader against torch's DistributedSampler and DataLoader, and against consumers that stop and data that fail."""
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
+
+from jaxddp.distributed.replicas import Replicas, VirtualReplicas
+from jaxddp.errors import InputError
+from jaxddp.loader import Loader
+from jaxddp.step.local_gradients import MicroBatches
+
+Steps = list[list[list[list[int]]]]  # [step][rank][micro-batch][example]
+
+
+def first(world_size: int) -> Replicas:
+    return Replicas(jax.devices()[:world_size])
+
+
+def arrays(size: int) -> dict[str, np.ndarray]:
+    """Examples that can be told apart."""
+    return {"x": np.arange(2.0 * size, dtype=np.float32).reshape(size, 2), "id": np.arange(size)}
+
+
+def ours(batches: Iterator[MicroBatches]) -> Steps:
+    """The ids in each step."""
+    steps = []
+    for batch in batches:
+        last = np.asarray(batch.last["id"])  # (W, K, B')
+        head = np.empty((*last.shape[:2], 0, 0), int) if batch.head is None else np.asarray(batch.head["id"])
+        for k in range(last.shape[1]):
+            steps.append([[*head[r, k].tolist(), last[r, k].tolist()] for r in range(len(last))])
+    return steps
+
+
+def torchs(
+    size: int, world_size: int, batch: int, micro: int, epoch: int, drop_last_batch: bool = False, **options: Any
+) -> Steps:
+    """What a DataLoader with a DistributedSampler gives each rank in each step."""
+    dataset, ranks = TensorDataset(torch.arange(size)), []
+    for rank in range(world_size):
+        sampler = DistributedSampler(dataset, world_size, rank, **options)
+        sampler.set_epoch(epoch)
+        loader = DataLoader(dataset, batch_size=batch, sampler=sampler, drop_last=drop_last_batch)
+        ranks.append([[part.tolist() for part in ids.split(micro)] for (ids,) in loader])
+    return [list(step) for step in zip(*ranks, strict=True)]
+
+
+def check_against_torch(
+    replicas: Replicas,
+    size: int,
+    micro: int,
+    accumulation: int,
+    epoch: int,
+    start: int,
+    per_dispatch: int,
+    **options: Any,
+) -> None:
+    world_size, batch = replicas.world_size, micro * accumulation
+    expected = torchs(size, world_size, batch, micro, epoch, **options)
+
+    def build() -> Loader:
+        return Loader(
+            arrays(size),
+            replicas,
+            global_batch_size=batch * world_size,
+            accumulation_steps=accumulation,
+            steps_per_dispatch=per_dispatch,
+            **options,
+        )
+
+    if not expected:
+        with pytest.raises(InputError, match="larger than the"):
+            build()
+        return
+    loader = build()
+    start = min(start, len(expected) - 1)
+    assert ours(loader.host_batches(epoch, start)) == expected[start:]
+    assert loader.steps_per_epoch == len(expected)
+    sizes = [sum(len(part) for rank in step for part in rank) for step in expected]
+    assert [loader.examples_in(len(expected) * epoch + step) for step in range(len(expected))] == sizes
+    assert loader.examples_per_epoch == sum(sizes)
+
+
+@given(
+    size=st.integers(1, 60),
+    world_size=st.integers(1, 9),
+    micro=st.integers(1, 4),
+    accumulation=st.integers(1, 3),
+    epoch=st.integers(0, 3),
+    start=st.integers(0, 5),
+    per_dispatch=st.integers(1, 4),
+    shuffle=st.booleans(),
+    drop_last=st.booleans(),
+    drop_last_batch=st.booleans(),
+    seed=st.integers(0, 2**31),
+)
+@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+def test_every_batch_of_every_rank_is_torchs(world_size: int, **case: Any) -> None:
+    check_against_torch(VirtualReplicas(world_size), **case)
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("world_size", [2, 8])
+def test_sizes_around_the_number_of_devices(world_size: int, drop_last: bool) -> None:
+    for size in (world_size - 1, world_size, world_size + 1, 5 * world_size - 1, 5 * world_size + 1):
+        case: dict[str, Any] = {"accumulation": 2, "start": 0, "per_dispatch": 2, "drop_last": drop_last}
+        check_against_torch(first(world_size), size, 1, epoch=1, **case)
+
+
+def test_a_forgotten_set_epoch_is_caught() -> None:
+    loader = Loader(arrays(20), first(2), global_batch_size=8)
+    assert ours(loader.epoch(0)) == torchs(20, 2, 4, 4, epoch=0)
+    assert ours(loader.epoch(1)) != torchs(20, 2, 4, 4, epoch=0)
+
+
+def test_epochs_in_any_order_are_torchs() -> None:
+    loader = Loader(arrays(21), first(2), global_batch_size=8, seed=3)
+    for epoch in (0, 1, 1, 5, 2, 0):
+        assert ours(loader.epoch(epoch)) == torchs(21, 2, 4, 4, epoch, seed=3), epoch
+
+
+def test_batches_lie_on_the_devices_that_need_them() -> None:
+    replicas = first(4)
+    loader = Loader(arrays(32), replicas, global_batch_size=16, accumulation_steps=2, steps_per_dispatch=2)
+    (batch,) = loader.epoch(0)
+    for leaf in jax.tree.leaves(batch):
+        assert [shard.device for shard in leaf.addressable_shards] == replicas.devices
+        assert {shard.data.shape[:2] for shard in leaf.addressable_shards} == {(1, 2)}
+    np.testing.assert_array_equal(batch.last["x"], arrays(32)["x"][np.asarray(batch.last["id"])])
+
+
+def test_float64_reaches_the_devices_as_float64() -> None:
+    loader = Loader({"x": np.full((4, 1), 1 / 3)}, first(2), global_batch_size=4)
+    with jax.enable_x64(True):
+        (batch,) = loader.epoch(0)
+        assert (np.asarray(batch.last["x"]) == 1 / 3).all()
+
+
+@pytest.mark.parametrize(
+    ("size", "options", "message"),
+    [
+        (10, {"global_batch_size": 6}, r"global_batch_size 6: must be divisible by 4 replicas x 1 accumulation"),
+        (10, {"global_batch_size": 8, "accumulation_steps": 3}, "by 4 replicas x 3 accumulation steps"),
+        (10, {"global_batch_size": 16, "drop_last_batch": True}, "16: larger than the 10 examples"),
+        (3, {"global_batch_size": 4, "drop_last": True}, "4: larger than the 3 examples"),
+    ],
+)
+def test_what_cannot_be_dealt_out_is_refused(size: int, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Loader(arrays(size), first(4), **options)
+
+
+def test_arrays_of_different_lengths_are_refused() -> None:
+    with pytest.raises(InputError, match=r"different lengths: {'x': 10, 'y': 9}"):
+        Loader({"x": np.zeros(10), "y": np.zeros(9)}, first(2), global_batch_size=2)
+
+
+def test_a_dispatch_is_bounded_and_splits_the_epoch_evenly() -> None:
+    assert Loader(arrays(100), first(2), global_batch_size=2).steps_per_dispatch == 25  # of 50, at most 32
+    assert Loader(arrays(3), first(2), global_batch_size=8).steps_per_dispatch == 1
+    big = np.broadcast_to(np.float32(0), (8, 2**23))  # 32 MiB an example
+    assert Loader({"x": big}, first(2), global_batch_size=2).steps_per_dispatch == 1
+
+
+# ---- ahead of the consumer
+
+
+class Watched(np.ndarray):
+    """An array that counts how often examples are taken, and fails the `fail_at`-th time."""
+
+    taken = 0
+    fail_at = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, np.ndarray):
+            self.taken += 1
+            if self.taken == self.fail_at:
+                raise OSError("disk on fire")
+        return np.asarray(super().__getitem__(index))
+
+
+def watched(fail_at: int = 0) -> tuple[Watched, Loader]:
+    array = np.zeros((40, 1), np.float32).view(Watched)
+    array.fail_at = fail_at
+    return array, Loader({"x": array}, first(2), global_batch_size=2, steps_per_dispatch=1)
+
+
+def test_an_epoch_takes_each_batch_once() -> None:
+    array, loader = watched()
+    assert len(list(loader.epoch(0))) == array.taken == 20
+
+
+@pytest.mark.parametrize("seen", [1, 3])
+def test_a_consumer_that_stops_ends_it(seen: int) -> None:
+    array, loader = watched()
+    batches = loader.epoch(0)
+    assert len(list(itertools.islice(batches, seen))) == seen
+    batches.close()
+    assert seen < array.taken <= seen + 3  # ahead, but not far: batches take the devices' memory
+
+
+@pytest.mark.parametrize("fail_at", [1, 4])
+def test_an_error_reaches_the_consumer_in_its_turn(fail_at: int) -> None:
+    batches = watched(fail_at)[1].epoch(0)
+    assert len(list(itertools.islice(batches, fail_at - 1))) == fail_at - 1
+    with pytest.raises(OSError, match="disk on fire"):
+        next(batches)
+    assert list(batches) == []
+
+
+@pytest.mark.parametrize("name", ["global_batch_size", "accumulation_steps"])
+@pytest.mark.parametrize("value", [0, -4])
+def test_sizes_start_at_one(name: str, value: int) -> None:
+    sizes = {"global_batch_size": 4, name: value}
+    with pytest.raises(InputError, match=f"^{name} {value}: must be at least 1$"):
+        Loader({"x": np.arange(8)}, VirtualReplicas(2), **sizes)

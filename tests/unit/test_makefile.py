@@ -1,0 +1,35 @@
+"""The commands that the README opens with, as far as they can be tried without installing anything."""
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+@pytest.mark.parametrize(
+    ("target", "extras", "last"),
+    [
+        ("train", "", "jaxddp.train"),
+        ("test", "test", "pytest tests/examples tests/equivalence"),
+        ("lint", "dev", "mypy"),
+    ],
+)
+def test_each_target_installs_what_it_needs(target: str, extras: str, last: str, gpu: bool, tmp_path: Path) -> None:
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text(f"#!/bin/sh\nexit {0 if gpu else 1}\n")
+    smi.chmod(0o755)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}  # of make test
+    environment["PATH"] = f"{tmp_path}:{environment['PATH']}"
+    command = ["make", "--dry-run", target]
+    printed = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True).stdout
+    wanted = ",".join(filter(None, ["cuda12" * gpu, extras]))
+    assert re.findall(r'pip install .*-e "(.*)"', printed) == [f".[{wanted}]" if wanted else "."]
+    assert last in printed[printed.rindex("pip install") :]

@@ -1,0 +1,224 @@
+"""A torch_ref run and its folder: resumed bit for bit, refused where it does not fit."""
+
+import dataclasses
+import re
+from itertools import count
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from jaxddp.data import datasets
+from jaxddp.errors import InputError, TrainingError
+from jaxddp.tracking.run_log import read_metrics
+from tests.support.torch_cases import case, small
+from torch_ref import models, optim
+from torch_ref import train as training
+from torch_ref.checkpoint import load_checkpoint, save_checkpoint
+from torch_ref.config import TorchConfig
+from torch_ref.distributed import World
+from torch_ref.state import TrainState
+from torch_ref.step import train_step
+from torch_ref.weights import load_weights, save_weights
+
+
+def interrupted(config: TorchConfig, monkeypatch: pytest.MonkeyPatch, epoch: int) -> None:
+    """Train, and stop in the middle of `epoch`."""
+    with monkeypatch.context() as patch:
+        make_step = training.train_step
+
+        steps = count()
+
+        def stop_in_time(*args: object, **options: object) -> object:
+            if next(steps) == epoch * 4 + 2:
+                raise KeyboardInterrupt
+            return make_step(*args, **options)
+
+        patch.setattr(training, "train_step", stop_in_time)
+        with pytest.raises(KeyboardInterrupt):
+            training.main(config)
+
+
+def resumed_ends_as_whole(folder: Path, **changes: object) -> bool:
+    """Go on with the run in "halves", and compare its weights with those of "whole"."""
+    training.main(small(folder / "halves", resume=str(folder / "halves"), **changes))
+    whole, halves = ((folder / name / "model.safetensors").read_bytes() for name in ("whole", "halves"))
+    return whole == halves
+
+
+def test_resume_is_bit_for_bit_the_uninterrupted_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    training.main(small(tmp_path / "whole", ema_decay=0.9, dropout=0.3))
+    interrupted(small(tmp_path / "halves", ema_decay=0.9, dropout=0.3), monkeypatch, epoch=3)
+    assert not (tmp_path / "halves" / "model.safetensors").exists()
+    assert resumed_ends_as_whole(tmp_path, ema_decay=0.9, dropout=0.3)
+    records = [
+        [{**record, "examples_per_second": 0} for record in read_metrics(tmp_path / name / "metrics.jsonl")]
+        for name in ("whole", "halves")
+    ]
+    assert records[0] == records[1]
+    of_averages = [(tmp_path / name / "model_averaged.safetensors").read_bytes() for name in ("whole", "halves")]
+    assert of_averages[0] == of_averages[1]
+    assert {path.name for path in (tmp_path / "halves").iterdir()} >= {"config.json", "curves.png", "checkpoint.pt"}
+
+
+def test_so_it_is_with_a_loss_scaler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scaling = {"amp": "fp16", "init_scale": 2.0**22, "growth_interval": 3}
+    training.main(small(tmp_path / "whole", **scaling))
+    interrupted(small(tmp_path / "halves", **scaling), monkeypatch, epoch=3)
+    assert resumed_ends_as_whole(tmp_path, **scaling)
+    records = [read_metrics(tmp_path / name / "metrics.jsonl") for name in ("whole", "halves")]
+    scales = [[record["scale"] for record in run if record["kind"] == "step"] for run in records]
+    assert scales[0] == scales[1] and 2 < len(set(scales[0])) < 12  # it overflows, and then it does not
+
+
+def test_a_run_that_ended_before_its_first_checkpoint_starts_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training.main(small(tmp_path / "whole"))
+    interrupted(small(tmp_path / "halves"), monkeypatch, epoch=1)
+    assert not (tmp_path / "halves" / "checkpoint.pt").exists()
+    assert resumed_ends_as_whole(tmp_path)
+
+
+def test_such_a_run_starts_from_its_weights_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = small(tmp_path / "whole")
+    given = str(tmp_path / "given.safetensors")
+    save_weights(Path(given), models.build(dataclasses.replace(config, seed=9), datasets.load(config)))
+    training.main(dataclasses.replace(config, weights=given))
+    halves = small(tmp_path / "halves", weights=given)
+    interrupted(halves, monkeypatch, epoch=1)
+    training.main(dataclasses.replace(halves, resume=halves.output))
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "halves")]
+    assert weights[0] == weights[1]
+
+
+def test_resume_refuses_what_would_lose_the_place(tmp_path: Path) -> None:
+    config = small(tmp_path / "run", epochs=1, drop_last=True, schedule="constant")
+    training.main(config)
+    more = dataclasses.replace(config, resume=config.output, devices=16, strategy="single")
+    with pytest.raises(InputError, match=r"^--resume .*run: an epoch had 4 steps and would now have 3; go on with"):
+        training.build(World(), more)
+    (tmp_path / "run" / "checkpoints").mkdir()
+    with pytest.raises(InputError, match=r"run: holds a run of jaxddp.train, which alone can go on with it$"):
+        training.main(dataclasses.replace(config, resume=config.output))
+
+
+def test_resume_notices_forgotten_moments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    training.main(small(tmp_path / "whole"))
+    interrupted(small(tmp_path / "halves"), monkeypatch, epoch=3)
+    path = tmp_path / "halves" / "checkpoint.pt"
+    content = torch.load(path, weights_only=True)
+    for moments in content["optimizer"].values():
+        moments["exp_avg"].zero_()
+    torch.save(content, path)
+    assert not resumed_ends_as_whole(tmp_path)
+
+
+def new_state(config: TorchConfig) -> TrainState:
+    torch.manual_seed(config.seed)
+    module = nn.Linear(3, 2)
+    return TrainState(module, *optim.from_config(module.parameters(), config, total_steps=20))
+
+
+@pytest.mark.parametrize("schedule", ["constant", "step", "warmup_cosine", "one_cycle"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "rmsprop"])
+def test_checkpoint_restores_every_optimizer_and_schedule(tmp_path: Path, schedule: str, optimizer: str) -> None:
+    options = {"warmup_cosine": {"warmup_steps": 4}, "step": {"step_size": 3}}.get(schedule, {})
+    momentum = None if optimizer == "adam" else 0.9
+    config = TorchConfig(optimizer=optimizer, momentum=momentum, lr=0.1, schedule=schedule, **options)
+
+    def advance(state: TrainState, steps: int) -> None:
+        for step in range(state.step, state.step + steps):
+            batch = {"x": torch.full((4, 3), step / 10), "y": torch.arange(4) % 2}
+            train_step(state.module, state.optimizer, state.scheduler, [batch], World())
+        state.step += steps
+
+    through, resumed = new_state(config), new_state(config)
+    advance(through, 6)
+    save_checkpoint(tmp_path / "checkpoint.pt", through)
+    load_checkpoint(tmp_path / "checkpoint.pt", resumed)
+    for state in (through, resumed):
+        advance(state, 10)
+    assert torch.equal(through.module.weight, resumed.module.weight)
+    assert through.optimizer.param_groups[0]["lr"] == resumed.optimizer.param_groups[0]["lr"]
+
+
+def test_a_flag_beside_resume_overrides_the_checkpoint(tmp_path: Path) -> None:
+    state = new_state(TorchConfig(lr=0.1))
+    save_checkpoint(tmp_path / "checkpoint.pt", dataclasses.replace(state, step=5))
+    resumed = new_state(TorchConfig(lr=0.2))
+    state.optimizer.step()
+    with pytest.raises(InputError, match="missing bias: exp_avg"):  # saved before its first step
+        load_checkpoint(tmp_path / "checkpoint.pt", resumed)
+    train_step(state.module, state.optimizer, None, [{"x": torch.ones(2, 3), "y": torch.zeros(2).long()}], World())
+    save_checkpoint(tmp_path / "checkpoint.pt", state)
+    load_checkpoint(tmp_path / "checkpoint.pt", resumed)
+    assert resumed.optimizer.param_groups[0]["lr"] == 0.2
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "holds no checkpoint of torch_ref (no checkpoint.pt there)"),
+        (b"not a checkpoint", "checkpoint.pt cannot be read"),
+        ({"weights": torch.ones(1)}, "checkpoint.pt is not a checkpoint of torch_ref"),
+        (Path("/"), "checkpoint.pt cannot be read (Weights only load failed"),
+    ],
+)
+def test_bad_checkpoints_are_one_line(tmp_path: Path, content: object, message: str) -> None:
+    path = tmp_path / "checkpoint.pt"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif content is not None:
+        torch.save(content, path)
+    with pytest.raises(InputError) as caught:
+        load_checkpoint(path, new_state(TorchConfig()))
+    assert str(caught.value).startswith(f"--resume {tmp_path}: {message}")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_checkpoint_of_another_optimizer_is_refused(tmp_path: Path) -> None:
+    batch = {"x": torch.ones(2, 3), "y": torch.zeros(2).long()}
+    state = new_state(TorchConfig(optimizer="adam"))
+    train_step(state.module, state.optimizer, None, [batch], World())
+    save_checkpoint(tmp_path / "checkpoint.pt", state)
+    other = new_state(TorchConfig(optimizer="adam", amsgrad=True))
+    with pytest.raises(InputError, match="missing bias: max_exp_avg_sq; missing weight: max_exp_avg_sq"):
+        load_checkpoint(tmp_path / "checkpoint.pt", other)
+
+
+def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
+    first = small(tmp_path / "run", epochs=2)
+    training.main(first)
+    with pytest.raises(TrainingError) as caught:
+        training.main(small(tmp_path / "run", resume=first.output, epochs=4, lr=1e30))
+    assert re.fullmatch(
+        r"loss is (nan|inf) at step \d+; --detect-anomaly tells the parameter and the replica; "
+        rf"the last good checkpoint is {first.output}/checkpoint.pt; --resume {first.output} goes on from it",
+        str(caught.value),
+    )
+    assert torch.load(Path(first.output) / "checkpoint.pt", weights_only=True)["step"] == 8
+
+
+def test_weights_are_strict_both_ways(tmp_path: Path) -> None:
+    path = tmp_path / "weights.safetensors"
+    save_weights(path, nn.Sequential(nn.Linear(3, 2)))
+    other = nn.ModuleDict({"0": nn.Linear(4, 2, bias=False), "1": nn.Linear(2, 2, bias=False)})
+    with pytest.raises(InputError) as caught:
+        load_weights(path, other)
+    problems = "0.weight has shape (2, 3) and not (2, 4); left over 0.bias; missing 1.weight"
+    assert str(caught.value) == f"--weights {path}: does not fit the model: {problems}"
+    with pytest.raises(InputError, match="not a readable safetensors file"):
+        load_weights(tmp_path / "none", other)
+
+
+def test_a_run_starts_from_given_weights(tmp_path: Path) -> None:
+    path = str(tmp_path / "start.safetensors")
+    config = case(devices=1, seed=5, dtype="float32")
+    save_weights(Path(path), models.build(config, datasets.load(config)))
+    run = training.build(World(), case(devices=1, seed=3, weights=path, strategy="single"))
+    expected = models.build(config, datasets.load(config))
+    for name, value in run.state.module.state_dict().items():
+        assert value.dtype == torch.float64
+        assert torch.equal(value, expected.state_dict()[name].double())

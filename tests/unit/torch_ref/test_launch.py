@@ -1,0 +1,162 @@
+"""torch_ref's processes: under torchrun as spawned, failing ranks named, none left behind."""
+
+import inspect
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from jaxddp.errors import TrainingError
+from torch_ref.config import TorchConfig
+from torch_ref.data_parallel import wrap
+from torch_ref.distributed import World, distributed_optim, process_group
+from torch_ref.launch import _cause, launch
+
+
+def end_to_end(*command: str) -> list[str]:
+    flags = ["--dataset", "linear", "--global-batch-size", "100", "--epochs", "2", "--platform", "cpu"]
+    done = subprocess.run(
+        [sys.executable, "-m", *command, *flags], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "error" not in done.stderr.lower()
+    return [re.sub(r" +[\d,]+ examples/s|\d+\.\d s ", "", line) for line in done.stdout.splitlines()]
+
+
+def test_torchrun_prints_what_spawned_ranks_print() -> None:
+    spawned = end_to_end("torch_ref.train", "--devices", "2")
+    launched = end_to_end("torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "torch_ref.train")
+    assert launched == spawned
+    assert [line[:9] for line in spawned] == ["mlp on li", "epoch 1/2", "epoch 2/2", "test accu"]
+    assert spawned[0].endswith("torch DDP, gloo, world size 2")
+
+
+def ranks_and_sums(world: World, config: TorchConfig) -> tuple[int, torch.Tensor]:
+    return world.rank, world.all_reduce(torch.full((3,), world.rank + 1.0))
+
+
+def test_what_each_rank_returns_comes_back_in_their_order() -> None:
+    for devices, total in ((1, 1.0), (2, 3.0)):
+        answers = launch(ranks_and_sums, TorchConfig(devices=devices, platform="cpu"))
+        assert [rank for rank, _ in answers] == list(range(devices))
+        assert all(torch.equal(sums, torch.full((3,), total)) for _, sums in answers)
+
+
+def fail_on_rank_1(world: World, config: TorchConfig) -> None:
+    Path(config.data_path, f"{world.rank}.pid").write_text(str(os.getpid()))
+    world.all_reduce(torch.ones(1))
+    if world.rank == 1 and config.model == "linear":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if world.rank == 1:
+        raise ZeroDivisionError("one line\nand another")
+    if config.model == "linear":
+        time.sleep(600)  # never notices that rank 1 is gone
+    world.all_reduce(torch.ones(1))  # notices, and fails for want of rank 1
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [("mlp", "rank 1: ZeroDivisionError: one line"), ("linear", "rank 1: killed by SIGKILL")],
+)
+def test_a_failing_rank_is_named_and_none_is_left(tmp_path: Path, model: str, message: str) -> None:
+    config = TorchConfig(model=model, dataset="npz", data_path=str(tmp_path), devices=2, platform="cpu")
+    with pytest.raises(TrainingError) as caught:
+        launch(fail_on_rank_1, config)
+    assert str(caught.value) == message
+    for path in tmp_path.glob("*.pid"):
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(path.read_text()), 0)
+
+
+def test_a_failed_run_says_so_in_one_line_and_closes_its_files(tmp_path: Path) -> None:
+    flags = "--platform cpu --devices 2 --optimizer sgd --lr 1e30 --epochs 2"
+    command = [sys.executable, "-m", "torch_ref.train", *flags.split(), "--output", str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert done.stderr.startswith("error: loss is ")
+    assert (tmp_path / "run" / "curves.png").exists()
+
+
+def test_a_rank_that_just_ends_is_named() -> None:
+    assert str(_cause([0, 3, None], Path("none"))) == "rank 1: ended with exit code 3"
+    assert str(_cause([1, None, -9], Path("none"))) == "rank 2: killed by SIGKILL"
+
+
+def test_nothing_keeps_a_group_that_was_destroyed() -> None:
+    # Ranks of which something did were aborted at their end, every other time.
+    with process_group(0, 1, torch.device("cpu"), dist.HashStore()) as world:
+        wrap(nn.Linear(5, 3), world, "ddp")
+        assert inspect.signature(torch.distributed.nn.functional.broadcast).parameters["group"].default is None
+        send = distributed_optim().zero_redundancy_optimizer._broadcast_object
+        assert inspect.signature(send).parameters["group"].default is None
+        assert dist.group.WORLD is world.group
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_ranks_end_with_a_killed_launcher(background: bool, tmp_path: Path) -> None:
+    interrupts = "signal.SIG_IGN" if background else "signal.default_int_handler"  # what a shell sets for `command &`
+    code = (
+        f"import signal; signal.signal(signal.SIGINT, {interrupts})\n"
+        "from torch_ref.launch import launch; from torch_ref.config import TorchConfig\n"
+        "from tests.unit.torch_ref.test_launch import wait_for_ever\n"
+        f"config = TorchConfig(dataset='npz', data_path={str(tmp_path)!r}, devices=2, platform='cpu')\n"
+        "launch(wait_for_ever, config)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), "TMPDIR": str(tmp_path)}  # it leaves some
+    launcher = subprocess.Popen([sys.executable, "-c", code], env=environment)
+    wait_until(lambda: len(list(tmp_path.glob("*.pid"))) == 2)
+    launcher.kill()
+    launcher.wait()
+    for path in tmp_path.glob("*.pid"):
+        wait_until(lambda path=path: not Path("/proc", path.read_text()).exists())
+
+
+def wait_for_ever(world: World, config: TorchConfig) -> None:
+    unfinished = Path(config.data_path, f"{world.rank}.tmp")
+    unfinished.write_text(str(os.getpid()))
+    unfinished.rename(unfinished.with_suffix(".pid"))
+    time.sleep(600)
+
+
+def wait_until(condition: object) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_jax_is_never_imported() -> None:
+    code = (
+        "import sys, torch_ref.train\n"
+        "foreign = {'jax', 'jaxlib', 'flax', 'optax', 'orbax'} & sys.modules.keys()\n"
+        "print(sorted(foreign), sorted(name for name in sys.modules if name.startswith('jaxddp.')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    neutral = {
+        "choices",
+        "cli",
+        "config",
+        "config_checks",
+        "curves",
+        "datasets",
+        "errors",
+        "gradient_report",
+        "options",
+        "patterns",
+        "runfolder",
+        "runlog",
+        "sampler",
+        "sizes",
+        "tensorboard",
+        "threefry",
+        "torch_random",
+    }
+    assert done.stdout.strip() == f"[] {sorted('jaxddp.' + name for name in neutral)}"

@@ -1,0 +1,177 @@
+"""torch_ref's loader, losses, optimizers and flags, part by part."""
+
+import dataclasses
+import json
+import math
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, DistributedSampler
+
+from jaxddp.config import TrainConfig
+from jaxddp.config.choices import BELONGS_TO, OPTIMIZERS
+from jaxddp.errors import InputError
+from jaxddp.tracking.run_folder import load_config
+from tests.support.torch_cases import RANKS, case, small
+from torch_ref import models, optim
+from torch_ref import train as training
+from torch_ref.config import TorchConfig
+from torch_ref.devices import check_devices, num_replicas
+from torch_ref.distributed import World
+from torch_ref.loader import Loader, epoch_indices
+from torch_ref.losses import cross_entropy
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("drop_last_batch", [False, True])
+def test_loader_is_torchs_dataloader(drop_last: bool, drop_last_batch: bool) -> None:
+    config = TrainConfig(global_batch_size=6, drop_last=drop_last, drop_last_batch=drop_last_batch, seed=2)
+    arrays = {"x": np.arange(23)}
+    orders = []
+    for rank in range(2):
+        sampler = DistributedSampler(arrays["x"], 2, rank, seed=2, drop_last=drop_last)
+        stock = DataLoader(arrays["x"], batch_size=3, sampler=sampler, drop_last=drop_last_batch)
+        loader = Loader(arrays, config, num_replicas=2, ranks=[rank])
+        for epoch in (0, 1):
+            sampler.set_epoch(epoch)
+            expected = [batch.tolist() for batch in stock]
+            found = [[micro_batch["x"].tolist() for micro_batch in step] for step in loader.epoch(epoch)]
+            assert found == [[batch] for batch in expected]
+            assert [2 * len(batch) for batch in expected] == [loader.examples_in(step) for step in range(len(expected))]
+            orders.append(expected)
+        assert loader.steps_per_epoch == len(expected)
+        assert loader.examples_per_epoch == 2 * sum(map(len, expected))
+    assert orders[0] != orders[1]  # set_epoch
+    assert sorted(map(str, orders)) == sorted(set(map(str, orders)))
+    if not drop_last_batch:
+        shares = epoch_indices(23, config, num_replicas=2)
+        assert shares.tolist() == [list(chain(*orders[0])), list(chain(*orders[2]))]
+
+
+def test_loader_groups_micro_batches_by_optimizer_step() -> None:
+    config = TrainConfig(global_batch_size=8, accumulation_steps=2, shuffle=False)
+    loader = Loader({"x": np.arange(26)}, config, num_replicas=2, ranks=[0])
+    steps = [[micro_batch["x"].tolist() for micro_batch in step] for step in loader.epoch(0)]
+    assert steps == [[[0, 2], [4, 6]], [[8, 10], [12, 14]], [[16, 18], [20, 22]], [[24]]]
+    assert [[m["x"].tolist() for m in step] for step in loader.epoch(0, start_step=2)] == steps[2:]
+    assert len(loader.smallest_micro_batch()["x"]) == 1
+    whole = Loader({"x": np.arange(26)}, dataclasses.replace(config, drop_last_batch=True), 2, ranks=[0])
+    assert [[m["x"].tolist() for m in step] for step in whole.epoch(0)] == steps[:3]
+    with pytest.raises(InputError, match="--global-batch-size 32: larger than the 26 examples"):
+        Loader({"x": np.arange(26)}, TrainConfig(global_batch_size=32, drop_last_batch=True), 2, ranks=[0])
+
+
+def test_cross_entropy_sums_are_torchs_mean() -> None:
+    torch.manual_seed(0)
+    logits, labels = torch.randn(4, 5, 3).double(), torch.randint(3, (4, 5))
+    labels[1, 2:] = -100
+    sums = cross_entropy(nn.Identity(), {"x": logits, "y": labels})
+    assert sums["count"] == 17
+    assert sums["loss"] / sums["count"] == F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+    assert sums["accuracy"] == (logits.argmax(-1) == labels).sum()
+
+
+def test_schedules_step_without_a_warning_along_their_formula() -> None:
+    parameter = torch.zeros(1, requires_grad=True)
+    config = TrainConfig(schedule="warmup_cosine", lr=0.3, warmup_steps=4, min_lr=0.01)
+    optimizer, scheduler = optim.from_config([parameter], config, total_steps=12)
+    found = []
+    for _ in range(12):
+        found.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    rise = [0.3 * (1 / 3 + 2 / 3 * step / 4) for step in range(4)]
+    fall = [0.01 + 0.29 * (1 + math.cos(math.pi * step / 8)) / 2 for step in range(8)]
+    assert found == pytest.approx(rise + fall, abs=1e-15)
+    with pytest.raises(InputError, match="--warmup-steps 4: must be below the run's 4 optimizer steps"):
+        optim.from_config([parameter], config, total_steps=4)
+
+
+def test_optimizers_get_the_options_that_were_set() -> None:
+    values = {"lr": 0.5, "momentum": 0.25, "nesterov": True, "weight_decay": 0.125, "betas": (0.5, 0.75), "eps": 1e-3}
+    values |= {"amsgrad": True, "alpha": 0.75, "centered": True, "lr_decay": 0.5, "initial_accumulator_value": 0.5}
+    for name in OPTIMIZERS:
+        takers = BELONGS_TO["optimizer"]
+        chosen = {option: value for option, value in values.items() if name in takers.get(option, OPTIMIZERS)}
+        optimizer, _ = optim.from_config([torch.zeros(1, requires_grad=True)], TrainConfig(optimizer=name, **chosen), 1)
+        assert type(optimizer).__name__.lower() == name
+        assert {option: optimizer.param_groups[0][option] for option in chosen} == chosen
+
+
+@pytest.mark.parametrize("shape", [(4, 8, 8), (4, 7, 5, 3)])
+def test_convnet_reads_images_as_the_datasets_have_them(shape: tuple[int, ...]) -> None:
+    model = models.ConvNet(in_channels=shape[3] if len(shape) == 4 else 1, channels=(4, 6), num_classes=3)
+    assert model(torch.rand(shape)).shape == (4, 3)
+
+
+def test_batch_norm_on_a_single_example_is_refused_before_it_happens() -> None:
+    config = TorchConfig(dataset="names", model="char_mlp", global_batch_size=2, devices=2, platform="cpu")
+    with pytest.raises(InputError, match="BatchNorm cannot train; choose another size, or --drop-last-batch"):
+        training.build(World(world_size=2), config)
+
+
+def test_batch_norm_on_a_single_pixel_is_refused_before_it_happens(tmp_path: Path) -> None:
+    x, y = np.zeros((4, 1, 1)), np.arange(4)
+    np.savez(tmp_path / "pixels.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    config = TorchConfig(dataset="npz", data_path=str(tmp_path / "pixels.npz"), model="convnet", hidden_sizes=(4,))
+    with pytest.raises(InputError, match="BatchNorm cannot train; choose another size, or --drop-last-batch"):
+        training.build(World(), dataclasses.replace(config, global_batch_size=1, devices=1, platform="cpu"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "environment", "message"),
+    [
+        (
+            {"sync_batch_norm": True, "model": "convnet"},
+            {},
+            "--sync-batch-norm: torch's SyncBatchNorm runs on GPUs only; on CPU --strategy",
+        ),
+        ({"devices": 3}, {}, "--global-batch-size 16: 3 replicas x 1 accumulation steps do not divide it"),
+        ({"devices": 4}, {"RANK": "0", "WORLD_SIZE": "2"}, "--devices 4: torchrun started 2 processes"),
+        ({"strategy": "single"}, {"RANK": "0", "WORLD_SIZE": "2"}, "--strategy single: is one process, but torchrun"),
+    ],
+)
+def test_impossible_launches_are_refused_at_once(
+    changes: dict, environment: dict, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(InputError) as caught:
+        training.main(case(**changes))
+    assert str(caught.value).startswith(message)
+
+
+def test_a_resumed_run_may_go_on_under_torchrun_with_other_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    check_devices(case(resume="run"))
+    assert num_replicas(case(resume="run")) == 4
+    with pytest.raises(InputError, match="torchrun started 4 processes"):
+        check_devices(case())
+
+
+def test_unknown_strategies_get_the_nearest_name() -> None:
+    with pytest.raises(InputError, match=r"--strategy manul: unknown; did you mean manual\?"):
+        TorchConfig(strategy="manul")
+
+
+def test_single_stands_for_synchronised_batch_norm() -> None:
+    check_devices(case(model="convnet", sync_batch_norm=True, strategy="single"))
+    assert num_replicas(case(strategy="single")) == RANKS
+
+
+def test_shards_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    training.main(case(num_examples=9, global_batch_size=6, shuffle=False, print_shards=True))
+    assert "replica 1 | x2 x4 x6 | x8 x1*" in capsys.readouterr().out
+
+
+def test_config_of_a_run_reads_back(tmp_path: Path) -> None:
+    config = small(tmp_path / "run", epochs=1)
+    training.main(config)
+    assert load_config(tmp_path / "run", TorchConfig) == config
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["strategy"] == "ddp"

@@ -1,0 +1,70 @@
+"""The picture of a run shows what it should, for losses of every kind."""
+
+import io
+
+import numpy as np
+import pytest
+
+from jaxddp.tracking import curves, run_log
+from jaxddp.tracking.curves import draw_curves
+from tests.unit.tracking.test_run_log import write_run
+
+
+def read_png(png: bytes) -> np.ndarray:
+    """Pixels (height, width, 3) from 0 to 255."""
+    from matplotlib.image import imread
+
+    return (imread(io.BytesIO(png), format="png")[..., :3] * 255).round().astype(int)
+
+
+def pixels_of(color: str, image: np.ndarray) -> np.ndarray:
+    """Where (height, width) a picture shows a colour, full or nearly so."""
+    wanted = [int(color[i : i + 2], 16) for i in (1, 3, 5)]
+    return (abs(image - wanted) < 20).all(axis=-1)
+
+
+def history_of(losses: list[float | None]) -> list[dict]:
+    return [
+        {"kind": kind, "step": step, "epoch": step}
+        | ({"loss": loss} if kind == "step" else {"train_loss": loss, "test_loss": loss, "test_accuracy": 0.5})
+        for step, loss in enumerate(losses, start=1)
+        for kind in ("step", "epoch")
+    ]
+
+
+def test_curves_show_all_lines(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_log, "draw_curves", draw_curves)
+    write_run(tmp_path / "run", 6)
+    image = read_png((tmp_path / "run" / "curves.png").read_bytes())
+    assert image.shape == (720, 1650, 3)
+    for half in np.split(image, 2, axis=1):
+        above_legend = half[:620]
+        assert pixels_of(curves.TEST_COLOR, above_legend).sum() > 200
+        assert pixels_of("#BFDBEB", above_legend).sum() > 50  # each step, faint
+    assert (image == 255).all(axis=-1).mean() > 0.8
+
+
+def test_loss_axis_is_logarithmic():
+    losses = [10 ** (-step / 20) for step in range(41)]
+    left = pixels_of(curves.TEST_COLOR, read_png(draw_curves(history_of(losses), "t")))[:600, :700]
+    columns = np.flatnonzero(left.any(axis=0))
+    rows = np.array([np.flatnonzero(left[:, column]).mean() for column in columns])
+    slope, start = np.polyfit(columns, rows, 1)
+    assert slope > 0.5  # rows count downwards
+    assert abs(rows - (slope * columns + start)).max() < 2
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [[], [None], [None, 1.0, None], [0.0, 0.0], [1.0, 0.0], [-1.0], [2.0, 2.0], [1e-30, 1e30]],
+    ids=str,
+)
+def test_curves_of_odd_losses(losses):
+    image = read_png(draw_curves(history_of(losses), "t"))
+    assert image.shape == (720, 1650, 3)
+    assert pixels_of(curves.INK, image).any()
+
+
+def test_curves_take_any_title():
+    png = draw_curves(history_of([1.0]), "mlp on $x_{.npz \\frac 数据 " + 30 * "very long ")
+    assert read_png(png).shape == (720, 1650, 3)

@@ -1,0 +1,309 @@
+"""Run folders: what is shown, what is kept, and what a killed and resumed run leaves."""
+
+import io
+import json
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxddp.config import TrainConfig
+from jaxddp.errors import InputError, TrainingError
+from jaxddp.tracking import run_log
+from jaxddp.tracking.run_folder import claim_output, load_config
+from jaxddp.tracking.run_log import RunLog, check_same_epochs, read_metrics
+
+CONFIG = TrainConfig(epochs=10)
+STEPS_PER_EPOCH = 2
+
+
+def open_log(output: Path | None, **options) -> RunLog:
+    return RunLog(CONFIG, output, title="a test", examples_per_epoch=64, **options)
+
+
+def train(log: RunLog, first_step: int, last_step: int) -> None:
+    """What a trainer reports: losses 1 / step, accuracies 1 - loss, two steps per epoch."""
+    for step in range(first_step, last_step + 1):
+        epoch = (step + 1) // STEPS_PER_EPOCH
+        metrics = {"loss": 1 / step, "accuracy": 1 - 1 / step}
+        log.step(step, epoch, metrics, examples=32)
+        if step % STEPS_PER_EPOCH == 0:
+            log.epoch(step, epoch, metrics, metrics, examples_per_second=1000)
+
+
+def write_run(output: Path, last_step: int) -> None:
+    with open_log(claim_output(output)) as log:
+        train(log, 1, last_step)
+
+
+def places(records: list[dict]) -> list[tuple[str, int]]:
+    return [(record["kind"], record["step"]) for record in records]
+
+
+SIX_STEPS = [("step", 1), ("step", 2), ("epoch", 2), ("step", 3), ("step", 4), ("epoch", 4), ("step", 5), ("step", 6)]
+SIX_STEPS += [("epoch", 6)]
+
+
+# What is shown.
+
+
+def test_lines_are_aligned_and_on_stdout_only(capsys):
+    with open_log(None) as log:
+        metrics = {"loss": 0.1234564, "accuracy": 0.97123}
+        log.step(1, 3, metrics, examples=32)
+        log.epoch(60, 3, metrics, {"loss": 0.23456749, "accuracy": 0.9694}, examples_per_second=12345.4)
+        log.epoch(200, 10, metrics, {}, examples_per_second=123456)
+        log.summary(0.98056, 11.34, "replicas identical", "2 skipped")
+    out, err = capsys.readouterr()
+    assert out.splitlines() == [
+        "a test",
+        "epoch  3/10  train loss 0.123456  accuracy 0.9712  test loss 0.234567  accuracy 0.9694   12,345 examples/s",
+        "epoch 10/10  train loss 0.123456  accuracy 0.9712  123,456 examples/s",
+        "test accuracy 0.9806   11.3 s   replicas identical   2 skipped",
+    ]
+    assert err == ""
+
+
+def test_summary_says_where_the_run_is(tmp_path, capsys):
+    with open_log(claim_output(tmp_path / "run")) as log:
+        log.summary(0.5, 1)
+    *_, result, place = capsys.readouterr().out.splitlines()
+    assert result == "test accuracy 0.5000   1.0 s"
+    assert place == f"kept in {tmp_path / 'run'}"
+
+
+class Terminal(io.StringIO):
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_bar_on_terminals(monkeypatch, capsys, quiet):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with open_log(None, quiet=quiet) as log:
+        for epoch in (1, 2):  # epochs shorter than the bar's delay
+            log.step(epoch, epoch, {"loss": 0.5, "accuracy": 0.25}, examples=64)
+            time.sleep(0.08)
+            log.epoch(epoch, epoch, {"loss": 0.5}, {}, examples_per_second=1)
+        log.step(3, 3, {"loss": 0.25, "accuracy": 0.5}, examples=64)
+    if quiet:
+        assert terminal.getvalue() == capsys.readouterr().out == ""
+    else:
+        shown = [line.strip() for line in terminal.getvalue().split("\r")]
+        assert any(line.startswith("epoch  3/10  loss 0.250000  accuracy 0.5000 |███████▏ ") for line in shown)
+        assert shown[-1] == ""  # the bar is gone
+        assert [line[:11] for line in capsys.readouterr().out.splitlines()[1:]] == ["epoch  1/10", "epoch  2/10"]
+
+
+# What is kept.
+
+
+def test_metrics_are_strict_json(tmp_path):
+    with open_log(claim_output(tmp_path / "run")) as log:
+        log.step(1, 1, {"loss": float("nan"), "accuracy": np.float32(0.5)}, examples=32)
+        log.epoch(1, 1, {"loss": float("inf")}, {"loss": np.float64(0.25)}, examples_per_second=100)
+        text = (tmp_path / "run" / "metrics.jsonl").read_text()  # there before the run ends
+
+    def refuse(constant):
+        raise AssertionError(f"{constant} is no JSON")
+
+    assert [json.loads(line, parse_constant=refuse) for line in text.splitlines()] == [
+        {"kind": "step", "step": 1, "epoch": 1, "examples": 32, "loss": None, "accuracy": 0.5},
+        {"kind": "epoch", "step": 1, "epoch": 1, "train_loss": None, "test_loss": 0.25, "examples_per_second": 100.0},
+    ]
+    assert (tmp_path / "run" / "curves.png").is_file()
+
+
+def test_folder_of_a_run(tmp_path):
+    write_run(tmp_path / "run", 2)
+    names = sorted(path.name for path in (tmp_path / "run").iterdir())
+    assert names == ["config.json", "curves.png", "metrics.jsonl", "tensorboard"]
+    assert load_config(tmp_path / "run", TrainConfig) == CONFIG
+
+
+def test_a_run_without_steps_has_no_curves(tmp_path):
+    with open_log(claim_output(tmp_path / "run")):
+        pass
+    assert not (tmp_path / "run" / "curves.png").exists()
+
+
+def test_a_failed_run_keeps_its_history_and_its_error(tmp_path, monkeypatch):
+    with pytest.raises(TrainingError, match="loss is nan"), open_log(claim_output(tmp_path / "a")) as log:
+        train(log, 1, 3)
+        raise TrainingError("loss is nan")
+    assert places(read_metrics(tmp_path / "a" / "metrics.jsonl")) == SIX_STEPS[:4]
+    assert (tmp_path / "a" / "curves.png").is_file()
+
+    monkeypatch.setattr(run_log, "draw_curves", lambda history, title: 1 / 0)
+    with pytest.raises(TrainingError, match="loss is nan"), open_log(claim_output(tmp_path / "b")) as log:
+        train(log, 1, 3)
+        raise TrainingError("loss is nan")
+    with pytest.raises(ZeroDivisionError):
+        write_run(tmp_path / "c", 2)
+
+
+@pytest.mark.parametrize(("resume_step", "kept"), [(0, 0), (3, 4), (4, 6), (6, 9)])
+@pytest.mark.parametrize("torn", ["", '{"kind": "step", "st', '{"kind": "step", "step": 9}', "\x00\x00"])
+def test_resume_drops_what_comes_after(tmp_path, monkeypatch, resume_step, kept, torn):
+    output, drawn = tmp_path / "run", []
+    monkeypatch.setattr(run_log, "draw_curves", lambda history, title: drawn.append(history) or b"")
+    write_run(output, 6)
+    metrics = output / "metrics.jsonl"
+    metrics.write_text(metrics.read_text() + torn)
+    with open_log(claim_output(output, resume=True), resume_step=resume_step) as log:
+        assert places(read_metrics(metrics)) == SIX_STEPS[:kept]
+        train(log, resume_step + 1, 6)
+    assert places(read_metrics(metrics)) == SIX_STEPS
+    assert drawn[0] == drawn[1]  # the whole history, as of a run that was never interrupted
+    assert not list(output.glob("*.tmp"))
+
+
+def test_resume_keeps_the_new_config_and_does_without_metrics(tmp_path):
+    write_run(tmp_path / "run", 2)
+    (tmp_path / "run" / "metrics.jsonl").unlink()
+    longer = TrainConfig(epochs=20)
+    with RunLog(longer, tmp_path / "run", title="t", examples_per_epoch=64, resume_step=2) as log:
+        train(log, 3, 4)
+    assert load_config(tmp_path / "run", TrainConfig) == longer
+    assert places(read_metrics(tmp_path / "run" / "metrics.jsonl")) == SIX_STEPS[3:6]
+
+
+def test_metrics_cut_anywhere_are_read_up_to_there(tmp_path):
+    write_run(tmp_path / "run", 2)
+    path = tmp_path / "run" / "metrics.jsonl"
+    content, whole = path.read_bytes(), read_metrics(path)
+    for cut in range(len(content)):
+        path.write_bytes(content[:cut])
+        complete = content[: cut + 1].count(b"\n")  # the newline itself may be missing
+        assert read_metrics(path) == whole[:complete]
+
+
+@pytest.mark.parametrize("line", ["{", "[1]", "3", "{}", '{"kind": "step"}'])
+def test_a_bad_line_in_the_middle_is_named(tmp_path, line):
+    write_run(tmp_path / "run", 2)
+    path = tmp_path / "run" / "metrics.jsonl"
+    first, *rest = path.read_text().splitlines()
+    path.write_text("\n".join([first, line, *rest]))
+    with pytest.raises(InputError) as error, open_log(tmp_path / "run", resume_step=2):
+        pass
+    assert str(error.value) == f"{path}: line 2 is not a record of a run; remove it"
+    assert line in path.read_text()
+
+
+# TensorBoard.
+
+
+def read_events(file: Path) -> list:
+    """The events of one file, each with its checksum verified."""
+    from tensorboardX.proto.event_pb2 import Event
+    from tensorboardX.record_writer import masked_crc32c
+
+    content, events, start = file.read_bytes(), [], 0
+    while start < len(content):
+        (length,) = struct.unpack_from("<Q", content, start)
+        payload = content[start + 12 : start + 12 + length]
+        assert struct.unpack_from("<I", content, start + 12 + length) == (masked_crc32c(payload),)
+        events.append(Event.FromString(payload))
+        start += length + 16
+    return events
+
+
+def scalars(events: list) -> dict[tuple[str, int], float]:
+    return {(value.tag, event.step): value.simple_value for event in events for value in event.summary.value}
+
+
+def test_tensorboard_events_can_be_read_back(tmp_path):
+    write_run(tmp_path / "run", 2)
+    (file,) = (tmp_path / "run" / "tensorboard").iterdir()
+    losses = {("loss/step", 1): 1, ("loss/step", 2): 0.5, ("loss/train", 2): 0.5, ("loss/test", 2): 0.5}
+    accuracies = {(tag.replace("loss", "accuracy"), step): 1 - loss for (tag, step), loss in losses.items()}
+    assert scalars(read_events(file)) == losses | accuracies | {("examples_per_second", 2): 1000}
+
+
+def test_tensorboard_hides_what_a_resumed_run_does_again(tmp_path):
+    write_run(tmp_path / "run", 4)
+    with open_log(tmp_path / "run", resume_step=2) as log:
+        train(log, 3, 4)
+    files = sorted((tmp_path / "run" / "tensorboard").iterdir(), key=lambda file: file.stat().st_mtime_ns)
+    assert len(files) == 2  # made within one second
+    events = read_events(files[1])
+    purges = [event.step for event in events if event.HasField("session_log")]
+    assert purges == [3]  # TensorBoard forgets steps from there on
+    assert {step for _, step in scalars(events)} == {3, 4}
+
+
+def test_nan_in_tensorboard_is_no_warning(tmp_path, caplog):
+    with open_log(claim_output(tmp_path / "run")) as log:
+        log.step(1, 1, {"loss": float("nan")}, examples=32)
+    assert caplog.records == []
+
+
+# The picture.
+
+
+# Neither jax nor torch.
+
+
+def test_datasets_and_runlog_import_neither_jax_nor_torch(tmp_path):
+    program = f"""
+import sys
+from pathlib import Path
+from jaxddp.data import datasets
+from jaxddp.config import TrainConfig
+from jaxddp.tracking.run_log import RunLog
+for options in ({{}}, {{"dataset": "linear"}}, {{"dataset": "names", "model": "char_mlp"}}):
+    datasets.load(TrainConfig(**options))
+with RunLog(TrainConfig(), Path({str(tmp_path)!r}), title="t", examples_per_epoch=1, quiet=True) as log:
+    log.step(1, 1, {{"loss": 1.0}}, examples=1)
+print(sorted({{"jax", "torch"}} & sys.modules.keys()))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+    assert (tmp_path / "curves.png").is_file()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"kind": "step", "step": "x", "epoch": 1}',
+        '{"kind": "step", "step": 1, "epoch": 1, "loss": "abc"}',
+        '{"kind": "epoch", "step": 1}',
+        '{"kind": "other", "step": 1, "epoch": 1}',
+    ],
+)
+def test_a_line_that_is_no_record_is_named(tmp_path, line):
+    write_run(tmp_path / "run", 2)
+    path = tmp_path / "run" / "metrics.jsonl"
+    path.write_text(f"{line}\n{path.read_text()}")
+    with pytest.raises(InputError, match=r"metrics\.jsonl: line 1 is not a record of a run; remove it$"):
+        read_metrics(path)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(InputError, match=r"metrics\.jsonl: cannot be read \(Is a directory\)$"):
+        read_metrics(path)
+
+
+def test_a_run_goes_on_where_an_epoch_has_as_many_steps(tmp_path):
+    check_same_epochs(tmp_path, 7)  # no epoch has ended yet
+    write_run(tmp_path / "run", 6)
+    check_same_epochs(tmp_path / "run", STEPS_PER_EPOCH)
+    message = r"^--resume .*run: an epoch had 2 steps and would now have 3; go on with the data and the --devices that"
+    with pytest.raises(InputError, match=message):
+        check_same_epochs(tmp_path / "run", 3)
+
+
+def test_whatever_a_killed_run_leaves_belongs_to_a_run(tmp_path, monkeypatch):
+    def die(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run_log, "_open_metrics", die)
+    with pytest.raises(KeyboardInterrupt), open_log(claim_output(tmp_path / "run")):
+        pass
+    assert load_config(tmp_path / "run", TrainConfig) == CONFIG
