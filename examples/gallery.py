@@ -14,7 +14,7 @@ from pathlib import Path
 
 from examples.entry import Example
 from jaxddp.cli import one_line_errors, parse_plain
-from jaxddp.errors import check_file
+from jaxddp.files import check_file
 
 HEAD = """\
 # Gallery

@@ -11,6 +11,7 @@ from flax import nnx
 from jax import numpy as jnp
 
 from jaxddp.config.choices import AMP
+from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.distributed.collectives import all_reduce_mean, broadcast
 from jaxddp.distributed.devices import prepare
 from jaxddp.distributed.replicas import Replicas
@@ -21,7 +22,7 @@ from jaxddp.nn.functional import Functional, cast
 from jaxddp.nn.losses import Batch, LossFunction, Sums, cross_entropy
 from jaxddp.state import Buffers, Params, TrainState, shared, shortest
 from jaxddp.step.evaluate import evaluate_replica, padded_batches
-from jaxddp.step.local_gradients import MicroBatches, Unsynchronized
+from jaxddp.step.local_gradients import Unsynchronized
 from jaxddp.step.metrics import RUN_AHEAD, StepSums, means
 from jaxddp.step.replica_step import ReplicaStep, run_steps
 from jaxddp.step.trainable import trained

@@ -2,7 +2,6 @@
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 
@@ -35,20 +34,6 @@ def check_name(flag: str, name: str, known: Iterable[str]) -> None:
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.3)
     hint = f"; did you mean {near[0]}?" if near else ""
     raise InputError(f"{flag} {name}: unknown{hint} (one of {', '.join(known)})")
-
-
-def check_file(path: Path) -> None:
-    """Raise `InputError` unless a file can be there: its folder exists, and it is no folder itself.
-
-    >>> check_file(Path("nowhere/report.html"))
-    Traceback (most recent call last):
-    ...
-    jaxddp.errors.InputError: nowhere/report.html: there is no folder nowhere
-    """
-    if not path.absolute().parent.is_dir():
-        raise InputError(f"{path}: there is no folder {path.parent}")
-    if path.is_dir():
-        raise InputError(f"{path}: must be a file, and is a folder")
 
 
 def listed(problems: Sequence[str], most: int = 3, joint: str = "; ") -> str:

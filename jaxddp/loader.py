@@ -6,10 +6,10 @@ from typing import TypeVar
 
 import numpy as np
 
+from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.data.sampler import NOBODY, epoch_indices
 from jaxddp.distributed.replicas import Replicas
 from jaxddp.errors import InputError
-from jaxddp.step.local_gradients import MicroBatches
 
 Arrays = Mapping[str, np.ndarray]
 Item = TypeVar("Item")

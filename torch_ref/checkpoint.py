@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from jaxddp.errors import InputError, TrainingError, differences, listed
-from jaxddp.tracking.run_folder import write_atomically
+from jaxddp.files import write_atomically
 from torch_ref import optim
 from torch_ref.distributed import World
 from torch_ref.state import TrainState

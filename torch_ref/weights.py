@@ -7,7 +7,7 @@ from safetensors.torch import load_file, save
 from torch import nn
 
 from jaxddp.errors import InputError, differences
-from jaxddp.tracking.run_folder import write_atomically
+from jaxddp.files import write_atomically
 
 
 def save_weights(path: Path, module: nn.Module) -> None:

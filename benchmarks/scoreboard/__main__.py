@@ -15,9 +15,9 @@ from benchmarks.scoreboard.mutants import Outcome, run_mutants
 from benchmarks.scoreboard.score import Question, Score, score
 from jaxddp import cli
 from jaxddp.errors import InputError, check_name
+from jaxddp.files import write_atomically
 from jaxddp.parity.environment import environment
 from jaxddp.parity.workers import Workers
-from jaxddp.tracking.run_folder import write_atomically
 
 PROG = "python -m benchmarks.scoreboard"
 PARTS = ("planted", "pairs", "uncatalogued", "clean", "mutants")

@@ -15,7 +15,7 @@ from examples.claims import report
 from jaxddp.cli import one_line_errors, parse_plain
 from jaxddp.distributed.devices import prepare
 from jaxddp.distributed.replicas import Replicas
-from jaxddp.errors import check_file
+from jaxddp.files import check_file
 
 NAME, NUMBER = 56, 11  # widths of columns
 

@@ -21,10 +21,10 @@ from benchmarks.hlo import all_reduces
 from examples.bubbles.cases import EPSILON, REPLICAS, Case, Plan
 from examples.bubbles.trace import ALL_REDUCE, BACKWARD, FORWARD, START, Marks
 from jaxddp import optim
+from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.data_parallel import DataParallel
 from jaxddp.distributed.collectives import all_reduce, rank, world_size
 from jaxddp.distributed.replicas import Replicas
-from jaxddp.step.local_gradients import MicroBatches
 
 Tree = TypeVar("Tree")
 Inputs = dict[str, jax.Array]

@@ -23,11 +23,11 @@ from examples.ddp_script.problem import (
     arrays,
 )
 from jaxddp import DataParallel, Loader, Replicas, cli, optim, prepare
+from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.data.torch_rng import Generator
 from jaxddp.models import MLP
 from jaxddp.nn.torch_weights import to_torch
 from jaxddp.state import TrainState
-from jaxddp.step.local_gradients import MicroBatches
 
 
 def run(settings: Settings) -> Run:

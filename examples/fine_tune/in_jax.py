@@ -10,13 +10,13 @@ from safetensors.numpy import load_file
 
 from examples.fine_tune.job import SHOWN, Job, Run
 from jaxddp import DataParallel, Loader, Replicas, TrainConfig, cross_entropy, optim
+from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.data.torch_rng import Generator
 from jaxddp.models.llama import LlamaForSequenceClassification, from_pretrained
 from jaxddp.models.llama_config import LlamaConfig
 from jaxddp.nn.losses import Batch, Losses
 from jaxddp.nn.torch_weights import to_torch
 from jaxddp.state import Params, TrainState
-from jaxddp.step.local_gradients import MicroBatches
 from jaxddp.step.metrics import InFlight, means
 
 

@@ -11,13 +11,13 @@ from jax import numpy as jnp
 from examples.gradient_averaging import steps
 from examples.gradient_averaging.problem import CONTEXT, EMBEDDING, HIDDEN, SEED, Arrays
 from jaxddp import DataParallel, Replicas, optim
+from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.data.torch_rng import Generator
 from jaxddp.models import CharMLP
 from jaxddp.nn.functional import Functional
 from jaxddp.nn.losses import Batch
 from jaxddp.nn.torch_weights import from_torch, to_torch
 from jaxddp.state import Params, TrainState
-from jaxddp.step.local_gradients import MicroBatches
 
 
 def by_hand(parameters: Arrays, examples: Arrays, dtype: str) -> Arrays:

@@ -14,12 +14,12 @@ from benchmarks.hlo import all_reduces
 from examples.gradient_hooks.settings import CONFIG, LIMIT, POISONED, POISONED_REPLICA, batch
 from jaxddp import models, optim
 from jaxddp.data import datasets
+from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.data_parallel import DataParallel
 from jaxddp.distributed.collectives import rank
 from jaxddp.distributed.replicas import Replicas
 from jaxddp.nn.torch_weights import to_torch, torch_name
 from jaxddp.step.gradient_hooks import GradientHook
-from jaxddp.step.local_gradients import MicroBatches
 from jaxddp.step.options import options
 from jaxddp.tracking.gradient_metrics import explained, renamed
 

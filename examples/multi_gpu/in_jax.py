@@ -5,7 +5,7 @@ import numpy as np
 
 from examples.multi_gpu.job import Options, world_sizes
 from jaxddp import DataParallel, Replicas, models, optim, prepare
-from jaxddp.step.local_gradients import MicroBatches
+from jaxddp.data.micro_batches import MicroBatches
 
 
 def speeds(options: Options) -> dict[int, float]:

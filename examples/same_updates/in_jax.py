@@ -14,12 +14,12 @@ from jax import numpy as jnp
 from examples.same_updates.settings import DDP, MANY, Case, Epoch, Record
 from jaxddp import DataParallel, Loader, Losses, Replicas, cross_entropy, optim
 from jaxddp.config.choices import IGNORE_INDEX
+from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.data.sampler import epoch_indices
 from jaxddp.data.torch_rng import Generator, linear_init
 from jaxddp.distributed.collectives import all_reduce
 from jaxddp.nn.losses import Batch, summed
 from jaxddp.state import TrainState
-from jaxddp.step.local_gradients import MicroBatches
 from jaxddp.step.replica_step import ReplicaStep
 
 OPTIMIZERS: Mapping[str, Callable[..., optax.GradientTransformation]] = {

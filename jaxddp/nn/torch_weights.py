@@ -20,8 +20,8 @@ from safetensors.numpy import load_file, save
 
 from jaxddp.config.name_patterns import frozen_names, matching
 from jaxddp.errors import InputError, differences
+from jaxddp.files import write_atomically
 from jaxddp.state import Buffers, Params
-from jaxddp.tracking.run_folder import write_atomically
 
 Array = TypeVar("Array", np.ndarray, jax.Array)
 

@@ -10,7 +10,8 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from jaxddp import cli
-from jaxddp.errors import InputError, check_file, check_name
+from jaxddp.errors import InputError, check_name
+from jaxddp.files import check_file, write_atomically
 from jaxddp.parity.builtin_cases import Named, builtin_cases
 from jaxddp.parity.checking import check
 from jaxddp.parity.findings import Report
@@ -18,7 +19,6 @@ from jaxddp.parity.report.console import Row, table, to_text
 from jaxddp.parity.report.data import to_json
 from jaxddp.parity.report.page import to_html
 from jaxddp.parity.workers import Workers
-from jaxddp.tracking.run_folder import write_atomically
 
 PROG = "python -m jaxddp.parity"
 MOST_REPLICAS = 64  # torch processes of 180 MB

@@ -14,6 +14,7 @@ from jaxddp import models
 from jaxddp.config import TrainConfig
 from jaxddp.config.choices import IGNORE_INDEX
 from jaxddp.data.datasets import Dataset
+from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.distributed.replicas import VirtualReplicas
 from jaxddp.errors import InputError
 from jaxddp.loader import Loader
@@ -23,7 +24,6 @@ from jaxddp.parity.flax_side.side import FlaxSide, side_of_config, side_of_port
 from jaxddp.parity.port import Port
 from jaxddp.parity.records import Record, Tensors
 from jaxddp.parity.torch_side.side import BuiltIn, OfPort, PortSource, TorchSource
-from jaxddp.step.local_gradients import MicroBatches
 
 # After every step: per replica (leading axis world_size) ...
 LOCAL_STAGES = ("local_loss", "local_gradients")

@@ -4,33 +4,19 @@ micro-batch -> forward pass -> loss -> backward pass -> sum over micro-batches
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 from jax import lax
 from jax import numpy as jnp
 
+from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.nn.dropout_rng import Place
 from jaxddp.nn.functional import LocalLoss, RandomLoss
 from jaxddp.nn.losses import Batch, Sums, num_examples
 from jaxddp.state import Buffers, Params, TrainState
 from jaxddp.step.grad_scaler import GradScaler
 from jaxddp.step.trainable import noted, of_reached, trained
-
-
-class MicroBatches(NamedTuple):
-    """One replica's examples for one optimizer step, in the pieces that fit its memory at once.
-
-    Attributes:
-        head: all micro-batches but the last, leaves of shape (A - 1, B, ...); None if there is one.
-        last: the last micro-batch, leaves of shape (B', ...), B' <= B. It stands apart because it
-            may be smaller, and because the all-reduce can overlap with its backward pass.
-        buffers_of: int32 scalar, the rank whose buffers go on instead of 0's; None: rank 0's.
-    """
-
-    head: Batch | None
-    last: Batch
-    buffers_of: Any = None
 
 
 class LocalResult(NamedTuple):

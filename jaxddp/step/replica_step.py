@@ -17,6 +17,7 @@ from jax import lax
 from jax import numpy as jnp
 
 from jaxddp.comm_hooks import CommHook, stateless
+from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.distributed.collectives import all_reduce, all_reduce_mean, broadcast
 from jaxddp.distributed.replicas import Replicas
 from jaxddp.errors import InputError
@@ -25,7 +26,7 @@ from jaxddp.nn.losses import Batch, Sums
 from jaxddp.state import Buffers, Params, TrainState, state_axes
 from jaxddp.step.gradient_hooks import check_patterns, hooked
 from jaxddp.step.gradient_stats import anomalies, logged
-from jaxddp.step.local_gradients import LocalGradients, LocalResult, MicroBatches, Unsynchronized
+from jaxddp.step.local_gradients import LocalGradients, LocalResult, Unsynchronized
 from jaxddp.step.metrics import StepSums
 from jaxddp.step.options import StepOptions
 from jaxddp.step.replicated import Replicated

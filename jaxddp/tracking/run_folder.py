@@ -13,6 +13,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from jaxddp.config import TrainConfig
 from jaxddp.errors import InputError
+from jaxddp.files import write_atomically
 
 CONFIG_FILE = "config.json"
 
@@ -62,22 +63,6 @@ def _make_writable(path: Path) -> None:
             with contextlib.suppress(OSError):
                 folder.rmdir()
         raise
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file that is whole at any time: the old one until the new one is complete.
-
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write_atomically(Path(folder, "notes"), b"all of it")
-    ...     Path(folder, "notes").read_bytes()
-    b'all of it'
-    """
-    unfinished = path.with_name(path.name + ".tmp")
-    try:
-        unfinished.write_bytes(content)
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 def save_config(config: TrainConfig, folder: Path) -> None:

@@ -19,9 +19,10 @@ from tqdm import tqdm
 
 from jaxddp.config import TrainConfig
 from jaxddp.errors import InputError
+from jaxddp.files import write_atomically
 from jaxddp.tracking.curves import Record, draw_curves
 from jaxddp.tracking.gradient_metrics import of_gradients
-from jaxddp.tracking.run_folder import save_config, write_atomically
+from jaxddp.tracking.run_folder import save_config
 from jaxddp.tracking.tensorboard import open_tensorboard, write_histogram
 
 METRICS_FILE = "metrics.jsonl"

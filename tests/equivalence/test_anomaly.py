@@ -15,6 +15,7 @@ import torch_ref.models
 from jaxddp import models, optim
 from jaxddp.config import TrainConfig
 from jaxddp.data import datasets
+from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.data_parallel import DataParallel
 from jaxddp.distributed.replicas import Replicas
 from jaxddp.nn.losses import cross_entropy
@@ -22,7 +23,6 @@ from jaxddp.nn.torch_weights import torch_name
 from jaxddp.parity.processes import Tell
 from jaxddp.parity.torch_side.pool import TorchPool
 from jaxddp.parity.torch_side.side import PortFile
-from jaxddp.step.local_gradients import MicroBatches
 from jaxddp.step.options import options
 from jaxddp.tracking.gradient_metrics import LOG2_BINS, explained, histograms, norms, renamed
 from torch_ref.comm_hooks import register

@@ -6,11 +6,11 @@ import jax
 import numpy as np
 import pytest
 
+from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.distributed.collectives import all_reduce, all_reduce_mean
 from jaxddp.errors import TrainingError
 from jaxddp.parity.processes import ChildError
 from jaxddp.parity.torch_side.pool import TorchPool
-from jaxddp.step.local_gradients import MicroBatches
 from tests.support.cases import even_case
 from tests.support.trajectories import compare, on_one_replica, run_jax, whole_batch
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from jax import numpy as jnp
 
+from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.distributed.collectives import rank
 from jaxddp.parity.cases import Case, Trajectory
 from jaxddp.parity.flax_side.side import FlaxSide
@@ -20,7 +21,6 @@ from jaxddp.parity.workers import Workers
 from jaxddp.state import Params, TrainState
 from jaxddp.step import grad_scaler
 from jaxddp.step.grad_scaler import GradScaler, ScalerState
-from jaxddp.step.local_gradients import MicroBatches
 from jaxddp.step.replica_step import ReplicaStep
 from tests.support.cases import even_case
 from tests.support.trajectories import STAGES, compare, run_jax

@@ -11,6 +11,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from jaxddp.data.datasets import Dataset
+from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.nn import layers
 from jaxddp.parity.cases import Case, Tensors, Trajectory
 from jaxddp.parity.flax_side.run import forget_programs
@@ -18,7 +19,6 @@ from jaxddp.parity.processes import Tell
 from jaxddp.parity.torch_side.pool import TorchPool
 from jaxddp.parity.torch_side.recorder import to_numpy
 from jaxddp.parity.torch_side.side import PortFile
-from jaxddp.step.local_gradients import MicroBatches
 from tests.support.cases import small_case
 from tests.support.trajectories import Comparison, compare, run_jax
 from torch_ref import models, optim

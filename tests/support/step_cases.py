@@ -7,11 +7,11 @@ import numpy as np
 from flax import nnx
 from jax import numpy as jnp
 
+from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.data.torch_rng import Generator
 from jaxddp.distributed.replicas import Replicas
 from jaxddp.nn import layers
 from jaxddp.nn.losses import IGNORE_INDEX
-from jaxddp.step.local_gradients import MicroBatches
 
 FEATURES, TOKENS, CLASSES = 4, 3, 3
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
+from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.parity.cases import LOCAL_STAGES, SHARED_STAGES, Case, PortCase, Question, Tensors, Trajectory
 from jaxddp.parity.compare.residuals import MOVED, is_real, norm, residuals, rounding_only
 from jaxddp.parity.flax_side.run import forced_records, free_records
-from jaxddp.step.local_gradients import MicroBatches
 
 STAGES = LOCAL_STAGES + SHARED_STAGES
 # Of a step that starts where torch was before it.

@@ -11,6 +11,7 @@ from flax import nnx
 from jax import numpy as jnp
 
 from jaxddp import optim
+from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.data.torch_rng import Generator
 from jaxddp.data_parallel import DataParallel
 from jaxddp.distributed.devices import prepare
@@ -20,7 +21,6 @@ from jaxddp.loader import Loader
 from jaxddp.nn import layers
 from jaxddp.nn.losses import Losses
 from jaxddp.step.gradient_hooks import GradientHook
-from jaxddp.step.local_gradients import MicroBatches
 
 LR = 0.1
 TOLERANCE = 5e-7  # of float32, as a part of each number: 4.3e-8

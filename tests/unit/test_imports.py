@@ -4,7 +4,7 @@ import ast
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -31,6 +31,41 @@ def imported(tree: ast.AST) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             names.add((node.module or "").partition(".")[0])
     return names
+
+
+def imported_names(tree: ast.AST) -> set[str]:
+    """Full names of the modules, or of the names in them, that a module imports, anywhere in it."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def room(path: str, prefix: str = "") -> str | None:
+    """First folder or module of a path below `prefix`; None outside of it."""
+    if not path.startswith(prefix):
+        return None
+    return path.removeprefix(prefix).partition("/")[0].removesuffix(".py")
+
+
+def room_of(name: str, prefix: str = "") -> str | None:
+    """The same of a full name: "jaxddp.nn.layers.Dropout" is in "nn"."""
+    return room(name.removeprefix("jaxddp.").replace(".", "/"), prefix) if name.startswith("jaxddp.") else None
+
+
+def violations(prefix: str, order: list[list[str]], modules: Mapping[str, ast.AST]) -> Iterator[str]:
+    """Imports that do not point to a row above, as "nn/layers.py imports step"."""
+    row = {name: number for number, names in enumerate(order) for name in names}
+    for path, tree in modules.items():
+        here = room(path, prefix)
+        if here not in row:
+            continue
+        for there in {room_of(name, prefix) for name in imported_names(tree)} & row.keys():
+            if there != here and row[there] >= row[here]:
+                yield f"{path} imports {there}"
 
 
 def unsafe(tree: ast.AST) -> list[str]:
@@ -63,20 +98,85 @@ def test_pmap_is_written_once() -> None:
     assert {path: count for path, count in found.items() if count} == {"distributed/replicas.py": 1}
 
 
-def test_jaxddp_without_parity_imports_no_torch() -> None:
+# A folder may import the rows above its own, and nothing beside it in its row.
+ORDER = [
+    ["errors", "state"],
+    ["files"],
+    ["config"],
+    ["data", "tracking", "distributed", "optim", "checkpoint"],
+    ["nn", "cli", "loader"],
+    ["models", "comm_hooks"],
+    ["step"],
+    ["data_parallel"],
+    ["train"],
+]
+PARITY_ORDER = [
+    ["port", "records", "fingerprints", "catalogue", "environment"],
+    ["processes", "question", "findings", "convert"],
+    ["torch_side", "compare", "report"],
+    ["flax_side"],
+    ["workers", "cases"],
+    ["diagnosis"],
+    ["runs"],
+    ["checking"],
+    ["__main__"],
+]
+# The half of jaxddp that torch_ref may import: it knows neither jax nor torch.
+FRAMEWORK_FREE = {"errors", "files", "cli", "config", "data", "tracking"}
+NO_JAX = ("parity/torch_side/", "parity/compare/", "parity/report/", "parity/processes.py", "parity/records.py")
+NO_TORCH = ("parity/flax_side/", "parity/compare/", "parity/report/", "parity/findings.py", "parity/records.py")
+
+
+def test_the_table_names_every_folder() -> None:
+    for package, order in ((JAXDDP, ORDER), (JAXDDP / "parity", PARITY_ORDER)):
+        listed = {path.stem for path in package.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+        assert listed - {"__init__", "parity"} == {name for row in order for name in row} - {"__init__"}
+
+
+@pytest.mark.parametrize(("prefix", "order"), [("", ORDER), ("parity/", PARITY_ORDER)], ids=["jaxddp", "parity"])
+def test_each_folder_imports_only_what_stands_above_it(prefix: str, order: list[list[str]]) -> None:
+    assert list(violations(prefix, order, sources(JAXDDP))) == []
+
+
+def test_only_parity_imports_torch_and_torch_ref() -> None:
     for path, tree in sources(JAXDDP).items():
+        if not path.startswith("parity/") or path.startswith(NO_TORCH):
+            assert not imported(tree) & TORCH, path
         if not path.startswith("parity/"):
-            assert not imported(tree) & (TORCH | {"torch_ref"}), path
+            assert not imported(tree) & {"torch_ref"}, path
+            assert not any(name.startswith("jaxddp.parity") for name in imported_names(tree)), path
 
 
-def test_torch_ref_imports_no_jax() -> None:
+def test_framework_free_folders_import_neither_framework() -> None:
+    for path, tree in sources(JAXDDP).items():
+        if room(path) in FRAMEWORK_FREE:
+            assert not imported(tree) & (JAX | TORCH), path
+            assert {room_of(name) for name in imported_names(tree)} - {None} <= FRAMEWORK_FREE, path
+        if path.startswith(NO_JAX):
+            assert not imported(tree) & JAX, path
+
+
+def test_torch_ref_imports_no_jax_and_only_the_framework_free_half_of_jaxddp() -> None:
     for path, tree in sources(TORCH_REF).items():
         assert not imported(tree) & JAX, path
+        assert {room_of(name) for name in imported_names(tree)} - {None} <= FRAMEWORK_FREE, path
+
+
+def test_no_package_imports_tests() -> None:
+    for path, tree in [*sources(JAXDDP).items(), *sources(TORCH_REF).items()]:
+        assert not imported(tree) & {"tests", "benchmarks", "examples"}, path
 
 
 def test_nothing_that_is_loaded_can_run_code() -> None:
     for path, tree in [*sources(JAXDDP).items(), *sources(TORCH_REF).items()]:
         assert not unsafe(tree), path
+
+
+def test_a_planted_import_is_seen() -> None:
+    planted = {"nn/layers.py": ast.parse("from jaxddp.step import zero\nfrom jaxddp import errors")}
+    assert list(violations("", ORDER, planted)) == ["nn/layers.py imports step"]
+    planted = {"parity/compare/judge.py": ast.parse("def f():\n    from jaxddp.parity.diagnosis.samples import x")}
+    assert list(violations("parity/", PARITY_ORDER, planted)) == ["parity/compare/judge.py imports diagnosis"]
 
 
 @pytest.mark.parametrize(

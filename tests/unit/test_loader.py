@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
+from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.distributed.replicas import Replicas, VirtualReplicas
 from jaxddp.errors import InputError
 from jaxddp.loader import Loader
-from jaxddp.step.local_gradients import MicroBatches
 
 Steps = list[list[list[list[int]]]]  # [step][rank][micro-batch][example]
 

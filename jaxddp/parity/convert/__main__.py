@@ -10,7 +10,8 @@ import jax
 from tyro.conf import Positional, arg
 
 from jaxddp import cli
-from jaxddp.errors import InputError, check_file, check_name
+from jaxddp.errors import InputError, check_name
+from jaxddp.files import check_file
 from jaxddp.parity.convert.files import FRAMEWORKS, Twins, read, write
 from jaxddp.parity.port import errors_located, load_port
 

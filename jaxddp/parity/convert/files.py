@@ -10,11 +10,11 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
 from jaxddp.errors import InputError, check_name, differences, listed
+from jaxddp.files import write_atomically
 from jaxddp.nn.linen import functional_of
 from jaxddp.parity.convert.converter import Arrays, Converter
 from jaxddp.parity.convert.layouts import COUNTER
 from jaxddp.parity.port import Port
-from jaxddp.tracking.run_folder import write_atomically
 
 FRAMEWORKS = ("flax", "torch")
 FORMAT = {"flax": "flax", "torch": "pt"}  # how a safetensors file says whose it is

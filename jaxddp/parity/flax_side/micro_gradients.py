@@ -10,6 +10,7 @@ import numpy as np
 from jax import lax
 from jax import numpy as jnp
 
+from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.distributed.replicas import Replicas
 from jaxddp.nn.functional import LocalLoss
 from jaxddp.nn.losses import Batch
@@ -17,7 +18,6 @@ from jaxddp.parity.cases import Question, Record, Tensors, Trajectory
 from jaxddp.parity.flax_side.own_step import OwnStep
 from jaxddp.parity.flax_side.side import FlaxSide
 from jaxddp.state import Buffers, Params
-from jaxddp.step.local_gradients import MicroBatches
 
 
 def micro_records(case: Question, reference: Trajectory, steps: Sequence[int]) -> Iterator[Record]:

@@ -8,11 +8,11 @@ import jax
 import optax
 from jax import numpy as jnp
 
+from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.distributed.replicas import Replicas
 from jaxddp.errors import InputError
 from jaxddp.nn.losses import Batch, Sums
 from jaxddp.state import Buffers, Params, TrainState, state_axes
-from jaxddp.step.local_gradients import MicroBatches
 from jaxddp.step.replica_step import ReplicaStep
 
 SHOWN = ("local_loss", "local_gradients", "gradients", "clipped_gradients")

@@ -10,6 +10,7 @@ import numpy as np
 from jax import numpy as jnp
 
 from jaxddp.comm_hooks import CommHook
+from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.distributed.replicas import Replicas
 from jaxddp.errors import InputError, differences, listed
 from jaxddp.parity.cases import LOCAL_STAGES, Question, Record, Tensors, Trajectory, micro_batches_of
@@ -17,7 +18,6 @@ from jaxddp.parity.fingerprints import fingerprints
 from jaxddp.parity.flax_side.own_step import OwnStep
 from jaxddp.parity.flax_side.side import FlaxSide, hyperparameters, optimizer_tensors
 from jaxddp.state import Params, TrainState
-from jaxddp.step.local_gradients import MicroBatches
 from jaxddp.step.replica_step import ReplicaStep
 
 Hook = CommHook | Callable[[Params], Params]

@@ -5,11 +5,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.parity.cases import LOCAL_STAGES, Question, Tensors, Trajectory, micro_batches_of
 from jaxddp.parity.processes import STARTING, Child, ChildError, answers
 from jaxddp.parity.records import Records, Scratch
 from jaxddp.parity.torch_side.rank import Job, Steps, rank_folder, serve
-from jaxddp.step.local_gradients import MicroBatches
 from torch_ref.launch import SLOW_IMPORTS
 
 # Of which every rank has its own.

@@ -11,13 +11,13 @@ from benchmarks.hlo import Messages, all_reduces
 from jaxddp import cli, comm_hooks, optim
 from jaxddp.comm_hooks.power_sgd import BatchedPowerSGD, PowerSGD, orthogonalize
 from jaxddp.config import TrainConfig
+from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.data.torch_rng import Generator
 from jaxddp.data_parallel import DataParallel
 from jaxddp.distributed.replicas import Replicas, VirtualReplicas
 from jaxddp.errors import InputError
 from jaxddp.models.mlp import MLP
 from jaxddp.nn.torch_weights import load_weights
-from jaxddp.step.local_gradients import MicroBatches
 from jaxddp.train import main
 from tests.support.selection import one_in
 from torch_ref.config import TorchConfig

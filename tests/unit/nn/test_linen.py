@@ -9,12 +9,12 @@ from flax import linen, nnx
 from jax import numpy as jnp
 
 from jaxddp import optim
+from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.distributed.replicas import VirtualReplicas
 from jaxddp.errors import InputError
 from jaxddp.nn.functional import Functional, LocalLoss
 from jaxddp.nn.linen import LinenFunctional
 from jaxddp.state import TrainState
-from jaxddp.step.local_gradients import MicroBatches
 from jaxddp.step.replica_step import ReplicaStep
 
 TOLERANCE = 1e-6  # float32, parameters of size 1; measured: equal bits

@@ -11,6 +11,7 @@ import pytest
 
 from jaxddp import optim
 from jaxddp.comm_hooks import CommHook
+from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.data.torch_rng import Generator
 from jaxddp.data_parallel import DataParallel
 from jaxddp.distributed.collectives import all_reduce, all_reduce_mean
@@ -18,7 +19,6 @@ from jaxddp.distributed.replicas import VirtualReplicas
 from jaxddp.errors import TrainingError
 from jaxddp.nn import layers
 from jaxddp.nn.losses import IGNORE_INDEX, Losses, cross_entropy
-from jaxddp.step.local_gradients import MicroBatches
 from tests.support.selection import one_in
 from tests.support.step_cases import CLASSES, FEATURES, Arrays, Net, dealt, distance, examples, first
 

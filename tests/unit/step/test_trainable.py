@@ -12,12 +12,12 @@ from jax import numpy as jnp
 from jaxddp import cli, optim
 from jaxddp.comm_hooks import CommHook
 from jaxddp.config import TrainConfig
+from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.data_parallel import DataParallel
 from jaxddp.distributed.collectives import all_reduce_mean
 from jaxddp.errors import InputError
 from jaxddp.nn.torch_weights import load_weights
 from jaxddp.step import local_gradients
-from jaxddp.step.local_gradients import MicroBatches
 from jaxddp.train import main
 from tests.support.step_cases import Net, dealt, first
 

@@ -15,6 +15,7 @@ from jax import numpy as jnp
 from jaxddp import optim
 from jaxddp.config import TrainConfig
 from jaxddp.data import datasets
+from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.data.sampler import epoch_indices, shard_table
 from jaxddp.data_parallel import DataParallel
 from jaxddp.distributed.replicas import VirtualReplicas
@@ -23,7 +24,6 @@ from jaxddp.loader import Loader
 from jaxddp.nn import layers
 from jaxddp.nn.functional import Functional
 from jaxddp.nn.losses import IGNORE_INDEX
-from jaxddp.step.local_gradients import MicroBatches
 from jaxddp.train import build
 from tests.support.step_cases import Arrays, Net, distance, examples, first
 from torch_ref.config import TorchConfig

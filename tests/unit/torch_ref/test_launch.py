@@ -110,7 +110,11 @@ def test_ranks_end_with_a_killed_launcher(background: bool, tmp_path: Path) -> N
         f"config = TorchConfig(dataset='npz', data_path={str(tmp_path)!r}, devices=2, platform='cpu')\n"
         "launch(wait_for_ever, config)\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), "TMPDIR": str(tmp_path)}  # it leaves some
+    environment = {  # TMPDIR: torch leaves files behind
+        **os.environ,
+        "PYTHONPATH": str(Path(__file__).parents[3]),
+        "TMPDIR": str(tmp_path),
+    }
     launcher = subprocess.Popen([sys.executable, "-c", code], env=environment)
     wait_until(lambda: len(list(tmp_path.glob("*.pid"))) == 2)
     launcher.kill()
@@ -133,30 +137,9 @@ def wait_until(condition: object) -> None:
         time.sleep(0.05)
 
 
-def test_jax_is_never_imported() -> None:
-    code = (
-        "import sys, torch_ref.train\n"
-        "foreign = {'jax', 'jaxlib', 'flax', 'optax', 'orbax'} & sys.modules.keys()\n"
-        "print(sorted(foreign), sorted(name for name in sys.modules if name.startswith('jaxddp.')))"
-    )
+def test_training_with_torch_imports_no_jax() -> None:
+    code = "import sys, torch_ref.train\nprint(*(name.partition('.')[0] for name in sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    neutral = {
-        "choices",
-        "cli",
-        "config",
-        "config_checks",
-        "curves",
-        "datasets",
-        "errors",
-        "gradient_report",
-        "options",
-        "patterns",
-        "runfolder",
-        "runlog",
-        "sampler",
-        "sizes",
-        "tensorboard",
-        "threefry",
-        "torch_random",
-    }
-    assert done.stdout.strip() == f"[] {sorted('jaxddp.' + name for name in neutral)}"
+    loaded = set(done.stdout.split())
+    assert {"torch", "jaxddp"} <= loaded
+    assert not loaded & {"jax", "jaxlib", "flax", "optax", "orbax"}

@@ -10,7 +10,8 @@ import pytest
 
 from jaxddp.config import TrainConfig
 from jaxddp.errors import InputError
-from jaxddp.tracking.run_folder import claim_output, load_config, save_config, write_atomically
+from jaxddp.files import write_atomically
+from jaxddp.tracking.run_folder import claim_output, load_config, save_config
 from tests.unit.config.test_config import NO_DEFAULT
 from torch_ref.config import TorchConfig
 
