@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+Fingerprints = Mapping[str, np.ndarray]  # entry of a batch -> one number per example
 IDS = "ids"  # the entry of a batch that says outright which examples it holds
 
 
@@ -29,6 +30,39 @@ def fingerprints(micro_batches: Sequence[Mapping[str, np.ndarray]]) -> dict[str,
     if IDS in whole:
         return {IDS: whole[IDS].astype(np.uint64)}
     return {name: _hashed(array) for name, array in whole.items()}
+
+
+def differing_share(a: Fingerprints, b: Fingerprints) -> float:
+    """Return the share of examples, over all replicas, that differ between two batches; order counts.
+
+    Args:
+        a, b: entry of the batch -> fingerprints, shape (world_size, examples). If the entries have other
+            names, an example is known by all of its entries together.
+
+    >>> a, b = {"x": np.array([[1, 2], [3, 4]])}, {"x": np.array([[1, 2], [3, 5]])}
+    >>> differing_share(a, b), differing_shares(a, b)
+    (0.25, [0.0, 0.5])
+    """
+    if a.keys() != b.keys():
+        a, b = {"": together(a)}, {"": together(b)}
+    if any(a[name].shape != b[name].shape for name in a):
+        return 1.0
+    return float(np.mean(np.logical_or.reduce([a[name] != b[name] for name in a])))
+
+
+def differing_shares(a: Fingerprints, b: Fingerprints) -> list[float]:
+    """Return `differing_share` of each replica."""
+    replicas = min(len(values) for values in (*a.values(), *b.values()))
+
+    def of_replica(batch: Fingerprints, rank: int) -> Fingerprints:
+        return {name: values[rank : rank + 1] for name, values in batch.items()}
+
+    return [differing_share(of_replica(a, rank), of_replica(b, rank)) for rank in range(replicas)]
+
+
+def together(batch: Fingerprints, entries: Sequence[str] = ()) -> np.ndarray:
+    """Return one fingerprint per example for several entries of a batch; for all entries by default."""
+    return np.add.reduce([batch[name] for name in entries or batch])
 
 
 def _hashed(array: np.ndarray) -> np.ndarray:

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from jaxddp.parity.cases import LOCAL_STAGES
+from jaxddp.parity.compare.clipping import clip
+from jaxddp.parity.compare.rates import shares_of_float32
 from jaxddp.parity.compare.residuals import residuals
 from jaxddp.parity.convert import COUNTER
-from jaxddp.parity.diagnosis import samples
-from jaxddp.parity.diagnosis.optimizer.rates import shares_of_float32
-from jaxddp.parity.diagnosis.reduction.recipe import TORCH_CLIP_EPSILON
 from jaxddp.parity.findings import ORDER, StageResult
+from jaxddp.parity.fingerprints import differing_share, differing_shares
 from jaxddp.parity.port import Facts
 from jaxddp.parity.records import Record, StoredRecord, Tensors, of_loss, stage_norm
 
@@ -137,7 +137,7 @@ def _stages(
     Args:
         shares, peak: see `rate_in_float32`.
     """
-    examples = {"examples": samples.differing_share(theirs["samples"], ours["samples"])}
+    examples = {"examples": differing_share(theirs["samples"], ours["samples"])}
     yield "samples", examples, examples
     if shown := _hyperparameters(theirs, ours, peak):
         yield "hyperparameters", shown, shown
@@ -190,20 +190,9 @@ def shows_clipping(ours: Record, facts: Facts) -> bool:
     return "clipped_gradients" in ours and not facts.clips_inside
 
 
-def clip(gradients: Tensors, norm: float, epsilon: float = TORCH_CLIP_EPSILON, factor: float = 1.0) -> Tensors:
-    """torch's clip_grad_norm_: g min(1, norm / (|g| + epsilon)), |g| multiplied by a factor.
-
-    >>> clip({"w": np.array([3.0, 4.0])}, 2.5)["w"].round(5)
-    array([1.5, 2. ])
-    """
-    whole = stage_norm(gradients)
-    share = min(1.0, norm / (factor * whole + epsilon))
-    return {name: value * share for name, value in gradients.items()}
-
-
 def _same_examples(theirs: Record, ours: Record, facts: Facts) -> list[int]:
     """The replicas that were given the same examples: other examples, other gradients."""
-    shares = samples.differing_shares(theirs["samples"], ours["samples"])
+    shares = differing_shares(theirs["samples"], ours["samples"])
     same = [rank for rank, share in enumerate(shares) if share == 0]
     # With one mean over all elements each replica's gradient depends on how many the others have.
     return same if facts.loss_normalization == "ddp" or len(same) == len(shares) else []

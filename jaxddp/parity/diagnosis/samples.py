@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxddp.parity.diagnosis.decide import Hypothesis, Ruling, decide
+from jaxddp.parity.fingerprints import differing_share, together
 
 Of = Mapping[str, np.ndarray]  # entry of the batch -> fingerprints, (W, examples)
 Expectation = Callable[[int], Of | None]
@@ -38,26 +39,6 @@ def explain_samples(evidence: SampleEvidence) -> Ruling:
     return decide([hypothesis for hypothesis in hypotheses if hypothesis is not None], floor=0.0)
 
 
-def same(a: Of, b: Of) -> bool:
-    """Whether two batches hold the same examples, in the same order."""
-    return _differing(a, b) == 0
-
-
-def differing_share(a: Of, b: Of) -> float:
-    """The share of examples, over all replicas, that are not the same."""
-    return _differing(a, b)
-
-
-def differing_shares(a: Of, b: Of) -> list[float]:
-    """The same of each replica."""
-    replicas = min(len(ids) for ids in (*a.values(), *b.values()))
-
-    def of_replica(of: Of, rank: int) -> Of:
-        return {name: ids[rank : rank + 1] for name, ids in of.items()}
-
-    return [_differing(of_replica(a, rank), of_replica(b, rank)) for rank in range(replicas)]
-
-
 def _tried(evidence: SampleEvidence, fault: str, says: str, expected: Expectation) -> Hypothesis | None:
     """The hypothesis that some entries of the batch are as expected, and the others as they should be.
 
@@ -81,7 +62,7 @@ def _expectations(evidence: SampleEvidence) -> Iterator[tuple[str, str, Expectat
     if epoch is not None:
         yield "set_epoch_missing", "every epoch comes in the order of the first", lambda step: torch[step % epoch]
     if restored_at is None:  # nobody said when, so where the first other examples come
-        others = (step for step, found in enumerate(evidence.jax) if _differing(torch[step], found))
+        others = (step for step, found in enumerate(evidence.jax) if differing_share(torch[step], found))
         restored_at = next(others, 0)
     beginning = restored_at - restored_at % epoch if epoch is not None else 0
 
@@ -106,23 +87,10 @@ def _share(evidence: SampleEvidence, entry: str | None, expected: Expectation) -
     for step, found in enumerate(evidence.jax):
         predicted = expected(step)
         if predicted is not None and entry is not None:
-            shares.append(_differing({entry: predicted[entry]}, {entry: found[entry]}))
+            shares.append(differing_share({entry: predicted[entry]}, {entry: found[entry]}))
         elif predicted is not None:
-            shares.append(_differing(predicted, found))
+            shares.append(differing_share(predicted, found))
     return float(np.mean(shares)) if shares else 1.0
-
-
-def _differing(a: Of, b: Of) -> float:
-    if a.keys() != b.keys():  # other names: an example is all of its entries together
-        a, b = {"": _together(a)}, {"": _together(b)}
-    if any(a[name].shape != b[name].shape for name in a):
-        return 1.0
-    return float(np.mean(np.logical_or.reduce([a[name] != b[name] for name in a])))
-
-
-def _together(of: Of, entries: Sequence[str] = ()) -> np.ndarray:
-    """These entries as one; all if there are none."""
-    return np.add.reduce([of[name] for name in entries or of])
 
 
 def _cut_off(evidence: SampleEvidence) -> bool:
@@ -130,8 +98,8 @@ def _cut_off(evidence: SampleEvidence) -> bool:
     if evidence.steps_per_epoch is None:
         return False
     moved = _moved(evidence)
-    torch = [_together(of, moved) for of in evidence.torch]
-    jax = [_together(of, moved) for of in evidence.jax]
+    torch = [together(of, moved) for of in evidence.torch]
+    jax = [together(of, moved) for of in evidence.jax]
     if len({*map(len, torch), *map(len, jax)}) != 1:
         return False
     size = evidence.steps_per_epoch

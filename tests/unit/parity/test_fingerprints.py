@@ -5,7 +5,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from jaxddp.parity.fingerprints import fingerprints
+from jaxddp.parity.fingerprints import differing_share, differing_shares, fingerprints
 
 NUMBERS = st.floats(width=32, allow_nan=False, allow_infinity=False)
 IMAGES = arrays.arrays("float32", arrays.array_shapes(min_dims=3, max_dims=4, max_side=4), elements=NUMBERS)
@@ -92,3 +92,28 @@ def test_ids_are_taken_at_their_word() -> None:
 def test_numbers_beyond_float32_are_no_trouble() -> None:
     assert of(np.array([np.finfo("float64").min, 1.0])) == of(np.array([-np.inf, 1.0]))
     assert len(set(of(np.array([np.nan, 0.0, np.inf])))) == 3
+
+
+def test_the_differing_share_counts_examples_and_not_entries() -> None:
+    ranks, examples = 2, 3
+    a = {"x": np.arange(6, dtype="uint64").reshape(ranks, examples), "y": np.zeros((ranks, examples), "uint64")}
+    assert differing_share(a, a) == 0 and differing_shares(a, a) == [0, 0]
+    b = {name: values.copy() for name, values in a.items()}
+    b["x"][1, 2] += np.uint64(1)
+    assert differing_share(a, b) == 1 / (ranks * examples)
+    assert differing_shares(a, b) == [0, 1 / examples]
+    b["y"][1, 2] += np.uint64(1)  # of the same example
+    assert differing_share(a, b) == 1 / (ranks * examples)
+
+
+def test_batches_of_different_sizes_differ_everywhere() -> None:
+    a = {"x": np.arange(6, dtype="uint64").reshape(2, 3)}
+    shorter = {"x": a["x"][:, :2]}
+    assert differing_share(a, shorter) == 1 and differing_shares(a, shorter) == [1, 1]
+
+
+def test_entries_under_other_names_are_compared_together() -> None:
+    a = {"x": np.array([[1, 2]], "uint64"), "y": np.array([[5, 6]], "uint64")}
+    renamed = {"image": a["x"], "label": a["y"]}
+    assert differing_share(a, renamed) == 0
+    assert differing_share(a, {**renamed, "label": a["y"] + np.uint64(1)}) == 1

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxddp.parity.diagnosis.optimizer.rates import shares_of_float32
+from jaxddp.parity.compare.rates import shares_of_float32
 from jaxddp.parity.diagnosis.optimizer.recipes import Block, Recipe, State
 from jaxddp.parity.records import stage_norm
 

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from jaxddp.parity.compare.judge import Located, clip, shows_clipping
+from jaxddp.parity.compare.clipping import TORCH_CLIP_EPSILON, clip
+from jaxddp.parity.compare.judge import Located, shows_clipping
 from jaxddp.parity.diagnosis.decide import Hypothesis, Ruling, decide
 from jaxddp.parity.diagnosis.evidence import Evidence
 from jaxddp.parity.diagnosis.optimizer.explain import (
@@ -14,7 +15,6 @@ from jaxddp.parity.diagnosis.optimizer.explain import (
     explain,
     reference_residuals,
 )
-from jaxddp.parity.diagnosis.reduction.recipe import TORCH_CLIP_EPSILON
 from jaxddp.parity.findings import Problem
 from jaxddp.parity.records import Lazy, StoredRecord, Tensors
 

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jaxddp.parity.compare.clipping import TORCH_CLIP_EPSILON, clip_factor
 from jaxddp.parity.diagnosis.reduction.rounding import mean_of
 
 Tensors = Mapping[str, np.ndarray]
 SHOWN = ("local_gradients", "gradients", "clipped_gradients")
-TORCH_CLIP_EPSILON = 1e-6
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class Recipe:
         norms = _norms(local if self.clip_by == "own" else gradients, self.twice)
         if isinstance(self.clip_by, float):
             norms = norms * self.clip_by
-        share = np.minimum(1.0, self.clip_norm / (norms + self.clip_epsilon))
+        share = clip_factor(norms, self.clip_norm, self.clip_epsilon)
         return {name: value * share.reshape(-1, *(1,) * (value.ndim - 1)) for name, value in gradients.items()}
 
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from jaxddp.parity.compare.judge import ALLOWED, Judgement, clip, judge
+from jaxddp.parity.compare.clipping import clip
+from jaxddp.parity.compare.judge import ALLOWED, Judgement, judge
 from jaxddp.parity.port import Facts
 
 RANKS, STEPS = 2, 3

@@ -1,0 +1,36 @@
+"""Clipping by a global norm, in NumPy, as torch.nn.utils.clip_grad_norm_ does it."""
+
+from typing import Any
+
+import numpy as np
+
+from jaxddp.parity.records import Tensors, stage_norm
+
+TORCH_CLIP_EPSILON = 1e-6
+
+
+def clip_factor(norm: Any, max_norm: float, epsilon: float = TORCH_CLIP_EPSILON) -> Any:
+    """Return min(1, max_norm / (norm + epsilon)), which every gradient is multiplied by.
+
+    Args:
+        norm: global norm of the gradients; an array holds one norm per replica.
+        max_norm: largest norm that is left as it is.
+        epsilon: added to the norm.
+    """
+    return np.minimum(1.0, max_norm / (norm + epsilon))
+
+
+def clip(gradients: Tensors, max_norm: float, epsilon: float = TORCH_CLIP_EPSILON, norm_scale: float = 1.0) -> Tensors:
+    """Return g min(1, max_norm / (norm_scale |g| + epsilon)) for every gradient g, |g| the norm of all together.
+
+    Args:
+        gradients: one replica's, by name.
+        max_norm: largest norm after clipping.
+        epsilon: added to the norm.
+        norm_scale: factor on the norm; 1 is torch's clipping, others are planted faults.
+
+    >>> clip({"w": np.array([3.0, 4.0])}, 2.5)["w"].round(5)
+    array([1.5, 2. ])
+    """
+    factor = float(clip_factor(norm_scale * stage_norm(gradients), max_norm, epsilon))
+    return {name: value * factor for name, value in gradients.items()}
