@@ -1,17 +1,18 @@
-"""PowerSGD: a gradient travels as the product of two thin matrices, and what that leaves out travels later.
+"""PowerSGD: gradients sent as products of two thin matrices, with the approximation error added to the next gradient.
 
-With M_r replica r's gradient (n, m), E_r what it has not sent so far, N replicas and a rank:
+With M_r the gradient of replica r (n, m), E_r its accumulated error, N replicas and a rank:
 
     M_r <- M_r + E_r
-    P   =  orthogonal(sum_r M_r orthogonal(Q))    n x rank numbers are sent
-    Q   =  1/N sum_r M_r^T P                      m x rank
+    P   =  orthogonal(sum_r M_r orthogonal(Q))    n x rank numbers sent
+    Q   =  1/N sum_r M_r^T P                      m x rank numbers sent
     g   =  P Q^T,    E_r = M_r - g
 
-Q starts as what torch draws, and goes on from step to step. What is too small to gain by it is averaged, and so is
-everything in the first steps. `PowerSGD` takes each tensor by itself, `BatchedPowerSGD` all of them as one square.
+The first Q holds the random numbers that torch draws; each later step starts from the Q of the step before. Tensors
+too small to gain from compression are averaged, and so are all tensors in the first steps. `PowerSGD` compresses each
+tensor separately, `BatchedPowerSGD` compresses all tensors as one square matrix.
 
-A matrix is a tensor as torch has it, (out, in x size of the kernel): approximations by its rows are not those by its
-columns. torch draws and stacks in the order of DDP's bucket, which `jaxddp.nn.functional.gradient_order` tells.
+Matrices have torch's layout, (out, in x kernel size), because the approximation of a transposed matrix differs. torch
+draws Q and stacks tensors in the order of DDP's bucket, which `jaxddp.nn.functional.gradient_order` returns.
 
 Source: Vogels, Karimireddy, Jaggi, PowerSGD, NeurIPS 2019, arxiv.org/abs/1905.13727;
 torch/distributed/algorithms/ddp_comm_hooks/powerSGD_hook.py
@@ -30,6 +31,7 @@ from jax import numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from jaxddp.config.checks import square_side
+from jaxddp.config.ranges import check_range
 from jaxddp.data.torch_rng import Generator
 from jaxddp.distributed.collectives import alike, all_reduce, all_reduce_mean, world_size
 from jaxddp.errors import InputError
@@ -40,12 +42,12 @@ Matrices = list[jax.Array]
 
 
 class PowerSGDState(NamedTuple):
-    """What a replica remembers.
+    """State of the hook on one replica.
 
     Attributes:
-        iteration: int32 scalar, how often the hook was called.
-        error: for each matrix what was not sent, E_r; () without error feedback.
-        q: for each compressed matrix its Q (m, rank), the same on all replicas; () without warm start.
+        iteration: int32 scalar, number of calls so far.
+        error: E_r of each matrix; () without error feedback.
+        q: Q (m, rank) of each compressed matrix, the same on all replicas; () without warm start.
     """
 
     iteration: jax.Array
@@ -55,20 +57,20 @@ class PowerSGDState(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class LowRank(ABC):
-    """What both hooks have in common; names and defaults are torch's.
+    """Base class of both hooks, with torch's names and defaults.
 
     Attributes:
-        matrix_approximation_rank: columns of P and Q.
-        start_power_sgd_iter: torch's start_powerSGD_iter: so many first calls take the mean of the whole gradients.
-        use_error_feedback: whether what was not sent is added to the next gradient.
-        warm_start: whether Q goes on from call to call; if not, it is drawn anew in each, on the host.
-        orthogonalization_epsilon: added to a column's norm, so that a matrix of zeros makes no NaN; torch's batched
+        matrix_approximation_rank: number of columns of P and Q.
+        start_power_sgd_iter: torch's start_powerSGD_iter, the number of first calls that average whole gradients.
+        use_error_feedback: whether to add the error of one call to the gradient of the next.
+        warm_start: whether to start from the Q of the previous call; if not, each call draws Q anew, on the host.
+        orthogonalization_epsilon: added to a column's norm, so that a matrix of zeros yields no NaN; torch's batched
             hook has none.
-        random_seed: of Q.
-        order: the parameters' names in the order of torch's bucket; None: reverse alphabetical.
+        random_seed: seed of Q.
+        order: parameter names in the order of torch's bucket; None: reverse alphabetical.
 
     Raises:
-        InputError: an option that makes no sense.
+        InputError: an option is out of range.
     """
 
     matrix_approximation_rank: int = 1
@@ -80,10 +82,9 @@ class LowRank(ABC):
     order: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
-        if not self.matrix_approximation_rank >= 1:
-            raise InputError(f"matrix_approximation_rank {self.matrix_approximation_rank}: must be at least 1")
+        check_range("matrix_approximation_rank", self.matrix_approximation_rank)
         memory = self.use_error_feedback or self.warm_start
-        least = 2 if memory else 1  # torch's rule; its 0 would meet DDP's first bucket, which is laid out otherwise
+        least = 2 if memory else 1  # torch also allows 0, but DDP lays out its first bucket differently
         if not self.start_power_sgd_iter >= least:
             why = " with error feedback or warm start" if memory else ""
             raise InputError(f"start_power_sgd_iter {self.start_power_sgd_iter}: must be at least {least}{why}")
@@ -94,26 +95,25 @@ class LowRank(ABC):
 
     @abstractmethod
     def pack(self, gradients: Params) -> Matrices:
-        """Gradients as matrices."""
+        """Lay out gradients as matrices."""
 
     @abstractmethod
     def unpack(self, matrices: Matrices, like: Params) -> Params:
-        """The inverse of `pack`."""
+        """Invert `pack`; `like` has the shapes and dtypes."""
 
     @abstractmethod
     def compresses(self, rows: int, columns: int) -> bool:
-        """Whether a matrix is sent as P and Q."""
+        """Return True if a matrix of this size is sent as P and Q."""
 
     def init(self, params: Params) -> PowerSGDState:
-        """The state before the first call."""
+        """Return the state before the first call."""
         packed = self.pack(params)
         error = jax.tree.map(jnp.zeros_like, packed) if self.use_error_feedback else ()
         q = jax.tree.map(jnp.asarray, self._drawn(self._shapes(packed), 0)) if self.warm_start else ()
         return PowerSGDState(jnp.zeros((), jnp.int32), error, q)
 
     def reduce(self, gradients: Params, state: PowerSGDState) -> tuple[Params, PowerSGDState]:
-        """The gradients of all replicas as one, and what this replica remembers."""
-
+        """Return the reduced gradients, the same on all replicas, and the new state of this replica."""
         iteration = alike(state.iteration)
 
         def whole() -> tuple[Params, Any, Any]:
@@ -131,7 +131,7 @@ class LowRank(ABC):
         return reduced, PowerSGDState(state.iteration + 1, error, q)
 
     def _approximated(self, matrices: Matrices, q: Matrices) -> tuple[Matrices, Matrices]:
-        """P Q^T of what is compressed, and the mean of the others; the next Q."""
+        """Return P Q^T of each compressed matrix and the mean of each other one, and the next Q."""
         chosen = self._chosen(matrices)
         m = [matrices[number] for number in chosen]
         others = {number: matrix for number, matrix in enumerate(matrices) if number not in chosen}
@@ -144,21 +144,21 @@ class LowRank(ABC):
         return [reduced[number] for number in range(len(matrices))], q
 
     def _chosen(self, matrices: Matrices) -> list[int]:
-        """The numbers of the matrices that are compressed; torch takes those of one shape together."""
+        """Return the indices of the compressed matrices, those of one shape together, as in torch."""
         chosen = [number for number, matrix in enumerate(matrices) if self.compresses(*matrix.shape)]
         shapes = [matrices[number].shape for number in chosen]
         return sorted(chosen, key=lambda number: shapes.index(matrices[number].shape))
 
     def _drawn(self, shapes: Sequence[jax.ShapeDtypeStruct], number: int) -> list[np.ndarray]:
-        """The Q that torch's hook draws the `number`-th time, from 0 on."""
+        """Return the Q that torch's hook draws in its `number`-th draw, counted from 0."""
         generator = Generator(int(_seeds(self.random_seed, 1 << number.bit_length())[number]))
         return [generator.normal(x.shape, dtype=x.dtype) for x in shapes]
 
     def _redrawn(self, matrices: Matrices, iteration: jax.Array) -> Matrices:
-        """The same inside of a compiled program, for this call."""
+        """Draw Q for this call inside a compiled program, by a callback to the host."""
         shapes = self._shapes(matrices)
 
-        # As bytes: jax calls back from a thread of its own, where float64 is not enabled and would not come through.
+        # As bytes: jax runs the callback in another thread, where float64 is not enabled and would be rounded.
         def draw(number: jax.Array) -> list[np.ndarray]:
             return [q[..., None].view(np.uint8) for q in self._drawn(shapes, int(number))]
 
@@ -171,28 +171,28 @@ class LowRank(ABC):
         return [lax.bitcast_convert_type(q, x.dtype) for q, x in zip(drawn, shapes, strict=True)]
 
     def _shapes(self, matrices: Matrices) -> list[jax.ShapeDtypeStruct]:
-        """Of each Q."""
+        """Return the shape and dtype of each Q."""
         chosen = [matrices[number] for number in self._chosen(matrices)]
         ranks = [min(*x.shape, self.matrix_approximation_rank) for x in chosen]
         return [jax.ShapeDtypeStruct((x.shape[1], r), x.dtype) for x, r in zip(chosen, ranks, strict=True)]
 
     def _names(self, gradients: Params) -> list[str]:
-        """In the order of torch's bucket."""
+        """Return the names of the gradients in the order of torch's bucket."""
         if self.order is None:
             return sorted(gradients, reverse=True)
         if missing := sorted(gradients.keys() - set(self.order)):
             raise InputError(f"order: must hold each parameter's name; {', '.join(missing)} is missing")
-        return [name for name in self.order if name in gradients]  # what is frozen has no gradient
+        return [name for name in self.order if name in gradients]  # frozen parameters have no gradient
 
 
 @dataclass(frozen=True, kw_only=True)
 class PowerSGD(LowRank):
-    """torch's powerSGD_hook: each tensor by itself, where that saves enough.
+    """Per-tensor PowerSGD, torch's powerSGD_hook.
 
     A tensor (n, m) is compressed if (n + m) x rank x min_compression_rate < n x m.
 
     Attributes:
-        min_compression_rate: how much less must be sent, at least.
+        min_compression_rate: smallest ratio of uncompressed to compressed size that is worth compressing.
 
     >>> hook = PowerSGD(matrix_approximation_rank=2)
     >>> state = hook.init({"fc.kernel": jnp.zeros((30, 20)), "fc.bias": jnp.zeros(20)})
@@ -204,35 +204,34 @@ class PowerSGD(LowRank):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.min_compression_rate >= 0:
-            raise InputError(f"min_compression_rate {self.min_compression_rate}: must be at least 0")
+        check_range("min_compression_rate", self.min_compression_rate)
 
     def pack(self, gradients: Params) -> Matrices:
-        """One matrix per tensor, in torch's layout."""
+        """Reshape each tensor to a matrix in torch's layout."""
         return [_as_matrix(name, gradients[name]) for name in self._names(gradients)]
 
     def unpack(self, matrices: Matrices, like: Params) -> Params:
-        """Each tensor from its matrix."""
+        """Reshape each matrix back to its tensor."""
         names = self._names(like)
         return {name: _from_matrix(name, x, like[name]) for name, x in zip(names, matrices, strict=True)}
 
     def compresses(self, rows: int, columns: int) -> bool:
-        """Whether it saves enough."""
+        """Return True if P and Q are smaller than the matrix by more than `min_compression_rate`."""
         sent = (rows + columns) * min(rows, columns, self.matrix_approximation_rank)
         return sent * self.min_compression_rate < rows * columns
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchedPowerSGD(LowRank):
-    """torch's batched_powerSGD_hook: all tensors in a row, cut into the rows of a square, with zeros at the end.
+    """PowerSGD of all tensors concatenated, zero-padded and reshaped to a square, torch's batched_powerSGD_hook.
 
     >>> state = BatchedPowerSGD().init({"fc.kernel": jnp.zeros((30, 20)), "fc.bias": jnp.zeros(20)})
-    >>> [q.shape for q in state.q]  # 25 x 25 is the first square with room for 620 numbers
+    >>> [q.shape for q in state.q]  # 25 x 25 is the smallest square with room for 620 numbers
     [(25, 1)]
     """
 
     def pack(self, gradients: Params) -> Matrices:
-        """The square."""
+        """Concatenate all tensors into one square matrix."""
         flat = jnp.concatenate([_as_matrix(name, gradients[name]).ravel() for name in self._names(gradients)])
         side = square_side(flat.size)
         if side < (rank := self.matrix_approximation_rank):
@@ -240,23 +239,23 @@ class BatchedPowerSGD(LowRank):
         return [jnp.pad(flat, (0, side**2 - flat.size)).reshape(side, side)]
 
     def unpack(self, matrices: Matrices, like: Params) -> Params:
-        """The tensors from its rows."""
+        """Split the square matrix back into tensors."""
         names = self._names(like)
         ends = np.cumsum([like[name].size for name in names])
         parts = jnp.split(matrices[0].ravel(), ends)
         return {name: _from_matrix(name, part, like[name]) for name, part in zip(names, parts, strict=False)}
 
     def compresses(self, rows: int, columns: int) -> bool:
-        """Always."""
+        """Return True: the square is always compressed."""
         return True
 
 
 def orthogonalize(matrix: jax.Array, epsilon: float = 0) -> jax.Array:
-    """An orthonormal basis of the columns: by Gram-Schmidt up to rank 2 and in 16 bits, else by Householder's QR.
+    """Return an orthonormal basis of the columns, by Gram-Schmidt up to rank 2 and in 16 bits, else by Householder QR.
 
     Args:
         matrix: (n, rank), n >= rank.
-        epsilon: added to a column's norm before it is divided by it; QR has no need of it.
+        epsilon: added to a column's norm before the division; not used by QR.
 
     >>> print(orthogonalize(jnp.array([[3.0, 1.0], [0.0, -2.0]])))
     [[ 1.  0.]
@@ -285,16 +284,16 @@ def _from_matrix(name: str, x: jax.Array, like: jax.Array) -> jax.Array:
 
 
 def _in_one(collective: Callable[[jax.Array], jax.Array], tree: Any) -> Any:
-    """One message, where XLA might make several of them that wait for each other."""
+    """Apply a collective to a whole tree as one message, which XLA might otherwise split."""
     flat, unravel = ravel_pytree(tree)
     return unravel(collective(flat))
 
 
 def _product(a: jax.Array, b: jax.Array) -> jax.Array:
-    return jnp.matmul(a, b, precision="highest")  # GPUs would round to TF32, as torch does not
+    return jnp.matmul(a, b, precision="highest")  # GPUs would round to TF32, which torch does not do
 
 
 @lru_cache(maxsize=4)
 def _seeds(random_seed: int, count: int) -> np.ndarray:
-    """The first so many that torch's hook takes for Q; a stream has no shorter way to a later one."""
+    """Return the seeds of torch's first `count` draws of Q; a later seed needs all before it."""
     return np.random.RandomState(random_seed).randint(1_000_000_000, size=count)

@@ -1,7 +1,9 @@
 """Every option of a training run, looked at once: one line for what is wrong, that says what would be right."""
 
+import dataclasses
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from jaxddp.config.choices import (
     AMP,
@@ -18,13 +20,15 @@ from jaxddp.config.choices import (
     POWER_SGD,
     SCHEDULES,
 )
+from jaxddp.config.options import TrainOptions
+from jaxddp.config.ranges import RANGES, check_range
 from jaxddp.errors import InputError, check_name
 
-if TYPE_CHECKING:
-    from jaxddp.config import TrainConfig
+# Options of a step that all replicas take together; in post-local SGD each replica takes its own.
+COMMON_STEP = ("comm_hook", "loss_normalization", "ema_decay", "shard_optimizer", "join", "scaler", "log_gradients")
 
 
-def check_names(config: "TrainConfig") -> None:
+def check_names(config: TrainOptions) -> None:
     """Each choice is one of those that there are."""
     check_name("--model", config.model, MODELS)
     check_name("--dataset", config.dataset, DATASETS)
@@ -41,55 +45,16 @@ def check_names(config: "TrainConfig") -> None:
         check_name("--platform", config.platform, PLATFORMS)
 
 
-def check_ranges(config: "TrainConfig") -> None:
-    """Each number is one that makes sense by itself."""
-    at_least_one: tuple[str, ...] = (
-        "num_examples",
-        "num_features",
-        "num_classes",
-        "context_length",
-        "embedding_size",
-    )
-    at_least_one += ("step_size", "global_batch_size", "accumulation_steps", "devices", "steps_per_dispatch")
-    at_least_one += ("matrix_approximation_rank", "start_power_sgd_iter", "growth_interval", "local_sgd_period")
-    for name in at_least_one:
-        _check_at_least(config, name, 1)
-    at_least_zero: tuple[str, ...] = ("epochs", "warmup_steps", "verify_every", "checkpoint_every", "seed")
-    at_least_zero += ("start_local_sgd_iter",)
-    at_least_zero += ("lr", "momentum", "weight_decay", "eps", "alpha", "lr_decay", "initial_accumulator_value")
-    for name in at_least_zero + ("min_lr", "gamma", "min_compression_rate"):
-        _check_at_least(config, name, 0)
-    if config.dampening is not None and not math.isfinite(config.dampening):
-        raise InputError(f"--dampening {config.dampening}: must be finite")
-    if config.hidden_sizes is not None and any(size < 1 for size in config.hidden_sizes):
-        raise InputError(f"{typed('hidden_sizes', config.hidden_sizes)}: each must be at least 1")
-    if config.betas is not None and not all(0 <= beta < 1 for beta in config.betas):
-        raise InputError(f"{typed('betas', config.betas)}: each must be at least 0 and below 1")
-    if not 0 <= config.dropout < 1:
-        raise InputError(f"--dropout {config.dropout}: must be at least 0 and below 1")
-    if config.clip_grad_norm is not None and not config.clip_grad_norm > 0:
-        raise InputError(f"--clip-grad-norm {config.clip_grad_norm}: must be above 0")
-    if config.ema_decay is not None and not 0 <= config.ema_decay <= 1:
-        raise InputError(f"--ema-decay {config.ema_decay}: must be 0 to 1")
-    if not 0 < config.init_scale < math.inf:
-        raise InputError(f"--init-scale {config.init_scale}: must be above 0 and finite")
-    if not 1 < config.growth_factor < math.inf:
-        raise InputError(f"--growth-factor {config.growth_factor}: must be above 1 and finite")
-    if not 0 < config.backoff_factor < 1:
-        raise InputError(f"--backoff-factor {config.backoff_factor}: must be between 0 and 1")
+def check_ranges(config: TrainOptions) -> None:
+    """Raise `InputError` unless each number is in its range."""
+    for name in RANGES:
+        value = getattr(config, name)
+        check_range(name, value, typed(name, value))
     if config.seed + config.epochs > 2**64:  # epoch e is shuffled by seed + e
         raise InputError(f"--seed {config.seed}: must stay below 2**64 over {config.epochs} epochs, as torch's seeds")
 
 
-def _check_at_least(config: "TrainConfig", name: str, least: int) -> None:
-    value = getattr(config, name)
-    if value is not None and not value >= least:  # so written, NaN fails too
-        raise InputError(f"{flag(name)} {value}: must be at least {least}")
-    if value == math.inf:
-        raise InputError(f"{flag(name)} {value}: must be finite")
-
-
-def check_combinations(config: "TrainConfig") -> None:
+def check_combinations(config: TrainOptions) -> None:
     """No option contradicts another."""
     if config.dataset == "npz" and config.data_path is None:
         raise InputError("--dataset npz: needs --data-path FILE.npz")
@@ -122,7 +87,7 @@ def check_combinations(config: "TrainConfig") -> None:
     _check_local_sgd(config)
 
 
-def _check_local_sgd(config: "TrainConfig") -> None:
+def _check_local_sgd(config: TrainOptions) -> None:
     """Replicas that step on their own share less."""
     if config.start_local_sgd_iter is not None and config.amp == "fp16":
         raise InputError(
@@ -132,22 +97,26 @@ def _check_local_sgd(config: "TrainConfig") -> None:
         if config.local_sgd_period is not None:
             raise InputError(f"{typed('local_sgd_period', config.local_sgd_period)}: needs --start-local-sgd-iter")
         return
-    shared: dict[str, Any] = {
-        "comm_hook": "allreduce",
-        "loss_normalization": "ddp",
-        "ema_decay": None,
-        "shard_optimizer": False,
-    }
-    shared |= {"join": False, "log_gradients": ()}
-    for name, off in shared.items():
-        value = getattr(config, name)
-        if value != off:
-            raise InputError(
-                f"{typed(name, value)}: not beside --start-local-sgd-iter, where replicas step on their own"
-            )
+    check_combines_with_local_sgd(config, "--start-local-sgd-iter", typed)
 
 
-def _check_join(config: "TrainConfig") -> None:
+def check_combines_with_local_sgd(
+    options: Any, local_sgd: str, written: Callable[[str, Any], str] = lambda name, value: name
+) -> None:
+    """Raise `InputError` unless the options that need a common step of all replicas have their defaults.
+
+    Args:
+        options: a dataclass with some of the options in `COMMON_STEP`.
+        local_sgd: the option that turns post-local SGD on, for the message.
+        written: an option and its value as the user wrote them, for the message.
+    """
+    for field in dataclasses.fields(options):
+        value = getattr(options, field.name)
+        if field.name in COMMON_STEP and value != field.default:
+            raise InputError(f"{written(field.name, value)}: not beside {local_sgd}, where replicas step on their own")
+
+
+def _check_join(config: TrainOptions) -> None:
     dropping = [name for name in ("drop_last", "drop_last_batch") if getattr(config, name)]
     if config.join and dropping:
         raise InputError(f"--join: uses every example, which {flag(dropping[0])} does not; leave one of them out")

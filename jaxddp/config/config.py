@@ -17,23 +17,12 @@ from jaxddp.config.choices import (
     OPTIMIZER_OPTIONS,
     POWER_SGD,
 )
-from jaxddp.config.options import (
-    Communication,
-    Data,
-    Devices,
-    Model,
-    Optimizer,
-    Order,
-    Output,
-    Precision,
-    Schedule,
-    Step,
-)
+from jaxddp.config.options import TrainOptions
 from jaxddp.errors import InputError
 
 
 @dataclass(frozen=True)
-class TrainConfig(Output, Devices, Precision, Communication, Order, Step, Schedule, Optimizer, Model, Data):
+class TrainConfig(TrainOptions):
     """Data-parallel training: one replica of the model per device, gradients averaged.
 
     Flags left out keep PyTorch's defaults. The same flags work for jaxddp.train and

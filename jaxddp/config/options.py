@@ -208,3 +208,8 @@ class Output:
     """Patterns of torch's names of parameters whose gradients are logged: norms each step, histograms each epoch."""
     detect_anomaly: bool = False
     """Find the first parameter and the replica of a gradient that is NaN or infinite, and stop there."""
+
+
+@dataclass(frozen=True)
+class TrainOptions(Output, Devices, Precision, Communication, Order, Step, Schedule, Optimizer, Model, Data):
+    """All options of a training run, unchecked."""

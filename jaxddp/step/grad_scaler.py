@@ -21,7 +21,7 @@ import jax
 from jax import numpy as jnp
 
 from jaxddp.config import TrainConfig
-from jaxddp.errors import InputError
+from jaxddp.config.ranges import check_range
 from jaxddp.nn.losses import Sums
 from jaxddp.state import TrainState
 
@@ -75,15 +75,8 @@ class GradScaler:
     growth_interval: int = 2000
 
     def __post_init__(self) -> None:
-        check = {
-            "init_scale": (0 < self.init_scale < float("inf"), "above 0 and finite"),
-            "growth_factor": (1 < self.growth_factor < float("inf"), "above 1 and finite"),
-            "backoff_factor": (0 < self.backoff_factor < 1, "between 0 and 1"),
-            "growth_interval": (self.growth_interval >= 1, "at least 1"),
-        }
-        for name, (good, right) in check.items():
-            if not good:
-                raise InputError(f"{name} {getattr(self, name)}: must be {right}")
+        for field in dataclasses.fields(self):
+            check_range(field.name, getattr(self, field.name))
 
     def init(self) -> ScalerState:
         """The state before the first step."""

@@ -9,7 +9,9 @@ from flax import nnx
 from jaxddp import comm_hooks
 from jaxddp.comm_hooks import CommHook
 from jaxddp.config import TrainConfig
+from jaxddp.config.checks import check_combines_with_local_sgd
 from jaxddp.config.choices import BUFFERS, LOSS_NORMALIZATIONS
+from jaxddp.config.ranges import check_range
 from jaxddp.distributed.collectives import all_reduce_mean
 from jaxddp.errors import InputError, check_name
 from jaxddp.nn.functional import Functional
@@ -19,9 +21,6 @@ from jaxddp.step import grad_scaler, post_local_sgd
 from jaxddp.step.grad_scaler import GradScaler
 from jaxddp.step.gradient_hooks import GradientHook
 from jaxddp.step.post_local_sgd import PostLocalSGD
-
-# What takes all replicas making one step together.
-ALL_TOGETHER = ("shard_optimizer", "ema_decay", "loss_normalization", "comm_hook", "scaler", "log_gradients")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,17 +71,14 @@ class StepOptions:
     def __post_init__(self) -> None:
         check_name("loss_normalization", self.loss_normalization, LOSS_NORMALIZATIONS)
         check_name("keep_buffers", self.keep_buffers, BUFFERS)
-        if self.clip_grad_norm is not None and not self.clip_grad_norm > 0:
-            raise InputError(f"clip_grad_norm {self.clip_grad_norm}: must be above 0")
-        if self.ema_decay is not None and not 0 <= self.ema_decay <= 1:
-            raise InputError(f"ema_decay {self.ema_decay}: must be 0 to 1")
+        check_range("clip_grad_norm", self.clip_grad_norm)
+        check_range("ema_decay", self.ema_decay)
         if self.shard_optimizer and self.find_unused_parameters:
             raise InputError("shard_optimizer: a slice has something of every parameter; freeze those that are unused")
         if self.shard_optimizer and any(hook.when == "mean" for hook in self.gradient_hooks):
             raise InputError('shard_optimizer: no replica has the mean of a whole gradient; hooks must be "local"')
-        for name in ALL_TOGETHER if self.local_sgd is not None else ():
-            if getattr(self, name) != getattr(StepOptions, name):
-                raise InputError(f"{name}: not beside local_sgd, where replicas step on their own")
+        if self.local_sgd is not None:
+            check_combines_with_local_sgd(self, "local_sgd")
 
 
 def options(config: TrainConfig, model: nnx.Module) -> dict[str, Any]:

@@ -16,8 +16,8 @@ import optax
 from jax import lax
 
 from jaxddp.config import TrainConfig
+from jaxddp.config.ranges import check_range
 from jaxddp.distributed.collectives import all_reduce_mean
-from jaxddp.errors import InputError
 from jaxddp.state import Params, TrainState
 from jaxddp.step.replicated import Replicated
 
@@ -43,10 +43,8 @@ class PostLocalSGD(Replicated):
     own = ("params", "opt_state")
 
     def __post_init__(self) -> None:
-        if self.start_iter < 0:
-            raise InputError(f"start_iter {self.start_iter}: must be at least 0")
-        if self.period < 1:
-            raise InputError(f"period {self.period}: must be at least 1")
+        check_range("start_local_sgd_iter", self.start_iter, f"start_iter {self.start_iter}")
+        check_range("local_sgd_period", self.period, f"period {self.period}")
 
     def averages(self, step: jax.Array) -> jax.Array:
         """Whether the parameters are averaged at the end of a step, counted from 0."""

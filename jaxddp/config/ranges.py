@@ -1,0 +1,61 @@
+"""Ranges of the numeric options, for the flags of the command line and the arguments of the library alike."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from jaxddp.errors import InputError
+
+# Ranges in the words of the error message. NaN is in none of them.
+IN_RANGE: dict[str, Callable[[Any], bool]] = {
+    "at least 0": lambda x: x >= 0,
+    "at least 1": lambda x: x >= 1,
+    "finite": lambda x: -math.inf < x < math.inf,
+    "above 0": lambda x: x > 0,
+    "above 0 and finite": lambda x: 0 < x < math.inf,
+    "above 1 and finite": lambda x: 1 < x < math.inf,
+    "between 0 and 1": lambda x: 0 < x < 1,
+    "0 to 1": lambda x: 0 <= x <= 1,
+    "at least 0 and below 1": lambda x: 0 <= x < 1,
+}
+POSITIVE = ("at least 1", "finite")
+NON_NEGATIVE = ("at least 0", "finite")
+# Ranges of each option, checked in this order.
+RANGES: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("num_examples", "num_features", "num_classes", "context_length", "embedding_size"), POSITIVE),
+    **dict.fromkeys(("global_batch_size", "accumulation_steps", "devices", "steps_per_dispatch"), POSITIVE),
+    **dict.fromkeys(("step_size", "matrix_approximation_rank", "start_power_sgd_iter"), POSITIVE),
+    **dict.fromkeys(("growth_interval", "local_sgd_period"), POSITIVE),
+    **dict.fromkeys(("epochs", "seed", "warmup_steps", "verify_every", "checkpoint_every"), NON_NEGATIVE),
+    **dict.fromkeys(("lr", "momentum", "weight_decay", "eps", "alpha", "lr_decay"), NON_NEGATIVE),
+    **dict.fromkeys(("initial_accumulator_value", "min_lr", "gamma"), NON_NEGATIVE),
+    **dict.fromkeys(("min_compression_rate", "start_local_sgd_iter"), NON_NEGATIVE),
+    "dampening": ("finite",),
+    "hidden_sizes": ("at least 1",),
+    "betas": ("at least 0 and below 1",),
+    "dropout": ("at least 0 and below 1",),
+    "clip_grad_norm": ("above 0",),
+    "ema_decay": ("0 to 1",),
+    "init_scale": ("above 0 and finite",),
+    "growth_factor": ("above 1 and finite",),
+    "backoff_factor": ("between 0 and 1",),
+}
+
+
+def check_range(option: str, value: Any, written: str | None = None) -> None:
+    """Raise `InputError` unless `value` is in the range of an option; None is in every range.
+
+    Args:
+        option: a name in `RANGES`.
+        value: a number, or a tuple of numbers that must each be in the range.
+        written: option and value as the user wrote them, for the message. None: as an argument of a function.
+
+    >>> check_range("ema_decay", 1.5)
+    Traceback (most recent call last):
+    ...
+    jaxddp.errors.InputError: ema_decay 1.5: must be 0 to 1
+    """
+    several = isinstance(value, tuple)
+    for words in RANGES[option] if value is not None else ():
+        if not all(map(IN_RANGE[words], value if several else (value,))):
+            raise InputError(f"{written or f'{option} {value}'}: {'each ' if several else ''}must be {words}")
