@@ -10,8 +10,9 @@ from benchmarks.scoreboard.others import Traces, alarms
 from jaxddp.parity.cases import PortCase
 from jaxddp.parity.checking import report_on
 from jaxddp.parity.diagnosis.explain import explain
-from jaxddp.parity.findings import Difference, Report
+from jaxddp.parity.findings import Difference
 from jaxddp.parity.records import Lazy, Record, Records
+from jaxddp.parity.report.report import Report
 from jaxddp.parity.runs import Runs
 from jaxddp.parity.torch_side.side import PortSource
 from jaxddp.parity.workers import Workers

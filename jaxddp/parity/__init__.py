@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jaxddp.parity.checking import check
-    from jaxddp.parity.findings import Report
     from jaxddp.parity.port import Port
+    from jaxddp.parity.report.report import Report
 
 __all__ = ["Port", "Report", "check"]
 
-_HOMES = {"check": "checking", "Report": "findings", "Port": "port"}
+_HOMES = {"check": "checking", "Report": "report.report", "Port": "port"}
 
 
 def __getattr__(name: str) -> Any:

@@ -14,10 +14,10 @@ from jaxddp.errors import InputError, check_name
 from jaxddp.files import check_file, write_atomically
 from jaxddp.parity.builtin_cases import Named, builtin_cases
 from jaxddp.parity.checking import check
-from jaxddp.parity.findings import Report
-from jaxddp.parity.report.console import Row, table, to_text
+from jaxddp.parity.report.console import Row, table
 from jaxddp.parity.report.data import to_json
 from jaxddp.parity.report.page import to_html
+from jaxddp.parity.report.report import Report
 from jaxddp.parity.workers import Workers
 
 PROG = "python -m jaxddp.parity"
@@ -78,7 +78,7 @@ def main(options: Options) -> int:
         reports = _check_builtin(options)
     else:
         reports = [_check_port(options)]
-        print(to_text(reports[0]))
+        print(reports[0])
     if options.json is not None:
         texts = [to_json(report).strip() for report in reports]
         text = texts[0] if options.port is not None else f"[{', '.join(texts)}]"

@@ -22,9 +22,10 @@ from jaxddp.parity.compare.numerics import compare_numerics, rounds_only
 from jaxddp.parity.compare.residuals import MOVED, residuals, rounding_only
 from jaxddp.parity.diagnosis.explain import explain
 from jaxddp.parity.environment import environment
-from jaxddp.parity.findings import Cause, Difference, Numerics, Problem, Report, StageResult
+from jaxddp.parity.findings import Cause, Difference, Numerics, Problem, StageResult
 from jaxddp.parity.port import Port
 from jaxddp.parity.records import Record, of_loss
+from jaxddp.parity.report.report import Report
 from jaxddp.parity.runs import Runs
 from jaxddp.parity.torch_side.side import PortFile, PortSource
 from jaxddp.parity.workers import Workers

@@ -138,7 +138,7 @@ class Numerics:
 
 
 @dataclass(frozen=True)
-class Report:
+class Findings:
     """Everything that a check found.
 
     Attributes:
@@ -178,13 +178,3 @@ class Report:
         if self.differences:
             return "different"
         return "incomplete" if self.problems or not self.stages else "equal"
-
-    def __str__(self) -> str:
-        from jaxddp.parity.report.console import to_text  # it knows reports, and so cannot be known here
-
-        return to_text(self)
-
-    def _repr_html_(self) -> str:
-        from jaxddp.parity.report.page import notebook
-
-        return notebook(self)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from jaxddp.parity.checking import check
-from jaxddp.parity.findings import Report
+from jaxddp.parity.report.report import Report
 from jaxddp.parity.workers import Workers
 from tests.support.small_port import Change, write
 

@@ -5,7 +5,8 @@ import math
 
 import numpy as np
 
-from jaxddp.parity.findings import ORDER, Cause, Difference, Layer, Numerics, Problem, Report, StageResult
+from jaxddp.parity.findings import ORDER, Cause, Difference, Layer, Numerics, Problem, StageResult
+from jaxddp.parity.report.report import Report
 
 EXACT = ("samples", "hyperparameters")
 SHAPES = {

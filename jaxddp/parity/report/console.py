@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from jaxddp.parity.findings import ORDER, Cause, Difference, Report
+from jaxddp.parity.findings import ORDER, Cause, Difference, Findings
 from jaxddp.parity.report import words
 from jaxddp.parity.report.words import STAGE_NAMES, Status, count, number
 
@@ -51,10 +51,10 @@ class Row:
     seconds: float = 0.0
 
 
-def to_text(report: Report) -> str:
+def to_text(report: Findings) -> str:
     """A report in lines of at most `LINE` characters: stages, verdict, causes, problems.
 
-    >>> print(to_text(Report("port.py", 2, 10, "float64")))
+    >>> print(to_text(Findings("port.py", 2, 10, "float64")))
     port.py  ·  2 replicas x 10 steps  ·  float64
     <BLANKLINE>
     incomplete: Nothing was compared.
@@ -113,7 +113,7 @@ def cut(text: str, width: int) -> str:
     return f"{text[:head]}...{text[head + 3 - width :]}"
 
 
-def _stage_line(report: Report, stage: str) -> str:
+def _stage_line(report: Findings, stage: str) -> str:
     peak = words.peak(report, stage)
     verdict = f"{words.status(report, stage)}{words.steps_of_all(report, stage)}"
     cells = ("-", "-", "-", "")
@@ -124,7 +124,7 @@ def _stage_line(report: Report, stage: str) -> str:
     return f"{STAGE_NAMES[stage]:<17}  {worst:>6}  {step:>5}  {allowed:>7}  {verdict:<19}  {tensor}"
 
 
-def _verdict_lines(report: Report) -> Iterator[str]:
+def _verdict_lines(report: Findings) -> Iterator[str]:
     if not report.differences:
         yield f"{words.verdict_word(report)}: {words.sentence(report)}"
     groups = words.groups(report.differences)
@@ -164,7 +164,7 @@ def _cause_lines(cause: Cause, first: str) -> Iterator[str]:
         yield f"  fix    {fix}"
 
 
-def _numerics_line(report: Report) -> str:
+def _numerics_line(report: Findings) -> str:
     ratios = {stage: words.ratio(result) for stage, result in report.numerics.items()}
     stage = max(ratios, key=ratios.__getitem__)
     return (

@@ -9,7 +9,7 @@ import typing
 from typing import Any
 
 from jaxddp.errors import InputError
-from jaxddp.parity.findings import Report
+from jaxddp.parity.report.report import Report
 
 FORMAT = "jaxddp.parity report 1"
 NOT_NUMBERS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}  # JSON has none of them

@@ -7,7 +7,7 @@ stages were seen; what do the numbers say; how was it run.
 import shlex
 from importlib.resources import files
 
-from jaxddp.parity.findings import ORDER, Report
+from jaxddp.parity.findings import ORDER, Findings
 from jaxddp.parity.report import words
 from jaxddp.parity.report.causes import difference_card
 from jaxddp.parity.report.markup import Html, join, tag, with_code
@@ -37,10 +37,10 @@ SIGNS = {
 VERDICT_SIGNS = {"equal": "equal", "different": "different", "different in rounding": "numeric", "incomplete": "unseen"}
 
 
-def to_html(report: Report) -> str:
+def to_html(report: Findings) -> str:
     """A report as a page that stands by itself.
 
-    >>> to_html(Report("port.py", 2, 10, "float64")).splitlines()[0]
+    >>> to_html(Findings("port.py", 2, 10, "float64")).splitlines()[0]
     '<!doctype html>'
     """
     title = f"{words.verdict_word(report)}: {report.port}, parity of torch and jax"
@@ -55,7 +55,7 @@ def to_html(report: Report) -> str:
     return f"<!doctype html>\n{tag('html', head, body, lang='en')}\n"
 
 
-def notebook(report: Report) -> str:
+def notebook(report: Findings) -> str:
     """The same as a fragment whose styles reach nothing outside, for `_repr_html_`."""
     return tag("div", _style(), _content(report), class_="jaxddp-report", lang="en")
 
@@ -64,7 +64,7 @@ def _style() -> Html:
     return tag("style", Html(files(__package__).joinpath("style.css").read_text(encoding="utf-8")))
 
 
-def _content(report: Report) -> Html:
+def _content(report: Findings) -> Html:
     return join(
         _header(report),
         [difference_card(group) for group in words.groups(report.differences)],
@@ -77,7 +77,7 @@ def _content(report: Report) -> Html:
     )
 
 
-def _header(report: Report) -> Html:
+def _header(report: Findings) -> Html:
     word = words.verdict_word(report)
     kind = VERDICT_SIGNS[word]
     sign = next(sign for name, sign in SIGNS.values() if name == kind)
@@ -94,20 +94,20 @@ def _header(report: Report) -> Html:
     )
 
 
-def _meaning(report: Report) -> str:
+def _meaning(report: Findings) -> str:
     if words.is_numeric(report):
         return "Numeric: both sides mean the same, and round differently."
     return "Semantic: the two sides mean different things; rounding does not explain it."
 
 
-def _problems_section(report: Report) -> Html:
+def _problems_section(report: Findings) -> Html:
     if not report.problems:
         return Html()
     lines = [tag("li", tag("b", f"{problem.side}: {problem.where}: "), problem.message) for problem in report.problems]
     return tag("section", tag("h2", "What could not be done"), tag("ul", lines, class_="problems"))
 
 
-def _stages_section(report: Report) -> Html:
+def _stages_section(report: Findings) -> Html:
     """The flow of a step, and a picture of each stage that both sides have shown."""
     axis = ResidualAxis.over(
         value
@@ -133,7 +133,7 @@ def _stages_section(report: Report) -> Html:
     )
 
 
-def _node(report: Report, stage: str) -> Html:
+def _node(report: Findings, stage: str) -> Html:
     """A stage in the flow."""
     status = words.status(report, stage)
     kind, sign = SIGNS[status]
@@ -148,7 +148,7 @@ def _node(report: Report, stage: str) -> Html:
     )
 
 
-def _stage_figure(report: Report, stage: str, axis: ResidualAxis) -> Html:
+def _stage_figure(report: Findings, stage: str, axis: ResidualAxis) -> Html:
     result = report.stages[stage]
     kind, sign = SIGNS[words.status(report, stage)]
     beyond = {step for step, value in enumerate(result.residuals, start=1) if value > result.allowed}
@@ -163,7 +163,7 @@ def _figure(name: str, picture: Html, kind: str | None = None) -> Html:
     return tag("figure", tag("figcaption", name), picture, class_=kind)
 
 
-def _run_section(report: Report) -> Html:
+def _run_section(report: Findings) -> Html:
     facts = {
         "port": report.port,
         "replicas": f"{report.world_size:,}",

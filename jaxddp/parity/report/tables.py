@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable
 
-from jaxddp.parity.findings import ORDER, Report
+from jaxddp.parity.findings import ORDER, Findings
 from jaxddp.parity.report import words
 from jaxddp.parity.report.markup import Html, breakable, join, tag
 from jaxddp.parity.report.pictures import ResidualAxis, draw_losses, draw_residuals
@@ -28,7 +28,7 @@ def rows(items: Iterable[tuple[str, ...]], heading: bool = False) -> list[Html]:
     ]
 
 
-def tensors_section(report: Report) -> Html:
+def tensors_section(report: Findings) -> Html:
     """Each tensor's worst residual at each stage, the worst tensor first."""
     stages = [stage for stage in ORDER if stage in report.stages and report.stages[stage].tensors]
     allowed = {stage: report.stages[stage].allowed for stage in stages}
@@ -69,7 +69,7 @@ def tensors_section(report: Report) -> Html:
     )
 
 
-def losses_section(report: Report) -> Html:
+def losses_section(report: Findings) -> Html:
     """The losses of both sides, each running by itself: a picture, how far apart they are, and the numbers."""
     if not report.losses:
         return Html()
@@ -101,7 +101,7 @@ def losses_section(report: Report) -> Html:
     )
 
 
-def numerics_section(report: Report) -> Html:
+def numerics_section(report: Findings) -> Html:
     """How far float32 carries each side from its own float64 run."""
     if not report.numerics:
         return Html()

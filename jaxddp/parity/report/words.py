@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
-from jaxddp.parity.findings import Cause, Difference, Layer, Numerics, Report, StageResult
+from jaxddp.parity.findings import Cause, Difference, Findings, Layer, Numerics, StageResult
 
 STAGE_NAMES = {
     "samples": "samples",
@@ -91,7 +91,7 @@ def worst(result: StageResult) -> tuple[float, int]:
     return value, -step
 
 
-def peak(report: Report, stage: str) -> Peak | None:
+def peak(report: Findings, stage: str) -> Peak | None:
     """The largest residual of a stage; one that was found otherwise (in float32) counts too."""
     result = report.stages.get(stage)
     peaks = [Peak(found.residual, found.step, found.tensor, found.allowed)
@@ -107,13 +107,13 @@ def steps_compared(result: StageResult) -> int:
     return sum(not math.isnan(value) for value in result.residuals)
 
 
-def steps_of_all(report: Report, stage: str) -> str:
+def steps_of_all(report: Findings, stage: str) -> str:
     """How many steps were compared, to be put behind a verdict; "" for all, or for none."""
     seen = steps_compared(report.stages[stage]) if stage in report.stages else 0
     return f", {seen}/{report.steps} steps" if 0 < seen < report.steps else ""
 
 
-def status(report: Report, stage: str) -> Status:
+def status(report: Findings, stage: str) -> Status:
     """What is known of a stage; a difference counts even if no residual of it was kept."""
     kinds = {difference.kind for difference in report.differences if difference.stage == stage}
     if kinds:
@@ -124,10 +124,10 @@ def status(report: Report, stage: str) -> Status:
     return Status.EQUAL if worst(result)[0] <= result.allowed else Status.FOLLOWS
 
 
-def verdict_word(report: Report) -> str:
+def verdict_word(report: Findings) -> str:
     """The verdict in a word or three: the two kinds of difference are told apart.
 
-    >>> verdict_word(Report("port.py", 2, 10, "float64"))
+    >>> verdict_word(Findings("port.py", 2, 10, "float64"))
     'incomplete'
     """
     if report.verdict == "different" and is_numeric(report):
@@ -135,12 +135,12 @@ def verdict_word(report: Report) -> str:
     return report.verdict
 
 
-def is_numeric(report: Report) -> bool:
+def is_numeric(report: Findings) -> bool:
     """Whether both sides mean the same and only round differently."""
     return bool(report.differences) and all(found.kind == "numeric" for found in report.differences)
 
 
-def sentence(report: Report) -> str:
+def sentence(report: Findings) -> str:
     """The verdict: what differs, where first, why; or how equal the two are."""
     if not report.differences:
         return _agreement(report)
@@ -180,7 +180,7 @@ def _why(found: Difference) -> str:
     return f": {found.cause.says[0]}."
 
 
-def _agreement(report: Report) -> str:
+def _agreement(report: Findings) -> str:
     parts = []
     if report.problems:
         parts.append("Not all could be compared." if any(map(steps_compared, report.stages.values())) else "")
@@ -192,7 +192,7 @@ def _agreement(report: Report) -> str:
     return " ".join(filter(None, parts))
 
 
-def _largest(report: Report) -> str:
+def _largest(report: Findings) -> str:
     """How equal all stages are."""
     found = {stage: (*worst(result), steps_compared(result)) for stage, result in report.stages.items()}
     found = {stage: values for stage, values in found.items() if values[-1]}

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from jaxddp.errors import InputError
-from jaxddp.parity.findings import ORDER, Difference, Report, StageResult
+from jaxddp.parity.findings import ORDER, Difference, StageResult
 from jaxddp.parity.report import console, data, words
+from jaxddp.parity.report.report import Report
 from tests.support.report_cases import EQUAL, INCOMPLETE, NUMERIC, SAMPLES, SEMANTIC, UNEXPLAINED
 
 every_sample = pytest.mark.parametrize("report", SAMPLES.values(), ids=SAMPLES)
