@@ -1,4 +1,4 @@
-"""On what a result was obtained."""
+"""Hardware and versions that a result was obtained with."""
 
 import os
 import platform
@@ -9,7 +9,7 @@ PACKAGES = ("jax", "flax", "optax", "torch", "numpy")
 
 
 def environment() -> dict[str, str]:
-    """Versions, processor and date.
+    """Return the date, the hardware and the versions, by name.
 
     >>> sorted(environment())
     ['date', 'flax', 'hardware', 'jax', 'numpy', 'optax', 'python', 'torch']

@@ -1,11 +1,11 @@
-"""What a check found: plain data, from which the table, the JSON file and the page are made."""
+"""Findings of a check: plain data, from which the text, the page and the JSON file are made."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from jaxddp.parity.catalogue import FAULTS
 
-# The order in which a step makes them; a difference is reported at the first that shows it.
+# Stages in the order in which a step computes them; a difference is reported at the first stage that shows it.
 ORDER = (
     *("samples", "hyperparameters", "local_loss", "local_gradients", "gradients", "clipped_gradients"),
     *("update", "params", "buffers", "optimizer_state"),
@@ -14,15 +14,15 @@ ORDER = (
 
 @dataclass(frozen=True)
 class Cause:
-    """Why a stage differs.
+    """The cause of a difference.
 
     Attributes:
-        names: of the catalogue; several where this run cannot tell them apart. Faults that are there at
-            once are a `Difference` each.
-        says: one line for each name, with values ("weight decay 0.0001, the reference has 0.01").
-        fixes: what would be right, one for each name.
-        residual: what the cause leaves unexplained.
-        runner_up: the next best explanation and its residual; None: there was no other.
+        names: faults of the catalogue; several if this run cannot tell them apart. Faults that are present
+            together have a `Difference` each.
+        says: one line per name, with values ("weight decay 0.0001, the reference has 0.01").
+        fixes: one line per name: what the port should do instead.
+        residual: the residual that the cause leaves unexplained.
+        runner_up: the next best explanation and the residual that it leaves; None if there is no other.
     """
 
     names: tuple[str, ...]
@@ -35,23 +35,23 @@ class Cause:
     def of(
         cls, names: Sequence[str], says: Sequence[str], residual: float, runner_up: tuple[str, float] | None = None
     ) -> "Cause":
-        """A cause with the catalogue's advice."""
+        """Return a cause with the fixes of the catalogue."""
         return cls(tuple(names), tuple(says), tuple(FAULTS[name].fix for name in names), residual, runner_up)
 
 
 @dataclass(frozen=True)
 class Layer:
-    """The first layer of the forward pass whose output differs.
+    """First layer of the forward pass whose output differs.
 
     Attributes:
-        flax, torch: its name in either framework.
-        shapes: of its output, flax's and torch's.
-        element: index of the largest difference in torch's layout.
-        values: flax's and torch's value there.
+        flax, torch: name of the layer in each framework.
+        shapes: shapes of the output, in flax and in torch.
+        element: index of the largest difference, in torch's layout.
+        values: value at this index, in flax and in torch.
         residual: ||flax - torch|| / ||torch|| of the output.
-        input_residual: of its input, where known: at the floor, the layer itself differs; above, what
-            lies between it and the layer before.
-        before: the last layer that is equal; "" if it is the first.
+        input_residual: the same of the input; None if unknown. At rounding level the layer itself differs;
+            above it, the operations between the previous layer and this one.
+        before: the last layer whose output is equal; "" if there is none.
     """
 
     flax: str
@@ -66,19 +66,19 @@ class Layer:
 
 @dataclass(frozen=True)
 class Difference:
-    """A stage that differs although what it was given does not.
+    """A stage that differs although its inputs are equal.
 
     Attributes:
         stage: one of `ORDER`.
-        step: the first step (from 1) that shows it.
-        tensor: the one that differs most there.
-        residual: ||jax - torch|| over the norm of the stage.
+        step: the first step (from 1) at which the stage differs.
+        tensor: the tensor that differs most at this step.
+        residual: ||jax - torch|| of the tensor over the norm of the stage.
         allowed: the largest residual that counts as equal.
-        kind: "semantic": the two mean different things; "numeric": they round differently.
-        cause: None: unexplained.
-        layer: where the forward pass parts; for "local_loss" and "local_gradients".
-        nearest: where there is no cause, what came nearest and what it leaves unexplained.
-        detail: one line more, where there is something to say ("replicas 1 and 3 differ from 0").
+        kind: "semantic" if the two sides compute different things, "numeric" if they round differently.
+        cause: None if unexplained.
+        layer: where the forward pass diverges; for "local_loss" and "local_gradients".
+        nearest: without a cause, the nearest explanation and the residual that it leaves.
+        detail: one more line, if any ("replicas 1 and 3 differ from 0").
     """
 
     stage: str
@@ -95,7 +95,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Problem:
-    """Something that kept a part of the check from being made.
+    """An error that left a part of the check undone.
 
     Attributes:
         side: "torch", "flax" or "port".
@@ -110,11 +110,11 @@ class Problem:
 
 @dataclass(frozen=True)
 class StageResult:
-    """A stage over all steps.
+    """Residuals of a stage over all steps.
 
     Attributes:
         allowed: the largest residual that counts as equal.
-        residuals: one per step, of its worst tensor; NaN where a step could not be compared.
+        residuals: residual of the worst tensor, one per step; NaN if the step could not be compared.
         tensors: tensor -> (shape, worst residual over the steps).
     """
 
@@ -125,10 +125,10 @@ class StageResult:
 
 @dataclass(frozen=True)
 class Numerics:
-    """How far float32 carries each side from its own float64 run, at the worst step.
+    """Distance of a stage in float32 from the same side's float64 run, at the worst step.
 
     Attributes:
-        jax, torch: ||x32 - x64|| / ||x64|| of the stage.
+        jax, torch: ||x32 - x64|| / ||x64|| of the stage on each side.
         allowed: the largest jax / torch that counts as equal.
     """
 
@@ -142,18 +142,18 @@ class Findings:
     """Everything that a check found.
 
     Attributes:
-        port: the file, or the built-in model and optimizer.
-        world_size, steps, dtype: of the run.
-        stages: stage -> result, in the order of `ORDER`; those that both sides have shown.
-        unseen: stages that the port does not show (its own `flax_step` makes them inside).
-        losses: per step, (torch's, jax's) mean over the replicas, each side running by itself.
-        differences: in the order of the stages; empty: equal.
+        port: the port file, or the built-in model and optimizer.
+        world_size, steps, dtype: settings of the run.
+        stages: stage -> result, in the order of `ORDER`, for the stages that both sides show.
+        unseen: stages that the port does not show because its `flax_step` computes them inside.
+        losses: (torch's, jax's) loss per step, the mean over the replicas, with each side running by itself.
+        differences: in the order of the stages; empty if equal.
         numerics: stage -> result; empty if float32 was not run.
-        problems: what could not be done.
-        rate_rounding: how far the port's learning rate is off because it is computed in float32, which is
-            no difference.
-        free_running: "jax" run by itself against torch: stage -> residual per step.
-        seconds: that the check took.
+        problems: parts of the check that could not be done.
+        rate_rounding: error of the port's learning rate because it is computed in float32; this is not a
+            difference.
+        free_running: stage -> residual per step of jax running by itself against torch.
+        seconds: duration of the check.
         environment: versions, hardware, date.
     """
 
@@ -174,7 +174,7 @@ class Findings:
 
     @property
     def verdict(self) -> str:
-        """equal, different, or "incomplete" where a problem left something uncompared."""
+        """Return "equal", "different", or "incomplete" if a problem left something uncompared."""
         if self.differences:
             return "different"
         return "incomplete" if self.problems or not self.stages else "equal"

@@ -73,7 +73,7 @@ EQUAL = Report(
 DECAY = Cause(
     ("decay_value",),
     ("weight decay 0.0001, the reference has 0.01",),
-    ("give it explicitly on both sides: optax.adamw(lr, weight_decay=1e-2)",),
+    ("set it explicitly on both sides: optax.adamw(lr, weight_decay=1e-2)",),
     2.1e-15,
     ("decay_mask", 3.1e-4),
 )
@@ -111,7 +111,7 @@ NUMERIC = dataclasses.replace(
             Cause(
                 ("fast_variance", "reduced_precision_matmul"),
                 ("the variance is E[x^2] - E[x]^2, which cancels at mean/sigma 10", "matrix products in TF32"),
-                ("use_fast_variance=False", 'jax.default_matmul_precision("highest") to compare'),
+                ("set use_fast_variance=False", 'compare under jax.default_matmul_precision("highest")'),
                 4e-8,
             ),
         ),
