@@ -1,6 +1,6 @@
 # make train    train on the handwritten digits          make train ARGS="--model convnet --devices 4"
 # make test     prove that jaxddp and PyTorch DDP agree  make test ARGS="tests/unit/data/test_sampler.py"
-# make test-all and what takes longer
+# make test-all and everything that takes longer
 # make lint     ruff and the types
 # make bench    steps per second, as ratios
 #
@@ -16,30 +16,44 @@ comma := ,
 extras = $(subst $() $(),$(comma),$(strip $(CUDA) $(filter-out train,$1)))
 package = .$(addprefix [,$(addsuffix ],$(extras)))
 
-# What takes half of the time.
-HALF := tests/examples tests/equivalence
+# Tests run in two processes side by side: two cores are not busy with one, and thousands of compiled programs are
+# more memory maps than Linux allows one process. The first compares the frameworks, with XLA's compiler as users
+# have it. The second has a faster one; what the first says follows what the second has said.
+FIRST := tests/equivalence tests/end_to_end
+define in_two
+	@said=$$(mktemp); \
+	trap 'kill $$first 2>/dev/null; rm -f $$said' EXIT; trap 'exit 130' INT TERM; \
+	$(BIN)/python -m pytest $1 $(FIRST) >$$said 2>&1 & first=$$!; \
+	$(BIN)/python -m pytest $1 --fast-compiler $(FIRST:%=--ignore %); code=$$?; \
+	wait $$first; first_code=$$?; cat $$said; exit $$((code | first_code))
+endef
 
-.PHONY: train test test-all lint bench clean
+OLD_PROCESSOR := tests/equivalence/test_matrix.py tests/equivalence/test_comm_hooks.py tests/equivalence/test_amp.py \
+	tests/unit/nn tests/unit/optim tests/unit/comm_hooks jaxddp/nn jaxddp/optim jaxddp/comm_hooks jaxddp/data
+
+.PHONY: train test test-all test-third test-old-processor lint bench clean
 
 train: .venv/installed-train
 	$(BIN)/python -m jaxddp.train $(ARGS)
 
-# In two processes side by side: thousands of compiled programs in one are more memory maps than Linux
-# allows it, and two cores are not busy with one. What the second says follows what the first has said.
 test: .venv/installed-test
 ifeq ($(ARGS),)
-	@said=$$(mktemp); \
-	$(BIN)/python -m pytest $(HALF) >$$said 2>&1 & half=$$!; \
-	trap 'kill $$half 2>/dev/null; rm -f $$said' EXIT; trap 'exit 130' INT TERM; \
-	$(BIN)/python -m pytest $(HALF:%=--ignore %); rest=$$?; \
-	wait $$half; half_code=$$?; cat $$said; exit $$((rest | half_code))
+	$(call in_two)
 else
 	$(BIN)/python -m pytest $(ARGS)
 endif
 
 test-all: .venv/installed-test .venv/cuda-plugin
-	$(BIN)/python -m pytest -m "large or not large" $(HALF:%=--ignore %)
-	$(BIN)/python -m pytest -m "large or not large" $(HALF)
+	$(call in_two,-m "large or not large")
+
+# A third of what `make test` leaves to `make test-all`; three commits in a row run all of it.
+THIRD ?= $(shell echo $$(($$(git rev-list --count --first-parent HEAD) % 3)))
+test-third: .venv/installed-test .venv/cuda-plugin
+	$(call in_two,-m large --third $(THIRD))
+
+# What depends on the processor, as older ones without AVX2 would compute it.
+test-old-processor: .venv/installed-test
+	XLA_FLAGS=--xla_cpu_max_isa=SSE4_2 ATEN_CPU_CAPABILITY=default $(BIN)/python -m pytest $(OLD_PROCESSOR)
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check .

@@ -1,14 +1,19 @@
-"""Makes jax strict, and gives every test the same eight CPU devices."""
+"""Strict jax on eight CPU devices for every test, and the choice of tests for `make test` and for CI's rotation."""
 
 import gc
 import os
+import sys
 import tempfile
+import zlib
+from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-# A program that several tests compile is kept for this run, where child processes find it too.
-PROGRAMS = tempfile.TemporaryDirectory()
+# Compiled programs are kept in the virtual environment, where child processes and the next run find them.
+PROGRAMS = Path(sys.prefix, "jax-programs") if sys.prefix != sys.base_prefix else Path(tempfile.mkdtemp())
 os.environ |= {
-    "JAX_COMPILATION_CACHE_DIR": PROGRAMS.name,
+    "JAX_COMPILATION_CACHE_DIR": str(PROGRAMS),
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
 }
@@ -19,22 +24,91 @@ import pytest  # noqa: E402
 from jaxddp.distributed.devices import prepare  # noqa: E402
 from jaxddp.tracking import run_log  # noqa: E402
 
-# A tensor that meets one of another rank is a mistake here, not a convenience.
+if TYPE_CHECKING:
+    from jaxddp.parity.workers import Workers
+
+# Rank promotion hides mistakes in shapes.
 jax.config.update("jax_numpy_rank_promotion", "raise")
 prepare(8, "cpu")
 
 
+# An older code generator of XLA's, which compiles small programs in 70 % of the CPU time; users have the newer one.
+FAST_COMPILER = "--xla_cpu_use_fusion_emitters=false"
+LEFT_OUT = pytest.StashKey[Counter[str]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--third", type=int, choices=(0, 1, 2), help="run only this third of the selected tests")
+    parser.addoption("--fast-compiler", action="store_true", help=f"XLA_FLAGS={FAST_COMPILER} where jaxlib knows it")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[LEFT_OUT] = Counter()
+    if config.getoption("--fast-compiler") and jax.lib.__version__.startswith("0.10."):
+        os.environ["XLA_FLAGS"] = f"{FAST_COMPILER} {os.environ.get('XLA_FLAGS', '')}".strip()
+
+
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("large"):
+            item.config.stash[LEFT_OUT]["/".join(Path(item.nodeid.partition("::")[0]).parts[:2])] += 1
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say how many tests were left to `make test-all`, by folder."""
+    if left_out := config.stash[LEFT_OUT]:
+        folders = ", ".join(f"{folder} {count}" for folder, count in sorted(left_out.items()))
+        terminalreporter.line("")
+        terminalreporter.line(f"left to `make test-all`, and a third at a time to CI: {left_out.total()} ({folders})")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark as large what `one_in` leaves out of `make test`; keep one third of the tests if `--third` asks for it."""
+    seen: Counter[tuple[Path, str]] = Counter()
+    for item in items:
+        for mark in item.iter_markers("one_in"):
+            test = item.path, item.name.partition("[")[0]
+            if (seen[test] - mark.kwargs.get("first", 0)) % mark.args[0]:
+                item.add_marker(pytest.mark.large)
+            seen[test] += 1
+    third = config.getoption("--third")
+    if third is not None:
+        other = [item for item in items if zlib.crc32(item.nodeid.encode()) % 3 != third]
+        config.hook.pytest_deselected(items=other)
+        items[:] = [item for item in items if item not in set(other)]
+
+
 @pytest.fixture(scope="session", autouse=True)
 def no_pictures() -> Iterator[None]:
-    """Runs end without their curves, which take longer to draw than many a run takes."""
+    """Draw no curves at the end of runs: drawing takes longer than most runs of the tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run_log, "draw_curves", lambda history, title: b"")
         yield
 
 
+@pytest.fixture(scope="session")
+def workers() -> "Iterator[Workers]":
+    """Processes of eight replicas that stay up from test to test."""
+    from jaxddp.parity.workers import Workers  # imports torch, which most tests do without
+
+    with Workers(8, "cpu") as workers:
+        yield workers
+
+
+@pytest.fixture(scope="session")
+def single() -> "Iterator[Workers]":
+    """Processes of one replica, which restart quickly after a port ends them."""
+    from jaxddp.parity.workers import Workers
+
+    with Workers(1, "cpu") as workers:
+        yield workers
+
+
 @pytest.fixture(scope="module", autouse=True)
 def forget_compiled_programs() -> Iterator[None]:
-    """Each program maps memory, of which a process may have 65,530 pieces: XLA crashes beyond."""
+    """Free compiled programs: each maps memory, and XLA crashes beyond 65,530 maps per process."""
     yield
     jax.clear_caches()
     gc.collect()

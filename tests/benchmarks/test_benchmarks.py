@@ -30,6 +30,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return record
 
 
+@pytest.mark.large
 def test_the_record_has_every_contender(ran: dict[str, Any]) -> None:
     assert [(c["name"], c["replicas"]) for c in ran["contenders"]] == [
         (label, 1 if label in (JIT, JIT_ONE) else 2) for label in LABELS
@@ -115,11 +116,13 @@ def gap_by_hand(steps_per_dispatch: int, plain: bool = False, lr: float = 1e-3) 
         return max(float(np.abs(a - np.asarray(b)).max()) for a, b in pairs) / max(np.abs(a).max() for a, _ in pairs)
 
 
+@pytest.mark.large
 @pytest.mark.parametrize(("steps_per_dispatch", "plain"), [(1, False), (3, True)])
 def test_by_hand_means_the_same(steps_per_dispatch: int, plain: bool) -> None:
     assert gap_by_hand(steps_per_dispatch, plain) < SAME
 
 
+@pytest.mark.large
 def test_a_slightly_wrong_rate_by_hand_is_noticed() -> None:
     assert gap_by_hand(1, lr=1e-3 * (1 + 1e-6)) > 100 * SAME
 

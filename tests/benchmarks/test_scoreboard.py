@@ -80,6 +80,7 @@ def mutant(*tests: str, old: str = SUM[0], new: str = SUM[1], name: str = "sum")
     return Mutant(name, "package/__init__.py", old, new, tests)
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     ("tests", "killed", "by"),
     [
@@ -100,12 +101,14 @@ def test_what_becomes_of_a_mutant(tests: list[str], killed: bool, by: str, repos
     assert (repository / "package/__init__.py").read_text() == before
 
 
+@pytest.mark.large
 def test_a_mutant_that_cannot_be_imported_proves_nothing(repository: Path) -> None:
     (outcome,) = run_mutants(repository, [mutant("tests", old="def mean", new="1 / 0\ndef mean")])
     assert not outcome.killed
     assert outcome.by.startswith("pytest ends with code 2: ")
 
 
+@pytest.mark.large
 def test_tests_that_do_not_end_are_ended_with_all_that_they_started(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,6 +121,7 @@ def test_tests_that_do_not_end_are_ended_with_all_that_they_started(
     assert alive.stat().st_size == size > 0
 
 
+@pytest.mark.large
 def test_one_mutant_does_not_outlive_itself(repository: Path) -> None:
     test = "tests/test_mean.py::test_mean"
     other = mutant(test, old="/ len(xs)", new="/ len(xs) / 1", name="sum of one")

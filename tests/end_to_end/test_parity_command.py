@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from jaxddp.parity.__main__ import run
-from jaxddp.parity.builtin_cases import builtin_cases
+from jaxddp.parity.cases import builtin_cases
 from jaxddp.parity.report.data import from_json, to_json
 from tests.support.small_port import own_optimizers, write
 
@@ -42,6 +42,7 @@ def test_a_wrong_port_is_1_and_its_files_hold_what_was_printed(
     assert html.startswith("<!doctype html>") and "weight decay 0.0001, the reference has 0.01" in html
 
 
+@pytest.mark.large
 def test_jaxddps_own_models_are_equal_and_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = tmp_path / "found.json"
     assert exit_code("--only", "[lm]* sgd x1", *FEW, "--json", found) == 0
@@ -53,6 +54,7 @@ def test_jaxddps_own_models_are_equal_and_0(tmp_path: Path, capsys: pytest.Captu
     assert all(len(report.stages["update"].residuals) == 2 for report in reports)
 
 
+@pytest.mark.large
 def test_what_could_not_be_checked_is_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--steps", "1", "--world-size", "1", "--platform", "gpu", "--json", tmp_path / "found.json"]
     assert exit_code(write(tmp_path), *arguments) == 2
@@ -76,11 +78,11 @@ def test_what_could_not_be_checked_is_2(tmp_path: Path, capsys: pytest.CaptureFi
         ("--dtype float16", "--dtype float16: unknown; did you mean float64? (one of both, float64)"),
         ("--platform cuda", "--platform cuda: unknown; did you mean "),
         ("--stepz 3", "--stepz: unknown flag; did you mean --steps?"),
-        ("PORT --only mlp*", "--only mlp*: chooses among jaxddp's own models, not with a PORT.py"),
+        ("PORT --only mlp*", "--only mlp*: selects among jaxddp's own models; must not be combined with PORT.py"),
         ("PORT PORT", "/port.py: belongs to no flag; see --help"),
         ("--only mpl*", "--only mpl*: matches none of linear sgd x2, "),
-        ("--report FOLDER/r.html", "/r.html: shows one check, and these are 30; choose with --only"),
-        ("--report FOLDER/r.html --only convnet", "/r.html: shows one check, and these are 7; choose with --only"),
+        ("--report FOLDER/r.html", "/r.html: holds one check, not 30; select one with --only"),
+        ("--report FOLDER/r.html --only convnet", "/r.html: holds one check, not 7; select one with --only"),
         ("PORT --json FOLDER/none/found.json", "/none/found.json: there is no folder "),
         ("PORT --report FOLDER", ": must be a file, and is a folder"),
     ],
@@ -96,6 +98,7 @@ def test_what_is_not_understood_is_one_line_and_2(
     assert line.startswith("error: ") and message in line
 
 
+@pytest.mark.large
 def test_the_command_itself_says_the_same_and_shows_a_traceback_if_asked(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "jaxddp.parity", "--world-size", "0", "--traceback"]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)

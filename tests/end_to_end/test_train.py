@@ -67,6 +67,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(optimizer, tmp_path)
         assert all(np.array_equal(whole[name], parts[name]) for name in whole)
 
 
+@pytest.mark.large
 def test_a_resumed_run_goes_on_with_its_loss_scale(tmp_path):
     flags = ["--amp", "fp16", "--init-scale", "1e12", "--growth-interval", "5", "--schedule", "step"]
     flags += ["--step-size", "7"]
@@ -77,10 +78,11 @@ def test_a_resumed_run_goes_on_with_its_loss_scale(tmp_path):
     assert epochs(tmp_path / "whole")[0]["train_skipped"] > 5
     whole, parts = (load_weights(tmp_path / name / "model.safetensors") for name in ("whole", "parts"))
     assert all(np.array_equal(whole[name], parts[name]) for name in whole)
-    with pytest.raises(InputError, match=r"--amp none: the run in .* goes on with --amp fp16 only"):
+    with pytest.raises(InputError, match=r"--amp none: the run in .* must continue with --amp fp16"):
         train("--epochs", "4", "--amp", "none", "--resume", str(tmp_path / "parts"))
 
 
+@pytest.mark.large
 def test_a_run_in_which_every_step_overflows_ends_in_a_line(tmp_path):
     data = str(tmp_path / "data.npz")
     x, y = np.full((64, 4), 1e38, np.float32), np.zeros(64, np.int32)  # beyond float16
@@ -91,6 +93,7 @@ def test_a_run_in_which_every_step_overflows_ends_in_a_line(tmp_path):
         train(*flags, "--epochs", "2")
 
 
+@pytest.mark.large
 def test_buffers_of_each_replica_are_resumed_bit_for_bit_and_by_as_many_only(tmp_path):
     flags = ["--dataset", "names", "--model", "char_mlp", "--buffers", "local", "--devices", "2"]
     train(*flags, "--epochs", "2", "--output", str(tmp_path / "whole"))
@@ -99,11 +102,12 @@ def test_buffers_of_each_replica_are_resumed_bit_for_bit_and_by_as_many_only(tmp
     assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
     whole, parts = (load_weights(tmp_path / name / "model.safetensors") for name in ("whole", "parts"))
     assert all(np.array_equal(whole[name], parts[name]) for name in whole)
-    message = r"--devices 4: the run in .* has buffers of 2 replicas, each its own; must be 2"
+    message = r"--devices 4: the run in .* has separate buffers for 2 replicas; must be 2"
     with pytest.raises(InputError, match=message):
         train("--epochs", "3", "--devices", "4", "--resume", str(tmp_path / "parts"))
 
 
+@pytest.mark.large
 def test_a_resumed_run_that_forgot_its_optimizer_would_be_noticed(tmp_path):
     """The control of the test above: starting again from the weights alone is another run."""
     train("--epochs", "2", "--output", str(tmp_path / "first"))
@@ -135,6 +139,7 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path):
     assert all(np.array_equal(killed[name], whole[name]) for name in whole)
 
 
+@pytest.mark.large
 def test_a_run_that_ended_before_its_first_checkpoint_starts_again(tmp_path):
     with pytest.raises(TrainingError, match="there is no checkpoint yet"):
         train("--lr", "1e30", "--epochs", "3", "--output", str(tmp_path / "run"))
@@ -143,6 +148,7 @@ def test_a_run_that_ended_before_its_first_checkpoint_starts_again(tmp_path):
     assert losses(tmp_path / "run") == losses(tmp_path / "whole")
 
 
+@pytest.mark.large
 def test_a_run_that_ended_before_its_first_checkpoint_starts_from_its_weights_again(tmp_path, monkeypatch):
     train("--seed", "7", "--epochs", "0", "--output", str(tmp_path / "given"))
     monkeypatch.chdir(tmp_path / "given")
@@ -157,6 +163,7 @@ def test_a_run_that_ended_before_its_first_checkpoint_starts_from_its_weights_ag
     assert losses(tmp_path / "other") != losses(tmp_path / "whole")
 
 
+@pytest.mark.large
 def test_another_number_of_devices_that_would_lose_the_place_is_refused(tmp_path):
     flags = ["--dataset", "linear", "--num-examples", "65", "--global-batch-size", "32", "--drop-last-batch"]
     train(*flags, "--devices", "8", "--drop-last", "--epochs", "1", "--output", str(tmp_path / "run"))
@@ -179,6 +186,7 @@ def test_replicas_that_drift_are_found_in_the_middle_of_a_run(tmp_path, monkeypa
         train(*flags, "--devices", "2", "--epochs", "1")
 
 
+@pytest.mark.large
 def test_more_devices_make_the_same_run_up_to_rounding(tmp_path):
     flags = ["--dataset", "linear", "--num-examples", "1024", "--dtype", "float64", "--epochs", "2"]
     for devices in ("1", "2", "8"):
@@ -187,6 +195,7 @@ def test_more_devices_make_the_same_run_up_to_rounding(tmp_path):
     assert np.abs(two - one).max() < 1e-12 and np.abs(eight - one).max() < 1e-12  # [1e-15]
 
 
+@pytest.mark.large
 def test_steps_per_dispatch_changes_nothing(tmp_path):
     for count in ("1", "5", "32"):
         train("--epochs", "2", "--steps-per-dispatch", count, "--output", str(tmp_path / count))
@@ -205,6 +214,7 @@ def test_every_model_trains(model, tmp_path):
     assert last[0] < first[0]
 
 
+@pytest.mark.large
 def test_data_of_ones_own(tmp_path):
     rng = np.random.default_rng(0)
     arrays = {"x_train": rng.normal(size=(40, 3)), "x_test": rng.normal(size=(9, 3))}
@@ -236,6 +246,7 @@ def test_print_shards_prints_the_table_and_stops(capsys, tmp_path):
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.large
 def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_last_checkpoint(tmp_path):
     flags = ["--optimizer", "sgd", "--momentum", "0.9", "--lr", "0.05", "--checkpoint-every", "1"]
     train(*flags, "--epochs", "1", "--output", str(tmp_path / "run"))
@@ -279,9 +290,9 @@ def test_an_output_folder_is_not_overwritten_and_another_models_checkpoint_not_u
     with pytest.raises(InputError, match=r"--output .*run: holds a run already"):
         train("--epochs", "1", "--output", str(tmp_path / "run"))
     for flags, message in {
-        ("--model", "linear"): "--model linear: the run in .* goes on with --model mlp only",
-        ("--optimizer", "sgd"): "--optimizer sgd: the run in .* goes on with --optimizer adam only",
-        ("--seed", "3"): "--seed 3: the run in .* goes on with --seed 0 only",
+        ("--model", "linear"): "--model linear: the run in .* must continue with --model mlp",
+        ("--optimizer", "sgd"): "--optimizer sgd: the run in .* must continue with --optimizer adam",
+        ("--seed", "3"): "--seed 3: the run in .* must continue with --seed 0",
     }.items():
         with pytest.raises(InputError, match=message):
             main(cli.parse(TrainConfig, ["--resume", str(tmp_path / "run"), *flags, "--epochs", "2"], "train"))
@@ -298,6 +309,7 @@ def test_the_command_ends_with_code_2_and_one_line():
     ]
 
 
+@pytest.mark.large
 def test_other_data_that_would_lose_the_place_are_refused(tmp_path):
     def save(size):
         x = np.random.default_rng(0).normal(size=(size, 3))
@@ -320,6 +332,7 @@ def test_a_dispatch_is_no_longer_than_between_two_verifications(verify_every, st
     assert run.loader.steps_per_dispatch == steps_per_dispatch
 
 
+@pytest.mark.large
 def test_a_reader_that_has_had_enough_is_no_error():
     command = f"{sys.executable} -m jaxddp.train --platform cpu --epochs 3 | head -1"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60)

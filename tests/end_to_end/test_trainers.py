@@ -116,6 +116,7 @@ def same_losses(model: str, optimizer: str, of_torch: Path, folder: Path) -> boo
     return len(ours) == 1 and ours == losses(of_torch / f"{model}-{optimizer}")
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(("model", "optimizer"), RUNS)
 def test_the_same_losses_to_six_digits(model, optimizer, torch_runs, tmp_path):
     assert same_losses(model, optimizer, torch_runs, tmp_path)
@@ -127,6 +128,7 @@ def test_the_same_losses_of_every_model_with_every_optimizer(model, optimizer, o
     assert same_losses(model, optimizer, other_torch_runs, tmp_path)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", FEATURES)
 def test_so_they_do_with_every_feature(name, torch_runs, tmp_path):
     main(TrainConfig(**with_feature(name, str(tmp_path))))
@@ -140,6 +142,7 @@ def steps(folder: Path, *names: str) -> list[dict[str, float]]:
     return [{name: x for name, x in r.items() if name.startswith(names)} for r in records if r["kind"] == "step"]
 
 
+@pytest.mark.large
 @pytest.mark.parametrize("name", MIXED)
 def test_mixed_precision_trains_alike_and_skips_the_same_steps(name, torch_runs, tmp_path):
     main(TrainConfig(**with_feature(name, str(tmp_path))))

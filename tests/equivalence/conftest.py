@@ -1,25 +1,18 @@
-"""One pool of torch ranks, and one memory of trajectories, for all parity tests."""
+"""Trajectories of both frameworks, each run once, and the table of what they proved."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from pathlib import Path
 
 import pytest
 
 from jaxddp.config.choices import OPTIMIZERS
-from jaxddp.parity.cases import Case, Trajectory
+from jaxddp.parity.cases import Case
+from jaxddp.parity.question import Trajectory
 from jaxddp.parity.torch_side.pool import TorchPool
 from jaxddp.parity.workers import Workers
 from tests.support import cases
-from tests.support.checks import Checked, checker
 from tests.support.trajectories import run_jax
-
-
-@pytest.fixture(scope="session")
-def workers() -> Iterator[Workers]:
-    with Workers(8, "cpu") as workers:
-        yield workers
 
 
 @pytest.fixture
@@ -29,7 +22,7 @@ def pool(workers: Workers) -> TorchPool:
 
 @pytest.fixture(scope="session")
 def run_both(workers: Workers) -> Iterator[Callable[[Case], tuple[Trajectory, Trajectory]]]:
-    """A case through jaxddp and torch; asked for twice, it runs once."""
+    """Run a case in jaxddp and in torch, once however often it is asked for."""
 
     with ThreadPoolExecutor(1) as beside:  # torch's ranks work while jax compiles
 
@@ -42,25 +35,8 @@ def run_both(workers: Workers) -> Iterator[Callable[[Case], tuple[Trajectory, Tr
         yield run
 
 
-@pytest.fixture(scope="session")
-def single() -> Iterator[Workers]:
-    """One replica: its processes, which a port may end, are soon there again."""
-    with Workers(1, "cpu") as workers:
-        yield workers
-
-
-@pytest.fixture
-def checked(tmp_path: Path, workers: Workers) -> Checked:
-    return checker(tmp_path, workers, world_size=2)
-
-
-@pytest.fixture
-def failing(tmp_path: Path, single: Workers) -> Checked:
-    return checker(tmp_path, single, world_size=1)
-
-
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Show what was proven, below what was passed."""
+    """Print the table of what was proven."""
     if not cases.WORST:
         return
     terminalreporter.section("jaxddp against torch DDP, after each of 20 steps on 1, 2, 4 and 8 replicas")

@@ -11,8 +11,9 @@ from jaxddp.data_parallel import DataParallel
 from jaxddp.distributed.replicas import Replicas
 from jaxddp.nn import torch_weights
 from jaxddp.nn.functional import cast
-from jaxddp.parity.cases import Case, Tensors
+from jaxddp.parity.cases import Case
 from jaxddp.parity.compare.residuals import residuals
+from jaxddp.parity.records import Tensors
 from jaxddp.parity.workers import Workers
 from tests.support.cases import small_case
 
@@ -43,6 +44,7 @@ def steps_of(case: Case, start: Tensors) -> Iterator[tuple[Tensors, float]]:
         yield found, float(sums["loss"] / sums["count"])
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("world_size", [2, 4])
 @pytest.mark.parametrize(
     ("model", "options"),

@@ -9,8 +9,9 @@ import pytest
 from jax import numpy as jnp
 
 from jaxddp.distributed.replicas import Replicas
-from jaxddp.parity.cases import Case, Trajectory
+from jaxddp.parity.cases import Case
 from jaxddp.parity.compare.residuals import residuals
+from jaxddp.parity.question import Trajectory
 from jaxddp.parity.torch_side.pool import TorchPool
 from tests.support.cases import even_case
 from tests.support.trajectories import run_forced
@@ -45,6 +46,7 @@ def is_torchs(ours: Trajectory, theirs: Trajectory, exact: Trajectory, allowed: 
     return distance(ours, theirs) <= allowed and far
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("model", "amp"),
     [
@@ -74,6 +76,7 @@ def lowered(asked: Case) -> Any:
     return mapped.lower(state, batch).as_text(), jax.eval_shape(mapped, state, batch)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("model", ["mlp", "char_mlp", "convnet"])
 @pytest.mark.parametrize(("amp", "bits"), [("bf16", "bf16"), ("fp16", "f16"), ("none", "f32")])
 def test_every_product_is_in_16_bits_and_every_weight_in_32(model: str, amp: str, bits: str) -> None:

@@ -20,9 +20,9 @@ from jaxddp.data_parallel import DataParallel
 from jaxddp.distributed.replicas import Replicas
 from jaxddp.nn.losses import cross_entropy
 from jaxddp.nn.torch_weights import torch_name
+from jaxddp.parity.port import PortFile
 from jaxddp.parity.processes import Tell
 from jaxddp.parity.torch_side.pool import TorchPool
-from jaxddp.parity.torch_side.side import PortFile
 from jaxddp.step.options import options
 from jaxddp.tracking.gradient_metrics import LOG2_BINS, explained, histograms, norms, renamed
 from torch_ref.comm_hooks import register
@@ -140,6 +140,7 @@ CASES = [
 ]
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize(("fault", "told", "world_size"), CASES)
 def test_it_is_traced_to_the_parameter_and_the_replica(
     fault: Fault, told: str, world_size: int, pool: TorchPool
@@ -164,6 +165,7 @@ def test_logged_gradients_are_torchs(world_size: int, pool: TorchPool) -> None:
         assert norm == pytest.approx(norms(theirs)[name], rel=1e-12)  # measured: 4e-16
 
 
+@pytest.mark.large
 def test_looking_takes_no_further_all_reduce() -> None:
     def program(**options: Any) -> str:
         model = models.build(CONFIG, datasets.load(CONFIG))

@@ -19,6 +19,7 @@ def case(decay: float | None, world_size: int) -> Any:
     return even_case("char_mlp", "sgd", world_size, steps=8, ema_decay=decay, accumulation_steps=2)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_the_average_is_torchs(world_size: int, pool: TorchPool) -> None:
     asked = case(0.9, world_size)
@@ -31,6 +32,7 @@ def test_the_average_is_torchs(world_size: int, pool: TorchPool) -> None:
     assert any(not np.allclose(last["averaged"][name], last["params"][name]) for name in last["params"])
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("decay", [0.89, 1.0, 0.0])
 def test_another_average_would_be_noticed(decay: float, pool: TorchPool) -> None:
     weights = case(0.9, 2).initial_weights()
@@ -39,6 +41,7 @@ def test_another_average_would_be_noticed(decay: float, pool: TorchPool) -> None
     assert comparison.worst["averaged"].value > FAULT
 
 
+@pytest.mark.large
 def test_a_run_without_one_keeps_none() -> None:
     asked = case(None, 2)
     assert "averaged" not in run_jax(dataclasses.replace(asked, steps=1), asked.initial_weights()).records[0]

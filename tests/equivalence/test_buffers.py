@@ -12,7 +12,7 @@ from jaxddp.config.choices import BUFFERS
 from jaxddp.data_parallel import DataParallel
 from jaxddp.distributed.replicas import Replicas
 from jaxddp.nn import layers
-from jaxddp.parity.cases import Trajectory
+from jaxddp.parity.question import Trajectory
 from jaxddp.parity.torch_side.pool import TorchPool
 from tests.support.cases import even_case
 from tests.support.trajectories import compare, run_jax
@@ -33,6 +33,7 @@ def of_each(run: Trajectory, step: int) -> dict[str, np.ndarray]:
     return {key.removeprefix("buffers:"): value for key, value in spread.items() if key.startswith("buffers:")}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("world_size", [2, 4])
 @pytest.mark.parametrize("buffers", BUFFERS)
 def test_the_buffers_are_torchs(buffers: str, world_size: int, pool: TorchPool) -> None:
@@ -57,6 +58,7 @@ def test_other_buffers_would_be_noticed(buffers: str, wrong: str, pool: TorchPoo
     assert comparison.worst["buffers"].value > FAULT
 
 
+@pytest.mark.large
 def test_local_buffers_are_evaluated_and_kept_as_replica_0_has_them() -> None:
     def loss_fn(bn: nnx.Module, batch: Any) -> jax.Array:
         return ((bn(batch["x"]) - 1) ** 2).mean(axis=-1)

@@ -16,8 +16,8 @@ from jaxddp.distributed import collectives
 from jaxddp.distributed.replicas import Replicas, VirtualReplicas
 from jaxddp.distributed.ring_all_reduce import ring_all_reduce, ring_all_reduce_mean, ring_bytes
 from jaxddp.errors import InputError
+from jaxddp.parity.port import PortFile
 from jaxddp.parity.processes import Tell
-from jaxddp.parity.torch_side.side import PortFile
 from jaxddp.parity.workers import Workers
 from torch_ref.distributed import World
 
@@ -113,6 +113,7 @@ def tree(world_size: int, size: int) -> dict[str, np.ndarray]:
     return {"w": rng.normal(size=(world_size, size, 2)), "b": rng.normal(size=(world_size, 1))}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize("size", [1, pytest.param(4, marks=pytest.mark.large), 13])  # elements: 3, 9, 27
 def test_the_ring_is_psum(world_size: int, size: int) -> None:
@@ -129,6 +130,7 @@ def test_the_ring_is_psum(world_size: int, size: int) -> None:
         np.testing.assert_allclose(mean[name][0], expected / world_size, rtol=0, atol=1e-15)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("world_size", "size"), [(2, 10), (3, 12), (4, 13), (8, 64)])
 def test_the_ring_sends_its_share_of_the_buffer(world_size: int, size: int) -> None:
     """2 (N-1)/N of it, filled up to N chunks of one size; read from the compiled program."""

@@ -41,6 +41,7 @@ def test_two_replicas_make_torchs_steps(name: str, pool: TorchPool) -> None:
     assert comparison.equal, comparison
 
 
+@pytest.mark.large
 @pytest.mark.parametrize("name", ["bf16_compress", "fp16_compress"])
 def test_four_replicas_do_so_up_to_the_rounding_of_their_sum(name: str, pool: TorchPool) -> None:
     asked = case(name, 4)
@@ -49,6 +50,7 @@ def test_four_replicas_do_so_up_to_the_rounding_of_their_sum(name: str, pool: To
     assert comparison.equal, comparison
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("name", "wrong"),
     [
@@ -110,6 +112,7 @@ def momentum_between_replicas(beta: float) -> CommHook:
     return CommHook(lambda params: jax.tree.map(lambda p: 0 * p, params), reduce)
 
 
+@pytest.mark.large
 def test_a_hook_of_ones_own_keeps_a_state_of_each_replica(pool: TorchPool) -> None:
     """Momentum that is kept before the mean is momentum that is kept after it."""
     plain, own = (even_case("mlp", "sgd", 2, steps=6, weight_decay=0.0, momentum=m) for m in (0.9, 0.0))

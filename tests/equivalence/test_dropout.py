@@ -8,8 +8,9 @@ import pytest
 
 from jaxddp.nn import layers
 from jaxddp.nn.dropout_rng import Place
-from jaxddp.parity.cases import Case, Trajectory
+from jaxddp.parity.cases import Case
 from jaxddp.parity.flax_side.run import forget_programs
+from jaxddp.parity.question import Trajectory
 from jaxddp.step import local_gradients
 from tests.support.cases import even_case
 from tests.support.trajectories import compare, run_jax
@@ -24,6 +25,7 @@ def case(masks: str = "replica", world_size: int = 2, model: str = "mlp", **opti
     return even_case(model, "sgd", world_size, steps=5, **asked)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("masks", "world_size"),
     [
@@ -36,6 +38,7 @@ def test_the_steps_are_torchs(masks: str, world_size: int, run_both: Both) -> No
     assert comparison.equal, comparison
 
 
+@pytest.mark.large
 @pytest.mark.parametrize("model", ["char_mlp", pytest.param("convnet", marks=pytest.mark.large)])
 def test_the_steps_of_other_models_are_torchs(model: str, run_both: Both) -> None:
     comparison = compare(*run_both(case(world_size=4, model=model)), TOLERANCE)
@@ -52,6 +55,7 @@ def test_shared_masks_would_be_noticed(run_both: Both) -> None:
     check_noticed(run_both(case("shared"))[0], run_both(case("replica"))[1])
 
 
+@pytest.mark.large
 def test_another_seed_would_be_noticed(run_both: Both) -> None:
     asked, theirs = case(), run_both(case())[1]
     check_noticed(run_jax(case(seed=1), theirs.start, batches=asked.batches()), theirs)
@@ -69,6 +73,7 @@ FAULTS: dict[str, tuple[Any, str, Any]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_would_be_noticed(fault: str, run_both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
     theirs = run_both(case())[1]

@@ -5,7 +5,7 @@ It holds for every model without BatchNorm, and with BatchNorm only if that is s
 
 import pytest
 
-from jaxddp.parity.cases import SHARED_STAGES
+from jaxddp.parity.question import SHARED_STAGES
 from tests.support.cases import small_case
 from tests.support.selection import one_in
 from tests.support.trajectories import compare, on_one_replica, run_jax, whole_batch
@@ -21,12 +21,14 @@ def runs(case, run):
     return run(case, weights), run(on_one_replica(case), weights, batches=whole)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("model", ["linear", "mlp"])
 def test_pmap_on_8_devices_is_one_device(model):
     many, one = runs(small_case(model, world_size=8, momentum=0.9), run_jax)
     assert compare(many, one, TOLERANCE, SHARED_STAGES).equal
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("model", ["linear", "mlp"])
 def test_ddp_on_8_ranks_is_one_process(model, pool):
     many, one = runs(small_case(model, world_size=8, momentum=0.9), pool.run)
@@ -43,6 +45,7 @@ def test_synchronised_batch_norm_on_4_devices_is_torch_on_the_whole_batch(model,
     assert comparison.equal, comparison
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("framework", ["jax", "torch"])
 def test_local_batch_norm_is_not_the_whole_batch(framework, pool):
     many, one = runs(small_case("char_mlp", world_size=4), run_jax if framework == "jax" else pool.run)
@@ -51,6 +54,7 @@ def test_local_batch_norm_is_not_the_whole_batch(framework, pool):
     assert comparison.worst["gradients"].value > DIFFERENT
 
 
+@pytest.mark.large
 def test_a_last_batch_that_is_shared_unevenly_breaks_it():
     """The mean of means over unequal numbers of labels is not the mean over all of them."""
     many, one = runs(small_case("mlp", world_size=4, ignored_labels=0.4), run_jax)
@@ -58,6 +62,7 @@ def test_a_last_batch_that_is_shared_unevenly_breaks_it():
     assert comparison.worst["gradients"].value > DIFFERENT
 
 
+@pytest.mark.large
 def test_global_normalisation_mends_it():
     case = small_case("mlp", world_size=4, ignored_labels=0.4, loss_normalization="global")
     assert compare(*runs(case, run_jax), TOLERANCE, SHARED_STAGES).equal

@@ -100,6 +100,7 @@ def difference(ours: Everything, theirs: Everything, pool: TorchPool) -> Compari
     return compare(run, pool.run(theirs, weights), TOLERANCE, stages)
 
 
+@pytest.mark.large
 @pytest.mark.parametrize(
     ("name", "world_size"),
     [
@@ -132,6 +133,7 @@ ONE_OF_THEM = [
 ]
 
 
+@pytest.mark.large
 @pytest.mark.parametrize("without", ONE_OF_THEM)
 def test_one_thing_left_out_would_be_noticed(without: dict[str, Any], pool: TorchPool) -> None:
     comparison = difference(case("powerSGD", 2, **without), case("powerSGD", 2), pool)

@@ -33,6 +33,7 @@ CASES = [(feature, "sgd") for feature in FEATURES] + [
 ]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("feature", "optimizer"), CASES)
 def test_feature(feature, optimizer, run_both):
     make = even_case if "schedule" in FEATURES[feature] else small_case
@@ -46,6 +47,7 @@ def test_sgd_options(options, run_both):
     assert compare(*run_both(even_case("mlp", "sgd", 4, **options)), TOLERANCE["sgd"]).equal
 
 
+@pytest.mark.large
 def test_accumulation_with_batch_norm_keeps_rank_0s_buffers(run_both):
     case = small_case("char_mlp", world_size=4, accumulation_steps=2, global_batch_size=64)
     comparison = compare(*run_both(case), TOLERANCE["sgd"])

@@ -13,8 +13,9 @@ from jax import numpy as jnp
 
 from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.distributed.collectives import rank
-from jaxddp.parity.cases import Case, Trajectory
+from jaxddp.parity.cases import Case
 from jaxddp.parity.flax_side.side import FlaxSide
+from jaxddp.parity.question import Trajectory
 from jaxddp.parity.torch_side.pool import TorchPool
 from jaxddp.parity.torch_side.side import BuiltIn, TorchSide
 from jaxddp.parity.workers import Workers
@@ -79,6 +80,7 @@ CLIPPED = {"clip_grad_norm": 0.1, "ema_decay": 0.9, "schedule": "one_cycle"}
 GLOBAL = {"accumulation_steps": 2, "loss_normalization": "global", "ignored_labels": 0.3}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("world_size", "options"),
     [(2, CLIPPED), (4, CLIPPED | GLOBAL | {"shard_optimizer": True}), (2, GLOBAL | {"comm_hook": "fp16_compress"})],
@@ -152,6 +154,7 @@ def faulty(change: Callable[[ReplicaStep], ReplicaStep]) -> Trajectory:
     return run_jax(asked, asked.initial_weights(), batches=batches(asked))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("fault", "stage", "step", "size"),
     [  # size: of the residual, at least; measured: 170, inf, 0.5, 0.5, inf, 0.16
@@ -171,6 +174,7 @@ def test_another_scaler_would_be_noticed(fault: Any, stage: str, step: int, size
     assert comparison.first[1].value >= size
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("forgotten", grad_scaler.MOVED)
 def test_whatever_a_skipped_step_moved_would_be_noticed(
     forgotten: str, reference: Trajectory, monkeypatch: pytest.MonkeyPatch

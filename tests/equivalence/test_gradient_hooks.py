@@ -13,8 +13,9 @@ import torch_ref.gradient_hooks
 from jaxddp import optim
 from jaxddp.data_parallel import DataParallel
 from jaxddp.errors import InputError
-from jaxddp.parity.cases import Case, Trajectory
+from jaxddp.parity.cases import Case
 from jaxddp.parity.flax_side.side import FlaxSide
+from jaxddp.parity.question import Trajectory
 from jaxddp.parity.torch_side.pool import TorchPool
 from jaxddp.parity.torch_side.side import BuiltIn, TorchSide
 from jaxddp.step.gradient_hooks import GradientHook
@@ -93,6 +94,7 @@ def both(asked: HookedCase, pool: TorchPool) -> tuple[Trajectory, Trajectory]:
     return run_jax(asked, weights), pool.run(asked, weights)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("world_size", [2, 4])
 @pytest.mark.parametrize(
     ("hooks", "registered", "options"),
@@ -112,6 +114,7 @@ def test_hooks_are_torchs(
     assert comparison.equal, comparison
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("wrong", "stage"),
     [
@@ -151,6 +154,7 @@ def test_a_gradient_of_another_shape_is_refused() -> None:
         ddp.step(ddp.init(), batch)
 
 
+@pytest.mark.large
 def test_what_a_hook_looks_at_is_each_replicas_own() -> None:
     seen: list[tuple[str, float]] = []
     look = GradientHook(

@@ -13,12 +13,14 @@ from torch.nn.parallel import DistributedDataParallel
 from jaxddp.data.datasets import Dataset
 from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.nn import layers
-from jaxddp.parity.cases import Case, Tensors, Trajectory
+from jaxddp.parity.cases import Case
 from jaxddp.parity.flax_side.run import forget_programs
+from jaxddp.parity.port import PortFile
 from jaxddp.parity.processes import Tell
+from jaxddp.parity.question import Trajectory
+from jaxddp.parity.records import Tensors
 from jaxddp.parity.torch_side.pool import TorchPool
 from jaxddp.parity.torch_side.recorder import to_numpy
-from jaxddp.parity.torch_side.side import PortFile
 from tests.support.cases import small_case
 from tests.support.trajectories import Comparison, compare, run_jax
 from torch_ref import models, optim
@@ -162,6 +164,7 @@ def check(ours: Trajectory, theirs: Trajectory) -> Comparison:
 ASKED = [(kind, divide) for kind in KINDS for divide in (True, False) if "run out" in kind or divide]
 
 
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize(("kind", "divide_by_initial_world_size"), ASKED)
 def test_every_step_is_torchs(kind: str, divide_by_initial_world_size: bool, of_torch: Any) -> None:
     case = uneven(kind, divide_by_initial_world_size=divide_by_initial_world_size)
@@ -176,6 +179,7 @@ def test_another_division_would_be_noticed(of_torch: Any) -> None:
     assert comparison.worst["gradients"].value > FAULT
 
 
+@pytest.mark.large
 def test_another_ranks_buffers_would_be_noticed(of_torch: Any) -> None:
     """Rank 0's, which are right without a join."""
     case = uneven("smaller batches")
@@ -185,6 +189,7 @@ def test_another_ranks_buffers_would_be_noticed(of_torch: Any) -> None:
     assert comparison.worst["buffers"].value > FAULT
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", ["smaller batches", "fewer micro-batches on 4"])
 def test_padding_that_counts_would_be_noticed(kind: str, of_torch: Any) -> None:
     case = uneven(kind)
@@ -198,6 +203,7 @@ def test_padding_that_counts_would_be_noticed(kind: str, of_torch: Any) -> None:
     assert comparison.worst["gradients"].value > FAULT
 
 
+@pytest.mark.large
 def test_padding_in_the_statistics_alone_would_be_noticed(of_torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layers.BatchNorm, "valid", property(lambda self: None, lambda self, value: None), raising=False)
     case = uneven("smaller batches")
@@ -240,6 +246,7 @@ def whole(case: Uneven) -> Trajectory:
 MASKED = {"ignored_labels": 0.4}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
@@ -257,6 +264,7 @@ def test_the_global_mean_is_one_torch_process_on_the_whole_batch(kind: str, opti
     assert comparison.equal, comparison
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("kind", "fault"),
     [

@@ -18,8 +18,8 @@ from jaxddp.data_parallel import DataParallel
 from jaxddp.distributed.collectives import all_reduce_mean
 from jaxddp.errors import InputError
 from jaxddp.nn.torch_weights import load_weights
-from jaxddp.parity.cases import Trajectory
 from jaxddp.parity.flax_side.run import forget_programs
+from jaxddp.parity.question import Trajectory
 from jaxddp.parity.torch_side.pool import TorchPool
 from jaxddp.step.post_local_sgd import PostLocalSGD
 from jaxddp.step.replicated import Replicated
@@ -65,6 +65,7 @@ def farthest(ours: Trajectory, theirs: Trajectory, world_size: int) -> tuple[flo
     return worst, first
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("world_size", [2, 4])
 @pytest.mark.parametrize("period", [2, 3])
 def test_every_replica_makes_torchs_steps(period: int, world_size: int, pool: TorchPool) -> None:
@@ -106,6 +107,7 @@ CHANGES: dict[str, tuple[dict[str, int], dict[str, Any], int]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", CHANGES)
 def test_another_rhythm_would_be_noticed(name: str, plant: Callable[[str, Any], None], pool: TorchPool) -> None:
     other, faults, step = CHANGES[name]
@@ -125,6 +127,7 @@ def local(world_size: int, **options: Any) -> DataParallel:
     )
 
 
+@pytest.mark.large
 def test_a_step_of_ones_own_sends_no_gradients() -> None:
     """All that a step always sends is the metrics; gradients and parameters travel in a branch each."""
     trainer = local(2)
@@ -137,6 +140,7 @@ def test_a_step_of_ones_own_sends_no_gradients() -> None:
     assert [len(shapes) for name, shapes in sent.items() if name in branches and shapes] == [1, 1]
 
 
+@pytest.mark.large
 def test_what_is_evaluated_and_kept_is_the_mean() -> None:
     trainer, batch = local(2), dealt(2, 3, (4,))
     state, _ = trainer.steps(trainer.init(), trainer.replicas.shard(batch))
@@ -156,10 +160,10 @@ def test_what_is_evaluated_and_kept_is_the_mean() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"ema_decay": 0.9}, "^ema_decay: not beside local_sgd"),
-        ({"shard_optimizer": True}, "^shard_optimizer: not beside local_sgd"),
-        ({"loss_normalization": "global"}, "^loss_normalization: not beside local_sgd"),
-        ({"comm_hook": bf16_compress()}, "^comm_hook: not beside local_sgd"),
+        ({"ema_decay": 0.9}, "^ema_decay: cannot be combined with local_sgd"),
+        ({"shard_optimizer": True}, "^shard_optimizer: cannot be combined with local_sgd"),
+        ({"loss_normalization": "global"}, "^loss_normalization: cannot be combined with local_sgd"),
+        ({"comm_hook": bf16_compress()}, "^comm_hook: cannot be combined with local_sgd"),
     ],
 )
 def test_what_makes_no_sense_beside_it_is_refused(options: dict[str, Any], message: str) -> None:
@@ -178,13 +182,14 @@ def run(folder: Path, **changes: Any) -> dict[str, np.ndarray]:
     return load_weights(folder / "model.safetensors")
 
 
+@pytest.mark.large
 def test_a_run_goes_on_bit_for_bit_with_as_many_replicas(tmp_path: Path) -> None:
     whole = run(tmp_path / "whole")
     run(tmp_path / "parts", epochs=1)
     parts = run(tmp_path / "parts", resume=str(tmp_path / "parts"))
     assert all(np.array_equal(parts[name], whole[name]) for name in whole)
     argv = ["--resume", str(tmp_path / "parts"), "--devices", "4", "--epochs", "3"]
-    with pytest.raises(InputError, match=r"^--devices 4: the run in .* has parameters of 2 replicas, each its own"):
+    with pytest.raises(InputError, match=r"^--devices 4: the run in .* has separate parameters for 2 replicas"):
         cli.parse(TrainConfig, argv, "train")
 
 
@@ -195,6 +200,7 @@ def train_whole_and_in_parts(world: World, config: TorchConfig) -> None:
     torch_train(world, dataclasses.replace(parts, resume=parts.output))
 
 
+@pytest.mark.large
 def test_so_does_torchs(tmp_path: Path) -> None:
     config = torch_case(start_local_sgd_iter=2, local_sgd_period=3, output=str(tmp_path), epochs=2)
     launch(train_whole_and_in_parts, config)

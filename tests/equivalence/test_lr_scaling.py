@@ -11,10 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxddp.parity.cases import PortCase, Trajectory
+from jaxddp.parity.cases import PortCase
 from jaxddp.parity.compare.residuals import residuals
+from jaxddp.parity.port import PortFile
+from jaxddp.parity.question import Trajectory
 from jaxddp.parity.torch_side.pool import TorchPool
-from jaxddp.parity.torch_side.side import PortFile
 from tests.support.small_port import own_optimizers, write
 from tests.support.trajectories import drawn, run_jax
 
@@ -49,6 +50,7 @@ def distance(one: Trajectory, other: Trajectory) -> float:
     return max(residuals(ours, theirs, other.start).values())
 
 
+@pytest.mark.one_in(4, first=2)
 @pytest.mark.parametrize("framework", ["jax", "torch"])
 @pytest.mark.parametrize(
     ("optimizer", "sums", "right", "wrong"),

@@ -64,6 +64,7 @@ def test_every_step_is_torchs(model, world_size, optimizer, run_both):
     assert comparison.equal, comparison
 
 
+@pytest.mark.large
 @pytest.mark.parametrize("optimizer", IN_FLOAT32)
 @pytest.mark.parametrize("model", MODELS)
 def test_float32_is_as_near_the_truth_as_torch(model, optimizer, run_both):

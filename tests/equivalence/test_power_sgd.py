@@ -27,6 +27,7 @@ def assert_equal(asked: Any, pool: TorchPool) -> None:
     assert comparison.equal, comparison
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("hook", "world_size", "rank", "memory"),
     [
@@ -40,6 +41,7 @@ def test_the_steps_are_torchs(hook: str, world_size: int, rank: int, memory: dic
     assert_equal(case(hook, "linear", world_size, matrix_approximation_rank=rank, **memory), pool)
 
 
+@pytest.mark.large
 def test_they_are_with_matrices_of_one_shape_that_another_stands_between(pool: TorchPool) -> None:
     """torch draws for those of one shape one after the other."""
     sizes = {"hidden_sizes": (8, 6, 8, 6), "freeze": ("layers.4.*",)}
@@ -71,6 +73,7 @@ RIGHT = {"matrix_approximation_rank": 2, "start_power_sgd_iter": START, "order":
 OF_TENSORS = RIGHT | {"min_compression_rate": 1.0}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("hook", "wrong", "step"),
     [

@@ -12,10 +12,11 @@ import optax
 import pytest
 
 from jaxddp.errors import InputError
-from jaxddp.parity.cases import Case, PortCase, Trajectory
+from jaxddp.parity.cases import Case, PortCase
 from jaxddp.parity.flax_side.side import FlaxSide
+from jaxddp.parity.port import PortFile
+from jaxddp.parity.question import Trajectory
 from jaxddp.parity.torch_side.pool import TorchPool
-from jaxddp.parity.torch_side.side import PortFile
 from jaxddp.step.replica_step import ReplicaStep
 from tests.support.cases import even_case
 from tests.support.small_port import Change, write
@@ -66,6 +67,7 @@ def names(run: Trajectory, stage: str) -> set[str]:
     return set().union(*(record[stage] for record in run.records))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("world_size", [2, 4])
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_frozen_parameters_are_torchs(optimizer: str, world_size: int, pool: TorchPool) -> None:
@@ -101,6 +103,7 @@ def part_of_the_norm(step: ReplicaStep) -> ReplicaStep:
     return dataclasses.replace(step, frozen=(), optimizer=masked)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("change", "stage"), [(known_to_the_optimizer, "params"), (part_of_the_norm, "clipped_gradients")]
 )
@@ -152,6 +155,7 @@ def with_unused(folder: Path, world_size: int, find_unused_parameters: bool | No
     return ChangedPort(PortFile(str(write(folder, *UNUSED))), world_size, 8, change=change)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_unused_parameters_stay_as_in_torch(world_size: int, tmp_path: Path, pool: TorchPool) -> None:
     asked = with_unused(tmp_path, world_size, True)

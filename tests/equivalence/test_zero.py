@@ -40,6 +40,7 @@ def case(optimizer: str = "sgd", world_size: int = 2, **options: Any) -> Any:
     return even_case("mlp", optimizer, world_size, **(defaults | options))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_every_optimizer_makes_torchs_steps(optimizer: str, pool: TorchPool) -> None:
     asked = case(optimizer)
@@ -48,6 +49,7 @@ def test_every_optimizer_makes_torchs_steps(optimizer: str, pool: TorchPool) -> 
     assert comparison.equal, comparison
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     ("feature", "world_size"), [(name, size) for name in FEATURES for size in (2, 4)] + [("bf16", 2)]
 )
@@ -60,6 +62,7 @@ def test_so_it_does_with_what_stands_around_the_update(feature: str, world_size:
     assert not any(record["spread"] for record in ours.records)  # all replicas have the same bits
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_slices_make_the_steps_of_the_whole(world_size: int) -> None:
     asked, whole = (case("adam", world_size, shard_optimizer=shard, clip_grad_norm=0.1) for shard in (True, False))
@@ -96,6 +99,7 @@ FAULTS: dict[str, tuple[str, Any, str]] = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_noticed(name: str, plant: Callable[[str, Any], None], pool: TorchPool) -> None:
     function, fault, stage = FAULTS[name]

@@ -20,6 +20,8 @@ from examples.bubbles.picture import draw
 from examples.bubbles.trace import ALL_REDUCE, BACKWARD, FORWARD, START, WAITING, timeline
 from jaxddp.distributed.replicas import Replicas
 
+pytestmark = pytest.mark.large
+
 PAUSE = 0.15  # seconds; a step takes 3 ms without, and on a machine that is busy 30
 BOTH, ONE = (PAUSE, PAUSE), (0.0, PAUSE)
 PLAN = Plan(

@@ -12,6 +12,8 @@ from examples.ddp_script import measure, problem, script_jax, script_torch
 from examples.ddp_script.problem import Run, Settings
 from jaxddp.errors import InputError
 
+pytestmark = pytest.mark.large
+
 SETTINGS = Settings(dtype="float64")
 
 

@@ -21,6 +21,8 @@ from jaxddp import Replicas, prepare
 from jaxddp.cli import one_line_errors
 from jaxddp.errors import InputError
 
+pytestmark = pytest.mark.large
+
 ALIKE, STEPS_ALIKE = 0.03, 10  # losses in bfloat16, whose rounding then carries them apart [measured: 2.4e-3]
 OPTIONS = Options(epochs=2, devices=2, platform="cpu", dtype="bfloat16")
 

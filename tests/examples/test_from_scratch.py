@@ -15,6 +15,8 @@ from jaxddp import Replicas, prepare
 from jaxddp.distributed.collectives import all_reduce
 from jaxddp.errors import TrainingError
 
+pytestmark = pytest.mark.large
+
 TorchRun = tuple[list[skeleton.Place], Measured, dict[str, float]]
 
 

@@ -6,7 +6,7 @@ from types import ModuleType
 
 import pytest
 
-from examples import arrays, claims, gallery
+from examples import arrays, claims, entry, gallery
 from examples.claims import Claim, report
 from examples.entry import Example
 
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "gallery.md"
 
 
-@pytest.mark.parametrize("module", [arrays, claims])
+@pytest.mark.parametrize("module", [arrays, claims, entry])
 def test_what_all_examples_use_is_as_documented(module: ModuleType) -> None:
     found = doctest.testmod(module)
     assert found.attempted and not found.failed

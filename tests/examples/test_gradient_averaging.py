@@ -16,6 +16,8 @@ from jaxddp import DataParallel
 from jaxddp.distributed.collectives import all_reduce
 from jaxddp.errors import InputError
 
+pytestmark = pytest.mark.large
+
 
 def hold(claims: list[Claim]) -> list[bool]:
     return [claim.holds for claim in claims]

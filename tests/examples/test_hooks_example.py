@@ -11,6 +11,8 @@ from examples.gradient_hooks.measured import Found
 from examples.gradient_hooks.settings import POISONED, REPLICAS
 from jaxddp.distributed.replicas import Replicas
 
+pytestmark = pytest.mark.large
+
 OWN, ALIKE, MEAN, CLIPPED, EQUAL, LOGGED, TRACED, EARLY = range(8)
 
 

@@ -10,6 +10,8 @@ from nbclient import NotebookClient
 from examples.from_scratch import in_jax
 from examples.from_scratch.problem import PLAIN, ROUNDING, contiguous_steps
 
+pytestmark = pytest.mark.large
+
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "notebooks" / "ddp_from_scratch.ipynb"
 CLAIMS = 8
 

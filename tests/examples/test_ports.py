@@ -8,9 +8,10 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from jaxddp.parity.cases import PortCase, Trajectory
+from jaxddp.parity.cases import PortCase
+from jaxddp.parity.port import PortFile
+from jaxddp.parity.question import Trajectory
 from jaxddp.parity.torch_side.pool import TorchPool
-from jaxddp.parity.torch_side.side import PortFile
 from tests.support.trajectories import FORCED_STAGES, Comparison, compare, drawn, run_forced
 
 PORTS = Path(__file__).parents[2] / "examples" / "ports"
@@ -50,6 +51,7 @@ def case(name: str) -> PortCase:
 OTHERS = [pytest.param(name, marks=pytest.mark.large) for name in ("residual_convnet", "gpt")]
 
 
+@pytest.mark.large
 @pytest.mark.parametrize("name", ["transformer_encoder", *OTHERS])
 def test_a_right_port_is_equal_at_every_stage(name: str, runs: Runs) -> None:
     comparison = runs.compared(name)
@@ -78,6 +80,7 @@ ONE_BY_ONE = [
 ]
 
 
+@pytest.mark.large
 @pytest.mark.parametrize("broken", ONE_BY_ONE)
 def test_a_broken_port_differs_in_its_first_step_and_its_optimizer_does_not(broken: Broken, runs: Runs) -> None:
     comparison = runs.compared(broken.name)

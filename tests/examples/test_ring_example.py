@@ -13,6 +13,8 @@ from examples.ring.measured import Found
 from jaxddp.distributed.replicas import Replicas
 from jaxddp.errors import InputError
 
+pytestmark = pytest.mark.large
+
 WORLD_SIZE = 3  # which, unlike 2, has steps of both kinds in which chunks are under way
 SUMS, STEPS, SHARE, PADDED, HALF, WHOLE, COLLECTIVES = range(7)
 

@@ -25,6 +25,8 @@ from jaxddp.cli import parse_plain
 from jaxddp.data.torch_rng import Generator
 from jaxddp.errors import InputError
 
+pytestmark = pytest.mark.large
+
 PRINTED = json.loads(Path(__file__).with_name("same_updates_printed.json").read_text())
 OPTIONS = Options(opt="sgd", no_shuffle=True)  # of the document's first commands
 

@@ -1,4 +1,4 @@
-"""The examples run and show what they claim; the README's program is one of them."""
+"""The examples run and show what they claim; the guides show two of them."""
 
 import importlib.util
 import sys
@@ -21,23 +21,29 @@ def test_a_model_of_ones_own_learns_the_sine():
     assert load("own_model").main() < 0.005  # [0.0017; the mean of the sine's square is 0.5]
 
 
-def shown_below(heading: str) -> str:
-    """The first program of a section of the README."""
-    section = (ROOT / "README.md").read_text().partition(heading)[2]
+def shown_in(page: str, heading: str) -> str:
+    """First program below a heading of a page."""
+    section = (ROOT / page).read_text().partition(heading)[2]
     return section.partition("```python\n")[2].partition("```")[0]
 
 
-def test_the_readme_shows_the_first_draft_of_a_port():
-    shown = shown_below("## Check your own port")
+def test_the_guide_shows_the_first_draft_of_a_port():
+    shown = shown_in("docs/parity.md", "## A first draft")
     assert (ROOT / "examples" / "ports" / "first_draft.py").read_text().endswith(shown) and "optax.adamw" in shown
 
 
-def test_the_readme_shows_that_program(capsys):
+def test_the_guide_shows_the_program(capsys):
     program = (ROOT / "examples" / "own_model.py").read_text()
-    shown = shown_below("## As a library")
+    shown = shown_in("docs/library.md", "# As a library")
     assert program.endswith(shown) and "ddp.steps" in shown
-    exec(compile(shown, "README.md", "exec"), {"__name__": "__main__"})
+    exec(compile(shown, "docs/library.md", "exec"), {"__name__": "__main__"})
     assert "mean squared error 0.00" in capsys.readouterr().out
+
+
+def test_the_readme_shows_a_cut_of_the_program():
+    program = {line.strip() for line in (ROOT / "examples" / "own_model.py").read_text().splitlines()}
+    shown = shown_in("README.md", "## As a library")
+    assert {line.strip() for line in shown.splitlines()} <= program and "ddp.steps" in shown
 
 
 @pytest.mark.large  # what it shows, tests/end_to_end/test_trainers.py shows of every model and optimizer

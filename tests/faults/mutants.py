@@ -238,7 +238,7 @@ MODEL = [
     ),
     *planted(
         "jaxddp/nn/layers.py",
-        "tests/unit/nn/test_layers.py -k conv_is or linear_is",
+        "tests/unit/nn/test_layers.py -k conv_equals or linear_equals",
         {
             "same_padding": (
                 "padding=[(padding, padding)] * len(kernel_size)",

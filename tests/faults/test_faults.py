@@ -1,4 +1,4 @@
-"""The table of planted faults, and the ports they are planted in; tests/equivalence/test_planted.py checks them."""
+"""The table of planted faults, and the ports they are planted in; tests/faults/test_planted.py checks them."""
 
 import dataclasses
 import pickle
@@ -24,6 +24,7 @@ def float64() -> Iterator[None]:
         yield
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", RECIPES)
 @pytest.mark.parametrize("matrices_only", [False, True])
 def test_an_optimizer_without_faults_does_as_torch(name: str, matrices_only: bool) -> None:

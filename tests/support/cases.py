@@ -4,8 +4,8 @@ from functools import partial
 from typing import Any
 
 from jaxddp.config.choices import MODELS
-from jaxddp.parity.builtin_cases import make_case as make_builtin_case
 from jaxddp.parity.cases import Case
+from jaxddp.parity.cases import make_case as make_builtin_case
 
 FEWER_LAYERS = {"mlp": (8,), "convnet": (3,)}
 

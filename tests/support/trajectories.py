@@ -8,9 +8,11 @@ from typing import Any
 import torch
 
 from jaxddp.data.micro_batches import MicroBatches
-from jaxddp.parity.cases import LOCAL_STAGES, SHARED_STAGES, Case, PortCase, Question, Tensors, Trajectory
+from jaxddp.parity.cases import Case, PortCase
 from jaxddp.parity.compare.residuals import MOVED, is_real, norm, residuals, rounding_only
 from jaxddp.parity.flax_side.run import forced_records, free_records
+from jaxddp.parity.question import LOCAL_STAGES, SHARED_STAGES, Question, Trajectory
+from jaxddp.parity.records import Tensors
 
 STAGES = LOCAL_STAGES + SHARED_STAGES
 # Of a step that starts where torch was before it.

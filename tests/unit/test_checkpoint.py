@@ -74,6 +74,7 @@ CONFIGS = [
 ]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: " ".join(map(str, config.values())))
 def test_every_optimizers_state_comes_back_bit_for_bit(
     config: dict[str, Any], checkpoints: Checkpoints, folder: Path
@@ -104,6 +105,7 @@ def test_any_number_of_devices_goes_on(checkpoints: Checkpoints) -> None:
     check_same(jax.device_get(two), state)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("other", "problems"),
     [

@@ -211,6 +211,7 @@ def two_epochs(steps_per_dispatch: int) -> tuple[Arrays, list[float], list[int]]
     return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}, losses, traced
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("steps_per_dispatch", [3, 7])
 def test_steps_per_dispatch_changes_no_bit(steps_per_dispatch: int) -> None:
     one, several = two_epochs(1), two_epochs(steps_per_dispatch)

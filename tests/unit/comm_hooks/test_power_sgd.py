@@ -1,4 +1,4 @@
-"""PowerSGD without torch: what the compiled program sends, what is refused, what is saved; it does not hang."""
+"""PowerSGD without torch: messages of the compiled program, refused options, checkpoints, no deadlock."""
 
 import re
 
@@ -40,7 +40,7 @@ def batches(replicas: Replicas, steps: int) -> MicroBatches:
 
 
 def sent_by_branches(hook: comm_hooks.CommHook) -> list[Messages]:
-    """What each branch of the program's only conditional sends."""
+    """Return the messages that each branch of the program's only conditional sends."""
     replicas = Replicas(jax.devices()[:2])
     ddp = parallel(hook, replicas)
     text = ddp.compiled_text(ddp.init(), batches(replicas, 3))
@@ -52,6 +52,7 @@ def sent_by_branches(hook: comm_hooks.CommHook) -> list[Messages]:
 WHOLE = (30 * 20 + 20 + 20 * 10 + 10) * 4  # bytes
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("hook", "numbers"),
     [
@@ -61,7 +62,7 @@ WHOLE = (30 * 20 + 20 + 20 * 10 + 10) * 4  # bytes
     ],
     ids=["rank 2", "rank 4", "batched"],
 )
-def test_two_messages_carry_p_q_and_what_is_not_compressed(hook: comm_hooks.CommHook, numbers: int) -> None:
+def test_two_messages_carry_p_and_q_and_the_uncompressed_tensors(hook: comm_hooks.CommHook, numbers: int) -> None:
     compressed, before = sent_by_branches(hook)
     assert compressed == Messages(count=2, bytes=4 * numbers)
     assert before == Messages(count=1, bytes=WHOLE)
@@ -69,15 +70,16 @@ def test_two_messages_carry_p_q_and_what_is_not_compressed(hook: comm_hooks.Comm
 
 
 @pytest.mark.parametrize("rank", [1, 2, 5])
-def test_columns_become_orthonormal(rank: int) -> None:
+def test_orthogonalize_returns_an_orthonormal_basis_of_the_columns(rank: int) -> None:
     matrix = np.random.default_rng(rank).normal(size=(9, rank)).astype("float32")
     q = orthogonalize(jnp.asarray(matrix))
     np.testing.assert_allclose(q.T @ q, np.eye(rank), atol=ORTHONORMAL)
-    np.testing.assert_allclose(q @ (q.T @ matrix), matrix, atol=10 * ORTHONORMAL)  # of the same space
+    np.testing.assert_allclose(q @ (q.T @ matrix), matrix, atol=10 * ORTHONORMAL)  # the same column space
 
 
+@pytest.mark.large
 @pytest.mark.parametrize("warm_start", one_in(2, [True, False]))
-def test_virtual_replicas_do_the_same(warm_start: bool) -> None:
+def test_virtual_replicas_compute_the_same_parameters(warm_start: bool) -> None:
     hook = comm_hooks.powerSGD(matrix_approximation_rank=2, start_power_sgd_iter=2, warm_start=warm_start)
     params = []
     for replicas in (Replicas(jax.devices()[:4]), VirtualReplicas(4)):
@@ -93,12 +95,13 @@ def test_an_epsilon_keeps_a_matrix_of_zeros_from_becoming_nan() -> None:
     assert not orthogonalize(jnp.zeros((3, 1)), 1e-8).any()
 
 
-def test_a_q_drawn_on_the_host_in_every_step_does_not_block() -> None:
+@pytest.mark.large
+def test_drawing_q_on_the_host_in_every_step_does_not_deadlock() -> None:
     replicas = Replicas(jax.devices()[:8])
     ddp = parallel(comm_hooks.powerSGD(start_power_sgd_iter=1, use_error_feedback=False, warm_start=False), replicas)
-    state, dealt = ddp.init(), batches(replicas, 25)
+    state, sharded = ddp.init(), batches(replicas, 25)
     for _ in range(4):
-        state, sums = ddp.steps(state, dealt)
+        state, sums = ddp.steps(state, sharded)
     assert np.isfinite(sums.table).all()
     ddp.verify(state)
 
@@ -124,7 +127,7 @@ def test_a_q_drawn_on_the_host_in_every_step_does_not_block() -> None:
         ),
     ],
 )
-def test_what_makes_no_sense_is_refused(make, message) -> None:
+def test_options_out_of_range_are_refused(make, message) -> None:
     with pytest.raises(InputError, match=f"^{message}"):
         make()
 
@@ -134,7 +137,7 @@ def train(*flags: str) -> None:
     main(cli.parse(TrainConfig, [*small, *flags], "train"))
 
 
-def test_both_trainers_refuse_more_columns_than_the_square_has(tmp_path) -> None:
+def test_both_trainers_refuse_a_rank_above_the_side_of_the_square(tmp_path) -> None:
     options = {"comm_hook": "batched_powerSGD", "matrix_approximation_rank": 99, "hidden_sizes": (5,), "devices": 1}
     options |= {"platform": "cpu", "output": str(tmp_path / "run"), "start_power_sgd_iter": 2}
     for run in (lambda: main(TrainConfig(**options)), lambda: launch(torch_train, TorchConfig(**options))):
@@ -145,7 +148,8 @@ def test_both_trainers_refuse_more_columns_than_the_square_has(tmp_path) -> None
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_is_resumed_bit_for_bit_with_what_was_not_sent(tmp_path) -> None:
+@pytest.mark.large
+def test_resuming_restores_the_error_feedback_bit_for_bit(tmp_path) -> None:
     flags = ["--comm-hook", "powerSGD", "--start-power-sgd-iter", "4", "--devices", "2"]
     train(*flags, "--epochs", "2", "--output", str(tmp_path / "whole"))
     train(*flags, "--epochs", "1", "--output", str(tmp_path / "parts"))
@@ -153,13 +157,13 @@ def test_a_run_is_resumed_bit_for_bit_with_what_was_not_sent(tmp_path) -> None:
     whole, parts = (load_weights(tmp_path / name / "model.safetensors") for name in ("whole", "parts"))
     assert all(np.array_equal(whole[name], parts[name]) for name in whole)
     for other, message in [
-        (["--devices", "4"], "--devices 4: the run in .* has errors of its --comm-hook of 2 replicas, each its own"),
-        (["--comm-hook", "allreduce"], "--comm-hook allreduce: the run in .* goes on with --comm-hook powerSGD only"),
+        (["--devices", "4"], "--devices 4: the run in .* has separate --comm-hook states for 2 replicas"),
+        (["--comm-hook", "allreduce"], "--comm-hook allreduce: the run in .* must continue with --comm-hook powerSGD"),
     ]:
         with pytest.raises(InputError, match=message):
             train("--resume", str(tmp_path / "parts"), *other)
 
 
-def test_torch_cannot_go_on_with_its_state() -> None:
+def test_torch_refuses_to_resume_with_power_sgd_state() -> None:
     with pytest.raises(InputError, match=r"^--resume runs/a: the state of --comm-hook powerSGD is laid out as DDP's"):
         TorchConfig(comm_hook="powerSGD", resume="runs/a")

@@ -194,6 +194,7 @@ def test_a_weighted_sum_is_caught() -> None:
         check_tells_apart(a, a ^ flipped, weighted_sum)
 
 
+@pytest.mark.large
 def test_verification_costs_less_than_a_hundredth_of_a_step():
     """The default job on 2 devices, at the default --verify-every; medians of one interleaved run."""
     config = TrainConfig()

@@ -1,4 +1,4 @@
-"""A folder of Hugging Face's becomes the Llama classifier; what does not fit is named."""
+"""The Llama classifier from a Hugging Face checkpoint folder, and errors that name what does not fit."""
 
 import json
 from pathlib import Path
@@ -24,26 +24,26 @@ from tests.support.llama_cases import TINY, their_config
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A language model's folder as SmolLM2's is: tied embeddings, bfloat16."""
+    """Checkpoint folder of a language model like SmolLM2: tied embeddings, bfloat16."""
     folder = tmp_path_factory.mktemp("checkpoint")
     torch.manual_seed(1)
     transformers.LlamaForCausalLM(their_config()).bfloat16().save_pretrained(folder)
     return folder
 
 
-def test_a_language_models_folder_becomes_transformers_classifier(checkpoint: Path) -> None:
+def test_a_language_model_checkpoint_loads_as_in_transformers(checkpoint: Path) -> None:
     config = LlamaConfig.from_folder(checkpoint)
     assert config == TINY
-    found = to_torch(Functional(from_pretrained(checkpoint, config, generator=Generator(7))).params)
+    loaded = to_torch(Functional(from_pretrained(checkpoint, config, generator=Generator(7))).params)
     saved = load_file(checkpoint / "model.safetensors")
-    assert found.keys() == saved.keys() | {"score.weight"} and "lm_head.weight" not in saved
-    assert all(np.array_equal(found[name], saved[name].float().numpy()) for name in saved)
+    assert loaded.keys() == saved.keys() | {"score.weight"} and "lm_head.weight" not in saved
+    assert all(np.array_equal(loaded[name], saved[name].float().numpy()) for name in saved)
     torch.manual_seed(7)
     model = transformers.LlamaForSequenceClassification.from_pretrained(checkpoint, num_labels=3, dtype=torch.float32)
-    assert distance(found["score.weight"], model.score.weight.detach().numpy()) < 3e-7  # measured: 1e-7
+    assert distance(loaded["score.weight"], model.score.weight.detach().numpy()) < 3e-7  # measured: 1e-7
 
 
-def test_an_untied_checkpoints_head_is_left_out(checkpoint: Path, tmp_path: Path) -> None:
+def test_an_untied_lm_head_is_dropped(checkpoint: Path, tmp_path: Path) -> None:
     tensors = load_file(checkpoint / "model.safetensors")
     save_file({**tensors, "lm_head.weight": torch.zeros(61, 48)}, tmp_path / "model.safetensors")
     from_pretrained(tmp_path, TINY, generator=Generator(0))
@@ -59,8 +59,8 @@ def test_an_untied_checkpoints_head_is_left_out(checkpoint: Path, tmp_path: Path
 )
 def test_weights_that_do_not_fit_are_named(checkpoint: Path, tmp_path: Path, change: Any, message: str) -> None:
     tensors = load_file(checkpoint / "model.safetensors") | change
-    given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-    save_file(given, tmp_path / "model.safetensors")
+    changed = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    save_file(changed, tmp_path / "model.safetensors")
     with pytest.raises(InputError, match=message):
         from_pretrained(tmp_path, TINY, generator=Generator(0))
 
@@ -68,7 +68,7 @@ def test_weights_that_do_not_fit_are_named(checkpoint: Path, tmp_path: Path, cha
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"hidden_size": None}, "does not say hidden_size"),
+        ({"hidden_size": None}, "config.json: hidden_size missing"),
         ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}, "rope_type llama3: not implemented"),
         ({"model_type": "mistral", "hidden_act": "gelu"}, "model_type mistral, hidden_act gelu: not implemented"),
         ({"head_dim": 16}, "head_dim 16: not implemented"),
@@ -79,28 +79,28 @@ def test_weights_that_do_not_fit_are_named(checkpoint: Path, tmp_path: Path, cha
 def test_a_config_that_is_not_implemented_is_refused(
     checkpoint: Path, tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
-    said = json.loads((checkpoint / "config.json").read_text()) | change
-    said = {name: value for name, value in said.items() if value is not None}
-    (tmp_path / "config.json").write_text(json.dumps(said))
+    fields = json.loads((checkpoint / "config.json").read_text()) | change
+    fields = {name: value for name, value in fields.items() if value is not None}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
     with pytest.raises(InputError, match=message):
         LlamaConfig.from_folder(tmp_path)
 
 
-def test_an_older_config_says_theta_elsewhere(checkpoint: Path, tmp_path: Path) -> None:
-    said = json.loads((checkpoint / "config.json").read_text())
-    del said["rope_parameters"]
-    (tmp_path / "config.json").write_text(json.dumps({**said, "rope_theta": 100_000, "rope_scaling": None}))
+def test_a_config_of_transformers_4_has_theta_at_top_level(checkpoint: Path, tmp_path: Path) -> None:
+    fields = json.loads((checkpoint / "config.json").read_text())
+    del fields["rope_parameters"]
+    (tmp_path / "config.json").write_text(json.dumps({**fields, "rope_theta": 100_000, "rope_scaling": None}))
     assert LlamaConfig.from_folder(tmp_path) == TINY
 
 
-def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="not a readable config"):
         LlamaConfig.from_folder(tmp_path)
     with pytest.raises(InputError, match=r"--model-folder .*model.safetensors: not a readable"):
         from_pretrained(tmp_path, TINY, generator=Generator(0))
 
 
-def test_several_sequences_need_a_token_of_padding() -> None:
-    with pytest.raises(InputError, match="pad_token_id"):
+def test_several_sequences_need_a_pad_token_id() -> None:
+    with pytest.raises(InputError, match="pad_token_id None: must be set to locate the last tokens of 2 sequences"):
         llama.last_tokens(jnp.ones((2, 3), int), None)
     assert llama.last_tokens(jnp.ones((1, 3), int), None).tolist() == [2]

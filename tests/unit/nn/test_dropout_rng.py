@@ -1,4 +1,4 @@
-"""What a model with dropout draws: when it differs, when it is the same, and who cannot ask for it."""
+"""Dropout masks: where they differ, where they are the same, and for which models they are refused."""
 
 from collections.abc import Callable
 from itertools import combinations
@@ -24,80 +24,83 @@ from tests.support.step_cases import Net, distance, examples, first
 P, F = 0.3, 50
 GLOBAL_BATCH = 16
 TOLERANCE = 1e-12  # float64; measured: 7e-17
-FAULT = 0.1  # of the parameters, if devices draw otherwise, at least; measured: 0.31
+FAULT = 0.1  # smallest distance of parameters if devices draw different masks; measured: 0.31
 
 
-class Noted(nnx.Module):
-    """Two dropout layers, the first called twice; what they leave of ones is kept in a buffer (3, B, F)."""
+class Recorder(nnx.Module):
+    """Two dropout layers, the first called twice, whose outputs are kept in a buffer (3, B, F)."""
 
     def __init__(self, make: Callable[..., Any], batch_size: int):
         rngs = nnx.Rngs(0)
         self.drops = nnx.List([make(P, rngs=rngs), make(P, rngs=rngs)])
         self.scale = nnx.Param(jnp.ones(F))
-        self.left = nnx.Variable(jnp.zeros((3, batch_size, F)))
+        self.outputs = nnx.Variable(jnp.zeros((3, batch_size, F)))
 
     def __call__(self, x: jax.Array) -> jax.Array:
         one, other = self.drops
-        self.left[...] = jnp.stack([one(x), one(x), other(x)])
-        return self.left[...].sum(axis=0) @ self.scale[...] / F
+        self.outputs[...] = jnp.stack([one(x), one(x), other(x)])
+        return self.outputs[...].sum(axis=0) @ self.scale[...] / F
 
 
 def loss_fn(model: nnx.Module, batch: Any) -> jax.Array:
     return model(batch["x"])
 
 
-def noted(make: Callable[..., Any], world_size: int = 2, **options: Any) -> DataParallel:
-    model = Noted(make, GLOBAL_BATCH // world_size)
+def recording(make: Callable[..., Any], world_size: int = 2, **options: Any) -> DataParallel:
+    model = Recorder(make, GLOBAL_BATCH // world_size)
     return DataParallel(model, optim.sgd(), loss_fn, replicas=first(world_size), keep_buffers="local", **options)
 
 
-def left(make: Callable[..., Any], world_size: int = 2, **options: Any) -> np.ndarray:
-    """What is left of ones, (step, micro-batch, replica, call, B, F): 2 steps, 2 micro-batches, 3 calls."""
-    ddp = noted(make, world_size, **options)
-    state, found = ddp.init(), []
+def outputs_for_ones(make: Callable[..., Any], world_size: int = 2, **options: Any) -> np.ndarray:
+    """Return dropout outputs (step, micro-batch, replica, call, B, F): 2 steps, 2 micro-batches, 3 calls."""
+    ddp = recording(make, world_size, **options)
+    state, outputs = ddp.init(), []
     batch = ddp.replicas.shard({"x": np.ones((world_size, GLOBAL_BATCH // world_size, F), np.float32)})
     for _ in range(2):
-        gathered = ddp.no_sync(state, batch)
-        of_first = np.asarray(gathered.buffers["left"])
-        state, _ = ddp.step(state, batch, gathered)
-        found.append([of_first, np.asarray(state.buffers["left"])])
-    return np.array(found)
+        accumulated = ddp.no_sync(state, batch)
+        of_first = np.asarray(accumulated.buffers["outputs"])
+        state, _ = ddp.step(state, batch, accumulated)
+        outputs.append([of_first, np.asarray(state.buffers["outputs"])])
+    return np.array(outputs)
 
 
 def check_all_differ(masks: np.ndarray) -> None:
-    """Two masks of 400 elements, drawn apart, differ in 2 p (1 - p) of them: 168, give or take 10."""
+    """Check that masks are independent: two of 400 elements differ in 400 x 2 p (1 - p) = 168, give or take 10."""
     assert all(120 < (a != b).sum() < 220 for a, b in combinations(masks, 2))  # measured: 139 to 203
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("make", [layers.Dropout, nnx.Dropout])
-def test_replicas_steps_micro_batches_layers_and_calls_draw_their_own(make: Callable[..., Any]) -> None:
-    found = left(make)
-    assert found.shape == (2, 2, 2, 3, 8, F)
-    masks = found > 0
+def test_masks_differ_between_replicas_steps_micro_batches_layers_and_calls(make: Callable[..., Any]) -> None:
+    outputs = outputs_for_ones(make)
+    assert outputs.shape == (2, 2, 2, 3, 8, F)
+    masks = outputs > 0
     check_all_differ(masks.reshape(-1, 8 * F))
-    np.testing.assert_allclose(found[masks], 1 / (1 - P), rtol=1e-6)
-    share, deviation = 1 - masks.mean(), np.sqrt(P * (1 - P) / masks.size)
-    assert abs(share - P) < 3 * deviation  # measured: 0.9 of them
+    np.testing.assert_allclose(outputs[masks], 1 / (1 - P), rtol=1e-6)
+    dropped, deviation = 1 - masks.mean(), np.sqrt(P * (1 - P) / masks.size)
+    assert abs(dropped - P) < 3 * deviation  # measured: 0.9 deviations
 
 
-def test_shared_masks_are_the_same_on_all_replicas_and_otherwise_differ() -> None:
-    masks = left(layers.Dropout, dropout_masks="shared") > 0
+def test_shared_masks_are_the_same_on_all_replicas_and_differ_elsewhere() -> None:
+    masks = outputs_for_ones(layers.Dropout, dropout_masks="shared") > 0
     np.testing.assert_array_equal(masks[:, :, 0], masks[:, :, 1])
     check_all_differ(masks[:, :, 0].reshape(-1, 8 * F))
 
 
-def test_masks_of_examples_are_the_same_on_any_number_of_replicas() -> None:
-    def by_place(masks: np.ndarray) -> np.ndarray:
+@pytest.mark.large
+def test_per_example_masks_are_the_same_on_any_number_of_replicas() -> None:
+    def by_position(masks: np.ndarray) -> np.ndarray:
         return masks.transpose(0, 3, 1, 4, 2, 5).reshape(2, 3, 2 * GLOBAL_BATCH, F)
 
-    one, four = (left(layers.Dropout, world_size, dropout_masks="example") > 0 for world_size in (1, 4))
-    np.testing.assert_array_equal(by_place(one), by_place(four))
-    assert not np.array_equal(by_place(one), by_place(four[:, :, ::-1]))  # with the replicas exchanged
+    one, four = (outputs_for_ones(layers.Dropout, world_size, dropout_masks="example") > 0 for world_size in (1, 4))
+    np.testing.assert_array_equal(by_position(one), by_position(four))
+    assert not np.array_equal(by_position(one), by_position(four[:, :, ::-1]))  # with the replicas in reverse order
     check_all_differ(one.reshape(-1, 8 * F))
 
 
-def test_training_with_masks_of_examples_is_the_same_on_any_number_of_devices() -> None:
-    """12 examples in a step for 16, so that of its 2 micro-batches the last is smaller."""
+@pytest.mark.large
+def test_training_with_per_example_masks_is_the_same_on_any_number_of_devices() -> None:
+    """12 examples fill a global batch of 16 in part, so that the second of 2 micro-batches is smaller."""
     data = examples(12)
 
     def trained(world_size: int, masks: str) -> dict[str, np.ndarray]:
@@ -118,19 +121,19 @@ def test_training_with_masks_of_examples_is_the_same_on_any_number_of_devices() 
 
     with jax.enable_x64(True):
         one = trained(1, "example")
-        found = [distance(trained(*of), one) for of in ((2, "example"), (4, "example"), (2, "replica"))]
-    assert max(found[:2]) < TOLERANCE and found[2] > FAULT
+        off = [distance(trained(*options), one) for options in ((2, "example"), (4, "example"), (2, "replica"))]
+    assert max(off[:2]) < TOLERANCE and off[2] > FAULT
 
 
-def test_what_is_drawn_is_no_part_of_the_state_and_evaluation_draws_nothing() -> None:
-    ddp = noted(layers.Dropout)
+def test_random_state_is_not_in_the_train_state_and_evaluation_drops_nothing() -> None:
+    ddp = recording(layers.Dropout)
     state = ddp.init()
-    assert state.params.keys() == {"scale"} and state.buffers.keys() == {"left"}
+    assert state.params.keys() == {"scale"} and state.buffers.keys() == {"outputs"}
     assert isinstance(ddp.module(state).drops[0], layers.Dropout)
     assert ddp.evaluate(state, {"x": np.ones((16, F), np.float32)})["loss"] == 3
 
 
-# ---- what is refused
+# ---- refused options
 
 
 def test_a_port_with_dropout_is_refused_unless_it_is_off(tmp_path: Path) -> None:
@@ -154,7 +157,7 @@ def test_a_port_with_dropout_is_refused_unless_it_is_off(tmp_path: Path) -> None
     ("model", "masks", "message"),
     [
         (
-            Noted(nnx.Dropout, 8),
+            Recorder(nnx.Dropout, 8),
             "example",
             r"^dropout_masks example: drops.0.rngs, drops.1.rngs would draw one mask for ",
         ),
@@ -168,19 +171,17 @@ def test_masks_that_cannot_be_drawn_are_refused(model: nnx.Module, masks: str, m
         DataParallel(model, optim.sgd(), replicas=first(2), dropout_masks=masks)
 
 
-def test_masks_of_examples_need_them_in_front() -> None:
-    class Turned(Noted):
+def test_per_example_masks_need_examples_on_the_leading_axis() -> None:
+    class Transposed(Recorder):
         def __call__(self, x: jax.Array) -> jax.Array:
             return super().__call__(x.T).sum()
 
-    ddp = DataParallel(Turned(layers.Dropout, 8), optim.sgd(), loss_fn, replicas=first(2), dropout_masks="example")
-    with pytest.raises(
-        InputError, match=r"^Dropout: masks for each of 8 examples need them in front, got input \(50, 8\)"
-    ):
+    ddp = DataParallel(Transposed(layers.Dropout, 8), optim.sgd(), loss_fn, replicas=first(2), dropout_masks="example")
+    with pytest.raises(InputError, match=r"^Dropout: per-example masks need 8 examples on axis 0, got input \(50, 8\)"):
         ddp.step(ddp.init(), ddp.replicas.shard({"x": np.ones((2, 8, F), np.float32)}))
 
 
 @pytest.mark.parametrize("p", [-0.1, 1.0, float("nan")])
-def test_a_share_outside_of_0_to_1_is_refused(p: float) -> None:
+def test_a_drop_probability_outside_of_0_to_1_is_refused(p: float) -> None:
     with pytest.raises(InputError, match=rf"^Dropout: p {p}: must be at least 0 and below 1$"):
         layers.Dropout(p, rngs=nnx.Rngs(0))

@@ -20,12 +20,12 @@ from jaxddp.nn.torch_weights import from_torch, to_torch
 from jaxddp.state import Params
 from torch_ref import models as torch_models
 
-# What may be in float64, as a part of an array's largest value, and what was measured.
+# Largest distances in float64, relative to an array's largest value, with the measured ones beside them.
 TOLERANCE = 2e-14  # 1.3e-15
 FLOAT32_TOLERANCE = 1e-6  # 6.8e-8
 LARGE_MEAN_TOLERANCE = 1e-5  # float32, x around 100: 1.4e-6; with E[x^2] - E[x]^2: 5.7e-4
-FAULT = 1e-2  # with a planted fault, at least: 0.022 (the biased variance)
-EMBEDDING_ULPS = 4  # of initial N(0, 1) weights: 1; all other weights are bit for bit torch's
+FAULT = 1e-2  # smallest distance with a planted fault: 0.022 (the biased variance)
+EMBEDDING_ULPS = 4  # of initial N(0, 1) weights: 1; all other initial weights equal torch's bit for bit
 
 Arrays = dict[str, np.ndarray]
 
@@ -57,7 +57,7 @@ def in_mode(module: nnx.Module, train: bool) -> Functional:
 
 
 def run_jax(functional: Functional, buffers: Params, x: jax.Array, cotangent: jax.Array) -> dict[str, jax.Array]:
-    """Output, gradients of sum(output * cotangent), and new statistics."""
+    """Compute output, gradients of sum(output * cotangent), and new statistics."""
 
     def loss(params: Params, x: jax.Array) -> tuple[jax.Array, tuple[jax.Array, Params]]:
         module = functional.module(params, buffers)
@@ -73,8 +73,8 @@ def run_torch(bn: torch.nn.Module, x: np.ndarray, cotangent: np.ndarray) -> Arra
     inputs = tensor(channels_first(x), requires_grad=True)
     y = bn(inputs)
     (y * tensor(channels_first(cotangent))).sum().backward()
-    found = {"y": y, "d_x": inputs.grad, "mean": bn.running_mean, "var": bn.running_var}
-    arrays = {name: value.detach().numpy().copy() for name, value in found.items()}
+    tensors = {"y": y, "d_x": inputs.grad, "mean": bn.running_mean, "var": bn.running_var}
+    arrays = {name: value.detach().numpy().copy() for name, value in tensors.items()}
     arrays |= {"d_scale": bn.weight.grad.numpy().copy(), "d_bias": bn.bias.grad.numpy().copy()}
     return arrays | {name: np.moveaxis(arrays[name], 1, -1) for name in ("y", "d_x")}
 
@@ -83,7 +83,7 @@ def run_torch(bn: torch.nn.Module, x: np.ndarray, cotangent: np.ndarray) -> Arra
     ("shape", "twin"), [((6, 5), torch.nn.BatchNorm1d), ((2, 3, 4, 5), torch.nn.BatchNorm2d)], ids=["1d", "2d"]
 )
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
-def test_batch_norm_is_torchs_over_several_steps(shape: tuple[int, ...], twin: Callable, training: bool) -> None:
+def test_batch_norm_equals_torch_over_several_steps(shape: tuple[int, ...], twin: Callable, training: bool) -> None:
     with jax.enable_x64(True):
         bn, reference = layers.BatchNorm(5, eps=1e-3, momentum=0.3), twin(5, eps=1e-3, momentum=0.3).double()
         scale, bias = normal(5, seed=1), normal(5, seed=2)
@@ -93,18 +93,18 @@ def test_batch_norm_is_torchs_over_several_steps(shape: tuple[int, ...], twin: C
         run, buffers = jax.jit(run_jax, static_argnums=0), in_eval.buffers
         for step in range(4):
             batch, cotangent = normal(*shape, seed=step, mean=step, scale=2.0), normal(*shape, seed=9)
-            train = training or step < 2  # eval: on statistics that two steps have moved
-            found = run(in_training if train else in_eval, buffers, batch, cotangent)
-            buffers = {name: found[name] for name in buffers}
+            train = training or step < 2  # eval: after two training steps, with their running statistics
+            actual = run(in_training if train else in_eval, buffers, batch, cotangent)
+            buffers = {name: actual[name] for name in buffers}
             expected = run_torch(reference.train(train), batch, cotangent)
             for name, value in expected.items():
-                assert distance(found[name], value) < TOLERANCE, (name, step)
+                assert distance(actual[name], value) < TOLERANCE, (name, step)
         count = int(buffers["num_batches_tracked"])
         assert count == int(reference.num_batches_tracked) == (4 if training else 2)
 
 
-def test_flax_batch_norm_is_caught() -> None:
-    """flax tracks the biased variance."""
+def test_flax_batch_norm_tracks_another_variance() -> None:
+    """The running variance of flax is biased."""
     x = jnp.asarray(normal(6, 5), "float32")
     bn, flax_bn = layers.BatchNorm(5), nnx.BatchNorm(5, momentum=0.9, rngs=nnx.Rngs(0))
     assert distance(flax_bn(x), bn(x)) < FLOAT32_TOLERANCE
@@ -112,8 +112,8 @@ def test_flax_batch_norm_is_caught() -> None:
     assert distance(flax_bn.var[...], bn.var[...]) > FAULT
 
 
-def test_a_large_mean_costs_no_digits() -> None:
-    """In float32, around 100, the fast variance E[x^2] - E[x]^2 loses four digits."""
+def test_batch_norm_keeps_its_digits_with_a_large_mean() -> None:
+    """In float32, with a mean of 100, the fast variance E[x^2] - E[x]^2 loses four digits."""
     x = normal(64, 5, mean=100.0).astype("float32")
     exact = x.astype("float64")
     right = (exact - exact.mean(0)) / np.sqrt(exact.var(0) + 1e-5)
@@ -123,7 +123,7 @@ def test_a_large_mean_costs_no_digits() -> None:
     assert distance(planted, right) > 10 * LARGE_MEAN_TOLERANCE
 
 
-def test_one_value_per_channel_is_refused_in_training_only() -> None:
+def test_batch_norm_refuses_one_value_per_channel_in_training_only() -> None:
     bn = layers.BatchNorm(3)
     with pytest.raises(ValueError, match=r"more than one value per channel in training, got input \(1, 3\)"):
         bn(jnp.ones((1, 3)))
@@ -132,18 +132,19 @@ def test_one_value_per_channel_is_refused_in_training_only() -> None:
 
 
 @pytest.mark.parametrize("sync", [True, False])
-def test_sync_batch_norm_is_torchs_on_the_whole_batch(sync: bool) -> None:
-    """Forward and backward, two examples a replica; without sync it is another function."""
+def test_sync_batch_norm_equals_torch_on_the_whole_batch(sync: bool) -> None:
+    """Forward and backward, with two examples per replica; without sync, every output differs."""
     world_size, x, cotangent = 4, normal(8, 5, scale=2.0), normal(8, 5, seed=1)
     replicas = Replicas(jax.devices()[:world_size])
     with jax.enable_x64(True):
         functional = Functional(layers.BatchNorm(5, sync=sync))
         mapped = replicas.map(lambda x, c: run_jax(functional, functional.buffers, x, c), (0, 0), 0)
-        found = jax.device_get(mapped(*(part.reshape(world_size, 2, 5) for part in (x, cotangent))))
+        per_replica = jax.device_get(mapped(*(part.reshape(world_size, 2, 5) for part in (x, cotangent))))
     expected = run_torch(torch.nn.BatchNorm1d(5).double(), x, cotangent)
-    dealt = {name: found[name].reshape(8, 5) for name in ("y", "d_x")}
-    found = {**dealt, "mean": found["mean"][0], "var": found["var"][0], "d_scale": found["d_scale"].sum(axis=0)}
-    off = [distance(value, expected[name]) for name, value in found.items()]
+    actual = {name: per_replica[name].reshape(8, 5) for name in ("y", "d_x")}
+    actual |= {name: per_replica[name][0] for name in ("mean", "var")}
+    actual |= {"d_scale": per_replica["d_scale"].sum(axis=0)}
+    off = [distance(value, expected[name]) for name, value in actual.items()]
     assert max(off) < TOLERANCE if sync else min(off) > FAULT
 
 
@@ -157,9 +158,9 @@ def twin_of(build: Callable[[], torch.nn.Module], seed: int) -> torch.nn.Module:
 
 def check_initial_weights(module: nnx.Module, twin: torch.nn.Module) -> None:
     functional = Functional(module)
-    found, expected = to_torch({**functional.params, **functional.buffers}), twin.state_dict()
-    assert found.keys() == expected.keys()
-    for name, value in found.items():
+    actual, expected = to_torch({**functional.params, **functional.buffers}), twin.state_dict()
+    assert actual.keys() == expected.keys()
+    for name, value in actual.items():
         if name.startswith("embedding."):
             np.testing.assert_array_max_ulp(value, expected[name].numpy(), EMBEDDING_ULPS)
         else:
@@ -174,32 +175,32 @@ CONVOLUTIONS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("options", CONVOLUTIONS, ids=["3x3", "strided and grouped", "1d"])
-def test_conv_is_torchs(options: dict[str, Any]) -> None:
+def test_conv_equals_torch(options: dict[str, Any]) -> None:
     module = layers.Conv(4, 6, **options, generator=Generator(3))
     kind = {1: torch.nn.Conv1d, 2: torch.nn.Conv2d}[len(options["kernel_size"])]
     twin = twin_of(lambda: kind(4, 6, **options), seed=3)
     check_initial_weights(module, twin)
     x = normal(2, *(7,) * len(options["kernel_size"]), 4)
     with jax.enable_x64(True):
-        found = channels_first(module(jnp.asarray(x)))
-        module.kernel[...] = module.kernel[...][::-1]  # a convolution in the mathematician's sense
+        actual = channels_first(module(jnp.asarray(x)))
+        module.kernel[...] = module.kernel[...][::-1]  # a convolution instead of a cross-correlation
         planted = channels_first(module(jnp.asarray(x)))
     expected = twin.double()(tensor(channels_first(x))).detach().numpy()
-    assert distance(found, expected) < TOLERANCE
+    assert distance(actual, expected) < TOLERANCE
     assert distance(planted, expected) > FAULT
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_linear_is_torchs(bias: bool) -> None:
+def test_linear_equals_torch(bias: bool) -> None:
     module = layers.Linear(3, 4, bias=bias, generator=Generator(5))
     twin = twin_of(lambda: torch.nn.Linear(3, 4, bias=bias), seed=5)
     check_initial_weights(module, twin)
     with jax.enable_x64(True):
-        found = module(jnp.asarray(normal(6, 3)))
-    assert distance(found, twin.double()(tensor(normal(6, 3))).detach().numpy()) < TOLERANCE
+        actual = module(jnp.asarray(normal(6, 3)))
+    assert distance(actual, twin.double()(tensor(normal(6, 3))).detach().numpy()) < TOLERANCE
 
 
-def test_embed_is_torchs() -> None:
+def test_embed_equals_torch() -> None:
     module, ids = layers.Embed(7, 5, generator=Generator(5)), np.array([[0, 6], [3, 3]])
     twin = twin_of(lambda: torch.nn.Embedding(7, 5), seed=5)
     table = np.asarray(module.embedding[...])
@@ -221,7 +222,7 @@ MODELS: dict[str, tuple[dict[str, Any], np.ndarray]] = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_models_are_their_torch_twins(name: str) -> None:
+def test_models_equal_their_torch_twins(name: str) -> None:
     sizes, x = MODELS[name]
     twin = twin_of(lambda: getattr(torch_models, name)(**sizes), seed=1)
     module = getattr(models, name)(**sizes, generator=Generator(1))
@@ -233,10 +234,10 @@ def test_models_are_their_torch_twins(name: str) -> None:
         tensors = {name: value.numpy() for name, value in twin.double().state_dict().items()}
         like = ({n: v.astype("float64") for n, v in part.items()} for part in (functional.params, functional.buffers))
         params, buffers = from_torch(tensors, *like)
-        for train in (True, False):  # the second time on the first time's running statistics
-            found, buffers = forward(in_mode(module, train), params, buffers, x)
+        for train in (True, False):  # eval uses the running statistics of the training pass
+            actual, buffers = forward(in_mode(module, train), params, buffers, x)
             inputs = tensor(x) if x.dtype.kind == "f" else torch.tensor(x)
-            assert distance(found, twin.train(train)(inputs).detach().numpy()) < TOLERANCE
+            assert distance(actual, twin.train(train)(inputs).detach().numpy()) < TOLERANCE
 
 
 @functools.partial(jax.jit, static_argnums=0)

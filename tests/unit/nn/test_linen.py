@@ -1,4 +1,4 @@
-"""A linen module through jaxddp's replica step trains as its nnx twin does."""
+"""Linen modules train in jaxddp's replica step like their nnx twins."""
 
 from typing import Any
 
@@ -37,7 +37,7 @@ class Original(nnx.Module):
 
 
 def skewed(output: jax.Array) -> jax.Array:
-    """No sum of squares: BatchNorm makes that the same for all weights."""
+    """Compute a loss other than a sum of squares, which BatchNorm would make the same for all weights."""
     return (output**3 - output).sum(axis=1)
 
 
@@ -63,18 +63,18 @@ def test_a_linen_module_trains_as_its_nnx_twin() -> None:
     original = Functional(Original())
     assert functional.params.keys() == original.params.keys()
     assert functional.buffers.keys() == original.buffers.keys() == {"bn.mean", "bn.var"}
-    found = two_steps(functional.local_loss(linen_loss), original.params, original.buffers)
+    actual = two_steps(functional.local_loss(linen_loss), original.params, original.buffers)
     expected = two_steps(
         original.local_loss(lambda model, batch: skewed(model(batch["x"])), train=True),
         original.params,
         original.buffers,
     )
     for name, value in (expected.params | expected.buffers).items():
-        assert jnp.abs((found.params | found.buffers)[name] - value).max() < TOLERANCE, name
+        assert jnp.abs((actual.params | actual.buffers)[name] - value).max() < TOLERANCE, name
         assert jnp.abs(value - (original.params | original.buffers)[name]).max() > 1e-3, name
 
 
-def test_a_loss_without_the_model_is_refused() -> None:
+def test_a_loss_that_never_calls_the_model_is_refused() -> None:
     with pytest.raises(InputError, match=r"^flax_loss: never calls the model$"):
         LinenFunctional(Twin(), lambda model, batch: batch["x"], {"x": np.ones(3)})
 

@@ -1,4 +1,4 @@
-"""Weights travel between flax and torch without loss, and nothing that does not fit gets in."""
+"""Weights convert between flax and torch without loss, and weights that do not fit are refused."""
 
 from pathlib import Path
 from typing import Any
@@ -28,14 +28,14 @@ SIZES: dict[str, dict[str, Any]] = {
 
 
 def twins(name: str) -> tuple[Functional, torch.nn.Module]:
-    """The model in both frameworks, from different weights."""
+    """Build the model in both frameworks, with different weights."""
     torch.manual_seed(1)
     module = getattr(models, name)(**SIZES[name], generator=Generator(0))
     return Functional(module), getattr(torch_models, name)(**SIZES[name])
 
 
-def differ_from_start(functional: Functional) -> tuple[dict, dict]:
-    """Parameters and buffers, none of which has the value that it starts with."""
+def changed_weights(functional: Functional) -> tuple[dict, dict]:
+    """Return parameters and buffers that all differ from their initial values."""
 
     def changed(arrays: dict[str, jax.Array]) -> dict[str, np.ndarray]:
         return {name: np.array(value + 1) for name, value in arrays.items()}
@@ -43,23 +43,23 @@ def differ_from_start(functional: Functional) -> tuple[dict, dict]:
     return changed(functional.params), changed(functional.buffers)
 
 
-def check_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
-    assert found.keys() == expected.keys()
+def check_same(actual: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert actual.keys() == expected.keys()
     for name, value in expected.items():
-        assert found[name].dtype == value.dtype, name
-        np.testing.assert_array_equal(found[name], value, name)
+        assert actual[name].dtype == value.dtype, name
+        np.testing.assert_array_equal(actual[name], value, name)
 
 
 @pytest.mark.parametrize("name", SIZES)
 def test_a_saved_model_loads_into_its_torch_twin_and_back(name: str, tmp_path: Path) -> None:
     functional, twin = twins(name)
-    params, buffers = differ_from_start(functional)
+    params, buffers = changed_weights(functional)
     save_weights(tmp_path / "ours.safetensors", params, buffers)
     twin.load_state_dict(safetensors.torch.load_file(tmp_path / "ours.safetensors"), strict=True)
     safetensors.torch.save_file(twin.state_dict(), tmp_path / "torchs.safetensors")
-    found = from_torch(load_weights(tmp_path / "torchs.safetensors"), functional.params, functional.buffers)
-    check_same(found[0], params)
-    check_same(found[1], buffers)
+    back = from_torch(load_weights(tmp_path / "torchs.safetensors"), functional.params, functional.buffers)
+    check_same(back[0], params)
+    check_same(back[1], buffers)
 
 
 def test_counters_are_int64_for_torch_and_int32_for_jax() -> None:
@@ -70,7 +70,7 @@ def test_counters_are_int64_for_torch_and_int32_for_jax() -> None:
     assert buffers["bn.num_batches_tracked"].dtype == "int32"
 
 
-def test_values_take_the_models_dtype() -> None:
+def test_loaded_values_take_the_dtype_of_the_model() -> None:
     functional, _ = twins("Linear")
     tensors = {name: value.astype("float64") for name, value in to_torch(functional.params).items()}
     params, _ = from_torch(tensors, functional.params, {})
@@ -78,7 +78,7 @@ def test_values_take_the_models_dtype() -> None:
 
 
 def test_weights_do_not_share_memory_with_their_source() -> None:
-    """A torch model that goes on training changes its tensors in place; jax would take aligned ones without a copy."""
+    """Torch changes its tensors in place when training continues, and jax would share aligned ones without a copy."""
     functional, _ = twins("Linear")
     memory = np.zeros(256, "uint8")
     start = -memory.ctypes.data % 64
@@ -101,16 +101,16 @@ def test_weights_do_not_share_memory_with_their_source() -> None:
         ("bias", (3,), (3,)),
     ],
 )
-def test_layouts(name: str, jax_shape: tuple[int, ...], torch_shape: tuple[int, ...]) -> None:
+def test_layouts_convert_to_torch_and_back(name: str, jax_shape: tuple[int, ...], torch_shape: tuple[int, ...]) -> None:
     value = np.arange(np.prod(jax_shape)).reshape(jax_shape)
-    there = torch_weights.to_torch_layout(name, value)
-    assert there.shape == torch_shape
-    np.testing.assert_array_equal(torch_weights.from_torch_layout(name, there), value)
+    tensor = torch_weights.to_torch_layout(name, value)
+    assert tensor.shape == torch_shape
+    np.testing.assert_array_equal(torch_weights.from_torch_layout(name, tensor), value)
     assert to_torch({name: value})[torch_weights.torch_name(name)].flags.c_contiguous
 
 
-def test_a_kernel_that_is_only_reshaped_is_caught() -> None:
-    """A square kernel has torch's shape either way; its numbers have not."""
+def test_a_square_kernel_is_transposed() -> None:
+    """A reshape alone would pass a check of the shape."""
     kernel = np.arange(9.0).reshape(3, 3)
     assert (to_torch({"kernel": kernel})["weight"] != kernel).any()
 
@@ -129,7 +129,7 @@ def test_a_kernel_that_is_only_reshaped_is_caught() -> None:
     ],
     ids=["missing", "left over", "transposed", "of another rank", "several"],
 )
-def test_what_does_not_fit_is_listed(change: dict[str, Any], problems: str) -> None:
+def test_all_tensors_that_do_not_fit_are_listed(change: dict[str, Any], problems: str) -> None:
     functional, twin = twins("CharMLP")
     tensors = {name: value.numpy() for name, value in twin.state_dict().items()} | change
     tensors = {name: value for name, value in tensors.items() if value is not None}
@@ -138,7 +138,7 @@ def test_what_does_not_fit_is_listed(change: dict[str, Any], problems: str) -> N
 
 
 @pytest.mark.parametrize("content", [None, b"", b"not safetensors at all", b"\x80\x04K\x01."])
-def test_what_is_no_safetensors_file_is_refused(content: bytes | None, tmp_path: Path) -> None:
+def test_files_other_than_safetensors_are_refused(content: bytes | None, tmp_path: Path) -> None:
     path = tmp_path / "w.safetensors"
     if content is not None:
         path.write_bytes(content)
@@ -146,7 +146,7 @@ def test_what_is_no_safetensors_file_is_refused(content: bytes | None, tmp_path:
         load_weights(path)
 
 
-def test_saving_again_replaces_the_file_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_saving_replaces_a_file_atomically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, old, new = tmp_path / "w.safetensors", {"w": np.zeros(3)}, {"w": np.ones(3)}
     save_weights(path, old, {})
 
@@ -165,13 +165,13 @@ def test_saving_again_replaces_the_file_at_once(tmp_path: Path, monkeypatch: pyt
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
 
 
-def test_a_users_own_module_travels_too() -> None:
-    class Own(nnx.Module):
+def test_weights_of_a_user_defined_module_convert() -> None:
+    class UserDefined(nnx.Module):
         def __init__(self) -> None:
             self.temperature = nnx.Param(jnp.ones(()))
             self.norm = nnx.LayerNorm(4, rngs=nnx.Rngs(0))
 
-    functional = Functional(Own())
+    functional = Functional(UserDefined())
     twin = torch.nn.Module()
     twin.temperature, twin.norm = torch.nn.Parameter(torch.zeros(())), torch.nn.LayerNorm(4)
     twin.load_state_dict({name: torch.tensor(value) for name, value in to_torch(functional.params).items()})

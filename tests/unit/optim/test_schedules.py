@@ -17,15 +17,15 @@ from jaxddp.optim import schedules
 
 Scheduler = Callable[[torch.optim.Optimizer], Any]
 
-# What may be, and what was measured, relative to each value.
+# Largest relative errors, with the measured ones beside them.
 TOLERANCE = 1e-12  # float64 against torch: 5.3e-13 (warmup_cosine, 300 steps)
-FAULT = 1e-8  # the same with a planted fault, at least: 5.4e-8 (float32 on the way)
-FLOAT64 = 1e-14  # float64 against the formula in longer numbers: 5.5e-16; torch: 2.1e-10
+FAULT = 1e-8  # smallest with a planted fault: 5.4e-8 (float32 on the way)
+FLOAT64 = 1e-14  # float64 against the formula in long double: 5.5e-16; torch: 2.1e-10
 FLOAT32 = 2e-6  # float32 against float64: 8.0e-7 (one_cycle); with 1 + cos: 9.4e-2
 
 LR = 0.1
-# Up to 3 steps one_cycle starts behind its peak; of 10, the third is the peak. Near the end of
-# longer runs torch's own cosine has lost more digits than the tolerance allows.
+# With up to 3 steps, one_cycle starts after its peak; with 10, the third step is the peak. Near the end of
+# runs longer than these, torch's cosine loses more digits than the tolerance allows.
 TOTALS = (1, 2, 3, 4, 7, 10, 11, 100, 300)
 LONG = 5000
 
@@ -37,7 +37,7 @@ def x64() -> Iterator[None]:
 
 
 def torch_values(scheduler: Scheduler, total: int) -> tuple[np.ndarray, np.ndarray]:
-    """Learning rate and momentum that a torch run of `total` steps uses."""
+    """Return learning rate and momentum at each step of a torch run of `total` steps."""
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=LR, momentum=0.9)
     schedule = scheduler(optimizer)
     rates, momenta = [], []
@@ -50,8 +50,8 @@ def torch_values(scheduler: Scheduler, total: int) -> tuple[np.ndarray, np.ndarr
 
 
 def values(schedule: optax.Schedule, total: int) -> np.ndarray:
-    """The schedule at each step of a run, from int32 counts as optax has them."""
-    counts = jnp.arange(max(total, max(TOTALS)), dtype=jnp.int32)  # of one length, so that jax compiles once
+    """Evaluate the schedule at each step of a run, at int32 counts, which optax has."""
+    counts = jnp.arange(max(total, max(TOTALS)), dtype=jnp.int32)  # one length for most runs: jax compiles once
     return np.broadcast_to(schedule(counts), counts.shape)[:total]
 
 
@@ -115,14 +115,14 @@ FAULTS: dict[str, tuple[optax.Schedule, Scheduler]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_comparison_catches(fault: str, x64: None) -> None:
+def test_the_comparison_catches(fault: str, x64: None) -> None:
     faulty, scheduler = FAULTS[fault]
     rates, _ = torch_values(scheduler, 100)
     assert error(values(faulty, 100), rates) > FAULT
 
 
 def test_long_runs_keep_digits_that_torch_loses(x64: None) -> None:
-    """torch's `1 + cos` near pi keeps 16 digits of the first rate, not of the last ones."""
+    """torch's `1 + cos` is exact to 16 digits of the first rate, and near pi not of the last ones."""
     remaining = np.arange(LONG, 0, -1) / np.longdouble(LONG)
     exact = LR * np.sin(np.longdouble("3.14159265358979323846264338327950288") / 2 * remaining) ** 2
     ours = values(schedules.warmup_cosine(LR, LONG), LONG)
@@ -149,7 +149,7 @@ def test_float32_keeps_its_digits_to_the_last_step(name: str) -> None:
     assert error(narrow, wide) <= FLOAT32
 
 
-def test_float32_comparison_catches_one_plus_cosine() -> None:
+def test_the_float32_comparison_catches_one_plus_cosine() -> None:
     def textbook(count: jax.Array) -> jax.Array:
         return LR * (1 + jnp.cos(jnp.pi * count / LONG)) / 2
 
@@ -158,14 +158,14 @@ def test_float32_comparison_catches_one_plus_cosine() -> None:
     assert error(values(textbook, LONG), wide) > 100 * FLOAT32
 
 
-def test_schedules_hold_their_last_value(x64: None) -> None:
+def test_schedules_stay_at_their_last_value(x64: None) -> None:
     after = jnp.array([100, 150, 10_000])
     assert np.all(schedules.warmup_cosine(LR, 100, 10, 1e-3)(after) == 1e-3)
     for schedule in (schedules.one_cycle(LR, 100), schedules.one_cycle_momentum(100)):
         assert np.all(schedule(after) == schedule(99))
 
 
-def test_from_config_passes_every_flag_on(x64: None) -> None:
+def test_from_config_uses_every_flag(x64: None) -> None:
     def rates(**flags: Any) -> np.ndarray:
         return values(schedules.from_config(TrainConfig(optimizer="sgd", **flags), 50).lr, 50)
 
@@ -185,17 +185,17 @@ def test_momentum_is_cycled_only_by_one_cycle_and_only_when_asked() -> None:
 
 
 @pytest.mark.parametrize("warmup_steps", [10, 11])
-def test_warmup_must_end_before_the_run(warmup_steps: int) -> None:
+def test_warmup_as_long_as_the_run_is_refused(warmup_steps: int) -> None:
     with pytest.raises(InputError, match=rf"--warmup-steps {warmup_steps}: must be below the run's 10 "):
         schedules.warmup_cosine(LR, 10, warmup_steps)
 
 
-def test_one_cycle_needs_a_step() -> None:
+def test_one_cycle_of_no_steps_is_refused() -> None:
     for make in (lambda: schedules.one_cycle(LR, 0), lambda: schedules.one_cycle_momentum(0)):
         with pytest.raises(InputError, match="one_cycle"):
             make()
 
 
 @pytest.mark.parametrize("schedule", ["constant", "step", "warmup_cosine", "one_cycle"])
-def test_a_run_of_no_epochs_has_schedules(schedule: str) -> None:
+def test_a_run_of_0_epochs_has_schedules(schedule: str) -> None:
     assert np.isfinite(schedules.from_config(TrainConfig(schedule=schedule, epochs=0), 0).lr(0))

@@ -135,6 +135,7 @@ def test_one_that_hangs_is_told_when_its_time_is_over() -> None:
         assert (error.where, error.what) == ("doing sleep", "no answer for 1 s")
 
 
+@pytest.mark.large
 def test_a_word_now_and_then_is_a_sign_of_life() -> None:
     with serving(1, work_on, (4,)) as children:
         began = time.monotonic()
@@ -146,6 +147,7 @@ def test_a_word_now_and_then_is_a_sign_of_life() -> None:
     assert time.monotonic() - began > 1.5
 
 
+@pytest.mark.large
 def test_of_several_that_fail_the_first_is_told_and_who_waits_for_it_is_not_waited_for(tmp_path: Path) -> None:
     path = tmp_path / "port.py"
     path.write_text("1 / 0\n")

@@ -77,6 +77,7 @@ def check(world_size: int, size: int) -> None:
         np.testing.assert_array_equal(value, buffers[name], name)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("world_size", [1, 2, 4, 8])
 def test_every_example_counts_once(world_size: int) -> None:
     for size in {1, world_size - 1, world_size, world_size + 1, 5 * world_size - 1, 5 * world_size + 1} - {0}:

@@ -48,6 +48,7 @@ def at_once(ddp: DataParallel, micro: Sequence[int]) -> Arrays:
     return jax.device_get({**state.params, **state.buffers, **{name: values[-1] for name, values in sums.items()}})
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.large)])
 @pytest.mark.parametrize(
     ("micro", "options"),
@@ -64,6 +65,7 @@ def test_one_by_one_is_all_at_once(world_size: int, micro: Sequence[int], option
         assert distance(one_by_one(ddp, micro), at_once(ddp, micro)) < TOLERANCE
 
 
+@pytest.mark.large
 def test_gradients_that_are_forgotten_would_be_noticed() -> None:
     with jax.enable_x64(True):
         ddp = ddp_of(2)

@@ -71,6 +71,7 @@ def weights_of(result: Arrays) -> Arrays:
 # ---- pmap and vmap, many replicas and one
 
 
+@pytest.mark.large
 @pytest.mark.parametrize("world_size", one_in(3, [2, 4, 8]))
 def test_devices_and_virtual_replicas_agree(world_size: int) -> None:
     micro = (2, 1) if world_size == 2 else (3,)
@@ -78,6 +79,7 @@ def test_devices_and_virtual_replicas_agree(world_size: int) -> None:
     assert distance(train(world_size, micro, bn="local", clip=CLIP), virtual) < TOLERANCE
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("bn", "equal"), [(None, True), ("sync", True), ("local", False)])
 def test_replicas_equal_one_replica_on_all_examples(bn: str | None, equal: bool) -> None:
     one = train(4, (4,), kind="one", bn=bn and "sync")  # on one replica sync and local are the same
@@ -149,6 +151,7 @@ def clipped(gradients: Arrays) -> Arrays:
     return {name: g * min(1, CLIP / (norm(gradients) + 1e-6)) for name, g in gradients.items()}
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("micro", [(4,), (3, 3, 1)], ids=str)
 @pytest.mark.parametrize("normalization", ["ddp", "global"])
 def test_loss_normalization(normalization: str, micro: tuple[int, ...]) -> None:
@@ -236,11 +239,13 @@ def loops_around_all_reduces(micro: Sequence[int], loss_fn: Any = cross_entropy,
     return [depth(name) for name, text in computations.items() for _ in re.findall(r" all-reduce\(", text)]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("micro", "normalization"), [((4,), "ddp"), ((2,) * 4, "ddp"), ((2,) * 4, "global")], ids=str)
 def test_one_all_reduce_per_optimizer_step(micro: tuple[int, ...], normalization: str) -> None:
     assert loops_around_all_reduces(micro, loss_normalization=normalization, clip_grad_norm=CLIP) == [1]
 
 
+@pytest.mark.large
 def test_an_all_reduce_per_micro_batch_is_caught() -> None:
     def chatty(model: Any, batch: Any) -> Losses:
         return cross_entropy(lambda x: all_reduce(model(x)), batch)

@@ -99,7 +99,7 @@ def test_parameters_that_the_loss_does_not_reach_are_refused(options: dict[str, 
 @pytest.mark.parametrize(
     ("frozen", "message"),
     [
-        (("fc3.*",), r"frozen fc3.\*: matches no parameter; did you mean fc[12].\w+\? \(they are fc1.bias, "),
+        (("fc3.*",), r"frozen fc3.\*: matches no parameter; did you mean fc[12].\w+\? \(parameters: fc1.bias, "),
         (("fc1.*", "fc2.*"), r"frozen fc1.\* fc2.\*: leaves no parameter to train"),
     ],
 )
@@ -108,6 +108,7 @@ def test_patterns_that_make_no_sense_are_refused(frozen: tuple[str, ...], messag
         trainer(Net(), frozen=frozen)
 
 
+@pytest.mark.large
 def test_looking_for_unused_parameters_leaves_nothing_in_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
     def program() -> str:
         ddp = trainer(Net())
@@ -119,6 +120,7 @@ def test_looking_for_unused_parameters_leaves_nothing_in_the_program(monkeypatch
     assert program() == with_it
 
 
+@pytest.mark.large
 def test_frozen_parameters_are_resumed_as_frozen_only(tmp_path: Path) -> None:
     folder = str(tmp_path / "run")
     common = {"dataset": "linear", "num_examples": 64, "devices": 2, "platform": "cpu", "hidden_sizes": (8,)}
@@ -129,5 +131,5 @@ def test_frozen_parameters_are_resumed_as_frozen_only(tmp_path: Path) -> None:
     weights = load_weights(f"{folder}/model.safetensors")
     same = {name for name in weights if (weights[name] == first_weights[name]).all()}
     assert same == {"layers.0.weight", "layers.0.bias"}
-    with pytest.raises(InputError, match=r"--freeze \*.bias: the run in .* goes on with --freeze layers.0.\* only"):
+    with pytest.raises(InputError, match=r"--freeze \*.bias: the run in .* must continue with --freeze layers.0.\*"):
         cli.parse(TrainConfig, [*argv, "--freeze", "*.bias"], "prog")

@@ -180,7 +180,7 @@ def whole_batch_norm(x: np.ndarray, cotangent: np.ndarray) -> dict[str, np.ndarr
 def test_a_mark_of_another_length_is_refused() -> None:
     bn = layers.BatchNorm(3)
     bn.valid = nnx.data(jnp.ones(2))
-    with pytest.raises(InputError, match=r"BatchNorm: valid is of 2 examples, the input of shape \(4, 3\)"):
+    with pytest.raises(InputError, match=r"BatchNorm: valid has 2 examples, but the input has shape \(4, 3\)"):
         bn(jnp.ones((4, 3)))
 
 
@@ -192,7 +192,7 @@ def test_statistics_that_would_take_padding_in_are_refused() -> None:
     def loss_fn(model: Any, batch: Any) -> jax.Array:
         return model(batch["x"]).sum(axis=-1)
 
-    with pytest.raises(InputError, match=r"layers\.1: BatchNorm would take padded examples into its statistics; use"):
+    with pytest.raises(InputError, match=r"layers\.1: BatchNorm would include padded examples in its statistics; use"):
         functional.local_loss(loss_fn, train=True)(functional.params, functional.buffers, batch)
     functional.local_loss(loss_fn, train=False)(functional.params, functional.buffers, batch)  # evaluation keeps none
 
@@ -223,6 +223,7 @@ def padded(valid: Any, label: int | None = None) -> MicroBatches:
 NONE_ON_1 = [[[1, 1, 1], [1, 1, 0]], [[0, 0, 0], [0, 0, 0]]]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("normalization", ["ddp", "global"])
 def test_what_padding_holds_changes_nothing(normalization: str) -> None:
     batch = padded([[[1, 1, 1], [1, 1, 0]], [[1, 1, 1], [0, 0, 0]]])
@@ -233,6 +234,7 @@ def test_what_padding_holds_changes_nothing(normalization: str) -> None:
     assert all(np.isfinite(x).all() for x in found[0].values())
 
 
+@pytest.mark.large
 def test_replicas_that_have_run_out_count_or_do_not() -> None:
     """SGD moves by half as much if they do, and by what the only one left finds if not."""
     start = one_step(padded(NONE_ON_1), clip_grad_norm=1e-300)[0]
@@ -248,6 +250,7 @@ def test_replicas_that_have_run_out_count_or_do_not() -> None:
     assert sums["count"] == (counted != IGNORE_INDEX).sum()
 
 
+@pytest.mark.large
 def test_labels_that_do_not_count_still_have_no_mean() -> None:
     """As in torch, where that is not a number; without examples there is no mean either, and that is nothing."""
     every = np.ones((2, 2, 3))

@@ -45,6 +45,7 @@ def bytes_on_each(tree: Any) -> list[int]:
     return list(counted.values())
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("world_size", [2, 4, 8])
 @pytest.mark.parametrize("optimizer", [optim.adam(), optim.sgd(momentum=0.9)], ids=["adam", "sgd"])
 def test_a_device_holds_one_share_of_the_state(world_size: int, optimizer: Any) -> None:
@@ -76,6 +77,7 @@ def sent(world_size: int, **options: Any) -> Counter:
 ONE_OF_EACH = {"reduce-scatter": 1, "all-gather": 1, "all-reduce": 1}  # gradients, parameters, metrics
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
@@ -92,6 +94,7 @@ def test_a_step_sends_no_more_than_it_must(options: dict[str, Any], expected: di
     assert sent(world_size, **options) == expected
 
 
+@pytest.mark.large
 def test_virtual_replicas_do_the_same() -> None:
     batch = dealt(4, 2, (2,))
     both = []
@@ -156,6 +159,7 @@ def distance(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> float:
     return max(np.abs(a[name] - b[name]).max() for name in b)
 
 
+@pytest.mark.large
 @pytest.mark.parametrize("then", [{}, {"devices": 4}, {"shard_optimizer": False}], ids=str)
 def test_a_run_goes_on_with_slices_of_any_number_or_with_none(then: dict[str, Any], tmp_path: Path) -> None:
     whole = run(tmp_path / "whole")
@@ -164,6 +168,7 @@ def test_a_run_goes_on_with_slices_of_any_number_or_with_none(then: dict[str, An
     assert distance(parts, whole) <= (ROUNDING if then else 0)
 
 
+@pytest.mark.large
 def test_a_run_without_slices_goes_on_with_them(tmp_path: Path) -> None:
     whole = run(tmp_path / "whole")
     run(tmp_path / "parts", epochs=1, shard_optimizer=False)
@@ -186,6 +191,7 @@ def train_whole_and_in_parts(world: World, config: TorchConfig) -> None:
     torch_train(world, dataclasses.replace(parts, resume=parts.output))
 
 
+@pytest.mark.large
 def test_torchs_is_resumed_bit_for_bit(tmp_path: Path) -> None:
     config = torch_case(shard_optimizer=True, output=str(tmp_path), epochs=2, schedule="step", step_size=3)
     launch(train_whole_and_in_parts, config)

@@ -31,6 +31,7 @@ def end_to_end(*command: str) -> list[str]:
     return [re.sub(r" +[\d,]+ examples/s|\d+\.\d s ", "", line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.large
 def test_torchrun_prints_what_spawned_ranks_print() -> None:
     spawned = end_to_end("torch_ref.train", "--devices", "2")
     launched = end_to_end("torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "torch_ref.train")
@@ -76,6 +77,7 @@ def test_a_failing_rank_is_named_and_none_is_left(tmp_path: Path, model: str, me
             os.kill(int(path.read_text()), 0)
 
 
+@pytest.mark.large
 def test_a_failed_run_says_so_in_one_line_and_closes_its_files(tmp_path: Path) -> None:
     flags = "--platform cpu --devices 2 --optimizer sgd --lr 1e30 --epochs 2"
     command = [sys.executable, "-m", "torch_ref.train", *flags.split(), "--output", str(tmp_path / "run")]
@@ -100,6 +102,7 @@ def test_nothing_keeps_a_group_that_was_destroyed() -> None:
         assert dist.group.WORLD is world.group
 
 
+@pytest.mark.large
 @pytest.mark.parametrize("background", [False, True])
 def test_ranks_end_with_a_killed_launcher(background: bool, tmp_path: Path) -> None:
     interrupts = "signal.SIG_IGN" if background else "signal.default_int_handler"  # what a shell sets for `command &`

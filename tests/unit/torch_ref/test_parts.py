@@ -131,7 +131,7 @@ def test_batch_norm_on_a_single_pixel_is_refused_before_it_happens(tmp_path: Pat
             {},
             "--sync-batch-norm: torch's SyncBatchNorm runs on GPUs only; on CPU --strategy",
         ),
-        ({"devices": 3}, {}, "--global-batch-size 16: 3 replicas x 1 accumulation steps do not divide it"),
+        ({"devices": 3}, {}, "--global-batch-size 16: must be divisible by 3 replicas x 1 accumulation steps"),
         ({"devices": 4}, {"RANK": "0", "WORLD_SIZE": "2"}, "--devices 4: torchrun started 2 processes"),
         ({"strategy": "single"}, {"RANK": "0", "WORLD_SIZE": "2"}, "--strategy single: is one process, but torchrun"),
     ],

@@ -103,6 +103,7 @@ def fails(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     return line.removeprefix("error: ")
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("model", MODELS)
 def test_there_and_back_is_the_same_file(model: str, dtype: torch.dtype, folder: Path) -> None:
@@ -315,7 +316,7 @@ def test_a_bad_command_is_one_line(argv: str, message: str, folder: Path, capsys
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ("MODEL", "flax_model: must make a flax.nnx or flax.linen module, and makes int"),
+        ("MODEL", "flax_model: must return a flax.nnx or flax.linen module, not int"),
         ("names", "names: flax's bn.scale (4,) has no twin in torch, bn.scale is not there; "),
         ("TorchNet()", "port.py: line 33: ZeroDivisionError: division by zero"),
     ],
@@ -333,6 +334,7 @@ def test_a_port_of_no_use_is_one_line(
     assert fails(capsys, "port.py", "torch.safetensors", "out.safetensors").startswith(message)
 
 
+@pytest.mark.large
 def test_as_a_program(folder: Path) -> None:
     command = [sys.executable, "-m", "jaxddp.parity.convert", "port.py", "torch.safetensors", "flax.safetensors"]
     first, again = (subprocess.run(command, capture_output=True, text=True, timeout=60) for _ in range(2))

@@ -80,6 +80,7 @@ def random(*shape: int) -> np.ndarray:
     return np.random.default_rng(1).normal(size=shape)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("dims", [1, 2, pytest.param(3, marks=pytest.mark.large)])
 @pytest.mark.parametrize("groups", [1, 2])
 def test_convolutions(dims: int, groups: int) -> None:
@@ -89,6 +90,7 @@ def test_convolutions(dims: int, groups: int) -> None:
     check(torch_layer, flax_layer, random(2, 4, 5, 6, 7)[(slice(None),) * (2 + dims) + (0,) * (3 - dims)], image=True)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("dims", [1, 2, pytest.param(3, marks=pytest.mark.large)])
 @pytest.mark.parametrize("channels", [(4, 6), (4, 4)])
 @pytest.mark.parametrize("as_gradient", [False, True])
@@ -188,6 +190,7 @@ class LinenNet(linen.Module):
         return linen.Dense(2)(x)
 
 
+@pytest.mark.large
 def test_linen_models_by_a_table_that_the_error_suggests() -> None:
     twin = perturbed(nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 2)))
     x = random(3, 4)

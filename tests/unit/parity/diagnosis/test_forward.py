@@ -72,6 +72,7 @@ def check_named(ruling: Ruling, *named: tuple[set[str], str]) -> None:
     assert all(hypothesis.residual < EXPLAINED for hypothesis in ruling.named)
 
 
+@pytest.mark.large
 @pytest.mark.parametrize(
     ("twins", "loss_normalization"),
     [
@@ -179,9 +180,10 @@ MORE: list[tuple[Twins, dict[str, Any], str, str]] = [
 ]
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("twins", "options", "fault", "says"),
-    # Each kind is planted in a whole port, too, in tests/equivalence/test_planted.py: here a third of them will do.
+    # Each kind is planted in a whole port, too, in tests/faults/test_planted.py: here a third of them will do.
     one_in(3, [pytest.param(*case) for case in SINGLE + MORE]),
     ids=[f"{case[2]} {next(iter(case[1]))}" for case in SINGLE + MORE],
 )
@@ -224,6 +226,7 @@ PAIRS: list[tuple[Twins, dict[str, Any], set[str], str]] = [
 ]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("twins", "options", "faults", "says"),
     one_in(2, [pytest.param(*case, id="+".join(sorted(case[2]))) for case in PAIRS]),
@@ -236,6 +239,7 @@ def one_gradient_scaled(gradients: dict[str, np.ndarray]) -> None:
     gradients["blocks.0.fc1.weight"] *= 1.1
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "options",
     [
@@ -264,6 +268,7 @@ def test_a_factor_that_nobody_would_choose_is_not_called_a_loss_scale() -> None:
     assert ruling.named == ()
 
 
+@pytest.mark.large
 def test_a_fault_that_a_later_step_contradicts_is_not_named_alone() -> None:
     """Row 0 of the embedding is not read in the first step, so that GELU alone explains that one."""
     found = evidence(TRANSFORMER, gelu="everywhere", padding_idx=True, without_padding_at=0, steps=2)
@@ -301,6 +306,7 @@ BUFFERS: list[tuple[dict[str, Any], set[str], str]] = [
 ]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("options", "faults", "says"), BUFFERS, ids=["+".join(case[0]) for case in BUFFERS])
 def test_faults_of_buffers_are_named(options: dict[str, Any], faults: set[str], says: str) -> None:
     check_named(explain_buffers(evidence(CONVNET, **options)), (faults, says))

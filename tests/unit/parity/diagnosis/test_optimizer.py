@@ -43,6 +43,7 @@ def named(ruling: Ruling) -> set[frozenset[str]]:
     return {frozenset(hypothesis.faults) for hypothesis in ruling.named}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("case", one_in(3, SINGLES + COMBINED))
 def test_a_planted_mistake_is_named(case: Planted) -> None:
     ruling = explain(case.evidence())
@@ -54,11 +55,13 @@ def test_a_planted_mistake_is_named(case: Planted) -> None:
     assert ruling.runner_up.residual > SEPARATION * first.residual  # measured: 1e4 times at least
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("case", SINGLES[::7] + COMBINED[::7])
 def test_so_it_is_with_other_weights_and_gradients(case: Planted) -> None:
     assert named(explain(case.evidence(seed=1))) == set(case.causes)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("what", one_in(2, NOT_IN_THE_CATALOGUE))
 def test_what_is_not_in_the_catalogue_gets_no_name(what: str) -> None:
     ruling = explain(run(*NOT_IN_THE_CATALOGUE[what]))
@@ -128,6 +131,7 @@ def test_updates_that_are_no_numbers_are_not_explained() -> None:
     assert explain(evidence) == Ruling((), None)
 
 
+@pytest.mark.large
 def test_a_large_tensor_is_explained_from_a_sample() -> None:
     shapes = {"embedding.weight": (400, 100), "head.weight": (20, 100), "norm.bias": (20,)}
     ruling = explain(run(adam, optax.adam(1e-3, eps=1e-7), shapes=shapes))

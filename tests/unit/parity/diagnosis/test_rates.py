@@ -52,6 +52,7 @@ def plainly(evidence: OptimizerEvidence) -> float:
     return max(max(residuals(step.update, found).values()) for step, found in replay(recipe, evidence))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("torch_optimizer", "flax_optimizer", "scheduler"), RIGHT)
 def test_a_rate_in_float32_is_no_difference(torch_optimizer: Any, flax_optimizer: Any, scheduler: Any) -> None:
     evidence = run(torch_optimizer, flax_optimizer, scheduler=scheduler)
@@ -61,6 +62,7 @@ def test_a_rate_in_float32_is_no_difference(torch_optimizer: Any, flax_optimizer
     assert 1e-9 < plainly(evidence) < NEAR  # measured: 1.1e-7 for both
 
 
+@pytest.mark.large
 @pytest.mark.parametrize("case", one_in(4, FAULTY))
 def test_with_a_rate_in_float32_a_mistake_is_named(case: Planted) -> None:
     evidence = case.evidence()

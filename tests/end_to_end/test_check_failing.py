@@ -36,6 +36,7 @@ def test_a_loss_that_raises_is_told_with_its_line(failing: Checked, tmp_path: Pa
             assert math.isnan(jax if side == "flax" else torch) and math.isfinite(torch if side == "flax" else jax)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("changes", "more", "message"),
     [
@@ -89,6 +90,7 @@ def test_without_a_torch_model_there_is_nothing_to_compare(
     assert not report.losses and not report.stages
 
 
+@pytest.mark.large
 def test_a_batch_that_fails_later_costs_the_later_steps(failing: Checked, tmp_path: Path) -> None:
     raises = 'if step == 2: raise KeyError("gone")'
     report = failing(at_start_of("batch(step, rank)", raises))
@@ -117,6 +119,7 @@ def test_replicas_with_batches_of_other_sizes_are_told(checked: Checked) -> None
     assert (problem.side, problem.message) == ("flax", message)
 
 
+@pytest.mark.large
 def test_a_port_may_load_its_batches_in_processes_of_its_own(failing: Checked) -> None:
     loads = (
         "if step == 0:\n"
@@ -126,6 +129,7 @@ def test_a_port_may_load_its_batches_in_processes_of_its_own(failing: Checked) -
     assert failing(at_start_of("batch(step, rank)", loads)).verdict == "equal"
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("side", "change"),
     [
@@ -140,6 +144,7 @@ def test_a_loss_that_is_no_number_is_told_of_the_side_that_has_it(side: str, cha
     assert (report.differences[0].stage, report.differences[0].residual) == ("local_loss", math.inf)
 
 
+@pytest.mark.large
 def test_a_start_of_something_else_than_the_parameters_is_refused(failing: Checked) -> None:
     report = failing(more="def flax_start(params, rank): return {}\n")
     (problem,) = report.problems
@@ -165,6 +170,7 @@ def children() -> set[int]:
     return found
 
 
+@pytest.mark.large
 def test_sides_that_hang_are_told_and_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = children()
     (tmp_path / "scratch").mkdir()
@@ -182,6 +188,7 @@ def test_sides_that_hang_are_told_and_leave_nothing_behind(tmp_path: Path, monke
     assert not list((tmp_path / "scratch").iterdir())
 
 
+@pytest.mark.large
 def test_a_jax_that_cannot_start_is_told_once_and_torch_has_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,6 +200,7 @@ def test_a_jax_that_cannot_start_is_told_once_and_torch_has_run(
     assert report.verdict == "incomplete" and math.isfinite(torch) and math.isnan(jax)
 
 
+@pytest.mark.large
 def test_sides_that_die_are_told_and_the_workers_go_on(failing: Checked) -> None:
     dies = "os._exit(3)"
     report = failing(at_start_of("torch_loss(model, batch)", dies), at_start_of("flax_model()", dies))
