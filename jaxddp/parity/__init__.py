@@ -1,6 +1,6 @@
-"""The parity check: identical steps in jaxddp and in torch, compared stage by stage, differences explained.
+"""Parity check: identical steps in jaxddp and in torch, compared stage by stage, with differences explained.
 
-The one place that knows both frameworks. Both sides run in child processes.
+This package alone imports both frameworks; each side runs in child processes.
 """
 
 from importlib import import_module
@@ -17,7 +17,7 @@ _HOMES = {"check": "checking", "Report": "report.report", "Port": "port"}
 
 
 def __getattr__(name: str) -> Any:
-    """Load what is asked for: a rank of torch, which lives in this package too, needs no jax."""
+    """Import a public name on first use, so that a torch rank, whose code is in this package too, needs no jax."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,4 +1,4 @@
-"""python -m jaxddp.parity [PORT.py]"""
+"""`python -m jaxddp.parity`: check a port, or jaxddp's own models, against PyTorch."""
 
 import fnmatch
 import sys
@@ -12,7 +12,7 @@ from tyro.conf import Positional, arg
 from jaxddp import cli
 from jaxddp.errors import InputError, check_name
 from jaxddp.files import check_file, write_atomically
-from jaxddp.parity.builtin_cases import Named, builtin_cases
+from jaxddp.parity.cases import Named, builtin_cases
 from jaxddp.parity.checking import check
 from jaxddp.parity.report.console import Row, table
 from jaxddp.parity.report.data import to_json
@@ -21,50 +21,49 @@ from jaxddp.parity.report.report import Report
 from jaxddp.parity.workers import Workers
 
 PROG = "python -m jaxddp.parity"
-MOST_REPLICAS = 64  # torch processes of 180 MB
+MOST_REPLICAS = 64  # each is a torch process of 180 MB
 EXIT_CODES = {"equal": 0, "different": 1, "incomplete": 2}
 
 
 @dataclass(frozen=True)
 class Options:
-    """Check that a JAX port trains exactly as its PyTorch original, and name the cause if it does not.
+    """Check that a JAX port trains exactly like its PyTorch original, and name the cause if it does not.
 
-    Without PORT.py: jaxddp's own models. Exit code 0: equal, 1: different, 2: could not be checked.
+    Without PORT.py, check jaxddp's own models. Exit code 0: equal, 1: different, 2: could not be checked.
     """
 
     port: Annotated[Positional[Path | None], arg(metavar="PORT.py")] = None
-    """The file with both halves; see the README. It is run."""
+    """Port file with the torch and the jax half; see the README. The file is executed."""
     world_size: int = 2
-    """Replicas, on either side."""
+    """Number of replicas on each side."""
     steps: int = 10
-    """Optimizer steps."""
+    """Number of optimizer steps."""
     dtype: str = "both"
-    """both | float64. float64 tells whether both sides mean the same; both: and whether they round alike
-    (ports only)."""
+    """both | float64. float64 compares semantics; both also compares rounding in float32 (ports only)."""
     only: str | None = None
-    """Of jaxddp's own models, those whose line has this in it, or matches it: "convnet", "mlp*adam*x2"."""
+    """Check those of jaxddp's own models whose line contains or matches this: "convnet", "mlp*adam*x2"."""
     json: Path | None = None
-    """Write everything that was found."""
+    """Write all findings to this JSON file."""
     report: Path | None = None
-    """Write a page with pictures, which stands by itself."""
+    """Write the report to this file, as a self-contained HTML page with plots."""
     platform: str | None = None
-    """cpu | gpu, of jax. None: GPUs where there are any."""
+    """cpu | gpu: platform of the jax side. None: GPUs if there are any."""
     seed: int = 0
-    """From which torch draws the weights of a port."""
+    """Seed from which torch draws the weights of a port."""
     timeout: float = 300.0
-    """Seconds without a word after which a side counts as hanging."""
+    """Seconds without a message after which a side counts as hanging."""
 
     def __post_init__(self) -> None:
         for name in ("world_size", "steps", "timeout"):
             if not getattr(self, name) >= 1:
                 raise InputError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be at least 1")
         if self.world_size > MOST_REPLICAS:
-            raise InputError(f"--world-size {self.world_size}: must be at most {MOST_REPLICAS}; each is a process")
+            raise InputError(f"--world-size {self.world_size}: must be at most {MOST_REPLICAS} (one process each)")
         check_name("--dtype", self.dtype, ("both", "float64"))
         if self.platform is not None:
             check_name("--platform", self.platform, ("cpu", "gpu"))
         if self.only is not None and self.port is not None:
-            raise InputError(f"--only {self.only}: chooses among jaxddp's own models, not with a PORT.py")
+            raise InputError(f"--only {self.only}: selects jaxddp's own models; must not be given with PORT.py")
         if self.port is not None and not self.port.is_file():
             raise InputError(f"{self.port}: no such file")
         for path in (self.json, self.report):
@@ -73,7 +72,7 @@ class Options:
 
 
 def main(options: Options) -> int:
-    """Check, print, write; the exit code."""
+    """Check, print and write the reports; return the exit code."""
     if options.port is None:
         reports = _check_builtin(options)
     else:
@@ -103,7 +102,7 @@ def _check_port(options: Options) -> Report:
 
 
 def _check_builtin(options: Options) -> list[Report]:
-    """Check and show them, a line each as it is known."""
+    """Check jaxddp's own models, and print a line for each as soon as it is checked."""
     pattern = options.only or "*"
     if not set(pattern) & set("*?["):
         pattern = f"*{pattern}*"
@@ -113,7 +112,7 @@ def _check_builtin(options: Options) -> list[Report]:
         known = ", ".join(named.name for named in every)
         raise InputError(f"--only {options.only}: matches none of {known}")
     if options.report is not None and len(cases) > 1:
-        raise InputError(f"--report {options.report}: shows one check, and these are {len(cases)}; choose with --only")
+        raise InputError(f"--report {options.report}: holds one check, not {len(cases)}; select one with --only")
     reports: list[Report] = []
 
     def rows(workers: Workers) -> Iterator[Row]:
@@ -136,7 +135,7 @@ def _row(named: Named, report: Report) -> Row:
 
 
 def run(argv: Sequence[str]) -> None:
-    """What the command line does."""
+    """Run the command line, and exit with its code."""
     show_traceback = "--traceback" in argv
     with cli.one_line_errors(show_traceback):
         sys.exit(main(cli.parse_plain(Options, [word for word in argv if word != "--traceback"], PROG)))

@@ -1,9 +1,9 @@
-"""The check: both sides through the same steps, every stage compared, and differences explained.
+"""Parity check: run both sides through the same steps, compare every stage, and explain the differences.
 
-torch by itself, float64   the reference
-jax forced by it           each stage given the same inputs
-jax by itself              what a state carries from step to step
-both forced, float32       rounding, each against its own float64 run
+torch on its own, float64     the reference
+jax forced by the reference   compares each stage, given equal inputs
+jax on its own                shows what the state carries from step to step
+both forced, float32          rounding, each side against its own float64 run
 """
 
 import math
@@ -16,23 +16,23 @@ from pathlib import Path
 import numpy as np
 
 from jaxddp.errors import InputError
-from jaxddp.parity.cases import Case, PortCase, Trajectory
+from jaxddp.parity.cases import Case, PortCase
 from jaxddp.parity.compare.judge import shows_clipping
 from jaxddp.parity.compare.numerics import compare_numerics, rounds_only
 from jaxddp.parity.compare.residuals import MOVED, residuals, rounding_only
 from jaxddp.parity.diagnosis.explain import explain
 from jaxddp.parity.environment import environment
 from jaxddp.parity.findings import Cause, Difference, Numerics, Problem, StageResult
-from jaxddp.parity.port import Port
+from jaxddp.parity.port import Port, PortFile, PortSource
+from jaxddp.parity.question import Trajectory
 from jaxddp.parity.records import Record, of_loss
 from jaxddp.parity.report.report import Report
 from jaxddp.parity.runs import Runs
-from jaxddp.parity.torch_side.side import PortFile, PortSource
 from jaxddp.parity.workers import Workers
 
-# Running by itself, of the distance from the start; measured: up to 2e-11, after 20 steps.
+# Difference of jax on its own from torch, over the distance from the start; measured: up to 2e-11 after 20 steps.
 FREE_ALLOWED = 1e-8
-RATE_GROWTH = 10.0  # by how much a rounded rate may be felt; measured: 1.4 and 1.6 times, in 10 steps
+RATE_GROWTH = 10.0  # growth of a learning rate's rounding over a run; measured: 1.4 and 1.6 times in 10 steps
 
 
 def check(
@@ -46,33 +46,33 @@ def check(
     numerics: bool = True,
     workers: Workers | None = None,
 ) -> Report:
-    """Whether a port trains as its torch original does, and why not.
+    """Check that a port trains exactly like its torch original, and explain the differences.
+
+    Call it under `if __name__ == "__main__":` in a script, because the worker processes import the script too.
 
     Args:
-        port: a port file; or anything else that becomes a port in another process; or a case of a built-in
-            model, which brings its own world size and steps.
-        world_size: number of replicas, on either side.
-        steps: optimizer steps.
-        seed: from which torch draws the weights.
-        platform: "cpu", "gpu", or None for GPUs where there are any; of jax.
-        timeout: seconds without a word from a process after which it counts as hanging.
-        numerics: run in float32 too.
-        workers: processes that stay up from check to check; None: new ones.
+        port: a port file, an object that makes a port in another process, or a case of a built-in model, which
+            has its own world size and steps.
+        world_size: number of replicas on each side.
+        steps: number of optimizer steps.
+        seed: seed from which torch draws the weights.
+        platform: "cpu" or "gpu", for jax; None for GPUs if there are any.
+        timeout: seconds without a message after which a process counts as hanging.
+        numerics: whether to run in float32 too.
+        workers: processes to reuse from check to check; None for new ones.
 
     Returns:
-        What was found; whatever a port does wrong is in it, and raises nothing here.
+        The report; errors in the port are among its problems and raise nothing here.
 
     Raises:
-        InputError: a `Port` itself, which cannot cross to other processes.
-
-    A script calls it under `if __name__ == "__main__":`, as other processes import the script too.
+        InputError: `port` is a `Port` itself, which cannot be sent to other processes.
 
     Example:
         report = jaxddp.parity.check("my_port.py")
         assert report.verdict == "equal", str(report)
     """
     if isinstance(port, Port):
-        raise InputError("check: a Port cannot cross to other processes; must be its file, or what makes it: .port()")
+        raise InputError("check: a Port cannot be sent to other processes; must be its file, or an object with port()")
     started = time.monotonic()
     source = PortFile(str(port)) if isinstance(port, str | Path) else port
     case = source if isinstance(source, Case) else PortCase(source, world_size, steps, seed=seed)
@@ -85,26 +85,27 @@ def check(
 
 
 def report_on(runs: Runs, workers: Workers, started: float) -> Report:
-    """What the runs show.
+    """Return the report on these runs.
 
     Args:
-        workers: in which causes are looked for.
-        started: when the check began, by `time.monotonic`.
+        runs: records of both sides.
+        workers: processes in which the diagnosis replays hypotheses.
+        started: start of the check, by `time.monotonic`.
     """
     evidence = runs.evidence()
-    problems = runs.problems + _not_a_number(runs)
+    problems = runs.problems + _not_finite(runs)
     differences = _different_starts(runs) + explain(evidence, workers, problems)
     numerics, numeric = _numerics(runs)
     differences = [
-        replace(found, kind="numeric") if not found.cause and rounds_only(found, runs.jax32, runs.torch32) else found
-        for found in differences
+        replace(one, kind="numeric") if not one.cause and rounds_only(one, runs.jax32, runs.torch32) else one
+        for one in differences
     ]
-    semantic = any(found.kind == "semantic" for found in differences)
-    if not semantic:  # rounding is compared where both mean the same
-        differences += [found for found in numeric if found.stage not in {d.stage for d in differences}]
+    semantic = any(difference.kind == "semantic" for difference in differences)
+    if not semantic:  # rounding can be compared only if both sides mean the same
+        differences += [one for one in numeric if one.stage not in {d.stage for d in differences}]
     free = _free_running(runs, FREE_ALLOWED + RATE_GROWTH * evidence.judgement.rate_rounding)
     if not semantic:
-        differences += _of_free_running(free)
+        differences += _drifts(free)
     return Report(
         port=runs.case.name,
         world_size=runs.case.world_size,
@@ -133,7 +134,7 @@ def _own(workers: Workers | None, world_size: int, platform: str | None, timeout
 
 
 def _different_starts(runs: Runs) -> list[Difference]:
-    """Replicas that the port itself lets start from different weights."""
+    """Return a difference if the port itself starts its replicas from different weights."""
     if not runs.starts:
         return []
     tensor = max(runs.starts, key=lambda name: runs.starts[name])
@@ -149,28 +150,28 @@ def _numerics(runs: Runs) -> tuple[dict[str, Numerics], list[Difference]]:
 
 
 def _free_running(runs: Runs, allowed: float) -> dict[str, StageResult]:
-    """How far jax by itself has gone from torch by itself, of the distance from the start.
+    """Return the residuals of jax on its own against torch on its own, over the distance from the start.
 
-    Where a parameter's gradient is all rounding, Adam makes a step of it, another in each framework:
-    such parameters are left out, and with them the running means, which they move.
+    Adam turns a gradient that is all rounding into a whole step, different in each framework. Parameters with such
+    gradients are left out, and with them the running means, which they shift.
     """
     noise = rounding_only(Trajectory(runs.start, runs.torch))
     steps: dict[str, list[float]] = {"params": [], "buffers": []}
     for ours, theirs in zip(runs.free, runs.torch, strict=False):
-        for stage, found in steps.items():
+        for stage, values in steps.items():
             left_out = {name for name in theirs[stage] if name in noise or (noise and name.endswith(MOVED))}
             if expected := {name: x for name, x in theirs[stage].items() if name not in left_out}:
                 both = {name: x for name, x in ours[stage].items() if name in expected}  # not untied weights
-                found.append(max(residuals(both, expected, runs.start).values()))
-    return {stage: StageResult(allowed, tuple(found)) for stage, found in steps.items() if found}
+                values.append(max(residuals(both, expected, runs.start).values()))
+    return {stage: StageResult(allowed, tuple(values)) for stage, values in steps.items() if values}
 
 
-def _of_free_running(free: dict[str, StageResult]) -> Iterator[Difference]:
-    """Steps that are right one by one, and do not add up."""
+def _drifts(free: dict[str, StageResult]) -> Iterator[Difference]:
+    """Yield the stages that drift apart over the run although every single step is equal."""
     for stage, result in free.items():
         beyond = [step for step, value in enumerate(result.residuals, start=1) if not value <= result.allowed]
         if beyond:
-            detail = "each step by itself is equal; running by itself the port goes another way"
+            detail = "every forced step is equal, but the port drifts from the reference when it runs on its own"
             yield Difference(stage, beyond[0], "", result.residuals[beyond[0] - 1], result.allowed, detail=detail)
 
 
@@ -179,17 +180,18 @@ def _losses(runs: Runs) -> tuple[tuple[float, float], ...]:
     return tuple((_mean_loss(runs.torch, step), _mean_loss(runs.free, step)) for step in range(count))
 
 
-def _not_a_number(runs: Runs) -> list[Problem]:
-    found = []
+def _not_finite(runs: Runs) -> list[Problem]:
+    """Return a problem for each side whose loss is not finite, at the first such step."""
+    problems = []
     for side, records in (("torch", runs.torch), ("flax", runs.free)):
         steps = [step for step in range(len(records)) if not math.isfinite(_mean_loss(records, step))]
         if steps:
-            found.append(Problem(side, f"step {steps[0] + 1}", "the loss is not a finite number"))
-    return found
+            problems.append(Problem(side, f"step {steps[0] + 1}", "the loss is not a finite number"))
+    return problems
 
 
 def _unseen(runs: Runs) -> tuple[str, ...]:
-    """Stages that the port goes through and does not show."""
+    """Return the stages that the port computes but does not show."""
     if not len(runs.jax):
         return ()
     first = runs.jax[0]

@@ -70,7 +70,7 @@ def test_what_could_not_be_checked_is_2(tmp_path: Path, capsys: pytest.CaptureFi
     [
         ("none.py", "none.py: no such file"),
         ("--world-size 0", "--world-size 0: must be at least 1"),
-        ("--world-size 65", "--world-size 65: must be at most 64; each is a process"),
+        ("--world-size 65", "--world-size 65: must be at most 64 (one process each)"),
         ("--steps -1", "--steps -1: must be at least 1"),
         ("--steps ten", "--steps ten: expected INT"),
         ("--timeout 0.5", "--timeout 0.5: must be at least 1"),
@@ -78,7 +78,7 @@ def test_what_could_not_be_checked_is_2(tmp_path: Path, capsys: pytest.CaptureFi
         ("--dtype float16", "--dtype float16: unknown; did you mean float64? (one of both, float64)"),
         ("--platform cuda", "--platform cuda: unknown; did you mean "),
         ("--stepz 3", "--stepz: unknown flag; did you mean --steps?"),
-        ("PORT --only mlp*", "--only mlp*: selects among jaxddp's own models; must not be combined with PORT.py"),
+        ("PORT --only mlp*", "--only mlp*: selects jaxddp's own models; must not be given with PORT.py"),
         ("PORT PORT", "/port.py: belongs to no flag; see --help"),
         ("--only mpl*", "--only mpl*: matches none of linear sgd x2, "),
         ("--report FOLDER/r.html", "/r.html: holds one check, not 30; select one with --only"),
