@@ -20,6 +20,9 @@ from safetensors.numpy import save_file
 Tensors = dict[str, np.ndarray]
 Record = Mapping[str, Tensors]  # stage -> tensors, after one step
 
+INPUTS, OUTPUTS = "inputs", "outputs"  # stages of a record of one forward pass, layer -> array
+COUNTER = "num_batches_tracked"  # torch's BatchNorm counts its batches, flax's does not; nothing depends on it
+
 T = TypeVar("T")
 
 _BETWEEN = "|"  # stage | tensor

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from jaxddp.parity.cases import Question, Tensors
 from jaxddp.parity.compare.judge import judge
 from jaxddp.parity.diagnosis.evidence import Evidence
 from jaxddp.parity.findings import Problem
@@ -12,7 +11,8 @@ from jaxddp.parity.flax_side.child import Forced, Free, Starts, jax_records
 from jaxddp.parity.flax_side.child import Job as JaxJob
 from jaxddp.parity.port import Facts
 from jaxddp.parity.processes import ChildError
-from jaxddp.parity.records import Lazy, Records, Scratch, StoredRecord
+from jaxddp.parity.question import Question
+from jaxddp.parity.records import Lazy, Records, Scratch, StoredRecord, Tensors
 from jaxddp.parity.torch_side.pool import torch_records
 from jaxddp.parity.torch_side.rank import Draw, Steps, Summary, rank_folder
 from jaxddp.parity.workers import Workers

@@ -123,8 +123,9 @@ PARITY_ORDER = [
 ]
 # The half of jaxddp that torch_ref may import: it knows neither jax nor torch.
 FRAMEWORK_FREE = {"errors", "files", "cli", "config", "data", "tracking"}
-NO_JAX = ("parity/torch_side/", "parity/compare/", "parity/report/", "parity/processes.py", "parity/records.py")
-NO_TORCH = ("parity/flax_side/", "parity/compare/", "parity/report/", "parity/findings.py", "parity/records.py")
+NEITHER = ("question.py", "records.py", "fingerprints.py", "findings.py", "compare/", "report/")
+NO_JAX = tuple(f"parity/{name}" for name in (*NEITHER, "processes.py", "torch_side/"))
+NO_TORCH = tuple(f"parity/{name}" for name in (*NEITHER, "flax_side/"))
 
 
 def test_the_table_names_every_folder() -> None:

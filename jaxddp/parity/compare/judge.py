@@ -11,15 +11,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from jaxddp.parity.cases import LOCAL_STAGES
 from jaxddp.parity.compare.clipping import clip
 from jaxddp.parity.compare.rates import shares_of_float32
 from jaxddp.parity.compare.residuals import residuals
-from jaxddp.parity.convert import COUNTER
 from jaxddp.parity.findings import ORDER, StageResult
 from jaxddp.parity.fingerprints import differing_share, differing_shares
 from jaxddp.parity.port import Facts
-from jaxddp.parity.records import Record, StoredRecord, Tensors, of_loss, stage_norm
+from jaxddp.parity.question import LOCAL_STAGES
+from jaxddp.parity.records import COUNTER, Record, StoredRecord, Tensors, of_loss, stage_norm
 
 # The largest residual that counts as equal, in float64.
 ALLOWED = {

@@ -5,11 +5,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from jaxddp.parity.findings import Layer
-from jaxddp.parity.records import StoredRecord, Tensors
+from jaxddp.parity.records import INPUTS, OUTPUTS, StoredRecord, Tensors
 
 EQUAL = 1e-10  # ||flax - torch|| / ||torch|| of an output; measured: up to 3e-15
-
-INPUTS, OUTPUTS = "inputs", "outputs"
 
 
 def first_difference(torch: StoredRecord, flax: StoredRecord, twins: dict[str, str]) -> Layer | None:

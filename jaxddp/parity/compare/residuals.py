@@ -10,8 +10,8 @@ import math
 
 import numpy as np
 
-from jaxddp.parity.cases import Tensors, Trajectory
-from jaxddp.parity.convert import COUNTER
+from jaxddp.parity.question import Trajectory
+from jaxddp.parity.records import COUNTER, Tensors
 
 ROUNDING = 1e-12  # of the whole gradient, in float64; measured: up to 2e-15
 MOVED = "running_mean"  # a bias that is all rounding shifts it

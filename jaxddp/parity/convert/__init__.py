@@ -15,7 +15,7 @@
 permute elements only: gradients, updates and moments travel as the weights do.
 """
 
-from jaxddp.parity.convert.converter import Converter
-from jaxddp.parity.convert.layouts import COUNTER, Piece
+from jaxddp.parity.convert.converter import Converter, tied_names, under_all_names
+from jaxddp.parity.convert.layouts import Piece
 
-__all__ = ["COUNTER", "Converter", "Piece"]
+__all__ = ["Converter", "Piece", "tied_names", "under_all_names"]

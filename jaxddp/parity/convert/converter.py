@@ -7,7 +7,8 @@ import numpy as np
 from torch import nn
 
 from jaxddp.errors import InputError
-from jaxddp.parity.convert.layouts import COUNTER, Piece, Shapes, find_piece, renamed
+from jaxddp.parity.convert.layouts import Piece, Shapes, find_piece, renamed
+from jaxddp.parity.records import COUNTER
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -45,7 +46,7 @@ class Converter:
         transpose_kernel: Collection[str] = (),
     ):
         self._tensors = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
-        self.tied = _tied(module)
+        self.tied = tied_names(module)
         modules = dict(module.named_modules(remove_duplicate=False))
         self.pieces: list[Piece] = []
         problems, unmapped = [], []
@@ -93,21 +94,36 @@ class Converter:
             else:
                 whole = tensors.setdefault(piece.torch, np.zeros(self._tensors[piece.torch], value.dtype))
                 whole[piece.rows] = value
-        return self.under_all_names(tensors)
-
-    def under_all_names(self, tensors: Arrays) -> dict[str, np.ndarray]:
-        """The same, tied tensors under each of their names; a file of torch's may hold them under one."""
-        known = {self.tied.get(name, name): tensor for name, tensor in tensors.items()}
-        every = dict(tensors)
-        for name, first in self.tied.items():
-            if first in known:
-                every.setdefault(name, known[first])
-                every.setdefault(first, known[first])
-        return every
+        return under_all_names(tensors, self.tied)
 
 
-def _tied(module: nn.Module) -> dict[str, str]:
-    """Names of a parameter that has several, to the first of them."""
+def under_all_names(tensors: Arrays, tied: Mapping[str, str]) -> dict[str, np.ndarray]:
+    """Return the tensors with tied ones under each of their names.
+
+    Args:
+        tensors: torch tensors, tied ones under one or several of their names.
+        tied: further names of tied parameters to their first name, see `tied_names`.
+
+    >>> twice = nn.Linear(1, 1, bias=False)
+    >>> sorted(under_all_names({"0.weight": np.ones((1, 1))}, tied_names(nn.Sequential(twice, twice))))
+    ['0.weight', '1.weight']
+    """
+    known = {tied.get(name, name): tensor for name, tensor in tensors.items()}
+    complete = dict(tensors)
+    for name, first in tied.items():
+        if first in known:
+            complete.setdefault(name, known[first])
+            complete.setdefault(first, known[first])
+    return complete
+
+
+def tied_names(module: nn.Module) -> dict[str, str]:
+    """Return the further names of parameters that have several, each with the first name.
+
+    >>> twice = nn.Linear(1, 1, bias=False)
+    >>> tied_names(nn.Sequential(twice, twice))
+    {'1.weight': '0.weight'}
+    """
     first: dict[int, str] = {}
     tied = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):

@@ -12,9 +12,9 @@ from safetensors.numpy import load_file, save
 from jaxddp.errors import InputError, check_name, differences, listed
 from jaxddp.files import write_atomically
 from jaxddp.nn.linen import functional_of
-from jaxddp.parity.convert.converter import Arrays, Converter
-from jaxddp.parity.convert.layouts import COUNTER
+from jaxddp.parity.convert.converter import Arrays, Converter, under_all_names
 from jaxddp.parity.port import Port
+from jaxddp.parity.records import COUNTER
 
 FRAMEWORKS = ("flax", "torch")
 FORMAT = {"flax": "flax", "torch": "pt"}  # how a safetensors file says whose it is
@@ -72,7 +72,7 @@ class Twins:
         """
         check_name("--to", to, FRAMEWORKS)
         if to == "flax":
-            tensors = self.converter.under_all_names(arrays)
+            tensors = under_all_names(arrays, self.converter.tied)
             mapped = {piece.torch for piece in self.converter.pieces}  # not the counters that flax does not have
             wanted = {name: tensor for name, tensor in self.torch.items() if name in tensors or name in mapped}
             self._check(tensors, wanted, tensors)

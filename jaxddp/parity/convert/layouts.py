@@ -23,7 +23,6 @@ NORMS = (
 )
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-COUNTER = "num_batches_tracked"  # torch's BatchNorm counts its batches, flax's does not; nothing depends on it
 PROJECTIONS = ("query", "key", "value")  # thirds of in_proj_weight, in this order
 
 

@@ -1,25 +1,27 @@
-"""What a check has to judge and to explain by."""
+"""The records of both sides and their comparison, from which causes are found."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jaxddp.parity.cases import Question, Tensors
 from jaxddp.parity.compare.judge import Judgement
 from jaxddp.parity.port import Facts
-from jaxddp.parity.records import StoredRecord
+from jaxddp.parity.question import Question
+from jaxddp.parity.records import StoredRecord, Tensors
 from jaxddp.parity.torch_side.rank import Summary
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What both sides have shown, and where they part.
+    """Records of both sides, and where they differ.
 
     Attributes:
-        case, facts, summary, start: of the run.
-        torch, jax: their records, jax's forced by torch's.
-        reference, found: the folders in which these are.
-        judgement: of the two.
+        case, facts, summary: the run.
+        start: parameters and buffers before the first step.
+        torch: the reference's records.
+        jax: the port's records, each step taken from the reference's weights.
+        torch_folder, jax_folder: folders of these records.
+        judgement: comparison of the two.
     """
 
     case: Question
@@ -28,10 +30,10 @@ class Evidence:
     start: Tensors
     torch: Sequence[StoredRecord]
     jax: Sequence[StoredRecord]
-    reference: Path
-    found: Path
+    torch_folder: Path
+    jax_folder: Path
     judgement: Judgement
 
     def before(self, step: int) -> Tensors:
-        """The parameters before a step, from 0."""
+        """Return the parameters before a step, counted from 0."""
         return self.start if step == 0 else self.torch[step - 1]["params"]

@@ -1,4 +1,4 @@
-"""From stages that differ to their causes: each stage's evidence to the diagnosis that knows it."""
+"""From stages that differ to their causes: each stage's evidence goes to the diagnosis that covers the stage."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -6,12 +6,12 @@ from typing import TypeVar
 
 import numpy as np
 
-from jaxddp.parity.cases import LOCAL_STAGES, PortCase, Tensors
+from jaxddp.parity.cases import PortCase
 from jaxddp.parity.compare.judge import OWN_LOCAL, OWN_LOSS
 from jaxddp.parity.compare.layers import first_difference
 from jaxddp.parity.diagnosis.decide import Hypothesis, Ruling
 from jaxddp.parity.diagnosis.evidence import Evidence
-from jaxddp.parity.diagnosis.forward.rank_job import Explain
+from jaxddp.parity.diagnosis.forward.rank_job import ForwardDiagnosis
 from jaxddp.parity.diagnosis.optimizer.update import differing_update, explain_update
 from jaxddp.parity.diagnosis.reduction.explain import SHOWN, Recipe, ReductionStep, explain_reduction
 from jaxddp.parity.diagnosis.samples import SampleEvidence, explain_samples
@@ -19,49 +19,52 @@ from jaxddp.parity.findings import Cause, Difference, Layer, Problem
 from jaxddp.parity.flax_side.child import Micro
 from jaxddp.parity.flax_side.layers import FlaxLayers
 from jaxddp.parity.processes import ChildError
-from jaxddp.parity.records import Lazy, Records, Scratch, StoredRecord, of_loss
+from jaxddp.parity.question import LOCAL_STAGES
+from jaxddp.parity.records import Lazy, Records, Scratch, StoredRecord, Tensors, of_loss
 from jaxddp.parity.torch_side.layers import TorchLayers
 from jaxddp.parity.workers import Workers
 
 T = TypeVar("T")
 
 CUT_SHORT = "time for the search was up: other causes may do the same"
-REDUCTION_STEPS = 5  # whose micro-batches are looked into, from the first that differs
+REDUCTION_STEPS = 5  # steps whose micro-batches are replayed, from the first that differs
 
 
 def explain(evidence: Evidence, workers: Workers, problems: list[Problem], layers: bool = True) -> list[Difference]:
-    """Every difference, in the order of the stages, with its cause where it has a name.
+    """Return every difference in the order of the stages, with its cause where the cause has a name.
 
     Args:
-        problems: what keeps a cause from being looked for is added here.
-        layers: whether to look for the first layer that differs.
+        evidence: records of both sides, compared.
+        workers: processes in which hypotheses are replayed.
+        problems: list to which errors that stop a search are appended.
+        layers: look for the first layer that differs.
     """
     first = evidence.judgement.first
     if not evidence.judgement.residuals:
         return []
-    if own := differing_update(evidence, problems):
-        first["update"] = own
+    if located := differing_update(evidence, problems):
+        first["update"] = located
     differences: list[Difference] = []
     if "samples" in first:
-        differences += _told(evidence, "samples", _explain_samples(evidence))
+        differences += _differences(evidence, "samples", _explain_samples(evidence))
     of_model = _explain_model(evidence, workers, problems, layers)
     of_step = [*_explain_reduction(evidence, workers, problems)]
     if OWN_LOSS in first and not of_model and not of_step:
-        differences += _told(evidence, OWN_LOSS, None)
-    if any(found.cause for found in of_step):  # then what a forward pass leaves may follow from it
-        of_model = [found for found in of_model if found.cause or found.stage != "buffers"]
+        differences += _differences(evidence, OWN_LOSS, None)
+    if any(difference.cause for difference in of_step):  # the difference in the buffers may follow from it
+        of_model = [difference for difference in of_model if difference.cause or difference.stage != "buffers"]
     differences += of_model + of_step
     if "update" in first:
-        differences += _told(evidence, "update", explain_update(evidence))
+        differences += _differences(evidence, "update", explain_update(evidence))
     elif "optimizer_state" in first:
-        differences += _told(evidence, "optimizer_state", None)
+        differences += _differences(evidence, "optimizer_state", None)
     if "hyperparameters" in first and not any(d.stage == "update" and d.cause for d in differences):
-        differences += _told(evidence, "hyperparameters", None)
+        differences += _differences(evidence, "hyperparameters", None)
     return differences
 
 
-def _attempted(action: Callable[[], T], workers: Workers, problems: list[Problem]) -> T | None:
-    """What comes of it; None, and a problem more, if a process fails: then a cause is not looked for."""
+def _attempt(action: Callable[[], T], workers: Workers, problems: list[Problem]) -> T | None:
+    """Return the action's result; if a process fails, append a problem and return None."""
     try:
         return action()
     except ChildError as error:
@@ -71,8 +74,8 @@ def _attempted(action: Callable[[], T], workers: Workers, problems: list[Problem
         return None
 
 
-def _told(evidence: Evidence, stage: str, ruling: Ruling | None) -> Iterator[Difference]:
-    """A difference for each cause; one without a cause if it has no name."""
+def _differences(evidence: Evidence, stage: str, ruling: Ruling | None) -> Iterator[Difference]:
+    """Yield one difference for each cause, or one without a cause."""
     located = evidence.judgement.first[stage]
     stage = stage.removeprefix("own_")
     causes: list[Cause | None] = [*_causes(ruling)] if ruling is not None else []
@@ -92,7 +95,7 @@ def _told(evidence: Evidence, stage: str, ruling: Ruling | None) -> Iterator[Dif
 
 
 def _causes(ruling: Ruling) -> Iterator[Cause]:
-    """The faults that are there at once; each with the names that this run cannot tell apart."""
+    """Yield the faults that are present at once, each with the names that this run cannot tell apart."""
     if not ruling.named:
         return
     other = ruling.runner_up
@@ -106,10 +109,10 @@ def _causes(ruling: Ruling) -> Iterator[Cause]:
 
 
 def _in_order(hypothesis: Hypothesis, faults: Sequence[str]) -> list[tuple[str, str]]:
-    """Each fault with what is said of it; those that are among `faults` stand where these do."""
+    """Return (fault, line) pairs; a fault that is among `faults` takes its position there."""
     says = hypothesis.says.split("; ")
-    whole = len(says) == hypothesis.edits
-    left = [(fault, says[i] if whole else hypothesis.says) for i, fault in enumerate(hypothesis.faults)]
+    one_each = len(says) == hypothesis.edits
+    left = [(fault, says[i] if one_each else hypothesis.says) for i, fault in enumerate(hypothesis.faults)]
     others = [part for part in left if part[0] not in faults]
     return [next((part for part in left if part[0] == fault), None) or others.pop(0) for fault in faults]
 
@@ -123,7 +126,7 @@ def _explain_samples(evidence: Evidence) -> Ruling:
 
 
 def _explain_model(evidence: Evidence, workers: Workers, problems: list[Problem], layers: bool) -> list[Difference]:
-    """Loss, local gradients and buffers, replayed in torch."""
+    """Explain losses, local gradients and buffers by replaying the torch loss in a torch rank."""
     first = evidence.judgement.first
     stages = [stage for stage in LOCAL_STAGES if stage in first]
     steps, compared = _comparable(evidence)
@@ -131,24 +134,24 @@ def _explain_model(evidence: Evidence, workers: Workers, problems: list[Problem]
     of_model, of_buffers = None, None
     if steps and (stages or "buffers" in first):
         source, world_size = evidence.case.torch_source, evidence.case.world_size
-        paths = evidence.start, evidence.reference, evidence.found
-        job = Explain(source, bool(stages), "buffers" in first, steps, *paths, world_size, compared)
-        of_model, of_buffers = _attempted(lambda: workers.torch.do(job)[0], workers, problems) or (None, None)
+        paths = evidence.start, evidence.torch_folder, evidence.jax_folder
+        job = ForwardDiagnosis(source, bool(stages), "buffers" in first, steps, *paths, world_size, compared)
+        of_model, of_buffers = _attempt(lambda: workers.torch.do(job)[0], workers, problems) or (None, None)
     differences: list[Difference] = []
     if stages:
         stage = min(stages, key=lambda s: (first[s].step, LOCAL_STAGES.index(s)))
-        # A layer that cannot be shown (a collective in the forward pass, say) is no problem of the check.
+        # A layer that cannot be shown (a collective in the forward pass, say) is not a problem of the check.
         step = first[stage].step - 1
-        layer = _attempted(lambda: _first_layer(evidence, workers, step), workers, []) if layers else None
-        differences += [replace(found, layer=layer) for found in _told(evidence, stage, of_model)]
-    # Buffers without a cause of their own follow from the model's difference.
+        layer = _attempt(lambda: _first_layer(evidence, workers, step), workers, []) if layers else None
+        differences += [replace(difference, layer=layer) for difference in _differences(evidence, stage, of_model)]
+    # Buffers whose difference has no cause follow the model's difference.
     if "buffers" in first and (not stages or (of_buffers is not None and of_buffers.named)):
-        differences += _told(evidence, "buffers", of_buffers)
+        differences += _differences(evidence, "buffers", of_buffers)
     return differences
 
 
 def _comparable(evidence: Evidence) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Steps, and the replicas that were given the same examples in all of them on both sides."""
+    """Return steps, and the replicas that were given the same examples on both sides in all of these steps."""
     same, everyone = evidence.judgement.same_examples, set(range(evidence.case.world_size))
     if always := everyone.intersection(*same):
         return tuple(range(len(same))), tuple(sorted(always))
@@ -156,15 +159,15 @@ def _comparable(evidence: Evidence) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _first_layer(evidence: Evidence, workers: Workers, step: int) -> Layer | None:
-    """The first layer whose output differs, on the replica whose loss differs most."""
+    """Return the first layer whose output differs, on the replica whose loss differs most."""
     if not isinstance(evidence.case, PortCase):
         return None
-    theirs, found = (of_loss(of_side[step], "local_loss")["loss"] for of_side in (evidence.torch, evidence.jax))
+    theirs, ours = (of_loss(of_side[step], "local_loss")["loss"] for of_side in (evidence.torch, evidence.jax))
     same = evidence.judgement.same_examples[step]
-    rank = max(same, key=lambda rank: abs(found[rank] - theirs[rank]))
+    rank = max(same, key=lambda rank: abs(ours[rank] - theirs[rank]))
     scratch = Scratch()
     of_torch, of_flax = scratch.path / "torch", scratch.path / "flax"
-    job = (evidence.start, evidence.reference)
+    job = (evidence.start, evidence.torch_folder)
     workers.jax.start(FlaxLayers(evidence.case, *job, of_flax, step, rank))
     try:
         workers.torch.do(TorchLayers(evidence.case.torch_source, *job, of_torch, step, rank, evidence.case.world_size))
@@ -177,23 +180,21 @@ def _first_layer(evidence: Evidence, workers: Workers, step: int) -> Layer | Non
 
 
 def _explain_reduction(evidence: Evidence, workers: Workers, problems: list[Problem]) -> Iterator[Difference]:
-    """What the port's own step makes of the micro-batches' gradients."""
+    """Explain how the port's own step combines the micro-batches' gradients."""
     first = evidence.judgement.first
     stages = [stage for stage in (OWN_LOCAL, "gradients", "clipped_gradients") if stage in first]
     if not stages:
         return
     stage = min(stages, key=lambda s: (first[s].step, stages.index(s)))
     start = first[stage].step - 1
-    last = min(start + REDUCTION_STEPS, len(evidence.jax))
-    steps = tuple(range(start, last))
-    yield from _told(
-        evidence, stage, _attempted(lambda: _search_reduction(evidence, workers, steps), workers, problems)
-    )
+    steps = tuple(range(start, min(start + REDUCTION_STEPS, len(evidence.jax))))
+    ruling = _attempt(lambda: _search_reduction(evidence, workers, steps), workers, problems)
+    yield from _differences(evidence, stage, ruling)
 
 
 def _search_reduction(evidence: Evidence, workers: Workers, steps: tuple[int, ...]) -> Ruling:
     scratch = Scratch()
-    workers.jax.do(Micro(evidence.case, evidence.start, evidence.reference, scratch.path, steps))
+    workers.jax.do(Micro(evidence.case, evidence.start, evidence.torch_folder, scratch.path, steps))
     facts = evidence.facts
     reference = Recipe(facts.loss_normalization, clip_norm=facts.clip_grad_norm)
     micro = Records([scratch.path])
@@ -201,15 +202,15 @@ def _search_reduction(evidence: Evidence, workers: Workers, steps: tuple[int, ..
     return explain_reduction(of_steps, reference, evidence.summary.tied)
 
 
-def _reduction_step(evidence: Evidence, micro: StoredRecord, found: StoredRecord) -> ReductionStep:
-    shown = {stage: _of_all(evidence, found, stage) for stage in SHOWN if stage in found}
+def _reduction_step(evidence: Evidence, micro: StoredRecord, record: StoredRecord) -> ReductionStep:
+    shown = {stage: _of_all(evidence, record, stage) for stage in SHOWN if stage in record}
     return ReductionStep(micro["counts"]["counts"], micro["sums"], micro.get("stale"), shown)
 
 
-def _of_all(evidence: Evidence, found: StoredRecord, stage: str) -> Tensors:
-    """A stage as every replica has it, (W, ...)."""
+def _of_all(evidence: Evidence, record: StoredRecord, stage: str) -> Tensors:
+    """Return every replica's tensors of a stage, (W, ...)."""
     if stage in LOCAL_STAGES:
-        return found[stage]
-    spread, world_size = found["spread"], evidence.case.world_size
-    same = {name: np.broadcast_to(value, (world_size, *value.shape)) for name, value in found[stage].items()}
+        return record[stage]
+    spread, world_size = record["spread"], evidence.case.world_size
+    same = {name: np.broadcast_to(value, (world_size, *value.shape)) for name, value in record[stage].items()}
     return {name: spread.get(f"{stage}:{name}", value) for name, value in same.items()}

@@ -14,10 +14,11 @@ from flax import linen, nnx
 
 from jaxddp.nn.functional import Functional
 from jaxddp.nn.linen import Bound, LinenFunctional
-from jaxddp.parity.cases import PortCase, Tensors, Trajectory, micro_batches_of
 from jaxddp.parity.convert import Converter
 from jaxddp.parity.flax_side.side import model_of
 from jaxddp.parity.processes import Tell
+from jaxddp.parity.question import PortQuestion, Trajectory, micro_batches_of
+from jaxddp.parity.records import Tensors
 from jaxddp.parity.torch_side.layers import Calls
 from jaxddp.parity.torch_side.pool import torch_records
 from jaxddp.state import Buffers, Params
@@ -35,7 +36,7 @@ class FlaxLayers:
         step, rank: whose first micro-batch.
     """
 
-    case: PortCase
+    case: PortQuestion
     start: Tensors
     reference: Path
     folder: Path
@@ -111,7 +112,7 @@ def _heard(call: Any, names: dict[int, str], active: set[int], calls: Calls) -> 
 
 
 def _listening_linen(
-    case: PortCase, model: linen.Module, params: Params, buffers: Buffers, calls: Calls, stack: ExitStack
+    case: PortQuestion, model: linen.Module, params: Params, buffers: Buffers, calls: Calls, stack: ExitStack
 ) -> Bound:
     def hear(call: Any, args: tuple[Any, ...], kwargs: dict[str, Any], context: Any) -> Any:
         output = call(*args, **kwargs)

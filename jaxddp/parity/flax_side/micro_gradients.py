@@ -14,9 +14,10 @@ from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.distributed.replicas import Replicas
 from jaxddp.nn.functional import LocalLoss
 from jaxddp.nn.losses import Batch
-from jaxddp.parity.cases import Question, Record, Tensors, Trajectory
 from jaxddp.parity.flax_side.own_step import OwnStep
 from jaxddp.parity.flax_side.side import FlaxSide
+from jaxddp.parity.question import Question, Trajectory
+from jaxddp.parity.records import Record, Tensors
 from jaxddp.state import Buffers, Params
 
 

@@ -13,10 +13,11 @@ from jaxddp.comm_hooks import CommHook
 from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.distributed.replicas import Replicas
 from jaxddp.errors import InputError, differences, listed
-from jaxddp.parity.cases import LOCAL_STAGES, Question, Record, Tensors, Trajectory, micro_batches_of
 from jaxddp.parity.fingerprints import fingerprints
 from jaxddp.parity.flax_side.own_step import OwnStep
 from jaxddp.parity.flax_side.side import FlaxSide, hyperparameters, optimizer_tensors
+from jaxddp.parity.question import LOCAL_STAGES, Question, Trajectory, micro_batches_of
+from jaxddp.parity.records import Record, Tensors
 from jaxddp.state import Params, TrainState
 from jaxddp.step.replica_step import ReplicaStep
 

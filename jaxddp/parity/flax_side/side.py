@@ -18,7 +18,7 @@ from jaxddp.nn import torch_weights
 from jaxddp.nn.functional import Functional, LocalLoss, cast
 from jaxddp.nn.linen import LinenFunctional, functional_of
 from jaxddp.nn.losses import Batch, Losses, cross_entropy
-from jaxddp.parity.convert import Converter
+from jaxddp.parity.convert import Converter, under_all_names
 from jaxddp.parity.flax_side.own_step import OwnStep
 from jaxddp.parity.port import Port
 from jaxddp.parity.records import Tensors
@@ -89,14 +89,13 @@ def side_of_port(port: Port, steps: int, dtype: str) -> FlaxSide:
         return {name: x for name, x in converter.to_torch(arrays).items() if name not in shared}
 
     def from_torch(tensors: Tensors) -> tuple[Params, Buffers]:
-        arrays = {
-            name: jnp.asarray(value) for name, value in converter.to_flax(converter.under_all_names(tensors)).items()
-        }
+        converted = converter.to_flax(under_all_names(tensors, converter.tied))
+        arrays = {name: jnp.asarray(value) for name, value in converted.items()}
         return cast({name: arrays[name] for name in params}, dtype), cast({n: arrays[n] for n in buffers}, dtype)
 
     config = port.optimizer_config
     optimizer = port.flax_optimizer if config is None else optim.from_config(config, steps)
-    assert optimizer is not None, "Port saw to it"
+    assert optimizer is not None, "checked by Port"
     # The port stands for a loop of jax.grad and optax, in which what the loss does not reach has zeros for a gradient.
     step = ReplicaStep(
         local_loss,

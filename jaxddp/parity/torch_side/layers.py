@@ -1,4 +1,4 @@
-"""What each layer of the port's torch module is given and returns. Knows no jax."""
+"""Inputs and outputs of each layer of a port's torch module, recorded in one forward pass. Imports no jax."""
 
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -11,27 +11,29 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from jaxddp.parity.compare.layers import INPUTS, OUTPUTS
 from jaxddp.parity.processes import Tell
-from jaxddp.parity.records import Records, RecordWriter
-from jaxddp.parity.torch_side.rank import rank_folder
-from jaxddp.parity.torch_side.side import TorchSource
+from jaxddp.parity.question import Trajectory
+from jaxddp.parity.records import INPUTS, OUTPUTS, Records, RecordWriter
+from jaxddp.parity.torch_side.rank import load_state, rank_folder
+from jaxddp.parity.torch_side.side import Source, make_side
 from torch_ref.distributed import World
 
 
 @dataclass(frozen=True)
 class TorchLayers:
-    """One forward pass of the loss, recorded layer by layer.
+    """A job that records one forward pass of the loss layer by layer.
 
     Attributes:
-        source: the torch half.
-        start: the reference's first weights.
-        reference: folder of its records.
-        folder: of the record to be made.
-        step, rank, replicas: whose first micro-batch.
+        source: model or port.
+        start: initial weights of the reference.
+        reference: folder of the reference's records.
+        folder: folder of the record to write.
+        step, rank: step (from 0) and rank whose first micro-batch is passed.
+        replicas: world size of the reference.
+        world_size: always 1; rank 0 makes the pass.
     """
 
-    source: TorchSource
+    source: Source
     start: dict[str, np.ndarray]
     reference: Path
     folder: Path
@@ -43,10 +45,9 @@ class TorchLayers:
     def run(self, world: World, tell: Tell) -> None:
         """Make the pass."""
         tell("torch's layers")
-        side = self.source.torch_side(self.step + 1, "float64")
-        records = Records([rank_folder(self.reference, 0)])
-        state = {**records[self.step - 1]["params"], **records[self.step - 1]["buffers"]} if self.step else self.start
-        side.model.load_state_dict({name: torch.from_numpy(value) for name, value in state.items()}, strict=False)
+        side = make_side(self.source, self.step + 1, "float64")
+        reference = Trajectory(self.start, Records([rank_folder(self.reference, 0)]))
+        load_state(side.model, reference.before(self.step), strict=False)
         micro_batch = next(islice(side.batches(self.rank, self.replicas), self.step, None))[0]
         calls = Calls()
         with ExitStack() as hooks, torch.no_grad():
@@ -57,38 +58,46 @@ class TorchLayers:
 
 
 class Calls:
-    """Collects layers' inputs and outputs; the n-th call of a layer is called "layer (n)"."""
+    """Inputs and outputs of the layers that were called; the n-th call of a layer is recorded as "layer (n)"."""
 
     def __init__(self) -> None:
         self._inputs: dict[str, np.ndarray] = {}
         self._outputs: dict[str, np.ndarray] = {}
 
-    def add(self, name: str, given: np.ndarray | None, made: np.ndarray) -> None:
-        """Note a call that has returned."""
-        number = 1 + sum(called.partition(" ")[0] == name for called in self._outputs)
+    def add(self, name: str, inputs: np.ndarray | None, outputs: np.ndarray) -> None:
+        """Add a call.
+
+        Args:
+            name: dotted name of the layer.
+            inputs: first argument; None: not an array of real numbers.
+            outputs: return value, or the first of several.
+        """
+        number = 1 + sum(call.partition(" ")[0] == name for call in self._outputs)
         key = name if number == 1 else f"{name} ({number})"
-        self._outputs[key] = made
-        if given is not None:
-            self._inputs[key] = given
+        self._outputs[key] = outputs
+        if inputs is not None:
+            self._inputs[key] = inputs
 
     def clear(self) -> None:
-        """Forget what was noted."""
+        """Remove all calls."""
         self._inputs.clear()
         self._outputs.clear()
 
     def write(self, folder: Path, **notes: Any) -> None:
-        """Put them into a record."""
+        """Write the calls as one record, with their order and `notes` as its notes."""
         record = {INPUTS: self._inputs, OUTPUTS: self._outputs}
         RecordWriter(folder).write(record, order=list(self._outputs), **notes)
 
 
 def _listening(module: nn.Module, name: str, calls: Calls) -> RemovableHandle:
-    def hear(_: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        made = _array(output[0] if isinstance(output, tuple) else output)
-        if made is not None:
-            calls.add(name, _array(args[0]) if args else None, made)
+    """Record every call of the module until the returned handle, a context manager, is closed."""
 
-    return module.register_forward_hook(hear)  # a context manager, which takes the hook away
+    def hear(_: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        array = _array(output[0] if isinstance(output, tuple) else output)
+        if array is not None:
+            calls.add(name, _array(args[0]) if args else None, array)
+
+    return module.register_forward_hook(hear)
 
 
 def _array(value: Any) -> np.ndarray | None:

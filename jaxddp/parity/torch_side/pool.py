@@ -1,4 +1,4 @@
-"""Takes a case through torch's DistributedDataParallel, in ranks that are child processes."""
+"""Torch ranks in child processes, joined by DistributedDataParallel."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -6,25 +6,25 @@ from types import TracebackType
 from typing import Any, Self
 
 from jaxddp.data.micro_batches import MicroBatches
-from jaxddp.parity.cases import LOCAL_STAGES, Question, Tensors, Trajectory, micro_batches_of
 from jaxddp.parity.processes import STARTING, Child, ChildError, answers
-from jaxddp.parity.records import Records, Scratch
+from jaxddp.parity.question import LOCAL_STAGES, Question, Trajectory, micro_batches_of
+from jaxddp.parity.records import Records, Scratch, Tensors
 from jaxddp.parity.torch_side.rank import Job, Steps, rank_folder, serve
 from torch_ref.launch import SLOW_IMPORTS
 
-# Of which every rank has its own.
+# Stages that every rank records; the others are recorded by rank 0 only.
 STACKED = (*LOCAL_STAGES, "samples", "local_buffers", "local_params")
 
 
 class TorchPool:
-    """Torch ranks that stay up from case to case; a context manager that ends them.
+    """Torch ranks that are kept from job to job; a context manager that ends them.
 
     Args:
-        size: the largest world size that cases will ask for.
-        timeout: seconds without a word after which a rank counts as hanging.
+        size: number of ranks, the largest world size of any job.
+        timeout: seconds without a message after which a rank counts as hanging.
 
     Raises:
-        ChildError: a rank fails, dies or hangs; all of them have been ended then, but where one alone raised.
+        ChildError: a rank raises, dies or hangs. All ranks are ended then, unless the job had one rank and it raised.
     """
 
     def __init__(self, size: int, timeout: float = 300.0):
@@ -49,25 +49,26 @@ class TorchPool:
 
     @property
     def alive(self) -> bool:
-        """Whether its ranks run; they are ended if one of them dies, hangs, or leaves others waiting."""
+        """Return whether the ranks run; all are ended once one of them dies, hangs, or leaves others waiting."""
         return bool(self._ranks)
 
     def run(self, case: Question, weights: Tensors, batches: Iterable[MicroBatches] | None = None) -> Trajectory:
-        """Take the case's steps.
+        """Take the steps of a case and return their records.
 
         Args:
-            weights: where to start.
-            batches: other batches than the case's own.
+            case: model or port, world size, dtype and batches.
+            weights: state_dict to start from.
+            batches: batches that replace the case's, one per step.
         """
-        every = list(case.batches() if batches is None else batches)
-        of_ranks = [[micro_batches_of(batch, rank) for batch in every] for rank in range(case.world_size)]
+        steps = list(case.batches() if batches is None else batches)
+        of_ranks = [[micro_batches_of(batch, rank) for batch in steps] for rank in range(case.world_size)]
         scratch = Scratch()
         source, world_size = case.torch_source, case.world_size
-        self.do(Steps(source, case.dtype, world_size, len(every), scratch.path, weights, batches=of_ranks))
+        self.do(Steps(source, case.dtype, world_size, len(steps), scratch.path, weights, batches=of_ranks))
         return Trajectory(weights, torch_records(scratch.path, world_size, owner=scratch))
 
     def do(self, job: Job) -> list[Any]:
-        """What each of the first `job.world_size` ranks answers."""
+        """Run a job on the first `job.world_size` ranks and return their answers."""
         ranks = self._ranks[: job.world_size]
         for rank in ranks:
             rank.give(job)
@@ -78,7 +79,7 @@ class TorchPool:
             return answers(ranks, timeout)
         except BaseException as error:
             raised = isinstance(error, ChildError) and bool(error.trace)
-            if not raised or len(ranks) > 1:  # others may wait for the one that raised
+            if not raised or len(ranks) > 1:  # other ranks may wait for the one that raised
                 self._end()
             raise
 
@@ -91,9 +92,11 @@ class TorchPool:
 
 
 def torch_records(folder: Path, world_size: int, owner: Any = None) -> Records:
-    """What the ranks have written: rank 0's records, with what each has of its own stacked.
+    """Return the ranks' records: shared stages of rank 0, per-rank stages stacked.
 
     Args:
-        owner: kept alive with the records.
+        folder: parent of the ranks' folders.
+        world_size: number of ranks.
+        owner: object to keep alive with the records.
     """
     return Records([rank_folder(folder, rank) for rank in range(world_size)], STACKED, owner)

@@ -1,4 +1,4 @@
-"""One rank of torch, in a process of its own: takes jobs, writes down what it sees. Knows no jax."""
+"""One torch rank in a child process, which runs jobs and records their stages. Imports no jax."""
 
 import contextlib
 from collections import Counter
@@ -10,15 +10,17 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from jaxddp.parity.port import Facts
 from jaxddp.parity.processes import Tell, reported
+from jaxddp.parity.question import Trajectory
 from jaxddp.parity.records import Records, RecordWriter
-from jaxddp.parity.torch_side.recorder import Arrays, Recorder, Watched, recording_hook, to_numpy
-from jaxddp.parity.torch_side.side import TorchSide, TorchSource, to_batch
+from jaxddp.parity.torch_side.recorder import Arrays, Recorder, WatchedOptimizer, recording_hook, to_numpy
+from jaxddp.parity.torch_side.side import Source, TorchSide, make_side, to_batch
 from torch_ref.data_parallel import buffers_option
 from torch_ref.distributed import World, process_group
 from torch_ref.losses import Batch
@@ -28,11 +30,11 @@ from torch_ref.step import train_step
 
 @dataclass(frozen=True)
 class Summary:
-    """What a rank says when it is done.
+    """A rank's summary of its run.
 
     Attributes:
-        optimizer: the class of the optimizer.
-        rates: its first group's learning rate at each step, and at the steps that would follow.
+        optimizer: class name of the optimizer.
+        rates: learning rate of the first parameter group at each step, and at the steps that would follow.
         tied: parameters that have several names.
     """
 
@@ -42,41 +44,42 @@ class Summary:
 
 
 class Job(Protocol):
-    """Something that ranks 0 .. world_size - 1 do together."""
+    """A job for ranks 0 .. world_size - 1 together."""
 
     @property
     def world_size(self) -> int:
-        """How many take part."""
+        """Number of ranks that take part."""
 
     @property
-    def source(self) -> TorchSource:
-        """Whose code runs."""
+    def source(self) -> Source:
+        """Model or port whose code runs."""
 
     def run(self, world: World, tell: Tell) -> Any:
-        """Do this rank's share; the answer goes back to the parent.
+        """Do this rank's share and return the answer, which is sent to the parent.
 
         Args:
-            tell: keeps the parent informed of where the rank is.
+            world: the ranks that take part.
+            tell: reports to the parent what the rank is doing.
         """
 
 
 @dataclass(frozen=True)
 class Steps:
-    """Optimizer steps, recorded.
+    """A job that takes optimizer steps and records them.
 
     Attributes:
         source: model, loss, optimizer, normalisation, batches.
-        dtype: of parameters, buffers and inputs.
-        world_size: ranks 0 .. world_size - 1 take part.
-        steps: how many.
-        folder: where each rank writes its records, in a folder of its own.
+        dtype: dtype of parameters, buffers and inputs.
+        world_size: number of ranks that take part.
+        steps: number of steps.
+        folder: parent of the ranks' folders of records.
         weights: state_dict to start from.
-        batches: per rank and step, micro-batches in place of the source's own.
-        reference: folders of a run whose weights and gradients each step is given; None: a run by itself.
-        ahead: for how many more steps the learning rate is told.
+        batches: per rank and step, micro-batches that replace the source's.
+        reference: folders of a run whose weights and gradients each step starts from; None: a free run.
+        ahead: number of further steps whose learning rates are reported.
     """
 
-    source: TorchSource
+    source: Source
     dtype: str
     world_size: int
     steps: int
@@ -89,9 +92,9 @@ class Steps:
     def run(self, world: World, tell: Tell) -> Summary:
         """Take the steps."""
         tell("torch_model")
-        side = self.source.torch_side(self.steps, self.dtype)
+        side = make_side(self.source, self.steps, self.dtype)
         model = side.model.train()
-        model.load_state_dict({name: torch.from_numpy(array) for name, array in self.weights.items()})
+        load_state(model, self.weights)
         ddp = DistributedDataParallel(
             model,
             process_group=world.group,
@@ -102,19 +105,18 @@ class Steps:
         ddp.register_comm_hook(recorder, recording_hook)
         tell("torch_optimizer")
         optimizer, scheduler = side.make_optimizer(model.parameters(), world)
-        watched = Watched(optimizer, recorder)
+        watched = WatchedOptimizer(optimizer, recorder)
         averaged = averaged_model(model, side.ema_decay)
         writer = RecordWriter(rank_folder(self.folder, world.rank))
-        forced = None if self.reference is None else Records(self.reference)
+        reference = None if self.reference is None else Trajectory(self.weights, Records(self.reference))
         rates = []
         batches = self._batches(side, world)
         for step in range(self.steps):
             tell(f"step {step + 1}")
             micro_batches = next(batches)
-            if forced is not None:
-                watched.gradients = forced[step]["clipped_gradients"]
-                before = self.weights if step == 0 else {**forced[step - 1]["params"], **forced[step - 1]["buffers"]}
-                model.load_state_dict({name: torch.from_numpy(value) for name, value in before.items()}, strict=False)
+            if reference is not None:
+                watched.gradients = reference.records[step]["clipped_gradients"]
+                load_state(model, reference.before(step), strict=False)
             recorder.start(micro_batches)
             rates.append(float(optimizer.param_groups[0]["lr"]))
             sums = train_step(
@@ -136,8 +138,8 @@ class Steps:
                 averaged.update_parameters(model)
             writer.write(recorder.record(optimizer, averaged), groups=recorder.groups)
         rates += _rates_ahead(optimizer, scheduler, self.ahead)
-        every = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
-        tied = tuple(name for name, parameter in recorder.parameters.items() if every[id(parameter)] > 1)
+        names = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
+        tied = tuple(name for name, parameter in recorder.parameters.items() if names[id(parameter)] > 1)
         return Summary(type(optimizer).__name__, rates, tied)
 
     def _batches(self, side: TorchSide, world: World) -> Iterator[list[Batch]]:
@@ -148,37 +150,43 @@ class Steps:
 
 @dataclass(frozen=True)
 class Draw:
-    """The weights that a model is made with, and the facts of its training loop.
+    """A job that draws a model's initial weights and returns them with the facts of its training loop.
 
     Attributes:
-        source: model.
-        dtype: of the weights.
-        seed: of torch's generator.
+        source: makes the model.
+        dtype: dtype of the weights.
+        seed: seed of torch's generator.
+        world_size: always 1; rank 0 draws for all.
     """
 
-    source: TorchSource
+    source: Source
     dtype: str
     seed: int = 0
     world_size: int = 1
 
     def run(self, world: World, tell: Tell) -> tuple[Arrays, Facts]:
-        """Draw them."""
+        """Draw the weights."""
         tell("the port's file or torch_model")
         torch.manual_seed(self.seed)
-        side = self.source.torch_side(1, self.dtype)
+        side = make_side(self.source, 1, self.dtype)
         return {name: to_numpy(tensor) for name, tensor in side.model.state_dict().items()}, side.facts
 
 
 def rank_folder(folder: Path, rank: int) -> Path:
-    """Where a rank keeps its records."""
+    """Return the folder of a rank's records."""
     return folder / f"rank{rank}"
 
 
+def load_state(model: nn.Module, state: Arrays, strict: bool = True) -> None:
+    """Load a state_dict of NumPy arrays."""
+    model.load_state_dict({name: torch.from_numpy(value) for name, value in state.items()}, strict=strict)
+
+
 def serve(rank: int, size: int, store_file: str, connection: Connection) -> None:
-    """Answer jobs until None comes: ("at", where) on the way, then ("done", answer) or ("failed", why)."""
+    """Run jobs until None arrives; each sends ("at", where) on the way, then ("done", answer) or ("failed", why)."""
     torch.set_num_threads(1)
     with process_group(rank, size, torch.device("cpu"), dist.FileStore(store_file, size)) as everyone:
-        # Every process has to help to make a group, also those outside of it.
+        # Making a group is collective: every process takes part, also those outside the group.
         groups = {count: dist.new_group(list(range(count))) for count in range(1, size + 1)}
         connection.send(("done", None))
         while (job := connection.recv()) is not None:
@@ -188,9 +196,9 @@ def serve(rank: int, size: int, store_file: str, connection: Connection) -> None
 
 
 def _rates_ahead(optimizer: Optimizer, scheduler: LRScheduler | None, steps: int) -> Iterator[float]:
-    """The learning rates that would follow, as far as the schedule goes."""
+    """Yield the learning rates of the steps that would follow, until the schedule ends."""
     optimizer.zero_grad()
-    with contextlib.suppress(Exception):  # OneCycleLR ends, and a schedule of the port's own may know no more rates
+    with contextlib.suppress(Exception):  # OneCycleLR raises after its last step, and a port's schedule may too
         for _ in range(steps):
             yield float(optimizer.param_groups[0]["lr"])
             if scheduler is not None:

@@ -1,4 +1,4 @@
-"""What a torch rank sees of its steps, written down by listeners: to the loss, to DDP's reduction, to the optimizer."""
+"""Records of a torch rank's steps, taken by wrapping the loss, DDP's communication hook and the optimizer."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -22,8 +22,16 @@ from torch_ref.step import global_count
 Arrays = dict[str, np.ndarray]
 
 
-class Watched:
-    """An optimizer that shows what it is given and what it makes of it; its gradients may be replaced."""
+class WatchedOptimizer:
+    """An optimizer whose inputs are recorded before each step, and may be replaced.
+
+    Args:
+        optimizer: the optimizer to wrap.
+        recorder: receives the parameters and gradients before each update.
+
+    Attributes:
+        gradients: gradients that replace the computed ones, by parameter name; None: no replacement.
+    """
 
     def __init__(self, optimizer: Optimizer, recorder: "Recorder"):
         self.gradients: Arrays | None = None
@@ -32,6 +40,7 @@ class Watched:
         self._recorder = recorder
 
     def step(self) -> None:
+        """Record the inputs and update the parameters."""
         recorder = self._recorder
         recorder.before_update(self._optimizer)
         if self.gradients is not None:
@@ -42,14 +51,24 @@ class Watched:
 
 
 class Recorder:
-    """Listens to a step: the losses, the gradients before and after DDP's all-reduce, the new state."""
+    """Recorder of one step: losses, gradients before and after DDP's all-reduce, and the new state.
+
+    Args:
+        model: the module inside DDP.
+        world: the ranks that take part.
+        side: loss, hooks and facts of the training loop.
+
+    Attributes:
+        parameters: name -> parameter, tied ones under their first name.
+        groups: the optimizer's parameter groups at the last step, as JSON can hold them; rank 0 only.
+    """
 
     def __init__(self, model: nn.Module, world: World, side: TorchSide):
         self.model = model
         self.world = world
         self.parameters = dict(model.named_parameters())
         self.names = {id(parameter): name for name, parameter in self.parameters.items()}
-        self.groups: list[dict[str, Any]] = []  # of rank 0 only
+        self.groups: list[dict[str, Any]] = []
         self._side = side
         self.comm_hook = side.comm_hook(world)
         self.local_hooks = local_hooks(side.gradient_hooks, model)
@@ -57,6 +76,7 @@ class Recorder:
         self._skipped = 0
 
     def start(self, micro_batches: Sequence[Batch]) -> None:
+        """Begin a step: forget the last one and fingerprint the examples."""
         self.local: Arrays = {}
         self.reduced: Arrays = {}
         self.scale = self.scaler.get_scale()
@@ -67,11 +87,13 @@ class Recorder:
         self._samples = fingerprints([{name: x.numpy() for name, x in batch.items()} for batch in micro_batches])
 
     def loss_fn(self, model: nn.Module, batch: Batch) -> Sums:
+        """Compute the side's loss and record it."""
         sums = self._side.loss_fn(model, batch)
         self._losses.append({name: value.detach() for name, value in sums.items()})
         return sums
 
     def before_update(self, optimizer: Optimizer) -> None:
+        """Record parameters, clipped gradients and parameter groups before the optimizer's step; rank 0 only."""
         if self.world.rank > 0:
             return
         self._before = {name: to_numpy(p) for name, p in self.parameters.items()}
@@ -79,10 +101,11 @@ class Recorder:
         self.groups = [_plain(group, self.names) for group in optimizer.param_groups]
 
     def unscaled(self, names: Sequence[str], bucket: dist.GradBucket) -> Arrays:
-        """A bucket's gradients, of the loss as it was before it was scaled."""
+        """Return a bucket's gradients by name, divided by the loss scale."""
         return {name: to_numpy(value / self.scale) for name, value in zip(names, bucket.gradients(), strict=True)}
 
     def record(self, optimizer: Optimizer, averaged: AveragedModel | None = None) -> Record:
+        """Return the record of the step that has just been taken; shared stages on rank 0 only."""
         state = {name: to_numpy(value) for name, value in self.model.state_dict().items()}
         buffers = {name: value for name, value in state.items() if name in dict(self.model.named_buffers())}
         mine = {
@@ -94,7 +117,7 @@ class Recorder:
         }
         if self.world.rank > 0:
             return mine
-        if not self._before:  # a step that was skipped
+        if not self._before:  # the loss scaler skipped the update
             self._skipped += 1
             self.before_update(optimizer)
         kept = {} if averaged is None else {n: to_numpy(p) for n, p in averaged.module.named_parameters()}
@@ -130,7 +153,7 @@ class Recorder:
 
 
 def recording_hook(recorder: Recorder, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-    """The side's own hook, with an eye on what goes in and what comes out."""
+    """Run the side's communication hook; record the gradients before and after it."""
     recorder.local_hooks(bucket)
     names = [recorder.names[id(parameter)] for parameter in bucket.parameters()]
     recorder.local |= recorder.unscaled(names, bucket)
@@ -144,7 +167,7 @@ def recording_hook(recorder: Recorder, bucket: dist.GradBucket) -> torch.futures
 
 
 def _plain(group: dict[str, Any], names: dict[int, str]) -> dict[str, Any]:
-    """A parameter group as JSON can hold it: the parameters' names, and all options that are numbers."""
+    """Return a parameter group as JSON can hold it: the parameters' names and all numeric options."""
     options = {key: _number(value) for key, value in group.items() if key != "params"}
     of_group: Iterable[nn.Parameter] = group["params"]
     return {"names": [names[id(p)] for p in of_group], **{k: v for k, v in options.items() if v is not None}}
@@ -159,4 +182,5 @@ def _number(value: Any) -> Any:
 
 
 def to_numpy(tensor: Tensor) -> np.ndarray:
+    """Copy a tensor into a NumPy array."""
     return tensor.detach().clone().numpy()

@@ -1,11 +1,11 @@
-"""The torch half of what is compared: a model, its loss, its optimizer and its batches. Knows no jax."""
+"""What a torch rank trains: a model, its loss, its optimizer and its batches. Imports no jax."""
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from jaxddp.config import TrainConfig
 from jaxddp.data.datasets import Dataset
 from jaxddp.errors import InputError
-from jaxddp.parity.port import Facts, Port, load_port
+from jaxddp.parity.port import Facts, Port, PortSource
 from torch_ref import comm_hooks, models, optim
 from torch_ref.amp import autocast, grad_scaler
 from torch_ref.comm_hooks import Hook
@@ -33,7 +33,23 @@ Batches = Callable[[int, int], Iterator[list[Batch]]]
 
 
 class TorchSide(NamedTuple):
-    """What a torch rank needs to make steps; the rest is `torch_ref.step.train_step`."""
+    """Arguments of a rank's training loop, whose steps are `torch_ref.step.train_step`.
+
+    Attributes:
+        model: module in the run's dtype.
+        loss_fn: (module, batch) -> sums of losses and of weights.
+        make_optimizer: (parameters, world) -> optimizer and scheduler.
+        batches: (rank, world_size) -> the micro-batches of each step.
+        facts: facts about the training loop.
+        find_unused_parameters: torch DDP's.
+        count_fn: batch -> sum of weights.
+        buffers: see `jaxddp.config.TrainConfig`.
+        ema_decay: see `jaxddp.config.TrainConfig`; None: no averaged weights.
+        gradient_hooks: hooks on single gradients.
+        own_parameters: the ranks' parameters differ and are recorded per rank.
+        comm_hook: world -> DDP's communication hook and its state.
+        scaler: loss scaler of mixed precision; None: no scaling.
+    """
 
     model: nn.Module
     loss_fn: LossFunction
@@ -50,63 +66,14 @@ class TorchSide(NamedTuple):
     scaler: GradScaler | None = None
 
 
-class TorchSource(Protocol):
-    """Something small that crosses to another process and becomes a torch side there."""
-
-    @property
-    def name(self) -> str:
-        """What a reader knows it by: the file, for a port in one."""
-
-    def torch_side(self, steps: int, dtype: str) -> TorchSide:
-        """Build it, for a run of so many steps in this dtype."""
-
-
-class PortSource(Protocol):
-    """Something small that crosses to another process and becomes a port there."""
-
-    @property
-    def name(self) -> str:
-        """What it is called where a reader meets it."""
-
-    def port(self) -> Port:
-        """The port."""
-
-
-@dataclass(frozen=True)
-class PortFile:
-    """A user's port, in a file."""
-
-    path: str
-
-    @property
-    def name(self) -> str:
-        """The path."""
-        return self.path
-
-    def port(self) -> Port:
-        """What the file says."""
-        return load_port(self.path)
-
-
-@dataclass(frozen=True)
-class OfPort:
-    """The torch half of a port."""
-
-    source: PortSource
-
-    @property
-    def name(self) -> str:
-        """The port's."""
-        return self.source.name
-
-    def torch_side(self, steps: int, dtype: str) -> TorchSide:
-        """What the port's torch functions make."""
-        return side_of_port(self.source.port(), steps, dtype)
-
-
 @dataclass(frozen=True)
 class BuiltIn:
-    """A model and an optimizer of torch_ref."""
+    """A model and an optimizer of torch_ref.
+
+    Attributes:
+        config: model, optimizer, schedule and batch size.
+        dataset: training examples.
+    """
 
     config: TrainConfig
     dataset: Dataset
@@ -117,7 +84,7 @@ class BuiltIn:
         return f"{self.config.model} {self.config.optimizer}"
 
     def torch_side(self, steps: int, dtype: str) -> TorchSide:
-        """What `torch_ref.train` would train."""
+        """Build what `torch_ref.train` would train; arguments as of `make_side`."""
         config = self.config
 
         def batches(rank: int, world_size: int) -> Iterator[list[Batch]]:
@@ -142,16 +109,28 @@ class BuiltIn:
         )
 
 
-def side_of_port(port: Port, steps: int, dtype: str) -> TorchSide:
-    """A port's torch half.
+# A small object that is pickled to a rank and becomes a `TorchSide` there.
+Source = BuiltIn | PortSource
+
+
+def make_side(source: Source, steps: int, dtype: str) -> TorchSide:
+    """Build the torch side of a built-in model or of a port.
 
     Args:
+        source: the model or the port.
         steps: optimizer steps of the whole run; schedules need their number.
-        dtype: of parameters, buffers and inputs.
+        dtype: dtype of parameters, buffers and inputs.
 
     Raises:
-        InputError: the model has complex tensors.
+        InputError: a port's model has complex tensors.
     """
+    if isinstance(source, BuiltIn):
+        return source.torch_side(steps, dtype)
+    return side_of_port(source.port(), steps, dtype)
+
+
+def side_of_port(port: Port, steps: int, dtype: str) -> TorchSide:
+    """Build a port's torch side; arguments and errors as of `make_side`."""
     model = port.torch_model()
     for name, tensor in model.state_dict().items():
         if tensor.is_complex():
@@ -165,36 +144,24 @@ def side_of_port(port: Port, steps: int, dtype: str) -> TorchSide:
 
     def count_fn(batch: Batch) -> Tensor:
         with torch.no_grad():
-            return loss_fn(copy.deepcopy(model), batch)["count"]  # a copy: buffers change as it runs
+            return loss_fn(copy.deepcopy(model), batch)["count"]  # a copy, since a forward pass changes buffers
 
     def make_optimizer(parameters: Iterable[nn.Parameter], world: World) -> tuple[Optimizer, LRScheduler | None]:
         if port.optimizer_config is not None:
             return optim.from_config(parameters, port.optimizer_config, steps)
-        assert port.torch_optimizer is not None, "Port saw to it"
+        assert port.torch_optimizer is not None, "checked by Port"
         optimizer = port.torch_optimizer(list(parameters))
         return optimizer, None if port.torch_scheduler is None else port.torch_scheduler(optimizer)
 
     def batches(rank: int, world_size: int) -> Iterator[list[Batch]]:
-        every = (port.micro_batches(step, rank, "torch") for step in count())
-        return ([to_batch(micro_batch, dtype) for micro_batch in micro_batches] for micro_batches in every)
+        of_steps = (port.micro_batches(step, rank, "torch") for step in count())
+        return ([to_batch(micro_batch, dtype) for micro_batch in micro_batches] for micro_batches in of_steps)
 
     return TorchSide(model, loss_fn, make_optimizer, batches, port.facts, port.find_unused_parameters, count_fn)
 
 
-def under_all_names(model: nn.Module, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """A state_dict, of tensors in which a parameter that has several names stands under its first.
-
-    >>> twice = nn.Linear(1, 1, bias=False)
-    >>> sorted(under_all_names(nn.Sequential(twice, twice), {"0.weight": np.ones((1, 1))}))
-    ['0.weight', '1.weight']
-    """
-    first = {id(parameter): name for name, parameter in model.named_parameters()}
-    every = {name: first[id(p)] for name, p in model.named_parameters(remove_duplicate=False)}
-    return {**tensors, **{name: tensors[known] for name, known in every.items() if known in tensors}}
-
-
 def to_batch(arrays: dict[str, np.ndarray], dtype: str) -> dict[str, Tensor]:
-    """Arrays as tensors: numbers in the run's dtype, labels as int64, masks as they are."""
+    """Convert arrays to tensors: floating point to the run's dtype, integers to int64, masks stay bool."""
     tensors = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
 
     def cast(tensor: Tensor) -> Tensor:

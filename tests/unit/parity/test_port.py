@@ -51,14 +51,17 @@ def test_a_file_becomes_a_port(tmp_path: Path) -> None:
     [
         (("def torch_model", "def model"), "has no torch_model"),
         (('optimizer = "adam"', 'optimizer = "adm"'), "optimizer adm: unknown; did you mean adam?"),
-        (('optimizer = "adam"', ""), "optimizer: give either one for both, or torch_optimizer and flax_optimizer"),
+        (
+            ('optimizer = "adam"', ""),
+            "optimizer: give either one for both sides, or torch_optimizer and flax_optimizer",
+        ),
         (("def flax_loss(model, batch): return 1.0", "flax_loss = 1.0"), "flax_loss: must be a function, and is float"),
         (("import SIZE", "import WIDTH"), "line 3: ImportError: cannot import name 'WIDTH'"),
         (("optimizer =", "optimizer ==="), "line 10: SyntaxError: invalid syntax"),
         (("accumulation_steps = 2", "accumulation_steps = 0"), "accumulation_steps 0: must be at least 1"),
         (
             ("accumulation_steps = 2", "acumulation_steps = 2"),
-            "acumulation_steps: is no field of a port; did you mean accumulation_steps?",
+            "acumulation_steps: not a field of a port; did you mean accumulation_steps?",
         ),
         (("accumulation_steps = 2", "1 / 0"), "line 11: ZeroDivisionError: division by zero"),
     ],
@@ -85,7 +88,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
     [
         ({"torch_optimizer": list}, "optimizer: give either"),
         ({"optimizer": None, "torch_optimizer": list}, "optimizer: give either"),
-        ({"torch_scheduler": list}, "torch_scheduler: goes with torch_optimizer"),
+        ({"torch_scheduler": list}, "torch_scheduler: needs torch_optimizer"),
         ({"clip_grad_norm": 0}, "clip_grad_norm 0: must be above 0"),
         (
             {"optimizer": None, "torch_optimizer": list, "flax_optimizer": "adam"},
@@ -105,9 +108,12 @@ def test_fields_that_do_not_fit_each_other_are_refused(changes: dict[str, Any], 
     [
         ([np.zeros(2)], r"batch\(0, 1\): must be a dictionary of arrays, and is list"),
         ({}, r"batch\(0, 1\): must be a dictionary of arrays, and is dict"),
-        ({"x": np.zeros(2), "y": np.zeros(3)}, r"batch\(0, 1\): its arrays must be of one length, and have \{'x': 2"),
-        ({"x": 1.0}, r"batch\(0, 1\): its arrays must be of one length"),
-        ({"x": np.zeros(3)}, r"accumulation_steps 2: do not divide the 3 examples of batch\(0, 1\)"),
+        (
+            {"x": np.zeros(2), "y": np.zeros(3)},
+            r"batch\(0, 1\): its arrays must have the same length, at least 1, and have \{'x': 2",
+        ),
+        ({"x": 1.0}, r"batch\(0, 1\): its arrays must have the same length"),
+        ({"x": np.zeros(3)}, r"accumulation_steps 2: must divide the 3 examples of batch\(0, 1\)"),
     ],
 )
 def test_batches_that_cannot_be_used_are_refused(batch: Any, message: str) -> None:

@@ -1,34 +1,42 @@
-"""The cases that `python -m jaxddp.parity` checks: jaxddp's own models against torch_ref's."""
+"""Cases that `python -m jaxddp.parity` checks without a port: jaxddp's models against torch_ref's."""
 
 from typing import Any, NamedTuple
 
 from jaxddp.config import TrainConfig
 from jaxddp.config.choices import MODELS, OPTIMIZERS
-from jaxddp.parity.cases import Case
+from jaxddp.parity.cases.case import Case
 
 STEPS = 10
-# Small, and of every kind of layer; a decay and a rate that are nobody's default make a mistake in them show.
 HIDDEN_SIZES = {"linear": None, "mlp": (8, 6), "char_mlp": (16,), "convnet": (3, 4)}
+# Small models with every kind of layer. No default learning rate or weight decay, so that a mistake in them shows.
 LR = {"sgd": 0.05, "adagrad": 0.05}
 
 
 class Named(NamedTuple):
-    """A case, and what is special about it."""
+    """A case and the feature that it tests.
+
+    Attributes:
+        feature: "clipping", say; "" for a plain pair of model and optimizer.
+        case: the case.
+    """
 
     feature: str
     case: Case
 
     @property
     def name(self) -> str:
-        """What `--only` is matched with: "mlp adam clipping x2"."""
+        """Name that `--only` is matched against: "mlp adam clipping x2"."""
         config = self.case.config
         return " ".join(filter(None, [config.model, config.optimizer, self.feature, f"x{self.case.world_size}"]))
 
 
 def make_case(model: str, optimizer: str = "sgd", world_size: int = 2, steps: int = STEPS, **options: Any) -> Case:
-    """A small case of a built-in model.
+    """Make a small case of a built-in model.
 
     Args:
+        model, optimizer: names in `jaxddp.config`.
+        world_size: number of replicas.
+        steps: number of optimizer steps.
         options: fields of `TrainConfig`, and `ignored_labels`, see `Case`.
 
     >>> make_case("mlp", "adam", clip_grad_norm=0.5).name
@@ -43,13 +51,12 @@ def make_case(model: str, optimizer: str = "sgd", world_size: int = 2, steps: in
         "lr": LR.get(optimizer, 0.003),
         "weight_decay": 0.02,
     }
-    return Case(
-        TrainConfig(model=model, optimizer=optimizer, **(defaults | options)), world_size, steps, ignored_labels
-    )
+    config = TrainConfig(model=model, optimizer=optimizer, **(defaults | options))
+    return Case(config, world_size, steps, ignored_labels)
 
 
 def builtin_cases(world_size: int = 2, steps: int = STEPS) -> list[Named]:
-    """Every model with every optimizer, and every feature once.
+    """Return every model with every optimizer, and every feature once.
 
     >>> [named.name for named in builtin_cases()][:2]
     ['linear sgd x2', 'linear adam x2']

@@ -1,0 +1,92 @@
+"""A question about a user's port."""
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from jaxddp.data.micro_batches import MicroBatches
+from jaxddp.errors import InputError
+from jaxddp.parity.flax_side.side import FlaxSide, side_of_port
+from jaxddp.parity.port import Port, PortSource
+from jaxddp.parity.records import Tensors
+
+
+@dataclass(frozen=True)
+class PortCase:
+    """A question about a user's port.
+
+    Attributes:
+        source: makes the port; `PortFile(path)` for a file.
+        world_size: number of replicas.
+        steps: number of optimizer steps.
+        dtype: "float64" or "float32".
+        seed: seed of torch's generator, from which the weights are drawn.
+    """
+
+    source: PortSource
+    world_size: int
+    steps: int = 10
+    dtype: str = "float64"
+    seed: int = 0
+
+    @property
+    def name(self) -> str:
+        """Name of the port."""
+        return self.source.name
+
+    @cached_property
+    def port(self) -> Port:
+        """The port."""
+        return self.source.port()
+
+    @property
+    def torch_source(self) -> PortSource:
+        """The port's source; each torch rank makes the port anew."""
+        return self.source
+
+    def flax_side(self) -> FlaxSide:
+        """Build the flax side: the port's flax functions."""
+        return side_of_port(self.port, self.steps, self.dtype)
+
+    def with_dtype(self, dtype: str) -> "PortCase":
+        """Return the same case in another dtype."""
+        return dataclasses.replace(self, dtype=dtype)
+
+    def batches(self) -> Iterator[MicroBatches]:
+        """Yield every step's micro-batches, leaves (world_size, ...).
+
+        Raises:
+            InputError: the batches of two replicas differ in shape.
+        """
+        for step in range(self.steps):
+            of_ranks = [self.port.micro_batches(step, rank, "flax") for rank in range(self.world_size)]
+            _check_shapes(of_ranks, step)
+            yield _stacked(of_ranks, self.dtype)
+
+
+def _check_shapes(of_ranks: list[list[Tensors]], step: int) -> None:
+    """Raise unless all replicas' batches have the same shapes: replicas run one program."""
+    first, *others = ({name: x.shape for name, x in pieces[0].items()} for pieces in of_ranks)
+    for rank, shapes in enumerate(others, start=1):
+        if shapes != first:
+            raise InputError(f"batch({step}, {rank}): must have the shapes of rank 0, {first}, and has {shapes}")
+
+
+def _stacked(of_ranks: list[list[Tensors]], dtype: str) -> MicroBatches:
+    """Stack the micro-batches of all ranks, leaves (world_size, A - 1, B, ...) and (world_size, B, ...)."""
+
+    def stack(arrays: list[np.ndarray]) -> np.ndarray:
+        stacked = np.stack(arrays)
+        return stacked.astype(dtype) if stacked.dtype.kind == "f" else stacked
+
+    *head, last = ([pieces[i] for pieces in of_ranks] for i in range(len(of_ranks[0])))
+    lasts = {name: stack([piece[name] for piece in last]) for name in last[0]}
+    if not head:
+        return MicroBatches(None, lasts)
+    heads = {
+        name: np.stack([stack([piece[name] for piece in pieces]) for pieces in head], axis=1) for name in head[0][0]
+    }
+    return MicroBatches(heads, lasts)

@@ -1,0 +1,19 @@
+"""A port: a PyTorch training loop and its translation into JAX.
+
+A port file is plain Python whose top-level names are the fields of `Port`:
+
+    def torch_model(): return TorchNet()
+    def flax_model(): return FlaxNet(nnx.Rngs(0))
+    def torch_loss(model, batch): return F.cross_entropy(model(batch["x"]), batch["y"])
+    def flax_loss(model, batch): return softmax_cross_entropy(model(batch["x"]), batch["y"]).mean()
+    def torch_optimizer(parameters): return torch.optim.AdamW(parameters, lr=1e-3)
+    flax_optimizer = optax.adamw(1e-3, weight_decay=1e-2)
+    def batch(step, rank): return {"x": ..., "y": ...}
+
+This package imports neither framework, so that a torch rank loads jax only if the port file does.
+"""
+
+from jaxddp.parity.port.loading import PortFile, PortSource, errors_located, load_port
+from jaxddp.parity.port.port import Facts, Port
+
+__all__ = ["Facts", "Port", "PortFile", "PortSource", "errors_located", "load_port"]

@@ -1,0 +1,86 @@
+"""The question that both sides answer: the same steps, from the same weights, on the same batches.
+
+This module imports neither framework and knows neither side.
+"""
+
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from jaxddp.data.micro_batches import MicroBatches
+from jaxddp.parity.port import Port
+from jaxddp.parity.records import Record, Tensors
+
+# Stages that are recorded after every step: per replica (leading axis world_size) ...
+LOCAL_STAGES = ("local_loss", "local_gradients")
+# ... and equal on all replicas, in the order in which a step computes them.
+SHARED_STAGES = ("gradients", "clipped_gradients", "params", "buffers")
+
+
+class Question(Hashable, Protocol):
+    """A run that both sides can make."""
+
+    @property
+    def name(self) -> str:
+        """Name in reports and error messages."""
+
+    @property
+    def world_size(self) -> int:
+        """Number of replicas."""
+
+    @property
+    def steps(self) -> int:
+        """Number of optimizer steps."""
+
+    @property
+    def dtype(self) -> str:
+        """Dtype of parameters, buffers and inputs: "float64" or "float32"."""
+
+    @property
+    def torch_source(self) -> Any:
+        """`torch_side.side.Source`, which is pickled to the torch ranks and becomes a `TorchSide` there."""
+
+    def flax_side(self) -> Any:
+        """Build the `flax_side.side.FlaxSide`."""
+
+    def batches(self) -> Iterator[MicroBatches]:
+        """Yield every step's micro-batches, leaves (world_size, ...)."""
+
+    def with_dtype(self, dtype: str) -> "Question":
+        """Return the same question in another dtype."""
+
+
+class PortQuestion(Question, Protocol):
+    """A run of a user's port."""
+
+    @property
+    def port(self) -> Port:
+        """The port."""
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """A run, step by step.
+
+    Attributes:
+        start: parameters and buffers before the first step.
+        records: one per step, stage -> name -> array.
+    """
+
+    start: Tensors
+    records: Sequence[Record]
+
+    def before(self, step: int) -> Tensors:
+        """Return the parameters and buffers before a step, counted from 0."""
+        if step == 0:
+            return self.start
+        return {**self.records[step - 1]["params"], **self.records[step - 1]["buffers"]}
+
+
+def micro_batches_of(batch: MicroBatches, rank: int) -> list[Tensors]:
+    """Return one replica's micro-batches as a list, as a torch training loop iterates over them."""
+    last = {name: array[rank] for name, array in batch.last.items()}
+    if batch.head is None:
+        return [last]
+    count = next(iter(batch.head.values())).shape[1]
+    return [{name: array[rank, i] for name, array in batch.head.items()} for i in range(count)] + [last]
