@@ -68,6 +68,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Mark as large what `one_in` leaves out of `make test`; keep one third of the tests if `--third` asks for it."""
     seen: Counter[tuple[Path, str]] = Counter()
     for item in items:
+        if item.get_closest_marker("large"):
+            continue
         for mark in item.iter_markers("one_in"):
             test = item.path, item.name.partition("[")[0]
             if (seen[test] - mark.kwargs.get("first", 0)) % mark.args[0]:

@@ -7,7 +7,6 @@ import pytest
 
 from jaxddp.parity.question import SHARED_STAGES
 from tests.support.cases import small_case
-from tests.support.selection import one_in
 from tests.support.trajectories import compare, on_one_replica, run_jax, whole_batch
 
 TOLERANCE = 1e-12  # [2e-15]
@@ -35,7 +34,8 @@ def test_ddp_on_8_ranks_is_one_process(model, pool):
     assert compare(many, one, TOLERANCE, SHARED_STAGES).equal
 
 
-@pytest.mark.parametrize("model", one_in(2, ["char_mlp", "convnet"]))
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("model", ["char_mlp", "convnet"])
 def test_synchronised_batch_norm_on_4_devices_is_torch_on_the_whole_batch(model, pool):
     case = small_case(model, world_size=4, sync_batch_norm=True)
     weights = case.initial_weights()

@@ -19,7 +19,6 @@ from jaxddp.errors import InputError
 from jaxddp.models.mlp import MLP
 from jaxddp.nn.torch_weights import load_weights
 from jaxddp.train import main
-from tests.support.selection import one_in
 from torch_ref.config import TorchConfig
 from torch_ref.launch import launch
 from torch_ref.train import train as torch_train
@@ -78,7 +77,7 @@ def test_orthogonalize_returns_an_orthonormal_basis_of_the_columns(rank: int) ->
 
 
 @pytest.mark.large
-@pytest.mark.parametrize("warm_start", one_in(2, [True, False]))
+@pytest.mark.parametrize("warm_start", [True, False])
 def test_virtual_replicas_compute_the_same_parameters(warm_start: bool) -> None:
     hook = comm_hooks.powerSGD(matrix_approximation_rank=2, start_power_sgd_iter=2, warm_start=warm_start)
     params = []

@@ -1,4 +1,4 @@
-"""Configuration and command line: every bad value gets one line that says what would be right."""
+"""Configuration and command line: each bad value raises an error of one line that says what would be right."""
 
 import dataclasses
 import io
@@ -116,7 +116,7 @@ CHOICES |= {"comm_hook": COMM_HOOKS, "amp": AMP}
     ],
     ids=str,
 )
-def test_a_bad_value_is_named_with_what_would_be_right(fields: dict[str, Any], message: str) -> None:
+def test_an_error_names_the_bad_value_and_the_right_ones(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError) as caught:
         TrainConfig(**fields).check_used(beside=TrainConfig())
     assert str(caught.value).startswith(message)
@@ -132,7 +132,7 @@ AT_LEAST_ZERO += " min_compression_rate"
 @pytest.mark.parametrize(
     ("name", "least"), [(n, 1) for n in AT_LEAST_ONE.split()] + [(n, 0) for n in AT_LEAST_ZERO.split()]
 )
-def test_numbers_have_a_least_value(name: str, least: int) -> None:
+def test_a_number_below_its_minimum_is_refused(name: str, least: int) -> None:
     TrainConfig(**{name: least})
     with pytest.raises(InputError, match=f"^{flag(name)} {least - 1}: must be at least {least}$"):
         TrainConfig(**{name: least - 1})
@@ -141,7 +141,7 @@ def test_numbers_have_a_least_value(name: str, least: int) -> None:
 @pytest.mark.parametrize(
     ("choice", "option"), [(choice, option) for choice, options in BELONGS_TO.items() for option in options]
 )
-def test_an_option_that_would_change_nothing_is_refused(choice: str, option: str) -> None:
+def test_an_option_without_effect_is_refused(choice: str, option: str) -> None:
     value = SAMPLES.get(option, option in FLAGS or 2)
     takers = BELONGS_TO[choice][option]
     for name in CHOICES[choice]:
@@ -150,7 +150,7 @@ def test_an_option_that_would_change_nothing_is_refused(choice: str, option: str
             TrainConfig(**fields | NEEDED.get(option, {})).check_used(beside=TrainConfig())
         else:
             config = TrainConfig(**fields)
-            config.check_used(beside=config)  # a resumed run may have it
+            config.check_used(beside=config)  # the saved config of a resumed run may have it
             message = f"{flag(option)[2:]}.*: only for {flag(choice)} .*{takers[-1]}, not {name}$"
             with pytest.raises(InputError, match=message):
                 config.check_used(beside=TrainConfig())
@@ -160,7 +160,7 @@ def test_an_option_that_would_change_nothing_is_refused(choice: str, option: str
     ("batch", "accumulation", "world_size", "near"),
     [(33, 1, 2, "32 or 34"), (32, 3, 4, "24 or 36"), (3, 2, 2, "4"), (1, 1, 8, "8")],
 )
-def test_a_batch_that_cannot_be_divided_is_refused_with_its_neighbours(
+def test_an_indivisible_batch_size_is_refused_and_the_nearest_ones_are_named(
     batch: int, accumulation: int, world_size: int, near: str
 ) -> None:
     config = TrainConfig(global_batch_size=batch, accumulation_steps=accumulation)
@@ -171,11 +171,11 @@ def test_a_batch_that_cannot_be_divided_is_refused_with_its_neighbours(
         config.per_replica_batch_size(world_size)
 
 
-def test_a_batch_is_divided_among_replicas() -> None:
+def test_the_global_batch_is_divided_by_the_world_size() -> None:
     assert TrainConfig(global_batch_size=24, accumulation_steps=3).per_replica_batch_size(4) == 6
 
 
-def test_no_name_is_near() -> None:
+def test_a_name_unlike_any_other_gets_no_suggestion() -> None:
     with pytest.raises(InputError, match=r"^--model zzzzzz: unknown \(one of mlp\)$"):
         check_name("--model", "zzzzzz", ["mlp"])
 
@@ -216,14 +216,14 @@ def test_flags_become_fields() -> None:
         ("--resume=nowhere", "--resume=nowhere: holds no run (no config.json there)".replace("=", " ")),
     ],
 )
-def test_a_bad_flag_is_one_line(argv: str, message: str) -> None:
+def test_a_bad_flag_is_an_error_of_one_line(argv: str, message: str) -> None:
     with pytest.raises(InputError) as caught:
         parse(*argv.split())
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
 
 
-def test_a_bad_flag_is_one_line_where_the_terminal_has_no_boxes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bad_flag_is_an_error_of_one_line_on_an_ascii_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
     with pytest.raises(InputError, match=r"^--mdoel: unknown flag; did you mean --model\?$"):
         parse("--mdoel", "mlp")
@@ -231,14 +231,14 @@ def test_a_bad_flag_is_one_line_where_the_terminal_has_no_boxes(monkeypatch: pyt
 
 @dataclasses.dataclass(frozen=True)
 class Words:
-    """Any dataclass, with a word and a flag."""
+    """A dataclass with a positional argument and flags."""
 
     path: Positional[Path]
     steps: int
     quiet: bool = False
 
 
-def test_words_and_flags_of_any_dataclass() -> None:
+def test_any_dataclass_is_parsed_from_positional_arguments_and_flags() -> None:
     expected = Words(Path("a"), 3, quiet=True)
     assert cli.parse_plain(Words, ["a", "--steps", "3", "--quiet"], "prog") == expected
     assert cli.parse_plain(Words, ["--no-quiet"], "prog", default=expected) == Words(Path("a"), 3)
@@ -253,13 +253,13 @@ def test_words_and_flags_of_any_dataclass() -> None:
         ("a --steps 3 --quite", "--quite: unknown flag; did you mean --quiet?"),
     ],
 )
-def test_words_and_flags_that_are_missing_or_too_many_are_one_line(argv: str, message: str) -> None:
+def test_missing_and_superfluous_arguments_are_errors_of_one_line(argv: str, message: str) -> None:
     with pytest.raises(InputError) as caught:
         cli.parse_plain(Words, argv.split(), "prog")
     assert str(caught.value) == message
 
 
-def test_resume_takes_the_saved_config_and_flags_beside_it(tmp_path: Path) -> None:
+def test_resume_takes_the_saved_config_and_further_flags_override_it(tmp_path: Path) -> None:
     save_config(TrainConfig(epochs=3, lr=0.5), tmp_path)
     expected = TrainConfig(epochs=9, lr=0.5, resume=str(tmp_path))
     assert parse("--resume", str(tmp_path), "--epochs", "9") == parse(f"--resume={tmp_path}", "--epochs=9") == expected
@@ -298,14 +298,14 @@ def test_errors_become_a_line_and_an_exit_code(
     assert capsys.readouterr().err == line + "\n"
 
 
-def test_a_mistake_of_ours_is_not_hidden() -> None:
+def test_a_programming_error_is_not_caught() -> None:
     with pytest.raises(ZeroDivisionError), cli.one_line_errors(show_traceback=False):
         1 / 0  # noqa: B018
 
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("traceback", [False, True])
-def test_a_bad_flag_ends_the_program_with_one_line_and_code_2(traceback: bool) -> None:
+def test_a_bad_flag_ends_the_program_with_one_line_and_exit_code_2(traceback: bool) -> None:
     command = [sys.executable, "-m", "jaxddp.train", "--epochs", "-1", *["--traceback"] * traceback]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (result.returncode, result.stdout) == (2, "")

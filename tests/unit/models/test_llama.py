@@ -1,4 +1,4 @@
-"""The Llama classifier against that of transformers: logits, loss and gradients in float64, logits in 16 bits."""
+"""LlamaForSequenceClassification against transformers: logits, loss, gradients in float64, logits in 16 bits."""
 
 import dataclasses
 from collections.abc import Callable, Iterator

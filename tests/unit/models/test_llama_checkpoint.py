@@ -1,4 +1,4 @@
-"""The Llama classifier from a Hugging Face checkpoint folder, and errors that name what does not fit."""
+"""Llama classifiers from Hugging Face checkpoint folders, and errors that name what does not fit."""
 
 import json
 from pathlib import Path

@@ -104,7 +104,7 @@ def test_batch_norm_equals_torch_over_several_steps(shape: tuple[int, ...], twin
 
 
 def test_flax_batch_norm_tracks_another_variance() -> None:
-    """The running variance of flax is biased."""
+    """Flax tracks the biased variance, torch the unbiased one."""
     x = jnp.asarray(normal(6, 5), "float32")
     bn, flax_bn = layers.BatchNorm(5), nnx.BatchNorm(5, momentum=0.9, rngs=nnx.Rngs(0))
     assert distance(flax_bn(x), bn(x)) < FLOAT32_TOLERANCE

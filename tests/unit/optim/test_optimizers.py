@@ -17,7 +17,6 @@ from jaxddp.config import TrainConfig
 from jaxddp.config.choices import OPTIMIZERS
 from jaxddp.errors import InputError
 from jaxddp.optim import schedules
-from tests.support.selection import one_in
 
 Trajectory = dict[str, np.ndarray]  # name -> the parameter after each step, (STEPS, *shape)
 Scheduler = Callable[[torch.optim.Optimizer], Any]
@@ -217,7 +216,8 @@ FAULTS: dict[str, tuple[optax.GradientTransformation, str, dict[str, Any], Sched
 }
 
 
-@pytest.mark.parametrize("fault", one_in(2, FAULTS))
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("fault", FAULTS)
 def test_the_float64_comparison_catches(fault: str, x64: None) -> None:
     faulty, name, options, scheduler = FAULTS[fault]
     assert deviation(run_jax(faulty), run_torch(name, options, scheduler)) > FAULT

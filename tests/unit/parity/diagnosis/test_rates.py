@@ -15,7 +15,6 @@ from jaxddp.parity.diagnosis.optimizer.explain import FLOOR, OptimizerEvidence, 
 from jaxddp.parity.diagnosis.optimizer.update import NEAR
 from tests.support.optimizer_ports import Planted, adam, adamw, decayed, momentum, planted, rmsprop
 from tests.support.optimizer_runs import run
-from tests.support.selection import one_in
 
 EXPONENTIAL = partial(ExponentialLR, gamma=0.9)
 COSINE = partial(LambdaLR, lr_lambda=lambda n: (n + 1) / 4 if n < 3 else (1 + math.cos(math.pi * (n - 3) / 27)) / 2)
@@ -63,7 +62,7 @@ def test_a_rate_in_float32_is_no_difference(torch_optimizer: Any, flax_optimizer
 
 
 @pytest.mark.large
-@pytest.mark.parametrize("case", one_in(4, FAULTY))
+@pytest.mark.parametrize("case", FAULTY)
 def test_with_a_rate_in_float32_a_mistake_is_named(case: Planted) -> None:
     evidence = case.evidence()
     assert not explain(evidence).named
