@@ -11,10 +11,10 @@ from jaxddp.parity.cases import PortCase
 from jaxddp.parity.checking import report_on
 from jaxddp.parity.diagnosis.explain import explain
 from jaxddp.parity.findings import Difference
+from jaxddp.parity.port import PortSource
 from jaxddp.parity.records import Lazy, Record, Records
 from jaxddp.parity.report.report import Report
 from jaxddp.parity.runs import Runs
-from jaxddp.parity.torch_side.side import PortSource
 from jaxddp.parity.workers import Workers
 
 NUMERIC = ("fast_variance", "decay_rounded_away", "reduced_precision_matmul")  # that float32 may be needed for
