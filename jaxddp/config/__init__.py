@@ -1,4 +1,4 @@
-"""Options of a training run: declared, checked and grouped. Framework-free."""
+"""Configuration of a training run, without a framework."""
 
 from jaxddp.config.config import TrainConfig
 

@@ -1,4 +1,4 @@
-"""Every option of a training run, looked at once: one line for what is wrong, that says what would be right."""
+"""Checks of a training run's options: names, ranges and combinations, each error one line that says what is right."""
 
 import dataclasses
 import math
@@ -29,7 +29,7 @@ COMMON_STEP = ("comm_hook", "loss_normalization", "ema_decay", "shard_optimizer"
 
 
 def check_names(config: TrainOptions) -> None:
-    """Each choice is one of those that there are."""
+    """Raise `InputError` unless each named choice is known."""
     check_name("--model", config.model, MODELS)
     check_name("--dataset", config.dataset, DATASETS)
     check_name("--optimizer", config.optimizer, OPTIMIZERS)
@@ -55,7 +55,7 @@ def check_ranges(config: TrainOptions) -> None:
 
 
 def check_combinations(config: TrainOptions) -> None:
-    """No option contradicts another."""
+    """Raise `InputError` if an option contradicts another."""
     if config.dataset == "npz" and config.data_path is None:
         raise InputError("--dataset npz: needs --data-path FILE.npz")
     if config.model == "char_mlp" and config.dataset != "names":
@@ -73,25 +73,26 @@ def check_combinations(config: TrainOptions) -> None:
         raise InputError("--schedule one_cycle: adagrad has no momentum to cycle; add --no-cycle-momentum")
     if (config.use_error_feedback or config.warm_start) and config.start_power_sgd_iter < 2:
         raise InputError(
-            f"--start-power-sgd-iter {config.start_power_sgd_iter}: must be at least 2, "
-            "or needs --no-use-error-feedback and --no-warm-start"
+            f"--start-power-sgd-iter {config.start_power_sgd_iter}: must be at least 2 "
+            "unless --no-use-error-feedback and --no-warm-start are given"
         )
     if config.amp == "fp16" and config.comm_hook in POWER_SGD and (config.use_error_feedback or config.warm_start):
         raise InputError(
-            f"--amp fp16: an overflow would stay in what --comm-hook {config.comm_hook} remembers; take bf16, "
+            f"--amp fp16: an overflow would stay in the state of --comm-hook {config.comm_hook}; use bf16, "
             "or --no-use-error-feedback and --no-warm-start"
         )
     cycled = config.schedule == "one_cycle" and config.cycle_momentum
     if config.shard_optimizer and config.optimizer == "sgd" and not (config.momentum or cycled):
-        raise InputError("--shard-optimizer: sgd without --momentum keeps nothing that could be sharded")
+        raise InputError("--shard-optimizer: sgd without --momentum has no state to shard")
     _check_local_sgd(config)
 
 
 def _check_local_sgd(config: TrainOptions) -> None:
-    """Replicas that step on their own share less."""
+    """Raise `InputError` for options that post-local SGD excludes or needs."""
     if config.start_local_sgd_iter is not None and config.amp == "fp16":
         raise InputError(
-            "--amp fp16: not beside --start-local-sgd-iter, where replicas would skip other steps; take bf16"
+            "--amp fp16: cannot be combined with --start-local-sgd-iter, where replicas would skip different steps; "
+            "use bf16"
         )
     if config.start_local_sgd_iter is None:
         if config.local_sgd_period is not None:
@@ -107,21 +108,26 @@ def check_combines_with_local_sgd(
 
     Args:
         options: a dataclass with some of the options in `COMMON_STEP`.
-        local_sgd: the option that turns post-local SGD on, for the message.
-        written: an option and its value as the user wrote them, for the message.
+        local_sgd: name of the option that turns on post-local SGD.
+        written: (option, value) -> their spelling in the message.
     """
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)
         if field.name in COMMON_STEP and value != field.default:
-            raise InputError(f"{written(field.name, value)}: not beside {local_sgd}, where replicas step on their own")
+            raise InputError(
+                f"{written(field.name, value)}: cannot be combined with {local_sgd}, where replicas step separately"
+            )
 
 
 def _check_join(config: TrainOptions) -> None:
+    """Raise `InputError` for options that `--join` excludes or needs."""
     dropping = [name for name in ("drop_last", "drop_last_batch") if getattr(config, name)]
     if config.join and dropping:
-        raise InputError(f"--join: uses every example, which {flag(dropping[0])} does not; leave one of them out")
+        raise InputError(f"--join: uses every example, and {flag(dropping[0])} drops some; remove one of the two")
     if config.join and config.buffers == "mean":
-        raise InputError("--buffers mean: not with --join, where replicas run out; must be rank0 or local")
+        raise InputError(
+            "--buffers mean: cannot be combined with --join, where replicas run out of examples; must be rank0 or local"
+        )
     if not config.divide_by_initial_world_size and not config.join:
         raise InputError("--no-divide-by-initial-world-size: only with --join")
     if not config.divide_by_initial_world_size and config.loss_normalization == "global":
@@ -132,7 +138,7 @@ def _check_join(config: TrainOptions) -> None:
 
 
 def flag(field: str) -> str:
-    """The command-line spelling of a config field.
+    """Return the command-line spelling of a config field.
 
     >>> flag("global_batch_size")
     '--global-batch-size'
@@ -141,7 +147,7 @@ def flag(field: str) -> str:
 
 
 def square_side(numbers: int) -> int:
-    """The side of the smallest square with room for so many numbers, as `batched_powerSGD` lays gradients out.
+    """Return the side of the smallest square with room for `numbers` elements, the layout of `batched_powerSGD`.
 
     >>> square_side(620)
     25
@@ -150,7 +156,7 @@ def square_side(numbers: int) -> int:
 
 
 def typed(field: str, value: Any) -> str:
-    """A flag and its value as they are typed.
+    """Return a flag with its value, as on the command line.
 
     >>> typed("hidden_sizes", (8, 0)), typed("cycle_momentum", False)
     ('--hidden-sizes 8 0', '--no-cycle-momentum')

@@ -1,4 +1,4 @@
-"""What the options of a training run can be, and which of them belong together."""
+"""Values of the named options of a training run, and the choices that each option belongs to."""
 
 MODELS = ("linear", "mlp", "char_mlp", "convnet")
 DATASETS = ("digits", "linear", "names", "npz")
@@ -15,11 +15,11 @@ DTYPES = ("float32", "float64")
 AMP = ("none", "bf16", "fp16")
 PLATFORMS = ("cpu", "gpu")
 
-IGNORE_INDEX = -100  # torch's cross_entropy leaves these labels out, and so do we
+IGNORE_INDEX = -100  # label without a loss, torch's default in cross_entropy
 DEFAULT_CPU_DEVICES = 2
 DEFAULT_LOCAL_SGD_PERIOD = 4
 
-# Which choices an option belongs to; beside any other it would change nothing, so it is refused.
+# Choices with which an option has an effect; with any other choice it is an error.
 BELONGS_TO: dict[str, dict[str, tuple[str, ...]]] = {
     "dataset": {
         "data_path": ("names", "npz"),
@@ -69,10 +69,10 @@ BELONGS_TO: dict[str, dict[str, tuple[str, ...]]] = {
     },
 }
 OPTIMIZER_OPTIONS = ("lr", "weight_decay", *BELONGS_TO["optimizer"])
-# torch's default learning rates: schedules need the number, the optimizers know it themselves.
+# torch's default learning rates, which the schedules need.
 DEFAULT_LR = {"sgd": 1e-3, "adam": 1e-3, "adamw": 1e-3, "adagrad": 1e-2, "rmsprop": 1e-2}
 
-# What a resumed run must keep: its checkpoint and its place in the data would mean something else.
+# Options that a resumed run must keep, because its checkpoint or its position in the data depends on them.
 KEPT_ON_RESUME = (
     *("dataset", "num_examples", "num_features", "num_classes", "context_length"),
     *("model", "hidden_sizes", "embedding_size", "buffers", "weights", "optimizer", "amsgrad", "centered"),

@@ -1,7 +1,6 @@
-"""The configuration of a training run: its options (`jaxddp.config.options`), checked once, and what follows from them.
+"""Configuration of a training run: checked options (`jaxddp.config.options`) and the values derived from them.
 
-The same configuration drives `python -m jaxddp.train` and `python -m torch_ref.train`, so
-this module knows neither jax nor torch.
+`python -m jaxddp.train` and `python -m torch_ref.train` share it, so it imports neither jax nor torch.
 """
 
 import math
@@ -25,8 +24,8 @@ from jaxddp.errors import InputError
 class TrainConfig(TrainOptions):
     """Data-parallel training: one replica of the model per device, gradients averaged.
 
-    Flags left out keep PyTorch's defaults. The same flags work for jaxddp.train and
-    torch_ref.train. --traceback shows where in the code an error came from.
+    Optimizer options default to PyTorch's. jaxddp.train and torch_ref.train take the same flags.
+    --traceback shows where in the code an error was raised.
     """
 
     def __post_init__(self) -> None:
@@ -35,7 +34,7 @@ class TrainConfig(TrainOptions):
         check_combinations(self)
 
     def optimizer_options(self) -> dict[str, Any]:
-        """The optimizer options that were set, under torch's names; the rest keep torch's defaults.
+        """Return the optimizer options that differ from torch's defaults, by torch's names.
 
         >>> TrainConfig(optimizer="sgd", lr=0.1, nesterov=True, momentum=0.9).optimizer_options()
         {'lr': 0.1, 'momentum': 0.9, 'nesterov': True}
@@ -44,7 +43,7 @@ class TrainConfig(TrainOptions):
         return {name: value for name, value in values.items() if value is not None and value is not False}
 
     def power_sgd_options(self) -> dict[str, Any]:
-        """What the PowerSGD hook is made with, the one that `comm_hook` names.
+        """Return the arguments of the PowerSGD hook that `comm_hook` names.
 
         >>> TrainConfig(comm_hook="batched_powerSGD", warm_start=False).power_sgd_options()["warm_start"]
         False
@@ -54,21 +53,21 @@ class TrainConfig(TrainOptions):
 
     @property
     def base_lr(self) -> float:
-        """The learning rate that the schedule scales (one_cycle: its peak)."""
+        """Learning rate that the schedule scales (one_cycle: its peak)."""
         return DEFAULT_LR[self.optimizer] if self.lr is None else self.lr
 
     @property
     def averaging_period(self) -> int:
-        """Optimizer steps between two averagings of the parameters, in post-local SGD."""
+        """Optimizer steps between averagings of the parameters, in post-local SGD."""
         return DEFAULT_LOCAL_SGD_PERIOD if self.local_sgd_period is None else self.local_sgd_period
 
     @property
     def agreement(self) -> str:
-        """What the last line of a run says of its replicas."""
+        """Note on the replicas in the last line of a run."""
         return "replicas identical" if self.start_local_sgd_iter is None else "mean of the replicas' parameters"
 
     def with_scaled_lr(self, world_size: int) -> Self:
-        """The same with the rate that `lr_scaling` makes of it for so many replicas.
+        """Return the configuration with its learning rate scaled for `world_size` replicas by `lr_scaling`.
 
         >>> TrainConfig(lr=0.1, lr_scaling="sqrt").with_scaled_lr(4).lr
         0.2
@@ -77,26 +76,26 @@ class TrainConfig(TrainOptions):
         return replace(self, lr=self.base_lr * factor, lr_scaling="none")
 
     def per_replica_batch_size(self, world_size: int) -> int:
-        """Examples of one replica and optimizer step; `InputError` if replicas do not divide the batch."""
+        """Return the examples per replica and optimizer step; raise `InputError` if the batch cannot be divided."""
         parts = world_size * self.accumulation_steps
         if self.global_batch_size % parts:
             lower = self.global_batch_size // parts * parts
             near = f"{lower} or {lower + parts}" if lower else f"{parts}"
             raise InputError(
-                f"--global-batch-size {self.global_batch_size}: {world_size} replicas x "
-                f"{self.accumulation_steps} accumulation steps do not divide it; {near} would do"
+                f"--global-batch-size {self.global_batch_size}: must be divisible by {world_size} replicas x "
+                f"{self.accumulation_steps} accumulation steps; {near} would do"
             )
         return self.global_batch_size // world_size
 
     def check_square(self, numbers: int) -> None:
-        """Raise `InputError` if the square that `batched_powerSGD` makes of so many gradient elements is too small."""
+        """Raise `InputError` if the square of `batched_powerSGD` for `numbers` gradient elements is below the rank."""
         side = square_side(numbers)
         if self.comm_hook == "batched_powerSGD" and self.matrix_approximation_rank > side:
             rank = typed("matrix_approximation_rank", self.matrix_approximation_rank)
             raise InputError(f"{rank}: must be at most {side}, the side of a square of {numbers} gradient elements")
 
     def check_used(self, beside: "TrainConfig") -> None:
-        """Raise `InputError` for an option that is not as in `beside` and yet would change nothing."""
+        """Raise `InputError` for an option that differs from `beside` and has no effect."""
         for choice, options in BELONGS_TO.items():
             for option, takers in options.items():
                 value, chosen = getattr(self, option), getattr(self, choice)
@@ -105,17 +104,17 @@ class TrainConfig(TrainOptions):
                     raise InputError(f"{typed(option, value)}: only for {flag(choice)} {some}, not {chosen}")
 
     def check_resumes(self, saved: "TrainConfig") -> None:
-        """Raise `InputError` if this run cannot go on from a checkpoint of `saved`."""
+        """Raise `InputError` if this run cannot continue from a checkpoint of `saved`."""
         stateful = {self.comm_hook, saved.comm_hook} & set(POWER_SGD)
         for name in (*KEPT_ON_RESUME, *(("comm_hook",) if stateful else ())):
             new, old = getattr(self, name), getattr(saved, name)
             if new != old:
                 before = "its default" if old is None else typed(name, old)
-                raise InputError(f"{typed(name, new)}: the run in {self.resume} goes on with {before} only")
+                raise InputError(f"{typed(name, new)}: the run in {self.resume} must continue with {before}")
         own = ["parameters"] * (self.start_local_sgd_iter is not None) + ["buffers"] * (self.buffers == "local")
-        own += ["errors of its --comm-hook"] * bool(stateful)
+        own += ["--comm-hook states"] * bool(stateful)
         if own and self.devices != saved.devices:
             raise InputError(
-                f"{typed('devices', self.devices)}: the run in {self.resume} has {own[0]} of "
-                f"{saved.devices} replicas, each its own; must be {saved.devices}"
+                f"{typed('devices', self.devices)}: the run in {self.resume} has separate {own[0]} for "
+                f"{saved.devices} replicas; must be {saved.devices}"
             )

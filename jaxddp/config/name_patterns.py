@@ -1,4 +1,4 @@
-"""Parameters chosen by patterns of their names, as a shell chooses files; this knows neither jax nor torch."""
+"""Selection of parameters by shell-style patterns of their names."""
 
 import difflib
 from collections.abc import Iterable
@@ -8,10 +8,10 @@ from jaxddp.errors import InputError, listed
 
 
 def matching(option: str, patterns: Iterable[str], names: Iterable[str]) -> list[str]:
-    """The names that a pattern matches, in their own order.
+    """Return the names that any pattern matches, in the order of `names`.
 
     Args:
-        option: what the patterns were given as, for the message.
+        option: name of the option that holds the patterns, for the message.
 
     Raises:
         InputError: a pattern matches no name.
@@ -24,15 +24,17 @@ def matching(option: str, patterns: Iterable[str], names: Iterable[str]) -> list
         if not any(fnmatchcase(name, pattern) for name in names):
             near = difflib.get_close_matches(pattern, names, n=1, cutoff=0.3)
             hint = f"; did you mean {near[0]}?" if near else ""
-            raise InputError(f"{option} {pattern}: matches no parameter{hint} (they are {listed(names, joint=', ')})")
+            raise InputError(
+                f"{option} {pattern}: matches no parameter{hint} (parameters: {listed(names, joint=', ')})"
+            )
     return [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
 
 
 def frozen_names(option: str, patterns: Iterable[str], names: Iterable[str]) -> list[str]:
-    """The names of the parameters to freeze: those that match, as long as others are left to train.
+    """Return the names of the parameters to freeze: those that match a pattern.
 
     Raises:
-        InputError: a pattern matches no name, or together they match every name.
+        InputError: a pattern matches no name, or the patterns together match every name.
 
     >>> frozen_names("--freeze", ["*"], ["weight", "bias"])
     Traceback (most recent call last):

@@ -1,6 +1,6 @@
-"""Every knob of a training run: its flag, its default and its help, in the groups that `--help` shows.
+"""Options of a training run: one field per flag, with its default and its help, in the groups of `--help`.
 
-What may be combined is said in `jaxddp.config.checks`; this module knows neither jax nor torch.
+`jaxddp.config.ranges` and `jaxddp.config.checks` hold the rules for their values.
 """
 
 from dataclasses import dataclass
@@ -8,208 +8,208 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Data:
-    """What is learned."""
+    """Training and test data."""
 
     dataset: str = "digits"
-    """digits | linear | names | npz."""
+    """digits | linear | names | npz: handwritten digits, a synthetic linear problem, names, or arrays from a file."""
     data_path: str | None = None
-    """names: a text file with one name per line. npz: a file with x_train, y_train, x_test, y_test."""
+    """names: text file with one name per line. npz: file with x_train, y_train, x_test, y_test."""
     num_examples: int = 1000
     """linear: number of training examples."""
     num_features: int = 10
-    """linear: length of an input vector."""
+    """linear: number of input features."""
     num_classes: int = 3
-    """linear: number of labels."""
+    """linear: number of classes."""
     context_length: int = 3
-    """names: how many characters predict the next one."""
+    """names: number of characters from which the next one is predicted."""
 
 
 @dataclass(frozen=True)
 class Model:
-    """What learns it, and where it starts."""
+    """Model and initial weights."""
 
     model: str = "mlp"
     """linear | mlp | char_mlp | convnet."""
     hidden_sizes: tuple[int, ...] | None = None
-    """Hidden widths; convnet: channels. None: the model's own (mlp 128 128, char_mlp 64, convnet 16 32)."""
+    """Widths of the hidden layers; convnet: channels. None: mlp 128 128, char_mlp 64, convnet 16 32."""
     embedding_size: int = 10
-    """char_mlp: length of a character's vector."""
+    """char_mlp: size of a character embedding."""
     dropout: float = 0.0
-    """Share of hidden activations that training sets to zero, the others growing by 1 / (1 - share) instead."""
+    """Probability p of zeroing a hidden activation in training; the others are scaled by 1 / (1 - p)."""
     dropout_masks: str = "replica"
-    """replica | shared | example: each replica draws its own, all the same, or each example its own on any devices."""
+    """replica | shared | example: masks per replica, the same for all, or per example for any world size."""
     sync_batch_norm: bool = False
-    """BatchNorm statistics over all replicas instead of each replica's own."""
+    """Compute BatchNorm statistics over all replicas instead of per replica."""
     weights: str | None = None
-    """Start from this .safetensors file (torch's tensor names) instead of torch's initial weights."""
+    """Initial weights from a .safetensors file with torch's tensor names. None: torch's random initialization."""
     freeze: tuple[str, ...] = ()
-    """Patterns of torch's names of parameters that do not learn: 'layers.0.*' '*.bias'."""
+    """Freeze the parameters whose torch names match a pattern: 'layers.0.*' '*.bias'."""
 
 
 @dataclass(frozen=True)
 class Optimizer:
-    """What an update is made of. None: torch's default."""
+    """Optimizer, with torch's options. None: torch's default."""
 
     optimizer: str = "adam"
     """sgd | adam | adamw | adagrad | rmsprop."""
     lr: float | None = None
     """Learning rate."""
     lr_scaling: str = "none"
-    """none | linear | sqrt: the rate as it is, times the replicas, or times their square root."""
+    """none | linear | sqrt: multiply the learning rate by 1, the world size, or its square root."""
     momentum: float | None = None
-    """sgd, rmsprop."""
+    """sgd, rmsprop: momentum factor."""
     dampening: float | None = None
-    """sgd."""
+    """sgd: dampening of the momentum."""
     nesterov: bool = False
-    """sgd."""
+    """sgd: Nesterov momentum."""
     weight_decay: float | None = None
-    """L2 penalty; adamw: decoupled decay."""
+    """L2 penalty; adamw: decoupled weight decay."""
     betas: tuple[float, float] | None = None
-    """adam, adamw."""
+    """adam, adamw: decay rates of the two moments."""
     eps: float | None = None
-    """adam, adamw, adagrad, rmsprop."""
+    """adam, adamw, adagrad, rmsprop: term added to the denominator."""
     amsgrad: bool = False
-    """adam, adamw."""
+    """adam, adamw: AMSGrad."""
     alpha: float | None = None
-    """rmsprop: decay of the squared average."""
+    """rmsprop: decay rate of the squared average."""
     centered: bool = False
-    """rmsprop."""
+    """rmsprop: normalize by an estimate of the gradient's variance."""
     lr_decay: float | None = None
-    """adagrad."""
+    """adagrad: decay of the learning rate."""
     initial_accumulator_value: float | None = None
-    """adagrad."""
+    """adagrad: initial value of the sum of squares."""
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """The learning rate over time, counted in optimizer steps."""
+    """Learning-rate schedule, in optimizer steps."""
 
     schedule: str = "constant"
     """constant | step | warmup_cosine | one_cycle."""
     step_size: int = 100
-    """step: optimizer steps between two decays."""
+    """step: optimizer steps between decays."""
     gamma: float = 0.1
-    """step: factor of each decay."""
+    """step: factor by which a decay multiplies the learning rate."""
     warmup_steps: int = 0
-    """warmup_cosine: optimizer steps of linear warm-up from a third of the rate."""
+    """warmup_cosine: steps of linear warm-up from a third of the learning rate."""
     min_lr: float = 0.0
-    """warmup_cosine: rate at the end."""
+    """warmup_cosine: learning rate at the end."""
     cycle_momentum: bool = True
-    """one_cycle: let momentum (Adam: beta1) run against the rate, as torch does."""
+    """one_cycle: cycle the momentum (Adam: beta1) inversely to the learning rate, as torch does."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """An optimizer step."""
+    """Training loop and optimizer step."""
 
     epochs: int = 30
     """Passes over the training set."""
     global_batch_size: int = 32
-    """Examples per optimizer step, of all replicas; must be divisible by replicas x accumulation steps."""
+    """Examples per optimizer step over all replicas; a multiple of world size x accumulation steps."""
     accumulation_steps: int = 1
-    """Micro-batches per replica and optimizer step; one all-reduce for all of them."""
+    """Micro-batches per replica and optimizer step, with one all-reduce."""
     loss_normalization: str = "ddp"
-    """ddp: mean of the replicas' means, as torch DDP. global: sum over all valid elements / their number."""
+    """ddp | global: mean of the replicas' mean losses, as in torch DDP, or mean over all valid elements."""
     clip_grad_norm: float | None = None
-    """Clip the averaged gradient to this global norm."""
+    """Maximum global norm of the averaged gradient. None: no clipping."""
     ema_decay: float | None = None
-    """Keep a moving average of the parameters with this decay; it is evaluated and saved beside them."""
+    """Decay of an exponential moving average of the parameters, also evaluated and saved. None: no average."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """Which replica sees which example when."""
+    """Order of the examples and their distribution over the replicas."""
 
     shuffle: bool = True
-    """Shuffle each epoch."""
+    """Reshuffle the training set every epoch."""
     seed: int = 0
-    """Initial weights and sample order; the same numbers as torch draws for it."""
+    """Seed of the initial weights and the sample order; both equal torch's for the same seed."""
     drop_last: bool = False
-    """Drop the examples that do not fill all replicas instead of repeating the first ones."""
+    """Even out the replicas by dropping examples instead of repeating some (DistributedSampler's drop_last)."""
     drop_last_batch: bool = False
-    """Leave out an epoch's last step where it is smaller than the others (DataLoader's drop_last)."""
+    """Skip the last step of an epoch if its batch is incomplete (DataLoader's drop_last)."""
     join: bool = False
-    """Use each example once an epoch: replicas that have run out of them go along with nothing, as by DDP's join."""
+    """Use each example exactly once per epoch, though replicas get unequal numbers (DDP's join)."""
     divide_by_initial_world_size: bool = True
-    """join: average over all replicas; otherwise over those that still have examples."""
+    """join: average over all replicas instead of those that still have examples."""
     print_shards: bool = False
-    """Print which example goes to which replica in each step, and stop."""
+    """Print which example goes to which replica in each step, and exit."""
 
 
 @dataclass(frozen=True)
 class Communication:
-    """What replicas tell each other, and what each has of its own."""
+    """Communication between replicas."""
 
     buffers: str = "rank0"
-    """rank0 | mean | local: whose running statistics go on: rank 0's, as DDP's, their mean, or each its own."""
+    """rank0 | mean | local: keep rank 0's BatchNorm statistics, as DDP does, their mean, or each replica's."""
     comm_hook: str = "allreduce"
-    """allreduce | bf16_compress | fp16_compress | powerSGD | batched_powerSGD: how gradients travel."""
+    """allreduce | bf16_compress | fp16_compress | powerSGD | batched_powerSGD: how gradients are averaged."""
     matrix_approximation_rank: int = 1
-    """powerSGD, batched_powerSGD: columns of the two matrices that are sent for one."""
+    """powerSGD, batched_powerSGD: rank of the approximation."""
     start_power_sgd_iter: int = 1000
-    """powerSGD, batched_powerSGD: optimizer steps before that, which send whole gradients."""
+    """powerSGD, batched_powerSGD: number of first steps with uncompressed gradients."""
     min_compression_rate: float = 2.0
-    """powerSGD: compress a tensor if it makes more than so many times fewer numbers."""
+    """powerSGD: compress only tensors that shrink by more than this factor."""
     use_error_feedback: bool = True
-    """powerSGD, batched_powerSGD: add what was not sent to the next step's gradients."""
+    """powerSGD, batched_powerSGD: add the approximation error to the next step's gradients."""
     warm_start: bool = True
-    """powerSGD, batched_powerSGD: go on from the matrices of the step before instead of random ones."""
+    """powerSGD, batched_powerSGD: start from the previous step's factors instead of random ones."""
     start_local_sgd_iter: int | None = None
-    """After so many optimizer steps, replicas step on their own gradients, and average parameters (post-local SGD)."""
+    """Post-local SGD: number of first steps that average gradients; later steps average parameters. None: off."""
     local_sgd_period: int | None = None
-    """--start-local-sgd-iter: optimizer steps between two averagings. None: 4."""
+    """Post-local SGD: optimizer steps between averagings of the parameters. None: 4."""
     shard_optimizer: bool = False
-    """Each replica keeps and updates one N-th of the optimizer's state (ZeRO, torch's ZeroRedundancyOptimizer)."""
+    """Shard the optimizer state over the replicas (ZeRO, torch's ZeroRedundancyOptimizer)."""
 
 
 @dataclass(frozen=True)
 class Precision:
-    """How many digits there are."""
+    """Floating-point precision."""
 
     dtype: str = "float32"
-    """float32 | float64."""
+    """float32 | float64: type of inputs, parameters and optimizer state."""
     amp: str = "none"
-    """none | bf16 | fp16: what matrix products and convolutions are computed in; the rest stays in float32."""
+    """none | bf16 | fp16: type of matrix products and convolutions; the rest stays in float32."""
     init_scale: float = 65536.0
-    """fp16: what the loss is multiplied by at first."""
+    """fp16: initial loss scale."""
     growth_factor: float = 2.0
-    """fp16: what the scale is multiplied by after --growth-interval good steps."""
+    """fp16: factor on the loss scale after --growth-interval finite steps."""
     backoff_factor: float = 0.5
-    """fp16: what the scale is multiplied by where a gradient overflows; the step is skipped."""
+    """fp16: factor on the loss scale when a gradient overflows; the step is skipped."""
     growth_interval: int = 2000
-    """fp16: good steps in a row after which the scale grows."""
+    """fp16: consecutive finite steps after which the loss scale grows."""
 
 
 @dataclass(frozen=True)
 class Devices:
-    """Where it runs."""
+    """Devices and dispatch."""
 
     devices: int | None = None
-    """Number of replicas. None: all local GPUs, or 2 CPU devices."""
+    """Number of replicas, one per device. None: all local GPUs, or 2 CPU devices."""
     platform: str | None = None
-    """cpu | gpu. None: GPUs where there are any."""
+    """cpu | gpu. None: GPUs if there are any."""
     steps_per_dispatch: int | None = None
-    """Optimizer steps in one call of the program; jaxddp only. None: up to 32; 1 for the convnet on CPU."""
+    """Optimizer steps per call of the compiled program; jaxddp only. None: up to 32; 1 for the convnet on CPU."""
     verify_every: int = 1000
-    """Optimizer steps between two checks that all replicas are identical; 0: only at start and end."""
+    """Optimizer steps between checks that all replicas are identical. 0: only at start and end."""
 
 
 @dataclass(frozen=True)
 class Output:
-    """What is shown, and what stays."""
+    """Output, checkpoints and diagnostics."""
 
     output: str | None = None
-    """Run folder for config, metrics, curves, weights and checkpoints."""
+    """Run folder for config, metrics, curves, weights and checkpoints. None: nothing is saved."""
     resume: str | None = None
-    """Continue the run in this folder; flags beside it override its config, but for model, data and order."""
+    """Continue the run in this folder; further flags override its config, except for model, data and order."""
     checkpoint_every: int = 5
-    """Epochs between two checkpoints in the run folder; 0: only at the end."""
+    """Epochs between checkpoints in the run folder. 0: only at the end."""
     log_gradients: tuple[str, ...] = ()
-    """Patterns of torch's names of parameters whose gradients are logged: norms each step, histograms each epoch."""
+    """Log gradients of the parameters whose torch names match a pattern: norms per step, histograms per epoch."""
     detect_anomaly: bool = False
-    """Find the first parameter and the replica of a gradient that is NaN or infinite, and stop there."""
+    """Stop at the first gradient that is NaN or infinite, and report its parameter and replica."""
 
 
 @dataclass(frozen=True)
 class TrainOptions(Output, Devices, Precision, Communication, Order, Step, Schedule, Optimizer, Model, Data):
-    """All options of a training run, unchecked."""
+    """All options of a training run, without checks."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from jaxddp.errors import InputError
 
-# Ranges in the words of the error message. NaN is in none of them.
+# Ranges by their words in the error message; NaN is in none of them.
 IN_RANGE: dict[str, Callable[[Any], bool]] = {
     "at least 0": lambda x: x >= 0,
     "at least 1": lambda x: x >= 1,
@@ -48,7 +48,7 @@ def check_range(option: str, value: Any, written: str | None = None) -> None:
     Args:
         option: a name in `RANGES`.
         value: a number, or a tuple of numbers that must each be in the range.
-        written: option and value as the user wrote them, for the message. None: as an argument of a function.
+        written: spelling of option and value in the message; None: that of a function's argument.
 
     >>> check_range("ema_decay", 1.5)
     Traceback (most recent call last):
