@@ -1,7 +1,7 @@
-"""Which examples a replica was given, recognised by their values.
+"""Fingerprints, by which the examples of two loaders are recognised as the same.
 
-Two loaders may give an example other names, another dtype or another layout (NCHW, NHWC), so the
-fingerprint of an example with several axes is of its values as a set: sorted, in float32.
+Two loaders may give an example other names, another dtype or another layout (NCHW, NHWC), so values are hashed in
+float32, and the values of an example with several axes are sorted first.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,17 +9,17 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 Fingerprints = Mapping[str, np.ndarray]  # entry of a batch -> one number per example
-IDS = "ids"  # the entry of a batch that says outright which examples it holds
+IDS = "ids"  # entry of a batch that identifies its examples; no values are hashed then
 
 
 def fingerprints(micro_batches: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """One number per example and entry of a replica's batch.
+    """Compute one number per example and entry of a replica's batch.
 
     Args:
-        micro_batches: arrays by name, leaves (B, ...).
+        micro_batches: A micro-batches, arrays by name, shapes (B, ...).
 
     Returns:
-        entry -> uint64, shape (A B,); the entry "ids" alone, as it is, if there is one.
+        entry -> uint64, shape (A B,); the entry "ids" alone, unhashed, if there is one.
 
     >>> image = np.arange(6.0).reshape(1, 2, 3)
     >>> first, second = fingerprints([{"x": image}]), fingerprints([{"x": image.transpose(0, 2, 1).astype("f4")}])
@@ -66,8 +66,8 @@ def together(batch: Fingerprints, entries: Sequence[str] = ()) -> np.ndarray:
 
 
 def _hashed(array: np.ndarray) -> np.ndarray:
-    """A hash of each row's values; of the sorted ones where a row may be laid out otherwise."""
-    with np.errstate(over="ignore"):  # a mask of float64's lowest number is infinite in float32
+    """Hash each row's values; sort them first where a row has several axes, whose order may differ."""
+    with np.errstate(over="ignore"):  # float64's lowest number, common in masks, overflows float32
         rows = array.reshape(len(array), -1).astype(np.float32) + np.float32(0)  # -0.0 is 0.0
     if array.ndim > 2:
         rows = np.sort(rows, axis=1)

@@ -1,7 +1,7 @@
-"""Child processes that answer jobs: each with a time limit, all of them ended whatever happens.
+"""Child processes that run jobs, each with a time limit; all of them are ended whatever happens.
 
-What a port brings runs here and never in the process that judges it, so a port that raises, hangs
-or dies costs its own part of the report and nothing else.
+A port's code runs in children only, never in the process that judges it. A port that raises, hangs or dies
+therefore costs its part of the report and nothing else.
 """
 
 import contextlib
@@ -19,18 +19,24 @@ from typing import Any
 from jaxddp.errors import TrainingError
 from jaxddp.parity.port import errors_located
 
-Tell = Callable[[str], None]  # keeps the parent informed of where a child is
+Tell = Callable[[str], None]  # reports to the parent what a child is doing
 STARTING = 120.0  # seconds for importing a framework, before any code of a port runs; measured: 3, and 12 when busy
 
 
 class Child:
-    """A process, and what was last heard of it.
+    """A child process.
 
     Args:
-        name: as it is called in messages ("torch rank 1").
-        target: called in the process with `args` and a connection, on which it answers each job by
-            any number of ("at", where) and one ("done", answer) or ("failed", (message, traceback)).
-        preload: what takes long to import, and is imported once for all children that are given the same.
+        name: name in messages ("torch rank 1").
+        target: called in the process with `args` and a connection, on which it answers each job by any number of
+            ("at", where) and one ("done", answer) or ("failed", (message, traceback)).
+        args: first arguments of `target`.
+        preload: modules that take long to import; imported once for all children with the same `preload`.
+
+    Attributes:
+        name: name in messages.
+        where: last reported activity.
+        connection: the parent's end of the pipe.
     """
 
     def __init__(self, name: str, target: Callable[..., None], args: tuple[Any, ...], preload: Sequence[str] = ()):
@@ -42,18 +48,18 @@ class Child:
         # Not a daemon: a port's loader may have workers of its own.
         self._process = context.Process(target=_quietly, args=(target, *args, theirs))
         self._process.start()
-        theirs.close()  # so that a dead child reads as the end of the connection
+        theirs.close()  # so that the connection reads as closed once the child is dead
         self.name = name
         self.where = "starting"
 
     def give(self, job: Any) -> None:
-        """Send a job, or None to end; a child that is dead already is noticed by `answers`."""
+        """Send a job, or None to end; a dead child is reported by `answers`."""
         self.where = "starting"
         with contextlib.suppress(ConnectionError):
             self.connection.send(job)
 
     def died(self) -> str:
-        """What became of it, for a message."""
+        """Return how the process ended, as words for a message."""
         self._process.join(timeout=5)
         code = self._process.exitcode
         if code is not None and code < 0:
@@ -61,25 +67,25 @@ class Child:
         return f"ended with exit code {code}"
 
     def end(self, patience: float = 0.0) -> None:
-        """Wait so many seconds for its end, and then make an end, also of what it has started."""
+        """Wait `patience` seconds for the process to end, then kill it and every process that it has started."""
         multiprocessing.connection.wait([self._process.sentinel], timeout=patience)
-        assert self._process.pid is not None, "it was started"
-        self._process.kill()  # it may have no group of its own yet
-        # Before anybody joins it, and its number is free for others.
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # nothing is left of its group
+        assert self._process.pid is not None, "started in __init__"
+        self._process.kill()  # it may not have made its process group yet
+        # The group is killed before the join, after which its number may be reused.
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # the group is empty
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.join()
         self.connection.close()
 
 
 class ChildError(TrainingError):
-    """A child failed, died or hung.
+    """A child raised, died or hung.
 
     Attributes:
-        child: its name.
-        where: what it was doing.
-        what: what happened, in a line.
-        trace: where in the code; "" if it did not raise.
+        child: name of the child.
+        where: activity of the child.
+        what: the error, in one line.
+        trace: traceback; "" if the child did not raise.
     """
 
     def __init__(self, child: str, where: str, what: str, trace: str = ""):
@@ -88,16 +94,17 @@ class ChildError(TrainingError):
 
 
 def answers(children: Sequence[Child], timeout: float) -> list[Any]:
-    """One answer of each.
+    """Wait for one answer of each child and return the answers in the order of the children.
 
     Args:
-        timeout: seconds without a word from any of them after which they count as hanging.
+        children: children that were given a job.
+        timeout: seconds without a message from any child after which they count as hanging.
 
     Raises:
-        ChildError: one failed, died or hung. The others may wait for it: end them.
+        ChildError: a child raised, died or hung. The others may wait for it, so the caller has to end them.
     """
     waiting = {child.connection: child for child in children}
-    found: dict[str, Any] = {}
+    received: dict[str, Any] = {}
     failed: dict[str, ChildError] = {}
     deadline = time.monotonic() + timeout
     while waiting:
@@ -109,12 +116,12 @@ def answers(children: Sequence[Child], timeout: float) -> list[Any]:
                 raise ChildError(child.name, child.where, child.died()) from None
             if kind == "failed":
                 failed[child.name] = ChildError(child.name, child.where, *answer)
-            # Once one has failed the others may fail too, or wait for it in vain.
+            # Once one child has failed, the others may fail too or wait for it in vain.
             deadline = min(deadline, time.monotonic() + 2.0) if failed else time.monotonic() + timeout
             if kind == "at":
                 child.where = answer
                 continue
-            found[child.name] = answer
+            received[child.name] = answer
             del waiting[ready]  # type: ignore[arg-type]
         if time.monotonic() > deadline:
             break
@@ -123,15 +130,16 @@ def answers(children: Sequence[Child], timeout: float) -> list[Any]:
     if waiting:
         names = ", ".join(child.name for child in waiting.values())
         raise ChildError(names, next(iter(waiting.values())).where, f"no answer for {timeout:.0f} s")
-    return [found[child.name] for child in children]
+    return [received[child.name] for child in children]
 
 
 @contextlib.contextmanager
 def reported(connection: Connection, origin: str) -> Iterator[None]:
-    """In a child: whatever is raised becomes the job's answer.
+    """In a child: send whatever is raised as the job's answer.
 
     Args:
-        origin: the file of the port that runs; errors in it are told with their line.
+        connection: the child's end of the pipe.
+        origin: file of the port that runs; an error in it is reported with its line number.
     """
     try:
         with errors_located(origin):
@@ -141,8 +149,8 @@ def reported(connection: Connection, origin: str) -> Iterator[None]:
 
 
 def _quietly(target: Callable[..., None], *args: Any) -> None:
-    """Run in the child: Ctrl-C is the parent's business, who ends its children; without it they end themselves."""
-    os.setsid()  # a group of its own, with all that it starts
+    """Run `target` in the child, which ignores Ctrl-C, since the parent ends its children, and ends with the parent."""
+    os.setsid()  # a new process group, for the child and every process that it starts
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionError):  # the parent is gone

@@ -1,7 +1,7 @@
-"""What a run has shown, step by step: in files, so that no run is ever held whole.
+"""Records of a run's steps, kept in files so that no run is ever held in memory as a whole.
 
-A record is what one step showed: stage -> tensor -> array. A `RecordWriter` puts each into a
-safetensors file of its own as soon as it is made; `Records` reads back what is asked for.
+A record maps stage -> tensor name -> array, for one step. `RecordWriter` writes each record to one safetensors
+file; `Records` reads them back, a stage at a time.
 """
 
 import json
@@ -29,10 +29,10 @@ _BETWEEN = "|"  # stage | tensor
 
 
 class RecordWriter:
-    """Writes the records of one process, one after the other.
+    """Writer of one process's records.
 
     Args:
-        folder: new, or empty.
+        folder: new or empty folder.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -48,7 +48,11 @@ class RecordWriter:
         folder.mkdir(parents=True, exist_ok=True)
 
     def write(self, record: Record, **notes: Any) -> None:
-        """Add a record, with notes beside it that JSON can hold."""
+        """Write the next record, with notes that JSON can hold.
+
+        Raises:
+            TypeError: a note is not JSON serializable; nothing is written.
+        """
         tensors = {
             f"{stage}{_BETWEEN}{name}": np.ascontiguousarray(value).reshape(np.shape(value))
             for stage, of_stage in record.items()
@@ -62,11 +66,14 @@ class RecordWriter:
 
 
 class StoredRecord(Mapping[str, Tensors]):
-    """One step's record, read from the files of all processes that took part, a stage at a time.
+    """One step's record, read a stage at a time from the files of all processes that took part.
 
     Args:
-        paths: rank 0's file, and the others'.
-        stacked: stages of which each file holds one rank's; they come as (world_size, ...).
+        paths: one file per rank, rank 0's first.
+        stacked: stages that every rank recorded; their arrays are stacked to (world_size, ...). Others are rank 0's.
+
+    Attributes:
+        notes: rank 0's notes.
     """
 
     def __init__(self, paths: Sequence[Path], stacked: Sequence[str]):
@@ -92,11 +99,11 @@ class StoredRecord(Mapping[str, Tensors]):
 
 
 class Lazy(Sequence[T]):
-    """Items that are made anew whenever they are asked for, so that no more than one need be held.
+    """A sequence whose items are made at each access, so that only one at a time is held in memory.
 
     Args:
-        count: how many there are, now.
-        make: index from 0 -> the item.
+        count: returns the current length.
+        make: index from 0 -> item.
 
     >>> squares = Lazy(lambda: 3, lambda index: index**2)
     >>> squares[-1], squares[1:], list(squares)
@@ -123,31 +130,35 @@ class Lazy(Sequence[T]):
 
 
 class Records(Lazy[StoredRecord]):
-    """All records of a run so far.
+    """All records that a run has written so far.
 
     Args:
-        folders: rank 0's, and the others'.
+        folders: one folder per rank, rank 0's first.
         stacked: see `StoredRecord`.
-        owner: kept alive with the records, a temporary folder above all.
+        owner: object to keep alive with the records, such as a `Scratch` folder.
     """
 
     def __init__(self, folders: Sequence[Path], stacked: Sequence[str] = (), owner: Any = None):
         self._folders, self._owner = folders, owner
-        self._found = 0
+        self._complete = 0
         super().__init__(self._written, lambda index: StoredRecord(self._files(index), stacked))
 
     def _written(self) -> int:
-        """How many every process has written by now."""
-        while all(path.exists() for path in self._files(self._found)):
-            self._found += 1
-        return self._found
+        """Return the number of steps that every process has written."""
+        while all(path.exists() for path in self._files(self._complete)):
+            self._complete += 1
+        return self._complete
 
     def _files(self, index: int) -> list[Path]:
         return [folder / f"{index:06}.safetensors" for folder in self._folders]
 
 
 class Scratch:
-    """A folder that is gone when nobody holds it any more, or Python ends."""
+    """A temporary folder that is removed when the object is garbage-collected or Python exits.
+
+    Attributes:
+        path: the folder.
+    """
 
     def __init__(self) -> None:
         self.path = Path(tempfile.mkdtemp(prefix="jaxddp-parity-"))
@@ -155,7 +166,7 @@ class Scratch:
 
 
 def stage_norm(tensors: Mapping[str, np.ndarray]) -> float:
-    """The norm of all tensors together, of those that hold floating-point numbers.
+    """Compute the Euclidean norm of all floating-point tensors together.
 
     >>> stage_norm({"w": np.array([3.0]), "b": np.array([4.0]), "steps": np.array([12])})
     5.0
@@ -164,7 +175,7 @@ def stage_norm(tensors: Mapping[str, np.ndarray]) -> float:
 
 
 def of_loss(record: Record, stage: str) -> Tensors:
-    """A local stage as the loss alone makes it, whatever a port's own step shows of it.
+    """Return a local stage as computed from the loss alone, also where a port's `flax_step` shows another.
 
     >>> of_loss({"local_loss": {"loss": np.ones(2)}}, "local_loss")
     {'loss': array([1., 1.])}
@@ -173,7 +184,7 @@ def of_loss(record: Record, stage: str) -> Tensors:
 
 
 class _File:
-    """One process's record, open as long as somebody looks at it."""
+    """One process's record, an open file."""
 
     def __init__(self, path: Path):
         self._file = safe_open(path, "numpy")

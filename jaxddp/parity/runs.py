@@ -1,4 +1,4 @@
-"""The runs that a check makes, and what is left of them whatever happens to either side."""
+"""Runs of a check, whose records survive a failure of either side."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,26 +17,28 @@ from jaxddp.parity.torch_side.pool import torch_records
 from jaxddp.parity.torch_side.rank import Draw, Steps, Summary, rank_folder
 from jaxddp.parity.workers import Workers
 
-LOOK_AHEAD = 4  # learning rates are told for so many times the run's steps
+LOOK_AHEAD = 4  # learning rates are recorded for this many times the run's steps
 
 
 class Runs:
-    """Both sides through the same steps; a side that fails costs its part, and no more.
+    """Runs of both sides through the same steps; a failure of one side is noted and the other goes on.
+
+    A forced run starts every step from the state of the reference, which is torch's float64 run.
 
     Args:
-        case: what is compared.
-        workers: the processes.
-        seed: from which torch draws the weights.
+        case: question to both sides.
+        workers: processes in which the sides run.
+        seed: seed from which torch draws the weights.
 
     Attributes:
-        start: torch's weights before the first step; empty if there are none.
-        facts: of the training loop.
-        summary: of torch's run.
-        starts: tensors in which the port's replicas start differently -> by how much.
-        problems: what could not be done.
-        torch, jax: records in float64, jax's forced by torch's.
-        free: jax's by itself.
-        torch32, jax32: both forced, in float32.
+        start: torch's weights before the first step; empty if they could not be drawn.
+        facts: facts about the training loop.
+        summary: summary of torch's run.
+        starts: tensors in which the port's replicas start differently -> largest difference.
+        problems: runs that failed, and why.
+        torch, jax: float64 records; jax's run is forced.
+        free: float64 records of jax's free run.
+        torch32, jax32: float32 records; both runs are forced.
     """
 
     def __init__(self, case: Question, workers: Workers, seed: int = 0):
@@ -51,7 +53,7 @@ class Runs:
         self.jax, self.free, self.jax32 = self._jax("jax64"), self._jax("free"), self._jax("jax32")
 
     def in_float64(self) -> None:
-        """Torch by itself, jax by itself, jax forced by torch."""
+        """Run torch freely, jax freely, and jax forced, in float64."""
         with self._noting("torch"):
             ((self.start, self.facts),) = self._workers.torch.do(Draw(self.case.torch_source, "float64", self._seed))
         if not self.start:
@@ -59,13 +61,13 @@ class Runs:
         if self.facts.own_start:
             with self._noting("flax"):
                 self.starts = self._workers.jax.do(Starts(self.case, self.start))
-        self._by_themselves()
+        self._run_freely()
         if len(self.torch) and len(self.free):
             with self._noting("flax"):
                 self._workers.jax.do(Forced(self.case, self.start, self._path("torch64"), self._path("jax64")))
 
     def in_float32(self) -> None:
-        """Both sides once more, forced by the same reference."""
+        """Run both sides forced, in float32."""
         case = self.case.with_dtype("float32")
         ranks = [rank_folder(self._path("torch64"), rank) for rank in range(case.world_size)]
         start = {name: x.astype("float32") if x.dtype.kind == "f" else x for name, x in self.start.items()}
@@ -75,18 +77,18 @@ class Runs:
             self._workers.torch.do(forced)
 
     def evidence(self, steps: int | None = None) -> Evidence:
-        """What there is to judge and to explain by.
+        """Judge the forced run and return the evidence for a diagnosis.
 
         Args:
-            steps: only the first so many; None: all.
+            steps: number of steps to use, from the first; None: all.
         """
         torch, jax = _first(self.torch, steps), _first(self.jax, steps)
         judgement = judge(torch, jax, self.facts, self.summary.optimizer)
         paths = self._path("torch64"), self._path("jax64")
         return Evidence(self.case, self.facts, self.summary, self.start, torch, jax, *paths, judgement)
 
-    def _by_themselves(self) -> None:
-        """Torch's run, which is the reference, and jax's, side by side."""
+    def _run_freely(self) -> None:
+        """Run torch, which is the reference, and jax at the same time."""
         case = self.case
         source, folder, ahead = case.torch_source, self._path("torch64"), case.steps * LOOK_AHEAD
         reference = Steps(source, "float64", case.world_size, case.steps, folder, self.start, ahead=ahead)
@@ -95,7 +97,7 @@ class Runs:
 
     @contextmanager
     def _beside(self, job: JaxJob) -> Iterator[None]:
-        """jax at its job while torch is at its own."""
+        """Run a job of jax while the body of the `with` statement runs torch's."""
         begun = False
         with self._noting("flax"):
             self._workers.jax.start(job)
@@ -107,10 +109,11 @@ class Runs:
 
     @contextmanager
     def _noting(self, side: str) -> Iterator[None]:
+        """Turn a failure of a child into a problem, each message once per side."""
         try:
             yield
         except ChildError as error:
-            if side == "flax" and not error.trace:  # it died or hangs; one that raised goes on
+            if side == "flax" and not error.trace:  # died or hangs; a process that raised is kept
                 self._workers.end_jax()
             where = error.where if error.child == side else f"{error.child}, {error.where}"
             if (side, error.what) not in {(problem.side, problem.message) for problem in self.problems}:

@@ -1,4 +1,4 @@
-"""The processes in which both sides of a check run."""
+"""Processes in which both sides of a check run."""
 
 from types import TracebackType
 from typing import Self
@@ -8,12 +8,12 @@ from jaxddp.parity.torch_side.pool import TorchPool
 
 
 class Workers:
-    """The processes in which both sides run; a context manager that ends them all.
+    """Processes in which both sides run, started at first use; a context manager that ends them all.
 
     Args:
-        world_size: the largest that will be asked for.
-        platform: of jax; None: GPUs where there are any.
-        timeout: seconds without a word after which a process counts as hanging.
+        world_size: largest world size of any job.
+        platform: jax's platform, "cpu" or "gpu"; None: GPUs if there are enough, else the CPU.
+        timeout: seconds without a message after which a process counts as hanging.
     """
 
     def __init__(self, world_size: int, platform: str | None = None, timeout: float = 300.0):
@@ -34,22 +34,22 @@ class Workers:
             self._torch.__exit__(kind, error, trace)
 
     def end_jax(self) -> None:
-        """Make an end of jax's process, which may hang or be dead; the next job gets a new one."""
+        """End jax's process, which may hang or be dead; the next job starts a new one."""
         if self._jax is not None:
             self._jax.end()
             self._jax = None
 
     @property
     def torch(self) -> TorchPool:
-        """Torch's ranks; new ones if the last were ended."""
+        """Torch's ranks, restarted if they were ended."""
         if self._torch is None or not self._torch.alive:
-            self._start_jax()  # which takes seconds, as torch does
+            self._start_jax()  # both frameworks take seconds to import; start them side by side
             self._torch = TorchPool(self._world_size, self._timeout).__enter__()
         return self._torch
 
     @property
     def jax(self) -> JaxChild:
-        """jax's process; a new one if the last was ended."""
+        """jax's process, restarted if it was ended."""
         return self._start_jax()
 
     def _start_jax(self) -> JaxChild:

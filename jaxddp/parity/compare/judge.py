@@ -1,8 +1,8 @@
-"""Where two records part, stage by stage, each stage judged by what it was given.
+"""The first difference between two runs in each stage, with every stage judged by its inputs.
 
-A port whose gradients are summed has wrong updates too, but its optimizer is right: given those
-gradients torch's would have made the same of them. So a stage counts as different only if it
-differs from what the reference would have made of the same inputs.
+A port that sums its gradients has wrong updates too, yet its optimizer is right: given the same gradients, torch's
+optimizer would compute the same updates. A stage therefore counts as different only if it differs from what the
+reference would compute from the same inputs.
 """
 
 import math
@@ -20,10 +20,10 @@ from jaxddp.parity.port import Facts
 from jaxddp.parity.question import LOCAL_STAGES
 from jaxddp.parity.records import COUNTER, Record, StoredRecord, Tensors, of_loss, stage_norm
 
-# The largest residual that counts as equal, in float64.
+# Largest residual that counts as equal, in float64.
 ALLOWED = {
     "samples": 0.0,
-    "hyperparameters": 1e-6,  # optax keeps them in float32; measured: up to 3e-8
+    "hyperparameters": 1e-6,  # optax stores them in float32; measured: up to 3e-8
     "local_loss": 1e-12,  # measured: up to 1e-15
     "local_gradients": 1e-12,  # measured: up to 1e-15
     "gradients": 1e-12,  # measured: up to 1e-15
@@ -32,18 +32,26 @@ ALLOWED = {
     "buffers": 1e-12,  # measured: up to 1e-15
     "optimizer_state": 1e-12,  # measured: up to 1e-14
 }
-# What a port's step shows, against what its loss alone says.
+# Local stages that a port's step shows, against those computed from its loss alone.
 OWN_LOSS, OWN_LOCAL = "own_local_loss", "own_local_gradients"
 EPSILON = float(np.finfo(np.float64).eps)
-# What optax calls it, and what torch does; compared where both have it.
+# torch's names of optimizer states and hyperparameters, and optax's; compared where both sides have them.
 STATES = {"exp_avg": "mu", "exp_avg_sq": "nu", "square_avg": "nu", "grad_avg": "mu", "sum": "sum_of_squares"}
-MOMENTUM = ("buffer", "trace")  # torch's momentum_buffer; only SGD's is kept in the same units by optax
+MOMENTUM = ("buffer", "trace")  # torch's momentum_buffer; optax stores it in the same units for SGD only
 RATES = {"learning_rate": "lr", "eps": "eps", "weight_decay": "weight_decay", "momentum": "momentum"}
 
 
 @dataclass
 class Located:
-    """The first step at which a stage differs, and the tensor that differs most there."""
+    """The first step at which a stage differs, and the tensor that differs most there.
+
+    Attributes:
+        step: step, counted from 1.
+        tensor: name of the tensor.
+        residual: residual of the tensor.
+        allowed: largest residual that would count as equal.
+        detail: further words for the report.
+    """
 
     step: int
     tensor: str
@@ -54,16 +62,16 @@ class Located:
 
 @dataclass
 class Judgement:
-    """What the comparison of two records found.
+    """Result of comparing two runs.
 
     Attributes:
-        residuals: stage -> per step, per tensor, plainly jax's against torch's.
+        residuals: stage -> per step, tensor -> residual of jax's against torch's.
         update_rounding: per step, see `rounding_of_update`.
         shares: per step, see `rate_in_float32`.
-        rates_off: per step, by how much the rate is off, of the largest rate so far.
+        rates_off: per step, rounding of a float32 rate, relative to the largest rate so far.
         shapes: tensor -> shape.
-        same_examples: per step, the replicas that were given the same examples on both sides.
-        first: stage -> where it first differs from what the reference would have made of its inputs.
+        same_examples: per step, replicas that were given the same examples on both sides.
+        first: stage -> first difference from what the reference would compute from the same inputs.
     """
 
     residuals: dict[str, list[dict[str, float]]] = field(default_factory=dict)
@@ -75,16 +83,16 @@ class Judgement:
     first: dict[str, Located] = field(default_factory=dict)
 
     def results(self) -> dict[str, StageResult]:
-        """Each stage over all steps."""
+        """Return each compared stage's result over all steps."""
         return {stage: self._result(stage) for stage in ORDER if stage in self.residuals}
 
     @property
     def rate_rounding(self) -> float:
-        """How far jax's rate is off where it is a float32, at most, of the largest rate so far."""
+        """Largest rounding of a float32 rate of jax, relative to the largest rate so far."""
         return max(self.rates_off, default=0.0)
 
     def allowed(self, stage: str, step: int | None = None) -> float:
-        """The largest residual that counts as equal, at a step (from 1) or at any."""
+        """Return the largest residual that counts as equal, at a step (from 1); None: at any step."""
         if stage != "update":
             return ALLOWED.get(stage.removeprefix("own_"), 0.0)
         rounding = self.update_rounding if step is None else self.update_rounding[step - 1 : step]
@@ -101,12 +109,13 @@ class Judgement:
 
 
 def judge(torch: Sequence[StoredRecord], jax: Sequence[StoredRecord], facts: Facts, optimizer: str) -> Judgement:
-    """Compare every stage of every step that both have taken.
+    """Compare every stage of every step that both sides have taken.
 
     Args:
-        torch: the reference.
-        jax: forced by it.
-        optimizer: torch's class.
+        torch: records of the reference.
+        jax: records of the run that the reference forces.
+        facts: facts about the training loop.
+        optimizer: class name of torch's optimizer.
     """
     judgement, peak = Judgement(), 0.0
     for step, (theirs, ours) in enumerate(zip(torch, jax, strict=False), start=1):
@@ -131,9 +140,11 @@ def judge(torch: Sequence[StoredRecord], jax: Sequence[StoredRecord], facts: Fac
 def _stages(
     theirs: Record, ours: Record, facts: Facts, optimizer: str, shares: Mapping[str, float], peak: float
 ) -> Iterator[tuple[str, dict[str, float], dict[str, float]]]:
-    """(stage, residuals against torch, residuals against torch given the same inputs).
+    """Yield (stage, residuals against torch, residuals against torch given the same inputs).
 
     Args:
+        theirs, ours: records of one step, of torch and of jax.
+        facts, optimizer: see `judge`.
         shares, peak: see `rate_in_float32`.
     """
     examples = {"examples": differing_share(theirs["samples"], ours["samples"])}
@@ -164,7 +175,7 @@ def _stages(
 
 
 def rounding_of_update(record: Record) -> float:
-    """What is lost where torch's update is seen as a difference of parameters: eps |p| / |update|.
+    """Compute the rounding of an update that is a difference of parameters: eps ||p|| / ||update||.
 
     >>> rounding_of_update({"params": {"w": np.array([3.0])}, "update": {"w": np.array([1e-3])}}) < 1e-12
     True
@@ -174,7 +185,12 @@ def rounding_of_update(record: Record) -> float:
 
 
 def rate_in_float32(theirs: StoredRecord, ours: Record, peak: float) -> dict[str, float]:
-    """How much longer jax's update of a tensor is, where it is as if the rate were a float32; else 1."""
+    """Return the factor by which a float32 rate scales each of jax's updates; 1 where the rate is no float32.
+
+    Args:
+        theirs, ours: records of one step, of torch and of jax.
+        peak: largest rate up to this step.
+    """
     groups = [(group["names"], group["lr"]) for group in theirs.notes["groups"]]
     return shares_of_float32(ours["update"], theirs["update"], groups, peak)
 
@@ -185,15 +201,15 @@ def _rate_off(theirs: StoredRecord, shares: Mapping[str, float], peak: float) ->
 
 
 def shows_clipping(ours: Record, facts: Facts) -> bool:
-    """Whether the clipped gradients are to be seen, and not only what an optimizer made of them."""
+    """Return whether jax's record shows the clipped gradients, rather than only the updates that follow."""
     return "clipped_gradients" in ours and not facts.clips_inside
 
 
 def _same_examples(theirs: Record, ours: Record, facts: Facts) -> list[int]:
-    """The replicas that were given the same examples: other examples, other gradients."""
+    """Return the replicas that were given the same examples; the gradients of others cannot be compared."""
     shares = differing_shares(theirs["samples"], ours["samples"])
     same = [rank for rank, share in enumerate(shares) if share == 0]
-    # With one mean over all elements each replica's gradient depends on how many the others have.
+    # With one mean over all elements each replica's gradient depends on the other replicas' counts.
     return same if facts.loss_normalization == "ddp" or len(same) == len(shares) else []
 
 
@@ -202,23 +218,24 @@ def _of_ranks(tensors: Tensors, ranks: list[int]) -> Tensors:
 
 
 def _against(ours: Tensors, theirs: Tensors) -> dict[str, float]:
-    """Residuals of the tensors that torch has; where it has none and jax zeros, they agree."""
+    """Compute the residuals of torch's tensors; zeros of jax agree with a tensor that torch does not have."""
     theirs = {name: value for name, value in theirs.items() if not name.endswith(COUNTER)}
     unused = {name: np.zeros_like(ours[name]) for name in ours if name not in theirs and not np.any(ours[name])}
     return residuals({name: ours[name] for name in (*theirs, *unused)}, {**theirs, **unused})
 
 
-def _locate(judgement: Judgement, stage: str, step: int, found: Mapping[str, float]) -> None:
-    if stage in judgement.first or not found:
+def _locate(judgement: Judgement, stage: str, step: int, of_tensors: Mapping[str, float]) -> None:
+    """Note the stage's first difference if this step is it."""
+    if stage in judgement.first or not of_tensors:
         return
-    tensor = max(found, key=lambda name: found[name])
+    tensor = max(of_tensors, key=lambda name: of_tensors[name])
     allowed = judgement.allowed(stage, step)
-    if not found[tensor] <= allowed:
-        judgement.first[stage] = Located(step, tensor, found[tensor], allowed)
+    if not of_tensors[tensor] <= allowed:
+        judgement.first[stage] = Located(step, tensor, of_tensors[tensor], allowed)
 
 
 def _spread(theirs: Record, ours: Record, step: int) -> Iterator[tuple[str, Located]]:
-    """Stages in which the replicas do not hold the same bits."""
+    """Yield the shared stages in which the replicas do not hold the same bits."""
     by_stage: dict[str, dict[str, float]] = {}
     for key, value in ours["spread"].items():
         stage, _, name = key.partition(":")
@@ -226,14 +243,14 @@ def _spread(theirs: Record, ours: Record, step: int) -> Iterator[tuple[str, Loca
         by_stage.setdefault(stage, {})[name] = float(np.max(np.abs(value - value[:1]))) / scale
     for stage, of_stage in by_stage.items():
         if stage == "params" and not by_stage.keys() <= {"params", "buffers"}:
-            continue  # they follow from gradients that differ already
+            continue  # the parameters differ because the gradients do
         tensor = max(of_stage, key=lambda name: of_stage[name])
         detail = f"the replicas differ from each other in {len(of_stage)} tensors"
         yield ("update" if stage == "params" else stage), Located(step, tensor, of_stage[tensor], 0.0, detail)
 
 
 def _hyperparameters(theirs: Record, ours: Record, peak: float) -> dict[str, float]:
-    """What both sides show of their optimizers' settings, relative; rates relative to the largest so far."""
+    """Compute relative differences of the hyperparameters that both sides show; rates relative to the largest."""
     (group, *_), shown = theirs.notes["groups"], ours.get("hyperparameters", {})  # type: ignore[attr-defined]
     pairs = {name: (float(shown[name]), group[key]) for name, key in RATES.items() if name in shown and key in group}
     scale = {name: max(abs(b), peak if RATES[name] == "lr" else 0.0) for name, (_, b) in pairs.items()}
@@ -241,14 +258,14 @@ def _hyperparameters(theirs: Record, ours: Record, peak: float) -> dict[str, flo
 
 
 def _like(ours: Tensors, theirs: Tensors) -> Tensors:
-    """Momentum in torch's units: a chain may multiply by the rate before it or after it."""
+    """Scale jax's momentum to torch's units: an optax chain may apply the rate before or after the momentum."""
     dot, square = (sum(float(np.vdot(ours[name], x[name])) for name in ours) for x in (theirs, ours))
     return {name: value * dot / square for name, value in ours.items()} if square else ours
 
 
 def _optimizer_state(theirs: Record, ours: Record, optimizer: str) -> dict[str, float]:
-    """What both optimizers keep, in the same units."""
-    found: dict[str, float] = {}
+    """Compute the residuals of the states that both optimizers have, in the same units."""
+    state_residuals: dict[str, float] = {}
     for kind in sorted({key.partition(":")[0] for key in theirs["optimizer_state"]}):
         names = (STATES[kind],) if kind in STATES else MOMENTUM if optimizer == "SGD" else ()
         of_torch = {key: x for key, x in theirs["optimizer_state"].items() if key.startswith(kind + ":")}
@@ -256,6 +273,6 @@ def _optimizer_state(theirs: Record, ours: Record, optimizer: str) -> dict[str, 
             of_jax = {key: ours["optimizer_state"].get(key.replace(kind, name, 1)) for key in of_torch}
             if all(value is not None for value in of_jax.values()):
                 same_units = _like(of_jax, of_torch) if name in MOMENTUM else of_jax  # type: ignore[arg-type]
-                found |= _against(same_units, of_torch)  # type: ignore[arg-type]
+                state_residuals |= _against(same_units, of_torch)  # type: ignore[arg-type]
                 break
-    return found
+    return state_residuals

@@ -1,4 +1,4 @@
-"""Where two forward passes part: the first layer whose output differs."""
+"""The first layer whose output differs between two forward passes."""
 
 from collections.abc import Iterator, Sequence
 
@@ -11,14 +11,15 @@ EQUAL = 1e-10  # ||flax - torch|| / ||torch|| of an output; measured: up to 3e-1
 
 
 def first_difference(torch: StoredRecord, flax: StoredRecord, twins: dict[str, str]) -> Layer | None:
-    """Compare the layers that both have called, in torch's order.
+    """Compare the layers that both sides have called, in torch's order, and return the first that differs.
 
     Args:
-        torch, flax: "inputs" and "outputs", layer -> array; notes "order": layers as they were done.
+        torch, flax: records with the stages "inputs" and "outputs", layer -> array, and the note "order", layers in
+            the order in which their calls returned.
         twins: torch's layers -> flax's.
 
     Returns:
-        None: no layer differs, or none could be compared.
+        The layer; None if no layer differs or none can be compared.
     """
     outputs, inputs = (torch[OUTPUTS], flax[OUTPUTS]), (torch[INPUTS], flax[INPUTS])
     before = ""
@@ -41,9 +42,16 @@ def first_difference(torch: StoredRecord, flax: StoredRecord, twins: dict[str, s
 
 
 def in_torch_layout(flax: np.ndarray, torch: np.ndarray) -> np.ndarray | None:
-    """A flax activation in torch's layout: as it is, or with the channels moved from last to second.
+    """Return a flax activation in torch's layout: unchanged, or with the channels moved from last to second.
 
-    Where there are as many channels as rows and columns, shapes do not tell: the nearer one is taken.
+    With as many channels as rows and columns the shapes fit both layouts; the one nearer to torch's values is taken.
+
+    Args:
+        flax: activation of the flax layer.
+        torch: activation of its torch twin.
+
+    Returns:
+        The activation; None if neither layout has torch's shape.
 
     >>> in_torch_layout(np.zeros((2, 5, 4, 3)), np.zeros((2, 3, 5, 4))).shape
     (2, 3, 5, 4)
@@ -56,7 +64,7 @@ def in_torch_layout(flax: np.ndarray, torch: np.ndarray) -> np.ndarray | None:
 
 
 def _pairs(order: Sequence[str], twins: dict[str, str], flax: Tensors) -> Iterator[tuple[str, str]]:
-    """Calls that have a twin: "fc" with "fc", "fc (2)", its second call, with "fc (2)"."""
+    """Yield torch's calls that have a flax twin: "fc" with "fc", and its second call, "fc (2)", with "fc (2)"."""
     for name in order:
         module, space, number = name.partition(" ")
         twin = twins.get(module, "?") + space + number
@@ -73,7 +81,7 @@ def _residual(ours: np.ndarray | None, theirs: np.ndarray) -> float:
 
 
 def _distances(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
-    """|flax - torch|: 0 where both are the same infinity or no number, infinite where one alone is."""
+    """Return |flax - torch|: 0 where both are NaN or the same infinity, infinite where only one is."""
     with np.errstate(invalid="ignore"):
         distances = np.abs(ours - theirs)
     same = (ours == theirs) | (np.isnan(ours) & np.isnan(theirs))
@@ -87,7 +95,7 @@ def _input_residual(ours: np.ndarray | None, theirs: np.ndarray | None) -> float
 
 
 def _largest(ours: np.ndarray | None, theirs: np.ndarray) -> dict[str, tuple]:
-    """Where the largest difference is, and both values there."""
+    """Return the index of the largest difference, and both values there."""
     if ours is None:
         return {"element": (), "values": (np.nan, np.nan)}
     element = np.unravel_index(np.argmax(_distances(ours, theirs)), theirs.shape)

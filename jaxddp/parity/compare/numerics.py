@@ -1,4 +1,4 @@
-"""Rounding: how far float32 carries each side from its own float64 run, both forced by the same reference."""
+"""Rounding: the distance of each side's float32 run from its float64 run, both forced by the same reference."""
 
 import math
 
@@ -8,9 +8,9 @@ from jaxddp.parity.compare.residuals import residuals
 from jaxddp.parity.findings import Difference, Numerics
 from jaxddp.parity.records import Records, Tensors, stage_norm
 
-ALLOWED = 10.0  # jax's distance over torch's, either way; measured: 0.9 to 1.8 times, and 5 in small models
-SMALL = 1e-9  # no mistake in meaning has been seen to be smaller and to grow in float32
-GROWTH = 1e4  # float32 rounds 5e8 times as coarsely as float64
+ALLOWED = 10.0  # one side's distance over the other's; measured: 0.9 to 1.8, and 5 in small models
+SMALL = 1e-9  # largest float64 residual that may be rounding; no mistake in meaning was smaller and grew in float32
+GROWTH = 1e4  # least growth of rounding from float64 to float32, which rounds 5e8 times as coarsely
 EPSILON = float(np.finfo(np.float32).eps)
 STAGES = ("local_loss", "local_gradients", "gradients", "update", "buffers")
 
@@ -18,12 +18,16 @@ STAGES = ("local_loss", "local_gradients", "gradients", "update", "buffers")
 def compare_numerics(
     jax: tuple[Records, Records], torch: tuple[Records, Records], own_step: bool
 ) -> tuple[dict[str, Numerics], list[Difference]]:
-    """Each side's float32 against its float64.
+    """Compare each side's float32 run with its float64 run.
 
     Args:
-        jax, torch: (float64, float32).
-        own_step: the port's optimizer was not given the reference's gradients, and Adam makes
-            much of the rounding of small ones: its updates say nothing here.
+        jax, torch: (float64 records, float32 records).
+        own_step: the port has a `flax_step`. Its optimizer is not given the reference's gradients, and Adam
+            amplifies the rounding of small ones, so updates are left out.
+
+    Returns:
+        Largest distances by stage, and the first step of each stage at which one side's distance is more than
+        `ALLOWED` times the other's.
     """
     results, differences = {}, []
     for stage in STAGES:
@@ -45,7 +49,12 @@ def compare_numerics(
 
 
 def rounds_only(found: Difference, jax32: Records, torch32: Records) -> bool:
-    """Whether a difference in float64 is rounding, which grows in float32, as a difference in meaning does not."""
+    """Return whether a float64 difference is rounding, which grows in float32; a difference in meaning does not.
+
+    Args:
+        found: difference between the float64 runs.
+        jax32, torch32: float32 records.
+    """
     step = found.step - 1
     if found.residual > SMALL or not 0 <= step < min(len(jax32), len(torch32)) or found.stage not in STAGES:
         return False
@@ -57,18 +66,18 @@ def rounds_only(found: Difference, jax32: Records, torch32: Records) -> bool:
 
 
 def _update_floors(torch: Records) -> list[float]:
-    """Rounding of an update that is seen as a difference of parameters: eps |p| / |u|."""
+    """Return each step's rounding of an update that is a difference of parameters: eps ||p|| / ||u||."""
     return [EPSILON * stage_norm(record["params"]) / (stage_norm(record["update"]) or 1.0) for record in torch]
 
 
 def _distances(exact: Records, rounded: Records, stage: str) -> list[tuple[float, str]]:
-    """Per step ||x32 - x64|| / ||x64|| of the stage, and the tensor with the largest share."""
-    found = []
+    """Compute ||x32 - x64|| / ||x64|| of a stage for each step, with the tensor that contributes most."""
+    distances = []
     for truth, other in zip(exact, rounded, strict=False):
         if stage not in truth or stage not in other or not any(x.dtype.kind == "f" for x in truth[stage].values()):
             continue
-        found.append(_distance(truth[stage], other[stage]))
-    return found
+        distances.append(_distance(truth[stage], other[stage]))
+    return distances
 
 
 def _distance(truth: Tensors, rounded: Tensors) -> tuple[float, str]:

@@ -1,7 +1,7 @@
-"""Learning rates that one side has in float32: the same schedule, rounded.
+"""Learning rates that one side computes in float32: the same schedule, rounded.
 
-optax computes some schedules in float32 even where all else is float64. That is no other meaning: an
-update is then s times what it would be, and s times the rate is a number that float32 has.
+optax computes some schedules in float32 even where everything else is float64. Such an update has the same meaning:
+it is s times the exact one, where s times the exact rate is a float32 number.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,20 +10,21 @@ import numpy as np
 
 Tensors = Mapping[str, np.ndarray]
 
-# Of the largest rate so far; measured: 1.5e-8 (exponential_decay) and 1.6e-7 (warmup_cosine_decay_schedule).
+# Relative to the largest rate so far; measured: 1.5e-8 (exponential_decay) and 1.6e-7 (warmup_cosine_decay_schedule).
 ALLOWED = 1e-6
-REPRESENTED = 1e-12  # how near a rate that comes from a float32 is to it; such updates then leave 1e-15 and 5e-15
+# Relative distance between a rate and the nearest float32; the rounded schedules' updates then leave 1e-15 and 5e-15.
+REPRESENTED = 1e-12
 
 
 def shares_of_float32(
     found: Tensors, expected: Tensors, groups: Iterable[tuple[Sequence[str], float]], peak: float
 ) -> dict[str, float]:
-    """How much longer each tensor's update is than expected, where it is as if its rate were a float32; else 1.
+    """Return the factor by which a float32 rate scales each tensor's update; 1 where the rate is no float32.
 
     Args:
-        found, expected: updates.
-        groups: names of tensors that share a rate, and the rate that is expected.
-        peak: the largest rate up to this step; what is computed from it is rounded as it is.
+        found, expected: updates by name.
+        groups: names of tensors that share a rate, and their expected rate.
+        peak: largest rate up to this step; schedules round relative to it.
 
     >>> rate, direction = 0.1, np.array([3.0, 4.0])
     >>> found, expected = {"w": float(np.float32(rate)) * direction}, {"w": rate * direction}

@@ -1,9 +1,8 @@
-"""How far apart two records are, tensor by tensor.
+"""Residuals: relative differences between two records, tensor by tensor.
 
-A tensor's residual is ||a - b|| over the norm of its whole stage (for parameters and buffers:
-over the norm of the change since the start), so that the rounding of a tensor that is all
-noise, such as the gradient of a bias in front of BatchNorm, is not mistaken for a
-difference. Integers must be equal.
+A tensor's residual is ||a - b|| over the norm of its whole stage (for parameters and buffers: over the norm of the
+change since the start). The rounding of a tensor that is all noise, such as the gradient of a bias in front of
+BatchNorm, is therefore not mistaken for a difference. Integers must be equal.
 """
 
 import math
@@ -14,13 +13,25 @@ from jaxddp.parity.question import Trajectory
 from jaxddp.parity.records import COUNTER, Tensors
 
 ROUNDING = 1e-12  # of the whole gradient, in float64; measured: up to 2e-15
-MOVED = "running_mean"  # a bias that is all rounding shifts it
+MOVED = "running_mean"  # the buffer that a bias with a gradient of rounding only shifts
 
 
 def residuals(a: Tensors, b: Tensors, start: Tensors | None = None) -> dict[str, float]:
-    """Each tensor's ||a - b|| / ||all b - start||; infinite where a NaN or an integer differs.
+    """Compute each tensor's ||a - b|| / ||all b - start||; infinite where a NaN or an integer differs.
 
-    What a alone has is passed over: flax may have several arrays that in torch are one tied tensor.
+    Args:
+        a: tensors to compare. Tensors that b lacks are ignored: flax may have several arrays for one tied tensor.
+        b: reference tensors.
+        start: reference tensors before the first step; None: 0.
+
+    Returns:
+        name -> residual, for the tensors of b.
+
+    Raises:
+        ValueError: a tensor of b is missing in a or has another shape.
+
+    >>> residuals({"w": np.array([3.0, 4.5])}, {"w": np.array([3.0, 4.0])})
+    {'w': 0.1}
     """
     b = {name: value for name, value in b.items() if name in a or not name.endswith(COUNTER)}
     if missing := b.keys() - a.keys():
@@ -30,7 +41,7 @@ def residuals(a: Tensors, b: Tensors, start: Tensors | None = None) -> dict[str,
 
 
 def rounding_only(trajectory: Trajectory) -> set[str]:
-    """Parameters whose gradient stays below `ROUNDING` of the whole gradient in every step."""
+    """Return the parameters whose gradient stays below `ROUNDING` of the whole gradient in every step."""
     names = set(trajectory.records[0]["gradients"]) if trajectory.records else set()
     for record in trajectory.records:
         norms = {name: norm(gradient) for name, gradient in record["gradients"].items()}
@@ -40,12 +51,12 @@ def rounding_only(trajectory: Trajectory) -> set[str]:
 
 
 def is_real(x: np.ndarray) -> bool:
-    """Whether it holds floating-point numbers."""
+    """Return whether an array holds floating-point numbers."""
     return x.dtype.kind == "f"
 
 
 def norm(x: np.ndarray) -> float:
-    """The Euclidean norm of what is a number in x."""
+    """Compute the Euclidean norm of the elements that are not NaN."""
     return float(np.linalg.norm(np.where(np.isnan(x), 0.0, x)))
 
 
@@ -54,7 +65,7 @@ def _difference(a: np.ndarray, b: np.ndarray, scale: float) -> float:
         raise ValueError(f"shapes {a.shape} and {b.shape}")
     if not is_real(b):
         return 0.0 if np.array_equal(a, b) else math.inf
-    # A replica without a single valid label has the loss NaN in torch, so it must have it here.
+    # The loss of a replica without a single valid label is NaN in torch, so it must be NaN here.
     if not np.array_equal(np.isnan(a), np.isnan(b)):
         return math.inf
     difference = norm(a - b)

@@ -1,4 +1,4 @@
-"""Weights between a torch module and its flax twin: names, layouts, both directions, nothing left over.
+"""Conversion of weights between a torch module and its flax twin: names and layouts, both ways, nothing left over.
 
     torch                                   flax
     Linear           weight (out, in)       kernel (in, out); LinearGeneral's (*in, *out)
@@ -11,8 +11,8 @@
         out_proj.weight                     out.kernel (heads, E / heads, E)
     any other parameter                     the same name and shape
 
-`Converter` does it in memory, `python -m jaxddp.parity.convert` for files. All maps are linear and
-permute elements only: gradients, updates and moments travel as the weights do.
+`Converter` converts in memory, `python -m jaxddp.parity.convert` converts files. All maps only permute elements, so
+gradients, updates and moments convert as the weights do.
 """
 
 from jaxddp.parity.convert.converter import Converter, tied_names, under_all_names

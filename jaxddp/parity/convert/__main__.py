@@ -23,37 +23,37 @@ class Options:
     """Convert a file of weights between a port's two models, torch to flax or flax to torch.
 
     torch's side is a state_dict; flax's is flat arrays with dotted names ("blocks.0.fc1.kernel").
-    Every tensor must find its place, and every place its tensor. Dtypes stay.
+    Every tensor must have a twin on the other side. Dtypes stay.
     """
 
     port: Annotated[Positional[Path], arg(metavar="PORT.py")]
     """The file with torch_model, flax_model and, where they differ, names. It is run."""
     weights: Annotated[Positional[Path], arg(metavar="WEIGHTS.safetensors")]
-    """What to convert."""
+    """The file to convert."""
     out: Annotated[Positional[Path], arg(metavar="OUT.safetensors")]
-    """What to write."""
+    """The file to write."""
     to: str | None = None
-    """flax | torch. None: what the file, by its names, is not."""
+    """flax | torch. None: the framework that the file's names do not belong to."""
     force: bool = False
     """Replace OUT if it exists."""
     quiet: bool = False
-    """Print a line in all, and not one per tensor."""
+    """Print one line in all instead of one per tensor."""
 
 
 def convert(options: Options) -> None:
-    """Convert the file and say what became what.
+    """Convert the file and print which array became which.
 
     Raises:
-        InputError: the port or the file cannot be used, or they do not fit; then nothing is written.
+        InputError: the port or the file cannot be used, or they do not match; nothing is written then.
     """
     _check_flags(options)
     port = load_port(options.port)
     with errors_located(options.port):
         twins = Twins.of_port(port)
-    found = read(options.weights)
+    weights = read(options.weights)
     try:
-        to = options.to or twins.other_side(set(found))
-        converted = twins.translated(found, to)
+        to = options.to or twins.other_side(set(weights))
+        converted = twins.translated(weights, to)
     except InputError as error:
         raise InputError(f"{options.weights}: {error}") from None
     write(options.out, converted, to)
@@ -61,7 +61,7 @@ def convert(options: Options) -> None:
         arrow = "<-" if to == "flax" else "->"
         for piece in twins.converter.pieces:
             print(f"{piece.flax} {piece.flax_shape}  {arrow}  {piece.name} {piece.torch_shape}")
-    print(f"{options.out}: {len(converted)} arrays for {to}, from {len(found)} of {options.weights}")
+    print(f"{options.out}: {len(converted)} arrays for {to}, from {len(weights)} of {options.weights}")
 
 
 def _check_flags(options: Options) -> None:
@@ -73,8 +73,8 @@ def _check_flags(options: Options) -> None:
 
 
 def main(argv: Sequence[str]) -> None:
-    """What the command line does."""
-    jax.config.update("jax_platforms", "cpu")  # only names and shapes are asked for; leave the GPUs to others
+    """Run the command line."""
+    jax.config.update("jax_platforms", "cpu")  # only names and shapes are needed, so leave the GPUs free
     show_traceback = "--traceback" in argv
     with cli.one_line_errors(show_traceback):
         convert(cli.parse_plain(Options, [word for word in argv if word != "--traceback"], PROG))

@@ -1,4 +1,4 @@
-"""A torch module and its flax twin, array by array."""
+"""Conversion between a torch module's tensors and its flax twin's arrays."""
 
 import math
 from collections.abc import Collection, Mapping
@@ -14,22 +14,22 @@ Arrays = Mapping[str, np.ndarray]
 
 
 class Converter:
-    """Translates between the state_dict of a torch module and the flat arrays of a flax model.
+    """A converter between the state_dict of a torch module and the flat arrays of a flax model.
 
     Args:
         module: the torch module.
         shapes: the flax model's parameters and buffers, names ("layers.0.kernel") to shapes.
         names: flax prefixes to torch prefixes, where the two differ ({"Dense_0": "fc1"}).
-        transpose_kernel: prefixes of the flax ConvTranspose layers that have `transpose_kernel=True`;
-            asked for only where a layer has as many inputs as outputs, and its shape does not tell.
+        transpose_kernel: prefixes of the flax ConvTranspose layers that have `transpose_kernel=True`; needed only for
+            layers with as many inputs as outputs, whose shape fits both layouts.
 
     Attributes:
-        pieces: what each flax array is in torch.
-        tied: names of a torch parameter that has several, to the first of them.
+        pieces: each flax array with the torch tensor, or rows of one, that it corresponds to.
+        tied: further names of tied torch parameters to their first name.
 
     Raises:
-        InputError: an array has no twin, or one of another shape; the message lists all of them,
-            and the table that would map them if there is an obvious one.
+        InputError: an array has no twin, or a twin of another shape; the message lists all such arrays, and proposes
+            `names` if an obvious table would map them.
 
     >>> import torch
     >>> converter = Converter(nn.Sequential(nn.Linear(3, 2)), {"Dense_0.kernel": (3, 2), "Dense_0.bias": (2,)},
@@ -71,7 +71,7 @@ class Converter:
             raise InputError(f"names: {'; '.join(problems)}{whole}")
 
     def to_flax(self, tensors: Arrays) -> dict[str, np.ndarray]:
-        """A torch state_dict as flax arrays."""
+        """Convert a torch state_dict to flax arrays."""
         arrays = {}
         for piece in self.pieces:
             tensor = tensors[piece.torch]
@@ -79,10 +79,10 @@ class Converter:
         return arrays
 
     def to_torch(self, arrays: Arrays) -> dict[str, np.ndarray]:
-        """Flax arrays as torch tensors, those that they make up; tied ones under each of their names.
+        """Convert flax arrays to torch tensors, tied ones under each of their names.
 
         Args:
-            arrays: some or all of the model's, or as many gradients, updates or moments.
+            arrays: some or all of the model's arrays, or gradients, updates or moments of them.
         """
         tensors: dict[str, np.ndarray] = {}
         for piece in self.pieces:
@@ -134,7 +134,7 @@ def tied_names(module: nn.Module) -> dict[str, str]:
 
 
 def _advice(unmapped: list[str], missing: list[str], shapes: Shapes, tensors: Shapes) -> dict[str, str]:
-    """A table that would map what is left over, if modules pair off in order by their tensors' sizes."""
+    """Propose a table for the arrays left over, if modules pair off in order by their tensors' sizes; else {}."""
     flax = _by_module({name: shapes[name] for name in unmapped})
     torch = _by_module({name: tensors[name] for name in missing})
     if not flax or len(flax) != len(torch):
@@ -146,7 +146,7 @@ def _advice(unmapped: list[str], missing: list[str], shapes: Shapes, tensors: Sh
 
 
 def _by_module(shapes: Shapes) -> dict[str, list[int]]:
-    """Modules, in order, to the sizes of their arrays."""
+    """Map modules, in order, to the sizes of their arrays."""
     sizes: dict[str, list[int]] = {}
     for name, shape in shapes.items():
         sizes.setdefault(name.rpartition(".")[0], []).append(math.prod(shape))

@@ -1,4 +1,4 @@
-"""Files of weights, from the names and layouts of one framework to those of the other."""
+"""Conversion of files of weights from one framework's names and layouts to the other's."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,17 +17,17 @@ from jaxddp.parity.port import Port
 from jaxddp.parity.records import COUNTER
 
 FRAMEWORKS = ("flax", "torch")
-FORMAT = {"flax": "flax", "torch": "pt"}  # how a safetensors file says whose it is
+FORMAT = {"flax": "flax", "torch": "pt"}  # names of the frameworks in the metadata of safetensors files
 
 
 @dataclass(frozen=True)
 class Twins:
-    """A port's two models: what each holds, and the way between.
+    """Arrays of a port's two models and the converter between them.
 
     Attributes:
         flax: the flax model's parameters and buffers by name.
         torch: the torch module's state_dict.
-        converter: between the two.
+        converter: converter between the two.
     """
 
     flax: Mapping[str, Any]
@@ -39,7 +39,7 @@ class Twins:
         """Build both models of a port.
 
         Raises:
-            InputError: the flax model is none, or its arrays do not map to torch's.
+            InputError: the model is no flax model, or its arrays do not map to torch's.
         """
         flax, module = _flax_arrays(port), port.torch_model().cpu()
         shapes = {name: tuple(array.shape) for name, array in flax.items()}
@@ -47,10 +47,10 @@ class Twins:
         return cls(flax, module.state_dict(), converter)
 
     def other_side(self, names: set[str]) -> str:
-        """The framework that arrays of these names are not of.
+        """Return the framework that these names do not belong to.
 
         Raises:
-            InputError: they are as much the one's as the other's.
+            InputError: as many names belong to one framework as to the other.
         """
         count = {"flax": len(names & self.flax.keys()), "torch": len(names & self.torch.keys())}
         if not any(count.values()):
@@ -60,20 +60,20 @@ class Twins:
         return "flax" if count["torch"] > count["flax"] else "torch"
 
     def translated(self, arrays: Arrays, to: str) -> dict[str, np.ndarray]:
-        """All weights of the one model as all weights of the other; floating-point dtypes stay.
+        """Convert all weights of one model to all weights of the other; floating-point dtypes stay.
 
         Args:
-            arrays: torch's state_dict, or flax's arrays; torch's tied tensors under one name or all.
+            arrays: torch's state_dict, or flax's arrays; torch's tied tensors under one or all of their names.
             to: "flax" or "torch".
 
         Raises:
-            InputError: lists everything that is missing, left over, of another shape or kind, and what
-                is one tensor in torch and differs here.
+            InputError: lists all arrays that are missing, left over, or of another shape or kind, and all that are
+                tied in torch and differ here.
         """
         check_name("--to", to, FRAMEWORKS)
         if to == "flax":
             tensors = under_all_names(arrays, self.converter.tied)
-            mapped = {piece.torch for piece in self.converter.pieces}  # not the counters that flax does not have
+            mapped = {piece.torch for piece in self.converter.pieces}  # without the counters, which flax does not have
             wanted = {name: tensor for name, tensor in self.torch.items() if name in tensors or name in mapped}
             self._check(tensors, wanted, tensors)
             return _integers_as(self.flax, self.converter.to_flax(tensors))
@@ -83,13 +83,13 @@ class Twins:
         counters = {name: x.numpy() for name, x in self.torch.items() if _is_counter(name) and name not in tensors}
         return _integers_as(self.torch, {**counters, **tensors})
 
-    def _check(self, found: Arrays, wanted: Mapping[str, Any], tensors: Arrays) -> None:
-        """Raise unless `found` is what is wanted, and those `tensors` agree that are tied in torch."""
-        problems = differences(found, wanted)
+    def _check(self, given: Arrays, wanted: Mapping[str, Any], tensors: Arrays) -> None:
+        """Raise unless `given` has the names, shapes and kinds that are wanted, and tied `tensors` are equal."""
+        problems = differences(given, wanted)
         problems += [
-            f"{name} is {found[name].dtype} and not {wanted[name].dtype}"
-            for name in sorted(found.keys() & wanted.keys())
-            if _is_integer(found[name]) != _is_integer(wanted[name])
+            f"{name} is {given[name].dtype} and not {wanted[name].dtype}"
+            for name in sorted(given.keys() & wanted.keys())
+            if _is_integer(given[name]) != _is_integer(wanted[name])
         ]
         problems += [
             f"{name} differs from {first}, which is the same tensor in torch"
@@ -101,10 +101,10 @@ class Twins:
 
 
 def read(path: Path) -> dict[str, np.ndarray]:
-    """A .safetensors file's arrays by name, in its own dtypes (bfloat16 too).
+    """Read the arrays of a .safetensors file by name, in the file's dtypes (bfloat16 too).
 
     Raises:
-        InputError: the file is missing or no safetensors file.
+        InputError: the file is missing or is no safetensors file.
     """
     try:
         return load_file(path)
@@ -113,7 +113,7 @@ def read(path: Path) -> dict[str, np.ndarray]:
 
 
 def write(path: Path, arrays: Arrays, framework: str) -> None:
-    """Write a .safetensors file, all of it or nothing.
+    """Write a .safetensors file atomically.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -122,7 +122,7 @@ def write(path: Path, arrays: Arrays, framework: str) -> None:
     [[0. 2. 4.]
      [1. 3. 5.]]
     """
-    in_rows = {name: np.array(array, order="C") for name, array in arrays.items()}  # safetensors copies memory as it is
+    in_rows = {name: np.array(array, order="C") for name, array in arrays.items()}  # safetensors ignores strides
     write_atomically(path, save(in_rows, metadata={"format": FORMAT[framework]}))
 
 
@@ -136,10 +136,10 @@ def _is_counter(name: str) -> bool:
 
 
 def _is_integer(array: Any) -> bool:
-    """Whether an array of numpy, jax or torch holds integers; bfloat16 is no kind that NumPy knows."""
+    """Return whether an array of numpy, jax or torch holds integers; NumPy has no `kind` for bfloat16."""
     return str(array.dtype).removeprefix("torch.").startswith(("int", "uint", "bool"))
 
 
 def _integers_as(model: Mapping[str, Any], arrays: Arrays) -> dict[str, np.ndarray]:
-    """Counters in the model's own dtype: torch's are int64, flax's int32."""
+    """Cast integers, such as counters, to the model's dtype: torch's are int64, flax's int32."""
     return {name: x.astype(np.asarray(model[name]).dtype) if _is_integer(x) else x for name, x in arrays.items()}

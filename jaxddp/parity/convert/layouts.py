@@ -1,8 +1,7 @@
-"""Which torch tensor a flax array is, and how the layout of the one becomes that of the other.
+"""The torch tensor that corresponds to a flax array, and the maps between their layouts.
 
-What a torch tensor becomes depends on the torch module that it belongs to, so flax models of
-nnx and of linen are converted alike. All maps are linear and permute elements only: gradients,
-updates and moments travel as the weights do.
+The layout depends on the torch module that a tensor belongs to, so flax models of nnx and of linen are converted
+alike. All maps only permute elements, so gradients, updates and moments convert as the weights do.
 """
 
 import itertools
@@ -28,14 +27,14 @@ PROJECTIONS = ("query", "key", "value")  # thirds of in_proj_weight, in this ord
 
 @dataclass(frozen=True)
 class Piece:
-    """A flax array and the torch tensor, or the rows of one, that it is.
+    """A flax array and the torch tensor, or rows of one, that it corresponds to.
 
     Attributes:
-        flax: the flax array's name.
-        torch: the tensor's name in the state_dict.
-        rows: which of the tensor's rows; None: all.
-        flax_shape, torch_shape: of the array, and of the tensor or its rows.
-        to_flax, to_torch: the change of layout.
+        flax: name of the flax array.
+        torch: name of the tensor in the state_dict.
+        rows: rows of the tensor; None: all.
+        flax_shape, torch_shape: shapes of the array, and of the tensor or its rows.
+        to_flax, to_torch: maps between the layouts.
     """
 
     flax: str
@@ -48,12 +47,12 @@ class Piece:
 
     @property
     def name(self) -> str:
-        """The tensor's name, with the rows if it has more."""
+        """The tensor's name, with the rows if the piece is a part of it."""
         return self.torch if self.rows is None else f"{self.torch}[{self.rows.start}:{self.rows.stop}]"
 
 
 def renamed(flax: str, names: Mapping[str, str]) -> str:
-    """The name with its longest prefix in the table replaced.
+    """Replace the longest prefix of a flax name that is in the table.
 
     >>> renamed("blocks.0.out.kernel", {"blocks": "layers", "blocks.0.out": "layers.0.proj"})
     'layers.0.proj.kernel'
@@ -67,14 +66,17 @@ def renamed(flax: str, names: Mapping[str, str]) -> str:
 def find_piece(
     flax: str, path: str, shape: tuple[int, ...], modules: Mapping[str, nn.Module], tensors: Shapes, as_gradient: bool
 ) -> Piece | str:
-    """What a flax array is in torch; a string says why it is nothing.
+    """Find the torch tensor that corresponds to a flax array.
 
     Args:
-        flax, shape: the array.
-        path: its name where torch's names of modules stand for flax's ("fc1.kernel").
-        modules: torch's, by name.
-        tensors: the names and shapes of torch's state_dict.
-        as_gradient: whether a kernel is that of a flax ConvTranspose with `transpose_kernel=True`.
+        flax, shape: name and shape of the array.
+        path: name of the array with torch's module names in place of flax's ("fc1.kernel").
+        modules: torch's modules by name.
+        tensors: names and shapes of torch's state_dict.
+        as_gradient: the array is the kernel of a flax ConvTranspose with `transpose_kernel=True`.
+
+    Returns:
+        The piece; a string with the reason if there is none.
     """
     prefix, _, leaf = path.rpartition(".")
     if isinstance(modules.get(prefix.rpartition(".")[0]), nn.MultiheadAttention):
@@ -98,12 +100,12 @@ def _tensor_name(prefix: str, leaf: str, module: nn.Module | None) -> str:
 
 
 def _of_attention(prefix: str, leaf: str, tensors: Shapes) -> tuple[str, slice | None]:
-    """The tensor of nn.MultiheadAttention, and its rows, for flax's query, key, value and out."""
+    """Return the tensor of nn.MultiheadAttention, and its rows, for flax's query, key, value and out."""
     parent, _, projection = prefix.rpartition(".")
     kind = {"kernel": "weight"}.get(leaf, leaf)
     if projection not in PROJECTIONS:
         return f"{parent}.out_proj.{kind}".lstrip("."), None
-    separate = f"{parent}.{projection[0]}_proj_weight".lstrip(".")  # where keys or values have another size
+    separate = f"{parent}.{projection[0]}_proj_weight".lstrip(".")  # used if keys or values have another size
     if kind == "weight" and separate in tensors:
         return separate, None
     name = f"{parent}.in_proj_{kind}".lstrip(".")
@@ -115,7 +117,7 @@ def _of_attention(prefix: str, leaf: str, tensors: Shapes) -> tuple[str, slice |
 def _layouts(
     module: nn.Module | None, leaf: str, torch: tuple[int, ...], flax: tuple[int, ...], as_gradient: bool
 ) -> tuple[Layout, Layout] | None:
-    """The maps between a tensor and a flax array of these shapes; None if they cannot be the same."""
+    """Return the maps between a tensor and a flax array of these shapes; None if the shapes do not match."""
     if leaf != "kernel":
         if math.prod(torch) != math.prod(flax) or (len(torch) > 1 and torch != flax):
             return None

@@ -1,1 +1,1 @@
-"""The flax side of a parity check: jaxddp's replica step, or the port's own, recorded stage by stage."""
+"""Flax side of a parity check: jaxddp's replica step, or a port's own, recorded stage by stage."""

@@ -1,4 +1,4 @@
-"""jax in a process of its own: takes jobs, writes down what it sees."""
+"""jax in a child process, which runs jobs and records their stages."""
 
 import os
 import subprocess
@@ -20,24 +20,28 @@ from jaxddp.parity.torch_side.pool import torch_records
 
 
 class Job(Protocol):
-    """Something to do in jax."""
+    """A job for the jax process."""
 
     @property
     def case(self) -> Question:
-        """Whose code runs."""
+        """Model or port whose code runs."""
 
     def run(self, tell: Tell) -> Any:
-        """Do it; the answer goes back to the parent."""
+        """Do the job and return the answer, which is sent to the parent.
+
+        Args:
+            tell: reports to the parent what the process is doing.
+        """
 
 
 @dataclass(frozen=True)
 class Free:
-    """The case's steps, one after the other, recorded.
+    """A job that takes the case's steps freely and records them.
 
     Attributes:
-        case: what to run.
-        start: weights under torch's names.
-        folder: of the records.
+        case: model or port, and the number of steps.
+        start: initial weights under torch's names.
+        folder: folder of the records to write.
     """
 
     case: Question
@@ -58,13 +62,13 @@ class Free:
 
 @dataclass(frozen=True)
 class Forced:
-    """The case's steps, each from where the reference was.
+    """A job that takes each of the case's steps from the reference's state and records it.
 
     Attributes:
-        case: what to run.
-        start: the reference's first weights.
-        reference: folder of its records.
-        folder: of the records to be made.
+        case: model or port, and the number of steps.
+        start: initial weights of the reference.
+        reference: folder of the reference's records.
+        folder: folder of the records to write.
     """
 
     case: Question
@@ -84,11 +88,11 @@ class Forced:
 
 @dataclass(frozen=True)
 class Micro:
-    """The gradients of single micro-batches, recorded.
+    """A job that computes the gradients of single micro-batches and records them.
 
     Attributes:
-        case, start, reference, folder: as of `Forced`.
-        steps: of which, from 0, ascending.
+        case, start, reference, folder: see `Forced`.
+        steps: steps whose micro-batches are used, from 0, ascending.
     """
 
     case: Question
@@ -98,7 +102,7 @@ class Micro:
     steps: tuple[int, ...]
 
     def run(self, tell: Tell) -> None:
-        """Take them."""
+        """Compute the gradients."""
         writer = RecordWriter(self.folder)
         reference = Trajectory(self.start, torch_records(self.reference, self.case.world_size))
         for step, record in zip(self.steps, micro_records(self.case, reference, self.steps), strict=True):
@@ -108,18 +112,18 @@ class Micro:
 
 @dataclass(frozen=True)
 class Starts:
-    """Whether all replicas start from the same weights.
+    """A job that compares the weights from which the replicas start.
 
     Attributes:
-        case: what would be run.
-        weights: torch's.
+        case: a port with a `flax_start`.
+        weights: torch's initial weights.
     """
 
     case: Question
     weights: Tensors
 
     def run(self, tell: Tell) -> dict[str, float]:
-        """Tensor -> largest difference of a replica's from replica 0's; of those that differ."""
+        """Return the tensors that differ between replicas -> largest difference from replica 0."""
         tell("flax_start")
         of_ranks = starting_weights(self.case, self.weights)
         return {
@@ -130,7 +134,13 @@ class Starts:
 
 
 def serve(devices: int, platform: str | None, connection: Connection) -> None:
-    """Answer jobs until None comes, as `Child` wants it."""
+    """Run jobs until None arrives, as a `Child`'s target.
+
+    Args:
+        devices: number of jax devices.
+        platform: "cpu" or "gpu"; None: GPUs if there are enough, else the CPU.
+        connection: the child's end of the pipe.
+    """
     with reported(connection, "--platform"):
         if platform == "cpu" or (platform is None and devices > _gpus()):
             jax.config.update("jax_platforms", "cpu")
@@ -139,14 +149,14 @@ def serve(devices: int, platform: str | None, connection: Connection) -> None:
     last = None
     while (job := connection.recv()) is not None:
         if job.case != last:
-            jax.clear_caches()  # each program maps memory, of which a process may have 65,530 pieces
+            jax.clear_caches()  # each program maps memory, and a process may have 65,530 mappings
             last = job.case
         with reported(connection, job.case.name):
             connection.send(("done", job.run(lambda where: connection.send(("at", where)))))
 
 
 def _gpus() -> int:
-    """How many there are; asked of the driver, as jax could not go back to the CPU once it has looked."""
+    """Count the GPUs by asking the driver: jax cannot go back to the CPU once it has looked for GPUs."""
     if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
         return len([number for number in visible.split(",") if number.strip() not in ("", "-1")])
     try:
@@ -157,12 +167,12 @@ def _gpus() -> int:
 
 
 class JaxChild:
-    """jax in a child process, which stays up from job to job.
+    """A child process with jax, kept from job to job.
 
     Args:
-        devices: how many.
-        platform: "cpu", "gpu", or None for GPUs where there are any.
-        timeout: seconds without a word after which it counts as hanging.
+        devices: number of jax devices.
+        platform: "cpu" or "gpu"; None: GPUs if there are enough, else the CPU.
+        timeout: seconds without a message after which the process counts as hanging.
     """
 
     def __init__(self, devices: int, platform: str | None = None, timeout: float = 300.0):
@@ -171,7 +181,7 @@ class JaxChild:
         self._ready = False
 
     def start(self, job: Job) -> None:
-        """Begin a job; `wait` has its answer."""
+        """Begin a job; `wait` returns its answer."""
         if not self._ready:
             self._start()
         self._child.give(job)
@@ -179,30 +189,30 @@ class JaxChild:
     def _start(self) -> None:
         try:
             answers([self._child], max(STARTING, self._timeout))
-        except ChildError as error:  # without a trace, since such a child takes no jobs
+        except ChildError as error:  # drop the trace: a child that failed to start takes no jobs
             raise ChildError(error.child, error.where, error.what) from None
         self._ready = True
 
     def wait(self) -> Any:
-        """The answer of the job that was begun.
+        """Wait for the job that was begun and return its answer.
 
         Raises:
-            ChildError: it failed, died or hung.
+            ChildError: the process raised, died or hung.
         """
         return answers([self._child], self._timeout)[0]
 
     def do(self, job: Job) -> Any:
-        """The answer of a job."""
+        """Run a job and return its answer."""
         self.start(job)
         return self.wait()
 
     def end(self, patience: float = 0.0) -> None:
-        """End the process."""
+        """Wait `patience` seconds for the process to end, then kill it."""
         if patience:
             self._child.give(None)
         self._child.end(patience)
 
 
 def jax_records(folder: Path) -> Records:
-    """What jax has written."""
+    """Return the records in a folder that jax has written."""
     return Records([folder])

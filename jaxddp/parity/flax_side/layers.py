@@ -1,4 +1,4 @@
-"""What each layer of the port's flax module is given and returns."""
+"""Inputs and outputs of each layer of a port's flax module, recorded in one forward pass."""
 
 import functools
 from contextlib import ExitStack
@@ -26,14 +26,14 @@ from jaxddp.state import Buffers, Params
 
 @dataclass(frozen=True)
 class FlaxLayers:
-    """One forward pass of the loss, recorded layer by layer; the notes map torch's layers to flax's.
+    """A job that records one forward pass of the loss layer by layer; the note "twins" maps torch's layers to flax's.
 
     Attributes:
-        case: a port's.
-        start: the reference's first weights.
-        reference: folder of its records.
-        folder: of the record to be made.
-        step, rank: whose first micro-batch.
+        case: a port.
+        start: initial weights of the reference.
+        reference: folder of the reference's records.
+        folder: folder of the record to write.
+        step, rank: step (from 0) and rank whose first micro-batch is passed.
     """
 
     case: PortQuestion
@@ -65,26 +65,26 @@ class FlaxLayers:
 
 
 def twins(converter: Converter) -> dict[str, str]:
-    """Torch's layers and those that contain them -> flax's.
+    """Map torch's layers, and the modules that contain them, to flax's.
 
     >>> from torch import nn as torch_nn
     >>> block = torch_nn.Sequential(torch_nn.Sequential(torch_nn.Linear(2, 2, bias=False)))
     >>> twins(Converter(block, {"block.fc.kernel": (2, 2)}, {"block.fc": "0.0"}))
     {'0.0': 'block.fc', '0': 'block', '': ''}
     """
-    found: dict[str, str] = {"": ""}
+    modules: dict[str, str] = {"": ""}
     for piece in converter.pieces:
-        if piece.rows is not None:  # a third of what torch's attention holds in one
+        if piece.rows is not None:  # query, key or value: no module in torch
             continue
         theirs, ours = piece.torch.split(".")[:-1], piece.flax.split(".")[:-1]
         while theirs and ours:
-            found.setdefault(".".join(theirs), ".".join(ours))
+            modules.setdefault(".".join(theirs), ".".join(ours))
             theirs, ours = theirs[:-1], ours[:-1]
-    return dict(sorted(found.items(), key=lambda pair: -len(pair[0])))
+    return dict(sorted(modules.items(), key=lambda pair: -len(pair[0])))
 
 
 def _listening_nnx(model: nnx.Module, params: Params, buffers: Buffers, calls: Calls, stack: ExitStack) -> nnx.Module:
-    """The module with these values; every call of one of its layers is heard."""
+    """Return the module with these values; every call of a layer is recorded until the stack is closed."""
     bound = Functional(model).module(params, buffers)
     bound.train()
     names = {id(module): ".".join(map(str, path)) for path, module in nnx.iter_modules(bound)}
@@ -98,7 +98,7 @@ def _listening_nnx(model: nnx.Module, params: Params, buffers: Buffers, calls: C
 def _heard(call: Any, names: dict[int, str], active: set[int], calls: Calls) -> Any:
     @functools.wraps(call)
     def heard(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if id(self) in active or id(self) not in names:  # a call of super() is part of the layer's own
+        if id(self) in active or id(self) not in names:  # super().__call__ is part of the layer's call
             return call(self, *args, **kwargs)
         active.add(id(self))
         try:
@@ -114,6 +114,8 @@ def _heard(call: Any, names: dict[int, str], active: set[int], calls: Calls) -> 
 def _listening_linen(
     case: PortQuestion, model: linen.Module, params: Params, buffers: Buffers, calls: Calls, stack: ExitStack
 ) -> Bound:
+    """Return the module with these values; every call of a layer is recorded until the stack is closed."""
+
     def hear(call: Any, args: tuple[Any, ...], kwargs: dict[str, Any], context: Any) -> Any:
         output = call(*args, **kwargs)
         if context.method_name == "__call__":
@@ -123,18 +125,18 @@ def _listening_linen(
     stack.enter_context(linen.intercept_methods(hear))
     port = case.port
     functional = LinenFunctional(model, port.flax_loss, port.micro_batches(0, 0, "flax")[0])
-    calls.clear()  # making the variables took a forward pass too
+    calls.clear()  # initialising the variables was a forward pass too
     return Bound(model, functional.variables(params, buffers))
 
 
 def _note(calls: Calls, name: str, args: tuple[Any, ...], output: Any) -> None:
-    made = _array(output[0] if isinstance(output, tuple) else output)
-    if made is not None:
-        calls.add(name, _array(args[0]) if args else None, made)
+    array = _array(output[0] if isinstance(output, tuple) else output)
+    if array is not None:
+        calls.add(name, _array(args[0]) if args else None, array)
 
 
 def _array(value: Any) -> np.ndarray | None:
-    """A concrete array of real numbers; None for anything else."""
+    """Convert a concrete floating-point array to NumPy; None for anything else."""
     if not isinstance(value, jax.Array) or isinstance(value, jax.core.Tracer):
         return None
     return np.asarray(value) if jax.numpy.issubdtype(value.dtype, jax.numpy.floating) else None

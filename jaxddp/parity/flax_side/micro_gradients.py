@@ -1,4 +1,4 @@
-"""The gradients of each micro-batch's summed loss: of the port's loss alone, whatever its step makes of them."""
+"""Gradients of each micro-batch's summed loss, computed from the loss alone, without the port's step."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
@@ -22,11 +22,16 @@ from jaxddp.state import Buffers, Params
 
 
 def micro_records(case: Question, reference: Trajectory, steps: Sequence[int]) -> Iterator[Record]:
-    """For each step: "counts" (W, A), "sums" (W, A, ...), and "stale", at the parameters of the step before.
+    """Yield the gradients of all micro-batches for each step.
 
     Args:
-        reference: where the parameters come from.
-        steps: from 0, ascending.
+        case: model or port, and its batches.
+        reference: run that the parameters come from.
+        steps: steps from 0, ascending.
+
+    Yields:
+        Per step, for W replicas and A micro-batches: "counts", sums of weights, (W, A); "sums", gradients of the
+        summed losses, (W, A, ...); "stale", the same at the parameters of the step before, absent at step 0.
     """
     with jax.enable_x64(case.dtype == "float64"), jax.default_matmul_precision("highest"):
         side, replicas, of_replica = program(case)
@@ -34,28 +39,28 @@ def micro_records(case: Question, reference: Trajectory, steps: Sequence[int]) -
             if number not in steps:
                 continue
 
-            def at(state: Tensors, batch: MicroBatches = batch) -> tuple[np.ndarray, Tensors]:
+            def gradients_at(state: Tensors, batch: MicroBatches = batch) -> tuple[np.ndarray, Tensors]:
                 params, buffers = map(replicas.replicate, side.from_torch(state))
                 counts, sums = jax.device_get(of_replica(params, buffers, replicas.shard(batch)))
                 return counts, _named(sums, side.to_torch)
 
-            counts, sums = at(reference.before(number))
+            counts, sums = gradients_at(reference.before(number))
             record: dict[str, Tensors] = {"counts": {"counts": counts}, "sums": sums}
             if number > 0:
-                record["stale"] = at(reference.before(number - 1))[1]
+                record["stale"] = gradients_at(reference.before(number - 1))[1]
             yield record
 
 
 @lru_cache(maxsize=1)
 def program(case: Question) -> tuple[FlaxSide, Replicas, Any]:
-    """The case's flax half, and (parameters, buffers, batch) -> counts and gradients of all replicas."""
+    """Build the flax side, its replicas, and (params, buffers, batch) -> counts and gradients of all replicas."""
     side, replicas = case.flax_side(), Replicas(jax.devices()[: case.world_size])
     step = side.replica_step.step if isinstance(side.replica_step, OwnStep) else side.replica_step
     return side, replicas, replicas.map(lambda p, b, batch: _micro(step.loss, p, b, batch), (None, None, 0), 0)
 
 
 def _micro(loss: LocalLoss, params: Params, buffers: Buffers, batch: MicroBatches) -> tuple[jax.Array, Params]:
-    """Counts (A,) and gradients (A, ...) of one replica's micro-batches, the buffers handed on."""
+    """Compute counts (A,) and gradients (A, ...) of one replica's micro-batches, carrying the buffers along."""
 
     def one(buffers: Buffers, micro_batch: Batch) -> tuple[Buffers, tuple[jax.Array, Params]]:
         def summed(params: Params) -> tuple[jax.Array, tuple[jax.Array, Buffers]]:
@@ -72,7 +77,7 @@ def _micro(loss: LocalLoss, params: Params, buffers: Buffers, batch: MicroBatche
 
 
 def _named(sums: Params, to_torch: Callable[[Params], Tensors]) -> Tensors:
-    """(W, A, ...) under torch's names."""
+    """Convert arrays (W, A, ...) to torch's names and layouts."""
     world_size, pieces = next(iter(sums.values())).shape[:2]
     flat = {name: value.reshape(-1, *value.shape[2:]) for name, value in sums.items()}
     of_each = [to_torch({name: value[i] for name, value in flat.items()}) for i in range(world_size * pieces)]

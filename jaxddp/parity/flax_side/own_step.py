@@ -1,4 +1,4 @@
-"""A port's own replica step, in the place of jaxddp's."""
+"""A port's `flax_step`, in place of jaxddp's replica step."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,14 +21,14 @@ Own = Callable[[Any, Any, TrainState, Mapping[str, Any]], Any]
 
 @dataclass(frozen=True)
 class OwnStep:
-    """The port's step, called as `ReplicaStep` is.
+    """A port's `flax_step` with the interface of `ReplicaStep`.
 
-    What jaxddp's own step would make of the port's loss is shown as "pure_local_loss" and
-    "pure_local_gradients": whatever the port's step does, they tell whether model and loss are right.
+    The stages "pure_local_loss" and "pure_local_gradients" are those of jaxddp's step with the port's loss. They show
+    whether model and loss are right, whatever the port's step does.
 
     Attributes:
-        step: jaxddp's, with the port's loss and optimizer.
-        own: (loss, optimizer, state, batch) -> state, or (state, stages).
+        step: jaxddp's step, with the port's loss and optimizer.
+        own: the port's function, (loss, optimizer, state, batch) -> state, or (state, stages).
     """
 
     step: ReplicaStep
@@ -36,30 +36,30 @@ class OwnStep:
 
     @property
     def optimizer(self) -> optax.GradientTransformation:
-        """The port's."""
+        """The port's optimizer."""
         return self.step.optimizer
 
     @property
     def axes(self) -> TrainState:
-        """All of the state is the same on every replica."""
+        """Axes of the state, which is the same on every replica."""
         return state_axes(())
 
     def init(self, params: Params, buffers: Buffers) -> TrainState:
-        """The state before the first step."""
+        """Return the state before the first step."""
         return TrainState(jnp.int32(0), params, buffers, self.optimizer.init(params))
 
     def start(self, params: Params, buffers: Buffers, replicas: Replicas) -> TrainState:
-        """The same, on all replicas."""
+        """Place the state before the first step on all replicas."""
         return replicas.start(self.init(params, buffers), self.axes)
 
     def __call__(self, state: TrainState, batch: MicroBatches) -> tuple[TrainState, Sums, dict[str, Any]]:
-        """Compute the next state; stages that the port does not show are left out.
+        """Compute the next state and the stages that the port shows.
 
         Raises:
-            InputError: the port's step returns something else than a state and stages.
+            InputError: the port's step returns anything but a state, or a state and known stages.
         """
-        found = self.own(self._loss, self.optimizer, state, _joined(batch))
-        next_state, stages = found if isinstance(found, tuple) else (found, {})
+        returned = self.own(self._loss, self.optimizer, state, _joined(batch))
+        next_state, stages = returned if isinstance(returned, tuple) else (returned, {})
         if not isinstance(next_state, TrainState):
             kind = type(next_state).__name__
             raise InputError(f"flax_step: must return a TrainState, or one and its stages, and returns {kind}")
@@ -77,7 +77,7 @@ class OwnStep:
 
 
 def _joined(batch: MicroBatches) -> Batch:
-    """The whole batch: leaves (B, ...), or (A, B / A, ...) with micro-batches."""
+    """Return the whole batch, leaves (B, ...), or (A, B / A, ...) with micro-batches."""
     if batch.head is None:
         return batch.last
     return {name: jnp.concatenate([head, batch.last[name][None]]) for name, head in batch.head.items()}

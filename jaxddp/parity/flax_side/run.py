@@ -1,4 +1,4 @@
-"""Takes a case through jaxddp."""
+"""Runs of a case in jax, recorded stage by stage under torch's names."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -33,13 +33,14 @@ def free_records(
     batches: Iterable[MicroBatches] | None = None,
     comm_hook: Hook | None = None,
 ) -> Iterator[Record]:
-    """Take the case's steps with the product's own replica step.
+    """Take the case's steps, each from the state that the one before has left, and yield their records.
 
     Args:
-        weights: where to start, under torch's names.
-        replicas: the first `world_size` devices if None.
-        batches: other batches than the case's.
-        comm_hook: another way for gradients to meet than the case's.
+        case: model or port, world size, dtype and batches.
+        weights: initial weights under torch's names.
+        replicas: replicas to run on; None: the first `world_size` devices.
+        batches: batches that replace the case's, one per step.
+        comm_hook: communication hook that replaces the case's.
     """
     with jax.enable_x64(case.dtype == "float64"), jax.default_matmul_precision("highest"):
         side, replicas, step = _program(case, replicas, comm_hook)
@@ -59,14 +60,15 @@ def forced_records(
     replicas: Replicas | None = None,
     comm_hook: Hook | None = None,
 ) -> Iterator[Record]:
-    """Take every step from where the reference was before it, so that no step inherits a difference.
+    """Take every step from the reference's state before it and yield the records; no step inherits a difference.
 
-    The optimizer alone goes on by itself: it is given the reference's gradients in every step, and its
-    "update" is what it makes of them. A port's own step has its optimizer inside, and gives it its own.
+    Only the optimizer state carries over from step to step: the optimizer is given the reference's gradients in every
+    step, and "update" is its output. A port's own step contains its optimizer, and gives it the step's own gradients.
 
     Args:
+        case: model or port, world size, dtype and batches.
         reference: torch's run of the case.
-        replicas, comm_hook: as of `free_records`.
+        replicas, comm_hook: see `free_records`.
     """
     with jax.enable_x64(case.dtype == "float64"), jax.default_matmul_precision("highest"):
         side, replicas, step = _program(case, replicas, comm_hook)
@@ -85,9 +87,9 @@ def forced_records(
                 opt_state = after.opt_state
                 updates = jax.tree.map(lambda new, old: np.asarray(new) - np.asarray(old), after.params, params)
             else:
-                # Where torch has no gradient, as of what it has frozen, the port's own: its optimizer has to mask it.
-                own = record.get(side.given, record["gradients"])
-                gradients, _ = side.from_torch({**reference.start, **own, **theirs[side.given]})
+                # Where torch has no gradient, as for frozen parameters, use jax's: its optimizer has to mask it.
+                ours = record.get(side.given, record["gradients"])
+                gradients, _ = side.from_torch({**reference.start, **ours, **theirs[side.given]})
                 updates, opt_state = update(gradients, state.opt_state, params)
             record["update"] = side.to_torch(jax.device_get(updates))
             record["optimizer_state"] = optimizer_tensors(jax.device_get(opt_state), params, side.to_torch)
@@ -98,10 +100,14 @@ def forced_records(
 
 
 def starting_weights(case: Question, weights: Tensors) -> list[Tensors]:
-    """The parameters that each replica starts from, where the port has a word in it.
+    """Return the parameters that each replica starts from, made by the port's `flax_start` if it has one.
+
+    Args:
+        case: model or port.
+        weights: initial weights under torch's names.
 
     Raises:
-        InputError: the port makes something else than the model's parameters.
+        InputError: `flax_start` returns anything but the model's parameters.
     """
     with jax.enable_x64(case.dtype == "float64"):
         side = case.flax_side()
@@ -109,27 +115,27 @@ def starting_weights(case: Question, weights: Tensors) -> list[Tensors]:
             return [weights] * case.world_size
         params, _ = side.from_torch(weights)
         of_ranks = [side.start(params, rank) for rank in range(case.world_size)]
-        for rank, found in enumerate(of_ranks):
-            if problems := differences(found, params):
+        for rank, started in enumerate(of_ranks):
+            if problems := differences(started, params):
                 raise InputError(f"flax_start(params, {rank}): must return the parameters: {listed(problems)}")
-        return [side.to_torch(jax.device_get(found)) for found in of_ranks]
+        return [side.to_torch(jax.device_get(started)) for started in of_ranks]
 
 
 def forget_programs() -> None:
-    """Make the programs of all cases anew: a port's file may have changed since."""
+    """Drop the compiled programs of all cases, because a port's file may have changed since."""
     _program.cache_clear()
 
 
 def _restored(side: FlaxSide, state: TrainState, steps: int) -> TrainState:
-    """The state after saving and loading, at the step where the port does so."""
+    """Save and load the state by the port's `flax_restore` after `restore_at` steps; else return it unchanged."""
     return side.restore(state) if side.restore is not None and steps == side.restore_at else state
 
 
 @lru_cache(maxsize=2)
 def _program(case: Question, replicas: Replicas | None, comm_hook: Hook | None) -> tuple[FlaxSide, Replicas, Any]:
-    """The case's flax half, and (state, batch) -> (replica 0's next state, the stages of all replicas).
+    """Build the flax side, its replicas, and (state, batch) -> (replica 0's next state, stages of all replicas).
 
-    It is kept, since a case is run freely and then forced, and compiling is what takes the time.
+    The result is cached because a case is run freely and then forced, and compiling takes most of the time.
     """
     side = case.flax_side()
     replicas = replicas or Replicas(jax.devices()[: case.world_size])
@@ -146,9 +152,9 @@ def _program(case: Question, replicas: Replicas | None, comm_hook: Hook | None) 
 
 
 def _record(stages: dict[str, Any], to_torch: ToTorch, batch: MicroBatches) -> Record:
-    """Stages under torch's names: per-replica ones with their leading axis, shared ones as replica 0 has them.
+    """Return the stages under torch's names: local stages of all replicas, shared stages of replica 0.
 
-    A shared stage in which replicas differ is in "spread" as well, "stage:tensor", of all replicas.
+    A tensor of a shared stage that differs between replicas is also in "spread", as "stage:tensor", of all replicas.
     """
     world_size = len(next(value for stage, value in stages.items() if stage.endswith("local_loss")))
     record: dict[str, Tensors] = {"samples": _samples(batch, world_size), "spread": {}}
@@ -178,5 +184,5 @@ def _stacked(of_each: Sequence[Tensors]) -> Tensors:
 
 
 def _differs(x: np.ndarray) -> bool:
-    """Whether the replicas' slices are unequal; NaN is equal to NaN here."""
+    """Return whether the replicas' slices differ; NaN equals NaN here."""
     return not np.array_equal(x, np.broadcast_to(x[:1], x.shape), equal_nan=x.dtype.kind == "f")

@@ -1,4 +1,4 @@
-"""The flax half of what is compared: jaxddp's own replica step, or the port's, seen under torch's names."""
+"""The replica step that jax runs, jaxddp's or a port's, with maps between its arrays and torch's tensors."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -29,15 +29,16 @@ from jaxddp.step.replica_step import ReplicaStep
 
 @dataclass(frozen=True)
 class FlaxSide:
-    """What a run in jax needs.
+    """A replica step, and the maps between its arrays and torch's tensors.
 
     Attributes:
-        replica_step: the step; its optimizer makes the optimizer state.
-        to_torch: flax arrays, or gradients of them, under torch's names and in torch's layout.
-        from_torch: torch's tensors as parameters and buffers.
-        start: (params, rank) -> what a replica starts from; None: all start from the same.
-        given: the reference's stage that its optimizer is to be given.
-        restore: called on the state after `restore_at` steps.
+        replica_step: the step, with its optimizer.
+        to_torch: maps flax arrays, or their gradients, to torch's names and layouts.
+        from_torch: maps torch's tensors to parameters and buffers.
+        given: stage of the reference whose gradients the optimizer is given in a forced run.
+        start: (params, rank) -> the parameters that a replica starts from; None: all start from the same.
+        restore: state -> state, saving and loading, called after `restore_at` steps; None: never.
+        restore_at: number of steps before `restore`.
     """
 
     replica_step: ReplicaStep | OwnStep
@@ -50,7 +51,13 @@ class FlaxSide:
 
 
 def side_of_config(config: TrainConfig, dataset: Dataset, steps: int) -> FlaxSide:
-    """What `jaxddp.train` would train."""
+    """Build the flax side of a built-in model: what `jaxddp.train` would train.
+
+    Args:
+        config: model, optimizer and every option of the step.
+        dataset: training examples.
+        steps: optimizer steps of the whole run; schedules need their number.
+    """
     model = models.build(config, dataset)
     functional = Functional(model)
     step = ReplicaStep(
@@ -58,20 +65,20 @@ def side_of_config(config: TrainConfig, dataset: Dataset, steps: int) -> FlaxSid
         optim.from_config(config, steps),
         **options(config, model),
     )
-
     like = cast(functional.params, config.dtype), cast(functional.buffers, config.dtype)
     return FlaxSide(step, torch_weights.to_torch, lambda tensors: torch_weights.from_torch(tensors, *like))
 
 
 def side_of_port(port: Port, steps: int, dtype: str) -> FlaxSide:
-    """A port's flax half.
+    """Build the flax side of a port.
 
     Args:
+        port: the port.
         steps: optimizer steps of the whole run; schedules need their number.
-        dtype: of parameters and buffers.
+        dtype: dtype of parameters and buffers.
 
     Raises:
-        InputError: the flax model is none, or its arrays do not map to torch's.
+        InputError: the model is no flax model, or its arrays do not map to torch's.
     """
     params, buffers, local_loss = _pure(port, dtype)
     shapes = {name: value.shape for name, value in (params | buffers).items()}
@@ -85,7 +92,7 @@ def side_of_port(port: Port, steps: int, dtype: str) -> FlaxSide:
     shared = {name for name, first in converter.tied.items() if not {name, first} <= own}
 
     def to_torch(arrays: Mapping[str, Any]) -> Tensors:
-        """Tied tensors under the first of their names, as torch counts parameters; untied ones under each."""
+        """Convert to torch's tensors, tied ones under their first name unless flax holds them as several arrays."""
         return {name: x for name, x in converter.to_torch(arrays).items() if name not in shared}
 
     def from_torch(tensors: Tensors) -> tuple[Params, Buffers]:
@@ -96,7 +103,7 @@ def side_of_port(port: Port, steps: int, dtype: str) -> FlaxSide:
     config = port.optimizer_config
     optimizer = port.flax_optimizer if config is None else optim.from_config(config, steps)
     assert optimizer is not None, "checked by Port"
-    # The port stands for a loop of jax.grad and optax, in which what the loss does not reach has zeros for a gradient.
+    # The port stands for a loop of jax.grad and optax, where parameters that the loss does not reach have gradient 0.
     step = ReplicaStep(
         local_loss,
         optimizer,
@@ -116,7 +123,7 @@ def side_of_port(port: Port, steps: int, dtype: str) -> FlaxSide:
 
 
 def _check_kinds(port: Port, learns: Mapping[str, Any], converter: Converter, params: Params) -> None:
-    """What learns in one framework learns in the other; what torch has frozen is in nobody's norm."""
+    """Raise where a parameter of one framework is none in the other, or jaxddp's norm would include a frozen one."""
     for piece in converter.pieces:
         if (piece.torch in learns) != (piece.flax in params):
             one, other = ("a parameter", "none") if piece.torch in learns else ("a buffer", "an nnx.Param")
@@ -125,15 +132,15 @@ def _check_kinds(port: Port, learns: Mapping[str, Any], converter: Converter, pa
     if frozen and port.clip_grad_norm is not None and port.flax_step is None:
         raise InputError(
             f"clip_grad_norm: torch's norm leaves out {frozen[0]}, which is frozen, and jaxddp's does not; "
-            "clip in the optax chain, and say torch_clip_grad_norm"
+            "clip in the optax chain and give torch_clip_grad_norm instead"
         )
 
 
 def model_of(port: Port, dtype: str) -> Any:
-    """The port's flax model.
+    """Make the port's flax model for a run in `dtype`.
 
-    In float64 an nnx layer that computes in float32 computes in float64, as its twin does in torch after
-    `.to(torch.float64)`: float32 is what `nnx.Embed` does by default, and a choice of nobody's.
+    In a float64 run, nnx layers that compute in float32 are set to float64, as `.to(torch.float64)` does for their
+    torch twins: float32 is only the default of some layers, such as `nnx.Embed`.
     """
     model = port.flax_model()
     if dtype == "float64" and isinstance(model, nnx.Module):
@@ -144,7 +151,7 @@ def model_of(port: Port, dtype: str) -> Any:
 
 
 def _pure(port: Port, dtype: str) -> tuple[Params, Buffers, LocalLoss]:
-    """The model's parameters and buffers, and its loss as a function of them."""
+    """Return the model's parameters, its buffers, and its loss as a pure function of both and a batch."""
     loss_fn = partial(_losses, port)
     model = model_of(port, dtype)
     functional = functional_of(model, loss_fn, lambda: port.micro_batches(0, 0, "flax")[0])
@@ -153,14 +160,14 @@ def _pure(port: Port, dtype: str) -> tuple[Params, Buffers, LocalLoss]:
     _check_draws(model, functional.random_streams)
 
     def local_loss(params: Params, buffers: Buffers, batch: Batch) -> Any:
-        # An entry called "valid" is the port's own business here, not jaxddp's mark of padding.
+        # The batch is bound to the loss, since an entry called "valid" is the port's here, not jaxddp's padding mask.
         return functional.local_loss(lambda model, _: loss_fn(model, batch), True)(params, buffers, {})
 
     return functional.params, functional.buffers, local_loss
 
 
 def _check_draws(model: nnx.Module, streams: Iterable[str]) -> None:
-    """No random numbers are drawn in training, since torch would draw others; a Dropout of rate 0 draws none."""
+    """Raise if training draws random numbers, which would differ from torch's; Dropout of rate 0 draws none."""
     off = {path for path, module in nnx.iter_modules(model) if getattr(module, "rate", None) == 0}
     off_names = tuple(".".join(map(str, path)) + "." for path in off)
     if drawing := [name for name in streams if not f"{name}.".startswith(off_names)]:
@@ -171,7 +178,7 @@ def _check_draws(model: nnx.Module, streams: Iterable[str]) -> None:
 
 
 def _losses(port: Port, model: Any, batch: Batch) -> Losses:
-    """The port's loss with an axis to take the mean over, where it took that itself."""
+    """Compute the port's loss as `Losses`; a scalar, already a mean, gets an axis of length 1."""
     loss = port.flax_loss(model, batch)
     if isinstance(loss, Losses):
         return loss
@@ -182,36 +189,38 @@ def _losses(port: Port, model: Any, batch: Batch) -> Losses:
 
 
 def optimizer_tensors(opt_state: Any, params: Params, to_torch: Callable[[Mapping[str, Any]], Tensors]) -> Tensors:
-    """What an optimizer keeps for each parameter, as "mu:fc.weight".
+    """Collect an optimizer's per-parameter states under names such as "mu:fc.weight".
 
     Args:
-        opt_state: of any optax transformation; what has the parameters' names in it is found.
+        opt_state: state of any optax transformation, searched for dictionaries with parameters' names as keys.
+        params: the parameters.
+        to_torch: see `FlaxSide`.
     """
 
     def per_parameter(node: Any) -> bool:
         return isinstance(node, dict) and bool(node) and node.keys() <= params.keys()
 
-    found: dict[str, dict[str, np.ndarray]] = {}
+    kinds: dict[str, dict[str, np.ndarray]] = {}
     for path, node in jax.tree_util.tree_flatten_with_path(opt_state, is_leaf=per_parameter)[0]:
         kind = getattr(path[-1], "name", "") if path else ""
         if kind and per_parameter(node):
             arrays = {name: x for name, x in node.items() if np.shape(x) == params[name].shape}
-            found.setdefault(kind, {}).update(arrays)
-    return {f"{kind}:{name}": x for kind, arrays in found.items() for name, x in to_torch(arrays).items()}
+            kinds.setdefault(kind, {}).update(arrays)
+    return {f"{kind}:{name}": x for kind, arrays in kinds.items() for name, x in to_torch(arrays).items()}
 
 
 def hyperparameters(opt_state: Any) -> dict[str, float]:
-    """What optax.inject_hyperparams shows of an optimizer's state; empty for others.
+    """Collect the hyperparameters that optax.inject_hyperparams shows in an optimizer's state; {} without it.
 
-    What it shows in several places with several values (rates of groups) is left out.
+    A hyperparameter that has several values, such as the rates of groups, is left out.
 
     >>> import optax
     >>> hyperparameters(optax.inject_hyperparams(optax.sgd)(0.5).init({}))
     {'learning_rate': 0.5}
     """
-    found: dict[str, set[float]] = {}
+    shown: dict[str, set[float]] = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(opt_state)[0]:
         names = [getattr(key, "name", getattr(key, "key", None)) for key in path]
         if "hyperparams" in names and np.shape(leaf) == ():
-            found.setdefault(str(names[-1]), set()).add(float(leaf))
-    return {name: values.pop() for name, values in found.items() if len(values) == 1}
+            shown.setdefault(str(names[-1]), set()).add(float(leaf))
+    return {name: values.pop() for name, values in shown.items() if len(values) == 1}
