@@ -16,8 +16,9 @@ ROOT = Path(__file__).parents[2]
     ("target", "extras", "last"),
     [
         ("train", "", "jaxddp.train"),
-        ("test", "test", "pytest tests/examples tests/equivalence"),
+        ("test", "test", "tests/equivalence tests/end_to_end"),
         ("lint", "dev", "mypy"),
+        ("docs", "docs", "mkdocs build --strict"),
     ],
 )
 def test_each_target_installs_what_it_needs(target: str, extras: str, last: str, gpu: bool, tmp_path: Path) -> None:
