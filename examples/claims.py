@@ -1,4 +1,4 @@
-"""What an example claims, what was measured of it in JAX and in PyTorch, and whether it holds."""
+"""Claims of an example: what was measured in JAX and in PyTorch, and whether each claim holds."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ class Claim:
     """One line of an example's result.
 
     Attributes:
-        says: the claim; it reads as something that is true.
-        holds: whether it is.
-        jax, torch: what was measured, as it is shown; "" where a framework has no part in it.
+        says: the claim, worded as a true statement.
+        holds: whether the measurement confirms it.
+        jax, torch: measured value to print; "" if the framework has no part in the claim.
     """
 
     says: str
@@ -23,7 +23,7 @@ class Claim:
 
 
 def report(claims: Sequence[Claim]) -> int:
-    """Print a line for each claim; return how many do not hold.
+    """Print a line for each claim; return the number of claims that do not hold.
 
     >>> report([Claim("the mean is the mean", True, 1.2e-16, 0.0), Claim("2 devices are twice as fast", False, 1.4)])
                                         JAX       torch

@@ -1,5 +1,6 @@
-"""What an example says of itself, for the gallery and the README."""
+"""The entry of an example in the gallery and in the README."""
 
+import re
 from dataclasses import dataclass
 
 
@@ -8,12 +9,12 @@ class Example:
     """An entry of the gallery.
 
     Attributes:
-        name: as its heading.
-        seed: the number of the document that it is about; "": none.
-        claim: what the document says, in one sentence.
-        verdict: whether that is so, in a few words.
-        command: runs it.
-        picture: that it draws, relative to docs/; None: none.
+        name: heading on the page.
+        seed: number of the document that the example is about; "" if there is none.
+        claim: the document's claim, in one sentence.
+        verdict: whether the claim is true, in a few words.
+        command: command that runs the example.
+        picture: picture that the command draws, relative to docs/; None if there is none.
     """
 
     name: str
@@ -25,5 +26,10 @@ class Example:
 
     @property
     def row(self) -> str:
-        """Its row of the README's table."""
-        return f"| {self.seed or '-'} | {self.claim} | {self.verdict} | `{self.command}` |"
+        """Row of the README's table: the name, linked to its section of docs/gallery.md, and the command.
+
+        >>> Example("Ring all-reduce", "001", "", "", "python -m examples.ring").row
+        '| [Ring all-reduce](docs/gallery.md#ring-all-reduce) | `python -m examples.ring` |'
+        """
+        anchor = re.sub(r"[^\w -]", "", self.name.lower()).replace(" ", "-")
+        return f"| [{self.name}](docs/gallery.md#{anchor}) | `{self.command}` |"

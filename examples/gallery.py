@@ -1,8 +1,8 @@
-"""Runs every example of the gallery and writes its page, with what they print.
+"""Run every example of the gallery and write a page with their output.
 
     python -m examples.gallery --output docs/gallery.md
 
-Each example is a package or module of `examples` with an `EXAMPLE`.
+Each example is a package or module of `examples` that defines `EXAMPLE`.
 """
 
 import importlib
@@ -19,10 +19,10 @@ from jaxddp.files import check_file
 HEAD = """\
 # Gallery
 
-The claims of the documents that the project grew from, each as a program that measures it, in JAX and in PyTorch. They
-run from the root of the repository, once `pip install -e ".[examples]"` has brought what they need.
+Each example measures one claim of the documents that the project grew from, in JAX and in PyTorch. Run the commands
+from the root of the repository, after `pip install -e ".[examples]"`.
 """
-# In the order of the seed documents.
+# In the order of the documents.
 NAMES: tuple[str, ...] = (
     "gradient_averaging",
     "ring",
@@ -41,22 +41,22 @@ class Options:
     """Run the examples and write the page."""
 
     output: Path = Path("docs/gallery.md")
-    """The page."""
+    """Page to write."""
 
     def __post_init__(self) -> None:
         check_file(self.output)
 
 
 def examples() -> list[Example]:
-    """What each says of itself."""
+    """Return the entry of every example."""
     return [importlib.import_module(f"examples.{name}").EXAMPLE for name in NAMES]
 
 
 def printed(command: str) -> str:
-    """What an example prints.
+    """Run an example and return its output.
 
     Raises:
-        SystemExit: it failed, or one of its claims does not hold.
+        SystemExit: the example failed, or one of its claims does not hold.
     """
     _, *arguments = shlex.split(command)
     run = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False)
@@ -66,7 +66,7 @@ def printed(command: str) -> str:
 
 
 def section(example: Example, output: str) -> str:
-    """An example's part of the page."""
+    """Format an example's section of the page."""
     picture = f"\n\n![{example.name}]({example.picture})" if example.picture else ""
     source = f"Document {example.seed}: " if example.seed else ""
     return f"""\
@@ -82,7 +82,7 @@ $ {example.command}
 
 
 def main(options: Options) -> None:
-    """Write the page."""
+    """Run the examples and write the page."""
     pages = [section(example, printed(example.command)) for example in examples()]
     options.output.write_text("\n".join([HEAD, *pages]))
 

@@ -1,4 +1,4 @@
-"""A model and a loss of one's own, data-parallel on all local GPUs or on CPU devices.
+"""A custom model and loss, data-parallel on all local GPUs or on CPU devices.
 
 python examples/own_model.py
 """
@@ -13,7 +13,7 @@ from jaxddp import DataParallel, Loader, Replicas, optim, prepare
 
 
 class Curve(nnx.Module):
-    """A curve through one hidden layer."""
+    """A network with one hidden layer that fits a curve."""
 
     def __init__(self, rngs: nnx.Rngs):
         self.inner = nnx.Linear(1, 32, rngs=rngs)
@@ -24,12 +24,12 @@ class Curve(nnx.Module):
 
 
 def squared_error(model: Curve, batch: Mapping[str, jax.Array]) -> jax.Array:
-    """One loss per example: the mean over examples and replicas is not the loss's business."""
+    """Compute one loss per example; jaxddp takes the mean over examples and replicas."""
     return (model(batch["x"])[:, 0] - batch["y"]) ** 2
 
 
 def main() -> float:
-    """Train, and return the mean squared error."""
+    """Train and return the mean squared error."""
     replicas = Replicas(prepare())
     x = np.linspace(-3, 3, 512, dtype=np.float32)
     data = {"x": x[:, None], "y": np.sin(x)}

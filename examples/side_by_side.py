@@ -1,10 +1,10 @@
-"""The same run in JAX and in PyTorch, epoch by epoch: do they print the same losses?
+"""Compare the losses of the same run in JAX and in PyTorch, epoch by epoch.
 
     python examples/side_by_side.py
     python examples/side_by_side.py --models mlp convnet --optimizers adam --epochs 3 --devices 4
 
-Runs `python -m jaxddp.train` and `python -m torch_ref.train` with the same flags in float64
-and puts their lines beside each other. Exit code 1 if a digit of a loss differs.
+The script runs `python -m jaxddp.train` and `python -m torch_ref.train` with the same flags in float64 and prints
+their losses side by side. The exit code is 1 if a digit of a loss differs.
 """
 
 import json
@@ -31,7 +31,7 @@ class Options:
 
 
 def losses(module: str, flags: list[str]) -> list[str]:
-    """The train and test loss of each epoch of a run, to 6 digits, as its own records have them."""
+    """Train, and return each epoch's train and test loss to 6 digits, from the run's metrics.jsonl."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", module, *flags, "--output", f"{folder}/run"]
         run = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -52,10 +52,10 @@ def main(options: Options) -> int:
             flags += ["--devices", str(options.devices), "--platform", "cpu", "--dtype", "float64"]
             flags += ["--global-batch-size", str(options.global_batch_size), "--checkpoint-every", "0"]
             pairs = zip(losses("jaxddp.train", flags), losses("torch_ref.train", flags), strict=True)
-            for epoch, (ours, torchs) in enumerate(pairs, start=1):
-                verdict = "equal" if ours == torchs else "DIFFERENT"
-                different += ours != torchs
-                print(f"{model:9} {optimizer:8} epoch {epoch}    {ours} | {torchs}    {verdict}", flush=True)
+            for epoch, (ours, theirs) in enumerate(pairs, start=1):
+                verdict = "equal" if ours == theirs else "DIFFERENT"
+                different += ours != theirs
+                print(f"{model:9} {optimizer:8} epoch {epoch}    {ours} | {theirs}    {verdict}", flush=True)
     print("all equal to 6 digits" if not different else f"{different} lines differ")
     return different
 

@@ -1,12 +1,12 @@
-"""Bubbles: how long replicas wait for each other, measured in a running step, and drawn.
+"""Bubbles: how long replicas wait for each other, measured in a running step and drawn.
 
     python -m examples.bubbles
     python -m examples.bubbles --picture bubbles.png --trace traces    # for chrome://tracing or ui.perfetto.dev
 
-In torch each process notes the time between its forward pass, backward pass and all-reduces. In JAX the compiled step
-does, by callbacks that its values pass through: what comes next cannot start before the time is noted, nor can the
-time be noted before what came before has ended. That keeps XLA from moving work across a mark, and costs the time of
-a callback, which is measured too.
+In torch, each process records the time between its forward pass, backward pass and all-reduces. In JAX, the compiled
+step records it through callbacks that its values pass through: later work cannot start before the time is recorded,
+and the time cannot be recorded before earlier work has ended. XLA therefore cannot move work across a mark. A callback
+itself costs time, which is measured too.
 """
 
 from examples.entry import Example
@@ -14,8 +14,13 @@ from examples.entry import Example
 EXAMPLE = Example(
     name="Bubbles",
     seed="001",
-    claim="Replicas wait for each other in batch normalisation, in the loss, and once at the end for all gradients.",
-    verdict="The loss need not wait: the number of examples can travel with the gradients. The others are so.",
+    claim=(
+        "Replicas wait for each other in batch normalisation, in the loss, and once more at the end, for all gradients."
+    ),
+    verdict=(
+        "True, except for the loss: the number of examples can travel with the gradients, so no replica has to wait "
+        "for it."
+    ),
     command="python -m examples.bubbles --picture docs/bubbles.png",
     picture="bubbles.png",
 )

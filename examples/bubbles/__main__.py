@@ -1,4 +1,4 @@
-"""Measures bubbles, prints and draws them, and says what holds."""
+"""Measure bubbles, print and draw them, and check the claims."""
 
 import sys
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class Options:
     picture: Path | None = None
     """Draw the timelines into this PNG file."""
     trace: Path | None = None
-    """Write them into this folder, as a file for chrome://tracing or ui.perfetto.dev."""
+    """Write the timelines into this folder, as a file for chrome://tracing or ui.perfetto.dev."""
 
     def __post_init__(self) -> None:
         if self.picture is not None:
@@ -37,31 +37,31 @@ class Options:
 
 
 def table(cases: Cases) -> str:
-    """A line for each replica of each case: the medians of milliseconds in each phase, and the share of waiting."""
+    """Format a line per replica of each case: median milliseconds in each phase, and the share of waiting."""
     heads = [*PHASES, "whole step", "waits"]
     lines = [f"{'milliseconds':{NAME}}" + "".join(f"{head:>{NUMBER}}" for head in heads)]
-    for name, found in cases.items():
-        whole = np.median([duration(step) for step in found.steps])
-        for replica, share in enumerate(found.shares):
-            times = [np.median([time_in(step[replica], phase) for step in found.steps]) for phase in PHASES]
+    for name, measured in cases.items():
+        whole = np.median([duration(step) for step in measured.steps])
+        for replica, share in enumerate(measured.shares):
+            times = [np.median([time_in(step[replica], phase) for step in measured.steps]) for phase in PHASES]
             cells = "".join(f"{time / 1e6:{NUMBER}.1f}" for time in [*times, whole])
             lines.append(f"{name if replica == 0 else '':{NAME - 2}}{replica} {cells}{share:{NUMBER}.0%}")
     return "\n".join(lines)
 
 
 def main(options: Options) -> int:
-    """Measure, print, draw, and return the number of claims that do not hold."""
+    """Measure, print and draw; return the number of claims that do not hold."""
     replicas = Replicas(prepare(REPLICAS, "cpu"))
     frameworks = {"JAX": of_jax(PLAN, replicas), "torch": of_torch(PLAN)}
     for name, cases in frameworks.items():
         print(f"{name}\n\n{table(cases)}\n")
     cost = 1e3 * in_jax.cost_of_a_mark(PLAN, replicas)
-    print(f"To note the time costs JAX's program {cost:.1f} milliseconds at the end of each phase.\n")
+    print(f"Recording the time costs JAX's program {cost:.1f} milliseconds at the end of each phase.\n")
     if options.picture is not None:
         options.picture.write_bytes(draw(frameworks))
     if options.trace is not None:
-        shown = {f"{name}: {case}": found.step for name, cases in frameworks.items() for case, found in cases.items()}
-        (options.trace / "bubbles.json").write_text(chrome_trace(shown))
+        steps = {f"{name}: {case}": of.step for name, cases in frameworks.items() for case, of in cases.items()}
+        (options.trace / "bubbles.json").write_text(chrome_trace(steps))
     all_reduces = [in_jax.all_reduces_of_jaxddp(replicas, kind) for kind in ("ddp", "global")]
     return report(claims(frameworks["JAX"], frameworks["torch"], all_reduces))
 

@@ -1,7 +1,8 @@
-"""Which replica has how much to do where, and what the replicas tell each other meanwhile.
+"""Cases to measure: how much work each replica has in which phase, and what the replicas exchange meanwhile.
 
-The model is two blocks, each h = tanh(h W) a number of times, which is each replica's own as a text's length would
-be. Before them a replica may have work from which nothing is learned (a frozen encoder), which is forward only.
+The model has two blocks. Each applies h = tanh(h W) a number of times that differs between replicas, as the length of
+a text would. A replica may also have work before the blocks from which nothing is learned (a frozen encoder): forward
+passes only.
 """
 
 from dataclasses import dataclass, replace
@@ -16,14 +17,14 @@ EPSILON = 1e-5  # of the normalisation
 
 @dataclass(frozen=True)
 class Case:
-    """A step to be measured.
+    """A step to measure.
 
     Attributes:
-        passes: of each replica, how often it goes through each block.
-        frozen: of each replica, how many passes nothing is learned from.
-        pause: of each replica, seconds for which its forward pass sleeps.
-        sync_batch_norm: whether activations are normalised over all replicas' examples, or the replica's own.
-        sync_loss: whether the number of all examples is all-reduced before the backward pass, or with the gradients.
+        passes: passes through each block, for each replica.
+        frozen: passes from which nothing is learned, for each replica.
+        pause: seconds that the forward pass sleeps, for each replica.
+        sync_batch_norm: normalise activations over the examples of all replicas instead of the replica's own.
+        sync_loss: all-reduce the number of examples before the backward pass instead of with the gradients.
     """
 
     passes: tuple[tuple[int, ...], ...] = ((1, 1), (1, 1))
@@ -35,12 +36,12 @@ class Case:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured.
+    """A measurement.
 
     Attributes:
-        cases: by name.
-        steps: of each case, after one that is not counted.
-        examples, features: of each replica's activations.
+        cases: the cases by name.
+        steps: measured steps per case, after one warm-up step.
+        examples, features: shape of each replica's activations.
     """
 
     cases: dict[str, Case]
@@ -50,11 +51,11 @@ class Plan:
 
     @property
     def most_passes(self) -> int:
-        """Through one block."""
+        """The largest number of passes through one block."""
         return max(count for case in self.cases.values() for of_replica in case.passes for count in of_replica)
 
     def inputs(self) -> dict[str, NDArray[np.float32]]:
-        """Of each replica, "x" and "y" (W, B, D), and "weights" (W, B): 0 for examples that do not count."""
+        """Return every replica's "x" and "y" (W, B, D), and "weights" (W, B): 0 for examples that do not count."""
         rng = np.random.default_rng(0)
         shape = REPLICAS, self.examples, self.features
         x, y = rng.normal(size=(2, *shape)).astype(np.float32)
@@ -62,24 +63,24 @@ class Plan:
         return {"x": x, "y": y, "weights": counting.astype(np.float32)}
 
     def kernels(self) -> NDArray[np.float32]:
-        """The blocks' weights, the same on all replicas, (blocks, D, D)."""
+        """Return the blocks' weights, (blocks, D, D), the same on all replicas."""
         shape = BLOCKS, self.features, self.features
         return (np.random.default_rng(1).normal(size=shape) / np.sqrt(self.features)).astype(np.float32)
 
 
 LIGHT, EVEN, HEAVY = 1, 4, 7
 TURNS = ((HEAVY, LIGHT), (LIGHT, HEAVY))
-# A pass from which is learned takes, with its backward pass, as long as 3.5 others (measured: 3 to 5): so both replicas
-# have as much to do, one of them forward, the other backward.
+# A trained pass takes, with its backward pass, as long as 3.5 frozen ones (measured: 3 to 5). Both replicas therefore
+# have the same amount of work, one of them mostly forward, the other mostly backward.
 MORE = (LIGHT, LIGHT), (HEAVY, HEAVY)
 APART = Case(passes=MORE, frozen=(7 * (HEAVY - LIGHT), 0))
 BALANCED, UNBALANCED, IN_TURNS, BATCH_NORM, LOSS_ALONE, LOSS_TOGETHER = NAMES = (
     "equal work",
-    "one has more",
-    "each has more in its turn",
-    "the same, batch norm over all",
-    "one forward, the other backward; loss over all first",
-    "the same, its count beside the gradients",
+    "replica 1 has more work",
+    "each replica has more work in one block",
+    "the same, with synchronised BatchNorm",
+    "uneven forward and backward work; count sent first",
+    "the same, count sent with the gradients",
 )
 PLAN = Plan(
     {

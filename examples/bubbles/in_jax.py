@@ -1,7 +1,7 @@
-"""The step in JAX, whose compiled program notes the time between its phases.
+"""The step in JAX, compiled with timestamps between its phases.
 
-A mark adds to an array the zero that a callback returns, which was given the array's sum: the callback cannot run
-before the array is there, and nothing that needs the array can before the callback has run.
+A mark passes the sum of an array to a callback, which returns zero, and adds that zero to the array. The callback
+cannot run before the array is computed, and nothing that needs the array can run before the callback has.
 """
 
 import time
@@ -30,27 +30,27 @@ Tree = TypeVar("Tree")
 Inputs = dict[str, jax.Array]
 
 
-@dataclass(eq=False)  # each is another, also for jax's cache
+@dataclass(eq=False)  # no two are equal, so jax's cache does not confuse their programs
 class Clocks:
-    """Note what each replica has finished, and when."""
+    """A record of the phases that each replica has finished, and when."""
 
     marks: list[list[tuple[str, int]]] = field(default_factory=lambda: [[] for _ in range(REPLICAS)])
 
-    def note(self, tree: Tree, what: str, pause: jax.Array | float = 0.0) -> Tree:
-        """The tree, once the callback has noted that it is there, and slept."""
+    def note(self, tree: Tree, phase: str, pause: jax.Array | float = 0.0) -> Tree:
+        """Return the tree after a callback has recorded the end of `phase` and slept for `pause` seconds."""
         total = sum(jnp.sum(leaf) for leaf in jax.tree.leaves(tree))
         zero = io_callback(
-            partial(self._noted, what), jax.ShapeDtypeStruct((), jnp.float32), rank(), total, jnp.asarray(pause)
+            partial(self._record, phase), jax.ShapeDtypeStruct((), jnp.float32), rank(), total, jnp.asarray(pause)
         )
         return jax.tree.map(lambda leaf: leaf + zero, tree)
 
-    def _noted(self, what: str, replica: np.ndarray, total: np.ndarray, pause: np.ndarray) -> np.float32:
-        self.marks[int(replica)].append((what, time.monotonic_ns()))
+    def _record(self, phase: str, replica: np.ndarray, total: np.ndarray, pause: np.ndarray) -> np.float32:
+        self.marks[int(replica)].append((phase, time.monotonic_ns()))
         time.sleep(float(pause))
         return np.float32(0)
 
     def between(self, forward: str, backward: str) -> Callable[[jax.Array], jax.Array]:
-        """x itself, noting what ends with it in the forward pass, and with its gradient in the backward pass."""
+        """Return an identity that records the end of `forward` when x is ready, of `backward` when its gradient is."""
 
         @jax.custom_vjp
         def mark(x: jax.Array) -> jax.Array:
@@ -60,19 +60,19 @@ class Clocks:
         return mark
 
     def total(self, x: jax.Array) -> jax.Array:
-        """The sum over all replicas, through which gradients flow, with the time noted before and after it."""
+        """Differentiable sum over all replicas, with the time recorded before and after it."""
         before, after = self.between(FORWARD, ALL_REDUCE), self.between(ALL_REDUCE, BACKWARD)
         return after(all_reduce(before(x)))
 
     def taken(self) -> list[Marks]:
-        """The marks since the last call, of each replica."""
+        """Return each replica's marks since the last call."""
         marks, self.marks = self.marks, [[] for _ in range(REPLICAS)]
         return list(marks)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
 def block(x: jax.Array, kernel: jax.Array, passes: jax.Array, most_passes: int) -> jax.Array:
-    """h = tanh(h W), so many times; JAX has no gradient of a loop whose length is a number that is computed."""
+    """Apply h = tanh(h W) `passes` times; JAX has no gradient of a loop whose length is traced."""
     return lax.fori_loop(0, passes, lambda _, h: jnp.tanh(h @ kernel), x)
 
 
@@ -99,12 +99,12 @@ block.defvjp(_block_forward, _block_backward)
 
 @dataclass(frozen=True)
 class Step:
-    """The gradient of one step, as a replica computes it.
+    """A replica's gradient computation in one step.
 
     Attributes:
-        most_passes: the most that any replica goes through a block.
+        most_passes: largest number of passes of any replica through a block.
         sync_batch_norm, sync_loss: see `cases.Case`.
-        clocks: where the time is noted.
+        clocks: record of the time.
     """
 
     most_passes: int
@@ -113,7 +113,7 @@ class Step:
     clocks: Clocks
 
     def __call__(self, kernels: jax.Array, inputs: Inputs) -> jax.Array:
-        """The gradient of the mean over all examples of all replicas."""
+        """Compute the gradient of the mean loss over all examples of all replicas."""
         inputs = inputs | {"x": self.clocks.note(inputs["x"], START, inputs["pause"])}
         gradient = jax.grad(self.loss)(kernels, inputs)
         if self.sync_loss:
@@ -123,13 +123,13 @@ class Step:
         return total / count
 
     def loss(self, kernels: jax.Array, inputs: Inputs) -> jax.Array:
-        """The sum over the replica's examples that count, divided by all replicas' number of them if that is known."""
+        """Sum the loss over the replica's examples that count; with `sync_loss`, divide by all replicas' count."""
         h, count = self.forward_ended(self.forward(kernels, inputs), inputs["weights"].sum())
         loss = jnp.sum(inputs["weights"] * jnp.square(h - inputs["y"]).mean(1))
         return loss / count if self.sync_loss else loss
 
     def forward(self, kernels: jax.Array, inputs: Inputs) -> jax.Array:
-        """The blocks of `cases`."""
+        """Apply the blocks that `examples.bubbles.cases` describes."""
         frozen = lax.stop_gradient(kernels[0])
         x = lax.fori_loop(0, inputs["frozen"], lambda _, x: jnp.tanh(x @ frozen), inputs["x"])
         for kernel, passes in zip(kernels, inputs["passes"], strict=True):
@@ -137,7 +137,7 @@ class Step:
         return x
 
     def normalised(self, x: jax.Array) -> jax.Array:
-        """Mean 0 and variance 1 of each feature, over this replica's examples or all replicas'."""
+        """Normalise each feature to mean 0 and variance 1, over this replica's examples or all replicas'."""
         sums, count = jnp.stack([x.sum(0), jnp.square(x).sum(0)]), len(x)
         if self.sync_batch_norm:
             sums, count = self.clocks.total(sums), count * world_size()
@@ -145,7 +145,7 @@ class Step:
         return (x - mean[None]) * lax.rsqrt(square - jnp.square(mean) + EPSILON)[None]
 
     def forward_ended(self, h: jax.Array, count: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Both, with the count that of all replicas if the loss is to be divided by it already."""
+        """Record the end of the forward pass; with `sync_loss`, all-reduce the count as well."""
 
         @jax.custom_vjp
         def ended(h: jax.Array, count: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -157,20 +157,20 @@ class Step:
 
 
 def measure(plan: Plan, replicas: Replicas) -> dict[str, dict[str, Any]]:
-    """Every replica's marks in each step of each case, and the gradient; the cases take turns."""
+    """Run the cases in turn; return all replicas' marks of each step of each case, and the case's gradient."""
     clocks = Clocks()
     kinds = {(case.sync_batch_norm, case.sync_loss) for case in plan.cases.values()}
     programs = {kind: replicas.map(Step(plan.most_passes, *kind, clocks), (None, 0), None) for kind in kinds}
     kernels, examples = replicas.replicate(plan.kernels()), plan.inputs()
     inputs = {name: replicas.shard(examples | _work(case)) for name, case in plan.cases.items()}
-    found: dict[str, dict[str, Any]] = {name: {"steps": []} for name in plan.cases}
+    measured: dict[str, dict[str, Any]] = {name: {"steps": []} for name in plan.cases}
     for _ in range(1 + plan.steps):
         for name, case in plan.cases.items():
             gradient = programs[case.sync_batch_norm, case.sync_loss](kernels, inputs[name])
-            found[name]["gradient"] = np.asarray(gradient)
+            measured[name]["gradient"] = np.asarray(gradient)
             jax.effects_barrier()
-            found[name]["steps"].append(clocks.taken())
-    return {name: {**of, "steps": of["steps"][1:]} for name, of in found.items()}
+            measured[name]["steps"].append(clocks.taken())
+    return {name: {**of, "steps": of["steps"][1:]} for name, of in measured.items()}
 
 
 def _work(case: Case) -> dict[str, np.ndarray]:
@@ -179,7 +179,7 @@ def _work(case: Case) -> dict[str, np.ndarray]:
 
 
 def cost_of_a_mark(plan: Plan, replicas: Replicas) -> float:
-    """Seconds from one mark to the next with nothing between them, the median."""
+    """Return the median seconds from one mark to the next with nothing between them."""
     clocks = Clocks()
     program = replicas.map(lambda x: clocks.note(clocks.note(x, START), FORWARD), (0,), 0)
     placed = replicas.shard(plan.inputs()["x"])
@@ -191,7 +191,7 @@ def cost_of_a_mark(plan: Plan, replicas: Replicas) -> float:
 
 
 def all_reduces_of_jaxddp(replicas: Replicas, loss_normalization: str) -> int:
-    """How many all-reduces a step of `jaxddp.DataParallel` has, as it is compiled."""
+    """Count the all-reduces in a compiled step of `jaxddp.DataParallel`."""
     model = nnx.Linear(4, 3, rngs=nnx.Rngs(0))
     ddp = DataParallel(model, optim.sgd(0.1), replicas=replicas, loss_normalization=loss_normalization)
     batch = {"x": np.zeros((REPLICAS, 1, 2, 4), np.float32), "y": np.zeros((REPLICAS, 1, 2), np.int32)}

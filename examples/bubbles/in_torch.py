@@ -1,4 +1,4 @@
-"""The step in torch, under DistributedDataParallel, with the time noted between its phases; this knows no jax."""
+"""The step in torch, under DistributedDataParallel, with timestamps between its phases; needs no jax."""
 
 import time
 from dataclasses import dataclass, field
@@ -17,26 +17,26 @@ from torch_ref.distributed import World
 
 @dataclass
 class Clock:
-    """Notes what this rank has finished, and when."""
+    """A record of the phases that this rank has finished, and when."""
 
     marks: list[tuple[str, int]] = field(default_factory=list)
 
-    def note(self, what: str) -> None:
-        """What has just ended."""
-        self.marks.append((what, time.monotonic_ns()))
+    def note(self, phase: str) -> None:
+        """Record that a phase has just ended."""
+        self.marks.append((phase, time.monotonic_ns()))
 
     def taken(self) -> list[tuple[str, int]]:
-        """The marks since the last call."""
+        """Return the marks since the last call."""
         marks, self.marks = self.marks, []
         return marks
 
 
 class Total(torch.autograd.Function):
-    """The sum over all ranks, through which gradients flow, with the time noted before and after it."""
+    """Differentiable sum over all ranks, with the time recorded before and after it."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, world: World, clock: Clock) -> Tensor:
-        ctx.told = world, clock
+        ctx.world, ctx.clock = world, clock
         clock.note(FORWARD)
         total = world.all_reduce(x.clone())
         clock.note(ALL_REDUCE)
@@ -44,15 +44,14 @@ class Total(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        world, clock = ctx.told
-        clock.note(BACKWARD)
-        total = world.all_reduce(gradient.clone())
-        clock.note(ALL_REDUCE)
+        ctx.clock.note(BACKWARD)
+        total = ctx.world.all_reduce(gradient.clone())
+        ctx.clock.note(ALL_REDUCE)
         return total, None, None
 
 
 class Model(nn.Module):
-    """The blocks of `cases`."""
+    """The blocks that `examples.bubbles.cases` describes."""
 
     def __init__(self, plan: Plan, case: Case, world: World, clock: Clock):
         super().__init__()
@@ -71,7 +70,7 @@ class Model(nn.Module):
         return x
 
     def normalised(self, x: Tensor) -> Tensor:
-        """Mean 0 and variance 1 of each feature, over this rank's examples or all ranks'."""
+        """Normalise each feature to mean 0 and variance 1, over this rank's examples or all ranks'."""
         sums, count = torch.stack([x.sum(0), x.square().sum(0)]), len(x)
         if self.case.sync_batch_norm:
             sums, count = Total.apply(sums, self.world, self.clock), count * self.world.world_size
@@ -80,13 +79,16 @@ class Model(nn.Module):
 
 
 class Step:
-    """A case, step by step.
+    """The training step of a case, on one rank.
 
     Args:
-        count: how many of this rank's examples count.
+        plan: the sizes.
+        case: what to run.
+        world: the ranks that train together.
+        count: the number of this rank's examples that count.
 
     Attributes:
-        marks: of each step.
+        marks: each step's marks.
     """
 
     def __init__(self, plan: Plan, case: Case, world: World, count: Tensor):
@@ -98,7 +100,7 @@ class Step:
         self.marks: list[list[tuple[str, int]]] = []
 
     def __call__(self, x: Tensor, y: Tensor, weights: Tensor) -> None:
-        """Make the forward and the backward pass."""
+        """Run the forward and the backward pass."""
         self.ddp.zero_grad()
         self.world.barrier()
         self.clock.note(START)
@@ -112,12 +114,12 @@ class Step:
         self.marks.append(self.clock.taken())
 
     def gradient(self) -> Tensor:
-        """Of the last step, (blocks, D, D)."""
+        """Return the gradient of the last step, (blocks, D, D)."""
         return torch.stack([kernel.grad for kernel in self.model.kernels if kernel.grad is not None])
 
 
 def measure(plan: Plan, world: World, config: TorchConfig) -> dict[str, dict[str, Any]]:
-    """This rank's marks in each step of each case, and the gradient; the cases take turns."""
+    """Run the cases in turn; return this rank's marks of each step of each case, and the case's gradient."""
     inputs = {name: torch.from_numpy(of_all[world.rank]) for name, of_all in plan.inputs().items()}
     steps = {name: Step(plan, case, world, inputs["weights"].sum()) for name, case in plan.cases.items()}
     for _ in range(1 + plan.steps):
@@ -127,7 +129,7 @@ def measure(plan: Plan, world: World, config: TorchConfig) -> dict[str, dict[str
 
 
 def _mean(state: tuple[World, Clock, Tensor | None], bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-    """All ranks' gradients added up, and divided by the number of examples where that has not been done yet."""
+    """Sum the gradients over the ranks; given a count, divide by the count of all ranks."""
     world, clock, count = state
     clock.note(BACKWARD)
     if count is None:

@@ -1,4 +1,4 @@
-"""The steps of all cases in both frameworks, and what holds of them."""
+"""Measured steps of all cases in both frameworks, and the claims about them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,17 +26,17 @@ from torch_ref.config import TorchConfig
 from torch_ref.launch import launch
 
 ROUNDING = 1e-4  # of the gradient, float32; measured: 3e-6
-LITTLE = 0.5  # of a share of waiting that is long
-LONG = 0.1  # of a step; measured: 0.2 and more
+LITTLE = 0.5  # times a long share of waiting is a short one
+LONG = 0.1  # share of a step; measured: 0.2 and more
 
 
 @dataclass(frozen=True)
-class Found:
-    """A case in one framework.
+class Measurement:
+    """A case as one framework ran it.
 
     Attributes:
-        steps: what each replica did in them.
-        gradient: of the last.
+        steps: each step's timeline.
+        gradient: the gradient of the last step.
     """
 
     steps: list[Timeline]
@@ -44,12 +44,12 @@ class Found:
 
     @property
     def shares(self) -> NDArray[np.float64]:
-        """The share of a step that each replica waits, the median of the steps."""
+        """The share of a step that each replica waits, (W,): the median over the steps."""
         return np.median([waiting(step) for step in self.steps], axis=0)
 
     @property
     def step(self) -> Timeline:
-        """The one to show: whose length and shares are nearest to the medians."""
+        """The most typical step: its duration and shares are nearest to the medians."""
         length = np.median([duration(step) for step in self.steps])
 
         def oddity(step: Timeline) -> float:
@@ -58,30 +58,32 @@ class Found:
         return min(self.steps, key=oddity)
 
 
-Cases = dict[str, Found]
+Cases = dict[str, Measurement]
 
 
 def of_jax(plan: Plan, replicas: Replicas) -> Cases:
-    """The cases in JAX."""
+    """Measure the cases in JAX."""
     cases = in_jax.measure(plan, replicas)
-    return {name: Found([timeline(marks) for marks in of["steps"]], of["gradient"]) for name, of in cases.items()}
+    return {name: Measurement([timeline(marks) for marks in of["steps"]], of["gradient"]) for name, of in cases.items()}
 
 
 def of_torch(plan: Plan) -> Cases:
-    """The cases in torch."""
+    """Measure the cases in torch."""
     ranks = launch(partial(in_torch.measure, plan), TorchConfig(devices=REPLICAS, platform="cpu"))
-    found = {}
+    cases = {}
     for name in plan.cases:
         steps = zip(*(rank[name]["steps"] for rank in ranks), strict=True)
-        found[name] = Found([timeline(marks) for marks in steps], ranks[0][name]["gradient"].numpy())
-    return found
+        cases[name] = Measurement([timeline(marks) for marks in steps], ranks[0][name]["gradient"].numpy())
+    return cases
 
 
 def claims(ours: Cases, theirs: Cases, all_reduces: Sequence[int]) -> list[Claim]:
-    """What holds of both.
+    """Return the claims about both frameworks.
 
     Args:
-        all_reduces: of a step of jaxddp's own, with the loss of each replica's mean, and with that of all examples.
+        ours, theirs: the cases in JAX and in torch.
+        all_reduces: number of all-reduces in a step of `jaxddp.DataParallel`, with loss normalisation "ddp" and
+            "global".
     """
     both = (ours, theirs)
     idle = [float(of[UNBALANCED].shares[0]) for of in both]
@@ -89,18 +91,18 @@ def claims(ours: Cases, theirs: Cases, all_reduces: Sequence[int]) -> list[Claim
     in_turns, batch_norm, alone, together = (
         [float(of[name].shares.mean()) for of in both] for name in (IN_TURNS, BATCH_NORM, LOSS_ALONE, LOSS_TOGETHER)
     )
-    apart = part_off(*({name: found.gradient for name, found in of.items()} for of in both))
+    apart = part_off(*({name: case.gradient for name, case in of.items()} for of in both))
     normalised = [part_off(*({"": of[name].gradient} for name in (LOSS_ALONE, LOSS_TOGETHER))) for of in both]
     return [
-        Claim("who has less to do waits: share of the step", min(idle) > 2 * LONG, *idle),
-        Claim("with equal work nobody waits as long", _less(balanced, idle, LITTLE), *balanced),
-        Claim("nor where work evens out before the gradients are sent", _less(in_turns, batch_norm, LITTLE), *in_turns),
-        Claim("but there batch norm over all replicas waits each time", min(batch_norm) > LONG, *batch_norm),
-        Claim("as the loss does, if the number of all examples comes first", min(alone) > LONG, *alone),
-        Claim("beside the gradients the number makes them wait less", _less(together, alone), *together),
-        Claim("and gives the same gradient: difference", max(normalised) < ROUNDING, *normalised),
-        Claim("jaxddp sends it so: all-reduces of a step", set(all_reduces) == {1}, max(all_reduces)),
-        Claim("both frameworks' gradients are the same: difference", apart < ROUNDING, apart),
+        Claim("a replica with less work waits: share of the step", min(idle) > 2 * LONG, *idle),
+        Claim("with equal work no replica waits as long", _less(balanced, idle, LITTLE), *balanced),
+        Claim("nor if work evens out before the gradients are sent", _less(in_turns, batch_norm, LITTLE), *in_turns),
+        Claim("but synchronised BatchNorm then waits at every all-reduce", min(batch_norm) > LONG, *batch_norm),
+        Claim("and so does a loss that needs the global count first", min(alone) > LONG, *alone),
+        Claim("with the count sent beside the gradients replicas wait less", _less(together, alone), *together),
+        Claim("and the gradient is the same: difference", max(normalised) < ROUNDING, *normalised),
+        Claim("jaxddp sends the count that way: all-reduces in a step", set(all_reduces) == {1}, max(all_reduces)),
+        Claim("JAX's gradients equal torch's: difference", apart < ROUNDING, apart),
     ]
 
 

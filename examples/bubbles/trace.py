@@ -1,9 +1,9 @@
-"""From timestamps to who did what when, and who waited for whom; this knows neither jax nor torch.
+"""Timelines from timestamps: which replica did what and when, and how long it waited; needs neither jax nor torch.
 
-A replica notes the time whenever it has finished something: a list of marks (what, nanoseconds), the first of them
-"start". Between two marks it did what the second says. In an all-reduce it waits until the last replica has come,
-and only then numbers travel; as all clocks are one (CLOCK_MONOTONIC), that moment is the latest of the marks before
-the all-reduce.
+A replica records a mark (phase, nanoseconds) whenever it finishes something; the first mark is "start". The time
+between two marks belongs to the phase that the second one names. In an all-reduce a replica waits until the last
+replica arrives; only then do numbers travel. All replicas read one clock (CLOCK_MONOTONIC), so the last arrival is the
+latest of the marks before the all-reduce.
 """
 
 import json
@@ -20,7 +20,7 @@ Marks = Sequence[tuple[str, int]]
 
 @dataclass(frozen=True)
 class Span:
-    """What one replica did for a while.
+    """A stretch of time that one replica spent in one phase.
 
     Attributes:
         phase: one of `PHASES`.
@@ -32,18 +32,17 @@ class Span:
     end: int
 
 
-Timeline = list[list[Span]]  # of each replica, in order
+Timeline = list[list[Span]]  # each replica's spans, in order
 
 
 def timeline(marks: Sequence[Marks]) -> Timeline:
-    """What each replica did in a step.
+    """Return each replica's spans in a step.
 
     Args:
-        marks: of each replica, equally many all-reduces in each.
+        marks: each replica's marks, with equally many all-reduces.
 
     Raises:
-        ValueError: the replicas do not have equally many all-reduces, or one left before all had come: then the
-            marks do not tell what happened.
+        ValueError: the replicas do not have equally many all-reduces, or a replica left one before all had arrived.
 
     >>> for spans in timeline([[("start", 0), ("forward", 3), ("all-reduce", 9)],
     ...                        [("start", 1), ("forward", 8), ("all-reduce", 9)]]):
@@ -52,41 +51,41 @@ def timeline(marks: Sequence[Marks]) -> Timeline:
     forward 1-8 waiting 8-8 all-reduce 8-9
     """
     origin = min(times[0][1] for times in marks)
-    came = [[before for (_, before), (what, _) in pairwise(m) if what == ALL_REDUCE] for m in marks]
-    last_came = [max(times) for times in zip(*came, strict=True)]
-    return [_spans(of_replica, last_came, origin) for of_replica in marks]
+    arrivals = [[before for (_, before), (phase, _) in pairwise(m) if phase == ALL_REDUCE] for m in marks]
+    last_arrivals = [max(times) for times in zip(*arrivals, strict=True)]
+    return [_spans(of_replica, last_arrivals, origin) for of_replica in marks]
 
 
-def _spans(marks: Marks, last_came: Sequence[int], origin: int) -> list[Span]:
-    spans, meetings = [], iter(last_came)
-    for (_, begin), (what, end) in pairwise(marks):
-        if what == ALL_REDUCE:
-            last = next(meetings)
+def _spans(marks: Marks, last_arrivals: Sequence[int], origin: int) -> list[Span]:
+    spans, remaining = [], iter(last_arrivals)
+    for (_, begin), (phase, end) in pairwise(marks):
+        if phase == ALL_REDUCE:
+            last = next(remaining)
             if last > end:
-                raise ValueError(f"a replica left an all-reduce {last - end} ns before the last one came")
+                raise ValueError(f"a replica left an all-reduce {last - end} ns before the last one arrived")
             spans.append(Span(WAITING, begin - origin, last - origin))
             begin = last
-        spans.append(Span(what, begin - origin, end - origin))
+        spans.append(Span(phase, begin - origin, end - origin))
     return spans
 
 
 def time_in(spans: Sequence[Span], phase: str) -> int:
-    """Nanoseconds that a replica spent on something."""
+    """Return the nanoseconds that a replica spent in a phase."""
     return sum(span.end - span.begin for span in spans if span.phase == phase)
 
 
 def duration(step: Timeline) -> int:
-    """Nanoseconds from the first replica's start to the last one's end."""
+    """Return the nanoseconds from the first replica's start to the last replica's end."""
     return max(spans[-1].end for spans in step)
 
 
 def waiting(step: Timeline) -> list[float]:
-    """The share of the step's time that each replica waits."""
+    """Return the share of the step's duration that each replica waits."""
     return [time_in(spans, WAITING) / duration(step) for spans in step]
 
 
 def chrome_trace(timelines: Mapping[str, Timeline]) -> str:
-    """Timelines by name in the JSON that chrome://tracing and ui.perfetto.dev open, one process for each.
+    """Write timelines as the JSON that chrome://tracing and ui.perfetto.dev open, one process per timeline.
 
     Source: the "Trace Event Format" document of the Chromium project.
     """

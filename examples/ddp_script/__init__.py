@@ -12,8 +12,8 @@ EXAMPLE = Example(
     seed="003",
     claim="A process per device, a DistributedSampler and set_epoch make a training script data-parallel.",
     verdict=(
-        "True, and in JAX one process does. But five rows are padded to six and then trained on four, and accuracy "
-        "over the training loader leaves rows out, or counts one twice."
+        "True; in JAX one process is enough. But the sampler pads five rows to six, drop_last then trains on four, "
+        "and accuracy over the training loader skips rows or counts one twice."
     ),
     command="python -m examples.ddp_script",
 )

@@ -12,7 +12,7 @@ from examples.entry import Example
 EXAMPLE = Example(
     name="A fine-tune of a language model",
     seed="002",
-    claim="Data-parallel training fine-tunes SmolLM2 with a classification head on pairs of sentences.",
-    verdict="It does, in JAX as in transformers, here with a small model of its kind.",
+    claim="Data-parallel training fine-tunes SmolLM2 with a classification head on sentence pairs.",
+    verdict="True, in JAX as in transformers; shown here with a small model of the same architecture.",
     command="python -m examples.fine_tune",
 )

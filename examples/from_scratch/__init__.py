@@ -13,6 +13,9 @@ EXAMPLE = Example(
     name="DDP from scratch",
     seed="002",
     claim="A class that averages the gradients of identical replicas is data-parallel training.",
-    verdict="It is, to the last digits, if its loop divides by the micro-batches and steps on the last of them.",
+    verdict=(
+        "True to the last digits, if the training loop divides by the number of micro-batches and steps on the "
+        "last of each group."
+    ),
     command="python -m examples.from_scratch",
 )

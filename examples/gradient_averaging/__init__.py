@@ -8,10 +8,10 @@ from examples.entry import Example
 EXAMPLE = Example(
     name="Gradient averaging is a larger batch",
     seed="000",
-    claim="The mean of the gradients of N devices is the gradient of one device with N times the batch.",
+    claim="Averaging the gradients of N devices gives the gradient of one device with N times the batch.",
     verdict=(
-        "True to the last digits, but not of the document's own model: its BatchNorm sees one device's examples only. "
-        "With BatchNorm synchronised it is true of that too."
+        "True to the last digits, except for the document's own model: each device's BatchNorm sees only that "
+        "device's examples. With synchronised BatchNorm it is true of that model too."
     ),
     command="python -m examples.gradient_averaging",
 )

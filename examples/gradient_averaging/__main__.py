@@ -1,4 +1,4 @@
-"""Prints the gradients by hand beside autodiff's, and what averaging them makes."""
+"""Print hand-written gradients beside autodiff's, and check the claims about averaging them."""
 
 import sys
 from dataclasses import dataclass
@@ -18,10 +18,10 @@ SHARES = (4, 8, 16, 32, 64)
 
 @dataclass(frozen=True)
 class Options:
-    """Is the mean of N devices' gradients that of one with N times the batch?"""
+    """Compare the mean of N devices' gradients with the gradient of one device with N times the batch."""
 
     devices: tuple[int, ...] = (2, 4)
-    """Each N to be tried."""
+    """Values of N to try."""
     platform: str = "cpu"
     """cpu | gpu"""
 
@@ -31,44 +31,44 @@ class Options:
             raise InputError(f"--devices {' '.join(map(str, self.devices))}: each must be at least 2")
 
 
-def table(found: measure.Written) -> str:
-    """A line for each intermediate and parameter, from the loss to the embedding."""
+def table(written: measure.Written) -> str:
+    """Format a line for each intermediate and parameter, from the loss to the embedding."""
 
     def cells(difference: Difference) -> str:
         flags = ("yes" if flag else "no" for flag in (difference.exact, difference.close))
         return "".join(f"{flag:>7}" for flag in flags) + f"{difference.largest:>10.1e}"
 
     head = f"{'':15} {'JAX':>24}   {'torch':>24}\n{'d loss / d':15}" + " |  exact  close   largest" * 2
-    lines = [f"{name:15} |{cells(found.jax[name])} |{cells(found.torch[name])}" for name in found.torch]
+    lines = [f"{name:15} |{cells(written.jax[name])} |{cells(written.torch[name])}" for name in written.torch]
     return "\n".join([head, *lines])
 
 
 def main(options: Options) -> int:
-    """Print everything; return how many claims do not hold."""
+    """Print everything; return the number of claims that do not hold."""
     devices = prepare(max(options.devices), options.platform)
     size = sum(array.size for array in parameters().values())
     print(f"A character MLP of {size} parameters on names, {PER_REPLICA} examples per device.")
     print("The backward pass by hand against autodiff, float64:\n")
     with jax.default_device(devices[0]):
-        found = {dtype: measure.written(dtype) for dtype in ("float64", "float32")}
+        written = {dtype: measure.written(dtype) for dtype in ("float64", "float32")}
         claims = [measure.of_draws()]
-        claims += [claim for dtype in found for claim in measure.of_written(found[dtype], dtype)]
+        claims += [claim for dtype in written for claim in measure.of_written(written[dtype], dtype)]
         claims += measure.of_one_over_n(options.devices)
-    print(table(found["float64"]))
+    print(table(written["float64"]))
     for number in options.devices:
         claims += measure.of_replicas(measure.shared(devices[:number], options.platform))
     count = max(options.devices)
     far = measure.by_share(SHARES, count)
     print(
-        "\nThe mean over the batch divides the derivative of the loss by n, and nothing behind it. But BatchNorm's mean"
-        "\nand variance are of a device's own examples, in torch's DDP too: N devices have another forward pass than"
-        f"\none. By hand, with {count} devices, the mean of their gradients is off by these parts of its length:\n"
+        "\nThe mean over the batch divides the derivative of the loss by n, and only there. But BatchNorm computes its"
+        "\nmean and variance from one device's examples, in torch's DDP too, so the forward pass of N devices differs"
+        f"\nfrom that of one. By hand, with {count} devices, the relative error of the mean of their gradients is:\n"
     )
-    print("  examples of a device" + "".join(f"{size:8}" for size in far))
-    print("  off by              " + "".join(f"{error:8.2f}" for error in far.values()))
+    print("  examples per device " + "".join(f"{size:8}" for size in far))
+    print("  relative error      " + "".join(f"{error:8.2f}" for error in far.values()))
     print(
-        "\ntorch's SyncBatchNorm refuses CPU tensors: in the lines of synchronised BatchNorm, under torch stands"
-        "\nJAX's N devices against one process of torch that has the whole batch.\n"
+        "\ntorch's SyncBatchNorm refuses CPU tensors. In the lines of synchronised BatchNorm, the torch column"
+        "\ntherefore compares JAX's N devices with one torch process on the whole batch.\n"
     )
     return report(claims)
 

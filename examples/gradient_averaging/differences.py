@@ -1,4 +1,4 @@
-"""How far two sets of gradients are from each other."""
+"""Differences between two sets of gradients."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,21 +7,21 @@ import numpy as np
 
 from examples.gradient_averaging.problem import Arrays
 
-CLOSE = 1e-8  # what counts as approximately equal in the table, as torch.allclose has it
+CLOSE = 1e-8  # absolute tolerance of "close" in the table, torch.allclose's default
 
-# Gradients that are 0 but for rounding, and what they are the sum of.
+# Gradients that are 0 up to rounding, and the terms that they sum.
 SUMS_TO_ZERO = {"b1": "hprebn", "logit_maxes": "norm_logits"}
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Of a gradient from another.
+    """Difference between two gradients.
 
     Attributes:
-        exact: all bits are equal.
-        close: no element differs by more than CLOSE, or 1e-5 of itself.
-        largest: of all elements.
-        relative: that, over the gradient's largest element; of one that sums up to 0, over its terms' largest.
+        exact: all elements are equal.
+        close: every element differs by at most CLOSE + 1e-5 of its size.
+        largest: largest difference of any element.
+        relative: `largest` over the gradient's largest element, or over its largest term where the terms sum to 0.
     """
 
     exact: bool
@@ -30,25 +30,25 @@ class Difference:
     relative: float
 
 
-def differences(found: Arrays, right: Arrays) -> dict[str, Difference]:
-    """Gradients against others, name by name, in the order of `found`.
+def differences(actual: Arrays, expected: Arrays) -> dict[str, Difference]:
+    """Compare gradients name by name, in the order of `actual`.
 
     Raises:
-        ValueError: a shape is not the other's.
+        ValueError: two shapes differ.
     """
-    return {name: _difference(array, name, right) for name, array in found.items()}
+    return {name: _difference(array, name, expected) for name, array in actual.items()}
 
 
-def worst(found: Mapping[str, Difference]) -> float:
-    """The largest relative difference."""
-    return max(difference.relative for difference in found.values())
+def worst(of_names: Mapping[str, Difference]) -> float:
+    """Return the largest relative difference."""
+    return max(difference.relative for difference in of_names.values())
 
 
-def _difference(found: np.ndarray, name: str, others: Arrays) -> Difference:
-    right = others[name]
-    if found.shape != right.shape:
-        raise ValueError(f"{name}: shape {found.shape} and not {right.shape}")
-    largest = float(np.abs(found - right).max())
-    scale = float(np.abs(others[SUMS_TO_ZERO.get(name, name)]).max())
-    close = np.allclose(found, right, rtol=1e-5, atol=CLOSE)
-    return Difference(bool((found == right).all()), bool(close), largest, largest / scale)
+def _difference(actual: np.ndarray, name: str, all_expected: Arrays) -> Difference:
+    expected = all_expected[name]
+    if actual.shape != expected.shape:
+        raise ValueError(f"{name}: shape {actual.shape}, must be {expected.shape}")
+    largest = float(np.abs(actual - expected).max())
+    scale = float(np.abs(all_expected[SUMS_TO_ZERO.get(name, name)]).max())
+    close = np.allclose(actual, expected, rtol=1e-5, atol=CLOSE)
+    return Difference(bool((actual == expected).all()), bool(close), largest, largest / scale)

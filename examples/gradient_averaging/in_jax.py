@@ -1,4 +1,4 @@
-"""The document's gradients in JAX: by hand, by autodiff, and of replicas."""
+"""The document's gradients in JAX: by hand, by autodiff, and averaged over replicas."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,17 +21,17 @@ from jaxddp.state import Params, TrainState
 
 
 def by_hand(parameters: Arrays, examples: Arrays, dtype: str) -> Arrays:
-    """The gradients of every intermediate and parameter, by name, as written."""
+    """Compute the gradient of every intermediate and parameter by the hand-written backward pass."""
     return _run(_by_hand, parameters, examples, dtype)
 
 
 def by_autodiff(parameters: Arrays, examples: Arrays, dtype: str) -> Arrays:
-    """The same by `jax.grad`."""
+    """Compute the gradient of every intermediate and parameter by `jax.grad`."""
     return _run(_by_autodiff, parameters, examples, dtype)
 
 
 def _run(function: Callable[..., Params], parameters: Arrays, examples: Arrays, dtype: str) -> Arrays:
-    with jax.enable_x64(dtype == "float64"), jax.default_matmul_precision("highest"):  # GPUs would take 10 bits
+    with jax.enable_x64(dtype == "float64"), jax.default_matmul_precision("highest"):  # not TF32 on GPUs
         p = {name: jnp.asarray(value, dtype) for name, value in parameters.items()}
         return jax.device_get(function(p, examples["x"], examples["y"]))
 
@@ -43,7 +43,7 @@ def _by_hand(p: Params, x: jax.Array, y: jax.Array) -> Params:
 
 @jax.jit
 def _by_autodiff(p: Params, x: jax.Array, y: jax.Array) -> Params:
-    """jax differentiates with respect to what it is given: zeros, which are added to the intermediates."""
+    """Differentiate with respect to zeros added to the intermediates: jax.grad needs them as arguments."""
     _, values = steps.remembered(jnp, p, x, y)
 
     def loss(p: Params, zeros: Params) -> jax.Array:
@@ -54,15 +54,16 @@ def _by_autodiff(p: Params, x: jax.Array, y: jax.Array) -> Params:
 
 
 def gradient_of_replicas(norm: str, weights: Arrays, examples: Arrays, replicas: Replicas) -> Arrays:
-    """What the optimizer is given when the replicas share a batch.
+    """Compute the gradients that the optimizer receives when replicas share a batch.
 
     Args:
-        norm: "none", "local" or "synchronised": which BatchNorm the model has.
-        weights: torch's names to arrays.
-        examples: x (n, 3) and y (n,), dealt out in equal parts.
+        norm: the model's BatchNorm: "none", "local" or "synchronised".
+        weights: arrays by torch's names.
+        examples: x (n, 3) and y (n,), split evenly among the replicas.
+        replicas: the replicas.
 
     Returns:
-        torch's names to arrays, float64.
+        Arrays by torch's names, float64.
     """
     with jax.enable_x64(True):
         model = _model(norm, len(weights["fc2.bias"]))
@@ -76,8 +77,8 @@ def gradient_of_replicas(norm: str, weights: Arrays, examples: Arrays, replicas:
         tensors = {**to_torch(functional.buffers), **weights}
         state = ddp.init(*from_torch(tensors, functional.params, functional.buffers))
         shares = {name: np.stack(np.split(array, replicas.world_size)) for name, array in examples.items()}
-        found = replicas.map(gradients, in_axes=(None, 0), out_axes=None)(state, replicas.shard(shares))
-        return to_torch(jax.device_get(found))
+        averaged = replicas.map(gradients, in_axes=(None, 0), out_axes=None)(state, replicas.shard(shares))
+        return to_torch(jax.device_get(averaged))
 
 
 def _model(norm: str, vocab_size: int) -> CharMLP:

@@ -1,4 +1,4 @@
-"""The document's gradients in torch: by hand, by autograd, and of DDP's ranks."""
+"""The document's gradients in torch: by hand, by autograd, and averaged over DDP's ranks."""
 
 from functools import partial
 
@@ -23,22 +23,22 @@ from torch_ref.distributed import World
 from torch_ref.launch import launch
 from torch_ref.models import CharMLP
 
-NORMS = ("none", "local")  # SyncBatchNorm takes no tensors of the CPU
+NORMS = ("none", "local")  # SyncBatchNorm refuses CPU tensors
 
 
 def drawn() -> Arrays:
-    """The parameters by torch's own generator."""
+    """Draw the parameters from torch's own generator."""
     generator = torch.Generator().manual_seed(SEED)
     return _numpy(draw_parameters(lambda shape: torch.randn(shape, generator=generator)))
 
 
 def by_hand(arrays: Arrays, examples: Arrays, dtype: str) -> Arrays:
-    """The gradients of every intermediate and parameter, by name, as written."""
+    """Compute the gradient of every intermediate and parameter by the hand-written backward pass."""
     return _numpy(steps.backward(torch, *_tensors(arrays, examples, dtype)))
 
 
 def by_autodiff(arrays: Arrays, examples: Arrays, dtype: str) -> Arrays:
-    """The same by autograd."""
+    """Compute the gradient of every intermediate and parameter by autograd."""
     p, x, y = _tensors(arrays, examples, dtype)
     for parameter in p.values():
         parameter.requires_grad_()
@@ -53,17 +53,19 @@ def _tensors(arrays: Arrays, examples: Arrays, dtype: str) -> tuple[dict[str, Te
 
 
 def gradients_of_ranks(size: int, world_size: int, platform: str) -> dict[str, Arrays]:
-    """What the optimizer is given when ranks share a batch, for each of NORMS; of one rank, without DDP.
+    """Compute the gradients that the optimizer receives when ranks share a batch; a single rank runs without DDP.
 
     Args:
-        size: examples of all ranks.
+        size: examples of all ranks together.
+        world_size: number of ranks.
+        platform: "cpu" or "gpu".
 
     Returns:
-        torch's names to arrays.
+        For each of `NORMS`, arrays by torch's names.
     """
     strategy = "single" if world_size == 1 else "ddp"
     config = TorchConfig(devices=world_size, platform=platform, strategy=strategy)
-    return {norm: _numpy(found) for norm, found in launch(partial(_on_rank, size), config)[0].items()}
+    return {norm: _numpy(of_norm) for norm, of_norm in launch(partial(_on_rank, size), config)[0].items()}
 
 
 def _on_rank(size: int, world: World, config: TorchConfig) -> dict[str, dict[str, Tensor]]:
@@ -71,8 +73,8 @@ def _on_rank(size: int, world: World, config: TorchConfig) -> dict[str, dict[str
 
 
 def _gradient(norm: str, size: int, world: World, config: TorchConfig) -> dict[str, Tensor]:
-    own = {name: torch.tensor(array).chunk(world.world_size)[world.rank] for name, array in batch(size).items()}
-    x, y = (own[name].to(world.device, torch.int64) for name in ("x", "y"))
+    share = {name: torch.tensor(array).chunk(world.world_size)[world.rank] for name, array in batch(size).items()}
+    x, y = (share[name].to(world.device, torch.int64) for name in ("x", "y"))
     weights = state_dict(parameters(), batch_norm=norm != "none")
     model = CharMLP(len(weights["fc2.bias"]), CONTEXT, EMBEDDING, HIDDEN)
     if norm == "none":

@@ -17,7 +17,7 @@ CONTEXT, EMBEDDING, HIDDEN = 3, 10, 64
 PER_REPLICA = 32  # examples
 SEED = 5
 
-# As jaxddp.models.CharMLP and its torch twin call them.
+# The document's names to those of jaxddp.models.CharMLP and its torch twin.
 LAYERS = {
     "C": "embedding.weight",
     "W1": "fc1.weight",
@@ -31,15 +31,15 @@ LAYERS = {
 
 @cache
 def names() -> datasets.Dataset:
-    """Which letter follows the last three?"""
+    """Load the data set: predict a letter from the three before it."""
     return datasets.load(TrainConfig(model="char_mlp", dataset="names", context_length=CONTEXT))
 
 
 def draw_parameters(normal: Callable[[tuple[int, ...]], Any]) -> dict[str, Any]:
-    """The parameters, none of them zero or one, so that no mistake in a gradient can hide.
+    """Draw parameters none of which is zero or one, so that no mistake in a gradient can hide.
 
     Args:
-        normal: draws numbers from N(0, 1) of a shape, one array after the other.
+        normal: draws an array of a shape from N(0, 1).
     """
     vocab_size, fan_in = names().num_classes, CONTEXT * EMBEDDING
     return {
@@ -54,28 +54,29 @@ def draw_parameters(normal: Callable[[tuple[int, ...]], Any]) -> dict[str, Any]:
 
 
 def parameters() -> Arrays:
-    """They, as torch would draw them, in float32."""
+    """Draw the parameters as torch would, in float32."""
     return draw_parameters(Generator(SEED).normal)
 
 
 def batch(size: int) -> Arrays:
-    """Examples drawn from the names: x (size, CONTEXT) and y (size,); a larger batch begins with the smaller."""
+    """Draw examples x (size, CONTEXT) and y (size,) from the names; a larger batch begins with the smaller one."""
     train = names().train
     chosen = Generator(SEED + 1).randint(0, len(train["y"]), (size,))
     return {name: array[chosen] for name, array in train.items()}
 
 
 def split(examples: Arrays, count: int) -> list[Arrays]:
-    """Equal parts of a batch, one after the other."""
+    """Split a batch into `count` equal, contiguous parts."""
     parts = {name: np.split(array, count) for name, array in examples.items()}
     return [dict(zip(parts, part, strict=True)) for part in zip(*parts.values(), strict=True)]
 
 
 def state_dict(arrays: Mapping[str, NDArray[Any]], batch_norm: bool) -> Arrays:
-    """The parameters as layers have them, torch's names to arrays in torch's layout.
+    """Convert the document's parameters to torch's names and layout.
 
     Args:
-        batch_norm: whether the model has one.
+        arrays: the parameters by the document's names.
+        batch_norm: whether the model has BatchNorm.
     """
     layouts: dict[str, Callable[..., NDArray[Any]]] = dict.fromkeys(("W1", "W2"), np.transpose)
     layouts |= dict.fromkeys(("bngain", "bnbias"), np.ravel)

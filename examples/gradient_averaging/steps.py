@@ -1,7 +1,7 @@
-"""The model's forward pass in small steps, and its backward pass by the rules of calculus, step by step.
+"""The model's forward pass in small steps, and its backward pass derived by hand, step by step.
 
-Both are written once and run in NumPy, JAX and torch: `xp` is `numpy`, `jax.numpy` or `torch`, of which only
-functions are used that all three have. Shapes: n examples, V characters, E features of one, H hidden units.
+Both are written once and run in NumPy, JAX and torch: `xp` is `numpy`, `jax.numpy` or `torch`, and only functions
+that all three share are used. Shapes: n examples, V characters, E features per character, H hidden units.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,12 +14,13 @@ EPS = 1e-5
 
 
 def forward(xp: Any, p: Mapping[str, Any], x: Any, y: Any, note: Note) -> Any:
-    """The loss: mean cross entropy of embedding, linear, BatchNorm, tanh, linear.
+    """Compute the loss: mean cross entropy of embedding, linear, BatchNorm, tanh, linear.
 
     Args:
-        p: C (V, E), W1 (3 E, H), b1 (H,), W2 (H, V), b2 (V,), bngain and bnbias (1, H).
+        xp: the array module.
+        p: parameters C (V, E), W1 (3 E, H), b1 (H,), W2 (H, V), b2 (V,), bngain and bnbias (1, H).
         x, y: (n, 3) and (n,), integer.
-        note: is given each intermediate's name and value, and returns what to go on with.
+        note: maps each intermediate's name and value to the value to continue with.
     """
     n = len(y)
     emb = note("emb", p["C"][x])
@@ -48,7 +49,7 @@ def forward(xp: Any, p: Mapping[str, Any], x: Any, y: Any, note: Note) -> Any:
 
 
 def remembered(xp: Any, p: Mapping[str, Any], x: Any, y: Any) -> tuple[Any, Arrays]:
-    """The loss, and the intermediates by name."""
+    """Return the loss, and the intermediates by name."""
     values: Arrays = {}
 
     def note(name: str, value: Any) -> Any:
@@ -59,23 +60,23 @@ def remembered(xp: Any, p: Mapping[str, Any], x: Any, y: Any) -> tuple[Any, Arra
 
 
 def backward(xp: Any, p: Mapping[str, Any], x: Any, y: Any) -> Arrays:
-    """The derivative of the loss with respect to every intermediate and parameter, by name, last step first.
+    """Differentiate the loss with respect to every intermediate and parameter, by name, last step first.
 
     Args:
-        p, x, y: as for `forward`.
+        xp, p, x, y: see `forward`.
     """
     _, v = remembered(xp, p, x, y)
     n, vocab_size = v["logits"].shape
     one_hot = xp.eye(vocab_size, dtype=v["logits"].dtype)
     d: Arrays = {}
 
-    d["logprobs"] = -one_hot[y] / n  # here is the mean over the batch, and only here
+    d["logprobs"] = -one_hot[y] / n  # the only place where the mean over the batch divides
     d["probs"] = d["logprobs"] / v["probs"]
     d["counts_sum_inv"] = (d["probs"] * v["counts"]).sum(1, keepdims=True)
     d["counts_sum"] = -(v["counts_sum"] ** -2) * d["counts_sum_inv"]
     d["counts"] = d["probs"] * v["counts_sum_inv"] + d["counts_sum"]  # used twice
     d["norm_logits"] = d["counts"] * v["counts"]
-    d["logit_maxes"] = -d["norm_logits"].sum(1, keepdims=True)  # 0: softmax does not see what all logits share
+    d["logit_maxes"] = -d["norm_logits"].sum(1, keepdims=True)  # 0: softmax ignores a shift of all logits
     d["logits"] = d["norm_logits"] + one_hot[v["logits"].argmax(1)] * d["logit_maxes"]
 
     d["h"] = d["logits"] @ p["W2"].T
@@ -91,12 +92,12 @@ def backward(xp: Any, p: Mapping[str, Any], x: Any, y: Any) -> Arrays:
     d["bndiff2"] = xp.ones_like(v["bndiff2"]) * d["bnvar"] / (n - 1)
     d["bndiff"] = v["bnvar_inv"] * d["bnraw"] + 2 * v["bndiff"] * d["bndiff2"]
     d["bnmeani"] = -d["bndiff"].sum(0, keepdims=True)
-    d["hprebn"] = d["bndiff"] + d["bnmeani"] / n  # each example moves the mean of all
+    d["hprebn"] = d["bndiff"] + d["bnmeani"] / n  # each example moves the mean
 
     d["embcat"] = d["hprebn"] @ p["W1"].T
     d["W1"] = v["embcat"].T @ d["hprebn"]
-    d["b1"] = d["hprebn"].sum(0)  # 0: BatchNorm takes a bias away
+    d["b1"] = d["hprebn"].sum(0)  # 0: BatchNorm removes a bias
     d["emb"] = d["embcat"].reshape(v["emb"].shape)
-    places = one_hot[x].reshape(-1, vocab_size)  # where each character was looked up
-    d["C"] = places.T @ d["emb"].reshape(len(places), -1)
+    lookups = one_hot[x].reshape(-1, vocab_size)  # the character of each embedding
+    d["C"] = lookups.T @ d["emb"].reshape(len(lookups), -1)
     return d

@@ -2,7 +2,7 @@
 
     python -m examples.gradient_hooks
 
-In torch with `Tensor.register_hook` under DistributedDataParallel, in JAX with `jaxddp.step.gradient_hooks`.
+torch uses `Tensor.register_hook` under DistributedDataParallel, JAX `jaxddp.step.gradient_hooks`.
 """
 
 from examples.entry import Example
@@ -10,7 +10,10 @@ from examples.entry import Example
 EXAMPLE = Example(
     name="Gradient hooks",
     seed="001",
-    claim="Hooks see and change gradients in the backward pass, and DDP's own hooks average them over the processes.",
-    verdict="True; what a hook does before the mean is another thing than after it, and JAX needs no hooks to average.",
+    claim=(
+        "Hooks inspect and change gradients during the backward pass, and DDP's own hooks average them over the "
+        "processes."
+    ),
+    verdict="True. A hook before the mean differs from the same hook after it, and JAX averages without hooks.",
     command="python -m examples.gradient_hooks",
 )

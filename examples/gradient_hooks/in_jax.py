@@ -23,20 +23,20 @@ from jaxddp.step.gradient_hooks import GradientHook
 from jaxddp.step.options import options
 from jaxddp.tracking.gradient_metrics import explained, renamed
 
-# "local" or "mean" -> parameter -> its gradient on each replica, (W, ...), with torch's names and layout.
+# "local" or "mean" -> parameter -> gradient on each replica, (W, ...), with torch's names and layout.
 Seen = dict[str, dict[str, Any]]
 
 
 def trainer(replicas: Replicas, hooks: tuple[GradientHook, ...], logs: bool = False) -> DataParallel:
-    """The model with hooks on its gradients."""
+    """Build the model with hooks on its gradients."""
     config = CONFIG if logs else dataclasses.replace(CONFIG, log_gradients=())
     model = models.build(config, datasets.load(config))
-    told = options(config, model)
-    return DataParallel(model, optim.sgd(0.1), replicas=replicas, dtype="float64", gradient_hooks=hooks, **told)
+    keywords = options(config, model)
+    return DataParallel(model, optim.sgd(0.1), replicas=replicas, dtype="float64", gradient_hooks=hooks, **keywords)
 
 
 def run(replicas: Replicas, *hooks: GradientHook) -> tuple[Seen, dict[str, float], str]:
-    """Make a step; return what hooks behind these have seen, the step's metrics, and what they say of NaNs."""
+    """Take a step; return the gradients that further hooks see after these, the metrics, and their report of NaNs."""
     seen: Seen = {"local": {}, "mean": {}}
 
     def keep(when: str, name: str, replica: jax.Array, gradient: jax.Array) -> None:
@@ -59,41 +59,41 @@ def run(replicas: Replicas, *hooks: GradientHook) -> tuple[Seen, dict[str, float
 
 
 def clip(when: str) -> GradientHook:
-    """Every element at most `LIMIT`, before or after the mean."""
+    """Limit every element to +-`LIMIT`, before or after the mean."""
     return GradientHook("*", lambda name, gradient: jnp.clip(gradient, -LIMIT, LIMIT), when)
 
 
 def poison() -> GradientHook:
-    """One parameter's gradient is NaN on one replica."""
+    """Set one parameter's gradient to NaN on one replica."""
     return GradientHook(
         POISONED, lambda name, gradient: jnp.where(rank() == POISONED_REPLICA, jnp.nan, gradient), "local"
     )
 
 
 def all_reduces_of_a_step(replicas: Replicas) -> int:
-    """How many all-reduces carry the gradients, as the step is compiled."""
+    """Count the all-reduces in the compiled step."""
     ddp = trainer(replicas, ())
     batches = MicroBatches(None, {name: values[:, None] for name, values in batch().items()})
     return all_reduces(ddp.compiled_text(ddp.init(), replicas.shard(batches))).count
 
 
 def hooked(replicas: Replicas) -> dict[str, Any]:
-    """What hooks see, change and find; `in_torch.hooked` is the same."""
+    """Run steps with hooks that see, clip and poison gradients; the counterpart of `in_torch.hooked`."""
     with _float64():
         seen, logged, _ = run(replicas)
-        _, _, told = run(replicas, poison())
+        _, _, nan_report = run(replicas, poison())
         return {
             "seen": seen,
             "logged": logged,
             "clipped": {when: run(replicas, clip(when))[0]["mean"] for when in ("local", "mean")},
-            "told": told,
+            "nan_report": nan_report,
             "all_reduces": all_reduces_of_a_step(replicas),
         }
 
 
 @contextlib.contextmanager
 def _float64() -> Iterator[None]:
-    """64 bits in all threads; with `jax.enable_x64`, which is this thread's, callbacks would be given float32."""
+    """Enable float64 in all threads; `jax.enable_x64` covers one thread only, and callbacks would receive float32."""
     before = jax.config.read("jax_enable_x64")
     jax.config.update("jax_enable_x64", True)
     try:

@@ -1,4 +1,4 @@
-"""Hooks in torch, which autograd calls in the backward pass; this knows no jax."""
+"""Hooks in torch, which autograd calls during the backward pass; needs no jax."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -23,25 +23,25 @@ from torch_ref.losses import cross_entropy
 from torch_ref.metrics import all_reduce_sums
 from torch_ref.step import train_step
 
-Local = Callable[[str, Tensor], Tensor | None]  # (name, gradient) -> the one to go on with; None: the same
-SMALL_BUCKET = 0.0005  # MiB: less than the weights of any layer
+Local = Callable[[str, Tensor], Tensor | None]  # (name, gradient) -> new gradient; None leaves it unchanged
+SMALL_BUCKET = 0.0005  # MiB: smaller than the weights of any layer
 SENT = "(sent)"
 
 
 def build() -> nn.Module:
-    """The model, with the weights that it has in JAX."""
+    """Build the model, with the same weights as in JAX."""
     return torch_ref.models.build(CONFIG, datasets.load(CONFIG))
 
 
 def mine(world: World) -> dict[str, Tensor]:
-    """This rank's examples."""
+    """Return this rank's examples."""
     return {name: torch.from_numpy(values[world.rank]).to(world.device) for name, values in batch().items()}
 
 
 def run(
     world: World, local: Sequence[Local] = (), mean: Sequence[GradientHook] = ()
 ) -> tuple[dict[str, dict[str, Tensor]], dict[str, float], str]:
-    """Make a step; return what hooks behind these have seen, the step's metrics, and what they say of NaNs."""
+    """Take a step; return the gradients that further hooks see after these, the metrics, and their report of NaNs."""
     module = build()
     seen: dict[str, dict[str, Tensor]] = {"local": {}, "mean": {}}
     for name, parameter in module.named_parameters():
@@ -63,39 +63,41 @@ def _keep(seen: dict[str, Tensor], name: str, gradient: Tensor) -> None:
 
 
 def clip(name: str, gradient: Tensor) -> Tensor:
-    """Every element at most `LIMIT`."""
+    """Limit every element to +-`LIMIT`."""
     return gradient.clamp(-LIMIT, LIMIT)
 
 
 def poison(name: str, gradient: Tensor, rank: int) -> Tensor:
-    """One parameter's gradient is NaN on one rank."""
+    """Set one parameter's gradient to NaN on one rank."""
     return gradient * torch.nan if (rank, name) == (POISONED_REPLICA, POISONED) else gradient
 
 
 def order_of_a_backward_pass(world: World) -> list[str]:
-    """The parameters in the order of their gradients, and `SENT` wherever DDP sends those that it has."""
+    """Return the parameters in the order of their gradients, with `SENT` wherever DDP sends a bucket."""
     module = build()
-    happened: list[str] = []
+    events: list[str] = []
     for name, parameter in module.named_parameters():
-        parameter.register_hook(lambda gradient, name=name: happened.append(name))
+        parameter.register_hook(lambda gradient, name=name: events.append(name))
     ddp = DistributedDataParallel(module, process_group=world.group, bucket_cap_mb=SMALL_BUCKET)
-    ddp.register_comm_hook((happened, world.group), _noted)
-    for _ in range(2):  # the first pass tells DDP the order, by which it makes its buckets anew
-        happened.clear()
+    ddp.register_comm_hook((events, world.group), _record_and_send)
+    for _ in range(2):  # DDP rebuilds its buckets in the order of the first backward pass
+        events.clear()
         cross_entropy(ddp, mine(world))["loss"].backward()
-    return happened
+    return events
 
 
-def _noted(state: tuple[list[str], dist.ProcessGroup], bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-    happened, group = state
-    happened.append(SENT)
+def _record_and_send(
+    state: tuple[list[str], dist.ProcessGroup], bucket: dist.GradBucket
+) -> torch.futures.Future[Tensor]:
+    events, group = state
+    events.append(SENT)
     return allreduce_hook(group, bucket)
 
 
 def hooked(world: World, config: TorchConfig) -> dict[str, Any]:
-    """What hooks see, change and find on this rank."""
+    """Run steps on this rank with hooks that see, clip and poison gradients."""
     seen, logged, _ = run(world)
-    _, _, told = run(world, local=[partial(poison, rank=world.rank)])
+    _, _, nan_report = run(world, local=[partial(poison, rank=world.rank)])
     return {
         "seen": seen,
         "logged": logged,
@@ -103,6 +105,6 @@ def hooked(world: World, config: TorchConfig) -> dict[str, Any]:
             "local": run(world, local=[clip])[0]["mean"],
             "mean": run(world, mean=[GradientHook("*", clip, "mean")])[0]["mean"],
         },
-        "told": told,
+        "nan_report": nan_report,
         "order": order_of_a_backward_pass(world),
     }

@@ -1,4 +1,4 @@
-"""What both frameworks train one step of: a small multilayer perceptron on two replicas, in float64."""
+"""Settings of both frameworks: one step of a small multilayer perceptron on two replicas, in float64."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,12 +16,12 @@ CONFIG = TorchConfig(
     devices=REPLICAS,
     platform="cpu",
 )
-LIMIT = 0.01  # of an element, where gradients are clipped
-POISONED_REPLICA, POISONED = 1, "layers.1.bias"  # whose gradient becomes NaN
+LIMIT = 0.01  # largest absolute value of an element of a clipped gradient
+POISONED_REPLICA, POISONED = 1, "layers.1.bias"  # replica and parameter whose gradient becomes NaN
 
 
 def batch(config: TrainConfig = CONFIG) -> dict[str, NDArray]:
-    """Each replica's examples: "x" (W, B, features), "y" (W, B)."""
+    """Draw each replica's examples: "x" (W, B, features), "y" (W, B)."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(REPLICAS, 16, config.num_features))
     return {"x": x, "y": rng.integers(config.num_classes, size=(REPLICAS, 16))}

@@ -1,10 +1,10 @@
-"""Ring all-reduce, step by step: who has whose part of which chunk, and how much of the sum.
+"""Ring all-reduce, step by step: each replica's chunks, and the replicas whose numbers they contain.
 
     python -m examples.ring
     python -m examples.ring --replicas 3
 
-In JAX by `jaxddp.distributed.ring_all_reduce`, in torch by `dist.batch_isend_irecv`; below it each collective,
-before and after.
+JAX runs `jaxddp.distributed.ring_all_reduce`, torch `dist.batch_isend_irecv`. Every collective follows, before and
+after.
 """
 
 from examples.entry import Example
@@ -12,7 +12,10 @@ from examples.entry import Example
 EXAMPLE = Example(
     name="Ring all-reduce",
     seed="001",
-    claim="In a ring of N GPUs, N-1 steps of sending a chunk on and adding it up leave everybody with the whole sum.",
-    verdict="Half of it: after N-1 steps each has the sum of one chunk only, and N-1 more steps hand the chunks round.",
+    claim="In a ring of N GPUs, N-1 steps of passing a chunk on and adding it leave the complete sum on every GPU.",
+    verdict=(
+        "Half true: after N-1 steps each GPU holds the complete sum of one chunk; N-1 more steps pass the chunks "
+        "around."
+    ),
     command="python -m examples.ring",
 )

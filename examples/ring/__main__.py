@@ -1,11 +1,11 @@
-"""Prints the ring and the collectives, and what holds of them."""
+"""Print the ring and the collectives, and check the claims about them."""
 
 import sys
 from dataclasses import dataclass
 
 from examples.claims import report
 from examples.ring import tables
-from examples.ring.measured import Found, claims, of_jax, of_torch
+from examples.ring.measured import Results, claims, of_jax, of_torch
 from jaxddp.cli import one_line_errors, parse_plain
 from jaxddp.distributed.devices import prepare
 from jaxddp.distributed.replicas import Replicas
@@ -17,31 +17,31 @@ class Options:
     """Show ring all-reduce step by step, and each collective before and after, in JAX and in torch."""
 
     replicas: int = 4
-    """How many, 2 to 5."""
+    """Number of replicas, 2 to 5."""
     platform: str = "cpu"
-    """cpu | gpu: where they are; on GPUs there must be as many."""
+    """cpu | gpu: where the replicas run; gpu needs a GPU for each."""
 
     def __post_init__(self) -> None:
         if not 2 <= self.replicas <= 5:
             raise InputError(f"--replicas {self.replicas}: must be 2 to 5")
 
 
-def show(ours: Found) -> None:
+def show(ours: Results) -> None:
     """Print the tables."""
     even, uneven = (ours["ring"][name]["steps"] for name in ("even", "uneven"))
     n = len(even)
-    print(f"The chunks that {n} replicas hold. b12: chunk b, of replicas 1 and 2 added up; B: of all of them.\n")
+    print(f"Chunks held by {n} replicas. b12: chunk b, summed over replicas 1 and 2; B: summed over all.\n")
     print(tables.travel(even))
-    print("\nReplica 0's numbers. Replica r has given 10^r (1, 2, 3, ...): so a digit is a replica.\n")
+    print("\nReplica 0's numbers. Replica r starts with 10^r (1, 2, 3, ...), so each digit stands for a replica.\n")
     print(tables.numbers(even, replica=0))
-    print(f"\nWith {2 * n - 1} numbers, which {n} does not divide, the last chunk is filled up.\n")
+    print(f"\nWith {2 * n - 1} numbers, not divisible by {n}, the last chunk is padded.\n")
     print(tables.numbers(uneven, replica=0))
-    print("\nThe collectives, before and after.\n")
+    print("\nCollectives, before and after.\n")
     print(tables.before_and_after(ours["collectives"]), end="\n\n")
 
 
 def main(options: Options) -> int:
-    """Run both, print, and return the number of claims that do not hold."""
+    """Run both frameworks and print; return the number of claims that do not hold."""
     ours = of_jax(Replicas(prepare(options.replicas, options.platform)))
     theirs = of_torch(options.replicas, options.platform)
     show(ours)

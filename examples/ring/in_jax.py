@@ -1,4 +1,4 @@
-"""The ring of `jaxddp.distributed.ring_all_reduce`, stopped after each step, and jaxddp's collectives."""
+"""The ring of `jaxddp.distributed.ring_all_reduce`, recorded after each step, and jaxddp's collectives."""
 
 import jax
 import numpy as np
@@ -14,7 +14,7 @@ from jaxddp.distributed.ring_all_reduce import all_gather_step, in_chunks, reduc
 
 
 def walk(buffer: jax.Array) -> jax.Array:
-    """What this replica holds at first and after each step, (2N - 1, N chunks, chunk); N-1 steps are of each half."""
+    """Return this replica's chunks at the start and after each of 2 (N-1) steps, (2N - 1, N chunks, chunk)."""
     held = [in_chunks(buffer)]
     for make_step in (reduce_scatter_step, all_gather_step):
         for step in range(world_size() - 1):
@@ -23,22 +23,22 @@ def walk(buffer: jax.Array) -> jax.Array:
 
 
 def ring(replicas: Replicas) -> dict[str, dict[str, NDArray[np.float64]]]:
-    """Of each buffer: "steps", "ring" and "all_reduce" of every replica, (N, ...), and how many "bytes" each sent."""
+    """Run the ring on each buffer: every replica's "steps", "ring", "all_reduce" and "bytes" sent, (N, ...)."""
     of_replica = replicas.map(
         lambda x: {"steps": walk(x), "ring": ring_all_reduce(x), "all_reduce": all_reduce(x)}, (0,), 0
     )
     alone = replicas.map(ring_all_reduce, (0,), 0)
-    found = {}
+    results = {}
     with jax.enable_x64(True):
         for name, buffer in buffers(replicas.world_size).items():
             placed = replicas.shard(buffer)
             sent = permutes(alone.lower(placed).compile().as_text()).bytes
-            found[name] = jax.device_get(of_replica(placed)) | {"bytes": np.full(replicas.world_size, sent)}
-    return found
+            results[name] = jax.device_get(of_replica(placed)) | {"bytes": np.full(replicas.world_size, sent)}
+    return results
 
 
 def talk(replicas: Replicas) -> Arrays:
-    """What each collective gives to every replica, (N, ...)."""
+    """Return every replica's result of each collective, (N, ...)."""
 
     def calls(x: dict[str, jax.Array]) -> dict[str, jax.Array]:
         return {name: getattr(collectives, name)(x[name], **options) for name, options in COLLECTIVES.items()}

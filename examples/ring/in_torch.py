@@ -1,4 +1,4 @@
-"""A ring all-reduce of torch's point-to-point messages, and torch's collectives; this knows no jax."""
+"""A ring all-reduce made of torch's point-to-point messages, and torch's collectives; needs no jax."""
 
 from dataclasses import dataclass
 
@@ -14,18 +14,18 @@ from torch_ref.distributed import World
 
 @dataclass
 class Ring:
-    """The ranks in a ring, each of which speaks to its right neighbour only.
+    """A ring of ranks, in which each rank sends to its right neighbour only.
 
     Attributes:
         world: the ranks.
-        sent: bytes that this one has sent.
+        sent: bytes that this rank has sent.
     """
 
     world: World
     sent: int = 0
 
     def walk(self, buffer: Tensor) -> Tensor:
-        """What this rank holds at first and after each step, (2W - 1, W chunks, chunk)."""
+        """Return this rank's chunks at the start and after each of 2 (W-1) steps, (2W - 1, W chunks, chunk)."""
         chunks = self.in_chunks(buffer)
         held = [chunks.clone()]
         for step in range(self.world.world_size - 1):
@@ -39,16 +39,16 @@ class Ring:
         return torch.stack(held)
 
     def in_chunks(self, buffer: Tensor) -> Tensor:
-        """A buffer (n,) as W chunks of one size, the last filled up with zeros."""
+        """Split a buffer (n,) into W chunks of equal size, the last one padded with zeros."""
         size = -(-len(buffer) // self.world.world_size)
         return F.pad(buffer, (0, size * self.world.world_size - len(buffer))).view(-1, size)
 
     def chunk(self, offset: int) -> int:
-        """The number of the chunk that is so far from this rank's own."""
+        """Return the number of the chunk `offset` places after this rank's own, modulo W."""
         return (self.world.rank + offset) % self.world.world_size
 
     def to_the_right(self, chunk: Tensor) -> Tensor:
-        """Send to rank r + 1, and receive from r - 1."""
+        """Send a chunk to rank r + 1, and receive one from rank r - 1."""
         received = torch.empty_like(chunk)
         messages = [
             dist.P2POp(dist.isend, chunk.contiguous(), self.chunk(1), self.world.group),
@@ -61,23 +61,23 @@ class Ring:
 
 
 def talk(world: World, config: TorchConfig) -> dict[str, dict]:
-    """A rank's part of what `in_jax.ring` and `in_jax.talk` return, as "ring" and "collectives"."""
+    """Return this rank's part of the results of `in_jax.ring` and `in_jax.talk`, as "ring" and "collectives"."""
     return {"ring": _ring(world), "collectives": _collectives(world)}
 
 
 def _ring(world: World) -> dict[str, dict[str, Tensor]]:
-    found = {}
+    results = {}
     for name, of_all in buffers(world.world_size).items():
         buffer = torch.from_numpy(of_all[world.rank]).to(world.device)
         ring = Ring(world)
         steps = ring.walk(buffer)
-        found[name] = {
+        results[name] = {
             "steps": steps,
             "ring": steps[-1].flatten()[: len(buffer)],
             "all_reduce": world.all_reduce(buffer.clone()),
             "bytes": torch.tensor(ring.sent),
         }
-    return found
+    return results
 
 
 def _collectives(world: World) -> dict[str, Tensor]:

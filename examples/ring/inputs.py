@@ -1,4 +1,4 @@
-"""What each replica gives, in both frameworks."""
+"""Inputs of each replica, in both frameworks."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 Arrays = dict[str, NDArray[np.float64]]
 
-# Collective -> its options. The first five are given a number by each replica, the others a slice for each.
+# Collective -> its options. A replica passes one number to the first five, a slice per replica to the others.
 COLLECTIVES: dict[str, dict[str, Any]] = {
     "broadcast": {"src": 1},
     "reduce": {"dst": 1},
@@ -22,10 +22,10 @@ OF_SLICES = ("scatter", "reduce_scatter", "all_to_all")
 
 
 def buffers(world_size: int) -> Arrays:
-    """What the ring adds up, by name, each (W, size).
+    """Return the ring's inputs by name, each (W, size).
 
-    Element i of replica r is (i + 1) 10^r in "even", with a chunk of one number, and in "uneven", which W does not
-    divide: so a digit of a sum tells of one replica. In "large" it is random.
+    Element i of replica r is (i + 1) 10^r in "even", whose chunks hold one number, and in "uneven", whose size W does
+    not divide, so each digit of a sum stands for one replica. The elements of "large" are random.
     """
 
     def digits(size: int) -> NDArray[np.float64]:
@@ -36,7 +36,7 @@ def buffers(world_size: int) -> Arrays:
 
 
 def given(world_size: int) -> Arrays:
-    """What each collective is called with, each (W,) or (W, slices)."""
+    """Return the input of each collective, (W,) or (W, slices)."""
     ranks = np.arange(1.0, world_size + 1)
     slices = 10 * ranks[:, None] + ranks
     return {name: slices if name in OF_SLICES else ranks for name in COLLECTIVES}

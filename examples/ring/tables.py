@@ -1,4 +1,4 @@
-"""The ring and the collectives as tables, a column for each replica."""
+"""Tables of the ring and the collectives, with a column per replica."""
 
 from collections.abc import Iterable, Sequence
 from string import ascii_lowercase
@@ -10,7 +10,7 @@ from examples.ring.inputs import COLLECTIVES, Arrays, given
 
 
 def contributors(value: float) -> list[int]:
-    """Whose numbers are in a sum of `inputs.buffers`.
+    """Return the replicas whose numbers are in a sum of `inputs.buffers`.
 
     >>> contributors(3030)
     [1, 3]
@@ -19,7 +19,7 @@ def contributors(value: float) -> list[int]:
 
 
 def chunk_label(chunk: int, value: float, world_size: int) -> str:
-    """A chunk by its letter and whose parts are in it, in the order in which it has met them; in capitals: all.
+    """Label a chunk by its letter and the replicas summed so far, in order; a capital letter if all are.
 
     >>> chunk_label(2, 3003, world_size=4), chunk_label(0, 1111, world_size=4)
     ('c30', 'A')
@@ -27,21 +27,21 @@ def chunk_label(chunk: int, value: float, world_size: int) -> str:
     who = contributors(value)
     if len(who) == world_size:
         return ascii_lowercase[chunk].upper()
-    travelled = sorted(who, key=lambda rank: (rank - chunk) % world_size)  # chunk r sets out from replica r
+    travelled = sorted(who, key=lambda rank: (rank - chunk) % world_size)  # chunk r starts at replica r
     return ascii_lowercase[chunk] + "".join(map(str, travelled))
 
 
 def step_names(world_size: int) -> list[str]:
-    """What the rows of a walk are called."""
+    """Return the row names of a table of steps."""
     halves = [f"{half} {step}" for half in ("reduce-scatter", "all-gather") for step in range(1, world_size)]
     return ["start", *halves]
 
 
 def travel(steps: NDArray[np.float64]) -> str:
-    """Who is in each chunk that a replica holds, step by step.
+    """Format the labels of the chunks that each replica holds, step by step.
 
     Args:
-        steps: of the buffer "even", (N, 2N - 1, N chunks, 1).
+        steps: chunks of the buffer "even", (N, 2N - 1, N chunks, 1).
     """
     world_size = len(steps)
     return _table(
@@ -57,10 +57,11 @@ def travel(steps: NDArray[np.float64]) -> str:
 
 
 def numbers(steps: NDArray[np.float64], replica: int) -> str:
-    """The numbers that one replica holds, step by step, a column for each chunk.
+    """Format the numbers that one replica holds, step by step, with a column per chunk.
 
     Args:
-        steps: (N, 2N - 1, N chunks, chunk).
+        steps: chunks of all replicas, (N, 2N - 1, N chunks, chunk).
+        replica: the replica to show.
     """
     rows = [[_cell(chunk, width=len(steps)) for chunk in held] for held in steps[replica]]
     heads = [f"chunk {letter}" for letter in ascii_lowercase[: len(steps)]]
@@ -68,7 +69,7 @@ def numbers(steps: NDArray[np.float64], replica: int) -> str:
 
 
 def before_and_after(collectives: Arrays) -> str:
-    """Each collective's input and result on every replica; zeros are dots."""
+    """Format each collective's input and result on every replica; zeros are dots."""
     world_size = len(collectives["broadcast"])
     rows = [[*map(_cell, given(world_size)[name]), "->", *map(_cell, collectives[name])] for name in COLLECTIVES]
     names = [f"{name} {_shown(options)}".rstrip() for name, options in COLLECTIVES.items()]
@@ -89,7 +90,7 @@ def _heads(world_size: int) -> list[str]:
 
 
 def _table(names: Sequence[str], rows: Sequence[Sequence[str]], heads: Sequence[str] = ()) -> str:
-    """Rows under heads, each column as wide as its widest cell."""
+    """Format rows under heads, each column as wide as its widest cell."""
     lines = [["", *(heads or _heads(len(rows[0])))], *([name, *row] for name, row in zip(names, rows, strict=True))]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(_line(line, widths) for line in lines)

@@ -1,6 +1,6 @@
-"""Bubbles: who waits for whom is in the marks of both frameworks, and marks that cannot be true are refused.
+"""The bubbles example: both frameworks' marks show which replica waits, and impossible marks are refused.
 
-Replicas sleep instead of computing, so that what is asserted does not depend on how busy the machine is.
+Replicas sleep instead of computing, so that the assertions do not depend on how busy the machine is.
 """
 
 import dataclasses
@@ -15,14 +15,14 @@ import pytest
 from examples.bubbles import cases, in_jax, measured, trace
 from examples.bubbles.__main__ import table
 from examples.bubbles.cases import Case, Plan
-from examples.bubbles.measured import Cases
-from examples.bubbles.picture import draw
-from examples.bubbles.trace import ALL_REDUCE, BACKWARD, FORWARD, START, WAITING, timeline
+from examples.bubbles.measured import Cases, Measurement
+from examples.bubbles.picture import draw, figure_of
+from examples.bubbles.trace import ALL_REDUCE, BACKWARD, FORWARD, START, WAITING, Span, timeline
 from jaxddp.distributed.replicas import Replicas
 
 pytestmark = pytest.mark.large
 
-PAUSE = 0.15  # seconds; a step takes 3 ms without, and on a machine that is busy 30
+PAUSE = 0.15  # seconds; without it a step takes 3 ms, or 30 ms on a busy machine
 BOTH, ONE = (PAUSE, PAUSE), (0.0, PAUSE)
 PLAN = Plan(
     {
@@ -66,18 +66,18 @@ def test_every_claim_holds(frameworks: dict[str, Cases]) -> None:
 
 @pytest.mark.parametrize("framework", ["JAX", "torch"])
 def test_phases_come_in_order_and_without_gaps(frameworks: dict[str, Cases], framework: str) -> None:
-    for name, found in frameworks[framework].items():
-        assert len(found.steps) == PLAN.steps
-        for spans in itertools.chain(*found.steps):
+    for name, case in frameworks[framework].items():
+        assert len(case.steps) == PLAN.steps
+        for spans in itertools.chain(*case.steps):
             assert [span.phase for span in spans] == PHASES[name], name
             assert all(span.begin <= span.end for span in spans)
             assert all(before.end == after.begin for before, after in itertools.pairwise(spans))
 
 
 @pytest.mark.parametrize("framework", ["JAX", "torch"])
-def test_waiting_ends_when_the_last_one_comes(frameworks: dict[str, Cases], framework: str) -> None:
-    for found in frameworks[framework].values():
-        for step in found.steps:
+def test_waiting_ends_when_the_last_replica_arrives(frameworks: dict[str, Cases], framework: str) -> None:
+    for case in frameworks[framework].values():
+        for step in case.steps:
             meetings = [[span for span in spans if span.phase == WAITING] for spans in step]
             for together in zip(*meetings, strict=True):
                 assert {span.end for span in together} == {max(span.begin for span in together)}
@@ -85,44 +85,65 @@ def test_waiting_ends_when_the_last_one_comes(frameworks: dict[str, Cases], fram
 
 @pytest.mark.parametrize("framework", ["JAX", "torch"])
 @pytest.mark.parametrize("name", [cases.UNBALANCED, cases.BATCH_NORM, cases.LOSS_ALONE])
-def test_the_wait_is_where_replicas_first_meet(frameworks: dict[str, Cases], framework: str, name: str) -> None:
+def test_the_faster_replica_waits_at_the_first_all_reduce(
+    frameworks: dict[str, Cases], framework: str, name: str
+) -> None:
     steps = frameworks[framework][name].steps
     first_waits = [[next(span for span in spans if span.phase == WAITING) for spans in step] for step in steps]
     early, late = np.median([[wait.end - wait.begin for wait in waits] for waits in first_waits], axis=0)
     assert early > 0.5e9 * PAUSE and late == 0
-    assert all(spans[0].end - spans[0].begin >= 1e9 * PAUSE for _, spans in steps)  # who slept did so in this phase
+    assert all(spans[0].end - spans[0].begin >= 1e9 * PAUSE for _, spans in steps)  # replica 1 slept in this phase
 
 
-def test_bubbles_that_are_exchanged_are_noticed(frameworks: dict[str, Cases]) -> None:
+def test_claims_fail_for_swapped_cases(frameworks: dict[str, Cases]) -> None:
     ours, theirs = frameworks.values()
-    exchanged = ours | {cases.BALANCED: ours[cases.UNBALANCED], cases.UNBALANCED: ours[cases.BALANCED]}
-    assert {IDLE, BALANCED} <= set(failing(exchanged, theirs))
+    swapped = ours | {cases.BALANCED: ours[cases.UNBALANCED], cases.UNBALANCED: ours[cases.BALANCED]}
+    assert {IDLE, BALANCED} <= set(failing(swapped, theirs))
     assert failing(ours | {cases.LOSS_TOGETHER: ours[cases.LOSS_ALONE]}, theirs) == [LOSS_TOGETHER]
 
 
-def test_another_gradient_or_a_further_all_reduce_is_noticed(frameworks: dict[str, Cases]) -> None:
+def test_claims_fail_for_a_wrong_gradient_or_a_second_all_reduce(frameworks: dict[str, Cases]) -> None:
     ours, theirs = frameworks.values()
     alone = ours[cases.LOSS_ALONE]
-    wrong = dataclasses.replace(alone, gradient=alone.gradient * 0.75)  # of a mean of the replicas' means, say
+    wrong = dataclasses.replace(alone, gradient=alone.gradient * 0.75)  # as of a mean of the replicas' means
     assert failing(ours | {cases.LOSS_ALONE: wrong}, theirs) == [SAME_LOSS, SAME]
     assert failing(ours, theirs, (1, 2)) == [AT_ONCE]
 
 
-def test_jaxddp_sends_a_global_count_with_the_gradients(replicas: Replicas) -> None:
+def test_jaxddp_sends_the_global_count_with_the_gradients(replicas: Replicas) -> None:
     assert in_jax.all_reduces_of_jaxddp(replicas, "global") == 1
 
 
-def test_marks_that_cannot_be_true_are_refused() -> None:
+def test_impossible_marks_are_refused() -> None:
     early = [(START, 0), (BACKWARD, 1), (ALL_REDUCE, 4)]
     late = [(START, 0), (BACKWARD, 5), (ALL_REDUCE, 6)]
-    with pytest.raises(ValueError, match="left an all-reduce 1 ns before the last one came"):
+    with pytest.raises(ValueError, match="left an all-reduce 1 ns before the last one arrived"):
         timeline([early, late])
     with pytest.raises(ValueError, match="argument"):
         timeline([early, late[:2]])
     assert not doctest.testmod(trace).failed
 
 
-def test_what_is_written_and_drawn(frameworks: dict[str, Cases], replicas: Replicas) -> None:
+def test_both_frameworks_share_one_time_axis(frameworks: dict[str, Cases]) -> None:
+    ours = frameworks["JAX"]
+    figure = figure_of({"JAX": ours, "torch": {name: slowed(case, 3) for name, case in ours.items()}})
+    figure.draw_without_rendering()
+    limits = {axes.get_xlim() for axes in figure.axes}
+    widths = [axes.get_window_extent().width for axes in figure.axes]
+    assert len(limits) == 1 and max(widths) == pytest.approx(min(widths))
+    longest = max(span.end for case in ours.values() for spans in case.step for span in spans) / 1e6
+    assert limits.pop()[1] > 3 * longest  # milliseconds
+
+
+def slowed(case: Measurement, factor: int) -> Measurement:
+    steps = [
+        [[Span(span.phase, factor * span.begin, factor * span.end) for span in spans] for spans in step]
+        for step in case.steps
+    ]
+    return dataclasses.replace(case, steps=steps)
+
+
+def test_trace_picture_and_table_are_written(frameworks: dict[str, Cases], replicas: Replicas) -> None:
     step = frameworks["torch"][cases.BATCH_NORM].step
     events = json.loads(trace.chrome_trace({"torch": step}))["traceEvents"]
     spans = [event for event in events if event["ph"] == "X"]

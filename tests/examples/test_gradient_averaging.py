@@ -1,4 +1,4 @@
-"""The document's gradients are right, and their mean over replicas is what the example says."""
+"""The gradient averaging example: gradients are right, and claims fail for planted mistakes."""
 
 from dataclasses import replace
 from functools import partial
@@ -24,7 +24,7 @@ def hold(claims: list[Claim]) -> list[bool]:
 
 
 @pytest.fixture(scope="module")
-def found() -> measure.Written:
+def in_float64() -> measure.Written:
     return measure.written("float64")
 
 
@@ -32,23 +32,23 @@ def test_the_parameters_are_torchs() -> None:
     assert measure.of_draws().holds
 
 
-def test_every_gradient_is_autodiffs(found: measure.Written) -> None:
-    assert len(found.jax) == len(found.torch) == 26
-    assert all(hold(measure.of_written(found, "float64")))
+def test_every_gradient_is_autodiffs(in_float64: measure.Written) -> None:
+    assert len(in_float64.jax) == len(in_float64.torch) == 26
+    assert all(hold(measure.of_written(in_float64, "float64")))
 
 
 @pytest.mark.large
-def test_in_float32_too() -> None:
+def test_every_gradient_is_autodiffs_in_float32() -> None:
     assert all(hold(measure.of_written(measure.written("float32"), "float32")))
 
 
-def test_by_hand_in_numpy(found: measure.Written) -> None:
+def test_gradients_by_hand_in_numpy_are_autograds(in_float64: measure.Written) -> None:
     p = {name: array.astype(np.float64) for name, array in parameters().items()}
     written = steps.backward(np, p, **batch(PER_REPLICA))
-    assert measure.worst(measure.differences(written, found.of_torch)) < measure.SAME["float64"]
+    assert measure.worst(measure.differences(written, in_float64.of_torch)) < measure.SAME["float64"]
 
 
-def test_a_wrong_gradient_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_claims_fail_for_a_wrong_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     right = steps.backward
 
     def without_the_mean(xp: Any, p: Any, x: Any, y: Any) -> steps.Arrays:
@@ -63,11 +63,11 @@ def test_a_wrong_gradient_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not wrong.jax["hprebn"].close and not wrong.torch["hprebn"].close and wrong.jax["embcat"].close
 
 
-def test_one_over_n() -> None:
+def test_one_over_n_is_at_the_loss_and_in_the_mean_over_replicas() -> None:
     assert all(hold(measure.of_one_over_n([2])))
 
 
-def test_the_smaller_a_share_the_further_its_batch_norm_leads() -> None:
+def test_smaller_shares_have_a_larger_error_from_batch_norm() -> None:
     few, many = measure.by_share((4, 64), 4).values()
     assert few > 0.2 > many > measure.ANOTHER_GRADIENT  # measured: 0.41, 0.08
 
@@ -77,24 +77,24 @@ def shared() -> measure.Shared:
     return measure.shared(jax.devices("cpu")[:2], "cpu")
 
 
-def test_two_replicas(shared: measure.Shared) -> None:
+def test_two_replicas_have_the_gradient_of_one_with_twice_the_batch(shared: measure.Shared) -> None:
     assert all(hold(measure.of_replicas(shared)))
 
 
-def test_gradients_that_are_summed_are_noticed(shared: measure.Shared, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_claims_fail_for_summed_gradients(shared: measure.Shared, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(in_jax, "DataParallel", partial(DataParallel, comm_hook=all_reduce))
     summed = measure.on_devices("none", 2 * PER_REPLICA, jax.devices("cpu")[:2])
     wrong = replace(shared, devices={**shared.devices, "none": summed})
     assert hold(measure.of_replicas(wrong)) == [False, True, True, False]
 
 
-def test_batch_norm_that_is_not_synchronised_is_noticed(shared: measure.Shared) -> None:
+def test_claims_fail_without_synchronised_batch_norm(shared: measure.Shared) -> None:
     wrong = replace(shared, devices={**shared.devices, "synchronised": shared.devices["local"]})
     assert hold(measure.of_replicas(wrong)) == [True, True, False, True]
 
 
 @pytest.mark.large
-def test_four_replicas() -> None:
+def test_four_replicas_have_the_gradient_of_one_with_four_times_the_batch() -> None:
     assert all(hold(measure.of_replicas(measure.shared(jax.devices("cpu")[:4], "cpu"))))
 
 

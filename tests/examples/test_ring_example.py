@@ -1,4 +1,4 @@
-"""The ring and the collectives of the gallery are what they are shown as, in both frameworks."""
+"""The ring example: ring and collectives are right in both frameworks, and the tables show them."""
 
 import copy
 import doctest
@@ -9,41 +9,41 @@ import pytest
 
 from examples.ring import in_torch, measured, tables
 from examples.ring.__main__ import Options, show
-from examples.ring.measured import Found
+from examples.ring.measured import Results
 from jaxddp.distributed.replicas import Replicas
 from jaxddp.errors import InputError
 
 pytestmark = pytest.mark.large
 
-WORLD_SIZE = 3  # which, unlike 2, has steps of both kinds in which chunks are under way
+WORLD_SIZE = 3  # the smallest with partial sums in both halves of the ring
 SUMS, STEPS, SHARE, PADDED, HALF, WHOLE, COLLECTIVES = range(7)
 
 
 @pytest.fixture(scope="module")
-def ours() -> Found:
+def ours() -> Results:
     return measured.of_jax(Replicas(jax.devices()[:WORLD_SIZE]))
 
 
 @pytest.fixture(scope="module")
-def theirs() -> Found:
+def theirs() -> Results:
     return measured.of_torch(WORLD_SIZE)
 
 
-def failing(ours: Found, theirs: Found) -> list[int]:
+def failing(ours: Results, theirs: Results) -> list[int]:
     return [number for number, claim in enumerate(measured.claims(ours, theirs)) if not claim.holds]
 
 
-def test_every_claim_holds(ours: Found, theirs: Found) -> None:
+def test_every_claim_holds(ours: Results, theirs: Results) -> None:
     assert not failing(ours, theirs)
 
 
-def test_after_half_of_the_steps_a_third_of_the_buffer_is_the_sum(ours: Found, theirs: Found) -> None:
+def test_half_of_the_steps_complete_a_third_of_the_buffer(ours: Results, theirs: Results) -> None:
     half, whole = measured.claims(ours, theirs)[HALF : WHOLE + 1]
     assert (half.jax, half.torch) == (1 / 3, 1 / 3) and (whole.jax, whole.torch) == (1.0, 1.0)
 
 
-def test_a_ring_that_stops_halfway_is_noticed(ours: Found, theirs: Found) -> None:
-    """As the document has it."""
+def test_claims_fail_for_a_ring_that_stops_halfway(ours: Results, theirs: Results) -> None:
+    """The document's ring stops there."""
     halfway = copy.deepcopy(ours)
     for of in halfway["ring"].values():
         of["ring"] = of["steps"][:, WORLD_SIZE - 1].reshape(WORLD_SIZE, -1)[:, : of["ring"].shape[1]]
@@ -51,20 +51,20 @@ def test_a_ring_that_stops_halfway_is_noticed(ours: Found, theirs: Found) -> Non
     assert measured.ring_error(halfway) > 0.3  # measured: 0.9
 
 
-def test_a_chunk_sent_too_often_is_noticed(ours: Found, theirs: Found) -> None:
+def test_claims_fail_for_a_chunk_sent_twice(ours: Results, theirs: Results) -> None:
     wasteful = copy.deepcopy(theirs)
     wasteful["ring"]["even"]["bytes"] += 8
     assert failing(ours, wasteful) == [SHARE]
 
 
-def test_a_collective_with_another_result_is_noticed(ours: Found, theirs: Found) -> None:
+def test_claims_fail_for_a_collective_with_another_result(ours: Results, theirs: Results) -> None:
     wrong = copy.deepcopy(theirs)
     wrong["collectives"]["all_to_all"] = wrong["collectives"]["all_to_all"].swapaxes(0, 1) + 1
     assert failing(ours, wrong) == [COLLECTIVES]
     assert measured.different(ours["collectives"], wrong["collectives"]) == ["all_to_all"]
 
 
-def test_the_tables_show_chunks_under_way(ours: Found, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_show_partial_sums(ours: Results, capsys: pytest.CaptureFixture[str]) -> None:
     show(ours)
     printed = capsys.readouterr().out
     rows = {line[:16].strip(): line[16:].split() for line in printed.splitlines()}
@@ -76,11 +76,11 @@ def test_the_tables_show_chunks_under_way(ours: Found, capsys: pytest.CaptureFix
     assert rows["reduce_scatter"][-3:] == ["63", "66", "69"]
 
 
-def test_documented_labels() -> None:
+def test_doctests_of_the_tables() -> None:
     assert not doctest.testmod(tables).failed
 
 
-def test_torchs_ring_fills_the_last_chunk_up() -> None:
+def test_torchs_ring_pads_the_last_chunk() -> None:
     ring = in_torch.Ring(in_torch.World(rank=1, world_size=2))
     chunks = ring.in_chunks(in_torch.torch.ones(3))
     np.testing.assert_array_equal(chunks, [[1, 1], [1, 0]])
@@ -88,6 +88,6 @@ def test_torchs_ring_fills_the_last_chunk_up() -> None:
 
 
 @pytest.mark.parametrize("replicas", [1, 6])
-def test_too_few_or_many_replicas_are_refused(replicas: int) -> None:
+def test_fewer_than_2_or_more_than_5_replicas_are_refused(replicas: int) -> None:
     with pytest.raises(InputError, match=f"--replicas {replicas}: must be 2 to 5"):
         Options(replicas)
