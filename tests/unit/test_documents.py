@@ -1,0 +1,51 @@
+"""The texts of the repository name files that exist, and quote each other word for word."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TEXTS = [
+    "README.md",
+    "CONTRIBUTING.md",
+    *(f"docs/{name}.md" for name in ("library", "parity", "proof", "semantics", "train")),
+]
+PATH = re.compile(r"`((?:jaxddp|torch_ref|tests|examples|benchmarks|docs)/[\w./*-]*)`")
+LINK = re.compile(r"\]\(([\w./-]+)(?:#[\w-]*)?\)")
+
+
+def shown(text: str, command: str) -> str:
+    """Block in which a text shows what a command prints."""
+    return text.partition(f"```\n$ {command}")[2].partition("```")[0]
+
+
+def missing(text: str, folder: Path) -> list[str]:
+    """Paths in backticks and targets of links that do not exist."""
+    named = [name for name in PATH.findall(text) if not any(ROOT.glob(name.rstrip("/")))]
+    return named + [link for link in LINK.findall(text) if not (folder / link).exists()]
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_every_file_that_a_text_names_exists(name: str) -> None:
+    assert missing((ROOT / name).read_text(), (ROOT / name).parent) == []
+
+
+def test_a_missing_file_is_noticed() -> None:
+    assert missing("`jaxddp/nn/` `jaxddp/nn/amp.py` [a](README.md) [b](docs/b.md#c)", ROOT) == [
+        "jaxddp/nn/amp.py",
+        "docs/b.md",
+    ]
+
+
+def test_the_guide_shows_the_check_that_the_readme_shows() -> None:
+    command = "python -m jaxddp.parity examples/ports/first_draft.py"
+    in_readme = shown((ROOT / "README.md").read_text(), command)
+    assert in_readme and in_readme == shown((ROOT / "docs" / "parity.md").read_text(), command)
+
+
+def test_the_site_has_a_page_for_every_package() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text()
+    packages = [path.parent for name in ("jaxddp", "torch_ref") for path in (ROOT / name).rglob("__init__.py")]
+    names = [".".join(path.relative_to(ROOT).parts) for path in packages]
+    assert [name for name in names if f"api/{name}.md\n" not in navigation] == []
