@@ -3,6 +3,7 @@
 # make test-all and everything that takes longer
 # make lint     ruff and the types
 # make bench    steps per second, as ratios
+# make docs     the site, into site/
 #
 # Each makes .venv if it is missing and installs into it what it needs, once.
 
@@ -31,7 +32,7 @@ endef
 OLD_PROCESSOR := tests/equivalence/test_matrix.py tests/equivalence/test_comm_hooks.py tests/equivalence/test_amp.py \
 	tests/unit/nn tests/unit/optim tests/unit/comm_hooks jaxddp/nn jaxddp/optim jaxddp/comm_hooks jaxddp/data
 
-.PHONY: train test test-all test-third test-old-processor lint bench clean
+.PHONY: train test test-all test-third test-old-processor lint bench docs clean
 
 train: .venv/installed-train
 	$(BIN)/python -m jaxddp.train $(ARGS)
@@ -62,6 +63,10 @@ lint: .venv/installed-dev
 
 bench: .venv/installed-test
 	$(BIN)/python -m benchmarks.steps_per_second $(ARGS)
+
+# Material's banner on MkDocs 2 is not about this site.
+docs: .venv/installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 clean:
 	rm -rf .venv
