@@ -1,4 +1,4 @@
-"""The whole of it as one object: a model, trained by as many replicas as there are devices."""
+"""`DataParallel`: the data-parallel trainer of one model, with one replica per device."""
 
 import dataclasses
 from collections import deque
@@ -29,26 +29,25 @@ from jaxddp.step.trainable import trained
 
 
 class DataParallel:
-    """Trains an nnx module with one replica per device, as torch's DistributedDataParallel does.
+    """A trainer of an nnx module with one replica per device, as torch's DistributedDataParallel.
 
-    The object holds no weights: `steps` takes a state and returns the next one. It runs at most
-    `RUN_AHEAD` dispatches ahead of the devices, since with too many in flight XLA's CPU devices
-    wait for each other for ever.
+    The object holds no weights: `steps` takes a state and returns the next one. At most `RUN_AHEAD` dispatches run
+    ahead of the devices, since XLA's CPU devices deadlock with too many in flight.
 
     Args:
-        model: the module; its values are the start, and it stays as it is.
-        optimizer: an optax transformation; `jaxddp.optim` has torch's.
+        model: the module, whose values are the initial ones; it is not changed.
+        optimizer: an optax transformation; `jaxddp.optim` has torch's optimizers.
         loss_fn: (model, batch) -> one loss per example, (B, ...) or `losses.Losses`.
-        replicas: the devices; if None, those of `jaxddp.distributed.devices.prepare()`.
-        dtype: of the floating-point parameters and buffers; None: as the model has them.
-        dropout_masks: what a model that draws random numbers draws in training: "replica": each replica its own;
-            "shared": all the same; "example": each example its own, whatever the number of replicas, for which
-            it takes `jaxddp.nn.layers.Dropout`.
-        amp: "bf16" or "fp16": compute in 16 bits, see `jaxddp.nn.autocast`; fp16 wants a scaler, as in torch.
-        options: of `jaxddp.step.options.StepOptions`: loss_normalization, clip_grad_norm, scaler, ...
+        replicas: the devices; None: those of `jaxddp.distributed.devices.prepare()`.
+        dtype: dtype of the floating-point parameters and buffers; None: that of the model.
+        dropout_masks: random numbers drawn in training. "replica": each replica draws its own; "shared": all draw
+            the same; "example": each example has its own, whatever the number of replicas, which needs
+            `jaxddp.nn.layers.Dropout`.
+        amp: "bf16" or "fp16" to compute in 16 bits, see `jaxddp.nn.autocast`; fp16 needs a scaler, as in torch.
+        options: `jaxddp.step.options.StepOptions` by name: loss_normalization, clip_grad_norm, scaler, ...
 
     Raises:
-        InputError: an option that makes no sense; the message says what would.
+        InputError: an option is invalid; the message names a valid value.
 
     >>> import numpy as np
     >>> from jaxddp import optim
@@ -91,7 +90,7 @@ class DataParallel:
         if dtype is not None and jax.dtypes.canonicalize_dtype(dtype) != jnp.dtype(dtype):
             raise InputError(f"dtype {dtype}: needs jax's 64-bit mode; set jax_enable_x64")
         self._dtype = dtype
-        self._dispatched: deque[jax.Array] = deque()  # a result of each
+        self._dispatched: deque[jax.Array] = deque()  # one result of each dispatch
         self._evaluation_loss = self.functional.local_loss(loss_fn, train=False, amp=amp)
         self._axes = self.replica_step.axes
         shapes = jax.eval_shape(self.replica_step.init, self.functional.params, self.functional.buffers)
@@ -104,61 +103,61 @@ class DataParallel:
 
     @property
     def world_size(self) -> int:
-        """The number of replicas."""
+        """Number of replicas."""
         return self.replicas.world_size
 
     @property
     def frozen_parameters(self) -> tuple[str, ...]:
-        """The names of the parameters that do not learn."""
+        """Names of the parameters that do not learn."""
         params = self.functional.params
         return tuple(name for name in params if name not in trained(params, self.replica_step.frozen))
 
     def unused_parameters(self, state: TrainState, micro_batch: Batch) -> tuple[str, ...]:
-        """The names of those that would learn, but the loss does not depend on them; nothing runs.
+        """Return the names of the parameters that learn but that the loss does not depend on; nothing runs.
 
         Args:
             micro_batch: leaves (world_size, B, ...).
 
         Raises:
-            InputError: there are some, and `find_unused_parameters` is False; the message names them too.
+            InputError: there are such parameters, and `find_unused_parameters` is False.
         """
         gradients = jax.eval_shape(self._no_sync, state, micro_batch, None)[0].result.gradients
         return tuple(name for name in trained(state.params, self.replica_step.frozen) if name not in gradients)
 
     def init(self, params: Params | None = None, buffers: Buffers | None = None) -> TrainState:
-        """The state before the first step, on all devices.
+        """Return the state before the first step, on all devices.
 
         Args:
-            params, buffers: start from these instead of the model's own values.
+            params, buffers: initial values; None: the values of the model.
         """
         params = cast(self.functional.params if params is None else params, self._dtype)
         buffers = cast(self.functional.buffers if buffers is None else buffers, self._dtype)
         return self.replica_step.start(params, buffers, self.replicas)
 
     def place_state(self, state: TrainState) -> TrainState:
-        """Put a state on the devices: what all replicas share on each, of the rest each its own; see `whole`."""
+        """Place a state, such as a restored checkpoint, on the devices; the inverse of `whole`."""
         return self.replica_step.place(state, self.replicas)
 
     def whole(self, state: TrainState) -> TrainState:
-        """The state as `place_state` takes it, with as many replicas or, where none has anything of its own, others.
+        """Return the state as `place_state` takes it, with a sharded optimizer's state joined to whole parameters.
 
-        With `shard_optimizer`, the optimizer's state is that of whole parameters in it, as without.
+        Unless a field differs between replicas, it may be placed on another number of replicas.
         """
         return self.replica_step.whole(state)
 
     def steps(self, state: TrainState, batches: MicroBatches) -> tuple[TrainState, StepSums]:
-        """Make the optimizer steps of one dispatch.
+        """Make K optimizer steps in one dispatch.
 
         Args:
-            state: is used up: its buffers become the result's.
+            state: donated: its memory is reused for the result, and it cannot be used again.
             batches: from `Loader.epoch`, leaves (world_size, K, ...).
 
         Returns:
-            The state after K steps; sums over all replicas and elements, by name and each (K,):
-            "loss", "count" and the loss function's metrics.
+            The state after K steps; sums over all replicas and elements, (K,) each: "loss", "count" and the
+            metrics of the loss function.
 
         Raises:
-            ValueError: the batches are not for as many replicas as there are, or the state is used up.
+            ValueError: the batches are for another number of replicas, or the state was donated before.
         """
         self._check(state, batches)
         state, sums = self._steps(state, batches)
@@ -166,21 +165,21 @@ class DataParallel:
         return state, sums
 
     def no_sync(self, state: TrainState, micro_batch: Batch, gathered: Unsynchronized | None = None) -> Unsynchronized:
-        """Gradients of a micro-batch that stay apart, each replica's own; nothing is sent.
+        """Accumulate the gradients of a micro-batch on each replica, and send nothing, as in DDP's `no_sync()`.
 
-        As a backward pass in DDP's `no_sync()`. `steps` accumulates inside of one program, which is
-        faster; this is for loops that decide as they go which micro-batch is the last.
+        `steps` accumulates inside one program, which is faster; use `no_sync` and `step` in loops that decide as they
+        run which micro-batch is the last.
 
         Args:
-            state: is not used up.
-            micro_batch: leaves (world_size, B, ...), dealt by `Replicas.shard`.
-            gathered: what the call before has returned, to be added to; it is used up.
+            state: not donated.
+            micro_batch: leaves (world_size, B, ...), placed by `Replicas.shard`.
+            gathered: result of the previous call, to add to; donated.
 
         Returns:
-            Leaves (world_size, ...), for the next call, or for `step`.
+            Accumulated gradients, leaves (world_size, ...), for the next call or for `step`.
 
         Raises:
-            ValueError: the batch is not for as many replicas as there are, or the state is used up.
+            ValueError: the batch is for another number of replicas, or the state was donated before.
         """
         self._check(state, micro_batch, gathered)
         gathered, loss = self._no_sync(state, micro_batch, gathered)
@@ -190,18 +189,18 @@ class DataParallel:
     def step(
         self, state: TrainState, micro_batch: Batch, gathered: Unsynchronized | None = None
     ) -> tuple[TrainState, Sums]:
-        """One optimizer step, with the gradients of this micro-batch and of those before it.
+        """Make one optimizer step with the gradients of this micro-batch and of those accumulated before.
 
         Args:
-            state: is used up.
-            micro_batch: leaves (world_size, B, ...), dealt by `Replicas.shard`.
+            state: donated.
+            micro_batch: leaves (world_size, B, ...), placed by `Replicas.shard`.
             gathered: from `no_sync`; None: this micro-batch is the only one.
 
         Returns:
-            The next state; sums over all replicas and elements, each a scalar.
+            The next state; sums over all replicas and elements, scalars.
 
         Raises:
-            ValueError: the batch is not for as many replicas as there are, or the state is used up.
+            ValueError: the batch is for another number of replicas, or the state was donated before.
         """
         self._check(state, micro_batch, gathered)
         state, sums = self._step(state, micro_batch, gathered)
@@ -212,7 +211,7 @@ class DataParallel:
         self, state: TrainState, micro_batch: Batch, before: Unsynchronized | None
     ) -> tuple[Unsynchronized, jax.Array]:
         gathered = self.replica_step.no_sync(state, micro_batch, before)
-        return gathered, gathered.result.loss  # one to go on with, and one to wait for
+        return gathered, gathered.result.loss  # the second may be waited for after the first is donated
 
     def _synchronized(
         self, state: TrainState, micro_batch: Batch, gathered: Unsynchronized | None
@@ -222,59 +221,59 @@ class DataParallel:
         return next_state, sums
 
     def check(self, state: TrainState, batches: MicroBatches) -> None:
-        """Trace the program that `steps` would run, so that what cannot work fails here; nothing runs."""
+        """Trace the program of `steps`, so that errors are raised before training; nothing runs."""
         jax.eval_shape(self._steps, state, batches)
 
     def compiled_text(self, state: TrainState, batches: MicroBatches) -> str:
-        """The program that `steps` would run, as XLA compiled it (HLO text); nothing runs."""
+        """Return the program of `steps` as compiled by XLA, as HLO text; nothing runs."""
         self.replicas.check_dealt(batches)
         return self._steps.lower(state, batches).compile().as_text()
 
     def evaluate(self, state: TrainState, arrays: Arrays, batch_size: int = 256) -> dict[str, float]:
-        """Means over `arrays`, each example counted exactly once, in the model's evaluation mode."""
+        """Compute means over `arrays` in evaluation mode; every example counts exactly once."""
         return means(jax.device_get(self.evaluate_placed(state, self.place(arrays, batch_size))))
 
     def place(self, arrays: Arrays, batch_size: int = 256) -> Batch:
-        """Put an evaluation set on the devices once, for `evaluate_placed` after every epoch."""
+        """Place an evaluation set on the devices, to be evaluated by `evaluate_placed` any number of times."""
         size = max(map(len, arrays.values()), default=0)
         per_replica = min(batch_size, -(-size // self.world_size))
         return self.replicas.shard(padded_batches(arrays, self.world_size, max(1, per_replica)))
 
     def evaluate_placed(self, state: TrainState, placed: Batch) -> Sums:
-        """Sums over a placed evaluation set, still on the devices."""
+        """Compute sums over a placed evaluation set; the result stays on the devices."""
         _check_not_used_up(state)
         sums = self._evaluate(state, placed)
         self._bound_run_ahead(sums["loss"])
         return sums
 
     def verify(self, state: TrainState) -> None:
-        """Raise `TrainingError` unless all replicas hold the same shared state, bit for bit."""
+        """Raise `TrainingError` unless the shared fields of the state are equal on all replicas, bit for bit."""
         _check_not_used_up(state)
         self._verifier.check(shared(state, self._axes), int(state.step))
 
     def module(self, state: TrainState) -> nnx.Module:
-        """The model with the trained values, for use outside of jaxddp."""
+        """Return the model with the trained values, for use outside of jaxddp."""
         return self.functional.module(*jax.tree.map(jnp.asarray, self.values(state)))
 
     def averaged(self, state: TrainState) -> TrainState:
-        """The same state with the moving average of the parameters in their place, to be evaluated or kept.
+        """Replace the parameters by their moving average, to evaluate or save it.
 
         Raises:
-            InputError: none is kept.
+            InputError: no moving average is kept.
         """
         if self.replica_step.ema_decay is None:
-            raise InputError("averaged: no moving average is kept; DataParallel needs an ema_decay")
+            raise InputError("averaged: no moving average is kept; set DataParallel's ema_decay")
         return dataclasses.replace(state, params=state.averaged)
 
     def values(self, state: TrainState) -> tuple[Params, Buffers]:
-        """Parameters and buffers as NumPy arrays; of parameters that differ, their mean, of buffers, replica 0's."""
+        """Return NumPy arrays: parameters (their mean if replicas differ) and buffers (those of replica 0)."""
         params, buffers = jax.device_get((state.params, state.buffers))
         if self._axes.params == 0:
             params = {name: x.mean(axis=0, dtype=x.dtype) for name, x in params.items()}
         return params, {name: x[0] for name, x in buffers.items()} if self._axes.buffers == 0 else buffers
 
     def _evaluated(self, state: TrainState, placed: Batch) -> Sums:
-        """Every replica evaluates the same model, see `values`."""
+        """Evaluate the same model, see `values`, on every replica."""
         params = all_reduce_mean(state.params) if self._axes.params == 0 else state.params
         buffers = broadcast(state.buffers) if self._axes.buffers == 0 else state.buffers
         state = dataclasses.replace(state, params=params, buffers=buffers)
@@ -284,10 +283,10 @@ class DataParallel:
         self.replicas.check_dealt(batch)
         _check_not_used_up(state)
         if gathered is not None and gathered.result.loss.is_deleted():
-            raise ValueError("these gradients were used up by an earlier `no_sync`; go on from those that it returned")
+            raise ValueError("these gradients were used up by an earlier `no_sync`; use the gradients that it returned")
 
     def _bound_run_ahead(self, result: jax.Array) -> None:
-        """Note what was dispatched, and wait for what was `RUN_AHEAD` dispatches ago."""
+        """Append a result of the last dispatch, and wait for the dispatch `RUN_AHEAD` before it."""
         self._dispatched.append(result)
         if len(self._dispatched) > RUN_AHEAD:
             self._dispatched.popleft().block_until_ready()
@@ -295,4 +294,4 @@ class DataParallel:
 
 def _check_not_used_up(state: TrainState) -> None:
     if isinstance(state.step, jax.Array) and state.step.is_deleted():  # jax 0.10 would crash the process
-        raise ValueError("this state was used up by an earlier `steps`; go on from the state that it returned")
+        raise ValueError("this state was used up by an earlier `steps`; use the state that it returned")

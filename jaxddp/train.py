@@ -34,7 +34,7 @@ AVERAGED_FILE = "model_averaged.safetensors"
 
 
 def main(config: TrainConfig) -> None:
-    """Train as `config` says, and show and keep what it says."""
+    """Train as `config` asks, and print, log and save the results."""
     if config.resume is not None:
         config = dataclasses.replace(config, output=config.resume)
     with contextlib.ExitStack() as resources:
@@ -61,7 +61,7 @@ def main(config: TrainConfig) -> None:
 
 @dataclass(frozen=True)
 class Run:
-    """The parts of a run: checked against each other, and nothing written yet."""
+    """Parts of a run, which have been checked to fit each other; nothing has been written yet."""
 
     config: TrainConfig
     dataset: datasets.Dataset
@@ -70,17 +70,17 @@ class Run:
     start: TrainState
 
     def explain(self, sums: Mapping[str, float]) -> str | None:
-        """What a step's metrics say of gradients that are not finite; None if nobody has looked."""
+        """Describe the gradients that are not finite, from a step's metrics; None without --detect-anomaly."""
         frozen = self.ddp.frozen_parameters
         learning = [name for name in self.ddp.functional.params if name not in frozen]
         return explained(sums, learning, torch_name) if self.config.detect_anomaly else None
 
 
 def build(config: TrainConfig) -> Run:
-    """Put a run together.
+    """Build the parts of a run.
 
     Raises:
-        InputError: the parts do not fit each other or the machine.
+        InputError: the parts do not fit each other, or the machine.
     """
     replicas = Replicas(prepare(config.devices, config.platform))
     config.per_replica_batch_size(replicas.world_size)
@@ -98,7 +98,7 @@ def build(config: TrainConfig) -> Run:
     )
     start = ddp.init() if config.resume is not None else _start(config, ddp)
     try:
-        for last_batch in loader.host_batches(0, start_step=loader.steps_per_epoch - 1):  # the smallest
+        for last_batch in loader.host_batches(0, start_step=loader.steps_per_epoch - 1):  # the smallest batch
             ddp.check(start, last_batch)
             ddp.check(start, loader.without_padding(last_batch))
     except InputError as error:
@@ -108,7 +108,7 @@ def build(config: TrainConfig) -> Run:
 
 
 def make_loader(config: TrainConfig, dataset: datasets.Dataset, replicas: Replicas) -> Loader:
-    """The training set, dealt out as `config` says."""
+    """Return the loader of the training set, with the options of `config`."""
     return Loader(
         dataset.train,
         replicas,
@@ -125,10 +125,10 @@ def make_loader(config: TrainConfig, dataset: datasets.Dataset, replicas: Replic
 
 
 def open_output(run: Run, resources: contextlib.ExitStack) -> tuple[Checkpoints | None, TrainState]:
-    """Claim the run folder; with --resume, also read the state to go on from.
+    """Claim the run folder; with --resume, restore the state of the last checkpoint.
 
     Raises:
-        InputError: the folder is another run's, or its checkpoint another model's.
+        InputError: the folder belongs to another run, or its checkpoint to another model.
     """
     output, resume = run.config.output, run.config.resume is not None
     if output is None:
@@ -139,16 +139,16 @@ def open_output(run: Run, resources: contextlib.ExitStack) -> tuple[Checkpoints 
     if not resume:
         return checkpoints, run.start
     check_same_epochs(folder, run.loader.steps_per_epoch)
-    if checkpoints.latest_step is None:  # it ended before the first one
+    if checkpoints.latest_step is None:  # the run ended before its first checkpoint
         return checkpoints, _start(run.config, run.ddp)
     return checkpoints, run.ddp.place_state(checkpoints.restore(run.ddp.whole(run.start)))
 
 
 def train(run: Run, state: TrainState, log: RunLog, checkpoints: Checkpoints | None) -> TrainState:
-    """The loop: from `state` to the end of the last epoch.
+    """Train from `state` to the end of the last epoch.
 
     Raises:
-        TrainingError: a loss is not a number, or replicas differ; the last checkpoint stays good.
+        TrainingError: a loss is not finite, or replicas differ; checkpoints saved before remain valid.
     """
     config, ddp, loader = run.config, run.ddp, run.loader
     test_set = ddp.place(run.dataset.test)
@@ -159,7 +159,7 @@ def train(run: Run, state: TrainState, log: RunLog, checkpoints: Checkpoints | N
         for epoch in range(int(state.step) // loader.steps_per_epoch, config.epochs):
             state, train_means, speed = train_epoch(run, state, epoch, log)
             test = means(jax.device_get(ddp.evaluate_placed(state, test_set)))
-            if not math.isfinite(test["loss"]):  # the last update may have spoilt what the last loss had not shown
+            if not math.isfinite(test["loss"]):  # the last update comes after the last training loss
                 raise TrainingError(f"test loss is {test['loss']} at step {int(state.step)}")
             averaged = None
             if config.ema_decay is not None:
@@ -182,10 +182,10 @@ def train(run: Run, state: TrainState, log: RunLog, checkpoints: Checkpoints | N
 
 
 def train_epoch(run: Run, state: TrainState, epoch: int, log: RunLog) -> tuple[TrainState, dict[str, float], float]:
-    """One pass over the training set, or what of it lies after `state.step`.
+    """Train for one epoch, or for the part of it after `state.step`.
 
     Returns:
-        The state at its end, the means over its examples, and examples per second.
+        The state at the end, the means over the examples, and examples per second.
     """
     started = time.perf_counter()
     step, examples = int(state.step), 0
@@ -193,8 +193,8 @@ def train_epoch(run: Run, state: TrainState, epoch: int, log: RunLog) -> tuple[T
 
     def report(wait: bool) -> int:
         seen = 0
-        for number, own in in_flight.finished(wait):
-            sums = renamed(own, torch_name)
+        for number, by_jax_name in in_flight.finished(wait):
+            sums = renamed(by_jax_name, torch_name)
             size = run.loader.examples_in(number - 1)
             log.step(number, epoch + 1, step_metrics(sums), examples=size)
             totals.add(sums)
@@ -214,13 +214,13 @@ def train_epoch(run: Run, state: TrainState, epoch: int, log: RunLog) -> tuple[T
 
 
 def _max_steps_per_dispatch(config: TrainConfig, replicas: Replicas) -> int:
-    """No more than between two verifications, and one where a loop around the step is slow."""
+    """Return at most the steps between two verifications, and 1 where XLA is slow in a loop around the step."""
     slow = config.model == "convnet" and replicas.devices[0].platform == "cpu"
     return 1 if slow else min(MAX_STEPS_PER_DISPATCH, config.verify_every or MAX_STEPS_PER_DISPATCH)
 
 
 def _start(config: TrainConfig, ddp: DataParallel) -> TrainState:
-    """The state before the first step, with the values of --weights or the model's own."""
+    """Return the state before the first step, with the values of --weights or of the model."""
     if config.weights is None:
         return ddp.init()
     tensors = load_weights(config.weights)

@@ -1,4 +1,4 @@
-"""Evaluation on all replicas that counts every example exactly once."""
+"""Evaluation on all replicas, in which every example counts exactly once."""
 
 from collections.abc import Mapping
 
@@ -14,19 +14,19 @@ from jaxddp.state import TrainState
 
 
 def padded_batches(arrays: Mapping[str, np.ndarray], world_size: int, batch_size: int) -> dict[str, np.ndarray]:
-    """All examples as leaves (world_size, K, batch_size, ...), the gaps at the end marked "valid" = 0.
+    """Arrange all examples as leaves (world_size, K, batch_size, ...), padded at the end and marked by "valid" = 0.
 
-    The gaps repeat the first example, whose loss is finite wherever the evaluation is.
+    Padding repeats the first example, whose loss is finite wherever that of the whole evaluation is.
 
     Raises:
-        InputError: there is no example, or the arrays differ in length.
+        InputError: there are no examples, or the arrays differ in length.
 
     >>> padded_batches({"x": np.arange(3)}, world_size=2, batch_size=2)["valid"].tolist()
     [[[1.0, 1.0]], [[1.0, 0.0]]]
     """
     sizes = {name: len(array) for name, array in arrays.items()}
     if len(set(sizes.values())) != 1 or 0 in sizes.values():
-        raise InputError(f"evaluation arrays of lengths {sizes}: must hold equally many examples, at least one")
+        raise InputError(f"evaluation arrays of lengths {sizes}: must be equal, and at least 1")
     size = next(iter(sizes.values()))
     steps = max(1, -(-size // (world_size * batch_size)))
     places = np.arange(world_size * steps * batch_size)
@@ -37,12 +37,12 @@ def padded_batches(arrays: Mapping[str, np.ndarray], world_size: int, batch_size
 
 
 def evaluate_replica(loss: LocalLoss, state: TrainState, batches: Batch) -> Sums:
-    """Sums of losses, metrics and counts over all replicas' examples.
+    """Compute the sums of losses, metrics and counts over the examples of all replicas.
 
     Args:
-        loss: in evaluation mode: (params, buffers, batch) -> (sums, buffers).
+        loss: (params, buffers, batch) -> (sums, buffers), in evaluation mode.
         state: the same on all replicas.
-        batches: one replica's, leaves (K, B, ...).
+        batches: of this replica, leaves (K, B, ...).
     """
 
     def body(carry: None, batch: Batch) -> tuple[None, Sums]:

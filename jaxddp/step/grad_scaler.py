@@ -1,13 +1,13 @@
 """Dynamic loss scaling: `torch.amp.GradScaler`'s schedule as pure functions.
 
-Small gradients are lost in float16. So the loss is multiplied by a scale before the backward pass, and the mean
-gradients are divided by it. With a scale that is too large some gradient overflows; then nothing moves:
+Small gradients underflow in float16, so the loss is multiplied by a scale before the backward pass, and the mean
+gradients are divided by it. If the scale is too large, some gradients overflow, and the step is skipped:
 
-    all gradients finite:  a step,   tracker <- tracker + 1
-    one is not:            no step,  tracker <- 0,  scale <- scale x backoff_factor
-    tracker = growth_interval:       tracker <- 0,  scale <- scale x growth_factor
+    all gradients finite:       update,     tracker <- tracker + 1
+    some gradient not finite:   no update,  tracker <- 0,  scale <- scale x backoff_factor
+    tracker = growth_interval:              tracker <- 0,  scale <- scale x growth_factor
 
-What is looked at is the mean, which all replicas share, so all skip the same steps.
+The mean gradients are checked, which all replicas share, so all replicas skip the same steps.
 
 Source: pytorch.org/docs/stable/amp.html#gradient-scaling
 """
@@ -25,16 +25,16 @@ from jaxddp.config.ranges import check_range
 from jaxddp.nn.losses import Sums
 from jaxddp.state import TrainState
 
-MOVED = ("params", "opt_state", "averaged")  # by an optimizer step, and by nothing else
+MOVED = ("params", "opt_state", "averaged")  # changed by the optimizer update alone
 
 
 class ScalerState(NamedTuple):
-    """What the scaler remembers; scalars, the same on all replicas.
+    """State of a loss scaler: scalars, the same on all replicas.
 
     Attributes:
-        scale: float32.
-        growth_tracker: int32, good steps since the scale changed last.
-        skipped: int32, steps skipped so far.
+        scale: float32, factor of the loss.
+        growth_tracker: int32, number of steps with finite gradients since the scale last changed.
+        skipped: int32, number of steps skipped so far.
     """
 
     scale: jax.Array
@@ -42,22 +42,22 @@ class ScalerState(NamedTuple):
     skipped: jax.Array
 
     def shown(self) -> dict[str, jax.Array]:
-        """As a stage of a step; in a model "scale" is a BatchNorm's."""
+        """Return the state as a stage of a step; the key is not "scale", which is a parameter of BatchNorm."""
         return {"loss_scale": self.scale, "growth_tracker": self.growth_tracker, "skipped": self.skipped}
 
 
 @dataclass(frozen=True)
 class GradScaler:
-    """torch's names and defaults.
+    """A dynamic loss scaler with torch's names and defaults.
 
     Attributes:
-        init_scale: the first scale.
-        growth_factor: what the scale is multiplied by after `growth_interval` good steps in a row.
-        backoff_factor: what it is multiplied by after a skipped step.
+        init_scale: initial scale.
+        growth_factor: factor of the scale after `growth_interval` steps in a row with finite gradients.
+        backoff_factor: factor of the scale after a skipped step.
         growth_interval: see growth_factor.
 
     Raises:
-        InputError: an attribute out of its range.
+        InputError: an attribute is out of its range.
 
     >>> scaler = GradScaler(init_scale=8.0, growth_interval=2)
     >>> state = scaler.init()
@@ -79,30 +79,30 @@ class GradScaler:
             check_range(field.name, getattr(self, field.name))
 
     def init(self) -> ScalerState:
-        """The state before the first step."""
+        """Return the state before the first step."""
         return ScalerState(jnp.float32(self.init_scale), jnp.int32(0), jnp.int32(0))
 
     def scale(self, state: ScalerState, loss: jax.Array) -> jax.Array:
-        """The loss that is differentiated."""
+        """Multiply the loss by the scale."""
         return loss * state.scale.astype(loss.dtype)
 
     def unscale(self, state: ScalerState, gradients: Any) -> Any:
-        """The gradients of the loss as it was."""
-        inverse = 1 / state.scale  # in float32, as torch has it
+        """Divide the gradients by the scale."""
+        inverse = 1 / state.scale  # in float32, as in torch
         return jax.tree.map(lambda g: g * inverse.astype(g.dtype), gradients)
 
     def step(self, before: TrainState, after: TrainState, finite: jax.Array) -> tuple[TrainState, Sums]:
-        """The state after a step that is made only if all gradients are finite, and the scaler's metrics.
+        """Keep the optimizer update only if all gradients are finite, and update the scale.
 
-        Buffers and the communication hook's state go on either way, as in torch: forward pass and
-        reduction have been.
+        Buffers and the communication hook's state change either way, as in torch, where forward pass and reduction
+        come before the check.
 
         Args:
-            before, after: without and with the optimizer's step.
-            finite: of the mean gradients, still scaled, as torch looks at them; the same on all replicas.
+            before, after: state without and with the update.
+            finite: boolean scalar, the same on all replicas: are the mean gradients, still scaled, finite?
 
         Returns:
-            The state; "scale", with which the step was tried, and "skipped", 1 or 0.
+            The next state; the metrics "scale", with which the gradients were computed, and "skipped", 1 or 0.
         """
         moved = {
             name: jax.tree.map(partial(jnp.where, finite), getattr(after, name), getattr(before, name))
@@ -113,7 +113,7 @@ class GradScaler:
         return after, {"scale": state.scale, "skipped": 1 - finite.astype(state.scale.dtype)}
 
     def update(self, state: ScalerState, finite: jax.Array) -> ScalerState:
-        """The scaler after a step whose gradients were finite, or were not."""
+        """Return the scaler's state after a step with finite gradients, or with others."""
         grown = state.scale * self.growth_factor
         tracker = jnp.where(finite, state.growth_tracker + 1, 0)
         grows = tracker == self.growth_interval
@@ -126,7 +126,7 @@ class GradScaler:
 
 
 def all_finite(gradients: Any) -> jax.Array:
-    """Whether no array of a tree holds an infinity or a NaN.
+    """Check that no array of a tree holds an infinity or a NaN; return a boolean scalar.
 
     >>> bool(all_finite({"w": jnp.array([1.0, jnp.inf])}))
     False
@@ -135,7 +135,7 @@ def all_finite(gradients: Any) -> jax.Array:
 
 
 def from_config(config: TrainConfig) -> GradScaler | None:
-    """The scaler that `config` asks for: with float16; bfloat16 has float32's range and needs none."""
+    """Return the scaler that `config` asks for; None without float16, since bfloat16 has float32's range."""
     if config.amp != "fp16":
         return None
     return GradScaler(config.init_scale, config.growth_factor, config.backoff_factor, config.growth_interval)

@@ -5,18 +5,18 @@ With g_r replica r's gradient of the step, summed over its micro-batches and sca
     local   g = mean_r h(g_r)       torch: `parameter.register_hook(h)`
     mean    g = h(mean_r g_r)       torch: a loop over `parameter.grad` between backward pass and clipping
 
-With several micro-batches torch calls a registered hook for each of them; here it is called once per step, which is
-the same only if h is linear.
+With several micro-batches, torch calls a registered hook for each of them. Here a hook is called once per step, which
+is the same only if h is linear.
 
-A step is compiled: a hook is called when it is traced, and what it does with arrays becomes part of the program. To
-see numbers while it runs, it calls `jax.debug.print`, or `jax.debug.callback` with a function of its own.
+A step is compiled: a hook runs while the step is traced, and its operations on arrays become part of the program. To
+see numbers while the program runs, call `jax.debug.print` or `jax.debug.callback` in the hook.
 
->>> def clipped(name, gradient):
+>>> def clip(name, gradient):
 ...     jax.debug.print("{name}: {largest}", name=name, largest=jnp.abs(gradient).max())
 ...     return jnp.clip(gradient, -1.0, 1.0)
->>> hooks = (GradientHook("fc.*", clipped),)
+>>> hooks = (GradientHook("fc.*", clip),)
 >>> gradients = {"fc.bias": jnp.array([-3.0, 0.5]), "scale": jnp.array([7.0])}
->>> print({name: x.tolist() for name, x in jax.jit(lambda g: hooked(g, hooks, "mean"))(gradients).items()})
+>>> print({name: x.tolist() for name, x in jax.jit(lambda g: apply_hooks(g, hooks, "mean"))(gradients).items()})
 fc.bias: 3.0
 {'fc.bias': [-1.0, 0.5], 'scale': [7.0]}
 
@@ -38,16 +38,15 @@ from jaxddp.state import Params
 
 @dataclass(frozen=True)
 class GradientHook:
-    """A function of the gradients of some parameters.
+    """A function to call with the gradients of some parameters.
 
     Attributes:
-        pattern: of the parameters' names (`fnmatch`'s: "encoder.*").
-        function: (name, gradient) -> the gradient to go on with, of the same shape and dtype; None: the same, it
-            was only looked at.
-        when: "local": on each replica, before gradients are sent; "mean": after, before clipping.
+        pattern: pattern of parameter names, as in `fnmatch` ("encoder.*").
+        function: (name, gradient) -> new gradient of the same shape and dtype, or None to leave it unchanged.
+        when: "local": on each replica, before gradients are sent; "mean": after their mean, before clipping.
 
     Raises:
-        InputError: `when` is something else.
+        InputError: `when` has another value.
     """
 
     pattern: str
@@ -58,8 +57,8 @@ class GradientHook:
         check_name("GradientHook: when", self.when, GRADIENT_STAGES)
 
 
-def hooked(gradients: Params, hooks: Sequence[GradientHook], when: str) -> Params:
-    """The gradients as the hooks of this stage leave them, one hook after the other.
+def apply_hooks(gradients: Params, hooks: Sequence[GradientHook], when: str) -> Params:
+    """Apply the hooks of one stage, "local" or "mean", one after the other.
 
     Raises:
         InputError: a hook returns a gradient of another shape or dtype.
@@ -67,20 +66,20 @@ def hooked(gradients: Params, hooks: Sequence[GradientHook], when: str) -> Param
     for hook in hooks:
         if hook.when == when:
             chosen = {name: x for name, x in gradients.items() if fnmatchcase(name, hook.pattern)}
-            gradients = {**gradients, **{name: _called(hook, name, x) for name, x in chosen.items()}}
+            gradients = {**gradients, **{name: _call(hook, name, x) for name, x in chosen.items()}}
     return gradients
 
 
 def check_patterns(hooks: Iterable[GradientHook], params: Iterable[str]) -> None:
-    """Raise `InputError` if a hook's pattern matches no parameter that learns."""
+    """Raise `InputError` if the pattern of a hook matches no parameter that learns."""
     matching("gradient_hooks", [hook.pattern for hook in hooks], params)
 
 
-def _called(hook: GradientHook, name: str, gradient: jax.Array) -> jax.Array:
-    found = hook.function(name, gradient)
-    if found is None:
+def _call(hook: GradientHook, name: str, gradient: jax.Array) -> jax.Array:
+    result = hook.function(name, gradient)
+    if result is None:
         return gradient
-    if jnp.shape(found) != gradient.shape or jnp.result_type(found) != gradient.dtype:
-        kind, right = (f"{jnp.result_type(x)}{list(jnp.shape(x))}" for x in (found, gradient))
+    if jnp.shape(result) != gradient.shape or jnp.result_type(result) != gradient.dtype:
+        kind, right = (f"{jnp.result_type(x)}{list(jnp.shape(x))}" for x in (result, gradient))
         raise InputError(f"gradient_hooks {hook.pattern}: returns {kind} for {name}; must be {right}, or None")
-    return jnp.asarray(found)
+    return jnp.asarray(result)

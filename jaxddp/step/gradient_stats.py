@@ -1,6 +1,6 @@
-"""Norms and histograms of mean gradients, and which local ones are not finite: metrics, computed on the devices.
+"""Metrics of gradients, computed on the devices: norms and histograms of the mean, and non-finite local gradients.
 
-`jaxddp.tracking.gradient_metrics` says what they are called and reads them.
+`jaxddp.tracking.gradient_metrics` defines the names of these metrics, and reads them.
 """
 
 from collections.abc import Iterable
@@ -16,13 +16,13 @@ from jaxddp.state import Params
 from jaxddp.tracking.gradient_metrics import ANOMALY, BASE, CHUNK, LOG2, LOG2_BINS, NORM
 
 
-def logged(gradients: Params, patterns: Iterable[str]) -> Sums:
-    """The norm and the histogram of each gradient that a pattern matches.
+def norms_and_histograms(gradients: Params, patterns: Iterable[str]) -> Sums:
+    """Compute the norm and the histogram of each gradient whose name matches a pattern.
 
     Raises:
-        InputError: a pattern matches none.
+        InputError: a pattern matches no name.
 
-    >>> columns = logged({"w": jnp.array([3.0, -4.0, 0.0])}, ["*"])
+    >>> columns = norms_and_histograms({"w": jnp.array([3.0, -4.0, 0.0])}, ["*"])
     >>> {name: float(x) for name, x in columns.items() if x}
     {'grad_norm/w': 5.0, 'grad_log2/w/-32': 1.0, 'grad_log2/w/1': 1.0, 'grad_log2/w/2': 1.0}
     """
@@ -35,11 +35,11 @@ def logged(gradients: Params, patterns: Iterable[str]) -> Sums:
 
 
 def anomalies(gradients: Params, params: Iterable[str]) -> Sums:
-    """This replica's part of the columns that say whose gradients are not finite, to be summed over the replicas.
+    """Encode which of this replica's gradients are not finite, as metrics to be summed over the replicas.
 
     Args:
-        gradients: its own, scaled; NaN of a loss is in them too.
-        params: the names of all parameters that learn.
+        gradients: local gradients, scaled; a loss that is NaN makes them NaN too.
+        params: names of all parameters that learn.
     """
     names = sorted(params)
     digits = jnp.stack([_digit(gradients[name]) if name in gradients else jnp.zeros(()) for name in names])
@@ -49,7 +49,7 @@ def anomalies(gradients: Params, params: Iterable[str]) -> Sums:
 
 
 def _log2_counts(gradient: jax.Array) -> jax.Array:
-    """How many elements have which floor(log2 |g|)."""
+    """Count the elements by floor(log2 |g|), clipped to the range of `LOG2_BINS`."""
     _, exponents = jnp.frexp(gradient)  # |g| = mantissa 2^exponent with 1/2 <= mantissa < 1
     lowest, highest = LOG2_BINS[0], LOG2_BINS[-1]
     bins = jnp.clip(jnp.where(gradient == 0, lowest, exponents - 1), lowest, highest) - lowest
@@ -57,5 +57,5 @@ def _log2_counts(gradient: jax.Array) -> jax.Array:
 
 
 def _digit(gradient: jax.Array) -> jax.Array:
-    """2: a NaN is among the elements, 1: an infinity, 0: all are finite."""
+    """Return 2 if an element is NaN, else 1 if one is infinite, else 0."""
     return jnp.where(jnp.isnan(gradient).any(), 2.0, jnp.where(jnp.isfinite(gradient).all(), 0.0, 1.0))

@@ -1,10 +1,10 @@
-"""What a replica does on its own: loss and gradients of its micro-batches, added up. Nothing is sent here.
+"""The first half of a replica step: loss and gradients of a replica's micro-batches, accumulated; nothing is sent.
 
 micro-batch -> forward pass -> loss -> backward pass -> sum over micro-batches
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from jax import lax
@@ -16,14 +16,18 @@ from jaxddp.nn.functional import LocalLoss, RandomLoss
 from jaxddp.nn.losses import Batch, Sums, num_examples
 from jaxddp.state import Buffers, Params, TrainState
 from jaxddp.step.grad_scaler import GradScaler
-from jaxddp.step.trainable import noted, of_reached, trained
+from jaxddp.step.trainable import noted, of_used, trained
 
 
 class LocalResult(NamedTuple):
-    """What a replica finds on its own: loss = loss / denominator, gradients = gradients / denominator.
+    """Numerators and denominator of one replica's loss and gradients, summed over its micro-batches.
 
-    `valid` is from how many examples; None where there is no padding, and so every replica has some.
-    With a loss scaler the gradients, and they alone, are scaled.
+    Attributes:
+        loss: numerator of the loss, a scalar.
+        gradients: numerators of the gradients; with a loss scaler they, and only they, are scaled.
+        denominator: scalar; "ddp": the number of micro-batches, "global": the sum of the elements' weights.
+        sums: of the loss function, "loss" and "count" among them.
+        valid: number of examples that are no padding; None: without padding, where every replica has examples.
     """
 
     loss: jax.Array
@@ -34,12 +38,12 @@ class LocalResult(NamedTuple):
 
 
 class Unsynchronized(NamedTuple):
-    """What a replica has gathered since the last synchronised step; each has its own.
+    """Results that one replica has accumulated since the last optimizer step; they differ between replicas.
 
     Attributes:
         result: sums over its micro-batches.
-        buffers: as its own forward passes have left them.
-        examples: int32 scalar, how many they were; None where no random numbers depend on it.
+        buffers: as its own forward passes left them.
+        examples: int32 scalar, the number of examples; None where no random numbers depend on it.
     """
 
     result: LocalResult
@@ -49,7 +53,7 @@ class Unsynchronized(NamedTuple):
 
 @dataclass(frozen=True)
 class LocalGradients:
-    """The first half of a replica step, of which `jaxddp.step.replica_step` is the second.
+    """Computation and accumulation of one replica's gradients.
 
     Attributes:
         loss: (params, buffers, batch) -> (sums, new buffers); sums holds "loss" and "count".
@@ -63,7 +67,7 @@ class LocalGradients:
     scaler: GradScaler | None = None
 
     def accumulate(self, state: TrainState, batch: MicroBatches) -> Unsynchronized:
-        """Sum a replica's micro-batches, each seeing the buffers that the one before it left."""
+        """Sum over a replica's micro-batches, each of which starts from the buffers that the one before left."""
         if batch.head is None:
             return self.differentiate(state, state.buffers, batch.last)
         pieces = 1 + len(jax.tree.leaves(batch.head)[0])
@@ -73,25 +77,25 @@ class LocalGradients:
 
         first = jax.tree.map(lambda x: x[0], batch.head)
         shapes = jax.eval_shape(self.differentiate, state, state.buffers, first)
-        nothing = jax.tree.map(jnp.zeros_like, shapes)._replace(buffers=state.buffers)
-        gathered, _ = lax.scan(body, nothing, batch.head)
-        return self.add(state, gathered, batch.last, pieces)
+        zeros = jax.tree.map(jnp.zeros_like, shapes)._replace(buffers=state.buffers)
+        accumulated, _ = lax.scan(body, zeros, batch.head)
+        return self.add(state, accumulated, batch.last, pieces)
 
     def add(self, state: TrainState, before: Unsynchronized, micro_batch: Batch, pieces: int = 1) -> Unsynchronized:
-        """A micro-batch more."""
+        """Add one micro-batch."""
         result, buffers, examples = self.differentiate(state, before.buffers, micro_batch, before.examples, pieces)
         return Unsynchronized(jax.tree.map(jnp.add, before.result, result), buffers, examples)
 
     def differentiate(
         self, state: TrainState, buffers: Buffers, batch: Batch, before: jax.Array | None = None, pieces: int = 1
     ) -> Unsynchronized:
-        """Loss and gradients of one micro-batch, as numerators and a denominator.
+        """Compute loss and gradients of one micro-batch, as numerators and a denominator.
 
         Args:
-            state: its parameters are what the loss is differentiated at.
-            buffers: as the micro-batch before has left them.
-            before: how many examples this replica has had before in this step; None: none.
-            pieces: micro-batches of the step, as far as that is known.
+            state: the loss is differentiated at its parameters.
+            buffers: as the micro-batch before left them.
+            before: number of examples that this replica has had in this step; None: none.
+            pieces: number of micro-batches in the step, as far as it is known.
 
         Raises:
             InputError: the loss does not depend on a parameter, and `find_unused_parameters` is False.
@@ -105,7 +109,7 @@ class LocalGradients:
         valid = jnp.sum(batch["valid"]) if "valid" in batch else None
 
         def share(denominator: jax.Array) -> jax.Array:
-            # What torch divides by before its backward pass. 16 bits overflow at the same scale only if we do too.
+            # torch divides by this before its backward pass; 16 bits overflow at the same scale only if we do too.
             return jnp.maximum(denominator, 1) * pieces
 
         def numerator(params: Params) -> tuple[jax.Array, tuple[jax.Array, jax.Array, Sums, Buffers]]:
@@ -114,24 +118,42 @@ class LocalGradients:
             scaled = loss if scaler is None else scaler.scale(state.scaler, loss / share(denominator))
             return scaled, (loss, denominator, sums, new_buffers)
 
-        found, gradients = jax.value_and_grad(numerator, has_aux=True)(trained(state.params, self.frozen))
-        loss, denominator, sums, new_buffers = found[1]
-        gradients = of_reached(gradients, reached, self.find_unused_parameters)
+        (_, aux), gradients = jax.value_and_grad(numerator, has_aux=True)(trained(state.params, self.frozen))
+        loss, denominator, sums, new_buffers = aux
+        gradients = of_used(gradients, reached, self.find_unused_parameters)
         if scaler is not None:
             gradients = jax.tree.map(lambda g: g * share(denominator).astype(g.dtype), gradients)
         result = LocalResult(loss, gradients, denominator, sums, valid)
         return Unsynchronized(result, new_buffers, examples)
 
     def fraction(self, sums: Sums, valid: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-        """A micro-batch's numerator and denominator.
+        """Return numerator and denominator of a micro-batch's loss.
 
         Args:
-            valid: from how many examples the sums are; None: there is no padding.
+            valid: number of examples that are no padding; None: without padding.
         """
         if self.loss_normalization == "global":
             return sums["loss"], sums["count"]
         if valid is None:
             return sums["loss"] / sums["count"], jnp.ones_like(sums["count"])
-        some = valid > 0  # without any there is nothing; without a label that counts, no number, as in torch
+        # 0 by 0 without examples; NaN with examples of which no label counts, as in torch.
+        some = valid > 0
         loss = jnp.where(some, sums["loss"] / jnp.where(some, sums["count"], 1), 0)
         return loss, some.astype(sums["count"].dtype)
+
+
+def mean_over_micro_batches(local: LocalResult, count_empty: bool) -> LocalResult:
+    """Average over a replica's own number of micro-batches, where padding makes it differ between replicas.
+
+    The new denominator is this replica's weight in the mean over replicas: 1, or 0 for a replica without examples
+    unless `count_empty`.
+    """
+    micro_batches = jnp.maximum(local.denominator, 1)
+    weight = jnp.ones_like(micro_batches) if count_empty else jnp.minimum(local.denominator, 1)
+    gradients = divide(local.gradients, micro_batches)
+    return local._replace(loss=local.loss / micro_batches, gradients=gradients, denominator=weight)
+
+
+def divide(tree: Any, denominator: jax.Array) -> Any:
+    """Divide every leaf by a scalar, in the leaf's dtype."""
+    return jax.tree.map(lambda x: x / denominator.astype(x.dtype), tree)

@@ -1,4 +1,4 @@
-"""The options of a replica step: what they are, which of them go together, and what a configuration says of them."""
+"""Options of a replica step: their meaning, the checks of their combinations, and their values in a configuration."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +12,6 @@ from jaxddp.config import TrainConfig
 from jaxddp.config.checks import check_combines_with_local_sgd
 from jaxddp.config.choices import BUFFERS, LOSS_NORMALIZATIONS
 from jaxddp.config.ranges import check_range
-from jaxddp.distributed.collectives import all_reduce_mean
 from jaxddp.errors import InputError, check_name
 from jaxddp.nn.functional import Functional
 from jaxddp.nn.torch_weights import frozen_params, named_params
@@ -25,37 +24,39 @@ from jaxddp.step.post_local_sgd import PostLocalSGD
 
 @dataclass(frozen=True, kw_only=True)
 class StepOptions:
-    """What a `jaxddp.step.replica_step.ReplicaStep` can be told, and `jaxddp.DataParallel` with it.
+    """Options of `jaxddp.step.replica_step.ReplicaStep`, and so of `jaxddp.DataParallel`.
 
     Attributes:
         loss_normalization: "ddp" or "global".
         clip_grad_norm: largest global norm of the averaged gradient; None: no clipping.
-        comm_hook: what happens to the local gradients between replicas, see `jaxddp.comm_hooks`; a function
-            of them, or a `CommHook`. By default their mean.
-        keep_buffers: what goes on of the buffers that the replicas' forward passes leave: "rank0": those of
-            rank 0, as DDP's; "mean": their mean, where they are no integers; "local": each its own.
-        ema_decay: of the moving average of the parameters; None: none is kept.
-        frozen: patterns of the names of parameters that do not learn (`fnmatch`'s: "encoder.*").
-        find_unused_parameters: whether there may be parameters that the loss does not depend on. False: they are
-            an error. True: they stay as they are, as with torch's DDP. None: nobody looks for them, and the
-            optimizer is given zeros for their gradients, which is what `jax.grad` makes of them.
+        comm_hook: reduction of the local gradients, a function of them or a `CommHook`, see `jaxddp.comm_hooks`;
+            None: their mean over the replicas.
+        keep_buffers: buffers to keep after the replicas' forward passes. "rank0": those of rank 0, as DDP;
+            "mean": their mean, in the buffer's dtype; "local": each replica its own.
+        ema_decay: decay of the moving average of the parameters; None: no average is kept.
+        frozen: patterns of the names of parameters that do not learn, as in `fnmatch` ("encoder.*").
+        find_unused_parameters: treatment of parameters that the loss does not depend on. False: an error. True:
+            they do not change, as in torch's DDP. None: they are not looked for, and the optimizer takes zeros for
+            their gradients, as `jax.grad` returns them.
         gradient_hooks: functions of chosen gradients, before or after their mean, see `jaxddp.step.gradient_hooks`.
-        shard_optimizer: each replica keeps one N-th of the optimizer's state, and updates as much, see
-            `jaxddp.step.zero`; the optimizer must treat every element alike.
-        divide_by_initial_world_size: whether W counts replicas without examples too, as by torch's `join`.
-        scaler: scales the loss, and skips steps whose gradients overflow; None: neither.
-        log_gradients: patterns of the names of parameters whose gradients are among the metrics.
-        detect_anomaly: the metrics say which gradients of which replica are not finite. Of both, see
+        shard_optimizer: each replica holds one N-th of the optimizer's state, and updates one N-th of the parameters,
+            see `jaxddp.step.zero`; the optimizer must treat every element alike.
+        divide_by_initial_world_size: divide by all W replicas, those without examples included, as torch's `join`
+            does; False: by the number of replicas that have examples.
+        scaler: loss scaler, which skips steps whose gradients overflow; None: no scaling.
+        log_gradients: patterns of the names of parameters whose gradients are logged, see
             `jaxddp.tracking.gradient_metrics`.
-        local_sgd: when replicas step on their own, see `jaxddp.step.post_local_sgd`; None: never.
+        detect_anomaly: add metrics that identify gradients that are not finite, by replica and parameter.
+        local_sgd: strategy of post-local SGD, see `jaxddp.step.post_local_sgd`; None: gradients are averaged in every
+            step.
 
     Raises:
-        InputError: an unknown choice, one that does not go with another, or a number out of its range.
+        InputError: an unknown choice, options that do not combine, or a number out of its range.
     """
 
     loss_normalization: str = "ddp"
     clip_grad_norm: float | None = None
-    comm_hook: CommHook | Callable[[Params], Params] = all_reduce_mean
+    comm_hook: CommHook | Callable[[Params], Params] | None = None
     keep_buffers: str = "rank0"
     ema_decay: float | None = None
     frozen: tuple[str, ...] = ()
@@ -74,19 +75,19 @@ class StepOptions:
         check_range("clip_grad_norm", self.clip_grad_norm)
         check_range("ema_decay", self.ema_decay)
         if self.shard_optimizer and self.find_unused_parameters:
-            raise InputError("shard_optimizer: a slice has something of every parameter; freeze those that are unused")
+            raise InputError("shard_optimizer: a slice is of all parameters; freeze those that are unused")
         if self.shard_optimizer and any(hook.when == "mean" for hook in self.gradient_hooks):
-            raise InputError('shard_optimizer: no replica has the mean of a whole gradient; hooks must be "local"')
+            raise InputError('shard_optimizer: replicas hold slices of the mean; gradient_hooks must be "local"')
         if self.local_sgd is not None:
             check_combines_with_local_sgd(self, "local_sgd")
 
 
 def options(config: TrainConfig, model: nnx.Module) -> dict[str, Any]:
-    """What `config` says of the `ReplicaStep` of this model, by the names of its attributes.
+    """Return the step options that `config` sets for a model, as keyword arguments.
 
     Raises:
-        InputError: `--freeze` names none of its parameters, or all, or `--log-gradients` none that learns; or
-            `--matrix-approximation-rank` is too large for it.
+        InputError: `--freeze` matches no parameter of the model, or all; `--log-gradients` matches none that learns;
+            or `--matrix-approximation-rank` is too large for the model.
     """
     params = Functional(model).params
     frozen = frozen_params(config.freeze, params)

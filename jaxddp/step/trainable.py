@@ -1,7 +1,7 @@
-"""Which parameters a step trains: none that is frozen, and none that the loss does not depend on.
+"""Parameters that a step trains: those that are not frozen, and that the loss depends on.
 
-A parameter without a gradient is not in the dictionary of gradients, as torch's `grad` is None: nothing
-that comes later (mean, clipping, decay, momentum) knows of it, and it stays as it is.
+A parameter without a gradient is missing from the dictionary of gradients, as `grad` is None in torch. Mean, clipping,
+decay and momentum leave it out, and its value does not change.
 """
 
 from collections.abc import Iterable
@@ -17,13 +17,13 @@ from jaxddp.state import Params
 
 
 def trained(params: Params, frozen: Iterable[str]) -> Params:
-    """The parameters that learn.
+    """Return the parameters that learn.
 
     Args:
-        frozen: patterns of names; torch says `requires_grad_(False)`.
+        frozen: patterns of the names of parameters that do not learn, as after `requires_grad_(False)` in torch.
 
     Raises:
-        InputError: a pattern matches no parameter, or nothing is left.
+        InputError: a pattern matches no parameter, or no parameter is left.
 
     >>> sorted(trained({"fc1.bias": 1, "fc1.kernel": 2, "fc2.bias": 3}, frozen=("fc1.*",)))
     ['fc2.bias']
@@ -33,10 +33,10 @@ def trained(params: Params, frozen: Iterable[str]) -> Params:
 
 
 def noted(params: Params, reached: set[str]) -> Params:
-    """The parameters as they are; while they are differentiated, the names of those that get a gradient are noted.
+    """Return the parameters unchanged; when they are differentiated, add the names with a gradient to `reached`.
 
-    It happens when jax traces, and leaves nothing in the program: a backward pass asks for the cotangent
-    of what the loss depends on, and of nothing else.
+    Names are added while jax traces, and the program does not change: a backward pass computes the cotangents of
+    those inputs only that the loss depends on.
 
     >>> reached = set()
     >>> def loss(params):
@@ -59,39 +59,43 @@ def noted(params: Params, reached: set[str]) -> Params:
     return {name: note(name, value) for name, value in params.items()}
 
 
-def of_reached(gradients: Params, reached: set[str], find_unused_parameters: bool | None) -> Params:
-    """The gradients of the parameters that the loss depends on.
+def of_used(gradients: Params, reached: set[str], find_unused_parameters: bool | None) -> Params:
+    """Return the gradients of the parameters that the loss depends on.
 
     Args:
-        find_unused_parameters: what is done about the others, see `jaxddp.step.options.StepOptions`.
+        reached: names of these parameters, from `noted`.
+        find_unused_parameters: treatment of the other parameters, see `jaxddp.step.options.StepOptions`.
 
     Raises:
-        InputError: there are others, and they were not expected.
+        InputError: there are other parameters, and `find_unused_parameters` is False.
     """
     unused = sorted(gradients.keys() - reached)
     if find_unused_parameters is None or not unused:
         return gradients
     if not find_unused_parameters:
         raise InputError(
-            f"the loss does not depend on {listed(unused, joint=', ')}; freeze what is not to learn, "
-            "or say find_unused_parameters=True"
+            f"the loss does not depend on {listed(unused, joint=', ')}; freeze these parameters, "
+            "or set find_unused_parameters=True"
         )
     return {name: gradient for name, gradient in gradients.items() if name in reached}
 
 
 def with_zeros(gradients: Params, params: Params) -> Params:
-    """Gradients of all of these parameters, zero where there is none."""
+    """Return gradients of all of these parameters: zeros for those that have none."""
     return {name: gradients.get(name, jnp.zeros_like(value)) for name, value in params.items()}
 
 
 def update(
     optimizer: optax.GradientTransformation, gradients: Params, opt_state: Any, params: Params
 ) -> tuple[Params, Any]:
-    """One step of an optimizer on the parameters that have a gradient; of the others, its state stays.
+    """Update the parameters that have a gradient, and the optimizer's state of these parameters alone.
 
     Args:
-        opt_state: of all parameters that are trained. What it keeps for each is a dictionary of their names.
-        params: all, also those that are not trained.
+        opt_state: state for all parameters that learn; per-parameter values are dictionaries by name.
+        params: all parameters, also those that do not learn.
+
+    Returns:
+        The next parameters and the optimizer's next state.
 
     >>> optimizer = optax.sgd(1.0, momentum=0.5)
     >>> params = {"a": jnp.ones(1), "b": jnp.ones(1)}
@@ -100,16 +104,16 @@ def update(
     [0.] [1.] [1.] [0.]
     """
 
-    def holds_them(node: Any) -> bool:
+    def has_more(node: Any) -> bool:
         return isinstance(node, dict) and node.keys() > gradients.keys() and node.keys() <= params.keys()
 
-    def only_theirs(node: Any) -> Any:
-        return {name: node[name] for name in gradients} if holds_them(node) else node
+    def restrict(node: Any) -> Any:
+        return {name: node[name] for name in gradients} if has_more(node) else node
 
-    def merged(before: Any, after: Any) -> Any:
-        return {**before, **after} if holds_them(before) else after
+    def merge(before: Any, after: Any) -> Any:
+        return {**before, **after} if has_more(before) else after
 
     some = {name: params[name] for name in gradients}
-    restricted = jax.tree.map(only_theirs, opt_state, is_leaf=holds_them)
+    restricted = jax.tree.map(restrict, opt_state, is_leaf=has_more)
     updates, after = optimizer.update(gradients, restricted, some)
-    return {**params, **optax.apply_updates(some, updates)}, jax.tree.map(merged, opt_state, after, is_leaf=holds_them)
+    return {**params, **optax.apply_updates(some, updates)}, jax.tree.map(merge, opt_state, after, is_leaf=has_more)

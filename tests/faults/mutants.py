@@ -17,9 +17,9 @@ def planted(file: str, tests: str, faults: dict[str, tuple[str, str]]) -> list[M
 STEP = "tests/unit/step/test_replica_step.py -k loss_normalization"
 
 MEAN = "return lax.pmean(tree, AXIS_NAME)"
-GRADIENTS = "scaled, comm_state = self.reduce(state, local, denominator, shares)"
+GRADIENTS = "reduced, comm_state = self.reduce(state, local, denominator, shares)"
 MICRO_BATCH = "examples = self.differentiate(state, before.buffers, micro_batch, before.examples, pieces)"
-CLIP = "clipped, more_metrics = self.clip(changed)"
+CLIP = 'clipped, step_metrics["grad_norm"] = strategy.clip(final, self.clip_grad_norm)'
 BODY = """\
     def body(state: TrainState, batch: MicroBatches) -> tuple[TrainState, StepSums]:
         next_state, metrics, _ = step(state, batch)
@@ -55,7 +55,7 @@ REDUCTION = [
         "jaxddp/step/replica_step.py",
         STEP,
         {
-            "no_sync": (GRADIENTS, "scaled, comm_state = _divide(local.gradients, denominator), ()"),
+            "no_sync": (GRADIENTS, "reduced, comm_state = divide(local.gradients, denominator), ()"),
             "accumulation_not_divided": (
                 "return local.denominator  #",
                 "return jnp.ones_like(local.denominator)  #",
@@ -83,23 +83,23 @@ REDUCTION = [
         {
             "clipped_before_mean": (
                 CLIP,
-                "clipped, more_metrics = self.clip(_divide(local.gradients, denominator))\n"
-                "        clipped = self.comm_hook(clipped)",
+                f"{CLIP.replace('final', 'divide(local.gradients, denominator)')}\n"
+                "            clipped = all_reduce_mean(clipped)",
             ),
             "clip_norm_local": (
                 CLIP,
-                "norm = optax.tree.norm(_divide(local.gradients, denominator))\n"
-                "        factor = jnp.minimum(1, self.clip_grad_norm / (norm + 1e-6))\n"
-                "        clipped, more_metrics = jax.tree.map(lambda g: factor * g, gradients), {}",
+                "norm = optax.tree.norm(divide(local.gradients, denominator))\n"
+                "            factor = jnp.minimum(1, self.clip_grad_norm / (norm + 1e-6))\n"
+                "            clipped = jax.tree.map(lambda g: factor * g, gradients)",
             ),
         },
     ),
     *planted(
-        "jaxddp/step/replica_step.py",
+        "jaxddp/step/buffers.py",
         "tests/unit/step/test_replica_step.py -k rank_0 or virtual_replicas",
         {
             "buffers_local": ("return broadcast(buffers, src=0 if", "return buffers if True else (0 if"),
-            "buffers_of_rank_1": ("src=0 if buffers_of", "src=1 if buffers_of"),
+            "buffers_of_rank_1": ("src=0 if source", "src=1 if source"),
         },
     ),
     *planted(

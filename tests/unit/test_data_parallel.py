@@ -125,7 +125,7 @@ def test_a_state_is_used_up() -> None:
     ddp = own()
     state = ddp.init()
     one_step(ddp, state)
-    with pytest.raises(ValueError, match="used up by an earlier `steps`; go on from the state that it returned"):
+    with pytest.raises(ValueError, match="used up by an earlier `steps`; use the state that it returned"):
         one_step(ddp, state)
 
 
@@ -167,9 +167,9 @@ def test_a_mean_is_no_loss_per_example(loss_fn: Callable) -> None:
 
 
 def test_a_batch_for_other_replicas_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"a batch of shape \(2, 1, 3\) cannot be dealt out to 4 replicas"):
+    with pytest.raises(ValueError, match=r"a batch of shape \(2, 1, 3\) cannot be sharded over 4 replicas"):
         Replicas(jax.devices()[:4]).shard(data())
-    with pytest.raises(ValueError, match=r"a batch of shape \(1, 1, 3\) cannot be dealt out to 2 replicas"):
+    with pytest.raises(ValueError, match=r"a batch of shape \(1, 1, 3\) cannot be sharded over 2 replicas"):
         own().steps(own().init(), MicroBatches(None, {name: x[:1] for name, x in data().items()}))
 
 
@@ -234,10 +234,10 @@ def test_each_shape_is_traced_once(steps_per_dispatch: int, shapes: int) -> None
     ("options", "message"),
     [
         ({"ema_decay": 1.5}, r"^ema_decay 1.5: must be 0 to 1"),
-        ({"shard_optimizer": True, "find_unused_parameters": True}, r"^shard_optimizer: a slice has something"),
+        ({"shard_optimizer": True, "find_unused_parameters": True}, r"^shard_optimizer: a slice is of all parameters"),
         (
             {"shard_optimizer": True, "gradient_hooks": (GradientHook("*", lambda name, gradient: None),)},
-            r"^shard_optimizer: no replica has the mean of a whole gradient",
+            r"^shard_optimizer: replicas hold slices of the mean",
         ),
         ({"keep_buffers": "rank1"}, r"^keep_buffers rank1: unknown; did you mean rank0\?"),
         ({"loss_normalization": "globl"}, r"^loss_normalization globl: unknown; did you mean global\?"),

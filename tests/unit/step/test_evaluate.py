@@ -132,5 +132,5 @@ def test_padding_repeats_the_first_example_with_no_weight(size: int) -> None:
 @pytest.mark.parametrize("sizes", [(0, 0), (3, 2)])
 def test_what_cannot_be_evaluated_is_refused(sizes: tuple[int, int]) -> None:
     arrays = {name: np.zeros(size) for name, size in zip("xy", sizes, strict=True)}
-    with pytest.raises(InputError, match=r"^evaluation arrays of lengths \{'x': \d, 'y': \d\}: must hold equally many"):
+    with pytest.raises(InputError, match=r"^evaluation arrays of lengths \{'x': \d, 'y': \d\}: must be equal"):
         padded_batches(arrays, 2, 4)

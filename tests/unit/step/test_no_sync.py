@@ -102,7 +102,7 @@ def test_batches_for_fewer_replicas_and_states_that_are_used_up_are_refused() ->
     ddp = DataParallel(Net(), optim.adam(), replicas=first(2))
     state = ddp.init()
     batch = micro_batches(2, (4,), step=0)[0]
-    with pytest.raises(ValueError, match="cannot be dealt out to 2 replicas"):
+    with pytest.raises(ValueError, match="cannot be sharded over 2 replicas"):
         ddp.no_sync(state, {name: x[:1] for name, x in batch.items()})
     batch = ddp.replicas.shard(batch)
     gathered = ddp.no_sync(state, batch)

@@ -218,7 +218,7 @@ def test_a_hook_that_does_nothing_is_caught() -> None:
 
 def test_batches_for_fewer_replicas_are_refused() -> None:
     ddp = DataParallel(Net(), optim.sgd(0.3), replicas=first(4))
-    with pytest.raises(ValueError, match=r"shape \(2, 1, 4, 3, 4\) cannot be dealt out to 4 replicas"):
+    with pytest.raises(ValueError, match=r"shape \(2, 1, 4, 3, 4\) cannot be sharded over 4 replicas"):
         ddp.steps(ddp.init(), dealt(2, 1, (4,)))
 
 

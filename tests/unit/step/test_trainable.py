@@ -85,7 +85,7 @@ def test_frozen_parameters_are_unknown_to_the_optimizer() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "the loss does not depend on stopped.fc1.bias, stopped.fc1.kernel, stopped.fc2.bias, ...; freeze what"),
+        ({}, "the loss does not depend on stopped.fc1.bias, stopped.fc1.kernel, stopped.fc2.bias, ...; freeze these"),
         ({"frozen": ("unused.*",)}, "the loss does not depend on stopped.fc1.bias, .*find_unused_parameters=True"),
     ],
 )

@@ -266,7 +266,7 @@ def nan_without_padding() -> bool:
 
 def test_the_mean_of_buffers_is_refused() -> None:
     batch = padded(NONE_ON_1)._replace(buffers_of=np.zeros(2, np.int32))
-    with pytest.raises(InputError, match="keep_buffers mean: not of replicas without examples"):
+    with pytest.raises(InputError, match="keep_buffers mean: some replicas have no examples"):
         one_step(batch, keep_buffers="mean")
 
 

@@ -1,0 +1,67 @@
+"""The interface of the strategies by which replicas share gradients, optimizer state and updates."""
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+import jax
+import optax
+
+from jaxddp.state import Params, TrainState
+from jaxddp.step.grad_scaler import all_finite
+
+
+class Strategy(ABC):
+    """How replicas share gradients, the optimizer's state and the update of the parameters.
+
+        Replicated      every replica makes the same update                      as torch's DDP
+        Sharded         every replica updates one slice of all parameters        as ZeRO, stage 1
+        PostLocalSGD    every replica makes its own update, averaged at times    as torch's post-local SGD
+
+    A `jaxddp.step.replica_step.ReplicaStep` calls `mean` (or `part`, after a communication hook), `clip` and
+    `update`, in this order. The methods that are not abstract are right wherever each replica holds whole gradients
+    and the whole state of its optimizer.
+
+    Attributes:
+        per_replica: fields of `TrainState` that differ between replicas.
+        sliced: fields of `TrainState` of which each replica holds a slice.
+    """
+
+    per_replica: ClassVar[tuple[str, ...]] = ()
+    sliced: ClassVar[tuple[str, ...]] = ()
+
+    @abstractmethod
+    def mean(self, gradients: Params, step: jax.Array) -> Any:
+        """Reduce the local gradients to the gradients that this replica's optimizer takes.
+
+        Args:
+            gradients: of this replica.
+            step: int32 scalar, optimizer steps so far.
+        """
+
+    @abstractmethod
+    def clip(self, gradients: Any, max_norm: float) -> tuple[Any, jax.Array]:
+        """Clip to a global norm of `max_norm`; return the norm before clipping too, for the metrics."""
+
+    @abstractmethod
+    def update(self, optimizer: optax.GradientTransformation, gradients: Any, state: TrainState) -> tuple[Params, Any]:
+        """Return the next parameters and the optimizer's next state."""
+
+    def part(self, gradients: Params) -> Any:
+        """Return what `mean` would, given gradients that a communication hook has already reduced."""
+        return gradients
+
+    def whole(self, gradients: Any) -> Params:
+        """Return the whole gradients behind the result of `mean` or `part`."""
+        return gradients
+
+    def all_finite(self, gradients: Any) -> jax.Array:
+        """Check that the gradients of all replicas are finite: a boolean scalar, the same on all replicas."""
+        return all_finite(gradients)
+
+    def split(self, optimizer: optax.GradientTransformation, opt_state: Any, params: Params, world_size: int) -> Any:
+        """Convert the optimizer's state of whole parameters to slices, leaves (world_size, ...), if they are used."""
+        return opt_state
+
+    def join(self, opt_state: Any) -> Any:
+        """Compute the inverse of `split`."""
+        return opt_state
