@@ -48,21 +48,23 @@ def compare_numerics(
     return results, differences
 
 
-def rounds_only(found: Difference, jax32: Records, torch32: Records) -> bool:
+def rounds_only(difference: Difference, jax32: Records, torch32: Records) -> bool:
     """Return whether a float64 difference is rounding, which grows in float32; a difference in meaning does not.
 
     Args:
-        found: difference between the float64 runs.
+        difference: difference between the float64 runs.
         jax32, torch32: float32 records.
     """
-    step = found.step - 1
-    if found.residual > SMALL or not 0 <= step < min(len(jax32), len(torch32)) or found.stage not in STAGES:
+    step = difference.step - 1
+    if difference.residual > SMALL or not 0 <= step < min(len(jax32), len(torch32)) or difference.stage not in STAGES:
         return False
     ours, theirs = jax32[step], torch32[step]
-    if found.stage not in ours:
+    if difference.stage not in ours:
         return False
-    distance = max(residuals({n: ours[found.stage][n] for n in theirs[found.stage]}, theirs[found.stage]).values())
-    return distance > GROWTH * found.residual
+    distance = max(
+        residuals({n: ours[difference.stage][n] for n in theirs[difference.stage]}, theirs[difference.stage]).values()
+    )
+    return distance > GROWTH * difference.residual
 
 
 def _update_floors(torch: Records) -> list[float]:

@@ -17,26 +17,26 @@ REPRESENTED = 1e-12
 
 
 def shares_of_float32(
-    found: Tensors, expected: Tensors, groups: Iterable[tuple[Sequence[str], float]], peak: float
+    actual: Tensors, expected: Tensors, groups: Iterable[tuple[Sequence[str], float]], peak: float
 ) -> dict[str, float]:
     """Return the factor by which a float32 rate scales each tensor's update; 1 where the rate is no float32.
 
     Args:
-        found, expected: updates by name.
+        actual, expected: updates by name.
         groups: names of tensors that share a rate, and their expected rate.
         peak: largest rate up to this step; schedules round relative to it.
 
     >>> rate, direction = 0.1, np.array([3.0, 4.0])
-    >>> found, expected = {"w": float(np.float32(rate)) * direction}, {"w": rate * direction}
-    >>> round(shares_of_float32(found, expected, [(["w"], rate)], peak=rate)["w"], 12)
+    >>> actual, expected = {"w": float(np.float32(rate)) * direction}, {"w": rate * direction}
+    >>> round(shares_of_float32(actual, expected, [(["w"], rate)], peak=rate)["w"], 12)
     1.000000014901
-    >>> shares_of_float32({"w": 1.00000001 * found["w"]}, expected, [(["w"], rate)], peak=rate)
+    >>> shares_of_float32({"w": 1.00000001 * actual["w"]}, expected, [(["w"], rate)], peak=rate)
     {'w': 1.0}
     """
     shares = dict.fromkeys(expected, 1.0)
     for names, rate in groups:
         square = sum(float(np.vdot(expected[name], expected[name])) for name in names)
-        share = sum(float(np.vdot(expected[name], found[name])) for name in names) / square if square else 1.0
+        share = sum(float(np.vdot(expected[name], actual[name])) for name in names) / square if square else 1.0
         rounded = share * rate
         near = abs(share - 1) * rate <= ALLOWED * peak
         if near and abs(rounded - float(np.float32(rounded))) <= REPRESENTED * rounded:

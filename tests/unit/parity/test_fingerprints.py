@@ -1,4 +1,4 @@
-"""Fingerprints of examples: the same however an example is laid out, others for other examples."""
+"""Fingerprints are equal for every layout of an example and differ between examples."""
 
 import numpy as np
 from hypothesis import assume, given, settings
@@ -17,7 +17,7 @@ def of(array: np.ndarray) -> list[int]:
 
 @settings(max_examples=100, deadline=None)
 @given(IMAGES)
-def test_layout_and_dtype_of_an_example_make_no_difference(images: np.ndarray) -> None:
+def test_layout_and_dtype_do_not_change_the_fingerprint(images: np.ndarray) -> None:
     expected = of(images)
     assert len(expected) == len(images)
     assert of(np.moveaxis(images, 1, -1)) == expected
@@ -28,25 +28,25 @@ def test_layout_and_dtype_of_an_example_make_no_difference(images: np.ndarray) -
 
 @settings(max_examples=100, deadline=None)
 @given(arrays.arrays("int16", (6, 3)), st.sampled_from(["int64", "uint16", "float32", "float64"]))
-def test_numbers_are_known_in_any_dtype_that_holds_them(tokens: np.ndarray, dtype: str) -> None:
+def test_integers_have_one_fingerprint_in_every_dtype_that_holds_them(tokens: np.ndarray, dtype: str) -> None:
     tokens = np.abs(tokens.astype("int64"))
     assert of(tokens.astype(dtype)) == of(tokens)
 
 
 @settings(max_examples=200, deadline=None)
 @given(arrays.arrays("float32", (2, 4), elements=NUMBERS))
-def test_other_examples_have_other_fingerprints(examples: np.ndarray) -> None:
+def test_different_examples_have_different_fingerprints(examples: np.ndarray) -> None:
     assume(not np.array_equal(*examples))
     assert len(set(of(examples))) == 2
     images = examples.reshape(2, 2, 2)
     assert len(set(of(images))) == 2 - np.array_equal(*np.sort(examples, axis=1))
 
 
-def test_the_same_tokens_in_another_order_are_another_example() -> None:
+def test_the_order_of_tokens_changes_the_fingerprint() -> None:
     assert len(set(of(np.array([[1, 2, 3], [3, 2, 1], [1, 3, 2]])))) == 3
 
 
-def test_the_smallest_change_of_one_pixel_is_seen() -> None:
+def test_the_smallest_change_of_one_pixel_changes_the_fingerprint() -> None:
     images = np.repeat(np.random.default_rng(0).normal(size=(1, 3, 8, 8)).astype("float32"), 193, axis=0)
     for changed in range(192):
         pixel = images[changed].reshape(-1)[changed : changed + 1]
@@ -54,7 +54,7 @@ def test_the_smallest_change_of_one_pixel_is_seen() -> None:
     assert len(set(of(images))) == 193
 
 
-def test_thousands_of_labels_and_of_sparse_rows_do_not_meet() -> None:
+def test_labels_and_sparse_rows_do_not_collide() -> None:
     labels = np.arange(100_000)
     assert len(set(of(labels))) == len(labels)
     sparse = np.zeros((2000, 8), "float32")
@@ -64,7 +64,7 @@ def test_thousands_of_labels_and_of_sparse_rows_do_not_meet() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(IMAGES, st.integers(1, 4))
-def test_micro_batches_are_one_batch(images: np.ndarray, pieces: int) -> None:
+def test_micro_batches_have_the_fingerprints_of_the_whole_batch(images: np.ndarray, pieces: int) -> None:
     batch = {"x": images, "y": np.arange(len(images))}
     cut = [
         {name: parts[piece] for name, parts in {n: np.array_split(a, pieces) for n, a in batch.items()}.items()}
@@ -74,22 +74,22 @@ def test_micro_batches_are_one_batch(images: np.ndarray, pieces: int) -> None:
         assert np.array_equal(fingerprints(cut)[name], expected)
 
 
-def test_each_entry_has_its_own_and_the_order_of_examples_shows() -> None:
+def test_fingerprints_follow_entries_and_the_order_of_examples() -> None:
     batch = {"x": np.array([[1.0], [2.0]]), "y": np.array([1, 2])}
-    found = fingerprints([batch])
-    assert found.keys() == {"x", "y"}
+    result = fingerprints([batch])
+    assert result.keys() == {"x", "y"}
     turned = fingerprints([{name: array[::-1] for name, array in batch.items()}])
-    assert all(np.array_equal(turned[name], found[name][::-1]) for name in found)
-    assert not np.array_equal(turned["x"], found["x"])
+    assert all(np.array_equal(turned[name], result[name][::-1]) for name in result)
+    assert not np.array_equal(turned["x"], result["x"])
 
 
-def test_ids_are_taken_at_their_word() -> None:
+def test_ids_replace_fingerprints() -> None:
     batches = [{"ids": np.array([7, 2]), "x": np.zeros(2)}, {"ids": np.array([5, 2]), "x": np.ones(2)}]
-    found = fingerprints(batches)
-    assert {name: array.tolist() for name, array in found.items()} == {"ids": [7, 2, 5, 2]}
+    result = fingerprints(batches)
+    assert {name: array.tolist() for name, array in result.items()} == {"ids": [7, 2, 5, 2]}
 
 
-def test_numbers_beyond_float32_are_no_trouble() -> None:
+def test_numbers_beyond_float32_are_hashed_without_a_warning() -> None:
     assert of(np.array([np.finfo("float64").min, 1.0])) == of(np.array([-np.inf, 1.0]))
     assert len(set(of(np.array([np.nan, 0.0, np.inf])))) == 3
 

@@ -1,4 +1,4 @@
-"""Port files: what a user writes, and what is said of one that cannot be used."""
+"""Port files: loading them, and the one-line errors for bad ones."""
 
 from pathlib import Path
 from typing import Any
@@ -37,11 +37,11 @@ def port(**changes: Any) -> Port:
     return Port(**fields | changes)
 
 
-def test_a_file_becomes_a_port(tmp_path: Path) -> None:
-    found = load_port(write(tmp_path, FILE))
-    assert (found.torch_model(), found.flax_model()) == ("a torch module", "a flax module")
-    assert (found.optimizer, found.accumulation_steps) == ("adam", 2)
-    first, second = found.micro_batches(step=3, rank=1)
+def test_load_port_reads_the_fields_from_the_file(tmp_path: Path) -> None:
+    loaded = load_port(write(tmp_path, FILE))
+    assert (loaded.torch_model(), loaded.flax_model()) == ("a torch module", "a flax module")
+    assert (loaded.optimizer, loaded.accumulation_steps) == ("adam", 2)
+    first, second = loaded.micro_batches(step=3, rank=1)
     assert {name: array.tolist() for name, array in first.items()} == {"x": [3, 3], "y": [1, 1]}
     assert first.keys() == second.keys()
 
@@ -66,7 +66,7 @@ def test_a_file_becomes_a_port(tmp_path: Path) -> None:
         (("accumulation_steps = 2", "1 / 0"), "line 11: ZeroDivisionError: division by zero"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_one_line(change: tuple[str, str], message: str, tmp_path: Path) -> None:
+def test_a_bad_file_is_reported_in_one_line(change: tuple[str, str], message: str, tmp_path: Path) -> None:
     assert change[0] in FILE
     path = write(tmp_path, FILE.replace(*change))
     with pytest.raises(InputError) as caught:
@@ -75,7 +75,7 @@ def test_a_file_that_cannot_be_used_is_one_line(change: tuple[str, str], message
     assert "\n" not in str(caught.value)
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported_by_name(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"none\.py: no such file$"):
         load_port(tmp_path / "none.py")
     (tmp_path / "port.txt").write_text(FILE)
@@ -96,7 +96,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_fields_that_do_not_fit_each_other_are_refused(changes: dict[str, Any], message: str) -> None:
+def test_contradictory_fields_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=f"^{message}"):
         port(**changes)
     port(optimizer=TrainConfig(optimizer="sgd", lr=0.1))
@@ -116,6 +116,6 @@ def test_fields_that_do_not_fit_each_other_are_refused(changes: dict[str, Any], 
         ({"x": np.zeros(3)}, r"accumulation_steps 2: must divide the 3 examples of batch\(0, 1\)"),
     ],
 )
-def test_batches_that_cannot_be_used_are_refused(batch: Any, message: str) -> None:
+def test_bad_batches_are_refused(batch: Any, message: str) -> None:
     with pytest.raises(InputError, match=f"^{message}"):
         port(batch=lambda step, rank: batch, accumulation_steps=2).micro_batches(0, 1)

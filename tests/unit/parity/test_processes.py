@@ -1,4 +1,4 @@
-"""Child processes that raise, die or hang: who it was, where it was, and nothing of them left."""
+"""Child processes that raise, die or hang are reported with their activity, and nothing of them is left."""
 
 import multiprocessing
 import os
@@ -20,7 +20,7 @@ PATIENT = 60.0  # longer than a child takes to start on a busy machine
 
 
 def serve(connection: Connection) -> None:
-    """Answers (what to do, with what) until None comes, as the children of a check do."""
+    """Run jobs (name, argument) until None arrives, as the children of a check do."""
     while (job := connection.recv()) is not None:
         what, argument = job
         with reported(connection, str(argument)):
@@ -33,7 +33,7 @@ def load(path: Path) -> None:
 
 
 def work_on(words: int, connection: Connection) -> None:
-    """Says a word every half second, and is done after so many."""
+    """Send a message every half second, and an answer after `words` of them."""
     for word in range(words):
         connection.send(("at", f"word {word}"))
         time.sleep(0.5)
@@ -82,7 +82,7 @@ def failure(children: list[Child], *jobs: Any, timeout: float = PATIENT) -> Chil
     return caught.value
 
 
-def test_answers_come_in_the_order_of_the_children_and_they_stay_for_more() -> None:
+def test_answers_come_in_the_order_of_the_children_which_take_further_jobs() -> None:
     with serving(3) as children:
         assert asked(children, ("sleep", 0.3), ("answer", "b"), ("answer", "c")) == [None, "b", "c"]
         assert asked(children, *[("answer", number) for number in range(3)]) == [0, 1, 2]
@@ -93,7 +93,7 @@ def test_answers_come_in_the_order_of_the_children_and_they_stay_for_more() -> N
             assert child.died() == "ended with exit code 0"
 
 
-def test_one_that_raises_says_where_in_the_file_and_answers_again(tmp_path: Path) -> None:
+def test_a_child_that_raises_reports_the_line_and_takes_further_jobs(tmp_path: Path) -> None:
     path = tmp_path / "port.py"
     path.write_text("def f():\n    raise KeyError('gone')\n\nf()\n")
     with serving() as children:
@@ -116,18 +116,18 @@ def test_one_that_raises_says_where_in_the_file_and_answers_again(tmp_path: Path
     ],
     ids=["exit", "killed", "segmentation fault"],
 )
-def test_one_that_dies_says_of_what(job: Any, what: str) -> None:
+def test_the_cause_of_a_childs_death_is_reported(job: Any, what: str) -> None:
     with serving() as children:
         error = failure(children, job)
         assert (error.child, error.where, error.what, error.trace) == ("child 0", f"doing {job[0]}", what, "")
-        children[0].give(("answer", 1))  # to a dead one
+        children[0].give(("answer", 1))  # to a dead child
         with pytest.raises(ChildError, match=what):
             answers(children, PATIENT)
 
 
-def test_one_that_hangs_is_told_when_its_time_is_over() -> None:
+def test_a_hanging_child_is_reported_after_the_timeout() -> None:
     with serving(3) as children:
-        asked(children, *[("answer", None)] * 3)  # they are up
+        asked(children, *[("answer", None)] * 3)  # they have started
         began = time.monotonic()
         error = failure(children, ("sleep", 1000), ("answer", 1), ("sleep", 1000), timeout=1.0)
         assert 0.9 < time.monotonic() - began < 20
@@ -136,19 +136,19 @@ def test_one_that_hangs_is_told_when_its_time_is_over() -> None:
 
 
 @pytest.mark.large
-def test_a_word_now_and_then_is_a_sign_of_life() -> None:
+def test_every_message_restarts_the_timeout() -> None:
     with serving(1, work_on, (4,)) as children:
         began = time.monotonic()
         assert answers(children, timeout=PATIENT) == [4]
         assert children[0].where == "word 3"
     with serving(1, work_on, (4,)) as children:
-        children[0].connection.recv()  # it is up
-        assert answers(children, timeout=1.5) == [4]  # which is less than it takes, and more than between two words
+        children[0].connection.recv()  # it has started
+        assert answers(children, timeout=1.5) == [4]  # shorter than the job, longer than the time between messages
     assert time.monotonic() - began > 1.5
 
 
 @pytest.mark.large
-def test_of_several_that_fail_the_first_is_told_and_who_waits_for_it_is_not_waited_for(tmp_path: Path) -> None:
+def test_the_first_of_several_failures_is_reported_without_waiting_for_the_other_children(tmp_path: Path) -> None:
     path = tmp_path / "port.py"
     path.write_text("1 / 0\n")
     with serving(3) as children:
@@ -159,21 +159,21 @@ def test_of_several_that_fail_the_first_is_told_and_who_waits_for_it_is_not_wait
         assert time.monotonic() - began < PATIENT / 2
 
 
-def test_ctrl_c_is_the_parents_business() -> None:
+def test_children_ignore_ctrl_c() -> None:
     with serving() as children:
         asked(children, ("answer", None))
         assert asked(children, ("stop", signal.SIGINT)) == [None]
         assert asked(children, ("answer", 1)) == [1]
 
 
-def test_a_child_whose_parent_is_gone_ends_by_itself() -> None:
+def test_a_child_ends_when_its_connection_closes() -> None:
     with serving() as children:
         asked(children, ("answer", None))
         children[0].connection.close()
         assert children[0].died() == "ended with exit code 0"
 
 
-def test_its_work_may_start_processes_and_none_of_them_stays(tmp_path: Path) -> None:
+def test_processes_that_a_job_starts_end_with_the_child(tmp_path: Path) -> None:
     with serving() as children:
         assert asked(children, ("ask another", None)) == [5]
         asked(children, ("start", tmp_path / "pid"))
@@ -200,7 +200,7 @@ def test_a_child_that_hangs_ends_with_its_parent(tmp_path: Path) -> None:
 
 
 def gone(pid: int) -> bool:
-    """Whether a process ends within a while; nobody may have taken notice of its end yet."""
+    """Return whether a process ends within `PATIENT` seconds; a zombie counts as ended."""
     deadline = time.monotonic() + PATIENT
     while time.monotonic() < deadline:
         try:
@@ -212,6 +212,6 @@ def gone(pid: int) -> bool:
     return False
 
 
-def test_what_cannot_be_sent_is_an_error_here(tmp_path: Path) -> None:
+def test_a_job_that_cannot_be_pickled_raises_in_the_parent(tmp_path: Path) -> None:
     with serving() as children, pytest.raises(Exception, match="pickle"):
         children[0].give(("answer", lambda: 1))

@@ -1,4 +1,4 @@
-"""What a run has shown goes into files and comes back bit by bit, a stage at a time."""
+"""Records are written to files and read back bit by bit, a stage at a time."""
 
 import gc
 import tempfile
@@ -17,7 +17,7 @@ from jaxddp.parity.records import Lazy, Record, Records, RecordWriter, Scratch
 DTYPES = st.sampled_from(["float64", "float32", "int64", "int32", "uint64", "bool"])
 TENSORS = arrays.arrays(DTYPES, arrays.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3))
 NAMES = st.text("ab.|:_ é", min_size=1, max_size=6)
-STAGES = st.text("ab_", min_size=1, max_size=4)  # one may be how another begins
+STAGES = st.text("ab_", min_size=1, max_size=4)  # one may be a prefix of another
 RECORDS = st.dictionaries(STAGES, st.dictionaries(NAMES, TENSORS, max_size=3), max_size=4)
 
 
@@ -34,41 +34,41 @@ def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(RECORDS)
-def test_a_record_comes_back_bit_by_bit(record: Record) -> None:
+def test_a_record_is_read_back_bit_by_bit(record: Record) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        found = Records([written(Path(folder), record, step=1)])[0]
-        assert found.notes == {"step": 1}
-        assert list(found) == list(record) and len(found) == len(record)
+        stored = Records([written(Path(folder), record, step=1)])[0]
+        assert stored.notes == {"step": 1}
+        assert list(stored) == list(record) and len(stored) == len(record)
         for stage, tensors in record.items():
-            assert found[stage].keys() == tensors.keys()
-            assert all(same_bits(found[stage][name], value) for name, value in tensors.items())
+            assert stored[stage].keys() == tensors.keys()
+            assert all(same_bits(stored[stage][name], value) for name, value in tensors.items())
 
 
-def test_arrays_that_lie_otherwise_in_memory_come_back_too(tmp_path: Path) -> None:
+def test_arrays_that_are_not_contiguous_are_read_back(tmp_path: Path) -> None:
     x = np.arange(24.0).reshape(2, 3, 4)
     views = {"turned": x.T, "every second": x[:, ::2], "of one number": np.broadcast_to(np.float64(2), (3, 2))}
-    found = Records([written(tmp_path, {"params": views})])[0]["params"]
-    assert all(np.array_equal(found[name], value) for name, value in views.items())
+    stored = Records([written(tmp_path, {"params": views})])[0]["params"]
+    assert all(np.array_equal(stored[name], value) for name, value in views.items())
 
 
-def test_a_stage_that_is_not_there_is_a_key_error(tmp_path: Path) -> None:
-    found = Records([written(tmp_path, {"local_loss": {"loss": np.ones(1)}, "spread": {}})])[0]
-    assert found["spread"] == {} and "loss" not in found and found.get("local") is None
+def test_a_missing_stage_is_a_key_error(tmp_path: Path) -> None:
+    record = Records([written(tmp_path, {"local_loss": {"loss": np.ones(1)}, "spread": {}})])[0]
+    assert record["spread"] == {} and "loss" not in record and record.get("local") is None
     with pytest.raises(KeyError, match="local"):
-        found["local"]
+        record["local"]
 
 
-def test_stages_of_each_rank_are_stacked_and_others_are_rank_0s(tmp_path: Path) -> None:
+def test_stacked_stages_hold_every_rank_and_others_rank_0(tmp_path: Path) -> None:
     for rank in range(3):
         record = {"local_loss": {"loss": np.float64(rank)}, "params": {"w": np.full(2, rank)}}
         written(tmp_path / str(rank), record, rank=rank)
-    found = Records([tmp_path / str(rank) for rank in range(3)], stacked=("local_loss",))[0]
-    assert found["local_loss"]["loss"].tolist() == [0.0, 1.0, 2.0]
-    assert found["params"]["w"].tolist() == [0, 0]
-    assert found.notes == {"rank": 0}
+    stored = Records([tmp_path / str(rank) for rank in range(3)], stacked=("local_loss",))[0]
+    assert stored["local_loss"]["loss"].tolist() == [0.0, 1.0, 2.0]
+    assert stored["params"]["w"].tolist() == [0, 0]
+    assert stored.notes == {"rank": 0}
 
 
-def test_only_steps_that_all_ranks_have_written_whole_count(tmp_path: Path) -> None:
+def test_only_steps_that_every_rank_has_written_are_counted(tmp_path: Path) -> None:
     ranks = [tmp_path / "0", tmp_path / "1"]
     records, writer = Records(ranks), RecordWriter(ranks[0])
     written(ranks[1], *[{"params": {"w": np.ones(1)}}] * 3)
@@ -81,7 +81,7 @@ def test_only_steps_that_all_ranks_have_written_whole_count(tmp_path: Path) -> N
         records[1]
 
 
-def test_a_record_that_is_being_written_is_none_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_half_written_record_is_not_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def save_half(tensors: object, path: Path, metadata: object) -> None:
         path.write_bytes(b"half a reco")
         raise OSError("no space left")
@@ -92,7 +92,7 @@ def test_a_record_that_is_being_written_is_none_yet(tmp_path: Path, monkeypatch:
     assert list(tmp_path.iterdir()) and len(Records([tmp_path])) == 0
 
 
-def test_a_long_run_is_never_held_whole(tmp_path: Path) -> None:
+def test_a_long_run_is_never_held_in_memory_as_a_whole(tmp_path: Path) -> None:
     size, steps = 100_000, 20  # 0.8 MB a record, 16 MB in all
     tracemalloc.start()
     try:
@@ -108,13 +108,13 @@ def test_a_long_run_is_never_held_whole(tmp_path: Path) -> None:
     assert most < 6 * 8 * size  # measured: 3 arrays at once
 
 
-def test_what_is_damaged_is_not_taken_for_a_record(tmp_path: Path) -> None:
+def test_a_damaged_file_raises(tmp_path: Path) -> None:
     (written(tmp_path, {"params": {"w": np.ones(4)}}) / "000000.safetensors").write_bytes(b"not a record")
     with pytest.raises(SafetensorError, match="header"):
         Records([tmp_path])[0]
 
 
-def test_items_are_made_anew_whenever_they_are_asked_for() -> None:
+def test_lazy_items_are_made_at_each_access() -> None:
     made: list[int] = []
 
     def make(index: int) -> int:
@@ -130,7 +130,7 @@ def test_items_are_made_anew_whenever_they_are_asked_for() -> None:
             lazy[beyond]
 
 
-def test_a_scratch_folder_lives_as_long_as_what_was_read_from_it() -> None:
+def test_a_scratch_folder_lives_as_long_as_its_records() -> None:
     scratch = Scratch()
     path = scratch.path
     records = Records([written(path / "rank0", {"params": {"w": np.ones(1)}})], owner=scratch)
@@ -142,7 +142,7 @@ def test_a_scratch_folder_lives_as_long_as_what_was_read_from_it() -> None:
     assert not path.exists()
 
 
-def test_notes_that_json_cannot_hold_are_refused_and_leave_no_file(tmp_path: Path) -> None:
+def test_notes_that_json_cannot_hold_leave_no_file(tmp_path: Path) -> None:
     writer = RecordWriter(tmp_path)
     with pytest.raises(TypeError, match="JSON serializable"):
         writer.write({"params": {"w": np.ones(1)}}, groups=object())

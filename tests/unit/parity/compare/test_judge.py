@@ -1,4 +1,4 @@
-"""Each stage is judged by what it was given: a fault shows at its own stage, and not at those that follow."""
+"""Each stage is judged by its inputs, so a fault shows at its own stage and not at those that follow."""
 
 import copy
 import math
@@ -19,7 +19,7 @@ CLIPPED = Facts(clip_grad_norm=CLIP)
 
 
 class Shown(dict[str, Any]):
-    """A record that is not in a file."""
+    """A record in memory, with notes."""
 
     notes: dict[str, Any]
 
@@ -29,7 +29,7 @@ def tensors(rng: np.random.Generator, *leading: int) -> dict[str, np.ndarray]:
 
 
 def reference(facts: Facts) -> list[Shown]:
-    """What torch might have shown, each stage made of the one before."""
+    """Make records of a torch run, each stage computed from the one before."""
     rng = np.random.default_rng(0)
     records = []
     for step in range(STEPS):
@@ -53,10 +53,10 @@ def reference(facts: Facts) -> list[Shown]:
 
 
 def forced(theirs: list[Shown]) -> list[Shown]:
-    """What a right jax shows of it."""
+    """Make the records of a jax run that is equal to torch's."""
     records = copy.deepcopy(theirs)
     for record in records:
-        del record["buffers"]["bn.num_batches_tracked"]  # flax's own BatchNorm has none
+        del record["buffers"]["bn.num_batches_tracked"]  # flax's BatchNorm has none
         state = record["optimizer_state"]
         record["optimizer_state"] = {key.replace("exp_avg", "mu"): value for key, value in state.items()}
         record |= {"spread": {}, "hyperparameters": {"learning_rate": np.float32(0.1), "decay": np.float32(3)}}
@@ -68,7 +68,7 @@ def judged(theirs: list[Shown], ours: list[Shown], facts: Facts, optimizer: str 
 
 
 def ruled(change: Any = None, facts: Facts = CLIPPED) -> Judgement:
-    """The judgement on a run that is right, but for what `change` does to each of its records."""
+    """Judge a run that equals torch's except for what `change(record, step)` does to its records."""
     theirs = reference(facts)
     ours = forced(theirs)
     for step, record in enumerate(ours):
@@ -77,10 +77,10 @@ def ruled(change: Any = None, facts: Facts = CLIPPED) -> Judgement:
     return judged(theirs, ours, facts)
 
 
-def test_what_is_equal_differs_nowhere() -> None:
-    found = ruled()
-    assert not found.first
-    results = found.results()
+def test_equal_runs_differ_in_no_stage() -> None:
+    judgement = ruled()
+    assert not judgement.first
+    results = judgement.results()
     assert list(results) == [stage for stage in ALLOWED if stage in results] and results.keys() == ALLOWED.keys()
     for stage, result in results.items():
         assert len(result.residuals) == STEPS
@@ -99,7 +99,7 @@ def test_what_is_equal_differs_nowhere() -> None:
         ("clipped_gradients", "fc.bias"),
     ],
 )
-def test_a_stage_that_differs_is_located_and_no_other(stage: str, tensor: str) -> None:
+def test_only_the_stage_that_differs_is_located(stage: str, tensor: str) -> None:
     def change(record: Shown, step: int) -> None:
         record[stage][tensor] = record[stage][tensor] + (1e-9 if step > 0 else 1e-15)
 
@@ -109,35 +109,35 @@ def test_a_stage_that_differs_is_located_and_no_other(stage: str, tensor: str) -
     assert 1e-10 < first[stage].residual < 1e-7
 
 
-def test_gradients_that_are_summed_are_the_reductions_fault_alone() -> None:
+def test_summed_gradients_are_a_fault_of_the_reduction_only() -> None:
     def change(record: Shown, step: int) -> None:
         record["gradients"] = {name: 2 * value for name, value in record["gradients"].items()}
         record["clipped_gradients"] = clip(record["gradients"], CLIP)
 
-    found = ruled(change)
-    assert found.first.keys() == {"gradients"}
-    assert found.first["gradients"].step == 1
-    assert max(found.residuals["clipped_gradients"][0].values()) > 1e-7  # plainly they differ from torch's, by eps
+    judgement = ruled(change)
+    assert judgement.first.keys() == {"gradients"}
+    assert judgement.first["gradients"].step == 1
+    assert max(judgement.residuals["clipped_gradients"][0].values()) > 1e-7  # they differ from torch's by the epsilon
 
 
-def test_wrong_local_gradients_excuse_the_mean_of_them() -> None:
+def test_the_mean_of_wrong_local_gradients_counts_as_right() -> None:
     def change(record: Shown, step: int) -> None:
         local = record["local_gradients"]
         local["fc.weight"] = 1.001 * local["fc.weight"]
         record["gradients"] = {name: value.mean(0) for name, value in local.items()}
         record["clipped_gradients"] = clip(record["gradients"], CLIP)
 
-    found = ruled(change)
-    assert found.first.keys() == {"local_gradients"}
-    assert max(found.residuals["gradients"][0].values()) > 1e-4
-    # Where one replica alone has its gradient wrong it is the same.
+    judgement = ruled(change)
+    assert judgement.first.keys() == {"local_gradients"}
+    assert max(judgement.residuals["gradients"][0].values()) > 1e-4
+    # The same holds if only one replica's gradient is wrong.
     assert ruled(lambda record, step: record["local_gradients"]["fc.bias"].__imul__([[1.0], [1.1]])).first.keys() == {
         "local_gradients",
-        "gradients",  # which here are torch's, and not the mean of what is shown
+        "gradients",  # torch's here, not the mean of the local ones
     }
 
 
-def test_replicas_with_other_examples_are_not_asked_for_the_same_gradients() -> None:
+def test_replicas_with_other_examples_are_not_compared() -> None:
     def change(record: Shown, step: int) -> None:
         if step == 1:
             record["samples"]["x"][1] += 100
@@ -147,21 +147,22 @@ def test_replicas_with_other_examples_are_not_asked_for_the_same_gradients() -> 
             record["gradients"] = {name: value.mean(0) for name, value in record["local_gradients"].items()}
             record["clipped_gradients"] = clip(record["gradients"], CLIP)
 
-    found = ruled(change)
-    assert found.first.keys() == {"samples"}
-    assert (found.first["samples"].step, found.first["samples"].residual) == (2, 0.5)
-    assert max(found.residuals["local_loss"][1].values()) > 0.1  # it is shown all the same
+    judgement = ruled(change)
+    assert judgement.first.keys() == {"samples"}
+    assert (judgement.first["samples"].step, judgement.first["samples"].residual) == (2, 0.5)
+    assert max(judgement.residuals["local_loss"][1].values()) > 0.1  # the residual is still reported
 
     def also(record: Shown, step: int) -> None:
         change(record, step)
         record["local_loss"]["loss"][0] += 1e-3 if step == 1 else 0
 
     assert ruled(also).first.keys() == {"samples", "local_loss"}
-    in_total = Facts(clip_grad_norm=CLIP, loss_normalization="global")  # each divides by what the others have
+    # With a global mean every replica's gradient depends on the others' counts.
+    in_total = Facts(clip_grad_norm=CLIP, loss_normalization="global")
     assert ruled(also, in_total).first.keys() == {"samples"}
 
 
-def test_replicas_that_differ_are_found_at_the_stage_that_parts_them() -> None:
+def test_replicas_that_drift_apart_are_located_at_the_first_such_stage() -> None:
     def drift(*stages: str) -> Any:
         def change(record: Shown, step: int) -> None:
             if step == 1:
@@ -179,7 +180,7 @@ def test_replicas_that_differ_are_found_at_the_stage_that_parts_them() -> None:
     assert ruled(drift("gradients", "params")).first.keys() == {"gradients"}
 
 
-def test_what_a_port_does_not_show_is_not_judged() -> None:
+def test_stages_that_a_port_does_not_show_are_not_judged() -> None:
     def hide(*stages: str) -> Any:
         return lambda record, step: [record.pop(stage) for stage in stages]
 
@@ -191,7 +192,7 @@ def test_what_a_port_does_not_show_is_not_judged() -> None:
     assert "clipped_gradients" not in ruled(None, Facts()).results()
 
 
-def test_a_step_of_ones_own_is_judged_by_what_its_loss_alone_says() -> None:
+def test_a_flax_steps_local_stages_are_judged_by_the_loss_alone() -> None:
     own = Facts(clip_grad_norm=CLIP, own_step=True)
 
     def change(record: Shown, step: int) -> None:
@@ -200,13 +201,13 @@ def test_a_step_of_ones_own_is_judged_by_what_its_loss_alone_says() -> None:
         record["local_gradients"] = {name: 3 * value for name, value in record["local_gradients"].items()}
         record["update"] = {name: 2 * value for name, value in record["update"].items()}
 
-    found = ruled(change, own)
-    assert found.first.keys() == {"own_local_gradients"}  # the update is judged elsewhere, by what it was given
-    assert max(found.residuals["local_gradients"][0].values()) > 0.1
-    assert "own_local_gradients" not in found.results()
+    judgement = ruled(change, own)
+    assert judgement.first.keys() == {"own_local_gradients"}  # the diagnosis judges the update by its inputs
+    assert max(judgement.residuals["local_gradients"][0].values()) > 0.1
+    assert "own_local_gradients" not in judgement.results()
 
 
-def test_parameters_without_a_gradient_are_zeros() -> None:
+def test_zero_gradients_of_jax_equal_missing_ones_of_torch() -> None:
     def change(record: Shown, step: int) -> None:
         for stage in ("local_gradients", "gradients", "clipped_gradients"):
             shape = (RANKS, 4) if stage == "local_gradients" else (4,)
@@ -216,12 +217,12 @@ def test_parameters_without_a_gradient_are_zeros() -> None:
 
 
 def test_hyperparameters_are_compared_where_both_show_them() -> None:
-    found = ruled(lambda record, step: record["hyperparameters"].update(learning_rate=np.float32(0.1001)))
-    assert found.first["hyperparameters"].tensor == "learning_rate"
-    assert found.first["hyperparameters"].residual == pytest.approx(1e-3, rel=1e-3)
+    judgement = ruled(lambda record, step: record["hyperparameters"].update(learning_rate=np.float32(0.1001)))
+    assert judgement.first["hyperparameters"].tensor == "learning_rate"
+    assert judgement.first["hyperparameters"].residual == pytest.approx(1e-3, rel=1e-3)
 
 
-def test_the_update_is_allowed_what_subtracting_parameters_costs() -> None:
+def test_the_tolerance_of_updates_includes_the_rounding_of_parameters() -> None:
     facts = Facts()
     theirs = reference(facts)
     for record in theirs:
@@ -229,31 +230,31 @@ def test_the_update_is_allowed_what_subtracting_parameters_costs() -> None:
     ours = forced(theirs)
     rounding = 1e-10 * float(np.linalg.norm([*map(np.linalg.norm, theirs[0]["update"].values())]))
     ours[0]["update"]["fc.bias"][0] += rounding
-    found = judged(theirs, ours, facts)
-    result = found.results()["update"]
-    assert not found.first
-    assert ALLOWED["update"] < result.residuals[0] <= result.allowed == found.allowed("update")
+    judgement = judged(theirs, ours, facts)
+    result = judgement.results()["update"]
+    assert not judgement.first
+    assert ALLOWED["update"] < result.residuals[0] <= result.allowed == judgement.allowed("update")
 
 
-def test_what_is_no_number_differs_unless_torch_has_it_too() -> None:
-    found = ruled(lambda record, step: record["local_loss"]["loss"].__setitem__(0, math.nan))
-    assert found.first["local_loss"].residual == math.inf
+def test_nan_differs_unless_torch_has_nan_too() -> None:
+    judgement = ruled(lambda record, step: record["local_loss"]["loss"].__setitem__(0, math.nan))
+    assert judgement.first["local_loss"].residual == math.inf
     theirs = reference(Facts())
     theirs[0]["local_loss"]["loss"][0] = math.nan
     assert not judged(theirs, forced(theirs), Facts()).first
 
 
-def test_only_steps_that_both_have_taken_are_compared() -> None:
+def test_only_steps_that_both_sides_have_taken_are_compared() -> None:
     theirs = reference(Facts())
-    found = judged(theirs, forced(theirs)[:2], Facts())
-    assert {len(result.residuals) for result in found.results().values()} == {2}
+    judgement = judged(theirs, forced(theirs)[:2], Facts())
+    assert {len(result.residuals) for result in judgement.results().values()} == {2}
     assert not judged(theirs, [], Facts()).results()
 
 
 @pytest.mark.parametrize(
     ("kind", "jax", "optimizer"), [("momentum_buffer", "trace", "SGD"), ("exp_avg_sq", "nu", "Adam")]
 )
-def test_optimizer_states_are_known_under_their_other_names(kind: str, jax: str, optimizer: str) -> None:
+def test_optimizer_states_are_matched_under_both_names(kind: str, jax: str, optimizer: str) -> None:
     theirs = reference(Facts())
     ours = forced(theirs)
     for record, other in zip(theirs, ours, strict=True):
@@ -262,13 +263,13 @@ def test_optimizer_states_are_known_under_their_other_names(kind: str, jax: str,
     assert not judged(theirs, ours, Facts(), optimizer).first
     ours[1]["optimizer_state"][f"{jax}:fc.bias"] *= 1.01
     assert judged(theirs, ours, Facts(), optimizer).first["optimizer_state"].step == 2
-    # RMSprop keeps its buffer in other units in either framework.
+    # The frameworks store RMSprop's buffer in different units.
     of_rmsprop = judged(theirs, ours, Facts(), "RMSprop").results()
     assert ("optimizer_state" in of_rmsprop) == (kind != "momentum_buffer")
 
 
 @pytest.mark.parametrize("scale", [0.1, 10.0])
-def test_clipping_is_torchs(scale: float) -> None:
+def test_clip_equals_torchs_clip_grad_norm(scale: float) -> None:
     gradients = {name: scale * value for name, value in tensors(np.random.default_rng(1)).items()}
     parameters = [torch.zeros(value.shape, dtype=torch.float64, requires_grad=True) for value in gradients.values()]
     for parameter, value in zip(parameters, gradients.values(), strict=True):
@@ -283,7 +284,7 @@ def test_clipping_is_torchs(scale: float) -> None:
     [
         (float(np.float32(0.1)) / 0.1, True),
         (float(np.nextafter(np.float32(0.1), np.float32(1))) / 0.1, True),
-        (1 + 1.5e-8, False),  # the times something of clipping by the norm alone, say
+        (1 + 1.5e-8, False),  # clipping without the epsilon, say
         (float(np.float32(0.1001)) / 0.1, False),  # another rate
     ],
     ids=["float32", "next float32", "no float32", "another rate"],

@@ -1,4 +1,4 @@
-"""Where two forward passes part: calls of layers are listened to in both frameworks, and matched."""
+"""The calls of layers are recorded in both frameworks and matched; the first that differs is located."""
 
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,7 +21,7 @@ Arrays = dict[str, np.ndarray]
 
 
 def passed(folder: Path, outputs: Arrays, inputs: Arrays | None = None, **notes: Any) -> StoredRecord:
-    """A forward pass as it is recorded, its layers in the order of their calls."""
+    """Record a forward pass, the layers in the order of their calls."""
     calls = Calls()
     for name, made in outputs.items():
         calls.add(name, (inputs or {}).get(name), made)
@@ -38,12 +38,12 @@ X = np.arange(24.0).reshape(2, 3, 4)  # NCL
 TWINS = {"conv": "inner", "fc": "outer"}
 
 
-def test_layers_that_are_equal_in_another_layout_and_order_do_not_part(tmp_path: Path) -> None:
+def test_layers_equal_in_another_layout_and_order_are_equal(tmp_path: Path) -> None:
     flax = {"outer": X[:, 0] * (1 + 1e-14), "inner": np.moveaxis(X, 1, -1)}
     assert compared(tmp_path, {"conv": X, "fc": X[:, 0]}, flax, TWINS) is None
 
 
-def test_the_first_layer_in_torchs_order_that_differs_is_told(tmp_path: Path) -> None:
+def test_the_first_differing_layer_in_torchs_order_is_returned(tmp_path: Path) -> None:
     wrong = X.copy()
     wrong[1, 2, 3] += 0.5
     torch = {"conv": X, "fc": X, "head": X}
@@ -58,7 +58,7 @@ def test_the_first_layer_in_torchs_order_that_differs_is_told(tmp_path: Path) ->
     assert layer.input_residual == pytest.approx(1e-3)
 
 
-def test_a_layer_without_a_twin_is_passed_over(tmp_path: Path) -> None:
+def test_layers_without_a_twin_are_skipped(tmp_path: Path) -> None:
     torch = {"conv": X, "dropout": X, "fc": X}
     layer = compared(tmp_path, torch, {"inner": X, "outer": 2 * X}, TWINS)
     assert layer is not None
@@ -66,7 +66,7 @@ def test_a_layer_without_a_twin_is_passed_over(tmp_path: Path) -> None:
     assert compared(tmp_path / "none", torch, {"other": X}, TWINS) is None
 
 
-def test_outputs_of_other_shapes_differ_without_an_element(tmp_path: Path) -> None:
+def test_outputs_of_different_shapes_differ_without_an_element(tmp_path: Path) -> None:
     layer = compared(tmp_path, {"fc": X}, {"outer": X[:, :2]}, TWINS)
     assert layer is not None
     assert (layer.residual, layer.element, layer.shapes) == (np.inf, (), ((2, 2, 4), (2, 3, 4)))
@@ -86,7 +86,7 @@ def test_each_call_of_a_layer_is_compared_with_the_same_call(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_what_is_no_number_in_both_is_equal_and_in_one_differs(value: float, tmp_path: Path) -> None:
+def test_nan_and_infinity_are_equal_in_both_and_different_in_one(value: float, tmp_path: Path) -> None:
     masked = X.copy()
     masked[0, 1] = value
     assert compared(tmp_path / "both", {"fc": masked}, {"outer": masked.copy()}, TWINS) is None
@@ -99,16 +99,16 @@ def test_what_is_no_number_in_both_is_equal_and_in_one_differs(value: float, tmp
     assert zeros is None
 
 
-def test_channels_are_moved_only_where_that_fits() -> None:
+def test_channels_are_moved_only_where_the_shapes_require_it() -> None:
     assert in_torch_layout(X, X) is X
     moved = in_torch_layout(X, np.zeros((2, 4, 3)))
     assert moved is not None and np.array_equal(moved, np.moveaxis(X, -1, 1))
     assert in_torch_layout(X, np.zeros((4, 2, 3))) is None
-    assert in_torch_layout(X[0], np.zeros((4, 3))) is None  # two axes are no image
+    assert in_torch_layout(X[0], np.zeros((4, 3))) is None  # without channels
     cube = np.arange(54.0).reshape(2, 3, 3, 3)
     of_torch = np.moveaxis(cube, -1, 1) + 1e-3
-    for found in (cube, np.moveaxis(cube, -1, 1)):  # shapes alone would not tell
-        nearer = in_torch_layout(found, of_torch)
+    for of_flax in (cube, np.moveaxis(cube, -1, 1)):  # both shapes fit
+        nearer = in_torch_layout(of_flax, of_torch)
         assert nearer is not None and np.allclose(nearer, of_torch, atol=1e-2)
 
 
@@ -121,7 +121,7 @@ class TorchBlock(torch.nn.Module):
         return self.fc(self.fc(x)), 7
 
 
-def test_torch_modules_are_heard_inside_out_and_hooks_are_taken_away(tmp_path: Path) -> None:
+def test_torch_calls_are_recorded_inside_out_and_the_hooks_removed(tmp_path: Path) -> None:
     model, calls = TorchBlock(), Calls()
     x = torch.ones(2, 3)
     with ExitStack() as hooks, torch.no_grad():
@@ -137,27 +137,27 @@ def test_torch_modules_are_heard_inside_out_and_hooks_are_taken_away(tmp_path: P
 
 
 class Scaled(nnx.Linear):
-    def __call__(self, x: jax.Array) -> jax.Array:  # calls what it is made of, which is one call all the same
+    def __call__(self, x: jax.Array) -> jax.Array:  # with super().__call__, still one call
         return 2 * super().__call__(x)
 
 
 class FlaxBlock(nnx.Module):
     def __init__(self) -> None:
         self.fc = Scaled(3, 3, rngs=nnx.Rngs(0))
-        self.head = nnx.Linear(3, 3, rngs=nnx.Rngs(0))  # of the class that fc's is made from
+        self.head = nnx.Linear(3, 3, rngs=nnx.Rngs(0))  # the base class of fc
 
     def __call__(self, x: jax.Array) -> tuple[jax.Array, int]:
         return self.head(self.fc(self.fc(x))), 7
 
 
-def test_nnx_modules_are_heard_once_a_call_and_are_themselves_again_after(tmp_path: Path) -> None:
+def test_nnx_calls_are_recorded_once_each_and_the_classes_restored(tmp_path: Path) -> None:
     model, calls = FlaxBlock(), Calls()
     before = (Scaled.__call__, nnx.Linear.__call__)
     functional = Functional(model)
     with ExitStack() as stack:
         bound: Any = _listening_nnx(model, functional.params, functional.buffers, calls, stack)
         made, _ = bound(jax.numpy.ones((2, 3)))
-        model(jax.numpy.ones((2, 3)))  # another model of the same classes is not listened to
+        model(jax.numpy.ones((2, 3)))  # another model of the same classes is not recorded
     assert (Scaled.__call__, nnx.Linear.__call__) == before
     calls.write(tmp_path)
     record = Records([tmp_path])[0]
@@ -166,7 +166,7 @@ def test_nnx_modules_are_heard_once_a_call_and_are_themselves_again_after(tmp_pa
     assert np.array_equal(record["inputs"]["head"], record["outputs"]["fc (2)"])
 
 
-def test_a_layer_inside_compiled_code_is_passed_over(tmp_path: Path) -> None:
+def test_layers_inside_compiled_code_are_skipped(tmp_path: Path) -> None:
     model, calls = FlaxBlock(), Calls()
     functional = Functional(model)
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Rounding is judged by each side's own float64 run, and by how far the other side is from its."""
+"""Rounding is the distance of a float32 run from the same side's float64 run, and is compared between the sides."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ STEPS = 2
 
 
 def run(folder: Path, error: float = 0.0, stage: str = "", at: int = 0, factor: float = 1.0, **more: Any) -> Records:
-    """A run whose stages are ones, off by `error`; one stage at one step by `factor` times that."""
+    """Record a run whose stages are ones with a relative `error`, `factor` times as large in one stage at one step."""
     writer = RecordWriter(folder)
     for step in range(STEPS):
         record = {}
@@ -32,7 +32,7 @@ def compared(folder: Path, factor: float, side: str, own_step: bool = False, **m
     return compare_numerics((exact, jax), (exact, torch), own_step)
 
 
-def test_two_sides_that_round_alike_are_equal(tmp_path: Path) -> None:
+def test_two_sides_with_similar_rounding_are_equal(tmp_path: Path) -> None:
     results, differences = compared(tmp_path, 0.9 * ALLOWED, "jax")
     assert not differences and results.keys() == set(STAGES)
     expected = EPSILON * np.sqrt(12) / 4  # of the stage's norm, which is 4
@@ -42,21 +42,22 @@ def test_two_sides_that_round_alike_are_equal(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("side", ["jax", "torch"])
-def test_a_side_that_rounds_far_worse_is_named_with_step_and_tensor(side: str, tmp_path: Path) -> None:
+def test_a_side_that_rounds_far_worse_is_reported_with_step_and_tensor(side: str, tmp_path: Path) -> None:
     _, differences = compared(tmp_path, 1.3 * ALLOWED, side)
-    (found,) = differences
-    assert (found.stage, found.step, found.tensor, found.kind) == ("gradients", 2, "b", "numeric")
-    assert found.detail.startswith(f"in float32 {side} is")
-    assert found.cause is None and found.residual > found.allowed
+    (difference,) = differences
+    assert (difference.stage, difference.step, difference.tensor, difference.kind) == ("gradients", 2, "b", "numeric")
+    assert difference.detail.startswith(f"in float32 {side} is")
+    assert difference.cause is None and difference.residual > difference.allowed
 
 
-def test_distances_below_float32s_own_rounding_say_nothing(tmp_path: Path) -> None:
+def test_distances_below_float32_rounding_are_equal(tmp_path: Path) -> None:
     exact = run(tmp_path / "exact")
     lucky, usual = run(tmp_path / "lucky", 1e-12), run(tmp_path / "usual", EPSILON)
-    assert not compare_numerics((exact, usual), (exact, lucky), False)[1]  # 2e5 times as far, and near the truth
+    _, differences = compare_numerics((exact, usual), (exact, lucky), False)
+    assert not differences  # 2e5 times as far, yet within float32 rounding
 
 
-def test_an_update_is_excused_by_the_size_of_the_parameters(tmp_path: Path) -> None:
+def test_the_tolerance_of_updates_grows_with_the_parameters(tmp_path: Path) -> None:
     large = {"params": {"a": np.full(16, 1e3)}}
     exact, rounded = run(tmp_path / "exact", **large), run(tmp_path / "rounded", EPSILON, **large)
     worse = run(tmp_path / "worse", EPSILON, "update", 0, 100.0, **large)
@@ -66,12 +67,12 @@ def test_an_update_is_excused_by_the_size_of_the_parameters(tmp_path: Path) -> N
     assert compare_numerics((exact, worse), (exact, rounded), False)[1][0].stage == "update"
 
 
-def test_updates_of_a_step_of_ones_own_are_left_out(tmp_path: Path) -> None:
+def test_updates_of_a_flax_step_are_left_out(tmp_path: Path) -> None:
     results, _ = compared(tmp_path, 1.0, "jax", own_step=True)
     assert results.keys() == set(STAGES) - {"update"}
 
 
-def test_what_is_no_number_is_left_to_the_comparison_in_float64(tmp_path: Path) -> None:
+def test_runs_with_nan_are_not_compared_in_float32(tmp_path: Path) -> None:
     exact, rounded = run(tmp_path / "exact"), run(tmp_path / "rounded", EPSILON)
     broken = run(tmp_path / "broken", np.nan)
     assert compare_numerics((exact, broken), (exact, rounded), False) == ({}, [])
@@ -86,16 +87,16 @@ def test_stages_that_a_side_does_not_show_are_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("residual", "error", "expected"),
     [
-        (1e-11, EPSILON, True),  # in float32 the same sums part as float32 does
-        (1e-11, 1e-11, False),  # no larger in float32: another meaning
-        (1e-8, 1e-3, False),  # rounding in float64 is never so large
+        (1e-11, EPSILON, True),  # grows as float32 rounds
+        (1e-11, 1e-11, False),  # no larger in float32: a difference in meaning
+        (1e-8, 1e-3, False),  # too large for rounding in float64
     ],
 )
 def test_rounding_grows_in_float32_and_meaning_does_not(
     residual: float, error: float, expected: bool, tmp_path: Path
 ) -> None:
-    found = Difference("gradients", 2, "b", residual, 1e-12)
+    difference = Difference("gradients", 2, "b", residual, 1e-12)
     jax32, torch32 = run(tmp_path / "jax", error), run(tmp_path / "torch")
-    assert rounds_only(found, jax32, torch32) is expected
+    assert rounds_only(difference, jax32, torch32) is expected
     assert not rounds_only(Difference("samples", 2, "", residual, 0.0), jax32, torch32)
     assert not rounds_only(Difference("gradients", STEPS + 1, "b", residual, 1e-12), jax32, torch32)

@@ -1,4 +1,4 @@
-"""python -m jaxddp.parity.convert: files both ways, nothing lost, and a line for whatever does not fit."""
+"""python -m jaxddp.parity.convert: both ways, nothing lost, and one line for every kind of error."""
 
 import pickle
 import subprocess
@@ -67,7 +67,7 @@ MODELS = {
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working folder, with a port in it and its torch model's weights."""
+    """Change into a folder with a port and its torch model's weights."""
     monkeypatch.chdir(tmp_path)
     port = write_port()
     safetensors.torch.save_file(weights(port), "torch.safetensors")
@@ -83,7 +83,7 @@ def write_port(model: str = "nnx") -> Port:
 
 
 def weights(port: Port, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
-    """A state_dict in which every value is another, each tensor with memory of its own."""
+    """Make a state_dict of distinct values whose tensors share no memory."""
     module = port.torch_model().to(dtype)
     for number, tensor in enumerate(module.state_dict().values(), start=1):
         values = torch.arange(tensor.numel()).reshape(tensor.shape) + 100 * number
@@ -92,7 +92,7 @@ def weights(port: Port, dtype: torch.dtype = torch.float32) -> dict[str, torch.T
 
 
 def fails(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
-    """The one line that the command fails with."""
+    """Run the command, which must fail and write nothing, and return its one line of error."""
     before = sorted(path.name for path in Path().iterdir())
     with pytest.raises(SystemExit) as stop:
         main(argv)
@@ -106,14 +106,14 @@ def fails(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("model", MODELS)
-def test_there_and_back_is_the_same_file(model: str, dtype: torch.dtype, folder: Path) -> None:
+def test_a_round_trip_restores_the_file(model: str, dtype: torch.dtype, folder: Path) -> None:
     before = weights(write_port(model), dtype)
     safetensors.torch.save_file(before, "torch.safetensors")
     main(["port.py", "torch.safetensors", "flax.safetensors"])
     main(["port.py", "flax.safetensors", "back.safetensors"])
     after = safetensors.torch.load_file("back.safetensors")
     if model != "nnx":
-        before["norm.num_batches_tracked"] = torch.tensor(0)  # flax does not count, so it starts anew
+        before["norm.num_batches_tracked"] = torch.tensor(0)  # flax has no counter, so it restarts at 0
     assert after.keys() == before.keys()
     for name, tensor in before.items():
         assert after[name].dtype == tensor.dtype, name
@@ -121,7 +121,7 @@ def test_there_and_back_is_the_same_file(model: str, dtype: torch.dtype, folder:
     write_port().torch_model().load_state_dict(after, strict=True)
 
 
-def test_what_is_written_is_what_the_flax_model_computes_with(folder: Path) -> None:
+def test_the_flax_model_computes_the_same_with_the_converted_file(folder: Path) -> None:
     main(["port.py", "torch.safetensors", "flax.safetensors", "--to", "flax"])
     port, arrays = load_port("port.py"), load_file("flax.safetensors")
     functional = Functional(port.flax_model())
@@ -135,11 +135,11 @@ def test_what_is_written_is_what_the_flax_model_computes_with(folder: Path) -> N
     module.load_state_dict(safetensors.torch.load_file("torch.safetensors"))
     with torch.no_grad(), jax.default_matmul_precision("highest"):
         expected = module.train()(torch.from_numpy(x)).numpy()
-        found = functional.module(params, buffers)(x)
-    assert np.abs(found - expected).max() < 1e-4 * np.abs(expected).max()  # float32; measured: 1.3e-5
+        actual = functional.module(params, buffers)(x)
+    assert np.abs(actual - expected).max() < 1e-4 * np.abs(expected).max()  # float32; measured: 1.3e-5
 
 
-def test_a_line_for_every_tensor(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_tensor_has_a_line_of_output(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["port.py", "torch.safetensors", "flax.safetensors"])
     lines = capsys.readouterr().out.splitlines()
     assert "embed.embedding (6, 4)  <-  embed.weight (6, 4)" in lines
@@ -151,7 +151,7 @@ def test_a_line_for_every_tensor(folder: Path, capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().out == "back.safetensors: 11 arrays for torch, from 14 of flax.safetensors\n"
 
 
-def test_tied_tensors_may_come_under_one_name(folder: Path) -> None:
+def test_tied_tensors_may_have_one_name_in_the_file(folder: Path) -> None:
     tensors = load_file("torch.safetensors")
     main(["port.py", "torch.safetensors", "both.safetensors"])
     for name in ("embed.weight", "head.weight"):
@@ -165,7 +165,7 @@ UNTIED = PORT.replace(
 )
 
 
-def test_tensors_that_are_one_in_torch_must_agree(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tensors_that_are_tied_in_torch_must_be_equal(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tensors = load_file("torch.safetensors")
     save_file({**tensors, "head.weight": tensors["head.weight"] + 1}, "apart.safetensors")
     apart = "does not fit the model: head.weight differs from embed.weight, which is the same tensor in torch"
@@ -189,7 +189,7 @@ CHANGES: list[tuple[str, Any, str]] = [
 
 
 @pytest.mark.parametrize(("name", "value", "message"), CHANGES, ids=[message for *_, message in CHANGES])
-def test_what_does_not_fit_is_told(
+def test_a_tensor_that_does_not_fit_is_reported(
     name: str, value: Any, message: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     change("torch.safetensors", name, value)
@@ -203,7 +203,7 @@ def change(path: str, name: str, value: Any) -> None:
     save_file({name: x for name, x in changed.items() if x is not None}, path)
 
 
-def test_everything_that_does_not_fit_is_told_at_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_tensors_that_do_not_fit_are_reported_at_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["port.py", "torch.safetensors", "flax.safetensors", "--quiet"])
     capsys.readouterr()
     change("flax.safetensors", "bn.scale", None)
@@ -215,9 +215,7 @@ def test_everything_that_does_not_fit_is_told_at_once(folder: Path, capsys: pyte
     )
 
 
-def test_a_missing_counter_of_batches_is_only_missed_where_flax_has_one(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_batch_counter_is_required_only_if_flax_has_one(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     change("torch.safetensors", "norm.num_batches_tracked", None)
     line = fails(capsys, "port.py", "torch.safetensors", "out.safetensors")
     assert line.endswith(": missing norm.num_batches_tracked")
@@ -245,7 +243,7 @@ optimizer = "sgd"
 """
 
 
-def test_names_that_do_not_tell_need_the_flag(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_common_to_both_models_need_the_flag(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("port.py").write_text(SAME_NAMES)
     save_file({"a": np.arange(3.0)}, "a.safetensors")
     line = fails(capsys, "port.py", "a.safetensors", "out.safetensors")
@@ -254,13 +252,13 @@ def test_names_that_do_not_tell_need_the_flag(folder: Path, capsys: pytest.Captu
     assert load_file("out.safetensors")["a"].tolist() == [0, 1, 2]
 
 
-def test_names_of_neither_model_are_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_of_neither_model_are_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save_file({"model.a": np.zeros(1), "model.b": np.zeros(1)}, "other.safetensors")
     line = fails(capsys, "port.py", "other.safetensors", "out.safetensors")
     assert line == "other.safetensors: has names of neither model (model.a; model.b)"
 
 
-def test_a_file_that_exists_stays_without_force(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_existing_file_is_replaced_only_with_force(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("out.safetensors").write_text("mine")
     line = fails(capsys, "port.py", "torch.safetensors", "out.safetensors")
     assert line == "out.safetensors: exists; --force replaces it"
@@ -271,7 +269,7 @@ def test_a_file_that_exists_stays_without_force(folder: Path, capsys: pytest.Cap
     assert "embed.weight" in load_file("out.safetensors")
 
 
-def test_no_half_file_is_left_where_writing_fails(
+def test_a_failed_write_leaves_no_partial_file(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(path: Path, content: bytes) -> None:
@@ -289,7 +287,7 @@ class Runs:
         return (exec, ("from pathlib import Path; Path('ran').touch()",))
 
 
-def test_no_code_of_a_weights_file_runs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_code_in_a_weights_file_never_runs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("pickled.safetensors").write_bytes(pickle.dumps(Runs()))
     torch.save({"embed.weight": Runs()}, "torch.pt")
     for name in ("pickled.safetensors", "torch.pt", "none.safetensors"):
@@ -301,15 +299,17 @@ def test_no_code_of_a_weights_file_runs(folder: Path, capsys: pytest.CaptureFixt
     ("argv", "message"),
     [
         ("none.py torch.safetensors out", "none.py: no such file"),
-        ("port.py torch.safetensors nowhere/out", "nowhere/out: there is no folder nowhere"),
+        ("port.py torch.safetensors nowhere/out", "nowhere/out: folder nowhere does not exist"),
         ("port.py torch.safetensors out --to jax", "--to jax: unknown; did you mean"),
         ("port.py torch.safetensors out --fource", "--fource: unknown flag; did you mean --force?"),
         ("port.py torch.safetensors", "OUT.safetensors: missing; see --help"),
         ("", "PORT.py, WEIGHTS.safetensors, OUT.safetensors: missing; see --help"),
-        ("a b c d", "d: belongs to no flag; see --help"),
+        ("a b c d", "d: unexpected argument; see --help"),
     ],
 )
-def test_a_bad_command_is_one_line(argv: str, message: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bad_command_is_reported_in_one_line(
+    argv: str, message: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert fails(capsys, *argv.split()).startswith(message)
 
 
@@ -321,7 +321,7 @@ def test_a_bad_command_is_one_line(argv: str, message: str, folder: Path, capsys
         ("TorchNet()", "port.py: line 33: ZeroDivisionError: division by zero"),
     ],
 )
-def test_a_port_of_no_use_is_one_line(
+def test_a_bad_port_is_reported_in_one_line(
     wrong: str, message: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = PORT.replace("NORM", "BatchNorm(4)")
@@ -335,7 +335,7 @@ def test_a_port_of_no_use_is_one_line(
 
 
 @pytest.mark.large
-def test_as_a_program(folder: Path) -> None:
+def test_the_command_runs_as_a_program(folder: Path) -> None:
     command = [sys.executable, "-m", "jaxddp.parity.convert", "port.py", "torch.safetensors", "flax.safetensors"]
     first, again = (subprocess.run(command, capture_output=True, text=True, timeout=60) for _ in range(2))
     assert (first.returncode, first.stderr, len(first.stdout.splitlines())) == (0, "", 15)

@@ -1,4 +1,4 @@
-"""Conversion between torch and flax: the converted twin computes the same, and comes back unchanged."""
+"""Converted weights give the same outputs and convert back unchanged."""
 
 from collections.abc import Callable
 from typing import Any
@@ -35,7 +35,7 @@ def shapes_of(functional: Functional) -> dict[str, tuple[int, ...]]:
 
 
 def perturbed(module: nn.Module) -> nn.Module:
-    """In float64, and with no parameter or buffer that is 0 or 1."""
+    """Return the module in float64, with no parameter or buffer equal to 0 or 1."""
     generator = torch.Generator().manual_seed(0)
     module = module.double()
     for tensor in module.state_dict().values():
@@ -56,7 +56,7 @@ class TorchHolder(nn.Module):
 
 
 def check(torch_layer: nn.Module, flax_layer: nnx.Module, x: np.ndarray, image: bool = False, **options: Any) -> None:
-    """Both give the same output with the torch layer's weights, and the weights come back."""
+    """Check that both layers give the same output with the torch layer's weights, which convert back unchanged."""
     torch_layer = perturbed(torch_layer)
     functional = Functional(Holder(flax_layer))
     converter = Converter(TorchHolder(torch_layer), shapes_of(functional), **options)
@@ -68,8 +68,8 @@ def check(torch_layer: nn.Module, flax_layer: nnx.Module, x: np.ndarray, image: 
     model.eval()
     with torch.no_grad():
         expected = torch_layer(torch.from_numpy(x)).numpy()
-    found = np.asarray(model.layer(channels_last(x) if image else x))
-    assert np.abs(found - (channels_last(expected) if image else expected)).max() < TOLERANCE
+    actual = np.asarray(model.layer(channels_last(x) if image else x))
+    assert np.abs(actual - (channels_last(expected) if image else expected)).max() < TOLERANCE
     back = converter.to_torch(arrays)
     for name, value in tensors.items():
         if not name.endswith("num_batches_tracked"):
@@ -134,7 +134,7 @@ class Attention(nn.Module):
 
 
 def attend(query: jax.Array, key: jax.Array, value: jax.Array, **_: Any) -> jax.Array:
-    """Flax's own takes its logits in float32, in float64 too: 4e-7 away."""
+    """Compute attention in the inputs' dtype; flax's function computes logits in float32: 4e-7 away."""
     logits = jax.numpy.einsum("bqhd,bkhd->bhqk", query, key) / query.shape[-1] ** 0.5
     return jax.numpy.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(logits), value)
 
@@ -152,7 +152,7 @@ def test_attention_projections() -> None:
 
 
 class Tied(nn.Module):
-    """An embedding that also gives the logits."""
+    """A model whose output layer shares the embedding's weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -172,11 +172,11 @@ class FlaxTied(nnx.Module):
         return self.embed.attend(self.embed(x))
 
 
-def test_tied_weights_travel_once_and_come_back_under_both_names() -> None:
+def test_tied_weights_convert_once_and_return_under_both_names() -> None:
     check(Tied(), FlaxTied(), np.array([[1, 6], [0, 2]]))
 
 
-def test_twins_of_tied_weights_may_be_two() -> None:
+def test_tied_weights_may_have_two_flax_twins() -> None:
     converter = Converter(Tied(), {"embed.embedding": (7, 3), "head.kernel": (3, 7)})
     assert converter.tied == {"head.weight": "embed.weight"}
     arrays = converter.to_flax({name: tensor.numpy() for name, tensor in Tied().state_dict().items()})
@@ -191,7 +191,7 @@ class LinenNet(linen.Module):
 
 
 @pytest.mark.large
-def test_linen_models_by_a_table_that_the_error_suggests() -> None:
+def test_linen_models_convert_with_the_table_that_the_error_proposes() -> None:
     twin = perturbed(nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 2)))
     x = random(3, 4)
     variables = LinenNet().init(jax.random.key(0), x)
@@ -211,7 +211,7 @@ def test_linen_models_by_a_table_that_the_error_suggests() -> None:
     assert np.abs(LinenNet().apply(loaded, x) - expected).max() < TOLERANCE
 
 
-def test_an_obvious_table_is_suggested() -> None:
+def test_the_error_proposes_an_obvious_table() -> None:
     with pytest.raises(InputError, match=r"perhaps names = \{'Dense_0': '0', 'Dense_1': '1'\}$"):
         Converter(
             nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 2)),
@@ -228,13 +228,13 @@ def test_an_obvious_table_is_suggested() -> None:
         ({"kernel": (2, 3), "bias": (3,), "scale": (3,)}, r"flax's scale \(3,\) has no twin in torch"),
     ],
 )
-def test_what_does_not_map_is_listed(shapes: dict[str, tuple[int, ...]], message: str) -> None:
+def test_arrays_that_do_not_map_are_listed(shapes: dict[str, tuple[int, ...]], message: str) -> None:
     with pytest.raises(InputError, match=message):
         Converter(nn.Linear(2, 3), shapes)
 
 
-def test_a_wrong_layout_would_be_noticed() -> None:
-    """Square kernels hide a forgotten transposition from every shape; the outputs do not."""
+def test_a_wrong_layout_fails_the_check() -> None:
+    """With square kernels a forgotten transposition changes no shape, only the outputs."""
     with pytest.raises(AssertionError):
         check(nn.ConvTranspose1d(4, 4, 3), nnx.ConvTranspose(4, 4, (3,), padding="VALID", **SAME), random(2, 4, 5),
               image=True, transpose_kernel=["layer"])  # fmt: skip

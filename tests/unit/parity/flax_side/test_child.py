@@ -1,4 +1,4 @@
-"""The devices that a check's jax takes where nobody says which."""
+"""GPUs are counted without jax, to choose a platform when none is given."""
 
 from pathlib import Path
 
@@ -10,12 +10,12 @@ from jaxddp.parity.flax_side.child import _gpus
 @pytest.mark.parametrize(
     ("visible", "count"), [("", 0), ("-1", 0), ("0", 1), ("2,3", 2), ("0, 1,", 2), ("GPU-8932f937-d72c", 1)]
 )
-def test_the_gpus_that_are_left_visible_are_counted(visible: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_visible_gpus_are_counted(visible: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert _gpus() == count
 
 
-def test_else_the_driver_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_variable_the_drivers_gpus_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert _gpus() == 0  # there is no driver
