@@ -216,7 +216,7 @@ def test_a_step_that_shows_another_loss_than_it_differentiates_is_told(checked: 
 def test_an_optimizer_that_cannot_be_replayed_leaves_a_step_of_ones_own_unjudged(checked: Checked) -> None:
     nadam = own_optimizers("NAdam(parameters, lr=0.01)", "optax.nadam(0.01)")
     report = checked(nadam, more=step())
-    assert any("what a flax_step's optimizer does is judged for SGD" in p.message for p in report.problems)
+    assert any("the optimizer of a flax_step is judged for SGD" in p.message for p in report.problems)
     assert report.verdict == "different"  # torch's NAdam has a schedule of its momentum: the run by itself shows it
 
 

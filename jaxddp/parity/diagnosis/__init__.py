@@ -1,1 +1,1 @@
-"""From a difference to its cause: which known fault, planted in the reference, would do what the port does?"""
+"""Diagnosis: the known fault that, planted in the reference, does what the port does."""

@@ -1,9 +1,9 @@
-"""When a cause may be named.
+"""Rule for naming a cause.
 
 A hypothesis is a fault, replayed: the reference's step with the fault in it, in float64, compared
-with what the port did. The right one leaves nothing but rounding. A name is given only then, and only
-if every other hypothesis of no more edits is at least `SEPARATION` times further away; those
-that the run cannot tell apart are given together. A wrong name is worse than none.
+with the port's step. The right hypothesis leaves only rounding. A name is given only then, and only
+if every other hypothesis with no more faults leaves at least `SEPARATION` times as much. Hypotheses
+that the run cannot tell apart are named together. A wrong name is worse than none.
 """
 
 from collections.abc import Iterable
@@ -14,12 +14,12 @@ SEPARATION = 100.0
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """One or several faults, and how much of what the port did they leave unexplained.
+    """One or several faults, and how much of the port's step they leave unexplained.
 
     Attributes:
-        faults: names of `catalogue.FAULTS`; more than one for a pair.
-        says: the fault with its values, in a line ("weight decay 0.0001, the reference has 0.01").
-        residual: largest ||predicted - found|| of any step and tensor, over the norm of the stage.
+        faults: names of `catalogue.FAULTS`; two or more for faults that are present at once.
+        says: one line with the faults' values ("weight decay 0.0001, the reference has 0.01").
+        residual: largest ||predicted - observed|| of any step and tensor, over the norm of the stage.
     """
 
     faults: tuple[str, ...]
@@ -28,19 +28,19 @@ class Hypothesis:
 
     @property
     def edits(self) -> int:
-        """How many faults it takes."""
+        """Number of faults."""
         return len(self.faults)
 
 
 @dataclass(frozen=True)
 class Ruling:
-    """What was decided.
+    """Outcome of a search for a cause.
 
     Attributes:
-        named: the hypotheses that explain everything with the fewest faults, which this run cannot
-            tell apart if there are several; empty: unexplained.
-        runner_up: the nearest of those that do not explain it; None: there was no other.
-        cut_short: whether some hypotheses were left untried for want of time.
+        named: the hypotheses that explain everything with the fewest faults; several where the run
+            cannot tell them apart, none where nothing explains the difference.
+        runner_up: the nearest hypothesis that does not explain the difference; None: there is no other.
+        cut_short: True if time ran out before every hypothesis was tried.
     """
 
     named: tuple[Hypothesis, ...]
@@ -49,15 +49,16 @@ class Ruling:
 
 
 def decide(hypotheses: Iterable[Hypothesis], floor: float) -> Ruling:
-    """Name what explains the difference, or nothing.
+    """Name the hypotheses that explain the difference, if they stand apart from all others.
 
     Args:
-        floor: the largest residual that is rounding.
+        hypotheses: in any order.
+        floor: the largest residual that counts as rounding.
 
     >>> right, near = Hypothesis(("nesterov",), "nesterov", 5e-15), Hypothesis(("dampening",), "dampening", 5e-12)
     >>> decide([right, near], floor=1e-12).named[0].says
     'nesterov'
-    >>> decide([right, near], floor=1e-11).named[1].says  # both explain it
+    >>> decide([right, near], floor=1e-11).named[1].says  # both explain the difference
     'dampening'
     >>> decide([Hypothesis(("nesterov",), "nesterov", 5e-13), near], floor=1e-12).named  # not far enough apart
     ()

@@ -1,4 +1,4 @@
-"""The records of both sides and their comparison, from which causes are found."""
+"""Records of both sides and their comparison, from which causes are found."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -26,7 +26,7 @@ from jaxddp.parity.workers import Workers
 
 T = TypeVar("T")
 
-CUT_SHORT = "time for the search was up: other causes may do the same"
+CUT_SHORT = "the search ran out of time: other causes may explain this too"
 REDUCTION_STEPS = 5  # steps whose micro-batches are replayed, from the first that differs
 
 

@@ -1,37 +1,39 @@
-"""Which examples a replica gets: mistakes of samplers, told from the examples' fingerprints alone."""
+"""Mistakes of samplers and loaders, from the fingerprints of the examples that each side was given."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from jaxddp.parity.diagnosis.decide import Hypothesis, Ruling, decide
-from jaxddp.parity.fingerprints import differing_share, together
+from jaxddp.parity.fingerprints import Fingerprints, differing_share, together
 
-Of = Mapping[str, np.ndarray]  # entry of the batch -> fingerprints, (W, examples)
-Expectation = Callable[[int], Of | None]
+Expectation = Callable[[int], Fingerprints | None]  # step -> what the JAX side would be given; None: not known
 
 ONE_ENTRY = ("same_dropout_mask", "aliased_buffers")  # faults of one array of a batch, the others being right
 
 
 @dataclass(frozen=True)
 class SampleEvidence:
-    """What both sides were given.
+    """Examples that both sides were given.
 
     Attributes:
-        torch, jax: one per step.
+        torch, jax: fingerprints of each step's batch, shape (world_size, examples).
         steps_per_epoch: of the torch side; None: not known.
-        restored_at: after how many steps the JAX side was saved and restored; None: never.
+        restored_at: number of steps after which the JAX side was saved and restored; None: never.
     """
 
-    torch: Sequence[Of]
-    jax: Sequence[Of]
+    torch: Sequence[Fingerprints]
+    jax: Sequence[Fingerprints]
     steps_per_epoch: int | None = None
     restored_at: int | None = None
 
 
 def explain_samples(evidence: SampleEvidence) -> Ruling:
-    """Name what is wrong with the examples; a residual is the share of examples that it leaves unexplained."""
+    """Name the mistake in the examples.
+
+    A hypothesis's residual is the share of examples that it leaves unexplained.
+    """
     hypotheses = [_tried(evidence, *hypothesis) for hypothesis in _expectations(evidence)]
     if _cut_off(evidence):
         says = "the examples at the end of an epoch: cut off on one side, filled up on the other"
@@ -40,36 +42,36 @@ def explain_samples(evidence: SampleEvidence) -> Ruling:
 
 
 def _tried(evidence: SampleEvidence, fault: str, says: str, expected: Expectation) -> Hypothesis | None:
-    """The hypothesis that some entries of the batch are as expected, and the others as they should be.
+    """Return the hypothesis that the entries that differ are as expected; None: the fault cannot apply.
 
-    A port may draw its masks by the step while its examples come by a sampler, so each entry is looked at by itself.
+    A port may draw its masks by the step while its examples come from a sampler, so each entry is judged by itself.
     """
-    if any(a.keys() != b.keys() for a, b in zip(evidence.torch, evidence.jax, strict=True)):
-        # An example is all of its entries then, and no fault of one of them can be told.
+    differing = _differing_entries(evidence)
+    if differing is None:
+        # An example is known by all of its entries together, and no fault of a single entry can be told.
         return None if fault in ONE_ENTRY else Hypothesis((fault,), says, _share(evidence, None, expected))
-    stay = {entry: _share(evidence, entry, evidence.torch.__getitem__) for entry in evidence.torch[0]}
-    moved = [entry for entry, share in stay.items() if share > 0]
-    if (fault in ONE_ENTRY and len(moved) != 1) or (fault == "same_shard" and len(moved) == 1 < len(stay)):
+    one_of_several = len(differing) == 1 < len(evidence.torch[0])
+    if (fault in ONE_ENTRY and len(differing) != 1) or (fault == "same_shard" and one_of_several):
         return None
-    unexplained = max((_share(evidence, entry, expected) for entry in moved), default=1.0)
-    which = f' (the "{moved[0]}" alone)' if len(moved) == 1 < len(stay) else ""
+    unexplained = max((_share(evidence, entry, expected) for entry in differing), default=1.0)
+    which = f' (the "{differing[0]}" alone)' if one_of_several else ""
     return Hypothesis((fault,), says + which, unexplained)
 
 
 def _expectations(evidence: SampleEvidence) -> Iterator[tuple[str, str, Expectation]]:
-    """(fault, what it says, step -> what the JAX side would be given; None: cannot be told)."""
+    """Yield (fault, line that describes it, expected examples)."""
     torch, epoch, restored_at = evidence.torch, evidence.steps_per_epoch, evidence.restored_at
     if epoch is not None:
         yield "set_epoch_missing", "every epoch comes in the order of the first", lambda step: torch[step % epoch]
-    if restored_at is None:  # nobody said when, so where the first other examples come
-        others = (step for step, found in enumerate(evidence.jax) if differing_share(torch[step], found))
+    if restored_at is None:  # not known: take the first step whose examples differ
+        others = (step for step, examples in enumerate(evidence.jax) if differing_share(torch[step], examples))
         restored_at = next(others, 0)
     beginning = restored_at - restored_at % epoch if epoch is not None else 0
 
-    def from_the_start(step: int) -> Of:
+    def from_the_start(step: int) -> Fingerprints:
         return torch[step] if step < restored_at else torch[step - restored_at + beginning]
 
-    def first_shard(step: int) -> Of:
+    def first_shard(step: int) -> Fingerprints:
         return {name: np.broadcast_to(ids[:1], ids.shape) for name, ids in torch[step].items()}
 
     if restored_at > beginning:
@@ -81,41 +83,47 @@ def _expectations(evidence: SampleEvidence) -> Iterator[tuple[str, str, Expectat
     yield "aliased_buffers", says, lambda step: torch[step + 1] if step + 1 < len(torch) else None
 
 
+def _differing_entries(evidence: SampleEvidence) -> list[str] | None:
+    """Return the entries of the batch that differ at any step; None: the sides have other names for them."""
+    if any(a.keys() != b.keys() for a, b in zip(evidence.torch, evidence.jax, strict=True)):
+        return None
+    return [entry for entry in evidence.torch[0] if _share(evidence, entry, evidence.torch.__getitem__) > 0]
+
+
 def _share(evidence: SampleEvidence, entry: str | None, expected: Expectation) -> float:
-    """The share of examples, over all steps, of which the entry is not as expected; None: all entries together."""
+    """Return the share of examples, over all steps, whose entry is not as expected; None: all entries together."""
     shares = []
-    for step, found in enumerate(evidence.jax):
+    for step, examples in enumerate(evidence.jax):
         predicted = expected(step)
         if predicted is not None and entry is not None:
-            shares.append(differing_share({entry: predicted[entry]}, {entry: found[entry]}))
+            shares.append(differing_share({entry: predicted[entry]}, {entry: examples[entry]}))
         elif predicted is not None:
-            shares.append(differing_share(predicted, found))
+            shares.append(differing_share(predicted, examples))
     return float(np.mean(shares)) if shares else 1.0
 
 
 def _cut_off(evidence: SampleEvidence) -> bool:
-    """Whether each replica's stream of examples is the other side's with the ends of epochs cut off."""
+    """Return True if each replica's stream of examples is the other side's with the ends of epochs cut off."""
     if evidence.steps_per_epoch is None:
         return False
-    moved = _moved(evidence)
-    torch = [together(of, moved) for of in evidence.torch]
-    jax = [together(of, moved) for of in evidence.jax]
+    entries = _differing_entries(evidence) or ()
+    torch = [together(batch, entries) for batch in evidence.torch]
+    jax = [together(batch, entries) for batch in evidence.jax]
     if len({*map(len, torch), *map(len, jax)}) != 1:
         return False
     size = evidence.steps_per_epoch
     epochs = [np.concatenate(torch[first : first + size], 1) for first in range(0, len(torch), size)]
-    return _cut(epochs, np.concatenate(jax, 1), most=max(of.shape[1] for of in torch))
-
-
-def _moved(evidence: SampleEvidence) -> list[str]:
-    """The entries that are not as they should be throughout; none if the sides have other names for them."""
-    if any(a.keys() != b.keys() for a, b in zip(evidence.torch, evidence.jax, strict=True)):
-        return []
-    return [entry for entry in evidence.torch[0] if _share(evidence, entry, evidence.torch.__getitem__) > 0]
+    return _cut(epochs, np.concatenate(jax, 1), most=max(batch.shape[1] for batch in torch))
 
 
 def _cut(epochs: Sequence[np.ndarray], stream: np.ndarray, most: int) -> bool:
-    """Whether the stream is made of the epochs' beginnings, the same number, at most a batch, missing or added."""
+    """Return True if the stream is made of the beginnings of the epochs, all of one length.
+
+    Args:
+        epochs: fingerprints, (world_size, examples) each.
+        stream: fingerprints of all steps, (world_size, examples).
+        most: the largest number of examples by which the length may differ from an epoch's, either way.
+    """
     full = epochs[0].shape[1]
     for length in range(max(1, full - most), full + most + 1):
         if length == full or stream.shape[1] <= min(length, full):

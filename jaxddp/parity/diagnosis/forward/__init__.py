@@ -1,1 +1,1 @@
-"""Diagnose losses, local gradients and buffers: replay the torch loss with changed calls."""
+"""Diagnosis of losses, local gradients and buffers: the torch loss replayed with changed calls."""

@@ -1,4 +1,4 @@
-"""Causes of a difference in the buffers: how BatchNorm moves its statistics, and whose buffers are kept."""
+"""Causes of a difference in the buffers: how BatchNorm updates its statistics, and whose buffers are kept."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,46 +17,50 @@ from jaxddp.parity.diagnosis.forward.sites import edits_of
 
 
 @dataclass(frozen=True)
-class Kept:
-    """Whose buffers a replica has after a step."""
+class Kept(Item):
+    """Wrong buffers that a replica keeps after a step.
 
-    what: str
+    Attributes:
+        fault: a name of `catalogue.FAULTS`.
+        description: the fault in words.
+        mean: the mean over the replicas is kept; False: each replica keeps its own.
+    """
+
+    fault: str
+    description: str
     mean: bool
-    faults: tuple[str, ...]
-    reference: None = None
-    start: float = 0.0
-    value: None = None
-    plausible: bool = True
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """Name of the fault."""
+        return (self.fault,)
 
     @property
     def says(self) -> str:
-        """The fault in words."""
-        return self.what
-
-    def at(self, value: float) -> "Kept":
-        """There is no value."""
-        return self
+        """Fault in words."""
+        return self.description
 
     def excludes(self, other: object) -> bool:
-        """There is one way to keep them."""
+        """Return True for any other way to keep buffers."""
         return isinstance(other, Kept)
 
 
-OWN = Kept("each replica keeps its own buffers, the reference those of rank 0", False, ("buffers_local",))
-MEAN = Kept("the buffers are the mean over the replicas, the reference keeps rank 0's", True, ("buffers_averaged",))
+OWN = Kept("buffers_local", "each replica keeps its own buffers, the reference those of rank 0", mean=False)
+MEAN = Kept("buffers_averaged", "the buffers are the mean over the replicas, the reference keeps rank 0's", mean=True)
 
 
 def explain_buffers(
     evidence: ModelEvidence, floor: float = FLOOR, seconds: float = 30.0, known: Sequence[Item] = ()
 ) -> Ruling:
-    """Name what makes JAX's buffers differ from the reference's.
+    """Name the faults that make JAX's buffers differ from the reference's.
 
     Args:
-        evidence, floor, seconds: as of `search_model`.
-        known: faults that the port has besides, and what follows from them.
+        evidence, floor, seconds: see `search_model`.
+        known: faults that were named already, planted in every replay.
 
     Returns:
-        The ruling; nothing named and no runner-up where nothing differs, but for what is known.
+        The ruling. Nothing is named and there is no runner-up if the buffers do not differ, apart from
+        the effect of the known faults.
     """
     subject = Buffers(evidence, known)
     for step in range(subject.steps):
@@ -66,7 +70,12 @@ def explain_buffers(
 
 
 class Buffers:
-    """The change of the buffers in a step, as `variants_search` takes its subject."""
+    """Change of the buffers in each step, a `fit.Subject`.
+
+    Args:
+        evidence: the reference's loss, and JAX's steps.
+        known: faults planted in every replay.
+    """
 
     def __init__(self, evidence: ModelEvidence, known: Sequence[Item] = ()):
         self._known = [item for item in known if isinstance(item, Edit)]
@@ -75,26 +84,26 @@ class Buffers:
         self._evidence = evidence
         self._replay = Replay(evidence)
 
-    def found(self, step: int, ranks: Sequence[int]) -> Stages:
-        """What JAX did: to replica 0's, and to those that differ, of some replicas."""
+    def observed(self, step: int, ranks: Sequence[int]) -> Stages:
+        """Return the change of replica 0's buffers, and of those that differ between the replicas."""
         taken = self._evidence.steps[step]
-        everyones = {name: value[list(ranks)] for name, value in taken.all_buffers.items()}
-        return {"buffers": _changes(taken.buffers, taken.state), "all_buffers": _changes(everyones, taken.state)}
+        of_ranks = {name: value[list(ranks)] for name, value in taken.all_buffers.items()}
+        return {"buffers": _changes(taken.buffers, taken.state), "all_buffers": _changes(of_ranks, taken.state)}
 
     def predicted(self, step: int, ranks: Sequence[int], items: Sequence[Any]) -> Stages:
-        """What the reference does, with faults."""
+        """Return the change of the reference's buffers with faults planted."""
         edits = [*self._known, *(item for item in items if isinstance(item, Edit))]
         kept = next((item for item in items if isinstance(item, Kept)), None)
         run = self.ranks if kept else (0,)
-        buffers = [found.buffers for found in self._replay.run(step, run, edits)]
+        buffers = [result.buffers for result in self._replay.run(step, run, edits)]
         if kept and kept.mean:
             buffers = [{name: np.mean([one[name] for one in buffers], 0) for name in buffers[0]}] * len(run)
         state = self._evidence.steps[step].state
-        everyones = {name: np.stack([buffers[rank if kept else 0][name] for rank in ranks]) for name in buffers[0]}
-        return {"buffers": _changes(buffers[0], state), "all_buffers": _changes(everyones, state)}
+        of_ranks = {name: np.stack([buffers[rank if kept else 0][name] for rank in ranks]) for name in buffers[0]}
+        return {"buffers": _changes(buffers[0], state), "all_buffers": _changes(of_ranks, state)}
 
     def items(self, step: int) -> list[Item]:
-        """All faults that apply to the BatchNorm layers that the loss really calls."""
+        """Return all faults that apply to the BatchNorm layers that the loss calls."""
         calls = self._replay.trace(step, rank=0)
         kinds = (momentum, biased_variance, *((batch_norm_sync,) if len(self.ranks) > 1 else ()))
         changes = [(call, change) for kind in kinds for call in calls for change in kind(call)]
@@ -102,5 +111,5 @@ class Buffers:
 
 
 def _changes(buffers: Arrays, state: Arrays) -> dict[str, np.ndarray]:
-    """Of the buffers that are real numbers, since before the step."""
+    """Return the change of each floating-point buffer since before the step."""
     return {name: value - state[name] for name, value in buffers.items() if value.dtype.kind == "f"}

@@ -1,8 +1,8 @@
-"""Faults planted in a torch loss: while it runs, some function calls are answered otherwise.
+"""Faults planted in a torch loss: while it runs, some function calls return something else.
 
-A module and a functional loss call the same functions (`F.gelu`, `F.layer_norm`, `Tensor.reshape`),
-so one mechanism reaches both. A call is a `Site`: the k-th call of a function of that name. A
-`Change` is what a fault makes of one call; an `Edit` is a change at one site, or at all of them.
+Modules and functional losses call the same functions (`F.gelu`, `F.layer_norm`, `Tensor.reshape`),
+so one mechanism reaches both. A call has a `Site`: the k-th call of a function of that name. A
+`Change` is the effect of a fault on one call; a `Patch` is a change at one site or at several.
 """
 
 from collections import Counter, defaultdict
@@ -40,7 +40,7 @@ PARAMETERS: dict[str, tuple[str, ...]] = {
     **{f"conv{dims}d": _CONVOLUTION for dims in (1, 2, 3)},
     **{f"{kind}_pool{dims}d": _POOL for kind in ("max", "avg") for dims in (1, 2, 3)},
 }
-COMPOSITE = ("multi_head_attention_forward",)  # not calls in themselves: what they call counts
+COMPOSITE = ("multi_head_attention_forward",)  # functions whose inner calls are the sites
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,13 +48,14 @@ class Call:
     """A call of a torch function in a running loss.
 
     Attributes:
-        site: name of the function, and how often it was called before.
-        function, args, kwargs: what is called, and with what.
+        site: name of the function, and number of its earlier calls.
+        function, args, kwargs: the function and its arguments.
         module: name of the innermost module that is being executed; "" for the root, None outside.
-        count_more: takes a number to add to the "count" that the loss function returns.
-        gather: a tensor -> those of all replicas at this call, where they run side by side.
-        result: what it returned, if it was recorded.
-        into: recorded calls whose first argument the result became.
+        count_more: function that adds a number to the "count" that the loss function returns.
+        gather: function from a tensor to the tensors of all replicas at this call, for replicas that run
+            side by side.
+        result: return value, if the call was recorded.
+        into: recorded calls whose first argument is the result.
     """
 
     site: Site
@@ -69,16 +70,16 @@ class Call:
 
     @property
     def name(self) -> str:
-        """The function's."""
+        """Name of the function."""
         return self.site[0]
 
     def get(self, parameter: str, default: Any = None) -> Any:
-        """An argument by its parameter's name in `PARAMETERS`."""
+        """Return an argument by its parameter's name in `PARAMETERS`."""
         position = self._position(parameter)
         return self.args[position] if position < len(self.args) else self.kwargs.get(parameter, default)
 
     def but(self, **arguments: Any) -> "Call":
-        """The same call with some other arguments."""
+        """Return the call with some arguments replaced."""
         call = self
         for parameter, value in arguments.items():
             position = call._position(parameter)
@@ -89,7 +90,7 @@ class Call:
         return call
 
     def but_at(self, position: int, value: Any) -> "Call":
-        """The same call with another positional argument."""
+        """Return the call with one positional argument replaced."""
         return replace(self, args=(*self.args[:position], value, *self.args[position + 1 :]))
 
     def run(self) -> Any:
@@ -104,25 +105,25 @@ Proceed = Callable[[Call], Any]
 
 
 class Answer(Protocol):
-    """What a fault makes of a call."""
+    """Function that replaces a call."""
 
     def __call__(self, call: Call, proceed: Proceed, value: float, /) -> Any:
-        """Return the call's result; `proceed` makes it, with whatever other faults it has."""
+        """Return the call's result; `proceed` makes the call, with the other faults planted in it."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """What a fault does to one call.
+    """Effect of a fault on one call.
 
     Attributes:
         fault: a name of `catalogue.FAULTS`.
-        what: the same in words; with the value after it, if there is one.
-        answer: the call's result under the fault.
-        reference: the reference's value, where the fault is another value; None: nothing to fit.
-        start: a value to start to fit from.
+        what: the fault in words; its value, if there is one, is written after them.
+        answer: function that replaces the call.
+        reference: the reference's value, for a fault that is a wrong value; None: nothing to fit.
+        start: initial value of the fit.
         least: the smallest value that makes sense.
-        setting: what a program has for all calls alike: single sites are not tried.
-        lockstep: the replicas have to run side by side, as the fault makes them look at each other.
+        setting: a program has one setting for all calls, so single sites are not tried.
+        lockstep: the replicas have to run side by side, because the fault exchanges their tensors.
         stale: the loss is taken at the weights of the step before.
         counts: the fault changes how many elements count.
     """
@@ -144,7 +145,10 @@ class Edit:
     """A change at one site or several, with its value.
 
     Attributes:
+        change: effect on each of the calls.
+        sites: the calls.
         where: the module, or a pattern of modules; "" for everywhere.
+        value: the fault's value; None: the change has none.
     """
 
     change: Change
@@ -154,12 +158,12 @@ class Edit:
 
     @property
     def faults(self) -> tuple[str, ...]:
-        """The name of its fault."""
+        """Name of the fault."""
         return (self.change.fault,)
 
     @property
     def says(self) -> str:
-        """The fault, its value, where it is, and what the reference has."""
+        """Fault, value, place, and the reference's value."""
         change = self.change
         value = "" if self.value is None else f" {self.value:.10g}"
         where = f"layer {self.where}" if self.where.isdigit() else self.where  # of an nn.Sequential
@@ -168,25 +172,25 @@ class Edit:
 
     @property
     def reference(self) -> float | None:
-        """The reference's value; None: there is nothing to fit."""
+        """Value of the reference; None: there is nothing to fit."""
         return self.change.reference
 
     @property
     def start(self) -> float:
-        """A value to start to fit from."""
+        """Initial value of the fit."""
         return self.change.start
 
     @property
     def plausible(self) -> bool:
-        """Any value may have been written."""
+        """True: any value may have been written."""
         return True
 
     def at(self, value: float) -> "Edit":
-        """The same with another value."""
+        """Return the fault with another value."""
         return replace(self, value=max(value, self.change.least))
 
     def excludes(self, other: object) -> bool:
-        """Whether both are about the same thing in the same place."""
+        """Return True if both are the same fault in the same place."""
         if not isinstance(other, Edit):
             return False
         if self.change.stale or other.change.stale:
@@ -195,16 +199,16 @@ class Edit:
 
 
 class Calls(TorchFunctionMode):
-    """While it is on, calls are counted, and those that an edit names are answered its way.
+    """Context manager that counts calls and replaces those at the patched sites.
 
     Args:
         edits: the faults.
         gather: see `Call`.
-        modules: the executed modules' names, innermost last, if calls are to be recorded.
+        modules: names of the modules that are being executed, innermost last; calls are recorded if given.
 
     Attributes:
-        recorded: the calls, in their order; empty without `modules`.
-        more: what was added to the count.
+        recorded: the calls in order; empty without `modules`.
+        more: sum of the numbers added to the count.
 
     >>> import torch
     >>> gelu = Change("gelu_approximation", "", lambda call, proceed, _: proceed(call.but(approximate="tanh")))
@@ -218,7 +222,7 @@ class Calls(TorchFunctionMode):
     ):
         super().__init__()
         self._edits: dict[Site, list[Edit]] = defaultdict(list)
-        # A value is put in before what depends on it is done.
+        # Values are set before the changes that depend on them.
         for edit in sorted(edits, key=lambda edit: (not edit.change.lockstep, edit.value is None)):
             for site in edit.sites:
                 self._edits[site].append(edit)
@@ -253,7 +257,7 @@ class Calls(TorchFunctionMode):
         call = replace(call, module=self._modules[-1] if self._modules else None, result=result)
         if call.args and id(call.args[0]) in self._makers:
             self._makers[id(call.args[0])].into.append(call)
-        self.recorded.append(call)  # keeps the result alive, and so its id its own
+        self.recorded.append(call)  # keeps the result alive, so that no other object gets its id
         self._makers[id(result)] = call
         return result
 
@@ -266,7 +270,7 @@ def _answered(call: Call, edits: list[Edit]) -> Any:
 
 
 def _opened(function: Any) -> Callable[..., Any]:
-    """The function without its own look for overrides, so that the functions that it calls are seen."""
+    """Return the function without its check for overrides, so that the functions that it calls are seen."""
     names = function.__globals__ | {"has_torch_function": lambda arguments: False}
     opened = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
     opened.__kwdefaults__ = function.__kwdefaults__

@@ -1,4 +1,4 @@
-"""How micro-batches and replicas are combined to local losses and gradients, and how they may be by mistake.
+"""Local losses and gradients, combined from micro-batches in the reference's way or in a mistaken one.
 
 With replicas r = 1..W, micro-batches a = 1..A, sums of losses s_ra, their gradients G_ra and counts n_ra,
 a replica's local loss and gradient are sum_a c_ra s_ra and sum_a c_ra G_ra, where c_ra is
@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from jaxddp.parity.diagnosis.forward.fit import Stages
-from jaxddp.parity.diagnosis.forward.replay import Found
+from jaxddp.parity.diagnosis.forward.fit import Item, Stages
+from jaxddp.parity.diagnosis.forward.replay import ReplicaResult
 
 OVER = {
     "micro_batch": ("mean_per_micro_batch", "a mean over each micro-batch's elements"),
@@ -25,18 +25,19 @@ OVER = {
 
 
 @dataclass(frozen=True)
-class Reading:
-    """How micro-batches and replicas are combined.
+class Reading(Item):
+    """A way to combine micro-batches and replicas.
 
     Attributes:
-        faults, what: its names; none for the reference's way.
+        names: of its faults; none for the reference's way.
+        what: the faults in words.
         over: what the mean is over, a key of `OVER`.
         loss_times, gradient_times: factors.
         shared: the loss reported is the sum over the replicas.
         scaled: what a fitted factor applies to: "", "loss and gradients" or "gradients".
     """
 
-    faults: tuple[str, ...]
+    names: tuple[str, ...]
     what: str
     over: str
     loss_times: float = 1.0
@@ -45,45 +46,50 @@ class Reading:
     scaled: str = ""
 
     @property
+    def faults(self) -> tuple[str, ...]:
+        """Names of `catalogue.FAULTS`."""
+        return self.names
+
+    @property
     def says(self) -> str:
-        """The fault and its value in words."""
+        """Faults in words, with the fitted factor."""
         return f"{self.what} {self.gradient_times:.10g}" if self.scaled else self.what
 
     @property
     def reference(self) -> float | None:
-        """The factor that changes nothing; None: it is not fitted."""
+        """Factor that changes nothing; None: no factor is fitted."""
         return 1.0 if self.scaled else None
 
     @property
     def start(self) -> float:
-        """A factor to start from."""
+        """Initial factor of the fit."""
         return 2.0
 
     @property
     def value(self) -> float | None:
-        """The factor."""
+        """Factor; None: no factor is fitted."""
         return self.gradient_times if self.scaled else None
 
     @property
     def plausible(self) -> bool:
-        """Whether the factor, or one over it, is a number of few digits or a whole one: somebody chose it.
+        """True if the factor, or one over it, is a whole number or has few digits: somebody chose it.
 
-        Others come of something else, such as the share of labels that are ignored.
+        Other factors have other origins, such as the share of labels that are ignored.
         """
         factor = abs(self.gradient_times) or 1.0
         return any(math.isclose(x, float(f"{x:.3g}")) or math.isclose(x, round(x)) for x in (factor, 1 / factor))
 
     def at(self, value: float) -> "Reading":
-        """The same with another factor."""
+        """Return the fault with another factor."""
         return replace(self, gradient_times=value, loss_times=value if self.scaled != "gradients" else 1.0)
 
     def excludes(self, other: object) -> bool:
-        """There is one way in which things are combined."""
+        """Return True for any other way to combine."""
         return isinstance(other, Reading)
 
 
 def readings(loss_normalization: str, world_size: int, micro_batches: int) -> Iterator[Reading]:
-    """All ways of combining but the reference's.
+    """Yield all ways of combining except the reference's.
 
     >>> [reading.faults for reading in readings("ddp", world_size=1, micro_batches=2)][-2:]
     [('loss_scale',), ('loss_scale',)]
@@ -91,7 +97,7 @@ def readings(loss_normalization: str, world_size: int, micro_batches: int) -> It
     reference = "global" if loss_normalization == "global" else "micro_batch"
     for over, (fault, what) in OVER.items():
         if over == "micro_batch" and micro_batches == 1 and reference == "global":
-            continue  # a rank's only micro-batch is all that it has
+            continue  # a rank has one micro-batch: the same as "rank"
         faults, says = ((), "") if over == reference else ((fault,), f"{what}, the reference has {OVER[reference][1]}")
         if faults:
             yield Reading(faults, says, over)
@@ -103,7 +109,7 @@ def readings(loss_normalization: str, world_size: int, micro_batches: int) -> It
 
 
 def _multiples(world_size: int, micro_batches: int) -> Iterator[tuple[str, float, str, bool, float]]:
-    """Fault, factor of the gradients, the fault in words, whether losses are summed, factor of the loss."""
+    """Yield fault, factor of the gradients, fault in words, True if losses are summed, factor of the loss."""
     if micro_batches > 1:
         what = f"the gradients of {micro_batches} micro-batches are added and not divided"
         for loss in (1.0, float(micro_batches)):
@@ -117,33 +123,36 @@ def _multiples(world_size: int, micro_batches: int) -> Iterator[tuple[str, float
 
 
 def reference_reading(loss_normalization: str) -> Reading:
-    """The reference's way."""
+    """Return the reference's way."""
     return Reading((), "", "global" if loss_normalization == "global" else "micro_batch")
 
 
-def counts_of(found: Sequence[Found]) -> np.ndarray:
-    """How many elements each replica counts in each micro-batch, (replicas, micro-batches)."""
-    return np.array([[piece.count for piece in one.pieces] for one in found])
+def counts_of(results: Sequence[ReplicaResult]) -> np.ndarray:
+    """Return the number of elements that each replica counts in each micro-batch, (replicas, micro-batches)."""
+    return np.array([[piece.count for piece in result.pieces] for result in results])
 
 
 def combined(
-    reading: Reading, found: Sequence[Found], ranks: Sequence[int], wanted: Sequence[int], counts: np.ndarray
+    reading: Reading, results: Sequence[ReplicaResult], ranks: Sequence[int], wanted: Sequence[int], counts: np.ndarray
 ) -> Stages:
-    """Local losses and gradients of the wanted replicas.
+    """Return the local losses and gradients of the wanted replicas.
 
     Args:
-        found: of the replicas `ranks`, among them those wanted.
+        reading: the way to combine.
+        results: of the replicas `ranks`.
+        ranks: the wanted replicas, and perhaps others.
+        wanted: replicas to return.
         counts: of all replicas, (world_size, micro-batches).
     """
     with np.errstate(divide="ignore", invalid="ignore"):  # a replica without a label has the loss 0/0
         weights = _weights(reading.over, counts)
         pieces = {
-            rank: list(zip(weights[rank], one.pieces, strict=True)) for rank, one in zip(ranks, found, strict=True)
+            rank: list(zip(weights[rank], one.pieces, strict=True)) for rank, one in zip(ranks, results, strict=True)
         }
         losses = {rank: sum(weight * piece.loss for weight, piece in pieces[rank]) for rank in ranks}
         gradients = {
             name: np.stack([sum(weight * piece.gradients[name] for weight, piece in pieces[rank]) for rank in wanted])
-            for name in found[0].pieces[0].gradients
+            for name in results[0].pieces[0].gradients
         }
     scaled = {name: reading.gradient_times * gradient for name, gradient in gradients.items()}
     reported = [sum(losses.values()) if reading.shared else losses[rank] for rank in wanted]
@@ -151,7 +160,7 @@ def combined(
 
 
 def _weights(over: str, counts: np.ndarray) -> np.ndarray:
-    """c_ra, see above."""
+    """Return c_ra, see the module's docstring."""
     if over == "micro_batch":
         return 1 / (counts.shape[1] * counts)
     if over == "rank":

@@ -1,4 +1,4 @@
-"""Causes of a difference in the forward and backward pass: a fault in the loss, or in how pieces are combined."""
+"""Causes of a difference in the forward and backward pass: faults in the loss, or in combining micro-batches."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -40,16 +40,16 @@ STALE = Edit(Change("stale_parameters", "gradients at the parameters of the step
 def search_model(
     evidence: ModelEvidence, floor: float = FLOOR, seconds: float = 30.0
 ) -> tuple[Ruling, tuple[Item, ...]]:
-    """Name what makes JAX's local losses and gradients differ from the reference's.
+    """Name the faults that make JAX's local losses and gradients differ from the reference's.
 
     Args:
-        evidence: the reference's loss, and what JAX did.
-        floor: the largest residual that is rounding.
-        seconds: to look for causes in; what is found is then still confirmed on every step.
+        evidence: the reference's loss, and JAX's steps.
+        floor: the largest residual that counts as rounding.
+        seconds: time for the search; its results are then still confirmed on every step.
 
     Returns:
-        The ruling, with nothing named and no runner-up where nothing differs; and the faults that are
-        named with their values, to be planted in further replays.
+        The ruling; nothing is named and there is no runner-up if nothing differs. And the named faults
+        with their values, to be planted in further replays.
     """
     subject = LossAndGradients(evidence)
     for step in range(subject.steps):
@@ -60,7 +60,7 @@ def search_model(
 
 
 class LossAndGradients:
-    """The local losses and gradients, as `variants_search` takes its subject."""
+    """Local losses and gradients, a `fit.Subject`."""
 
     def __init__(self, evidence: ModelEvidence):
         self.steps = len(evidence.steps)
@@ -70,14 +70,14 @@ class LossAndGradients:
         self._reference = reference_reading(evidence.loss_normalization)
         self._counts: dict[int, np.ndarray] = {}
 
-    def found(self, step: int, ranks: Sequence[int]) -> Stages:
-        """What JAX did; a stage that is not seen is left out."""
+    def observed(self, step: int, ranks: Sequence[int]) -> Stages:
+        """Return JAX's losses and gradients; a stage that the port does not show is left out."""
         taken, chosen = self._evidence.steps[step], self._compared(ranks)
         stages = {"local_gradients": {name: value[chosen] for name, value in taken.local_gradients.items()}}
         return stages | ({"local_loss": {"loss": taken.local_loss[chosen]}} if taken.local_loss.size else {})
 
     def predicted(self, step: int, ranks: Sequence[int], items: Sequence[Any]) -> Stages:
-        """What the reference does, with faults."""
+        """Return the reference's losses and gradients with faults planted."""
         ranks = self._compared(ranks)
         edits = [item for item in items if isinstance(item, Edit)]
         reading = next((item for item in items if isinstance(item, Reading)), self._reference)
@@ -85,18 +85,18 @@ class LossAndGradients:
             self._counts[step] = counts_of(self._replay.run(step, self.ranks))
         recounted = reading.over == "global" and any(edit.change.counts for edit in edits)
         run = self.ranks if reading.shared or recounted else tuple(ranks)
-        found = self._replay.run(step, run, edits)
+        results = self._replay.run(step, run, edits)
         counts = self._counts[step].copy()
-        counts[list(run)] = counts_of(found)
-        return combined(reading, found, run, ranks, counts)
+        counts[list(run)] = counts_of(results)
+        return combined(reading, results, run, ranks, counts)
 
     def _compared(self, ranks: Sequence[int]) -> list[int]:
-        """Of these replicas those that can be compared; if there are none, all that can."""
+        """Return those of the replicas that can be compared; if there are none, all that can be compared."""
         of_all = self._evidence.compared or self.ranks
         return [rank for rank in ranks if rank in of_all] or list(of_all)
 
     def items(self, step: int, rank: int) -> list[Item]:
-        """All faults that apply to what the loss really calls, those of many calls first."""
+        """Return all faults that apply to the calls of the loss, those with many sites first."""
         calls = self._replay.trace(step, rank)
         changes = [(call, change) for of_call in OF_ONE_CALL for call in calls for change in of_call(call)]
         changes += [*tied_weights(calls, self._evidence.module), *reduced_precision(calls)]

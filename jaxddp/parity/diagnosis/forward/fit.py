@@ -1,10 +1,11 @@
-"""Fits the values of faults: what is left once they are right, and what they are.
+"""Values of faults, fitted, and the residual that remains.
 
-A replay gives a vector of differences: what the reference does with the faults, minus what JAX did,
-every stage over its norm. A value enters it almost linearly, so that the first replay already
-tells what is left once the value is right, and Broyden's method gets there in a few more.
+A replay gives a vector of differences: the reference's step with the faults, minus JAX's step,
+every stage over its norm. A value enters the vector almost linearly, so the first replay already
+predicts the residual at the right value, and Broyden's method reaches that value in a few more.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -12,85 +13,93 @@ from typing import Any, Protocol
 import numpy as np
 
 ITERATIONS = 16  # of Broyden's method; measured: 2 to 9 reach the floor
-PATIENCE = 3  # of them that may fail to come nearer: the slopes are better after each
-DIGITS = 4  # that a round number has at most
-# What a replay may raise because a fault cannot be planted there.
+PATIENCE = 3  # iterations that may fail to come nearer: the slopes are better after each
+DIGITS = 4  # largest number of digits of a round value
+# Errors of a replay in which a fault cannot be planted.
 IMPOSSIBLE = (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError, AssertionError)
 
 Stages = Mapping[str, Mapping[str, np.ndarray]]
 Probe = tuple[int, tuple[int, ...]]  # a step and some replicas
 
 
-class Item(Protocol):
-    """A fault, or what stands for one, perhaps with a value to be fitted."""
+class Item(ABC):
+    """A fault that a replay can plant, with a value to be fitted or without one."""
 
     @property
+    @abstractmethod
     def faults(self) -> tuple[str, ...]:
         """Names of `catalogue.FAULTS`."""
 
     @property
+    @abstractmethod
     def says(self) -> str:
-        """The fault in words."""
+        """Fault in words, with its value."""
+
+    @abstractmethod
+    def excludes(self, other: object) -> bool:
+        """Return True if the two cannot be planted together."""
 
     @property
     def reference(self) -> float | None:
-        """The value that changes nothing; None: there is nothing to fit."""
+        """Value that changes nothing; None: there is nothing to fit."""
+        return None
 
     @property
     def start(self) -> float:
-        """A value to start from."""
+        """Initial value of the fit."""
+        return 0.0
 
     @property
     def value(self) -> float | None:
-        """The value that it has."""
+        """Value of the fault; None: it has none."""
+        return None
 
     @property
     def plausible(self) -> bool:
-        """Whether somebody may have written such a value."""
+        """True if somebody may have written such a value."""
+        return True
 
     def at(self, value: float) -> "Item":
-        """The same with another value."""
-
-    def excludes(self, other: object) -> bool:
-        """Whether the two cannot be together."""
+        """Return the fault with another value."""
+        return self
 
 
 class Subject(Protocol):
-    """What is to be explained."""
+    """Stages of JAX's steps that are to be explained, and the reference's replay of them."""
 
     @property
     def steps(self) -> int:
-        """How many there are."""
+        """Number of steps."""
 
     @property
     def ranks(self) -> tuple[int, ...]:
         """All replicas."""
 
-    def found(self, step: int, ranks: Sequence[int]) -> Stages:
-        """What JAX did."""
+    def observed(self, step: int, ranks: Sequence[int]) -> Stages:
+        """Return the stages of JAX's step."""
 
     def predicted(self, step: int, ranks: Sequence[int], items: Sequence[Any]) -> Stages:
-        """What the reference does, with faults."""
+        """Return the stages of the reference's step with faults planted in it."""
 
 
 class Differences:
-    """Predicted minus found at some steps, as a vector: each stage over its norm.
+    """Predicted minus observed at some steps, as a vector: each stage over its norm.
 
-    The norm is the larger of what was found and of what the reference does without faults.
+    The norm is the larger of the observed stage's and of the reference's without faults.
     """
 
     def __init__(self, subject: Subject, probes: Iterable[Probe]):
         self._subject = subject
         self._parts: list[tuple[Probe, str, str, np.ndarray, float]] = []
         for probe in probes:
-            found, clean = subject.found(*probe), subject.predicted(*probe, ())
-            for stage, tensors in found.items():
+            observed, clean = subject.observed(*probe), subject.predicted(*probe, ())
+            for stage, tensors in observed.items():
                 common = [name for name in tensors if name in clean[stage]]
                 scale = max(_norm(tensors[name] for name in common), _norm(clean[stage][name] for name in common))
                 self._parts += [(probe, stage, name, tensors[name], scale) for name in common]
 
     def __call__(self, items: Sequence[Item] = ()) -> np.ndarray:
-        """The vector; infinite where one is NaN and the other is not.
+        """Return the vector; it is infinite where only one side is NaN.
 
         Raises:
             One of IMPOSSIBLE: the faults cannot be planted together here.
@@ -98,59 +107,59 @@ class Differences:
         probes = dict.fromkeys(part[0] for part in self._parts)
         predicted = {probe: self._subject.predicted(*probe, items) for probe in probes}
         pieces = []
-        for probe, stage, name, found, scale in self._parts:
+        for probe, stage, name, observed, scale in self._parts:
             value = predicted[probe][stage][name]
-            difference = (value - found).ravel() / (scale or 1.0)
+            difference = (value - observed).ravel() / (scale or 1.0)
             if np.isnan(difference).any():
-                both = np.isnan(value) & np.isnan(found)
+                both = np.isnan(value) & np.isnan(observed)
                 difference = np.where(both.ravel(), 0.0, np.where(np.isnan(difference), np.inf, difference))
             pieces.append(difference)
         return np.concatenate(pieces) if pieces else np.zeros(0)
 
     def worst(self, vector: np.ndarray) -> float:
-        """The largest norm of any tensor's part of a vector."""
-        ends = np.cumsum([found.size for *_, found, _ in self._parts])[:-1]
+        """Return the largest norm of any tensor's part of a vector."""
+        ends = np.cumsum([observed.size for *_, observed, _ in self._parts])[:-1]
         return max((float(np.linalg.norm(part)) for part in np.split(vector, ends)), default=0.0)
 
 
 def _norm(tensors: Iterable[np.ndarray]) -> float:
-    """The Euclidean norm of what is a number in them."""
+    """Return the Euclidean norm of all elements together, NaNs left out."""
     return float(np.sqrt(sum(np.sum(np.square(np.where(np.isnan(tensor), 0.0, tensor))) for tensor in tensors)))
 
 
 def residual_at(subject: Subject, probe: Probe, items: Sequence[Item] = ()) -> float:
-    """What faults, or none, leave at a step on some replicas."""
+    """Return the residual that faults, or none, leave at a step on some replicas."""
     differences = Differences(subject, [probe])
     return differences.worst(differences(items))
 
 
 @dataclass(frozen=True, eq=False)
 class Point:
-    """Faults with their values, the differences there, and how those change with each fitted value."""
+    """Faults with their values, the differences there, and their derivative by each fitted value."""
 
     items: tuple[Item, ...]
     vector: np.ndarray
     slopes: tuple[np.ndarray, ...] = ()
 
     def step(self) -> np.ndarray:
-        """The change of the values that leaves the least, if the slopes do not change."""
-        # Slopes differ by orders of magnitude (an eps, a factor): in units of their own they do not.
+        """Return the change of the values that leaves the least, if the slopes are constant."""
+        # Slopes differ by orders of magnitude (an eps, a factor), so each is divided by its norm.
         norms = np.array([np.linalg.norm(slope) for slope in self.slopes])
         products = np.array([[first @ second for second in self.slopes] for first in self.slopes])
         towards = np.array([slope @ self.vector for slope in self.slopes])
         return -np.linalg.lstsq(products / np.outer(norms, norms), towards / norms, rcond=None)[0] / norms
 
     def after(self, step: np.ndarray) -> np.ndarray:
-        """The differences after a change of the values, if the slopes do not change."""
+        """Return the differences after a change of the values, if the slopes are constant."""
         return self.vector + sum(slope * move for slope, move in zip(self.slopes, step, strict=True))
 
 
 class Fit:
-    """Adds faults to faults, and fits their values.
+    """Faults added one by one, their values fitted.
 
     Args:
-        differences: of what is to be explained.
-        floor: the largest residual that is rounding.
+        differences: predicted minus observed, at the probes.
+        floor: the largest residual that counts as rounding.
     """
 
     def __init__(self, differences: Differences, floor: float):
@@ -158,7 +167,7 @@ class Fit:
         self._floor = floor
 
     def add(self, point: Point, item: Item) -> Point | None:
-        """One fault more; None: it makes no difference there, or cannot be planted."""
+        """Return the point with one more fault; None: the fault changes nothing there, or cannot be planted."""
         if item.reference is None:
             vector = self._try((*point.items, item))
             changed = vector is not None and not np.array_equal(vector, point.vector)
@@ -171,17 +180,17 @@ class Fit:
         return Point(together, point.vector, (*point.slopes, slope)) if slope.any() else None
 
     def promise(self, point: Point) -> float:
-        """The residual once the values are right, if the slopes do not change."""
+        """Return the residual at the best values, if the slopes are constant."""
         if not point.slopes or not np.isfinite(point.vector).all():
             return self.residual(point)
         return self._differences.worst(point.after(point.step()))
 
     def residual(self, point: Point) -> float:
-        """The worst tensor's."""
+        """Return the residual of the worst tensor."""
         return self._differences.worst(point.vector)
 
     def reach(self, point: Point) -> Point:
-        """The point of least differences: Gauss and Newton's steps with Broyden's slopes; then round values."""
+        """Return the point of least differences: Gauss-Newton steps with Broyden's slopes; then round values."""
         stalled = 0
         for _ in range(ITERATIONS if point.slopes and np.isfinite(point.vector).all() else 0):
             items = _moved(point.items, point.step())
@@ -189,7 +198,7 @@ class Fit:
             vector = self._try(items) if moved.any() else None
             if vector is None or not np.isfinite(vector).all():
                 break
-            # Of what the slopes did not foresee, each takes the share that it has in the step.
+            # What the slopes did not predict is divided among them by their shares in the step.
             shares = moved * [float(slope @ slope) for slope in point.slopes]
             wrong = (vector - point.after(moved)) / (shares @ moved)
             slopes = tuple(slope + wrong * share for slope, share in zip(point.slopes, shares, strict=True))
@@ -201,7 +210,7 @@ class Fit:
         return self._rounded(point)
 
     def _rounded(self, point: Point) -> Point:
-        """The point with each value as round as the residual allows."""
+        """Return the point with each value as round as the residual allows."""
         allowed = max(10 * self.residual(point), self._floor / 100)
         if allowed > 10 * self._floor:
             return point
@@ -227,7 +236,7 @@ def _values(items: Sequence[Item]) -> list[float]:
 
 
 def _moved(items: Sequence[Item], step: np.ndarray) -> tuple[Item, ...]:
-    """The items with the fitted values changed."""
+    """Return the items with the fitted values changed."""
     moves = iter(step)
     return tuple(
         item if item.reference is None or item.value is None else item.at(item.value + float(next(moves)))
@@ -236,7 +245,7 @@ def _moved(items: Sequence[Item], step: np.ndarray) -> tuple[Item, ...]:
 
 
 def _round_numbers(value: float, reference: float) -> Iterator[float]:
-    """Candidates from the roundest on: 0 if it is nearly that, then with one digit, two, and so on.
+    """Yield candidates, the roundest first: 0 if the value is nearly 0, then one digit, two digits, and so on.
 
     >>> list(_round_numbers(0.10000000002, 0.0))
     [0.1, 0.1, 0.1, 0.1]

@@ -1,6 +1,6 @@
 """Changes of calls that mean one thing in torch and, by default or by habit, another in JAX.
 
-Each function takes a call and yields what a port may have made of it.
+Each function takes a call and yields the changes that a port may have made to it.
 """
 
 from collections import defaultdict
@@ -22,13 +22,13 @@ NORMS = {
     "instance_norm": "InstanceNorm",
     "batch_norm": "BatchNorm",
 }
-ADDITIONS = ("add", "add_")  # what a + b and a += b call
+ADDITIONS = ("add", "add_")  # called by a + b and a += b
 _LOSS_DEFAULTS = {"weight": None, "ignore_index": IGNORE_INDEX, "reduction": "mean"}
-SMALL = 0.01  # an eps by hand is at most this
+SMALL = 0.01  # largest eps in a hand-written normalisation
 
 
 def gelu(call: Call) -> Iterator[Change]:
-    """GELU by its other formula."""
+    """Yield GELU by the other formula, tanh or erf."""
     if call.name == "gelu":
         other = "none" if call.get("approximate") == "tanh" else "tanh"
         what = f"GELU by {'erf' if other == 'none' else 'tanh'}"
@@ -36,7 +36,7 @@ def gelu(call: Call) -> Iterator[Change]:
 
 
 def norm_epsilon(call: Call) -> Iterator[Change]:
-    """A normalisation layer, of torch or by hand, with another eps."""
+    """Yield another eps in a normalisation layer, torch's or hand-written."""
     if call.name in NORMS:
         default = torch.finfo(call.get("input").dtype).eps if call.name == "rms_norm" else 1e-5
         eps = call.get("eps")
@@ -60,11 +60,11 @@ def _epsilon(layer: str, reference: float, but: Any) -> Change:
 
 
 def label_smoothing(call: Call) -> Iterator[Change]:
-    """Another label smoothing."""
+    """Yield another label smoothing."""
 
     def answer(call: Call, proceed: Proceed, value: float, /) -> Any:
         if call.name == "nll_loss":
-            # log_softmax(log_softmax(x)) is log_softmax(x), so log-probabilities can stand for logits.
+            # log_softmax(log_softmax(x)) is log_softmax(x), so log-probabilities can serve as logits.
             options = {name: call.get(name, default) for name, default in _LOSS_DEFAULTS.items()}
             call = replace(
                 call, site=("cross_entropy", 0), function=F.cross_entropy, args=call.args[:2], kwargs=options
@@ -77,7 +77,7 @@ def label_smoothing(call: Call) -> Iterator[Change]:
 
 
 def ignore_index(call: Call) -> Iterator[Change]:
-    """Ignored labels that count in the mean, or that are not ignored at all."""
+    """Yield ignored labels that count in the mean, or that are not ignored."""
     if call.name not in ("cross_entropy", "nll_loss") or call.get("target").is_floating_point():
         return
     index = call.get("ignore_index", IGNORE_INDEX)
@@ -102,14 +102,14 @@ def ignore_index(call: Call) -> Iterator[Change]:
 
 
 def padding_idx(call: Call) -> Iterator[Change]:
-    """An embedding whose padding row gets a gradient."""
+    """Yield an embedding whose padding row gets a gradient."""
     if call.name == "embedding" and call.get("padding_idx") is not None:
         what = f"row {call.get('padding_idx')} of an embedding gets a gradient"
         yield Change("padding_idx", what, lambda call, proceed, value, /: proceed(call.but(padding_idx=None)))
 
 
 def loss_terms(call: Call) -> Iterator[Change]:
-    """One scalar term of a sum of losses, times a factor."""
+    """Yield one scalar term of a sum of losses times a factor."""
     if call.name not in ADDITIONS:
         return
     for position, term in enumerate(call.args[:2]):
@@ -126,7 +126,7 @@ def _scaled_term(position: int) -> Change:
 
 
 def tied_weights(calls: Sequence[Call], module: nn.Module) -> Iterator[tuple[Call, Change]]:
-    """A parameter that is used in several places, and gets no gradient from one of them."""
+    """Yield a parameter that is used in several places and gets no gradient from one of them."""
     uses: dict[str, list[tuple[Call, int]]] = defaultdict(list)
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     for call in calls:
@@ -149,37 +149,34 @@ def _detached(what: str, position: int) -> Change:
 
 
 def batch_norm_sync(call: Call) -> Iterator[Change]:
-    """BatchNorm with the statistics of all replicas."""
+    """Yield BatchNorm with the statistics of all replicas."""
 
     def answer(call: Call, proceed: Proceed, value: float, /) -> Any:
-        mine = call.get("input")
-        everyones = call.gather(mine)
+        own = call.get("input")
+        inputs = call.gather(own)
         weight, bias = call.get("weight"), call.get("bias")
-        whole = proceed(call.but(input=torch.cat(list(everyones)), weight=None, bias=None))
-        first = sum(len(other) for other in everyones[: _position(mine, everyones)])
-        found = whole[first : first + len(mine)]
-        shape = (1, -1) + (1,) * (mine.ndim - 2)
-        found = found if weight is None else found * weight.view(shape)
-        return found if bias is None else found + bias.view(shape)
+        whole = proceed(call.but(input=torch.cat(list(inputs)), weight=None, bias=None))
+        rank = next(rank for rank, other in enumerate(inputs) if other is own)
+        first = sum(len(other) for other in inputs[:rank])
+        normalised = whole[first : first + len(own)]
+        shape = (1, -1) + (1,) * (own.ndim - 2)
+        normalised = normalised if weight is None else normalised * weight.view(shape)
+        return normalised if bias is None else normalised + bias.view(shape)
 
     if call.name == "batch_norm" and call.get("training"):
         yield Change("batch_norm_sync", "BatchNorm over all replicas", answer, lockstep=True, setting=True)
 
 
 def batch_norm_eval(call: Call) -> Iterator[Change]:
-    """BatchNorm with its running statistics, which stay as they are."""
+    """Yield BatchNorm in evaluation mode: normalised by its running statistics, which do not change."""
     if _keeps_statistics(call):
         what = "BatchNorm in evaluation mode: by its running statistics, which it leaves as they are"
         answer = lambda call, proceed, value, /: proceed(call.but(training=False))  # noqa: E731
         yield Change("batch_norm_eval", what, answer, setting=True)
 
 
-def _position(mine: Tensor, everyones: Sequence[Tensor]) -> int:
-    return next(position for position, tensor in enumerate(everyones) if tensor is mine)
-
-
 def momentum(call: Call) -> Iterator[Change]:
-    """BatchNorm's running statistics moved by another share: running = (1 - m) running + m batch."""
+    """Yield another momentum m of BatchNorm's running statistics: running = (1 - m) running + m batch."""
     if _keeps_statistics(call):
         reference = float(call.get("momentum", 0.1))
 
@@ -190,15 +187,15 @@ def momentum(call: Call) -> Iterator[Change]:
 
 
 def biased_variance(call: Call) -> Iterator[Change]:
-    """BatchNorm that keeps the biased variance."""
+    """Yield BatchNorm that keeps the biased variance."""
 
     def answer(call: Call, proceed: Proceed, value: float, /) -> Any:
         x, running = call.get("input"), call.get("running_var")
-        # batch_norm keeps what it is given for its backward pass: it is given a copy, which nobody changes.
+        # batch_norm keeps running_var for its backward pass, so it gets a copy that nothing changes afterwards.
         moved = running.clone()
         result = proceed(call.but(running_var=moved))
         n = x.numel() / x.shape[1]
-        # The share of the new variance is linear in it, whatever the momentum is: only that part shrinks.
+        # The update is linear in the batch's variance, whatever the momentum is: only that part shrinks.
         share = call.get("momentum", 0.1)
         kept = (1 - share) * running
         running.copy_(kept + (moved - kept) * (n - 1) / n)

@@ -1,4 +1,4 @@
-"""Changes of calls that put the same values elsewhere: padding, flattened axes, kernels."""
+"""Changes of calls that move values to other places: padding, flattened axes, kernels."""
 
 import itertools
 import math
@@ -12,14 +12,14 @@ from torch.nn import functional as F
 from jaxddp.parity.diagnosis.forward.calls import Call, Change, Proceed
 
 RESHAPES = ("flatten", "reshape", "view", "unflatten")
-MOST_AXES = 3  # orders of more flattened axes are too many to try
+MOST_AXES = 3  # more flattened axes have too many orders to try
 
 
 def same_padding(call: Call) -> Iterator[Change]:
-    """A convolution or pooling padded as XLA's 'SAME' does: the larger half behind.
+    """Yield a convolution or pooling padded as XLA's 'SAME' pads, the larger half behind.
 
-    An axis of n values, with stride s and a kernel that spans k, needs
-    p = max((ceil(n / s) - 1) s + k - n, 0) more; p // 2 of them go in front.
+    An axis of n values, with stride s and a kernel that spans k, gets
+    p = max((ceil(n / s) - 1) s + k - n, 0) more values, p // 2 of them in front.
     """
     kind = call.name[:-2]
     if kind not in ("conv", "max_pool", "avg_pool") or isinstance(call.get("padding"), str):
@@ -38,7 +38,7 @@ def same_padding(call: Call) -> Iterator[Change]:
 
 
 def _same(call: Call) -> list[int]:
-    """Zeros before and after each spatial axis."""
+    """Return the padding before and after each spatial axis."""
     sizes = call.get("input").shape[-int(call.name[-2]) :]
     if call.name.startswith("conv"):
         spans = [
@@ -57,14 +57,14 @@ def _same(call: Call) -> list[int]:
 
 
 def _each(call: Call, option: int | Sequence[int]) -> list[int]:
-    """An option of a layer, for each of its axes."""
+    """Return a layer's option for each spatial axis."""
     dims = int(call.name[-2])
     values = [option] if isinstance(option, int) else list(option)
     return values * dims if len(values) == 1 else values
 
 
 def flattened_axes(call: Call) -> Iterator[Change]:
-    """Axes that are merged, or one that is split, in another order: (C, H, W) as (H, W, C)."""
+    """Yield axes merged, or an axis split, in another order: (C, H, W) as (H, W, C)."""
     if call.name not in RESHAPES or not isinstance(call.result, Tensor):
         return
     before, after = tuple(call.args[0].shape), tuple(call.result.shape)
@@ -94,7 +94,7 @@ def _split(order: Sequence[int]) -> Change:
 
 
 def _groups(before: Sequence[int], after: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
-    """Which axes of a shape become which of another: (8, 3, 4) as (8, 12) is [0] -> [0] and [1, 2] -> [1].
+    """Yield the axes of a shape with the axes that they become: (8, 3, 4) to (8, 12) is [0] -> [0], [1, 2] -> [1].
 
     >>> list(_groups((8, 3, 4), (8, 12)))
     [([0], [0]), ([1, 2], [1])]
@@ -114,7 +114,7 @@ def _groups(before: Sequence[int], after: Sequence[int]) -> Iterator[tuple[list[
 
 
 def _orders(axes: Sequence[int], shape: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Other orders of those of the axes that have more than one element."""
+    """Yield other orders of the axes that have more than one element."""
     long = [axis for axis in axes if shape[axis] > 1]
     if len(long) <= MOST_AXES:
         for order in list(itertools.permutations(long))[1:]:
@@ -123,7 +123,7 @@ def _orders(axes: Sequence[int], shape: Sequence[int]) -> Iterator[tuple[int, ..
 
 
 def kernel_axes(call: Call) -> Iterator[Change]:
-    """A kernel with two axes of one size swapped, or turned round."""
+    """Yield a kernel with two axes of equal size swapped, or turned round."""
     if call.name != "linear" and not call.name.startswith("conv"):
         return
     shape = call.get("weight").shape

@@ -15,11 +15,11 @@ PRODUCTS = ("linear", "matmul", "bmm", "einsum", "scaled_dot_product_attention",
 
 
 def reduced_precision(calls: Sequence[Call]) -> Iterator[tuple[Call, Change]]:
-    """Products of rounded inputs: all of them, or only the convolutions, or only the others.
+    """Yield products of rounded inputs: all products, only the convolutions, or only the others.
 
-    The backward pass is one of three. A GPU rounds what goes into each of its products as well.
-    Where a program casts the inputs down and up again, their gradients are rounded on the way
-    back. And a rounding that has no derivative of its own leaves them alone.
+    Each has three backward passes. A GPU rounds the inputs of the products of the backward pass too. A
+    program that casts the inputs down and up again rounds their gradients. A rounding that is left out
+    of the derivative changes no gradient.
     """
     products = [call for call in calls if call.name in PRODUCTS and not _drops(call)]
     convolutions = [call for call in products if call.name.startswith("conv")]
@@ -43,7 +43,7 @@ def _drops(call: Call) -> bool:
 
 
 class _Rounding:
-    """Rounds the inputs of a product, and perhaps the gradients of its inputs or of its output."""
+    """Rounding of a product's inputs, and of the gradients of its inputs or of its output if asked for."""
 
     def __init__(self, bits: int, inputs: bool = False, outputs: bool = False):
         self._bits, self._inputs, self._outputs = bits, inputs, outputs
@@ -56,7 +56,7 @@ class _Rounding:
 
 
 class _Rounded(Function):
-    """Rounds on the way forward, backward, or both."""
+    """Rounding in the forward pass, the backward pass, or both."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, forward: int | None, backward: int | None) -> Tensor:
@@ -69,7 +69,7 @@ class _Rounded(Function):
 
 
 def round_mantissa(x: Tensor, bits: int) -> Tensor:
-    """The nearest numbers of so many stored mantissa bits, ties to even.
+    """Round to the nearest number with so many stored mantissa bits, ties to even.
 
     >>> round_mantissa(torch.tensor([1 + 2**-8, 1 + 3 * 2**-8], dtype=torch.float64), bits=7).tolist()
     [1.0, 1.015625]
@@ -99,7 +99,7 @@ def _change(what: str, rounding: _Rounding) -> Change:
 
 
 def _attention(call: Call, rounding: _Rounding) -> Tensor:
-    """softmax(q k^T / sqrt(d) + mask) v, both products rounded."""
+    """Compute softmax(q k^T / sqrt(d) + mask) v with both products rounded."""
     query, key, value = (rounding.input(call.get(name)) for name in ("query", "key", "value"))
     scale = call.get("scale") or 1 / math.sqrt(query.shape[-1])
     scores = rounding.output(query @ key.mT) * scale

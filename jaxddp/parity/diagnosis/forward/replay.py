@@ -1,4 +1,4 @@
-"""The torch loss once more: one step's micro-batches on some replicas, with faults planted or not."""
+"""Replay of the torch loss: one step's micro-batches on some replicas, with faults planted or without."""
 
 import copy
 import threading
@@ -17,21 +17,21 @@ from torch_ref.losses import Batch, LossFunction
 
 Arrays = Mapping[str, np.ndarray]
 TIMEOUT = 300.0  # seconds that replicas side by side wait for each other
-REMEMBERED = 3  # runs of all replicas
+REMEMBERED = 3  # runs of all replicas that are cached
 
 
 @dataclass(frozen=True)
 class ModelStep:
-    """What a step was given, and what JAX made of it. Tensors have torch's names and layout.
+    """Inputs of a step, and JAX's results, under torch's names and in torch's layout.
 
     Attributes:
-        state: torch's state_dict before the step.
-        previous: that of the step before; None: there is none.
-        micro_batches: [rank][micro-batch] -> the batch as the torch loss takes it, in float64.
-        local_loss: JAX's, (world_size,); of size 0 where it is not seen.
-        local_gradients: JAX's, (world_size, ...); empty where they are not seen.
-        buffers: JAX's after the step, as replica 0 has them.
-        all_buffers: those that differ between JAX's replicas, (world_size, ...).
+        state: torch's state dict before the step.
+        previous: torch's state dict before the previous step; None: there is none.
+        micro_batches: `[rank][micro-batch]` -> the batch as the torch loss takes it, in float64.
+        local_loss: JAX's, (world_size,); of size 0 if the port does not show it.
+        local_gradients: JAX's, (world_size, ...); empty if the port does not show them.
+        buffers: JAX's after the step, on replica 0.
+        all_buffers: JAX's buffers that differ between its replicas, (world_size, ...).
     """
 
     state: Arrays
@@ -45,15 +45,15 @@ class ModelStep:
 
 @dataclass(frozen=True)
 class ModelEvidence:
-    """The reference's loss, and the steps that JAX made.
+    """Loss of the reference, and JAX's steps.
 
     Attributes:
-        module: in float64 and in training mode.
+        module: the reference's model, in float64 and in training mode.
         loss_fn: (module, batch) -> "loss", the sum of weighted losses, and "count", the sum of weights.
-        steps: may be loaded as they are asked for.
-        world_size: the number of replicas.
+        steps: JAX's steps; may be loaded lazily.
+        world_size: number of replicas.
         loss_normalization: "ddp" or "global", see `torch_ref.step.accumulate_gradients`.
-        compared: the replicas that were given the same examples on both sides; None: all.
+        compared: replicas that were given the same examples on both sides; None: all.
     """
 
     module: nn.Module
@@ -66,7 +66,7 @@ class ModelEvidence:
 
 @dataclass(frozen=True)
 class Piece:
-    """What a replica finds on one micro-batch: sum and count of its losses, gradients of the sum."""
+    """Results of one micro-batch: sum and count of its losses, gradients of the sum."""
 
     loss: float
     count: float
@@ -74,15 +74,15 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a replica finds in a step: a piece for each micro-batch, and the buffers that it leaves."""
+class ReplicaResult:
+    """Results of one replica's step: a piece for each micro-batch, and the buffers after the step."""
 
     pieces: list[Piece]
     buffers: dict[str, np.ndarray]
 
 
 class Replay:
-    """Runs steps of the evidence with faults planted, and remembers the last runs.
+    """Runs of the evidence's steps with faults planted; the last runs are cached.
 
     >>> step = ModelStep({"weight": np.array([[2.0]])}, None, [[{"x": torch.ones(3, 1).double()}]], *[np.zeros(0)] * 4)
     >>> evidence = ModelEvidence(
@@ -95,34 +95,34 @@ class Replay:
     def __init__(self, evidence: ModelEvidence):
         self._evidence = evidence
         self._copies: list[nn.Module] = []
-        self._known: OrderedDict[tuple[int, int, tuple[Edit, ...]], Found] = OrderedDict()
+        self._known: OrderedDict[tuple[int, int, tuple[Edit, ...]], ReplicaResult] = OrderedDict()
 
-    def run(self, step: int, ranks: Sequence[int], edits: Sequence[Edit] = ()) -> list[Found]:
-        """Forward and backward passes of a step's micro-batches.
+    def run(self, step: int, ranks: Sequence[int], edits: Sequence[Edit] = ()) -> list[ReplicaResult]:
+        """Compute the forward and backward passes of a step's micro-batches.
 
         Args:
             step: index into the evidence's steps.
-            ranks: the replicas whose results are wanted.
+            ranks: replicas whose results are wanted.
             edits: faults.
 
         Raises:
-            One of `variants_fit.IMPOSSIBLE`: the loss cannot be computed with the faults.
+            One of `fit.IMPOSSIBLE`: the loss cannot be computed with the faults.
         """
         edits = tuple(edits)
         for rank in ranks:
             if (step, rank, edits) not in self._known:
                 if any(edit.change.lockstep for edit in edits):
-                    found = self._side_by_side(step, edits)
-                    self._known |= {(step, other, edits): one for other, one in enumerate(found)}
+                    of_all = self._side_by_side(step, edits)
+                    self._known |= {(step, other, edits): result for other, result in enumerate(of_all)}
                 else:
                     self._known[step, rank, edits] = self._alone(step, rank, edits)
-        found = [self._known[step, rank, edits] for rank in ranks]
+        results = [self._known[step, rank, edits] for rank in ranks]
         while len(self._known) > REMEMBERED * self._evidence.world_size:
             self._known.popitem(last=False)
-        return found
+        return results
 
     def trace(self, step: int, rank: int) -> list[Call]:
-        """The calls of the loss on a replica's first micro-batch."""
+        """Return the calls of the loss on a replica's first micro-batch."""
         module, taken = self._evidence.module, self._evidence.steps[step]
         _load(module, taken.state)
         return trace(module, self._evidence.loss_fn, taken.micro_batches[rank][0])
@@ -132,20 +132,20 @@ class Replay:
         stale = any(edit.change.stale for edit in edits)
         return taken.previous if stale and taken.previous is not None else taken.state
 
-    def _alone(self, step: int, rank: int, edits: Sequence[Edit]) -> Found:
+    def _alone(self, step: int, rank: int, edits: Sequence[Edit]) -> ReplicaResult:
         module = self._evidence.module
         _load(module, self._state(step, edits))
         pieces = []
         for batch in self._evidence.steps[step].micro_batches[rank]:
             loss, count = _forward(module, self._evidence.loss_fn, batch, Calls(edits))
             pieces.append(Piece(float(loss.detach()), count, _gradients(loss, module)))
-        return Found(pieces, _buffers(module))
+        return ReplicaResult(pieces, _buffers(module))
 
-    def _side_by_side(self, step: int, edits: Sequence[Edit]) -> list[Found]:
-        """All replicas at once, each in a thread: what one does enters the losses of the others.
+    def _side_by_side(self, step: int, edits: Sequence[Edit]) -> list[ReplicaResult]:
+        """Run all replicas at once, each in a thread, so that each replica's tensors enter the others' losses.
 
-        As in JAX, a replica's gradient is that of all losses with respect to its own copy of the
-        parameters. With "ddp" each loss enters divided by its count, and the result is multiplied by it.
+        As in JAX, a replica's gradient is the gradient of all losses with respect to the replica's copy of
+        the parameters. With "ddp" each loss is divided by its count, and the result is multiplied by it.
         """
         evidence = self._evidence
         while len(self._copies) < evidence.world_size:
@@ -162,10 +162,10 @@ class Replay:
             results = exchange.together(forwards)
             divisors = [1.0 if evidence.loss_normalization == "global" else count for _, count in results]
             total = torch.stack([loss / divisor for (loss, _), divisor in zip(results, divisors, strict=True)]).sum()
-            for mine, module, (loss, count), divisor in zip(pieces, self._copies, results, divisors, strict=True):
+            for of_rank, module, (loss, count), divisor in zip(pieces, self._copies, results, divisors, strict=True):
                 gradients = {name: gradient * divisor for name, gradient in _gradients(total, module).items()}
-                mine.append(Piece(float(loss.detach()), count, gradients))
-        return [Found(mine, _buffers(module)) for mine, module in zip(pieces, self._copies, strict=True)]
+                of_rank.append(Piece(float(loss.detach()), count, gradients))
+        return [ReplicaResult(of_rank, _buffers(module)) for of_rank, module in zip(pieces, self._copies, strict=True)]
 
 
 def _forward(module: nn.Module, loss_fn: LossFunction, batch: Batch, calls: Calls) -> tuple[Tensor, float]:
@@ -175,10 +175,10 @@ def _forward(module: nn.Module, loss_fn: LossFunction, batch: Batch, calls: Call
 
 
 def _gradients(loss: Tensor, module: nn.Module) -> dict[str, np.ndarray]:
-    """Of all parameters that learn; zeros where the loss does not reach them."""
+    """Return the gradients of all trainable parameters; zeros where the loss does not depend on them."""
     named = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
-    found = torch.autograd.grad(loss, list(named.values()), retain_graph=True, materialize_grads=True)
-    return {name: gradient.numpy() for name, gradient in zip(named, found, strict=True)}
+    gradients = torch.autograd.grad(loss, list(named.values()), retain_graph=True, materialize_grads=True)
+    return {name: gradient.numpy() for name, gradient in zip(named, gradients, strict=True)}
 
 
 def _load(module: nn.Module, state: Arrays) -> None:
@@ -190,26 +190,26 @@ def _buffers(module: nn.Module) -> dict[str, np.ndarray]:
 
 
 class _Exchange:
-    """Where replicas that run side by side hand each other their tensors."""
+    """Exchange of tensors between replicas that run side by side."""
 
     def __init__(self, world_size: int):
         self._tensors: list[Tensor] = [torch.empty(0)] * world_size
         self._barrier = threading.Barrier(world_size)
 
     def gather(self, rank: int) -> Gather:
-        """The replica's function that waits for the others' tensors and returns them all."""
+        """Return the replica's function that waits for the other replicas' tensors and returns all of them."""
 
         def wait(tensor: Tensor) -> Sequence[Tensor]:
             self._tensors[rank] = tensor
             self._barrier.wait(TIMEOUT)
-            everyones = tuple(self._tensors)
-            self._barrier.wait(TIMEOUT)  # nobody writes the next ones before all have read these
-            return everyones
+            of_all = tuple(self._tensors)
+            self._barrier.wait(TIMEOUT)  # no replica writes the next tensors before all have read these
+            return of_all
 
         return wait
 
     def together(self, runs: Sequence[Callable[[], tuple[Tensor, float]]]) -> list[tuple[Tensor, float]]:
-        """What each replica computes, in a thread of its own; the first error if one fails."""
+        """Run each replica in a thread and return the results; raise the first error."""
         results: list[tuple[Tensor, float] | None] = [None] * len(runs)
         errors: list[Exception] = []
 

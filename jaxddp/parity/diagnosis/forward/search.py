@@ -1,4 +1,4 @@
-"""Which faults, planted in a replay, do what JAX did: one of them, or two."""
+"""Search for the faults, one or two, that make the reference's replay do what JAX did."""
 
 import time
 from collections.abc import Sequence
@@ -7,18 +7,19 @@ from dataclasses import dataclass, replace
 from jaxddp.parity.diagnosis.decide import Hypothesis, Ruling, decide
 from jaxddp.parity.diagnosis.forward.fit import Differences, Fit, Item, Point, Probe, Subject, residual_at
 
-FITTED = 12  # how many of the nearest that have a value are fitted in full
-NEAR = 1000.0  # and all that promise less than so many floors
-ROUNDS = 3  # how often a step that contradicts is looked at as well
+FITTED = 12  # number of the nearest faults with a value that are fitted in full
+NEAR = 1000.0  # faults whose promised residual is below this many floors are fitted in full too
+ROUNDS = 3  # searches, each with one more step: the one that contradicted the search before
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """Faults, and what they leave: with their values fitted or, for the unlikely, as their slopes promise.
+    """Faults and the residual that they leave.
 
     Attributes:
         listed: the faults as they were given.
-        items: with their values.
+        items: the faults with their values.
+        residual: at fitted values; for unlikely faults, the one that their slopes promise.
     """
 
     listed: tuple[Item, ...]
@@ -27,34 +28,36 @@ class Explanation:
 
     @property
     def hypothesis(self) -> Hypothesis:
-        """As the rule for naming takes it."""
+        """Explanation as a `decide.Hypothesis`."""
         faults = tuple(fault for item in self.items for fault in item.faults)
         return Hypothesis(faults, "; ".join(item.says for item in self.items), self.residual)
 
     @property
     def plausible(self) -> bool:
-        """Whether all of its values are such that somebody may have written them."""
+        """True if somebody may have written each of the values."""
         return all(item.plausible for item in self.items)
 
     @property
     def fitted(self) -> int:
-        """How many values were fitted."""
+        """Number of fitted values."""
         return sum(item.reference is not None for item in self.items)
 
 
 def explain(
     subject: Subject, items: Sequence[Item], probe: Probe, floor: float, seconds: float
 ) -> tuple[Ruling, tuple[Item, ...]]:
-    """Find the faults that explain what JAX did, at the probe first and then at every step.
+    """Find the faults that explain JAX's steps, at the probe first and then at every step.
 
     Args:
-        items: the faults to choose from, the likelier first.
+        subject: the stages that are to be explained.
+        items: faults to choose from, the likelier first.
         probe: a step and replicas that differ.
-        floor: the largest residual that is rounding.
-        seconds: after which no more is tried.
+        floor: the largest residual that counts as rounding.
+        seconds: time after which nothing more is tried.
 
     Returns:
-        The ruling, and the faults that it names with their values; none where it names several or nothing.
+        The ruling, and the named faults with their values; no faults if the ruling names several
+        hypotheses or none.
     """
     end = time.monotonic() + seconds
     probes = [probe]
@@ -79,7 +82,7 @@ def explain(
 def confirm(
     subject: Subject, explanations: Sequence[Explanation], floor: float
 ) -> tuple[list[Explanation], Probe | None]:
-    """The explanations with their residuals over all steps, and a step and replica that contradicts one."""
+    """Return the explanations with their residuals over all steps, and a step and replica that contradicts one."""
     confirmed, against = [], None
     for explanation in explanations:
         residual = explanation.residual
@@ -94,19 +97,19 @@ def confirm(
 
 
 def worst_rank(subject: Subject, step: int, items: Sequence[Item] = ()) -> int:
-    """The replica that differs most."""
+    """Return the replica that differs most."""
     return max(subject.ranks, key=lambda rank: residual_at(subject, (step, (rank,)), items))
 
 
 class Search:
-    """Tries faults, alone and two at a time.
-
-    Args:
-        differences: at the probes.
-        items: the faults.
-        floor: the largest residual that is rounding.
+    """Trials of faults, alone and two at a time.
 
     Deadlines are on the clock of `time.monotonic`.
+
+    Args:
+        differences: predicted minus observed, at the probes.
+        items: the faults.
+        floor: the largest residual that counts as rounding.
     """
 
     def __init__(self, differences: Differences, items: Sequence[Item], floor: float):
@@ -116,25 +119,25 @@ class Search:
         self._floor = floor
 
     def singles(self, deadline: float) -> list[Explanation]:
-        """Each fault that makes a difference, the nearest first."""
+        """Return each fault that changes the replay, the nearest first."""
         return self._nearest((), self._clean, self._items, deadline)
 
     def pairs(self, singles: Sequence[Explanation], deadline: float) -> list[Explanation]:
-        """The nearest single with each other fault, then the next, until two explain it or time is up."""
-        found: list[Explanation] = []
+        """Try the nearest single with each other fault, then the next, until a pair explains it or time is up."""
+        pairs: list[Explanation] = []
         tried: list[Item] = []
         for single in sorted(singles, key=lambda explanation: explanation.residual):
-            found += self._with_others(single.listed[0], tried, deadline)
-            if _explained(found, self._floor):
-                # Its other half may go with something else as well: then neither is certain.
-                seconds = [one.listed[-1] for one in found if _explained([one], self._floor)]
-                return found + [more for second in seconds for more in self._with_others(second, tried, deadline)]
+            pairs += self._with_others(single.listed[0], tried, deadline)
+            if _explained(pairs, self._floor):
+                # The second fault may explain it with another one as well: then neither pair is certain.
+                seconds = [pair.listed[-1] for pair in pairs if _explained([pair], self._floor)]
+                return pairs + [more for second in seconds for more in self._with_others(second, tried, deadline)]
             if time.monotonic() > deadline:
                 break
-        return found
+        return pairs
 
     def _with_others(self, first: Item, tried: list[Item], deadline: float) -> list[Explanation]:
-        """A fault with each other one that was not tried with all."""
+        """Pair a fault with each other fault, except those that were paired with all others before."""
         tried.append(first)
         point = self._fit.add(self._clean, first)
         if point is None or len(first.faults) > 1:
@@ -146,7 +149,7 @@ class Search:
     def _nearest(
         self, listed: tuple[Item, ...], point: Point, items: Sequence[Item], deadline: float
     ) -> list[Explanation]:
-        """Each fault added to those of a point, the nearest first; the nearest of them are fitted in full."""
+        """Add each fault to those of a point; fit the nearest in full; return all, the nearest first."""
         promised = []
         for item in items:
             if time.monotonic() > deadline:
@@ -168,7 +171,7 @@ class Search:
 
 
 def _without_idle(explanation: Explanation) -> Explanation:
-    """Without faults whose value came out as the reference's."""
+    """Return the explanation without the faults whose fitted value is the reference's."""
     pairs = zip(explanation.listed, explanation.items, strict=True)
     kept = [(listed, item) for listed, item in pairs if item.value is None or item.value != item.reference]
     return Explanation(tuple(one for one, _ in kept), tuple(one for _, one in kept), explanation.residual)
@@ -179,7 +182,10 @@ def _explained(explanations: Sequence[Explanation], floor: float) -> bool:
 
 
 def _plainest(explanations: Sequence[Explanation], floor: float) -> list[Explanation]:
-    """Of those that explain it with the fewest faults only the ones with the fewest fitted values; and all others."""
+    """Drop the explanations with more faults, or as many faults and more fitted values, than the plainest one.
+
+    Explanations that leave more than the floor stay.
+    """
     explaining = [e for e in explanations if e.residual <= floor and e.plausible]
     fewest = min(((e.hypothesis.edits, e.fitted) for e in explaining), default=None)
     plainest = {e.hypothesis.says: e for e in explaining if (e.hypothesis.edits, e.fitted) == fewest}

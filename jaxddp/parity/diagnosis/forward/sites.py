@@ -1,4 +1,4 @@
-"""Where faults can be: the calls of a running loss, and sets of them that a fault may share."""
+"""Places where faults can be: the calls of a running loss, and sets of calls that may share a fault."""
 
 import re
 from collections import defaultdict
@@ -13,7 +13,7 @@ from torch_ref.losses import Batch, LossFunction
 
 
 def trace(module: nn.Module, loss_fn: LossFunction, batch: Batch) -> list[Call]:
-    """Every call of one forward pass, with the name of the module that makes it.
+    """Record every call of one forward pass, with the name of the module that makes the call.
 
     >>> import torch
     >>> [(call.name, call.module) for call in trace(
@@ -40,10 +40,10 @@ def _drop_last(names: list[str]) -> None:
 
 
 def edits_of(changes: Iterable[tuple[Call, Change]]) -> Iterator[Edit]:
-    """The same change at all of its sites, at those of similarly named modules, and at each.
+    """Yield each change at all of its sites, at the sites of similarly named modules, and at each site alone.
 
     Args:
-        changes: what could be changed, call by call.
+        changes: possible changes, call by call.
     """
     groups: dict[tuple[Any, ...], list[tuple[Call, Change]]] = defaultdict(list)
     for call, change in changes:
@@ -57,9 +57,9 @@ def edits_of(changes: Iterable[tuple[Call, Change]]) -> Iterator[Edit]:
 
 
 def _places(calls: Sequence[Call]) -> dict[frozenset[Site], str]:
-    """Sets of sites, with a name: each alone, in like-named modules (blocks.*.norm), in parts of one (blocks.0.*).
+    """Return named sets of sites: each site, modules with like names (blocks.*.norm), parts (blocks.0.*).
 
-    Where a module makes several calls, also the first, the second and so on of like-named modules.
+    Where a module makes several calls, the first call of each module of like name is a set too, and so on.
     """
     names = [{None: "the loss", "": "the model"}.get(call.module, str(call.module)) for call in calls]
     nth = [f" (call {names[: k + 1].count(name)})" if names.count(name) > 1 else "" for k, name in enumerate(names)]

@@ -1,4 +1,4 @@
-"""Normalisation whose statistics are taken with fewer digits."""
+"""Normalisation with statistics computed in float32."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +11,7 @@ WHAT = "variance as E[x^2] - E[x]^2, of means in float32"
 
 
 def fast_variance(call: Call) -> Iterator[Change]:
-    """BatchNorm and LayerNorm as flax computes them with use_fast_variance, which keeps the means in float32."""
+    """Yield BatchNorm and LayerNorm as flax's use_fast_variance computes them, with means kept in float32."""
     if call.name == "batch_norm" and call.get("training"):
         yield Change("fast_variance", f"BatchNorm's {WHAT}", _batch_norm, setting=True)
     elif call.name == "layer_norm":
@@ -23,10 +23,9 @@ def _batch_norm(call: Call, proceed: Proceed, value: float, /) -> Any:
     axes = [axis for axis in range(x.ndim) if axis != 1]
     mean, variance = _statistics(x, axes)
     shape = [-1 if axis == 1 else 1 for axis in range(x.ndim)]
-    # Normalised by hand, the running statistics are moved by the reference's own call.
+    # The output is computed here; the reference's call only updates the running statistics.
     proceed(call.but(input=x.detach()))
-    found = (x - mean) * (variance + call.get("eps", 1e-5)).rsqrt()
-    return _scaled(found, call, shape)
+    return _scaled((x - mean) * (variance + call.get("eps", 1e-5)).rsqrt(), call, shape)
 
 
 def _layer_norm(call: Call, proceed: Proceed, value: float, /) -> Any:

@@ -1,1 +1,1 @@
-"""Diagnose updates: which change of the reference optimizer's recipe reproduces the port's updates?"""
+"""Diagnosis of updates: the optimizer replayed with faults."""

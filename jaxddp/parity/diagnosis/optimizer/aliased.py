@@ -1,4 +1,4 @@
-"""Single tensors whose update is none of their own."""
+"""Single tensors that got another tensor's update, or an old one."""
 
 from collections.abc import Mapping
 
@@ -19,13 +19,16 @@ from jaxddp.parity.records import stage_norm
 def aliased(
     evidence: OptimizerEvidence, recipe: Recipe, residuals: list[dict[str, float]], floor: float
 ) -> Hypothesis | None:
-    """Whether the update of every tensor that is off is another's, or that of the step before, or makes it another.
+    """Return the hypothesis that each wrong update has another source: another tensor, or the step before.
 
     Args:
-        residuals: per step and tensor, of the reference's own recipe.
+        evidence: the run.
+        recipe: the reference's.
+        residuals: of the reference's recipe, per step and tensor.
+        floor: the largest residual that counts as rounding.
 
     Returns:
-        None where half of the tensors or more are off: these are not single ones.
+        The hypothesis; None if half of the tensors or more are wrong.
     """
     off = {name for of_step in residuals for name, value in of_step.items() if value > floor}
     if 2 * len(off) >= len(recipe.names):
@@ -45,16 +48,16 @@ def aliased(
 
 
 def _nearest(name: str, step: OptimizerStep, predicted: Tensors, before: Tensors, norm: float) -> tuple[float, str]:
-    """What a tensor's update is nearest to, by residual."""
-    found, own = step.update[name], step.params[name].ravel()
-    others = {other: value for other, value in predicted.items() if other != name and value.size == found.size}
+    """Return the residual of the nearest source of a tensor's update, and the source in words."""
+    observed, own = step.update[name], step.params[name].ravel()
+    others = {other: value for other, value in predicted.items() if other != name and value.size == observed.size}
     candidates: Mapping[str, np.ndarray] = {
         **{f"is that of {other}": value for other, value in others.items()},
         **{f"makes it {other}": step.params[other].ravel() + value.ravel() - own for other, value in others.items()},
         **({"is that of the step before": before[name]} if before else {}),
     }
     distances = {
-        says: ratio(float(np.linalg.norm(value.ravel() - found.ravel())), norm) for says, value in candidates.items()
+        says: ratio(float(np.linalg.norm(value.ravel() - observed.ravel())), norm) for says, value in candidates.items()
     }
     says = min(distances, key=distances.__getitem__, default="")
     return distances.get(says, np.inf), says

@@ -1,4 +1,4 @@
-"""What can be wrong with weight decay: its value, its kind, the tensors that it reaches."""
+"""Mistakes in weight decay: its value, its kind, the tensors that it applies to."""
 
 import itertools
 from collections.abc import Iterator
@@ -14,11 +14,11 @@ from jaxddp.parity.diagnosis.optimizer.sample import Sample
 
 NORMS = ("norm", "bn", "ln")  # in the names of normalisation layers
 SENSELESS = 2.0  # no weight decay is that large
-NAMED = 3  # tensors that are listed by name
+NAMED = 3  # largest number of tensors that are listed by name
 
 
 def decay_edits(recipe: Recipe, sample: Sample) -> Iterator[Edit]:
-    """Every mistake with weight decay; the sample shows which tensors it may have been."""
+    """Yield every mistake in weight decay; the sample shows which tensors may decay."""
     if recipe.decay.any():
         yield from _mask(recipe, sample)
         yield from _value(recipe)
@@ -37,7 +37,7 @@ def _value(recipe: Recipe) -> Iterator[Edit]:
 
 
 def _from_nothing(recipe: Recipe) -> Iterator[Edit]:
-    """The reference has no decay: the port's may be of either kind, and reach everything or matrices only."""
+    """Yield decay where the reference has none: of either kind, on all tensors or on matrices only."""
     for coupled, (reach, mask) in itertools.product((False, True), itertools.islice(_reaches(recipe), 2)):
         yield _some(coupled, reach, mask)
 
@@ -67,7 +67,7 @@ def _kind(recipe: Recipe) -> Iterator[Edit]:
 
 
 def _rounded(recipe: Recipe) -> Recipe:
-    """Decay as a factor of the parameters, 1 - lr decay, of which float32 keeps 24 bits."""
+    """Apply decay as a factor of the parameters, 1 - lr decay, rounded to float32's 24 bits."""
     product = recipe.lr.astype(np.float32) * recipe.decay.astype(np.float32)
     lost = 1 - (np.float32(1) - product).astype(np.float64)
     return replace(
@@ -90,7 +90,7 @@ def _masked(recipe: Recipe, mask: np.ndarray) -> Recipe:
 
 
 def _reaches(recipe: Recipe) -> Iterator[tuple[str, np.ndarray]]:
-    """Which tensors somebody would let decay."""
+    """Yield common choices of tensors that decay, in words and as a mask."""
     yield "on all tensors", np.ones(len(recipe.names), bool)
     yield "on tensors of two and more dimensions", np.array([len(shape) > 1 for shape in recipe.shapes])
     yield "on all but biases", np.array([not name.endswith("bias") for name in recipe.names])
@@ -99,7 +99,7 @@ def _reaches(recipe: Recipe) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _apparent_reach(recipe: Recipe, own: np.ndarray, sample: Sample) -> tuple[str, np.ndarray]:
-    """For each tensor, whether decay or none is nearer to what was found."""
+    """Return the mask of tensors whose update is nearer to the one with decay than to the one without."""
     most = np.broadcast_to(recipe.decay.max(axis=1, keepdims=True), recipe.decay.shape)
     decaying, still = (
         sample.of_tensors(sample.misfit(replace(recipe, decay=decay))).max(axis=0) for decay in (most, 0 * most)

@@ -1,4 +1,4 @@
-"""One mistake in an optimizer, as a change of the reference's recipe."""
+"""A mistake in an optimizer as a change of the reference's recipe."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ class Edit:
     """One mistake.
 
     Attributes:
-        fault: its name in the catalogue.
-        change: makes it, with values for the unknowns.
-        says: it in words, with the values.
-        unknowns: numbers that it needs.
-        excludes: faults that do the same to this optimizer, so that both at once mean nothing.
+        fault: a name of `catalogue.FAULTS`.
+        change: function that makes the mistake, with values for the unknowns.
+        says: function that puts the mistake in words, with the values.
+        unknowns: numbers to be fitted.
+        excludes: faults with the same effect on this optimizer, which make no sense together with this one.
     """
 
     fault: str
@@ -29,12 +29,12 @@ class Edit:
 
 
 def discrete(fault: str, says: str, change: Callable[[Recipe], Recipe]) -> Edit:
-    """A mistake that needs no numbers."""
+    """Return a mistake without unknowns."""
     return Edit(fault, lambda recipe, values: change(recipe), lambda values: says)
 
 
 def number(value: float) -> str:
-    """A number as somebody would write it.
+    """Format a number as somebody would write it.
 
     >>> [number(x) for x in (0.0001, 1e-8, 2.0, 0.30000000000000004)]
     ['0.0001', '1e-8', '2', '0.3']
@@ -43,7 +43,7 @@ def number(value: float) -> str:
 
 
 def numbers(values: np.ndarray) -> str:
-    """What the reference has, where tensors or steps may differ.
+    """Format the reference's values, which may differ between tensors or steps.
 
     >>> numbers(np.array([0.9, 0.9])), numbers(np.array([0.01, 0.0])), numbers(np.array([0.85, 0.9, 0.95]))
     ('0.9', '0 and 0.01', '0.85 to 0.95')
@@ -53,10 +53,10 @@ def numbers(values: np.ndarray) -> str:
 
 
 def typical(values: np.ndarray) -> float:
-    """The value that most have.
+    """Return the most frequent value.
 
     >>> typical(np.array([0.0, 0.1, 0.1]))
     0.1
     """
-    found, counts = np.unique(values, return_counts=True)
-    return float(found[np.argmax(counts)])
+    distinct, counts = np.unique(values, return_counts=True)
+    return float(distinct[np.argmax(counts)])

@@ -1,4 +1,4 @@
-"""What an optimizer was given and what it made of it, and the recipe that the reference followed."""
+"""Gradients and updates of an optimizer, and the reference's recipe for them."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,10 +23,10 @@ class OptimizerStep:
 
     Attributes:
         groups: torch's param_groups at this step, with the tensors' names under "names".
-        params: the reference's, before the step.
-        gradients: what JAX's optimizer was given.
+        params: the reference's parameters before the step.
+        gradients: input of JAX's optimizer.
         unused: parameters for which torch had no gradient; `gradients` holds zeros or nothing for them.
-        update: what JAX's optimizer made of them, to be added to the parameters.
+        update: output of JAX's optimizer, to be added to the parameters.
     """
 
     groups: Sequence[Mapping[str, Any]]
@@ -36,22 +36,22 @@ class OptimizerStep:
     update: Tensors
 
     def gradient(self, name: str) -> np.ndarray:
-        """A parameter's gradient, zeros where there is none."""
-        found = self.gradients.get(name)
-        return np.zeros_like(self.params[name]) if found is None else found
+        """Return a parameter's gradient, zeros if there is none."""
+        gradient = self.gradients.get(name)
+        return np.zeros_like(self.params[name]) if gradient is None else gradient
 
 
 @dataclass(frozen=True)
 class OptimizerEvidence:
-    """A run, as the optimizer saw it.
+    """Inputs and outputs of the optimizer over a run.
 
     Attributes:
         kind: torch's class: SGD, Adam, AdamW, RMSprop, Adagrad; others cannot be explained.
-        steps: one after the other; may be read from disk at each access.
+        steps: in order; may be read from disk at each access.
         rates: the first group's learning rate at steps 1, 2, ..., as far as the scheduler goes.
-        world_size: replicas.
-        accumulation_steps: micro-batches of a step.
-        restored_at: after so many steps the JAX side was saved and restored; None: never.
+        world_size: number of replicas.
+        accumulation_steps: micro-batches per step.
+        restored_at: number of steps after which the JAX side was saved and restored; None: never.
     """
 
     kind: str
@@ -63,10 +63,10 @@ class OptimizerEvidence:
 
 
 def reference_recipe(evidence: OptimizerEvidence) -> Recipe | None:
-    """What torch's optimizer does, from its groups.
+    """Return the recipe of torch's optimizer, from its groups; parameters in no group do not change.
 
-    Parameters that are in no group stay as they are. None for an optimizer that `recipes` does not know,
-    and for one whose groups differ in their flags.
+    Returns:
+        The recipe; None for an optimizer that `recipes` does not have, or whose groups differ in their flags.
     """
     frames = [_Frame(step) for step in evidence.steps]
     flags = {frame_flags for frame in frames for frame_flags in frame.flags}
@@ -88,7 +88,7 @@ def reference_recipe(evidence: OptimizerEvidence) -> Recipe | None:
         rate_decay=frames[0].column("lr_decay"),
         first=column("betas", 0) if family == "adam" else momentum,
         second=column("betas", 1) if family == "adam" else column("alpha"),
-        # Without momentum, torch passes the gradient on as it is.
+        # Without momentum, torch does not dampen the gradient.
         dampening=np.where(momentum == 0, 0.0, column("dampening")),
         eps=column("eps"),
         decay=column("weight_decay"),
@@ -116,13 +116,13 @@ class _Frame:
         self._groups = [group_of.get(name, step.groups[0]) for name in self.names]
 
     def column(self, key: str, item: int | None = None) -> np.ndarray:
-        """A number of each tensor's group, (T,); 0 where the optimizer has no such number."""
+        """Return a setting of each tensor's group, (T,); 0 if the optimizer has no such setting."""
         values = [group.get(key, (0.0, 0.0) if item is not None else 0.0) for group in self._groups]
         return np.array([value if item is None else value[item] for value in values], dtype=np.float64)
 
 
 def _continued(lr: np.ndarray, rates: Sequence[float]) -> np.ndarray:
-    """The tensors' rates, (S, T), and then those of the steps that were not taken.
+    """Return the tensors' learning rates, (S, T), followed by those of the steps that were not taken.
 
     >>> _continued(np.array([[0.0, 0.0], [0.5, 1.0]]), [0.0, 0.5, 0.25])[2].tolist()
     [0.25, 0.5]
@@ -134,7 +134,7 @@ def _continued(lr: np.ndarray, rates: Sequence[float]) -> np.ndarray:
 
 
 def replay(recipe: Recipe, evidence: OptimizerEvidence) -> Iterator[tuple[OptimizerStep, dict[str, np.ndarray]]]:
-    """Each step, and the update that the recipe would have made of what it was given."""
+    """Yield each step, and the update that the recipe computes from the step's gradients."""
     states: dict[str, State | None] = dict.fromkeys(recipe.names)
     for index in range(len(evidence.steps)):
         step = evidence.steps[index]
@@ -149,7 +149,7 @@ def replay(recipe: Recipe, evidence: OptimizerEvidence) -> Iterator[tuple[Optimi
 def with_rates_of_float32(
     recipe: Recipe, evidence: OptimizerEvidence
 ) -> Iterator[tuple[OptimizerStep, dict[str, np.ndarray]]]:
-    """As `replay`; where what was found is as if a rate were rounded to float32, with that rate."""
+    """Replay as `replay` does, with a learning rate rounded to float32 where the step's update shows one."""
     peak = 0.0
     for rates, (step, predicted) in zip(recipe.lr, replay(recipe, evidence), strict=True):
         rate_of = dict(zip(recipe.names, rates.tolist(), strict=True))
@@ -159,18 +159,18 @@ def with_rates_of_float32(
         yield step, {name: shares[name] * update for name, update in predicted.items()}
 
 
-def residuals(found: Tensors, predicted: Tensors) -> dict[str, float]:
-    """Each tensor's ||predicted - found|| over the norm of all that was found; infinite for NaN.
+def residuals(observed: Tensors, predicted: Tensors) -> dict[str, float]:
+    """Return each tensor's ||predicted - observed|| over the norm of all observed tensors; infinite for NaN.
 
     >>> residuals({"w": np.array([3.0]), "b": np.array([4.0])}, {"w": np.array([3.0]), "b": np.array([4.5])})
     {'w': 0.0, 'b': 0.1}
     """
-    scale = stage_norm(found)
-    return {name: ratio(float(np.linalg.norm(predicted[name] - found[name])), scale) for name in found}
+    scale = stage_norm(observed)
+    return {name: ratio(float(np.linalg.norm(predicted[name] - observed[name])), scale) for name in observed}
 
 
 def ratio(difference: float, scale: float) -> float:
-    """The difference by the scale; infinite where it is not a number, or the scale is 0 and it is not."""
+    """Return difference / scale, 0 / 0 as 0; infinite if the difference is not finite or only the scale is 0."""
     if difference == 0:
         return 0.0
     return difference / scale if scale and np.isfinite(difference) else math.inf

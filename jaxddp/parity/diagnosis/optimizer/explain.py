@@ -1,7 +1,7 @@
-"""Why an update differs although the gradients and the weights do not.
+"""Causes of a difference in the update, the gradients and the weights being equal.
 
-The reference's recipe is replayed with one mistake, then with two, then three, until one of them
-leaves nothing but rounding of what the port's optimizer did.
+The reference's recipe is replayed with one mistake, then with two, then with three, until the
+replay differs from the port's updates by rounding only.
 """
 
 import itertools
@@ -28,19 +28,19 @@ from jaxddp.parity.diagnosis.optimizer.sample import Sample, survey, take_sample
 __all__ = ["OptimizerEvidence", "OptimizerStep", "explain", "reference_residuals"]
 
 FLOOR = 1e-12  # of the stage's norm; measured: up to 6e-15 in clean ports
-PROMISING = 1e-7  # a screened residual that is worth the whole sample
-SCREEN_STEPS = 3  # beyond the first that differs
+PROMISING = 1e-7  # largest screened residual of a trial that is fitted on the whole sample
+SCREEN_STEPS = 3  # steps of the screen beyond the first that differs
 SCREEN_ELEMENTS = 300
-BEST_PAIRS = 6  # that a third edit is added to
-TWINS = {"loss_scale": "eps_value"}  # the same to an optimizer that divides gradients by themselves
-TWINS_PART = frozenset({"adagrad_accumulator", "rmsprop_centred"})
+BEST_PAIRS = 6  # pairs to which a third edit is added
+TWINS = {"loss_scale": "eps_value"}  # equivalent for an optimizer that divides gradients by their own scale
+TWINS_PART = frozenset({"adagrad_accumulator", "rmsprop_centred"})  # faults beside which twins are not equivalent
 
 
 def reference_residuals(evidence: OptimizerEvidence) -> list[dict[str, float]] | None:
-    """How far what was found is from the reference's own recipe, given the gradients that there were.
+    """Compute how far the updates are from the reference's recipe, given the same gradients.
 
     Returns:
-        Per step, tensor -> ||predicted - found|| over the norm of the step's whole update. None for an
+        Per step, tensor -> ||predicted - observed|| over the norm of the step's whole update. None for an
         optimizer that cannot be replayed.
     """
     recipe = reference_recipe(evidence)
@@ -53,12 +53,14 @@ def explain(evidence: OptimizerEvidence, floor: float = FLOOR, near: float = 0.0
     """Name the mistakes that make the reference's optimizer do what the port's did.
 
     Args:
-        floor: the largest residual that is rounding.
-        near: what is found to be as near as this is tried with rates in float32; 0: only what is at the floor.
+        evidence: the run.
+        floor: the largest residual that counts as rounding.
+        near: the largest residual of a trial that is tried again with learning rates in float32; 0: only
+            trials at the floor are.
 
     Returns:
-        The ruling; without a name where nothing explains it, nothing differs, or the optimizer is not
-        one of `optimizer_evidence.FAMILIES`.
+        The ruling; nothing is named if nothing explains the updates, nothing differs, or the optimizer is
+        not one of `evidence.FAMILIES`.
     """
     reference = reference_recipe(evidence)
     if reference is None:
@@ -84,7 +86,7 @@ class _Trial:
     Attributes:
         edits: in the order in which they are made.
         values: of all their unknowns.
-        residual: what they leave.
+        residual: left by the edits.
         round: every value is one that somebody would have written.
     """
 
@@ -103,12 +105,12 @@ class _Trial:
 
     @property
     def kind(self) -> frozenset[str]:
-        """The faults; those under two names as one, unless the squares start from a value of their own."""
+        """Faults, twins under one name, unless the squares start from another value."""
         apart = not TWINS_PART.isdisjoint(self.faults)
         return frozenset(fault if apart else TWINS.get(fault, fault) for fault in self.faults)
 
     def recipe(self, reference: Recipe, values: Values) -> Recipe:
-        """The reference with the edits made, one after the other."""
+        """Return the reference's recipe with the edits made, one after the other."""
         left = iter(values)
         for edit in self.edits:
             reference = edit.change(reference, tuple(itertools.islice(left, len(edit.unknowns))))
@@ -119,7 +121,7 @@ class _Trial:
         return "; ".join(edit.says(tuple(itertools.islice(left, len(edit.unknowns)))) for edit in self.edits)
 
     def hypothesis(self, reference: Recipe, evidence: OptimizerEvidence) -> Hypothesis:
-        """With the residual that it leaves of the whole run."""
+        """Return the hypothesis with its residual over the whole run."""
         steps = with_rates_of_float32(self.recipe(reference, self.values), evidence)
         residual = max(max(residuals(step.update, predicted).values()) for step, predicted in steps)
         return Hypothesis(self.faults, self.says(), residual)
@@ -127,32 +129,33 @@ class _Trial:
 
 @dataclass(frozen=True)
 class _Search:
-    """Trials on a sample; those on a small part of it decide which are worth the whole."""
+    """Trials on a sample, screened on a small part of the sample."""
 
     reference: Recipe
     sample: Sample
     screen: Sample
     floor: float
 
-    def run(self, found: Sequence[Edit], deep: bool) -> list[_Trial]:
-        """Every edit, then every pair, then the best pairs with a third, until something explains it.
+    def run(self, possible: Sequence[Edit], deep: bool) -> list[_Trial]:
+        """Try every edit, then every pair, then the best pairs with a third edit, until a trial explains it.
 
         Args:
-            deep: whether to go beyond single edits.
+            possible: edits to choose from.
+            deep: go beyond single edits.
         """
-        trials = self._attempt((edit,) for edit in found)
+        trials = self._attempt((edit,) for edit in possible)
         if not deep or self._explained(trials):
             return trials
-        pairs = self._attempt(itertools.combinations(found, 2))
+        pairs = self._attempt(itertools.combinations(possible, 2))
         trials += pairs
         # A pair that takes an odd number may be three mistakes with round ones.
         if any(trial.round for trial in self._explained(pairs)):
             return trials
         pairs.sort(key=lambda trial: trial.residual)
         triples = {
-            tuple(edit for edit in found if edit in (*pair.edits, third)): None
+            tuple(edit for edit in possible if edit in (*pair.edits, third)): None
             for pair in pairs[:BEST_PAIRS]
-            for third in found
+            for third in possible
         }
         return trials + self._attempt(triple for triple in triples if len(triple) == 3)
 
@@ -169,7 +172,7 @@ class _Search:
         return self._at(trial, solve(self._misfit(trial, self.screen), trial.unknowns), self.screen)
 
     def _refined(self, trial: _Trial) -> _Trial:
-        """Fit again on the whole sample, and take round numbers where they fit as well."""
+        """Fit again on the whole sample, and take round values where these fit as well."""
         values = polish(self._misfit(trial, self.sample), trial.unknowns, trial.values)
         fitted = self._at(trial, values, self.sample)
         if fitted.residual > self.floor:
@@ -186,7 +189,7 @@ class _Search:
         return lambda values: sample.misfit(trial.recipe(self.reference, values))
 
     def _at(self, trial: _Trial, values: Values, sample: Sample) -> _Trial:
-        """The trial with these values, and what they leave of a sample."""
+        """Return the trial with these values, and their residual on a sample."""
         allowed = sensible(values, trial.unknowns)
         residual = sample.residual(trial.recipe(self.reference, values)) if allowed else np.inf
         return replace(trial, values=values, residual=residual)
@@ -199,7 +202,7 @@ def _compatible(combination: tuple[Edit, ...]) -> bool:
 
 
 def _confirmed(trials: list[_Trial], reference: Recipe, evidence: OptimizerEvidence, floor: float) -> list[Hypothesis]:
-    """Hypotheses whose residuals, where they decide, are those of the whole run."""
+    """Return hypotheses; the residuals that decide are computed over the whole run."""
     named = [trial.hypothesis(reference, evidence) for trial in _sensible([t for t in trials if t.residual <= floor])]
     fewest = min((hypothesis.edits for hypothesis in named), default=len(trials))
     others = [trial for trial in trials if trial.residual > floor and len(trial.edits) <= fewest]
@@ -210,7 +213,7 @@ def _confirmed(trials: list[_Trial], reference: Recipe, evidence: OptimizerEvide
 
 
 def _sensible(explaining: list[_Trial]) -> list[_Trial]:
-    """One for each set of faults, of the fewest edits; odd numbers only where nothing does without."""
+    """Return one trial for each set of faults with the fewest edits; one with odd values only if none is round."""
     by_merit = sorted(explaining, key=lambda trial: (len(trial.edits), len(trial.values), not trial.round))
     some_round = [trial for trial in by_merit if trial.round]
     fewest = len((some_round or by_merit)[0].edits) if by_merit else 0

@@ -1,4 +1,4 @@
-"""The faults of an optimizer as edits of the reference's recipe: one mistake each."""
+"""Faults of an optimizer as edits of the reference's recipe, one mistake each."""
 
 import itertools
 import math
@@ -21,7 +21,7 @@ EPS_STARTS = (1e-12, 1e-10, 1e-8, 1e-6, 1e-4)
 
 
 def edits(recipe: Recipe, sample: Sample, evidence: OptimizerEvidence) -> list[Edit]:
-    """All that this optimizer could have been given otherwise, in the order in which edits are made."""
+    """Return all edits that apply to this optimizer, in the order in which they are made."""
     counts = _counts(evidence.world_size, evidence.accumulation_steps)
     of_any = (
         decay_edits(recipe, sample),
@@ -35,7 +35,7 @@ def edits(recipe: Recipe, sample: Sample, evidence: OptimizerEvidence) -> list[E
 
 
 def _counts(replicas: int, micro_batches: int) -> dict[int, str]:
-    """What a run has several of: how many and what.
+    """Return the counts larger than 1 that a run may be scaled by, in words.
 
     >>> _counts(2, 4)
     {8: 'replicas times micro-batches', 4: 'the number of micro-batches', 2: 'the number of replicas'}
@@ -61,7 +61,7 @@ def _rate(recipe: Recipe, counts: dict[int, str]) -> Iterator[Edit]:
         lambda r, v: replace(r, factor=v[0]),
         lambda v: f"learning rate {factors.get(v[0], f'times {number(v[0])}')}",
         (Unknown((1.0,), low=1e-6, likely=tuple(factors)),),
-        # Gradients that the optimizer passes on as they are.
+        # SGD's update is linear in the gradients.
         frozenset({"loss_scale"} if recipe.family == "sgd" else ()),
     )
     if not recipe.scheduled:
@@ -83,7 +83,7 @@ def _reindexed(recipe: Recipe, speed: int = 1, shift: int = 0) -> Recipe:
 def _scale(recipe: Recipe, counts: dict[int, str]) -> Iterator[Edit]:
     likely = {2.0**power for power in range(-24, 25)} | {float(n) for n in counts} | {1.0 / n for n in counts}
     if recipe.family == "sgd":
-        # It does what another learning rate does: only a scale that somebody would use is worth a word.
+        # Another learning rate has the same effect, so only a scale that somebody would use counts.
         unknown, same = Unknown((1.0,), low=1e-6, digits=0), "lr_scaled"
     else:
         unknown, same = Unknown((1.0, 1e-4, 1e-2, 1e2, 1e4, 1e6), "log"), "eps_value"
@@ -168,7 +168,13 @@ def _momentum(recipe: Recipe) -> Iterator[Edit]:
 
 
 def _betas(fault: str, recipe: Recipe, fields: dict[str, str]) -> Edit:
-    """Other values for some fields of the recipe, each with the name that it goes by."""
+    """Return an edit with other values for some fields of the recipe.
+
+    Args:
+        fault: a name of `catalogue.FAULTS`.
+        recipe: the reference's.
+        fields: field of the recipe -> its name in words.
+    """
     references = {field: getattr(recipe, field) for field in fields}
 
     def change(recipe: Recipe, values: Values) -> Recipe:
@@ -178,10 +184,10 @@ def _betas(fault: str, recipe: Recipe, fields: dict[str, str]) -> Edit:
         return replace(recipe, **filled)
 
     def says(values: Values) -> str:
-        found = zip(fields.values(), values, references.values(), strict=True)
+        named = zip(fields.values(), values, references.values(), strict=True)
         return " and ".join(
             f"{name} {number(value)}, the reference has {numbers(reference)}"
-            for name, value, reference in found
+            for name, value, reference in named
             if not np.allclose(reference, value, rtol=0, atol=1e-9)
         )
 
@@ -237,7 +243,7 @@ def _start(fault: str, says: str, recipe: Recipe) -> Edit:
         fault,
         lambda r, v: replace(r, start=np.full_like(r.start, v[0])),
         lambda v: f"{says} from {number(v[0])}, in the reference from {numbers(recipe.start)}",
-        # Linear, as 0 is among the answers.
+        # Searched linearly, because the value may be 0.
         (Unknown((1e-3, 0.1, 1.0), unit=0.1),),
     )
 

@@ -1,4 +1,4 @@
-"""Continuous values from what a prediction leaves over: least squares to the last digit, then round numbers."""
+"""Fit of continuous values: least squares to the last digit, then round numbers."""
 
 import itertools
 import math
@@ -12,22 +12,22 @@ Misfit = Callable[[Values], np.ndarray]
 
 ITERATIONS = 40
 STEP = 1e-5  # of the numeric derivative
-SMALLEST_GAIN = 0.05  # an iteration that gains less than this share has arrived
+SMALLEST_GAIN = 0.05  # share of the residual; an iteration that gains less is the last
 TINY = 1e-9
 
 
 @dataclass(frozen=True)
 class Unknown:
-    """A number to be found.
+    """A number to be fitted.
 
     Attributes:
-        starts: where to look first.
-        along: "linear"; "log", for what is above 0 and spans decades; or "complement", for betas: the
-            logarithm of 1 - x.
+        starts: initial values.
+        along: coordinate of the search: "linear"; "log", for values above 0 that span decades; or
+            "complement", for betas: the logarithm of 1 - x.
         unit: a typical size, for "linear".
-        low, high: what makes sense; high itself does not.
-        likely: what it would rather be than a round number.
-        digits: of a round number; 0: only what is likely will do.
+        low, high: bounds of values that make sense, high excluded.
+        likely: values that are preferred to round numbers.
+        digits: largest number of digits of a round number; 0: only likely values are accepted.
     """
 
     starts: Values
@@ -39,13 +39,13 @@ class Unknown:
     digits: int = 3
 
     def inward(self, value: float) -> float:
-        """The coordinate in which to search."""
+        """Return a value's coordinate in the search."""
         if self.along == "linear":
             return value / self.unit
         return math.log(value if self.along == "log" else 1 - value)
 
     def outward(self, coordinate: float) -> float:
-        """The value at a coordinate.
+        """Return the value at a coordinate.
 
         >>> unknown = Unknown((0.9,), "complement")
         >>> round(unknown.outward(unknown.inward(0.9)), 12)
@@ -57,18 +57,19 @@ class Unknown:
         return power if self.along == "log" else 1 - power
 
     def allows(self, value: float) -> bool:
-        """Whether the value makes sense."""
+        """Return True if the value makes sense."""
         return self.low - TINY * self.unit <= value < self.high
 
 
 def solve(misfit: Misfit, unknowns: Sequence[Unknown]) -> Values:
-    """The values that leave least, from the best of all starts: Levenberg-Marquardt.
+    """Return the values of least misfit, by Levenberg-Marquardt from the best of all starts.
 
-    What spans decades is flat where it is far from right, and which start is near shows only once the
-    other values are right: so these are fitted first, for every start of such a value.
+    The misfit is flat in a value that spans decades and is far off, and the best start of such a value
+    shows only at the right other values. So the others are fitted first, for every start of such a value.
 
     Args:
-        misfit: values -> what they leave over, any shape.
+        misfit: values -> residuals, any shape.
+        unknowns: one for each value.
 
     >>> x = np.linspace(0, 1, 9)
     >>> [decay] = solve(lambda v: np.exp(-v[0] * x) - np.exp(-0.03 * x), [Unknown((1e-4, 1.0), "log")])
@@ -95,7 +96,7 @@ def solve(misfit: Misfit, unknowns: Sequence[Unknown]) -> Values:
 
 
 def _with_others(misfit: Misfit, unknowns: Sequence[Unknown], held: Sequence[float | None]) -> Values:
-    """Some values as they are given, and the others that go best with them."""
+    """Hold the given values and fit the others, which are None."""
 
     def whole(others: Values) -> Values:
         left = iter(others)
@@ -106,13 +107,13 @@ def _with_others(misfit: Misfit, unknowns: Sequence[Unknown], held: Sequence[flo
 
 
 def polish(misfit: Misfit, unknowns: Sequence[Unknown], values: Values) -> Values:
-    """The same from values that are near already, each along a straight line, on which 0 can be reached."""
+    """Fit again from values that are near already, in linear coordinates, in which a value can reach 0."""
     near = [Unknown((value,), unit=abs(value) or unknown.unit) for unknown, value in zip(unknowns, values, strict=True)]
     return solve(misfit, near)
 
 
 def sensible(values: Values, unknowns: Sequence[Unknown]) -> bool:
-    """Whether every value is within its unknown's bounds."""
+    """Return True if every value is within its unknown's bounds."""
     return all(unknown.allows(value) for unknown, value in zip(unknowns, values, strict=True))
 
 
@@ -145,10 +146,10 @@ def _descend(at: Callable[[np.ndarray], np.ndarray], point: np.ndarray) -> np.nd
 def round_values(
     misfit: Misfit, unknowns: Sequence[Unknown], values: Values, accepts: Callable[[Values], bool]
 ) -> tuple[Values, bool]:
-    """The values with as few digits as `accepts` allows, and whether all of them are likely or round.
+    """Return the values with as few digits as `accepts` allows, and True if all of them are likely or round.
 
-    Where one value makes up for another, rounding the one may leave the other odd: so they are rounded
-    one after the other, in every order, and those that are left are fitted again.
+    Where one value compensates for another, rounding one may leave the other odd. So the values are
+    rounded one after the other, in every order, and the remaining ones are fitted again.
 
     >>> def rest(values):
     ...     return np.array([sum(values) - 0.1001])
@@ -156,8 +157,8 @@ def round_values(
     ((0.1, 0.0001), True)
     """
     orders = itertools.permutations(range(len(values)))
-    found = (_rounded(misfit, unknowns, dict(enumerate(values)), accepts, order) for order in orders)
-    return next(((rounded, True) for rounded in found if rounded is not None), (values, False))
+    attempts = (_rounded(misfit, unknowns, dict(enumerate(values)), accepts, order) for order in orders)
+    return next(((rounded, True) for rounded in attempts if rounded is not None), (values, False))
 
 
 def _rounded(
@@ -167,7 +168,7 @@ def _rounded(
     accepts: Callable[[Values], bool],
     order: Sequence[int],
 ) -> Values | None:
-    """The values, by place, rounded in this order; None where one must stay as it is."""
+    """Round the values, which are keyed by place, in this order; None: one of them cannot be rounded."""
 
     def whole(changed: dict[int, float]) -> Values:
         return tuple(changed[place] for place in range(len(unknowns)))
@@ -183,16 +184,16 @@ def _rounded(
 
     for done, place in enumerate(order, start=1):
         candidates = (fitted(place, c, order[done:]) for c in _rounder(values[place], unknowns[place]))
-        accepted = (changed for changed in candidates if sensible(whole(changed), unknowns) and accepts(whole(changed)))
-        found = next(accepted, None)
-        if found is None:
+        accepted = (new for new in candidates if sensible(whole(new), unknowns) and accepts(whole(new)))
+        changed = next(accepted, None)
+        if changed is None:
             return None
-        values = found
+        values = changed
     return whole(values)
 
 
 def _rounder(value: float, unknown: Unknown) -> list[float]:
-    """Numbers near the value, those first that somebody would rather have written."""
+    """Return numbers near the value, the likelier first."""
     candidates = [x for x in unknown.likely if abs(x - value) < 1e-3 * abs(x)]
     candidates += [x for x in unknown.starts if abs(x - value) < 1e-3 * unknown.unit]
     candidates += [0.0] if unknown.along != "log" and abs(value) < 1e-3 * unknown.unit else []

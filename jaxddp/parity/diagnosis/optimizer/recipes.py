@@ -1,7 +1,6 @@
-"""What an optimizer step is, in every dialect: torch's, optax's, and those that come of a mistake.
+"""Optimizer steps in NumPy and float64: torch's, optax's, and those with a mistake.
 
-Everything works on one element at a time, so that a sample of elements can be replayed as well as
-whole tensors. In NumPy and float64, apart from both frameworks.
+Everything is computed element by element, so a sample of elements can be replayed as well as whole tensors.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-# What an optimizer remembers, and what a restore can lose of it.
+# Parts of each optimizer's state, which a restore can lose.
 STATE = {
     "sgd": ("buffer",),
     "adam": ("mean", "square", "largest"),
@@ -26,10 +25,10 @@ class Recipe:
     """An optimizer over S steps and T tensors, with g the gradient, p the parameter, t the count.
 
         g <- scale g;  coupled: g <- g + decay p
-        sgd:      b <- first b + (1 - dampening) g, but g at first;  u = b;  nesterov: u = g + first b
+        sgd:      b <- first b + (1 - dampening) g, at first b <- g;  u = b;  nesterov: u = g + first b
         adam:     m <- first m + (1 - first) g;  v <- second v + (1 - second) g^2
                   u = m / (1 - first^t) / root(v / (1 - second^t))
-                  amsgrad: of the largest v so far, or of the largest v / (1 - second^t)
+                  amsgrad: root of the largest v so far, or of the largest v / (1 - second^t)
         rmsprop:  v <- second v + (1 - second) g^2;  centred: m <- second m + (1 - second) g, else m = 0
                   b <- first b + g / root(v - m^2);  u = b
         adagrad:  v <- v + g^2;  u = g / root(v)
@@ -39,31 +38,31 @@ class Recipe:
 
     Attributes:
         family: a key of `STATE`.
-        names: of the T tensors.
-        shapes: of the T tensors.
+        names: names of the T tensors.
+        shapes: shapes of the T tensors.
         rates: learning rates, (R, T), R >= S: as far as the scheduler goes.
-        index: the row of `rates` that each step takes, (S,); beyond the last, the last holds.
-        factor: that every rate is multiplied by.
-        rate_decay: the rate is divided by 1 + (t - 1) rate_decay, (T,).
+        index: row of `rates` at each step, (S,); rows beyond the last are the last.
+        factor: factor of every learning rate.
+        rate_decay: the learning rate is divided by 1 + (t - 1) rate_decay, (T,).
         first: momentum, or Adam's beta1, (S, T).
         second: RMSprop's alpha, or Adam's beta2, (S, T).
-        dampening: (S, T).
+        dampening: torch's dampening, (S, T).
         dampens_first: b starts as (1 - dampening) g.
-        eps: (S, T).
-        eps_place: "outside" of the root, "inside": sqrt(v + eps), or "both".
+        eps: epsilon, (S, T).
+        eps_place: "outside" the root, "inside": sqrt(v + eps), or "both".
         decay: weight decay, (S, T).
-        coupled: it goes into the gradient.
-        decay_rate: what uncoupled decay is multiplied by in place of the learning rate; None: the rate.
-        used: tensors that are updated; the others stay, and their state with them, (S, T).
+        coupled: weight decay is added to the gradient.
+        decay_rate: factor of uncoupled decay in place of the learning rate; None: the learning rate.
+        used: tensors that are updated, (S, T); the others and their state do not change.
         count: t, (S, T).
-        start: where v starts, (T,).
-        scale: of the gradients.
+        start: initial v, (T,).
+        scale: factor of the gradients.
         corrects: divide by 1 - first^t and 1 - second^t.
-        nesterov, centred: as torch's flags.
+        nesterov, centred: torch's flags.
         amsgrad: "": no; "torch": the largest v; "corrected": the largest v / (1 - second^t).
-        rate_inside: the buffer sums what was multiplied by the rate already.
-        restored_at: the state is saved and restored after so many steps; None: never.
-        lost: what the restored state lacks.
+        rate_inside: the buffer sums gradients times the learning rate.
+        restored_at: number of steps after which the state is saved and restored; None: never.
+        lost: parts of the state that the restore loses.
     """
 
     family: str
@@ -96,18 +95,18 @@ class Recipe:
 
     @property
     def scheduled(self) -> bool:
-        """Whether the learning rate changes."""
+        """True if the learning rate changes."""
         return bool((self.rates != self.rates[0]).any())
 
     @cached_property
     def lr(self) -> np.ndarray:
-        """The learning rate of each step and tensor, (S, T)."""
+        """Learning rate of each step and tensor, (S, T)."""
         rates = self.rates[np.clip(self.index, 0, len(self.rates) - 1)]
         return self.factor * rates / (1 + (self.count - 1) * self.rate_decay)
 
     @cached_property
     def fresh(self) -> np.ndarray:
-        """Whether a tensor has no momentum buffer yet, (S, T)."""
+        """True where a tensor has no momentum buffer yet, (S, T)."""
         fresh = self.count == 1
         if self.restored_at is not None and "buffer" in self.lost:
             fresh[self.restored_at] = True
@@ -115,7 +114,7 @@ class Recipe:
 
     @cached_property
     def numbers(self) -> "list[Numbers]":
-        """Every step's numbers, each (T,), or () where the tensors share one."""
+        """Numbers of every step, each (T,), or () if all tensors share one."""
         ones = np.ones(self.count.shape)
         rest, rest_ahead, rest_square = ones, ones, ones
         if self.family == "adam" and self.corrects:
@@ -126,7 +125,7 @@ class Recipe:
         return [Numbers(*row) for row in zip(*map(_shared, (*columns, rest, rest_ahead, rest_square)), strict=True)]
 
     def begin(self, block: "Block", step: int, state: State | None) -> State:
-        """The state before a step: at first, and where a restore has lost it, the initial one."""
+        """Return the state before a step: initial at the first step and in the parts that a restore lost."""
         lost = self.lost if step == self.restored_at else frozenset()
         new = {part: np.asarray(0.0) for part in STATE[self.family]}
         [start] = _shared(self.start[None])
@@ -136,15 +135,16 @@ class Recipe:
     def advance(
         self, block: "Block", step: int, state: State | None, params: np.ndarray, gradients: np.ndarray
     ) -> tuple[np.ndarray, State]:
-        """One step on a block of elements.
+        """Take one step on a block of elements.
 
         Args:
+            block: the tensor of each element.
             step: counted from 0.
-            state: of the step before; None before the first.
+            state: after the step before; None before the first.
             params, gradients: (E,) or any shape.
 
         Returns:
-            What is added to the parameters, and the new state.
+            The update, to be added to the parameters, and the new state.
         """
         n = Numbers(*(block.spread(row) for row in self.numbers[step]))
         old = self.begin(block, step, state)
@@ -164,7 +164,7 @@ class Recipe:
 
 
 class Numbers(NamedTuple):
-    """One step's numbers, per tensor or as a block spreads them."""
+    """Numbers of one step, per tensor or per element of a block."""
 
     lr: np.ndarray
     first: np.ndarray
@@ -183,13 +183,13 @@ class Block(NamedTuple):
     """Elements that are replayed together.
 
     Attributes:
-        tensor_of: the number of the tensor that each belongs to, (E,); one number: all to that tensor.
+        tensor_of: number of each element's tensor, (E,); one number if all belong to the same tensor.
     """
 
     tensor_of: np.ndarray | int
 
     def spread(self, values: np.ndarray) -> np.ndarray:
-        """Numbers per tensor, (T,), as numbers per element; one that they share, (), stays one.
+        """Return numbers per tensor, (T,), as numbers per element; a shared number, (), stays one number.
 
         >>> Block(np.array([0, 0, 1])).spread(np.array([0.5, 2.0])).tolist()
         [0.5, 0.5, 2.0]
@@ -198,7 +198,7 @@ class Block(NamedTuple):
 
 
 def _shared(table: np.ndarray) -> list[np.ndarray]:
-    """Its rows, (T,), those of one number as that number, ().
+    """Return the rows, (T,); a row whose numbers are equal becomes that number, ().
 
     >>> _shared(np.array([[1.0, 1.0], [1.0, 2.0]]))
     [np.float64(1.0), array([1., 2.])]

@@ -1,4 +1,4 @@
-"""A few thousand elements of a run, on which a hypothesis is tried before it is put to the whole."""
+"""A sample of a run's elements, on which a hypothesis is tried before it is tried on the whole run."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,9 +9,9 @@ from jaxddp.parity.diagnosis.optimizer.evidence import OptimizerEvidence, Tensor
 from jaxddp.parity.diagnosis.optimizer.recipes import Block, Recipe
 from jaxddp.parity.records import stage_norm
 
-ELEMENTS = 4000  # of a sample, over all tensors
-AT_LEAST = 4  # of each tensor
-BEYOND_SCALE = 1e12  # stands for a misfit that is larger, or no number
+ELEMENTS = 4000  # elements of a sample, over all tensors
+AT_LEAST = 4  # elements of each tensor
+BEYOND_SCALE = 1e12  # replaces a larger misfit, and NaN
 
 
 @dataclass(frozen=True)
@@ -19,9 +19,9 @@ class Sample:
     """Elements of all tensors over all steps.
 
     Attributes:
-        tensor_of: the number of the tensor that each element belongs to, (E,).
-        params, gradients, update: (S, E).
-        scale: the norm of the whole stage at each step, (S,).
+        tensor_of: number of each element's tensor, (E,).
+        params, gradients, update: elements of each step, (S, E).
+        scale: norm of the whole update at each step, (S,).
     """
 
     tensor_of: np.ndarray
@@ -31,28 +31,28 @@ class Sample:
     scale: np.ndarray
 
     def predict(self, recipe: Recipe) -> Iterator[np.ndarray]:
-        """The updates of one step after the other, (E,)."""
+        """Yield the updates of each step, (E,)."""
         state, block = None, Block(self.tensor_of)
         for step, (params, gradients) in enumerate(zip(self.params, self.gradients, strict=True)):
             update, state = recipe.advance(block, step, state, params, gradients)
             yield update
 
     def misfit(self, recipe: Recipe) -> np.ndarray:
-        """(predicted - found) / scale, (S, E)."""
+        """Return (predicted - observed) / scale, (S, E)."""
         with np.errstate(all="ignore"):
             difference = (np.stack(list(self.predict(recipe))) - self.update) / self.scale[:, None]
         return np.nan_to_num(np.clip(difference, -BEYOND_SCALE, BEYOND_SCALE), nan=BEYOND_SCALE)
 
     def of_tensors(self, misfit: np.ndarray) -> np.ndarray:
-        """The norm of each step's misfit in each tensor, (S, T)."""
+        """Return the norm of each step's misfit in each tensor, (S, T)."""
         return np.sqrt([np.bincount(self.tensor_of, row**2) for row in misfit])
 
     def residual(self, recipe: Recipe) -> float:
-        """The largest norm of any step and tensor."""
+        """Return the largest norm of the misfit in any step and tensor."""
         return float(self.of_tensors(self.misfit(recipe)).max())
 
     def cut(self, steps: int, elements: int) -> "Sample":
-        """The first steps, and elements from all over."""
+        """Return the first steps, and elements at equal distances."""
         every = slice(None, None, -(-len(self.tensor_of) // elements))
         params, gradients, update = (array[:steps, every] for array in (self.params, self.gradients, self.update))
         return Sample(self.tensor_of[every], params, gradients, update, self.scale[:steps])
@@ -60,12 +60,12 @@ class Sample:
 
 @dataclass(frozen=True)
 class Survey:
-    """How far the reference's own recipe is from what was found.
+    """Distance of the observed updates from the reference's recipe.
 
     Attributes:
         residuals: per step, tensor -> residual.
-        scale: the norm of what was found at each step; where it is 0, the largest of all.
-        chosen: tensor -> the elements that make a sample: some everywhere, and those furthest off.
+        scale: norm of the observed update at each step; the largest norm of all steps where it is 0.
+        chosen: tensor -> elements of the sample: some from all over, and those furthest off.
     """
 
     residuals: list[dict[str, float]]
@@ -100,7 +100,7 @@ def _choose(distance: np.ndarray, quota: int) -> np.ndarray:
 
 
 def take_sample(evidence: OptimizerEvidence, chosen: dict[str, np.ndarray], scale: np.ndarray) -> Sample:
-    """The chosen elements of every step."""
+    """Return the chosen elements of every step."""
 
     def flat(tensors: Tensors) -> np.ndarray:
         return np.concatenate([tensors[name].ravel()[elements] for name, elements in chosen.items()])

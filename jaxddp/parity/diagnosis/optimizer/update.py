@@ -1,4 +1,4 @@
-"""The optimizer's part: what it was given, and why it made something else of it than torch's would."""
+"""Causes of a difference in a run's update: its optimizer, and parts of the reduction that the port does not show."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,19 +19,19 @@ from jaxddp.parity.findings import Problem
 from jaxddp.parity.records import Lazy, StoredRecord, Tensors
 
 KNOWN = "SGD, Adam, AdamW, RMSprop and Adagrad"
-LARGEST_ROUNDING = 1e-9  # of an update, that a name may rest on
-NEAR = 1e-6  # what a rate in float32 leaves of an update; measured: up to 2e-7, at the end of a cosine
+LARGEST_ROUNDING = 1e-9  # of an update; a name may not rest on coarser ones
+NEAR = 1e-6  # residual of an update whose learning rate is in float32; measured: up to 2e-7, at the end of a cosine
 
 
 class Unseen(NamedTuple):
-    """What becomes of gradients where it is not seen, but in what the optimizer makes of it.
+    """Reduction and clipping that the port does not show, except through the optimizer's update.
 
     Attributes:
-        fault: of the catalogue; "": none, as torch does it.
-        says: in a line.
+        fault: a name of `catalogue.FAULTS`; "": no fault.
+        says: the fault in words.
         times: factor of the gradients before they are clipped.
-        epsilon, factor: see `judge.clip`.
-        clips: whether they are clipped at all.
+        epsilon, factor: `epsilon` and `norm_scale` of `compare.clipping.clip`.
+        clips: the gradients are clipped.
     """
 
     fault: str = ""
@@ -43,18 +43,24 @@ class Unseen(NamedTuple):
 
 
 def differing_update(evidence: Evidence, problems: list[Problem]) -> Located | None:
-    """Where the update of a port's own step is not what torch's optimizer makes of the step's gradients.
+    """Locate the first update of a port's own `flax_step` that torch's optimizer would not have made.
+
+    Torch's optimizer is replayed on the gradients of the port's step.
 
     Args:
-        problems: an optimizer that cannot be judged so is added here.
+        evidence: records of both sides, compared.
+        problems: list to which a problem is appended if the optimizer cannot be replayed.
+
+    Returns:
+        Step and tensor; None: no update differs.
     """
     if not evidence.facts.own_step:
         return None
-    found = reference_residuals(_optimizer_evidence(evidence))
-    if found is None:
-        message = f"what a flax_step's optimizer does is judged for {KNOWN}, and this is {evidence.summary.optimizer}"
-        problems.append(Problem("port", "update", f"not judged: {message}; only the run by itself speaks for it"))
-    for step, of_step in enumerate(found or [], start=1):
+    residuals = reference_residuals(_optimizer_evidence(evidence))
+    if residuals is None:
+        message = f"the optimizer of a flax_step is judged for {KNOWN} only, and this is {evidence.summary.optimizer}"
+        problems.append(Problem("port", "update", f"not judged: {message}; see the residuals of the free run"))
+    for step, of_step in enumerate(residuals or [], start=1):
         tensor = max(of_step, key=lambda name: of_step[name])
         if not of_step[tensor] <= evidence.judgement.allowed("update", step):
             return Located(step, tensor, of_step[tensor], evidence.judgement.allowed("update", step))
@@ -62,9 +68,10 @@ def differing_update(evidence: Evidence, problems: list[Problem]) -> Located | N
 
 
 def explain_update(evidence: Evidence) -> Ruling:
-    """Name what the optimizer does otherwise, or what of the reduction and the clipping before it is not seen.
+    """Name the fault in the optimizer, or in the part of the reduction and the clipping that is not shown.
 
-    What the run cannot tell apart is named together: to SGD a sum over the replicas is a rate.
+    Faults that the run cannot tell apart are named together: for SGD, a sum over the replicas is the
+    same as a larger learning rate.
     """
     ruling = _explain(evidence)
     scheduled = len(set(evidence.summary.rates)) > 1
@@ -89,7 +96,7 @@ def _explain(evidence: Evidence, near: float = 0.0) -> Ruling:
 
 
 def _reductions(evidence: Evidence) -> Iterator[Unseen]:
-    """Wrong factors of the gradients, where the port's own step shows none."""
+    """Yield wrong factors of the gradients if the port's own step does not show its gradients."""
     if not evidence.facts.own_step or {"gradients", "clipped_gradients"} & set(evidence.jax[0]):
         return
     world_size, pieces = evidence.case.world_size, evidence.facts.accumulation_steps
@@ -102,7 +109,7 @@ def _reductions(evidence: Evidence) -> Iterator[Unseen]:
 
 
 def _clips(evidence: Evidence) -> Iterator[Unseen]:
-    """Wrong ways to clip, where the port does not show how it clips."""
+    """Yield wrong ways to clip if the port does not show its clipped gradients."""
     facts, world_size = evidence.facts, evidence.case.world_size
     if facts.clip_grad_norm is None or shows_clipping(evidence.jax[0], facts):
         return
@@ -116,13 +123,13 @@ def _clips(evidence: Evidence) -> Iterator[Unseen]:
 
 
 def _residual(evidence: Evidence, way: Unseen) -> float:
-    """What the reference's optimizer leaves unexplained, given gradients treated in this way."""
-    found = reference_residuals(_optimizer_evidence(evidence, way))
-    return max((value for of_step in found or [] for value in of_step.values()), default=float("inf"))
+    """Return the residual that the reference's optimizer leaves, given gradients treated in this way."""
+    residuals = reference_residuals(_optimizer_evidence(evidence, way))
+    return max((value for of_step in residuals or [] for value in of_step.values()), default=float("inf"))
 
 
 def _with_optimizer(evidence: Evidence, way: Unseen, floor: float, near: float) -> Iterator[Hypothesis]:
-    """This way, together with what then is left to the optimizer."""
+    """Yield this way together with the faults that the optimizer then has."""
     for named in explain(_optimizer_evidence(evidence, way), floor, near).named:
         yield replace(named, faults=(way.fault, *named.faults), says=f"{way.says}; {named.says}")
 
@@ -150,7 +157,7 @@ def _optimizer_step(evidence: Evidence, index: int, way: Unseen) -> OptimizerSte
 
 
 def _given(evidence: Evidence, theirs: StoredRecord, ours: StoredRecord, way: Unseen) -> Tensors:
-    """The gradients that jax's optimizer was given, once they were clipped."""
+    """Return the clipped gradients that jax's optimizer was given."""
     facts = evidence.facts
     if shows_clipping(ours, facts):
         return ours["clipped_gradients"] if facts.own_step else theirs["clipped_gradients"]

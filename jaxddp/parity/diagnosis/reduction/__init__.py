@@ -1,1 +1,1 @@
-"""Diagnose gradients: which change of the reduction or the clipping reproduces the port's gradients?"""
+"""Diagnosis of gradients: the reduction and the clipping replayed with faults."""

@@ -1,7 +1,7 @@
-"""What a port's own step does between the loss and the optimizer, told from its gradients.
+"""Causes of a difference between the loss and the optimizer of a port's own step.
 
-Given the gradients of each micro-batch's loss (taken from the port's own loss, and so right
-whatever the step does with them), each hypothesis predicts all that follows.
+Each hypothesis predicts the step's gradients from the gradients of each micro-batch's loss. These
+come from the port's loss, so they are right whatever the step does with them.
 """
 
 import itertools
@@ -19,21 +19,21 @@ FLOOR = 1e-12  # of the stage's norm; measured: right names up to 1e-15
 def explain_reduction(
     steps: Sequence[ReductionStep], reference: Recipe, tied: Sequence[str] = (), floor: float = FLOOR
 ) -> Ruling:
-    """Name what the step does otherwise than the reference.
+    """Name the mistakes in the step's reduction and clipping.
 
     Args:
-        steps: some that differ, the first among them.
-        reference: what the torch side does.
+        steps: steps that differ, the first of them included.
+        reference: the torch side's reduction.
         tied: parameters that have two names.
-        floor: the largest residual that is rounding.
+        floor: the largest residual that counts as rounding.
     """
     world_size, pieces = steps[0].counts.shape
-    found = [*edits(reference, world_size, pieces, tied), *aliases(reference, steps[0], floor)]
-    singles = [_tried((edit,), reference, steps) for edit in found]
+    possible = [*edits(reference, world_size, pieces, tied), *aliases(reference, steps[0], floor)]
+    singles = [_tried((edit,), reference, steps) for edit in possible]
     ruling = decide(singles, floor)
     if ruling.named:
         return ruling
-    pairs = [(a, b) for a, b in itertools.combinations(found, 2) if a.kind != b.kind]
+    pairs = [(a, b) for a, b in itertools.combinations(possible, 2) if a.kind != b.kind]
     return decide(singles + [_tried(pair, reference, steps) for pair in pairs], floor)
 
 

@@ -13,7 +13,14 @@ from jaxddp.parity.diagnosis.reduction.rounding import WIRES
 
 @dataclass(frozen=True)
 class Edit:
-    """A fault as a change of the recipe; edits of one kind do not go together."""
+    """A fault as a change of the recipe.
+
+    Attributes:
+        kind: edits of one kind exclude each other.
+        fault: a name of `catalogue.FAULTS`.
+        says: the fault in words.
+        change: function that makes the change.
+    """
 
     kind: str
     fault: str
@@ -22,6 +29,14 @@ class Edit:
 
 
 def edits(reference: Recipe, world_size: int, pieces: int, tied: Sequence[str]) -> Iterator[Edit]:
+    """Yield all mistakes that apply to a step.
+
+    Args:
+        reference: the torch side's reduction.
+        world_size: number of replicas.
+        pieces: number of micro-batches.
+        tied: parameters that have two names.
+    """
     yield from _local_edits(reference, world_size, pieces)
     yield from _reduction_edits(world_size)
     if reference.clip_norm is not None:
@@ -29,8 +44,7 @@ def edits(reference: Recipe, world_size: int, pieces: int, tied: Sequence[str]) 
 
 
 def _local_edits(reference: Recipe, world_size: int, pieces: int) -> Iterator[Edit]:
-    """What becomes of a replica's micro-batches."""
-
+    """Yield mistakes in combining a replica's micro-batches."""
     reference_has = "over all ranks'" if reference.loss_normalization == "global" else "over each micro-batch's"
     if reference.loss_normalization != "ddp" and pieces > 1:
         says = f"each micro-batch's loss is a mean over its own elements; the reference's, {reference_has}"
@@ -67,7 +81,7 @@ def _changed(**fields: Any) -> Callable[[Recipe], Recipe]:
 
 
 def _reduction_edits(world_size: int) -> Iterator[Edit]:
-    """What becomes of the local gradients."""
+    """Yield mistakes in reducing the local gradients."""
 
     def times(factor: float) -> Callable[[Recipe], Recipe]:
         return lambda recipe: replace(recipe, factor=recipe.factor * factor)
@@ -92,8 +106,7 @@ def _reduction_edits(world_size: int) -> Iterator[Edit]:
 
 
 def _clip_edits(world_size: int, tied: Sequence[str]) -> Iterator[Edit]:
-    """What clipping does."""
-
+    """Yield mistakes in clipping."""
     says = "clipping divides by the norm; the reference adds 1e-06 to it"
     yield Edit("epsilon", "clip_epsilon", says, _changed(clip_epsilon=0.0))
     yield Edit("norm", "clip_missing", "the gradients are not clipped", _changed(clip_norm=None))
@@ -112,19 +125,19 @@ def _clip_edits(world_size: int, tied: Sequence[str]) -> Iterator[Edit]:
 
 
 def aliases(reference: Recipe, step: ReductionStep, floor: float) -> Iterator[Edit]:
-    """Where single tensors are wrong: each has the gradient of another of its size."""
-    stage = "gradients" if "gradients" in step.found else "clipped_gradients"
-    if stage not in step.found:
+    """Yield one edit if few tensors are wrong: each has the gradient of another tensor of its size."""
+    stage = "gradients" if "gradients" in step.shown else "clipped_gradients"
+    if stage not in step.shown:
         return
-    predicted, found = reference.predict(step)[stage], step.found[stage]
-    scale = norm_of(found)
-    wrong = [name for name in found if not np.linalg.norm(predicted[name] - found[name]) <= floor * scale]
-    if not wrong or 2 * len(wrong) > len(found):
+    predicted, shown = reference.predict(step)[stage], step.shown[stage]
+    scale = norm_of(shown)
+    wrong = [name for name in shown if not np.linalg.norm(predicted[name] - shown[name]) <= floor * scale]
+    if not wrong or 2 * len(wrong) > len(shown):
         return
     pairs = []
     for name in wrong:
-        same_size = [other for other in predicted if other != name and predicted[other].size == found[name].size]
-        distance = {o: np.linalg.norm(predicted[o].ravel() - found[name].ravel()) for o in same_size}
+        same_size = [other for other in predicted if other != name and predicted[other].size == shown[name].size]
+        distance = {o: np.linalg.norm(predicted[o].ravel() - shown[name].ravel()) for o in same_size}
         if not distance:
             return
         pairs.append((name, min(distance, key=lambda other: distance[other])))

@@ -1,4 +1,4 @@
-"""What a step does with gradients, in every dialect: sums over micro-batches -> mean over replicas -> clipping."""
+"""Reduction of a step, right or with a mistake: sums over micro-batches -> mean over replicas -> clipping."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,40 +14,41 @@ SHOWN = ("local_gradients", "gradients", "clipped_gradients")
 
 @dataclass(frozen=True)
 class ReductionStep:
-    """One step. W replicas, A micro-batches.
+    """Gradients of one step with W replicas and A micro-batches.
 
     Attributes:
-        counts: weights of each micro-batch's elements, summed, (W, A).
+        counts: sum of the weights of each micro-batch's elements, (W, A).
         sums: gradients of each micro-batch's summed loss, (W, A, ...).
-        stale: the same at the parameters of the step before; None at the first step.
-        found: what the port's step shows of `SHOWN`, of all replicas, (W, ...).
+        stale: these gradients at the parameters of the step before; None at the first step.
+        shown: those stages of `SHOWN` that the port's step shows, (W, ...).
     """
 
     counts: np.ndarray
     sums: Tensors
     stale: Tensors | None
-    found: Mapping[str, Tensors]
+    shown: Mapping[str, Tensors]
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a step does with gradients; the default is what torch's DDP does.
+    """Reduction and clipping of a step's gradients; the defaults are torch DDP's.
 
     Attributes:
         loss_normalization: "ddp", "global", or "rank": a mean over each rank's elements.
-        divide: whether the micro-batches' means are divided by their number.
-        stale: gradients of the parameters of the step before.
-        early: the micro-batches that are averaged over the replicas, where some are not.
-        local_factor, factor: on the local, on the reduced gradients.
-        summed_at_once: every replica's local gradient is the sum of all, as shard_map's check_vma makes it.
-        synchronised: whether there is a mean over the replicas at all.
-        wire: dtype between the replicas.
+        divide: the micro-batches' means are divided by their number.
+        stale: gradients are taken at the parameters of the step before.
+        early: the only micro-batches that are averaged over the replicas; None: all are.
+        local_factor, factor: factors of the local and of the reduced gradients.
+        summed_at_once: every replica's local gradient is the sum of all, as with shard_map's check_vma.
+        synchronised: gradients are averaged over the replicas.
+        wire: dtype between the replicas, see `rounding.WIRES`.
         clip_norm: largest norm; None: no clipping.
         clip_epsilon: added to the norm.
-        clip_first: each replica clips its own, and then they are averaged.
-        clip_by: whose norm: "mean", "own", or a number that the norm is multiplied by.
-        twice: the tensor that the norm counts twice.
-        aliases: a tensor -> the one whose gradient it has.
+        clip_first: each replica clips its local gradients before they are averaged.
+        clip_by: norm that clips: "mean", of the reduced gradients; "own", of the replica's local gradients;
+            or a number that the reduced gradients' norm is multiplied by.
+        twice: tensor that the norm counts twice.
+        aliases: (tensor, tensor whose gradient it has).
     """
 
     loss_normalization: str = "ddp"
@@ -67,7 +68,7 @@ class Recipe:
     aliases: tuple[tuple[str, str], ...] = ()
 
     def predict(self, step: ReductionStep) -> dict[str, dict[str, np.ndarray]]:
-        """Every stage of `SHOWN`, (W, ...)."""
+        """Return every stage of `SHOWN`, (W, ...)."""
         sums = step.sums if not self.stale or step.stale is None else step.stale
         micro = {name: self._of_micro_batches(value, step.counts) for name, value in sums.items()}
         local = {name: self.local_factor * value.sum(1) for name, value in micro.items()}
@@ -87,7 +88,7 @@ class Recipe:
         return {"local_gradients": local, "gradients": gradients, "clipped_gradients": clipped}
 
     def _of_micro_batches(self, sums: np.ndarray, counts: np.ndarray) -> np.ndarray:
-        """(W, A, ...): each micro-batch's share of its replica's gradient."""
+        """Return each micro-batch's share of its replica's gradient, (W, A, ...)."""
         replicas, pieces = counts.shape
         per_micro = {
             "ddp": counts * (pieces if self.divide else 1),
@@ -112,29 +113,29 @@ class Recipe:
 
 
 def residual_of(recipe: Recipe, step: ReductionStep) -> float:
-    """The largest ||predicted - found|| of a tensor over the norm of its stage."""
+    """Return the largest ||predicted - shown|| of a tensor over the norm of its stage."""
     predicted = recipe.predict(step)
     worst = 0.0
-    for stage, found in step.found.items():
-        scale = norm_of(found)
-        for name, value in found.items():
+    for stage, shown in step.shown.items():
+        scale = norm_of(shown)
+        for name, value in shown.items():
             difference = float(np.linalg.norm(predicted[stage][name] - value)) / scale
             worst = max(worst, difference if np.isfinite(difference) else np.inf)
     return worst
 
 
 def _everywhere(local: np.ndarray, wire: str = "") -> np.ndarray:
-    """The mean over the replicas, on each of them."""
+    """Return the mean over the replicas, on each of them."""
     return np.broadcast_to(mean_of(local, wire), local.shape)
 
 
 def norm_of(tensors: Tensors) -> float:
-    """The norm of all of them together; 1 if it is 0."""
+    """Return the norm of all tensors together; 1 if it is 0."""
     return float(np.sqrt(sum(float(np.sum(value**2)) for value in tensors.values()))) or 1.0
 
 
 def _norms(gradients: Mapping[str, np.ndarray], twice: str) -> np.ndarray:
-    """Each replica's global norm, (W,)."""
+    """Return each replica's global norm, (W,)."""
     squares = [
         (2 if name == twice else 1) * np.square(value).reshape(len(value), -1).sum(1)
         for name, value in gradients.items()

@@ -1,22 +1,22 @@
-"""Means over replicas in fewer bits, as they come about in practice."""
+"""Means over replicas in fewer bits, in the ways in which programs compute them."""
 
 import ml_dtypes
 import numpy as np
 
 _DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 
-# A dtype, and in which the sum and the division are made: the wire's or float32.
+# Dtype on the wire, precision of the sum, precision of the division: "wire" or "wide".
 WIRES = tuple(
     f"{dtype},{summed},{divided}" for dtype in _DTYPES for summed in ("wire", "wide") for divided in ("wire", "wide")
 )
 
 
 def mean_of(local: np.ndarray, wire: str = "") -> np.ndarray:
-    """The mean over the first axis, (1, ...).
+    """Return the mean over the first axis, (1, ...).
 
     Args:
-        local: (W, ...).
-        wire: one of `WIRES`; "": in the array's own dtype.
+        local: values of W replicas, (W, ...).
+        wire: one of `WIRES`; "": the array's dtype throughout.
 
     >>> mean_of(np.array([[1.0], [1.001]]), "bfloat16,wide,wide")
     array([[1.]])

@@ -1,4 +1,4 @@
-"""Faults planted in flax twins, at the forward and backward pass: named, with their values; and those unknown, not."""
+"""Faults planted in flax twins, in the forward or backward pass: known ones are named with their values."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -21,8 +21,8 @@ from tests.support.twins import evidence
 
 CLEAN = 1e-14  # measured: up to 1.7e-15
 EXPLAINED = 1e-13  # measured: up to 7.6e-15
-SECONDS = 20.0  # to look for a pair in; measured on a busy machine: up to 12
-BRIEFLY = 1.0  # where nothing is to be found
+SECONDS = 20.0  # search time for a pair; measured on a busy machine: up to 12
+BRIEFLY = 1.0  # search time where nothing can be found
 
 
 @pytest.fixture(autouse=True)
@@ -55,19 +55,19 @@ def tf32_forward(x: jax.Array) -> jax.Array:
 tf32_forward.defjvp(lambda x, tangent: (tf32_forward(*x), tangent[0]))
 
 
-def explain_model(found: ModelEvidence, seconds: float = 30.0) -> Ruling:
-    return search_model(found, FLOOR, seconds)[0]
+def explain_model(evidence: ModelEvidence, seconds: float = 30.0) -> Ruling:
+    return search_model(evidence, FLOOR, seconds)[0]
 
 
 def worst(subject: Buffers | LossAndGradients) -> float:
-    """How far JAX is from the reference: the worst step and tensor."""
+    """Return JAX's residual against the reference in the worst step and tensor."""
     return max(residual_at(subject, (step, subject.ranks)) for step in range(subject.steps))
 
 
 def check_named(ruling: Ruling, *named: tuple[set[str], str]) -> None:
-    """The ruling gives these faults, in these words in any order, and nothing else."""
-    found = [(set(hypothesis.faults), sorted(hypothesis.says.split("; "))) for hypothesis in ruling.named]
-    assert found == [(faults, sorted(says.split("; "))) for faults, says in named], ruling
+    """Check that the ruling names these faults, in these words in any order, and nothing else."""
+    actual = [(set(hypothesis.faults), sorted(hypothesis.says.split("; "))) for hypothesis in ruling.named]
+    assert actual == [(faults, sorted(says.split("; "))) for faults, says in named], ruling
     assert all(hypothesis.residual < EXPLAINED for hypothesis in ruling.named)
 
 
@@ -82,16 +82,16 @@ def check_named(ruling: Ruling, *named: tuple[set[str], str]) -> None:
     ],
 )
 def test_a_correct_twin_leaves_rounding_only(twins: Twins, loss_normalization: str) -> None:
-    found = evidence(twins, loss_normalization=loss_normalization, micro_batches=2, steps=2)
-    assert worst(LossAndGradients(found)) < CLEAN
-    assert worst(Buffers(found)) < CLEAN
-    assert explain_model(found) == explain_buffers(found) == Ruling((), None)
+    run = evidence(twins, loss_normalization=loss_normalization, micro_batches=2, steps=2)
+    assert worst(LossAndGradients(run)) < CLEAN
+    assert worst(Buffers(run)) < CLEAN
+    assert explain_model(run) == explain_buffers(run) == Ruling((), None)
 
 
 def test_a_search_that_was_cut_short_says_so() -> None:
-    found = evidence(MLP, smoothing=0.2)
-    assert explain_model(found, seconds=0.0).cut_short
-    assert not explain_model(found).cut_short
+    run = evidence(MLP, smoothing=0.2)
+    assert explain_model(run, seconds=0.0).cut_short
+    assert not explain_model(run).cut_short
 
 
 SINGLE: list[tuple[Twins, dict[str, Any], str, str]] = [
@@ -269,17 +269,17 @@ def test_a_factor_that_nobody_would_choose_is_not_called_a_loss_scale() -> None:
 
 @pytest.mark.large
 def test_a_fault_that_a_later_step_contradicts_is_not_named_alone() -> None:
-    """Row 0 of the embedding is not read in the first step, so that GELU alone explains that one."""
-    found = evidence(TRANSFORMER, gelu="everywhere", padding_idx=True, without_padding_at=0, steps=2)
-    ruling = explain_model(found, seconds=SECONDS)
+    """Row 0 of the embedding is not read in the first step, so GELU alone explains that step."""
+    run = evidence(TRANSFORMER, gelu="everywhere", padding_idx=True, without_padding_at=0, steps=2)
+    ruling = explain_model(run, seconds=SECONDS)
     (named,) = ruling.named
     assert set(named.faults) == {"gelu_approximation", "padding_idx"}
 
 
 def test_a_replica_without_labels_has_no_loss_on_either_side() -> None:
-    found = evidence(TRANSFORMER, gelu="everywhere", no_labels_of=1)
-    assert np.isnan(found.steps[0].local_loss).tolist() == [False, True]
-    check_named(explain_model(found, seconds=SECONDS), ({"gelu_approximation"}, "GELU by tanh"))
+    run = evidence(TRANSFORMER, gelu="everywhere", no_labels_of=1)
+    assert np.isnan(run.steps[0].local_loss).tolist() == [False, True]
+    check_named(explain_model(run, seconds=SECONDS), ({"gelu_approximation"}, "GELU by tanh"))
 
 
 BUFFERS: list[tuple[dict[str, Any], set[str], str]] = [
@@ -311,14 +311,14 @@ def test_faults_of_buffers_are_named(options: dict[str, Any], faults: set[str], 
     check_named(explain_buffers(evidence(CONVNET, **options)), (faults, says))
 
 
-def test_buffers_that_nobody_explains() -> None:
-    found = evidence(CONVNET)
-    for step in found.steps:
+def test_an_unknown_fault_of_buffers_is_not_named() -> None:
+    run = evidence(CONVNET)
+    for step in run.steps:
         step.buffers["bn1.running_var"][...] *= 1.01  # type: ignore[index]
-    assert explain_buffers(found).named == ()
+    assert explain_buffers(run).named == ()
 
 
-def test_calls_inside_multi_head_attention_are_seen() -> None:
+def test_calls_inside_multi_head_attention_are_recorded() -> None:
     module = nn.MultiheadAttention(4, 2, batch_first=True)
     calls = trace(
         module, lambda model, x: {"loss": F.gelu(model(x["x"], x["x"], x["x"])[0]).sum()}, {"x": torch.ones(1, 3, 4)}

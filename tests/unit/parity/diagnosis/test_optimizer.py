@@ -1,4 +1,4 @@
-"""The optimizer's faults: each is planted in optax, and has to be named; others must not be."""
+"""Faults planted in optax optimizers: those in the catalogue are named, others are not."""
 
 import itertools
 from collections.abc import Callable
@@ -44,7 +44,7 @@ def named(ruling: Ruling) -> set[frozenset[str]]:
 
 @pytest.mark.one_in(9)
 @pytest.mark.parametrize("case", SINGLES + COMBINED)
-def test_a_planted_mistake_is_named(case: Planted) -> None:
+def test_a_planted_fault_is_named(case: Planted) -> None:
     ruling = explain(case.evidence())
     assert named(ruling) == set(case.causes)
     [first] = [hypothesis for hypothesis in ruling.named if frozenset(hypothesis.faults) == case.causes[0]]
@@ -56,14 +56,14 @@ def test_a_planted_mistake_is_named(case: Planted) -> None:
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("case", SINGLES[::7] + COMBINED[::7])
-def test_so_it_is_with_other_weights_and_gradients(case: Planted) -> None:
+def test_a_planted_fault_is_named_with_other_weights_and_gradients(case: Planted) -> None:
     assert named(explain(case.evidence(seed=1))) == set(case.causes)
 
 
 @pytest.mark.one_in(8)
-@pytest.mark.parametrize("what", NOT_IN_THE_CATALOGUE)
-def test_what_is_not_in_the_catalogue_gets_no_name(what: str) -> None:
-    ruling = explain(run(*NOT_IN_THE_CATALOGUE[what]))
+@pytest.mark.parametrize("fault", NOT_IN_THE_CATALOGUE)
+def test_a_fault_that_is_not_in_the_catalogue_gets_no_name(fault: str) -> None:
+    ruling = explain(run(*NOT_IN_THE_CATALOGUE[fault]))
     assert not ruling.named
     assert ruling.runner_up is not None
     assert ruling.runner_up.residual > 1e-6  # measured: 3e-5 at least
@@ -81,7 +81,7 @@ def test_what_is_not_in_the_catalogue_gets_no_name(what: str) -> None:
         (partial(adagrad, lr_decay=0.1, weight_decay=1e-2), optim.adagrad(1e-2, lr_decay=0.1, weight_decay=1e-2), {}),
     ],
 )
-def test_a_clean_port_is_at_the_floor(
+def test_a_correct_port_leaves_rounding_only(
     torch_optimizer: Callable[..., Any], flax_optimizer: Transformation, options: dict[str, Any]
 ) -> None:
     evidence = run(torch_optimizer, flax_optimizer, steps=20, **options)
@@ -104,14 +104,16 @@ def test_a_clean_port_is_at_the_floor(
         (partial(adagrad, lr_decay=0.1, weight_decay=1e-2, initial_accumulator_value=0.1), {"unused": UNUSED}),
     ],
 )
-def test_the_reference_recipe_is_torchs(torch_optimizer: Callable[..., Any], options: dict[str, Any]) -> None:
+def test_the_reference_recipe_computes_torchs_updates(
+    torch_optimizer: Callable[..., Any], options: dict[str, Any]
+) -> None:
     residuals = reference_residuals(with_torchs_updates(run(torch_optimizer, optax.sgd(1.0), steps=15, **options)))
     assert residuals is not None
     assert max(max(of_step.values()) for of_step in residuals) <= TORCH
 
 
 def with_torchs_updates(evidence: OptimizerEvidence) -> OptimizerEvidence:
-    """The run without its last step, with what torch did in place of what optax did."""
+    """Return the run without its last step, with torch's updates in place of optax's."""
     steps = [
         replace(step, update={name: after.params[name] - value for name, value in step.params.items()})
         for step, after in itertools.pairwise(evidence.steps)
@@ -119,13 +121,13 @@ def with_torchs_updates(evidence: OptimizerEvidence) -> OptimizerEvidence:
     return replace(evidence, steps=steps)
 
 
-def test_an_optimizer_that_is_not_known_is_not_explained() -> None:
+def test_an_unknown_optimizer_is_not_explained() -> None:
     evidence = run(partial(Adamax, lr=1e-3), optax.adam(1e-3))
     assert reference_residuals(evidence) is None
     assert explain(evidence) == Ruling((), None)
 
 
-def test_updates_that_are_no_numbers_are_not_explained() -> None:
+def test_updates_that_are_nan_are_not_explained() -> None:
     evidence = run(adam, optax.chain(optax.adam(1e-3), optax.scale(float("nan"))))
     assert explain(evidence) == Ruling((), None)
 

@@ -1,4 +1,4 @@
-"""optax has some schedules in float32: what else is wrong is named all the same, down to the last digit."""
+"""Learning rates in float32, as some of optax's schedules compute them: other faults are still named exactly."""
 
 import math
 from collections.abc import Callable
@@ -45,25 +45,25 @@ RIGHT = [
 
 
 def plainly(evidence: OptimizerEvidence) -> float:
-    """What is left of the reference's recipe without any say of float32."""
+    """Return the residual of the reference's recipe with learning rates in float64."""
     recipe = reference_recipe(evidence)
     assert recipe is not None
-    return max(max(residuals(step.update, found).values()) for step, found in replay(recipe, evidence))
+    return max(max(residuals(step.update, predicted).values()) for step, predicted in replay(recipe, evidence))
 
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize(("torch_optimizer", "flax_optimizer", "scheduler"), RIGHT)
-def test_a_rate_in_float32_is_no_difference(torch_optimizer: Any, flax_optimizer: Any, scheduler: Any) -> None:
+def test_a_learning_rate_in_float32_is_no_difference(torch_optimizer: Any, flax_optimizer: Any, scheduler: Any) -> None:
     evidence = run(torch_optimizer, flax_optimizer, scheduler=scheduler)
-    found = reference_residuals(evidence)
-    assert found is not None
-    assert max(max(of_step.values()) for of_step in found) < FLOOR  # measured: up to 1.4e-16
+    left = reference_residuals(evidence)
+    assert left is not None
+    assert max(max(of_step.values()) for of_step in left) < FLOOR  # measured: up to 1.4e-16
     assert 1e-9 < plainly(evidence) < NEAR  # measured: 1.1e-7 for both
 
 
 @pytest.mark.large
 @pytest.mark.parametrize("case", FAULTY)
-def test_with_a_rate_in_float32_a_mistake_is_named(case: Planted) -> None:
+def test_a_fault_beside_a_learning_rate_in_float32_is_named(case: Planted) -> None:
     evidence = case.evidence()
     assert not explain(evidence).named
     ruling = explain(evidence, near=NEAR)
@@ -72,8 +72,8 @@ def test_with_a_rate_in_float32_a_mistake_is_named(case: Planted) -> None:
     assert ruling.named[0].residual < FLOOR  # measured: up to 2.1e-16
 
 
-def test_a_rate_that_is_nearly_right_and_no_float32_is_a_mistake() -> None:
+def test_a_learning_rate_that_is_nearly_right_but_not_a_float32_is_a_difference() -> None:
     evidence = run(adam, optax.adam(lambda count: 1e-3 * (1 + 3e-8) * 0.9**count), scheduler=EXPONENTIAL)
-    found = reference_residuals(evidence)
-    assert found is not None
-    assert min(max(of_step.values()) for of_step in found) > 1e-8
+    left = reference_residuals(evidence)
+    assert left is not None
+    assert min(max(of_step.values()) for of_step in left) > 1e-8

@@ -1,4 +1,4 @@
-"""A step that is wrong between the loss and the optimizer, written down loop by loop, has its fault named."""
+"""Faults between the loss and the optimizer, planted in a step written in loops: each is named."""
 
 import itertools
 from collections.abc import Callable, Iterable
@@ -92,7 +92,7 @@ class NotDivided(Step):
         return counts[rank, piece]
 
 
-class OfRanks(Step):
+class MeanPerRank(Step):
     def divisor(self, counts: np.ndarray, rank: int, piece: int) -> float:
         return counts[rank].sum()
 
@@ -153,7 +153,7 @@ class NotDividedTwice(NotDivided, Twice):
     pass
 
 
-class Unheard(Step):
+class NotInTheCatalogue(Step):
     def reduced(self, local: list[Tensors]) -> list[Tensors]:
         return [scaled(total(local), 0.9 / RANKS)] * RANKS
 
@@ -170,30 +170,31 @@ def stacked(many: list[Tensors]) -> Tensors:
 
 
 def steps_of(port: Step, *shown: str, steps: int = 3, seed: int = 0) -> list[ReductionStep]:
-    """What a run of the port shows; the norm is beyond the largest allowed one at some steps and not at others."""
+    """Return the steps of a run of the port; the gradients are clipped at some steps and not at others."""
     rng = np.random.default_rng(seed)
     taken, before = [], None
     for number in range(steps):
         counts = rng.integers(1, 9, (RANKS, PIECES)).astype(float)
         sums = drawn(rng)
         port.norm = 1e3 if number == 1 else 0.5
-        found = port.take(counts, sums, before or sums)
+        stages = port.take(counts, sums, before or sums)
         together = stacked([stacked(of_rank) for of_rank in sums])
         stale = None if before is None else stacked([stacked(of_rank) for of_rank in before])
-        taken.append(ReductionStep(counts, together, stale, {stage: stacked(found[stage]) for stage in shown or SHOWN}))
+        of_shown = {stage: stacked(stages[stage]) for stage in shown or SHOWN}
+        taken.append(ReductionStep(counts, together, stale, of_shown))
         before = sums
     return taken
 
 
 def active(steps: list[ReductionStep]) -> list[ReductionStep]:
-    """Those at which the largest norm, which is one number to a recipe, is 0.5."""
+    """Return the steps with the largest norm 0.5, since a recipe has one largest norm for all steps."""
     return [step for number, step in enumerate(steps) if number != 1]
 
 
 def named(
     port: Step, *shown: str, normalization: str = "ddp", **options: list[str]
 ) -> tuple[set[frozenset[str]], float]:
-    """The names that are given, and what the right one leaves."""
+    """Return the names in the ruling, and the residual that they leave."""
     ruling = explain_reduction(active(steps_of(port, *shown)), Recipe(normalization, clip_norm=0.5), **options)
     left = max((hypothesis.residual for hypothesis in ruling.named), default=0.0)
     if ruling.named and ruling.runner_up is not None:
@@ -201,15 +202,15 @@ def named(
     return {frozenset(hypothesis.faults) for hypothesis in ruling.named}, left
 
 
-def test_the_reference_as_a_recipe_is_the_step_in_loops() -> None:
-    for port, normalization in ((Step(), "ddp"), (Global(), "global"), (OfRanks(), "rank")):
+def test_the_reference_recipe_computes_the_step_in_loops() -> None:
+    for port, normalization in ((Step(), "ddp"), (Global(), "global"), (MeanPerRank(), "rank")):
         for number, step in enumerate(steps_of(port)):
             predicted = Recipe(normalization, clip_norm=1e3 if number == 1 else 0.5).predict(step)
-            for stage, tensors in step.found.items():
+            for stage, tensors in step.shown.items():
                 for name, value in tensors.items():
                     np.testing.assert_allclose(predicted[stage][name], value, rtol=0, atol=1e-13)  # measured: 2e-15
-        clipped = steps_of(port)[0].found
-        assert not np.allclose(clipped["gradients"]["fc.bias"], clipped["clipped_gradients"]["fc.bias"])
+        stages = steps_of(port)[0].shown
+        assert not np.allclose(stages["gradients"]["fc.bias"], stages["clipped_gradients"]["fc.bias"])
 
 
 @pytest.mark.parametrize(
@@ -221,7 +222,7 @@ def test_the_reference_as_a_recipe_is_the_step_in_loops() -> None:
         (Hosts(), {"local_device_count"}),
         (SummedByItself(), {"check_vma"}),
         (NotDivided(), {"accumulation_not_divided"}),
-        (OfRanks(), {"mean_per_rank"}),
+        (MeanPerRank(), {"mean_per_rank"}),
         (Global(), {"global_mean"}),
         (Stale(), {"stale_parameters"}),
         (ClippedFirst(), {"clipped_before_mean"}),
@@ -235,70 +236,68 @@ def test_the_reference_as_a_recipe_is_the_step_in_loops() -> None:
     ids=lambda value: type(value).__name__ if isinstance(value, Step) else "",
 )
 def test_a_fault_is_named(port: Step, names: set[str]) -> None:
-    # The first step alone has no parameters before it; the tied weights are known to be so.
-    found, left = named(port, tied=["out.weight"])
-    assert found == {frozenset({name}) for name in names}
+    faults, left = named(port, tied=["out.weight"])
+    assert faults == {frozenset({name}) for name in names}
     assert left <= RIGHT
 
 
 @pytest.mark.parametrize("shown", ["local_gradients", "gradients", "clipped_gradients"])
-def test_one_stage_is_enough_where_it_shows_the_fault(shown: str) -> None:
-    assert named(OfRanks(), shown)[0] == {frozenset({"mean_per_rank"})}
+def test_one_stage_is_enough_if_it_shows_the_fault(shown: str) -> None:
+    assert named(MeanPerRank(), shown)[0] == {frozenset({"mean_per_rank"})}
 
 
-def test_what_one_stage_cannot_tell_apart_is_told_together() -> None:
-    found, _ = named(NotDivided(), "gradients")
-    assert found == {frozenset({"accumulation_not_divided"})}
-    found, _ = named(Sum(), "gradients")
-    assert found == {frozenset({name}) for name in ("sum_not_mean", "check_vma", "collective_in_loss")}
+def test_faults_that_one_stage_cannot_tell_apart_are_named_together() -> None:
+    faults, _ = named(NotDivided(), "gradients")
+    assert faults == {frozenset({"accumulation_not_divided"})}
+    faults, _ = named(Sum(), "gradients")
+    assert faults == {frozenset({name}) for name in ("sum_not_mean", "check_vma", "collective_in_loss")}
 
 
-def test_means_over_parts_are_told_from_the_mean_over_all() -> None:
+def test_means_over_micro_batches_or_ranks_are_named_where_the_reference_has_one_global_mean() -> None:
     assert named(Step(), normalization="global")[0] == {frozenset({"mean_per_micro_batch"})}
-    assert named(OfRanks(), normalization="global")[0] == {frozenset({"mean_per_rank"})}
+    assert named(MeanPerRank(), normalization="global")[0] == {frozenset({"mean_per_rank"})}
 
 
 def test_two_faults_at_once_are_both_named() -> None:
-    found, left = named(SumWithoutEpsilon())
-    assert frozenset({"sum_not_mean", "clip_epsilon"}) in found and left <= RIGHT
-    assert all("clip_epsilon" in faults and len(faults) == 2 for faults in found)
+    pairs, left = named(SumWithoutEpsilon())
+    assert frozenset({"sum_not_mean", "clip_epsilon"}) in pairs and left <= RIGHT
+    assert all("clip_epsilon" in pair and len(pair) == 2 for pair in pairs)
     assert frozenset({"accumulation_not_divided", "averaged_twice"}) in named(NotDividedTwice())[0]
 
 
-def test_what_no_fault_explains_has_no_name() -> None:
-    ruling = explain_reduction(active(steps_of(Unheard())), Recipe(clip_norm=0.5))
+def test_a_fault_that_is_not_in_the_catalogue_gets_no_name() -> None:
+    ruling = explain_reduction(active(steps_of(NotInTheCatalogue())), Recipe(clip_norm=0.5))
     assert not ruling.named
     assert ruling.runner_up is not None and ruling.runner_up.residual > 1e-3
 
 
-def test_what_is_no_number_has_no_name() -> None:
+def test_gradients_that_are_nan_get_no_name() -> None:
     steps = active(steps_of(Sum()))
-    steps[0].found["gradients"]["fc.bias"][0, 0] = np.nan
+    steps[0].shown["gradients"]["fc.bias"][0, 0] = np.nan
     assert not explain_reduction(steps, Recipe(clip_norm=0.5)).named
 
 
-def test_a_fault_of_one_step_is_none_of_all() -> None:
-    """Every step has to agree, not the first alone."""
+def test_a_fault_that_only_the_first_step_has_is_not_named() -> None:
     mixed = [steps_of(Sum())[0], steps_of(Step())[2]]
     assert not explain_reduction(mixed, Recipe(clip_norm=0.5)).named
 
 
 @pytest.mark.parametrize("early", [(0,), (1, 2)])
-def test_micro_batches_that_are_averaged_too_soon_are_told(early: tuple[int, ...]) -> None:
+def test_the_micro_batches_that_are_averaged_early_are_listed(early: tuple[int, ...]) -> None:
     class Early(Step):
         def take(
             self, counts: np.ndarray, sums: list[list[Tensors]], stale: list[list[Tensors]]
         ) -> dict[str, list[Tensors]]:
-            found = super().take(counts, sums, stale)
+            stages = super().take(counts, sums, stale)
             shares = [
                 [scaled(sums[rank][piece], 1 / self.divisor(counts, rank, piece)) for piece in range(PIECES)]
                 for rank in range(RANKS)
             ]
-            alike = scaled(total(shares[rank][piece] for rank in range(RANKS) for piece in early), 1 / RANKS)
+            averaged = scaled(total(shares[rank][piece] for rank in range(RANKS) for piece in early), 1 / RANKS)
             late = [piece for piece in range(PIECES) if piece not in early]
-            found["gradients"] = [total([alike, *(shares[rank][piece] for piece in late)]) for rank in range(RANKS)]
-            found["clipped_gradients"] = [self.clipped(gradients, {}) for gradients in found["gradients"]]
-            return found
+            stages["gradients"] = [total([averaged, *(shares[rank][piece] for piece in late)]) for rank in range(RANKS)]
+            stages["clipped_gradients"] = [self.clipped(gradients, {}) for gradients in stages["gradients"]]
+            return stages
 
     ruling = explain_reduction(active(steps_of(Early())), Recipe(clip_norm=0.5))
     assert {hypothesis.faults for hypothesis in ruling.named} == {("synchronised_early",)}
@@ -306,7 +305,7 @@ def test_micro_batches_that_are_averaged_too_soon_are_told(early: tuple[int, ...
     assert f"of 3 micro-batches only {which} " in ruling.named[0].says
 
 
-def test_with_one_replica_nothing_is_blamed_on_the_reduction() -> None:
+def test_with_one_replica_no_fault_of_the_reduction_is_named() -> None:
     rng = np.random.default_rng(0)
     sums = {name: rng.normal(size=(1, 2, *shape)) for name, shape in SHAPES.items()}
     counts = np.array([[3.0, 5.0]])
@@ -315,8 +314,8 @@ def test_with_one_replica_nothing_is_blamed_on_the_reduction() -> None:
     assert {hypothesis.faults for hypothesis in ruling.named} == {("accumulation_not_divided",)}
 
 
-def test_so_it_is_with_other_numbers() -> None:
-    ports: list[Callable[[], Step]] = [Twice, OfRanks, NormOfRank]
+def test_a_fault_is_named_with_other_gradients() -> None:
+    ports: list[Callable[[], Step]] = [Twice, MeanPerRank, NormOfRank]
     for seed, port in itertools.product((1, 2), ports):
         ruling = explain_reduction(active(steps_of(port(), seed=seed)), Recipe(clip_norm=0.5))
         assert len(ruling.named) == 1 and ruling.named[0].residual <= RIGHT

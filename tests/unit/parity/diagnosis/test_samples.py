@@ -1,16 +1,12 @@
-"""What a replica was given, from samplers written down here: each mistake is named, and others are not."""
+"""Mistakes of samplers that are written here: each is named, and no other."""
 
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 
-from jaxddp.parity.diagnosis.samples import (
-    Of,
-    SampleEvidence,
-    explain_samples,
-)
-from jaxddp.parity.fingerprints import differing_share
+from jaxddp.parity.diagnosis.samples import SampleEvidence, explain_samples
+from jaxddp.parity.fingerprints import Fingerprints, differing_share
 
 RANKS, BATCH, SIZE = 2, 3, 20
 STEPS = 10
@@ -18,7 +14,7 @@ EPOCH = 4  # steps: 20 examples are 10 for each replica, whose last batch is fil
 
 
 def epoch_of(rank: int, epoch: int, drop_last: bool = False) -> np.ndarray:
-    """A replica's examples in one epoch."""
+    """Return a replica's examples in one epoch."""
     order = np.random.default_rng(epoch).permutation(SIZE)[rank::RANKS]
     if drop_last:
         return order[: len(order) // BATCH * BATCH]
@@ -37,7 +33,7 @@ def hashed(of: np.ndarray, salt: int) -> np.ndarray:
     return (of.astype("uint64") * np.uint64(2654435761) + np.uint64(salt)) ** np.uint64(3)
 
 
-def batch(of: np.ndarray, masks: np.ndarray) -> Of:
+def batch(of: np.ndarray, masks: np.ndarray) -> Fingerprints:
     return {"x": hashed(of, 7), "y": hashed(of % 5, 11), "mask": hashed(masks, 13)}
 
 
@@ -45,11 +41,11 @@ def masks(step: int) -> np.ndarray:
     return 1000 + step * 100 + np.arange(RANKS * BATCH).reshape(RANKS, BATCH)
 
 
-def right(step: int) -> Of:
+def right(step: int) -> Fingerprints:
     return batch(examples(step), masks(step))
 
 
-Faulty = Callable[[int], Of]
+Faulty = Callable[[int], Fingerprints]
 
 
 def names(faulty: Faulty, epoch: int | None = EPOCH, restored_at: int | None = None) -> set[tuple[str, ...]]:
@@ -59,23 +55,23 @@ def names(faulty: Faulty, epoch: int | None = EPOCH, restored_at: int | None = N
     return {hypothesis.faults for hypothesis in ruling.named}
 
 
-def first_order_again(step: int) -> Of:
+def first_order_again(step: int) -> Fingerprints:
     return batch(examples(step % EPOCH), masks(step))
 
 
-def end_dropped(step: int) -> Of:
+def end_dropped(step: int) -> Fingerprints:
     return batch(examples(step, drop_last=True), masks(step))
 
 
-def rank_zeros(step: int) -> Of:
+def rank_zeros(step: int) -> Fingerprints:
     return batch(np.repeat(examples(step)[:1], RANKS, axis=0), masks(step))
 
 
-def masks_of_rank_zero(step: int) -> Of:
+def masks_of_rank_zero(step: int) -> Fingerprints:
     return batch(examples(step), np.repeat(masks(step)[:1], RANKS, axis=0))
 
 
-def masks_written_again(step: int) -> Of:
+def masks_written_again(step: int) -> Fingerprints:
     return batch(examples(step), masks(step + 1))
 
 
@@ -84,7 +80,7 @@ def resumed_at(at: int) -> Faulty:
     return lambda step: batch(examples(step if step < at else step - at + beginning), masks(step))
 
 
-def shuffled(step: int) -> Of:
+def shuffled(step: int) -> Fingerprints:
     return batch(np.random.default_rng((9, step)).permuted(examples(step), axis=1), masks(step))
 
 
@@ -100,12 +96,12 @@ def shuffled(step: int) -> Of:
         (resumed_at(7), "sampler_offset_lost"),
     ],
 )
-def test_a_mistake_is_named_and_no_other(faulty: Faulty, name: str) -> None:
+def test_each_mistake_is_named_and_no_other(faulty: Faulty, name: str) -> None:
     assert names(faulty) == {(name,)}
 
 
 @pytest.mark.parametrize("at", [2, 7])
-def test_a_restore_that_is_known_of_is_named_with_its_step(at: int) -> None:
+def test_a_known_restore_is_named_with_its_step(at: int) -> None:
     assert names(resumed_at(at), restored_at=at) == {("sampler_offset_lost",)}
     ruling = explain_samples(
         SampleEvidence(*([of(step) for step in range(STEPS)] for of in (right, resumed_at(at))), EPOCH, at)
@@ -113,28 +109,28 @@ def test_a_restore_that_is_known_of_is_named_with_its_step(at: int) -> None:
     assert f"from step {at + 1} on" in ruling.named[0].says
 
 
-def test_the_other_way_round_the_end_is_filled_up() -> None:
+def test_padding_is_named_where_the_reference_drops_the_last_batch() -> None:
     torch, jax = ([of(step) for step in range(STEPS)] for of in (end_dropped, right))
     ruling = explain_samples(SampleEvidence(torch, jax, steps_per_epoch=EPOCH - 1))
     assert {hypothesis.faults for hypothesis in ruling.named} == {("padding_or_dropping",)}
 
 
-def test_without_the_length_of_an_epoch_only_what_needs_none_is_named() -> None:
+def test_without_the_length_of_an_epoch_only_mistakes_that_need_none_are_named() -> None:
     assert not names(first_order_again, epoch=None) & {("set_epoch_missing",)}
     assert names(rank_zeros, epoch=None) == {("same_shard",)}
     assert names(masks_of_rank_zero, epoch=None) == {("same_dropout_mask",)}
 
 
-def test_another_order_has_no_name() -> None:
+def test_another_order_gets_no_name() -> None:
     assert names(shuffled) == set()
 
 
-def test_a_mistake_that_is_not_at_every_step_is_not_named() -> None:
+def test_a_mistake_that_is_missing_at_one_step_is_not_named() -> None:
     assert names(lambda step: rank_zeros(step) if step != 5 else right(step)) == set()
 
 
-def test_entries_under_other_names_are_known_all_the_same() -> None:
-    """Two loaders may name the arrays of a batch otherwise."""
+def test_examples_are_recognised_under_other_entry_names() -> None:
+    """Two loaders may give the arrays of a batch different names."""
 
     def renamed(of: Faulty) -> Faulty:
         return lambda step: {"image": of(step)["x"], "label": of(step)["y"], "keep": of(step)["mask"]}
