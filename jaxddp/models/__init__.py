@@ -1,6 +1,6 @@
-"""The models: one flax.nnx module per file, attribute for attribute the twin of torch_ref.models.
+"""Models: one flax.nnx module per file, with the same attributes as its twin in torch_ref.models.
 
-Every model takes its sizes and the `Generator` that its initial weights are drawn from.
+Every model takes its sizes and the `Generator` of its initial weights.
 """
 
 from flax import nnx
@@ -20,7 +20,7 @@ _CLASSES = {"linear": Linear, "mlp": MLP, "char_mlp": CharMLP, "convnet": ConvNe
 
 
 def build(config: TrainConfig, dataset: Dataset) -> nnx.Module:
-    """The model that `config` names, sized for `dataset`, with torch's initial weights for the seed."""
+    """Build the model that `config` names, sized for `dataset`, with torch's initial weights for the seed."""
     sizes = model_sizes(config, dataset)
     if config.model in ("char_mlp", "convnet"):
         sizes["sync_batch_norm"] = config.sync_batch_norm

@@ -10,7 +10,7 @@ from jaxddp.nn import layers
 
 
 class Block(nnx.Module):
-    """relu(x + bn2(conv2(relu(bn1(conv1(x)))))), on (B, H, W, C)."""
+    """Residual block relu(x + bn2(conv2(relu(bn1(conv1(x)))))), on (B, H, W, C)."""
 
     def __init__(self, channels: int, *, sync_batch_norm: bool, generator: Generator):
         self.conv1 = layers.Conv(channels, channels, (3, 3), padding=1, bias=False, generator=generator)
@@ -24,7 +24,7 @@ class Block(nnx.Module):
 
 
 class Stage(nnx.Module):
-    """A 3x3 convolution to the stage's channels, BatchNorm, ReLU, and a residual block."""
+    """A 3x3 convolution, BatchNorm, ReLU, and a residual block."""
 
     def __init__(self, in_channels: int, channels: int, *, sync_batch_norm: bool, generator: Generator):
         self.conv = layers.Conv(in_channels, channels, (3, 3), padding=1, bias=False, generator=generator)
@@ -36,10 +36,12 @@ class Stage(nnx.Module):
 
 
 class ConvNet(nnx.Module):
-    """Stages with 2x2 max-pooling between them, then the mean over the image, (dropout,) and a linear layer.
+    """Stages with 2x2 max-pooling between them, the mean over the image, (dropout,) and a linear layer.
+
+    For x (B, H, W) or (B, H, W, in_channels).
 
     Args:
-        channels: of each stage; x is (B, H, W) or (B, H, W, in_channels).
+        channels: number of channels of each stage.
     """
 
     def __init__(
@@ -70,9 +72,9 @@ class ConvNet(nnx.Module):
 
 
 def max_pool(x: jax.Array) -> jax.Array:
-    """2x2 max-pooling of (B, H, W, C) at stride 2; an odd last row or column is left out, as in torch.
+    """Max-pool (B, H, W, C) in 2x2 windows at stride 2; leave out an odd last row or column, as torch does.
 
-    Reshape and max: on CPU twice as fast as `lax.reduce_window`.
+    Written as reshape and max, which is twice as fast as `lax.reduce_window` on CPU.
     """
     batch, height, width, channels = x.shape
     x = x[:, : height // 2 * 2, : width // 2 * 2]

@@ -8,7 +8,7 @@ from jaxddp.nn import layers
 
 
 class Linear(nnx.Module):
-    """logits = x W + b, for x (B, ...) flattened to (B, in_features)."""
+    """Linear classifier x W + b, for x (B, ...) flattened to (B, in_features)."""
 
     def __init__(self, in_features: int, num_classes: int, *, generator: Generator):
         self.fc = layers.Linear(in_features, num_classes, generator=generator)

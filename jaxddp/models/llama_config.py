@@ -1,4 +1,4 @@
-"""A Llama model's sizes, as the config.json of a Hugging Face checkpoint has them."""
+"""Sizes of a Llama model, read from the config.json of a Hugging Face checkpoint."""
 
 import dataclasses
 import json
@@ -8,10 +8,10 @@ from typing import Any, Self
 
 from jaxddp.errors import InputError
 
-# What transformers takes where a config.json says nothing. The sizes have no such default here.
-_UNSAID = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "initializer_range": 0.02, "pad_token_id": None}
-# All that is implemented here of what a config.json may ask for.
-_ONLY = {
+# transformers' defaults for fields that a config.json leaves out. Sizes have no default.
+_DEFAULTS = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "initializer_range": 0.02, "pad_token_id": None}
+# The only implemented values of these fields.
+_IMPLEMENTED = {
     "model_type": "llama",
     "hidden_act": "silu",
     "attention_bias": False,
@@ -23,14 +23,15 @@ _ONLY = {
 
 @dataclass(frozen=True)
 class LlamaConfig:
-    """A model's sizes, under transformers' names; the defaults are SmolLM2-135M's.
+    """Sizes of a Llama model under transformers' names; the defaults are SmolLM2-135M's.
 
     Attributes:
-        num_key_value_heads: each serves num_attention_heads / num_key_value_heads neighbouring heads.
-        rope_theta: the slowest rotary angle turns about once in 2 pi rope_theta places.
-        initializer_range: standard deviation of initial weights.
-        num_labels: classes C.
-        pad_token_id: what a shorter sequence is filled up with; None: all are of one length.
+        num_key_value_heads: heads of keys and values, each shared by num_attention_heads / num_key_value_heads
+            neighbouring query heads.
+        rope_theta: base of the rotary angles; the slowest one turns about once in 2 pi rope_theta positions.
+        initializer_range: standard deviation of the initial weights.
+        num_labels: number of classes C.
+        pad_token_id: token that pads shorter sequences; None: all sequences have the same length.
     """
 
     vocab_size: int = 49152
@@ -51,40 +52,41 @@ class LlamaConfig:
             if getattr(self, whole) % getattr(self, part):
                 raise InputError(f"{part} {getattr(self, part)}: must divide {whole} {getattr(self, whole)}")
         if self.head_dim % 2:
-            raise InputError(f"head_dim {self.head_dim}: must be even, as rotary positions turn pairs")
+            raise InputError(f"head_dim {self.head_dim}: must be even, as rotary positions rotate feature pairs")
 
     @property
     def head_dim(self) -> int:
-        """Features of a head."""
+        """Number of features per head."""
         return self.hidden_size // self.num_attention_heads
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> Self:
-        """What the config.json of a checkpoint says.
+        """Read the config.json of a checkpoint.
 
         Raises:
-            InputError: there is none, or it is of a model that is not implemented here.
+            InputError: the file is missing or lacks a field, or the model is not implemented.
         """
         path = Path(folder) / "config.json"
         try:
-            said = json.loads(path.read_text())
+            fields = json.loads(path.read_text())
         except (OSError, ValueError) as error:
             raise InputError(f"{path}: not a readable config ({error})") from error
-        # transformers 5 writes rope_theta into rope_parameters, 4 beside rope_scaling.
-        rope = said.get("rope_parameters") or said.get("rope_scaling") or {}
-        said |= {"rope_theta": rope.get("rope_theta", said.get("rope_theta", 10_000.0))}
-        said |= {"rope_type": rope.get("rope_type", rope.get("type", "default"))}
-        said |= {"num_key_value_heads": said.get("num_key_value_heads") or said.get("num_attention_heads")}
-        said |= {"num_labels": len(said.get("id2label", ("no", "yes")))}
-        return cls._from_said(path, _UNSAID | said)
+        # transformers 5 writes rope_theta into rope_parameters, transformers 4 beside rope_scaling.
+        rope = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
+        fields |= {"rope_theta": rope.get("rope_theta", fields.get("rope_theta", 10_000.0))}
+        fields |= {"rope_type": rope.get("rope_type", rope.get("type", "default"))}
+        fields |= {"num_key_value_heads": fields.get("num_key_value_heads") or fields.get("num_attention_heads")}
+        fields |= {"num_labels": len(fields.get("id2label", ("no", "yes")))}
+        return cls._from_fields(path, _DEFAULTS | fields)
 
     @classmethod
-    def _from_said(cls, path: Path, said: dict[str, Any]) -> Self:
+    def _from_fields(cls, path: Path, fields: dict[str, Any]) -> Self:
         names = [field.name for field in dataclasses.fields(cls)]
-        if missing := [name for name in names if name not in said]:
-            raise InputError(f"{path}: does not say {', '.join(missing)}")
-        config = cls(**{name: said[name] for name in names})
-        only = _ONLY | {"head_dim": config.head_dim}
-        if unlike := [f"{name} {said[name]}" for name, value in only.items() if said.get(name) not in (None, value)]:
-            raise InputError(f"{path}: {', '.join(unlike)}: not implemented here")
+        if missing := [name for name in names if name not in fields]:
+            raise InputError(f"{path}: {', '.join(missing)} missing")
+        config = cls(**{name: fields[name] for name in names})
+        required = _IMPLEMENTED | {"head_dim": config.head_dim}
+        others = [f"{name} {fields[name]}" for name, value in required.items() if fields.get(name) not in (None, value)]
+        if others:
+            raise InputError(f"{path}: {', '.join(others)}: not implemented")
         return config

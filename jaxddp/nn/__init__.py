@@ -1,1 +1,1 @@
-"""Layers, losses and autocast with torch's semantics; modules as pure functions; weights under torch's names."""
+"""Layers, losses and autocast with torch's semantics, modules as pure functions, weights under torch's names."""

@@ -1,8 +1,7 @@
-"""Mixed precision: which layers compute in 16 bits, after the policy of `torch.autocast`.
+"""Mixed precision with the policy of `torch.autocast`.
 
-Matrix products and convolutions do, with inputs and weights cast on the way; what comes of them goes on in
-16 bits, but for a BatchNorm's statistics and the loss, which are taken in float32. The weights themselves, their
-gradients and the optimizer stay in float32.
+Matrix products and convolutions cast their inputs and weights to 16 bits and return 16 bits; BatchNorm statistics and
+the loss are computed in float32. The stored weights, their gradients and the optimizer state stay in float32.
 
 Source: pytorch.org/docs/stable/amp.html
 """
@@ -15,13 +14,13 @@ PRODUCTS = (nnx.Linear, nnx.LinearGeneral, nnx.Einsum, nnx.Conv, nnx.ConvTranspo
 
 
 def autocast(model: nnx.Module, amp: str) -> None:
-    """Let the model's matrix products and convolutions compute in 16 bits; its weights stay as they are.
+    """Make the model's matrix products and convolutions compute in 16 bits; its weights keep their dtype.
 
-    A layer whose `dtype` somebody has set keeps it, as one in a nested `torch.autocast(enabled=False)` does.
-    A product that a model makes by itself, without a layer, has the dtype of what it is given.
+    A layer with an explicit `dtype` keeps it, like a layer under `torch.autocast(enabled=False)`.
+    A matrix product outside of flax layers has the dtype of its operands.
 
     Args:
-        model: is changed.
+        model: module, changed in place.
         amp: "none", "bf16" or "fp16".
 
     >>> layer = nnx.Linear(2, 3, rngs=nnx.Rngs(0))

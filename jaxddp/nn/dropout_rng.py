@@ -1,13 +1,14 @@
-"""The random numbers of a forward pass: a pure function of the seed and of where in the run it is. Nothing is kept.
+"""Random numbers of a forward pass, a pure function of the seed and of the place in the run; no state is kept.
 
-With k a stream's key as the module was built, N replicas, and fold = `jax.random.fold_in`:
+With k the key of a stream in the module as built, N replicas, and fold = `jax.random.fold_in`:
 
-    replica:  key   = fold(fold(fold(k, step), first), rank)     each replica draws its own
-    shared:   key   = fold(fold(k, step), first)                 all replicas draw the same
-    example:  key_i = fold(fold(k, step), (first + i) N + rank)  whatever N is, an example draws the same
+    replica:  key   = fold(fold(fold(k, step), first), rank)     different masks on each replica
+    shared:   key   = fold(fold(k, step), first)                 the same masks on all replicas
+    example:  key_i = fold(fold(k, step), (first + i) N + rank)  the same mask for an example, for any N
 
-first counts the replica's examples before these in the step, so that each micro-batch draws anew. The sampler deals
-place p of a global batch to replica p mod N, so (first + i) N + rank is the place of example i in it.
+first is the number of the replica's examples in earlier micro-batches of the step, so that each micro-batch draws new
+masks. The sampler assigns position p of a global batch to replica p mod N, so (first + i) N + rank is the position of
+example i in the global batch.
 """
 
 from typing import Any, NamedTuple
@@ -20,15 +21,15 @@ from jaxddp.config.choices import DROPOUT_MASKS
 from jaxddp.distributed.collectives import rank, world_size
 from jaxddp.errors import InputError, check_name
 
-_fold_in = jnp.vectorize(jax.random.fold_in)  # keys and numbers of shapes that broadcast
+_fold_in = jnp.vectorize(jax.random.fold_in)  # broadcasts keys against numbers
 
 
 class Place(NamedTuple):
-    """Where in a run a forward pass is, as far as its replica knows.
+    """Place of a forward pass in a run.
 
     Attributes:
-        step: int32 scalar, optimizer steps made before.
-        first: int32 scalar, examples that this replica has had before in this step.
+        step: int32 scalar, number of optimizer steps before.
+        first: int32 scalar, number of this replica's examples in earlier micro-batches of the step.
     """
 
     step: jax.Array
@@ -36,16 +37,17 @@ class Place(NamedTuple):
 
 
 class ExampleKey(nnx.RngKey):
-    """The key of a layer that can draw for each example: scalar, or (B,) with "example" masks."""
+    """Key of a layer that can draw a mask per example: scalar, or (B,) with "example" masks."""
 
 
 def random_state_at(state: nnx.State, place: Place, masks: str, examples: int) -> nnx.State:
-    """A module's random state for a forward pass: keys for this place, counts from 0.
+    """Return a module's random state for a forward pass: keys for this place, counts from 0.
 
     Args:
-        state: as the module was built.
+        state: random state of the module as built.
+        place: place of the forward pass.
         masks: "replica", "shared" or "example".
-        examples: how many the batch has, B.
+        examples: number of examples in the batch, B.
     """
 
     def at(variable: Any) -> Any:
@@ -54,8 +56,8 @@ def random_state_at(state: nnx.State, place: Place, masks: str, examples: int) -
             return variable.replace(jnp.zeros_like(value))
         keys = _fold_in(value, place.step)
         if masks == "example":
-            places = (place.first + jnp.arange(examples)) * world_size() + rank()
-            return variable.replace(_fold_in(keys[..., None], places))
+            positions = (place.first + jnp.arange(examples)) * world_size() + rank()
+            return variable.replace(_fold_in(keys[..., None], positions))
         keys = _fold_in(keys, place.first)
         return variable.replace(_fold_in(keys, rank()) if masks == "replica" else keys)
 
@@ -63,15 +65,15 @@ def random_state_at(state: nnx.State, place: Place, masks: str, examples: int) -
 
 
 def check_masks(masks: str, state: nnx.State) -> None:
-    """Raise `InputError` unless a module with this random state can draw such masks."""
+    """Raise `InputError` unless a module with this random state can draw masks of this kind."""
     check_name("dropout_masks", masks, DROPOUT_MASKS)
     keys = [(path, variable) for path, variable in nnx.to_flat_state(state) if isinstance(variable, nnx.RngKey)]
     if not keys and masks != "replica":
         raise InputError(f"dropout_masks {masks}: this model draws no random numbers")
     if masks == "example":
-        coarse = [".".join(map(str, path[:-1])) for path, variable in keys if not isinstance(variable, ExampleKey)]
-        if coarse:
+        per_batch = [".".join(map(str, path[:-1])) for path, variable in keys if not isinstance(variable, ExampleKey)]
+        if per_batch:
             raise InputError(
-                f"dropout_masks example: {', '.join(coarse)} would draw one mask for the whole batch; "
-                "jaxddp.nn.layers.Dropout draws one for each example"
+                f"dropout_masks example: {', '.join(per_batch)} would draw one mask for the whole batch; "
+                "use jaxddp.nn.layers.Dropout, which draws one per example"
             )

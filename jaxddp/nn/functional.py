@@ -1,4 +1,4 @@
-"""A flax.nnx module seen as pure functions of flat dictionaries of arrays."""
+"""A flax.nnx module as pure functions of flat dictionaries of arrays."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -19,9 +19,9 @@ LocalLoss = Callable[[Params, Buffers, Batch], tuple[Sums, Buffers]]
 
 @dataclass(frozen=True)
 class RandomLoss:
-    """A `LocalLoss` that draws random numbers, and so has to be told where in the run it is.
+    """A `LocalLoss` that draws random numbers, which depend on the place in the run.
 
-    Called without that it draws what the module's keys give as they were built.
+    Called directly, it draws from the module's keys as built.
 
     Attributes:
         function: (params, buffers, batch, place) -> (sums, new buffers).
@@ -30,21 +30,21 @@ class RandomLoss:
     function: Callable[[Params, Buffers, Batch, Place | None], tuple[Sums, Buffers]]
 
     def __call__(self, params: Params, buffers: Buffers, batch: Batch) -> tuple[Sums, Buffers]:
-        """The loss at no place in particular."""
+        """Compute the loss with the module's keys as built."""
         return self.function(params, buffers, batch, None)
 
     def at(self, place: Place) -> LocalLoss:
-        """The loss at a place."""
+        """Return the loss function for a place in the run."""
         return lambda params, buffers, batch: self.function(params, buffers, batch, place)
 
 
 class Functional:
-    """The pure side of an nnx module: its parameters and buffers by name, and its forward pass.
+    """Pure side of an nnx module: its parameters and buffers by name, and its forward pass.
 
-    What it draws random numbers from (`nnx.RngState`) is no part of either: see `jaxddp.nn.dropout_rng`.
+    Random state (`nnx.RngState`) is neither a parameter nor a buffer: see `jaxddp.nn.dropout_rng`.
 
     Args:
-        model: any nnx module; it is read, never changed.
+        model: any nnx module; never changed.
 
     >>> functional = Functional(nnx.Linear(2, 1, rngs=nnx.Rngs(0)))
     >>> {name: value.shape for name, value in functional.params.items()}
@@ -61,39 +61,39 @@ class Functional:
 
     @property
     def random_streams(self) -> list[str]:
-        """The names of what the module can draw random numbers from."""
+        """Names of the module's random streams."""
         return sorted({_name(path[:-1]) for path, _ in nnx.to_flat_state(self._random_state)})
 
     def module(self, params: Params, buffers: Buffers, random_state: nnx.State | None = None) -> nnx.Module:
-        """The module with these values in it; its random state as it was built if None."""
+        """Build the module with these values; `random_state` None: as built."""
         state = self._random_state if random_state is None else random_state
         return nnx.merge(self._graphdef, _from_dict(params, self._params), state, _from_dict(buffers, self._buffers))
 
     def local_loss(self, loss_fn: LossFunction, train: bool, masks: str = "replica", amp: str = "none") -> LocalLoss:
-        """`loss_fn(model, batch)` as (params, buffers, batch) -> (sums, new buffers).
+        """Turn `loss_fn(model, batch)` into a pure function (params, buffers, batch) -> (sums, new buffers).
 
         Args:
-            loss_fn: returns one loss per element (see `jaxddp.nn.losses`); a batch entry "valid", (B,),
-                takes examples out that are 0 there. Each module that has an attribute `valid` is given
-                it meanwhile, so that they are in no statistic either.
-            train: whether layers such as BatchNorm and Dropout run in their training mode.
-            masks: what replicas draw, if the module draws random numbers in training: "replica", "shared" or
-                "example", see `jaxddp.nn.dropout_rng`.
-            amp: what matrix products are computed in, see `jaxddp.nn.autocast.autocast`.
+            loss_fn: returns one loss per element, see `jaxddp.nn.losses`. A batch entry "valid", (B,), is 0
+                for examples to leave out; modules with an attribute `valid` see it during the forward pass,
+                so that their statistics leave these examples out too.
+            train: whether layers such as BatchNorm and Dropout run in training mode.
+            masks: kind of random masks in training: "replica", "shared" or "example", see
+                `jaxddp.nn.dropout_rng`.
+            amp: dtype of matrix products: "none", "bf16" or "fp16", see `jaxddp.nn.autocast.autocast`.
 
         Returns:
-            A `RandomLoss` if the module draws random numbers in training. It, or the function, raises
-            `InputError` for a module that would take padding into its statistics.
+            The function; a `RandomLoss` if `train` and the module draws random numbers. Calling it with padded
+            examples raises `InputError` for a module that would include them in its statistics.
 
         Raises:
-            InputError: the module cannot draw such masks.
+            InputError: the module cannot draw masks of this kind.
         """
 
         def function(
             params: Params, buffers: Buffers, batch: Batch, place: Place | None = None
         ) -> tuple[Sums, Buffers]:
             drawn = None if place is None else random_state_at(self._random_state, place, masks, num_examples(batch))
-            # Merged inside the differentiated function: nnx refuses modules from an outer trace.
+            # Built inside the differentiated function, because nnx refuses modules from an outer trace.
             model = self.module(params, buffers, drawn)
             model.train() if train else model.eval()
             autocast(model, amp)
@@ -105,8 +105,8 @@ class Functional:
             sums = summed(loss_fn(model, batch), valid)
             if valid is not None:
                 model.set_attributes(valid=None, raise_if_not_found=False)
-            _, _, _, left_behind = _split(model)
-            return sums, _to_dict(left_behind)
+            _, _, _, new_buffers = _split(model)
+            return sums, _to_dict(new_buffers)
 
         if not train:
             return function
@@ -115,7 +115,7 @@ class Functional:
 
 
 def cast(arrays: Mapping[str, jax.Array], dtype: Any) -> dict[str, jax.Array]:
-    """Arrays of floating-point numbers in another dtype, the others as they are; None: all as they are.
+    """Cast floating-point arrays to `dtype` and leave others unchanged; None: leave all unchanged.
 
     >>> {name: str(x.dtype) for name, x in cast({"w": jnp.ones(1), "n": jnp.arange(1)}, "bfloat16").items()}
     {'w': 'bfloat16', 'n': 'int32'}
@@ -128,10 +128,10 @@ def cast(arrays: Mapping[str, jax.Array], dtype: Any) -> dict[str, jax.Array]:
 
 
 def gradient_order(model: nnx.Module) -> tuple[str, ...]:
-    """The parameters' names in the order in which torch's backward pass has their gradients: the last layer first.
+    """Return parameter names in the order in which torch's backward pass computes gradients, the last layer first.
 
-    So DDP lays out its bucket from the second step on, for a model that calls its layers in the order in which it
-    defines them. A normalisation's scale comes before its bias, of all others the bias first.
+    DDP lays out its bucket in this order from the second step on, for a model that calls its layers in the order
+    of their definition. Normalisation layers have scale before bias, all other layers bias before kernel.
 
     >>> block = nnx.Sequential(nnx.Linear(2, 2, rngs=nnx.Rngs(0)), nnx.BatchNorm(2, rngs=nnx.Rngs(0)))
     >>> gradient_order(block)
@@ -141,26 +141,26 @@ def gradient_order(model: nnx.Module) -> tuple[str, ...]:
 
 
 def _check_statistics(model: nnx.Module) -> None:
-    """Refuse a module that keeps statistics, and cannot be told which examples count."""
+    """Raise `InputError` for a module that keeps statistics and has no attribute `valid`."""
     for path, module in nnx.iter_modules(model):
         statistics = any(isinstance(value, nnx.BatchStat) for value in vars(module).values())
         if statistics and not hasattr(module, "valid"):
             raise InputError(
-                f"{_name(path) or 'the model'}: {type(module).__name__} would take padded examples into its "
+                f"{_name(path) or 'the model'}: {type(module).__name__} would include padded examples in its "
                 "statistics; use jaxddp.nn.layers.BatchNorm, or give it an attribute `valid`"
             )
 
 
 def _split(model: nnx.Module) -> tuple[nnx.GraphDef, nnx.State, nnx.State, nnx.State]:
-    """What the module is, its parameters, what it draws random numbers from, and everything else that it holds."""
+    """Split a module into its graph, its parameters, its random state, and all other state."""
     graphdef, params, random_state, others = nnx.split(model, nnx.Param, nnx.RngState, ...)  # type: ignore[misc]
     return graphdef, params, random_state, others
 
 
 def _last_first(module: nnx.Pytree, path: str = "") -> Iterator[str]:
     content = vars(module)
-    own = [name for name, value in content.items() if isinstance(value, nnx.Param)]
-    for name in own if "scale" in own else reversed(own):
+    params = [name for name, value in content.items() if isinstance(value, nnx.Param)]
+    for name in params if "scale" in params else reversed(params):
         yield path + name
     for name, value in reversed(content.items()):
         if isinstance(value, nnx.Pytree):
@@ -168,7 +168,7 @@ def _last_first(module: nnx.Pytree, path: str = "") -> Iterator[str]:
 
 
 def _in_model_order(model: nnx.Module, names: Collection[str]) -> list[str]:
-    """Names of parameters in the order in which the modules define them; flax itself sorts them."""
+    """Order parameter names as the modules define them; flax sorts them."""
     seen: set[int] = set()
 
     def walk(module: nnx.Module, path: tuple[str, ...]) -> Iterator[str]:

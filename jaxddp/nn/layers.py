@@ -1,8 +1,7 @@
-"""The layers that torch defines otherwise than flax: initial weights, BatchNorm and Dropout.
+"""Flax layers with torch's definitions of initial weights, BatchNorm and Dropout.
 
-Each is a flax layer (or looks like one) whose numbers are torch's. Initial weights are
-drawn from a `torch_random.Generator`, in the order in which torch would draw them, so a
-model built layer by layer as its torch twin starts from the same weights.
+Initial weights are drawn from a `torch_rng.Generator` in the order in which torch draws them, so that a
+model built layer by layer like its torch twin starts from the same weights.
 """
 
 from collections.abc import Callable
@@ -22,7 +21,7 @@ from jaxddp.nn.dropout_rng import ExampleKey
 
 
 class Linear(nnx.Linear):
-    """y = x W + b with torch's initial W and b; kernel (in, out).
+    """Linear layer y = x W + b with torch's initial W and b; kernel (in, out).
 
     >>> Linear(3, 2, generator=Generator(0)).kernel.shape
     (3, 2)
@@ -44,7 +43,7 @@ class Conv(nnx.Conv):
     """Convolution with torch's initial weights and explicit padding; kernel (*size, in / groups, out).
 
     Args:
-        padding: zeros on each side of each spatial axis, as torch's integer `padding`.
+        padding: number of zeros on each side of each spatial axis, torch's integer `padding`.
     """
 
     def __init__(
@@ -75,38 +74,38 @@ class Conv(nnx.Conv):
 
 
 class Embed(nnx.Embed):
-    """A row of a table per integer, drawn from N(0, 1) as torch does; embedding (num, features)."""
+    """Lookup table with rows drawn from N(0, 1) as in torch; embedding (num, features)."""
 
     def __init__(self, num_embeddings: int, features: int, *, generator: Generator):
         table = torch_rng.embedding_init(generator, num_embeddings, features)
         super().__init__(num_embeddings, features, embedding_init=_value(table), rngs=_no_rngs())
-        self.dtype = None  # flax would look rows up in float32 for ever, also once the table is float64
+        self.dtype = None  # flax would return float32 rows even of a float64 table
 
 
 class BatchNorm(nnx.Module):
-    """y = (x - mean) / sqrt(var + eps) * scale + bias, per channel (the last axis), as torch.nn.BatchNorm.
+    """Batch normalisation y = (x - mean) / sqrt(var + eps) * scale + bias over the last axis, as torch.nn.BatchNorm.
 
     In training, mean and (biased) variance are the batch's, and the running statistics move by
-    `momentum` towards the mean and the unbiased variance. `model.eval()` normalises with the
-    running statistics instead. With `sync` the batch is that of all replicas together, forward
-    and backward, as torch.nn.SyncBatchNorm; otherwise each replica's own.
+    `momentum` towards the mean and the unbiased variance. After `model.eval()`, the running
+    statistics are used instead. With `sync`, statistics are taken over the batches of all replicas, forward
+    and backward, as in torch.nn.SyncBatchNorm; without, over the batch of each replica.
 
-    While `valid` is set, (B,), only examples that have 1 there count (`Functional.local_loss` sets it):
-    replicas may have unequal numbers of them, and where there are none the running statistics stay.
-    What comes out for the others is of no use.
+    While `valid`, (B,), is set (by `Functional.local_loss`), statistics are taken over the examples with valid 1.
+    Replicas may have different numbers of such examples; if there are none, the running statistics do not change.
+    Outputs for examples with valid 0 are meaningless.
 
     Args:
-        num_features: channels C; x is (..., C), and (B, ..., C) if `valid` is set. Of 16 bits, it is normalised
-            in float32 and returned as it came.
+        num_features: channels C; x is (..., C), and (B, ..., C) if `valid` is set. 16-bit inputs are normalised
+            in float32 and returned in their dtype.
         momentum: torch's: running = (1 - momentum) * running + momentum * batch.
 
     Raises:
-        InputError: one value per channel in training, which has no variance (torch refuses too), or
-            another number of examples than `valid` has.
+        InputError: one value per channel in training, which has no variance (an error in torch too), or
+            an input with another number of examples than `valid`.
 
     >>> bn, x = BatchNorm(1), jnp.array([[1.0], [3.0], [99.0]])
     >>> bn.valid = nnx.data(jnp.array([1, 1, 0]))
-    >>> print(bn(x)[:2, 0].round(3), bn.mean[...], bn.var[...])
+    >>> print(bn(x)[:2, 0].round(3), bn.mean[...].round(3), bn.var[...].round(3))
     [-1.  1.] [0.2] [1.1]
     """
 
@@ -123,38 +122,38 @@ class BatchNorm(nnx.Module):
         self.use_running_average = False  # set by model.train() and model.eval()
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        given, x = x.dtype, x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        dtype, x = x.dtype, x.astype(jnp.promote_types(x.dtype, jnp.float32))
         if self.use_running_average:
             mean, var = self.mean[...], self.var[...]
         else:
             mean, var = self._batch_statistics(x)
         scale = lax.rsqrt(var + self.eps) * self.scale[...]
         y = (x - _per_channel(mean, x)) * _per_channel(scale, x) + _per_channel(self.bias[...], x)
-        return y.astype(given)
+        return y.astype(dtype)
 
     def _batch_statistics(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         axes = tuple(range(x.ndim - 1))
         reduce = all_reduce if self.sync else (lambda sums: sums)
         seen = reduce(self._count(x))
-        count = seen if self.valid is None else jnp.maximum(seen, 1)  # of nothing, mean and variance are 0
+        count = seen if self.valid is None else jnp.maximum(seen, 1)  # without examples, mean and variance are 0
         if x.size * (world_size() if self.sync else 1) == x.shape[-1]:
             raise InputError(f"BatchNorm needs more than one value per channel in training, got input {x.shape}")
         mean = reduce(jnp.sum(self._counted(x), axes)) / count
-        # Two passes: E[x^2] - E[x]^2 would lose the digits that a large mean takes.
+        # Two passes: E[x^2] - E[x]^2 loses digits where the mean is large.
         var = reduce(jnp.sum(self._counted(jnp.square(x - _per_channel(mean, x))), axes)) / count
         self._track(lax.stop_gradient(mean), lax.stop_gradient(var * count / (count - 1)), seen)
         return mean, var
 
     def _count(self, x: jax.Array) -> jax.Array:
-        """How many values of a channel count."""
+        """Return the number of values per channel that enter the statistics."""
         if self.valid is None:
             return jnp.asarray(x.size // x.shape[-1], x.dtype)
         if self.valid.shape != x.shape[:1]:
-            raise InputError(f"BatchNorm: valid is of {len(self.valid)} examples, the input of shape {x.shape}")
+            raise InputError(f"BatchNorm: valid has {len(self.valid)} examples, but the input has shape {x.shape}")
         return jnp.sum(self.valid, dtype=x.dtype) * (x.size // x.shape[-1] // len(x))
 
     def _counted(self, values: jax.Array) -> jax.Array:
-        """Values (B, ..., C), with 0 for those that do not count."""
+        """Set values (B, ..., C) of examples with valid 0 to 0."""
         if self.valid is None:
             return values
         return jnp.where(self.valid.reshape(-1, *(1,) * (values.ndim - 1)) > 0, values, 0)
@@ -170,17 +169,17 @@ class BatchNorm(nnx.Module):
 
 
 class Dropout(nnx.Module):
-    """y = x / (1 - p) where a word drawn for the element is at least p 2**32, else 0; in training only.
+    """Dropout, in training only: y = x / (1 - p) where the element's random word is at least p 2**32, else 0.
 
-    As `torch.nn.Dropout` and `nnx.Dropout`, but its masks do not depend on dtypes, and each example can draw its
-    own (see `jaxddp.nn.dropout_rng`). The calls in a forward pass are counted, and each draws anew.
+    Like `torch.nn.Dropout` and `nnx.Dropout`, but masks do not depend on the dtype, and each example can have a mask
+    that does not depend on its batch (see `jaxddp.nn.dropout_rng`). Each call in a forward pass draws a new mask.
 
     Args:
-        p: the share that is dropped.
-        rngs: its key is the next of their stream "dropout".
+        p: probability that an element is dropped.
+        rngs: source of the layer's key, the next of the stream "dropout".
 
     Raises:
-        InputError: p outside of 0 to 1; or masks for each example, and x has no axis of examples in front.
+        InputError: p outside of [0, 1), or per-example masks for an x without a leading axis of examples.
 
     >>> layer = Dropout(0.5, rngs=nnx.Rngs(0))
     >>> print(layer(jnp.ones(8)))
@@ -207,25 +206,25 @@ class Dropout(nnx.Module):
         if keys.ndim == 0:
             return jax.random.bits(jax.random.fold_in(keys, call), shape, jnp.uint32)
         if shape[:1] != keys.shape:
-            raise InputError(f"Dropout: masks for each of {len(keys)} examples need them in front, got input {shape}")
+            raise InputError(f"Dropout: per-example masks need {len(keys)} examples on axis 0, got input {shape}")
         return jax.vmap(lambda key: jax.random.bits(jax.random.fold_in(key, call), shape[1:], jnp.uint32))(keys)
 
 
 def dropout(p: float, seed: int) -> Callable[[jax.Array], jax.Array]:
-    """A model's only Dropout layer; nothing at all if p is 0."""
+    """Return the Dropout layer of a model that has one; the identity, without random state, if p is 0."""
     return Dropout(p, rngs=nnx.Rngs(dropout=seed)) if p else jax.nn.identity
 
 
 def _per_channel(values: jax.Array, x: jax.Array) -> jax.Array:
-    """Values (C,) in a shape that broadcasts against x (..., C)."""
+    """Reshape values (C,) to broadcast against x (..., C)."""
     return values.reshape((1,) * (x.ndim - 1) + (-1,))
 
 
 def _no_rngs() -> nnx.Rngs:
-    """flax asks for a random stream even where the initial values are given."""
+    """Return random streams for flax, which requires them even where initial values are given."""
     return nnx.Rngs(0)
 
 
 def _value(array: np.ndarray | None) -> Callable[..., Any]:
-    """An initializer that ignores the random key and returns `array`."""
+    """Return an initializer that ignores the random key and returns `array`."""
     return lambda key, shape, dtype=jnp.float32, out_sharding=None: jnp.asarray(array, dtype).reshape(shape)

@@ -1,4 +1,4 @@
-"""A flax.linen module seen as `jaxddp.nn.functional.Functional` sees an nnx one: flat arrays and a pure loss."""
+"""A flax.linen module as flat dictionaries of arrays and a pure loss, the counterpart of `jaxddp.nn.functional`."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,14 +16,14 @@ PARAMS = "params"
 
 
 class Bound:
-    """A linen module with its variables, to be called as an nnx module or a torch module is.
+    """A linen module with its variables, callable like an nnx or torch module.
 
     Args:
-        module: the module.
-        variables: its collections; None: they are made by the first call.
+        module: linen module.
+        variables: its collections; None: the first call initializes them.
 
     Attributes:
-        variables: the collections, as the last call left them.
+        variables: collections after the last call.
     """
 
     def __init__(self, module: linen.Module, variables: Mapping[str, Any] | None = None):
@@ -31,7 +31,7 @@ class Bound:
         self.variables = variables
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's output; whatever it changes is kept for the next call."""
+        """Return the module's output; keep its changed variables for the next call."""
         if self.variables is None:
             output, self.variables = self._module.init_with_output(jax.random.key(0), *args, **kwargs)
             return output
@@ -42,18 +42,18 @@ class Bound:
 
 
 class LinenFunctional:
-    """The pure side of a linen module: parameters and buffers by name, and its loss.
+    """Pure side of a linen module: its parameters and buffers by name, and its loss.
 
-    The collections other than "params" (batch_stats) are buffers. The loss function says whether it
-    trains: `loss_fn(model, batch)` calls `model(batch["x"], train=True)`, or whatever the module wants.
+    Collections other than "params" (such as batch_stats) are buffers. The loss function selects training mode
+    itself: `loss_fn(model, batch)` calls `model(batch["x"], train=True)`, or with whatever arguments the module takes.
 
     Args:
-        module: the module.
-        loss_fn: one loss per element, or `losses.Losses`.
-        batch: any batch; the loss is taken of it once, so that the module can make its variables.
+        module: linen module.
+        loss_fn: (model, batch) -> one loss per element, or `losses.Losses`.
+        batch: any batch; the loss is computed on it once to initialize the variables.
 
     Raises:
-        InputError: two collections have a variable of the same name.
+        InputError: the loss never calls the model, or two collections hold a variable of the same name.
 
     >>> loss_fn = lambda model, batch: (model(batch["x"])[:, 0] - 1.0) ** 2
     >>> functional = LinenFunctional(linen.Dense(1), loss_fn, {"x": jnp.ones((2, 3))})
@@ -75,37 +75,38 @@ class LinenFunctional:
             raise InputError("flax_model: two collections hold a variable of the same name")
 
     def variables(self, params: Params, buffers: Buffers) -> dict[str, Any]:
-        """The collections that these values make up."""
+        """Return the module's collections with these values."""
         flat: dict[str, dict[str, jax.Array]] = {PARAMS: dict(params)}
         for name, value in buffers.items():
             flat.setdefault(self._collection[name], {})[name] = value
         return {collection: traverse_util.unflatten_dict(arrays, sep=".") for collection, arrays in flat.items()}
 
     def local_loss(self, loss_fn: LossFunction) -> LocalLoss:
-        """`loss_fn(model, batch)` as (params, buffers, batch) -> (sums, new buffers)."""
+        """Turn `loss_fn(model, batch)` into a pure function (params, buffers, batch) -> (sums, new buffers)."""
 
         def function(params: Params, buffers: Buffers, batch: Batch) -> tuple[Sums, Buffers]:
             bound = Bound(self._module, self.variables(params, buffers))
             sums = summed(loss_fn(bound, batch))
             assert bound.variables is not None
-            left = {c: traverse_util.flatten_dict(bound.variables[c], sep=".") for c in set(self._collection.values())}
-            return sums, {name: left[collection][name] for name, collection in self._collection.items()}
+            new = {c: traverse_util.flatten_dict(bound.variables[c], sep=".") for c in set(self._collection.values())}
+            return sums, {name: new[collection][name] for name, collection in self._collection.items()}
 
         return function
 
 
 def functional_of(model: Any, loss_fn: LossFunction, batch: Callable[[], Batch]) -> Functional | LinenFunctional:
-    """The pure side of a module of either kind.
+    """Return the pure side of an nnx or linen module.
 
     Args:
+        model: nnx or linen module.
         loss_fn: see `LinenFunctional`.
-        batch: makes any batch, for a linen module.
+        batch: returns any batch; called for a linen module only.
 
     Raises:
-        InputError: it is neither.
+        InputError: the model is neither an nnx nor a linen module.
     """
     if isinstance(model, nnx.Module):
         return Functional(model)
     if isinstance(model, linen.Module):
         return LinenFunctional(model, loss_fn, batch())
-    raise InputError(f"flax_model: must make a flax.nnx or flax.linen module, and makes {type(model).__name__}")
+    raise InputError(f"flax_model: must return a flax.nnx or flax.linen module, not {type(model).__name__}")

@@ -1,8 +1,8 @@
-"""Per-example losses, and their way to sums and counts.
+"""Per-example losses and their sums and counts.
 
-A loss function looks at one replica's batch and returns a value per element; nothing is
-averaged there. The step adds values and weights up and divides once, at the end, by what
-`loss_normalization` says. So padding, masked tokens and uneven batches cannot distort a mean.
+A loss function returns one value per element of a replica's batch and averages nothing. The step sums
+values and weights and divides once, at the end, by the denominator that `loss_normalization` selects, so that
+padding, masked tokens and uneven batches do not distort the mean.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,17 +18,17 @@ from jaxddp.config.choices import IGNORE_INDEX
 Batch = Mapping[str, Any]  # arrays by name: NumPy's on the host, jax's in a step
 Sums = dict[str, jax.Array]
 
-RESERVED = {"loss", "count", "grad_norm", "scale", "skipped"}  # the step's own metrics
+RESERVED = {"loss", "count", "grad_norm", "scale", "skipped"}  # metrics that the step computes
 
 
 @dataclass(frozen=True)
 class Losses:
-    """The losses of one batch, element by element.
+    """Losses of one batch, element by element.
 
     Attributes:
-        values: loss of each element, shape (B,) or (B, T).
-        weights: 1 for an element that counts, 0 for one that does not; all count if None.
-        metrics: further per-element values (1.0 for a right answer, say), averaged likewise.
+        values: loss of each element, (B,) or (B, T).
+        weights: 1 for elements to include, 0 for elements to leave out; None: include all.
+        metrics: further per-element values (such as 1.0 for a correct prediction), averaged like the loss.
     """
 
     values: jax.Array
@@ -40,19 +40,19 @@ LossFunction = Callable[[Any, Batch], Losses | jax.Array]
 
 
 def num_examples(batch: Batch) -> int:
-    """How many examples a batch of leaves (B, ...) has: B."""
+    """Return the number of examples B in a batch of leaves (B, ...)."""
     return int(jax.tree.leaves(batch)[0].shape[0])
 
 
 def summed(losses: Losses | jax.Array, valid: jax.Array | None = None) -> Sums:
-    """Sums over a batch: `loss` = sum_i w_i l_i, `count` = sum_i w_i, and each metric's sum.
+    """Sum over a batch: `loss` = sum_i w_i l_i, `count` = sum_i w_i, and each metric's sum.
 
     Args:
-        losses: per-element losses; a plain array counts every element.
-        valid: shape (B,); 0 takes an example out (evaluation pads its last batch).
+        losses: per-element losses; a plain array includes every element.
+        valid: (B,), 0 for examples to leave out (the padding of the last evaluation batch, for instance).
 
     Raises:
-        ValueError: the losses were averaged already, or a metric has a name of the step's own.
+        ValueError: the losses are averaged already, or a metric has a reserved name.
 
     >>> {name: float(x) for name, x in summed(jnp.array([1.0, 5.0]), jnp.array([1.0, 0.0])).items()}
     {'count': 1.0, 'loss': 1.0}
@@ -61,30 +61,30 @@ def summed(losses: Losses | jax.Array, valid: jax.Array | None = None) -> Sums:
         losses = Losses(losses)
     values = losses.values
     if jnp.ndim(values) == 0:
-        raise ValueError("the loss function must return one loss per example, shape (B, ...), and not their mean")
+        raise ValueError("the loss function must return one loss per example, shape (B, ...), not their mean")
     dtype = jnp.promote_types(values.dtype, jnp.float32)  # bfloat16 cannot count beyond 256
     weights = jnp.ones(values.shape, dtype) if losses.weights is None else losses.weights.astype(dtype)
     if valid is not None:
         weights *= valid.astype(dtype).reshape(valid.shape + (1,) * (values.ndim - valid.ndim))
 
     def total(element_values: jax.Array) -> jax.Array:
-        # where, not a product alone: a padded element may be infinite, and 0 x inf is not 0
+        # where, not only a product: a padded element may be infinite, and 0 x inf is not 0
         return jnp.sum(jnp.where(weights > 0, element_values.astype(dtype), 0) * weights)
 
     if taken := losses.metrics.keys() & RESERVED:
-        raise ValueError(f"a metric cannot be called {', '.join(sorted(taken))}: the step's own are")
+        raise ValueError(f"metrics {', '.join(sorted(taken))}: must have other names than the metrics of the step")
     metrics = {name: total(value) for name, value in losses.metrics.items()}
     return {"count": jnp.sum(weights), "loss": total(values), **metrics}
 
 
 def cross_entropy(model: Callable[[jax.Array], jax.Array], batch: Batch) -> Losses:
-    """-log softmax(model(x))_y for each label y, and whether the largest logit is right.
+    """Compute the cross entropy -log softmax(model(x))_y for each label y, and the accuracy of the largest logit.
 
     Labels of -100 are ignored, as by `torch.nn.functional.cross_entropy`.
 
     Args:
-        model: maps x to logits of shape (B, C) or (B, T, C); of 16 bits, the loss is taken in float32.
-        batch: "x", and "y" of shape (B,) or (B, T), integer.
+        model: maps x to logits (B, C) or (B, T, C); for 16-bit logits the loss is computed in float32.
+        batch: "x", and integer labels "y" (B,) or (B, T).
 
     >>> logits = lambda x: jnp.log(x)
     >>> batch = {"x": jnp.array([[0.5, 0.5], [0.1, 0.9]]), "y": jnp.array([0, -100])}

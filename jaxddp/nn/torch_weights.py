@@ -1,6 +1,6 @@
-"""Weights under torch's names and in torch's layout: what both frameworks read and write.
+"""Weights under torch's names and in torch's layout, which both frameworks read and write.
 
-A flax model's parameters and buffers become a torch state_dict of NumPy arrays and back:
+The parameters and buffers of a flax model correspond to a torch state_dict of NumPy arrays:
 
     kernel (in, out)                 weight (out, in)                    Linear
     kernel (*size, in / groups, out) weight (out, in / groups, *size)    Conv
@@ -35,7 +35,7 @@ _TORCH_NAMES = {
 
 
 def torch_name(name: str) -> str:
-    """The state_dict name of a flax parameter or buffer.
+    """Return the state_dict name of a flax parameter or buffer.
 
     >>> torch_name("stages.0.bn.mean")
     'stages.0.bn.running_mean'
@@ -45,10 +45,10 @@ def torch_name(name: str) -> str:
 
 
 def frozen_params(patterns: Iterable[str], params: Iterable[str]) -> tuple[str, ...]:
-    """The flax names of the parameters that `--freeze` means by torch's.
+    """Return the flax names of the parameters whose torch names match a pattern of `--freeze`.
 
     Raises:
-        InputError: a pattern matches no parameter, or all are matched.
+        InputError: a pattern matches no parameter, or the patterns match all parameters.
 
     >>> frozen_params(["*.weight"], ["fc.bias", "fc.kernel"])
     ('fc.kernel',)
@@ -58,7 +58,7 @@ def frozen_params(patterns: Iterable[str], params: Iterable[str]) -> tuple[str, 
 
 
 def named_params(option: str, patterns: Iterable[str], params: Iterable[str]) -> tuple[str, ...]:
-    """The flax names of the parameters that an option means by torch's.
+    """Return the flax names of the parameters whose torch names match a pattern of `option`.
 
     Raises:
         InputError: a pattern matches no parameter.
@@ -68,7 +68,7 @@ def named_params(option: str, patterns: Iterable[str], params: Iterable[str]) ->
 
 
 def to_torch_layout(name: str, value: Array) -> Array:
-    """A flax array in the layout of its torch twin; further leading axes are not allowed."""
+    """Transpose a flax array to torch's layout; further leading axes are not allowed."""
     if name.rpartition(".")[2] == "kernel":
         *size, into, out = range(value.ndim)
         return value.transpose(out, into, *size)
@@ -76,7 +76,7 @@ def to_torch_layout(name: str, value: Array) -> Array:
 
 
 def from_torch_layout(name: str, value: Array) -> Array:
-    """The inverse of `to_torch_layout`."""
+    """Transpose a torch array to flax's layout, the inverse of `to_torch_layout`."""
     if name.rpartition(".")[2] == "kernel":
         out, into, *size = range(value.ndim)
         return value.transpose(*size, into, out)
@@ -84,7 +84,7 @@ def from_torch_layout(name: str, value: Array) -> Array:
 
 
 def to_torch(arrays: Mapping[str, jax.Array | np.ndarray]) -> dict[str, np.ndarray]:
-    """Flax parameters or buffers as a torch state_dict of NumPy arrays; counters become int64.
+    """Convert flax parameters or buffers to a torch state_dict of NumPy arrays; counters become int64.
 
     >>> to_torch({"fc.kernel": np.zeros((3, 2))})["fc.weight"].shape
     (2, 3)
@@ -98,14 +98,14 @@ def to_torch(arrays: Mapping[str, jax.Array | np.ndarray]) -> dict[str, np.ndarr
 
 
 def from_torch(tensors: Mapping[str, np.ndarray], params: Params, buffers: Buffers) -> tuple[Params, Buffers]:
-    """A torch state_dict as flax parameters and buffers of the names, shapes and dtypes given.
+    """Convert a torch state_dict to flax parameters and buffers.
 
     Args:
-        tensors: torch's names to arrays in torch's layout.
-        params, buffers: what the flax model has.
+        tensors: arrays in torch's layout, by torch's names.
+        params, buffers: those of the flax model, for their names, shapes and dtypes.
 
     Raises:
-        InputError: lists every tensor that is missing, left over, or of another shape.
+        InputError: tensors are missing, left over, or of another shape; the message lists all of them.
 
     >>> params, buffers = from_torch({"fc.weight": np.array([[1.0, 2.0]])}, {"fc.kernel": jnp.zeros((2, 1))}, {})
     >>> params["fc.kernel"].tolist()
@@ -115,7 +115,7 @@ def from_torch(tensors: Mapping[str, np.ndarray], params: Params, buffers: Buffe
         raise InputError(f"weights do not fit the model: {'; '.join(problems)}")
 
     def convert(like: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-        # Copied first: jax may keep an array's memory, and torch changes its tensors in place.
+        # Copied first: jax may share an array's memory, and torch changes its tensors in place.
         return {
             name: jnp.asarray(np.array(from_torch_layout(name, tensors[torch_name(name)]), value.dtype))
             for name, value in like.items()
@@ -125,7 +125,7 @@ def from_torch(tensors: Mapping[str, np.ndarray], params: Params, buffers: Buffe
 
 
 def save_weights(path: str | Path, params: Params, buffers: Buffers) -> None:
-    """Write a .safetensors file that torch_ref, or any torch model of these names, can load.
+    """Write a .safetensors file that torch_ref, or any torch model with these names, can load.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -137,13 +137,14 @@ def save_weights(path: str | Path, params: Params, buffers: Buffers) -> None:
 
 
 def load_weights(path: str | Path, option: str = "--weights") -> dict[str, np.ndarray]:
-    """Read a .safetensors file, torch's names to arrays.
+    """Read a .safetensors file; return its arrays by torch's names.
 
     Args:
-        option: whose value it is, for the message of an error.
+        path: file to read.
+        option: flag that error messages name.
 
     Raises:
-        InputError: the file is missing or no safetensors file.
+        InputError: the file is missing, or not a safetensors file.
     """
     try:
         return load_file(path)

@@ -1,9 +1,9 @@
 """torch.optim's optimizers as optax gradient transformations.
 
-Names, defaults and order of operations are torch's: in float64, hundreds of steps agree to
-rounding. optax's parts do the work where they mean what torch means.
+Names, defaults and order of operations are torch's: in float64, hundreds of steps agree up to
+rounding. optax's transformations are used where their definition is torch's.
 
-`lr`, and what OneCycleLR cycles (`momentum`, `betas[0]`), is a number or a schedule: a function
+`lr`, and `momentum` and `betas[0]`, which OneCycleLR cycles, are numbers or schedules: functions
 of the number of steps taken so far. Parameters, gradients and state are any pytrees, and each
 leaf keeps its dtype. `g` is the gradient, `p` the parameter, `t` the step counted from 1.
 """
@@ -30,10 +30,10 @@ DEFAULT_BETAS: Betas = (0.9, 0.999)
 
 
 def from_config(config: TrainConfig, total_steps: int) -> optax.GradientTransformation:
-    """The optimizer and schedule that `config` asks for, over a run of `total_steps` steps.
+    """Return the optimizer that `config` names, with its schedule over a run of `total_steps` steps.
 
     Raises:
-        InputError: the schedule does not fit into that many steps.
+        InputError: the run is too short for the schedule.
 
     >>> optimizer = from_config(TrainConfig(optimizer="sgd", lr=0.5), total_steps=10)
     >>> updates, state = optimizer.update(jnp.ones(2), optimizer.init(jnp.zeros(2)))
@@ -51,7 +51,7 @@ def from_config(config: TrainConfig, total_steps: int) -> optax.GradientTransfor
 
 
 def _ranges_checked(make: Callable[P, optax.GradientTransformation]) -> Callable[P, optax.GradientTransformation]:
-    """Refuse what torch's constructors refuse: numbers below 0, betas of 1 and more."""
+    """Raise `InputError` for values that torch's constructors refuse: numbers below 0, betas of 1 and more."""
 
     @functools.wraps(make)
     def checked(*args: P.args, **kwargs: P.kwargs) -> optax.GradientTransformation:
@@ -79,8 +79,8 @@ def sgd(
         p <- p - lr b;  nesterov: p - lr (g + momentum b)
 
     Args:
-        momentum: how much of the buffer `b` stays.
-        dampening: how much of a new gradient stays out of the buffer.
+        momentum: decay of the buffer `b`.
+        dampening: share of a new gradient that does not enter the buffer.
         nesterov: look ahead by one momentum step.
         weight_decay: L2 penalty.
 
@@ -108,12 +108,12 @@ def adam(
     weight_decay: float = 0.0,
     amsgrad: bool = False,
 ) -> optax.GradientTransformation:
-    """Adam, with an L2 penalty: `p <- p - lr u`, `u` from `scale_by_adam` of `g + weight_decay p`.
+    """Adam with an L2 penalty: `p <- p - lr u`, with `u` from `scale_by_adam` of `g + weight_decay p`.
 
     Args:
-        betas: decay of the mean of gradients and of the mean of their squares.
+        betas: decay rates of the running means of the gradients and of their squares.
         eps: added to the root.
-        weight_decay: L2 penalty; `adamw` has the decoupled kind.
+        weight_decay: L2 penalty; see `adamw` for decoupled weight decay.
         amsgrad: divide by the largest mean square so far.
 
     Source: torch.optim.Adam; Kingma and Ba, https://arxiv.org/abs/1412.6980.
@@ -134,7 +134,7 @@ def adamw(
     weight_decay: float = 1e-2,
     amsgrad: bool = False,
 ) -> optax.GradientTransformation:
-    """Adam with decoupled decay: `p <- p - lr (u + weight_decay p)`, `u` from `scale_by_adam` of `g`.
+    """Adam with decoupled weight decay: `p <- p - lr (u + weight_decay p)`, with `u` from `scale_by_adam` of `g`.
 
     The arguments are those of `adam`.
 
@@ -156,17 +156,17 @@ def adagrad(
     weight_decay: float = 0.0,
     initial_accumulator_value: float = 0.0,
 ) -> optax.GradientTransformation:
-    """Adagrad: an element's rate falls with the squares of all its gradients.
+    """Adagrad: the learning rate of each element falls with the sum of its squared gradients.
 
         g <- g + weight_decay p
         s <- s + g^2
         p <- p - lr / (1 + (t - 1) lr_decay) g / (sqrt(s) + eps)
 
     Args:
-        lr_decay: hyperbolic decay of the rate.
+        lr_decay: hyperbolic decay of the learning rate.
         eps: added to the root.
         weight_decay: L2 penalty.
-        initial_accumulator_value: where `s` starts.
+        initial_accumulator_value: initial `s`.
 
     Source: torch.optim.Adagrad; Duchi et al., https://jmlr.org/papers/v12/duchi11a.html.
 
@@ -189,7 +189,7 @@ def rmsprop(
     momentum: optax.ScalarOrSchedule = 0.0,
     centered: bool = False,
 ) -> optax.GradientTransformation:
-    """RMSprop: gradients over the root of a running mean of their squares.
+    """RMSprop: gradients divided by the root of a running mean of their squares.
 
         g <- g + weight_decay p
         v <- alpha v + (1 - alpha) g^2;  centered: m <- alpha m + (1 - alpha) g, else m = 0
@@ -197,10 +197,10 @@ def rmsprop(
         p <- p - lr b
 
     Args:
-        alpha: decay of the means.
+        alpha: decay rate of the running means.
         eps: added to the root.
         weight_decay: L2 penalty.
-        momentum: how much of the buffer `b` stays.
+        momentum: decay of the buffer `b`.
         centered: divide by the standard deviation.
 
     Source: torch.optim.RMSprop; Hinton, "Neural Networks for Machine Learning", lecture 6e, 2012.
@@ -217,9 +217,17 @@ def rmsprop(
 def clip_by_global_norm(
     grads: optax.Updates, max_norm: float, norm_of: Callable[[Any], jax.Array] = optax.tree.norm
 ) -> tuple[optax.Updates, jax.Array]:
-    """Scale gradients down to a global norm of `max_norm`: `g min(1, max_norm / (norm + 1e-6))`.
+    """Clip gradients to a global norm of `max_norm`: `g min(1, max_norm / (norm + 1e-6))`.
 
-    Unlike torch's, optax's has no 1e-6. Returns the clipped gradients and their norm before, as `norm_of` has it.
+    `optax.clip_by_global_norm` has no 1e-6.
+
+    Args:
+        grads: any pytree.
+        max_norm: largest norm of the clipped gradients.
+        norm_of: computes the global norm of `grads`.
+
+    Returns:
+        The clipped gradients, and the norm before clipping.
 
     Source: torch.nn.utils.clip_grad_norm_.
 

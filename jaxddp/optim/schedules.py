@@ -1,7 +1,7 @@
-"""Learning rates over time: torch's schedulers, stepped once per optimizer step.
+"""torch's learning-rate schedulers as optax schedules, stepped once per optimizer step.
 
-A schedule is a function of the number of optimizer steps taken so far (0 at the first one).
-torch's schedulers multiply yesterday's rate; here each rate comes from its closed form, so
+A schedule is a function of the number of optimizer steps taken so far (0 at the first step).
+torch's schedulers compute each rate from the one before; here each rate has a closed form, so
 that a run resumed at step 1000 needs nothing but the number 1000.
 """
 
@@ -23,23 +23,23 @@ BASE_MOMENTUM, MAX_MOMENTUM = 0.85, 0.95
 
 
 class Schedules(NamedTuple):
-    """What changes over a run; `momentum` is None where it stays the optimizer's own."""
+    """Schedules of a run; `momentum` None: the optimizer's momentum stays constant."""
 
     lr: optax.Schedule
     momentum: optax.Schedule | None = None
 
 
 def from_config(config: TrainConfig, total_steps: int) -> Schedules:
-    """The schedules that `--schedule` asks for, over a run of `total_steps` optimizer steps.
+    """Return the schedules that `--schedule` names, over a run of `total_steps` optimizer steps.
 
     Raises:
-        InputError: `--warmup-steps` leaves no step of the run for the cosine.
+        InputError: `--warmup-steps` leaves no step for the cosine.
 
     >>> schedule = from_config(TrainConfig(schedule="one_cycle", lr=0.1), total_steps=10)
     >>> print(f"{schedule.lr(2):.3f} {schedule.momentum(2):.3f}")
     0.100 0.850
     """
-    total_steps = max(total_steps, 1)  # a run of 0 epochs takes no step, but builds an optimizer
+    total_steps = max(total_steps, 1)  # a run of 0 epochs takes no step, but still builds an optimizer
     lr = config.base_lr
     if config.schedule == "step":
         return Schedules(step(lr, config.step_size, config.gamma))
@@ -51,7 +51,7 @@ def from_config(config: TrainConfig, total_steps: int) -> Schedules:
 
 
 def constant(lr: float) -> optax.Schedule:
-    """The same rate at every step.
+    """Keep the same rate at every step.
 
     >>> constant(0.1)(7)
     0.1
@@ -65,8 +65,8 @@ def step(lr: float, step_size: int, gamma: float = 0.1) -> optax.Schedule:
     Source: torch.optim.lr_scheduler.StepLR.
 
     >>> schedule = step(0.1, step_size=100, gamma=0.5)
-    >>> print(schedule(99), schedule(100), schedule(200))
-    0.1 0.05 0.025
+    >>> print([round(float(schedule(t)), 4) for t in (99, 100, 200)])
+    [0.1, 0.05, 0.025]
     """
     return lambda count: lr * gamma ** (jnp.asarray(count) // step_size)
 
@@ -79,13 +79,13 @@ def warmup_cosine(lr: float, total_steps: int, warmup_steps: int = 0, min_lr: fl
         lr (1/3 + 2/3 t/w)                                          t < w
         min_lr + (lr - min_lr) (1 + cos(pi (t - w) / (T - w))) / 2  w <= t < T
 
-    and `min_lr` from then on.
+    and `min_lr` from step T on.
 
     Source: torch.optim.lr_scheduler, SequentialLR([LinearLR(total_iters=w),
     CosineAnnealingLR(T_max=T - w, eta_min=min_lr)], milestones=[w]).
 
     Raises:
-        InputError: the warm-up is as long as the run.
+        InputError: the warm-up is as long as the run, or longer.
 
     >>> schedule = warmup_cosine(0.3, total_steps=12, warmup_steps=2)
     >>> print([round(float(schedule(t)), 4) for t in (0, 1, 2, 7, 12, 13)])
@@ -93,7 +93,7 @@ def warmup_cosine(lr: float, total_steps: int, warmup_steps: int = 0, min_lr: fl
     """
     if warmup_steps >= total_steps:
         raise InputError(f"--warmup-steps {warmup_steps}: must be below the run's {total_steps} optimizer steps")
-    # As floats: a quotient of int32, the dtype of optax's step counts, is float32 even in x64 mode.
+    # Floats: the quotient of int32 step counts, which optax has, would be float32 even in x64 mode.
     rise_steps, fall_steps = float(max(warmup_steps, 1)), float(total_steps - warmup_steps)
 
     def schedule(count: jax.typing.ArrayLike) -> jax.Array:
@@ -108,8 +108,8 @@ def warmup_cosine(lr: float, total_steps: int, warmup_steps: int = 0, min_lr: fl
 def one_cycle(max_lr: float, total_steps: int) -> optax.Schedule:
     """Rise from `max_lr / 25` to `max_lr` in 30 % of the run, then fall to `max_lr / 250000`.
 
-    Both ways along half a cosine; the last value holds from step `total_steps - 1` on. A run
-    too short to rise (up to 3 steps) starts on its way down, as in torch.
+    Rise and fall follow half a cosine each; the rate is constant from step `total_steps - 1` on. A run
+    too short to rise (up to 3 steps) starts in the fall, as in torch.
 
     Source: torch.optim.lr_scheduler.OneCycleLR with its defaults; Smith and Topin,
     "Super-Convergence", https://arxiv.org/abs/1708.07120.
@@ -125,7 +125,7 @@ def one_cycle(max_lr: float, total_steps: int) -> optax.Schedule:
 
 
 def one_cycle_momentum(total_steps: int) -> optax.Schedule:
-    """Momentum (Adam: beta1) against the rate of `one_cycle`: from 0.95 to 0.85 and back.
+    """Cycle momentum (Adam: beta1) opposite to the rate of `one_cycle`: from 0.95 to 0.85 and back.
 
     Source: torch.optim.lr_scheduler.OneCycleLR with `cycle_momentum`.
 
@@ -142,7 +142,7 @@ def one_cycle_momentum(total_steps: int) -> optax.Schedule:
 def _cycle(start: float, peak: float, end: float, total_steps: int) -> optax.Schedule:
     if total_steps < 1:
         raise InputError(f"--schedule one_cycle: needs at least one optimizer step, not {total_steps}")
-    peak_step = ONE_CYCLE_RISE * total_steps - 1  # as in torch: between two steps, or before the first
+    peak_step = ONE_CYCLE_RISE * total_steps - 1  # as in torch: possibly between two steps, or before the first
     last_step = total_steps - 1
 
     def schedule(count: jax.typing.ArrayLike) -> jax.Array:
@@ -155,10 +155,10 @@ def _cycle(start: float, peak: float, end: float, total_steps: int) -> optax.Sch
 
 
 def _half_cosine(start: float, end: float, remaining: jax.Array) -> jax.Array:
-    """`end + (start - end) (1 + cos(pi (1 - remaining))) / 2`, from `remaining` 1 to 0.
+    """Compute `end + (start - end) (1 + cos(pi (1 - remaining))) / 2`, for `remaining` from 1 to 0.
 
-    Written with half the angle, as nothing cancels then: float32 keeps its digits down to the
-    last step, where `1 + cos` would have lost most of them.
+    Half the angle avoids cancellation: float32 keeps its digits down to the last step, where
+    `1 + cos` would lose most of them.
     """
     angle = jnp.pi / 2 * jnp.clip(remaining, 0, 1)
     return start * jnp.sin(angle) ** 2 + end * jnp.cos(angle) ** 2

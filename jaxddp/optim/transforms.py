@@ -1,6 +1,6 @@
-"""The gradient transformations that torch's optimizers need and optax does not have.
+"""Gradient transformations that torch's optimizers need and optax lacks.
 
-A number or a schedule is a function of the steps taken so far, as in `jaxddp.optim`.
+Schedules are functions of the number of steps taken so far, as in `jaxddp.optim.optimizers`.
 """
 
 import math
@@ -14,14 +14,14 @@ Betas = tuple[optax.ScalarOrSchedule, float]
 
 
 class TraceState(NamedTuple):
-    """Momentum buffer after a number of steps."""
+    """Number of steps taken, and the momentum buffer."""
 
     steps: jax.Array
     buffer: optax.Updates
 
 
 class AdamState(NamedTuple):
-    """Means of gradients and of their squares after a number of steps; amsgrad: the largest squares."""
+    """Number of steps taken, and running means of gradients and their squares; amsgrad: largest mean squares."""
 
     steps: jax.Array
     mu: optax.Updates
@@ -30,7 +30,10 @@ class AdamState(NamedTuple):
 
 
 def trace(decay: optax.ScalarOrSchedule, dampening: float = 0, nesterov: bool = False) -> optax.GradientTransformation:
-    """The momentum buffer of `sgd`, none where `decay` is 0; optax.trace has no dampening and no schedule."""
+    """Accumulate the momentum buffer of `sgd`; the identity if `decay` is 0.
+
+    `optax.trace` has no dampening and no schedule.
+    """
     if decay == 0:
         return optax.identity()
 
@@ -39,7 +42,7 @@ def trace(decay: optax.ScalarOrSchedule, dampening: float = 0, nesterov: bool = 
 
     def update(grads: optax.Updates, state: TraceState, params: Any = None) -> tuple[optax.Updates, TraceState]:
         momentum = at(decay, state.steps)
-        share = jnp.where(state.steps == 0, 1.0, 1 - dampening)  # torch starts with the whole gradient
+        share = jnp.where(state.steps == 0, 1.0, 1 - dampening)  # torch does not dampen the first gradient
         buffer = jax.tree.map(lambda g, b: (share * g + momentum * b).astype(b.dtype), grads, state.buffer)
         ahead = jax.tree.map(lambda g, b: (g + momentum * b).astype(g.dtype), grads, buffer) if nesterov else buffer
         return ahead, TraceState(optax.safe_increment(state.steps), buffer)
@@ -48,14 +51,14 @@ def trace(decay: optax.ScalarOrSchedule, dampening: float = 0, nesterov: bool = 
 
 
 def scale_by_adam(betas: Betas, eps: float, amsgrad: bool = False) -> optax.GradientTransformation:
-    """Adam's direction `u = m / (1 - beta1^t) / (sqrt(w / (1 - beta2^t)) + eps)`.
+    """Rescale gradients to Adam's `u = m / (1 - beta1^t) / (sqrt(w / (1 - beta2^t)) + eps)`.
 
         m <- beta1 m + (1 - beta1) g
         v <- beta2 v + (1 - beta2) g^2;  amsgrad: w <- max(w, v), else w = v
 
-    A schedule's `beta1^t` is the power of its current value. Unlike optax's, amsgrad compares
-    `v` before its bias is corrected, and float32 keeps the digits of `1 - beta^t`: the first
-    step of optax.adam is off by 7e-6 of itself.
+    With a schedule, `beta1^t` is the power of the current value. Two differences from optax: amsgrad
+    compares `v` before bias correction, and `1 - beta^t` keeps its digits in float32, where the first
+    step of optax.adam has a relative error of 7e-6.
     """
 
     def init(params: optax.Params) -> AdamState:
@@ -78,7 +81,7 @@ def scale_by_adam(betas: Betas, eps: float, amsgrad: bool = False) -> optax.Grad
 
 
 def scale_by_root_of_sum(eps: float, initial: float = 0.0) -> optax.GradientTransformation:
-    """Adagrad's direction `g / (sqrt(s) + eps)`; optax.scale_by_rss has `eps` inside the root."""
+    """Rescale gradients to Adagrad's `g / (sqrt(s) + eps)`; `optax.scale_by_rss` has `eps` inside the root."""
 
     def init(params: optax.Params) -> optax.ScaleByRssState:
         return optax.ScaleByRssState(optax.tree.full_like(params, initial))
@@ -91,13 +94,13 @@ def scale_by_root_of_sum(eps: float, initial: float = 0.0) -> optax.GradientTran
 
 
 def at(value: optax.ScalarOrSchedule, steps: jax.Array) -> Any:
-    """The value after so many steps."""
+    """Evaluate a number or schedule after `steps` steps."""
     return value(steps) if callable(value) else value
 
 
 def _one_minus_power(beta: Any, steps: jax.Array) -> jax.Array:
-    """`1 - beta^steps` without its cancellation, in float32 or better whatever the leaves are."""
-    if isinstance(beta, float):  # its logarithm in Python: float32 would round beta first
+    """Compute `1 - beta^steps` without cancellation, in float32 or better for any dtype of the leaves."""
+    if isinstance(beta, float):  # take the logarithm in Python: float32 would round beta first
         log_beta = math.log(beta) if beta else -math.inf
         return -jnp.expm1(steps.astype(float) * log_beta)
     return -jnp.expm1(steps.astype(float) * jnp.log(beta))
