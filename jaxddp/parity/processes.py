@@ -45,7 +45,7 @@ class Child:
             context.set_forkserver_preload(list(preload))
         self.connection: Connection
         self.connection, theirs = context.Pipe()
-        # Not a daemon: a port's loader may have workers of its own.
+        # Not a daemon: a port's loader may start workers.
         self._process = context.Process(target=_quietly, args=(target, *args, theirs))
         self._process.start()
         theirs.close()  # so that the connection reads as closed once the child is dead

@@ -1,4 +1,4 @@
-"""The question that both sides answer: the same steps, from the same weights, on the same batches.
+"""Question to both sides: the same steps, from the same weights, on the same batches.
 
 This module imports neither framework and knows neither side.
 """
@@ -55,7 +55,7 @@ class PortQuestion(Question, Protocol):
 
     @property
     def port(self) -> Port:
-        """The port."""
+        """Port whose code runs."""
 
 
 @dataclass(frozen=True)

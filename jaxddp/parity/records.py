@@ -66,7 +66,7 @@ class RecordWriter:
 
 
 class StoredRecord(Mapping[str, Tensors]):
-    """One step's record, read a stage at a time from the files of all processes that took part.
+    """Record of one step, read a stage at a time from the files of all processes that took part.
 
     Args:
         paths: one file per rank, rank 0's first.
@@ -130,7 +130,7 @@ class Lazy(Sequence[T]):
 
 
 class Records(Lazy[StoredRecord]):
-    """All records that a run has written so far.
+    """Records that a run has written so far.
 
     Args:
         folders: one folder per rank, rank 0's first.
@@ -184,7 +184,7 @@ def of_loss(record: Record, stage: str) -> Tensors:
 
 
 class _File:
-    """One process's record, an open file."""
+    """Open file with one process's record."""
 
     def __init__(self, path: Path):
         self._file = safe_open(path, "numpy")

@@ -39,12 +39,12 @@ class PortCase:
 
     @cached_property
     def port(self) -> Port:
-        """The port."""
+        """Port, made once."""
         return self.source.port()
 
     @property
     def torch_source(self) -> PortSource:
-        """The port's source; each torch rank makes the port anew."""
+        """Source of the port, which each torch rank makes anew."""
         return self.source
 
     def flax_side(self) -> FlaxSide:

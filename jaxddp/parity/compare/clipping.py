@@ -14,7 +14,7 @@ def clip_factor(norm: Any, max_norm: float, epsilon: float = TORCH_CLIP_EPSILON)
 
     Args:
         norm: global norm of the gradients; an array holds one norm per replica.
-        max_norm: largest norm that is left as it is.
+        max_norm: largest norm that is not clipped.
         epsilon: added to the norm.
     """
     return np.minimum(1.0, max_norm / (norm + epsilon))

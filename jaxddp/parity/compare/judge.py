@@ -1,4 +1,4 @@
-"""The first difference between two runs in each stage, with every stage judged by its inputs.
+"""Comparison of two runs stage by stage, with every stage judged by its inputs.
 
 A port that sums its gradients has wrong updates too, yet its optimizer is right: given the same gradients, torch's
 optimizer would compute the same updates. A stage therefore counts as different only if it differs from what the
@@ -43,7 +43,7 @@ RATES = {"learning_rate": "lr", "eps": "eps", "weight_decay": "weight_decay", "m
 
 @dataclass
 class Located:
-    """The first step at which a stage differs, and the tensor that differs most there.
+    """First step at which a stage differs, and the tensor that differs most there.
 
     Attributes:
         step: step, counted from 1.

@@ -1,4 +1,4 @@
-"""The first layer whose output differs between two forward passes."""
+"""Search for the first layer whose output differs between two forward passes."""
 
 from collections.abc import Iterator, Sequence
 

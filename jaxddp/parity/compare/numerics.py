@@ -55,15 +55,13 @@ def rounds_only(difference: Difference, jax32: Records, torch32: Records) -> boo
         difference: difference between the float64 runs.
         jax32, torch32: float32 records.
     """
-    step = difference.step - 1
-    if difference.residual > SMALL or not 0 <= step < min(len(jax32), len(torch32)) or difference.stage not in STAGES:
+    stage, step = difference.stage, difference.step - 1
+    if difference.residual > SMALL or not 0 <= step < min(len(jax32), len(torch32)) or stage not in STAGES:
         return False
-    ours, theirs = jax32[step], torch32[step]
-    if difference.stage not in ours:
+    ours, theirs = jax32[step], torch32[step][stage]
+    if stage not in ours:
         return False
-    distance = max(
-        residuals({n: ours[difference.stage][n] for n in theirs[difference.stage]}, theirs[difference.stage]).values()
-    )
+    distance = max(residuals({name: ours[stage][name] for name in theirs}, theirs).values())
     return distance > GROWTH * difference.residual
 
 

@@ -27,11 +27,11 @@ class Options:
     """
 
     port: Annotated[Positional[Path], arg(metavar="PORT.py")]
-    """The file with torch_model, flax_model and, where they differ, names. It is run."""
+    """Port file with torch_model, flax_model and, where they differ, names; its code is run."""
     weights: Annotated[Positional[Path], arg(metavar="WEIGHTS.safetensors")]
-    """The file to convert."""
+    """File to convert."""
     out: Annotated[Positional[Path], arg(metavar="OUT.safetensors")]
-    """The file to write."""
+    """File to write."""
     to: str | None = None
     """flax | torch. None: the framework that the file's names do not belong to."""
     force: bool = False

@@ -1,4 +1,4 @@
-"""The torch tensor that corresponds to a flax array, and the maps between their layouts.
+"""Correspondence of flax arrays to torch tensors, and the maps between their layouts.
 
 The layout depends on the torch module that a tensor belongs to, so flax models of nnx and of linen are converted
 alike. All maps only permute elements, so gradients, updates and moments convert as the weights do.
@@ -47,7 +47,7 @@ class Piece:
 
     @property
     def name(self) -> str:
-        """The tensor's name, with the rows if the piece is a part of it."""
+        """Name of the tensor, with the rows if the piece is a part of it."""
         return self.torch if self.rows is None else f"{self.torch}[{self.rows.start}:{self.rows.stop}]"
 
 

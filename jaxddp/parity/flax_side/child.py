@@ -1,4 +1,4 @@
-"""jax in a child process, which runs jobs and records their stages."""
+"""Jobs of jax, and the child process that runs them."""
 
 import os
 import subprocess

@@ -36,7 +36,7 @@ class OwnStep:
 
     @property
     def optimizer(self) -> optax.GradientTransformation:
-        """The port's optimizer."""
+        """Optimizer of the port."""
         return self.step.optimizer
 
     @property

@@ -1,4 +1,4 @@
-"""The replica step that jax runs, jaxddp's or a port's, with maps between its arrays and torch's tensors."""
+"""Replica step of jaxddp or of a port, with the maps between its arrays and torch's tensors."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass

@@ -40,7 +40,7 @@ class PortFile:
 
     @property
     def name(self) -> str:
-        """The path."""
+        """Path of the file."""
         return self.path
 
     def port(self) -> Port:

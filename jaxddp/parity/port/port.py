@@ -1,4 +1,4 @@
-"""The fields of a port, and the facts that a comparison of its two sides needs."""
+"""Fields of a port, and facts about its training loop."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ Side = Literal["torch", "flax"]
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """The facts about a training loop by which its stages are judged; see `Port` for the fields without a line here.
+    """Facts about a training loop by which its stages are judged; fields without a line here are as in `Port`.
 
     Attributes:
         clip_grad_norm: largest norm after clipping on torch's side.

@@ -1,4 +1,4 @@
-"""One torch rank in a child process, which runs jobs and records their stages. Imports no jax."""
+"""Jobs of a torch rank, and the child process that runs them. Imports no jax."""
 
 import contextlib
 from collections import Counter

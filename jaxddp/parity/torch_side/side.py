@@ -1,4 +1,4 @@
-"""What a torch rank trains: a model, its loss, its optimizer and its batches. Imports no jax."""
+"""Model, loss, optimizer and batches of a torch rank. Imports no jax."""
 
 import copy
 from collections.abc import Callable, Iterable, Iterator

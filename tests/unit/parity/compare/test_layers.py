@@ -1,4 +1,4 @@
-"""The calls of layers are recorded in both frameworks and matched; the first that differs is located."""
+"""Calls of layers are recorded in both frameworks and matched; the first that differs is located."""
 
 from contextlib import ExitStack
 from pathlib import Path
