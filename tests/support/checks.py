@@ -1,4 +1,4 @@
-"""Checks of the small port, in processes that stay up."""
+"""Checks of the small port, in worker processes that are reused."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +21,7 @@ restore_at = 2
 
 
 def checker(folder: Path, workers: Workers, world_size: int) -> Checked:
-    """(changes, more, options of `check`) -> the report on the small port with these changes."""
+    """Return a function that checks the small port with changes: (changes, more, numerics) -> report."""
 
     def checked(*changes: Change, more: str = "", numerics: bool = False) -> Report:
         port = write(folder, *changes, more=more)

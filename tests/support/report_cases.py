@@ -1,4 +1,4 @@
-"""Reports of every kind, as a check could have made them."""
+"""Sample reports of every kind, as a check could make them."""
 
 import dataclasses
 import math
@@ -21,7 +21,7 @@ HOSTILE = '<script>alert("&\'")</script>\x1b[2J\x00\ud800'
 
 
 def floor(stage: str, steps: int, seed: int = 0) -> tuple[float, ...]:
-    """Residuals as two equal sides leave them."""
+    """Return residuals of the size that two equal sides leave."""
     if stage in EXACT:
         return (0.0,) * steps
     exponents = np.random.default_rng([seed, ORDER.index(stage)]).uniform(-16.4, -15.2, steps).tolist()
@@ -29,7 +29,7 @@ def floor(stage: str, steps: int, seed: int = 0) -> tuple[float, ...]:
 
 
 def stages_of(steps: int, shapes: dict[str, tuple[int, ...]] = SHAPES, **changed: tuple[float, ...]) -> dict:
-    """Results of all stages, equal but for those given."""
+    """Return results of all stages, equal except for the stages given."""
     results = {}
     for stage in ORDER:
         residuals = changed.get(stage, floor(stage, steps))
@@ -98,7 +98,7 @@ UNEXPLAINED = dataclasses.replace(
         if stage not in ("gradients", "clipped_gradients")
     },
     differences=(
-        Difference("local_loss", 1, "loss", 2e-5, 1e-12, layer=LAYER, detail="Replicas 0 and 1 alike."),
+        Difference("local_loss", 1, "loss", 2e-5, 1e-12, layer=LAYER, detail="the replicas differ from each other"),
         Difference("local_gradients", 3, "fc.weight", 8e-4, 1e-12),
     ),
     unseen=("clipped_gradients", "gradients"),

@@ -1,4 +1,4 @@
-"""What a reader sees of a check: lines for a terminal, a page, a notebook's cell, and the JSON file.
+"""Forms of a check's report: text for a terminal, an HTML page, a notebook cell, and JSON.
 
-Every form is a function of `jaxddp.parity.findings.Report` and of nothing else.
+Each form is a function of `jaxddp.parity.findings.Findings` alone.
 """

@@ -1,4 +1,4 @@
-"""A report in a terminal: one check in some twenty lines, and many checks in a line each."""
+"""Text for a terminal: one check in about twenty lines, or many checks in one line each."""
 
 import itertools
 import math
@@ -11,11 +11,11 @@ from jaxddp.parity.report import words
 from jaxddp.parity.report.words import STAGE_NAMES, Status, count, number
 
 LINE = 110  # characters
-LONGEST = 480  # of which what is longer keeps its beginning and its end
+LONGEST = 480  # characters; the middle of a longer text is cut out
 TENSOR_WIDTH = 32
-MOST_DIFFERENCES, MOST_PROBLEMS = 2, 3  # that are told in full
+MOST_DIFFERENCES, MOST_PROBLEMS = 2, 3  # shown in full
 
-# Columns of the table of checks: heading -> stages, of which the worst is shown.
+# Columns of the table of checks: heading -> stages; a column shows the worst of its stages.
 COLUMNS = {
     "inputs": ("samples", "hyperparameters"),
     "loss": ("local_loss",),
@@ -31,15 +31,15 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class Row:
-    """One of many checks.
+    """One check in a table of many.
 
     Attributes:
-        model, optimizer: of the built-in ones.
-        feature: what else is on; "" for nothing.
+        model, optimizer: names of the built-in model and optimizer.
+        feature: options that are on; "" if none.
         world_size: number of replicas.
-        worst: stage -> worst residual over all steps; stages that were not compared are left out.
+        worst: stage -> worst residual over all steps, without the stages that were not compared.
         verdict: "equal", "different" or "incomplete".
-        seconds: that the check took.
+        seconds: duration of the check.
     """
 
     model: str
@@ -51,28 +51,28 @@ class Row:
     seconds: float = 0.0
 
 
-def to_text(report: Findings) -> str:
-    """A report in lines of at most `LINE` characters: stages, verdict, causes, problems.
+def to_text(findings: Findings) -> str:
+    """Format findings in lines of at most `LINE` characters: stages, verdict, causes, problems.
 
     >>> print(to_text(Findings("port.py", 2, 10, "float64")))
     port.py  ·  2 replicas x 10 steps  ·  float64
     <BLANKLINE>
     incomplete: Nothing was compared.
     """
-    title = [report.port, f"{count(report.world_size, 'replica')} x {count(report.steps, 'step')}", report.dtype]
-    lines = ["  ·  ".join(title), ""]
-    stages = [stage for stage in ORDER if words.status(report, stage) is not Status.ABSENT or stage in report.stages]
+    size = f"{count(findings.world_size, 'replica')} x {count(findings.steps, 'step')}"
+    lines = [f"{findings.port}  ·  {size}  ·  {findings.dtype}", ""]
+    stages = [name for name in ORDER if words.status(findings, name) is not Status.ABSENT or name in findings.stages]
     if stages:
         lines += [f"{'stage':<17}  {'worst':>6}  {'step':>5}  {'allowed':>7}  {'verdict':<19}  tensor"]
-        lines += [_stage_line(report, stage) for stage in stages] + [""]
-    lines += list(_verdict_lines(report))
-    if report.seconds:
-        lines.append(f"{report.seconds:.1f} s")
+        lines += [_stage_line(findings, stage) for stage in stages] + [""]
+    lines += list(_verdict_lines(findings))
+    if findings.seconds:
+        lines.append(f"{findings.seconds:.1f} s")
     return "\n".join(fitting for line in lines for fitting in _fit(line))
 
 
 def table(rows: Iterable[Row]) -> Iterator[str]:
-    """The lines of a table of checks, each as soon as its row is known: heading, rows, verdict of all.
+    """Yield the lines of a table of checks as its rows arrive: the heading, the rows, and a summary.
 
     >>> for line in table([Row("mlp", "adam", "clipping", 2, {"update": 3e-15}, "equal", 1.5)]):
     ...     print(line[:41].rstrip())
@@ -83,16 +83,16 @@ def table(rows: Iterable[Row]) -> Iterator[str]:
     """
     stages = " ".join(f"{heading:>6}" for heading in COLUMNS)
     yield f"{'model':<8} {'optimizer':<9} {'feature':<17} {'N':>2} {stages} {'verdict':<10} {'s':>4}"
-    seen = []
+    shown = []
     for row in rows:
-        seen.append(row)
+        shown.append(row)
         yield _check_line(row)
     yield ""
-    yield _verdict_of_all(seen)
+    yield _summary(shown)
 
 
 def printable(text: str) -> str:
-    r"""Text on one line that cannot steer the terminal.
+    r"""Put text on one line and escape whatever could control the terminal.
 
     >>> printable("a\nb\x1b[2J")
     'a b\\x1b[2J'
@@ -102,7 +102,7 @@ def printable(text: str) -> str:
 
 
 def cut(text: str, width: int) -> str:
-    """Text of at most `width` characters, its middle left out if it is longer.
+    """Shorten text to `width` characters by cutting out its middle.
 
     >>> cut("transformer.h.11.attn.weight", 17)
     'transfor...weight'
@@ -113,9 +113,9 @@ def cut(text: str, width: int) -> str:
     return f"{text[:head]}...{text[head + 3 - width :]}"
 
 
-def _stage_line(report: Findings, stage: str) -> str:
-    peak = words.peak(report, stage)
-    verdict = f"{words.status(report, stage)}{words.steps_of_all(report, stage)}"
+def _stage_line(findings: Findings, stage: str) -> str:
+    peak = words.peak(findings, stage)
+    verdict = f"{words.status(findings, stage)}{words.steps_of_all(findings, stage)}"
     cells = ("-", "-", "-", "")
     if peak is not None:
         at = f"{peak.step}" if peak.residual > 0 else "-"
@@ -124,57 +124,58 @@ def _stage_line(report: Findings, stage: str) -> str:
     return f"{STAGE_NAMES[stage]:<17}  {worst:>6}  {step:>5}  {allowed:>7}  {verdict:<19}  {tensor}"
 
 
-def _verdict_lines(report: Findings) -> Iterator[str]:
-    if not report.differences:
-        yield f"{words.verdict_word(report)}: {words.sentence(report)}"
-    groups = words.groups(report.differences)
+def _verdict_lines(findings: Findings) -> Iterator[str]:
+    if not findings.differences:
+        yield f"{words.verdict_word(findings)}: {words.sentence(findings)}"
+    groups = words.groups(findings.differences)
     for group in groups[:MOST_DIFFERENCES]:
         yield from _difference_lines(group)
-    for found in itertools.chain(*groups[MOST_DIFFERENCES:]):
-        yield f"different: {words.where(found)}: {'; or '.join(found.cause.says) if found.cause else 'unexplained'}"
-    if report.numerics:
-        yield _numerics_line(report)
-    for problem in report.problems[:MOST_PROBLEMS]:
+    for difference in itertools.chain(*groups[MOST_DIFFERENCES:]):
+        why = "; or ".join(difference.cause.says) if difference.cause else "unexplained"
+        yield f"different: {words.where(difference)}: {why}"
+    if findings.numerics:
+        yield _numerics_line(findings)
+    for problem in findings.problems[:MOST_PROBLEMS]:
         yield f"problem: {problem.side}: {problem.where}: {problem.message}"
-    if len(report.problems) > MOST_PROBLEMS:
-        yield f"problem: and {count(len(report.problems) - MOST_PROBLEMS, 'other')}"
+    if len(findings.problems) > MOST_PROBLEMS:
+        yield f"problem: and {count(len(findings.problems) - MOST_PROBLEMS, 'other')}"
 
 
 def _difference_lines(group: list[Difference]) -> Iterator[str]:
-    found = group[0]
-    kind = "different in rounding" if found.kind == "numeric" else "different"
-    amount = f"{number(found.residual, 2)}, allowed {number(found.allowed)}"
-    yield f"{kind}: {words.where(found)}: {amount}"
-    if found.detail:
-        yield f"  {found.detail}"
-    causes = [one.cause for one in group if one.cause]
+    first = group[0]
+    kind = "different in rounding" if first.kind == "numeric" else "different"
+    residual = f"residual {number(first.residual, 2)}, allowed {number(first.allowed)}"
+    yield f"{kind}: {words.where(first)}: {residual}"
+    if first.detail:
+        yield f"  {first.detail}"
+    causes = [difference.cause for difference in group if difference.cause]
     for position, cause in enumerate(causes):
         yield from _cause_lines(cause, "  and    " if position else "  cause  ")
     yield f"  proof  {words.evidence(causes)}" if causes else "  cause  unexplained by any known fault"
-    if found.layer is not None:
-        layer = found.layer
+    if first.layer is not None:
+        layer = first.layer
         flax, torch = words.apart(*layer.values)
         yield f"  layer  {layer.torch} (flax: {layer.flax}): {flax} in flax, {torch} in torch at {list(layer.element)}"
-        yield f"         {words.blame(layer, found.allowed)}"
+        yield f"         {words.blame(layer, first.allowed)}"
 
 
-def _cause_lines(cause: Cause, first: str) -> Iterator[str]:
+def _cause_lines(cause: Cause, label: str) -> Iterator[str]:
     for index, (name, says, fix) in enumerate(zip(cause.names, cause.says, cause.fixes, strict=True)):
-        yield f"{'  or     ' if index else first}{says}  [{name}]"
+        yield f"{'  or     ' if index else label}{says}  [{name}]"
         yield f"  fix    {fix}"
 
 
-def _numerics_line(report: Findings) -> str:
-    ratios = {stage: words.ratio(result) for stage, result in report.numerics.items()}
+def _numerics_line(findings: Findings) -> str:
+    ratios = {stage: words.ratio(result) for stage, result in findings.numerics.items()}
     stage = max(ratios, key=ratios.__getitem__)
     return (
-        f"float32: jax is at most {number(ratios[stage])} times as far from its float64 run as torch is "
-        f"({STAGE_NAMES[stage]}), allowed {number(report.numerics[stage].allowed)}"
+        f"float32: jax's distance from its float64 run is at most {number(ratios[stage])} times torch's "
+        f"({STAGE_NAMES[stage]}), allowed {number(findings.numerics[stage].allowed)}"
     )
 
 
 def _fit(line: str) -> list[str]:
-    """A line, or up to three where it is too long."""
+    """Shorten a line to `LONGEST` characters, and wrap it."""
     shortened = cut(printable(line).rstrip(), LONGEST)
     return textwrap.wrap(shortened, LINE, subsequent_indent=" " * 9) or [""]
 
@@ -187,12 +188,12 @@ def _check_line(row: Row) -> str:
 
 
 def _worst_of(row: Row, stages: Iterable[str]) -> str:
-    """The largest residual of these stages; NaN counts as larger than any."""
-    found = [row.worst[stage] for stage in stages if stage in row.worst]
-    return number(max(found, key=lambda value: (math.isnan(value), value))) if found else "-"
+    """Format the largest residual of these stages; NaN counts as the largest."""
+    residuals = [row.worst[stage] for stage in stages if stage in row.worst]
+    return number(max(residuals, key=lambda value: (math.isnan(value), value))) if residuals else "-"
 
 
-def _verdict_of_all(rows: list[Row]) -> str:
+def _summary(rows: list[Row]) -> str:
     seconds = f"{sum(row.seconds for row in rows):.1f} s"
     others = [row for row in rows if row.verdict != "equal"]
     if not rows:

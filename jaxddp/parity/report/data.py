@@ -1,4 +1,4 @@
-"""A report as JSON and back, to the last bit."""
+"""Reports as JSON and back, without losing a bit."""
 
 import dataclasses
 import json
@@ -16,7 +16,7 @@ NOT_NUMBERS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}  # JSON has 
 
 
 def to_json(report: Report) -> str:
-    """A report as JSON: its fields by name, tuples as lists, NaN and infinity as "nan", "inf", "-inf".
+    """Encode a report as JSON: fields by name, tuples as lists, NaN and infinity as "nan", "inf", "-inf".
 
     >>> json.loads(to_json(Report("port.py", 2, 10, "float64")))["world_size"]
     2
@@ -25,26 +25,26 @@ def to_json(report: Report) -> str:
 
 
 def from_json(text: str) -> Report:
-    """The report of `to_json`.
+    """Decode a report that `to_json` encoded.
 
     Raises:
-        InputError: the text is no report, or one of another version.
+        InputError: the text is not a report, or is a report of another version.
 
     >>> from_json(to_json(Report("port.py", 2, 10, "float64"))).verdict
     'incomplete'
     """
     try:
-        found = json.loads(text)
+        fields = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"report: is not JSON: {error}") from None
-    form = found.pop("format", None) if isinstance(found, dict) else None
+        raise InputError(f"report: not JSON: {error}") from None
+    form = fields.pop("format", None) if isinstance(fields, dict) else None
     if form != FORMAT:
-        raise InputError(f"report: its format is {form!r}, and should be {FORMAT!r}")
-    return _decode(Report, found, "report")
+        raise InputError(f"report: format is {form!r}; must be {FORMAT!r}")
+    return _decode(Report, fields, "report")
 
 
 def _encode(value: Any) -> Any:
-    """Dataclasses, tuples and floats as JSON has them."""
+    """Convert dataclasses, tuples and floats to values that JSON has."""
     if dataclasses.is_dataclass(value):
         return {field.name: _encode(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, dict):
@@ -59,10 +59,12 @@ def _encode(value: Any) -> Any:
 
 
 def _decode(kind: Any, value: Any, where: str) -> Any:
-    """What a field of type `kind` was encoded from.
+    """Convert a value of JSON to a field of type `kind`.
 
     Args:
-        where: the field's path, for the message.
+        kind: type annotation of the field.
+        value: decoded JSON.
+        where: path of the field, for the message.
     """
     origin, of = typing.get_origin(kind), typing.get_args(kind)
     if origin is types.UnionType:
@@ -77,7 +79,7 @@ def _decode(kind: Any, value: Any, where: str) -> Any:
         items = _expect(list, value, where)
         kinds = of[:1] * len(items) if of[-1] is Ellipsis else of
         if len(kinds) != len(items):
-            raise InputError(f"{where}: has {len(items)} entries, and should have {len(kinds)}")
+            raise InputError(f"{where}: has {len(items)} entries; must have {len(kinds)}")
         return tuple(_decode(k, item, f"{where}[{i}]") for i, (k, item) in enumerate(zip(kinds, items, strict=True)))
     if kind is float and type(value) is int:
         return float(value)
@@ -86,14 +88,14 @@ def _decode(kind: Any, value: Any, where: str) -> Any:
     return _expect(kind, value, where)
 
 
-def _decode_fields(kind: Any, found: dict[str, Any], where: str) -> Any:
+def _decode_fields(kind: Any, fields: dict[str, Any], where: str) -> Any:
     types_of = typing.get_type_hints(kind)
-    if found.keys() != types_of.keys():
-        raise InputError(f"{where}: its fields should be {', '.join(types_of)}, and are {', '.join(found)}")
-    return kind(**{name: _decode(types_of[name], value, f"{where}.{name}") for name, value in found.items()})
+    if fields.keys() != types_of.keys():
+        raise InputError(f"{where}: fields are {', '.join(fields)}; must be {', '.join(types_of)}")
+    return kind(**{name: _decode(types_of[name], value, f"{where}.{name}") for name, value in fields.items()})
 
 
 def _expect(kind: type, value: Any, where: str) -> Any:
     if type(value) is not kind:
-        raise InputError(f"{where}: is {value!r:.80}, and should be of type {kind.__name__}")
+        raise InputError(f"{where}: is {value!r:.80}; must be of type {kind.__name__}")
     return value

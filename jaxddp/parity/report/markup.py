@@ -1,22 +1,22 @@
-"""HTML and SVG elements that escape whatever is not markup already."""
+"""HTML and SVG elements, with all text escaped that is not markup already."""
 
 import html
 import re
 from collections.abc import Iterable
 
-# Not allowed in HTML, even escaped: control characters, and halves of surrogate pairs.
+# Characters that HTML does not allow, even escaped: control characters and lone surrogates.
 UNFIT = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 NAME = r"[A-Za-z_]\w*"
 BRACKETS = r"\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)"
 VALUE = rf"(?:{BRACKETS}|[\w.\"']*\w)"
-# What reads as code in a line of English: a dotted or underscored name, a call, name=value, an index.
+# Code in a line of English: a dotted or underscored name, a call, name=value, or an index.
 CODE = re.compile(
     rf"{NAME}(?:\.\w+)*(?:{BRACKETS}|=(?:{VALUE})?|\[[^\]]*\])|{NAME}(?:\.\w+)+|[A-Za-z]\w*_\w+", re.ASCII
 )
 
 
 class Html(str):
-    """Text that is markup already."""
+    """Text that is markup and must not be escaped."""
 
     __slots__ = ()
 
@@ -26,11 +26,12 @@ Attribute = str | float | None
 
 
 def tag(name: str, *content: Content, **attributes: Attribute) -> Html:
-    """An element.
+    """Return an element.
 
     Args:
-        content: strings, or iterables of them; what is not `Html` is escaped.
-        attributes: `class_` and `aria_label` stand for class and aria-label; None leaves one out.
+        name: name of the element.
+        content: strings, or iterables of strings; all but `Html` are escaped.
+        attributes: `class_` and `aria_label` stand for class and aria-label; None leaves an attribute out.
 
     >>> tag("td", "<script>", tag("b", 1e-3.hex()[:2]), class_="worst", hidden=None)
     '<td class="worst">&lt;script&gt;<b>0x</b></td>'
@@ -44,7 +45,7 @@ def tag(name: str, *content: Content, **attributes: Attribute) -> Html:
 
 
 def join(*content: Content) -> Html:
-    """Pieces one after the other, each escaped unless it is markup.
+    """Concatenate strings, escaping all but `Html`.
 
     >>> join("a < b", [tag("i", "c")])
     'a &lt; b<i>c</i>'
@@ -53,7 +54,7 @@ def join(*content: Content) -> Html:
 
 
 def escape(text: str) -> Html:
-    """Text as markup that shows it.
+    """Escape text.
 
     >>> escape("a & b"), escape(escape("a & b"))
     ('a &amp; b', 'a &amp; b')
@@ -62,7 +63,7 @@ def escape(text: str) -> Html:
 
 
 def breakable(text: str) -> Html:
-    """A tensor's name, which may be broken behind its dots and slashes.
+    """Escape a tensor's name, and allow line breaks after its dots and slashes.
 
     >>> breakable("fc.weight")
     'fc.<wbr>weight'
@@ -71,7 +72,7 @@ def breakable(text: str) -> Html:
 
 
 def with_code(text: str) -> Html:
-    """A line of English in which what reads as code is set as code.
+    """Escape a line of English, and put the code in it into code elements.
 
     >>> with_code("jax.lax.pmean where there is psum(x)")
     '<code>jax.lax.pmean</code> where there is <code>psum(x)</code>'

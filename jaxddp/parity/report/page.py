@@ -1,7 +1,7 @@
-"""A report as one HTML file, and as a fragment for notebooks; neither loads anything or runs a script.
+"""HTML page of a report, and a fragment for notebooks; both are self-contained and run no script.
 
-In the order in which a reader asks: is it equal; what differs, why, and how is it mended; which
-stages were seen; what do the numbers say; how was it run.
+The sections answer a reader's questions in turn: is the port equal; what differs, why, and what fixes it; which
+stages were compared; what are the numbers; how was the check run.
 """
 
 import shlex
@@ -15,7 +15,7 @@ from jaxddp.parity.report.pictures import ResidualAxis, draw_residuals
 from jaxddp.parity.report.tables import losses_section, numerics_section, rows, scroll_box, tensors_section
 from jaxddp.parity.report.words import STAGE_NAMES, Status, count, number
 
-# What follows from what: stages of one group stand beside each other.
+# Stages in the order of the data flow; the stages of one group are parallel.
 FLOW = (
     ("samples", "hyperparameters"),
     ("local_loss",),
@@ -25,7 +25,7 @@ FLOW = (
     ("update",),
     ("params", "buffers", "optimizer_state"),
 )
-# A mark beside each word, for who sees no colour: name in the stylesheet, sign.
+# Status -> (class in the stylesheet, sign); the sign shows the status without colour.
 SIGNS = {
     Status.EQUAL: ("equal", "✓"),
     Status.DIFFERENT: ("different", "✗"),
@@ -37,13 +37,13 @@ SIGNS = {
 VERDICT_SIGNS = {"equal": "equal", "different": "different", "different in rounding": "numeric", "incomplete": "unseen"}
 
 
-def to_html(report: Findings) -> str:
-    """A report as a page that stands by itself.
+def to_html(findings: Findings) -> str:
+    """Render findings as a self-contained page.
 
     >>> to_html(Findings("port.py", 2, 10, "float64")).splitlines()[0]
     '<!doctype html>'
     """
-    title = f"{words.verdict_word(report)}: {report.port}, parity of torch and jax"
+    title = f"{words.verdict_word(findings)}: {findings.port}, parity of torch and jax"
     head = tag(
         "head",
         Html('<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'),
@@ -51,132 +51,134 @@ def to_html(report: Findings) -> str:
         tag("title", title),
         _style(),
     )
-    body = tag("body", tag("main", _content(report)), class_="jaxddp-report page")
+    body = tag("body", tag("main", _content(findings)), class_="jaxddp-report page")
     return f"<!doctype html>\n{tag('html', head, body, lang='en')}\n"
 
 
-def notebook(report: Findings) -> str:
-    """The same as a fragment whose styles reach nothing outside, for `_repr_html_`."""
-    return tag("div", _style(), _content(report), class_="jaxddp-report", lang="en")
+def notebook(findings: Findings) -> str:
+    """Render findings as a fragment for `_repr_html_`; its styles affect nothing outside of it."""
+    return tag("div", _style(), _content(findings), class_="jaxddp-report", lang="en")
 
 
 def _style() -> Html:
     return tag("style", Html(files(__package__).joinpath("style.css").read_text(encoding="utf-8")))
 
 
-def _content(report: Findings) -> Html:
+def _content(findings: Findings) -> Html:
     return join(
-        _header(report),
-        [difference_card(group) for group in words.groups(report.differences)],
-        _problems_section(report),
-        _stages_section(report),
-        tensors_section(report),
-        losses_section(report),
-        numerics_section(report),
-        _run_section(report),
+        _header(findings),
+        [difference_card(group) for group in words.groups(findings.differences)],
+        _problems_section(findings),
+        _stages_section(findings),
+        tensors_section(findings),
+        losses_section(findings),
+        numerics_section(findings),
+        _run_section(findings),
     )
 
 
-def _header(report: Findings) -> Html:
-    word = words.verdict_word(report)
+def _header(findings: Findings) -> Html:
+    word = words.verdict_word(findings)
     kind = VERDICT_SIGNS[word]
     sign = next(sign for name, sign in SIGNS.values() if name == kind)
-    setting = [count(report.world_size, "replica"), count(report.steps, "step"), report.dtype]
-    cause = report.differences[0].cause if report.differences else None
+    setting = [count(findings.world_size, "replica"), count(findings.steps, "step"), findings.dtype]
+    cause = findings.differences[0].cause if findings.differences else None
     return tag(
         "header",
-        tag("p", "Parity of torch and jax: ", tag("b", report.port), f", {', '.join(setting)}", class_="setting"),
+        tag("p", "Parity of torch and jax: ", tag("b", findings.port), f", {', '.join(setting)}", class_="setting"),
         tag("h1", tag("span", sign, class_="sign", aria_hidden="true"), word.capitalize()),
-        tag("p", with_code(words.sentence(report)), class_="sentence"),
-        tag("p", tag("b", "To mend it: "), with_code("; or ".join(cause.fixes)), class_="sentence") if cause else "",
-        tag("p", _meaning(report), class_="note") if report.differences else "",
+        tag("p", with_code(words.sentence(findings)), class_="sentence"),
+        tag("p", tag("b", "Fix: "), with_code("; or ".join(cause.fixes)), class_="sentence") if cause else "",
+        tag("p", _meaning(findings), class_="note") if findings.differences else "",
         class_=f"verdict {kind}",
     )
 
 
-def _meaning(report: Findings) -> str:
-    if words.is_numeric(report):
-        return "Numeric: both sides mean the same, and round differently."
-    return "Semantic: the two sides mean different things; rounding does not explain it."
+def _meaning(findings: Findings) -> str:
+    if words.is_numeric(findings):
+        return "Numeric: both sides compute the same thing and round differently."
+    return "Semantic: the two sides compute different things; rounding does not explain the difference."
 
 
-def _problems_section(report: Findings) -> Html:
-    if not report.problems:
+def _problems_section(findings: Findings) -> Html:
+    if not findings.problems:
         return Html()
-    lines = [tag("li", tag("b", f"{problem.side}: {problem.where}: "), problem.message) for problem in report.problems]
-    return tag("section", tag("h2", "What could not be done"), tag("ul", lines, class_="problems"))
+    lines = [
+        tag("li", tag("b", f"{problem.side}: {problem.where}: "), problem.message) for problem in findings.problems
+    ]
+    return tag("section", tag("h2", "Problems"), tag("ul", lines, class_="problems"))
 
 
-def _stages_section(report: Findings) -> Html:
-    """The flow of a step, and a picture of each stage that both sides have shown."""
+def _stages_section(findings: Findings) -> Html:
+    """Return the flow of a step, and a plot for each stage that both sides show."""
     axis = ResidualAxis.over(
         value
-        for result in (*report.stages.values(), *report.free_running.values())
+        for result in (*findings.stages.values(), *findings.free_running.values())
         for value in (*result.residuals, result.allowed)
     )
-    pictures = [_stage_figure(report, stage, axis) for stage in ORDER if stage in report.stages]
-    forced = (
-        "The residual of each stage after each step: the norm of the difference over the norm of the stage. "
-        "Each stage is judged by what it was given: jax starts each step from torch's weights, "
-        "so that a difference shows where it arises."
+    plots = [_stage_figure(findings, stage, axis) for stage in ORDER if stage in findings.stages]
+    note = (
+        "Residual of each stage at each step: the norm of the difference over the norm of the stage. "
+        "jax starts every step from torch's weights, and each stage is compared given equal inputs, "
+        "so a difference shows where it arises."
     )
     free = [
         _figure(STAGE_NAMES[stage], draw_residuals(result.residuals, axis, STAGE_NAMES[stage], result.allowed))
-        for stage, result in report.free_running.items()
+        for stage, result in findings.free_running.items()
     ]
     return tag(
         "section",
         tag("h2", "Stages of a step"),
-        tag("ol", [tag("li", [_node(report, stage) for stage in group]) for group in FLOW], class_="flow"),
-        [tag("p", forced, class_="note"), tag("div", pictures, class_="pictures")] if pictures else "",
-        [tag("h3", "jax running by itself, from the same start"), tag("div", free, class_="pictures")] if free else "",
+        tag("ol", [tag("li", [_node(findings, stage) for stage in group]) for group in FLOW], class_="flow"),
+        [tag("p", note, class_="note"), tag("div", plots, class_="pictures")] if plots else "",
+        [tag("h3", "jax running on its own, from the same start"), tag("div", free, class_="pictures")] if free else "",
     )
 
 
-def _node(report: Findings, stage: str) -> Html:
-    """A stage in the flow."""
-    status = words.status(report, stage)
+def _node(findings: Findings, stage: str) -> Html:
+    """Return the box of a stage in the flow."""
+    status = words.status(findings, stage)
     kind, sign = SIGNS[status]
-    peak = words.peak(report, stage)
+    peak = words.peak(findings, stage)
     amount = [" ", tag("span", number(peak.residual), class_="amount")] if peak else ""
     return tag(
         "div",
         tag("span", STAGE_NAMES[stage], class_="name"),
         tag("span", sign, class_="sign", aria_hidden="true"),
-        tag("span", status, amount, words.steps_of_all(report, stage), class_="state"),
+        tag("span", status, amount, words.steps_of_all(findings, stage), class_="state"),
         class_=f"node {kind}",
     )
 
 
-def _stage_figure(report: Findings, stage: str, axis: ResidualAxis) -> Html:
-    result = report.stages[stage]
-    kind, sign = SIGNS[words.status(report, stage)]
+def _stage_figure(findings: Findings, stage: str, axis: ResidualAxis) -> Html:
+    result = findings.stages[stage]
+    kind, sign = SIGNS[words.status(findings, stage)]
     beyond = {step for step, value in enumerate(result.residuals, start=1) if value > result.allowed}
-    first = next((found.step for found in report.differences if found.stage == stage and found.step in beyond), None)
-    picture = draw_residuals(result.residuals, axis, STAGE_NAMES[stage], result.allowed, first)
+    first = next((d.step for d in findings.differences if d.stage == stage and d.step in beyond), None)
+    plot = draw_residuals(result.residuals, axis, STAGE_NAMES[stage], result.allowed, first)
     sign = tag("span", sign, class_="sign", aria_hidden="true")
-    name = join(sign, tag("b", STAGE_NAMES[stage]), words.steps_of_all(report, stage))
-    return _figure(name, picture, kind)
+    name = join(sign, tag("b", STAGE_NAMES[stage]), words.steps_of_all(findings, stage))
+    return _figure(name, plot, kind)
 
 
-def _figure(name: str, picture: Html, kind: str | None = None) -> Html:
-    return tag("figure", tag("figcaption", name), picture, class_=kind)
+def _figure(name: str, plot: Html, kind: str | None = None) -> Html:
+    return tag("figure", tag("figcaption", name), plot, class_=kind)
 
 
-def _run_section(report: Findings) -> Html:
+def _run_section(findings: Findings) -> Html:
     facts = {
-        "port": report.port,
-        "replicas": f"{report.world_size:,}",
-        "steps": f"{report.steps:,}",
-        "dtype": report.dtype,
-        **report.environment,
-        "seconds": f"{report.seconds:.1f}",
+        "port": findings.port,
+        "replicas": f"{findings.world_size:,}",
+        "steps": f"{findings.steps:,}",
+        "dtype": findings.dtype,
+        **findings.environment,
+        "seconds": f"{findings.seconds:.1f}",
     }
-    arguments = f"--world-size {report.world_size} --steps {report.steps} --dtype {report.dtype}"
-    command = f"python -m jaxddp.parity {shlex.quote(report.port)} {arguments}"
+    arguments = f"--world-size {findings.world_size} --steps {findings.steps} --dtype {findings.dtype}"
+    command = f"python -m jaxddp.parity {shlex.quote(findings.port)} {arguments}"
     return tag(
         "section",
-        tag("h2", "How it was run"),
-        scroll_box("command", tag("pre", tag("code", command))) if report.port.endswith(".py") else "",
+        tag("h2", "Run"),
+        scroll_box("command", tag("pre", tag("code", command))) if findings.port.endswith(".py") else "",
         scroll_box("the run", tag("table", tag("tbody", rows(facts.items(), heading=True)), class_="facts")),
     )

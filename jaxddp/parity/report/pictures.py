@@ -1,7 +1,7 @@
-"""Small pictures as inline SVG: residuals by step, and the losses of both sides.
+"""Small plots as inline SVG: residuals by step, and the losses of both sides.
 
-Colours and fonts are the stylesheet's, so that a picture follows a dark scheme. Nothing is told by
-colour alone: what is beyond the allowed is also another mark.
+Colours and fonts come from the stylesheet, so that a plot follows a dark scheme. No information is in colour
+alone: a residual above the allowed one also has a different marker.
 """
 
 import math
@@ -11,25 +11,25 @@ from dataclasses import dataclass
 from jaxddp.parity.report.markup import Html, tag
 from jaxddp.parity.report.words import count, number
 
-WIDTH, LEFT, RIGHT = 200.0, 36.0, 192.0  # of a residual's picture; everything in CSS pixels at width 200
-TOP, BOTTOM, GAP = 8.0, 92.0, 9.0  # GAP: between the lowest decade and 0, and the highest and infinity
-LOWEST, HIGHEST = -17, 0  # decades that are always shown, so that floors look alike in all reports
-MOST_MARKERS = 40  # steps; more marks would hide the line
+WIDTH, LEFT, RIGHT = 200.0, 36.0, 192.0  # of a plot of residuals; in CSS pixels at width 200, like all lengths here
+TOP, BOTTOM, GAP = 8.0, 92.0, 9.0  # GAP: from the lowest decade to 0, and from the highest to infinity
+LOWEST, HIGHEST = -17, 0  # decades that are always shown, so that rounding looks alike in all reports
+MOST_MARKERS = 40  # steps; more markers would hide the line
 LOSS_WIDTH, LOSS_HEIGHT = 420.0, 210.0
 LOSS_LEFT, LOSS_RIGHT, LOSS_TOP, LOSS_BOTTOM = 52.0, 368.0, 10.0, 180.0
-MANY_DECADES = 100.0  # ratio of losses that a linear axis cannot show
-SMALLEST, LARGEST = 1e-300, 1e300  # of losses; a float's own limits would make sums of two overflow
+MANY_DECADES = 100.0  # ratio of losses above which the axis is logarithmic
+SMALLEST, LARGEST = 1e-300, 1e300  # losses shown; at the limits of float64 a sum of two would overflow
 
-Place = tuple[float, float]  # x and y; NaN where there is nothing
+Place = tuple[float, float]  # x and y; y is NaN if there is no value
 
 
 @dataclass(frozen=True)
 class ResidualAxis:
-    """Heights of residuals: logarithmic, with a line for 0 below and one for infinity above.
+    """Vertical axis of residuals: logarithmic, with a line for 0 below and one for infinity above.
 
     Attributes:
         lowest, highest: decades at the ends of the logarithmic part.
-        infinite: whether there is a line for infinity.
+        infinite: whether the axis has a line for infinity.
 
     >>> axis = ResidualAxis.over([1e-16, 0.5])
     >>> [round(axis.y(value)) for value in (1.0, 1e-17, 0.0)]
@@ -42,7 +42,7 @@ class ResidualAxis:
 
     @classmethod
     def over(cls, values: Iterable[float]) -> "ResidualAxis":
-        """The axis on which all these values have a place."""
+        """Return the axis that covers all these values."""
         values = list(values)
         decades = [math.log10(value) for value in values if 0 < value < math.inf]
         lowest = min([LOWEST, *(math.floor(decade) for decade in decades)])
@@ -50,7 +50,7 @@ class ResidualAxis:
         return cls(lowest, highest, math.inf in values)
 
     def y(self, value: float) -> float:
-        """The height of a value, downwards from the picture's top."""
+        """Return the position of a value, downwards from the top of the plot."""
         if value == 0:
             return BOTTOM
         top, bottom = TOP + GAP * self.infinite, BOTTOM - GAP
@@ -59,7 +59,7 @@ class ResidualAxis:
         return top + (self.highest - math.log10(value)) / (self.highest - self.lowest) * (bottom - top)
 
     def ticks(self) -> list[tuple[float, str]]:
-        """Values that are marked, and their labels."""
+        """Return the values with tick marks, and their labels."""
         every = 4 * math.ceil((self.highest - self.lowest) / 20)
         decades = [decade for decade in range(self.lowest, self.highest + 1) if decade % every == 0]
         marked = [(10.0**decade, number(10.0**decade)) for decade in decades]
@@ -69,14 +69,14 @@ class ResidualAxis:
 def draw_residuals(
     residuals: Sequence[float], axis: ResidualAxis, title: str, allowed: float | None = None, first: int | None = None
 ) -> Html:
-    """One stage's residual after each step.
+    """Plot the residual of one stage over the steps.
 
     Args:
         residuals: one per step; NaN leaves a gap.
-        axis: shared by all pictures that are to be compared.
-        title: what is drawn, for who cannot see it.
-        allowed: the largest that counts as equal; None: none does.
-        first: the step (from 1) of the first difference, one of those above `allowed`, to be marked.
+        axis: vertical axis; share it between plots to be compared.
+        title: what the plot shows, for screen readers.
+        allowed: the largest residual that counts as equal; None if there is no limit.
+        first: step (from 1) of the first difference, which is marked; its residual must exceed `allowed`.
     """
     places = [(_x(step, len(residuals)), axis.y(value)) for step, value in enumerate(residuals, start=1)]
     beyond = [allowed is not None and value > allowed for value in residuals]
@@ -95,7 +95,7 @@ def draw_residuals(
 
 
 def draw_losses(losses: Sequence[tuple[float, float]]) -> Html:
-    """The losses of both sides, (torch's, jax's) per step; one that is no number leaves a gap."""
+    """Plot the losses of both sides, (torch's, jax's) per step; a loss that is not finite leaves a gap."""
     finite = [loss for pair in losses for loss in pair if abs(loss) < LARGEST] or [0.0, 1.0]
     low, high = min(finite), max(finite)
     logarithmic = low > 0 and high / low > MANY_DECADES
@@ -129,7 +129,7 @@ def draw_losses(losses: Sequence[tuple[float, float]]) -> Html:
 
 
 def _frame(axis: ResidualAxis, steps: int) -> list[Html]:
-    """Grid, and labels of both axes."""
+    """Return the grid, and the labels of both axes."""
     ticks = [(axis.y(value), label) for value, label in axis.ticks()]
     return [
         *(tag("line", class_="grid", x1=LEFT, x2=WIDTH, y1=y, y2=y) for y, _ in ticks),
@@ -139,7 +139,7 @@ def _frame(axis: ResidualAxis, steps: int) -> list[Html]:
 
 
 def _allowed_line(axis: ResidualAxis, allowed: float, label_below: bool) -> Html:
-    """The largest that counts as equal; what is below it is shaded."""
+    """Return the line at the largest residual that counts as equal, with the area below shaded."""
     y = axis.y(allowed)
     return tag(
         "g",
@@ -152,7 +152,7 @@ def _allowed_line(axis: ResidualAxis, allowed: float, label_below: bool) -> Html
 
 
 def _markers(places: Sequence[Place], beyond: Sequence[bool]) -> list[Html]:
-    """A ring at each step, and a diamond where it is beyond what is allowed."""
+    """Return a ring for each step, or a diamond if its residual exceeds the allowed one."""
     return [
         tag("path", class_="beyond", d=f"M{x - 3.4:.1f} {y:.1f}l3.4-3.4l3.4 3.4l-3.4 3.4z")
         if outside
@@ -163,13 +163,13 @@ def _markers(places: Sequence[Place], beyond: Sequence[bool]) -> list[Html]:
 
 
 def _stretches(places: Sequence[Place], beyond: Sequence[bool]) -> list[Html]:
-    """A thick line where it is beyond what is allowed."""
+    """Return a thick line through the steps whose residual exceeds the allowed one."""
     kept = [(x, y if outside else math.nan) for (x, y), outside in zip(places, beyond, strict=True)]
     return [tag("path", class_="line beyond", d=_path(kept))] if any(beyond) else []
 
 
 def _mark(place: Place, label: str) -> Html:
-    """A ring around the first difference, and its step and value beside it."""
+    """Return a ring around the first difference, labelled with its step and value."""
     x, y = place
     anchor, aside = ("start", -4) if x < (LEFT + RIGHT) / 2 else ("end", 4)
     below = 16 if y < BOTTOM - 24 else -9
@@ -177,13 +177,13 @@ def _mark(place: Place, label: str) -> Html:
 
 
 def _step_labels(steps: int, left: float, right: float, y: float) -> list[Html]:
-    """The first and the last step, and what they are."""
+    """Return the labels of the first and the last step."""
     ends = [_text(left, y, "step 1", "start")]
     return ends + ([_text(right, y, f"{steps:,}", "end")] if steps > 1 else [])
 
 
 def _end_labels(sides: dict[str, list[Place]]) -> list[Html]:
-    """Each line's name at its end, one above the other where they meet."""
+    """Return a label at the end of each line, moved apart if they overlap."""
     ends = {side: [y for _, y in places if not math.isnan(y)][-1:] for side, places in sides.items()}
     heights = {side: end[0] + 4 for side, end in ends.items() if end}
     if len(heights) == 2 and (overlap := 14 - abs(heights["torch"] - heights["jax"])) > 0:
@@ -198,13 +198,13 @@ def _x(step: int, steps: int, left: float = LEFT + 6, right: float = RIGHT) -> f
 
 
 def _path(places: Iterable[Place]) -> str:
-    """A line through all places that are numbers, each stretch by itself."""
+    """Return an SVG path through all places, interrupted where y is NaN."""
     pieces, pen = [], "M"
     for x, y in places:
         if math.isnan(y):
             pen = "M"
             continue
-        # A stretch of one place is a dot: a line of no length, with round ends.
+        # A single place becomes a dot: a line of length zero with round ends.
         pieces.append(f"{pen}{x:.1f} {y:.1f}" + ("h0" if pen == "M" else ""))
         pen = "L"
     return "".join(pieces)
@@ -215,13 +215,13 @@ def _text(x: float, y: float, text: str, anchor: str, kind: str | None = None) -
 
 
 def _summary(residuals: Sequence[float], allowed: float | None) -> str:
-    found = [value for value in residuals if not math.isnan(value)]
-    text = f"from {number(min(found))} to {number(max(found))}" if found else "never compared"
+    compared = [value for value in residuals if not math.isnan(value)]
+    text = f"from {number(min(compared))} to {number(max(compared))}" if compared else "never compared"
     return text if allowed is None else f"{text}, allowed {number(allowed)}"
 
 
 def _round_values(low: float, high: float) -> list[float]:
-    """Three to six round numbers that enclose low and high.
+    """Return three to six round numbers whose range contains low and high.
 
     >>> _round_values(0.13, 2.3)
     [0.0, 0.5, 1.0, 1.5, 2.0, 2.5]

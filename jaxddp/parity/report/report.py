@@ -1,4 +1,4 @@
-"""The report of a check: findings that print themselves, as text in a terminal and as HTML in a notebook."""
+"""Report of a check: findings with a text form for terminals and an HTML form for notebooks."""
 
 from jaxddp.parity.findings import Findings
 from jaxddp.parity.report.console import to_text
@@ -6,7 +6,7 @@ from jaxddp.parity.report.page import notebook
 
 
 class Report(Findings):
-    """Findings of a check with a text and an HTML form.
+    """Findings of a check that print as text, and as HTML in a notebook.
 
     >>> print(Report("port.py", 2, 10, "float64"))
     port.py  ·  2 replicas x 10 steps  ·  float64

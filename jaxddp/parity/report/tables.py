@@ -1,4 +1,4 @@
-"""The page's tables of numbers: tensors, losses, float32."""
+"""Tables of the page: tensors, losses, and rounding in float32."""
 
 import math
 from collections.abc import Iterable
@@ -9,16 +9,16 @@ from jaxddp.parity.report.markup import Html, breakable, join, tag
 from jaxddp.parity.report.pictures import ResidualAxis, draw_losses, draw_residuals
 from jaxddp.parity.report.words import STAGE_NAMES, count, number
 
-MOST_ROWS = 12  # that are shown unfolded
+MOST_ROWS = 12  # shown; further rows are folded away
 
 
 def scroll_box(label: str, table: Html) -> Html:
-    """A table that scrolls by itself where the window is too narrow; the keyboard reaches it."""
+    """Wrap a table in a box that scrolls in a narrow window, also from the keyboard."""
     return tag("div", table, class_="scroll", role="region", aria_label=label, tabindex="0")
 
 
 def rows(items: Iterable[tuple[str, ...]], heading: bool = False) -> list[Html]:
-    """Table rows of cells; with `heading`, the first of each names its row."""
+    """Return table rows; with `heading`, the first cell of each row is its heading."""
     return [
         tag(
             "tr",
@@ -28,14 +28,14 @@ def rows(items: Iterable[tuple[str, ...]], heading: bool = False) -> list[Html]:
     ]
 
 
-def tensors_section(report: Findings) -> Html:
-    """Each tensor's worst residual at each stage, the worst tensor first."""
-    stages = [stage for stage in ORDER if stage in report.stages and report.stages[stage].tensors]
-    allowed = {stage: report.stages[stage].allowed for stage in stages}
+def tensors_section(findings: Findings) -> Html:
+    """Return the table of each tensor's worst residual per stage, worst tensor first."""
+    stages = [stage for stage in ORDER if stage in findings.stages and findings.stages[stage].tensors]
+    allowed = {stage: findings.stages[stage].allowed for stage in stages}
     found: dict[str, dict[str, float]] = {}
     shapes: dict[str, tuple[int, ...]] = {}
     for stage in stages:
-        for tensor, (shape, value) in report.stages[stage].tensors.items():
+        for tensor, (shape, value) in findings.stages[stage].tensors.items():
             found.setdefault(tensor, {})[stage] = value
             shapes.setdefault(tensor, shape)
     if not found:
@@ -49,7 +49,7 @@ def tensors_section(report: Findings) -> Html:
         "tr",
         tag("th", "tensor", scope="col"),
         tag("th", "worst", scope="col", class_="number"),
-        [tag("th", name, scope="col") for name in ("in", "shape")],
+        [tag("th", name, scope="col") for name in ("stage", "shape")],
         [tag("th", STAGE_NAMES[stage], scope="col", class_="number") for stage in stages],
     )
     lines = [
@@ -63,34 +63,35 @@ def tensors_section(report: Findings) -> Html:
         )
         for tensor in ranked
     ]
-    note = "Worst residual of any step, the worst tensor first; ▲ is beyond what is allowed."
+    note = "Worst residual over all steps, worst tensor first; ▲ exceeds the allowed residual."
     return tag(
         "section", tag("h2", "Tensors"), tag("p", note, class_="note"), _folded("tensor", heading, lines, "tensors")
     )
 
 
-def losses_section(report: Findings) -> Html:
-    """The losses of both sides, each running by itself: a picture, how far apart they are, and the numbers."""
-    if not report.losses:
+def losses_section(findings: Findings) -> Html:
+    """Return the losses of both sides, each running on its own: plot, relative difference and numbers."""
+    if not findings.losses:
         return Html()
-    apart = [_relative(torch, jax) for torch, jax in report.losses]
+    differences = [_relative(torch, jax) for torch, jax in findings.losses]
     lines = rows(
         (
-            (f"{step:,}", f"{torch:.10g}", f"{jax:.10g}", number(distance))
-            for step, ((torch, jax), distance) in enumerate(zip(report.losses, apart, strict=True), start=1)
+            (f"{step:,}", f"{torch:.10g}", f"{jax:.10g}", number(difference))
+            for step, ((torch, jax), difference) in enumerate(zip(findings.losses, differences, strict=True), start=1)
         ),
         heading=True,
     )
-    heading = tag("tr", [tag("th", name, scope="col") for name in ("step", "torch", "jax", "apart")])
-    distance = draw_residuals(apart, ResidualAxis.over(apart), "losses apart")
+    heading = tag("tr", [tag("th", name, scope="col") for name in ("step", "torch", "jax", "difference")])
+    plot = draw_residuals(differences, ResidualAxis.over(differences), "relative difference of the losses")
+    note = "Mean over the replicas, each side running on its own; difference: |jax - torch| / |torch|."
     return tag(
         "section",
         tag("h2", "Losses"),
-        tag("p", "Each side running by itself, mean over the replicas; apart: |jax - torch| / |torch|.", class_="note"),
+        tag("p", note, class_="note"),
         tag(
             "div",
-            tag("figure", tag("figcaption", "loss"), draw_losses(report.losses), class_="wide"),
-            tag("figure", tag("figcaption", "apart"), distance),
+            tag("figure", tag("figcaption", "loss"), draw_losses(findings.losses), class_="wide"),
+            tag("figure", tag("figcaption", "difference"), plot),
             class_="pictures",
         ),
         tag(
@@ -101,14 +102,14 @@ def losses_section(report: Findings) -> Html:
     )
 
 
-def numerics_section(report: Findings) -> Html:
-    """How far float32 carries each side from its own float64 run."""
-    if not report.numerics:
+def numerics_section(findings: Findings) -> Html:
+    """Return the table of each side's distance in float32 from the same side's float64 run."""
+    if not findings.numerics:
         return Html()
     lines = []
-    for stage, result in report.numerics.items():
+    for stage, result in findings.numerics.items():
         ratio = words.ratio(result)
-        verdict = "· not compared" if math.isnan(ratio) else "✓ equal" if ratio <= result.allowed else "✗ further"
+        verdict = "✓ equal" if ratio <= result.allowed else "✗ rounds differently"
         lines.append(
             tag(
                 "tr",
@@ -116,13 +117,13 @@ def numerics_section(report: Findings) -> Html:
                 [tag("td", number(value), class_="number") for value in (result.torch, result.jax)],
                 _residual_cell(ratio, result.allowed),
                 tag("td", number(result.allowed), class_="number"),
-                tag("td", verdict, class_="result"),
+                tag("td", "· not compared" if math.isnan(ratio) else verdict, class_="result"),
             )
         )
     names = ("stage", "torch", "jax", "jax / torch", "allowed", "verdict")
     numeric = names[1:5]
     heading = tag("tr", [tag("th", name, scope="col", class_="number" if name in numeric else None) for name in names])
-    note = "Each side's distance from its own float64 run, over the norm of that run, at the worst step."
+    note = "Distance of each side from the same side's float64 run, over the norm of that run, at the worst step."
     return tag(
         "section",
         tag("h2", "Rounding in float32"),
@@ -132,7 +133,7 @@ def numerics_section(report: Findings) -> Html:
 
 
 def _folded(noun: str, heading: Html, lines: list[Html], label: str) -> Html:
-    """A table whose further rows are folded away."""
+    """Return a table of which all but `MOST_ROWS` rows are folded away."""
 
     def table(some: list[Html]) -> Html:
         return scroll_box(label, tag("table", tag("thead", heading), tag("tbody", some), class_="tensors"))
@@ -150,7 +151,7 @@ def _residual_cell(value: float | None, allowed: float) -> Html:
     if _excess(value, allowed) > 1:
         return tag(
             "td",
-            tag("span", "▲ ", role="img", aria_label="beyond what is allowed"),
+            tag("span", "▲ ", role="img", aria_label="exceeds the allowed residual"),
             number(value),
             class_="number worst",
         )
@@ -158,14 +159,14 @@ def _residual_cell(value: float | None, allowed: float) -> Html:
 
 
 def _excess(value: float, allowed: float) -> float:
-    """A residual in units of what is allowed, infinite if nothing is; 0 for NaN, which was not compared."""
+    """Return the residual over the allowed one, infinite if that is 0; 0 for NaN, which was not compared."""
     if value == 0 or math.isnan(value):
         return 0.0
     return value / allowed if allowed else math.inf
 
 
 def _relative(torch: float, jax: float) -> float:
-    """|jax - torch| / |torch|; NaN where one side has no number."""
+    """Return |jax - torch| / |torch|; NaN if either is NaN."""
     if torch == jax:
         return 0.0
     return abs(jax - torch) / abs(torch) if torch else math.inf

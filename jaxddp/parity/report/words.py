@@ -1,4 +1,4 @@
-"""The words and numbers that the terminal's report and the page share."""
+"""Words and numbers that the text and the page share."""
 
 import itertools
 import math
@@ -21,23 +21,22 @@ STAGE_NAMES = {
     "optimizer_state": "optimizer state",
 }
 
-
-RATE_TOLD = 1e-12  # a learning rate that is off by less is not worth a sentence
+RATE_MENTIONED = 1e-12  # smaller rounding errors of the learning rate are not mentioned
 
 
 class Status(StrEnum):
-    """What is known of one stage."""
+    """Result for one stage."""
 
     EQUAL = "equal"
     DIFFERENT = "different"
     NUMERIC = "rounds differently"
-    FOLLOWS = "differs too"  # beyond what is allowed, because an earlier stage is
+    FOLLOWS = "differs too"  # above the allowed residual because an earlier stage differs
     UNSEEN = "not seen"
     ABSENT = "not compared"
 
 
 class Peak(NamedTuple):
-    """Where a stage differs most, and what is allowed there."""
+    """Largest residual of a stage, and the residual that is allowed there."""
 
     residual: float
     step: int
@@ -46,7 +45,7 @@ class Peak(NamedTuple):
 
 
 def number(value: float, digits: int = 1) -> str:
-    """A residual or a ratio, as short as it can be read.
+    """Format a residual or a ratio briefly.
 
     >>> [number(x) for x in (0, 9.4e-16, 6.6e-4, 0.3127, 1.04, 360, math.inf, math.nan)]
     ['0', '9e-16', '7e-4', '0.31', '1', '360', 'inf', '-']
@@ -62,7 +61,7 @@ def number(value: float, digits: int = 1) -> str:
 
 
 def apart(a: float, b: float) -> tuple[str, str]:
-    """Two values with as many digits as it takes to see the difference, and one more.
+    """Format two values with one digit more than it takes to tell them apart.
 
     >>> apart(0.12345678, 0.12345987)
     ('0.1234568', '0.1234599')
@@ -72,7 +71,7 @@ def apart(a: float, b: float) -> tuple[str, str]:
 
 
 def count(number: int, noun: str) -> str:
-    """A number of things.
+    """Format a number of things.
 
     >>> count(1, "replica"), count(2, "replica")
     ('1 replica', '2 replicas')
@@ -81,7 +80,7 @@ def count(number: int, noun: str) -> str:
 
 
 def worst(result: StageResult) -> tuple[float, int]:
-    """The largest residual and its step (from 1); NaN and 0 if no step was compared.
+    """Return the largest residual and its step (from 1); NaN and 0 if no step was compared.
 
     >>> worst(StageResult(1e-12, (1e-16, math.nan, 4e-16)))
     (4e-16, 3)
@@ -91,11 +90,10 @@ def worst(result: StageResult) -> tuple[float, int]:
     return value, -step
 
 
-def peak(report: Findings, stage: str) -> Peak | None:
-    """The largest residual of a stage; one that was found otherwise (in float32) counts too."""
-    result = report.stages.get(stage)
-    peaks = [Peak(found.residual, found.step, found.tensor, found.allowed)
-             for found in report.differences if found.stage == stage]  # fmt: skip
+def peak(findings: Findings, stage: str) -> Peak | None:
+    """Return the largest residual of a stage, among its results and its differences; None if there is none."""
+    result = findings.stages.get(stage)
+    peaks = [Peak(d.residual, d.step, d.tensor, d.allowed) for d in findings.differences if d.stage == stage]
     if result is not None and steps_compared(result):
         tensors = {name: value for name, (_, value) in result.tensors.items() if value > 0}
         peaks.append(Peak(*worst(result), max(tensors, key=tensors.__getitem__, default=""), result.allowed))
@@ -103,139 +101,143 @@ def peak(report: Findings, stage: str) -> Peak | None:
 
 
 def steps_compared(result: StageResult) -> int:
-    """In how many steps both sides showed the stage."""
+    """Count the steps in which both sides show the stage."""
     return sum(not math.isnan(value) for value in result.residuals)
 
 
-def steps_of_all(report: Findings, stage: str) -> str:
-    """How many steps were compared, to be put behind a verdict; "" for all, or for none."""
-    seen = steps_compared(report.stages[stage]) if stage in report.stages else 0
-    return f", {seen}/{report.steps} steps" if 0 < seen < report.steps else ""
+def steps_of_all(findings: Findings, stage: str) -> str:
+    """Return the number of compared steps as a suffix of the verdict; "" for all or none."""
+    seen = steps_compared(findings.stages[stage]) if stage in findings.stages else 0
+    return f", {seen}/{findings.steps} steps" if 0 < seen < findings.steps else ""
 
 
-def status(report: Findings, stage: str) -> Status:
-    """What is known of a stage; a difference counts even if no residual of it was kept."""
-    kinds = {difference.kind for difference in report.differences if difference.stage == stage}
+def status(findings: Findings, stage: str) -> Status:
+    """Return the result for a stage; a difference counts even without a residual in `stages`."""
+    kinds = {difference.kind for difference in findings.differences if difference.stage == stage}
     if kinds:
         return Status.NUMERIC if kinds == {"numeric"} else Status.DIFFERENT
-    result = report.stages.get(stage)
+    result = findings.stages.get(stage)
     if result is None or not steps_compared(result):
-        return Status.UNSEEN if stage in report.unseen else Status.ABSENT
+        return Status.UNSEEN if stage in findings.unseen else Status.ABSENT
     return Status.EQUAL if worst(result)[0] <= result.allowed else Status.FOLLOWS
 
 
-def verdict_word(report: Findings) -> str:
-    """The verdict in a word or three: the two kinds of difference are told apart.
+def verdict_word(findings: Findings) -> str:
+    """Return the verdict in one to three words; "different in rounding" if every difference is numeric.
 
     >>> verdict_word(Findings("port.py", 2, 10, "float64"))
     'incomplete'
     """
-    if report.verdict == "different" and is_numeric(report):
+    if findings.verdict == "different" and is_numeric(findings):
         return "different in rounding"
-    return report.verdict
+    return findings.verdict
 
 
-def is_numeric(report: Findings) -> bool:
-    """Whether both sides mean the same and only round differently."""
-    return bool(report.differences) and all(found.kind == "numeric" for found in report.differences)
+def is_numeric(findings: Findings) -> bool:
+    """Return whether all differences are rounding."""
+    return bool(findings.differences) and all(d.kind == "numeric" for d in findings.differences)
 
 
-def sentence(report: Findings) -> str:
-    """The verdict: what differs, where first, why; or how equal the two are."""
-    if not report.differences:
-        return _agreement(report)
-    found = report.differences[0]
-    text = f"{where(found)}{_why(found)}"
-    if len(report.differences) > 1:
-        text += f" {count(len(report.differences) - 1, 'further difference')} below."
+def sentence(findings: Findings) -> str:
+    """Return the verdict in a sentence: the first difference and its cause, or the largest residual if equal."""
+    if not findings.differences:
+        return _agreement(findings)
+    first = findings.differences[0]
+    text = f"{where(first)}{_why(first)}"
+    if len(findings.differences) > 1:
+        text += f" {count(len(findings.differences) - 1, 'further difference')} below."
     return text
 
 
-def where(found: Difference) -> str:
-    """Which stage differs, and where it is first seen.
+def where(difference: Difference) -> str:
+    """Return which stage differs, and the first step and tensor.
 
     >>> where(Difference("update", 1, "fc1.weight", 0.1, 1e-12))
     'The update differs, first at step 1 in fc1.weight'
     """
-    name = STAGE_NAMES[found.stage]
+    name = STAGE_NAMES[difference.stage]
     plural = name.endswith("s") and not name.endswith("ss")
-    verb = "round" if found.kind == "numeric" else "differ"
-    manner = " differently" if found.kind == "numeric" else ""
-    tensor = f" in {found.tensor}" if found.tensor else ""
-    return f"The {name} {verb}{'' if plural else 's'}{manner}, first at step {found.step}{tensor}"
+    verb = "round" if difference.kind == "numeric" else "differ"
+    manner = " differently" if difference.kind == "numeric" else ""
+    tensor = f" in {difference.tensor}" if difference.tensor else ""
+    return f"The {name} {verb}{'' if plural else 's'}{manner}, first at step {difference.step}{tensor}"
 
 
 def groups(differences: Sequence[Difference]) -> list[list[Difference]]:
-    """Differences that are shown at one place, which has several causes."""
-    found = itertools.groupby(differences, lambda d: (d.stage, d.step, d.tensor, d.kind))
-    return [list(group) for _, group in found]
+    """Group consecutive differences at the same place, which differ in their cause only."""
+    grouped = itertools.groupby(differences, lambda d: (d.stage, d.step, d.tensor, d.kind))
+    return [list(group) for _, group in grouped]
 
 
-def _why(found: Difference) -> str:
-    if found.cause is None:
-        layer = f" The forward pass parts at {found.layer.torch}." if found.layer else ""
-        return f"; no known fault explains it.{layer}"
-    if len(found.cause.says) > 1:
-        return f". This run cannot tell apart: {'; or '.join(found.cause.says)}."
-    return f": {found.cause.says[0]}."
+def _why(difference: Difference) -> str:
+    cause, layer = difference.cause, difference.layer
+    if cause is None:
+        diverges = f" The forward pass diverges at {layer.torch}." if layer else ""
+        return f"; no known fault explains it.{diverges}"
+    if len(cause.says) > 1:
+        return f". This run cannot tell these causes apart: {'; or '.join(cause.says)}."
+    return f": {cause.says[0]}."
 
 
-def _agreement(report: Findings) -> str:
+def _agreement(findings: Findings) -> str:
     parts = []
-    if report.problems:
-        parts.append("Not all could be compared." if any(map(steps_compared, report.stages.values())) else "")
-    parts.append(_largest(report))
-    if report.unseen:
-        parts.append(f"The port does not show its {', '.join(STAGE_NAMES[stage] for stage in report.unseen)}.")
-    if report.rate_rounding > RATE_TOLD:
-        parts.append(f"Its learning rate is computed in float32, {report.rate_rounding:.0e} off, which is allowed for.")
+    if findings.problems:
+        parts.append("Not everything could be compared." if any(map(steps_compared, findings.stages.values())) else "")
+    parts.append(_largest(findings))
+    if findings.unseen:
+        parts.append(f"The port does not show its {', '.join(STAGE_NAMES[stage] for stage in findings.unseen)}.")
+    if findings.rate_rounding > RATE_MENTIONED:
+        off = f"{findings.rate_rounding:.0e}"
+        parts.append(f"The port computes its learning rate in float32, off by {off}, which is allowed for.")
     return " ".join(filter(None, parts))
 
 
-def _largest(report: Findings) -> str:
-    """How equal all stages are."""
-    found = {stage: (*worst(result), steps_compared(result)) for stage, result in report.stages.items()}
-    found = {stage: values for stage, values in found.items() if values[-1]}
-    if not found:
+def _largest(findings: Findings) -> str:
+    """Return the largest residual of all stages in a sentence."""
+    compared = {stage: result for stage, result in findings.stages.items() if steps_compared(result)}
+    if not compared:
         return "Nothing was compared."
-    stage = max(found, key=lambda stage: found[stage][0])
-    value, step, _ = found[stage]
+    stage = max(compared, key=lambda stage: worst(compared[stage])[0])
+    value, step = worst(compared[stage])
+    steps = max(map(steps_compared, compared.values()))
     at = f", in the {STAGE_NAMES[stage]} at step {step}" if value > 0 else ""
     return (
-        f"In {count(len(found), 'stage')} of {count(max(seen for *_, seen in found.values()), 'step')} on "
-        f"{count(report.world_size, 'replica')} nothing differs: the largest residual is {number(value)}{at}, where "
-        f"{number(report.stages[stage].allowed)} is allowed."
+        f"Nothing differs in {count(len(compared), 'stage')} of {count(steps, 'step')} on "
+        f"{count(findings.world_size, 'replica')}: the largest residual is {number(value)}{at}, and "
+        f"{number(compared[stage].allowed)} is allowed."
     )
 
 
 def evidence(causes: Sequence[Cause]) -> str:
-    """What speaks for a cause, or for several that are there at once.
+    """Return the residual that one cause leaves, or several together, and that of the next best explanation.
 
     >>> evidence([Cause(("nesterov",), ("Nesterov momentum",), ("nesterov=False",), 2e-15, ("dampening", 4e-2))])
-    'planted in the reference, it leaves 2e-15; the next best, dampening, leaves 0.04'
+    'planted in the reference: residual 2e-15; next best: dampening, residual 0.04'
     """
     cause = causes[0]
-    subject = "it leaves" if len(cause.names) == 1 else "each leaves at most"
+    planted, at_most = "planted", ""
     if len(causes) > 1:
-        subject = "they leave together"
-    text = f"planted in the reference, {subject} {number(cause.residual)}"
+        planted = "planted together"
+    elif len(cause.names) > 1:
+        planted, at_most = "each planted", "at most "
+    text = f"{planted} in the reference: residual {at_most}{number(cause.residual)}"
     if cause.runner_up is None:
-        return f"{text}; no other was near"
-    return f"{text}; the next best, {cause.runner_up[0]}, leaves {number(cause.runner_up[1])}"
+        return f"{text}; no other explanation comes near"
+    return f"{text}; next best: {cause.runner_up[0]}, residual {number(cause.runner_up[1])}"
 
 
 def blame(layer: Layer, allowed: float) -> str:
-    """Whether the layer itself differs, or what lies before it."""
-    before = f"{layer.before}, the last that is equal" if layer.before else "the model's input"
+    """Return in a sentence whether the layer itself differs, or something before it."""
+    before = f"{layer.before}, the last equal layer" if layer.before else "the model's input"
     if layer.input_residual is None:
         return f"It comes after {before}."
     if layer.input_residual <= allowed:
         return f"Its input is equal ({number(layer.input_residual)}), so the layer itself differs."
-    return f"Its input differs already ({number(layer.input_residual)}): look between it and {before}."
+    return f"Its input already differs ({number(layer.input_residual)}): look between this layer and {before}."
 
 
 def ratio(result: Numerics) -> float:
-    """How many times as far from the truth jax is as torch; 1 where both are exact.
+    """Return jax's float32 error over torch's; 1 if both are exact.
 
     >>> ratio(Numerics(3e-7, 2e-7, 3.0)), ratio(Numerics(0.0, 0.0, 3.0)), ratio(Numerics(1e-9, 0.0, 3.0))
     (1.5, 1.0, inf)

@@ -1,4 +1,4 @@
-"""What a terminal shows of a check, the words for it, and the JSON file."""
+"""The text of a report, the words that it shares with the page, and the JSON file."""
 
 import dataclasses
 import json
@@ -16,11 +16,11 @@ from tests.support.report_cases import EQUAL, INCOMPLETE, NUMERIC, SAMPLES, SEMA
 
 every_sample = pytest.mark.parametrize("report", SAMPLES.values(), ids=SAMPLES)
 
-# The terminal
+# Text
 
 
 @every_sample
-def test_text_is_short_and_harmless(report):
+def test_text_is_short_and_printable(report):
     lines = console.to_text(report).splitlines()
     assert len(lines) <= 25
     assert max(map(len, lines)) <= console.LINE
@@ -28,28 +28,29 @@ def test_text_is_short_and_harmless(report):
 
 
 @pytest.mark.parametrize(
-    ("report", "told"),
+    ("report", "expected"),
     [
-        (EQUAL, ["optimizer state     6e-16      2    1e-12  equal                fc.weight", "equal: In 10 stages"]),
-        (SEMANTIC, ["different: The update differs, first at step 1 in fc.weight: 6.6e-4, allowed 1e-12"]),
+        (EQUAL, ["optimizer state     6e-16      2    1e-12  equal                fc.weight"]),
+        (EQUAL, ["equal: Nothing differs in 10 stages"]),
+        (SEMANTIC, ["different: The update differs, first at step 1 in fc.weight: residual 6.6e-4, allowed 1e-12"]),
         (
             SEMANTIC,
-            ["  cause  weight decay 0.0001, the reference has 0.01  [decay_value]", "  fix    give it explicitly"],
+            ["  cause  weight decay 0.0001, the reference has 0.01  [decay_value]", "  fix    set it explicitly"],
         ),
-        (SEMANTIC, ["  proof  planted in the reference, it leaves 2e-15; the next best, decay_mask, leaves 3e-4"]),
+        (SEMANTIC, ["  proof  planted in the reference: residual 2e-15; next best: decay_mask, residual 3e-4"]),
         (UNEXPLAINED, ["  cause  unexplained", "  layer  blocks.0.gelu (flax: blocks_0/gelu)", "not seen"]),
         (NUMERIC, ["different in rounding: ", "gradients            3e-6      2     3e-7  rounds differently"]),
         (
             INCOMPLETE,
-            ["incomplete: Not all could be compared. ", "problem: flax: step 3", "problem: port: flax_restore"],
+            ["incomplete: Not everything could be compared. ", "problem: flax: step 3", "problem: port: flax_restore"],
         ),
     ],
     ids=lambda value: value[0][:30] if isinstance(value, list) else "",
 )
-def test_text_tells(report, told):
+def test_text_contains_stages_causes_and_problems(report, expected):
     text = console.to_text(report)
-    for words_told in told:
-        assert words_told in text
+    for line in expected:
+        assert line in text
 
 
 def test_many_differences_and_problems_are_counted():
@@ -61,16 +62,17 @@ def test_many_differences_and_problems_are_counted():
     assert "problem: and 5 others" in text
 
 
-def test_causes_of_one_place_stand_together():
-    (found,) = SEMANTIC.differences[:1]
-    assert found.cause is not None
-    other = dataclasses.replace(found, cause=dataclasses.replace(found.cause, says=("eps 1e-6",)))
-    text = console.to_text(dataclasses.replace(SEMANTIC, differences=(found, other)))
-    assert text.count("\ndifferent: ") == 1 and text.count("  proof  ") == 1 and "they leave together" in text
+def test_causes_at_one_place_are_shown_together():
+    (first,) = SEMANTIC.differences[:1]
+    assert first.cause is not None
+    second = dataclasses.replace(first, cause=dataclasses.replace(first.cause, says=("eps 1e-6",)))
+    text = console.to_text(dataclasses.replace(SEMANTIC, differences=(first, second)))
+    assert text.count("\ndifferent: ") == text.count("  proof  ") == 1
     assert "  and    eps 1e-6  [" in text
+    assert "  proof  planted together in the reference: " in text
 
 
-def test_long_messages_are_shortened():
+def test_a_long_message_keeps_its_beginning_and_its_end():
     problem = dataclasses.replace(INCOMPLETE.problems[0], message=f"begin {10_000 * 'x'} end")
     lines = console.to_text(dataclasses.replace(INCOMPLETE, problems=(problem,))).splitlines()
     assert len(lines) <= 25
@@ -78,7 +80,7 @@ def test_long_messages_are_shortened():
     assert lines[-2].endswith("end")
 
 
-def test_table_is_printed_as_it_is_made():
+def test_table_yields_each_row_as_soon_as_it_is_checked():
     made = []
 
     def rows():
@@ -102,7 +104,7 @@ def test_table_is_printed_as_it_is_made():
     assert rest[-1] == "2 checks, all equal, 5.0 s; the largest residual is 9e-16"
 
 
-def test_table_names_what_is_not_equal():
+def test_table_summary_names_the_checks_that_are_not_equal():
     different = console.Row(
         "mlp", "adam", "", 2, {"update": 0.1, "samples": 0.0, "hyperparameters": math.inf}, "different"
     )
@@ -113,7 +115,7 @@ def test_table_names_what_is_not_equal():
     assert list(console.table([]))[-1] == "nothing was checked"
 
 
-# What both are made of
+# The words of the text and the page
 
 
 def test_status_of_a_stage():
@@ -140,58 +142,58 @@ def test_status_of_a_stage():
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("changed", "expected"),
     [
         ({"input_residual": 3e-16}, "the layer itself differs"),
-        ({"input_residual": 1e-3}, "differs already (1e-3): look between it and blocks.0.norm1"),
+        ({"input_residual": 1e-3}, "already differs (1e-3): look between this layer and blocks.0.norm1"),
         ({"input_residual": 1e-3, "before": ""}, "the model's input"),
         ({"input_residual": None}, "comes after blocks.0.norm1"),
     ],
     ids=str,
 )
-def test_blame(changed, told):
+def test_blame_depends_on_the_input_of_the_layer(changed, expected):
     layer = dataclasses.replace(UNEXPLAINED.differences[0].layer, **changed)
-    assert told in words.blame(layer, 1e-12)
+    assert expected in words.blame(layer, 1e-12)
 
 
 # JSON
 
 
 @every_sample
-def test_json_brings_back_every_bit(report):
+def test_json_round_trip_keeps_every_bit(report):
     text = data.to_json(report)
     text.encode("ascii")
-    found = data.from_json(text)
-    assert repr(found) == repr(report)  # NaN is not equal to itself; repr shows every bit and type
-    assert data.to_json(found) == text
+    decoded = data.from_json(text)
+    assert repr(decoded) == repr(report)  # NaN is not equal to itself; repr shows every bit and type
+    assert data.to_json(decoded) == text
 
 
-def test_json_takes_numpys_numbers():
+def test_json_accepts_numpy_numbers():
     result = StageResult(np.float32(0.1), (np.float64(1e-16), np.inf), {"w": ((np.int64(3),), 0)})
-    found = data.from_json(data.to_json(Report("p.py", 2, 1, "float64", {"update": result})))
-    assert found.stages["update"] == result
-    assert type(found.stages["update"].tensors["w"][1]) is float
+    decoded = data.from_json(data.to_json(Report("p.py", 2, 1, "float64", {"update": result})))
+    assert decoded.stages["update"] == result
+    assert type(decoded.stages["update"].tensors["w"][1]) is float
 
 
-def spoiled(**changed) -> str:
+def malformed(**changed) -> str:
     return json.dumps({**json.loads(data.to_json(SEMANTIC)), **changed})
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "is not JSON"),
-        ("[" * 100_000, "is not JSON"),
-        ("[]", "its format is None"),
-        (spoiled(format="jaxddp.parity report 2"), "should be 'jaxddp.parity report 1'"),
-        (spoiled(more=1), r"report: its fields should be port, .*more"),
-        (spoiled(steps="10"), "report.steps: is '10', and should be of type int"),
-        (spoiled(seconds="NaN"), "report.seconds: is 'NaN', and should be of type float"),
-        (spoiled(losses=[[1.0]]), r"report.losses\[0\]: has 1 entries, and should have 2"),
-        (spoiled(stages={"update": None}), "report.stages.update: is None, and should be of type dict"),
+        ("{", "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ("[]", "format is None"),
+        (malformed(format="jaxddp.parity report 2"), "must be 'jaxddp.parity report 1'"),
+        (malformed(more=1), r"report: fields are .*more; must be port, "),
+        (malformed(steps="10"), "report.steps: is '10'; must be of type int"),
+        (malformed(seconds="NaN"), "report.seconds: is 'NaN'; must be of type float"),
+        (malformed(losses=[[1.0]]), r"report.losses\[0\]: has 1 entries; must have 2"),
+        (malformed(stages={"update": None}), "report.stages.update: is None; must be of type dict"),
     ],
     ids=lambda value: value[:30],
 )
-def test_spoiled_json_is_refused(text, message):
+def test_malformed_json_is_refused(text, message):
     with pytest.raises(InputError, match=message):
         data.from_json(text)

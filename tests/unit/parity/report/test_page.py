@@ -1,4 +1,4 @@
-"""What the reader of a check sees, for reports of every kind."""
+"""The HTML page and its plots, for reports of every kind."""
 
 import dataclasses
 import html.parser
@@ -20,12 +20,12 @@ every_sample = pytest.mark.parametrize("report", SAMPLES.values(), ids=SAMPLES)
 
 
 class Document(html.parser.HTMLParser):
-    """A page's elements as (name, attributes), its text, and whether all that opens is closed."""
+    """Elements of a page as (name, attributes), and its text; every opened element must be closed."""
 
     def __init__(self, text: str):
         super().__init__()
         self.elements: list[tuple[str, dict]] = []
-        self.boxes: list[tuple[str, dict]] = []  # of each element, what it stands in
+        self.boxes: list[tuple[str, dict]] = []  # parent of each element
         self.texts: list[tuple[str, str]] = []
         self.open: list[tuple[str, dict]] = []
         self.feed(text)
@@ -49,23 +49,23 @@ class Document(html.parser.HTMLParser):
 
     @property
     def text(self) -> str:
-        """What a reader sees."""
+        """Text that a reader sees."""
         return re.sub(r"\s+", " ", "".join(text for where, text in self.texts if where not in ("style", "title")))
 
 
-def svg_of(picture: str) -> ElementTree.Element:
-    return ElementTree.fromstring(picture)
+def svg_of(plot: str) -> ElementTree.Element:
+    return ElementTree.fromstring(plot)
 
 
-def of_class(picture: str, name: str) -> list[ElementTree.Element]:
-    return [element for element in svg_of(picture).iter() if name in element.get("class", "").split()]
+def of_class(plot: str, name: str) -> list[ElementTree.Element]:
+    return [element for element in svg_of(plot).iter() if name in element.get("class", "").split()]
 
 
 # The page
 
 
 @every_sample
-def test_page_stands_by_itself(report):
+def test_page_is_self_contained_and_runs_no_script(report):
     text = page.to_html(report)
     text.encode("utf-8")
     document = Document(text)
@@ -81,7 +81,7 @@ def test_page_stands_by_itself(report):
 
 
 @every_sample
-def test_page_can_be_read_without_seeing_it(report):
+def test_page_works_with_a_screen_reader_and_a_keyboard(report):
     document = Document(page.to_html(report))
     for svg in document.named("svg"):
         assert svg["role"] == "img"
@@ -89,48 +89,49 @@ def test_page_can_be_read_without_seeing_it(report):
     for heading in document.named("th"):
         assert heading["scope"] in ("row", "col")
     for (name, _), (_, box) in zip(document.elements, document.boxes, strict=True):
-        if name in ("table", "pre"):  # wider than a phone: it scrolls, and the keyboard can scroll it
+        if name in ("table", "pre"):  # wider than a phone, so it scrolls, also from the keyboard
             assert (box["class"], box["role"], box["tabindex"]) == ("scroll", "region", "0")
             assert box["aria-label"]
 
 
 @pytest.mark.parametrize(
-    ("report", "told"),
+    ("report", "expected"),
     [
-        (EQUAL, ["Equal", "In 10 stages of 10 steps on 2 replicas nothing differs", "where 1e-12 is allowed"]),
+        (EQUAL, ["Equal", "Nothing differs in 10 stages of 10 steps on 2 replicas", "and 1e-12 is allowed"]),
         (SEMANTIC, ["Different", "The update differs, first at step 1 in fc.weight: weight decay 0.0001", "Semantic:"]),
-        (SEMANTIC, ["To mend it: give it explicitly", "decay_value", "6.6e-4", "next best: decay_mask", "2.1e-15"]),
-        (UNEXPLAINED, ["no known fault explains it", "parts at blocks.0.gelu", "1 further difference below"]),
+        (SEMANTIC, ["Fix: set it explicitly", "decay_value", "6.6e-4", "next best: decay_mask", "2.1e-15"]),
+        (UNEXPLAINED, ["no known fault explains it", "diverges at blocks.0.gelu", "1 further difference below"]),
         (UNEXPLAINED, ["(8, 32, 14, 14)", "(8, 14, 14, 32)", "[3, 17, 0, 9]-0.17004-0.16992", "layer itself"]),
-        (UNEXPLAINED, ["not seen", "differs too", "Replicas 0 and 1 alike."]),
-        (NUMERIC, ["Different in rounding", "round differently", "Numeric:", "cannot tell", "204", "✗ further"]),
+        (UNEXPLAINED, ["not seen", "differs too", "allowed 1e-12; the replicas differ from each other"]),
+        (NUMERIC, ["Different in rounding", "round differently", "Numeric:", "cannot tell", "204"]),
+        (NUMERIC, ["✗ rounds differently"]),
         (INCOMPLETE, ["Incomplete", "flax: step 3: hangs: no answer within 60 s", "2/10 steps", "not compared"]),
-        (INCOMPLETE, ["What could not be done", "port: flax_restore: ValueError: the saved state has no 'nu'"]),
+        (INCOMPLETE, ["Problems", "port: flax_restore: ValueError: the saved state has no 'nu'"]),
         (HUGE, ["8 replicas, 300 steps", "first at step 101", "188 further tensors", "1234.5"]),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
-def test_page_tells(report, told):
+def test_page_contains_verdict_causes_and_problems(report, expected):
     text = Document(page.to_html(report)).text
-    for words_told in told:
-        assert words_told in text
+    for line in expected:
+        assert line in text
 
 
-def test_page_says_nothing_of_differences_where_there_are_none():
+def test_page_of_equal_sides_mentions_no_difference():
     text = Document(page.to_html(EQUAL)).text
-    for word in ("Semantic", "Numeric", "✗", "▲", "Evidence", "What could not be done"):
-        assert word.lower() not in text.replace(" ▲ is beyond what is allowed", "").lower()
+    for word in ("Semantic", "Numeric", "✗", "▲", "Evidence", "Problems"):
+        assert word.lower() not in text.replace(" ▲ exceeds the allowed residual", "").lower()
 
 
 def test_worst_tensor_comes_first_and_is_marked():
     document = Document(page.to_html(HUGE))
-    table = document.text.partition("Worst residual of any step")[2]
+    table = document.text.partition("Worst residual over all steps")[2]
     assert table.index(HUGE.differences[0].tensor) < table.index("transformer.h.0.")
-    assert table.count("▲ 7e-4") == 2  # its worst, and at its stage
+    assert table.count("▲ 7e-4") == 2  # as the worst of all stages, and in the column of its stage
     assert len(document.named("details")) == 2
 
 
-def test_hostile_names_are_shown_and_not_obeyed():
+def test_hostile_names_are_escaped():
     text = page.to_html(HARSH)
     assert not re.search("<script|[\x00-\x08\x0b-\x1f\ud800-\udfff]", text)
     shown = HOSTILE.partition("\x1b")[0]
@@ -143,7 +144,7 @@ def test_attributes_are_escaped():
     assert Document(tag("p", title=HOSTILE[:20])).elements == [("p", {"title": HOSTILE[:20]})]
 
 
-def test_every_style_stays_inside_the_report():
+def test_styles_apply_inside_the_report_only():
     text = page.notebook(SEMANTIC)
     style = re.sub(r"/\*.*?\*/", "", text.partition("<style>")[2].partition("</style>")[0], flags=re.S)
     selectors = [selector.strip() for selector in re.findall(r"([^{}]+)\{", style)]
@@ -157,7 +158,7 @@ def test_every_style_stays_inside_the_report():
     assert not document.named("html") + document.named("body")
 
 
-def test_pairs_of_faults_are_linked_to_where_they_were_met():
+def test_a_pair_of_faults_is_linked_to_public_reports():
     cause = Cause(("check_vma + nesterov",), ("both",), ("neither",), 1e-15)
     report = dataclasses.replace(SEMANTIC, differences=(dataclasses.replace(SEMANTIC.differences[0], cause=cause),))
     links = Document(page.to_html(report)).named("a")
@@ -174,28 +175,28 @@ def test_code_is_set_as_code():
     assert re.sub("<.*?>", "", with_code(line)) == line
 
 
-# Pictures
+# Plots
 
 
-def test_picture_marks_what_is_beyond_and_where_it_begins():
+def test_plot_marks_residuals_above_the_allowed_one_and_the_first_difference():
     axis = ResidualAxis.over([1e-16, 1e-3])
-    picture = draw_residuals([1e-16, math.nan, 1e-3, 1e-3], axis, "update", 1e-12, first=3)
-    assert len(of_class(picture, "within")) == 1
-    assert len(of_class(picture, "beyond")) == 2
-    (ring,) = (element for element in of_class(picture, "first") if element.tag == "circle")
+    plot = draw_residuals([1e-16, math.nan, 1e-3, 1e-3], axis, "update", 1e-12, first=3)
+    assert len(of_class(plot, "within")) == 1
+    assert len(of_class(plot, "beyond")) == 2
+    (ring,) = (element for element in of_class(plot, "first") if element.tag == "circle")
     assert float(ring.get("cy")) == pytest.approx(axis.y(1e-3), abs=0.01)
-    assert "step 3: 1.0e-3" in "".join(svg_of(picture).itertext())
-    assert of_class(picture, "line")[0].get("d").count("M") == 2  # a gap where the step was not compared
+    assert "step 3: 1.0e-3" in "".join(svg_of(plot).itertext())
+    assert of_class(plot, "line")[0].get("d").count("M") == 2  # a gap where the step was not compared
 
 
-def test_picture_of_many_steps_is_a_line():
+def test_plot_of_many_steps_is_a_line():
     residuals = [1e-16] * MOST_MARKERS + [1e-3]
-    picture = draw_residuals(residuals, ResidualAxis.over(residuals), "update", 1e-12)
-    assert not of_class(picture, "within")
-    assert len(of_class(picture, "beyond")) == 1
+    plot = draw_residuals(residuals, ResidualAxis.over(residuals), "update", 1e-12)
+    assert not of_class(plot, "within")
+    assert len(of_class(plot, "beyond")) == 1
 
 
-def test_heights_of_residuals():
+def test_axis_is_logarithmic_with_lines_for_zero_and_infinity():
     axis = ResidualAxis.over([0.0, 1e-20, 1e3, math.inf, math.nan])
     heights = [axis.y(value) for value in (math.inf, 1e3, 1.0, 1e-12, 1e-20, 0.0)]
     assert heights == sorted(heights)
@@ -218,15 +219,15 @@ def test_heights_of_residuals():
     ],
     ids=str,
 )
-def test_losses_of_every_size_stay_in_the_picture(losses):
-    picture = draw_losses(losses)
-    for element in svg_of(picture).iter():
+def test_losses_of_every_size_stay_in_the_plot(losses):
+    plot = draw_losses(losses)
+    for element in svg_of(plot).iter():
         for name in ("y", "y1", "y2"):
             assert -1 <= float(element.get(name, 0)) <= 210
         for place in re.findall(r"[ML][\d.-]+ ([\d.-]+)", element.get("d", "")):
             assert -1 <= float(place) <= 210
 
 
-def test_small_losses_have_an_axis():
+def test_axis_of_small_losses_has_round_values():
     texts = [element.text for element in svg_of(draw_losses([(1e-14, 5e-14), (1e-14, 4e-14)])).iter("text")]
     assert texts[:5] == ["1e-14", "2e-14", "3e-14", "4e-14", "5e-14"]
