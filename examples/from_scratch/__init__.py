@@ -1,10 +1,10 @@
-"""DistributedDataParallel written from nothing, in JAX and in PyTorch, step by step.
+"""DistributedDataParallel written from scratch, in JAX and in PyTorch, step by step.
 
     python -m examples.from_scratch
 
-problem.py and loops.py know no framework: what is learned, and the loops that train it. skeleton.py is what
-the two SimpleDDP have in common; in_jax.py and in_torch.py are what each framework adds to it. course.py goes
-through the steps on either side, and claims.py says what has come of them.
+problem.py (the task) and loops.py (the training loops) need no framework. skeleton.py holds what both SimpleDDP
+classes share; in_jax.py and in_torch.py complete it. course.py runs the steps in either framework, and claims.py
+checks the results.
 """
 
 from examples.entry import Example

@@ -1,4 +1,4 @@
-"""Goes through the course on two replicas, in JAX and in PyTorch."""
+"""Run the course on two replicas, in JAX and in PyTorch."""
 
 import sys
 from collections.abc import Sequence
@@ -13,19 +13,19 @@ from examples.from_scratch.skeleton import Place
 from jaxddp import Replicas, prepare
 from jaxddp.cli import one_line_errors, parse_plain
 
-MRPC = 3668  # sentence pairs to train on in the document
+MRPC = 3668  # sentence pairs in the document's training set
 
 
 @dataclass(frozen=True)
 class Options:
-    """DDP from scratch: every step of it on two replicas, in JAX and in PyTorch."""
+    """Build DDP from scratch, step by step, on two replicas in JAX and in PyTorch."""
 
     platform: Literal["cpu", "gpu"] = "cpu"
-    """Where the two replicas are."""
+    """Platform of the two replicas."""
 
 
 def main(options: Options) -> int:
-    """Print what each step shows; return the number of claims that do not hold."""
+    """Print every step; return the number of claims that do not hold."""
     replicas = Replicas(prepare(2, options.platform))
     jax = in_jax.run(replicas)
     torch_places, torch, torch_times = in_torch.run(options.platform)
@@ -37,27 +37,27 @@ def main(options: Options) -> int:
 
 
 def show_places(jax: Sequence[Place], torch: Sequence[Place]) -> None:
-    """Who is there."""
-    print("1  Who is there                rank  local rank  world size")
-    for side, places in (("JAX, one process for all", jax), ("torch, a process for each", torch)):
+    """Print the rank, local rank and world size of every replica."""
+    print("1  Replicas                    rank  local rank  world size")
+    for side, places in (("JAX, one process", jax), ("torch, a process per rank", torch)):
         for place in places:
             print(f"   {side:27}{place.rank:>5}{place.local_rank:>12}{place.world_size:>12}")
 
 
 def show_training(jax: Measured, torch: Measured) -> None:
-    """What the check says, what synchronisation does, and which loops are right."""
-    print("\n2  Seeds 0 and 1 instead of one for all")
+    """Print the check's error, the effect of synchronisation, and the steps of right and wrong loops."""
+    print("\n2  Seeds 0 and 1 instead of one seed for all replicas")
     print(f"   JAX    {jax.refusal}\n   torch  {torch.refusal}")
     print(f"\n3  Distance between the replicas after {STEPS} steps    JAX       torch")
-    for says, name in (("each with its own gradients", "apart"), ("all with their mean", "together")):
+    for says, name in (("each steps with its own gradients", "apart"), ("all step with the mean", "together")):
         print(f"   {says:46}{getattr(jax, name):<10.3g}{getattr(torch, name):.3g}")
-    print(f"\n4  Micro-batches of the optimizer steps, and those left over, of {STEPS}")
-    print(f"   step on the last of each group     {_taken(jax.taken)}")
-    print(f"   step on the first, as the document {_taken(jax.taken_on_first)}")
+    print(f"\n4  Micro-batches per optimizer step, and those left over, of {STEPS}")
+    print(f"   step on the last of each group               {_taken(jax.taken)}")
+    print(f"   step on the first, as in the document        {_taken(jax.taken_on_first)}")
 
 
 def show_shards() -> None:
-    """How many steps each rank makes."""
+    """Print the number of steps of each rank."""
     print("\n5  Steps of each rank in an epoch: batches of 8, incomplete ones dropped")
     for size, world_size in ((MRPC, 2), (MRPC, 3), (31, 2)):
         dealt = in_jax.sampler_steps(size, world_size, 8)
@@ -66,12 +66,12 @@ def show_shards() -> None:
 
 
 def show_times(jax: dict[str, float], torch: dict[str, float]) -> None:
-    """What synchronisation costs."""
+    """Print the duration of a step with and without synchronisation."""
     print(f"\n6  Milliseconds per step, {TIMED_BATCH} examples per replica    JAX       torch")
-    says = {"one": "one replica", "apart": "two, each for itself", "together": "two, synchronised"}
-    for name, who in says.items():
-        print(f"   {who:46}{jax[name]:<10.3g}{torch[name]:.3g}")
-    print("   The document times the second: two replicas that train two models.\n")
+    says = {"one": "one replica", "apart": "two, not synchronised", "together": "two, synchronised"}
+    for name, label in says.items():
+        print(f"   {label:46}{jax[name]:<10.3g}{torch[name]:.3g}")
+    print("   The document times the second line: two replicas that train two models.\n")
 
 
 def _taken(taken: Sequence[int]) -> str:

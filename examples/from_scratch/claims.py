@@ -1,4 +1,4 @@
-"""What the course claims, from what was measured on both sides."""
+"""Claims of the course, checked against the measurements of both frameworks."""
 
 from collections.abc import Callable, Sequence
 
@@ -8,55 +8,55 @@ from examples.from_scratch import in_jax, in_torch
 from examples.from_scratch.course import Measured
 from examples.from_scratch.problem import ACCUMULATION, PLAIN, ROUNDING, contiguous_steps
 
-SIZES = range(1, 1001)  # of data sets
+SIZES = range(1, 1001)  # data-set sizes
 WORLD_SIZE, BATCH_SIZE = 2, 8
 
 StepsOf = Callable[[int, int, int], Sequence[int]]
 
 
 def claims(jax: Measured, torch: Measured) -> list[Claim]:
-    """All claims, in the order of the course."""
+    """Return all claims, in the order of the course."""
     apart = furthest(jax.parameters, torch.parameters)
     dealt = [out_of_step(deal.sampler_steps) for deal in (in_jax, in_torch)]
     pieces = out_of_step(contiguous_steps)
     return [
-        _claim("replicas of one seed are equal", "alike", jax, torch, lambda found: found == 0),
+        _claim("replicas with the same seed are equal", "alike", jax, torch, lambda value: value == 0),
         Claim(
-            "replicas of two seeds are refused, for the same reason",
+            "replicas with two seeds are refused, with the same error",
             jax.refusal == torch.refusal != "",
             *(_shown_refusal(side.refusal) for side in (jax, torch)),
         ),
-        _claim("without synchronisation replicas drift apart", "apart", jax, torch, lambda found: found > PLAIN),
-        _claim("with it they stay equal, to the last bit", "together", jax, torch, lambda found: found == 0),
-        _rounding("SimpleDDP is DataParallel, and DistributedDataParallel", "real", jax, torch),
-        Claim("JAX's parameters are torch's", apart < ROUNDING, jax=apart),
-        _rounding("accumulated right, a step is one on the whole batch", "accumulated", jax, torch),
-        _wrong("never divided by the micro-batches, it is not", "undivided", jax, torch),
-        _rounding(f"but one at {ACCUMULATION} times the rate", "higher_rate", jax, torch),
-        _wrong("on the first micro-batch of each group, it is not", "on_first", jax, torch),
-        _wrong("with both, as in the document, it is not", "both", jax, torch),
+        _claim("without synchronisation replicas drift apart", "apart", jax, torch, lambda value: value > PLAIN),
+        _claim("with synchronisation they stay equal, bit for bit", "together", jax, torch, lambda value: value == 0),
+        _rounding("SimpleDDP equals DataParallel and DistributedDataParallel", "real", jax, torch),
+        Claim("JAX's parameters equal torch's", apart < ROUNDING, jax=apart),
+        _rounding("an accumulated step equals a step on the whole batch", "accumulated", jax, torch),
+        _wrong("but not if the loss is never divided by the micro-batches", "undivided", jax, torch),
+        _rounding(f"that mistake equals {ACCUMULATION} times the learning rate", "higher_rate", jax, torch),
+        _wrong("nor if it steps on the first micro-batch of each group", "on_first", jax, torch),
+        _wrong("nor with both mistakes, as in the document", "both", jax, torch),
         Claim(f"contiguous shards put ranks out of step ({len(SIZES)} sizes)", pieces > 0, *2 * (f"{pieces}",)),
         Claim("DistributedSampler never does", dealt == [0, 0], *map(float, dealt)),
     ]
 
 
 def out_of_step(steps_of: StepsOf) -> int:
-    """For how many of `SIZES` ranks would make unequal numbers of steps: then the one with more waits for ever."""
+    """Count the `SIZES` for which ranks take unequal numbers of steps; the rank with more would wait forever."""
     return sum(len(set(steps_of(size, WORLD_SIZE, BATCH_SIZE))) > 1 for size in SIZES)
 
 
 def _rounding(says: str, name: str, jax: Measured, torch: Measured) -> Claim:
-    return _claim(says, name, jax, torch, lambda found: found < ROUNDING)
+    return _claim(says, name, jax, torch, lambda value: value < ROUNDING)
 
 
 def _wrong(says: str, name: str, jax: Measured, torch: Measured) -> Claim:
-    return _claim(says, name, jax, torch, lambda found: found > PLAIN)
+    return _claim(says, name, jax, torch, lambda value: value > PLAIN)
 
 
 def _claim(says: str, name: str, jax: Measured, torch: Measured, holds: Callable[[float], bool]) -> Claim:
-    found = getattr(jax, name), getattr(torch, name)
-    return Claim(says, all(map(holds, found)), *found)
+    values = getattr(jax, name), getattr(torch, name)
+    return Claim(says, all(map(holds, values)), *values)
 
 
 def _shown_refusal(refusal: str) -> str:
-    return "refused" if refusal else "let pass"
+    return "refused" if refusal else "accepted"

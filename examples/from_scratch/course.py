@@ -1,4 +1,4 @@
-"""The steps of the course on one side: what each framework brings to it, and what is measured."""
+"""The steps of the course in one framework: the parts that differ between frameworks, and the measurements."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ from jaxddp.errors import TrainingError
 
 @dataclass(frozen=True)
 class Side:
-    """What a framework brings.
+    """A framework's parts of the course.
 
     Attributes:
-        simple: (seeds of the replicas, rate) -> a SimpleDDP before its first step.
-        real: (placed batches) -> the parameters after a step on each, by the framework's own data parallelism.
-        place: a batch of the problem, for `backward`.
+        simple: (seeds of the replicas, learning rate) -> a SimpleDDP before its first step.
+        real: (placed batches) -> parameters after a step on each, by `DataParallel` or `DistributedDataParallel`.
+        place: (batch of the problem) -> batch for `backward`.
     """
 
     simple: Callable[[Sequence[int], float], Skeleton]
@@ -28,18 +28,18 @@ class Side:
 
 @dataclass(frozen=True)
 class Measured:
-    """What came out. Differences are relative to the largest parameter, distances between replicas absolute.
+    """Measurements; differences are relative to the largest parameter, distances between replicas absolute.
 
     Attributes:
-        alike: distance between replicas of one seed.
-        refusal: what the check says of replicas of two seeds; "" if it lets them pass.
+        alike: distance between replicas with the same seed.
+        refusal: error of the check for replicas with two seeds; "" if there is none.
         apart, together: distance after training without and with synchronisation.
-        real: difference from the framework's own data parallelism.
-        accumulated, undivided, on_first, both: difference from steps on whole batches, of accumulation done right,
+        real: difference from `DataParallel` or `DistributedDataParallel`.
+        accumulated, undivided, on_first, both: difference from steps on whole batches, of correct accumulation,
             with either mistake, and with both.
         higher_rate: difference of undivided accumulation from steps on whole batches at `ACCUMULATION` times the rate.
-        taken, taken_on_first: of how many micro-batches the steps were; last those of which none was.
-        parameters: after training with synchronisation, by torch's names.
+        taken, taken_on_first: number of micro-batches in each step, followed by the number left over.
+        parameters: parameters after training with synchronisation, by torch's names.
     """
 
     alike: float
@@ -58,7 +58,7 @@ class Measured:
 
 
 def measure(side: Side) -> Measured:
-    """Go through all steps. In torch, every rank goes at once, and measures the same."""
+    """Run all steps. In torch, all ranks run them together and measure the same."""
     micro = [side.place(batch) for batch in batches()]
     whole = [side.place(batch) for batch in joined(batches())]
     rate = CONFIG.base_lr

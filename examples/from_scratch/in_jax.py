@@ -1,4 +1,4 @@
-"""SimpleDDP in JAX: one process holds all replicas, each with its own copy of the parameters."""
+"""SimpleDDP in JAX: one process holds all replicas, each with a copy of the parameters."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,12 +26,12 @@ from jaxddp.state import Params
 
 
 class Programs:
-    """What runs on each replica, compiled once for all that train the same model with the same optimizer.
+    """Compiled programs of a replica, shared by all SimpleDDPs with the same model and optimizer.
 
-    What a process holds in torch is here slice r of arrays (world_size, ...), on device r.
+    Slice r of each array (world_size, ...), on device r, holds what process r holds in torch.
 
     Args:
-        model: its values do not matter.
+        model: the model; its values are not used.
         optimizer: an optax transformation.
         replicas: the devices.
     """
@@ -42,46 +42,46 @@ class Programs:
         self._optimizer = optimizer
         self.replicas = replicas
         self.distances = replicas.map(_distances, (0,), 0)
-        self.start = replicas.map(self._started, (0,), 0)
-        self.add_gradients = replicas.map(self._added, (0, 0, 0, None), 0, donate=(1,))
+        self.start = replicas.map(self._start, (0,), 0)
+        self.add_gradients = replicas.map(self._add_gradients, (0, 0, 0, None), 0, donate=(1,))
         self.average = replicas.map(all_reduce_mean, (0,), 0, donate=(0,))
-        self.update = replicas.map(self._updated, (0, 0, 0), 0, donate=(0, 1, 2))
+        self.update = replicas.map(self._update, (0, 0, 0), 0, donate=(0, 1, 2))
 
-    def _started(self, params: Params) -> tuple[Any, Params]:
+    def _start(self, params: Params) -> tuple[Any, Params]:
         return self._optimizer.init(params), jax.tree.map(jnp.zeros_like, params)
 
-    def _added(self, params: Params, gathered: Params, batch: Batch, scale: jax.Array) -> Params:
+    def _add_gradients(self, params: Params, accumulated: Params, batch: Batch, scale: jax.Array) -> Params:
         gradients = jax.grad(self._mean_loss)(params, batch)
-        return jax.tree.map(lambda before, own: before + scale * own, gathered, gradients)
+        return jax.tree.map(lambda before, gradient: before + scale * gradient, accumulated, gradients)
 
     def _mean_loss(self, params: Params, batch: Batch) -> jax.Array:
         sums, _ = self._loss(params, self._buffers, batch)
         return sums["loss"] / sums["count"]
 
-    def _updated(self, params: Params, opt_state: Any, gradients: Params) -> tuple[Params, Any, Params]:
+    def _update(self, params: Params, opt_state: Any, gradients: Params) -> tuple[Params, Any, Params]:
         updates, opt_state = self._optimizer.update(gradients, opt_state, params)
         return optax.apply_updates(params, updates), opt_state, jax.tree.map(jnp.zeros_like, gradients)
 
 
 def _distances(params: Params) -> Params:
-    return jax.tree.map(lambda own, first: jnp.abs(own - first).max(), params, broadcast(params))
+    return jax.tree.map(lambda mine, first: jnp.abs(mine - first).max(), params, broadcast(params))
 
 
 class SimpleDDP(Skeleton):
     """Data parallelism in three programs: gradients, their mean, the update.
 
     Args:
-        copies: the model of each replica, in rank order; equal ones, or the check refuses them.
-        programs: for this model, on as many replicas.
-        dtype: of the parameters.
+        copies: each replica's model, in rank order; all must be equal.
+        programs: programs for this model on as many replicas.
+        dtype: dtype of the parameters.
 
     Raises:
         TrainingError: the copies differ.
     """
 
     def __init__(self, copies: Sequence[nnx.Module], programs: Programs, dtype: str):
-        own = [cast(Functional(copy).params, dtype) for copy in copies]
-        stacked = {name: np.stack([params[name] for params in own]) for name in own[0]}
+        of_copies = [cast(Functional(copy).params, dtype) for copy in copies]
+        stacked = {name: np.stack([params[name] for params in of_copies]) for name in of_copies[0]}
         self._programs, self._params = programs, programs.replicas.shard(stacked)
         self.check_replicas()
         self._opt_state, self._gradients = programs.start(self._params)
@@ -91,7 +91,7 @@ class SimpleDDP(Skeleton):
         return {torch_name(name): gaps.tolist() for name, gaps in self._programs.distances(self._params).items()}
 
     def backward(self, batch: Any, scale: float = 1.0) -> None:
-        """See `Skeleton`; leaves (world_size, B, ...), dealt by `Replicas.shard`."""
+        """See `Skeleton`; the batch has leaves (world_size, B, ...), placed by `Replicas.shard`."""
         self._gradients = self._programs.add_gradients(self._params, self._gradients, batch, scale)
 
     def average_gradients(self) -> None:
@@ -114,17 +114,15 @@ class SimpleDDP(Skeleton):
 
 
 def places(replicas: Replicas) -> list[Place]:
-    """Who each replica says it is; the local rank is the process's business, which drives several."""
-    told = replicas.map(lambda zero: (zero + rank(), zero + world_size()), (0,), 0)
-    numbers = told(replicas.shard(np.zeros(replicas.world_size, np.int32)))
-    local = range(len(replicas.local_ranks))
-    return [
-        Place(own, here, size) for own, here, size in zip(numbers[0].tolist(), local, numbers[1].tolist(), strict=True)
-    ]
+    """Ask each replica for its rank and world size; the local rank is its position in this process."""
+    program = replicas.map(lambda zero: (zero + rank(), zero + world_size()), (0,), 0)
+    ranks, sizes = program(replicas.shard(np.zeros(replicas.world_size, np.int32)))
+    local_ranks = range(len(replicas.local_ranks))
+    return [Place(*numbers) for numbers in zip(ranks.tolist(), local_ranks, sizes.tolist(), strict=True)]
 
 
 def simple(replicas: Replicas, seeds: Sequence[int], lr: float, config: TrainConfig = CONFIG) -> SimpleDDP:
-    """A SimpleDDP whose replica r has the weights that seeds[r] gives."""
+    """Build a SimpleDDP whose replica r has the initial weights of seeds[r]."""
     copies = [models.build(replace(config, seed=seed), datasets.load(config)) for seed in seeds]
     return SimpleDDP(copies, _programs(replicas, replace(config, lr=lr)), config.dtype)
 
@@ -135,7 +133,7 @@ def _programs(replicas: Replicas, config: TrainConfig) -> Programs:
 
 
 def real(replicas: Replicas, placed: Sequence[Any]) -> dict[str, np.ndarray]:
-    """The parameters after a step of jaxddp's own `DataParallel` on each batch."""
+    """Return the parameters after a step of `jaxddp.DataParallel` on each batch."""
     model = models.build(CONFIG, datasets.load(CONFIG))
     ddp = DataParallel(model, optim.from_config(CONFIG, 1), replicas=replicas, dtype=CONFIG.dtype)
     state = ddp.init()
@@ -145,17 +143,17 @@ def real(replicas: Replicas, placed: Sequence[Any]) -> dict[str, np.ndarray]:
 
 
 def run(replicas: Replicas) -> Measured:
-    """All steps of the course on these two replicas."""
+    """Run all steps of the course on two replicas."""
     with jax.enable_x64(True):
         return measure(Side(partial(simple, replicas), partial(real, replicas), replicas.shard))
 
 
 def times(replicas: Replicas) -> dict[str, float]:
-    """Milliseconds of a step, by who makes it: one replica, two without synchronisation, two with it."""
+    """Time a step in milliseconds: of one replica, of two without synchronisation, of two with it."""
     one = Replicas(replicas.devices[:1])
-    dealt = batches(TIMED, TIMED_STEPS)
-    alone = [one.shard({name: array[:1] for name, array in batch.items()}) for batch in dealt]
-    placed = [replicas.shard(batch) for batch in dealt]
+    on_host = batches(TIMED, TIMED_STEPS)
+    alone = [one.shard({name: array[:1] for name, array in batch.items()}) for batch in on_host]
+    placed = [replicas.shard(batch) for batch in on_host]
     apart = simple(replicas, (0, 0), TIMED.base_lr, TIMED)
     with apart.no_sync():
         without = milliseconds(apart, placed)
@@ -167,5 +165,5 @@ def times(replicas: Replicas) -> dict[str, float]:
 
 
 def sampler_steps(num_examples: int, world_size: int, batch_size: int) -> list[int]:
-    """Full batches of each rank if `DistributedSampler` deals."""
+    """Count the full batches of each rank under `DistributedSampler`."""
     return [len(DistributedSampler(num_examples, world_size, rank)) // batch_size for rank in range(world_size)]

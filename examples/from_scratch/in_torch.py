@@ -1,4 +1,4 @@
-"""SimpleDDP in PyTorch: one process for each replica."""
+"""SimpleDDP in PyTorch: one process per replica."""
 
 import os
 from collections.abc import Sequence
@@ -25,15 +25,15 @@ from torch_ref.losses import cross_entropy
 
 
 class SimpleDDP(Skeleton):
-    """Data parallelism in one collective: the gradients' mean.
+    """Data parallelism in one collective: the mean of the gradients.
 
     Args:
-        module: this rank's copy; equal to the other ranks', or the check refuses it.
-        optimizer: of its parameters.
-        world: the ranks.
+        module: this rank's copy of the model; must equal the other ranks' copies.
+        optimizer: optimizer of the module's parameters.
+        world: the ranks that train together.
 
     Raises:
-        TrainingError: on every rank, if the copies differ.
+        TrainingError: the copies differ; raised on every rank.
     """
 
     def __init__(self, module: nn.Module, optimizer: Optimizer, world: World):
@@ -45,7 +45,7 @@ class SimpleDDP(Skeleton):
         return {name: self._gap(parameter.detach()).tolist() for name, parameter in self.module.named_parameters()}
 
     def backward(self, batch: Any, scale: float = 1.0) -> None:
-        """See `Skeleton`; tensors (B, ...)."""
+        """See `Skeleton`; the batch holds tensors (B, ...)."""
         sums = cross_entropy(self.module, batch)
         (scale * sums["loss"] / sums["count"]).backward()
 
@@ -65,7 +65,7 @@ class SimpleDDP(Skeleton):
         return parameters(self.module)
 
     def wait(self) -> Self:
-        """See `Skeleton`; a CPU is done when it returns."""
+        """See `Skeleton`; on a CPU nothing is pending."""
         if self._world.device.type == "cuda":
             torch.cuda.synchronize(self._world.device)
         return self
@@ -76,30 +76,30 @@ class SimpleDDP(Skeleton):
 
 
 def parameters(module: nn.Module) -> dict[str, Tensor]:
-    """Copies of the parameters, by name, on the CPU."""
+    """Return copies of the parameters by name, on the CPU."""
     return {name: parameter.detach().cpu().clone() for name, parameter in module.named_parameters()}
 
 
 def place(world: World) -> Place:
-    """Who this rank is; ranks that torchrun has not started are all on this machine."""
+    """Return this rank's place; without torchrun all ranks are on this machine."""
     return Place(world.rank, int(os.environ.get("LOCAL_RANK", world.rank)), world.world_size)
 
 
 def on_rank(world: World, batch: Batch) -> dict[str, Tensor]:
-    """This rank's slice of a batch, as tensors on its device."""
-    own = {name: torch.from_numpy(array[world.rank]).to(world.device) for name, array in batch.items()}
-    return {**own, "y": own["y"].long()}
+    """Return this rank's slice of a batch, as tensors on its device."""
+    mine = {name: torch.from_numpy(array[world.rank]).to(world.device) for name, array in batch.items()}
+    return {**mine, "y": mine["y"].long()}
 
 
 def simple(world: World, seeds: Sequence[int], lr: float, config: TorchConfig = CONFIG) -> SimpleDDP:
-    """A SimpleDDP that has on rank r the weights that seeds[r] gives."""
+    """Build a SimpleDDP that has on rank r the initial weights of seeds[r]."""
     module = models.build(replace(config, seed=seeds[world.rank]), datasets.load(config)).to(world.device)
     optimizer, _ = optim.from_config(module.parameters(), replace(config, lr=lr), 1)
     return SimpleDDP(module, optimizer, world)
 
 
 def real(world: World, placed: Sequence[Any]) -> dict[str, Tensor]:
-    """The parameters after a step of `DistributedDataParallel` on each batch."""
+    """Return the parameters after a step of `DistributedDataParallel` on each batch."""
     ddp = wrap(models.build(CONFIG, datasets.load(CONFIG)).to(world.device), world)
     optimizer, _ = optim.from_config(ddp.parameters(), CONFIG, 1)
     for batch in placed:
@@ -111,7 +111,7 @@ def real(world: World, placed: Sequence[Any]) -> dict[str, Tensor]:
 
 
 def times(world: World) -> dict[str, float]:
-    """Milliseconds of a step, by who makes it: one replica, two without synchronisation, two with it."""
+    """Time a step in milliseconds: of one replica, of two without synchronisation, of two with it."""
     placed = [on_rank(world, batch) for batch in batches(TIMED, TIMED_STEPS)]
     apart = simple(world, (0, 0), TIMED.base_lr, TIMED)
     with apart.no_sync():
@@ -125,18 +125,18 @@ def times(world: World) -> dict[str, float]:
 
 
 def rank_main(world: World, config: TorchConfig) -> dict[str, Any]:
-    """What a rank finds out."""
+    """Run all steps of the course on one rank."""
     side = Side(partial(simple, world), partial(real, world), partial(on_rank, world))
     return {"place": vars(place(world)), "measured": vars(measure(side)), "times": times(world)}
 
 
 def run(platform: str | None) -> tuple[list[Place], Measured, dict[str, float]]:
-    """All steps of the course on two ranks: their places, what rank 0 has measured, and its times."""
-    told = launch(rank_main, replace(CONFIG, platform=platform))
-    return [Place(**own["place"]) for own in told], Measured(**told[0]["measured"]), told[0]["times"]
+    """Run all steps of the course on two ranks; return their places, and rank 0's measurements and times."""
+    ranks = launch(rank_main, replace(CONFIG, platform=platform))
+    return [Place(**rank["place"]) for rank in ranks], Measured(**ranks[0]["measured"]), ranks[0]["times"]
 
 
 def sampler_steps(num_examples: int, world_size: int, batch_size: int) -> list[int]:
-    """Full batches of each rank if `DistributedSampler` deals."""
+    """Count the full batches of each rank under `DistributedSampler`."""
     examples = TensorDataset(torch.empty(num_examples))
     return [len(DistributedSampler(examples, world_size, rank)) // batch_size for rank in range(world_size)]

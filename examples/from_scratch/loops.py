@@ -1,4 +1,4 @@
-"""The loops around a SimpleDDP, right and wrong: the same words in every framework."""
+"""Training loops around a SimpleDDP, right and wrong, for either framework."""
 
 import contextlib
 import statistics
@@ -13,7 +13,7 @@ DDP = TypeVar("DDP", bound=Skeleton)
 
 
 def train(ddp: DDP, batches: Sequence[Any]) -> DDP:
-    """One optimizer step for each batch; within `ddp.no_sync()` every replica trains for itself."""
+    """Take one optimizer step per batch; within `ddp.no_sync()` every replica trains alone."""
     for batch in batches:
         ddp.backward(batch)
         ddp.sync_gradients()
@@ -24,32 +24,34 @@ def train(ddp: DDP, batches: Sequence[Any]) -> DDP:
 def accumulate(
     ddp: Skeleton, micro_batches: Sequence[Any], *, divided: bool = True, on_first: bool = False
 ) -> list[int]:
-    """One optimizer step for each `ACCUMULATION` micro-batches, whose gradients are sent once.
+    """Take one optimizer step per `ACCUMULATION` micro-batches, and send gradients once per step.
 
     Args:
-        divided: each micro-batch counts 1 / ACCUMULATION, so that their sum is the mean; without it a mistake.
-        on_first: step on the first micro-batch of each group instead of the last: a mistake.
+        ddp: the replicas.
+        micro_batches: batches for `ddp.backward`.
+        divided: scale each micro-batch by 1 / ACCUMULATION, so that the sum is the mean; False is a mistake.
+        on_first: step on the first micro-batch of each group instead of the last; True is a mistake.
 
     Returns:
-        Of how many micro-batches each step was made, and last how many no step was made of.
+        The number of micro-batches in each step, followed by the number left over.
     """
     stepping, taken = 0 if on_first else ACCUMULATION - 1, [0]
     for number, batch in enumerate(micro_batches):
-        steps = number % ACCUMULATION == stepping
-        with contextlib.nullcontext() if steps else ddp.no_sync():
+        steps_now = number % ACCUMULATION == stepping
+        with contextlib.nullcontext() if steps_now else ddp.no_sync():
             ddp.backward(batch, 1 / ACCUMULATION if divided else 1.0)
             ddp.sync_gradients()
         taken[-1] += 1
-        if steps:
+        if steps_now:
             ddp.step()
             taken.append(0)
     return taken
 
 
 def milliseconds(ddp: Skeleton, batches: Sequence[Any], rounds: int = 3) -> float:
-    """Time of a training step: the median of `rounds` passes over the batches, after one that does not count.
+    """Time a training step: the median of `rounds` passes over the batches, after a warm-up pass.
 
-    A pass ends when all of its work is done, and not when all of it has been asked for.
+    A pass ends when all of its work is done, not when all of it is dispatched.
     """
     train(ddp, batches).wait()
     seconds = []

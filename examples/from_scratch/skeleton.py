@@ -1,4 +1,4 @@
-"""What SimpleDDP is in any framework: replicas that are checked, gradients that are averaged or kept apart."""
+"""The framework-free part of SimpleDDP: the check of the replicas, and when gradients are averaged."""
 
 import contextlib
 from abc import ABC, abstractmethod
@@ -13,7 +13,13 @@ from jaxddp.errors import TrainingError
 
 @dataclass(frozen=True)
 class Place:
-    """Which replica this is: the number in the whole run, the number on its machine, and how many there are."""
+    """A replica's place in the run.
+
+    Attributes:
+        rank: number in the whole run.
+        local_rank: number on its machine.
+        world_size: number of replicas.
+    """
 
     rank: int
     local_rank: int
@@ -23,60 +29,60 @@ class Place:
 class Skeleton(ABC):
     """A data-parallel model without its framework.
 
-    It starts, as every subclass has to, with `check_replicas`. A training step is then
+    Every subclass calls `check_replicas` when it is built. A training step is then
 
-        backward        each replica: gradients of its own batch, added to what it has gathered
-        sync_gradients  all of them: g = (g_0 + ... + g_{W-1}) / W in place of each one's own
-        step            each replica: one optimizer step with what it has gathered, which is then forgotten
+        backward        each replica adds the gradients of its batch to those accumulated so far
+        sync_gradients  all replicas replace their gradients by the mean, g = (g_0 + ... + g_{W-1}) / W
+        step            each replica takes an optimizer step and clears its gradients
     """
 
     _sends = True
 
     @abstractmethod
     def gaps(self) -> dict[str, list[float]]:
-        """By torch's name of a parameter: how far each replica's copy is from replica 0's, at most."""
+        """Return each replica's largest difference from replica 0, for each parameter by torch's name."""
 
     @abstractmethod
     def backward(self, batch: Any, scale: float = 1.0) -> None:
-        """Add the gradients of `scale` times the mean loss over the replica's batch; nothing is sent."""
+        """Add the gradients of `scale` times the mean loss over each replica's batch; send nothing."""
 
     @abstractmethod
     def average_gradients(self) -> None:
-        """Give every replica the mean of all replicas' gradients."""
+        """Replace every replica's gradients by the mean over the replicas."""
 
     @abstractmethod
     def step(self) -> None:
-        """Make an optimizer step, and start to gather anew."""
+        """Take an optimizer step and clear the gradients."""
 
     @abstractmethod
     def parameters(self) -> dict[str, Any]:
-        """Replica 0's parameters by torch's names, in torch's layout."""
+        """Return replica 0's parameters by torch's names, in torch's layout."""
 
     @abstractmethod
     def wait(self) -> Self:
-        """Return when everything that was asked for is done."""
+        """Wait until all dispatched work is done."""
 
     @property
     def distance(self) -> float:
-        """The largest difference between a parameter of any replica and replica 0's; infinite for a NaN."""
+        """The largest difference between a parameter of any replica and replica 0's; infinity for a NaN."""
         return self._furthest()[0]
 
     def check_replicas(self) -> None:
-        """Raise `TrainingError`, with parameter, rank and difference, unless all replicas are equal."""
+        """Raise `TrainingError`, naming parameter, rank and difference, unless all replicas are equal."""
         distance, rank, name = self._furthest()
         if distance:
             raise TrainingError(
-                f"{name} on rank {rank} is up to {distance:.3g} away from rank 0's; seed all ranks alike"
+                f"{name} on rank {rank} differs from rank 0's by up to {distance:.3g}; use the same seed on all ranks"
             )
 
     def sync_gradients(self) -> None:
-        """Average the gradients, but not in `no_sync`."""
+        """Average the gradients, except within `no_sync`."""
         if self._sends:
             self.average_gradients()
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """In this context every replica keeps its gradients to itself."""
+        """Disable `sync_gradients` in this context, so that every replica keeps its own gradients."""
         before, self._sends = self._sends, False
         try:
             yield

@@ -1,4 +1,4 @@
-"""DDP from scratch: its claims hold in both frameworks, and would not with a mistake in it."""
+"""The DDP from scratch example: all claims hold in both frameworks, and fail for planted mistakes."""
 
 import dataclasses
 import doctest
@@ -40,29 +40,31 @@ def of_torch(torch_run: TorchRun) -> Measured:
     return torch_run[1]
 
 
-def test_the_parts_are_as_documented() -> None:
-    found = doctest.testmod(problem)
-    assert found.attempted and not found.failed
+def test_doctests_of_the_problem() -> None:
+    result = doctest.testmod(problem)
+    assert result.attempted and not result.failed
 
 
 def test_all_claims_hold(of_jax: Measured, of_torch: Measured) -> None:
-    found = claims.claims(of_jax, of_torch)
-    assert len(found) == 13 and all(claim.holds for claim in found), found
+    all_claims = claims.claims(of_jax, of_torch)
+    assert len(all_claims) == 13 and all(claim.holds for claim in all_claims), all_claims
 
 
 def test_the_check_names_parameter_rank_and_difference(of_jax: Measured) -> None:
-    assert of_jax.refusal.startswith("layers.0.") and "on rank 1 is up to 0." in of_jax.refusal
+    assert of_jax.refusal.startswith("layers.0.") and "on rank 1 differs from rank 0's by up to 0." in of_jax.refusal
 
 
-def test_the_documents_loop_takes_one_micro_batch_first_and_leaves_some_over(of_jax: Measured) -> None:
+def test_the_documents_loop_steps_after_one_micro_batch_and_leaves_three_over(of_jax: Measured) -> None:
     assert of_jax.taken == [4, 4, 4, 4, 4, 0] and of_jax.taken_on_first == [1, 4, 4, 4, 4, 3]
 
 
-def test_both_frameworks_know_who_is_there(replicas: Replicas, torch_run: TorchRun) -> None:
+def test_both_frameworks_report_the_same_places(replicas: Replicas, torch_run: TorchRun) -> None:
     assert in_jax.places(replicas) == torch_run[0] == [skeleton.Place(rank, rank, 2) for rank in (0, 1)]
 
 
-def test_everything_is_shown(of_jax: Measured, torch_run: TorchRun, capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_shows_micro_batches_and_shards(
+    of_jax: Measured, torch_run: TorchRun, capsys: pytest.CaptureFixture[str]
+) -> None:
     places, of_torch, times = torch_run
     show_places(places, places)
     show_training(of_jax, of_torch)
@@ -81,34 +83,34 @@ def line_with(shown: str, words: str) -> str:
 @pytest.mark.parametrize(
     ("name", "value", "claim"),
     [
-        ("together", 1e-300, "with it they stay equal"),
-        ("refusal", "", "replicas of two seeds are refused"),
-        ("real", 1e-9, "SimpleDDP is DataParallel"),
-        ("both", 1e-16, "with both, as in the document"),
+        ("together", 1e-300, "with synchronisation they stay equal"),
+        ("refusal", "", "replicas with two seeds are refused"),
+        ("real", 1e-9, "SimpleDDP equals DataParallel"),
+        ("both", 1e-16, "nor with both mistakes"),
     ],
 )
-def test_a_claim_fails_for_either_side(
+def test_a_claim_fails_if_either_framework_is_wrong(
     of_jax: Measured, of_torch: Measured, name: str, value: object, claim: str
 ) -> None:
     wrong = dataclasses.replace(of_jax, **{name: value})
     for sides in ((wrong, of_torch), (of_torch, wrong)):
-        failing = [found.says for found in claims.claims(*sides) if not found.holds]
+        failing = [one.says for one in claims.claims(*sides) if not one.holds]
         assert len(failing) == 1 and failing[0].startswith(claim)
 
 
-def test_gradients_that_are_summed_are_seen(replicas: Replicas, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_summed_gradients_lead_to_other_parameters(replicas: Replicas, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(in_jax, "all_reduce_mean", all_reduce)
     monkeypatch.setattr(in_jax, "_programs", in_jax._programs.__wrapped__)  # none that was compiled before
     with jax.enable_x64(True):
         placed = list(map(replicas.shard, problem.batches()))
         summed = loops.train(in_jax.simple(replicas, (0, 0), problem.CONFIG.base_lr), placed)
-        found = furthest(summed.parameters(), in_jax.real(replicas, placed))
-        assert summed.distance == 0  # replicas that agree need not be right
-    assert found > problem.PLAIN
+        difference = furthest(summed.parameters(), in_jax.real(replicas, placed))
+        assert summed.distance == 0  # equal replicas need not be right
+    assert difference > problem.PLAIN
 
 
 class Gaps(skeleton.Skeleton):
-    """Replicas of which only the gaps are known."""
+    """Replicas with given gaps and nothing else."""
 
     backward = average_gradients = step = parameters = wait = None  # type: ignore[assignment]
 
@@ -119,9 +121,9 @@ class Gaps(skeleton.Skeleton):
         return self._known
 
 
-def test_the_check_finds_the_furthest_and_what_is_no_number() -> None:
+def test_the_check_names_the_largest_difference_or_a_nan() -> None:
     Gaps(a=[0, 0, 0], b=[0, 0, 0]).check_replicas()
-    with pytest.raises(TrainingError, match=r"^b on rank 2 is up to 0.5 away"):
+    with pytest.raises(TrainingError, match=r"^b on rank 2 differs from rank 0's by up to 0.5;"):
         Gaps(a=[0, 0.1, 0], b=[0, 0, 0.5]).check_replicas()
-    with pytest.raises(TrainingError, match=r"^a on rank 1 is up to inf away"):
+    with pytest.raises(TrainingError, match=r"^a on rank 1 differs from rank 0's by up to inf;"):
         Gaps(a=[0, np.nan, 0], b=[0, 0, 0.5]).check_replicas()

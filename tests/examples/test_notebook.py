@@ -1,4 +1,4 @@
-"""The notebook runs in a kernel of its own, and its last cell's claims hold."""
+"""The notebook runs in its own kernel, and the claims of its last cell hold."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,14 +26,14 @@ def test_the_notebook_runs_and_its_claims_hold() -> None:
     assert text_of(notebook.cells[-1]).count("  holds\n") == CLAIMS
 
 
-def test_it_is_kept_with_what_it_printed() -> None:
+def test_the_notebook_is_stored_with_its_output() -> None:
     cells = [cell for cell in nbformat.read(NOTEBOOK, as_version=4).cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
     assert text_of(cells[-1]).count("  holds\n") == CLAIMS
 
 
 @pytest.mark.parametrize(("real", "holds"), [(3e-16, True), (1e-9, False)])
-def test_its_last_cell_fails_where_a_claim_does(real: float, holds: bool) -> None:
+def test_the_last_cell_fails_if_a_claim_does(real: float, holds: bool) -> None:
     equal, apart = SimpleNamespace(distance=0.0), SimpleNamespace(distance=0.9)
     loop = {"right": 1e-16, "never divided": 0.9, "stepped on the first": 0.1, "both": 0.6}
     known = {"in_jax": in_jax, "contiguous_steps": contiguous_steps, "PLAIN": PLAIN, "ROUNDING": ROUNDING}
