@@ -6,11 +6,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-TEXTS = [
-    "README.md",
-    "CONTRIBUTING.md",
-    *(f"docs/{name}.md" for name in ("library", "parity", "proof", "semantics", "train")),
-]
+GUIDES = ("library", "parity", "proof", "semantics", "speed", "train")
+TEXTS = ["README.md", "CONTRIBUTING.md", *(f"docs/{name}.md" for name in GUIDES)]
 PATH = re.compile(r"`((?:jaxddp|torch_ref|tests|examples|benchmarks|docs)/[\w./*-]*)`")
 LINK = re.compile(r"\]\(([\w./-]+)(?:#[\w-]*)?\)")
 
