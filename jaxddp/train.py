@@ -102,7 +102,7 @@ def build(config: TrainConfig) -> Run:
             ddp.check(start, last_batch)
             ddp.check(start, loader.without_padding(last_batch))
     except InputError as error:
-        advice = "choose another" if config.join else "choose another, or --drop-last-batch"
+        advice = "choose another size" if config.join else "choose another size, or --drop-last-batch"
         raise InputError(f"--global-batch-size {config.global_batch_size}: {error}; {advice}") from None
     return Run(config, dataset, loader, ddp, start)
 
@@ -233,7 +233,7 @@ def _start(config: TrainConfig, ddp: DataParallel) -> TrainState:
 def _last_good(checkpoints: Checkpoints | None, config: TrainConfig) -> str:
     if checkpoints is None or checkpoints.latest_step is None:
         return "there is no checkpoint yet"
-    return f"the last good checkpoint is of step {checkpoints.latest_step}; --resume {config.output} goes on from it"
+    return f"the last good checkpoint is of step {checkpoints.latest_step}; continue with --resume {config.output}"
 
 
 if __name__ == "__main__":

@@ -105,12 +105,12 @@ class ReplicaStep(StepOptions):
         # Comm hook and mean over replicas. A loss scaler's scale stays in the gradients until here.
         reduced, comm_state = self.reduce(state, local, denominator, shares)
         gradients = self._unscale(state, reduced)
-        final = apply_hooks(gradients, self.gradient_hooks, "mean")
+        hooked = apply_hooks(gradients, self.gradient_hooks, "mean")
 
         # Clipping.
-        clipped = final
+        clipped = hooked
         if self.clip_grad_norm is not None:
-            clipped, step_metrics["grad_norm"] = strategy.clip(final, self.clip_grad_norm)
+            clipped, step_metrics["grad_norm"] = strategy.clip(hooked, self.clip_grad_norm)
 
         # Optimizer update.
         params, opt_state = strategy.update(self.optimizer, clipped, state)
@@ -127,7 +127,7 @@ class ReplicaStep(StepOptions):
             next_state, scaler_metrics = scaler.step(state, next_state, strategy.all_finite(reduced))
             step_metrics |= scaler_metrics
         if self.log_gradients:
-            step_metrics |= norms_and_histograms(strategy.whole(final), self.log_gradients)
+            step_metrics |= norms_and_histograms(strategy.whole(hooked), self.log_gradients)
         stages = self.local_stages(state, local, denominator, shares) | {
             "gradients": strategy.whole(gradients),
             "clipped_gradients": strategy.whole(clipped),
@@ -151,8 +151,9 @@ class ReplicaStep(StepOptions):
     @property
     def hook(self) -> CommHook | None:
         """Return the communication hook, a plain function made into one; None: the strategy's mean."""
-        is_function = self.comm_hook is not None and not isinstance(self.comm_hook, CommHook)
-        return stateless(self.comm_hook) if is_function else self.comm_hook
+        if self.comm_hook is None or isinstance(self.comm_hook, CommHook):
+            return self.comm_hook
+        return stateless(self.comm_hook)
 
     def denominator(self, local: LocalResult) -> jax.Array:
         """Return what the sums over a replica's elements are divided by, the same on all replicas."""

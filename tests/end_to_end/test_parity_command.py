@@ -1,4 +1,4 @@
-"""python -m jaxddp.parity: its exit codes, its files, and a line for whatever is not understood."""
+"""`python -m jaxddp.parity`: exit codes, files, and one-line errors."""
 
 import json
 import subprocess
@@ -22,18 +22,18 @@ def exit_code(*argv: str | Path) -> int:
     return stop.value.code
 
 
-def test_a_wrong_port_is_1_and_its_files_hold_what_was_printed(
+def test_a_different_port_gives_exit_code_1_and_files_with_the_printed_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     decay = own_optimizers("AdamW(parameters, lr=0.01)", "optax.adamw(0.01, weight_decay=1e-4)")
-    port, found, page = write(tmp_path, decay), tmp_path / "found.json", tmp_path / "page.html"
-    assert exit_code(port, *FEW, "--dtype", "float64", "--json", found, "--report", page) == 1
+    port, json_file, page = write(tmp_path, decay), tmp_path / "report.json", tmp_path / "page.html"
+    assert exit_code(port, *FEW, "--dtype", "float64", "--json", json_file, "--report", page) == 1
     printed = capsys.readouterr()
     assert not printed.err
     assert "weight decay 0.0001, the reference has 0.01  [decay_value]" in printed.out
     assert printed.out.splitlines()[-1] == f"report: {page}"
-    report = from_json(found.read_text())
-    assert to_json(report) == found.read_text()
+    report = from_json(json_file.read_text())
+    assert to_json(report) == json_file.read_text()
     assert (report.port, report.steps, report.world_size, report.verdict) == (str(port), 2, 1, "different")
     assert report.differences[0].cause is not None and report.differences[0].cause.names == ("decay_value",)
     assert not report.numerics  # --dtype float64
@@ -43,26 +43,26 @@ def test_a_wrong_port_is_1_and_its_files_hold_what_was_printed(
 
 
 @pytest.mark.large
-def test_jaxddps_own_models_are_equal_and_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = tmp_path / "found.json"
-    assert exit_code("--only", "[lm]* sgd x1", *FEW, "--json", found) == 0
+def test_built_in_models_are_equal_and_give_exit_code_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    json_file = tmp_path / "reports.json"
+    assert exit_code("--only", "[lm]* sgd x1", *FEW, "--json", json_file) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[:2] for line in lines[1:3]] == [["linear", "sgd"], ["mlp", "sgd"]]
     assert lines[-1].startswith("2 checks, all equal")
-    reports = [from_json(json.dumps(report)) for report in json.loads(found.read_text())]
+    reports = [from_json(json.dumps(report)) for report in json.loads(json_file.read_text())]
     assert [report.verdict for report in reports] == ["equal"] * 2
     assert all(len(report.stages["update"].residuals) == 2 for report in reports)
 
 
 @pytest.mark.large
-def test_what_could_not_be_checked_is_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_incomplete_check_gives_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--steps", "1", "--world-size", "1", "--platform", "gpu", "--json", tmp_path / "found.json"]
     assert exit_code(write(tmp_path), *arguments) == 2
     printed = capsys.readouterr()
     assert "problem: flax: starting: --platform gpu: jax finds no GPU here" in printed.out
     report = from_json((tmp_path / "found.json").read_text())
     assert report.verdict == "incomplete" and len(report.problems) == 1
-    assert report.losses[0][0] > 0  # torch has run
+    assert report.losses[0][0] > 0  # torch ran
 
 
 @pytest.mark.parametrize(
@@ -79,15 +79,15 @@ def test_what_could_not_be_checked_is_2(tmp_path: Path, capsys: pytest.CaptureFi
         ("--platform cuda", "--platform cuda: unknown; did you mean "),
         ("--stepz 3", "--stepz: unknown flag; did you mean --steps?"),
         ("PORT --only mlp*", "--only mlp*: selects jaxddp's own models; must not be given with PORT.py"),
-        ("PORT PORT", "/port.py: belongs to no flag; see --help"),
+        ("PORT PORT", "/port.py: unexpected argument; see --help"),
         ("--only mpl*", "--only mpl*: matches none of linear sgd x2, "),
         ("--report FOLDER/r.html", "/r.html: holds one check, not 30; select one with --only"),
         ("--report FOLDER/r.html --only convnet", "/r.html: holds one check, not 7; select one with --only"),
-        ("PORT --json FOLDER/none/found.json", "/none/found.json: there is no folder "),
-        ("PORT --report FOLDER", ": must be a file, and is a folder"),
+        ("PORT --json FOLDER/none/found.json", "/none/found.json: folder "),
+        ("PORT --report FOLDER", ": is a folder; must be a file"),
     ],
 )
-def test_what_is_not_understood_is_one_line_and_2(
+def test_bad_arguments_give_one_line_and_exit_code_2(
     argv: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = argv.replace("PORT", str(write(tmp_path))).replace("FOLDER", str(tmp_path)).split()
@@ -99,7 +99,7 @@ def test_what_is_not_understood_is_one_line_and_2(
 
 
 @pytest.mark.large
-def test_the_command_itself_says_the_same_and_shows_a_traceback_if_asked(tmp_path: Path) -> None:
+def test_the_command_shows_a_traceback_on_request(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "jaxddp.parity", "--world-size", "0", "--traceback"]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 2
@@ -115,7 +115,7 @@ def test_help_names_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
     assert "0: equal, 1: different, 2: could not be checked" in " ".join(printed.replace("│", " ").split())
 
 
-def test_the_built_in_cases_have_names_of_their_own_and_every_feature() -> None:
+def test_built_in_cases_have_unique_names_and_cover_every_feature() -> None:
     names = [named.name for named in builtin_cases(2)]
     assert len(set(names)) == len(names)
     for feature in ("accumulation", "clipping", "global mean", "momentum", "nesterov", "one cycle"):

@@ -1,4 +1,4 @@
-"""The trainer as a user meets it: what it prints, keeps, resumes, and refuses."""
+"""`python -m jaxddp.train` from flags to files: output, resuming, and bad input."""
 
 import json
 import subprocess
@@ -44,7 +44,7 @@ def test_the_default_run_learns_the_digits(capsys, tmp_path):
 
 
 @pytest.mark.parametrize("optimizer", ["adam", *OTHERS])
-def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(optimizer, tmp_path):
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(optimizer, tmp_path):
     flags = [
         "--optimizer",
         optimizer,
@@ -67,7 +67,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(optimizer, tmp_path)
 
 
 @pytest.mark.large
-def test_a_resumed_run_goes_on_with_its_loss_scale(tmp_path):
+def test_a_resumed_run_restores_its_loss_scale(tmp_path):
     flags = ["--amp", "fp16", "--init-scale", "1e12", "--growth-interval", "5", "--schedule", "step"]
     flags += ["--step-size", "7"]
     train(*flags, "--epochs", "3", "--output", str(tmp_path / "whole"))
@@ -82,7 +82,7 @@ def test_a_resumed_run_goes_on_with_its_loss_scale(tmp_path):
 
 
 @pytest.mark.large
-def test_a_run_in_which_every_step_overflows_ends_in_a_line(tmp_path):
+def test_a_run_in_which_every_step_overflows_stops_with_an_error(tmp_path):
     data = str(tmp_path / "data.npz")
     x, y = np.full((64, 4), 1e38, np.float32), np.zeros(64, np.int32)  # beyond float16
     np.savez(data, x_train=x, y_train=y, x_test=np.zeros_like(x), y_test=y)
@@ -93,7 +93,7 @@ def test_a_run_in_which_every_step_overflows_ends_in_a_line(tmp_path):
 
 
 @pytest.mark.large
-def test_buffers_of_each_replica_are_resumed_bit_for_bit_and_by_as_many_only(tmp_path):
+def test_local_buffers_are_resumed_bit_for_bit_and_only_by_as_many_replicas(tmp_path):
     flags = ["--dataset", "names", "--model", "char_mlp", "--buffers", "local", "--devices", "2"]
     train(*flags, "--epochs", "2", "--output", str(tmp_path / "whole"))
     train(*flags, "--epochs", "1", "--output", str(tmp_path / "parts"))
@@ -107,8 +107,8 @@ def test_buffers_of_each_replica_are_resumed_bit_for_bit_and_by_as_many_only(tmp
 
 
 @pytest.mark.large
-def test_a_resumed_run_that_forgot_its_optimizer_would_be_noticed(tmp_path):
-    """The control of the test above: starting again from the weights alone is another run."""
+def test_a_resumed_run_without_its_optimizer_state_is_caught(tmp_path):
+    """Starting again from the weights alone gives other losses."""
     train("--epochs", "2", "--output", str(tmp_path / "first"))
     weights = str(tmp_path / "first" / "model.safetensors")
     train("--epochs", "4", "--output", str(tmp_path / "whole"))
@@ -116,8 +116,8 @@ def test_a_resumed_run_that_forgot_its_optimizer_would_be_noticed(tmp_path):
     assert losses(tmp_path / "forgot")[0] != losses(tmp_path / "whole")[2]
 
 
-def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path):
-    """SIGKILL between two checkpoints: what the last one has is not lost, what came after is repeated."""
+def test_a_killed_run_resumes_from_its_last_checkpoint(tmp_path):
+    """After SIGKILL between two checkpoints, the epochs since the last checkpoint are repeated."""
     folder = tmp_path / "run"
     flags = [*SMALL, "--devices", "2", "--epochs", "4000", "--checkpoint-every", "3", "--output", str(folder)]
     process = subprocess.Popen([sys.executable, "-m", "jaxddp.train", *flags], stdout=subprocess.PIPE, text=True)
@@ -148,14 +148,14 @@ def test_a_run_that_ended_before_its_first_checkpoint_starts_again(tmp_path):
 
 
 @pytest.mark.large
-def test_a_run_that_ended_before_its_first_checkpoint_starts_from_its_weights_again(tmp_path, monkeypatch):
+def test_a_run_that_ended_before_its_first_checkpoint_starts_again_from_its_given_weights(tmp_path, monkeypatch):
     train("--seed", "7", "--epochs", "0", "--output", str(tmp_path / "given"))
     monkeypatch.chdir(tmp_path / "given")
     flags = ["--weights", "model.safetensors", "--epochs", "2"]
     with pytest.raises(TrainingError, match="there is no checkpoint yet"):
         train(*flags, "--lr", "1e30", "--output", str(tmp_path / "run"))
     train(*flags, "--output", str(tmp_path / "whole"))
-    monkeypatch.chdir(tmp_path)  # where the file is not
+    monkeypatch.chdir(tmp_path)  # the relative path of --weights does not exist here
     train("--resume", str(tmp_path / "run"))
     assert losses(tmp_path / "run") == losses(tmp_path / "whole")
     train("--epochs", "2", "--output", str(tmp_path / "other"))
@@ -163,30 +163,30 @@ def test_a_run_that_ended_before_its_first_checkpoint_starts_from_its_weights_ag
 
 
 @pytest.mark.large
-def test_another_number_of_devices_that_would_lose_the_place_is_refused(tmp_path):
+def test_resuming_is_refused_if_other_devices_change_the_steps_per_epoch(tmp_path):
     flags = ["--dataset", "linear", "--num-examples", "65", "--global-batch-size", "32", "--drop-last-batch"]
     train(*flags, "--devices", "8", "--drop-last", "--epochs", "1", "--output", str(tmp_path / "run"))
     train("--resume", str(tmp_path / "run"), "--global-batch-size", "32", "--devices", "2", "--epochs", "2")
     flags = ["--dataset", "linear", "--num-examples", "63", "--global-batch-size", "32", "--drop-last-batch"]
     train(*flags, "--devices", "2", "--epochs", "1", "--output", str(tmp_path / "other"))
-    with pytest.raises(InputError, match=r"^--resume .*other: an epoch had 2 steps and would now have 1; go on with"):
+    with pytest.raises(InputError, match=r"^--resume .*other: its epochs had 2 steps and would now have 1; "):
         train("--resume", str(tmp_path / "other"), "--global-batch-size", "32", "--devices", "1", "--epochs", "2")
 
 
-def test_replicas_that_drift_are_found_in_the_middle_of_a_run(tmp_path, monkeypatch):
-    """Planted: gradients that are not averaged. Steps 3, 6, ... are checked, so step 3 must be named."""
+def test_drifting_replicas_stop_a_run_at_the_next_verification(tmp_path, monkeypatch):
+    """Plant gradients that are not averaged; steps 3, 6, ... are verified, so the error must name step 3."""
 
-    def unsynchronised(*args, **options):
+    def unsynchronized(*args, **options):
         return DataParallel(*args, **options | {"comm_hook": lambda gradients: gradients})
 
-    monkeypatch.setattr("jaxddp.train.DataParallel", unsynchronised)
+    monkeypatch.setattr("jaxddp.train.DataParallel", unsynchronized)
     flags = ["--verify-every", "3", "--steps-per-dispatch", "1", "--output", str(tmp_path / "run")]
     with pytest.raises(TrainingError, match=r"replicas differ at step 3: .* on replica 1 .*no checkpoint yet"):
         train(*flags, "--devices", "2", "--epochs", "1")
 
 
 @pytest.mark.large
-def test_more_devices_make_the_same_run_up_to_rounding(tmp_path):
+def test_the_number_of_devices_changes_losses_by_rounding_only(tmp_path):
     flags = ["--dataset", "linear", "--num-examples", "1024", "--dtype", "float64", "--epochs", "2"]
     for devices in ("1", "2", "8"):
         train("--devices", devices, *flags, "--output", str(tmp_path / devices))
@@ -215,7 +215,7 @@ def test_every_model_trains(model, tmp_path):
 
 
 @pytest.mark.large
-def test_data_of_ones_own(tmp_path):
+def test_a_users_own_data_trains(tmp_path):
     rng = np.random.default_rng(0)
     arrays = {"x_train": rng.normal(size=(40, 3)), "x_test": rng.normal(size=(9, 3))}
     arrays |= {f"y_{part}": (arrays[f"x_{part}"][:, 0] > 0).astype(int) for part in ("train", "test")}
@@ -247,7 +247,7 @@ def test_print_shards_prints_the_table_and_stops(capsys, tmp_path):
 
 
 @pytest.mark.large
-def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_last_checkpoint(tmp_path):
+def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_checkpoint(tmp_path):
     flags = ["--optimizer", "sgd", "--momentum", "0.9", "--lr", "0.05", "--checkpoint-every", "1"]
     train(*flags, "--epochs", "1", "--output", str(tmp_path / "run"))
     with pytest.raises(TrainingError, match=r"loss is (nan|inf) at step \d+.*last good checkpoint is of step 12"):
@@ -257,7 +257,10 @@ def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_last_checkpoint(tm
 
 
 REFUSALS = {
-    "a batch that devices do not divide": (["--devices", "3"], r"--global-batch-size 128: 3 replicas .* 126 or 129"),
+    "a batch that devices do not divide": (
+        ["--devices", "3"],
+        r"--global-batch-size 128: 3 replicas .* 126 or 129",
+    ),
     "too many devices": (["--devices", "99"], r"--devices 99: "),
     "a GPU that is not there": (["--platform", "gpu"], r"--platform gpu: jax finds no GPU here"),
     "a missing file": (["--dataset", "npz", "--data-path", "none.npz"], r"none\.npz"),
@@ -284,10 +287,10 @@ def test_bad_input_is_refused_in_one_line_and_nothing_is_written(what, tmp_path)
     assert not (tmp_path / "run").exists()
 
 
-def test_an_output_folder_is_not_overwritten_and_another_models_checkpoint_not_used(tmp_path):
+def test_a_run_folder_is_not_overwritten_or_resumed_with_other_options(tmp_path):
     train("--epochs", "1", "--output", str(tmp_path / "run"))
     before = (tmp_path / "run" / "metrics.jsonl").read_text()
-    with pytest.raises(InputError, match=r"--output .*run: holds a run already"):
+    with pytest.raises(InputError, match=r"--output .*run: already holds a run"):
         train("--epochs", "1", "--output", str(tmp_path / "run"))
     for flags, message in {
         ("--model", "linear"): "--model linear: the run in .* must continue with --model mlp",
@@ -299,7 +302,7 @@ def test_an_output_folder_is_not_overwritten_and_another_models_checkpoint_not_u
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == before
 
 
-def test_the_command_ends_with_code_2_and_one_line():
+def test_bad_input_ends_the_command_with_exit_code_2_and_one_line():
     run = subprocess.run(
         [sys.executable, "-m", "jaxddp.train", "--model", "mpl"], capture_output=True, text=True, check=False
     )
@@ -310,7 +313,7 @@ def test_the_command_ends_with_code_2_and_one_line():
 
 
 @pytest.mark.large
-def test_other_data_that_would_lose_the_place_are_refused(tmp_path):
+def test_resuming_is_refused_if_other_data_change_the_steps_per_epoch(tmp_path):
     def save(size):
         x = np.random.default_rng(0).normal(size=(size, 3))
         np.savez(
@@ -321,19 +324,19 @@ def test_other_data_that_would_lose_the_place_are_refused(tmp_path):
     flags = ["--dataset", "npz", "--data-path", str(tmp_path / "mine.npz"), "--epochs", "2"]
     train(*flags, "--output", str(tmp_path / "run"))
     save(640)
-    with pytest.raises(InputError, match=r"^--resume .*run: an epoch had 2 steps and would now have 5; go on with"):
+    with pytest.raises(InputError, match=r"^--resume .*run: its epochs had 2 steps and would now have 5; "):
         train("--resume", str(tmp_path / "run"), "--epochs", "4")
 
 
 @pytest.mark.parametrize(("verify_every", "steps_per_dispatch"), [(1, 1), (5, 4), (0, 11), (1000, 11)])
-def test_a_dispatch_is_no_longer_than_between_two_verifications(verify_every, steps_per_dispatch):
+def test_a_dispatch_ends_at_the_next_verification_at_the_latest(verify_every, steps_per_dispatch):
     run = build(TrainConfig(platform="cpu", verify_every=verify_every, global_batch_size=128))
     assert run.loader.steps_per_epoch == 12
     assert run.loader.steps_per_dispatch == steps_per_dispatch
 
 
 @pytest.mark.large
-def test_a_reader_that_has_had_enough_is_no_error():
+def test_a_closed_output_pipe_is_not_an_error():
     command = f"{sys.executable} -m jaxddp.train --platform cpu --epochs 3 | head -1"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60)
     assert (len(done.stdout.splitlines()), done.stderr) == (1, "")

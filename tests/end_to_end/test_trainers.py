@@ -1,7 +1,7 @@
-"""Both trainers print the same losses: every model and every optimizer, on the real data.
+"""Both trainers print the same losses, for every model and every optimizer, on real data.
 
-`jaxddp.train.main` and `torch_ref.train.train` themselves, on 2 devices in float64, one epoch.
-The ranks of torch are started once for all runs.
+`jaxddp.train.main` and `torch_ref.train.train` run one epoch on 2 devices in float64. The ranks of torch are started
+once for all runs.
 """
 
 import json
@@ -20,10 +20,10 @@ from torch_ref.distributed import World
 from torch_ref.launch import launch
 from torch_ref.train import train
 
-# Each model, and another optimizer; the trainers treat them all alike, so that `make test-all` has the other pairs.
+# Each model, and a second optimizer; the trainers treat all pairs alike, so the others run in `make test-all` only.
 RUNS = [*((model, "adam") for model in MODELS), ("mlp", "sgd")]
 OTHERS = [(model, optimizer) for model in MODELS for optimizer in OPTIMIZERS if (model, optimizer) not in RUNS]
-# With a flag of its own each.
+# Runs with a flag that changes the losses.
 FEATURES: dict[str, dict[str, Any]] = {
     "bf16": {"comm_hook": "bf16_compress"},
     "powerSGD": {"comm_hook": "powerSGD", "matrix_approximation_rank": 2, "start_power_sgd_iter": 5},
@@ -35,14 +35,14 @@ FEATURES: dict[str, dict[str, Any]] = {
     "local": {"start_local_sgd_iter": 4, "local_sgd_period": 3, "clip_grad_norm": 0.5},
     "sharded": {"shard_optimizer": True, "optimizer": "adamw", "clip_grad_norm": 0.5},
     "join": {"join": True, "drop_last_batch": False},
-    "run_out": {  # replica 1, in each epoch's last step
+    "run_out": {  # replica 1 has no examples in the last step of each epoch
         **{"join": True, "drop_last_batch": False, "divide_by_initial_world_size": False},
         **{"dataset": "linear", "num_examples": 193},
         **{"epochs": 3, "ema_decay": 0.9, "schedule": "one_cycle"},
     },
 }
-MIXED_TOLERANCE = 3e-3  # of a loss; measured: bf16 1.5e-4, fp16 1.1e-3
-# In float32, and so compared to fewer digits. The first steps of fp16 overflow: 2**40 is a large scale.
+MIXED_TOLERANCE = 3e-3  # relative, of a loss; measured: bf16 1.5e-4, fp16 1.1e-3
+# Runs in float32, so compared to fewer digits. The first steps of fp16 overflow, since its scale is 2**40.
 MIXED: dict[str, dict[str, Any]] = {
     "amp_bf16": {"amp": "bf16", "dtype": "float32"},
     "amp_fp16": {
@@ -50,7 +50,7 @@ MIXED: dict[str, dict[str, Any]] = {
         **{"schedule": "one_cycle", "clip_grad_norm": 1.0, "accumulation_steps": 2, "ema_decay": 0.9, "epochs": 3},
     },
 }
-# Without one, and with what changes no loss, and is looked at elsewhere.
+# Runs without such a flag, and with flags that change no loss.
 OBSERVED: dict[str, dict[str, Any]] = {
     "plain": {},
     "whole": {"drop_last_batch": False},
@@ -75,7 +75,7 @@ def options(model: str, optimizer: str, output: str) -> dict:
 
 
 def with_feature(name: str, output: str) -> dict[str, Any]:
-    few = {"hidden_sizes": (16,), "drop_last_batch": True}  # programs and tensors, which take long to compile
+    few = {"hidden_sizes": (16,), "drop_last_batch": True}  # programs and tensors, since compiling takes long
     return options("mlp", "adam", output) | few | (FEATURES | OBSERVED | MIXED)[name] | {"output": f"{output}/{name}"}
 
 
@@ -86,7 +86,7 @@ def train_all(runs: list[dict[str, Any]], world: World, config: TorchConfig) -> 
 
 
 def losses(folder: Path) -> list[str]:
-    """What the epoch lines show: 6 digits of the train and the test loss."""
+    """Return the losses of each epoch with 6 digits, as they are printed."""
     records = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     shown = [[r["train_loss"], r["test_loss"], r.get("averaged_loss", 0.0)] for r in records if r["kind"] == "epoch"]
     return [" ".join(f"{loss:.6f}" for loss in of_epoch) for of_epoch in shown]
@@ -118,23 +118,23 @@ def same_losses(model: str, optimizer: str, of_torch: Path, folder: Path) -> boo
 
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize(("model", "optimizer"), RUNS)
-def test_the_same_losses_to_six_digits(model, optimizer, torch_runs, tmp_path):
+def test_losses_are_equal_to_six_digits(model, optimizer, torch_runs, tmp_path):
     assert same_losses(model, optimizer, torch_runs, tmp_path)
 
 
 @pytest.mark.large
 @pytest.mark.parametrize(("model", "optimizer"), OTHERS)
-def test_the_same_losses_of_every_model_with_every_optimizer(model, optimizer, other_torch_runs, tmp_path):
+def test_losses_are_equal_for_every_model_with_every_optimizer(model, optimizer, other_torch_runs, tmp_path):
     assert same_losses(model, optimizer, other_torch_runs, tmp_path)
 
 
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", FEATURES)
-def test_so_they_do_with_every_feature(name, torch_runs, tmp_path):
+def test_losses_are_equal_with_every_feature(name, torch_runs, tmp_path):
     main(TrainConfig(**with_feature(name, str(tmp_path))))
     assert losses(tmp_path / name) == losses(torch_runs / name)
     without = "whole" if "join" in FEATURES[name] else "plain"
-    assert losses(tmp_path / name) != losses(torch_runs / without)  # it does something
+    assert losses(tmp_path / name) != losses(torch_runs / without)  # the feature has an effect
 
 
 def steps(folder: Path, *names: str) -> list[dict[str, float]]:
@@ -144,32 +144,32 @@ def steps(folder: Path, *names: str) -> list[dict[str, float]]:
 
 @pytest.mark.large
 @pytest.mark.parametrize("name", MIXED)
-def test_mixed_precision_trains_alike_and_skips_the_same_steps(name, torch_runs, tmp_path):
+def test_mixed_precision_gives_close_losses_and_skips_the_same_steps(name, torch_runs, tmp_path):
     main(TrainConfig(**with_feature(name, str(tmp_path))))
     for ours, theirs in zip(losses(tmp_path / name), losses(torch_runs / name), strict=True):
         expected = list(map(float, theirs.split()))
         assert list(map(float, ours.split())) == pytest.approx(expected, rel=MIXED_TOLERANCE)
     ours, theirs = (steps(folder / name, "scale", "skipped") for folder in (tmp_path, torch_runs))
     assert ours[:12] == theirs[:12]
-    if name == "amp_fp16":  # it overflows, trains, and grows until it overflows again; when, rounding decides
+    if name == "amp_fp16":  # overflows at first, trains, and overflows again at a step that depends on rounding
         skipped = [step["skipped"] for step in ours]
         assert skipped[:12] == [1.0] * 12 and 0.0 in skipped and 1.0 in skipped[skipped.index(0.0) :]
         assert abs(sum(skipped) - sum(step["skipped"] for step in theirs)) <= 3  # measured: 28 and 28
 
 
-def test_the_same_gradients_are_logged(torch_runs, tmp_path):
+def test_logged_gradients_are_equal(torch_runs, tmp_path):
     main(TrainConfig(**with_feature("logged", str(tmp_path))))
     assert losses(tmp_path / "logged") == losses(torch_runs / "logged") == losses(torch_runs / "plain")
     ours, theirs = steps(tmp_path / "logged", "grad"), steps(torch_runs / "logged", "grad")
     assert len(ours) == len(theirs) > 10
-    for found, expected in zip(ours, theirs, strict=True):
-        assert found == pytest.approx(expected, rel=1e-6) and len(found) == 2
+    for step, expected in zip(ours, theirs, strict=True):
+        assert step == pytest.approx(expected, rel=1e-6) and len(step) == 2
     for folder in (tmp_path, torch_runs):
         [board] = (folder / "logged" / "tensorboard").iterdir()
         assert b"grad_log2/layers.0.weight" in board.read_bytes()
 
 
-def test_another_seed_prints_another_loss(torch_runs, tmp_path):
-    """The control: six digits tell runs apart."""
+def test_another_seed_gives_other_losses(torch_runs, tmp_path):
+    """Six digits are enough to distinguish runs."""
     main(TrainConfig(**options("mlp", "sgd", str(tmp_path)) | {"seed": 1}))
     assert losses(tmp_path / "mlp-sgd") != losses(torch_runs / "mlp-sgd")

@@ -19,7 +19,7 @@ STEP = "tests/unit/step/test_replica_step.py -k loss_normalization"
 MEAN = "return lax.pmean(tree, AXIS_NAME)"
 GRADIENTS = "reduced, comm_state = self.reduce(state, local, denominator, shares)"
 MICRO_BATCH = "examples = self.differentiate(state, before.buffers, micro_batch, before.examples, pieces)"
-CLIP = 'clipped, step_metrics["grad_norm"] = strategy.clip(final, self.clip_grad_norm)'
+CLIP = 'clipped, step_metrics["grad_norm"] = strategy.clip(hooked, self.clip_grad_norm)'
 BODY = """\
     def body(state: TrainState, batch: MicroBatches) -> tuple[TrainState, StepSums]:
         next_state, metrics, _ = step(state, batch)
@@ -83,7 +83,7 @@ REDUCTION = [
         {
             "clipped_before_mean": (
                 CLIP,
-                f"{CLIP.replace('final', 'divide(local.gradients, denominator)')}\n"
+                f"{CLIP.replace('hooked', 'divide(local.gradients, denominator)')}\n"
                 "            clipped = all_reduce_mean(clipped)",
             ),
             "clip_norm_local": (

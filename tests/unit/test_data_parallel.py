@@ -1,4 +1,4 @@
-"""DataParallel with modules that users bring: what it takes, what it refuses, and whose arrays it leaves alone."""
+"""DataParallel with a user's module: one step by hand, donation, dispatches, and options that are refused."""
 
 import functools
 from collections.abc import Callable
@@ -23,13 +23,13 @@ from jaxddp.nn.losses import Losses
 from jaxddp.step.gradient_hooks import GradientHook
 
 LR = 0.1
-TOLERANCE = 5e-7  # of float32, as a part of each number: 4.3e-8
+TOLERANCE = 5e-7  # relative, float32; measured: 4.3e-8
 
 Arrays = dict[str, np.ndarray]
 
 
-class Own(nnx.Module):
-    """y = a * x + b, with a name that no layer of ours has."""
+class Line(nnx.Module):
+    """y = slope * x + offset, with parameter names that no layer of jaxddp has."""
 
     def __init__(self) -> None:
         self.slope = nnx.Param(jnp.asarray(2.0))
@@ -39,7 +39,7 @@ class Own(nnx.Module):
         return self.slope[...] * x + self.offset[...]
 
 
-def squared_error(model: Own, batch: Any) -> jax.Array:
+def squared_error(model: Line, batch: Any) -> jax.Array:
     return (model(batch["x"]) - batch["y"]) ** 2
 
 
@@ -48,8 +48,8 @@ def two() -> Replicas:
 
 
 @functools.cache
-def own() -> DataParallel:
-    return DataParallel(Own(), optim.sgd(LR), squared_error, replicas=two())
+def trainer() -> DataParallel:
+    return DataParallel(Line(), optim.sgd(LR), squared_error, replicas=two())
 
 
 def data() -> Arrays:
@@ -62,7 +62,7 @@ def one_step(ddp: DataParallel, state: Any) -> Any:
 
 
 def by_hand(slope: float, offset: float) -> Arrays:
-    """Parameters after one step."""
+    """Compute the parameters after one step."""
     x, y = (data()[name].astype("float64") for name in "xy")
     residual = slope * x + offset - y
     return {"slope": slope - LR * 2 * (residual * x).mean(), "offset": offset - LR * 2 * residual.mean()}
@@ -73,7 +73,7 @@ def check_params(state: Any, expected: Arrays) -> None:
 
 
 def test_a_users_module_with_a_plain_loss_trains() -> None:
-    state, sums = one_step(own(), own().init())
+    state, sums = one_step(trainer(), trainer().init())
     check_params(state, by_hand(2.0, -1.0))
     assert sums.keys() == {"loss", "count"}
     assert sums["count"].tolist() == [6]
@@ -82,7 +82,7 @@ def test_a_users_module_with_a_plain_loss_trains() -> None:
 
 
 def test_training_starts_from_the_params_given() -> None:
-    ddp = own()
+    ddp = trainer()
     state = ddp.init(params={"slope": np.float32(5), "offset": np.float32(7)})
     assert int(state.step) == 0
     state, _ = one_step(ddp, state)
@@ -90,8 +90,8 @@ def test_training_starts_from_the_params_given() -> None:
     check_params(state, by_hand(5.0, 7.0))
 
 
-def test_donation_eats_nobodys_arrays() -> None:
-    model = Own()
+def test_donation_frees_no_array_of_the_caller() -> None:
+    model = Line()
     ddp = DataParallel(model, optim.sgd(LR), squared_error, replicas=two())
     given = {"slope": jnp.asarray(5.0), "offset": jnp.asarray(7.0)}
     for _ in range(2):
@@ -101,28 +101,28 @@ def test_donation_eats_nobodys_arrays() -> None:
 
 
 def test_replicated_arrays_are_copies() -> None:
-    """device_put keeps the array that it is given as one of the copies."""
-    replicas, ours, planted = two(), jnp.ones(3), jnp.ones(3)
+    """`jax.device_put` alone would keep the caller's array as one of the copies."""
+    replicas, kept, donated = two(), jnp.ones(3), jnp.ones(3)
     count = replicas.map(lambda tree, rank: jax.tree.map(lambda x: x + 1, tree), (None, 0), None, donate=(0,))
     ranks = replicas.shard(np.arange(2))
-    jax.block_until_ready(count(replicas.replicate(ours), ranks))
-    assert np.asarray(ours).all()
-    jax.block_until_ready(count(jax.device_put(planted, replicas.replicate(ours).sharding), ranks))
+    jax.block_until_ready(count(replicas.replicate(kept), ranks))
+    assert np.asarray(kept).all()
+    jax.block_until_ready(count(jax.device_put(donated, replicas.replicate(kept).sharding), ranks))
     with pytest.raises(RuntimeError, match="deleted"):
-        np.asarray(planted)
+        np.asarray(donated)
 
 
 def test_a_module_taken_out_survives_further_steps() -> None:
-    ddp = own()
+    ddp = trainer()
     state, _ = one_step(ddp, ddp.init())
     module = ddp.module(state)
     one_step(ddp, state)
     assert module.slope[...] == pytest.approx(by_hand(2.0, -1.0)["slope"], rel=TOLERANCE)
-    assert isinstance(module, Own)
+    assert isinstance(module, Line)
 
 
-def test_a_state_is_used_up() -> None:
-    ddp = own()
+def test_a_state_cannot_be_used_twice() -> None:
+    ddp = trainer()
     state = ddp.init()
     one_step(ddp, state)
     with pytest.raises(ValueError, match="used up by an earlier `steps`; use the state that it returned"):
@@ -130,10 +130,10 @@ def test_a_state_is_used_up() -> None:
 
 
 def test_the_default_replicas_are_the_prepared_devices() -> None:
-    assert DataParallel(Own(), optim.sgd(LR), squared_error).replicas.devices == prepare()
+    assert DataParallel(Line(), optim.sgd(LR), squared_error).replicas.devices == prepare()
 
 
-def test_dtype_is_that_of_floating_point_arrays_only() -> None:
+def test_dtype_applies_to_floating_point_arrays_only() -> None:
     with jax.enable_x64(True):
         state = DataParallel(layers.BatchNorm(2), optim.adam(), dtype="float64", replicas=two()).init()
         dtypes = {name: value.dtype for name, value in {**state.params, **state.buffers}.items()}
@@ -141,18 +141,18 @@ def test_dtype_is_that_of_floating_point_arrays_only() -> None:
     assert set(dtypes.values()) == {np.dtype("float64")}
 
 
-def test_weights_take_elements_out() -> None:
-    def last_out(model: Own, batch: Any) -> Losses:
+def test_elements_of_weight_0_do_not_count() -> None:
+    def last_out(model: Line, batch: Any) -> Losses:
         return Losses(squared_error(model, batch), jnp.array([1, 1, 0]), {"x": batch["x"]})
 
-    ddp = DataParallel(Own(), optim.sgd(LR), last_out, replicas=two())
+    ddp = DataParallel(Line(), optim.sgd(LR), last_out, replicas=two())
     _, sums = one_step(ddp, ddp.init())
     x, y = (data()[name][..., :2] for name in "xy")
     expected = {"count": 4, "loss": ((2 * x - 1 - y) ** 2).sum(), "x": x.sum()}
     assert {name: float(value[0]) for name, value in sums.items()} == pytest.approx(expected, rel=TOLERANCE)
 
 
-# ---- what is refused
+# ---- invalid losses and batches
 
 
 @pytest.mark.parametrize(
@@ -160,8 +160,8 @@ def test_weights_take_elements_out() -> None:
     [lambda model, batch: squared_error(model, batch).mean(), lambda model, batch: Losses(jnp.float32(1))],
     ids=["array", "Losses"],
 )
-def test_a_mean_is_no_loss_per_example(loss_fn: Callable) -> None:
-    ddp = DataParallel(Own(), optim.sgd(LR), loss_fn, replicas=two())
+def test_a_loss_without_an_example_axis_is_refused(loss_fn: Callable) -> None:
+    ddp = DataParallel(Line(), optim.sgd(LR), loss_fn, replicas=two())
     with pytest.raises(ValueError, match=r"^the loss function must return one loss per example, shape \(B, \.\.\.\)"):
         one_step(ddp, ddp.init())
 
@@ -170,7 +170,7 @@ def test_a_batch_for_other_replicas_is_refused() -> None:
     with pytest.raises(ValueError, match=r"a batch of shape \(2, 1, 3\) cannot be sharded over 4 replicas"):
         Replicas(jax.devices()[:4]).shard(data())
     with pytest.raises(ValueError, match=r"a batch of shape \(1, 1, 3\) cannot be sharded over 2 replicas"):
-        own().steps(own().init(), MicroBatches(None, {name: x[:1] for name, x in data().items()}))
+        trainer().steps(trainer().init(), MicroBatches(None, {name: x[:1] for name, x in data().items()}))
 
 
 # ---- several steps in one dispatch
@@ -189,7 +189,7 @@ class Normalized(nnx.Module):
 
 @functools.cache
 def two_epochs(steps_per_dispatch: int) -> tuple[Arrays, list[float], list[int]]:
-    """State and losses after two epochs of 7 steps and a ragged one; traces of the loss after each epoch."""
+    """Return state and losses of two epochs of 7 full steps and a smaller one, and the traces after each epoch."""
     traces, losses, traced = [], [], []
 
     def loss_fn(model: Normalized, batch: Any) -> jax.Array:
@@ -227,7 +227,7 @@ def test_each_shape_is_traced_once(steps_per_dispatch: int, shapes: int) -> None
     assert after_one == after_two == shapes
 
 
-# ---- what makes no sense
+# ---- invalid options and states
 
 
 @pytest.mark.parametrize(
@@ -245,14 +245,14 @@ def test_each_shape_is_traced_once(steps_per_dispatch: int, shapes: int) -> None
         ({"dtype": "float64"}, r"^dtype float64: needs jax's 64-bit mode"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(options: dict[str, Any], message: str) -> None:
+def test_invalid_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        DataParallel(Own(), optim.sgd(LR), squared_error, replicas=two(), **options)
+        DataParallel(Line(), optim.sgd(LR), squared_error, replicas=two(), **options)
 
 
 @pytest.mark.parametrize("use", ["steps", "evaluate", "verify"])
-def test_a_state_that_was_used_up_is_refused(use: str) -> None:
-    ddp, arrays = own(), {name: x[0, 0] for name, x in data().items()}
+def test_a_donated_state_is_refused(use: str) -> None:
+    ddp, arrays = trainer(), {name: x[0, 0] for name, x in data().items()}
     start = ddp.init()
     one_step(ddp, start)
     uses = {"steps": lambda: one_step(ddp, start), "evaluate": lambda: ddp.evaluate(start, arrays)}
@@ -260,8 +260,8 @@ def test_a_state_that_was_used_up_is_refused(use: str) -> None:
         uses.get(use, lambda: ddp.verify(start))()
 
 
-def test_a_buffer_may_be_a_truth_value() -> None:
-    class Flagged(Own):
+def test_a_buffer_may_be_boolean() -> None:
+    class Flagged(Line):
         def __init__(self) -> None:
             super().__init__()
             self.seen = nnx.Variable(jnp.array(False))
@@ -275,7 +275,7 @@ def test_a_buffer_may_be_a_truth_value() -> None:
     assert state.buffers["seen"].dtype == bool and bool(state.buffers["seen"])
 
 
-def test_without_a_moving_average_there_is_none_to_be_had() -> None:
-    ddp = own()
+def test_averaged_needs_a_moving_average() -> None:
+    ddp = trainer()
     with pytest.raises(InputError, match="no moving average is kept"):
         ddp.averaged(ddp.init())

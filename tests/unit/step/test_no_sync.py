@@ -1,4 +1,4 @@
-"""Gradients that stay apart until the last micro-batch: the same step as all at once, and nothing is sent before it."""
+"""`no_sync`: the same step as with all micro-batches at once, and nothing is sent before the last one."""
 
 import re
 from collections.abc import Sequence
@@ -14,8 +14,8 @@ from jaxddp.nn.losses import Batch
 from tests.support.step_cases import Arrays, Net, dealt, distance, first
 
 STEPS = 3
-TOLERANCE = 1e-14  # in float64, as a part of an array's largest value; measured: 2.2e-16
-FAULT = 1e-2  # with a planted fault, at least; measured: 0.6
+TOLERANCE = 1e-14  # float64, relative to an array's largest value; measured: 2.2e-16
+FAULT = 1e-2  # smallest difference that a planted fault must cause; measured: 0.6
 
 
 def ddp_of(world_size: int, bn: str | None = None, dropout: float = 0.0, **options: Any) -> DataParallel:
@@ -24,7 +24,7 @@ def ddp_of(world_size: int, bn: str | None = None, dropout: float = 0.0, **optio
 
 
 def micro_batches(world_size: int, micro: Sequence[int], step: int) -> list[Batch]:
-    """One step's, leaves (W, B, ...), in the order in which `steps` takes them."""
+    """Return the micro-batches of one step, leaves (W, B, ...), in the order in which `steps` takes them."""
     batch = dealt(world_size, STEPS, micro)
     head = (
         [] if batch.head is None else [{n: x[:, step, i] for n, x in batch.head.items()} for i in range(len(micro) - 1)]
@@ -59,20 +59,22 @@ def at_once(ddp: DataParallel, micro: Sequence[int]) -> Arrays:
         pytest.param((4,), {}, id="one micro-batch"),
     ],
 )
-def test_one_by_one_is_all_at_once(world_size: int, micro: Sequence[int], options: dict[str, Any]) -> None:
+def test_micro_batches_one_by_one_equal_one_call(
+    world_size: int, micro: Sequence[int], options: dict[str, Any]
+) -> None:
     with jax.enable_x64(True):
         ddp = ddp_of(world_size, **options)
         assert distance(one_by_one(ddp, micro), at_once(ddp, micro)) < TOLERANCE
 
 
 @pytest.mark.large
-def test_gradients_that_are_forgotten_would_be_noticed() -> None:
+def test_dropping_accumulated_gradients_is_caught() -> None:
     with jax.enable_x64(True):
         ddp = ddp_of(2)
         assert distance(one_by_one(ddp, (3, 3, 3, 1), forget=True), at_once(ddp, (3, 3, 3, 1))) > FAULT
 
 
-def test_each_replica_has_gradients_of_its_own() -> None:
+def test_gradients_without_synchronization_differ_between_replicas() -> None:
     ddp = DataParallel(Net(), optim.sgd(0.3), replicas=first(2))
     state = ddp.init()
     batch = ddp.replicas.shard(micro_batches(2, (4,), step=0)[0])
@@ -80,7 +82,7 @@ def test_each_replica_has_gradients_of_its_own() -> None:
         of_replicas = np.asarray(gradient)
         assert of_replicas.shape == (2, *state.params[name].shape)
         assert not np.allclose(of_replicas[0], of_replicas[1])
-    assert int(state.step) == 0  # it is not used up
+    assert int(state.step) == 0  # the state was not donated
 
 
 def test_nothing_is_sent_before_the_last_micro_batch() -> None:
@@ -98,7 +100,7 @@ def test_nothing_is_sent_before_the_last_micro_batch() -> None:
     assert sent(ddp._step, state, batch, gathered) == ["all-reduce"]
 
 
-def test_batches_for_fewer_replicas_and_states_that_are_used_up_are_refused() -> None:
+def test_batches_for_fewer_replicas_and_donated_arguments_are_refused() -> None:
     ddp = DataParallel(Net(), optim.adam(), replicas=first(2))
     state = ddp.init()
     batch = micro_batches(2, (4,), step=0)[0]

@@ -1,8 +1,8 @@
-"""The replica step against arithmetic by hand, against one replica, and as the compiler leaves it."""
+"""The replica step, compared with arithmetic by hand and with one replica, and its compiled program."""
 
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -14,23 +14,23 @@ from jaxddp.comm_hooks import CommHook
 from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.data.torch_rng import Generator
 from jaxddp.data_parallel import DataParallel
-from jaxddp.distributed.collectives import all_reduce, all_reduce_mean
+from jaxddp.distributed.collectives import all_reduce
 from jaxddp.distributed.replicas import VirtualReplicas
 from jaxddp.errors import TrainingError
 from jaxddp.nn import layers
 from jaxddp.nn.losses import IGNORE_INDEX, Losses, cross_entropy
 from tests.support.step_cases import CLASSES, FEATURES, Arrays, Net, dealt, distance, examples, first
 
-# What may be in float64, as a part of an array's largest value, and what was measured.
-TOLERANCE = 1e-14  # 7.9e-16
+# Relative to an array's largest value; in comments, the measured difference.
+TOLERANCE = 1e-14  # float64: 7.9e-16
 FLOAT32_TOLERANCE = 1e-6  # 1.3e-7
-FAULT = 1e-2  # with a planted fault, at least: 0.17
+FAULT = 1e-2  # smallest difference that a planted fault must cause: 0.17
 
 CLIP = 0.05
 
 
 def on_one_replica(world_size: int, steps: int, micro: Sequence[int]) -> MicroBatches:
-    """The examples of `dealt`, as one micro-batch per step of one replica."""
+    """Return the examples of `dealt` as one micro-batch per step of one replica."""
     whole = examples(world_size, steps, sum(micro))
     return MicroBatches(None, {n: np.concatenate(x, axis=1)[None] for n, x in whole.items()})
 
@@ -44,9 +44,9 @@ def train(
     bn: str | None = None,
     normalization: str = "global",
     clip: float | None = None,
-    hook: CommHook = all_reduce_mean,
+    hook: CommHook | Callable[[Any], Any] | None = None,
 ) -> Arrays:
-    """Parameters, buffers and metrics after three steps in float64, by name; kind: devices | virtual | one."""
+    """Return parameters, buffers and metrics after three steps in float64; kind: devices | virtual | one."""
     replicas = {"devices": first, "virtual": VirtualReplicas, "one": lambda _: first(1)}[kind](world_size)
     batch = (on_one_replica if kind == "one" else dealt)(world_size, 3, micro)
     with jax.enable_x64(True):
@@ -67,7 +67,7 @@ def weights_of(result: Arrays) -> Arrays:
     return {name: result[name] for name in result if name.startswith("fc")}
 
 
-# ---- pmap and vmap, many replicas and one
+# ---- pmap and vmap, several replicas and one
 
 
 @pytest.mark.large
@@ -82,8 +82,8 @@ def test_devices_and_virtual_replicas_agree(world_size: int) -> None:
 @pytest.mark.parametrize(("bn", "equal"), [(None, True), ("sync", True), ("local", False)])
 def test_replicas_equal_one_replica_on_all_examples(bn: str | None, equal: bool) -> None:
     one = train(4, (4,), kind="one", bn=bn and "sync")  # on one replica sync and local are the same
-    off = distance(weights_of(train(4, (4,), bn=bn)), weights_of(one))
-    assert off < TOLERANCE if equal else off > FAULT
+    difference = distance(weights_of(train(4, (4,), bn=bn)), weights_of(one))
+    assert difference < TOLERANCE if equal else difference > FAULT
 
 
 def test_accumulation_equals_one_big_micro_batch() -> None:
@@ -98,7 +98,11 @@ def test_accumulation_equals_one_big_micro_batch() -> None:
 
 @functools.cache
 def stages(normalization: str, micro: Sequence[int]) -> tuple[Arrays, Arrays, dict[str, Any], list[list[dict]]]:
-    """A linear classifier's start, the step's metrics and stages, and by hand each micro-batch [rank][a]."""
+    """Make one step of a linear classifier.
+
+    Returns:
+        The initial parameters, the metrics, the stages, and sums by hand for each micro-batch, [rank][a].
+    """
     replicas, batch = first(2), jax.tree.map(lambda x: x[:, 0], dealt(2, 1, micro))
     with jax.enable_x64(True):
         ddp = DataParallel(
@@ -124,7 +128,7 @@ def stages(normalization: str, micro: Sequence[int]) -> tuple[Arrays, Arrays, di
 
 
 def sums_by_hand(start: Arrays, x: np.ndarray, y: np.ndarray) -> dict[str, Any]:
-    """Sums over the elements that count: of the loss, of its gradients, and their number."""
+    """Sum loss, accuracy and gradients over the elements that count, and count them."""
     counts = y != IGNORE_INDEX
     x, y = x[counts], y[counts]
     scores = np.exp(x @ start["kernel"] + start["bias"])
@@ -165,7 +169,7 @@ def test_loss_normalization(normalization: str, micro: tuple[int, ...]) -> None:
     assert distance(metrics, {**summed, "grad_norm": norm(right)}) < TOLERANCE
 
 
-def test_local_gradients_are_what_backward_leaves_on_each_rank() -> None:
+def test_local_gradients_are_the_mean_over_a_ranks_micro_batches() -> None:
     start, _, found, sums = stages("ddp", (3, 3, 1))
     for rank in range(2):
         local = {name: found["local_gradients"][name][rank] for name in start}
@@ -184,7 +188,7 @@ def test_clipping_comes_after_the_mean() -> None:
 
 @pytest.mark.parametrize("micro", [(4,), (3, 3, 1)], ids=str)
 def test_buffers_are_those_of_rank_0(micro: tuple[int, ...]) -> None:
-    """With micro-batches, each moves the running statistics on from where the last one left them."""
+    """Each micro-batch updates the running statistics that the one before left."""
     ddp = DataParallel(layers.BatchNorm(FEATURES), optim.sgd(), lambda bn, batch: bn(batch["x"]), replicas=first(2))
     state, _ = ddp.steps(ddp.init(), ddp.replicas.shard(dealt(2, 1, micro)))
     means = np.zeros((2, FEATURES))  # of each rank
@@ -226,7 +230,7 @@ def test_batches_for_fewer_replicas_are_refused() -> None:
 
 
 def loops_around_all_reduces(micro: Sequence[int], loss_fn: Any = cross_entropy, **options: Any) -> list[int]:
-    """For each all-reduce in the program of three steps, the number of loops that it is in."""
+    """Return, for each all-reduce in the program of three steps, the number of loops around it."""
     ddp = DataParallel(Net(), optim.adam(), loss_fn, replicas=first(2), **options)
     hlo = ddp.compiled_text(ddp.init(), ddp.replicas.shard(dealt(2, 3, micro)))
     computations = {m[1]: m[2] for m in re.finditer(r"^(?:ENTRY )?%(\S+) [^\n]*{\n(.*?)^}", hlo, re.M | re.S)}

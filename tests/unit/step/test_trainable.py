@@ -1,4 +1,4 @@
-"""Frozen and unused parameters: told by name, unknown to all that comes after the backward pass, and free of charge."""
+"""Frozen and unused parameters: their names, their state, and the program of a step with them."""
 
 import re
 from pathlib import Path
@@ -23,7 +23,7 @@ from tests.support.step_cases import Net, dealt, first
 
 
 class Partly(nnx.Module):
-    """A net, one that nobody calls, and one whose result no gradient passes through."""
+    """A net that learns, a net that is never called, and a net behind `stop_gradient`."""
 
     def __init__(self) -> None:
         self.net, self.unused, self.stopped = (Net() for _ in range(3))
@@ -46,7 +46,7 @@ def batches(ddp: DataParallel) -> MicroBatches:
     )
 
 
-def test_parameters_that_nobody_trains_are_told_by_name() -> None:
+def test_frozen_and_unused_parameters_are_named() -> None:
     ddp = trainer(Partly(), frozen=("net.fc1.*",), find_unused_parameters=True)
     state = ddp.init()
     assert ddp.frozen_parameters == ("net.fc1.kernel", "net.fc1.bias")
@@ -54,11 +54,11 @@ def test_parameters_that_nobody_trains_are_told_by_name() -> None:
     assert trainer(Net()).unused_parameters(trainer(Net()).init(), batches(ddp).last) == ()
 
 
-def test_unused_parameters_keep_their_state_and_a_hook_meets_zeros() -> None:
-    met = {}
+def test_unused_parameters_keep_their_state_and_a_comm_hook_sees_zeros() -> None:
+    seen = {}
 
     def reduce(gradients: Any, state: Any) -> Any:
-        met.update(jax.tree.map(jnp.shape, gradients))
+        seen.update(jax.tree.map(jnp.shape, gradients))
         return all_reduce_mean(gradients), jax.tree.map(jnp.add, state, gradients)
 
     hook = CommHook(lambda params: jax.tree.map(jnp.zeros_like, params), reduce)
@@ -66,15 +66,15 @@ def test_unused_parameters_keep_their_state_and_a_hook_meets_zeros() -> None:
     start = jax.device_get(ddp.init())
     state, _ = ddp.steps(ddp.init(), batches(ddp))
     after = jax.device_get(state)
-    assert met.keys() == start.params.keys() == after.comm_state.keys()
+    assert seen.keys() == start.params.keys() == after.comm_state.keys()
     for name, value in start.params.items():
         moved = not (value == after.params[name]).all()
         moments = after.opt_state[0].mu[name].any()
-        gathered = after.comm_state[name].any()
-        assert moved == moments == gathered == (name not in NEVER), name
+        summed = after.comm_state[name].any()
+        assert moved == moments == summed == (name not in NEVER), name
 
 
-def test_frozen_parameters_are_unknown_to_the_optimizer() -> None:
+def test_the_optimizer_holds_no_state_of_frozen_parameters() -> None:
     ddp = trainer(Net(), frozen=("fc1.*",))
     state = ddp.init()
     assert state.opt_state[0].mu.keys() == {"fc2.bias", "fc2.kernel"} and state.params.keys() == set(LAYERS)
@@ -89,7 +89,7 @@ def test_frozen_parameters_are_unknown_to_the_optimizer() -> None:
         ({"frozen": ("unused.*",)}, "the loss does not depend on stopped.fc1.bias, .*find_unused_parameters=True"),
     ],
 )
-def test_parameters_that_the_loss_does_not_reach_are_refused(options: dict[str, Any], message: str) -> None:
+def test_parameters_that_the_loss_does_not_depend_on_are_refused(options: dict[str, Any], message: str) -> None:
     ddp = trainer(Partly(), **options)
     for call in (ddp.check, ddp.steps):
         with pytest.raises(InputError, match=message):
@@ -103,25 +103,25 @@ def test_parameters_that_the_loss_does_not_reach_are_refused(options: dict[str, 
         (("fc1.*", "fc2.*"), r"frozen fc1.\* fc2.\*: leaves no parameter to train"),
     ],
 )
-def test_patterns_that_make_no_sense_are_refused(frozen: tuple[str, ...], message: str) -> None:
+def test_patterns_that_match_nothing_or_everything_are_refused(frozen: tuple[str, ...], message: str) -> None:
     with pytest.raises(InputError, match=message):
         trainer(Net(), frozen=frozen)
 
 
 @pytest.mark.large
-def test_looking_for_unused_parameters_leaves_nothing_in_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finding_unused_parameters_does_not_change_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
     def program() -> str:
         ddp = trainer(Net())
         text = ddp.compiled_text(ddp.init(), batches(ddp))
         return re.sub(r"metadata={.*?}|stack_frame_id=\d+", "", text[text.index("\n\n%") :])
 
-    with_it = program()
+    expected = program()
     monkeypatch.setattr(local_gradients, "noted", lambda params, reached: reached.update(params) or params)
-    assert program() == with_it
+    assert program() == expected
 
 
 @pytest.mark.large
-def test_frozen_parameters_are_resumed_as_frozen_only(tmp_path: Path) -> None:
+def test_a_run_resumes_only_with_the_same_frozen_parameters(tmp_path: Path) -> None:
     folder = str(tmp_path / "run")
     common = {"dataset": "linear", "num_examples": 64, "devices": 2, "platform": "cpu", "hidden_sizes": (8,)}
     main(TrainConfig(epochs=1, freeze=("layers.0.*",), output=folder, **common))

@@ -1,4 +1,4 @@
-"""An optimizer's state in slices: how much of it a device holds, what is sent, what is kept and gone on with."""
+"""A sharded optimizer state: memory on each device, collectives of a step, layout and checkpoints."""
 
 import dataclasses
 import re
@@ -26,7 +26,7 @@ from torch_ref.launch import launch
 from torch_ref.train import train as torch_train
 
 ROUNDING = 1e-12  # float64, of weights; measured: up to 4e-16
-FAULT = 1e-4  # of weights, with a planted fault, at least; measured: 3e-3
+FAULT = 1e-4  # smallest difference of weights that a planted fault must cause; measured: 3e-3
 
 
 def ddp(world_size: int, *, shard: bool = True, optimizer: Any = None, **options: Any) -> DataParallel:
@@ -37,7 +37,7 @@ def ddp(world_size: int, *, shard: bool = True, optimizer: Any = None, **options
 
 
 def bytes_on_each(tree: Any) -> list[int]:
-    """What the arrays of a tree take of each device's memory."""
+    """Return the bytes that the arrays of a tree take on each device."""
     counted: Counter = Counter()
     for leaf in jax.tree.leaves(tree):
         for shard in leaf.addressable_shards:
@@ -48,14 +48,14 @@ def bytes_on_each(tree: Any) -> list[int]:
 @pytest.mark.one_in(6)
 @pytest.mark.parametrize("world_size", [2, 4, 8])
 @pytest.mark.parametrize("optimizer", [optim.adam(), optim.sgd(momentum=0.9)], ids=["adam", "sgd"])
-def test_a_device_holds_one_share_of_the_state(world_size: int, optimizer: Any) -> None:
+def test_a_device_holds_one_slice_of_the_optimizer_state(world_size: int, optimizer: Any) -> None:
     sharding = ddp(world_size, optimizer=optimizer)
     state = sharding.init()
     for _ in range(2):
         held = bytes_on_each(state.opt_state)
         (whole,) = set(bytes_on_each(ddp(world_size, shard=False, optimizer=optimizer).init().opt_state))
         vectors = sum(isinstance(node, zero.Slices) for node in nodes(state.opt_state))
-        padding = vectors * (world_size - 1) * 4 + 4  # less than an element for each replica, and a counter
+        padding = vectors * (world_size - 1) * 4 + 4  # less than one element per replica, and a counter
         assert len(held) == world_size and max(held) <= whole / world_size + padding
         state, _ = sharding.steps(state, sharding.replicas.shard(dealt(world_size, 1, (2,))))
 
@@ -68,7 +68,7 @@ def nodes(opt_state: Any) -> list[Any]:
 
 
 def sent(world_size: int, **options: Any) -> Counter:
-    """The collectives in the program of three steps, which loops over one."""
+    """Count the collectives in the program of three steps, a loop over one step."""
     trainer = ddp(world_size, **options)
     hlo = trainer.compiled_text(trainer.init(), trainer.replicas.shard(dealt(world_size, 3, (2, 2))))
     return Counter(re.findall(r" (all-reduce|reduce-scatter|all-gather|all-to-all|collective-permute)\(", hlo))
@@ -83,19 +83,24 @@ ONE_OF_EACH = {"reduce-scatter": 1, "all-gather": 1, "all-reduce": 1}  # gradien
     [
         ({}, ONE_OF_EACH),
         ({"loss_normalization": "global"}, ONE_OF_EACH),
-        ({"clip_grad_norm": 0.05}, ONE_OF_EACH),  # the norm travels with the metrics,
-        ({"clip_grad_norm": 0.05, "loss_normalization": "global"}, ONE_OF_EACH | {"all-reduce": 2}),  # or after them
+        ({"clip_grad_norm": 0.05}, ONE_OF_EACH),  # the norm is in the all-reduce of the metrics
+        (
+            {"clip_grad_norm": 0.05, "loss_normalization": "global"},
+            ONE_OF_EACH | {"all-reduce": 2},
+        ),  # the count first
         ({"shard": False}, {"all-reduce": 1}),
     ],
     ids=str,
 )
 @pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.large)])
-def test_a_step_sends_no_more_than_it_must(options: dict[str, Any], expected: dict[str, int], world_size: int) -> None:
+def test_a_step_runs_no_needless_collectives(
+    options: dict[str, Any], expected: dict[str, int], world_size: int
+) -> None:
     assert sent(world_size, **options) == expected
 
 
 @pytest.mark.large
-def test_virtual_replicas_do_the_same() -> None:
+def test_virtual_replicas_make_the_same_steps() -> None:
     batch = dealt(4, 2, (2,))
     both = []
     for replicas in (first(4), VirtualReplicas(4)):
@@ -108,7 +113,7 @@ def test_virtual_replicas_do_the_same() -> None:
 # ---- the layout
 
 
-def test_parameters_of_several_dtypes_come_back_as_they_were() -> None:
+def test_joined_is_the_inverse_of_sliced_for_several_dtypes() -> None:
     rng = np.random.default_rng(0)
     params = {
         "b": rng.normal(size=3).astype("float32"),
@@ -118,15 +123,15 @@ def test_parameters_of_several_dtypes_come_back_as_they_were() -> None:
     }
     slices = zero.sliced(params, zero.layout_of(params), 4)
     assert {dtype: vector.shape for dtype, vector in slices.vectors.items()} == {"float16": (4, 3), "float32": (4, 3)}
-    found = zero.joined(slices)
-    assert found.keys() == params.keys()
+    joined = zero.joined(slices)
+    assert joined.keys() == params.keys()
     for name, value in params.items():
-        assert found[name].dtype == value.dtype
-        np.testing.assert_array_equal(found[name], value)
+        assert joined[name].dtype == value.dtype
+        np.testing.assert_array_equal(joined[name], value)
 
 
-def test_a_state_that_starts_from_the_parameters_starts_from_their_slices() -> None:
-    """Optimizers may keep copies of the parameters, as one that pulls back to the start does."""
+def test_an_optimizer_that_copies_the_parameters_gets_copies_of_their_slices() -> None:
+    """Its state holds the initial parameters, towards which it pulls back."""
 
     def pull_back(strength: float) -> optax.GradientTransformation:
         def update(grads: Any, anchor: Any, params: Any = None) -> Any:
@@ -135,19 +140,19 @@ def test_a_state_that_starts_from_the_parameters_starts_from_their_slices() -> N
         return optax.GradientTransformation(lambda params: params, update)
 
     batch = dealt(2, 3, (2,))
-    found = []
+    states = []
     for shard in (True, False):
         trainer = ddp(2, shard=shard, optimizer=pull_back(0.3))
         state, _ = trainer.steps(trainer.init(), trainer.replicas.shard(batch))
-        found.append(jax.device_get(trainer.whole(state)))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-6), *found)  # float32: 2e-7
+        states.append(jax.device_get(trainer.whole(state)))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-6), *states)  # float32: 2e-7
 
 
 # ---- checkpoints
 
 
 def run(folder: Path, **changes: Any) -> dict[str, np.ndarray]:
-    """The weights at the end of a run of jaxddp.train."""
+    """Return the weights at the end of a run of jaxddp.train."""
     config = {"dataset": "linear", "num_examples": 256, "dtype": "float64", "platform": "cpu", "devices": 2}
     config |= {"hidden_sizes": (5,), "lr": 0.01, "clip_grad_norm": 0.5, "shard_optimizer": True}
     config |= {"epochs": 2, "output": str(folder)}
@@ -161,7 +166,7 @@ def distance(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> float:
 
 @pytest.mark.large
 @pytest.mark.parametrize("then", [{}, {"devices": 4}, {"shard_optimizer": False}], ids=str)
-def test_a_run_goes_on_with_slices_of_any_number_or_with_none(then: dict[str, Any], tmp_path: Path) -> None:
+def test_a_sharded_run_resumes_on_more_replicas_or_unsharded(then: dict[str, Any], tmp_path: Path) -> None:
     whole = run(tmp_path / "whole")
     run(tmp_path / "parts", epochs=1)
     parts = run(tmp_path / "parts", resume=str(tmp_path / "parts"), **then)
@@ -169,13 +174,13 @@ def test_a_run_goes_on_with_slices_of_any_number_or_with_none(then: dict[str, An
 
 
 @pytest.mark.large
-def test_a_run_without_slices_goes_on_with_them(tmp_path: Path) -> None:
+def test_a_run_without_sharding_resumes_with_it(tmp_path: Path) -> None:
     whole = run(tmp_path / "whole")
     run(tmp_path / "parts", epochs=1, shard_optimizer=False)
     assert distance(run(tmp_path / "parts", resume=str(tmp_path / "parts")), whole) <= ROUNDING
 
 
-def test_slices_in_another_order_would_be_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slices_joined_in_another_order_are_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, join = run(tmp_path / "whole"), zero.Sharded.join
     with monkeypatch.context() as patch:
         patch.setattr(zero.Sharded, "join", lambda self, state: join(self, jax.tree.map(lambda x: x[::-1], state)))
@@ -184,7 +189,7 @@ def test_slices_in_another_order_would_be_noticed(tmp_path: Path, monkeypatch: p
 
 
 def train_whole_and_in_parts(world: World, config: TorchConfig) -> None:
-    """Two epochs at once, and one after the other; the ranks are started once for all runs."""
+    """Train two epochs in one run and in two; the ranks are started once for all runs."""
     whole, parts = (dataclasses.replace(config, output=f"{config.output}/{name}") for name in ("whole", "parts"))
     torch_train(world, whole)
     torch_train(world, dataclasses.replace(parts, epochs=1))
@@ -192,7 +197,7 @@ def train_whole_and_in_parts(world: World, config: TorchConfig) -> None:
 
 
 @pytest.mark.large
-def test_torchs_is_resumed_bit_for_bit(tmp_path: Path) -> None:
+def test_torchs_sharded_run_resumes_bit_for_bit(tmp_path: Path) -> None:
     config = torch_case(shard_optimizer=True, output=str(tmp_path), epochs=2, schedule="step", step_size=3)
     launch(train_whole_and_in_parts, config)
     whole, parts = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "parts"))
