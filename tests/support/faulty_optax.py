@@ -1,4 +1,4 @@
-"""Optimizers with a mistake in them, as somebody would write them in optax."""
+"""Optimizers with a mistake, as somebody would write them in optax."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +16,7 @@ def zeros(params: Tree) -> Tree:
 
 
 def l2(decay: float, inner: Transformation, mask: Any = None) -> Transformation:
-    """Weight decay as torch's SGD and Adam have it."""
+    """Add weight decay to the gradients, as torch's SGD and Adam do."""
     return optax.chain(optax.add_decayed_weights(decay, mask), inner)
 
 
@@ -38,7 +38,7 @@ def uncorrected_adam(lr: float) -> Transformation:
 
 
 def adagrad_from(start: float, lr: float, eps: float) -> Transformation:
-    """torch's Adagrad, but for where it starts."""
+    """Return torch's Adagrad with another initial accumulator."""
 
     def update(g: Tree, s: Tree, params: Any = None) -> tuple[Tree, Tree]:
         s = {name: s[name] + g[name] ** 2 for name in g}
@@ -48,12 +48,12 @@ def adagrad_from(start: float, lr: float, eps: float) -> Transformation:
 
 
 def then(inner: Transformation, change: Callable[[Tree], Tree]) -> Transformation:
-    """What `change` makes of the updates."""
+    """Apply `change` to the updates."""
     return optax.chain(inner, optax.stateless(lambda updates, params: {**updates, **change(updates)}))
 
 
 def stale(inner: Transformation, name: str) -> Transformation:
-    """One tensor gets the update of the step before."""
+    """Give one tensor the update of the step before."""
 
     def update(updates: Tree, before: Tree | None, params: Any = None) -> tuple[Tree, Tree]:
         return {**updates, name: updates[name] if before is None else before[name]}, updates
@@ -62,7 +62,7 @@ def stale(inner: Transformation, name: str) -> Transformation:
 
 
 def reset_every(steps: int, inner: Transformation) -> Transformation:
-    """Forgets everything every so many steps."""
+    """Reset the optimizer's state every so many steps."""
 
     def update(g: Tree, state: tuple[int, Any], params: Tree) -> tuple[Tree, tuple[int, Any]]:
         count, kept = state
@@ -73,7 +73,7 @@ def reset_every(steps: int, inner: Transformation) -> Transformation:
 
 
 def decay_towards_start(decay: float) -> Transformation:
-    """Decay towards the weights at the beginning, not towards 0."""
+    """Decay towards the initial weights instead of 0."""
 
     def update(updates: Tree, start: Tree, params: Tree) -> tuple[Tree, Tree]:
         return {name: u + decay * (params[name] - start[name]) for name, u in updates.items()}, start
@@ -82,7 +82,7 @@ def decay_towards_start(decay: float) -> Transformation:
 
 
 def a_step_late(lr: float) -> Transformation:
-    """SGD with the gradients of the step before."""
+    """Return SGD with the gradients of the step before."""
     return optax.GradientTransformation(
         zeros, lambda g, before, params=None: ({n: -lr * b for n, b in before.items()}, g)
     )

@@ -1,4 +1,4 @@
-"""Ports whose optimizer has a mistake in it: what it is called, the reference, and the port's."""
+"""Ports whose optimizer has a mistake: names of the mistake, the reference's optimizer, and the port's."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -54,10 +54,10 @@ class Planted:
     """A port with mistakes.
 
     Attributes:
-        causes: sets of faults that say it, between which the run cannot decide.
-        torch_optimizer: the reference.
+        causes: sets of faults that explain the port, which the run cannot tell apart.
+        torch_optimizer: the reference's.
         flax_optimizer: the port's.
-        says: what has to be said of the first cause.
+        says: text that the first cause must contain.
         options: of `run`.
     """
 
@@ -74,7 +74,11 @@ class Planted:
 def planted(
     causes: str, torch_optimizer: Callable[..., Any], flax_optimizer: Transformation, says: str = "", **options: Any
 ) -> Any:
-    """`causes`: "a", "a+b" for a pair, "a | b" for two between which the run cannot decide."""
+    """Return a test case.
+
+    Args:
+        causes: "a"; "a+b" for a pair; "a | b" for two causes that the run cannot tell apart.
+    """
     sets = tuple(frozenset(cause.strip().split("+")) for cause in causes.split("|"))
     assert frozenset().union(*sets) <= FAULTS.keys()
     return pytest.param(Planted(sets, torch_optimizer, flax_optimizer, says, options), id=causes.replace(" ", ""))
@@ -160,7 +164,7 @@ SINGLES = [
         "one step ahead",
         scheduler=partial(LinearLR, start_factor=0.25, total_iters=4),
     ),
-    # In a geometric schedule a step is a factor.
+    # In a geometric schedule, one step ahead is a factor.
     planted(
         "lr_off_by_one | lr_scaled",
         adam,
@@ -208,7 +212,7 @@ COMBINED = [
     planted("decay_value+unused_parameters", adamw, optax.adamw(1e-3), unused=UNUSED),
     planted("coupled_decay+betas", coupled, same_adamw(1e-3, b2=0.98), "beta2 0.98, the reference has 0.999"),
     planted("coupled_decay+eps_value | coupled_decay+loss_scale", coupled, same_adamw(1e-3, eps=1e-7), "eps 1e-7"),
-    # At a constant rate, what is not multiplied by it is another decay.
+    # At a constant learning rate, decay without the rate is another decay.
     planted("coupled_decay+decay_value | decay_without_lr+decay_value", coupled, optax.adamw(1e-3)),
     planted("eps_in_root+betas", adam, optax.adam(1e-3, b2=0.98, eps=0.0, eps_root=1e-8)),
     planted(

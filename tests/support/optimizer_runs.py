@@ -1,4 +1,4 @@
-"""Runs of an optimizer in both frameworks on the same gradients, with the weights that torch has."""
+"""Runs of an optimizer in both frameworks on the same gradients and torch's weights."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -25,7 +25,7 @@ SHAPES: Shapes = {
     "head.weight": (5, 12),
     "head.bias": (5,),
 }
-STEPS_AHEAD = 30  # that the scheduler is asked for beyond the run
+STEPS_AHEAD = 30  # steps of the schedule beyond the run
 
 
 def one_group(parameters: Parameters) -> list[dict[str, Any]]:
@@ -33,13 +33,13 @@ def one_group(parameters: Parameters) -> list[dict[str, Any]]:
 
 
 def matrices_decay(parameters: Parameters) -> list[dict[str, Any]]:
-    """Two groups: matrices decay, the others do not."""
+    """Return two groups: matrices, which decay, and the others, which do not."""
     matrices = [p for p in parameters.values() if p.ndim > 1]
     return [{"params": matrices}, {"params": [p for p in parameters.values() if p.ndim < 2], "weight_decay": 0.0}]
 
 
 def fresh(transformation: FlaxOptimizer, state: Any, params: Any) -> Any:
-    """A restore that loses everything."""
+    """Restore a state that has lost everything."""
     return transformation.init(params)
 
 
@@ -58,9 +58,22 @@ def run(
     world_size: int = 4,
     accumulation_steps: int = 3,
 ) -> OptimizerEvidence:
-    """Both optimizers on the same gradients; torch's weights are given to both at each step.
+    """Run both optimizers on the same gradients; both get torch's weights at each step.
 
-    Gradients span nine decades, and those of "norm.bias" are next to nothing, as in front of a BatchNorm.
+    Gradients span nine decades, and those of "norm.bias" are almost 0, as those of a bias before a BatchNorm.
+
+    Args:
+        torch_optimizer: parameter groups -> the reference's optimizer.
+        flax_optimizer: the port's.
+        steps: number of steps.
+        seed: of weights and gradients.
+        shapes: parameter -> shape.
+        groups: parameters -> torch's parameter groups.
+        scheduler: torch's optimizer -> its schedule; None: constant.
+        unused: step -> parameters without a gradient.
+        restored_at: number of steps after which the JAX side is saved and restored; None: never.
+        restore: (optimizer, state, parameters) -> the restored state.
+        world_size, accumulation_steps: of the run, for the diagnosis.
     """
     rng = np.random.default_rng(seed)
     params = {name: torch.nn.Parameter(torch.from_numpy(rng.normal(size=s) / 2)) for name, s in shapes.items()}
@@ -69,7 +82,7 @@ def run(
     sizes["norm.bias"] = sizes["norm.bias"] * 1e-12
     optimizer = torch_optimizer(groups(params))
     schedule = scheduler(optimizer) if scheduler else torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
-    found, rates = [], []
+    taken, rates = [], []
     with jax.enable_x64(True):
         state = flax_optimizer.init(_to_jax(params))
         for step in range(steps):
@@ -80,7 +93,7 @@ def run(
                 state = restore(flax_optimizer, state, weights)
             given = {name: jnp.asarray(gradient) for name, gradient in gradients.items()}
             update, state = flax_optimizer.update(given, state, weights)
-            found.append(
+            taken.append(
                 OptimizerStep(
                     _groups(optimizer, names), before, gradients, absent, {n: np.asarray(u) for n, u in update.items()}
                 )
@@ -93,7 +106,7 @@ def run(
     for _ in range(STEPS_AHEAD):
         rates.append(optimizer.param_groups[0]["lr"])
         schedule.step()
-    return OptimizerEvidence(type(optimizer).__name__, found, rates, world_size, accumulation_steps, restored_at)
+    return OptimizerEvidence(type(optimizer).__name__, taken, rates, world_size, accumulation_steps, restored_at)
 
 
 def _to_jax(params: Parameters) -> dict[str, jax.Array]:

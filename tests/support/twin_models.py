@@ -51,7 +51,7 @@ class TorchTransformer(nn.Module):
 
 
 def torch_token_loss(model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Smoothed cross-entropy over the labels that are not -100, and a penalty on the logits' norm."""
+    """Return the smoothed cross-entropy over labels other than -100, and a penalty on the logits' norm."""
     logits, labels = model(batch["x"]), batch["y"].flatten()
     loss = F.cross_entropy(logits.flatten(0, 1), labels, label_smoothing=0.1, reduction="sum")
     count = (labels != -100).sum()
@@ -60,7 +60,7 @@ def torch_token_loss(model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str,
 
 
 class Planted:
-    """Faults by name, with their values; an attribute of a flax module that is no data."""
+    """Faults by name, with their values, which flax modules do not count as data."""
 
     def __init__(self, **faults: Any):
         self._faults = faults
@@ -124,7 +124,7 @@ class FlaxTransformer(nnx.Module):
 
     def __call__(self, ids: jax.Array) -> jax.Array:
         x = self.embed(ids)
-        if "padding_idx" not in self.faults:  # as torch: the row is read, and learns nothing from that
+        if "padding_idx" not in self.faults:  # as in torch, the row is read and gets no gradient
             x = jnp.where((ids == 0)[..., None], lax.stop_gradient(x), x)
         for block in self.blocks:
             x = block(x)
@@ -164,7 +164,7 @@ class TorchConvnet(nn.Module):
 
 
 def torch_class_loss(model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A loss that has taken its mean itself."""
+    """Return the loss as a mean with count 1."""
     return {"loss": F.cross_entropy(model(batch["x"]), batch["y"]), "count": torch.tensor(1.0)}
 
 
@@ -213,7 +213,7 @@ def flax_class_loss(faults: Planted) -> Callable[[Any, Any], tuple[jax.Array, ja
     return loss
 
 
-class TorchRMSNorm(nn.Module):  # by hand, as many write it
+class TorchRMSNorm(nn.Module):  # hand-written, as in many models
     def __init__(self) -> None:
         super().__init__()
         self.scale = nn.Parameter(torch.ones(WIDTH))
@@ -233,7 +233,7 @@ class TorchMLP(nn.Module):
 
 
 def torch_mlp_loss(model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Labels of 0 are ignored."""
+    """Return the mean negative log-likelihood; labels of 0 are ignored."""
     return {"loss": F.nll_loss(model(batch["x"]), batch["y"], ignore_index=0), "count": torch.tensor(1.0)}
 
 
@@ -269,7 +269,7 @@ def layer_norm(eps: float) -> nnx.LayerNorm:
 
 @dataclass(frozen=True)
 class Twins:
-    """A model in both frameworks, and where its batches come from."""
+    """A model in both frameworks, and the source of its batches."""
 
     torch_model: Callable[[], nn.Module]
     torch_loss: Callable[[Any, Any], dict[str, Tensor]]
@@ -279,7 +279,7 @@ class Twins:
 
 
 def tokens(random: np.random.Generator) -> dict[str, np.ndarray]:
-    """Ids and labels, of which as many are ignored as chance will have it."""
+    """Draw ids and labels; a random share of the labels is ignored."""
     ids = random.integers(0, VOCABULARY, (3, 5))
     ignored = random.random((3, 5)) < random.uniform(0.0, 0.7)
     ignored[0, 0] = False

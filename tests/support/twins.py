@@ -1,6 +1,6 @@
-"""What a flax twin does beside its torch module, with faults planted in it.
+"""Runs of a flax twin beside its torch module, with faults planted in the twin.
 
-Nothing here knows how the diagnosis replays a fault.
+Nothing here uses the diagnosis's replays.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,11 +29,16 @@ def evidence(
     change: Callable[[dict[str, np.ndarray]], None] = lambda gradients: None,
     **faults: Any,
 ) -> ModelEvidence:
-    """What the flax twin does with faults planted, at random weights, beside the torch module.
+    """Return the flax twin's steps at random weights, with faults planted, beside the torch module.
 
     Args:
+        twins: the model in both frameworks.
+        world_size: number of replicas.
+        micro_batches: number per step and replica.
+        steps: number of steps.
+        loss_normalization: the reference's, "ddp" or "global".
         combine: how the flax side combines micro-batches; the reference's way by default.
-        change: done to the flax side's local gradients.
+        change: function that changes the flax side's local gradients in place.
         faults: planted in the flax twin.
     """
     random = np.random.default_rng(0)
@@ -76,7 +81,7 @@ def evidence(
 
 
 def perturbed(module: nn.Module, random: np.random.Generator) -> dict[str, np.ndarray]:
-    """A state in which no parameter or buffer is 0 or 1; of a module whose tied tensors stay tied."""
+    """Add noise to all parameters and buffers, tied tensors staying tied, and return the state dict."""
     with torch.no_grad():
         for name, tensor in (*module.named_parameters(), *module.named_buffers()):
             if tensor.is_floating_point():
@@ -86,7 +91,7 @@ def perturbed(module: nn.Module, random: np.random.Generator) -> dict[str, np.nd
 
 
 def differentiated(loss_fn: Any, functional: Functional, arrays: dict[str, jax.Array], batches: Any) -> Any:
-    """Sum of losses, its gradients and count, (replicas, micro-batches, ...), and the buffers at the end."""
+    """Return sums of losses, their gradients and counts, (replicas, micro-batches, ...), and the final buffers."""
     params = {name: arrays[name] for name in functional.params}
     batch = jax.tree.map(
         lambda *leaves: jnp.stack(leaves), *[jax.tree.map(lambda *x: jnp.stack(x), *b) for b in batches]
@@ -111,7 +116,7 @@ def differentiated(loss_fn: Any, functional: Functional, arrays: dict[str, jax.A
 
 
 def combined(how: str, sums: np.ndarray, gradients: Any, counts: np.ndarray) -> tuple[np.ndarray, Any]:
-    """Local losses and gradients, written here once more."""
+    """Return local losses and gradients, computed apart from the diagnosis."""
     with np.errstate(divide="ignore", invalid="ignore"):  # a replica without labels has no loss
         return _combined(how, sums, gradients, counts)
 
@@ -139,7 +144,7 @@ def _combined(how: str, sums: np.ndarray, gradients: Any, counts: np.ndarray) ->
 
 
 def columns(converter: Converter, arrays: Mapping[str, Any], world_size: int) -> dict[str, list[np.ndarray]]:
-    """Torch's tensors, for each replica."""
+    """Return torch's tensors, one per replica."""
     rows = [
         converter.to_torch({name: np.asarray(value)[rank] for name, value in arrays.items()})
         for rank in range(world_size)

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from jaxddp.parity.compare.residuals import relative
 from jaxddp.parity.findings import Layer
 from jaxddp.parity.records import INPUTS, OUTPUTS, StoredRecord, Tensors
 
@@ -76,8 +77,7 @@ def _residual(ours: np.ndarray | None, theirs: np.ndarray) -> float:
     if ours is None:
         return np.inf
     scale = float(np.linalg.norm(theirs[np.isfinite(theirs)]))
-    difference = float(np.linalg.norm(_distances(ours, theirs)))
-    return difference / scale if scale else (0.0 if difference == 0 else np.inf)
+    return relative(float(np.linalg.norm(_distances(ours, theirs))), scale)
 
 
 def _distances(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:

@@ -60,6 +60,17 @@ def norm(x: np.ndarray) -> float:
     return float(np.linalg.norm(np.where(np.isnan(x), 0.0, x)))
 
 
+def relative(difference: float, scale: float) -> float:
+    """Return difference / scale; 0 / 0 is 0, and x / 0 and a difference that is not finite are infinite.
+
+    >>> relative(0.5, 2.0), relative(0.0, 0.0), relative(1.0, 0.0), relative(math.nan, 1.0)
+    (0.25, 0.0, inf, inf)
+    """
+    if difference == 0:
+        return 0.0
+    return difference / scale if scale and math.isfinite(difference) else math.inf
+
+
 def _difference(a: np.ndarray, b: np.ndarray, scale: float) -> float:
     if a.shape != b.shape:
         raise ValueError(f"shapes {a.shape} and {b.shape}")
@@ -68,7 +79,4 @@ def _difference(a: np.ndarray, b: np.ndarray, scale: float) -> float:
     # The loss of a replica without a single valid label is NaN in torch, so it must be NaN here.
     if not np.array_equal(np.isnan(a), np.isnan(b)):
         return math.inf
-    difference = norm(a - b)
-    if difference == 0:
-        return 0.0
-    return difference / scale if scale and math.isfinite(difference) else math.inf
+    return relative(norm(a - b), scale)

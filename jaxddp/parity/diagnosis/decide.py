@@ -26,11 +26,6 @@ class Hypothesis:
     says: str
     residual: float
 
-    @property
-    def edits(self) -> int:
-        """Number of faults."""
-        return len(self.faults)
-
 
 @dataclass(frozen=True)
 class Ruling:
@@ -65,9 +60,9 @@ def decide(hypotheses: Iterable[Hypothesis], floor: float) -> Ruling:
     """
     ranked = sorted(hypotheses, key=lambda hypothesis: hypothesis.residual)
     explaining = [hypothesis for hypothesis in ranked if hypothesis.residual <= floor]
-    fewest = min((hypothesis.edits for hypothesis in explaining), default=0)
-    named = tuple(hypothesis for hypothesis in explaining if hypothesis.edits == fewest)
-    others = [h for h in ranked if h.residual > floor and (not named or h.edits <= fewest)]
+    fewest = min((len(hypothesis.faults) for hypothesis in explaining), default=0)
+    named = tuple(hypothesis for hypothesis in explaining if len(hypothesis.faults) == fewest)
+    others = [h for h in ranked if h.residual > floor and (not named or len(h.faults) <= fewest)]
     runner_up = others[0] if others else None
     if named and runner_up is not None and runner_up.residual < SEPARATION * named[-1].residual:
         return Ruling((), named[0])

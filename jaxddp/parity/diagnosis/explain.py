@@ -13,7 +13,7 @@ from jaxddp.parity.diagnosis.decide import Hypothesis, Ruling
 from jaxddp.parity.diagnosis.evidence import Evidence
 from jaxddp.parity.diagnosis.forward.rank_job import ForwardDiagnosis
 from jaxddp.parity.diagnosis.optimizer.update import differing_update, explain_update
-from jaxddp.parity.diagnosis.reduction.explain import SHOWN, Recipe, ReductionStep, explain_reduction
+from jaxddp.parity.diagnosis.reduction.explain import SHOWN, ReductionRecipe, ReductionStep, explain_reduction
 from jaxddp.parity.diagnosis.samples import SampleEvidence, explain_samples
 from jaxddp.parity.findings import Cause, Difference, Layer, Problem
 from jaxddp.parity.flax_side.child import Micro
@@ -101,7 +101,7 @@ def _causes(ruling: Ruling) -> Iterator[Cause]:
     other = ruling.runner_up
     runner_up = None if other is None else (other.says, other.residual)
     of_each = [_in_order(hypothesis, ruling.named[0].faults) for hypothesis in ruling.named]
-    for position in range(ruling.named[0].edits):
+    for position in range(len(ruling.named[0].faults)):
         says: dict[str, str] = {}
         for parts in of_each:
             says.setdefault(*parts[position])
@@ -111,7 +111,7 @@ def _causes(ruling: Ruling) -> Iterator[Cause]:
 def _in_order(hypothesis: Hypothesis, faults: Sequence[str]) -> list[tuple[str, str]]:
     """Return (fault, line) pairs; a fault that is among `faults` takes its position there."""
     says = hypothesis.says.split("; ")
-    one_each = len(says) == hypothesis.edits
+    one_each = len(says) == len(hypothesis.faults)
     left = [(fault, says[i] if one_each else hypothesis.says) for i, fault in enumerate(hypothesis.faults)]
     others = [part for part in left if part[0] not in faults]
     return [next((part for part in left if part[0] == fault), None) or others.pop(0) for fault in faults]
@@ -196,7 +196,7 @@ def _search_reduction(evidence: Evidence, workers: Workers, steps: tuple[int, ..
     scratch = Scratch()
     workers.jax.do(Micro(evidence.case, evidence.start, evidence.torch_folder, scratch.path, steps))
     facts = evidence.facts
-    reference = Recipe(facts.loss_normalization, clip_norm=facts.clip_grad_norm)
+    reference = ReductionRecipe(facts.loss_normalization, clip_norm=facts.clip_grad_norm)
     micro = Records([scratch.path])
     of_steps = Lazy(lambda: len(steps), lambda i: _reduction_step(evidence, micro[i], evidence.jax[steps[i]]))
     return explain_reduction(of_steps, reference, evidence.summary.tied)

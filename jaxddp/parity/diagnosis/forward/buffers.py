@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 
 from jaxddp.parity.diagnosis.decide import Ruling
-from jaxddp.parity.diagnosis.forward.calls import Edit
+from jaxddp.parity.diagnosis.forward.calls import Patch
 from jaxddp.parity.diagnosis.forward.explain import FLOOR
 from jaxddp.parity.diagnosis.forward.fit import Item, Stages, residual_at
 from jaxddp.parity.diagnosis.forward.functions import batch_norm_sync, biased_variance, momentum
 from jaxddp.parity.diagnosis.forward.replay import Arrays, ModelEvidence, Replay
-from jaxddp.parity.diagnosis.forward.search import explain
-from jaxddp.parity.diagnosis.forward.sites import edits_of
+from jaxddp.parity.diagnosis.forward.search import find_faults
+from jaxddp.parity.diagnosis.forward.sites import patches_of
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def explain_buffers(
     subject = Buffers(evidence, known)
     for step in range(subject.steps):
         if residual_at(subject, (step, subject.ranks)) > floor:
-            return explain(subject, subject.items(step), (step, subject.ranks), floor, seconds)[0]
+            return find_faults(subject, subject.items(step), (step, subject.ranks), floor, seconds)[0]
     return Ruling((), None)
 
 
@@ -78,7 +78,7 @@ class Buffers:
     """
 
     def __init__(self, evidence: ModelEvidence, known: Sequence[Item] = ()):
-        self._known = [item for item in known if isinstance(item, Edit)]
+        self._known = [item for item in known if isinstance(item, Patch)]
         self.steps = len(evidence.steps)
         self.ranks = tuple(range(evidence.world_size))
         self._evidence = evidence
@@ -92,10 +92,10 @@ class Buffers:
 
     def predicted(self, step: int, ranks: Sequence[int], items: Sequence[Any]) -> Stages:
         """Return the change of the reference's buffers with faults planted."""
-        edits = [*self._known, *(item for item in items if isinstance(item, Edit))]
+        patches = [*self._known, *(item for item in items if isinstance(item, Patch))]
         kept = next((item for item in items if isinstance(item, Kept)), None)
         run = self.ranks if kept else (0,)
-        buffers = [result.buffers for result in self._replay.run(step, run, edits)]
+        buffers = [result.buffers for result in self._replay.run(step, run, patches)]
         if kept and kept.mean:
             buffers = [{name: np.mean([one[name] for one in buffers], 0) for name in buffers[0]}] * len(run)
         state = self._evidence.steps[step].state
@@ -107,7 +107,7 @@ class Buffers:
         calls = self._replay.trace(step, rank=0)
         kinds = (momentum, biased_variance, *((batch_norm_sync,) if len(self.ranks) > 1 else ()))
         changes = [(call, change) for kind in kinds for call in calls for change in kind(call)]
-        return [*((OWN, MEAN) if len(self.ranks) > 1 else ()), *edits_of(changes)]
+        return [*((OWN, MEAN) if len(self.ranks) > 1 else ()), *patches_of(changes)]
 
 
 def _changes(buffers: Arrays, state: Arrays) -> dict[str, np.ndarray]:

@@ -14,6 +14,8 @@ from typing import Any, Protocol
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from jaxddp.parity.diagnosis.forward.fit import Item
+
 Site = tuple[str, int]
 Gather = Callable[[Tensor], Sequence[Tensor]]
 
@@ -141,7 +143,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Edit:
+class Patch(Item):
     """A change at one site or several, with its value.
 
     Attributes:
@@ -180,18 +182,13 @@ class Edit:
         """Initial value of the fit."""
         return self.change.start
 
-    @property
-    def plausible(self) -> bool:
-        """True: any value may have been written."""
-        return True
-
-    def at(self, value: float) -> "Edit":
+    def at(self, value: float) -> "Patch":
         """Return the fault with another value."""
         return replace(self, value=max(value, self.change.least))
 
     def excludes(self, other: object) -> bool:
         """Return True if both are the same fault in the same place."""
-        if not isinstance(other, Edit):
+        if not isinstance(other, Patch):
             return False
         if self.change.stale or other.change.stale:
             return self.change.stale and other.change.stale
@@ -202,7 +199,7 @@ class Calls(TorchFunctionMode):
     """Context manager that counts calls and replaces those at the patched sites.
 
     Args:
-        edits: the faults.
+        patches: the faults.
         gather: see `Call`.
         modules: names of the modules that are being executed, innermost last; calls are recorded if given.
 
@@ -212,20 +209,20 @@ class Calls(TorchFunctionMode):
 
     >>> import torch
     >>> gelu = Change("gelu_approximation", "", lambda call, proceed, _: proceed(call.but(approximate="tanh")))
-    >>> with Calls([Edit(gelu, frozenset({("gelu", 1)}))]):
+    >>> with Calls([Patch(gelu, frozenset({("gelu", 1)}))]):
     ...     [torch.nn.functional.gelu(torch.tensor([1.0, 2.0])) for _ in range(2)]
     [tensor([0.8413, 1.9545]), tensor([0.8412, 1.9546])]
     """
 
     def __init__(
-        self, edits: Iterable[Edit] = (), gather: Gather = lambda tensor: (tensor,), modules: list[str] | None = None
+        self, patches: Iterable[Patch] = (), gather: Gather = lambda tensor: (tensor,), modules: list[str] | None = None
     ):
         super().__init__()
-        self._edits: dict[Site, list[Edit]] = defaultdict(list)
+        self._patches: dict[Site, list[Patch]] = defaultdict(list)
         # Values are set before the changes that depend on them.
-        for edit in sorted(edits, key=lambda edit: (not edit.change.lockstep, edit.value is None)):
-            for site in edit.sites:
-                self._edits[site].append(edit)
+        for patch in sorted(patches, key=lambda patch: (not patch.change.lockstep, patch.value is None)):
+            for site in patch.sites:
+                self._patches[site].append(patch)
         self._gather = gather
         self._modules = modules
         self._counter: Counter[str] = Counter()
@@ -242,11 +239,11 @@ class Calls(TorchFunctionMode):
                 return _opened(func)(*args, **kwargs or {})
         site = name, self._counter[name]
         self._counter[name] += 1
-        edits = self._edits.get(site, ())
-        if not edits and self._modules is None:
+        patches = self._patches.get(site, ())
+        if not patches and self._modules is None:
             return func(*args, **kwargs or {})
         call = Call(site, func, args, kwargs or {}, count_more=self._count_more, gather=self._gather)
-        return self._record(call) if self._modules is not None else _answered(call, list(edits))
+        return self._record(call) if self._modules is not None else _answered(call, list(patches))
 
     def _count_more(self, number: float) -> None:
         self.more += number
@@ -262,11 +259,13 @@ class Calls(TorchFunctionMode):
         return result
 
 
-def _answered(call: Call, edits: list[Edit]) -> Any:
-    if not edits:
+def _answered(call: Call, patches: list[Patch]) -> Any:
+    if not patches:
         return call.run()
-    edit = edits[0]
-    return edit.change.answer(call, lambda call: _answered(call, edits[1:]), 0.0 if edit.value is None else edit.value)
+    patch = patches[0]
+    return patch.change.answer(
+        call, lambda call: _answered(call, patches[1:]), 0.0 if patch.value is None else patch.value
+    )
 
 
 def _opened(function: Any) -> Callable[..., Any]:

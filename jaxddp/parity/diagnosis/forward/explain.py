@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from jaxddp.parity.diagnosis.decide import Ruling
-from jaxddp.parity.diagnosis.forward.calls import Change, Edit
+from jaxddp.parity.diagnosis.forward.calls import Change, Patch
 from jaxddp.parity.diagnosis.forward.combined import Reading, combined, counts_of, readings, reference_reading
 from jaxddp.parity.diagnosis.forward.fit import Item, Stages, residual_at
 from jaxddp.parity.diagnosis.forward.functions import (
@@ -23,8 +23,8 @@ from jaxddp.parity.diagnosis.forward.functions import (
 from jaxddp.parity.diagnosis.forward.layout import flattened_axes, kernel_axes, same_padding
 from jaxddp.parity.diagnosis.forward.precision import reduced_precision
 from jaxddp.parity.diagnosis.forward.replay import ModelEvidence, ModelStep, Replay
-from jaxddp.parity.diagnosis.forward.search import explain, worst_rank
-from jaxddp.parity.diagnosis.forward.sites import edits_of
+from jaxddp.parity.diagnosis.forward.search import find_faults, worst_rank
+from jaxddp.parity.diagnosis.forward.sites import patches_of
 from jaxddp.parity.diagnosis.forward.variance import fast_variance
 
 __all__ = ["FLOOR", "ModelEvidence", "ModelStep", "search_model"]
@@ -34,7 +34,7 @@ OF_ONE_CALL = (
     *(gelu, norm_epsilon, label_smoothing, ignore_index, padding_idx, loss_terms, batch_norm_sync, batch_norm_eval),
     *(same_padding, flattened_axes, kernel_axes, fast_variance),
 )
-STALE = Edit(Change("stale_parameters", "gradients at the parameters of the step before", stale=True), frozenset())
+STALE = Patch(Change("stale_parameters", "gradients at the parameters of the step before", stale=True), frozenset())
 
 
 def search_model(
@@ -55,7 +55,7 @@ def search_model(
     for step in range(subject.steps):
         if residual_at(subject, (step, subject.ranks)) > floor:
             rank = worst_rank(subject, step)
-            return explain(subject, subject.items(step, rank), (step, (rank,)), floor, seconds)
+            return find_faults(subject, subject.items(step, rank), (step, (rank,)), floor, seconds)
     return Ruling((), None), ()
 
 
@@ -79,13 +79,13 @@ class LossAndGradients:
     def predicted(self, step: int, ranks: Sequence[int], items: Sequence[Any]) -> Stages:
         """Return the reference's losses and gradients with faults planted."""
         ranks = self._compared(ranks)
-        edits = [item for item in items if isinstance(item, Edit)]
+        patches = [item for item in items if isinstance(item, Patch)]
         reading = next((item for item in items if isinstance(item, Reading)), self._reference)
         if step not in self._counts:
             self._counts[step] = counts_of(self._replay.run(step, self.ranks))
-        recounted = reading.over == "global" and any(edit.change.counts for edit in edits)
+        recounted = reading.over == "global" and any(patch.change.counts for patch in patches)
         run = self.ranks if reading.shared or recounted else tuple(ranks)
-        results = self._replay.run(step, run, edits)
+        results = self._replay.run(step, run, patches)
         counts = self._counts[step].copy()
         counts[list(run)] = counts_of(results)
         return combined(reading, results, run, ranks, counts)
@@ -101,7 +101,7 @@ class LossAndGradients:
         changes = [(call, change) for of_call in OF_ONE_CALL for call in calls for change in of_call(call)]
         changes += [*tied_weights(calls, self._evidence.module), *reduced_precision(calls)]
         alone = len(self.ranks) == 1
-        edits = [edit for edit in edits_of(changes) if not (alone and edit.change.lockstep)]
-        edits.sort(key=lambda edit: -len(edit.sites))
+        patches = [patch for patch in patches_of(changes) if not (alone and patch.change.lockstep)]
+        patches.sort(key=lambda patch: -len(patch.sites))
         micro_batches = len(self._evidence.steps[step].micro_batches[rank])
-        return [*readings(self._evidence.loss_normalization, len(self.ranks), micro_batches), STALE, *edits]
+        return [*readings(self._evidence.loss_normalization, len(self.ranks), micro_batches), STALE, *patches]

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from jaxddp.parity.diagnosis.forward.calls import Call, Calls, Edit, Gather
+from jaxddp.parity.diagnosis.forward.calls import Call, Calls, Gather, Patch
 from jaxddp.parity.diagnosis.forward.sites import trace
 from torch_ref.losses import Batch, LossFunction
 
@@ -95,28 +95,28 @@ class Replay:
     def __init__(self, evidence: ModelEvidence):
         self._evidence = evidence
         self._copies: list[nn.Module] = []
-        self._known: OrderedDict[tuple[int, int, tuple[Edit, ...]], ReplicaResult] = OrderedDict()
+        self._known: OrderedDict[tuple[int, int, tuple[Patch, ...]], ReplicaResult] = OrderedDict()
 
-    def run(self, step: int, ranks: Sequence[int], edits: Sequence[Edit] = ()) -> list[ReplicaResult]:
+    def run(self, step: int, ranks: Sequence[int], patches: Sequence[Patch] = ()) -> list[ReplicaResult]:
         """Compute the forward and backward passes of a step's micro-batches.
 
         Args:
             step: index into the evidence's steps.
             ranks: replicas whose results are wanted.
-            edits: faults.
+            patches: faults.
 
         Raises:
             One of `fit.IMPOSSIBLE`: the loss cannot be computed with the faults.
         """
-        edits = tuple(edits)
+        patches = tuple(patches)
         for rank in ranks:
-            if (step, rank, edits) not in self._known:
-                if any(edit.change.lockstep for edit in edits):
-                    of_all = self._side_by_side(step, edits)
-                    self._known |= {(step, other, edits): result for other, result in enumerate(of_all)}
+            if (step, rank, patches) not in self._known:
+                if any(patch.change.lockstep for patch in patches):
+                    of_all = self._side_by_side(step, patches)
+                    self._known |= {(step, other, patches): result for other, result in enumerate(of_all)}
                 else:
-                    self._known[step, rank, edits] = self._alone(step, rank, edits)
-        results = [self._known[step, rank, edits] for rank in ranks]
+                    self._known[step, rank, patches] = self._alone(step, rank, patches)
+        results = [self._known[step, rank, patches] for rank in ranks]
         while len(self._known) > REMEMBERED * self._evidence.world_size:
             self._known.popitem(last=False)
         return results
@@ -127,21 +127,21 @@ class Replay:
         _load(module, taken.state)
         return trace(module, self._evidence.loss_fn, taken.micro_batches[rank][0])
 
-    def _state(self, step: int, edits: Sequence[Edit]) -> Arrays:
+    def _state(self, step: int, patches: Sequence[Patch]) -> Arrays:
         taken = self._evidence.steps[step]
-        stale = any(edit.change.stale for edit in edits)
+        stale = any(patch.change.stale for patch in patches)
         return taken.previous if stale and taken.previous is not None else taken.state
 
-    def _alone(self, step: int, rank: int, edits: Sequence[Edit]) -> ReplicaResult:
+    def _alone(self, step: int, rank: int, patches: Sequence[Patch]) -> ReplicaResult:
         module = self._evidence.module
-        _load(module, self._state(step, edits))
+        _load(module, self._state(step, patches))
         pieces = []
         for batch in self._evidence.steps[step].micro_batches[rank]:
-            loss, count = _forward(module, self._evidence.loss_fn, batch, Calls(edits))
+            loss, count = _forward(module, self._evidence.loss_fn, batch, Calls(patches))
             pieces.append(Piece(float(loss.detach()), count, _gradients(loss, module)))
         return ReplicaResult(pieces, _buffers(module))
 
-    def _side_by_side(self, step: int, edits: Sequence[Edit]) -> list[ReplicaResult]:
+    def _side_by_side(self, step: int, patches: Sequence[Patch]) -> list[ReplicaResult]:
         """Run all replicas at once, each in a thread, so that each replica's tensors enter the others' losses.
 
         As in JAX, a replica's gradient is the gradient of all losses with respect to the replica's copy of
@@ -151,12 +151,12 @@ class Replay:
         while len(self._copies) < evidence.world_size:
             self._copies.append(copy.deepcopy(evidence.module))
         for module in self._copies:
-            _load(module, self._state(step, edits))
+            _load(module, self._state(step, patches))
         pieces: list[list[Piece]] = [[] for _ in self._copies]
         for batches in zip(*evidence.steps[step].micro_batches, strict=True):
             exchange = _Exchange(evidence.world_size)
             forwards = [
-                partial(_forward, module, evidence.loss_fn, batch, Calls(edits, exchange.gather(rank)))
+                partial(_forward, module, evidence.loss_fn, batch, Calls(patches, exchange.gather(rank)))
                 for rank, (module, batch) in enumerate(zip(self._copies, batches, strict=True))
             ]
             results = exchange.together(forwards)

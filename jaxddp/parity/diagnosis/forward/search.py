@@ -43,7 +43,7 @@ class Explanation:
         return sum(item.reference is not None for item in self.items)
 
 
-def explain(
+def find_faults(
     subject: Subject, items: Sequence[Item], probe: Probe, floor: float, seconds: float
 ) -> tuple[Ruling, tuple[Item, ...]]:
     """Find the faults that explain JAX's steps, at the probe first and then at every step.
@@ -187,6 +187,6 @@ def _plainest(explanations: Sequence[Explanation], floor: float) -> list[Explana
     Explanations that leave more than the floor stay.
     """
     explaining = [e for e in explanations if e.residual <= floor and e.plausible]
-    fewest = min(((e.hypothesis.edits, e.fitted) for e in explaining), default=None)
-    plainest = {e.hypothesis.says: e for e in explaining if (e.hypothesis.edits, e.fitted) == fewest}
+    fewest = min(((len(e.hypothesis.faults), e.fitted) for e in explaining), default=None)
+    plainest = {e.hypothesis.says: e for e in explaining if (len(e.hypothesis.faults), e.fitted) == fewest}
     return [*plainest.values()] + [e for e in explanations if e.residual > floor]

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from jaxddp.parity.diagnosis.forward.calls import Call, Calls, Change, Edit, Site
+from jaxddp.parity.diagnosis.forward.calls import Call, Calls, Change, Patch, Site
 from torch_ref.losses import Batch, LossFunction
 
 
@@ -39,7 +39,7 @@ def _drop_last(names: list[str]) -> None:
     names.pop()
 
 
-def edits_of(changes: Iterable[tuple[Call, Change]]) -> Iterator[Edit]:
+def patches_of(changes: Iterable[tuple[Call, Change]]) -> Iterator[Patch]:
     """Yield each change at all of its sites, at the sites of similarly named modules, and at each site alone.
 
     Args:
@@ -51,9 +51,9 @@ def edits_of(changes: Iterable[tuple[Call, Change]]) -> Iterator[Edit]:
     for group in groups.values():
         change, calls = group[0][1], [call for call, _ in group]
         if len(calls) > 1 or change.setting or not calls[0].module:
-            yield Edit(change, frozenset(call.site for call in calls))
+            yield Patch(change, frozenset(call.site for call in calls))
         if len(calls) > 1 or calls[0].module:
-            yield from (Edit(change, sites, where) for sites, where in _places(calls).items() if not change.setting)
+            yield from (Patch(change, sites, where) for sites, where in _places(calls).items() if not change.setting)
 
 
 def _places(calls: Sequence[Call]) -> dict[frozenset[Site], str]:

@@ -4,20 +4,20 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from jaxddp.parity.compare.residuals import relative
 from jaxddp.parity.diagnosis.decide import Hypothesis
 from jaxddp.parity.diagnosis.optimizer.evidence import (
     OptimizerEvidence,
     OptimizerStep,
     Tensors,
-    ratio,
     replay,
 )
-from jaxddp.parity.diagnosis.optimizer.recipes import Recipe
+from jaxddp.parity.diagnosis.optimizer.recipes import OptimizerRecipe
 from jaxddp.parity.records import stage_norm
 
 
 def aliased(
-    evidence: OptimizerEvidence, recipe: Recipe, residuals: list[dict[str, float]], floor: float
+    evidence: OptimizerEvidence, recipe: OptimizerRecipe, residuals: list[dict[str, float]], floor: float
 ) -> Hypothesis | None:
     """Return the hypothesis that each wrong update has another source: another tensor, or the step before.
 
@@ -57,7 +57,8 @@ def _nearest(name: str, step: OptimizerStep, predicted: Tensors, before: Tensors
         **({"is that of the step before": before[name]} if before else {}),
     }
     distances = {
-        says: ratio(float(np.linalg.norm(value.ravel() - observed.ravel())), norm) for says, value in candidates.items()
+        says: relative(float(np.linalg.norm(value.ravel() - observed.ravel())), norm)
+        for says, value in candidates.items()
     }
     says = min(distances, key=distances.__getitem__, default="")
     return distances.get(says, np.inf), says

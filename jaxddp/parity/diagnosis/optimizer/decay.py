@@ -7,9 +7,9 @@ from functools import partial
 
 import numpy as np
 
-from jaxddp.parity.diagnosis.optimizer.edit import Edit, discrete, number, numbers
+from jaxddp.parity.diagnosis.optimizer.edit import OptimizerEdit, discrete, number, numbers
 from jaxddp.parity.diagnosis.optimizer.fit import Unknown
-from jaxddp.parity.diagnosis.optimizer.recipes import Recipe
+from jaxddp.parity.diagnosis.optimizer.recipes import OptimizerRecipe
 from jaxddp.parity.diagnosis.optimizer.sample import Sample
 
 NORMS = ("norm", "bn", "ln")  # in the names of normalisation layers
@@ -17,7 +17,7 @@ SENSELESS = 2.0  # no weight decay is that large
 NAMED = 3  # largest number of tensors that are listed by name
 
 
-def decay_edits(recipe: Recipe, sample: Sample) -> Iterator[Edit]:
+def decay_edits(recipe: OptimizerRecipe, sample: Sample) -> Iterator[OptimizerEdit]:
     """Yield every mistake in weight decay; the sample shows which tensors may decay."""
     if recipe.decay.any():
         yield from _mask(recipe, sample)
@@ -27,8 +27,8 @@ def decay_edits(recipe: Recipe, sample: Sample) -> Iterator[Edit]:
         yield from _from_nothing(recipe)
 
 
-def _value(recipe: Recipe) -> Iterator[Edit]:
-    yield Edit(
+def _value(recipe: OptimizerRecipe) -> Iterator[OptimizerEdit]:
+    yield OptimizerEdit(
         "decay_value",
         lambda r, v: replace(r, decay=np.where(r.decay > 0, v[0], 0.0)),
         lambda v: f"weight decay {number(v[0])}, the reference has {numbers(recipe.decay[recipe.decay > 0])}",
@@ -36,15 +36,15 @@ def _value(recipe: Recipe) -> Iterator[Edit]:
     )
 
 
-def _from_nothing(recipe: Recipe) -> Iterator[Edit]:
+def _from_nothing(recipe: OptimizerRecipe) -> Iterator[OptimizerEdit]:
     """Yield decay where the reference has none: of either kind, on all tensors or on matrices only."""
     for coupled, (reach, mask) in itertools.product((False, True), itertools.islice(_reaches(recipe), 2)):
         yield _some(coupled, reach, mask)
 
 
-def _some(coupled: bool, reach: str, mask: np.ndarray) -> Edit:
+def _some(coupled: bool, reach: str, mask: np.ndarray) -> OptimizerEdit:
     kind = "as an L2 penalty" if coupled else "decoupled"
-    return Edit(
+    return OptimizerEdit(
         "decay_value",
         lambda r, v: replace(r, coupled=coupled, decay=np.broadcast_to(np.where(mask, v[0], 0.0), r.decay.shape)),
         lambda v: f"weight decay {number(v[0])}, {kind}, {reach}, where the reference has none",
@@ -52,7 +52,7 @@ def _some(coupled: bool, reach: str, mask: np.ndarray) -> Edit:
     )
 
 
-def _kind(recipe: Recipe) -> Iterator[Edit]:
+def _kind(recipe: OptimizerRecipe) -> Iterator[OptimizerEdit]:
     kinds = ("an L2 penalty, in the reference it is decoupled", "decoupled, in the reference it is an L2 penalty")
     yield discrete(
         "coupled_decay", f"weight decay is {kinds[recipe.coupled]}", partial(replace, coupled=not recipe.coupled)
@@ -66,7 +66,7 @@ def _kind(recipe: Recipe) -> Iterator[Edit]:
         )
 
 
-def _rounded(recipe: Recipe) -> Recipe:
+def _rounded(recipe: OptimizerRecipe) -> OptimizerRecipe:
     """Apply decay as a factor of the parameters, 1 - lr decay, rounded to float32's 24 bits."""
     product = recipe.lr.astype(np.float32) * recipe.decay.astype(np.float32)
     lost = 1 - (np.float32(1) - product).astype(np.float64)
@@ -75,7 +75,7 @@ def _rounded(recipe: Recipe) -> Recipe:
     )
 
 
-def _mask(recipe: Recipe, sample: Sample) -> Iterator[Edit]:
+def _mask(recipe: OptimizerRecipe, sample: Sample) -> Iterator[OptimizerEdit]:
     own = recipe.decay[0] > 0
     seen = [own, np.zeros_like(own)]  # decay on nothing is another value: 0
     for reach, mask in (*_reaches(recipe), _apparent_reach(recipe, own, sample)):
@@ -85,11 +85,11 @@ def _mask(recipe: Recipe, sample: Sample) -> Iterator[Edit]:
             yield discrete("decay_mask", says, partial(_masked, mask=mask))
 
 
-def _masked(recipe: Recipe, mask: np.ndarray) -> Recipe:
+def _masked(recipe: OptimizerRecipe, mask: np.ndarray) -> OptimizerRecipe:
     return replace(recipe, decay=np.where(mask, recipe.decay.max(axis=1, keepdims=True), 0.0))
 
 
-def _reaches(recipe: Recipe) -> Iterator[tuple[str, np.ndarray]]:
+def _reaches(recipe: OptimizerRecipe) -> Iterator[tuple[str, np.ndarray]]:
     """Yield common choices of tensors that decay, in words and as a mask."""
     yield "on all tensors", np.ones(len(recipe.names), bool)
     yield "on tensors of two and more dimensions", np.array([len(shape) > 1 for shape in recipe.shapes])
@@ -98,7 +98,7 @@ def _reaches(recipe: Recipe) -> Iterator[tuple[str, np.ndarray]]:
     yield "on all but biases and norms, by name", ~np.array(named)
 
 
-def _apparent_reach(recipe: Recipe, own: np.ndarray, sample: Sample) -> tuple[str, np.ndarray]:
+def _apparent_reach(recipe: OptimizerRecipe, own: np.ndarray, sample: Sample) -> tuple[str, np.ndarray]:
     """Return the mask of tensors whose update is nearer to the one with decay than to the one without."""
     most = np.broadcast_to(recipe.decay.max(axis=1, keepdims=True), recipe.decay.shape)
     decaying, still = (

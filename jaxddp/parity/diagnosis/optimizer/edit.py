@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxddp.parity.diagnosis.optimizer.fit import Unknown, Values
-from jaxddp.parity.diagnosis.optimizer.recipes import Recipe
+from jaxddp.parity.diagnosis.optimizer.recipes import OptimizerRecipe
 
 
 @dataclass(frozen=True)
-class Edit:
+class OptimizerEdit:
     """One mistake.
 
     Attributes:
@@ -22,15 +22,15 @@ class Edit:
     """
 
     fault: str
-    change: Callable[[Recipe, Values], Recipe]
+    change: Callable[[OptimizerRecipe, Values], OptimizerRecipe]
     says: Callable[[Values], str]
     unknowns: tuple[Unknown, ...] = ()
     excludes: frozenset[str] = frozenset()
 
 
-def discrete(fault: str, says: str, change: Callable[[Recipe], Recipe]) -> Edit:
+def discrete(fault: str, says: str, change: Callable[[OptimizerRecipe], OptimizerRecipe]) -> OptimizerEdit:
     """Return a mistake without unknowns."""
-    return Edit(fault, lambda recipe, values: change(recipe), lambda values: says)
+    return OptimizerEdit(fault, lambda recipe, values: change(recipe), lambda values: says)
 
 
 def number(value: float) -> str:

@@ -1,6 +1,5 @@
 """Gradients and updates of an optimizer, and the reference's recipe for them."""
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from jaxddp.parity.compare.rates import shares_of_float32
-from jaxddp.parity.diagnosis.optimizer.recipes import Block, Recipe, State
+from jaxddp.parity.compare.residuals import relative
+from jaxddp.parity.diagnosis.optimizer.recipes import Block, OptimizerRecipe, State
 from jaxddp.parity.records import stage_norm
 
 Tensors = Mapping[str, np.ndarray]
@@ -62,7 +62,7 @@ class OptimizerEvidence:
     restored_at: int | None
 
 
-def reference_recipe(evidence: OptimizerEvidence) -> Recipe | None:
+def reference_recipe(evidence: OptimizerEvidence) -> OptimizerRecipe | None:
     """Return the recipe of torch's optimizer, from its groups; parameters in no group do not change.
 
     Returns:
@@ -79,7 +79,7 @@ def reference_recipe(evidence: OptimizerEvidence) -> Recipe | None:
 
     family = FAMILIES[evidence.kind]
     momentum, used = column("momentum"), np.stack([frame.used for frame in frames])
-    return Recipe(
+    return OptimizerRecipe(
         family,
         frames[0].names,
         frames[0].shapes,
@@ -133,7 +133,9 @@ def _continued(lr: np.ndarray, rates: Sequence[float]) -> np.ndarray:
     return np.concatenate([lr, np.asarray(rates[len(lr) :]).reshape(-1, 1) * ratio])
 
 
-def replay(recipe: Recipe, evidence: OptimizerEvidence) -> Iterator[tuple[OptimizerStep, dict[str, np.ndarray]]]:
+def replay(
+    recipe: OptimizerRecipe, evidence: OptimizerEvidence
+) -> Iterator[tuple[OptimizerStep, dict[str, np.ndarray]]]:
     """Yield each step, and the update that the recipe computes from the step's gradients."""
     states: dict[str, State | None] = dict.fromkeys(recipe.names)
     for index in range(len(evidence.steps)):
@@ -147,7 +149,7 @@ def replay(recipe: Recipe, evidence: OptimizerEvidence) -> Iterator[tuple[Optimi
 
 
 def with_rates_of_float32(
-    recipe: Recipe, evidence: OptimizerEvidence
+    recipe: OptimizerRecipe, evidence: OptimizerEvidence
 ) -> Iterator[tuple[OptimizerStep, dict[str, np.ndarray]]]:
     """Replay as `replay` does, with a learning rate rounded to float32 where the step's update shows one."""
     peak = 0.0
@@ -166,11 +168,4 @@ def residuals(observed: Tensors, predicted: Tensors) -> dict[str, float]:
     {'w': 0.0, 'b': 0.1}
     """
     scale = stage_norm(observed)
-    return {name: ratio(float(np.linalg.norm(predicted[name] - observed[name])), scale) for name in observed}
-
-
-def ratio(difference: float, scale: float) -> float:
-    """Return difference / scale, 0 / 0 as 0; infinite if the difference is not finite or only the scale is 0."""
-    if difference == 0:
-        return 0.0
-    return difference / scale if scale and np.isfinite(difference) else math.inf
+    return {name: relative(float(np.linalg.norm(predicted[name] - observed[name])), scale) for name in observed}

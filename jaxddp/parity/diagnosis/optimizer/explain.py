@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxddp.parity.diagnosis.decide import SEPARATION, Hypothesis, Ruling, decide
 from jaxddp.parity.diagnosis.optimizer.aliased import aliased
-from jaxddp.parity.diagnosis.optimizer.edit import Edit
+from jaxddp.parity.diagnosis.optimizer.edit import OptimizerEdit
 from jaxddp.parity.diagnosis.optimizer.evidence import (
     OptimizerEvidence,
     OptimizerStep,
@@ -22,10 +22,10 @@ from jaxddp.parity.diagnosis.optimizer.evidence import (
 )
 from jaxddp.parity.diagnosis.optimizer.faults import edits
 from jaxddp.parity.diagnosis.optimizer.fit import Unknown, Values, polish, round_values, sensible, solve
-from jaxddp.parity.diagnosis.optimizer.recipes import Recipe
+from jaxddp.parity.diagnosis.optimizer.recipes import OptimizerRecipe
 from jaxddp.parity.diagnosis.optimizer.sample import Sample, survey, take_sample
 
-__all__ = ["OptimizerEvidence", "OptimizerStep", "explain", "reference_residuals"]
+__all__ = ["OptimizerEvidence", "OptimizerStep", "explain_optimizer", "reference_residuals"]
 
 FLOOR = 1e-12  # of the stage's norm; measured: up to 6e-15 in clean ports
 PROMISING = 1e-7  # largest screened residual of a trial that is fitted on the whole sample
@@ -49,7 +49,7 @@ def reference_residuals(evidence: OptimizerEvidence) -> list[dict[str, float]] |
     return [residuals(step.update, predicted) for step, predicted in with_rates_of_float32(recipe, evidence)]
 
 
-def explain(evidence: OptimizerEvidence, floor: float = FLOOR, near: float = 0.0) -> Ruling:
+def explain_optimizer(evidence: OptimizerEvidence, floor: float = FLOOR, near: float = 0.0) -> Ruling:
     """Name the mistakes that make the reference's optimizer do what the port's did.
 
     Args:
@@ -90,7 +90,7 @@ class _Trial:
         round: every value is one that somebody would have written.
     """
 
-    edits: tuple[Edit, ...]
+    edits: tuple[OptimizerEdit, ...]
     values: Values = ()
     residual: float = np.inf
     round: bool = True
@@ -109,7 +109,7 @@ class _Trial:
         apart = not TWINS_PART.isdisjoint(self.faults)
         return frozenset(fault if apart else TWINS.get(fault, fault) for fault in self.faults)
 
-    def recipe(self, reference: Recipe, values: Values) -> Recipe:
+    def recipe(self, reference: OptimizerRecipe, values: Values) -> OptimizerRecipe:
         """Return the reference's recipe with the edits made, one after the other."""
         left = iter(values)
         for edit in self.edits:
@@ -120,7 +120,7 @@ class _Trial:
         left = iter(self.values)
         return "; ".join(edit.says(tuple(itertools.islice(left, len(edit.unknowns)))) for edit in self.edits)
 
-    def hypothesis(self, reference: Recipe, evidence: OptimizerEvidence) -> Hypothesis:
+    def hypothesis(self, reference: OptimizerRecipe, evidence: OptimizerEvidence) -> Hypothesis:
         """Return the hypothesis with its residual over the whole run."""
         steps = with_rates_of_float32(self.recipe(reference, self.values), evidence)
         residual = max(max(residuals(step.update, predicted).values()) for step, predicted in steps)
@@ -131,12 +131,12 @@ class _Trial:
 class _Search:
     """Trials on a sample, screened on a small part of the sample."""
 
-    reference: Recipe
+    reference: OptimizerRecipe
     sample: Sample
     screen: Sample
     floor: float
 
-    def run(self, possible: Sequence[Edit], deep: bool) -> list[_Trial]:
+    def run(self, possible: Sequence[OptimizerEdit], deep: bool) -> list[_Trial]:
         """Try every edit, then every pair, then the best pairs with a third edit, until a trial explains it.
 
         Args:
@@ -159,7 +159,7 @@ class _Search:
         }
         return trials + self._attempt(triple for triple in triples if len(triple) == 3)
 
-    def _attempt(self, combinations: Iterable[tuple[Edit, ...]]) -> list[_Trial]:
+    def _attempt(self, combinations: Iterable[tuple[OptimizerEdit, ...]]) -> list[_Trial]:
         trials = (self._screened(combination) for combination in combinations if _compatible(combination))
         promising = max(PROMISING, self.floor)
         return [self._refined(trial) if trial.residual <= promising else trial for trial in trials]
@@ -167,7 +167,7 @@ class _Search:
     def _explained(self, trials: list[_Trial]) -> list[_Trial]:
         return [trial for trial in trials if trial.residual <= self.floor]
 
-    def _screened(self, combination: tuple[Edit, ...]) -> _Trial:
+    def _screened(self, combination: tuple[OptimizerEdit, ...]) -> _Trial:
         trial = _Trial(combination)
         return self._at(trial, solve(self._misfit(trial, self.screen), trial.unknowns), self.screen)
 
@@ -195,16 +195,18 @@ class _Search:
         return replace(trial, values=values, residual=residual)
 
 
-def _compatible(combination: tuple[Edit, ...]) -> bool:
+def _compatible(combination: tuple[OptimizerEdit, ...]) -> bool:
     faults = [edit.fault for edit in combination]
     excluded = frozenset().union(*(edit.excludes for edit in combination))
     return len(set(faults)) == len(faults) and excluded.isdisjoint(faults)
 
 
-def _confirmed(trials: list[_Trial], reference: Recipe, evidence: OptimizerEvidence, floor: float) -> list[Hypothesis]:
+def _confirmed(
+    trials: list[_Trial], reference: OptimizerRecipe, evidence: OptimizerEvidence, floor: float
+) -> list[Hypothesis]:
     """Return hypotheses; the residuals that decide are computed over the whole run."""
     named = [trial.hypothesis(reference, evidence) for trial in _sensible([t for t in trials if t.residual <= floor])]
-    fewest = min((hypothesis.edits for hypothesis in named), default=len(trials))
+    fewest = min((len(hypothesis.faults) for hypothesis in named), default=len(trials))
     others = [trial for trial in trials if trial.residual > floor and len(trial.edits) <= fewest]
     others.sort(key=lambda trial: trial.residual)
     bar = SEPARATION * max((hypothesis.residual for hypothesis in named), default=0.0)

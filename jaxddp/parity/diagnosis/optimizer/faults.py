@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 
 from jaxddp.parity.diagnosis.optimizer.decay import decay_edits
-from jaxddp.parity.diagnosis.optimizer.edit import Edit, discrete, number, numbers, typical
+from jaxddp.parity.diagnosis.optimizer.edit import OptimizerEdit, discrete, number, numbers, typical
 from jaxddp.parity.diagnosis.optimizer.evidence import OptimizerEvidence
 from jaxddp.parity.diagnosis.optimizer.fit import Unknown, Values
-from jaxddp.parity.diagnosis.optimizer.recipes import STATE, Recipe
+from jaxddp.parity.diagnosis.optimizer.recipes import STATE, OptimizerRecipe
 from jaxddp.parity.diagnosis.optimizer.sample import Sample
 
 PARTS = {"mean": "means of gradients", "square": "means of squares", "buffer": "momentum", "largest": "largest squares"}
 EPS_STARTS = (1e-12, 1e-10, 1e-8, 1e-6, 1e-4)
 
 
-def edits(recipe: Recipe, sample: Sample, evidence: OptimizerEvidence) -> list[Edit]:
+def edits(recipe: OptimizerRecipe, sample: Sample, evidence: OptimizerEvidence) -> list[OptimizerEdit]:
     """Return all edits that apply to this optimizer, in the order in which they are made."""
     counts = _counts(evidence.world_size, evidence.accumulation_steps)
     of_any = (
@@ -48,7 +48,7 @@ def _counts(replicas: int, micro_batches: int) -> dict[int, str]:
     return {count: what for count, what in counts.items() if count > 1}
 
 
-def _rate(recipe: Recipe, counts: dict[int, str]) -> Iterator[Edit]:
+def _rate(recipe: OptimizerRecipe, counts: dict[int, str]) -> Iterator[OptimizerEdit]:
     factors: dict[float, str] = {}
     for count, what in counts.items():
         root = math.sqrt(count)
@@ -56,7 +56,7 @@ def _rate(recipe: Recipe, counts: dict[int, str]) -> Iterator[Edit]:
         factors |= {1 / root: f"divided by {number(root)}, the root of {what}"}
     for count, what in counts.items():
         factors |= {float(count): f"times {count}, {what}", 1.0 / count: f"divided by {count}, {what}"}
-    yield Edit(
+    yield OptimizerEdit(
         "lr_scaled",
         lambda r, v: replace(r, factor=v[0]),
         lambda v: f"learning rate {factors.get(v[0], f'times {number(v[0])}')}",
@@ -76,18 +76,18 @@ def _rate(recipe: Recipe, counts: dict[int, str]) -> Iterator[Edit]:
         )
 
 
-def _reindexed(recipe: Recipe, speed: int = 1, shift: int = 0) -> Recipe:
+def _reindexed(recipe: OptimizerRecipe, speed: int = 1, shift: int = 0) -> OptimizerRecipe:
     return replace(recipe, index=recipe.index * speed + shift)
 
 
-def _scale(recipe: Recipe, counts: dict[int, str]) -> Iterator[Edit]:
+def _scale(recipe: OptimizerRecipe, counts: dict[int, str]) -> Iterator[OptimizerEdit]:
     likely = {2.0**power for power in range(-24, 25)} | {float(n) for n in counts} | {1.0 / n for n in counts}
     if recipe.family == "sgd":
         # Another learning rate has the same effect, so only a scale that somebody would use counts.
         unknown, same = Unknown((1.0,), low=1e-6, digits=0), "lr_scaled"
     else:
         unknown, same = Unknown((1.0, 1e-4, 1e-2, 1e2, 1e4, 1e6), "log"), "eps_value"
-    yield Edit(
+    yield OptimizerEdit(
         "loss_scale",
         lambda r, v: replace(r, scale=r.scale * v[0]),
         lambda v: f"the optimizer sees gradients times {number(v[0])}",
@@ -96,7 +96,7 @@ def _scale(recipe: Recipe, counts: dict[int, str]) -> Iterator[Edit]:
     )
 
 
-def _unused(recipe: Recipe) -> Iterator[Edit]:
+def _unused(recipe: OptimizerRecipe) -> Iterator[OptimizerEdit]:
     if not recipe.used.all():
         steps = np.arange(1, len(recipe.count) + 1)[:, None]
         yield discrete(
@@ -106,7 +106,7 @@ def _unused(recipe: Recipe) -> Iterator[Edit]:
         )
 
 
-def _restore(recipe: Recipe) -> Iterator[Edit]:
+def _restore(recipe: OptimizerRecipe) -> Iterator[OptimizerEdit]:
     at = recipe.restored_at
     if at is None or not 0 < at < len(recipe.index):
         return
@@ -125,7 +125,7 @@ def _restore(recipe: Recipe) -> Iterator[Edit]:
             )
 
 
-def _losing(recipe: Recipe, at: int, lost: frozenset[str]) -> Recipe:
+def _losing(recipe: OptimizerRecipe, at: int, lost: frozenset[str]) -> OptimizerRecipe:
     index, count = recipe.index.copy(), recipe.count.copy()
     if "schedule" in lost:
         index[at:] -= at
@@ -134,9 +134,9 @@ def _losing(recipe: Recipe, at: int, lost: frozenset[str]) -> Recipe:
     return replace(recipe, index=index, count=count, lost=lost)
 
 
-def _eps(recipe: Recipe) -> Iterator[Edit]:
+def _eps(recipe: OptimizerRecipe) -> Iterator[OptimizerEdit]:
     reference = float(recipe.eps.max())
-    yield Edit(
+    yield OptimizerEdit(
         "eps_value",
         lambda r, v: replace(r, eps=np.full_like(r.eps, v[0])),
         lambda v: f"eps {number(v[0])}, the reference has {numbers(recipe.eps)}",
@@ -150,7 +150,7 @@ def _eps(recipe: Recipe) -> Iterator[Edit]:
         yield discrete("eps_in_root", f"eps is added {says} outside", partial(replace, eps_place=place))
 
 
-def _momentum(recipe: Recipe) -> Iterator[Edit]:
+def _momentum(recipe: OptimizerRecipe) -> Iterator[OptimizerEdit]:
     if recipe.family == "adam":
         yield _betas("betas", recipe, {"first": "beta1", "second": "beta2"})
     else:
@@ -167,7 +167,7 @@ def _momentum(recipe: Recipe) -> Iterator[Edit]:
     )
 
 
-def _betas(fault: str, recipe: Recipe, fields: dict[str, str]) -> Edit:
+def _betas(fault: str, recipe: OptimizerRecipe, fields: dict[str, str]) -> OptimizerEdit:
     """Return an edit with other values for some fields of the recipe.
 
     Args:
@@ -177,7 +177,7 @@ def _betas(fault: str, recipe: Recipe, fields: dict[str, str]) -> Edit:
     """
     references = {field: getattr(recipe, field) for field in fields}
 
-    def change(recipe: Recipe, values: Values) -> Recipe:
+    def change(recipe: OptimizerRecipe, values: Values) -> OptimizerRecipe:
         filled: dict[str, Any] = {
             f: np.full(recipe.count.shape, value) for f, value in zip(fields, values, strict=True)
         }
@@ -192,16 +192,16 @@ def _betas(fault: str, recipe: Recipe, fields: dict[str, str]) -> Edit:
         )
 
     starts = ((typical(reference), 0.9) for reference in references.values())
-    return Edit(fault, change, says, tuple(Unknown(start, "complement", high=1.0) for start in starts))
+    return OptimizerEdit(fault, change, says, tuple(Unknown(start, "complement", high=1.0) for start in starts))
 
 
-def _dampening(recipe: Recipe) -> Iterator[Edit]:
+def _dampening(recipe: OptimizerRecipe) -> Iterator[OptimizerEdit]:
     yield _dampened(recipe, False, "")
     yield _dampened(recipe, True, " from the first gradient on")
 
 
-def _dampened(recipe: Recipe, first: bool, when: str) -> Edit:
-    return Edit(
+def _dampened(recipe: OptimizerRecipe, first: bool, when: str) -> OptimizerEdit:
+    return OptimizerEdit(
         "dampening",
         # Without momentum, nothing is dampened.
         lambda r, v: replace(r, dampening=np.where(r.first, v[0], 0.0), dampens_first=first),
@@ -210,7 +210,7 @@ def _dampened(recipe: Recipe, first: bool, when: str) -> Edit:
     )
 
 
-def _largest(recipe: Recipe) -> Iterator[Edit]:
+def _largest(recipe: OptimizerRecipe) -> Iterator[OptimizerEdit]:
     ways = {
         "": "AMSGrad in the reference only",
         "torch": "AMSGrad in the port only",
@@ -221,11 +221,11 @@ def _largest(recipe: Recipe) -> Iterator[Edit]:
             yield discrete("amsgrad", says, partial(replace, amsgrad=way))
 
 
-def _correction(recipe: Recipe) -> Iterator[Edit]:
+def _correction(recipe: OptimizerRecipe) -> Iterator[OptimizerEdit]:
     yield discrete("no_bias_correction", "Adam without bias correction", partial(replace, corrects=False))
 
 
-def _squares(recipe: Recipe) -> Iterator[Edit]:
+def _squares(recipe: OptimizerRecipe) -> Iterator[OptimizerEdit]:
     yield discrete(
         "rmsprop_centred",
         f"RMSprop is centred in {'the reference' if recipe.centred else 'the port'} only",
@@ -234,12 +234,12 @@ def _squares(recipe: Recipe) -> Iterator[Edit]:
     yield _start("rmsprop_centred", "RMSprop's squares start", recipe)
 
 
-def _accumulator(recipe: Recipe) -> Iterator[Edit]:
+def _accumulator(recipe: OptimizerRecipe) -> Iterator[OptimizerEdit]:
     yield _start("adagrad_accumulator", "the accumulator starts", recipe)
 
 
-def _start(fault: str, says: str, recipe: Recipe) -> Edit:
-    return Edit(
+def _start(fault: str, says: str, recipe: OptimizerRecipe) -> OptimizerEdit:
+    return OptimizerEdit(
         fault,
         lambda r, v: replace(r, start=np.full_like(r.start, v[0])),
         lambda v: f"{says} from {number(v[0])}, in the reference from {numbers(recipe.start)}",
@@ -248,7 +248,7 @@ def _start(fault: str, says: str, recipe: Recipe) -> Edit:
     )
 
 
-OF_FAMILY: dict[str, tuple[Callable[[Recipe], Iterator[Edit]], ...]] = {
+OF_FAMILY: dict[str, tuple[Callable[[OptimizerRecipe], Iterator[OptimizerEdit]], ...]] = {
     "sgd": (_momentum, _dampening),
     "adam": (_eps, _momentum, _largest, _correction),
     "rmsprop": (_eps, _momentum, _squares),

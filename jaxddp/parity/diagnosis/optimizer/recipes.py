@@ -21,7 +21,7 @@ State = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
-class Recipe:
+class OptimizerRecipe:
     """An optimizer over S steps and T tensors, with g the gradient, p the parameter, t the count.
 
         g <- scale g;  coupled: g <- g + decay p
@@ -209,16 +209,18 @@ def _shared(table: np.ndarray) -> list[np.ndarray]:
     return [row[0] if alike else row for row, alike in zip(table, same, strict=True)]
 
 
-Direction = Callable[[Recipe, Numbers, Mapping[str, np.ndarray], np.ndarray], tuple[np.ndarray, State]]
+Direction = Callable[[OptimizerRecipe, Numbers, Mapping[str, np.ndarray], np.ndarray], tuple[np.ndarray, State]]
 
 
-def _sgd(recipe: Recipe, n: Numbers, old: Mapping[str, np.ndarray], g: np.ndarray) -> tuple[np.ndarray, State]:
+def _sgd(recipe: OptimizerRecipe, n: Numbers, old: Mapping[str, np.ndarray], g: np.ndarray) -> tuple[np.ndarray, State]:
     kept = (1 - n.dampening) * g
     buffer = np.where(n.fresh, kept if recipe.dampens_first else g, n.first * old["buffer"] + kept)
     return (g + n.first * buffer if recipe.nesterov else buffer), {"buffer": buffer}
 
 
-def _adam(recipe: Recipe, n: Numbers, old: Mapping[str, np.ndarray], g: np.ndarray) -> tuple[np.ndarray, State]:
+def _adam(
+    recipe: OptimizerRecipe, n: Numbers, old: Mapping[str, np.ndarray], g: np.ndarray
+) -> tuple[np.ndarray, State]:
     mean = n.first * old["mean"] + (1 - n.first) * g
     square = n.second * old["square"] + (1 - n.second) * g**2
     new = {"mean": mean, "square": square}
@@ -233,7 +235,9 @@ def _adam(recipe: Recipe, n: Numbers, old: Mapping[str, np.ndarray], g: np.ndarr
     return corrected / _root(recipe, square, n.eps), new
 
 
-def _rmsprop(recipe: Recipe, n: Numbers, old: Mapping[str, np.ndarray], g: np.ndarray) -> tuple[np.ndarray, State]:
+def _rmsprop(
+    recipe: OptimizerRecipe, n: Numbers, old: Mapping[str, np.ndarray], g: np.ndarray
+) -> tuple[np.ndarray, State]:
     square = n.second * old["square"] + (1 - n.second) * g**2
     mean = n.second * old["mean"] + (1 - n.second) * g
     scaled = g / _root(recipe, square - mean**2 if recipe.centred else square, n.eps)
@@ -242,12 +246,14 @@ def _rmsprop(recipe: Recipe, n: Numbers, old: Mapping[str, np.ndarray], g: np.nd
     return ahead, {"mean": mean, "square": square, "buffer": buffer}
 
 
-def _adagrad(recipe: Recipe, n: Numbers, old: Mapping[str, np.ndarray], g: np.ndarray) -> tuple[np.ndarray, State]:
+def _adagrad(
+    recipe: OptimizerRecipe, n: Numbers, old: Mapping[str, np.ndarray], g: np.ndarray
+) -> tuple[np.ndarray, State]:
     square = old["square"] + g**2
     return g / _root(recipe, square, n.eps), {"square": square}
 
 
-def _root(recipe: Recipe, square: np.ndarray, eps: np.ndarray) -> np.ndarray:
+def _root(recipe: OptimizerRecipe, square: np.ndarray, eps: np.ndarray) -> np.ndarray:
     if recipe.eps_place == "outside":
         return np.sqrt(square) + eps
     inside = np.sqrt(square + eps)

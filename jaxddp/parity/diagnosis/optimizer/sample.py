@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxddp.parity.diagnosis.optimizer.evidence import OptimizerEvidence, Tensors, ratio, replay
-from jaxddp.parity.diagnosis.optimizer.recipes import Block, Recipe
+from jaxddp.parity.compare.residuals import relative
+from jaxddp.parity.diagnosis.optimizer.evidence import OptimizerEvidence, Tensors, replay
+from jaxddp.parity.diagnosis.optimizer.recipes import Block, OptimizerRecipe
 from jaxddp.parity.records import stage_norm
 
 ELEMENTS = 4000  # elements of a sample, over all tensors
@@ -30,14 +31,14 @@ class Sample:
     update: np.ndarray
     scale: np.ndarray
 
-    def predict(self, recipe: Recipe) -> Iterator[np.ndarray]:
+    def predict(self, recipe: OptimizerRecipe) -> Iterator[np.ndarray]:
         """Yield the updates of each step, (E,)."""
         state, block = None, Block(self.tensor_of)
         for step, (params, gradients) in enumerate(zip(self.params, self.gradients, strict=True)):
             update, state = recipe.advance(block, step, state, params, gradients)
             yield update
 
-    def misfit(self, recipe: Recipe) -> np.ndarray:
+    def misfit(self, recipe: OptimizerRecipe) -> np.ndarray:
         """Return (predicted - observed) / scale, (S, E)."""
         with np.errstate(all="ignore"):
             difference = (np.stack(list(self.predict(recipe))) - self.update) / self.scale[:, None]
@@ -47,7 +48,7 @@ class Sample:
         """Return the norm of each step's misfit in each tensor, (S, T)."""
         return np.sqrt([np.bincount(self.tensor_of, row**2) for row in misfit])
 
-    def residual(self, recipe: Recipe) -> float:
+    def residual(self, recipe: OptimizerRecipe) -> float:
         """Return the largest norm of the misfit in any step and tensor."""
         return float(self.of_tensors(self.misfit(recipe)).max())
 
@@ -73,7 +74,7 @@ class Survey:
     chosen: dict[str, np.ndarray]
 
 
-def survey(evidence: OptimizerEvidence, recipe: Recipe) -> Survey:
+def survey(evidence: OptimizerEvidence, recipe: OptimizerRecipe) -> Survey:
     """Replay the reference's recipe on the whole run."""
     furthest = {name: np.zeros(shape).ravel() for name, shape in zip(recipe.names, recipe.shapes, strict=True)}
     residuals: list[dict[str, float]] = []
@@ -84,7 +85,7 @@ def survey(evidence: OptimizerEvidence, recipe: Recipe) -> Survey:
         residuals.append({})
         for name, update in predicted.items():
             difference = np.abs(update - step.update[name]).ravel()
-            residuals[-1][name] = ratio(float(np.linalg.norm(difference)), norm)
+            residuals[-1][name] = relative(float(np.linalg.norm(difference)), norm)
             np.maximum(furthest[name], difference / (norm or 1.0), out=furthest[name])
     quota = max(AT_LEAST, ELEMENTS // len(furthest))
     scale = np.where(np.array(norms) > 0, norms, max(norms) or 1.0)

@@ -12,7 +12,7 @@ from jaxddp.parity.diagnosis.optimizer.explain import (
     FLOOR,
     OptimizerEvidence,
     OptimizerStep,
-    explain,
+    explain_optimizer,
     reference_residuals,
 )
 from jaxddp.parity.findings import Problem
@@ -84,7 +84,7 @@ def explain_update(evidence: Evidence) -> Ruling:
 def _explain(evidence: Evidence, near: float = 0.0) -> Ruling:
     rounding = max(evidence.judgement.update_rounding, default=0.0)
     floor = FLOOR + min(rounding, LARGEST_ROUNDING)
-    ruling = explain(_optimizer_evidence(evidence), floor, near)
+    ruling = explain_optimizer(_optimizer_evidence(evidence), floor, near)
     unseen = [*_reductions(evidence), *_clips(evidence)]
     singles = [Hypothesis((way.fault,), way.says, _residual(evidence, way)) for way in unseen]
     nearest = [ruling.runner_up] if ruling.runner_up else []
@@ -130,7 +130,7 @@ def _residual(evidence: Evidence, way: Unseen) -> float:
 
 def _with_optimizer(evidence: Evidence, way: Unseen, floor: float, near: float) -> Iterator[Hypothesis]:
     """Yield this way together with the faults that the optimizer then has."""
-    for named in explain(_optimizer_evidence(evidence, way), floor, near).named:
+    for named in explain_optimizer(_optimizer_evidence(evidence, way), floor, near).named:
         yield replace(named, faults=(way.fault, *named.faults), says=f"{way.says}; {named.says}")
 
 

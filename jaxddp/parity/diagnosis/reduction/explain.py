@@ -8,16 +8,16 @@ import itertools
 from collections.abc import Sequence
 
 from jaxddp.parity.diagnosis.decide import Hypothesis, Ruling, decide
-from jaxddp.parity.diagnosis.reduction.faults import Edit, aliases, edits
-from jaxddp.parity.diagnosis.reduction.recipe import SHOWN, Recipe, ReductionStep, residual_of
+from jaxddp.parity.diagnosis.reduction.faults import ReductionEdit, aliases, edits
+from jaxddp.parity.diagnosis.reduction.recipe import SHOWN, ReductionRecipe, ReductionStep, residual_of
 
-__all__ = ["FLOOR", "SHOWN", "Recipe", "ReductionStep", "explain_reduction", "residual_of"]
+__all__ = ["FLOOR", "SHOWN", "ReductionRecipe", "ReductionStep", "explain_reduction", "residual_of"]
 
 FLOOR = 1e-12  # of the stage's norm; measured: right names up to 1e-15
 
 
 def explain_reduction(
-    steps: Sequence[ReductionStep], reference: Recipe, tied: Sequence[str] = (), floor: float = FLOOR
+    steps: Sequence[ReductionStep], reference: ReductionRecipe, tied: Sequence[str] = (), floor: float = FLOOR
 ) -> Ruling:
     """Name the mistakes in the step's reduction and clipping.
 
@@ -37,7 +37,7 @@ def explain_reduction(
     return decide(singles + [_tried(pair, reference, steps) for pair in pairs], floor)
 
 
-def _tried(edits: tuple[Edit, ...], reference: Recipe, steps: Sequence[ReductionStep]) -> Hypothesis:
+def _tried(edits: tuple[ReductionEdit, ...], reference: ReductionRecipe, steps: Sequence[ReductionStep]) -> Hypothesis:
     recipe = reference
     for edit in edits:
         recipe = edit.change(recipe)

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxddp.parity.compare.clipping import TORCH_CLIP_EPSILON, clip_factor
+from jaxddp.parity.compare.residuals import relative
 from jaxddp.parity.diagnosis.reduction.rounding import mean_of
+from jaxddp.parity.records import stage_norm
 
 Tensors = Mapping[str, np.ndarray]
 SHOWN = ("local_gradients", "gradients", "clipped_gradients")
@@ -30,7 +32,7 @@ class ReductionStep:
 
 
 @dataclass(frozen=True)
-class Recipe:
+class ReductionRecipe:
     """Reduction and clipping of a step's gradients; the defaults are torch DDP's.
 
     Attributes:
@@ -112,26 +114,20 @@ class Recipe:
         return {name: value * share.reshape(-1, *(1,) * (value.ndim - 1)) for name, value in gradients.items()}
 
 
-def residual_of(recipe: Recipe, step: ReductionStep) -> float:
+def residual_of(recipe: ReductionRecipe, step: ReductionStep) -> float:
     """Return the largest ||predicted - shown|| of a tensor over the norm of its stage."""
     predicted = recipe.predict(step)
     worst = 0.0
     for stage, shown in step.shown.items():
-        scale = norm_of(shown)
+        scale = stage_norm(shown) or 1.0
         for name, value in shown.items():
-            difference = float(np.linalg.norm(predicted[stage][name] - value)) / scale
-            worst = max(worst, difference if np.isfinite(difference) else np.inf)
+            worst = max(worst, relative(float(np.linalg.norm(predicted[stage][name] - value)), scale))
     return worst
 
 
 def _everywhere(local: np.ndarray, wire: str = "") -> np.ndarray:
     """Return the mean over the replicas, on each of them."""
     return np.broadcast_to(mean_of(local, wire), local.shape)
-
-
-def norm_of(tensors: Tensors) -> float:
-    """Return the norm of all tensors together; 1 if it is 0."""
-    return float(np.sqrt(sum(float(np.sum(value**2)) for value in tensors.values()))) or 1.0
 
 
 def _norms(gradients: Mapping[str, np.ndarray], twice: str) -> np.ndarray:

@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import OneCycleLR
 
 from jaxddp import optim
 from jaxddp.parity.diagnosis.decide import SEPARATION, Ruling
-from jaxddp.parity.diagnosis.optimizer.explain import FLOOR, OptimizerEvidence, explain, reference_residuals
+from jaxddp.parity.diagnosis.optimizer.explain import FLOOR, OptimizerEvidence, explain_optimizer, reference_residuals
 from tests.support.faulty_optax import Transformation, matrices
 from tests.support.optimizer_ports import (
     COMBINED,
@@ -45,7 +45,7 @@ def named(ruling: Ruling) -> set[frozenset[str]]:
 @pytest.mark.one_in(9)
 @pytest.mark.parametrize("case", SINGLES + COMBINED)
 def test_a_planted_fault_is_named(case: Planted) -> None:
-    ruling = explain(case.evidence())
+    ruling = explain_optimizer(case.evidence())
     assert named(ruling) == set(case.causes)
     [first] = [hypothesis for hypothesis in ruling.named if frozenset(hypothesis.faults) == case.causes[0]]
     assert case.says in first.says
@@ -57,13 +57,13 @@ def test_a_planted_fault_is_named(case: Planted) -> None:
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("case", SINGLES[::7] + COMBINED[::7])
 def test_a_planted_fault_is_named_with_other_weights_and_gradients(case: Planted) -> None:
-    assert named(explain(case.evidence(seed=1))) == set(case.causes)
+    assert named(explain_optimizer(case.evidence(seed=1))) == set(case.causes)
 
 
 @pytest.mark.one_in(8)
 @pytest.mark.parametrize("fault", NOT_IN_THE_CATALOGUE)
 def test_a_fault_that_is_not_in_the_catalogue_gets_no_name(fault: str) -> None:
-    ruling = explain(run(*NOT_IN_THE_CATALOGUE[fault]))
+    ruling = explain_optimizer(run(*NOT_IN_THE_CATALOGUE[fault]))
     assert not ruling.named
     assert ruling.runner_up is not None
     assert ruling.runner_up.residual > 1e-6  # measured: 3e-5 at least
@@ -88,7 +88,7 @@ def test_a_correct_port_leaves_rounding_only(
     residuals = reference_residuals(evidence)
     assert residuals is not None
     assert max(max(of_step.values()) for of_step in residuals) <= CLEAN < FLOOR
-    assert explain(evidence) == Ruling((), None)
+    assert explain_optimizer(evidence) == Ruling((), None)
 
 
 @pytest.mark.parametrize(
@@ -124,17 +124,17 @@ def with_torchs_updates(evidence: OptimizerEvidence) -> OptimizerEvidence:
 def test_an_unknown_optimizer_is_not_explained() -> None:
     evidence = run(partial(Adamax, lr=1e-3), optax.adam(1e-3))
     assert reference_residuals(evidence) is None
-    assert explain(evidence) == Ruling((), None)
+    assert explain_optimizer(evidence) == Ruling((), None)
 
 
 def test_updates_that_are_nan_are_not_explained() -> None:
     evidence = run(adam, optax.chain(optax.adam(1e-3), optax.scale(float("nan"))))
-    assert explain(evidence) == Ruling((), None)
+    assert explain_optimizer(evidence) == Ruling((), None)
 
 
 @pytest.mark.large
 def test_a_large_tensor_is_explained_from_a_sample() -> None:
     shapes = {"embedding.weight": (400, 100), "head.weight": (20, 100), "norm.bias": (20,)}
-    ruling = explain(run(adam, optax.adam(1e-3, eps=1e-7), shapes=shapes))
+    ruling = explain_optimizer(run(adam, optax.adam(1e-3, eps=1e-7), shapes=shapes))
     assert named(ruling) == {frozenset({"eps_value"}), frozenset({"loss_scale"})}
     assert max(hypothesis.residual for hypothesis in ruling.named) <= CLEAN

@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import ExponentialLR, LambdaLR
 
 from jaxddp import optim
 from jaxddp.parity.diagnosis.optimizer.evidence import reference_recipe, replay, residuals
-from jaxddp.parity.diagnosis.optimizer.explain import FLOOR, OptimizerEvidence, explain, reference_residuals
+from jaxddp.parity.diagnosis.optimizer.explain import FLOOR, OptimizerEvidence, explain_optimizer, reference_residuals
 from jaxddp.parity.diagnosis.optimizer.update import NEAR
 from tests.support.optimizer_ports import Planted, adam, adamw, decayed, momentum, planted, rmsprop
 from tests.support.optimizer_runs import run
@@ -65,8 +65,8 @@ def test_a_learning_rate_in_float32_is_no_difference(torch_optimizer: Any, flax_
 @pytest.mark.parametrize("case", FAULTY)
 def test_a_fault_beside_a_learning_rate_in_float32_is_named(case: Planted) -> None:
     evidence = case.evidence()
-    assert not explain(evidence).named
-    ruling = explain(evidence, near=NEAR)
+    assert not explain_optimizer(evidence).named
+    ruling = explain_optimizer(evidence, near=NEAR)
     assert {frozenset(hypothesis.faults) for hypothesis in ruling.named} == set(case.causes)
     assert case.says in ruling.named[0].says
     assert ruling.named[0].residual < FLOOR  # measured: up to 2.1e-16

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxddp.parity.diagnosis.decide import SEPARATION
-from jaxddp.parity.diagnosis.reduction.explain import FLOOR, SHOWN, Recipe, ReductionStep, explain_reduction
+from jaxddp.parity.diagnosis.reduction.explain import FLOOR, SHOWN, ReductionRecipe, ReductionStep, explain_reduction
 
 RANKS, PIECES = 4, 3
 SHAPES = {"fc.weight": (3, 2), "fc.bias": (2,), "out.weight": (2, 3), "out.bias": (5,)}
@@ -195,7 +195,7 @@ def named(
     port: Step, *shown: str, normalization: str = "ddp", **options: list[str]
 ) -> tuple[set[frozenset[str]], float]:
     """Return the names in the ruling, and the residual that they leave."""
-    ruling = explain_reduction(active(steps_of(port, *shown)), Recipe(normalization, clip_norm=0.5), **options)
+    ruling = explain_reduction(active(steps_of(port, *shown)), ReductionRecipe(normalization, clip_norm=0.5), **options)
     left = max((hypothesis.residual for hypothesis in ruling.named), default=0.0)
     if ruling.named and ruling.runner_up is not None:
         assert ruling.runner_up.residual > max(SEPARATION * left, FLOOR)
@@ -205,7 +205,7 @@ def named(
 def test_the_reference_recipe_computes_the_step_in_loops() -> None:
     for port, normalization in ((Step(), "ddp"), (Global(), "global"), (MeanPerRank(), "rank")):
         for number, step in enumerate(steps_of(port)):
-            predicted = Recipe(normalization, clip_norm=1e3 if number == 1 else 0.5).predict(step)
+            predicted = ReductionRecipe(normalization, clip_norm=1e3 if number == 1 else 0.5).predict(step)
             for stage, tensors in step.shown.items():
                 for name, value in tensors.items():
                     np.testing.assert_allclose(predicted[stage][name], value, rtol=0, atol=1e-13)  # measured: 2e-15
@@ -266,7 +266,7 @@ def test_two_faults_at_once_are_both_named() -> None:
 
 
 def test_a_fault_that_is_not_in_the_catalogue_gets_no_name() -> None:
-    ruling = explain_reduction(active(steps_of(NotInTheCatalogue())), Recipe(clip_norm=0.5))
+    ruling = explain_reduction(active(steps_of(NotInTheCatalogue())), ReductionRecipe(clip_norm=0.5))
     assert not ruling.named
     assert ruling.runner_up is not None and ruling.runner_up.residual > 1e-3
 
@@ -274,12 +274,12 @@ def test_a_fault_that_is_not_in_the_catalogue_gets_no_name() -> None:
 def test_gradients_that_are_nan_get_no_name() -> None:
     steps = active(steps_of(Sum()))
     steps[0].shown["gradients"]["fc.bias"][0, 0] = np.nan
-    assert not explain_reduction(steps, Recipe(clip_norm=0.5)).named
+    assert not explain_reduction(steps, ReductionRecipe(clip_norm=0.5)).named
 
 
 def test_a_fault_that_only_the_first_step_has_is_not_named() -> None:
     mixed = [steps_of(Sum())[0], steps_of(Step())[2]]
-    assert not explain_reduction(mixed, Recipe(clip_norm=0.5)).named
+    assert not explain_reduction(mixed, ReductionRecipe(clip_norm=0.5)).named
 
 
 @pytest.mark.parametrize("early", [(0,), (1, 2)])
@@ -299,7 +299,7 @@ def test_the_micro_batches_that_are_averaged_early_are_listed(early: tuple[int, 
             stages["clipped_gradients"] = [self.clipped(gradients, {}) for gradients in stages["gradients"]]
             return stages
 
-    ruling = explain_reduction(active(steps_of(Early())), Recipe(clip_norm=0.5))
+    ruling = explain_reduction(active(steps_of(Early())), ReductionRecipe(clip_norm=0.5))
     assert {hypothesis.faults for hypothesis in ruling.named} == {("synchronised_early",)}
     which = ", ".join(str(piece + 1) for piece in early)
     assert f"of 3 micro-batches only {which} " in ruling.named[0].says
@@ -310,12 +310,12 @@ def test_with_one_replica_no_fault_of_the_reduction_is_named() -> None:
     sums = {name: rng.normal(size=(1, 2, *shape)) for name, shape in SHAPES.items()}
     counts = np.array([[3.0, 5.0]])
     wrong = {name: (value / counts.reshape(1, 2, *(1,) * (value.ndim - 2))).sum(1) for name, value in sums.items()}
-    ruling = explain_reduction([ReductionStep(counts, sums, None, {"gradients": wrong})], Recipe())
+    ruling = explain_reduction([ReductionStep(counts, sums, None, {"gradients": wrong})], ReductionRecipe())
     assert {hypothesis.faults for hypothesis in ruling.named} == {("accumulation_not_divided",)}
 
 
 def test_a_fault_is_named_with_other_gradients() -> None:
     ports: list[Callable[[], Step]] = [Twice, MeanPerRank, NormOfRank]
     for seed, port in itertools.product((1, 2), ports):
-        ruling = explain_reduction(active(steps_of(port(), seed=seed)), Recipe(clip_norm=0.5))
+        ruling = explain_reduction(active(steps_of(port(), seed=seed)), ReductionRecipe(clip_norm=0.5))
         assert len(ruling.named) == 1 and ruling.named[0].residual <= RIGHT
