@@ -1,0 +1,166 @@
+"""Resuming a run of `jaxddp.train`: bit for bit, after a crash, and never with options that change the run."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from jaxddp import cli
+from jaxddp.config import TrainConfig
+from jaxddp.errors import InputError, TrainingError
+from jaxddp.nn.torch_weights import load_weights
+from jaxddp.train import main
+from tests.support.train_runs import SMALL, epochs, losses, train
+
+OTHERS = [pytest.param(name, marks=pytest.mark.large) for name in ("sgd", "rmsprop")]
+
+
+@pytest.mark.parametrize("optimizer", ["adam", *OTHERS])
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(optimizer, tmp_path):
+    flags = [
+        "--optimizer",
+        optimizer,
+        "--schedule",
+        "step",
+        "--step-size",
+        "7",
+        "--ema-decay",
+        "0.9",
+        "--dropout",
+        "0.3",
+    ]
+    train(*flags, "--epochs", "4", "--output", str(tmp_path / "whole"))
+    train(*flags, "--epochs", "2", "--output", str(tmp_path / "parts"))
+    train("--epochs", "4", "--resume", str(tmp_path / "parts"))
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+    for file in ("model.safetensors", "model_averaged.safetensors"):
+        whole, parts = (load_weights(tmp_path / name / file) for name in ("whole", "parts"))
+        assert all(np.array_equal(whole[name], parts[name]) for name in whole)
+
+
+@pytest.mark.large
+def test_a_resumed_run_restores_its_loss_scale(tmp_path):
+    flags = ["--amp", "fp16", "--init-scale", "1e12", "--growth-interval", "5", "--schedule", "step"]
+    flags += ["--step-size", "7"]
+    train(*flags, "--epochs", "3", "--output", str(tmp_path / "whole"))
+    train(*flags, "--epochs", "2", "--output", str(tmp_path / "parts"))
+    train("--epochs", "3", "--resume", str(tmp_path / "parts"))
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+    assert epochs(tmp_path / "whole")[0]["train_skipped"] > 5
+    whole, parts = (load_weights(tmp_path / name / "model.safetensors") for name in ("whole", "parts"))
+    assert all(np.array_equal(whole[name], parts[name]) for name in whole)
+    with pytest.raises(InputError, match=r"--amp none: the run in .* must continue with --amp fp16"):
+        train("--epochs", "4", "--amp", "none", "--resume", str(tmp_path / "parts"))
+
+
+@pytest.mark.large
+def test_local_buffers_are_resumed_bit_for_bit_and_only_by_as_many_replicas(tmp_path):
+    flags = ["--dataset", "names", "--model", "char_mlp", "--buffers", "local", "--devices", "2"]
+    train(*flags, "--epochs", "2", "--output", str(tmp_path / "whole"))
+    train(*flags, "--epochs", "1", "--output", str(tmp_path / "parts"))
+    train("--epochs", "2", "--resume", str(tmp_path / "parts"))
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+    whole, parts = (load_weights(tmp_path / name / "model.safetensors") for name in ("whole", "parts"))
+    assert all(np.array_equal(whole[name], parts[name]) for name in whole)
+    message = r"--devices 4: the run in .* has separate buffers for 2 replicas; must be 2"
+    with pytest.raises(InputError, match=message):
+        train("--epochs", "3", "--devices", "4", "--resume", str(tmp_path / "parts"))
+
+
+@pytest.mark.large
+def test_a_resumed_run_without_its_optimizer_state_is_caught(tmp_path):
+    """Starting again from the weights alone gives other losses."""
+    train("--epochs", "2", "--output", str(tmp_path / "first"))
+    weights = str(tmp_path / "first" / "model.safetensors")
+    train("--epochs", "4", "--output", str(tmp_path / "whole"))
+    train("--epochs", "2", "--output", str(tmp_path / "forgot"), "--weights", weights)
+    assert losses(tmp_path / "forgot")[0] != losses(tmp_path / "whole")[2]
+
+
+def test_a_killed_run_resumes_from_its_last_checkpoint(tmp_path):
+    """After SIGKILL between two checkpoints, the epochs since the last checkpoint are repeated."""
+    folder = tmp_path / "run"
+    flags = [*SMALL, "--devices", "2", "--epochs", "4000", "--checkpoint-every", "3", "--output", str(folder)]
+    process = subprocess.Popen([sys.executable, "-m", "jaxddp.train", *flags], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    for line in process.stdout:
+        number = int(line.split()[1].split("/")[0]) if line.startswith("epoch") else 0
+        if number > 3 and number % 3 == 1:
+            break
+    process.kill()
+    process.communicate()
+    saved = max(int(path.name) for path in (folder / "checkpoints").iterdir() if path.name.isdigit())
+    goal = str(saved // 12 + 2)  # 12 steps an epoch
+    assert len(epochs(folder)) >= saved // 12
+    main(cli.parse(TrainConfig, ["--resume", str(folder), "--epochs", goal], "train"))
+    train("--epochs", goal, "--output", str(tmp_path / "whole"), "--devices", "2")
+    assert losses(folder) == losses(tmp_path / "whole")
+    killed, whole = (load_weights(path / "model.safetensors") for path in (folder, tmp_path / "whole"))
+    assert all(np.array_equal(killed[name], whole[name]) for name in whole)
+
+
+@pytest.mark.large
+def test_a_run_that_ended_before_its_first_checkpoint_starts_again(tmp_path):
+    with pytest.raises(TrainingError, match="there is no checkpoint yet"):
+        train("--lr", "1e30", "--epochs", "3", "--output", str(tmp_path / "run"))
+    train("--lr", "0.01", "--epochs", "2", "--resume", str(tmp_path / "run"))
+    train("--epochs", "2", "--output", str(tmp_path / "whole"))
+    assert losses(tmp_path / "run") == losses(tmp_path / "whole")
+
+
+@pytest.mark.large
+def test_a_run_that_ended_before_its_first_checkpoint_starts_again_from_its_given_weights(tmp_path, monkeypatch):
+    train("--seed", "7", "--epochs", "0", "--output", str(tmp_path / "given"))
+    monkeypatch.chdir(tmp_path / "given")
+    flags = ["--weights", "model.safetensors", "--epochs", "2"]
+    with pytest.raises(TrainingError, match="there is no checkpoint yet"):
+        train(*flags, "--lr", "1e30", "--output", str(tmp_path / "run"))
+    train(*flags, "--output", str(tmp_path / "whole"))
+    monkeypatch.chdir(tmp_path)  # the relative path of --weights does not exist here
+    train("--resume", str(tmp_path / "run"))
+    assert losses(tmp_path / "run") == losses(tmp_path / "whole")
+    train("--epochs", "2", "--output", str(tmp_path / "other"))
+    assert losses(tmp_path / "other") != losses(tmp_path / "whole")
+
+
+@pytest.mark.large
+def test_resuming_is_refused_if_other_devices_change_the_steps_per_epoch(tmp_path):
+    flags = ["--dataset", "linear", "--num-examples", "65", "--global-batch-size", "32", "--drop-last-batch"]
+    train(*flags, "--devices", "8", "--drop-last", "--epochs", "1", "--output", str(tmp_path / "run"))
+    train("--resume", str(tmp_path / "run"), "--global-batch-size", "32", "--devices", "2", "--epochs", "2")
+    flags = ["--dataset", "linear", "--num-examples", "63", "--global-batch-size", "32", "--drop-last-batch"]
+    train(*flags, "--devices", "2", "--epochs", "1", "--output", str(tmp_path / "other"))
+    with pytest.raises(InputError, match=r"^--resume .*other: its epochs had 2 steps and would now have 1; "):
+        train("--resume", str(tmp_path / "other"), "--global-batch-size", "32", "--devices", "1", "--epochs", "2")
+
+
+def test_a_run_folder_is_not_overwritten_or_resumed_with_other_options(tmp_path):
+    train("--epochs", "1", "--output", str(tmp_path / "run"))
+    before = (tmp_path / "run" / "metrics.jsonl").read_text()
+    with pytest.raises(InputError, match=r"--output .*run: already holds a run"):
+        train("--epochs", "1", "--output", str(tmp_path / "run"))
+    for flags, message in {
+        ("--model", "linear"): "--model linear: the run in .* must continue with --model mlp",
+        ("--optimizer", "sgd"): "--optimizer sgd: the run in .* must continue with --optimizer adam",
+        ("--seed", "3"): "--seed 3: the run in .* must continue with --seed 0",
+    }.items():
+        with pytest.raises(InputError, match=message):
+            main(cli.parse(TrainConfig, ["--resume", str(tmp_path / "run"), *flags, "--epochs", "2"], "train"))
+    assert (tmp_path / "run" / "metrics.jsonl").read_text() == before
+
+
+@pytest.mark.large
+def test_resuming_is_refused_if_other_data_change_the_steps_per_epoch(tmp_path):
+    def save(size):
+        x = np.random.default_rng(0).normal(size=(size, 3))
+        np.savez(
+            tmp_path / "mine.npz", x_train=x, y_train=(x[:, 0] > 0).astype(int), x_test=x, y_test=np.zeros(size, int)
+        )
+
+    save(256)
+    flags = ["--dataset", "npz", "--data-path", str(tmp_path / "mine.npz"), "--epochs", "2"]
+    train(*flags, "--output", str(tmp_path / "run"))
+    save(640)
+    with pytest.raises(InputError, match=r"^--resume .*run: its epochs had 2 steps and would now have 5; "):
+        train("--resume", str(tmp_path / "run"), "--epochs", "4")

@@ -1,0 +1,27 @@
+"""Runs of `jaxddp.train` on small models, and the losses that they log."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from jaxddp import cli
+from jaxddp.config import TrainConfig
+from jaxddp.train import main
+
+SMALL = ["--platform", "cpu", "--hidden-sizes", "16", "--global-batch-size", "128", "--lr", "0.01"]
+
+
+def train(*flags: str) -> None:
+    """Train with these flags, in this process."""
+    main(cli.parse(TrainConfig, [*SMALL, *flags], "train"))
+
+
+def epochs(folder: Path) -> list[dict[str, Any]]:
+    """Return the records of a run's epochs."""
+    records = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [record for record in records if record["kind"] == "epoch"]
+
+
+def losses(folder: Path) -> list[tuple[float, float]]:
+    """Return the training and the test loss of each epoch."""
+    return [(record["train_loss"], record["test_loss"]) for record in epochs(folder)]
