@@ -1,1 +1,1 @@
-"""How well the parity check finds and names what is wrong: planted faults, right ports, mutants of the project."""
+"""Scoreboard of the parity check: planted faults found and named, false alarms, and mutants of the project."""

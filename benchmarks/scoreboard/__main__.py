@@ -1,4 +1,4 @@
-"""python -m benchmarks.scoreboard"""
+"""`python -m benchmarks.scoreboard`: score the parity check on planted faults, correct ports and mutants."""
 
 import fnmatch
 import importlib
@@ -21,7 +21,7 @@ from jaxddp.parity.workers import Workers
 
 PROG = "python -m benchmarks.scoreboard"
 PARTS = ("planted", "pairs", "uncatalogued", "clean", "mutants")
-# Right ports of every kind, in turn.
+# Scenarios and optimizers of the correct ports, in turn.
 CLEAN = (
     *(("mlp", "sgd"), ("mlp", "adamw"), ("tokens", "adamw"), ("convnet", "sgd"), ("mlp_accumulated", "sgd_nesterov")),
     *(("tokens_global", "sgd"), ("mlp_groups", "adam"), ("mlp", "rmsprop"), ("convnet", "adamw"), ("mlp", "adagrad")),
@@ -30,23 +30,23 @@ CLEAN = (
 
 @dataclass(frozen=True)
 class Options:
-    """How many planted faults the parity check finds and names, from the root of the repository.
+    """Count how many planted faults the parity check finds and names. Run it from the root of the repository.
 
-    The faults are in tests/faults, which shares nothing with the diagnosis.
+    The faults are in tests/faults, which shares no code with the diagnosis.
     """
 
     parts: tuple[str, ...] = PARTS
-    """planted | pairs | uncatalogued | clean | mutants; all by default."""
+    """planted | pairs | uncatalogued | clean | mutants."""
     only: str = "*"
-    """Of faults, pairs, right ports ("seed 7") and mutants, those whose name matches."""
+    """Run only the faults, pairs, correct ports ("seed 7") and mutants whose name matches this pattern."""
     clean_seeds: int = 100
-    """Right ports to check for false alarms."""
+    """Number of correct ports to check for false alarms."""
     clean_steps: int = 300
-    """Steps of each."""
+    """Number of steps of each correct port."""
     scores: Path | None = None
-    """Keep every result here as it is known; what is here already is not run again."""
+    """Append every result to this file; results that are in it already are not run again."""
     output: Path | None = None
-    """Write the result as Markdown."""
+    """Write the scoreboard to this Markdown file."""
 
     def __post_init__(self) -> None:
         for part in self.parts:
@@ -57,7 +57,7 @@ class Options:
 
 
 def main(options: Options, argv: Sequence[str]) -> None:
-    """Run the parts, a line for each port, and write the page."""
+    """Run the parts, print a line for each port, and write the scoreboard."""
     faults, kept = _faults(), Kept(options.scores)
     scores: dict[str, list[Score]] = {}
     with Workers(4, "cpu") as workers:
@@ -66,12 +66,12 @@ def main(options: Options, argv: Sequence[str]) -> None:
             for question in _questions(part, faults, options):
                 key = (part, *map(str, (question.label, question.scenario, question.optimizer)))
                 key += (str(question.world_size), str(question.steps))
-                if (found := kept.score(key, question)) is None:
-                    # A right port must not be called different in rounding either.
-                    found = score(question, workers, part in ("planted", "pairs"), float32=part == "clean")
-                    kept.add(key, found)
-                    print(_line(found), flush=True)
-                scores[part].append(found)
+                if (result := kept.score(key, question)) is None:
+                    # A correct port must not be reported as different in rounding either.
+                    result = score(question, workers, part in ("planted", "pairs"), float32=part == "clean")
+                    kept.add(key, result)
+                    print(_line(result), flush=True)
+                scores[part].append(result)
     outcomes = list(_mutants(options, kept)) if "mutants" in options.parts else []
     if not outcomes and not any(scores.values()):
         raise InputError(f"--only {options.only}: matches nothing in {', '.join(options.parts)}")
@@ -87,11 +87,11 @@ def _faults() -> Any:
     try:
         return importlib.import_module("tests.faults.planted")
     except ModuleNotFoundError:
-        raise InputError("tests/faults: not here; run this from the root of the repository") from None
+        raise InputError("tests/faults: no such folder; run this from the root of the repository") from None
 
 
 def _questions(part: str, faults: Any, options: Options) -> Iterator[Question]:
-    """The ports of a part."""
+    """Yield the questions of a part, one per port."""
 
     def question(label: str, scenario: Any, *labels: str) -> Question:
         accepted = tuple(
@@ -136,7 +136,7 @@ def _line(one: Score) -> str:
 
 
 def run(argv: Sequence[str]) -> None:
-    """What the command line does."""
+    """Run the command line."""
     with cli.one_line_errors("--traceback" in argv):
         words = [word for word in argv if word != "--traceback"]
         main(cli.parse_plain(Options, words, PROG), words)

@@ -1,4 +1,4 @@
-"""The scoreboard as a page of Markdown."""
+"""The scoreboard as Markdown."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,12 +19,12 @@ METHODS = {
 def to_markdown(
     parts: Mapping[str, Sequence[Score]], mutants: Sequence[Outcome], environment: Mapping[str, str]
 ) -> str:
-    """The whole page.
+    """Format the scoreboard.
 
     Args:
-        parts: "planted", "pairs", "uncatalogued", "clean" -> scores; those that were run.
-        mutants: of the project itself.
-        environment: command, date, hardware, versions.
+        parts: "planted", "pairs", "uncatalogued" or "clean" -> scores, for the parts that were run.
+        mutants: outcomes of the mutants of the project.
+        environment: command, date, hardware and versions.
     """
     lines = ["# Scoreboard of the parity check", ""]
     lines += [
@@ -51,36 +51,37 @@ def _summary(parts: Mapping[str, Sequence[Score]], mutants: Sequence[Outcome]) -
         quick = [fault for fault in named if max(score.steps or 99 for score in faults[fault]) <= 5]
         yield f"| ports with one of {len(faults)} faults planted | {len(scores)} | {_counts(scores)} |"
         yield (
-            f"| faults named in every one of their ports | {len(faults)} | {len(named)}, "
-            f"{len(quick)} of them within 5 steps that show them |"
+            f"| faults named in all of their ports | {len(faults)} | {len(named)}, "
+            f"{len(quick)} of them within 5 steps from the first that shows them |"
         )
     if scores := parts.get("pairs"):
         yield f"| pairs of faults | {len(scores)} | {_counts(scores)} |"
     if scores := parts.get("uncatalogued"):
-        yield f"| faults that no catalogue has | {len(scores)} | {_counts(scores)} |"
+        yield f"| faults outside the catalogue | {len(scores)} | {_counts(scores)} |"
     if scores := parts.get("clean"):
         alarms = sum(score.verdict != "equal" for score in scores)
-        yield f"| right ports, {scores[0].question.steps} steps each | {len(scores)} | {alarms} false alarms |"
+        yield f"| correct ports, {scores[0].question.steps} steps each | {len(scores)} | {alarms} false alarms |"
     if mutants:
         yield f"| mutants of jaxddp itself | {len(mutants)} | {sum(o.killed for o in mutants)} killed by its tests |"
 
 
 def _counts(scores: Sequence[Score]) -> str:
-    found, named, wrong = (sum(getattr(score, what) for score in scores) for what in ("found", "named", "wrong"))
+    found, named, wrong = (sum(getattr(score, name) for score in scores) for name in ("found", "named", "wrong"))
     return f"{found} found, {named} named, {wrong} named wrongly"
 
 
 def _planted(scores: Sequence[Score]) -> Iterator[str]:
-    yield "## Every fault"
+    yield "## Faults"
     yield ""
     yield (
-        '"Steps" counts from the first step that shows the fault to the one after which it has its name, in the '
-        "worst of its ports. The last columns: in how many of the ports other thresholds would have raised an "
-        "alarm, on the same float64 traces."
+        '"steps" is the number of steps, from the first that shows the fault, after which it is named, in the worst '
+        "of its ports. The last columns count the ports in which other thresholds would have raised an alarm, on the "
+        "same float64 traces."
     )
     yield ""
-    yield "| fault | ports | found | named | SGD | Adam | steps | also given | " + " | ".join(METHODS.values()) + " |"
-    yield "|---" * (8 + len(METHODS)) + "|"
+    columns = ("fault", "ports", "found", "named", "SGD", "Adam", "steps", "other names given", *METHODS.values())
+    yield f"| {' | '.join(columns)} |"
+    yield "|---" * len(columns) + "|"
     for fault, of in _by_fault(scores).items():
         steps = max((score.steps for score in of if score.steps is not None), default=None)
         others = " | ".join(f"{sum(score.others.get(method, False) for score in of)}" for method in METHODS)
@@ -90,8 +91,7 @@ def _planted(scores: Sequence[Score]) -> Iterator[str]:
         yield f"| {fault} | {len(of)} | {found} | {named} | {families} | {steps or '-'} | {also or '-'} | {others} |"
     yield ""
     total = len(scores)
-    told = [f"{label} {sum(score.others.get(method, False) for score in scores)}" for method, label in METHODS.items()]
-    yield f"Of all {total} ports raise an alarm: this check {sum(s.found for s in scores)}; {'; '.join(told)}."
+    yield f"Alarms in all {total} ports: this check {sum(s.found for s in scores)}; {_alarms(scores)}."
     yield ""
     yield from _misses([score for score in scores if not score.named])
 
@@ -103,7 +103,7 @@ def _named_of(scores: Sequence[Score], family: str) -> str:
 
 def _misses(scores: Sequence[Score]) -> Iterator[str]:
     if not scores:
-        yield "No port of these was left without its name."
+        yield "Every fault was named in each of its ports."
         return
     yield "Not named:"
     yield ""
@@ -114,7 +114,7 @@ def _misses(scores: Sequence[Score]) -> Iterator[str]:
 def _pairs(scores: Sequence[Score]) -> Iterator[str]:
     yield "## Pairs"
     yield ""
-    yield "| pair | scenario | said | steps |"
+    yield "| pair | scenario | names given | steps |"
     yield "|---|---|---|---|"
     for score in scores:
         q = score.question
@@ -124,9 +124,9 @@ def _pairs(scores: Sequence[Score]) -> Iterator[str]:
 
 
 def _uncatalogued(scores: Sequence[Score]) -> Iterator[str]:
-    yield "## Faults without a name"
+    yield "## Faults outside the catalogue"
     yield ""
-    yield "They must be found, located, and not named."
+    yield "These must be found and located, but not named."
     yield ""
     yield "| fault | scenario | verdict | where (stage, step, tensor, layer) | names given |"
     yield "|---|---|---|---|---|"
@@ -138,15 +138,18 @@ def _uncatalogued(scores: Sequence[Score]) -> Iterator[str]:
 
 
 def _clean(scores: Sequence[Score]) -> Iterator[str]:
-    yield "## Right ports"
+    yield "## Correct ports"
     yield ""
     by_kind = Counter(f"{score.question.scenario} {score.question.optimizer}" for score in scores)
     false = [score for score in scores if score.verdict != "equal"]
     yield f"{', '.join(f'{kind} ({number} seeds)' for kind, number in by_kind.items())}: {len(false)} false alarms."
     for score in false:
         yield f"- {_title(score)}: {_said(score)} {score.where} {'; '.join(score.problems)}"
-    told = [f"{label} {sum(score.others.get(method, False) for score in scores)}" for method, label in METHODS.items()]
-    yield f"False alarms of other thresholds on the same traces: {'; '.join(told)}."
+    yield f"False alarms of other thresholds on the same traces: {_alarms(scores)}."
+
+
+def _alarms(scores: Sequence[Score]) -> str:
+    return "; ".join(f"{label} {sum(s.others.get(method, False) for s in scores)}" for method, label in METHODS.items())
 
 
 def _mutants(outcomes: Sequence[Outcome]) -> Iterator[str]:
@@ -174,7 +177,7 @@ def _said(score: Score) -> str:
 
 
 def _by_fault(scores: Iterable[Score]) -> dict[str, list[Score]]:
-    found: dict[str, list[Score]] = defaultdict(list)
+    by_fault: dict[str, list[Score]] = defaultdict(list)
     for score in scores:
-        found[score.question.label.partition("/")[0]].append(score)
-    return dict(found)
+        by_fault[score.question.label.partition("/")[0]].append(score)
+    return dict(by_fault)

@@ -1,6 +1,6 @@
-"""Results in a file, a line each as they are known: what is there is not run again.
+"""Results of the scoreboard in a file of JSON lines, so that a stopped run continues where it was.
 
-The scoreboard takes hours, and nothing of it is lost if it is stopped.
+The scoreboard takes hours; each result is written as soon as it is known, and is not computed again.
 """
 
 import dataclasses
@@ -16,13 +16,13 @@ from jaxddp.errors import InputError
 
 
 class Kept:
-    """Results by their keys, on disk if there is a path.
+    """Results by key, in a file if there is a path.
 
     Args:
-        path: of JSON lines; made if it is missing. None: nothing is kept.
+        path: file of JSON lines; created if it is missing. None keeps the results in memory only.
 
     Raises:
-        InputError: the file holds something else.
+        InputError: a line of the file is not a result.
 
     >>> kept = Kept(None)
     >>> kept.add(("mutants", "sum"), Outcome("sum", True, "test_mean", 1.0))
@@ -41,10 +41,10 @@ class Kept:
                 entry = json.loads(line)
                 self._lines[tuple(entry["key"])] = entry
             except (ValueError, TypeError, KeyError):
-                raise InputError(f"{path}: line {number} is no result of the scoreboard") from None
+                raise InputError(f"{path}: line {number} is not a result of the scoreboard") from None
 
     def add(self, key: tuple[str, ...], result: Score | Outcome) -> None:
-        """Keep a result."""
+        """Add a result, and append it to the file."""
         fields = {field.name for field in dataclasses.fields(result)} - {"question"}
         entry = {"key": key, **self._today, **{name: getattr(result, name) for name in sorted(fields)}}
         self._lines[key] = json.loads(json.dumps(entry))
@@ -53,7 +53,7 @@ class Kept:
                 file.write(json.dumps(entry) + "\n")
 
     def score(self, key: tuple[str, ...], question: Question) -> Score | None:
-        """The kept score of a question; None if it was not asked yet."""
+        """Return the score of a question; None if there is none yet."""
         entry = self._lines.get(key)
         if entry is None:
             return None
@@ -63,12 +63,12 @@ class Kept:
         return Score(question, entry["verdict"], said, where, steps, seconds, others, tuple(entry["problems"]))
 
     def outcome(self, key: tuple[str, ...]) -> Outcome | None:
-        """What became of a mutant; None if it was not tried yet."""
+        """Return the outcome of a mutant; None if there is none yet."""
         entry = self._lines.get(key)
         return None if entry is None else Outcome(entry["name"], entry["killed"], entry["by"], entry["seconds"])
 
     def when(self) -> str:
-        """Days and commits of all results: "2026-01-31, commit 1a2b3c4"."""
+        """Return the dates and commits of all results: "2026-01-31, commit 1a2b3c4"."""
         days = sorted({entry["date"] for entry in self._lines.values()})
         commits = list(dict.fromkeys(entry["commit"] for entry in self._lines.values() if entry["commit"]))
         of_commits = f"commit{'s' * (len(commits) > 1)} {', '.join(commits)}" if commits else ""
@@ -76,6 +76,6 @@ class Kept:
 
 
 def _commit() -> str:
-    """Of the working tree; "+" if it has changes. Empty outside of git."""
+    """Return the commit of the working tree, with "+" if it has changes; "" outside a git repository."""
     command = ["git", "describe", "--always", "--dirty=+", "--exclude=*"]
     return subprocess.run(command, capture_output=True, text=True).stdout.strip()

@@ -1,6 +1,6 @@
-"""Mutants of the project itself: the source with one fault in it, and whether a test notices.
+"""Mutation tests of the project: plant one fault in the source, and see whether a test fails.
 
-The repository is copied aside, and the copy is what is changed and tested.
+The faults are planted and tested in a copy of the repository.
 """
 
 import os
@@ -17,8 +17,8 @@ from pathlib import Path
 
 from jaxddp.errors import InputError
 
-LIMIT = 300.0  # seconds of one mutant's tests; measured: 2 to 51, on two busy cores
-TESTS_FAILED = 1  # pytest's exit code; others: interrupted, misused, nothing collected
+LIMIT = 300.0  # seconds for the tests of one mutant; measured: 2 to 51, on two busy cores
+TESTS_FAILED = 1  # exit code of pytest; other codes: interrupted, misused, nothing collected
 _FAILED_TEST = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
 
 
@@ -27,11 +27,11 @@ class Mutant:
     """A fault to plant.
 
     Attributes:
-        name: of the fault.
-        file: the source, relative to the repository's root.
-        old: text that occurs in it exactly once.
-        new: what stands there instead.
-        tests: arguments of pytest that select the tests which must notice.
+        name: name of the fault.
+        file: source file, relative to the root of the repository.
+        old: text that occurs in the file exactly once.
+        new: text that replaces it.
+        tests: pytest arguments that select the tests, one of which must fail.
     """
 
     name: str
@@ -41,29 +41,29 @@ class Mutant:
     tests: tuple[str, ...]
 
     def apply(self, text: str) -> str:
-        """The source with the fault in it.
+        """Return the source with the fault in it.
 
         Raises:
-            InputError: the old text is not there, or not only once.
+            InputError: the old text does not occur exactly once.
 
         >>> Mutant("sum", "mean.py", "/ n", "", ()).apply("y = x / n")
         'y = x '
         """
         if (count := text.count(self.old)) != 1:
             line = self.old.strip().splitlines()[0]
-            raise InputError(f"mutant {self.name}: {self.file} has {line!r} {count} times; must be once")
+            raise InputError(f"mutant {self.name}: {self.file} contains {line!r} {count} times; must contain it once")
         return text.replace(self.old, self.new)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a mutant.
+    """Outcome of the tests of a mutant.
 
     Attributes:
-        name: of the mutant.
+        name: name of the mutant.
         killed: whether a test failed that passes without the mutant.
-        by: the test that failed; of a mutant that survives, what happened instead.
-        seconds: that the tests took with the mutant.
+        by: the test that failed; if the mutant survives, what happened instead.
+        seconds: duration of the tests with the mutant.
     """
 
     name: str
@@ -76,12 +76,12 @@ def run_mutants(root: Path, mutants: Sequence[Mutant], limit: float = LIMIT) -> 
     """Plant each mutant in turn in a copy of the repository, and run its tests there.
 
     Args:
-        root: of a git repository; all files are copied that git does not ignore.
-        mutants: what to plant.
-        limit: seconds after which a mutant's tests are ended.
+        root: root of a git repository; all files that git does not ignore are copied.
+        mutants: mutants to plant.
+        limit: seconds after which the tests of a mutant are killed.
 
     Raises:
-        InputError: a mutant does not fit the source, or `root` is no repository.
+        InputError: a mutant does not fit the source, or `root` is not a git repository.
     """
     if not mutants:
         return
@@ -108,7 +108,7 @@ def _outcome(copy: Path, mutant: Mutant, limit: float) -> Outcome:
     if code == 0:
         instead = "all of its tests pass"
     elif code != TESTS_FAILED or failed is None:
-        instead = f"pytest ends with code {code}: {_last_line(output)}"
+        instead = f"pytest exits with code {code}: {_last_line(output)}"
     elif _pytest(copy, [failed[1]], limit)[0] != 0:
         instead = f"{failed[1]} fails without the mutant too"
     else:
@@ -122,23 +122,23 @@ def _copy_repository(root: Path, copy: Path) -> None:
     if listed.returncode:
         raise InputError(f"{root}: not a git repository ({_last_line(listed.stderr)})")
     for name in set(listed.stdout.split("\0")):
-        if name and (root / name).is_file():  # a file may be deleted and not yet committed so
+        if name and (root / name).is_file():  # git lists a deleted file until the deletion is committed
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(root / name, copy / name)
 
 
 def _check_imports_come_from(copy: Path, packages: Sequence[str]) -> None:
-    """The packages are installed as well: tests of those would say nothing of the copy."""
+    """Raise InputError if the packages are imported from elsewhere: they may be installed, without the mutant."""
     code = f"import {', '.join(packages)}\nprint(*[x.__file__ for x in ({', '.join(packages)},)], sep='\\n')"
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, cwd=copy, env=_environment(copy), capture_output=True, text=True)
-    found = done.stdout.splitlines()
-    if len(found) != len(packages) or not all(Path(file).resolve().is_relative_to(copy) for file in found):
+    files = done.stdout.splitlines()
+    if len(files) != len(packages) or not all(Path(file).resolve().is_relative_to(copy) for file in files):
         raise InputError(f"{', '.join(packages)}: not imported from the copy in {copy} ({_last_line(done.stderr)})")
 
 
 def _pytest(copy: Path, arguments: Sequence[str], limit: float) -> tuple[int, str]:
-    """Exit code and output; whatever a test has started ends with it if it takes too long."""
+    """Return pytest's exit code and output; after `limit` seconds, kill it and all processes that it started."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *arguments]
     with subprocess.Popen(
         command,
@@ -152,7 +152,7 @@ def _pytest(copy: Path, arguments: Sequence[str], limit: float) -> tuple[int, st
         try:
             output, _ = process.communicate(timeout=limit)
         except subprocess.TimeoutExpired:
-            output = f"no end within {limit:.0f} s"
+            output = f"timed out after {limit:.0f} s"
         finally:
             if process.returncode is None:  # too slow, or Ctrl-C
                 os.killpg(process.pid, signal.SIGKILL)
@@ -161,7 +161,7 @@ def _pytest(copy: Path, arguments: Sequence[str], limit: float) -> tuple[int, st
 
 def _environment(copy: Path) -> dict[str, str]:
     path = os.pathsep.join(filter(None, [str(copy), os.environ.get("PYTHONPATH")]))
-    # Bytecode is told from stale bytecode by seconds and bytes, and mutants come and go faster.
+    # Python recognizes stale bytecode by the source's size and time in seconds; mutants change faster than that.
     return {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
 
 

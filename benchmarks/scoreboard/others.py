@@ -1,9 +1,9 @@
-"""What thresholds that others use would have said of the same run.
+"""Alarms that the thresholds of other projects would raise on the same run.
 
-Each method is the comparison of a published test, put to the float64 traces of a check: whether it
-would have raised an alarm. None of them names a cause. Where a method looks at something that a
-trace does not have, what is nearest to it stands in, and the method's docstring says so. Tensors
-that only one side has are passed over.
+Each method applies the comparison of a published test to the float64 traces of a check, and returns whether the
+test would have raised an alarm; none of them names a cause. If a method compares something that a trace does not
+have, the nearest thing in the trace takes its place, as the method's docstring says. Tensors that only one side
+has are ignored.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,16 +21,15 @@ TTRACE_BOUND = 0.1
 
 @dataclass(frozen=True)
 class Traces:
-    """What both sides did in the same steps, in float64.
+    """Records of both sides over the same steps, in float64.
 
-    A record has the stages "local_loss" (world_size,), "local_gradients" (world_size, ...), "gradients" (the
-    reduced ones) and "params" (after the step), tensors by torch's names. A port that does not show a stage
-    lacks it.
+    A record has the stages "local_loss" (world_size,), "local_gradients" (world_size, ...), "gradients" (reduced)
+    and "params" (after the step), with tensors under torch's names. A stage that a port does not show is missing.
 
     Attributes:
-        torch: the reference, running by itself.
-        free: jax, running by itself; of its records only "local_loss" and "params" are read.
-        forced: jax, set to the reference's parameters before each step.
+        torch: the reference, running on its own.
+        free: jax running on its own; only "local_loss" and "params" are read.
+        forced: jax, set to the parameters of the reference before each step.
     """
 
     torch: Sequence[Record]
@@ -39,7 +38,7 @@ class Traces:
 
 
 def alarms(traces: Traces) -> dict[str, bool]:
-    """Method -> whether it would have raised an alarm.
+    """Return, for each method, whether it would have raised an alarm.
 
     >>> def record(weight):
     ...     return {"local_loss": {"loss": np.ones(2)}, "gradients": {"w": np.ones(3)}, "params": {"w": weight}}
@@ -51,10 +50,10 @@ def alarms(traces: Traces) -> dict[str, bool]:
 
 
 def rtol_1(traces: Traces) -> bool:
-    """After the last of 10 steps, loss and gradient norm are allowed to differ by the reference's whole value.
+    """Compare the loss and the gradient norm after 10 steps, with a relative tolerance of 1.
 
-    |jax - torch| <= 1e-8 + 1 |torch|. In a shorter run it is the last step. The test also compares the loss over
-    an evaluation set, which a trace does not have. The gradient is that of the forced step.
+    |jax - torch| <= 1e-8 + 1 |torch|. A shorter run is compared at its last step. The test also compares the loss
+    over an evaluation set, which a trace does not have. The gradient is that of the forced step.
 
     Source: mlcommons/algorithmic-efficiency, tests/test_traindiffs.py.
     """
@@ -67,11 +66,11 @@ def rtol_1(traces: Traces) -> bool:
 
 
 def means(traces: Traces) -> bool:
-    """The mean of each tensor, to a relative 1e-7 and nothing beside it.
+    """Compare the mean of each tensor, with a relative tolerance of 1e-7 and no absolute one.
 
-    PaDiff compares what layers return, the weights' gradients, and the weights after the optimizer: here the
-    losses, reduced gradients and parameters of every forced step. A mean that is 0 on paper, such as that of
-    the gradient of a classifier's last layer, is rounding on both sides, so right ports raise alarms too.
+    PaDiff compares the outputs of layers, the gradients of the weights, and the weights after the optimizer; here
+    these are the losses, reduced gradients and parameters of every forced step. A mean that is 0 on paper, such as
+    that of the gradient of a classifier's last layer, is rounding on both sides, so correct ports raise alarms too.
 
     Source: PaddlePaddle/PaDiff, padiff/utils.py (`assert_tensor_equal` with its defaults: compare_mode "mean",
     rtol 1e-7, atol 0).
@@ -80,14 +79,14 @@ def means(traces: Traces) -> bool:
 
 
 def means_1e4(traces: Traces) -> bool:
-    """As `means`, with an absolute 1e-4 allowed as well, as in the calls that PaDiff's README and tutorial show."""
+    """Compare as `means` does, with an absolute tolerance of 1e-4, which PaDiff's README and tutorial use."""
     return _means_differ(traces, atol=PADIFF_README_ATOL)
 
 
 def forward_1e5(traces: Traces) -> bool:
-    """The forward pass to an absolute 1e-5, before anything is trained; what is NaN on either side is left out.
+    """Compare the forward pass before training, with an absolute tolerance of 1e-5; NaN on either side is ignored.
 
-    The test compares all outputs of a model; the losses of all replicas at the first step stand for them.
+    The test compares all outputs of a model; here these are the losses of all replicas at the first step.
 
     Source: huggingface/transformers 4.x, tests/test_modeling_flax_common.py (`check_pt_flax_outputs`, tol=1e-5).
     """
@@ -96,11 +95,11 @@ def forward_1e5(traces: Traces) -> bool:
 
 
 def ten_percent(traces: Traces) -> bool:
-    """Each tensor to ||jax - torch|| <= 0.1 ||torch||, of local and reduced gradients and parameters in every step.
+    """Compare each local gradient, reduced gradient and parameter in every step: ||jax - torch|| <= 0.1 ||torch||.
 
-    The paper derives bounds of this form from depth and precision: 5 x 1.03^33 x 2^-7 = 0.10 for all tensors where
-    NVIDIA/bionemo-framework uses it. A tensor that is 0 on paper, such as the gradient of a bias in front of
-    BatchNorm, is rounding on both sides, so right ports raise alarms too.
+    The paper derives bounds of this form from depth and precision; NVIDIA/bionemo-framework uses
+    5 x 1.03^33 x 2^-7 = 0.10 for all tensors. A tensor that is 0 on paper, such as the gradient of a bias in front
+    of BatchNorm, is rounding on both sides, so correct ports raise alarms too.
 
     Source: TTrace, https://arxiv.org/abs/2506.09280; NVIDIA/bionemo-framework,
     bionemo-recipes/recipes/evo2_megatron/tests/bionemo/evo2/run/test_train.py (`assert_grads_close`).
@@ -113,7 +112,7 @@ def ten_percent(traces: Traces) -> bool:
 
 
 def allclose(traces: Traces) -> bool:
-    """numpy.allclose with its defaults, of each parameter after both have run by themselves.
+    """Compare each parameter after both sides have run on their own, by numpy.allclose with its defaults.
 
     |jax - torch| <= 1e-8 + 1e-5 |torch|, element by element.
     """
@@ -135,7 +134,7 @@ def _means_differ(traces: Traces, atol: float) -> bool:
 
 
 def _pairs(traces: Traces, stages: Sequence[str]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """(jax, torch) of every tensor of these stages, forced step by forced step."""
+    """Yield (jax, torch) for every tensor of these stages, in every forced step."""
     for theirs, ours in zip(traces.torch, traces.forced, strict=False):
         for stage in stages:
             if stage == "local_loss":
@@ -146,7 +145,7 @@ def _pairs(traces: Traces, stages: Sequence[str]) -> Iterator[tuple[np.ndarray, 
 
 
 def _losses(record: Record) -> np.ndarray:
-    """Of each replica; of a port's own step, that of its loss alone."""
+    """Return the loss of each replica; for a port's own step, that of its loss function alone."""
     return record["pure_local_loss" if "pure_local_loss" in record else "local_loss"]["loss"]
 
 

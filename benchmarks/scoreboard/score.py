@@ -1,4 +1,4 @@
-"""One planted port through the check: found, named, in how many steps, and what others would have said."""
+"""Score of the check on one port: fault found, fault named, steps needed, and the alarms of other thresholds."""
 
 import time
 from collections import ChainMap
@@ -17,19 +17,19 @@ from jaxddp.parity.report.report import Report
 from jaxddp.parity.runs import Runs
 from jaxddp.parity.workers import Workers
 
-NUMERIC = ("fast_variance", "decay_rounded_away", "reduced_precision_matmul")  # that float32 may be needed for
+NUMERIC = ("fast_variance", "decay_rounded_away", "reduced_precision_matmul")  # may need float32
 
 
 @dataclass(frozen=True)
 class Question:
-    """A port with faults, and what may be said of it.
+    """A port with planted faults, and the names that are right for them.
 
     Attributes:
         source: the port.
-        label: of the planted fault, or of the pair.
-        scenario, optimizer: in which it stands.
-        world_size, steps: to run.
-        accepted: for each fault that is planted, the names that are right.
+        label: name of the planted fault, or of the pair.
+        scenario, optimizer: names of the scenario and the optimizer of the port.
+        world_size, steps: settings of the run.
+        accepted: for each planted fault, the names that are right.
     """
 
     source: PortSource
@@ -42,23 +42,23 @@ class Question:
 
     @property
     def family(self) -> str:
-        """SGD, or Adam and its kin."""
+        """Return "SGD", or "Adam" for Adam and its relatives."""
         return "SGD" if self.optimizer.startswith("sgd") else "Adam"
 
 
 @dataclass(frozen=True)
 class Score:
-    """What the check said.
+    """Result of the check on one port.
 
     Attributes:
-        question: of what.
-        verdict: the report's.
-        said: for each difference, the names that it was given; empty: unexplained.
+        question: the port that was checked.
+        verdict: verdict of the report.
+        said: for each difference, the names that the check gave it; empty if unexplained.
         where: for each difference, stage, step, tensor and layer.
-        steps: after how many steps that show it the names were the right ones; None: never.
-        seconds: of the whole check.
+        steps: number of steps, from the first that shows the fault, after which the names are right; None if never.
+        seconds: duration of the whole check.
         others: method -> whether it raises an alarm.
-        problems: what kept the check from being made.
+        problems: problems of the report.
     """
 
     question: Question
@@ -72,23 +72,23 @@ class Score:
 
     @property
     def found(self) -> bool:
-        """Whether the port was called different."""
+        """Return whether the verdict is "different"."""
         return self.verdict == "different"
 
     @property
     def named(self) -> bool:
-        """Whether every fault has its name, and nothing else has one."""
+        """Return whether every fault is named, and nothing else is."""
         return right(self.said, self.question.accepted)
 
     @property
     def wrong(self) -> bool:
-        """Whether a name was given that is not of a planted fault."""
+        """Return whether a name was given that fits no planted fault."""
         known = frozenset().union(*self.question.accepted)
         return any(names and not known & set(names) for names in self.said)
 
 
 def right(said: Sequence[Sequence[str]], accepted: Sequence[frozenset[str]]) -> bool:
-    """Whether there is one difference for each fault, and it has one of the fault's names.
+    """Return whether there is one difference per fault, with one of the names of the fault.
 
     >>> right([("sum_not_mean", "check_vma")], [frozenset({"check_vma"})])
     True
@@ -99,7 +99,7 @@ def right(said: Sequence[Sequence[str]], accepted: Sequence[frozenset[str]]) -> 
         return False
     if len(said) == 1:
         return bool(set(said[0]) & accepted[0])
-    # Faults and differences pair off, whichever comes first.
+    # Faults and differences are matched in any order.
     return any(
         set(said[0]) & accepted[i] and right(said[1:], [*accepted[:i], *accepted[i + 1 :]])
         for i in range(len(accepted))
@@ -107,11 +107,13 @@ def right(said: Sequence[Sequence[str]], accepted: Sequence[frozenset[str]]) -> 
 
 
 def score(question: Question, workers: Workers, count_steps: bool = True, float32: bool = False) -> Score:
-    """Check a port.
+    """Check a port, and score the result.
 
     Args:
-        count_steps: try with fewer steps, to see how many are needed.
-        float32: run in float32 too, also where that is not needed to name the fault.
+        question: the port.
+        workers: processes to run the check in.
+        count_steps: whether to repeat the diagnosis with fewer steps, to find the number needed.
+        float32: whether to run in float32 even if the accepted names do not need it.
     """
     started = time.monotonic()
     runs = Runs(PortCase(question.source, question.world_size, question.steps), workers)
@@ -139,7 +141,7 @@ def _where(differences: Sequence[Difference]) -> tuple[tuple[str, int, str, str]
 
 
 def _steps_needed(runs: Runs, workers: Workers, question: Question, report: Report) -> int:
-    """The fewest steps, counted from the first that shows a difference, that suffice for the right names."""
+    """Return the fewest steps, from the first that shows a difference, that give the right names."""
     first = max(min(difference.step for difference in report.differences), 1)
     if runs.starts or any(difference.kind == "numeric" for difference in report.differences):
         return 1
@@ -154,7 +156,7 @@ def _traces(runs: Runs) -> Traces:
 
 
 def _plain(records: Records, index: int) -> Record:
-    """A record in which what the loss alone says stands for what a port's own step does not show."""
+    """Return a record in which stages that a port's own step does not show are those of its loss function alone."""
     record = records[index]
     missing = [name for name in ("local_loss", "local_gradients") if name not in record and f"pure_{name}" in record]
     return ChainMap({name: record[f"pure_{name}"] for name in missing}, record)  # type: ignore[arg-type]

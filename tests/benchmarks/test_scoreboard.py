@@ -1,4 +1,4 @@
-"""What the scoreboard is made of: mutants of the project, and what other thresholds would have said."""
+"""Parts of the scoreboard: mutants of the project, kept results, and the alarms of other thresholds."""
 
 import ast
 import subprocess
@@ -24,13 +24,13 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
-def test_a_mutant_fits_the_source_and_is_python(mutant: Mutant) -> None:
+def test_every_mutant_applies_to_the_source_and_is_valid_python(mutant: Mutant) -> None:
     text = (ROOT / mutant.file).read_text()
     assert ast.dump(ast.parse(mutant.apply(text))) != ast.dump(ast.parse(text))
     assert (ROOT / mutant.tests[0]).is_file()
 
 
-def test_mutants_have_names_of_their_own() -> None:
+def test_names_of_mutants_are_unique() -> None:
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS) >= 25
 
 
@@ -56,7 +56,7 @@ SUM = "sum(xs) / len(xs)", "sum(xs)"
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A package that Python would find in another place too, with its tests; not all of it committed."""
+    """Return a git repository with a package, which is also on PYTHONPATH, and tests; not all of it committed."""
     root = tmp_path / "root"
     for name, text in {
         "package/__init__.py": "def mean(xs):\n    return sum(xs) / len(xs)\n",
@@ -87,12 +87,14 @@ def mutant(*tests: str, old: str = SUM[0], new: str = SUM[1], name: str = "sum")
         (["tests/test_mean.py"], True, "tests/test_mean.py::test_mean"),
         (["tests/test_mean.py", "-k", "here"], False, "all of its tests pass"),
         (["tests/test_mean.py", "-k", "broken"], False, "tests/test_mean.py::test_broken fails without the mutant too"),
-        (["tests/test_mean.py", "-k", "other"], False, "pytest ends with code 5: "),
-        (["ignored/test_mean.py"], False, "pytest ends with code 4: "),
+        (["tests/test_mean.py", "-k", "other"], False, "pytest exits with code 5: "),
+        (["ignored/test_mean.py"], False, "pytest exits with code 4: "),
     ],
     ids=["killed", "survives", "broken", "none", "ignored"],
 )
-def test_what_becomes_of_a_mutant(tests: list[str], killed: bool, by: str, repository: Path) -> None:
+def test_an_outcome_names_the_failing_test_or_why_the_mutant_survives(
+    tests: list[str], killed: bool, by: str, repository: Path
+) -> None:
     before = (repository / "package/__init__.py").read_text()
     (outcome,) = run_mutants(repository, [mutant(*tests)])
     assert (outcome.name, outcome.killed) == ("sum", killed)
@@ -102,27 +104,27 @@ def test_what_becomes_of_a_mutant(tests: list[str], killed: bool, by: str, repos
 
 
 @pytest.mark.large
-def test_a_mutant_that_cannot_be_imported_proves_nothing(repository: Path) -> None:
+def test_a_mutant_that_breaks_the_import_is_not_killed(repository: Path) -> None:
     (outcome,) = run_mutants(repository, [mutant("tests", old="def mean", new="1 / 0\ndef mean")])
     assert not outcome.killed
-    assert outcome.by.startswith("pytest ends with code 2: ")
+    assert outcome.by.startswith("pytest exits with code 2: ")
 
 
 @pytest.mark.large
-def test_tests_that_do_not_end_are_ended_with_all_that_they_started(
+def test_slow_tests_are_killed_with_their_child_processes(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alive = tmp_path / "alive"
     monkeypatch.setenv("ALIVE", str(alive))
     (outcome,) = run_mutants(repository, [mutant("tests/test_mean.py::test_slow")], limit=12)
-    assert outcome == Outcome("sum", False, "pytest ends with code -9: no end within 12 s", outcome.seconds)
+    assert outcome == Outcome("sum", False, "pytest exits with code -9: timed out after 12 s", outcome.seconds)
     size = alive.stat().st_size
     time.sleep(0.5)
     assert alive.stat().st_size == size > 0
 
 
 @pytest.mark.large
-def test_one_mutant_does_not_outlive_itself(repository: Path) -> None:
+def test_the_source_is_restored_before_the_next_mutant(repository: Path) -> None:
     test = "tests/test_mean.py::test_mean"
     other = mutant(test, old="/ len(xs)", new="/ len(xs) / 1", name="sum of one")
     outcomes = list(run_mutants(repository, [mutant(test), other]))
@@ -132,16 +134,16 @@ def test_one_mutant_does_not_outlive_itself(repository: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"old": "product"}, "mutant sum: package/__init__.py has 'product' 0 times; must be once"),
-        ({"old": "xs"}, "mutant sum: package/__init__.py has 'xs' 3 times; must be once"),
+        ({"old": "product"}, "mutant sum: package/__init__.py contains 'product' 0 times; must contain it once"),
+        ({"old": "xs"}, "mutant sum: package/__init__.py contains 'xs' 3 times; must contain it once"),
     ],
 )
-def test_mutants_that_do_not_fit_are_refused(change: dict, message: str, repository: Path) -> None:
+def test_a_mutant_whose_old_text_does_not_occur_once_is_refused(change: dict, message: str, repository: Path) -> None:
     with pytest.raises(InputError, match=f"^{message}$"):
         next(run_mutants(repository, [mutant("tests", **change)]))
 
 
-def test_results_that_were_kept_are_known_again(tmp_path: Path) -> None:
+def test_results_are_read_back_from_the_file(tmp_path: Path) -> None:
     file = tmp_path / "scores.jsonl"
     kept = Kept(file)
     question = Question(object(), "eps_value", "mlp", "adam", 2, 10, (frozenset({"eps_value"}),))
@@ -155,16 +157,16 @@ def test_results_that_were_kept_are_known_again(tmp_path: Path) -> None:
     assert again.score(("pairs", "eps_value"), question) is None
     assert again.when() == kept.when() != ""
     file.write_text(file.read_text() + "{}\n")
-    with pytest.raises(InputError, match=r"scores.jsonl: line 3 is no result of the scoreboard"):
+    with pytest.raises(InputError, match=r"scores.jsonl: line 3 is not a result of the scoreboard"):
         Kept(file)
 
 
-def test_a_folder_that_is_no_repository_is_refused(tmp_path: Path) -> None:
+def test_a_folder_outside_a_git_repository_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="not a git repository"):
         next(run_mutants(tmp_path, [mutant("tests")]))
 
 
-def test_a_package_that_is_imported_from_elsewhere_is_refused(repository: Path) -> None:
+def test_a_package_imported_from_outside_the_copy_is_refused(repository: Path) -> None:
     (repository / "sys.py").write_text("")  # Python's own comes first
     elsewhere = Mutant("sum", "sys.py", "", "", ())
     with pytest.raises(InputError, match="not imported from the copy"):
@@ -177,7 +179,7 @@ GRADIENT, WEIGHT = np.array([3.0, -4.0, 2.0]), np.array([1.0, 2.0, -1e-3])
 
 
 def record(loss: Any = 2.0, local: Any = 1.0, gradient: Any = 1.0, weight: Any = 0.0) -> Record:
-    """A step in which losses are `loss`, gradients so many times right, and weights so much too large."""
+    """Return a step with losses `loss`, correct gradients times `local` and `gradient`, and weights off by `weight`."""
     return {
         "local_loss": {"loss": np.ones(2) * loss},
         "local_gradients": {"w": np.stack([GRADIENT, -GRADIENT]) * local},
@@ -187,7 +189,7 @@ def record(loss: Any = 2.0, local: Any = 1.0, gradient: Any = 1.0, weight: Any =
 
 
 def traces(step: int, free: dict[str, Any], forced: dict[str, Any], steps: int = 12) -> Traces:
-    """Right runs but for one step, counted from 1."""
+    """Return correct runs with changes at one step, counted from 1."""
 
     def run(changes: dict[str, Any]) -> list[Record]:
         return [record(**changes if number == step else {}) for number in range(1, steps + 1)]
@@ -195,11 +197,11 @@ def traces(step: int, free: dict[str, Any], forced: dict[str, Any], steps: int =
     return Traces(run({}), run(free), run(forced))
 
 
-def test_right_runs_raise_no_alarm() -> None:
+def test_correct_runs_raise_no_alarm() -> None:
     assert alarms(traces(1, {}, {})) == dict.fromkeys(METHODS, False)
 
 
-# Method, step, and a change on either side of the threshold: of jax by itself, and forced.
+# Name -> method, step, changes of free-running and forced jax as functions of x, and the threshold of x.
 THRESHOLDS: dict[str, tuple[str, int, Callable[[float], tuple[dict, dict]], float]] = {
     "a loss at the tenth step": ("rtol_1", 10, lambda x: ({"loss": 2 + 2 * x}, {}), 1.0),
     "a gradient's norm": ("rtol_1", 10, lambda x: ({}, {"gradient": 1 + x}), 1.0),
@@ -217,9 +219,9 @@ THRESHOLDS: dict[str, tuple[str, int, Callable[[float], tuple[dict, dict]], floa
 }
 
 
-@pytest.mark.parametrize("what", THRESHOLDS)
-def test_thresholds(what: str) -> None:
-    method, step, changes, threshold = THRESHOLDS[what]
+@pytest.mark.parametrize("name", THRESHOLDS)
+def test_a_method_raises_an_alarm_just_above_its_threshold_and_not_below(name: str) -> None:
+    method, step, changes, threshold = THRESHOLDS[name]
     assert not alarms(traces(step, *changes(0.99 * threshold)))[method]
     assert alarms(traces(step, *changes(1.01 * threshold)))[method]
 
@@ -237,16 +239,16 @@ def test_thresholds(what: str) -> None:
         ("allclose", 11, ({"weight": 9.0}, {"weight": 9.0})),
     ],
 )
-def test_what_a_method_does_not_look_at(method: str, step: int, changes: tuple[dict, dict]) -> None:
+def test_a_method_ignores_what_it_does_not_compare(method: str, step: int, changes: tuple[dict, dict]) -> None:
     assert not alarms(traces(step, *changes))[method]
 
 
-def test_a_run_of_fewer_steps_is_compared_at_its_last() -> None:
+def test_a_shorter_run_is_compared_at_its_last_step() -> None:
     assert alarms(traces(3, {"loss": 90.0}, {}, steps=3))["rtol_1"]
     assert alarms(traces(3, {"weight": 1.0}, {}, steps=3))["allclose"]
 
 
-def test_a_port_with_its_own_step_is_judged_by_what_it_shows() -> None:
+def test_a_port_with_its_own_step_is_compared_by_the_stages_it_shows() -> None:
     wrong = {"pure_local_loss": {"loss": np.array([90.0, 90.0])}, "params": {"w": WEIGHT}}
-    found = alarms(Traces([record()], [wrong], [wrong]))
-    assert {name for name in METHODS if found[name]} == {"rtol_1", "means", "means_1e4", "forward_1e5"}
+    raised = alarms(Traces([record()], [wrong], [wrong]))
+    assert {name for name in METHODS if raised[name]} == {"rtol_1", "means", "means_1e4", "forward_1e5"}
