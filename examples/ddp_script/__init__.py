@@ -1,4 +1,4 @@
-"""A first script with DDP: a toy classifier on two replicas, in torch's form and in JAX's, with the same prints.
+"""A first DDP script: a toy classifier on two replicas, in torch and in JAX, with the same output.
 
 python -m examples.ddp_script
 python -m examples.ddp_script.script_torch

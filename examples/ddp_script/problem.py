@@ -1,4 +1,4 @@
-"""What both scripts train on, how, and what they tell of it; neither jax nor torch."""
+"""Data, settings and results of both scripts; needs neither jax nor torch."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +13,7 @@ Arrays = dict[str, NDArray[Any]]
 
 FEATURES, HIDDEN, CLASSES = 2, (30, 20), 2
 
-# Two clouds of points; the last of the five lies among the other class.
+# Two clouds of points; the last of the five lies in the cloud of the other class.
 TRAIN = [(-1.3, 2.1, 0), (-0.4, 1.7, 0), (2.2, -0.6, 1), (1.5, -1.4, 1), (-0.9, 1.2, 1)]
 TEST = [(-0.7, 2.4, 0), (1.9, -1.1, 1)]
 
@@ -23,17 +23,17 @@ class Settings:
     """A toy classifier, trained data-parallel by SGD."""
 
     devices: int = 2
-    """Replicas."""
+    """Number of replicas."""
     platform: str = "cpu"
     """cpu | gpu"""
     epochs: int = 3
     batch_size: int = 2
-    """Rows of one replica and step."""
+    """Rows per replica and step."""
     lr: float = 0.5
     seed: int = 123
-    """Of the initial weights."""
+    """Seed of the initial weights."""
     drop_last: bool = True
-    """Leave out an epoch's last batch if it is smaller."""
+    """Drop an epoch's last batch if it is smaller."""
     dtype: str = "float32"
     """float32 | float64"""
 
@@ -50,8 +50,9 @@ class Line:
     """One step of one replica.
 
     Attributes:
-        rows: the numbers of its examples, counted from 0.
-        loss: their mean, before the step.
+        replica, epoch: numbers counted from 0.
+        rows: numbers of the replica's examples, counted from 0.
+        loss: mean loss of these examples before the step.
     """
 
     replica: int
@@ -60,7 +61,7 @@ class Line:
     loss: float
 
     def text(self, epochs: int) -> str:
-        """As it is printed.
+        """Format the line for printing.
 
         >>> Line(1, 0, (4, 2), 0.70214).text(3)
         '[replica 1]  epoch 1/3  batch size 2  rows x5 x3  loss 0.702140'
@@ -72,7 +73,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Accuracy:
-    """How many of how many rows are right."""
+    """Number of rows that are right, and number of rows counted."""
 
     right: int
     counted: int
@@ -83,14 +84,14 @@ class Accuracy:
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """What a script has done.
+    """The results of a script.
 
     Attributes:
-        lines: of every step and replica.
-        train, test: accuracies, each row counted once.
-        by_loader: that of the rows as the training loader deals them out, by its drop_last.
-        weights: as trained, torch's names to arrays.
-        processes: the numbers of those that trained.
+        lines: a line per step and replica.
+        train, test: accuracies, with each row counted once.
+        by_loader: accuracy over the training loader's rows, by its drop_last.
+        weights: trained weights, arrays by torch's names.
+        processes: ids of the processes that trained.
     """
 
     lines: list[Line]
@@ -101,13 +102,13 @@ class Run:
     processes: set[int]
 
     def show(self, settings: Settings) -> None:
-        """Print it."""
+        """Print the lines and the accuracies."""
         for line in self.lines:
             print(line.text(settings.epochs))
         print(f"training accuracy {self.train}   test accuracy {self.test}")
 
 
 def arrays(rows: list[tuple[float, float, int]], dtype: str) -> Arrays:
-    """x (N, 2), y (N,), and row (N,), each one's number."""
+    """Convert rows to arrays x (N, 2), y (N,) and row (N,), the rows' numbers."""
     x, y = np.array([row[:2] for row in rows], dtype), np.array([row[2] for row in rows], np.int32)
     return {"x": x, "y": y, "row": np.arange(len(rows), dtype=np.int32)}

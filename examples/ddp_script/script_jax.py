@@ -1,4 +1,4 @@
-"""The script in JAX: one process has all replicas, so it may as well be a cell of a notebook.
+"""The script in JAX: one process holds all replicas, so it also works in a notebook.
 
 python -m examples.ddp_script.script_jax
 """
@@ -31,7 +31,7 @@ from jaxddp.state import TrainState
 
 
 def run(settings: Settings) -> Run:
-    """Train on all replicas, from the weights and in the order of the torch script."""
+    """Train on all replicas, with the torch script's initial weights and sample order."""
     replicas = Replicas(prepare(settings.devices, settings.platform))
     with jax.enable_x64(settings.dtype == "float64"):
         return _run(settings, replicas)
@@ -48,7 +48,7 @@ def _run(settings: Settings, replicas: Replicas) -> Run:
     }
 
     def step(state: TrainState, batches: MicroBatches) -> tuple[TrainState, jax.Array]:
-        """`DataParallel.steps` tells the sum of the losses; here each replica tells its own."""
+        """Take a step that returns each replica's own loss; `DataParallel.steps` returns their sum."""
         state, _, stages = ddp.replica_step(state, jax.tree.map(lambda x: x[0], batches))
         return state, stages["local_loss"]
 
@@ -56,31 +56,34 @@ def _run(settings: Settings, replicas: Replicas) -> Run:
     state = ddp.init()
     lines = []
     for epoch in range(settings.epochs):
-        for batches in loaders[settings.drop_last].epoch(epoch):  # which is torch's set_epoch too
+        for batches in loaders[settings.drop_last].epoch(epoch):  # the number takes the place of torch's set_epoch
             rows = np.asarray(batches.last["row"])[:, 0].tolist()
             state, losses = train_step(state, batches)
             lines += [Line(r, epoch, tuple(rows[r]), loss) for r, loss in enumerate(losses.tolist())]
-    ddp.verify(state)  # every replica has the same bits
+    ddp.verify(state)  # raises unless all replicas hold the same bits
 
-    dealt = {drop_last: rows_of(loader, settings.epochs - 1) for drop_last, loader in loaders.items()}
+    rows_by_loader = {drop_last: rows_of(loader, settings.epochs - 1) for drop_last, loader in loaders.items()}
     return Run(
         lines,
         train=accuracy(ddp, state, data),
         test=accuracy(ddp, state, arrays(TEST, settings.dtype)),
-        by_loader={key: accuracy(ddp, state, {n: x[rows] for n, x in data.items()}) for key, rows in dealt.items()},
+        by_loader={
+            drop_last: accuracy(ddp, state, {name: array[rows] for name, array in data.items()})
+            for drop_last, rows in rows_by_loader.items()
+        },
         weights=to_torch(ddp.values(state)[0]),
         processes={os.getpid()},
     )
 
 
 def accuracy(ddp: DataParallel, state: TrainState, rows: Arrays) -> Accuracy:
-    """Over all replicas, which share the rows; what pads the shares is not counted."""
+    """Evaluate rows on all replicas; padding is not counted."""
     sums = ddp.evaluate_placed(state, ddp.place({"x": rows["x"], "y": rows["y"]}))
     return Accuracy(int(sums["accuracy"]), int(sums["count"]))
 
 
 def rows_of(loader: Loader, epoch: int) -> np.ndarray:
-    """The rows that a loader deals out to all replicas."""
+    """Return the rows of all replicas in an epoch of a loader."""
     return np.concatenate([batch.last["row"].ravel() for batch in loader.host_batches(epoch)])
 
 

@@ -1,4 +1,4 @@
-"""The script in torch: each replica is a process, which has its own loader and its own copy of the model.
+"""The script in torch: each replica is a process with its own loader and its own copy of the model.
 
 python -m examples.ddp_script.script_torch
 """
@@ -35,9 +35,9 @@ from torch_ref.models import MLP
 
 
 def run(settings: Settings) -> Run:
-    """Start the processes, wait for them, and put together what they tell."""
+    """Start the processes, wait for them, and collect their results."""
     config = TorchConfig(devices=settings.devices, platform=settings.platform)
-    ranks = launch(partial(train, settings), config)  # joins the process group, and leaves it
+    ranks = launch(partial(train, settings), config)  # creates the process group and destroys it
     steps = zip(*(rank["lines"] for rank in ranks), strict=True)
     return Run(
         lines=[Line(rank, epoch, tuple(rows), loss) for step in steps for rank, epoch, rows, loss in step],
@@ -50,7 +50,7 @@ def run(settings: Settings) -> Run:
 
 
 def train(settings: Settings, world: World, config: TorchConfig) -> dict[str, Any]:
-    """What one rank does."""
+    """Train on one rank."""
     torch.manual_seed(settings.seed)
     dtype = getattr(torch, settings.dtype)
     model = wrap(MLP(FEATURES, HIDDEN, CLASSES).to(world.device, dtype), world)
@@ -85,7 +85,7 @@ def train(settings: Settings, world: World, config: TorchConfig) -> dict[str, An
 
 @torch.no_grad()
 def accuracy(module: nn.Module, batches: Iterable[Any], world: World) -> list[int]:
-    """How many rows of all ranks are right, and how many were counted."""
+    """Count the rows of all ranks that are right, and all their rows."""
     counts = torch.zeros(2, dtype=torch.int64, device=world.device)
     for x, y, _ in batches:
         right = module(x.to(world.device)).argmax(-1) == y.to(world.device)
@@ -94,15 +94,14 @@ def accuracy(module: nn.Module, batches: Iterable[Any], world: World) -> list[in
 
 
 def share(rows: list[tuple[float, float, int]], settings: Settings, world: World) -> tuple[torch.Tensor, ...]:
-    """A rank's rows: every row is one rank's."""
+    """Return this rank's rows; every row belongs to one rank."""
     return tensors(arrays(rows, settings.dtype))[world.rank :: world.world_size]
 
 
-def tensors(given: Arrays) -> TensorDataset:
-    """x, y and row."""
-    return TensorDataset(
-        torch.from_numpy(given["x"]), torch.from_numpy(given["y"]).long(), torch.from_numpy(given["row"])
-    )
+def tensors(of_rows: Arrays) -> TensorDataset:
+    """Convert x, y and row to a data set of tensors."""
+    x, y, row = (torch.from_numpy(of_rows[name]) for name in ("x", "y", "row"))
+    return TensorDataset(x, y.long(), row)
 
 
 if __name__ == "__main__":

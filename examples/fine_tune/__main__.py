@@ -1,4 +1,4 @@
-"""Fine-tunes on both sides and compares them."""
+"""Fine-tune in both frameworks and compare them."""
 
 import dataclasses
 import sys
@@ -24,7 +24,7 @@ def main(options: Options) -> int:
     config = options.training()
     check_devices(config)
     replicas = Replicas(prepare(options.devices, options.platform))
-    config = dataclasses.replace(config, devices=replicas.world_size)  # torch may see other devices than jax
+    config = dataclasses.replace(config, devices=replicas.world_size)  # torch may see a different number
     with tempfile.TemporaryDirectory() as folder:
         model = material.put(options, Path(folder))
         jobs = [Job(material.sizes(model), folder, options.dtype)]
@@ -39,14 +39,14 @@ def main(options: Options) -> int:
 
 
 def show(job: Job, jax: Run, torch: Run) -> None:
-    """A training's losses beside each other: of single steps, or means of as many as fit."""
-    together = -(-len(jax.losses) // LINES)
+    """Print both losses in at most `LINES` lines: those of single steps, or means over several."""
+    group = -(-len(jax.losses) // LINES)
     print(f"{job.dtype:12}{'JAX':>20}{'transformers':>20}")
-    for first in range(0, len(jax.losses), together):
-        ours, theirs = (np.mean(run.losses[first : first + together]) for run in (jax, torch))
-        last = min(first + together, len(jax.losses))
-        print(f"step {f'{first + 1} to {last}' if together > 1 else last:<12}{ours:>15.10f}{theirs:>20.10f}")
-    print("" if job.whole else f"held-out pairs right {jax.accuracy:>11.4f}{torch.accuracy:>20.4f}\n")
+    for first in range(0, len(jax.losses), group):
+        ours, theirs = (np.mean(run.losses[first : first + group]) for run in (jax, torch))
+        last = min(first + group, len(jax.losses))
+        print(f"step {f'{first + 1} to {last}' if group > 1 else last:<12}{ours:>15.10f}{theirs:>20.10f}")
+    print("" if job.whole else f"held-out accuracy {jax.accuracy:>14.4f}{torch.accuracy:>20.4f}\n")
 
 
 def _claims(dtype: str, common: float, jax: list[Run], torch: list[Run]) -> list[claims.Claim]:

@@ -1,4 +1,4 @@
-"""What the fine-tune claims, from what came of it on both sides."""
+"""Claims of the fine-tune, checked against the runs of both frameworks."""
 
 from statistics import fmean
 
@@ -6,40 +6,42 @@ from examples.arrays import distance, furthest
 from examples.claims import Claim
 from examples.fine_tune.job import Run
 
-ROUNDING = 1e-12  # of float64, as a part of an array's largest value [measured: 5e-15]
-AFTER_ADAM = 1e-9  # which makes much of small gradients [measured: 2e-13]
-FLOAT32 = (1e-9, 1e-5)  # from, to [measured: 5e-7]
-WORSE = 2.0  # how much further from float64 than transformers in 16 bits [measured: 0.7]
+ROUNDING = 1e-12  # float64, relative to an array's largest value [measured: 5e-15]
+AFTER_ADAM = 1e-9  # Adam magnifies the rounding of small gradients [measured: 2e-13]
+FLOAT32 = (1e-9, 1e-5)  # range of float32's rounding [measured: 5e-7]
+WORSE = 2.0  # times transformers' distance from float64, in 16 bits [measured: 0.7]
 
 
 def proof(jax: Run, torch: Run) -> list[Claim]:
-    """In float64, from the same weights, on the same pairs."""
+    """Claim that both frameworks compute the same in float64, from the same weights and pairs."""
     steps = len(jax.losses)
-    rounded = distance(torch.as_it_comes, torch.logits)
+    rounded = distance(torch.unmodified, torch.logits)
 
-    def equal(what: str, found: float, allowed: float = ROUNDING) -> Claim:
-        return Claim(f"float64: {what} equal transformers'", found < allowed, jax=found)
+    def equal(what: str, difference: float, allowed: float = ROUNDING) -> Claim:
+        return Claim(f"float64: {what} equal transformers'", difference < allowed, jax=difference)
 
     return [
         equal("logits", distance(jax.logits, torch.logits)),
         equal("gradients of the first step", furthest(jax.gradients, torch.gradients)),
         equal(f"losses of {steps} steps", distance(jax.losses, torch.losses), AFTER_ADAM),
         equal(f"parameters after {steps} steps", furthest(jax.parameters, torch.parameters), AFTER_ADAM),
-        Claim("transformers' own float64 rounds to float32", FLOAT32[0] < rounded < FLOAT32[1], torch=rounded),
+        Claim("unmodified transformers round to float32", FLOAT32[0] < rounded < FLOAT32[1], torch=rounded),
     ]
 
 
 def rounding(dtype: str, jax: Run, torch: Run, exact: Run) -> Claim:
-    """Logits before training, beside those in float64."""
-    found, expected = (distance(run.logits, exact.logits) for run in (jax, torch))
-    return Claim(f"{dtype}: logits are as far from float64", found < WORSE * expected + ROUNDING, found, expected)
+    """Claim that both frameworks' logits before training are about as far from those in float64."""
+    ours, theirs = (distance(run.logits, exact.logits) for run in (jax, torch))
+    return Claim(f"{dtype}: logits are about as far from float64's", ours < WORSE * theirs + ROUNDING, ours, theirs)
 
 
 def learning(dtype: str, common: float, jax: Run, torch: Run) -> list[Claim]:
-    """Whether it learns.
+    """Claim that the model learns.
 
     Args:
-        common: the share of the held-out pairs that have the more frequent label.
+        dtype: dtype of parameters and computation.
+        common: share of the held-out pairs with the more frequent label.
+        jax, torch: the runs.
     """
     runs = (jax, torch)
     falls = [
@@ -47,6 +49,6 @@ def learning(dtype: str, common: float, jax: Run, torch: Run) -> list[Claim]:
     ]
     right = [run.accuracy for run in runs]
     return [
-        Claim(f"{dtype}: the loss falls, to this part", max(falls) < 1, *falls),
-        Claim(f"{dtype}: of held-out pairs more than {common:.3g} right", min(right) > common, *right),
+        Claim(f"{dtype}: the loss falls; last quarter / first quarter", max(falls) < 1, *falls),
+        Claim(f"{dtype}: held-out accuracy is above {common:.3g}", min(right) > common, *right),
     ]

@@ -1,6 +1,6 @@
-"""transformers' Llama in float64 all through.
+"""transformers' Llama in float64 throughout.
 
-As it comes it rounds to float32 in every norm and in the rotary angles, whatever the dtype of its weights.
+Unmodified, the model rounds to float32 in every norm and in the rotary angles, whatever the dtype of its weights.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 
 class Rotary(nn.Module):
-    """cos and sin of the rotary angles, as transformers' LlamaRotaryEmbedding, but in float64."""
+    """Cosine and sine of the rotary angles, as transformers' LlamaRotaryEmbedding, but in float64."""
 
     def __init__(self, head_dim: int, theta: float):
         super().__init__()
@@ -20,14 +20,14 @@ class Rotary(nn.Module):
         self.frequencies = theta**-powers
 
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Each (1, T, head_dim), for positions (1, T)."""
+        """Return cosines and sines, each (1, T, head_dim), for positions (1, T)."""
         angles = position_ids[..., None] * self.frequencies.to(x.device)
         angles = torch.cat([angles, angles], dim=-1)
         return angles.cos(), angles.sin()
 
 
 def in_float64(model: LlamaForSequenceClassification) -> LlamaForSequenceClassification:
-    """The model, changed: its parameters in float64, and torch's own RMSNorm, which keeps float64, in it."""
+    """Convert the model in place: parameters to float64, norms to torch's RMSNorm, which keeps float64."""
     config: Any = model.config
     model.double()
     model.model.rotary_emb = Rotary(config.head_dim, config.rope_parameters["rope_theta"])

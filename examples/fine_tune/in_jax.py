@@ -21,7 +21,7 @@ from jaxddp.step.metrics import InFlight, means
 
 
 def loss_fn(model: LlamaForSequenceClassification, batch: Batch) -> Losses:
-    """The cross entropy of each pair, and whether it is right."""
+    """Compute the cross entropy of each pair, and whether its prediction is right."""
     logits = model(batch["input_ids"], batch["attention_mask"])
     return cross_entropy(lambda x: x, {"x": logits, "y": batch["labels"]})
 
@@ -30,7 +30,7 @@ def run(config: TrainConfig, model_config: LlamaConfig, job: Job, replicas: Repl
     """Train one model on all replicas.
 
     Raises:
-        TrainingError: replicas differ at the end.
+        TrainingError: the replicas differ at the end.
     """
     with jax.enable_x64(job.dtype == "float64"):
         return _fine_tune(config, model_config, job, replicas)
@@ -58,12 +58,12 @@ def _fine_tune(config: TrainConfig, model_config: LlamaConfig, job: Job, replica
 
 
 def first_gradients(ddp: DataParallel, state: TrainState, batch: MicroBatches) -> dict[str, np.ndarray]:
-    """The gradients of a step by torch's names, the mean over replicas; nothing is sent for it."""
-    micro_batch = {name: array[:, 0] for name, array in batch.last.items()}  # of K = 1 steps
+    """Return the mean gradients of a step by torch's names, averaged on the host."""
+    micro_batch = {name: array[:, 0] for name, array in batch.last.items()}  # K = 1 step
     local = jax.device_get(ddp.no_sync(state, micro_batch).result)
 
     def mean(sums: np.ndarray) -> np.ndarray:
-        return np.mean([own / count for own, count in zip(sums, local.denominator, strict=True)], axis=0)
+        return np.mean([total / count for total, count in zip(sums, local.denominator, strict=True)], axis=0)
 
     return to_torch({name: mean(sums) for name, sums in local.gradients.items()})
 

@@ -23,28 +23,28 @@ from torch_ref.weights import load_weights
 
 
 def run(config: TorchConfig, jobs: Sequence[Job]) -> list[Run]:
-    """Each job on as many ranks as the configuration says, one after the other; what rank 0 tells."""
-    told = launch(partial(on_rank, jobs=jobs), config)
-    return [Run(**{name: _to_numpy(value) for name, value in own.items()}) for own in told[0]]
+    """Run the jobs one after the other on all ranks; return rank 0's results."""
+    results = launch(partial(on_rank, jobs=jobs), config)[0]
+    return [Run(**{name: _to_numpy(value) for name, value in of_job.items()}) for of_job in results]
 
 
 def on_rank(world: World, config: TorchConfig, jobs: Sequence[Job]) -> list[dict[str, Any]]:
-    """What a rank does and tells."""
+    """Run the jobs on one rank."""
     return [fine_tune(world, config, job) for job in jobs]
 
 
 def fine_tune(world: World, config: TorchConfig, job: Job) -> dict[str, Any]:
-    """Train one model; see `Run`."""
+    """Train one model; return the fields of `Run` on rank 0, nothing on the others."""
     model: Any = transformers.LlamaForSequenceClassification(transformers.LlamaConfig(**job.sizes))
     load_weights(f"{job.folder}/model.safetensors", model)
     model.to(world.device, getattr(torch, job.dtype))
     train, test = (load_file(f"{job.folder}/{part}.safetensors") for part in ("train", "test"))
     shown = {name: torch.from_numpy(array[:SHOWN]).to(world.device) for name, array in test.items()}
-    told: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     if job.dtype == "float64":
-        told["as_it_comes"] = _logits(model, shown).cpu()
+        results["unmodified"] = _logits(model, shown).cpu()
         in_float64(model)
-    told["logits"] = _logits(model, shown).cpu()
+    results["logits"] = _logits(model, shown).cpu()
 
     loader = Loader(train, config, world.world_size, [world.rank], world.device)
     steps = config.epochs * loader.steps_per_epoch
@@ -57,14 +57,14 @@ def fine_tune(world: World, config: TorchConfig, job: Job) -> dict[str, Any]:
         loss = ddp(**batch).loss
         loss.backward()
         if job.whole and not losses:
-            told["gradients"] = {name: parameter.grad.clone().cpu() for name, parameter in model.named_parameters()}
+            results["gradients"] = {name: parameter.grad.clone().cpu() for name, parameter in model.named_parameters()}
         optimizer.step()
         losses.append(world.all_reduce(loss.detach().double(), "mean").item())
     if job.whole:
-        told["parameters"] = {name: parameter.detach().cpu() for name, parameter in model.named_parameters()}
+        results["parameters"] = {name: parameter.detach().cpu() for name, parameter in model.named_parameters()}
     else:
-        told["accuracy"] = _accuracy(model, test, config, world)
-    return {**told, "losses": losses} if world.rank == 0 else {}
+        results["accuracy"] = _accuracy(model, test, config, world)
+    return {**results, "losses": losses} if world.rank == 0 else {}
 
 
 def _accuracy(model: nn.Module, test: dict[str, Any], config: TorchConfig, world: World) -> float:

@@ -1,4 +1,4 @@
-"""What both sides are told, and what they tell; it knows neither framework."""
+"""Input and output of a training in either framework."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,14 +11,14 @@ SHOWN = 32  # held-out pairs whose logits are compared
 
 @dataclass(frozen=True)
 class Job:
-    """One training.
+    """A training to run.
 
     Attributes:
-        sizes: the model's, as transformers' LlamaConfig takes them.
-        folder: holds model.safetensors, train.safetensors and test.safetensors.
-        dtype: of parameters and computation: float32 | float64 | bfloat16.
-        steps: optimizer steps; None: all of all epochs.
-        whole: whether gradients and parameters are wanted, and not the accuracy.
+        sizes: arguments of transformers' LlamaConfig.
+        folder: folder with model.safetensors, train.safetensors and test.safetensors.
+        dtype: dtype of parameters and computation: float32 | float64 | bfloat16.
+        steps: optimizer steps; None: all steps of all epochs.
+        whole: return gradients and parameters instead of the accuracy.
     """
 
     sizes: dict[str, Any]
@@ -30,15 +30,15 @@ class Job:
 
 @dataclass
 class Run:
-    """What has come of it.
+    """The results of a training.
 
     Attributes:
-        losses: of each step, the mean over all replicas.
-        logits: before training, of the first held-out pairs, (SHOWN, C) float64.
-        accuracy: after training, over all held-out pairs.
-        gradients: of the first step, by torch's names and in its layout.
-        parameters: after the last step, likewise.
-        as_it_comes: in float64, `logits` as transformers has them, which rounds to float32 on the way.
+        losses: loss of each step, the mean over all replicas.
+        logits: logits before training, of the first held-out pairs, (SHOWN, C) float64.
+        accuracy: accuracy after training, over all held-out pairs.
+        gradients: gradients of the first step, by torch's names and in torch's layout.
+        parameters: parameters after the last step, by torch's names and in torch's layout.
+        unmodified: in float64, the logits of unmodified transformers, which round to float32 internally.
     """
 
     losses: list[float]
@@ -46,4 +46,4 @@ class Run:
     accuracy: float = float("nan")
     gradients: Any = field(default_factory=dict)
     parameters: Any = field(default_factory=dict)
-    as_it_comes: Any = None
+    unmodified: Any = None

@@ -1,4 +1,4 @@
-"""What is trained, and on what: put into a folder as safetensors, for both sides to read."""
+"""The model and the data of the fine-tune, written to a folder as safetensors for both frameworks to read."""
 
 import dataclasses
 from pathlib import Path
@@ -17,26 +17,26 @@ from jaxddp.models.llama_config import LlamaConfig
 from jaxddp.nn.functional import Functional
 from jaxddp.nn.torch_weights import save_weights
 
-MADE = (512, 128)  # pairs to train on, and held out
+MADE = (512, 128)  # pairs made for training, and held out
 SMALL = LlamaConfig(
     hidden_size=48,
     intermediate_size=96,
     num_hidden_layers=2,
     num_attention_heads=6,
     num_key_value_heads=2,
-    initializer_range=0.15,  # as much as SmolLM2's for its width
+    initializer_range=0.15,  # SmolLM2's, scaled to this width
 )
 
 
 def put(options: Options, folder: Path) -> LlamaConfig:
-    """Write model.safetensors, train.safetensors and test.safetensors; return the model's sizes.
+    """Write model.safetensors, train.safetensors and test.safetensors; return the model's configuration.
 
     Raises:
-        InputError: what the options name is missing or of another format.
+        InputError: a file that the options name is missing or has another format.
     """
     train, test = _pairs(options)
     config, tokenizer = _config(options, train)
-    assert config.pad_token_id is not None  # `_config` has seen to it
+    assert config.pad_token_id is not None  # set by `_config`
     longest = min(options.max_length, config.max_position_embeddings)
     for name, arrays in tokens.encoded(tokenizer, {"train": train, "test": test}, config.pad_token_id, longest).items():
         save_file(arrays, folder / f"{name}.safetensors")
@@ -46,10 +46,10 @@ def put(options: Options, folder: Path) -> LlamaConfig:
 
 
 def sizes(config: LlamaConfig) -> dict[str, Any]:
-    """The same for transformers' own LlamaConfig."""
-    said = dataclasses.asdict(config)
-    said["rope_parameters"] = {"rope_type": "default", "rope_theta": said.pop("rope_theta")}
-    return said
+    """Convert a configuration to arguments of transformers' LlamaConfig."""
+    arguments = dataclasses.asdict(config)
+    arguments["rope_parameters"] = {"rope_type": "default", "rope_theta": arguments.pop("rope_theta")}
+    return arguments
 
 
 def _pairs(options: Options) -> tuple[list[Pair], list[Pair]]:

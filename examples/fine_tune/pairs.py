@@ -1,4 +1,4 @@
-"""Sentence pairs and whether they mean the same: made by templates, or MRPC as it is published."""
+"""Sentence pairs labelled by whether they mean the same: made from templates, or MRPC as published."""
 
 import csv
 import random
@@ -20,11 +20,11 @@ FORMS = ("{0} {1} {2} {3}.", "{3}, {0} {1} {2}.", "{3} {0} {1} {2}, it is said."
 
 TSV_COLUMNS = ("Quality", "#1 String", "#2 String")
 PARQUET_COLUMNS = ("label", "sentence1", "sentence2")
-EVERY = 5  # pair of a file is held out, where there is no file of its own for them
+EVERY = 5  # every fifth pair is held out if there is no file of held-out pairs
 
 
 def made(count: int, seed: int = 0) -> list[Pair]:
-    """Different pairs about something that rises or falls, each told twice: in half of them contradicting itself."""
+    """Make distinct pairs of sentences about something that rises or falls; half of the pairs contradict themselves."""
     draw = random.Random(seed)
     pairs: dict[tuple[str, str], int] = {}
     while len(pairs) < count:
@@ -40,28 +40,28 @@ def made(count: int, seed: int = 0) -> list[Pair]:
 
 
 def read(path: Path) -> list[Pair]:
-    """The pairs of MRPC's own text file, or of a .parquet file as GLUE publishes them.
+    """Read the pairs of MRPC's own text file, or of GLUE's .parquet file.
 
     Raises:
-        InputError: the file is missing or of another format, a column is missing, or a label is neither 0 nor 1.
+        InputError: the file is missing or has another format, a column is missing, or a label is neither 0 nor 1.
     """
     rows = _parquet(path) if path.suffix == ".parquet" else _tsv(path)
-    if unlike := [label for label, *_ in rows if str(label) not in ("0", "1")]:
-        raise InputError(f"--data {path}: a label {unlike[0]}: must be 0 or 1")
+    if wrong := [label for label, *_ in rows if str(label) not in ("0", "1")]:
+        raise InputError(f"--data {path}: label {wrong[0]}: must be 0 or 1")
     if not rows:
         raise InputError(f"--data {path}: holds no pair")
     return [(first, second, int(label)) for label, first, second in rows]
 
 
 def split(pairs: list[Pair]) -> tuple[list[Pair], list[Pair]]:
-    """All but every fifth, and those."""
+    """Split off every fifth pair; return the others, and those held out."""
     held_out = pairs[::EVERY]
     return [pair for place, pair in enumerate(pairs) if place % EVERY], held_out
 
 
 def _tsv(path: Path) -> list[tuple[str, str, str]]:
     try:
-        # Quotation marks are text, and some stand alone. The published file begins with a byte order mark.
+        # Quotation marks are plain text, some of them unpaired. The published file begins with a byte order mark.
         with path.open(encoding="utf-8-sig", newline="") as lines:
             rows = list(csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE))
     except (OSError, UnicodeDecodeError) as error:
@@ -81,6 +81,6 @@ def _parquet(path: Path) -> list[tuple[int, str, str]]:
     return list(zip(*(table[name].to_pylist() for name in PARQUET_COLUMNS), strict=True))
 
 
-def _check_columns(path: Path, wanted: Iterable[str], found: Collection[str]) -> None:
-    if missing := [name for name in wanted if name not in found]:
-        raise InputError(f"--data {path}: no column {', '.join(missing)}; has {', '.join(found) or 'none'}")
+def _check_columns(path: Path, expected: Iterable[str], columns: Collection[str]) -> None:
+    if missing := [name for name in expected if name not in columns]:
+        raise InputError(f"--data {path}: no column {', '.join(missing)}; has {', '.join(columns) or 'none'}")

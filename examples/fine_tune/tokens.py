@@ -1,4 +1,4 @@
-"""From sentence pairs to tokens, by the tokenizers library."""
+"""Tokens of sentence pairs, by the tokenizers library."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -9,14 +9,14 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from examples.fine_tune.pairs import Pair
 from jaxddp.errors import InputError
 
-PADDING = "<|endoftext|>"  # SmolLM2's, where its config names no other
+PADDING = "<|endoftext|>"  # SmolLM2's, unless the config names another
 VOCABULARY = 512
 
 Arrays = dict[str, np.ndarray]
 
 
 def trained(pairs: Iterable[Pair]) -> Tokenizer:
-    """A byte-level BPE of these sentences, of the kind that SmolLM2 has."""
+    """Train a byte-level BPE tokenizer, SmolLM2's kind, on the sentences."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -31,34 +31,35 @@ def trained(pairs: Iterable[Pair]) -> Tokenizer:
 
 
 def loaded(folder: Path) -> Tokenizer:
-    """That of a checkpoint's folder.
+    """Load the tokenizer of a checkpoint's folder.
 
     Raises:
-        InputError: there is no tokenizer.json, or it is none.
+        InputError: tokenizer.json is missing or cannot be read.
     """
     try:
         return Tokenizer.from_file(str(folder / "tokenizer.json"))
-    except Exception as error:  # the library raises nothing more particular
+    except Exception as error:  # the library raises nothing more specific
         raise InputError(f"--model-folder {folder}: no readable tokenizer.json ({error})") from error
 
 
-def padding_id(tokenizer: Tokenizer, said: int | None) -> int:
-    """The token that shorter pairs are filled up with: as the config says, or `PADDING`.
+def padding_id(tokenizer: Tokenizer, configured: int | None) -> int:
+    """Return the token that pads shorter pairs: the configured one, or `PADDING`.
 
     Raises:
         InputError: there is no such token.
     """
-    number = tokenizer.token_to_id(PADDING) if said is None else said
+    number = tokenizer.token_to_id(PADDING) if configured is None else configured
     if number is None or not 0 <= number < tokenizer.get_vocab_size():
-        raise InputError(f"--model-folder: its tokenizer has no token {PADDING if said is None else said} to pad with")
+        token = PADDING if configured is None else configured
+        raise InputError(f"--model-folder: its tokenizer has no token {token} to pad with")
     return number
 
 
 def encoded(tokenizer: Tokenizer, parts: Mapping[str, list[Pair]], padding: int, longest: int) -> dict[str, Arrays]:
-    """Each part as "input_ids" and "attention_mask" (N, T), and "labels" (N,), int64.
+    """Encode each part as "input_ids" and "attention_mask" (N, T), and "labels" (N,), int64.
 
-    Both sentences of a pair stand one behind the other. T is the longest pair's of all parts, made a multiple of 8;
-    pairs are cut off after `longest` tokens.
+    The two sentences of a pair are concatenated. T is the length of the longest pair in any part, rounded up to a
+    multiple of 8; pairs are truncated to `longest` tokens.
     """
     tokenizer.enable_truncation(longest)
     tokenizer.no_padding()

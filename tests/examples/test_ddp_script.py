@@ -1,4 +1,4 @@
-"""The script does the same in JAX and in torch, and what the example says of it is so."""
+"""The DDP script example: both scripts do the same, and claims fail for planted mistakes."""
 
 import doctest
 import subprocess
@@ -37,12 +37,12 @@ def test_both_scripts_do_the_same(ours: Run, theirs: Run) -> None:
     assert len(shown) == 6 and all(line.endswith(" equal") for line in shown)
 
 
-def test_another_rate_is_noticed(theirs: Run) -> None:
+def test_claims_fail_for_another_learning_rate(theirs: Run) -> None:
     other = script_jax.run(replace(SETTINGS, lr=0.5 + 1e-9))
     assert hold(measure.of_runs(other, theirs)) == [True, False, False]
 
 
-def test_another_order_is_noticed(ours: Run, theirs: Run) -> None:
+def test_claims_fail_for_another_order_of_the_rows(ours: Run, theirs: Run) -> None:
     other = replace(ours, lines=[replace(line, rows=line.rows[::-1]) for line in ours.lines])
     assert hold(measure.of_runs(other, theirs)) == [False, True, True]
 
@@ -51,7 +51,7 @@ def test_the_order_changes_with_set_epoch_only() -> None:
     assert all(hold(measure.of_orders(SETTINGS)))
 
 
-def test_which_rows_are_trained_on_and_counted(ours: Run, theirs: Run) -> None:
+def test_rows_trained_on_and_counted_are_as_claimed(ours: Run, theirs: Run) -> None:
     assert all(hold(measure.of_rows(ours, theirs, SETTINGS)))
     assert all(hold(measure.of_accuracy(ours, theirs)))
     assert len({accuracy.right / accuracy.counted for accuracy in (ours.train, *ours.by_loader.values())}) == 3
@@ -71,7 +71,7 @@ def test_no_process_is_left_behind(ours: Run, theirs: Run) -> None:
         one.communicate(b"\n")
 
 
-def test_what_is_printed(ours: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_has_a_line_per_step_and_the_accuracies(ours: Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert not doctest.testmod(problem).failed
     ours.show(SETTINGS)
     lines = capsys.readouterr().out.splitlines()

@@ -1,4 +1,4 @@
-"""The fine-tune in both frameworks: what it claims, and the files that it reads."""
+"""The fine-tune example: its claims in both frameworks, and the files that it reads."""
 
 import dataclasses
 import json
@@ -23,13 +23,13 @@ from jaxddp.errors import InputError
 
 pytestmark = pytest.mark.large
 
-ALIKE, STEPS_ALIKE = 0.03, 10  # losses in bfloat16, whose rounding then carries them apart [measured: 2.4e-3]
+ALIKE, STEPS_ALIKE = 0.03, 10  # losses in bfloat16, which diverge later by rounding [measured: 2.4e-3]
 OPTIONS = Options(epochs=2, devices=2, platform="cpu", dtype="bfloat16")
 
 
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The proof and the fine-tune, of one layer, and the model's sizes."""
+    """The model's configuration, and the two jobs with one layer: the proof and the fine-tune."""
     folder = tmp_path_factory.mktemp("fine_tune")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(material, "SMALL", dataclasses.replace(material.SMALL, num_hidden_layers=1))
@@ -40,19 +40,19 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture(scope="module")
 def in_both(jobs: Any) -> tuple[list[Run], list[Run]]:
-    config, todo = jobs
+    config, both_jobs = jobs
     replicas = Replicas(prepare(2, "cpu"))
-    ours = [in_jax.run(OPTIONS.training(), config, job, replicas) for job in todo]
-    return ours, in_torch.run(OPTIONS.training(), todo)
+    ours = [in_jax.run(OPTIONS.training(), config, job, replicas) for job in both_jobs]
+    return ours, in_torch.run(OPTIONS.training(), both_jobs)
 
 
-def test_in_float64_both_make_the_same_steps(in_both: Any) -> None:
+def test_both_frameworks_take_the_same_steps_in_float64(in_both: Any) -> None:
     (ours, _), (theirs, _) = in_both
-    found = claims.proof(ours, theirs)
-    assert len(found) == 5 and all(claim.holds for claim in found), found
+    proof = claims.proof(ours, theirs)
+    assert len(proof) == 5 and all(claim.holds for claim in proof), proof
 
 
-def test_in_bfloat16_it_learns_and_rounds_as_transformers(in_both: Any) -> None:
+def test_the_model_learns_in_bfloat16_and_rounds_like_transformers(in_both: Any) -> None:
     ours, theirs = in_both
     fine_tuned = ours[1], theirs[1]
     assert claims.rounding("bfloat16", *fine_tuned, theirs[0]).holds
@@ -60,17 +60,17 @@ def test_in_bfloat16_it_learns_and_rounds_as_transformers(in_both: Any) -> None:
     assert apart.max() < ALIKE, apart
     falls, right = claims.learning("bfloat16", 0.5, *fine_tuned)
     assert falls.holds, falls
-    assert isinstance(right.jax, float) and 0 < right.jax < 1  # two epochs are too few to get them right
+    assert isinstance(right.jax, float) and 0 < right.jax < 1  # two epochs are too few to beat chance
 
 
-def test_losses_stand_beside_each_other(in_both: Any, jobs: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_losses_are_printed_side_by_side(in_both: Any, jobs: Any, capsys: pytest.CaptureFixture[str]) -> None:
     (ours, _), (theirs, _) = in_both
     program.show(jobs[1][0], ours, theirs)
     first = capsys.readouterr().out.splitlines()[1].split()
     assert first[:2] == ["step", "1"] and first[2] == first[3] == f"{ours.losses[0]:.10f}"
 
 
-def test_another_order_of_the_pairs_is_seen(in_both: Any, jobs: Any) -> None:
+def test_claims_fail_for_another_order_of_the_pairs(in_both: Any, jobs: Any) -> None:
     config, (job, _) = jobs
     other_order = dataclasses.replace(OPTIONS, seed=1).training()
     ours = in_jax.run(other_order, config, job, Replicas(prepare(2, "cpu")))
@@ -88,7 +88,7 @@ TSV = """\
 """
 
 
-def test_mrpc_is_read_as_it_is_published(tmp_path: Path) -> None:
+def test_mrpc_is_read_as_published(tmp_path: Path) -> None:
     (tmp_path / "train.txt").write_text(TSV, encoding="utf-8")
     expected = [('He said "yes.', 'The word was "yes", he said.', 1), ("It is late.", "The late train is here.", 0)]
     assert pairs.read(tmp_path / "train.txt") == expected
@@ -98,15 +98,15 @@ def test_mrpc_is_read_as_it_is_published(tmp_path: Path) -> None:
     assert pairs.read(tmp_path / "train.parquet") == expected
 
 
-def test_made_pairs_differ_and_both_kinds_are_there() -> None:
-    found = pairs.made(640)
-    assert len({pair[:2] for pair in found}) == 640 and found == pairs.made(640)
-    assert 0.45 < np.mean([label for *_, label in found]) < 0.55
-    train, held_out = pairs.split(found)
+def test_made_pairs_are_distinct_and_balanced() -> None:
+    made = pairs.made(640)
+    assert len({pair[:2] for pair in made}) == 640 and made == pairs.made(640)
+    assert 0.45 < np.mean([label for *_, label in made]) < 0.55
+    train, held_out = pairs.split(made)
     assert (len(train), len(held_out)) == (512, 128) and not set(train) & set(held_out)
 
 
-def test_tokens_stand_one_pair_behind_the_other_and_are_padded_right() -> None:
+def test_sentences_of_a_pair_are_concatenated_and_padded_on_the_right() -> None:
     train = [("He is here.", "He is.", 1), ("No.", "She is there, I think.", 0)]
     tokenizer = tokens.trained(train)
     arrays = tokens.encoded(tokenizer, {"train": train}, padding=0, longest=64)["train"]
@@ -123,7 +123,7 @@ def test_tokens_stand_one_pair_behind_the_other_and_are_padded_right() -> None:
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A language model's folder as SmolLM2's is: tied embeddings, bfloat16, its own tokenizer, no token of padding."""
+    """A language model's folder like SmolLM2's: tied embeddings, bfloat16, a tokenizer, no padding token."""
     folder = tmp_path_factory.mktemp("checkpoint")
     tokenizer = tokens.trained(pairs.made(100))
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -133,12 +133,12 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_checkpoint_is_what_both_sides_start_from(checkpoint: Path, tmp_path: Path) -> None:
+def test_both_frameworks_start_from_the_checkpoint(checkpoint: Path, tmp_path: Path) -> None:
     config = material.put(dataclasses.replace(OPTIONS, model_folder=checkpoint), tmp_path)
     assert config.pad_token_id == 0  # <|endoftext|>
-    found, saved = load_file(tmp_path / "model.safetensors"), load_file(checkpoint / "model.safetensors")
-    assert found.keys() == saved.keys() | {"score.weight"}
-    assert all(np.array_equal(found[name], saved[name].astype(np.float32)) for name in saved)
+    start, saved = load_file(tmp_path / "model.safetensors"), load_file(checkpoint / "model.safetensors")
+    assert start.keys() == saved.keys() | {"score.weight"}
+    assert all(np.array_equal(start[name], saved[name].astype(np.float32)) for name in saved)
 
 
 @pytest.mark.parametrize(
@@ -146,13 +146,13 @@ def test_a_checkpoint_is_what_both_sides_start_from(checkpoint: Path, tmp_path: 
     [
         ("data", None, "not a readable text file"),
         ("data", "a\tb\n1\t2\n", r"no column Quality, #1 String, #2 String; has a, b"),
-        ("data", TSV.replace("\n0\t", "\n2\t"), "a label 2: must be 0 or 1"),
+        ("data", TSV.replace("\n0\t", "\n2\t"), "label 2: must be 0 or 1"),
         ("data", TSV + "1\t3\n", "line 4 has too few columns"),
         ("data", TSV.partition("\n")[0], "no column"),
         ("model_folder", None, "no readable tokenizer.json"),
     ],
 )
-def test_bad_input_is_told_in_one_line(tmp_path: Path, option: str, content: str | None, message: str) -> None:
+def test_bad_input_is_reported_in_one_line(tmp_path: Path, option: str, content: str | None, message: str) -> None:
     path = tmp_path / "given"
     if content is not None:
         path.write_text(content, encoding="utf-8")
@@ -160,16 +160,16 @@ def test_bad_input_is_told_in_one_line(tmp_path: Path, option: str, content: str
         material.put(dataclasses.replace(OPTIONS, **{option: path}), tmp_path)
 
 
-def test_a_tokenizer_that_is_not_the_models_is_told_in_one_line(checkpoint: Path, tmp_path: Path) -> None:
-    said = json.loads((checkpoint / "config.json").read_text())
+def test_a_mismatched_tokenizer_is_reported_in_one_line(checkpoint: Path, tmp_path: Path) -> None:
+    config = json.loads((checkpoint / "config.json").read_text())
     shutil.copy(checkpoint / "tokenizer.json", tmp_path)
     for change, message in (({"vocab_size": 99}, "tokens, its model 99"), ({"pad_token_id": -1}, "no token -1 to pad")):
-        (tmp_path / "config.json").write_text(json.dumps(said | change))
+        (tmp_path / "config.json").write_text(json.dumps(config | change))
         with pytest.raises(InputError, match=message):
             material.put(dataclasses.replace(OPTIONS, model_folder=tmp_path), tmp_path)
 
 
-def test_bad_parquet_is_told_in_one_line(tmp_path: Path) -> None:
+def test_bad_parquet_is_reported_in_one_line(tmp_path: Path) -> None:
     path = tmp_path / "train.parquet"
     path.write_bytes(b"nothing of the kind")
     with pytest.raises(InputError, match="not a readable parquet file"):
@@ -179,13 +179,13 @@ def test_bad_parquet_is_told_in_one_line(tmp_path: Path) -> None:
         pairs.read(path)
 
 
-def test_bad_input_ends_the_program_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input_exits_with_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped, one_line_errors(show_traceback=False):
         program.main(Options(platform="cpu", data=tmp_path / "absent.txt"))
-    said = capsys.readouterr().err
-    assert stopped.value.code == 2 and said.startswith("error: --data ") and said.count("\n") == 1
+    message = capsys.readouterr().err
+    assert stopped.value.code == 2 and message.startswith("error: --data ") and message.count("\n") == 1
 
 
 @pytest.mark.large
-def test_the_program_as_it_comes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_program_runs_with_its_defaults(capsys: pytest.CaptureFixture[str]) -> None:
     assert program.main(Options(platform="cpu")) == 0, capsys.readouterr().out
