@@ -2,8 +2,8 @@
 
     from jaxddp import DataParallel, Loader, Replicas, optim, prepare
 
-Importing the package starts nothing: each name is loaded when it is first used, so that
-`prepare` can still choose the devices, and torch_ref can read the configuration without jax.
+Names are imported lazily, on first use: `prepare` can still choose the devices after `import jaxddp`, and
+torch_ref can read the configuration without importing jax.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""Checkpoints of a TrainState, by Orbax: written aside and renamed, so never half there."""
+"""Checkpoints of a TrainState, written by Orbax: renamed when complete, so that none is ever partial."""
 
 import contextlib
 import dataclasses
@@ -15,13 +15,13 @@ from jaxddp.errors import InputError, TrainingError, differences, listed
 from jaxddp.state import TrainState
 
 _KEEP = 2
-_LONG = 100  # characters of a reason that is not ours
+_LONG = 100  # characters shown of another library's error message
 
 
 class Checkpoints:
-    """The newest checkpoints in a folder, one per saved step.
+    """Newest checkpoints in a folder, one per saved step.
 
-    Arrays are stored once and not per replica, so any number of devices can go on from them.
+    Replicated arrays are stored once, so that a run can resume on any number of devices.
     """
 
     def __init__(self, folder: Path):
@@ -29,20 +29,20 @@ class Checkpoints:
 
     @cached_property
     def _manager(self) -> ocp.CheckpointManager:
-        """Made when it is first needed, since that makes the folder."""
+        """Orbax manager, created on first use because it creates the folder."""
         options = ocp.CheckpointManagerOptions(max_to_keep=_KEEP, enable_async_checkpointing=False)
-        # Orbax needs the handler to describe a checkpoint that it has not written itself.
+        # Without the handler, Orbax cannot read the metadata of a checkpoint that this manager did not write.
         handler = ocp.StandardCheckpointHandler()
         return ocp.CheckpointManager(self._folder.absolute(), options=options, item_handlers=handler)
 
     @property
     def latest_step(self) -> int | None:
-        """The step of the newest complete checkpoint."""
+        """Step of the newest complete checkpoint; None if there is none."""
         return max(self.steps, default=None)
 
     @property
     def steps(self) -> list[int]:
-        """The steps of all complete checkpoints.
+        """Steps of all complete checkpoints.
 
         Raises:
             InputError: the folder cannot be read.
@@ -51,40 +51,39 @@ class Checkpoints:
             return list(self._manager.all_steps())
 
     def save(self, state: TrainState) -> None:
-        """Store `state` under its step number; saving a step twice changes nothing.
+        """Save `state` under its step number; saving a step again has no effect.
 
         Raises:
-            TrainingError: the state holds a NaN or an infinity, or the disk does not take it; earlier
-                checkpoints stay.
+            TrainingError: the state holds a NaN or an infinity, or cannot be written. Earlier checkpoints stay.
         """
         tree = _as_tree(state)
         for name, leaf in _by_name(tree).items():
             if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
-                raise TrainingError(f"{name} holds a number that is not finite at step {int(tree['step'])}")
+                raise TrainingError(f"{name} is not finite at step {int(tree['step'])}")
         if int(tree["step"]) == self.latest_step:
             return
         try:
             self._manager.save(int(tree["step"]), args=ocp.args.StandardSave(tree))
-        except Exception as error:  # tensorstore's and the system's, of many types
+        except Exception as error:  # many types, from tensorstore and the system
             raise TrainingError(
                 f"the checkpoint of step {int(tree['step'])} cannot be written: {_reason(error)}"
             ) from error
 
     def restore(self, like: TrainState) -> TrainState:
-        """The newest checkpoint, as NumPy arrays.
+        """Load the newest checkpoint as NumPy arrays.
 
         Args:
-            like: a state of the same model and optimizer.
+            like: state of the same model and optimizer.
 
         Raises:
-            InputError: there is no checkpoint, it is damaged, or of another model or optimizer.
+            InputError: no checkpoint, a damaged one, or one of another model or optimizer.
         """
         step = self.latest_step
         if step is None:
-            raise InputError(f"--resume {self._folder.parent}: holds no checkpoint yet")
+            raise InputError(f"--resume {self._folder.parent}: has no checkpoint yet")
         expected = _as_tree(like)
         older = [str(other) for other in self.steps if other < step]
-        advice = f"; remove {self._folder / str(step)} to go on from step {older[-1]}" if older else ""
+        advice = f"; remove {self._folder / str(step)} to continue from step {older[-1]}" if older else ""
         with self._one_line(f"the checkpoint of step {step} cannot be read{advice}"):
             if problems := differences(_by_name(self._manager.item_metadata(step).tree), _by_name(expected)):
                 where = f"--resume {self._folder.parent}"
@@ -94,13 +93,13 @@ class Checkpoints:
         return TrainState(**restored)
 
     def close(self) -> None:
-        """Let go of the folder."""
+        """Release Orbax's resources."""
         if "_manager" in self.__dict__:
             self._manager.close()
 
     @contextlib.contextmanager
     def _one_line(self, what: str) -> Iterator[None]:
-        """What Orbax and tensorstore say in a hundred lines of many types."""
+        """Turn the long exceptions of Orbax and tensorstore into an `InputError` of one line."""
         try:
             yield
         except InputError:
@@ -111,7 +110,7 @@ class Checkpoints:
 
 def _as_tree(state: TrainState) -> dict[str, Any]:
     tree = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
-    for name in ("comm_state", "averaged", "scaler"):  # Orbax has no name for nothing
+    for name in ("comm_state", "averaged", "scaler"):  # Orbax cannot store an empty tree
         if not jax.tree.leaves(tree[name]):
             del tree[name]
     return jax.tree.map(np.asarray, tree)

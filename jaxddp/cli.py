@@ -1,4 +1,4 @@
-"""From the command line to a configuration, and from an error to one line and an exit code."""
+"""Command lines parsed into dataclasses, and errors turned into one line and an exit code."""
 
 import contextlib
 import dataclasses
@@ -30,17 +30,17 @@ REGISTRY = ConstructorRegistry()
 
 
 def parse(config_class: type[Config], argv: Sequence[str], prog: str) -> Config:
-    """Read flags into `config_class`; with --resume DIR the run's saved config is the default.
+    """Parse flags into `config_class`; with --resume DIR, the saved config of that run provides the defaults.
 
     Raises:
-        InputError: a flag or value is not understood, or the resumed folder holds no run.
-        SystemExit: --help was asked for (code 0).
+        InputError: an unknown flag, a bad value, or a --resume folder without a run.
+        SystemExit: with code 0, after --help.
     """
     default: Config = config_class()
     folder = _value_of("--resume", argv)
     if folder is not None:
         if not (Path(folder) / CONFIG_FILE).is_file():
-            raise InputError(f"--resume {folder}: holds no run (no {CONFIG_FILE} there)")
+            raise InputError(f"--resume {folder}: not a run folder (it has no {CONFIG_FILE})")
         default = load_config(Path(folder), config_class)
     config = parse_plain(config_class, argv, prog, default)
     if folder is not None:
@@ -50,15 +50,15 @@ def parse(config_class: type[Config], argv: Sequence[str], prog: str) -> Config:
 
 
 def parse_plain(config_class: type[Options], argv: Sequence[str], prog: str, default: Options | None = None) -> Options:
-    """Read flags, and words for fields that are `tyro.conf.Positional`, into any dataclass.
+    """Parse flags, and positional arguments for fields typed `tyro.conf.Positional`, into any dataclass.
 
     Args:
-        config_class: the dataclass; its docstring is the help.
-        default: what the flags change; None: the class's own defaults, and what has none is required.
+        config_class: dataclass with the fields; its docstring is the help.
+        default: values of fields without a flag; None: the defaults of the class, fields without one are required.
 
     Raises:
-        InputError: a flag or value is not understood, or one is missing.
-        SystemExit: --help was asked for (code 0).
+        InputError: an unknown flag, a bad value, or a missing argument.
+        SystemExit: with code 0, after --help.
 
     >>> parse_plain(dataclasses.make_dataclass("Options", [("steps", int, 10)]), ["--steps", "3"], "prog").steps
     3
@@ -79,13 +79,13 @@ def parse_plain(config_class: type[Options], argv: Sequence[str], prog: str, def
 
 
 def _groups(config_class: type) -> list[type]:
-    """The dataclasses that a dataclass is put together from."""
+    """Return the base dataclasses that declare the fields of `config_class`, one per group of the help."""
     bases = [kind for kind in reversed(config_class.__mro__[1:]) if dataclasses.is_dataclass(kind)]
     return [kind for kind in bases if inspect.get_annotations(kind)]
 
 
 def _boxes(config_class: type, groups: Sequence[type], default: Any) -> Any:
-    """The same options as a dataclass of dataclasses, each of which gets a box of its own in the help."""
+    """Return a dataclass with one field per group, which tyro shows as one box each in the help."""
 
     def box(group: type) -> tuple[str, type, Any]:
         values = {field.name: getattr(default, field.name) for field in dataclasses.fields(group)}
@@ -98,7 +98,7 @@ def _boxes(config_class: type, groups: Sequence[type], default: Any) -> Any:
 
 @REGISTRY.primitive_rule
 def _optional(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
-    """`float | None` is FLOAT in the help; the word None still stands for nothing."""
+    """Show `float | None` as FLOAT in the help; the word None still gives None."""
     kinds = set(get_args(info.type)) - {NoneType}
     if not {NoneType} < set(get_args(info.type)) or len(kinds) != 1 or not kinds <= {int, float, str}:
         return None
@@ -114,7 +114,7 @@ def _optional(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
 
 @contextlib.contextmanager
 def one_line_errors(show_traceback: bool) -> Iterator[None]:
-    """Turn errors that a user can act on into one line on stderr and exit code 2."""
+    """Print errors that a user can act on as one line on stderr, and exit with code 2."""
     try:
         yield
     except (InputError, TrainingError) as error:
@@ -122,7 +122,7 @@ def one_line_errors(show_traceback: bool) -> Iterator[None]:
             traceback.print_exc()
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    except BrokenPipeError:  # who read our output has had enough
+    except BrokenPipeError:  # the reader of stdout has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except OSError as error:
@@ -137,19 +137,20 @@ def one_line_errors(show_traceback: bool) -> Iterator[None]:
 
 
 def run(main: Callable[[Config], None], config_class: type[Config], prog: str) -> None:
-    """Parse sys.argv and run `main`; `--traceback` shows where an error came from."""
+    """Parse sys.argv and run `main`; `--traceback` shows where an error was raised."""
     argv = sys.argv[1:]
     show_traceback = "--traceback" in argv
     try:
         with one_line_errors(show_traceback):
             main(parse(config_class, [word for word in argv if word != "--traceback"], prog))
     except SystemExit:
-        if not show_traceback:  # the process ends; tensorstore's reads of a damaged checkpoint go on complaining
+        if not show_traceback:  # silence tensorstore's pending reads of a damaged checkpoint
             sys.unraisablehook = lambda _: None
         raise
 
 
 def _value_of(name: str, argv: Sequence[str]) -> str | None:
+    """Return the value of a flag, or None if the flag is absent."""
     for word, following in itertools.zip_longest(argv, argv[1:]):
         if word == name:
             return following
@@ -159,13 +160,13 @@ def _value_of(name: str, argv: Sequence[str]) -> str | None:
 
 
 def _explain(boxed: str, config_class: type) -> str:
-    """Put what tyro says in a box of several lines into one line of ours."""
+    """Condense tyro's error message, a box of several lines, to one line."""
     message = _unboxed(boxed)
     if match := re.match(r"Missing from .*?: (.*)", message):
         names = [argument.split()[0] for argument in match[1].split("(required)") if argument.strip()]
         return f"{', '.join(names)}: missing; see --help"
     if match := re.match(r"Unrecognized options: ([^- ]\S*)", message):
-        return f"{match[1]}: belongs to no flag; see --help"
+        return f"{match[1]}: unexpected argument; see --help"
     if match := re.match(r"Unrecognized options: (-[^ ,=]+)", message):
         known = [flag(field.name) for field in dataclasses.fields(config_class)]
         near = difflib.get_close_matches(match[1], known, n=1)
@@ -182,7 +183,7 @@ def _explain(boxed: str, config_class: type) -> str:
 
 
 def _unboxed(boxed: str) -> str:
-    """The text between the title and the first rule in the box, on one line."""
+    """Return the text between the title and the first rule of a box, on one line."""
     titled = False
     lines: list[str] = []
     for line in boxed.splitlines():

@@ -1,4 +1,4 @@
-"""Errors a user can act on: one line, exit code 2, no traceback."""
+"""Errors that a user can act on: one line, exit code 2, no traceback."""
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
@@ -6,22 +6,21 @@ from typing import Any
 
 
 class InputError(ValueError):
-    """Bad input: the message names the flag or tensor, its value, and what would be right.
+    """Bad input. The message names the flag or tensor, its value, and what would be right.
 
-    The command line prints the message as one line and exits with code 2; library users
-    catch it as the `ValueError` that it is.
+    The command line prints the message as one line and exits with code 2; library users can catch a `ValueError`.
     """
 
 
 class TrainingError(RuntimeError):
-    """Training cannot go on: a loss that is not a number, replicas that differ.
+    """Training that cannot continue: the loss is not finite, or replicas differ.
 
     The command line prints the message as one line and exits with code 2.
     """
 
 
 def check_name(flag: str, name: str, known: Iterable[str]) -> None:
-    """Raise `InputError` unless `name` is one of `known`; suggest the nearest right one.
+    """Raise `InputError` unless `name` is one of `known`; suggest the closest match.
 
     >>> check_name("--model", "mpl", ["linear", "mlp"])
     Traceback (most recent call last):
@@ -37,7 +36,7 @@ def check_name(flag: str, name: str, known: Iterable[str]) -> None:
 
 
 def listed(problems: Sequence[str], most: int = 3, joint: str = "; ") -> str:
-    """The first few of many problems, or names, on one line.
+    """Join the first few of many problems, or names, to one line.
 
     >>> listed(["a", "b", "c", "d"])
     'a; b; c; ...'
@@ -46,10 +45,13 @@ def listed(problems: Sequence[str], most: int = 3, joint: str = "; ") -> str:
 
 
 def differences(found: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str]:
-    """What is missing, left over, or of another shape; empty if names and shapes are the same.
+    """Describe each array that is missing, left over, or of another shape.
 
     Args:
-        found, expected: arrays by name, or anything else that has a `shape`.
+        found, expected: name -> array, or any other object with a `shape`.
+
+    Returns:
+        One line per problem; empty if names and shapes are equal.
 
     >>> import numpy as np
     >>> differences({"a": np.zeros(2), "c": np.zeros(1)}, {"a": np.zeros(3), "b": np.zeros(1)})

@@ -1,4 +1,4 @@
-"""Write files that are whole at any time."""
+"""Atomic writing of files."""
 
 from pathlib import Path
 
@@ -6,13 +6,13 @@ from jaxddp.errors import InputError
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file that is whole at any time: the old one until the new one is complete.
+    """Write a file by renaming a complete temporary file, so that no reader sees a part of it.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write_atomically(Path(folder, "notes"), b"all of it")
+    ...     write_atomically(Path(folder, "notes"), b"complete")
     ...     Path(folder, "notes").read_bytes()
-    b'all of it'
+    b'complete'
     """
     unfinished = path.with_name(path.name + ".tmp")
     try:
@@ -23,14 +23,14 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def check_file(path: Path) -> None:
-    """Raise `InputError` unless a file can be there: its folder exists, and it is no folder itself.
+    """Raise `InputError` unless the folder of `path` exists and `path` is not a folder itself.
 
     >>> check_file(Path("nowhere/report.html"))
     Traceback (most recent call last):
     ...
-    jaxddp.errors.InputError: nowhere/report.html: there is no folder nowhere
+    jaxddp.errors.InputError: nowhere/report.html: folder nowhere does not exist
     """
     if not path.absolute().parent.is_dir():
-        raise InputError(f"{path}: there is no folder {path.parent}")
+        raise InputError(f"{path}: folder {path.parent} does not exist")
     if path.is_dir():
-        raise InputError(f"{path}: must be a file, and is a folder")
+        raise InputError(f"{path}: is a folder; must be a file")

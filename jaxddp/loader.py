@@ -1,4 +1,4 @@
-"""From arrays to batches on the devices, in the sampler's order, ahead of the step that needs them."""
+"""Batches of a training set on the devices: in the sampler's order, one ahead of the training step."""
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,30 +14,32 @@ from jaxddp.errors import InputError
 Arrays = Mapping[str, np.ndarray]
 Item = TypeVar("Item")
 
-MAX_STEPS_PER_DISPATCH = 32  # more save no time
-_MAX_BYTES = 2**26  # of examples in one dispatch, if the loader may choose its steps
+MAX_STEPS_PER_DISPATCH = 32  # a larger number saves no time
+_MAX_BYTES = 2**26  # of examples per dispatch, if the loader chooses the number of steps
 
 
 class Loader:
-    """Deals a training set out to the replicas, epoch by epoch.
+    """Loader of a training set, distributed over the replicas.
 
-    Replica r gets the examples of `torch.utils.data.DistributedSampler(rank=r)`, in its order,
-    B = global_batch_size / world_size of them per optimizer step, in A micro-batches.
+    Replica r gets the examples of `torch.utils.data.DistributedSampler(rank=r)` in the same order,
+    B = global_batch_size / world_size per optimizer step, in A micro-batches.
 
     Args:
-        arrays: the training set, leaves of shape (N, ...).
-        replicas: who gets it.
+        arrays: training set, leaves of shape (N, ...).
+        replicas: replicas that share the training set.
         global_batch_size: examples per optimizer step; divisible by world_size x accumulation_steps.
-        accumulation_steps: A.
-        steps_per_dispatch: K, optimizer steps per yielded batch; None: as many as pay, up to
+        accumulation_steps: A, micro-batches per replica and optimizer step.
+        steps_per_dispatch: K, optimizer steps per yielded batch; None: the loader chooses, up to
             `max_steps_per_dispatch`.
-        shuffle, seed, drop_last: as torch's DistributedSampler.
-        drop_last_batch: leave out an epoch's last step if it is smaller, as DataLoader(drop_last=True).
-        join: every example once. In an epoch's last step some replicas may have an example less than
-            others, or none: then it has an entry "valid", 1 for an example and 0 for padding.
+        max_steps_per_dispatch: upper bound of K, if the loader chooses it.
+        shuffle, seed, drop_last: as in torch's DistributedSampler.
+        drop_last_batch: skip the last step of an epoch if its batch is smaller, as DataLoader(drop_last=True) does.
+        join: use every example exactly once. In the last step of an epoch some replicas may then have one example
+            less than others, or none; that batch has an entry "valid", 1 for an example and 0 for padding.
 
     Raises:
-        InputError: the replicas do not divide the batch, or it is below 1 or larger than the data.
+        InputError: arrays of different lengths, or a global batch size that is below 1, not divisible, or larger
+            than the training set.
 
     >>> from jaxddp.distributed.devices import prepare
     >>> loader = Loader({"x": np.arange(9.0)}, Replicas(prepare(2, "cpu")), global_batch_size=6, shuffle=False)
@@ -78,8 +80,8 @@ class Loader:
         self.dataset_size = next(iter(sizes.values()))
         self.per_replica_batch_size = global_batch_size // replicas.world_size
         self.micro_batch_size = self.per_replica_batch_size // accumulation_steps
-        self._shuffled = (0, self.indices(0))  # the order of the epoch that is probably next
-        most = self._shuffled[1].shape[1]  # examples of a replica
+        self._shuffled = (0, self.indices(0))  # epoch and its order, drawn ahead for the next call
+        most = self._shuffled[1].shape[1]  # examples per replica
         least = self.dataset_size // replicas.world_size if join else most
         self._full_steps = least // self.per_replica_batch_size
         self._rest = most - self._full_steps * self.per_replica_batch_size
@@ -94,11 +96,11 @@ class Loader:
 
     @property
     def examples_per_epoch(self) -> int:
-        """Examples of all replicas in an epoch, repeated ones included."""
+        """Examples per epoch over all replicas, including repeated ones."""
         return sum(self.examples_in(step) for step in range(self.steps_per_epoch))
 
     def examples_in(self, step: int) -> int:
-        """Examples of all replicas in an optimizer step, counted from 0 over all epochs."""
+        """Return the examples of an optimizer step over all replicas; steps count from 0 over all epochs."""
         step %= self.steps_per_epoch
         if step < self._full_steps:
             return self.per_replica_batch_size * self._replicas.world_size
@@ -107,7 +109,7 @@ class Loader:
         return self._rest * self._replicas.world_size
 
     def indices(self, epoch: int) -> np.ndarray:
-        """Which examples each replica sees in `epoch`: int64 (world_size, examples per replica)."""
+        """Return the example indices of each replica in `epoch`, int64 (world_size, examples per replica)."""
         return epoch_indices(
             self.dataset_size,
             self._replicas.world_size,
@@ -119,19 +121,19 @@ class Loader:
         )
 
     def epoch(self, epoch: int, start_step: int = 0) -> Iterator[MicroBatches]:
-        """Yield the batches of an epoch, on the devices: leaves (W, K, ...), ready for `DataParallel.steps`.
+        """Yield the batches of an epoch on the devices, leaves (W, K, ...), for `DataParallel.steps`.
 
         Args:
-            epoch: number of the epoch, which decides the order (torch's `set_epoch`).
-            start_step: optimizer steps of this epoch to leave out, for a resume in its middle.
+            epoch: number of the epoch, which determines the order, as torch's `set_epoch` does.
+            start_step: number of optimizer steps to skip, to resume within an epoch.
         """
         yield from _one_ahead(map(self._replicas.shard, self.host_batches(epoch, start_step)))
-        # All steps are dispatched: while the devices finish them, the next epoch can be shuffled.
-        with contextlib.suppress(InputError):  # no seed is left for one
+        # Shuffle the next epoch while the devices finish the dispatched steps.
+        with contextlib.suppress(InputError):  # seed + epoch may exceed torch's range
             self._shuffled = (epoch + 1, self.indices(epoch + 1))
 
     def host_batches(self, epoch: int, start_step: int = 0) -> Iterator[MicroBatches]:
-        """The same in NumPy, for the ranks of this process."""
+        """Yield the batches of `epoch` as NumPy arrays, for the ranks of this process."""
         shuffled, indices = self._shuffled
         indices = (indices if epoch == shuffled else self.indices(epoch))[self._replicas.local_ranks]
         size = self.per_replica_batch_size
@@ -143,9 +145,9 @@ class Loader:
             yield self._gather(indices[:, None, self._full_steps * size :], self._full_steps)
 
     def without_padding(self, batch: MicroBatches) -> MicroBatches:
-        """A step with padding as a replica sees it that has fewest examples, but some; another as it is.
+        """Cut a padded batch to the fewest examples that any replica has, but at least one; return others unchanged.
 
-        To check shapes with: that of a padded micro-batch does not show how few examples it is of.
+        Shape checks need it, because the shape of a padded batch hides the number of examples.
         """
         if "valid" not in batch.last:
             return batch
@@ -155,7 +157,7 @@ class Loader:
         return MicroBatches(None, {name: array[:, :, :fewest] for name, array in arrays.items()}, batch.buffers_of)
 
     def _gather(self, indices: np.ndarray, first_step: int) -> MicroBatches:
-        """Examples of indices (W, K, b) in micro-batches, the last of which may be smaller."""
+        """Gather the examples of indices (W, K, b) in micro-batches, of which the last may be smaller."""
         uneven = first_step == self._full_steps and self._join and self.dataset_size % self._replicas.world_size > 0
         take = self._take_valid if uneven else self._take
         buffers_of = self._buffers_of(indices, first_step) if self._join else None
@@ -170,21 +172,24 @@ class Loader:
         return {name: array[indices] for name, array in self._arrays.items()}
 
     def _take_valid(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """The same, where some are nobody: the first example stands there, which is as finite as any."""
+        """Gather examples, with padding where an index is `NOBODY`: the first example, so that values are finite."""
         valid = indices != NOBODY
         return {**self._take(np.where(valid, indices, 0)), "valid": valid.astype(np.float32)}
 
     def _buffers_of(self, indices: np.ndarray, first_step: int) -> np.ndarray:
-        """Whose buffers go on after each of K steps, (W, K): as by torch's `join`, the highest rank's of the next.
+        """Return the rank whose buffers are kept after each of K steps, (W, K), as torch's `join` chooses it.
 
-        That is the highest that has examples then; after the last step of an epoch, the highest that had some.
+        It is the highest rank with examples in the next step; after the last step of an epoch, in that step.
         """
         following = np.minimum(np.arange(first_step, first_step + indices.shape[1]) + 1, self.steps_per_epoch - 1)
         ranks = [min(self.examples_in(step), self._replicas.world_size) - 1 for step in following.tolist()]
         return np.tile(np.array(ranks, np.int32), (len(indices), 1))
 
     def _even_chunk(self, most: int) -> int:
-        """Steps per dispatch that split an epoch evenly (one program fewer), bounded in steps and bytes."""
+        """Return the steps per dispatch that split an epoch evenly, bounded in steps and bytes.
+
+        An even split saves compiling a program for a shorter last dispatch.
+        """
         example_bytes = sum(array[:1].nbytes for array in self._arrays.values())
         per_step = max(1, example_bytes * self.per_replica_batch_size * self._replicas.world_size)
         most = max(1, min(most, _MAX_BYTES // per_step))
@@ -193,9 +198,9 @@ class Loader:
 
 
 def _one_ahead(items: Iterable[Item]) -> Iterator[Item]:
-    """Iterate over `items`, fetching each one item early; an error comes in its turn.
+    """Iterate over `items`, fetching each one item early; raise an error only after the items before it.
 
-    Dispatches are asynchronous, so the devices are busy meanwhile: a thread would only cost time.
+    Dispatches are asynchronous, so the devices stay busy without a thread.
     """
     waiting: list[Item] = []
     try:

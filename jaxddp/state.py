@@ -1,4 +1,4 @@
-"""Everything that decides a run's next step, in one tree that can be saved."""
+"""Training state: one tree of arrays that determines the next step and can be saved."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
@@ -13,18 +13,18 @@ Buffers = dict[str, jax.Array]
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class TrainState:
-    """The state between two optimizer steps; the same on every replica, but for what is a replica's own.
+    """Training state between two optimizer steps; equal on all replicas, apart from fields that differ by design.
 
-    The sampler's position and the schedule follow from `step`, so they need no place here.
+    The position in the data and the learning rate follow from `step` and are not stored.
 
     Attributes:
-        step: int32 scalar, optimizer steps so far, skipped ones among them.
-        params: what the optimizer trains, by name ("layers.0.kernel").
-        buffers: what a forward pass leaves behind (BatchNorm's running statistics), by name.
-        opt_state: the optimizer's own state, as optax keeps it.
-        comm_state: what the communication hook remembers, of each replica.
-        averaged: the moving average of the parameters, by name; () where none is kept.
-        scaler: the loss scaler's state; () where there is none.
+        step: int32 scalar, number of optimizer steps so far, including skipped ones.
+        params: name ("layers.0.kernel") -> trained parameter.
+        buffers: name -> array that forward passes update (BatchNorm's running statistics).
+        opt_state: optax state of the optimizer.
+        comm_state: state of the communication hook, separate for each replica.
+        averaged: name -> moving average of a parameter; () without an average.
+        scaler: state of the loss scaler; () without a scaler.
     """
 
     step: jax.Array
@@ -37,18 +37,22 @@ class TrainState:
 
 
 def state_axes(own: Iterable[str]) -> Any:
-    """Per field, what `Replicas.map` and `Replicas.place` ask: 0 for what each replica has its own of, else None."""
-    make: Any = TrainState  # of axes in place of arrays
+    """Return the axes of a state for `Replicas.map` and `Replicas.place`: 0 for fields in `own`, None for the others.
+
+    Args:
+        own: names of the fields that differ between replicas.
+    """
+    make: Any = TrainState  # fields hold axes instead of arrays
     return make(**{field.name: 0 if field.name in own else None for field in fields(TrainState)})
 
 
 def shared(state: TrainState, axes: TrainState) -> Mapping[str, Any]:
-    """The fields of a state that are the same on every replica, by name."""
+    """Return the fields of a state that are equal on all replicas, by name."""
     names = (field.name for field in fields(TrainState))
     return {name: getattr(state, name) for name in names if getattr(axes, name) is None}
 
 
 def shortest(axes: TrainState, state: TrainState) -> TrainState | None:
-    """The axes of a state, or None if no replica has anything of its own: then jax dispatches faster."""
+    """Return `axes`, or None if no array differs between replicas, which makes jax's dispatch faster."""
     own = [getattr(state, field.name) for field in fields(TrainState) if getattr(axes, field.name) is not None]
     return axes if jax.tree.leaves(own) else None

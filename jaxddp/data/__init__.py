@@ -1,1 +1,1 @@
-"""Data sets, the sampler, and torch's random numbers. Framework-free."""
+"""Datasets, sampler, micro-batches and torch's random numbers, without a framework."""

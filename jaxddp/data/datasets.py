@@ -1,7 +1,4 @@
-"""Arrays to learn from: digits, a linear problem, names, or a user's own.
-
-Shapes: N examples.
-"""
+"""Datasets: handwritten digits, a linear problem, names, and the user's arrays. N is the number of examples."""
 
 import unicodedata
 from dataclasses import dataclass, replace
@@ -21,26 +18,26 @@ Arrays = dict[str, Array]
 """x: float32 or, for characters, int32 (N, ...). y: int32 (N,)."""
 
 NUM_DIGITS_TRAIN = 1437  # of 1,797
-LABEL_NOISE = 0.1  # of the linear problem: some labels near a boundary are wrong
+LABEL_NOISE = 0.1  # of the linear problem; it flips some labels near a boundary
 NAMES_FILE = Path(__file__).with_name("names.txt")
-END = "."  # ends a name, and stands for what is before it; its id is 0
+END = "."  # end of a name, and padding before its start; its id is 0
 MAX_NAME_LENGTH = 100
 MIN_NAMES = 10
-MAX_CLASSES = 2**20  # a larger label is a mistake, and its model would not fit
+MAX_CLASSES = 2**20  # a larger label is most likely a mistake, and its model would not fit into memory
 NPZ_ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """What is learned, and what is never seen in training.
+    """Training and test examples.
 
     Attributes:
-        name: the --dataset.
-        train: x (N, *input_shape) and y (N,).
-        test: the same, of other examples.
-        num_classes: labels are 0 to num_classes - 1, or -100 where they do not count.
+        name: value of --dataset.
+        train: training examples, x (N, *input_shape) and y (N,).
+        test: test examples, likewise.
+        num_classes: number of classes; labels are 0 to num_classes - 1, or -100 to be ignored.
         input_shape: shape of one example's x.
-        vocab: names: the characters in the order of their ids; otherwise None.
+        vocab: for names, the characters in the order of their ids; otherwise None.
     """
 
     name: str
@@ -51,7 +48,7 @@ class Dataset:
     vocab: str | None = None
 
     def astype(self, dtype: str) -> "Dataset":
-        """The same with floating-point inputs in another precision."""
+        """Return the dataset with floating-point inputs cast to `dtype`."""
 
         def cast(arrays: Arrays) -> Arrays:
             return {name: x.astype(dtype, copy=False) if x.dtype.kind == "f" else x for name, x in arrays.items()}
@@ -60,19 +57,19 @@ class Dataset:
 
 
 def load(config: TrainConfig) -> Dataset:
-    """The dataset that `config` names: the same arrays for jaxddp and torch_ref.
+    """Load the dataset that `config` names; jaxddp and torch_ref get equal arrays.
 
     - digits: scikit-learn's 1,797 handwritten digits; x (N, 8, 8) from 0 to 1.
-    - linear: x (N, num_features) drawn from the seed; y the largest of num_classes noisy scores.
-    - names: x (N, context_length) the ids of characters, y the id of the next one.
-    - npz: x_train, y_train, x_test, y_test. uint8 x, as of images, becomes x / 255; other
-      numbers stay as they are. Labels of -100 do not count.
+    - linear: x (N, num_features) drawn from the seed; y the index of the largest of num_classes noisy scores.
+    - names: x (N, context_length) ids of characters; y the id of the next character.
+    - npz: x_train, y_train, x_test, y_test from a file. uint8 x, as of images, becomes x / 255; other
+      numbers are unchanged. Labels of -100 are ignored.
 
     Returns:
-        x float32 (names: int32) and y int32; only `linear` depends on the seed.
+        Dataset with x float32 (names: int32) and y int32; only `linear` depends on the seed.
 
     Raises:
-        InputError: a file is missing or malformed; the message says where and what would be right.
+        InputError: a file is missing or malformed; the message names the place and what would be right.
 
     >>> digits = load(TrainConfig(dataset="digits"))
     >>> digits.train["x"].shape, digits.test["x"].shape, digits.num_classes
@@ -83,8 +80,8 @@ def load(config: TrainConfig) -> Dataset:
 
 
 def _digits(config: TrainConfig) -> Dataset:
-    """scikit-learn's handwritten digits: x (N, 8, 8) from 0 to 1, in a fixed shuffled order."""
-    from sklearn.datasets import load_digits  # a second to import
+    """Load scikit-learn's handwritten digits: x (N, 8, 8) from 0 to 1, in a fixed shuffled order."""
+    from sklearn.datasets import load_digits  # the import takes a second
 
     bunch = load_digits()
     order = Generator(0).randperm(len(bunch.target))
@@ -95,9 +92,9 @@ def _digits(config: TrainConfig) -> Dataset:
 
 
 def _linear(config: TrainConfig) -> Dataset:
-    """y = argmax(x weight + 0.1 noise), all from N(0, 1) and in the order in which they are drawn below.
+    """Draw y = argmax(x weight + 0.1 noise) with weight, x and noise from N(0, 1), in this order.
 
-    After torch.manual_seed(seed), torch.randn gives the same numbers for the same shapes.
+    After torch.manual_seed(seed), torch.randn draws the same numbers for the same shapes.
     """
     num_train = config.num_examples
     total = num_train + max(1, num_train // 5)
@@ -105,7 +102,7 @@ def _linear(config: TrainConfig) -> Dataset:
     weight = generator.normal((config.num_features, config.num_classes))
     x = generator.normal((total, config.num_features))
     noise = generator.normal((total, config.num_classes))
-    # In float64, so that no BLAS decides a label by its rounding.
+    # float64, so that labels do not depend on the rounding of a BLAS.
     scores = x.astype(np.float64) @ weight + LABEL_NOISE * noise
     y = scores.argmax(axis=1).astype(np.int32)
     train, test = _split(x, y, num_train)
@@ -117,9 +114,9 @@ def _split(x: Array, y: Array, num_train: int) -> tuple[Arrays, Arrays]:
 
 
 def _names(config: TrainConfig) -> Dataset:
-    """Predict each character of a name, and its end, from the `context_length` before it.
+    """Load names: each character of a name, and its end, is predicted from the `context_length` before it.
 
-    A tenth of the different names is for testing; a name that occurs twice is on one side only.
+    A tenth of the distinct names is for testing; all copies of a name are in the same split.
     """
     names = _read_names(NAMES_FILE if config.data_path is None else Path(config.data_path))
     vocab = END + "".join(sorted(set("".join(names))))
@@ -132,17 +129,17 @@ def _names(config: TrainConfig) -> Dataset:
 
 
 def _next_character(names: list[str], vocab: str, context_length: int) -> Arrays:
-    """x (N, context_length), y (N,): of "ab" with context 2, (.., a), (.a, b), (ab, .)."""
+    """Return x (N, context_length) and y (N,); "ab" with context 2 gives (.., a), (.a, b), (ab, .)."""
     ids = {character: i for i, character in enumerate(vocab)}
     y = np.array([ids[character] for name in names for character in name + END], dtype=np.int32)
     place = np.concatenate([np.arange(len(name) + 1) for name in names])  # of each character in its name
-    # What is more than `place` characters back belongs to the name before.
+    # Characters further back than `place` belong to the previous name.
     x = [np.where(place >= back, np.roll(y, back), 0) for back in range(context_length, 0, -1)]
     return {"x": np.stack(x, axis=1).astype(np.int32), "y": y}
 
 
 def _read_names(path: Path) -> list[str]:
-    """The lines of a file; a byte order mark, CRLF, and spaces around a name are let pass."""
+    """Read one name per line; accept a byte order mark, CRLF, and spaces around a name."""
     with _open(path, "a UTF-8 text file with one name per line") as file:
         content = file.read()
     try:
@@ -163,7 +160,7 @@ def _read_names(path: Path) -> list[str]:
 
 
 def _fault_of_name(name: str) -> str | None:
-    """What is wrong with a line's name, and what would be right."""
+    """Describe what is wrong with a name and how to correct it; None if it is valid."""
     if not name:
         return "is blank; remove it, so that each line holds one name"
     if END in name:
@@ -177,8 +174,8 @@ def _fault_of_name(name: str) -> str | None:
 
 
 def _npz(config: TrainConfig) -> Dataset:
-    """The user's arrays, checked and scaled."""
-    assert config.data_path is not None, "TrainConfig saw to it"
+    """Load the user's arrays, checked and scaled."""
+    assert config.data_path is not None, "TrainConfig checks it"
     where = f"--data-path {config.data_path}"
     arrays = _read_npz(Path(config.data_path))
     splits = {}
@@ -193,14 +190,14 @@ def _npz(config: TrainConfig) -> Dataset:
 
 
 def _read_npz(path: Path) -> Arrays:
-    """The four arrays; never runs code that a file brings, as pickles can."""
+    """Read the four arrays, without pickle, which could run code."""
     wanted = f"an .npz file with {', '.join(NPZ_ARRAYS)}, as numpy.savez writes"
     with _open(path, wanted) as file:
         try:
             archive = np.load(file, allow_pickle=False)
             present = archive.files
-        except Exception:  # a text, a pickle, a broken zip, a single .npy
-            raise InputError(f"--data-path {path}: is no .npz file; needs {wanted}") from None
+        except Exception:  # a text file, a pickle, a broken zip, a single .npy
+            raise InputError(f"--data-path {path}: is not an .npz file; needs {wanted}") from None
         if missing := [name for name in NPZ_ARRAYS if name not in present]:
             found = ", ".join(present) or "nothing"
             raise InputError(f"--data-path {path}: has no {', '.join(missing)}, only {found}; needs {wanted}")
@@ -210,7 +207,7 @@ def _read_npz(path: Path) -> Arrays:
 def _read_array(where: str, archive: np.lib.npyio.NpzFile, name: str) -> Array:
     try:
         return np.asarray(archive[name])
-    except Exception as error:  # of a dozen types, but always the file's fault
+    except Exception as error:  # a dozen types, all caused by the file
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise InputError(f"{where} cannot be read ({reason}); needs an array of numbers") from None
 
@@ -229,31 +226,31 @@ def _check_labels(where: str, y: Array, count: int) -> None:
         raise InputError(f"{where} has shape {y.shape}; needs ({count},), a label for each example")
     counted = y != IGNORE_INDEX
     if not counted.any():
-        raise InputError(f"{where} holds no label but {IGNORE_INDEX}, which is ignored; needs class labels from 0")
+        raise InputError(f"{where} holds only the ignored label {IGNORE_INDEX}; needs class labels from 0")
     wrong = np.argwhere(counted & ((y < 0) | (y >= MAX_CLASSES)))
     if wrong.size:
         index = tuple(wrong[0])
         raise InputError(
             f"{where}{list(map(int, index))} is {y[index]}; "
-            f"needs class labels from 0 to {MAX_CLASSES - 1}, or {IGNORE_INDEX} where none counts"
+            f"needs class labels from 0 to {MAX_CLASSES - 1}, or {IGNORE_INDEX} for no label"
         )
 
 
 def _check_splits_match(where: str, arrays: Arrays) -> None:
-    """Train and test examples have one shape and one scale."""
+    """Raise `InputError` unless training and test examples have one shape and one scale."""
     train, test = (arrays[f"x_{split}"].shape[1:] for split in ("train", "test"))
     if train != test:
-        raise InputError(f"{where}: x_train has items of shape {train}, x_test {test}; needs one shape")
+        raise InputError(f"{where}: x_train has examples of shape {train}, x_test {test}; needs one shape")
     train_type, test_type = arrays["x_train"].dtype, arrays["x_test"].dtype
     if (train_type == np.uint8) != (test_type == np.uint8):
         raise InputError(
             f"{where}: x_train is {train_type}, x_test {test_type}; "
-            "only uint8 is divided by 255, so both must be or neither"
+            "only uint8 is divided by 255, so both or neither must be uint8"
         )
 
 
 def _as_float32(where: str, x: Array) -> Array:
-    with np.errstate(over="ignore"):  # found below
+    with np.errstate(over="ignore"):  # reported below
         converted = x.astype(np.float32, order="C")
     wrong = np.argwhere(~np.isfinite(converted))
     if wrong.size:

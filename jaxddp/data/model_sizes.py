@@ -1,4 +1,4 @@
-"""The sizes of a model, from the configuration and the data it will see; for both frameworks."""
+"""Sizes of a model, from the configuration and the dataset, for both frameworks."""
 
 import math
 from typing import Any
@@ -11,10 +11,10 @@ DEFAULT_HIDDEN_SIZES = {"linear": (), "mlp": (128, 128), "char_mlp": (64,), "con
 
 
 def model_sizes(config: TrainConfig, dataset: Dataset) -> dict[str, Any]:
-    """Constructor arguments of the model that `config` names.
+    """Return the constructor arguments of the model that `config` names.
 
     Raises:
-        InputError: the model cannot read this data set, or cannot have these hidden sizes.
+        InputError: a dataset or hidden sizes that the model does not support.
     """
     hidden = config.hidden_sizes
     if hidden is None:
@@ -50,7 +50,7 @@ def model_sizes(config: TrainConfig, dataset: Dataset) -> dict[str, Any]:
 
 
 def _check_room(input_shape: tuple[int, ...], stages: int) -> None:
-    """Each stage after the first halves the image; a pixel must remain."""
+    """Raise `InputError` unless a pixel remains after each stage but the first has halved the image."""
     if min(input_shape[:2]) < 2 ** (stages - 1):
         raise InputError(
             f"--hidden-sizes: {stages} stages halve the image {stages - 1} times, too often for "

@@ -1,4 +1,4 @@
-"""Which example goes to which replica: torch's DistributedSampler without torch."""
+"""Distribution of examples over replicas: torch's DistributedSampler without torch."""
 
 import math
 from collections.abc import Iterator, Sequence, Sized
@@ -10,8 +10,8 @@ from jaxddp.data.torch_rng import Generator
 from jaxddp.errors import InputError
 
 LINE_WIDTH = 100  # of a shard table
-NOBODY = -1  # in place of an example, where a replica has run out
-FEW = 12  # repeated or dropped examples that a shard table names one by one
+NOBODY = -1  # index of padding, where a replica has run out of examples
+FEW = 12  # maximum of repeated or dropped examples that a shard table lists
 
 
 def epoch_indices(
@@ -24,23 +24,23 @@ def epoch_indices(
     drop_last: bool = False,
     join: bool = False,
 ) -> NDArray[np.int64]:
-    """The examples of one epoch, shared out among the replicas as torch's DistributedSampler does.
+    """Return the examples of each replica in one epoch, as torch's DistributedSampler distributes them.
 
-    The dataset's order (shuffled by seed + epoch) is made a multiple of num_replicas long, by
-    repeating it from its start or, with drop_last, by cutting off its end. Replica r then takes
-    the places r, r + num_replicas, r + 2 num_replicas, ...
+    The order of the dataset (shuffled by seed + epoch) is extended to a multiple of num_replicas by
+    repeating it from its start or, with drop_last, truncated to one. Replica r then takes the
+    positions r, r + num_replicas, r + 2 num_replicas, ...
 
     Args:
-        dataset_size: number of examples, 0 or more.
-        num_replicas: number of replicas, 1 or more.
-        shuffle: a new order each epoch; otherwise 0, 1, 2, ...
-        seed: the same on all replicas; seed + epoch must be below 2**64.
-        epoch: number of the epoch; what `set_epoch` is for in torch.
+        dataset_size: number of examples, at least 0.
+        num_replicas: number of replicas, at least 1.
+        shuffle: draw a new order each epoch; otherwise 0, 1, 2, ...
+        seed: seed of the order, equal on all replicas; seed + epoch must be below 2**64.
+        epoch: number of the epoch, the argument of torch's `set_epoch`.
         drop_last: drop examples instead of repeating some.
-        join: neither; places beyond the last example hold `NOBODY`.
+        join: do neither; positions beyond the last example hold `NOBODY`.
 
     Returns:
-        int64 (num_replicas, samples_per_replica); row r is what the sampler of rank r yields.
+        int64 (num_replicas, samples_per_replica); row r holds the indices that the sampler of rank r yields.
 
     Raises:
         InputError: an argument out of range.
@@ -57,21 +57,21 @@ def epoch_indices(
     order = Generator(seed + epoch).randperm(dataset_size) if shuffle else np.arange(dataset_size)
     if join:
         order = np.append(order, np.full(-dataset_size % num_replicas, NOBODY))
-    # np.resize cuts, or repeats from the start as often as it takes.
+    # np.resize truncates, or repeats from the start as often as necessary.
     return np.resize(order, (samples_per_replica, num_replicas)).T
 
 
 class DistributedSampler:
-    """The examples of one replica, epoch after epoch, as torch.utils.data.DistributedSampler yields them.
+    """Sampler of one replica's examples, equal to torch.utils.data.DistributedSampler.
 
     Args:
-        dataset: anything with a length, or the length itself.
-        num_replicas, rank: as in torch, but to be given: there is no process group to ask.
+        dataset: any object with a length, or the length.
+        num_replicas, rank: as in torch, but required, since there is no process group to take them from.
         shuffle, seed, drop_last: see `epoch_indices`.
 
     Attributes:
         num_samples: examples per replica and epoch.
-        total_size: num_samples of all replicas together.
+        total_size: examples per epoch over all replicas.
 
     Raises:
         InputError: an argument out of range.
@@ -104,7 +104,7 @@ class DistributedSampler:
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the order of the next pass; without it each pass has the same order."""
+        """Set the epoch, which determines the order of the next pass; without it all passes have the same order."""
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[int]:
@@ -131,15 +131,15 @@ def _samples_per_replica(dataset_size: int, num_replicas: int, drop_last: bool) 
 
 
 def shard_table(indices: NDArray[np.int64], per_replica_batch_size: int, dataset_size: int) -> str:
-    """A text table of an epoch: which examples each replica sees in each step.
+    """Format a text table of the examples that each replica sees in each step of an epoch.
 
-    Examples are numbered from x1; a star marks one that comes a second time to fill up the
-    epoch. Tables wider than 100 characters continue below.
+    Examples are numbered from x1; a star marks the repetition of an example. Tables wider than
+    100 characters continue below.
 
     Args:
-        indices: int64 (num_replicas, samples_per_replica), as `epoch_indices` returns them; nothing is
-            shown where there is nobody.
-        per_replica_batch_size: examples of one replica and step; the last step takes what is left.
+        indices: int64 (num_replicas, samples_per_replica), as `epoch_indices` returns them; the cells of
+            `NOBODY` are blank.
+        per_replica_batch_size: examples per replica and step; the last step takes the rest.
         dataset_size: number of examples in the dataset.
 
     Raises:
@@ -156,13 +156,13 @@ def shard_table(indices: NDArray[np.int64], per_replica_batch_size: int, dataset
     if per_replica_batch_size < 1:
         raise InputError(f"per_replica_batch_size {per_replica_batch_size}: must be at least 1")
     num_replicas = len(indices)
-    order = indices.T.ravel()  # the places in the order in which they are dealt out
-    again = np.ones(order.size, dtype=bool)
-    again[np.unique(order, return_index=True)[1]] = False
-    again &= order != NOBODY
+    order = indices.T.ravel()  # step by step, rank by rank
+    repeated = np.ones(order.size, dtype=bool)
+    repeated[np.unique(order, return_index=True)[1]] = False
+    repeated &= order != NOBODY
     names = [
         "" if example == NOBODY else f"x{example + 1}" + "*" * star
-        for example, star in zip(order.tolist(), again.tolist(), strict=True)
+        for example, star in zip(order.tolist(), repeated.tolist(), strict=True)
     ]
 
     labels = _padded(["", *(f"replica {rank}" for rank in range(num_replicas))])
@@ -170,11 +170,11 @@ def shard_table(indices: NDArray[np.int64], per_replica_batch_size: int, dataset
     dealt = [_padded(names[start : start + num_replicas]) for start in range(0, len(names), num_replicas)]
     blocks = [_block([labels, *columns]) for columns in _pack(_step_columns(dealt, per_replica_batch_size, room), room)]
     dropped = np.setdiff1d(np.arange(dataset_size), order)
-    return "\n\n".join([*blocks, _balance(dataset_size, num_replicas, order[again].tolist(), dropped.tolist())])
+    return "\n\n".join([*blocks, _balance(dataset_size, num_replicas, order[repeated].tolist(), dropped.tolist())])
 
 
 def _step_columns(dealt: list[list[str]], batch_size: int, room: int) -> Iterator[list[str]]:
-    """Table columns [heading, cell of replica 0, ...], one per step, or several where a step is too wide."""
+    """Yield table columns [heading, cell of replica 0, ...], one per step, or several if a step is too wide."""
     widest = max((len(names[0]) for names in dealt), default=0)
     most = max(1, (room - 2) // (widest + 1))
     per_column = math.ceil(batch_size / math.ceil(batch_size / most))  # parts of about equal width
@@ -186,7 +186,7 @@ def _step_columns(dealt: list[list[str]], batch_size: int, room: int) -> Iterato
 
 
 def _pack(columns: Iterator[list[str]], room: int) -> Iterator[list[list[str]]]:
-    """Groups of neighbouring columns that fit side by side."""
+    """Yield groups of neighbouring columns that fit side by side."""
     group: list[list[str]] = []
     for column in columns:
         if group and sum(len(" | " + member[0]) for member in [*group, column]) > room:
@@ -210,7 +210,7 @@ def _padded(cells: Sequence[str]) -> list[str]:
 
 
 def _balance(dataset_size: int, num_replicas: int, repeated: list[int], dropped: list[int]) -> str:
-    """What all replicas together make of the dataset, in one line."""
+    """Summarize in one line which examples are repeated or dropped."""
     parts = [
         f"{len(examples)} {fate}, so that all get equally many: {_few(examples)}"
         for examples, fate in ((repeated, "repeated (*)"), (dropped, "dropped"))

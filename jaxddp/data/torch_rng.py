@@ -1,6 +1,6 @@
-"""torch's CPU random numbers without torch: the same seed and calls give the same numbers.
+"""torch's CPU random numbers without torch: equal seeds and calls give equal numbers.
 
-Everything is drawn from one stream of 32-bit words, the MT19937 generator that
+All numbers come from one stream of 32-bit words, the MT19937 generator that
 `torch.manual_seed` seeds; each method consumes as many words as its torch counterpart.
 """
 
@@ -15,22 +15,22 @@ from jaxddp.errors import InputError
 Float32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]
 
-BLOCK = 16  # torch draws normal numbers in blocks of 16, fewer than 16 one at a time
+BLOCK = 16  # torch draws normal numbers in blocks of 16, or one at a time if there are fewer than 16
 
 
 class Generator:
-    """The random numbers of `torch.Generator().manual_seed(seed)` on the CPU.
+    """Random number generator equal to `torch.Generator().manual_seed(seed)` on the CPU.
 
-    Calls may be mixed in any order, as with torch's generator.
+    Methods may be called in any order, as with torch's generator.
 
     Args:
-        seed: from -2**63 to 2**64 - 1; like torch, only the lower 32 bits count.
+        seed: -2**63 to 2**64 - 1; only the lower 32 bits are used, as in torch.
 
     Attributes:
-        seed: those lower 32 bits.
+        seed: lower 32 bits of the seed.
 
     Raises:
-        InputError: a seed outside that range.
+        InputError: a seed outside this range.
 
     Source: PyTorch's ATen/core/DistributionsHelper.h, ATen/native/cpu/DistributionTemplates.h
     and ATen/native/TensorFactories.cpp; the tests compare with torch itself.
@@ -47,13 +47,13 @@ class Generator:
         self._spare_normal: float | None = None
 
     def uniform(self, shape: tuple[int, ...], low: float = 0.0, high: float = 1.0) -> Float32:
-        """float32 numbers from [low, high): `torch.empty(shape).uniform_(low, high)`, bit for bit.
+        """Draw float32 numbers from U[low, high): `torch.empty(shape).uniform_(low, high)`, bit for bit.
 
-        (word mod 2^24) / 2^24 * (high - low) + low, rounded once, as torch's fused
-        multiply-add does on any CPU that has one.
+        (word mod 2^24) / 2^24 * (high - low) + low, rounded once, as by torch's fused
+        multiply-add on CPUs that have one.
 
         Raises:
-            InputError: low above high.
+            InputError: low is above high.
 
         >>> Generator(0).uniform((2,), -1, 1)  # torch.manual_seed(0); torch.empty(2).uniform_(-1, 1)
         array([-0.00748682,  0.5364436 ], dtype=float32)
@@ -67,14 +67,14 @@ class Generator:
     def normal(
         self, shape: tuple[int, ...], mean: float = 0.0, std: float = 1.0, dtype: DTypeLike = np.float32
     ) -> NDArray[Any]:
-        """Numbers from N(mean, std²): `torch.empty(shape, dtype=dtype).normal_(mean, std)`, to a few ulp.
+        """Draw numbers from N(mean, std²): `torch.empty(shape, dtype=dtype).normal_(mean, std)`, to a few ulp.
 
-        Box-Muller, sqrt(-2 ln(1 - u)) times cos(2πv) or sin(2πv). torch evaluates ln, cos and
+        Box-Muller: sqrt(-2 ln(1 - u)) times cos(2πv) or sin(2πv). torch evaluates ln, cos and
         sin in float32, differently for each CPU instruction set, so the last bits are not fixed.
-        In float64 u and v have 53 bits instead of 24; of 16 bits there are float32's, rounded.
+        In float64, u and v have 53 bits instead of 24; 16-bit dtypes get rounded float32 numbers.
 
         Raises:
-            InputError: std below 0.
+            InputError: std is below 0.
 
         >>> Generator(0).normal((2,))  # torch.manual_seed(0); torch.randn(2)
         array([ 1.5409961, -0.2934289], dtype=float32)
@@ -91,12 +91,12 @@ class Generator:
         return (samples * std + mean).astype(dtype).reshape(shape)
 
     def randint(self, low: int, high: int, shape: tuple[int, ...]) -> Int64:
-        """int64 numbers from low to high - 1: `torch.randint(low, high, shape)` of torch 2.9 and newer.
+        """Draw int64 numbers from low to high - 1: `torch.randint(low, high, shape)` of torch 2.9 and newer.
 
-        low + word mod (high - low), with words of 64 bits from a range of 2^28 on.
+        low + word mod (high - low), with 64-bit words if high - low is at least 2^28.
 
         Raises:
-            InputError: an empty range, or one that int64 does not hold.
+            InputError: the range is empty or exceeds int64.
 
         >>> Generator(0).randint(0, 10, (5,))  # torch.manual_seed(0); torch.randint(0, 10, (5,))
         array([4, 9, 3, 0, 3])
@@ -105,14 +105,14 @@ class Generator:
             raise InputError(f"randint: low {low} must be below high {high}, both within int64")
         count = math.prod(shape)
         words = self._words(count).astype(np.uint64) if high - low < 2**28 else self._long_words(count)
-        # Modulo 2^64, so that a negative low works too.
+        # Addition modulo 2^64 also works for a negative low.
         offsets = words % np.uint64(high - low) + np.uint64(low % 2**64)
         return offsets.view(np.int64).reshape(shape)
 
     def random(self, shape: tuple[int, ...]) -> Int64:
-        """int64 numbers from 0 to 2^63 - 1: `torch.empty(shape, dtype=torch.int64).random_()`.
+        """Draw int64 numbers from 0 to 2^63 - 1: `torch.empty(shape, dtype=torch.int64).random_()`.
 
-        torch's DataLoader draws its seeds so.
+        torch's DataLoader draws its seeds this way.
 
         >>> Generator(0).random((1,))  # torch.manual_seed(0); torch.empty(1, dtype=torch.int64).random_()
         array([900450186894289455])
@@ -121,12 +121,12 @@ class Generator:
         return words.view(np.int64).reshape(shape)
 
     def randperm(self, n: int) -> Int64:
-        """The int64 numbers 0 to n - 1, shuffled: `torch.randperm(n)`.
+        """Draw a permutation of 0 to n - 1, int64: `torch.randperm(n)`.
 
         Fisher-Yates: for i = 0 .. n - 2, swap element i with element i + word mod (n - i).
 
         Raises:
-            InputError: n below 0, or so large (214 million) that torch changes its method.
+            InputError: n is below 0, or so large (214 million) that torch uses another method.
 
         >>> Generator(3).randperm(4)  # torch.manual_seed(3); torch.randperm(4)
         array([2, 3, 1, 0])
@@ -136,28 +136,28 @@ class Generator:
         places = np.arange(n - 1)
         partners = places + self._words(places.size) % (n - places)
         order = list(range(n))
-        # Each swap depends on those before it, and plain lists swap faster than arrays.
+        # Each swap depends on the previous ones; a list is faster than an array here.
         for i, j in enumerate(partners.tolist()):
             order[i], order[j] = order[j], order[i]
         return np.array(order, dtype=np.int64)
 
     def _words(self, count: int) -> NDArray[np.uint32]:
-        """The next words of the stream; over its full range `randint` passes them on unchanged."""
+        """Draw the next words of the stream; over the full range, NumPy's `randint` returns them unchanged."""
         return self._stream.randint(0, 2**32, size=count, dtype=np.uint32)
 
     def _long_words(self, count: int) -> NDArray[np.uint64]:
-        """64-bit words of two each, the upper half first."""
+        """Draw 64-bit words, each of two 32-bit words, the upper half first."""
         high, low = self._words(2 * count).astype(np.uint64).reshape(count, 2).T
         return high << np.uint64(32) | low
 
     def _fractions(self, count: int, dtype: DTypeLike = np.float32) -> NDArray[np.float64]:
-        """Uniform numbers from [0, 1) that the dtype holds exactly."""
+        """Draw uniform numbers from [0, 1) that `dtype` represents exactly."""
         if dtype == np.float64:
             return (self._long_words(count) & np.uint64(2**53 - 1)).astype(np.float64) * 2.0**-53
         return (self._words(count) & 0xFFFFFF).astype(np.float64) * 2.0**-24
 
     def _next_normal(self) -> float:
-        """One standard normal number; they come in pairs, and the second waits for the next call."""
+        """Draw one standard normal number; they come in pairs, and the second is kept for the next call."""
         if self._spare_normal is not None:
             sample, self._spare_normal = self._spare_normal, None
             return sample
@@ -167,7 +167,7 @@ class Generator:
         return radius * math.cos(2 * math.pi * turn)
 
     def _normal_blocks(self, count: int, dtype: type[np.floating]) -> NDArray[np.float64]:
-        """Standard normal numbers, 16 from 16 fractions; a remainder redraws the last 16 whole."""
+        """Draw standard normal numbers in blocks of 16; a remainder redraws the whole last block."""
         fractions = self._fractions(count, dtype)
         samples = np.empty(count)
         whole = count - count % BLOCK
@@ -178,10 +178,10 @@ class Generator:
 
 
 def _box_muller(fractions: NDArray[np.float64], dtype: type[np.floating]) -> NDArray[np.float64]:
-    """Blocks of 16: 8 radii and 8 angles become 8 cosine and 8 sine samples."""
+    """Turn blocks of 16, 8 radii and 8 angles, into 8 cosine and 8 sine samples."""
     u, turns = np.split(fractions.reshape(-1, BLOCK), 2, axis=1)
     radius = np.sqrt(-2 * np.log(1 - u))
-    # torch rounds the angle to the dtype; where cosine or sine is near 0, that decides all digits of float32.
+    # torch rounds the angle to the dtype, which changes every digit where cosine or sine is near 0.
     angle = np.multiply(turns, 2 * math.pi, dtype=dtype).astype(np.float64)
     return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)], axis=1).ravel()
 
@@ -189,7 +189,7 @@ def _box_muller(fractions: NDArray[np.float64], dtype: type[np.floating]) -> NDA
 def linear_init(
     generator: Generator, in_features: int, out_features: int, bias: bool = True
 ) -> tuple[Float32, Float32 | None]:
-    """The initial parameters of `torch.nn.Linear`, bit for bit: both from U(-b, b), b = in_features^-1/2.
+    """Draw the initial parameters of `torch.nn.Linear`, bit for bit, from U(-b, b) with b = in_features^-1/2.
 
     Returns:
         weight (out_features, in_features) and bias (out_features,) or None, float32.
@@ -212,16 +212,16 @@ def conv_init(
     groups: int = 1,
     bias: bool = True,
 ) -> tuple[Float32, Float32 | None]:
-    """The initial parameters of `torch.nn.Conv1d`, `Conv2d` and `Conv3d`, bit for bit.
+    """Draw the initial parameters of `torch.nn.Conv1d`, `Conv2d` and `Conv3d`, bit for bit.
 
-    Both from U(-b, b) with b = (in_channels / groups * prod(kernel_size))^-1/2.
+    Both parameters come from U(-b, b) with b = (in_channels / groups * prod(kernel_size))^-1/2.
 
     Returns:
         weight (out_channels, in_channels / groups, *kernel_size) and bias (out_channels,) or
         None, float32.
 
     Raises:
-        InputError: a size below 1, or channels that groups do not divide.
+        InputError: a size below 1, or channels that are not divisible by `groups`.
 
     >>> weight, bias = conv_init(Generator(0), 1, 16, (3, 3), bias=False)
     >>> weight.shape, bias
@@ -233,7 +233,7 @@ def conv_init(
 
 
 def embedding_init(generator: Generator, num_embeddings: int, dim: int) -> Float32:
-    """The initial weight (num_embeddings, dim) of `torch.nn.Embedding`, float32: N(0, 1), to a few ulp.
+    """Draw the initial weight (num_embeddings, dim) of `torch.nn.Embedding`, float32 N(0, 1), to a few ulp.
 
     Raises:
         InputError: a size below 1.
@@ -246,10 +246,10 @@ def embedding_init(generator: Generator, num_embeddings: int, dim: int) -> Float
 
 
 def _fan_in_uniform(generator: Generator, weight_shape: tuple[int, ...], bias: bool) -> tuple[Float32, Float32 | None]:
-    """Kaiming-uniform weight with torch's a = sqrt(5), and the bias that goes with it."""
+    """Draw a Kaiming-uniform weight with torch's a = sqrt(5), and its bias."""
     _check_sizes(weight_shape)
     fan_in = math.prod(weight_shape[1:])
-    # On paper also fan_in^-1/2; taking torch's detour keeps the last bit.
+    # Equal to fan_in^-1/2 in exact arithmetic; torch's order of operations keeps the last bit.
     gain = math.sqrt(2 / (1 + math.sqrt(5) ** 2))
     bound = math.sqrt(3) * (gain / math.sqrt(fan_in))
     weight = generator.uniform(weight_shape, -bound, bound)

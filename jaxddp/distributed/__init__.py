@@ -1,1 +1,1 @@
-"""Devices, replicas, collectives, and the check that replicas are identical."""
+"""Devices, replicas, collectives, and the verification that replicas are identical."""

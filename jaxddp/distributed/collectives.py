@@ -1,8 +1,7 @@
-"""What replicas tell each other inside a mapped function, in torch.distributed's words.
+"""Collectives between replicas, under the names of torch.distributed.
 
-These functions have a meaning only where the axis `AXIS_NAME` exists: in a function that
-`Replicas.map` runs. Below, N is the world size, x_r what replica r gives, y_r what it gets. Each takes a
-tree, and treats its leaves one by one.
+They work only inside a function that `Replicas.map` runs, where the axis `AXIS_NAME` exists. With N the world
+size, x_r the argument and y_r the result on replica r, each collective applies to a tree, leaf by leaf:
 
     all_reduce      y_r = x_0 + ... + x_{N-1}, or their mean, min, max, product
     reduce          the same, on replica dst alone
@@ -12,17 +11,17 @@ tree, and treats its leaves one by one.
     scatter         y_r = x_src[r]
     reduce_scatter  y_r = x_0[r] + ... + x_{N-1}[r]
     all_to_all      y_r = [x_0[r], ..., x_{N-1}[r]]
-    barrier         y_r = x_r, once all have come
+    barrier         y_r = x_r, once all replicas have arrived
 
 Source: pytorch.org/docs/stable/distributed.html
 
 >>> from jaxddp.distributed.devices import prepare
 >>> from jaxddp.distributed.replicas import Replicas
 >>> replicas = Replicas(prepare(2, "cpu"))
->>> def talk(x):
+>>> def collect(x):
 ...     return {"sum": all_reduce(x), "mean": all_reduce_mean(x), "first": broadcast(x), "rank": rank() + 0 * x}
->>> said = replicas.map(talk, in_axes=(0,), out_axes=0)(replicas.shard(jnp.array([5, 7])))
->>> {name: values.tolist() for name, values in said.items()}
+>>> results = replicas.map(collect, in_axes=(0,), out_axes=0)(replicas.shard(jnp.array([5, 7])))
+>>> {name: values.tolist() for name, values in results.items()}
 {'first': [5, 5], 'mean': [6.0, 6.0], 'rank': [0, 1], 'sum': [12, 12]}
 """
 
@@ -42,20 +41,20 @@ Tree = TypeVar("Tree")
 
 
 def rank() -> jax.Array:
-    """This replica's number, an int32 scalar in 0 .. N-1."""
+    """Return the number of this replica, an int32 scalar in 0 .. N-1."""
     return lax.axis_index(AXIS_NAME)
 
 
 def world_size() -> int:
-    """N, the number of replicas."""
+    """Return N, the number of replicas."""
     return lax.axis_size(AXIS_NAME)
 
 
 @custom_vmap
 def alike(x: jax.Array) -> jax.Array:
-    """A value of which each replica has its own, and all the same; nothing is sent, and nothing checks it.
+    """Declare that a value is equal on all replicas, without communication or a check.
 
-    Virtual replicas, which `jax.vmap` maps, know from here on that it is one value.
+    Under `jax.vmap`, which maps virtual replicas, it becomes a single unbatched value.
     """
     return x
 
@@ -66,7 +65,7 @@ def _(axis_size: int, in_batched: list[bool], x: jax.Array) -> tuple[jax.Array, 
 
 
 def all_reduce(tree: Tree, op: str = "sum") -> Tree:
-    """All replicas' values as one, on each of them: y = x_0 + x_1 + ... + x_{N-1}.
+    """Reduce the values of all replicas, with the result on every replica: y = x_0 + x_1 + ... + x_{N-1}.
 
     Args:
         op: sum | mean | min | max | product.
@@ -79,55 +78,55 @@ def all_reduce(tree: Tree, op: str = "sum") -> Tree:
 
 
 def all_reduce_mean(tree: Tree) -> Tree:
-    """The mean over the replicas, leaf by leaf: y = (x_0 + ... + x_{N-1}) / N, on each of them.
+    """Average over the replicas, with the result on every replica: y = (x_0 + ... + x_{N-1}) / N.
 
-    This is what torch DDP's default communication hook does to gradients.
+    torch DDP's default communication hook does this to gradients.
     """
     return lax.pmean(tree, AXIS_NAME)
 
 
 def reduce(tree: Tree, dst: int = 0, op: str = "sum") -> Tree:
-    """What `all_reduce` makes, on replica `dst`; the others keep what they gave."""
+    """Reduce the values of all replicas, with the result on replica `dst`; the others keep their values."""
     here = _is("reduce: dst", dst)
     return jax.tree.map(lambda y, x: jnp.where(here, y, x.astype(y.dtype)), all_reduce(tree, op), tree)
 
 
 def broadcast(tree: Tree, src: int | jax.Array = 0) -> Tree:
-    """Replica `src`'s value of each leaf, on every replica; all of them must name the same one."""
+    """Send the value of replica `src` to every replica; `src` must be equal on all of them."""
     is_source = _is("broadcast: src", src)
     total = all_reduce(jax.tree.map(lambda x: _or_zeros(is_source, x), tree))
     return jax.tree.map(lambda y, x: y.astype(x.dtype), total, tree)  # a sum of booleans is an integer
 
 
 def all_gather(tree: Tree) -> Tree:
-    """Every replica's value, leaves (N, ...), on each of them."""
+    """Gather the values of all replicas, leaves (N, ...), on every replica."""
     return lax.all_gather(tree, AXIS_NAME)
 
 
 def gather(tree: Tree, dst: int = 0) -> Tree:
-    """Every replica's value, leaves (N, ...), on replica `dst`; zeros on the others."""
+    """Gather the values of all replicas, leaves (N, ...), on replica `dst`; the others get zeros."""
     here = _is("gather: dst", dst)
     return jax.tree.map(lambda y: _or_zeros(here, y), all_gather(tree))
 
 
 def scatter(tree: Tree, src: int = 0) -> Tree:
-    """Slice r of replica `src`'s leaves (N, ...), on replica r.
+    """Send slice r of replica `src`'s leaves (N, ...) to replica r.
 
     Raises:
-        InputError: a leaf has not one slice for each replica.
+        InputError: a leaf does not have one slice per replica.
     """
     is_source = _is("scatter: src", src)
     return reduce_scatter(jax.tree.map(lambda x: _or_zeros(is_source, x), tree))
 
 
 def reduce_scatter(tree: Tree, op: str = "sum") -> Tree:
-    """All replicas' slices r of their leaves (N, ...) as one, on replica r: half of an all-reduce.
+    """Reduce slice r of all replicas' leaves (N, ...) onto replica r: the first half of an all-reduce.
 
     Args:
         op: sum | mean.
 
     Raises:
-        InputError: another op, or a leaf has not one slice for each replica.
+        InputError: another op, or a leaf that does not have one slice per replica.
     """
     check_name("reduce_scatter: op", op, ("sum", "mean"))
     _check_slices("reduce_scatter", tree)
@@ -136,22 +135,22 @@ def reduce_scatter(tree: Tree, op: str = "sum") -> Tree:
 
 
 def all_to_all(tree: Tree) -> Tree:
-    """Slice r of everybody's leaves (N, ...), on replica r: a transposition of ranks and slices.
+    """Send slice r of every replica's leaves (N, ...) to replica r: a transposition of ranks and slices.
 
     Raises:
-        InputError: a leaf has not one slice for each replica.
+        InputError: a leaf does not have one slice per replica.
     """
     _check_slices("all_to_all", tree)
     return jax.tree.map(lambda x: lax.all_to_all(x, AXIS_NAME, split_axis=0, concat_axis=0), tree)
 
 
 def barrier(tree: Tree) -> Tree:
-    """The same tree, of which nobody has anything before all replicas have come here."""
+    """Return the tree unchanged, once all replicas have arrived."""
     arrived = lax.psum(jnp.ones((), jnp.int32), AXIS_NAME)
     return lax.optimization_barrier((tree, arrived))[0]
 
 
-# Of a whole tree at once, which XLA makes one all-reduce of.
+# Each reduces a whole tree at once, which XLA turns into one all-reduce.
 REDUCTIONS: dict[str, Callable[[Any], Any]] = {
     "sum": lambda tree: lax.psum(tree, AXIS_NAME),
     "mean": lambda tree: lax.pmean(tree, AXIS_NAME),
@@ -162,7 +161,7 @@ REDUCTIONS: dict[str, Callable[[Any], Any]] = {
 
 
 def _is(name: str, number: int | jax.Array) -> jax.Array:
-    """Whether this replica has a number."""
+    """Return whether this replica has rank `number`."""
     if isinstance(number, int) and not 0 <= number < world_size():
         raise InputError(f"{name} {number}: must be a rank, 0 to {world_size() - 1}")
     return rank() == number

@@ -1,4 +1,4 @@
-"""Picks the devices of a run: local GPUs, or CPU devices prepared so that they cannot deadlock."""
+"""Devices of a run: local GPUs, or CPU devices with enough threads not to deadlock."""
 
 import contextlib
 import os
@@ -13,15 +13,15 @@ from jaxddp.errors import InputError
 def prepare(devices: int | None = None, platform: str | None = None) -> list[jax.Device]:
     """Start jax for a data-parallel run and return its devices, one per replica.
 
-    Call it before anything else touches jax: the number of CPU devices and the size of
-    XLA's thread pool are fixed when the backend starts.
+    Call it before any other use of jax: the number of CPU devices and the size of XLA's
+    thread pool are fixed when the backend starts.
 
     Args:
-        devices: how many. None: all local GPUs, or `DEFAULT_CPU_DEVICES` CPU devices.
-        platform: "cpu", "gpu", or None for GPUs where there are any.
+        devices: number of devices. None: all local GPUs, or `DEFAULT_CPU_DEVICES` CPU devices.
+        platform: "cpu", "gpu", or None for GPUs if there are any.
 
     Raises:
-        InputError: there are fewer devices than asked for, none of that platform, or none asked for.
+        InputError: `devices` is below 1 or exceeds the available devices, or the platform has none.
 
     >>> len(prepare(2, "cpu"))
     2
@@ -41,16 +41,16 @@ def prepare(devices: int | None = None, platform: str | None = None) -> list[jax
 
 
 def _prepare_cpu(devices: int) -> None:
-    """Ask for CPU devices and enough threads for them, if jax has not started yet.
+    """Request CPU devices and enough threads for them, if jax has not started yet.
 
-    An all-reduce holds one thread per device until all have come. With fewer threads than
-    devices in flight the replicas wait for each other for ever, and XLA ends the process
-    after 40 seconds; 2 threads a device are just not enough, 4 are ample.
+    An all-reduce holds one thread per device until all replicas have arrived. With fewer threads than
+    devices in flight, the replicas wait for each other for ever, and XLA aborts the process
+    after 40 seconds; 2 threads per device are just too few, 4 are ample.
     """
     threads = 4 * devices
     if int(os.environ.get("PJRT_NPROC") or 0) < threads:
         os.environ["PJRT_NPROC"] = str(threads)
-    with contextlib.suppress(RuntimeError):  # jax runs already (a notebook): its devices are what there is
+    with contextlib.suppress(RuntimeError):  # jax is already running (a notebook) and keeps its devices
         jax.config.update("jax_num_cpu_devices", devices)
 
 
@@ -65,6 +65,7 @@ def _gpus(required: bool) -> Sequence[jax.Device]:
 
 
 def _supply(kind: str, count: int) -> str:
+    """Describe the available devices and how to get more."""
     if kind == "cpu":
-        return f"jax was started with {count} CPU devices before; call jaxddp.prepare before anything else uses jax"
+        return f"jax is already running with {count} CPU devices; call jaxddp.prepare before anything else uses jax"
     return f"there are {count} local GPUs; --platform cpu prepares any number of CPU devices"

@@ -1,9 +1,8 @@
-"""Where the replicas live, and the one place where a function is mapped over them.
+"""Replicas on devices, and the only place where a function is mapped over them.
 
-A `Replicas` object answers four questions: how many replicas there are, how a tree gets
-onto all of them, how a batch is dealt out to them, and how a function runs on each. Code
-that asks only these runs unchanged on N devices (`Replicas`, by `jax.pmap`) and on one
-(`VirtualReplicas`, by `jax.vmap`).
+A `Replicas` object knows the number of replicas, copies a tree to all of them (`replicate`), splits a batch
+over them (`shard`), and runs a function on each (`map`). Code that uses only this interface runs unchanged on N
+devices (`Replicas`, by `jax.pmap`) and on one (`VirtualReplicas`, by `jax.vmap`).
 """
 
 import dataclasses
@@ -24,11 +23,12 @@ class Replicas:
     """One replica per device, mapped by `jax.pmap`.
 
     Args:
-        devices: the devices of all replicas, in rank order; several processes pass the same list.
+        devices: devices of all replicas, in rank order; all processes pass the same list.
 
     Attributes:
-        world_size: the number of replicas, over all processes.
-        local_ranks: those that this process drives.
+        devices: devices of all replicas, in rank order.
+        world_size: number of replicas over all processes.
+        local_ranks: ranks of the replicas that this process drives.
 
     >>> from jaxddp.distributed.collectives import all_reduce, rank
     >>> from jaxddp.distributed.devices import prepare
@@ -48,29 +48,29 @@ class Replicas:
         self.local_ranks = [rank for rank, device in enumerate(self.devices) if device.process_index == here]
 
     def replicate(self, tree: Tree) -> Tree:
-        """Put a copy of every leaf on every device, in buffers that nothing else shares."""
-        # device_put may keep the caller's buffer as one of the copies; a donating step would free it.
+        """Copy every leaf to every device, into buffers that are not shared with the caller."""
+        # device_put may reuse the caller's buffer as one of the copies, which a donating step would free.
         owned = jax.tree.map(lambda leaf: np.array(leaf), tree)
         return jax.device_put(owned, self._replicated)
 
     def shard(self, tree: Tree) -> Tree:
-        """Deal leaves of shape (world_size, ...) out to the devices, slice r to replica r."""
+        """Split leaves of shape (world_size, ...) over the devices, slice r to replica r."""
         self.check_dealt(tree)
         return jax.device_put(tree, self._sharded)
 
     def place(self, tree: Any, axes: Any) -> Any:
-        """Put the parts of a dataclass where their axes say: None: `replicate`, 0: `shard`."""
+        """Place each field of a dataclass by its axis: `replicate` for None, `shard` for 0."""
         put = {None: self.replicate, 0: self.shard}
         parts = {field.name: getattr(axes, field.name) for field in dataclasses.fields(tree)}
         return type(tree)(**{name: put[axis](getattr(tree, name)) for name, axis in parts.items()})
 
     def start(self, tree: Any, axes: Any) -> Any:
-        """Put what one replica has on all: copies of what they share, and of the rest one for each to go on with."""
+        """Place one replica's values on all replicas, as the initial values also of fields that will differ."""
         own = [field.name for field in dataclasses.fields(tree) if getattr(axes, field.name) == 0]
         return self.place(self.repeat(tree, own), axes)
 
     def repeat(self, tree: Any, names: Iterable[str]) -> Any:
-        """The dataclass with these of its parts once for each replica."""
+        """Return the dataclass with the named fields repeated once per local replica, on a new first axis."""
         count = len(self.local_ranks)
 
         def repeated(part: Any) -> Any:
@@ -79,11 +79,11 @@ class Replicas:
         return dataclasses.replace(tree, **{name: repeated(getattr(tree, name)) for name in names})
 
     def check_dealt(self, tree: Tree) -> None:
-        """Raise `ValueError` unless there is a slice for each replica; pmap would use fewer devices for fewer."""
+        """Raise `ValueError` unless each leaf has one slice per replica; with fewer, pmap would use fewer devices."""
         count = len(self.local_ranks)
         for leaf in jax.tree.leaves(tree):
             if np.shape(leaf)[:1] != (count,):
-                raise ValueError(f"a batch of shape {np.shape(leaf)} cannot be dealt out to {count} replicas")
+                raise ValueError(f"a batch of shape {np.shape(leaf)} cannot be sharded over {count} replicas")
 
     def map(
         self, function: Callable[..., Any], in_axes: tuple[Axes, ...], out_axes: Axes, donate: tuple[int, ...] = ()
@@ -91,14 +91,17 @@ class Replicas:
         """Compile `function` to run on every replica at once, with collectives over `AXIS_NAME`.
 
         Args:
-            function: pure; called with one replica's slice of each argument.
-            in_axes: per argument, 0 for a slice per replica, None for the same value on all.
-                At least one must be 0.
-            out_axes: likewise; None promises that all replicas return the same (nothing checks it:
-                see `jaxddp.distributed.verify`).
-            donate: numbers of the arguments whose buffers may be reused for the results.
+            function: pure function, called with one replica's slice of each argument.
+            in_axes: for each argument, 0 for one slice per replica, or None for the same value on all
+                replicas. At least one must be 0.
+            out_axes: likewise; None asserts that all replicas return the same value, which is not checked
+                (see `jaxddp.distributed.verify`).
+            donate: indices of arguments whose buffers may be reused for the results.
+
+        Returns:
+            The compiled function.
         """
-        # jax.pmap is in maintenance mode, so it stands here and nowhere else.
+        # jax.pmap is in maintenance mode, so this is its only use.
         return jax.pmap(
             function,
             axis_name=AXIS_NAME,
@@ -113,8 +116,8 @@ class VirtualReplicas(Replicas):
     """N replicas on one device, mapped by `jax.vmap`: the same program without parallel hardware.
 
     Args:
-        world_size: the number of replicas.
-        device: where all of them live; the default device if None.
+        world_size: number of replicas.
+        device: device of all replicas; None: jax's default device.
     """
 
     def __init__(self, world_size: int, device: jax.Device | None = None):
@@ -125,6 +128,6 @@ class VirtualReplicas(Replicas):
     def map(
         self, function: Callable[..., Any], in_axes: tuple[Axes, ...], out_axes: Axes, donate: tuple[int, ...] = ()
     ) -> Any:
-        """As `Replicas.map`, on one device."""
+        """Compile `function` to run on every replica at once, on one device; see `Replicas.map`."""
         mapped = jax.vmap(function, in_axes, out_axes, axis_name=AXIS_NAME, axis_size=self.world_size)
         return jax.jit(mapped, donate_argnums=donate)

@@ -1,12 +1,12 @@
-"""Ring all-reduce: each replica speaks to its right neighbour only, and sends 2 (N-1)/N of the buffer.
+"""Ring all-reduce: each replica sends only to its right neighbour, 2 (N-1)/N of the buffer in total.
 
-The buffer is cut into N chunks. In N-1 steps of reduce-scatter a chunk travels round the ring, and
-everybody who has it adds his own to it; then replica r holds chunk r + 1 of the sum. In N-1 steps of
-all-gather the finished chunks travel round once more.
+The buffer is split into N chunks. In N-1 steps of reduce-scatter, each chunk travels around the ring and
+every replica adds its own values to it; then replica r holds chunk r + 1 of the sum. In N-1 steps of
+all-gather, the finished chunks travel around once more.
 
             replica 0   replica 1   replica 2          replica 0   replica 1   replica 2
     start   a0 b0 c0    a1 b1 c1    a2 b2 c2           step 0 sends a0, b1, c2 to the right
-    end     A  B  C     A  B  C     A  B  C            A = a0 + a1 + a2, the same bits everywhere
+    end     A  B  C     A  B  C     A  B  C            A = a0 + a1 + a2, bit-identical on all
 
 Source: Baidu's "Bringing HPC techniques to deep learning" (2017); Patarasuk and Yuan, "Bandwidth
 optimal all-reduce algorithms for clusters of workstations" (2009).
@@ -25,9 +25,9 @@ Tree = TypeVar("Tree")
 
 
 def ring_all_reduce(tree: Tree) -> Tree:
-    """The sum over the replicas, leaf by leaf, by N-1 steps of reduce-scatter and N-1 of all-gather.
+    """Sum over the replicas, leaf by leaf, in N-1 steps of reduce-scatter and N-1 steps of all-gather.
 
-    The leaves go as one buffer, of their common dtype. All replicas get the same bits, since each
+    The leaves are concatenated to one buffer of their common dtype. All replicas get the same bits, since each
     chunk is summed once and then copied.
 
     >>> from jaxddp.distributed.devices import prepare
@@ -43,44 +43,44 @@ def ring_all_reduce(tree: Tree) -> Tree:
 
 
 def ring_all_reduce_mean(tree: Tree) -> Tree:
-    """The mean over the replicas by `ring_all_reduce`; a comm_hook."""
+    """Average over the replicas by `ring_all_reduce`; usable as a comm_hook."""
     return jax.tree.map(lambda x: x / world_size(), ring_all_reduce(tree))
 
 
 def in_chunks(buffer: jax.Array) -> jax.Array:
-    """A buffer (n,) as N chunks of one size, (N, ceil(n / N)), the last filled up with zeros."""
+    """Split a buffer (n,) into N equal chunks, (N, ceil(n / N)), the last padded with zeros."""
     size = -(-buffer.size // world_size())
     return jnp.pad(buffer, (0, size * world_size() - buffer.size)).reshape(world_size(), size)
 
 
 def reduce_scatter_ring(chunks: jax.Array) -> jax.Array:
-    """N-1 steps after which chunk r + 1 of replica r is the sum of everybody's; the others are sums under way."""
+    """Run N-1 steps, after which chunk r + 1 on replica r is the sum over all replicas; others are partial sums."""
     for step in range(world_size() - 1):
         chunks = reduce_scatter_step(chunks, step)
     return chunks
 
 
 def reduce_scatter_step(chunks: jax.Array, step: int) -> jax.Array:
-    """Pass the chunk on that has travelled so far, and add one's own to the one that comes."""
+    """Send the chunk received in the previous step to the right, and add the chunk received from the left."""
     received = _to_the_right(chunks[_chunk(-step)])
     return chunks.at[_chunk(-step - 1)].add(received)
 
 
 def all_gather_ring(chunks: jax.Array) -> jax.Array:
-    """N-1 steps after which everybody has chunk r + 1 of every replica r."""
+    """Run N-1 steps, after which every replica has all finished chunks."""
     for step in range(world_size() - 1):
         chunks = all_gather_step(chunks, step)
     return chunks
 
 
 def all_gather_step(chunks: jax.Array, step: int) -> jax.Array:
-    """Pass a finished chunk on, and keep the one that comes."""
+    """Send a finished chunk to the right, and store the chunk received from the left."""
     received = _to_the_right(chunks[_chunk(1 - step)])
     return chunks.at[_chunk(-step)].set(received)
 
 
 def ring_bytes(size: int, world_size: int, itemsize: int) -> int:
-    """What each replica sends in an all-reduce of `size` elements: 2 (N-1) chunks.
+    """Return the bytes that each replica sends in an all-reduce of `size` elements: 2 (N-1) chunks.
 
     >>> ring_bytes(1000, 4, 4) / 4000  # of the buffer
     1.5
@@ -89,11 +89,10 @@ def ring_bytes(size: int, world_size: int, itemsize: int) -> int:
 
 
 def _chunk(offset: int) -> jax.Array:
-    """The number of the chunk that is so far from this replica's own."""
+    """Return the number of the chunk at `offset` from this replica's rank."""
     return (rank() + offset) % world_size()
 
 
 def _to_the_right(x: jax.Array) -> jax.Array:
     """Send to replica r + 1, and receive from r - 1."""
-    everybody = range(world_size())
-    return lax.ppermute(x, AXIS_NAME, [(sender, (sender + 1) % world_size()) for sender in everybody])
+    return lax.ppermute(x, AXIS_NAME, [(sender, (sender + 1) % world_size()) for sender in range(world_size())])

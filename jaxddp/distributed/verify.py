@@ -1,4 +1,4 @@
-"""Are the replicas identical? A fingerprint per array and replica, compared bit for bit."""
+"""Verification that replicas are identical, by a fingerprint of the bits of each array on each replica."""
 
 import math
 from typing import Any
@@ -13,9 +13,12 @@ from jaxddp.errors import TrainingError
 
 
 class Verifier:
-    """Checks that a replicated tree holds the same bits on every device.
+    """Check that a replicated tree holds the same bits on every device.
 
-    Nothing else would tell: jax takes a replicated array's word for it and reads device 0.
+    jax does not notice a difference: it reads a replicated array from device 0.
+
+    Args:
+        replicas: replicas to compare.
 
     >>> from jaxddp.distributed.devices import prepare
     >>> replicas = Replicas(prepare(2, "cpu"))
@@ -25,7 +28,7 @@ class Verifier:
     def __init__(self, replicas: Replicas):
         self._devices = replicas.devices
         self._ranks = replicas.shard(np.arange(replicas.world_size))
-        # The ranks are there because a mapped function needs an argument that differs.
+        # The ranks are passed because a mapped function needs an argument with an axis.
         self._fingerprints = replicas.map(
             lambda tree, _: jnp.stack([fingerprint(leaf) for leaf in jax.tree.leaves(tree)]),
             in_axes=(None, 0),
@@ -40,8 +43,8 @@ class Verifier:
             step: optimizer step, for the message.
 
         Raises:
-            TrainingError: names the array that differs most, the replica, the step and the
-                largest difference.
+            TrainingError: replicas differ; the message names the array that differs most, the replica, the
+                step and the largest difference.
         """
         if len(self._ranks) == 1:
             return
@@ -49,14 +52,14 @@ class Verifier:
         differing = prints != prints[0]
         if not differing.any():
             return
-        found = []
+        differences = []
         leaves = jax.tree_util.tree_leaves_with_path(tree)
         for (path, leaf), ranks in zip(leaves, differing.T, strict=True):
             copies = {self._devices.index(shard.device): shard.data for shard in leaf.addressable_shards}
             for rank in np.flatnonzero(ranks).tolist():
                 name = jax.tree_util.keystr(path, simple=True, separator=".")
-                found.append((_largest_difference(copies[0], copies[rank]), rank, name))
-        difference, rank, name = max(found)
+                differences.append((_largest_difference(copies[0], copies[rank]), rank, name))
+        difference, rank, name = max(differences)
         raise TrainingError(
             f"replicas differ at step {step}: {name} on replica {rank} is up to {difference:.3g} away from "
             f"replica 0 ({differing.any(axis=0).sum()} of {len(leaves)} arrays differ)"
@@ -64,10 +67,10 @@ class Verifier:
 
 
 def fingerprint(x: jax.Array) -> jax.Array:
-    """sum_i mix(word_i + i c) mod 2**32 over the 32-bit words of `x`, a uint32 scalar.
+    """Compute sum_i mix(word_i + i c) mod 2**32 over the 32-bit words of `x`, a uint32 scalar.
 
-    mix is MurmurHash3's finalizer. It can be inverted, so no change of a single word is missed;
-    exchanged elements, flipped signs and whatever else happens go unseen once in 2**32.
+    mix is MurmurHash3's finalizer. It is invertible, so that any change of a single word changes the sum;
+    other changes (swapped elements, flipped signs) go unnoticed with probability 2**-32.
 
     >>> print(fingerprint(jnp.array([1.0, -1.0])) == fingerprint(jnp.array([-1.0, 1.0])))
     False
@@ -80,6 +83,7 @@ def fingerprint(x: jax.Array) -> jax.Array:
 
 
 def _words(x: jax.Array) -> jax.Array:
+    """Return the bits of `x` as uint32 words; a narrower element becomes one word."""
     if x.dtype == jnp.bool_ or x.dtype.itemsize < 4:
         narrow = x.astype(jnp.uint8) if x.dtype == jnp.bool_ else x
         unsigned = jnp.uint8 if narrow.dtype.itemsize == 1 else jnp.uint16
@@ -88,7 +92,7 @@ def _words(x: jax.Array) -> jax.Array:
 
 
 def _largest_difference(a: jax.Array, b: jax.Array) -> float:
-    """max |a - b|; infinite if one has a NaN where the other has none."""
+    """Return max |a - b|; infinite if only one of the two is NaN somewhere."""
     x, y = np.asarray(a, np.float64), np.asarray(b, np.float64)
     same = (x == y) | (np.isnan(x) & np.isnan(y))
     with np.errstate(invalid="ignore"):

@@ -1,1 +1,1 @@
-"""Run folder, console log, metrics files, TensorBoard and plots. Framework-free."""
+"""Run folder, console log, metrics files, TensorBoard and plots, without a framework."""

@@ -1,4 +1,4 @@
-"""The picture of a run: loss and accuracy over its optimizer steps."""
+"""Plot of a run: loss and accuracy over its optimizer steps."""
 
 import io
 import textwrap
@@ -14,27 +14,27 @@ if TYPE_CHECKING:
     from matplotlib.lines import Line2D
 
 Record = dict[str, Any]
-"""A line of metrics.jsonl: kind ("step" or "epoch"), step, epoch, and metrics by name."""
+"""One line of metrics.jsonl: kind ("step" or "epoch"), step, epoch, and metrics by name."""
 
-# Okabe and Ito's blue and vermilion, which colour-blind readers tell apart; the markers differ too.
+# Okabe and Ito's blue and vermilion, distinguishable with colour blindness; the markers differ too.
 TRAIN_COLOR, TEST_COLOR = "#0072B2", "#D55E00"
 INK, GRID = "#333333", "#E3E3E3"
-MOST_DECADES = 1e4  # of losses that are marked at 1, 2 and 5
-MOST_MARKERS = 40  # epochs; more markers would hide the line
-LABEL_HEIGHT = 13  # points between the two numbers at the lines' ends
+MOST_DECADES = 1e4  # largest ratio of losses with tick marks at 1, 2 and 5
+MOST_MARKERS = 40  # epochs; with more, markers would hide the line
+LABEL_HEIGHT = 13  # points between the labels at the ends of two lines
 
 
 def draw_curves(history: Sequence[Record], title: str) -> bytes:
-    """A PNG with loss (logarithmic) and accuracy: each step faint, each epoch's train and test value.
+    """Draw loss (logarithmic) and accuracy as a PNG: faint per step, train and test per epoch.
 
     Args:
-        history: "step" and "epoch" records in order; a metric that is None leaves a gap.
-        title: what was run.
+        history: "step" and "epoch" records in order; None as a metric leaves a gap.
+        title: heading of the plot.
 
     >>> draw_curves([{"kind": "step", "step": 1, "loss": 2.3}], "one step")[:4]
     b'\\x89PNG'
     """
-    from matplotlib.figure import Figure  # half a second to import
+    from matplotlib.figure import Figure  # the import takes half a second
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     margins = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1)  # inches
@@ -48,8 +48,8 @@ def draw_curves(history: Sequence[Record], title: str) -> bytes:
     figure.legend(handles=loss_lines, loc="outside lower center", ncols=3, frameon=False, labelcolor=INK)
     png = io.BytesIO()
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph")  # a title in a script that the font lacks
-        margins.execute(figure)  # places the lines, and so their ends
+        warnings.filterwarnings("ignore", message="Glyph")  # characters of the title that the font lacks
+        margins.execute(figure)  # determines where the lines end
         for axes, lines in ((loss_axes, loss_lines), (accuracy_axes, accuracy_lines)):
             _label_ends(axes, lines[1:])
         figure.savefig(png, format="png")
@@ -57,7 +57,7 @@ def draw_curves(history: Sequence[Record], title: str) -> bytes:
 
 
 def _draw_metric(axes: "Axes", history: Sequence[Record], name: str) -> "list[Line2D]":
-    """The lines of one metric: train each step, train each epoch, test each epoch."""
+    """Draw the lines of one metric: train per step, train per epoch, test per epoch."""
     steps, values = _series(history, "step", name)
     lines = axes.plot(steps, values, color=TRAIN_COLOR, alpha=0.25, linewidth=0.8, label="train, each step")
     for split, color, marker in (("train", TRAIN_COLOR, "o"), ("test", TEST_COLOR, "D")):
@@ -65,18 +65,19 @@ def _draw_metric(axes: "Axes", history: Sequence[Record], name: str) -> "list[Li
         size = 3.5 if len(values) <= MOST_MARKERS else 0
         label = f"{split}, each epoch"
         lines += axes.plot(steps, values, color=color, linewidth=1.6, marker=marker, markersize=size, label=label)
-    _dress(axes, name)
+    _style(axes, name)
     return lines
 
 
 def _series(history: Sequence[Record], kind: str, name: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Steps and values of one metric, NaN where it was no number."""
-    found = [(record["step"], record[name]) for record in history if record["kind"] == kind and name in record]
-    steps = np.array([step for step, _ in found], dtype=np.int64)
-    return steps, np.array([np.nan if value is None else value for _, value in found], dtype=np.float64)
+    """Return steps and values of one metric; None becomes NaN."""
+    points = [(record["step"], record[name]) for record in history if record["kind"] == kind and name in record]
+    steps = np.array([step for step, _ in points], dtype=np.int64)
+    return steps, np.array([np.nan if value is None else value for _, value in points], dtype=np.float64)
 
 
-def _dress(axes: "Axes", name: str) -> None:
+def _style(axes: "Axes", name: str) -> None:
+    """Set title, ticks and grid."""
     from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
     axes.set_title(name, loc="left", fontsize=11, color=INK)
@@ -92,7 +93,7 @@ def _dress(axes: "Axes", name: str) -> None:
 
 
 def _scale_loss(axes: "Axes") -> None:
-    """A logarithmic axis with plain numbers, where there is a positive loss to show."""
+    """Make the axis logarithmic, with plain numbers, if any loss is positive."""
     from matplotlib.ticker import LogLocator, StrMethodFormatter
 
     if any(np.any(np.asarray(line.get_ydata()) > 0) for line in axes.lines):
@@ -106,7 +107,7 @@ def _scale_loss(axes: "Axes") -> None:
 
 
 def _label_ends(axes: "Axes", lines: "Sequence[Line2D]") -> None:
-    """Write each line's last value beside its end; where two would overlap, one above the other."""
+    """Label each line with its last value; shift two labels that would overlap."""
     ends = [(line, np.asarray(line.get_xydata())[-1]) for line in lines if np.size(line.get_xydata())]
     heights = [axes.transData.transform(end)[1] * 72 / axes.figure.dpi for _, end in ends]
     shifts = [0.0 for _ in ends]

@@ -1,9 +1,9 @@
-"""What a step tells of its gradients, as numbers among its metrics; this knows neither jax nor torch.
+"""Metrics of gradients among the metrics of a step, without a framework:
 
-grad_norm/NAME      the norm of a parameter's mean gradient
-grad_log2/NAME/K    how many of its elements have 2^K <= |g| < 2^(K+1); the first K counts all below, zeros too,
-                    and the last all above
-anomaly/RANK/CHUNK  which local gradients of a replica are not finite: a digit for each of eight parameters,
+grad_norm/NAME      norm of a parameter's mean gradient
+grad_log2/NAME/K    number of its elements with 2^K <= |g| < 2^(K+1); the first K also counts all smaller
+                    elements and zeros, the last K all larger ones
+anomaly/RANK/CHUNK  local gradients of a replica that are not finite: one digit for each of eight parameters,
                     in the order of their names
 """
 
@@ -14,13 +14,13 @@ from jaxddp.errors import TrainingError
 
 NORM, LOG2, ANOMALY = "grad_norm/", "grad_log2/", "anomaly/"
 LOG2_BINS = range(-32, 9)
-CHUNK, BASE = 8, 4  # 16 bits, which float32 holds exactly
-KINDS = {1: "infinite", 2: "NaN"}  # what the digits say; 0: finite
-HINT = "--detect-anomaly tells the parameter and the replica"
+CHUNK, BASE = 8, 4  # 16 bits, which float32 represents exactly
+KINDS = {1: "infinite", 2: "NaN"}  # meaning of the digits; 0: finite
+HINT = "--detect-anomaly names the parameter and the replica"
 
 
 def of_gradients(name: str) -> bool:
-    """Whether a metric is one of these, and so no sum over examples.
+    """Return whether a metric is one of these, and thus not a sum over examples.
 
     >>> of_gradients("grad_norm/fc.weight"), of_gradients("loss")
     (True, False)
@@ -29,7 +29,7 @@ def of_gradients(name: str) -> bool:
 
 
 def renamed(sums: Mapping[str, float], shown: Callable[[str], str]) -> dict[str, float]:
-    """Metrics with the parameters in them called otherwise.
+    """Rename the parameters in the names of metrics.
 
     >>> list(renamed({"loss": 1.0, "grad_norm/a": 2.0, "grad_log2/a/-3": 3.0}, str.upper))
     ['loss', 'grad_norm/A', 'grad_log2/A/-3']
@@ -48,55 +48,59 @@ def renamed(sums: Mapping[str, float], shown: Callable[[str], str]) -> dict[str,
 
 
 def norms(sums: Mapping[str, float]) -> dict[str, float]:
-    """The norms among a step's metrics, "grad_norm/NAME"."""
+    """Return the gradient norms of a step, "grad_norm/NAME" -> norm."""
     return {name: float(value) for name, value in sums.items() if name.startswith(NORM)}
 
 
 def histograms(sums: Mapping[str, float]) -> dict[str, list[int]]:
-    """The histograms among metrics, of one step or added up over several: NAME -> a count for each of LOG2_BINS.
+    """Return the histograms of a step, or of a sum over steps: NAME -> one count for each of `LOG2_BINS`.
 
     >>> histograms({"loss": 1.0} | {f"grad_log2/fc.weight/{k}": float(k == -3) for k in LOG2_BINS})["fc.weight"][29]
     1
     """
-    found: dict[str, list[int]] = {}
+    counts: dict[str, list[int]] = {}
     for column, count in sums.items():
         if column.startswith(LOG2):
             name, _, k = column.removeprefix(LOG2).rpartition("/")
-            found.setdefault(name, [0] * len(LOG2_BINS))[LOG2_BINS.index(int(k))] = round(count)
-    return found
+            counts.setdefault(name, [0] * len(LOG2_BINS))[LOG2_BINS.index(int(k))] = round(count)
+    return counts
 
 
 def anomalies(sums: Mapping[str, float], names: Iterable[str]) -> dict[int, dict[str, str]]:
-    """Replica -> parameter -> "NaN" or "infinite", of the local gradients of a step that are not finite.
+    """Return the local gradients of a step that are not finite: replica -> parameter -> "NaN" or "infinite".
 
     Args:
-        names: of the parameters that learn.
+        sums: metrics of the step.
+        names: names of the trained parameters.
 
     >>> anomalies({"loss": 1.0, "anomaly/0/0": 0.0, "anomaly/1/0": 2 * 4.0}, ["fc.weight", "fc.bias"])
     {1: {'fc.weight': 'NaN'}}
     """
     names = sorted(names)
-    found: dict[int, dict[str, str]] = {}
+    by_rank: dict[int, dict[str, str]] = {}
     for column, value in sums.items():
         if column.startswith(ANOMALY) and value:
             rank, chunk = map(int, column.removeprefix(ANOMALY).split("/"))
             for place, name in enumerate(names[chunk * CHUNK : (chunk + 1) * CHUNK]):
                 if digit := round(value) // BASE**place % BASE:
-                    found.setdefault(rank, {})[name] = KINDS[digit]
-    return found
+                    by_rank.setdefault(rank, {})[name] = KINDS[digit]
+    return by_rank
 
 
 def check_finite(sums: Mapping[str, float], step: int, anomaly: str | None) -> None:
-    """Raise `TrainingError` for a step whose loss or gradients are not finite, unless a loss scaler has skipped it.
+    """Raise `TrainingError` if the loss or gradients of a step are not finite, unless a loss scaler skipped it.
+
+    It is also raised for a loss scale of 0.
 
     Args:
-        sums: its metrics; also raised for a loss scale of 0.
-        anomaly: what is known of gradients that are not finite; "" if they all are, None if nobody has looked.
+        sums: metrics of the step.
+        step: number of the step, for the message.
+        anomaly: description of the gradients that are not finite; "" if all are finite, None if unknown.
 
     >>> check_finite({"loss": math.inf}, 3, None)
     Traceback (most recent call last):
     ...
-    jaxddp.errors.TrainingError: loss is inf at step 3; --detect-anomaly tells the parameter and the replica
+    jaxddp.errors.TrainingError: loss is inf at step 3; --detect-anomaly names the parameter and the replica
     """
     loss = sums["loss"]
     if sums.get("scale") == 0:
@@ -104,34 +108,36 @@ def check_finite(sums: Mapping[str, float], step: int, anomaly: str | None) -> N
     if sums.get("skipped"):
         return
     if not math.isfinite(loss):
-        told = HINT if anomaly is None else anomaly or "every gradient is finite"
-        raise TrainingError(f"loss is {loss} at step {step}; {told}")
+        detail = HINT if anomaly is None else anomaly or "every gradient is finite"
+        raise TrainingError(f"loss is {loss} at step {step}; {detail}")
     if anomaly:
         raise TrainingError(f"{anomaly} at step {step}, with a loss of {loss:g}")
 
 
 def explained(sums: Mapping[str, float], order: Sequence[str], shown: Callable[[str], str] = str) -> str:
-    """What a step's metrics say of gradients that are not finite; "" if all are.
+    """Describe the gradients of a step that are not finite; "" if all are finite.
 
     Args:
-        order: the names of the parameters that learn, as the model has them, from its input to its output.
-        shown: name -> what it is called for the reader.
+        sums: metrics of the step.
+        order: names of the trained parameters, from the model's input to its output.
+        shown: name -> name in the description.
     """
-    found = anomalies(sums, order)
-    called = {rank: {shown(name): kind for name, kind in of_rank.items()} for rank, of_rank in found.items()}
-    return described(called, [shown(name) for name in order]) if found else ""
+    by_rank = anomalies(sums, order)
+    renamed_by_rank = {rank: {shown(name): kind for name, kind in kinds.items()} for rank, kinds in by_rank.items()}
+    return described(renamed_by_rank, [shown(name) for name in order]) if by_rank else ""
 
 
-def described(found: Mapping[int, Mapping[str, str]], order: Sequence[str]) -> str:
-    """Anomalies in words: the first replica that has some, and its first parameter.
+def described(by_rank: Mapping[int, Mapping[str, str]], order: Sequence[str]) -> str:
+    """Describe the first anomaly: lowest replica, first parameter.
 
     Args:
-        order: of the parameters' names.
+        by_rank: replica -> parameter -> "NaN" or "infinite", as from `anomalies`.
+        order: names of the trained parameters, from the model's input to its output.
 
     >>> described({1: {"fc.weight": "NaN", "fc.bias": "NaN"}}, ["embedding", "fc.weight", "fc.bias"])
-    'the gradient of fc.weight on replica 1 is NaN (2 of its gradients are not finite, to fc.bias)'
+    'the gradient of fc.weight on replica 1 is NaN (2 gradients of this replica are not finite, up to fc.bias)'
     """
-    rank = min(found)
-    first, *more = (name for name in order if name in found[rank])
-    rest = f" ({len(more) + 1} of its gradients are not finite, to {more[-1]})" if more else ""
-    return f"the gradient of {first} on replica {rank} is {found[rank][first]}{rest}"
+    rank = min(by_rank)
+    first, *more = (name for name in order if name in by_rank[rank])
+    rest = f" ({len(more) + 1} gradients of this replica are not finite, up to {more[-1]})" if more else ""
+    return f"the gradient of {first} on replica {rank} is {by_rank[rank][first]}{rest}"

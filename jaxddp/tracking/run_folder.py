@@ -1,6 +1,6 @@
-"""A run's folder: claimed by one run only, its files whole at any time, its config enough to repeat it.
+"""Run folder: claimed by a single run, with the config that repeats it.
 
-Both trainers use it, so it knows neither jax nor torch.
+Both trainers use it, so it imports neither jax nor torch.
 """
 
 import contextlib
@@ -21,11 +21,11 @@ Config = TypeVar("Config", bound=TrainConfig)
 
 
 def claim_output(path: str | Path, resume: bool = False) -> Path:
-    """Make the run folder, or check an existing one: it must be empty or, with `resume`, hold a run.
+    """Create the run folder, or check an existing one: it must be empty or, with `resume`, hold a run.
 
     Raises:
-        InputError: the folder holds another run or other files, is none, or cannot be written;
-            with `resume`, it holds no run. Then nothing was made.
+        InputError: the folder holds a run or other files, is a file, or cannot be written; with `resume`, it
+            holds no run. Nothing is created then.
 
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     claim_output(f"{folder}/runs/first").is_dir()
@@ -36,16 +36,18 @@ def claim_output(path: str | Path, resume: bool = False) -> Path:
     try:
         holds_run = (path / CONFIG_FILE).is_file()
         if resume and not holds_run:
-            raise InputError(f"{where}: holds no run (no {CONFIG_FILE} there)")
+            raise InputError(f"{where}: not a run folder (it has no {CONFIG_FILE})")
         if holds_run and not resume:
-            raise InputError(f"{where}: holds a run already; choose a new folder, or go on with it by --resume {path}")
+            raise InputError(
+                f"{where}: already holds a run; choose a new folder, or continue the run with --resume {path}"
+            )
         if not path.is_dir() and path.exists():
-            raise InputError(f"{where}: is a file; needs a folder")
+            raise InputError(f"{where}: is a file; must be a folder")
         _make_writable(path)
         others = [] if resume else sorted(entry.name for entry in path.iterdir())
     except OSError as error:
         reason = (error.strerror or type(error).__name__).lower()
-        raise InputError(f"{where}: {reason}; needs a folder that can be written") from None
+        raise InputError(f"{where}: {reason}; must be a writable folder") from None
     if others:
         few = ", ".join(others[:3]) + (", ..." if len(others) > 3 else "")
         raise InputError(f"{where}: holds other files ({few}); choose a new or empty folder")
@@ -53,31 +55,31 @@ def claim_output(path: str | Path, resume: bool = False) -> Path:
 
 
 def _make_writable(path: Path) -> None:
-    """Make the folder and its parents and try to write there; on failure, remove what was made."""
-    made = [folder for folder in (path, *path.parents) if not folder.exists()]
+    """Create the folder and its parents and try to write there; on failure, remove the created folders."""
+    created = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
         path.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=path).close()
     except OSError:
-        for folder in made:
+        for folder in created:
             with contextlib.suppress(OSError):
                 folder.rmdir()
         raise
 
 
 def save_config(config: TrainConfig, folder: Path) -> None:
-    """Write every knob of a run into its folder."""
+    """Write all options of a run to its folder."""
     fields = dataclasses.asdict(config)
-    for name in ("data_path", "weights"):  # the run may be resumed from elsewhere
+    for name in ("data_path", "weights"):  # absolute, to resume from any working directory
         fields[name] = fields[name] and str(Path(fields[name]).resolve())
     write_atomically(folder / CONFIG_FILE, (json.dumps(fields, indent=2) + "\n").encode())
 
 
 def load_config(folder: Path, config_class: type[Config]) -> Config:
-    """Read what `save_config` wrote.
+    """Load the config that `save_config` wrote.
 
     Raises:
-        InputError: names the file, and the field that is wrong.
+        InputError: the file is not a run's config; the message names the file and the wrong field.
 
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     save_config(TrainConfig(lr=0.5), Path(folder))
@@ -105,7 +107,7 @@ def load_config(folder: Path, config_class: type[Config]) -> Config:
 
 
 def _fits(value: Any, kind: Any) -> bool:
-    """Whether a value read from JSON has a field's type; an integer will do for a float."""
+    """Return whether a value from JSON has the type of a field; an integer is accepted as a float."""
     parts = get_args(kind)
     if isinstance(kind, UnionType):
         return any(_fits(value, part) for part in parts)
@@ -113,4 +115,4 @@ def _fits(value: Any, kind: Any) -> bool:
         if isinstance(value, tuple) and parts[-1] is Ellipsis:
             parts = parts[:1] * len(value)
         return isinstance(value, tuple) and len(value) == len(parts) and all(map(_fits, value, parts))
-    return type(value) in ((int, float) if kind is float else (kind,))  # so written, true is no integer
+    return type(value) in ((int, float) if kind is float else (kind,))  # isinstance would accept True as an integer

@@ -1,10 +1,10 @@
-"""What a run shows (a progress bar, a line per epoch) and what it keeps of it in its folder:
+"""Log of a run: a progress bar and a line per epoch on the console, and in the run folder
 
-    metrics.jsonl    a JSON line per step and per epoch
-    tensorboard/     the same for TensorBoard
+    metrics.jsonl    one JSON line per step and per epoch
+    tensorboard/     the same metrics for TensorBoard
     curves.png       loss and accuracy, drawn at the end
 
-Both trainers use it, so it knows neither jax nor torch.
+Both trainers use it, so it imports neither jax nor torch.
 """
 
 import contextlib
@@ -29,11 +29,11 @@ METRICS_FILE = "metrics.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"
 CURVES_FILE = "curves.png"
 KINDS = ("step", "epoch")
-FORMATS = {"loss": "8.6f", "accuracy": ".4f"}  # of other metrics: four digits
+FORMATS = {"loss": "8.6f", "accuracy": ".4f"}  # other metrics: four digits
 
 
 def run_title(config: TrainConfig, replicas: int, framework: str) -> str:
-    """What is run, in one line.
+    """Describe a run in one line: model, data, optimizer, replicas and framework.
 
     >>> run_title(TrainConfig(global_batch_size=64), replicas=2, framework="JAX")
     'mlp on digits  ·  adam, lr 0.001  ·  2 replicas x 32 examples  ·  JAX'
@@ -51,7 +51,7 @@ def run_title(config: TrainConfig, replicas: int, framework: str) -> str:
 
 
 def frozen_notes(names: Iterable[str]) -> list[str]:
-    """What is said of the parameters that do not learn; nothing where there is none.
+    """Return a line that lists the frozen parameters, or no line if there are none.
 
     >>> frozen_notes(["fc.weight", "fc.bias"])
     ['frozen: fc.bias, fc.weight']
@@ -61,18 +61,19 @@ def frozen_notes(names: Iterable[str]) -> list[str]:
 
 
 class RunLog:
-    """A run's display and its folder; a context manager that draws the curves when it ends, or fails.
+    """Log of a run on the console and in its folder.
 
-    Steps and epochs are counted from 1. Metrics are numbers by name, such as loss and accuracy.
+    A context manager that draws the curves when the run ends or fails. Steps and epochs are counted from 1.
+    Metrics are numbers by name, such as loss and accuracy.
 
     Args:
-        config: kept as config.json.
-        output: a claimed run folder, or None to keep nothing.
-        title: what is run, the first line and above the curves; see `run_title`.
+        config: configuration, saved as config.json.
+        output: claimed run folder; None: nothing is saved.
+        title: first line on the console and heading of the curves; see `run_title`.
         notes: lines below the title.
-        examples_per_epoch: sum of an epoch's `examples`.
-        resume_step: continue after this step; what the folder has of later ones is dropped.
-        quiet: show nothing, as on all ranks but one.
+        examples_per_epoch: sum of `examples` over the steps of an epoch.
+        resume_step: step after which the run continues; records of later steps are dropped.
+        quiet: print nothing, as on all ranks but one.
 
     Raises:
         InputError: the metrics of the resumed run cannot be read.
@@ -115,12 +116,12 @@ class RunLog:
         if self._output is None:
             return self
         with contextlib.ExitStack() as resources:
-            if self._resume_step is None:  # first of all, so that whatever is there later belongs to a run
+            if self._resume_step is None:  # first, so that a killed run leaves a folder that can be resumed
                 save_config(self._config, self._output)
             self._metrics = resources.enter_context(_open_metrics(self._output / METRICS_FILE, self._resume_step))
             self._board = open_tensorboard(self._output / TENSORBOARD_FOLDER, self._resume_step)
             resources.callback(self._board.close)
-            if self._resume_step is not None:  # only now is it certain that it can go on
+            if self._resume_step is not None:  # last, once the run is certain to continue
                 save_config(self._config, self._output)
             self._resources = resources.pop_all()
         return self
@@ -129,13 +130,13 @@ class RunLog:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._close_bar()
-        # When the run has failed, a full disk here must not hide why.
+        # After a failure, an error here (a full disk) must not replace the run's error.
         with contextlib.suppress(Exception) if error else contextlib.nullcontext():
             self._resources.close()
             self._draw_curves()
 
     def step(self, step: int, epoch: int, metrics: Mapping[str, float], examples: int) -> None:
-        """An optimizer step on so many examples has been made."""
+        """Log an optimizer step on `examples` examples."""
         metrics = {name: float(value) for name, value in metrics.items()}
         self._advance_bar(epoch, {name: x for name, x in metrics.items() if not of_gradients(name)}, examples)
         self._keep({"kind": "step", "step": step, "epoch": epoch, "examples": examples, **metrics})
@@ -150,10 +151,14 @@ class RunLog:
         examples_per_second: float,
         averaged: Mapping[str, float] | None = None,
     ) -> None:
-        """An epoch has ended with this step; call it before a checkpoint of that step is saved.
+        """Log the end of an epoch; call it before saving the checkpoint of this step.
 
         Args:
-            averaged: on the test set too, with the moving average of the parameters.
+            step: last optimizer step of the epoch.
+            epoch: number of the epoch.
+            train, test: metrics on the training and the test set.
+            examples_per_second: training speed over all replicas.
+            averaged: metrics on the test set with the moving average of the parameters.
         """
         splits = {"train": train, "test": test} | ({} if averaged is None else {"averaged": averaged})
         values = {(split, name): float(value) for split in splits for name, value in splits[split].items()}
@@ -165,22 +170,22 @@ class RunLog:
         self._plot(step, {f"{name}/{split}": value for (split, name), value in values.items()} | rate)
 
     def histograms(self, step: int, counts: Mapping[str, Sequence[int]]) -> None:
-        """Write histograms of gradient magnitudes up to this step (`jaxddp.tracking.gradient_metrics.histograms`)."""
+        """Log histograms of gradient magnitudes up to this step (`jaxddp.tracking.gradient_metrics.histograms`)."""
         if self._board is not None:
             for name, of_name in counts.items():
                 write_histogram(self._board, f"grad_log2/{name}", of_name, step)
 
     def summary(self, test_accuracy: float, seconds: float, *notes: str) -> None:
-        """The last lines: how good, how long, what else there is to say, and where it is kept."""
+        """Print the last lines: test accuracy, duration, notes, and the run folder."""
         self._close_bar()
         self._print("   ".join([f"test accuracy {test_accuracy:.4f}", f"{seconds:.1f} s", *notes]))
         if self._output is not None:
-            self._print(f"kept in {self._output}")
+            self._print(f"saved to {self._output}")
 
     def _print(self, line: str) -> None:
         if self._quiet:
             return
-        with tqdm.external_write_mode() if self._bar is not None else contextlib.nullcontext():  # above the bar
+        with tqdm.external_write_mode() if self._bar is not None else contextlib.nullcontext():  # prints above the bar
             print(line, flush=True)
 
     def _epoch_name(self, epoch: int) -> str:
@@ -224,10 +229,10 @@ class RunLog:
 
 
 def read_metrics(path: Path) -> list[Record]:
-    """The records of a metrics.jsonl; a last line that a killed process left torn is dropped.
+    """Read the records of a metrics.jsonl; drop an incomplete last line, which a killed process may leave.
 
     Raises:
-        InputError: another line is not a record, or the file cannot be read.
+        InputError: any other line is not a record, or the file cannot be read.
     """
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -242,28 +247,28 @@ def read_metrics(path: Path) -> list[Record]:
 
 
 def check_same_epochs(folder: Path, steps_per_epoch: int) -> None:
-    """Refuse to resume a run whose place in the data the number of its steps no longer tells.
+    """Raise `InputError` unless the epochs of the run to resume have `steps_per_epoch` steps.
 
-    Raises:
-        InputError: the run's epochs had more or fewer steps.
+    Otherwise its number of steps would stand for another position in the data.
     """
     path = folder / METRICS_FILE
     epochs = [record for record in read_metrics(path) if record["kind"] == "epoch"] if path.exists() else []
     if epochs and epochs[-1]["step"] != epochs[-1]["epoch"] * steps_per_epoch:
         before = epochs[-1]["step"] // epochs[-1]["epoch"]
         raise InputError(
-            f"--resume {folder}: an epoch had {before} steps and would now have {steps_per_epoch}; go on with the data "
-            "and the --devices that it had"
+            f"--resume {folder}: its epochs had {before} steps and would now have {steps_per_epoch}; "
+            "keep its data and --devices"
         )
 
 
 def _to_line(record: Record) -> str:
-    """JSON has no NaN and no infinity: they become null."""
+    """Write a record as JSON, with NaN and infinity as null."""
     lost = {name: None for name, value in record.items() if isinstance(value, float) and not math.isfinite(value)}
     return json.dumps(record | lost) + "\n"
 
 
 def _from_line(line: str) -> Record | None:
+    """Parse a record; None if the line is not one."""
     try:
         record = json.loads(line)
     except ValueError:
@@ -277,11 +282,11 @@ def _from_line(line: str) -> Record | None:
 
 
 def _open_metrics(path: Path, resume_step: int | None) -> TextIO:
-    """Open to append, having dropped the records after `resume_step`."""
+    """Open the file for appending, after dropping the records after `resume_step`."""
     history = read_metrics(path) if resume_step is not None and path.exists() else []
     kept = [record for record in history if record["step"] <= (resume_step or 0)]
     write_atomically(path, "".join(map(_to_line, kept)).encode())
-    return path.open("a", encoding="utf-8", buffering=1)  # each line is written at once, so none is lost
+    return path.open("a", encoding="utf-8", buffering=1)  # unbuffered lines, so that a killed run loses none
 
 
 def _format(metrics: Mapping[str, float]) -> str:

@@ -1,4 +1,4 @@
-"""TensorBoard's files, written without torch."""
+"""TensorBoard event files, written without torch."""
 
 import logging
 import sys
@@ -11,8 +11,8 @@ from jaxddp.tracking.gradient_metrics import LOG2_BINS
 
 
 def open_tensorboard(folder: Path, resume_step: int | None) -> Any:
-    """A tensorboardX writer; TensorBoard then hides the steps after `resume_step`."""
-    # tensorboardX imports torch wherever it is installed, which takes seconds and is of no use here.
+    """Open a tensorboardX writer; TensorBoard hides steps after `resume_step` that an earlier process wrote."""
+    # tensorboardX imports torch if it is installed, which takes seconds and is not needed.
     hide = "torch" not in sys.modules
     if hide:
         sys.modules["torch"] = None  # type: ignore[assignment]
@@ -21,14 +21,14 @@ def open_tensorboard(folder: Path, resume_step: int | None) -> Any:
     finally:
         if hide:
             del sys.modules["torch"]
-    logging.getLogger("tensorboardX.x2num").setLevel(logging.ERROR)  # it would warn of every NaN
+    logging.getLogger("tensorboardX.x2num").setLevel(logging.ERROR)  # silence a warning per NaN
     purge_step = None if resume_step is None else resume_step + 1
-    # Its file names count seconds; two runs in one second must not share a file.
+    # Its file names have a resolution of one second; the suffix separates runs within a second.
     return SummaryWriter(str(folder), purge_step=purge_step, flush_secs=10, filename_suffix=f".{time.time_ns()}")
 
 
 def write_histogram(board: Any, tag: str, counts: Sequence[int], step: int) -> None:
-    """A histogram of log2 |g|, of which each of LOG2_BINS has its count."""
+    """Write a histogram of log2 |g|, with one count for each of `LOG2_BINS`."""
     middles = [k + 0.5 for k in LOG2_BINS]
     board.add_histogram_raw(
         tag,

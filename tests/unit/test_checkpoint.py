@@ -1,4 +1,4 @@
-"""Checkpoints come back bit for bit, only into the model and optimizer they were made of."""
+"""Checkpoints: restored bit for bit, and only into the model and optimizer that they were saved from."""
 
 import os
 import re
@@ -44,7 +44,7 @@ def char_mlp(hidden_size: int = 4) -> nnx.Module:
 
 
 def state_of(step: int, optimizer: Optimizer | None = None, model: nnx.Module | None = None) -> TrainState:
-    """A state in the middle of a run: no array has the value it started with."""
+    """A state in the middle of a run, in which no array has its initial value."""
     functional = Functional(model or char_mlp())
     opt_state = (optimizer or optim.adam()).init(functional.params)
     rng = np.random.default_rng(step)
@@ -57,9 +57,11 @@ def state_of(step: int, optimizer: Optimizer | None = None, model: nnx.Module | 
     return TrainState(np.int32(step), params, buffers, opt_state)
 
 
-def check_same(found: TrainState, expected: TrainState) -> None:
-    assert jax.tree.structure(found) == jax.tree.structure(expected)
-    for (path, value), other in zip(jax.tree_util.tree_leaves_with_path(expected), jax.tree.leaves(found), strict=True):
+def check_same(restored: TrainState, expected: TrainState) -> None:
+    assert jax.tree.structure(restored) == jax.tree.structure(expected)
+    for (path, value), other in zip(
+        jax.tree_util.tree_leaves_with_path(expected), jax.tree.leaves(restored), strict=True
+    ):
         name = jax.tree_util.keystr(path)
         assert value.dtype == other.dtype, name
         np.testing.assert_array_equal(other, value, name)
@@ -85,7 +87,7 @@ def test_every_optimizers_state_comes_back_bit_for_bit(
     check_same(checkpoints.restore(state_of(0, optimizer)), state)
     with pytest.raises(AssertionError):
         check_same(checkpoints.restore(state_of(0, optimizer)), state_of(8, optimizer))
-    again = Checkpoints(folder)  # as a process that resumes does
+    again = Checkpoints(folder)  # as in a process that resumes
     check_same(again.restore(state_of(0, optimizer)), state)
     again.close()
 
@@ -98,7 +100,7 @@ def test_float64_comes_back_bit_for_bit(checkpoints: Checkpoints) -> None:
         check_same(checkpoints.restore(state), state)
 
 
-def test_any_number_of_devices_goes_on(checkpoints: Checkpoints) -> None:
+def test_a_run_resumes_on_any_number_of_devices(checkpoints: Checkpoints) -> None:
     state = state_of(3)
     checkpoints.save(Replicas(jax.devices()[:8]).replicate(state))
     two = Replicas(jax.devices()[:2]).replicate(checkpoints.restore(state_of(0)))
@@ -116,7 +118,7 @@ def test_any_number_of_devices_goes_on(checkpoints: Checkpoints) -> None:
     ],
     ids=["wider", "another model", "another optimizer", "another option"],
 )
-def test_another_models_or_optimizers_checkpoint_is_refused(
+def test_a_checkpoint_of_another_model_or_optimizer_is_refused(
     other: dict[str, Any], problems: str, checkpoints: Checkpoints
 ) -> None:
     checkpoints.save(state_of(3))
@@ -134,27 +136,27 @@ def test_the_newest_two_are_kept(checkpoints: Checkpoints, folder: Path) -> None
     check_same(checkpoints.restore(state_of(0)), state_of(10))
 
 
-def test_saving_a_step_twice_changes_nothing(checkpoints: Checkpoints) -> None:
+def test_saving_a_step_again_has_no_effect(checkpoints: Checkpoints) -> None:
     checkpoints.save(state_of(4))
     checkpoints.save(TrainState(np.int32(4), *(state_of(9).params, state_of(9).buffers, state_of(9).opt_state)))
     check_same(checkpoints.restore(state_of(0)), state_of(4))
 
 
-def test_nothing_saved_is_said_so(checkpoints: Checkpoints) -> None:
+def test_restoring_without_a_checkpoint_is_an_error(checkpoints: Checkpoints) -> None:
     assert checkpoints.latest_step is None
-    with pytest.raises(InputError, match=rf"^--resume .*{RUN}: holds no checkpoint yet$"):
+    with pytest.raises(InputError, match=rf"^--resume .*{RUN}: has no checkpoint yet$"):
         checkpoints.restore(state_of(0))
 
 
 class Killed(BaseException):
-    """What happens to a process that gets SIGKILL, as far as its files are concerned."""
+    """Stand-in for SIGKILL: nothing catches it."""
 
 
 @pytest.mark.parametrize("renames", [0, 1])
-def test_a_checkpoint_that_a_killed_process_left_unfinished_is_ignored(
+def test_an_unfinished_checkpoint_of_a_killed_process_is_ignored(
     renames: int, checkpoints: Checkpoints, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Orbax writes aside and renames: first the arrays, then the step."""
+    """Orbax renames twice: first the arrays, then the step."""
     allowed, rename = [None] * renames, os.rename
 
     def rename_or_die(source: str, target: str) -> None:
@@ -179,7 +181,7 @@ def test_a_checkpoint_that_a_killed_process_left_unfinished_is_ignored(
 
 
 def damage(kind: str, folder: Path) -> None:
-    """What a full disk, a careless copy or a hand may do to a checkpoint."""
+    """Damage a checkpoint as a full disk, an incomplete copy or an edit may do."""
     files = [path for path in (folder / "default").rglob("*") if path.is_file()]
     metadata = folder / "default" / "_METADATA"
     if kind == "truncated":
@@ -196,7 +198,7 @@ def damage(kind: str, folder: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of tensorstore's pending reads
 @pytest.mark.parametrize("kind", ["truncated", "no metadata", "other metadata", "empty"])
-def test_a_damaged_checkpoint_is_one_line_that_names_the_one_before(
+def test_a_damaged_checkpoint_is_an_error_that_names_the_previous_one(
     kind: str, checkpoints: Checkpoints, folder: Path
 ) -> None:
     checkpoints.save(state_of(4))
@@ -205,7 +207,7 @@ def test_a_damaged_checkpoint_is_one_line_that_names_the_one_before(
     resumed = Checkpoints(folder)
     with pytest.raises(InputError) as caught:
         resumed.restore(state_of(0))
-    message = f"--resume .*{RUN}: the checkpoint of step 5 cannot be read; remove .*/5 to go on from step 4 "
+    message = f"--resume .*{RUN}: the checkpoint of step 5 cannot be read; remove .*/5 to continue from step 4 "
     assert re.match(message, str(caught.value))
     assert "\n" not in str(caught.value)
     resumed.close()
@@ -215,7 +217,7 @@ def test_a_damaged_checkpoint_is_one_line_that_names_the_one_before(
     resumed.close()
 
 
-def test_a_disk_that_takes_no_checkpoint_is_one_line(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_is_an_error_of_one_line(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: Any, **kwargs: Any) -> None:
         raise ValueError("RESOURCE_EXHAUSTED:\n No space left on device")
 

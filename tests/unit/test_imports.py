@@ -1,4 +1,4 @@
-"""Who imports whom: jaxddp works without torch, torch_ref without jax, and pmap is written once."""
+"""Import rules: jaxddp works without torch, torch_ref without jax, and pmap is used once."""
 
 import ast
 import os
@@ -18,12 +18,12 @@ TORCH = {"torch"}
 
 
 def sources(package: Path) -> dict[str, ast.Module]:
-    """Every module of a package by its path within, without its tests."""
+    """Return the modules of a package by their relative path."""
     return {path.relative_to(package).as_posix(): ast.parse(path.read_text()) for path in package.rglob("*.py")}
 
 
 def imported(tree: ast.AST) -> set[str]:
-    """Top-level packages that a module imports, anywhere in it."""
+    """Return the top-level packages that a module imports, anywhere in it."""
     names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -34,7 +34,7 @@ def imported(tree: ast.AST) -> set[str]:
 
 
 def imported_names(tree: ast.AST) -> set[str]:
-    """Full names of the modules, or of the names in them, that a module imports, anywhere in it."""
+    """Return the full names of the modules and objects that a module imports, anywhere in it."""
     names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -44,47 +44,47 @@ def imported_names(tree: ast.AST) -> set[str]:
     return names
 
 
-def room(path: str, prefix: str = "") -> str | None:
-    """First folder or module of a path below `prefix`; None outside of it."""
+def part_of_path(path: str, prefix: str = "") -> str | None:
+    """Return the first folder or module of a path below `prefix`; None for a path outside of it."""
     if not path.startswith(prefix):
         return None
     return path.removeprefix(prefix).partition("/")[0].removesuffix(".py")
 
 
-def room_of(name: str, prefix: str = "") -> str | None:
-    """The same of a full name: "jaxddp.nn.layers.Dropout" is in "nn"."""
-    return room(name.removeprefix("jaxddp.").replace(".", "/"), prefix) if name.startswith("jaxddp.") else None
+def part_of_name(name: str, prefix: str = "") -> str | None:
+    """Return the first folder or module of a full name: "nn" for "jaxddp.nn.layers.Dropout"."""
+    return part_of_path(name.removeprefix("jaxddp.").replace(".", "/"), prefix) if name.startswith("jaxddp.") else None
 
 
 def violations(prefix: str, order: list[list[str]], modules: Mapping[str, ast.AST]) -> Iterator[str]:
-    """Imports that do not point to a row above, as "nn/layers.py imports step"."""
+    """Yield imports from the same row or a row below, as "nn/layers.py imports step"."""
     row = {name: number for number, names in enumerate(order) for name in names}
     for path, tree in modules.items():
-        here = room(path, prefix)
-        if here not in row:
+        importer = part_of_path(path, prefix)
+        if importer not in row:
             continue
-        for there in {room_of(name, prefix) for name in imported_names(tree)} & row.keys():
-            if there != here and row[there] >= row[here]:
-                yield f"{path} imports {there}"
+        for imported_part in {part_of_name(name, prefix) for name in imported_names(tree)} & row.keys():
+            if imported_part != importer and row[imported_part] >= row[importer]:
+                yield f"{path} imports {imported_part}"
 
 
 def unsafe(tree: ast.AST) -> list[str]:
-    """Imports and calls through which data that is loaded could run code; pickle's errors are none."""
-    found = sorted(imported(tree) & {"cloudpickle", "dill", "joblib", "shelve", "marshal"})
+    """Return imports and calls through which loaded data could run code; pickle's exceptions are allowed."""
+    problems = sorted(imported(tree) & {"cloudpickle", "dill", "joblib", "shelve", "marshal"})
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module == "pickle":
-            found.append("pickle")
+            problems.append("pickle")
         if isinstance(node, ast.Call):
             name = ast.unparse(node.func)
             options = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
             safe = options.get("weights_only") == "True" if name == "torch.load" else not name.startswith("pickle.")
             if not safe or name in ("eval", "exec") or options.get("allow_pickle", "False") != "False":
-                found.append(ast.unparse(node))
-    return found
+                problems.append(ast.unparse(node))
+    return problems
 
 
 def mentions(tree: ast.AST, name: str) -> int:
-    """How often `name` occurs as a name, an attribute or an import; text does not count."""
+    """Count the occurrences of `name` as a name, an attribute or an import, but not in text."""
     nodes = list(ast.walk(tree))
     return sum(
         name in (getattr(node, "id", None), getattr(node, "attr", None))
@@ -93,12 +93,12 @@ def mentions(tree: ast.AST, name: str) -> int:
     )
 
 
-def test_pmap_is_written_once() -> None:
-    found = {path: mentions(tree, "pmap") for path, tree in sources(JAXDDP).items()}
-    assert {path: count for path, count in found.items() if count} == {"distributed/replicas.py": 1}
+def test_pmap_is_used_once() -> None:
+    counts = {path: mentions(tree, "pmap") for path, tree in sources(JAXDDP).items()}
+    assert {path: count for path, count in counts.items() if count} == {"distributed/replicas.py": 1}
 
 
-# A folder may import the rows above its own, and nothing beside it in its row.
+# A folder may import folders in the rows above its own, but none in its own row.
 ORDER = [
     ["errors", "state"],
     ["files"],
@@ -121,7 +121,7 @@ PARITY_ORDER = [
     ["checking"],
     ["__main__"],
 ]
-# The half of jaxddp that torch_ref may import: it knows neither jax nor torch.
+# The part of jaxddp that torch_ref may import, since it imports neither jax nor torch.
 FRAMEWORK_FREE = {"errors", "files", "cli", "config", "data", "tracking"}
 NEITHER = ("question.py", "records.py", "fingerprints.py", "findings.py", "compare/", "report/")
 NO_JAX = tuple(f"parity/{name}" for name in (*NEITHER, "processes.py", "torch_side/"))
@@ -135,7 +135,7 @@ def test_the_table_names_every_folder() -> None:
 
 
 @pytest.mark.parametrize(("prefix", "order"), [("", ORDER), ("parity/", PARITY_ORDER)], ids=["jaxddp", "parity"])
-def test_each_folder_imports_only_what_stands_above_it(prefix: str, order: list[list[str]]) -> None:
+def test_each_folder_imports_only_folders_in_rows_above(prefix: str, order: list[list[str]]) -> None:
     assert list(violations(prefix, order, sources(JAXDDP))) == []
 
 
@@ -150,17 +150,17 @@ def test_only_parity_imports_torch_and_torch_ref() -> None:
 
 def test_framework_free_folders_import_neither_framework() -> None:
     for path, tree in sources(JAXDDP).items():
-        if room(path) in FRAMEWORK_FREE:
+        if part_of_path(path) in FRAMEWORK_FREE:
             assert not imported(tree) & (JAX | TORCH), path
-            assert {room_of(name) for name in imported_names(tree)} - {None} <= FRAMEWORK_FREE, path
+            assert {part_of_name(name) for name in imported_names(tree)} - {None} <= FRAMEWORK_FREE, path
         if path.startswith(NO_JAX):
             assert not imported(tree) & JAX, path
 
 
-def test_torch_ref_imports_no_jax_and_only_the_framework_free_half_of_jaxddp() -> None:
+def test_torch_ref_imports_no_jax_and_only_the_framework_free_folders_of_jaxddp() -> None:
     for path, tree in sources(TORCH_REF).items():
         assert not imported(tree) & JAX, path
-        assert {room_of(name) for name in imported_names(tree)} - {None} <= FRAMEWORK_FREE, path
+        assert {part_of_name(name) for name in imported_names(tree)} - {None} <= FRAMEWORK_FREE, path
 
 
 def test_no_package_imports_tests() -> None:
@@ -168,12 +168,12 @@ def test_no_package_imports_tests() -> None:
         assert not imported(tree) & {"tests", "benchmarks", "examples"}, path
 
 
-def test_nothing_that_is_loaded_can_run_code() -> None:
+def test_loaded_data_cannot_run_code() -> None:
     for path, tree in [*sources(JAXDDP).items(), *sources(TORCH_REF).items()]:
         assert not unsafe(tree), path
 
 
-def test_a_planted_import_is_seen() -> None:
+def test_a_planted_import_of_a_lower_row_is_detected() -> None:
     planted = {"nn/layers.py": ast.parse("from jaxddp.step import zero\nfrom jaxddp import errors")}
     assert list(violations("", ORDER, planted)) == ["nn/layers.py imports step"]
     planted = {"parity/compare/judge.py": ast.parse("def f():\n    from jaxddp.parity.diagnosis.samples import x")}
@@ -199,7 +199,7 @@ def test_planted_faults_are_seen(check: Callable[[ast.AST], object], source: str
     assert check(ast.parse(source))
 
 
-def test_what_merely_reads_like_it_is_not_taken_for_it() -> None:
+def test_similar_text_and_safe_calls_are_not_reported() -> None:
     tree = ast.parse("'''jax.pmap and torch'''\nimport torchless\nfrom jaxddp import torch_random\nnp.load(path)")
     assert not imported(tree) & TORCH
     assert not mentions(tree, "pmap")
@@ -208,7 +208,7 @@ def test_what_merely_reads_like_it_is_not_taken_for_it() -> None:
 
 
 def modules_after(code: str, *argv: str) -> set[str]:
-    """Top-level modules that are loaded after `code` ran in a fresh process."""
+    """Return the top-level modules that are loaded after `code` ran in a fresh process."""
     report = "import sys; print('loaded', *{name.partition('.')[0] for name in sys.modules})"
     env = {**os.environ, "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-c", f"import atexit\natexit.register(lambda: exec({report!r}))\n{code}", *argv]

@@ -1,4 +1,4 @@
-"""The loader against torch's DistributedSampler and DataLoader, and against consumers that stop and data that fail."""
+"""Loader: equality with torch's DistributedSampler and DataLoader, and fetching ahead of the consumer."""
 
 import itertools
 from collections.abc import Iterator
@@ -26,12 +26,12 @@ def first(world_size: int) -> Replicas:
 
 
 def arrays(size: int) -> dict[str, np.ndarray]:
-    """Examples that can be told apart."""
+    """Distinguishable examples."""
     return {"x": np.arange(2.0 * size, dtype=np.float32).reshape(size, 2), "id": np.arange(size)}
 
 
 def ours(batches: Iterator[MicroBatches]) -> Steps:
-    """The ids in each step."""
+    """Return the example ids of each step."""
     steps = []
     for batch in batches:
         last = np.asarray(batch.last["id"])  # (W, K, B')
@@ -44,7 +44,7 @@ def ours(batches: Iterator[MicroBatches]) -> Steps:
 def torchs(
     size: int, world_size: int, batch: int, micro: int, epoch: int, drop_last_batch: bool = False, **options: Any
 ) -> Steps:
-    """What a DataLoader with a DistributedSampler gives each rank in each step."""
+    """Return the example ids that a DataLoader with a DistributedSampler gives each rank in each step."""
     dataset, ranks = TensorDataset(torch.arange(size)), []
     for rank in range(world_size):
         sampler = DistributedSampler(dataset, world_size, rank, **options)
@@ -104,31 +104,31 @@ def check_against_torch(
     seed=st.integers(0, 2**31),
 )
 @settings(max_examples=150, deadline=None, derandomize=True, database=None)
-def test_every_batch_of_every_rank_is_torchs(world_size: int, **case: Any) -> None:
+def test_every_batch_of_every_rank_equals_torchs(world_size: int, **case: Any) -> None:
     check_against_torch(VirtualReplicas(world_size), **case)
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("world_size", [2, 8])
-def test_sizes_around_the_number_of_devices(world_size: int, drop_last: bool) -> None:
+def test_dataset_sizes_around_the_number_of_devices_equal_torchs(world_size: int, drop_last: bool) -> None:
     for size in (world_size - 1, world_size, world_size + 1, 5 * world_size - 1, 5 * world_size + 1):
         case: dict[str, Any] = {"accumulation": 2, "start": 0, "per_dispatch": 2, "drop_last": drop_last}
         check_against_torch(first(world_size), size, 1, epoch=1, **case)
 
 
-def test_a_forgotten_set_epoch_is_caught() -> None:
+def test_epochs_have_different_orders() -> None:
     loader = Loader(arrays(20), first(2), global_batch_size=8)
     assert ours(loader.epoch(0)) == torchs(20, 2, 4, 4, epoch=0)
     assert ours(loader.epoch(1)) != torchs(20, 2, 4, 4, epoch=0)
 
 
-def test_epochs_in_any_order_are_torchs() -> None:
+def test_epochs_in_any_order_equal_torchs() -> None:
     loader = Loader(arrays(21), first(2), global_batch_size=8, seed=3)
     for epoch in (0, 1, 1, 5, 2, 0):
         assert ours(loader.epoch(epoch)) == torchs(21, 2, 4, 4, epoch, seed=3), epoch
 
 
-def test_batches_lie_on_the_devices_that_need_them() -> None:
+def test_each_device_holds_only_its_own_examples() -> None:
     replicas = first(4)
     loader = Loader(arrays(32), replicas, global_batch_size=16, accumulation_steps=2, steps_per_dispatch=2)
     (batch,) = loader.epoch(0)
@@ -138,7 +138,7 @@ def test_batches_lie_on_the_devices_that_need_them() -> None:
     np.testing.assert_array_equal(batch.last["x"], arrays(32)["x"][np.asarray(batch.last["id"])])
 
 
-def test_float64_reaches_the_devices_as_float64() -> None:
+def test_float64_stays_float64_on_the_devices() -> None:
     loader = Loader({"x": np.full((4, 1), 1 / 3)}, first(2), global_batch_size=4)
     with jax.enable_x64(True):
         (batch,) = loader.epoch(0)
@@ -154,7 +154,7 @@ def test_float64_reaches_the_devices_as_float64() -> None:
         (3, {"global_batch_size": 4, "drop_last": True}, "4: larger than the 3 examples"),
     ],
 )
-def test_what_cannot_be_dealt_out_is_refused(size: int, options: dict[str, Any], message: str) -> None:
+def test_a_batch_size_that_does_not_fit_is_refused(size: int, options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         Loader(arrays(size), first(4), **options)
 
@@ -164,18 +164,18 @@ def test_arrays_of_different_lengths_are_refused() -> None:
         Loader({"x": np.zeros(10), "y": np.zeros(9)}, first(2), global_batch_size=2)
 
 
-def test_a_dispatch_is_bounded_and_splits_the_epoch_evenly() -> None:
+def test_dispatches_are_bounded_and_split_the_epoch_evenly() -> None:
     assert Loader(arrays(100), first(2), global_batch_size=2).steps_per_dispatch == 25  # of 50, at most 32
     assert Loader(arrays(3), first(2), global_batch_size=8).steps_per_dispatch == 1
-    big = np.broadcast_to(np.float32(0), (8, 2**23))  # 32 MiB an example
+    big = np.broadcast_to(np.float32(0), (8, 2**23))  # 32 MiB per example
     assert Loader({"x": big}, first(2), global_batch_size=2).steps_per_dispatch == 1
 
 
-# ---- ahead of the consumer
+# ---- fetching ahead of the consumer
 
 
 class Watched(np.ndarray):
-    """An array that counts how often examples are taken, and fails the `fail_at`-th time."""
+    """Array that counts how often examples are taken, and fails the `fail_at`-th time."""
 
     taken = 0
     fail_at = 0
@@ -194,22 +194,22 @@ def watched(fail_at: int = 0) -> tuple[Watched, Loader]:
     return array, Loader({"x": array}, first(2), global_batch_size=2, steps_per_dispatch=1)
 
 
-def test_an_epoch_takes_each_batch_once() -> None:
+def test_an_epoch_gathers_each_batch_once() -> None:
     array, loader = watched()
     assert len(list(loader.epoch(0))) == array.taken == 20
 
 
 @pytest.mark.parametrize("seen", [1, 3])
-def test_a_consumer_that_stops_ends_it(seen: int) -> None:
+def test_gathering_ends_when_the_consumer_stops(seen: int) -> None:
     array, loader = watched()
     batches = loader.epoch(0)
     assert len(list(itertools.islice(batches, seen))) == seen
     batches.close()
-    assert seen < array.taken <= seen + 3  # ahead, but not far: batches take the devices' memory
+    assert seen < array.taken <= seen + 3  # only a little ahead, since batches occupy the devices' memory
 
 
 @pytest.mark.parametrize("fail_at", [1, 4])
-def test_an_error_reaches_the_consumer_in_its_turn(fail_at: int) -> None:
+def test_an_error_is_raised_only_after_the_batches_before_it(fail_at: int) -> None:
     batches = watched(fail_at)[1].epoch(0)
     assert len(list(itertools.islice(batches, fail_at - 1))) == fail_at - 1
     with pytest.raises(OSError, match="disk on fire"):
@@ -219,7 +219,7 @@ def test_an_error_reaches_the_consumer_in_its_turn(fail_at: int) -> None:
 
 @pytest.mark.parametrize("name", ["global_batch_size", "accumulation_steps"])
 @pytest.mark.parametrize("value", [0, -4])
-def test_sizes_start_at_one(name: str, value: int) -> None:
+def test_batch_size_and_accumulation_steps_below_one_are_refused(name: str, value: int) -> None:
     sizes = {"global_batch_size": 4, name: value}
     with pytest.raises(InputError, match=f"^{name} {value}: must be at least 1$"):
         Loader({"x": np.arange(8)}, VirtualReplicas(2), **sizes)

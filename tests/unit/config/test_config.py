@@ -202,8 +202,8 @@ def test_flags_become_fields() -> None:
         ("--global-batch=8", "--global-batch: unknown flag; did you mean --global-batch-size?"),
         ("--strategy ddp", "--strategy: unknown flag"),
         ("--zzz", "--zzz: unknown flag; see --help"),
-        ("mlp", "mlp: belongs to no flag; see --help"),
-        ("--nesterov True", "True: belongs to no flag; see --help"),
+        ("mlp", "mlp: unexpected argument; see --help"),
+        ("--nesterov True", "True: unexpected argument; see --help"),
         ("--lr fast", "--lr fast: expected FLOAT"),
         ("--epochs 1.5", "--epochs 1.5: expected INT"),
         ("--devices all", "--devices all: expected INT"),
@@ -212,8 +212,8 @@ def test_flags_become_fields() -> None:
         ("--lr", "Missing value for argument '--lr'. Expected 1 values."),
         ("--lr -1", "--lr -1.0: must be at least 0"),
         ("--model mpl", "--model mpl: unknown; did you mean mlp? (one of linear, mlp, char_mlp, convnet)"),
-        ("--resume nowhere", "--resume nowhere: holds no run (no config.json there)"),
-        ("--resume=nowhere", "--resume=nowhere: holds no run (no config.json there)".replace("=", " ")),
+        ("--resume nowhere", "--resume nowhere: not a run folder (it has no config.json)"),
+        ("--resume=nowhere", "--resume=nowhere: not a run folder (it has no config.json)".replace("=", " ")),
     ],
 )
 def test_a_bad_flag_is_an_error_of_one_line(argv: str, message: str) -> None:
@@ -249,7 +249,7 @@ def test_any_dataclass_is_parsed_from_positional_arguments_and_flags() -> None:
     [
         ("", "PATH, --steps: missing; see --help"),
         ("a", "--steps: missing; see --help"),
-        ("a b --steps 3", "b: belongs to no flag; see --help"),
+        ("a b --steps 3", "b: unexpected argument; see --help"),
         ("a --steps 3 --quite", "--quite: unknown flag; did you mean --quiet?"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Datasets: what the trainers are given, and what a bad file is answered."""
+"""Datasets: arrays for the trainers, and errors for malformed files."""
 
 import re
 from pathlib import Path
@@ -21,7 +21,7 @@ def names_config(path: Path | None = None, context_length: int = 3) -> TrainConf
 
 
 def read(dataset: Dataset, split: str) -> list[str]:
-    """The names that a split's rows spell, checking each context on the way."""
+    """Return the names that the rows of a split spell, after checking each context."""
     assert dataset.vocab is not None
     names, name = [], ""
     (context_length,) = dataset.input_shape
@@ -54,11 +54,11 @@ def test_digits_have_a_fixed_split():
     assert len(digits.train["y"]) == 1437 and len(digits.test["y"]) == 360
     for split in (digits.train, digits.test):
         assert split["x"].min() == 0 and split["x"].max() == 1
-        assert np.bincount(split["y"]).min() > 0.07 * len(split["y"])  # each digit is there
+        assert np.bincount(split["y"]).min() > 0.07 * len(split["y"])  # no digit is rare
     np.testing.assert_array_equal(digits.test["x"], load(TrainConfig(seed=8)).test["x"])
 
 
-def test_digits_are_all_of_scikit_learns_and_disjoint():
+def test_digits_contain_each_example_of_scikit_learn_once():
     from sklearn.datasets import load_digits
 
     digits = load(TrainConfig())
@@ -69,7 +69,7 @@ def test_digits_are_all_of_scikit_learns_and_disjoint():
 
 
 @pytest.mark.parametrize(("num_examples", "num_test"), [(1, 1), (4, 1), (10, 2), (1000, 200)])
-def test_linear_sizes(num_examples, num_test):
+def test_linear_has_the_configured_sizes(num_examples, num_test):
     config = TrainConfig(dataset="linear", num_examples=num_examples, num_features=6, num_classes=4)
     problem = load(config)
     assert_well_formed(problem)
@@ -87,7 +87,7 @@ def test_linear_is_learnable_and_follows_the_seed():
     assert np.mean((problem.test["x"] @ weight).argmax(1) == problem.test["y"]) > 0.8
 
 
-def test_linear_is_what_torch_draws():
+def test_linear_equals_torchs_draws():
     problem = load(TrainConfig(dataset="linear", seed=5))
     generator = torch.Generator().manual_seed(5)
     weight, x, noise = (torch.randn(*shape, generator=generator) for shape in [(10, 3), (1200, 10), (1200, 3)])
@@ -96,7 +96,7 @@ def test_linear_is_what_torch_draws():
     np.testing.assert_array_equal(np.concatenate([problem.train["y"], problem.test["y"]]), y)
 
 
-def test_our_names_are_clean():
+def test_the_bundled_names_are_sorted_unique_and_lower_case():
     content = datasets.NAMES_FILE.read_bytes()
     names = content.decode("ascii").split("\n")
     assert names.pop() == ""
@@ -105,7 +105,7 @@ def test_our_names_are_clean():
 
 
 @pytest.mark.parametrize("context_length", [1, 3, 12])
-def test_names_spell_the_file(context_length):
+def test_names_contain_each_name_of_the_file_once(context_length):
     dataset = load(names_config(context_length=context_length))
     assert_well_formed(dataset)
     assert dataset.vocab == ".abcdefghijklmnopqrstuvwxyz" and dataset.num_classes == 27
@@ -113,10 +113,10 @@ def test_names_spell_the_file(context_length):
     listed = datasets.NAMES_FILE.read_text().split()
     assert sorted(train + test) == listed
     assert len(test) == len(listed) // 10
-    assert len({name[0] for name in test}) > 10  # not one end of the alphabet
+    assert len({name[0] for name in test}) > 10  # spread over the alphabet
 
 
-def test_names_that_occur_twice_stay_on_one_side(tmp_path):
+def test_copies_of_a_name_stay_in_one_split(tmp_path):
     path = tmp_path / "names.txt"
     path.write_text("\n".join(3 * TEN_NAMES))
     dataset = load(names_config(path))
@@ -136,7 +136,7 @@ def test_names_that_occur_twice_stay_on_one_side(tmp_path):
     ],
     ids=["bare", "newline", "blank end", "crlf", "bom", "trailing spaces"],
 )
-def test_names_files_of_every_editor(tmp_path, content):
+def test_names_files_of_any_editor_are_read(tmp_path, content):
     path = tmp_path / "names.txt"
     path.write_bytes(content.encode())
     dataset = load(names_config(path))
@@ -175,7 +175,7 @@ def with_line_3(line: str) -> bytes:
         (b"ada\nben\nben\n", "has 2 different names; needs at least 10"),
     ],
 )
-def test_malformed_names_are_named_by_line(tmp_path, content, message):
+def test_a_malformed_name_is_reported_with_its_line(tmp_path, content, message):
     path = tmp_path / "names.txt"
     path.write_bytes(content)
     with pytest.raises(InputError) as error:
@@ -183,7 +183,7 @@ def test_malformed_names_are_named_by_line(tmp_path, content, message):
     assert str(error.value) == f"--data-path {path}: {message}"
 
 
-def test_a_name_of_100_characters_is_let_pass(tmp_path):
+def test_a_name_of_100_characters_is_accepted(tmp_path):
     path = tmp_path / "names.txt"
     path.write_bytes(with_line_3("a" * 100))
     assert load(names_config(path)).num_classes > 1
@@ -193,7 +193,7 @@ def test_a_name_of_100_characters_is_let_pass(tmp_path):
 @pytest.mark.parametrize(
     ("file", "reason"), [("missing", "no such file or directory"), ("", "is a directory")], ids=["missing", "directory"]
 )
-def test_unreadable_files(tmp_path, dataset, file, reason):
+def test_an_unreadable_file_is_an_error_with_the_reason(tmp_path, dataset, file, reason):
     path = tmp_path / file
     wanted = {"names": "a UTF-8 text file with one name per line", "npz": "an .npz file with x_train, y_train, .*"}
     config = names_config(path) if dataset == "names" else TrainConfig(dataset="npz", data_path=str(path))

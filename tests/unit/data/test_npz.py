@@ -1,4 +1,4 @@
-"""A user's own arrays: what is read, and what a bad file is answered."""
+"""Arrays from .npz files: conversion, and errors for malformed files."""
 
 import pickle
 import zipfile
@@ -25,7 +25,7 @@ def load_npz(path: Path, arrays: dict[str, np.ndarray]) -> Dataset:
     return load(TrainConfig(dataset="npz", data_path=str(path)))
 
 
-def test_npz_is_cast_and_counted(tmp_path):
+def test_npz_arrays_are_cast_and_classes_counted(tmp_path):
     arrays = npz_arrays()
     dataset = load_npz(tmp_path / "data.npz", arrays)
     assert_well_formed(dataset)
@@ -34,7 +34,7 @@ def test_npz_is_cast_and_counted(tmp_path):
     np.testing.assert_array_equal(dataset.train["y"], arrays["y_train"])
 
 
-def test_npz_scales_bytes_only(tmp_path):
+def test_npz_scales_only_uint8(tmp_path):
     arrays = npz_arrays()
     counts = {name: np.arange(x.size).reshape(x.shape) for name, x in arrays.items() if name.startswith("x")}
     as_bytes = {name: x.astype(np.uint8) for name, x in counts.items()}
@@ -44,7 +44,7 @@ def test_npz_scales_bytes_only(tmp_path):
     np.testing.assert_array_equal(unscaled, counts["x_train"].astype(np.float32))
 
 
-def test_npz_takes_any_memory_layout(tmp_path):
+def test_npz_accepts_any_memory_layout(tmp_path):
     x = np.asfortranarray(np.ones((4, 3), dtype=">f4"))
     y = np.array([0, -100, 2, 0], dtype=np.int8)
     dataset = load_npz(tmp_path / "data.npz", {"x_train": x, "y_train": y, "x_test": x, "y_test": y})
@@ -66,19 +66,19 @@ FAULTS = {
     "scalar y": ({"y_train": np.array(1)}, "y_train has shape (); needs (6,), a label for each example"),
     "negative y": (
         {"y_test": np.array([0, -100, -1])},
-        "y_test[2] is -1; needs class labels from 0 to 1048575, or -100 where none counts",
+        "y_test[2] is -1; needs class labels from 0 to 1048575, or -100 for no label",
     ),
     "huge y": (
         {"y_test": np.array([0, 1, 2**31])},
-        "y_test[2] is 2147483648; needs class labels from 0 to 1048575, or -100 where none counts",
+        "y_test[2] is 2147483648; needs class labels from 0 to 1048575, or -100 for no label",
     ),
     "ignored y": (
         {"y_test": np.full(3, -100)},
-        "y_test holds no label but -100, which is ignored; needs class labels from 0",
+        "y_test holds only the ignored label -100; needs class labels from 0",
     ),
     "x shapes": (
         {"x_test": np.ones((3, 5))},
-        "x_train has items of shape (2, 2), x_test (5,); needs one shape",
+        "x_train has examples of shape (2, 2), x_test (5,); needs one shape",
     ),
     "y shapes": (
         {"y_test": np.zeros((3, 2), int)},
@@ -86,20 +86,20 @@ FAULTS = {
     ),
     "x scales": (
         {"x_test": np.ones((3, 2, 2), np.uint8)},
-        "x_train is float64, x_test uint8; only uint8 is divided by 255, so both must be or neither",
+        "x_train is float64, x_test uint8; only uint8 is divided by 255, so both or neither must be uint8",
     ),
 }
 
 
 @pytest.mark.parametrize(("changed", "message"), FAULTS.values(), ids=FAULTS)
-def test_malformed_npz(tmp_path, changed, message):
+def test_a_malformed_npz_array_is_named(tmp_path, changed, message):
     path = tmp_path / "data.npz"
     with pytest.raises(InputError) as error:
         load_npz(path, npz_arrays() | changed)
     assert str(error.value) == f"--data-path {path}: {message}"
 
 
-def test_npz_says_what_is_missing_and_what_is_there(tmp_path):
+def test_missing_npz_arrays_are_named_with_those_present(tmp_path):
     path = tmp_path / "data.npz"
     message = r"data\.npz: has no x_test, y_test, only y_train, inputs, x_train; needs an \.npz"
     with pytest.raises(InputError, match=message):
@@ -107,14 +107,14 @@ def test_npz_says_what_is_missing_and_what_is_there(tmp_path):
 
 
 class Bomb:
-    """Unpickling it would be noticed."""
+    """Object that fails the test when it is unpickled."""
 
     def __reduce__(self):
         return pytest.fail, ("a pickle was run",)
 
 
 @pytest.mark.parametrize("kind", ["text", "empty", "pickle", "npy", "truncated"])
-def test_files_that_are_no_npz(tmp_path, kind):
+def test_files_of_other_formats_are_refused(tmp_path, kind):
     path = tmp_path / "data.npz"
     np.savez(path, **npz_arrays())
     content = {
@@ -125,11 +125,11 @@ def test_files_that_are_no_npz(tmp_path, kind):
         "truncated": path.read_bytes()[:-100],
     }
     path.write_bytes(content[kind])
-    with pytest.raises(InputError, match=r"data\.npz: is no \.npz file; needs an \.npz file with x_train, y_train, "):
+    with pytest.raises(InputError, match=r"data\.npz: is not an \.npz file; needs an \.npz file with x_train, "):
         load(TrainConfig(dataset="npz", data_path=str(path)))
 
 
-def test_npz_never_runs_a_pickle(tmp_path):
+def test_npz_never_unpickles(tmp_path):
     pickled = np.empty(6, dtype=object)
     pickled[0] = Bomb()
     message = r"data\.npz: y_train cannot be read \(Object arrays cannot .*\); needs an array of numbers$"
@@ -137,7 +137,7 @@ def test_npz_never_runs_a_pickle(tmp_path):
         load_npz(tmp_path / "data.npz", npz_arrays() | {"y_train": pickled})
 
 
-def test_npz_with_flipped_bytes(tmp_path):
+def test_a_corrupt_npz_array_is_named(tmp_path):
     path = tmp_path / "data.npz"
     np.savez(path, **npz_arrays())
     with zipfile.ZipFile(path) as archive:

@@ -1,4 +1,4 @@
-"""jaxddp.data.sampler against torch.utils.data.DistributedSampler, index for index."""
+"""Sampler: equality with torch.utils.data.DistributedSampler, index for index, and the shard table."""
 
 import random
 import re
@@ -16,7 +16,7 @@ SEEDS = (0, 1, 1337, 2**31, 2**32 - 1, 2**32, 2**63, 2**64 - 2000)
 
 
 def configurations(count):
-    """Random arguments of `epoch_indices`: mostly small datasets, often fewer examples than replicas."""
+    """Yield random arguments of `epoch_indices`: mostly small datasets, often fewer examples than replicas."""
     rng = random.Random(0)
     for number in range(count):
         largest = 50_000 if number % 100 == 99 else rng.choice((1, 20, 500, 500, 500))
@@ -45,7 +45,7 @@ def same(a, b):
     return a.shape == b.shape and bool((a == b).all())
 
 
-def test_3000_configurations_index_for_index():
+def test_3000_configurations_equal_torchs_index_for_index():
     kinds = Counter()
     for configuration in configurations(3000):
         ours = epoch_indices(**configuration)
@@ -62,7 +62,7 @@ def test_3000_configurations_index_for_index():
     assert min(kinds.values()) >= 20, kinds
 
 
-def test_the_class_mirrors_torchs():
+def test_the_sampler_class_equals_torchs():
     for configuration in configurations(200):
         size = configuration["dataset_size"]
         for theirs in torch_samplers(**configuration):
@@ -74,7 +74,7 @@ def test_the_class_mirrors_torchs():
                 assert list(ours) == list(theirs)
 
 
-def test_torchs_dataloader_takes_it():
+def test_torchs_dataloader_accepts_the_sampler():
     sampler = DistributedSampler(10, num_replicas=3, rank=1, seed=4)
     loader = torch.utils.data.DataLoader(range(10), batch_size=2, sampler=sampler)
     assert torch.cat(list(loader)).tolist() == epoch_indices(10, 3, seed=4)[1].tolist()
@@ -112,7 +112,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_the_comparison_catches(fault):
+def test_the_comparison_detects_a_fault(fault):
     caught = sum(
         not same(FAULTS[fault](**configuration), torch_indices(**configuration)) for configuration in configurations(99)
     )
@@ -128,12 +128,12 @@ def test_the_comparison_catches(fault):
         ((-1, 2, 0), "dataset_size -1: must be at least 0"),
     ],
 )
-def test_errors_say_what_is_wrong(arguments, words):
+def test_errors_name_the_bad_argument(arguments, words):
     with pytest.raises(InputError, match=words):
         DistributedSampler(*arguments)
 
 
-def test_seed_and_epoch_together_are_a_torch_seed():
+def test_seed_plus_epoch_must_be_a_valid_torch_seed():
     with pytest.raises(InputError, match="seed 18446744073709551616"):
         epoch_indices(10, 2, seed=2**64 - 1, epoch=1)
     with pytest.raises(ValueError, match="Overflow"):
@@ -149,7 +149,7 @@ def lines(text):
     return text.strip("\n").split("\n")
 
 
-def test_seed_table_with_padding():
+def test_shard_table_marks_repeated_examples():
     assert table(9, 2, 3, shuffle=False).split("\n") == lines("""
           | step 1   | step 2
 ----------+----------+-------
@@ -160,7 +160,7 @@ replica 1 | x2 x4 x6 | x8 x1*
 """)
 
 
-def test_seed_table_with_dropping():
+def test_shard_table_names_dropped_examples():
     assert table(9, 2, 3, shuffle=False, drop_last=True).split("\n") == lines("""
           | step 1   | step 2
 ----------+----------+-------
@@ -187,7 +187,7 @@ def test_a_wide_table_continues_below():
     assert blocks[-1] == "1437 examples on 2 replicas: 1 repeated (*), so that all get equally many: x516"
 
 
-def test_small_steps_stand_side_by_side():
+def test_small_steps_are_side_by_side():
     assert table(20, 2, 1, shuffle=False).split("\n") == lines("""
           | step 1 | step 2 | step 3 | step 4 | step 5 | step 6 | step 7 | step 8 | step 9 | step 10
 ----------+--------+--------+--------+--------+--------+--------+--------+--------+--------+--------
@@ -214,10 +214,10 @@ replica 1 | x2     | x4     | x6     | x8     | x10    | x12    | x14    | x16  
         ),
     ],
 )
-def test_closing_line(dataset_size, num_replicas, options, closing):
+def test_shard_table_ends_with_the_repeated_and_dropped_examples(dataset_size, num_replicas, options, closing):
     assert table(dataset_size, num_replicas, 4, **options).split("\n")[-1] == closing
 
 
-def test_table_needs_a_batch_size():
+def test_shard_table_refuses_a_batch_size_below_one():
     with pytest.raises(InputError, match="per_replica_batch_size 0"):
         table(9, 2, 0)

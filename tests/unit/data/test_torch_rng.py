@@ -1,4 +1,4 @@
-"""jaxddp.data.torch_rng against torch itself: the same seed and calls, the same numbers."""
+"""Random numbers: equality with torch's for equal seeds and calls."""
 
 import math
 
@@ -12,8 +12,8 @@ from jaxddp.data.torch_rng import Generator, conv_init, embedding_init, linear_i
 from jaxddp.errors import InputError
 
 SEEDS = (0, 1, 42, 2**31, 2**32 - 1, 2**32, 2**63, 2**64 - 1, -1, -(2**63))
-# Without vector instructions torch rounds products before sums, and the angle of a normal
-# number in another place; then the last bits differ.
+# Without vector instructions, torch rounds products before sums and the angle of a normal
+# number at another point, so that the last bits differ.
 VECTORISED = "AVX" in torch.backends.cpu.get_cpu_capability()
 NORMAL_ULPS = 4  # measured: 3 in 10 million numbers, also with AVX2 alone
 
@@ -64,7 +64,7 @@ def ulps(ours, theirs, mean=0.0):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_every_method_for_every_kind_of_seed(seed):
+def test_every_method_equals_torchs_for_every_kind_of_seed(seed):
     for method, *arguments in (
         ("uniform", (1000,), -0.1, 0.1),
         ("normal", (1000,), 0.0, 1.0),
@@ -78,20 +78,20 @@ def test_every_method_for_every_kind_of_seed(seed):
 
 
 @pytest.mark.parametrize("low, high", [(0, 1), (-1, 1), (-0.1, 0.1), (-1e-3, 1 / 3), (2.5, 1e6), (0.7, 0.7)])
-def test_uniform_is_equal_bit_for_bit(low, high):
+def test_uniform_equals_torchs_bit_for_bit(low, high):
     shape = (100, 1000)
     assert_same(Generator(7).uniform(shape, low, high), Torch(7).uniform(shape, low, high), "uniform", shape, low, high)
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 15, 16, 17, 31, 32, 33, 1000, 300_000])
 @pytest.mark.parametrize("mean, std", [(0.0, 1.0), (0.0, 0.02), (-3.0, 0.1), (1.0, 0.0)])
-def test_normal_is_equal_to_a_few_ulps(size, mean, std):
+def test_normal_equals_torchs_to_a_few_ulps(size, mean, std):
     ours, theirs = Generator(size).normal((size,), mean, std), Torch(size).normal((size,), mean, std)
     assert_same(ours, theirs, "normal", (size,), mean, std)
 
 
 @pytest.mark.parametrize("size", [1, 15, 16, 17, 100, 300_000])
-def test_normal_is_so_in_float64(size):
+def test_normal_in_float64_equals_torchs_to_a_few_ulps(size):
     theirs = torch.randn(size, dtype=torch.float64, generator=torch.Generator().manual_seed(size)).numpy()
     ours = Generator(size).normal((size,), dtype=np.float64)
     assert ulps(ours, theirs).max() <= NORMAL_ULPS  # measured: 2
@@ -99,7 +99,7 @@ def test_normal_is_so_in_float64(size):
 
 
 @pytest.mark.parametrize("span", [1, 2, 10, 2**28 - 1, 2**28, 2**31, 2**32 - 1, 2**32, 2**32 + 1, 2**62, 2**64 - 1])
-def test_randint_is_equal_with_short_and_long_words(span):
+def test_randint_equals_torchs_for_short_and_long_words(span):
     for low in {-(2**63), -(span // 2) - 1, min(0, 2**63 - 1 - span)}:
         np.testing.assert_array_equal(
             Generator(9).randint(low, low + span, (20, 25)), Torch(9).randint(low, low + span, (20, 25))
@@ -107,7 +107,7 @@ def test_randint_is_equal_with_short_and_long_words(span):
 
 
 @pytest.mark.parametrize("n", [0, 1, 2, 3, 17, 1000, 60_000])
-def test_randperm_is_equal(n):
+def test_randperm_equals_torchs(n):
     np.testing.assert_array_equal(Generator(n).randperm(n), Torch(n).randperm(n))
 
 
@@ -152,7 +152,7 @@ class DrawsOneWordTooMany(Generator):
 
 
 @pytest.mark.parametrize("fault", [ForgetsSecondSample, KeepsRemainder, DrawsOneWordTooMany])
-def test_the_comparison_catches(fault):
+def test_the_comparison_detects_a_fault(fault):
     calls = [("normal", (3,)), ("randperm", 5), ("normal", (2,)), ("normal", (20,)), ("uniform", (4,), 0.0, 1.0)]
     compare(Generator(0), Torch(0), calls)
     with pytest.raises(AssertionError):
@@ -171,7 +171,7 @@ def assert_initialised(ours, layer):
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("in_features", [*range(1, 130), 784, 1000, 4096])
-def test_linear_init(in_features, bias):
+def test_linear_init_equals_torchs(in_features, bias):
     torch.manual_seed(in_features)
     layer = torch.nn.Linear(in_features, 7, bias)
     assert_initialised(linear_init(Generator(in_features), in_features, 7, bias), layer)
@@ -188,13 +188,13 @@ def test_linear_init(in_features, bias):
         (torch.nn.Conv3d, 4, 2, (1, 2, 3), 2, False),
     ],
 )
-def test_conv_init(layer_type, in_channels, out_channels, kernel_size, groups, bias):
+def test_conv_init_equals_torchs(layer_type, in_channels, out_channels, kernel_size, groups, bias):
     torch.manual_seed(5)
     layer = layer_type(in_channels, out_channels, kernel_size, groups=groups, bias=bias)
     assert_initialised(conv_init(Generator(5), in_channels, out_channels, kernel_size, groups, bias), layer)
 
 
-def test_a_whole_model_from_one_stream():
+def test_a_whole_model_is_drawn_from_one_stream():
     torch.manual_seed(2**64 - 1)
     generator = Generator(2**64 - 1)
     for num_embeddings, dim in [(27, 10), (3, 3), (5, 1)]:
@@ -222,6 +222,6 @@ def test_a_whole_model_from_one_stream():
         (lambda: embedding_init(Generator(0), 3, 0), r"\(3, 0\)"),
     ],
 )
-def test_errors_say_what_is_wrong(call, words):
+def test_errors_name_the_bad_argument(call, words):
     with pytest.raises(InputError, match=words):
         call()

@@ -1,6 +1,6 @@
-"""Devices: CPU devices that cannot deadlock, and clear words where there are too few.
+"""Devices: CPU devices that cannot deadlock, and clear errors if there are too few.
 
-What is decided before jax starts is tried in processes of its own.
+Tests of what happens before jax starts run in processes of their own.
 """
 
 import os
@@ -19,7 +19,7 @@ TIMEOUT = 60  # seconds; measured: 6, with 2 cores busy elsewhere 15
 
 
 def python(code: str, **environment: str) -> list[str]:
-    """The lines that `code` prints in a fresh process without GPUs and without our preparations."""
+    """Return the lines that `code` prints in a fresh process without GPUs and without `prepare`."""
     inherited = {k: v for k, v in os.environ.items() if k not in ("PJRT_NPROC", "XLA_FLAGS", "JAX_NUM_CPU_DEVICES")}
     result = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)],
@@ -42,8 +42,8 @@ def python(code: str, **environment: str) -> list[str]:
     ],
     ids=["prepared, without a bound", "unprepared, with a bound", "unprepared, evaluations"],
 )
-def test_500_steps_that_nobody_waits_for_finish(start: str, call: str, printed: str) -> None:
-    """Unprepared and without a bound, XLA aborts: 8 replicas in over 31 steps need more threads than there are."""
+def test_500_steps_without_waiting_do_not_deadlock(start: str, call: str, printed: str) -> None:
+    """Unprepared and without a bound, XLA aborts: 8 replicas in over 31 steps need more threads than it has."""
     code = f"""
         import os
         import jax
@@ -72,7 +72,7 @@ def test_500_steps_that_nobody_waits_for_finish(start: str, call: str, printed: 
     assert python(code) == [printed]
 
 
-def test_an_untouched_jax_gets_the_devices_asked_for() -> None:
+def test_prepare_sets_the_number_of_devices_before_jax_starts() -> None:
     code = """
         import os
         from jaxddp.distributed.devices import prepare
@@ -82,8 +82,8 @@ def test_an_untouched_jax_gets_the_devices_asked_for() -> None:
     assert python(code, PJRT_NPROC="3") == ["2 2 1 8"]
 
 
-def test_a_started_jax_keeps_its_devices() -> None:
-    """As in a notebook: what is there can be used, more is refused."""
+def test_a_running_jax_keeps_its_devices() -> None:
+    """As in a notebook: existing devices can be used, more are refused."""
     code = """
         import jax
         jax.devices()
@@ -98,29 +98,29 @@ def test_a_started_jax_keeps_its_devices() -> None:
     """
     sizes, too_few, *no_gpu = python(code)
     assert sizes == "1 1"
-    assert too_few.startswith("--devices 2: jax was started with 1 CPU devices before; call jaxddp.prepare before")
+    assert too_few.startswith("--devices 2: jax is already running with 1 CPU devices; call jaxddp.prepare before")
     assert no_gpu == ["--platform gpu: jax finds no GPU here; install jax[cuda12], or use --platform cpu"] * 2
 
 
 @pytest.fixture
 def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`prepare` may write to os.environ; undo it."""
+    """Undo what `prepare` writes to os.environ."""
     monkeypatch.setenv("PJRT_NPROC", os.environ["PJRT_NPROC"])
 
 
 @pytest.mark.parametrize("devices", [1, 3, 8])
-def test_the_first_devices_are_taken(devices: int) -> None:
+def test_prepare_returns_the_first_devices(devices: int) -> None:
     assert prepare(devices, "cpu") == jax.local_devices(backend="cpu")[:devices]
 
 
 @pytest.mark.parametrize(
     ("devices", "message"),
     [
-        (9, "--devices 9: jax was started with 8 CPU"),
+        (9, "--devices 9: jax is already running with 8 CPU"),
         (0, "--devices 0: must be"),
         (-1, "--devices -1: must be"),
     ],
 )
-def test_a_number_that_cannot_be_had_is_refused(devices: int, message: str, own_environment: None) -> None:
+def test_an_unavailable_number_of_devices_is_refused(devices: int, message: str, own_environment: None) -> None:
     with pytest.raises(InputError, match=f"^{message}"):
         prepare(devices, "cpu")

@@ -1,4 +1,4 @@
-"""Replicas that differ in whatever way are found and named; identical ones pass."""
+"""Verification: any difference between replicas is found and named; identical replicas pass."""
 
 import functools
 import statistics
@@ -43,13 +43,13 @@ START: Arrays = {
 
 
 def replicated(copies: list[np.ndarray]) -> jax.Array:
-    """An array that claims to be the same on all devices, made of these copies."""
+    """Return an array marked as replicated whose copies on the devices are given."""
     placed = [jax.device_put(copy, device) for copy, device in zip(copies, jax.devices(), strict=False)]
     return jax.make_array_from_single_device_arrays(copies[0].shape, SHARDING, placed)
 
 
 def planted(name: str, change: Change, ranks: tuple[int, ...] = (2,), start: Arrays = START) -> dict[str, jax.Array]:
-    """A replicated tree in which `name` is changed on some replicas."""
+    """Return a replicated tree in which `name` is changed on some replicas."""
 
     def copy(key: str, rank: int) -> np.ndarray:
         value = start[key].copy()
@@ -109,7 +109,7 @@ def test_a_replica_that_differs_is_named(label: str) -> None:
 
 
 @pytest.mark.parametrize("ranks", [(0,), (1,), (3,), (1, 3), (0, 1, 2)], ids=str)
-def test_whichever_replica_differs(ranks: tuple[int, ...]) -> None:
+def test_any_differing_replica_is_detected(ranks: tuple[int, ...]) -> None:
     with pytest.raises(TrainingError, match=r"scalar on replica [123] is up to 1 away") as caught:
         verifier().check(planted("scalar", put((), 4.0), ranks), step=0)
     named = int(str(caught.value).split("replica ")[1].split()[0])
@@ -122,7 +122,7 @@ def test_the_largest_difference_is_named() -> None:
         verifier().check(tree, step=3)
 
 
-def test_float64_differs_in_its_low_word() -> None:
+def test_a_difference_in_the_low_word_of_float64_is_detected() -> None:
     with jax.enable_x64(True):
         start = {"w": np.ones(3)}
         tree = planted("w", put(2, np.nextafter(1, 2)), start=start)
@@ -132,7 +132,7 @@ def test_float64_differs_in_its_low_word() -> None:
         verifier().check(planted("w", put(2, 1.0), start=start), step=0)
 
 
-def test_replicas_are_numbered_by_rank_and_not_by_device() -> None:
+def test_replicas_are_named_by_rank_not_by_device() -> None:
     backwards = Replicas(jax.devices()[:WORLD_SIZE][::-1])
     with pytest.raises(TrainingError, match="scalar on replica 3 is"):
         Verifier(backwards).check({"scalar": planted("scalar", put((), 4.0), (0,))["scalar"]}, step=0)
@@ -158,7 +158,7 @@ def check_tells_apart(a: np.ndarray, b: np.ndarray, of: Callable[[jax.Array], ja
 
 @settings(deadline=None, derandomize=True, database=None)
 @given(WORDS, st.integers(0, SIZE - 1), st.integers(1, 2**32 - 1))
-def test_every_change_of_one_word_shows(words: list[int], place: int, change: int) -> None:
+def test_any_change_of_one_word_changes_the_fingerprint(words: list[int], place: int, change: int) -> None:
     a = np.array(words, "uint32")
     b = a.copy()
     b[place] ^= np.uint32(change)
@@ -167,7 +167,7 @@ def test_every_change_of_one_word_shows(words: list[int], place: int, change: in
 
 @settings(deadline=None, derandomize=True, database=None)
 @given(WORDS, st.permutations(range(SIZE)))
-def test_every_other_order_shows(words: list[int], order: list[int]) -> None:
+def test_any_reordering_changes_the_fingerprint(words: list[int], order: list[int]) -> None:
     a = np.array(words, "uint32")
     assume((a[order] != a).any())
     check_tells_apart(a, a[order])
@@ -175,15 +175,15 @@ def test_every_other_order_shows(words: list[int], order: list[int]) -> None:
 
 @settings(deadline=None, derandomize=True, database=None)
 @given(WORDS, st.sets(st.integers(0, SIZE - 1), min_size=1))
-def test_every_set_of_flipped_signs_shows(words: list[int], flipped: set[int]) -> None:
+def test_any_set_of_flipped_signs_changes_the_fingerprint(words: list[int], flipped: set[int]) -> None:
     a = np.array(words, "uint32")
     b = a.copy()
     b[list(flipped)] ^= np.uint32(2**31)
     check_tells_apart(a, b)
 
 
-def test_a_weighted_sum_is_caught() -> None:
-    """Odd weights find every change of one word, but not two flipped signs."""
+def test_a_weighted_sum_would_miss_two_flipped_signs() -> None:
+    """Odd weights detect every change of one word, but not two flipped signs."""
 
     def weighted_sum(words: jax.Array) -> jax.Array:
         return jnp.sum(words * (2 * jnp.arange(SIZE, dtype="uint32") + 1), dtype="uint32")
@@ -196,7 +196,7 @@ def test_a_weighted_sum_is_caught() -> None:
 
 @pytest.mark.large
 def test_verification_costs_less_than_a_hundredth_of_a_step():
-    """The default job on 2 devices, at the default --verify-every; medians of one interleaved run."""
+    """Default job on 2 devices, with the default --verify-every; medians of one interleaved run."""
     config = TrainConfig()
     dataset, replicas = datasets.load(config), Replicas(prepare(2, "cpu"))
     ddp = DataParallel(models.build(config, dataset), optim.adam(), replicas=replicas)

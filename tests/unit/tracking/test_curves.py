@@ -1,4 +1,4 @@
-"""The picture of a run shows what it should, for losses of every kind."""
+"""Curves: all lines are visible, for losses of every kind."""
 
 import io
 
@@ -11,14 +11,14 @@ from tests.unit.tracking.test_run_log import write_run
 
 
 def read_png(png: bytes) -> np.ndarray:
-    """Pixels (height, width, 3) from 0 to 255."""
+    """Return the pixels (height, width, 3), from 0 to 255."""
     from matplotlib.image import imread
 
     return (imread(io.BytesIO(png), format="png")[..., :3] * 255).round().astype(int)
 
 
 def pixels_of(color: str, image: np.ndarray) -> np.ndarray:
-    """Where (height, width) a picture shows a colour, full or nearly so."""
+    """Return a mask (height, width) of the pixels that have nearly the given colour."""
     wanted = [int(color[i : i + 2], 16) for i in (1, 3, 5)]
     return (abs(image - wanted) < 20).all(axis=-1)
 
@@ -44,7 +44,7 @@ def test_curves_show_all_lines(tmp_path, monkeypatch):
     assert (image == 255).all(axis=-1).mean() > 0.8
 
 
-def test_loss_axis_is_logarithmic():
+def test_the_loss_axis_is_logarithmic():
     losses = [10 ** (-step / 20) for step in range(41)]
     left = pixels_of(curves.TEST_COLOR, read_png(draw_curves(history_of(losses), "t")))[:600, :700]
     columns = np.flatnonzero(left.any(axis=0))
@@ -60,12 +60,12 @@ def test_loss_axis_is_logarithmic():
     [[], [None], [None, 1.0, None], [0.0, 0.0], [1.0, 0.0], [-1.0], [2.0, 2.0], [1e-30, 1e30]],
     ids=str,
 )
-def test_curves_of_odd_losses(losses):
+def test_curves_are_drawn_for_losses_of_any_kind(losses):
     image = read_png(draw_curves(history_of(losses), "t"))
     assert image.shape == (720, 1650, 3)
     assert pixels_of(curves.INK, image).any()
 
 
-def test_curves_take_any_title():
+def test_curves_accept_any_title():
     png = draw_curves(history_of([1.0]), "mlp on $x_{.npz \\frac 数据 " + 30 * "very long ")
     assert read_png(png).shape == (720, 1650, 3)

@@ -1,4 +1,4 @@
-"""Run folders: who may have one, and the config that is kept there."""
+"""Run folders: claiming one, and the config saved in it."""
 
 import dataclasses
 import errno
@@ -18,12 +18,12 @@ from torch_ref.config import TorchConfig
 # ---- claiming
 
 
-def test_claim_makes_the_folder_and_takes_an_empty_one(tmp_path):
+def test_claiming_creates_the_folder_or_accepts_an_empty_one(tmp_path):
     assert claim_output(str(tmp_path / "runs" / "a")) == tmp_path / "runs" / "a"
     assert claim_output(tmp_path / "runs" / "a").is_dir()
 
 
-def test_claim_to_resume_takes_a_run(tmp_path):
+def test_claiming_to_resume_accepts_a_run(tmp_path):
     save_config(TrainConfig(), claim_output(tmp_path / "run"))
     before = sorted(tmp_path.rglob("*"))
     assert claim_output(tmp_path / "run", resume=True) == tmp_path / "run"
@@ -33,16 +33,16 @@ def test_claim_to_resume_takes_a_run(tmp_path):
 @pytest.mark.parametrize(
     ("target", "resume", "message"),
     [
-        ("run", False, "--output {}: holds a run already; choose a new folder, or go on with it by --resume {}"),
+        ("run", False, "--output {}: already holds a run; choose a new folder, or continue the run with --resume {}"),
         ("notes", False, "--output {}: holds other files (a, b, c, ...); choose a new or empty folder"),
-        ("file", False, "--output {}: is a file; needs a folder"),
-        ("file/run", False, "--output {}: not a directory; needs a folder that can be written"),
-        ("new/" + 300 * "x", False, "--output {}: file name too long; needs a folder that can be written"),
-        ("notes", True, "--resume {}: holds no run (no config.json there)"),
-        ("missing", True, "--resume {}: holds no run (no config.json there)"),
+        ("file", False, "--output {}: is a file; must be a folder"),
+        ("file/run", False, "--output {}: not a directory; must be a writable folder"),
+        ("new/" + 300 * "x", False, "--output {}: file name too long; must be a writable folder"),
+        ("notes", True, "--resume {}: not a run folder (it has no config.json)"),
+        ("missing", True, "--resume {}: not a run folder (it has no config.json)"),
     ],
 )
-def test_folders_that_cannot_be_claimed(tmp_path, target, resume, message):
+def test_a_folder_that_cannot_be_claimed_is_refused_and_unchanged(tmp_path, target, resume, message):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.json").touch()
     (tmp_path / "notes").mkdir()
@@ -64,23 +64,23 @@ def test_an_unwritable_folder_is_not_left_behind(tmp_path, monkeypatch, code):
 
     monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
     path = tmp_path / "runs" / "a"
-    with pytest.raises(InputError, match=r"^--output .*a: refused; needs a folder that can be written$"):
+    with pytest.raises(InputError, match=r"^--output .*a: refused; must be a writable folder$"):
         claim_output(path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_atomic_write_keeps_the_old_file_when_it_fails(tmp_path, monkeypatch):
+def test_a_failed_atomic_write_keeps_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "config.json"
     write_atomically(path, b"old")
-    write_atomically(path, b"older than the next")
+    write_atomically(path, b"newer")
 
     def refuse(self, target):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(Path, "replace", refuse)
     with pytest.raises(OSError, match="No space left"):
-        write_atomically(path, b"new")
-    assert path.read_bytes() == b"older than the next"
+        write_atomically(path, b"newest")
+    assert path.read_bytes() == b"newer"
     assert list(tmp_path.iterdir()) == [path]
 
 
@@ -92,12 +92,12 @@ def test_atomic_write_keeps_the_old_file_when_it_fails(tmp_path, monkeypatch):
     [TrainConfig(), TrainConfig(**NO_DEFAULT), TorchConfig(strategy="manual")],
     ids=["defaults", "no default", "torch"],
 )
-def test_a_config_survives_its_file(config: TrainConfig, tmp_path: Path) -> None:
+def test_a_saved_config_is_loaded_unchanged(config: TrainConfig, tmp_path: Path) -> None:
     save_config(config, tmp_path)
-    found = load_config(tmp_path, type(config))
-    assert found == config
-    assert isinstance(found.hidden_sizes, tuple | None)
-    assert dataclasses.replace(config, seed=1) != found
+    loaded = load_config(tmp_path, type(config))
+    assert loaded == config
+    assert isinstance(loaded.hidden_sizes, tuple | None)
+    assert dataclasses.replace(config, seed=1) != loaded
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_a_config_survives_its_file(config: TrainConfig, tmp_path: Path) -> None
         ('{"model": "mpl"}', "--model mpl: unknown; did you mean mlp?"),
     ],
 )
-def test_a_bad_file_is_named_with_the_field(text: str | None, message: str, tmp_path: Path) -> None:
+def test_a_bad_config_file_is_named_with_the_wrong_field(text: str | None, message: str, tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     if text is not None:
         path.write_text(text)
@@ -125,7 +125,7 @@ def test_a_bad_file_is_named_with_the_field(text: str | None, message: str, tmp_
     assert str(caught.value).startswith(f"{path}: {message}")
 
 
-def test_an_integer_will_do_for_a_float(tmp_path: Path) -> None:
+def test_an_integer_is_accepted_as_a_float(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"lr": 1, "hidden_sizes": [], "betas": [0, 0.9]}))
     assert load_config(tmp_path, TrainConfig) == TrainConfig(lr=1, hidden_sizes=(), betas=(0, 0.9))

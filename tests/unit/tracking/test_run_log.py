@@ -1,4 +1,4 @@
-"""Run folders: what is shown, what is kept, and what a killed and resumed run leaves."""
+"""Run log: console output, files in the run folder, and files after a killed and resumed run."""
 
 import io
 import json
@@ -26,7 +26,7 @@ def open_log(output: Path | None, **options) -> RunLog:
 
 
 def train(log: RunLog, first_step: int, last_step: int) -> None:
-    """What a trainer reports: losses 1 / step, accuracies 1 - loss, two steps per epoch."""
+    """Log what a trainer reports: losses 1 / step, accuracies 1 - loss, two steps per epoch."""
     for step in range(first_step, last_step + 1):
         epoch = (step + 1) // STEPS_PER_EPOCH
         metrics = {"loss": 1 / step, "accuracy": 1 - 1 / step}
@@ -48,7 +48,7 @@ SIX_STEPS = [("step", 1), ("step", 2), ("epoch", 2), ("step", 3), ("step", 4), (
 SIX_STEPS += [("epoch", 6)]
 
 
-# What is shown.
+# ---- console
 
 
 def test_lines_are_aligned_and_on_stdout_only(capsys):
@@ -68,12 +68,12 @@ def test_lines_are_aligned_and_on_stdout_only(capsys):
     assert err == ""
 
 
-def test_summary_says_where_the_run_is(tmp_path, capsys):
+def test_the_summary_names_the_run_folder(tmp_path, capsys):
     with open_log(claim_output(tmp_path / "run")) as log:
         log.summary(0.5, 1)
     *_, result, place = capsys.readouterr().out.splitlines()
     assert result == "test accuracy 0.5000   1.0 s"
-    assert place == f"kept in {tmp_path / 'run'}"
+    assert place == f"saved to {tmp_path / 'run'}"
 
 
 class Terminal(io.StringIO):
@@ -84,7 +84,7 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize("quiet", [False, True])
-def test_bar_on_terminals(monkeypatch, capsys, quiet):
+def test_the_progress_bar_is_shown_only_on_terminals(monkeypatch, capsys, quiet):
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     with open_log(None, quiet=quiet) as log:
@@ -102,14 +102,14 @@ def test_bar_on_terminals(monkeypatch, capsys, quiet):
         assert [line[:11] for line in capsys.readouterr().out.splitlines()[1:]] == ["epoch  1/10", "epoch  2/10"]
 
 
-# What is kept.
+# ---- metrics file and curves
 
 
 def test_metrics_are_strict_json(tmp_path):
     with open_log(claim_output(tmp_path / "run")) as log:
         log.step(1, 1, {"loss": float("nan"), "accuracy": np.float32(0.5)}, examples=32)
         log.epoch(1, 1, {"loss": float("inf")}, {"loss": np.float64(0.25)}, examples_per_second=100)
-        text = (tmp_path / "run" / "metrics.jsonl").read_text()  # there before the run ends
+        text = (tmp_path / "run" / "metrics.jsonl").read_text()  # written before the run ends
 
     def refuse(constant):
         raise AssertionError(f"{constant} is no JSON")
@@ -121,7 +121,7 @@ def test_metrics_are_strict_json(tmp_path):
     assert (tmp_path / "run" / "curves.png").is_file()
 
 
-def test_folder_of_a_run(tmp_path):
+def test_a_run_folder_has_config_curves_metrics_and_tensorboard(tmp_path):
     write_run(tmp_path / "run", 2)
     names = sorted(path.name for path in (tmp_path / "run").iterdir())
     assert names == ["config.json", "curves.png", "metrics.jsonl", "tensorboard"]
@@ -151,7 +151,7 @@ def test_a_failed_run_keeps_its_history_and_its_error(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("resume_step", "kept"), [(0, 0), (3, 4), (4, 6), (6, 9)])
 @pytest.mark.parametrize("torn", ["", '{"kind": "step", "st', '{"kind": "step", "step": 9}', "\x00\x00"])
-def test_resume_drops_what_comes_after(tmp_path, monkeypatch, resume_step, kept, torn):
+def test_resume_drops_records_of_later_steps(tmp_path, monkeypatch, resume_step, kept, torn):
     output, drawn = tmp_path / "run", []
     monkeypatch.setattr(run_log, "draw_curves", lambda history, title: drawn.append(history) or b"")
     write_run(output, 6)
@@ -161,11 +161,11 @@ def test_resume_drops_what_comes_after(tmp_path, monkeypatch, resume_step, kept,
         assert places(read_metrics(metrics)) == SIX_STEPS[:kept]
         train(log, resume_step + 1, 6)
     assert places(read_metrics(metrics)) == SIX_STEPS
-    assert drawn[0] == drawn[1]  # the whole history, as of a run that was never interrupted
+    assert drawn[0] == drawn[1]  # the whole history, as for an uninterrupted run
     assert not list(output.glob("*.tmp"))
 
 
-def test_resume_keeps_the_new_config_and_does_without_metrics(tmp_path):
+def test_resume_saves_the_new_config_and_needs_no_metrics_file(tmp_path):
     write_run(tmp_path / "run", 2)
     (tmp_path / "run" / "metrics.jsonl").unlink()
     longer = TrainConfig(epochs=20)
@@ -175,18 +175,18 @@ def test_resume_keeps_the_new_config_and_does_without_metrics(tmp_path):
     assert places(read_metrics(tmp_path / "run" / "metrics.jsonl")) == SIX_STEPS[3:6]
 
 
-def test_metrics_cut_anywhere_are_read_up_to_there(tmp_path):
+def test_truncated_metrics_are_read_up_to_the_cut(tmp_path):
     write_run(tmp_path / "run", 2)
     path = tmp_path / "run" / "metrics.jsonl"
     content, whole = path.read_bytes(), read_metrics(path)
     for cut in range(len(content)):
         path.write_bytes(content[:cut])
-        complete = content[: cut + 1].count(b"\n")  # the newline itself may be missing
+        complete = content[: cut + 1].count(b"\n")  # only the newline may be missing
         assert read_metrics(path) == whole[:complete]
 
 
 @pytest.mark.parametrize("line", ["{", "[1]", "3", "{}", '{"kind": "step"}'])
-def test_a_bad_line_in_the_middle_is_named(tmp_path, line):
+def test_a_bad_line_before_the_last_is_an_error(tmp_path, line):
     write_run(tmp_path / "run", 2)
     path = tmp_path / "run" / "metrics.jsonl"
     first, *rest = path.read_text().splitlines()
@@ -197,11 +197,51 @@ def test_a_bad_line_in_the_middle_is_named(tmp_path, line):
     assert line in path.read_text()
 
 
-# TensorBoard.
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"kind": "step", "step": "x", "epoch": 1}',
+        '{"kind": "step", "step": 1, "epoch": 1, "loss": "abc"}',
+        '{"kind": "epoch", "step": 1}',
+        '{"kind": "other", "step": 1, "epoch": 1}',
+    ],
+)
+def test_a_line_that_is_not_a_record_is_an_error(tmp_path, line):
+    write_run(tmp_path / "run", 2)
+    path = tmp_path / "run" / "metrics.jsonl"
+    path.write_text(f"{line}\n{path.read_text()}")
+    with pytest.raises(InputError, match=r"metrics\.jsonl: line 1 is not a record of a run; remove it$"):
+        read_metrics(path)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(InputError, match=r"metrics\.jsonl: cannot be read \(Is a directory\)$"):
+        read_metrics(path)
+
+
+def test_resume_needs_the_same_number_of_steps_per_epoch(tmp_path):
+    check_same_epochs(tmp_path, 7)  # no epoch has ended yet
+    write_run(tmp_path / "run", 6)
+    check_same_epochs(tmp_path / "run", STEPS_PER_EPOCH)
+    message = r"^--resume .*run: its epochs had 2 steps and would now have 3; keep its data and --devices"
+    with pytest.raises(InputError, match=message):
+        check_same_epochs(tmp_path / "run", 3)
+
+
+def test_a_run_killed_at_its_start_leaves_its_config(tmp_path, monkeypatch):
+    def die(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run_log, "_open_metrics", die)
+    with pytest.raises(KeyboardInterrupt), open_log(claim_output(tmp_path / "run")):
+        pass
+    assert load_config(tmp_path / "run", TrainConfig) == CONFIG
+
+
+# ---- TensorBoard
 
 
 def read_events(file: Path) -> list:
-    """The events of one file, each with its checksum verified."""
+    """Read the events of one file, with their checksums verified."""
     from tensorboardX.proto.event_pb2 import Event
     from tensorboardX.record_writer import masked_crc32c
 
@@ -227,31 +267,28 @@ def test_tensorboard_events_can_be_read_back(tmp_path):
     assert scalars(read_events(file)) == losses | accuracies | {("examples_per_second", 2): 1000}
 
 
-def test_tensorboard_hides_what_a_resumed_run_does_again(tmp_path):
+def test_tensorboard_hides_the_steps_that_a_resumed_run_repeats(tmp_path):
     write_run(tmp_path / "run", 4)
     with open_log(tmp_path / "run", resume_step=2) as log:
         train(log, 3, 4)
     files = sorted((tmp_path / "run" / "tensorboard").iterdir(), key=lambda file: file.stat().st_mtime_ns)
-    assert len(files) == 2  # made within one second
+    assert len(files) == 2  # written within one second
     events = read_events(files[1])
     purges = [event.step for event in events if event.HasField("session_log")]
-    assert purges == [3]  # TensorBoard forgets steps from there on
+    assert purges == [3]  # TensorBoard hides steps from here on
     assert {step for _, step in scalars(events)} == {3, 4}
 
 
-def test_nan_in_tensorboard_is_no_warning(tmp_path, caplog):
+def test_a_nan_in_tensorboard_raises_no_warning(tmp_path, caplog):
     with open_log(claim_output(tmp_path / "run")) as log:
         log.step(1, 1, {"loss": float("nan")}, examples=32)
     assert caplog.records == []
 
 
-# The picture.
+# ---- imports
 
 
-# Neither jax nor torch.
-
-
-def test_datasets_and_runlog_import_neither_jax_nor_torch(tmp_path):
+def test_datasets_and_run_log_import_neither_jax_nor_torch(tmp_path):
     program = f"""
 import sys
 from pathlib import Path
@@ -267,43 +304,3 @@ print(sorted({{"jax", "torch"}} & sys.modules.keys()))
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
     assert (tmp_path / "curves.png").is_file()
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        '{"kind": "step", "step": "x", "epoch": 1}',
-        '{"kind": "step", "step": 1, "epoch": 1, "loss": "abc"}',
-        '{"kind": "epoch", "step": 1}',
-        '{"kind": "other", "step": 1, "epoch": 1}',
-    ],
-)
-def test_a_line_that_is_no_record_is_named(tmp_path, line):
-    write_run(tmp_path / "run", 2)
-    path = tmp_path / "run" / "metrics.jsonl"
-    path.write_text(f"{line}\n{path.read_text()}")
-    with pytest.raises(InputError, match=r"metrics\.jsonl: line 1 is not a record of a run; remove it$"):
-        read_metrics(path)
-    path.unlink()
-    path.mkdir()
-    with pytest.raises(InputError, match=r"metrics\.jsonl: cannot be read \(Is a directory\)$"):
-        read_metrics(path)
-
-
-def test_a_run_goes_on_where_an_epoch_has_as_many_steps(tmp_path):
-    check_same_epochs(tmp_path, 7)  # no epoch has ended yet
-    write_run(tmp_path / "run", 6)
-    check_same_epochs(tmp_path / "run", STEPS_PER_EPOCH)
-    message = r"^--resume .*run: an epoch had 2 steps and would now have 3; go on with the data and the --devices that"
-    with pytest.raises(InputError, match=message):
-        check_same_epochs(tmp_path / "run", 3)
-
-
-def test_whatever_a_killed_run_leaves_belongs_to_a_run(tmp_path, monkeypatch):
-    def die(*args):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(run_log, "_open_metrics", die)
-    with pytest.raises(KeyboardInterrupt), open_log(claim_output(tmp_path / "run")):
-        pass
-    assert load_config(tmp_path / "run", TrainConfig) == CONFIG
