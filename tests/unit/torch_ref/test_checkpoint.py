@@ -97,7 +97,7 @@ def test_resume_refuses_what_would_lose_the_place(tmp_path: Path) -> None:
     config = small(tmp_path / "run", epochs=1, drop_last=True, schedule="constant")
     training.main(config)
     more = dataclasses.replace(config, resume=config.output, devices=16, strategy="single")
-    with pytest.raises(InputError, match=r"^--resume .*run: an epoch had 4 steps and would now have 3; go on with"):
+    with pytest.raises(InputError, match=r"^--resume .*run: its epochs had 4 steps and would now have 3; "):
         training.build(World(), more)
     (tmp_path / "run" / "checkpoints").mkdir()
     with pytest.raises(InputError, match=r"run: holds a run of jaxddp.train, which alone can go on with it$"):
@@ -194,7 +194,7 @@ def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
     with pytest.raises(TrainingError) as caught:
         training.main(small(tmp_path / "run", resume=first.output, epochs=4, lr=1e30))
     assert re.fullmatch(
-        r"loss is (nan|inf) at step \d+; --detect-anomaly tells the parameter and the replica; "
+        r"loss is (nan|inf) at step \d+; --detect-anomaly names the parameter and the replica; "
         rf"the last good checkpoint is {first.output}/checkpoint.pt; --resume {first.output} goes on from it",
         str(caught.value),
     )
