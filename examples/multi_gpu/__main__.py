@@ -1,4 +1,4 @@
-"""Trains on 1, 2, 4, ... and all devices, and prints how fast that was."""
+"""Train on 1, 2, 4, ... and all devices, and print the speeds."""
 
 import os
 import sys
@@ -10,17 +10,17 @@ from torch_ref.devices import under_torchrun
 
 
 def main(options: Options) -> dict[str, dict[int, float]]:
-    """Print the table and return its examples per second, by framework and world size.
+    """Print the table; return its examples per second, by framework and world size.
 
     Raises:
-        InputError: there are fewer devices than asked for, or torchrun has started processes for JAX.
+        InputError: there are fewer devices than --devices, or torchrun started processes for JAX.
     """
     if under_torchrun() and options.framework != "torch":
         raise InputError(
-            f"--framework {options.framework}: under torchrun only torch; JAX needs one process for all GPUs"
+            f"--framework {options.framework}: must be torch under torchrun; JAX needs one process for all GPUs"
         )
     speeds = {}
-    # torch first: its processes leave the GPUs' memory free, of which jax would take most and keep it.
+    # torch first: its processes free the GPUs' memory when they end; jax would take most of it and keep it.
     if options.framework != "jax":
         from examples.multi_gpu import in_torch
 
@@ -35,7 +35,7 @@ def main(options: Options) -> dict[str, dict[int, float]]:
 
 
 def title(options: Options) -> str:
-    """What was trained."""
+    """Describe the job in one line."""
     widths = "-".join(map(str, (FEATURES, *options.hidden_sizes, CLASSES)))
     return (
         f"mlp {widths}, Adam, float32, {options.batch_per_replica} examples per replica; "

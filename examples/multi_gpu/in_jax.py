@@ -9,18 +9,18 @@ from jaxddp.data.micro_batches import MicroBatches
 
 
 def speeds(options: Options) -> dict[int, float]:
-    """Examples per second, by world size.
+    """Measure examples per second, by world size.
 
     Raises:
-        InputError: there are fewer devices than asked for.
+        InputError: there are fewer devices than --devices.
     """
     devices = prepare(options.devices, options.platform)
-    with jax.default_matmul_precision("highest"):  # as torch has it; on GPUs jax would use TF32
+    with jax.default_matmul_precision("highest"):  # torch's default; on GPUs jax would use TF32
         return {size: speed(options, Replicas(devices[:size])) for size in world_sizes(len(devices))}
 
 
 def speed(options: Options, replicas: Replicas) -> float:
-    """Examples per second of these replicas together; a round is one dispatch."""
+    """Measure examples per second of all replicas together; a round is one dispatch."""
     config, dataset = options.config(replicas.world_size), options.batch()
     ddp = DataParallel(models.build(config, dataset), optim.from_config(config, 1), replicas=replicas)
     shape = replicas.world_size, options.steps
@@ -32,6 +32,6 @@ def speed(options: Options, replicas: Replicas) -> float:
         state, _ = ddp.steps(state, placed)
         jax.block_until_ready(state.params)
 
-    found = options.examples_per_second(replicas.world_size, round_of_steps)
+    measured = options.examples_per_second(replicas.world_size, round_of_steps)
     ddp.verify(state)
-    return found
+    return measured

@@ -1,4 +1,4 @@
-"""The job in PyTorch: a process for each device, started here or by torchrun."""
+"""The job in PyTorch: a process per device, started here or by torchrun."""
 
 from dataclasses import replace
 from functools import partial
@@ -18,10 +18,10 @@ from torch_ref.verify import verify_replicas
 
 
 def speeds(options: Options) -> dict[int, float]:
-    """Examples per second, by world size; the same on every rank of torchrun.
+    """Measure examples per second, by world size; every rank of torchrun returns the same.
 
     Raises:
-        InputError: there are fewer devices than asked for.
+        InputError: there are fewer devices than --devices.
     """
     config = options.config(options.devices)
     check_devices(replace(config, global_batch_size=options.batch_per_replica * num_replicas(config)))
@@ -29,19 +29,19 @@ def speeds(options: Options) -> dict[int, float]:
 
 
 def on_rank(options: Options, world: World, config: TorchConfig) -> dict[int, float]:
-    """Every world size in turn; ranks beyond it wait."""
-    found = {}
+    """Measure every world size in turn; ranks beyond it wait."""
+    measured = {}
     for size in world_sizes(world.world_size):
-        group = dist.new_group(list(range(size)))  # all ranks have to help to make it
+        group = dist.new_group(list(range(size)))  # a collective call: all ranks must take part
         speed_of_size = torch.zeros((), dtype=torch.float64, device=world.device)
         if world.rank < size:
             speed_of_size += speed(options, World(world.rank, size, world.device, group))
-        found[size] = world.broadcast(speed_of_size).item()
-    return found
+        measured[size] = world.broadcast(speed_of_size).item()
+    return measured
 
 
 def speed(options: Options, world: World) -> float:
-    """Examples per second of these ranks together, as each of them sees it."""
+    """Measure examples per second of all ranks together, by this rank's clock."""
     config, dataset = options.config(world.world_size), options.batch()
     model = wrap(models.build(config, dataset).to(world.device), world)
     optimizer, scheduler = optim.from_config(model.parameters(), config, 1)
@@ -55,6 +55,6 @@ def speed(options: Options, world: World) -> float:
         if world.device.type == "cuda":
             torch.cuda.synchronize(world.device)
 
-    found = options.examples_per_second(world.world_size, round_of_steps)
+    measured = options.examples_per_second(world.world_size, round_of_steps)
     verify_replicas(bare(model), world, step=(1 + options.rounds) * options.steps)
-    return found
+    return measured

@@ -1,4 +1,4 @@
-"""What is trained, and on how many replicas; knows no framework."""
+"""The job, its options and the table of speeds; needs no framework."""
 
 import statistics
 from collections.abc import Callable
@@ -16,22 +16,22 @@ FEATURES, CLASSES = 784, 10
 
 @dataclass(frozen=True)
 class Options:
-    """Examples per second on 1, 2, 4, ... and all devices of this machine, with the same batch on each."""
+    """Measure examples per second on 1, 2, 4, ... and all devices of this machine, with the same batch on each."""
 
     framework: Literal["both", "jax", "torch"] = "both"
-    """Who trains; under torchrun: torch."""
+    """Framework that trains; under torchrun: torch."""
     hidden_sizes: tuple[int, ...] = (1024, 1024)
     """Widths of the multilayer perceptron's hidden layers."""
     batch_per_replica: int = 256
-    """Examples of a replica and step; they lie on the devices from the start."""
+    """Examples per replica and step, placed on the devices beforehand."""
     steps: int = 20
-    """Optimizer steps of a round."""
+    """Optimizer steps per round."""
     rounds: int = 5
-    """Rounds that are timed, of which the median counts; one before them is not."""
+    """Timed rounds, of which the median counts; a warm-up round precedes them."""
     devices: int | None = None
-    """How many at most. None: all GPUs, or 2 CPU devices."""
+    """Largest number of devices. None: all GPUs, or 2 CPU devices."""
     platform: Literal["cpu", "gpu"] | None = None
-    """None: GPUs where there are any."""
+    """None: GPUs if there are any."""
 
     def __post_init__(self) -> None:
         for name in ("batch_per_replica", "steps", "rounds"):
@@ -39,7 +39,7 @@ class Options:
                 raise InputError(f"--{name.replace('_', '-')} {value}: must be at least 1")
 
     def config(self, world_size: int | None) -> TorchConfig:
-        """The job on so many replicas; None: on as many as there are."""
+        """Return the job's configuration on `world_size` replicas; None: on all devices."""
         return TorchConfig(
             model="mlp",
             hidden_sizes=self.hidden_sizes,
@@ -52,11 +52,11 @@ class Options:
         )
 
     def batch(self) -> Dataset:
-        """The examples of a replica; that all have the same takes no time off a step."""
+        """Return a replica's examples; all replicas use the same, which makes no step faster."""
         return datasets.load(self.config(None))
 
     def examples_per_second(self, world_size: int, round_of_steps: Callable[[], object]) -> float:
-        """The median speed of `round_of_steps`, which returns when all replicas have made their steps."""
+        """Time `round_of_steps`, which returns when all replicas have taken their steps; return the median speed."""
         round_of_steps()
         seconds = []
         for _ in range(self.rounds):
@@ -67,7 +67,7 @@ class Options:
 
 
 def world_sizes(most: int) -> list[int]:
-    """The powers of 2 below a number, and the number.
+    """Return the powers of 2 below `most`, and `most`.
 
     >>> world_sizes(6)
     [1, 2, 4, 6]
@@ -76,7 +76,7 @@ def world_sizes(most: int) -> list[int]:
 
 
 def table(speeds: dict[str, dict[int, float]]) -> str:
-    """Speeds, and their share of as many times one replica's, by framework and world size.
+    """Format speeds and scaling efficiency (1 replica = 100 %), by framework and world size.
 
     >>> print(table({"JAX": {1: 1000.0, 2: 1900.0}}))
     replicas        JAX examples/s
@@ -85,6 +85,6 @@ def table(speeds: dict[str, dict[int, float]]) -> str:
     """
     lines = ["replicas" + "".join(f"{side + ' examples/s':>22}" for side in speeds)]
     for size in next(iter(speeds.values())):
-        columns = [f"{found[size]:>15,.0f}{found[size] / size / found[1]:>7.0%}" for found in speeds.values()]
+        columns = [f"{of[size]:>15,.0f}{of[size] / size / of[1]:>7.0%}" for of in speeds.values()]
         lines.append(f"{size:<8}" + "".join(columns))
     return "\n".join(lines)

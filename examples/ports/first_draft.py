@@ -1,4 +1,4 @@
-"""A training loop and a first draft of its translation. `python -m jaxddp.parity` has two remarks on it."""
+"""A training loop and a first draft of its translation, in which `python -m jaxddp.parity` reports two mistakes."""
 
 import numpy as np
 import optax
@@ -35,4 +35,4 @@ def batch(step, rank):
     return {"x": rng.normal(1, 1, (32, 8)), "y": rng.integers(0, 4, 32)}
 
 
-names = {"layers": ""}  # where flax calls the layers otherwise than torch
+names = {"layers": ""}  # Flax's names that differ from torch's

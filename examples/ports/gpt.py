@@ -1,9 +1,9 @@
-"""A GPT in PyTorch and in Flax: causal attention, pre-norm, the table of tokens also gives the logits.
+"""A GPT in PyTorch and in Flax: causal attention, pre-norm, output weights tied to the token embedding.
 
     python -m jaxddp.parity examples/ports/gpt.py
 
-AdamW that decays matrices only, gradients clipped to a norm, two micro-batches per step. The
-comments stand where the two frameworks differ.
+AdamW decays matrices only, gradients are clipped to a norm, and a step has two micro-batches. Comments mark where
+the two frameworks differ.
 """
 
 import math
@@ -22,8 +22,8 @@ TOKENS, LENGTH = 32, 16
 WIDTH, HEADS, BLOCKS = 32, 4, 2
 LR, BETAS, WEIGHT_DECAY, STEPS = 3e-3, (0.9, 0.95), 0.1, 100
 
-accumulation_steps = 2  # every batch in two halves; their gradients are averaged
-clip_grad_norm = 0.5  # after the mean over the replicas, by norm + 1e-6 as clip_grad_norm_ does (optax: by norm)
+accumulation_steps = 2  # split every batch into two halves and average their gradients
+clip_grad_norm = 0.5  # after the mean over the replicas; divides by norm + 1e-6 like clip_grad_norm_ (optax: by norm)
 
 
 # ---- PyTorch
@@ -95,19 +95,19 @@ def torch_optimizer(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer
 
 
 def torch_scheduler(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
-    return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)  # after STEPS it climbs again, optax's does not
+    return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)  # rises again after STEPS; optax's does not
 
 
 # ---- Flax
 
 
 def layer_norm(rngs: nnx.Rngs) -> nnx.LayerNorm:
-    """torch's epsilon is 1e-5, Flax's 1e-6. The variance in two passes, as torch has it, keeps more digits."""
+    """Build a LayerNorm with torch's epsilon (Flax: 1e-6) and torch's two-pass variance, which keeps more digits."""
     return nnx.LayerNorm(WIDTH, epsilon=1e-5, use_fast_variance=False, rngs=rngs)
 
 
 class FlaxBlock(nnx.Module):
-    """The same block."""
+    """The Flax counterpart of `TorchBlock`."""
 
     def __init__(self, rngs: nnx.Rngs):
         self.norm1 = layer_norm(rngs)
@@ -119,11 +119,11 @@ class FlaxBlock(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         x = x + self.attention(self.norm1(x))
-        return x + self.fc2(nnx.gelu(self.fc1(self.norm2(x))))  # GPT-2's GELU is the tanh one, Flax's default
+        return x + self.fc2(nnx.gelu(self.fc1(self.norm2(x))))  # GPT-2 uses the tanh approximation, Flax's default
 
     def attention(self, x: jax.Array) -> jax.Array:
-        # Written out: jax.nn.dot_product_attention and Flax's own take the softmax in float32, which
-        # is fine for training, and 2e-7 off where the two are compared in float64.
+        # Written out: jax.nn.dot_product_attention and Flax's attention compute the softmax in float32, which
+        # is fine for training but off by 2e-7 in a float64 comparison.
         batch, length, _ = x.shape
         q, k, v = (part.reshape(batch, length, HEADS, -1) for part in jnp.split(self.qkv(x), 3, axis=-1))
         scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / math.sqrt(WIDTH // HEADS)
@@ -134,7 +134,7 @@ class FlaxBlock(nnx.Module):
 
 
 class FlaxGPT(nnx.Module):
-    """Tokens (B, T) to logits (B, T, TOKENS). `embed.attend` ties the weights: there is no head."""
+    """Tokens (B, T) to logits (B, T, TOKENS). `embed.attend` ties the weights, so there is no head."""
 
     def __init__(self, rngs: nnx.Rngs):
         self.embed = nnx.Embed(TOKENS, WIDTH, rngs=rngs)
@@ -161,7 +161,7 @@ def flax_loss(model: FlaxGPT, batch: Mapping[str, jax.Array]) -> jax.Array:
     return optax.softmax_cross_entropy_with_integer_labels(logits, batch["tokens"][:, 1:]).mean()
 
 
-# optax.adamw decays everything unless it is told; torch has groups instead. It clips nothing: see above.
+# optax.adamw decays all parameters without a mask; torch uses parameter groups. `clip_grad_norm` does the clipping.
 flax_optimizer = optax.adamw(
     optax.cosine_decay_schedule(LR, STEPS),
     *BETAS,
@@ -174,7 +174,7 @@ flax_optimizer = optax.adamw(
 
 
 def batch(step: int, rank: int) -> dict[str, np.ndarray]:
-    """Sequences that count upwards in strides of their own, with mistakes."""
+    """Draw sequences that count upwards with random strides and occasional mistakes."""
     rng = np.random.default_rng((step, rank))
     start, stride = rng.integers(0, TOKENS, (8, 1)), rng.integers(1, 4, (8, 1))
     tokens = start + stride * np.arange(LENGTH + 1)

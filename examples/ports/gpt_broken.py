@@ -1,4 +1,4 @@
-"""gpt.py with another flax_model, which starts from the same weights and the same loss to the last digit.
+"""gpt.py with another flax_model that starts from the same weights and the same loss, to the last digit.
 
     python -m jaxddp.parity examples/ports/gpt_broken.py
 
@@ -24,7 +24,7 @@ from gpt import (  # noqa: F401
 
 
 class GPT(FlaxGPT):
-    """The same, with a layer for the logits."""
+    """`FlaxGPT` with a separate layer for the logits."""
 
     def __init__(self, rngs: nnx.Rngs):
         super().__init__(rngs)

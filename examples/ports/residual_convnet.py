@@ -2,8 +2,8 @@
 
     python -m jaxddp.parity examples/ports/residual_convnet.py
 
-SGD with Nesterov momentum, weight decay on kernels only, the rate falls every few steps.
-The comments stand where the two frameworks differ.
+SGD uses Nesterov momentum and decays kernels only; the learning rate falls every few steps. Comments mark where the
+two frameworks differ.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from jaxddp.nn.layers import BatchNorm
 
 CHANNELS, WIDER, CLASSES = 8, 16, 5
-HEIGHT, WIDTH = 10, 8  # not square, so that exchanged axes show
+HEIGHT, WIDTH = 10, 8  # not square, so that swapped axes show
 LR, MOMENTUM, WEIGHT_DECAY = 0.1, 0.9, 5e-4
 DECAY_EVERY, DECAY_BY = 5, 0.7
 
@@ -29,7 +29,7 @@ DECAY_EVERY, DECAY_BY = 5, 0.7
 
 
 class TorchBlock(nn.Module):
-    """Two convolutions beside a shortcut, which is a 1 x 1 convolution where shapes change."""
+    """Two convolutions and a shortcut, which is a 1 x 1 convolution if the shape changes."""
 
     def __init__(self, inputs: int, outputs: int, stride: int):
         super().__init__()
@@ -89,21 +89,21 @@ def torch_scheduler(optimizer: torch.optim.Optimizer) -> torch.optim.lr_schedule
 
 
 def conv(inputs: int, outputs: int, size: int, stride: int = 1, *, rngs: nnx.Rngs) -> nnx.Conv:
-    """A convolution padded as torch pads it: by size // 2 on every side.
+    """Build a convolution padded like torch's, by size // 2 on every side.
 
-    Flax's default, "SAME", looks for an output of ceil(input / stride). At stride 2 it pads an even
-    height by nothing above and one row below: every pixel of the output is then one of another place.
+    Flax's default, "SAME", aims at an output of ceil(input / stride). At stride 2 it pads an even height by no row
+    above and one row below, which shifts every pixel of the output.
     """
     padding = size // 2
     return nnx.Conv(inputs, outputs, (size, size), strides=stride, padding=padding, use_bias=False, rngs=rngs)
 
 
 class FlaxBlock(nnx.Module):
-    """The same block. The projection's two layers have names here, and in torch numbers: see `names`."""
+    """The Flax counterpart of `TorchBlock`; `names` maps the projection's two layers to torch's numbers."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, *, rngs: nnx.Rngs):
-        # jaxddp's BatchNorm is torch's. Flax's counts momentum from the other end (torch's default 0.1 is
-        # its 0.9, and its own default is 0.99), and keeps the biased variance, where torch keeps the unbiased.
+        # jaxddp's BatchNorm follows torch. Flax's momentum is 1 - torch's (torch's default 0.1 is Flax's 0.9, but
+        # Flax's default is 0.99), and its running variance is biased, where torch's is unbiased.
         self.conv1 = conv(inputs, outputs, 3, stride, rngs=rngs)
         self.bn1 = BatchNorm(outputs)
         self.conv2 = conv(outputs, outputs, 3, rngs=rngs)
@@ -132,7 +132,7 @@ class FlaxNet(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         x = nnx.relu(self.bn(self.conv(x)))
         x = self.block2(self.block1(x))
-        # Averaged over height and width. Whoever flattens here has to transpose to (B, C, H, W) before.
+        # Average over height and width. Flattening instead would need a transpose to (B, C, H, W) first.
         return self.fc(x.mean((1, 2)))
 
 
@@ -146,11 +146,11 @@ def flax_loss(model: FlaxNet, batch: Mapping[str, jax.Array]) -> jax.Array:
 
 
 def step_decay(step: jax.Array) -> jax.Array:
-    """StepLR. optax.exponential_decay(staircase=True) means the same, but computes in float32."""
+    """Compute StepLR's rate. optax.exponential_decay(staircase=True) is equivalent, but computes in float32."""
     return LR * DECAY_BY ** (step // DECAY_EVERY)
 
 
-# Decay first: torch's SGD adds weight_decay * p to the gradient, so it goes through the momentum.
+# Decay comes first: torch's SGD adds weight_decay * p to the gradient, before the momentum.
 flax_optimizer = optax.chain(
     optax.add_decayed_weights(WEIGHT_DECAY, mask=lambda params: jax.tree.map(lambda p: p.ndim > 1, params)),
     optax.sgd(step_decay, MOMENTUM, nesterov=True),
@@ -162,7 +162,7 @@ names = {"block2.projection": "block2.shortcut.0", "block2.projection_bn": "bloc
 
 
 def batch(step: int, rank: int) -> dict[str, np.ndarray]:
-    """Each rank's own images, with a mean that is not 0; the label is how close their stripes are."""
+    """Draw images with a nonzero mean, different on each rank; the label is the density of their stripes."""
     rng = np.random.default_rng((step, rank))
     label = rng.integers(0, CLASSES, 8)
     stripes = np.sin(np.outer(1 + label, np.arange(HEIGHT) / 2))

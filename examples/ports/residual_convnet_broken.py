@@ -1,8 +1,8 @@
-"""residual_convnet.py, with two of its layers as one writes them first.
+"""residual_convnet.py with two layers as a first draft would have them.
 
     python -m jaxddp.parity examples/ports/residual_convnet_broken.py
 
-It trains, and its loss falls. Run the check before you compare them line by line.
+It trains, and its loss falls. Run the check before you compare the files line by line.
 """
 
 from flax import nnx

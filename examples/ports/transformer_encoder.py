@@ -2,9 +2,8 @@
 
     python -m jaxddp.parity examples/ports/transformer_encoder.py
 
-The loss is the mean over all words of all replicas, and not the mean of the replicas' means: they
-hold unequal numbers of words. AdamW with a linear warm-up. The comments stand where the two
-frameworks differ.
+The loss is the mean over all words of all replicas, not the mean of the replicas' means: replicas hold unequal
+numbers of words. The optimizer is AdamW with a linear warm-up. Comments mark where the two frameworks differ.
 """
 
 import math
@@ -50,7 +49,7 @@ def torch_model() -> nn.Module:
 
 
 def torch_loss(model: nn.Module, batch: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """The loss of every word, and its weight: 0 for padding."""
+    """Compute the loss of every word, and its weight: 0 for padding."""
     logits = model(batch["words"])
     losses = F.cross_entropy(logits.transpose(1, 2), batch["tags"], reduction="none")
     return losses, batch["words"] != PAD
@@ -72,19 +71,19 @@ def torch_scheduler(optimizer: torch.optim.Optimizer) -> torch.optim.lr_schedule
 
 
 def layer_norm(rngs: nnx.Rngs) -> nnx.LayerNorm:
-    """torch's epsilon is 1e-5, Flax's 1e-6. The variance in two passes, as torch has it, keeps more digits."""
+    """Build a LayerNorm with torch's epsilon (Flax: 1e-6) and torch's two-pass variance, which keeps more digits."""
     return nnx.LayerNorm(WIDTH, epsilon=1e-5, use_fast_variance=False, rngs=rngs)
 
 
 class SelfAttention(nnx.Module):
-    """nn.MultiheadAttention of x with itself.
+    """Self-attention, equivalent to nn.MultiheadAttention.
 
-    nnx.MultiHeadAttention computes the same, but its softmax in float32, whatever its inputs are:
-    fine for training, and 2e-7 off where the two are compared in float64. So it is written out.
+    It is written out because nnx.MultiHeadAttention computes the softmax in float32 whatever the dtype of its inputs,
+    which is fine for training but off by 2e-7 in a float64 comparison.
     """
 
     def __init__(self, rngs: nnx.Rngs):
-        self.query = nnx.Linear(WIDTH, WIDTH, rngs=rngs)  # torch keeps these three in one in_proj_weight
+        self.query = nnx.Linear(WIDTH, WIDTH, rngs=rngs)  # torch stores these three in one in_proj_weight
         self.key = nnx.Linear(WIDTH, WIDTH, rngs=rngs)
         self.value = nnx.Linear(WIDTH, WIDTH, rngs=rngs)
         self.out = nnx.Linear(WIDTH, WIDTH, rngs=rngs)
@@ -92,19 +91,19 @@ class SelfAttention(nnx.Module):
     def __call__(self, x: jax.Array, is_word: jax.Array) -> jax.Array:
         q, k, v = (_split(project(x)) for project in (self.query, self.key, self.value))
         scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / math.sqrt(WIDTH // HEADS)
-        # The mask says what may be looked at; torch's key_padding_mask says what may not.
+        # True marks the words to attend to; in torch's key_padding_mask, True marks the padding.
         scores = jnp.where(is_word[:, None, None, :], scores, -jnp.inf)
         mixed = jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores), v)
         return self.out(mixed.reshape(x.shape))
 
 
 def _split(x: jax.Array) -> jax.Array:
-    """(B, T, WIDTH) to (B, T, HEADS, WIDTH / HEADS), the order in which torch has the heads too."""
+    """Reshape (B, T, WIDTH) to (B, T, HEADS, WIDTH / HEADS), torch's order of the heads."""
     return x.reshape(*x.shape[:-1], HEADS, -1)
 
 
 class EncoderLayer(nnx.Module):
-    """nn.TransformerEncoderLayer with its default norm_first=False: the sum is normalised."""
+    """nn.TransformerEncoderLayer with its default norm_first=False: norms follow the residual sums."""
 
     def __init__(self, rngs: nnx.Rngs):
         self.self_attn = SelfAttention(rngs)
@@ -115,7 +114,7 @@ class EncoderLayer(nnx.Module):
 
     def __call__(self, x: jax.Array, is_word: jax.Array) -> jax.Array:
         x = self.norm1(x + self.self_attn(x, is_word))
-        hidden = nnx.gelu(self.linear1(x), approximate=False)  # torch's "gelu" is exact, Flax's default is not
+        hidden = nnx.gelu(self.linear1(x), approximate=False)  # torch's "gelu" is exact; Flax's default is not
         return self.norm2(x + self.linear2(hidden))
 
 
@@ -131,8 +130,8 @@ class FlaxTagger(nnx.Module):
     def __call__(self, words: jax.Array) -> jax.Array:
         is_word = words != PAD
         x = self.embed(words)
-        # padding_idx: that row of the table gets no gradient. Flax has no such argument. (Nothing that
-        # counts looks at padding here; a model that averages over positions would differ without it.)
+        # torch's padding_idx: that row of the table gets no gradient. Flax has no such argument. (Here no word
+        # attends to padding; a model that averages over positions would differ without this line.)
         x = jnp.where(is_word[..., None], x, jax.lax.stop_gradient(x))
         x = x + self.position[...][None]
         for layer in self.layers:
@@ -150,11 +149,11 @@ def flax_loss(model: FlaxTagger, batch: Mapping[str, jax.Array]) -> tuple[jax.Ar
 
 
 def flax_warmup(step: jax.Array) -> jax.Array:
-    """`warmup` in jax. optax.linear_schedule means the same, but computes in float32."""
+    """Compute `warmup` in jax. optax.linear_schedule is equivalent, but computes in float32."""
     return LR * jnp.minimum(1.0, (step + 1.0) / WARMUP_STEPS)
 
 
-# The decay has to be given: torch's default is 1e-2, optax's 1e-4.
+# The decay must be given: torch's default is 1e-2, optax's 1e-4.
 flax_optimizer = optax.adamw(flax_warmup, weight_decay=WEIGHT_DECAY)
 names = {"layers": "encoder.layers"}
 
@@ -163,7 +162,7 @@ names = {"layers": "encoder.layers"}
 
 
 def batch(step: int, rank: int) -> dict[str, np.ndarray]:
-    """Sentences of 2 to LENGTH words; a tag depends on the word, and on how long its sentence is."""
+    """Draw sentences of 2 to LENGTH words; a tag depends on the word and on the length of its sentence."""
     rng = np.random.default_rng((step, rank))
     words = rng.integers(1, WORDS, (8, LENGTH))
     lengths = rng.integers(2, LENGTH + 1, (8, 1))

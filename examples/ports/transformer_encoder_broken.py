@@ -1,4 +1,4 @@
-"""transformer_encoder.py with another flax_loss, which reads just as well.
+"""transformer_encoder.py with another flax_loss that looks just as plausible.
 
     python -m jaxddp.parity examples/ports/transformer_encoder_broken.py
 

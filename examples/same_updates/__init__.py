@@ -1,4 +1,4 @@
-"""One device, many devices, DDP: the same updates, and what the learning rate has to do with it."""
+"""One device, many devices, DDP: the same updates, and the learning rates that they need."""
 
 from examples.entry import Example
 

@@ -1,4 +1,4 @@
-"""The three ways in JAX: one replica; many, of gradients added up; many, of gradients averaged as DDP does."""
+"""The three ways in JAX: one replica; several that sum their gradients; several that average them like DDP."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -28,11 +28,11 @@ OPTIMIZERS: Mapping[str, Callable[..., optax.GradientTransformation]] = {
     "adagrad": optim.adagrad,
     "rmsprop": optim.rmsprop,
 }
-WEIGHT = "kernel"  # (dim, num_labels): torch's, transposed
+WEIGHT = "kernel"  # (dim, num_labels): torch's weight, transposed
 
 
 def reduced_cross_entropy(model: Callable[[jax.Array], jax.Array], batch: Batch, reduction: str) -> Losses:
-    """The sum or mean over a replica's batch as if it were one element, so that nothing more is divided by."""
+    """Reduce a replica's batch to one element, its sum or mean, so that the step divides by 1."""
     losses = cross_entropy(model, batch)
     sums, sums_once = summed(losses), summed(losses, valid=batch["once"])
     loss = sums["loss"] / sums["count"] if reduction == "mean" else sums["loss"]
@@ -40,23 +40,27 @@ def reduced_cross_entropy(model: Callable[[jax.Array], jax.Array], batch: Batch,
 
 
 def epochs(case: Case, examples: np.ndarray, labels: np.ndarray, generator: Generator) -> Iterator[dict[str, Any]]:
-    """Each epoch's examples in the order in which they are dealt to the replicas.
+    """Yield each epoch's examples in the order in which the replicas receive them.
 
     Args:
-        generator: has drawn what the run starts from, and goes on to draw the orders.
+        case: the run.
+        examples, labels: the data set.
+        generator: generator of the initial weights and the data set; it also draws the orders.
 
     Yields:
-        "x"; "y"; and "once", 0 for an example that comes a second time.
+        "x"; "y"; and "once", 0 for a repeated example.
     """
     settings = case.settings
     size, shuffle = settings.num_examples, not settings.no_shuffle
     for _ in range(settings.epochs):
-        if case.way == DDP:  # always in the order of epoch 0: the document's program does not call set_epoch
-            dealt = epoch_indices(size, case.devices, shuffle=shuffle, seed=settings.seed, drop_last=settings.drop_last)
-            order = dealt.T.ravel()
+        if case.way == DDP:  # the order of epoch 0 every time: the document's program does not call set_epoch
+            shards = epoch_indices(
+                size, case.devices, shuffle=shuffle, seed=settings.seed, drop_last=settings.drop_last
+            )
+            order = shards.T.ravel()
         else:
             order = torch_random_order(generator, size) if shuffle else np.arange(size)
-        # An example more for those that would have none in the last step; no loss counts it.
+        # Pad the last step so that every replica has an example; no loss counts the padding.
         padding = -len(order) % case.devices
         x = np.pad(examples[order], ((0, padding), (0, 0)))
         y = np.pad(labels[order], (0, padding), constant_values=IGNORE_INDEX)
@@ -64,7 +68,7 @@ def epochs(case: Case, examples: np.ndarray, labels: np.ndarray, generator: Gene
 
 
 def torch_random_order(generator: Generator, size: int) -> np.ndarray:
-    """The order of torch's `DataLoader(shuffle=True)`, which draws a seed for its workers, and one for the order."""
+    """Draw the order of torch's `DataLoader(shuffle=True)`, which first draws a seed for its workers."""
     _, seed = generator.random((2,)).tolist()
     return Generator(seed).randperm(size)
 
@@ -72,21 +76,22 @@ def torch_random_order(generator: Generator, size: int) -> np.ndarray:
 def observed_steps(
     step: ReplicaStep, state: TrainState, batches: MicroBatches
 ) -> tuple[TrainState, dict[str, jax.Array]]:
-    """K steps of a replica, and of each what the optimizer is given and what it makes of it."""
+    """Take K steps on a replica; return each step's loss, gradient and new weights too."""
 
     def body(state: TrainState, batch: MicroBatches) -> tuple[TrainState, dict[str, jax.Array]]:
         next_state, sums, stages = step(state, batch)
-        seen = {"local_loss": stages["local_loss"], "gradient": stages["gradients"][WEIGHT][0, 0]}
-        return next_state, {**sums, **seen, "weight": next_state.params[WEIGHT].T}
+        observed = {"local_loss": stages["local_loss"], "gradient": stages["gradients"][WEIGHT][0, 0]}
+        return next_state, {**sums, **observed, "weight": next_state.params[WEIGHT].T}
 
     return lax.scan(body, state, batches)
 
 
 def train(case: Case, devices: Sequence[jax.Device]) -> Record:
-    """Make the run.
+    """Train.
 
     Args:
-        devices: at least as many as it needs.
+        case: the run.
+        devices: at least `case.devices` devices.
     """
     with jax.enable_x64(case.dtype == "float64"), jax.default_matmul_precision("highest"):
         return _train(case, Replicas(devices[: case.devices]))
@@ -106,8 +111,8 @@ def _train(case: Case, replicas: Replicas) -> Record:
     steps = replicas.map(partial(observed_steps, ddp.replica_step), (None, 0), (None, 0))
 
     state = ddp.init({WEIGHT: jnp.asarray(weight.T)})
-    seen: list[dict[str, np.ndarray]] = []
-    told: list[Epoch] = []
+    all_observed: list[dict[str, np.ndarray]] = []
+    results: list[Epoch] = []
     for arrays in epochs(case, examples, labels, generator):
         global_batch_size = settings.batch_size * (replicas.world_size if case.way == DDP else 1)
         loader = Loader(arrays, replicas, global_batch_size=global_batch_size, shuffle=False)
@@ -115,17 +120,17 @@ def _train(case: Case, replicas: Replicas) -> Record:
         for batches in loader.epoch(0):
             state, observed = steps(state, batches)
             of_epoch.append(jax.tree.map(lambda x: np.asarray(x[0]), observed))  # replica 0's, (K, ...)
-        seen += of_epoch
-        told.append(_epoch(of_epoch, settings.num_examples, int(arrays["once"].sum())))
+        all_observed += of_epoch
+        results.append(_epoch(of_epoch, settings.num_examples, int(arrays["once"].sum())))
 
-    first = {name: float(values[0]) for name, values in seen[0].items() if name != "weight"}
-    weights = np.concatenate([weight[None], *(part["weight"] for part in seen)])
+    first = {name: float(values[0]) for name, values in all_observed[0].items() if name != "weight"}
+    weights = np.concatenate([weight[None], *(part["weight"] for part in all_observed)])
     first_loss = first["local_loss" if case.way == DDP else "loss"]
-    return Record(first_loss, first["loss"], first["gradient"], weights, told)
+    return Record(first_loss, first["loss"], first["gradient"], weights, results)
 
 
 def _epoch(parts: list[dict[str, np.ndarray]], num_examples: int, seen_once: int) -> Epoch:
-    """One epoch from its dispatches' (K,) sums."""
+    """Summarise an epoch from its dispatches' sums (K,)."""
     total = {name: float(sum(part[name].sum() for part in parts)) for name in ("loss", "right", "right_once")}
     steps = sum(len(part["loss"]) for part in parts)
     accuracy, accuracy_once = 100 * total["right"] / num_examples, 100 * total["right_once"] / seen_once

@@ -1,4 +1,4 @@
-"""The three ways in PyTorch: one process; one whose batch is taken apart; and DDP, a process for each device."""
+"""The three ways in PyTorch: one process; one process that splits its batch; and DDP, a process per device."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -18,17 +18,17 @@ from torch_ref.launch import launch
 
 OPTIMIZERS: Mapping[str, Callable[..., Optimizer]] = {"sgd": SGD, "adam": AdamW, "adagrad": Adagrad, "rmsprop": RMSprop}
 
-Run = dict[str, Any]  # a `Record`, of what a process can send to another
+Run = dict[str, Any]  # a `Record` as plain values that a process can send to another
 
 
 def train_all(cases: Mapping[str, Case], devices: int) -> dict[str, Record]:
-    """Make all runs, by name, in one launch of `devices` processes, on the CPU."""
+    """Run all cases, by name, in one launch of `devices` CPU processes."""
     runs = launch(partial(train_as_rank, cases=cases), TorchConfig(devices=devices, platform="cpu"))[0]
     return {name: _record(run) for name, run in runs.items()}
 
 
 def train_as_rank(world: World, config: TorchConfig, cases: Mapping[str, Case]) -> dict[str, Run]:
-    """Make all runs as one process of DDP, and those of a single process on its own."""
+    """Run all cases on one rank: those of DDP together with the other ranks, the rest alone."""
     runs = {}
     for name, case in cases.items():
         torch.manual_seed(case.settings.seed)
@@ -37,23 +37,23 @@ def train_as_rank(world: World, config: TorchConfig, cases: Mapping[str, Case]) 
 
 
 def train(case: Case, world: World) -> Run:
-    """Make a run, from torch's random numbers as they are."""
+    """Train, drawing from torch's global random numbers."""
     settings, dtype = case.settings, getattr(torch, case.dtype)
     linear = nn.Linear(settings.dim, settings.num_labels, bias=False).to(dtype)
     model = DistributedDataParallel(linear) if case.way == DDP else linear
     loader = _loader(settings, world, dtype)
     optimizer = OPTIMIZERS[settings.opt](model.parameters(), **settings.optimizer_options)
-    # nn.DataParallel wants GPUs; this is what it computes: each device's part of the batch, and one loss of all scores.
+    # nn.DataParallel needs GPUs; this computes the same: the scores of each device's part, and one loss of all scores.
     parts = 1 if case.way == DDP else case.devices
 
     first, weights, epochs = {}, [linear.weight.detach().clone()], []
     for _ in range(settings.epochs):
-        steps, dealt, sums = 0, 0, torch.zeros(4, dtype=torch.float64)
+        steps, examples, sums = 0, 0, torch.zeros(4, dtype=torch.float64)
         for x, y in loader:
             scores = torch.cat([model(part) for part in x.chunk(parts)])
             loss = F.cross_entropy(scores, y, reduction=case.reduction)
             right = scores.argmax(dim=1) == y
-            once = (dealt + torch.arange(len(y))) * world.world_size + world.rank < settings.num_examples
+            once = (examples + torch.arange(len(y))) * world.world_size + world.rank < settings.num_examples
             reduced = world.all_reduce(torch.stack([loss.detach(), right.sum(), (right & once).sum(), once.sum()]))
             loss.backward()
             if len(weights) == 1:
@@ -63,7 +63,7 @@ def train(case: Case, world: World) -> Run:
             optimizer.step()
             optimizer.zero_grad()
             weights.append(linear.weight.detach().clone())
-            steps, dealt, sums = steps + 1, dealt + len(y), sums + reduced
+            steps, examples, sums = steps + 1, examples + len(y), sums + reduced
         total_loss, total_right, right_once, seen_once = sums.tolist()
         accuracies = 100 * total_right / settings.num_examples, 100 * right_once / seen_once
         epochs.append((steps, total_loss / steps, *accuracies))

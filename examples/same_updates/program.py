@@ -1,4 +1,4 @@
-"""Prints what the document's program prints, of three ways and in two frameworks, and what is true of the document."""
+"""Print the output of the document's program, for three ways in two frameworks, and check the document's claims."""
 
 from collections.abc import Iterator, Mapping
 
@@ -10,25 +10,25 @@ from examples.same_updates.settings import FRAMEWORKS, WAYS, Case, Options, Reco
 from jaxddp import InputError, prepare
 
 WIDTH = 18  # of a number's column
-# In float32, where sums have another order; with torch's own examples JAX's first step is no nearer.
+# float32, where the order of summation differs; with torch's own examples JAX's first step is no closer.
 FIRST_STEP = 2e-6  # measured: up to 7e-7
-LATER = 1e-3  # measured: 1e-5, for which torch's own ways differ by 6e-6
+LATER = 1e-3  # measured: 1e-5; torch's own three ways differ by 6e-6
 
 
 def main(options: Options) -> int:
-    """Print it all; return the number of claims that do not hold."""
+    """Print everything; return the number of claims that do not hold."""
     shown = {way: same_updates(options, way, options.devices) for way in WAYS}
     runs = train(options, shown | verdicts.cases(options.devices))
     print("\n".join(table(shown, runs)))
     print(f"\n{sharding.tables(options.frameworks)}\n")
-    found = verdicts.claims(runs, options.devices) + sharding.claims(options.frameworks)
+    claims = verdicts.claims(runs, options.devices) + sharding.claims(options.frameworks)
     if len(runs) == len(FRAMEWORKS):
-        found += [verdicts.across(runs, options.devices), sharding.alike(), *printed_alike(shown, runs)]
-    return report(found)
+        claims += [verdicts.across(runs, options.devices), sharding.alike(), *printed_alike(shown, runs)]
+    return report(claims)
 
 
 def train(options: Options, cases: Mapping[str, Case]) -> dict[str, dict[str, Record]]:
-    """Make the runs in each framework that was asked for."""
+    """Run the cases in each framework that the options name."""
     runs: dict[str, dict[str, Record]] = {}
     if "jax" in options.frameworks:
         devices = local_devices(options)
@@ -39,7 +39,7 @@ def train(options: Options, cases: Mapping[str, Case]) -> dict[str, dict[str, Re
 
 
 def table(cases: Mapping[str, Case], runs: Mapping[str, Mapping[str, Record]]) -> Iterator[str]:
-    """What was printed by the document's program, line by line."""
+    """Yield the output of the document's program, line by line."""
     yield f"{'':44}" + "".join(f"{framework:>{WIDTH}}" for framework in runs)
     for name, case in cases.items():
         yield f"{name}: batch {case.settings.batch_size}, {case.settings.opt}, lr {case.settings.lr:g}"
@@ -49,12 +49,12 @@ def table(cases: Mapping[str, Case], runs: Mapping[str, Mapping[str, Record]]) -
 
 
 def numbers(record: Record) -> dict[str, float]:
-    """The numbers that the document's program prints, by what they are."""
+    """Return the numbers that the document's program prints, by label."""
     return of_first_step(record) | of_epochs(record)
 
 
 def of_first_step(record: Record) -> dict[str, float]:
-    """The part of `numbers` that comes first."""
+    """Return the numbers of the first step, by label."""
     return {
         "first batch's loss": record.first_loss,
         "first batch's loss, of all processes": record.reduced_loss,
@@ -65,32 +65,32 @@ def of_first_step(record: Record) -> dict[str, float]:
 
 
 def of_epochs(record: Record) -> dict[str, float]:
-    """The others."""
-    told = {}
+    """Return the numbers of all epochs, by label."""
+    by_label = {}
     for number, epoch in enumerate(record.epochs, start=1):
-        told[f"epoch {number}: loss, mean of {epoch.steps} steps"] = epoch.loss
-        told[f"epoch {number}: accuracy, %"] = epoch.accuracy
-    return told
+        by_label[f"epoch {number}: loss, mean of {epoch.steps} steps"] = epoch.loss
+        by_label[f"epoch {number}: accuracy, %"] = epoch.accuracy
+    return by_label
 
 
 def furthest(ours: Mapping[str, float], theirs: Mapping[str, float]) -> float:
-    """The largest relative difference of any number."""
+    """Return the largest relative difference of any number."""
     return max(abs(ours[name] - value) / (abs(value) or 1) for name, value in theirs.items())
 
 
 def printed_alike(shown: Mapping[str, Case], runs: Mapping[str, Mapping[str, Record]]) -> list[Claim]:
-    """JAX's printed numbers against torch's."""
+    """Claim that JAX's printed numbers equal torch's."""
     pairs = [(runs["jax"][name], runs["torch"][name]) for name in shown]
     first = max(furthest(of_first_step(ours), of_first_step(theirs)) for ours, theirs in pairs)
     later = max(furthest(of_epochs(ours), of_epochs(theirs)) for ours, theirs in pairs)
     return [
-        Claim("the first step's numbers above, in float32: JAX's are torch's", first < FIRST_STEP, first),
-        Claim("the epochs' numbers above, in float32: JAX's are torch's", later < LATER, later),
+        Claim("JAX's numbers of the first step above equal torch's, in float32", first < FIRST_STEP, first),
+        Claim("JAX's numbers of the epochs above equal torch's, in float32", later < LATER, later),
     ]
 
 
 def local_devices(options: Options) -> list[jax.Device]:
-    """As many GPUs, or else CPU devices."""
+    """Return as many GPUs as the options need, or else CPU devices."""
     try:
         return prepare(options.devices, options.platform)
     except InputError:

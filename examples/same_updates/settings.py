@@ -1,4 +1,4 @@
-"""What is trained, in which of three ways, and what a run tells of itself."""
+"""Settings of the runs, the three ways to train, and the record of a run."""
 
 from dataclasses import dataclass, replace
 from typing import Annotated, NamedTuple
@@ -10,7 +10,7 @@ from jaxddp.data.torch_rng import Generator
 from jaxddp.errors import InputError, check_name
 
 OPTIMIZERS = ("sgd", "adam", "adagrad", "rmsprop")
-ONE, MANY, DDP = "one device", "many devices", "DDP"  # DDP: one process for each device
+ONE, MANY, DDP = "one device", "many devices", "DDP"  # DDP: one process per device
 WAYS = (ONE, MANY, DDP)
 FRAMEWORKS = ("jax", "torch")
 
@@ -21,31 +21,31 @@ Switch = Annotated[bool, FlagCreatePairsOff]
 class Settings:
     """A linear classifier of random examples, and its training.
 
-    The names and defaults are those of the document's program.
+    Names and defaults are those of the document's program.
     """
 
     num_examples: int = 100
-    """Drawn from a normal distribution, each with a random label."""
+    """Number of examples, drawn from a normal distribution, each with a random label."""
     dim: int = 42
-    """Numbers of an example."""
+    """Features per example."""
     num_labels: int = 13
-    """Labels to choose from."""
+    """Number of labels."""
     batch_size: int = 5
-    """Of each device."""
+    """Examples per device and step."""
     opt: str = "adam"
     """sgd | adam | adagrad | rmsprop; adam is AdamW, with torch's weight decay of 0.01."""
     lr: float = 1.0
-    """The learning rate of one process; DDP takes it times the devices where --opt is sgd."""
+    """Learning rate of one process; for sgd, DDP multiplies it by the number of devices."""
     eps: float = 0.0
-    """What an optimizer adds to the root; 0 makes it indifferent to the scale of gradients."""
+    """Term that an optimizer adds to the root; with 0 its updates do not depend on the scale of gradients."""
     epochs: int = 3
     """Passes over the examples."""
     drop_last: Switch = False
-    """With DDP, leave out examples instead of repeating some."""
+    """With DDP, drop examples instead of repeating some."""
     no_shuffle: Switch = False
-    """Take the examples as they come."""
+    """Keep the order of the examples."""
     seed: int = 42
-    """Of weights, examples, labels and their order."""
+    """Seed of weights, examples, labels and order."""
 
     def __post_init__(self) -> None:
         check_name("--opt", self.opt, OPTIMIZERS)
@@ -55,25 +55,25 @@ class Settings:
         for name in ("lr", "eps"):
             if not 0 <= getattr(self, name) < np.inf:
                 raise InputError(f"--{name} {getattr(self, name)}: must be at least 0 and finite")
-        Generator(self.seed)  # knows which seeds there are
+        Generator(self.seed)  # refuses seeds out of range
 
     @property
     def optimizer_options(self) -> dict[str, float]:
-        """As torch and jaxddp call them."""
+        """Keyword arguments of the optimizer, in torch and in jaxddp."""
         return {"lr": self.lr} if self.opt == "sgd" else {"lr": self.lr, "eps": self.eps}
 
 
 @dataclass(frozen=True)
 class Options(Settings):
-    """The same updates on one device, on many, and by DDP, in JAX and in PyTorch.
+    """Compare the updates of one device, of many, and of DDP, in JAX and in PyTorch.
 
     The flags are those of the document's program, and three more.
     """
 
     devices: int = 2
-    """How many share a batch."""
+    """Number of devices that share a batch."""
     platform: str | None = None
-    """cpu or gpu, for JAX; left out: GPUs where there are enough."""
+    """cpu or gpu, for JAX; left out: GPUs if there are enough."""
     framework: str = "both"
     """jax | torch | both."""
 
@@ -83,15 +83,13 @@ class Options(Settings):
         if self.platform is not None:
             check_name("--platform", self.platform, ("cpu", "gpu"))
         if self.devices < 2:
-            raise InputError(f"--devices {self.devices}: must be at least 2, to be compared with one")
+            raise InputError(f"--devices {self.devices}: must be at least 2")
         if self.num_examples < self.devices:
-            raise InputError(
-                f"--num-examples {self.num_examples}: must be at least 1 for each of {self.devices} devices"
-            )
+            raise InputError(f"--num-examples {self.num_examples}: must be at least 1 per device ({self.devices})")
 
     @property
     def frameworks(self) -> tuple[str, ...]:
-        """Those that were asked for."""
+        """The frameworks to run."""
         return FRAMEWORKS if self.framework == "both" else (self.framework,)
 
 
@@ -100,11 +98,11 @@ class Case:
     """One run.
 
     Attributes:
-        settings: `batch_size` is of each process, and `lr` as the optimizer gets it.
+        settings: the settings; `batch_size` is per process, `lr` the optimizer's.
         way: one of `WAYS`.
-        devices: that take part; 1 for `ONE`.
-        dtype: of all floating-point numbers; they are drawn in float32.
-        reduction: what the loss makes of a batch's losses, "sum" or "mean"; `MANY` has the sum alone.
+        devices: number of devices; 1 for `ONE`.
+        dtype: dtype of all floating-point numbers, which are drawn in float32.
+        reduction: reduction of a batch's losses, "sum" or "mean"; only "sum" for `MANY`.
     """
 
     settings: Settings
@@ -115,21 +113,30 @@ class Case:
 
 
 def same_updates(settings: Settings, way: str, devices: int) -> Case:
-    """The run that makes the updates of one device with a batch of `devices * settings.batch_size` examples.
+    """Return the run with the updates of one device on batches of `devices * settings.batch_size` examples.
 
     Args:
-        settings: `lr` is that of one process, `batch_size` that of a device.
+        settings: the settings; `lr` is for one process, `batch_size` per device.
+        way: one of `WAYS`.
+        devices: number of devices that share a batch.
     """
     if way != DDP:
         whole_batch = replace(settings, batch_size=devices * settings.batch_size)
         return Case(whole_batch, way, devices if way == MANY else 1)
-    # DDP averages the processes' sums; an optimizer that divides the gradient by its size does not notice.
+    # DDP averages the processes' sums. Optimizers that divide the gradient by its size are unaffected.
     factor = devices if settings.opt == "sgd" else 1
     return Case(replace(settings, lr=factor * settings.lr), way, devices)
 
 
 class Epoch(NamedTuple):
-    """An epoch's sums: the loss by steps; right answers, in per cent, as the document counts them and as it should."""
+    """The summary of an epoch.
+
+    Attributes:
+        steps: number of steps.
+        loss: mean loss of a step.
+        accuracy: accuracy in per cent as the document counts it, repeated examples included.
+        accuracy_once: accuracy in per cent with each example counted once.
+    """
 
     steps: int
     loss: float
@@ -139,14 +146,14 @@ class Epoch(NamedTuple):
 
 @dataclass(frozen=True)
 class Record:
-    """What a run tells.
+    """The results of a run.
 
     Attributes:
-        first_loss: of the first process's first batch.
-        reduced_loss: of the first batches of all processes.
-        gradient: its element [0, 0] at the first step, as the optimizer gets it.
-        weights: before the first step and after each, (steps + 1, num_labels, dim).
-        epochs: one by one.
+        first_loss: loss of the first process's first batch.
+        reduced_loss: loss of the first batches of all processes.
+        gradient: element [0, 0] of the optimizer's first gradient.
+        weights: weights before the first step and after each, (steps + 1, num_labels, dim).
+        epochs: summary of each epoch.
     """
 
     first_loss: float
@@ -157,7 +164,7 @@ class Record:
 
 
 def distance(one: Record, other: Record) -> float:
-    """The largest difference of any weight after any step, over the way that the weights have gone until then."""
+    """Return the largest difference of any weight after any step, relative to the weights' largest change so far."""
     moved = np.abs(other.weights[1:] - other.weights[0]).max(axis=(1, 2))
     apart = np.abs(one.weights[1:] - other.weights[1:]).max(axis=(1, 2))
     return float((apart / moved).max())

@@ -1,4 +1,4 @@
-"""Which example goes to which process, by jaxddp's sampler and by torch's."""
+"""The examples of each process, by jaxddp's sampler and by torch's."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,41 +10,41 @@ from examples.claims import Claim
 from jaxddp.data import sampler
 from jaxddp.data.sampler import shard_table
 
-EXAMPLES, PROCESSES, BATCH_SIZE = 9, 2, 3  # of the document's tables
-MORE_PROCESSES = 4  # of which more than one needs an example a second time
+EXAMPLES, PROCESSES, BATCH_SIZE = 9, 2, 3  # as in the document's tables
+MORE_PROCESSES = 4  # more than one of them repeats an example
 
 SAMPLERS: Mapping[str, Any] = {"jax": sampler.DistributedSampler, "torch": data.DistributedSampler}
 
 
 def dealt(framework: str, processes: int, drop_last: bool) -> np.ndarray:
-    """The examples of each process, (processes, examples of each), in the order of the data."""
+    """Return the examples of each process without shuffling, (processes, examples per process)."""
     make = SAMPLERS[framework]
     ranks = range(processes)
     return np.array([list(make(range(EXAMPLES), processes, r, shuffle=False, drop_last=drop_last)) for r in ranks])
 
 
 def tables(frameworks: Sequence[str]) -> str:
-    """The document's two tables."""
-    shown = []
+    """Format the document's two tables."""
+    blocks = []
     for drop_last in (False, True):
         for framework in frameworks:
             title = f"{'with' if drop_last else 'without'} drop_last, {framework}"
-            shown.append(f"{title}\n{shard_table(dealt(framework, PROCESSES, drop_last), BATCH_SIZE, EXAMPLES)}")
-    return "\n\n".join(shown)
+            blocks.append(f"{title}\n{shard_table(dealt(framework, PROCESSES, drop_last), BATCH_SIZE, EXAMPLES)}")
+    return "\n\n".join(blocks)
 
 
 def claims(frameworks: Sequence[str]) -> list[Claim]:
-    """Who repeats examples, and what a sampler does that is not told the epoch."""
+    """Claim which processes repeat examples, and that the order is fixed without set_epoch."""
     padded = {name: _padded(dealt(name, MORE_PROCESSES, drop_last=False)) for name in frameworks}
     moved = {name: _moved(SAMPLERS[name]) for name in frameworks}
     return [
         Claim(
-            f"{EXAMPLES} examples on {MORE_PROCESSES} processes: more than the last repeat one",
+            f"{EXAMPLES} examples on {MORE_PROCESSES} processes: not only the last process repeats one",
             all(count > 1 for count in padded.values()),
             **padded,
         ),
         Claim(
-            "shuffled without set_epoch, as in the document: the next epoch moves no example",
+            "without set_epoch, as in the document, the next epoch moves no example",
             not any(moved.values()),
             **moved,
         ),
@@ -52,20 +52,18 @@ def claims(frameworks: Sequence[str]) -> list[Claim]:
 
 
 def alike() -> Claim:
-    """jaxddp's shards against torch's."""
+    """Claim that jaxddp's shards equal torch's."""
     processes = range(1, EXAMPLES + 1)
     unlike = sum(
         not np.array_equal(dealt("jax", number, drop_last), dealt("torch", number, drop_last))
         for number in processes
         for drop_last in (False, True)
     )
-    return Claim(
-        f"{EXAMPLES} examples on 1 to {EXAMPLES} processes: jaxddp's shards are torch's (unlike)", not unlike, unlike
-    )
+    return Claim(f"{EXAMPLES} examples on 1 to {EXAMPLES} processes: no shard differs from torch's", not unlike, unlike)
 
 
 def _padded(shards: np.ndarray) -> int:
-    """How many processes have an example that was dealt before."""
+    """Count the processes that have a repeated example."""
     places = np.arange(shards.size).reshape(shards.T.shape).T
     return int((places >= EXAMPLES).any(axis=1).sum())
 

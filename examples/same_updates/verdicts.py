@@ -1,4 +1,4 @@
-"""The runs that the document's claims are about, in float64, and what comes of them."""
+"""Runs in float64 that test the document's claims, and the verdicts."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -8,13 +8,13 @@ from examples.same_updates.settings import DDP, MANY, ONE, Case, Record, Setting
 
 Records = Mapping[str, Record]
 
-# Of the way that the weights have gone; float64.
-EQUAL = 1e-9  # measured: 8e-14 on 2 devices; 2.1e-10 on 3, by RMSprop, which without eps makes much of little gradients
+# Relative to the weights' largest change; float64.
+EQUAL = 1e-9  # measured: 8e-14 on 2 devices; 2.1e-10 on 3, by RMSprop, which without eps magnifies small gradients
 NEARLY = 1e-2  # measured: 2.8e-5
-DIFFERENT = 0.1  # measured: from 0.7
-EPS = 1e-8  # torch's own, for Adam
+DIFFERENT = 0.1  # measured: at least 0.7
+EPS = 1e-8  # torch's default for Adam
 
-# What is run with each optimizer and loss: DDP at the same rate as one device, or at so many times the rate.
+# Runs for each optimizer and loss: DDP at one device's learning rate ("same"), or at N times that rate ("times").
 PLAN = {
     ("sgd", "sum"): ("many", "times", "same"),
     ("adam", "sum"): ("many", "same", "times"),
@@ -26,12 +26,12 @@ PLAN = {
 
 
 def right_rate(opt: str, reduction: str) -> str:
-    """DDP averages: of sums an N-th of the sum, of means the mean. SGD alone minds the size of its gradient."""
+    """Return the rate that DDP needs: "times" if it averages sums and the optimizer depends on the gradient's size."""
     return "times" if (opt, reduction) == ("sgd", "sum") else "same"
 
 
 def cases(devices: int) -> dict[str, Case]:
-    """The runs by name."""
+    """Return the runs by name."""
     runs: dict[str, Case] = {}
     for (opt, reduction), names in PLAN.items():
         ways = _ways(_even(devices, opt=opt), reduction, devices)
@@ -43,8 +43,8 @@ def cases(devices: int) -> dict[str, Case]:
 
 
 def _even(devices: int, opt: str, eps: float = 0.0) -> Settings:
-    """As in the document, 10 steps of an epoch, in which no process has less than another."""
-    # The sum over more examples is a longer step; too long, and training makes much of rounding.
+    """Return settings with 10 steps per epoch, as in the document, and equally many examples for each process."""
+    # A sum over more examples takes a larger step; if too large, training magnifies rounding.
     lr = 2 / devices if opt == "sgd" else 1.0
     return Settings(num_examples=50 * devices, opt=opt, lr=lr, eps=eps, no_shuffle=True)
 
@@ -60,48 +60,51 @@ def _ways(settings: Settings, reduction: str, devices: int) -> dict[str, Case]:
 
 
 def claims(runs: Mapping[str, Records], devices: int) -> list[Claim]:
-    """What the document says of rates and of right answers, and where it is wrong.
+    """Return the claims about learning rates and accuracy.
 
     Args:
         runs: each framework's records of `cases(devices)`.
+        devices: number of devices.
     """
-    shown = {
+    labels = {
         "many": f"{devices} devices",
         "same": "DDP at the same rate",
         "times": f"DDP at {devices} times the rate",
     }
-    found = []
+    results = []
     for (opt, reduction), names in PLAN.items():
         start = f"{opt}, {reduction}: one device"
         for name in names:
             run, one = f"{opt} {reduction} {name}", f"{opt} {reduction} one"
             if name in ("many", right_rate(opt, reduction)):
-                found.append(_apart(f"{start} is {shown[name]}", runs, run, one, lambda apart: apart < EQUAL))
+                says = f"{start} equals {labels[name]}"
+                results.append(_apart(says, runs, run, one, lambda apart: apart < EQUAL))
             else:
-                found.append(_apart(f"{start} is not {shown[name]}", runs, run, one, lambda apart: apart > DIFFERENT))
-    nearly = f"adam with eps {EPS:g}, sum: one device is nearly DDP at the same rate"
-    found.append(_apart(nearly, runs, "adam eps same", "adam eps one", lambda apart: apart < NEARLY))
-    return found + _right_answers(runs)
+                says = f"{start} differs from {labels[name]}"
+                results.append(_apart(says, runs, run, one, lambda apart: apart > DIFFERENT))
+    nearly = f"adam with eps {EPS:g}, sum: one device nearly equals DDP at the same rate"
+    results.append(_apart(nearly, runs, "adam eps same", "adam eps one", lambda apart: apart < NEARLY))
+    return results + _right_answers(runs)
 
 
 def across(runs: Mapping[str, Records], devices: int) -> Claim:
-    """JAX against torch: all weights after all steps of all of `cases(devices)`."""
+    """Claim that JAX's weights equal torch's after each step of all runs."""
     names = cases(devices)
     furthest = max(distance(runs["jax"][name], runs["torch"][name]) for name in names)
-    return Claim(f"{len(names)} runs: JAX's weights are torch's after each step", furthest < EQUAL, furthest)
+    return Claim(f"{len(names)} runs: JAX's weights equal torch's after each step", furthest < EQUAL, furthest)
 
 
 def _right_answers(runs: Mapping[str, Records]) -> list[Claim]:
-    """The document's accuracy is of all that was dealt, repeated examples too, over the number of examples."""
+    """Claim that the document's accuracy exceeds 100 %: it counts repeated examples, but divides by the examples."""
     return [
         _measured(
-            "accuracy in % as the document counts it, examples repeated: beyond 100",
+            "accuracy in % as in the document, repeated examples counted: above 100",
             runs,
             lambda records: records["odd"].epochs[-1].accuracy,
             lambda accuracy: accuracy > 100,
         ),
         _measured(
-            "accuracy in % with each example counted once: not beyond 100",
+            "accuracy in % with each example counted once: at most 100",
             runs,
             lambda records: records["odd"].epochs[-1].accuracy_once,
             lambda accuracy: accuracy <= 100,

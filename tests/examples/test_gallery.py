@@ -1,4 +1,4 @@
-"""The page of the examples, and the lines in which they say what holds."""
+"""The gallery: its page, the README's table, and the report of claims."""
 
 import doctest
 from pathlib import Path
@@ -15,9 +15,9 @@ PAGE = ROOT / "docs" / "gallery.md"
 
 
 @pytest.mark.parametrize("module", [arrays, claims, entry])
-def test_what_all_examples_use_is_as_documented(module: ModuleType) -> None:
-    found = doctest.testmod(module)
-    assert found.attempted and not found.failed
+def test_doctests_of_the_shared_modules(module: ModuleType) -> None:
+    result = doctest.testmod(module)
+    assert result.attempted and not result.failed
 
 
 def test_a_claim_that_does_not_hold_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
@@ -26,7 +26,7 @@ def test_a_claim_that_does_not_hold_is_counted(capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize("example", gallery.examples(), ids=lambda example: example.name)
-def test_the_page_and_the_readme_have_it(example: Example) -> None:
+def test_the_page_and_the_readme_show_the_example(example: Example) -> None:
     page, readme = PAGE.read_text(), (ROOT / "README.md").read_text()
     assert example.claim in page and f"**{example.verdict}**" in page and f"$ {example.command}\n" in page
     assert example.picture is None or (PAGE.parent / example.picture).is_file()

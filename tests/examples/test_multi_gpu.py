@@ -1,4 +1,4 @@
-"""The scaling table has every world size in both frameworks; what the batch files submit is a command that exists."""
+"""The multi-GPU example: its table covers every world size, and the batch files submit valid commands."""
 
 import doctest
 import os
@@ -20,15 +20,15 @@ FOLDER = Path(job.__file__).parent
 TINY = Options(hidden_sizes=(8,), batch_per_replica=4, steps=2, rounds=1, devices=2, platform="cpu")
 
 
-def test_the_parts_are_as_documented() -> None:
-    found = doctest.testmod(job)
-    assert found.attempted and not found.failed
+def test_doctests_of_the_job() -> None:
+    result = doctest.testmod(job)
+    assert result.attempted and not result.failed
 
 
 def test_both_frameworks_report_each_world_size(capsys: pytest.CaptureFixture[str]) -> None:
     speeds = main(TINY)
     assert list(speeds) == ["torch", "JAX"]
-    assert all(list(found) == [1, 2] and min(found.values()) > 0 for found in speeds.values())
+    assert all(list(of) == [1, 2] and min(of.values()) > 0 for of in speeds.values())
     title, heading, *rows = capsys.readouterr().out.splitlines()
     assert title.startswith("mlp 784-8-10, Adam, float32, 4 examples per replica")
     assert heading.split() == ["replicas", "torch", "examples/s", "JAX", "examples/s"]
@@ -49,13 +49,13 @@ def test_bad_input_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         parse_plain(Options, ["--rounds", "0"], "prog")
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(InputError, match="--framework both: under torchrun only torch"):
+    with pytest.raises(InputError, match="--framework both: must be torch under torchrun"):
         main(TINY)
 
 
 @pytest.fixture
 def submitted(request: pytest.FixtureRequest, tmp_path: Path) -> list[str]:
-    """The words that a batch file gives to srun."""
+    """Return the words that a batch file passes to srun."""
     path = FOLDER / request.param
     subprocess.run(["bash", "-n", path], check=True)
     srun = tmp_path / "srun"

@@ -1,4 +1,4 @@
-"""examples/ports: the right ones are equal to torch in float64, and each broken one shows where it is broken."""
+"""examples/ports: right ports equal torch in float64, and each broken port differs where it is broken."""
 
 from collections.abc import Iterator
 from functools import cache
@@ -16,11 +16,11 @@ from tests.support.trajectories import FORCED_STAGES, Comparison, compare, drawn
 
 PORTS = Path(__file__).parents[2] / "examples" / "ports"
 TOLERANCE = 1e-12  # of each stage, at 2 replicas; measured: up to 1e-15, updates up to 7e-15
-STEPS = 8  # the convnet's rate falls after 5, and gradients of the GPT are clipped from the seventh on
+STEPS = 8  # the convnet's rate falls after 5 steps, and the GPT's gradients are clipped from the seventh on
 
 
 class Runs:
-    """Each port's run in either framework, made once; a broken port has its right one's torch half."""
+    """Each port's run in either framework, made once; a broken port shares its right twin's torch run."""
 
     def __init__(self, pool: TorchPool):
         self._pool = pool
@@ -47,20 +47,20 @@ def case(name: str) -> PortCase:
     return PortCase(PortFile(str(PORTS / f"{name}.py")), world_size=2, steps=STEPS)
 
 
-# A broken one shows that the rest of it is right.
+# The broken twins of these ports cover most of them.
 OTHERS = [pytest.param(name, marks=pytest.mark.large) for name in ("residual_convnet", "gpt")]
 
 
 @pytest.mark.large
 @pytest.mark.parametrize("name", ["transformer_encoder", *OTHERS])
-def test_a_right_port_is_equal_at_every_stage(name: str, runs: Runs) -> None:
+def test_right_ports_are_equal_at_every_stage(name: str, runs: Runs) -> None:
     comparison = runs.compared(name)
     assert comparison.equal, comparison
     assert not comparison.rounding_only
 
 
 class Broken(NamedTuple):
-    """Where a broken port differs first, in its first step."""
+    """The first difference of a broken port, in its first step."""
 
     name: str
     stage: str
@@ -82,25 +82,25 @@ ONE_BY_ONE = [
 
 @pytest.mark.large
 @pytest.mark.parametrize("broken", ONE_BY_ONE)
-def test_a_broken_port_differs_in_its_first_step_and_its_optimizer_does_not(broken: Broken, runs: Runs) -> None:
+def test_a_broken_port_differs_in_its_first_step_but_not_in_its_optimizer(broken: Broken, runs: Runs) -> None:
     comparison = runs.compared(broken.name)
     assert comparison.first is not None
     stage, residual = comparison.first
     assert (stage, residual.step, residual.tensor) == (broken.stage, 1, broken.tensor)
-    assert residual.value > 1e-2  # measured: 0.05, 0.09 and 0.9; nobody would call it rounding
+    assert residual.value > 1e-2  # measured: 0.05, 0.09 and 0.9, far above rounding
     assert comparison.worst["update"].value < TOLERANCE
 
 
-def test_the_broken_convnet_has_a_second_fault_which_only_its_buffers_show(runs: Runs) -> None:
+def test_the_broken_convnet_has_a_second_fault_that_only_its_buffers_show(runs: Runs) -> None:
     torch_records, jax_records = (run.records for run in (runs.torch("residual_convnet"), runs.jax(BROKEN[0].name)))
-    before, after, found = (
+    before, after, flax_after = (
         record["buffers"]["bn.running_mean"] for record in (torch_records[0], torch_records[1], jax_records[1])
     )
-    np.testing.assert_allclose(found - before, 0.1 * (after - before), rtol=1e-9)  # 1 - 0.99 for torch's 0.1; 4e-15
+    np.testing.assert_allclose(flax_after - before, 0.1 * (after - before), rtol=1e-9)  # 1 - 0.99, not 0.1; 4e-15
 
 
-def test_the_ports_bring_about_what_could_differ(runs: Runs) -> None:
-    """Clipping in some steps but not in all, unequal numbers of words, and padding."""
+def test_the_ports_cover_clipping_uneven_word_counts_and_padding(runs: Runs) -> None:
+    """Check that gradients are clipped in some steps but not in all, and that ranks hold unequal numbers of words."""
     stages = ("gradients", "clipped_gradients")
     records = [[record[stage]["norm.bias"] for stage in stages] for record in runs.torch("gpt").records]
     assert {np.array_equal(before, after) for before, after in records} == {True, False}
