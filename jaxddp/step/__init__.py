@@ -1,1 +1,1 @@
-"""The replica step: local gradients, comm hook, mean over replicas, clipping, optimizer update, buffers."""
+"""One optimizer step on each replica: local gradients, comm hook, mean over replicas, clipping, optimizer update, buffers."""

@@ -1,4 +1,4 @@
-"""The buffers that a step keeps, of those that each replica's forward passes leave behind."""
+"""Choice of the buffers that a step keeps, from those of all replicas' forward passes."""
 
 import jax
 

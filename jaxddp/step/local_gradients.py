@@ -1,4 +1,4 @@
-"""The first half of a replica step: loss and gradients of a replica's micro-batches, accumulated; nothing is sent.
+"""First half of a replica step: loss and gradients of a replica's micro-batches, accumulated; nothing is sent.
 
 micro-batch -> forward pass -> loss -> backward pass -> sum over micro-batches
 """

@@ -1,4 +1,4 @@
-"""The exponential moving average of the parameters."""
+"""Exponential moving average of the parameters."""
 
 import jax
 from jax import numpy as jnp

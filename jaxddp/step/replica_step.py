@@ -1,4 +1,4 @@
-"""The replica step: one optimizer step as each replica computes it, from its batch to the next state.
+"""Replica step: one optimizer step as each replica computes it, from its batch to the next state.
 
     local loss and gradients -> accumulation                                        jaxddp.step.local_gradients
     comm hook -> mean over replicas -> clipping -> optimizer update -> buffers      ReplicaStep.synchronize

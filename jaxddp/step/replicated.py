@@ -1,4 +1,4 @@
-"""The strategy of torch's DDP: every replica makes the same update of all parameters.
+"""Strategy of torch's DDP: every replica makes the same update of all parameters.
 
 local gradients -> all_reduce -> clipping -> update of all parameters
 """

@@ -1,4 +1,4 @@
-"""The interface of the strategies by which replicas share gradients, optimizer state and updates."""
+"""Interface of the strategies by which replicas share gradients, optimizer state and updates."""
 
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
@@ -11,15 +11,15 @@ from jaxddp.step.grad_scaler import all_finite
 
 
 class Strategy(ABC):
-    """How replicas share gradients, the optimizer's state and the update of the parameters.
+    """A division of gradients, optimizer state and parameter updates among the replicas.
 
         Replicated      every replica makes the same update                      as torch's DDP
         Sharded         every replica updates one slice of all parameters        as ZeRO, stage 1
         PostLocalSGD    every replica makes its own update, averaged at times    as torch's post-local SGD
 
     A `jaxddp.step.replica_step.ReplicaStep` calls `mean` (or `part`, after a communication hook), `clip` and
-    `update`, in this order. The methods that are not abstract are right wherever each replica holds whole gradients
-    and the whole state of its optimizer.
+    `update`, in this order. The default methods are right wherever each replica holds whole gradients and a whole
+    optimizer state.
 
     Attributes:
         per_replica: fields of `TrainState` that differ between replicas.

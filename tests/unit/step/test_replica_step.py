@@ -1,4 +1,4 @@
-"""The replica step, compared with arithmetic by hand and with one replica, and its compiled program."""
+"""Replica step: compared with arithmetic by hand and with one replica, and as a compiled program."""
 
 import functools
 import re

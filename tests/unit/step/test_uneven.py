@@ -138,7 +138,7 @@ def test_combinations_that_torch_does_not_support_are_refused(options: dict[str,
 
 @pytest.mark.parametrize("framework", ["jax", "torch"])
 def test_a_batch_on_which_batch_norm_cannot_train_is_refused_at_the_start(framework: str, tmp_path: Path) -> None:
-    """The last batch has two examples on replica 0, and one on replica 1, padded to two."""
+    """Its last batch has two examples on replica 0, and one on replica 1, padded to two."""
     names = tmp_path / "names.txt"
     names.write_text("\n".join(["hanna", "emil", "otto", "ida", "ada", "hannah", "bob", "eve", "max", "lea", "jon"]))
     options: dict[str, Any] = {"model": "char_mlp", "dataset": "names", "data_path": str(names), "join": True}
