@@ -1,1 +1,1 @@
-"""One optimizer step on each replica: local gradients, comm hook, mean over replicas, clipping, optimizer update, buffers."""
+"""Optimizer step of a replica: local gradients, comm hook, mean over replicas, clipping, optimizer update, buffers."""
