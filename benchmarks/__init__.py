@@ -1,1 +1,1 @@
-"""How fast jaxddp trains, next to torch and to jax written by hand."""
+"""Speed of jaxddp compared with torch and with hand-written jax."""

@@ -1,4 +1,4 @@
-"""Those who run the race: each trains the same job from its start, and says how long it took."""
+"""Contenders of the benchmark: each trains the same job from the start and returns its time."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,18 +23,18 @@ JIT_ONE = "jax.jit, one device, 1 step per call"
 JIT = "jax.jit + scan, one device"
 LABELS = (JAXDDP_ONE, JAXDDP, PMAP_ONE, PMAP, TORCH, JIT_ONE, JIT)
 
-# Which two are compared: like with like, so each jaxddp with those that make as many steps per dispatch.
+# Compared pairs: each jaxddp with the contenders that take as many steps per dispatch.
 COMPARISONS = {JAXDDP_ONE: (PMAP_ONE, TORCH, JIT_ONE), JAXDDP: (PMAP, TORCH, JIT)}
 
 
 @dataclass(frozen=True)
 class Contender:
-    """One row of one column.
+    """A contender with a number of replicas.
 
     Attributes:
         label: one of `LABELS`.
         world_size: number of replicas.
-        train: trains for some epochs; returns the seconds and the mean loss of the last epoch.
+        train: (epochs) -> seconds, and the mean loss of the last epoch.
     """
 
     label: str
@@ -44,14 +44,14 @@ class Contender:
 
 @dataclass(frozen=True)
 class Race:
-    """All contenders, and the jaxddp runs as they come, by world size, to read the programs of."""
+    """All contenders, and jaxddp's default runs by world size, whose compiled programs are reported."""
 
     contenders: list[Contender]
     runs: dict[int, train.Run]
 
 
 def enter(config: TrainConfig, world_sizes: Sequence[int], devices: Sequence[jax.Device], torch: TorchRanks) -> Race:
-    """Build every contender for `config`, whose global batch all world sizes share."""
+    """Build every contender for `config`; the global batch size is the same for all world sizes."""
     contenders: list[Contender] = []
     runs: dict[int, train.Run] = {}
     for world_size in world_sizes:
@@ -81,7 +81,7 @@ def _of_world_size(config: TrainConfig, run: train.Run, run_one: train.Run, torc
 
 
 def _train_jaxddp(run: train.Run) -> Callable[[range], Timing]:
-    """The loop of jaxddp.train, without log, evaluation and checkpoints."""
+    """Return the training loop of jaxddp.train without log, evaluation and checkpoints."""
     ddp, loader, start = run.ddp, run.loader, jax.device_get(run.start)
 
     def timed(epochs: range) -> Timing:
@@ -105,7 +105,7 @@ def _hand_written(
     config: TrainConfig, devices: Sequence[jax.Device], steps_per_dispatch: int, plain: bool = False
 ) -> HandWritten:
     return HandWritten(
-        optim.from_config(config, total_steps=1),  # a constant rate asks for no number of steps
+        optim.from_config(config, total_steps=1),  # unused: the learning rate is constant
         devices,
         plain=plain,
         steps_per_dispatch=steps_per_dispatch,
@@ -128,7 +128,7 @@ def _train_by_hand(by_hand: HandWritten, run: train.Run) -> Callable[[range], Ti
 
 
 def by_hand_state(run: train.Run) -> Any:
-    """The state that a jaxddp run of the mlp starts from, as the hand-written step keeps it."""
+    """Convert the initial state of a jaxddp run of the mlp to that of the hand-written step."""
     params = run.ddp.functional.params
     layers = [(params[f"layers.{i}.kernel"], params[f"layers.{i}.bias"]) for i in range(len(params) // 2)]
     return jax.device_get((layers, run.ddp.optimizer.init(layers)))

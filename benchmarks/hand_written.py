@@ -1,8 +1,7 @@
-"""What a good JAX user writes without jaxddp: the same training by hand, for this one model.
+"""The same training written by hand in plain JAX, for one model: the reference for jaxddp's speed.
 
-The mark that jaxddp's speed is measured against: no module system, no options, no checks. State
-and batches are placed on the devices before the step needs them, the state's buffers are reused,
-and nothing waits for a loss before the epoch ends.
+There is no module system, no option and no check. State and batches are placed on the devices before the step needs
+them, the state's buffers are donated, and nothing waits for a loss before the epoch ends.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,13 +14,13 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 Params = list[tuple[jax.Array, jax.Array]]  # kernel (in, out) and bias (out,) of each layer
-State = tuple[Params, Any]  # and the optimizer's state
+State = tuple[Params, Any]  # parameters and the optimizer's state
 Metrics = tuple[jax.Array, jax.Array]  # loss and accuracy
 Step = Callable[[State, Any], tuple[State, Metrics]]
 
 
 def make_step(optimizer: optax.GradientTransformation, average: Callable[[Any], Any]) -> Step:
-    """One optimizer step of a multilayer perceptron; `average` takes the mean over the replicas."""
+    """Build an optimizer step of a multilayer perceptron; `average` takes the mean over the replicas."""
 
     def loss_fn(params: Params, batch: Mapping[str, jax.Array]) -> Metrics:
         x = batch["x"].reshape(len(batch["x"]), -1)
@@ -42,15 +41,15 @@ def make_step(optimizer: optax.GradientTransformation, average: Callable[[Any], 
 
 
 class HandWritten:
-    """The step, compiled, and the loop around it.
+    """The compiled step and the loop around it.
 
     Args:
         optimizer: an optax transformation.
-        devices: one per replica, for `jax.pmap`; with `plain` the one for `jax.jit`.
-        plain: plain `jax.jit`, the whole batch on one device.
-        steps_per_dispatch: K; above 1 by `lax.scan`.
-        batch_size: examples of a step, over all replicas.
-        seed: of the order of the examples.
+        devices: one device per replica, for `jax.pmap`; with `plain`, the one for `jax.jit`.
+        plain: use plain `jax.jit`, with the whole batch on one device.
+        steps_per_dispatch: K; above 1, `lax.scan` runs the steps.
+        batch_size: examples per step, over all replicas.
+        seed: seed of the sample order.
     """
 
     def __init__(
@@ -81,11 +80,11 @@ class HandWritten:
             self.batch_sharding = NamedSharding(mesh, PartitionSpec("replica"))
 
     def place(self, state: Any) -> State:
-        """A copy of the state on every device."""
+        """Place a copy of the state on every device."""
         return jax.device_put(jax.tree.map(np.array, state), self.state_sharding)
 
     def train(self, state: State, data: Mapping[str, np.ndarray], epochs: range) -> tuple[State, list[float]]:
-        """Make some passes over the data; returns also the loss of every step."""
+        """Train for some epochs; return the state and the loss of every step."""
         losses: list[float] = []
         for epoch in epochs:
             metrics = []
@@ -97,12 +96,12 @@ class HandWritten:
         return state, losses
 
     def _indices(self, epoch: int, dataset_size: int) -> Iterator[np.ndarray]:
-        """Which examples each dispatch takes: (replicas, K, examples), without the axes that are not there."""
+        """Yield each dispatch's examples, (replicas, K, examples), without the axes that the program lacks."""
         order = np.random.default_rng((self._seed, epoch)).permutation(dataset_size)
         per_replica = -(-dataset_size // self._replicas)
-        dealt = np.resize(order, (per_replica, self._replicas)).T  # repeats the first ones to fill up
+        shards = np.resize(order, (per_replica, self._replicas)).T  # repeats the first examples as padding
         full_steps = per_replica // self._size
-        full, rest = np.split(dealt, [full_steps * self._size], axis=1)
+        full, rest = np.split(shards, [full_steps * self._size], axis=1)
         by_step = full.reshape(self._replicas, full_steps, self._size)
         dispatches = [
             by_step[:, i : i + self._steps_per_dispatch] for i in range(0, full_steps, self._steps_per_dispatch)

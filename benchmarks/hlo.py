@@ -1,4 +1,4 @@
-"""Reads from a compiled program how often and how much the replicas send each other."""
+"""Number and size of the messages between replicas, read from a compiled program."""
 
 import math
 import re
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.-]+) \(.*\) -> .*\{$")
 _ALL_REDUCE = re.compile(r" = (.*?) all-reduce(?:-start)?\(")
-_PERMUTE = re.compile(r" = (.*?) collective-permute(?:-done)?\(")  # a start's shape is of what is sent and received
+_PERMUTE = re.compile(r" = (.*?) collective-permute(?:-done)?\(")  # a start's shape covers input and output
 _SHAPE = re.compile(r"\b(pred|[a-z]+(\d+)\w*)\[([\d,]*)\]")
 _CALLED = re.compile(r"\b(?:calls|to_apply|body)=%?([\w.-]+)")
 _BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
@@ -15,11 +15,11 @@ _TRIP_COUNT = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 
 @dataclass(frozen=True)
 class Messages:
-    """What one replica sends by instructions of one kind, each time that the program runs.
+    """Messages of one kind that a replica sends in each run of the program.
 
     Attributes:
-        count: number of the instructions; an all-reduce may carry many arrays.
-        bytes: size of what it puts into them.
+        count: number of instructions; an all-reduce may carry many arrays.
+        bytes: total size of their arrays.
     """
 
     count: int
@@ -27,12 +27,12 @@ class Messages:
 
 
 def all_reduces(text: str) -> Messages:
-    """Count a compiled program's all-reduces; those in a loop count once for each pass.
+    """Count a compiled program's all-reduces; those in a loop count once per pass.
 
-    Of a conditional all branches count.
+    All branches of a conditional count.
 
     Raises:
-        ValueError: the text is no compiled program, or a loop sends, but nobody knows how often it runs.
+        ValueError: the text is no compiled program, or a loop of unknown length sends.
 
     >>> all_reduces('''
     ... ENTRY %main (x: f32[3]) -> f32[3] {
@@ -46,7 +46,7 @@ def all_reduces(text: str) -> Messages:
 
 
 def permutes(text: str) -> Messages:
-    """Count a compiled program's messages to neighbours, of `lax.ppermute`, likewise."""
+    """Count a compiled program's messages of `lax.ppermute`, by the same rules as `all_reduces`."""
     return _messages(text, _PERMUTE)
 
 
@@ -58,7 +58,7 @@ def _messages(text: str, kind: re.Pattern[str]) -> Messages:
 
 
 def _computations(text: str) -> tuple[dict[str, list[str]], str | None]:
-    """The lines of each computation, and the name of the one that is the program."""
+    """Return the lines of each computation, and the name of the entry computation."""
     computations: dict[str, list[str]] = {}
     name = entry = None
     for line in text.splitlines():
@@ -77,7 +77,7 @@ def _total(name: str, computations: dict[str, list[str]], kind: re.Pattern[str])
         if match := kind.search(line):
             count += 1
             size += _bytes(match[1])
-            continue  # what it calls only adds two numbers
+            continue  # the computation that it calls only adds two numbers
         branches = [branch.strip(" %") for match in _BRANCHES.finditer(line) for branch in match[1].split(",")]
         for called in [*_CALLED.findall(line), *branches]:
             inside = _total(called, computations, kind)
@@ -96,7 +96,7 @@ def _passes(line: str) -> int:
 
 
 def _bytes(shapes: str) -> int:
-    """The bytes of all arrays in a shape like `(f32[2,3]{1,0}, s32[])`."""
+    """Sum the bytes of all arrays in a shape such as `(f32[2,3]{1,0}, s32[])`."""
     total = 0
     for kind, bits, sizes in _SHAPE.findall(shapes):
         elements = math.prod(int(size) for size in sizes.split(",") if size)

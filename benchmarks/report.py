@@ -1,4 +1,4 @@
-"""The record of a benchmark, and its text."""
+"""The record of a benchmark and its text."""
 
 import datetime
 import importlib.metadata
@@ -13,13 +13,13 @@ import jax
 from benchmarks.contenders import COMPARISONS, LABELS, PMAP, PMAP_ONE, TORCH
 from jaxddp.config import TrainConfig
 
-SLOWEST = 1 / 1.05  # of the hand-written steps per second: a step takes at most 5 % longer
-FASTER_THAN_TORCH = 3.0  # at 2 replicas
+SLOWEST = 1 / 1.05  # times the hand-written steps per second: a step takes at most 5 % longer
+FASTER_THAN_TORCH = 3.0  # times torch's steps per second, at 2 replicas
 WIDTH = 38
 
 
 def provenance(command: str, device: jax.Device) -> dict[str, Any]:
-    """Where, when, with what, and how busy the machine was."""
+    """Return command, date, hardware, load and package versions."""
     packages = ("jax", "jaxlib", "flax", "optax", "numpy", "torch")
     return {
         "command": command,
@@ -45,7 +45,7 @@ def _version(package: str) -> str:
 
 
 def describe_job(config: TrainConfig, world_sizes: Sequence[int]) -> str:
-    """What is trained, and what all world sizes share."""
+    """Describe the job, and the batch that all world sizes share."""
     shares = ", ".join(f"{config.per_replica_batch_size(w)} at {w}" for w in world_sizes)
     return (
         f"{config.dataset}, {config.model}, {config.optimizer}, {config.dtype}; held fixed: "
@@ -54,22 +54,22 @@ def describe_job(config: TrainConfig, world_sizes: Sequence[int]) -> str:
 
 
 def aims(ratios: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What jaxddp wants to reach, and whether it did."""
-    found = []
+    """List jaxddp's aims and whether they are met."""
+    results = []
     for ratio in ratios:
         name, replicas, speed = ratio["other"], ratio["replicas"], ratio["median"]
         if name in (PMAP, PMAP_ONE):
             aim = f"{_replicas(replicas)}: {ratio['jaxddp']}, takes at most 5 % longer than {name}"
             is_now = f"{100 * (1 / speed - 1):+.0f} %"
-            found.append({"aim": aim, "is": is_now, "met": speed >= SLOWEST})
+            results.append({"aim": aim, "is": is_now, "met": speed >= SLOWEST})
         elif name == TORCH and replicas == 2:
             aim = f"{_replicas(replicas)}: {ratio['jaxddp']}, makes at least {FASTER_THAN_TORCH:.0f} x {name}'s steps"
-            found.append({"aim": aim, "is": f"{speed:.1f} x", "met": speed >= FASTER_THAN_TORCH})
-    return found
+            results.append({"aim": aim, "is": f"{speed:.1f} x", "met": speed >= FASTER_THAN_TORCH})
+    return results
 
 
 def text(record: dict[str, Any]) -> str:
-    """The tables for people."""
+    """Format the record as tables."""
     world_sizes = [int(w) for w in record["programs"]]
     versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
     lines = [

@@ -1,12 +1,11 @@
-"""`make bench`: how many optimizer steps a second the default training job makes.
+"""Measure the optimizer steps per second of the default training job (`make bench`).
 
 python -m benchmarks.steps_per_second
 python -m benchmarks.steps_per_second --rounds 15 --replicas 2 --output benchmarks/results/mine.json
 
-jaxddp runs next to torch DDP, to pmap written by hand and to plain jax.jit, all in one process
-(torch: in processes that stay up), in turns. Ratios are taken within each round, whose members
-met the same load of the machine; shown are their medians and extremes. The benchmark judges
-nothing: its exit code is 0 however slow it went.
+jaxddp takes turns with torch DDP, hand-written pmap and plain jax.jit, all in one process (torch: in processes that
+stay up). Ratios are taken within each round, whose members meet the same load of the machine; the report shows their
+medians and extremes. The exit code is 0 whatever the speed.
 """
 
 import json
@@ -31,29 +30,29 @@ from jaxddp.config import TrainConfig
 from jaxddp.distributed.devices import prepare
 from jaxddp.errors import InputError
 
-Seconds = dict[tuple[str, int], list[float]]  # per step, by label and world size, one for each round
+Seconds = dict[tuple[str, int], list[float]]  # seconds per step, by label and world size, one per round
 
 
 @dataclass(frozen=True)
 class Options:
-    """Steps per second of the default training job: jaxddp beside torch DDP, pmap by hand and jax.jit."""
+    """Measure steps per second of the default training job: jaxddp, torch DDP, hand-written pmap and jax.jit."""
 
     rounds: int = 9
-    """How often each contender runs."""
+    """Runs of each contender."""
     steps: int = 225
     """Optimizer steps of each run, rounded up to whole epochs."""
     replicas: tuple[int, ...] = (1, 2, 4)
-    """Numbers of replicas; on GPUs, those for which there are enough."""
+    """Numbers of replicas; those above the number of GPUs are left out."""
     platform: str | None = None
-    """cpu | gpu. None: GPUs where there are any."""
+    """cpu | gpu. None: GPUs if there are any."""
     output: Path | None = None
     """Write the numbers to this JSON file too."""
 
 
 def main(options: Options) -> dict[str, Any]:
-    """Run the race, print it, and return its record."""
+    """Run the benchmark, print it, and return its record."""
     devices, world_sizes = _devices(options)
-    provenance = report.provenance(_command(options), devices[0])  # now, since the load counts as of before
+    provenance = report.provenance(_command(options), devices[0])  # before the run, whose own load does not count
     config = TrainConfig()
     for world_size in world_sizes:
         config.per_replica_batch_size(world_size)
@@ -87,12 +86,12 @@ def _command(options: Options) -> str:
 
 
 def _devices(options: Options) -> tuple[list[jax.Device], list[int]]:
-    """The devices, and the world sizes that they are enough for."""
+    """Return the devices, and the world sizes that fit on them."""
     most = max(options.replicas)
     try:
         devices = prepare(most, options.platform)
     except InputError:
-        devices = prepare(None, options.platform)  # fewer GPUs than that: all of them
+        devices = prepare(None, options.platform)  # too few GPUs: take all of them
     world_sizes = sorted({count for count in options.replicas if count <= len(devices)})
     if not world_sizes:
         raise InputError(f"--replicas {' '.join(map(str, options.replicas))}: there are {len(devices)} devices")
@@ -102,14 +101,14 @@ def _devices(options: Options) -> tuple[list[jax.Device], list[int]]:
 def run_rounds(
     race: Race, epochs: range, rounds: int, steps_per_epoch: int
 ) -> tuple[Seconds, dict[tuple[str, int], float]]:
-    """Let all contenders run in turn, each round beginning with another; also returns their losses."""
+    """Run all contenders in turn, starting each round with a different one; return seconds and losses."""
     contenders = race.contenders
     seconds: Seconds = {(c.label, c.world_size): [] for c in contenders}
     losses = {}
     for contender in tqdm(contenders, desc="compile and warm up", leave=False, disable=None):
         contender.train(range(1))  # one epoch holds every shape of a batch
     for number in tqdm(range(rounds), desc="rounds", leave=False, disable=None):
-        first = number * 3 % len(contenders)  # 3 at a time, so that few rounds come round too
+        first = number * 3 % len(contenders)  # 3 at a time, so that few rounds also reach the last contenders
         for contender in contenders[first:] + contenders[:first]:
             time, losses[contender.label, contender.world_size] = contender.train(epochs)
             seconds[contender.label, contender.world_size].append(time / (len(epochs) * steps_per_epoch))
@@ -117,20 +116,20 @@ def run_rounds(
 
 
 def ratios(seconds: Seconds, world_sizes: Sequence[int]) -> list[dict[str, Any]]:
-    """How many times as many steps per second jaxddp makes as each of the others, round by round."""
-    found = []
+    """Compute jaxddp's steps per second relative to each other contender's, round by round."""
+    results = []
     for ours, others in COMPARISONS.items():
         for other in others:
             for world_size in world_sizes:
                 their_size = 1 if other in (JIT, JIT_ONE) else world_size
                 pairs = zip(seconds[other, their_size], seconds[ours, world_size], strict=True)
                 speedups = [theirs / mine for theirs, mine in pairs]
-                found.append({"jaxddp": ours, "other": other, "replicas": world_size, **_spread(speedups)})
-    return found
+                results.append({"jaxddp": ours, "other": other, "replicas": world_size, **_spread(speedups)})
+    return results
 
 
 def program(run: train.Run) -> dict[str, int]:
-    """What the compiled program says that each replica sends in a step, beside the size of its gradients."""
+    """Read from the compiled program what each replica sends in a step; also return the size of the gradients."""
     batches = next(run.loader.epoch(0))
     steps = batches.last["y"].shape[1]
     sent = all_reduces(run.ddp.compiled_text(run.start, batches))

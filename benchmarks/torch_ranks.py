@@ -1,4 +1,4 @@
-"""torch DDP as a contender: ranks that are child processes, stay up, and train when they are asked. Knows no jax."""
+"""torch DDP as a contender: ranks in child processes that stay up and train on request; needs no jax."""
 
 import contextlib
 import multiprocessing
@@ -26,7 +26,7 @@ Timing = tuple[float, float]  # seconds, and the mean loss of the last epoch
 
 
 class TorchRanks:
-    """The ranks, seen from the process that asks them."""
+    """The ranks, seen from the parent process."""
 
     def __init__(self, connections: Sequence[Connection]):
         self._connections = connections
@@ -37,16 +37,16 @@ class TorchRanks:
         Returns:
             The seconds of the slowest rank, and the mean loss of the last epoch.
         """
-        asked = self._connections[:world_size]
-        for connection in asked:
+        connections = self._connections[:world_size]
+        for connection in connections:
             connection.send((world_size, config, epochs))
-        timings = _answers(asked)
+        timings = _answers(connections)
         return max(seconds for seconds, _ in timings), timings[0][1]
 
 
 @contextlib.contextmanager
 def torch_ranks(size: int, platform: str) -> Iterator[TorchRanks]:
-    """Start ranks; none is left over at the end."""
+    """Start the ranks, and end all of them on exit."""
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         pipes = [context.Pipe() for _ in range(size)]
@@ -59,7 +59,7 @@ def torch_ranks(size: int, platform: str) -> Iterator[TorchRanks]:
         try:
             for process, (_, theirs) in zip(processes, pipes, strict=True):
                 process.start()
-                theirs.close()  # so that a dead rank reads as the end of the connection
+                theirs.close()  # so that the connection ends when the rank does
             _answers([ours for ours, _ in pipes])
             yield TorchRanks([ours for ours, _ in pipes])
         finally:
@@ -88,11 +88,11 @@ def _answers(connections: Sequence[Connection]) -> list[Timing]:
 
 def _serve(rank: int, size: int, platform: str, store_file: str, connection: Connection) -> None:
     if platform == "cpu":
-        torch.set_num_threads(1)  # as torch_ref.train: the replicas share the cores
+        torch.set_num_threads(1)  # as in torch_ref.train: the replicas share the cores
     try:
         device = local_device(TorchConfig(platform=platform), rank)
         with process_group(rank, size, device, dist.FileStore(store_file, size)) as everyone:
-            # Every process has to help to make a group, also those outside of it.
+            # A collective call: all processes must take part, also those outside of the group.
             groups = {count: dist.new_group(list(range(count))) for count in range(1, size + 1)}
             runs: dict[int, tuple[TrainConfig, Run]] = {}
             connection.send((0.0, 0.0))
@@ -110,11 +110,11 @@ def _serve(rank: int, size: int, platform: str, store_file: str, connection: Con
 
 
 def _train(run: Run, epochs: range) -> Timing:
-    """The loop of torch_ref.train, without log, evaluation and checkpoints; afterwards back to the start."""
+    """Run the training loop of torch_ref.train without log, evaluation and checkpoints; restore the initial state."""
     module, optimizer, scheduler = run.state.module, run.state.optimizer, run.state.scheduler
     start = {name: value.clone() for name, value in module.state_dict().items()}
     run.model.train()
-    run.world.all_reduce(torch.zeros(1, device=run.world.device)).item()  # all start together
+    run.world.all_reduce(torch.zeros(1, device=run.world.device)).item()  # start together
     loss, started = 0.0, time.perf_counter()
     for epoch in epochs:
         sums = [

@@ -1,4 +1,4 @@
-"""The benchmark: a record of the right form, a hand-written step that computes the same, all-reduces counted right."""
+"""The benchmark: the form of its record, the hand-written step, and the count of all-reduces."""
 
 import json
 from pathlib import Path
@@ -17,12 +17,12 @@ from benchmarks.hlo import all_reduces
 from jaxddp import DataParallel, Loader, Replicas, models, optim
 from jaxddp.data.torch_rng import Generator
 
-SAME = 1e-12  # in float64, of the largest parameter; measured: 0, the same bits
+SAME = 1e-12  # float64, relative to the largest parameter; measured: 0, the same bits
 
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The record of a small race, and its text."""
+    """Run a small benchmark and return its record."""
     output = tmp_path_factory.mktemp("benchmark") / "folder" / "record.json"
     options = steps_per_second.Options(rounds=2, steps=1, replicas=(2,), platform="cpu", output=output)
     record = steps_per_second.main(options)
@@ -35,7 +35,7 @@ def test_the_record_has_every_contender(ran: dict[str, Any]) -> None:
     assert [(c["name"], c["replicas"]) for c in ran["contenders"]] == [
         (label, 1 if label in (JIT, JIT_ONE) else 2) for label in LABELS
     ]
-    assert ran["optimizer_steps"] == 45  # a step asked for is an epoch run
+    assert ran["optimizer_steps"] == 45  # --steps 1 is rounded up to an epoch
     for contender in ran["contenders"]:
         speed, seconds = contender["steps_per_second"], contender["seconds_per_step"]
         assert 0 < speed["min"] <= speed["median"] <= speed["max"]
@@ -55,7 +55,7 @@ def test_the_record_compares_like_with_like(ran: dict[str, Any]) -> None:
         assert ratio["median"] == pytest.approx(np.median(seconds[ratio["other"]] / seconds[ratio["jaxddp"]]), rel=2e-3)
 
 
-def test_the_record_says_where_it_comes_from(ran: dict[str, Any]) -> None:
+def test_the_record_has_device_versions_command_and_job(ran: dict[str, Any]) -> None:
     assert ran["device"] == "cpu" and ran["gpu"] == "not measured"
     assert {"python", "jax", "torch"} <= ran["versions"].keys()
     assert ran["command"].endswith("benchmarks.steps_per_second --rounds 2 --steps 1 --replicas 2 --platform cpu")
@@ -86,7 +86,7 @@ def test_an_aim_is_met_or_missed(other: str, speed: float, met: bool) -> None:
 
 
 def gap_by_hand(steps_per_dispatch: int, plain: bool = False, lr: float = 1e-3) -> float:
-    """How far the hand-written step comes from jaxddp's in 12 steps of float64, next to the largest parameter."""
+    """Return the relative difference of the hand-written step's parameters from jaxddp's after 12 float64 steps."""
     rng = np.random.default_rng(0)
     data = {"x": rng.normal(size=(96, 5)), "y": rng.integers(0, 3, 96)}
     replicas = Replicas(jax.devices("cpu")[: 1 if plain else 2])
@@ -118,16 +118,16 @@ def gap_by_hand(steps_per_dispatch: int, plain: bool = False, lr: float = 1e-3) 
 
 @pytest.mark.large
 @pytest.mark.parametrize(("steps_per_dispatch", "plain"), [(1, False), (3, True)])
-def test_by_hand_means_the_same(steps_per_dispatch: int, plain: bool) -> None:
+def test_the_hand_written_step_computes_the_same(steps_per_dispatch: int, plain: bool) -> None:
     assert gap_by_hand(steps_per_dispatch, plain) < SAME
 
 
 @pytest.mark.large
-def test_a_slightly_wrong_rate_by_hand_is_noticed() -> None:
+def test_a_slightly_wrong_learning_rate_by_hand_shows() -> None:
     assert gap_by_hand(1, lr=1e-3 * (1 + 1e-6)) > 100 * SAME
 
 
-def test_by_hand_sees_every_example_once_an_epoch() -> None:
+def test_the_hand_written_loop_sees_every_example_once_per_epoch() -> None:
     for plain, steps in ((False, 1), (False, 3), (True, 1), (True, 3)):
         by_hand = HandWritten(
             optim.sgd(), jax.devices("cpu")[: 1 if plain else 2], plain=plain, steps_per_dispatch=steps, batch_size=8
@@ -136,7 +136,7 @@ def test_by_hand_sees_every_example_once_an_epoch() -> None:
         np.testing.assert_array_equal(np.sort(seen), np.arange(46))
 
 
-def test_all_reduces_in_loops_count_once_for_each_pass() -> None:
+def test_all_reduces_in_loops_count_once_per_pass() -> None:
     def program(x: jax.Array) -> jax.Array:
         x = lax.psum(x, "r")  # 5 floats, once
 
@@ -146,8 +146,8 @@ def test_all_reduces_in_loops_count_once_for_each_pass() -> None:
         return lax.scan(body, x, None, length=7)[0]
 
     mapped = jax.pmap(program, "r", devices=jax.devices("cpu")[:2])
-    found = all_reduces(mapped.lower(np.ones((2, 5), np.float32)).compile().as_text())
-    assert (found.count, found.bytes) == (8, 4 * (5 + 7 * 25))
+    messages = all_reduces(mapped.lower(np.ones((2, 5), np.float32)).compile().as_text())
+    assert (messages.count, messages.bytes) == (8, 4 * (5 + 7 * 25))
 
 
 def test_a_program_without_all_reduces_has_none() -> None:
@@ -172,18 +172,18 @@ ENTRY %main (p: f32[2]) -> f32[2] {
 """
 
 
-def test_asynchronous_all_reduces_and_all_kinds_of_numbers_count() -> None:
-    found = all_reduces(HLO.replace("TRIPS", ', backend_config={"known_trip_count":{"n":"6"}}'))
-    assert (found.count, found.bytes) == (1 + 6, 3 + 6 * (4 * 4 + 6 * 2))
+def test_asynchronous_all_reduces_of_all_dtypes_count() -> None:
+    messages = all_reduces(HLO.replace("TRIPS", ', backend_config={"known_trip_count":{"n":"6"}}'))
+    assert (messages.count, messages.bytes) == (1 + 6, 3 + 6 * (4 * 4 + 6 * 2))
 
 
 @pytest.mark.parametrize(("text", "message"), [(HLO.replace("TRIPS", ""), "unknown length"), ("", "no compiled")])
-def test_what_cannot_be_counted_is_refused(text: str, message: str) -> None:
+def test_loops_of_unknown_length_and_other_texts_are_refused(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         all_reduces(text)
 
 
-def test_the_saved_records_are_of_this_form(ran: dict[str, Any]) -> None:
+def test_saved_records_have_the_same_form(ran: dict[str, Any]) -> None:
     saved = sorted((Path(steps_per_second.__file__).parent / "results").glob("*.json"))
     assert saved
     for path in saved:
