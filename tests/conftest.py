@@ -32,14 +32,14 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 prepare(8, "cpu")
 
 
-# An older code generator of XLA's, which compiles small programs in 70 % of the CPU time; users have the newer one.
+# Older code generator of XLA, which compiles small programs in 70 % of the CPU time; users have the newer one.
 FAST_COMPILER = "--xla_cpu_use_fusion_emitters=false"
 LEFT_OUT = pytest.StashKey[Counter[str]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--third", type=int, choices=(0, 1, 2), help="run only this third of the selected tests")
-    parser.addoption("--fast-compiler", action="store_true", help=f"XLA_FLAGS={FAST_COMPILER} where jaxlib knows it")
+    parser.addoption("--fast-compiler", action="store_true", help=f"set XLA_FLAGS={FAST_COMPILER} where jaxlib has it")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -56,16 +56,16 @@ def pytest_deselected(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Say how many tests were left to `make test-all`, by folder."""
+    """Print how many tests are left to `make test-all`, by folder."""
     if left_out := config.stash[LEFT_OUT]:
         folders = ", ".join(f"{folder} {count}" for folder, count in sorted(left_out.items()))
         terminalreporter.line("")
-        terminalreporter.line(f"left to `make test-all`, and a third at a time to CI: {left_out.total()} ({folders})")
+        terminalreporter.line(f"{left_out.total()} large tests left to `make test-all` and CI's rotation: {folders}")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark as large what `one_in` leaves out of `make test`; keep one third of the tests if `--third` asks for it."""
+    """Mark as large the cases that `one_in` leaves out; with `--third`, keep one third of the tests."""
     seen: Counter[tuple[Path, str]] = Counter()
     for item in items:
         if item.get_closest_marker("large"):

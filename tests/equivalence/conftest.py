@@ -1,4 +1,4 @@
-"""Trajectories of both frameworks, each run once, and the table of what they proved."""
+"""Fixtures that run a case once in each framework, and the table printed after `make test`."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +22,7 @@ def pool(workers: Workers) -> TorchPool:
 
 @pytest.fixture(scope="session")
 def run_both(workers: Workers) -> Iterator[Callable[[Case], tuple[Trajectory, Trajectory]]]:
-    """Run a case in jaxddp and in torch, once however often it is asked for."""
+    """Return a function that runs a case in jaxddp and in torch, each case once."""
 
     with ThreadPoolExecutor(1) as beside:  # torch's ranks work while jax compiles
 
@@ -36,14 +36,9 @@ def run_both(workers: Workers) -> Iterator[Callable[[Case], tuple[Trajectory, Tr
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print the table of what was proven."""
+    """Print the largest difference between jaxddp and torch DDP, by model and optimizer."""
     if not cases.WORST:
         return
-    terminalreporter.section("jaxddp against torch DDP, after each of 20 steps on 1, 2, 4 and 8 replicas")
-    terminalreporter.line(
-        "float64: the largest difference of any loss, gradient, parameter or buffer, relative to its stage"
-    )
-    terminalreporter.line("(float32: distance from the float64 run, jaxddp's over torch's)")
-    terminalreporter.line("")
+    terminalreporter.section("jaxddp against PyTorch DDP")
     for line in cases.summary(OPTIMIZERS):
         terminalreporter.line(line)

@@ -1,4 +1,4 @@
-"""The loop that a DDP user writes, `no_sync` and then a step: parameters, buffers and losses are torch's."""
+"""Gradient accumulation with `no_sync` in a user's own loop, against torch DDP."""
 
 from collections.abc import Iterator
 
@@ -21,7 +21,7 @@ TOLERANCE = 1e-12  # float64; measured: up to 3.4e-15
 
 
 def steps_of(case: Case, start: Tensors) -> Iterator[tuple[Tensors, float]]:
-    """Parameters and buffers under torch's names after each step, and its mean loss."""
+    """Yield parameters and buffers under torch's names, and the mean loss, after each step."""
     config, replicas = case.config, Replicas(jax.devices()[: case.world_size])
     ddp = DataParallel(
         models.build(config, case.dataset()),
@@ -40,8 +40,8 @@ def steps_of(case: Case, start: Tensors) -> Iterator[tuple[Tensors, float]]:
             micro_batch = {name: x[:, number] for name, x in head.items()}
             gathered = ddp.no_sync(state, replicas.shard(micro_batch), gathered)
         state, sums = ddp.step(state, replicas.shard(last), gathered)
-        found = torch_weights.to_torch(jax.device_get({**state.params, **state.buffers}))
-        yield found, float(sums["loss"] / sums["count"])
+        tensors = torch_weights.to_torch(jax.device_get({**state.params, **state.buffers}))
+        yield tensors, float(sums["loss"] / sums["count"])
 
 
 @pytest.mark.one_in(4)
@@ -50,10 +50,12 @@ def steps_of(case: Case, start: Tensors) -> Iterator[tuple[Tensors, float]]:
     ("model", "options"),
     [
         ("mlp", {"momentum": 0.9, "clip_grad_norm": 0.1, "loss_normalization": "global", "ignored_labels": 0.3}),
-        ("char_mlp", {"momentum": 0.9}),  # with BatchNorm, whose buffers are rank 0's in the end
+        ("char_mlp", {"momentum": 0.9}),  # with BatchNorm, whose buffers come from rank 0
     ],
 )
-def test_a_loop_with_no_sync_makes_torchs_steps(model: str, options: dict, world_size: int, workers: Workers) -> None:
+def test_a_no_sync_loop_takes_the_steps_of_torch_ddp(
+    model: str, options: dict, world_size: int, workers: Workers
+) -> None:
     case = small_case(model, "sgd", world_size, accumulation_steps=4, global_batch_size=32 * world_size, **options)
     worst = 0.0
     with jax.enable_x64(True):

@@ -1,4 +1,4 @@
-"""A NaN is traced to the parameter and the replica, and gradients are logged, in both frameworks alike."""
+"""Anomaly detection and gradient logging in both frameworks: the same parameter, replica and histograms."""
 
 import math
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ from torch_ref.step import train_step
 
 CONFIG = TrainConfig(
     dataset="linear",
-    hidden_sizes=(4, 4, 4, 4),  # ten parameters, which is more than a chunk
+    hidden_sizes=(4, 4, 4, 4),  # ten parameters, more than one chunk
     dtype="float64",
     log_gradients=("layers.[13].*",),
     detect_anomaly=True,
@@ -44,7 +44,7 @@ HERE = PortFile(__file__)
 
 @dataclass(frozen=True)
 class Fault:
-    """What goes wrong on one rank: its input, or what the backward pass makes of one parameter's gradient."""
+    """Fault on one rank: a wrong input value or, if `parameter` is given, a factor on its gradient."""
 
     rank: int = -1
     parameter: str = ""
@@ -63,7 +63,7 @@ LABELS = np.arange(6) % CONFIG.num_classes
 
 @dataclass(frozen=True)
 class TorchStep:
-    """A job for torch's ranks: one step with a fault; the answer is its metrics, and what they say."""
+    """Job for torch's ranks: one step with a fault. Its result is the metrics and their explanation."""
 
     world_size: int
     fault: Fault
@@ -89,7 +89,7 @@ class TorchStep:
 
 @jax.custom_vjp
 def times_in_backward(x: jax.Array, factor: jax.Array) -> jax.Array:
-    """x itself, whose gradient comes out multiplied."""
+    """Return x; multiply its gradient by `factor`."""
     return x
 
 
@@ -97,12 +97,12 @@ times_in_backward.defvjp(lambda x, factor: (x, factor), lambda factor, g: (g * f
 
 
 def jax_step(world_size: int, fault: Fault) -> tuple[dict[str, float], str]:
-    """The same step in jax."""
+    """Run the same step in jaxddp; return the metrics and their explanation."""
     with jax.enable_x64(True):
         model = models.build(CONFIG, datasets.load(CONFIG))
 
         def loss_fn(model: Any, batch: Any) -> Any:
-            wrong = batch["wrong"][0]  # 1, but for the replica with the fault
+            wrong = batch["wrong"][0]  # 1 except on the replica with the fault
             for number, layer in enumerate(model.layers):
                 for name in ("kernel", "bias"):
                     if torch_name(f"layers.{number}.{name}") == fault.parameter:
@@ -141,20 +141,20 @@ CASES = [
 
 
 @pytest.mark.one_in(7)
-@pytest.mark.parametrize(("fault", "told", "world_size"), CASES)
-def test_it_is_traced_to_the_parameter_and_the_replica(
-    fault: Fault, told: str, world_size: int, pool: TorchPool
+@pytest.mark.parametrize(("fault", "message", "world_size"), CASES)
+def test_a_non_finite_gradient_is_traced_to_its_parameter_and_replica(
+    fault: Fault, message: str, world_size: int, pool: TorchPool
 ) -> None:
-    sums, ours = jax_step(world_size, fault)
-    theirs, of_torch = pool.do(TorchStep(world_size, fault))[0]
-    # How many more are not finite is another thing: torch and jax differ in what relu makes of a NaN.
-    assert ours.partition(" (")[0] == of_torch.partition(" (")[0] == told
+    sums, our_message = jax_step(world_size, fault)
+    theirs, torchs_message = pool.do(TorchStep(world_size, fault))[0]
+    # The number of further gradients is not compared: torch and jax differ in what relu makes of a NaN.
+    assert our_message.partition(" (")[0] == torchs_message.partition(" (")[0] == message
     assert math.isfinite(sums["loss"]) == (fault.parameter != "" or fault is NONE)
     assert set(sums) - {"accuracy"} == set(theirs) - {"accuracy"}
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
-def test_logged_gradients_are_torchs(world_size: int, pool: TorchPool) -> None:
+def test_logged_gradient_histograms_and_norms_equal_torchs(world_size: int, pool: TorchPool) -> None:
     (ours, _), (theirs, _) = jax_step(world_size, NONE), pool.do(TorchStep(world_size, NONE))[0]
     assert set(histograms(ours)) == {name for name in ORDER if name[7] in "13"}
     assert histograms(ours) == histograms(theirs)
@@ -166,13 +166,13 @@ def test_logged_gradients_are_torchs(world_size: int, pool: TorchPool) -> None:
 
 
 @pytest.mark.large
-def test_looking_takes_no_further_all_reduce() -> None:
+def test_watching_gradients_adds_no_all_reduce() -> None:
     def program(**options: Any) -> str:
         model = models.build(CONFIG, datasets.load(CONFIG))
         ddp = DataParallel(model, optim.sgd(0.1), replicas=Replicas(jax.devices()[:2]), **options)
         batch = {"x": np.ones((2, 1, 6, CONFIG.num_features), np.float32), "y": np.tile(LABELS, (2, 1, 1))}
         return ddp.compiled_text(ddp.init(), ddp.replicas.shard(MicroBatches(None, batch)))
 
-    plain, looking = program(), program(detect_anomaly=True, log_gradients=("*",))
-    assert plain.count(" all-reduce(") == looking.count(" all-reduce(") > 0
-    assert plain.count(" is-finite(") < looking.count(" is-finite(")
+    plain, watching = program(), program(detect_anomaly=True, log_gradients=("*",))
+    assert plain.count(" all-reduce(") == watching.count(" all-reduce(") > 0
+    assert plain.count(" is-finite(") < watching.count(" is-finite(")

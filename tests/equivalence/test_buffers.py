@@ -1,4 +1,4 @@
-"""Whose running statistics go on: rank 0's, their mean, or each replica's own; as torch does it."""
+"""Running statistics taken from rank 0, averaged, or kept by each replica, against torch."""
 
 from typing import Any
 
@@ -18,17 +18,17 @@ from tests.support.cases import even_case
 from tests.support.trajectories import compare, run_jax
 
 TOLERANCE = 1e-12  # float64; measured: up to 1.2e-15
-FAULT = 1e-3  # of the buffers' change, with a planted fault, at least; measured: 0.06
+FAULT = 1e-3  # smallest difference, of the buffers' change, that a planted fault must cause; measured: 0.06
 
 
-def case(buffers: str, world_size: int) -> Any:
+def case_of(buffers: str, world_size: int) -> Any:
     return even_case(
         "char_mlp", "sgd", world_size, steps=8, buffers=buffers, accumulation_steps=2, global_batch_size=64
     )
 
 
 def of_each(run: Trajectory, step: int) -> dict[str, np.ndarray]:
-    """Each replica's buffers where they differ, (W, ...)."""
+    """Return each replica's value of the buffers that differ between replicas, (W, ...)."""
     spread = run.records[step]["spread"]
     return {key.removeprefix("buffers:"): value for key, value in spread.items() if key.startswith("buffers:")}
 
@@ -36,30 +36,30 @@ def of_each(run: Trajectory, step: int) -> dict[str, np.ndarray]:
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("world_size", [2, 4])
 @pytest.mark.parametrize("buffers", BUFFERS)
-def test_the_buffers_are_torchs(buffers: str, world_size: int, pool: TorchPool) -> None:
-    asked = case(buffers, world_size)
-    weights = asked.initial_weights()
-    ours, theirs = run_jax(asked, weights), pool.run(asked, weights)
+def test_buffers_equal_torchs(buffers: str, world_size: int, pool: TorchPool) -> None:
+    case = case_of(buffers, world_size)
+    weights = case.initial_weights()
+    ours, theirs = run_jax(case, weights), pool.run(case, weights)
     comparison = compare(ours, theirs, TOLERANCE)
     assert comparison.equal, comparison
     for step in range(8):
-        own = of_each(ours, step)
-        assert set(own) == ({"bn.running_mean", "bn.running_var"} if buffers == "local" else set())
-        for name, values in own.items():
+        local = of_each(ours, step)
+        assert set(local) == ({"bn.running_mean", "bn.running_var"} if buffers == "local" else set())
+        for name, values in local.items():
             np.testing.assert_allclose(values, theirs.records[step]["local_buffers"][name], rtol=1e-12)
 
 
 @pytest.mark.parametrize(("buffers", "wrong"), [("rank0", "mean"), ("mean", "local"), ("local", "mean")])
-def test_other_buffers_would_be_noticed(buffers: str, wrong: str, pool: TorchPool) -> None:
-    weights = case(buffers, 2).initial_weights()
-    theirs = pool.run(case(buffers, 2), weights)
-    comparison = compare(run_jax(case(wrong, 2), weights), theirs, TOLERANCE)
+def test_a_wrong_choice_of_buffers_is_detected(buffers: str, wrong: str, pool: TorchPool) -> None:
+    weights = case_of(buffers, 2).initial_weights()
+    theirs = pool.run(case_of(buffers, 2), weights)
+    comparison = compare(run_jax(case_of(wrong, 2), weights), theirs, TOLERANCE)
     assert comparison.first is not None and comparison.first[0] == "buffers"
     assert comparison.worst["buffers"].value > FAULT
 
 
 @pytest.mark.large
-def test_local_buffers_are_evaluated_and_kept_as_replica_0_has_them() -> None:
+def test_evaluation_and_saved_values_use_replica_0s_local_buffers() -> None:
     def loss_fn(bn: nnx.Module, batch: Any) -> jax.Array:
         return ((bn(batch["x"]) - 1) ** 2).mean(axis=-1)
 
@@ -69,7 +69,7 @@ def test_local_buffers_are_evaluated_and_kept_as_replica_0_has_them() -> None:
     x = np.random.default_rng(0).normal(size=(2, 4, 3)).astype("float32")
     state, _ = ddp.step(ddp.init(), ddp.replicas.shard({"x": x}))
     np.testing.assert_allclose(state.buffers["mean"], 0.1 * x.mean(axis=1), rtol=1e-5)
-    ddp.verify(state)  # what is each replica's own is not compared
+    ddp.verify(state)  # local buffers are not compared
     _, buffers = ddp.values(state)
     np.testing.assert_array_equal(buffers["mean"], state.buffers["mean"][0])
     one = DataParallel(layers.BatchNorm(3), optim.sgd(), loss_fn, replicas=Replicas(jax.devices()[:1]))

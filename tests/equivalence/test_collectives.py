@@ -1,4 +1,4 @@
-"""Collectives have torch.distributed's results, on 2, 3 and 4 replicas, on devices and on one; and the ring is psum."""
+"""Collectives against torch.distributed, on devices and on virtual replicas; the ring all-reduce against psum."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,8 +21,8 @@ from jaxddp.parity.processes import Tell
 from jaxddp.parity.workers import Workers
 from torch_ref.distributed import World
 
-TOLERANCE = 1e-15  # of the largest element, float64; measured: up to 3e-16, as sums are made in another order
-# Collective, options.
+TOLERANCE = 1e-15  # float64, relative to the largest element; measured: up to 3e-16, as sums have another order
+# Name -> collective, options.
 CALLS: dict[str, tuple[str, dict[str, Any]]] = {
     **{f"all_reduce {op}": ("all_reduce", {"op": op}) for op in collectives.REDUCTIONS},
     **{f"reduce {op}": ("reduce", {"op": op, "dst": 1}) for op in collectives.REDUCTIONS},
@@ -37,17 +37,17 @@ CALLS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def given(world_size: int) -> np.ndarray:
-    """What each replica has: (W, slices, 3), of which scattering needs W slices."""
+def inputs(world_size: int) -> np.ndarray:
+    """Return the inputs of all replicas, (W, W, 3), of which scatter needs W slices."""
     return np.random.default_rng(world_size).normal(1, 1, (world_size, world_size, 3))
 
 
-HERE = PortFile(__file__)  # whose lines are told where something fails
+HERE = PortFile(__file__)  # file whose lines are named if a rank fails
 
 
 @dataclass(frozen=True)
-class Talk:
-    """A job for torch's ranks: every call of `CALLS`, and a barrier between them."""
+class CallAll:
+    """Job for torch's ranks: every call of `CALLS`, with a barrier after each."""
 
     world_size: int
     source: PortFile = HERE
@@ -56,38 +56,38 @@ class Talk:
         results = {}
         for name, (call, options) in CALLS.items():
             tell(name)
-            mine = torch.from_numpy(given(self.world_size)[world.rank].copy())
+            mine = torch.from_numpy(inputs(self.world_size)[world.rank].copy())
             results[name] = getattr(world, call)(mine, **options).numpy()
             world.barrier()
         return results
 
 
 @pytest.fixture(scope="module", params=[2, 3, 4])
-def of_torch(request: pytest.FixtureRequest, workers: Workers) -> list[dict[str, np.ndarray]]:
-    return workers.torch.do(Talk(request.param))
+def torch_results(request: pytest.FixtureRequest, workers: Workers) -> list[dict[str, np.ndarray]]:
+    return workers.torch.do(CallAll(request.param))
 
 
 @pytest.mark.parametrize("kind", [lambda n: Replicas(jax.devices()[:n]), VirtualReplicas], ids=["devices", "virtual"])
-def test_every_collective_has_torchs_result(
-    kind: Callable[[int], Replicas], of_torch: list[dict[str, np.ndarray]]
+def test_every_collective_returns_torchs_result(
+    kind: Callable[[int], Replicas], torch_results: list[dict[str, np.ndarray]]
 ) -> None:
-    replicas = kind(len(of_torch))
+    replicas = kind(len(torch_results))
 
-    def talk(x: jax.Array) -> dict[str, jax.Array]:
+    def call_all(x: jax.Array) -> dict[str, jax.Array]:
         return {name: getattr(collectives, call)(x, **options) for name, (call, options) in CALLS.items()}
 
     with jax.enable_x64(True):
-        found = replicas.map(talk, in_axes=(0,), out_axes=0)(replicas.shard(given(len(of_torch))))
-        found = jax.device_get(found)
-    for name, ours in found.items():
-        theirs = np.stack([of_rank[name] for of_rank in of_torch])
+        results = replicas.map(call_all, in_axes=(0,), out_axes=0)(replicas.shard(inputs(len(torch_results))))
+        results = jax.device_get(results)
+    for name, ours in results.items():
+        theirs = np.stack([of_rank[name] for of_rank in torch_results])
         assert ours.shape == theirs.shape, name
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=TOLERANCE * np.abs(theirs).max(), err_msg=name)
 
 
-def test_no_two_calls_have_one_result(of_torch: list[dict[str, np.ndarray]]) -> None:
-    """So that one that is taken for another is noticed."""
-    results = {name: np.stack([of_rank[name] for of_rank in of_torch]).tobytes() for name in CALLS}
+def test_no_two_collectives_have_the_same_result(torch_results: list[dict[str, np.ndarray]]) -> None:
+    """Make sure that a collective mistaken for another would show."""
+    results = {name: np.stack([of_rank[name] for of_rank in torch_results]).tobytes() for name in CALLS}
     assert len(set(results.values())) == len(results)
 
 
@@ -102,7 +102,7 @@ def test_no_two_calls_have_one_result(of_torch: list[dict[str, np.ndarray]]) -> 
         (collectives.all_to_all, r"all_to_all: a leaf of shape \(3,\): must have 2 slices"),
     ],
 )
-def test_a_call_that_makes_no_sense_is_refused(call: Callable[[Any], Any], message: str) -> None:
+def test_invalid_calls_raise(call: Callable[[Any], Any], message: str) -> None:
     replicas = Replicas(jax.devices()[:2])
     with pytest.raises(InputError, match=message):
         replicas.map(call, in_axes=(0,), out_axes=0)(replicas.shard(np.ones((2, 3))))
@@ -116,7 +116,7 @@ def tree(world_size: int, size: int) -> dict[str, np.ndarray]:
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize("size", [1, pytest.param(4, marks=pytest.mark.large), 13])  # elements: 3, 9, 27
-def test_the_ring_is_psum(world_size: int, size: int) -> None:
+def test_the_ring_all_reduce_equals_psum(world_size: int, size: int) -> None:
     replicas = Replicas(jax.devices()[:world_size])
     with jax.enable_x64(True):
         x = replicas.shard(tree(world_size, size))
@@ -125,15 +125,15 @@ def test_the_ring_is_psum(world_size: int, size: int) -> None:
         mean = replicas.map(ring_all_reduce_mean, in_axes=(0,), out_axes=0)(x)
     for name, expected in jax.device_get(sums).items():
         of_ranks = np.asarray(ring[name])
-        assert all(np.array_equal(found, of_ranks[0]) for found in of_ranks)  # the same bits everywhere
+        assert all(np.array_equal(of_rank, of_ranks[0]) for of_rank in of_ranks)  # the same bits everywhere
         np.testing.assert_allclose(of_ranks[0], expected, rtol=0, atol=1e-15 * world_size)  # measured: 9e-16 at 8
         np.testing.assert_allclose(mean[name][0], expected / world_size, rtol=0, atol=1e-15)
 
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize(("world_size", "size"), [(2, 10), (3, 12), (4, 13), (8, 64)])
-def test_the_ring_sends_its_share_of_the_buffer(world_size: int, size: int) -> None:
-    """2 (N-1)/N of it, filled up to N chunks of one size; read from the compiled program."""
+def test_the_ring_all_reduce_sends_its_share_of_the_buffer(world_size: int, size: int) -> None:
+    """Read the bytes from the compiled program: 2 (N-1)/N of the buffer, padded to N equal chunks."""
     replicas = Replicas(jax.devices()[:world_size])
     x = replicas.shard(jnp.ones((world_size, size), jnp.float32))
     program = replicas.map(ring_all_reduce, in_axes=(0,), out_axes=0).lower(x).compile().as_text()

@@ -1,4 +1,4 @@
-"""Communication hooks against torch's own, on gloo: every stage of every step."""
+"""Communication hooks against torch's own on gloo, in every stage of every step."""
 
 import os
 import re
@@ -20,12 +20,12 @@ from tests.support.cases import even_case
 from tests.support.trajectories import compare, run_jax
 
 EQUAL = 1e-12  # float64; measured: up to 7e-16
-# Sums of more than two are rounded in another order: of the gradient's norm, bfloat16 and float16 each.
+# Sums over more than two replicas are rounded in another order. Largest difference, relative to the gradient's norm.
 ROUNDED = {"bf16_compress": 2**-7, "fp16_compress": 2**-10}  # measured: 2.7e-3 and 5.0e-4
-FAULT = 1e-4  # of the gradient's norm, with a planted fault, at least; measured: 3.5e-4
+FAULT = 1e-4  # smallest difference, of the gradient's norm, that a wrong hook must cause; measured: 3.5e-4
 
 
-def case(name: str, world_size: int) -> Any:
+def case_of(name: str, world_size: int) -> Any:
     return even_case("mlp", "sgd", world_size, steps=8, comm_hook=name, accumulation_steps=2, momentum=0.9)
 
 
@@ -34,19 +34,19 @@ def in_stage(comparison: Any, stage: str) -> float:
 
 
 @pytest.mark.parametrize("name", ["allreduce", "bf16_compress", "fp16_compress"])
-def test_two_replicas_make_torchs_steps(name: str, pool: TorchPool) -> None:
-    asked = case(name, 2)
-    weights = asked.initial_weights()
-    comparison = compare(run_jax(asked, weights), pool.run(asked, weights), EQUAL)
+def test_two_replicas_take_torchs_steps(name: str, pool: TorchPool) -> None:
+    case = case_of(name, 2)
+    weights = case.initial_weights()
+    comparison = compare(run_jax(case, weights), pool.run(case, weights), EQUAL)
     assert comparison.equal, comparison
 
 
 @pytest.mark.large
 @pytest.mark.parametrize("name", ["bf16_compress", "fp16_compress"])
-def test_four_replicas_do_so_up_to_the_rounding_of_their_sum(name: str, pool: TorchPool) -> None:
-    asked = case(name, 4)
-    weights = asked.initial_weights()
-    comparison = compare(run_jax(asked, weights), pool.run(asked, weights), ROUNDED[name])
+def test_four_replicas_take_torchs_steps_up_to_the_rounding_of_sums(name: str, pool: TorchPool) -> None:
+    case = case_of(name, 4)
+    weights = case.initial_weights()
+    comparison = compare(run_jax(case, weights), pool.run(case, weights), ROUNDED[name])
     assert comparison.equal, comparison
 
 
@@ -60,17 +60,17 @@ def test_four_replicas_do_so_up_to_the_rounding_of_their_sum(name: str, pool: To
         ("allreduce", comm_hooks.fp16_compress()),
     ],
 )
-def test_another_hook_would_be_noticed(name: str, wrong: CommHook, pool: TorchPool) -> None:
-    asked = case(name, 2)
-    weights = asked.initial_weights()
-    comparison = compare(run_jax(asked, weights, comm_hook=wrong), pool.run(asked, weights), EQUAL)
+def test_another_hook_is_detected(name: str, wrong: CommHook, pool: TorchPool) -> None:
+    case = case_of(name, 2)
+    weights = case.initial_weights()
+    comparison = compare(run_jax(case, weights, comm_hook=wrong), pool.run(case, weights), EQUAL)
     assert comparison.first is not None and comparison.first[0] == "gradients"
     assert in_stage(comparison, "gradients") > FAULT
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("bf16_compress", "bf16"), ("fp16_compress", "f16")])
-def test_what_is_sent_has_16_bits(name: str, dtype: str) -> None:
-    """As XLA is asked for it; on CPU devices it then makes float32 of bfloat16 on the way, and GPUs have no need to."""
+def test_compressed_gradients_are_sent_in_16_bits(name: str, dtype: str) -> None:
+    """Read the program that XLA is given: for CPU devices XLA widens bfloat16 to float32, for GPUs it does not."""
     hook: CommHook = getattr(comm_hooks, name)()
     replicas = Replicas(jax.devices()[:2])
     x = replicas.shard({"w": np.ones((2, 5), np.float32)})
@@ -83,27 +83,27 @@ def test_what_is_sent_has_16_bits(name: str, dtype: str) -> None:
 
 @pytest.mark.large
 @pytest.mark.parametrize(("name", "dtype"), [("bf16_compress", "bf16"), ("fp16_compress", "f16")])
-def test_eight_gpus_are_sent_what_the_hook_makes(name: str, dtype: str) -> None:
-    """In the program that XLA compiles for them, for which it takes jax's CUDA plugin and no GPU."""
+def test_eight_gpus_are_sent_the_hooks_dtype(name: str, dtype: str) -> None:
+    """Compile for GPUs, which takes jax's CUDA plugin but no GPU, and read the program."""
     plugin = Path(sys.prefix, "cuda-plugin")
     assert plugin.is_dir(), "make test-all installs it"
     script = Path(__file__).parents[1] / "support" / "gpu_wire.py"
     path = os.pathsep.join([str(plugin), str(Path.cwd())])
     command, environment = [sys.executable, script, name], os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": path}
-    said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-    assert said.split() == [dtype]
+    printed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    assert printed.split() == [dtype]
 
 
 def test_large_sums_stay_finite_in_float16() -> None:
-    """Each share is divided before it is sent: 4 times 40000 is beyond float16, and their mean is not."""
+    """Divide before sending: 4 times 40000 is beyond float16, the mean is not."""
     replicas = Replicas(jax.devices()[:4])
     x = replicas.shard({"w": np.full((4, 3), 40000, np.float32)})
     mean = replicas.map(lambda g: comm_hooks.fp16_compress().reduce(g, ())[0], in_axes=(0,), out_axes=None)(x)
     np.testing.assert_array_equal(mean["w"], np.float32(40000))
 
 
-def momentum_between_replicas(beta: float) -> CommHook:
-    """A hook with a state: the replica's own gradients of the past."""
+def local_momentum(beta: float) -> CommHook:
+    """Return a hook with a state: momentum of each replica's own gradients."""
 
     def reduce(gradients: Any, state: Any) -> Any:
         kept = jax.tree.map(lambda old, new: beta * old + new, state, gradients)
@@ -113,12 +113,12 @@ def momentum_between_replicas(beta: float) -> CommHook:
 
 
 @pytest.mark.large
-def test_a_hook_of_ones_own_keeps_a_state_of_each_replica(pool: TorchPool) -> None:
-    """Momentum that is kept before the mean is momentum that is kept after it."""
-    plain, own = (even_case("mlp", "sgd", 2, steps=6, weight_decay=0.0, momentum=m) for m in (0.9, 0.0))
-    weights = plain.initial_weights()
-    found = run_jax(own, weights, comm_hook=momentum_between_replicas(0.9))
-    comparison = compare(found, pool.run(plain, weights), EQUAL, ("local_loss", "local_gradients", "params"))
+def test_a_custom_hook_keeps_a_state_per_replica(pool: TorchPool) -> None:
+    """Momentum of the local gradients, then averaged, equals torch's momentum of the averaged gradients."""
+    with_momentum, without = (even_case("mlp", "sgd", 2, steps=6, weight_decay=0.0, momentum=m) for m in (0.9, 0.0))
+    weights = with_momentum.initial_weights()
+    ours = run_jax(without, weights, comm_hook=local_momentum(0.9))
+    comparison = compare(ours, pool.run(with_momentum, weights), EQUAL, ("local_loss", "local_gradients", "params"))
     assert comparison.equal, comparison
-    forgetful = run_jax(own, weights, comm_hook=momentum_between_replicas(0.0))
-    assert not compare(forgetful, pool.run(plain, weights), EQUAL, ("params",)).equal
+    forgetful = run_jax(without, weights, comm_hook=local_momentum(0.0))
+    assert not compare(forgetful, pool.run(with_momentum, weights), EQUAL, ("params",)).equal

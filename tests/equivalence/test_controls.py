@@ -1,4 +1,4 @@
-"""Faults planted on the JAX side: the comparison that passes everywhere else must fail on each."""
+"""Faults planted on the JAX side, each of which the comparison with torch must detect."""
 
 import dataclasses
 
@@ -65,7 +65,7 @@ def rounded_on_the_wire(case, weights):
     return run_jax(case, weights, comm_hook=hook)
 
 
-# The fault, the stage where it must first show, and its size there. [measured]
+# Fault, the stage that must differ first, and the smallest residual there. [measured]
 CONTROLS = [
     (summed, "gradients", 1.0),  # [5.0]
     (not_synchronised, "gradients", 0.1),  # [3.0]
@@ -79,17 +79,17 @@ CONTROLS = [
 
 
 @pytest.mark.parametrize(("fault", "stage", "least"), CONTROLS, ids=lambda x: getattr(x, "__name__", None))
-def test_fault_is_found(fault, stage, least, pool):
+def test_a_planted_fault_is_detected_in_its_stage(fault, stage, least, pool):
     case = even_case("mlp", world_size=WORLD_SIZE, momentum=0.9)
     weights = case.initial_weights()
     comparison = compare(fault(case, weights), pool.run(case, weights), TOLERANCE)
-    assert comparison.first is not None, "not found"
+    assert comparison.first is not None, "not detected"
     assert comparison.first[0] == stage, comparison
     assert comparison.worst[stage].value > least, comparison
 
 
-def test_mean_of_means_on_an_uneven_batch(pool):
-    """jaxddp by `ddp`, torch by the number of all labels: unequal as soon as the replicas' labels are."""
+def test_a_mean_of_means_on_an_uneven_batch_is_detected(pool):
+    """jaxddp takes the mean of means, torch the mean over all labels; replicas have unequal numbers of labels."""
     case = even_case("mlp", world_size=WORLD_SIZE, ignored_labels=0.4)
     weights = case.initial_weights()
     by_labels = pool.run(config_of(case, loss_normalization="global"), weights)
@@ -98,7 +98,7 @@ def test_mean_of_means_on_an_uneven_batch(pool):
     assert comparison.worst["gradients"].value > 1e-2, comparison  # [0.5]
 
 
-def test_local_batch_norm_taken_for_synchronised(pool):
+def test_local_batch_norm_in_place_of_synchronised_is_detected(pool):
     case = even_case("char_mlp", world_size=WORLD_SIZE)
     weights = case.initial_weights()
     whole = pool.run(on_one_replica(case), weights, batches=map(whole_batch, case.batches()))
@@ -107,7 +107,7 @@ def test_local_batch_norm_taken_for_synchronised(pool):
     assert comparison.worst["gradients"].value > 1e-2, comparison  # [0.7]
 
 
-def test_a_dead_rank_is_an_error_and_leaves_nothing_behind():
+def test_a_killed_rank_raises_and_leaves_no_process_behind():
     case = even_case("mlp", world_size=2, steps=1)
     with TorchPool(2) as small_pool:
         processes = [rank._process for rank in small_pool._ranks]
@@ -117,7 +117,7 @@ def test_a_dead_rank_is_an_error_and_leaves_nothing_behind():
         assert not any(process.is_alive() for process in processes)
 
 
-def test_a_failing_rank_says_why():
+def test_a_failing_rank_reports_its_exception():
     case = even_case("mlp", world_size=1, steps=1)
     message = "torch rank 0: torch_model: mlp sgd: RuntimeError: .* Missing key"
     with TorchPool(1) as small_pool, pytest.raises(ChildError, match=message) as caught:

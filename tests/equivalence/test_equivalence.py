@@ -1,6 +1,6 @@
-"""N devices are one device with N times the batch: for jaxddp's pmap and for torch's DDP.
+"""N devices equal one device with N times the batch, in jaxddp's pmap and in torch DDP.
 
-It holds for every model without BatchNorm, and with BatchNorm only if that is synchronised.
+This holds for every model without BatchNorm, and for models with BatchNorm only if BatchNorm is synchronised.
 """
 
 import pytest
@@ -14,7 +14,7 @@ DIFFERENT = 1e-3  # [from 0.5]
 
 
 def runs(case, run):
-    """The case on its replicas, and with the same batches whole on one."""
+    """Run a case on its replicas, and on one replica with the same whole batches."""
     weights = case.initial_weights()
     whole = [whole_batch(batch) for batch in case.batches()]
     return run(case, weights), run(on_one_replica(case), weights, batches=whole)
@@ -22,21 +22,21 @@ def runs(case, run):
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("model", ["linear", "mlp"])
-def test_pmap_on_8_devices_is_one_device(model):
+def test_pmap_on_8_devices_equals_one_device(model):
     many, one = runs(small_case(model, world_size=8, momentum=0.9), run_jax)
     assert compare(many, one, TOLERANCE, SHARED_STAGES).equal
 
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("model", ["linear", "mlp"])
-def test_ddp_on_8_ranks_is_one_process(model, pool):
+def test_ddp_on_8_ranks_equals_one_process(model, pool):
     many, one = runs(small_case(model, world_size=8, momentum=0.9), pool.run)
     assert compare(many, one, TOLERANCE, SHARED_STAGES).equal
 
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("model", ["char_mlp", "convnet"])
-def test_synchronised_batch_norm_on_4_devices_is_torch_on_the_whole_batch(model, pool):
+def test_synchronised_batch_norm_on_4_devices_equals_torch_on_the_whole_batch(model, pool):
     case = small_case(model, world_size=4, sync_batch_norm=True)
     weights = case.initial_weights()
     whole = [whole_batch(batch) for batch in case.batches()]
@@ -47,7 +47,7 @@ def test_synchronised_batch_norm_on_4_devices_is_torch_on_the_whole_batch(model,
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("framework", ["jax", "torch"])
-def test_local_batch_norm_is_not_the_whole_batch(framework, pool):
+def test_local_batch_norm_differs_from_the_whole_batch(framework, pool):
     many, one = runs(small_case("char_mlp", world_size=4), run_jax if framework == "jax" else pool.run)
     comparison = compare(many, one, TOLERANCE, SHARED_STAGES)
     assert comparison.first is not None and comparison.first[0] == "gradients"
@@ -55,14 +55,14 @@ def test_local_batch_norm_is_not_the_whole_batch(framework, pool):
 
 
 @pytest.mark.large
-def test_a_last_batch_that_is_shared_unevenly_breaks_it():
-    """The mean of means over unequal numbers of labels is not the mean over all of them."""
+def test_unequal_numbers_of_labels_differ_from_the_whole_batch():
+    """A mean of means over unequal numbers of labels is not the mean over all labels."""
     many, one = runs(small_case("mlp", world_size=4, ignored_labels=0.4), run_jax)
     comparison = compare(many, one, TOLERANCE, SHARED_STAGES)
     assert comparison.worst["gradients"].value > DIFFERENT
 
 
 @pytest.mark.large
-def test_global_normalisation_mends_it():
+def test_global_normalization_equals_the_whole_batch():
     case = small_case("mlp", world_size=4, ignored_labels=0.4, loss_normalization="global")
     assert compare(*runs(case, run_jax), TOLERANCE, SHARED_STAGES).equal

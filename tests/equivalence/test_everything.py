@@ -1,4 +1,4 @@
-"""All that can be combined, turned on at once: every stage of every step is still torch DDP's."""
+"""All features that can be combined, turned on at once, against torch DDP in every stage of every step."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -18,8 +18,8 @@ from jaxddp.step.gradient_hooks import GradientHook
 from tests.support.cases import make_case
 from tests.support.trajectories import STAGES, Comparison, compare, run_jax
 
-TOLERANCE = 1e-12  # float64; measured: up to 7.9e-14, of the moving average's way
-FAULT = 1e-3  # of a stage, with one thing left out, at least; measured: 4.3e-3
+TOLERANCE = 1e-12  # float64; measured: up to 7.9e-14, of the moving average's change
+FAULT = 1e-3  # smallest difference of a stage with one feature left out; measured: 4.3e-3
 STEPS = 10
 SCALER = {"init_scale": 2.0**10, "growth_interval": 3}
 ALL = {
@@ -41,21 +41,21 @@ POWER_SGD = {
     "min_compression_rate": 1.0,
     "start_power_sgd_iter": 4,
 }
-# Hooks on the mean of whole gradients, of which a sharded optimizer has a slice, are in the first alone.
+# Only the first has hooks on the mean gradients: a replica with a sharded optimizer holds only a slice of them.
 EVERYTHING = {
     "powerSGD": ALL | POWER_SGD,
     "sharded": ALL | {"shard_optimizer": True},
 }
-NEAR = 0.01 * SCALER["init_scale"]  # hooks on local gradients see them scaled
+LIMIT = 0.01 * SCALER["init_scale"]  # local hooks see scaled gradients
 
 
 @dataclass(frozen=True)
-class TorchHalf(BuiltIn):
-    """torch's, with what the configuration does not say: hooks of one's own, and a loss scaler in float64."""
+class EverythingSource(BuiltIn):
+    """torch's side, with what the configuration cannot express: custom hooks, and a loss scaler in float64."""
 
     def torch_side(self, steps: int, dtype: str) -> TorchSide:
         make = torch_ref.gradient_hooks.GradientHook
-        hooks = [make("*.bias", lambda name, g: g.clamp(-NEAR, NEAR), "local")]
+        hooks = [make("*.bias", lambda name, g: g.clamp(-LIMIT, LIMIT), "local")]
         if not self.config.shard_optimizer:
             hooks.append(make("fc1.*", lambda name, g: g / 2, "mean"))
         scaler = torch.amp.GradScaler("cpu", **SCALER)  # type: ignore[arg-type]
@@ -64,18 +64,18 @@ class TorchHalf(BuiltIn):
 
 @dataclass(frozen=True)
 class Everything(Case):
-    """A case with all of it; on jaxddp's side perhaps without hooks or scaler."""
+    """Case with all features; `hooks` and `scaler` turn them off on jaxddp's side only."""
 
     hooks: bool = True
     scaler: bool = True
 
     @property
     def torch_source(self) -> BuiltIn:
-        return TorchHalf(self.config, self.dataset())
+        return EverythingSource(self.config, self.dataset())
 
     def flax_side(self) -> FlaxSide:
         side = super().flax_side()
-        hooks = [GradientHook("*.bias", lambda name, g: jnp.clip(g, -NEAR, NEAR), "local")]
+        hooks = [GradientHook("*.bias", lambda name, g: jnp.clip(g, -LIMIT, LIMIT), "local")]
         if not self.config.shard_optimizer:
             hooks.append(GradientHook("fc1.*", lambda name, g: g / 2, "mean"))
         step = dataclasses.replace(
@@ -86,13 +86,13 @@ class Everything(Case):
         return dataclasses.replace(side, replica_step=step)
 
 
-def case(name: str, world_size: int, hooks: bool = True, scaler: bool = True, **without: Any) -> Everything:
-    options = EVERYTHING[name] | without
+def case_of(name: str, world_size: int, hooks: bool = True, scaler: bool = True, **changes: Any) -> Everything:
+    options = EVERYTHING[name] | changes
     plain = make_case("char_mlp", "adamw", world_size, steps=STEPS, global_batch_size=16 * world_size, **options)
     return Everything(plain.config, world_size, STEPS, plain.ignored_labels, hooks, scaler)
 
 
-def difference(ours: Everything, theirs: Everything, pool: TorchPool) -> Comparison:
+def run_and_compare(ours: Everything, theirs: Everything, pool: TorchPool) -> Comparison:
     weights = theirs.initial_weights()
     stages = (*STAGES, "averaged", "scaler") if ours.scaler else (*STAGES, "averaged")
     run = run_jax(ours, weights)
@@ -110,12 +110,12 @@ def difference(ours: Everything, theirs: Everything, pool: TorchPool) -> Compari
         pytest.param("sharded", 4),
     ],
 )
-def test_everything_at_once_is_torchs(name: str, world_size: int, pool: TorchPool) -> None:
-    comparison = difference(case(name, world_size), case(name, world_size), pool)
+def test_all_features_at_once_equal_torchs(name: str, world_size: int, pool: TorchPool) -> None:
+    comparison = run_and_compare(case_of(name, world_size), case_of(name, world_size), pool)
     assert comparison.equal, comparison
 
 
-LEFT_OUT: list[dict[str, Any]] = [
+CHANGES: list[dict[str, Any]] = [
     {"comm_hook": "allreduce"},
     {"ema_decay": 0.8},
     {"hooks": False},
@@ -127,15 +127,15 @@ LEFT_OUT: list[dict[str, Any]] = [
     {"loss_normalization": "ddp"},
     {"schedule": "constant"},
 ]
-ONE_OF_THEM = [
-    pytest.param(without, id=next(iter(without)), marks=pytest.mark.large if number else ())
-    for number, without in enumerate(LEFT_OUT)
+ONE_CHANGE = [
+    pytest.param(change, id=next(iter(change)), marks=pytest.mark.large if number else ())
+    for number, change in enumerate(CHANGES)
 ]
 
 
 @pytest.mark.large
-@pytest.mark.parametrize("without", ONE_OF_THEM)
-def test_one_thing_left_out_would_be_noticed(without: dict[str, Any], pool: TorchPool) -> None:
-    comparison = difference(case("powerSGD", 2, **without), case("powerSGD", 2), pool)
+@pytest.mark.parametrize("change", ONE_CHANGE)
+def test_one_feature_left_out_or_changed_is_detected(change: dict[str, Any], pool: TorchPool) -> None:
+    comparison = run_and_compare(case_of("powerSGD", 2, **change), case_of("powerSGD", 2), pool)
     assert not comparison.equal
     assert max(residual.value for residual in comparison.worst.values()) > FAULT

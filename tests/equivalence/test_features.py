@@ -1,4 +1,4 @@
-"""What can stand between gradient and update: accumulation, clipping, normalisation, schedules."""
+"""Features between gradient and update, against torch: accumulation, clipping, loss normalization, schedules."""
 
 import pytest
 
@@ -11,9 +11,9 @@ FEATURES = {
     "accumulation": {"accumulation_steps": 4, "global_batch_size": 64},
     "accumulation, uneven labels": {"accumulation_steps": 2, "global_batch_size": 64, "ignored_labels": 0.3},
     "clipping": {"clip_grad_norm": 0.1},
-    "clipping that is not reached": {"clip_grad_norm": 100.0},
-    "global": {"loss_normalization": "global", "ignored_labels": 0.3},
-    "global, accumulation, clipping": {
+    "clipping above every norm": {"clip_grad_norm": 100.0},
+    "global normalization": {"loss_normalization": "global", "ignored_labels": 0.3},
+    "global normalization, accumulation, clipping": {
         "loss_normalization": "global",
         "ignored_labels": 0.3,
         "accumulation_steps": 2,
@@ -26,8 +26,8 @@ FEATURES = {
 }
 
 
-# They stand before either optimizer alike; with Adam one of each kind, and the others by `make test-all`.
-WITH_ADAM = ("global, accumulation, clipping", "one cycle")
+# These features come before the optimizer, whichever it is: with Adam two of them, the others in `make test-all`.
+WITH_ADAM = ("global normalization, accumulation, clipping", "one cycle")
 CASES = [(feature, "sgd") for feature in FEATURES] + [
     pytest.param(feature, "adam", marks=() if feature in WITH_ADAM else pytest.mark.large) for feature in FEATURES
 ]
@@ -35,7 +35,7 @@ CASES = [(feature, "sgd") for feature in FEATURES] + [
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize(("feature", "optimizer"), CASES)
-def test_feature(feature, optimizer, run_both):
+def test_features_equal_torchs(feature, optimizer, run_both):
     make = even_case if "schedule" in FEATURES[feature] else small_case
     case = make("mlp", optimizer, world_size=4, **FEATURES[feature])
     comparison = compare(*run_both(case), TOLERANCE[optimizer])
@@ -43,7 +43,7 @@ def test_feature(feature, optimizer, run_both):
 
 
 @pytest.mark.parametrize("options", [{"nesterov": True, "momentum": 0.9}, {"dampening": 0.5, "momentum": 0.9}])
-def test_sgd_options(options, run_both):
+def test_sgd_options_equal_torchs(options, run_both):
     assert compare(*run_both(even_case("mlp", "sgd", 4, **options)), TOLERANCE["sgd"]).equal
 
 

@@ -1,4 +1,4 @@
-"""Every step taken from where torch was before it: no rounding is inherited, so the floor is the same for all."""
+"""Steps that each start from torch's state: rounding does not accumulate, so one tolerance holds for all steps."""
 
 import dataclasses
 
@@ -9,7 +9,7 @@ from jaxddp.distributed.collectives import all_reduce
 from tests.support.cases import MODELS, even_case
 from tests.support.trajectories import FORCED_STAGES, compare, run_forced
 
-TOLERANCE = 1e-12  # float64, of each stage; measured: 8e-16, and 1e-14 for updates, which torch shows as differences
+TOLERANCE = 1e-12  # float64; measured: 8e-16, and 1e-14 for updates, which are differences of torch's parameters
 PAIRS = sorted({(model, "adam") for model in MODELS} | {("mlp", optimizer) for optimizer in OPTIMIZERS})
 
 
@@ -20,12 +20,12 @@ def forced(case, pool, **options):
 
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize(("model", "optimizer"), PAIRS)
-def test_every_stage_of_every_step_is_torchs(model, optimizer, pool):
+def test_every_stage_of_every_step_equals_torchs(model, optimizer, pool):
     comparison = forced(even_case(model, optimizer, steps=8, accumulation_steps=2, clip_grad_norm=0.5), pool)
     assert comparison.equal, comparison
 
 
-def test_a_fault_of_one_stage_does_not_show_in_the_others(pool):
+def test_a_fault_shows_in_its_own_stage_only(pool):
     case = even_case("mlp", "adam", steps=4)
     summed = forced(case, pool, comm_hook=all_reduce)
     assert {stage for stage, residual in summed.worst.items() if residual.value > TOLERANCE} == {

@@ -1,4 +1,4 @@
-"""Dynamic loss scaling is torch's GradScaler with DDP on gloo: scale, skipped steps, and all that they leave."""
+"""Dynamic loss scaling against torch's GradScaler with DDP on gloo: scale, skipped steps and the state after them."""
 
 import dataclasses
 from collections.abc import Callable
@@ -26,16 +26,16 @@ from jaxddp.step.replica_step import ReplicaStep
 from tests.support.cases import even_case
 from tests.support.trajectories import STAGES, compare, run_jax
 
-TOLERANCE = 1e-12  # float64; measured: up to 1.5e-14, of the parameters' way
+TOLERANCE = 1e-12  # float64; measured: up to 1.5e-14, of the parameters' change
 OPTIONS = {"init_scale": 2.0**10, "growth_interval": 3}
 STEPS = 12
-OVERFLOWS = (2, 6, 7)  # so that the scale grows at steps 5 and 10, and falls twice in a row
+OVERFLOWS = (2, 6, 7)  # so that the scale grows at steps 5 and 10, and shrinks twice in a row
 SCALES = [1024, 1024, 512, 512, 512, 1024, 512, 256, 256, 256, 512, 512]
 
 
 @dataclass(frozen=True)
-class Scaling(BuiltIn):
-    """torch's half, in float64 with a GradScaler."""
+class ScaledSource(BuiltIn):
+    """torch's side in float64, with a GradScaler."""
 
     def torch_side(self, steps: int, dtype: str) -> TorchSide:
         scaler = torch.amp.GradScaler("cpu", **OPTIONS)  # type: ignore[arg-type]
@@ -43,14 +43,14 @@ class Scaling(BuiltIn):
 
 
 @dataclass(frozen=True)
-class Scaled(Case):
-    """A case with a loss scaler; on jaxddp's side perhaps a wrong one."""
+class ScaledCase(Case):
+    """Case with a loss scaler; `change` makes jaxddp's step wrong."""
 
     change: Callable[[ReplicaStep], ReplicaStep] | None = None
 
     @property
     def torch_source(self) -> BuiltIn:
-        return Scaling(self.config, self.dataset())
+        return ScaledSource(self.config, self.dataset())
 
     def flax_side(self) -> FlaxSide:
         side = super().flax_side()
@@ -58,22 +58,22 @@ class Scaled(Case):
         return dataclasses.replace(side, replica_step=step if self.change is None else self.change(step))
 
 
-def case(world_size: int, model: str = "linear", optimizer: str = "adam", **options: Any) -> Scaled:
+def case_of(world_size: int, model: str = "linear", optimizer: str = "adam", **options: Any) -> ScaledCase:
     plain = even_case(model, optimizer, world_size, steps=STEPS, **options)
-    return Scaled(plain.config, world_size, STEPS, plain.ignored_labels)
+    return ScaledCase(plain.config, world_size, STEPS, plain.ignored_labels)
 
 
-def batches(asked: Case) -> list[MicroBatches]:
-    """The case's, with an infinity among the last replica's inputs in some steps."""
-    every = list(asked.batches())
+def batches_of(case: Case) -> list[MicroBatches]:
+    """Return the case's batches, with an infinite input on the last replica in the steps `OVERFLOWS`."""
+    batches = list(case.batches())
     for step in OVERFLOWS:
-        every[step].last["x"][-1, 0, 0] = np.inf
-    return every
+        batches[step].last["x"][-1, 0, 0] = np.inf
+    return batches
 
 
-def both(asked: Scaled, pool: TorchPool) -> tuple[Trajectory, Trajectory]:
-    weights = asked.initial_weights()
-    return run_jax(asked, weights, batches=batches(asked)), pool.run(asked, weights, batches=batches(asked))
+def run_in_both(case: ScaledCase, pool: TorchPool) -> tuple[Trajectory, Trajectory]:
+    weights = case.initial_weights()
+    return run_jax(case, weights, batches=batches_of(case)), pool.run(case, weights, batches=batches_of(case))
 
 
 CLIPPED = {"clip_grad_norm": 0.1, "ema_decay": 0.9, "schedule": "one_cycle"}
@@ -85,8 +85,8 @@ GLOBAL = {"accumulation_steps": 2, "loss_normalization": "global", "ignored_labe
     ("world_size", "options"),
     [(2, CLIPPED), (4, CLIPPED | GLOBAL | {"shard_optimizer": True}), (2, GLOBAL | {"comm_hook": "fp16_compress"})],
 )
-def test_every_step_is_torchs(world_size: int, options: dict[str, Any], pool: TorchPool) -> None:
-    ours, theirs = both(case(world_size, **options), pool)
+def test_every_step_with_loss_scaling_equals_torchs(world_size: int, options: dict[str, Any], pool: TorchPool) -> None:
+    ours, theirs = run_in_both(case_of(world_size, **options), pool)
     averaged = ("averaged",) if "ema_decay" in options else ()
     comparison = compare(ours, theirs, TOLERANCE, (*STAGES, *averaged, "scaler"))
     assert comparison.equal, comparison
@@ -98,34 +98,34 @@ def test_every_step_is_torchs(world_size: int, options: dict[str, Any], pool: To
         assert ours.records[step]["spread"] == {}
 
 
-def test_an_overflow_in_the_first_steps_is_torchs(pool: TorchPool) -> None:
-    """Nothing has been stepped yet: the moving average starts, and the schedule, with the first step that is made."""
-    asked = case(2, **CLIPPED)
-    every = list(asked.batches())
+def test_overflows_in_the_first_steps_leave_torchs_state(pool: TorchPool) -> None:
+    """Moving average and schedule start with the first step that is not skipped."""
+    case = case_of(2, **CLIPPED)
+    batches = list(case.batches())
     for step in (0, 1):
-        every[step].last["x"][0, 0, 0] = -np.inf
-    weights = asked.initial_weights()
-    ours, theirs = run_jax(asked, weights, batches=every), pool.run(asked, weights, batches=every)
+        batches[step].last["x"][0, 0, 0] = -np.inf
+    weights = case.initial_weights()
+    ours, theirs = run_jax(case, weights, batches=batches), pool.run(case, weights, batches=batches)
     comparison = compare(ours, theirs, TOLERANCE, (*STAGES, "averaged", "scaler"))
     assert comparison.equal, comparison
 
 
-class Unscaled(GradScaler):
-    """Gradients go on as they are."""
+class WithoutUnscaling(GradScaler):
+    """Scaler that leaves gradients scaled."""
 
     def unscale(self, state: ScalerState, gradients: Params) -> Params:
         return gradients
 
 
-class Alone(GradScaler):
-    """Replica 0 does not see the overflow."""
+class OneSided(GradScaler):
+    """Scaler whose replica 0 does not see the overflow."""
 
     def step(self, before: TrainState, after: TrainState, finite: jax.Array) -> Any:
         return super().step(before, after, finite | (rank() == 0))
 
 
-class Forgetful(GradScaler):
-    """Good steps need not be in a row."""
+class Tolerant(GradScaler):
+    """Scaler that grows after enough good steps, even if they are not in a row."""
 
     def update(self, state: ScalerState, finite: jax.Array) -> ScalerState:
         tracker = jnp.where(finite, 0, state.growth_tracker)
@@ -137,51 +137,51 @@ def wrong_scaler(kind: type[GradScaler], **changes: Any) -> Callable[[ReplicaSte
     return lambda step: dataclasses.replace(step, scaler=kind(**OPTIONS | changes))
 
 
-def clipped_before_it_is_unscaled(step: ReplicaStep) -> ReplicaStep:
+def clipped_before_unscaling(step: ReplicaStep) -> ReplicaStep:
     assert step.clip_grad_norm is not None
     return dataclasses.replace(step, clip_grad_norm=step.clip_grad_norm / OPTIONS["init_scale"])
 
 
 @pytest.fixture(scope="module")
 def reference(workers: Workers) -> Trajectory:
-    """torch's run of what the faults are planted in."""
-    asked = case(2, **CLIPPED)
-    return workers.torch.run(asked, asked.initial_weights(), batches=batches(asked))
+    """Run in torch the case in which the faults are planted."""
+    case = case_of(2, **CLIPPED)
+    return workers.torch.run(case, case.initial_weights(), batches=batches_of(case))
 
 
-def faulty(change: Callable[[ReplicaStep], ReplicaStep]) -> Trajectory:
-    asked = dataclasses.replace(case(2, **CLIPPED), change=change)
-    return run_jax(asked, asked.initial_weights(), batches=batches(asked))
+def run_faulty(change: Callable[[ReplicaStep], ReplicaStep]) -> Trajectory:
+    case = dataclasses.replace(case_of(2, **CLIPPED), change=change)
+    return run_jax(case, case.initial_weights(), batches=batches_of(case))
 
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("fault", "stage", "step", "size"),
-    [  # size: of the residual, at least; measured: 170, inf, 0.5, 0.5, inf, 0.16
-        (wrong_scaler(Unscaled), "local_gradients", 1, 100),
-        (wrong_scaler(Alone), "params", 3, np.inf),
+    [  # size: smallest residual; measured: 170, inf, 0.5, 0.5, inf, 0.16
+        (wrong_scaler(WithoutUnscaling), "local_gradients", 1, 100),
+        (wrong_scaler(OneSided), "params", 3, np.inf),
         (wrong_scaler(GradScaler, growth_interval=4), "scaler", 6, 0.1),
         (wrong_scaler(GradScaler, backoff_factor=0.25), "scaler", 3, 0.1),
-        (wrong_scaler(Forgetful), "scaler", 3, np.inf),
-        (clipped_before_it_is_unscaled, "clipped_gradients", 1, 0.1),
+        (wrong_scaler(Tolerant), "scaler", 3, np.inf),
+        (clipped_before_unscaling, "clipped_gradients", 1, 0.1),
     ],
-    ids=["not unscaled", "one replica", "growth late", "backoff", "not in a row", "clipped scaled"],
+    ids=["not unscaled", "one replica only", "late growth", "other backoff", "not in a row", "clipped while scaled"],
 )
-def test_another_scaler_would_be_noticed(fault: Any, stage: str, step: int, size: float, reference: Trajectory) -> None:
-    comparison = compare(faulty(fault), reference, TOLERANCE, (*STAGES, "averaged", "scaler"))
+def test_a_wrong_scaler_is_detected(fault: Any, stage: str, step: int, size: float, reference: Trajectory) -> None:
+    comparison = compare(run_faulty(fault), reference, TOLERANCE, (*STAGES, "averaged", "scaler"))
     assert comparison.first is not None, comparison
     assert (comparison.first[0], comparison.first[1].step) == (stage, step)
     assert comparison.first[1].value >= size
 
 
 @pytest.mark.one_in(3)
-@pytest.mark.parametrize("forgotten", grad_scaler.MOVED)
-def test_whatever_a_skipped_step_moved_would_be_noticed(
-    forgotten: str, reference: Trajectory, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("not_restored", grad_scaler.MOVED)
+def test_state_not_restored_after_a_skipped_step_is_detected(
+    not_restored: str, reference: Trajectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grad_scaler, "MOVED", tuple(name for name in grad_scaler.MOVED if name != forgotten))
-    comparison = compare(faulty(lambda step: step), reference, TOLERANCE, (*STAGES, "averaged", "scaler"))
+    monkeypatch.setattr(grad_scaler, "MOVED", tuple(name for name in grad_scaler.MOVED if name != not_restored))
+    comparison = compare(run_faulty(lambda step: step), reference, TOLERANCE, (*STAGES, "averaged", "scaler"))
     assert comparison.first is not None
-    # The optimizer's moments show in the next step that is made.
-    assert comparison.first[1].step == OVERFLOWS[0] + (2 if forgotten == "opt_state" else 1)
+    # The optimizer's moments show only in the next step that is not skipped.
+    assert comparison.first[1].step == OVERFLOWS[0] + (2 if not_restored == "opt_state" else 1)
     assert comparison.first[1].value == np.inf

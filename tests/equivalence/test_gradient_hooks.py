@@ -1,4 +1,4 @@
-"""Hooks on gradients, before and after their mean: torch's `register_hook`, and a loop over `parameter.grad`."""
+"""Gradient hooks before and after the mean, against torch's `register_hook` and a loop over `parameter.grad`."""
 
 import dataclasses
 from collections.abc import Callable
@@ -24,15 +24,20 @@ from tests.support.step_cases import Net, first
 from tests.support.trajectories import compare, run_jax
 
 TOLERANCE = 1e-12  # float64; measured: up to 4.6e-15
-FAULT = 1e-3  # of a stage, with a planted fault, at least; measured: 1.7e-2
+FAULT = 1e-3  # smallest difference of a stage that a wrong hook must cause; measured: 1.7e-2
 
-# One is linear, and the other is not: so before and after a mean are two things.
-HALF, NEAR = 0.5, 0.004
+# Clipping by value is not linear, so that clipping before and after the mean differ.
+HALF, LIMIT = 0.5, 0.004
 
 
 @dataclass(frozen=True)
 class Hooks:
-    """A layer's gradient halved, and every bias's gradient clipped by value, each at one stage; torch's names."""
+    """Two hooks: one halves a layer's gradients, one clips the gradients of all biases by value.
+
+    Attributes:
+        halved, clipped: stage of each hook, "local" or "mean".
+        layer: pattern of torch's parameter names.
+    """
 
     halved: str = "mean"
     clipped: str = "local"
@@ -41,18 +46,18 @@ class Hooks:
     def of_jax(self) -> tuple[GradientHook, ...]:
         return (
             GradientHook(self.layer, lambda name, g: HALF * g, self.halved),
-            GradientHook("*.bias", lambda name, g: jnp.clip(g, -NEAR, NEAR), self.clipped),
+            GradientHook("*.bias", lambda name, g: jnp.clip(g, -LIMIT, LIMIT), self.clipped),
         )
 
     def of_torch_ref(self) -> tuple[torch_ref.gradient_hooks.GradientHook, ...]:
         make = torch_ref.gradient_hooks.GradientHook
         halve = make(self.layer, lambda name, g: HALF * g, self.halved)
-        return halve, make("*.bias", lambda name, g: g.clamp(-NEAR, NEAR), self.clipped)
+        return halve, make("*.bias", lambda name, g: g.clamp(-LIMIT, LIMIT), self.clipped)
 
 
 @dataclass(frozen=True)
 class HookedSource(BuiltIn):
-    """A built-in model in torch with hooks: `torch_ref`'s, or for local ones torch's own `register_hook`."""
+    """Built-in model in torch with `torch_ref`'s hooks; if `registered`, local ones by torch's own `register_hook`."""
 
     hooks: Hooks = Hooks()
     registered: bool = False
@@ -63,13 +68,13 @@ class HookedSource(BuiltIn):
             return side._replace(gradient_hooks=hooks)
         for name, parameter in side.model.named_parameters():
             if name.endswith(".bias"):
-                parameter.register_hook(lambda g: g.clamp(-NEAR, NEAR))
+                parameter.register_hook(lambda g: g.clamp(-LIMIT, LIMIT))
         return side._replace(gradient_hooks=tuple(hook for hook in hooks if hook.when == "mean"))
 
 
 @dataclass(frozen=True)
 class HookedCase(Case):
-    """A built-in case with hooks in both frameworks."""
+    """Built-in case with hooks in both frameworks."""
 
     hooks: Hooks = field(default_factory=Hooks)
     registered: bool = False
@@ -84,14 +89,14 @@ class HookedCase(Case):
         return dataclasses.replace(side, replica_step=step)
 
 
-def case(world_size: int, hooks: Hooks, registered: bool = False, **options: Any) -> HookedCase:
-    asked = even_case("mlp", "sgd", world_size, steps=6, clip_grad_norm=0.3, momentum=0.9, **options)
-    return HookedCase(asked.config, world_size, asked.steps, hooks=hooks, registered=registered)
+def case_of(world_size: int, hooks: Hooks, registered: bool = False, **options: Any) -> HookedCase:
+    case = even_case("mlp", "sgd", world_size, steps=6, clip_grad_norm=0.3, momentum=0.9, **options)
+    return HookedCase(case.config, world_size, case.steps, hooks=hooks, registered=registered)
 
 
-def both(asked: HookedCase, pool: TorchPool) -> tuple[Trajectory, Trajectory]:
-    weights = asked.initial_weights()
-    return run_jax(asked, weights), pool.run(asked, weights)
+def run_in_both(case: HookedCase, pool: TorchPool) -> tuple[Trajectory, Trajectory]:
+    weights = case.initial_weights()
+    return run_jax(case, weights), pool.run(case, weights)
 
 
 @pytest.mark.one_in(3)
@@ -105,12 +110,12 @@ def both(asked: HookedCase, pool: TorchPool) -> tuple[Trajectory, Trajectory]:
     ],
     ids=["registered", "accumulated", "compressed"],
 )
-def test_hooks_are_torchs(
+def test_gradient_hooks_equal_torchs(
     hooks: Hooks, registered: bool, options: dict[str, Any], world_size: int, pool: TorchPool
 ) -> None:
     if "comm_hook" in options and world_size > 2:
-        options = options | {"comm_hook": "allreduce"}  # sums of more than two are rounded in another order
-    comparison = compare(*both(case(world_size, hooks, registered, **options), pool), TOLERANCE)
+        options = options | {"comm_hook": "allreduce"}  # sums over more replicas are rounded in another order
+    comparison = compare(*run_in_both(case_of(world_size, hooks, registered, **options), pool), TOLERANCE)
     assert comparison.equal, comparison
 
 
@@ -118,15 +123,15 @@ def test_hooks_are_torchs(
 @pytest.mark.parametrize(
     ("wrong", "stage"),
     [
-        (Hooks(clipped="mean"), "local_gradients"),  # after the mean
-        (Hooks(halved="local"), "local_gradients"),  # before it
-        (Hooks(layer="layers.1.*"), "clipped_gradients"),  # of another layer
+        (Hooks(clipped="mean"), "local_gradients"),  # clipped after the mean
+        (Hooks(halved="local"), "local_gradients"),  # halved before the mean
+        (Hooks(layer="layers.1.*"), "clipped_gradients"),  # another layer
     ],
 )
-def test_other_hooks_would_be_noticed(wrong: Hooks, stage: str, pool: TorchPool) -> None:
-    asked = case(2, Hooks())
-    weights = asked.initial_weights()
-    comparison = compare(run_jax(case(2, wrong), weights), pool.run(asked, weights), TOLERANCE)
+def test_wrong_hooks_are_detected(wrong: Hooks, stage: str, pool: TorchPool) -> None:
+    case = case_of(2, Hooks())
+    weights = case.initial_weights()
+    comparison = compare(run_jax(case_of(2, wrong), weights), pool.run(case, weights), TOLERANCE)
     assert comparison.first is not None and comparison.first[0] == stage
     assert comparison.worst[stage].value > FAULT and comparison.worst["clipped_gradients"].value > FAULT
 
@@ -142,12 +147,12 @@ def trainer(*hooks: GradientHook) -> DataParallel:
         (lambda: trainer(GradientHook("fc3.*", lambda name, g: g)), r"gradient_hooks fc3.\*: matches no parameter"),
     ],
 )
-def test_hooks_that_make_no_sense_are_refused(make: Callable[[], Any], message: str) -> None:
+def test_invalid_hooks_raise(make: Callable[[], Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         make()
 
 
-def test_a_gradient_of_another_shape_is_refused() -> None:
+def test_a_hook_that_changes_the_shape_raises() -> None:
     ddp = trainer(GradientHook("fc1.*", lambda name, g: g.sum()))
     batch = ddp.replicas.shard({"x": jnp.ones((2, 3, 4)), "y": jnp.zeros((2, 3), int)})
     with pytest.raises(InputError, match=r"gradient_hooks fc1.\*: returns float32\[\] for fc1.bias; must be float32"):
@@ -155,12 +160,12 @@ def test_a_gradient_of_another_shape_is_refused() -> None:
 
 
 @pytest.mark.large
-def test_what_a_hook_looks_at_is_each_replicas_own() -> None:
+def test_a_local_hook_sees_each_replicas_own_gradient() -> None:
     seen: list[tuple[str, float]] = []
-    look = GradientHook(
+    record = GradientHook(
         "fc2.bias", lambda name, g: jax.debug.callback(lambda x: seen.append((name, float(x))), g[0]), "local"
     )
-    ddp = trainer(look)
+    ddp = trainer(record)
     batch = ddp.replicas.shard(
         {"x": jnp.ones((2, 3, 4)) * jnp.array([1.0, 2.0])[:, None, None], "y": jnp.zeros((2, 3), int)}
     )

@@ -1,4 +1,4 @@
-"""Uneven inputs against torch's own `join`: parameters, gradients and buffers after every step, over several epochs."""
+"""Uneven inputs against torch's own `join`: gradients, parameters and buffers after every step of several epochs."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -31,12 +31,13 @@ from torch_ref.state import TrainState
 from torch_ref.step import train_step
 
 TOLERANCE = 1e-12  # float64; measured: up to 8.1e-15
-FAULT = 1e-3  # of the stage, with a planted fault, at least; measured: from 0.05; ranks drift by 0.02
+FAULT = 1e-3  # smallest difference of a stage that a fault must cause; measured: from 0.05; ranks drift by 0.02
 STAGES = ("gradients", "params", "buffers")
 EPOCHS = 3
 HERE = PortFile(__file__)
 
-# Model, replicas, their examples per step, micro-batches per step, examples in all; and what the last step is then.
+# Model, replicas, examples per replica and step, micro-batches per step, examples in all; in comments the examples
+# of each replica in an epoch's last step.
 KINDS: dict[str, tuple[str, int, int, int, int]] = {
     "smaller batches": ("char_mlp", 2, 8, 1, 25),  # 5 and 4 examples
     "smaller batches on 4": ("char_mlp", 4, 4, 1, 27),  # 3, 3, 3 and 2
@@ -49,7 +50,7 @@ KINDS: dict[str, tuple[str, int, int, int, int]] = {
 
 @dataclass(frozen=True)
 class Uneven(Case):
-    """A case of so many examples."""
+    """Case with only `size` training examples."""
 
     size: int = 0
 
@@ -71,10 +72,10 @@ def uneven(kind: str, **options: Any) -> Uneven:
 
 @dataclass(frozen=True)
 class Joined:
-    """A job for torch's ranks: every epoch within DDP's own join, and the other ranks where the last one is then.
+    """Job for torch's ranks: every epoch within DDP's own join, at whose end the other ranks catch up with the last.
 
-    Each answers, per step that it made, parameters and gradients after it and buffers when its forward
-    pass begins; and per epoch parameters and buffers at its end.
+    Each rank returns one pair per epoch: for every step it made, the gradients and parameters after the step and
+    the buffers before its forward pass; and the parameters and buffers at the end of the epoch.
     """
 
     case: Uneven
@@ -108,7 +109,7 @@ class Joined:
                     sums.append(train_step(model, optimizer, scheduler, micro_batches, world))
                     state.step += 1
                     gradients = {name: to_numpy(p.grad) for name, p in module.named_parameters()}
-                    steps.append({"gradients": gradients, "params": params_of(module), "begun with": begun[0]})
+                    steps.append({"gradients": gradients, "params": params_of(module), "buffers before": begun[0]})
             if self.catches_up:
                 catch_up(state, sums, world)
                 assert len(sums) == loader.steps_per_epoch
@@ -125,7 +126,7 @@ def buffers_of(module: torch.nn.Module) -> Tensors:
 
 
 def run_torch(case: Uneven, pool: TorchPool) -> Trajectory:
-    """What the ranks that made a step have after it, which is the same on all of them."""
+    """Return the trajectory of the ranks that made each step, which must be the same on all of them."""
     weights = case.initial_weights()
     ranks, records = pool.do(Joined(case, weights)), []
     for of_epoch in zip(*ranks, strict=True):
@@ -133,16 +134,16 @@ def run_torch(case: Uneven, pool: TorchPool) -> Trajectory:
         count = max(map(len, of_ranks))
         for step in range(count):
             made = [steps[step] for steps in of_ranks if len(steps) > step]
-            following = [{"buffers": steps[step + 1]["begun with"]} for steps in of_ranks if len(steps) > step + 1]
-            of_all = [{"params": found["params"], "gradients": found["gradients"]} for found in made]
+            following = [{"buffers": steps[step + 1]["buffers before"]} for steps in of_ranks if len(steps) > step + 1]
+            of_all = [{stage: record[stage] for stage in ("params", "gradients")} for record in made]
             records.append(same(of_all) | {"buffers": same(following or ends)["buffers"]})
         assert same(ends)["params"].keys() == same(made)["params"].keys()
-        records[-1] |= same(ends)  # with what DDP handed on
+        records[-1] |= same(ends)  # as DDP broadcasts them at the end of the join
     return Trajectory(weights, records)
 
 
 def same(records: list[Any]) -> Any:
-    """What all have, to the last bit."""
+    """Return the first record; all others must equal it to the last bit."""
     for record in records[1:]:
         for stage, tensors in record.items():
             for name, array in tensors.items():
@@ -151,8 +152,8 @@ def same(records: list[Any]) -> Any:
 
 
 @pytest.fixture(scope="module")
-def of_torch(workers: Any) -> Any:
-    """A case through torch; asked for twice, it runs once."""
+def torch_run(workers: Any) -> Any:
+    """Return a function that runs a case in torch, each case once."""
     return cache(lambda case: run_torch(case, workers.torch))
 
 
@@ -160,62 +161,62 @@ def check(ours: Trajectory, theirs: Trajectory) -> Comparison:
     return compare(ours, theirs, TOLERANCE, STAGES)
 
 
-# Where all have some, both divisions are one.
-ASKED = [(kind, divide) for kind in KINDS for divide in (True, False) if "run out" in kind or divide]
+# As long as every replica has examples, both divisors are equal.
+CASES = [(kind, divide) for kind in KINDS for divide in (True, False) if "run out" in kind or divide]
 
 
 @pytest.mark.one_in(8)
-@pytest.mark.parametrize(("kind", "divide_by_initial_world_size"), ASKED)
-def test_every_step_is_torchs(kind: str, divide_by_initial_world_size: bool, of_torch: Any) -> None:
+@pytest.mark.parametrize(("kind", "divide_by_initial_world_size"), CASES)
+def test_every_step_equals_torchs_join(kind: str, divide_by_initial_world_size: bool, torch_run: Any) -> None:
     case = uneven(kind, divide_by_initial_world_size=divide_by_initial_world_size)
-    comparison = check(run_jax(case, case.initial_weights()), of_torch(case))
+    comparison = check(run_jax(case, case.initial_weights()), torch_run(case))
     assert comparison.equal, comparison
 
 
-def test_another_division_would_be_noticed(of_torch: Any) -> None:
+def test_another_divisor_is_detected(torch_run: Any) -> None:
     case, other = (uneven("one has run out", divide_by_initial_world_size=divide) for divide in (True, False))
-    comparison = check(run_jax(other, case.initial_weights()), of_torch(case))
+    comparison = check(run_jax(other, case.initial_weights()), torch_run(case))
     assert comparison.first is not None and comparison.first[0] == "gradients" and comparison.first[1].step == 3
     assert comparison.worst["gradients"].value > FAULT
 
 
 @pytest.mark.large
-def test_another_ranks_buffers_would_be_noticed(of_torch: Any) -> None:
-    """Rank 0's, which are right without a join."""
+def test_buffers_of_another_rank_are_detected(torch_run: Any) -> None:
+    """Take the buffers of rank 0, which would be right without a join."""
     case = uneven("smaller batches")
     batches = [batch._replace(buffers_of=None) for batch in case.batches()]
-    comparison = check(run_jax(case, case.initial_weights(), batches=batches), of_torch(case))
+    comparison = check(run_jax(case, case.initial_weights(), batches=batches), torch_run(case))
     assert comparison.first is not None and comparison.first[0] == "buffers" and comparison.first[1].step == 1
     assert comparison.worst["buffers"].value > FAULT
 
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", ["smaller batches", "fewer micro-batches on 4"])
-def test_padding_that_counts_would_be_noticed(kind: str, of_torch: Any) -> None:
+def test_padding_counted_as_examples_is_detected(kind: str, torch_run: Any) -> None:
     case = uneven(kind)
 
     def all_valid(batch: MicroBatches) -> MicroBatches:
         return batch._replace(last={**batch.last, "valid": np.ones_like(batch.last["valid"])})
 
     batches = [all_valid(batch) if "valid" in batch.last else batch for batch in case.batches()]
-    comparison = check(run_jax(case, case.initial_weights(), batches=batches), of_torch(case))
+    comparison = check(run_jax(case, case.initial_weights(), batches=batches), torch_run(case))
     assert comparison.first is not None and comparison.first[0] == "gradients"
     assert comparison.worst["gradients"].value > FAULT
 
 
 @pytest.mark.large
-def test_padding_in_the_statistics_alone_would_be_noticed(of_torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_padding_counted_in_batch_norm_alone_is_detected(torch_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layers.BatchNorm, "valid", property(lambda self: None, lambda self, value: None), raising=False)
     case = uneven("smaller batches")
     forget_programs()
-    comparison = check(run_jax(case, case.initial_weights()), of_torch(case))
+    comparison = check(run_jax(case, case.initial_weights()), torch_run(case))
     forget_programs()
     assert comparison.worst["gradients"].value > FAULT and comparison.worst["buffers"].value > FAULT
 
 
 @pytest.mark.parametrize("catches_up", [True, False])
-def test_torchs_ranks_drift_apart_unless_they_catch_up(catches_up: bool, pool: TorchPool) -> None:
-    """One that joined early has an older momentum, which DDP does not hand on. jaxddp's replicas all step."""
+def test_torch_ranks_drift_apart_unless_they_catch_up(catches_up: bool, pool: TorchPool) -> None:
+    """A rank that joined early keeps an older momentum, which DDP does not broadcast; in jaxddp all replicas step."""
     case = uneven("one has run out")
     ranks = pool.do(Joined(case, case.initial_weights(), catches_up))
     drift = []
@@ -225,11 +226,11 @@ def test_torchs_ranks_drift_apart_unless_they_catch_up(catches_up: bool, pool: T
     assert drift == [0, 0, 0] if catches_up else drift[0] == 0 and min(drift[1:]) > FAULT
 
 
-# ---- global: one torch process on the whole batch
+# ---- loss_normalization="global", against one torch process on the whole batch
 
 
 def whole(case: Uneven) -> Trajectory:
-    """One process of torch on all replicas' examples, none of them padding."""
+    """Run one torch process on all replicas' examples, without padding."""
     config, dataset, weights = case.config, case.dataset(), case.initial_weights()
     model = models.build(config, dataset).double()
     model.load_state_dict({name: torch.from_numpy(array) for name, array in weights.items()})
@@ -251,14 +252,14 @@ MASKED = {"ignored_labels": 0.4}
     ("kind", "options"),
     [
         ("fewer micro-batches on 4", {}),
-        ("one has run out", {"ignored_labels": 0.0}),  # no label is left out of the only one
+        ("one has run out", {"ignored_labels": 0.0}),  # the only example keeps its label
         ("smaller batches on 4", {"sync_batch_norm": True}),
-        # Of the last micro-batch one replica has one example, the other none.
+        # In the last micro-batch one replica has one example, the other none.
         pytest.param("fewer micro-batches", {"model": "convnet", "sync_batch_norm": True}, marks=pytest.mark.large),
     ],
 )
-def test_the_global_mean_is_one_torch_process_on_the_whole_batch(kind: str, options: dict[str, Any]) -> None:
-    """Uneven batches, labels that do not count, accumulation and synchronised BatchNorm at once."""
+def test_global_normalization_equals_one_torch_process_on_the_whole_batch(kind: str, options: dict[str, Any]) -> None:
+    """Combine uneven batches, ignored labels, accumulation and synchronised BatchNorm."""
     case = uneven(kind, loss_normalization="global", **MASKED | options)
     comparison = check(run_jax(case, case.initial_weights()), whole(case))
     assert comparison.equal, comparison
@@ -272,10 +273,10 @@ def test_the_global_mean_is_one_torch_process_on_the_whole_batch(kind: str, opti
         ("smaller batches on 4", {"sync_batch_norm": False}),
     ],
 )
-def test_the_mean_of_means_is_not_and_neither_are_statistics_of_each(kind: str, fault: dict[str, Any]) -> None:
-    asked: dict[str, Any] = {"loss_normalization": "global", **MASKED}
+def test_a_mean_of_means_and_local_batch_norm_differ_from_the_whole_batch(kind: str, fault: dict[str, Any]) -> None:
+    options: dict[str, Any] = {"loss_normalization": "global", **MASKED}
     if "sync_batch_norm" in fault:
-        asked["sync_batch_norm"] = True
-    case = uneven(kind, **asked)
-    comparison = check(run_jax(uneven(kind, **asked | fault), case.initial_weights()), whole(case))
+        options["sync_batch_norm"] = True
+    case = uneven(kind, **options)
+    comparison = check(run_jax(uneven(kind, **options | fault), case.initial_weights()), whole(case))
     assert comparison.worst["gradients"].value > FAULT

@@ -1,4 +1,4 @@
-"""Post-local SGD makes torch's steps: every replica's own parameters, step by step."""
+"""Post-local SGD against torch: the parameters of every replica, step by step."""
 
 import dataclasses
 import re
@@ -34,27 +34,27 @@ from torch_ref.distributed import World
 from torch_ref.launch import launch
 from torch_ref.train import train as torch_train
 
-TOLERANCE = 1e-12  # float64; measured: up to 2.5e-15, of the replicas' own 1.8e-14
-FAULT = 1e-2  # of the parameters' change, with a planted fault, at least; measured: 0.16
+TOLERANCE = 1e-12  # float64; measured: up to 2.5e-15, in a single replica's parameters 1.8e-14
+FAULT = 1e-2  # smallest difference, of the parameters' change, that a fault must cause; measured: 0.16
 STEPS = 9
 
 
-def case(world_size: int = 2, period: int = 2, start: int = 3, **options: Any) -> Any:
+def case_of(world_size: int = 2, period: int = 2, start: int = 3, **options: Any) -> Any:
     defaults = {"momentum": 0.9, "accumulation_steps": 2, "clip_grad_norm": 0.3, "steps": STEPS}
-    asked = {"start_local_sgd_iter": start, "local_sgd_period": period}
-    return even_case("mlp", "sgd", world_size, **(defaults | options | asked))
+    rhythm = {"start_local_sgd_iter": start, "local_sgd_period": period}
+    return even_case("mlp", "sgd", world_size, **(defaults | options | rhythm))
 
 
 def of_each(run: Trajectory, step: int, world_size: int) -> dict[str, np.ndarray]:
-    """Every replica's parameters, (W, ...)."""
+    """Return every replica's parameters, (W, ...)."""
     record = run.records[step]
-    alike = {name: np.broadcast_to(value, (world_size, *value.shape)) for name, value in record["params"].items()}
-    own = {key.removeprefix("params:"): x for key, x in record["spread"].items() if key.startswith("params:")}
-    return alike | own
+    equal = {name: np.broadcast_to(value, (world_size, *value.shape)) for name, value in record["params"].items()}
+    local = {key.removeprefix("params:"): x for key, x in record["spread"].items() if key.startswith("params:")}
+    return equal | local
 
 
 def farthest(ours: Trajectory, theirs: Trajectory, world_size: int) -> tuple[float, int]:
-    """The largest difference of any replica's parameter, as a part of the largest change; the first step beyond."""
+    """Return any replica's largest difference, relative to a tensor's change, and the first step beyond tolerance."""
     worst, first = 0.0, 0
     for step in range(STEPS):
         expected = theirs.records[step]["local_params"]
@@ -68,10 +68,10 @@ def farthest(ours: Trajectory, theirs: Trajectory, world_size: int) -> tuple[flo
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("world_size", [2, 4])
 @pytest.mark.parametrize("period", [2, 3])
-def test_every_replica_makes_torchs_steps(period: int, world_size: int, pool: TorchPool) -> None:
-    asked = case(world_size, period)
-    weights = asked.initial_weights()
-    ours, theirs = run_jax(asked, weights), pool.run(asked, weights)
+def test_every_replica_takes_torchs_steps(period: int, world_size: int, pool: TorchPool) -> None:
+    case = case_of(world_size, period)
+    weights = case.initial_weights()
+    ours, theirs = run_jax(case, weights), pool.run(case, weights)
     comparison = compare(ours, theirs, TOLERANCE)
     assert comparison.equal, comparison
     off, _ = farthest(ours, theirs, world_size)
@@ -85,52 +85,52 @@ def test_every_replica_makes_torchs_steps(period: int, world_size: int, pool: To
 
 @pytest.fixture
 def plant(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, Any], None]]:
-    """Put something else in the place of one of PostLocalSGD's methods; no program of before or after has it."""
+    """Return a function that replaces a method of PostLocalSGD; forget compiled programs around the test."""
     forget_programs()
     yield lambda name, fault: monkeypatch.setattr(PostLocalSGD, name, fault)
     forget_programs()
 
 
 def averages_gradients(self: PostLocalSGD, gradients: Any, step: jax.Array) -> Any:
-    """The mean where the parameters would be averaged."""
+    """Average the gradients in the steps that should average the parameters."""
     return lax.cond((step < self.start_iter) | self.averages(step), all_reduce_mean, lambda own: own, gradients)
 
 
-# What is planted, and the first step in which some replica's parameters tell.
+# Fault -> other options, replaced methods, and the first step after which parameters differ.
 CHANGES: dict[str, tuple[dict[str, int], dict[str, Any], int]] = {
     "another period": ({"period": 3}, {}, 6),
-    "one step later": ({"start": 4}, {}, 4),
-    "one step earlier": ({"start": 2}, {}, 3),
-    "parameters stay apart": ({}, {"update": Replicated.update}, 4),
-    "gradients instead": ({}, {"update": Replicated.update, "mean": averages_gradients}, 4),
-    "always together": ({}, {"mean": Replicated.mean}, 4),
+    "starts one step later": ({"start": 4}, {}, 4),
+    "starts one step earlier": ({"start": 2}, {}, 3),
+    "parameters never averaged": ({}, {"update": Replicated.update}, 4),
+    "gradients averaged instead": ({}, {"update": Replicated.update, "mean": averages_gradients}, 4),
+    "gradients averaged in every step": ({}, {"mean": Replicated.mean}, 4),
 }
 
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", CHANGES)
-def test_another_rhythm_would_be_noticed(name: str, plant: Callable[[str, Any], None], pool: TorchPool) -> None:
+def test_averaging_otherwise_is_detected(name: str, plant: Callable[[str, Any], None], pool: TorchPool) -> None:
     other, faults, step = CHANGES[name]
-    weights = case().initial_weights()
+    weights = case_of().initial_weights()
     for method, fault in faults.items():
         plant(method, fault)
-    off, first = farthest(run_jax(case(**other), weights), pool.run(case(), weights), 2)
+    off, first = farthest(run_jax(case_of(**other), weights), pool.run(case_of(), weights), 2)
     assert first == step and off > FAULT
 
 
-# ---- the program, and what is shown of it
+# ---- the compiled program, evaluation, options
 
 
-def local(world_size: int, **options: Any) -> DataParallel:
+def trainer_of(world_size: int, **options: Any) -> DataParallel:
     return DataParallel(
         Net(), optim.adam(0.01), replicas=first_replicas(world_size), local_sgd=PostLocalSGD(1, 3), **options
     )
 
 
 @pytest.mark.large
-def test_a_step_of_ones_own_sends_no_gradients() -> None:
-    """All that a step always sends is the metrics; gradients and parameters travel in a branch each."""
-    trainer = local(2)
+def test_a_local_step_sends_metrics_only() -> None:
+    """Only metrics are reduced outside the branches; gradients and parameters have one branch each."""
+    trainer = trainer_of(2)
     hlo = trainer.compiled_text(trainer.init(), trainer.replicas.shard(dealt(2, 3, (2, 2))))
     computations = {m[1]: m[2] for m in re.finditer(r"^(?:ENTRY )?%(\S+) [^\n]*{\n(.*?)^}", hlo, re.M | re.S)}
     branches = set(re.findall(r"%([^\s,{}]+)", " ".join(re.findall(r"branch_computations={(.*?)}", hlo))))
@@ -141,12 +141,12 @@ def test_a_step_of_ones_own_sends_no_gradients() -> None:
 
 
 @pytest.mark.large
-def test_what_is_evaluated_and_kept_is_the_mean() -> None:
-    trainer, batch = local(2), dealt(2, 3, (4,))
+def test_evaluation_and_saved_values_use_the_mean_of_the_replicas() -> None:
+    trainer, batch = trainer_of(2), dealt(2, 3, (4,))
     state, _ = trainer.steps(trainer.init(), trainer.replicas.shard(batch))
     own = jax.device_get(state.params)
     assert all(not np.array_equal(x[0], x[1]) for x in own.values())
-    trainer.verify(state)  # what is each replica's own is not compared
+    trainer.verify(state)  # local parameters are not compared
     params, _ = trainer.values(state)
     for name, value in params.items():
         np.testing.assert_allclose(value, own[name].mean(axis=0), rtol=1e-6)
@@ -166,16 +166,16 @@ def test_what_is_evaluated_and_kept_is_the_mean() -> None:
         ({"comm_hook": bf16_compress()}, "^comm_hook: cannot be combined with local_sgd"),
     ],
 )
-def test_what_makes_no_sense_beside_it_is_refused(options: dict[str, Any], message: str) -> None:
+def test_options_that_conflict_with_local_sgd_raise(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        local(2, **options)
+        trainer_of(2, **options)
 
 
 # ---- the trainers
 
 
 def run(folder: Path, **changes: Any) -> dict[str, np.ndarray]:
-    """The weights at the end of a run of jaxddp.train."""
+    """Run jaxddp.train and return its final weights."""
     config = {"dataset": "linear", "num_examples": 256, "hidden_sizes": (5,), "lr": 0.01, "platform": "cpu"}
     config |= {"devices": 2, "start_local_sgd_iter": 3, "local_sgd_period": 5, "epochs": 2, "output": str(folder)}
     main(TrainConfig(**config | changes))
@@ -183,7 +183,7 @@ def run(folder: Path, **changes: Any) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.large
-def test_a_run_goes_on_bit_for_bit_with_as_many_replicas(tmp_path: Path) -> None:
+def test_a_resumed_run_is_exact_and_needs_as_many_replicas(tmp_path: Path) -> None:
     whole = run(tmp_path / "whole")
     run(tmp_path / "parts", epochs=1)
     parts = run(tmp_path / "parts", resume=str(tmp_path / "parts"))
@@ -201,7 +201,7 @@ def train_whole_and_in_parts(world: World, config: TorchConfig) -> None:
 
 
 @pytest.mark.large
-def test_so_does_torchs(tmp_path: Path) -> None:
+def test_a_resumed_run_of_torch_ref_is_exact(tmp_path: Path) -> None:
     config = torch_case(start_local_sgd_iter=2, local_sgd_period=3, output=str(tmp_path), epochs=2)
     launch(train_whole_and_in_parts, config)
     whole, parts = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "parts"))

@@ -1,8 +1,8 @@
-"""When the rate has to follow the number of replicas: seed by seed in both frameworks.
+"""Learning rates with which N replicas equal one device, in both frameworks.
 
-N replicas average. Of a mean over the batch that is the mean over the whole batch, and the rate stays. Of a
-sum it is 1/N of the sum, for which SGD needs N times the rate; an optimizer that divides the gradient by its
-own size does not notice.
+Replicas average their gradients. If the loss is a mean over the batch, the average is the gradient of the mean over
+the whole batch, and the rate stays. If the loss is a sum, the average is 1/N of the gradient of the whole sum, and
+SGD needs N times the rate; an optimizer that divides the gradient by its own size does not.
 """
 
 import tempfile
@@ -20,8 +20,8 @@ from tests.support.small_port import own_optimizers, write
 from tests.support.trajectories import drawn, run_jax
 
 WORLD_SIZE = 4
-EQUAL = 1e-12  # of what the parameters have moved, float64; measured: up to 4e-15
-NOTICED_NOT = 1e-9  # Adam with eps 1e-12, which is all that keeps it from equality; measured: 4.8e-12
+EQUAL = 1e-12  # of the parameters' change, float64; measured: up to 4e-15
+NEARLY_EQUAL = 1e-9  # Adam on sums, whose eps of 1e-12 does not scale with the sum; measured: 4.8e-12
 DIFFERENT = 0.1  # measured: from 0.5
 
 SUM = [('["y"])\n\ndef flax', '["y"], reduction="sum")\n\ndef flax'), ('batch["y"]).mean()', 'batch["y"]).sum()')]
@@ -38,7 +38,7 @@ OPTIMIZERS = {
 
 def run(folder: Path, pool: TorchPool, framework: str, optimizer: str, lr: float, world_size: int, sums: bool):
     changes = [own_optimizers(*(text.format(lr) for text in OPTIMIZERS[optimizer])), *(SUM if sums else [])]
-    folder = Path(tempfile.mkdtemp(dir=folder))  # programs are kept by the port's file
+    folder = Path(tempfile.mkdtemp(dir=folder))  # compiled programs are cached by the port's path
     path = write(folder, *changes, *([] if world_size > 1 else [WHOLE_BATCH]))
     case = PortCase(PortFile(str(path)), world_size, steps=5)
     weights = drawn(case)
@@ -57,12 +57,12 @@ def distance(one: Trajectory, other: Trajectory) -> float:
     [("sgd", False, 1, WORLD_SIZE), ("sgd", True, WORLD_SIZE, 1), ("adam", False, 1, 2), ("adam", True, 1, WORLD_SIZE)],
     ids=["sgd mean", "sgd sum", "adam mean", "adam sum"],
 )
-def test_the_rate_that_makes_replicas_one_device(
+def test_replicas_equal_one_device_at_the_right_rate_only(
     framework: str, optimizer: str, sums: bool, right: float, wrong: float, tmp_path: Path, pool: TorchPool
 ) -> None:
     lr = 0.01
     one = run(tmp_path, pool, framework, optimizer, lr, 1, sums)
-    allowed = NOTICED_NOT if optimizer == "adam" and sums else EQUAL
+    allowed = NEARLY_EQUAL if optimizer == "adam" and sums else EQUAL
     equal = distance(run(tmp_path, pool, framework, optimizer, right * lr, WORLD_SIZE, sums), one)
     different = distance(run(tmp_path, pool, framework, optimizer, wrong * lr, WORLD_SIZE, sums), one)
     assert equal < allowed

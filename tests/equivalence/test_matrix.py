@@ -1,7 +1,8 @@
-"""Every model with every optimizer at every world size: jaxddp makes the steps that torch DDP makes.
+"""Every model with every optimizer at every world size, against torch DDP.
 
-After each of 20 steps from the same weights on the same batches, which hold several epochs, repeated examples and,
-with Adam and not the convnet, a smaller last batch, every loss, gradient, parameter and buffer is compared.
+Both frameworks take 20 steps from the same weights on the same batches; every loss, gradient, parameter and buffer is
+compared after each. The batches cover several epochs, repeated examples and, with Adam in all but the convnet, a
+smaller last batch.
 """
 
 from functools import partial
@@ -13,32 +14,32 @@ from jaxddp.config.choices import OPTIMIZERS
 from tests.support.cases import FLOAT32, MODELS, WORST, even_case, make_case
 from tests.support.trajectories import compare, numeric_error
 
-# Largest residual of any stage, float64; in brackets the worst that was measured over the matrix.
+# Largest residual of any stage, float64. [worst measured over the matrix]
 TOLERANCE = {
     "sgd": 1e-12,  # [7e-15]
-    "adam": 1e-10,  # [2e-14; Adagrad 2e-13; in a bias that rounding alone moves, and behind it, 1.6e-10]
+    "adam": 1e-10,  # [2e-14; Adagrad 2e-13; where rounding alone moves a parameter 1.6e-10]
     "adamw": 1e-10,
     "adagrad": 1e-10,
     "rmsprop": 1e-10,
 }
 OPTIONS = {"sgd": {"momentum": 0.9}, "rmsprop": {"momentum": 0.5}}
-# How much further from the float64 run jaxddp may be in float32 than torch is, in the first steps. Later a
-# ReLU whose input rounding carries across zero sends any float32 run its own way, torch's like ours.
+# Largest ratio of jaxddp's float32 error to torch's, over the first steps. Later, a ReLU whose input is carried
+# across zero by rounding sends every float32 run its own way, torch's as well.
 FLOAT32_FACTOR = 3.0  # [0.45 to 1.32]
 FLOAT32_STEPS = 3
 
 
 def case_of(model: str, optimizer: str, world_size: int):
-    even = {"drop_last_batch": True} if model == "convnet" else {}  # its programs take seconds each
+    even = {"drop_last_batch": True} if model == "convnet" else {}  # each of its programs takes seconds to compile
     make = partial(make_case, **even) if optimizer == "adam" else even_case
     return make(model, optimizer, world_size, **OPTIONS.get(optimizer, {}))
 
 
 def large(model: str, optimizer: str, world_size: int) -> bool:
-    """What `make test-all` asks too; XLA takes seconds to compile each.
+    """Return whether only `make test-all` runs a case, because XLA takes seconds to compile it.
 
-    Left are every model with every optimizer on 2 replicas, and with Adam all but the convnet on 8, two of them on 1
-    and 4.
+    `make test` runs every model with every optimizer on 2 replicas and, with Adam, all but the convnet on 8 and the
+    two smallest on 1 and 4.
     """
     if world_size == 2:
         return False
@@ -55,7 +56,7 @@ IN_FLOAT32 = [pytest.param(name, marks=() if name == "adam" else pytest.mark.lar
 
 
 @pytest.mark.parametrize(("model", "world_size", "optimizer"), CASES)
-def test_every_step_is_torchs(model, world_size, optimizer, run_both):
+def test_every_step_equals_torch_ddp(model, world_size, optimizer, run_both):
     jax_run, torch_run = run_both(case_of(model, optimizer, world_size))
     comparison = compare(jax_run, torch_run, TOLERANCE[optimizer])
     worst = max(residual.value for residual in comparison.worst.values())
@@ -67,12 +68,12 @@ def test_every_step_is_torchs(model, world_size, optimizer, run_both):
 @pytest.mark.large
 @pytest.mark.parametrize("optimizer", IN_FLOAT32)
 @pytest.mark.parametrize("model", MODELS)
-def test_float32_is_as_near_the_truth_as_torch(model, optimizer, run_both):
+def test_float32_error_is_about_as_small_as_torchs(model, optimizer, run_both):
     case = case_of(model, optimizer, world_size=2)
     _, truth = run_both(case)
     jax_run, torch_run = run_both(case.with_dtype("float32"))
     jax_error, torch_error = numeric_error(jax_run, truth), numeric_error(torch_run, truth)
     ratio = np.median(jax_error[:FLOAT32_STEPS]) / np.median(torch_error[:FLOAT32_STEPS])
     FLOAT32[model, optimizer] = float(ratio)
-    assert min(torch_error) > 0, "torch's float32 run is its float64 run: nothing was compared"
+    assert min(torch_error) > 0, "torch's float32 run equals its float64 run: nothing was compared"
     assert ratio < FLOAT32_FACTOR

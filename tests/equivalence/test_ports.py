@@ -1,4 +1,4 @@
-"""A user's port, run in both frameworks: equal where it is right, different where it is not."""
+"""A user's port in both frameworks: equal if correct, different at the stage of a fault."""
 
 from pathlib import Path
 
@@ -56,6 +56,7 @@ RIGHT = {
 
 
 def run(folder: Path, pool, **changes: str):
+    """Write the port with changes; return its case and torch's run."""
     text = PORT
     for word, code in {**RIGHT, **changes}.items():
         text = text.replace(word, code)
@@ -65,29 +66,29 @@ def run(folder: Path, pool, **changes: str):
 
 
 def free(folder: Path, pool, **changes: str):
-    """From the same start, each on its own."""
+    """Compare runs from the same start, neither forced to the other's state."""
     case, torch_run = run(folder, pool, **changes)
     return compare(run_jax(case, torch_run.start), torch_run, TOLERANCE, STAGES)
 
 
-STAGES = ("local_loss", "local_gradients", "gradients", "params")  # flax's running variance is biased, torch's not
+STAGES = ("local_loss", "local_gradients", "gradients", "params")  # no buffers: flax's running variance is biased
 
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("model", ["FlaxNet(nnx.Rngs(0))", "LinenNet()"], ids=["nnx", "linen"])
-def test_a_right_port_is_equal(model, tmp_path, pool):
+def test_a_correct_port_is_equal(model, tmp_path, pool):
     comparison = free(tmp_path, pool, MODEL=model)
     assert comparison.equal, comparison
 
 
 @pytest.mark.parametrize("model", ["FlaxNet(nnx.Rngs(0))", "LinenNet()"], ids=["nnx", "linen"])
-def test_step_by_step_only_the_running_variance_of_flax_differs(model, tmp_path, pool):
+def test_only_flaxs_running_variance_differs_in_forced_steps(model, tmp_path, pool):
     case, torch_run = run(tmp_path, pool, MODEL=model)
     comparison = compare(run_forced(case, torch_run), torch_run, FORCED_TOLERANCE, FORCED_STAGES)
     assert comparison.first is not None
     stage, residual = comparison.first
     assert (stage, residual.step, residual.tensor) == ("buffers", 1, "1.running_var")
-    others = [found.value for stage, found in comparison.worst.items() if stage != "buffers"]
+    others = [worst.value for stage, worst in comparison.worst.items() if stage != "buffers"]
     assert max(others) < FORCED_TOLERANCE
 
 
@@ -95,13 +96,16 @@ def test_step_by_step_only_the_running_variance_of_flax_differs(model, tmp_path,
 @pytest.mark.parametrize(
     ("changes", "stage"),
     [
-        ({"OPTIMIZER": "optax.adamw(0.01)"}, "params"),  # decay 1e-4 and not torch's 1e-2
+        ({"OPTIMIZER": "optax.adamw(0.01)"}, "params"),  # decay 1e-4, torch's is 1e-2
         ({"NORM": "nnx.BatchNorm(5, momentum=0.9, epsilon=1e-3, rngs=rngs)"}, "local_loss"),
-        ({"OPTIMIZER": "optax.chain(optax.scale(0.5), optax.adamw(0.01, weight_decay=0.01))"}, "params"),  # eps only
+        (
+            {"OPTIMIZER": "optax.chain(optax.scale(0.5), optax.adamw(0.01, weight_decay=0.01))"},
+            "params",
+        ),  # only eps matters
     ],
     ids=["decay", "epsilon", "scale"],
 )
-def test_a_wrong_port_is_different_at_its_stage(changes, stage, tmp_path, pool):
+def test_a_faulty_port_differs_in_the_faults_stage(changes, stage, tmp_path, pool):
     comparison = free(tmp_path, pool, **changes)
     assert comparison.first is not None and comparison.first[0] == stage, comparison
     assert comparison.first[1].step == 1

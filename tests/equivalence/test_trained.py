@@ -1,4 +1,4 @@
-"""Parameters that do not learn: frozen ones, and those that the loss does not depend on; as in torch, step by step."""
+"""Frozen parameters, and parameters that the loss does not depend on, against torch step by step."""
 
 import dataclasses
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from tests.support.small_port import Change, write
 from tests.support.trajectories import compare, drawn, run_jax
 
 TOLERANCE = 1e-12  # float64; measured: up to 7.3e-15
-FAULT = 1e-3  # of a stage, with a planted fault, at least; measured: 5.8e-3
+FAULT = 1e-3  # smallest difference of a stage that a planted fault must cause; measured: 5.8e-3
 FROZEN = ("layers.0.weight", "layers.0.bias")
 STAGES = ("local_loss", "clipped_gradients", "params")
 
@@ -37,7 +37,7 @@ def changed_side(side: FlaxSide, change: Changed | None) -> FlaxSide:
 
 @dataclass(frozen=True)
 class ChangedCase(Case):
-    """A built-in case whose step in jax is another one."""
+    """Built-in case whose JAX step is changed."""
 
     change: Changed | None = None
 
@@ -47,7 +47,7 @@ class ChangedCase(Case):
 
 @dataclass(frozen=True)
 class ChangedPort(PortCase):
-    """A port whose step in jax is another one."""
+    """Port whose JAX step is changed."""
 
     change: Changed | None = None
 
@@ -55,36 +55,37 @@ class ChangedPort(PortCase):
         return changed_side(super().flax_side(), self.change)
 
 
-def case(optimizer: str, world_size: int, change: Changed | None = None) -> ChangedCase:
+def case_of(optimizer: str, world_size: int, change: Changed | None = None) -> ChangedCase:
     options: dict[str, Any] = {"momentum": 0.9} if optimizer == "sgd" else {}
-    asked = even_case(
+    case = even_case(
         "mlp", optimizer, world_size, steps=8, freeze=("layers.0.*",), clip_grad_norm=0.3, ema_decay=0.9, **options
     )
-    return ChangedCase(asked.config, world_size, asked.steps, change=change)
+    return ChangedCase(case.config, world_size, case.steps, change=change)
 
 
-def names(run: Trajectory, stage: str) -> set[str]:
+def tensor_names(run: Trajectory, stage: str) -> set[str]:
+    """Return the names of all tensors that a run records in a stage."""
     return set().union(*(record[stage] for record in run.records))
 
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("world_size", [2, 4])
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-def test_frozen_parameters_are_torchs(optimizer: str, world_size: int, pool: TorchPool) -> None:
-    asked = case(optimizer, world_size)
-    weights = asked.initial_weights()
-    ours, theirs = run_jax(asked, weights), pool.run(asked, weights)
+def test_frozen_parameters_equal_torchs(optimizer: str, world_size: int, pool: TorchPool) -> None:
+    case = case_of(optimizer, world_size)
+    weights = case.initial_weights()
+    ours, theirs = run_jax(case, weights), pool.run(case, weights)
     comparison = compare(ours, theirs, TOLERANCE, ("local_gradients", "gradients", "averaged", *STAGES))
     assert comparison.equal, comparison
     for stage in ("local_gradients", "gradients", "clipped_gradients"):
-        assert names(ours, stage) == names(theirs, stage) == weights.keys() - set(FROZEN)
+        assert tensor_names(ours, stage) == tensor_names(theirs, stage) == weights.keys() - set(FROZEN)
     for name in FROZEN:
         np.testing.assert_array_equal(ours.records[-1]["params"][name], weights[name])
         np.testing.assert_array_equal(ours.records[-1]["averaged"][name], weights[name])
 
 
 def known_to_the_optimizer(step: ReplicaStep) -> ReplicaStep:
-    """Frozen by a gradient of zero alone: decay goes on."""
+    """Freeze by a gradient of zero only: the optimizer still applies decay."""
 
     def loss(params: Any, buffers: Any, batch: Any) -> Any:
         stopped = {n: jax.lax.stop_gradient(x) if n in step.frozen else x for n, x in params.items()}
@@ -94,7 +95,7 @@ def known_to_the_optimizer(step: ReplicaStep) -> ReplicaStep:
 
 
 def part_of_the_norm(step: ReplicaStep) -> ReplicaStep:
-    """Frozen by an optimizer that leaves them alone: their gradients are in the norm."""
+    """Freeze by masking the updates only: the gradients still count in the norm."""
 
     def labels(params: Any) -> Any:
         return {name: "frozen" if name in step.frozen else "trained" for name in params}
@@ -107,16 +108,16 @@ def part_of_the_norm(step: ReplicaStep) -> ReplicaStep:
 @pytest.mark.parametrize(
     ("change", "stage"), [(known_to_the_optimizer, "params"), (part_of_the_norm, "clipped_gradients")]
 )
-def test_parameters_frozen_in_another_way_would_be_noticed(change: Changed, stage: str, pool: TorchPool) -> None:
-    asked = case("adamw", 2)
-    weights = asked.initial_weights()
-    found = run_jax(case("adamw", 2, change), weights)
-    comparison = compare(found, pool.run(asked, weights), TOLERANCE, STAGES)
+def test_freezing_in_another_way_is_detected(change: Changed, stage: str, pool: TorchPool) -> None:
+    case = case_of("adamw", 2)
+    weights = case.initial_weights()
+    ours = run_jax(case_of("adamw", 2, change), weights)
+    comparison = compare(ours, pool.run(case, weights), TOLERANCE, STAGES)
     assert comparison.first is not None and comparison.first[0] == stage
     assert comparison.worst[stage].value > FAULT
 
 
-# `unused` is never called; `fc3` by one half of the replicas alone, which is another in each step.
+# `unused` is never called; `fc3` is called by half of the replicas, alternating from step to step.
 UNUSED: list[Change] = [
     (
         "self.fc2 = torch.nn.Linear(5, 4)",
@@ -157,31 +158,32 @@ def with_unused(folder: Path, world_size: int, find_unused_parameters: bool | No
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("world_size", [2, 4])
-def test_unused_parameters_stay_as_in_torch(world_size: int, tmp_path: Path, pool: TorchPool) -> None:
-    asked = with_unused(tmp_path, world_size, True)
-    weights = drawn(asked)
-    ours, theirs = run_jax(asked, weights), pool.run(asked, weights)
+def test_unused_parameters_equal_torchs(world_size: int, tmp_path: Path, pool: TorchPool) -> None:
+    case = with_unused(tmp_path, world_size, True)
+    weights = drawn(case)
+    ours, theirs = run_jax(case, weights), pool.run(case, weights)
     comparison = compare(ours, theirs, TOLERANCE, STAGES)
     assert comparison.equal, comparison
-    assert names(ours, "clipped_gradients") == names(theirs, "clipped_gradients") == weights.keys() - NEVER
-    for record in theirs.records:  # on some replicas it has no part in the loss: there it is zero
+    for run in (ours, theirs):
+        assert tensor_names(run, "clipped_gradients") == weights.keys() - NEVER
+    for record in theirs.records:  # zero on the replicas whose loss does not depend on fc3
         shares = np.abs(record["local_gradients"]["fc3.weight"]).sum(axis=(1, 2))
         assert np.count_nonzero(shares) == world_size // 2
     for name in NEVER:
         np.testing.assert_array_equal(ours.records[-1]["params"][name], weights[name])
 
 
-def test_unused_parameters_that_decay_would_be_noticed(tmp_path: Path, pool: TorchPool) -> None:
-    asked = with_unused(tmp_path, 2, True)
-    weights = drawn(asked)
-    found = run_jax(with_unused(tmp_path, 2, None), weights)
-    comparison = compare(found, pool.run(asked, weights), TOLERANCE, STAGES)
+def test_decay_of_unused_parameters_is_detected(tmp_path: Path, pool: TorchPool) -> None:
+    case = with_unused(tmp_path, 2, True)
+    weights = drawn(case)
+    ours = run_jax(with_unused(tmp_path, 2, None), weights)
+    comparison = compare(ours, pool.run(case, weights), TOLERANCE, STAGES)
     assert comparison.first is not None and comparison.first[0] == "params"
     assert comparison.first[1].tensor in NEVER and comparison.first[1].value > FAULT
-    assert names(found, "clipped_gradients") == weights.keys()
+    assert tensor_names(ours, "clipped_gradients") == weights.keys()
 
 
-def test_unused_parameters_that_nobody_expects_are_named(tmp_path: Path) -> None:
-    asked = with_unused(tmp_path, 2, False)
+def test_unexpected_unused_parameters_raise_with_their_names(tmp_path: Path) -> None:
+    case = with_unused(tmp_path, 2, False)
     with pytest.raises(InputError, match=r"the loss does not depend on unused.bias, unused.kernel; freeze"):
-        run_jax(asked, drawn(asked))
+        run_jax(case, drawn(case))

@@ -1,4 +1,4 @@
-"""An optimizer whose state is in slices makes the steps of torch's ZeroRedundancyOptimizer, and its own without."""
+"""Sharded optimizer state against torch's ZeroRedundancyOptimizer, and against jaxddp without sharding."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,9 +18,9 @@ from tests.support.cases import even_case
 from tests.support.trajectories import compare, run_jax
 
 TOLERANCE = 1e-12  # float64; measured: up to 4.5e-15, with one_cycle on four replicas 3.1e-14
-FAULT = 1e-2  # of the stage, with a planted fault, at least; measured: 0.4
+FAULT = 1e-2  # smallest difference of the stage that a planted fault must cause; measured: 0.4
 FEATURES: dict[str, dict[str, Any]] = {
-    "accumulation, clipping, global": {
+    "accumulation, clipping, global normalization": {
         "clip_grad_norm": 0.1,
         "accumulation_steps": 2,
         "loss_normalization": "global",
@@ -29,12 +29,12 @@ FEATURES: dict[str, dict[str, Any]] = {
     },
     "clipping": {"clip_grad_norm": 0.1},
     "one cycle": {"schedule": "one_cycle", "lr": 0.1, "momentum": None},
-    "averaged": {"ema_decay": 0.9},
-    "frozen": {"freeze": ("layers.1.*",)},
+    "moving average": {"ema_decay": 0.9},
+    "frozen layer": {"freeze": ("layers.1.*",)},
 }
 
 
-def case(optimizer: str = "sgd", world_size: int = 2, **options: Any) -> Any:
+def case_of(optimizer: str = "sgd", world_size: int = 2, **options: Any) -> Any:
     momentum = 0.9 if optimizer == "sgd" else None
     defaults = {"shard_optimizer": True, "momentum": momentum, "steps": 6}
     return even_case("mlp", optimizer, world_size, **(defaults | options))
@@ -42,10 +42,10 @@ def case(optimizer: str = "sgd", world_size: int = 2, **options: Any) -> Any:
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_every_optimizer_makes_torchs_steps(optimizer: str, pool: TorchPool) -> None:
-    asked = case(optimizer)
-    weights = asked.initial_weights()
-    comparison = compare(run_jax(asked, weights), pool.run(asked, weights), TOLERANCE)
+def test_every_optimizer_takes_torchs_steps(optimizer: str, pool: TorchPool) -> None:
+    case = case_of(optimizer)
+    weights = case.initial_weights()
+    comparison = compare(run_jax(case, weights), pool.run(case, weights), TOLERANCE)
     assert comparison.equal, comparison
 
 
@@ -53,21 +53,21 @@ def test_every_optimizer_makes_torchs_steps(optimizer: str, pool: TorchPool) -> 
 @pytest.mark.parametrize(
     ("feature", "world_size"), [(name, size) for name in FEATURES for size in (2, 4)] + [("bf16", 2)]
 )
-def test_so_it_does_with_what_stands_around_the_update(feature: str, world_size: int, pool: TorchPool) -> None:
-    asked = case(world_size=world_size, **FEATURES.get(feature, {"comm_hook": "bf16_compress"}))
-    weights = asked.initial_weights()
-    ours, theirs = run_jax(asked, weights), pool.run(asked, weights)
+def test_features_around_the_sharded_update_equal_torchs(feature: str, world_size: int, pool: TorchPool) -> None:
+    case = case_of(world_size=world_size, **FEATURES.get(feature, {"comm_hook": "bf16_compress"}))
+    weights = case.initial_weights()
+    ours, theirs = run_jax(case, weights), pool.run(case, weights)
     comparison = compare(ours, theirs, TOLERANCE)
     assert comparison.equal, comparison
-    assert not any(record["spread"] for record in ours.records)  # all replicas have the same bits
+    assert not any(record["spread"] for record in ours.records)  # all replicas are equal bit for bit
 
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("world_size", [2, 4])
-def test_slices_make_the_steps_of_the_whole(world_size: int) -> None:
-    asked, whole = (case("adam", world_size, shard_optimizer=shard, clip_grad_norm=0.1) for shard in (True, False))
-    weights = asked.initial_weights()
-    comparison = compare(run_jax(asked, weights), run_jax(whole, weights), TOLERANCE)
+def test_a_sharded_optimizer_equals_the_whole_one(world_size: int) -> None:
+    case, whole = (case_of("adam", world_size, shard_optimizer=shard, clip_grad_norm=0.1) for shard in (True, False))
+    weights = case.initial_weights()
+    comparison = compare(run_jax(case, weights), run_jax(whole, weights), TOLERANCE)
     assert comparison.equal, comparison
 
 
@@ -76,36 +76,36 @@ def test_slices_make_the_steps_of_the_whole(world_size: int) -> None:
 
 @pytest.fixture
 def plant(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, Any], None]]:
-    """Put something else in the place of what `jaxddp.step.zero` calls; no program of before or after has it."""
+    """Return a function that replaces what `jaxddp.step.zero` calls; forget compiled programs around the test."""
     forget_programs()
     yield lambda name, fault: monkeypatch.setattr(Sharded if hasattr(Sharded, name) else zero, name, fault)
     forget_programs()
 
 
-def of_the_next(own: Any) -> Any:
-    """What the other of two replicas has."""
+def of_the_other(own: Any) -> Any:
+    """Return the other replica's value; there are two replicas."""
     return jax.tree.map(lambda x: lax.ppermute(x, collectives.AXIS_NAME, [(0, 1), (1, 0)]), own)
 
 
 FAULTS: dict[str, tuple[str, Any, str]] = {
     "another replica's slice of the parameters": (
         "part",
-        lambda self, tree, part=Sharded.part: of_the_next(part(self, tree)),
+        lambda self, tree, part=Sharded.part: of_the_other(part(self, tree)),
         "params",
     ),
-    "slices in another order": ("all_gather", lambda own: collectives.all_gather(of_the_next(own)), "gradients"),
-    "the norm of a slice": ("clip", Replicated.clip, "clipped_gradients"),
-    "a sum in place of the mean": ("reduce_scatter", lambda tree, op: collectives.reduce_scatter(tree), "gradients"),
+    "slices in another order": ("all_gather", lambda own: collectives.all_gather(of_the_other(own)), "gradients"),
+    "norm of one slice": ("clip", Replicated.clip, "clipped_gradients"),
+    "sum instead of mean": ("reduce_scatter", lambda tree, op: collectives.reduce_scatter(tree), "gradients"),
 }
 
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_is_noticed(name: str, plant: Callable[[str, Any], None], pool: TorchPool) -> None:
+def test_a_planted_fault_is_detected(name: str, plant: Callable[[str, Any], None], pool: TorchPool) -> None:
     function, fault, stage = FAULTS[name]
-    asked = case("adagrad", clip_grad_norm=0.1)
-    weights = asked.initial_weights()
+    case = case_of("adagrad", clip_grad_norm=0.1)
+    weights = case.initial_weights()
     plant(function, fault)
-    comparison = compare(run_jax(asked, weights), pool.run(asked, weights), TOLERANCE)
+    comparison = compare(run_jax(case, weights), pool.run(case, weights), TOLERANCE)
     assert comparison.first is not None and comparison.first[0] == stage and comparison.first[1].step == 1
     assert comparison.worst[stage].value > FAULT, comparison
