@@ -1,4 +1,4 @@
-"""The scoreboard as Markdown."""
+"""Scoreboard as a Markdown document."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -14,10 +14,10 @@ ORDER = (
 
 @dataclass(frozen=True)
 class Cause:
-    """The cause of a difference.
+    """Cause of a difference: one fault, or several that this run cannot tell apart.
 
     Attributes:
-        names: faults of the catalogue; several if this run cannot tell them apart. Faults that are present
+        names: names in the catalogue; several if any of them explains the difference. Faults that are present
             together have a `Difference` each.
         says: one line per name, with values ("weight decay 0.0001, the reference has 0.01").
         fixes: one line per name: what the port should do instead.
@@ -139,20 +139,20 @@ class Numerics:
 
 @dataclass(frozen=True)
 class Findings:
-    """Everything that a check found.
+    """All results of a check.
 
     Attributes:
         port: the port file, or the built-in model and optimizer.
         world_size, steps, dtype: settings of the run.
         stages: stage -> result, in the order of `ORDER`, for the stages that both sides show.
         unseen: stages that the port does not show because its `flax_step` computes them inside.
-        losses: (torch's, jax's) loss per step, the mean over the replicas, with each side running by itself.
+        losses: (torch's, jax's) loss per step, the mean over the replicas, each side running on its own.
         differences: in the order of the stages; empty if equal.
         numerics: stage -> result; empty if float32 was not run.
-        problems: parts of the check that could not be done.
+        problems: errors that left parts of the check undone.
         rate_rounding: error of the port's learning rate because it is computed in float32; this is not a
             difference.
-        free_running: stage -> residual per step of jax running by itself against torch.
+        free_running: stage -> residual per step of jax against torch, each running on its own.
         seconds: duration of the check.
         environment: versions, hardware, date.
     """

@@ -32,19 +32,19 @@ def tensors_section(findings: Findings) -> Html:
     """Return the table of each tensor's worst residual per stage, worst tensor first."""
     stages = [stage for stage in ORDER if stage in findings.stages and findings.stages[stage].tensors]
     allowed = {stage: findings.stages[stage].allowed for stage in stages}
-    found: dict[str, dict[str, float]] = {}
+    residuals: dict[str, dict[str, float]] = {}
     shapes: dict[str, tuple[int, ...]] = {}
     for stage in stages:
         for tensor, (shape, value) in findings.stages[stage].tensors.items():
-            found.setdefault(tensor, {})[stage] = value
+            residuals.setdefault(tensor, {})[stage] = value
             shapes.setdefault(tensor, shape)
-    if not found:
+    if not residuals:
         return Html()
     worst = {
         tensor: max(values, key=lambda stage: _excess(values[stage], allowed[stage]))
-        for tensor, values in found.items()
+        for tensor, values in residuals.items()
     }
-    ranked = sorted(found, key=lambda tensor: -_excess(found[tensor][worst[tensor]], allowed[worst[tensor]]))
+    ranked = sorted(residuals, key=lambda tensor: -_excess(residuals[tensor][worst[tensor]], allowed[worst[tensor]]))
     heading = tag(
         "tr",
         tag("th", "tensor", scope="col"),
@@ -56,10 +56,10 @@ def tensors_section(findings: Findings) -> Html:
         tag(
             "tr",
             tag("th", tag("code", breakable(tensor)), scope="row"),
-            _residual_cell(found[tensor][worst[tensor]], allowed[worst[tensor]]),
+            _residual_cell(residuals[tensor][worst[tensor]], allowed[worst[tensor]]),
             tag("td", STAGE_NAMES[worst[tensor]], class_="stage"),
             tag("td", str(shapes[tensor]), class_="shape"),
-            [_residual_cell(found[tensor].get(stage), allowed[stage]) for stage in stages],
+            [_residual_cell(residuals[tensor].get(stage), allowed[stage]) for stage in stages],
         )
         for tensor in ranked
     ]

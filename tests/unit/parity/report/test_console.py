@@ -1,4 +1,4 @@
-"""The text of a report, the words that it shares with the page, and the JSON file."""
+"""Text of a report, words that the text shares with the page, and JSON."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""The HTML page and its plots, for reports of every kind."""
+"""HTML page and plots, for reports of every kind."""
 
 import dataclasses
 import html.parser
@@ -45,7 +45,7 @@ class Document(html.parser.HTMLParser):
         self.texts.append((self.open[-1][0] if self.open else "", text))
 
     def named(self, name: str) -> list[dict]:
-        return [attributes for found, attributes in self.elements if found == name]
+        return [attributes for element, attributes in self.elements if element == name]
 
     @property
     def text(self) -> str:
