@@ -230,3 +230,13 @@ def test_training_with_torch_loads_no_jax() -> None:
     loaded = modules_after("; ".join(f"import {name}" for name in names))
     assert {"torch", "jaxddp"} <= loaded
     assert not loaded & JAX
+
+
+def test_a_torch_rank_of_the_parity_check_loads_no_jax() -> None:
+    loaded = modules_after("import jaxddp.parity.torch_side.pool, jaxddp.parity.torch_side.layers")
+    assert "torch" in loaded and not loaded & JAX
+
+
+def test_comparing_records_loads_neither_framework() -> None:
+    loaded = modules_after("import jaxddp.parity.compare.judge, jaxddp.parity.compare.layers")
+    assert "numpy" in loaded and not loaded & (JAX | TORCH)
