@@ -44,11 +44,11 @@ def listed(problems: Sequence[str], most: int = 3, joint: str = "; ") -> str:
     return joint.join([*problems[:most], *["..."] * (len(problems) > most)])
 
 
-def differences(found: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str]:
+def differences(actual: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str]:
     """Describe each array that is missing, left over, or of another shape.
 
     Args:
-        found, expected: name -> array, or any other object with a `shape`.
+        actual, expected: name -> array, or any other object with a `shape`.
 
     Returns:
         One line per problem; empty if names and shapes are equal.
@@ -57,11 +57,11 @@ def differences(found: Mapping[str, Any], expected: Mapping[str, Any]) -> list[s
     >>> differences({"a": np.zeros(2), "c": np.zeros(1)}, {"a": np.zeros(3), "b": np.zeros(1)})
     ['a has shape (2,) and not (3,)', 'left over c', 'missing b']
     """
-    problems = [f"missing {name}" for name in expected.keys() - found.keys()]
-    problems += [f"left over {name}" for name in found.keys() - expected.keys()]
+    problems = [f"missing {name}" for name in expected.keys() - actual.keys()]
+    problems += [f"left over {name}" for name in actual.keys() - expected.keys()]
     problems += [
-        f"{name} has shape {tuple(found[name].shape)} and not {tuple(expected[name].shape)}"
-        for name in expected.keys() & found.keys()
-        if tuple(found[name].shape) != tuple(expected[name].shape)
+        f"{name} has shape {tuple(actual[name].shape)} and not {tuple(expected[name].shape)}"
+        for name in expected.keys() & actual.keys()
+        if tuple(actual[name].shape) != tuple(expected[name].shape)
     ]
     return sorted(problems)

@@ -6,6 +6,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from jaxddp.config.ranges import check_range
 from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.data.sampler import NOBODY, epoch_indices
 from jaxddp.distributed.replicas import Replicas
@@ -63,8 +64,7 @@ class Loader:
         join: bool = False,
     ):
         for name, value in (("global_batch_size", global_batch_size), ("accumulation_steps", accumulation_steps)):
-            if value < 1:
-                raise InputError(f"{name} {value}: must be at least 1")
+            check_range(name, value)
         sizes = {name: len(array) for name, array in arrays.items()}
         if len(set(sizes.values())) != 1:
             raise InputError(f"training arrays of different lengths: {sizes}")

@@ -54,5 +54,5 @@ def shared(state: TrainState, axes: TrainState) -> Mapping[str, Any]:
 
 def shortest(axes: TrainState, state: TrainState) -> TrainState | None:
     """Return `axes`, or None if no array differs between replicas, which makes jax's dispatch faster."""
-    own = [getattr(state, field.name) for field in fields(TrainState) if getattr(axes, field.name) is not None]
-    return axes if jax.tree.leaves(own) else None
+    differing = [getattr(state, field.name) for field in fields(TrainState) if getattr(axes, field.name) is not None]
+    return axes if jax.tree.leaves(differing) else None

@@ -1,4 +1,4 @@
-"""Checks of a training run's options: names, ranges and combinations, each error one line that says what is right."""
+"""Checks of a training run's options: names, ranges and combinations. Each error says what would be right."""
 
 import dataclasses
 import math

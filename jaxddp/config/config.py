@@ -111,10 +111,10 @@ class TrainConfig(TrainOptions):
             if new != old:
                 before = "its default" if old is None else typed(name, old)
                 raise InputError(f"{typed(name, new)}: the run in {self.resume} must continue with {before}")
-        own = ["parameters"] * (self.start_local_sgd_iter is not None) + ["buffers"] * (self.buffers == "local")
-        own += ["--comm-hook states"] * bool(stateful)
-        if own and self.devices != saved.devices:
+        per_replica = ["parameters"] * (self.start_local_sgd_iter is not None) + ["buffers"] * (self.buffers == "local")
+        per_replica += ["--comm-hook states"] * bool(stateful)
+        if per_replica and self.devices != saved.devices:
             raise InputError(
-                f"{typed('devices', self.devices)}: the run in {self.resume} has separate {own[0]} for "
+                f"{typed('devices', self.devices)}: the run in {self.resume} has separate {per_replica[0]} for "
                 f"{saved.devices} replicas; must be {saved.devices}"
             )

@@ -199,8 +199,8 @@ def _read_npz(path: Path) -> Arrays:
         except Exception:  # a text file, a pickle, a broken zip, a single .npy
             raise InputError(f"--data-path {path}: is not an .npz file; needs {wanted}") from None
         if missing := [name for name in NPZ_ARRAYS if name not in present]:
-            found = ", ".join(present) or "nothing"
-            raise InputError(f"--data-path {path}: has no {', '.join(missing)}, only {found}; needs {wanted}")
+            others = ", ".join(present) or "nothing"
+            raise InputError(f"--data-path {path}: has no {', '.join(missing)}, only {others}; needs {wanted}")
         return {name: _read_array(f"--data-path {path}: {name}", archive, name) for name in NPZ_ARRAYS}
 
 

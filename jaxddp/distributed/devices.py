@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import jax
 
 from jaxddp.config.choices import DEFAULT_CPU_DEVICES
+from jaxddp.config.ranges import check_range
 from jaxddp.errors import InputError
 
 
@@ -26,8 +27,7 @@ def prepare(devices: int | None = None, platform: str | None = None) -> list[jax
     >>> len(prepare(2, "cpu"))
     2
     """
-    if devices is not None and devices < 1:
-        raise InputError(f"--devices {devices}: must be at least 1")
+    check_range("devices", devices, f"--devices {devices}")
     cpu_devices = DEFAULT_CPU_DEVICES if devices is None else devices
     _prepare_cpu(cpu_devices)
     gpus = [] if platform == "cpu" else _gpus(required=platform == "gpu")

@@ -65,9 +65,9 @@ class Replicas:
         return type(tree)(**{name: put[axis](getattr(tree, name)) for name, axis in parts.items()})
 
     def start(self, tree: Any, axes: Any) -> Any:
-        """Place one replica's values on all replicas, as the initial values also of fields that will differ."""
-        own = [field.name for field in dataclasses.fields(tree) if getattr(axes, field.name) == 0]
-        return self.place(self.repeat(tree, own), axes)
+        """Place one replica's values on all replicas, also as the initial values of fields that differ later."""
+        differing = [field.name for field in dataclasses.fields(tree) if getattr(axes, field.name) == 0]
+        return self.place(self.repeat(tree, differing), axes)
 
     def repeat(self, tree: Any, names: Iterable[str]) -> Any:
         """Return the dataclass with the named fields repeated once per local replica, on a new first axis."""

@@ -61,7 +61,7 @@ def reduce_scatter_ring(chunks: jax.Array) -> jax.Array:
 
 
 def reduce_scatter_step(chunks: jax.Array, step: int) -> jax.Array:
-    """Send the chunk received in the previous step to the right, and add the chunk received from the left."""
+    """Send a partial sum to the right, and add the one received from the left to this replica's values."""
     received = _to_the_right(chunks[_chunk(-step)])
     return chunks.at[_chunk(-step - 1)].add(received)
 

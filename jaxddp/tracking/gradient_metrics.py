@@ -20,7 +20,7 @@ HINT = "--detect-anomaly names the parameter and the replica"
 
 
 def of_gradients(name: str) -> bool:
-    """Return whether a metric is one of these, and thus not a sum over examples.
+    """Return whether a metric is a gradient metric, and thus not a sum over examples.
 
     >>> of_gradients("grad_norm/fc.weight"), of_gradients("loss")
     (True, False)
