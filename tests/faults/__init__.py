@@ -1,1 +1,1 @@
-"""Ports that are right, and faults planted in their JAX half; nothing of the diagnosis but its names."""
+"""Correct ports, and faults planted in their JAX half; shares only the names of faults with the diagnosis."""

@@ -1,4 +1,4 @@
-"""What the scenarios train on: small data sets that break symmetries, and the order in which they come."""
+"""Small data sets of the scenarios, without symmetries, and the order of their examples."""
 
 from functools import cache
 
@@ -9,14 +9,14 @@ from jaxddp.data.sampler import epoch_indices
 from .models_torch import CLASSES, COLOURS, FEATURES, HEIGHT, IGNORED, LENGTH, PADDING, VOCABULARY, WIDTH
 
 Arrays = dict[str, np.ndarray]
-MEAN = 3.0  # of inputs with a deviation of 1
-FIRST_SEED = 11  # of the first whose replicas and micro-batches never have as many labels as each other
-KEPT = 0.75  # share of units that a dropout mask keeps
+MEAN = 3.0  # of the inputs, whose standard deviation is 1
+FIRST_SEED = 11  # smallest seed with which all replicas and micro-batches have unequal numbers of labels
+KEPT = 0.75  # fraction of units that a dropout mask keeps
 
 
 @cache
 def dataset(family: str, size: int, seed: int) -> Arrays:
-    """All examples of a scenario."""
+    """Return all examples of a scenario."""
     rng = np.random.default_rng((seed + FIRST_SEED, size))
     if family.startswith("tokens"):
         return _tokens(rng, size)
@@ -25,7 +25,7 @@ def dataset(family: str, size: int, seed: int) -> Arrays:
 
 
 def _tokens(rng: np.random.Generator, size: int) -> Arrays:
-    """Sequences padded on the left, of which a part at the end is labelled; "ids" numbers them."""
+    """Return sequences padded on the left, with labels on a part at the end; "ids" numbers the sequences."""
     place = np.arange(LENGTH)[None]
     lengths = rng.integers(2, LENGTH + 1, (size, 1))
     labelled = rng.integers(1, lengths + 1)
@@ -35,18 +35,18 @@ def _tokens(rng: np.random.Generator, size: int) -> Arrays:
 
 
 def mask(seed: int, step: int, rank: int, batch_size: int, units: int) -> np.ndarray:
-    """A replica's dropout mask of one step."""
+    """Return a replica's dropout mask of one step."""
     kept = np.random.default_rng((seed, step, rank)).random((batch_size, units)) < KEPT
     return kept / KEPT
 
 
 def steps_per_epoch(size: int, world_size: int, batch_size: int, drop_last: bool) -> int:
-    """Batches of each replica; without `drop_last` the last may be smaller."""
+    """Return the number of batches per replica; without `drop_last` the last may be smaller."""
     per_replica = size // world_size if drop_last else -(-size // world_size)
     return per_replica // batch_size if drop_last else -(-per_replica // batch_size)
 
 
 def indices(size: int, world_size: int, batch_size: int, seed: int, epoch: int, batch: int, drop_last: bool):
-    """Examples of all replicas in one batch of one epoch, shape (world_size, batch_size)."""
+    """Return the indices of all replicas' examples in one batch, shape (world_size, batch_size)."""
     every = epoch_indices(size, world_size, seed=seed, epoch=epoch, drop_last=drop_last)
     return every[:, batch * batch_size : (batch + 1) * batch_size]

@@ -1,6 +1,6 @@
-"""The flax.nnx half of every scenario's model and loss, each choice that can be made wrongly a parameter.
+"""Models and losses of the scenarios in flax.nnx, with an argument for each choice that can be wrong.
 
-The defaults are right: what torch's module of the same name computes, attribute for attribute.
+The defaults are correct: each module computes what torch's module of the same name computes, and has its attributes.
 """
 
 from collections.abc import Callable, Mapping
@@ -37,13 +37,13 @@ LayerNorm = partial(nnx.LayerNorm, epsilon=1e-5, use_fast_variance=False)
 
 
 class Mlp(nnx.Module):
-    """fc1, mask, fc2, fc3.
+    """Layers fc1, mask, fc2, fc3.
 
     Args:
-        activations: after fc1 and after fc2.
-        linear: makes a layer.
-        hidden: applies fc2.
-        temperature: what the logits are divided by; None: nothing.
+        activations: activations after fc1 and fc2.
+        linear: constructor of the layers.
+        hidden: (fc2, input) -> output of fc2.
+        temperature: divisor of the logits; None: no division.
     """
 
     def __init__(
@@ -69,28 +69,28 @@ class Mlp(nnx.Module):
 
 
 def to_torch_order(x: jax.Array) -> jax.Array:
-    """Images (B, H, W, C) as rows, in the order of torch's (B, C, H, W)."""
+    """Flatten images (B, H, W, C) in the order of torch's (B, C, H, W)."""
     return x.transpose(0, 3, 1, 2).reshape(len(x), -1)
 
 
 def norm_first(norm: Callable[..., jax.Array], activation: Activation, x: jax.Array) -> jax.Array:
-    """BatchNorm, then GELU."""
+    """Apply the norm, then the activation."""
     return activation(norm(x))
 
 
 class ConvNet(nnx.Module):
-    """On images (B, H, W, C).
+    """Convolutional network on images (B, H, W, C).
 
     Args:
-        activations: after bn1, conv2 and conv3.
-        norm: makes bn1.
-        conv: makes a convolution.
-        linear: makes the head.
-        padding: of conv3, which has stride 2.
-        block: applies conv2.
-        residual: adds the block's input and output.
-        normalise: applies bn1 and its activation.
-        flatten: images to rows.
+        activations: activations after bn1, conv2 and conv3.
+        norm: constructor of bn1.
+        conv: constructor of the convolutions.
+        linear: constructor of the head.
+        padding: padding of conv3, which has stride 2.
+        block: (conv2, input) -> output of conv2.
+        residual: (input, output) of the block -> their sum.
+        normalise: (bn1, activation, input) -> output of both.
+        flatten: images -> rows.
     """
 
     def __init__(
@@ -125,29 +125,29 @@ class ConvNet(nnx.Module):
 
 
 def look_up(table: jax.Array, x: jax.Array) -> jax.Array:
-    """Rows of the table; that of the padding gets no gradient."""
+    """Return rows of the table; the row of the padding gets no gradient."""
     rows = table[x]
     return jnp.where((x == PADDING)[..., None], jax.lax.stop_gradient(rows), rows)
 
 
 class Embed(nnx.Module):
-    """A table of rows."""
+    """Embedding table."""
 
     def __init__(self) -> None:
         self.embedding = nnx.Param(jnp.zeros((VOCABULARY, EMBEDDING)))
 
 
 class Tokens(nnx.Module):
-    """On tokens (B, T).
+    """Token model on tokens (B, T).
 
     Args:
-        unused: a layer more, which the loss does not reach.
-        activation: between up and down.
-        norm: makes norm1 and norm2.
+        unused: add a layer that the loss does not depend on.
+        activation: activation between up and down.
+        norm: constructor of norm1 and norm2.
         look_up: (table, tokens) -> rows.
-        output: the table, as the output layer sees it.
-        tied: whether the table is the output layer; otherwise that is one of its own.
-        branch: what becomes of the residual block's output.
+        output: table -> weights of the output layer.
+        tied: use the table as the output layer, instead of a separate layer.
+        branch: output of the residual block -> output that is added.
     """
 
     def __init__(
@@ -186,44 +186,44 @@ class Tokens(nnx.Module):
 
 
 def mlp_loss(model: Mlp, batch: Batch) -> jax.Array:
-    """Mean cross entropy."""
+    """Compute the mean cross entropy."""
     logits = model(batch["x"], batch["mask"])
     return optax.softmax_cross_entropy_with_integer_labels(logits, batch["y"]).mean()
 
 
 def convnet_loss(model: ConvNet, batch: Batch, smoothing: float = LABEL_SMOOTHING) -> jax.Array:
-    """Mean cross entropy against smoothed labels."""
+    """Compute the mean cross entropy against smoothed labels."""
     labels = optax.smooth_labels(jax.nn.one_hot(batch["y"], CLASSES), smoothing)
     return optax.softmax_cross_entropy(model(batch["x"]), labels).mean()
 
 
 def token_losses(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Cross entropy of every label, 0 for those that do not count, and 1 for those that do."""
+    """Return the cross entropy of every label, 0 where the label is ignored, and 1 where the label counts."""
     counts = labels != IGNORED
     values = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.where(counts, labels, 0))
     return jnp.where(counts, values, 0), counts.astype(values.dtype)
 
 
 def tokens_loss(model: Tokens, batch: Batch) -> jax.Array:
-    """Mean cross entropy over the labels that count."""
+    """Compute the mean cross entropy over the labels that count."""
     values, counts = token_losses(model(batch["x"]), batch["y"])
     return values.sum() / counts.sum()
 
 
 def tokens_global_loss(model: Tokens, batch: Batch) -> tuple[jax.Array, jax.Array]:
-    """Cross entropy of every label, and 1 for those that count."""
+    """Return the cross entropy of every label, and 1 where the label counts."""
     return token_losses(model(batch["x"]), batch["y"])
 
 
 def tokens_sum_loss(model: Tokens, batch: Batch) -> jax.Array:
-    """The sum over this micro-batch over the number of labels of the whole step, and an auxiliary loss."""
+    """Divide the sum over this micro-batch by the number of labels of the whole step; add an auxiliary loss."""
     logits = model(batch["x"])
     values, _ = token_losses(logits, batch["y"])
     return values.sum() / batch["items"][0] * batch["parts"][0] + auxiliary(logits)
 
 
 def auxiliary(logits: jax.Array) -> jax.Array:
-    """A penalty on the logits' size, a mean over positions."""
+    """Compute the mean over positions of a penalty on the size of the logits."""
     return AUXILIARY * jnp.square(jax.nn.logsumexp(logits, -1)).mean()
 
 

@@ -1,4 +1,4 @@
-"""The torch half of every scenario's model and loss: what the reference trains."""
+"""Models and losses of the scenarios in torch, which the reference trains."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,7 +17,7 @@ VOCABULARY, EMBEDDING, LENGTH = 12, 8, 7  # of the tokens
 
 
 class Mlp(nn.Module):
-    """Two hidden layers of one size; the first is dropped out by a mask that comes with the batch."""
+    """Two hidden layers of one size; the batch brings a dropout mask for the first."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Mlp(nn.Module):
 
 
 class ConvNet(nn.Module):
-    """Convolution, BatchNorm, residual block, convolution at stride 2, head; on images (B, H, W, C)."""
+    """Convolution, BatchNorm, residual block, convolution with stride 2 and head, on images (B, H, W, C)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Tokens(nn.Module):
     """Embedding, a mean over the positions, a residual block, and the embedding again as the output layer.
 
     Args:
-        unused: a layer more, which the loss does not reach.
+        unused: add a layer that the loss does not depend on.
     """
 
     def __init__(self, unused: bool = False) -> None:
@@ -73,31 +73,31 @@ class Tokens(nn.Module):
 
 
 def mlp_loss(model: nn.Module, batch: Batch) -> Tensor:
-    """Mean cross entropy."""
+    """Compute the mean cross entropy."""
     return F.cross_entropy(model(batch["x"], batch["mask"]), batch["y"])
 
 
 def convnet_loss(model: nn.Module, batch: Batch) -> Tensor:
-    """Mean cross entropy against smoothed labels."""
+    """Compute the mean cross entropy against smoothed labels."""
     return F.cross_entropy(model(batch["x"]), batch["y"], label_smoothing=LABEL_SMOOTHING)
 
 
 def tokens_loss(model: nn.Module, batch: Batch) -> Tensor:
-    """Mean cross entropy over the labels that count."""
+    """Compute the mean cross entropy over the labels that count."""
     return F.cross_entropy(model(batch["x"]).flatten(0, 1), batch["y"].flatten(), ignore_index=IGNORED)
 
 
 def tokens_global_loss(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Cross entropy of every label, and 1 for those that count."""
+    """Return the cross entropy of every label, and 1 where the label counts."""
     labels = batch["y"].flatten()
     values = F.cross_entropy(model(batch["x"]).flatten(0, 1), labels, ignore_index=IGNORED, reduction="none")
     return values, (labels != IGNORED).to(values.dtype)
 
 
 def tokens_sum_loss(model: nn.Module, batch: Batch) -> Tensor:
-    """The sum over this micro-batch over the number of labels of the whole step, and an auxiliary loss.
+    """Divide the sum over this micro-batch by the number of labels of the whole step; add an auxiliary loss.
 
-    "items" is that number, "parts" the number of replicas times micro-batches, over which a step averages.
+    "items" is that number; "parts" is the number of replicas times micro-batches, over which a step averages.
     """
     logits = model(batch["x"])
     total = F.cross_entropy(logits.flatten(0, 1), batch["y"].flatten(), ignore_index=IGNORED, reduction="sum")

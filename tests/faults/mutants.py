@@ -1,14 +1,14 @@
-"""Mutants of jaxddp and torch_ref: each a fault that people make, planted in the project's own source.
+"""Mutants of jaxddp and torch_ref: common faults, planted in the source of the two packages.
 
 `python -m benchmarks.scoreboard --parts mutants` plants them one by one; a test must fail on each.
-A mutant is named like the fault of the parity check's catalogue where it is one of those.
+A fault that the parity check's catalogue has bears the same name here.
 """
 
 from benchmarks.scoreboard.mutants import Mutant
 
 
 def planted(file: str, tests: str, faults: dict[str, tuple[str, str]]) -> list[Mutant]:
-    """Mutants of one file: name -> (old, new); `tests` is "files", or "files -k expression"."""
+    """Return the mutants of one file from name -> (old, new); `tests` is "files" or "files -k expression"."""
     files, _, expression = tests.partition(" -k ")
     arguments = (*files.split(), *(["-k", expression] if expression else []))
     return [Mutant(name, file, old, new, arguments) for name, (old, new) in faults.items()]
@@ -278,7 +278,7 @@ TORCH = [
         "torch_ref/step.py",
         "tests/unit/torch_ref/test_train.py",
         {
-            "torch_accumulation_not_divided": (' / sums["count"] / own', ' / sums["count"]'),
+            "torch_accumulation_not_divided": (' / sums["count"] / nonempty', ' / sums["count"]'),
             "torch_synchronised_early": ("if number == len(micro_batches) else no_sync(model)", "if True else None"),
         },
     ),

@@ -1,4 +1,4 @@
-"""The table of planted faults, the pairs that can stand together, and the way to a port with them."""
+"""Table of planted faults, pairs of faults that can be planted together, and ports with them."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from .planted_edits import Edit, Planted, both
 from .scenarios import Scenario, Translation
 from .uncatalogued import UNCATALOGUED
 
-# "fault" or "fault/variant" to the fault, planted.
+# "fault" or "fault/variant" -> planted fault.
 PLANTED: dict[str, Planted] = {
     **planted_reduction.PLANTED,
     **planted_optimizer.PLANTED,
@@ -19,32 +19,32 @@ PLANTED: dict[str, Planted] = {
 
 
 def fault_of(label: str) -> str:
-    """The catalogue's name of "fault" or "fault/variant"."""
+    """Return the catalogue's name of "fault" or "fault/variant"."""
     return label.partition("/")[0]
 
 
 def edit_of(label: str) -> Edit:
-    """What a label of `PLANTED` or `UNCATALOGUED` does to a translation."""
+    """Return the edit of a label of `PLANTED` or `UNCATALOGUED`."""
     return (PLANTED if label in PLANTED else UNCATALOGUED)[label].edit
 
 
 def translated(scenario: Scenario, *labels: str) -> Translation:
-    """The scenario's JAX half with faults."""
+    """Return the scenario's JAX half with faults."""
     return both(*map(edit_of, labels))(scenario.translation())
 
 
 def plant(scenario: Scenario, *labels: str) -> Port:
-    """The scenario's port with faults in its JAX half.
+    """Return the scenario's port with faults in its JAX half.
 
     Args:
-        labels: keys of `PLANTED` or of `UNCATALOGUED`; none: the correct port.
+        labels: keys of `PLANTED` or `UNCATALOGUED`; none: the correct port.
     """
     return translated(scenario, *labels).port()
 
 
 @dataclass(frozen=True)
 class PlantedPort:
-    """A port with faults, as something small that crosses to other processes."""
+    """A port with faults, as a few values that are cheap to pickle."""
 
     scenario: Scenario
     labels: tuple[str, ...] = ()
@@ -56,7 +56,7 @@ class PlantedPort:
         return " ".join((f"{scenario.name} {scenario.optimizer} x{scenario.world_size}", *self.labels))
 
     def port(self) -> Port:
-        """Build it."""
+        """Build the port."""
         return plant(self.scenario, *self.labels)
 
 
@@ -90,7 +90,7 @@ PAIRS: tuple[tuple[Scenario, str, str], ...] = (
     _pair("mlp_accumulated", "sgd", "accumulation_not_divided", "sum_not_mean"),
     _pair("mlp_accumulated", "adamw", "accumulation_not_divided", "averaged_twice", 4),
     _pair("mlp", "sgd", "sum_not_mean", "clip_epsilon"),
-    # Of different stages
+    # In different stages
     _pair("convnet", "sgd", "compressed_all_reduce", "buffers_local"),
     _pair("mlp", "adamw", "sum_not_mean", "decay_value"),
     _pair("mlp", "sgd", "set_epoch_missing", "lr_scaled"),

@@ -1,4 +1,4 @@
-"""Faults of what the replicas are given to see."""
+"""Faults of the data that replicas receive."""
 
 from dataclasses import replace
 from typing import Any
@@ -10,34 +10,34 @@ from .planted_edits import Edit, Planted, on
 from .scenarios import Scenario
 
 RESUMED_AT = 3  # in the middle of the first epoch
-RESUMED_LATE = 7  # and of the second
+RESUMED_LATE = 7  # in the middle of the second
 
 
 def order(function: Any) -> Edit:
-    """(scenario, step) -> examples, another than the reference's."""
+    """Replace the order of the examples by (scenario, step) -> examples."""
     return lambda right: replace(right, order=function)
 
 
 def first_epoch_again(scenario: Scenario, step: int) -> np.ndarray:
-    """Nobody calls set_epoch."""
+    """Repeat the order of the first epoch, as without set_epoch."""
     return scenario.order_of(0, step % scenario.steps_per_epoch, scenario.setting.drop_last)
 
 
 def other_end(scenario: Scenario, step: int) -> np.ndarray:
-    """The end of an epoch is dropped where the reference fills it up, or the reverse."""
+    """Drop the end of an epoch where the reference pads it, or the reverse."""
     setting, drop = scenario.setting, not scenario.setting.drop_last
     batches = steps_per_epoch(scenario.size, scenario.world_size, setting.batch_size, drop)
     return scenario.order_of(*divmod(step, batches), drop)
 
 
 def rank_zero_everywhere(scenario: Scenario, step: int) -> np.ndarray:
-    """Every replica reads rank 0's examples."""
+    """Give every replica rank 0's examples."""
     right = scenario.order(step)
     return np.repeat(right[:1], scenario.world_size, axis=0)
 
 
 def resumed_from_the_beginning(at: int) -> Any:
-    """After `at` steps the epoch begins again."""
+    """Start the epoch again after `at` steps."""
 
     def function(scenario: Scenario, step: int) -> np.ndarray:
         return scenario.order(step if step < at else step - at % scenario.steps_per_epoch)
@@ -46,12 +46,12 @@ def resumed_from_the_beginning(at: int) -> Any:
 
 
 def same_mask(step: int, rank: int) -> tuple[int, int]:
-    """Rank 0's."""
+    """Take rank 0's mask on every replica."""
     return step, 0
 
 
 def resumed(at: int) -> Edit:
-    """A run that was saved and loaded in full, but for its place in the data."""
+    """Save and load everything except the position in the data."""
     return lambda right: replace(
         right, order=resumed_from_the_beginning(at), restore=lambda chain, state: state, restore_at=at
     )

@@ -1,4 +1,4 @@
-"""What a planted fault is, and the ways in which one changes a JAX half."""
+"""Planted faults, and the edits that plant one in a JAX half."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -12,13 +12,13 @@ Edit = Callable[[Translation], Translation]
 
 @dataclass(frozen=True)
 class Planted:
-    """A fault, planted.
+    """A planted fault.
 
     Attributes:
-        edit: a right translation to one with the fault.
-        scenarios: where it makes a difference.
-        stage: where it shows first.
-        also: names that the run cannot tell from it, and why.
+        edit: correct translation -> translation with the fault.
+        scenarios: ports in which the fault makes a difference.
+        stage: first stage that differs.
+        also: names of faults that no run can distinguish from this one -> reason.
     """
 
     edit: Edit
@@ -28,12 +28,12 @@ class Planted:
 
 
 def on(name: str, *optimizers: str, world_size: int = 2) -> tuple[Scenario, ...]:
-    """A scenario with each of several optimizers; by default one of either family."""
+    """Return a scenario with each of several optimizers; by default SGD and AdamW."""
     return tuple(Scenario(name, optimizer, world_size) for optimizer in optimizers or ("sgd", "adamw"))
 
 
 def step(shows: tuple[str, ...] | None = None, **pieces: Any) -> Edit:
-    """An own replica step with these pieces."""
+    """Replace pieces of the replica step, which the port then brings itself."""
 
     def edit(right: Translation) -> Translation:
         own: Step = replace(right.own_step, **pieces)
@@ -43,12 +43,12 @@ def step(shows: tuple[str, ...] | None = None, **pieces: Any) -> Edit:
 
 
 def optimizer(**pieces: Any) -> Edit:
-    """Another optax chain."""
+    """Replace pieces of the optax chain."""
     return lambda right: replace(right, optimizer=replace(right.optimizer, **pieces))
 
 
 def recipe(**numbers: Any) -> Edit:
-    """Other numbers in the optax chain."""
+    """Replace numbers of the optax chain."""
 
     def edit(right: Translation) -> Translation:
         wrong = replace(right.optimizer.recipe, **numbers)
@@ -58,12 +58,12 @@ def recipe(**numbers: Any) -> Edit:
 
 
 def model(**options: Any) -> Edit:
-    """The flax module made otherwise."""
+    """Build the flax module with other options."""
     return lambda right: replace(right, options={**right.options, **options})
 
 
 def both(*edits: Edit) -> Edit:
-    """One edit after the other."""
+    """Apply one edit after the other."""
 
     def edit(right: Translation) -> Translation:
         for one in edits:

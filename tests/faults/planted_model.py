@@ -1,4 +1,4 @@
-"""Faults of the model, of its loss, and of the numbers that it computes with."""
+"""Faults of the model, of its loss, and of its numerical precision."""
 
 from functools import partial
 from typing import Any
@@ -19,7 +19,7 @@ tanh_gelu = nnx.gelu  # flax's default
 
 
 class RoundedStatistics(BatchNorm):
-    """E[x^2] - E[x]^2, with both kept in float32 as flax keeps them."""
+    """BatchNorm with variance E[x^2] - E[x]^2, both in float32 as in flax."""
 
     def _batch_statistics(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         axes = tuple(range(x.ndim - 1))
@@ -30,63 +30,63 @@ class RoundedStatistics(BatchNorm):
 
 
 class FrozenStatistics(BatchNorm):
-    """The running statistics, which stay as they are, while the model trains."""
+    """BatchNorm that normalises by its running statistics, and never updates them, in training."""
 
     def _batch_statistics(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         return self.mean[...], self.var[...]
 
 
 def flax_norm(features: int, **options: Any) -> nnx.BatchNorm:
-    """flax's BatchNorm, with torch's numbers where it has them."""
+    """Build flax's BatchNorm with torch's options where flax has them."""
     return nnx.BatchNorm(features, momentum=0.9, use_fast_variance=False, rngs=nnx.Rngs(0), **options)
 
 
 def flattened(x: jax.Array) -> jax.Array:
-    """Images as rows, in flax's own order."""
+    """Flatten images in flax's order."""
     return x.reshape(len(x), -1)
 
 
 def width_first(x: jax.Array) -> jax.Array:
-    """Images as rows, with height and width swapped."""
+    """Flatten images with height and width swapped."""
     return x.transpose(0, 3, 2, 1).reshape(len(x), -1)
 
 
 def swapped_channels(layer: nnx.Conv, x: jax.Array) -> jax.Array:
-    """A convolution whose kernel was copied as (H, W, out, in)."""
+    """Apply a convolution whose kernel was copied as (H, W, out, in)."""
     layer.kernel[...] = layer.kernel[...].transpose(0, 1, 3, 2)
     return layer(x)
 
 
 def flipped_kernel(layer: nnx.Conv, x: jax.Array) -> jax.Array:
-    """A true convolution, where torch and flax correlate."""
+    """Convolve with the flipped kernel, where torch and flax correlate."""
     layer.kernel[...] = layer.kernel[...][::-1, ::-1]
     return layer(x)
 
 
 def transposed_kernel(layer: nnx.Linear, x: jax.Array) -> jax.Array:
-    """A square kernel copied as (out, in)."""
+    """Apply a linear layer whose square kernel was copied as (out, in)."""
     return x @ layer.kernel[...].T + layer.bias[...][None]
 
 
 def without_weights(flax_model: Any, batch: Any) -> tuple[jax.Array, jax.Array]:
-    """Losses of 0 for labels to be ignored, which count all the same."""
+    """Give ignored labels a loss of 0, but count them."""
     values, counts = tokens_global_loss(flax_model, batch)
     return values, jnp.ones_like(counts)
 
 
 def mean_of_all(flax_model: Any, batch: Any) -> jax.Array:
-    """A mean over all positions."""
+    """Average over all positions, including ignored labels."""
     values, _ = token_losses(flax_model(batch["x"]), batch["y"])
     return values.mean()
 
 
 def looked_up(table: jax.Array, x: jax.Array) -> jax.Array:
-    """Rows of the table, all with gradients."""
+    """Return rows of the table, all with gradients."""
     return table[x]
 
 
 def with_rounded_inputs(product: Any, bits: int) -> Any:
-    """A product that rounds what it multiplies to so many bits of mantissa, forward and backward."""
+    """Return a product that rounds its inputs to so many bits of mantissa, forward and backward."""
 
     def narrow(x: jax.Array) -> jax.Array:
         return lax.reduce_precision(x, exponent_bits=8, mantissa_bits=bits)
@@ -116,7 +116,7 @@ def _call(product: Any, args: Any, options: Any, a: jax.Array, b: jax.Array) -> 
 
 
 def reduced_precision(bits: int) -> Edit:
-    """All matrix products and convolutions round their inputs."""
+    """Round the inputs of all matrix products and convolutions."""
     linear = partial(nnx.Linear, dot_general=with_rounded_inputs(lax.dot_general, bits))
     conv = partial(nnx.Conv, conv_general_dilated=with_rounded_inputs(lax.conv_general_dilated, bits))
 
@@ -128,12 +128,12 @@ def reduced_precision(bits: int) -> Edit:
 
 
 def label_smoothing(value: float) -> Edit:
-    """Another smoothing."""
+    """Use another label smoothing."""
     return loss_is(partial(convnet_loss, smoothing=value))
 
 
 def integer_labels(flax_model: Any, batch: Any) -> jax.Array:
-    """The loss that most examples have, without smoothing."""
+    """Compute the cross entropy without label smoothing, as most examples do."""
     return optax.softmax_cross_entropy_with_integer_labels(flax_model(batch["x"]), batch["y"]).mean()
 
 

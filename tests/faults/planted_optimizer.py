@@ -1,4 +1,4 @@
-"""Faults of the optimizer, written with optax's parts, and of what is restored of it."""
+"""Faults of the optimizer, built from optax's parts, and of its restored state."""
 
 from dataclasses import replace
 from typing import Any
@@ -17,22 +17,22 @@ SCALE = 1024.0
 
 
 def undecayed(rule: Recipe) -> optax.GradientTransformation:
-    """No decay in this place of the chain."""
+    """Leave out the decay at its place in the chain."""
     return optax.identity()
 
 
 def all_decay(rule: Recipe) -> optax.GradientTransformation:
-    """Decay of every tensor."""
+    """Decay every tensor."""
     return optax.add_decayed_weights(rule.decay)
 
 
 def matrices_decay(rule: Recipe) -> optax.GradientTransformation:
-    """Decay of matrices only."""
+    """Decay matrices only."""
     return optax.add_decayed_weights(rule.decay, is_matrix)
 
 
 def decay_in_float32(right: Translation) -> Translation:
-    """The decay as a factor on the parameters, 1 - lr decay, in float32."""
+    """Apply the decay as a float32 factor on the parameters, 1 - lr decay."""
     rule = right.optimizer.recipe
 
     def update(updates: Tree, count: jax.Array, params: Tree) -> tuple[Tree, jax.Array]:
@@ -44,7 +44,7 @@ def decay_in_float32(right: Translation) -> Translation:
 
 
 def eps_in_root(rule: Recipe) -> optax.GradientTransformation:
-    """optax's own directions, with eps under the root."""
+    """Return optax's transformation, which has eps under the root."""
     if rule.kind == "rmsprop":
         return optax.scale_by_rms(rule.alpha, rule.eps)
     if rule.kind == "adagrad":
@@ -53,7 +53,7 @@ def eps_in_root(rule: Recipe) -> optax.GradientTransformation:
 
 
 def uncorrected_adam(rule: Recipe) -> optax.GradientTransformation:
-    """Adam as the first tutorial has it, without the division by 1 - beta^t."""
+    """Return Adam without bias correction, the division by 1 - beta^t."""
     first, second = rule.betas
 
     def update(gradients: Tree, state: tuple[Tree, Tree], params: Tree) -> tuple[Tree, tuple[Tree, Tree]]:
@@ -68,38 +68,38 @@ def uncorrected_adam(rule: Recipe) -> optax.GradientTransformation:
 
 
 def largest_squares(rule: Recipe) -> optax.GradientTransformation:
-    """Adam over the largest of its squares, as optax has it."""
+    """Return optax's AMSGrad."""
     return optax.scale_by_amsgrad(*rule.betas, eps=rule.eps)
 
 
 def momentum_of_updates(right: Translation) -> Translation:
-    """The rate before the momentum."""
+    """Apply the rate before the momentum."""
     rule = right.optimizer.recipe
     return optimizer(direction=lambda _: optax.identity(), last=(optax.trace(rule.momentum, rule.nesterov),))(right)
 
 
 def centred(rule: Recipe) -> optax.GradientTransformation:
-    """RMSprop over the standard deviation."""
+    """Return RMSprop that divides by the standard deviation."""
     return optax.scale_by_stddev(rule.alpha, rule.eps, eps_in_sqrt=False)
 
 
 def squares_from_one(rule: Recipe) -> optax.GradientTransformation:
-    """RMSprop as in TensorFlow 1, whose mean of squares starts from 1."""
+    """Return RMSprop as in TensorFlow 1, whose mean of squares starts at 1."""
     return optax.scale_by_rms(rule.alpha, rule.eps, initial_scale=1.0, eps_in_sqrt=False)
 
 
 def optax_trace(nesterov: bool) -> Any:
-    """optax's momentum."""
+    """Return optax's momentum."""
     return lambda rule: optax.trace(rule.momentum, nesterov)
 
 
 def rate(change: Any) -> Edit:
-    """Another rate: (recipe, count) -> rate."""
+    """Replace the schedule by (recipe, count) -> rate."""
     return optimizer(schedule=change)
 
 
 def rate_times(factor_of: Any) -> Edit:
-    """The rate multiplied by a function of the world size."""
+    """Multiply the rate by a function of the world size."""
 
     def edit(right: Translation) -> Translation:
         factor = factor_of(right.scenario.world_size)
@@ -109,13 +109,13 @@ def rate_times(factor_of: Any) -> Edit:
 
 
 def stepped_by_every_replica(right: Translation) -> Translation:
-    """The schedule advances by the number of replicas."""
+    """Advance the schedule by the number of replicas in every step."""
     replicas = right.scenario.world_size
     return rate(lambda rule, count: rule.schedule(replicas * count))(right)
 
 
 def restored(change: Any) -> Edit:
-    """(optimizer, state) -> the optimizer state after loading."""
+    """Replace the loaded optimizer state by (optimizer, state) -> optimizer state."""
     return lambda right: replace(
         right,
         restore=lambda chain, state: replace(state, opt_state=change(chain, state)),
@@ -124,7 +124,7 @@ def restored(change: Any) -> Edit:
 
 
 def of_kind(state: Any, kind: Any, change: Any) -> Any:
-    """The leaves of the optimizer state of a kind, changed."""
+    """Change the leaves of one kind of dtype in the optimizer state."""
     return jax.tree.map(lambda leaf: change(leaf) if jnp.issubdtype(leaf.dtype, kind) else leaf, state.opt_state)
 
 

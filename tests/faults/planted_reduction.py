@@ -21,13 +21,13 @@ SAME_FACTOR = "makes N times the mean of the gradients as well"
 
 
 def summed_by_shard_map(loss: Any, params: Tree, state: Any, buffers: Tree, batch: Any) -> Any:
-    """What value_and_grad gives in a shard_map with check_vma: replicated parameters' gradients come summed."""
-    found, gradients = jax.value_and_grad(loss, has_aux=True)(params, buffers, batch)
-    return found, psum(gradients)
+    """Sum gradients as value_and_grad does in a shard_map with check_vma, whose parameters are replicated."""
+    outputs, gradients = jax.value_and_grad(loss, has_aux=True)(params, buffers, batch)
+    return outputs, psum(gradients)
 
 
 def collective_in_loss(collective: Any) -> Any:
-    """The gradient of the summed or averaged loss."""
+    """Differentiate the loss after a collective has summed or averaged it."""
 
     def differentiate(loss: Any, params: Tree, state: Any, buffers: Tree, batch: Any) -> Any:
         def of_all(params: Tree) -> tuple[jax.Array, Tree]:
@@ -40,41 +40,41 @@ def collective_in_loss(collective: Any) -> Any:
 
 
 def per_host(gradients: Tree) -> Tree:
-    """The sum over all replicas, divided by the devices of one host, of which there are two."""
+    """Divide the sum over all replicas by the number of devices of one of two hosts."""
     return scaled(psum(gradients), 2 / lax.axis_size(AXIS_NAME))
 
 
 def summed_gradients(micros: list[Micro]) -> tuple[jax.Array, Tree]:
-    """The mean loss, and gradients that nobody divided."""
+    """Return the mean loss, and the sum of the gradients."""
     return mean_of(micros)[0], total_of(micros)[1]
 
 
 def synchronised_before_last(micros: list[Micro]) -> tuple[jax.Array, Tree]:
-    """All micro-batches but the last are averaged over the replicas."""
+    """Average all micro-batches except the last over the replicas."""
     head = pmean(total_of(micros[:-1])[1])
     return mean_of(micros)[0], scaled(added(head, micros[-1].gradients), 1 / len(micros))
 
 
 def synchronised_after_first(micros: list[Micro]) -> tuple[jax.Array, Tree]:
-    """Only the first micro-batch is averaged over the replicas."""
+    """Average only the first micro-batch over the replicas."""
     rest = total_of(micros[1:])[1]
     return mean_of(micros)[0], scaled(added(pmean(micros[0].gradients), rest), 1 / len(micros))
 
 
 def labels_of(batch: Any) -> jax.Array:
-    """Labels of a micro-batch that count."""
+    """Count the labels of a micro-batch that are not ignored."""
     return (batch["y"] != IGNORED).sum()
 
 
 def over_own_elements(micros: list[Micro]) -> tuple[jax.Array, Tree]:
-    """The mean over one replica's elements."""
+    """Average over this replica's elements."""
     loss, gradients = total_of([Micro(m.loss * m.count, scaled(m.gradients, m.count), None) for m in micros])
     count = sum(micro.count for micro in micros)
     return loss / count, scaled(gradients, 1 / count)
 
 
 def rounded(dtype: Any) -> Any:
-    """The mean over the replicas of gradients in 16 bits."""
+    """Average gradients over the replicas in 16 bits."""
 
     def reduce(gradients: Tree) -> Tree:
         narrow = pmean(jax.tree.map(lambda g: g.astype(dtype), gradients))
@@ -84,35 +84,35 @@ def rounded(dtype: Any) -> Any:
 
 
 def clip_first(gradients: Tree, local: Tree, largest: float) -> Tree:
-    """The mean of each replica's clipped gradients."""
+    """Clip each replica's gradients, then average them."""
     return pmean(torch_clip(local, local, largest))
 
 
 def clip_by(norm: Any) -> Any:
-    """Scale the averaged gradients by another norm than theirs."""
+    """Clip the averaged gradients by another norm."""
     return lambda gradients, local, largest: scaled(
         gradients, jnp.minimum(1, largest / (norm(gradients, local) + 1e-6))
     )
 
 
 def norm_reduced_twice(gradients: Tree, local: Tree) -> jax.Array:
-    """The root of the squares summed over replicas that hold the same gradients."""
+    """Sum the squared norm over replicas that hold the same gradients, and take the root."""
     return jnp.sqrt(lax.psum(optax.tree.norm(gradients) ** 2, AXIS_NAME))
 
 
 def norm_of_tied_twice(gradients: Tree, local: Tree) -> jax.Array:
-    """The embedding's gradient counts as the output layer's too."""
+    """Count the embedding's gradient twice, also as the output layer's."""
     return jnp.sqrt(optax.tree.norm(gradients) ** 2 + jnp.square(gradients["embed.embedding"]).sum())
 
 
 def optax_clip(gradients: Tree, local: Tree, largest: float) -> Tree:
-    """optax.clip_by_global_norm, which has no 1e-6."""
+    """Clip by optax.clip_by_global_norm, which does not add 1e-6."""
     clipped, _ = optax.clip_by_global_norm(largest).update(gradients, optax.EmptyState())
     return clipped
 
 
 def clip_in_chain(right: Translation) -> Translation:
-    """A step without clipping, and an optax chain that begins with it."""
+    """Clip at the start of the optax chain instead of in the step."""
     largest = right.scenario.setting.clip_grad_norm
     chain = replace(right.optimizer, first=(optax.clip_by_global_norm(largest), *right.optimizer.first))
     shows = (*BEFORE_REDUCTION, "gradients")
@@ -120,18 +120,18 @@ def clip_in_chain(right: Translation) -> Translation:
 
 
 def no_clip_in_chain(right: Translation) -> Translation:
-    """A step without clipping, and an optax chain that forgets it."""
+    """Clip neither in the step nor in the optax chain."""
     return replace(right, step=replace(right.own_step, clip_grad_norm=None, shows=(*BEFORE_REDUCTION, "gradients")))
 
 
 def different_start(params: Any, rank: int) -> Any:
-    """Each replica draws its own initial weights."""
+    """Give each replica different initial weights."""
     key = jax.random.key(rank)
     return {name: p + rank * 0.01 * jax.random.normal(key, p.shape, p.dtype) for name, p in params.items()}
 
 
 class Previous(NamedTuple):
-    """The parameters that the last update was given."""
+    """Parameters at the last update."""
 
     params: Tree
 
@@ -142,17 +142,17 @@ def remember() -> optax.GradientTransformation:
 
 
 def at_previous(loss: Any, params: Tree, state: Any, buffers: Tree, batch: Any) -> Any:
-    """Loss and gradients at the parameters of the step before."""
+    """Return loss and gradients at the parameters of the previous step."""
     return jax.value_and_grad(loss, has_aux=True)(state.opt_state[-1].params, buffers, batch)
 
 
 def aliased(one: str, other: str) -> Any:
-    """A tensor becomes what another is."""
+    """Replace a tensor by another."""
     return lambda old, new: {**new, one: new[other]}
 
 
 def gradient_aliased(one: str, other: str) -> Any:
-    """A tensor gets another's gradient."""
+    """Replace a tensor's gradient by another's."""
 
     def reduce(gradients: Tree) -> Tree:
         averaged = pmean(gradients)
@@ -162,42 +162,42 @@ def gradient_aliased(one: str, other: str) -> Any:
 
 
 def overwritten(batch: Any, at: int, rank: int) -> Any:
-    """The host's array is filled with the next inputs before they have left."""
+    """Overwrite the host's array with the next inputs before the transfer."""
     return {**batch(at, rank), "x": batch(at + 1, rank)["x"]}
 
 
 def loss_is(function: Any) -> Edit:
-    """Another loss of the flax module."""
+    """Replace the loss of the flax module."""
     return lambda right: replace(right, loss=function)
 
 
 def own_mean(flax_model: Any, batch: Any) -> jax.Array:
-    """A scalar where the reference has losses and weights."""
+    """Return a mean where the reference returns losses and weights."""
     values, weights = tokens_global_loss(flax_model, batch)
     return values.sum() / weights.sum()
 
 
 def own_mean_and_auxiliary(flax_model: Any, batch: Any) -> jax.Array:
-    """The labels' mean over this micro-batch, although the batch says how many the whole step has."""
+    """Average the labels of this micro-batch, although the batch has the number of labels of the whole step."""
     logits = flax_model(batch["x"])
     values, counts = token_losses(logits, batch["y"])
     return values.sum() / counts.sum() + auxiliary(logits)
 
 
 def everything_scaled(flax_model: Any, batch: Any) -> jax.Array:
-    """The factor of the labels' loss on both terms."""
+    """Scale the auxiliary loss by the factor of the labels' loss."""
     logits = flax_model(batch["x"])
     values, _ = token_losses(logits, batch["y"])
     return (values.sum() / batch["items"][0] + auxiliary(logits)) * batch["parts"][0]
 
 
 def stop_output(table: jax.Array) -> jax.Array:
-    """The table without a gradient from the output layer."""
+    """Stop the gradient from the output layer to the table."""
     return lax.stop_gradient(table)
 
 
 def stop_look_up(table: jax.Array, x: jax.Array) -> jax.Array:
-    """Rows without a gradient."""
+    """Stop the gradient from the rows to the table."""
     return lax.stop_gradient(table)[x]
 
 

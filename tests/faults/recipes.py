@@ -1,4 +1,4 @@
-"""Optimizers in both frameworks from one recipe: torch's own, and its twin in optax, which can go wrong."""
+"""Optimizers in both frameworks from one recipe: torch's, and its optax twin in pieces that can each be wrong."""
 
 import dataclasses
 from collections.abc import Callable, Iterable
@@ -16,35 +16,34 @@ WARMUP = 3.0
 
 
 def factor(count: Any) -> Any:
-    """What multiplies the rate after so many steps: up to 1 in a line, then down as the inverse root."""
+    """Return the factor on the rate after `count` steps: linear up to 1, then the inverse root."""
     rise, fall = (count + 1.0) / WARMUP, (WARMUP / (count + 1.0)) ** 0.5
     return jnp.minimum(rise, fall) if isinstance(count, jax.Array) else min(rise, fall)
 
 
 def is_matrix(params: Any) -> Any:
-    """Which parameters decay where biases and norms do not."""
+    """Return a mask of the matrices, which decay where biases and norms do not."""
     return jax.tree.map(lambda leaf: leaf.ndim > 1, params)
 
 
 def is_used(params: Any) -> Any:
-    """Which parameters the loss reaches."""
+    """Label the parameters that the loss depends on "trained", the others "skipped"."""
     return {name: "skipped" if name.startswith("unused.") else "trained" for name in params}
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """An optimizer, by torch's words.
+    """An optimizer in torch's terms.
 
     Attributes:
         kind: sgd, adam, adamw, rmsprop or adagrad.
-        lr: the highest rate.
+        lr: highest rate.
         decay: weight decay.
-        matrices_only: whether biases and norms are free of decay.
-        betas, eps: of Adam and AdamW; eps also of RMSprop and Adagrad.
-        momentum, dampening, nesterov: of SGD.
-        alpha: of RMSprop.
-        centred: of RMSprop.
-        initial: where the sum or mean of squares starts.
+        matrices_only: decay matrices only, not biases and norms.
+        betas, eps: options of Adam and AdamW; eps also of RMSprop and Adagrad.
+        momentum, dampening, nesterov: options of SGD.
+        alpha, centred: options of RMSprop.
+        initial: initial value of the sum or mean of squares.
     """
 
     kind: str
@@ -61,7 +60,7 @@ class Recipe:
     initial: float = 0.0
 
     def torch_optimizer(self, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
-        """torch's."""
+        """Build torch's optimizer."""
         every = list(parameters)
         groups: list[Any] = [{"params": every}]
         if self.matrices_only:
@@ -80,16 +79,16 @@ class Recipe:
 
     @staticmethod
     def torch_scheduler(optimizer: torch.optim.Optimizer) -> Any:
-        """torch's, of the rate."""
+        """Build torch's schedule of the rate."""
         return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
 
     def schedule(self, count: Any) -> Any:
-        """The rate after so many steps."""
+        """Return the rate after `count` steps."""
         return self.lr * factor(count)
 
 
 def direction(recipe: Recipe) -> optax.GradientTransformation:
-    """What the gradients become before the rate, as in torch."""
+    """Return the transformation of the gradients before the rate, as in torch."""
     if recipe.kind == "sgd":
         return trace(recipe.momentum, recipe.dampening, recipe.nesterov)
     if recipe.kind in ("adam", "adamw"):
@@ -101,23 +100,23 @@ def direction(recipe: Recipe) -> optax.GradientTransformation:
 
 
 def decay_of(recipe: Recipe) -> optax.GradientTransformation:
-    """decay times the parameters, added."""
+    """Return the transformation that adds `decay` times the parameters."""
     return optax.add_decayed_weights(recipe.decay, is_matrix if recipe.matrices_only else None)
 
 
 @dataclass(frozen=True)
 class Optimizer:
-    """The optax twin, in pieces.
+    """Optax twin of a torch optimizer, in pieces.
 
     Attributes:
-        recipe: its numbers.
-        direction: what makes the step's direction of the gradients.
-        decay: the decay, where it stands.
-        coupled: whether the decay goes through `direction`; None: as torch's of that kind.
-        after_rate: whether the decay comes after the rate.
-        schedule: (recipe, count) -> the rate.
+        recipe: numbers of the optimizer.
+        direction: recipe -> transformation of gradients into the direction of the step.
+        decay: recipe -> transformation that adds the decay.
+        coupled: apply the decay before `direction`; None: as torch's optimizer of that kind.
+        after_rate: apply the decay after the rate.
+        schedule: (recipe, count) -> rate.
         first, last: further transformations at either end.
-        skips_unused: whether unused parameters are left out.
+        skips_unused: leave out unused parameters.
     """
 
     recipe: Recipe
@@ -131,7 +130,7 @@ class Optimizer:
     skips_unused: bool = False
 
     def build(self) -> optax.GradientTransformation:
-        """The chain."""
+        """Build the optax chain."""
         coupled = self.recipe.kind != "adamw" if self.coupled is None else self.coupled
         directed, decay = self.direction(self.recipe), self.decay(self.recipe)
         rate = optax.scale_by_learning_rate(lambda count: self.schedule(self.recipe, count))

@@ -1,8 +1,8 @@
-"""Correct ports, of several kinds of model and optimizer, that leave no symmetry for a fault to hide in.
+"""Correct ports of several models and optimizers, without symmetries in which a fault could hide.
 
-Inputs have a mean far from 0, images and kernels are not square, replicas and micro-batches have
-unequal numbers of labels, clipping is active at some steps only, decay is not the default, the
-rate changes every step, and the data set does not divide by the number of replicas.
+Inputs have a mean far from 0, images and kernels are not square, replicas and micro-batches have unequal numbers of
+labels, clipping is active in some steps only, decay is not the default, the rate changes every step, and the number
+of examples is no multiple of the number of replicas.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,17 +27,17 @@ Restore = Callable[[optax.GradientTransformation, TrainState], TrainState]
 
 @dataclass(frozen=True)
 class Setting:
-    """What a scenario's name stands for.
+    """Settings of the scenarios of one name.
 
     Attributes:
-        family: of `models_torch.MODELS`.
-        clip_grad_norm: in the middle of the norms that occur.
-        accumulation_steps: another number than that of the replicas, so that the two are told apart.
-        batch_size: of a replica.
-        matrices_only: whether biases and norms are free of decay.
-        unused: whether the model has a layer that the loss does not reach.
-        drop_last: whether the end of an epoch is cut off, not filled up.
-        own_step: whether the port brings its own replica step.
+        family: key of `models_torch.MODELS`.
+        clip_grad_norm: largest norm, in the middle of the norms that occur.
+        accumulation_steps: micro-batches per batch, not equal to the number of replicas, so that the two differ.
+        batch_size: examples per replica.
+        matrices_only: decay matrices only, not biases and norms.
+        unused: add a layer that the loss does not depend on.
+        drop_last: drop the end of an epoch instead of padding it.
+        own_step: write a `flax_step` in the port.
     """
 
     family: str
@@ -68,12 +68,12 @@ SETTINGS: dict[str, Setting] = {
 
 @dataclass(frozen=True)
 class Scenario:
-    """A correct port; small, so that it crosses to other processes.
+    """A correct port, as a few values that are cheap to pickle.
 
     Attributes:
-        name: of `SETTINGS`.
-        optimizer: of `recipes.RECIPES`.
-        seed: of data, order and masks.
+        name: key of `SETTINGS`.
+        optimizer: key of `recipes.RECIPES`.
+        seed: seed of data, order and masks.
     """
 
     name: str
@@ -84,42 +84,42 @@ class Scenario:
 
     @property
     def setting(self) -> Setting:
-        """What the name stands for."""
+        """Settings of this name."""
         return SETTINGS[self.name]
 
     @property
     def recipe(self) -> Recipe:
-        """The optimizer's numbers."""
+        """Numbers of the optimizer."""
         recipe = RECIPES[self.optimizer]
         return Recipe(**{**vars(recipe), "matrices_only": self.setting.matrices_only})
 
     @property
     def size(self) -> int:
-        """Of the data set: one short of five batches for every replica."""
+        """Number of examples: one less than five batches for every replica."""
         return 5 * self.setting.batch_size * self.world_size - 1
 
     @property
     def steps_per_epoch(self) -> int:
-        """Of the reference."""
+        """Number of steps per epoch of the reference."""
         return data.steps_per_epoch(self.size, self.world_size, self.setting.batch_size, self.setting.drop_last)
 
     def order(self, step: int) -> np.ndarray:
-        """The examples of all replicas at one step, shape (world_size, batch_size)."""
+        """Return the indices of all replicas' examples at a step, shape (world_size, batch_size)."""
         return self.order_of(*divmod(step, self.steps_per_epoch), self.setting.drop_last)
 
     def order_of(self, epoch: int, batch: int, drop_last: bool) -> np.ndarray:
-        """The examples of one batch of one epoch."""
+        """Return the indices of all replicas' examples in a batch of an epoch."""
         return data.indices(self.size, self.world_size, self.setting.batch_size, self.seed, epoch, batch, drop_last)
 
     def translation(self) -> "Translation":
-        """The correct JAX half."""
+        """Return the correct JAX half."""
         model, loss = models_flax.MODELS[self.setting.family]
         options = {"unused": True} if self.setting.unused else {}
         optimizer = Optimizer(self.recipe, skips_unused=self.setting.unused)
         return Translation(self, model, loss, optimizer, options)
 
     def own_step(self) -> Step:
-        """A correct replica step of the port's own."""
+        """Return a correct replica step, for a port that brings one."""
         step = partial(Step, self.setting.accumulation_steps, self.setting.clip_grad_norm)
         if self.loss_normalization == "ddp":
             return step()
@@ -127,27 +127,27 @@ class Scenario:
 
     @property
     def loss_normalization(self) -> str:
-        """What the reference's losses are means over."""
+        """Loss normalization of the reference."""
         return "global" if self.name == "tokens_global" else "ddp"
 
     def port(self) -> Port:
-        """The correct port."""
+        """Return the correct port."""
         return self.translation().port()
 
 
 @dataclass(frozen=True)
 class Translation:
-    """The JAX half of a port, in the pieces in which it can be wrong.
+    """JAX half of a port, in pieces that can each be wrong.
 
     Attributes:
-        scenario: whose reference it translates.
-        model, options: the flax module and how it is made.
-        loss: of it.
-        optimizer: the optax twin.
-        step: the port's own; None: jaxddp's.
-        order: (scenario, step) -> the examples of all replicas; None: the reference's.
-        mask_of: (step, rank) -> whose mask a replica takes.
-        reread: (batch function, step, rank) -> what reaches the device.
+        scenario: scenario whose reference is translated.
+        model, options: flax module and its options.
+        loss: loss of the module.
+        optimizer: twin in optax.
+        step: the port's replica step; None: jaxddp's.
+        order: (scenario, step) -> indices of all replicas' examples.
+        mask_of: (step, rank) -> step and rank whose mask the replica takes.
+        reread: (batch function, step, rank) -> batch that reaches the device.
         start: see `Port.flax_start`.
         restore: (optimizer, state) -> state.
         restore_at: see `Port.restore_at`.
@@ -168,11 +168,11 @@ class Translation:
 
     @property
     def own_step(self) -> Step:
-        """The replica step, to be written wrongly."""
+        """Replica step of the port, for edits to change."""
         return self.step or self.scenario.own_step()
 
     def loaded(self, step: int, rank: int) -> Arrays:
-        """A replica's batch as its loader makes it."""
+        """Return a replica's batch as the loader makes it."""
         scenario, setting = self.scenario, self.scenario.setting
         arrays = data.dataset(setting.family, scenario.size, scenario.seed)
         chosen = self.order(scenario, step)
@@ -187,11 +187,11 @@ class Translation:
         return batch
 
     def batch(self, step: int, rank: int) -> Arrays:
-        """A replica's batch."""
+        """Return a replica's batch as it reaches the device."""
         return self.reread(self.loaded, step, rank)
 
     def port(self) -> Port:
-        """The scenario's port with this JAX half."""
+        """Return the scenario's port with this JAX half."""
         scenario, setting = self.scenario, self.scenario.setting
         right = scenario.translation()
         torch_model, torch_loss = models_torch.MODELS[setting.family]

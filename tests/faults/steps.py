@@ -1,4 +1,4 @@
-"""A replica step as people write it themselves, in pieces that can each be written wrongly."""
+"""A hand-written replica step, in pieces that can each be wrong."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -20,43 +20,43 @@ ALL = ("local_loss", "local_gradients", "gradients", "clipped_gradients")
 
 
 def count_labels(batch: Batch) -> jax.Array:
-    """Labels of a micro-batch that count."""
+    """Count the labels of a micro-batch that are not ignored."""
     return (batch["y"] != IGNORED).sum()
 
 
 def pmean(tree: Tree) -> Tree:
-    """The mean over the replicas."""
+    """Average over the replicas."""
     return lax.pmean(tree, AXIS_NAME)
 
 
 def psum(tree: Tree) -> Tree:
-    """The sum over the replicas."""
+    """Sum over the replicas."""
     return lax.psum(tree, AXIS_NAME)
 
 
 def scaled(tree: Tree, factor: Any) -> Tree:
-    """Each leaf times a number."""
+    """Multiply each leaf by a number."""
     return jax.tree.map(lambda leaf: leaf * factor, tree)
 
 
 def added(tree: Tree, other: Tree) -> Tree:
-    """Leaf by leaf."""
+    """Add two trees leaf by leaf."""
     return jax.tree.map(jnp.add, tree, other)
 
 
 def from_rank0(tree: Tree) -> Tree:
-    """Replica 0's value of each leaf."""
+    """Return replica 0's value of each leaf."""
     return jax.tree.map(lambda leaf: lax.all_gather(leaf, AXIS_NAME)[0], tree)
 
 
 def torch_clip(gradients: Tree, local: Tree, largest: float) -> Tree:
-    """torch.nn.utils.clip_grad_norm_ on the averaged gradients."""
+    """Clip the averaged gradients as torch.nn.utils.clip_grad_norm_ does."""
     return scaled(gradients, jnp.minimum(1, largest / (optax.tree.norm(gradients) + 1e-6)))
 
 
 @dataclass(frozen=True)
 class Micro:
-    """What one micro-batch gives: its mean loss, the gradients of that, and how many elements it is over."""
+    """Results of one micro-batch: mean loss, gradients of the mean, and number of elements in the mean."""
 
     loss: jax.Array
     gradients: Tree
@@ -64,13 +64,13 @@ class Micro:
 
 
 def mean_of(micros: list[Micro]) -> tuple[jax.Array, Tree]:
-    """The mean over the micro-batches."""
+    """Average over the micro-batches."""
     loss, gradients = total_of(micros)
     return loss / len(micros), scaled(gradients, 1 / len(micros))
 
 
 def total_of(micros: list[Micro]) -> tuple[jax.Array, Tree]:
-    """The sum over the micro-batches."""
+    """Sum over the micro-batches."""
     loss, gradients = micros[0].loss, micros[0].gradients
     for micro in micros[1:]:
         loss, gradients = loss + micro.loss, added(gradients, micro.gradients)
@@ -78,7 +78,7 @@ def total_of(micros: list[Micro]) -> tuple[jax.Array, Tree]:
 
 
 def over_all_elements(micros: list[Micro]) -> tuple[jax.Array, Tree]:
-    """Sums over the elements, over the mean number of elements per replica: averaged, the global mean."""
+    """Divide sums over elements by the mean number of elements per replica; the mean over replicas is then global."""
     loss, gradients = total_of([Micro(m.loss * m.count, scaled(m.gradients, m.count), None) for m in micros])
     count = pmean(sum(m.count for m in micros))
     return loss / count, scaled(gradients, 1 / count)
@@ -86,19 +86,19 @@ def over_all_elements(micros: list[Micro]) -> tuple[jax.Array, Tree]:
 
 @dataclass(frozen=True)
 class Step:
-    """A port's `flax_step`; as it stands it is right for `accumulation_steps` and "ddp".
+    """A port's `flax_step`; the defaults are correct for `accumulation_steps` and "ddp".
 
     Attributes:
-        accumulation_steps: micro-batches of each batch.
+        accumulation_steps: micro-batches per batch.
         clip_grad_norm: largest norm; None: no clipping.
-        count: batch -> over how many elements its loss is a mean.
+        count: batch -> number of elements that its loss is a mean over.
         differentiate: (loss, params, state, buffers, batch) -> ((loss, buffers), gradients).
         combine: micro-batches -> this replica's loss and gradients.
-        reduce: gradients -> those of all replicas.
-        clip: (gradients, this replica's own, largest norm) -> clipped.
-        share: buffers -> what is kept of them.
-        finish: (old parameters, new ones) -> what is returned.
-        shows: the stages that it returns.
+        reduce: this replica's gradients -> those of all replicas.
+        clip: (gradients, this replica's gradients, largest norm) -> clipped gradients.
+        share: buffers -> buffers to keep.
+        finish: (old parameters, new parameters) -> parameters to return.
+        shows: stages to return.
     """
 
     accumulation_steps: int = 1
@@ -115,7 +115,7 @@ class Step:
     shows: tuple[str, ...] = field(default=ALL)
 
     def __call__(self, loss: Any, optimizer: Any, state: TrainState, batch: Batch) -> tuple[TrainState, Any]:
-        """One optimizer step of one replica."""
+        """Make one optimizer step of one replica."""
         micros, buffers = [], state.buffers
         for number in range(self.accumulation_steps):
             part = batch if self.accumulation_steps == 1 else {name: array[number] for name, array in batch.items()}

@@ -1,4 +1,4 @@
-"""The table of planted faults, and the ports they are planted in; tests/faults/test_planted.py checks them."""
+"""Tests of the planted faults themselves, and of the correct ports; test_planted.py checks the ports."""
 
 import dataclasses
 import pickle
@@ -15,7 +15,7 @@ from tests.faults.planted import PAIRS, PlantedPort, fault_of, translated
 from tests.faults.recipes import RECIPES, Optimizer
 from tests.faults.scenarios import Scenario, Translation
 
-UPDATES = 1e-12  # of ten steps, from random gradients; measured: 9e-14, where torch takes 1 - beta2^t
+UPDATES = 1e-12  # float64, ten steps with random gradients; measured: 9e-14, where torch computes 1 - beta2^t
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +27,7 @@ def float64() -> Iterator[None]:
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", RECIPES)
 @pytest.mark.parametrize("matrices_only", [False, True])
-def test_an_optimizer_without_faults_does_as_torch(name: str, matrices_only: bool) -> None:
+def test_optimizers_without_faults_equal_torchs(name: str, matrices_only: bool) -> None:
     recipe = dataclasses.replace(RECIPES[name], matrices_only=matrices_only)
     rng = np.random.default_rng(0)
     shapes = {"weight": (4, 3), "bias": (4,)}
@@ -63,7 +63,7 @@ def test_replicas_and_micro_batches_have_unequal_numbers_of_labels(name: str, wo
 
 
 def pieces(translation: Translation) -> dict[str, Any]:
-    """Everything that a fault can change, by name."""
+    """Return everything that a fault can change, by name."""
     parts = {
         "": {field.name: getattr(translation, field.name) for field in dataclasses.fields(translation)},
         "step": vars(translation.own_step),
@@ -76,7 +76,7 @@ def pieces(translation: Translation) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("scenario", "one", "other"), PAIRS, ids=lambda value: value if isinstance(value, str) else "")
-def test_the_faults_of_a_pair_do_not_touch_each_other(scenario: Scenario, one: str, other: str) -> None:
+def test_the_faults_of_a_pair_change_different_pieces(scenario: Scenario, one: str, other: str) -> None:
     right = pieces(scenario.translation())
 
     def changed(*labels: str) -> set[str]:
@@ -87,7 +87,7 @@ def test_the_faults_of_a_pair_do_not_touch_each_other(scenario: Scenario, one: s
     assert fault_of(one) != fault_of(other)
 
 
-def test_no_pair_is_there_twice_and_all_ports_cross_to_other_processes() -> None:
+def test_pairs_are_distinct_and_ports_can_be_pickled() -> None:
     assert len({(scenario, fault_of(one), fault_of(other)) for scenario, one, other in PAIRS}) == len(PAIRS) >= 30
     port = PlantedPort(Scenario("mlp", "adamw"), ("sum_not_mean", "decay_value"))
     assert pickle.loads(pickle.dumps(port)) == port

@@ -1,4 +1,4 @@
-"""Faults that no catalogue has: a diagnosis must leave them unexplained, and say where they are."""
+"""Faults outside the catalogue, which a diagnosis must locate but leave unexplained."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -23,15 +23,15 @@ STEPS_BETWEEN_RESETS = 3
 
 @dataclass(frozen=True)
 class Uncatalogued:
-    """A fault without a name.
+    """A fault that the catalogue has no name for.
 
     Attributes:
-        edit: a right translation to one with the fault.
-        scenarios: where it makes a difference.
-        stage: where it shows first.
-        step: the first step (from 1) that shows it.
-        tensor: how torch's name of the one that differs most there begins; "": no one in particular.
-        layer: torch's name of the first layer whose output differs; "": none does, or the loss alone.
+        edit: correct translation -> translation with the fault.
+        scenarios: ports in which the fault makes a difference.
+        stage: first stage that differs.
+        step: first step that differs, counted from 1.
+        tensor: prefix of torch's name of the tensor that differs most there; "": any.
+        layer: torch's name of the first layer whose output differs; "": none, or only the loss.
     """
 
     edit: Edit
@@ -43,27 +43,27 @@ class Uncatalogued:
 
 
 def half_block(x: jax.Array, y: jax.Array) -> jax.Array:
-    """A residual block whose output counts half."""
+    """Add only half of a residual block's output."""
     return x + 0.5 * y
 
 
 def activation_first(norm: Callable[..., jax.Array], activation: Activation, x: jax.Array) -> jax.Array:
-    """Two layers in the other order."""
+    """Apply the activation before the norm."""
     return norm(activation(x))
 
 
 def gradient_times(name: str, factor: float) -> Edit:
-    """One tensor's gradient, multiplied before the replicas meet."""
+    """Multiply one tensor's gradient before the mean over the replicas."""
 
     def differentiate(loss: Any, params: Tree, state: Any, buffers: Tree, batch: Mapping[str, Any]) -> Any:
-        found, gradients = jax.value_and_grad(loss, has_aux=True)(params, buffers, batch)
-        return found, {**gradients, name: factor * gradients[name]}
+        outputs, gradients = jax.value_and_grad(loss, has_aux=True)(params, buffers, batch)
+        return outputs, {**gradients, name: factor * gradients[name]}
 
     return step(differentiate=differentiate)
 
 
 def reset_now_and_then(recipe: Recipe) -> optax.GradientTransformation:
-    """Momentum and moments that begin afresh every few steps."""
+    """Reset momentum and moments every few steps."""
     inner = direction(recipe)
 
     def update(gradients: Tree, state: tuple[Any, Any], params: Tree) -> tuple[Tree, Any]:
@@ -77,29 +77,29 @@ def reset_now_and_then(recipe: Recipe) -> optax.GradientTransformation:
 
 
 def clip_by_value(gradients: Tree, local: Tree, largest: float) -> Tree:
-    """Each element by itself."""
+    """Clip each element by value."""
     return jax.tree.map(lambda g: jnp.clip(g, -0.1 * largest, 0.1 * largest), gradients)
 
 
 def with_squared_logits(flax_model: Any, batch: Mapping[str, Any]) -> jax.Array:
-    """A penalty that nobody asked for."""
+    """Add a penalty on the logits to the loss."""
     logits = flax_model(batch["x"], batch["mask"])
     return mlp_loss(flax_model, batch) + 0.01 * jnp.square(logits).mean()
 
 
 def slower_below(updates: Tree, state: Any, params: Tree) -> tuple[Tree, Any]:
-    """A smaller rate for the first layer."""
+    """Use a smaller rate for the first layer."""
     return {name: u * (0.8 if name.startswith("fc1") else 1.0) for name, u in updates.items()}, state
 
 
 def favouring_rank0(gradients: Tree) -> Tree:
-    """A mean in which replica 0 weighs more."""
+    """Compute a mean in which replica 0 has a larger weight."""
     weight = jnp.where(lax.axis_index(AXIS_NAME) == 0, 1.1, 1.0)
     return pmean(jax.tree.map(lambda g: weight * g, gradients))
 
 
 def filled_up_with_the_last(scenario: Scenario, at: int) -> np.ndarray:
-    """An epoch filled up by repeating its last example, not its first."""
+    """Pad an epoch with its last example instead of its first."""
     right = scenario.order(at).copy()
     if at % scenario.steps_per_epoch == scenario.steps_per_epoch - 1:
         right[-1, -1] = right[-2, -1]

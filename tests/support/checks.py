@@ -1,4 +1,4 @@
-"""Checks of the small port, in worker processes that are reused."""
+"""Checks of the small port in worker processes that are reused from test to test."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,8 +1,8 @@
-"""Prints the dtypes that eight H100s would be sent by a communication hook, from the program that XLA compiles.
+"""Print the dtypes that a communication hook sends between eight H100s, from the program that XLA compiles.
 
     JAX_PLATFORMS=cpu PYTHONPATH=.venv/cuda-plugin .venv/bin/python tests/support/gpu_wire.py bf16_compress
 
-No GPU is needed, but jax's CUDA plugin, of jax's version: `make test-all` installs it.
+This needs no GPU, but jax's CUDA plugin in the version of jax, which `make test-all` installs.
 """
 
 import re

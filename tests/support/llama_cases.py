@@ -1,4 +1,4 @@
-"""A small Llama classifier, ours and transformers' own, on the same numbers."""
+"""A small Llama classifier in jaxddp and in transformers, on the same numbers."""
 
 import functools
 from typing import Any
@@ -25,7 +25,7 @@ TINY = LlamaConfig(
     num_hidden_layers=2,
     num_attention_heads=6,
     num_key_value_heads=2,
-    initializer_range=0.2,  # so that attention is not nearly even, and faults show
+    initializer_range=0.2,  # so that attention is far from even and faults show
     num_labels=3,
     pad_token_id=0,
 )
@@ -34,7 +34,7 @@ Arrays = dict[str, np.ndarray]
 
 
 def batch(padding: str, length: int = 9) -> Arrays:
-    """Sequences of unequal length, padded on one side; one of them has the token of padding in its text."""
+    """Return sequences of unequal length, padded on one side; one has the padding token in its text."""
     rng = np.random.default_rng(3)
     mask = (np.arange(length)[None] < LENGTHS[:, None]).astype(np.int64)
     mask = mask[:, ::-1].copy() if padding == "left" else mask
@@ -48,7 +48,7 @@ def their_config(config: LlamaConfig = TINY) -> transformers.LlamaConfig:
 
 
 def their_classifier(config: LlamaConfig = TINY, like: torch.nn.Module | None = None) -> Any:
-    """transformers' own, drawn anew or with the weights of another."""
+    """Return transformers' classifier, newly drawn or with the weights of `like`."""
     torch.manual_seed(0)
     model = transformers.LlamaForSequenceClassification(their_config(config))
     if like is not None:
@@ -57,13 +57,13 @@ def their_classifier(config: LlamaConfig = TINY, like: torch.nn.Module | None = 
 
 
 def theirs(model: torch.nn.Module, arrays: Arrays) -> Arrays:
-    """Logits, loss and gradients, by torch's names."""
+    """Return logits, loss and gradients of transformers' model, under torch's names."""
     model.zero_grad()
     output = model(**{name: torch.from_numpy(array) for name, array in arrays.items()})
     output.loss.backward()
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
-    found = {"logits": output.logits.detach(), "loss": output.loss.detach(), **gradients}
-    return {name: value.double().numpy() for name, value in found.items()}
+    outputs = {"logits": output.logits.detach(), "loss": output.loss.detach(), **gradients}
+    return {name: value.double().numpy() for name, value in outputs.items()}
 
 
 @functools.cache
@@ -72,7 +72,7 @@ def functional(config: LlamaConfig = TINY) -> Functional:
 
 
 def params_of(model: torch.nn.Module, config: LlamaConfig = TINY) -> Params:
-    """A model's weights as ours, in jax's default dtype."""
+    """Convert a torch model's weights to jaxddp's parameters, in jax's default dtype."""
     like = functional(config)
     tensors = {name: tensor.double().numpy() for name, tensor in model.state_dict().items()}
     params = cast(like.params, jnp.zeros(()).dtype)
@@ -88,18 +88,19 @@ def loss_and_gradients(params: Params, arrays: Arrays, config: LlamaConfig) -> t
 
 
 def ours(params: Params, arrays: Arrays, config: LlamaConfig = TINY) -> Arrays:
-    """The same of ours, by torch's names too."""
+    """Return logits, loss and gradients of jaxddp's model, under torch's names."""
     (value, logits), gradients = loss_and_gradients(params, arrays, config)
-    found = {"logits": np.asarray(logits), "loss": np.asarray(value), **to_torch(gradients)}
-    return {name: value.astype(np.float64) for name, value in found.items()}
+    outputs = {"logits": np.asarray(logits), "loss": np.asarray(value), **to_torch(gradients)}
+    return {name: value.astype(np.float64) for name, value in outputs.items()}
 
 
 def logits_of(params: Params, arrays: Arrays, config: LlamaConfig = TINY) -> np.ndarray:
-    """Ours, without compiling it: faults change the program each time."""
+    """Return the logits of jaxddp's model without compiling it, because each planted fault changes the program."""
     model = functional(config).module(params, {})
     return np.asarray(model(jnp.asarray(arrays["input_ids"]), jnp.asarray(arrays["attention_mask"])))
 
 
-def distances(found: Arrays, expected: Arrays) -> dict[str, float]:
-    assert found.keys() == expected.keys()
-    return {name: distance(found[name], expected[name]) for name in expected}
+def distances(outputs: Arrays, expected: Arrays) -> dict[str, float]:
+    """Return the distance of each array from the expected one."""
+    assert outputs.keys() == expected.keys()
+    return {name: distance(outputs[name], expected[name]) for name in expected}

@@ -1,4 +1,4 @@
-"""Sample reports of every kind, as a check could make them."""
+"""Sample reports of every kind."""
 
 import dataclasses
 import math

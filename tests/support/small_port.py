@@ -1,10 +1,10 @@
-"""A small port that is right, as text: tests write it into a file, and plant what is wrong by replacing pieces."""
+"""A small correct port as text, which tests write to a file; they plant faults by replacing pieces."""
 
 from pathlib import Path
 
-Change = tuple[str, str]  # a piece of the port, and what stands there instead
+Change = tuple[str, str]  # a piece of the port, and its replacement
 
-# Only what jax runs imports flax, so that a torch rank is soon at its first step.
+# Only the JAX half imports flax, so that torch ranks start fast.
 PORT = """
 import os, time
 import numpy as np
@@ -48,7 +48,7 @@ optimizer = "sgd"
 
 
 def write(folder: Path, *changes: Change, more: str = "") -> Path:
-    """The port in a file, with pieces replaced, and more at its end."""
+    """Write the port with pieces replaced, and `more` appended; return the path."""
     text = PORT
     for old, new in changes:
         assert old in text, old
@@ -59,23 +59,23 @@ def write(folder: Path, *changes: Change, more: str = "") -> Path:
 
 
 def line_of(path: Path, piece: str) -> str:
-    """Where in the file a piece stands: "port.py: line 3"."""
+    """Return the line that contains a piece, as in "port.py: line 3"."""
     (number,) = [number for number, line in enumerate(path.read_text().splitlines(), start=1) if piece in line]
     return f"{path}: line {number}"
 
 
 def own_optimizers(torch: str, optax: str) -> Change:
-    """Each side's own optimizer, in place of the one that both share."""
+    """Return the change that gives each side an optimizer, in place of the shared one."""
     text = f"def torch_optimizer(parameters): return torch.optim.{torch}\nimport optax\nflax_optimizer = {optax}\n"
     return 'optimizer = "sgd"\n', text
 
 
 def at_start_of(function: str, code: str) -> Change:
-    """Code that a function begins with."""
+    """Return the change that puts code at the start of a function."""
     return f"def {function}:\n", f"def {function}:\n    {code}\n"
 
 
-# One optimizer step of a replica, with clipping, that shows what SHOWS names; right as it stands.
+# A correct replica step with clipping, which returns the stages named in SHOWS.
 STEP = """
 clip_grad_norm = 0.05
 SHOWS = ("local_loss", "local_gradients", "gradients", "clipped_gradients")
@@ -95,7 +95,7 @@ def flax_step(loss, optimizer, state, batch):
 
 
 def step(*changes: Change) -> str:
-    """`STEP`, with pieces replaced."""
+    """Return `STEP` with pieces replaced."""
     text = STEP
     for old, new in changes:
         assert old in text, old

@@ -1,4 +1,4 @@
-"""A small model, its examples dealt out to replicas in micro-batches, and how far apart two results are."""
+"""A small model, examples dealt to replicas in micro-batches, and the distance of two results."""
 
 from collections.abc import Sequence
 
@@ -34,19 +34,20 @@ class Net(nnx.Module):
 
 
 def first(world_size: int) -> Replicas:
+    """Return the first `world_size` devices as replicas."""
     return Replicas(jax.devices()[:world_size])
 
 
 def examples(*shape: int) -> Arrays:
-    """Token sequences of which a part does not count, another part in each."""
+    """Return token sequences whose labels are partly ignored, another part in each sequence."""
     rng = np.random.default_rng(0)
     y = rng.integers(0, CLASSES, (*shape, TOKENS))
-    y[..., 1:][rng.random(y[..., 1:].shape) < 0.6] = IGNORE_INDEX  # one always counts: nothing has no mean
+    y[..., 1:][rng.random(y[..., 1:].shape) < 0.6] = IGNORE_INDEX  # the first always counts, so that the mean exists
     return {"x": rng.normal(size=(*shape, TOKENS, FEATURES)), "y": y}
 
 
 def dealt(world_size: int, steps: int, micro: Sequence[int]) -> MicroBatches:
-    """Batches (W, K, ...) of micro-batches of these sizes, all but the last equal."""
+    """Return batches (W, K, ...) in micro-batches of the sizes `micro`, equal except for the last."""
     whole = examples(world_size, steps, sum(micro))
     head = sum(micro[:-1])
     parts = {name: x[:, :, :head].reshape(world_size, steps, -1, micro[0], *x.shape[3:]) for name, x in whole.items()}
@@ -54,6 +55,6 @@ def dealt(world_size: int, steps: int, micro: Sequence[int]) -> MicroBatches:
 
 
 def distance(a: Arrays, b: Arrays) -> float:
-    """Largest difference, as a part of the array's largest value."""
+    """Return the largest difference of any array, relative to the array's largest value."""
     assert a.keys() == b.keys()
     return max(float(np.max(np.abs(a[name] - b[name])) / (1e-300 + np.max(np.abs(b[name])))) for name in b)

@@ -1,4 +1,4 @@
-"""The small runs that the tests of torch_ref share."""
+"""Small runs that the tests of torch_ref share."""
 
 import dataclasses
 from pathlib import Path
@@ -8,7 +8,7 @@ from torch_ref.config import TorchConfig
 TOLERANCE = 1e-12  # float64, of scale 1; measured: at most 4e-16
 RANKS = 2
 
-# 61 examples: padded to 62, 31 per replica, so the last of 4 steps has 7 of 8 examples on each.
+# 61 examples are padded to 62, 31 per replica, so that the last of 4 steps has 7 examples on each instead of 8.
 BASE = TorchConfig(
     dataset="linear",
     num_examples=61,
@@ -26,10 +26,11 @@ BASE = TorchConfig(
 
 
 def case(**changes: object) -> TorchConfig:
+    """Return `BASE` with changes."""
     return dataclasses.replace(BASE, **changes)
 
 
-# Micro-batches of 4 and, last, 4 and 3: their mean of means is not the mean over 7.
+# The last step's micro-batches have 4 and 3 examples, whose mean of means is not the mean over 7.
 CASES = {
     "plain": BASE,
     "sgd_accumulated": case(optimizer="sgd", momentum=0.9, accumulation_steps=2, drop_last=True),
@@ -39,7 +40,7 @@ CASES = {
 
 
 def small(folder: Path, **changes: object) -> TorchConfig:
-    """4 epochs of 4 steps in this process, with a checkpoint after the second and the fourth."""
+    """Return a run of 4 epochs of 4 steps in this process, with a checkpoint after the second and the fourth epoch."""
     settings = {"dtype": "float32", "devices": 1, "epochs": 4, "checkpoint_every": 2, "optimizer": "adamw"}
     settings |= {"schedule": "warmup_cosine", "warmup_steps": 3, "output": str(folder)}
     return case(**{**settings, **changes})

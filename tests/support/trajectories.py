@@ -1,4 +1,4 @@
-"""Runs of either framework as trajectories, how far apart two of them are, and whether that is too far."""
+"""Trajectories of either framework, and the comparison of two trajectories."""
 
 import dataclasses
 import math
@@ -15,14 +15,14 @@ from jaxddp.parity.question import LOCAL_STAGES, SHARED_STAGES, Question, Trajec
 from jaxddp.parity.records import Tensors
 
 STAGES = LOCAL_STAGES + SHARED_STAGES
-# Of a step that starts where torch was before it.
+# Stages of a step that starts from torch's state.
 FORCED_STAGES = (*LOCAL_STAGES, "gradients", "clipped_gradients", "update", "buffers")
-ROUNDING_ALLOWANCE = 100  # measured: up to 1.8 times the tolerance of 1e-10
+ROUNDING_ALLOWANCE = 100  # times the tolerance; measured: up to 1.8 times the tolerance of 1e-10
 
 
 @dataclass(frozen=True)
 class Residual:
-    """The largest difference of one stage: how large, after which step, in which tensor."""
+    """Largest difference of one stage, the step after which it occurs, and its tensor."""
 
     value: float = 0.0
     step: int = 0
@@ -31,14 +31,13 @@ class Residual:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The worst residual of every stage, and the first difference beyond the tolerance.
+    """Largest residual of every stage, and the first difference beyond the tolerance.
 
     Attributes:
-        tolerance: the largest residual that counts as equal.
-        worst: stage -> its worst residual.
-        rounding_only: parameters whose true gradient is zero, and the running means -> their worst
-            residual (see `compare`).
-        first: stage and residual of the first difference; None if there is none.
+        tolerance: largest residual that counts as equal.
+        worst: stage -> largest residual.
+        rounding_only: parameters whose true gradient is zero, and running means -> largest residual (see `compare`).
+        first: stage and residual of the first difference; None: no difference.
     """
 
     tolerance: float
@@ -48,7 +47,7 @@ class Comparison:
 
     @property
     def equal(self) -> bool:
-        """Whether no residual is beyond the tolerance."""
+        """True if every residual is within the tolerance."""
         return self.first is None
 
     def __str__(self) -> str:
@@ -65,18 +64,18 @@ class Comparison:
 def compare(a: Trajectory, b: Trajectory, tolerance: float, stages: tuple[str, ...] = STAGES) -> Comparison:
     """Compare every tensor of every stage after every step.
 
-    A parameter that cannot change the loss (a bias in front of BatchNorm) has a gradient of
-    rounding only. Adam divides it by itself, which makes 1e-17 an update of 1e-9 lr, another in
-    each framework, and moves the running mean behind it. Such parameters are found, listed, and held
-    to 100 times the tolerance, and so are the running means; the variances do not feel it.
+    A parameter that cannot change the loss, such as a bias in front of BatchNorm, has a gradient that is rounding
+    only. Adam divides this gradient by its own size: 1e-17 becomes an update of 1e-9 lr, which differs between the
+    frameworks and shifts the running mean of the BatchNorm. Such parameters and the running means are listed
+    separately, and held to 100 times the tolerance; running variances are not affected.
 
     Args:
-        a, b: trajectories of the same case; b is the reference that differences are scaled by.
-        tolerance: the largest residual that still counts as equal.
-        stages: what to compare; all by default.
+        a, b: trajectories of the same case; b is the reference, whose norms scale the differences.
+        tolerance: largest residual that counts as equal.
+        stages: stages to compare; all by default.
 
     Raises:
-        ValueError: the trajectories hold different steps or tensors, and so cannot be compared.
+        ValueError: the trajectories have different steps or tensors.
 
     >>> import numpy as np
     >>> def run(w):
@@ -88,7 +87,7 @@ def compare(a: Trajectory, b: Trajectory, tolerance: float, stages: tuple[str, .
         raise ValueError(f"{len(a.records)} steps against {len(b.records)}")
     noise = rounding_only(a) & rounding_only(b)
     worst = {stage: Residual() for stage in stages}
-    noise_worst = dict.fromkeys(sorted(noise), 0.0)  # and running means, as they come
+    noise_worst = dict.fromkeys(sorted(noise), 0.0)  # running means are added below
     first = None
     for step, (record_a, record_b) in enumerate(zip(a.records, b.records, strict=True), start=1):
         for stage in stages:
@@ -106,7 +105,7 @@ def compare(a: Trajectory, b: Trajectory, tolerance: float, stages: tuple[str, .
 
 
 def numeric_error(trajectory: Trajectory, truth: Trajectory, stage: str = "params") -> list[float]:
-    """||x - truth|| / ||truth - start|| after each step: how far rounding has carried a run."""
+    """Compute the rounding error of a run, ||x - truth|| / ||truth - start||, after each step."""
     errors = []
     for record, true_record in zip(trajectory.records, truth.records, strict=True):
         names = [name for name, value in true_record[stage].items() if is_real(value)]
@@ -117,32 +116,32 @@ def numeric_error(trajectory: Trajectory, truth: Trajectory, stage: str = "param
 
 
 def run_jax(case: Question, weights: Tensors, **options: Any) -> Trajectory:
-    """The case's steps by the product's own replica step; options: see `free_records`."""
+    """Run a case with jaxddp's replica step; options: see `free_records`."""
     return Trajectory(weights, list(free_records(case, weights, **options)))
 
 
 def run_forced(case: Question, reference: Trajectory, **options: Any) -> Trajectory:
-    """Every step from where the reference was before it; options: see `forced_records`."""
+    """Run every step from the state that the reference had before it; options: see `forced_records`."""
     return Trajectory(reference.start, list(forced_records(case, reference, **options)))
 
 
 def on_one_replica(case: Case) -> Case:
-    """The same steps for one replica, which will take the whole batch (see `whole_batch`).
+    """Return the case for one replica, which takes the whole batch (see `whole_batch`).
 
-    BatchNorm is then over the whole batch by itself, as torch's SyncBatchNorm, which needs GPUs.
+    BatchNorm then covers the whole batch, as torch's SyncBatchNorm would, which needs GPUs.
     """
     return dataclasses.replace(case, world_size=1, config=dataclasses.replace(case.config, sync_batch_norm=False))
 
 
 def whole_batch(batch: MicroBatches) -> MicroBatches:
-    """All replicas' examples as one replica's; for a batch that is not split into micro-batches."""
+    """Merge all replicas' examples into one replica's batch; the batch must not be split into micro-batches."""
     if batch.head is not None:
         raise ValueError("a batch in micro-batches cannot become one replica's batch")
     return MicroBatches(None, {name: array.reshape(1, -1, *array.shape[2:]) for name, array in batch.last.items()})
 
 
 def drawn(case: PortCase) -> Tensors:
-    """The torch model's own weights, drawn from the case's seed."""
+    """Return the torch model's initial weights, drawn from the case's seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(case.seed)
         state = case.port.torch_model().to(getattr(torch, case.dtype)).state_dict()
