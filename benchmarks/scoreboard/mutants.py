@@ -139,7 +139,8 @@ def _check_imports_come_from(copy: Path, packages: Sequence[str]) -> None:
 
 def _pytest(copy: Path, arguments: Sequence[str], limit: float) -> tuple[int, str]:
     """Return pytest's exit code and output; after `limit` seconds, kill it and all processes that it started."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *arguments]
+    every = ["-m", ""]  # the large tests too
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *every, *arguments]
     with subprocess.Popen(
         command,
         cwd=copy,
