@@ -1,4 +1,4 @@
-"""Mixed precision by torch's own autocast and GradScaler, from the configuration.
+"""Mixed precision by torch's own autocast and GradScaler.
 
 Source: pytorch.org/docs/stable/amp.html
 """
@@ -14,7 +14,12 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def autocast(loss_fn: LossFunction, amp: str) -> LossFunction:
-    """The loss with its forward pass in 16 bits, where autocast has them; "none": as it is."""
+    """Make a loss run its forward pass under torch.autocast.
+
+    Args:
+        loss_fn: the loss.
+        amp: "none", "bf16" or "fp16"; "none" returns the loss unchanged.
+    """
     if amp == "none":
         return loss_fn
 
@@ -26,7 +31,7 @@ def autocast(loss_fn: LossFunction, amp: str) -> LossFunction:
 
 
 def grad_scaler(config: TrainConfig, device: torch.device) -> GradScaler:
-    """Dynamic loss scaling with float16; one that does nothing otherwise.
+    """Return the scaler that `config` asks for; disabled without float16, since bfloat16 has float32's range.
 
     >>> grad_scaler(TrainConfig(amp="fp16"), torch.device("cpu")).get_scale()
     65536.0

@@ -1,4 +1,4 @@
-"""Checkpoints of a TrainState, by torch.save; reading one runs no code that it may hold."""
+"""Checkpoints of a TrainState, written by torch.save; loading one runs no code stored in it."""
 
 import copy
 import io
@@ -18,23 +18,28 @@ from torch_ref import optim
 from torch_ref.distributed import World
 from torch_ref.state import TrainState
 
-SCALER = ("scale", "_growth_tracker")  # of torch's GradScaler; its factors are the configuration's
-Content = dict[str, Any]  # of a rank
+SCALER = ("scale", "_growth_tracker")  # state of torch's GradScaler; its factors are in the configuration
+Content = dict[str, Any]  # checkpoint of one rank
 
 
 def save_checkpoint(path: Path, state: TrainState, others: Sequence[Content] = ()) -> None:
-    """Write model, optimizer and step; the file is whole at any time. A sharded optimizer is consolidated before.
+    """Write model, optimizer state and step; the file is never partial.
 
-    Hyperparameters and schedule are not in it: they are the configuration's, and the step's.
+    Hyperparameters and schedule are left out: they follow from the configuration and the step.
 
     Args:
-        others: what ranks 1, 2, ... have of their own, from `of_others`.
+        path: file to write.
+        state: state of rank 0, after `consolidate` if the optimizer is sharded.
+        others: states of ranks 1, 2, ... from `of_others`, if ranks differ.
+
+    Raises:
+        TrainingError: the state holds a NaN or an infinity. An earlier checkpoint stays.
     """
     content = _content(state)
     for of_rank in (content, *others):
         for name, tensor in _tensors(of_rank, _names(state)).items():
             if not tensor.isfinite().all():
-                raise TrainingError(f"{name} holds a number that is not finite at step {state.step}")
+                raise TrainingError(f"{name} is not finite at step {state.step}")
     if others:
         content["others"] = list(others)
     buffer = io.BytesIO()
@@ -43,7 +48,7 @@ def save_checkpoint(path: Path, state: TrainState, others: Sequence[Content] = (
 
 
 def of_others(state: TrainState, world: World) -> list[Content]:
-    """Bring to rank 0 what the other ranks have in the place of its own; every rank calls it."""
+    """Gather the states of the other ranks on rank 0; all ranks must call it."""
     every: list[Content] = [{} for _ in range(world.world_size)]
     if world.world_size > 1:
         dist.gather_object(_content(state), every if world.rank == 0 else None, group=world.group, group_dst=0)
@@ -51,16 +56,17 @@ def of_others(state: TrainState, world: World) -> list[Content]:
 
 
 def load_checkpoint(path: Path, state: TrainState, rank: int = 0) -> None:
-    """Put a new `state` where the saved one was; the steps that follow are bit for bit the same.
+    """Load a checkpoint into a new state; the steps that follow are the same, bit for bit.
 
-    Where the configuration has changed since (another learning rate, more epochs), the new one holds.
+    If the configuration has changed since (another learning rate, more epochs), the new one holds.
 
     Args:
-        state: as built from the configuration, before its first step.
-        rank: whose own it is, where ranks have something of their own.
+        path: file to read.
+        state: state built from the configuration, before its first step; changed in place.
+        rank: rank whose state is loaded, if ranks differ.
 
     Raises:
-        InputError: there is no checkpoint, or it is of another model or optimizer.
+        InputError: no checkpoint, a damaged one, or one of another model or optimizer.
     """
     content = _read(path)
     if rank > 0 and "others" in content:
@@ -97,7 +103,7 @@ def _content(state: TrainState) -> Content:
 
 
 def _hyperparameters(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """The groups as a state_dict has them, which a sharded optimizer has not yet."""
+    """Return the parameter groups in state_dict form; a sharded optimizer has no state_dict before `consolidate`."""
     numbers = itertools.count()
     return [{**group, "params": [next(numbers) for _ in group["params"]]} for group in optimizer.param_groups]
 
@@ -107,7 +113,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise InputError(f"--resume {path.parent}: holds no checkpoint of torch_ref (no {path.name} there)")
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # of many types, but always the file's fault
+    except Exception as error:  # of many types, but always because of the file
         reason = str(error).partition("\n")[0].partition(". ")[0]
         raise InputError(f"--resume {path.parent}: {path.name} cannot be read ({reason})") from None
     if not isinstance(content, dict) or content.keys() - {"averaged", "scaler", "others"} != {
@@ -120,8 +126,8 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _state_after_a_step(optimizer: Optimizer) -> dict[int, Any]:
-    """What the optimizer will keep per parameter, if it is sharded on all ranks together: tried out on a copy."""
-    kind: Any = type(getattr(optimizer, "optim", optimizer))  # that of a wrapper is inside
+    """Return the optimizer's state after one step, taken on a copy; of a sharded optimizer, for all ranks together."""
+    kind: Any = type(getattr(optimizer, "optim", optimizer))  # a wrapper holds the optimizer as `optim`
     trial = kind(copy.deepcopy(optimizer.param_groups))
     for group in trial.param_groups:
         for parameter in group["params"]:
@@ -131,12 +137,12 @@ def _state_after_a_step(optimizer: Optimizer) -> dict[int, Any]:
 
 
 def _names(state: TrainState) -> dict[int, str]:
-    """The parameters' names by the number that the optimizer has for them."""
+    """Return the parameters' names by their numbers in the optimizer."""
     return {number: name for number, (name, _) in enumerate(state.module.named_parameters())}
 
 
 def _tensors(content: Mapping[str, Any], names: Mapping[int, str]) -> dict[str, Tensor]:
-    """All tensors by name: "fc.weight" of the model, "fc.weight: exp_avg" of the optimizer."""
+    """Return all tensors by name: "fc.weight" of the model, "fc.weight: exp_avg" of the optimizer."""
     moments = {
         f"{names.get(number, number)}: {name}": value
         for number, values in content["optimizer"].items()

@@ -1,4 +1,4 @@
-"""What happens to the gradients between the ranks: torch's own DDP communication hooks.
+"""Communication hooks: how ranks average their gradients, by torch's own DDP hooks.
 
 Source: pytorch.org/docs/stable/ddp_comm_hooks.html
 """
@@ -23,12 +23,12 @@ OfBucket = Callable[[dist.GradBucket], None]
 
 
 def _orthogonalize(matrix: Tensor, epsilon: float = 0) -> None:
-    """torch's own of a single matrix, in place."""
+    """Orthogonalize a single matrix in place, by torch's function for stacks of matrices."""
     powerSGD_hook._orthogonalize(matrix.unsqueeze(0), epsilon)
 
 
-# As torch has it (1.12 to 2.13), it stops at its first compression: it hands a matrix to a function that has come
-# to want a stack of them.
+# torch's own hook (1.12 to 2.13) fails at its first compression: it passes a single matrix to a function that now
+# expects a stack of them.
 batched_powerSGD_hook: Hook = FunctionType(
     powerSGD_hook.batched_powerSGD_hook.__code__,
     {**vars(powerSGD_hook), "_orthogonalize": _orthogonalize},
@@ -44,7 +44,13 @@ HOOKS: dict[str, Hook] = {
 
 
 def from_config(config: TrainConfig, world: World, step: int = 0) -> tuple[Any, Hook]:
-    """The state, after so many steps, and the hook that `config` names, as `register_comm_hook` takes them."""
+    """Return the state and the hook that `config` names, in the form that `register_comm_hook` takes.
+
+    Args:
+        config: names the hook and its options.
+        world: the ranks that train together.
+        step: optimizer steps so far.
+    """
     if config.start_local_sgd_iter is not None:
         return local_hook(config, world, step)
     state: Any = world.group
@@ -62,19 +68,22 @@ def register(
     first: Sequence[OfBucket] = (),
     step: int = 0,
 ) -> None:
-    """Give DDP the hook that `config` names; its own default stays, which is the same and faster.
+    """Register the hook that `config` names; for "allreduce", keep DDP's default, which is equal and faster.
 
     Args:
-        first: called with each bucket of local gradients before it is sent; they may change it.
-        step: optimizer steps made so far.
+        model: the replica.
+        config: names the hook and its options.
+        world: the ranks that train together.
+        first: functions called with each bucket of local gradients before it is sent; they may change it.
+        step: optimizer steps so far.
     """
     if config.comm_hook != "allreduce" or config.start_local_sgd_iter is not None or first:
-        model.register_comm_hook((first, *from_config(config, world, step)), _called)
+        model.register_comm_hook((first, *from_config(config, world, step)), _call)
 
 
-def _called(hook: tuple[Sequence[OfBucket], Any, Hook], bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-    """The hook with its state. DDP knows bf16_compress_hook by name and wants NCCL for it; gloo can do it too."""
+def _call(hook: tuple[Sequence[OfBucket], Any, Hook], bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    """Call a hook; wrapped, since DDP recognises bf16_compress_hook by name and refuses it without NCCL."""
     first, state, function = hook
-    for look in first:
-        look(bucket)
+    for of_bucket in first:
+        of_bucket(bucket)
     return function(state, bucket)

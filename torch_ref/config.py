@@ -1,4 +1,4 @@
-"""The configuration of jaxddp, plus what only the PyTorch side has to choose."""
+"""Configuration of torch_ref: that of jaxddp, and the strategy."""
 
 from dataclasses import dataclass
 
@@ -11,10 +11,10 @@ STRATEGIES = ("ddp", "manual", "single")
 
 @dataclass(frozen=True)
 class Strategy:
-    """How replicas meet in torch."""
+    """Form of data parallelism in torch."""
 
     strategy: str = "ddp"
-    """ddp | manual | single: torch's DDP, averaged by hand after the backward pass, or one process on all batches."""
+    """ddp | manual | single: torch's DDP, gradients averaged by hand, or one process on the whole batch."""
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,8 @@ class TorchConfig(Strategy, TrainConfig):
     """Data-parallel training in PyTorch: the reference that jaxddp is compared with.
 
     Flags left out keep PyTorch's defaults. The same flags work for jaxddp.train and
-    torch_ref.train; --strategy is this side's own. Under torchrun its processes are the replicas.
-    --traceback shows where in the code an error came from.
+    torch_ref.train; only --strategy is specific to torch_ref. Under torchrun, its processes are the replicas.
+    --traceback shows where in the code an error was raised.
     """
 
     def __post_init__(self) -> None:
@@ -34,7 +34,7 @@ class TorchConfig(Strategy, TrainConfig):
         if self.resume is not None and self.comm_hook in POWER_SGD:
             raise InputError(
                 f"--resume {self.resume}: the state of --comm-hook {self.comm_hook} is laid out as DDP's buckets, "
-                "which a new process lays out anew; jaxddp.train can go on with it"
+                "which differ in a new process; jaxddp.train can resume it"
             )
         if self.strategy != "ddp" and self.detect_anomaly:
             raise InputError(f"--detect-anomaly: only for --strategy ddp, not {self.strategy}")
@@ -52,23 +52,23 @@ class TorchConfig(Strategy, TrainConfig):
             raise InputError("--join: only for --strategy ddp or single, not manual")
         if self.strategy == "ddp" and self.loss_normalization == "global":
             raise InputError(
-                "--join --loss-normalization global: ranks that have run out cannot count along; "
+                "--join --loss-normalization global: ranks without examples take no part in the count; "
                 "--strategy single computes the same, with one process on the whole batch"
             )
         if self.amp == "fp16":
-            raise InputError("--join --amp fp16: torch's scaler of ranks that have run out falls behind; take bf16")
+            raise InputError("--join --amp fp16: torch's scaler falls behind on ranks without examples; use bf16")
         if self.shard_optimizer:
             raise InputError(
-                "--join --shard-optimizer: torch's shards of ranks that have run out fall behind; leave one out"
+                "--join --shard-optimizer: torch's shards fall behind on ranks without examples; leave one flag out"
             )
         if self.strategy == "ddp" and self.sync_batch_norm:
             raise InputError(
-                "--join --sync-batch-norm: DDP's join does not know what SyncBatchNorm sends; --strategy single does"
+                "--join --sync-batch-norm: DDP's join does not cover SyncBatchNorm's messages; use --strategy single"
             )
         if self.comm_hook != "allreduce" and not self.divide_by_initial_world_size:
             raise InputError(
-                f"--no-divide-by-initial-world-size: torch's hook for --comm-hook {self.comm_hook} divides by it anyway"
+                f"--no-divide-by-initial-world-size: torch's hook for --comm-hook {self.comm_hook} always divides by it"
             )
         if self.strategy == "ddp" and (self.log_gradients or self.detect_anomaly):
-            one = "--detect-anomaly" if self.detect_anomaly else "--log-gradients"
-            raise InputError(f"--join {one}: ranks that have run out cannot tell of their gradients; jaxddp.train can")
+            option = "--detect-anomaly" if self.detect_anomaly else "--log-gradients"
+            raise InputError(f"--join {option}: ranks without examples report no gradients; use jaxddp.train")

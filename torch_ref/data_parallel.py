@@ -1,4 +1,4 @@
-"""A model made data-parallel: by torch's DistributedDataParallel, or by hand."""
+"""Data-parallel models, by torch's DistributedDataParallel or by hand."""
 
 import contextlib
 import inspect
@@ -15,13 +15,14 @@ from torch_ref.verify import verify_replicas
 
 
 def wrap(module: nn.Module, world: World, strategy: str = "ddp", buffers: str = "rank0") -> nn.Module:
-    """The module as one of the replicas.
+    """Wrap a module as one of the replicas.
 
     Args:
-        module: on the world's device, the same on each rank.
-        strategy: "ddp", "manual", or "single": as it is.
-        buffers: "rank0": those of rank 0 go to all ranks before a forward pass; else each keeps its own, and
-            `train_step` takes their mean where that is asked for.
+        module: module on the world's device, equal on all ranks.
+        world: the ranks that train together.
+        strategy: "ddp", "manual", or "single", which returns the module unchanged.
+        buffers: "rank0": rank 0's buffers are sent to all ranks before a forward pass; otherwise each rank keeps its
+            own, and with "mean" `train_step` averages them.
 
     Raises:
         TrainingError: the ranks start from different parameters (DDP alone would overwrite them).
@@ -31,14 +32,14 @@ def wrap(module: nn.Module, world: World, strategy: str = "ddp", buffers: str = 
     if strategy == "manual":
         return ManualDataParallel(module, world, buffers)
     verify_replicas(module, world, step=0)
-    # A convolution with one input channel may lay its gradient out otherwise, at the cost of a copy.
+    # The gradient of a convolution with one input channel may have other strides; that costs a copy only.
     warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
     device_ids = [world.device.index] if world.device.type == "cuda" else None
     return DistributedDataParallel(module, device_ids=device_ids, process_group=world.group, **buffers_option(buffers))
 
 
 def buffers_option(buffers: str) -> dict[str, Any]:
-    """How DDP is told whose buffers go on; torch 2.13 has another name for it.
+    """Return DDP's keyword argument for the buffers; torch 2.13 renamed it.
 
     >>> buffers_option("rank0"), list(buffers_option("local").values())
     ({}, [False])
@@ -49,26 +50,26 @@ def buffers_option(buffers: str) -> dict[str, Any]:
 
 
 def no_sync(model: nn.Module) -> AbstractContextManager[None]:
-    """In this context backward passes add to the local gradients and send nothing."""
+    """Return a context in which backward passes accumulate local gradients and send nothing."""
     if isinstance(model, DistributedDataParallel | ManualDataParallel):
         return model.no_sync()
     return contextlib.nullcontext()
 
 
 def bare(model: nn.Module) -> nn.Module:
-    """The module itself, of one that may be wrapped."""
+    """Return the module inside a wrapped or bare model."""
     return model.module if isinstance(model, DistributedDataParallel | ManualDataParallel) else model
 
 
 class ManualDataParallel(nn.Module):
-    """Averages gradients over the replicas after the backward pass: g = (g_1 + ... + g_W) / W.
+    """Data parallelism by hand: gradients are averaged after the backward pass, g = (g_1 + ... + g_W) / W.
 
-    Call `sync_gradients` after the last backward pass of a step; wrap the others in `no_sync`,
-    as with DistributedDataParallel. Rank 0's buffers reach the others before the first forward
-    pass of each step, as there.
+    Call `sync_gradients` after the last backward pass of a step, and wrap the other passes in `no_sync`, as with
+    DistributedDataParallel. Rank 0's buffers are sent to the others before the first forward pass of each step, as
+    in DistributedDataParallel.
 
     Args:
-        module: the same on each rank.
+        module: module, equal on all ranks.
         world: the ranks that train together.
         buffers: see `wrap`.
 
@@ -89,7 +90,7 @@ class ManualDataParallel(nn.Module):
         self._world = world
         self._sync = True
         self._sends_buffers = buffers == "rank0"
-        self._buffers_differ = self._sends_buffers  # each rank's forward pass leaves its own
+        self._buffers_differ = self._sends_buffers  # forward passes change them differently on each rank
         verify_replicas(module, world, step=0)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -100,7 +101,7 @@ class ManualDataParallel(nn.Module):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """In this context `sync_gradients` does nothing, and gradients add up locally."""
+        """Disable `sync_gradients` in this context, so that gradients accumulate locally."""
         before, self._sync = self._sync, False
         try:
             yield
@@ -119,13 +120,13 @@ class ManualDataParallel(nn.Module):
 
 
 def average_buffers(module: nn.Module, world: World) -> None:
-    """Give every rank the mean of all ranks' buffers, of those that are no integers."""
+    """Average the floating-point buffers over the ranks, in place."""
     for buffer in module.buffers():
         if buffer.is_floating_point():
             world.all_reduce(buffer, "mean")
 
 
 def broadcast_buffers(module: nn.Module, world: World) -> None:
-    """Give every rank rank 0's buffers, BatchNorm's running statistics above all."""
+    """Send rank 0's buffers, such as BatchNorm's running statistics, to all ranks."""
     for buffer in module.buffers():
         world.broadcast(buffer)

@@ -1,4 +1,4 @@
-"""Picks the devices of a run: local GPUs, or CPU processes; under torchrun, what it started."""
+"""Devices of a run: local GPUs, or CPU processes; under torchrun, the processes that it started."""
 
 import os
 
@@ -10,12 +10,12 @@ from torch_ref.config import TorchConfig
 
 
 def under_torchrun() -> bool:
-    """Whether somebody else started this process as one rank of several."""
+    """Return whether torchrun, or a launcher like it, started this process as one of several ranks."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
 def num_replicas(config: TorchConfig) -> int:
-    """How many replicas share each global batch; with --strategy single, one process plays them all.
+    """Return the number of replicas that share each global batch; with --strategy single, one process runs them all.
 
     >>> num_replicas(TorchConfig(devices=4, platform="cpu"))
     4
@@ -28,7 +28,7 @@ def num_replicas(config: TorchConfig) -> int:
 
 
 def local_device(config: TorchConfig, local_rank: int) -> torch.device:
-    """The device of this machine's replica number `local_rank`.
+    """Return the device of this machine's replica number `local_rank`.
 
     >>> local_device(TorchConfig(platform="cpu"), local_rank=1)
     device(type='cpu')
@@ -37,11 +37,11 @@ def local_device(config: TorchConfig, local_rank: int) -> torch.device:
 
 
 def check_devices(config: TorchConfig) -> None:
-    """Refuse, before any process starts, what this machine or torch cannot do.
+    """Check, before any process starts, that the run fits the machine and torch.
 
     Raises:
-        InputError: too few GPUs, replicas that do not divide the batch, torchrun that contradicts
-            the flags, or synchronised BatchNorm on CPU processes.
+        InputError: too few GPUs, a batch that the replicas do not divide, flags that contradict torchrun, or
+            synchronised BatchNorm on CPU processes.
     """
     replicas = num_replicas(config)
     config.per_replica_batch_size(replicas)
@@ -60,10 +60,13 @@ def check_devices(config: TorchConfig) -> None:
 
 
 def _check_torchrun(config: TorchConfig, replicas: int) -> None:
-    if config.resume is None and config.devices not in (None, replicas):  # a resumed run knows what it had
+    if config.resume is None and config.devices not in (
+        None,
+        replicas,
+    ):  # --resume restores the number
         raise InputError(f"--devices {config.devices}: torchrun started {replicas} processes; leave the flag out")
     if config.strategy == "single" and replicas > 1:
-        raise InputError(f"--strategy single: is one process, but torchrun started {replicas}; run it without torchrun")
+        raise InputError(f"--strategy single: needs one process, torchrun started {replicas}; run without torchrun")
 
 
 def _on_gpu(config: TorchConfig) -> bool:

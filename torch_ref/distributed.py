@@ -1,4 +1,4 @@
-"""The ranks that train together: who they are, and what they tell each other."""
+"""Ranks that train together, and collectives between them, under the names of torch.distributed."""
 
 import contextlib
 import importlib
@@ -11,15 +11,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-# DDP would import this later, and its default arguments would keep the group, and its threads, to the
-# end of Python, where a thread that still frees a tensor aborts the process.
+# DDP would import this later, when its default arguments would keep the group and its threads alive until
+# Python exits, where a thread that still frees a tensor aborts the process.
 import torch.distributed.nn.functional
 from torch import Tensor
 
 CPU = torch.device("cpu")
 REDUCTIONS = {
     "sum": dist.ReduceOp.SUM,
-    "mean": dist.ReduceOp.SUM,  # and divided by W then
+    "mean": dist.ReduceOp.SUM,  # then divided by W
     "min": dist.ReduceOp.MIN,
     "max": dist.ReduceOp.MAX,
     "product": dist.ReduceOp.PRODUCT,
@@ -28,12 +28,12 @@ REDUCTIONS = {
 
 @dataclass(frozen=True)
 class World:
-    """A process group, seen from one of its ranks. Below, W is the world size.
+    """A process group, seen from one of its ranks; W is the world size.
 
     Attributes:
-        rank: this process's number in the group, 0 .. W-1.
-        world_size: W.
-        device: where this rank's replica lives.
+        rank: number of this process in the group, 0 .. W-1.
+        world_size: W, number of processes.
+        device: device of this rank's replica.
         group: the processes; None: all of them, or this one alone if W is 1.
 
     >>> World().all_reduce(torch.tensor([1.0, 2.0]))
@@ -46,7 +46,7 @@ class World:
     group: dist.ProcessGroup | None = None
 
     def all_reduce(self, tensor: Tensor, op: str = "sum") -> Tensor:
-        """All ranks' values as one, in place: y = x_0 + x_1 + ... + x_{W-1}, on each of them.
+        """Reduce the values of all ranks in place, with the result on every rank: y = x_0 + x_1 + ... + x_{W-1}.
 
         Args:
             op: sum | mean | min | max | product.
@@ -56,22 +56,22 @@ class World:
         return self._averaged(tensor, op)
 
     def reduce(self, tensor: Tensor, dst: int = 0, op: str = "sum") -> Tensor:
-        """What `all_reduce` makes, in place, on rank `dst`; the others keep what they gave."""
-        given = tensor.clone()
+        """Reduce the values of all ranks in place, with the result on rank `dst`; the others keep their values."""
+        value = tensor.clone()
         if self.world_size > 1:
             dist.reduce(tensor, group_dst=dst, op=REDUCTIONS[op], group=self.group)
         if self.rank == dst:
             return self._averaged(tensor, op)
-        return tensor.copy_(given)  # gloo leaves sums under way in it
+        return tensor.copy_(value)  # gloo leaves partial sums in it
 
     def broadcast(self, tensor: Tensor, src: int = 0) -> Tensor:
-        """Rank `src`'s value, in place, on every rank."""
+        """Send the value of rank `src` to every rank, in place."""
         if self.world_size > 1:
             dist.broadcast(tensor, group=self.group, group_src=src)
         return tensor
 
     def all_gather(self, tensor: Tensor) -> Tensor:
-        """Every rank's value, (W, *shape), on each of them."""
+        """Gather the values of all ranks, (W, *shape), on every rank."""
         gathered = [torch.empty_like(tensor) for _ in range(self.world_size)]
         if self.world_size > 1:
             dist.all_gather(gathered, tensor, group=self.group)
@@ -80,7 +80,7 @@ class World:
         return torch.stack(gathered)
 
     def gather(self, tensor: Tensor, dst: int = 0) -> Tensor:
-        """Every rank's value, (W, *shape), on rank `dst`; zeros on the others."""
+        """Gather the values of all ranks, (W, *shape), on rank `dst`; the others get zeros."""
         gathered = [torch.zeros_like(tensor) for _ in range(self.world_size)]
         if self.world_size > 1:
             dist.gather(tensor, gathered if self.rank == dst else None, group=self.group, group_dst=dst)
@@ -89,7 +89,7 @@ class World:
         return torch.stack(gathered)
 
     def scatter(self, tensor: Tensor, src: int = 0) -> Tensor:
-        """Slice r of rank `src`'s tensor, (W, ...), on rank r."""
+        """Send slice r of rank `src`'s tensor (W, ...) to rank r."""
         slices = list(tensor.contiguous().unbind())
         received = torch.empty_like(slices[0])
         if self.world_size > 1:
@@ -98,7 +98,7 @@ class World:
         return slices[0]
 
     def reduce_scatter(self, tensor: Tensor, op: str = "sum") -> Tensor:
-        """All ranks' slices r of their tensors, (W, ...), as one, on rank r.
+        """Reduce slice r of all ranks' tensors (W, ...) onto rank r: the first half of an all-reduce.
 
         Args:
             op: sum | mean.
@@ -111,7 +111,7 @@ class World:
         return slices[0]
 
     def all_to_all(self, tensor: Tensor) -> Tensor:
-        """Slice r of everybody's tensor, (W, ...), on rank r."""
+        """Send slice r of every rank's tensor (W, ...) to rank r: a transposition of ranks and slices."""
         received = torch.empty_like(tensor)
         if self.world_size > 1:
             dist.all_to_all_single(received, tensor.contiguous(), group=self.group)
@@ -119,14 +119,14 @@ class World:
         return tensor
 
     def broadcast_object(self, value: Any, src: int = 0) -> Any:
-        """Rank `src`'s value, which may be anything that can be pickled, on every rank."""
-        box = [value]
+        """Send rank `src`'s value, any object that can be pickled, to every rank."""
+        objects = [value]
         if self.world_size > 1:
-            dist.broadcast_object_list(box, group=self.group, group_src=src)
-        return box[0]
+            dist.broadcast_object_list(objects, group=self.group, group_src=src)
+        return objects[0]
 
     def barrier(self) -> None:
-        """Wait until all ranks have come here."""
+        """Wait until all ranks have arrived."""
         if self.world_size > 1:
             dist.barrier(group=self.group)
 
@@ -135,8 +135,8 @@ class World:
 
 
 def distributed_optim() -> ModuleType:
-    """torch.distributed.optim, imported when it is needed: it takes a second, and warns of its own use of torch.jit."""
-    world, dist.group.WORLD = dist.group.WORLD, None  # a default argument in it would keep the group, as one did above
+    """Import torch.distributed.optim on first use: it takes a second, and warns of its own use of torch.jit."""
+    world, dist.group.WORLD = dist.group.WORLD, None  # a default argument would keep the group alive, as above
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
@@ -147,10 +147,13 @@ def distributed_optim() -> ModuleType:
 
 @contextlib.contextmanager
 def process_group(rank: int, world_size: int, device: torch.device, store: dist.Store | None = None) -> Iterator[World]:
-    """Join the ranks of a run: NCCL between GPUs, Gloo between CPU processes.
+    """Create the process group of a run, with NCCL between GPUs and Gloo between CPU processes; destroy it on exit.
 
     Args:
-        store: where the ranks find each other; None: MASTER_ADDR and MASTER_PORT, as torchrun sets them.
+        rank: number of this process.
+        world_size: number of processes.
+        device: device of this rank's replica.
+        store: store through which the ranks connect; None: MASTER_ADDR and MASTER_PORT, as torchrun sets them.
 
     >>> with process_group(0, 1, torch.device("cpu"), dist.HashStore()) as world:
     ...     dist.get_backend(), world.world_size

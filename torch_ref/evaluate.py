@@ -1,4 +1,4 @@
-"""Evaluation on all ranks that counts every example exactly once."""
+"""Evaluation on all ranks, in which every example counts exactly once."""
 
 from collections.abc import Iterable
 
@@ -15,14 +15,15 @@ from torch_ref.metrics import all_reduce_sums, means
 def evaluate(
     module: nn.Module, batches: Iterable[Batch], world: World, loss_fn: LossFunction = cross_entropy
 ) -> dict[str, float]:
-    """Means of loss and metrics over all ranks' examples, in the model's evaluation mode.
+    """Compute the means of loss and metrics over the examples of all ranks, in evaluation mode.
 
-    Every rank evaluates the same model: it is given rank 0's buffers meanwhile.
+    All ranks evaluate the same model, with rank 0's buffers. Mode and buffers are restored afterwards.
 
     Args:
-        module: not wrapped, so that no forward pass waits for the other ranks: they may have
-            fewer batches. Its mode is restored.
-        batches: this rank's share, at least one, which may be empty; the shares together hold each example once.
+        module: the model, not wrapped, so that no forward pass waits for ranks that have fewer batches.
+        batches: batches of this rank, at least one, which may be empty; all ranks together hold each example once.
+        world: the ranks that train together.
+        loss_fn: (model, batch) -> sums over its elements, "loss" and "count" among them.
 
     >>> batch = {"x": torch.tensor([[0.5, 0.5], [0.1, 0.9]]).log(), "y": torch.tensor([0, 1])}
     >>> evaluate(nn.Identity(), [batch, batch], World())["accuracy"]
@@ -30,11 +31,11 @@ def evaluate(
     """
     training = module.training
     module.eval()
-    own = [buffer.clone() for buffer in module.buffers()]
+    saved = [buffer.clone() for buffer in module.buffers()]
     broadcast_buffers(module, world)
-    every = [loss_fn(module, batch) for batch in batches]
-    sums = {name: torch.stack([of_batch[name].double() for of_batch in every]).sum() for name in every[0]}
-    for buffer, before in zip(module.buffers(), own, strict=True):
+    of_batches = [loss_fn(module, batch) for batch in batches]
+    sums = {name: torch.stack([of_batch[name].double() for of_batch in of_batches]).sum() for name in of_batches[0]}
+    for buffer, before in zip(module.buffers(), saved, strict=True):
         buffer.copy_(before)
     module.train(training)
     return means(all_reduce_sums([sums], world)[0])

@@ -1,6 +1,6 @@
 """Hooks on the gradients of chosen parameters, before or after their mean over the ranks.
 
-local   g = mean_r h(g_r)       once per step, on what DDP is about to send
+local   g = mean_r h(g_r)       once per step, on the gradients that DDP is about to send
 mean    g = h(mean_r g_r)       between backward pass and clipping
 """
 
@@ -17,15 +17,15 @@ from jaxddp.errors import check_name
 
 @dataclass(frozen=True)
 class GradientHook:
-    """A function of the gradients of some parameters.
+    """A function to call with the gradients of some parameters.
 
     Attributes:
-        pattern: of the parameters' names (`fnmatch`'s: "encoder.*").
-        function: (name, gradient) -> the gradient to go on with; None: the same, it was only looked at.
-        when: "local": on each rank, before gradients are sent; "mean": after, before clipping.
+        pattern: pattern of parameter names, as in `fnmatch` ("encoder.*").
+        function: (name, gradient) -> new gradient, or None to leave it unchanged.
+        when: "local": on each rank, before gradients are sent; "mean": after their mean, before clipping.
 
     Raises:
-        InputError: `when` is something else.
+        InputError: `when` has another value.
     """
 
     pattern: str
@@ -37,7 +37,7 @@ class GradientHook:
 
 
 def apply_hooks(hooks: Sequence[GradientHook], when: str, gradients: Iterable[tuple[str, Tensor]]) -> None:
-    """Change gradients in place, as the hooks of this stage say.
+    """Apply the hooks of one stage, "local" or "mean", one after the other, and change gradients in place.
 
     >>> import torch
     >>> gradient = torch.tensor([3.0])
@@ -49,22 +49,22 @@ def apply_hooks(hooks: Sequence[GradientHook], when: str, gradients: Iterable[tu
     for hook in hooks:
         for name, gradient in gradients:
             if hook.when == when and fnmatchcase(name, hook.pattern):
-                found = hook.function(name, gradient)
-                if found is not None:
-                    gradient.copy_(found)
+                new = hook.function(name, gradient)
+                if new is not None:
+                    gradient.copy_(new)
 
 
 def mean_hooks(hooks: Sequence[GradientHook], module: nn.Module) -> None:
-    """Call the hooks on the mean gradients that a backward pass has left in the module's parameters."""
+    """Apply the hooks on mean gradients to those of a module's parameters."""
     apply_hooks(hooks, "mean", [(name, p.grad) for name, p in module.named_parameters() if p.grad is not None])
 
 
 def local_hooks(hooks: Sequence[GradientHook], module: nn.Module) -> Callable[[dist.GradBucket], None]:
-    """The hooks on local gradients as a function of what DDP is about to send."""
+    """Return a function that applies the hooks on local gradients to a bucket that DDP is about to send."""
     names = {id(parameter): name for name, parameter in module.named_parameters()}
 
     def of_bucket(bucket: dist.GradBucket) -> None:
-        called = (names[id(parameter)] for parameter in bucket.parameters())
-        apply_hooks(hooks, "local", zip(called, bucket.gradients(), strict=True))
+        in_bucket = (names[id(parameter)] for parameter in bucket.parameters())
+        apply_hooks(hooks, "local", zip(in_bucket, bucket.gradients(), strict=True))
 
     return of_bucket

@@ -1,6 +1,6 @@
-"""Norms and histograms of mean gradients, and which local ones are not finite, as sums over the ranks.
+"""Metrics of gradients, as sums over the ranks: norms and histograms of the mean, and non-finite local gradients.
 
-`jaxddp.tracking.gradient_metrics` says what they are called and reads them.
+`jaxddp.tracking.gradient_metrics` defines the names of these metrics, and reads them.
 """
 
 import torch
@@ -15,12 +15,12 @@ from torch_ref.losses import Sums
 
 
 class GradientLog:
-    """What `--log-gradients` and `--detect-anomaly` ask for, of one step after the other.
+    """Metrics for `--log-gradients` and `--detect-anomaly`, step by step.
 
     Args:
         module: the model, not wrapped.
         world: the ranks that train together.
-        config: names the parameters, and says whether to look for anomalies.
+        config: configuration with `log_gradients` and `detect_anomaly`.
 
     Raises:
         InputError: a pattern matches no parameter that learns.
@@ -35,12 +35,12 @@ class GradientLog:
         self._digits = torch.zeros(-(-len(self._places) // CHUNK) * CHUNK, dtype=torch.float64, device=world.device)
 
     def look(self, bucket: dist.GradBucket) -> None:
-        """Note which gradients are not finite, of those that DDP is about to send."""
+        """Record which gradients of a bucket that DDP is about to send are not finite."""
         for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
             self._digits[self._places[id(parameter)]] = _digit(gradient)
 
     def sums(self) -> Sums:
-        """This rank's part of the step's columns; call it between the backward pass and clipping."""
+        """Return this rank's part of the step's metrics; call it between the backward pass and clipping."""
         columns: Sums = {}
         for name in self._logged:
             gradient = self._learning[name].grad
@@ -61,7 +61,7 @@ class GradientLog:
 
 
 def _log2_counts(gradient: Tensor) -> Tensor:
-    """How many elements have which floor(log2 |g|)."""
+    """Count the elements by floor(log2 |g|), clipped to the range of `LOG2_BINS`."""
     _, exponents = torch.frexp(gradient)  # |g| = mantissa 2^exponent with 1/2 <= mantissa < 1
     lowest, highest = LOG2_BINS[0], LOG2_BINS[-1]
     bins = torch.where(gradient == 0, lowest, exponents - 1).clamp(lowest, highest) - lowest
@@ -69,5 +69,5 @@ def _log2_counts(gradient: Tensor) -> Tensor:
 
 
 def _digit(gradient: Tensor) -> Tensor:
-    """2: a NaN is among the elements, 1: an infinity, 0: all are finite."""
+    """Return 2 if an element is NaN, else 1 if one is infinite, else 0."""
     return torch.where(gradient.isnan().any(), 2.0, torch.where(gradient.isfinite().all(), 0.0, 1.0))

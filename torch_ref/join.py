@@ -1,4 +1,4 @@
-"""Uneven inputs: torch's own join, and what it leaves to do."""
+"""Uneven inputs: torch's own join, and the state that it leaves behind."""
 
 import contextlib
 from contextlib import AbstractContextManager
@@ -15,10 +15,10 @@ from torch_ref.state import TrainState
 
 
 def join(model: nn.Module, config: TrainConfig) -> AbstractContextManager[Any]:
-    """In this context a rank may make fewer steps than others; with `--join`, and for DDP.
+    """Return a context in which a DDP rank may take fewer steps than others; without `--join` it has no effect.
 
-    Where it has come to the end it goes along with zeros in place of gradients, and leaves with the parameters
-    and buffers of the rank that was the last to come (of several, the highest).
+    A rank without further batches takes part with gradients of zero. At the end, all ranks receive the parameters
+    and buffers of the rank that finished last (of several, the highest).
 
     Source: pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
     """
@@ -28,14 +28,15 @@ def join(model: nn.Module, config: TrainConfig) -> AbstractContextManager[Any]:
 
 
 def catch_up(state: TrainState, sums: list[Sums], world: World) -> None:
-    """Bring ranks that have made fewer steps to where the last one is; to be called after a `join`.
+    """Copy the state of the rank with the most steps to the others; call it after a `join`.
 
-    torch leaves them with the optimizer's state, the schedule and the moving average of the last step
-    that they made: in the next epoch they would make other parameters of the same gradients.
+    torch's join leaves a rank with the optimizer state, schedule and moving average of its own last step, so that in
+    the next epoch the ranks would make different updates from the same gradients.
 
     Args:
-        state: is changed.
-        sums: of each step that this rank has made since all ranks were in step; zeros are added.
+        state: state of this rank, changed in place.
+        sums: sums of this rank's steps since the ranks were last in step; sums of zero are appended.
+        world: the ranks that train together.
     """
     steps = world.all_gather(torch.tensor(state.step, device=world.device)).tolist()
     last = max(range(world.world_size), key=lambda rank: (steps[rank], rank))
@@ -53,6 +54,6 @@ def catch_up(state: TrainState, sums: list[Sums], world: World) -> None:
 
 
 def _kept(state: TrainState) -> dict[str, Any]:
-    """What of the state a join does not hand on."""
+    """Return the parts of the state that a join does not copy."""
     parts = {"optimizer": state.optimizer, "scheduler": state.scheduler, "averaged": state.averaged}
     return {name: part.state_dict() for name, part in parts.items() if part is not None}

@@ -1,7 +1,7 @@
-"""Starts one process per replica, or joins those of torchrun, and leaves none behind.
+"""Processes of a run: one per replica, started here or by torchrun; none is left behind.
 
-A rank that fails ends the run: its error is raised in the launching process, in one line that
-names the rank, and the other ranks are ended.
+A rank that fails ends the run: the other ranks are ended, and the launching process raises the error in one line that
+names the rank.
 """
 
 import json
@@ -32,25 +32,27 @@ from torch_ref.distributed import World, process_group
 Main = Callable[[World, TorchConfig], Any]
 
 LOCALHOST = "127.0.0.1"
-SLOW_IMPORTS = ["torch", "torch._dynamo"]  # seconds each, and optimizers want the second: once for all ranks
-PATIENCE = 3.0  # seconds, after the first rank has failed
+SLOW_IMPORTS = ["torch", "torch._dynamo"]  # seconds each, so imported once for all ranks; optimizers use the second
+PATIENCE = 3.0  # seconds that the other ranks have to end after the first failure
 
 
 def launch(main: Main, config: TorchConfig) -> list[Any]:
-    """Run `main(world, config)` on every rank, each in a process of its own, and wait for all.
+    """Run `main(world, config)` on every rank, each in a separate process, and wait for all.
 
     Under torchrun this process is one of the ranks. A single rank runs in this process.
 
     Args:
-        main: at the top level of a module, as the ranks import it.
+        main: function at the top level of a module, which the ranks import. It may return tensors, numbers, strings,
+            and lists, tuples and dictionaries of them.
+        config: configuration with the number of devices, the platform and the strategy.
 
     Returns:
-        What it has returned on each rank; under torchrun, on this one. Tensors (of other processes: on the CPU),
-        numbers, strings, and lists, tuples and dictionaries of them.
+        The results of all ranks, in order; under torchrun, of this rank alone. Tensors from other processes are on
+        the CPU.
 
     Raises:
         TrainingError: a rank failed or was killed; the message names it.
-        InputError: a rank found bad input.
+        InputError: bad input on a rank.
     """
     if config.strategy == "single":
         return [main(World(device=local_device(config, 0)), config)]
@@ -72,7 +74,7 @@ def _join_torchrun(main: Main, config: TorchConfig) -> Any:
 
 
 def _spawn(main: Main, config: TorchConfig, world_size: int) -> list[Any]:
-    # The ranks meet at a store in this process, whose port the system picks: nothing to collide with.
+    # The ranks connect through a store in this process; the system picks a free port.
     store = dist.TCPStore(LOCALHOST, 0, is_master=True, wait_for_workers=False)
     with tempfile.TemporaryDirectory(prefix="torch_ref-") as reports:
         args = (main, config, world_size, store.port, reports)
@@ -81,19 +83,19 @@ def _spawn(main: Main, config: TorchConfig, world_size: int) -> list[Any]:
         try:
             if _one_has_failed(processes):
                 raise _cause([process.exitcode for process in processes], Path(reports))
-            return [_answer(reports, rank) for rank in range(world_size)]
+            return [_result(reports, rank) for rank in range(world_size)]
         finally:
             _end(processes)
 
 
-def _answer(reports: str, rank: int) -> Any:
+def _result(reports: str, rank: int) -> Any:
     return torch.load(Path(reports, f"{rank}.pt"), map_location="cpu", weights_only=True)
 
 
 def _rank_process(rank: int, main: Main, config: TorchConfig, world_size: int, port: int, reports: str) -> None:
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored by what a shell has started in its background
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
     threading.Thread(target=_end_with_launcher, daemon=True).start()
-    tqdm.set_lock(threading.RLock())  # tqdm's own is a semaphore, which a rank that is ended would leave behind
+    tqdm.set_lock(threading.RLock())  # tqdm's default is a semaphore, which a killed rank would leave behind
     try:
         store = dist.TCPStore(LOCALHOST, port, is_master=False)
         torch.save(_run(main, config, rank, world_size, local_device(config, rank), store), f"{reports}/{rank}.pt")
@@ -106,7 +108,7 @@ def _rank_process(rank: int, main: Main, config: TorchConfig, world_size: int, p
 
 
 def _end_with_launcher() -> None:
-    """Interrupt this rank, which closes its files then, should the launcher be killed."""
+    """Interrupt this rank if the launcher is killed, so that it closes its files."""
     launcher = multiprocessing.parent_process()
     assert launcher is not None, "runs in a rank's process"
     launcher.join()
@@ -125,7 +127,7 @@ def _run(
 
 
 def _one_has_failed(processes: list[BaseProcess]) -> bool:
-    """Wait until all processes have ended, or one has failed."""
+    """Wait until all processes have ended or one has failed; return whether one has."""
     running = list(processes)
     while running and not any(process.exitcode for process in processes):
         wait([process.sentinel for process in running])
@@ -134,7 +136,7 @@ def _one_has_failed(processes: list[BaseProcess]) -> bool:
 
 
 def _end(processes: list[BaseProcess]) -> None:
-    """End all ranks; those that fail alike, or for want of one that failed, get the time to close their files."""
+    """End all ranks, after giving them `PATIENCE` to close their files."""
     deadline = time.monotonic() + PATIENCE
     for process in processes:
         process.join(max(0, deadline - time.monotonic()))
@@ -143,29 +145,29 @@ def _end(processes: list[BaseProcess]) -> None:
 
 
 def _cause(exitcodes: list[int | None], reports: Path) -> Exception:
-    """Why the run failed: not all that failed is to blame, as the others fail for want of the first."""
+    """Return the error of the rank that failed first; the others fail because it is missing."""
     for rank, exitcode in enumerate(exitcodes):
         if exitcode is not None and exitcode < 0:
             return TrainingError(f"rank {rank}: killed by {signal.Signals(-exitcode).name}")
-    found = [json.loads(path.read_text()) for path in reports.glob("*.json")]
-    if not found:
+    errors = [json.loads(path.read_text()) for path in reports.glob("*.json")]
+    if not errors:
         rank = next(rank for rank, exitcode in enumerate(exitcodes) if exitcode)
         return TrainingError(f"rank {rank}: ended with exit code {exitcodes[rank]}")
-    first = min(found, key=lambda report: report["time"])
+    first = min(errors, key=lambda report: report["time"])
     error = _named(first["rank"], first["kind"], first["message"])
     error.__cause__ = _RankTraceback(first["traceback"])
     return error
 
 
 class _RankTraceback(Exception):
-    """Where it happened, in another process; shown with --traceback."""
+    """Traceback of an error in another process, shown with --traceback."""
 
     def __str__(self) -> str:
         return "\n" + self.args[0]
 
 
 def _named(rank: int, kind: str, message: str) -> InputError | TrainingError:
-    # Our own errors are raised on every rank alike, and where one rank is to blame they name it.
+    # The project's own errors are the same on all ranks, and already name a rank that caused them.
     if kind == InputError.__name__:
         return InputError(message)
     if kind == TrainingError.__name__:

@@ -1,4 +1,4 @@
-"""torch's DataLoader and DistributedSampler, micro-batches grouped by optimizer step."""
+"""Batches of a training set from torch's DataLoader and DistributedSampler, grouped by optimizer step."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice, zip_longest
@@ -19,7 +19,7 @@ Arrays = Mapping[str, np.ndarray[Any, Any]]
 
 
 class ArrayDataset(Dataset[dict[str, Tensor]]):
-    """Examples {"x": ..., "y": ...} from arrays; numbers in the run's dtype, labels and characters as int64.
+    """Dataset of examples {"x": ..., "y": ...}; floating-point numbers in the run's dtype, integers as int64.
 
     >>> ArrayDataset({"x": np.ones((3, 2)), "y": np.arange(3)}, torch.float32)[2]
     {'x': tensor([1., 1.]), 'y': tensor(2)}
@@ -37,17 +37,17 @@ class ArrayDataset(Dataset[dict[str, Tensor]]):
 
 
 class Loader:
-    """Deals a training set out to the replicas, epoch by epoch; seen from one process.
+    """Loader of a training set, distributed over the replicas; seen from one process.
 
     Args:
-        arrays: the training set, leaves of shape (N, ...).
-        config: batch size, accumulation, sampling.
-        num_replicas: W, how many replicas share each global batch.
-        ranks: those whose examples this process takes: its own, or all of them in one process.
-        device: where the batches go.
+        arrays: training set, leaves of shape (N, ...).
+        config: configuration of batch size, accumulation and sampling.
+        num_replicas: W, number of replicas that share each global batch.
+        ranks: ranks whose examples this process takes: its own rank, or all ranks in a single process.
+        device: device of the batches.
 
     Raises:
-        InputError: the replicas do not divide the batch, or an epoch has no step.
+        InputError: a global batch size that is not divisible, or larger than the training set.
 
     >>> arrays = {"x": np.arange(9), "y": np.arange(9)}
     >>> loader = Loader(arrays, TrainConfig(global_batch_size=6, shuffle=False), num_replicas=2, ranks=[1])
@@ -88,52 +88,53 @@ class Loader:
         return full + (rest > 0 and not self._drop_last_batch)
 
     def smallest_micro_batch(self) -> Batch:
-        """As few examples as the model will ever see at once; any of them."""
+        """Return a micro-batch of the smallest size that the model will see, to check shapes with."""
         full = self._micro_batches.batch_size or 1
         totals = [sum(self._shares)] if self._together else self._shares
         size = full if self._drop_last_batch else min(total % full or full for total in totals if total)
         return {name: x[:size].to(self._device) for name, x in self._dataset.tensors.items()}
 
     def examples_in(self, step: int) -> int:
-        """Examples of all replicas in optimizer step `step`, counted from 0 over all epochs."""
+        """Return the examples of an optimizer step over all replicas; steps count from 0 over all epochs."""
         start = step % self.steps_per_epoch * self._per_replica_batch_size
         return sum(min(max(share - start, 0), self._per_replica_batch_size) for share in self._shares)
 
     @property
     def examples_per_epoch(self) -> int:
-        """Examples of all replicas in an epoch."""
+        """Examples per epoch over all replicas, including repeated ones."""
         return sum(map(self.examples_in, range(self.steps_per_epoch)))
 
     def epoch(self, epoch: int, start_step: int = 0) -> Iterator[list[Batch]]:
-        """Yield the micro-batches of each optimizer step; an epoch's last step may have fewer and smaller ones.
+        """Yield the micro-batches of each optimizer step; the last step of an epoch may have fewer and smaller ones.
 
-        With `--join` it ends early for a rank that has run out. As long as a rank has some example, it has as
-        many micro-batches as the others, some of them empty: DDP's `join` counts forward passes.
+        With `--join`, the epoch ends early for a rank without further examples. In a step in which a rank has
+        examples, it has as many micro-batches as the others, some of them empty, since DDP's `join` counts forward
+        passes.
 
         Args:
-            epoch: number of the epoch, which decides the order (torch's `set_epoch`).
-            start_step: optimizer steps of this epoch to leave out, for a resume in its middle.
+            epoch: number of the epoch, which determines the order, as torch's `set_epoch` does.
+            start_step: number of optimizer steps to skip, to resume within an epoch.
         """
         self._sampler.set_epoch(epoch)
         micro_batches = iter(self._micro_batches)
         for step in range(self.steps_per_epoch):
             batches = list(islice(micro_batches, self._accumulation_steps))
             if step >= start_step and batches:
-                batches += [self._nothing] * (self._micro_batches_in(step) - len(batches))
+                batches += [self._empty] * (self._micro_batches_in(step) - len(batches))
                 yield [{name: x.to(self._device, non_blocking=True) for name, x in batch.items()} for batch in batches]
 
     @property
-    def _nothing(self) -> Batch:
+    def _empty(self) -> Batch:
         return {name: x[:0] for name, x in self._dataset.tensors.items()}
 
     def _micro_batches_in(self, step: int) -> int:
-        """Of the rank that has most examples."""
+        """Return the number of micro-batches of the rank with the most examples in a step."""
         examples = min(max(self._shares) - step * self._per_replica_batch_size, self._per_replica_batch_size)
         return -(-examples * self._accumulation_steps // self._per_replica_batch_size)
 
 
 class UnevenSampler(Sampler[int]):
-    """What a DistributedSampler deals out to a rank, but nothing is repeated: dataset[rank::num_replicas].
+    """Sampler of one rank's examples like DistributedSampler, without repetitions: dataset[rank::num_replicas].
 
     >>> [list(UnevenSampler(range(5), 2, rank, shuffle=False)) for rank in range(2)]
     [[0, 2, 4], [1, 3]]
@@ -155,7 +156,7 @@ RankSampler = DistributedSampler[Any] | UnevenSampler
 
 
 class SharedSampler(Sampler[int]):
-    """The examples of several ranks in turn: each batch is the union of those that they would get.
+    """Sampler of several ranks' examples in turn: each batch is the union of their batches.
 
     >>> samplers = [DistributedSampler(range(5), 2, rank, shuffle=False) for rank in range(2)]
     >>> list(SharedSampler(samplers))
@@ -166,7 +167,7 @@ class SharedSampler(Sampler[int]):
         self.samplers = samplers
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the order of the next pass, on all ranks."""
+        """Set the epoch of all samplers, which determines the order of the next pass."""
         for sampler in self.samplers:
             sampler.set_epoch(epoch)
 
@@ -178,7 +179,7 @@ class SharedSampler(Sampler[int]):
 
 
 def evaluation_batches(arrays: Arrays, config: TrainConfig, world: World, batch_size: int = 256) -> list[Batch]:
-    """This rank's share of the test set, on its device: every example on one rank, none repeated.
+    """Return this rank's batches of the test set, on its device; every example is on exactly one rank.
 
     >>> arrays = {"x": np.arange(3)}
     >>> evaluation_batches(arrays, TrainConfig(), World(rank=1, world_size=2))
@@ -191,7 +192,9 @@ def evaluation_batches(arrays: Arrays, config: TrainConfig, world: World, batch_
 
 
 def epoch_indices(dataset_size: int, config: TrainConfig, num_replicas: int) -> np.ndarray[Any, Any]:
-    """Which examples each replica sees in the first epoch: int64 (num_replicas, examples per replica), or `NOBODY`.
+    """Return the example indices of each replica in the first epoch, int64 (num_replicas, examples per replica).
+
+    With `--join`, positions beyond the last example hold `NOBODY`.
 
     >>> epoch_indices(5, TrainConfig(shuffle=False), num_replicas=2)
     array([[0, 2, 4],
@@ -202,7 +205,7 @@ def epoch_indices(dataset_size: int, config: TrainConfig, num_replicas: int) -> 
 
 
 def _samplers(dataset: Any, config: TrainConfig, num_replicas: int) -> Sequence[RankSampler]:
-    """Of every rank."""
+    """Return the sampler of every rank."""
     ranks = range(num_replicas)
     if config.join:
         return [UnevenSampler(dataset, num_replicas, rank, config.shuffle, config.seed) for rank in ranks]

@@ -1,4 +1,4 @@
-"""Post-local SGD, by torch's own parts: a hook that stops to average gradients, an optimizer that averages parameters.
+"""Post-local SGD by torch's own parts: a hook that stops averaging gradients, an optimizer that averages parameters.
 
 Source: pytorch.org/docs/stable/ddp_comm_hooks.html; Lin et al., https://arxiv.org/abs/1808.07217
 """
@@ -18,13 +18,13 @@ from torch_ref.distributed import World, distributed_optim
 
 
 def averaging(optimizer: Optimizer, config: TrainConfig, world: World) -> Optimizer:
-    """The optimizer, with an averaging of the parameters after its steps, as often as `config` says."""
+    """Wrap an optimizer so that it averages the parameters over the ranks, as often as `config` sets."""
     averager = PeriodicModelAverager(config.averaging_period, config.start_local_sgd_iter, world.group)
     return distributed_optim().PostLocalSGDOptimizer(optimizer, averager)
 
 
 def local_hook(config: TrainConfig, world: World, step: int = 0) -> tuple[PostLocalSGDState, Any]:
-    """The hook, with its state after so many steps: without an all-reduce in subgroups once it is local."""
+    """Return the hook and its state after `step` optimizer steps, without an all-reduce in subgroups."""
     state = PostLocalSGDState(world.group, None, config.start_local_sgd_iter, post_local_gradient_allreduce=False)
     state.iter = step
     return state, post_localSGD_hook
@@ -32,17 +32,14 @@ def local_hook(config: TrainConfig, world: World, step: int = 0) -> tuple[PostLo
 
 @contextlib.contextmanager
 def shown(module: nn.Module, config: TrainConfig, world: World) -> Iterator[None]:
-    """In this context the module is what a user sees of it.
-
-    Parameters that are each rank's own are the mean of all ranks', as an averaging would leave them.
-    """
+    """Replace parameters that differ between ranks by their mean in this context, to evaluate or save the module."""
     if config.start_local_sgd_iter is None:
         yield
         return
-    own = [parameter.detach().clone() for parameter in module.parameters()]
+    saved = [parameter.detach().clone() for parameter in module.parameters()]
     with torch.no_grad():
         for parameter in module.parameters():
             world.all_reduce(parameter, "mean")
         yield
-        for parameter, before in zip(module.parameters(), own, strict=True):
+        for parameter, before in zip(module.parameters(), saved, strict=True):
             parameter.copy_(before)

@@ -1,4 +1,4 @@
-"""The loss of one micro-batch, as sums: what is divided, and by what, the step decides."""
+"""Losses of a micro-batch as sums and counts, which the step divides."""
 
 from collections.abc import Callable, Mapping
 
@@ -15,16 +15,16 @@ CountFunction = Callable[[Batch], Tensor]
 
 
 def cross_entropy(model: nn.Module, batch: Batch) -> Sums:
-    """Sums of -log softmax(model(x))_y over all labels y but those of -100, and how many are right.
+    """Sum the cross entropy -log softmax(model(x))_y over the labels y, and the accuracy of the largest logit.
 
-    `loss / count` is `F.cross_entropy(logits, y)`.
+    Labels of -100 are ignored, as by `F.cross_entropy`, which returns loss / count.
 
     Args:
         model: maps x to logits (B, C) or (B, T, C).
-        batch: "x", and "y" (B,) or (B, T), integer.
+        batch: "x", and integer labels "y" (B,) or (B, T).
 
     Returns:
-        Scalars: "loss", through which gradients flow, "count" and "accuracy".
+        Scalar sums: "loss", which is differentiable, "count" and "accuracy".
 
     >>> import torch
     >>> batch = {"x": torch.tensor([[0.5, 0.5], [0.1, 0.9]]).log(), "y": torch.tensor([0, -100])}
@@ -38,7 +38,7 @@ def cross_entropy(model: nn.Module, batch: Batch) -> Sums:
 
 
 def count_labels(batch: Batch) -> Tensor:
-    """How many labels count; known before the forward pass, unlike the loss.
+    """Count the labels other than -100, which needs no forward pass.
 
     >>> import torch
     >>> count_labels({"y": torch.tensor([[3, -100], [0, 1]])})

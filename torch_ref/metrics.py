@@ -1,4 +1,4 @@
-"""Metrics as sums and counts: added up on each rank, reduced once, divided last."""
+"""Metrics as sums and counts: summed on each rank, reduced once, divided last."""
 
 import math
 from collections.abc import Sequence
@@ -10,11 +10,11 @@ from jaxddp.tracking.gradient_metrics import norms, of_gradients
 from torch_ref.distributed import World
 from torch_ref.losses import Sums
 
-OF_STEP = ("scale", "skipped")  # numbers of the step itself, the same on all ranks
+OF_STEP = ("scale", "skipped")  # not sums over examples; the same on all ranks
 
 
 def all_reduce_sums(steps: Sequence[Sums], world: World) -> list[dict[str, float]]:
-    """Each step's sums over all ranks, in float64 and with one collective for all steps.
+    """Sum each step's metrics over all ranks, in float64 and with one collective for all steps.
 
     >>> all_reduce_sums([{"loss": torch.tensor(6.0), "count": torch.tensor(4)}], World())
     [{'loss': 6.0, 'count': 4.0}]
@@ -30,7 +30,7 @@ def all_reduce_sums(steps: Sequence[Sums], world: World) -> list[dict[str, float
 
 
 def total(steps: Sequence[dict[str, float]]) -> dict[str, float]:
-    """The sums of all steps together; a loss that is not finite is left out, of a step that was skipped for it.
+    """Sum over all steps, without steps that were skipped because their loss is not finite.
 
     >>> total([{"loss": 6.0, "count": 4.0}, {"loss": 2.0, "count": 1.0}])
     {'loss': 8.0, 'count': 5.0}
@@ -41,17 +41,17 @@ def total(steps: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 def means(sums: dict[str, float]) -> dict[str, float]:
-    """Every sum divided by the count: {"loss": sum l / n, ...}; the step's own numbers are no sums.
+    """Divide every sum by the count: {"loss": sum l / n, ...}; metrics that are not sums over examples are left out.
 
     >>> means({"count": 4.0, "loss": 2.0, "accuracy": 3.0})
     {'loss': 0.5, 'accuracy': 0.75}
     """
     count = sums["count"]
-    no_sums = ("count", *OF_STEP)
-    of_elements = {name: x for name, x in sums.items() if name not in no_sums and not of_gradients(name)}
+    others = ("count", *OF_STEP)
+    of_elements = {name: x for name, x in sums.items() if name not in others and not of_gradients(name)}
     return {name: value / count if count else math.nan for name, value in of_elements.items()}
 
 
 def step_metrics(sums: dict[str, float]) -> dict[str, float]:
-    """What there is to show of one step: the means, norms of gradients, and with a loss scaler what it did."""
+    """Return the metrics of one step: the means, and metrics that are not means, such as gradient norms."""
     return means(sums) | {name: value for name, value in sums.items() if name in OF_STEP} | norms(sums)

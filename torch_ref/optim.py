@@ -1,4 +1,4 @@
-"""torch.optim's optimizers and schedulers, from the configuration."""
+"""torch.optim's optimizers and learning-rate schedulers."""
 
 from collections.abc import Iterable
 
@@ -24,15 +24,18 @@ _CLASSES: dict[str, type[Optimizer]] = {
 def from_config(
     parameters: Iterable[Tensor], config: TrainConfig, total_steps: int, world: World | None = None
 ) -> tuple[Optimizer, LRScheduler | None]:
-    """The optimizer that `config` names, and its schedule over a run of `total_steps` optimizer steps.
+    """Return the optimizer that `config` names, and its scheduler over a run of `total_steps` steps.
 
-    Step the scheduler once after each optimizer step. It is None where the rate is constant.
+    Step the scheduler once after each optimizer step; it is None if the learning rate is constant.
 
     Args:
-        world: the ranks that share the optimizer's state, or average parameters, where `config` says so.
+        parameters: parameters to train.
+        config: names optimizer and schedule, and their options.
+        total_steps: optimizer steps of the run.
+        world: ranks that share a sharded optimizer's state or average their parameters; None: one rank.
 
     Raises:
-        InputError: `--warmup-steps` leaves no step of the run for the cosine.
+        InputError: the run is too short for the schedule.
 
     >>> import torch
     >>> weight = torch.zeros(2, requires_grad=True)
@@ -70,10 +73,10 @@ def _warmup_cosine(optimizer: Optimizer, total_steps: int, warmup_steps: int, mi
 
 
 def fast_forward(scheduler: LRScheduler | None, steps: int) -> None:
-    """Bring a new scheduler to where `steps` optimizer steps would have brought it.
+    """Advance a new scheduler by `steps` optimizer steps.
 
-    Step by step, since torch's schedulers compute each rate from the one before: only so is a
-    resumed run bit for bit the uninterrupted one. Its optimizer must have no gradients yet.
+    torch's schedulers compute each rate from the one before, so they advance step by step: only then does a
+    resumed run equal the uninterrupted one, bit for bit. The optimizer must have no gradients yet.
 
     >>> import torch
     >>> weight = torch.zeros(2, requires_grad=True)
@@ -84,6 +87,6 @@ def fast_forward(scheduler: LRScheduler | None, steps: int) -> None:
     """
     if scheduler is None or steps == 0:
         return
-    scheduler.optimizer.step()  # changes nothing without gradients; torch warns of schedulers that go first
+    scheduler.optimizer.step()  # no effect without gradients; torch warns if the scheduler steps first
     for _ in range(steps):
         scheduler.step()

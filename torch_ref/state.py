@@ -1,4 +1,4 @@
-"""Everything that decides a run's next step."""
+"""Training state, which determines the next step and can be saved."""
 
 from dataclasses import dataclass, field
 
@@ -11,18 +11,18 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 @dataclass
 class TrainState:
-    """The state between two optimizer steps; the steps change it in place.
+    """Training state between two optimizer steps, which change it in place.
 
-    The sampler's position and the schedule follow from `step`.
+    The position in the data and the learning rate follow from `step`.
 
     Attributes:
-        module: the model, not wrapped: its parameters and buffers.
-        optimizer: its moments; its learning rate and momentum are the schedule's.
-        scheduler: None where the learning rate is constant.
-        averaged: torch's AveragedModel of the module; None where none is kept.
-        step: optimizer steps so far, skipped ones among them.
-        scaler: the loss scaler; it is not enabled where there is none.
-        skipped: steps that the scaler has skipped so far; the schedule has not seen them.
+        module: the model, not wrapped, with its parameters and buffers.
+        optimizer: the optimizer, with its state.
+        scheduler: learning-rate scheduler; None if the learning rate is constant.
+        step: number of optimizer steps so far, including skipped ones.
+        averaged: torch's AveragedModel of the module; None without an average.
+        scaler: loss scaler; disabled without loss scaling.
+        skipped: number of steps skipped so far, in which the scheduler has not advanced.
     """
 
     module: nn.Module
@@ -34,20 +34,20 @@ class TrainState:
     skipped: int = 0
 
     def advance(self, skipped: bool) -> None:
-        """Count a step; unless it was skipped, take the parameters into their moving average, if one is kept."""
+        """Count a step; unless it was skipped, update the moving average of the parameters, if there is one."""
         self.step += 1
         self.skipped += skipped
         if self.averaged is None:
             return
         if not skipped:
             self.averaged.update_parameters(self.module)
-        else:  # which would have taken the buffers over, that the forward pass has left
+        else:  # update_parameters would also copy the buffers, which the forward pass has changed
             for kept, buffer in zip(self.averaged.module.buffers(), self.module.buffers(), strict=True):
                 kept.copy_(buffer)
 
 
 def averaged_model(module: nn.Module, decay: float | None) -> AveragedModel | None:
-    """The moving average of a module's parameters; None without a decay.
+    """Return a moving average of a module's parameters; None without a decay.
 
     Source: pytorch.org/docs/stable/optim.html#weight-averaging-swa-and-ema
     """

@@ -1,4 +1,4 @@
-"""One optimizer step on one replica: what DDP users write between zero_grad and scheduler.step.
+"""Optimizer step of one replica: the code of a DDP user from zero_grad to scheduler.step.
 
 local loss and gradients -> accumulation -> mean over the replicas -> clipping -> update
 """
@@ -38,26 +38,27 @@ def train_step(
     count_fn: CountFunction = count_labels,
     step: int = 0,
 ) -> Sums:
-    """Make one optimizer step; afterwards each `parameter.grad` still is what the optimizer was given.
+    """Make one optimizer step; each `parameter.grad` afterwards is the gradient that the optimizer applied.
 
-    Every rank calls it with as many micro-batches as the others, or not at all within DDP's `join`.
+    All ranks must call it with equally many micro-batches; within DDP's `join` a rank may stop calling it.
 
     Args:
-        model: in training mode; a `DistributedDataParallel`, whose comm hook is the caller's to
-            choose, a `ManualDataParallel`, or, with one replica, any module.
-        micro_batches: this rank's examples of the step, in the pieces that fit its memory at once.
+        model: the replica, in training mode: a `DistributedDataParallel` with the caller's comm hook, a
+            `ManualDataParallel`, or any module if there is one replica.
+        optimizer, scheduler: optimizer of the model's parameters and its scheduler, if any.
+        micro_batches: this rank's examples of the step, in pieces that fit into memory.
         world: the ranks that train together.
         loss_normalization, loss_fn, count_fn, step: see `accumulate_gradients`.
         clip_grad_norm: largest global norm of the averaged gradient; None: no clipping.
-        buffers: "mean": afterwards every rank has the mean of all ranks' buffers.
-        gradient_hooks: those "mean" are called; those "local" are DDP's, see `torch_ref.comm_hooks.register`.
-        scaler: scales the loss, and skips the optimizer's step, and with it the scheduler's, where a gradient
-            overflows.
-        gradient_log: adds to the sums what it is asked for.
+        buffers: with "mean", buffers are averaged over the ranks after the step.
+        gradient_hooks: hooks to apply to mean gradients; DDP applies "local" hooks, see
+            `torch_ref.comm_hooks.register`.
+        scaler: loss scaler, which skips the steps of optimizer and scheduler if a gradient overflows.
+        gradient_log: adds its metrics to the sums.
 
     Returns:
         This rank's sums over all micro-batches: "loss", "count" and the loss function's metrics; with a scaler
-        that is enabled also "scale", with which the step was tried, and "skipped", 1 or 0.
+        also "scale", with which the gradients were computed, and "skipped", 1 or 0.
 
     >>> from jaxddp.config import TrainConfig
     >>> from torch_ref import optim
@@ -99,37 +100,42 @@ def accumulate_gradients(
     step: int = 0,
     scaler: GradScaler | None = None,
 ) -> Sums:
-    """Leave in each `parameter.grad` the gradient of the step's loss, averaged over all replicas.
+    """Accumulate the gradients of the step's loss, averaged over all replicas, in each `parameter.grad`.
 
-    With replicas r = 1..W, micro-batches a = 1..A, per-element losses l and their number n, it is
+    With replicas r = 1..W, micro-batches a = 1..A, per-element losses l and their number n, the loss is
 
-        ddp:     (1/W) sum_r (1/A) sum_a (sum l_ra / n_ra)     the mean of means
+        ddp:     (1/W) sum_r (1/A) sum_a (sum l_ra / n_ra)     mean of means, as in torch's DDP
         global:  sum_ra sum l_ra / sum_ra n_ra                 every element weighs the same
 
-    A is the rank's own number of micro-batches: without those that are empty.
+    A does not count empty micro-batches, and may differ between ranks.
 
     Args:
+        model, micro_batches, world: see `train_step`.
+        loss_normalization: "ddp" or "global".
         loss_fn: (model, micro-batch) -> sums over its elements, "loss" and "count" among them.
         count_fn: micro-batch -> the "count" that loss_fn will return; used by "global".
-        step: optimizer steps made before, on which the masks of `torch_ref.dropout.Dropout` depend.
-        scaler: the gradients are then of the loss times its scale.
+        step: number of optimizer steps before, on which the masks of `torch_ref.dropout.Dropout` depend.
+        scaler: loss scaler; gradients are those of the scaled loss.
+
+    Returns:
+        This rank's sums over all micro-batches.
 
     Source: pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html
     """
     total_count = global_count(micro_batches, world, count_fn) if loss_normalization == "global" else None
     totals: Sums = {}
-    examples, own = 0, sum(map(_has_examples, micro_batches))
+    examples, nonempty = 0, sum(map(_has_examples, micro_batches))
     for number, batch in enumerate(micro_batches, start=1):
-        # Only the last backward pass sends gradients; no_sync must cover its forward pass too.
+        # Only the last backward pass sends gradients; no_sync must cover the forward passes before it too.
         with contextlib.nullcontext() if number == len(micro_batches) else no_sync(model):
             move_to(model, Place(step, examples, world.rank, world.world_size))
             sums = loss_fn(model, batch) if _has_examples(batch) else _in_evaluation(loss_fn, model, batch)
             if not _has_examples(batch):
-                loss = sums["loss"]  # 0: its backward pass keeps step with the other ranks'
+                loss = sums["loss"]  # 0; its backward pass takes part in the other ranks' all-reduce
             elif total_count is None:
-                loss = sums["loss"] / sums["count"] / own
+                loss = sums["loss"] / sums["count"] / nonempty
             else:
-                loss = sums["loss"] * world.world_size / total_count  # the replicas' mean divides by W again
+                loss = sums["loss"] * world.world_size / total_count  # the mean over replicas divides by W
             loss = loss if scaler is None else scaler.scale(loss)
             loss.backward()
         for name, value in sums.items():
@@ -145,7 +151,7 @@ def _has_examples(batch: Batch) -> bool:
 
 
 def _in_evaluation(loss_fn: LossFunction, model: nn.Module, batch: Batch) -> Sums:
-    """The same, in a forward pass that leaves no statistics: BatchNorm would not train on nothing."""
+    """Call `loss_fn` in evaluation mode, since BatchNorm cannot train on an empty batch."""
     model.eval()
     sums = loss_fn(model, batch)
     model.train()
@@ -153,5 +159,5 @@ def _in_evaluation(loss_fn: LossFunction, model: nn.Module, batch: Batch) -> Sum
 
 
 def global_count(micro_batches: Sequence[Batch], world: World, count_fn: CountFunction = count_labels) -> Tensor:
-    """The number of elements that count in the whole step: over all micro-batches of all replicas."""
+    """Return the count of elements over all micro-batches of all replicas."""
     return world.all_reduce(torch.stack([count_fn(batch) for batch in micro_batches]).sum())

@@ -1,4 +1,4 @@
-"""`python -m torch_ref.train`: what jaxddp.train does, by torch's own DistributedDataParallel.
+"""`python -m torch_ref.train`: the training of jaxddp.train, by torch's own DistributedDataParallel.
 
 python -m torch_ref.train --model mlp --devices 4 --output runs/mlp
 torchrun --nproc-per-node 4 -m torch_ref.train --model mlp --output runs/mlp
@@ -46,14 +46,14 @@ from torch_ref.weights import load_weights, save_weights
 from torch_ref.zero import consolidate
 
 CHECKPOINT_FILE = "checkpoint.pt"
-JAXDDP_CHECKPOINTS = "checkpoints"  # the folder of jaxddp.train's
+JAXDDP_CHECKPOINTS = "checkpoints"  # folder of jaxddp.train's checkpoints
 WEIGHTS_FILE = "model.safetensors"
 AVERAGED_FILE = "model_averaged.safetensors"
 REPORT_EVERY = 50  # optimizer steps between two reductions of the metrics
 
 
 def main(config: TorchConfig) -> None:
-    """Train as `config` says, on every rank, and show and keep what it says."""
+    """Train as `config` asks, on every rank, and print, log and save the results."""
     if config.resume is not None:
         config = dataclasses.replace(config, output=config.resume)
     check_devices(config)
@@ -64,11 +64,11 @@ def main(config: TorchConfig) -> None:
 
 
 def train(world: World, config: TorchConfig) -> None:
-    """The whole run, as each rank sees it; only rank 0 shows and keeps something.
+    """Train on one rank; only rank 0 prints, logs and saves.
 
     Raises:
-        InputError: the parts of the run do not fit each other, or the run folder is another run's.
-        TrainingError: a loss is not a number, or replicas differ; the last checkpoint stays good.
+        InputError: the parts of the run do not fit each other, or the folder belongs to another run.
+        TrainingError: a loss is not finite, or replicas differ; checkpoints saved before remain valid.
     """
     run = build(world, config)
     first = world.rank == 0
@@ -89,31 +89,31 @@ def train(world: World, config: TorchConfig) -> None:
 
 @dataclass(frozen=True)
 class Run:
-    """The parts of a run on one rank, checked against each other."""
+    """Parts of a run on one rank, which have been checked to fit each other."""
 
     config: TorchConfig
     world: World
     loader: Loader
     test_batches: list[Batch]
     model: nn.Module
-    """The replica: what the forward pass calls."""
+    """Replica, with the module wrapped by DDP, for instance."""
     state: TrainState
-    """Its module is the model inside."""
+    """State, with the bare module."""
     loss_fn: LossFunction
-    """In the precision that was asked for."""
+    """Loss, under autocast if `config` asks for it."""
     gradient_log: GradientLog
 
     def evaluate(self, module: nn.Module) -> dict[str, float]:
-        """Means over the test set."""
+        """Compute means over the test set."""
         with shown(module, self.config, self.world):
             return evaluate(module, self.test_batches, self.world, self.loss_fn)
 
 
 def build(world: World, config: TorchConfig) -> Run:
-    """Put a run together; on rank 0, claim its folder.
+    """Build the parts of a run; on rank 0, claim its folder.
 
     Raises:
-        InputError: the parts do not fit each other, or the folder is another run's.
+        InputError: the parts do not fit each other, or the folder belongs to another run.
     """
     dataset = datasets.load(config)
     replicas = num_replicas(config)
@@ -125,13 +125,13 @@ def build(world: World, config: TorchConfig) -> Run:
     else:
         _check_batch_norm(config, loader, module)
     config.check_square(sum(p.numel() for p in module.parameters() if p.requires_grad))
-    if config.weights is not None and not _goes_on(config):
+    if config.weights is not None and not _has_checkpoint(config):
         load_weights(config.weights, module)
     total_steps = config.epochs * loader.steps_per_epoch
     optimizer, scheduler = optim.from_config(module.parameters(), config.with_scaled_lr(replicas), total_steps, world)
     averaged, scaler = averaged_model(module, config.ema_decay), grad_scaler(config, world.device)
     state = TrainState(module, optimizer, scheduler, averaged=averaged, scaler=scaler)
-    replica = wrap(module, world, config.strategy, config.buffers)  # before --resume: DDP hands out what rank 0 has
+    replica = wrap(module, world, config.strategy, config.buffers)  # before resume: DDP sends rank 0's values
     if config.resume is not None:
         check_same_epochs(Path(config.resume), loader.steps_per_epoch)
     if config.output is not None and world.rank == 0:
@@ -147,19 +147,19 @@ def build(world: World, config: TorchConfig) -> Run:
 
 
 def resume(folder: Path, state: TrainState, rank: int) -> None:
-    """Put `state` where the run in `folder` was; a run that ended before its first checkpoint starts again."""
+    """Load the checkpoint in `folder` into `state`; a run that ended before its first checkpoint starts again."""
     if (folder / JAXDDP_CHECKPOINTS).exists():
-        raise InputError(f"--resume {folder}: holds a run of jaxddp.train, which alone can go on with it")
+        raise InputError(f"--resume {folder}: holds a run of jaxddp.train; resume it with jaxddp.train")
     if (folder / CHECKPOINT_FILE).exists():
         load_checkpoint(folder / CHECKPOINT_FILE, state, rank)
 
 
-def _goes_on(config: TorchConfig) -> bool:
+def _has_checkpoint(config: TorchConfig) -> bool:
     return config.resume is not None and (Path(config.resume) / CHECKPOINT_FILE).exists()
 
 
 def train_epochs(run: Run, log: RunLog) -> None:
-    """The loop: from `run.state` to the end of the last epoch."""
+    """Train from `run.state` to the end of the last epoch."""
     config, state, steps_per_epoch = run.config, run.state, run.loader.steps_per_epoch
     started = time.perf_counter()
     test = run.evaluate(state.module)
@@ -182,10 +182,10 @@ def train_epochs(run: Run, log: RunLog) -> None:
 
 
 def train_epoch(run: Run, epoch: int, log: RunLog) -> tuple[dict[str, float], float]:
-    """One pass over the training set, or what of it lies after `run.state.step`.
+    """Train for one epoch, or for the part of it after `run.state.step`.
 
     Returns:
-        The means over its examples, and examples per second.
+        The means over the examples, and examples per second.
     """
     config, state, loader = run.config, run.state, run.loader
     started, first = time.perf_counter(), state.step
@@ -210,7 +210,7 @@ def train_epoch(run: Run, epoch: int, log: RunLog) -> tuple[dict[str, float], fl
             )
             state.advance(skipped=bool(sums.get("skipped", False)))
             waiting.append(sums)
-            if config.join:  # other ranks may have none left, and so nothing to say but what DDP says
+            if config.join:  # ranks without batches take part in DDP's collectives only
                 continue
             if len(waiting) == REPORT_EVERY:
                 reported += report(run, epoch, waiting, log)
@@ -228,11 +228,11 @@ def train_epoch(run: Run, epoch: int, log: RunLog) -> tuple[dict[str, float], fl
 
 
 def report(run: Run, epoch: int, steps: list[Sums], log: RunLog) -> list[dict[str, float]]:
-    """Reduce, check and show the sums of the last few steps; late, so that no step waits for them.
+    """Reduce, check and log the sums of several steps at once, so that no step waits for them.
 
     Raises:
-        TrainingError: a loss is not a finite number, in a step that was not skipped, or the loss scale has
-            fallen to 0; on every rank alike.
+        TrainingError: in a step that was not skipped, a loss or a checked gradient is not finite; or the loss scale
+            has fallen to 0. It is raised on every rank.
     """
     reduced = all_reduce_sums(steps, run.world)
     learning = [name for name, parameter in run.state.module.named_parameters() if parameter.requires_grad]
@@ -248,21 +248,21 @@ def keep(run: Run) -> None:
     if run.config.output is None:
         return
     consolidate(run.state.optimizer)
-    has_own = run.config.buffers == "local" or run.config.start_local_sgd_iter is not None
-    others = of_others(run.state, run.world) if has_own else []
+    ranks_differ = run.config.buffers == "local" or run.config.start_local_sgd_iter is not None
+    others = of_others(run.state, run.world) if ranks_differ else []
     if run.world.rank == 0:
         save_checkpoint(Path(run.config.output) / CHECKPOINT_FILE, run.state, others)
-    run.world.barrier()  # no rank goes on, and perhaps looks for the checkpoint, before it is there
+    run.world.barrier()  # other ranks may look for the checkpoint next
 
 
 def verify(run: Run) -> None:
-    """Check that all ranks have equal parameters, unless each has its own."""
+    """Check that all ranks hold equal parameters, unless local SGD lets them differ."""
     if run.config.start_local_sgd_iter is None:
         verify_replicas(run.state.module, run.world, run.state.step)
 
 
 def print_shards(config: TorchConfig) -> None:
-    """Show which example goes to which replica in each step of the first epoch."""
+    """Print the examples of each replica in each step of the first epoch."""
     size, replicas = len(datasets.load(config).train["y"]), num_replicas(config)
     indices = epoch_indices(size, config, replicas)
     print(shard_table(indices, config.per_replica_batch_size(replicas), size))
@@ -276,7 +276,7 @@ def _framework(run: Run) -> str:
 
 
 def _check_batch_norm(config: TorchConfig, loader: Loader, module: nn.Module) -> None:
-    """BatchNorm cannot train on one value; better to say so before the step that has one."""
+    """Raise `InputError` before training if BatchNorm will meet a micro-batch with one value per channel."""
     batch = loader.smallest_micro_batch()
     try:
         with torch.no_grad():
@@ -284,14 +284,14 @@ def _check_batch_norm(config: TorchConfig, loader: Loader, module: nn.Module) ->
     except ValueError as error:
         raise InputError(
             f"--global-batch-size {config.global_batch_size}: leaves a micro-batch of {len(batch['x'])} on a replica, "
-            f"on which BatchNorm cannot train; choose another size{'' if config.join else ', or --drop-last-batch'}"
+            f"where BatchNorm cannot train; choose another size{'' if config.join else ', or --drop-last-batch'}"
         ) from error
 
 
 def _last_good(config: TorchConfig) -> str:
     if config.output is None or not (Path(config.output) / CHECKPOINT_FILE).exists():
         return "there is no checkpoint yet"
-    return f"the last good checkpoint is {config.output}/{CHECKPOINT_FILE}; --resume {config.output} goes on from it"
+    return f"the last good checkpoint is {config.output}/{CHECKPOINT_FILE}; continue with --resume {config.output}"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Weights by torch's names in .safetensors files, as jaxddp reads and writes them."""
+"""Weights under torch's names in .safetensors files, which jaxddp also reads and writes."""
 
 from pathlib import Path
 
@@ -11,16 +11,16 @@ from jaxddp.files import write_atomically
 
 
 def save_weights(path: Path, module: nn.Module) -> None:
-    """Write the module's state_dict."""
+    """Write a module's state_dict to a .safetensors file that jaxddp can load."""
     write_atomically(path, save({name: tensor.contiguous() for name, tensor in module.state_dict().items()}))
 
 
 def load_weights(path: str | Path, module: nn.Module) -> None:
-    """Give the module the file's parameters and buffers, in the module's dtype.
+    """Load a .safetensors file into a module, in the module's dtype.
 
     Raises:
-        InputError: the file is missing or no safetensors file, or does not fit: then the message
-            lists every tensor that is missing, left over, or of another shape.
+        InputError: the file is missing, or not a safetensors file; or tensors are missing, left over, or of another
+            shape, and the message lists all of them.
     """
     try:
         tensors = load_file(path)

@@ -1,4 +1,4 @@
-"""The models: one torch.nn module per file, attribute for attribute the twin of jaxddp.models."""
+"""Models: one torch.nn module per file, with the same attributes as its twin in jaxddp.models."""
 
 import torch
 from torch import nn
@@ -18,14 +18,14 @@ _CLASSES = {"linear": Linear, "mlp": MLP, "char_mlp": CharMLP, "convnet": ConvNe
 
 
 def build(config: TrainConfig, dataset: Dataset) -> nn.Module:
-    """The model that `config` names, sized for `dataset`, with torch's initial weights for the seed.
+    """Build the model that `config` names, sized for `dataset`, with torch's initial weights for the seed.
 
-    Weights are drawn in float32, whatever the run's `--dtype`, and then converted: so a float64
-    run starts from the numbers of the float32 run. Sets torch's global seed.
+    Weights are drawn in float32 whatever the run's `--dtype`, and then converted, so that a float64
+    run starts from the numbers of the float32 run. The function sets torch's global seed.
 
     Raises:
-        InputError: the model cannot read this data set, or cannot have these hidden sizes, or --freeze names
-            none of its parameters, or all.
+        InputError: a dataset or hidden sizes that the model does not support, or a --freeze that matches no parameter
+            or all of them.
 
     >>> from jaxddp.data import datasets
     >>> config = TrainConfig(model="mlp", hidden_sizes=(32,), dtype="float64")

@@ -1,4 +1,4 @@
-"""A character model: which letter follows the last few?"""
+"""A character model that predicts the next letter from the last few."""
 
 from torch import Tensor, nn
 

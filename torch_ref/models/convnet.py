@@ -9,7 +9,7 @@ from torch_ref.dropout import dropout_layer
 
 
 class Block(nn.Module):
-    """relu(x + bn2(conv2(relu(bn1(conv1(x)))))), on (B, C, H, W)."""
+    """Residual block relu(x + bn2(conv2(relu(bn1(conv1(x)))))), on (B, C, H, W)."""
 
     def __init__(self, channels: int):
         super().__init__()
@@ -24,7 +24,7 @@ class Block(nn.Module):
 
 
 class Stage(nn.Module):
-    """A 3x3 convolution to the stage's channels, BatchNorm, ReLU, and a residual block."""
+    """A 3x3 convolution, BatchNorm, ReLU, and a residual block."""
 
     def __init__(self, in_channels: int, channels: int):
         super().__init__()
@@ -37,10 +37,12 @@ class Stage(nn.Module):
 
 
 class ConvNet(nn.Module):
-    """Stages with 2x2 max-pooling between them, then the mean over the image, (dropout,) and a linear layer.
+    """Stages with 2x2 max-pooling between them, the mean over the image, (dropout,) and a linear layer.
+
+    For x (B, H, W) or (B, H, W, in_channels).
 
     Args:
-        channels: of each stage; x is (B, H, W) or (B, H, W, in_channels), as the data sets have it.
+        channels: number of channels of each stage.
     """
 
     def __init__(

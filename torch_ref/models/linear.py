@@ -4,7 +4,7 @@ from torch import Tensor, nn
 
 
 class Linear(nn.Module):
-    """logits = x W^T + b, for x (B, ...) flattened to (B, in_features)."""
+    """Linear classifier x W^T + b, for x (B, ...) flattened to (B, in_features)."""
 
     def __init__(self, in_features: int, num_classes: int):
         super().__init__()

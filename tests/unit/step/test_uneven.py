@@ -117,12 +117,12 @@ def test_options_that_contradict_join_are_refused(options: dict[str, Any], messa
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"shard_optimizer": True}, "--join --shard-optimizer: torch's shards of ranks that have run out fall behind"),
+        ({"shard_optimizer": True}, "--join --shard-optimizer: torch's shards fall behind on ranks without examples"),
         ({"strategy": "manual"}, "--join: only for --strategy ddp or single, not manual"),
-        ({"loss_normalization": "global"}, "--join --loss-normalization global: ranks that have run out"),
+        ({"loss_normalization": "global"}, "--join --loss-normalization global: ranks without examples"),
         (
             {"comm_hook": "bf16_compress", "divide_by_initial_world_size": False},
-            "--no-divide-by-initial-world-size: torch's hook for --comm-hook bf16_compress divides by it anyway",
+            "--no-divide-by-initial-world-size: torch's hook for --comm-hook bf16_compress always divides by it",
         ),
         (
             {"model": "convnet", "sync_batch_norm": True},

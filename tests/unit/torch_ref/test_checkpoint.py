@@ -1,4 +1,4 @@
-"""A torch_ref run and its folder: resumed bit for bit, refused where it does not fit."""
+"""Checkpoints of torch_ref: runs resume bit for bit, and checkpoints that do not fit are refused."""
 
 import dataclasses
 import re
@@ -24,7 +24,7 @@ from torch_ref.weights import load_weights, save_weights
 
 
 def interrupted(config: TorchConfig, monkeypatch: pytest.MonkeyPatch, epoch: int) -> None:
-    """Train, and stop in the middle of `epoch`."""
+    """Train and stop in the middle of `epoch`."""
     with monkeypatch.context() as patch:
         make_step = training.train_step
 
@@ -41,13 +41,15 @@ def interrupted(config: TorchConfig, monkeypatch: pytest.MonkeyPatch, epoch: int
 
 
 def resumed_ends_as_whole(folder: Path, **changes: object) -> bool:
-    """Go on with the run in "halves", and compare its weights with those of "whole"."""
+    """Resume the run in "halves" and compare its weights with those of "whole"."""
     training.main(small(folder / "halves", resume=str(folder / "halves"), **changes))
     whole, halves = ((folder / name / "model.safetensors").read_bytes() for name in ("whole", "halves"))
     return whole == halves
 
 
-def test_resume_is_bit_for_bit_the_uninterrupted_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_equals_the_uninterrupted_run_bit_for_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     training.main(small(tmp_path / "whole", ema_decay=0.9, dropout=0.3))
     interrupted(small(tmp_path / "halves", ema_decay=0.9, dropout=0.3), monkeypatch, epoch=3)
     assert not (tmp_path / "halves" / "model.safetensors").exists()
@@ -62,14 +64,16 @@ def test_resume_is_bit_for_bit_the_uninterrupted_run(tmp_path: Path, monkeypatch
     assert {path.name for path in (tmp_path / "halves").iterdir()} >= {"config.json", "curves.png", "checkpoint.pt"}
 
 
-def test_so_it_is_with_a_loss_scaler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_with_a_loss_scaler_equals_the_uninterrupted_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     scaling = {"amp": "fp16", "init_scale": 2.0**22, "growth_interval": 3}
     training.main(small(tmp_path / "whole", **scaling))
     interrupted(small(tmp_path / "halves", **scaling), monkeypatch, epoch=3)
     assert resumed_ends_as_whole(tmp_path, **scaling)
     records = [read_metrics(tmp_path / name / "metrics.jsonl") for name in ("whole", "halves")]
     scales = [[record["scale"] for record in run if record["kind"] == "step"] for run in records]
-    assert scales[0] == scales[1] and 2 < len(set(scales[0])) < 12  # it overflows, and then it does not
+    assert scales[0] == scales[1] and 2 < len(set(scales[0])) < 12  # overflows at first, then not
 
 
 def test_a_run_that_ended_before_its_first_checkpoint_starts_again(
@@ -81,30 +85,30 @@ def test_a_run_that_ended_before_its_first_checkpoint_starts_again(
     assert resumed_ends_as_whole(tmp_path)
 
 
-def test_such_a_run_starts_from_its_weights_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_starts_again_loads_its_weights_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = small(tmp_path / "whole")
-    given = str(tmp_path / "given.safetensors")
-    save_weights(Path(given), models.build(dataclasses.replace(config, seed=9), datasets.load(config)))
-    training.main(dataclasses.replace(config, weights=given))
-    halves = small(tmp_path / "halves", weights=given)
+    start = str(tmp_path / "start.safetensors")
+    save_weights(Path(start), models.build(dataclasses.replace(config, seed=9), datasets.load(config)))
+    training.main(dataclasses.replace(config, weights=start))
+    halves = small(tmp_path / "halves", weights=start)
     interrupted(halves, monkeypatch, epoch=1)
     training.main(dataclasses.replace(halves, resume=halves.output))
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "halves")]
     assert weights[0] == weights[1]
 
 
-def test_resume_refuses_what_would_lose_the_place(tmp_path: Path) -> None:
+def test_resume_refuses_other_epochs_and_runs_of_jaxddp(tmp_path: Path) -> None:
     config = small(tmp_path / "run", epochs=1, drop_last=True, schedule="constant")
     training.main(config)
     more = dataclasses.replace(config, resume=config.output, devices=16, strategy="single")
     with pytest.raises(InputError, match=r"^--resume .*run: its epochs had 4 steps and would now have 3; "):
         training.build(World(), more)
     (tmp_path / "run" / "checkpoints").mkdir()
-    with pytest.raises(InputError, match=r"run: holds a run of jaxddp.train, which alone can go on with it$"):
+    with pytest.raises(InputError, match=r"run: holds a run of jaxddp.train; resume it with jaxddp.train$"):
         training.main(dataclasses.replace(config, resume=config.output))
 
 
-def test_resume_notices_forgotten_moments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_resumed_without_moments_ends_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     training.main(small(tmp_path / "whole"))
     interrupted(small(tmp_path / "halves"), monkeypatch, epoch=3)
     path = tmp_path / "halves" / "checkpoint.pt"
@@ -123,7 +127,7 @@ def new_state(config: TorchConfig) -> TrainState:
 
 @pytest.mark.parametrize("schedule", ["constant", "step", "warmup_cosine", "one_cycle"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "rmsprop"])
-def test_checkpoint_restores_every_optimizer_and_schedule(tmp_path: Path, schedule: str, optimizer: str) -> None:
+def test_checkpoints_restore_every_optimizer_and_schedule(tmp_path: Path, schedule: str, optimizer: str) -> None:
     options = {"warmup_cosine": {"warmup_steps": 4}, "step": {"step_size": 3}}.get(schedule, {})
     momentum = None if optimizer == "adam" else 0.9
     config = TorchConfig(optimizer=optimizer, momentum=momentum, lr=0.1, schedule=schedule, **options)
@@ -144,7 +148,7 @@ def test_checkpoint_restores_every_optimizer_and_schedule(tmp_path: Path, schedu
     assert through.optimizer.param_groups[0]["lr"] == resumed.optimizer.param_groups[0]["lr"]
 
 
-def test_a_flag_beside_resume_overrides_the_checkpoint(tmp_path: Path) -> None:
+def test_flags_override_the_resumed_checkpoint(tmp_path: Path) -> None:
     state = new_state(TorchConfig(lr=0.1))
     save_checkpoint(tmp_path / "checkpoint.pt", dataclasses.replace(state, step=5))
     resumed = new_state(TorchConfig(lr=0.2))
@@ -188,14 +192,14 @@ def test_a_checkpoint_of_another_optimizer_is_refused(tmp_path: Path) -> None:
         load_checkpoint(tmp_path / "checkpoint.pt", other)
 
 
-def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
+def test_a_loss_that_is_not_finite_ends_the_run(tmp_path: Path) -> None:
     first = small(tmp_path / "run", epochs=2)
     training.main(first)
     with pytest.raises(TrainingError) as caught:
         training.main(small(tmp_path / "run", resume=first.output, epochs=4, lr=1e30))
     assert re.fullmatch(
         r"loss is (nan|inf) at step \d+; --detect-anomaly names the parameter and the replica; "
-        rf"the last good checkpoint is {first.output}/checkpoint.pt; --resume {first.output} goes on from it",
+        rf"the last good checkpoint is {first.output}/checkpoint.pt; continue with --resume {first.output}",
         str(caught.value),
     )
     assert torch.load(Path(first.output) / "checkpoint.pt", weights_only=True)["step"] == 8

@@ -1,4 +1,4 @@
-"""torch_ref's processes: under torchrun as spawned, failing ranks named, none left behind."""
+"""Processes of torch_ref: torchrun equals spawned ranks, failing ranks are named, and none is left behind."""
 
 import inspect
 import os
@@ -44,11 +44,11 @@ def ranks_and_sums(world: World, config: TorchConfig) -> tuple[int, torch.Tensor
     return world.rank, world.all_reduce(torch.full((3,), world.rank + 1.0))
 
 
-def test_what_each_rank_returns_comes_back_in_their_order() -> None:
+def test_launch_returns_the_results_in_the_order_of_the_ranks() -> None:
     for devices, total in ((1, 1.0), (2, 3.0)):
-        answers = launch(ranks_and_sums, TorchConfig(devices=devices, platform="cpu"))
-        assert [rank for rank, _ in answers] == list(range(devices))
-        assert all(torch.equal(sums, torch.full((3,), total)) for _, sums in answers)
+        results = launch(ranks_and_sums, TorchConfig(devices=devices, platform="cpu"))
+        assert [rank for rank, _ in results] == list(range(devices))
+        assert all(torch.equal(sums, torch.full((3,), total)) for _, sums in results)
 
 
 def fail_on_rank_1(world: World, config: TorchConfig) -> None:
@@ -60,7 +60,7 @@ def fail_on_rank_1(world: World, config: TorchConfig) -> None:
         raise ZeroDivisionError("one line\nand another")
     if config.model == "linear":
         time.sleep(600)  # never notices that rank 1 is gone
-    world.all_reduce(torch.ones(1))  # notices, and fails for want of rank 1
+    world.all_reduce(torch.ones(1))  # fails because rank 1 is missing
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_a_failing_rank_is_named_and_none_is_left(tmp_path: Path, model: str, me
 
 
 @pytest.mark.large
-def test_a_failed_run_says_so_in_one_line_and_closes_its_files(tmp_path: Path) -> None:
+def test_a_failed_run_prints_one_line_and_closes_its_files(tmp_path: Path) -> None:
     flags = "--platform cpu --devices 2 --optimizer sgd --lr 1e30 --epochs 2"
     command = [sys.executable, "-m", "torch_ref.train", *flags.split(), "--output", str(tmp_path / "run")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
@@ -87,13 +87,13 @@ def test_a_failed_run_says_so_in_one_line_and_closes_its_files(tmp_path: Path) -
     assert (tmp_path / "run" / "curves.png").exists()
 
 
-def test_a_rank_that_just_ends_is_named() -> None:
+def test_a_rank_that_ends_without_a_report_is_named() -> None:
     assert str(_cause([0, 3, None], Path("none"))) == "rank 1: ended with exit code 3"
     assert str(_cause([1, None, -9], Path("none"))) == "rank 2: killed by SIGKILL"
 
 
-def test_nothing_keeps_a_group_that_was_destroyed() -> None:
-    # Ranks of which something did were aborted at their end, every other time.
+def test_no_default_argument_keeps_a_destroyed_group_alive() -> None:
+    # With such an argument every other rank was aborted when Python exited.
     with process_group(0, 1, torch.device("cpu"), dist.HashStore()) as world:
         wrap(nn.Linear(5, 3), world, "ddp")
         assert inspect.signature(torch.distributed.nn.functional.broadcast).parameters["group"].default is None
@@ -140,7 +140,7 @@ def wait_until(condition: object) -> None:
         time.sleep(0.05)
 
 
-def test_training_with_torch_imports_no_jax() -> None:
+def test_torch_ref_imports_no_jax() -> None:
     code = "import sys, torch_ref.train\nprint(*(name.partition('.')[0] for name in sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     loaded = set(done.stdout.split())

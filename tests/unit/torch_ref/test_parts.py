@@ -1,4 +1,4 @@
-"""torch_ref's loader, losses, optimizers and flags, part by part."""
+"""Parts of torch_ref: loader, losses, optimizers, models and flags."""
 
 import dataclasses
 import json
@@ -29,7 +29,7 @@ from torch_ref.losses import cross_entropy
 
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("drop_last_batch", [False, True])
-def test_loader_is_torchs_dataloader(drop_last: bool, drop_last_batch: bool) -> None:
+def test_loader_equals_torchs_dataloader(drop_last: bool, drop_last_batch: bool) -> None:
     config = TrainConfig(global_batch_size=6, drop_last=drop_last, drop_last_batch=drop_last_batch, seed=2)
     arrays = {"x": np.arange(23)}
     orders = []
@@ -40,8 +40,8 @@ def test_loader_is_torchs_dataloader(drop_last: bool, drop_last_batch: bool) -> 
         for epoch in (0, 1):
             sampler.set_epoch(epoch)
             expected = [batch.tolist() for batch in stock]
-            found = [[micro_batch["x"].tolist() for micro_batch in step] for step in loader.epoch(epoch)]
-            assert found == [[batch] for batch in expected]
+            steps = [[micro_batch["x"].tolist() for micro_batch in step] for step in loader.epoch(epoch)]
+            assert steps == [[batch] for batch in expected]
             assert [2 * len(batch) for batch in expected] == [loader.examples_in(step) for step in range(len(expected))]
             orders.append(expected)
         assert loader.steps_per_epoch == len(expected)
@@ -76,18 +76,18 @@ def test_cross_entropy_sums_are_torchs_mean() -> None:
     assert sums["accuracy"] == (logits.argmax(-1) == labels).sum()
 
 
-def test_schedules_step_without_a_warning_along_their_formula() -> None:
+def test_warmup_cosine_follows_its_formula_without_a_warning() -> None:
     parameter = torch.zeros(1, requires_grad=True)
     config = TrainConfig(schedule="warmup_cosine", lr=0.3, warmup_steps=4, min_lr=0.01)
     optimizer, scheduler = optim.from_config([parameter], config, total_steps=12)
-    found = []
+    rates = []
     for _ in range(12):
-        found.append(optimizer.param_groups[0]["lr"])
+        rates.append(optimizer.param_groups[0]["lr"])
         optimizer.step()
         scheduler.step()
     rise = [0.3 * (1 / 3 + 2 / 3 * step / 4) for step in range(4)]
     fall = [0.01 + 0.29 * (1 + math.cos(math.pi * step / 8)) / 2 for step in range(8)]
-    assert found == pytest.approx(rise + fall, abs=1e-15)
+    assert rates == pytest.approx(rise + fall, abs=1e-15)
     with pytest.raises(InputError, match="--warmup-steps 4: must be below the run's 4 optimizer steps"):
         optim.from_config([parameter], config, total_steps=4)
 
@@ -104,18 +104,18 @@ def test_optimizers_get_the_options_that_were_set() -> None:
 
 
 @pytest.mark.parametrize("shape", [(4, 8, 8), (4, 7, 5, 3)])
-def test_convnet_reads_images_as_the_datasets_have_them(shape: tuple[int, ...]) -> None:
+def test_convnet_accepts_images_with_and_without_channels(shape: tuple[int, ...]) -> None:
     model = models.ConvNet(in_channels=shape[3] if len(shape) == 4 else 1, channels=(4, 6), num_classes=3)
     assert model(torch.rand(shape)).shape == (4, 3)
 
 
-def test_batch_norm_on_a_single_example_is_refused_before_it_happens() -> None:
+def test_batch_norm_on_a_single_example_is_refused_before_training() -> None:
     config = TorchConfig(dataset="names", model="char_mlp", global_batch_size=2, devices=2, platform="cpu")
     with pytest.raises(InputError, match="BatchNorm cannot train; choose another size, or --drop-last-batch"):
         training.build(World(world_size=2), config)
 
 
-def test_batch_norm_on_a_single_pixel_is_refused_before_it_happens(tmp_path: Path) -> None:
+def test_batch_norm_on_a_single_pixel_is_refused_before_training(tmp_path: Path) -> None:
     x, y = np.zeros((4, 1, 1)), np.arange(4)
     np.savez(tmp_path / "pixels.npz", x_train=x, y_train=y, x_test=x, y_test=y)
     config = TorchConfig(dataset="npz", data_path=str(tmp_path / "pixels.npz"), model="convnet", hidden_sizes=(4,))
@@ -133,10 +133,14 @@ def test_batch_norm_on_a_single_pixel_is_refused_before_it_happens(tmp_path: Pat
         ),
         ({"devices": 3}, {}, "--global-batch-size 16: must be divisible by 3 replicas x 1 accumulation steps"),
         ({"devices": 4}, {"RANK": "0", "WORLD_SIZE": "2"}, "--devices 4: torchrun started 2 processes"),
-        ({"strategy": "single"}, {"RANK": "0", "WORLD_SIZE": "2"}, "--strategy single: is one process, but torchrun"),
+        (
+            {"strategy": "single"},
+            {"RANK": "0", "WORLD_SIZE": "2"},
+            "--strategy single: needs one process, torchrun started 2",
+        ),
     ],
 )
-def test_impossible_launches_are_refused_at_once(
+def test_impossible_launches_are_refused_before_any_process_starts(
     changes: dict, environment: dict, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in environment.items():
@@ -146,7 +150,7 @@ def test_impossible_launches_are_refused_at_once(
     assert str(caught.value).startswith(message)
 
 
-def test_a_resumed_run_may_go_on_under_torchrun_with_other_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_may_use_another_number_of_processes_under_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "4")
     check_devices(case(resume="run"))
@@ -160,17 +164,17 @@ def test_unknown_strategies_get_the_nearest_name() -> None:
         TorchConfig(strategy="manul")
 
 
-def test_single_stands_for_synchronised_batch_norm() -> None:
+def test_strategy_single_accepts_synchronised_batch_norm_on_cpu() -> None:
     check_devices(case(model="convnet", sync_batch_norm=True, strategy="single"))
     assert num_replicas(case(strategy="single")) == RANKS
 
 
-def test_shards_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_print_shards_prints_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     training.main(case(num_examples=9, global_batch_size=6, shuffle=False, print_shards=True))
     assert "replica 1 | x2 x4 x6 | x8 x1*" in capsys.readouterr().out
 
 
-def test_config_of_a_run_reads_back(tmp_path: Path) -> None:
+def test_the_config_of_a_run_can_be_loaded(tmp_path: Path) -> None:
     config = small(tmp_path / "run", epochs=1)
     training.main(config)
     assert load_config(tmp_path / "run", TorchConfig) == config

@@ -1,7 +1,6 @@
-"""torch_ref's three strategies agree, and so do their counts, buffers and checks.
+"""Training with torch_ref: the three strategies agree in parameters, counts, buffers and checks.
 
-One pair of ranks is spawned for all comparisons (`ranks`); each has a planted fault beside it
-that it must find.
+All comparisons share one pair of spawned ranks (`ranks`), and each has a planted fault that it must detect.
 """
 
 import dataclasses
@@ -39,12 +38,12 @@ def final_state(world: World, config: TorchConfig) -> dict[str, Tensor]:
 
 
 def sum_hook(world: World, bucket: dist.GradBucket) -> Future[Tensor]:
-    """Fault: the sum of the gradients instead of their mean."""
+    """Plant a fault: sum the gradients instead of averaging them."""
     return allreduce_hook(world.group, bucket).then(lambda future: future.value() * world.world_size)
 
 
 def uneven_labels() -> dict[str, np.ndarray]:
-    """Two replicas' micro-batches of 4 sequences, with 9, 2, 5 and 1 labels that count."""
+    """Return micro-batches of 4 sequences for two replicas, with 9, 2, 5 and 1 labels other than -100."""
     random = np.random.default_rng(0)
     x = random.normal(size=(16, 3, 4))
     y = np.full(48, -100)
@@ -59,7 +58,7 @@ def linear_model() -> nn.Module:
 
 
 def uneven_gradients(world: World) -> dict[str, Tensor]:
-    """Gradients of one accumulated step under both normalisations, and each rank's own, from a comm hook."""
+    """Compute the gradients of an accumulated step with both normalisations; a comm hook records the local ones."""
     gradients = {}
     tensors = ArrayDataset(uneven_labels(), torch.float64).tensors
     mine = {name: tensor.chunk(RANKS)[world.rank] for name, tensor in tensors.items()}
@@ -83,25 +82,25 @@ def uneven_gradients(world: World) -> dict[str, Tensor]:
 
 
 def buffers_of_both(world: World) -> dict[str, Tensor]:
-    """Running means of a BatchNorm after a DDP and a manual step of two micro-batches, and after the broadcast."""
-    found = {}
+    """Return BatchNorm's running means after two DDP or manual steps of two micro-batches, and after a broadcast."""
+    means = {}
     for strategy in ("ddp", "manual"):
         torch.manual_seed(0)
         module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).double()
         model = wrap(module, world, strategy)
         optimizer = torch.optim.SGD(module.parameters(), 0.1)
-        torch.manual_seed(world.rank)  # each rank sees other data
+        torch.manual_seed(world.rank)  # different data on each rank
         for _ in range(2):
             batches = [{"x": torch.randn(6, 3).double(), "y": torch.arange(6) % 4} for _ in range(2)]
             train_step(model, optimizer, None, batches, world)
-        found[f"{strategy}.own"] = module[1].running_mean.clone()
+        means[f"{strategy}.own"] = module[1].running_mean.clone()
         broadcast_buffers(module, world)
-        found[f"{strategy}.shared"] = module[1].running_mean.clone()
-    return found
+        means[f"{strategy}.shared"] = module[1].running_mean.clone()
+    return means
 
 
 def drifted(world: World) -> str:
-    """Fault: replicas that train apart, then are verified."""
+    """Plant a fault: verify replicas that differ; return the errors."""
     module = linear_model()
     if world.rank == 1:
         module.weight.data[2, 1] += 0.25
@@ -114,7 +113,7 @@ def drifted(world: World) -> str:
 
 
 def evaluated(world: World) -> dict[str, Tensor]:
-    """The mean loss over 5 examples on 2 ranks, in 2 batches and 1; and, a fault, over the 6 that a sampler makes."""
+    """Compute the mean loss over 5 examples on 2 ranks, in 2 batches and 1; as a fault, over a sampler's 6."""
     arrays = {"x": np.arange(20.0).reshape(5, 4), "y": np.array([0, 1, 2, 0, 1])}
     once = evaluate(linear_model(), evaluation_batches(arrays, BASE, world, batch_size=2), world)
     padded = list(DistributedSampler(range(5), RANKS, world.rank, shuffle=False))
@@ -166,26 +165,26 @@ def test_ddp_manual_and_single_agree(ranks: list[dict], name: str) -> None:
             assert largest_gap(rank[f"{name}.{strategy}"], single) < TOLERANCE
 
 
-def test_agreement_notices_a_sum_instead_of_a_mean(ranks: list[dict]) -> None:
+def test_strategies_disagree_for_summed_gradients(ranks: list[dict]) -> None:
     assert largest_gap(ranks[0]["summed"], ranks[0]["sgd_accumulated.ddp"]) > 0.01
 
 
 @pytest.mark.parametrize("fault", [{"seed": 4}, {"shuffle": False}, {"drop_last": True}, {"global_batch_size": 14}])
-def test_agreement_notices_other_batches(ranks: list[dict], fault: dict) -> None:
+def test_strategies_disagree_for_other_batches(ranks: list[dict], fault: dict) -> None:
     single = final_state(World(), case(strategy="single", **fault))
     assert largest_gap(ranks[0]["plain.ddp"], single) > 1e-4
 
 
-def test_accumulation_of_two_halves_is_the_whole_batch() -> None:
+def test_accumulating_two_halves_equals_the_whole_batch() -> None:
     whole = case(strategy="single", global_batch_size=32, drop_last_batch=True, optimizer="sgd")
     halves = dataclasses.replace(whole, accumulation_steps=2)
     assert largest_gap(final_state(World(), whole), final_state(World(), halves)) < TOLERANCE
-    not_divided = dataclasses.replace(halves, lr=2 * whole.lr)  # what forgetting the division means for SGD
+    not_divided = dataclasses.replace(halves, lr=2 * whole.lr)  # equivalent, for SGD, to a missing division
     assert largest_gap(final_state(World(), whole), final_state(World(), not_divided)) > 1e-3
 
 
 def whole_batch_gradient(*parts: slice) -> Tensor:
-    """By hand: the mean over `parts` of F.cross_entropy's own mean in each."""
+    """Compute the gradient of the mean over `parts` of F.cross_entropy's mean within each."""
     model = linear_model()
     tensors = ArrayDataset(uneven_labels(), torch.float64).tensors
     losses = [F.cross_entropy(model(tensors["x"][part]).flatten(0, 1), tensors["y"][part].flatten()) for part in parts]
@@ -193,26 +192,26 @@ def whole_batch_gradient(*parts: slice) -> Tensor:
     return model.weight.grad
 
 
-def test_normalisations_of_uneven_labels(ranks: list[dict]) -> None:
+def test_both_normalisations_are_right_for_uneven_labels(ranks: list[dict]) -> None:
     quarters = [slice(start, start + 4) for start in range(0, 16, 4)]
     expected = {"global": whole_batch_gradient(slice(None)), "ddp": whole_batch_gradient(*quarters)}
     for rank in ranks:
         for normalization, gradient in expected.items():
             for strategy in ("ddp", "manual"):
-                found = rank["uneven"][f"{normalization}.{strategy}"]
-                torch.testing.assert_close(found, gradient, rtol=0, atol=TOLERANCE)
+                computed = rank["uneven"][f"{normalization}.{strategy}"]
+                torch.testing.assert_close(computed, gradient, rtol=0, atol=TOLERANCE)
     assert (expected["global"] - expected["ddp"]).abs().max() > 0.01
 
 
-def test_comm_hook_is_the_callers(ranks: list[dict]) -> None:
+def test_the_callers_comm_hook_receives_local_gradients(ranks: list[dict]) -> None:
     quarters = [slice(start, start + 4) for start in range(0, 16, 4)]
-    for rank, found in enumerate(ranks):
-        own = whole_batch_gradient(*quarters[2 * rank : 2 * rank + 2])
-        recorded = found["uneven"]["local.ddp"]  # weight (3, 4) and bias (3,), in some order
-        assert any(torch.allclose(recorded[i : i + 12], own.flatten(), atol=TOLERANCE) for i in (0, 3))
+    for rank, results in enumerate(ranks):
+        local = whole_batch_gradient(*quarters[2 * rank : 2 * rank + 2])
+        recorded = results["uneven"]["local.ddp"]  # weight (3, 4) and bias (3,), in some order
+        assert any(torch.allclose(recorded[i : i + 12], local.flatten(), atol=TOLERANCE) for i in (0, 3))
 
 
-def test_rank_0_s_buffers_are_shared_before_each_step(ranks: list[dict]) -> None:
+def test_rank_0s_buffers_are_sent_before_each_step(ranks: list[dict]) -> None:
     first, second = (rank["buffers"] for rank in ranks)
     for key in ("own", "shared"):
         for buffers in (first, second):
