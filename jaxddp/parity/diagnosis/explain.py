@@ -172,7 +172,7 @@ def _first_layer(evidence: Evidence, workers: Workers, step: int) -> Layer | Non
     try:
         workers.torch.do(TorchLayers(evidence.case.torch_source, *job, of_torch, step, rank, evidence.case.world_size))
     except ChildError:
-        workers.jax.wait()  # or its answer would be taken for that of the next job
+        workers.jax.wait()  # or its answer would be taken for the next job's
         raise
     workers.jax.wait()
     flax = Records([of_flax])[0]

@@ -62,7 +62,7 @@ def _expectations(evidence: SampleEvidence) -> Iterator[tuple[str, str, Expectat
     """Yield (fault, line that describes it, expected examples)."""
     torch, epoch, restored_at = evidence.torch, evidence.steps_per_epoch, evidence.restored_at
     if epoch is not None:
-        yield "set_epoch_missing", "every epoch comes in the order of the first", lambda step: torch[step % epoch]
+        yield "set_epoch_missing", "every epoch has the order of the first", lambda step: torch[step % epoch]
     if restored_at is None:  # not known: take the first step whose examples differ
         others = (step for step, examples in enumerate(evidence.jax) if differing_share(torch[step], examples))
         restored_at = next(others, 0)
@@ -78,8 +78,8 @@ def _expectations(evidence: SampleEvidence) -> Iterator[tuple[str, str, Expectat
         says = f"from step {restored_at + 1} on, the epoch is read from its beginning again"
         yield "sampler_offset_lost", says, from_the_start
     yield "same_shard", "every replica gets the examples of replica 0", first_shard
-    yield "same_dropout_mask", "every replica has what replica 0 has", first_shard
-    says = "every step has what belongs to the next: the array was written again before it was read"
+    yield "same_dropout_mask", "every replica has replica 0's values", first_shard
+    says = "every step has the next step's values: the array was overwritten before it was read"
     yield "aliased_buffers", says, lambda step: torch[step + 1] if step + 1 < len(torch) else None
 
 

@@ -17,7 +17,7 @@ from jaxddp.parity.diagnosis.forward.sites import patches_of
 
 
 @dataclass(frozen=True)
-class Kept(Item):
+class KeptBuffers(Item):
     """Wrong buffers that a replica keeps after a step.
 
     Attributes:
@@ -42,11 +42,13 @@ class Kept(Item):
 
     def excludes(self, other: object) -> bool:
         """Return True for any other way to keep buffers."""
-        return isinstance(other, Kept)
+        return isinstance(other, KeptBuffers)
 
 
-OWN = Kept("buffers_local", "each replica keeps its own buffers, the reference those of rank 0", mean=False)
-MEAN = Kept("buffers_averaged", "the buffers are the mean over the replicas, the reference keeps rank 0's", mean=True)
+OWN = KeptBuffers("buffers_local", "each replica keeps its own buffers, the reference those of rank 0", mean=False)
+MEAN = KeptBuffers(
+    "buffers_averaged", "the buffers are the mean over the replicas, the reference keeps rank 0's", mean=True
+)
 
 
 def explain_buffers(
@@ -93,7 +95,7 @@ class Buffers:
     def predicted(self, step: int, ranks: Sequence[int], items: Sequence[Any]) -> Stages:
         """Return the change of the reference's buffers with faults planted."""
         patches = [*self._known, *(item for item in items if isinstance(item, Patch))]
-        kept = next((item for item in items if isinstance(item, Kept)), None)
+        kept = next((item for item in items if isinstance(item, KeptBuffers)), None)
         run = self.ranks if kept else (0,)
         buffers = [result.buffers for result in self._replay.run(step, run, patches)]
         if kept and kept.mean:

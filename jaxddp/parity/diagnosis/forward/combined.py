@@ -25,7 +25,7 @@ OVER = {
 
 
 @dataclass(frozen=True)
-class Reading(Item):
+class Combination(Item):
     """A way to combine micro-batches and replicas.
 
     Attributes:
@@ -79,19 +79,19 @@ class Reading(Item):
         factor = abs(self.gradient_times) or 1.0
         return any(math.isclose(x, float(f"{x:.3g}")) or math.isclose(x, round(x)) for x in (factor, 1 / factor))
 
-    def at(self, value: float) -> "Reading":
+    def at(self, value: float) -> "Combination":
         """Return the fault with another factor."""
         return replace(self, gradient_times=value, loss_times=value if self.scaled != "gradients" else 1.0)
 
     def excludes(self, other: object) -> bool:
         """Return True for any other way to combine."""
-        return isinstance(other, Reading)
+        return isinstance(other, Combination)
 
 
-def readings(loss_normalization: str, world_size: int, micro_batches: int) -> Iterator[Reading]:
+def combinations(loss_normalization: str, world_size: int, micro_batches: int) -> Iterator[Combination]:
     """Yield all ways of combining except the reference's.
 
-    >>> [reading.faults for reading in readings("ddp", world_size=1, micro_batches=2)][-2:]
+    >>> [combination.faults for combination in combinations("ddp", world_size=1, micro_batches=2)][-2:]
     [('loss_scale',), ('loss_scale',)]
     """
     reference = "global" if loss_normalization == "global" else "micro_batch"
@@ -100,12 +100,12 @@ def readings(loss_normalization: str, world_size: int, micro_batches: int) -> It
             continue  # a rank has one micro-batch: the same as "rank"
         faults, says = ((), "") if over == reference else ((fault,), f"{what}, the reference has {OVER[reference][1]}")
         if faults:
-            yield Reading(faults, says, over)
+            yield Combination(faults, says, over)
         for name, factor, whats, shared, loss in _multiples(world_size, micro_batches if over == "micro_batch" else 1):
             joined = " and ".join(filter(None, (says, whats)))
-            yield Reading((*faults, name), joined, over, loss, factor, shared)
+            yield Combination((*faults, name), joined, over, loss, factor, shared)
     for scaled in ("loss and gradients", "gradients"):
-        yield Reading(("loss_scale",), f"{scaled} times", reference, scaled=scaled)
+        yield Combination(("loss_scale",), f"{scaled} times", reference, scaled=scaled)
 
 
 def _multiples(world_size: int, micro_batches: int) -> Iterator[tuple[str, float, str, bool, float]]:
@@ -122,9 +122,9 @@ def _multiples(world_size: int, micro_batches: int) -> Iterator[tuple[str, float
         yield "collective_in_loss", 1.0, what, True, 1 / world_size
 
 
-def reference_reading(loss_normalization: str) -> Reading:
+def reference_combination(loss_normalization: str) -> Combination:
     """Return the reference's way."""
-    return Reading((), "", "global" if loss_normalization == "global" else "micro_batch")
+    return Combination((), "", "global" if loss_normalization == "global" else "micro_batch")
 
 
 def counts_of(results: Sequence[ReplicaResult]) -> np.ndarray:
@@ -133,19 +133,23 @@ def counts_of(results: Sequence[ReplicaResult]) -> np.ndarray:
 
 
 def combined(
-    reading: Reading, results: Sequence[ReplicaResult], ranks: Sequence[int], wanted: Sequence[int], counts: np.ndarray
+    combination: Combination,
+    results: Sequence[ReplicaResult],
+    ranks: Sequence[int],
+    wanted: Sequence[int],
+    counts: np.ndarray,
 ) -> Stages:
     """Return the local losses and gradients of the wanted replicas.
 
     Args:
-        reading: the way to combine.
+        combination: the way to combine.
         results: of the replicas `ranks`.
         ranks: the wanted replicas, and perhaps others.
         wanted: replicas to return.
         counts: of all replicas, (world_size, micro-batches).
     """
     with np.errstate(divide="ignore", invalid="ignore"):  # a replica without a label has the loss 0/0
-        weights = _weights(reading.over, counts)
+        weights = _weights(combination.over, counts)
         pieces = {
             rank: list(zip(weights[rank], one.pieces, strict=True)) for rank, one in zip(ranks, results, strict=True)
         }
@@ -154,9 +158,9 @@ def combined(
             name: np.stack([sum(weight * piece.gradients[name] for weight, piece in pieces[rank]) for rank in wanted])
             for name in results[0].pieces[0].gradients
         }
-    scaled = {name: reading.gradient_times * gradient for name, gradient in gradients.items()}
-    reported = [sum(losses.values()) if reading.shared else losses[rank] for rank in wanted]
-    return {"local_loss": {"loss": reading.loss_times * np.array(reported)}, "local_gradients": scaled}
+    scaled = {name: combination.gradient_times * gradient for name, gradient in gradients.items()}
+    reported = [sum(losses.values()) if combination.shared else losses[rank] for rank in wanted]
+    return {"local_loss": {"loss": combination.loss_times * np.array(reported)}, "local_gradients": scaled}
 
 
 def _weights(over: str, counts: np.ndarray) -> np.ndarray:

@@ -7,7 +7,13 @@ import numpy as np
 
 from jaxddp.parity.diagnosis.decide import Ruling
 from jaxddp.parity.diagnosis.forward.calls import Change, Patch
-from jaxddp.parity.diagnosis.forward.combined import Reading, combined, counts_of, readings, reference_reading
+from jaxddp.parity.diagnosis.forward.combined import (
+    Combination,
+    combinations,
+    combined,
+    counts_of,
+    reference_combination,
+)
 from jaxddp.parity.diagnosis.forward.fit import Item, Stages, residual_at
 from jaxddp.parity.diagnosis.forward.functions import (
     batch_norm_eval,
@@ -67,7 +73,7 @@ class LossAndGradients:
         self.ranks = tuple(range(evidence.world_size))
         self._evidence = evidence
         self._replay = Replay(evidence)
-        self._reference = reference_reading(evidence.loss_normalization)
+        self._reference = reference_combination(evidence.loss_normalization)
         self._counts: dict[int, np.ndarray] = {}
 
     def observed(self, step: int, ranks: Sequence[int]) -> Stages:
@@ -80,15 +86,15 @@ class LossAndGradients:
         """Return the reference's losses and gradients with faults planted."""
         ranks = self._compared(ranks)
         patches = [item for item in items if isinstance(item, Patch)]
-        reading = next((item for item in items if isinstance(item, Reading)), self._reference)
+        combination = next((item for item in items if isinstance(item, Combination)), self._reference)
         if step not in self._counts:
             self._counts[step] = counts_of(self._replay.run(step, self.ranks))
-        recounted = reading.over == "global" and any(patch.change.counts for patch in patches)
-        run = self.ranks if reading.shared or recounted else tuple(ranks)
+        recounted = combination.over == "global" and any(patch.change.counts for patch in patches)
+        run = self.ranks if combination.shared or recounted else tuple(ranks)
         results = self._replay.run(step, run, patches)
         counts = self._counts[step].copy()
         counts[list(run)] = counts_of(results)
-        return combined(reading, results, run, ranks, counts)
+        return combined(combination, results, run, ranks, counts)
 
     def _compared(self, ranks: Sequence[int]) -> list[int]:
         """Return those of the replicas that can be compared; if there are none, all that can be compared."""
@@ -104,4 +110,4 @@ class LossAndGradients:
         patches = [patch for patch in patches_of(changes) if not (alone and patch.change.lockstep)]
         patches.sort(key=lambda patch: -len(patch.sites))
         micro_batches = len(self._evidence.steps[step].micro_batches[rank])
-        return [*readings(self._evidence.loss_normalization, len(self.ranks), micro_batches), STALE, *patches]
+        return [*combinations(self._evidence.loss_normalization, len(self.ranks), micro_batches), STALE, *patches]

@@ -81,7 +81,7 @@ def _mask(recipe: OptimizerRecipe, sample: Sample) -> Iterator[OptimizerEdit]:
     for reach, mask in (*_reaches(recipe), _apparent_reach(recipe, own, sample)):
         if not any((mask == other).all() for other in seen):
             seen.append(mask)
-            says = f"weight decay is {reach}, not so in the reference"
+            says = f"weight decay acts {reach}, unlike in the reference"
             yield discrete("decay_mask", says, partial(_masked, mask=mask))
 
 
@@ -92,7 +92,7 @@ def _masked(recipe: OptimizerRecipe, mask: np.ndarray) -> OptimizerRecipe:
 def _reaches(recipe: OptimizerRecipe) -> Iterator[tuple[str, np.ndarray]]:
     """Yield common choices of tensors that decay, in words and as a mask."""
     yield "on all tensors", np.ones(len(recipe.names), bool)
-    yield "on tensors of two and more dimensions", np.array([len(shape) > 1 for shape in recipe.shapes])
+    yield "on tensors with two or more dimensions", np.array([len(shape) > 1 for shape in recipe.shapes])
     yield "on all but biases", np.array([not name.endswith("bias") for name in recipe.names])
     named = [name.endswith("bias") or any(norm in name.lower() for norm in NORMS) for name in recipe.names]
     yield "on all but biases and norms, by name", ~np.array(named)
@@ -107,4 +107,4 @@ def _apparent_reach(recipe: OptimizerRecipe, own: np.ndarray, sample: Sample) ->
     mask = np.where(decaying == still, own, decaying < still)
     other = [name for name, changed in zip(recipe.names, mask != own, strict=True) if changed]
     listed = ", ".join(other[:NAMED]) + (f" and {len(other) - NAMED} more" if len(other) > NAMED else "")
-    return f"otherwise on {listed}", mask
+    return f"differently on {listed}", mask

@@ -158,7 +158,7 @@ def _momentum(recipe: OptimizerRecipe) -> Iterator[OptimizerEdit]:
     if recipe.family == "rmsprop":
         yield _betas("rmsprop_decay", recipe, {"second": "RMSprop's decay of squares"})
     if recipe.family == "sgd" and recipe.scheduled and recipe.first.any():
-        says = "momentum sums updates, each at the rate of its step; the reference's, gradients"
+        says = "momentum sums updates, each at the learning rate of its step, where the reference sums gradients"
         yield discrete("lr_in_momentum", says, partial(replace, rate_inside=True))
     yield discrete(
         "nesterov",

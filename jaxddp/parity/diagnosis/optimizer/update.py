@@ -116,7 +116,7 @@ def _clips(evidence: Evidence) -> Iterator[Unseen]:
     if not (facts.own_step or facts.clips_inside):
         return
     yield Unseen("clip_missing", "the gradients are not clipped", clips=False)
-    yield Unseen("clip_epsilon", "clipping divides by the norm; the reference adds 1e-06 to it", epsilon=0.0)
+    yield Unseen("clip_epsilon", "clipping divides by the norm, to which the reference adds 1e-06", epsilon=0.0)
     for power in (0.5, 1.0) if world_size > 1 else ():
         says = f"clipped by a norm times {world_size**power:.4g}, with {world_size} replicas"
         yield Unseen("clip_norm_local", says, factor=world_size**power)

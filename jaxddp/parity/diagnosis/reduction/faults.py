@@ -47,15 +47,16 @@ def edits(reference: ReductionRecipe, world_size: int, pieces: int, tied: Sequen
 
 def _local_edits(reference: ReductionRecipe, world_size: int, pieces: int) -> Iterator[ReductionEdit]:
     """Yield mistakes in combining a replica's micro-batches."""
-    reference_has = "over all ranks'" if reference.loss_normalization == "global" else "over each micro-batch's"
+    ranks_or_pieces = "of all ranks" if reference.loss_normalization == "global" else "of each micro-batch"
+    reference_has = f"the reference has a mean over the elements {ranks_or_pieces}"
     if reference.loss_normalization != "ddp" and pieces > 1:
-        says = f"each micro-batch's loss is a mean over its own elements; the reference's, {reference_has}"
+        says = f"the loss is a mean over each micro-batch's elements, {reference_has}"
         yield _edit("normalization", "mean_per_micro_batch", says, loss_normalization="ddp")
     if reference.loss_normalization != "ddp" or pieces > 1:
-        says = f"each rank's loss is a mean over its own elements; the reference's, {reference_has}"
+        says = f"the loss is a mean over each rank's elements, {reference_has}"
         yield _edit("normalization", "mean_per_rank", says, loss_normalization="rank")
     if reference.loss_normalization != "global" and world_size > 1:
-        says = f"one mean over all ranks' elements; the reference's, {reference_has}"
+        says = f"the loss is one mean over the elements of all ranks, {reference_has}"
         yield _edit("normalization", "global_mean", says, loss_normalization="global")
     if pieces > 1:
         says = f"gradients times {pieces}, the number of micro-batches"
@@ -68,9 +69,9 @@ def _local_edits(reference: ReductionRecipe, world_size: int, pieces: int) -> It
                 )
                 yield _edit("reduction", "synchronised_early", says, early=frozenset(early))
     if world_size > 1:
-        says = f"the local gradients are {world_size} times too large, the number of replicas"
+        says = f"the local gradients are too large by a factor of {world_size}, the number of replicas"
         yield _edit("local", "collective_in_loss", says, local_factor=float(world_size))
-        says = "every replica's local gradient is the sum of all of them already"
+        says = "every replica's local gradient is already the sum of all local gradients"
         yield _edit("local", "check_vma", f"{says}, and is averaged", summed_at_once=True)
         yield _edit("local", "check_vma", f"{says}, and is summed again", summed_at_once=True, factor=world_size)
     yield _edit("stale", "stale_parameters", "gradients at the parameters of the step before", stale=True)
@@ -99,16 +100,16 @@ def _reduction_edits(world_size: int) -> Iterator[ReductionEdit]:
         yield ReductionEdit("factor", fault, f"gradients {says}", times(factor))
     says = "every replica keeps its own gradient"
     yield _edit("reduction", "no_sync", says, synchronised=False)
-    says = "every replica has its own gradient, as that of a pmean of the loss is"
+    says = "every replica keeps its own gradient, the gradient of a pmean of the loss"
     yield _edit("reduction", "collective_in_loss", says, synchronised=False)
     for wire in WIRES:
-        says = f"gradients are rounded to {wire.split(',')[0]} on their way between the replicas"
+        says = f"gradients are rounded to {wire.split(',')[0]} between the replicas"
         yield _edit("wire", "compressed_all_reduce", says, wire=wire)
 
 
 def _clip_edits(world_size: int, tied: Sequence[str]) -> Iterator[ReductionEdit]:
     """Yield mistakes in clipping."""
-    says = "clipping divides by the norm; the reference adds 1e-06 to it"
+    says = "clipping divides by the norm, to which the reference adds 1e-06"
     yield _edit("epsilon", "clip_epsilon", says, clip_epsilon=0.0)
     yield _edit("norm", "clip_missing", "the gradients are not clipped", clip_norm=None)
     if world_size > 1:
