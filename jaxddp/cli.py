@@ -45,7 +45,7 @@ def parse(config_class: type[Config], argv: Sequence[str], prog: str) -> Config:
     config = parse_plain(config_class, argv, prog, default)
     if folder is not None:
         config.check_resumes(default)
-    config.check_used(beside=default)
+    config.check_used(baseline=default)
     return config
 
 

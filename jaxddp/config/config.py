@@ -94,12 +94,12 @@ class TrainConfig(TrainOptions):
             rank = typed("matrix_approximation_rank", self.matrix_approximation_rank)
             raise InputError(f"{rank}: must be at most {side}, the side of a square of {numbers} gradient elements")
 
-    def check_used(self, beside: "TrainConfig") -> None:
-        """Raise `InputError` for an option that differs from `beside` and has no effect."""
+    def check_used(self, baseline: "TrainConfig") -> None:
+        """Raise `InputError` for an option that differs from `baseline` and has no effect."""
         for choice, options in BELONGS_TO.items():
             for option, takers in options.items():
                 value, chosen = getattr(self, option), getattr(self, choice)
-                if value != getattr(beside, option) and chosen not in takers:
+                if value != getattr(baseline, option) and chosen not in takers:
                     some = " or ".join(filter(None, [", ".join(takers[:-1]), takers[-1]]))
                     raise InputError(f"{typed(option, value)}: only for {flag(choice)} {some}, not {chosen}")
 

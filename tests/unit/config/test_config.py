@@ -118,7 +118,7 @@ CHOICES |= {"comm_hook": COMM_HOOKS, "amp": AMP}
 )
 def test_an_error_names_the_bad_value_and_the_right_ones(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError) as caught:
-        TrainConfig(**fields).check_used(beside=TrainConfig())
+        TrainConfig(**fields).check_used(baseline=TrainConfig())
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
 
@@ -147,13 +147,13 @@ def test_an_option_without_effect_is_refused(choice: str, option: str) -> None:
     for name in CHOICES[choice]:
         fields = NEEDED.get(name, {}) | {choice: name, option: value}
         if name in takers:
-            TrainConfig(**fields | NEEDED.get(option, {})).check_used(beside=TrainConfig())
+            TrainConfig(**fields | NEEDED.get(option, {})).check_used(baseline=TrainConfig())
         else:
             config = TrainConfig(**fields)
-            config.check_used(beside=config)  # the saved config of a resumed run may have it
+            config.check_used(baseline=config)  # the saved config of a resumed run may have it
             message = f"{flag(option)[2:]}.*: only for {flag(choice)} .*{takers[-1]}, not {name}$"
             with pytest.raises(InputError, match=message):
-                config.check_used(beside=TrainConfig())
+                config.check_used(baseline=TrainConfig())
 
 
 @pytest.mark.parametrize(
