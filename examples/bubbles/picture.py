@@ -1,4 +1,4 @@
-"""The picture of the steps: a lane per replica, JAX beside torch, all on one time axis."""
+"""Picture of the steps: a lane per replica, JAX beside torch, all on one time axis."""
 
 import io
 from collections.abc import Mapping
@@ -34,10 +34,11 @@ def draw(frameworks: Mapping[str, Cases]) -> bytes:
 def figure_of(frameworks: Mapping[str, Cases]) -> "Figure":
     """Arrange a column per framework and a row per case, with the same limits and scale on every time axis."""
     from matplotlib.figure import Figure  # half a second to import
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     names = list(next(iter(frameworks.values())))
-    figure = Figure(figsize=(12, 1.2 * len(names) + 1.3), dpi=150, layout="constrained")
-    figure.get_layout_engine().set(w_pad=0.1, h_pad=0.06, wspace=0.03)  # type: ignore[union-attr]
+    layout = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.06, wspace=0.03)
+    figure = Figure(figsize=(12, 1.2 * len(names) + 1.3), dpi=150, layout=layout)
     grid = figure.subplots(len(names), len(frameworks), sharex=True, sharey=True, squeeze=False)
     for column, (framework, cases) in enumerate(frameworks.items()):
         for axes, name in zip(grid[:, column], names, strict=True):
