@@ -44,7 +44,7 @@ class Contender:
 
 @dataclass(frozen=True)
 class Race:
-    """All contenders, and jaxddp's default runs by world size, whose compiled programs are reported."""
+    """Contenders of a benchmark, and jaxddp's default runs by world size, whose compiled programs are reported."""
 
     contenders: list[Contender]
     runs: dict[int, train.Run]

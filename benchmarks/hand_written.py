@@ -1,4 +1,4 @@
-"""The same training written by hand in plain JAX, for one model: the reference for jaxddp's speed.
+"""Training written by hand in plain JAX, for one model: the reference for jaxddp's speed.
 
 There is no module system, no option and no check. State and batches are placed on the devices before the step needs
 them, the state's buffers are donated, and nothing waits for a loss before the epoch ends.
@@ -41,7 +41,7 @@ def make_step(optimizer: optax.GradientTransformation, average: Callable[[Any], 
 
 
 class HandWritten:
-    """The compiled step and the loop around it.
+    """Compiled step and the loop around it.
 
     Args:
         optimizer: an optax transformation.

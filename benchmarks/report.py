@@ -1,4 +1,4 @@
-"""The record of a benchmark and its text."""
+"""Record of a benchmark and its text."""
 
 import datetime
 import importlib.metadata

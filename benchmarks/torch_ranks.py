@@ -26,7 +26,7 @@ Timing = tuple[float, float]  # seconds, and the mean loss of the last epoch
 
 
 class TorchRanks:
-    """The ranks, seen from the parent process."""
+    """Ranks, seen from the parent process."""
 
     def __init__(self, connections: Sequence[Connection]):
         self._connections = connections

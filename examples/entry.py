@@ -1,4 +1,4 @@
-"""The entry of an example in the gallery and in the README."""
+"""Entry of an example in the gallery and in the README."""
 
 import re
 from dataclasses import dataclass

@@ -51,7 +51,7 @@ class Plan:
 
     @property
     def most_passes(self) -> int:
-        """The largest number of passes through one block."""
+        """Largest number of passes through one block."""
         return max(count for case in self.cases.values() for of_replica in case.passes for count in of_replica)
 
     def inputs(self) -> dict[str, NDArray[np.float32]]:

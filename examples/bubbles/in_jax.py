@@ -1,4 +1,4 @@
-"""The step in JAX, compiled with timestamps between its phases.
+"""Step in JAX, compiled with timestamps between its phases.
 
 A mark passes the sum of an array to a callback, which returns zero, and adds that zero to the array. The callback
 cannot run before the array is computed, and nothing that needs the array can run before the callback has.

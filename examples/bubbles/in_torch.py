@@ -1,4 +1,4 @@
-"""The step in torch, under DistributedDataParallel, with timestamps between its phases; needs no jax."""
+"""Step in torch, under DistributedDataParallel, with timestamps between its phases; needs no jax."""
 
 import time
 from dataclasses import dataclass, field
@@ -51,7 +51,7 @@ class Total(torch.autograd.Function):
 
 
 class Model(nn.Module):
-    """The blocks that `examples.bubbles.cases` describes."""
+    """Blocks that `examples.bubbles.cases` describes."""
 
     def __init__(self, plan: Plan, case: Case, world: World, clock: Clock):
         super().__init__()
@@ -79,7 +79,7 @@ class Model(nn.Module):
 
 
 class Step:
-    """The training step of a case, on one rank.
+    """Training step of a case, on one rank.
 
     Args:
         plan: the sizes.

@@ -44,12 +44,12 @@ class Measurement:
 
     @property
     def shares(self) -> NDArray[np.float64]:
-        """The share of a step that each replica waits, (W,): the median over the steps."""
+        """Share of a step that each replica waits, (W,): the median over the steps."""
         return np.median([waiting(step) for step in self.steps], axis=0)
 
     @property
     def step(self) -> Timeline:
-        """The most typical step: its duration and shares are nearest to the medians."""
+        """Most typical step: its duration and shares are nearest to the medians."""
         length = np.median([duration(step) for step in self.steps])
 
         def oddity(step: Timeline) -> float:

@@ -84,7 +84,7 @@ class Accuracy:
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """The results of a script.
+    """Results of a script.
 
     Attributes:
         lines: a line per step and replica.

@@ -1,4 +1,4 @@
-"""The script in JAX: one process holds all replicas, so it also works in a notebook.
+"""Script in JAX: one process holds all replicas, so it also works in a notebook.
 
 python -m examples.ddp_script.script_jax
 """

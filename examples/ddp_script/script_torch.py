@@ -1,4 +1,4 @@
-"""The script in torch: each replica is a process with its own loader and its own copy of the model.
+"""Script in torch: each replica is a process with its own loader and its own copy of the model.
 
 python -m examples.ddp_script.script_torch
 """

@@ -1,4 +1,4 @@
-"""The fine-tune by jaxddp's Llama and DataParallel."""
+"""Fine-tune by jaxddp's Llama and DataParallel."""
 
 from itertools import chain, islice
 from typing import Any

@@ -1,4 +1,4 @@
-"""The fine-tune by transformers' LlamaForSequenceClassification under torch's DistributedDataParallel."""
+"""Fine-tune by transformers' LlamaForSequenceClassification under torch's DistributedDataParallel."""
 
 from collections.abc import Sequence
 from functools import partial

@@ -30,7 +30,7 @@ class Job:
 
 @dataclass
 class Run:
-    """The results of a training.
+    """Results of a training.
 
     Attributes:
         losses: loss of each step, the mean over all replicas.

@@ -1,4 +1,4 @@
-"""The model and the data of the fine-tune, written to a folder as safetensors for both frameworks to read."""
+"""Model and data of the fine-tune, written to a folder as safetensors for both frameworks to read."""
 
 import dataclasses
 from pathlib import Path

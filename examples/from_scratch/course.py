@@ -1,4 +1,4 @@
-"""The steps of the course in one framework: the parts that differ between frameworks, and the measurements."""
+"""Steps of the course in one framework: the parts that differ between frameworks, and the measurements."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The task of both frameworks: two replicas train a small classifier on a linear problem."""
+"""Task of both frameworks: two replicas train a small classifier on a linear problem."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The framework-free part of SimpleDDP: the check of the replicas, and when gradients are averaged."""
+"""Framework-free part of SimpleDDP: the check of the replicas, and when gradients are averaged."""
 
 import contextlib
 from abc import ABC, abstractmethod
@@ -64,7 +64,7 @@ class Skeleton(ABC):
 
     @property
     def distance(self) -> float:
-        """The largest difference between a parameter of any replica and replica 0's; infinity for a NaN."""
+        """Largest difference between a parameter of any replica and replica 0's; infinity for a NaN."""
         return self._furthest()[0]
 
     def check_replicas(self) -> None:

@@ -1,4 +1,4 @@
-"""The document's gradients in torch: by hand, by autograd, and averaged over DDP's ranks."""
+"""Gradients of the document's model in torch: by hand, by autograd, and averaged over DDP's ranks."""
 
 from functools import partial
 

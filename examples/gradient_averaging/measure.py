@@ -1,4 +1,4 @@
-"""The document's claims about gradients, measured in JAX and in torch."""
+"""Claims of the document about gradients, measured in JAX and in torch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The document's model and its batches, in NumPy: the same numbers for JAX and for torch."""
+"""Model and batches of the document, in NumPy: the same numbers for JAX and for torch."""
 
 from collections.abc import Callable, Mapping
 from functools import cache

@@ -1,4 +1,4 @@
-"""The model's forward pass in small steps, and its backward pass derived by hand, step by step.
+"""Forward pass of the model in small steps, and the backward pass derived by hand, step by step.
 
 Both are written once and run in NumPy, JAX and torch: `xp` is `numpy`, `jax.numpy` or `torch`, and only functions
 that all three share are used. Shapes: n examples, V characters, E features per character, H hidden units.

@@ -1,4 +1,4 @@
-"""The job in JAX: one process drives all devices of the machine."""
+"""Job in JAX: one process drives all devices of the machine."""
 
 import jax
 import numpy as np

@@ -1,4 +1,4 @@
-"""The job in PyTorch: a process per device, started here or by torchrun."""
+"""Job in PyTorch: a process per device, started here or by torchrun."""
 
 from dataclasses import replace
 from functools import partial

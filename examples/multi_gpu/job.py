@@ -1,4 +1,4 @@
-"""The job, its options and the table of speeds; needs no framework."""
+"""Job, options and table of speeds; needs no framework."""
 
 import statistics
 from collections.abc import Callable

@@ -107,7 +107,7 @@ def layer_norm(rngs: nnx.Rngs) -> nnx.LayerNorm:
 
 
 class FlaxBlock(nnx.Module):
-    """The Flax counterpart of `TorchBlock`."""
+    """Flax counterpart of `TorchBlock`."""
 
     def __init__(self, rngs: nnx.Rngs):
         self.norm1 = layer_norm(rngs)

@@ -99,7 +99,7 @@ def conv(inputs: int, outputs: int, size: int, stride: int = 1, *, rngs: nnx.Rng
 
 
 class FlaxBlock(nnx.Module):
-    """The Flax counterpart of `TorchBlock`; `names` maps the projection's two layers to torch's numbers."""
+    """Flax counterpart of `TorchBlock`; `names` maps the projection's two layers to torch's numbers."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, *, rngs: nnx.Rngs):
         # jaxddp's BatchNorm follows torch. Flax's momentum is 1 - torch's (torch's default 0.1 is Flax's 0.9, but

@@ -1,4 +1,4 @@
-"""The ring of `jaxddp.distributed.ring_all_reduce`, recorded after each step, and jaxddp's collectives."""
+"""Ring of `jaxddp.distributed.ring_all_reduce`, recorded after each step, and jaxddp's collectives."""
 
 import jax
 import numpy as np

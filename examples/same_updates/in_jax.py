@@ -1,4 +1,4 @@
-"""The three ways in JAX: one replica; several that sum their gradients; several that average them like DDP."""
+"""Three ways to train in JAX: one replica; several that sum their gradients; several that average them like DDP."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial

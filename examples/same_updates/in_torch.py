@@ -1,4 +1,4 @@
-"""The three ways in PyTorch: one process; one process that splits its batch; and DDP, a process per device."""
+"""Three ways to train in PyTorch: one process; one process that splits its batch; and DDP, a process per device."""
 
 from collections.abc import Callable, Mapping
 from functools import partial

@@ -89,7 +89,7 @@ class Options(Settings):
 
     @property
     def frameworks(self) -> tuple[str, ...]:
-        """The frameworks to run."""
+        """Frameworks to run."""
         return FRAMEWORKS if self.framework == "both" else (self.framework,)
 
 
@@ -129,7 +129,7 @@ def same_updates(settings: Settings, way: str, devices: int) -> Case:
 
 
 class Epoch(NamedTuple):
-    """The summary of an epoch.
+    """Summary of an epoch.
 
     Attributes:
         steps: number of steps.
@@ -146,7 +146,7 @@ class Epoch(NamedTuple):
 
 @dataclass(frozen=True)
 class Record:
-    """The results of a run.
+    """Results of a run.
 
     Attributes:
         first_loss: loss of the first process's first batch.

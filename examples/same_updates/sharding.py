@@ -1,4 +1,4 @@
-"""The examples of each process, by jaxddp's sampler and by torch's."""
+"""Examples of each process, by jaxddp's sampler and by torch's."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""The benchmark: the form of its record, the hand-written step, and the count of all-reduces."""
+"""Benchmark: the form of its record, the hand-written step, and the count of all-reduces."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The bubbles example: both frameworks' marks show which replica waits, and impossible marks are refused.
+"""Bubbles example: both frameworks' marks show which replica waits, and impossible marks are refused.
 
 Replicas sleep instead of computing, so that the assertions do not depend on how busy the machine is.
 """

@@ -1,4 +1,4 @@
-"""The DDP script example: both scripts do the same, and claims fail for planted mistakes."""
+"""DDP script example: both scripts do the same, and claims fail for planted mistakes."""
 
 import doctest
 import subprocess

@@ -1,4 +1,4 @@
-"""The fine-tune example: its claims in both frameworks, and the files that it reads."""
+"""Fine-tune example: its claims in both frameworks, and the files that it reads."""
 
 import dataclasses
 import json
@@ -29,7 +29,7 @@ OPTIONS = Options(epochs=2, devices=2, platform="cpu", dtype="bfloat16")
 
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The model's configuration, and the two jobs with one layer: the proof and the fine-tune."""
+    """Make the configuration of a model with one layer, and two jobs: the proof and the fine-tune."""
     folder = tmp_path_factory.mktemp("fine_tune")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(material, "SMALL", dataclasses.replace(material.SMALL, num_hidden_layers=1))

@@ -1,4 +1,4 @@
-"""The DDP from scratch example: all claims hold in both frameworks, and fail for planted mistakes."""
+"""DDP from scratch example: all claims hold in both frameworks, and fail for planted mistakes."""
 
 import dataclasses
 import doctest

@@ -1,4 +1,4 @@
-"""The gallery: its page, the README's table, and the report of claims."""
+"""Gallery: its page, the README's table, and the report of claims."""
 
 import doctest
 from pathlib import Path

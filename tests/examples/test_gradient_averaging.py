@@ -1,4 +1,4 @@
-"""The gradient averaging example: gradients are right, and claims fail for planted mistakes."""
+"""Gradient averaging example: gradients are right, and claims fail for planted mistakes."""
 
 from dataclasses import replace
 from functools import partial

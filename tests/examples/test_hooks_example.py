@@ -1,4 +1,4 @@
-"""The gradient hooks example: both frameworks' hooks agree, and claims fail for planted differences."""
+"""Gradient hooks example: both frameworks' hooks agree, and claims fail for planted differences."""
 
 import copy
 import doctest

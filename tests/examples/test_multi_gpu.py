@@ -1,4 +1,4 @@
-"""The multi-GPU example: its table covers every world size, and the batch files submit valid commands."""
+"""Multi-GPU example: its table covers every world size, and the batch files submit valid commands."""
 
 import doctest
 import os

@@ -1,4 +1,4 @@
-"""The notebook runs in its own kernel, and the claims of its last cell hold."""
+"""Notebook: it runs in its own kernel, and the claims of its last cell hold."""
 
 from pathlib import Path
 from types import SimpleNamespace

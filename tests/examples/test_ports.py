@@ -20,7 +20,7 @@ STEPS = 8  # the convnet's rate falls after 5 steps, and the GPT's gradients are
 
 
 class Runs:
-    """Each port's run in either framework, made once; a broken port shares its right twin's torch run."""
+    """Runs of each port in either framework, made once; a broken port shares its right twin's torch run."""
 
     def __init__(self, pool: TorchPool):
         self._pool = pool
@@ -60,7 +60,7 @@ def test_right_ports_are_equal_at_every_stage(name: str, runs: Runs) -> None:
 
 
 class Broken(NamedTuple):
-    """The first difference of a broken port, in its first step."""
+    """First difference of a broken port, in its first step."""
 
     name: str
     stage: str

@@ -1,4 +1,4 @@
-"""The ring example: ring and collectives are right in both frameworks, and the tables show them."""
+"""Ring example: ring and collectives are right in both frameworks, and the tables show them."""
 
 import copy
 import doctest
@@ -43,7 +43,7 @@ def test_half_of_the_steps_complete_a_third_of_the_buffer(ours: Results, theirs:
 
 
 def test_claims_fail_for_a_ring_that_stops_halfway(ours: Results, theirs: Results) -> None:
-    """The document's ring stops there."""
+    """Stop where the document's ring does."""
     halfway = copy.deepcopy(ours)
     for of in halfway["ring"].values():
         of["ring"] = of["steps"][:, WORLD_SIZE - 1].reshape(WORLD_SIZE, -1)[:, : of["ring"].shape[1]]

@@ -1,4 +1,4 @@
-"""The same updates example: claims hold in both frameworks, which print the numbers of the document's program.
+"""Same updates example: claims hold in both frameworks, which print the numbers of the document's program.
 
 same_updates_printed.json holds the output of that program (github.com/karlstratos/minGPU, 9d490e2) with torch 2.13:
 

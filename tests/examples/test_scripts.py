@@ -1,4 +1,4 @@
-"""The examples run and show what they claim; the guides show two of them."""
+"""Scripts in examples/: they run and print what they claim, and the guides show two of them."""
 
 import importlib.util
 import sys
