@@ -126,7 +126,7 @@ def test_options_that_contradict_join_are_refused(options: dict[str, Any], messa
         ),
         (
             {"model": "convnet", "sync_batch_norm": True},
-            "--join --sync-batch-norm: DDP's join does not know what SyncBatchNorm sends",
+            "--join --sync-batch-norm: DDP's join does not cover SyncBatchNorm's messages",
         ),
     ],
 )
