@@ -141,7 +141,7 @@ class DataParallel:
     def whole(self, state: TrainState) -> TrainState:
         """Return the state as `place_state` takes it, with a sharded optimizer's state joined to whole parameters.
 
-        Unless a field differs between replicas, it may be placed on another number of replicas.
+        Unless a field differs between replicas, the result can be placed on another number of replicas.
         """
         return self.replica_step.whole(state)
 

@@ -36,7 +36,7 @@ def check_name(flag: str, name: str, known: Iterable[str]) -> None:
 
 
 def listed(problems: Sequence[str], most: int = 3, joint: str = "; ") -> str:
-    """Join the first few of many problems, or names, to one line.
+    """Join the first few problems or names into one line.
 
     >>> listed(["a", "b", "c", "d"])
     'a; b; c; ...'

@@ -6,7 +6,7 @@ from typing import Any
 
 from jaxddp.errors import InputError
 
-# Ranges by their words in the error message; NaN is in none of them.
+# Words of the error message -> test of the range; NaN fails every test.
 IN_RANGE: dict[str, Callable[[Any], bool]] = {
     "at least 0": lambda x: x >= 0,
     "at least 1": lambda x: x >= 1,
@@ -20,7 +20,7 @@ IN_RANGE: dict[str, Callable[[Any], bool]] = {
 }
 POSITIVE = ("at least 1", "finite")
 NON_NEGATIVE = ("at least 0", "finite")
-# Ranges of each option, checked in this order.
+# Option -> its ranges, checked in this order.
 RANGES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("num_examples", "num_features", "num_classes", "context_length", "embedding_size"), POSITIVE),
     **dict.fromkeys(("global_batch_size", "accumulation_steps", "devices", "steps_per_dispatch"), POSITIVE),
@@ -48,7 +48,7 @@ def check_range(option: str, value: Any, written: str | None = None) -> None:
     Args:
         option: a name in `RANGES`.
         value: a number, or a tuple of numbers that must each be in the range.
-        written: spelling of option and value in the message; None: that of a function's argument.
+        written: spelling of option and value in the message; None: "option value", as for a keyword argument.
 
     >>> check_range("ema_decay", 1.5)
     Traceback (most recent call last):

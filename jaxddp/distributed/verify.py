@@ -69,7 +69,7 @@ class Verifier:
 def fingerprint(x: jax.Array) -> jax.Array:
     """Compute sum_i mix(word_i + i c) mod 2**32 over the 32-bit words of `x`, a uint32 scalar.
 
-    mix is MurmurHash3's finalizer. It is invertible, so that any change of a single word changes the sum;
+    mix is MurmurHash3's finalizer, which is invertible: any change of a single word changes the sum;
     other changes (swapped elements, flipped signs) go unnoticed with probability 2**-32.
 
     >>> print(fingerprint(jnp.array([1.0, -1.0])) == fingerprint(jnp.array([-1.0, 1.0])))

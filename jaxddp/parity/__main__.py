@@ -33,7 +33,7 @@ class Options:
     """
 
     port: Annotated[Positional[Path | None], arg(metavar="PORT.py")] = None
-    """Port file with the torch and the jax half; see the README. The file is executed."""
+    """Port file with the torch and the jax half; see docs/parity.md. The file is executed."""
     world_size: int = 2
     """Number of replicas on each side."""
     steps: int = 10

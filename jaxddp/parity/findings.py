@@ -150,8 +150,8 @@ class Findings:
         differences: in the order of the stages; empty if equal.
         numerics: stage -> result; empty if float32 was not run.
         problems: errors that left parts of the check undone.
-        rate_rounding: error of the port's learning rate because it is computed in float32; this is not a
-            difference.
+        rate_rounding: relative rounding error of a learning rate that the port computes in float32; it does not
+            count as a difference.
         free_running: stage -> residual per step of jax against torch, each running on its own.
         seconds: duration of the check.
         environment: versions, hardware, date.

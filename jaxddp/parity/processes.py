@@ -79,7 +79,7 @@ class Child:
 
 
 class ChildError(TrainingError):
-    """A child raised, died or hung.
+    """Failure of a child: it raised, died or hung.
 
     Attributes:
         child: name of the child.
@@ -149,7 +149,7 @@ def reported(connection: Connection, origin: str) -> Iterator[None]:
 
 
 def _quietly(target: Callable[..., None], *args: Any) -> None:
-    """Run `target` in the child, which ignores Ctrl-C, since the parent ends its children, and ends with the parent."""
+    """Run `target` in the child, which ends when its parent ends, and leaves Ctrl-C to the parent."""
     os.setsid()  # a new process group, for the child and every process that it starts
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()

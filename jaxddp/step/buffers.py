@@ -8,10 +8,10 @@ from jaxddp.state import Buffers
 
 
 def synchronized(buffers: Buffers, keep: str, source: jax.Array | None = None) -> Buffers:
-    """Return the buffers that all replicas go on with.
+    """Return the buffers with which the replicas continue.
 
     Args:
-        buffers: of this replica, after its forward passes.
+        buffers: this replica's, after its forward passes.
         keep: "rank0": the buffers of rank 0, as torch's DDP keeps them; "mean": the mean over the replicas, in
             the buffer's dtype; "local": each replica keeps its own.
         source: int32 scalar, the rank whose buffers "rank0" keeps instead, see `MicroBatches`; None: rank 0.

@@ -99,7 +99,7 @@ class GradScaler:
 
         Args:
             before, after: state without and with the update.
-            finite: boolean scalar, the same on all replicas: are the mean gradients, still scaled, finite?
+            finite: boolean scalar, the same on all replicas: whether the mean gradients, still scaled, are finite.
 
         Returns:
             The next state; the metrics "scale", with which the gradients were computed, and "skipped", 1 or 0.
@@ -113,7 +113,7 @@ class GradScaler:
         return after, {"scale": state.scale, "skipped": 1 - finite.astype(state.scale.dtype)}
 
     def update(self, state: ScalerState, finite: jax.Array) -> ScalerState:
-        """Return the scaler's state after a step with finite gradients, or with others."""
+        """Return the scaler's state after a step whose gradients are all finite, or not (`finite` False)."""
         grown = state.scale * self.growth_factor
         tracker = jnp.where(finite, state.growth_tracker + 1, 0)
         grows = tracker == self.growth_interval

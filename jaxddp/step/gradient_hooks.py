@@ -1,6 +1,6 @@
 """Hooks on the gradients of chosen parameters, before or after their mean over the replicas.
 
-With g_r replica r's gradient of the step, summed over its micro-batches and scaled as DDP's, and h the hook:
+With g_r the gradient of replica r, accumulated over its micro-batches and normalised as in DDP, and h the hook:
 
     local   g = mean_r h(g_r)       torch: `parameter.register_hook(h)`
     mean    g = h(mean_r g_r)       torch: a loop over `parameter.grad` between backward pass and clipping

@@ -24,9 +24,9 @@ class LocalResult(NamedTuple):
 
     Attributes:
         loss: numerator of the loss, a scalar.
-        gradients: numerators of the gradients; with a loss scaler they, and only they, are scaled.
+        gradients: numerators of the gradients; with a loss scaler, the only scaled field.
         denominator: scalar; "ddp": the number of micro-batches, "global": the sum of the elements' weights.
-        sums: of the loss function, "loss" and "count" among them.
+        sums: sums that the loss function returns, "loss" and "count" among them.
         valid: number of examples that are no padding; None: without padding, where every replica has examples.
     """
 
@@ -42,7 +42,7 @@ class Unsynchronized(NamedTuple):
 
     Attributes:
         result: sums over its micro-batches.
-        buffers: as its own forward passes left them.
+        buffers: buffers after this replica's forward passes.
         examples: int32 scalar, the number of examples; None where no random numbers depend on it.
     """
 
@@ -67,7 +67,7 @@ class LocalGradients:
     scaler: GradScaler | None = None
 
     def accumulate(self, state: TrainState, batch: MicroBatches) -> Unsynchronized:
-        """Sum over a replica's micro-batches, each of which starts from the buffers that the one before left."""
+        """Sum over a replica's micro-batches, each starting from the buffers that the previous one left."""
         if batch.head is None:
             return self.differentiate(state, state.buffers, batch.last)
         pieces = 1 + len(jax.tree.leaves(batch.head)[0])
@@ -93,7 +93,7 @@ class LocalGradients:
 
         Args:
             state: the loss is differentiated at its parameters.
-            buffers: as the micro-batch before left them.
+            buffers: buffers after the previous micro-batch.
             before: number of examples that this replica has had in this step; None: none.
             pieces: number of micro-batches in the step, as far as it is known.
 
@@ -109,7 +109,7 @@ class LocalGradients:
         valid = jnp.sum(batch["valid"]) if "valid" in batch else None
 
         def share(denominator: jax.Array) -> jax.Array:
-            # torch divides by this before its backward pass; 16 bits overflow at the same scale only if we do too.
+            # torch divides by this before its backward pass; doing the same makes 16 bits overflow at the same scale.
             return jnp.maximum(denominator, 1) * pieces
 
         def numerator(params: Params) -> tuple[jax.Array, tuple[jax.Array, jax.Array, Sums, Buffers]]:
@@ -136,7 +136,7 @@ class LocalGradients:
             return sums["loss"], sums["count"]
         if valid is None:
             return sums["loss"] / sums["count"], jnp.ones_like(sums["count"])
-        # 0 by 0 without examples; NaN with examples of which no label counts, as in torch.
+        # Without examples, numerator and denominator are 0; with examples but no valid label, NaN, as in torch.
         some = valid > 0
         loss = jnp.where(some, sums["loss"] / jnp.where(some, sums["count"], 1), 0)
         return loss, some.astype(sums["count"].dtype)

@@ -10,7 +10,7 @@ def moving_average(average: Params, params: Params, decay: float, is_first: jax.
     """Move an exponential moving average towards the parameters after a step.
 
         a <- p                         after the first step
-        a <- a + (1 - decay) (p - a)   after every other
+        a <- a + (1 - decay) (p - a)   after every later step
 
     Args:
         average: a, under the parameters' names.

@@ -36,13 +36,13 @@ class StepOptions:
         ema_decay: decay of the moving average of the parameters; None: no average is kept.
         frozen: patterns of the names of parameters that do not learn, as in `fnmatch` ("encoder.*").
         find_unused_parameters: treatment of parameters that the loss does not depend on. False: an error. True:
-            they do not change, as in torch's DDP. None: they are not looked for, and the optimizer takes zeros for
-            their gradients, as `jax.grad` returns them.
+            they do not change, as in torch's DDP. None: no search; the optimizer gets zeros as their
+            gradients, as `jax.grad` returns them.
         gradient_hooks: functions of chosen gradients, before or after their mean, see `jaxddp.step.gradient_hooks`.
         shard_optimizer: each replica holds one N-th of the optimizer's state, and updates one N-th of the parameters,
             see `jaxddp.step.zero`; the optimizer must treat every element alike.
-        divide_by_initial_world_size: divide by all W replicas, those without examples included, as torch's `join`
-            does; False: by the number of replicas that have examples.
+        divide_by_initial_world_size: divide by the number of all replicas, also of those without examples, as
+            torch's `join` does; False: by the number of replicas that have examples.
         scaler: loss scaler, which skips steps whose gradients overflow; None: no scaling.
         log_gradients: patterns of the names of parameters whose gradients are logged, see
             `jaxddp.tracking.gradient_metrics`.

@@ -137,26 +137,26 @@ class ReplicaStep(StepOptions):
 
     @property
     def local(self) -> LocalGradients:
-        """Return the first half of the step, before anything is sent."""
+        """First half of the step, before anything is sent."""
         options = self.frozen, self.find_unused_parameters, self.scaler
         return LocalGradients(self.loss, self.loss_normalization, *options)
 
     @property
     def strategy(self) -> Strategy:
-        """Return how replicas share gradients, optimizer state and updates."""
+        """Strategy by which replicas share gradients, optimizer state and updates."""
         if self.local_sgd is not None:
             return self.local_sgd
         return Sharded() if self.shard_optimizer else Replicated()
 
     @property
     def hook(self) -> CommHook | None:
-        """Return the communication hook, a plain function made into one; None: the strategy's mean."""
+        """Communication hook, made of a plain function if need be; None: the strategy's mean is used."""
         if self.comm_hook is None or isinstance(self.comm_hook, CommHook):
             return self.comm_hook
         return stateless(self.comm_hook)
 
     def denominator(self, local: LocalResult) -> jax.Array:
-        """Return what the sums over a replica's elements are divided by, the same on all replicas."""
+        """Return the divisor of the sums over a replica's elements, the same on all replicas."""
         if self.loss_normalization == "global" or not (local.valid is None or self.divide_by_initial_world_size):
             return all_reduce_mean(local.denominator)
         return local.denominator  # the number of micro-batches
@@ -168,7 +168,7 @@ class ReplicaStep(StepOptions):
     def local_stages(
         self, state: TrainState, local: LocalResult, denominator: jax.Array, shares: Params
     ) -> dict[str, Any]:
-        """Return the stages of this replica alone, whose mean over the replicas is the loss and its gradient."""
+        """Return the local loss and gradients; their means over the replicas are the loss and its gradient."""
         return {"local_loss": local.loss / denominator, "local_gradients": self._unscale(state, shares)}
 
     def reduce(self, state: TrainState, local: LocalResult, denominator: jax.Array, shares: Params) -> tuple[Any, Any]:
@@ -192,7 +192,7 @@ class ReplicaStep(StepOptions):
 
     @property
     def axes(self) -> TrainState:
-        """Return 0 for each field of the state that differs between replicas, and None for the others."""
+        """Axes of the state: 0 for each field that differs between replicas, None for the others."""
         return state_axes({*self._per_replica, *self.strategy.sliced})
 
     def init(self, params: Params, buffers: Buffers) -> TrainState:

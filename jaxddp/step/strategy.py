@@ -34,7 +34,7 @@ class Strategy(ABC):
         """Reduce the local gradients to the gradients that this replica's optimizer takes.
 
         Args:
-            gradients: of this replica.
+            gradients: this replica's local gradients.
             step: int32 scalar, optimizer steps so far.
         """
 
@@ -47,7 +47,7 @@ class Strategy(ABC):
         """Return the next parameters and the optimizer's next state."""
 
     def part(self, gradients: Params) -> Any:
-        """Return what `mean` would, given gradients that a communication hook has already reduced."""
+        """Return this replica's part of gradients that a communication hook has already reduced, as `mean` would."""
         return gradients
 
     def whole(self, gradients: Any) -> Params:

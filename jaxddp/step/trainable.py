@@ -35,8 +35,8 @@ def trained(params: Params, frozen: Iterable[str]) -> Params:
 def noted(params: Params, reached: set[str]) -> Params:
     """Return the parameters unchanged; when they are differentiated, add the names with a gradient to `reached`.
 
-    Names are added while jax traces, and the program does not change: a backward pass computes the cotangents of
-    those inputs only that the loss depends on.
+    Names are added while jax traces, and the program does not change: a backward pass computes cotangents
+    only of the inputs that the loss depends on.
 
     >>> reached = set()
     >>> def loss(params):

@@ -90,7 +90,7 @@ def anomalies(sums: Mapping[str, float], names: Iterable[str]) -> dict[int, dict
 def check_finite(sums: Mapping[str, float], step: int, anomaly: str | None) -> None:
     """Raise `TrainingError` if the loss or gradients of a step are not finite, unless a loss scaler skipped it.
 
-    It is also raised for a loss scale of 0.
+    A loss scale of 0 raises `TrainingError` too.
 
     Args:
         sums: metrics of the step.

@@ -286,7 +286,7 @@ def _open_metrics(path: Path, resume_step: int | None) -> TextIO:
     history = read_metrics(path) if resume_step is not None and path.exists() else []
     kept = [record for record in history if record["step"] <= (resume_step or 0)]
     write_atomically(path, "".join(map(_to_line, kept)).encode())
-    return path.open("a", encoding="utf-8", buffering=1)  # unbuffered lines, so that a killed run loses none
+    return path.open("a", encoding="utf-8", buffering=1)  # line-buffered, so that a killed run loses no line
 
 
 def _format(metrics: Mapping[str, float]) -> str:

@@ -23,7 +23,7 @@ def open_tensorboard(folder: Path, resume_step: int | None) -> Any:
             del sys.modules["torch"]
     logging.getLogger("tensorboardX.x2num").setLevel(logging.ERROR)  # silence a warning per NaN
     purge_step = None if resume_step is None else resume_step + 1
-    # Its file names have a resolution of one second; the suffix separates runs within a second.
+    # Event files are named by the second; the suffix distinguishes runs that start within one.
     return SummaryWriter(str(folder), purge_step=purge_step, flush_secs=10, filename_suffix=f".{time.time_ns()}")
 
 

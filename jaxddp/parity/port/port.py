@@ -48,11 +48,11 @@ class Port:
         torch_loss: (module, batch of tensors) -> the loss: a scalar, the batch's mean; or one value per element;
             or a pair (one value per element, weights).
         flax_loss: (module, batch of arrays) -> the same.
-        batch: (step, rank) -> one replica's examples of one optimizer step, arrays by name. Or else:
-        torch_batch, flax_batch: the same for each framework, where each has its own loader; examples are matched
+        batch: (step, rank) -> one replica's examples of one optimizer step, arrays by name, for both frameworks.
+        torch_batch, flax_batch: given instead of `batch` if each framework has its own loader; examples are matched
             by their values (or by an entry "ids", if both have one).
-        optimizer: one for both sides: a name in `jaxddp.config.OPTIMIZERS`, or a `TrainConfig` with options and a
-            schedule. Or else:
+        optimizer: for both sides, a name in `jaxddp.config.choices.OPTIMIZERS`, or a `TrainConfig` with options and
+            a schedule; None: each side has its own.
         torch_optimizer: parameters -> a torch optimizer.
         torch_scheduler: optimizer -> a scheduler that is stepped after every optimizer step.
         flax_optimizer: an optax transformation.
@@ -62,7 +62,7 @@ class Port:
         loss_normalization: "ddp", the mean of the replicas' means, or "global": the sum of all weighted losses over
             the sum of all weights.
         find_unused_parameters: torch DDP's; for losses that do not reach every parameter.
-        steps_per_epoch: number of steps; lets mistakes of a sampler be named.
+        steps_per_epoch: optimizer steps per epoch; with it, mistakes of a sampler can be named.
         flax_step: replica step that replaces jaxddp's: (loss, optimizer, state, batch) -> (state, stages).
             `loss(params, buffers, batch)` is flax_loss as (mean, new buffers); `state` is a
             `jaxddp.state.TrainState`; the axis is called "replica"; with accumulation_steps A > 1 the arrays of the
