@@ -55,8 +55,8 @@ def test_local_batch_norm_differs_from_the_whole_batch(framework, pool):
 
 
 @pytest.mark.large
-def test_unequal_numbers_of_labels_differ_from_the_whole_batch():
-    """A mean of means over unequal numbers of labels is not the mean over all labels."""
+def test_a_mean_of_means_over_unequal_labels_differs_from_the_whole_batch():
+    """Compare a mean of means over unequal numbers of labels with the mean over all labels."""
     many, one = runs(small_case("mlp", world_size=4, ignored_labels=0.4), run_jax)
     comparison = compare(many, one, TOLERANCE, SHARED_STAGES)
     assert comparison.worst["gradients"].value > DIFFERENT

@@ -98,7 +98,7 @@ def test_every_step_with_loss_scaling_equals_torchs(world_size: int, options: di
         assert ours.records[step]["spread"] == {}
 
 
-def test_overflows_in_the_first_steps_leave_torchs_state(pool: TorchPool) -> None:
+def test_overflows_in_the_first_steps_are_handled_as_in_torch(pool: TorchPool) -> None:
     """Moving average and schedule start with the first step that is not skipped."""
     case = case_of(2, **CLIPPED)
     batches = list(case.batches())

@@ -109,7 +109,7 @@ CHANGES: dict[str, tuple[dict[str, int], dict[str, Any], int]] = {
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", CHANGES)
-def test_averaging_otherwise_is_detected(name: str, plant: Callable[[str, Any], None], pool: TorchPool) -> None:
+def test_wrong_averaging_is_detected(name: str, plant: Callable[[str, Any], None], pool: TorchPool) -> None:
     other, faults, step = CHANGES[name]
     weights = case_of().initial_weights()
     for method, fault in faults.items():
