@@ -29,7 +29,7 @@ from jaxddp.step.trainable import trained
 
 
 class DataParallel:
-    """A trainer of an nnx module with one replica per device, as torch's DistributedDataParallel.
+    """Trainer of an nnx module with one replica per device, like torch's DistributedDataParallel.
 
     The object holds no weights: `steps` takes a state and returns the next one. At most `RUN_AHEAD` dispatches run
     ahead of the devices, since XLA's CPU devices deadlock with too many in flight.

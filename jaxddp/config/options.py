@@ -11,7 +11,7 @@ class Data:
     """Training and test data."""
 
     dataset: str = "digits"
-    """digits | linear | names | npz: handwritten digits, a synthetic linear problem, names, or arrays from a file."""
+    """digits | linear | names | npz: handwritten digits, a synthetic linear problem, first names, or your arrays."""
     data_path: str | None = None
     """names: text file with one name per line. npz: file with x_train, y_train, x_test, y_test."""
     num_examples: int = 1000
@@ -37,7 +37,7 @@ class Model:
     dropout: float = 0.0
     """Probability p of zeroing a hidden activation in training; the others are scaled by 1 / (1 - p)."""
     dropout_masks: str = "replica"
-    """replica | shared | example: masks per replica, the same for all, or per example for any world size."""
+    """replica | shared | example: masks per replica, the same for all, or per example at any world size."""
     sync_batch_norm: bool = False
     """Compute BatchNorm statistics over all replicas instead of per replica."""
     weights: str | None = None

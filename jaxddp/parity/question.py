@@ -1,4 +1,4 @@
-"""Question to both sides: the same steps, from the same weights, on the same batches.
+"""Interface of everything that can be checked: the question to both sides, and the run that answers it.
 
 This module imports neither framework and knows neither side.
 """
@@ -18,7 +18,7 @@ SHARED_STAGES = ("gradients", "clipped_gradients", "params", "buffers")
 
 
 class Question(Hashable, Protocol):
-    """A run that both sides can make."""
+    """A run that a check asks of both sides: its size, its batches, and the source of each side."""
 
     @property
     def name(self) -> str:

@@ -26,7 +26,7 @@ class Runs:
     A forced run starts every step from the state of the reference, which is torch's float64 run.
 
     Args:
-        case: question to both sides.
+        case: model or port, world size, steps and batches.
         workers: processes in which the sides run.
         seed: seed from which torch draws the weights.
 

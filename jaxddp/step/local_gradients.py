@@ -95,7 +95,7 @@ class LocalGradients:
             state: the loss is differentiated at its parameters.
             buffers: buffers after the previous micro-batch.
             before: number of examples that this replica has had in this step; None: none.
-            pieces: number of micro-batches in the step, as far as it is known.
+            pieces: number of micro-batches in the step; 1 if unknown.
 
         Raises:
             InputError: the loss does not depend on a parameter, and `find_unused_parameters` is False.

@@ -75,7 +75,7 @@ class StepOptions:
         check_range("clip_grad_norm", self.clip_grad_norm)
         check_range("ema_decay", self.ema_decay)
         if self.shard_optimizer and self.find_unused_parameters:
-            raise InputError("shard_optimizer: a slice is of all parameters; freeze those that are unused")
+            raise InputError("shard_optimizer: cannot be combined with find_unused_parameters; freeze unused ones")
         if self.shard_optimizer and any(hook.when == "mean" for hook in self.gradient_hooks):
             raise InputError('shard_optimizer: replicas hold slices of the mean; gradient_hooks must be "local"')
         if self.local_sgd is not None:

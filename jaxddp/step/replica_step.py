@@ -90,7 +90,7 @@ class ReplicaStep(StepOptions):
             buffers_of: see `MicroBatches`.
 
         Returns:
-            The next state, the metrics and the stages, as of `__call__`.
+            The next state, the metrics and the stages; see `__call__`.
         """
         strategy, scaler = self.strategy, self.scaler
         step_metrics: Sums = {}

@@ -11,7 +11,7 @@ from jaxddp.step.grad_scaler import all_finite
 
 
 class Strategy(ABC):
-    """A division of gradients, optimizer state and parameter updates among the replicas.
+    """Interface of a division of gradients, optimizer state and parameter updates among the replicas.
 
         Replicated      every replica makes the same update                      as torch's DDP
         Sharded         every replica updates one slice of all parameters        as ZeRO, stage 1

@@ -1,4 +1,4 @@
-"""Questions that a check can ask: `Case`, about a built-in model, and `PortCase`, about a user's port."""
+"""Cases that can be checked: `Case`, one of jaxddp's own models, and `PortCase`, a user's port."""
 
 from jaxddp.parity.cases.builtin import Named, builtin_cases, make_case
 from jaxddp.parity.cases.case import Case

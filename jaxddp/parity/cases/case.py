@@ -1,4 +1,4 @@
-"""A question about one of the built-in models."""
+"""Check of one of jaxddp's own models against its twin in torch_ref."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ from jaxddp.parity.torch_side.side import BuiltIn
 
 @dataclass(frozen=True)
 class Case:
-    """A question about one of the built-in models.
+    """One of jaxddp's own models and its training, as a `jaxddp.parity.question.Question`.
 
     Attributes:
         config: model, optimizer, schedule, batch size, normalisation, dtype, seed.

@@ -1,4 +1,4 @@
-"""A question about a user's port."""
+"""Check of a user's port."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from jaxddp.parity.records import Tensors
 
 @dataclass(frozen=True)
 class PortCase:
-    """A question about a user's port.
+    """A user's port, as a `jaxddp.parity.question.Question`.
 
     Attributes:
         source: makes the port; `PortFile(path)` for a file.

@@ -84,7 +84,7 @@ class BuiltIn:
         return f"{self.config.model} {self.config.optimizer}"
 
     def torch_side(self, steps: int, dtype: str) -> TorchSide:
-        """Build what `torch_ref.train` would train; arguments as of `make_side`."""
+        """Build the model and training loop of `torch_ref.train`; see `make_side` for the arguments."""
         config = self.config
 
         def batches(rank: int, world_size: int) -> Iterator[list[Batch]]:
@@ -130,7 +130,7 @@ def make_side(source: Source, steps: int, dtype: str) -> TorchSide:
 
 
 def side_of_port(port: Port, steps: int, dtype: str) -> TorchSide:
-    """Build a port's torch side; arguments and errors as of `make_side`."""
+    """Build a port's torch side; see `make_side` for arguments and errors."""
     model = port.torch_model()
     for name, tensor in model.state_dict().items():
         if tensor.is_complex():
