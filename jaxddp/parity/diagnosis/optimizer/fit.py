@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ ITERATIONS = 40
 STEP = 1e-5  # of the numeric derivative
 SMALLEST_GAIN = 0.05  # share of the residual; an iteration that gains less is the last
 TINY = 1e-9
+SMALLEST = sys.float_info.min
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Unknown:
         """Return a value's coordinate in the search."""
         if self.along == "linear":
             return value / self.unit
-        return math.log(value if self.along == "log" else 1 - value)
+        return math.log(max(value if self.along == "log" else 1 - value, SMALLEST))  # a search may end at 0 or 1
 
     def outward(self, coordinate: float) -> float:
         """Return the value at a coordinate.

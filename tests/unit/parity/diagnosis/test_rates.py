@@ -68,8 +68,8 @@ def test_a_fault_beside_a_learning_rate_in_float32_is_named(case: Planted) -> No
     assert not explain_optimizer(evidence).named
     ruling = explain_optimizer(evidence, near=NEAR)
     assert {frozenset(hypothesis.faults) for hypothesis in ruling.named} == set(case.causes)
-    assert case.says in ruling.named[0].says
-    assert ruling.named[0].residual < FLOOR  # measured: up to 2.1e-16
+    assert any(case.says in hypothesis.says for hypothesis in ruling.named)
+    assert all(hypothesis.residual < FLOOR for hypothesis in ruling.named)  # measured: up to 3.1e-16
 
 
 def test_a_learning_rate_that_is_nearly_right_but_not_a_float32_is_a_difference() -> None:
