@@ -86,7 +86,7 @@ def test_compressed_gradients_are_sent_in_16_bits(name: str, dtype: str) -> None
 def test_eight_gpus_are_sent_the_hooks_dtype(name: str, dtype: str) -> None:
     """Compile for GPUs, which takes jax's CUDA plugin but no GPU, and read the program."""
     plugin = Path(sys.prefix, "cuda-plugin")
-    assert plugin.is_dir(), "make test-all installs it"
+    assert plugin.is_dir(), f"{plugin}: missing; `make test-all` installs it"
     script = Path(__file__).parents[1] / "support" / "gpu_wire.py"
     path = os.pathsep.join([str(plugin), str(Path.cwd())])
     command, environment = [sys.executable, script, name], os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": path}
