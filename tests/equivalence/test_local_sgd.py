@@ -1,6 +1,5 @@
 """Post-local SGD against torch: the parameters of every replica, step by step."""
 
-import dataclasses
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,11 +27,9 @@ from tests.support.cases import even_case
 from tests.support.step_cases import Net, dealt
 from tests.support.step_cases import first as first_replicas
 from tests.support.torch_cases import case as torch_case
+from tests.support.torch_cases import train_whole_and_in_parts
 from tests.support.trajectories import compare, run_jax
-from torch_ref.config import TorchConfig
-from torch_ref.distributed import World
 from torch_ref.launch import launch
-from torch_ref.train import train as torch_train
 
 TOLERANCE = 1e-12  # float64; measured: up to 2.5e-15, in a single replica's parameters 1.8e-14
 FAULT = 1e-2  # smallest difference, of the parameters' change, that a fault must cause; measured: 0.16
@@ -191,13 +188,6 @@ def test_a_resumed_run_is_exact_and_needs_as_many_replicas(tmp_path: Path) -> No
     argv = ["--resume", str(tmp_path / "parts"), "--devices", "4", "--epochs", "3"]
     with pytest.raises(InputError, match=r"^--devices 4: the run in .* has separate parameters for 2 replicas"):
         cli.parse(TrainConfig, argv, "train")
-
-
-def train_whole_and_in_parts(world: World, config: TorchConfig) -> None:
-    whole, parts = (dataclasses.replace(config, output=f"{config.output}/{name}") for name in ("whole", "parts"))
-    torch_train(world, whole)
-    torch_train(world, dataclasses.replace(parts, epochs=1))
-    torch_train(world, dataclasses.replace(parts, resume=parts.output))
 
 
 @pytest.mark.large

@@ -4,6 +4,8 @@ import dataclasses
 from pathlib import Path
 
 from torch_ref.config import TorchConfig
+from torch_ref.distributed import World
+from torch_ref.train import train
 
 TOLERANCE = 1e-12  # float64, of scale 1; measured: at most 4e-16
 RANKS = 2
@@ -44,3 +46,11 @@ def small(folder: Path, **changes: object) -> TorchConfig:
     settings = {"dtype": "float32", "devices": 1, "epochs": 4, "checkpoint_every": 2, "optimizer": "adamw"}
     settings |= {"schedule": "warmup_cosine", "warmup_steps": 3, "output": str(folder)}
     return case(**{**settings, **changes})
+
+
+def train_whole_and_in_parts(world: World, config: TorchConfig) -> None:
+    """Train two epochs in one run and in two; the ranks are started once for all runs."""
+    whole, parts = (dataclasses.replace(config, output=f"{config.output}/{name}") for name in ("whole", "parts"))
+    train(world, whole)
+    train(world, dataclasses.replace(parts, epochs=1))
+    train(world, dataclasses.replace(parts, resume=parts.output))

@@ -1,4 +1,4 @@
-"""The texts of the repository name files that exist, and quote each other word for word."""
+"""Texts of the repository name files that exist, and quote each other word for word."""
 
 import re
 from pathlib import Path

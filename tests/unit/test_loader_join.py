@@ -1,4 +1,4 @@
-"""The loader with `join`: every example once, on torch's ranks, with padding only at an epoch's end."""
+"""Loader with `join`: every example once, on torch's ranks, with padding only at an epoch's end."""
 
 from typing import Any
 

@@ -83,7 +83,7 @@ def test_prepare_sets_the_number_of_devices_before_jax_starts() -> None:
 
 
 def test_a_running_jax_keeps_its_devices() -> None:
-    """As in a notebook: existing devices can be used, more are refused."""
+    """Existing devices can be used, more are refused, as a notebook needs."""
     code = """
         import jax
         jax.devices()

@@ -1,6 +1,5 @@
 """A sharded optimizer state: memory on each device, collectives of a step, layout and checkpoints."""
 
-import dataclasses
 import re
 from collections import Counter
 from pathlib import Path
@@ -20,10 +19,8 @@ from jaxddp.step import zero
 from jaxddp.train import main
 from tests.support.step_cases import Net, dealt, first
 from tests.support.torch_cases import case as torch_case
-from torch_ref.config import TorchConfig
-from torch_ref.distributed import World
+from tests.support.torch_cases import train_whole_and_in_parts
 from torch_ref.launch import launch
-from torch_ref.train import train as torch_train
 
 ROUNDING = 1e-12  # float64, of weights; measured: up to 4e-16
 FAULT = 1e-4  # smallest difference of weights that a planted fault must cause; measured: 3e-3
@@ -186,14 +183,6 @@ def test_slices_joined_in_another_order_are_caught(tmp_path: Path, monkeypatch: 
         patch.setattr(zero.Sharded, "join", lambda self, state: join(self, jax.tree.map(lambda x: x[::-1], state)))
         run(tmp_path / "parts", epochs=1)
     assert distance(run(tmp_path / "parts", resume=str(tmp_path / "parts")), whole) > FAULT
-
-
-def train_whole_and_in_parts(world: World, config: TorchConfig) -> None:
-    """Train two epochs in one run and in two; the ranks are started once for all runs."""
-    whole, parts = (dataclasses.replace(config, output=f"{config.output}/{name}") for name in ("whole", "parts"))
-    torch_train(world, whole)
-    torch_train(world, dataclasses.replace(parts, epochs=1))
-    torch_train(world, dataclasses.replace(parts, resume=parts.output))
 
 
 @pytest.mark.large
