@@ -33,7 +33,7 @@ prepare(8, "cpu")
 
 
 # Older code generator of XLA, which compiles small programs in 70 % of the CPU time; users have the newer one.
-FAST_COMPILER = "--xla_cpu_use_fusion_emitters=false"
+FAST_COMPILER = "--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=1"
 LEFT_OUT = pytest.StashKey[Counter[str]]()
 
 

@@ -42,12 +42,14 @@ def test_the_record_has_every_contender(ran: dict[str, Any]) -> None:
         assert len(seconds) == 2 and 1 / max(seconds) == pytest.approx(speed["min"], rel=1e-3)
 
 
+@pytest.mark.large
 def test_every_contender_trains(ran: dict[str, Any]) -> None:
     losses = {c["name"]: c["last_epoch_loss"] for c in ran["contenders"]}
     assert losses.pop(TORCH) == pytest.approx(losses[LABELS[0]], rel=1e-3)  # the same examples in the same order
     assert all(1.9 < loss < 2.1 for loss in losses.values()), losses  # log 10 at the start
 
 
+@pytest.mark.large
 def test_the_record_compares_like_with_like(ran: dict[str, Any]) -> None:
     seconds = {c["name"]: np.array(c["seconds_per_step"]) for c in ran["contenders"]}
     assert {(r["jaxddp"], r["other"]) for r in ran["ratios"]} == {(a, b) for a in COMPARISONS for b in COMPARISONS[a]}
@@ -55,6 +57,7 @@ def test_the_record_compares_like_with_like(ran: dict[str, Any]) -> None:
         assert ratio["median"] == pytest.approx(np.median(seconds[ratio["other"]] / seconds[ratio["jaxddp"]]), rel=2e-3)
 
 
+@pytest.mark.large
 def test_the_record_has_device_versions_command_and_job(ran: dict[str, Any]) -> None:
     assert ran["device"] == "cpu" and ran["gpu"] == "not measured"
     assert {"python", "jax", "torch"} <= ran["versions"].keys()
@@ -62,6 +65,7 @@ def test_the_record_has_device_versions_command_and_job(ran: dict[str, Any]) -> 
     assert "32 examples per step over all replicas (per replica: 16 at 2)" in ran["job"]
 
 
+@pytest.mark.large
 def test_the_program_of_the_default_job_has_one_all_reduce(ran: dict[str, Any]) -> None:
     program = ran["programs"]["2"]
     assert program["all_reduces_per_step"] == 1
@@ -69,6 +73,7 @@ def test_the_program_of_the_default_job_has_one_all_reduce(ran: dict[str, Any]) 
     assert program["all_reduced_bytes_per_step"] == program["gradient_bytes"] + 3 * 4  # loss, count, accuracy
 
 
+@pytest.mark.large
 def test_the_text_shows_every_row(ran: dict[str, Any]) -> None:
     text = report.text(ran)
     for label in LABELS:
@@ -183,6 +188,7 @@ def test_loops_of_unknown_length_and_other_texts_are_refused(text: str, message:
         all_reduces(text)
 
 
+@pytest.mark.large
 def test_saved_records_have_the_same_form(ran: dict[str, Any]) -> None:
     saved = sorted((Path(steps_per_second.__file__).parent / "results").glob("*.json"))
     assert saved

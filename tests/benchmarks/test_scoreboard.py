@@ -80,7 +80,7 @@ def mutant(*tests: str, old: str = SUM[0], new: str = SUM[1], name: str = "sum")
     return Mutant(name, "package/__init__.py", old, new, tests)
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.large
 @pytest.mark.parametrize(
     ("tests", "killed", "by"),
     [

@@ -13,23 +13,13 @@ from jaxddp.nn.torch_weights import load_weights
 from jaxddp.train import main
 from tests.support.train_runs import SMALL, epochs, losses, train
 
-OTHERS = [pytest.param(name, marks=pytest.mark.large) for name in ("sgd", "rmsprop")]
+STATEFUL = ["--schedule", "step", "--step-size", "7", "--ema-decay", "0.9", "--dropout", "0.3"]
 
 
-@pytest.mark.parametrize("optimizer", ["adam", *OTHERS])
+@pytest.mark.large
+@pytest.mark.parametrize("optimizer", ["adam", "sgd", "rmsprop"])
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(optimizer, tmp_path):
-    flags = [
-        "--optimizer",
-        optimizer,
-        "--schedule",
-        "step",
-        "--step-size",
-        "7",
-        "--ema-decay",
-        "0.9",
-        "--dropout",
-        "0.3",
-    ]
+    flags = ["--optimizer", optimizer, *STATEFUL]
     train(*flags, "--epochs", "4", "--output", str(tmp_path / "whole"))
     train(*flags, "--epochs", "2", "--output", str(tmp_path / "parts"))
     train("--epochs", "4", "--resume", str(tmp_path / "parts"))
@@ -81,7 +71,7 @@ def test_a_resumed_run_without_its_optimizer_state_is_caught(tmp_path):
 def test_a_killed_run_resumes_from_its_last_checkpoint(tmp_path):
     """After SIGKILL between two checkpoints, the epochs since the last checkpoint are repeated."""
     folder = tmp_path / "run"
-    flags = [*SMALL, "--devices", "2", "--epochs", "4000", "--checkpoint-every", "3", "--output", str(folder)]
+    flags = [*SMALL, *STATEFUL, "--devices", "2", "--epochs", "4000", "--checkpoint-every", "3", "--output", str(folder)]
     process = subprocess.Popen([sys.executable, "-m", "jaxddp.train", *flags], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     for line in process.stdout:
@@ -94,10 +84,11 @@ def test_a_killed_run_resumes_from_its_last_checkpoint(tmp_path):
     goal = str(saved // 12 + 2)  # 12 steps an epoch
     assert len(epochs(folder)) >= saved // 12
     main(cli.parse(TrainConfig, ["--resume", str(folder), "--epochs", goal], "train"))
-    train("--epochs", goal, "--output", str(tmp_path / "whole"), "--devices", "2")
+    train(*STATEFUL, "--epochs", goal, "--output", str(tmp_path / "whole"), "--devices", "2")
     assert losses(folder) == losses(tmp_path / "whole")
-    killed, whole = (load_weights(path / "model.safetensors") for path in (folder, tmp_path / "whole"))
-    assert all(np.array_equal(killed[name], whole[name]) for name in whole)
+    for file in ("model.safetensors", "model_averaged.safetensors"):
+        killed, whole = (load_weights(path / file) for path in (folder, tmp_path / "whole"))
+        assert all(np.array_equal(killed[name], whole[name]) for name in whole)
 
 
 @pytest.mark.large

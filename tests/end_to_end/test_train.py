@@ -64,7 +64,7 @@ def test_steps_per_dispatch_changes_no_loss(tmp_path):
     assert losses(tmp_path / "1") == losses(tmp_path / "5") == losses(tmp_path / "32")
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.large
 @pytest.mark.parametrize("model", ["linear", "convnet", "char_mlp"])
 def test_every_model_trains(model, tmp_path):
     sizes = {

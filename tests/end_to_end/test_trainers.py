@@ -128,7 +128,7 @@ def test_losses_are_equal_for_every_model_with_every_optimizer(model, optimizer,
     assert same_losses(model, optimizer, other_torch_runs, tmp_path)
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("name", FEATURES)
 def test_losses_are_equal_with_every_feature(name, torch_runs, tmp_path):
     main(TrainConfig(**with_feature(name, str(tmp_path))))
@@ -169,6 +169,7 @@ def test_logged_gradients_are_equal(torch_runs, tmp_path):
         assert b"grad_log2/layers.0.weight" in board.read_bytes()
 
 
+@pytest.mark.large
 def test_another_seed_gives_other_losses(torch_runs, tmp_path):
     """Six digits are enough to distinguish runs."""
     main(TrainConfig(**options("mlp", "sgd", str(tmp_path)) | {"seed": 1}))

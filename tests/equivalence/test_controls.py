@@ -78,6 +78,7 @@ CONTROLS = [
 ]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("fault", "stage", "least"), CONTROLS, ids=lambda x: getattr(x, "__name__", None))
 def test_a_planted_fault_is_detected_in_its_stage(fault, stage, least, pool):
     case = even_case("mlp", world_size=WORLD_SIZE, momentum=0.9)

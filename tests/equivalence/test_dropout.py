@@ -51,6 +51,7 @@ def check_detected(ours: Trajectory, theirs: Trajectory) -> None:
     assert comparison.worst["local_gradients"].value > FAULT
 
 
+@pytest.mark.large
 def test_shared_masks_are_detected(run_both: Both) -> None:
     check_detected(run_both(case_of("shared"))[0], run_both(case_of("replica"))[1])
 

@@ -45,7 +45,7 @@ def test_synchronised_batch_norm_on_4_devices_equals_torch_on_the_whole_batch(mo
     assert comparison.equal, comparison
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.large
 @pytest.mark.parametrize("framework", ["jax", "torch"])
 def test_local_batch_norm_differs_from_the_whole_batch(framework, pool):
     many, one = runs(small_case("char_mlp", world_size=4), run_jax if framework == "jax" else pool.run)

@@ -33,7 +33,7 @@ CASES = [(feature, "sgd") for feature in FEATURES] + [
 ]
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(("feature", "optimizer"), CASES)
 def test_features_equal_torchs(feature, optimizer, run_both):
     make = even_case if "schedule" in FEATURES[feature] else small_case
@@ -42,6 +42,7 @@ def test_features_equal_torchs(feature, optimizer, run_both):
     assert comparison.equal, comparison
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("options", [{"nesterov": True, "momentum": 0.9}, {"dampening": 0.5, "momentum": 0.9}])
 def test_sgd_options_equal_torchs(options, run_both):
     assert compare(*run_both(even_case("mlp", "sgd", 4, **options)), TOLERANCE["sgd"]).equal

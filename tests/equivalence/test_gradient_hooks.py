@@ -99,7 +99,7 @@ def run_in_both(case: HookedCase, pool: TorchPool) -> tuple[Trajectory, Trajecto
     return run_jax(case, weights), pool.run(case, weights)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("world_size", [2, 4])
 @pytest.mark.parametrize(
     ("hooks", "registered", "options"),

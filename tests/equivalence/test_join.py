@@ -265,7 +265,7 @@ def test_global_normalization_equals_one_torch_process_on_the_whole_batch(kind: 
     assert comparison.equal, comparison
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.large
 @pytest.mark.parametrize(
     ("kind", "fault"),
     [

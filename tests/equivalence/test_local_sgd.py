@@ -104,7 +104,7 @@ CHANGES: dict[str, tuple[dict[str, int], dict[str, Any], int]] = {
 }
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("name", CHANGES)
 def test_wrong_averaging_is_detected(name: str, plant: Callable[[str, Any], None], pool: TorchPool) -> None:
     other, faults, step = CHANGES[name]

@@ -50,7 +50,7 @@ def distance(one: Trajectory, other: Trajectory) -> float:
     return max(residuals(ours, theirs, other.start).values())
 
 
-@pytest.mark.one_in(4, first=2)
+@pytest.mark.one_in(8, first=2)
 @pytest.mark.parametrize("framework", ["jax", "torch"])
 @pytest.mark.parametrize(
     ("optimizer", "sums", "right", "wrong"),

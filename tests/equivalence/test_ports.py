@@ -81,6 +81,7 @@ def test_a_correct_port_is_equal(model, tmp_path, pool):
     assert comparison.equal, comparison
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("model", ["FlaxNet(nnx.Rngs(0))", "LinenNet()"], ids=["nnx", "linen"])
 def test_only_flaxs_running_variance_differs_in_forced_steps(model, tmp_path, pool):
     case, torch_run = run(tmp_path, pool, MODEL=model)

@@ -75,7 +75,7 @@ RIGHT = {"matrix_approximation_rank": 2, "start_power_sgd_iter": START, "order":
 OF_TENSORS = RIGHT | {"min_compression_rate": 1.0}
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6, first=3)
 @pytest.mark.parametrize(
     ("hook", "wrong", "step"),
     [

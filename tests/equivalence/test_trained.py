@@ -68,7 +68,7 @@ def tensor_names(run: Trajectory, stage: str) -> set[str]:
     return set().union(*(record[stage] for record in run.records))
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("world_size", [2, 4])
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_frozen_parameters_equal_torchs(optimizer: str, world_size: int, pool: TorchPool) -> None:

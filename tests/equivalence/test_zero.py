@@ -40,7 +40,7 @@ def case_of(optimizer: str = "sgd", world_size: int = 2, **options: Any) -> Any:
     return even_case("mlp", optimizer, world_size, **(defaults | options))
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_every_optimizer_takes_torchs_steps(optimizer: str, pool: TorchPool) -> None:
     case = case_of(optimizer)
@@ -49,7 +49,7 @@ def test_every_optimizer_takes_torchs_steps(optimizer: str, pool: TorchPool) -> 
     assert comparison.equal, comparison
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(11)
 @pytest.mark.parametrize(
     ("feature", "world_size"), [(name, size) for name in FEATURES for size in (2, 4)] + [("bf16", 2)]
 )
@@ -99,7 +99,7 @@ FAULTS: dict[str, tuple[str, Any, str]] = {
 }
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_detected(name: str, plant: Callable[[str, Any], None], pool: TorchPool) -> None:
     function, fault, stage = FAULTS[name]

@@ -25,6 +25,7 @@ def test_doctests_of_the_job() -> None:
     assert result.attempted and not result.failed
 
 
+@pytest.mark.large
 def test_both_frameworks_report_each_world_size(capsys: pytest.CaptureFixture[str]) -> None:
     speeds = main(TINY)
     assert list(speeds) == ["torch", "JAX"]

@@ -91,6 +91,7 @@ def test_a_broken_port_differs_in_its_first_step_but_not_in_its_optimizer(broken
     assert comparison.worst["update"].value < TOLERANCE
 
 
+@pytest.mark.large
 def test_the_broken_convnet_has_a_second_fault_that_only_its_buffers_show(runs: Runs) -> None:
     torch_records, jax_records = (run.records for run in (runs.torch("residual_convnet"), runs.jax(BROKEN[0].name)))
     before, after, flax_after = (
@@ -99,6 +100,7 @@ def test_the_broken_convnet_has_a_second_fault_that_only_its_buffers_show(runs: 
     np.testing.assert_allclose(flax_after - before, 0.1 * (after - before), rtol=1e-9)  # 1 - 0.99, not 0.1; 4e-15
 
 
+@pytest.mark.large
 def test_the_ports_cover_clipping_uneven_word_counts_and_padding(runs: Runs) -> None:
     """Check that gradients are clipped in some steps but not in all, and that ranks hold unequal numbers of words."""
     stages = ("gradients", "clipped_gradients")

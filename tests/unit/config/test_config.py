@@ -303,7 +303,7 @@ def test_a_programming_error_is_not_caught() -> None:
         1 / 0  # noqa: B018
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.large
 @pytest.mark.parametrize("traceback", [False, True])
 def test_a_bad_flag_ends_the_program_with_one_line_and_exit_code_2(traceback: bool) -> None:
     command = [sys.executable, "-m", "jaxddp.train", "--epochs", "-1", *["--traceback"] * traceback]

@@ -32,7 +32,7 @@ def python(code: str, **environment: str) -> list[str]:
     return result.stdout.splitlines()
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.large
 @pytest.mark.parametrize(
     ("start", "call", "printed"),
     [

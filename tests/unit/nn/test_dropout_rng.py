@@ -136,6 +136,7 @@ def test_random_state_is_not_in_the_train_state_and_evaluation_drops_nothing() -
 # ---- refused options
 
 
+@pytest.mark.large
 def test_a_port_with_dropout_is_refused_unless_it_is_off(tmp_path: Path) -> None:
     def side(rate: float) -> FlaxSide:
         layer = "self.fc2 = nnx.Linear(5, 4, rngs=rngs)"

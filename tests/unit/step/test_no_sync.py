@@ -100,6 +100,7 @@ def test_nothing_is_sent_before_the_last_micro_batch() -> None:
     assert sent(ddp._step, state, batch, gathered) == ["all-reduce"]
 
 
+@pytest.mark.large
 def test_batches_for_fewer_replicas_and_donated_arguments_are_refused() -> None:
     ddp = DataParallel(Net(), optim.adam(), replicas=first(2))
     state = ddp.init()

@@ -177,6 +177,7 @@ def test_a_run_without_sharding_resumes_with_it(tmp_path: Path) -> None:
     assert distance(run(tmp_path / "parts", resume=str(tmp_path / "parts")), whole) <= ROUNDING
 
 
+@pytest.mark.large
 def test_slices_joined_in_another_order_are_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, join = run(tmp_path / "whole"), zero.Sharded.join
     with monkeypatch.context() as patch:

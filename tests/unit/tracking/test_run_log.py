@@ -288,6 +288,7 @@ def test_a_nan_in_tensorboard_raises_no_warning(tmp_path, caplog):
 # ---- imports
 
 
+@pytest.mark.large
 def test_datasets_and_run_log_import_neither_jax_nor_torch(tmp_path):
     program = f"""
 import sys

@@ -179,7 +179,7 @@ MORE: list[tuple[Twins, dict[str, Any], str, str]] = [
 ]
 
 
-@pytest.mark.one_in(12)
+@pytest.mark.one_in(31, first=3)
 @pytest.mark.parametrize(
     ("twins", "options", "fault", "says"),
     # Each kind is planted in a whole port, too, in tests/faults/test_planted.py: here a third of them will do.
@@ -225,7 +225,7 @@ PAIRS: list[tuple[Twins, dict[str, Any], set[str], str]] = [
 ]
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.large
 @pytest.mark.parametrize(
     ("twins", "options", "faults", "says"),
     [pytest.param(*case, id="+".join(sorted(case[2]))) for case in PAIRS],
@@ -238,7 +238,7 @@ def one_gradient_scaled(gradients: dict[str, np.ndarray]) -> None:
     gradients["blocks.0.fc1.weight"] *= 1.1
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     "options",
     [
@@ -258,6 +258,7 @@ def test_an_unknown_fault_is_not_named(options: dict[str, Any]) -> None:
     assert ruling.runner_up.residual > 1e-3  # measured: at least 1.9e-2
 
 
+@pytest.mark.large
 def test_a_factor_that_nobody_would_choose_is_not_called_a_loss_scale() -> None:
     def scale(gradients: dict[str, np.ndarray]) -> None:
         for gradient in gradients.values():

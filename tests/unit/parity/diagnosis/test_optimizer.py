@@ -60,7 +60,7 @@ def test_a_planted_fault_is_named_with_other_weights_and_gradients(case: Planted
     assert named(explain_optimizer(case.evidence(seed=1))) == set(case.causes)
 
 
-@pytest.mark.one_in(8)
+@pytest.mark.large
 @pytest.mark.parametrize("fault", NOT_IN_THE_CATALOGUE)
 def test_a_fault_that_is_not_in_the_catalogue_gets_no_name(fault: str) -> None:
     ruling = explain_optimizer(run(*NOT_IN_THE_CATALOGUE[fault]))
