@@ -71,8 +71,9 @@ def test_a_resumed_run_without_its_optimizer_state_is_caught(tmp_path):
 def test_a_killed_run_resumes_from_its_last_checkpoint(tmp_path):
     """After SIGKILL between two checkpoints, the epochs since the last checkpoint are repeated."""
     folder = tmp_path / "run"
-    flags = [*SMALL, *STATEFUL, "--devices", "2", "--epochs", "4000", "--checkpoint-every", "3", "--output", str(folder)]
-    process = subprocess.Popen([sys.executable, "-m", "jaxddp.train", *flags], stdout=subprocess.PIPE, text=True)
+    flags = [*SMALL, *STATEFUL, "--devices", "2", "--epochs", "4000", "--checkpoint-every", "3"]
+    command = [sys.executable, "-m", "jaxddp.train", *flags, "--output", str(folder)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     for line in process.stdout:
         number = int(line.split()[1].split("/")[0]) if line.startswith("epoch") else 0

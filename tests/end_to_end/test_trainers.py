@@ -1,28 +1,31 @@
 """Both trainers print the same losses, for every model and every optimizer, on real data.
 
-`jaxddp.train.main` and `torch_ref.train.train` run one epoch on 2 devices in float64. The ranks of torch are started
-once for all runs.
+`jaxddp.train.main` and `torch_ref.train.train` run one epoch on 2 devices in float64.
 """
 
 import json
-from functools import partial
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 
 from jaxddp.config import TrainConfig
 from jaxddp.config.choices import MODELS, OPTIMIZERS
+from jaxddp.parity.processes import Tell
+from jaxddp.parity.workers import Workers
 from jaxddp.tracking import run_log
 from jaxddp.train import main
 from torch_ref.config import TorchConfig
 from torch_ref.distributed import World
-from torch_ref.launch import launch
 from torch_ref.train import train
 
 # Each model, and a second optimizer; the trainers treat all pairs alike, so the others run in `make test-all` only.
-RUNS = [*((model, "adam") for model in MODELS), ("mlp", "sgd")]
-OTHERS = [(model, optimizer) for model in MODELS for optimizer in OPTIMIZERS if (model, optimizer) not in RUNS]
+RUNS = [*(f"{model}-adam" for model in MODELS), "mlp-sgd"]
+OTHERS = [run for model in MODELS for optimizer in OPTIMIZERS if (run := f"{model}-{optimizer}") not in RUNS]
 # Runs with a flag that changes the losses.
 FEATURES: dict[str, dict[str, Any]] = {
     "bf16": {"comm_hook": "bf16_compress"},
@@ -58,8 +61,11 @@ OBSERVED: dict[str, dict[str, Any]] = {
 }
 
 
-def options(model: str, optimizer: str, output: str) -> dict:
-    return {
+def options(run: str, output: Path) -> dict[str, Any]:
+    """Return the options of a feature's run, or of a plain run named like "mlp-adam"."""
+    changes = (FEATURES | OBSERVED | MIXED).get(run)
+    model, optimizer = ("mlp-adam" if changes is not None else run).split("-")
+    common = {
         "model": model,
         "dataset": "names" if model == "char_mlp" else "digits",
         "hidden_sizes": (4,) if model == "convnet" else None,
@@ -70,19 +76,44 @@ def options(model: str, optimizer: str, output: str) -> dict:
         "platform": "cpu",
         "dtype": "float64",
         "checkpoint_every": 0,
-        "output": f"{output}/{model}-{optimizer}",
     }
-
-
-def with_feature(name: str, output: str) -> dict[str, Any]:
     few = {"hidden_sizes": (16,), "drop_last_batch": True}  # programs and tensors, since compiling takes long
-    return options("mlp", "adam", output) | few | (FEATURES | OBSERVED | MIXED)[name] | {"output": f"{output}/{name}"}
+    return common | ({} if changes is None else few | changes) | {"output": str(output / run)}
 
 
-def train_all(runs: list[dict[str, Any]], world: World, config: TorchConfig) -> None:
-    run_log.draw_curves = lambda history, title: b""  # as in this process
-    for run in runs:
-        train(world, TorchConfig(**run))
+@dataclass(frozen=True)
+class Training:
+    """A job for torch's ranks: what `torch_ref.train` does with these options."""
+
+    options: dict[str, Any]
+    source: ClassVar[Any] = SimpleNamespace(name="torch_ref.train")
+    world_size: ClassVar[int] = 2
+
+    def run(self, world: World, tell: Tell) -> None:
+        run_log.draw_curves = lambda history, title: b""  # as in this process
+        train(world, TorchConfig(**self.options))
+
+
+TorchRuns = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module")
+def torch_run(tmp_path_factory: pytest.TempPathFactory, workers: Workers) -> TorchRuns:
+    """Return a function that runs torch_ref's trainer, each run once, and returns its folder."""
+    output = tmp_path_factory.mktemp("torch")
+
+    @cache
+    def run(name: str) -> Path:
+        workers.torch.do(Training(options(name, output)))
+        return output / name
+
+    return run
+
+
+def jax_run(name: str, output: Path, **changes: Any) -> Path:
+    """Run jaxddp's trainer and return its folder."""
+    main(TrainConfig(**options(name, output) | changes))
+    return output / name
 
 
 def losses(folder: Path) -> list[str]:
@@ -92,49 +123,29 @@ def losses(folder: Path) -> list[str]:
     return [" ".join(f"{loss:.6f}" for loss in of_epoch) for of_epoch in shown]
 
 
-def of_torch(folder: Path, runs: list[dict[str, Any]]) -> Path:
-    launch(partial(train_all, runs), TorchConfig(devices=2, platform="cpu"))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def torch_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("torch")
-    features = [with_feature(name, str(folder)) for name in FEATURES | OBSERVED | MIXED]
-    return of_torch(folder, [options(*run, str(folder)) for run in RUNS] + features)
-
-
-@pytest.fixture(scope="module")
-def other_torch_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("torch")
-    return of_torch(folder, [options(*run, str(folder)) for run in OTHERS])
-
-
-def same_losses(model: str, optimizer: str, of_torch: Path, folder: Path) -> bool:
-    main(TrainConfig(**options(model, optimizer, str(folder))))
-    ours = losses(folder / f"{model}-{optimizer}")
-    return len(ours) == 1 and ours == losses(of_torch / f"{model}-{optimizer}")
+def same_losses(run: str, torch_run: TorchRuns, output: Path) -> bool:
+    ours = losses(jax_run(run, output))
+    return len(ours) == 1 and ours == losses(torch_run(run))
 
 
 @pytest.mark.one_in(4)
-@pytest.mark.parametrize(("model", "optimizer"), RUNS)
-def test_losses_are_equal_to_six_digits(model, optimizer, torch_runs, tmp_path):
-    assert same_losses(model, optimizer, torch_runs, tmp_path)
+@pytest.mark.parametrize("run", RUNS)
+def test_losses_are_equal_to_six_digits(run, torch_run, tmp_path):
+    assert same_losses(run, torch_run, tmp_path)
 
 
 @pytest.mark.large
-@pytest.mark.parametrize(("model", "optimizer"), OTHERS)
-def test_losses_are_equal_for_every_model_with_every_optimizer(model, optimizer, other_torch_runs, tmp_path):
-    assert same_losses(model, optimizer, other_torch_runs, tmp_path)
+@pytest.mark.parametrize("run", OTHERS)
+def test_losses_are_equal_for_every_model_with_every_optimizer(run, torch_run, tmp_path):
+    assert same_losses(run, torch_run, tmp_path)
 
 
 @pytest.mark.one_in(8)
 @pytest.mark.parametrize("name", FEATURES)
-def test_losses_are_equal_with_every_feature(name, torch_runs, tmp_path):
-    main(TrainConfig(**with_feature(name, str(tmp_path))))
-    assert losses(tmp_path / name) == losses(torch_runs / name)
-    without = "whole" if "join" in FEATURES[name] else "plain"
-    assert losses(tmp_path / name) != losses(torch_runs / without)  # the feature has an effect
+def test_losses_are_equal_with_every_feature(name, torch_run, tmp_path):
+    ours = losses(jax_run(name, tmp_path))
+    assert ours == losses(torch_run(name))
+    assert ours != losses(torch_run("whole" if "join" in FEATURES[name] else "plain"))  # the feature has an effect
 
 
 def steps(folder: Path, *names: str) -> list[dict[str, float]]:
@@ -144,12 +155,12 @@ def steps(folder: Path, *names: str) -> list[dict[str, float]]:
 
 @pytest.mark.large
 @pytest.mark.parametrize("name", MIXED)
-def test_mixed_precision_gives_close_losses_and_skips_the_same_steps(name, torch_runs, tmp_path):
-    main(TrainConfig(**with_feature(name, str(tmp_path))))
-    for ours, theirs in zip(losses(tmp_path / name), losses(torch_runs / name), strict=True):
+def test_mixed_precision_gives_close_losses_and_skips_the_same_steps(name, torch_run, tmp_path):
+    folders = jax_run(name, tmp_path), torch_run(name)
+    for ours, theirs in zip(*map(losses, folders), strict=True):
         expected = list(map(float, theirs.split()))
         assert list(map(float, ours.split())) == pytest.approx(expected, rel=MIXED_TOLERANCE)
-    ours, theirs = (steps(folder / name, "scale", "skipped") for folder in (tmp_path, torch_runs))
+    ours, theirs = (steps(folder, "scale", "skipped") for folder in folders)
     assert ours[:12] == theirs[:12]
     if name == "amp_fp16":  # overflows at first, trains, and overflows again at a step that depends on rounding
         skipped = [step["skipped"] for step in ours]
@@ -157,20 +168,19 @@ def test_mixed_precision_gives_close_losses_and_skips_the_same_steps(name, torch
         assert abs(sum(skipped) - sum(step["skipped"] for step in theirs)) <= 3  # measured: 28 and 28
 
 
-def test_logged_gradients_are_equal(torch_runs, tmp_path):
-    main(TrainConfig(**with_feature("logged", str(tmp_path))))
-    assert losses(tmp_path / "logged") == losses(torch_runs / "logged") == losses(torch_runs / "plain")
-    ours, theirs = steps(tmp_path / "logged", "grad"), steps(torch_runs / "logged", "grad")
+def test_logged_gradients_are_equal(torch_run, tmp_path):
+    folders = jax_run("logged", tmp_path), torch_run("logged")
+    assert losses(folders[0]) == losses(folders[1]) == losses(torch_run("plain"))
+    ours, theirs = (steps(folder, "grad") for folder in folders)
     assert len(ours) == len(theirs) > 10
     for step, expected in zip(ours, theirs, strict=True):
         assert step == pytest.approx(expected, rel=1e-6) and len(step) == 2
-    for folder in (tmp_path, torch_runs):
-        [board] = (folder / "logged" / "tensorboard").iterdir()
+    for folder in folders:
+        [board] = (folder / "tensorboard").iterdir()
         assert b"grad_log2/layers.0.weight" in board.read_bytes()
 
 
 @pytest.mark.large
-def test_another_seed_gives_other_losses(torch_runs, tmp_path):
+def test_another_seed_gives_other_losses(torch_run, tmp_path):
     """Six digits are enough to distinguish runs."""
-    main(TrainConfig(**options("mlp", "sgd", str(tmp_path)) | {"seed": 1}))
-    assert losses(tmp_path / "mlp-sgd") != losses(torch_runs / "mlp-sgd")
+    assert losses(jax_run("mlp-sgd", tmp_path, seed=1)) != losses(torch_run("mlp-sgd"))

@@ -13,6 +13,7 @@ from flax import nnx
 from jax import numpy as jnp
 
 from jaxddp.nn.layers import BatchNorm
+from tests.support.layers import Conv, Linear
 
 from .models_torch import (
     AUXILIARY,
@@ -49,7 +50,7 @@ class Mlp(nnx.Module):
     def __init__(
         self,
         activations: tuple[Activation, Activation] = (gelu, gelu),
-        linear: Callable[..., Any] = nnx.Linear,
+        linear: Callable[..., Any] = Linear,
         hidden: Callable[[nnx.Linear, jax.Array], jax.Array] = lambda layer, x: layer(x),
         temperature: float | None = None,
     ):
@@ -97,8 +98,8 @@ class ConvNet(nnx.Module):
         self,
         activations: tuple[Activation, Activation, Activation] = (gelu, gelu, gelu),
         norm: Callable[..., Any] = BatchNorm,
-        conv: Callable[..., Any] = nnx.Conv,
-        linear: Callable[..., Any] = nnx.Linear,
+        conv: Callable[..., Any] = Conv,
+        linear: Callable[..., Any] = Linear,
         padding: Any = ((1, 1), (2, 2)),
         block: Callable[[nnx.Conv, jax.Array], jax.Array] = lambda layer, x: layer(x),
         residual: Callable[[jax.Array, jax.Array], jax.Array] = jnp.add,
@@ -163,13 +164,13 @@ class Tokens(nnx.Module):
         rngs = nnx.Rngs(0)
         self.embed = Embed()
         self.norm1 = norm(EMBEDDING, rngs=rngs)
-        self.up = nnx.Linear(EMBEDDING, 2 * EMBEDDING, rngs=rngs)
-        self.down = nnx.Linear(2 * EMBEDDING, EMBEDDING, rngs=rngs)
+        self.up = Linear(EMBEDDING, 2 * EMBEDDING, rngs=rngs)
+        self.down = Linear(2 * EMBEDDING, EMBEDDING, rngs=rngs)
         self.norm2 = norm(EMBEDDING, rngs=rngs)
         if not tied:
-            self.head = nnx.Linear(EMBEDDING, VOCABULARY, use_bias=False, rngs=rngs)
+            self.head = Linear(EMBEDDING, VOCABULARY, use_bias=False, rngs=rngs)
         if unused:
-            self.unused = nnx.Linear(EMBEDDING, EMBEDDING, rngs=rngs)
+            self.unused = Linear(EMBEDDING, EMBEDDING, rngs=rngs)
         self.activation = activation
         self.look_up = look_up
         self.output = output

@@ -10,6 +10,7 @@ from jax import lax
 from jax import numpy as jnp
 
 from jaxddp.nn.layers import BatchNorm
+from tests.support.layers import Conv, Linear
 
 from .models_flax import convnet_loss, gelu, token_losses, tokens_global_loss
 from .planted_edits import Edit, Planted, model, on
@@ -117,8 +118,8 @@ def _call(product: Any, args: Any, options: Any, a: jax.Array, b: jax.Array) -> 
 
 def reduced_precision(bits: int) -> Edit:
     """Round the inputs of all matrix products and convolutions."""
-    linear = partial(nnx.Linear, dot_general=with_rounded_inputs(lax.dot_general, bits))
-    conv = partial(nnx.Conv, conv_general_dilated=with_rounded_inputs(lax.conv_general_dilated, bits))
+    linear = partial(Linear, dot_general=with_rounded_inputs(lax.dot_general, bits))
+    conv = partial(Conv, conv_general_dilated=with_rounded_inputs(lax.conv_general_dilated, bits))
 
     def edit(right: Any) -> Any:
         layers = {"linear": linear} if right.scenario.setting.family == "mlp" else {"linear": linear, "conv": conv}

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from jaxddp.nn.layers import BatchNorm
+from tests.support.layers import Conv, Embed, Linear
 
 F64: dict[str, Any] = {"param_dtype": np.float64}
 VOCABULARY, WIDTH, HEADS, CLASSES = 11, 8, 2, 5
@@ -116,7 +117,7 @@ class FlaxBlock(nnx.Module):
 class FlaxTransformer(nnx.Module):
     def __init__(self, faults: Planted):
         self.faults = faults
-        self.embed = nnx.Embed(VOCABULARY, WIDTH, dtype=np.float64, rngs=nnx.Rngs(0), **F64)
+        self.embed = Embed(VOCABULARY, WIDTH, dtype=np.float64, rngs=nnx.Rngs(0), **F64)
         self.blocks = nnx.List([FlaxBlock(faults, number) for number in range(2)])
         self.norm = layer_norm(faults.get("eps", 1e-5))
         if "untied" in faults:
@@ -172,8 +173,8 @@ class FlaxConvnet(nnx.Module):
     def __init__(self, faults: Planted):
         self.faults = faults
         padding = "SAME" if "same" in faults else ((1, 1), (1, 1))
-        self.conv1 = nnx.Conv(2, 4, (3, 3), strides=2, padding=padding, rngs=nnx.Rngs(0), **F64)
-        self.conv2 = nnx.Conv(4, 4, (3, 3), padding=1, rngs=nnx.Rngs(0), **F64)
+        self.conv1 = Conv(2, 4, (3, 3), strides=2, padding=padding, rngs=nnx.Rngs(0), **F64)
+        self.conv2 = Conv(4, 4, (3, 3), padding=1, rngs=nnx.Rngs(0), **F64)
         self.bn1, self.bn2 = (self._norm(size) for size in (4, 4))
         self.fc = linear(4 * 3 * 2, CLASSES)
 
@@ -260,7 +261,7 @@ def flax_mlp_loss(faults: Planted) -> Callable[[Any, Any], tuple[jax.Array, jax.
 
 
 def linear(inputs: int, outputs: int, **options: Any) -> nnx.Linear:
-    return nnx.Linear(inputs, outputs, rngs=nnx.Rngs(0), **options, **F64)
+    return Linear(inputs, outputs, rngs=nnx.Rngs(0), **options, **F64)
 
 
 def layer_norm(eps: float) -> nnx.LayerNorm:

@@ -72,6 +72,7 @@ def test_left_and_right_padding_give_the_same_logits(x64: None, reference: Any) 
     assert distance(logits_of(params, left), logits_of(params, right)) < TOLERANCE
 
 
+@pytest.mark.large
 def test_without_a_mask_attention_is_only_causal(x64: None, reference: Any) -> None:
     arrays = batch("right")
     model = functional().module(params_of(reference), {})

@@ -238,7 +238,7 @@ def one_gradient_scaled(gradients: dict[str, np.ndarray]) -> None:
     gradients["blocks.0.fc1.weight"] *= 1.1
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.large
 @pytest.mark.parametrize(
     "options",
     [
@@ -277,6 +277,7 @@ def test_a_fault_that_a_later_step_contradicts_is_not_named_alone() -> None:
     assert set(named.faults) == {"gelu_approximation", "padding_idx"}
 
 
+@pytest.mark.large
 def test_a_replica_without_labels_has_no_loss_on_either_side() -> None:
     run = evidence(TRANSFORMER, gelu="everywhere", no_labels_of=1)
     assert np.isnan(run.steps[0].local_loss).tolist() == [False, True]

@@ -1,0 +1,10 @@
+"""flax.nnx layers that start at zero, for twins that get torch's weights: XLA takes longest over drawing normals."""
+
+from functools import partial
+
+from flax import nnx
+
+_zeros = nnx.initializers.zeros_init()
+Linear = partial(nnx.Linear, kernel_init=_zeros)
+Conv = partial(nnx.Conv, kernel_init=_zeros)
+Embed = partial(nnx.Embed, embedding_init=_zeros)
