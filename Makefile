@@ -21,7 +21,7 @@ package = .$(addprefix [,$(addsuffix ],$(extras)))
 # Tests run in two processes side by side: two cores are not busy with one, and thousands of compiled programs are
 # more memory maps than Linux allows one process. The first compares the frameworks, with XLA's compiler as users
 # have it. The second has a faster one; what the first says follows what the second has said.
-FIRST := tests/equivalence tests/end_to_end
+FIRST := tests/equivalence tests/end_to_end tests/examples tests/unit/torch_ref tests/unit/models
 define in_two
 	@said=$$(mktemp); \
 	trap 'kill $$first 2>/dev/null; rm -f $$said' EXIT; trap 'exit 130' INT TERM; \

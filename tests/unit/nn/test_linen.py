@@ -58,6 +58,7 @@ def two_steps(local_loss: LocalLoss, params: Any, buffers: Any) -> TrainState:
     return state
 
 
+@pytest.mark.large
 def test_a_linen_module_trains_as_its_nnx_twin() -> None:
     functional = LinenFunctional(Twin(), linen_loss, {"x": batch()["x"][0]})
     original = Functional(Original())

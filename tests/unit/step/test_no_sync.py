@@ -48,7 +48,7 @@ def at_once(ddp: DataParallel, micro: Sequence[int]) -> Arrays:
     return jax.device_get({**state.params, **state.buffers, **{name: values[-1] for name, values in sums.items()}})
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.large
 @pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.large)])
 @pytest.mark.parametrize(
     ("micro", "options"),

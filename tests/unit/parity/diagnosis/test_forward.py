@@ -307,7 +307,7 @@ BUFFERS: list[tuple[dict[str, Any], set[str], str]] = [
 ]
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize(("options", "faults", "says"), BUFFERS, ids=["+".join(case[0]) for case in BUFFERS])
 def test_faults_of_buffers_are_named(options: dict[str, Any], faults: set[str], says: str) -> None:
     check_named(explain_buffers(evidence(CONVNET, **options)), (faults, says))
