@@ -19,14 +19,15 @@ extras = $(subst $() $(),$(comma),$(strip $(CUDA) $(filter-out train,$1)))
 package = .$(addprefix [,$(addsuffix ],$(extras)))
 
 # Tests run in two processes side by side: two cores are not busy with one, and thousands of compiled programs are
-# more memory maps than Linux allows one process. The first compares the frameworks, with XLA's compiler as users
-# have it. The second has a faster one; what the first says follows what the second has said.
-FIRST := tests/equivalence tests/end_to_end tests/examples tests/unit/torch_ref tests/unit/models
+# more memory maps than Linux allows one process. In `make test` only the first has XLA's compiler as users have it:
+# the matrix, whole programs, and what computes; the other has a faster one. What it says follows what the other said.
+FIRST := tests/equivalence/test_matrix.py tests/end_to_end tests/examples \
+	$(addprefix tests/unit/,data models nn optim step torch_ref)
 define in_two
 	@said=$$(mktemp); \
 	trap 'kill $$first 2>/dev/null; rm -f $$said' EXIT; trap 'exit 130' INT TERM; \
 	$(BIN)/python -m pytest $1 $(OPTIONS) $(FIRST) >$$said 2>&1 & first=$$!; \
-	$(BIN)/python -m pytest $1 $(OPTIONS) --fast-compiler $(FIRST:%=--ignore %); code=$$?; \
+	$(BIN)/python -m pytest $1 $2 $(OPTIONS) $(FIRST:%=--ignore %); code=$$?; \
 	wait $$first; first_code=$$?; cat $$said; exit $$((code | first_code))
 endef
 
@@ -41,7 +42,7 @@ train: .venv/installed-train
 
 test: .venv/installed-test
 ifeq ($(ARGS),)
-	$(call in_two)
+	$(call in_two,,--fast-compiler)
 else
 	$(BIN)/python -m pytest $(ARGS)
 endif

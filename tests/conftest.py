@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 # Rank promotion hides mistakes in shapes.
 jax.config.update("jax_numpy_rank_promotion", "raise")
-prepare(8, "cpu")
 
 
 # An older code generator of XLA, with fewer optimizations: it compiles in 40 to 70 % of the CPU time. Users have the
@@ -47,6 +46,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[LEFT_OUT] = Counter()
     if config.getoption("--fast-compiler") and jax.lib.__version__.startswith("0.10."):
         os.environ["XLA_FLAGS"] = f"{FAST_COMPILER} {os.environ.get('XLA_FLAGS', '')}".strip()
+    prepare(8, "cpu")  # starts XLA, which reads its flags once
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:

@@ -168,6 +168,7 @@ def test_mixed_precision_gives_close_losses_and_skips_the_same_steps(name, torch
         assert abs(sum(skipped) - sum(step["skipped"] for step in theirs)) <= 3  # measured: 28 and 28
 
 
+@pytest.mark.large
 def test_logged_gradients_are_equal(torch_run, tmp_path):
     folders = jax_run("logged", tmp_path), torch_run("logged")
     assert losses(folders[0]) == losses(folders[1]) == losses(torch_run("plain"))

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
     ("target", "extras", "last"),
     [
         ("train", "", "jaxddp.train"),
-        ("test", "test", "tests/equivalence tests/end_to_end"),
+        ("test", "test", "tests/equivalence/test_matrix.py tests/end_to_end"),
         ("lint", "dev", "mypy"),
         ("docs", "docs", "mkdocs build --strict"),
     ],

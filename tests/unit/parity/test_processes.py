@@ -60,14 +60,14 @@ def worker_of_its_own() -> int | None:
 
 @contextmanager
 def serving(count: int = 1, target: Callable[..., None] = serve, args: tuple[Any, ...] = ()) -> Iterator[list[Child]]:
-    before = multiprocessing.active_children()
+    before = set(multiprocessing.active_children())
     children = [Child(f"child {number}", target, args) for number in range(count)]
     try:
         yield children
     finally:
         for child in children:
             child.end()
-        assert multiprocessing.active_children() == before
+        assert set(multiprocessing.active_children()) == before
 
 
 def asked(children: list[Child], *jobs: Any, timeout: float = PATIENT) -> list[Any]:
