@@ -14,6 +14,7 @@ from jaxddp.parity.compare.residuals import residuals
 from jaxddp.parity.question import Trajectory
 from jaxddp.parity.torch_side.pool import TorchPool
 from tests.support.cases import even_case
+from tests.support.processor import needs_float16
 from tests.support.trajectories import run_forced
 
 STAGE = "gradients"
@@ -48,6 +49,7 @@ def matches_torch(ours: Trajectory, theirs: Trajectory, exact: Trajectory, allow
     return distance(ours, theirs) <= allowed and far
 
 
+@needs_float16
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("model", "amp"),

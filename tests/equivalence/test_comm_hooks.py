@@ -17,6 +17,7 @@ from jaxddp.distributed.collectives import all_reduce_mean
 from jaxddp.distributed.replicas import Replicas
 from jaxddp.parity.torch_side.pool import TorchPool
 from tests.support.cases import even_case
+from tests.support.processor import needs_float16
 from tests.support.trajectories import compare, run_jax
 
 EQUAL = 1e-12  # float64; measured: up to 7e-16
@@ -29,11 +30,14 @@ def case_of(name: str, world_size: int) -> Any:
     return even_case("mlp", "sgd", world_size, steps=8, comm_hook=name, accumulation_steps=2, momentum=0.9)
 
 
+FP16 = pytest.param("fp16_compress", marks=needs_float16)
+
+
 def in_stage(comparison: Any, stage: str) -> float:
     return comparison.worst[stage].value
 
 
-@pytest.mark.parametrize("name", ["allreduce", "bf16_compress", "fp16_compress"])
+@pytest.mark.parametrize("name", ["allreduce", "bf16_compress", FP16])
 def test_two_replicas_take_torchs_steps(name: str, pool: TorchPool) -> None:
     case = case_of(name, 2)
     weights = case.initial_weights()
@@ -42,7 +46,7 @@ def test_two_replicas_take_torchs_steps(name: str, pool: TorchPool) -> None:
 
 
 @pytest.mark.large
-@pytest.mark.parametrize("name", ["bf16_compress", "fp16_compress"])
+@pytest.mark.parametrize("name", ["bf16_compress", FP16])
 def test_four_replicas_take_torchs_steps_up_to_the_rounding_of_sums(name: str, pool: TorchPool) -> None:
     case = case_of(name, 4)
     weights = case.initial_weights()
@@ -55,9 +59,9 @@ def test_four_replicas_take_torchs_steps_up_to_the_rounding_of_sums(name: str, p
     ("name", "wrong"),
     [
         ("bf16_compress", all_reduce_mean),
-        ("bf16_compress", comm_hooks.fp16_compress()),
+        pytest.param("bf16_compress", comm_hooks.fp16_compress(), marks=needs_float16),
         ("fp16_compress", comm_hooks.bf16_compress()),
-        ("allreduce", comm_hooks.fp16_compress()),
+        pytest.param("allreduce", comm_hooks.fp16_compress(), marks=needs_float16),
     ],
 )
 def test_another_hook_is_detected(name: str, wrong: CommHook, pool: TorchPool) -> None:
@@ -68,7 +72,9 @@ def test_another_hook_is_detected(name: str, wrong: CommHook, pool: TorchPool) -
     assert in_stage(comparison, "gradients") > FAULT
 
 
-@pytest.mark.parametrize(("name", "dtype"), [("bf16_compress", "bf16"), ("fp16_compress", "f16")])
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("bf16_compress", "bf16"), pytest.param("fp16_compress", "f16", marks=needs_float16)]
+)
 def test_compressed_gradients_are_sent_in_16_bits(name: str, dtype: str) -> None:
     """Read the program that XLA is given: for CPU devices XLA widens bfloat16 to float32, for GPUs it does not."""
     hook: CommHook = getattr(comm_hooks, name)()
@@ -94,6 +100,7 @@ def test_eight_gpus_are_sent_the_hooks_dtype(name: str, dtype: str) -> None:
     assert printed.split() == [dtype]
 
 
+@needs_float16
 def test_large_sums_stay_finite_in_float16() -> None:
     """Divide before sending: 4 times 40000 is beyond float16, the mean is not."""
     replicas = Replicas(jax.devices()[:4])

@@ -17,6 +17,7 @@ from jaxddp.distributed.replicas import VirtualReplicas
 from jaxddp.nn.torch_weights import load_weights
 from jaxddp.step import zero
 from jaxddp.train import main
+from tests.support.processor import needs_float16
 from tests.support.step_cases import Net, dealt, first
 from tests.support.torch_cases import case as torch_case
 from tests.support.torch_cases import train_whole_and_in_parts
@@ -110,6 +111,7 @@ def test_virtual_replicas_make_the_same_steps() -> None:
 # ---- the layout
 
 
+@needs_float16
 def test_joined_is_the_inverse_of_sliced_for_several_dtypes() -> None:
     rng = np.random.default_rng(0)
     params = {
