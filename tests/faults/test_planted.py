@@ -35,9 +35,6 @@ def or_large(quick: bool) -> Any:
 TOGETHER = disjoint()
 IN_PAIRS = {fault_of(label) for pair in TOGETHER for label in pair[1:]}
 ALONE = [label for fault, label in ONE_OF_EACH.items() if fault not in IN_PAIRS]
-# A fault that is the only difference has shown the rest of its port to be equal.
-SEEN = {pair[0].name for pair in TOGETHER} | {PLANTED[label].scenarios[0].name for label in ALONE}
-RIGHT = [pytest.param(name, marks=or_large(name not in SEEN or name in ("mlp", "tokens_global"))) for name in SETTINGS]
 SINGLE = [pytest.param(label, marks=or_large(label in ALONE)) for label in ONE_OF_EACH.values()]
 QUICK = [
     *(pair for pair in TOGETHER if pair[0].name in ("mlp", "mlp_groups")),
@@ -61,7 +58,7 @@ def test_every_fault_of_the_catalogue_is_planted() -> None:
 
 
 @pytest.mark.large
-@pytest.mark.parametrize("name", RIGHT)
+@pytest.mark.parametrize("name", SETTINGS)
 def test_a_correct_port_is_equal(name: str, workers: Workers) -> None:
     result = score_of(workers, Scenario(name, "adamw"))
     assert result.verdict == "equal", result

@@ -1,4 +1,4 @@
-"""flax.nnx layers that start at zero, for twins that get torch's weights: XLA takes longest over drawing normals."""
+"""Make flax.nnx layers start at zero, for twins that get torch's weights: compiling random draws takes longest."""
 
 from functools import partial
 

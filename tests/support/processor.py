@@ -1,4 +1,4 @@
-"""What XLA cannot compile for this processor."""
+"""Mark tests that XLA cannot compile for some processors."""
 
 import jax
 import numpy as np

@@ -49,7 +49,7 @@ def at_once(ddp: DataParallel, micro: Sequence[int]) -> Arrays:
 
 
 @pytest.mark.large
-@pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.large)])
+@pytest.mark.parametrize("world_size", [2, 4])
 @pytest.mark.parametrize(
     ("micro", "options"),
     [

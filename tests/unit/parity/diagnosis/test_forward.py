@@ -182,7 +182,7 @@ MORE: list[tuple[Twins, dict[str, Any], str, str]] = [
 @pytest.mark.one_in(31, first=3)
 @pytest.mark.parametrize(
     ("twins", "options", "fault", "says"),
-    # Each kind is planted in a whole port, too, in tests/faults/test_planted.py: here a third of them will do.
+    # tests/faults/test_planted.py plants each kind in a whole port.
     [pytest.param(*case) for case in SINGLE + MORE],
     ids=[f"{case[2]} {next(iter(case[1]))}" for case in SINGLE + MORE],
 )
