@@ -10,27 +10,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jaxddp import optim
+    from jaxddp import collectives, layers, losses, optim, schedules
     from jaxddp.config import TrainConfig
     from jaxddp.data.sampler import DistributedSampler
     from jaxddp.data_parallel import DataParallel
-    from jaxddp.distributed import collectives
     from jaxddp.distributed.devices import prepare
     from jaxddp.distributed.replicas import Replicas, VirtualReplicas
     from jaxddp.errors import InputError, TrainingError
     from jaxddp.loader import Loader
-    from jaxddp.nn import layers, losses
     from jaxddp.nn.losses import Losses, cross_entropy
-    from jaxddp.optim import schedules
     from jaxddp.step.metrics import means
 
-_MODULES = {
-    "collectives": "distributed.collectives",
-    "layers": "nn.layers",
-    "losses": "nn.losses",
-    "optim": "optim",
-    "schedules": "optim.schedules",
-}
+_MODULES = {"collectives", "layers", "losses", "optim", "schedules"}
 _HOMES = {
     "DataParallel": "data_parallel",
     "DistributedSampler": "data.sampler",
@@ -69,7 +60,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
-        return importlib.import_module(f"jaxddp.{_MODULES[name]}")
+        return importlib.import_module(f"jaxddp.{name}")
     if name in _HOMES:
         return getattr(importlib.import_module(f"jaxddp.{_HOMES[name]}"), name)
     raise AttributeError(f"module 'jaxddp' has no attribute '{name}'")

@@ -35,6 +35,24 @@ from jax.custom_batching import custom_vmap
 
 from jaxddp.errors import InputError, check_name
 
+__all__ = [
+    "AXIS_NAME",
+    "REDUCTIONS",
+    "alike",
+    "all_gather",
+    "all_reduce",
+    "all_reduce_mean",
+    "all_to_all",
+    "barrier",
+    "broadcast",
+    "gather",
+    "rank",
+    "reduce",
+    "reduce_scatter",
+    "scatter",
+    "world_size",
+]
+
 AXIS_NAME = "replica"
 
 Tree = TypeVar("Tree")

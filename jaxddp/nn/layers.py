@@ -19,6 +19,8 @@ from jaxddp.distributed.collectives import all_reduce, world_size
 from jaxddp.errors import InputError
 from jaxddp.nn.dropout_rng import ExampleKey
 
+__all__ = ["BatchNorm", "Conv", "Dropout", "Embed", "Linear", "dropout"]
+
 
 class Linear(nnx.Linear):
     """Linear layer y = x W + b with torch's initial W and b; kernel (in, out).

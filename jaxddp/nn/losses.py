@@ -15,6 +15,8 @@ from jax import numpy as jnp
 
 from jaxddp.config.choices import IGNORE_INDEX
 
+__all__ = ["RESERVED", "Batch", "LossFunction", "Losses", "Sums", "cross_entropy", "num_examples", "summed"]
+
 Batch = Mapping[str, Any]  # arrays by name: NumPy's on the host, jax's in a step
 Sums = dict[str, jax.Array]
 

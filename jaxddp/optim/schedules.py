@@ -14,6 +14,8 @@ import optax
 from jaxddp.config import TrainConfig
 from jaxddp.errors import InputError
 
+__all__ = ["Schedules", "constant", "from_config", "one_cycle", "one_cycle_momentum", "step", "warmup_cosine"]
+
 # torch's defaults for LinearLR and OneCycleLR.
 WARMUP_START_FACTOR = 1 / 3
 ONE_CYCLE_RISE = 0.3

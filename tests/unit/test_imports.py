@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,7 @@ ORDER = [
     ["step"],
     ["data_parallel"],
     ["train"],
+    ["collectives", "layers", "losses", "schedules"],  # public names of modules in the folders
 ]
 PARITY_ORDER = [
     ["port", "records", "fingerprints", "catalogue", "environment"],
@@ -163,6 +165,23 @@ def test_torch_ref_imports_no_jax_and_only_the_framework_free_folders_of_jaxddp(
     for path, tree in sources(TORCH_REF).items():
         assert not imported(tree) & JAX, path
         assert {part_of_name(name) for name in imported_names(tree)} - {None} <= FRAMEWORK_FREE, path
+
+
+@pytest.mark.parametrize(
+    ("name", "home"),
+    [
+        ("collectives", "distributed.collectives"),
+        ("layers", "nn.layers"),
+        ("losses", "nn.losses"),
+        ("schedules", "optim.schedules"),
+    ],
+)
+def test_public_names_have_what_their_modules_define(name: str, home: str) -> None:
+    public, module = (import_module(f"jaxddp.{path}") for path in (name, home))
+    defined = {node.name for node in sources(JAXDDP)[f"{home.replace('.', '/')}.py"].body if hasattr(node, "name")}
+    assert {word for word in defined if not word.startswith("_")} <= set(module.__all__)
+    assert all(getattr(public, word) is getattr(module, word) for word in module.__all__)
+    assert getattr(jaxddp, name) is public
 
 
 def test_no_package_imports_tests() -> None:
