@@ -83,11 +83,10 @@ class LowRank(ABC):
 
     def __post_init__(self) -> None:
         check_range("matrix_approximation_rank", self.matrix_approximation_rank)
-        memory = self.use_error_feedback or self.warm_start
-        least = 2 if memory else 1  # torch also allows 0, but DDP lays out its first bucket differently
-        if not self.start_power_sgd_iter >= least:
-            why = " with error feedback or warm start" if memory else ""
-            raise InputError(f"start_power_sgd_iter {self.start_power_sgd_iter}: must be at least {least}{why}")
+        # torch also allows 0, but DDP lays out its first bucket differently.
+        check_range("start_power_sgd_iter", self.start_power_sgd_iter)
+        if self.start_power_sgd_iter < 2 and (self.use_error_feedback or self.warm_start):
+            raise InputError("start_power_sgd_iter 1: must be at least 2 with error feedback or warm start")
         if not self.orthogonalization_epsilon >= 0:
             raise InputError(f"orthogonalization_epsilon {self.orthogonalization_epsilon}: must be at least 0")
         if not 0 <= self.random_seed < 2**32:

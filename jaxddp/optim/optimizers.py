@@ -10,7 +10,6 @@ leaf keeps its dtype. `g` is the gradient, `p` the parameter, `t` the step count
 
 import functools
 import inspect
-import math
 from collections.abc import Callable
 from typing import Any, ParamSpec
 
@@ -20,6 +19,7 @@ import optax
 
 from jaxddp.config import TrainConfig
 from jaxddp.config.choices import BELONGS_TO
+from jaxddp.config.ranges import RANGES, check_range
 from jaxddp.errors import InputError
 from jaxddp.optim import schedules
 from jaxddp.optim.transforms import Betas, at, scale_by_adam, scale_by_root_of_sum, trace
@@ -51,14 +51,14 @@ def from_config(config: TrainConfig, total_steps: int) -> optax.GradientTransfor
 
 
 def _ranges_checked(make: Callable[P, optax.GradientTransformation]) -> Callable[P, optax.GradientTransformation]:
-    """Raise `InputError` for values that torch's constructors refuse: numbers below 0, betas of 1 and more."""
+    """Raise `InputError` for values outside of their ranges, which are the flags'."""
 
     @functools.wraps(make)
     def checked(*args: P.args, **kwargs: P.kwargs) -> optax.GradientTransformation:
         for name, value in inspect.signature(make).bind(*args, **kwargs).arguments.items():
-            numbers = [x for x in (value if isinstance(value, tuple) else (value,)) if isinstance(x, int | float)]
-            if name != "dampening" and not all(0 <= x < (1 if name == "betas" else math.inf) for x in numbers):
-                raise InputError(f"{name} {value}: must be at least 0 and {'below 1' if name == 'betas' else 'finite'}")
+            for number in value if isinstance(value, tuple) else (value,):
+                if name in RANGES and isinstance(number, int | float):  # not a schedule, nor traced
+                    check_range(name, number, f"{name} {value}")
         return make(*args, **kwargs)
 
     return checked

@@ -113,8 +113,7 @@ class Runs:
         try:
             yield
         except ChildError as error:
-            if side == "flax" and not error.trace:  # died or hangs; a process that raised is kept
-                self._workers.end_jax()
+            self._workers.end_after(error)
             where = error.where if error.child == side else f"{error.child}, {error.where}"
             if (side, error.what) not in {(problem.side, problem.message) for problem in self.problems}:
                 self.problems.append(Problem(side, where, error.what))

@@ -4,6 +4,7 @@ from types import TracebackType
 from typing import Self
 
 from jaxddp.parity.flax_side.child import JaxChild
+from jaxddp.parity.processes import ChildError
 from jaxddp.parity.torch_side.pool import TorchPool
 
 
@@ -33,9 +34,9 @@ class Workers:
         if self._torch is not None:
             self._torch.__exit__(kind, error, trace)
 
-    def end_jax(self) -> None:
-        """End jax's process, which may hang or be dead; the next job starts a new one."""
-        if self._jax is not None:
+    def end_after(self, error: ChildError) -> None:
+        """End jax's process if it died or hangs, so that the next job starts a new one; keep one that raised."""
+        if error.child == "flax" and not error.trace and self._jax is not None:
             self._jax.end()
             self._jax = None
 

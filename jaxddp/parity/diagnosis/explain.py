@@ -68,8 +68,7 @@ def _attempt(action: Callable[[], T], workers: Workers, problems: list[Problem])
     try:
         return action()
     except ChildError as error:
-        if error.child == "flax" and not error.trace:  # died or hangs; a process that raised is kept
-            workers.end_jax()
+        workers.end_after(error)
         problems.append(Problem("flax" if error.child == "flax" else "torch", error.where, error.what))
         return None
 

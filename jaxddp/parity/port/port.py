@@ -8,6 +8,7 @@ import numpy as np
 
 from jaxddp.config import TrainConfig
 from jaxddp.config.choices import LOSS_NORMALIZATIONS, OPTIMIZERS
+from jaxddp.config.ranges import check_range
 from jaxddp.errors import InputError, check_name
 
 if TYPE_CHECKING:
@@ -111,11 +112,9 @@ class Port:
             raise InputError("optimizer: give either one for both sides, or torch_optimizer and flax_optimizer")
         if self.optimizer is not None and self.torch_scheduler is not None:
             raise InputError("torch_scheduler: needs torch_optimizer; `optimizer` has its own schedule")
-        if self.accumulation_steps < 1:
-            raise InputError(f"accumulation_steps {self.accumulation_steps}: must be at least 1")
-        for name in ("clip_grad_norm", "torch_clip_grad_norm"):
-            if getattr(self, name) is not None and not getattr(self, name) > 0:
-                raise InputError(f"{name} {getattr(self, name)}: must be above 0")
+        check_range("accumulation_steps", self.accumulation_steps)
+        check_range("clip_grad_norm", self.clip_grad_norm)
+        check_range("clip_grad_norm", self.torch_clip_grad_norm, f"torch_clip_grad_norm {self.torch_clip_grad_norm}")
         if None not in (self.clip_grad_norm, self.torch_clip_grad_norm):
             raise InputError("torch_clip_grad_norm: must not be given beside clip_grad_norm, which clips on both sides")
         check_name("loss_normalization", self.loss_normalization, LOSS_NORMALIZATIONS)

@@ -1,7 +1,7 @@
 """jaxddp.optim against torch.optim, step by step, on the same gradients."""
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -26,7 +26,6 @@ TOLERANCE = 1e-12  # deviation in float64: 2.1e-14 (adamw with one_cycle, first 
 FAULT = 1000 * TOLERANCE  # smallest deviation with a planted fault: 2.1e-5 (Adam's eps inside the root)
 FLOAT32_FACTOR = 2.0  # distance from float64, ours divided by torch's: 1.2 (rmsprop); optax.adam's: 12
 FIRST_STEP = 3e-7  # Adam's first float32 step: 3.2e-8; optax.adam's: 6.7e-6
-CLIP = 1e-14  # clipping in float64: 0; without torch's 1e-6: 3.5e-7
 
 STEPS = 100
 LR = 0.05
@@ -75,12 +74,6 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 
 def label(value: Any) -> str:
     return "-".join(f"{k}={v}" for k, v in value.items()) or "defaults" if isinstance(value, dict) else str(value)
-
-
-@pytest.fixture
-def x64() -> Iterator[None]:
-    with jax.enable_x64(True):
-        yield
 
 
 @functools.cache
@@ -276,45 +269,12 @@ def test_nesterov_needs_momentum_without_dampening(momentum: dict) -> None:
         optim.sgd(nesterov=True, **momentum)
 
 
-def clip_errors(clip: Callable, scale: float, max_norm: float) -> tuple[float, float]:
-    """Return the largest relative error of the clipped gradients, and the relative error of the norm."""
-    grads = {key: scale * value[1].astype("float64") for key, value in problem()[1].items()}
-    params = {key: torch.nn.Parameter(torch.zeros(value.shape, dtype=torch.float64)) for key, value in grads.items()}
-    for key, param in params.items():
-        param.grad = torch.tensor(grads[key])
-    norm = float(torch.nn.utils.clip_grad_norm_(params.values(), max_norm))
-    ours, our_norm = clip(jax.tree.map(jnp.asarray, grads), max_norm)
-    ratios = [np.abs(ours[k] - p.grad.numpy()).max() / p.grad.abs().max() for k, p in params.items()]
-    return float(max(ratios)), abs(float(our_norm) / norm - 1)
-
-
-@pytest.mark.parametrize("max_norm", [1e-3, 1.0, 1e3])
-@pytest.mark.parametrize("scale", [1e-6, 1.0])
-def test_clipping_equals_torch(scale: float, max_norm: float, x64: None) -> None:
-    assert max(clip_errors(optim.clip_by_global_norm, scale, max_norm)) <= CLIP
-
-
-def test_the_clipping_comparison_catches_a_missing_epsilon(x64: None) -> None:
-    def without_epsilon(grads: Any, max_norm: float) -> tuple[Any, Any]:
-        clipper = optax.clip_by_global_norm(max_norm)
-        return clipper.update(grads, clipper.init(grads))[0], optax.tree.norm(grads)
-
-    error, norm_error = clip_errors(without_epsilon, scale=1.0, max_norm=1.0)
-    assert error > 1e-9
-    assert norm_error <= CLIP
-
-
-def test_zero_gradients_stay_zero_when_clipped() -> None:
-    clipped, norm = optim.clip_by_global_norm({"w": jnp.zeros(3, jnp.bfloat16)}, 1.0)
-    assert clipped["w"].dtype == jnp.bfloat16
-    assert not np.any(clipped["w"]) and norm == 0
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: optim.sgd(-1.0), r"^lr -1.0: must be at least 0 and finite$"),
-        (lambda: optim.adagrad(eps=float("nan")), r"^eps nan: must be at least 0 and finite$"),
+        (lambda: optim.sgd(-1.0), r"^lr -1.0: must be at least 0$"),
+        (lambda: optim.adagrad(eps=float("nan")), r"^eps nan: must be at least 0$"),
+        (lambda: optim.rmsprop(alpha=float("inf")), r"^alpha inf: must be finite$"),
         (lambda: optim.adam(betas=(1.5, 0.9)), r"^betas \(1.5, 0.9\): must be at least 0 and below 1$"),
     ],
 )

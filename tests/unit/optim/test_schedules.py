@@ -1,6 +1,6 @@
 """jaxddp.optim.schedules against torch's schedulers, at every step of runs of many lengths."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -28,12 +28,6 @@ LR = 0.1
 # runs longer than these, torch's cosine loses more digits than the tolerance allows.
 TOTALS = (1, 2, 3, 4, 7, 10, 11, 100, 300)
 LONG = 5000
-
-
-@pytest.fixture
-def x64() -> Iterator[None]:
-    with jax.enable_x64(True):
-        yield
 
 
 def torch_values(scheduler: Scheduler, total: int) -> tuple[np.ndarray, np.ndarray]:

@@ -1,0 +1,38 @@
+"""Clipping in NumPy computes what torch.nn.utils.clip_grad_norm_ computes, also where the norm is not finite."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from jaxddp.parity.compare.clipping import clip, clip_factor
+
+ROUNDING = 1e-15  # measured: 0
+
+
+def clipped_by_torch(gradients: dict[str, np.ndarray], max_norm: float) -> dict[str, np.ndarray]:
+    tensors = {name: torch.tensor(value, requires_grad=True) for name, value in gradients.items()}
+    for name, tensor in tensors.items():
+        tensor.grad = torch.tensor(gradients[name])
+    torch.nn.utils.clip_grad_norm_(tensors.values(), max_norm)
+    return {name: tensor.grad.numpy() for name, tensor in tensors.items() if tensor.grad is not None}
+
+
+@pytest.mark.parametrize("max_norm", [1.0, 100.0])
+@pytest.mark.parametrize("first", [3.0, 0.0, math.nan, math.inf], ids=str)
+def test_every_gradient_is_torchs(first: float, max_norm: float) -> None:
+    gradients = {"w": np.array([[first, -4.0]]), "b": np.array([0.5])}
+    with np.errstate(invalid="ignore"):  # inf * 0
+        ours = clip(gradients, max_norm)
+    theirs = clipped_by_torch(gradients, max_norm)
+    for name in gradients:
+        np.testing.assert_allclose(ours[name], theirs[name], rtol=ROUNDING)
+
+
+def test_a_nan_norm_spreads_to_every_gradient() -> None:
+    assert np.isnan(clip({"w": np.array([math.nan]), "b": np.array([1.0])}, 1.0)["b"]).all()
+
+
+def test_each_replica_has_its_own_factor() -> None:
+    np.testing.assert_array_equal(clip_factor(np.array([0.5, 2.0]), 1.0, epsilon=0.0), [1.0, 0.5])

@@ -1,0 +1,41 @@
+"""After an error, jax's process is kept if it only raised, and replaced if it died or hangs."""
+
+from typing import Any
+
+import pytest
+
+from jaxddp.parity.processes import ChildError
+from jaxddp.parity.workers import Workers
+
+
+class Started:
+    """Stand-in for a process of jax that counts how often it is ended."""
+
+    ended = 0
+
+    def end(self, patience: float = 0.0) -> None:
+        self.ended += 1
+
+
+@pytest.mark.parametrize(
+    ("error", "ended"),
+    [
+        (ChildError("flax", "step 2", "division by zero", "Traceback ..."), 0),
+        (ChildError("flax", "step 2", "died of SIGKILL"), 1),
+        (ChildError("flax", "step 2", "no answer for 300 s"), 1),
+        (ChildError("torch rank 1", "step 2", "died of SIGKILL"), 0),
+    ],
+    ids=["raised", "died", "hangs", "torch died"],
+)
+def test_only_a_process_that_died_or_hangs_is_ended(error: ChildError, ended: int) -> None:
+    workers, child = Workers(1), Started()
+    workers._jax = process = child  # type: ignore[assignment]
+    workers.end_after(error)
+    assert child.ended == ended
+    assert workers._jax is (None if ended else process)
+
+
+def test_an_error_before_the_first_job_of_jax_ends_nothing() -> None:
+    workers: Any = Workers(1)
+    workers.end_after(ChildError("flax", "start", "died of SIGKILL"))
+    assert workers._jax is None
