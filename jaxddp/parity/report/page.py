@@ -143,7 +143,7 @@ def _node(findings: Findings, stage: str) -> Html:
     amount = [" ", tag("span", number(peak.residual), class_="amount")] if peak else ""
     return tag(
         "div",
-        tag("span", STAGE_NAMES[stage], class_="name"),
+        tag("span", STAGE_NAMES[stage].replace("hyper", "hyper\N{SOFT HYPHEN}"), class_="name"),
         tag("span", sign, class_="sign", aria_hidden="true"),
         tag("span", status, amount, words.steps_of_all(findings, stage), class_="state"),
         class_=f"node {kind}",
