@@ -143,8 +143,9 @@ class Point:
 
     def step(self) -> np.ndarray:
         """Return the change of the values that leaves the least, if the slopes are constant."""
-        # Slopes differ by orders of magnitude (an eps, a factor), so each is divided by its norm.
-        norms = np.array([np.linalg.norm(slope) for slope in self.slopes])
+        # Slopes differ by orders of magnitude (an eps, a factor), so each is divided by its norm. A slope becomes 0
+        # where a move by a last digit changed nothing; its value then stays.
+        norms = np.array([np.linalg.norm(slope) or 1.0 for slope in self.slopes])
         products = np.array([[first @ second for second in self.slopes] for first in self.slopes])
         towards = np.array([slope @ self.vector for slope in self.slopes])
         return -np.linalg.lstsq(products / np.outer(norms, norms), towards / norms, rcond=None)[0] / norms
