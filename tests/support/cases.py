@@ -30,19 +30,22 @@ FLOAT32: dict[tuple[str, str], float] = {}
 
 def summary(optimizers: tuple[str, ...]) -> list[str]:
     """Return the lines of the table: what was compared, a row per model, a column per optimizer."""
+    width = 16 if FLOAT32 else 9
 
     def cell(key: tuple[str, str]) -> str:
         ratio = f" ({FLOAT32[key]:.2f})" if key in FLOAT32 else ""
         return f"{WORST[key]:.0e}{ratio}" if key in WORST else "-"
 
+    rows = [f"{model:9}" + "".join(f"{cell((model, name)):>{width}}" for name in optimizers) for model in MODELS]
     in_brackets = ["In brackets: float32 error of jaxddp divided by that of PyTorch."] if FLOAT32 else []
-    width = 16 if FLOAT32 else 9
+    left_out = ["-: left to `make test-all`."] if len(WORST) < len(MODELS) * len(optimizers) else []
     return [
         "20 steps from the same weights on the same batches, on up to 8 replicas, in float64 (which rounds at 1e-16).",
         "Each number: largest difference of any loss, gradient, parameter or buffer after any step, relative to the",
         "norm of all tensors of its kind.",
         *in_brackets,
+        *left_out,
         "",
         f"{'':9}" + "".join(f"{optimizer:>{width}}" for optimizer in optimizers),
-        *(f"{model:9}" + "".join(f"{cell((model, name)):>{width}}" for name in optimizers) for model in MODELS),
+        *rows,
     ]
