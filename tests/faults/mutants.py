@@ -155,7 +155,7 @@ OPTIMIZER = [
     ),
     *planted(
         "jaxddp/optim/optimizers.py",
-        "tests/unit/optim/test_optimizers.py -k clip",
+        "tests/unit/optim/test_clipping.py",
         {"clip_epsilon": ("jnp.minimum(1, max_norm / (norm + 1e-6))", "jnp.minimum(1, max_norm / norm)")},
     ),
     *planted(
