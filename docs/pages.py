@@ -39,7 +39,8 @@ def with_site_links(text: str) -> str:
 
 def api_page(name: str, package: Path) -> str:
     """Return the page of a package: its docstring, then its modules with their members."""
-    modules = sorted(path.stem for path in package.glob("*.py") if path.name not in NOT_MODULES)
+    files = [path for path in package.glob("*.py") if path.name not in NOT_MODULES]
+    modules = sorted(path.stem for path in files if "import *" not in path.read_text())  # else another's public name
     head = f"# {name}\n\n::: {name}\n    options: {PACKAGE_ONLY}\n"
     return "\n".join([head, *(f"::: {name}.{module}\n" for module in modules)])
 
