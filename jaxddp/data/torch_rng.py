@@ -15,6 +15,7 @@ from jaxddp.errors import InputError
 Float32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]
 
+FEW = 2**14  # elements that are shuffled one by one
 BLOCK = 16  # torch draws normal numbers in blocks of 16, or one at a time if there are fewer than 16
 
 
@@ -135,11 +136,21 @@ class Generator:
             raise InputError(f"randperm: n {n} must be from 0 to {0xFFFFFFFF // 20 - 1}")
         places = np.arange(n - 1)
         partners = places + self._words(places.size) % (n - places)
-        order = list(range(n))
-        # Each swap depends on the previous ones; a list is faster than an array here.
-        for i, j in enumerate(partners.tolist()):
-            order[i], order[j] = order[j], order[i]
-        return np.array(order, dtype=np.int64)
+        order = np.arange(n)
+        done = 0
+        while n - done > FEW:
+            # So few swaps that they rarely touch an element twice; those that do not can be made at once.
+            end = done + int(0.3 * math.sqrt(n - done))
+            apart = np.sort(partners[done:end])
+            if apart[0] >= end and (apart[1:] > apart[:-1]).all():
+                order[done:end], order[partners[done:end]] = order[partners[done:end]], order[done:end].copy()
+            else:
+                _swap(order, done, partners[done:end])
+            done = end
+        rest = order[done:].tolist()  # in a list, single swaps are faster than in an array
+        _swap(rest, 0, partners[done:] - done)
+        order[done:] = rest
+        return order
 
     def _words(self, count: int) -> NDArray[np.uint32]:
         """Draw the next words of the stream; over the full range, NumPy's `randint` returns them unchanged."""
@@ -262,3 +273,9 @@ def _fan_in_uniform(generator: Generator, weight_shape: tuple[int, ...], bias: b
 def _check_sizes(shape: tuple[int, ...]) -> None:
     if min(shape) < 1:
         raise InputError(f"layer sizes {shape}: each must be at least 1")
+
+
+def _swap(order: Any, first: int, partners: Int64) -> None:
+    """Swap element first + k with element partners[k], in place, one after the other."""
+    for i, j in enumerate(partners.tolist(), start=first):
+        order[i], order[j] = order[j], order[i]

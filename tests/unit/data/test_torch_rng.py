@@ -106,7 +106,7 @@ def test_randint_equals_torchs_for_short_and_long_words(span):
         )
 
 
-@pytest.mark.parametrize("n", [0, 1, 2, 3, 17, 1000, 60_000])
+@pytest.mark.parametrize("n", [0, 1, 2, 3, 17, 1000, 16_385, 16_386, 60_000, 300_000])
 def test_randperm_equals_torchs(n):
     np.testing.assert_array_equal(Generator(n).randperm(n), Torch(n).randperm(n))
 
