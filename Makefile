@@ -20,7 +20,7 @@ package = .$(addprefix [,$(addsuffix ],$(extras)))
 
 # Tests run in two processes side by side: two cores are not busy with one, and thousands of compiled programs are
 # more memory maps than Linux allows one process. In `make test` only the first has XLA's compiler as users have it:
-# the matrix, whole programs, and what computes; the other has a faster one. What it says follows what the other said.
+# the matrix, whole programs, and what computes; the second has a faster one. The second prints at once, the first after.
 FIRST := tests/equivalence/test_matrix.py tests/end_to_end tests/examples \
 	$(addprefix tests/unit/,data models nn optim step torch_ref)
 define in_two

@@ -86,7 +86,8 @@ class LowRank(ABC):
         # torch also allows 0, but DDP lays out its first bucket differently.
         check_range("start_power_sgd_iter", self.start_power_sgd_iter)
         if self.start_power_sgd_iter < 2 and (self.use_error_feedback or self.warm_start):
-            raise InputError("start_power_sgd_iter 1: must be at least 2 with error feedback or warm start")
+            given = f"start_power_sgd_iter {self.start_power_sgd_iter}"
+            raise InputError(f"{given}: must be at least 2 with error feedback or warm start")
         if not self.orthogonalization_epsilon >= 0:
             raise InputError(f"orthogonalization_epsilon {self.orthogonalization_epsilon}: must be at least 0")
         if not 0 <= self.random_seed < 2**32:

@@ -14,7 +14,20 @@ import optax
 from jaxddp.config import TrainConfig
 from jaxddp.errors import InputError
 
-__all__ = ["Schedules", "constant", "from_config", "one_cycle", "one_cycle_momentum", "step", "warmup_cosine"]
+__all__ = [
+    "BASE_MOMENTUM",
+    "ONE_CYCLE_END_FACTOR",
+    "ONE_CYCLE_RISE",
+    "ONE_CYCLE_START_FACTOR",
+    "WARMUP_START_FACTOR",
+    "Schedules",
+    "constant",
+    "from_config",
+    "one_cycle",
+    "one_cycle_momentum",
+    "step",
+    "warmup_cosine",
+]
 
 # torch's defaults for LinearLR and OneCycleLR.
 WARMUP_START_FACTOR = 1 / 3

@@ -1,7 +1,9 @@
 """Import rules: jaxddp works without torch, torch_ref without jax, and pmap is used once."""
 
 import ast
+import inspect
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -179,7 +181,8 @@ def test_torch_ref_imports_no_jax_and_only_the_framework_free_folders_of_jaxddp(
 def test_public_names_have_what_their_modules_define(name: str, home: str) -> None:
     public, module = (import_module(f"jaxddp.{path}") for path in (name, home))
     defined = {node.name for node in sources(JAXDDP)[f"{home.replace('.', '/')}.py"].body if hasattr(node, "name")}
-    assert {word for word in defined if not word.startswith("_")} <= set(module.__all__)
+    constants = set(re.findall(r"^([A-Z]\w*)\b.* = [^T]", inspect.getsource(module), re.MULTILINE))
+    assert {word for word in defined | constants if not word.startswith("_")} <= set(module.__all__)
     assert all(getattr(public, word) is getattr(module, word) for word in module.__all__)
     assert getattr(jaxddp, name) is public
 

@@ -141,9 +141,10 @@ def _node(findings: Findings, stage: str) -> Html:
     kind, sign = SIGNS[status]
     peak = words.peak(findings, stage)
     amount = [" ", tag("span", number(peak.residual), class_="amount")] if peak else ""
+    name = STAGE_NAMES[stage].replace("hyper", "hyper\N{SOFT HYPHEN}")  # the box may be narrower than the word
     return tag(
         "div",
-        tag("span", STAGE_NAMES[stage].replace("hyper", "hyper\N{SOFT HYPHEN}"), class_="name"),
+        tag("span", name, class_="name"),
         tag("span", sign, class_="sign", aria_hidden="true"),
         tag("span", status, amount, words.steps_of_all(findings, stage), class_="state"),
         class_=f"node {kind}",

@@ -28,11 +28,11 @@ class Started:
     ids=["raised", "died", "hangs", "torch died"],
 )
 def test_only_a_process_that_died_or_hangs_is_ended(error: ChildError, ended: int) -> None:
-    workers, child = Workers(1), Started()
-    workers._jax = process = child  # type: ignore[assignment]
+    workers: Any = Workers(1)
+    workers._jax = child = Started()
     workers.end_after(error)
     assert child.ended == ended
-    assert workers._jax is (None if ended else process)
+    assert workers._jax is (None if ended else child)
 
 
 def test_an_error_before_the_first_job_of_jax_ends_nothing() -> None:
