@@ -1,7 +1,6 @@
 """`DataParallel`: the data-parallel trainer of one model, with one replica per device."""
 
 import dataclasses
-from collections import deque
 from functools import partial
 from typing import Any
 
@@ -21,9 +20,10 @@ from jaxddp.loader import Arrays
 from jaxddp.nn.functional import Functional, cast
 from jaxddp.nn.losses import Batch, LossFunction, Sums, cross_entropy
 from jaxddp.state import Buffers, Params, TrainState, shared, shortest
+from jaxddp.step.dispatch import Dispatch, RunAhead
 from jaxddp.step.evaluate import evaluate_replica, padded_batches
 from jaxddp.step.local_gradients import Unsynchronized
-from jaxddp.step.metrics import RUN_AHEAD, StepSums, means
+from jaxddp.step.metrics import StepSums, means
 from jaxddp.step.replica_step import ReplicaStep, run_steps
 from jaxddp.step.trainable import trained
 
@@ -31,8 +31,8 @@ from jaxddp.step.trainable import trained
 class DataParallel:
     """Trainer of an nnx module with one replica per device, like torch's DistributedDataParallel.
 
-    The object holds no weights: `steps` takes a state and returns the next one. At most `RUN_AHEAD` dispatches run
-    ahead of the devices, since XLA's CPU devices deadlock with too many in flight.
+    The object holds no weights: `steps` takes a state and returns the next one. A few dispatches run ahead of the
+    devices (see `jaxddp.step.dispatch`).
 
     Args:
         model: the module, whose values are the initial ones; it is not changed.
@@ -90,15 +90,15 @@ class DataParallel:
         if dtype is not None and jax.dtypes.canonicalize_dtype(dtype) != jnp.dtype(dtype):
             raise InputError(f"dtype {dtype}: needs jax's 64-bit mode; set jax_enable_x64")
         self._dtype = dtype
-        self._dispatched: deque[jax.Array] = deque()  # one result of each dispatch
+        self._run_ahead = RunAhead()
         self._evaluation_loss = self.functional.local_loss(loss_fn, train=False, amp=amp)
         self._axes = self.replica_step.axes
         shapes = jax.eval_shape(self.replica_step.init, self.functional.params, self.functional.buffers)
         axes = shortest(self._axes, shapes)
-        self._steps = self.replicas.map(partial(run_steps, self.replica_step), (axes, 0), (axes, None), donate=(0,))
+        self._steps = Dispatch(self.replicas, partial(run_steps, self.replica_step), axes, (axes, None), donate=(0,))
         self._no_sync = self.replicas.map(self._gather, (axes, 0, 0), 0, donate=(2,))
         self._step = self.replicas.map(self._synchronized, (axes, 0, 0), (axes, None), donate=(0,))
-        self._evaluate = self.replicas.map(self._evaluated, (axes, 0), None)
+        self._evaluate = Dispatch(self.replicas, self._evaluated, axes, None)
         self._verifier = Verifier(self.replicas)
 
     @property
@@ -146,7 +146,7 @@ class DataParallel:
         return self.replica_step.whole(state)
 
     def steps(self, state: TrainState, batches: MicroBatches) -> tuple[TrainState, StepSums]:
-        """Make K optimizer steps in one dispatch.
+        """Make K optimizer steps in one dispatch, or in K on CPU if the model has convolutions (see `Dispatch`).
 
         Args:
             state: donated: its memory is reused for the result, and it cannot be used again.
@@ -160,9 +160,12 @@ class DataParallel:
             ValueError: the batches are for another number of replicas, or the state was donated before.
         """
         self._check(state, batches)
-        state, sums = self._steps(state, batches)
-        self._bound_run_ahead(sums.table)
-        return state, sums
+        parts = []
+        for call in self._steps.calls(state, batches):
+            state, sums = call(state)
+            self._run_ahead.add(sums.table)
+            parts.append(sums)
+        return state, StepSums.joined(parts)
 
     def no_sync(self, state: TrainState, micro_batch: Batch, gathered: Unsynchronized | None = None) -> Unsynchronized:
         """Accumulate the gradients of a micro-batch on each replica, and send nothing, as in DDP's `no_sync()`.
@@ -183,7 +186,7 @@ class DataParallel:
         """
         self._check(state, micro_batch, gathered)
         gathered, loss = self._no_sync(state, micro_batch, gathered)
-        self._bound_run_ahead(loss)
+        self._run_ahead.add(loss)
         return gathered
 
     def step(
@@ -204,7 +207,7 @@ class DataParallel:
         """
         self._check(state, micro_batch, gathered)
         state, sums = self._step(state, micro_batch, gathered)
-        self._bound_run_ahead(sums["loss"])
+        self._run_ahead.add(sums["loss"])
         return state, sums
 
     def _gather(
@@ -222,12 +225,15 @@ class DataParallel:
 
     def check(self, state: TrainState, batches: MicroBatches) -> None:
         """Trace the program of `steps`, so that errors are raised before training; nothing runs."""
-        jax.eval_shape(self._steps, state, batches)
+        jax.eval_shape(self._steps.program, state, batches)
 
     def compiled_text(self, state: TrainState, batches: MicroBatches) -> str:
-        """Return the program of `steps` as compiled by XLA, as HLO text; nothing runs."""
+        """Return the program of `steps` as compiled by XLA, as HLO text; nothing runs.
+
+        On CPU the program of a model with convolutions is that of one of the K steps.
+        """
         self.replicas.check_dealt(batches)
-        return self._steps.lower(state, batches).compile().as_text()
+        return self._steps.compiled_text(state, batches)
 
     def evaluate(self, state: TrainState, arrays: Arrays, batch_size: int = 256) -> dict[str, float]:
         """Compute means over `arrays` in evaluation mode; every example counts exactly once."""
@@ -242,9 +248,11 @@ class DataParallel:
     def evaluate_placed(self, state: TrainState, placed: Batch) -> Sums:
         """Compute sums over a placed evaluation set; the result stays on the devices."""
         _check_not_used_up(state)
-        sums = self._evaluate(state, placed)
-        self._bound_run_ahead(sums["loss"])
-        return sums
+        parts = []
+        for call in self._evaluate.calls(state, placed):
+            parts.append(call(state))
+            self._run_ahead.add(parts[-1]["loss"])
+        return parts[0] if len(parts) == 1 else jax.tree.map(lambda *sums: sum(sums), *parts)
 
     def verify(self, state: TrainState) -> None:
         """Raise `TrainingError` unless the shared fields of the state are equal on all replicas, bit for bit."""
@@ -284,12 +292,6 @@ class DataParallel:
         _check_not_used_up(state)
         if gathered is not None and gathered.result.loss.is_deleted():
             raise ValueError("these gradients were used up by an earlier `no_sync`; use the gradients that it returned")
-
-    def _bound_run_ahead(self, result: jax.Array) -> None:
-        """Append a result of the last dispatch, and wait for the dispatch `RUN_AHEAD` before it."""
-        self._dispatched.append(result)
-        if len(self._dispatched) > RUN_AHEAD:
-            self._dispatched.popleft().block_until_ready()
 
 
 def _check_not_used_up(state: TrainState) -> None:

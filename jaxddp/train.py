@@ -115,7 +115,7 @@ def make_loader(config: TrainConfig, dataset: datasets.Dataset, replicas: Replic
         global_batch_size=config.global_batch_size,
         accumulation_steps=config.accumulation_steps,
         steps_per_dispatch=config.steps_per_dispatch,
-        max_steps_per_dispatch=_max_steps_per_dispatch(config, replicas),
+        max_steps_per_dispatch=min(MAX_STEPS_PER_DISPATCH, config.verify_every or MAX_STEPS_PER_DISPATCH),
         shuffle=config.shuffle,
         seed=config.seed,
         drop_last=config.drop_last,
@@ -211,12 +211,6 @@ def train_epoch(run: Run, state: TrainState, epoch: int, log: RunLog) -> tuple[T
     examples += report(wait=True)
     log.histograms(step, totals.histograms())
     return state, totals.means(), examples / (time.perf_counter() - started)
-
-
-def _max_steps_per_dispatch(config: TrainConfig, replicas: Replicas) -> int:
-    """Return at most the steps between two verifications, and 1 where XLA is slow in a loop around the step."""
-    slow = config.model == "convnet" and replicas.devices[0].platform == "cpu"
-    return 1 if slow else min(MAX_STEPS_PER_DISPATCH, config.verify_every or MAX_STEPS_PER_DISPATCH)
 
 
 def _start(config: TrainConfig, ddp: DataParallel) -> TrainState:

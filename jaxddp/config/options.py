@@ -189,7 +189,7 @@ class Devices:
     platform: str | None = None
     """cpu | gpu. None: GPUs if there are any."""
     steps_per_dispatch: int | None = None
-    """Optimizer steps per call of the compiled program; jaxddp only. None: up to 32; 1 for the convnet on CPU."""
+    """Optimizer steps per call of the compiled program; jaxddp only. None: up to 32. On CPU convnets take 1."""
     verify_every: int = 1000
     """Optimizer steps between checks that all replicas are identical. 0: only at start and end."""
 

@@ -7,6 +7,7 @@ from flax import nnx
 
 from jaxddp.data.torch_rng import Generator
 from jaxddp.nn import layers
+from jaxddp.nn.pooling import max_pool
 
 
 class Block(nnx.Module):
@@ -67,15 +68,5 @@ class ConvNet(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         x = x.reshape(*x.shape[:3], -1)
         for number, stage in enumerate(self.stages):
-            x = stage(max_pool(x) if number else x)
+            x = stage(max_pool(x, 2) if number else x)
         return self.fc(self.dropout(x.mean(axis=(1, 2))))
-
-
-def max_pool(x: jax.Array) -> jax.Array:
-    """Max-pool (B, H, W, C) in 2x2 windows at stride 2; leave out an odd last row or column, as torch does.
-
-    Written as reshape and max, which is twice as fast as `lax.reduce_window` on CPU.
-    """
-    batch, height, width, channels = x.shape
-    x = x[:, : height // 2 * 2, : width // 2 * 2]
-    return x.reshape(batch, height // 2, 2, width // 2, 2, channels).max(axis=(2, 4))

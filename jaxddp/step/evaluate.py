@@ -4,13 +4,13 @@ from collections.abc import Mapping
 
 import jax
 import numpy as np
-from jax import lax
 
 from jaxddp.distributed.collectives import all_reduce
 from jaxddp.errors import InputError
 from jaxddp.nn.functional import LocalLoss
 from jaxddp.nn.losses import Batch, Sums
 from jaxddp.state import TrainState
+from jaxddp.step.loops import scan
 
 
 def padded_batches(arrays: Mapping[str, np.ndarray], world_size: int, batch_size: int) -> dict[str, np.ndarray]:
@@ -48,5 +48,5 @@ def evaluate_replica(loss: LocalLoss, state: TrainState, batches: Batch) -> Sums
     def body(carry: None, batch: Batch) -> tuple[None, Sums]:
         return carry, loss(state.params, state.buffers, batch)[0]
 
-    _, sums = lax.scan(body, None, batches)
+    _, sums = scan(body, None, batches)
     return all_reduce(jax.tree.map(lambda x: x.sum(axis=0), sums))

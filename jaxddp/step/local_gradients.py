@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
-from jax import lax
 from jax import numpy as jnp
 
 from jaxddp.data.micro_batches import MicroBatches
@@ -16,6 +15,7 @@ from jaxddp.nn.functional import LocalLoss, RandomLoss
 from jaxddp.nn.losses import Batch, Sums, num_examples
 from jaxddp.state import Buffers, Params, TrainState
 from jaxddp.step.grad_scaler import GradScaler
+from jaxddp.step.loops import scan_or_unroll
 from jaxddp.step.trainable import noted, of_used, trained
 
 
@@ -78,7 +78,7 @@ class LocalGradients:
         first = jax.tree.map(lambda x: x[0], batch.head)
         shapes = jax.eval_shape(self.differentiate, state, state.buffers, first)
         zeros = jax.tree.map(jnp.zeros_like, shapes)._replace(buffers=state.buffers)
-        accumulated, _ = lax.scan(body, zeros, batch.head)
+        accumulated, _ = scan_or_unroll(body, zeros, batch.head)
         return self.add(state, accumulated, batch.last, pieces)
 
     def add(self, state: TrainState, before: Unsynchronized, micro_batch: Batch, pieces: int = 1) -> Unsynchronized:

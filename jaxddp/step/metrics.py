@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -39,6 +39,11 @@ class StepSums(Mapping[str, jax.Array]):
     def of(cls, sums: Sums) -> Self:
         """Stack sums of equal shape along a new last axis."""
         return cls(jnp.stack(list(sums.values()), axis=-1), tuple(sums))
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """Append the steps of all parts, in order."""
+        return parts[0] if len(parts) == 1 else cls(jnp.concatenate([part.table for part in parts]), parts[0].names)
 
     def __getitem__(self, name: str) -> jax.Array:
         return self.table[..., self.names.index(name)]

@@ -13,7 +13,6 @@ from typing import Any
 
 import jax
 import optax
-from jax import lax
 from jax import numpy as jnp
 
 from jaxddp.comm_hooks import CommHook, stateless
@@ -27,6 +26,7 @@ from jaxddp.step.buffers import synchronized
 from jaxddp.step.gradient_hooks import apply_hooks, check_patterns
 from jaxddp.step.gradient_stats import anomalies, norms_and_histograms
 from jaxddp.step.local_gradients import LocalGradients, LocalResult, Unsynchronized, divide, mean_over_micro_batches
+from jaxddp.step.loops import scan
 from jaxddp.step.metrics import StepSums
 from jaxddp.step.moving_average import moving_average
 from jaxddp.step.options import StepOptions
@@ -259,4 +259,4 @@ def run_steps(step: ReplicaStep, state: TrainState, batches: MicroBatches) -> tu
         next_state, metrics, _ = step(state, batch)
         return next_state, StepSums.of(metrics)
 
-    return lax.scan(body, state, batches)
+    return scan(body, state, batches)

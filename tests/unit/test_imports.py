@@ -174,6 +174,7 @@ def test_torch_ref_imports_no_jax_and_only_the_framework_free_folders_of_jaxddp(
     [
         ("collectives", "distributed.collectives"),
         ("layers", "nn.layers"),
+        ("layers", "nn.pooling"),
         ("losses", "nn.losses"),
         ("schedules", "optim.schedules"),
     ],

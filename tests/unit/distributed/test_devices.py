@@ -36,7 +36,7 @@ def python(code: str, **environment: str) -> list[str]:
 @pytest.mark.parametrize(
     ("start", "call", "printed"),
     [
-        ("devices = prepare(8, 'cpu')", "state, _ = ddp._steps(state, batch)", "500 32"),
+        ("devices = prepare(8, 'cpu')", "state, _ = ddp._steps.program(state, batch)", "500 32"),
         (UNPREPARED, "state, _ = ddp.steps(state, batch)", "500 None"),
         (UNPREPARED, "ddp.evaluate_placed(state, placed)", "0 None"),
     ],

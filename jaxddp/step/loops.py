@@ -1,0 +1,111 @@
+"""Loops over batches, and the programs for which XLA's CPU backend is slow.
+
+XLA's CPU backend gives a convolution its fast path only outside of loops: in a `lax.scan`, even of length 1, it takes
+10 to 25 times as long (jax#12868).
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+import jax
+from jax import lax
+from jax import numpy as jnp
+from jax.extend.core import ClosedJaxpr, Jaxpr
+
+Carry = TypeVar("Carry")
+Body = Callable[[Carry, Any], tuple[Carry, Any]]
+
+CONVOLUTION = "conv_general_dilated"
+# Pooling with `lax.reduce_window`, as in `nnx.max_pool`, and its gradient: two to three times slower than slices.
+POOLING = {"reduce_window_max", "reduce_window_min", "reduce_window_sum", "select_and_scatter_add"}
+LOOPS = {"scan", "while"}
+
+
+def scan(body: Body[Carry], init: Carry, xs: Any) -> tuple[Carry, Any]:
+    """Compute `lax.scan(body, init, xs)`, without a loop if there is one pass.
+
+    Args:
+        body: (carry, x) -> (carry, y), with y None or a tree of arrays.
+        xs: leaves (K, ...), K at least 1.
+
+    Returns:
+        The last carry; the outputs of all passes, leaves (K, ...).
+
+    >>> total, sums = scan(lambda total, x: (total + x, total + x), jnp.float32(0), jnp.arange(3.0))
+    >>> print(total, sums)
+    3.0 [0. 1. 3.]
+    """
+    return lax.scan(body, init, xs) if _length(xs) > 1 else _unrolled(body, init, xs)
+
+
+def scan_or_unroll(body: Body[Carry], init: Carry, xs: Any) -> tuple[Carry, Any]:
+    """Compute `scan(body, init, xs)`, on CPU with all passes unrolled if `body` is slow in a loop."""
+    if _length(xs) == 1 or not slow_in_loops(jax.make_jaxpr(body)(init, _at(xs, 0))):
+        return scan(body, init, xs)
+    return lax.platform_dependent(
+        init,
+        xs,
+        cpu=lambda init, xs: _unrolled(body, init, xs),
+        default=lambda init, xs: lax.scan(body, init, xs),
+    )
+
+
+def slow_in_loops(program: ClosedJaxpr) -> bool:
+    """Return whether XLA's CPU backend would compute `program` several times slower in a loop.
+
+    >>> kernel, images = jnp.ones((8, 1, 3, 3)), jnp.ones((2, 1, 8, 8))
+    >>> program = jax.make_jaxpr(lambda x: lax.conv(x, kernel, (1, 1), "SAME"))
+    >>> slow_in_loops(program(images)), slow_in_loops(jax.make_jaxpr(jnp.dot)(jnp.ones(3), jnp.ones(3)))
+    (True, False)
+    """
+    return any(name == CONVOLUTION for name, _ in primitives(program.jaxpr))
+
+
+def slow_forms(program: ClosedJaxpr, loops: int) -> Iterator[str]:
+    """Yield a line for each form in a model that XLA's CPU backend computes slowly, with what to use instead.
+
+    Args:
+        program: program whose loops of `scan_or_unroll` are branches of a conditional.
+        loops: number of loops around the model.
+    """
+    found = list(primitives(program.jaxpr))
+    if any(name in POOLING for name, _ in found):
+        yield "the model pools with lax.reduce_window, which is slow on CPU; use jaxddp.layers.max_pool or avg_pool"
+    convolutions = [enclosing for name, enclosing in found if name == CONVOLUTION and "cond" not in enclosing]
+    if any(sum(name in LOOPS for name in enclosing) > loops for enclosing in convolutions):
+        yield "the model computes convolutions in a loop, which is slow on CPU; use lax.scan(..., unroll=True)"
+
+
+def primitives(jaxpr: Jaxpr, enclosing: tuple[str, ...] = ()) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Iterate over the names of all primitives of a program, each with the names of those that enclose it."""
+    for equation in jaxpr.eqns:
+        name = equation.primitive.name
+        yield name, enclosing
+        for inner in _inside(equation.params.values()):
+            yield from primitives(inner, (*enclosing, name))
+
+
+def _inside(values: Iterable[Any]) -> Iterator[Jaxpr]:
+    for value in values:
+        if isinstance(value, ClosedJaxpr):
+            yield value.jaxpr
+        elif isinstance(value, Jaxpr):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _inside(value)
+
+
+def _length(xs: Any) -> int:
+    return len(jax.tree.leaves(xs)[0])
+
+
+def _at(xs: Any, k: int) -> Any:
+    return jax.tree.map(lambda x: x[k], xs)
+
+
+def _unrolled(body: Body[Carry], init: Carry, xs: Any) -> tuple[Carry, Any]:
+    carry, outputs = init, []
+    for k in range(_length(xs)):
+        carry, output = body(carry, _at(xs, k))
+        outputs.append(output)
+    return carry, jax.tree.map(lambda *ys: jnp.stack(ys), *outputs)
