@@ -7,11 +7,11 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import jax
 
 from jaxddp import cli, models, optim
-from jaxddp.checkpoint import Checkpoints
 from jaxddp.config import TrainConfig
 from jaxddp.data import datasets
 from jaxddp.data.sampler import shard_table
@@ -27,6 +27,9 @@ from jaxddp.step.options import options
 from jaxddp.tracking.gradient_metrics import explained, renamed
 from jaxddp.tracking.run_folder import claim_output
 from jaxddp.tracking.run_log import RunLog, check_same_epochs, frozen_notes, run_title
+
+if TYPE_CHECKING:
+    from jaxddp.checkpoint import Checkpoints
 
 CHECKPOINT_FOLDER = "checkpoints"
 WEIGHTS_FILE = "model.safetensors"
@@ -124,7 +127,7 @@ def make_loader(config: TrainConfig, dataset: datasets.Dataset, replicas: Replic
     )
 
 
-def open_output(run: Run, resources: contextlib.ExitStack) -> tuple[Checkpoints | None, TrainState]:
+def open_output(run: Run, resources: contextlib.ExitStack) -> "tuple[Checkpoints | None, TrainState]":
     """Claim the run folder; with --resume, restore the state of the last checkpoint.
 
     Raises:
@@ -133,6 +136,8 @@ def open_output(run: Run, resources: contextlib.ExitStack) -> tuple[Checkpoints 
     output, resume = run.config.output, run.config.resume is not None
     if output is None:
         return None, run.start
+    from jaxddp.checkpoint import Checkpoints  # imports Orbax, which takes 0.2 s
+
     folder = claim_output(output, resume)
     checkpoints = Checkpoints(folder / CHECKPOINT_FOLDER)
     resources.callback(checkpoints.close)
@@ -144,7 +149,7 @@ def open_output(run: Run, resources: contextlib.ExitStack) -> tuple[Checkpoints 
     return checkpoints, run.ddp.place_state(checkpoints.restore(run.ddp.whole(run.start)))
 
 
-def train(run: Run, state: TrainState, log: RunLog, checkpoints: Checkpoints | None) -> TrainState:
+def train(run: Run, state: TrainState, log: RunLog, checkpoints: "Checkpoints | None") -> TrainState:
     """Train from `state` to the end of the last epoch.
 
     Raises:
@@ -224,7 +229,7 @@ def _start(config: TrainConfig, ddp: DataParallel) -> TrainState:
         raise InputError(f"--weights {config.weights}: {error}") from None
 
 
-def _last_good(checkpoints: Checkpoints | None, config: TrainConfig) -> str:
+def _last_good(checkpoints: "Checkpoints | None", config: TrainConfig) -> str:
     if checkpoints is None or checkpoints.latest_step is None:
         return "there is no checkpoint yet"
     return f"the last good checkpoint is of step {checkpoints.latest_step}; continue with --resume {config.output}"

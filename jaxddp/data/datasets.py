@@ -1,5 +1,6 @@
 """Datasets: handwritten digits, a linear problem, names, and the user's arrays. N is the number of examples."""
 
+import importlib.util
 import unicodedata
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -81,14 +82,26 @@ def load(config: TrainConfig) -> Dataset:
 
 def _digits(config: TrainConfig) -> Dataset:
     """Load scikit-learn's handwritten digits: x (N, 8, 8) from 0 to 1, in a fixed shuffled order."""
-    from sklearn.datasets import load_digits  # the import takes a second
-
-    bunch = load_digits()
-    order = Generator(0).randperm(len(bunch.target))
-    x = (bunch.images[order] / 16).astype(np.float32)
-    y = bunch.target[order].astype(np.int32)
+    table = np.loadtxt(_digits_file(), delimiter=",")  # 64 pixels and the digit
+    table = table[Generator(0).randperm(len(table))]
+    x = (table[:, :64].reshape(-1, 8, 8) / 16).astype(np.float32)
+    y = table[:, 64].astype(np.int32)
     train, test = _split(x, y, NUM_DIGITS_TRAIN)
     return Dataset("digits", train, test, 10, (8, 8))
+
+
+def _digits_file() -> Path:
+    """Return scikit-learn's file of digits, found without importing scikit-learn, which takes a second.
+
+    Raises:
+        InputError: scikit-learn is not installed, or has no such file.
+    """
+    package = importlib.util.find_spec("sklearn")
+    folders = [] if package is None else package.submodule_search_locations or []
+    for folder in folders:
+        if (path := Path(folder, "datasets", "data", "digits.csv.gz")).is_file():
+            return path
+    raise InputError("--dataset digits: scikit-learn's digits.csv.gz is missing; pip install scikit-learn")
 
 
 def _linear(config: TrainConfig) -> Dataset:

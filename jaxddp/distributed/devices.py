@@ -8,6 +8,7 @@ import jax
 
 from jaxddp.config.choices import DEFAULT_CPU_DEVICES
 from jaxddp.config.ranges import check_range
+from jaxddp.distributed.compile_cache import keep_programs
 from jaxddp.errors import InputError
 
 
@@ -15,7 +16,8 @@ def prepare(devices: int | None = None, platform: str | None = None) -> list[jax
     """Start jax for a data-parallel run and return its devices, one per replica.
 
     Call it before any other use of jax: the number of CPU devices and the size of XLA's
-    thread pool are fixed when the backend starts.
+    thread pool are fixed when the backend starts. Compiled programs are kept for later runs, see
+    `jaxddp.distributed.compile_cache`.
 
     Args:
         devices: number of devices. None: all local GPUs, or `DEFAULT_CPU_DEVICES` CPU devices.
@@ -28,6 +30,7 @@ def prepare(devices: int | None = None, platform: str | None = None) -> list[jax
     2
     """
     check_range("devices", devices, f"--devices {devices}")
+    keep_programs()
     cpu_devices = DEFAULT_CPU_DEVICES if devices is None else devices
     _prepare_cpu(cpu_devices)
     gpus = [] if platform == "cpu" else _gpus(required=platform == "gpu")

@@ -1,0 +1,67 @@
+"""Compiled programs, kept for the next run in the user's cache folder by jax's persistent compilation cache."""
+
+import hashlib
+import os
+import platform
+import stat
+from pathlib import Path
+from typing import Any
+
+import jax
+import jaxlib
+
+MAX_BYTES = 2**30  # in the folder of one jaxlib and processor; the default training job's are 0.2 MB
+
+
+def keep_programs() -> Path | None:
+    """Let jax keep compiled programs in `$XDG_CACHE_HOME/jaxddp`, by default `~/.cache/jaxddp`, for later runs.
+
+    Programs are code, so the folder must belong to the user, and no other user may write to it. Each version of jaxlib
+    and each kind of processor has its own. Several processes may share a folder; each file is written once, and one
+    that cannot be read is compiled again. Nothing changes if a folder is configured already, as by
+    `JAX_COMPILATION_CACHE_DIR`, or the cache is switched off by `JAX_ENABLE_COMPILATION_CACHE=false`.
+
+    Returns:
+        The folder; None: jax's configuration is unchanged.
+    """
+    settings: Any = jax.config
+    if settings.jax_compilation_cache_dir is not None or not settings.jax_enable_compilation_cache:
+        return None
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = cache / "jaxddp" / f"jaxlib-{jaxlib.version.__version__}-{_processor()}"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not _is_ours(folder):
+            return None
+        _remove_oldest(folder, MAX_BYTES)
+    except OSError:  # no home, or no place in it
+        return None
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    return folder
+
+
+def _is_ours(folder: Path) -> bool:
+    status = folder.stat()
+    return status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def _remove_oldest(folder: Path, max_bytes: int) -> None:
+    """Remove the files read least recently, until the others have `max_bytes` at most."""
+    files = [(path.stat(), path) for path in folder.iterdir()]
+    excess = sum(status.st_size for status, _ in files) - max_bytes
+    for status, path in sorted(files, key=lambda file: file[0].st_atime):
+        if excess <= 0:
+            break
+        path.unlink(missing_ok=True)  # another process may be first
+        excess -= status.st_size
+
+
+def _processor() -> str:
+    """Return a short name of the processor's instruction set, for which XLA compiles."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    flags = [line for line in lines if line.startswith(("flags", "Features"))][:1]
+    words = [platform.machine(), *(flags or [platform.processor()])]
+    return hashlib.sha256("\n".join(words).encode()).hexdigest()[:12]
