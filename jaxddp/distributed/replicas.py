@@ -101,15 +101,10 @@ class Replicas:
         Returns:
             The compiled function.
         """
-        # jax.pmap is in maintenance mode, so this is its only use.
-        return jax.pmap(
-            function,
-            axis_name=AXIS_NAME,
-            in_axes=in_axes,
-            out_axes=out_axes,
-            devices=self.devices,
-            donate_argnums=donate,
-        )
+        # jax.pmap is in maintenance mode, so this is its only use. In jit, a call takes less time of the main thread:
+        # one of the default job at 1 replica 0.24 ms instead of 0.3.
+        mapped = jax.pmap(function, axis_name=AXIS_NAME, in_axes=in_axes, out_axes=out_axes, devices=self.devices)
+        return jax.jit(mapped, donate_argnums=donate)
 
 
 class VirtualReplicas(Replicas):

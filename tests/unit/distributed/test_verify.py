@@ -133,9 +133,13 @@ def test_a_difference_in_the_low_word_of_float64_is_detected() -> None:
 
 
 def test_replicas_are_named_by_rank_not_by_device() -> None:
+    scalar = planted("scalar", put((), 4.0), (0,))["scalar"]
     backwards = Replicas(jax.devices()[:WORLD_SIZE][::-1])
+    sharding = NamedSharding(Mesh(np.array(backwards.devices), ("replica",)), PartitionSpec())
+    copies = [shard.data for shard in reversed(scalar.addressable_shards)]
+    scalar = jax.make_array_from_single_device_arrays(scalar.shape, sharding, copies)
     with pytest.raises(TrainingError, match="scalar on replica 3 is"):
-        Verifier(backwards).check({"scalar": planted("scalar", put((), 4.0), (0,))["scalar"]}, step=0)
+        Verifier(backwards).check({"scalar": scalar}, step=0)
 
 
 def test_identical_replicas_pass() -> None:
