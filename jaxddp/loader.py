@@ -1,7 +1,7 @@
 """Batches of a training set on the devices: in the sampler's order, one ahead of the training step."""
 
-import contextlib
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 import numpy as np
@@ -80,8 +80,10 @@ class Loader:
         self.dataset_size = next(iter(sizes.values()))
         self.per_replica_batch_size = global_batch_size // replicas.world_size
         self.micro_batch_size = self.per_replica_batch_size // accumulation_steps
-        self._shuffled = (0, self.indices(0))  # epoch and its order, drawn ahead for the next call
-        most = self._shuffled[1].shape[1]  # examples per replica
+        self._shuffler = ThreadPoolExecutor(1, "shuffle")
+        self._orders: dict[int, Future[np.ndarray]] = {}
+        self._shuffle_ahead(0)
+        most = self._indices(0, shuffle=False).shape[1]  # examples per replica
         least = self.dataset_size // replicas.world_size if join else most
         self._full_steps = least // self.per_replica_batch_size
         self._rest = most - self._full_steps * self.per_replica_batch_size
@@ -110,10 +112,13 @@ class Loader:
 
     def indices(self, epoch: int) -> np.ndarray:
         """Return the example indices of each replica in `epoch`, int64 (world_size, examples per replica)."""
+        return self._indices(epoch, self._shuffle)
+
+    def _indices(self, epoch: int, shuffle: bool) -> np.ndarray:
         return epoch_indices(
             self.dataset_size,
             self._replicas.world_size,
-            shuffle=self._shuffle,
+            shuffle=shuffle,
             seed=self._seed,
             epoch=epoch,
             drop_last=self._drop_last,
@@ -128,14 +133,11 @@ class Loader:
             start_step: number of optimizer steps to skip, to resume within an epoch.
         """
         yield from _one_ahead(map(self._replicas.shard, self.host_batches(epoch, start_step)))
-        # Shuffle the next epoch while the devices finish the dispatched steps.
-        with contextlib.suppress(InputError):  # seed + epoch may exceed torch's range
-            self._shuffled = (epoch + 1, self.indices(epoch + 1))
 
     def host_batches(self, epoch: int, start_step: int = 0) -> Iterator[MicroBatches]:
         """Yield the batches of `epoch` as NumPy arrays, for the ranks of this process."""
-        shuffled, indices = self._shuffled
-        indices = (indices if epoch == shuffled else self.indices(epoch))[self._replicas.local_ranks]
+        self._shuffle_ahead(epoch)
+        indices = self._orders[epoch].result()[self._replicas.local_ranks]
         size = self.per_replica_batch_size
         for first in range(start_step, self._full_steps, self.steps_per_dispatch):
             last = min(first + self.steps_per_dispatch, self._full_steps)
@@ -143,6 +145,11 @@ class Loader:
             yield self._gather(chunk.reshape(len(indices), last - first, size), first)
         if self._rest and not self._drop_last_batch:
             yield self._gather(indices[:, None, self._full_steps * size :], self._full_steps)
+
+    def _shuffle_ahead(self, epoch: int) -> None:
+        """Shuffle an epoch and the next in a thread, unless that is done: 10 million examples take a second."""
+        wanted = (epoch, epoch + 1)
+        self._orders = {e: self._orders.get(e) or self._shuffler.submit(self.indices, e) for e in wanted}
 
     def without_padding(self, batch: MicroBatches) -> MicroBatches:
         """Cut a padded batch to the fewest examples that any replica has, but at least one; return others unchanged.

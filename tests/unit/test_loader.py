@@ -1,6 +1,7 @@
 """Loader: equality with torch's DistributedSampler and DataLoader, and fetching ahead of the consumer."""
 
 import itertools
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
+from jaxddp import loader as loader_module
 from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.distributed.replicas import Replicas, VirtualReplicas
 from jaxddp.errors import InputError
@@ -223,3 +225,30 @@ def test_batch_size_and_accumulation_steps_below_one_are_refused(name: str, valu
     sizes = {"global_batch_size": 4, name: value}
     with pytest.raises(InputError, match=f"^{name} {value}: must be at least 1$"):
         Loader({"x": np.arange(8)}, VirtualReplicas(2), **sizes)
+
+
+def test_epochs_are_shuffled_in_a_thread_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    shuffled: list[tuple[int, str]] = []
+    whole = loader_module.epoch_indices
+
+    def recorded(*args: Any, **options: Any) -> np.ndarray:
+        if options["shuffle"]:
+            shuffled.append((options["epoch"], threading.current_thread().name))
+        return whole(*args, **options)
+
+    monkeypatch.setattr(loader_module, "epoch_indices", recorded)
+    loader = Loader(arrays(12), first(2), global_batch_size=4)
+    next(loader.host_batches(0))  # as the check before a run
+    for epoch in range(2):
+        assert len(ours(loader.epoch(epoch))) == 3
+    loader._shuffler.shutdown()
+    assert shuffled == [(epoch, "shuffle_0") for epoch in range(3)]
+    loader.indices(7)
+    assert shuffled[-1] == (7, "MainThread")
+
+
+def test_the_last_seed_of_torch_has_an_epoch() -> None:
+    loader = Loader(arrays(8), first(2), global_batch_size=4, seed=2**64 - 1)
+    assert len(ours(loader.epoch(0))) == 2
+    with pytest.raises(InputError, match="seed"):
+        next(loader.epoch(1))
