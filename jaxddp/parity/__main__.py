@@ -48,6 +48,8 @@ class Options:
     """Write the report to this file, as a self-contained HTML page with plots."""
     platform: str | None = None
     """cpu | gpu: platform of the jax side. None: GPUs if there are any."""
+    torch_platform: str = "cpu"
+    """cpu | gpu: platform of the torch side; its ranks may share a GPU."""
     seed: int = 0
     """Seed from which torch draws the weights of a port."""
     timeout: float = 300.0
@@ -62,6 +64,7 @@ class Options:
         check_name("--dtype", self.dtype, ("both", "float64"))
         if self.platform is not None:
             check_name("--platform", self.platform, ("cpu", "gpu"))
+        check_name("--torch-platform", self.torch_platform, ("cpu", "gpu"))
         if self.only is not None and self.port is not None:
             raise InputError(f"--only {self.only}: selects jaxddp's own models; must not be given with PORT.py")
         if self.port is not None and not self.port.is_file():
@@ -96,6 +99,7 @@ def _check_port(options: Options) -> Report:
         steps=options.steps,
         seed=options.seed,
         platform=options.platform,
+        torch_platform=options.torch_platform,
         timeout=options.timeout,
         numerics=options.dtype == "both",
     )
@@ -120,9 +124,12 @@ def _check_builtin(options: Options) -> list[Report]:
             reports.append(check(named.case, numerics=False, workers=workers))
             yield _row(named, reports[-1])
 
-    with Workers(max(named.case.world_size for named in cases), options.platform, options.timeout) as workers:
+    world_size = max(named.case.world_size for named in cases)
+    with Workers(world_size, options.platform, options.timeout, options.torch_platform) as workers:
         for line in table(rows(workers)):
             print(line, flush=True)
+    for problem in dict.fromkeys(problem for report in reports for problem in report.problems):
+        print(f"problem: {problem}")
     return reports
 
 

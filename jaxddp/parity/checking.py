@@ -42,6 +42,7 @@ def check(
     steps: int = 10,
     seed: int = 0,
     platform: str | None = None,
+    torch_platform: str = "cpu",
     timeout: float = 300.0,
     numerics: bool = True,
     workers: Workers | None = None,
@@ -57,6 +58,7 @@ def check(
         steps: number of optimizer steps.
         seed: seed from which torch draws the weights.
         platform: "cpu" or "gpu", for jax; None for GPUs if there are any.
+        torch_platform: "cpu" or "gpu", for torch; several ranks may share a GPU.
         timeout: seconds without a message after which a process counts as hanging.
         numerics: whether to run in float32 too.
         workers: processes to reuse from check to check; None for new ones.
@@ -76,7 +78,7 @@ def check(
     started = time.monotonic()
     source = PortFile(str(port)) if isinstance(port, str | Path) else port
     case = source if isinstance(source, Case) else PortCase(source, world_size, steps, seed=seed)
-    with _own(workers, case.world_size, platform, timeout) as crew:
+    with _own(workers, case.world_size, platform, timeout, torch_platform) as crew:
         runs = Runs(case, crew, seed)
         runs.in_float64()
         if numerics and len(runs.torch) and len(runs.jax):
@@ -125,11 +127,13 @@ def report_on(runs: Runs, workers: Workers, started: float) -> Report:
 
 
 @contextmanager
-def _own(workers: Workers | None, world_size: int, platform: str | None, timeout: float) -> Iterator[Workers]:
+def _own(
+    workers: Workers | None, world_size: int, platform: str | None, timeout: float, torch_platform: str
+) -> Iterator[Workers]:
     if workers is not None:
         yield workers
         return
-    with Workers(world_size, platform, timeout) as crew:
+    with Workers(world_size, platform, timeout, torch_platform) as crew:
         yield crew
 
 

@@ -107,6 +107,9 @@ class Problem:
     where: str
     message: str
 
+    def __str__(self) -> str:
+        return f"{self.side}: {self.where}: {self.message}"
+
 
 @dataclass(frozen=True)
 class StageResult:

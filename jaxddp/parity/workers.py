@@ -15,10 +15,14 @@ class Workers:
         world_size: largest world size of any job.
         platform: jax's platform, "cpu" or "gpu"; None: GPUs if there are enough, else the CPU.
         timeout: seconds without a message after which a process counts as hanging.
+        torch_platform: "cpu" or "gpu", of torch's ranks.
     """
 
-    def __init__(self, world_size: int, platform: str | None = None, timeout: float = 300.0):
-        self._world_size, self._platform, self._timeout = world_size, platform, timeout
+    def __init__(
+        self, world_size: int, platform: str | None = None, timeout: float = 300.0, torch_platform: str = "cpu"
+    ):
+        self._world_size, self._timeout = world_size, timeout
+        self._platform, self._torch_platform = platform, torch_platform
         self._torch: TorchPool | None = None
         self._jax: JaxChild | None = None
 
@@ -45,7 +49,7 @@ class Workers:
         """Torch's ranks, restarted if they were ended."""
         if self._torch is None or not self._torch.alive:
             self._start_jax()  # both frameworks take seconds to import; start them side by side
-            self._torch = TorchPool(self._world_size, self._timeout).__enter__()
+            self._torch = TorchPool(self._world_size, self._timeout, self._torch_platform).__enter__()
         return self._torch
 
     @property

@@ -65,6 +65,16 @@ def test_an_incomplete_check_gives_exit_code_2(tmp_path: Path, capsys: pytest.Ca
     assert report.losses[0][0] > 0  # torch ran
 
 
+@pytest.mark.large
+def test_torchs_ranks_need_a_gpu_to_be_on_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert exit_code("--only", "linear sgd", "--torch-platform", "gpu") == 2
+    line = "problem: torch: torch rank 0, starting: --torch-platform gpu: torch finds no GPU here; use"
+    assert capsys.readouterr().out.count(line) == 1
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [

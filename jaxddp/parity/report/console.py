@@ -136,7 +136,7 @@ def _verdict_lines(findings: Findings) -> Iterator[str]:
     if findings.numerics:
         yield _numerics_line(findings)
     for problem in findings.problems[:MOST_PROBLEMS]:
-        yield f"problem: {problem.side}: {problem.where}: {problem.message}"
+        yield f"problem: {problem}"
     if len(findings.problems) > MOST_PROBLEMS:
         yield f"problem: and {count(len(findings.problems) - MOST_PROBLEMS, 'other')}"
 

@@ -101,4 +101,4 @@ def _listening(module: nn.Module, name: str, calls: Calls) -> RemovableHandle:
 
 
 def _array(value: Any) -> np.ndarray | None:
-    return value.detach().numpy() if isinstance(value, Tensor) and value.is_floating_point() else None
+    return value.detach().cpu().numpy() if isinstance(value, Tensor) and value.is_floating_point() else None

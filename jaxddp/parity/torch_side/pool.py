@@ -22,13 +22,14 @@ class TorchPool:
     Args:
         size: number of ranks, the largest world size of any job.
         timeout: seconds without a message after which a rank counts as hanging.
+        platform: "cpu" or "gpu".
 
     Raises:
         ChildError: a rank raises, dies or hangs. All ranks are ended then, unless the job had one rank and it raised.
     """
 
-    def __init__(self, size: int, timeout: float = 300.0):
-        self._size = size
+    def __init__(self, size: int, timeout: float = 300.0, platform: str = "cpu"):
+        self._size, self._platform = size, platform
         self._timeout = timeout
         self._ranks: list[Child] = []
 
@@ -36,7 +37,7 @@ class TorchPool:
         self._scratch = Scratch()
         store_file = str(self._scratch.path / "store")
         self._ranks = [
-            Child(f"torch rank {rank}", serve, (rank, self._size, store_file), preload=SLOW_IMPORTS)
+            Child(f"torch rank {rank}", serve, (rank, self._size, self._platform, store_file), preload=SLOW_IMPORTS)
             for rank in range(self._size)
         ]
         self._answers(self._ranks, max(STARTING, self._timeout))

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from jaxddp.errors import InputError
 from jaxddp.parity.port import Facts
 from jaxddp.parity.processes import Tell, reported
 from jaxddp.parity.question import Trajectory
@@ -22,7 +23,7 @@ from jaxddp.parity.records import Records, RecordWriter
 from jaxddp.parity.torch_side.recorder import Arrays, Recorder, WatchedOptimizer, recording_hook, to_numpy
 from jaxddp.parity.torch_side.side import Source, TorchSide, make_side, to_batch
 from torch_ref.data_parallel import buffers_option
-from torch_ref.distributed import World, process_group
+from torch_ref.distributed import CPU, World, process_group
 from torch_ref.losses import Batch
 from torch_ref.state import averaged_model
 from torch_ref.step import train_step
@@ -93,7 +94,7 @@ class Steps:
         """Take the steps."""
         tell("torch_model")
         side = make_side(self.source, self.steps, self.dtype)
-        model = side.model.train()
+        model = side.model.to(world.device).train()
         load_state(model, self.weights)
         ddp = DistributedDataParallel(
             model,
@@ -143,9 +144,11 @@ class Steps:
         return Summary(type(optimizer).__name__, rates, tied)
 
     def _batches(self, side: TorchSide, world: World) -> Iterator[list[Batch]]:
-        if self.batches is None:
-            return side.batches(world.rank, world.world_size)
-        return ([to_batch(arrays, self.dtype) for arrays in step] for step in self.batches[world.rank])
+        of_steps = side.batches(world.rank, world.world_size)
+        if self.batches is not None:
+            of_steps = ([to_batch(arrays, self.dtype) for arrays in step] for step in self.batches[world.rank])
+        for step in of_steps:
+            yield [{name: tensor.to(world.device) for name, tensor in batch.items()} for batch in step]
 
 
 @dataclass(frozen=True)
@@ -182,17 +185,37 @@ def load_state(model: nn.Module, state: Arrays, strict: bool = True) -> None:
     model.load_state_dict({name: torch.from_numpy(value) for name, value in state.items()}, strict=strict)
 
 
-def serve(rank: int, size: int, store_file: str, connection: Connection) -> None:
-    """Run jobs until None arrives; each sends ("at", where) on the way, then ("done", answer) or ("failed", why)."""
+def serve(rank: int, size: int, platform: str, store_file: str, connection: Connection) -> None:
+    """Run jobs until None arrives; each sends ("at", where) on the way, then ("done", answer) or ("failed", why).
+
+    With `platform` "gpu", the ranks share the GPUs, by NCCL if each has its own, else by Gloo.
+    """
     torch.set_num_threads(1)
-    with process_group(rank, size, torch.device("cpu"), dist.FileStore(store_file, size)) as everyone:
+    with reported(connection, "--torch-platform"):
+        device = device_of(rank, platform)
+    connected_by = device if torch.cuda.device_count() >= size else CPU
+    with process_group(rank, size, connected_by, dist.FileStore(store_file, size)):
+        torch.backends.cudnn.allow_tf32 = False
         # Making a group is collective: every process takes part, also those outside the group.
         groups = {count: dist.new_group(list(range(count))) for count in range(1, size + 1)}
         connection.send(("done", None))
         while (job := connection.recv()) is not None:
-            world = World(rank, job.world_size, everyone.device, groups[job.world_size])
+            world = World(rank, job.world_size, device, groups[job.world_size])
             with reported(connection, job.source.name):
                 connection.send(("done", job.run(world, lambda where: connection.send(("at", where)))))
+
+
+def device_of(rank: int, platform: str) -> torch.device:
+    """Return the device of a rank, one GPU after the other if `platform` is "gpu".
+
+    Raises:
+        InputError: there is no GPU.
+    """
+    if platform == "cpu":
+        return CPU
+    if not torch.cuda.is_available():
+        raise InputError("--torch-platform gpu: torch finds no GPU here; use --torch-platform cpu")
+    return torch.device("cuda", rank % torch.cuda.device_count())
 
 
 def _rates_ahead(optimizer: Optimizer, scheduler: LRScheduler | None, steps: int) -> Iterator[float]:

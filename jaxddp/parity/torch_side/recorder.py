@@ -46,7 +46,7 @@ class WatchedOptimizer:
         if self.gradients is not None:
             for name, parameter in recorder.parameters.items():
                 given = self.gradients.get(name)
-                parameter.grad = None if given is None else torch.from_numpy(given).to(parameter.dtype)
+                parameter.grad = None if given is None else torch.from_numpy(given).to(parameter)
         self._optimizer.step()
 
 
@@ -84,7 +84,7 @@ class Recorder:
         self._losses: list[Sums] = []
         in_total = self._side.facts.loss_normalization == "global"
         self._total = float(global_count(micro_batches, self.world, self._side.count_fn)) if in_total else None
-        self._samples = fingerprints([{name: x.numpy() for name, x in batch.items()} for batch in micro_batches])
+        self._samples = fingerprints([{name: to_numpy(x) for name, x in batch.items()} for batch in micro_batches])
 
     def loss_fn(self, model: nn.Module, batch: Batch) -> Sums:
         """Compute the side's loss and record it."""
@@ -183,4 +183,4 @@ def _number(value: Any) -> Any:
 
 def to_numpy(tensor: Tensor) -> np.ndarray:
     """Copy a tensor into a NumPy array."""
-    return tensor.detach().clone().numpy()
+    return tensor.detach().clone().cpu().numpy()
