@@ -1,16 +1,8 @@
 """Number and size of the messages between replicas, read from a compiled program."""
 
-import math
-import re
 from dataclasses import dataclass
 
-_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.-]+) \(.*\) -> .*\{$")
-_ALL_REDUCE = re.compile(r" = (.*?) all-reduce(?:-start)?\(")
-_PERMUTE = re.compile(r" = (.*?) collective-permute(?:-done)?\(")  # a start's shape covers input and output
-_SHAPE = re.compile(r"\b(pred|[a-z]+(\d+)\w*)\[([\d,]*)\]")
-_CALLED = re.compile(r"\b(?:calls|to_apply|body)=%?([\w.-]+)")
-_BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
-_TRIP_COUNT = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+from jaxddp.plan.hlo import Program, parse
 
 
 @dataclass(frozen=True)
@@ -42,63 +34,31 @@ def all_reduces(text: str) -> Messages:
     ... ''')
     Messages(count=1, bytes=12)
     """
-    return _messages(text, _ALL_REDUCE)
+    return _messages(text, "all-reduce")
 
 
 def permutes(text: str) -> Messages:
     """Count a compiled program's messages of `lax.ppermute`, by the same rules as `all_reduces`."""
-    return _messages(text, _PERMUTE)
+    return _messages(text, "collective-permute")
 
 
-def _messages(text: str, kind: re.Pattern[str]) -> Messages:
-    computations, entry = _computations(text)
-    if entry is None:
-        raise ValueError("no compiled program: it has no ENTRY computation")
-    return _total(entry, computations, kind)
+def _messages(text: str, kind: str) -> Messages:
+    program = parse(text)
+    return _total(program.entry, program, kind)
 
 
-def _computations(text: str) -> tuple[dict[str, list[str]], str | None]:
-    """Return the lines of each computation, and the name of the entry computation."""
-    computations: dict[str, list[str]] = {}
-    name = entry = None
-    for line in text.splitlines():
-        if match := _COMPUTATION.match(line):
-            name = match[2]
-            computations[name] = []
-            entry = name if match[1] else entry
-        elif name is not None:
-            computations[name].append(line)
-    return computations, entry
-
-
-def _total(name: str, computations: dict[str, list[str]], kind: re.Pattern[str]) -> Messages:
+def _total(name: str, program: Program, kind: str) -> Messages:
     count = size = 0
-    for line in computations.get(name, []):
-        if match := kind.search(line):
+    for one in program.computations.get(name, []):
+        # The start of an all-reduce and the end of a permutation have the shape of what is sent.
+        if one.opcode in (kind, f"{kind}-{'start' if kind == 'all-reduce' else 'done'}"):
             count += 1
-            size += _bytes(match[1])
+            size += one.bytes
             continue  # the computation that it calls only adds two numbers
-        branches = [branch.strip(" %") for match in _BRANCHES.finditer(line) for branch in match[1].split(",")]
-        for called in [*_CALLED.findall(line), *branches]:
-            inside = _total(called, computations, kind)
-            passes = _passes(line) if inside.count else 1
-            count += inside.count * passes
-            size += inside.bytes * passes
+        for called in one.called:
+            inside = _total(called, program, kind)
+            if inside.count and one.passes is None:
+                raise ValueError(f"a loop of unknown length sends: {one.name}")
+            count += inside.count * (one.passes or 1)
+            size += inside.bytes * (one.passes or 1)
     return Messages(count, size)
-
-
-def _passes(line: str) -> int:
-    if " while(" not in line:
-        return 1
-    if match := _TRIP_COUNT.search(line):
-        return int(match[1])
-    raise ValueError(f"a loop of unknown length sends: {line.strip()[:100]}")
-
-
-def _bytes(shapes: str) -> int:
-    """Sum the bytes of all arrays in a shape such as `(f32[2,3]{1,0}, s32[])`."""
-    total = 0
-    for kind, bits, sizes in _SHAPE.findall(shapes):
-        elements = math.prod(int(size) for size in sizes.split(",") if size)
-        total += elements * (8 if kind == "pred" else int(bits)) // 8
-    return total

@@ -13,6 +13,7 @@ from jaxddp.config.choices import AMP
 from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.distributed.collectives import all_reduce_mean, broadcast
 from jaxddp.distributed.devices import prepare
+from jaxddp.distributed.gpu_options import options_for
 from jaxddp.distributed.replicas import Replicas
 from jaxddp.distributed.verify import Verifier
 from jaxddp.errors import InputError, check_name
@@ -95,9 +96,11 @@ class DataParallel:
         self._axes = self.replica_step.axes
         shapes = jax.eval_shape(self.replica_step.init, self.functional.params, self.functional.buffers)
         axes = shortest(self._axes, shapes)
-        self._steps = Dispatch(self.replicas, partial(run_steps, self.replica_step), axes, (axes, None), donate=(0,))
+        learning = trained(self.functional.params, self.replica_step.frozen)
+        training: dict[str, Any] = {"donate": (0,), "compiler_options": options_for(self.replicas.devices, learning)}
+        self._steps = Dispatch(self.replicas, partial(run_steps, self.replica_step), axes, (axes, None), **training)
         self._no_sync = self.replicas.map(self._gather, (axes, 0, 0), 0, donate=(2,))
-        self._step = self.replicas.map(self._synchronized, (axes, 0, 0), (axes, None), donate=(0,))
+        self._step = self.replicas.map(self._synchronized, (axes, 0, 0), (axes, None), **training)
         self._evaluate = Dispatch(self.replicas, self._evaluated, axes, None)
         self._verifier = Verifier(self.replicas)
 

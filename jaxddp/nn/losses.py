@@ -14,8 +14,19 @@ import optax
 from jax import numpy as jnp
 
 from jaxddp.config.choices import IGNORE_INDEX
+from jaxddp.errors import InputError
 
-__all__ = ["RESERVED", "Batch", "LossFunction", "Losses", "Sums", "cross_entropy", "num_examples", "summed"]
+__all__ = [
+    "RESERVED",
+    "Batch",
+    "LossFunction",
+    "Losses",
+    "Sums",
+    "as_losses",
+    "cross_entropy",
+    "num_examples",
+    "summed",
+]
 
 Batch = Mapping[str, Any]  # arrays by name: NumPy's on the host, jax's in a step
 Sums = dict[str, jax.Array]
@@ -39,6 +50,27 @@ class Losses:
 
 
 LossFunction = Callable[[Any, Batch], Losses | jax.Array]
+
+
+def as_losses(loss: Any, name: str = "loss") -> Losses:
+    """Return what a loss function returns as `Losses`; a scalar, already a mean, gets an axis of length 1.
+
+    Args:
+        loss: the loss, one per element, a pair of these and their weights, or `Losses`.
+        name: name of the function, for the message.
+
+    Raises:
+        InputError: it is none of these.
+
+    >>> as_losses((jnp.array([1.0, 2.0]), jnp.array([1, 0]))).weights.tolist()
+    [1, 0]
+    """
+    if isinstance(loss, Losses):
+        return loss
+    values, weights = loss if isinstance(loss, tuple) and len(loss) == 2 else (loss, None)
+    if not all(hasattr(x, "dtype") for x in (values, values if weights is None else weights)):
+        raise InputError(f"{name}: must return the loss, or one per element, or a pair of these and their weights")
+    return Losses(jnp.atleast_1d(values), weights)
 
 
 def num_examples(batch: Batch) -> int:

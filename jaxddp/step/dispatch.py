@@ -24,20 +24,18 @@ class Dispatch:
         replicas: the replicas.
         function: (state, batches) -> result, for batches of leaves (K, ...) with any K.
         axes: axes of the state, see `Replicas.map`.
-        out_axes, donate: see `Replicas.map`.
+        out_axes, options: see `Replicas.map`.
 
     Attributes:
         program: the function mapped, of K batches at once.
     """
 
-    def __init__(
-        self, replicas: Replicas, function: Callable[..., Any], axes: Axes, out_axes: Axes, donate: tuple[int, ...] = ()
-    ):
+    def __init__(self, replicas: Replicas, function: Callable[..., Any], axes: Axes, out_axes: Axes, **options: Any):
         def of_one(state: TrainState, batches: Any, k: jax.Array) -> Any:
             return function(state, jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, k, 1), batches))
 
-        self.program = replicas.map(function, (axes, 0), out_axes, donate)
-        self._one = replicas.map(of_one, (axes, 0, None), out_axes, donate)
+        self.program = replicas.map(function, (axes, 0), out_axes, **options)
+        self._one = replicas.map(of_one, (axes, 0, None), out_axes, **options)
         self._on_cpu = replicas.devices[0].platform == "cpu"
         self._slow: bool | None = None
 

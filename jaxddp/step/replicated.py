@@ -7,6 +7,7 @@ import jax
 import optax
 
 from jaxddp.distributed.collectives import all_reduce_mean
+from jaxddp.distributed.gpu_options import kept_apart
 from jaxddp.optim import clip_by_global_norm
 from jaxddp.state import Params, TrainState
 from jaxddp.step import trainable
@@ -28,4 +29,4 @@ class Replicated(Strategy):
         self, optimizer: optax.GradientTransformation, gradients: Params, state: TrainState
     ) -> tuple[Params, optax.OptState]:
         """Update all parameters that have a gradient."""
-        return trainable.update(optimizer, gradients, state.opt_state, state.params)
+        return trainable.update(optimizer, gradients, state.opt_state, kept_apart(state.params))

@@ -17,7 +17,7 @@ from jaxddp.errors import InputError
 from jaxddp.nn import torch_weights
 from jaxddp.nn.functional import Functional, LocalLoss, cast
 from jaxddp.nn.linen import LinenFunctional, functional_of
-from jaxddp.nn.losses import Batch, Losses, cross_entropy
+from jaxddp.nn.losses import Batch, Losses, as_losses, cross_entropy
 from jaxddp.parity.convert import Converter, under_all_names
 from jaxddp.parity.flax_side.own_step import OwnStep
 from jaxddp.parity.port import Port
@@ -178,14 +178,8 @@ def _check_draws(model: nnx.Module, streams: Iterable[str]) -> None:
 
 
 def _losses(port: Port, model: Any, batch: Batch) -> Losses:
-    """Compute the port's loss as `Losses`; a scalar, already a mean, gets an axis of length 1."""
-    loss = port.flax_loss(model, batch)
-    if isinstance(loss, Losses):
-        return loss
-    values, loss_weights = loss if isinstance(loss, tuple) and len(loss) == 2 else (loss, None)
-    if not all(hasattr(x, "dtype") for x in (values, values if loss_weights is None else loss_weights)):
-        raise InputError("flax_loss: must return the loss, or one per element, or a pair of these and their weights")
-    return Losses(jnp.atleast_1d(values), loss_weights)
+    """Compute the port's loss as `Losses`."""
+    return as_losses(port.flax_loss(model, batch), "flax_loss")
 
 
 def optimizer_tensors(opt_state: Any, params: Params, to_torch: Callable[[Mapping[str, Any]], Tensors]) -> Tensors:

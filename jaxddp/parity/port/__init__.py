@@ -13,7 +13,8 @@ A port file is plain Python whose top-level names are the fields of `Port`:
 This package imports neither framework, so that a torch rank loads jax only if the port file does.
 """
 
-from jaxddp.parity.port.loading import PortFile, PortSource, errors_located, load_port
+from jaxddp.parity.port.loading import PortFile, PortSource, load_port
 from jaxddp.parity.port.port import Facts, Port
+from jaxddp.scripts import errors_located
 
 __all__ = ["Facts", "Port", "PortFile", "PortSource", "errors_located", "load_port"]

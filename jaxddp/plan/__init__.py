@@ -1,0 +1,7 @@
+"""Prediction of a run on GPUs that are not here: `python -m jaxddp.plan`.
+
+    options -> workload -> program compiled by XLA -> schedule -> roofline and links -> report, picture
+
+The step is the trainer's own, compiled for the GPUs; what it computes, sends and keeps in memory is read from the
+compiled program. Times are a model's: `jaxddp.plan.hardware` has its constants.
+"""

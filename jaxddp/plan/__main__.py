@@ -1,0 +1,63 @@
+"""`python -m jaxddp.plan`: predict memory, time and scaling of a run on GPUs, without the GPUs."""
+
+import sys
+from collections.abc import Sequence
+
+from jaxddp import cli
+from jaxddp.distributed.gpu_options import compiler_options
+from jaxddp.distributed.replicas import Replicas
+from jaxddp.files import write_atomically
+from jaxddp.plan import topology
+from jaxddp.plan.batch import CHEAP_SECONDS, Largest, largest_batch
+from jaxddp.plan.compiled import Compiled, Compiler
+from jaxddp.plan.hardware import gpu_named
+from jaxddp.plan.options import Options
+from jaxddp.plan.picture import draw
+from jaxddp.plan.prediction import Prediction
+from jaxddp.plan.report import Report
+from jaxddp.plan.sources import workload_of
+from jaxddp.plan.workload import nbytes
+
+PROG = "python -m jaxddp.plan"
+
+
+def main(options: Options) -> None:
+    """Compile, predict, print and write what `options` ask for."""
+    gpu = gpu_named(options.gpu)
+    devices = topology.gpus(gpu, options.gpus, options.nodes)  # before jax is used: it must not look for GPUs
+    workload = workload_of(options)
+    compiler = Compiler(workload, Replicas(devices))
+    chosen = compiler_options(nbytes(workload.gradients))
+    before, after = (compiler.compile(workload.batch_size, flags) for flags in ({}, chosen))
+    if options.program is not None:
+        write_atomically(options.program, after.text.encode())
+    largest = None
+    if options.largest_batch:
+        largest = _largest(compiler, after, chosen, workload.accumulation_steps, gpu.usable_memory)
+    default, tuned = (Prediction(compiled, gpu, options.gpus, options.nodes) for compiled in (before, after))
+    report = Report(workload, default, tuned, chosen, largest, options.measured)
+    print(report)
+    if options.picture is not None:
+        write_atomically(options.picture, draw(report))
+        print(f"\npicture: {options.picture}")
+
+
+def _largest(compiler: Compiler, compiled: Compiled, flags: dict[str, object], pieces: int, limit: float) -> Largest:
+    """Return the largest batch that fits, from the compiled size and half of it."""
+    size = compiled.batch_size
+    other = size // 2 // pieces * pieces or 2 * size
+    known = {size: compiled.memory, other: compiler.compile(other, flags).memory}
+    cheap = compiled.seconds < CHEAP_SECONDS
+    multiple = pieces * (8 if size >= 8 * pieces else 1)
+    return largest_batch(known, limit, multiple, lambda wanted: compiler.compile(wanted, flags).memory, cheap)
+
+
+def run(argv: Sequence[str]) -> None:
+    """Run the command line."""
+    show_traceback = "--traceback" in argv
+    with cli.one_line_errors(show_traceback):
+        main(cli.parse_plain(Options, [word for word in argv if word != "--traceback"], PROG, Options()))
+
+
+if __name__ == "__main__":
+    run(sys.argv[1:])
