@@ -1,134 +1,109 @@
-"""Contenders of the benchmark: each trains the same job from the start and returns its time."""
+"""Contenders of a workload with a number of replicas: which there are, and how each is built."""
 
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 
 import jax
-import numpy as np
 
-from benchmarks.hand_written import HandWritten
-from benchmarks.torch_ranks import Timing, TorchRanks
-from jaxddp import optim, train
-from jaxddp.config import TrainConfig
-from jaxddp.step.metrics import EpochSums, InFlight
+from benchmarks import in_jax, models_jax
+from benchmarks.in_jax import Jaxddp
+from benchmarks.in_torch import Job
+from benchmarks.jax_peers import ByHand, Way
+from benchmarks.race import Contender
+from benchmarks.torch_ranks import TorchRanks
+from benchmarks.workloads import Workload
+from jaxddp.nn.functional import Functional
+from jaxddp.nn.torch_weights import to_torch
 
-JAXDDP_ONE = "jaxddp, 1 step per dispatch"
-JAXDDP = "jaxddp, as it comes"
-PMAP_ONE = "pmap by hand, 1 step per dispatch"
-PMAP = "pmap + scan by hand"
-TORCH = "torch DDP"
-JIT_ONE = "jax.jit, one device, 1 step per call"
-JIT = "jax.jit + scan, one device"
-LABELS = (JAXDDP_ONE, JAXDDP, PMAP_ONE, PMAP, TORCH, JIT_ONE, JIT)
+JAXDDP = "jaxddp"
+ALL_PEERS_AT = 2  # replicas
+SCANNED = 4  # steps per dispatch of the hand-written scan where jaxddp has no loop
+LABELS = {
+    JAXDDP: "jaxddp as it comes: jaxddp.train, or DataParallel for a module that the trainer does not have",
+    "own": "the trainer's module through DataParallel and Loader, as they come",
+    "one_step": "jaxddp, 1 step per dispatch",
+    "pmap": "pmap by hand, 1 step per dispatch",
+    "pmap_scan": "pmap by hand, as many steps per dispatch as jaxddp; with convolutions 4, unrolled",
+    "shard_map": "jit + shard_map by hand, 1 step per dispatch",
+    "jit": "jax.jit on one device with the whole batch, 1 step per dispatch",
+    "jit_scan": "the same, several steps per dispatch",
+    "torch": "torch DDP, data preloaded, fused optimizer",
+    "torch_loader": "the same with torch's DataLoader and DistributedSampler",
+    "torch_compile": "torch.compile of torch DDP, data preloaded, fused optimizer",
+}
+OF_TORCH = ("torch", "torch_loader", "torch_compile")
 
-# Compared pairs: each jaxddp with the contenders that take as many steps per dispatch.
-COMPARISONS = {JAXDDP_ONE: (PMAP_ONE, TORCH, JIT_ONE), JAXDDP: (PMAP, TORCH, JIT)}
+
+def names(workload: Workload, world_size: int, all_peers: bool = True) -> list[str]:
+    """Return the contenders of a race.
+
+    >>> from benchmarks.workloads import workloads
+    >>> names(workloads()["mlp"], 8)
+    ['jaxddp', 'pmap', 'torch']
+    """
+    chosen = [JAXDDP, "pmap", "torch"]
+    if all_peers and world_size == ALL_PEERS_AT:
+        chosen = list(LABELS)
+        chosen.remove("jit_scan")
+        if workload.config is None:
+            chosen.remove("own")
+    elif all_peers and world_size == 1:
+        chosen += ["jit", "jit_scan"]
+    return [name for name in LABELS if name in chosen]
 
 
-@dataclass(frozen=True)
-class Contender:
-    """A contender with a number of replicas.
+class Field:
+    """Builder of the contenders of one race.
 
-    Attributes:
-        label: one of `LABELS`.
-        world_size: number of replicas.
-        train: (epochs) -> seconds, and the mean loss of the last epoch.
+    Args:
+        workload: what they train.
+        devices: one device per replica.
+        ranks: torch's processes, one per replica; None: torch takes no part.
     """
 
-    label: str
-    world_size: int
-    train: Callable[[range], Timing]
+    def __init__(self, workload: Workload, devices: Sequence[jax.Device], ranks: TorchRanks | None):
+        self._workload, self._devices, self._ranks = workload, devices, ranks
+        self.jaxddp = self._jaxddp()
 
+    @cached_property
+    def steps_per_batch(self) -> int:
+        """Steps that jaxddp makes with a batch of its loader; `jaxddp.step.dispatch` says in how many dispatches."""
+        return len(self.jaxddp.train(1).losses)
 
-@dataclass(frozen=True)
-class Race:
-    """Contenders of a benchmark, and jaxddp's default runs by world size, whose compiled programs are reported."""
+    def builders(self, names: Sequence[str]) -> dict[str, Callable[[], Contender]]:
+        """Return a function for each name that builds the contender."""
+        return {name: partial(self._build, name) for name in names}
 
-    contenders: list[Contender]
-    runs: dict[int, train.Run]
+    def _build(self, name: str) -> Contender:
+        if name == JAXDDP:
+            return self.jaxddp
+        if name == "one_step":
+            return self._jaxddp(steps_per_dispatch=1)
+        if name == "own":
+            return in_jax.own_module(self._workload, self._devices)
+        if name in OF_TORCH:
+            return self._torch(name)
+        loops = self.steps_per_batch > 1 and not self._workload.has_convolutions
+        several = self.steps_per_batch if loops else SCANNED
+        ways: dict[str, tuple[Way, int]] = {
+            "pmap": ("pmap", 1),
+            "pmap_scan": ("pmap", several),
+            "shard_map": ("shard_map", 1),
+            "jit": ("jit", 1),
+            "jit_scan": ("jit", several),
+        }
+        way, steps = ways[name]
+        return ByHand(self._workload, self._devices[:1] if way == "jit" else self._devices, way, steps)
 
+    def _jaxddp(self, steps_per_dispatch: int | None = None) -> Jaxddp:
+        if self._workload.config is None:
+            return in_jax.own_module(self._workload, self._devices, steps_per_dispatch)
+        platform = self._devices[0].platform
+        return in_jax.trainer(self._workload, len(self._devices), platform, steps_per_dispatch)
 
-def enter(config: TrainConfig, world_sizes: Sequence[int], devices: Sequence[jax.Device], torch: TorchRanks) -> Race:
-    """Build every contender for `config`; the global batch size is the same for all world sizes."""
-    contenders: list[Contender] = []
-    runs: dict[int, train.Run] = {}
-    for world_size in world_sizes:
-        run = runs[world_size] = _build(config, world_size, devices[0].platform, None)
-        contenders += _of_world_size(config, run, _build(config, world_size, devices[0].platform, 1), torch)
-    run = runs[world_sizes[0]]
-    for label, steps in ((JIT_ONE, 1), (JIT, run.loader.steps_per_dispatch)):
-        by_hand = _hand_written(config, devices[:1], steps, plain=True)
-        contenders.append(Contender(label, 1, _train_by_hand(by_hand, run)))
-    return Race(contenders, runs)
-
-
-def _build(config: TrainConfig, world_size: int, platform: str, steps_per_dispatch: int | None) -> train.Run:
-    fields = {"devices": world_size, "platform": platform, "steps_per_dispatch": steps_per_dispatch}
-    return train.build(TrainConfig(**vars(config) | fields))
-
-
-def _of_world_size(config: TrainConfig, run: train.Run, run_one: train.Run, torch: TorchRanks) -> Iterator[Contender]:
-    world_size, devices = run.ddp.world_size, run.ddp.replicas.devices
-    one = _hand_written(config, devices, 1)
-    several = _hand_written(config, devices, run.loader.steps_per_dispatch)
-    yield Contender(JAXDDP_ONE, world_size, _train_jaxddp(run_one))
-    yield Contender(JAXDDP, world_size, _train_jaxddp(run))
-    yield Contender(PMAP_ONE, world_size, _train_by_hand(one, run))
-    yield Contender(PMAP, world_size, _train_by_hand(several, run))
-    yield Contender(TORCH, world_size, lambda epochs: torch.train(world_size, config, epochs))
-
-
-def _train_jaxddp(run: train.Run) -> Callable[[range], Timing]:
-    """Return the training loop of jaxddp.train without log, evaluation and checkpoints."""
-    ddp, loader, start = run.ddp, run.loader, jax.device_get(run.start)
-
-    def timed(epochs: range) -> Timing:
-        state = jax.block_until_ready(ddp.replicas.replicate(start))
-        started = time.perf_counter()
-        for epoch in epochs:
-            in_flight, totals = InFlight(first_step=epoch * loader.steps_per_epoch + 1), EpochSums()
-            for batches in loader.epoch(epoch):
-                state, sums = ddp.steps(state, batches)
-                in_flight.add(sums)
-                for _, step_sums in in_flight.finished():
-                    totals.add(step_sums)
-            for _, step_sums in in_flight.finished(wait=True):
-                totals.add(step_sums)
-        return time.perf_counter() - started, totals.means()["loss"]
-
-    return timed
-
-
-def _hand_written(
-    config: TrainConfig, devices: Sequence[jax.Device], steps_per_dispatch: int, plain: bool = False
-) -> HandWritten:
-    return HandWritten(
-        optim.from_config(config, total_steps=1),  # unused: the learning rate is constant
-        devices,
-        plain=plain,
-        steps_per_dispatch=steps_per_dispatch,
-        batch_size=config.global_batch_size,
-        seed=config.seed,
-    )
-
-
-def _train_by_hand(by_hand: HandWritten, run: train.Run) -> Callable[[range], Timing]:
-    start = by_hand_state(run)
-    data, steps_per_epoch = run.dataset.train, run.loader.steps_per_epoch
-
-    def timed(epochs: range) -> Timing:
-        state = jax.block_until_ready(by_hand.place(start))
-        started = time.perf_counter()
-        _, losses = by_hand.train(state, data, epochs)
-        return time.perf_counter() - started, float(np.mean(losses[-steps_per_epoch:]))
-
-    return timed
-
-
-def by_hand_state(run: train.Run) -> Any:
-    """Convert the initial state of a jaxddp run of the mlp to that of the hand-written step."""
-    params = run.ddp.functional.params
-    layers = [(params[f"layers.{i}.kernel"], params[f"layers.{i}.bias"]) for i in range(len(params) // 2)]
-    return jax.device_get((layers, run.ddp.optimizer.init(layers)))
+    def _torch(self, name: str) -> Contender:
+        assert self._ranks is not None, "torch takes part"
+        start = Functional(models_jax.build(self._workload))
+        weights = to_torch({**start.params, **start.buffers})
+        options = {"compiled": name == "torch_compile", "data_loader": name == "torch_loader"}
+        return self._ranks.build(Job(self._workload, weights, **options))

@@ -1,132 +1,158 @@
-"""Record of a benchmark and its text."""
+"""Text of a benchmark's record."""
 
-import datetime
-import importlib.metadata
-import os
-import platform
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import jax
+from benchmarks.contenders import JAXDDP, LABELS
+from benchmarks.workloads import workloads
 
-from benchmarks.contenders import COMPARISONS, LABELS, PMAP, PMAP_ONE, TORCH
-from jaxddp.config import TrainConfig
-
-SLOWEST = 1 / 1.05  # times the hand-written steps per second: a step takes at most 5 % longer
-FASTER_THAN_TORCH = 3.0  # times torch's steps per second, at 2 replicas
-WIDTH = 38
+Record = Mapping[str, Any]
+CELL = 14
 
 
-def provenance(command: str, device: jax.Device) -> dict[str, Any]:
-    """Return command, date, hardware, load and package versions."""
-    packages = ("jax", "jaxlib", "flax", "optax", "numpy", "torch")
-    return {
-        "command": command,
-        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
-        "device": device.platform,
-        "hardware": f"{_cpu()}, {os.cpu_count()} cores" if device.platform == "cpu" else device.device_kind,
-        "gpu": device.device_kind if device.platform != "cpu" else "not measured",
-        "torch_backend": "gloo" if device.platform == "cpu" else "nccl",
-        "load_average_before": round(os.getloadavg()[0], 1),
-        "versions": {"python": platform.python_version(), **{name: _version(name) for name in packages}},
-    }
+def text(record: Record) -> str:
+    """Format the record as tables."""
+    sections = [
+        *_speed(record.get("races", [])),
+        *_programs(record.get("races", [])),
+        *_jobs(record),
+        *_growth(record),
+        *_targets(record["targets"]),
+        _origin(record),
+    ]
+    return "\n".join(sections)
 
 
-def _cpu() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
+def _speed(races: Sequence[Record]) -> Iterator[str]:
+    races = [race for race in races if race["ratios"]]
+    if not races:
+        return
+    others = [name for name in LABELS if name != JAXDDP and any(name in race["contenders"] for race in races)]
+    yield "milliseconds per optimizer step of jaxddp, and times as long that each other takes for the same step"
+    yield "(median of rounds ± half the range; above 1, jaxddp is faster)"
+    yield _row("workload", ["replicas", "K", "jaxddp ms", *others])
+    for race in races:
+        ours = race["contenders"][JAXDDP]["seconds_per_step"]
+        cells = [str(race["replicas"]), str(race["steps_per_batch"]), f"{1e3 * ours['median']:.4g}"]
+        yield _row(race["workload"], [*cells, *(_cell(race, name) for name in others)])
+    yield ""
+    described = {name: workload.description for name, workload in workloads().items()}
+    seen = dict.fromkeys((race["workload"], race["examples_per_step"]) for race in races)
+    yield from (f"  {name:15} {described.get(name, '')}; {batch} examples per step" for name, batch in seen)
+    yield "  K               steps per batch of jaxddp's loader; with convolutions each is a dispatch of its own"
+    yield from (f"  {name:15} {LABELS[name]}" for name in (JAXDDP, *others))
+    yield from _failures(races)
+    yield ""
 
 
-def _version(package: str) -> str:
-    return importlib.metadata.version(package)
+def _cell(race: Record, name: str) -> str:
+    if name in race["ratios"]:
+        ratio = race["ratios"][name]
+        spread = f" ±{_short((ratio['max'] - ratio['min']) / 2)}" if len(race["contenders"][name]["rounds"]) > 1 else ""
+        return f"{_short(ratio['median'])}{spread}"
+    return "failed" if name in race["contenders"] else ""
 
 
-def describe_job(config: TrainConfig, world_sizes: Sequence[int]) -> str:
-    """Describe the job, and the batch that all world sizes share."""
-    shares = ", ".join(f"{config.per_replica_batch_size(w)} at {w}" for w in world_sizes)
+def _short(number: float) -> str:
+    return f"{number:.0f}" if number >= 100 else f"{number:.1f}" if number >= 10 else f"{number:.2f}"
+
+
+def _failures(races: Sequence[Record]) -> Iterator[str]:
+    for race in races:
+        for name, contender in race["contenders"].items():
+            if "failure" in contender:
+                yield f"  failed: {name} of {race['workload']}, {race['replicas']} replicas: {contender['failure']}"
+
+
+def _programs(races: Sequence[Record]) -> Iterator[str]:
+    races = [race for race in races if "program" in race]
+    if not races:
+        return
+    yield "inside jaxddp"
+    heads = ["replicas", "all-reduces", "bytes", "of gradients", "evaluation", "input us", "x step rate", "traces"]
+    yield _row("workload", heads)
+    for race in races:
+        program, pipeline = race["program"], race["input"]
+        traces = race.get("traces")
+        yield _row(
+            race["workload"],
+            [
+                str(race["replicas"]),
+                str(program["all_reduces_per_step"]),
+                f"{program['bytes_per_step']:,}",
+                f"{program['gradient_bytes']:,}",
+                f"{program['evaluation_bytes']:,}" if "evaluation_bytes" in program else "",
+                f"{1e6 * pipeline['seconds_per_step']:.0f}",
+                f"{pipeline['times_step_rate']:.3g}",
+                f"{traces['first_epoch']}, {traces['second_epoch']}" if traces else "",
+            ],
+        )
+    yield "  all-reduces and bytes per replica and step, bytes of an evaluation, from the compiled programs; the input"
+    yield "  pipeline alone, per step; programs traced in the first and second epoch"
+    yield ""
+
+
+def _jobs(record: Record) -> Iterator[str]:
+    if "jobs" not in record:
+        return
+    yield "the default job in a fresh process, median"
+    yield _row("", ["first epoch s", "end s", "peak MB"], width=22)
+    for name, job in record["jobs"].items():
+        values = job["seconds_to_first_epoch"], job["seconds_to_end"], job["peak_megabytes"]
+        yield _row(f"  {name}", [f"{value:,.4g}" for value in values], width=22)
+    costs = record["costs"]
+    names = ("verification", "evaluation", "log", "checkpoint")
+    shares = ", ".join(
+        f"{name} {100 * costs[f'{name}_share']:.1f} % ({1e3 * costs[f'{name}_seconds']:.3g} ms)" for name in names
+    )
+    yield f"  share of the time of an epoch's steps ({1e3 * costs['epoch_seconds']:.3g} ms): {shares}"
+    yield ""
+
+
+def _growth(record: Record) -> Iterator[str]:
+    if "growth" not in record:
+        return
+    growth = record["growth"]
+    yield "growth"
+    heads = ["", "jaxddp ms", "pmap by hand", "compiled in s"]
+    yield _row("", heads, width=22)
+    for kind in ("parameters", "leaves", "replicas"):
+        for row in growth[kind]:
+            by_hand = f"{row['ratios']['pmap']['median']:.3g}"
+            cells = [f"{row[kind]:,}", f"{1e3 * row['seconds_per_step']:.4g}", by_hand, f"{row['setup_seconds']}"]
+            yield _row(f"  {kind}", cells, width=22)
+    yield _row("  rows", ["", "shuffle s", "epoch wait s", "batch wait s"], width=22)
+    for row in growth["rows"]:
+        waits = row["wait_between_epochs_seconds"], row["wait_between_batches_seconds"]
+        cells = [f"{row['rows']:,}", *(f"{value:.3g}" for value in (row["shuffle_seconds"], *waits))]
+        yield _row("", cells, width=22)
+    yield ""
+
+
+def _targets(rows: Sequence[Record]) -> Iterator[str]:
+    yield "targets"
+    for row in rows:
+        state = {True: "met   ", False: "MISSED", None: "-     "}[row["met"]]
+        limit = f"{'at least' if row['at_least'] else 'at most'} {row['limit']:g}"
+        yield f"  {state}  {row['id']:3} {limit:14} {row['text']}: {_value(row)}"
+    yield ""
+
+
+def _value(row: Record) -> str:
+    if row["value"] is None:
+        return "not measured"
+    missed = {name: value for name, value in row["missed_by"].items() if name != row["of"]}
+    others = f"; also missed: {', '.join(f'{name} {value:.4g}' for name, value in missed.items())}" if missed else ""
+    return f"{row['value']:.4g} ({row['of']}){others}"
+
+
+def _origin(record: Record) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
     return (
-        f"{config.dataset}, {config.model}, {config.optimizer}, {config.dtype}; held fixed: "
-        f"{config.global_batch_size} examples per step over all replicas (per replica: {shares})"
+        f"{record['date']}, {record['hardware']}, load before {record['load_average_before']}, {versions} "
+        f"({record['torch_backend']}); GPU: {record['gpu']}; {record['seconds']:.0f} s; {record['command']}"
     )
 
 
-def aims(ratios: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """List jaxddp's aims and whether they are met."""
-    results = []
-    for ratio in ratios:
-        name, replicas, speed = ratio["other"], ratio["replicas"], ratio["median"]
-        if name in (PMAP, PMAP_ONE):
-            aim = f"{_replicas(replicas)}: {ratio['jaxddp']}, takes at most 5 % longer than {name}"
-            is_now = f"{100 * (1 / speed - 1):+.0f} %"
-            results.append({"aim": aim, "is": is_now, "met": speed >= SLOWEST})
-        elif name == TORCH and replicas == 2:
-            aim = f"{_replicas(replicas)}: {ratio['jaxddp']}, makes at least {FASTER_THAN_TORCH:.0f} x {name}'s steps"
-            results.append({"aim": aim, "is": f"{speed:.1f} x", "met": speed >= FASTER_THAN_TORCH})
-    return results
-
-
-def text(record: dict[str, Any]) -> str:
-    """Format the record as tables."""
-    world_sizes = [int(w) for w in record["programs"]]
-    versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items())
-    lines = [
-        f"The default training job: {record['job']}.",
-        f"Each ran its first {record['optimizer_steps']} optimizer steps {record['rounds']} times, in turns: "
-        "shuffle, gather, place, step, read metrics late.",
-        "",
-        *_speeds(record, world_sizes),
-        *_ratios(record, world_sizes),
-        "",
-        *_programs(record, world_sizes),
-        "",
-        "aims",
-        *(f"  {'met   ' if aim['met'] else 'MISSED'}  {aim['aim']}: {aim['is']}" for aim in record["aims"]),
-        "",
-        f"{record['date']}, {record['hardware']}, load before {record['load_average_before']}, {versions} "
-        f"({record['torch_backend']}); GPU: {record['gpu']}",
-    ]
-    return "\n".join(lines)
-
-
-def _speeds(record: dict[str, Any], world_sizes: Sequence[int]) -> list[str]:
-    speeds = {(c["name"], c["replicas"]): f"{c['steps_per_second']['median']:.0f}" for c in record["contenders"]}
-    rows = [_row("steps per second, median of rounds", [_replicas(w) for w in world_sizes])]
-    rows += [_row("  " + name, [speeds.get((name, w), "") for w in world_sizes]) for name in LABELS[:5]]
-    rows += [_row("  " + name, [speeds[name, 1]]) for name in LABELS[5:]]
-    chunks = "/".join(str(steps) for steps in record["steps_per_dispatch"].values())
-    return [*rows, f'  ("as it comes" and "scan": {chunks} steps per dispatch)']
-
-
-def _ratios(record: dict[str, Any], world_sizes: Sequence[int]) -> list[str]:
-    cells = {
-        (r["jaxddp"], r["other"], r["replicas"]): f"{r['median']:.2f} ({r['min']:.2f}..{r['max']:.2f})"
-        for r in record["ratios"]
-    }
-    rows = []
-    for ours, others in COMPARISONS.items():
-        rows += ["", _row(f"{ours}: steps per second relative to (median, min..max)", [])]
-        for other in others:
-            rows.append(_row("  " + other, [cells[ours, other, w] for w in world_sizes]))
-    return rows
-
-
-def _programs(record: dict[str, Any], world_sizes: Sequence[int]) -> list[str]:
-    names = {
-        "all_reduces_per_step": "  all-reduces per optimizer step",
-        "all_reduced_bytes_per_step": "  bytes all-reduced per replica and step",
-        "gradient_bytes": "  bytes of the gradients",
-    }
-    programs = [record["programs"][str(w)] for w in world_sizes]
-    rows = [_row("read from jaxddp's compiled program", [_replicas(w) for w in world_sizes])]
-    return rows + [_row(label, [f"{program[name]:,}" for program in programs]) for name, label in names.items()]
-
-
-def _replicas(count: int) -> str:
-    return f"{count} replica" + "s" * (count > 1)
-
-
-def _row(label: str, cells: Sequence[str]) -> str:
-    return (label.ljust(WIDTH + 2) + "".join(cell.rjust(22) for cell in cells)).rstrip()
+def _row(label: str, cells: Sequence[str], width: int = 15) -> str:
+    return (label.ljust(width) + "".join(cell.rjust(CELL) for cell in cells)).rstrip()
