@@ -2,7 +2,8 @@
 # make test     prove that jaxddp and PyTorch DDP agree  make test ARGS="tests/unit/data/test_sampler.py"
 # make test-all and everything that takes longer
 # make lint     ruff and the types
-# make bench    steps per second, as ratios
+# make bench    speed beside torch DDP and other JAX     make bench ARGS="--workloads mlp --replicas 2"
+# make gpu      all that takes a GPU, in 40 minutes      make gpu SMOKE=1   (tiny, on CPU devices)
 # make docs     the site, into site/
 #
 # Each makes .venv if it is missing and installs into it what it needs, once.
@@ -34,7 +35,7 @@ endef
 OLD_PROCESSOR := $(addprefix tests/equivalence/test_,matrix.py comm_hooks.py amp.py anomaly.py) \
 	$(addprefix tests/unit/,comm_hooks data nn optim) jaxddp/nn jaxddp/optim jaxddp/comm_hooks jaxddp/data
 
-.PHONY: train test test-all test-third test-old-processor lint bench docs clean
+.PHONY: train test test-all test-third test-old-processor lint bench gpu docs clean
 
 train: .venv/installed-train
 	$(BIN)/python -m jaxddp.train $(ARGS)
@@ -47,7 +48,7 @@ else
 endif
 
 test-all: .venv/installed-test .venv/cuda-plugin
-	$(call in_two,-m "large or not large")
+	$(call in_two,-m "not gpu")
 
 # A third of what `make test` leaves to `make test-all`; three commits in a row run all of it.
 THIRD ?= $(shell echo $$(($$(git rev-list --count --first-parent HEAD) % 3)))
@@ -64,7 +65,11 @@ lint: .venv/installed-dev
 	$(BIN)/mypy
 
 bench: .venv/installed-test
-	$(BIN)/python -m benchmarks.steps_per_second $(ARGS)
+	$(BIN)/python -m benchmarks $(ARGS)
+
+# With a Python that has everything already, jax for CUDA included: make -o .venv/installed-test gpu BIN=/usr/bin
+gpu: .venv/installed-test
+	$(BIN)/python -m benchmarks.gpu $(if $(SMOKE),--smoke) $(ARGS)
 
 # Material's banner on MkDocs 2 is not about this site.
 docs: .venv/installed-docs
