@@ -1,4 +1,4 @@
-"""How cost grows with parameters, leaves, replicas and rows.
+"""Measure how cost grows with parameters, leaves, replicas and rows.
 
 `python -m benchmarks.growth 1 2 4 --seconds 0.5` measures numbers of replicas in this process, and prints JSON.
 """

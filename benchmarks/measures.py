@@ -1,4 +1,4 @@
-"""The default job from outside, in fresh processes, and what verification, log and checkpoints cost in it."""
+"""Time the default job from outside, in fresh processes, and what verification, log and checkpoints cost in it."""
 
 import os
 import statistics

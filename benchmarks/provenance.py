@@ -1,4 +1,4 @@
-"""Where a record comes from: command, date, hardware, load and versions."""
+"""Record the origin of a result: command, date, hardware, load and versions."""
 
 import datetime
 import importlib.metadata

@@ -1,4 +1,4 @@
-"""The largest batch that fits into a GPU's memory, found by trying; needs neither jax nor torch."""
+"""Find the largest batch that fits into a GPU's memory by trying; needs neither jax nor torch."""
 
 import gc
 from collections.abc import Callable, Sequence

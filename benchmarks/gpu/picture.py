@@ -1,4 +1,4 @@
-"""The page's picture: speed of each contender beside torch DDP, and the utilisation."""
+"""Draw the page's picture: speed of each contender beside torch DDP, and the utilisation."""
 
 import io
 from collections.abc import Mapping, Sequence

@@ -7,7 +7,7 @@ DTYPES = ("bf16", "tf32", "float32")
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is multiplied, copied and sent.
+    """Sizes of what is multiplied, copied and sent.
 
     Attributes:
         matrix: rows and columns of the matrices.

@@ -1,4 +1,4 @@
-"""The parts one after another, each as a process with a time limit.
+"""Run the parts one after another, each as a process with a time limit.
 
 A part that crashes or takes too long is recorded with its last lines, and the others go on.
 """
@@ -36,7 +36,7 @@ Command = Callable[[str], Sequence[str]]
 
 @dataclass(frozen=True)
 class Ending:
-    """How a part ended.
+    """Outcome of a part.
 
     Attributes:
         part: its name.

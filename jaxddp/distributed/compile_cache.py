@@ -27,14 +27,14 @@ def keep_programs() -> Path | None:
     settings: Any = jax.config
     if settings.jax_compilation_cache_dir is not None or not settings.jax_enable_compilation_cache:
         return None
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = cache / "jaxddp" / f"jaxlib-{jaxlib.version.__version__}-{_processor()}"
     try:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        folder = cache / "jaxddp" / f"jaxlib-{jaxlib.version.__version__}-{_processor()}"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not _is_ours(folder):
             return None
         _remove_oldest(folder, MAX_BYTES)
-    except OSError:  # no home, or no place in it
+    except (OSError, RuntimeError):  # no place in the home, or no home
         return None
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)

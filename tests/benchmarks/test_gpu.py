@@ -1,6 +1,5 @@
 """`make gpu`: parts that crash, hang and go on, its arithmetic, the trace, and the page, without a GPU."""
 
-import json
 import os
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from benchmarks.gpu.fitting import NothingFits, largest_that_fits
 from benchmarks.gpu.gradients import EXACT, MODES, WORKLOADS, file_of, save
 from benchmarks.gpu.records import Record
 from benchmarks.gpu.timing import best_seconds, median_seconds
+from tests.support.gpu_trace import gpu_trace
 
 ROOT = Path(__file__).parents[2]
 COMPLETE = "import json, sys; json.dump({'part': sys.argv[2], 'complete': True, 'smoke': True}, open(sys.argv[1], 'w'))"
@@ -135,61 +135,6 @@ def test_a_child_that_fails_is_named_with_its_last_line() -> None:
     with pytest.raises(ChildFailed, match="printed no JSON"):
         ask("this", [])
     assert run(["-c", "raise SystemExit(1)"], expected=(0, 1)) == ""
-
-
-def event(pid: int, tid: int, name: str, begin: float, duration: float, **args: str) -> dict[str, Any]:
-    return {"ph": "X", "pid": pid, "tid": tid, "name": name, "ts": begin, "dur": duration, "args": args}
-
-
-def named(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:
-    return {"ph": "M", "pid": pid, "tid": tid, "name": kind, "args": {"name": name}}
-
-
-def gpu_trace() -> dict[str, Any]:
-    """Return a trace of 100 us on one GPU, with a message, two gaps, a copy, and the host's side."""
-    return {
-        "traceEvents": [
-            named("process_name", 1, 0, "/device:GPU:0"),
-            named("process_name", 9, 0, "/host:CPU"),
-            named("thread_name", 1, 13, "Stream #13(Compute)"),
-            named("thread_name", 1, 14, "Stream #14(MemcpyH2D)"),
-            named("thread_name", 1, 15, "Stream #15(Compute)"),
-            named("thread_name", 1, 99, "XLA Ops"),
-            event(1, 13, "gemm", 1000, 40),
-            event(1, 13, "gemm", 1060, 20),
-            event(1, 15, "fusion", 1030, 20),
-            event(1, 15, "ncclDevKernel_AllReduce", 1045, 20),
-            event(1, 13, "adam", 1090, 10),
-            event(1, 14, "MemcpyH2D", 900, 500),
-            event(1, 99, "gemm", 1000, 100),
-            event(9, 1, "python", 0, 5000, hlo_op="gemm"),
-        ]
-    }
-
-
-def test_the_trace_gives_busy_share_kernels_and_gaps() -> None:
-    found = trace.analysis(gpu_trace())
-    assert found["device"] == "/device:GPU:0"
-    assert found["busy_share"] == {"/device:GPU:0": 0.8} and found["window_ms"] == 0.1
-    assert found["communication_share"] == 0.2
-    assert found["kernels"][0] == {"name": "gemm", "calls": 2, "ms": 0.06, "share": 0.6667}
-    assert [kernel["name"] for kernel in found["kernels"]] == ["gemm", "fusion", "adam"]
-    assert found["gaps"] == [
-        {"ms": 0.01, "at_ms": 0.05, "before": "fusion", "after": "gemm"},
-        {"ms": 0.01, "at_ms": 0.08, "before": "gemm", "after": "adam"},
-    ]
-
-
-def test_streams_without_a_kind_count_as_computing() -> None:
-    plain = json.loads(json.dumps(gpu_trace()).replace("(Compute)", "").replace("(MemcpyH2D)", ""))
-    assert trace.analysis(plain)["window_ms"] == 0.5
-
-
-def test_a_trace_without_gpus_is_that_of_what_xla_ran_and_an_empty_one_is_refused() -> None:
-    host = {"traceEvents": [named("process_name", 9, 0, "/host:CPU"), event(9, 1, "dot", 0, 5, hlo_op="dot.1")]}
-    assert trace.analysis(host)["busy_share"] == {"/host:CPU": 1.0}
-    with pytest.raises(ValueError, match="no kernels"):
-        trace.analysis({"traceEvents": [event(9, 1, "python", 0, 5)]})
 
 
 def made_up(tmp_path: Path) -> Path:

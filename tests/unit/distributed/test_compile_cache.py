@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import pytest
@@ -88,6 +88,20 @@ def test_a_configured_folder_is_kept() -> None:
     assert before is not None
     assert keep_programs() is None
     assert settings.jax_compilation_cache_dir == before
+
+
+def test_a_user_without_a_home_has_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    before = cast(Any, jax.config).jax_compilation_cache_dir
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    jax.config.update("jax_compilation_cache_dir", None)
+    try:
+        assert keep_programs() is None
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
 
 
 def test_files_read_least_recently_are_removed_first(tmp_path: Path) -> None:
