@@ -1,11 +1,11 @@
 """Run log: console output, files in the run folder, and files after a killed and resumed run."""
 
 import io
+import itertools
 import json
 import struct
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -85,12 +85,12 @@ class Terminal(io.StringIO):
 
 @pytest.mark.parametrize("quiet", [False, True])
 def test_the_progress_bar_is_shown_only_on_terminals(monkeypatch, capsys, quiet):
-    terminal = Terminal()
+    terminal, now = Terminal(), itertools.count(step=0.08)
     monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr("tqdm.std.time", lambda: next(now))  # tqdm draws a bar at most every 0.1 s
     with open_log(None, quiet=quiet) as log:
-        for epoch in (1, 2):  # epochs shorter than the bar's delay
+        for epoch in (1, 2):
             log.step(epoch, epoch, {"loss": 0.5, "accuracy": 0.25}, examples=64)
-            time.sleep(0.08)
             log.epoch(epoch, epoch, {"loss": 0.5}, {}, examples_per_second=1)
         log.step(3, 3, {"loss": 0.25, "accuracy": 0.5}, examples=64)
     if quiet:
