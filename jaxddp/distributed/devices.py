@@ -46,15 +46,23 @@ def prepare(devices: int | None = None, platform: str | None = None) -> list[jax
 def _prepare_cpu(devices: int) -> None:
     """Request CPU devices and enough threads for them, if jax has not started yet.
 
-    An all-reduce holds one thread per device until all replicas have arrived. With fewer threads than
-    devices in flight, the replicas wait for each other for ever, and XLA aborts the process
-    after 40 seconds; 2 threads per device are just too few, 4 are ample.
+    A program that runs holds a thread per device, until all replicas have arrived at its all-reduce. With 32 programs
+    in flight, the launch of another one holds a thread per device too. With fewer than 2 threads per device, the
+    replicas then wait for each other for ever, and XLA aborts the process after 40 seconds. More threads than that are
+    not better: XLA divides every operation among all of them, on however few cores.
     """
-    threads = 4 * devices
-    if int(os.environ.get("PJRT_NPROC") or 0) < threads:
-        os.environ["PJRT_NPROC"] = str(threads)
+    if _threads() < 2 * devices:
+        os.environ["PJRT_NPROC"] = str(2 * devices)
     with contextlib.suppress(RuntimeError):  # jax is already running (a notebook) and keeps its devices
         jax.config.update("jax_num_cpu_devices", devices)
+
+
+def _threads() -> int:
+    """Return the number of threads that XLA would start: the environment's, or one per core of this process."""
+    given = os.environ.get("PJRT_NPROC") or os.environ.get("NPROC") or ""
+    if given.isdecimal():
+        return int(given)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _gpus(required: bool) -> Sequence[jax.Device]:

@@ -36,7 +36,7 @@ def python(code: str, **environment: str) -> list[str]:
 @pytest.mark.parametrize(
     ("start", "call", "printed"),
     [
-        ("devices = prepare(8, 'cpu')", "state, _ = ddp._steps.program(state, batch)", "500 32"),
+        ("devices = prepare(8, 'cpu')", "state, _ = ddp._steps.program(state, batch)", "500 16"),
         (UNPREPARED, "state, _ = ddp.steps(state, batch)", "500 None"),
         (UNPREPARED, "ddp.evaluate_placed(state, placed)", "0 None"),
     ],
@@ -73,13 +73,30 @@ def test_500_steps_without_waiting_do_not_deadlock(start: str, call: str, printe
 
 
 def test_prepare_sets_the_number_of_devices_before_jax_starts() -> None:
-    code = """
-        import os
-        from jaxddp.distributed.devices import prepare
-        print(len(prepare()), len(prepare(platform="cpu")), len(prepare(1)), os.environ["PJRT_NPROC"])
-    """
-    assert python(code, XLA_FLAGS="--xla_force_host_platform_device_count=5", PJRT_NPROC="64") == ["2 2 1 64"]
-    assert python(code, PJRT_NPROC="3") == ["2 2 1 8"]
+    code = "from jaxddp.distributed.devices import prepare; print(len(prepare()), len(prepare(platform='cpu')))"
+    assert python(code, XLA_FLAGS="--xla_force_host_platform_device_count=5") == ["2 2"]
+
+
+@pytest.mark.parametrize(
+    ("environment", "cores", "threads"),
+    [
+        ({}, 2, "16"),
+        ({}, 16, None),  # as many as XLA starts by itself
+        ({"PJRT_NPROC": "15"}, 64, "16"),
+        ({"PJRT_NPROC": "64"}, 2, "64"),
+        ({"NPROC": "3"}, 64, "16"),
+        ({"PJRT_NPROC": "many"}, 2, "16"),
+    ],
+)
+def test_prepare_asks_for_two_threads_per_device(monkeypatch, environment, cores, threads) -> None:
+    for name in ("PJRT_NPROC", "NPROC"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
+    monkeypatch.setenv("PJRT_NPROC", os.environ.get("PJRT_NPROC", ""))  # so that what prepare writes is undone
+    prepare(8, "cpu")
+    assert (os.environ["PJRT_NPROC"] or None) == threads
 
 
 def test_a_running_jax_keeps_its_devices() -> None:
