@@ -54,11 +54,14 @@ class Jaxddp:
         """Return the initial weights under torch's names."""
         return to_torch({**self.ddp.functional.params, **self.ddp.functional.buffers})
 
-    def messages(self) -> tuple[Messages, int]:
-        """Return the all-reduces of one step, read from the compiled program, and the bytes of the gradients."""
+    def messages(self) -> tuple[Messages, int, int]:
+        """Return one step's all-reduces, read from the compiled program, and the bytes of gradients and of buffers."""
         one_step = jax.tree.map(lambda leaf: leaf[:, :1], next(self.loader.epoch(0)))
         sent = all_reduces(self.ddp.compiled_text(self.state(), self.ddp.replicas.shard(one_step)))
-        return sent, sum(leaf.nbytes for leaf in jax.tree.leaves(self._start.params))
+        sizes = (
+            sum(leaf.nbytes for leaf in jax.tree.leaves(tree)) for tree in (self._start.params, self._start.buffers)
+        )
+        return sent, *sizes
 
     def evaluation_bytes(self) -> int:
         """Return the bytes that an evaluation of the training set all-reduces."""

@@ -69,7 +69,17 @@ def _programs(races: Sequence[Record]) -> Iterator[str]:
     if not races:
         return
     yield "inside jaxddp"
-    heads = ["replicas", "all-reduces", "bytes", "of gradients", "evaluation", "input us", "x step rate", "traces"]
+    heads = [
+        "replicas",
+        "all-reduces",
+        "bytes",
+        "of gradients",
+        "of buffers",
+        "evaluation",
+        "input us",
+        "x step rate",
+        "traces",
+    ]
     yield _row("workload", heads)
     for race in races:
         program, pipeline = race["program"], race["input"]
@@ -81,6 +91,7 @@ def _programs(races: Sequence[Record]) -> Iterator[str]:
                 str(program["all_reduces_per_step"]),
                 f"{program['bytes_per_step']:,}",
                 f"{program['gradient_bytes']:,}",
+                f"{program['buffer_bytes']:,}",
                 f"{program['evaluation_bytes']:,}" if "evaluation_bytes" in program else "",
                 f"{1e6 * pipeline['seconds_per_step']:.0f}",
                 f"{pipeline['times_step_rate']:.3g}",

@@ -115,13 +115,14 @@ def _inside(heat: Heat, contender: Jaxddp, result: Result) -> dict[str, Any]:
     """Measure the input pipeline, the compiled programs' messages and, for the trainer's models, retraces."""
     step = Spread.of(result.seconds_per_step).median
     input_step = contender.input_seconds_per_step(heat.seconds)
-    sent, gradient_bytes = contender.messages()
+    sent, gradient_bytes, buffer_bytes = contender.messages()
     record: dict[str, Any] = {
         "input": {"seconds_per_step": float(f"{input_step:.4g}"), "times_step_rate": float(f"{step / input_step:.3g}")},
         "program": {
             "all_reduces_per_step": sent.count,
             "bytes_per_step": sent.bytes,
             "gradient_bytes": gradient_bytes,
+            "buffer_bytes": buffer_bytes,
         },
     }
     if heat.workload.config is not None:  # the trainer evaluates, and its last batch is smaller

@@ -110,10 +110,15 @@ def reduce(tree: Tree, dst: int = 0, op: str = "sum") -> Tree:
 
 
 def broadcast(tree: Tree, src: int | jax.Array = 0) -> Tree:
-    """Send the value of replica `src` to every replica; `src` must be equal on all of them."""
+    """Send the value of replica `src` to every replica; `src` must be equal on all of them.
+
+    Beside floating-point leaves, integers travel as floats, so that one message carries all.
+    """
     is_source = _is("broadcast: src", src)
-    total = all_reduce(jax.tree.map(lambda x: _or_zeros(is_source, x), tree))
-    return jax.tree.map(lambda y, x: y.astype(x.dtype), total, tree)  # a sum of booleans is an integer
+    floats = [x.dtype for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
+    carrier = max(floats, key=lambda dtype: dtype.itemsize, default=None)
+    sent = jax.tree.map(lambda x: _or_zeros(is_source, _pieces(x, carrier)), tree)
+    return jax.tree.map(lambda y, x: _joined(y, x.dtype, carrier), all_reduce(sent), tree)
 
 
 def all_gather(tree: Tree) -> Tree:
@@ -183,6 +188,25 @@ def _is(name: str, number: int | jax.Array) -> jax.Array:
     if isinstance(number, int) and not 0 <= number < world_size():
         raise InputError(f"{name} {number}: must be a rank, 0 to {world_size() - 1}")
     return rank() == number
+
+
+def _pieces(x: jax.Array, carrier: jnp.dtype | None) -> jax.Array:
+    """Return an integer's bits as pieces, along a new last axis, each a float that the carrier holds exactly."""
+    if carrier is None or not jnp.issubdtype(x.dtype, jnp.integer):
+        return x
+    return lax.bitcast_convert_type(x, _piece(x.dtype, carrier)).astype(carrier)
+
+
+def _joined(y: jax.Array, dtype: jnp.dtype, carrier: jnp.dtype | None) -> jax.Array:
+    """Return the value that `_pieces` took apart; a sum of booleans, which is an integer, becomes boolean again."""
+    if carrier is None or not jnp.issubdtype(dtype, jnp.integer):
+        return y.astype(dtype)
+    return lax.bitcast_convert_type(y.astype(_piece(dtype, carrier)), dtype)
+
+
+def _piece(dtype: jnp.dtype, carrier: jnp.dtype) -> type:
+    """Return the unsigned type of a piece: bfloat16 holds integers up to 256, float32 up to 2^24."""
+    return jnp.uint16 if min(dtype.itemsize, carrier.itemsize // 2) >= 2 else jnp.uint8
 
 
 def _or_zeros(condition: jax.Array, x: jax.Array) -> jax.Array:
