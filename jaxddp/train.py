@@ -156,19 +156,22 @@ def train(run: Run, state: TrainState, log: RunLog, checkpoints: "Checkpoints | 
         TrainingError: a loss is not finite, or replicas differ; checkpoints saved before remain valid.
     """
     config, ddp, loader = run.config, run.ddp, run.loader
-    test_set = ddp.place(run.dataset.test)
+    test_set, test = ddp.place(run.dataset.test), {}
+
+    def tested(state: TrainState) -> dict[str, float]:
+        return means(jax.device_get(ddp.evaluate_placed(state, test_set)))
+
     started = time.perf_counter()
     try:
         ddp.verify(state)
-        test = means(jax.device_get(ddp.evaluate_placed(state, test_set)))
         for epoch in range(int(state.step) // loader.steps_per_epoch, config.epochs):
             state, train_means, speed = train_epoch(run, state, epoch, log)
-            test = means(jax.device_get(ddp.evaluate_placed(state, test_set)))
+            test = tested(state)
             if not math.isfinite(test["loss"]):  # the last update comes after the last training loss
                 raise TrainingError(f"test loss is {test['loss']} at step {int(state.step)}")
             averaged = None
             if config.ema_decay is not None:
-                averaged = means(jax.device_get(ddp.evaluate_placed(ddp.averaged(state), test_set)))
+                averaged = tested(ddp.averaged(state))
             log.epoch(int(state.step), epoch + 1, train_means, test, speed, averaged)
             if checkpoints is not None and config.checkpoint_every and (epoch + 1) % config.checkpoint_every == 0:
                 ddp.verify(state)
@@ -182,7 +185,7 @@ def train(run: Run, state: TrainState, log: RunLog, checkpoints: "Checkpoints | 
         save_weights(Path(config.output) / WEIGHTS_FILE, *ddp.values(state))
         if config.ema_decay is not None:
             save_weights(Path(config.output) / AVERAGED_FILE, *ddp.values(ddp.averaged(state)))
-    log.summary(test["accuracy"], time.perf_counter() - started, config.agreement)
+    log.summary((test or tested(state))["accuracy"], time.perf_counter() - started, config.agreement)
     return state
 
 

@@ -5,7 +5,7 @@ model built layer by layer like its torch twin starts from the same weights.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -37,7 +37,7 @@ class Linear(nnx.Linear):
             use_bias=bias,
             kernel_init=_value(weight.T),
             bias_init=_value(offset),
-            rngs=_no_rngs(),
+            rngs=cast(nnx.Rngs, _NoRngs()),
         )
 
 
@@ -71,7 +71,7 @@ class Conv(nnx.Conv):
             use_bias=bias,
             kernel_init=_value(np.moveaxis(weight, (0, 1), (-1, -2))),
             bias_init=_value(offset),
-            rngs=_no_rngs(),
+            rngs=cast(nnx.Rngs, _NoRngs()),
         )
 
 
@@ -80,7 +80,7 @@ class Embed(nnx.Embed):
 
     def __init__(self, num_embeddings: int, features: int, *, generator: Generator):
         table = torch_rng.embedding_init(generator, num_embeddings, features)
-        super().__init__(num_embeddings, features, embedding_init=_value(table), rngs=_no_rngs())
+        super().__init__(num_embeddings, features, embedding_init=_value(table), rngs=cast(nnx.Rngs, _NoRngs()))
         self.dtype = None  # flax would return float32 rows even of a float64 table
 
 
@@ -222,9 +222,14 @@ def _per_channel(values: jax.Array, x: jax.Array) -> jax.Array:
     return values.reshape((1,) * (x.ndim - 1) + (-1,))
 
 
-def _no_rngs() -> nnx.Rngs:
-    """Return random streams for flax, which requires them even where initial values are given."""
-    return nnx.Rngs(0)
+class _NoRngs:
+    """Random streams without keys, for flax, which asks for a key even where initial values are given.
+
+    A key takes five compiled programs.
+    """
+
+    def params(self) -> None:
+        """Return no key."""
 
 
 def _value(array: np.ndarray | None) -> Callable[..., Any]:

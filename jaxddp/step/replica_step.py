@@ -199,7 +199,7 @@ class ReplicaStep(StepOptions):
         """Return the state of one replica before the first step, with the optimizer's state of whole parameters."""
         learning = trained(params, self.frozen)
         check_patterns(self.gradient_hooks, learning)
-        opt_state = self.optimizer.init(learning)
+        opt_state = jax.jit(self.optimizer.init)(learning)  # one program; by itself one per shape
         comm_state = () if self.hook is None else self.hook.init(learning)
         averaged = () if self.ema_decay is None else params
         scaler = () if self.scaler is None else self.scaler.init()
