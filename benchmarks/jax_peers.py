@@ -126,6 +126,11 @@ class ByHand:
             losses += _numbers(loss)
         return Turn(time.perf_counter() - started, losses)
 
+    def compiled(self) -> jax.stages.Compiled:
+        """Return the compiled program of one dispatch; nothing runs."""
+        indices = next(self._indices(0))
+        return self._step.lower(self._start, {name: array[indices] for name, array in self._arrays.items()}).compile()
+
     def _indices(self, epoch: int) -> Iterator[np.ndarray]:
         """Yield each dispatch's examples in the axes of the program: (W, K, b), (W, b), (W b,), (K, b) or (b,)."""
         shards = epoch_indices(len(self._arrays["y"]), self._replicas, epoch=epoch)

@@ -89,10 +89,13 @@ def _inside(*keys: str) -> Callable[[Record], Values]:
 
 
 def _bytes_besides(record: Record) -> Values:
-    """Return the bytes of a step's all-reduces besides the gradients and the buffers, of which rank 0 sends its own."""
+    """Return the bytes of a step's all-reduces besides the gradients and the buffers, of which rank 0 sends its own.
+
+    Below zero where XLA sends equal gradients once, such as those of two biases whose outputs are added.
+    """
     programs = {race["workload"]: race["program"] for race in record.get("races", []) if "program" in race}
     expected = {name: program["gradient_bytes"] + program["buffer_bytes"] for name, program in programs.items()}
-    return {name: abs(program["bytes_per_step"] - expected[name]) for name, program in programs.items()}
+    return {name: program["bytes_per_step"] - expected[name] for name, program in programs.items()}
 
 
 def _of_job(name: str, key: str) -> Callable[[Record], Values]:

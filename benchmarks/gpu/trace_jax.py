@@ -7,6 +7,7 @@ import gzip
 import json
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,17 +38,20 @@ class Options:
     """CPU devices and tiny sizes."""
 
 
-def traced(training: Training, folder: Path) -> dict[str, Any]:
-    """Trace some steps after a warm-up; return the trace without its metadata, which Perfetto does not like.
+def traced(steps: Callable[[int], Any], folder: Path) -> dict[str, Any]:
+    """Trace `STEPS` steps after a warm-up; return the trace without its metadata, which Perfetto does not like.
+
+    Args:
+        steps: takes so many steps, and waits for them.
 
     Raises:
         FileNotFoundError: the profiler has written no trace.
     """
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0  # Python's calls would be most of the file
-    training.steps(WARM_UP)
+    steps(WARM_UP)
     with jax.profiler.trace(str(folder), profiler_options=options):
-        training.steps(STEPS)
+        steps(STEPS)
     paths = sorted(folder.rglob("*.trace.json.gz"))
     if not paths:
         raise FileNotFoundError("the profiler wrote no trace.json.gz")
@@ -62,7 +66,7 @@ def main(options: Options) -> None:
     devices = prepare(1 if options.smoke else None, part.platform(options.smoke))
     training = Training(job, devices, job.profiled)
     with tempfile.TemporaryDirectory(prefix="gpu-trace-") as folder:
-        trace = traced(training, Path(folder))
+        trace = traced(training.steps, Path(folder))
     options.folder.mkdir(parents=True, exist_ok=True)
     write_atomically(options.folder / f"{options.job}.json.gz", gzip.compress(json.dumps(trace).encode()))
     print(json.dumps({"steps": STEPS, "batch_per_gpu": job.profiled, "gpus": len(devices), **analysis(trace)}))
