@@ -1,4 +1,4 @@
-"""Where the time of a step goes on one CPU core: `python -m benchmarks.profile residual decoder`.
+"""Show where the time of a step goes on one CPU core: `python -m benchmarks.profile residual decoder`.
 
 Profiles the workload's module in plain `jax.jit`, with the batch that each of two replicas has, and prints for each
 kind of operation its milliseconds per step. It says which part of a step is XLA's arithmetic, which no trainer changes.

@@ -51,7 +51,7 @@ class Workload:
 
     @property
     def has_convolutions(self) -> bool:
-        """Whether XLA's CPU backend is slow at the model in a loop."""
+        """Return whether XLA's CPU backend is slow at the model in a loop."""
         return "conv" in self.name or self.model == "residual"
 
     def arrays(self) -> Arrays:

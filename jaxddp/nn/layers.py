@@ -37,7 +37,7 @@ class Linear(nnx.Linear):
             use_bias=bias,
             kernel_init=_value(weight.T),
             bias_init=_value(offset),
-            rngs=cast(nnx.Rngs, _NoRngs()),
+            rngs=_no_rngs(),
         )
 
 
@@ -71,7 +71,7 @@ class Conv(nnx.Conv):
             use_bias=bias,
             kernel_init=_value(np.moveaxis(weight, (0, 1), (-1, -2))),
             bias_init=_value(offset),
-            rngs=cast(nnx.Rngs, _NoRngs()),
+            rngs=_no_rngs(),
         )
 
 
@@ -80,7 +80,7 @@ class Embed(nnx.Embed):
 
     def __init__(self, num_embeddings: int, features: int, *, generator: Generator):
         table = torch_rng.embedding_init(generator, num_embeddings, features)
-        super().__init__(num_embeddings, features, embedding_init=_value(table), rngs=cast(nnx.Rngs, _NoRngs()))
+        super().__init__(num_embeddings, features, embedding_init=_value(table), rngs=_no_rngs())
         self.dtype = None  # flax would return float32 rows even of a float64 table
 
 
@@ -223,13 +223,15 @@ def _per_channel(values: jax.Array, x: jax.Array) -> jax.Array:
 
 
 class _NoRngs:
-    """Random streams without keys, for flax, which asks for a key even where initial values are given.
-
-    A key takes five compiled programs.
-    """
+    """Random streams without keys."""
 
     def params(self) -> None:
         """Return no key."""
+
+
+def _no_rngs() -> nnx.Rngs:
+    """Return what flax requires even where initial values are given; a real key would take five compiled programs."""
+    return cast(nnx.Rngs, _NoRngs())
 
 
 def _value(array: np.ndarray | None) -> Callable[..., Any]:

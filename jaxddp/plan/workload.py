@@ -1,4 +1,4 @@
-"""What a run computes: a replica step and the shapes of its state and batch."""
+"""Describe what a run computes: a replica step and the shapes of its state and batch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -33,6 +33,16 @@ SCALAR_TOLERANCE = 4e-6  # of initial weights without vector instructions: N(0, 
 Arrays = dict[str, np.ndarray]
 
 
+def test_layers_with_given_weights_draw_no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key takes five compiled programs, a quarter of a second of the first start."""
+    monkeypatch.delattr(jax.random, "key")
+    layers.Linear(3, 2, generator=Generator(0))
+    layers.Conv(3, 2, (3, 3), generator=Generator(0))
+    layers.Embed(3, 2, generator=Generator(0))
+    with pytest.raises(AttributeError, match="key"):
+        nnx.Linear(3, 2, rngs=nnx.Rngs(0))
+
+
 def distance(a: Any, b: Any) -> float:
     a, b = np.asarray(a), np.asarray(b)
     assert a.shape == b.shape
