@@ -10,6 +10,7 @@ import pytest
 from flax import nnx
 from jax import numpy as jnp
 
+from benchmarks.compilations import Compilations
 from jaxddp import optim
 from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.data.torch_rng import Generator
@@ -18,6 +19,7 @@ from jaxddp.distributed.devices import prepare
 from jaxddp.distributed.replicas import Replicas
 from jaxddp.errors import InputError
 from jaxddp.loader import Loader
+from jaxddp.models import MLP
 from jaxddp.nn import layers
 from jaxddp.nn.losses import Losses
 from jaxddp.step.gradient_hooks import GradientHook
@@ -279,3 +281,17 @@ def test_averaged_needs_a_moving_average() -> None:
     ddp = trainer()
     with pytest.raises(InputError, match="no moving average is kept"):
         ddp.averaged(ddp.init())
+
+
+def test_the_first_state_takes_as_few_programs_for_many_shapes_as_for_few() -> None:
+    """The optimizer's zeros by themselves take one program per shape: 3 and 7."""
+
+    def programs(hidden_sizes: tuple[int, ...]) -> int:
+        model = MLP(4, hidden_sizes, 3, generator=Generator(0))
+        ddp = DataParallel(model, optim.adam(), replicas=Replicas(jax.devices()[:2]))
+        compilations = Compilations()
+        ddp.init()
+        return compilations.count
+
+    programs((11,))  # the first call traces what every later one reuses
+    assert programs((13,)) == programs((17, 19, 23)) == 1
