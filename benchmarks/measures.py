@@ -21,13 +21,12 @@ FIRST_EPOCH = r"epoch +1/"  # the first line that tells of a step; all programs 
 SECONDS = 70.0  # of `jobs` with three repeats and of `costs`, on two cores, for the estimate
 
 
-def jobs(repeats: int, flags: Sequence[str] = (), advance: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
+def jobs(repeats: int, flags: Sequence[str] = ()) -> dict[str, Any]:
     """Time the default job of both trainers from the command on: cold, with the compile cache, and torch_ref.
 
     Args:
         repeats: times that each job runs, in turns; each cold run has a new, empty cache folder.
         flags: further flags of both trainers.
-        advance: called after each round.
     """
     seen: dict[str, list[Watched]] = {"jaxddp.train, cold": [], "jaxddp.train, warm": [], "torch_ref.train": []}
     for _ in range(repeats):
@@ -35,7 +34,6 @@ def jobs(repeats: int, flags: Sequence[str] = (), advance: Callable[[str], None]
             for name, watched in seen.items():
                 command = [sys.executable, "-m", name.partition(",")[0], *flags]
                 watched.append(watch(command, FIRST_EPOCH, _environment(cache)))
-        advance("the default job")
     return {name: _medians(watched) for name, watched in seen.items()}
 
 
@@ -52,7 +50,7 @@ def _medians(watched: Sequence[Watched]) -> dict[str, float]:
     }
 
 
-def costs(config: TrainConfig) -> dict[str, float]:
+def costs(devices: Sequence[jax.Device], config: TrainConfig) -> dict[str, float]:
     """Measure what surrounds the steps of a job, as shares of the time of an epoch's steps.
 
     Verification and checkpoints count as often as the job's flags have them.

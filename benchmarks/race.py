@@ -93,14 +93,12 @@ def run(
     contenders: Mapping[str, Callable[[], Contender]],
     length: Length,
     clock: Callable[[], float],
-    advance: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Result]:
     """Build all contenders, warm them up, and let them take turns.
 
     Args:
         contenders: functions that build a contender, by name.
         clock: time in seconds.
-        advance: called with a line of text after each setup and each round.
     """
     results = {name: Result() for name in contenders}
     ready: dict[str, Contender] = {}
@@ -113,7 +111,6 @@ def run(
         except Failed as failure:
             results[name].failure = str(failure)
         results[name].setup = clock() - started
-        advance(name)
     names = list(ready)
     for number in range(length.rounds if names else 0):
         for name in rotated(names, number, length.rounds):
@@ -124,7 +121,6 @@ def run(
             result.turns.append(turn.seconds)
             result.seconds_per_step.append(turn.seconds_per_step)
             result.loss = turn.losses[-1]
-        advance(f"round {number + 1}")
     return results
 
 

@@ -1,22 +1,22 @@
-"""A whole benchmark: devices, parts in order, record and text."""
+"""A whole benchmark: parts in order, record and text."""
 
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
 from tqdm import tqdm
 
 from benchmarks import growth, measures, report, speed, targets
+from benchmarks.apart import process
 from benchmarks.contenders import ALL_PEERS_AT
 from benchmarks.provenance import provenance
 from benchmarks.smoke import compile_faster
 from benchmarks.speed import Heat
 from benchmarks.workloads import workloads
 from jaxddp import TrainConfig
-from jaxddp.distributed.devices import prepare
 from jaxddp.errors import InputError
 from jaxddp.files import write_atomically
 
@@ -34,23 +34,28 @@ def run(options: "Options", command: str) -> dict[str, Any]:
     started = time.perf_counter()
     if options.smoke:
         compile_faster()
-    devices, sizes = _devices(options)
+    record, sizes = _begin(options, command)
     heats = plan(options, sizes)
-    record = provenance(command, devices[0])  # before the run, whose own load does not count
-    print(f"about {estimated_seconds(options, heats) / 60:.0f} minutes on two quiet cores", flush=True)
-    # On GPUs jax would multiply float32 matrices in TF32, which keeps 10 bits; torch does not.
-    with jax.default_matmul_precision("highest"), tqdm(total=_advances(options, heats), disable=None) as bar:
-        advance = _shown(bar)
-        record["races"] = []
-        for heat in heats:
-            bar.set_description(f"{heat.workload.name}, {heat.replicas} replicas")
-            record["races"].append(speed.measure(heat, devices[: heat.replicas], advance))
-            _finish(options, record, started, say=bar.disable)
+    seconds = estimated_seconds(options, heats)
+    print(f"about {seconds / 60:.0f} minutes on two quiet cores", flush=True)
+    record["races"] = []
+    with tqdm(total=round(seconds), disable=None, bar_format="{l_bar}{bar}| {elapsed}") as bar:
+        for replicas in sizes:
+            with process(replicas, record["device"]) as call:
+                for heat in (heat for heat in heats if heat.replicas == replicas):
+                    bar.set_description(f"{heat.workload.name}, {replicas} replicas")
+                    record["races"].append(call(speed.measure, heat))
+                    bar.update(heat.estimated_seconds)
+                    _finish(options, record, started, say=bar.disable)
         if "measures" in options.parts:
-            record |= _measures(options, devices[0].platform, advance)
+            bar.set_description("the default job")
+            record |= _measures(options, record["device"])
+            bar.update(measures.SECONDS)
         if "growth" in options.parts:
-            rounds, seconds = min(_rounds(options), FEW_ROUNDS), _seconds(options)
-            record["growth"] = growth.measure(devices, rounds, seconds, options.smoke, advance)
+            bar.set_description("growth")
+            rounds, turn = min(_rounds(options), FEW_ROUNDS), _seconds(options)
+            record["growth"] = growth.measure(_inside_at(sizes), record["device"], rounds, turn, options.smoke)
+            bar.update(growth.SECONDS)
     _finish(options, record, started, say=False)
     print(report.text(record))
     return record
@@ -71,7 +76,7 @@ def _finish(options: "Options", record: dict[str, Any], started: float, say: boo
 
 def plan(options: "Options", sizes: list[int]) -> list[Heat]:
     """List the races."""
-    inside_at = ALL_PEERS_AT if ALL_PEERS_AT in sizes else sizes[-1]
+    inside_at = _inside_at(sizes)
     measured = "measures" in options.parts
     racing = "race" in options.parts
     return [
@@ -96,10 +101,11 @@ def estimated_seconds(options: "Options", heats: list[Heat]) -> float:
     return sum(heat.estimated_seconds for heat in heats) + others * (0.3 if options.smoke else 1)
 
 
-def _measures(options: "Options", platform: str, advance: Callable[[str], None]) -> dict[str, Any]:
+def _measures(options: "Options", platform: str) -> dict[str, Any]:
     flags = ["--platform", platform, *(["--epochs", "1"] if options.smoke else [])]
-    jobs = measures.jobs(min(_rounds(options), REPEATS), flags, advance)
-    return {"jobs": jobs, "costs": measures.costs(TrainConfig(platform=platform))}
+    jobs = measures.jobs(min(_rounds(options), REPEATS), flags)
+    with process(None, platform) as call:
+        return {"jobs": jobs, "costs": call(measures.costs, TrainConfig(platform=platform))}
 
 
 def _rounds(options: "Options", replicas: int = ALL_PEERS_AT) -> int:
@@ -112,27 +118,22 @@ def _seconds(options: "Options") -> float:
     return SMOKE_SECONDS if options.smoke else options.seconds
 
 
-def _advances(options: "Options", heats: list[Heat]) -> int:
-    parts = {"measures": min(_rounds(options), REPEATS), "growth": growth.PARTS}
-    return sum(heat.advances for heat in heats) + sum(count for part, count in parts.items() if part in options.parts)
+def _inside_at(sizes: Sequence[int]) -> int:
+    """Return the number of replicas at which more is measured than a race."""
+    return ALL_PEERS_AT if ALL_PEERS_AT in sizes else sizes[-1]
 
 
-def _shown(bar: tqdm) -> Callable[[str], None]:
-    def advance(text: str) -> None:
-        bar.set_postfix_str(text, refresh=False)
-        bar.update()
-
-    return advance
-
-
-def _devices(options: "Options") -> tuple[list[jax.Device], list[int]]:
-    """Return the devices, and the numbers of replicas that fit on them."""
+def _begin(options: "Options", command: str) -> tuple[dict[str, Any], list[int]]:
+    """Return the record's first entries, and the numbers of replicas that fit on the devices."""
     asked = [ALL_PEERS_AT] if options.smoke else sorted(set(options.replicas))
-    try:
-        devices = prepare(max(asked), options.platform)
-    except InputError:
-        devices = prepare(None, options.platform)  # too few GPUs: take all of them
-    sizes = [count for count in asked if count <= len(devices)]
+    with process(None, options.platform) as call:
+        found = call(_origin, command)  # before the run, whose own load does not count
+    available = found.pop("devices")
+    sizes = asked if found["device"] == "cpu" else [count for count in asked if count <= available]
     if not sizes:
-        raise InputError(f"--replicas {' '.join(map(str, options.replicas))}: there are {len(devices)} devices")
-    return devices, sizes
+        raise InputError(f"--replicas {' '.join(map(str, options.replicas))}: there are {available} devices")
+    return found, sizes
+
+
+def _origin(devices: Sequence[jax.Device], command: str) -> dict[str, Any]:
+    return {"devices": len(devices), **provenance(command, devices[0])}

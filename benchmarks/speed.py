@@ -3,7 +3,7 @@
 import contextlib
 import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +16,6 @@ from benchmarks.in_jax import Jaxddp
 from benchmarks.race import Length, Result, Spread
 from benchmarks.torch_ranks import torch_ranks
 from benchmarks.workloads import Workload
-
-Advance = Callable[[str], None]
 
 # Seconds on two cores, for the estimate.
 SETUP = {"jax": 2.5, "torch": 1.0, "torch_compile": 10.0}
@@ -50,11 +48,6 @@ class Heat:
         return names(self.workload, self.replicas, self.all_peers) if self.rounds else [JAXDDP]
 
     @property
-    def advances(self) -> int:
-        """Number of times that `measure` calls `advance`."""
-        return len(self.names) + max(1, self.rounds)
-
-    @property
     def estimated_seconds(self) -> float:
         """Estimate of its time, from what it took on two cores."""
         setups = [SETUP.get(name, SETUP["torch" if name in OF_TORCH else "jax"]) for name in self.names]
@@ -62,14 +55,14 @@ class Heat:
         return sum(setups) + turns + INSIDE * self.inside
 
 
-def measure(heat: Heat, devices: Sequence[jax.Device], advance: Advance = lambda text: None) -> dict[str, Any]:
+def measure(devices: Sequence[jax.Device], heat: Heat) -> dict[str, Any]:
     """Run a race with one replica per device, and free all that it used."""
     with contextlib.ExitStack() as stack:
         needs_torch = any(name in OF_TORCH for name in heat.names)
         ranks = stack.enter_context(torch_ranks(heat.replicas, devices[0].platform)) if needs_torch else None
         field = Field(heat.workload, devices, ranks)
         length = Length(max(1, heat.rounds), heat.seconds, field.jaxddp.loader.steps_per_epoch)
-        results = race.run(field.builders(heat.names), length, time.perf_counter, advance)
+        results = race.run(field.builders(heat.names), length, time.perf_counter)
         record = {
             "workload": heat.workload.name,
             "replicas": heat.replicas,

@@ -100,7 +100,7 @@ def all_reduce_mean(tree: Tree) -> Tree:
 
     torch DDP's default communication hook does this to gradients.
     """
-    return lax.pmean(tree, AXIS_NAME)
+    return jax.tree.map(lambda total: total / world_size(), _sum(tree))
 
 
 def reduce(tree: Tree, dst: int = 0, op: str = "sum") -> Tree:
@@ -115,6 +115,8 @@ def broadcast(tree: Tree, src: int | jax.Array = 0) -> Tree:
     Beside floating-point leaves, integers travel as floats, so that one message carries all.
     """
     is_source = _is("broadcast: src", src)
+    if _alone():
+        return tree
     floats = [x.dtype for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
     carrier = max(floats, key=lambda dtype: dtype.itemsize, default=None)
     sent = jax.tree.map(lambda x: _or_zeros(is_source, _pieces(x, carrier)), tree)
@@ -173,10 +175,25 @@ def barrier(tree: Tree) -> Tree:
     return lax.optimization_barrier((tree, arrived))[0]
 
 
+def _alone() -> bool:
+    """Return whether this replica is the only one, on a device of its own.
+
+    Of one virtual replica `vmap` must be told by a collective that its values are equal on all.
+    """
+    return world_size() == 1 and AXIS_NAME in jax.sharding.get_abstract_mesh().manual_axes
+
+
+def _sum(tree: Any) -> Any:
+    """Sum over the replicas. XLA would keep the all-reduce of a single one, a third of the default job's step."""
+    if _alone():
+        return jax.tree.map(lambda x: x.astype(jnp.int32) if x.dtype == jnp.bool else x, tree)  # as psum does
+    return lax.psum(tree, AXIS_NAME)
+
+
 # Each reduces a whole tree at once, which XLA turns into one all-reduce.
 REDUCTIONS: dict[str, Callable[[Any], Any]] = {
-    "sum": lambda tree: lax.psum(tree, AXIS_NAME),
-    "mean": lambda tree: lax.pmean(tree, AXIS_NAME),
+    "sum": _sum,
+    "mean": all_reduce_mean,
     "min": lambda tree: lax.pmin(tree, AXIS_NAME),
     "max": lambda tree: lax.pmax(tree, AXIS_NAME),
     "product": lambda tree: jax.tree.map(lambda x: jnp.prod(x, axis=0), lax.all_gather(tree, AXIS_NAME)),

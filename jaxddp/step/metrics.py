@@ -128,10 +128,12 @@ def means(sums: dict[str, Any]) -> dict[str, float]:
     >>> means({"accuracy": 3.0, "count": 4.0, "loss": 2.0})
     {'loss': 0.5, 'accuracy': 0.75}
     """
-    with np.errstate(invalid="ignore", divide="ignore"):  # without a valid element NaN, as in torch
-        sums_only = {name: value for name, value in sums.items() if name not in OF_STEP and not of_gradients(name)}
-        divided = {name: float(np.divide(value, sums["count"])) for name, value in sums_only.items()}
-        divided.pop("count")
+    count = float(sums["count"])
+    divided = {
+        name: float(value) / count if count else math.nan  # without a valid element NaN, as in torch
+        for name, value in sums.items()
+        if name != "count" and name not in OF_STEP and not of_gradients(name)
+    }
     return {"loss": divided.pop("loss"), **divided}
 
 

@@ -16,7 +16,7 @@ def planted(file: str, tests: str, faults: dict[str, tuple[str, str]]) -> list[M
 
 STEP = "tests/unit/step/test_replica_step.py -k loss_normalization"
 
-MEAN = "return lax.pmean(tree, AXIS_NAME)"
+MEAN = "return jax.tree.map(lambda total: total / world_size(), _sum(tree))"
 GRADIENTS = "reduced, comm_state = self.reduce(state, local, denominator, shares)"
 MICRO_BATCH = "examples = self.differentiate(state, before.buffers, micro_batch, before.examples, pieces)"
 CLIP = 'clipped, step_metrics["grad_norm"] = strategy.clip(hooked, self.clip_grad_norm)'
@@ -43,11 +43,11 @@ REDUCTION = [
         "jaxddp/distributed/collectives.py",
         STEP,
         {
-            "sum_not_mean": (MEAN, "return lax.psum(tree, AXIS_NAME)"),
-            "averaged_twice": (MEAN, "return jax.tree.map(lambda x: x / world_size(), lax.pmean(tree, AXIS_NAME))"),
+            "sum_not_mean": (MEAN, "return _sum(tree)"),
+            "averaged_twice": (MEAN, MEAN.replace("world_size()", "world_size() ** 2")),
             "compressed_all_reduce": (
                 MEAN,
-                "return jax.tree.map(lambda x: lax.pmean(x.astype(jnp.bfloat16), AXIS_NAME).astype(x.dtype), tree)",
+                "return jax.tree.map(lambda x: (_sum(x.astype(jnp.bfloat16)) / world_size()).astype(x.dtype), tree)",
             ),
         },
     ),
