@@ -54,6 +54,7 @@ __all__ = [
 ]
 
 AXIS_NAME = "replica"
+SMALL = 64 * 1024  # bytes of the largest array that an all-reduce joins to others; larger ones gain nothing
 
 Tree = TypeVar("Tree")
 
@@ -185,9 +186,29 @@ def _alone() -> bool:
 
 def _sum(tree: Any) -> Any:
     """Sum over the replicas. XLA would keep the all-reduce of a single one, a third of the default job's step."""
-    if _alone():
-        return jax.tree.map(lambda x: x.astype(jnp.int32) if x.dtype == jnp.bool else x, tree)  # as psum does
-    return lax.psum(tree, AXIS_NAME)
+    leaves, treedef = jax.tree.flatten(tree)
+    leaves = [x.astype(jnp.int32) if jnp.result_type(x) == jnp.bool else x for x in map(jnp.asarray, leaves)]
+    return jax.tree.unflatten(treedef, leaves if _alone() else _summed(leaves))
+
+
+def _summed(leaves: list[jax.Array]) -> list[jax.Array]:
+    """Sum leaf by leaf, the small ones of a dtype joined, as in DDP's buckets.
+
+    On CPU the replicas meet once for each array of an all-reduce: 100 small ones took ten times as long as one.
+    """
+    together: dict[Any, list[int]] = {}
+    for place, leaf in enumerate(leaves):
+        together.setdefault(leaf.dtype if leaf.nbytes <= SMALL else place, []).append(place)
+    joined = [
+        leaves[of[0]] if len(of) == 1 else lax.concatenate([leaves[i].ravel() for i in of], 0)
+        for of in together.values()
+    ]
+    sums = list(leaves)
+    for of, total in zip(together.values(), lax.psum(joined, AXIS_NAME), strict=True):
+        parts = [total] if len(of) == 1 else lax.split(total, [leaves[i].size for i in of])
+        for place, part in zip(of, parts, strict=True):
+            sums[place] = part.reshape(leaves[place].shape)
+    return sums
 
 
 # Each reduces a whole tree at once, which XLA turns into one all-reduce.

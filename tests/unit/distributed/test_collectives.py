@@ -1,10 +1,11 @@
-"""Broadcast, whose integers travel as floats, and collectives of one replica, which sends nothing."""
+"""What the collectives send: integers as floats, small arrays as one, and nothing from a single replica."""
 
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
+from jax import lax
 from jax import numpy as jnp
 
 from benchmarks.hlo import Messages, all_reduces
@@ -53,6 +54,21 @@ def test_counters_travel_with_gradients_and_buffers() -> None:
 
     compiled = replicas.map(step, in_axes=(0,), out_axes=0).lower(replicas.shard(tree)).compile()
     assert all_reduces(compiled.as_text()) == Messages(count=1, bytes=4 * (5 + 3 + 2))
+
+
+def test_small_arrays_are_sent_as_one() -> None:
+    """The replicas meet once for each array; the sums are those of each array alone, also across chunks."""
+    rng, replicas = np.random.default_rng(0), Replicas(jax.devices()[:4])
+    shapes = ((), (3,), (5, 4), (collectives.SMALL // 4 + 1,), (collectives.SMALL // 4,))
+    tree = {dtype: [rng.normal(size=(4, *s)).astype(jnp.dtype(dtype)) for s in shapes] for dtype in ("f4", "bfloat16")}
+    mapped = replicas.map(collectives.all_reduce, in_axes=(0,), out_axes=0)
+    received = mapped(replicas.shard(tree))
+    for ours, leaf in zip(jax.tree.leaves(received), jax.tree.leaves(tree), strict=True):
+        assert ours.dtype == leaf.dtype
+        alone = replicas.map(lambda x: lax.psum(x, collectives.AXIS_NAME), in_axes=(0,), out_axes=0)
+        np.testing.assert_array_equal(np.asarray(ours), np.asarray(alone(replicas.shard(leaf))))
+    # float32: all but the one that is too large; bfloat16: all.
+    assert str(jax.make_jaxpr(mapped)(tree)).count(" psum") == 3
 
 
 def test_a_single_replica_sends_nothing() -> None:
