@@ -16,9 +16,8 @@ import jax
 from tyro.conf import Positional
 
 from benchmarks.contenders import ALL_PEERS_AT
-from benchmarks.gpu.trace import Kernel, kernels
-from benchmarks.gpu.trace_jax import STEPS, traced
 from benchmarks.jax_peers import ByHand
+from benchmarks.trace import STEPS, Kernel, kernels, traced
 from benchmarks.workloads import workloads
 from jaxddp import cli
 from jaxddp.errors import check_name

@@ -43,32 +43,31 @@ def run(options: "Options", command: str) -> dict[str, Any]:
         for replicas in sizes:
             with process(replicas, record["device"]) as call:
                 for heat in (heat for heat in heats if heat.replicas == replicas):
-                    bar.set_description(f"{heat.workload.name}, {replicas} replicas")
+                    bar.set_description(heat.title)
                     record["races"].append(call(speed.measure, heat))
                     bar.update(heat.estimated_seconds)
-                    _finish(options, record, started, say=bar.disable)
+                    _keep(options, record, started)
+                    if bar.disable:  # without a terminal
+                        print(f"{record['seconds']:6.0f} s  {heat.title}", file=sys.stderr, flush=True)
         if "measures" in options.parts:
             bar.set_description("the default job")
             record |= _measures(options, record["device"])
             bar.update(measures.SECONDS)
+            _keep(options, record, started)
         if "growth" in options.parts:
             bar.set_description("growth")
             rounds, turn = min(_rounds(options), FEW_ROUNDS), _seconds(options)
             record["growth"] = growth.measure(_inside_at(sizes), record["device"], rounds, turn, options.smoke)
             bar.update(growth.SECONDS)
-    _finish(options, record, started, say=False)
+    _keep(options, record, started)
     print(report.text(record))
     return record
 
 
-def _finish(options: "Options", record: dict[str, Any], started: float, say: bool) -> None:
+def _keep(options: "Options", record: dict[str, Any], started: float) -> None:
     """Bring the record up to date and write it, so that a run that is ended early loses one race at most."""
     record |= {"targets": targets.rows(record), "rounds": _rounds(options)}
     record["seconds"] = round(time.perf_counter() - started, 1)
-    if say:  # without a terminal there is no bar
-        last = record["races"][-1]
-        line = f"{record['seconds']:6.0f} s  {last['workload']}, {last['replicas']} replicas"
-        print(line, file=sys.stderr, flush=True)
     if options.output is not None:
         options.output.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(options.output, f"{json.dumps(record, indent=2)}\n".encode())

@@ -48,6 +48,11 @@ class Heat:
         return names(self.workload, self.replicas, self.all_peers) if self.rounds else [JAXDDP]
 
     @property
+    def title(self) -> str:
+        """Workload and number of replicas."""
+        return f"{self.workload.name}, {self.replicas} replica{'s' if self.replicas > 1 else ''}"
+
+    @property
     def estimated_seconds(self) -> float:
         """Estimate of its time, from what it took on two cores."""
         setups = [SETUP.get(name, SETUP["torch" if name in OF_TORCH else "jax"]) for name in self.names]

@@ -1,29 +1,12 @@
-"""A profiler's trace, read: how busy the compute streams are, which kernels take longest, and the largest gaps.
+"""What a trace shows: how busy the compute streams are, which kernels take longest, and the largest gaps."""
 
-A trace is the JSON that `jax.profiler` writes for Perfetto, in the "Trace Event Format" of the Chromium project:
-metadata name processes ("/device:GPU:0") and threads ("Stream #13(Compute)"), and events of phase "X" have a begin and
-a duration in microseconds.
-"""
-
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
-Trace = Mapping[str, Any]
+from benchmarks.trace import Kernel, Trace, kernels
 
-GPU = "/device:GPU:"
-STREAM, COMPUTE = "Stream #", "Compute"
 COMMUNICATION = "nccl"  # in the names of the kernels that send, which are no computation
 LONGEST, GAPS = 10, 3
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """A kernel on a device, with its times in microseconds."""
-
-    name: str
-    begin: float
-    end: float
 
 
 def analysis(trace: Trace) -> dict[str, Any]:
@@ -46,32 +29,6 @@ def analysis(trace: Trace) -> dict[str, Any]:
         "kernels": longest(computing[first]),
         "gaps": gaps(computing[first]),
     }
-
-
-def kernels(trace: Trace) -> dict[str, list[Kernel]]:
-    """Return the kernels of each GPU's compute streams; in a trace without GPUs, what XLA ran on the CPU."""
-    processes: dict[Any, str] = {}
-    threads: dict[tuple[Any, Any], str] = {}
-    for event in trace["traceEvents"]:
-        if event.get("ph") == "M" and event["name"] == "process_name":
-            processes[event["pid"]] = event["args"]["name"]
-        elif event.get("ph") == "M" and event["name"] == "thread_name":
-            threads[event["pid"], event["tid"]] = event["args"]["name"]
-    gpus = {pid: name for pid, name in processes.items() if name.startswith(GPU)}
-    of_gpus = {place: name for place, name in threads.items() if place[0] in gpus and name.startswith(STREAM)}
-    # Streams say what they carry where the profiler knows it.
-    computing = {place for place, name in of_gpus.items() if COMPUTE in name} or set(of_gpus)
-    found: dict[str, list[Kernel]] = {}
-    for event in _complete(trace):
-        place = event["pid"], event.get("tid")
-        if place in computing or (not gpus and "hlo_op" in event.get("args", {})):
-            kernel = Kernel(event["name"], event["ts"], event["ts"] + event["dur"])
-            found.setdefault(processes.get(event["pid"], "device"), []).append(kernel)
-    return found
-
-
-def _complete(trace: Trace) -> Iterator[Mapping[str, Any]]:
-    return (event for event in trace["traceEvents"] if event.get("ph") == "X" and "dur" in event)
 
 
 def busy_share(kernels: Sequence[Kernel]) -> float:

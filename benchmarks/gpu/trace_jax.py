@@ -7,23 +7,19 @@ import gzip
 import json
 import sys
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import jax
 from tyro.conf import Positional
 
 from benchmarks.gpu import part
 from benchmarks.gpu.jobs import jobs
 from benchmarks.gpu.jobs_jax import Training
 from benchmarks.gpu.trace import analysis
+from benchmarks.trace import STEPS, traced
 from jaxddp import cli
 from jaxddp.distributed.devices import prepare
 from jaxddp.files import write_atomically
-
-STEPS, WARM_UP = 5, 3
 
 
 @dataclass(frozen=True)
@@ -36,28 +32,6 @@ class Options:
     """Folder in which the trace is kept."""
     smoke: bool = False
     """CPU devices and tiny sizes."""
-
-
-def traced(steps: Callable[[int], Any], folder: Path) -> dict[str, Any]:
-    """Trace `STEPS` steps after a warm-up; return the trace without its metadata, which Perfetto does not like.
-
-    Args:
-        steps: takes so many steps, and waits for them.
-
-    Raises:
-        FileNotFoundError: the profiler has written no trace.
-    """
-    options = jax.profiler.ProfileOptions()
-    options.python_tracer_level = 0  # Python's calls would be most of the file
-    steps(WARM_UP)
-    with jax.profiler.trace(str(folder), profiler_options=options):
-        steps(STEPS)
-    paths = sorted(folder.rglob("*.trace.json.gz"))
-    if not paths:
-        raise FileNotFoundError("the profiler wrote no trace.json.gz")
-    with gzip.open(paths[0]) as file:
-        found = json.load(file)
-    return {name: part for name, part in found.items() if name != "metadata"}
 
 
 def main(options: Options) -> None:

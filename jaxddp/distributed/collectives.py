@@ -25,6 +25,7 @@ Source: pytorch.org/docs/stable/distributed.html
 {'first': [5, 5], 'mean': [6.0, 6.0], 'rank': [0, 1], 'sum': [12, 12]}
 """
 
+import itertools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -121,7 +122,7 @@ def broadcast(tree: Tree, src: int | jax.Array = 0) -> Tree:
     floats = [x.dtype for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.floating)]
     carrier = max(floats, key=lambda dtype: dtype.itemsize, default=None)
     sent = jax.tree.map(lambda x: _or_zeros(is_source, _pieces(x, carrier)), tree)
-    return jax.tree.map(lambda y, x: _joined(y, x.dtype, carrier), all_reduce(sent), tree)
+    return jax.tree.map(lambda y, x: _whole(y, x.dtype, carrier), all_reduce(sent), tree)
 
 
 def all_gather(tree: Tree) -> Tree:
@@ -196,19 +197,26 @@ def _summed(leaves: list[jax.Array]) -> list[jax.Array]:
 
     On CPU the replicas meet once for each array of an all-reduce: 100 small ones took ten times as long as one.
     """
-    together: dict[Any, list[int]] = {}
+    buckets: dict[Any, list[int]] = {}
     for place, leaf in enumerate(leaves):
-        together.setdefault(leaf.dtype if leaf.nbytes <= SMALL else place, []).append(place)
-    joined = [
-        leaves[of[0]] if len(of) == 1 else lax.concatenate([leaves[i].ravel() for i in of], 0)
-        for of in together.values()
-    ]
-    sums = list(leaves)
-    for of, total in zip(together.values(), lax.psum(joined, AXIS_NAME), strict=True):
-        parts = [total] if len(of) == 1 else lax.split(total, [leaves[i].size for i in of])
-        for place, part in zip(of, parts, strict=True):
-            sums[place] = part.reshape(leaves[place].shape)
-    return sums
+        buckets.setdefault(leaf.dtype if leaf.nbytes <= SMALL else place, []).append(place)
+    members = [[leaves[place] for place in bucket] for bucket in buckets.values()]
+    totals = lax.psum([_joined(arrays) for arrays in members], AXIS_NAME)
+    sums = itertools.chain.from_iterable(map(_parted, totals, members))
+    of_place = dict(zip(itertools.chain.from_iterable(buckets.values()), sums, strict=True))
+    return [of_place[place] for place in range(len(leaves))]
+
+
+def _joined(arrays: list[jax.Array]) -> jax.Array:
+    return arrays[0] if len(arrays) == 1 else lax.concatenate([array.ravel() for array in arrays], 0)
+
+
+def _parted(total: jax.Array, like: list[jax.Array]) -> list[jax.Array]:
+    """Return the parts of what `_joined` returned for arrays of these shapes."""
+    if len(like) == 1:
+        return [total]
+    parts = lax.split(total, [array.size for array in like])
+    return [part.reshape(array.shape) for part, array in zip(parts, like, strict=True)]
 
 
 # Each reduces a whole tree at once, which XLA turns into one all-reduce.
@@ -235,7 +243,7 @@ def _pieces(x: jax.Array, carrier: jnp.dtype | None) -> jax.Array:
     return lax.bitcast_convert_type(x, _piece(x.dtype, carrier)).astype(carrier)
 
 
-def _joined(y: jax.Array, dtype: jnp.dtype, carrier: jnp.dtype | None) -> jax.Array:
+def _whole(y: jax.Array, dtype: jnp.dtype, carrier: jnp.dtype | None) -> jax.Array:
     """Return the value that `_pieces` took apart; a sum of booleans, which is an integer, becomes boolean again."""
     if carrier is None or not jnp.issubdtype(dtype, jnp.integer):
         return y.astype(dtype)

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks import profile
-from benchmarks.gpu.trace import Kernel
+from benchmarks.trace import Kernel
 from jaxddp.plan.hlo import parse
 
 HLO = """
