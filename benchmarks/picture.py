@@ -1,6 +1,8 @@
 """Picture of a benchmark's record: each contender's time beside jaxddp's, and how a step grows.
 
 python -m benchmarks.picture benchmarks/results/mine.json docs/performance.png
+
+Several records may be given; of a part that more than one has, the first counts.
 """
 
 import io
@@ -94,10 +96,14 @@ def _rows(rows: Sequence[Record], kind: str) -> Iterator[tuple[float, float]]:
 
 
 def main(argv: list[str]) -> None:
-    """Draw the record of the first file into the second."""
-    if len(argv) != 2 or not Path(argv[0]).is_file():
-        raise InputError("usage: python -m benchmarks.picture RECORD.json PICTURE.png, with a record that exists")
-    write_atomically(Path(argv[1]), draw(json.loads(Path(argv[0]).read_text())))
+    """Draw the records of all files but the last into the last."""
+    *records, picture = argv or [""]
+    if not records or not all(Path(path).is_file() for path in records):
+        raise InputError("usage: python -m benchmarks.picture RECORD.json [...] PICTURE.png, with records that exist")
+    parts: dict[str, Any] = {}
+    for path in records[::-1]:
+        parts |= json.loads(Path(path).read_text())
+    write_atomically(Path(picture), draw(parts))
 
 
 if __name__ == "__main__":
