@@ -55,7 +55,7 @@ __all__ = [
 ]
 
 AXIS_NAME = "replica"
-SMALL = 64 * 1024  # bytes of the largest array that an all-reduce joins to others; larger ones gain nothing
+_SMALL = 64 * 1024  # bytes of the largest array that an all-reduce joins to others; larger ones gain nothing
 
 Tree = TypeVar("Tree")
 
@@ -199,7 +199,7 @@ def _summed(leaves: list[jax.Array]) -> list[jax.Array]:
     """
     buckets: dict[Any, list[int]] = {}
     for place, leaf in enumerate(leaves):
-        buckets.setdefault(leaf.dtype if leaf.nbytes <= SMALL else place, []).append(place)
+        buckets.setdefault(leaf.dtype if leaf.nbytes <= _SMALL else place, []).append(place)
     members = [[leaves[place] for place in bucket] for bucket in buckets.values()]
     totals = lax.psum([_joined(arrays) for arrays in members], AXIS_NAME)
     sums = itertools.chain.from_iterable(map(_parted, totals, members))

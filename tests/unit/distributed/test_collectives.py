@@ -59,7 +59,7 @@ def test_counters_travel_with_gradients_and_buffers() -> None:
 def test_small_arrays_are_sent_as_one() -> None:
     """The replicas meet once for each array; the sums are those of each array alone, also across chunks."""
     rng, replicas = np.random.default_rng(0), Replicas(jax.devices()[:4])
-    shapes = ((), (3,), (5, 4), (collectives.SMALL // 4 + 1,), (collectives.SMALL // 4,))
+    shapes = ((), (3,), (5, 4), (2**14 + 1,), (2**14,))  # the last is the largest that is joined
     tree = {dtype: [rng.normal(size=(4, *s)).astype(jnp.dtype(dtype)) for s in shapes] for dtype in ("f4", "bfloat16")}
     mapped = replicas.map(collectives.all_reduce, in_axes=(0,), out_axes=0)
     received = mapped(replicas.shard(tree))
