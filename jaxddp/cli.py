@@ -168,7 +168,8 @@ def _explain(boxed: str, config_class: type) -> str:
     if match := re.match(r"Unrecognized options: ([^- ]\S*)", message):
         return f"{match[1]}: unexpected argument; see --help"
     if match := re.match(r"Unrecognized options: (-[^ ,=]+)", message):
-        known = [flag(field.name) for field in dataclasses.fields(config_class)]
+        # A field that is spelt right and unknown is a positional argument.
+        known = {flag(field.name) for field in dataclasses.fields(config_class)} - {match[1]}
         near = difflib.get_close_matches(match[1], known, n=1)
         return f"{match[1]}: unknown flag" + (f"; did you mean {near[0]}?" if near else "; see --help")
     if match := re.match(r"Error parsing (--\S+): no type matching (.+) could be instantiated from \[(.*?)\]", message):

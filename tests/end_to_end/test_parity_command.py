@@ -88,6 +88,7 @@ def test_torchs_ranks_need_a_gpu_to_be_on_one(
         ("--dtype float16", "--dtype float16: unknown; did you mean float64? (one of both, float64)"),
         ("--platform cuda", "--platform cuda: unknown; did you mean "),
         ("--stepz 3", "--stepz: unknown flag; did you mean --steps?"),
+        ("--port p.py", "--port: unknown flag; did you mean --report?"),  # it is given without a flag
         ("PORT --only mlp*", "--only mlp*: selects jaxddp's own models; must not be given with PORT.py"),
         ("PORT PORT", "/port.py: unexpected argument; see --help"),
         ("--only mpl*", "--only mpl*: matches none of linear sgd x2, "),
