@@ -8,6 +8,7 @@ import io
 import itertools
 import os
 import re
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -124,7 +125,7 @@ def one_line_errors(show_traceback: bool) -> Iterator[None]:
         sys.exit(2)
     except BrokenPipeError:  # the reader of stdout has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+        sys.exit(128 + signal.SIGPIPE)  # as shells say it
     except OSError as error:
         if show_traceback or error.strerror is None:
             raise

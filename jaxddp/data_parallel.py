@@ -20,6 +20,7 @@ from jaxddp.errors import InputError, check_name
 from jaxddp.loader import Arrays
 from jaxddp.nn.functional import Functional, cast
 from jaxddp.nn.losses import Batch, LossFunction, Sums, cross_entropy
+from jaxddp.nn.own_tree import seeing
 from jaxddp.state import Buffers, Params, TrainState, shared, shortest
 from jaxddp.step.dispatch import Dispatch, RunAhead
 from jaxddp.step.evaluate import evaluate_replica, padded_batches
@@ -37,7 +38,8 @@ class DataParallel:
 
     Args:
         model: the module, whose values are the initial ones; it is not changed.
-        optimizer: an optax transformation; `jaxddp.optim` has torch's optimizers.
+        optimizer: an optax transformation; `jaxddp.optim` has torch's optimizers. It sees the parameters as an
+            `nnx.State`, as from `nnx.Optimizer`, so that masks and labels may go by path.
         loss_fn: (model, batch) -> one loss per example, (B, ...) or `losses.Losses`.
         replicas: the devices; None: those of `jaxddp.distributed.devices.prepare()`.
         dtype: dtype of the floating-point parameters and buffers; None: that of the model.
@@ -87,7 +89,7 @@ class DataParallel:
         self.functional = Functional(model)
         self.optimizer = optimizer
         training_loss = self.functional.local_loss(loss_fn, train=True, masks=dropout_masks, amp=amp)
-        self.replica_step = ReplicaStep(training_loss, optimizer, **options)
+        self.replica_step = ReplicaStep(training_loss, seeing(self.functional.param_tree, optimizer), **options)
         if dtype is not None and jax.dtypes.canonicalize_dtype(dtype) != jnp.dtype(dtype):
             raise InputError(f"dtype {dtype}: needs jax's 64-bit mode; set jax_enable_x64")
         self._dtype = dtype

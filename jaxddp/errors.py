@@ -35,6 +35,30 @@ def check_name(flag: str, name: str, known: Iterable[str]) -> None:
     raise InputError(f"{flag} {name}: unknown{hint} (one of {', '.join(known)})")
 
 
+def check_weights(name: str, shape: tuple[int, ...], weights: Any) -> None:
+    """Raise unless the second of a pair is one weight for each of the losses; beside a mean, (), it may be anything.
+
+    Args:
+        name: name of the loss function, for the message.
+        shape: shape of the losses.
+        weights: the second of the pair; None: there is none.
+
+    Raises:
+        InputError: it is not.
+
+    >>> check_weights("flax_loss", (8,), "accuracy")
+    Traceback (most recent call last):
+    ...
+    jaxddp.errors.InputError: flax_loss: returns losses (8,) and weights of str; must have one weight for each loss
+    """
+    given = tuple(getattr(weights, "shape", ()))
+    if weights is not None and shape and given != tuple(shape):
+        beside = f"{given}" if given else f"of {type(weights).__name__}"
+        raise InputError(
+            f"{name}: returns losses {tuple(shape)} and weights {beside}; must have one weight for each loss"
+        )
+
+
 def listed(problems: Sequence[str], most: int = 3, joint: str = "; ") -> str:
     """Join the first few problems or names into one line.
 

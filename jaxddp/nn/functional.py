@@ -12,6 +12,7 @@ from jaxddp.errors import InputError
 from jaxddp.nn.autocast import autocast
 from jaxddp.nn.dropout_rng import Place, check_masks, random_state_at
 from jaxddp.nn.losses import Batch, LossFunction, Sums, num_examples, summed
+from jaxddp.nn.own_tree import OwnTree
 from jaxddp.state import Buffers, Params
 
 LocalLoss = Callable[[Params, Buffers, Batch], tuple[Sums, Buffers]]
@@ -46,6 +47,10 @@ class Functional:
     Args:
         model: any nnx module; never changed.
 
+    Attributes:
+        params, buffers: its values by name.
+        param_tree, buffer_tree: maps to the module's own trees.
+
     >>> functional = Functional(nnx.Linear(2, 1, rngs=nnx.Rngs(0)))
     >>> {name: value.shape for name, value in functional.params.items()}
     {'kernel': (2, 1), 'bias': (1,)}
@@ -58,6 +63,7 @@ class Functional:
         values = _to_dict(params)
         self.params: Params = {name: values[name] for name in _in_model_order(model, values)}
         self.buffers: Buffers = _to_dict(buffers)
+        self.param_tree, self.buffer_tree = OwnTree.of_state(params), OwnTree.of_state(buffers)
 
     @property
     def random_streams(self) -> list[str]:

@@ -10,6 +10,7 @@ from jax import numpy as jnp
 from jaxddp.errors import InputError
 from jaxddp.nn.functional import Functional, LocalLoss
 from jaxddp.nn.losses import Batch, LossFunction, Sums, summed
+from jaxddp.nn.own_tree import OwnTree
 from jaxddp.state import Buffers, Params
 
 PARAMS = "params"
@@ -52,13 +53,17 @@ class LinenFunctional:
         loss_fn: (model, batch) -> one loss per element, or `losses.Losses`.
         batch: any batch; the loss is computed on it once to initialize the variables.
 
+    Attributes:
+        params, buffers: its values by name.
+        param_tree, buffer_tree: maps to the module's own trees; that of the buffers begins with the collections.
+
     Raises:
         InputError: the loss never calls the model, or two collections hold a variable of the same name.
 
     >>> loss_fn = lambda model, batch: (model(batch["x"])[:, 0] - 1.0) ** 2
     >>> functional = LinenFunctional(linen.Dense(1), loss_fn, {"x": jnp.ones((2, 3))})
     >>> {name: value.shape for name, value in functional.params.items()}
-    {'bias': (1,), 'kernel': (3, 1)}
+    {'kernel': (3, 1), 'bias': (1,)}
     """
 
     def __init__(self, module: linen.Module, loss_fn: LossFunction, batch: Batch):
@@ -68,18 +73,18 @@ class LinenFunctional:
         if bound.variables is None:
             raise InputError("flax_loss: never calls the model")
         flat = {name: traverse_util.flatten_dict(tree, sep=".") for name, tree in bound.variables.items()}
-        self.params: Params = dict(sorted(flat.pop(PARAMS, {}).items()))
-        self._collection = {name: collection for collection, arrays in flat.items() for name in arrays}
-        self.buffers: Buffers = {name: flat[self._collection[name]][name] for name in sorted(self._collection)}
+        self.params: Params = flat.pop(PARAMS, {})  # in the order of their first use
+        collections = {name: collection for collection, arrays in flat.items() for name in arrays}
+        self.buffers: Buffers = {name: flat[collections[name]][name] for name in sorted(collections)}
         if sum(map(len, flat.values())) != len(self.buffers) or self.buffers.keys() & self.params.keys():
             raise InputError("flax_model: two collections hold a variable of the same name")
+        paths = {name: tuple(name.split(".")) for name in (*self.params, *self.buffers)}
+        self.param_tree = OwnTree({name: paths[name] for name in self.params})
+        self.buffer_tree = OwnTree({name: (collections[name], *paths[name]) for name in self.buffers})
 
     def variables(self, params: Params, buffers: Buffers) -> dict[str, Any]:
         """Return the module's collections with these values."""
-        flat: dict[str, dict[str, jax.Array]] = {PARAMS: dict(params)}
-        for name, value in buffers.items():
-            flat.setdefault(self._collection[name], {})[name] = value
-        return {collection: traverse_util.unflatten_dict(arrays, sep=".") for collection, arrays in flat.items()}
+        return {PARAMS: self.param_tree.nest(params), **self.buffer_tree.nest(buffers)}
 
     def local_loss(self, loss_fn: LossFunction) -> LocalLoss:
         """Turn `loss_fn(model, batch)` into a pure function (params, buffers, batch) -> (sums, new buffers)."""
@@ -88,8 +93,7 @@ class LinenFunctional:
             bound = Bound(self._module, self.variables(params, buffers))
             sums = summed(loss_fn(bound, batch))
             assert bound.variables is not None
-            new = {c: traverse_util.flatten_dict(bound.variables[c], sep=".") for c in set(self._collection.values())}
-            return sums, {name: new[collection][name] for name, collection in self._collection.items()}
+            return sums, self.buffer_tree.flat(bound.variables)
 
         return function
 

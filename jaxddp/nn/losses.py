@@ -14,7 +14,7 @@ import optax
 from jax import numpy as jnp
 
 from jaxddp.config.choices import IGNORE_INDEX
-from jaxddp.errors import InputError
+from jaxddp.errors import InputError, check_weights
 
 __all__ = [
     "RESERVED",
@@ -56,7 +56,8 @@ def as_losses(loss: Any, name: str = "loss") -> Losses:
     """Return what a loss function returns as `Losses`; a scalar, already a mean, gets an axis of length 1.
 
     Args:
-        loss: the loss, one per element, a pair of these and their weights, or `Losses`.
+        loss: the loss, one per element, a pair of these and their weights, or `Losses`; or a pair of the mean loss
+            and anything else, which is left out.
         name: name of the function, for the message.
 
     Raises:
@@ -68,9 +69,10 @@ def as_losses(loss: Any, name: str = "loss") -> Losses:
     if isinstance(loss, Losses):
         return loss
     values, weights = loss if isinstance(loss, tuple) and len(loss) == 2 else (loss, None)
-    if not all(hasattr(x, "dtype") for x in (values, values if weights is None else weights)):
+    if not hasattr(values, "dtype"):
         raise InputError(f"{name}: must return the loss, or one per element, or a pair of these and their weights")
-    return Losses(jnp.atleast_1d(values), weights)
+    check_weights(name, values.shape, weights)
+    return Losses(jnp.atleast_1d(values), weights if values.ndim else None)
 
 
 def num_examples(batch: Batch) -> int:

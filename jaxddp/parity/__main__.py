@@ -2,6 +2,7 @@
 
 import fnmatch
 import sys
+import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from jaxddp.errors import InputError, check_name
 from jaxddp.files import check_file, write_atomically
 from jaxddp.parity.cases import Named, builtin_cases
 from jaxddp.parity.checking import check
+from jaxddp.parity.port.names_block import with_names
 from jaxddp.parity.report.console import Row, table
 from jaxddp.parity.report.data import to_json
 from jaxddp.parity.report.page import to_html
@@ -50,6 +52,8 @@ class Options:
     """cpu | gpu: platform of the jax side. None: GPUs if there are any."""
     torch_platform: str = "cpu"
     """cpu | gpu: platform of the torch side; its ranks may share a GPU."""
+    write_names: bool = False
+    """Where names do not map, write the proposed table into PORT.py, and check again."""
     seed: int = 0
     """Seed from which torch draws the weights of a port."""
     timeout: float = 300.0
@@ -67,8 +71,10 @@ class Options:
         check_name("--torch-platform", self.torch_platform, ("cpu", "gpu"))
         if self.only is not None and self.port is not None:
             raise InputError(f"--only {self.only}: selects jaxddp's own models; must not be given with PORT.py")
+        if self.write_names and self.port is None:
+            raise InputError("--write-names: must be given with PORT.py")
         if self.port is not None and not self.port.is_file():
-            raise InputError(f"{self.port}: no such file")
+            raise InputError(f"{self.port}: {'must be a file, not a folder' if self.port.is_dir() else 'no such file'}")
         for path in (self.json, self.report):
             if path is not None:
                 check_file(path)
@@ -81,6 +87,10 @@ def main(options: Options) -> int:
     else:
         reports = [_check_port(options)]
         print(reports[0])
+        if options.write_names and reports[0].names:
+            _write_names(options.port, reports[0].names)
+            reports = [_check_port(options)]
+            print(f"\n{reports[0]}")
     if options.json is not None:
         texts = [to_json(report).strip() for report in reports]
         text = texts[0] if options.port is not None else f"[{', '.join(texts)}]"
@@ -103,6 +113,12 @@ def _check_port(options: Options) -> Report:
         timeout=options.timeout,
         numerics=options.dtype == "both",
     )
+
+
+def _write_names(port: Path, names: dict[str, str]) -> None:
+    """Write the table into the port file."""
+    write_atomically(port, with_names(port.read_text(encoding="utf-8"), names).encode())
+    print(f"names: written into {port}")
 
 
 def _check_builtin(options: Options) -> list[Report]:
@@ -142,10 +158,14 @@ def _row(named: Named, report: Report) -> Row:
 
 
 def run(argv: Sequence[str]) -> None:
-    """Run the command line, and exit with its code."""
+    """Run the command line, and exit with its code; an error of the check itself is not "different", which is 1."""
     show_traceback = "--traceback" in argv
-    with cli.one_line_errors(show_traceback):
-        sys.exit(main(cli.parse_plain(Options, [word for word in argv if word != "--traceback"], PROG)))
+    try:
+        with cli.one_line_errors(show_traceback):
+            sys.exit(main(cli.parse_plain(Options, [word for word in argv if word != "--traceback"], PROG)))
+    except Exception:
+        traceback.print_exc()
+        sys.exit(EXIT_CODES["incomplete"])
 
 
 if __name__ == "__main__":

@@ -91,9 +91,18 @@ FAULTS: dict[str, Fault] = {
         "compute the norm of the averaged gradient, once",
         "pytorch/pytorch#170862",
     ),
+    "clip_norm": Fault(
+        "clipping starts at another norm than in the reference, or only one side clips",
+        "give both sides the same max_norm",
+    ),
+    "clip_by_value": Fault(
+        "each element of the gradients is clipped by itself; the reference clips by the norm of all, or not at all",
+        "clip by the global norm, as the reference does, or use torch.nn.utils.clip_grad_value_ there",
+    ),
     "clip_epsilon": Fault(
         "clipping divides by the norm; torch divides by the norm + 1e-6",
-        "use jaxddp.optim.clip_by_global_norm, or accept a relative difference of 1e-6/|g|",
+        "clip by optax.stateless(lambda g, _: jaxddp.optim.clip_by_global_norm(g, max_norm)[0]), or accept a relative "
+        "difference of 1e-6/|g|",
     ),
     "clip_missing": Fault(
         "gradients are not clipped; the reference clips them",
@@ -162,7 +171,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "eps_in_root": Fault(
         "eps is added inside the square root instead of outside, or vice versa",
-        "use optax.adam(eps=..., eps_root=0) or optax.rmsprop(eps_in_sqrt=False)",
+        "use optax.adam(eps=..., eps_root=0), optax.rmsprop(eps_in_sqrt=False) or jaxddp.optim.adagrad(eps=...)",
     ),
     "eps_value": Fault("eps differs", "set eps explicitly on both sides"),
     "loss_scale": Fault(

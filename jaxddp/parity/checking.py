@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,8 @@ from jaxddp.parity.cases import Case, PortCase
 from jaxddp.parity.compare.judge import shows_clipping
 from jaxddp.parity.compare.numerics import compare_numerics, rounds_only
 from jaxddp.parity.compare.residuals import MOVED, residuals, rounding_only
-from jaxddp.parity.diagnosis.explain import explain
+from jaxddp.parity.diagnosis.evidence import Evidence
+from jaxddp.parity.diagnosis.explain import born_in, explain
 from jaxddp.parity.environment import environment
 from jaxddp.parity.findings import Cause, Difference, Numerics, Problem, StageResult
 from jaxddp.parity.port import Port, PortFile, PortSource
@@ -94,10 +96,11 @@ def report_on(runs: Runs, workers: Workers, started: float) -> Report:
         workers: processes in which the diagnosis replays hypotheses.
         started: start of the check, by `time.monotonic`.
     """
-    evidence = runs.evidence()
-    problems = runs.problems + _not_finite(runs)
+    spoiled = _spoiled(runs)
+    evidence = runs.evidence(spoiled and spoiled[0])
+    problems = runs.problems + (_not_finite(runs) if spoiled is None else [_born(evidence, workers, *spoiled)])
     differences = _different_starts(runs) + explain(evidence, workers, problems)
-    numerics, numeric = _numerics(runs)
+    numerics, numeric = _numerics(runs) if spoiled is None else ({}, [])
     differences = [
         replace(one, kind="numeric") if not one.cause and rounds_only(one, runs.jax32, runs.torch32) else one
         for one in differences
@@ -105,7 +108,7 @@ def report_on(runs: Runs, workers: Workers, started: float) -> Report:
     semantic = any(difference.kind == "semantic" for difference in differences)
     if not semantic:  # rounding can be compared only if both sides mean the same
         differences += [one for one in numeric if one.stage not in {d.stage for d in differences}]
-    free = _free_running(runs, FREE_ALLOWED + RATE_GROWTH * evidence.judgement.rate_rounding)
+    free = _free_running(runs, FREE_ALLOWED + RATE_GROWTH * evidence.judgement.rate_rounding, len(evidence.torch))
     if not semantic:
         differences += _drifts(free)
     return Report(
@@ -119,6 +122,7 @@ def report_on(runs: Runs, workers: Workers, started: float) -> Report:
         differences=tuple(differences),
         numerics=numerics,
         problems=tuple(problems),
+        names=runs.names,
         free_running=free,
         rate_rounding=evidence.judgement.rate_rounding,
         seconds=time.monotonic() - started,
@@ -153,15 +157,17 @@ def _numerics(runs: Runs) -> tuple[dict[str, Numerics], list[Difference]]:
     return compare_numerics((runs.jax, runs.jax32), (runs.torch, runs.torch32), runs.facts.own_step)
 
 
-def _free_running(runs: Runs, allowed: float) -> dict[str, StageResult]:
+def _free_running(runs: Runs, allowed: float, count: int) -> dict[str, StageResult]:
     """Return the residuals of jax on its own against torch on its own, over the distance from the start.
+
+    Only the first `count` steps are compared.
 
     Adam turns a gradient that is all rounding into a whole step, different in each framework. Parameters with such
     gradients are left out, and with them the running means, which they shift.
     """
     noise = rounding_only(Trajectory(runs.start, runs.torch))
     steps: dict[str, list[float]] = {"params": [], "buffers": []}
-    for ours, theirs in zip(runs.free, runs.torch, strict=False):
+    for ours, theirs in islice(zip(runs.free, runs.torch, strict=False), count):
         for stage, values in steps.items():
             left_out = {name for name in theirs[stage] if name in noise or (noise and name.endswith(MOVED))}
             if expected := {name: x for name, x in theirs[stage].items() if name not in left_out}:
@@ -182,6 +188,23 @@ def _drifts(free: dict[str, StageResult]) -> Iterator[Difference]:
 def _losses(runs: Runs) -> tuple[tuple[float, float], ...]:
     count = max(len(runs.torch), len(runs.free))
     return tuple((_mean_loss(runs.torch, step), _mean_loss(runs.free, step)) for step in range(count))
+
+
+def _spoiled(runs: Runs) -> tuple[int, int] | None:
+    """Return the first step with a loss that is not finite, and its replica, if it is so on both sides; else None."""
+    for step in range(min(len(runs.torch), len(runs.jax))):
+        torch, jax = (np.isfinite(of_loss(side[step], "local_loss")["loss"]) for side in (runs.torch, runs.jax))
+        if not (torch & jax).all():
+            return (step, int(np.argmin(torch | jax))) if not (torch | jax).all() else None
+    return None
+
+
+def _born(evidence: Evidence, workers: Workers, step: int, rank: int) -> Problem:
+    """Return the problem of a loss that is finite on neither side."""
+    layer = born_in(evidence, workers, step, rank)
+    where = f"; it is born in layer {layer}" if layer else "; no layer's output shows it: look in the loss"
+    message = f"the loss is not a finite number, in flax neither{where}; nothing is compared from this step on"
+    return Problem("torch", f"step {step + 1}", message)
 
 
 def _not_finite(runs: Runs) -> list[Problem]:

@@ -153,6 +153,7 @@ class Findings:
         differences: in the order of the stages; empty if equal.
         numerics: stage -> result; empty if float32 was not run.
         problems: errors that left parts of the check undone.
+        names: table that may map the arrays' names, if they do not map.
         rate_rounding: relative rounding error of a learning rate that the port computes in float32; it does not
             count as a difference.
         free_running: stage -> residual per step of jax against torch, each running on its own.
@@ -170,6 +171,7 @@ class Findings:
     differences: tuple[Difference, ...] = ()
     numerics: dict[str, Numerics] = field(default_factory=dict)
     problems: tuple[Problem, ...] = ()
+    names: dict[str, str] = field(default_factory=dict)
     free_running: dict[str, StageResult] = field(default_factory=dict)
     rate_rounding: float = 0.0
     seconds: float = 0.0

@@ -2,13 +2,17 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from jaxddp.parity.cases import PortCase
 from jaxddp.parity.compare.judge import judge
 from jaxddp.parity.diagnosis.evidence import Evidence
 from jaxddp.parity.findings import Problem
 from jaxddp.parity.flax_side.child import Forced, Free, Starts, jax_records
 from jaxddp.parity.flax_side.child import Job as JaxJob
+from jaxddp.parity.flax_side.twins import Twins
 from jaxddp.parity.port import Facts
 from jaxddp.parity.processes import ChildError
 from jaxddp.parity.question import Question
@@ -35,6 +39,7 @@ class Runs:
         facts: facts about the training loop.
         summary: summary of torch's run.
         starts: tensors in which the port's replicas start differently -> largest difference.
+        names: table that may map the arrays' names, if they do not map.
         problems: runs that failed, and why.
         torch, jax: float64 records; jax's run is forced.
         free: float64 records of jax's free run.
@@ -49,14 +54,14 @@ class Runs:
         self.facts = Facts()
         self.summary = Summary("", [])
         self.starts: dict[str, float] = {}
+        self.names: dict[str, str] = {}
         self.torch, self.torch32 = self._torch("torch64"), self._torch("torch32")
         self.jax, self.free, self.jax32 = self._jax("jax64"), self._jax("free"), self._jax("jax32")
 
     def in_float64(self) -> None:
         """Run torch freely, jax freely, and jax forced, in float64."""
-        with self._noting("torch"):
-            ((self.start, self.facts),) = self._workers.torch.do(Draw(self.case.torch_source, "float64", self._seed))
-        if not self.start:
+        self._draw()
+        if not self.start or self.problems:
             return
         if self.facts.own_start:
             with self._noting("flax"):
@@ -87,6 +92,21 @@ class Runs:
         paths = self._path("torch64"), self._path("jax64")
         return Evidence(self.case, self.facts, self.summary, self.start, torch, jax, *paths, judgement)
 
+    def _draw(self) -> None:
+        """Draw torch's weights, and see that each flax array has a twin."""
+        draw = Draw(self.case.torch_source, "float64", self._seed)
+        if not isinstance(self.case, PortCase):
+            with self._noting("torch"):
+                ((self.start, self.facts),) = self._workers.torch.do(draw)
+            return
+        with self._beside(Twins(self.case)) as answers, self._noting("torch"):
+            ((self.start, self.facts),) = self._workers.torch.do(draw)
+        if not self.start:  # jax has failed for the same reason, or may do better without it
+            self.problems = [problem for problem in self.problems if problem.side == "torch"]
+        for without_twin, self.names in filter(None, answers):
+            self.problems.append(Problem("port", "names", without_twin.removeprefix("names: ")))
+        self.case = replace(self.case, casts=self.facts.casts)
+
     def _run_freely(self) -> None:
         """Run torch, which is the reference, and jax at the same time."""
         case = self.case
@@ -96,16 +116,16 @@ class Runs:
             self.summary = self._workers.torch.do(reference)[0]
 
     @contextmanager
-    def _beside(self, job: JaxJob) -> Iterator[None]:
-        """Run a job of jax while the body of the `with` statement runs torch's."""
-        begun = False
+    def _beside(self, job: JaxJob) -> Iterator[list[Any]]:
+        """Run a job of jax while the body of the `with` statement runs torch's; its answer is put into the list."""
+        begun, answers = False, list[Any]()
         with self._noting("flax"):
             self._workers.jax.start(job)
             begun = True
-        yield
+        yield answers
         if begun:
             with self._noting("flax"):
-                self._workers.jax.wait()
+                answers.append(self._workers.jax.wait())
 
     @contextmanager
     def _noting(self, side: str) -> Iterator[None]:

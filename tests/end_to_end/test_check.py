@@ -43,6 +43,23 @@ WEIGHTED = [
     ("integers(0, 4, 12)}", 'integers(0, 4, 12), "w": rng.integers(0, 3, 12).astype(float)}'),
 ]
 ONE_PER_ELEMENT = ('batch["y"]).mean()', 'batch["y"])')
+# A constant that one side keeps as a buffer.
+SCALED = [
+    (
+        "self.fc2 = torch.nn.Linear(5, 4)",
+        'self.fc2 = torch.nn.Linear(5, 4); self.register_buffer("two", torch.tensor(2.0))',
+    ),
+    ("self.fc2(torch.tanh(self.fc1(x)))", "self.two * self.fc2(torch.tanh(self.fc1(x)))"),
+    ("self.fc2(nnx.tanh(self.fc1(x)))", "2 * self.fc2(nnx.tanh(self.fc1(x)))"),
+]
+# A mean beside something else, which is no weight.
+WITH_LOGITS = [
+    (
+        'return F.cross_entropy(model(batch["x"]), batch["y"])',
+        'y = model(batch["x"]); return F.cross_entropy(y, batch["y"]), y',
+    ),
+    ('batch["y"]).mean()', 'batch["y"]).mean(), {"logits": model(batch["x"])}'),
+]
 UNUSED = [
     ("torch.nn.Linear(5, 4)", "torch.nn.Linear(5, 4)\n        self.other = torch.nn.Linear(2, 2)"),
     (
@@ -64,6 +81,22 @@ def flax_batch(step, rank):
     found = torch_batch(step, rank)
     return {"image": found["x"].transpose(0, 2, 3, 1), "label": found["y"].astype("int32")}
 """
+IN_FLOAT32 = [
+    ("torch.tanh(self.fc1(x))", "torch.tanh(self.fc1(x).float()) + torch.arange(5, dtype=torch.float32) / 7"),
+    ("from flax import nnx\n", "from flax import nnx\n    from jax import numpy as jnp\n"),
+    ("nnx.Linear(5, 4, rngs", "nnx.Linear(5, 4, dtype=jnp.float32, rngs"),
+    ("nnx.tanh(self.fc1(x))", "nnx.tanh(self.fc1(x).astype(jnp.float32)) + jnp.arange(5, dtype=jnp.float32) / 7"),
+]
+IN_BFLOAT16 = [
+    ("from flax import nnx\n", "from flax import nnx\n    from jax import numpy as jnp\n"),
+    ("nnx.Linear(3, 5, rngs", "nnx.Linear(3, 5, dtype=jnp.bfloat16, rngs"),
+    ("nnx.Linear(5, 4, rngs", "nnx.Linear(5, 4, dtype=jnp.bfloat16, rngs"),
+    ("self.fc2(nnx.tanh(self.fc1(x)))", "self.fc2(nnx.tanh(self.fc1(x))).astype(jnp.float32)"),
+]
+AUTOCAST = (
+    'return F.cross_entropy(model(batch["x"]), batch["y"])',
+    'with torch.autocast("cpu", dtype=torch.bfloat16):\n        return F.cross_entropy(model(batch["x"]), batch["y"])',
+)
 SHOWS_MEAN_ONLY = ('("local_loss", "local_gradients", "gradients", "clipped_gradients")', '("gradients",)')
 SHOWS_NOTHING = ('("local_loss", "local_gradients", "gradients", "clipped_gradients")', "()")
 SUM = ("jax.lax.pmean", "jax.lax.psum")
@@ -79,11 +112,26 @@ def loss_over_replicas(collective: str) -> Change:
 
 MASKED = """optax.multi_transform(
     {"moves": optax.sgd(0.1), "stays": optax.set_to_zero()},
-    lambda params: {name: "stays" if name.startswith("fc1") else "moves" for name in params},
+    lambda params: __import__("jax").tree_util.tree_map_with_path(
+        lambda path, _: "stays" if path[0].key == "fc1" else "moves", params
+    ),
 )"""
+MATRICES_DECAY = own_optimizers(
+    "SGD([{'params': [p], 'weight_decay': 0.1 * (p.ndim > 1)} for p in parameters], lr=0.1)",
+    """optax.chain(
+    optax.add_decayed_weights(0.1, lambda params: __import__("jax").tree_util.tree_map_with_path(
+        lambda path, _: path[-1].key != "bias", params
+    )),
+    optax.sgd(0.1),
+)""",
+)
+IN_OWN_TREE = (
+    "optax.apply_updates(state.params, updates)",
+    "{layer: {n: p + updates[layer][n] for n, p in of.items()} for layer, of in state.params.items()}",
+)
 OTHER_STARTS = """
 def flax_start(params, rank):
-    return {**params, "fc2.kernel": params["fc2.kernel"] + 0.25 * rank}
+    return {**params, "fc2": {**params["fc2"], "kernel": params["fc2"]["kernel"] + 0.25 * rank}}
 """
 # The rate follows the number of the step, which the port's own step may forget to count.
 HALVED = """
@@ -131,15 +179,31 @@ def test_a_right_port_is_equal_at_every_stage(checked: Checked) -> None:
         ([FALLING_SGD], FALLING, UNRESTRAINED),
         ([ONE_PER_ELEMENT], step(), UNRESTRAINED | {"clipped_gradients"}),
         ([], step(SHOWS_NOTHING), UNRESTRAINED - {"gradients"}),
+        ([MATRICES_DECAY], step(IN_OWN_TREE), UNRESTRAINED | {"clipped_gradients"}),
+        (IN_FLOAT32, "", UNRESTRAINED),
+        (WITH_LOGITS, "", UNRESTRAINED),
+        (SCALED, 'no_twin = ["two"]\n', UNRESTRAINED),
+        ([*IN_BFLOAT16, AUTOCAST], "", UNRESTRAINED),
     ],
-    ids=["linen", "global", "unused", "images", "small steps", "rate in float32", "own step", "own step, hidden"],
+    ids=[
+        *("linen", "global", "unused", "images", "small steps", "rate in float32"),
+        *(
+            "own step",
+            "own step, hidden",
+            "own step in the model's tree",
+            "float32",
+            "with logits",
+            "no twin",
+            "bfloat16",
+        ),
+    ],
 )
 def test_other_right_ports_are_equal_too(changes: list[Change], more: str, stages: set[str], checked: Checked) -> None:
     report = checked(*changes, more=more)
     assert report.verdict == "equal", report
     assert report.stages.keys() == stages
     assert all(max(result.residuals) <= result.allowed for result in report.stages.values())
-    if SHOWS_NOTHING[1] in more:
+    if "SHOWS = ()" in more:
         assert report.unseen == ("gradients", "clipped_gradients")
     assert (report.rate_rounding > 1e-10) == (FALLING in more)  # measured: 1.3e-8, and it is told
 
@@ -203,6 +267,44 @@ def test_a_parameter_that_jax_alone_has_frozen_has_no_name(checked: Checked) -> 
     report = checked(own_optimizers("SGD(parameters, lr=0.1)", MASKED))
     (found,) = report.differences
     assert (found.stage, found.step, found.cause) == ("update", 1, None) and found.tensor.startswith("fc1.")
+    assert found.detail == "frozen in the port: fc1.bias, fc1.weight"
+
+
+@pytest.mark.large
+def test_a_rate_that_changes_in_the_run_is_told_by_its_factor_and_step(checked: Checked) -> None:
+    report = checked(own_optimizers("SGD(parameters, lr=0.1)", "optax.sgd(lambda count: 0.1 + 0.05 * (count > 0))"))
+    (found,) = report.differences
+    assert (found.stage, found.step, found.cause) == ("update", 2, None)
+    assert found.detail == "1.5 times torch's in all tensors, from step 2 on"
+
+
+@pytest.mark.large
+def test_examples_that_differ_are_told_by_entry_replica_and_row(checked: Checked) -> None:
+    flax = """
+def flax_batch(step, rank):
+    found = torch_batch(step, rank)
+    return {**found, "y": np.roll(found["y"], rank)}
+"""
+    report = checked(("def batch(", "def torch_batch("), more=flax)
+    first = report.differences[0]
+    assert (first.stage, first.cause, first.detail[:16]) == ("samples", None, '"y" of replica 1')
+    assert first.detail.endswith(": rolled by 1 row")
+
+
+@pytest.mark.large
+def test_a_fault_beside_a_constant_without_a_twin_is_named(checked: Checked) -> None:
+    gelu = [(old, new.replace("tanh(", "gelu(").replace("torch.gelu", "F.gelu")) for old, new in SCALED[1:]]
+    report = checked(SCALED[0], *gelu, more='no_twin = ["two"]\n')
+    (found,) = report.differences
+    assert found.cause is not None and found.cause.names == ("gelu_approximation",)
+
+
+@pytest.mark.large
+def test_equal_layers_send_to_the_loss(checked: Checked) -> None:
+    report = checked(('batch["y"]).mean()', 'batch["y"]).mean() ** 1.01'))
+    (found,) = report.differences
+    assert (found.stage, found.cause, found.layer) == ("local_loss", None, None)
+    assert found.detail == "all 3 layers that can be compared are equal: look in the loss"
 
 
 @pytest.mark.large

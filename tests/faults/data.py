@@ -20,7 +20,7 @@ def dataset(family: str, size: int, seed: int) -> Arrays:
     rng = np.random.default_rng((seed + FIRST_SEED, size))
     if family.startswith("tokens"):
         return _tokens(rng, size)
-    shape = (FEATURES,) if family == "mlp" else (HEIGHT, WIDTH, COLOURS)
+    shape = (FEATURES,) if family.startswith("mlp") else (HEIGHT, WIDTH, COLOURS)
     return {"x": rng.normal(MEAN, 1.0, (size, *shape)), "y": rng.integers(0, CLASSES, size)}
 
 

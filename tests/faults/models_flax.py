@@ -26,6 +26,7 @@ from .models_torch import (
     IGNORED,
     LABEL_SMOOTHING,
     PADDING,
+    PENALTY,
     VOCABULARY,
     WIDTH,
 )
@@ -192,6 +193,12 @@ def mlp_loss(model: Mlp, batch: Batch) -> jax.Array:
     return optax.softmax_cross_entropy_with_integer_labels(logits, batch["y"]).mean()
 
 
+def mlp_penalty_loss(model: Mlp, batch: Batch) -> jax.Array:
+    """Add the squares of all parameters to the mean cross entropy."""
+    squares = (jnp.square(p).sum() for p in jax.tree.leaves(nnx.state(model, nnx.Param)))
+    return mlp_loss(model, batch) + PENALTY * sum(squares)
+
+
 def convnet_loss(model: ConvNet, batch: Batch, smoothing: float = LABEL_SMOOTHING) -> jax.Array:
     """Compute the mean cross entropy against smoothed labels."""
     labels = optax.smooth_labels(jax.nn.one_hot(batch["y"], CLASSES), smoothing)
@@ -230,6 +237,7 @@ def auxiliary(logits: jax.Array) -> jax.Array:
 
 MODELS: dict[str, Any] = {
     "mlp": (Mlp, mlp_loss),
+    "mlp_penalty": (Mlp, mlp_penalty_loss),
     "convnet": (ConvNet, convnet_loss),
     "tokens": (Tokens, tokens_loss),
     "tokens_global": (Tokens, tokens_global_loss),

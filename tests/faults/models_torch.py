@@ -10,6 +10,7 @@ Batch = Mapping[str, Tensor]
 
 LABEL_SMOOTHING = 0.1
 AUXILIARY = 0.03  # weight of the auxiliary loss
+PENALTY = 0.01  # weight of the squared parameters
 PADDING, IGNORED = 0, -100
 FEATURES, HIDDEN, CLASSES = 6, 8, 5  # of the mlp
 HEIGHT, WIDTH, COLOURS = 6, 8, 2  # of the images
@@ -77,6 +78,11 @@ def mlp_loss(model: nn.Module, batch: Batch) -> Tensor:
     return F.cross_entropy(model(batch["x"], batch["mask"]), batch["y"])
 
 
+def mlp_penalty_loss(model: nn.Module, batch: Batch) -> Tensor:
+    """Add the squares of all parameters to the mean cross entropy."""
+    return mlp_loss(model, batch) + PENALTY * sum(p.square().sum() for p in model.parameters())
+
+
 def convnet_loss(model: nn.Module, batch: Batch) -> Tensor:
     """Compute the mean cross entropy against smoothed labels."""
     return F.cross_entropy(model(batch["x"]), batch["y"], label_smoothing=LABEL_SMOOTHING)
@@ -106,6 +112,7 @@ def tokens_sum_loss(model: nn.Module, batch: Batch) -> Tensor:
 
 MODELS: dict[str, Any] = {
     "mlp": (Mlp, mlp_loss),
+    "mlp_penalty": (Mlp, mlp_penalty_loss),
     "convnet": (ConvNet, convnet_loss),
     "tokens": (Tokens, tokens_loss),
     "tokens_global": (Tokens, tokens_global_loss),

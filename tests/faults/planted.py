@@ -104,6 +104,7 @@ PAIRS: tuple[tuple[Scenario, str, str], ...] = (
     _pair("convnet", "sgd", "label_smoothing", "lr_in_momentum"),
     _pair("convnet", "sgd", "batch_norm_eval", "resume_lost_state"),
     _pair("convnet", "adamw", "fast_variance", "loss_scale"),
+    _pair("mlp_penalty", "adam", "auxiliary_loss_scaled/forgotten", "coupled_decay/decoupled"),
     _pair("convnet", "adamw", "batch_norm_sync", "eps_value"),
     _pair("convnet_accumulated", "adamw", "buffers_averaged", "scheduler_too_fast"),
     _pair("mlp", "adamw", "reduced_precision_matmul", "amsgrad"),

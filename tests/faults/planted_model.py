@@ -37,6 +37,15 @@ class FrozenStatistics(BatchNorm):
         return self.mean[...], self.var[...]
 
 
+class UnusedStatistics(BatchNorm):
+    """BatchNorm that normalises by its running statistics before it updates them, in training."""
+
+    def _batch_statistics(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        before = self.mean[...], self.var[...]
+        super()._batch_statistics(x)
+        return before
+
+
 def flax_norm(features: int, **options: Any) -> nnx.BatchNorm:
     """Build flax's BatchNorm with torch's options where flax has them."""
     return nnx.BatchNorm(features, momentum=0.9, use_fast_variance=False, rngs=nnx.Rngs(0), **options)
@@ -147,6 +156,7 @@ PLANTED: dict[str, Planted] = {
     "batch_norm_momentum/default": Planted(model(norm=partial(BatchNorm, momentum=0.01)), STATISTICS, "buffers"),
     "biased_variance": Planted(model(norm=flax_norm), STATISTICS, "buffers"),
     "batch_norm_eval": Planted(model(norm=FrozenStatistics), STATISTICS, "local_loss"),
+    "batch_norm_eval/updating": Planted(model(norm=UnusedStatistics), STATISTICS, "local_loss"),
     "batch_norm_sync": Planted(model(norm=partial(BatchNorm, sync=True)), CONVNET, "local_loss"),
     "fast_variance": Planted(model(norm=RoundedStatistics), CONVNET, "local_loss"),
     "gelu_approximation": Planted(model(activations=(tanh_gelu,) * 2), on("mlp"), "local_loss"),

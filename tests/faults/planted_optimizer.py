@@ -134,7 +134,6 @@ ADAPTIVE = on("mlp", "adam", "adamw", "rmsprop", "adagrad") + on("convnet", "ada
 ADAM = on("mlp", "adam", "adamw") + on("tokens", "adamw")
 ALL = on("mlp", "sgd", "adam", "adamw", "rmsprop", "adagrad") + on("convnet")
 ALL_4 = on("mlp", world_size=4) + on("tokens", world_size=4)
-SAME_EPS = {"eps_value": "S g / (S |g| + eps) is g / (|g| + eps / S)"}
 
 PLANTED: dict[str, Planted] = {
     "coupled_decay": Planted(optimizer(coupled=True), on("mlp", "adamw") + on("convnet", "adamw"), "update"),
@@ -143,6 +142,8 @@ PLANTED: dict[str, Planted] = {
     ),
     "decay_value": Planted(recipe(decay=1e-4), DECAYED, "update"),
     "decay_value/none": Planted(optimizer(decay=undecayed), DECAYED, "update"),
+    # Rows of the embedding that are not read have a gradient of 0, to which Adam adds the decay alone.
+    "decay_value/unread_rows": Planted(optimizer(decay=undecayed), on("tokens", "adam"), "update"),
     "decay_value/larger": Planted(recipe(decay=0.05), DECAYED, "update"),
     "decay_without_lr": Planted(optimizer(after_rate=True), DECAYED, "update"),
     "decay_mask": Planted(optimizer(decay=all_decay), GROUPS, "update"),
@@ -158,7 +159,7 @@ PLANTED: dict[str, Planted] = {
     "eps_value": Planted(recipe(eps=1e-7), ADAPTIVE, "update"),
     "eps_value/larger": Planted(recipe(eps=1e-3), ADAPTIVE, "update"),
     "loss_scale": Planted(
-        optimizer(first=(optax.scale(SCALE),)), on("mlp", "adamw") + on("convnet", "adamw"), "update", SAME_EPS
+        optimizer(first=(optax.scale(SCALE),)), on("mlp", "adamw") + on("convnet", "adamw"), "update"
     ),
     "loss_scale/coupled": Planted(
         optimizer(first=(optax.scale(SCALE),)), on("mlp", "adam", "rmsprop", "adagrad"), "update"

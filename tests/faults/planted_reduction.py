@@ -10,11 +10,24 @@ from jax import numpy as jnp
 
 from jaxddp.distributed.collectives import AXIS_NAME
 
-from .models_flax import auxiliary, token_losses, tokens_global_loss
+from .models_flax import auxiliary, mlp_loss, token_losses, tokens_global_loss
 from .models_torch import IGNORED
 from .planted_edits import Edit, Planted, both, model, on, optimizer, step
 from .scenarios import Translation
-from .steps import Micro, Tree, added, mean_of, over_all_elements, pmean, psum, scaled, torch_clip, total_of
+from .steps import (
+    Micro,
+    Tree,
+    added,
+    leaf_of,
+    mean_of,
+    named_map,
+    over_all_elements,
+    pmean,
+    psum,
+    scaled,
+    torch_clip,
+    total_of,
+)
 
 BEFORE_REDUCTION = ("local_loss", "local_gradients")
 SAME_FACTOR = "makes N times the mean of the gradients as well"
@@ -102,7 +115,7 @@ def norm_reduced_twice(gradients: Tree, local: Tree) -> jax.Array:
 
 def norm_of_tied_twice(gradients: Tree, local: Tree) -> jax.Array:
     """Count the embedding's gradient twice, also as the output layer's."""
-    return jnp.sqrt(optax.tree.norm(gradients) ** 2 + jnp.square(gradients["embed.embedding"]).sum())
+    return jnp.sqrt(optax.tree.norm(gradients) ** 2 + jnp.square(gradients["embed"]["embedding"]).sum())
 
 
 def optax_clip(gradients: Tree, local: Tree, largest: float) -> Tree:
@@ -111,23 +124,38 @@ def optax_clip(gradients: Tree, local: Tree, largest: float) -> Tree:
     return clipped
 
 
-def clip_in_chain(right: Translation) -> Translation:
-    """Clip at the start of the optax chain instead of in the step."""
-    largest = right.scenario.setting.clip_grad_norm
-    chain = replace(right.optimizer, first=(optax.clip_by_global_norm(largest), *right.optimizer.first))
-    shows = (*BEFORE_REDUCTION, "gradients")
-    return replace(right, optimizer=chain, step=replace(right.own_step, clip_grad_norm=None, shows=shows))
+def no_clip(gradients: Tree, local: Tree, largest: float) -> Tree:
+    """Do not clip."""
+    return gradients
 
 
-def no_clip_in_chain(right: Translation) -> Translation:
-    """Clip neither in the step nor in the optax chain."""
-    return replace(right, step=replace(right.own_step, clip_grad_norm=None, shows=(*BEFORE_REDUCTION, "gradients")))
+def clip_at(factor: float) -> Any:
+    """Clip by the norm as torch does, at a factor of its largest norm."""
+    return lambda gradients, local, largest: torch_clip(gradients, local, factor * largest)
+
+
+def by_value(gradients: Tree, local: Tree, largest: float) -> Tree:
+    """Clip each element by itself."""
+    return jax.tree.map(lambda g: jnp.clip(g, -0.1 * largest, 0.1 * largest), gradients)
+
+
+def in_chain(clip: Any) -> Edit:
+    """Clip at the start of the optax chain, by a function of the step's kind, and not in the step."""
+
+    def edit(right: Translation) -> Translation:
+        largest = right.scenario.setting.clip_grad_norm
+        first = optax.stateless(lambda gradients, params: clip(gradients, gradients, largest))
+        chain = replace(right.optimizer, first=(first, *right.optimizer.first))
+        shows = (*BEFORE_REDUCTION, "gradients")
+        return replace(right, optimizer=chain, step=replace(right.own_step, clip_grad_norm=None, shows=shows))
+
+    return edit
 
 
 def different_start(params: Any, rank: int) -> Any:
     """Give each replica different initial weights."""
     key = jax.random.key(rank)
-    return {name: p + rank * 0.01 * jax.random.normal(key, p.shape, p.dtype) for name, p in params.items()}
+    return jax.tree.map(lambda p: p + rank * 0.01 * jax.random.normal(key, p.shape, p.dtype), params)
 
 
 class Previous(NamedTuple):
@@ -148,17 +176,12 @@ def at_previous(loss: Any, params: Tree, state: Any, buffers: Tree, batch: Any) 
 
 def aliased(one: str, other: str) -> Any:
     """Replace a tensor by another."""
-    return lambda old, new: {**new, one: new[other]}
+    return lambda old, new: named_map(lambda name, leaf: leaf_of(new, other) if name == one else leaf, new)
 
 
 def gradient_aliased(one: str, other: str) -> Any:
     """Replace a tensor's gradient by another's."""
-
-    def reduce(gradients: Tree) -> Tree:
-        averaged = pmean(gradients)
-        return {**averaged, one: averaged[other]}
-
-    return reduce
+    return lambda gradients: aliased(one, other)(None, pmean(gradients))
 
 
 def overwritten(batch: Any, at: int, rank: int) -> Any:
@@ -262,6 +285,8 @@ PLANTED: dict[str, Planted] = {
         "local_loss",
     ),
     "auxiliary_loss_scaled": Planted(loss_is(everything_scaled), on("tokens_sum"), "local_loss"),
+    # The penalty of a loss whose port leaves the decay to the optimizer.
+    "auxiliary_loss_scaled/forgotten": Planted(loss_is(mlp_loss), on("mlp_penalty"), "local_loss"),
     "clipped_before_mean": Planted(
         step(clip=clip_first, shows=(*BEFORE_REDUCTION, "clipped_gradients")), CLIPPED, "clipped_gradients"
     ),
@@ -269,10 +294,15 @@ PLANTED: dict[str, Planted] = {
     "clip_norm_local/own": Planted(
         step(clip=clip_by(lambda gradients, local: optax.tree.norm(local))), CLIPPED, "clipped_gradients"
     ),
-    "clip_missing": Planted(step(clip=lambda gradients, local, largest: gradients), CLIPPED, "clipped_gradients"),
-    "clip_missing/chain": Planted(no_clip_in_chain, CLIPPED, "update"),
+    "clip_missing": Planted(step(clip=no_clip), CLIPPED, "clipped_gradients"),
+    "clip_missing/chain": Planted(in_chain(no_clip), CLIPPED, "update"),
+    "clip_norm": Planted(step(clip=clip_at(0.5)), CLIPPED, "clipped_gradients"),
+    "clip_norm/chain": Planted(in_chain(clip_at(0.5)), CLIPPED, "update"),
+    "clip_norm/always": Planted(in_chain(clip_at(0.01)), CLIPPED, "update"),
+    "clip_by_value": Planted(step(clip=by_value), CLIPPED, "clipped_gradients"),
+    "clip_by_value/chain": Planted(in_chain(by_value), CLIPPED, "update"),
     "clip_epsilon": Planted(step(clip=optax_clip), CLIPPED, "clipped_gradients"),
-    "clip_epsilon/chain": Planted(clip_in_chain, CLIPPED, "update"),
+    "clip_epsilon/chain": Planted(in_chain(optax_clip), CLIPPED, "update"),
     "compressed_all_reduce": Planted(step(reduce=rounded(jnp.bfloat16)), EVERYWHERE, "gradients"),
     "compressed_all_reduce/float16": Planted(step(reduce=rounded(jnp.float16)), EVERYWHERE, "gradients"),
     "different_start": Planted(lambda right: replace(right, start=different_start), EVERYWHERE, "params"),

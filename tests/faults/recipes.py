@@ -12,6 +12,8 @@ from jax import numpy as jnp
 
 from jaxddp.optim.transforms import scale_by_adam, scale_by_root_of_sum, trace
 
+from .steps import named_map
+
 WARMUP = 3.0
 
 
@@ -28,7 +30,7 @@ def is_matrix(params: Any) -> Any:
 
 def is_used(params: Any) -> Any:
     """Label the parameters that the loss depends on "trained", the others "skipped"."""
-    return {name: "skipped" if name.startswith("unused.") else "trained" for name in params}
+    return named_map(lambda name, _: "skipped" if name.startswith("unused.") else "trained", params)
 
 
 @dataclass(frozen=True)

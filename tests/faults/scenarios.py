@@ -52,6 +52,7 @@ class Setting:
 
 SETTINGS: dict[str, Setting] = {
     "mlp": Setting("mlp", 0.4),
+    "mlp_penalty": Setting("mlp_penalty", 0.4),
     "mlp_groups": Setting("mlp", 0.4, matrices_only=True),
     "mlp_accumulated": Setting("mlp", 0.4, accumulation_steps=3),
     "mlp_drop_last": Setting("mlp", 0.4, drop_last=True),
@@ -178,7 +179,7 @@ class Translation:
         chosen = self.order(scenario, step)
         batch = {name: array[chosen[rank]] for name, array in arrays.items()}
         size = len(chosen[rank])
-        if setting.family == "mlp":
+        if setting.family.startswith("mlp"):
             batch["mask"] = data.mask(scenario.seed, *self.mask_of(step, rank), size, models_torch.HIDDEN)
         if setting.family == "tokens_sum":
             labels = arrays["y"][chosen]

@@ -49,6 +49,20 @@ def from_rank0(tree: Tree) -> Tree:
     return jax.tree.map(lambda leaf: lax.all_gather(leaf, AXIS_NAME)[0], tree)
 
 
+def named_map(function: Callable[[str, Any], Any], tree: Tree) -> Tree:
+    """Map (name, leaf) over a tree; names are as "fc1.kernel"."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: function(".".join(str(key.key) for key in path), leaf), tree
+    )
+
+
+def leaf_of(tree: Tree, name: str) -> Any:
+    """Return a leaf by its name."""
+    for key in name.split("."):
+        tree = tree[key]
+    return tree
+
+
 def torch_clip(gradients: Tree, local: Tree, largest: float) -> Tree:
     """Clip the averaged gradients as torch.nn.utils.clip_grad_norm_ does."""
     return scaled(gradients, jnp.minimum(1, largest / (optax.tree.norm(gradients) + 1e-6)))

@@ -16,7 +16,7 @@ from .models_flax import Activation, gelu, mlp_loss
 from .planted_edits import Edit, model, on, optimizer, step
 from .recipes import Recipe, direction
 from .scenarios import Scenario
-from .steps import Tree, pmean
+from .steps import Tree, named_map, pmean
 
 STEPS_BETWEEN_RESETS = 3
 
@@ -57,7 +57,7 @@ def gradient_times(name: str, factor: float) -> Edit:
 
     def differentiate(loss: Any, params: Tree, state: Any, buffers: Tree, batch: Mapping[str, Any]) -> Any:
         outputs, gradients = jax.value_and_grad(loss, has_aux=True)(params, buffers, batch)
-        return outputs, {**gradients, name: factor * gradients[name]}
+        return outputs, named_map(lambda one, g: factor * g if one == name else g, gradients)
 
     return step(differentiate=differentiate)
 
@@ -76,11 +76,6 @@ def reset_now_and_then(recipe: Recipe) -> optax.GradientTransformation:
     return optax.GradientTransformation(lambda params: (jnp.int32(0), inner.init(params)), update)
 
 
-def clip_by_value(gradients: Tree, local: Tree, largest: float) -> Tree:
-    """Clip each element by value."""
-    return jax.tree.map(lambda g: jnp.clip(g, -0.1 * largest, 0.1 * largest), gradients)
-
-
 def with_squared_logits(flax_model: Any, batch: Mapping[str, Any]) -> jax.Array:
     """Add a penalty on the logits to the loss."""
     logits = flax_model(batch["x"], batch["mask"])
@@ -89,7 +84,7 @@ def with_squared_logits(flax_model: Any, batch: Mapping[str, Any]) -> jax.Array:
 
 def slower_below(updates: Tree, state: Any, params: Tree) -> tuple[Tree, Any]:
     """Use a smaller rate for the first layer."""
-    return {name: u * (0.8 if name.startswith("fc1") else 1.0) for name, u in updates.items()}, state
+    return named_map(lambda name, u: u * (0.8 if name.startswith("fc1") else 1.0), updates), state
 
 
 def favouring_rank0(gradients: Tree) -> Tree:
@@ -120,7 +115,6 @@ UNCATALOGUED: dict[str, Uncatalogued] = {
     ),
     "bias_sign": Uncatalogued(gradient_times("fc1.bias", -1.0), on("mlp"), "local_gradients", tensor="fc1.bias"),
     "favouring_rank0": Uncatalogued(step(reduce=favouring_rank0), on("mlp") + on("tokens"), "gradients"),
-    "clip_by_value": Uncatalogued(step(clip=clip_by_value), on("mlp"), "clipped_gradients"),
     "momentum_reset": Uncatalogued(
         optimizer(direction=reset_now_and_then), on("mlp"), "update", step=STEPS_BETWEEN_RESETS + 1
     ),

@@ -1,6 +1,6 @@
 """Runs of an optimizer in both frameworks on the same gradients and torch's weights."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -9,7 +9,11 @@ import optax
 import torch
 from jax import numpy as jnp
 
+from jaxddp.parity.compare.clipping import clip_factor
+from jaxddp.parity.diagnosis.optimizer.evidence import by_part
 from jaxddp.parity.diagnosis.optimizer.explain import OptimizerEvidence, OptimizerStep
+from jaxddp.parity.flax_side.side import optimizer_tensors
+from jaxddp.parity.records import stage_norm
 
 Shapes = Mapping[str, tuple[int, ...]]
 Parameters = Mapping[str, torch.nn.Parameter]
@@ -53,6 +57,8 @@ def run(
     groups: Callable[[Parameters], list[dict[str, Any]]] = one_group,
     scheduler: Callable[[torch.optim.Optimizer], Any] | None = None,
     unused: Mapping[int, Iterable[str]] | None = None,
+    silent: Collection[str] = (),
+    max_norm: float | None = None,
     restored_at: int | None = None,
     restore: Callable[[FlaxOptimizer, Any, Any], Any] = fresh,
     world_size: int = 4,
@@ -71,6 +77,8 @@ def run(
         groups: parameters -> torch's parameter groups.
         scheduler: torch's optimizer -> its schedule; None: constant.
         unused: step -> parameters without a gradient.
+        silent: parameters whose gradient is 0.
+        max_norm: norm at which the reference clips its gradients; the port's optimizer is given unclipped ones.
         restored_at: number of steps after which the JAX side is saved and restored; None: never.
         restore: (optimizer, state, parameters) -> the restored state.
         world_size, accumulation_steps: of the run, for the diagnosis.
@@ -87,17 +95,18 @@ def run(
         state = flax_optimizer.init(_to_jax(params))
         for step in range(steps):
             absent = frozenset((unused or {}).get(step, ()))
-            gradients = {n: rng.normal(size=s) * sizes[n] * (n not in absent) for n, s in shapes.items()}
+            still = {*absent, *silent}
+            gradients = {n: rng.normal(size=s) * sizes[n] * (n not in still) for n, s in shapes.items()}
             before, weights = {n: p.detach().numpy().copy() for n, p in params.items()}, _to_jax(params)
             if step == restored_at:
                 state = restore(flax_optimizer, state, weights)
+            clipped = 1.0 if max_norm is None else float(clip_factor(stage_norm(gradients), max_norm))
             given = {name: jnp.asarray(gradient) for name, gradient in gradients.items()}
             update, state = flax_optimizer.update(given, state, weights)
-            taken.append(
-                OptimizerStep(
-                    _groups(optimizer, names), before, gradients, absent, {n: np.asarray(u) for n, u in update.items()}
-                )
-            )
+            gradients = {name: clipped * gradient for name, gradient in gradients.items()}
+            moved = {name: np.asarray(tensor) for name, tensor in update.items()}
+            shown = by_part(optimizer_tensors(jax.device_get(state), weights, dict))
+            taken.append(OptimizerStep(_groups(optimizer, names), before, gradients, absent, moved, shown, clipped))
             rates.append(optimizer.param_groups[0]["lr"])
             for name, parameter in params.items():
                 parameter.grad = None if name in absent else torch.from_numpy(gradients[name].copy())
@@ -106,7 +115,8 @@ def run(
     for _ in range(STEPS_AHEAD):
         rates.append(optimizer.param_groups[0]["lr"])
         schedule.step()
-    return OptimizerEvidence(type(optimizer).__name__, taken, rates, world_size, accumulation_steps, restored_at)
+    kind = type(optimizer).__name__
+    return OptimizerEvidence(kind, taken, rates, world_size, accumulation_steps, restored_at, max_norm)
 
 
 def _to_jax(params: Parameters) -> dict[str, jax.Array]:

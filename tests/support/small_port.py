@@ -66,7 +66,8 @@ def line_of(path: Path, piece: str) -> str:
 
 def own_optimizers(torch: str, optax: str) -> Change:
     """Return the change that gives each side an optimizer, in place of the shared one."""
-    text = f"def torch_optimizer(parameters): return torch.optim.{torch}\nimport optax\nflax_optimizer = {optax}\n"
+    imports = "import optax\n" + "import jaxddp.optim\n" * ("jaxddp." in optax)
+    text = f"def torch_optimizer(parameters): return torch.optim.{torch}\n{imports}flax_optimizer = {optax}\n"
     return 'optimizer = "sgd"\n', text
 
 

@@ -24,6 +24,7 @@ class PortCase:
         steps: number of optimizer steps.
         dtype: "float64" or "float32".
         seed: seed of torch's generator, from which the weights are drawn.
+        casts: dtypes to which torch's loss casts; a run in float64 lifts such casts on both sides.
     """
 
     source: PortSource
@@ -31,6 +32,7 @@ class PortCase:
     steps: int = 10
     dtype: str = "float64"
     seed: int = 0
+    casts: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -49,7 +51,7 @@ class PortCase:
 
     def flax_side(self) -> FlaxSide:
         """Build the flax side: the port's flax functions."""
-        return side_of_port(self.port, self.steps, self.dtype)
+        return side_of_port(self.port, self.steps, self.dtype, self.casts)
 
     def with_dtype(self, dtype: str) -> "PortCase":
         """Return the same case in another dtype."""

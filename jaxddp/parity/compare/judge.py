@@ -162,8 +162,9 @@ def _stages(
     gradients = ours.get("gradients", mean)
     if "gradients" in ours:
         yield "gradients", _against(gradients, theirs["gradients"]), _against(gradients, mean)
-    if facts.clip_grad_norm is not None and shows_clipping(ours, facts):
-        clipped, right = ours["clipped_gradients"], clip(gradients, facts.clip_grad_norm)
+    if shows_clipping(ours, facts) and (facts.own_step or facts.clip_grad_norm is not None):
+        right = gradients if facts.clip_grad_norm is None else clip(gradients, facts.clip_grad_norm)
+        clipped = ours["clipped_gradients"]
         yield "clipped_gradients", _against(clipped, theirs["clipped_gradients"]), _against(clipped, right)
     update = _against({name: x / shares.get(name, 1.0) for name, x in ours["update"].items()}, theirs["update"])
     yield "update", update, {} if facts.own_step else update

@@ -11,8 +11,10 @@ from jaxddp.parity.records import INPUTS, OUTPUTS, StoredRecord, Tensors
 EQUAL = 1e-10  # ||flax - torch|| / ||torch|| of an output; measured: up to 3e-15
 
 
-def first_difference(torch: StoredRecord, flax: StoredRecord, twins: dict[str, str]) -> Layer | None:
+def first_difference(torch: StoredRecord, flax: StoredRecord, twins: dict[str, str]) -> tuple[Layer | None, int]:
     """Compare the layers that both sides have called, in torch's order, and return the first that differs.
+
+    Layers whose outputs have other shapes, such as an attention's heads before and after they are joined, are skipped.
 
     Args:
         torch, flax: records with the stages "inputs" and "outputs", layer -> array, and the note "order", layers in
@@ -20,17 +22,19 @@ def first_difference(torch: StoredRecord, flax: StoredRecord, twins: dict[str, s
         twins: torch's layers -> flax's.
 
     Returns:
-        The layer; None if no layer differs or none can be compared.
+        The layer, None if no layer differs or none can be compared; and the number of equal ones before it.
     """
     outputs, inputs = (torch[OUTPUTS], flax[OUTPUTS]), (torch[INPUTS], flax[INPUTS])
-    before = ""
+    before, equal = "", 0
     for name, twin in _pairs(torch.notes["order"], twins, outputs[1]):
         theirs, ours = outputs[0][name], in_torch_layout(outputs[1][twin], outputs[0][name])
+        if ours is None:
+            continue
         residual = _residual(ours, theirs)
         if residual <= EQUAL:
-            before = name
+            before, equal = name, equal + 1
             continue
-        return Layer(
+        layer = Layer(
             flax=twin,
             torch=name,
             shapes=(outputs[1][twin].shape, theirs.shape),
@@ -39,7 +43,21 @@ def first_difference(torch: StoredRecord, flax: StoredRecord, twins: dict[str, s
             input_residual=_input_residual(inputs[1].get(twin), inputs[0].get(name)),
             before=before,
         )
-    return None
+        return layer, equal
+    return None, equal
+
+
+def first_not_finite(side: StoredRecord) -> str:
+    """Return the first layer whose output holds a NaN, or else an infinity; "" if none does.
+
+    Args:
+        side: see `first_difference`.
+    """
+    outputs = side[OUTPUTS]
+    for spoils in (np.isnan, np.isinf):
+        if found := next((name for name in side.notes["order"] if spoils(outputs[name]).any()), ""):
+            return found
+    return ""
 
 
 def in_torch_layout(flax: np.ndarray, torch: np.ndarray) -> np.ndarray | None:
@@ -73,9 +91,7 @@ def _pairs(order: Sequence[str], twins: dict[str, str], flax: Tensors) -> Iterat
             yield name, twin
 
 
-def _residual(ours: np.ndarray | None, theirs: np.ndarray) -> float:
-    if ours is None:
-        return np.inf
+def _residual(ours: np.ndarray, theirs: np.ndarray) -> float:
     scale = float(np.linalg.norm(theirs[np.isfinite(theirs)]))
     return relative(float(np.linalg.norm(_distances(ours, theirs))), scale)
 
@@ -89,14 +105,12 @@ def _distances(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
 
 
 def _input_residual(ours: np.ndarray | None, theirs: np.ndarray | None) -> float | None:
-    if ours is None or theirs is None:
+    if ours is None or theirs is None or (moved := in_torch_layout(ours, theirs)) is None:
         return None
-    return _residual(in_torch_layout(ours, theirs), theirs)
+    return _residual(moved, theirs)
 
 
-def _largest(ours: np.ndarray | None, theirs: np.ndarray) -> dict[str, tuple]:
+def _largest(ours: np.ndarray, theirs: np.ndarray) -> dict[str, tuple]:
     """Return the index of the largest difference, and both values there."""
-    if ours is None:
-        return {"element": (), "values": (np.nan, np.nan)}
     element = np.unravel_index(np.argmax(_distances(ours, theirs)), theirs.shape)
     return {"element": tuple(map(int, element)), "values": (float(ours[element]), float(theirs[element]))}

@@ -15,7 +15,7 @@
 gradients, updates and moments convert as the weights do.
 """
 
-from jaxddp.parity.convert.converter import Converter, tied_names, under_all_names
+from jaxddp.parity.convert.converter import Converter, NamesError, tied_names, under_all_names
 from jaxddp.parity.convert.layouts import Piece
 
-__all__ = ["Converter", "Piece", "tied_names", "under_all_names"]
+__all__ = ["Converter", "NamesError", "Piece", "tied_names", "under_all_names"]

@@ -1,16 +1,45 @@
 """Conversion between a torch module's tensors and its flax twin's arrays."""
 
-import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 from torch import nn
 
-from jaxddp.errors import InputError
+from jaxddp.errors import InputError, listed
 from jaxddp.parity.convert.layouts import Piece, Shapes, find_piece, renamed
+from jaxddp.parity.convert.proposal import Unpaired, proposed_names
 from jaxddp.parity.records import COUNTER
 
 Arrays = Mapping[str, np.ndarray]
+
+
+class NamesError(InputError):
+    """Arrays without a twin; the message proposes a table of names if layers pair off.
+
+    Args:
+        of_flax: a line for each flax array.
+        unpaired: the arrays.
+        names: the table that did not help.
+
+    Attributes:
+        says: the message without the table.
+    """
+
+    def __init__(self, of_flax: list[str], unpaired: Unpaired, names: Mapping[str, str]):
+        self._unpaired, self._names = unpaired, dict(names)
+        of_torch = [f"torch's {name} {unpaired.tensors[name]} has no twin in flax" for name in unpaired.torch]
+        self.says = f"names: {'; '.join(listed(problems) for problems in (of_flax, of_torch) if problems)}"
+        table = self.proposed()
+        super().__init__(f"{self.says}; perhaps names = {table}" if table else self.says)
+
+    def proposed(self, flax_order: Sequence[str] = (), torch_order: Sequence[str] = ()) -> dict[str, str]:
+        """Return the table with the lines that may be missing, or {} if there are none.
+
+        Args:
+            flax_order, torch_order: layers in the order of their use; others come last.
+        """
+        proposed = proposed_names(self._unpaired.in_order(flax_order, torch_order))
+        return self._names | proposed if proposed else {}
 
 
 class Converter:
@@ -22,14 +51,15 @@ class Converter:
         names: flax prefixes to torch prefixes, where the two differ ({"Dense_0": "fc1"}).
         transpose_kernel: prefixes of the flax ConvTranspose layers that have `transpose_kernel=True`; needed only for
             layers with as many inputs as outputs, whose shape fits both layouts.
+        no_twin: names of arrays of either side that the other does not have; only constants, no parameters.
 
     Attributes:
         pieces: each flax array with the torch tensor, or rows of one, that it corresponds to.
         tied: further names of tied torch parameters to their first name.
 
     Raises:
-        InputError: an array has no twin, or a twin of another shape; the message lists all such arrays, and proposes
-            `names` if an obvious table would map them.
+        InputError: `no_twin` names a torch parameter, or nothing.
+        NamesError: an array has no twin, or a twin of another shape; it proposes `names` if layers pair off.
 
     >>> import torch
     >>> converter = Converter(nn.Sequential(nn.Linear(3, 2)), {"Dense_0.kernel": (3, 2), "Dense_0.bias": (2,)},
@@ -44,31 +74,32 @@ class Converter:
         shapes: Shapes,
         names: Mapping[str, str] | None = None,
         transpose_kernel: Collection[str] = (),
+        no_twin: Collection[str] = (),
     ):
         self._tensors = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
         self.tied = tied_names(module)
         modules = dict(module.named_modules(remove_duplicate=False))
         self.pieces: list[Piece] = []
-        problems, unmapped = [], []
+        unmapped: dict[str, str] = {}
+        _check_no_twin(no_twin, module, shapes)
         for flax, shape in shapes.items():
+            if flax in no_twin:
+                continue
             as_gradient = flax.rpartition(".")[0] in transpose_kernel
             piece = find_piece(flax, renamed(flax, names or {}), shape, modules, self._tensors, as_gradient)
             if isinstance(piece, str):
-                problems.append(piece)
-                unmapped.append(flax)
+                unmapped[flax] = piece
             else:
                 self.pieces.append(piece)
         covered = {self.tied.get(piece.torch, piece.torch) for piece in self.pieces}
         missing = [
             name
             for name in self._tensors
-            if self.tied.get(name, name) not in covered and name.rpartition(".")[2] != COUNTER
+            if self.tied.get(name, name) not in covered and name.rpartition(".")[2] != COUNTER and name not in no_twin
         ]
-        problems += [f"torch's {name} {self._tensors[name]} has no twin in flax" for name in missing]
-        if problems:
-            advice = _advice(unmapped, missing, shapes, self._tensors)
-            whole = f"; perhaps names = {dict(names or {}) | advice}" if advice else ""
-            raise InputError(f"names: {'; '.join(problems)}{whole}")
+        if unmapped or missing:
+            unpaired = Unpaired(list(unmapped), missing, shapes, self._tensors, modules)
+            raise NamesError(list(unmapped.values()), unpaired, names or {})
 
     def to_flax(self, tensors: Arrays) -> dict[str, np.ndarray]:
         """Convert a torch state_dict to flax arrays."""
@@ -95,6 +126,15 @@ class Converter:
                 whole = tensors.setdefault(piece.torch, np.zeros(self._tensors[piece.torch], value.dtype))
                 whole[piece.rows] = value
         return under_all_names(tensors, self.tied)
+
+
+def _check_no_twin(names: Collection[str], module: nn.Module, shapes: Shapes) -> None:
+    parameters, tensors = dict(module.named_parameters(remove_duplicate=False)), module.state_dict()
+    for name in names:
+        if name in parameters:
+            raise InputError(f"no_twin: torch's {name} is a parameter; must be a constant")
+        if name not in tensors and name not in shapes:
+            raise InputError(f"no_twin: {name} is in neither model")
 
 
 def under_all_names(tensors: Arrays, tied: Mapping[str, str]) -> dict[str, np.ndarray]:
@@ -131,23 +171,3 @@ def tied_names(module: nn.Module) -> dict[str, str]:
             tied[name] = first[id(parameter)]
         first.setdefault(id(parameter), name)
     return tied
-
-
-def _advice(unmapped: list[str], missing: list[str], shapes: Shapes, tensors: Shapes) -> dict[str, str]:
-    """Propose a table for the arrays left over, if modules pair off in order by their tensors' sizes; else {}."""
-    flax = _by_module({name: shapes[name] for name in unmapped})
-    torch = _by_module({name: tensors[name] for name in missing})
-    if not flax or len(flax) != len(torch):
-        return {}
-    pairs = list(zip(flax.items(), torch.items(), strict=True))
-    if any(sorted(sizes) != sorted(other) for (_, sizes), (_, other) in pairs):
-        return {}
-    return {name: other for (name, _), (other, _) in pairs}
-
-
-def _by_module(shapes: Shapes) -> dict[str, list[int]]:
-    """Map modules, in order, to the sizes of their arrays."""
-    sizes: dict[str, list[int]] = {}
-    for name, shape in shapes.items():
-        sizes.setdefault(name.rpartition(".")[0], []).append(math.prod(shape))
-    return sizes

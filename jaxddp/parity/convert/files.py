@@ -1,6 +1,6 @@
 """Conversion of files of weights from one framework's names and layouts to the other's."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,11 +28,13 @@ class Twins:
         flax: the flax model's parameters and buffers by name.
         torch: the torch module's state_dict.
         converter: converter between the two.
+        no_twin: names of constants that one of them lacks; they keep the model's values.
     """
 
     flax: Mapping[str, Any]
     torch: Mapping[str, Any]
     converter: Converter
+    no_twin: Collection[str] = ()
 
     @classmethod
     def of_port(cls, port: Port) -> "Twins":
@@ -43,8 +45,8 @@ class Twins:
         """
         flax, module = _flax_arrays(port), port.torch_model().cpu()
         shapes = {name: tuple(array.shape) for name, array in flax.items()}
-        converter = Converter(module, shapes, port.names, port.transpose_kernel)
-        return cls(flax, module.state_dict(), converter)
+        converter = Converter(module, shapes, port.names, port.transpose_kernel, port.no_twin)
+        return cls(flax, module.state_dict(), converter, port.no_twin)
 
     def other_side(self, names: set[str]) -> str:
         """Return the framework that these names do not belong to.
@@ -76,12 +78,13 @@ class Twins:
             mapped = {piece.torch for piece in self.converter.pieces}  # without the counters, which flax does not have
             wanted = {name: tensor for name, tensor in self.torch.items() if name in tensors or name in mapped}
             self._check(tensors, wanted, tensors)
-            return _integers_as(self.flax, self.converter.to_flax(tensors))
+            constants = {name: np.asarray(x) for name, x in self.flax.items() if name in self.no_twin}
+            return _integers_as(self.flax, constants | self.converter.to_flax(tensors))
         self._check(arrays, self.flax, {})
         tensors = self.converter.to_torch(arrays)
         self._check({}, {}, tensors)
-        counters = {name: x.numpy() for name, x in self.torch.items() if _is_counter(name) and name not in tensors}
-        return _integers_as(self.torch, {**counters, **tensors})
+        own = {name for name in self.torch if (_is_counter(name) or name in self.no_twin) and name not in tensors}
+        return _integers_as(self.torch, {**{name: self.torch[name].numpy() for name in own}, **tensors})
 
     def _check(self, given: Arrays, wanted: Mapping[str, Any], tensors: Arrays) -> None:
         """Raise unless `given` has the names, shapes and kinds that are wanted, and tied `tensors` are equal."""

@@ -35,7 +35,7 @@ class Ruling:
         named: the hypotheses that explain everything with the fewest faults; several where the run
             cannot tell them apart, none where nothing explains the difference.
         runner_up: the nearest hypothesis that does not explain the difference; None: there is no other.
-        cut_short: True if time ran out before every hypothesis was tried.
+        cut_short: True if the search's replays ran out before every hypothesis was tried.
     """
 
     named: tuple[Hypothesis, ...]

@@ -7,8 +7,10 @@ from typing import TypeVar
 import numpy as np
 
 from jaxddp.parity.cases import PortCase
+from jaxddp.parity.compare.examples import examples_in_words
 from jaxddp.parity.compare.judge import OWN_LOCAL, OWN_LOSS
-from jaxddp.parity.compare.layers import first_difference
+from jaxddp.parity.compare.layers import first_difference, first_not_finite
+from jaxddp.parity.compare.patterns import pattern
 from jaxddp.parity.diagnosis.decide import Hypothesis, Ruling
 from jaxddp.parity.diagnosis.evidence import Evidence
 from jaxddp.parity.diagnosis.forward.rank_job import ForwardDiagnosis
@@ -26,7 +28,7 @@ from jaxddp.parity.workers import Workers
 
 T = TypeVar("T")
 
-CUT_SHORT = "the search ran out of time: other causes may explain this too"
+CUT_SHORT = "not all causes were tried"
 REDUCTION_STEPS = 5  # steps whose micro-batches are replayed, from the first that differs
 
 
@@ -80,6 +82,7 @@ def _differences(evidence: Evidence, stage: str, ruling: Ruling | None) -> Itera
     causes: list[Cause | None] = [*_causes(ruling)] if ruling is not None else []
     nearest = ruling.runner_up if ruling is not None and not causes else None
     cut_short = CUT_SHORT if ruling is not None and ruling.cut_short else ""
+    common = "" if causes else _pattern(evidence, stage)
     for cause in causes or [None]:
         yield Difference(
             stage,
@@ -89,8 +92,19 @@ def _differences(evidence: Evidence, stage: str, ruling: Ruling | None) -> Itera
             located.allowed,
             cause=cause,
             nearest=None if nearest is None else (nearest.says, nearest.residual),
-            detail="; ".join(filter(None, [located.detail, cut_short])),
+            detail="; ".join(filter(None, [located.detail, common, cut_short])),
         )
+
+
+def _pattern(evidence: Evidence, stage: str) -> str:
+    """Say what an unexplained stage's tensors have in common over the run, or how its examples differ."""
+    if stage == "samples":
+        step = evidence.judgement.first[stage].step - 1
+        return examples_in_words(evidence.torch[step]["samples"], evidence.jax[step]["samples"])
+    if stage not in ("local_gradients", "gradients", "clipped_gradients", "update"):
+        return ""
+    both = zip(evidence.jax, evidence.torch, strict=False)
+    return pattern((ours[stage], theirs[stage]) for ours, theirs in both if stage in ours)
 
 
 def _causes(ruling: Ruling) -> Iterator[Cause]:
@@ -141,8 +155,12 @@ def _explain_model(evidence: Evidence, workers: Workers, problems: list[Problem]
         stage = min(stages, key=lambda s: (first[s].step, LOCAL_STAGES.index(s)))
         # A layer that cannot be shown (a collective in the forward pass, say) is not a problem of the check.
         step = first[stage].step - 1
-        layer = _attempt(lambda: _first_layer(evidence, workers, step), workers, []) if layers else None
-        differences += [replace(difference, layer=layer) for difference in _differences(evidence, stage, of_model)]
+        found = _attempt(lambda: _first_layer(evidence, workers, step), workers, []) if layers else None
+        layer, equal = found or (None, 0)
+        for one in _differences(evidence, stage, of_model):
+            in_loss = layer is None and equal and not one.cause and stage == "local_loss"
+            detail = f"all {equal} layers that can be compared are equal: look in the loss" if in_loss else one.detail
+            differences.append(replace(one, layer=layer, detail=detail))
     # Buffers whose difference has no cause follow the model's difference.
     if "buffers" in first and (not stages or (of_buffers is not None and of_buffers.named)):
         differences += _differences(evidence, "buffers", of_buffers)
@@ -157,8 +175,8 @@ def _comparable(evidence: Evidence) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return tuple(step for step, ranks in enumerate(same) if everyone <= set(ranks)), tuple(sorted(everyone))
 
 
-def _first_layer(evidence: Evidence, workers: Workers, step: int) -> Layer | None:
-    """Return the first layer whose output differs, on the replica whose loss differs most."""
+def _first_layer(evidence: Evidence, workers: Workers, step: int) -> tuple[Layer | None, int] | None:
+    """Return what `first_difference` finds on the replica whose loss differs most; None for a built-in model."""
     if not isinstance(evidence.case, PortCase):
         return None
     theirs, ours = (of_loss(of_side[step], "local_loss")["loss"] for of_side in (evidence.torch, evidence.jax))
@@ -176,6 +194,15 @@ def _first_layer(evidence: Evidence, workers: Workers, step: int) -> Layer | Non
     workers.jax.wait()
     flax = Records([of_flax])[0]
     return first_difference(Records([of_torch])[0], flax, flax.notes["twins"])
+
+
+def born_in(evidence: Evidence, workers: Workers, step: int, rank: int) -> str:
+    """Return the torch layer in which a loss that is not finite is born; "" if no layer's output shows it."""
+    scratch, source = Scratch(), evidence.case.torch_source
+    paths = evidence.start, evidence.torch_folder, scratch.path
+    job = TorchLayers(source, *paths, step, rank, evidence.case.world_size)
+    done = _attempt(lambda: workers.torch.do(job), workers, [])
+    return "" if done is None else first_not_finite(Records([scratch.path])[0])
 
 
 def _explain_reduction(evidence: Evidence, workers: Workers, problems: list[Problem]) -> Iterator[Difference]:

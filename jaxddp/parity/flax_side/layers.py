@@ -15,7 +15,7 @@ from flax import linen, nnx
 from jaxddp.nn.functional import Functional
 from jaxddp.nn.linen import Bound, LinenFunctional
 from jaxddp.parity.convert import Converter
-from jaxddp.parity.flax_side.side import model_of
+from jaxddp.parity.port import Port
 from jaxddp.parity.processes import Tell
 from jaxddp.parity.question import PortQuestion, Trajectory, micro_batches_of
 from jaxddp.parity.records import Tensors
@@ -49,18 +49,19 @@ class FlaxLayers:
         reference = Trajectory(self.start, torch_records(self.reference, self.case.world_size))
         port, calls = self.case.port, Calls()
         with jax.enable_x64(True), jax.default_matmul_precision("highest"):
-            params, buffers = self.case.flax_side().from_torch(reference.before(self.step))
+            side = self.case.flax_side()
+            params, buffers = side.from_torch(reference.before(self.step))
             batch = next(islice(self.case.batches(), self.step, None))
             micro_batch = jax.tree.map(jax.numpy.asarray, micro_batches_of(batch, self.rank)[0])
-            model = model_of(port, "float64")
-            with ExitStack() as stack:
+            model = port.flax_model()
+            with ExitStack() as stack, side.lifting():
                 if isinstance(model, nnx.Module):
-                    bound: Any = _listening_nnx(model, params, buffers, calls, stack)
+                    bound: Any = listening_nnx(model, params, buffers, calls, stack)
                 else:
-                    bound = _listening_linen(self.case, model, params, buffers, calls, stack)
+                    bound = listening_linen(port, model, params, buffers, calls, stack)
                 port.flax_loss(bound, micro_batch)
             shapes = {name: value.shape for name, value in (params | buffers).items()}
-        converter = Converter(port.torch_model(), shapes, port.names, port.transpose_kernel)
+        converter = Converter(port.torch_model(), shapes, port.names, port.transpose_kernel, port.no_twin)
         calls.write(self.folder, twins=twins(converter))
 
 
@@ -83,7 +84,7 @@ def twins(converter: Converter) -> dict[str, str]:
     return dict(sorted(modules.items(), key=lambda pair: -len(pair[0])))
 
 
-def _listening_nnx(model: nnx.Module, params: Params, buffers: Buffers, calls: Calls, stack: ExitStack) -> nnx.Module:
+def listening_nnx(model: nnx.Module, params: Params, buffers: Buffers, calls: Calls, stack: ExitStack) -> nnx.Module:
     """Return the module with these values; every call of a layer is recorded until the stack is closed."""
     bound = Functional(model).module(params, buffers)
     bound.train()
@@ -111,8 +112,8 @@ def _heard(call: Any, names: dict[int, str], active: set[int], calls: Calls) -> 
     return heard
 
 
-def _listening_linen(
-    case: PortQuestion, model: linen.Module, params: Params, buffers: Buffers, calls: Calls, stack: ExitStack
+def listening_linen(
+    port: Port, model: linen.Module, params: Params, buffers: Buffers, calls: Calls, stack: ExitStack
 ) -> Bound:
     """Return the module with these values; every call of a layer is recorded until the stack is closed."""
 
@@ -123,7 +124,6 @@ def _listening_linen(
         return output
 
     stack.enter_context(linen.intercept_methods(hear))
-    port = case.port
     functional = LinenFunctional(model, port.flax_loss, port.micro_batches(0, 0, "flax")[0])
     calls.clear()  # initialising the variables was a forward pass too
     return Bound(model, functional.variables(params, buffers))

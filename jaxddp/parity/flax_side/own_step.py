@@ -1,7 +1,7 @@
-"""A port's `flax_step`, in place of jaxddp's replica step."""
+"""A port's `flax_step`, in place of jaxddp's replica step; it sees the model's own trees."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -10,13 +10,36 @@ from jax import numpy as jnp
 
 from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.distributed.replicas import Replicas
-from jaxddp.errors import InputError
+from jaxddp.errors import InputError, differences, listed
 from jaxddp.nn.losses import Batch, Sums
+from jaxddp.nn.own_tree import OwnTree
 from jaxddp.state import Buffers, Params, TrainState, state_axes
 from jaxddp.step.replica_step import ReplicaStep
 
 SHOWN = ("local_loss", "local_gradients", "gradients", "clipped_gradients")
 Own = Callable[[Any, Any, TrainState, Mapping[str, Any]], Any]
+
+
+@dataclass(frozen=True)
+class OwnTrees:
+    """Map between a state of flat dictionaries and one of the model's own trees.
+
+    Attributes:
+        params, buffers: the maps of its parameters and buffers.
+    """
+
+    params: OwnTree
+    buffers: OwnTree
+
+    def nest(self, state: TrainState) -> TrainState:
+        """Return the state that a port's function takes."""
+        params, opt_state = self.params.nest(state.params), self.params.nest_within(state.opt_state)
+        return replace(state, params=params, buffers=self.buffers.nest(state.buffers), opt_state=opt_state)
+
+    def flat(self, state: TrainState) -> TrainState:
+        """Compute the inverse of `nest`."""
+        params, opt_state = self.params.flat(state.params), self.params.flat_within(state.opt_state)
+        return replace(state, params=params, buffers=self.buffers.flat(state.buffers), opt_state=opt_state)
 
 
 @dataclass(frozen=True)
@@ -29,14 +52,18 @@ class OwnStep:
     Attributes:
         step: jaxddp's step, with the port's loss and optimizer.
         own: the port's function, (loss, optimizer, state, batch) -> state, or (state, stages).
+        own_optimizer: the optimizer as the port made it.
+        trees: the model's.
     """
 
     step: ReplicaStep
     own: Own
+    own_optimizer: optax.GradientTransformation
+    trees: OwnTrees
 
     @property
     def optimizer(self) -> optax.GradientTransformation:
-        """Optimizer of the port."""
+        """Optimizer of flat dictionaries."""
         return self.step.optimizer
 
     @property
@@ -58,22 +85,27 @@ class OwnStep:
         Raises:
             InputError: the port's step returns anything but a state, or a state and known stages.
         """
-        returned = self.own(self._loss, self.optimizer, state, _joined(batch))
+        returned = self.own(self._loss, self.own_optimizer, self.trees.nest(state), _joined(batch))
         next_state, stages = returned if isinstance(returned, tuple) else (returned, {})
         if not isinstance(next_state, TrainState):
             kind = type(next_state).__name__
             raise InputError(f"flax_step: must return a TrainState, or one and its stages, and returns {kind}")
         if unknown := set(stages) - set(SHOWN):
             raise InputError(f"flax_step: shows {', '.join(sorted(unknown))}; known are {', '.join(SHOWN)}")
+        next_state = self.trees.flat(next_state)
+        for kind in ("params", "buffers"):
+            if problems := differences(getattr(next_state, kind), getattr(state, kind)):
+                raise InputError(f"flax_step: must return all {kind} of the state: {listed(problems)}")
+        shown = {name: self.trees.params.flat(x) if isinstance(x, Mapping) else x for name, x in stages.items()}
         local = self.step.local.accumulate(state, batch).result
         denominator = self.step.denominator(local)
         by_itself = self.step.local_stages(state, local, denominator, self.step.shares(local, denominator))
         after = {"params": next_state.params, "buffers": next_state.buffers}
-        return next_state, {}, {**{f"pure_{name}": x for name, x in by_itself.items()}, **stages, **after}
+        return next_state, {}, {**{f"pure_{name}": x for name, x in by_itself.items()}, **shown, **after}
 
-    def _loss(self, params: Params, buffers: Buffers, batch: Batch) -> tuple[jax.Array, Buffers]:
-        sums, new_buffers = self.step.loss(params, buffers, batch)
-        return sums["loss"] / sums["count"], new_buffers
+    def _loss(self, params: Any, buffers: Any, batch: Batch) -> tuple[jax.Array, Any]:
+        sums, new_buffers = self.step.loss(self.trees.params.flat(params), self.trees.buffers.flat(buffers), batch)
+        return sums["loss"] / sums["count"], self.trees.buffers.nest(new_buffers)
 
 
 def _joined(batch: MicroBatches) -> Batch:

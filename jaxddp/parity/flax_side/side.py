@@ -1,6 +1,7 @@
 """Replica step of jaxddp or of a port, with the maps between its arrays and torch's tensors."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,8 +19,10 @@ from jaxddp.nn import torch_weights
 from jaxddp.nn.functional import Functional, LocalLoss, cast
 from jaxddp.nn.linen import LinenFunctional, functional_of
 from jaxddp.nn.losses import Batch, Losses, as_losses, cross_entropy
+from jaxddp.nn.own_tree import seeing
 from jaxddp.parity.convert import Converter, under_all_names
-from jaxddp.parity.flax_side.own_step import OwnStep
+from jaxddp.parity.flax_side.own_step import OwnStep, OwnTrees
+from jaxddp.parity.flax_side.widened import Context, can_run, in_float64, within
 from jaxddp.parity.port import Port
 from jaxddp.parity.records import Tensors
 from jaxddp.state import Buffers, Params, TrainState
@@ -39,6 +42,7 @@ class FlaxSide:
         start: (params, rank) -> the parameters that a replica starts from; None: all start from the same.
         restore: state -> state, saving and loading, called after `restore_at` steps; None: never.
         restore_at: number of steps before `restore`.
+        lifting: context that lifts casts in the loss; see `jaxddp.parity.flax_side.widened`.
     """
 
     replica_step: ReplicaStep | OwnStep
@@ -48,6 +52,7 @@ class FlaxSide:
     start: Callable[[Params, int], Mapping[str, Any]] | None = None
     restore: Callable[[TrainState], TrainState] | None = None
     restore_at: int | None = None
+    lifting: Context = nullcontext
 
 
 def side_of_config(config: TrainConfig, dataset: Dataset, steps: int) -> FlaxSide:
@@ -69,21 +74,28 @@ def side_of_config(config: TrainConfig, dataset: Dataset, steps: int) -> FlaxSid
     return FlaxSide(step, torch_weights.to_torch, lambda tensors: torch_weights.from_torch(tensors, *like))
 
 
-def side_of_port(port: Port, steps: int, dtype: str) -> FlaxSide:
+def side_of_port(port: Port, steps: int, dtype: str, casts: Collection[str] = ()) -> FlaxSide:
     """Build the flax side of a port.
 
     Args:
         port: the port.
         steps: optimizer steps of the whole run; schedules need their number.
         dtype: dtype of parameters and buffers.
+        casts: see `PortCase`.
 
     Raises:
         InputError: the model is no flax model, or its arrays do not map to torch's.
     """
-    params, buffers, local_loss = _pure(port, dtype)
+    functional, local_loss = _pure(port)
+    params, buffers = functional.params, functional.buffers
+    lifting = _lifting(port, functional, local_loss, casts) if dtype == "float64" else nullcontext
+    local_loss = within(lifting, local_loss)
     shapes = {name: value.shape for name, value in (params | buffers).items()}
     module = port.torch_model()
-    converter = Converter(module, shapes, port.names, port.transpose_kernel)
+    converter = Converter(module, shapes, port.names, port.transpose_kernel, port.no_twin)
+    if learning := [name for name in port.no_twin if name in params]:
+        raise InputError(f"no_twin: flax's {learning[0]} is a parameter; must be a constant")
+    constants = {name: value for name, value in buffers.items() if name in port.no_twin}
     _check_kinds(port, dict(module.named_parameters(remove_duplicate=False)), converter, params)
     if port.restore_at is not None and not 0 < port.restore_at < steps:
         raise InputError(f"restore_at {port.restore_at}: must be within the run, 1 to {steps - 1} for {steps} steps")
@@ -97,7 +109,7 @@ def side_of_port(port: Port, steps: int, dtype: str) -> FlaxSide:
 
     def from_torch(tensors: Tensors) -> tuple[Params, Buffers]:
         converted = converter.to_flax(under_all_names(tensors, converter.tied))
-        arrays = {name: jnp.asarray(value) for name, value in converted.items()}
+        arrays = {name: jnp.asarray(value) for name, value in converted.items()} | constants
         return cast({name: arrays[name] for name in params}, dtype), cast({n: arrays[n] for n in buffers}, dtype)
 
     config = port.optimizer_config
@@ -106,20 +118,40 @@ def side_of_port(port: Port, steps: int, dtype: str) -> FlaxSide:
     # The port stands for a loop of jax.grad and optax, where parameters that the loss does not reach have gradient 0.
     step = ReplicaStep(
         local_loss,
-        optimizer,
+        seeing(functional.param_tree, optimizer),
         loss_normalization=port.loss_normalization,
         clip_grad_norm=port.clip_grad_norm,
         find_unused_parameters=None,
     )
+    trees = OwnTrees(functional.param_tree, functional.buffer_tree)
     return FlaxSide(
-        step if port.flax_step is None else OwnStep(step, port.flax_step),
+        step if port.flax_step is None else OwnStep(step, port.flax_step, optimizer, trees),
         to_torch,
         from_torch,
         "gradients" if port.facts.clips_inside else "clipped_gradients",
-        port.flax_start,
-        port.flax_restore,
+        port.flax_start and partial(_started, port.flax_start, trees),
+        port.flax_restore and partial(_restored, port.flax_restore, trees),
         port.restore_at,
+        lifting,
     )
+
+
+def _lifting(
+    port: Port, functional: Functional | LinenFunctional, local_loss: LocalLoss, casts: Collection[str]
+) -> Context:
+    """Return the context in which the loss is computed in float64."""
+    batch = jax.tree.map(jnp.asarray, port.micro_batches(0, 0, "flax")[0])
+    arguments = [cast(arrays, "float64") for arrays in (functional.params, functional.buffers, batch)]
+    lifting = partial(in_float64, casts)
+    return lifting if can_run(within(lifting, local_loss), *arguments) else nullcontext
+
+
+def _started(flax_start: Callable[[Any, int], Any], trees: OwnTrees, params: Params, rank: int) -> Params:
+    return trees.params.flat(flax_start(trees.params.nest(params), rank))
+
+
+def _restored(flax_restore: Callable[[Any], Any], trees: OwnTrees, state: TrainState) -> TrainState:
+    return trees.flat(flax_restore(trees.nest(state)))
 
 
 def _check_kinds(port: Port, learns: Mapping[str, Any], converter: Converter, params: Params) -> None:
@@ -136,34 +168,20 @@ def _check_kinds(port: Port, learns: Mapping[str, Any], converter: Converter, pa
         )
 
 
-def model_of(port: Port, dtype: str) -> Any:
-    """Make the port's flax model for a run in `dtype`.
-
-    In a float64 run, nnx layers that compute in float32 are set to float64, as `.to(torch.float64)` does for their
-    torch twins: float32 is only the default of some layers, such as `nnx.Embed`.
-    """
-    model = port.flax_model()
-    if dtype == "float64" and isinstance(model, nnx.Module):
-        for _, module in nnx.iter_modules(model):
-            if getattr(module, "dtype", None) == jnp.float32:
-                module.dtype = jnp.float64  # type: ignore[attr-defined]
-    return model
-
-
-def _pure(port: Port, dtype: str) -> tuple[Params, Buffers, LocalLoss]:
-    """Return the model's parameters, its buffers, and its loss as a pure function of both and a batch."""
+def _pure(port: Port) -> tuple[Functional | LinenFunctional, LocalLoss]:
+    """Return the model, and its loss as a pure function of parameters, buffers and a batch."""
     loss_fn = partial(_losses, port)
-    model = model_of(port, dtype)
+    model = port.flax_model()
     functional = functional_of(model, loss_fn, lambda: port.micro_batches(0, 0, "flax")[0])
     if isinstance(functional, LinenFunctional):
-        return functional.params, functional.buffers, functional.local_loss(loss_fn)
+        return functional, functional.local_loss(loss_fn)
     _check_draws(model, functional.random_streams)
 
     def local_loss(params: Params, buffers: Buffers, batch: Batch) -> Any:
         # The batch is bound to the loss, since an entry called "valid" is the port's here, not jaxddp's padding mask.
         return functional.local_loss(lambda model, _: loss_fn(model, batch), True)(params, buffers, {})
 
-    return functional.params, functional.buffers, local_loss
+    return functional, local_loss
 
 
 def _check_draws(model: nnx.Module, streams: Iterable[str]) -> None:

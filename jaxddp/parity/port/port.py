@@ -27,6 +27,8 @@ class Facts:
         clip_grad_norm: largest norm after clipping on torch's side.
         own_step, own_start: the port has a `flax_step`, a `flax_start`.
         clips_inside: the optax chain does the clipping.
+        casts: dtypes that torch's loss casts to.
+        no_twin: constants that are not compared.
     """
 
     accumulation_steps: int = 1
@@ -37,6 +39,8 @@ class Facts:
     own_step: bool = False
     own_start: bool = False
     clips_inside: bool = False
+    casts: tuple[str, ...] = ()
+    no_twin: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +51,7 @@ class Port:
         torch_model: makes the torch module.
         flax_model: makes its flax twin, of flax.nnx or flax.linen.
         torch_loss: (module, batch of tensors) -> the loss: a scalar, the batch's mean; or one value per element;
-            or a pair (one value per element, weights).
+            or a pair (one value per element, their weights), or (mean, anything), of which the mean is taken.
         flax_loss: (module, batch of arrays) -> the same.
         batch: (step, rank) -> one replica's examples of one optimizer step, arrays by name, for both frameworks.
         torch_batch, flax_batch: given instead of `batch` if each framework has its own loader; examples are matched
@@ -66,14 +70,15 @@ class Port:
         steps_per_epoch: optimizer steps per epoch; with it, mistakes of a sampler can be named.
         flax_step: replica step that replaces jaxddp's: (loss, optimizer, state, batch) -> (state, stages).
             `loss(params, buffers, batch)` is flax_loss as (mean, new buffers); `state` is a
-            `jaxddp.state.TrainState`; the axis is called "replica"; with accumulation_steps A > 1 the arrays of the
-            batch are (A, B / A, ...). `stages` may show "local_loss", "local_gradients", "gradients" and
-            "clipped_gradients"; a stage that is not shown is judged by its effect on the update.
+            `jaxddp.state.TrainState` of the model's own trees; the axis is called "replica"; with accumulation_steps
+            A > 1 the arrays of the batch are (A, B / A, ...). `stages` may show "local_loss", "local_gradients",
+            "gradients" and "clipped_gradients"; a stage that is not shown is judged by its effect on the update.
         flax_start: (params, rank) -> the parameters that a replica starts from; None: all start from the same.
         flax_restore: state -> state: the port's saving and loading, which must change nothing.
         restore_at: number of steps after which `flax_restore` is called.
         names: flax prefixes to torch prefixes, where the two differ.
         transpose_kernel: see `jaxddp.parity.convert.Converter`.
+        no_twin: names of constants, such as causal masks, that one of the two models holds as a buffer.
 
     Raises:
         InputError: a field has the wrong kind or value, or contradicts another.
@@ -102,6 +107,7 @@ class Port:
     restore_at: int | None = None
     names: Mapping[str, str] = field(default_factory=dict)
     transpose_kernel: Collection[str] = ()
+    no_twin: Collection[str] = ()
 
     def __post_init__(self) -> None:
         self._check_functions()
@@ -147,6 +153,7 @@ class Port:
             own_step=self.flax_step is not None,
             own_start=self.flax_start is not None,
             clips_inside=inside,
+            no_twin=tuple(self.no_twin),
         )
 
     @property

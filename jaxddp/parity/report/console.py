@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from jaxddp.parity.findings import ORDER, Cause, Difference, Findings
+from jaxddp.parity.port.names_block import names_block
 from jaxddp.parity.report import words
 from jaxddp.parity.report.words import STAGE_NAMES, Status, count, number
 
@@ -139,6 +140,9 @@ def _verdict_lines(findings: Findings) -> Iterator[str]:
         yield f"problem: {problem}"
     if len(findings.problems) > MOST_PROBLEMS:
         yield f"problem: and {count(len(findings.problems) - MOST_PROBLEMS, 'other')}"
+    if findings.names:
+        yield "perhaps, in the port file (--write-names writes it there):"
+        yield from names_block(findings.names).splitlines()
 
 
 def _difference_lines(group: list[Difference]) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """Inputs and outputs of each layer of a port's torch module, recorded in one forward pass. Imports no jax."""
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
@@ -9,13 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
+from jaxddp.parity.port import Port
 from jaxddp.parity.processes import Tell
 from jaxddp.parity.question import Trajectory
 from jaxddp.parity.records import INPUTS, OUTPUTS, Records, RecordWriter
 from jaxddp.parity.torch_side.rank import load_state, rank_folder
-from jaxddp.parity.torch_side.side import Source, make_side
+from jaxddp.parity.torch_side.side import Source, make_side, to_batch
 from torch_ref.distributed import World
 
 
@@ -52,7 +53,7 @@ class TorchLayers:
         calls = Calls()
         with ExitStack() as hooks, torch.no_grad():
             for name, module in side.model.named_modules():
-                hooks.enter_context(_listening(module, name, calls))
+                listen(module, name, calls, hooks)
             side.loss_fn(side.model.train(), micro_batch)
         calls.write(self.folder)
 
@@ -78,6 +79,11 @@ class Calls:
         if inputs is not None:
             self._inputs[key] = inputs
 
+    @property
+    def order(self) -> list[str]:
+        """Layers in the order in which their calls returned."""
+        return list(self._outputs)
+
     def clear(self) -> None:
         """Remove all calls."""
         self._inputs.clear()
@@ -86,19 +92,37 @@ class Calls:
     def write(self, folder: Path, **notes: Any) -> None:
         """Write the calls as one record, with their order and `notes` as its notes."""
         record = {INPUTS: self._inputs, OUTPUTS: self._outputs}
-        RecordWriter(folder).write(record, order=list(self._outputs), **notes)
+        RecordWriter(folder).write(record, order=self.order, **notes)
 
 
-def _listening(module: nn.Module, name: str, calls: Calls) -> RemovableHandle:
-    """Record every call of the module until the returned handle, a context manager, is closed."""
+def order_of_torch(port: Port, module: nn.Module) -> Sequence[str]:
+    """Return the torch layers in the order in which their calls return; () if the loss cannot be computed."""
+    calls = Calls()
+    try:
+        with ExitStack() as hooks, torch.no_grad():
+            for name, layer in module.named_modules():
+                listen(layer, name, calls, hooks)
+            port.torch_loss(module.train(), to_batch(port.micro_batches(0, 0, "torch")[0], "float32"))
+    except Exception:  # it is told where the port runs
+        return ()
+    return calls.order
 
-    def hear(_: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        array = _array(output[0] if isinstance(output, tuple) else output)
+
+def listen(module: nn.Module, name: str, calls: Calls, hooks: ExitStack) -> None:
+    """Record every call of the module until the stack is closed; arrays are copied, since layers work in place."""
+    given: list[np.ndarray | None] = []
+
+    def begin(_: nn.Module, args: tuple[Any, ...]) -> None:
+        given.append(_array(args[0]) if args else None)
+
+    def end(_: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        inputs, array = given.pop(), _array(output[0] if isinstance(output, tuple) else output)
         if array is not None:
-            calls.add(name, _array(args[0]) if args else None, array)
+            calls.add(name, inputs, array)
 
-    return module.register_forward_hook(hear)
+    hooks.enter_context(module.register_forward_pre_hook(begin))
+    hooks.enter_context(module.register_forward_hook(end))
 
 
 def _array(value: Any) -> np.ndarray | None:
-    return value.detach().cpu().numpy() if isinstance(value, Tensor) and value.is_floating_point() else None
+    return value.detach().cpu().numpy().copy() if isinstance(value, Tensor) and value.is_floating_point() else None

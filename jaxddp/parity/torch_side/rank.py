@@ -3,7 +3,7 @@
 import contextlib
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,7 +21,7 @@ from jaxddp.parity.processes import Tell, reported
 from jaxddp.parity.question import Trajectory
 from jaxddp.parity.records import Records, RecordWriter
 from jaxddp.parity.torch_side.recorder import Arrays, Recorder, WatchedOptimizer, recording_hook, to_numpy
-from jaxddp.parity.torch_side.side import Source, TorchSide, make_side, to_batch
+from jaxddp.parity.torch_side.side import Source, TorchSide, default_dtype, make_side, to_batch
 from torch_ref.data_parallel import buffers_option
 from torch_ref.distributed import CPU, World, process_group
 from torch_ref.losses import Batch
@@ -155,6 +155,8 @@ class Steps:
 class Draw:
     """A job that draws a model's initial weights and returns them with the facts of its training loop.
 
+    The first batch is made twice, to see that it can be, and its loss once, to see the dtypes that it casts to.
+
     Attributes:
         source: makes the model.
         dtype: dtype of the weights.
@@ -172,7 +174,23 @@ class Draw:
         tell("the port's file or torch_model")
         torch.manual_seed(self.seed)
         side = make_side(self.source, 1, self.dtype)
-        return {name: to_numpy(tensor) for name, tensor in side.model.state_dict().items()}, side.facts
+        weights = {name: to_numpy(tensor) for name, tensor in side.model.state_dict().items()}
+        tell("batch(0, 0)")
+        batches: list[list[Batch]] = []
+        with contextlib.suppress(Exception):  # an error is told by the run
+            batches += [next(side.batches(0, 1)) for _ in range(2)]
+        if batches and not _same(*batches):
+            raise InputError("batch(0, 0): returns other values at its second call; must depend on step and rank alone")
+        tell("torch_loss")
+        with contextlib.suppress(Exception), torch.no_grad():
+            side.loss_fn(side.model.train(), batches[0][0])
+        return weights, replace(side.facts, casts=tuple(sorted(side.casts)))
+
+
+def _same(one: list[Batch], other: list[Batch]) -> bool:
+    """Return whether two lists of micro-batches hold the same values; NaN equals NaN."""
+    pairs = [(tensor, b[name]) for a, b in zip(one, other, strict=True) for name, tensor in a.items()]
+    return all(torch.allclose(x, y, rtol=0, atol=0, equal_nan=True) for x, y in pairs)
 
 
 def rank_folder(folder: Path, rank: int) -> Path:
@@ -201,7 +219,9 @@ def serve(rank: int, size: int, platform: str, store_file: str, connection: Conn
         connection.send(("done", None))
         while (job := connection.recv()) is not None:
             world = World(rank, job.world_size, device, groups[job.world_size])
-            with reported(connection, job.source.name):
+            # Constants that a port's loss makes have the run's dtype, in the threads of a replay too.
+            dtype = getattr(job, "dtype", "float64") if hasattr(job.source, "port") else "float32"
+            with reported(connection, job.source.name), default_dtype(dtype):
                 connection.send(("done", job.run(world, lambda where: connection.send(("at", where)))))
 
 

@@ -107,7 +107,8 @@ class Recorder:
     def record(self, optimizer: Optimizer, averaged: AveragedModel | None = None) -> Record:
         """Return the record of the step that has just been taken; shared stages on rank 0 only."""
         state = {name: to_numpy(value) for name, value in self.model.state_dict().items()}
-        buffers = {name: value for name, value in state.items() if name in dict(self.model.named_buffers())}
+        compared = dict(self.model.named_buffers()).keys() - set(self._side.facts.no_twin)
+        buffers = {name: value for name, value in state.items() if name in compared}
         mine = {
             "samples": self._samples,
             "local_loss": {"loss": self._local_loss()},

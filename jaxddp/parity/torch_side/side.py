@@ -1,7 +1,8 @@
 """Model, loss, optimizer and batches of a torch rank. Imports no jax."""
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -17,8 +18,9 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from jaxddp.config import TrainConfig
 from jaxddp.data.datasets import Dataset
-from jaxddp.errors import InputError
+from jaxddp.errors import InputError, check_weights
 from jaxddp.parity.port import Facts, Port, PortSource
+from jaxddp.parity.torch_side.widened import InFloat64
 from torch_ref import comm_hooks, models, optim
 from torch_ref.amp import autocast, grad_scaler
 from torch_ref.comm_hooks import Hook
@@ -49,6 +51,7 @@ class TorchSide(NamedTuple):
         own_parameters: the ranks' parameters differ and are recorded per rank.
         comm_hook: world -> DDP's communication hook and its state.
         scaler: loss scaler of mixed precision; None: no scaling.
+        casts: dtypes that the loss has cast to so far, in a run in float64, which lifts such casts.
     """
 
     model: nn.Module
@@ -64,6 +67,7 @@ class TorchSide(NamedTuple):
     own_parameters: bool = False
     comm_hook: Callable[[World], tuple[Any, Hook]] = lambda world: (world.group, allreduce_hook)
     scaler: GradScaler | None = None
+    casts: Collection[str] = ()
 
 
 @dataclass(frozen=True)
@@ -131,15 +135,25 @@ def make_side(source: Source, steps: int, dtype: str) -> TorchSide:
 
 def side_of_port(port: Port, steps: int, dtype: str) -> TorchSide:
     """Build a port's torch side; see `make_side` for arguments and errors."""
-    model = port.torch_model()
+    with default_dtype("float32"):  # so that the weights drawn are the same in each dtype
+        model = port.torch_model()
     for name, tensor in model.state_dict().items():
         if tensor.is_complex():
             raise InputError(f"torch_model: {name} is {str(tensor.dtype)[6:]}; must be real")
     model.to(getattr(torch, dtype))
+    casts: set[str] = set()
 
     def loss_fn(model: nn.Module, batch: Batch) -> Sums:
-        loss = port.torch_loss(model, batch)
-        values, weights = loss if isinstance(loss, tuple) else (loss, torch.ones_like(loss))
+        with InFloat64() if dtype == "float64" else nullcontext() as mode:
+            loss = port.torch_loss(model, batch)
+        casts.update(mode.seen if mode else ())
+        values, weights = loss if isinstance(loss, tuple) and len(loss) == 2 else (loss, None)
+        if not isinstance(values, Tensor):
+            raise InputError(
+                "torch_loss: must return the loss, or one per element, or a pair of these and their weights"
+            )
+        check_weights("torch_loss", values.shape, weights)
+        weights = weights if values.ndim and weights is not None else torch.ones_like(values)
         return {"loss": (values * weights).sum(), "count": weights.sum().to(values.dtype)}
 
     def count_fn(batch: Batch) -> Tensor:
@@ -157,7 +171,19 @@ def side_of_port(port: Port, steps: int, dtype: str) -> TorchSide:
         of_steps = (port.micro_batches(step, rank, "torch") for step in count())
         return ([to_batch(micro_batch, dtype) for micro_batch in micro_batches] for micro_batches in of_steps)
 
-    return TorchSide(model, loss_fn, make_optimizer, batches, port.facts, port.find_unused_parameters, count_fn)
+    unused = port.find_unused_parameters
+    return TorchSide(model, loss_fn, make_optimizer, batches, port.facts, unused, count_fn, casts=casts)
+
+
+@contextmanager
+def default_dtype(dtype: str) -> Iterator[None]:
+    """Let torch make tensors without a dtype of their own in this dtype."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(getattr(torch, dtype))
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def to_batch(arrays: dict[str, np.ndarray], dtype: str) -> dict[str, Tensor]:

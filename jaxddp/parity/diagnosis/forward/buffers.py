@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxddp.parity.diagnosis.decide import Ruling
 from jaxddp.parity.diagnosis.forward.calls import Patch
-from jaxddp.parity.diagnosis.forward.explain import FLOOR
+from jaxddp.parity.diagnosis.forward.explain import FLOOR, REPLAYS
 from jaxddp.parity.diagnosis.forward.fit import Item, Stages, residual_at
 from jaxddp.parity.diagnosis.forward.functions import batch_norm_sync, biased_variance, momentum
 from jaxddp.parity.diagnosis.forward.replay import Arrays, ModelEvidence, Replay
@@ -52,12 +52,12 @@ MEAN = KeptBuffers(
 
 
 def explain_buffers(
-    evidence: ModelEvidence, floor: float = FLOOR, seconds: float = 30.0, known: Sequence[Item] = ()
+    evidence: ModelEvidence, floor: float = FLOOR, replays: int = REPLAYS, known: Sequence[Item] = ()
 ) -> Ruling:
     """Name the faults that make JAX's buffers differ from the reference's.
 
     Args:
-        evidence, floor, seconds: see `search_model`.
+        evidence, floor, replays: see `search_model`.
         known: faults that were named already, planted in every replay.
 
     Returns:
@@ -67,7 +67,7 @@ def explain_buffers(
     subject = Buffers(evidence, known)
     for step in range(subject.steps):
         if residual_at(subject, (step, subject.ranks)) > floor:
-            return find_faults(subject, subject.items(step), (step, subject.ranks), floor, seconds)[0]
+            return find_faults(subject, subject.items(step), (step, subject.ranks), floor, replays)[0]
     return Ruling((), None)
 
 

@@ -82,14 +82,37 @@ class Subject(Protocol):
         """Return the stages of the reference's step with faults planted in it."""
 
 
+class Budget:
+    """Replays that a search may make.
+
+    Attributes:
+        left: replays left.
+        refused: whether any was refused.
+    """
+
+    def __init__(self, replays: int):
+        self.left = replays
+        self.refused = False
+
+    def allows(self, reserve: int = 0) -> bool:
+        """Return whether more replays than a reserve are left."""
+        self.refused |= self.left <= reserve
+        return self.left > reserve
+
+
 class Differences:
     """Predicted minus observed at some steps, as a vector: each stage over its norm.
 
     The norm is the larger of the observed stage's and of the reference's without faults.
+
+    Args:
+        subject: stages that are to be explained.
+        probes: steps and replicas.
+        budget: counts the replays, if given.
     """
 
-    def __init__(self, subject: Subject, probes: Iterable[Probe]):
-        self._subject = subject
+    def __init__(self, subject: Subject, probes: Iterable[Probe], budget: Budget | None = None):
+        self._subject, self._budget = subject, budget or Budget(0)
         self._parts: list[tuple[Probe, str, str, np.ndarray, float]] = []
         for probe in probes:
             observed, clean = subject.observed(*probe), subject.predicted(*probe, ())
@@ -105,6 +128,7 @@ class Differences:
             One of IMPOSSIBLE: the faults cannot be planted together here.
         """
         probes = dict.fromkeys(part[0] for part in self._parts)
+        self._budget.left -= len(probes)
         predicted = {probe: self._subject.predicted(*probe, items) for probe in probes}
         pieces = []
         for probe, stage, name, observed, scale in self._parts:

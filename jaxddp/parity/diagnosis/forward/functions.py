@@ -167,11 +167,18 @@ def batch_norm_sync(call: Call) -> Iterator[Change]:
         yield Change("batch_norm_sync", "BatchNorm over all replicas", answer, lockstep=True, setting=True)
 
 
-def batch_norm_eval(call: Call) -> Iterator[Change]:
-    """Yield BatchNorm in evaluation mode: normalised by its running statistics, which do not change."""
+def batch_norm_eval(call: Call, updates: bool) -> Iterator[Change]:
+    """Yield BatchNorm normalised by its running statistics; `updates`: they change as in training."""
+
+    def answer(call: Call, proceed: Proceed, value: float, /) -> Any:
+        before = {name: call.get(name).clone() for name in ("running_mean", "running_var")}
+        if updates:
+            call.run()
+        return proceed(call.but(training=False, **before))
+
     if _keeps_statistics(call):
-        what = "BatchNorm in evaluation mode: by its running statistics, which it leaves as they are"
-        answer = lambda call, proceed, value, /: proceed(call.but(training=False))  # noqa: E731
+        mode = "BatchNorm by its running statistics, as in evaluation"
+        what = f"{mode}, though it updates them" if updates else f"{mode}, and leaves them as they are"
         yield Change("batch_norm_eval", what, answer, setting=True)
 
 

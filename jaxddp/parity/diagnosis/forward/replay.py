@@ -42,6 +42,11 @@ class ModelStep:
     buffers: Arrays
     all_buffers: Arrays
 
+    @property
+    def updates_buffers(self) -> bool:
+        """True if JAX's step changes any buffer."""
+        return any(not np.array_equal(value, self.state[name]) for name, value in self.buffers.items())
+
 
 @dataclass(frozen=True)
 class ModelEvidence:
@@ -182,7 +187,8 @@ def _gradients(loss: Tensor, module: nn.Module) -> dict[str, np.ndarray]:
 
 
 def _load(module: nn.Module, state: Arrays) -> None:
-    module.load_state_dict({name: torch.from_numpy(np.array(value)) for name, value in state.items()})
+    # Constants that are not compared are not in the state.
+    module.load_state_dict({name: torch.from_numpy(np.array(value)) for name, value in state.items()}, strict=False)
 
 
 def _buffers(module: nn.Module) -> dict[str, np.ndarray]:

@@ -1,11 +1,10 @@
 """Search for the faults, one or two, that make the reference's replay do what JAX did."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from jaxddp.parity.diagnosis.decide import Hypothesis, Ruling, decide
-from jaxddp.parity.diagnosis.forward.fit import Differences, Fit, Item, Point, Probe, Subject, residual_at
+from jaxddp.parity.diagnosis.forward.fit import Budget, Differences, Fit, Item, Point, Probe, Subject, residual_at
 
 FITTED = 12  # number of the nearest faults with a value that are fitted in full
 NEAR = 1000.0  # faults whose promised residual is below this many floors are fitted in full too
@@ -44,7 +43,7 @@ class Explanation:
 
 
 def find_faults(
-    subject: Subject, items: Sequence[Item], probe: Probe, floor: float, seconds: float
+    subject: Subject, items: Sequence[Item], probe: Probe, floor: float, replays: int
 ) -> tuple[Ruling, tuple[Item, ...]]:
     """Find the faults that explain JAX's steps, at the probe first and then at every step.
 
@@ -53,28 +52,25 @@ def find_faults(
         items: faults to choose from, the likelier first.
         probe: a step and replicas that differ.
         floor: the largest residual that counts as rounding.
-        seconds: time after which nothing more is tried.
+        replays: number of replays after which nothing more is tried; the same on every machine, unlike a time.
 
     Returns:
         The ruling, and the named faults with their values; no faults if the ruling names several
         hypotheses or none.
     """
-    end = time.monotonic() + seconds
+    budget = Budget(replays)
     probes = [probe]
     for _ in range(ROUNDS):
-        search = Search(Differences(subject, probes), items, floor)
-        halfway = (time.monotonic() + end) / 2
-        explanations, against = confirm(subject, search.singles(halfway), floor)
+        search = Search(Differences(subject, probes, budget), items, floor, budget)
+        explanations, against = confirm(subject, search.singles(), floor)
         if against is None and not _explained(explanations, floor):
-            pairs, against = confirm(subject, search.pairs(explanations, end), floor)
+            pairs, against = confirm(subject, search.pairs(explanations), floor)
             explanations += pairs
         if against is None or _explained(explanations, floor):
             break
         probes.append(against)
     plainest = _plainest(explanations, floor)
-    ruling = replace(
-        decide((explanation.hypothesis for explanation in plainest), floor), cut_short=time.monotonic() > end
-    )
+    ruling = replace(decide((explanation.hypothesis for explanation in plainest), floor), cut_short=budget.refused)
     named = [explanation.items for explanation in plainest if explanation.hypothesis in ruling.named]
     return ruling, named[0] if len(named) == 1 else ()
 
@@ -104,39 +100,39 @@ def worst_rank(subject: Subject, step: int, items: Sequence[Item] = ()) -> int:
 class Search:
     """Trials of faults, alone and two at a time.
 
-    Deadlines are on the clock of `time.monotonic`.
-
     Args:
         differences: predicted minus observed, at the probes.
         items: the faults.
         floor: the largest residual that counts as rounding.
+        budget: replays that may still be made; half of them are kept for pairs.
     """
 
-    def __init__(self, differences: Differences, items: Sequence[Item], floor: float):
+    def __init__(self, differences: Differences, items: Sequence[Item], floor: float, budget: Budget):
+        self._budget = budget
         self._fit = Fit(differences, floor)
         self._clean = Point((), differences())
         self._items = items
         self._floor = floor
 
-    def singles(self, deadline: float) -> list[Explanation]:
+    def singles(self) -> list[Explanation]:
         """Return each fault that changes the replay, the nearest first."""
-        return self._nearest((), self._clean, self._items, deadline)
+        return self._nearest((), self._clean, self._items, reserve=self._budget.left // 2)
 
-    def pairs(self, singles: Sequence[Explanation], deadline: float) -> list[Explanation]:
-        """Try the nearest single with each other fault, then the next, until a pair explains it or time is up."""
+    def pairs(self, singles: Sequence[Explanation]) -> list[Explanation]:
+        """Try the nearest single with each other fault, then the next, until a pair explains it or replays run out."""
         pairs: list[Explanation] = []
         tried: list[Item] = []
         for single in sorted(singles, key=lambda explanation: explanation.residual):
-            pairs += self._with_others(single.listed[0], tried, deadline)
+            pairs += self._with_others(single.listed[0], tried)
             if _explained(pairs, self._floor):
                 # The second fault may explain it with another one as well: then neither pair is certain.
                 seconds = [pair.listed[-1] for pair in pairs if _explained([pair], self._floor)]
-                return pairs + [more for second in seconds for more in self._with_others(second, tried, deadline)]
-            if time.monotonic() > deadline:
+                return pairs + [more for second in seconds for more in self._with_others(second, tried)]
+            if not self._budget.allows():
                 break
         return pairs
 
-    def _with_others(self, first: Item, tried: list[Item], deadline: float) -> list[Explanation]:
+    def _with_others(self, first: Item, tried: list[Item]) -> list[Explanation]:
         """Pair a fault with each other fault, except those that were paired with all others before."""
         tried.append(first)
         point = self._fit.add(self._clean, first)
@@ -144,22 +140,29 @@ class Search:
             return []
         others = [item for item in self._items if item not in tried and len(item.faults) == 1]
         compatible = [item for item in others if not first.excludes(item)]
-        return self._nearest((first,), self._fit.reach(point), compatible, deadline)
+        return self._nearest((first,), self._fit.reach(point), compatible)
 
     def _nearest(
-        self, listed: tuple[Item, ...], point: Point, items: Sequence[Item], deadline: float
+        self, listed: tuple[Item, ...], point: Point, items: Sequence[Item], reserve: int = 0
     ) -> list[Explanation]:
-        """Add each fault to those of a point; fit the nearest in full; return all, the nearest first."""
+        """Add each fault to those of a point; fit the nearest in full; return all, the nearest first.
+
+        Args:
+            listed: faults of the point.
+            point: to which the faults are added.
+            items: faults to add, the likelier first.
+            reserve: replays that are kept for later.
+        """
         promised = []
         for item in items:
-            if time.monotonic() > deadline:
+            if not self._budget.allows(reserve):
                 break
             if (added := self._fit.add(point, item)) is not None:
                 promised.append(Explanation((*listed, item), added.items, self._fit.promise(added)))
         promised.sort(key=lambda explanation: explanation.residual)
         reached, fits = [], 0
         for explanation in promised:
-            near = fits < FITTED and time.monotonic() < deadline
+            near = fits < FITTED and self._budget.allows(reserve)
             if explanation.fitted and (near or explanation.residual <= NEAR * self._floor):
                 fits += 1
                 added = self._fit.add(point, explanation.listed[-1])

@@ -36,7 +36,7 @@ def aliased(
     worst = 0.0
     says: dict[str, str] = {}
     before: Tensors = {}
-    for of_step, (step, predicted) in zip(residuals, replay(recipe, evidence), strict=True):
+    for of_step, (step, predicted, _) in zip(residuals, replay(recipe, evidence), strict=True):
         norm = stage_norm(step.update)
         for name, value in of_step.items():
             if value > floor:

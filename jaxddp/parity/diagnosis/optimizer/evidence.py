@@ -1,8 +1,8 @@
 """Gradients and updates of an optimizer, and the reference's recipe for them."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from jaxddp.parity.records import stage_norm
 Tensors = Mapping[str, np.ndarray]
 
 FAMILIES = {"SGD": "sgd", "Adam": "adam", "AdamW": "adam", "RMSprop": "rmsprop", "Adagrad": "adagrad"}
+PARTS = {"mu": "mean", "nu": "square", "sum_of_squares": "square", "trace": "buffer"}  # optax's state, the recipe's
 FLAGS = ("nesterov", "centered", "amsgrad", "maximize", "decoupled_weight_decay")
 
 
@@ -27,6 +28,8 @@ class OptimizerStep:
         gradients: input of JAX's optimizer.
         unused: parameters for which torch had no gradient; `gradients` holds zeros or nothing for them.
         update: output of JAX's optimizer, to be added to the parameters.
+        state: part of `recipes.STATE` -> its tensors after the step, as far as JAX's optimizer shows them.
+        clipped: factor of the gradients by which the reference has clipped them.
     """
 
     groups: Sequence[Mapping[str, Any]]
@@ -34,6 +37,8 @@ class OptimizerStep:
     gradients: Tensors
     unused: frozenset[str]
     update: Tensors
+    state: Mapping[str, Tensors] = field(default_factory=dict)
+    clipped: float = 1.0
 
     def gradient(self, name: str) -> np.ndarray:
         """Return a parameter's gradient, zeros if there is none."""
@@ -52,6 +57,8 @@ class OptimizerEvidence:
         world_size: number of replicas.
         accumulation_steps: micro-batches per step.
         restored_at: number of steps after which the JAX side was saved and restored; None: never.
+        max_norm: largest norm of the reference's clipping; None: it does not clip, or clips before the first stage
+            that is given.
     """
 
     kind: str
@@ -60,6 +67,7 @@ class OptimizerEvidence:
     world_size: int
     accumulation_steps: int
     restored_at: int | None
+    max_norm: float | None = None
 
 
 def reference_recipe(evidence: OptimizerEvidence) -> OptimizerRecipe | None:
@@ -99,6 +107,9 @@ def reference_recipe(evidence: OptimizerEvidence) -> OptimizerRecipe | None:
         nesterov=nesterov,
         centred=centred,
         amsgrad="torch" if amsgrad else "",
+        norms=np.array([frame.norm for frame in frames]),
+        clipped=np.array([frame.clipped for frame in frames]),
+        max_norm=evidence.max_norm,
         scale=-1.0 if maximize else 1.0,
         restored_at=evidence.restored_at,
     )
@@ -113,6 +124,8 @@ class _Frame:
         self.flags = {tuple(bool(group.get(flag)) for flag in FLAGS) for group in step.groups}
         group_of = {name: group for group in step.groups for name in group["names"]}
         self.used = np.array([name in group_of and name not in step.unused for name in self.names])
+        self.clipped = step.clipped
+        self.norm = stage_norm(step.gradients) / step.clipped
         self._groups = [group_of.get(name, step.groups[0]) for name in self.names]
 
     def column(self, key: str, item: int | None = None) -> np.ndarray:
@@ -133,32 +146,80 @@ def _continued(lr: np.ndarray, rates: Sequence[float]) -> np.ndarray:
     return np.concatenate([lr, np.asarray(rates[len(lr) :]).reshape(-1, 1) * ratio])
 
 
-def replay(
-    recipe: OptimizerRecipe, evidence: OptimizerEvidence
-) -> Iterator[tuple[OptimizerStep, dict[str, np.ndarray]]]:
-    """Yield each step, and the update that the recipe computes from the step's gradients."""
-    states: dict[str, State | None] = dict.fromkeys(recipe.names)
+def by_part(shown: Tensors) -> dict[str, dict[str, np.ndarray]]:
+    """Return the state that optax shows by the recipe's parts.
+
+    >>> by_part({"mu:w": np.ones(2), "count": np.array(1)})
+    {'mean': {'w': array([1., 1.])}}
+    """
+    parts: dict[str, dict[str, np.ndarray]] = {}
+    for key, value in shown.items():
+        kind, _, name = key.partition(":")
+        if kind in PARTS:
+            parts.setdefault(PARTS[kind], {})[name] = value
+    return parts
+
+
+class Replayed(NamedTuple):
+    """A step, and what a recipe computes from its gradients.
+
+    Attributes:
+        step: the step.
+        update: the recipe's update.
+        states: tensor -> its optimizer state after the step.
+    """
+
+    step: OptimizerStep
+    update: dict[str, np.ndarray]
+    states: Mapping[str, State]
+
+
+def replay(recipe: OptimizerRecipe, evidence: OptimizerEvidence) -> Iterator[Replayed]:
+    """Yield each step with the update and the state that the recipe computes from the step's gradients."""
+    states: dict[str, State] = {}
     for index in range(len(evidence.steps)):
         step = evidence.steps[index]
         update = {}
         for number, name in enumerate(recipe.names):
             update[name], states[name] = recipe.advance(
-                Block(number), index, states[name], step.params[name], step.gradient(name)
+                Block(number), index, states.get(name), step.params[name], step.gradient(name)
             )
-        yield step, update
+        yield Replayed(step, update, states)
 
 
-def with_rates_of_float32(
-    recipe: OptimizerRecipe, evidence: OptimizerEvidence
-) -> Iterator[tuple[OptimizerStep, dict[str, np.ndarray]]]:
+def with_rates_of_float32(recipe: OptimizerRecipe, evidence: OptimizerEvidence) -> Iterator[Replayed]:
     """Replay as `replay` does, with a learning rate rounded to float32 where the step's update shows one."""
     peak = 0.0
-    for rates, (step, predicted) in zip(recipe.lr, replay(recipe, evidence), strict=True):
+    for rates, replayed in zip(recipe.lr, replay(recipe, evidence), strict=True):
+        step, predicted = replayed.step, replayed.update
         rate_of = dict(zip(recipe.names, rates.tolist(), strict=True))
         peak = max(peak, *rate_of.values())
         groups = [(group["names"], rate_of[group["names"][0]]) for group in step.groups if group["names"]]
         shares = shares_of_float32(step.update, predicted, groups, peak)
-        yield step, {name: shares[name] * update for name, update in predicted.items()}
+        yield replayed._replace(update={name: shares[name] * update for name, update in predicted.items()})
+
+
+def contradiction(replayed: Replayed, recipe: OptimizerRecipe) -> float:
+    """Return the largest residual of the state that the port shows from the one that the recipe predicts.
+
+    A momentum buffer may be the predicted one times the step's rate, if the port applies the rate first.
+    """
+    worst = 0.0
+    for part, observed in replayed.step.state.items():
+        if part == "buffer" and recipe.family != "sgd":
+            continue  # optax sums other terms
+        predicted = {name: replayed.states[name][part] for name in observed if part in replayed.states.get(name, {})}
+        shown = {name: observed[name] for name in predicted}
+        units = _units(recipe) if part == "buffer" else (1.0,)
+        apart = (residuals(shown, {name: unit * value for name, value in predicted.items()}) for unit in units)
+        worst = max(worst, min((max(of_unit.values(), default=0.0) for of_unit in apart), default=0.0))
+    return worst
+
+
+def _units(recipe: OptimizerRecipe) -> tuple[float, ...]:
+    """Return the factors that a momentum buffer may have: updates are summed with their sign, and with a fixed rate."""
+    rates = np.unique(recipe.lr)
+    return (1.0, -1.0, *((rates[0], -rates[0]) if len(rates) == 1 else ()))
 
 
 def residuals(observed: Tensors, predicted: Tensors) -> dict[str, float]:

@@ -16,6 +16,7 @@ from jaxddp.parity.diagnosis.optimizer.edit import OptimizerEdit
 from jaxddp.parity.diagnosis.optimizer.evidence import (
     OptimizerEvidence,
     OptimizerStep,
+    contradiction,
     reference_recipe,
     residuals,
     with_rates_of_float32,
@@ -46,7 +47,7 @@ def reference_residuals(evidence: OptimizerEvidence) -> list[dict[str, float]] |
     recipe = reference_recipe(evidence)
     if recipe is None:
         return None
-    return [residuals(step.update, predicted) for step, predicted in with_rates_of_float32(recipe, evidence)]
+    return [residuals(step.update, predicted) for step, predicted, _ in with_rates_of_float32(recipe, evidence)]
 
 
 def explain_optimizer(evidence: OptimizerEvidence, floor: float = FLOOR, near: float = 0.0) -> Ruling:
@@ -103,6 +104,13 @@ class _Trial:
     def faults(self) -> tuple[str, ...]:
         return tuple(edit.fault for edit in self.edits)
 
+    def without(self, edit: OptimizerEdit) -> "_Trial":
+        """Return the trial without one of its edits, the others' values unchanged."""
+        left = iter(self.values)
+        values = [(one, tuple(itertools.islice(left, len(one.unknowns)))) for one in self.edits]
+        kept = [(one, of_one) for one, of_one in values if one is not edit]
+        return replace(self, edits=tuple(one for one, _ in kept), values=tuple(itertools.chain(*(v for _, v in kept))))
+
     @property
     def kind(self) -> frozenset[str]:
         """Faults, twins under one name, unless the squares start from another value."""
@@ -121,9 +129,11 @@ class _Trial:
         return "; ".join(edit.says(tuple(itertools.islice(left, len(edit.unknowns)))) for edit in self.edits)
 
     def hypothesis(self, reference: OptimizerRecipe, evidence: OptimizerEvidence) -> Hypothesis:
-        """Return the hypothesis with its residual over the whole run."""
-        steps = with_rates_of_float32(self.recipe(reference, self.values), evidence)
-        residual = max(max(residuals(step.update, predicted).values()) for step, predicted in steps)
+        """Return the hypothesis with its residual over the whole run, of updates and of the state that is shown."""
+        recipe, residual = self.recipe(reference, self.values), 0.0
+        for replayed in with_rates_of_float32(recipe, evidence):
+            of_update = max(residuals(replayed.step.update, replayed.update).values())
+            residual = max(residual, of_update, min(contradiction(replayed, recipe), 1.0))
         return Hypothesis(self.faults, self.says(), residual)
 
 
@@ -183,7 +193,15 @@ class _Search:
             return self._at(trial, values, self.sample).residual <= allowed
 
         values, are_round = round_values(self._misfit(trial, self.screen), trial.unknowns, fitted.values, accepts)
-        return replace(self._at(trial, values, self.sample), round=are_round)
+        return self._without_idle(replace(self._at(trial, values, self.sample), round=are_round))
+
+    def _without_idle(self, trial: _Trial) -> _Trial:
+        """Drop edits without which the others explain as much, such as one whose value is the reference's."""
+        for edit in trial.edits if len(trial.edits) > 1 else ():
+            rest = self._at(trial.without(edit), trial.without(edit).values, self.sample)
+            if rest.residual <= self.floor:
+                return self._without_idle(rest)
+        return trial
 
     def _misfit(self, trial: _Trial, sample: Sample) -> Callable[[Values], np.ndarray]:
         return lambda values: sample.misfit(trial.recipe(self.reference, values))

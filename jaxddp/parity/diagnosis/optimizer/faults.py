@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxddp.parity.diagnosis.optimizer.clipping import clip_edits
 from jaxddp.parity.diagnosis.optimizer.decay import decay_edits
 from jaxddp.parity.diagnosis.optimizer.edit import OptimizerEdit, discrete, number, numbers, typical
 from jaxddp.parity.diagnosis.optimizer.evidence import OptimizerEvidence
@@ -27,6 +28,7 @@ def edits(recipe: OptimizerRecipe, sample: Sample, evidence: OptimizerEvidence) 
         decay_edits(recipe, sample),
         _rate(recipe, counts),
         _scale(recipe, counts),
+        clip_edits(recipe, sample, evidence.world_size),
         _unused(recipe),
         _restore(recipe),
     )
@@ -86,7 +88,7 @@ def _scale(recipe: OptimizerRecipe, counts: dict[int, str]) -> Iterator[Optimize
         # Another learning rate has the same effect, so only a scale that somebody would use counts.
         unknown, same = Unknown((1.0,), low=1e-6, digits=0), "lr_scaled"
     else:
-        unknown, same = Unknown((1.0, 1e-4, 1e-2, 1e2, 1e4, 1e6), "log"), "eps_value"
+        unknown, same = Unknown((1.0, 1e-4, 1e-2, 1e2, 1e4, 1e6), "log", low=1e-12), "eps_value"
     yield OptimizerEdit(
         "loss_scale",
         lambda r, v: replace(r, scale=r.scale * v[0]),
@@ -143,6 +145,8 @@ def _eps(recipe: OptimizerRecipe) -> Iterator[OptimizerEdit]:
         (Unknown((reference or 1e-8, *EPS_STARTS), "log"),),
         frozenset({"loss_scale"}),
     )
+    none = f"eps 0, the reference has {numbers(recipe.eps)}"
+    yield discrete("eps_value", none, lambda r: replace(r, eps=np.zeros_like(r.eps)))
     for place, says in (
         ("inside", "inside the root, the reference has it"),
         ("both", "inside the root, too, and not only"),

@@ -23,7 +23,8 @@ class Unknown:
     """A number to be fitted.
 
     Attributes:
-        starts: initial values.
+        starts: initial values; for a linear search 0 is one more if it makes sense, since a search ends near it, where
+            Adam's update of a gradient of 0 is another.
         along: coordinate of the search: "linear"; "log", for values above 0 that span decades; or
             "complement", for betas: the logarithm of 1 - x.
         unit: a typical size, for "linear".
@@ -39,6 +40,10 @@ class Unknown:
     high: float = math.inf
     likely: Values = ()
     digits: int = 3
+
+    def __post_init__(self) -> None:
+        if self.along == "linear" and self.low <= 0 and 0.0 not in self.starts:
+            object.__setattr__(self, "starts", (*self.starts, 0.0))
 
     def inward(self, value: float) -> float:
         """Return a value's coordinate in the search."""

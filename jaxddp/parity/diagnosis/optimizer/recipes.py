@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxddp.parity.compare.clipping import TORCH_CLIP_EPSILON, clip_factor
+
 # Parts of each optimizer's state, which a restore can lose.
 STATE = {
     "sgd": ("buffer",),
@@ -24,7 +26,7 @@ State = dict[str, np.ndarray]
 class OptimizerRecipe:
     """An optimizer over S steps and T tensors, with g the gradient, p the parameter, t the count.
 
-        g <- scale g;  coupled: g <- g + decay p
+        g <- scale g;  g <- g min(1, max_norm / (norm_scale |g| + clip_epsilon));  coupled: g <- g + decay p
         sgd:      b <- first b + (1 - dampening) g, at first b <- g;  u = b;  nesterov: u = g + first b
         adam:     m <- first m + (1 - first) g;  v <- second v + (1 - second) g^2
                   u = m / (1 - first^t) / root(v / (1 - second^t))
@@ -56,7 +58,13 @@ class OptimizerRecipe:
         used: tensors that are updated, (S, T); the others and their state do not change.
         count: t, (S, T).
         start: initial v, (T,).
+        norms: |g| of all tensors together before scaling and clipping, (S,).
+        clipped: the reference's clipping, which the given gradients have had, as a factor, (S,).
         scale: factor of the gradients.
+        max_norm: largest norm of the gradients; None: they are not clipped by their norm.
+        norm_scale: factor of the norm that is compared to `max_norm`.
+        clip_epsilon: added to the norm.
+        largest: elements of the gradients are clipped to -largest .. largest; None: they are not.
         corrects: divide by 1 - first^t and 1 - second^t.
         nesterov, centred: torch's flags.
         amsgrad: "": no; "torch": the largest v; "corrected": the largest v / (1 - second^t).
@@ -79,6 +87,8 @@ class OptimizerRecipe:
     used: np.ndarray
     count: np.ndarray
     start: np.ndarray
+    norms: np.ndarray
+    clipped: np.ndarray
     coupled: bool
     nesterov: bool = False
     centred: bool = False
@@ -90,6 +100,10 @@ class OptimizerRecipe:
     decay_rate: float | None = None
     factor: float = 1.0
     scale: float = 1.0
+    max_norm: float | None = None
+    norm_scale: float = 1.0
+    clip_epsilon: float = TORCH_CLIP_EPSILON
+    largest: float | None = None
     restored_at: int | None = None
     lost: frozenset[str] = frozenset()
 
@@ -103,6 +117,14 @@ class OptimizerRecipe:
         """Learning rate of each step and tensor, (S, T)."""
         rates = self.rates[np.clip(self.index, 0, len(self.rates) - 1)]
         return self.factor * rates / (1 + (self.count - 1) * self.rate_decay)
+
+    @cached_property
+    def shares(self) -> np.ndarray:
+        """Factor of the given gradients at each step, from scaling and clipping, (S,)."""
+        scaled = self.scale / self.clipped
+        if self.max_norm is None:
+            return scaled
+        return scaled * clip_factor(self.norm_scale * np.abs(self.scale) * self.norms, self.max_norm, self.clip_epsilon)
 
     @cached_property
     def fresh(self) -> np.ndarray:
@@ -148,7 +170,9 @@ class OptimizerRecipe:
         """
         n = Numbers(*(block.spread(row) for row in self.numbers[step]))
         old = self.begin(block, step, state)
-        gradients = self.scale * gradients
+        gradients = self.shares[step] * gradients
+        if self.largest is not None:
+            gradients = np.clip(gradients, -self.largest, self.largest)
         if self.coupled:
             gradients = gradients + n.decay * params
         if self.rate_inside:

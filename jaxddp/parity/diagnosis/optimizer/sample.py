@@ -79,7 +79,7 @@ def survey(evidence: OptimizerEvidence, recipe: OptimizerRecipe) -> Survey:
     furthest = {name: np.zeros(shape).ravel() for name, shape in zip(recipe.names, recipe.shapes, strict=True)}
     residuals: list[dict[str, float]] = []
     norms: list[float] = []
-    for step, predicted in replay(recipe, evidence):
+    for step, predicted, _ in replay(recipe, evidence):
         norm = stage_norm(step.update)
         norms.append(norm)
         residuals.append({})

@@ -1,13 +1,14 @@
-"""Causes of a difference in a run's update: its optimizer, and parts of the reduction that the port does not show."""
+"""Causes of a difference in a run's update: its optimizer, and factors of the gradients that the port does not show."""
 
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from jaxddp.parity.compare.clipping import TORCH_CLIP_EPSILON, clip
+from jaxddp.parity.compare.clipping import clip_factor
 from jaxddp.parity.compare.judge import Located, shows_clipping
 from jaxddp.parity.diagnosis.decide import Hypothesis, Ruling, decide
 from jaxddp.parity.diagnosis.evidence import Evidence
+from jaxddp.parity.diagnosis.optimizer.evidence import by_part
 from jaxddp.parity.diagnosis.optimizer.explain import (
     FLOOR,
     OptimizerEvidence,
@@ -16,7 +17,7 @@ from jaxddp.parity.diagnosis.optimizer.explain import (
     reference_residuals,
 )
 from jaxddp.parity.findings import Problem
-from jaxddp.parity.records import Lazy, StoredRecord, Tensors
+from jaxddp.parity.records import Lazy, StoredRecord, Tensors, stage_norm
 
 KNOWN = "SGD, Adam, AdamW, RMSprop and Adagrad"
 LARGEST_ROUNDING = 1e-9  # of an update; a name may not rest on coarser ones
@@ -24,22 +25,17 @@ NEAR = 1e-6  # residual of an update whose learning rate is in float32; measured
 
 
 class Unseen(NamedTuple):
-    """Reduction and clipping that the port does not show, except through the optimizer's update.
+    """A reduction that the port does not show, except through the optimizer's update.
 
     Attributes:
         fault: a name of `catalogue.FAULTS`; "": no fault.
         says: the fault in words.
         times: factor of the gradients before they are clipped.
-        epsilon, factor: `epsilon` and `norm_scale` of `compare.clipping.clip`.
-        clips: the gradients are clipped.
     """
 
     fault: str = ""
     says: str = ""
     times: float = 1.0
-    epsilon: float = TORCH_CLIP_EPSILON
-    factor: float = 1.0
-    clips: bool = True
 
 
 def differing_update(evidence: Evidence, problems: list[Problem]) -> Located | None:
@@ -68,7 +64,7 @@ def differing_update(evidence: Evidence, problems: list[Problem]) -> Located | N
 
 
 def explain_update(evidence: Evidence) -> Ruling:
-    """Name the fault in the optimizer, or in the part of the reduction and the clipping that is not shown.
+    """Name the fault in the optimizer, or in the part of the reduction that is not shown.
 
     Faults that the run cannot tell apart are named together: for SGD, a sum over the replicas is the
     same as a larger learning rate.
@@ -85,10 +81,13 @@ def _explain(evidence: Evidence, near: float = 0.0) -> Ruling:
     rounding = max(evidence.judgement.update_rounding, default=0.0)
     floor = FLOOR + min(rounding, LARGEST_ROUNDING)
     ruling = explain_optimizer(_optimizer_evidence(evidence), floor, near)
-    unseen = [*_reductions(evidence), *_clips(evidence)]
+    unseen = [*_reductions(evidence)]
     singles = [Hypothesis((way.fault,), way.says, _residual(evidence, way)) for way in unseen]
     nearest = [ruling.runner_up] if ruling.runner_up else []
-    alone = decide([*ruling.named, *singles, *nearest], floor)
+    counted = any(single.residual <= floor for single in singles)
+    # Gradients times the number of replicas are a sum, though a loss scale of that size does the same.
+    named = [one for one in ruling.named if not (counted and one.faults == ("loss_scale",))]
+    alone = decide([*named, *singles, *nearest], floor)
     if alone.named or not unseen:
         return alone
     pairs = [pair for way in unseen for pair in _with_optimizer(evidence, way, floor, near)]
@@ -106,20 +105,6 @@ def _reductions(evidence: Evidence) -> Iterator[Unseen]:
     if pieces > 1:
         says = f"gradients times {pieces}, the number of micro-batches"
         yield Unseen("accumulation_not_divided", says, pieces)
-
-
-def _clips(evidence: Evidence) -> Iterator[Unseen]:
-    """Yield wrong ways to clip if the port does not show its clipped gradients."""
-    facts, world_size = evidence.facts, evidence.case.world_size
-    if facts.clip_grad_norm is None or shows_clipping(evidence.jax[0], facts):
-        return
-    if not (facts.own_step or facts.clips_inside):
-        return
-    yield Unseen("clip_missing", "the gradients are not clipped", clips=False)
-    yield Unseen("clip_epsilon", "clipping divides by the norm, to which the reference adds 1e-06", epsilon=0.0)
-    for power in (0.5, 1.0) if world_size > 1 else ():
-        says = f"clipped by a norm times {world_size**power:.4g}, with {world_size} replicas"
-        yield Unseen("clip_norm_local", says, factor=world_size**power)
 
 
 def _residual(evidence: Evidence, way: Unseen) -> float:
@@ -143,7 +128,13 @@ def _optimizer_evidence(evidence: Evidence, way: Unseen | None = None) -> Optimi
         evidence.case.world_size,
         evidence.facts.accumulation_steps,
         evidence.facts.restore_at,
+        None if _shown(evidence) else evidence.facts.clip_grad_norm,
     )
+
+
+def _shown(evidence: Evidence) -> bool:
+    """Return whether the port shows its clipped gradients."""
+    return shows_clipping(evidence.jax[0], evidence.facts)
 
 
 def _optimizer_step(evidence: Evidence, index: int, way: Unseen) -> OptimizerStep:
@@ -153,21 +144,24 @@ def _optimizer_step(evidence: Evidence, index: int, way: Unseen) -> OptimizerSte
     shares = evidence.judgement.shares[index]
     update = {name: ours["update"][name] / shares[name] for name in params}
     unused = frozenset(params.keys() - theirs["clipped_gradients"])
-    return OptimizerStep(theirs.notes["groups"], params, _given(evidence, theirs, ours, way), unused, update)
+    given, clipped = _given(evidence, theirs, ours, way)
+    return OptimizerStep(
+        theirs.notes["groups"], params, given, unused, update, by_part(ours["optimizer_state"]), clipped
+    )
 
 
-def _given(evidence: Evidence, theirs: StoredRecord, ours: StoredRecord, way: Unseen) -> Tensors:
-    """Return the clipped gradients that jax's optimizer was given."""
+def _given(evidence: Evidence, theirs: StoredRecord, ours: StoredRecord, way: Unseen) -> tuple[Tensors, float]:
+    """Return the clipped gradients that jax's optimizer was given, and the factor by which the reference clips."""
     facts = evidence.facts
-    if shows_clipping(ours, facts):
-        return ours["clipped_gradients"] if facts.own_step else theirs["clipped_gradients"]
+    if _shown(evidence):
+        return (ours if facts.own_step else theirs)["clipped_gradients"], 1.0
     if not facts.own_step:
         gradients = theirs["gradients"]
     elif "gradients" in ours:
         gradients = ours["gradients"]
     else:
         gradients = {name: value.mean(0) for name, value in ours["pure_local_gradients"].items()}
-    gradients = {name: way.times * value for name, value in gradients.items()}
-    if facts.clip_grad_norm is None or not way.clips:
-        return gradients
-    return clip(gradients, facts.clip_grad_norm, way.epsilon, way.factor)
+    share = 1.0
+    if facts.clip_grad_norm is not None:
+        share = float(clip_factor(way.times * stage_norm(gradients), facts.clip_grad_norm))
+    return {name: way.times * share * value for name, value in gradients.items()}, share

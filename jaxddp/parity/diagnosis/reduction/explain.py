@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Sequence
 
 from jaxddp.parity.diagnosis.decide import Hypothesis, Ruling, decide
-from jaxddp.parity.diagnosis.reduction.faults import ReductionEdit, aliases, edits
+from jaxddp.parity.diagnosis.reduction.faults import ReductionEdit, aliases, clip_values, edits
 from jaxddp.parity.diagnosis.reduction.recipe import SHOWN, ReductionRecipe, ReductionStep, residual_of
 
 __all__ = ["FLOOR", "SHOWN", "ReductionRecipe", "ReductionStep", "explain_reduction", "residual_of"]
@@ -28,7 +28,8 @@ def explain_reduction(
         floor: the largest residual that counts as rounding.
     """
     world_size, pieces = steps[0].counts.shape
-    possible = [*edits(reference, world_size, pieces, tied), *aliases(reference, steps[0], floor)]
+    possible = [*edits(reference, world_size, pieces, tied), *clip_values(reference, steps)]
+    possible += aliases(reference, steps[0], floor)
     singles = [_tried((edit,), reference, steps) for edit in possible]
     ruling = decide(singles, floor)
     if ruling.named:

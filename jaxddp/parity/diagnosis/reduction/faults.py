@@ -12,6 +12,8 @@ from jaxddp.parity.diagnosis.reduction.recipe import ReductionRecipe, ReductionS
 from jaxddp.parity.diagnosis.reduction.rounding import WIRES
 from jaxddp.parity.records import stage_norm
 
+TINY = 1e-9  # relative
+
 
 @dataclass(frozen=True)
 class ReductionEdit:
@@ -124,6 +126,38 @@ def _clip_edits(world_size: int, tied: Sequence[str]) -> Iterator[ReductionEdit]
             yield _edit("norm", "clip_norm_local", says, clip_by=float(world_size**power))
     for name in tied:
         yield _edit("twice", "tied_weights", f"the norm counts {name} twice", twice=name)
+
+
+def clip_values(reference: ReductionRecipe, steps: Sequence[ReductionStep]) -> Iterator[ReductionEdit]:
+    """Yield the norm and the value at which the shown gradients are clipped, read off the first step that clips."""
+    has = "does not clip" if reference.clip_norm is None else f"clips at norm {reference.clip_norm:g}"
+    for step in steps:
+        if not {"gradients", "clipped_gradients"} <= step.shown.keys():
+            return
+        before, after = (step.shown[stage] for stage in ("gradients", "clipped_gradients"))
+        # All replicas have the same gradients, or another stage differs.
+        norm, clipped = (stage_norm({name: value[0] for name, value in of.items()}) for of in (before, after))
+        if clipped >= norm * (1 - TINY):
+            continue
+        for epsilon in (reference.clip_epsilon, 0.0):
+            largest = _rounded(clipped * (norm + epsilon) / norm)
+            if largest != reference.clip_norm:
+                yield _edit(
+                    "norm",
+                    "clip_norm",
+                    f"clipped at norm {largest:.6g}, the reference {has}",
+                    clip_norm=largest,
+                    **({} if reference.clip_norm is not None else {"clip_epsilon": epsilon}),
+                )
+        value = _rounded(max(float(np.abs(tensor).max()) for tensor in after.values()))
+        yield _edit("norm", "clip_by_value", f"clipped by value, at {value:.6g}, the reference {has}", clip_value=value)
+        return
+
+
+def _rounded(value: float) -> float:
+    """Return the number of six digits that the value is, or the value."""
+    short = float(f"{value:.6g}")
+    return short if abs(short - value) <= TINY * value else value
 
 
 def _edit(kind: str, fault: str, says: str, **fields: Any) -> ReductionEdit:

@@ -49,6 +49,7 @@ class ReductionRecipe:
         clip_first: each replica clips its local gradients before they are averaged.
         clip_by: norm that clips: "mean", of the reduced gradients; "own", of the replica's local gradients;
             or a number that the reduced gradients' norm is multiplied by.
+        clip_value: elements are clipped to -clip_value .. clip_value, and not by their norm; None: they are not.
         twice: tensor that the norm counts twice.
         aliases: (tensor, tensor whose gradient it has).
     """
@@ -66,6 +67,7 @@ class ReductionRecipe:
     clip_epsilon: float = TORCH_CLIP_EPSILON
     clip_first: bool = False
     clip_by: str | float = "mean"
+    clip_value: float | None = None
     twice: str = ""
     aliases: tuple[tuple[str, str], ...] = ()
 
@@ -105,6 +107,8 @@ class ReductionRecipe:
         return {name: self.factor * _everywhere(value, self.wire) for name, value in local.items()}
 
     def _clipped(self, gradients: dict[str, np.ndarray], local: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        if self.clip_value is not None:
+            return {name: np.clip(value, -self.clip_value, self.clip_value) for name, value in gradients.items()}
         if self.clip_norm is None:
             return gradients
         norms = _norms(local if self.clip_by == "own" else gradients, self.twice)

@@ -13,9 +13,9 @@ from flax import nnx
 from jaxddp.nn.functional import Functional
 from jaxddp.parity.compare.layers import first_difference, in_torch_layout
 from jaxddp.parity.findings import Layer
-from jaxddp.parity.flax_side.layers import _listening_nnx
+from jaxddp.parity.flax_side.layers import listening_nnx
 from jaxddp.parity.records import Records, StoredRecord
-from jaxddp.parity.torch_side.layers import Calls, _listening
+from jaxddp.parity.torch_side.layers import Calls, listen
 
 Arrays = dict[str, np.ndarray]
 
@@ -31,7 +31,7 @@ def passed(folder: Path, outputs: Arrays, inputs: Arrays | None = None, **notes:
 
 def compared(folder: Path, torch: Arrays, flax: Arrays, twins: dict[str, str], **inputs: Arrays) -> Layer | None:
     theirs = passed(folder / "torch", torch, inputs.get("of_torch"))
-    return first_difference(theirs, passed(folder / "flax", flax, inputs.get("of_flax")), twins)
+    return first_difference(theirs, passed(folder / "flax", flax, inputs.get("of_flax")), twins)[0]
 
 
 X = np.arange(24.0).reshape(2, 3, 4)  # NCL
@@ -66,10 +66,12 @@ def test_layers_without_a_twin_are_skipped(tmp_path: Path) -> None:
     assert compared(tmp_path / "none", torch, {"other": X}, TWINS) is None
 
 
-def test_outputs_of_different_shapes_differ_without_an_element(tmp_path: Path) -> None:
-    layer = compared(tmp_path, {"fc": X}, {"outer": X[:, :2]}, TWINS)
+def test_outputs_of_different_shapes_are_skipped(tmp_path: Path) -> None:
+    torch, flax = {"conv": X, "fc": X, "head": X}, {"inner": X, "outer": X[:, :2], "head": 2 * X}
+    layer = compared(tmp_path, torch, flax, {**TWINS, "head": "head"})
     assert layer is not None
-    assert (layer.residual, layer.element, layer.shapes) == (np.inf, (), ((2, 2, 4), (2, 3, 4)))
+    assert (layer.torch, layer.before) == ("head", "conv")
+    assert compared(tmp_path / "alone", {"fc": X}, {"outer": X[:, :2]}, TWINS) is None
 
 
 def test_each_call_of_a_layer_is_compared_with_the_same_call(tmp_path: Path) -> None:
@@ -80,9 +82,9 @@ def test_each_call_of_a_layer_is_compared_with_the_same_call(tmp_path: Path) -> 
         calls.write(tmp_path / name)
         return Records([tmp_path / name])[0]
 
-    layer = first_difference(twice(X, X, "fc"), twice(X, -X, "outer"), TWINS)
+    layer, equal = first_difference(twice(X, X, "fc"), twice(X, -X, "outer"), TWINS)
     assert layer is not None
-    assert (layer.torch, layer.flax, layer.before) == ("fc (2)", "outer (2)", "fc")
+    assert (layer.torch, layer.flax, layer.before, equal) == ("fc (2)", "outer (2)", "fc", 1)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -126,7 +128,7 @@ def test_torch_calls_are_recorded_inside_out_and_the_hooks_removed(tmp_path: Pat
     x = torch.ones(2, 3)
     with ExitStack() as hooks, torch.no_grad():
         for name, module in model.named_modules():
-            hooks.enter_context(_listening(module, name, calls))
+            listen(module, name, calls, hooks)
         made, _ = model(x)
     model(x)
     calls.write(tmp_path)
@@ -134,6 +136,18 @@ def test_torch_calls_are_recorded_inside_out_and_the_hooks_removed(tmp_path: Pat
     assert record.notes["order"] == ["fc", "fc (2)", ""]
     assert np.array_equal(record["outputs"][""], made.numpy())
     assert np.array_equal(record["inputs"]["fc (2)"], record["outputs"]["fc"])
+
+
+def test_torch_layers_that_work_in_place_are_recorded_as_they_were(tmp_path: Path) -> None:
+    model, calls = torch.nn.Sequential(torch.nn.Identity(), torch.nn.ReLU(inplace=True)), Calls()
+    with ExitStack() as hooks, torch.no_grad():
+        for name, module in model.named_modules():
+            listen(module, name, calls, hooks)
+        model(torch.tensor([-1.0, 2.0]))
+    calls.write(tmp_path)
+    record = Records([tmp_path])[0]
+    assert record["outputs"]["0"].tolist() == record["inputs"]["1"].tolist() == record["inputs"][""].tolist() == [-1, 2]
+    assert record["outputs"]["1"].tolist() == [0, 2]
 
 
 class Scaled(nnx.Linear):
@@ -155,7 +169,7 @@ def test_nnx_calls_are_recorded_once_each_and_the_classes_restored(tmp_path: Pat
     before = (Scaled.__call__, nnx.Linear.__call__)
     functional = Functional(model)
     with ExitStack() as stack:
-        bound: Any = _listening_nnx(model, functional.params, functional.buffers, calls, stack)
+        bound: Any = listening_nnx(model, functional.params, functional.buffers, calls, stack)
         made, _ = bound(jax.numpy.ones((2, 3)))
         model(jax.numpy.ones((2, 3)))  # another model of the same classes is not recorded
     assert (Scaled.__call__, nnx.Linear.__call__) == before
@@ -170,7 +184,7 @@ def test_layers_inside_compiled_code_are_skipped(tmp_path: Path) -> None:
     model, calls = FlaxBlock(), Calls()
     functional = Functional(model)
     with ExitStack() as stack:
-        bound: Any = _listening_nnx(model, functional.params, functional.buffers, calls, stack)
+        bound: Any = listening_nnx(model, functional.params, functional.buffers, calls, stack)
         jax.jit(lambda x: bound(x)[0])(jax.numpy.ones((2, 3)))
     calls.write(tmp_path)
     assert Records([tmp_path])[0].notes["order"] == []

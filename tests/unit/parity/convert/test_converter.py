@@ -201,7 +201,7 @@ def test_linen_models_convert_with_the_table_that_the_error_proposes() -> None:
         Converter(twin, shapes)
     table = {"Dense_0": "0", "BatchNorm_0": "1", "Dense_1": "2"}
     assert "flax's Dense_0.kernel (4, 6) has no twin in torch, Dense_0.weight is not there" in str(caught.value)
-    assert "torch's 2.weight (2, 6) has no twin in flax" in str(caught.value)
+    assert "torch's 0.weight (6, 4) has no twin in flax" in str(caught.value)
     arrays = Converter(twin, shapes, table).to_flax({k: v.numpy() for k, v in twin.state_dict().items()})
     loaded = {
         c: traverse_util.unflatten_dict({n: arrays[n] for n in names}, sep=".") for c, names in collections.items()

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from jaxddp.parity.diagnosis.decide import Ruling
 from jaxddp.parity.diagnosis.forward.buffers import Buffers, explain_buffers
-from jaxddp.parity.diagnosis.forward.explain import FLOOR, LossAndGradients, ModelEvidence, search_model
+from jaxddp.parity.diagnosis.forward.explain import FLOOR, REPLAYS, LossAndGradients, ModelEvidence, search_model
 from jaxddp.parity.diagnosis.forward.fit import residual_at
 from jaxddp.parity.diagnosis.forward.sites import trace
 from tests.support.twin_models import CONVNET, MLP, TRANSFORMER, Twins
@@ -21,8 +21,7 @@ from tests.support.twins import evidence
 
 CLEAN = 1e-14  # measured: up to 1.7e-15
 EXPLAINED = 1e-13  # measured: up to 7.6e-15
-SECONDS = 20.0  # search time for a pair; measured on a busy machine: up to 12
-BRIEFLY = 1.0  # search time where nothing can be found
+FEW = 100  # replays where nothing can be found
 
 
 @pytest.fixture(autouse=True)
@@ -55,8 +54,8 @@ def tf32_forward(x: jax.Array) -> jax.Array:
 tf32_forward.defjvp(lambda x, tangent: (tf32_forward(*x), tangent[0]))
 
 
-def explain_model(evidence: ModelEvidence, seconds: float = 30.0) -> Ruling:
-    return search_model(evidence, FLOOR, seconds)[0]
+def explain_model(evidence: ModelEvidence, replays: int = REPLAYS) -> Ruling:
+    return search_model(evidence, FLOOR, replays)[0]
 
 
 def worst(subject: Buffers | LossAndGradients) -> float:
@@ -90,7 +89,7 @@ def test_a_correct_twin_leaves_rounding_only(twins: Twins, loss_normalization: s
 
 def test_a_search_that_was_cut_short_says_so() -> None:
     run = evidence(MLP, smoothing=0.2)
-    assert explain_model(run, seconds=0.0).cut_short
+    assert explain_model(run, replays=0).cut_short
     assert not explain_model(run).cut_short
 
 
@@ -187,7 +186,7 @@ MORE: list[tuple[Twins, dict[str, Any], str, str]] = [
     ids=[f"{case[2]} {next(iter(case[1]))}" for case in SINGLE + MORE],
 )
 def test_a_fault_is_named(twins: Twins, options: dict[str, Any], fault: str, says: str) -> None:
-    check_named(explain_model(evidence(twins, **options), seconds=SECONDS), ({fault}, says))
+    check_named(explain_model(evidence(twins, **options)), ({fault}, says))
 
 
 PAIRS: list[tuple[Twins, dict[str, Any], set[str], str]] = [
@@ -231,7 +230,7 @@ PAIRS: list[tuple[Twins, dict[str, Any], set[str], str]] = [
     [pytest.param(*case, id="+".join(sorted(case[2]))) for case in PAIRS],
 )
 def test_two_faults_are_named(twins: Twins, options: dict[str, Any], faults: set[str], says: str) -> None:
-    check_named(explain_model(evidence(twins, **options), seconds=SECONDS), (faults, says))
+    check_named(explain_model(evidence(twins, **options)), (faults, says))
 
 
 def one_gradient_scaled(gradients: dict[str, np.ndarray]) -> None:
@@ -252,7 +251,7 @@ def one_gradient_scaled(gradients: dict[str, np.ndarray]) -> None:
     ids=lambda options: next(iter(options)),
 )
 def test_an_unknown_fault_is_not_named(options: dict[str, Any]) -> None:
-    ruling = explain_model(evidence(TRANSFORMER, **options), seconds=BRIEFLY)
+    ruling = explain_model(evidence(TRANSFORMER, **options), replays=FEW)
     assert ruling.named == ()
     assert ruling.runner_up is not None
     assert ruling.runner_up.residual > 1e-3  # measured: at least 1.9e-2
@@ -264,7 +263,7 @@ def test_a_factor_that_nobody_would_choose_is_not_called_a_loss_scale() -> None:
         for gradient in gradients.values():
             gradient *= 7 / 9
 
-    ruling = explain_model(evidence(TRANSFORMER, change=scale), seconds=BRIEFLY)
+    ruling = explain_model(evidence(TRANSFORMER, change=scale), replays=FEW)
     assert ruling.named == ()
 
 
@@ -272,7 +271,7 @@ def test_a_factor_that_nobody_would_choose_is_not_called_a_loss_scale() -> None:
 def test_a_fault_that_a_later_step_contradicts_is_not_named_alone() -> None:
     """Row 0 of the embedding is not read in the first step, so GELU alone explains that step."""
     run = evidence(TRANSFORMER, gelu="everywhere", padding_idx=True, without_padding_at=0, steps=2)
-    ruling = explain_model(run, seconds=SECONDS)
+    ruling = explain_model(run)
     (named,) = ruling.named
     assert set(named.faults) == {"gelu_approximation", "padding_idx"}
 
@@ -281,7 +280,7 @@ def test_a_fault_that_a_later_step_contradicts_is_not_named_alone() -> None:
 def test_a_replica_without_labels_has_no_loss_on_either_side() -> None:
     run = evidence(TRANSFORMER, gelu="everywhere", no_labels_of=1)
     assert np.isnan(run.steps[0].local_loss).tolist() == [False, True]
-    check_named(explain_model(run, seconds=SECONDS), ({"gelu_approximation"}, "GELU by tanh"))
+    check_named(explain_model(run), ({"gelu_approximation"}, "GELU by tanh"))
 
 
 BUFFERS: list[tuple[dict[str, Any], set[str], str]] = [

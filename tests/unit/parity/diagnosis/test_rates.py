@@ -48,7 +48,7 @@ def plainly(evidence: OptimizerEvidence) -> float:
     """Return the residual of the reference's recipe with learning rates in float64."""
     recipe = reference_recipe(evidence)
     assert recipe is not None
-    return max(max(residuals(step.update, predicted).values()) for step, predicted in replay(recipe, evidence))
+    return max(max(residuals(step.update, predicted).values()) for step, predicted, _ in replay(recipe, evidence))
 
 
 @pytest.mark.one_in(2)

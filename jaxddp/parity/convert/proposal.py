@@ -1,0 +1,151 @@
+"""Proposal of the table `names`, from the shapes of layers and the order in which they are used."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from torch import nn
+
+from jaxddp.parity.convert.layouts import NORMS, PROJECTIONS, Shapes
+
+Kind = tuple[str, tuple[int, ...]]  # kind of a layer, and the sizes of its arrays
+
+OF_NORMS = ("scale", "mean", "var")
+ATTENTION = {*PROJECTIONS, "out"}
+
+
+@dataclass(frozen=True)
+class Unpaired:
+    """Arrays without a twin.
+
+    Attributes:
+        flax: names of flax arrays, in the order of their layers' use.
+        torch: names of torch tensors, in the order of their layers' use.
+        shapes, tensors: shapes of flax's arrays and of torch's tensors.
+        modules: torch's modules by name.
+    """
+
+    flax: Sequence[str]
+    torch: Sequence[str]
+    shapes: Shapes
+    tensors: Shapes
+    modules: Mapping[str, nn.Module]
+
+    def in_order(self, flax_order: Sequence[str], torch_order: Sequence[str]) -> "Unpaired":
+        """Return the arrays in the order of these layers; those of other layers come last, in their own order."""
+        return replace(self, flax=_sorted(self.flax, flax_order), torch=_sorted(self.torch, torch_order))
+
+
+def _sorted(names: Sequence[str], order: Sequence[str]) -> list[str]:
+    place = {layer: number for number, layer in enumerate(order)}
+    return sorted(names, key=lambda name: place.get(name.rpartition(".")[0], len(place)))
+
+
+def proposed_names(unpaired: Unpaired) -> dict[str, str]:
+    """Pair off layers of one kind in the order of their use; whole branches are one line of the table.
+
+    Returns:
+        Flax prefixes to torch prefixes, for the kinds of layers of which both sides have as many.
+
+    >>> modules = {"fc1": nn.Linear(3, 5), "fc2": nn.Linear(5, 4)}
+    >>> flax = {"Dense_0.kernel": (3, 5), "Dense_0.bias": (5,), "Dense_1.kernel": (5, 4), "Dense_1.bias": (4,)}
+    >>> torch = {"fc1.weight": (5, 3), "fc1.bias": (5,), "fc2.weight": (4, 5), "fc2.bias": (4,)}
+    >>> proposed_names(Unpaired([*flax], [*torch], flax, torch, modules))
+    {'Dense_0': 'fc1', 'Dense_1': 'fc2'}
+    """
+    ours, theirs = _of_flax({name: unpaired.shapes[name] for name in unpaired.flax}), _of_torch(unpaired)
+    of_flax, of_torch = _by_kind(ours), _by_kind(theirs)
+    pairs = {
+        one: other
+        for kind, layers in of_flax.items()
+        if len(layers) == len(of_torch.get(kind, ()))
+        for one, other in zip(layers, of_torch[kind], strict=True)
+    }
+    return _folded({layer: pairs[layer] for layer in ours if layer in pairs})
+
+
+def _of_flax(shapes: Shapes) -> dict[str, Kind]:
+    """Return the kind of each layer; query, key, value and out of an attention are one layer."""
+    layers: dict[str, dict[str, int]] = {}
+    for name, shape in shapes.items():
+        layer, _, leaf = name.rpartition(".")
+        layers.setdefault(layer, {})[leaf] = math.prod(shape)
+    parts: dict[str, set[str]] = {}
+    for layer in layers:
+        parent, _, part = layer.rpartition(".")
+        parts.setdefault(parent, set()).add(part)
+    kinds: dict[str, Kind] = {}
+    for layer, sizes in layers.items():
+        parent, _, part = layer.rpartition(".")
+        if part in ATTENTION and parts[parent] >= ATTENTION:
+            kinds.setdefault(parent, _of_attention(layers, parent))
+        else:
+            kind = "norm" if not sizes.keys().isdisjoint(OF_NORMS) else "embedding" if "embedding" in sizes else ""
+            kinds[layer] = kind, tuple(sorted(sizes.values()))
+    return kinds
+
+
+def _of_attention(layers: Mapping[str, Mapping[str, int]], parent: str) -> Kind:
+    """Return the kind of an attention, with torch's sizes: the three projections in one tensor."""
+
+    def total(parts: Iterable[str], leaf: str) -> int:
+        return sum(layers[f"{parent}.{part}".lstrip(".")].get(leaf, 0) for part in parts)
+
+    of_parts = ((PROJECTIONS, "kernel"), (PROJECTIONS, "bias"), (("out",), "kernel"), (("out",), "bias"))
+    sizes = (total(parts, leaf) for parts, leaf in of_parts)
+    return "attention", tuple(sorted(size for size in sizes if size))
+
+
+def _of_torch(unpaired: Unpaired) -> dict[str, Kind]:
+    """Return the kind of each layer."""
+    sizes: dict[str, list[int]] = {}
+    for name in unpaired.torch:
+        layer = _layer_of_torch(name, unpaired.modules)
+        sizes.setdefault(layer, []).append(math.prod(unpaired.tensors[name]))
+    return {layer: (_kind_of_torch(unpaired.modules.get(layer)), tuple(sorted(of))) for layer, of in sizes.items()}
+
+
+def _by_kind(layers: Mapping[str, Kind]) -> dict[Kind, list[str]]:
+    found: dict[Kind, list[str]] = {}
+    for layer, kind in layers.items():
+        found.setdefault(kind, []).append(layer)
+    return found
+
+
+def _layer_of_torch(name: str, modules: Mapping[str, nn.Module]) -> str:
+    """Return the layer of a tensor; an attention's output projection belongs to the attention."""
+    layer = name.rpartition(".")[0]
+    parent = layer.rpartition(".")[0]
+    return parent if isinstance(modules.get(parent), nn.MultiheadAttention) else layer
+
+
+def _kind_of_torch(module: nn.Module | None) -> str:
+    if isinstance(module, nn.MultiheadAttention):
+        return "attention"
+    return "norm" if isinstance(module, NORMS) else "embedding" if isinstance(module, nn.Embedding) else ""
+
+
+def _folded(pairs: Mapping[str, str]) -> dict[str, str]:
+    """Replace the lines of a branch by one, as long as its layers have the same names on both sides.
+
+    >>> _folded({"a_0.q": "b.0.q", "a_0.k": "b.0.k", "a_1.x": "b.1.y"})
+    {'a_0': 'b.0', 'a_1.x': 'b.1.y'}
+    """
+    table = dict(pairs)
+    while True:
+        branches: dict[str, list[str]] = {}
+        for one, other in table.items():
+            if "." in one and "." in other and one.rpartition(".")[2] == other.rpartition(".")[2]:
+                branches.setdefault(one.rpartition(".")[0], []).append(other.rpartition(".")[0])
+        whole = {
+            one: others[0]
+            for one, others in branches.items()
+            if len({*others}) == 1 and len(others) == sum(layer.startswith(f"{one}.") for layer in table)
+        }
+        if not whole:
+            return {one: other for one, other in table.items() if one != other}
+        folded: dict[str, str] = {}
+        for one, other in table.items():
+            parent = one.rpartition(".")[0]
+            folded |= {parent: whole[parent]} if parent in whole else {one: other}
+        table = folded

@@ -1,0 +1,61 @@
+"""Mistakes in clipping that the port does not show, except through its updates."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from jaxddp.parity.diagnosis.optimizer.edit import OptimizerEdit, discrete, number
+from jaxddp.parity.diagnosis.optimizer.fit import Unknown
+from jaxddp.parity.diagnosis.optimizer.recipes import OptimizerRecipe
+from jaxddp.parity.diagnosis.optimizer.sample import Sample
+
+NORMS = (0.1, 0.5, 1.0, 5.0)  # starts of the search for a norm
+
+
+def clip_edits(recipe: OptimizerRecipe, sample: Sample, world_size: int) -> Iterator[OptimizerEdit]:
+    """Yield clipping at another norm or by value, and, if the reference clips, none or by another rule.
+
+    Args:
+        recipe: the reference's.
+        sample: of the gradients.
+        world_size: number of replicas.
+    """
+    if recipe.max_norm is None:
+        without_epsilon = replace(recipe, clip_epsilon=0.0)  # as in optax
+        for rule in (recipe, without_epsilon):
+            yield _at_norm(rule, "the reference does not clip")
+    else:
+        yield _at_norm(recipe, f"the reference at {number(recipe.max_norm)}")
+        yield discrete("clip_missing", "the gradients are not clipped", partial(replace, max_norm=None))
+        says = "clipping divides by the norm, to which the reference adds 1e-06"
+        yield discrete("clip_epsilon", says, partial(replace, clip_epsilon=0.0))
+        for power in (0.5, 1.0) if world_size > 1 else ():
+            says = f"clipped by a norm times {world_size**power:.4g}, with {world_size} replicas"
+            yield discrete("clip_norm_local", says, partial(replace, norm_scale=world_size**power))
+    yield _by_value(recipe, sample)
+
+
+def _at_norm(rule: OptimizerRecipe, reference: str) -> OptimizerEdit:
+    return OptimizerEdit(
+        "clip_norm",
+        lambda r, v: replace(r, max_norm=v[0], clip_epsilon=rule.clip_epsilon),
+        lambda v: f"gradients clipped at norm {number(v[0])}, {reference}",
+        # At a norm that is never reached, nothing is clipped.
+        (Unknown((rule.max_norm or float(np.median(rule.norms)), *NORMS), "log", low=1e-12, high=rule.norms.max()),),
+        frozenset({"clip_missing", "clip_norm_local"}),
+    )
+
+
+def _by_value(recipe: OptimizerRecipe, sample: Sample) -> OptimizerEdit:
+    sizes = np.abs(sample.gradients / recipe.clipped[: len(sample.gradients), None])
+    starts = tuple(float(x) for x in np.quantile(sizes, (0.5, 0.9, 0.99)) if x > 0)
+    reference = "does not clip" if recipe.max_norm is None else f"clips by norm, at {number(recipe.max_norm)}"
+    return OptimizerEdit(
+        "clip_by_value",
+        lambda r, v: replace(r, max_norm=None, largest=v[0]),
+        lambda v: f"gradients clipped by value, at {number(v[0])}, the reference {reference}",
+        (Unknown((0.01, 0.1, 1.0, *starts), "log", low=1e-12, high=float(sizes.max())),),
+        frozenset({"clip_norm", "clip_missing", "clip_norm_local", "clip_epsilon"}),
+    )

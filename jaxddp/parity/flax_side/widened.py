@@ -1,0 +1,113 @@
+"""Casts in a loss, which a run in float64 lifts.
+
+The float64 run stands for a program in float32, where a cast to float32 does nothing. So casts of integers are lifted,
+and those that flax and jax make by themselves: layers whose `dtype` is float32, a softmax that attention computes in
+float32. Casts that a port writes are lifted if torch's loss makes such casts too: one side's alone may be its fault, as
+in a variance from means in float32. The rounding of 16 bits is compared in the run in float32.
+"""
+
+import sys
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import wraps
+from types import FrameType
+from typing import Any, TypeVar
+from unittest import mock
+
+import jax
+import numpy as np
+from jax import numpy as jnp
+from jax.extend.core.primitives import conv_general_dilated_p, convert_element_type_p, dot_general_p, iota_p
+
+from jaxddp.distributed.collectives import AXIS_NAME
+
+Context = Callable[[], AbstractContextManager[Any]]
+Result = TypeVar("Result")
+
+# Primitive -> its parameter that is a dtype.
+CASTS = {
+    convert_element_type_p: "new_dtype",
+    iota_p: "dtype",
+    dot_general_p: "preferred_element_type",
+    conv_general_dilated_p: "preferred_element_type",
+}
+
+RANDOM = {"jax._src.random.", "jax.random."}
+LIBRARIES = ("flax.", "jax._src.nn.")  # modules whose casts to float32 are no decision of the port
+PLUMBING = ("jax.", "jax._src.", "numpy.", "unittest.", "contextlib", "functools", __name__)
+
+
+@contextmanager
+def in_float64(casts: Collection[str] = ()) -> Iterator[None]:
+    """Leave casts to narrower dtypes out of what is traced or computed in this context.
+
+    Args:
+        casts: names of the dtypes to which torch's loss casts; with any of them, casts to float32 are lifted too.
+
+    >>> with jax.enable_x64(True), in_float64(["float32"]):
+    ...     print(jnp.float64(1).astype(jnp.float32) / 3, jnp.float64(1).astype(jnp.bfloat16) / 3)
+    0.3333333333333333 0.333984
+    """
+    lifted = {jnp.dtype(name) for name in (*casts, *["float32"] * bool(casts))}
+    kept = {jnp.dtype(name) for name in ("float16", "bfloat16")} - lifted
+    with ExitStack() as stack:
+        # Another word for "highest", so that jax keeps what it traces here apart from what it has traced elsewhere.
+        stack.enter_context(jax.default_matmul_precision("float32"))
+        for primitive, key in CASTS.items():
+            stack.enter_context(mock.patch.object(primitive, "bind", _widening(primitive.bind, key, lifted, kept)))
+        yield
+
+
+def within(context: Context, function: Callable[..., Result]) -> Callable[..., Result]:
+    """Return the function, called within a context."""
+
+    @wraps(function)
+    def inside(*args: Any, **kwargs: Any) -> Result:
+        with context():
+            return function(*args, **kwargs)
+
+    return inside
+
+
+def can_run(function: Callable[..., Any], *args: Any) -> bool:
+    """Return whether a replica's function can be traced: with some casts lifted, jax may refuse two dtypes in one."""
+    try:
+        jax.eval_shape(jax.vmap(lambda _: function(*args), axis_name=AXIS_NAME), jnp.zeros(1))
+    except Exception:
+        return False
+    return True
+
+
+def _widening(bind: Callable[..., Any], key: str, lifted: set[Any], kept: set[Any]) -> Callable[..., Any]:
+    def wide(*operands: Any, **params: Any) -> Any:
+        dtypes = [jax.dtypes.result_type(operand) for operand in operands]
+        of_floats = any(jnp.issubdtype(dtype, jnp.floating) for dtype in dtypes)
+        lifts = params[key] in lifted or (params[key] == jnp.float32 and (not of_floats or _of_library()))
+        if lifts and kept.isdisjoint(dtypes) and not _draws():
+            params |= {key: np.dtype("float64")}
+        return bind(*operands, **params)
+
+    return wide
+
+
+def _callers() -> Iterator[str]:
+    """Yield the modules of the functions that are being called, the innermost first."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        yield f"{frame.f_globals.get('__name__')}."
+        frame = frame.f_back
+
+
+def _draws() -> bool:
+    """Return whether random numbers are being drawn, as linen does to compare shapes: they keep their dtype."""
+    return not RANDOM.isdisjoint(_callers())
+
+
+def _of_library() -> bool:
+    """Return whether a function of flax, or of jax.nn, is the first that is no plumbing."""
+    for module in _callers():
+        if module.startswith(LIBRARIES):
+            return True
+        if not module.startswith(PLUMBING):
+            return False
+    return False

@@ -1,0 +1,65 @@
+"""Constants that one of the two models holds as a buffer: declared by `no_twin`, they are in no table of names."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flax import nnx
+from jax import numpy as jnp
+
+from jaxddp.errors import InputError
+from jaxddp.parity.convert import Converter
+from jaxddp.parity.convert.files import Twins
+from jaxddp.parity.port import Port
+
+
+class TorchScaled(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = torch.nn.Linear(3, 2)
+        self.scale: torch.Tensor
+        self.register_buffer("scale", torch.tensor([1.0, 2.0]))
+
+
+class FlaxShifted(nnx.Module):
+    def __init__(self) -> None:
+        self.fc = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
+        self.shift = nnx.Variable(jnp.array([5.0]))
+
+
+def port(**options: Any) -> Port:
+    def never(*arguments: Any) -> Any:
+        raise AssertionError("not needed")
+
+    losses = {"torch_loss": never, "flax_loss": never, "batch": never}
+    return Port(torch_model=TorchScaled, flax_model=FlaxShifted, optimizer="sgd", **losses, **options)
+
+
+def test_constants_keep_their_values_when_weights_are_converted() -> None:
+    twins = Twins.of_port(port(no_twin=["scale", "shift"]))
+    assert {piece.flax for piece in twins.converter.pieces} == {"fc.kernel", "fc.bias"}
+    of_torch = {name: x.numpy() for name, x in TorchScaled().state_dict().items()}
+    flax = twins.translated(of_torch, "flax")
+    assert flax["shift"].tolist() == [5.0]
+    back = twins.translated(flax, "torch")
+    assert back.keys() == of_torch.keys() and back["scale"].tolist() == [1.0, 2.0]
+    np.testing.assert_array_equal(back["fc.weight"], of_torch["fc.weight"])
+
+
+def test_constants_that_are_not_declared_have_no_twin() -> None:
+    with pytest.raises(InputError, match=r"flax's shift \(1,\) has no twin in torch.*torch's scale \(2,\) has no twin"):
+        Twins.of_port(port())
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("fc.weight", "no_twin: torch's fc.weight is a parameter; must be a constant"),
+        ("scales", "no_twin: scales is in neither model"),
+    ],
+)
+def test_only_constants_that_are_there_may_lack_a_twin(name: str, message: str) -> None:
+    shapes = {"fc.kernel": (3, 2), "fc.bias": (2,)}
+    with pytest.raises(InputError, match=message):
+        Converter(TorchScaled(), shapes, no_twin=["scale", name])

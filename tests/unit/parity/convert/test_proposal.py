@@ -1,0 +1,77 @@
+"""Tables of names are proposed by kinds of layers and the order of their use."""
+
+from torch import nn
+
+from jaxddp.parity.convert.proposal import Unpaired, proposed_names
+
+
+class Attention(nn.Module):
+    """A block whose layers are defined in another order than they are used in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(4, 4)
+        self.attn = nn.MultiheadAttention(4, 2)
+        self.norm = nn.LayerNorm(4)
+        self.first = nn.Linear(4, 4)
+
+
+FLAX = {
+    "MultiHead_0.query.kernel": (4, 2, 2),
+    "MultiHead_0.query.bias": (2, 2),
+    "MultiHead_0.key.kernel": (4, 2, 2),
+    "MultiHead_0.key.bias": (2, 2),
+    "MultiHead_0.value.kernel": (4, 2, 2),
+    "MultiHead_0.value.bias": (2, 2),
+    "MultiHead_0.out.kernel": (2, 2, 4),
+    "MultiHead_0.out.bias": (4,),
+    "Norm_0.scale": (4,),
+    "Norm_0.bias": (4,),
+    "Dense_0.kernel": (4, 4),
+    "Dense_0.bias": (4,),
+    "Dense_1.kernel": (4, 4),
+    "Dense_1.bias": (4,),
+}
+USE = ("attn", "norm", "first", "last")
+
+
+def unpaired(module: nn.Module, flax: dict[str, tuple[int, ...]]) -> Unpaired:
+    tensors = {name: tuple(x.shape) for name, x in module.state_dict().items()}
+    return Unpaired([*flax], [*tensors], flax, tensors, dict(module.named_modules()))
+
+
+def test_layers_pair_off_by_kind_in_the_order_of_use() -> None:
+    found = unpaired(Attention(), FLAX)
+    right = {"MultiHead_0": "attn", "Norm_0": "norm", "Dense_0": "first", "Dense_1": "last"}
+    assert proposed_names(found.in_order((), USE)) == right
+    # By the order of definition the two layers of one size change places.
+    assert proposed_names(found) == right | {"Dense_0": "last", "Dense_1": "first"}
+
+
+def test_kinds_of_which_one_side_has_more_are_left_out() -> None:
+    flax = {name: shape for name, shape in FLAX.items() if not name.startswith("Dense_1")}
+    assert proposed_names(unpaired(Attention(), flax)) == {"MultiHead_0": "attn", "Norm_0": "norm"}
+
+
+def test_an_embedding_is_no_layer_of_the_same_size() -> None:
+    module = nn.ModuleDict({"words": nn.Embedding(4, 4), "fc": nn.Linear(4, 4, bias=False)})
+    flax = {"Dense_0.kernel": (4, 4), "Embed_0.embedding": (4, 4)}
+    assert proposed_names(unpaired(module, flax)) == {"Dense_0": "fc", "Embed_0": "words"}
+
+
+def test_a_branch_with_equal_names_is_one_line() -> None:
+    block = nn.ModuleDict({"fc1": nn.Linear(3, 5), "fc2": nn.Linear(5, 3)})
+    module = nn.ModuleDict({"layers": nn.ModuleList([block, nn.ModuleDict({"other": nn.Linear(2, 3)})])})
+    flax = {f"Block_0.{fc}.{leaf}": shape for fc, leaf, shape in SHAPES}
+    assert proposed_names(unpaired(module, flax | {"Dense_0.kernel": (2, 3), "Dense_0.bias": (3,)})) == {
+        "Block_0": "layers.0",
+        "Dense_0": "layers.1.other",
+    }
+
+
+SHAPES = (
+    ("fc1", "kernel", (3, 5)),
+    ("fc1", "bias", (5,)),
+    ("fc2", "kernel", (5, 3)),
+    ("fc2", "bias", (3,)),
+)
