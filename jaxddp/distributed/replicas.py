@@ -50,8 +50,7 @@ class Replicas:
     def replicate(self, tree: Tree) -> Tree:
         """Copy every leaf to every device, into buffers that are not shared with the caller."""
         # device_put may reuse the caller's buffer as one of the copies, which a donating step would free.
-        owned = jax.tree.map(lambda leaf: np.array(leaf), tree)
-        return jax.device_put(owned, self._replicated)
+        return jax.tree.map(lambda leaf: jax.device_put(np.array(leaf), self._replicated), tree)
 
     def shard(self, tree: Tree) -> Tree:
         """Split leaves of shape (world_size, ...) over the devices, slice r to replica r."""

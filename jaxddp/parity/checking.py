@@ -24,6 +24,7 @@ from jaxddp.parity.compare.residuals import MOVED, residuals, rounding_only
 from jaxddp.parity.diagnosis.evidence import Evidence
 from jaxddp.parity.diagnosis.explain import born_in, explain
 from jaxddp.parity.environment import environment
+from jaxddp.parity.excerpts import excerpts
 from jaxddp.parity.findings import Cause, Difference, Numerics, Problem, StageResult
 from jaxddp.parity.port import Port, PortFile, PortSource
 from jaxddp.parity.question import Trajectory
@@ -172,7 +173,8 @@ def _free_running(runs: Runs, allowed: float, count: int) -> dict[str, StageResu
             left_out = {name for name in theirs[stage] if name in noise or (noise and name.endswith(MOVED))}
             if expected := {name: x for name, x in theirs[stage].items() if name not in left_out}:
                 both = {name: x for name, x in ours[stage].items() if name in expected}  # not untied weights
-                values.append(max(residuals(both, expected, runs.start).values()))
+                start = {name: runs.start[name] for name in expected}
+                values.append(max(residuals(both, expected, excerpts(start) if stage == "params" else start).values()))
     return {stage: StageResult(allowed, tuple(values)) for stage, values in steps.items() if values}
 
 

@@ -5,9 +5,12 @@ therefore costs its part of the report and nothing else.
 """
 
 import contextlib
+import ctypes
+import gc
 import multiprocessing
 import multiprocessing.connection
 import os
+import resource
 import signal
 import threading
 import time
@@ -20,6 +23,7 @@ from jaxddp.errors import TrainingError
 from jaxddp.parity.port import errors_located
 
 Tell = Callable[[str], None]  # reports to the parent what a child is doing
+MUCH = 2**20  # KiB of memory from which a process gives back what a job has used
 STARTING = 120.0  # seconds for importing a framework, before any code of a port runs; measured: 3, and 12 when busy
 
 
@@ -146,6 +150,20 @@ def reported(connection: Connection, origin: str) -> Iterator[None]:
             yield
     except Exception as error:
         connection.send(("failed", (str(error), traceback.format_exc())))
+    finally:
+        _give_back_memory()
+
+
+def _give_back_memory() -> None:
+    """Give the memory of a job that has ended back to the system, where glibc keeps it; other systems do so themselves.
+
+    Measured with 14 million parameters: 0.9 of 2.1 GiB.
+    """
+    if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < MUCH:
+        return
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _quietly(target: Callable[..., None], *args: Any) -> None:

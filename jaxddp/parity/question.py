@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.parity.port import Port
-from jaxddp.parity.records import Record, Tensors
+from jaxddp.parity.records import Arrays, Joined, Record, Tensors, whole
 
 # Stages that are recorded after every step: per replica (leading axis world_size) ...
 LOCAL_STAGES = ("local_loss", "local_gradients")
@@ -67,14 +67,14 @@ class Trajectory:
         records: one per step, stage -> name -> array.
     """
 
-    start: Tensors
+    start: Arrays
     records: Sequence[Record]
 
-    def before(self, step: int) -> Tensors:
+    def before(self, step: int) -> Arrays:
         """Return the parameters and buffers before a step, counted from 0."""
         if step == 0:
             return self.start
-        return {**self.records[step - 1]["params"], **self.records[step - 1]["buffers"]}
+        return Joined(*(whole(self.records[step - 1], stage) for stage in ("params", "buffers")))
 
 
 def micro_batches_of(batch: MicroBatches, rank: int) -> list[Tensors]:

@@ -10,6 +10,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
@@ -18,6 +19,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 Tensors = dict[str, np.ndarray]
+Arrays = Mapping[str, np.ndarray]  # which may read each array when it is asked for
 Record = Mapping[str, Tensors]  # stage -> tensors, after one step
 
 INPUTS, OUTPUTS = "inputs", "outputs"  # stages of a record of one forward pass, layer -> array
@@ -26,6 +28,7 @@ COUNTER = "num_batches_tracked"  # torch's BatchNorm counts its batches, flax's 
 T = TypeVar("T")
 
 _BETWEEN = "|"  # stage | tensor
+_WHOLE = ".whole"  # ending of the file with the large tensors of a record
 
 
 class RecordWriter:
@@ -47,20 +50,22 @@ class RecordWriter:
         self._count = 0
         folder.mkdir(parents=True, exist_ok=True)
 
-    def write(self, record: Record, **notes: Any) -> None:
-        """Write the next record, with notes that JSON can hold.
+    def write(self, record: Record, whole: Mapping[str, Arrays] | None = None, **notes: Any) -> None:
+        """Write the next record.
+
+        Args:
+            record: stage -> tensors, large ones as excerpts; see `jaxddp.parity.excerpts`.
+            whole: stage -> large tensors that the reader will want whole.
+            notes: anything that JSON can hold.
 
         Raises:
             TypeError: a note is not JSON serializable; nothing is written.
         """
-        tensors = {
-            f"{stage}{_BETWEEN}{name}": np.ascontiguousarray(value).reshape(np.shape(value))
-            for stage, of_stage in record.items()
-            for name, value in of_stage.items()
-        }
         metadata = {"stages": json.dumps(list(record)), "notes": json.dumps(notes)}
         path = self._folder / f"{self._count:06}.safetensors"
-        save_file(tensors, path.with_suffix(".part"), metadata)
+        if whole:
+            save_file(_flat(whole), path.with_suffix(_WHOLE))
+        save_file(_flat(record), path.with_suffix(".part"), metadata)
         path.with_suffix(".part").rename(path)  # a reader never sees half a record
         self._count += 1
 
@@ -79,6 +84,7 @@ class StoredRecord(Mapping[str, Tensors]):
     def __init__(self, paths: Sequence[Path], stacked: Sequence[str]):
         self._stacked = stacked
         self._files = [_File(path) for path in paths]
+        self._whole = paths[0].with_suffix(_WHOLE)
         metadata = self._files[0].metadata
         self._stages: list[str] = json.loads(metadata["stages"])
         self.notes: dict[str, Any] = json.loads(metadata["notes"])
@@ -91,11 +97,120 @@ class StoredRecord(Mapping[str, Tensors]):
         of_ranks = [file.read(stage) for file in self._files]
         return {name: np.stack([tensors[name] for tensors in of_ranks]) for name in of_ranks[0]}
 
+    def whole(self, stage: str) -> Arrays:
+        """Return a stage of rank 0 with its large tensors whole, as far as they were written whole.
+
+        Raises:
+            KeyError: the stage was not recorded.
+        """
+        small = self[stage]
+        return Joined(StoredTensors(self._whole, stage), small) if self._whole.exists() else small
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._stages)
 
     def __len__(self) -> int:
         return len(self._stages)
+
+
+class StoredTensors(Mapping[str, np.ndarray]):
+    """Tensors in a file, each read when it is asked for; pickled as the file's path.
+
+    Args:
+        path: a file written by `write_tensors` or by a `RecordWriter`.
+        stage: stage of a record; "" without stages.
+    """
+
+    def __init__(self, path: Path, stage: str = ""):
+        self._path, self._stage = path, stage
+
+    @cached_property
+    def _file(self) -> "_File":
+        return _File(self._path)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return StoredTensors, (self._path, self._stage)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self._file.tensor(self._stage, name)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return a tensor's shape."""
+        return self._file.shape(self._stage, name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._file.names(self._stage))
+
+    def __len__(self) -> int:
+        return len(self._file.names(self._stage))
+
+
+class Joined(Mapping[str, np.ndarray]):
+    """Several mappings as one, of which the first that has a name gives its tensor.
+
+    >>> dict(Joined({"a": np.array(1)}, {"a": np.array(2), "b": np.array(3)}))
+    {'a': array(1), 'b': array(3)}
+    """
+
+    def __init__(self, *parts: Arrays):
+        self._parts = parts
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        for part in self._parts:
+            if name in part:
+                return part[name]
+        raise KeyError(name)
+
+    def __contains__(self, name: object) -> bool:
+        return any(name in part for part in self._parts)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys(name for part in self._parts for name in part))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+class Renamed(Mapping[str, np.ndarray]):
+    """A mapping's arrays under other names.
+
+    Args:
+        arrays: the mapping.
+        names: new name -> name.
+
+    >>> dict(Renamed({"a": np.array(1)}, {"b": "a"}))
+    {'b': array(1)}
+    """
+
+    def __init__(self, arrays: Arrays, names: Mapping[str, str]):
+        self._arrays, self._names = arrays, names
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self._arrays[self._names[name]]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def whole(record: Record, stage: str) -> Arrays:
+    """Return a stage of a record with its large tensors whole."""
+    return record.whole(stage) if isinstance(record, StoredRecord) else record[stage]
+
+
+def shapes_of(tensors: Arrays) -> dict[str, tuple[int, ...]]:
+    """Return the tensors' shapes; those of stored tensors without reading them."""
+    if isinstance(tensors, StoredTensors):
+        return {name: tensors.shape(name) for name in tensors}
+    return {name: x.shape for name, x in tensors.items()}
+
+
+def write_tensors(path: Path, tensors: Arrays) -> None:
+    """Write tensors into a file, which `StoredTensors` reads."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file(_flat({"": tensors}), path)
 
 
 class Lazy(Sequence[T]):
@@ -174,6 +289,17 @@ def stage_norm(tensors: Mapping[str, np.ndarray]) -> float:
     return math.hypot(*(float(np.linalg.norm(value)) for value in tensors.values() if value.dtype.kind == "f"))
 
 
+def whole_norm(record: Record, stage: str) -> float:
+    """Compute the norm of a stage of gradients, also where the record holds excerpts of large ones.
+
+    >>> whole_norm({"gradients": {"w": np.array([3.0])}, "norms": {"gradients:w": np.array(4.0)}}, "gradients")
+    4.0
+    """
+    norms = {name: x for name, x in record.get("norms", {}).items() if name.startswith(f"{stage}:")}
+    small = {name: x for name, x in record[stage].items() if f"{stage}:{name}" not in norms}
+    return stage_norm({**small, **norms})
+
+
 def of_loss(record: Record, stage: str) -> Tensors:
     """Return a local stage as computed from the loss alone, also where a port's `flax_step` shows another.
 
@@ -188,11 +314,32 @@ class _File:
 
     def __init__(self, path: Path):
         self._file = safe_open(path, "numpy")
-        self.metadata: dict[str, str] = self._file.metadata()
+        self.metadata: dict[str, str] = self._file.metadata() or {}
         self._names: dict[str, list[str]] = {}
         for key in self._file.keys():  # noqa: SIM118
             stage, _, name = key.partition(_BETWEEN)
             self._names.setdefault(stage, []).append(name)
 
+    def names(self, stage: str) -> list[str]:
+        return self._names.get(stage, [])
+
+    def tensor(self, stage: str, name: str) -> np.ndarray:
+        """Return a tensor; raise KeyError if there is none."""
+        if name not in self.names(stage):
+            raise KeyError(name)
+        return self._file.get_tensor(f"{stage}{_BETWEEN}{name}")
+
+    def shape(self, stage: str, name: str) -> tuple[int, ...]:
+        return tuple(self._file.get_slice(f"{stage}{_BETWEEN}{name}").get_shape())
+
     def read(self, stage: str) -> Tensors:
-        return {name: self._file.get_tensor(f"{stage}{_BETWEEN}{name}") for name in self._names.get(stage, [])}
+        return {name: self.tensor(stage, name) for name in self.names(stage)}
+
+
+def _flat(record: Mapping[str, Arrays]) -> Tensors:
+    """Return the tensors of all stages by stage and name, as safetensors wants them."""
+    return {
+        f"{stage}{_BETWEEN}{name}": np.ascontiguousarray(value).reshape(np.shape(value))
+        for stage, of_stage in record.items()
+        for name, value in of_stage.items()
+    }

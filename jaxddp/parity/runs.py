@@ -1,5 +1,6 @@
 """Runs of a check, whose records survive a failure of either side."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,11 +17,12 @@ from jaxddp.parity.flax_side.twins import Twins
 from jaxddp.parity.port import Facts
 from jaxddp.parity.processes import ChildError
 from jaxddp.parity.question import Question
-from jaxddp.parity.records import Lazy, Records, Scratch, StoredRecord, Tensors
+from jaxddp.parity.records import Arrays, Lazy, Records, Scratch, StoredRecord, shapes_of
 from jaxddp.parity.torch_side.pool import torch_records
 from jaxddp.parity.torch_side.rank import Draw, Steps, Summary, rank_folder
 from jaxddp.parity.workers import Workers
 
+LARGE_MODEL = 2**24  # elements of a model whose sides run one after the other, to halve the memory
 LOOK_AHEAD = 4  # learning rates are recorded for this many times the run's steps
 
 
@@ -50,7 +52,7 @@ class Runs:
         self.case, self._workers, self._seed = case, workers, seed
         self._scratch = Scratch()
         self.problems: list[Problem] = []
-        self.start: Tensors = {}
+        self.start: Arrays = {}
         self.facts = Facts()
         self.summary = Summary("", [])
         self.starts: dict[str, float] = {}
@@ -75,10 +77,9 @@ class Runs:
         """Run both sides forced, in float32."""
         case = self.case.with_dtype("float32")
         ranks = [rank_folder(self._path("torch64"), rank) for rank in range(case.world_size)]
-        start = {name: x.astype("float32") if x.dtype.kind == "f" else x for name, x in self.start.items()}
         source, folder = case.torch_source, self._path("torch32")
-        forced = Steps(source, "float32", case.world_size, len(self.torch), folder, start, reference=ranks)
-        with self._beside(Forced(case, start, self._path("torch64"), self._path("jax32"))), self._noting("torch"):
+        forced = Steps(source, "float32", case.world_size, len(self.torch), folder, self.start, reference=ranks)
+        with self._beside(Forced(case, self.start, self._path("torch64"), self._path("jax32"))), self._noting("torch"):
             self._workers.torch.do(forced)
 
     def evidence(self, steps: int | None = None) -> Evidence:
@@ -89,12 +90,13 @@ class Runs:
         """
         torch, jax = _first(self.torch, steps), _first(self.jax, steps)
         judgement = judge(torch, jax, self.facts, self.summary.optimizer)
+        judgement.shapes |= {name: x for name, x in shapes_of(self.start).items() if name in judgement.shapes}
         paths = self._path("torch64"), self._path("jax64")
         return Evidence(self.case, self.facts, self.summary, self.start, torch, jax, *paths, judgement)
 
     def _draw(self) -> None:
         """Draw torch's weights, and see that each flax array has a twin."""
-        draw = Draw(self.case.torch_source, "float64", self._seed)
+        draw = Draw(self.case.torch_source, "float64", self._path("start.safetensors"), self._seed)
         if not isinstance(self.case, PortCase):
             with self._noting("torch"):
                 ((self.start, self.facts),) = self._workers.torch.do(draw)
@@ -118,14 +120,21 @@ class Runs:
     @contextmanager
     def _beside(self, job: JaxJob) -> Iterator[list[Any]]:
         """Run a job of jax while the body of the `with` statement runs torch's; its answer is put into the list."""
-        begun, answers = False, list[Any]()
-        with self._noting("flax"):
-            self._workers.jax.start(job)
-            begun = True
-        yield answers
-        if begun:
+        begun, after, answers = False, self._is_large, list[Any]()
+        if not after:  # of a large model one side has to end before the other begins
             with self._noting("flax"):
+                self._workers.jax.start(job)
+                begun = True
+        yield answers
+        with self._noting("flax"):
+            if after:
+                answers.append(self._workers.jax.do(job))
+            elif begun:
                 answers.append(self._workers.jax.wait())
+
+    @property
+    def _is_large(self) -> bool:
+        return sum(math.prod(shape) for shape in shapes_of(self.start).values()) > LARGE_MODEL
 
     @contextmanager
     def _noting(self, side: str) -> Iterator[None]:

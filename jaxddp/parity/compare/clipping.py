@@ -20,7 +20,13 @@ def clip_factor(norm: Any, max_norm: float, epsilon: float = TORCH_CLIP_EPSILON)
     return np.minimum(1.0, max_norm / (norm + epsilon))
 
 
-def clip(gradients: Tensors, max_norm: float, epsilon: float = TORCH_CLIP_EPSILON, norm_scale: float = 1.0) -> Tensors:
+def clip(
+    gradients: Tensors,
+    max_norm: float,
+    epsilon: float = TORCH_CLIP_EPSILON,
+    norm_scale: float = 1.0,
+    norm: float | None = None,
+) -> Tensors:
     """Return g min(1, max_norm / (norm_scale |g| + epsilon)) for every gradient g, |g| the norm of all together.
 
     Args:
@@ -28,9 +34,11 @@ def clip(gradients: Tensors, max_norm: float, epsilon: float = TORCH_CLIP_EPSILO
         max_norm: largest norm after clipping.
         epsilon: added to the norm.
         norm_scale: factor on the norm; 1 is torch's clipping, others are planted faults.
+        norm: |g|; None: computed from the gradients, of which none may be an excerpt.
 
     >>> clip({"w": np.array([3.0, 4.0])}, 2.5)["w"].round(5)
     array([1.5, 2. ])
     """
-    factor = float(clip_factor(norm_scale * stage_norm(gradients), max_norm, epsilon))
+    norm = stage_norm(gradients) if norm is None else norm
+    factor = float(clip_factor(norm_scale * norm, max_norm, epsilon))
     return {name: value * factor for name, value in gradients.items()}

@@ -18,7 +18,7 @@ from jaxddp.parity.findings import ORDER, StageResult
 from jaxddp.parity.fingerprints import differing_share, differing_shares
 from jaxddp.parity.port import Facts
 from jaxddp.parity.question import LOCAL_STAGES
-from jaxddp.parity.records import COUNTER, Record, StoredRecord, Tensors, of_loss, stage_norm
+from jaxddp.parity.records import COUNTER, Record, StoredRecord, Tensors, of_loss, stage_norm, whole_norm
 
 # Largest residual that counts as equal, in float64.
 ALLOWED = {
@@ -155,6 +155,8 @@ def _stages(
     same = _same_examples(theirs, ours, facts)
     for stage in LOCAL_STAGES:
         given = _against(_of_ranks(pure[stage], same), _of_ranks(theirs[stage], same)) if same else {}
+        if stage == "local_gradients" and same:
+            given = _largest(given, _norms_apart(theirs, ours, same))
         yield stage, _against(ours.get(stage, pure[stage]), theirs[stage]), given
         if f"pure_{stage}" in ours and stage in ours:
             yield f"own_{stage}", {}, _against(ours[stage], pure[stage])
@@ -163,7 +165,8 @@ def _stages(
     if "gradients" in ours:
         yield "gradients", _against(gradients, theirs["gradients"]), _against(gradients, mean)
     if shows_clipping(ours, facts) and (facts.own_step or facts.clip_grad_norm is not None):
-        right = gradients if facts.clip_grad_norm is None else clip(gradients, facts.clip_grad_norm)
+        norm = whole_norm(ours, "gradients") if "gradients" in ours else stage_norm(mean)
+        right = gradients if facts.clip_grad_norm is None else clip(gradients, facts.clip_grad_norm, norm=norm)
         clipped = ours["clipped_gradients"]
         yield "clipped_gradients", _against(clipped, theirs["clipped_gradients"]), _against(clipped, right)
     update = _against({name: x / shares.get(name, 1.0) for name, x in ours["update"].items()}, theirs["update"])
@@ -212,6 +215,18 @@ def _same_examples(theirs: Record, ours: Record, facts: Facts) -> list[int]:
     same = [rank for rank, share in enumerate(shares) if share == 0]
     # With one mean over all elements each replica's gradient depends on the other replicas' counts.
     return same if facts.loss_normalization == "ddp" or len(same) == len(shares) else []
+
+
+def _norms_apart(theirs: Record, ours: Record, ranks: list[int]) -> dict[str, float]:
+    """Compute how far the norms of large local gradients are apart, of which the records hold excerpts."""
+    pure = "pure_" if "pure_local_gradients" in ours else ""
+    of_torch = {name: value[ranks] for name, value in theirs.get("local_norms", {}).items()}
+    of_jax = {name: ours["local_norms"][f"{pure}{name}"][ranks] for name in of_torch}
+    return {name.partition(":")[2]: value for name, value in residuals(of_jax, of_torch).items()}
+
+
+def _largest(one: dict[str, float], other: dict[str, float]) -> dict[str, float]:
+    return {name: max(one.get(name, 0.0), other.get(name, 0.0)) for name in one | other}
 
 
 def _of_ranks(tensors: Tensors, ranks: list[int]) -> Tensors:

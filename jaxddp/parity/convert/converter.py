@@ -8,9 +8,7 @@ from torch import nn
 from jaxddp.errors import InputError, listed
 from jaxddp.parity.convert.layouts import Piece, Shapes, find_piece, renamed
 from jaxddp.parity.convert.proposal import Unpaired, proposed_names
-from jaxddp.parity.records import COUNTER
-
-Arrays = Mapping[str, np.ndarray]
+from jaxddp.parity.records import COUNTER, Arrays, Joined, Renamed
 
 
 class NamesError(InputError):
@@ -125,7 +123,7 @@ class Converter:
             else:
                 whole = tensors.setdefault(piece.torch, np.zeros(self._tensors[piece.torch], value.dtype))
                 whole[piece.rows] = value
-        return under_all_names(tensors, self.tied)
+        return dict(under_all_names(tensors, self.tied))
 
 
 def _check_no_twin(names: Collection[str], module: nn.Module, shapes: Shapes) -> None:
@@ -137,8 +135,8 @@ def _check_no_twin(names: Collection[str], module: nn.Module, shapes: Shapes) ->
             raise InputError(f"no_twin: {name} is in neither model")
 
 
-def under_all_names(tensors: Arrays, tied: Mapping[str, str]) -> dict[str, np.ndarray]:
-    """Return the tensors with tied ones under each of their names.
+def under_all_names(tensors: Arrays, tied: Mapping[str, str]) -> Arrays:
+    """Return the tensors with tied ones under each of their names; none is read before it is asked for.
 
     Args:
         tensors: torch tensors, tied ones under one or several of their names.
@@ -148,13 +146,9 @@ def under_all_names(tensors: Arrays, tied: Mapping[str, str]) -> dict[str, np.nd
     >>> sorted(under_all_names({"0.weight": np.ones((1, 1))}, tied_names(nn.Sequential(twice, twice))))
     ['0.weight', '1.weight']
     """
-    known = {tied.get(name, name): tensor for name, tensor in tensors.items()}
-    complete = dict(tensors)
-    for name, first in tied.items():
-        if first in known:
-            complete.setdefault(name, known[first])
-            complete.setdefault(first, known[first])
-    return complete
+    known = {tied.get(name, name): name for name in tensors}
+    names = {name: known[first] for pair in tied.items() for name, first in (pair, pair[1:] * 2) if first in known}
+    return Joined(tensors, Renamed(tensors, names)) if names else tensors
 
 
 def tied_names(module: nn.Module) -> dict[str, str]:

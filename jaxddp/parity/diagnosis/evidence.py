@@ -1,14 +1,18 @@
 """Records of both sides and their comparison, from which causes are found."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from jaxddp.parity.compare.judge import Judgement
+from jaxddp.parity.excerpts import excerpts
 from jaxddp.parity.port import Facts
 from jaxddp.parity.question import Question
-from jaxddp.parity.records import StoredRecord, Tensors
+from jaxddp.parity.records import Arrays, StoredRecord, Tensors
 from jaxddp.parity.torch_side.rank import Summary
+
+LARGE_MODEL = 2**22  # parameters
 
 
 @dataclass(frozen=True)
@@ -27,13 +31,18 @@ class Evidence:
     case: Question
     facts: Facts
     summary: Summary
-    start: Tensors
+    start: Arrays
     torch: Sequence[StoredRecord]
     jax: Sequence[StoredRecord]
     torch_folder: Path
     jax_folder: Path
     judgement: Judgement
 
+    @property
+    def is_large(self) -> bool:
+        """True if a replay takes so long that faults are sought only where the first layer differs."""
+        return sum(math.prod(shape) for shape in self.judgement.shapes.values()) > LARGE_MODEL
+
     def before(self, step: int) -> Tensors:
-        """Return the parameters before a step, counted from 0."""
-        return self.start if step == 0 else self.torch[step - 1]["params"]
+        """Return the parameters before a step, counted from 0; excerpts of large ones."""
+        return excerpts(self.start) if step == 0 else self.torch[step - 1]["params"]

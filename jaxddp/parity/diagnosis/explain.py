@@ -144,19 +144,22 @@ def _explain_model(evidence: Evidence, workers: Workers, problems: list[Problem]
     stages = [stage for stage in LOCAL_STAGES if stage in first]
     steps, compared = _comparable(evidence)
 
+    layer, equal = None, 0
+    stage = min(stages, key=lambda s: (first[s].step, LOCAL_STAGES.index(s)), default="")
+    if stages and layers:
+        # A layer that cannot be shown (a collective in the forward pass, say) is not a problem of the check.
+        step = first[stage].step - 1
+        found = _attempt(lambda: _first_layer(evidence, workers, step), workers, [])
+        layer, equal = found or (None, 0)
     of_model, of_buffers = None, None
     if steps and (stages or "buffers" in first):
         source, world_size = evidence.case.torch_source, evidence.case.world_size
         paths = evidence.start, evidence.torch_folder, evidence.jax_folder
-        job = ForwardDiagnosis(source, bool(stages), "buffers" in first, steps, *paths, world_size, compared)
+        between = (layer.before, layer.torch) if layer is not None and evidence.is_large else None
+        job = ForwardDiagnosis(source, bool(stages), "buffers" in first, steps, *paths, world_size, compared, between)
         of_model, of_buffers = _attempt(lambda: workers.torch.do(job)[0], workers, problems) or (None, None)
     differences: list[Difference] = []
     if stages:
-        stage = min(stages, key=lambda s: (first[s].step, LOCAL_STAGES.index(s)))
-        # A layer that cannot be shown (a collective in the forward pass, say) is not a problem of the check.
-        step = first[stage].step - 1
-        found = _attempt(lambda: _first_layer(evidence, workers, step), workers, []) if layers else None
-        layer, equal = found or (None, 0)
         for one in _differences(evidence, stage, of_model):
             in_loss = layer is None and equal and not one.cause and stage == "local_loss"
             detail = f"all {equal} layers that can be compared are equal: look in the loss" if in_loss else one.detail
@@ -222,14 +225,18 @@ def _search_reduction(evidence: Evidence, workers: Workers, steps: tuple[int, ..
     scratch = Scratch()
     workers.jax.do(Micro(evidence.case, evidence.start, evidence.torch_folder, scratch.path, steps))
     facts = evidence.facts
-    reference = ReductionRecipe(facts.loss_normalization, clip_norm=facts.clip_grad_norm)
+    # The norm that clips is unknown where the records hold excerpts of the micro-batches' gradients.
+    large = bool(evidence.jax[0]["norms"])
+    reference = ReductionRecipe(facts.loss_normalization, clip_norm=None if large else facts.clip_grad_norm)
     micro = Records([scratch.path])
     of_steps = Lazy(lambda: len(steps), lambda i: _reduction_step(evidence, micro[i], evidence.jax[steps[i]]))
     return explain_reduction(of_steps, reference, evidence.summary.tied)
 
 
 def _reduction_step(evidence: Evidence, micro: StoredRecord, record: StoredRecord) -> ReductionStep:
-    shown = {stage: _of_all(evidence, record, stage) for stage in SHOWN if stage in record}
+    large = bool(record["norms"])
+    stages = [stage for stage in SHOWN if stage in record and not (large and stage == "clipped_gradients")]
+    shown = {stage: _of_all(evidence, record, stage) for stage in stages}
     return ReductionStep(micro["counts"]["counts"], micro["sums"], micro.get("stale"), shown)
 
 

@@ -15,7 +15,7 @@ from jaxddp.parity.flax_side.micro_gradients import micro_records, program
 from jaxddp.parity.flax_side.run import forced_records, forget_programs, free_records, starting_weights
 from jaxddp.parity.processes import STARTING, Child, ChildError, Tell, answers, reported
 from jaxddp.parity.question import Question, Trajectory
-from jaxddp.parity.records import Records, RecordWriter, Tensors
+from jaxddp.parity.records import Arrays, Records, RecordWriter
 from jaxddp.parity.torch_side.pool import torch_records
 
 
@@ -45,7 +45,7 @@ class Free:
     """
 
     case: Question
-    start: Tensors
+    start: Arrays
     folder: Path
 
     def run(self, tell: Tell) -> None:
@@ -72,7 +72,7 @@ class Forced:
     """
 
     case: Question
-    start: Tensors
+    start: Arrays
     reference: Path
     folder: Path
 
@@ -96,7 +96,7 @@ class Micro:
     """
 
     case: Question
-    start: Tensors
+    start: Arrays
     reference: Path
     folder: Path
     steps: tuple[int, ...]
@@ -120,7 +120,7 @@ class Starts:
     """
 
     case: Question
-    weights: Tensors
+    weights: Arrays
 
     def run(self, tell: Tell) -> dict[str, float]:
         """Return the tensors that differ between replicas -> largest difference from replica 0."""

@@ -18,7 +18,7 @@ from jaxddp.parity.convert import Converter
 from jaxddp.parity.port import Port
 from jaxddp.parity.processes import Tell
 from jaxddp.parity.question import PortQuestion, Trajectory, micro_batches_of
-from jaxddp.parity.records import Tensors
+from jaxddp.parity.records import Arrays
 from jaxddp.parity.torch_side.layers import Calls
 from jaxddp.parity.torch_side.pool import torch_records
 from jaxddp.state import Buffers, Params
@@ -37,7 +37,7 @@ class FlaxLayers:
     """
 
     case: PortQuestion
-    start: Tensors
+    start: Arrays
     reference: Path
     folder: Path
     step: int

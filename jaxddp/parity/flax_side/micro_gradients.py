@@ -14,10 +14,11 @@ from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.distributed.replicas import Replicas
 from jaxddp.nn.functional import LocalLoss
 from jaxddp.nn.losses import Batch
+from jaxddp.parity.excerpts import excerpts
 from jaxddp.parity.flax_side.own_step import OwnStep
 from jaxddp.parity.flax_side.side import FlaxSide
 from jaxddp.parity.question import Question, Trajectory
-from jaxddp.parity.records import Record, Tensors
+from jaxddp.parity.records import Arrays, Record, Tensors
 from jaxddp.state import Buffers, Params
 
 
@@ -31,7 +32,8 @@ def micro_records(case: Question, reference: Trajectory, steps: Sequence[int]) -
 
     Yields:
         Per step, for W replicas and A micro-batches: "counts", sums of weights, (W, A); "sums", gradients of the
-        summed losses, (W, A, ...); "stale", the same at the parameters of the step before, absent at step 0.
+        summed losses, (W, A, ...), excerpts of large ones; "stale", the same at the parameters of the step before,
+        absent at step 0.
     """
     with jax.enable_x64(case.dtype == "float64"), jax.default_matmul_precision("highest"):
         side, replicas, of_replica = program(case)
@@ -39,7 +41,7 @@ def micro_records(case: Question, reference: Trajectory, steps: Sequence[int]) -
             if number not in steps:
                 continue
 
-            def gradients_at(state: Tensors, batch: MicroBatches = batch) -> tuple[np.ndarray, Tensors]:
+            def gradients_at(state: Arrays, batch: MicroBatches = batch) -> tuple[np.ndarray, Tensors]:
                 params, buffers = map(replicas.replicate, side.from_torch(state))
                 counts, sums = jax.device_get(of_replica(params, buffers, replicas.shard(batch)))
                 return counts, _named(sums, side.to_torch)
@@ -80,6 +82,7 @@ def _named(sums: Params, to_torch: Callable[[Params], Tensors]) -> Tensors:
     """Convert arrays (W, A, ...) to torch's names and layouts."""
     world_size, pieces = next(iter(sums.values())).shape[:2]
     flat = {name: value.reshape(-1, *value.shape[2:]) for name, value in sums.items()}
-    of_each = [to_torch({name: value[i] for name, value in flat.items()}) for i in range(world_size * pieces)]
+    each = ({name: value[i] for name, value in flat.items()} for i in range(world_size * pieces))
+    of_each = [excerpts(to_torch(arrays)) for arrays in each]
     stacked = {name: np.stack([tensors[name] for tensors in of_each]) for name in of_each[0]}
     return {name: value.reshape(world_size, pieces, *value.shape[1:]) for name, value in stacked.items()}

@@ -13,11 +13,12 @@ from jaxddp.comm_hooks import CommHook
 from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.distributed.replicas import Replicas
 from jaxddp.errors import InputError, differences, listed
+from jaxddp.parity.excerpts import excerpts, norms_of_large
 from jaxddp.parity.fingerprints import fingerprints
 from jaxddp.parity.flax_side.own_step import OwnStep
 from jaxddp.parity.flax_side.side import FlaxSide, hyperparameters, optimizer_tensors
 from jaxddp.parity.question import LOCAL_STAGES, Question, Trajectory, micro_batches_of
-from jaxddp.parity.records import Record, Tensors
+from jaxddp.parity.records import Arrays, Joined, Record, Tensors, whole
 from jaxddp.state import Params, TrainState
 from jaxddp.step.replica_step import ReplicaStep
 
@@ -27,7 +28,7 @@ ToTorch = Callable[[Mapping[str, Any]], Tensors]
 
 def free_records(
     case: Question,
-    weights: Tensors,
+    weights: Arrays,
     *,
     replicas: Replicas | None = None,
     batches: Iterable[MicroBatches] | None = None,
@@ -47,10 +48,11 @@ def free_records(
         params, buffers = side.from_torch(weights)
         axes = side.replica_step.axes
         state = side.replica_step.start(params, buffers, replicas)
+        del params, buffers
         for number, batch in enumerate(case.batches() if batches is None else batches):
-            state = _restored(side, state, number)
-            state, stages = step(replicas.place(state, axes), replicas.shard(batch))
-            yield _record(jax.device_get(stages), side.to_torch, batch)
+            state = replicas.place(_taken_back(_restored(side, state, number)), axes)
+            state, stages = step(state, replicas.shard(batch))
+            yield _record(stages, side.to_torch, batch)
 
 
 def forced_records(
@@ -76,30 +78,42 @@ def forced_records(
         update = jax.jit(optimizer.update)
         params, buffers = side.from_torch(reference.start)
         axes, start = side.replica_step.axes, side.replica_step.init(params, buffers)
-        opt_state, scaler, comm_state = start.opt_state, start.scaler, replicas.start(start, axes).comm_state
+        opt_state, scaler = start.opt_state, start.scaler
+        without = dataclasses.replace(start, params={}, buffers={}, opt_state=())
+        comm_state = replicas.start(without, axes).comm_state
+        del start, without
         for number, (batch, theirs) in enumerate(zip(case.batches(), reference.records, strict=False)):
             state = TrainState(jnp.int32(number), params, buffers, opt_state, comm_state, scaler=scaler)
             state = _restored(side, state, number)
             after, stages = step(replicas.place(state, axes), replicas.shard(batch))
             comm_state, scaler = after.comm_state, after.scaler
-            record = dict(_record(jax.device_get(stages), side.to_torch, batch))
-            if isinstance(side.replica_step, OwnStep):
+            if own := isinstance(side.replica_step, OwnStep):
                 opt_state = after.opt_state
                 updates = jax.tree.map(lambda new, old: np.asarray(new) - np.asarray(old), after.params, params)
-            else:
-                # Where torch has no gradient, as for frozen parameters, use jax's: its optimizer has to mask it.
-                ours = record.get(side.given, record["gradients"])
-                gradients, _ = side.from_torch({**reference.start, **ours, **theirs[side.given]})
-                updates, opt_state = update(gradients, state.opt_state, params)
-            record["update"] = side.to_torch(jax.device_get(updates))
-            record["optimizer_state"] = optimizer_tensors(jax.device_get(opt_state), params, side.to_torch)
-            shown = hyperparameters(jax.device_get(opt_state))
+            given = {} if own else _given(side, stages, whole(theirs, side.given), reference.start)
+            del after
+            record = dict(_record(stages, side.to_torch, batch))
+            if not own:
+                updates, opt_state = update(side.from_torch(given)[0], state.opt_state, params)
+            record["update"] = excerpts(side.to_torch(updates))
+            record["optimizer_state"] = excerpts(optimizer_tensors(opt_state, params, side.to_torch))
+            shown = hyperparameters(opt_state)
             record["hyperparameters"] = {name: np.asarray(value) for name, value in shown.items()}
             yield record
-            params, buffers = side.from_torch({**theirs["params"], **theirs["buffers"]})
+            params, buffers = side.from_torch(reference.before(number + 1))
 
 
-def starting_weights(case: Question, weights: Tensors) -> list[Tensors]:
+def _given(side: FlaxSide, stages: Mapping[str, Any], theirs: Arrays, start: Arrays) -> Arrays:
+    """Return the reference's gradients.
+
+    Where torch has none, as for frozen parameters, they are jax's: its optimizer has to mask them.
+    """
+    stage = stages.get(side.given, stages["gradients"])
+    ours = side.to_torch(_of_replica(stage, 0)) if len(theirs) < len(stage) else {}
+    return Joined(theirs, ours, start)
+
+
+def starting_weights(case: Question, weights: Arrays) -> list[Arrays]:
     """Return the parameters that each replica starts from, made by the port's `flax_start` if it has one.
 
     Args:
@@ -126,6 +140,15 @@ def forget_programs() -> None:
     _program.cache_clear()
 
 
+def _taken_back(state: TrainState) -> TrainState:
+    """Return the state in NumPy; its copies on the devices are freed, so that a large one is placed again."""
+    taken = jax.tree.map(np.array, state)
+    for leaf in jax.tree.leaves(state):
+        if isinstance(leaf, jax.Array) and not leaf.is_deleted():
+            leaf.delete()
+    return taken
+
+
 def _restored(side: FlaxSide, state: TrainState, steps: int) -> TrainState:
     """Save and load the state by the port's `flax_restore` after `restore_at` steps; else return it unchanged."""
     return side.restore(state) if side.restore is not None and steps == side.restore_at else state
@@ -146,43 +169,67 @@ def _program(case: Question, replicas: Replicas | None, comm_hook: Hook | None) 
 
     def without_metrics(state: TrainState, batch: MicroBatches) -> tuple[TrainState, dict[str, Any]]:
         next_state, _, stages = step(state, batch)
+        if isinstance(step, ReplicaStep) and step.clip_grad_norm is None:
+            del stages["clipped_gradients"]  # the same as "gradients"
         return next_state, stages
 
-    return side, replicas, replicas.map(without_metrics, (step.axes, 0), (step.axes, 0))
+    return side, replicas, replicas.map(without_metrics, (step.axes, 0), (step.axes, 0), donate=(0,))
 
 
 def _record(stages: dict[str, Any], to_torch: ToTorch, batch: MicroBatches) -> Record:
     """Return the stages under torch's names: local stages of all replicas, shared stages of replica 0.
 
+    Large tensors are excerpts; "norms" and "local_norms" hold the norms of gradients, as "stage:tensor".
     A tensor of a shared stage that differs between replicas is also in "spread", as "stage:tensor", of all replicas.
+    The stages are emptied on the way.
     """
     world_size = len(next(value for stage, value in stages.items() if stage.endswith("local_loss")))
-    record: dict[str, Tensors] = {"samples": _samples(batch, world_size), "spread": {}}
-    for stage, value in stages.items():
+    record: dict[str, Tensors] = {"samples": _samples(batch, world_size), "spread": {}, "norms": {}, "local_norms": {}}
+    for stage in list(stages):
+        value = stages.pop(stage)
         if stage.endswith("local_loss"):
-            record[stage] = {"loss": value}
-        elif stage.endswith(LOCAL_STAGES):
-            record[stage] = _stacked([to_torch(_of_replica(value, rank)) for rank in range(world_size)])
-        else:
-            record[stage] = to_torch(_of_replica(value, 0))
-            if any(_differs(x) for x in value.values()):
-                of_all = _stacked([to_torch(_of_replica(value, rank)) for rank in range(world_size)])
-                record["spread"] |= {f"{stage}:{name}": x for name, x in of_all.items() if _differs(x)}
+            record[stage] = {"loss": np.asarray(value)}
+            continue
+        local = stage.endswith(LOCAL_STAGES)
+        differing = {name for name, x in value.items() if not local and _differs(x, world_size)}
+        ranks = range(world_size if local or differing else 1)
+        of_ranks, norms = zip(*(_excerpts(to_torch(_of_replica(value, rank)), stage) for rank in ranks), strict=True)
+        of_all = _stacked(of_ranks)
+        record[stage] = of_all if local else of_ranks[0]
+        record["local_norms" if local else "norms"] |= _stacked(norms) if local else norms[0]
+        record["spread"] |= {f"{stage}:{name}": x for name, x in of_all.items() if differing and _differs(x, len(x))}
     return record
+
+
+def _excerpts(tensors: Tensors, stage: str) -> tuple[Tensors, Tensors]:
+    """Return the excerpts of a stage's tensors, but buffers whole, and the norms of large gradients."""
+    if stage == "buffers":
+        return tensors, {}
+    norms = norms_of_large(tensors) if stage.endswith("gradients") else {}
+    return excerpts(tensors), {f"{stage}:{name}": norm for name, norm in norms.items()}
 
 
 def _samples(batch: MicroBatches, world_size: int) -> Tensors:
     return _stacked([fingerprints(micro_batches_of(batch, rank)) for rank in range(world_size)])
 
 
-def _of_replica(arrays: dict[str, np.ndarray], rank: int) -> dict[str, np.ndarray]:
-    return {name: value[rank] for name, value in arrays.items()}
+def _of_replica(arrays: Mapping[str, Any], rank: int) -> dict[str, np.ndarray]:
+    """Return a replica's slices of arrays (world_size, ...), without a copy where they are on the CPU."""
+    return {name: _slice(value, rank) for name, value in arrays.items()}
+
+
+def _slice(value: Any, rank: int) -> np.ndarray:
+    if isinstance(value, jax.Array) and len(value.addressable_shards) == len(value):
+        of_replica = next(shard for shard in value.addressable_shards if shard.index[0].start == rank)
+        return np.asarray(of_replica.data)[0]
+    return np.asarray(value)[rank]
 
 
 def _stacked(of_each: Sequence[Tensors]) -> Tensors:
     return {name: np.stack([tensors[name] for tensors in of_each]) for name in of_each[0]}
 
 
-def _differs(x: np.ndarray) -> bool:
+def _differs(value: Any, world_size: int) -> bool:
     """Return whether the replicas' slices differ; NaN equals NaN here."""
-    return not np.array_equal(x, np.broadcast_to(x[:1], x.shape), equal_nan=x.dtype.kind == "f")
+    first, *others = (_slice(value, rank) for rank in range(world_size))
+    return any(not np.array_equal(first, other, equal_nan=first.dtype.kind == "f") for other in others)

@@ -24,7 +24,7 @@ from jaxddp.parity.convert import Converter, under_all_names
 from jaxddp.parity.flax_side.own_step import OwnStep, OwnTrees
 from jaxddp.parity.flax_side.widened import Context, can_run, in_float64, within
 from jaxddp.parity.port import Port
-from jaxddp.parity.records import Tensors
+from jaxddp.parity.records import Arrays, Tensors
 from jaxddp.state import Buffers, Params, TrainState
 from jaxddp.step.options import options
 from jaxddp.step.replica_step import ReplicaStep
@@ -47,7 +47,7 @@ class FlaxSide:
 
     replica_step: ReplicaStep | OwnStep
     to_torch: Callable[[Mapping[str, Any]], Tensors]
-    from_torch: Callable[[Tensors], tuple[Params, Buffers]]
+    from_torch: Callable[[Arrays], tuple[Params, Buffers]]
     given: str = "clipped_gradients"
     start: Callable[[Params, int], Mapping[str, Any]] | None = None
     restore: Callable[[TrainState], TrainState] | None = None
@@ -107,7 +107,7 @@ def side_of_port(port: Port, steps: int, dtype: str, casts: Collection[str] = ()
         """Convert to torch's tensors, tied ones under their first name unless flax holds them as several arrays."""
         return {name: x for name, x in converter.to_torch(arrays).items() if name not in shared}
 
-    def from_torch(tensors: Tensors) -> tuple[Params, Buffers]:
+    def from_torch(tensors: Arrays) -> tuple[Params, Buffers]:
         converted = converter.to_flax(under_all_names(tensors, converter.tied))
         arrays = {name: jnp.asarray(value) for name, value in converted.items()} | constants
         return cast({name: arrays[name] for name in params}, dtype), cast({n: arrays[n] for n in buffers}, dtype)

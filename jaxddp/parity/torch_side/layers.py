@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from jaxddp.parity.port import Port
 from jaxddp.parity.processes import Tell
 from jaxddp.parity.question import Trajectory
-from jaxddp.parity.records import INPUTS, OUTPUTS, Records, RecordWriter
+from jaxddp.parity.records import INPUTS, OUTPUTS, Arrays, Records, RecordWriter
 from jaxddp.parity.torch_side.rank import load_state, rank_folder
 from jaxddp.parity.torch_side.side import Source, make_side, to_batch
 from torch_ref.distributed import World
@@ -35,7 +35,7 @@ class TorchLayers:
     """
 
     source: Source
-    start: dict[str, np.ndarray]
+    start: Arrays
     reference: Path
     folder: Path
     step: int

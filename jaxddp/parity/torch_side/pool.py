@@ -13,7 +13,7 @@ from jaxddp.parity.torch_side.rank import Job, Steps, rank_folder, serve
 from torch_ref.launch import SLOW_IMPORTS
 
 # Stages that every rank records; the others are recorded by rank 0 only.
-STACKED = (*LOCAL_STAGES, "samples", "local_buffers", "local_params")
+STACKED = (*LOCAL_STAGES, "local_norms", "samples", "local_buffers", "local_params")
 
 
 class TorchPool:

@@ -19,8 +19,8 @@ from jaxddp.errors import InputError
 from jaxddp.parity.port import Facts
 from jaxddp.parity.processes import Tell, reported
 from jaxddp.parity.question import Trajectory
-from jaxddp.parity.records import Records, RecordWriter
-from jaxddp.parity.torch_side.recorder import Arrays, Recorder, WatchedOptimizer, recording_hook, to_numpy
+from jaxddp.parity.records import Arrays, Records, RecordWriter, StoredTensors, Tensors, whole, write_tensors
+from jaxddp.parity.torch_side.recorder import Recorder, WatchedOptimizer, is_large, recording_hook, to_numpy
 from jaxddp.parity.torch_side.side import Source, TorchSide, default_dtype, make_side, to_batch
 from torch_ref.data_parallel import buffers_option
 from torch_ref.distributed import CPU, World, process_group
@@ -86,7 +86,7 @@ class Steps:
     steps: int
     folder: Path
     weights: Arrays
-    batches: list[list[list[Arrays]]] | None = None
+    batches: list[list[list[Tensors]]] | None = None
     reference: list[Path] | None = None
     ahead: int = 0
 
@@ -100,9 +100,10 @@ class Steps:
             model,
             process_group=world.group,
             find_unused_parameters=side.find_unused_parameters,
+            gradient_as_bucket_view=any(map(is_large, model.parameters())),  # saves one copy of the gradients
             **buffers_option(side.buffers),
         )
-        recorder = Recorder(model, world, side)
+        recorder = Recorder(model, world, side, keeps_whole=self.reference is None)
         ddp.register_comm_hook(recorder, recording_hook)
         tell("torch_optimizer")
         optimizer, scheduler = side.make_optimizer(model.parameters(), world)
@@ -116,7 +117,7 @@ class Steps:
             tell(f"step {step + 1}")
             micro_batches = next(batches)
             if reference is not None:
-                watched.gradients = reference.records[step]["clipped_gradients"]
+                watched.gradients = whole(reference.records[step], "clipped_gradients")
                 load_state(model, reference.before(step), strict=False)
             recorder.start(micro_batches)
             rates.append(float(optimizer.param_groups[0]["lr"]))
@@ -137,7 +138,7 @@ class Steps:
             )
             if averaged is not None and not sums.get("skipped"):
                 averaged.update_parameters(model)
-            writer.write(recorder.record(optimizer, averaged), groups=recorder.groups)
+            writer.write(recorder.record(optimizer, averaged), recorder.whole(), groups=recorder.groups)
         rates += _rates_ahead(optimizer, scheduler, self.ahead)
         names = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
         tied = tuple(name for name, parameter in recorder.parameters.items() if names[id(parameter)] > 1)
@@ -160,21 +161,23 @@ class Draw:
     Attributes:
         source: makes the model.
         dtype: dtype of the weights.
+        path: file to write the weights to.
         seed: seed of torch's generator.
         world_size: always 1; rank 0 draws for all.
     """
 
     source: Source
     dtype: str
+    path: Path
     seed: int = 0
     world_size: int = 1
 
-    def run(self, world: World, tell: Tell) -> tuple[Arrays, Facts]:
+    def run(self, world: World, tell: Tell) -> tuple[StoredTensors, Facts]:
         """Draw the weights."""
         tell("the port's file or torch_model")
         torch.manual_seed(self.seed)
         side = make_side(self.source, 1, self.dtype)
-        weights = {name: to_numpy(tensor) for name, tensor in side.model.state_dict().items()}
+        write_tensors(self.path, {name: to_numpy(tensor) for name, tensor in side.model.state_dict().items()})
         tell("batch(0, 0)")
         batches: list[list[Batch]] = []
         with contextlib.suppress(Exception):  # an error is told by the run
@@ -184,7 +187,7 @@ class Draw:
         tell("torch_loss")
         with contextlib.suppress(Exception), torch.no_grad():
             side.loss_fn(side.model.train(), batches[0][0])
-        return weights, replace(side.facts, casts=tuple(sorted(side.casts)))
+        return StoredTensors(self.path), replace(side.facts, casts=tuple(sorted(side.casts)))
 
 
 def _same(one: list[Batch], other: list[Batch]) -> bool:
@@ -199,8 +202,17 @@ def rank_folder(folder: Path, rank: int) -> Path:
 
 
 def load_state(model: nn.Module, state: Arrays, strict: bool = True) -> None:
-    """Load a state_dict of NumPy arrays."""
-    model.load_state_dict({name: torch.from_numpy(value) for name, value in state.items()}, strict=strict)
+    """Copy a state_dict of NumPy arrays into the model, one at a time.
+
+    Args:
+        model: the model.
+        state: the arrays.
+        strict: raise `KeyError` if one is missing.
+    """
+    with torch.no_grad():
+        for name, tensor in model.state_dict().items():
+            if strict or name in state:
+                tensor.copy_(torch.from_numpy(state[name]))
 
 
 def serve(rank: int, size: int, platform: str, store_file: str, connection: Connection) -> None:

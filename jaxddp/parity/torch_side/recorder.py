@@ -1,6 +1,6 @@
 """Records of a torch rank's steps, taken by wrapping the loss, DDP's communication hook and the optimizer."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel
 
+from jaxddp.parity.excerpts import distance
 from jaxddp.parity.fingerprints import fingerprints
 from jaxddp.parity.records import Record
 from jaxddp.parity.torch_side.side import TorchSide
@@ -34,7 +35,7 @@ class WatchedOptimizer:
     """
 
     def __init__(self, optimizer: Optimizer, recorder: "Recorder"):
-        self.gradients: Arrays | None = None
+        self.gradients: Mapping[str, np.ndarray] | None = None
         self.zero_grad, self.param_groups = optimizer.zero_grad, optimizer.param_groups
         self._optimizer = optimizer
         self._recorder = recorder
@@ -57,14 +58,16 @@ class Recorder:
         model: the module inside DDP.
         world: the ranks that take part.
         side: loss, hooks and facts of the training loop.
+        keeps_whole: large parameters, and the gradients that optimizers will be given, are kept whole.
 
     Attributes:
         parameters: name -> parameter, tied ones under their first name.
         groups: the optimizer's parameter groups at the last step, as JSON can hold them; rank 0 only.
     """
 
-    def __init__(self, model: nn.Module, world: World, side: TorchSide):
+    def __init__(self, model: nn.Module, world: World, side: TorchSide, keeps_whole: bool = False):
         self.model = model
+        self._keeps_whole = keeps_whole and world.rank == 0
         self.world = world
         self.parameters = dict(model.named_parameters())
         self.names = {id(parameter): name for name, parameter in self.parameters.items()}
@@ -79,6 +82,8 @@ class Recorder:
         """Begin a step: forget the last one and fingerprint the examples."""
         self.local: Arrays = {}
         self.reduced: Arrays = {}
+        self._whole: dict[str, Arrays] = {}
+        self._norms: Arrays = {}
         self.scale = self.scaler.get_scale()
         self._before: Arrays = {}
         self._losses: list[Sums] = []
@@ -96,47 +101,78 @@ class Recorder:
         """Record parameters, clipped gradients and parameter groups before the optimizer's step; rank 0 only."""
         if self.world.rank > 0:
             return
-        self._before = {name: to_numpy(p) for name, p in self.parameters.items()}
-        self._clipped = {name: to_numpy(p.grad) for name, p in self.parameters.items() if p.grad is not None}
+        self._before = {name: to_numpy(excerpt_of(p)) for name, p in self.parameters.items()}
+        gradients = {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
+        self._clipped = self._taken("clipped_gradients", gradients)
+        self._keep_whole("clipped_gradients", gradients)
         self.groups = [_plain(group, self.names) for group in optimizer.param_groups]
 
-    def unscaled(self, names: Sequence[str], bucket: dist.GradBucket) -> Arrays:
-        """Return a bucket's gradients by name, divided by the loss scale."""
-        return {name: to_numpy(value / self.scale) for name, value in zip(names, bucket.gradients(), strict=True)}
+    def local_bucket(self, names: Sequence[str], bucket: dist.GradBucket) -> None:
+        """Record a bucket's gradients before the all-reduce."""
+        self.local |= self._taken("local_gradients", self._unscaled(names, bucket))
+
+    def reduced_bucket(self, names: Sequence[str], bucket: dist.GradBucket) -> None:
+        """Record a bucket's gradients after the all-reduce."""
+        gradients = self._unscaled(names, bucket)
+        self.reduced |= self._taken("gradients", gradients)
+        if self._side.facts.clips_inside:
+            self._keep_whole("gradients", {name: x.clone() for name, x in gradients.items()})
+
+    def _unscaled(self, names: Sequence[str], bucket: dist.GradBucket) -> dict[str, Tensor]:
+        return {name: value / self.scale for name, value in zip(names, bucket.gradients(), strict=True)}
+
+    def _taken(self, stage: str, tensors: Mapping[str, Tensor]) -> Arrays:
+        """Return the excerpts of tensors, and note the norms of the large ones."""
+        large = {name: tensor.detach() for name, tensor in tensors.items() if is_large(tensor)}
+        self._norms |= {f"{stage}:{name}": to_numpy(torch.linalg.vector_norm(x)) for name, x in large.items()}
+        return {name: to_numpy(excerpt_of(tensor)) for name, tensor in tensors.items()}
+
+    def _keep_whole(self, stage: str, tensors: Mapping[str, Tensor]) -> None:
+        large = {name: x.detach().cpu().numpy() for name, x in tensors.items() if is_large(x)}
+        if self._keeps_whole and large:
+            self._whole.setdefault(stage, {}).update(large)
+
+    def whole(self) -> dict[str, Arrays]:
+        """Return the large tensors that are kept whole, which share memory with the model's."""
+        self._keep_whole("params", self.parameters)
+        return self._whole
 
     def record(self, optimizer: Optimizer, averaged: AveragedModel | None = None) -> Record:
         """Return the record of the step that has just been taken; shared stages on rank 0 only."""
-        state = {name: to_numpy(value) for name, value in self.model.state_dict().items()}
+        state = self.model.state_dict()
         compared = dict(self.model.named_buffers()).keys() - set(self._side.facts.no_twin)
-        buffers = {name: value for name, value in state.items() if name in compared}
+        buffers = {name: to_numpy(value) for name, value in state.items() if name in compared}
+        params = {name: to_numpy(excerpt_of(parameter)) for name, parameter in self.parameters.items()}
         mine = {
             "samples": self._samples,
             "local_loss": {"loss": self._local_loss()},
             "local_gradients": self.local,
+            "local_norms": {name: x for name, x in self._norms.items() if name.startswith("local_")},
             "local_buffers": buffers,
-            **({"local_params": {n: state[n] for n in self.parameters}} if self._side.own_parameters else {}),
+            **({"local_params": params} if self._side.own_parameters else {}),
         }
         if self.world.rank > 0:
             return mine
         if not self._before:  # the loss scaler skipped the update
             self._skipped += 1
             self.before_update(optimizer)
-        kept = {} if averaged is None else {n: to_numpy(p) for n, p in averaged.module.named_parameters()}
+        kept = {} if averaged is None else {n: to_numpy(excerpt_of(p)) for n, p in averaged.module.named_parameters()}
         return {
             **mine,
             **({"averaged": kept} if kept else {}),
             **({"scaler": self._of_scaler()} if self.scaler.is_enabled() else {}),
+            "norms": {name: x for name, x in self._norms.items() if not name.startswith("local_")},
             "gradients": self.reduced,
             "clipped_gradients": self._clipped,
-            "update": {name: state[name] - before for name, before in self._before.items()},
-            "params": {name: state[name] for name in self.parameters},
+            "update": {name: params[name] - before for name, before in self._before.items()},
+            "params": params,
             "buffers": buffers,
             "optimizer_state": self._state_of(optimizer),
         }
 
     def _state_of(self, optimizer: Optimizer) -> Arrays:
         return {
-            f"{key}:{name}": to_numpy(value)
+            f"{key}:{name}": to_numpy(excerpt_of(value))
             for name, parameter in self.parameters.items()
             for key, value in optimizer.state.get(parameter, {}).items()
             if isinstance(value, Tensor) and value.shape == parameter.shape
@@ -157,10 +193,10 @@ def recording_hook(recorder: Recorder, bucket: dist.GradBucket) -> torch.futures
     """Run the side's communication hook; record the gradients before and after it."""
     recorder.local_hooks(bucket)
     names = [recorder.names[id(parameter)] for parameter in bucket.parameters()]
-    recorder.local |= recorder.unscaled(names, bucket)
+    recorder.local_bucket(names, bucket)
 
     def keep(future: torch.futures.Future[Tensor]) -> Tensor:
-        recorder.reduced |= recorder.unscaled(names, bucket)
+        recorder.reduced_bucket(names, bucket)
         return future.value()
 
     state, hook = recorder.comm_hook
@@ -180,6 +216,17 @@ def _number(value: Any) -> Any:
     if isinstance(value, tuple | list) and all(isinstance(x, int | float) for x in value):
         return list(value)
     return value if isinstance(value, int | float) else None
+
+
+def is_large(tensor: Tensor) -> bool:
+    """Return whether a record holds an excerpt of a tensor."""
+    return distance(tuple(tensor.shape)) > 1
+
+
+def excerpt_of(tensor: Tensor) -> Tensor:
+    """Return the excerpt of a tensor, as `jaxddp.parity.excerpts.excerpt` does; a small tensor whole."""
+    apart = distance(tuple(tensor.shape))
+    return tensor if apart == 1 else tensor.detach().reshape(-1)[::apart].reshape(-1, *(1,) * (tensor.ndim - 1))
 
 
 def to_numpy(tensor: Tensor) -> np.ndarray:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from torch import nn
 
 from jaxddp.parity.diagnosis.decide import Ruling
 from jaxddp.parity.diagnosis.forward.calls import Change, Patch
@@ -30,18 +31,30 @@ from jaxddp.parity.diagnosis.forward.layout import flattened_axes, kernel_axes, 
 from jaxddp.parity.diagnosis.forward.precision import reduced_precision
 from jaxddp.parity.diagnosis.forward.replay import ModelEvidence, ModelStep, Replay
 from jaxddp.parity.diagnosis.forward.search import find_faults, worst_rank
-from jaxddp.parity.diagnosis.forward.sites import patches_of
+from jaxddp.parity.diagnosis.forward.sites import beginning_in, between, patches_of
 from jaxddp.parity.diagnosis.forward.variance import fast_variance
 
 __all__ = ["FLOOR", "ModelEvidence", "ModelStep", "search_model"]
 
 REPLAYS = 4000  # of a search; measured: up to 1,552 on the scoreboard
+OF_ELEMENTS = 2**20  # parameters of a model up to which a search may take as many
+AT_LEAST = 150
 FLOOR = 1e-12  # measured: right hypotheses leave up to 8e-15, wrong ones 6e-11 or more
 OF_ONE_CALL = (
     *(gelu, norm_epsilon, label_smoothing, ignore_index, padding_idx, loss_terms, batch_norm_sync),
     *(same_padding, flattened_axes, kernel_axes, fast_variance),
 )
 STALE = Patch(Change("stale_parameters", "gradients at the parameters of the step before", stale=True), frozenset())
+
+
+def replays_of(module: nn.Module) -> int:
+    """Return the number of replays of a search, which is smaller for a large model.
+
+    >>> replays_of(nn.Linear(10, 10)), replays_of(nn.Linear(3000, 3000))
+    (4000, 465)
+    """
+    elements = sum(parameter.numel() for parameter in module.parameters())
+    return max(AT_LEAST, min(REPLAYS, REPLAYS * OF_ELEMENTS // max(elements, 1)))
 
 
 def search_model(
@@ -112,5 +125,7 @@ class LossAndGradients:
         alone = len(self.ranks) == 1
         patches = [patch for patch in patches_of(changes) if not (alone and patch.change.lockstep)]
         patches.sort(key=lambda patch: -len(patch.sites))
+        if self._evidence.between is not None:
+            return [*beginning_in(between(calls, *self._evidence.between), patches, calls)]
         micro_batches = len(self._evidence.steps[step].micro_batches[rank])
         return [*combinations(self._evidence.loss_normalization, len(self.ranks), micro_batches), STALE, *patches]

@@ -11,9 +11,10 @@ from pathlib import Path
 from jaxddp.parity.convert import tied_names, under_all_names
 from jaxddp.parity.diagnosis.decide import Ruling
 from jaxddp.parity.diagnosis.forward.buffers import explain_buffers
-from jaxddp.parity.diagnosis.forward.explain import ModelEvidence, ModelStep, search_model
+from jaxddp.parity.diagnosis.forward.explain import ModelEvidence, ModelStep, replays_of, search_model
 from jaxddp.parity.processes import Tell
-from jaxddp.parity.records import COUNTER, Lazy, Records, Tensors, of_loss
+from jaxddp.parity.question import Trajectory
+from jaxddp.parity.records import COUNTER, Arrays, Lazy, Records, of_loss
 from jaxddp.parity.torch_side.rank import rank_folder
 from jaxddp.parity.torch_side.side import Source, TorchSide, make_side
 from torch_ref.distributed import World
@@ -32,6 +33,7 @@ class ForwardDiagnosis:
         torch_folder, jax_folder: folders of the records.
         replicas: number of replicas.
         compared: replicas that were given the same examples in all of these steps.
+        between: see `ModelEvidence`.
         world_size: number of ranks that run the job.
     """
 
@@ -39,11 +41,12 @@ class ForwardDiagnosis:
     model: bool
     buffers: bool
     steps: tuple[int, ...]
-    start: Tensors
+    start: Arrays
     torch_folder: Path
     jax_folder: Path
     replicas: int
     compared: tuple[int, ...]
+    between: tuple[str, str] | None = None
     world_size: int = 1
 
     def run(self, world: World, tell: Tell) -> tuple[Ruling | None, Ruling | None]:
@@ -52,10 +55,17 @@ class ForwardDiagnosis:
         side = make_side(self.source, max(self.steps) + 1, "float64")
         normalization = side.facts.loss_normalization
         evidence = ModelEvidence(
-            side.model.train(), side.loss_fn, _steps(self, side), self.replicas, normalization, self.compared
+            side.model.train(),
+            side.loss_fn,
+            _steps(self, side),
+            self.replicas,
+            normalization,
+            self.compared,
+            self.between,
         )
-        of_model, known = search_model(evidence) if self.model else (None, ())
-        return of_model, explain_buffers(evidence, known=known) if self.buffers else None
+        replays = replays_of(side.model)
+        of_model, known = search_model(evidence, replays=replays) if self.model else (None, ())
+        return of_model, explain_buffers(evidence, replays=replays, known=known) if self.buffers else None
 
 
 def _steps(job: ForwardDiagnosis, side: TorchSide) -> Sequence[ModelStep]:
@@ -64,11 +74,11 @@ def _steps(job: ForwardDiagnosis, side: TorchSide) -> Sequence[ModelStep]:
     of_ranks = [side.batches(rank, job.replicas) for rank in range(job.replicas)]
     batches = list(islice(zip(*of_ranks, strict=True), max(job.steps) + 1))
 
-    def state(step: int) -> Tensors:
+    reference, tied = Trajectory(job.start, torch), tied_names(side.model)
+
+    def state(step: int) -> Arrays:
         """Return parameters and buffers before a step."""
-        if step == 0:
-            return job.start
-        return under_all_names({**torch[step - 1]["params"], **torch[step - 1]["buffers"]}, tied_names(side.model))
+        return under_all_names(reference.before(step), tied)
 
     def make(index: int) -> ModelStep:
         step = job.steps[index]

@@ -13,9 +13,12 @@ from torch import Tensor, nn
 
 from jaxddp.parity.diagnosis.forward.calls import Call, Calls, Gather, Patch
 from jaxddp.parity.diagnosis.forward.sites import trace
+from jaxddp.parity.excerpts import excerpt
+from jaxddp.parity.records import Arrays, Renamed
+from jaxddp.parity.torch_side.rank import load_state
+from jaxddp.parity.torch_side.recorder import is_large
 from torch_ref.losses import Batch, LossFunction
 
-Arrays = Mapping[str, np.ndarray]
 TIMEOUT = 300.0  # seconds that replicas side by side wait for each other
 REMEMBERED = 3  # runs of all replicas that are cached
 
@@ -59,6 +62,8 @@ class ModelEvidence:
         world_size: number of replicas.
         loss_normalization: "ddp" or "global", see `torch_ref.step.accumulate_gradients`.
         compared: replicas that were given the same examples on both sides; None: all.
+        between: the last layer whose output is equal and the first whose output differs, if faults are to be sought
+            between these two only; None: anywhere.
     """
 
     module: nn.Module
@@ -67,6 +72,7 @@ class ModelEvidence:
     world_size: int
     loss_normalization: str = "ddp"
     compared: tuple[int, ...] | None = None
+    between: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -100,6 +106,7 @@ class Replay:
     def __init__(self, evidence: ModelEvidence):
         self._evidence = evidence
         self._copies: list[nn.Module] = []
+        self._loaded: dict[int, tuple[int, bool]] = {}  # module -> step, and whether one step stale
         self._known: OrderedDict[tuple[int, int, tuple[Patch, ...]], ReplicaResult] = OrderedDict()
 
     def run(self, step: int, ranks: Sequence[int], patches: Sequence[Patch] = ()) -> list[ReplicaResult]:
@@ -129,17 +136,23 @@ class Replay:
     def trace(self, step: int, rank: int) -> list[Call]:
         """Return the calls of the loss on a replica's first micro-batch."""
         module, taken = self._evidence.module, self._evidence.steps[step]
-        _load(module, taken.state)
+        self._load(module, step)
         return trace(module, self._evidence.loss_fn, taken.micro_batches[rank][0])
 
-    def _state(self, step: int, patches: Sequence[Patch]) -> Arrays:
+    def _load(self, module: nn.Module, step: int, patches: Sequence[Patch] = ()) -> None:
+        """Copy a step's state into the module; large parameters only if they are not there yet."""
         taken = self._evidence.steps[step]
-        stale = any(patch.change.stale for patch in patches)
-        return taken.previous if stale and taken.previous is not None else taken.state
+        stale = any(patch.change.stale for patch in patches) and taken.previous is not None
+        state = taken.previous if stale and taken.previous is not None else taken.state
+        there = self._loaded.get(id(module)) == (step, stale)
+        kept = {name for name, parameter in module.named_parameters() if there and is_large(parameter)}
+        # Constants that are not compared are not in the state.
+        load_state(module, Renamed(state, {name: name for name in state if name not in kept}), strict=False)
+        self._loaded[id(module)] = step, stale
 
     def _alone(self, step: int, rank: int, patches: Sequence[Patch]) -> ReplicaResult:
         module = self._evidence.module
-        _load(module, self._state(step, patches))
+        self._load(module, step, patches)
         pieces = []
         for batch in self._evidence.steps[step].micro_batches[rank]:
             loss, count = _forward(module, self._evidence.loss_fn, batch, Calls(patches))
@@ -156,7 +169,7 @@ class Replay:
         while len(self._copies) < evidence.world_size:
             self._copies.append(copy.deepcopy(evidence.module))
         for module in self._copies:
-            _load(module, self._state(step, patches))
+            self._load(module, step, patches)
         pieces: list[list[Piece]] = [[] for _ in self._copies]
         for batches in zip(*evidence.steps[step].micro_batches, strict=True):
             exchange = _Exchange(evidence.world_size)
@@ -180,15 +193,10 @@ def _forward(module: nn.Module, loss_fn: LossFunction, batch: Batch, calls: Call
 
 
 def _gradients(loss: Tensor, module: nn.Module) -> dict[str, np.ndarray]:
-    """Return the gradients of all trainable parameters; zeros where the loss does not depend on them."""
+    """Return the gradients of all trainable parameters, excerpts of large ones; zeros where the loss needs none."""
     named = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
     gradients = torch.autograd.grad(loss, list(named.values()), retain_graph=True, materialize_grads=True)
-    return {name: gradient.numpy() for name, gradient in zip(named, gradients, strict=True)}
-
-
-def _load(module: nn.Module, state: Arrays) -> None:
-    # Constants that are not compared are not in the state.
-    module.load_state_dict({name: torch.from_numpy(np.array(value)) for name, value in state.items()}, strict=False)
+    return {name: excerpt(gradient.numpy()) for name, gradient in zip(named, gradients, strict=True)}
 
 
 def _buffers(module: nn.Module) -> dict[str, np.ndarray]:

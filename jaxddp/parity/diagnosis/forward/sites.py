@@ -2,7 +2,7 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import Any
 
 from torch import nn
@@ -33,6 +33,46 @@ def trace(module: nn.Module, loss_fn: LossFunction, batch: Batch) -> list[Call]:
         for handle in handles:
             handle.remove()
     return calls.recorded
+
+
+def between(calls: Sequence[Call], before: str, layer: str) -> frozenset[Site]:
+    """Return the sites of the calls after a layer has returned for the first time, up to the end of another.
+
+    Args:
+        calls: all calls of a forward pass.
+        before: the last layer whose output is equal; "" if there is none.
+        layer: the first layer whose output differs.
+    """
+    ends = max(_of_layer(calls, layer), default=len(calls) - 1)
+    begins = 0
+    for place in _of_layer(calls, before) if before else []:
+        if begins and place > begins:
+            break  # the layer is called again
+        begins = place + 1
+    return frozenset(call.site for call in calls[begins : ends + 1])
+
+
+def beginning_in(here: Set[Site], patches: Iterable[Patch], calls: Sequence[Call]) -> Iterator[Patch]:
+    """Yield the patches whose first site is among some; they may have further ones.
+
+    Args:
+        here: sites.
+        patches: possible faults.
+        calls: all calls of a forward pass.
+    """
+    place = {call.site: number for number, call in enumerate(calls)}
+    return (patch for patch in patches if min(patch.sites, key=place.__getitem__) in here)
+
+
+def _of_layer(calls: Sequence[Call], layer: str) -> list[int]:
+    """Return the positions of the calls that a layer, or a layer inside it, makes.
+
+    Args:
+        calls: all calls.
+        layer: name of a module, with " (n)" for its n-th call.
+    """
+    name = layer.partition(" (")[0]
+    return [place for place, call in enumerate(calls) if f"{call.module}.".startswith(f"{name}.")]
 
 
 def _drop_last(names: list[str]) -> None:

@@ -30,6 +30,7 @@ class OptimizerStep:
         update: output of JAX's optimizer, to be added to the parameters.
         state: part of `recipes.STATE` -> its tensors after the step, as far as JAX's optimizer shows them.
         clipped: factor of the gradients by which the reference has clipped them.
+        norm: of all gradients, of which large ones may be excerpts; None: of those given.
     """
 
     groups: Sequence[Mapping[str, Any]]
@@ -39,6 +40,7 @@ class OptimizerStep:
     update: Tensors
     state: Mapping[str, Tensors] = field(default_factory=dict)
     clipped: float = 1.0
+    norm: float | None = None
 
     def gradient(self, name: str) -> np.ndarray:
         """Return a parameter's gradient, zeros if there is none."""
@@ -125,7 +127,7 @@ class _Frame:
         group_of = {name: group for group in step.groups for name in group["names"]}
         self.used = np.array([name in group_of and name not in step.unused for name in self.names])
         self.clipped = step.clipped
-        self.norm = stage_norm(step.gradients) / step.clipped
+        self.norm = (stage_norm(step.gradients) if step.norm is None else step.norm) / step.clipped
         self._groups = [group_of.get(name, step.groups[0]) for name in self.names]
 
     def column(self, key: str, item: int | None = None) -> np.ndarray:

@@ -17,7 +17,7 @@ from jaxddp.parity.diagnosis.optimizer.explain import (
     reference_residuals,
 )
 from jaxddp.parity.findings import Problem
-from jaxddp.parity.records import Lazy, StoredRecord, Tensors, stage_norm
+from jaxddp.parity.records import Lazy, StoredRecord, Tensors, stage_norm, whole_norm
 
 KNOWN = "SGD, Adam, AdamW, RMSprop and Adagrad"
 LARGEST_ROUNDING = 1e-9  # of an update; a name may not rest on coarser ones
@@ -144,24 +144,35 @@ def _optimizer_step(evidence: Evidence, index: int, way: Unseen) -> OptimizerSte
     shares = evidence.judgement.shares[index]
     update = {name: ours["update"][name] / shares[name] for name in params}
     unused = frozenset(params.keys() - theirs["clipped_gradients"])
-    given, clipped = _given(evidence, theirs, ours, way)
+    given = _given(evidence, theirs, ours, way)
+    state = by_part(ours["optimizer_state"])
     return OptimizerStep(
-        theirs.notes["groups"], params, given, unused, update, by_part(ours["optimizer_state"]), clipped
+        theirs.notes["groups"], params, given.gradients, unused, update, state, given.clipped, given.norm
     )
 
 
-def _given(evidence: Evidence, theirs: StoredRecord, ours: StoredRecord, way: Unseen) -> tuple[Tensors, float]:
-    """Return the clipped gradients that jax's optimizer was given, and the factor by which the reference clips."""
+class _Given(NamedTuple):
+    """Gradients, their norm, and the factor by which the reference clips them."""
+
+    gradients: Tensors
+    norm: float
+    clipped: float
+
+
+def _given(evidence: Evidence, theirs: StoredRecord, ours: StoredRecord, way: Unseen) -> "_Given":
+    """Return the clipped gradients that jax's optimizer was given."""
     facts = evidence.facts
     if _shown(evidence):
-        return (ours if facts.own_step else theirs)["clipped_gradients"], 1.0
-    if not facts.own_step:
-        gradients = theirs["gradients"]
-    elif "gradients" in ours:
-        gradients = ours["gradients"]
+        shown = ours if facts.own_step else theirs
+        return _Given(shown["clipped_gradients"], whole_norm(shown, "clipped_gradients"), 1.0)
+    if not facts.own_step or "gradients" in ours:
+        shown = ours if facts.own_step else theirs
+        gradients, norm = shown["gradients"], whole_norm(shown, "gradients")
     else:
         gradients = {name: value.mean(0) for name, value in ours["pure_local_gradients"].items()}
+        norm = stage_norm(gradients)
     share = 1.0
     if facts.clip_grad_norm is not None:
-        share = float(clip_factor(way.times * stage_norm(gradients), facts.clip_grad_norm))
-    return {name: way.times * share * value for name, value in gradients.items()}, share
+        share = float(clip_factor(way.times * norm, facts.clip_grad_norm))
+    factor = way.times * share
+    return _Given({name: factor * value for name, value in gradients.items()}, factor * norm, share)

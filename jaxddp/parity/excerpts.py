@@ -1,0 +1,50 @@
+"""Excerpts of large tensors, so that the records of a large model stay small.
+
+Of a tensor with more than `LARGE` elements a record holds elements at equal distances, some of every row and column,
+and the norm of all elements. Whatever is computed element by element can be judged by an excerpt: the mean over the
+replicas, an optimizer's update. The norm betrays a difference between the elements.
+"""
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+LARGE = 2**17  # elements of a tensor of which an excerpt is taken
+KEPT = 2**16  # elements of an excerpt, about
+
+
+def distance(shape: tuple[int, ...]) -> int:
+    """Return the distance between the elements of an excerpt; 1: the tensor is kept whole.
+
+    It has no divisor in common with the sizes, so that the elements come from all columns, and is no longer than a row.
+
+    >>> distance((768, 768)), distance((50257, 768)), distance((64, 64))
+    (11, 589, 1)
+    """
+    size = math.prod(shape)
+    if size <= LARGE:
+        return 1
+    row = size // shape[0] if len(shape) > 1 else size
+    apart = min(-(-size // KEPT), row)
+    return next((step for step in range(apart, row + 1) if math.gcd(step, size) == 1), 1)
+
+
+def excerpt(x: np.ndarray) -> np.ndarray:
+    """Return the excerpt of a tensor, (elements, 1, ..., 1) with as many axes; a small tensor whole.
+
+    >>> excerpt(np.zeros((768, 768))).shape
+    (53621, 1)
+    """
+    apart = distance(x.shape)
+    return x if apart == 1 else x.reshape(-1)[::apart].reshape(-1, *(1,) * (x.ndim - 1)).copy()
+
+
+def excerpts(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the excerpt of each tensor."""
+    return {name: excerpt(x) for name, x in tensors.items()}
+
+
+def norms_of_large(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the norms of the tensors that are not kept whole."""
+    return {name: np.asarray(np.linalg.norm(x)) for name, x in tensors.items() if distance(x.shape) > 1}
