@@ -72,7 +72,8 @@ class Functional:
 
     def module(self, params: Params, buffers: Buffers, random_state: nnx.State | None = None) -> nnx.Module:
         """Build the module with these values; `random_state` None: as built."""
-        state = self._random_state if random_state is None else random_state
+        # New variables, because nnx refuses to count draws in variables of an outer trace.
+        state = _copied(self._random_state) if random_state is None else random_state
         return nnx.merge(self._graphdef, _from_dict(params, self._params), state, _from_dict(buffers, self._buffers))
 
     def local_loss(self, loss_fn: LossFunction, train: bool, masks: str = "replica", amp: str = "none") -> LocalLoss:
@@ -194,6 +195,10 @@ def _name(path: tuple[Any, ...]) -> str:
 
 def _to_dict(state: nnx.State) -> dict[str, jax.Array]:
     return {_name(path): variable[...] for path, variable in nnx.to_flat_state(state)}
+
+
+def _copied(state: nnx.State) -> nnx.State:
+    return nnx.from_flat_state([(path, x.replace(x[...])) for path, x in nnx.to_flat_state(state)])
 
 
 def _from_dict(values: dict[str, jax.Array], like: nnx.State) -> nnx.State:

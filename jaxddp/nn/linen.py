@@ -1,10 +1,12 @@
 """A flax.linen module as flat dictionaries of arrays and a pure loss, the counterpart of `jaxddp.nn.functional`."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import jax
 from flax import linen, nnx, traverse_util
+from flax.errors import InvalidRngError
 from jax import numpy as jnp
 
 from jaxddp.errors import InputError
@@ -31,13 +33,23 @@ class Bound:
         self._module = module
         self.variables = variables
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the module's output; keep its changed variables for the next call."""
+    def __call__(self, *args: Any, rngs: Any = None, **kwargs: Any) -> Any:
+        """Return the module's output; keep its changed variables for the next call.
+
+        A module that needs keys and is given no `rngs` draws from key 0.
+        """
         if self.variables is None:
-            output, self.variables = self._module.init_with_output(jax.random.key(0), *args, **kwargs)
+            keys = {**(rngs if isinstance(rngs, Mapping) else {}), PARAMS: jax.random.key(0)}
+            output, self.variables = self._module.init_with_output(keys, *args, **kwargs)
             return output
         others = [collection for collection in self.variables if collection != PARAMS]
-        output, changed = self._module.apply(self.variables, *args, mutable=others, **kwargs)
+        apply = partial(self._module.apply, self.variables, *args, mutable=others, **kwargs)
+        try:
+            output, changed = apply(rngs=rngs)
+        except InvalidRngError:
+            if rngs is not None:
+                raise
+            output, changed = apply(rngs=jax.random.key(0))
         self.variables = {**self.variables, **changed}
         return output
 

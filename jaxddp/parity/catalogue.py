@@ -287,6 +287,7 @@ FAULTS: dict[str, Fault] = {
         "google/flax#2993",
     ),
     "label_smoothing": Fault("label smoothing differs", "use optax.smooth_labels with torch's label_smoothing"),
+    "dropout_rate": Fault("dropout has another rate", "give nnx.Dropout or linen's torch's p as its rate"),
     "ignore_index": Fault(
         "labels that should be ignored count in the mean",
         "divide by the number of labels that are not ignored",

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from jaxddp.errors import InputError
 from jaxddp.parity.cases import PortCase
 from jaxddp.parity.compare.judge import judge
 from jaxddp.parity.diagnosis.evidence import Evidence
@@ -15,6 +16,8 @@ from jaxddp.parity.flax_side.child import Forced, Free, Starts, jax_records
 from jaxddp.parity.flax_side.child import Job as JaxJob
 from jaxddp.parity.flax_side.twins import Twins
 from jaxddp.parity.port import Facts
+from jaxddp.parity.port.draws import Draw as LossDraw
+from jaxddp.parity.port.draws import DrawnSource, paired
 from jaxddp.parity.processes import ChildError
 from jaxddp.parity.question import Question
 from jaxddp.parity.records import Arrays, Lazy, Records, Scratch, StoredRecord, shapes_of
@@ -22,6 +25,7 @@ from jaxddp.parity.torch_side.pool import torch_records
 from jaxddp.parity.torch_side.rank import Draw, Steps, Summary, rank_folder
 from jaxddp.parity.workers import Workers
 
+Draws = tuple[LossDraw, ...] | str  # or why they are not known
 LARGE_MODEL = 2**24  # elements of a model whose sides run one after the other, to halve the memory
 LOOK_AHEAD = 4  # learning rates are recorded for this many times the run's steps
 
@@ -95,19 +99,40 @@ class Runs:
         return Evidence(self.case, self.facts, self.summary, self.start, torch, jax, *paths, judgement)
 
     def _draw(self) -> None:
-        """Draw torch's weights, and see that each flax array has a twin."""
+        """Draw torch's weights, and see that each flax array and each draw of the losses has a twin."""
         draw = Draw(self.case.torch_source, "float64", self._path("start.safetensors"), self._seed)
         if not isinstance(self.case, PortCase):
             with self._noting("torch"):
-                ((self.start, self.facts),) = self._workers.torch.do(draw)
+                ((self.start, self.facts, _),) = self._workers.torch.do(draw)
             return
+        of_torch: Draws = ""
         with self._beside(Twins(self.case)) as answers, self._noting("torch"):
-            ((self.start, self.facts),) = self._workers.torch.do(draw)
+            ((self.start, self.facts, of_torch),) = self._workers.torch.do(draw)
         if not self.start:  # jax has failed for the same reason, or may do better without it
             self.problems = [problem for problem in self.problems if problem.side == "torch"]
-        for without_twin, self.names in filter(None, answers):
-            self.problems.append(Problem("port", "names", without_twin.removeprefix("names: ")))
         self.case = replace(self.case, casts=self.facts.casts)
+        for found in answers:
+            self.names = found.names
+            if found.without_twin:
+                self.problems.append(Problem("port", "names", found.without_twin.removeprefix("names: ")))
+            self._pair(self.case, of_torch, found.draws)
+
+    def _pair(self, case: PortCase, torch: Draws, flax: Draws) -> None:
+        """Let the losses of both sides draw the same numbers; what cannot be paired is a problem."""
+        if isinstance(torch, str) or isinstance(flax, str):
+            # A loss that fails is told by its run, which must not go on if the other side draws.
+            of_sides: dict[str, tuple[Draws, Draws]] = {"torch": (torch, flax), "flax": (flax, torch)}
+            for side, (why, others) in of_sides.items():
+                if isinstance(why, str) and others and not isinstance(others, str):
+                    self.problems.append(Problem(side, f"{side}_loss", why))
+            return
+        try:
+            pairs = paired(torch, flax)
+        except InputError as error:
+            self.problems.append(Problem("port", "draws", str(error)))
+            return
+        if pairs:
+            self.case = replace(case, source=DrawnSource(case.source, pairs, self._seed))
 
     def _run_freely(self) -> None:
         """Run torch, which is the reference, and jax at the same time."""

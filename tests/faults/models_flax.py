@@ -19,6 +19,7 @@ from .models_torch import (
     AUXILIARY,
     CLASSES,
     COLOURS,
+    DROPOUT,
     EMBEDDING,
     FEATURES,
     HEIGHT,
@@ -68,6 +69,22 @@ class Mlp(nnx.Module):
         x = first(self.fc1(x)) * mask
         logits = self.fc3(second(self.hidden(self.fc2, x)))
         return logits if self.temperature is None else logits / self.temperature
+
+
+class DropoutMlp(Mlp):
+    """The same with dropout of the inputs.
+
+    Args:
+        rate: share of the inputs that are dropped.
+        options: of `Mlp`.
+    """
+
+    def __init__(self, rate: float = DROPOUT, **options: Any):
+        super().__init__(**options)
+        self.drop = nnx.Dropout(rate, rngs=nnx.Rngs(0))
+
+    def __call__(self, x: jax.Array, mask: jax.Array) -> jax.Array:
+        return super().__call__(self.drop(x), mask)
 
 
 def to_torch_order(x: jax.Array) -> jax.Array:
@@ -237,6 +254,7 @@ def auxiliary(logits: jax.Array) -> jax.Array:
 
 MODELS: dict[str, Any] = {
     "mlp": (Mlp, mlp_loss),
+    "mlp_dropout": (DropoutMlp, mlp_loss),
     "mlp_penalty": (Mlp, mlp_penalty_loss),
     "convnet": (ConvNet, convnet_loss),
     "tokens": (Tokens, tokens_loss),

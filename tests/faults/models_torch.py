@@ -11,6 +11,7 @@ Batch = Mapping[str, Tensor]
 LABEL_SMOOTHING = 0.1
 AUXILIARY = 0.03  # weight of the auxiliary loss
 PENALTY = 0.01  # weight of the squared parameters
+DROPOUT = 0.25
 PADDING, IGNORED = 0, -100
 FEATURES, HIDDEN, CLASSES = 6, 8, 5  # of the mlp
 HEIGHT, WIDTH, COLOURS = 6, 8, 2  # of the images
@@ -28,6 +29,17 @@ class Mlp(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         return self.fc3(F.gelu(self.fc2(F.gelu(self.fc1(x)) * mask)))
+
+
+class DropoutMlp(Mlp):
+    """The same with dropout of the inputs, which draws its masks itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = nn.Dropout(DROPOUT)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        return super().forward(self.drop(x), mask)
 
 
 class ConvNet(nn.Module):
@@ -112,6 +124,7 @@ def tokens_sum_loss(model: nn.Module, batch: Batch) -> Tensor:
 
 MODELS: dict[str, Any] = {
     "mlp": (Mlp, mlp_loss),
+    "mlp_dropout": (DropoutMlp, mlp_loss),
     "mlp_penalty": (Mlp, mlp_penalty_loss),
     "convnet": (ConvNet, convnet_loss),
     "tokens": (Tokens, tokens_loss),

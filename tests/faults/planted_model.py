@@ -174,6 +174,8 @@ PLANTED: dict[str, Planted] = {
     "same_padding": Planted(model(padding="SAME"), CONVNET, "local_loss"),
     "label_smoothing": Planted(loss_is(integer_labels), CONVNET, "local_loss"),
     "label_smoothing/other": Planted(label_smoothing(0.05), CONVNET, "local_loss"),
+    "dropout_rate": Planted(model(rate=0.5), on("mlp_dropout"), "local_loss"),
+    "dropout_rate/smaller": Planted(model(rate=0.1), on("mlp_dropout"), "local_loss"),
     "ignore_index": Planted(loss_is(mean_of_all), on("tokens") + on("tokens", world_size=4), "local_loss"),
     "ignore_index/weights": Planted(loss_is(without_weights), on("tokens_global"), "local_loss"),
     "padding_idx": Planted(

@@ -53,6 +53,7 @@ class Setting:
 SETTINGS: dict[str, Setting] = {
     "mlp": Setting("mlp", 0.4),
     "mlp_penalty": Setting("mlp_penalty", 0.4),
+    "mlp_dropout": Setting("mlp_dropout", 0.4),
     "mlp_groups": Setting("mlp", 0.4, matrices_only=True),
     "mlp_accumulated": Setting("mlp", 0.4, accumulation_steps=3),
     "mlp_drop_last": Setting("mlp", 0.4, drop_last=True),

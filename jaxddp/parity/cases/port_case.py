@@ -9,8 +9,10 @@ import numpy as np
 
 from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.errors import InputError
+from jaxddp.parity.flax_side.draws import serving
 from jaxddp.parity.flax_side.side import FlaxSide, side_of_port
 from jaxddp.parity.port import Port, PortSource
+from jaxddp.parity.port.draws import DrawnPort
 from jaxddp.parity.records import Tensors
 
 
@@ -42,7 +44,8 @@ class PortCase:
     @cached_property
     def port(self) -> Port:
         """Port, made once."""
-        return self.source.port()
+        port = self.source.port()
+        return serving(port) if isinstance(port, DrawnPort) else port
 
     @property
     def torch_source(self) -> PortSource:

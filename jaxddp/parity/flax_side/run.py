@@ -17,6 +17,7 @@ from jaxddp.parity.excerpts import excerpts, norms_of_large
 from jaxddp.parity.fingerprints import fingerprints
 from jaxddp.parity.flax_side.own_step import OwnStep
 from jaxddp.parity.flax_side.side import FlaxSide, hyperparameters, optimizer_tensors
+from jaxddp.parity.port.draws import examples_of
 from jaxddp.parity.question import LOCAL_STAGES, Question, Trajectory, micro_batches_of
 from jaxddp.parity.records import Arrays, Joined, Record, Tensors, whole
 from jaxddp.state import Params, TrainState
@@ -210,7 +211,8 @@ def _excerpts(tensors: Tensors, stage: str) -> tuple[Tensors, Tensors]:
 
 
 def _samples(batch: MicroBatches, world_size: int) -> Tensors:
-    return _stacked([fingerprints(micro_batches_of(batch, rank)) for rank in range(world_size)])
+    of_ranks = [list(map(examples_of, micro_batches_of(batch, rank))) for rank in range(world_size)]
+    return _stacked([fingerprints(micro_batches) for micro_batches in of_ranks])
 
 
 def _of_replica(arrays: Mapping[str, Any], rank: int) -> dict[str, np.ndarray]:

@@ -1,6 +1,6 @@
 """Replica step of jaxddp or of a port, with the maps between its arrays and torch's tensors."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from flax import nnx
 from jax import numpy as jnp
 
 from jaxddp import models, optim
@@ -86,7 +85,7 @@ def side_of_port(port: Port, steps: int, dtype: str, casts: Collection[str] = ()
     Raises:
         InputError: the model is no flax model, or its arrays do not map to torch's.
     """
-    functional, local_loss = _pure(port)
+    functional, local_loss = pure_loss(port)
     params, buffers = functional.params, functional.buffers
     lifting = _lifting(port, functional, local_loss, casts) if dtype == "float64" else nullcontext
     local_loss = within(lifting, local_loss)
@@ -168,31 +167,19 @@ def _check_kinds(port: Port, learns: Mapping[str, Any], converter: Converter, pa
         )
 
 
-def _pure(port: Port) -> tuple[Functional | LinenFunctional, LocalLoss]:
+def pure_loss(port: Port) -> tuple[Functional | LinenFunctional, LocalLoss]:
     """Return the model, and its loss as a pure function of parameters, buffers and a batch."""
     loss_fn = partial(_losses, port)
     model = port.flax_model()
     functional = functional_of(model, loss_fn, lambda: port.micro_batches(0, 0, "flax")[0])
     if isinstance(functional, LinenFunctional):
         return functional, functional.local_loss(loss_fn)
-    _check_draws(model, functional.random_streams)
 
     def local_loss(params: Params, buffers: Buffers, batch: Batch) -> Any:
         # The batch is bound to the loss, since an entry called "valid" is the port's here, not jaxddp's padding mask.
         return functional.local_loss(lambda model, _: loss_fn(model, batch), True)(params, buffers, {})
 
     return functional, local_loss
-
-
-def _check_draws(model: nnx.Module, streams: Iterable[str]) -> None:
-    """Raise if training draws random numbers, which would differ from torch's; Dropout of rate 0 draws none."""
-    off = {path for path, module in nnx.iter_modules(model) if getattr(module, "rate", None) == 0}
-    off_names = tuple(".".join(map(str, path)) + "." for path in off)
-    if drawing := [name for name in streams if not f"{name}.".startswith(off_names)]:
-        raise InputError(
-            f"flax_model: {', '.join(drawing)} would draw random numbers, and torch others; turn dropout off on both "
-            "sides, or make its masks entries of the batch"
-        )
 
 
 def _losses(port: Port, model: Any, batch: Batch) -> Losses:

@@ -1,26 +1,47 @@
-"""Twins of a port's arrays, found before anything runs; where names do not map, the order of use proposes a table."""
+"""Twins of a port's arrays and of its random numbers, found before anything runs.
+
+Where names do not map, the order of use proposes a table.
+"""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 from flax import nnx
 
+from jaxddp.errors import InputError
 from jaxddp.nn.functional import Functional
 from jaxddp.nn.linen import LinenFunctional, functional_of
 from jaxddp.parity.convert import Converter, NamesError
+from jaxddp.parity.flax_side.draws import draws_of
 from jaxddp.parity.flax_side.layers import listening_linen, listening_nnx
-from jaxddp.parity.port import Port
+from jaxddp.parity.port import Port, errors_located
+from jaxddp.parity.port.draws import Draw
 from jaxddp.parity.processes import Tell
 from jaxddp.parity.question import PortQuestion
 from jaxddp.parity.torch_side.layers import Calls, order_of_torch
 
 
 @dataclass(frozen=True)
+class Found:
+    """What `Twins` finds.
+
+    Attributes:
+        without_twin: what has no twin, in a line; "" if every array has one.
+        names: a table of names that may help.
+        draws: the draws of the flax loss, or why it cannot be computed.
+    """
+
+    without_twin: str = ""
+    names: dict[str, str] = field(default_factory=dict)
+    draws: tuple[Draw, ...] | str = ""
+
+
+@dataclass(frozen=True)
 class Twins:
-    """A job that finds the torch tensor of each flax array.
+    """A job that finds the torch tensor of each flax array, and the draws of the loss.
 
     Attributes:
         case: a port.
@@ -28,8 +49,8 @@ class Twins:
 
     case: PortQuestion
 
-    def run(self, tell: Tell) -> tuple[str, dict[str, str]] | None:
-        """Return None, or else what has no twin, in a line, and a table of names that may help."""
+    def run(self, tell: Tell) -> Found:
+        """Map the arrays and trace the loss."""
         tell("flax_model or flax_loss")
         port = self.case.port
         model = port.flax_model()
@@ -40,8 +61,13 @@ class Twins:
             Converter(module, shapes, port.names, port.transpose_kernel, port.no_twin)
         except NamesError as error:
             tell("flax_loss and torch_loss, to see the order of the layers")
-            return error.says, error.proposed(_order_of_flax(port, model, functional), order_of_torch(port, module))
-        return None
+            names = error.proposed(_order_of_flax(port, model, functional), order_of_torch(port, module))
+            return Found(error.says, names)
+        try:
+            with errors_located(self.case.name):
+                return Found(draws=draws_of(port))
+        except InputError as error:  # it is told where the port runs
+            return Found(draws=str(error))
 
 
 def _order_of_flax(port: Port, model: Any, functional: Functional | LinenFunctional) -> Sequence[str]:

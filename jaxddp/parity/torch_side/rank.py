@@ -16,10 +16,12 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from jaxddp.errors import InputError
-from jaxddp.parity.port import Facts
+from jaxddp.parity.port import Facts, errors_located
+from jaxddp.parity.port.draws import Draw as LossDraw
 from jaxddp.parity.processes import Tell, reported
 from jaxddp.parity.question import Trajectory
 from jaxddp.parity.records import Arrays, Records, RecordWriter, StoredTensors, Tensors, whole, write_tensors
+from jaxddp.parity.torch_side.draws import NotedDraws
 from jaxddp.parity.torch_side.recorder import Recorder, WatchedOptimizer, is_large, recording_hook, to_numpy
 from jaxddp.parity.torch_side.side import Source, TorchSide, default_dtype, make_side, to_batch
 from torch_ref.data_parallel import buffers_option
@@ -156,7 +158,8 @@ class Steps:
 class Draw:
     """A job that draws a model's initial weights and returns them with the facts of its training loop.
 
-    The first batch is made twice, to see that it can be, and its loss once, to see the dtypes that it casts to.
+    The first batch is made twice, to see that it can be, and its loss once, to see the dtypes that it casts to and the
+    random numbers that it draws.
 
     Attributes:
         source: makes the model.
@@ -172,8 +175,8 @@ class Draw:
     seed: int = 0
     world_size: int = 1
 
-    def run(self, world: World, tell: Tell) -> tuple[StoredTensors, Facts]:
-        """Draw the weights."""
+    def run(self, world: World, tell: Tell) -> tuple[StoredTensors, Facts, tuple[LossDraw, ...] | str]:
+        """Draw the weights; the last of the answer is the loss's draws, or why the loss cannot be computed."""
         tell("the port's file or torch_model")
         torch.manual_seed(self.seed)
         side = make_side(self.source, 1, self.dtype)
@@ -185,9 +188,20 @@ class Draw:
         if batches and not _same(*batches):
             raise InputError("batch(0, 0): returns other values at its second call; must depend on step and rank alone")
         tell("torch_loss")
-        with contextlib.suppress(Exception), torch.no_grad():
+        draws = _draws_of(side, batches, self.source.name)
+        return StoredTensors(self.path), replace(side.facts, casts=tuple(sorted(side.casts))), draws
+
+
+def _draws_of(side: TorchSide, batches: list[list[Batch]], name: str) -> tuple[LossDraw, ...] | str:
+    """Return the draws of the loss for the first of these batches, or why it cannot be computed."""
+    try:
+        with errors_located(name), NotedDraws(side.model) as noted:
             side.loss_fn(side.model.train(), batches[0][0])
-        return StoredTensors(self.path), replace(side.facts, casts=tuple(sorted(side.casts)))
+    except InputError as error:  # it is told by the run
+        with contextlib.suppress(Exception):  # unless it fails under the mode alone; its casts are to be seen
+            side.loss_fn(side.model.train(), batches[0][0])
+        return str(error)
+    return tuple(noted.draws)
 
 
 def _same(one: list[Batch], other: list[Batch]) -> bool:

@@ -13,6 +13,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from jaxddp.parity.excerpts import distance
 from jaxddp.parity.fingerprints import fingerprints
+from jaxddp.parity.port.draws import examples_of
 from jaxddp.parity.records import Record
 from jaxddp.parity.torch_side.side import TorchSide
 from torch_ref.distributed import World
@@ -89,7 +90,8 @@ class Recorder:
         self._losses: list[Sums] = []
         in_total = self._side.facts.loss_normalization == "global"
         self._total = float(global_count(micro_batches, self.world, self._side.count_fn)) if in_total else None
-        self._samples = fingerprints([{name: to_numpy(x) for name, x in batch.items()} for batch in micro_batches])
+        examples = map(examples_of, micro_batches)
+        self._samples = fingerprints([{name: to_numpy(x) for name, x in batch.items()} for batch in examples])
 
     def loss_fn(self, model: nn.Module, batch: Batch) -> Sums:
         """Compute the side's loss and record it."""

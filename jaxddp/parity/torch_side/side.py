@@ -20,6 +20,8 @@ from jaxddp.config import TrainConfig
 from jaxddp.data.datasets import Dataset
 from jaxddp.errors import InputError, check_weights
 from jaxddp.parity.port import Facts, Port, PortSource
+from jaxddp.parity.port.draws import DrawnPort
+from jaxddp.parity.torch_side.draws import serving
 from jaxddp.parity.torch_side.widened import InFloat64
 from torch_ref import comm_hooks, models, optim
 from torch_ref.amp import autocast, grad_scaler
@@ -142,10 +144,11 @@ def side_of_port(port: Port, steps: int, dtype: str) -> TorchSide:
             raise InputError(f"torch_model: {name} is {str(tensor.dtype)[6:]}; must be real")
     model.to(getattr(torch, dtype))
     casts: set[str] = set()
+    torch_loss = serving(port) if isinstance(port, DrawnPort) else port.torch_loss
 
     def loss_fn(model: nn.Module, batch: Batch) -> Sums:
         with InFloat64() if dtype == "float64" else nullcontext() as mode:
-            loss = port.torch_loss(model, batch)
+            loss = torch_loss(model, batch)
         casts.update(mode.seen if mode else ())
         values, weights = loss if isinstance(loss, tuple) and len(loss) == 2 else (loss, None)
         if not isinstance(values, Tensor):

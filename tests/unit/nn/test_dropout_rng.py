@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,9 +15,8 @@ from jaxddp.data_parallel import DataParallel
 from jaxddp.errors import InputError
 from jaxddp.loader import Loader
 from jaxddp.nn import layers
-from jaxddp.parity.flax_side.side import FlaxSide, side_of_port
-from jaxddp.parity.port import load_port
-from tests.support.small_port import write
+from jaxddp.nn.functional import Functional
+from jaxddp.state import Params
 from tests.support.step_cases import Net, distance, examples, first
 
 P, F = 0.3, 50
@@ -133,25 +131,19 @@ def test_random_state_is_not_in_the_train_state_and_evaluation_drops_nothing() -
     assert ddp.evaluate(state, {"x": np.ones((16, F), np.float32)})["loss"] == 3
 
 
+def test_a_loss_without_a_place_in_a_run_draws_from_the_keys_as_built_under_grad_too() -> None:
+    functional = Functional(Recorder(nnx.Dropout, 8))
+    loss = functional.local_loss(loss_fn, train=True)
+    batch = {"x": jnp.ones((8, F))}
+
+    def value(params: Params) -> jax.Array:
+        return loss(params, functional.buffers, batch)[0]["loss"]
+
+    of_grad, _ = jax.jit(jax.value_and_grad(value))(functional.params)
+    assert of_grad == pytest.approx(float(value(functional.params)), rel=1e-6)
+
+
 # ---- refused options
-
-
-@pytest.mark.large
-def test_a_port_with_dropout_is_refused_unless_it_is_off(tmp_path: Path) -> None:
-    def side(rate: float) -> FlaxSide:
-        layer = "self.fc2 = nnx.Linear(5, 4, rngs=rngs)"
-        path = write(tmp_path, (layer, f"{layer}\n            self.drop = nnx.Dropout({rate}, rngs=rngs)"))
-        return side_of_port(load_port(str(path)), steps=1, dtype="float32")
-
-    with pytest.raises(
-        InputError, match=r"^flax_model: drop.rngs would draw random numbers, and torch others; turn dr"
-    ):
-        side(0.5)
-    step = side(0.0).replica_step
-    params = {name: np.ones(x) for name, x in {"fc1.kernel": (3, 5), "fc2.kernel": (5, 4)}.items()}
-    params |= {"fc1.bias": np.ones(5), "fc2.bias": np.ones(4)}
-    sums, _ = step.loss(params, {}, {"x": np.ones((2, 3)), "y": np.zeros(2, int)})
-    assert sums["loss"] == pytest.approx(np.log(4))
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 from flax import linen, nnx
+from flax.errors import InvalidRngError
 from jax import numpy as jnp
 
 from jaxddp import optim
@@ -91,3 +92,34 @@ class Doubled(linen.Module):
 def test_a_name_in_two_collections_is_refused() -> None:
     with pytest.raises(InputError, match=r"^flax_model: two collections hold a variable of the same name$"):
         LinenFunctional(Doubled(), lambda model, batch: model(batch["x"]), {"x": np.ones((2, 3))})
+
+
+class Noisy(linen.Module):
+    """A layer that asks for a key of a stream of its own, and a parameter."""
+
+    @linen.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return linen.Dense(1)(x) + jax.random.normal(self.make_rng("noise"), (len(x), 1))
+
+
+def test_a_module_that_needs_keys_gets_the_losss_or_key_0() -> None:
+    batch = {"x": jnp.ones((4, 3))}
+
+    def output(**rngs: Any) -> jax.Array:
+        functional = LinenFunctional(Noisy(), lambda model, batch: model(batch["x"], **rngs)[:, 0], batch)
+        sums, _ = functional.local_loss(lambda model, batch: model(batch["x"], **rngs)[:, 0])(
+            functional.params, functional.buffers, batch
+        )
+        return sums["loss"]
+
+    default, zero, one = output(), output(rngs=jax.random.key(0)), output(rngs={"noise": jax.random.key(1)})
+    assert default == zero != one
+
+
+def test_a_key_for_another_stream_is_not_enough() -> None:
+    batch = {"x": jnp.ones((4, 3))}
+    rngs = {"dropout": jax.random.key(1)}
+    functional = LinenFunctional(Noisy(), lambda model, batch: model(batch["x"])[:, 0], batch)
+    loss = functional.local_loss(lambda model, batch: model(batch["x"], rngs=rngs)[:, 0])
+    with pytest.raises(InvalidRngError, match="noise"):
+        loss(functional.params, functional.buffers, batch)

@@ -39,6 +39,7 @@ PARAMETERS: dict[str, tuple[str, ...]] = {
     "matmul": ("input", "other"),
     "bmm": ("input", "mat2"),
     "scaled_dot_product_attention": ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale"),
+    **{f"dropout{dims}": ("input", "p", "training", "inplace") for dims in ("", "1d", "2d", "3d")},
     **{f"conv{dims}d": _CONVOLUTION for dims in (1, 2, 3)},
     **{f"{kind}_pool{dims}d": _POOL for kind in ("max", "avg") for dims in (1, 2, 3)},
 }

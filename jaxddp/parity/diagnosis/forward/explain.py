@@ -19,6 +19,7 @@ from jaxddp.parity.diagnosis.forward.fit import Item, Stages, residual_at
 from jaxddp.parity.diagnosis.forward.functions import (
     batch_norm_eval,
     batch_norm_sync,
+    dropout_rate,
     gelu,
     ignore_index,
     label_smoothing,
@@ -121,6 +122,7 @@ class LossAndGradients:
         changes = [(call, change) for of_call in OF_ONE_CALL for call in calls for change in of_call(call)]
         updates = self._evidence.steps[step].updates_buffers
         changes += [(call, change) for call in calls for change in batch_norm_eval(call, updates)]
+        changes += [(call, change) for call in calls for change in dropout_rate(call, self._evidence.rates)]
         changes += [*tied_weights(calls, self._evidence.module), *reduced_precision(calls)]
         alone = len(self.ranks) == 1
         patches = [patch for patch in patches_of(changes) if not (alone and patch.change.lockstep)]

@@ -8,12 +8,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from jaxddp.config.choices import IGNORE_INDEX
-from jaxddp.parity.diagnosis.forward.calls import Call, Change, Proceed
+from jaxddp.parity.diagnosis.forward.calls import Answer, Call, Change, Proceed
 
 NORMS = {
     "layer_norm": "LayerNorm",
@@ -22,6 +23,8 @@ NORMS = {
     "instance_norm": "InstanceNorm",
     "batch_norm": "BatchNorm",
 }
+# Function -> its parameter that is a dropout rate.
+DROPOUTS = {**{f"dropout{dims}": "p" for dims in ("", "1d", "2d", "3d")}, "scaled_dot_product_attention": "dropout_p"}
 ADDITIONS = ("add", "add_")  # called by a + b and a += b
 _LOSS_DEFAULTS = {"weight": None, "ignore_index": IGNORE_INDEX, "reduction": "mean"}
 SMALL = 0.01  # largest eps in a hand-written normalisation
@@ -106,6 +109,26 @@ def padding_idx(call: Call) -> Iterator[Change]:
     if call.name == "embedding" and call.get("padding_idx") is not None:
         what = f"row {call.get('padding_idx')} of an embedding gets a gradient"
         yield Change("padding_idx", what, lambda call, proceed, value, /: proceed(call.but(padding_idx=None)))
+
+
+def dropout_rate(call: Call, rates: Sequence[tuple[float, float]]) -> Iterator[Change]:
+    """Yield dropout at the rate of JAX's mask.
+
+    Args:
+        call: any call.
+        rates: the reference's rate and JAX's, of each pair of masks.
+    """
+    parameter = DROPOUTS.get(call.name)
+    if parameter is None or (parameter == "p" and not call.get("training", True)):
+        return
+    reference = call.get(parameter, 0.5 if parameter == "p" else 0.0)
+    for rate in dict.fromkeys(ours for theirs, ours in rates if theirs != ours and np.isclose(theirs, reference)):
+        what = f"dropout rate {rate:.10g} instead of {reference:.10g}"
+        yield Change("dropout_rate", what, _with_rate(parameter, rate))
+
+
+def _with_rate(parameter: str, rate: float) -> Answer:
+    return lambda call, proceed, value, /: proceed(call.but(**{parameter: rate}))
 
 
 def loss_terms(call: Call) -> Iterator[Change]:

@@ -12,6 +12,7 @@ from jaxddp.parity.convert import tied_names, under_all_names
 from jaxddp.parity.diagnosis.decide import Ruling
 from jaxddp.parity.diagnosis.forward.buffers import explain_buffers
 from jaxddp.parity.diagnosis.forward.explain import ModelEvidence, ModelStep, replays_of, search_model
+from jaxddp.parity.port.draws import DrawnSource, rates_of
 from jaxddp.parity.processes import Tell
 from jaxddp.parity.question import Trajectory
 from jaxddp.parity.records import COUNTER, Arrays, Lazy, Records, of_loss
@@ -62,6 +63,7 @@ class ForwardDiagnosis:
             normalization,
             self.compared,
             self.between,
+            rates_of(self.source.draws) if isinstance(self.source, DrawnSource) else (),
         )
         replays = replays_of(side.model)
         of_model, known = search_model(evidence, replays=replays) if self.model else (None, ())

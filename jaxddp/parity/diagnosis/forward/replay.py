@@ -64,6 +64,7 @@ class ModelEvidence:
         compared: replicas that were given the same examples on both sides; None: all.
         between: the last layer whose output is equal and the first whose output differs, if faults are to be sought
             between these two only; None: anywhere.
+        rates: the reference's dropout rate and JAX's, of each pair of masks that the loss draws.
     """
 
     module: nn.Module
@@ -73,6 +74,7 @@ class ModelEvidence:
     loss_normalization: str = "ddp"
     compared: tuple[int, ...] | None = None
     between: tuple[str, str] | None = None
+    rates: tuple[tuple[float, float], ...] = ()
 
 
 @dataclass(frozen=True)

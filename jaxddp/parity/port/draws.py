@@ -1,0 +1,243 @@
+"""Random numbers of a port's losses: the k-th draw of torch's loss and the k-th of JAX's are the same numbers.
+
+The numbers are drawn by NumPy and travel in the batch, as entries that the losses of the port do not see.
+"""
+
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from itertools import zip_longest
+from types import FrameType
+from typing import Any
+
+import numpy as np
+
+from jaxddp.errors import InputError
+from jaxddp.parity.port.loading import PortSource
+from jaxddp.parity.port.port import Port, Side
+
+SERVED = ("normal", "uniform", "bernoulli")  # kinds of draws that both sides can be given
+ENTRY = "jaxddp draw "  # beginning of the names of the batch's hidden entries
+GRID = 2**16  # uniform numbers are odd multiples of 1 / (2 GRID), which float32 holds
+
+
+@dataclass(frozen=True)
+class Draw:
+    """A draw of random numbers in a loss.
+
+    Attributes:
+        kind: "normal", "uniform" or "bernoulli"; or the function that draws other numbers.
+        shape: shape of the numbers.
+        where: dotted name of the innermost layer that draws; "" for the root or the loss.
+        rate: probability of a 1, of a bernoulli draw with one for all elements.
+        refused: why this draw cannot be given to both sides; "": it can.
+
+    >>> print(Draw("normal", (32, 8), "encoder"), Draw("bernoulli", (4,), rate=0.9), sep="; ")
+    a normal (32, 8) in encoder; a bernoulli (4,)
+    """
+
+    kind: str
+    shape: tuple[int, ...]
+    where: str = ""
+    rate: float | None = None
+    refused: str = ""
+
+    def __str__(self) -> str:
+        """Return the draw in words."""
+        layer = f"layer {self.where}" if self.where.isdigit() else self.where  # of a Sequential
+        return f"a {self.kind} {self.shape}{f' in {layer}' if layer else ''}"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A draw of torch's loss, and the draw of JAX's loss that gets the same numbers."""
+
+    torch: Draw
+    flax: Draw
+
+
+def paired(torch: Sequence[Draw], flax: Sequence[Draw]) -> tuple[Pair, ...]:
+    """Pair the draws of both sides in their order.
+
+    Raises:
+        InputError: a draw cannot be given to both sides, or has no partner of its kind and size.
+
+    >>> paired([Draw("normal", (32, 8), "encoder")], [])
+    Traceback (most recent call last):
+    jaxddp.errors.InputError: torch draws a normal (32, 8) in encoder, flax none
+    """
+    for name, draws in (("torch", torch), ("flax", flax)):
+        if refused := next((draw for draw in draws if draw.refused), None):
+            raise InputError(f"{name} draws {refused}: {refused.refused}")
+    for number, (theirs, ours) in enumerate(zip_longest(torch, flax), start=1):
+        none = "none" if number == 1 else f"none after draw {number - 1}"
+        if ours is None:
+            raise InputError(f"torch draws {theirs}, flax {none}")
+        if theirs is None:
+            raise InputError(f"flax draws {ours}, torch {none}")
+        if theirs.kind != ours.kind or not (_moved(theirs.shape, ours.shape) or _reshaped(theirs.shape, ours.shape)):
+            says = f"torch draws {theirs}, flax {ours}"
+            raise InputError(f"{says} as draw {number}; must be of one kind and size, in the same order")
+    return tuple(map(Pair, torch, flax))
+
+
+def rates_of(pairs: Sequence[Pair]) -> tuple[tuple[float, float], ...]:
+    """Return torch's dropout rate and JAX's, 1 - the probability of a 1, for each pair of masks that have one."""
+    both = ((pair.torch.rate, pair.flax.rate) for pair in pairs)
+    return tuple((1 - theirs, 1 - ours) for theirs, ours in both if theirs is not None and ours is not None)
+
+
+def numbers(pair: Pair, rng: np.random.Generator) -> dict[Side, np.ndarray]:
+    """Draw the numbers of a pair, in each side's shape: normal ones, or for masks, too, uniform ones in (0, 1).
+
+    float32 holds them exactly. Where a shape leaves two layouts possible, as images with as many channels as rows and
+    columns, the numbers are the same in both.
+
+    >>> both = numbers(Pair(Draw("normal", (2, 3, 4)), Draw("normal", (2, 4, 3))), np.random.default_rng(0))
+    >>> bool((both["torch"] == both["flax"].transpose(0, 2, 1)).all())
+    True
+    """
+    theirs, ours = pair.torch.shape, pair.flax.shape
+    size = math.prod(theirs)
+    if pair.torch.kind == "normal":
+        flat = rng.standard_normal(size).astype(np.float32).astype(np.float64)
+    else:
+        flat = (rng.integers(0, GRID, size) + 0.5) / GRID
+    layouts = _moved(theirs, ours)
+    if not layouts:
+        return {"torch": flat.reshape(theirs), "flax": flat.reshape(ours)}
+    index = _symmetric(np.arange(size).reshape(theirs), layouts)
+    return {"torch": flat[index], "flax": flat[index.transpose(layouts[0])]}
+
+
+def _moved(torch: tuple[int, ...], flax: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Return the orders of torch's axes that make flax's shape: unchanged, channels last, first two axes swapped."""
+    axes = tuple(range(len(torch)))
+    orders = [axes, (*axes[:1], *axes[2:], *axes[1:2]), (*axes[1::-1], *axes[2:])]
+    return [order for order in dict.fromkeys(orders) if tuple(torch[axis] for axis in order) == flax]
+
+
+def _reshaped(torch: tuple[int, ...], flax: tuple[int, ...]) -> bool:
+    """Return whether one shape merges neighbouring axes of the other, as heads that are part of the batch."""
+    ends = [{math.prod(shape[:count]) for count in range(1, len(shape) + 1)} | {1} for shape in (torch, flax)]
+    return math.prod(torch) == math.prod(flax) and (ends[0] <= ends[1] or ends[1] <= ends[0])
+
+
+def _symmetric(index: np.ndarray, orders: Sequence[tuple[int, ...]]) -> np.ndarray:
+    """Make several elements one, so that the array is the same in each of the orders of its axes."""
+    while True:
+        before = index
+        for order in orders:
+            index = np.minimum(index, index.transpose(order).transpose(np.argsort(orders[0])))
+        if np.array_equal(index, before):
+            return index
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawnPort(Port):
+    """A port whose batches bring the numbers that its losses draw.
+
+    Attributes:
+        draws: the draws of one micro-batch.
+        seed: seed of the numbers.
+    """
+
+    draws: tuple[Pair, ...]
+    seed: int
+
+    def micro_batches(self, step: int, rank: int, side: Side = "torch") -> list[dict[str, np.ndarray]]:
+        """Return the port's micro-batches, with an entry for each draw; see `Port.micro_batches`."""
+        pieces = super().micro_batches(step, rank, side)
+        for number, piece in enumerate(pieces):
+            for k, pair in enumerate(self.draws):
+                rng = np.random.default_rng((self.seed, step, rank, number, k))
+                piece[f"{ENTRY}{k}"] = numbers(pair, rng)[side]
+        return pieces
+
+
+@dataclass(frozen=True)
+class DrawnSource:
+    """A source of a `DrawnPort`.
+
+    Attributes:
+        source: makes the port.
+        draws, seed: see `DrawnPort`.
+    """
+
+    source: PortSource
+    draws: tuple[Pair, ...]
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """Name of the port."""
+        return self.source.name
+
+    def port(self) -> DrawnPort:
+        """Make the port."""
+        port = self.source.port()
+        given = {field.name: getattr(port, field.name) for field in fields(Port)}
+        return DrawnPort(**given, draws=self.draws, seed=self.seed)
+
+
+def examples_of(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a batch without the numbers that it brings."""
+    return {name: array for name, array in batch.items() if not name.startswith(ENTRY)}
+
+
+class Served:
+    """The numbers that a batch brings, in the order of their draws.
+
+    Args:
+        batch: a batch of a `DrawnPort`, of either framework's arrays.
+        draws: the draws for which it brings numbers.
+        side: name of the side, for messages.
+    """
+
+    def __init__(self, batch: Mapping[str, Any], draws: Sequence[Draw], side: str):
+        self._side, self._draws, self._taken = side, draws, 0
+        self._batch = batch
+
+    def take(self, kind: str, shape: Sequence[int]) -> Any:
+        """Return the numbers of the next draw.
+
+        Raises:
+            InputError: it is not the draw that the first batch showed, or the batch does not bring its numbers.
+        """
+        draw = Draw(kind, tuple(shape))
+        if self._taken == len(self._draws):
+            raise InputError(f"{self._side} draws {draw}, and did not for the first batch; must depend on shapes alone")
+        expected, name = self._draws[self._taken], f"{ENTRY}{self._taken}"
+        if (kind, draw.shape) != (expected.kind, expected.shape):
+            raise InputError(f"{self._side} draws {draw}, and {expected} for the first batch; must be the same")
+        if name not in self._batch or tuple(self._batch[name].shape) != expected.shape:
+            raise InputError("flax_step: must give the loss all entries of the batch, with their shapes")
+        self._taken += 1
+        return self._batch[name]
+
+    def check(self) -> None:
+        """Raise `InputError` unless all numbers were taken."""
+        if self._taken < len(self._draws):
+            raise InputError(
+                f"{self._side} draws {self._draws[self._taken]} for the first batch, and not for another; "
+                "must depend on shapes alone"
+            )
+
+
+def calling() -> Iterator[FrameType]:
+    """Yield the frames of the functions that are being called, the innermost first."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def enclosing_layer(name_of: Callable[[Any], str | None]) -> str:
+    """Return the name of the innermost layer that is being called.
+
+    Args:
+        name_of: object -> its name; None: not a layer.
+    """
+    names = (name_of(frame.f_locals.get("self")) for frame in calling())
+    return next((name for name in names if name is not None), "")

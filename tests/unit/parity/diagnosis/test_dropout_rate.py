@@ -1,0 +1,63 @@
+"""Hypotheses of another dropout rate: only rates that JAX's masks have, and only where torch has the reference's."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from jaxddp.parity.diagnosis.forward.calls import Calls, Patch
+from jaxddp.parity.diagnosis.forward.functions import dropout_rate
+from jaxddp.parity.diagnosis.forward.sites import trace
+from jaxddp.parity.port.draws import ENTRY, Draw, Pair, Served, rates_of
+from jaxddp.parity.torch_side.draws import ServedDraws
+
+RATES = ((0.25, 0.5), (0.25, 0.25), (0.1, 0.3))
+X = torch.arange(24.0).reshape(1, 2, 3, 4) / 10
+
+
+def changes_of(function: Callable[[Tensor], Tensor]) -> list[tuple[Any, Any]]:
+    """Return the calls of a loss that may have another rate, each with its change."""
+    calls = trace(nn.Identity(), lambda model, batch: {"loss": function(batch["x"]).sum()}, {"x": X})
+    return [(call, change) for call in calls for change in dropout_rate(call, RATES)]
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (lambda x: F.dropout(x, 0.25), ["dropout rate 0.5 instead of 0.25"]),
+        (lambda x: F.dropout2d(x, p=0.1), ["dropout rate 0.3 instead of 0.1"]),
+        (lambda x: F.scaled_dot_product_attention(x, x, x, dropout_p=0.1), ["dropout rate 0.3 instead of 0.1"]),
+        (lambda x: F.dropout(x, 0.2), []),  # no mask of JAX's is paired with one of this rate
+        (lambda x: F.dropout(x, 0.25, training=False), []),
+        (lambda x: F.scaled_dot_product_attention(x, x, x), []),
+        (lambda x: F.relu(x), []),
+    ],
+)
+def test_rates_of_jaxs_masks_are_tried(function: Callable[[Tensor], Tensor], says: list[str]) -> None:
+    assert [change.what for _, change in changes_of(function)] == says
+
+
+@pytest.mark.parametrize(
+    "drop", [F.dropout, lambda x, rate: F.scaled_dot_product_attention(x, x, x, dropout_p=rate)], ids=["mlp", "sdpa"]
+)
+def test_a_planted_rate_is_the_loss_at_that_rate(drop: Callable[..., Tensor]) -> None:
+    ((call, change),) = changes_of(lambda x: drop(x, 0.25))
+    shape = X.shape if drop is F.dropout else (1, 2, 3, 3)
+    numbers = torch.linspace(0.01, 0.99, shape.numel() if drop is F.dropout else 18).reshape(shape)
+
+    def loss(rate: float) -> Tensor:
+        with ServedDraws(Served({f"{ENTRY}0": numbers}, [Draw("bernoulli", tuple(shape))], "torch")):
+            return drop(X, rate)
+
+    with Calls([Patch(change, frozenset({call.site}))]):
+        planted = loss(0.25)
+    assert torch.equal(planted, loss(0.5)) and not torch.equal(planted, loss(0.25))
+
+
+def test_rates_are_those_of_masks_with_one_rate() -> None:
+    mask, other, free = (Draw("bernoulli", (3,), rate=rate) for rate in (0.75, 0.5, None))
+    noise = Draw("normal", (3,))
+    assert rates_of([Pair(mask, other), Pair(mask, free), Pair(noise, noise)]) == ((0.25, 0.5),)
