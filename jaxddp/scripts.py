@@ -10,6 +10,9 @@ from types import ModuleType
 
 from jaxddp.errors import InputError
 
+PACKAGES = Path(__file__).resolve().parent
+NOT_USERS = (PACKAGES, PACKAGES.parent / "torch_ref", *(Path(path).resolve() for path in (sys.prefix, sys.base_prefix)))
+
 
 def run_file(path: Path) -> ModuleType:
     """Run a Python file and return it as a module.
@@ -37,6 +40,8 @@ def run_file(path: Path) -> ModuleType:
 def errors_located(path: str | Path) -> Iterator[None]:
     """Turn whatever the code of a user's file raises into one line with file, line number and message.
 
+    The line is the innermost one of the file, or of a module in its folder.
+
     Raises:
         InputError: in place of any other exception.
     """
@@ -45,18 +50,33 @@ def errors_located(path: str | Path) -> Iterator[None]:
     except InputError:
         raise
     except (Exception, SystemExit) as error:
-        line = _line(error, Path(path))
-        where = f"{path}: " if line is None else f"{path}: line {line}: "
+        file, line = _place(error, Path(path)) or (path, None)
+        where = f"{file}: " if line is None else f"{file}: line {line}: "
         raise InputError(f"{where}{type(error).__name__}: {_first_line(error)}") from error
 
 
-def _line(error: BaseException, path: Path) -> int | None:
-    """Return the innermost line of the file in the traceback; None if the file is not in it."""
-    here = str(path.absolute())
-    if isinstance(error, SyntaxError) and error.filename == here:
-        return error.lineno
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == here]
-    return lines[-1] if lines else None
+def _place(error: BaseException | None, script: Path) -> tuple[Path, int] | None:
+    """Return the user's file and line in which an error arose, or else its cause; None if no traceback shows one."""
+    seen: set[int] = set()
+    while error is not None and script.is_file() and id(error) not in seen:
+        seen.add(id(error))
+        frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+        if isinstance(error, SyntaxError):
+            frames.append((error.filename or "", error.lineno))
+        for filename, line in reversed(frames):
+            if line is not None and (file := _users_file(filename, script)) is not None:
+                return file, line
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _users_file(filename: str, script: Path) -> Path | None:
+    """Return a file's path beside the script's; None for a file outside of its folder, or of an installed package."""
+    file, folder = Path(filename).resolve(), script.resolve().parent
+    if file == script.resolve():
+        return script
+    installed = "site-packages" in file.parts or any(file.is_relative_to(root) for root in NOT_USERS)
+    return None if installed or not file.is_relative_to(folder) else script.parent / file.relative_to(folder)
 
 
 def _first_line(error: BaseException) -> str:

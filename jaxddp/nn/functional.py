@@ -66,6 +66,11 @@ class Functional:
         self.param_tree, self.buffer_tree = OwnTree.of_state(params), OwnTree.of_state(buffers)
 
     @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of its arrays by name."""
+        return {name: value.shape for name, value in {**self.params, **self.buffers}.items()}
+
+    @property
     def random_streams(self) -> list[str]:
         """Names of the module's random streams."""
         return sorted({_name(path[:-1]) for path, _ in nnx.to_flat_state(self._random_state)})

@@ -1,16 +1,16 @@
 """A flax.linen module as flat dictionaries of arrays and a pure loss, the counterpart of `jaxddp.nn.functional`."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 import jax
-from flax import linen, nnx, traverse_util
+from flax import linen, traverse_util
 from flax.errors import InvalidRngError
 from jax import numpy as jnp
 
 from jaxddp.errors import InputError
-from jaxddp.nn.functional import Functional, LocalLoss
+from jaxddp.nn.functional import LocalLoss
 from jaxddp.nn.losses import Batch, LossFunction, Sums, summed
 from jaxddp.nn.own_tree import OwnTree
 from jaxddp.state import Buffers, Params
@@ -94,6 +94,11 @@ class LinenFunctional:
         self.param_tree = OwnTree({name: paths[name] for name in self.params})
         self.buffer_tree = OwnTree({name: (collections[name], *paths[name]) for name in self.buffers})
 
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of its arrays by name."""
+        return {name: value.shape for name, value in {**self.params, **self.buffers}.items()}
+
     def variables(self, params: Params, buffers: Buffers) -> dict[str, Any]:
         """Return the module's collections with these values."""
         return {PARAMS: self.param_tree.nest(params), **self.buffer_tree.nest(buffers)}
@@ -108,21 +113,3 @@ class LinenFunctional:
             return sums, self.buffer_tree.flat(bound.variables)
 
         return function
-
-
-def functional_of(model: Any, loss_fn: LossFunction, batch: Callable[[], Batch]) -> Functional | LinenFunctional:
-    """Return the pure side of an nnx or linen module.
-
-    Args:
-        model: nnx or linen module.
-        loss_fn: see `LinenFunctional`.
-        batch: returns any batch; called for a linen module only.
-
-    Raises:
-        InputError: the model is neither an nnx nor a linen module.
-    """
-    if isinstance(model, nnx.Module):
-        return Functional(model)
-    if isinstance(model, linen.Module):
-        return LinenFunctional(model, loss_fn, batch())
-    raise InputError(f"flax_model: must return a flax.nnx or flax.linen module, not {type(model).__name__}")

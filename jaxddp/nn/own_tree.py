@@ -1,5 +1,6 @@
 """The model's own tree of arrays, which optimizers see, beside the flat dictionary that jaxddp keeps."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,7 +15,42 @@ Flat = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class OwnTree:
+class TreeMap(ABC):
+    """Map between flat dictionaries and trees of one kind.
+
+    Attributes:
+        paths: name in the flat dictionary -> path in the tree.
+    """
+
+    paths: Mapping[str, Any]
+
+    @abstractmethod
+    def nest(self, flat: Mapping[str, Any]) -> Any:
+        """Return the tree of a dictionary, which may lack some of the names."""
+
+    @abstractmethod
+    def flat(self, tree: Any) -> Flat:
+        """Return the dictionary of a tree, which may lack some of the paths, and have others, which are left out."""
+
+    @abstractmethod
+    def is_own(self, node: Any) -> bool:
+        """Return whether a node of an optimizer's state is such a tree."""
+
+    def nest_within(self, state: Any) -> Any:
+        """Nest every dictionary of arrays by name in an optimizer's state."""
+
+        def is_flat(node: Any) -> bool:
+            return isinstance(node, dict) and bool(node) and node.keys() <= self.paths.keys()
+
+        return jax.tree.map(lambda node: self.nest(node) if is_flat(node) else node, state, is_leaf=is_flat)
+
+    def flat_within(self, state: Any) -> Any:
+        """Compute the inverse of `nest_within`; a node of a masked parameter stays as it is."""
+        return jax.tree.map(lambda node: self.flat(node) if self.is_own(node) else node, state, is_leaf=self.is_own)
+
+
+@dataclass(frozen=True)
+class OwnTree(TreeMap):
     """Map between flat dictionaries and a model's own tree.
 
     Attributes:
@@ -50,24 +86,12 @@ class OwnTree:
         items = dict(_leaves(tree))
         return {name: items[path] for name, path in self.paths.items() if path in items}
 
-    def nest_within(self, state: Any) -> Any:
-        """Nest every dictionary of arrays by name in an optimizer's state."""
-
-        def is_flat(node: Any) -> bool:
-            return isinstance(node, dict) and bool(node) and node.keys() <= self.paths.keys()
-
-        return jax.tree.map(lambda node: self.nest(node) if is_flat(node) else node, state, is_leaf=is_flat)
-
-    def flat_within(self, state: Any) -> Any:
-        """Compute the inverse of `nest_within`; a node of a masked parameter stays as it is."""
-
-        def is_own(node: Any) -> bool:
-            return isinstance(node, Mapping) and bool(node) and dict(_leaves(node)).keys() <= self.names.keys()
-
-        return jax.tree.map(lambda node: self.flat(node) if is_own(node) else node, state, is_leaf=is_own)
+    def is_own(self, node: Any) -> bool:
+        """Return whether a node of an optimizer's state holds arrays of the model by their paths."""
+        return isinstance(node, Mapping) and bool(node) and dict(_leaves(node)).keys() <= self.names.keys()
 
 
-def seeing(tree: OwnTree, optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+def seeing(tree: TreeMap, optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
     """Return an optimizer of flat dictionaries that hands the given one the model's own tree.
 
     So masks, labels and rules by path mean what they mean without jaxddp. The state that it keeps is flat. Slices of

@@ -13,9 +13,10 @@ from jaxddp.config import TrainConfig
 from jaxddp.config.choices import OPTIMIZERS
 from jaxddp.data import datasets
 from jaxddp.errors import InputError, check_name
+from jaxddp.nn.any_model import functional_of, transformation_of
 from jaxddp.nn.functional import Functional, cast
-from jaxddp.nn.linen import LinenFunctional, functional_of
 from jaxddp.nn.losses import Batch, Losses, as_losses, cross_entropy
+from jaxddp.nn.plain import PlainFunctional
 from jaxddp.plan.options import Options
 from jaxddp.plan.presets import PRESETS
 from jaxddp.plan.workload import Shapes, Workload
@@ -75,14 +76,18 @@ def _of_script(path: Path, options: Options) -> Workload:
 
     with errors_located(path):
         batch = {name: np.asarray(array) for name, array in make_batch(0, 0).items()}
-        functional = functional_of(script.flax_model(), loss, lambda: batch)
-    if isinstance(functional, LinenFunctional):
-        local_loss = functional.local_loss(loss)
-    else:
+        model = script.flax_model()
+        optimizer = _optimizer(path, script, model)
+        functional = functional_of(model, loss_of, lambda: batch)
+    if isinstance(functional, PlainFunctional):
+        local_loss = functional.local_loss(loss_of)
+    elif isinstance(functional, Functional):
         local_loss = functional.local_loss(loss, train=True)
+    else:
+        local_loss = functional.local_loss(loss)
     step = ReplicaStep(
         local_loss,
-        _optimizer(path, script),
+        optimizer,
         loss_normalization=getattr(script, "loss_normalization", "ddp"),
         clip_grad_norm=getattr(script, "clip_grad_norm", None),
         find_unused_parameters=None,
@@ -92,10 +97,10 @@ def _of_script(path: Path, options: Options) -> Workload:
     return Workload(path.name, step, functional.params, functional.buffers, _shapes(batch), size, pieces)
 
 
-def _optimizer(path: Path, script: ModuleType) -> Any:
+def _optimizer(path: Path, script: ModuleType, model: Any) -> Any:
     optimizer = getattr(script, "flax_optimizer", None)
     if optimizer is not None:
-        return optimizer
+        return transformation_of(optimizer, model)
     chosen = getattr(script, "optimizer", "adam")
     if isinstance(chosen, str):
         check_name(f"{path}: optimizer", chosen, OPTIMIZERS)

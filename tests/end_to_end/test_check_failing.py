@@ -36,6 +36,18 @@ def test_a_loss_that_raises_is_told_with_its_line(failing: Checked, tmp_path: Pa
             assert math.isnan(jax if side == "flax" else torch) and math.isfinite(torch if side == "flax" else jax)
 
 
+@pytest.mark.large
+@pytest.mark.parametrize("function", ["flax_loss(model, batch)", "torch_loss(model, batch)", "flax_model()"])
+def test_an_error_in_a_module_beside_the_port_is_told_with_its_own_line(
+    function: str, failing: Checked, tmp_path: Path
+) -> None:
+    module = f"beside_{function.partition('(')[0]}"  # another for each test, since the processes keep modules
+    (tmp_path / f"{module}.py").write_text("def fails():\n    return {}['gone']\n")
+    report = failing(at_start_of(function, f"import {module}; {module}.fails()"))
+    assert report.verdict == "incomplete"
+    assert [p.message for p in report.problems] == [f"{tmp_path / module}.py: line 2: KeyError: 'gone'"]
+
+
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("changes", "more", "message"),

@@ -11,6 +11,9 @@
         out_proj.weight                     out.kernel (heads, E / heads, E)
     any other parameter                     the same name and shape
 
+In trees of arrays w, b, offset and embeddings are Haiku's names of these, weight and bias Equinox's, the weight in
+torch's layout; where the shape shows another layout than the name, the shape counts.
+
 `Converter` converts in memory, `python -m jaxddp.parity.convert` converts files. All maps only permute elements, so
 gradients, updates and moments convert as the weights do.
 """

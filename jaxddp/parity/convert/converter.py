@@ -47,8 +47,9 @@ class Converter:
         module: the torch module.
         shapes: the flax model's parameters and buffers, names ("layers.0.kernel") to shapes.
         names: flax prefixes to torch prefixes, where the two differ ({"Dense_0": "fc1"}).
-        transpose_kernel: prefixes of the flax ConvTranspose layers that have `transpose_kernel=True`; needed only for
-            layers with as many inputs as outputs, whose shape fits both layouts.
+        transpose_kernel: prefixes of the flax ConvTranspose layers that have `transpose_kernel=True`, or whose array
+            called weight has torch's layout; needed only for layers with as many inputs as outputs, whose shape fits
+            both layouts.
         no_twin: names of arrays of either side that the other does not have; only constants, no parameters.
 
     Attributes:

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from safetensors.numpy import load_file, save
 
 from jaxddp.errors import InputError, check_name, differences, listed
 from jaxddp.files import write_atomically
-from jaxddp.nn.linen import functional_of
+from jaxddp.nn.any_model import functional_of
 from jaxddp.parity.convert.converter import Arrays, Converter, under_all_names
 from jaxddp.parity.port import Port
 from jaxddp.parity.records import COUNTER
@@ -43,9 +44,12 @@ class Twins:
         Raises:
             InputError: the model is no flax model, or its arrays do not map to torch's.
         """
-        flax, module = _flax_arrays(port), port.torch_model().cpu()
-        shapes = {name: tuple(array.shape) for name, array in flax.items()}
-        converter = Converter(module, shapes, port.names, port.transpose_kernel, port.no_twin)
+        batch = partial(port.first_batch, "flax")
+        functional = functional_of(port.flax_model(), port.flax_loss, batch, port.no_twin)
+        module = port.torch_model().cpu()
+        converter = Converter(module, functional.shapes, port.names, port.transpose_kernel, port.no_twin)
+        arrays = functional.params | functional.buffers
+        flax = {name: array for name, array in arrays.items() if name in functional.shapes}
         return cls(flax, module.state_dict(), converter, port.no_twin)
 
     def other_side(self, names: set[str]) -> str:
@@ -127,11 +131,6 @@ def write(path: Path, arrays: Arrays, framework: str) -> None:
     """
     in_rows = {name: np.array(array, order="C") for name, array in arrays.items()}  # safetensors ignores strides
     write_atomically(path, save(in_rows, metadata={"format": FORMAT[framework]}))
-
-
-def _flax_arrays(port: Port) -> Mapping[str, Any]:
-    functional = functional_of(port.flax_model(), port.flax_loss, lambda: port.micro_batches(0, 0, "flax")[0])
-    return functional.params | functional.buffers
 
 
 def _is_counter(name: str) -> bool:

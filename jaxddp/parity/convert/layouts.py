@@ -22,6 +22,9 @@ NORMS = (
 )
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+LAYERS = (nn.Linear, nn.MultiheadAttention, *CONVOLUTIONS, *TRANSPOSED)
+TORCHS = ("weight", "embedding", "embeddings")  # names of matrices in torch's layout, where the shape fits both
+OF_HAIKU = {"w": "weight", "b": "bias", "embeddings": "weight"}
 PROJECTIONS = ("query", "key", "value")  # thirds of in_proj_weight, in this order
 
 
@@ -82,27 +85,31 @@ def find_piece(
     if isinstance(modules.get(prefix.rpartition(".")[0]), nn.MultiheadAttention):
         name, rows = _of_attention(prefix, leaf, tensors)
     else:
-        name, rows = _tensor_name(prefix, leaf, modules.get(prefix)), None
+        name, rows = _tensor_name(prefix, leaf, modules.get(prefix), tensors), None
     if name not in tensors:
         return f"flax's {flax} {shape} has no twin in torch, {name} is not there"
     of_torch = tensors[name] if rows is None else (rows.stop - rows.start, *tensors[name][1:])
-    layouts = _layouts(modules.get(name.rpartition(".")[0]), leaf, of_torch, shape, as_gradient)
+    layer = modules.get(name.rpartition(".")[0]) if name.endswith("weight") else None
+    layouts = _layouts(layer, flax.rpartition(".")[2], of_torch, shape, as_gradient)
     if layouts is None:
         return f"flax's {flax} {shape} cannot be torch's {name} {of_torch}"
     return Piece(flax, name, rows, shape, of_torch, *layouts)
 
 
-def _tensor_name(prefix: str, leaf: str, module: nn.Module | None) -> str:
-    names = {"kernel": "weight", "embedding": "weight"}
+def _tensor_name(prefix: str, leaf: str, module: nn.Module | None, tensors: Shapes) -> str:
+    if (same := f"{prefix}.{leaf}".lstrip(".")) in tensors:
+        return same
+    names = {"kernel": "weight", "embedding": "weight", **OF_HAIKU}
     if isinstance(module, NORMS):
-        names = {"scale": "weight", "mean": "running_mean", "var": "running_var"}
+        names = {"scale": "weight", "offset": "bias", "mean": "running_mean", "var": "running_var"}
     return f"{prefix}.{names.get(leaf, leaf)}".lstrip(".")
 
 
 def _of_attention(prefix: str, leaf: str, tensors: Shapes) -> tuple[str, slice | None]:
     """Return the tensor of nn.MultiheadAttention, and its rows, for flax's query, key, value and out."""
     parent, _, projection = prefix.rpartition(".")
-    kind = {"kernel": "weight"}.get(leaf, leaf)
+    projection = projection.removesuffix("_proj")
+    kind = {"kernel": "weight", **OF_HAIKU}.get(leaf, leaf)
     if projection not in PROJECTIONS:
         return f"{parent}.out_proj.{kind}".lstrip("."), None
     separate = f"{parent}.{projection[0]}_proj_weight".lstrip(".")  # used if keys or values have another size
@@ -115,23 +122,55 @@ def _of_attention(prefix: str, leaf: str, tensors: Shapes) -> tuple[str, slice |
 
 
 def _layouts(
-    module: nn.Module | None, leaf: str, torch: tuple[int, ...], flax: tuple[int, ...], as_gradient: bool
+    layer: nn.Module | None, leaf: str, torch: tuple[int, ...], flax: tuple[int, ...], as_gradient: bool
 ) -> tuple[Layout, Layout] | None:
-    """Return the maps between a tensor and a flax array of these shapes; None if the shapes do not match."""
-    if leaf != "kernel":
-        if math.prod(torch) != math.prod(flax) or (len(torch) > 1 and torch != flax):
-            return None
-        return lambda x: x.reshape(flax), lambda x: x.reshape(torch)
-    if isinstance(module, TRANSPOSED) and not as_gradient and flax == (*torch[2:], torch[0], torch[1]):
-        spatial = tuple(range(len(torch) - 2))  # flax correlates where torch convolves
-        return (
-            lambda x: np.moveaxis(np.flip(x, tuple(axis + 2 for axis in spatial)), (0, 1), (-2, -1)),
-            lambda x: np.moveaxis(np.flip(x, spatial), (-2, -1), (0, 1)),
-        )
-    if isinstance(module, (*CONVOLUTIONS, *TRANSPOSED)):
+    """Return the maps between a tensor and a flax array of these shapes; None if the shapes do not match.
+
+    Args:
+        layer: torch's module, if the tensor is its weight.
+        leaf: last word of the flax array's name.
+        torch, flax, as_gradient: see `find_piece`.
+    """
+    same = torch == flax or (len(torch) < 2 and math.prod(torch) == math.prod(flax))
+    unchanged: tuple[Layout, Layout] = (lambda x: x.reshape(flax), lambda x: x.reshape(torch))
+    if len(torch) < 2 or layer is None or not (leaf == "kernel" or isinstance(layer, LAYERS)):
+        return unchanged if same else None
+    ambiguous = isinstance(layer, TRANSPOSED) and not as_gradient  # and then taken for Equinox's
+    if leaf in TORCHS and same and not ambiguous:
+        return unchanged
+    return _of_kernel(layer, leaf, torch, flax, as_gradient) or (unchanged if same else None)
+
+
+def _of_kernel(
+    layer: nn.Module, leaf: str, torch: tuple[int, ...], flax: tuple[int, ...], as_gradient: bool
+) -> tuple[Layout, Layout] | None:
+    """Return the maps between the weight of a torch layer and an array in jax's layout, inputs before outputs."""
+    if isinstance(layer, TRANSPOSED):
+        return _of_transposed(leaf, torch, flax, as_gradient)
+    if isinstance(layer, CONVOLUTIONS):
         if flax != (*torch[2:], torch[1], torch[0]):
             return None
         return lambda x: np.moveaxis(x, (0, 1), (-1, -2)), lambda x: np.moveaxis(x, (-1, -2), (0, 1))
     if len(torch) == 2 and math.prod(torch) == math.prod(flax) and torch[1] in itertools.accumulate(flax, operator.mul):
         return lambda x: x.T.reshape(flax), lambda x: x.reshape(torch[1], torch[0]).T
+    return None
+
+
+def _of_transposed(
+    leaf: str, torch: tuple[int, ...], flax: tuple[int, ...], as_gradient: bool
+) -> tuple[Layout, Layout] | None:
+    """Return the maps of a ConvTranspose, reversed where jax correlates and torch convolves."""
+    inputs, outputs, *spatial = torch
+    axes = tuple(range(2, len(torch)))
+    if leaf == "weight" and flax == (outputs, inputs, *spatial):  # Equinox's
+        return lambda x: np.flip(x, axes).swapaxes(0, 1), lambda x: np.flip(x, axes).swapaxes(0, 1)
+    first, last = (0, 1), ((-1, -2) if leaf == "w" else (-2, -1))
+    channels = (outputs, inputs) if leaf == "w" else (inputs, outputs)  # w is Haiku's
+    if not as_gradient and flax == (*spatial, *channels):
+        return (
+            lambda x: np.moveaxis(np.flip(x, axes), first, last),
+            lambda x: np.flip(np.moveaxis(x, last, first), axes),
+        )
+    if flax == (*spatial, outputs, inputs):
+        return lambda x: np.moveaxis(x, (0, 1), (-1, -2)), lambda x: np.moveaxis(x, (-1, -2), (0, 1))
     return None

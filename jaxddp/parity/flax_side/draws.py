@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import partial, wraps
 from types import FunctionType
 from typing import Any
 from unittest import mock
@@ -36,13 +36,14 @@ def draws_of(port: Port) -> tuple[Draw, ...]:
     """Return the draws of the flax loss for one micro-batch, in their order."""
     draws: list[Draw] = []
 
-    def noted(model: Any, batch: Any) -> Any:
+    @wraps(port.flax_loss)
+    def noted(model: Any, *state_and_batch: Any) -> Any:
         draws.clear()  # a linen module is initialised by the loss, too
         with _replaced(_noting(model, draws)):
-            return port.flax_loss(model, batch)
+            return port.flax_loss(model, *state_and_batch)
 
-    functional, loss = pure_loss(replace(port, flax_loss=noted))
-    batch = jax.tree.map(jnp.asarray, port.micro_batches(0, 0, "flax")[0])
+    functional, loss = pure_loss(replace(port, flax_loss=noted), port.flax_model())
+    batch = jax.tree.map(jnp.asarray, port.first_batch("flax"))
     of_replica = jax.vmap(lambda _: loss(functional.params, functional.buffers, batch), axis_name=AXIS_NAME)
     program = jax.make_jaxpr(of_replica)(jnp.zeros(1))
     unseen = not any(draw.refused for draw in draws) and any(name in DRAWING for name, _ in primitives(program.jaxpr))
@@ -52,10 +53,12 @@ def draws_of(port: Port) -> tuple[Draw, ...]:
 def serving(port: DrawnPort) -> DrawnPort:
     """Return the port with a flax loss whose draws are the numbers that the batch brings."""
 
-    def flax_loss(model: Any, batch: Any) -> Any:
+    @wraps(port.flax_loss)
+    def flax_loss(*arguments: Any) -> Any:
+        *model, batch = arguments
         served = Served(batch, [pair.flax for pair in port.draws], "flax")
         with _replaced(_samplers(lambda kind, shape, rate: served.take(kind, shape))):
-            loss = port.flax_loss(model, examples_of(batch))
+            loss = port.flax_loss(*model, examples_of(batch))
         served.check()
         return loss
 

@@ -1,8 +1,8 @@
 """Inputs and outputs of each layer of a port's flax module, recorded in one forward pass."""
 
-import functools
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial, wraps
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,11 @@ import jax
 import numpy as np
 from flax import linen, nnx
 
+from jaxddp.nn.any_model import AnyFunctional, functional_of
 from jaxddp.nn.functional import Functional
-from jaxddp.nn.linen import Bound, LinenFunctional
+from jaxddp.nn.linen import Bound
+from jaxddp.nn.losses import Batch
+from jaxddp.nn.plain import PlainFunctional
 from jaxddp.parity.convert import Converter
 from jaxddp.parity.port import Port
 from jaxddp.parity.processes import Tell
@@ -54,14 +57,10 @@ class FlaxLayers:
             batch = next(islice(self.case.batches(), self.step, None))
             micro_batch = jax.tree.map(jax.numpy.asarray, micro_batches_of(batch, self.rank)[0])
             model = port.flax_model()
-            with ExitStack() as stack, side.lifting():
-                if isinstance(model, nnx.Module):
-                    bound: Any = listening_nnx(model, params, buffers, calls, stack)
-                else:
-                    bound = listening_linen(port, model, params, buffers, calls, stack)
-                port.flax_loss(bound, micro_batch)
-            shapes = {name: value.shape for name, value in (params | buffers).items()}
-        converter = Converter(port.torch_model(), shapes, port.names, port.transpose_kernel, port.no_twin)
+            functional = functional_of(model, port.flax_loss, partial(port.first_batch, "flax"), port.no_twin)
+            with side.lifting():
+                record_calls(port, model, functional, (params, buffers), micro_batch, calls)
+        converter = Converter(port.torch_model(), functional.shapes, port.names, port.transpose_kernel, port.no_twin)
         calls.write(self.folder, twins=twins(converter))
 
 
@@ -84,9 +83,32 @@ def twins(converter: Converter) -> dict[str, str]:
     return dict(sorted(modules.items(), key=lambda pair: -len(pair[0])))
 
 
-def listening_nnx(model: nnx.Module, params: Params, buffers: Buffers, calls: Calls, stack: ExitStack) -> nnx.Module:
+def record_calls(
+    port: Port, model: Any, functional: AnyFunctional, values: tuple[Params, Buffers], batch: Batch, calls: Calls
+) -> None:
+    """Compute a port's loss once and record every call of a layer; a plain tree of arrays has no layers to record.
+
+    Args:
+        port: the port.
+        model: what its flax_model has returned.
+        functional: the model's pure side.
+        values: parameters and buffers.
+        batch: a micro-batch.
+        calls: receives the calls.
+    """
+    if isinstance(functional, PlainFunctional):
+        return
+    with ExitStack() as stack:
+        if isinstance(functional, Functional):
+            port.flax_loss(listening_nnx(functional, values, calls, stack), batch)
+        else:
+            stack.enter_context(linen.intercept_methods(_heard_linen(calls)))
+            port.flax_loss(Bound(model, functional.variables(*values)), batch)
+
+
+def listening_nnx(functional: Functional, values: tuple[Params, Buffers], calls: Calls, stack: ExitStack) -> nnx.Module:
     """Return the module with these values; every call of a layer is recorded until the stack is closed."""
-    bound = Functional(model).module(params, buffers)
+    bound = functional.module(*values)
     bound.train()
     names = {id(module): ".".join(map(str, path)) for path, module in nnx.iter_modules(bound)}
     active: set[int] = set()
@@ -97,7 +119,7 @@ def listening_nnx(model: nnx.Module, params: Params, buffers: Buffers, calls: Ca
 
 
 def _heard(call: Any, names: dict[int, str], active: set[int], calls: Calls) -> Any:
-    @functools.wraps(call)
+    @wraps(call)
     def heard(self: Any, *args: Any, **kwargs: Any) -> Any:
         if id(self) in active or id(self) not in names:  # super().__call__ is part of the layer's call
             return call(self, *args, **kwargs)
@@ -112,21 +134,14 @@ def _heard(call: Any, names: dict[int, str], active: set[int], calls: Calls) -> 
     return heard
 
 
-def listening_linen(
-    port: Port, model: linen.Module, params: Params, buffers: Buffers, calls: Calls, stack: ExitStack
-) -> Bound:
-    """Return the module with these values; every call of a layer is recorded until the stack is closed."""
-
+def _heard_linen(calls: Calls) -> Any:
     def hear(call: Any, args: tuple[Any, ...], kwargs: dict[str, Any], context: Any) -> Any:
         output = call(*args, **kwargs)
         if context.method_name == "__call__":
             _note(calls, ".".join(context.module.path), args, output)
         return output
 
-    stack.enter_context(linen.intercept_methods(hear))
-    functional = LinenFunctional(model, port.flax_loss, port.micro_batches(0, 0, "flax")[0])
-    calls.clear()  # initialising the variables was a forward pass too
-    return Bound(model, functional.variables(params, buffers))
+    return hear
 
 
 def _note(calls: Calls, name: str, args: tuple[Any, ...], output: Any) -> None:

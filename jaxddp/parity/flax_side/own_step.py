@@ -12,7 +12,7 @@ from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.distributed.replicas import Replicas
 from jaxddp.errors import InputError, differences, listed
 from jaxddp.nn.losses import Batch, Sums
-from jaxddp.nn.own_tree import OwnTree
+from jaxddp.nn.own_tree import TreeMap
 from jaxddp.state import Buffers, Params, TrainState, state_axes
 from jaxddp.step.replica_step import ReplicaStep
 
@@ -28,8 +28,8 @@ class OwnTrees:
         params, buffers: the maps of its parameters and buffers.
     """
 
-    params: OwnTree
-    buffers: OwnTree
+    params: TreeMap
+    buffers: TreeMap
 
     def nest(self, state: TrainState) -> TrainState:
         """Return the state that a port's function takes."""
@@ -96,7 +96,7 @@ class OwnStep:
         for kind in ("params", "buffers"):
             if problems := differences(getattr(next_state, kind), getattr(state, kind)):
                 raise InputError(f"flax_step: must return all {kind} of the state: {listed(problems)}")
-        shown = {name: self.trees.params.flat(x) if isinstance(x, Mapping) else x for name, x in stages.items()}
+        shown = {name: x if name == "local_loss" else self.trees.params.flat(x) for name, x in stages.items()}
         local = self.step.local.accumulate(state, batch).result
         denominator = self.step.denominator(local)
         by_itself = self.step.local_stages(state, local, denominator, self.step.shares(local, denominator))

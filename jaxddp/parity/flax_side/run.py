@@ -92,6 +92,7 @@ def forced_records(
                 opt_state = after.opt_state
                 updates = jax.tree.map(lambda new, old: np.asarray(new) - np.asarray(old), after.params, params)
             given = {} if own else _given(side, stages, whole(theirs, side.given), reference.start)
+            carried = {name: after.buffers[name] for name in side.alone}
             del after
             record = dict(_record(stages, side.to_torch, batch))
             if not own:
@@ -102,6 +103,7 @@ def forced_records(
             record["hyperparameters"] = {name: np.asarray(value) for name, value in shown.items()}
             yield record
             params, buffers = side.from_torch(reference.before(number + 1))
+            buffers |= jax.device_get(carried)
 
 
 def _given(side: FlaxSide, stages: Mapping[str, Any], theirs: Arrays, start: Arrays) -> Arrays:

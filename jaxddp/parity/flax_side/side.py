@@ -15,10 +15,11 @@ from jaxddp.config import TrainConfig
 from jaxddp.data.datasets import Dataset
 from jaxddp.errors import InputError
 from jaxddp.nn import torch_weights
+from jaxddp.nn.any_model import AnyFunctional, functional_of, transformation_of
 from jaxddp.nn.functional import Functional, LocalLoss, cast
-from jaxddp.nn.linen import LinenFunctional, functional_of
 from jaxddp.nn.losses import Batch, Losses, as_losses, cross_entropy
 from jaxddp.nn.own_tree import seeing
+from jaxddp.nn.plain import PlainFunctional
 from jaxddp.parity.convert import Converter, under_all_names
 from jaxddp.parity.flax_side.own_step import OwnStep, OwnTrees
 from jaxddp.parity.flax_side.widened import Context, can_run, in_float64, within
@@ -42,6 +43,7 @@ class FlaxSide:
         restore: state -> state, saving and loading, called after `restore_at` steps; None: never.
         restore_at: number of steps before `restore`.
         lifting: context that lifts casts in the loss; see `jaxddp.parity.flax_side.widened`.
+        alone: buffers without a twin in torch, such as a state's counters; a forced run carries them from step to step.
     """
 
     replica_step: ReplicaStep | OwnStep
@@ -52,6 +54,7 @@ class FlaxSide:
     restore: Callable[[TrainState], TrainState] | None = None
     restore_at: int | None = None
     lifting: Context = nullcontext
+    alone: Collection[str] = ()
 
 
 def side_of_config(config: TrainConfig, dataset: Dataset, steps: int) -> FlaxSide:
@@ -83,18 +86,19 @@ def side_of_port(port: Port, steps: int, dtype: str, casts: Collection[str] = ()
         casts: see `PortCase`.
 
     Raises:
-        InputError: the model is no flax model, or its arrays do not map to torch's.
+        InputError: the model is no model of jax, or its arrays do not map to torch's.
     """
-    functional, local_loss = pure_loss(port)
+    model = port.flax_model()
+    functional, local_loss = pure_loss(port, model)
     params, buffers = functional.params, functional.buffers
     lifting = _lifting(port, functional, local_loss, casts) if dtype == "float64" else nullcontext
     local_loss = within(lifting, local_loss)
-    shapes = {name: value.shape for name, value in (params | buffers).items()}
     module = port.torch_model()
-    converter = Converter(module, shapes, port.names, port.transpose_kernel, port.no_twin)
+    converter = Converter(module, functional.shapes, port.names, port.transpose_kernel, port.no_twin)
     if learning := [name for name in port.no_twin if name in params]:
         raise InputError(f"no_twin: flax's {learning[0]} is a parameter; must be a constant")
-    constants = {name: value for name, value in buffers.items() if name in port.no_twin}
+    twins = {piece.flax for piece in converter.pieces}
+    without_twin = {name: value for name, value in buffers.items() if name not in twins}
     _check_kinds(port, dict(module.named_parameters(remove_duplicate=False)), converter, params)
     if port.restore_at is not None and not 0 < port.restore_at < steps:
         raise InputError(f"restore_at {port.restore_at}: must be within the run, 1 to {steps - 1} for {steps} steps")
@@ -108,12 +112,11 @@ def side_of_port(port: Port, steps: int, dtype: str, casts: Collection[str] = ()
 
     def from_torch(tensors: Arrays) -> tuple[Params, Buffers]:
         converted = converter.to_flax(under_all_names(tensors, converter.tied))
-        arrays = {name: jnp.asarray(value) for name, value in converted.items()} | constants
+        arrays = {name: jnp.asarray(value) for name, value in converted.items()} | without_twin
         return cast({name: arrays[name] for name in params}, dtype), cast({n: arrays[n] for n in buffers}, dtype)
 
     config = port.optimizer_config
-    optimizer = port.flax_optimizer if config is None else optim.from_config(config, steps)
-    assert optimizer is not None, "checked by Port"
+    optimizer = transformation_of(port.flax_optimizer, model) if config is None else optim.from_config(config, steps)
     # The port stands for a loop of jax.grad and optax, where parameters that the loss does not reach have gradient 0.
     step = ReplicaStep(
         local_loss,
@@ -132,14 +135,13 @@ def side_of_port(port: Port, steps: int, dtype: str, casts: Collection[str] = ()
         port.flax_restore and partial(_restored, port.flax_restore, trees),
         port.restore_at,
         lifting,
+        tuple(without_twin),
     )
 
 
-def _lifting(
-    port: Port, functional: Functional | LinenFunctional, local_loss: LocalLoss, casts: Collection[str]
-) -> Context:
+def _lifting(port: Port, functional: AnyFunctional, local_loss: LocalLoss, casts: Collection[str]) -> Context:
     """Return the context in which the loss is computed in float64."""
-    batch = jax.tree.map(jnp.asarray, port.micro_batches(0, 0, "flax")[0])
+    batch = jax.tree.map(jnp.asarray, port.first_batch("flax"))
     arguments = [cast(arrays, "float64") for arrays in (functional.params, functional.buffers, batch)]
     lifting = partial(in_float64, casts)
     return lifting if can_run(within(lifting, local_loss), *arguments) else nullcontext
@@ -157,7 +159,7 @@ def _check_kinds(port: Port, learns: Mapping[str, Any], converter: Converter, pa
     """Raise where a parameter of one framework is none in the other, or jaxddp's norm would include a frozen one."""
     for piece in converter.pieces:
         if (piece.torch in learns) != (piece.flax in params):
-            one, other = ("a parameter", "none") if piece.torch in learns else ("a buffer", "an nnx.Param")
+            one, other = ("a parameter", "none") if piece.torch in learns else ("a buffer", "a parameter")
             raise InputError(f"names: torch's {piece.torch} is {one}, and flax's {piece.flax} is {other}")
     frozen = [name for name, parameter in learns.items() if not parameter.requires_grad]
     if frozen and port.clip_grad_norm is not None and port.flax_step is None:
@@ -167,12 +169,13 @@ def _check_kinds(port: Port, learns: Mapping[str, Any], converter: Converter, pa
         )
 
 
-def pure_loss(port: Port) -> tuple[Functional | LinenFunctional, LocalLoss]:
-    """Return the model, and its loss as a pure function of parameters, buffers and a batch."""
+def pure_loss(port: Port, model: Any) -> tuple[AnyFunctional, LocalLoss]:
+    """Return the model's pure side, and the loss as a pure function of parameters, buffers and a batch."""
+    functional = functional_of(model, port.flax_loss, partial(port.first_batch, "flax"), port.no_twin)
+    if isinstance(functional, PlainFunctional):
+        return functional, functional.local_loss(port.flax_loss)
     loss_fn = partial(_losses, port)
-    model = port.flax_model()
-    functional = functional_of(model, loss_fn, lambda: port.micro_batches(0, 0, "flax")[0])
-    if isinstance(functional, LinenFunctional):
+    if not isinstance(functional, Functional):
         return functional, functional.local_loss(loss_fn)
 
     def local_loss(params: Params, buffers: Buffers, batch: Batch) -> Any:

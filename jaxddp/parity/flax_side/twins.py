@@ -4,19 +4,20 @@ Where names do not map, the order of use proposes a table.
 """
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import jax
-from flax import nnx
+from jax import numpy as jnp
 
 from jaxddp.errors import InputError
-from jaxddp.nn.functional import Functional
-from jaxddp.nn.linen import LinenFunctional, functional_of
+from jaxddp.nn.any_model import AnyFunctional, functional_of
+from jaxddp.nn.losses import Batch
+from jaxddp.nn.plain import PlainFunctional
 from jaxddp.parity.convert import Converter, NamesError
 from jaxddp.parity.flax_side.draws import draws_of
-from jaxddp.parity.flax_side.layers import listening_linen, listening_nnx
+from jaxddp.parity.flax_side.layers import record_calls
 from jaxddp.parity.port import Port, errors_located
 from jaxddp.parity.port.draws import Draw
 from jaxddp.parity.processes import Tell
@@ -54,11 +55,10 @@ class Twins:
         tell("flax_model or flax_loss")
         port = self.case.port
         model = port.flax_model()
-        functional = functional_of(model, port.flax_loss, lambda: port.micro_batches(0, 0, "flax")[0])
+        functional = functional_of(model, port.flax_loss, partial(port.first_batch, "flax"), port.no_twin)
         module = port.torch_model()
-        shapes = {name: tuple(value.shape) for name, value in (functional.params | functional.buffers).items()}
         try:
-            Converter(module, shapes, port.names, port.transpose_kernel, port.no_twin)
+            Converter(module, functional.shapes, port.names, port.transpose_kernel, port.no_twin)
         except NamesError as error:
             tell("flax_loss and torch_loss, to see the order of the layers")
             names = error.proposed(_order_of_flax(port, model, functional), order_of_torch(port, module))
@@ -70,16 +70,27 @@ class Twins:
             return Found(draws=str(error))
 
 
-def _order_of_flax(port: Port, model: Any, functional: Functional | LinenFunctional) -> Sequence[str]:
+def _order_of_flax(port: Port, model: Any, functional: AnyFunctional) -> Sequence[str]:
     """Return the flax layers in the order in which their calls return; () if the loss cannot be computed."""
     calls = Calls()
     try:
-        with ExitStack() as stack:
-            if isinstance(model, nnx.Module):
-                bound: Any = listening_nnx(model, functional.params, functional.buffers, calls, stack)
-            else:
-                bound = listening_linen(port, model, functional.params, functional.buffers, calls, stack)
-            port.flax_loss(bound, jax.tree.map(jax.numpy.asarray, port.micro_batches(0, 0, "flax")[0]))
+        batch = jax.tree.map(jnp.asarray, port.first_batch("flax"))
+        if isinstance(functional, PlainFunctional):
+            return _order_of_plain(port, functional, batch)
+        record_calls(port, model, functional, (functional.params, functional.buffers), batch, calls)
     except Exception:  # it is told where the port runs
         return ()
     return calls.order
+
+
+def _order_of_plain(port: Port, functional: PlainFunctional, batch: Batch) -> list[str]:
+    """Return the layers of a tree of arrays in the order in which the loss first uses one of their arrays."""
+    loss, names = functional.local_loss(port.flax_loss), list(functional.params)
+    with jax.disable_jit():
+        of_values = jax.make_jaxpr(
+            lambda *values: loss(dict(zip(names, values, strict=True)), functional.buffers, batch)
+        )
+        program = of_values(*functional.params.values()).jaxpr
+    layers = {id(x): name.rpartition(".")[0] for x, name in zip(program.invars, names, strict=True)}
+    used = (id(x) for equation in program.eqns for x in equation.invars)
+    return list(dict.fromkeys(layers[x] for x in used if x in layers))

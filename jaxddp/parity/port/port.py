@@ -1,5 +1,6 @@
 """Fields of a port, and facts about its training loop."""
 
+import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -10,6 +11,7 @@ from jaxddp.config import TrainConfig
 from jaxddp.config.choices import LOSS_NORMALIZATIONS, OPTIMIZERS
 from jaxddp.config.ranges import check_range
 from jaxddp.errors import InputError, check_name
+from jaxddp.parity.port.batches import of_batches, to_arrays
 
 if TYPE_CHECKING:
     import optax
@@ -49,18 +51,22 @@ class Port:
 
     Attributes:
         torch_model: makes the torch module.
-        flax_model: makes its flax twin, of flax.nnx or flax.linen.
+        flax_model: makes its twin in jax: a module of flax.nnx or flax.linen, or any pytree of arrays, see
+            `jaxddp.nn.plain`; (params, state) if flax_loss takes three arguments.
         torch_loss: (module, batch of tensors) -> the loss: a scalar, the batch's mean; or one value per element;
             or a pair (one value per element, their weights), or (mean, anything), of which the mean is taken.
-        flax_loss: (module, batch of arrays) -> the same.
-        batch: (step, rank) -> one replica's examples of one optimizer step, arrays by name, for both frameworks.
+        flax_loss: (model, batch of arrays) -> the same; or (params, state, batch) -> (the same, new state).
+        batch: (step, rank) -> one replica's examples of one optimizer step, arrays by name, for both frameworks; see
+            `jaxddp.parity.port.batches.to_arrays`.
         torch_batch, flax_batch: given instead of `batch` if each framework has its own loader; examples are matched
             by their values (or by an entry "ids", if both have one).
         optimizer: for both sides, a name in `jaxddp.config.choices.OPTIMIZERS`, or a `TrainConfig` with options and
             a schedule; None: each side has its own.
         torch_optimizer: parameters -> a torch optimizer.
         torch_scheduler: optimizer -> a scheduler that is stepped after every optimizer step.
-        flax_optimizer: an optax transformation.
+        configure_optimizers: given instead of these two: module -> an optimizer, or (optimizer, scheduler), or
+            ([optimizer], [scheduler]).
+        flax_optimizer: an optax transformation or an nnx.Optimizer, or model -> one of them.
         accumulation_steps: number of micro-batches that each batch is cut into, along the first axis.
         clip_grad_norm: largest global norm of the averaged gradient, on both sides; None: no clipping.
         torch_clip_grad_norm: the same on torch's side only, for an optax chain that clips.
@@ -87,14 +93,15 @@ class Port:
     torch_model: Callable[[], "torch.nn.Module"]
     flax_model: Callable[[], Any]
     torch_loss: Callable[["torch.nn.Module", Mapping[str, "torch.Tensor"]], Any]
-    flax_loss: Callable[[Any, Mapping[str, Any]], Any]
+    flax_loss: Callable[..., Any]
     batch: Callable[[int, int], Arrays] | None = None
     torch_batch: Callable[[int, int], Arrays] | None = None
     flax_batch: Callable[[int, int], Arrays] | None = None
     optimizer: str | TrainConfig | None = None
     torch_optimizer: Callable[[Iterable[Any]], "torch.optim.Optimizer"] | None = None
     torch_scheduler: Callable[["torch.optim.Optimizer"], Any] | None = None
-    flax_optimizer: "optax.GradientTransformation | None" = None
+    configure_optimizers: Callable[["torch.nn.Module"], Any] | None = None
+    flax_optimizer: "optax.GradientTransformation | Any" = None
     accumulation_steps: int = 1
     clip_grad_norm: float | None = None
     torch_clip_grad_norm: float | None = None
@@ -111,13 +118,17 @@ class Port:
 
     def __post_init__(self) -> None:
         self._check_functions()
+        for name in ("torch_loss", "flax_loss"):  # the check hands batches around as flat dictionaries
+            object.__setattr__(self, name, of_batches(getattr(self, name)))
         if isinstance(self.optimizer, str):
             check_name("optimizer", self.optimizer, OPTIMIZERS)
-        pair = (self.torch_optimizer, self.flax_optimizer)
+        if None not in (self.torch_optimizer, self.configure_optimizers):
+            raise InputError("configure_optimizers: must not be given beside torch_optimizer, which it replaces")
+        pair = (self.torch_optimizer or self.configure_optimizers, self.flax_optimizer)
         if (self.optimizer is None) == (pair == (None, None)) or (self.optimizer is None and None in pair):
             raise InputError("optimizer: give either one for both sides, or torch_optimizer and flax_optimizer")
-        if self.optimizer is not None and self.torch_scheduler is not None:
-            raise InputError("torch_scheduler: needs torch_optimizer; `optimizer` has its own schedule")
+        if self.torch_optimizer is None and self.torch_scheduler is not None:
+            raise InputError("torch_scheduler: needs torch_optimizer; the others have their own schedule")
         check_range("accumulation_steps", self.accumulation_steps)
         check_range("clip_grad_norm", self.clip_grad_norm)
         check_range("clip_grad_norm", self.torch_clip_grad_norm, f"torch_clip_grad_norm {self.torch_clip_grad_norm}")
@@ -129,14 +140,18 @@ class Port:
 
     def _check_functions(self) -> None:
         required = ("torch_model", "flax_model", "torch_loss", "flax_loss")
-        optional = ("batch", "torch_batch", "flax_batch", "torch_optimizer", "torch_scheduler")
+        optional = ("batch", "torch_batch", "flax_batch", "torch_optimizer", "torch_scheduler", "configure_optimizers")
         for name in (*required, *optional, "flax_step", "flax_start", "flax_restore"):
             value = getattr(self, name)
             if not callable(value) and (value is not None or name in required):
                 raise InputError(f"{name}: must be a function, and is {type(value).__name__}")
-        if self.flax_optimizer is not None and not hasattr(self.flax_optimizer, "update"):
-            kind = type(self.flax_optimizer).__name__
-            raise InputError(f"flax_optimizer: must be an optax transformation, and is {kind}")
+        given = self.flax_optimizer
+        if given is not None and not hasattr(given, "update") and not callable(given):
+            kind = type(given).__name__
+            raise InputError(f"flax_optimizer: must be an optax transformation or an nnx.Optimizer, and is {kind}")
+        if getattr(given, "__module__", "").startswith("optax.") and inspect.isfunction(given):
+            name = given.__name__
+            raise InputError(f"flax_optimizer: is the function optax.{name}; must be called, as in optax.{name}(1e-3)")
         if (self.batch is None) == (None in (self.torch_batch, self.flax_batch)):
             raise InputError("batch: give either one for both sides, or torch_batch and flax_batch")
 
@@ -161,28 +176,24 @@ class Port:
         """Optimizer that both sides share, with its options and schedule; None if each side has its own."""
         return TrainConfig(optimizer=self.optimizer) if isinstance(self.optimizer, str) else self.optimizer
 
+    def first_batch(self, side: Side) -> dict[str, np.ndarray]:
+        """Return the first micro-batch of rank 0; see `micro_batches`."""
+        return self.micro_batches(0, 0, side)[0]
+
     def micro_batches(self, step: int, rank: int, side: Side = "torch") -> list[dict[str, np.ndarray]]:
-        """Return one replica's examples of one step in `accumulation_steps` pieces of equal size.
+        """Return one replica's examples of one step in `accumulation_steps` pieces of equal size, as flat dictionaries.
 
         Args:
             step, rank: counted from 0.
             side: the side to ask, where each has its own loader.
 
         Raises:
-            InputError: the batch is not a dictionary of numeric arrays of equal length, or cannot be cut evenly.
+            InputError: the batch is not a dictionary of arrays of equal length, or cannot be cut evenly.
         """
         name = "batch" if self.batch is not None else f"{side}_batch"
         call = f"{name}({step}, {rank})"
-        batch = getattr(self, name)(step, rank)
-        if not isinstance(batch, Mapping) or not batch:
-            raise InputError(f"{call}: must be a dictionary of arrays, and is {type(batch).__name__}")
-        arrays = {key: np.asarray(value) for key, value in batch.items()}
-        sizes = {key: len(array) if array.ndim else 0 for key, array in arrays.items()}
-        if len(set(sizes.values())) != 1 or 0 in sizes.values():
-            raise InputError(f"{call}: its arrays must have the same length, at least 1, and have {sizes}")
-        if odd := [f"{key} of {array.dtype}" for key, array in arrays.items() if array.dtype.kind not in "fiub"]:
-            raise InputError(f"{call}: must hold numbers, and has {', '.join(odd)}")
-        size, pieces = next(iter(sizes.values())), self.accumulation_steps
+        arrays = to_arrays(getattr(self, name)(step, rank), call)
+        size, pieces = len(next(iter(arrays.values()))), self.accumulation_steps
         if size % pieces:
             raise InputError(f"accumulation_steps {pieces}: must divide the {size} examples of {call}")
         parts = {key: np.split(array, pieces) for key, array in arrays.items()}

@@ -22,6 +22,7 @@ from jaxddp.errors import InputError, check_weights
 from jaxddp.parity.port import Facts, Port, PortSource
 from jaxddp.parity.port.draws import DrawnPort
 from jaxddp.parity.torch_side.draws import serving
+from jaxddp.parity.torch_side.optimizers import optimizer_of_port
 from jaxddp.parity.torch_side.widened import InFloat64
 from torch_ref import comm_hooks, models, optim
 from torch_ref.amp import autocast, grad_scaler
@@ -166,9 +167,7 @@ def side_of_port(port: Port, steps: int, dtype: str) -> TorchSide:
     def make_optimizer(parameters: Iterable[nn.Parameter], world: World) -> tuple[Optimizer, LRScheduler | None]:
         if port.optimizer_config is not None:
             return optim.from_config(parameters, port.optimizer_config, steps)
-        assert port.torch_optimizer is not None, "checked by Port"
-        optimizer = port.torch_optimizer(list(parameters))
-        return optimizer, None if port.torch_scheduler is None else port.torch_scheduler(optimizer)
+        return optimizer_of_port(port, model, list(parameters))
 
     def batches(rank: int, world_size: int) -> Iterator[list[Batch]]:
         of_steps = (port.micro_batches(step, rank, "torch") for step in count())
@@ -190,12 +189,13 @@ def default_dtype(dtype: str) -> Iterator[None]:
 
 
 def to_batch(arrays: dict[str, np.ndarray], dtype: str) -> dict[str, Tensor]:
-    """Convert arrays to tensors: floating point to the run's dtype, integers to int64, masks stay bool."""
+    """Convert arrays to tensors: floating point to the run's dtype, integers to int64; masks and uint8 images stay."""
     tensors = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
 
     def cast(tensor: Tensor) -> Tensor:
         if tensor.is_floating_point():
             return tensor.to(getattr(torch, dtype))
-        return tensor if tensor.dtype == torch.bool else tensor.long()
+        image = tensor.dtype == torch.uint8 and tensor.ndim > 2  # whose sums and products wrap around at 256
+        return tensor if image or tensor.dtype == torch.bool else tensor.long()
 
     return {name: cast(tensor) for name, tensor in tensors.items()}

@@ -1,15 +1,20 @@
 """Port files: loading them, and the one-line errors for bad ones."""
 
+import sys
+from collections import UserDict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import optax
 import pytest
+import torch
 
 from jaxddp.config import TrainConfig
 from jaxddp.errors import InputError
-from jaxddp.parity.port import Port, load_port
+from jaxddp.parity.port import Port, errors_located, load_port
+from jaxddp.parity.torch_side.side import to_batch
 
 FILE = """
 import numpy as np
@@ -92,7 +97,23 @@ def test_a_missing_file_is_reported_by_name(tmp_path: Path) -> None:
         ({"clip_grad_norm": 0}, "clip_grad_norm 0: must be above 0"),
         (
             {"optimizer": None, "torch_optimizer": list, "flax_optimizer": "adam"},
-            "flax_optimizer: must be an optax transformation, and is str",
+            "flax_optimizer: must be an optax transformation or an nnx.Optimizer, and is str",
+        ),
+        (
+            {"optimizer": None, "torch_optimizer": list, "flax_optimizer": optax.adam},
+            r"flax_optimizer: is the function optax.adam; must be called, as in optax.adam\(1e-3\)",
+        ),
+        ({"configure_optimizers": list}, "optimizer: give either"),
+        (
+            {"optimizer": None, "torch_optimizer": list, "configure_optimizers": list, "flax_optimizer": optax.sgd(1)},
+            "configure_optimizers: must not be given beside torch_optimizer",
+        ),
+        (
+            {
+                **{"optimizer": None, "configure_optimizers": list, "flax_optimizer": optax.sgd(1)},
+                "torch_scheduler": list,
+            },
+            "torch_scheduler: needs torch_optimizer",
         ),
     ],
 )
@@ -101,6 +122,7 @@ def test_contradictory_fields_are_refused(changes: dict[str, Any], message: str)
         port(**changes)
     port(optimizer=TrainConfig(optimizer="sgd", lr=0.1))
     port(optimizer=None, torch_optimizer=list, flax_optimizer=optax.sgd(0.1), torch_scheduler=list)
+    port(optimizer=None, configure_optimizers=list, flax_optimizer=lambda model: optax.sgd(0.1))
 
 
 @pytest.mark.parametrize(
@@ -113,9 +135,115 @@ def test_contradictory_fields_are_refused(changes: dict[str, Any], message: str)
             r"batch\(0, 1\): its arrays must have the same length, at least 1, and have \{'x': 2",
         ),
         ({"x": 1.0}, r"batch\(0, 1\): its arrays must have the same length"),
+        (
+            {"x": np.zeros(2), "n": 3},
+            r"batch\(0, 1\): its arrays must have the same length, at least 1, and have \{'x': 2, 'n': 0\}",
+        ),
+        ({"text": ["a", "b"], "m": None}, r"batch\(0, 1\): must hold numbers, and has text of <U1, m of None"),
+        (
+            {"x": {"ids": [[1, 2], [3]]}},
+            r"batch\(0, 1\): x > ids: must be an array, and is a list of .* lengths; pad them",
+        ),
         ({"x": np.zeros(3)}, r"accumulation_steps 2: must divide the 3 examples of batch\(0, 1\)"),
     ],
 )
 def test_bad_batches_are_refused(batch: Any, message: str) -> None:
     with pytest.raises(InputError, match=f"^{message}"):
         port(batch=lambda step, rank: batch, accumulation_steps=2).micro_batches(0, 1)
+
+
+BESIDE = """
+SIZE = 4
+
+def inner():
+    raise KeyError("gone")
+
+def outer():
+    try:
+        inner()
+    except KeyError as error:
+        raise ValueError("no such thing") from error
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "line", "message"),
+    [("inner()", 5, "KeyError: 'gone'"), ("outer()", 11, "ValueError: no such thing")],
+)
+def test_an_error_in_a_module_beside_the_port_is_told_with_its_own_line(
+    call: str, line: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("parts", "parts.helpers"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts" / "helpers.py").write_text(BESIDE)
+    path = write(tmp_path, f"{FILE}\ndef torch_model():\n    from parts import helpers\n    return helpers.{call}\n")
+    loaded = load_port(path)
+    with pytest.raises(InputError) as caught, errors_located(path):
+        loaded.torch_model()
+    assert str(caught.value) == f"{tmp_path / 'parts' / 'helpers.py'}: line {line}: {message}"
+
+
+def test_a_syntax_error_in_a_module_beside_the_port_is_told_with_its_own_line(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("SIZE = 4\nx = = 3\n")
+    with pytest.raises(InputError, match=r"broken\.py: line 2: SyntaxError: invalid syntax"):
+        load_port(write(tmp_path, f"import broken\n{FILE}"))
+
+
+def test_an_error_that_a_library_turns_into_another_is_told_with_the_users_line(tmp_path: Path) -> None:
+    """The second error is raised where no line of the user's is; its context has one."""
+    path = write(tmp_path, f"{FILE}\ndef flax_model(): return 1 / 0\n")
+    loaded = load_port(path)
+
+    def library() -> None:
+        try:
+            loaded.flax_model()
+        except ZeroDivisionError as error:
+            raise RuntimeError("cannot build") from error
+
+    with pytest.raises(InputError, match=r"mine\.py: line 13: RuntimeError: cannot build$"), errors_located(path):
+        library()
+
+
+def test_lines_of_installed_packages_in_the_ports_folder_are_not_the_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / ".venv" / "lib" / "site-packages"
+    package.mkdir(parents=True)
+    (package / "deep.py").write_text("def fails():\n    raise KeyError('gone')\n")
+    monkeypatch.syspath_prepend(package)
+    loaded = load_port(path := write(tmp_path, f"import deep\n{FILE}\ndef flax_model(): return deep.fails()\n"))
+    with pytest.raises(InputError, match=r"mine\.py: line 14: KeyError: 'gone'$"), errors_located(path):
+        loaded.flax_model()
+
+
+def test_batches_come_back_as_the_port_has_them() -> None:
+    """A `UserDict` with tensors is what tokenizers of Hugging Face return, as `BatchEncoding`."""
+    tokens = torch.arange(8).reshape(4, 2)
+    weights = torch.ones(4, dtype=torch.bfloat16, requires_grad=True)
+    batch = {
+        "encoding": UserDict({"input_ids": tokens, "token_type_ids": None}),
+        "text": ["a", "b", "c", "d"],
+        "weights": weights,
+        "labels": [0, 1, 2, 3],
+        "image": np.full((4, 2, 2), 200, np.uint8),
+    }
+    seen: list[Any] = []
+    of_port = port(
+        batch=lambda step, rank: batch, accumulation_steps=2, torch_loss=lambda model, batch: seen.append(batch)
+    )
+    for arrays in of_port.micro_batches(0, 0):
+        assert all(isinstance(x, np.ndarray) and len(x) == 2 for x in arrays.values())
+        of_port.torch_loss(None, to_batch(arrays, "float32"))
+    first, second = seen
+    assert first.keys() == {"encoding", "weights", "labels", "image"}
+    assert second["encoding"]["input_ids"].tolist() == [[4, 5], [6, 7]] and second["encoding"]["token_type_ids"] is None
+    assert (second["weights"].dtype, second["labels"].dtype) == (torch.float32, torch.int64)
+    assert (second["image"] * 2)[0, 0, 0] == 400 % 256  # uint8, as a loader's images are
+
+
+def test_a_loss_of_a_port_is_given_its_own_kind_of_batch_once() -> None:
+    seen: list[Any] = []
+    of_port = port(flax_loss=lambda model, batch: seen.append(batch))
+    replace(of_port, flax_loss=of_port.flax_loss).flax_loss(None, {"a > b": 1, "c is None": 0, "d.e": 2})
+    assert seen == [{"a": {"b": 1}, "c": None, "d.e": 2}]

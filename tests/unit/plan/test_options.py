@@ -102,12 +102,19 @@ def test_a_script_names_its_parts_as_a_port_file_does(model: str, tmp_path: Path
     assert workload_of(parsed(str(path), "--batch-size", "10")).batch_size == 10
 
 
+def test_a_script_may_have_a_plain_tree_of_arrays(tmp_path: Path) -> None:
+    path = tmp_path / "own.py"
+    script = SCRIPT.replace("MODEL", '{"w": np.zeros((8, 4), np.float32)}')
+    path.write_text(script.replace('model(batch["x"])', 'batch["x"] @ model["w"]'))
+    assert nbytes(workload_of(parsed(str(path))).params) == 4 * 8 * 4
+
+
 @pytest.mark.parametrize(
     ("fault", "replacement", "message"),
     [
         ("def batch(", "def batches(", "batch: must be a function, and is NoneType"),
         ("def flax_model(", "def model(", "flax_model: must be a function, and is NoneType"),
-        ("return MODEL", "return 3", "flax_model: must return a flax.nnx or flax.linen module, not int"),
+        ("return MODEL", "return 3", "flax_model: must return a flax.nnx or flax.linen module, or a tree of arrays"),
         ("return MODEL", "return 1 / 0", "line 7: ZeroDivisionError: division by zero"),
         ("flax_optimizer = optax.adamw(1e-3)", "optimizer = 'adan'", "optimizer adan: unknown; did you mean adam?"),
     ],

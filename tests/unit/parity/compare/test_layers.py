@@ -169,7 +169,7 @@ def test_nnx_calls_are_recorded_once_each_and_the_classes_restored(tmp_path: Pat
     before = (Scaled.__call__, nnx.Linear.__call__)
     functional = Functional(model)
     with ExitStack() as stack:
-        bound: Any = listening_nnx(model, functional.params, functional.buffers, calls, stack)
+        bound: Any = listening_nnx(functional, (functional.params, functional.buffers), calls, stack)
         made, _ = bound(jax.numpy.ones((2, 3)))
         model(jax.numpy.ones((2, 3)))  # another model of the same classes is not recorded
     assert (Scaled.__call__, nnx.Linear.__call__) == before
@@ -184,7 +184,7 @@ def test_layers_inside_compiled_code_are_skipped(tmp_path: Path) -> None:
     model, calls = FlaxBlock(), Calls()
     functional = Functional(model)
     with ExitStack() as stack:
-        bound: Any = listening_nnx(model, functional.params, functional.buffers, calls, stack)
+        bound: Any = listening_nnx(functional, (functional.params, functional.buffers), calls, stack)
         jax.jit(lambda x: bound(x)[0])(jax.numpy.ones((2, 3)))
     calls.write(tmp_path)
     assert Records([tmp_path])[0].notes["order"] == []

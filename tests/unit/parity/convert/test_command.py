@@ -316,7 +316,7 @@ def test_a_bad_command_is_reported_in_one_line(
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ("MODEL", "flax_model: must return a flax.nnx or flax.linen module, not int"),
+        ("MODEL", "flax_model: must return a flax.nnx or flax.linen module, or a tree of arrays"),
         ("names", "names: flax's bn.scale (4,) has no twin in torch, bn.scale is not there; "),
         ("TorchNet()", "port.py: line 33: ZeroDivisionError: division by zero"),
     ],

@@ -63,3 +63,38 @@ def test_only_constants_that_are_there_may_lack_a_twin(name: str, message: str) 
     shapes = {"fc.kernel": (3, 2), "fc.bias": (2,)}
     with pytest.raises(InputError, match=message):
         Converter(TorchScaled(), shapes, no_twin=["scale", name])
+
+
+def test_weights_of_a_plain_tree_are_converted_without_its_counters_and_constants() -> None:
+    """As of Haiku: a parameter and a constant in one tree, a running mean and its counter in the state."""
+
+    def flax_model() -> Any:
+        params = {"net/~/fc": {"w": jnp.ones((3, 2)), "b": jnp.zeros(2), "shift": jnp.ones(1)}}
+        return params, {"net/~/fc": {"scale": jnp.ones(2), "counter": jnp.int32(7)}}
+
+    def flax_loss(params: Any, state: Any, batch: Any) -> Any:
+        raise AssertionError("not needed")
+
+    def never(*arguments: Any) -> Any:
+        raise AssertionError("not needed")
+
+    losses = {"torch_loss": never, "flax_loss": flax_loss, "batch": never}
+    names = {"net.fc": "fc", "net.fc.scale": "scale"}
+    twins = Twins.of_port(
+        Port(
+            torch_model=TorchScaled,
+            flax_model=flax_model,
+            optimizer="sgd",
+            names=names,
+            no_twin=["net.fc.shift"],
+            **losses,
+        )
+    )
+    tensors = {name: tensor.numpy() for name, tensor in TorchScaled().state_dict().items()}
+    arrays = twins.translated(tensors, "flax")
+    assert arrays.keys() == {"net.fc.w", "net.fc.b", "net.fc.scale"}
+    np.testing.assert_array_equal(arrays["net.fc.w"], tensors["fc.weight"].T)
+    back = twins.translated(arrays, "torch")
+    assert back.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        np.testing.assert_array_equal(back[name], tensor)
