@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jaxddp.parity.checking import check
-    from jaxddp.parity.port import Port
+    from jaxddp.parity.port import Port, flattened, fused, part, transposed
     from jaxddp.parity.report.report import Report
 
-__all__ = ["Port", "Report", "check"]
+__all__ = ["Port", "Report", "check", "flattened", "fused", "part", "transposed"]
 
-_HOMES = {"check": "checking", "Report": "report.report", "Port": "port"}
+_RULES = ("flattened", "fused", "part", "transposed")  # of a port's `names`
+_HOMES = {"check": "checking", "Report": "report.report", "Port": "port", **dict.fromkeys(_RULES, "port")}
 
 
 def __getattr__(name: str) -> Any:

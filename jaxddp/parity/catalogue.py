@@ -298,7 +298,8 @@ FAULTS: dict[str, Fault] = {
     ),
     "layout": Fault(
         "the values are right but in another order: a kernel's axes, or the axes that were flattened",
-        "transpose to torch's order (N, C, H, W) before flattening; store kernels as (H, W, in, out)",
+        "transpose to torch's order (N, C, H, W) before flattening, or declare flax's order in names: flattened(...); "
+        "store kernels as (H, W, in, out)",
     ),
     "reduced_precision_matmul": Fault(
         "matrix products round their inputs to fewer bits (TF32, bfloat16)",

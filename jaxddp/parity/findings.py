@@ -153,7 +153,7 @@ class Findings:
         differences: in the order of the stages; empty if equal.
         numerics: stage -> result; empty if float32 was not run.
         problems: errors that left parts of the check undone.
-        names: table that may map the arrays' names, if they do not map.
+        names: table of names that may be right in place of the port's, rules as text; {}: none.
         rate_rounding: relative rounding error of a learning rate that the port computes in float32; it does not
             count as a difference.
         free_running: stage -> residual per step of jax against torch, each running on its own.

@@ -45,7 +45,7 @@ class Runs:
         facts: facts about the training loop.
         summary: summary of torch's run.
         starts: tensors in which the port's replicas start differently -> largest difference.
-        names: table that may map the arrays' names, if they do not map.
+        names: table of names that may be right in place of the port's, rules as text; {}: none.
         problems: runs that failed, and why.
         torch, jax: float64 records; jax's run is forced.
         free: float64 records of jax's free run.

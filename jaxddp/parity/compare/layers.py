@@ -18,16 +18,16 @@ def first_difference(torch: StoredRecord, flax: StoredRecord, twins: dict[str, s
 
     Args:
         torch, flax: records with the stages "inputs" and "outputs", layer -> array, and the note "order", layers in
-            the order in which their calls returned.
+            the order in which their calls returned; flax's note "images" are those that it flattens (..., C).
         twins: torch's layers -> flax's.
 
     Returns:
         The layer, None if no layer differs or none can be compared; and the number of equal ones before it.
     """
     outputs, inputs = (torch[OUTPUTS], flax[OUTPUTS]), (torch[INPUTS], flax[INPUTS])
-    before, equal = "", 0
+    before, equal, images = "", 0, flax.notes.get("images", ())
     for name, twin in _pairs(torch.notes["order"], twins, outputs[1]):
-        theirs, ours = outputs[0][name], in_torch_layout(outputs[1][twin], outputs[0][name])
+        theirs, ours = outputs[0][name], in_torch_layout(outputs[1][twin], outputs[0][name], images)
         if ours is None:
             continue
         residual = _residual(ours, theirs)
@@ -40,11 +40,27 @@ def first_difference(torch: StoredRecord, flax: StoredRecord, twins: dict[str, s
             shapes=(outputs[1][twin].shape, theirs.shape),
             **_largest(ours, theirs),
             residual=residual,
-            input_residual=_input_residual(inputs[1].get(twin), inputs[0].get(name)),
+            input_residual=_input_residual(inputs[1].get(twin), inputs[0].get(name), images),
             before=before,
         )
         return layer, equal
     return None, equal
+
+
+def layer_residuals(
+    order: Sequence[str], torch: Tensors, flax: Tensors, twins: dict[str, str], images: Sequence[Sequence[int]]
+) -> dict[str, float]:
+    """Compare the outputs of all layers; see `first_difference` and `in_torch_layout` for the arguments.
+
+    Returns:
+        Torch's calls, in their order -> ||flax - torch|| / ||torch||.
+    """
+    residuals = {}
+    for name, twin in _pairs(order, twins, flax):
+        ours = in_torch_layout(flax[twin], torch[name], images)
+        if ours is not None:
+            residuals[name] = _residual(ours, torch[name])
+    return residuals
 
 
 def first_not_finite(side: StoredRecord) -> str:
@@ -60,7 +76,7 @@ def first_not_finite(side: StoredRecord) -> str:
     return ""
 
 
-def in_torch_layout(flax: np.ndarray, torch: np.ndarray) -> np.ndarray | None:
+def in_torch_layout(flax: np.ndarray, torch: np.ndarray, images: Sequence[Sequence[int]] = ()) -> np.ndarray | None:
     """Return a flax activation in torch's layout: unchanged, or with the channels moved from last to second.
 
     With as many channels as rows and columns the shapes fit both layouts; the one nearer to torch's values is taken.
@@ -68,6 +84,7 @@ def in_torch_layout(flax: np.ndarray, torch: np.ndarray) -> np.ndarray | None:
     Args:
         flax: activation of the flax layer.
         torch: activation of its torch twin.
+        images: shapes (C, ...) of images that flax flattens (..., C), and torch (C, ...).
 
     Returns:
         The activation; None if neither layout has torch's shape.
@@ -78,6 +95,9 @@ def in_torch_layout(flax: np.ndarray, torch: np.ndarray) -> np.ndarray | None:
     True
     """
     layouts = [flax, np.moveaxis(flax, -1, 1)] if flax.ndim > 2 else [flax]
+    for image in images:
+        if flax.ndim == 2 and flax.shape[1] == np.prod(image):
+            layouts.append(np.moveaxis(flax.reshape(-1, *image[1:], image[0]), -1, 1).reshape(flax.shape))
     possible = [x for x in layouts if x.shape == torch.shape]
     return min(possible, key=lambda x: _residual(x, torch), default=None)
 
@@ -104,8 +124,10 @@ def _distances(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
     return np.where(same, 0.0, np.where(np.isnan(distances), np.inf, distances))
 
 
-def _input_residual(ours: np.ndarray | None, theirs: np.ndarray | None) -> float | None:
-    if ours is None or theirs is None or (moved := in_torch_layout(ours, theirs)) is None:
+def _input_residual(
+    ours: np.ndarray | None, theirs: np.ndarray | None, images: Sequence[Sequence[int]]
+) -> float | None:
+    if ours is None or theirs is None or (moved := in_torch_layout(ours, theirs, images)) is None:
         return None
     return _residual(moved, theirs)
 

@@ -9,16 +9,19 @@
     MultiheadAttention
         in_proj_weight (3 E, E)             query, key, value: kernel (E, heads, E / heads)
         out_proj.weight                     out.kernel (heads, E / heads, E)
+    Conv1D (Hugging Face) weight (in, out)  kernel (in, out)
     any other parameter                     the same name and shape
 
 In trees of arrays w, b, offset and embeddings are Haiku's names of these, weight and bias Equinox's, the weight in
 torch's layout; where the shape shows another layout than the name, the shape counts.
 
+Stacks, fused layers and other arrangements are rules of `names`, see `jaxddp.parity.port.rules`.
 `Converter` converts in memory, `python -m jaxddp.parity.convert` converts files. All maps only permute elements, so
 gradients, updates and moments convert as the weights do.
 """
 
 from jaxddp.parity.convert.converter import Converter, NamesError, tied_names, under_all_names
-from jaxddp.parity.convert.layouts import Piece
+from jaxddp.parity.convert.entries import RuleError, find_entry
+from jaxddp.parity.convert.pieces import Piece
 
-__all__ = ["Converter", "NamesError", "Piece", "tied_names", "under_all_names"]
+__all__ = ["Converter", "NamesError", "Piece", "RuleError", "find_entry", "tied_names", "under_all_names"]

@@ -60,7 +60,7 @@ def convert(options: Options) -> None:
     if not options.quiet:
         arrow = "<-" if to == "flax" else "->"
         for piece in twins.converter.pieces:
-            print(f"{piece.flax} {piece.flax_shape}  {arrow}  {piece.name} {piece.torch_shape}")
+            print(f"{piece.flax_name} {piece.flax_shape}  {arrow}  {piece.name} {piece.torch_shape}")
     print(f"{options.out}: {len(converted)} arrays for {to}, from {len(weights)} of {options.weights}")
 
 

@@ -1,43 +1,67 @@
 """Conversion between a torch module's tensors and its flax twin's arrays."""
 
+import itertools
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from torch import nn
 
 from jaxddp.errors import InputError, listed
-from jaxddp.parity.convert.layouts import Piece, Shapes, find_piece, renamed
+from jaxddp.parity.convert.layouts import Shapes
+from jaxddp.parity.convert.matching import Match, Models, tied_names
+from jaxddp.parity.convert.pieces import Index
 from jaxddp.parity.convert.proposal import Unpaired, proposed_names
-from jaxddp.parity.records import COUNTER, Arrays, Joined, Renamed
+from jaxddp.parity.convert.readings import readings
+from jaxddp.parity.port.rules import Names, Rule
+from jaxddp.parity.records import Arrays, Joined, Renamed
+
+__all__ = ["Arrays", "Converter", "NamesError", "tied_names", "under_all_names"]
 
 
 class NamesError(InputError):
     """Arrays without a twin; the message proposes a table of names if layers pair off.
 
     Args:
-        of_flax: a line for each flax array.
-        unpaired: the arrays.
+        models: names and shapes of both models' arrays.
+        match: what maps and what does not.
         names: the table that did not help.
 
     Attributes:
         says: the message without the table.
     """
 
-    def __init__(self, of_flax: list[str], unpaired: Unpaired, names: Mapping[str, str]):
-        self._unpaired, self._names = unpaired, dict(names)
-        of_torch = [f"torch's {name} {unpaired.tensors[name]} has no twin in flax" for name in unpaired.torch]
-        self.says = f"names: {'; '.join(listed(problems) for problems in (of_flax, of_torch) if problems)}"
-        table = self.proposed()
+    def __init__(self, models: Models, match: Match, names: Names):
+        self._models, self._names = models, dict(names)
+        self._unpaired = Unpaired(
+            list(match.unmapped), list(match.lacking), models.shapes, models.tensors, models.modules
+        )
+        lines = ([*match.unmapped.values()], [*match.lacking.values()])
+        self.says = f"names: {'; '.join(listed(problems) for problems in lines if problems)}"
+        tables, partial = self.tables(), self.partial()
+        table = tables[0] if len(tables) == 1 else partial
         super().__init__(f"{self.says}; perhaps names = {table}" if table else self.says)
 
-    def proposed(self, flax_order: Sequence[str] = (), torch_order: Sequence[str] = ()) -> dict[str, str]:
-        """Return the table with the lines that may be missing, or {} if there are none.
+    def tables(self, flax_order: Sequence[str] = (), torch_order: Sequence[str] = ()) -> list[dict[str, str | Rule]]:
+        """Return the tables under which every array has a twin; several if shapes and order do not decide.
 
         Args:
             flax_order, torch_order: layers in the order of their use; others come last.
         """
-        proposed = proposed_names(self._unpaired.in_order(flax_order, torch_order))
-        return self._names | proposed if proposed else {}
+        unpaired = self._unpaired.in_order(flax_order, torch_order)
+        once = replace(unpaired, torch=[name for name in unpaired.torch if name not in self._models.tied])
+        tables: list[dict[str, str | Rule]] = []
+        for reading in itertools.chain(readings(unpaired), readings(once) if once != unpaired else ()):
+            table = {**self._names, **reading}
+            if table not in tables and self._models.fits(table):
+                tables.append(table)
+        return tables
+
+    def partial(self, flax_order: Sequence[str] = (), torch_order: Sequence[str] = ()) -> dict[str, str | Rule]:
+        """Return the table with lines for the layers that pair off, or {} if none do; see `tables`."""
+        lines = proposed_names(self._unpaired.in_order(flax_order, torch_order))
+        return {**self._names, **lines} if lines else {}
 
 
 class Converter:
@@ -46,18 +70,20 @@ class Converter:
     Args:
         module: the torch module.
         shapes: the flax model's parameters and buffers, names ("layers.0.kernel") to shapes.
-        names: flax prefixes to torch prefixes, where the two differ ({"Dense_0": "fc1"}).
+        names: flax prefixes to torch prefixes, where the two differ ({"Dense_0": "fc1"}), or to rules; see
+            `jaxddp.parity.port.rules`.
         transpose_kernel: prefixes of the flax ConvTranspose layers that have `transpose_kernel=True`, or whose array
             called weight has torch's layout; needed only for layers with as many inputs as outputs, whose shape fits
             both layouts.
         no_twin: names of arrays of either side that the other does not have; only constants, no parameters.
 
     Attributes:
-        pieces: each flax array with the torch tensor, or rows of one, that it corresponds to.
+        pieces: each flax array, or part of one, with the torch tensor, or part of one, that it corresponds to.
         tied: further names of tied torch parameters to their first name.
 
     Raises:
         InputError: `no_twin` names a torch parameter, or nothing.
+        RuleError: a rule does not fit the two models.
         NamesError: an array has no twin, or a twin of another shape; it proposes `names` if layers pair off.
 
     >>> import torch
@@ -71,41 +97,30 @@ class Converter:
         self,
         module: nn.Module,
         shapes: Shapes,
-        names: Mapping[str, str] | None = None,
+        names: Names | None = None,
         transpose_kernel: Collection[str] = (),
         no_twin: Collection[str] = (),
     ):
-        self._tensors = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
-        self.tied = tied_names(module)
-        modules = dict(module.named_modules(remove_duplicate=False))
-        self.pieces: list[Piece] = []
-        unmapped: dict[str, str] = {}
-        _check_no_twin(no_twin, module, shapes)
-        for flax, shape in shapes.items():
-            if flax in no_twin:
-                continue
-            as_gradient = flax.rpartition(".")[0] in transpose_kernel
-            piece = find_piece(flax, renamed(flax, names or {}), shape, modules, self._tensors, as_gradient)
-            if isinstance(piece, str):
-                unmapped[flax] = piece
-            else:
-                self.pieces.append(piece)
-        covered = {self.tied.get(piece.torch, piece.torch) for piece in self.pieces}
-        missing = [
-            name
-            for name in self._tensors
-            if self.tied.get(name, name) not in covered and name.rpartition(".")[2] != COUNTER and name not in no_twin
-        ]
-        if unmapped or missing:
-            unpaired = Unpaired(list(unmapped), missing, shapes, self._tensors, modules)
-            raise NamesError(list(unmapped.values()), unpaired, names or {})
+        self._models = Models(module, shapes, transpose_kernel, no_twin)
+        self.tied = self._models.tied
+        match = self._models.match(names or {})
+        if match.unmapped or match.lacking:
+            raise NamesError(self._models, match, names or {})
+        self.pieces = match.pieces
 
     def to_flax(self, tensors: Arrays) -> dict[str, np.ndarray]:
         """Convert a torch state_dict to flax arrays."""
-        arrays = {}
+        arrays: dict[str, np.ndarray] = {}
+        in_torch_layout: dict[tuple[str, tuple[int, ...]], np.ndarray] = {}
         for piece in self.pieces:
-            tensor = tensors[piece.torch]
-            arrays[piece.flax] = np.array(piece.to_flax(tensor if piece.rows is None else tensor[piece.rows]))
+            value = tensors[piece.torch][piece.rows]
+            if piece.own:
+                value = _put(in_torch_layout, (piece.flax, piece.place), piece.shape, piece.own, value)
+            converted = piece.to_flax(value)
+            if piece.place:
+                _put(arrays, piece.flax, self._models.shapes[piece.flax], piece.place, converted)
+            else:
+                arrays[piece.flax] = np.array(converted)
         return arrays
 
     def to_torch(self, arrays: Arrays) -> dict[str, np.ndarray]:
@@ -118,22 +133,21 @@ class Converter:
         for piece in self.pieces:
             if piece.flax not in arrays:
                 continue
-            value = np.array(piece.to_torch(np.asarray(arrays[piece.flax])))
-            if piece.rows is None:
-                tensors[piece.torch] = value
+            value = piece.to_torch(np.asarray(arrays[piece.flax])[piece.place])[piece.own]
+            if piece.rows:
+                _put(tensors, piece.torch, self._models.tensors[piece.torch], piece.rows, value)
             else:
-                whole = tensors.setdefault(piece.torch, np.zeros(self._tensors[piece.torch], value.dtype))
-                whole[piece.rows] = value
+                tensors[piece.torch] = np.array(value)
         return dict(under_all_names(tensors, self.tied))
 
 
-def _check_no_twin(names: Collection[str], module: nn.Module, shapes: Shapes) -> None:
-    parameters, tensors = dict(module.named_parameters(remove_duplicate=False)), module.state_dict()
-    for name in names:
-        if name in parameters:
-            raise InputError(f"no_twin: torch's {name} is a parameter; must be a constant")
-        if name not in tensors and name not in shapes:
-            raise InputError(f"no_twin: {name} is in neither model")
+def _put(
+    arrays: dict[Any, np.ndarray], key: Any, shape: tuple[int, ...], index: Index | tuple[int, ...], value: np.ndarray
+) -> np.ndarray:
+    """Put a part into an array that begins as zeros; return the array."""
+    whole = arrays.setdefault(key, np.zeros(shape, value.dtype))
+    whole[index] = value
+    return whole
 
 
 def under_all_names(tensors: Arrays, tied: Mapping[str, str]) -> Arrays:
@@ -150,19 +164,3 @@ def under_all_names(tensors: Arrays, tied: Mapping[str, str]) -> Arrays:
     known = {tied.get(name, name): name for name in tensors}
     names = {name: known[first] for pair in tied.items() for name, first in (pair, pair[1:] * 2) if first in known}
     return Joined(tensors, Renamed(tensors, names)) if names else tensors
-
-
-def tied_names(module: nn.Module) -> dict[str, str]:
-    """Return the further names of parameters that have several, each with the first name.
-
-    >>> twice = nn.Linear(1, 1, bias=False)
-    >>> tied_names(nn.Sequential(twice, twice))
-    {'1.weight': '0.weight'}
-    """
-    first: dict[int, str] = {}
-    tied = {}
-    for name, parameter in module.named_parameters(remove_duplicate=False):
-        if id(parameter) in first:
-            tied[name] = first[id(parameter)]
-        first.setdefault(id(parameter), name)
-    return tied

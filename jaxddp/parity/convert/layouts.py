@@ -1,4 +1,4 @@
-"""Correspondence of flax arrays to torch tensors, and the maps between their layouts.
+"""Maps between the layouts of a torch tensor and a flax array.
 
 The layout depends on the torch module that a tensor belongs to, so flax models of nnx and of linen are converted
 alike. All maps only permute elements, so gradients, updates and moments convert as the weights do.
@@ -8,12 +8,13 @@ import itertools
 import math
 import operator
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from torch import nn
 
-Shapes = Mapping[str, tuple[int, ...]]
+Shape = tuple[int, ...]
+Shapes = Mapping[str, Shape]
 Layout = Callable[[np.ndarray], np.ndarray]
 
 NORMS = (
@@ -24,153 +25,115 @@ CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 LAYERS = (nn.Linear, nn.MultiheadAttention, *CONVOLUTIONS, *TRANSPOSED)
 TORCHS = ("weight", "embedding", "embeddings")  # names of matrices in torch's layout, where the shape fits both
-OF_HAIKU = {"w": "weight", "b": "bias", "embeddings": "weight"}
-PROJECTIONS = ("query", "key", "value")  # thirds of in_proj_weight, in this order
 
 
-@dataclass(frozen=True)
-class Piece:
-    """A flax array and the torch tensor, or rows of one, that it corresponds to.
+class Layouts(NamedTuple):
+    """Maps between a tensor in torch's layout and an array in flax's."""
 
-    Attributes:
-        flax: name of the flax array.
-        torch: name of the tensor in the state_dict.
-        rows: rows of the tensor; None: all.
-        flax_shape, torch_shape: shapes of the array, and of the tensor or its rows.
-        to_flax, to_torch: maps between the layouts.
-    """
-
-    flax: str
-    torch: str
-    rows: slice | None
-    flax_shape: tuple[int, ...]
-    torch_shape: tuple[int, ...]
     to_flax: Layout
     to_torch: Layout
 
-    @property
-    def name(self) -> str:
-        """Name of the tensor, with the rows if the piece is a part of it."""
-        return self.torch if self.rows is None else f"{self.torch}[{self.rows.start}:{self.rows.stop}]"
+
+def is_conv1d(module: nn.Module | None) -> bool:
+    """Return whether a module is Hugging Face's Conv1D, a Linear whose weight is (in, out)."""
+    return type(module).__name__ == "Conv1D"
 
 
-def renamed(flax: str, names: Mapping[str, str]) -> str:
-    """Replace the longest prefix of a flax name that is in the table.
-
-    >>> renamed("blocks.0.out.kernel", {"blocks": "layers", "blocks.0.out": "layers.0.proj"})
-    'layers.0.proj.kernel'
-    """
-    for prefix in sorted(names, key=len, reverse=True):
-        if flax == prefix or flax.startswith(prefix + "."):
-            return (names[prefix] + flax[len(prefix) :]).lstrip(".")
-    return flax
+def outputs_axis(module: nn.Module | None, ndim: int) -> int:
+    """Return the axis of a module's outputs in a tensor of this many axes."""
+    return 1 if ndim > 1 and (is_conv1d(module) or isinstance(module, TRANSPOSED)) else 0
 
 
-def find_piece(
-    flax: str, path: str, shape: tuple[int, ...], modules: Mapping[str, nn.Module], tensors: Shapes, as_gradient: bool
-) -> Piece | str:
-    """Find the torch tensor that corresponds to a flax array.
-
-    Args:
-        flax, shape: name and shape of the array.
-        path: name of the array with torch's module names in place of flax's ("fc1.kernel").
-        modules: torch's modules by name.
-        tensors: names and shapes of torch's state_dict.
-        as_gradient: the array is the kernel of a flax ConvTranspose with `transpose_kernel=True`.
-
-    Returns:
-        The piece; a string with the reason if there is none.
-    """
-    prefix, _, leaf = path.rpartition(".")
-    if isinstance(modules.get(prefix.rpartition(".")[0]), nn.MultiheadAttention):
-        name, rows = _of_attention(prefix, leaf, tensors)
-    else:
-        name, rows = _tensor_name(prefix, leaf, modules.get(prefix), tensors), None
-    if name not in tensors:
-        return f"flax's {flax} {shape} has no twin in torch, {name} is not there"
-    of_torch = tensors[name] if rows is None else (rows.stop - rows.start, *tensors[name][1:])
-    layer = modules.get(name.rpartition(".")[0]) if name.endswith("weight") else None
-    layouts = _layouts(layer, flax.rpartition(".")[2], of_torch, shape, as_gradient)
-    if layouts is None:
-        return f"flax's {flax} {shape} cannot be torch's {name} {of_torch}"
-    return Piece(flax, name, rows, shape, of_torch, *layouts)
-
-
-def _tensor_name(prefix: str, leaf: str, module: nn.Module | None, tensors: Shapes) -> str:
-    if (same := f"{prefix}.{leaf}".lstrip(".")) in tensors:
-        return same
-    names = {"kernel": "weight", "embedding": "weight", **OF_HAIKU}
-    if isinstance(module, NORMS):
-        names = {"scale": "weight", "offset": "bias", "mean": "running_mean", "var": "running_var"}
-    return f"{prefix}.{names.get(leaf, leaf)}".lstrip(".")
-
-
-def _of_attention(prefix: str, leaf: str, tensors: Shapes) -> tuple[str, slice | None]:
-    """Return the tensor of nn.MultiheadAttention, and its rows, for flax's query, key, value and out."""
-    parent, _, projection = prefix.rpartition(".")
-    projection = projection.removesuffix("_proj")
-    kind = {"kernel": "weight", **OF_HAIKU}.get(leaf, leaf)
-    if projection not in PROJECTIONS:
-        return f"{parent}.out_proj.{kind}".lstrip("."), None
-    separate = f"{parent}.{projection[0]}_proj_weight".lstrip(".")  # used if keys or values have another size
-    if kind == "weight" and separate in tensors:
-        return separate, None
-    name = f"{parent}.in_proj_{kind}".lstrip(".")
-    size = tensors[name][0] // 3 if name in tensors else 0
-    first = PROJECTIONS.index(projection) * size
-    return name, slice(first, first + size)
-
-
-def _layouts(
-    layer: nn.Module | None, leaf: str, torch: tuple[int, ...], flax: tuple[int, ...], as_gradient: bool
-) -> tuple[Layout, Layout] | None:
+def find_layouts(
+    module: nn.Module | None, leaf: str, torch: Shape, flax: Shape, as_gradient: bool = False
+) -> Layouts | None:
     """Return the maps between a tensor and a flax array of these shapes; None if the shapes do not match.
 
     Args:
-        layer: torch's module, if the tensor is its weight.
-        leaf: last word of the flax array's name.
-        torch, flax, as_gradient: see `find_piece`.
+        module: torch module whose weight the tensor is; None: it is no weight of a module.
+        leaf: last part of the flax array's name.
+        torch, flax: shapes.
+        as_gradient: the array is the kernel of a flax ConvTranspose with `transpose_kernel=True`.
     """
-    same = torch == flax or (len(torch) < 2 and math.prod(torch) == math.prod(flax))
-    unchanged: tuple[Layout, Layout] = (lambda x: x.reshape(flax), lambda x: x.reshape(torch))
-    if len(torch) < 2 or layer is None or not (leaf == "kernel" or isinstance(layer, LAYERS)):
+    size = math.prod(torch) == math.prod(flax)
+    same = size and (len(torch) < 2 or squeezed(torch) == squeezed(flax))
+    unchanged = Layouts(lambda x: x.reshape(flax), lambda x: x.reshape(torch))
+    if len(torch) < 2 or module is None or not (leaf == "kernel" or isinstance(module, LAYERS) or is_conv1d(module)):
         return unchanged if same else None
-    ambiguous = isinstance(layer, TRANSPOSED) and not as_gradient  # and then taken for Equinox's
+    if is_conv1d(module):
+        return unchanged if same or _splits(torch, flax) else None
+    ambiguous = isinstance(module, TRANSPOSED) and not as_gradient  # and then taken for Equinox's
     if leaf in TORCHS and same and not ambiguous:
         return unchanged
-    return _of_kernel(layer, leaf, torch, flax, as_gradient) or (unchanged if same else None)
+    return _of_kernel(module, leaf, torch, flax, as_gradient) or (unchanged if same else None)
 
 
-def _of_kernel(
-    layer: nn.Module, leaf: str, torch: tuple[int, ...], flax: tuple[int, ...], as_gradient: bool
-) -> tuple[Layout, Layout] | None:
+def _of_kernel(module: nn.Module, leaf: str, torch: Shape, flax: Shape, as_gradient: bool) -> Layouts | None:
     """Return the maps between the weight of a torch layer and an array in jax's layout, inputs before outputs."""
-    if isinstance(layer, TRANSPOSED):
+    if isinstance(module, TRANSPOSED):
         return _of_transposed(leaf, torch, flax, as_gradient)
-    if isinstance(layer, CONVOLUTIONS):
+    if isinstance(module, CONVOLUTIONS):
         if flax != (*torch[2:], torch[1], torch[0]):
             return None
-        return lambda x: np.moveaxis(x, (0, 1), (-1, -2)), lambda x: np.moveaxis(x, (-1, -2), (0, 1))
-    if len(torch) == 2 and math.prod(torch) == math.prod(flax) and torch[1] in itertools.accumulate(flax, operator.mul):
-        return lambda x: x.T.reshape(flax), lambda x: x.reshape(torch[1], torch[0]).T
+        return Layouts(lambda x: np.moveaxis(x, (0, 1), (-1, -2)), lambda x: np.moveaxis(x, (-1, -2), (0, 1)))
+    if _splits(torch[::-1], flax):
+        return Layouts(lambda x: x.T.reshape(flax), lambda x: x.reshape(torch[1], torch[0]).T)
     return None
 
 
-def _of_transposed(
-    leaf: str, torch: tuple[int, ...], flax: tuple[int, ...], as_gradient: bool
-) -> tuple[Layout, Layout] | None:
+def _of_transposed(leaf: str, torch: Shape, flax: Shape, as_gradient: bool) -> Layouts | None:
     """Return the maps of a ConvTranspose, reversed where jax correlates and torch convolves."""
     inputs, outputs, *spatial = torch
     axes = tuple(range(2, len(torch)))
     if leaf == "weight" and flax == (outputs, inputs, *spatial):  # Equinox's
-        return lambda x: np.flip(x, axes).swapaxes(0, 1), lambda x: np.flip(x, axes).swapaxes(0, 1)
+        return Layouts(lambda x: np.flip(x, axes).swapaxes(0, 1), lambda x: np.flip(x, axes).swapaxes(0, 1))
     first, last = (0, 1), ((-1, -2) if leaf == "w" else (-2, -1))
     channels = (outputs, inputs) if leaf == "w" else (inputs, outputs)  # w is Haiku's
     if not as_gradient and flax == (*spatial, *channels):
-        return (
+        return Layouts(
             lambda x: np.moveaxis(np.flip(x, axes), first, last),
             lambda x: np.flip(np.moveaxis(x, last, first), axes),
         )
     if flax == (*spatial, outputs, inputs):
-        return lambda x: np.moveaxis(x, (0, 1), (-1, -2)), lambda x: np.moveaxis(x, (-1, -2), (0, 1))
+        return Layouts(lambda x: np.moveaxis(x, (0, 1), (-1, -2)), lambda x: np.moveaxis(x, (-1, -2), (0, 1)))
     return None
+
+
+def squeezed(shape: Shape) -> Shape:
+    """Return a shape without its axes of size 1, which change the order of no elements."""
+    return tuple(size for size in shape if size != 1)
+
+
+def _splits(matrix: Shape, flax: Shape) -> bool:
+    """Return whether flax's axes are those of a matrix (in, out), each as one or several."""
+    same_size = len(matrix) == 2 and math.prod(matrix) == math.prod(flax)
+    return same_size and matrix[0] in itertools.accumulate(flax, operator.mul)
+
+
+def transposition(axes: Shape) -> Layouts:
+    """Return the maps between a tensor and its transpose, whose axes are `axes` of the tensor."""
+    back = tuple(int(axis) for axis in np.argsort(axes))
+    return Layouts(lambda x: x.transpose(axes), lambda x: x.transpose(back))
+
+
+def channels_last(image: Shape, axis: int) -> Layouts:
+    """Return the maps between a tensor with a flattened image (C, ...) along an axis, and one with (..., C) there.
+
+    >>> to_flax, to_torch = channels_last((2, 3), 0)
+    >>> to_flax(np.arange(6)).tolist(), to_torch(to_flax(np.arange(6))).tolist()
+    ([0, 3, 1, 4, 2, 5], [0, 1, 2, 3, 4, 5])
+    """
+    last = axis + len(image) - 1
+    moved = (*image[1:], image[0])
+
+    def map_with(shape: Shape, source: int, target: int) -> Layout:
+        return lambda x: np.moveaxis(x.reshape(*x.shape[:axis], *shape, *x.shape[axis + 1 :]), source, target).reshape(
+            x.shape
+        )
+
+    return Layouts(map_with(image, axis, last), map_with(moved, last, axis))
+
+
+def after(first: Layouts, second: Layouts) -> Layouts:
+    """Return the maps that apply `first` to torch's tensor, then `second`."""
+    return Layouts(lambda x: second.to_flax(first.to_flax(x)), lambda x: first.to_torch(second.to_torch(x)))

@@ -3,14 +3,19 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from torch import nn
 
-from jaxddp.parity.convert.layouts import NORMS, PROJECTIONS, Shapes
+from jaxddp.parity.convert.layouts import NORMS, Shapes, squeezed
+from jaxddp.parity.convert.pieces import PROJECTIONS
 
-Kind = tuple[str, tuple[int, ...]]  # kind of a layer, and the sizes of its arrays
+Kind = tuple[str, tuple[int, ...]]  # kind of a layer, and the sizes of its arrays; of a bare array, its shape
 
 OF_NORMS = ("scale", "mean", "var")
+OF_TREES = {"w", "b", "offset", "embeddings", "weight"}  # of Haiku's and Equinox's layers
+OF_FLAX = {*OF_NORMS, *OF_TREES, "kernel", "bias", "embedding"}  # arrays of flax's layers; others are bare
+OF_TORCH = {"weight", "bias", "running_mean", "running_var"}
 ATTENTION = {*PROJECTIONS, "out"}
 
 
@@ -41,6 +46,34 @@ def _sorted(names: Sequence[str], order: Sequence[str]) -> list[str]:
     return sorted(names, key=lambda name: place.get(name.rpartition(".")[0], len(place)))
 
 
+class Pairs(NamedTuple):
+    """Layers that pair off by kind and order, and the others.
+
+    Attributes:
+        pairs: flax's layers to torch's, in flax's order.
+        flax, torch: the other layers with their kinds, in the order of their use.
+    """
+
+    pairs: dict[str, str]
+    flax: dict[str, Kind]
+    torch: dict[str, Kind]
+
+
+def paired(unpaired: Unpaired) -> Pairs:
+    """Pair off layers of one kind in the order of their use, for the kinds of which both sides have as many."""
+    theirs = _of_torch(unpaired)
+    joins = any(kind == "attention" for kind, _ in theirs.values())
+    ours = _of_flax({name: unpaired.shapes[name] for name in unpaired.flax}, joins)
+    of_flax, of_torch = _by_kind(ours), _by_kind(theirs)
+    same = {kind for kind, layers in of_flax.items() if len(layers) == len(of_torch.get(kind, ()))}
+    pairs = {one: other for kind in same for one, other in zip(of_flax[kind], of_torch[kind], strict=True)}
+    return Pairs(
+        {layer: pairs[layer] for layer in ours if layer in pairs},
+        {layer: kind for layer, kind in ours.items() if kind not in same},
+        {layer: kind for layer, kind in theirs.items() if kind not in same},
+    )
+
+
 def proposed_names(unpaired: Unpaired) -> dict[str, str]:
     """Pair off layers of one kind in the order of their use; whole branches are one line of the table.
 
@@ -53,36 +86,36 @@ def proposed_names(unpaired: Unpaired) -> dict[str, str]:
     >>> proposed_names(Unpaired([*flax], [*torch], flax, torch, modules))
     {'Dense_0': 'fc1', 'Dense_1': 'fc2'}
     """
-    ours, theirs = _of_flax({name: unpaired.shapes[name] for name in unpaired.flax}), _of_torch(unpaired)
-    of_flax, of_torch = _by_kind(ours), _by_kind(theirs)
-    pairs = {
-        one: other
-        for kind, layers in of_flax.items()
-        if len(layers) == len(of_torch.get(kind, ()))
-        for one, other in zip(layers, of_torch[kind], strict=True)
-    }
-    return _folded({layer: pairs[layer] for layer in ours if layer in pairs})
+    return folded(paired(unpaired).pairs)
 
 
-def _of_flax(shapes: Shapes) -> dict[str, Kind]:
-    """Return the kind of each layer; query, key, value and out of an attention are one layer."""
+def _of_flax(shapes: Shapes, joins: bool) -> dict[str, Kind]:
+    """Return the kind of each layer; if `joins`, query, key, value and out of an attention are one layer."""
     layers: dict[str, dict[str, int]] = {}
+    kinds: dict[str, Kind] = {}
     for name, shape in shapes.items():
         layer, _, leaf = name.rpartition(".")
-        layers.setdefault(layer, {})[leaf] = math.prod(shape)
+        if leaf in OF_FLAX:
+            layers.setdefault(layer, {})[leaf] = math.prod(shape)
+            kinds.setdefault(layer, ("", ()))  # keeps the order
+        else:
+            kinds[name] = "array", squeezed(shape)
     parts: dict[str, set[str]] = {}
     for layer in layers:
         parent, _, part = layer.rpartition(".")
         parts.setdefault(parent, set()).add(part)
-    kinds: dict[str, Kind] = {}
-    for layer, sizes in layers.items():
+    joint: dict[str, Kind] = {}
+    for layer, kind_of_array in kinds.items():
         parent, _, part = layer.rpartition(".")
-        if part in ATTENTION and parts[parent] >= ATTENTION:
-            kinds.setdefault(parent, _of_attention(layers, parent))
+        sizes = layers.get(layer, {})
+        if not sizes:
+            joint[layer] = kind_of_array
+        elif joins and part in ATTENTION and parts[parent] >= ATTENTION:
+            joint.setdefault(parent, _of_attention(layers, parent))
         else:
             kind = "norm" if not sizes.keys().isdisjoint(OF_NORMS) else "embedding" if "embedding" in sizes else ""
-            kinds[layer] = kind, tuple(sorted(sizes.values()))
-    return kinds
+            joint[layer] = kind, tuple(sorted(sizes.values()))
+    return joint
 
 
 def _of_attention(layers: Mapping[str, Mapping[str, int]], parent: str) -> Kind:
@@ -102,7 +135,12 @@ def _of_torch(unpaired: Unpaired) -> dict[str, Kind]:
     for name in unpaired.torch:
         layer = _layer_of_torch(name, unpaired.modules)
         sizes.setdefault(layer, []).append(math.prod(unpaired.tensors[name]))
-    return {layer: (_kind_of_torch(unpaired.modules.get(layer)), tuple(sorted(of))) for layer, of in sizes.items()}
+    return {
+        layer: ("array", squeezed(unpaired.tensors[layer]))
+        if layer in unpaired.tensors
+        else (_kind_of_torch(unpaired.modules.get(layer)), tuple(sorted(of)))
+        for layer, of in sizes.items()
+    }
 
 
 def _by_kind(layers: Mapping[str, Kind]) -> dict[Kind, list[str]]:
@@ -113,10 +151,12 @@ def _by_kind(layers: Mapping[str, Kind]) -> dict[Kind, list[str]]:
 
 
 def _layer_of_torch(name: str, modules: Mapping[str, nn.Module]) -> str:
-    """Return the layer of a tensor; an attention's output projection belongs to the attention."""
-    layer = name.rpartition(".")[0]
+    """Return the layer of a tensor; an attention's output projection belongs to the attention, bare arrays to none."""
+    layer, _, leaf = name.rpartition(".")
     parent = layer.rpartition(".")[0]
-    return parent if isinstance(modules.get(parent), nn.MultiheadAttention) else layer
+    if isinstance(modules.get(parent), nn.MultiheadAttention):
+        return parent
+    return layer if leaf in OF_TORCH or isinstance(modules.get(layer), nn.MultiheadAttention) else name
 
 
 def _kind_of_torch(module: nn.Module | None) -> str:
@@ -125,10 +165,10 @@ def _kind_of_torch(module: nn.Module | None) -> str:
     return "norm" if isinstance(module, NORMS) else "embedding" if isinstance(module, nn.Embedding) else ""
 
 
-def _folded(pairs: Mapping[str, str]) -> dict[str, str]:
+def folded(pairs: Mapping[str, str]) -> dict[str, str]:
     """Replace the lines of a branch by one, as long as its layers have the same names on both sides.
 
-    >>> _folded({"a_0.q": "b.0.q", "a_0.k": "b.0.k", "a_1.x": "b.1.y"})
+    >>> folded({"a_0.q": "b.0.q", "a_0.k": "b.0.k", "a_1.x": "b.1.y"})
     {'a_0': 'b.0', 'a_1.x': 'b.1.y'}
     """
     table = dict(pairs)

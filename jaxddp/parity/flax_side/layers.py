@@ -18,7 +18,7 @@ from jaxddp.nn.linen import Bound
 from jaxddp.nn.losses import Batch
 from jaxddp.nn.plain import PlainFunctional
 from jaxddp.parity.convert import Converter
-from jaxddp.parity.port import Port
+from jaxddp.parity.port import Names, Port, Rule
 from jaxddp.parity.processes import Tell
 from jaxddp.parity.question import PortQuestion, Trajectory, micro_batches_of
 from jaxddp.parity.records import Arrays
@@ -29,7 +29,7 @@ from jaxddp.state import Buffers, Params
 
 @dataclass(frozen=True)
 class FlaxLayers:
-    """A job that records one forward pass of the loss layer by layer; the note "twins" maps torch's layers to flax's.
+    """A job that records one forward pass of the loss layer by layer; the notes are for `first_difference`.
 
     Attributes:
         case: a port.
@@ -55,13 +55,13 @@ class FlaxLayers:
             side = self.case.flax_side()
             params, buffers = side.from_torch(reference.before(self.step))
             batch = next(islice(self.case.batches(), self.step, None))
-            micro_batch = jax.tree.map(jax.numpy.asarray, micro_batches_of(batch, self.rank)[0])
+            micro_batch = micro_batches_of(batch, self.rank)[0]
             model = port.flax_model()
             functional = functional_of(model, port.flax_loss, partial(port.first_batch, "flax"), port.no_twin)
             with side.lifting():
                 record_calls(port, model, functional, (params, buffers), micro_batch, calls)
         converter = Converter(port.torch_model(), functional.shapes, port.names, port.transpose_kernel, port.no_twin)
-        calls.write(self.folder, twins=twins(converter))
+        calls.write(self.folder, twins=twins(converter), images=images_of(port.names))
 
 
 def twins(converter: Converter) -> dict[str, str]:
@@ -74,13 +74,18 @@ def twins(converter: Converter) -> dict[str, str]:
     """
     modules: dict[str, str] = {"": ""}
     for piece in converter.pieces:
-        if piece.rows is not None:  # query, key or value: no module in torch
+        if not piece.is_whole:  # part of a layer on one side: the two outputs cannot be compared
             continue
         theirs, ours = piece.torch.split(".")[:-1], piece.flax.split(".")[:-1]
         while theirs and ours:
             modules.setdefault(".".join(theirs), ".".join(ours))
             theirs, ours = theirs[:-1], ours[:-1]
     return dict(sorted(modules.items(), key=lambda pair: -len(pair[0])))
+
+
+def images_of(names: Names) -> list[tuple[int, ...]]:
+    """Return the shapes (C, ...) of the images that flax flattens (..., C)."""
+    return [rule.image for rule in names.values() if isinstance(rule, Rule) and rule.image]
 
 
 def record_calls(
@@ -98,6 +103,7 @@ def record_calls(
     """
     if isinstance(functional, PlainFunctional):
         return
+    batch = jax.tree.map(jax.numpy.asarray, batch)
     with ExitStack() as stack:
         if isinstance(functional, Functional):
             port.flax_loss(listening_nnx(functional, values, calls, stack), batch)
@@ -146,8 +152,7 @@ def _heard_linen(calls: Calls) -> Any:
 
 def _note(calls: Calls, name: str, args: tuple[Any, ...], output: Any) -> None:
     array = _array(output[0] if isinstance(output, tuple) else output)
-    if array is not None:
-        calls.add(name, _array(args[0]) if args else None, array)
+    calls.add(name, _array(args[0]) if args else None, array)
 
 
 def _array(value: Any) -> np.ndarray | None:

@@ -1,6 +1,6 @@
 """Twins of a port's arrays and of its random numbers, found before anything runs.
 
-Where names do not map, the order of use proposes a table.
+Where names do not map, shapes, order of use and a trial propose a table.
 """
 
 from collections.abc import Sequence
@@ -15,14 +15,16 @@ from jaxddp.errors import InputError
 from jaxddp.nn.any_model import AnyFunctional, functional_of
 from jaxddp.nn.losses import Batch
 from jaxddp.nn.plain import PlainFunctional
-from jaxddp.parity.convert import Converter, NamesError
+from jaxddp.parity.convert import Converter, NamesError, RuleError
 from jaxddp.parity.flax_side.draws import draws_of
 from jaxddp.parity.flax_side.layers import record_calls
-from jaxddp.parity.port import Port, errors_located
+from jaxddp.parity.flax_side.trial import Trial, common
+from jaxddp.parity.port import Names, Port, errors_located
 from jaxddp.parity.port.draws import Draw
 from jaxddp.parity.processes import Tell
 from jaxddp.parity.question import PortQuestion
-from jaxddp.parity.torch_side.layers import Calls, order_of_torch
+from jaxddp.parity.torch_side.layers import Calls
+from jaxddp.parity.torch_side.probe import Probe, may_flatten, probe
 
 
 @dataclass(frozen=True)
@@ -59,15 +61,39 @@ class Twins:
         module = port.torch_model()
         try:
             Converter(module, functional.shapes, port.names, port.transpose_kernel, port.no_twin)
+        except RuleError as error:
+            return Found(str(error))
         except NamesError as error:
             tell("flax_loss and torch_loss, to see the order of the layers")
-            names = error.proposed(_order_of_flax(port, model, functional), order_of_torch(port, module))
-            return Found(error.says, names)
+            of_torch = _probe(port)
+            orders = _order_of_flax(port, model, functional), [*of_torch.calls.used]
+            trial = Trial(port, model, functional, module, of_torch, tell)
+            tables = error.tables(*orders)
+            found = trial.decide([full for table in tables for full in trial.with_flattened(table)])
+            return Found(error.says, _as_text(found or (common(tables) if tables else error.partial(*orders))))
+        names: dict[str, str] = {}
+        if may_flatten(module):
+            tell("flax_loss and torch_loss, to see what is flattened")
+            trial = Trial(port, model, functional, module, _probe(port), tell)
+            table = trial.decide(trial.with_flattened(dict(port.names)))
+            names = _as_text(table) if table and table != port.names else {}
         try:
             with errors_located(self.case.name):
-                return Found(draws=draws_of(port))
+                return Found(names=names, draws=draws_of(port))
         except InputError as error:  # it is told where the port runs
-            return Found(draws=str(error))
+            return Found(names=names, draws=str(error))
+
+
+def _as_text(table: Names) -> dict[str, str]:
+    return {flax: str(torch) for flax, torch in table.items()}
+
+
+def _probe(port: Port) -> Probe:
+    """Run torch's loss; return nothing seen if it cannot be computed."""
+    try:
+        return probe(port)
+    except Exception:  # it is told where the port runs
+        return Probe()
 
 
 def _order_of_flax(port: Port, model: Any, functional: AnyFunctional) -> Sequence[str]:
@@ -80,7 +106,7 @@ def _order_of_flax(port: Port, model: Any, functional: AnyFunctional) -> Sequenc
         record_calls(port, model, functional, (functional.params, functional.buffers), batch, calls)
     except Exception:  # it is told where the port runs
         return ()
-    return calls.order
+    return [*calls.used]
 
 
 def _order_of_plain(port: Port, functional: PlainFunctional, batch: Batch) -> list[str]:

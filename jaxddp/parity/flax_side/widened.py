@@ -32,7 +32,7 @@ CASTS = {
     conv_general_dilated_p: "preferred_element_type",
 }
 
-RANDOM = ("jax._src.random.", "jax.random.")
+RANDOM = ("jax._src.random.", "jax.random.")  # modules, or a package of them
 LIBRARIES = ("flax.", "jax._src.nn.")  # modules whose casts to float32 are no decision of the port
 PLUMBING = ("jax.", "jax._src.", "numpy.", "unittest.", "contextlib", "functools", __name__)
 

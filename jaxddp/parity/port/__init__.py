@@ -15,6 +15,20 @@ This package imports neither framework, so that a torch rank loads jax only if t
 
 from jaxddp.parity.port.loading import PortFile, PortSource, load_port
 from jaxddp.parity.port.port import Facts, Port
+from jaxddp.parity.port.rules import Names, Rule, flattened, fused, part, transposed
 from jaxddp.scripts import errors_located
 
-__all__ = ["Facts", "Port", "PortFile", "PortSource", "errors_located", "load_port"]
+__all__ = [
+    "Facts",
+    "Names",
+    "Port",
+    "PortFile",
+    "PortSource",
+    "Rule",
+    "errors_located",
+    "flattened",
+    "fused",
+    "load_port",
+    "part",
+    "transposed",
+]

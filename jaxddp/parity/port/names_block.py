@@ -3,23 +3,36 @@
 import ast
 from collections.abc import Mapping
 
+from jaxddp.parity.port.rules import Rule, quoted, rules_in, source
+
 NAME = "names"
+HOME = "jaxddp.parity"  # package from which a port imports the rules
 
 
-def names_block(names: Mapping[str, str]) -> str:
+def names_block(names: Mapping[str, str | Rule]) -> str:
     """Return the statement, a line for each entry.
 
-    >>> print(names_block({"Dense_0": "fc1"}))
+    Args:
+        names: flax prefixes to torch prefixes, rules, or texts of rules.
+
+    >>> print(names_block({"Dense_0": "fc1", "Dense_1": 'flattened("fc2", (8, 4, 4))'}))
     names = {
         "Dense_0": "fc1",
+        "Dense_1": flattened("fc2", (8, 4, 4)),
     }
     """
-    lines = (f"    {_quoted(flax)}: {_quoted(torch)},\n" for flax, torch in names.items())
+    lines = (f"    {quoted(flax)}: {source(torch)},\n" for flax, torch in names.items())
     return f"{NAME} = {{\n{''.join(lines)}}}"
 
 
-def with_names(text: str, names: Mapping[str, str]) -> str:
-    r"""Return a port file's text with this table in place of its own, or at its end.
+def import_line(names: Mapping[str, str | Rule]) -> str:
+    """Return the import that a table's rules need; "" if it has none."""
+    rules = rules_in(names.values())
+    return f"from {HOME} import {', '.join(rules)}" if rules else ""
+
+
+def with_names(text: str, names: Mapping[str, str | Rule]) -> str:
+    r"""Return a port file's text with this table in place of its own, or at its end, and the import that it needs.
 
     >>> print(with_names("x = 1\nnames = {}  # none\ny = 2\n", {"a": "b"}))
     x = 1
@@ -31,12 +44,33 @@ def with_names(text: str, names: Mapping[str, str]) -> str:
     """
     lines = text.splitlines(keepends=True)
     block = f"{names_block(names)}\n"
-    for node in ast.parse(text).body:
+    body = ast.parse(text).body
+    missing = {name: torch for name, torch in names.items() if not set(rules_in([torch])) <= _imported(body)}
+    for node in body:
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
         if any(isinstance(target, ast.Name) and target.id == NAME for target in targets):
-            return "".join([*lines[: node.lineno - 1], block, *lines[node.end_lineno :]])
-    return f"{text.rstrip()}\n\n{block}"
+            lines[node.lineno - 1 : node.end_lineno] = [block]
+            break
+    else:
+        lines = [f"{text.rstrip()}\n\n{block}"]
+    return _with_import("".join(lines), import_line(missing))
 
 
-def _quoted(word: str) -> str:
-    return '"' + word.replace("\\", "\\\\").replace('"', '\\"') + '"'
+def _imported(body: list[ast.stmt]) -> set[str]:
+    """Return the names that a file imports from the rules' home, under their own names."""
+    imports = [node for node in body if isinstance(node, ast.ImportFrom) and node.module == HOME]
+    return {alias.name for node in imports for alias in node.names if alias.asname in (None, alias.name)}
+
+
+def _with_import(text: str, line: str) -> str:
+    """Return the text with an import after those at its beginning."""
+    if not line:
+        return text
+    end = 0
+    for node in ast.parse(text).body:
+        docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and end == 0
+        if not docstring and not isinstance(node, ast.Import | ast.ImportFrom):
+            break
+        end = node.end_lineno or end
+    lines = text.splitlines(keepends=True)
+    return "".join([*lines[:end], f"{line}\n", *lines[end:]])

@@ -12,6 +12,7 @@ from jaxddp.config.choices import LOSS_NORMALIZATIONS, OPTIMIZERS
 from jaxddp.config.ranges import check_range
 from jaxddp.errors import InputError, check_name
 from jaxddp.parity.port.batches import of_batches, to_arrays
+from jaxddp.parity.port.rules import Names, check_names
 
 if TYPE_CHECKING:
     import optax
@@ -82,7 +83,7 @@ class Port:
         flax_start: (params, rank) -> the parameters that a replica starts from; None: all start from the same.
         flax_restore: state -> state: the port's saving and loading, which must change nothing.
         restore_at: number of steps after which `flax_restore` is called.
-        names: flax prefixes to torch prefixes, where the two differ.
+        names: flax prefixes to torch prefixes, where the two differ, or to rules; see `jaxddp.parity.port.rules`.
         transpose_kernel: see `jaxddp.parity.convert.Converter`.
         no_twin: names of constants, such as causal masks, that one of the two models holds as a buffer.
 
@@ -112,7 +113,7 @@ class Port:
     flax_start: Callable[[Mapping[str, Any], int], Mapping[str, Any]] | None = None
     flax_restore: Callable[[Any], Any] | None = None
     restore_at: int | None = None
-    names: Mapping[str, str] = field(default_factory=dict)
+    names: Names = field(default_factory=dict)
     transpose_kernel: Collection[str] = ()
     no_twin: Collection[str] = ()
 
@@ -137,6 +138,7 @@ class Port:
         check_name("loss_normalization", self.loss_normalization, LOSS_NORMALIZATIONS)
         if (self.flax_restore is None) != (self.restore_at is None):
             raise InputError("restore_at: must be given with flax_restore, as the number of steps before its call")
+        check_names(self.names)
 
     def _check_functions(self) -> None:
         required = ("torch_model", "flax_model", "torch_loss", "flax_loss")

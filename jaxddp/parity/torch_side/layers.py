@@ -59,20 +59,28 @@ class TorchLayers:
 
 
 class Calls:
-    """Inputs and outputs of the layers that were called; the n-th call of a layer is recorded as "layer (n)"."""
+    """Inputs and outputs of the layers that were called; the n-th call of a layer is recorded as "layer (n)".
+
+    Attributes:
+        used: layers in the order in which their first calls returned, those without recorded outputs too.
+    """
 
     def __init__(self) -> None:
+        self.used: dict[str, None] = {}
         self._inputs: dict[str, np.ndarray] = {}
         self._outputs: dict[str, np.ndarray] = {}
 
-    def add(self, name: str, inputs: np.ndarray | None, outputs: np.ndarray) -> None:
+    def add(self, name: str, inputs: np.ndarray | None, outputs: np.ndarray | None) -> None:
         """Add a call.
 
         Args:
             name: dotted name of the layer.
             inputs: first argument; None: not an array of real numbers.
-            outputs: return value, or the first of several.
+            outputs: return value, or the first of several; None as for `inputs`: the call is not recorded.
         """
+        self.used.setdefault(name)
+        if outputs is None:
+            return
         number = 1 + sum(call.partition(" ")[0] == name for call in self._outputs)
         key = name if number == 1 else f"{name} ({number})"
         self._outputs[key] = outputs
@@ -84,10 +92,10 @@ class Calls:
         """Layers in the order in which their calls returned."""
         return list(self._outputs)
 
-    def clear(self) -> None:
-        """Remove all calls."""
-        self._inputs.clear()
-        self._outputs.clear()
+    @property
+    def outputs(self) -> dict[str, np.ndarray]:
+        """Recorded outputs by call."""
+        return dict(self._outputs)
 
     def write(self, folder: Path, **notes: Any) -> None:
         """Write the calls as one record, with their order and `notes` as its notes."""
@@ -117,8 +125,7 @@ def listen(module: nn.Module, name: str, calls: Calls, hooks: ExitStack) -> None
 
     def end(_: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         inputs, array = given.pop(), _array(output[0] if isinstance(output, tuple) else output)
-        if array is not None:
-            calls.add(name, inputs, array)
+        calls.add(name, inputs, array)
 
     hooks.enter_context(module.register_forward_pre_hook(begin))
     hooks.enter_context(module.register_forward_hook(end))

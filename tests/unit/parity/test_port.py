@@ -95,6 +95,11 @@ def test_a_missing_file_is_reported_by_name(tmp_path: Path) -> None:
         ({"optimizer": None, "torch_optimizer": list}, "optimizer: give either"),
         ({"torch_scheduler": list}, "torch_scheduler: needs torch_optimizer"),
         ({"clip_grad_norm": 0}, "clip_grad_norm 0: must be above 0"),
+        ({"names": ["fc"]}, "names: must be a dictionary, and is list"),
+        (
+            {"names": {"fc": None}},
+            "names: 'fc': must be a name in torch, or fused, part, transposed, flattened; is None",
+        ),
         (
             {"optimizer": None, "torch_optimizer": list, "flax_optimizer": "adam"},
             "flax_optimizer: must be an optax transformation or an nnx.Optimizer, and is str",

@@ -188,3 +188,18 @@ def test_layers_inside_compiled_code_are_skipped(tmp_path: Path) -> None:
         jax.jit(lambda x: bound(x)[0])(jax.numpy.ones((2, 3)))
     calls.write(tmp_path)
     assert Records([tmp_path])[0].notes["order"] == []
+
+
+def test_a_flattened_image_is_compared_in_torchs_order(tmp_path: Path) -> None:
+    rows = X.reshape(2, -1)  # (N, C L)
+    moved = np.moveaxis(X, 1, -1).reshape(2, -1)  # (N, L C)
+    theirs = passed(tmp_path / "torch", {"fc": X[:, 0], "flat": rows}, {"fc": rows})
+    for images, input_residual in (([(3, 4)], 0.0), ([], None)):
+        ours = passed(
+            tmp_path / f"flax{len(images)}", {"outer": 2 * X[:, 0], "flat": moved}, {"outer": moved}, images=images
+        )
+        layer = first_difference(theirs, ours, {**TWINS, "flat": "flat"})[0]
+        assert layer is not None and layer.torch == "fc"
+        assert layer.input_residual == input_residual or (not images and layer.input_residual > 0.1)
+    ours = passed(tmp_path / "equal", {"outer": X[:, 0], "flat": moved}, images=[(3, 4)])
+    assert first_difference(theirs, ours, {**TWINS, "flat": "flat"}) == (None, 2)

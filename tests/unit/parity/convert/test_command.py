@@ -282,6 +282,70 @@ def test_a_failed_write_leaves_no_partial_file(
     assert line == "out.safetensors.tmp: no space left on device"
 
 
+ARRANGED = """
+import numpy as np, torch
+from flax import linen
+from jaxddp.parity import flattened, part
+
+class TorchNet(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList([torch.nn.Linear(4, 8) for _ in range(2)])
+        self.fc = torch.nn.Linear(6, 2)
+
+class Block(linen.Module):
+    @linen.compact
+    def __call__(self, x, _):
+        return linen.Dense(4, name="a")(x) + linen.Dense(4, name="b")(x), None
+
+class FlaxNet(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        scan = linen.scan(Block, variable_axes={"params": 0}, split_rngs={"params": True}, length=2)
+        return scan(name="blocks")(x, None)[0], linen.Dense(2, name="fc")(x[:, :1].repeat(6, 1))
+
+def torch_model(): return TorchNet()
+def flax_model(): return FlaxNet()
+def torch_loss(model, batch): return 0
+def flax_loss(model, batch): return model(batch["x"])[0].sum()
+def batch(step, rank): return {"x": np.ones((2, 4), np.float32)}
+optimizer = "sgd"
+names = {
+    "blocks.a": part("layers.{}", 0, of=2),
+    "blocks.b": part("layers.{}", 1, of=2),
+    "fc": flattened("fc", (3, 2)),
+}
+"""
+
+
+def test_stacks_parts_and_flattened_images_convert_both_ways(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("port.py").write_text(ARRANGED)
+    before = weights(load_port("port.py"))
+    safetensors.torch.save_file(before, "torch.safetensors")
+    main(["port.py", "torch.safetensors", "flax.safetensors"])
+    lines = capsys.readouterr().out.splitlines()
+    assert "blocks.b.kernel[1] (4, 4)  <-  layers.1.weight[4:8] (4, 4)" in lines
+    assert lines[-1] == "flax.safetensors: 6 arrays for flax, from 6 of torch.safetensors"
+    arrays = load_file("flax.safetensors")
+    np.testing.assert_array_equal(arrays["blocks.b.kernel"][1], before["layers.1.weight"][4:].T)
+    np.testing.assert_array_equal(arrays["fc.kernel"][:, 1], before["fc.weight"][1].reshape(3, 2).T.ravel())
+    main(["port.py", "flax.safetensors", "back.safetensors"])
+    after = safetensors.torch.load_file("back.safetensors")
+    assert after.keys() == before.keys() and all(torch.equal(after[name], before[name]) for name in before)
+
+
+def test_a_rule_that_does_not_fit_is_reported_in_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("port.py").write_text(ARRANGED.replace("1, of=2", "1, of=3"))
+    safetensors.torch.save_file(weights(load_port("port.py")), "torch.safetensors")
+    line = fails(capsys, "port.py", "torch.safetensors", "out.safetensors")
+    assert line == (
+        'names: "blocks.b": part("layers.{}", 1, of=3): torch\'s layers.0.bias has 8 outputs, which are not 3 parts'
+    )
+    Path("port.py").write_text(ARRANGED.replace('flattened("fc", (3, 2))', "3"))
+    line = fails(capsys, "port.py", "torch.safetensors", "out.safetensors")
+    assert line.startswith("port.py: names: 'fc': must be a name in torch, or fused, part, transposed, flattened; is 3")
+
+
 class Runs:
     def __reduce__(self) -> tuple[Any, tuple[str]]:
         return (exec, ("from pathlib import Path; Path('ran').touch()",))

@@ -1,0 +1,125 @@
+"""Match of a flax model's arrays with a torch module's tensors, under a table `names`."""
+
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
+
+import numpy as np
+from torch import nn
+
+from jaxddp.errors import InputError
+from jaxddp.parity.convert.entries import NoTwinError, RuleError
+from jaxddp.parity.convert.layouts import Shapes
+from jaxddp.parity.convert.pieces import Piece, Pieces, runs
+from jaxddp.parity.port.rules import NUMBER, Names, Rule, source
+from jaxddp.parity.records import COUNTER
+
+
+class Match(NamedTuple):
+    """The arrays that map, and those that do not.
+
+    Attributes:
+        pieces: each flax array, or part of one, with the torch tensor, or part of one, that it is.
+        unmapped: flax arrays without a twin -> a line that says so.
+        lacking: torch tensors without a twin, or with one for some of their outputs -> a line that says so.
+    """
+
+    pieces: list[Piece]
+    unmapped: dict[str, str]
+    lacking: dict[str, str]
+
+
+class Models:
+    """Names and shapes of two models' arrays; see `Converter` for the arguments.
+
+    Attributes:
+        shapes, tensors: shapes of flax's arrays and of torch's tensors.
+        modules: torch's modules by name.
+        tied: further names of tied torch parameters to their first name.
+
+    Raises:
+        InputError: `no_twin` names a torch parameter, or nothing.
+    """
+
+    def __init__(
+        self, module: nn.Module, shapes: Shapes, transpose_kernel: Collection[str] = (), no_twin: Collection[str] = ()
+    ):
+        self.shapes = {name: tuple(shape) for name, shape in shapes.items()}
+        self.tensors = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+        self.modules: Mapping[str, nn.Module] = dict(module.named_modules(remove_duplicate=False))
+        self.tied = tied_names(module)
+        self._transpose_kernel, self._no_twin = transpose_kernel, no_twin
+        parameters = dict(module.named_parameters(remove_duplicate=False))
+        for name in no_twin:
+            if name in parameters:
+                raise InputError(f"no_twin: torch's {name} is a parameter; must be a constant")
+            if name not in self.tensors and name not in self.shapes:
+                raise InputError(f"no_twin: {name} is in neither model")
+
+    def match(self, names: Names) -> Match:
+        """Match the arrays.
+
+        Raises:
+            RuleError: a rule does not fit the two models.
+        """
+        self._check_keys(names)
+        search = Pieces(self.modules, self.tensors, names, self._transpose_kernel)
+        pieces: list[Piece] = []
+        unmapped: dict[str, str] = {}
+        for flax, shape in self.shapes.items():
+            if flax in self._no_twin:
+                continue
+            try:
+                pieces += search.of(flax, shape)
+            except NoTwinError as error:
+                unmapped[flax] = str(error)
+        return Match(pieces, unmapped, self._lacking(pieces))
+
+    def fits(self, names: Names) -> bool:
+        """Return whether each array has a twin."""
+        try:
+            match = self.match(names)
+        except RuleError:
+            return False
+        return not (match.unmapped or match.lacking)
+
+    def _check_keys(self, names: Names) -> None:
+        """Raise if a rule, or a stack, is about no array of the flax model."""
+        for key, value in names.items():
+            is_rule = isinstance(value, Rule) or NUMBER in value
+            if is_rule and not any(flax == key or flax.startswith(f"{key}.") for flax in self.shapes):
+                raise RuleError(f'names: "{key}": {source(value)}: flax has no {key}')
+
+    def _lacking(self, pieces: list[Piece]) -> dict[str, str]:
+        whole = {self.tied.get(piece.torch, piece.torch) for piece in pieces if not piece.rows}
+        left: dict[str, np.ndarray] = {}
+        for piece in pieces:
+            if piece.rows:
+                size = self.tensors[piece.torch][len(piece.rows) - 1]
+                first = self.tied.get(piece.torch, piece.torch)
+                left.setdefault(first, np.ones(size, bool))[piece.rows[-1]] = False
+        lacking = {}
+        for name, shape in self.tensors.items():
+            first = self.tied.get(name, name)
+            if first in whole or name.rpartition(".")[2] == COUNTER or name in self._no_twin:
+                continue
+            outputs = np.flatnonzero(left[first]) if first in left else None
+            if outputs is None or len(outputs):
+                of_outputs = "" if outputs is None else f" for its outputs {runs(outputs)}"
+                lacking[name] = f"torch's {name} {shape} has no twin in flax{of_outputs}"
+        return lacking
+
+
+def tied_names(module: nn.Module) -> dict[str, str]:
+    """Return the further names of parameters that have several, each with the first name.
+
+    >>> twice = nn.Linear(1, 1, bias=False)
+    >>> tied_names(nn.Sequential(twice, twice))
+    {'1.weight': '0.weight'}
+    """
+    first: dict[int, str] = {}
+    tied = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        if id(parameter) in first:
+            tied[name] = first[id(parameter)]
+        first.setdefault(id(parameter), name)
+    return tied

@@ -1,0 +1,308 @@
+"""Correspondence of flax arrays to torch tensors, or parts of them, by the table `names`."""
+
+import itertools
+import math
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from torch import nn
+
+from jaxddp.errors import listed
+from jaxddp.parity.convert.entries import Entry, NoTwinError, find_entry
+from jaxddp.parity.convert.layouts import (
+    NORMS,
+    Layout,
+    Layouts,
+    Shape,
+    Shapes,
+    after,
+    channels_last,
+    find_layouts,
+    outputs_axis,
+    transposition,
+)
+from jaxddp.parity.port.rules import NUMBER, Names, Rule
+
+OF_HAIKU = {"w": "weight", "b": "bias", "embeddings": "weight"}
+PROJECTIONS = ("query", "key", "value")  # thirds of in_proj_weight, in this order
+Index = tuple[slice | np.ndarray, ...]  # (): everything
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A flax array, or a layer or some outputs of one, and the torch tensor, or outputs of one, that it is.
+
+    Attributes:
+        flax: name of the flax array.
+        torch: name of the tensor in the state_dict.
+        flax_shape, torch_shape: shapes of both parts.
+        place: number of the layer in flax's stack; (): the array is no stack.
+        own: outputs of the flax array, in torch's layout, that are this tensor's; (): all.
+        rows: outputs of the tensor that are this array's; (): all.
+        shape: shape of the flax array, or of its layer, in torch's layout.
+        to_flax, to_torch: maps between the layouts of the array, or of its layer.
+    """
+
+    flax: str
+    torch: str
+    flax_shape: Shape
+    torch_shape: Shape
+    place: tuple[int, ...]
+    own: Index = field(compare=False)
+    rows: Index = field(compare=False)
+    shape: Shape
+    to_flax: Layout = field(compare=False)
+    to_torch: Layout = field(compare=False)
+
+    @property
+    def name(self) -> str:
+        """Name of the tensor, with the outputs if the piece is a part of it."""
+        return self.torch + _text(self.rows)
+
+    @property
+    def flax_name(self) -> str:
+        """Name of the array, with the layer or the outputs if the piece is a part of it."""
+        return self.flax + "".join(f"[{number}]" for number in self.place) + _text(self.own)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the piece is one array and one tensor."""
+        return not (self.place or self.own or self.rows)
+
+
+@dataclass(frozen=True)
+class _Target:
+    """A torch tensor, or some of its outputs.
+
+    Attributes:
+        name: name of the tensor.
+        module: module that it belongs to.
+        shape: shape of the outputs that are meant.
+        axis: axis of the outputs.
+        rows: numbers of these outputs; None: all.
+    """
+
+    name: str
+    module: nn.Module | None
+    shape: Shape
+    axis: int
+    rows: np.ndarray | None = None
+
+    def part(self, rows: np.ndarray) -> "_Target":
+        """Return some of these outputs, counted within them."""
+        shape = (*self.shape[: self.axis], len(rows), *self.shape[self.axis + 1 :])
+        return _Target(self.name, self.module, shape, self.axis, rows if self.rows is None else self.rows[rows])
+
+
+class Pieces:
+    """The search for the pieces of flax arrays.
+
+    Args:
+        modules: torch's modules by name.
+        tensors: names and shapes of torch's state_dict.
+        names: see `Converter`.
+        transpose_kernel: see `Converter`.
+    """
+
+    def __init__(
+        self, modules: Mapping[str, nn.Module], tensors: Shapes, names: Names, transpose_kernel: Collection[str]
+    ):
+        self._modules, self._tensors, self._names, self._as_gradient = modules, tensors, names, transpose_kernel
+
+    def of(self, flax: str, shape: Shape) -> list[Piece]:
+        """Return the pieces of a flax array.
+
+        Raises:
+            NoTwinError: torch has no such tensor, or one of another shape.
+            RuleError: the array falls under a rule that does not fit.
+        """
+        entry = find_entry(flax, self._names)
+        try:
+            return list(self._find(flax, shape, entry))
+        except NoTwinError as error:
+            if isinstance(entry.value, Rule):
+                raise entry.error(str(error)) from None
+            raise
+
+    def _find(self, flax: str, shape: Shape, entry: Entry) -> Iterator[Piece]:
+        depth = entry.rule.depth
+        if len(shape) < depth:
+            raise NoTwinError(f"flax's {flax} {shape} has no axis for {NUMBER}")
+        if depth:
+            self._check_count(flax, shape, entry)
+        for place in np.ndindex(shape[:depth]):
+            targets = [self._target(path, flax, shape) for path in entry.paths(place)]
+            yield from self._of_layer(flax, shape[depth:], place, targets, entry)
+
+    def _check_count(self, flax: str, shape: Shape, entry: Entry) -> None:
+        """Raise unless torch has as many layers as flax's stack."""
+        stack = entry.rule.layers[0].partition(NUMBER)[0]
+        known = self._modules.keys() | self._tensors.keys()
+        count = next(number for number in itertools.count() if f"{stack}{number}" not in known)
+        if count != shape[0]:
+            raise entry.error(f"flax's {flax} {shape} holds {shape[0]} layers, torch has {count} {stack}{NUMBER}")
+
+    def _target(self, path: str, flax: str, shape: Shape) -> _Target:
+        """Return the tensor of a flax array whose name has torch's module names; see `Entry.paths`."""
+        prefix, _, leaf = path.rpartition(".")
+        modules = self._modules
+        rows = None
+        if isinstance(modules.get(prefix.rpartition(".")[0]), nn.MultiheadAttention):
+            name, rows = _of_attention(prefix, leaf, self._tensors)
+        else:
+            name = _tensor_name(prefix, leaf, modules.get(prefix), self._tensors)
+        if name not in self._tensors:
+            raise NoTwinError(f"flax's {flax} {shape} has no twin in torch, {name} is not there")
+        owner, torch = modules.get(name.rpartition(".")[0]), self._tensors[name]
+        whole = _Target(name, owner, torch, outputs_axis(owner, len(torch)))
+        return whole if rows is None else whole.part(rows)
+
+    def _of_layer(
+        self, flax: str, shape: Shape, place: tuple[int, ...], targets: list[_Target], entry: Entry
+    ) -> list[Piece]:
+        rule, first = entry.rule, targets[0]
+        if not first.shape and (rule.part is not None or len(targets) > 1):
+            raise NoTwinError(f"torch's {first.name} is a number and has no outputs")
+        if rule.part is not None:
+            first = first.part(_rows_of_part(rule, first))
+            targets = [first]
+        others = {target.shape[: target.axis] + target.shape[target.axis + 1 :] for target in targets}
+        joint = ", ".join(target.name for target in targets)
+        if len(others) > 1:
+            raise NoTwinError(f"{joint} have different inputs, {listed(sorted(map(str, others)), joint=' and ')}")
+        whole, sizes = first.shape, [0]
+        if len(targets) > 1:
+            sizes = [target.shape[target.axis] for target in targets]
+            whole = (*whole[: first.axis], sum(sizes), *whole[first.axis + 1 :])
+        layouts = self._layouts(flax, shape, whole, first, entry)
+        if layouts is None:
+            raise NoTwinError(f"flax's {flax} {shape} cannot be torch's {joint} {whole}")
+        owns = _outputs_of_each(rule, sizes) if len(targets) > 1 else [None]
+        return [
+            Piece(
+                flax,
+                target.name,
+                shape if own is None else (*whole[: first.axis], *whole[first.axis + 1 :], len(own)),
+                target.shape,
+                place,
+                _index(own, first.axis),
+                _index(target.rows, target.axis),
+                whole,
+                *layouts,
+            )
+            for target, own in zip(targets, owns, strict=True)
+        ]
+
+    def _layouts(self, flax: str, shape: Shape, torch: Shape, target: _Target, entry: Entry) -> Layouts | None:
+        """Return the maps between flax's array of a layer and torch's tensor."""
+        rule, leaf = entry.rule, flax.rpartition(".")[2]
+        if rule.axes is not None and (len(rule.axes) == len(torch) or leaf == "kernel" or not entry.rest):
+            fits = len(rule.axes) == len(torch) and tuple(torch[axis] for axis in rule.axes) == shape
+            return transposition(rule.axes) if fits else None
+        as_gradient = flax.rpartition(".")[0] in self._as_gradient
+        module = target.module if target.name.endswith("weight") else None
+        layouts = find_layouts(module, leaf, torch, shape, as_gradient)
+        if layouts is None or rule.image is None:
+            return layouts
+        axis = _image_axis(target.module, leaf, torch)
+        if axis is None:
+            if leaf != "bias" and torch:
+                raise NoTwinError(f"torch's {target.name} {torch} has no flattened image as its input")
+            return layouts
+        if torch[axis] != math.prod(rule.image):
+            sizes = " x ".join(map(str, rule.image))
+            raise NoTwinError(f"torch's {target.name} {torch} has {torch[axis]} inputs, {sizes} is another number")
+        return after(channels_last(rule.image, axis), layouts)
+
+
+def _tensor_name(prefix: str, leaf: str, module: nn.Module | None, tensors: Shapes) -> str:
+    if (same := f"{prefix}.{leaf}".lstrip(".")) in tensors:
+        return same
+    names = {"kernel": "weight", "embedding": "weight", **OF_HAIKU}
+    if isinstance(module, NORMS):
+        names = {"scale": "weight", "offset": "bias", "mean": "running_mean", "var": "running_var"}
+    return f"{prefix}.{names.get(leaf, leaf)}".lstrip(".")
+
+
+def _of_attention(prefix: str, leaf: str, tensors: Shapes) -> tuple[str, np.ndarray | None]:
+    """Return the tensor of nn.MultiheadAttention, and its rows, for flax's query, key, value and out."""
+    parent, _, projection = prefix.rpartition(".")
+    projection = projection.removesuffix("_proj")
+    kind = {"kernel": "weight", **OF_HAIKU}.get(leaf, leaf)
+    if projection not in PROJECTIONS:
+        return f"{parent}.out_proj.{kind}".lstrip("."), None
+    separate = f"{parent}.{projection[0]}_proj_weight".lstrip(".")  # used if keys or values have another size
+    if kind == "weight" and separate in tensors:
+        return separate, None
+    name = f"{parent}.in_proj_{kind}".lstrip(".")
+    size = tensors[name][0] // 3 if name in tensors else 0
+    return name, np.arange(size) + PROJECTIONS.index(projection) * size
+
+
+def _image_axis(module: nn.Module | None, leaf: str, torch: Shape) -> int | None:
+    """Return the axis of a flattened image in a tensor of the layer behind it; None: the tensor has none."""
+    if leaf in ("kernel", "w"):
+        return 1 - outputs_axis(module, len(torch)) if len(torch) == 2 else None
+    return 0 if isinstance(module, NORMS) and len(torch) == 1 else None
+
+
+def _rows_of_part(rule: Rule, target: _Target) -> np.ndarray:
+    """Return the outputs of a layer that are a part."""
+    assert rule.part is not None
+    size = target.shape[target.axis]
+    if isinstance(rule.of, tuple):
+        if sum(rule.of) != size:
+            raise NoTwinError(f"torch's {target.name} has {size} outputs, the parts have {sum(rule.of)}")
+        first = sum(rule.of[: rule.part])
+        return np.arange(first, first + rule.of[rule.part])
+    heads = rule.heads or 1
+    if size % (rule.of * heads):
+        parts = f"{rule.of} parts" if heads == 1 else f"{rule.of} parts of {heads} heads"
+        raise NoTwinError(f"torch's {target.name} has {size} outputs, which are not {parts}")
+    return np.arange(size).reshape(heads, rule.of, -1)[:, rule.part].ravel()
+
+
+def _outputs_of_each(rule: Rule, sizes: list[int]) -> list[np.ndarray | None]:
+    """Return the outputs of a fused layer that are each torch layer's."""
+    outputs = np.arange(sum(sizes))
+    if rule.heads is None:
+        return [*np.split(outputs, np.cumsum(sizes)[:-1])]
+    if len({*sizes}) > 1 or sizes[0] % rule.heads:
+        counts = ", ".join(map(str, sizes))
+        raise NoTwinError(f"torch's layers have {counts} outputs; must be equal parts of {rule.heads} heads")
+    return [*outputs.reshape(rule.heads, len(sizes), -1).swapaxes(0, 1).reshape(len(sizes), -1)]
+
+
+def _index(rows: np.ndarray | None, axis: int) -> Index:
+    """Return the index of some outputs; a slice where they are one after another."""
+    if rows is None:
+        return ()
+    first = int(rows[0]) if len(rows) else 0
+    straight = np.array_equal(rows, np.arange(first, first + len(rows)))
+    return (*[slice(None)] * axis, slice(first, first + len(rows)) if straight else rows)
+
+
+def _text(index: Index) -> str:
+    """Return the text of some outputs.
+
+    >>> _text((np.array([0, 1, 6, 7]),)), _text((slice(None), slice(4, 8))), _text(())
+    ('[0:2, 6:8]', '[4:8]', '')
+    """
+    if not index:
+        return ""
+    last = index[-1]
+    if isinstance(last, slice):
+        return f"[{last.start}:{last.stop}]"
+    return f"[{runs(last)}]"
+
+
+def runs(numbers: np.ndarray) -> str:
+    """Return ascending numbers as ranges.
+
+    >>> runs(np.array([0, 1, 6, 7]))
+    '0:2, 6:8'
+    """
+    groups = itertools.groupby(enumerate(numbers.tolist()), key=lambda pair: pair[1] - pair[0])
+    ranges = [[number for _, number in group] for _, group in groups]
+    return listed([f"{one[0]}:{one[-1] + 1}" for one in ranges], joint=", ")

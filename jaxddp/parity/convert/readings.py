@@ -1,0 +1,169 @@
+"""Readings of two models: tables `names` that their shapes and the order of use allow.
+
+A stack is read where torch's layers "h.0", "h.1", ... have equal arrays, and fused layers where a run of layers of one
+kind is as large as one layer of the other side. Shapes do not say in which order the parts of a fused layer stand, so
+each order is a reading; a run of both models decides between them.
+"""
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from torch import Tensor, nn
+
+from jaxddp.parity.convert.layouts import outputs_axis
+from jaxddp.parity.convert.proposal import Kind, Unpaired, folded, paired
+from jaxddp.parity.port.rules import NUMBER, Rule, fused, part
+
+Table = dict[str, str | Rule]
+Group = tuple[tuple[str, ...], tuple[str, ...]]  # layers of flax and of torch that are one another
+
+PARTS = (3, 2)  # numbers of layers that are fused: q, k and v; two halves
+MOST_STACKS = 3  # each may be one in flax or not
+MOST_HEADS = 16  # of a model that does not say how many heads it has
+
+
+def readings(unpaired: Unpaired) -> list[Table]:
+    """Return the tables under which every layer may have a twin, by sizes alone; those without fused layers first.
+
+    >>> modules = {"h.0": nn.Linear(3, 5), "h.1": nn.Linear(3, 5)}
+    >>> flax, torch = {"blocks.kernel": (2, 3, 5)}, {"h.0.weight": (5, 3), "h.1.weight": (5, 3)}
+    >>> readings(Unpaired([*flax], [*torch], flax, torch, modules))[0]
+    {'blocks': 'h.{}'}
+    """
+    stacks = _stacks(unpaired)[:MOST_STACKS]
+    subsets = [chosen for number in range(len(stacks) + 1) for chosen in itertools.combinations(stacks, number)]
+    stacked = [_stacked(unpaired, chosen) for chosen in subsets]
+    return [table for fuses in (False, True) for one in stacked for table in _tables(one, fuses)]
+
+
+def _stacks(unpaired: Unpaired) -> list[str]:
+    """Return the prefixes, such as "h.", of numbered torch layers with equal arrays, none within another."""
+    members: dict[str, dict[int, set[tuple[str, tuple[int, ...]]]]] = {}
+    for name in unpaired.torch:
+        words = name.split(".")
+        for position, word in enumerate(words[:-1]):
+            if word.isdecimal():
+                prefix = "".join(f"{word}." for word in words[:position])
+                rest = ".".join(words[position + 1 :]), unpaired.tensors[name]
+                members.setdefault(prefix, {}).setdefault(int(word), set()).add(rest)
+    alike = [
+        prefix
+        for prefix, layers in members.items()
+        if len(layers) > 1 and sorted(layers) == [*range(len(layers))] and len({*map(frozenset, layers.values())}) == 1
+    ]
+    return [prefix for prefix in alike if not any(prefix != other and prefix.startswith(other) for other in alike)]
+
+
+def _stacked(unpaired: Unpaired, stacks: Sequence[str]) -> Unpaired:
+    """Return the arrays with the tensors of each stack as one, whose first axis counts its layers."""
+    torch: dict[str, tuple[int, ...]] = {}
+    modules: dict[str, nn.Module] = dict(unpaired.modules)
+    counts: dict[str, int] = {}
+    for name in unpaired.torch:
+        prefix = next((prefix for prefix in stacks if name.startswith(prefix)), None)
+        if prefix is None:
+            torch[name] = unpaired.tensors[name]
+            continue
+        rest = name[len(prefix) :].partition(".")[2]
+        joint = f"{prefix}{NUMBER}.{rest}"
+        counts[joint] = counts.get(joint, 0) + 1
+        torch[joint] = (counts[joint], *unpaired.tensors[name])
+    for prefix in stacks:
+        first = f"{prefix}0"
+        below = {name: module for name, module in unpaired.modules.items() if f"{name}.".startswith(f"{first}.")}
+        modules |= {f"{prefix}{NUMBER}{name[len(first) :]}": module for name, module in below.items()}
+    return replace(unpaired, torch=[*torch], tensors={**unpaired.tensors, **torch}, modules=modules)
+
+
+def _tables(unpaired: Unpaired, fuses: bool) -> Iterator[Table]:
+    """Yield the tables that pair off all layers."""
+    pairs, flax, torch = paired(unpaired)
+    if not fuses:
+        if not flax and not torch:
+            yield dict(folded(pairs))
+        return
+    if not flax or not torch:
+        return
+    groups = _aligned([*flax.items()], [*torch.items()])
+    if groups is not None and any(len(ours) != len(theirs) for ours, theirs in groups):
+        for order, heads in _orders(groups, unpaired):
+            yield _table(pairs, groups, order, heads)
+
+
+def _aligned(flax: list[tuple[str, Kind]], torch: list[tuple[str, Kind]]) -> list[Group] | None:
+    """Go through both sides' layers in order, one by one or several siblings for one; None if that is impossible.
+
+    The sizes of the next two layers decide how many are one, so there is only one way.
+    """
+    groups: list[Group] = []
+    while flax or torch:
+        counts = ((1, 1), *((number, 1) for number in PARTS), *((1, number) for number in PARTS))
+        fitting = [(ours, theirs) for ours, theirs in counts if _fit(flax[:ours], torch[:theirs], ours, theirs)]
+        if not fitting:
+            return None
+        ours, theirs = fitting[0]
+        groups.append((tuple(layer for layer, _ in flax[:ours]), tuple(layer for layer, _ in torch[:theirs])))
+        flax, torch = flax[ours:], torch[theirs:]
+    return groups
+
+
+def _fit(flax: list[tuple[str, Kind]], torch: list[tuple[str, Kind]], ours: int, theirs: int) -> bool:
+    """Return whether these layers, siblings of one kind on each side, are as large as one another."""
+    if len(flax) < ours or len(torch) < theirs:
+        return False
+    for layers in (flax, torch):
+        if len({layer.rpartition(".")[0] for layer, _ in layers}) > 1 or len({kind for _, kind in layers}) > 1:
+            return False
+    (kind, sizes), (other, others) = flax[0][1], torch[0][1]
+    return kind == other and [size * ours for size in sizes] == [size * theirs for size in others]
+
+
+def _orders(groups: list[Group], unpaired: Unpaired) -> Iterator[tuple[tuple[int, ...], int | None]]:
+    """Yield orders of the parts of a fused layer, and numbers of heads by which they stand; None: not by head."""
+    number = max(max(map(len, group)) for group in groups)
+    heads, known = _heads(groups, unpaired)
+    orders = [*itertools.permutations(range(number))]
+    yield from itertools.product(orders, [None])
+    yield from itertools.product(orders if known else orders[:1], heads)
+
+
+def _heads(groups: list[Group], unpaired: Unpaired) -> tuple[list[int], bool]:
+    """Return the possible numbers of heads, and whether the torch modules say them."""
+    several = [(ours, theirs) for ours, theirs in groups if len(ours) != len(theirs)]
+    above = {theirs[0].rpartition(".")[0] for _, theirs in several}
+    above |= {layer.rpartition(".")[0] for layer in above}
+    said = {
+        value
+        for module in map(unpaired.modules.get, above)
+        for name, value in (vars(module) if module is not None else {}).items()
+        if "head" in name and not name.endswith(("dim", "size")) and type(value) is int and value > 1
+    }
+    if said:
+        return sorted(said), True
+    sizes = {_outputs(unpaired.modules.get(theirs[0])) // len(ours) for ours, theirs in several}
+    return [n for n in range(2, MOST_HEADS + 1) if all(size and size % n == 0 for size in sizes)], False
+
+
+def _outputs(module: nn.Module | None) -> int:
+    """Return the number of a layer's outputs; 0 if it has no matrix."""
+    weight = getattr(module, "weight", None)
+    return weight.shape[outputs_axis(module, weight.ndim)] if isinstance(weight, Tensor) and weight.ndim > 1 else 0
+
+
+def _table(pairs: Mapping[str, str], groups: list[Group], order: tuple[int, ...], heads: int | None) -> Table:
+    """Return the table with these groups."""
+    plain, rules = dict(pairs), Table()
+    for ours, theirs in groups:
+        if len(ours) == len(theirs):
+            plain |= zip(ours, theirs, strict=True)
+            continue
+        number = max(len(ours), len(theirs))
+        places = [place for place in order if place < number]
+        if len(theirs) > 1:
+            rules[ours[0]] = fused(*(theirs[place] for place in places), heads=heads)
+        else:
+            rules |= {
+                flax: part(theirs[0], place, of=number, heads=heads) for flax, place in zip(ours, places, strict=True)
+            }
+    return {**folded(plain), **rules}

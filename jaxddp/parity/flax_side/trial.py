@@ -1,0 +1,148 @@
+"""Trial of tables `names`: of several that the shapes allow, the one under which both models compute the same."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, suppress
+from typing import Any
+
+import jax
+import numpy as np
+from jax import numpy as jnp
+
+from jaxddp.nn.any_model import AnyFunctional
+from jaxddp.nn.functional import cast
+from jaxddp.parity.compare.layers import layer_residuals
+from jaxddp.parity.convert import Converter, find_entry, under_all_names
+from jaxddp.parity.flax_side.layers import images_of, record_calls, twins
+from jaxddp.parity.flax_side.widened import in_float64
+from jaxddp.parity.port import Port, Rule, flattened
+from jaxddp.parity.processes import Tell
+from jaxddp.parity.records import Tensors
+from jaxddp.parity.torch_side.layers import Calls
+from jaxddp.parity.torch_side.probe import Probe
+
+Table = dict[str, str | Rule]
+MOST_TABLES = 64  # each is a forward pass
+MOST_IMAGES = 3  # each may be flattened in one order or in the other
+# A wrong table's residual over the right one's, in the first layer where they differ; measured: 1e14 in right ports,
+# 900 in one with GELU by the other formula in front of that layer.
+CLEARLY = 10.0
+EQUAL = 1e-9  # residuals that differ by less are equal; measured: up to 3e-15
+
+
+class Trial:
+    """One forward pass of torch, and one of flax for each table, with the same weights in float64.
+
+    Args:
+        port: the port.
+        model: its flax model.
+        functional: the model's pure side.
+        module: its torch model.
+        of_torch: torch's pass; empty if there was none: nothing is decided then.
+        tell: reports what the process is doing.
+    """
+
+    def __init__(
+        self,
+        port: Port,
+        model: Any,
+        functional: AnyFunctional,
+        module: Any,
+        of_torch: Probe,
+        tell: Tell,
+    ):
+        self._port, self._model, self._functional, self._module = port, model, functional, module
+        self._tell = tell
+        self._of_torch = of_torch
+        self._shapes = functional.shapes
+
+    def with_flattened(self, table: Table) -> list[Table]:
+        """Return the table, and those in which flax flattens some of the images that torch flattens otherwise."""
+        layers = {
+            piece.torch.rpartition(".")[0]: piece.flax.rpartition(".")[0]
+            for piece in self._converter(table).pieces
+            if piece.is_whole and isinstance(find_entry(piece.flax, table).value, str)
+        }
+        lines = [
+            {layers[name]: flattened(name, image) for name in names}
+            for image, names in self._of_torch.images
+            if names and layers.keys() >= {*names}
+        ]
+        subsets = itertools.product((False, True), repeat=min(len(lines), MOST_IMAGES))
+        return [
+            table | {flax: rule for line in itertools.compress(lines, chosen) for flax, rule in line.items()}
+            for chosen in subsets
+        ]
+
+    def decide(self, tables: Sequence[Table]) -> Table | None:
+        """Return the table under which the layers are clearly nearest to torch's, or the only one; None: none is.
+
+        Args:
+            tables: each maps all arrays.
+        """
+        if len(tables) < 2:
+            return next(iter(tables), None)
+        if len(tables) > MOST_TABLES or not self._of_torch.tensors:
+            return None
+        residuals = []
+        for number, table in enumerate(tables, start=1):
+            self._tell(f"flax_loss, to try names {number} of {len(tables)}")
+            residuals.append(self._residuals(table))
+        for one, table in zip(residuals, tables, strict=True):
+            if all(other is one or is_nearer(one, other) for other in residuals):
+                return table
+        return None
+
+    def _converter(self, table: Table) -> Converter:
+        return Converter(self._module, self._shapes, table, self._port.transpose_kernel, self._port.no_twin)
+
+    def _residuals(self, table: Table) -> dict[str, float]:
+        """Return the residual of each layer's output under a table; {} if the loss cannot be computed."""
+        converter = self._converter(table)
+        arrays = converter.to_flax(under_all_names(self._of_torch.tensors, converter.tied))
+        of_torch = self._of_torch.calls
+        for lifting in (in_float64, nullcontext):  # with casts lifted, jax may refuse two dtypes in one
+            of_flax = None
+            with suppress(Exception), jax.enable_x64(True), jax.default_matmul_precision("highest"), lifting():
+                of_flax = self._outputs(arrays)
+            if of_flax is not None:
+                images = images_of(table)
+                return layer_residuals(of_torch.order, of_torch.outputs, of_flax, twins(converter), images)
+        return {}
+
+    def _outputs(self, arrays: Tensors) -> Tensors:
+        """Return the outputs of the flax layers at these parameters and buffers; constants keep their values."""
+        functional, calls = self._functional, Calls()
+        params, buffers = (
+            cast({name: jnp.asarray(arrays.get(name, x)) for name, x in of.items()}, "float64")
+            for of in (functional.params, functional.buffers)
+        )
+        floats = jax.tree.map(_widened, self._port.first_batch("flax"))
+        record_calls(self._port, self._model, functional, (params, buffers), floats, calls)
+        return calls.outputs
+
+
+def _widened(x: np.ndarray) -> np.ndarray:
+    return x.astype("float64") if x.dtype.kind == "f" else x
+
+
+def common(tables: Sequence[Table]) -> Table:
+    """Return the lines that all tables have.
+
+    >>> common([{"a": "b", "q": "k"}, {"a": "b", "q": "v"}])
+    {'a': 'b'}
+    """
+    first, *others = tables
+    return {flax: torch for flax, torch in first.items() if all(other.get(flax) == torch for other in others)}
+
+
+def is_nearer(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
+    """Return whether the first layer that differs between two tables is clearly nearer to torch's under the first.
+
+    >>> is_nearer({"a": 1e-16, "b": 1e-5, "c": 1.0}, {"a": 1e-16, "b": 0.5, "c": 0.5})
+    True
+    """
+    for layer in one:
+        if layer in other and abs(one[layer] - other[layer]) > EQUAL:
+            return other[layer] > CLEARLY * one[layer]
+    return False

@@ -1,0 +1,92 @@
+"""One forward pass of a port's torch loss, which shows how its layers are used. Imports no jax."""
+
+import math
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from jaxddp.parity.convert.layouts import NORMS
+from jaxddp.parity.port import Port
+from jaxddp.parity.torch_side.layers import Calls, listen
+from jaxddp.parity.torch_side.side import side_of_port, to_batch
+
+RESHAPES = ("flatten", "reshape", "view")
+NOISE = 0.1  # added to all parameters, so that none is zero or symmetric
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A forward pass in float64.
+
+    Attributes:
+        tensors: weights of the pass.
+        calls: the layers that were called.
+        images: shapes (C, ...) of images that are flattened, each with the layers behind it, up to the first Linear.
+    """
+
+    tensors: dict[str, np.ndarray] = field(default_factory=dict)
+    calls: Calls = field(default_factory=Calls)
+    images: list[tuple[tuple[int, ...], list[str]]] = field(default_factory=list)
+
+
+def probe(port: Port) -> Probe:
+    """Make the pass on the first micro-batch, at weights near the initial ones."""
+    calls = Calls()
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        side = side_of_port(port, 1, "float64")
+        for parameter in side.model.parameters():
+            parameter.add_(NOISE * torch.randn_like(parameter))
+        tensors = {name: tensor.numpy().copy() for name, tensor in side.model.state_dict().items()}
+        batch = to_batch(port.micro_batches(0, 0, "torch")[0], "float64")
+        with ExitStack() as hooks, _Flattens() as flattens:
+            for name, module in side.model.named_modules():
+                listen(module, name, calls, hooks)
+                if isinstance(module, (nn.Linear, *NORMS)):
+                    hooks.enter_context(module.register_forward_pre_hook(flattens.hears(name)))
+            side.loss_fn(side.model.train(), batch)
+    return Probe(tensors, calls, flattens.images)
+
+
+def may_flatten(module: nn.Module) -> bool:
+    """Return whether a model has a convolution and a Linear whose inputs may be its flattened output."""
+    convolutions = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+    channels = {layer.out_channels for layer in module.modules() if isinstance(layer, convolutions)}
+    inputs = {layer.in_features for layer in module.modules() if isinstance(layer, nn.Linear)}
+    return any(size > count and size % count == 0 for size in inputs for count in channels)
+
+
+class _Flattens(TorchFunctionMode):
+    """Notes the images that are flattened, and the layers that see them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.images: list[tuple[tuple[int, ...], list[str]]] = []
+        self._open: dict[int, list[str]] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if getattr(func, "__name__", "") in RESHAPES and isinstance(result, Tensor):
+            image = tuple(args[0].shape[1:])
+            rows = len(image) > 1 and tuple(result.shape) == (args[0].shape[0], math.prod(image))
+            if rows and image[0] > 1 < math.prod(image[1:]):
+                self._open[math.prod(image)] = []
+                self.images.append((image, self._open[math.prod(image)]))
+        return result
+
+    def hears(self, name: str) -> Any:
+        """Return a hook on a layer."""
+
+        def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
+            size = args[0].shape[-1] if args and isinstance(args[0], Tensor) and args[0].ndim == 2 else 0
+            if size in self._open:
+                self._open[size].append(name)
+                if isinstance(module, nn.Linear):
+                    del self._open[size]
+
+        return hook
