@@ -224,7 +224,7 @@ def _of_replica(arrays: Mapping[str, Any], rank: int) -> dict[str, np.ndarray]:
 
 def _slice(value: Any, rank: int) -> np.ndarray:
     if isinstance(value, jax.Array) and len(value.addressable_shards) == len(value):
-        of_replica = next(shard for shard in value.addressable_shards if shard.index[0].start == rank)
+        of_replica = next(shard for shard in value.addressable_shards if (shard.index[0].start or 0) == rank)
         return np.asarray(of_replica.data)[0]
     return np.asarray(value)[rank]
 
