@@ -6,6 +6,7 @@ import numpy as np
 
 from jaxddp.data.sampler import epoch_indices
 
+from . import policy, resnet
 from .models_torch import CLASSES, COLOURS, FEATURES, HEIGHT, IGNORED, LENGTH, PADDING, VOCABULARY, WIDTH
 
 Arrays = dict[str, np.ndarray]
@@ -20,7 +21,10 @@ def dataset(family: str, size: int, seed: int) -> Arrays:
     rng = np.random.default_rng((seed + FIRST_SEED, size))
     if family.startswith("tokens"):
         return _tokens(rng, size)
-    shape = (FEATURES,) if family.startswith("mlp") else (HEIGHT, WIDTH, COLOURS)
+    if family == "policy":
+        return policy.examples(rng, size)
+    shapes = {"resnet": (resnet.HEIGHT, resnet.WIDTH, resnet.COLOURS), "convnet": (HEIGHT, WIDTH, COLOURS)}
+    shape = shapes.get(family, (FEATURES,))
     return {"x": rng.normal(MEAN, 1.0, (size, *shape)), "y": rng.integers(0, CLASSES, size)}
 
 

@@ -15,6 +15,7 @@ from jax import numpy as jnp
 from jaxddp.nn.layers import BatchNorm
 from tests.support.layers import Conv, Linear
 
+from . import policy, resnet
 from .models_torch import (
     AUXILIARY,
     CLASSES,
@@ -260,4 +261,6 @@ MODELS: dict[str, Any] = {
     "tokens": (Tokens, tokens_loss),
     "tokens_global": (Tokens, tokens_global_loss),
     "tokens_sum": (Tokens, tokens_sum_loss),
+    "policy": (policy.FlaxPolicy, policy.flax_loss),
+    "resnet": (resnet.FlaxResNet, resnet.flax_loss),
 }

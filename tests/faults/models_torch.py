@@ -6,6 +6,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from . import policy, resnet
+
 Batch = Mapping[str, Tensor]
 
 LABEL_SMOOTHING = 0.1
@@ -130,4 +132,6 @@ MODELS: dict[str, Any] = {
     "tokens": (Tokens, tokens_loss),
     "tokens_global": (Tokens, tokens_global_loss),
     "tokens_sum": (Tokens, tokens_sum_loss),
+    "policy": (policy.TorchPolicy, policy.torch_loss),
+    "resnet": (resnet.TorchResNet, resnet.torch_loss),
 }

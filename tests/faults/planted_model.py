@@ -12,6 +12,7 @@ from jax import numpy as jnp
 from jaxddp.nn.layers import BatchNorm
 from tests.support.layers import Conv, Linear
 
+from . import policy, resnet
 from .models_flax import convnet_loss, gelu, token_losses, tokens_global_loss
 from .planted_edits import Edit, Planted, model, on
 from .planted_reduction import loss_is
@@ -147,7 +148,28 @@ def integer_labels(flax_model: Any, batch: Any) -> jax.Array:
     return optax.softmax_cross_entropy_with_integer_labels(flax_model(batch["x"]), batch["y"]).mean()
 
 
-CONVNET = on("convnet")
+def policy_loss(**options: Any) -> Edit:
+    """Change PPO's loss."""
+    return loss_is(partial(policy.flax_loss, **options))
+
+
+def first_term(unclipped: jax.Array, clipped: jax.Array) -> jax.Array:
+    """Take the unclipped term always."""
+    return unclipped
+
+
+def second_term(unclipped: jax.Array, clipped: jax.Array) -> jax.Array:
+    """Take the clipped term always."""
+    return clipped
+
+
+def unchanged(x: jax.Array) -> jax.Array:
+    """Do not clamp."""
+    return x
+
+
+NO_CLIPPING = {"clamp_missing": "without the clamp both terms are equal, and either is the larger"}
+CONVNET, POLICY, RESNET = on("convnet"), on("policy"), on("resnet")
 STATISTICS = CONVNET + on("convnet_accumulated")
 TF32, BFLOAT16 = 10, 7  # bits of mantissa
 
@@ -188,4 +210,17 @@ PLANTED: dict[str, Planted] = {
     "layout/linear": Planted(model(hidden=transposed_kernel), on("mlp"), "local_loss"),
     "reduced_precision_matmul": Planted(reduced_precision(TF32), on("mlp") + on("convnet"), "local_loss"),
     "reduced_precision_matmul/bfloat16": Planted(reduced_precision(BFLOAT16), on("mlp") + on("convnet"), "local_loss"),
+    "same_padding/deep": Planted(model(same=resnet.PADDED), RESNET, "local_loss"),
+    "same_padding/stages": Planted(model(same=("layer2", "layer3", "layer4")), RESNET, "local_loss"),
+    "same_padding/all_but_stem": Planted(model(same=resnet.PADDED[1:]), RESNET, "local_loss"),
+    "same_padding/two_stages": Planted(model(same=("layer2", "layer4")), RESNET, "local_loss"),
+    "biased_variance/deep": Planted(model(norm=flax_norm), RESNET, "buffers"),
+    "std_correction": Planted(policy_loss(ddof=0), POLICY, "local_loss"),
+    "std_correction/added": Planted(model(ddof=1), POLICY, "local_loss"),
+    "clipped_term": Planted(policy_loss(of_values=first_term), POLICY, "local_loss", NO_CLIPPING),
+    "clipped_term/always": Planted(policy_loss(of_values=second_term), POLICY, "local_loss"),
+    "clipped_term/smaller": Planted(policy_loss(of_policy=jnp.minimum), POLICY, "local_loss"),
+    "clamp_missing": Planted(model(clamp=unchanged), POLICY, "local_loss"),
+    "clamp_missing/below": Planted(model(clamp=partial(jnp.minimum, policy.FARTHEST)), POLICY, "local_loss"),
+    "clamp_missing/above": Planted(policy_loss(widths=(policy.CLIP, jnp.inf)), POLICY, "local_loss"),
 }

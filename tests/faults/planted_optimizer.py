@@ -8,9 +8,9 @@ import optax
 from jax import numpy as jnp
 
 from .planted_edits import Edit, Planted, on, optimizer, recipe
-from .recipes import Recipe, is_matrix
+from .recipes import FALL, FIRST, LONG, RISE, Recipe, is_matrix
 from .scenarios import Translation
-from .steps import Tree
+from .steps import Tree, named_map
 
 RESTORED_AT = 4
 SCALE = 1024.0
@@ -29,6 +29,18 @@ def all_decay(rule: Recipe) -> optax.GradientTransformation:
 def matrices_decay(rule: Recipe) -> optax.GradientTransformation:
     """Decay matrices only."""
     return optax.add_decayed_weights(rule.decay, is_matrix)
+
+
+def decay_all_but(*layers: str, bias: bool = True) -> Edit:
+    """Decay all tensors but those whose names start so, and, without `bias`, the other layers' biases."""
+
+    def decays(name: str) -> bool:
+        return not name.startswith(layers) and (bias or name.startswith("norm") or not name.endswith("bias"))
+
+    def mask(params: Tree) -> Tree:
+        return named_map(lambda name, _: decays(name), params)
+
+    return optimizer(decay=lambda rule: optax.add_decayed_weights(rule.decay, mask))
 
 
 def decay_in_float32(right: Translation) -> Translation:
@@ -108,6 +120,14 @@ def rate_times(factor_of: Any) -> Edit:
     return edit
 
 
+def warm_cosine(first: float = FIRST, later: int = 0) -> Edit:
+    """Start the warm-up at another share of the highest rate, and end it, and the cosine, some steps later."""
+    rise = RISE + later
+    return rate(
+        lambda rule, count: optax.warmup_cosine_decay_schedule(first * rule.lr, rule.lr, rise, rise + FALL)(count)
+    )
+
+
 def stepped_by_every_replica(right: Translation) -> Translation:
     """Advance the schedule by the number of replicas in every step."""
     replicas = right.scenario.world_size
@@ -128,11 +148,13 @@ def of_kind(state: Any, kind: Any, change: Any) -> Any:
     return jax.tree.map(lambda leaf: change(leaf) if jnp.issubdtype(leaf.dtype, kind) else leaf, state.opt_state)
 
 
-GROUPS = on("mlp_groups", "sgd", "adam", "adamw")
+GROUPS = on("mlp_groups", "sgd", "adam", "adamw") + on("tokens_groups")
+TOKENS = on("tokens") + on("tokens_groups")  # the reference decays all tensors, or matrices only
 DECAYED = on("mlp", "sgd", "sgd_plain", "adam", "adamw", "rmsprop", "adagrad") + on("tokens")
 ADAPTIVE = on("mlp", "adam", "adamw", "rmsprop", "adagrad") + on("convnet", "adamw")
 ADAM = on("mlp", "adam", "adamw") + on("tokens", "adamw")
 ALL = on("mlp", "sgd", "adam", "adamw", "rmsprop", "adagrad") + on("convnet")
+WARM = on("mlp_warm_cosine", "sgd", "adam", "adamw")
 ALL_4 = on("mlp", world_size=4) + on("tokens", world_size=4)
 
 PLANTED: dict[str, Planted] = {
@@ -148,6 +170,10 @@ PLANTED: dict[str, Planted] = {
     "decay_without_lr": Planted(optimizer(after_rate=True), DECAYED, "update"),
     "decay_mask": Planted(optimizer(decay=all_decay), GROUPS, "update"),
     "decay_mask/matrices": Planted(optimizer(decay=matrices_decay), DECAYED, "update"),
+    "decay_mask/norms": Planted(decay_all_but("norm"), TOKENS, "update"),
+    "decay_mask/biases": Planted(decay_all_but(bias=False), TOKENS, "update"),
+    "decay_mask/embedding": Planted(decay_all_but("embed"), TOKENS, "update"),
+    "decay_mask/norms_and_embedding": Planted(decay_all_but("norm", "embed", bias=False), TOKENS, "update"),
     "decay_rounded_away": Planted(decay_in_float32, on("mlp", "sgd_plain", "adamw"), "update"),
     "decay_rounded_away/lost": Planted(
         decay_in_float32,
@@ -180,6 +206,17 @@ PLANTED: dict[str, Planted] = {
     "lr_scaled/root": Planted(rate_times(lambda replicas: replicas**0.5), ALL + ALL_4, "update"),
     "lr_off_by_one": Planted(rate(lambda rule, count: rule.schedule(count + 1)), ALL, "update"),
     "lr_off_by_one/behind": Planted(rate(lambda rule, count: rule.schedule(jnp.maximum(count - 1, 0))), ALL, "update"),
+    "warmup_start": Planted(warm_cosine(first=0.0), WARM, "update"),
+    "warmup_start/small": Planted(warm_cosine(first=0.001), WARM, "update"),
+    "warmup_start/later": Planted(warm_cosine(later=1), WARM, "update"),
+    "warmup_start/earlier_from_0": Planted(warm_cosine(first=0.0, later=-1), WARM, "update"),
+    "warmup_start/line": Planted(
+        rate(lambda rule, count: optax.linear_schedule(0.0, rule.lr, RISE)(count)), on("mlp_warm_line"), "update"
+    ),
+    "warmup_start/none": Planted(
+        rate(lambda rule, count: optax.cosine_decay_schedule(rule.lr, FALL)(count)), WARM, "update"
+    ),
+    "warmup_start/long": Planted(rate(lambda rule, count: rule.lr * count / LONG), on("mlp_warm_long"), "update"),
     "scheduler_too_fast": Planted(stepped_by_every_replica, ALL + ALL_4, "update"),
     "resume_lost_state": Planted(restored(lambda chain, state: chain.init(state.params)), ALL, "update"),
     "resume_lost_state/count": Planted(

@@ -23,6 +23,50 @@ def factor(count: Any) -> Any:
     return jnp.minimum(rise, fall) if isinstance(count, jax.Array) else min(rise, fall)
 
 
+@dataclass(frozen=True)
+class Schedule:
+    """A schedule of the rate in both frameworks.
+
+    Attributes:
+        torch: torch's optimizer -> its schedule.
+        jax: (highest rate, count) -> rate.
+    """
+
+    torch: Callable[[torch.optim.Optimizer], Any]
+    jax: Callable[[float, Any], Any]
+
+
+FIRST, RISE, FALL = 0.1, 4, 20  # share of the highest rate at the start, steps of the warm-up, steps of a cosine
+LONG = 1000
+
+
+def warm_cosine(optimizer: torch.optim.Optimizer) -> Any:
+    """Build a line up, then a cosine."""
+    line = torch.optim.lr_scheduler.LinearLR(optimizer, FIRST, total_iters=RISE)
+    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, FALL)
+    return torch.optim.lr_scheduler.SequentialLR(optimizer, [line, cosine], [RISE])
+
+
+SCHEDULES = {
+    "root": Schedule(
+        lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, factor), lambda lr, count: lr * factor(count)
+    ),
+    "cosine": Schedule(
+        warm_cosine,
+        lambda lr, count: optax.warmup_cosine_decay_schedule(FIRST * lr, lr, RISE, RISE + FALL)(count),
+    ),
+    "line": Schedule(
+        lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / RISE)),
+        lambda lr, count: optax.linear_schedule(lr / RISE, lr, RISE - 1)(count),
+    ),
+    "long": Schedule(
+        lambda optimizer: torch.optim.lr_scheduler.LinearLR(optimizer, FIRST, total_iters=LONG),
+        # optax.linear_schedule rounds to float32 relative to the highest rate, which is coarse this far below it.
+        lambda lr, count: lr * (FIRST + (1 - FIRST) * count / LONG),
+    ),
+}
+
+
 def is_matrix(params: Any) -> Any:
     """Return a mask of the matrices, which decay where biases and norms do not."""
     return jax.tree.map(lambda leaf: leaf.ndim > 1, params)
@@ -46,6 +90,7 @@ class Recipe:
         momentum, dampening, nesterov: options of SGD.
         alpha, centred: options of RMSprop.
         initial: initial value of the sum or mean of squares.
+        rates: key of `SCHEDULES`.
     """
 
     kind: str
@@ -60,6 +105,7 @@ class Recipe:
     alpha: float = 0.99
     centred: bool = False
     initial: float = 0.0
+    rates: str = "root"
 
     def torch_optimizer(self, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
         """Build torch's optimizer."""
@@ -79,14 +125,13 @@ class Recipe:
             return torch.optim.RMSprop(groups, **common, alpha=self.alpha, eps=self.eps, centered=self.centred)
         return torch.optim.Adagrad(groups, **common, eps=self.eps, initial_accumulator_value=self.initial)
 
-    @staticmethod
-    def torch_scheduler(optimizer: torch.optim.Optimizer) -> Any:
+    def torch_scheduler(self, optimizer: torch.optim.Optimizer) -> Any:
         """Build torch's schedule of the rate."""
-        return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+        return SCHEDULES[self.rates].torch(optimizer)
 
     def schedule(self, count: Any) -> Any:
         """Return the rate after `count` steps."""
-        return self.lr * factor(count)
+        return SCHEDULES[self.rates].jax(self.lr, count)
 
 
 def direction(recipe: Recipe) -> optax.GradientTransformation:

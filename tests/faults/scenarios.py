@@ -35,6 +35,7 @@ class Setting:
         accumulation_steps: micro-batches per batch, not equal to the number of replicas, so that the two differ.
         batch_size: examples per replica.
         matrices_only: decay matrices only, not biases and norms.
+        rates: key of `recipes.SCHEDULES`.
         unused: add a layer that the loss does not depend on.
         drop_last: drop the end of an epoch instead of padding it.
         own_step: write a `flax_step` in the port.
@@ -45,6 +46,7 @@ class Setting:
     accumulation_steps: int = 1
     batch_size: int = 6
     matrices_only: bool = False
+    rates: str = "root"
     unused: bool = False
     drop_last: bool = False
     own_step: bool = False
@@ -55,12 +57,18 @@ SETTINGS: dict[str, Setting] = {
     "mlp_penalty": Setting("mlp_penalty", 0.4),
     "mlp_dropout": Setting("mlp_dropout", 0.4),
     "mlp_groups": Setting("mlp", 0.4, matrices_only=True),
+    "mlp_warm_cosine": Setting("mlp", 0.4, rates="cosine"),
+    "mlp_warm_line": Setting("mlp", 0.4, rates="line"),
+    "mlp_warm_long": Setting("mlp", 0.4, rates="long"),
     "mlp_accumulated": Setting("mlp", 0.4, accumulation_steps=3),
     "mlp_drop_last": Setting("mlp", 0.4, drop_last=True),
     "mlp_own_step": Setting("mlp", 0.4, accumulation_steps=3, own_step=True),
     "convnet": Setting("convnet", 0.5),
     "convnet_accumulated": Setting("convnet", 0.4, accumulation_steps=3, batch_size=12),
+    "policy": Setting("policy", 0.5, batch_size=12),
+    "resnet": Setting("resnet", 6.5),
     "tokens": Setting("tokens", 3.2),
+    "tokens_groups": Setting("tokens", 3.2, matrices_only=True),
     "tokens_unused": Setting("tokens", 3.2, unused=True),
     "tokens_global": Setting("tokens_global", 3.2, accumulation_steps=3),
     "tokens_weighted": Setting("tokens_global", 3.2, accumulation_steps=3),
@@ -93,7 +101,7 @@ class Scenario:
     def recipe(self) -> Recipe:
         """Numbers of the optimizer."""
         recipe = RECIPES[self.optimizer]
-        return Recipe(**{**vars(recipe), "matrices_only": self.setting.matrices_only})
+        return Recipe(**{**vars(recipe), "matrices_only": self.setting.matrices_only, "rates": self.setting.rates})
 
     @property
     def size(self) -> int:

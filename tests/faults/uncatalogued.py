@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ from jax import numpy as jnp
 
 from jaxddp.distributed.collectives import AXIS_NAME
 
+from . import policy
 from .models_flax import Activation, gelu, mlp_loss
 from .planted_edits import Edit, model, on, optimizer, step
 from .recipes import Recipe, direction
@@ -76,6 +78,11 @@ def reset_now_and_then(recipe: Recipe) -> optax.GradientTransformation:
     return optax.GradientTransformation(lambda params: (jnp.int32(0), inner.init(params)), update)
 
 
+def half_of_each(unclipped: jax.Array, clipped: jax.Array) -> jax.Array:
+    """Average the two terms of a clipped loss."""
+    return (unclipped + clipped) / 2
+
+
 def with_squared_logits(flax_model: Any, batch: Mapping[str, Any]) -> jax.Array:
     """Add a penalty on the logits to the loss."""
     logits = flax_model(batch["x"], batch["mask"])
@@ -123,5 +130,14 @@ UNCATALOGUED: dict[str, Uncatalogued] = {
     "slower_first_layer": Uncatalogued(optimizer(last=(SLOWER_BELOW,)), on("mlp"), "update", tensor="fc1."),
     "filled_up_with_the_last": Uncatalogued(
         lambda right: replace(right, order=filled_up_with_the_last), on("mlp") + on("convnet"), "samples", step=5
+    ),
+    "other_width": Uncatalogued(
+        lambda right: replace(right, loss=partial(policy.flax_loss, widths=(0.1, 0.1))), on("policy"), "local_loss"
+    ),
+    "mean_of_terms": Uncatalogued(
+        lambda right: replace(right, loss=partial(policy.flax_loss, of_values=half_of_each)), on("policy"), "local_loss"
+    ),
+    "divided_by_n_minus_2": Uncatalogued(
+        lambda right: replace(right, loss=partial(policy.flax_loss, ddof=2)), on("policy"), "local_loss"
     ),
 }

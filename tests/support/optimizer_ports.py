@@ -31,6 +31,7 @@ from tests.support.faulty_optax import (
 from tests.support.optimizer_runs import matrices_decay, run
 
 COSINE = partial(CosineAnnealingLR, T_max=30)
+WARM = partial(LinearLR, start_factor=0.25, total_iters=4)
 
 
 def cosine(lr: float) -> Callable[[Any], Any]:
@@ -39,6 +40,10 @@ def cosine(lr: float) -> Callable[[Any], Any]:
 
 def warm(lr: float) -> Callable[[Any], Any]:
     return lambda count: lr * (0.25 + 0.75 * jnp.minimum(count, 4) / 4)
+
+
+def rising(lr: float, first: float, steps: int) -> Callable[[Any], Any]:
+    return lambda count: first + (lr - first) * jnp.minimum(count, steps) / steps
 
 
 def clipped(max_norm: float, epsilon: float = 1e-6, times: float = 1.0) -> Transformation:
@@ -120,8 +125,23 @@ SINGLES = [
     planted("decay_without_lr", decayed, optax.chain(optax.sgd(0.1, 0.9), optax.add_decayed_weights(1e-3)), "is added"),
     planted("decay_mask", adamw, same_adamw(1e-3), "on all tensors", groups=matrices_decay),
     planted("decay_mask", adamw, same_adamw(1e-3, mask=matrices), "on tensors with two or more dimensions"),
-    planted("decay_mask", adamw, same_adamw(1e-3, mask=all_but("fc2.weight")), "differently on fc2.weight"),
+    planted(
+        "decay_mask", adamw, same_adamw(1e-3, mask=all_but("fc2.weight")), "decay does not act on fc2.weight, unlike"
+    ),
     planted("decay_mask", decayed, l2(1e-3, optax.sgd(0.1, 0.9), all_but("head.bias", "fc1.bias", "fc2.bias"))),
+    planted(
+        "decay_mask",
+        adamw,
+        same_adamw(1e-3, mask=all_but("norm.weight", "norm.bias")),
+        "on all but norms, unlike in the reference: it does not act on norm.bias, norm.weight",
+    ),
+    planted(
+        "decay_mask",
+        adamw,
+        same_adamw(1e-3, mask=all_but("fc1.bias", "fc2.bias", "head.bias")),
+        "also acts on norm.bias, norm.weight",
+        groups=matrices_decay,
+    ),
     planted("eps_value", adam, optax.adam(1e-3, eps=1e-7), "eps 1e-7, the reference has 1e-8"),
     planted("eps_value", adam, optax.adam(1e-3, eps=0.0), "eps 0, the reference has 1e-8"),
     planted("eps_value", adam, optax.adam(1e-3, eps=1e-6), "eps 1e-6, the reference has 1e-8"),
@@ -188,6 +208,29 @@ SINGLES = [
         "one step ahead",
         scheduler=partial(LinearLR, start_factor=0.25, total_iters=4),
     ),
+    planted(
+        "warmup_start",
+        adam,
+        optax.adam(rising(1e-3, 0.0, 4)),
+        "starts at 0, the reference's at 0.00025",
+        scheduler=WARM,
+    ),
+    planted("warmup_start", momentum, optax.sgd(rising(0.1, 0.005, 4), 0.9), "starts at 0.005, the", scheduler=WARM),
+    planted(
+        "warmup_start",
+        momentum,
+        optax.sgd(rising(0.1, 0.025, 5), 0.9),
+        "warm-up ends a step later than",
+        scheduler=WARM,
+    ),
+    planted("warmup_start", adam, optax.adam(1e-3), "no warm-up, the reference's starts at 0.00025", scheduler=WARM),
+    planted(
+        "warmup_start",
+        momentum,
+        optax.sgd(lambda count: 0.1 * count / 100, 0.9),
+        "starts at 0, rising by 0.001 a step, the reference's at 0.01, rising by 0.0009 a step",
+        scheduler=partial(LinearLR, start_factor=0.1, total_iters=100),
+    ),
     # In a geometric schedule, one step ahead is a factor.
     planted(
         "lr_off_by_one | lr_scaled",
@@ -225,6 +268,8 @@ SINGLES = [
 ]
 
 COMBINED = [
+    planted("decay_mask+betas", adamw, same_adamw(1e-3, b2=0.98, mask=all_but("norm.weight", "norm.bias"))),
+    planted("decay_value+warmup_start", adamw, optax.adamw(rising(1e-3, 0.0, 4)), "starts at 0, the", scheduler=WARM),
     planted("rmsprop_decay+eps_in_root", rmsprop, optax.rmsprop(1e-2)),
     planted("adagrad_accumulator+eps_in_root", adagrad, optax.adagrad(1e-2, eps=1e-10)),
     planted("adagrad_accumulator+eps_in_root+eps_value", adagrad, optax.adagrad(1e-2), "eps 1e-7, the reference has"),
@@ -277,5 +322,11 @@ NOT_IN_THE_CATALOGUE = {
     "sign of Adam's update": (adam, optax.chain(optax.adam(1e-3), optax.scale(-1.0))),
     "sign of SGD's update": (momentum, optax.chain(optax.sgd(0.1, 0.9), optax.scale(-1.0))),
     "rows in reverse": (adam, then(optax.adam(1e-3), lambda u: {"fc2.weight": u["fc2.weight"][::-1]})),
+    "a warm-up that is no line": (
+        sgd,
+        optax.sgd(lambda c: 0.1 * jnp.minimum((c + 1) / 5, 1) ** 2),
+        {"scheduler": WARM},
+    ),
+    "a warm-up twice as long": (sgd, optax.sgd(rising(0.1, 0.025, 8)), {"scheduler": WARM}),
     "gradients a step late": (sgd, a_step_late(0.1)),
 }

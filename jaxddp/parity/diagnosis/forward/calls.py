@@ -129,6 +129,8 @@ class Change:
         lockstep: the replicas have to run side by side, because the fault exchanges their tensors.
         stale: the loss is taken at the weights of the step before.
         counts: the fault changes how many elements count.
+        group: the fault in words for several calls whose `what` differs; "": calls of different `what` are no group.
+        subsets: a program has the fault in any of a few places, so every set of them is tried.
     """
 
     fault: str
@@ -141,6 +143,8 @@ class Change:
     lockstep: bool = False
     stale: bool = False
     counts: bool = False
+    group: str = ""
+    subsets: bool = False
 
 
 @dataclass(frozen=True)

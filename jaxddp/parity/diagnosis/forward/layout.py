@@ -28,13 +28,15 @@ def same_padding(call: Call) -> Iterator[Change]:
     if _same(call) != symmetric:
 
         def answer(call: Call, proceed: Proceed, value: float, /) -> Any:
-            fill = -math.inf if kind == "max_pool" else 0.0
+            # The call may be another layer of the group.
+            fill = -math.inf if call.name.startswith("max_pool") else 0.0
             pads = _same(call)
             last_axis_first = [number for axis in range(len(pads) - 2, -1, -2) for number in pads[axis : axis + 2]]
             return proceed(call.but(input=F.pad(call.get("input"), last_axis_first, value=fill), padding=0))
 
         layer = {"conv": "convolution", "max_pool": "max pooling", "avg_pool": "average pooling"}[kind]
-        yield Change("same_padding", f"{layer} padded 'SAME', {tuple(_same(call))}", answer)
+        what = f"{layer} padded 'SAME', {tuple(_same(call))}"
+        yield Change("same_padding", what, answer, group="layers padded 'SAME'", subsets=True)
 
 
 def _same(call: Call) -> list[int]:

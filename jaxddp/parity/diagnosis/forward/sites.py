@@ -1,8 +1,10 @@
 """Places where faults can be: the calls of a running loss, and sets of calls that may share a fault."""
 
+import itertools
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence, Set
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -10,6 +12,8 @@ from torch.utils.hooks import RemovableHandle
 
 from jaxddp.parity.diagnosis.forward.calls import Call, Calls, Change, Patch, Site
 from torch_ref.losses import Batch, LossFunction
+
+MOST_SITES = 5  # sites of which every subset is tried: a ResNet's stem, pooling and three strided stages
 
 
 def trace(module: nn.Module, loss_fn: LossFunction, batch: Batch) -> list[Call]:
@@ -87,29 +91,60 @@ def patches_of(changes: Iterable[tuple[Call, Change]]) -> Iterator[Patch]:
     """
     groups: dict[tuple[Any, ...], list[tuple[Call, Change]]] = defaultdict(list)
     for call, change in changes:
-        groups[change.fault, change.what, change.reference].append((call, change))
+        groups[change.fault, change.group or change.what, change.reference].append((call, change))
     for group in groups.values():
-        change, calls = group[0][1], [call for call, _ in group]
-        if len(calls) > 1 or change.setting or not calls[0].module:
-            yield Patch(change, frozenset(call.site for call in calls))
-        if len(calls) > 1 or calls[0].module:
-            yield from (Patch(change, sites, where) for sites, where in _places(calls).items() if not change.setting)
+        calls = [call for call, _ in group]
+        setting = group[0][1].setting
+        if len(calls) > 1 or setting or not calls[0].module:
+            yield _patch(group, frozenset(call.site for call in calls))
+        if (len(calls) > 1 or calls[0].module) and not setting:
+            yield from (_patch(group, sites, where) for sites, where in _places(group).items())
 
 
-def _places(calls: Sequence[Call]) -> dict[frozenset[Site], str]:
+def _patch(group: Sequence[tuple[Call, Change]], sites: frozenset[Site], where: str = "") -> Patch:
+    """Return the change at some sites of its group, in the words of these sites if they share them."""
+    changes = [change for call, change in group if call.site in sites]
+    same = len({change.what for change in changes}) == 1
+    return Patch(changes[0] if same else replace(changes[0], what=changes[0].group), sites, where)
+
+
+def _places(group: Sequence[tuple[Call, Change]]) -> dict[frozenset[Site], str]:
     """Return named sets of sites: each site, modules with like names (blocks.*.norm), parts (blocks.0.*).
 
     Where a module makes several calls, the first call of each module of like name is a set too, and so on.
     """
+    calls = [call for call, _ in group]
     names = [{None: "the loss", "": "the model"}.get(call.module, str(call.module)) for call in calls]
     nth = [f" (call {names[: k + 1].count(name)})" if names.count(name) > 1 else "" for k, name in enumerate(names)]
     sites: dict[str, set[Site]] = defaultdict(set)
     for call, name, number in zip(calls, names, nth, strict=True):
         insides = [f"{name[: dot.start()]}.*" for dot in re.finditer(r"\.", name)]
         for place in {name, *insides}:
-            for pattern in {place, re.sub(r"\b[0-9]+\b", "*", place)}:
+            # layer1.0 and layer2.0 are layer*.*; a number that is a whole name comes later, and names the same set.
+            for pattern in (re.sub(r"[0-9]+", "*", place), place, re.sub(r"\b[0-9]+\b", "*", place)):
                 sites[pattern].add(call.site)
         sites[re.sub(r"\b[0-9]+\b", "*", name) + number].add(call.site)
     places = {frozenset(some): where for where, some in sites.items() if 1 < len(some) < len(calls)}
     alone = {frozenset({call.site}): f"{name}{number}" for call, name, number in zip(calls, names, nth, strict=True)}
-    return places | alone
+    return (_subsets(group, alone) if group[0][1].subsets else {}) | places | alone
+
+
+def _subsets(group: Sequence[tuple[Call, Change]], alone: dict[frozenset[Site], str]) -> dict[frozenset[Site], str]:
+    """Return every set of two sites or more but all; of many sites, those of one kind, and all but one."""
+    of_kind: dict[str, set[Site]] = defaultdict(set)
+    for call, change in group:
+        of_kind[change.what].add(call.site)
+    sites = {site: f"layer {name}" if name.isdigit() else name for (site,), name in alone.items()}
+    sizes = range(2, len(sites)) if len(sites) <= MOST_SITES else (len(sites) - 1,)
+    some = [set(subset) for size in sizes for subset in itertools.combinations(sites, size)]
+    some += [kind for kind in of_kind.values() if 1 < len(kind) < len(sites)]
+    return {frozenset(subset): _and([name for site, name in sites.items() if site in subset]) for subset in some}
+
+
+def _and(names: Sequence[str]) -> str:
+    """Join names as a sentence does.
+
+    >>> _and(["conv1", "pool", "conv2"])
+    'conv1, pool and conv2'
+    """
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))

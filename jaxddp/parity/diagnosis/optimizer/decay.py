@@ -1,7 +1,7 @@
 """Mistakes in weight decay: its value, its kind, the tensors that it applies to."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -13,6 +13,7 @@ from jaxddp.parity.diagnosis.optimizer.recipes import OptimizerRecipe
 from jaxddp.parity.diagnosis.optimizer.sample import Sample
 
 NORMS = ("norm", "bn", "ln")  # in the names of normalisation layers
+EMBEDDINGS = ("emb", "wte", "wpe")  # in the names of embeddings
 SENSELESS = 2.0  # no weight decay is that large
 NAMED = 3  # largest number of tensors that are listed by name
 
@@ -37,8 +38,8 @@ def _value(recipe: OptimizerRecipe) -> Iterator[OptimizerEdit]:
 
 
 def _from_nothing(recipe: OptimizerRecipe) -> Iterator[OptimizerEdit]:
-    """Yield decay where the reference has none: of either kind, on all tensors or on matrices only."""
-    for coupled, (reach, mask) in itertools.product((False, True), itertools.islice(_reaches(recipe), 2)):
+    """Yield decay where the reference has none: of either kind, on all tensors or on some."""
+    for coupled, (reach, mask) in itertools.product((False, True), _distinct(_reaches(recipe), [recipe.decay[0] > 0])):
         yield _some(coupled, reach, mask)
 
 
@@ -77,25 +78,71 @@ def _rounded(recipe: OptimizerRecipe) -> OptimizerRecipe:
 
 def _mask(recipe: OptimizerRecipe, sample: Sample) -> Iterator[OptimizerEdit]:
     own = recipe.decay[0] > 0
-    seen = [own, np.zeros_like(own)]  # decay on nothing is another value: 0
-    for reach, mask in (*_reaches(recipe), _apparent_reach(recipe, own, sample)):
+    masks = [*_reaches(recipe), *_toggled(recipe, own), _apparent_reach(recipe, own, sample)]
+    for reach, mask in _distinct(masks, [own, np.zeros_like(own)]):  # decay on nothing is another value: 0
+        changes = {"also acts on": mask & ~own, "does not act on": own & ~mask}
+        it = " and ".join(f"{what} {_listed(recipe, tensors)}" for what, tensors in changes.items() if tensors.any())
+        says = f"acts {reach}, unlike in the reference: it {it}" if reach else f"{it}, unlike in the reference"
+        yield discrete("decay_mask", f"weight decay {says}", partial(_masked, mask=mask))
+
+
+def _distinct(masks: Iterable[tuple[str, np.ndarray]], seen: list[np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield each mask once, in the first words for it, and none of those that were seen before."""
+    for reach, mask in masks:
         if not any((mask == other).all() for other in seen):
             seen.append(mask)
-            says = f"weight decay acts {reach}, unlike in the reference"
-            yield discrete("decay_mask", says, partial(_masked, mask=mask))
+            yield reach, mask
+
+
+def _listed(recipe: OptimizerRecipe, tensors: np.ndarray) -> str:
+    """Return the names of the tensors in a mask, the first few of many."""
+    names = [name for name, chosen in zip(recipe.names, tensors, strict=True) if chosen]
+    return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
 
 
 def _masked(recipe: OptimizerRecipe, mask: np.ndarray) -> OptimizerRecipe:
     return replace(recipe, decay=np.where(mask, recipe.decay.max(axis=1, keepdims=True), 0.0))
 
 
+def _kinds(recipe: OptimizerRecipe) -> dict[str, np.ndarray]:
+    """Return kinds of tensors, in words and as masks.
+
+    A norm has a scale of one dimension, or a name that says so. Its bias is a norm's, and a bias.
+    """
+    flat = {name for name, shape in zip(recipe.names, recipe.shapes, strict=True) if len(shape) == 1}
+    scales = {name for name in flat if not name.endswith("bias")}
+    layers = {name.rpartition(".")[0] for name in scales}
+
+    def mask(chosen: Callable[[str], bool]) -> np.ndarray:
+        return np.array([chosen(name) for name in recipe.names])
+
+    def is_norm(name: str) -> bool:
+        return (name in flat and name.rpartition(".")[0] in layers) or any(norm in name.lower() for norm in NORMS)
+
+    return {
+        "biases": mask(lambda name: name.endswith("bias")),
+        "norms": mask(is_norm),
+        "biases of other layers than norms": mask(lambda name: name.endswith("bias") and not is_norm(name)),
+        "embeddings": mask(lambda name: name not in flat and any(word in name.lower() for word in EMBEDDINGS)),
+    }
+
+
 def _reaches(recipe: OptimizerRecipe) -> Iterator[tuple[str, np.ndarray]]:
     """Yield common choices of tensors that decay, in words and as a mask."""
+    kinds = _kinds(recipe)
+    matrices = np.array([len(shape) > 1 for shape in recipe.shapes])
     yield "on all tensors", np.ones(len(recipe.names), bool)
-    yield "on tensors with two or more dimensions", np.array([len(shape) > 1 for shape in recipe.shapes])
-    yield "on all but biases", np.array([not name.endswith("bias") for name in recipe.names])
-    named = [name.endswith("bias") or any(norm in name.lower() for norm in NORMS) for name in recipe.names]
-    yield "on all but biases and norms, by name", ~np.array(named)
+    yield "on tensors with two or more dimensions", matrices
+    yield from ((f"on all but {kind}", ~mask) for kind, mask in kinds.items())
+    yield "on all but biases and norms", ~(kinds["biases"] | kinds["norms"])
+    yield "on all but biases, norms and embeddings", ~(kinds["biases"] | kinds["norms"] | kinds["embeddings"])
+    yield "on tensors of one dimension only", ~matrices
+
+
+def _toggled(recipe: OptimizerRecipe, own: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the reference's choice with one kind of tensors added or left out."""
+    for mask in _kinds(recipe).values():
+        yield from (("", changed) for changed in (own | mask, own & ~mask))
 
 
 def _apparent_reach(recipe: OptimizerRecipe, own: np.ndarray, sample: Sample) -> tuple[str, np.ndarray]:
@@ -104,7 +151,4 @@ def _apparent_reach(recipe: OptimizerRecipe, own: np.ndarray, sample: Sample) ->
     decaying, still = (
         sample.of_tensors(sample.misfit(replace(recipe, decay=decay))).max(axis=0) for decay in (most, 0 * most)
     )
-    mask = np.where(decaying == still, own, decaying < still)
-    other = [name for name, changed in zip(recipe.names, mask != own, strict=True) if changed]
-    listed = ", ".join(other[:NAMED]) + (f" and {len(other) - NAMED} more" if len(other) > NAMED else "")
-    return f"differently on {listed}", mask
+    return "", np.where(decaying == still, own, decaying < still)

@@ -25,6 +25,7 @@ from jaxddp.parity.diagnosis.optimizer.faults import edits
 from jaxddp.parity.diagnosis.optimizer.fit import Unknown, Values, polish, round_values, sensible, solve
 from jaxddp.parity.diagnosis.optimizer.recipes import OptimizerRecipe
 from jaxddp.parity.diagnosis.optimizer.sample import Sample, survey, take_sample
+from jaxddp.parity.diagnosis.optimizer.warmup import FAULT as WARMUP
 
 __all__ = ["OptimizerEvidence", "OptimizerStep", "explain_optimizer", "reference_residuals"]
 
@@ -34,6 +35,7 @@ SCREEN_STEPS = 3  # steps of the screen beyond the first that differs
 SCREEN_ELEMENTS = 300
 BEST_PAIRS = 6  # pairs to which a third edit is added
 TWINS = {"loss_scale": "eps_value"}  # equivalent for an optimizer that divides gradients by their own scale
+SAME_RATES = 1e-6  # relative; a rate may be a float32
 TWINS_PART = frozenset({"adagrad_accumulator", "rmsprop_centred"})  # faults beside which twins are not equivalent
 
 
@@ -50,7 +52,9 @@ def reference_residuals(evidence: OptimizerEvidence) -> list[dict[str, float]] |
     return [residuals(step.update, predicted) for step, predicted, _ in with_rates_of_float32(recipe, evidence)]
 
 
-def explain_optimizer(evidence: OptimizerEvidence, floor: float = FLOOR, near: float = 0.0) -> Ruling:
+def explain_optimizer(
+    evidence: OptimizerEvidence, floor: float = FLOOR, near: float = 0.0, deep: bool = True
+) -> Ruling:
     """Name the mistakes that make the reference's optimizer do what the port's did.
 
     Args:
@@ -58,6 +62,7 @@ def explain_optimizer(evidence: OptimizerEvidence, floor: float = FLOOR, near: f
         floor: the largest residual that counts as rounding.
         near: the largest residual of a trial that is tried again with learning rates in float32; 0: only
             trials at the floor are.
+        deep: try pairs and more where no single mistake explains the updates.
 
     Returns:
         The ruling; nothing is named if nothing explains the updates, nothing differs, or the optimizer is
@@ -75,7 +80,8 @@ def explain_optimizer(evidence: OptimizerEvidence, floor: float = FLOOR, near: f
     search = _Search(reference, sample, sample.cut(first + 1 + SCREEN_STEPS, SCREEN_ELEMENTS), coarse)
     single = aliased(evidence, reference, surveyed.residuals, coarse)
     with np.errstate(all="ignore"):  # wild values are tried on the way
-        trials = search.run(edits(reference, sample, evidence), deep=single is None or single.residual > coarse)
+        deep = deep and (single is None or single.residual > coarse)
+        trials = search.run(edits(reference, sample, evidence), deep)
         hypotheses = _confirmed(trials, reference, evidence, coarse)
     return decide(hypotheses if single is None else [*hypotheses, single], floor)
 
@@ -223,13 +229,26 @@ def _confirmed(
     trials: list[_Trial], reference: OptimizerRecipe, evidence: OptimizerEvidence, floor: float
 ) -> list[Hypothesis]:
     """Return hypotheses; the residuals that decide are computed over the whole run."""
-    named = [trial.hypothesis(reference, evidence) for trial in _sensible([t for t in trials if t.residual <= floor])]
+    explaining = _without_copies([trial for trial in trials if trial.residual <= floor], reference)
+    named = [trial.hypothesis(reference, evidence) for trial in _sensible(explaining)]
     fewest = min((len(hypothesis.faults) for hypothesis in named), default=len(trials))
     others = [trial for trial in trials if trial.residual > floor and len(trial.edits) <= fewest]
     others.sort(key=lambda trial: trial.residual)
     bar = SEPARATION * max((hypothesis.residual for hypothesis in named), default=0.0)
     near = (trial for place, trial in enumerate(others) if place == 0 or trial.residual < bar)
     return named + [trial.hypothesis(reference, evidence) for trial in near]
+
+
+def _without_copies(explaining: list[_Trial], reference: OptimizerRecipe) -> list[_Trial]:
+    """Drop a fitted warm-up that makes the same rates as a fault with fewer values, such as a shift by one step."""
+    rates = {trial: trial.recipe(reference, trial.values).lr for trial in explaining}
+
+    def copies(trial: _Trial, other: _Trial) -> bool:
+        simpler = len(other.edits) <= len(trial.edits) and len(other.values) < len(trial.values)
+        beside = set(trial.faults) - {WARMUP}
+        return simpler and beside <= set(other.faults) and np.allclose(rates[trial], rates[other], rtol=SAME_RATES)
+
+    return [t for t in explaining if WARMUP not in t.faults or not any(copies(t, other) for other in explaining)]
 
 
 def _sensible(explaining: list[_Trial]) -> list[_Trial]:

@@ -16,6 +16,7 @@ from jaxddp.parity.diagnosis.optimizer.evidence import OptimizerEvidence
 from jaxddp.parity.diagnosis.optimizer.fit import Unknown, Values
 from jaxddp.parity.diagnosis.optimizer.recipes import STATE, OptimizerRecipe
 from jaxddp.parity.diagnosis.optimizer.sample import Sample
+from jaxddp.parity.diagnosis.optimizer.warmup import warmup_edits
 
 PARTS = {"mean": "means of gradients", "square": "means of squares", "buffer": "momentum", "largest": "largest squares"}
 EPS_STARTS = (1e-12, 1e-10, 1e-8, 1e-6, 1e-4)
@@ -27,6 +28,7 @@ def edits(recipe: OptimizerRecipe, sample: Sample, evidence: OptimizerEvidence) 
     of_any = (
         decay_edits(recipe, sample),
         _rate(recipe, counts),
+        warmup_edits(recipe),
         _scale(recipe, counts),
         clip_edits(recipe, sample, evidence.world_size),
         _unused(recipe),

@@ -69,18 +69,22 @@ def explain_update(evidence: Evidence) -> Ruling:
     Faults that the run cannot tell apart are named together: for SGD, a sum over the replicas is the
     same as a larger learning rate.
     """
-    ruling = _explain(evidence)
     scheduled = len(set(evidence.summary.rates)) > 1
-    if ruling.named or not scheduled:
-        return ruling
-    with_float32 = _explain(evidence, NEAR)
-    return with_float32 if with_float32.named else ruling
+    # A single fault at rates in float32 is plainer than two at exact ones, and faster to find.
+    for deep in (False, True) if scheduled else (True,):
+        ruling = _explain(evidence, 0.0, deep)
+        if ruling.named or not scheduled:
+            return ruling
+        with_float32 = _explain(evidence, NEAR, deep)
+        if with_float32.named:
+            return with_float32
+    return ruling
 
 
-def _explain(evidence: Evidence, near: float = 0.0) -> Ruling:
+def _explain(evidence: Evidence, near: float, deep: bool) -> Ruling:
     rounding = max(evidence.judgement.update_rounding, default=0.0)
     floor = FLOOR + min(rounding, LARGEST_ROUNDING)
-    ruling = explain_optimizer(_optimizer_evidence(evidence), floor, near)
+    ruling = explain_optimizer(_optimizer_evidence(evidence), floor, near, deep)
     unseen = [*_reductions(evidence)]
     singles = [Hypothesis((way.fault,), way.says, _residual(evidence, way)) for way in unseen]
     nearest = [ruling.runner_up] if ruling.runner_up else []
@@ -88,7 +92,7 @@ def _explain(evidence: Evidence, near: float = 0.0) -> Ruling:
     # Gradients times the number of replicas are a sum, though a loss scale of that size does the same.
     named = [one for one in ruling.named if not (counted and one.faults == ("loss_scale",))]
     alone = decide([*named, *singles, *nearest], floor)
-    if alone.named or not unseen:
+    if alone.named or not unseen or not deep:
         return alone
     pairs = [pair for way in unseen for pair in _with_optimizer(evidence, way, floor, near)]
     return decide(pairs + singles + nearest, floor)

@@ -162,6 +162,8 @@ MORE: list[tuple[Twins, dict[str, Any], str, str]] = [
     (MLP, {"ignored_count": True}, "ignore_index", "labels of 0 count in the mean"),
     (TRANSFORMER, {"not_moved_back": True}, "layout", "axes (0, 1, 2, 3) merged in the order (0, 2, 1, 3)"),
     (CONVNET, {"kernel": True}, "layout", "kernel's axes (2, 3) swapped in conv2"),
+    # The pooled values are below 0 too, so that each layer needs its own filling.
+    (CONVNET, {"same": True, "same_pool": True}, "same_padding", "layers padded 'SAME'"),
     (CONVNET, {"same_pool": True}, "same_padding", "max pooling padded 'SAME', (0, 1, 0, 1) in pool"),
     (
         TRANSFORMER,

@@ -63,7 +63,8 @@ def test_a_planted_fault_is_named_with_other_weights_and_gradients(case: Planted
 @pytest.mark.large
 @pytest.mark.parametrize("fault", NOT_IN_THE_CATALOGUE)
 def test_a_fault_that_is_not_in_the_catalogue_gets_no_name(fault: str) -> None:
-    ruling = explain_optimizer(run(*NOT_IN_THE_CATALOGUE[fault]))
+    torch_optimizer, flax_optimizer, *options = NOT_IN_THE_CATALOGUE[fault]
+    ruling = explain_optimizer(run(torch_optimizer, flax_optimizer, **(options[0] if options else {})))
     assert not ruling.named
     assert ruling.runner_up is not None
     assert ruling.runner_up.residual > 1e-6  # measured: 3e-5 at least

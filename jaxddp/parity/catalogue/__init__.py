@@ -1,0 +1,12 @@
+"""Faults that the diagnosis knows by name: what the JAX side does wrong, and the fix.
+
+The `thread` of a fault is a public report of it. A port with one of these faults is reported as different, and
+the fault is named if the reference, replayed with the same fault, reproduces what the port does.
+"""
+
+from jaxddp.parity.catalogue import data, model, optimizer, reduction
+from jaxddp.parity.catalogue.fault import Fault
+
+__all__ = ["FAULTS", "Fault"]
+
+FAULTS: dict[str, Fault] = {**reduction.FAULTS, **optimizer.FAULTS, **data.FAULTS, **model.FAULTS}

@@ -1,0 +1,27 @@
+"""Faults of data and randomness."""
+
+from jaxddp.parity.catalogue.fault import Fault
+
+FAULTS: dict[str, Fault] = {
+    "set_epoch_missing": Fault(
+        "every epoch has the order of the first",
+        "call sampler.set_epoch(epoch), or draw the order from (seed, epoch)",
+        "pytorch/pytorch#31771",
+    ),
+    "padding_or_dropping": Fault(
+        "the end of an epoch is dropped where the reference pads it, or vice versa",
+        "use the same drop_last on both sides",
+        "pytorch/pytorch#25162",
+    ),
+    "same_shard": Fault("every replica gets the same examples", "give replica r the examples indices[r::world_size]"),
+    "sampler_offset_lost": Fault(
+        "a resumed run reads its epoch from the beginning again",
+        "skip the batches consumed before the checkpoint",
+        "huggingface/accelerate#4071",
+    ),
+    "same_dropout_mask": Fault(
+        "every replica draws the same random mask",
+        "fold the rank of the replica into the key",
+        "facebookresearch/detr#297",
+    ),
+}

@@ -1,0 +1,96 @@
+"""Mistakes in the warm-up of a learning rate: where it starts, when it ends, or that there is none.
+
+The reference's rates r_0, r_1, ... rise in a line up to r_w. With p = r_w, a port's warm-up of m steps from b is
+
+    rate_t = b + (p - b) t / m  for t < m;  r_max(t - s, w)  from there on, s = 0 or s = m - w
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from jaxddp.parity.diagnosis.optimizer.edit import OptimizerEdit, discrete, number
+from jaxddp.parity.diagnosis.optimizer.fit import Unknown, Values
+from jaxddp.parity.diagnosis.optimizer.recipes import OptimizerRecipe
+
+FAULT = "warmup_start"
+STRAIGHT = 1e-6  # relative difference of the steps of a line, whose rates a framework may compute in float32
+ENDS = {1: "ends a step later", -1: "ends a step earlier"}
+# With a factor, a line up to the peak could be any line. Other faults of the schedule make no sense beside these.
+OTHERS = frozenset({"lr_scaled", "loss_scale", "dampening", "lr_off_by_one", "scheduler_too_fast"})
+FEWEST = 3  # steps that show that rates are a line
+
+
+def warmup_edits(recipe: OptimizerRecipe) -> Iterator[OptimizerEdit]:
+    """Yield a warm-up from another rate, of a step more or less, and none; nothing if the reference has none."""
+    column = recipe.rates[:, np.argmax(recipe.rates.max(axis=0))]
+    end = _end(column)
+    if end == len(column) - 1 > 0:
+        yield from (_of_unknown_length(column),) if len(recipe.index) >= FEWEST else ()
+    elif end:
+        for later in (0, 1, -1):
+            for shift in {0, later} if end + later else ():
+                yield _from_another_rate(column, end, later, shift)
+        yield discrete(
+            FAULT,
+            f"the learning rate has no warm-up, the reference's starts at {number(column[0])}",
+            lambda r: replace(r, rates=r.rates[np.minimum(np.arange(len(column)) + end, len(column) - 1)]),
+        )
+
+
+def _end(rates: np.ndarray) -> int:
+    """Return the step at which a line up ends; 0: the rates do not start with one.
+
+    >>> _end(np.array([0.1, 0.2, 0.3, 0.2])), _end(np.array([0.1, 0.2, 0.4, 0.4])), _end(np.array([0.3, 0.2]))
+    (2, 0, 0)
+    """
+    rises = np.diff(rates)
+    falls = np.flatnonzero(rises <= 0)
+    end = int(falls[0]) if len(falls) else len(rises)
+    return end if np.allclose(rises[:end], rises[:1], rtol=STRAIGHT, atol=0) else 0
+
+
+def _from_another_rate(column: np.ndarray, end: int, later: int, shift: int) -> OptimizerEdit:
+    """Return a warm-up that ends `later` steps later; the rest of the schedule is `shift` steps later."""
+    peak, steps = column[end], end + later
+    after = np.arange(steps, len(column))
+    rest = np.clip(after - shift, end, len(column) - 1)
+
+    def start(values: Values) -> float:
+        """Return 0 for a fitted start that is a float32's rounding of the other rates away from 0."""
+        return values[0] if values[0] > STRAIGHT * peak else 0.0
+
+    def change(recipe: OptimizerRecipe, values: Values) -> OptimizerRecipe:
+        line = start(values) + (peak - start(values)) * np.arange(steps) / steps
+        of_peak = recipe.rates[end] / peak
+        return replace(recipe, rates=np.concatenate([line[:, None] * of_peak, recipe.rates[rest]])[: len(column)])
+
+    def says(values: Values) -> str:
+        starts = f"starts at {number(start(values))}, the reference's at {number(column[0])}"
+        whole = ", and so does the rest of the schedule" if shift else ""
+        if not later:
+            return f"the learning rate's warm-up {starts}"
+        if np.isclose(values[0], column[0], rtol=STRAIGHT, atol=0):
+            return f"the learning rate's warm-up {ENDS[later]} than the reference's{whole}"
+        return f"the learning rate's warm-up {starts}, and {ENDS[later]}{whole}"
+
+    likely = (column[0], peak / steps, peak / (steps + 1), peak)
+    unknown = Unknown((column[0],), unit=peak, low=-STRAIGHT * peak, likely=likely)
+    return OptimizerEdit(FAULT, change, says, (unknown,), OTHERS)
+
+
+def _of_unknown_length(column: np.ndarray) -> OptimizerEdit:
+    """Return another line, for a warm-up that goes on beyond the rates that are known."""
+    first, rise = column[0], column[1] - column[0]
+
+    def change(recipe: OptimizerRecipe, values: Values) -> OptimizerRecipe:
+        line = values[0] + values[1] * np.arange(len(column))
+        return replace(recipe, rates=line[:, None] * (recipe.rates[-1] / column[-1]))
+
+    def says(values: Values) -> str:
+        ours, theirs = (f"{number(start)}, rising by {number(by)} a step" for start, by in (values, (first, rise)))
+        return f"the learning rate's warm-up starts at {ours}, the reference's at {theirs}"
+
+    unknowns = (Unknown((first,), unit=column[-1]), Unknown((rise,), unit=rise))
+    return OptimizerEdit(FAULT, change, says, unknowns, OTHERS)
