@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from jaxddp.data.micro_batches import MicroBatches
+from jaxddp.parity.lazy_arrays import Arrays, Joined
 from jaxddp.parity.port import Port
-from jaxddp.parity.records import Arrays, Joined, Record, Tensors, whole
+from jaxddp.parity.records import Record, Tensors, whole
 
 # Stages that are recorded after every step: per replica (leading axis world_size) ...
 LOCAL_STAGES = ("local_loss", "local_gradients")

@@ -18,8 +18,9 @@ import numpy as np
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
+from jaxddp.parity.lazy_arrays import Arrays, Joined
+
 Tensors = dict[str, np.ndarray]
-Arrays = Mapping[str, np.ndarray]  # which may read each array when it is asked for
 Record = Mapping[str, Tensors]  # stage -> tensors, after one step
 
 INPUTS, OUTPUTS = "inputs", "outputs"  # stages of a record of one forward pass, layer -> array
@@ -143,56 +144,6 @@ class StoredTensors(Mapping[str, np.ndarray]):
 
     def __len__(self) -> int:
         return len(self._file.names(self._stage))
-
-
-class Joined(Mapping[str, np.ndarray]):
-    """Several mappings as one, of which the first that has a name gives its tensor.
-
-    >>> dict(Joined({"a": np.array(1)}, {"a": np.array(2), "b": np.array(3)}))
-    {'a': array(1), 'b': array(3)}
-    """
-
-    def __init__(self, *parts: Arrays):
-        self._parts = parts
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        for part in self._parts:
-            if name in part:
-                return part[name]
-        raise KeyError(name)
-
-    def __contains__(self, name: object) -> bool:
-        return any(name in part for part in self._parts)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(dict.fromkeys(name for part in self._parts for name in part))
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-
-class Renamed(Mapping[str, np.ndarray]):
-    """A mapping's arrays under other names.
-
-    Args:
-        arrays: the mapping.
-        names: new name -> name.
-
-    >>> dict(Renamed({"a": np.array(1)}, {"b": "a"}))
-    {'b': array(1)}
-    """
-
-    def __init__(self, arrays: Arrays, names: Mapping[str, str]):
-        self._arrays, self._names = arrays, names
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        return self._arrays[self._names[name]]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
 
 
 def whole(record: Record, stage: str) -> Arrays:

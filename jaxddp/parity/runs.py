@@ -15,12 +15,13 @@ from jaxddp.parity.findings import Problem
 from jaxddp.parity.flax_side.child import Forced, Free, Starts, jax_records
 from jaxddp.parity.flax_side.child import Job as JaxJob
 from jaxddp.parity.flax_side.twins import Twins
+from jaxddp.parity.lazy_arrays import Arrays
 from jaxddp.parity.port import Facts
 from jaxddp.parity.port.draws import Draw as LossDraw
 from jaxddp.parity.port.draws import DrawnSource, paired
 from jaxddp.parity.processes import ChildError
 from jaxddp.parity.question import Question
-from jaxddp.parity.records import Arrays, Lazy, Records, Scratch, StoredRecord, shapes_of
+from jaxddp.parity.records import Lazy, Records, Scratch, StoredRecord, shapes_of
 from jaxddp.parity.torch_side.pool import torch_records
 from jaxddp.parity.torch_side.rank import Draw, Steps, Summary, rank_folder
 from jaxddp.parity.workers import Workers

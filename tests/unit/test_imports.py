@@ -118,6 +118,7 @@ ORDER = [
     ["collectives", "layers", "losses", "schedules"],  # public names of modules in the folders
 ]
 PARITY_ORDER = [
+    ["lazy_arrays"],
     ["port", "records", "excerpts", "fingerprints", "catalogue", "environment"],
     ["processes", "question", "findings", "convert"],
     ["torch_side", "compare", "report"],
@@ -130,7 +131,16 @@ PARITY_ORDER = [
 ]
 # The part of jaxddp that torch_ref may import, since it imports neither jax nor torch.
 FRAMEWORK_FREE = {"errors", "files", "cli", "config", "data", "tracking"}
-NEITHER = ("question.py", "records.py", "excerpts.py", "fingerprints.py", "findings.py", "compare/", "report/")
+NEITHER = (
+    "question.py",
+    "records.py",
+    "lazy_arrays.py",
+    "excerpts.py",
+    "fingerprints.py",
+    "findings.py",
+    "compare/",
+    "report/",
+)
 NO_JAX = tuple(f"parity/{name}" for name in (*NEITHER, "processes.py", "torch_side/"))
 NO_TORCH = tuple(f"parity/{name}" for name in (*NEITHER, "flax_side/"))
 

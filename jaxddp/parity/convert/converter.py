@@ -14,8 +14,8 @@ from jaxddp.parity.convert.matching import Match, Models, tied_names
 from jaxddp.parity.convert.pieces import Index
 from jaxddp.parity.convert.proposal import Unpaired, proposed_names
 from jaxddp.parity.convert.readings import readings
+from jaxddp.parity.lazy_arrays import Arrays, Joined, Renamed
 from jaxddp.parity.port.rules import Names, Rule
-from jaxddp.parity.records import Arrays, Joined, Renamed
 
 __all__ = ["Arrays", "Converter", "NamesError", "tied_names", "under_all_names"]
 

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from jaxddp.parity.compare.judge import Judgement
 from jaxddp.parity.excerpts import excerpts
+from jaxddp.parity.lazy_arrays import Arrays
 from jaxddp.parity.port import Facts
 from jaxddp.parity.question import Question
-from jaxddp.parity.records import Arrays, StoredRecord, Tensors
+from jaxddp.parity.records import StoredRecord, Tensors
 from jaxddp.parity.torch_side.rank import Summary
 
 LARGE_MODEL = 2**22  # parameters

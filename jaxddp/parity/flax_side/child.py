@@ -13,9 +13,10 @@ import numpy as np
 from jaxddp.distributed.devices import prepare
 from jaxddp.parity.flax_side.micro_gradients import micro_records, program
 from jaxddp.parity.flax_side.run import forced_records, forget_programs, free_records, starting_weights
+from jaxddp.parity.lazy_arrays import Arrays
 from jaxddp.parity.processes import STARTING, Child, ChildError, Tell, answers, reported
 from jaxddp.parity.question import Question, Trajectory
-from jaxddp.parity.records import Arrays, Records, RecordWriter
+from jaxddp.parity.records import Records, RecordWriter
 from jaxddp.parity.torch_side.pool import torch_records
 
 

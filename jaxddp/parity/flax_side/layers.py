@@ -18,10 +18,10 @@ from jaxddp.nn.linen import Bound
 from jaxddp.nn.losses import Batch
 from jaxddp.nn.plain import PlainFunctional
 from jaxddp.parity.convert import Converter
+from jaxddp.parity.lazy_arrays import Arrays
 from jaxddp.parity.port import Names, Port, Rule
 from jaxddp.parity.processes import Tell
 from jaxddp.parity.question import PortQuestion, Trajectory, micro_batches_of
-from jaxddp.parity.records import Arrays
 from jaxddp.parity.torch_side.layers import Calls
 from jaxddp.parity.torch_side.pool import torch_records
 from jaxddp.state import Buffers, Params

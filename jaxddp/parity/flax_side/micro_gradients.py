@@ -17,8 +17,9 @@ from jaxddp.nn.losses import Batch
 from jaxddp.parity.excerpts import excerpts
 from jaxddp.parity.flax_side.own_step import OwnStep
 from jaxddp.parity.flax_side.side import FlaxSide
+from jaxddp.parity.lazy_arrays import Arrays
 from jaxddp.parity.question import Question, Trajectory
-from jaxddp.parity.records import Arrays, Record, Tensors
+from jaxddp.parity.records import Record, Tensors
 from jaxddp.state import Buffers, Params
 
 

@@ -17,9 +17,10 @@ from jaxddp.parity.excerpts import excerpts, norms_of_large
 from jaxddp.parity.fingerprints import fingerprints
 from jaxddp.parity.flax_side.own_step import OwnStep
 from jaxddp.parity.flax_side.side import FlaxSide, hyperparameters, optimizer_tensors
+from jaxddp.parity.lazy_arrays import Arrays, Joined
 from jaxddp.parity.port.draws import examples_of
 from jaxddp.parity.question import LOCAL_STAGES, Question, Trajectory, micro_batches_of
-from jaxddp.parity.records import Arrays, Joined, Record, Tensors, whole
+from jaxddp.parity.records import Record, Tensors, whole
 from jaxddp.state import Params, TrainState
 from jaxddp.step.replica_step import ReplicaStep
 

@@ -23,8 +23,9 @@ from jaxddp.nn.plain import PlainFunctional
 from jaxddp.parity.convert import Converter, under_all_names
 from jaxddp.parity.flax_side.own_step import OwnStep, OwnTrees
 from jaxddp.parity.flax_side.widened import Context, can_run, in_float64, within
+from jaxddp.parity.lazy_arrays import Arrays
 from jaxddp.parity.port import Port
-from jaxddp.parity.records import Arrays, Tensors
+from jaxddp.parity.records import Tensors
 from jaxddp.state import Buffers, Params, TrainState
 from jaxddp.step.options import options
 from jaxddp.step.replica_step import ReplicaStep

@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from jaxddp.parity.lazy_arrays import Arrays
 from jaxddp.parity.port import Port
 from jaxddp.parity.processes import Tell
 from jaxddp.parity.question import Trajectory
-from jaxddp.parity.records import INPUTS, OUTPUTS, Arrays, Records, RecordWriter
+from jaxddp.parity.records import INPUTS, OUTPUTS, Records, RecordWriter
 from jaxddp.parity.torch_side.rank import load_state, rank_folder
 from jaxddp.parity.torch_side.side import Source, make_side, to_batch
 from torch_ref.distributed import World

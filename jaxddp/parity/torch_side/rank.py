@@ -16,11 +16,12 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from jaxddp.errors import InputError
+from jaxddp.parity.lazy_arrays import Arrays
 from jaxddp.parity.port import Facts, errors_located
 from jaxddp.parity.port.draws import Draw as LossDraw
 from jaxddp.parity.processes import Tell, reported
 from jaxddp.parity.question import Trajectory
-from jaxddp.parity.records import Arrays, Records, RecordWriter, StoredTensors, Tensors, whole, write_tensors
+from jaxddp.parity.records import Records, RecordWriter, StoredTensors, Tensors, whole, write_tensors
 from jaxddp.parity.torch_side.draws import NotedDraws
 from jaxddp.parity.torch_side.recorder import Recorder, WatchedOptimizer, is_large, recording_hook, to_numpy
 from jaxddp.parity.torch_side.side import Source, TorchSide, default_dtype, make_side, to_batch

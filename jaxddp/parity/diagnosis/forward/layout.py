@@ -126,7 +126,7 @@ def _orders(axes: Sequence[int], shape: Sequence[int]) -> Iterator[tuple[int, ..
 
 def kernel_axes(call: Call) -> Iterator[Change]:
     """Yield a kernel with two axes of equal size swapped, or turned round."""
-    if call.name != "linear" and not call.name.startswith("conv"):
+    if call.name not in ("linear", "conv1d", "conv2d", "conv3d"):
         return
     shape = call.get("weight").shape
     for first, second in [(0, 1), *itertools.combinations(range(2, len(shape)), 2)]:

@@ -12,10 +12,11 @@ from jaxddp.parity.convert import tied_names, under_all_names
 from jaxddp.parity.diagnosis.decide import Ruling
 from jaxddp.parity.diagnosis.forward.buffers import explain_buffers
 from jaxddp.parity.diagnosis.forward.explain import ModelEvidence, ModelStep, replays_of, search_model
+from jaxddp.parity.lazy_arrays import Arrays
 from jaxddp.parity.port.draws import DrawnSource, rates_of
 from jaxddp.parity.processes import Tell
 from jaxddp.parity.question import Trajectory
-from jaxddp.parity.records import COUNTER, Arrays, Lazy, Records, of_loss
+from jaxddp.parity.records import COUNTER, Lazy, Records, of_loss
 from jaxddp.parity.torch_side.rank import rank_folder
 from jaxddp.parity.torch_side.side import Source, TorchSide, make_side
 from torch_ref.distributed import World

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from jaxddp.parity.diagnosis.forward.calls import Call, Calls, Gather, Patch
 from jaxddp.parity.diagnosis.forward.sites import trace
 from jaxddp.parity.excerpts import excerpt
-from jaxddp.parity.records import Arrays, Renamed
+from jaxddp.parity.lazy_arrays import Arrays, Renamed
 from jaxddp.parity.torch_side.rank import load_state
 from jaxddp.parity.torch_side.recorder import is_large
 from torch_ref.losses import Batch, LossFunction

@@ -15,6 +15,7 @@ from jaxddp.parity.diagnosis.decide import Ruling
 from jaxddp.parity.diagnosis.forward.buffers import Buffers, explain_buffers
 from jaxddp.parity.diagnosis.forward.explain import FLOOR, REPLAYS, LossAndGradients, ModelEvidence, search_model
 from jaxddp.parity.diagnosis.forward.fit import residual_at
+from jaxddp.parity.diagnosis.forward.layout import kernel_axes
 from jaxddp.parity.diagnosis.forward.sites import trace
 from tests.support.twin_models import CONVNET, MLP, TRANSFORMER, Twins
 from tests.support.twins import evidence
@@ -329,3 +330,10 @@ def test_calls_inside_multi_head_attention_are_recorded() -> None:
     assert [(call.name, call.module) for call in calls if call.name in ("linear", "gelu")] == [
         *[("linear", ""), ("linear", ""), ("gelu", None)]
     ]
+
+
+def test_a_transposed_convolution_has_no_other_kernel_axes() -> None:
+    net = nn.ConvTranspose2d(3, 3, 2)
+    calls = trace(net, lambda model, batch: {"loss": model(batch["x"]).sum()}, {"x": torch.ones(1, 3, 4, 4)})
+    assert [call.name for call in calls][0] == "conv_transpose2d"
+    assert [change for call in calls for change in kernel_axes(call)] == []
