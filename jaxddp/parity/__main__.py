@@ -112,6 +112,7 @@ def _check_port(options: Options) -> Report:
         torch_platform=options.torch_platform,
         timeout=options.timeout,
         numerics=options.dtype == "both",
+        tell=lambda line: print(line, file=sys.stderr, flush=True),
     )
 
 

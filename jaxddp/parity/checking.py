@@ -8,7 +8,7 @@ both forced, float32          rounding, each side against its own float64 run
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
@@ -49,6 +49,7 @@ def check(
     timeout: float = 300.0,
     numerics: bool = True,
     workers: Workers | None = None,
+    tell: Callable[[str], None] = lambda line: None,
 ) -> Report:
     """Check that a port trains exactly like its torch original, and explain the differences.
 
@@ -65,6 +66,7 @@ def check(
         timeout: seconds without a message after which a process counts as hanging.
         numerics: whether to run in float32 too.
         workers: processes to reuse from check to check; None for new ones.
+        tell: is called with a line about the memory that a large model will take, before it takes it.
 
     Returns:
         The report; errors in the port are among its problems and raise nothing here.
@@ -82,7 +84,7 @@ def check(
     source = PortFile(str(port)) if isinstance(port, str | Path) else port
     case = source if isinstance(source, Case) else PortCase(source, world_size, steps, seed=seed)
     with _own(workers, case.world_size, platform, timeout, torch_platform) as crew:
-        runs = Runs(case, crew, seed)
+        runs = Runs(case, crew, seed, tell)
         runs.in_float64()
         if numerics and len(runs.torch) and len(runs.jax):
             runs.in_float32()

@@ -1,7 +1,8 @@
 """Runs of a check, whose records survive a failure of either side."""
 
 import math
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +29,9 @@ from jaxddp.parity.workers import Workers
 
 Draws = tuple[LossDraw, ...] | str  # or why they are not known
 LARGE_MODEL = 2**24  # elements of a model whose sides run one after the other, to halve the memory
+COPIES = 7.5  # of a large model's weights in float64, per replica, at the worst moment
+AT_REST = 1.0  # GiB of all processes before a model is made
+GIB = 2**30
 LOOK_AHEAD = 4  # learning rates are recorded for this many times the run's steps
 
 
@@ -40,6 +44,7 @@ class Runs:
         case: model or port, world size, steps and batches.
         workers: processes in which the sides run.
         seed: seed from which torch draws the weights.
+        tell: is called with a line about a large model's memory.
 
     Attributes:
         start: torch's weights before the first step; empty if they could not be drawn.
@@ -53,8 +58,10 @@ class Runs:
         torch32, jax32: float32 records; both runs are forced.
     """
 
-    def __init__(self, case: Question, workers: Workers, seed: int = 0):
-        self.case, self._workers, self._seed = case, workers, seed
+    def __init__(
+        self, case: Question, workers: Workers, seed: int = 0, tell: Callable[[str], None] = lambda line: None
+    ):
+        self.case, self._workers, self._seed, self._tell = case, workers, seed, tell
         self._scratch = Scratch()
         self.problems: list[Problem] = []
         self.start: Arrays = {}
@@ -70,6 +77,8 @@ class Runs:
         self._draw()
         if not self.start or self.problems:
             return
+        if self._is_large:
+            self._tell(memory_in_words(self._elements, self.case.world_size))
         if self.facts.own_start:
             with self._noting("flax"):
                 self.starts = self._workers.jax.do(Starts(self.case, self.start))
@@ -94,7 +103,7 @@ class Runs:
             steps: number of steps to use, from the first; None: all.
         """
         torch, jax = _first(self.torch, steps), _first(self.jax, steps)
-        judgement = judge(torch, jax, self.facts, self.summary.optimizer)
+        judgement = judge(torch, jax, self.facts, self.summary.optimizer, self.summary.highest)
         judgement.shapes |= {name: x for name, x in shapes_of(self.start).items() if name in judgement.shapes}
         paths = self._path("torch64"), self._path("jax64")
         return Evidence(self.case, self.facts, self.summary, self.start, torch, jax, *paths, judgement)
@@ -159,8 +168,12 @@ class Runs:
                 answers.append(self._workers.jax.wait())
 
     @property
+    def _elements(self) -> int:
+        return sum(math.prod(shape) for shape in shapes_of(self.start).values())
+
+    @property
     def _is_large(self) -> bool:
-        return sum(math.prod(shape) for shape in shapes_of(self.start).values()) > LARGE_MODEL
+        return self._elements > LARGE_MODEL
 
     @contextmanager
     def _noting(self, side: str) -> Iterator[None]:
@@ -181,6 +194,18 @@ class Runs:
 
     def _jax(self, name: str) -> Records:
         return jax_records(self._path(name))
+
+
+def memory_in_words(elements: int, world_size: int) -> str:
+    """Say how much memory a check will take, at most, and how much the machine has.
+
+    >>> memory_in_words(124_000_000, 2).partition(",")[0]
+    'a model of 124 million parameters takes about 15 GiB'
+    """
+    needed = AT_REST + COPIES * world_size * 8 * elements / GIB
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
+    says = f"a model of {elements / 1e6:.0f} million parameters takes about {needed:.0f} GiB, this machine has"
+    return f"{says} {there:.0f} GiB{'; fewer replicas take less' if needed > there else ''}"
 
 
 def _first(records: Records, steps: int | None) -> Lazy[StoredRecord]:

@@ -108,7 +108,9 @@ class Judgement:
         return StageResult(self.allowed(stage), tuple(max(of.values(), default=math.nan) for of in steps), tensors)
 
 
-def judge(torch: Sequence[StoredRecord], jax: Sequence[StoredRecord], facts: Facts, optimizer: str) -> Judgement:
+def judge(
+    torch: Sequence[StoredRecord], jax: Sequence[StoredRecord], facts: Facts, optimizer: str, highest: float = 0.0
+) -> Judgement:
     """Compare every stage of every step that both sides have taken.
 
     Args:
@@ -116,6 +118,7 @@ def judge(torch: Sequence[StoredRecord], jax: Sequence[StoredRecord], facts: Fac
         jax: records of the run that the reference forces.
         facts: facts about the training loop.
         optimizer: class name of torch's optimizer.
+        highest: largest learning rate of the schedule, as far as it is known beyond the run.
     """
     judgement, peak = Judgement(), 0.0
     for step, (theirs, ours) in enumerate(zip(torch, jax, strict=False), start=1):
@@ -123,9 +126,9 @@ def judge(torch: Sequence[StoredRecord], jax: Sequence[StoredRecord], facts: Fac
         judgement.update_rounding.append(rounding_of_update(theirs))
         judgement.same_examples.append(_same_examples(theirs, ours, facts))
         peak = max([peak, *(group["lr"] for group in theirs.notes["groups"])])
-        judgement.shares.append(rate_in_float32(theirs, ours, peak))
+        judgement.shares.append(rate_in_float32(theirs, ours, max(peak, highest)))
         judgement.rates_off.append(_rate_off(theirs, judgement.shares[-1], peak))
-        for stage, plain, given in _stages(theirs, ours, facts, optimizer, judgement.shares[-1], peak):
+        for stage, plain, given in _stages(theirs, ours, facts, optimizer, judgement.shares[-1], max(peak, highest)):
             if plain:
                 judgement.residuals.setdefault(stage, []).append(plain)
             _locate(judgement, stage, step, given)
@@ -193,10 +196,10 @@ def rate_in_float32(theirs: StoredRecord, ours: Record, peak: float) -> dict[str
 
     Args:
         theirs, ours: records of one step, of torch and of jax.
-        peak: largest rate up to this step.
+        peak: largest rate of the schedule.
     """
     groups = [(group["names"], group["lr"]) for group in theirs.notes["groups"]]
-    return shares_of_float32(ours["update"], theirs["update"], groups, peak)
+    return shares_of_float32(ours["update"], theirs["update"], groups, peak, rounding_of_update(theirs))
 
 
 def _rate_off(theirs: StoredRecord, shares: Mapping[str, float], peak: float) -> float:

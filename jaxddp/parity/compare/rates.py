@@ -10,21 +10,27 @@ import numpy as np
 
 Tensors = Mapping[str, np.ndarray]
 
-# Relative to the largest rate so far; measured: 1.5e-8 (exponential_decay) and 1.6e-7 (warmup_cosine_decay_schedule).
+# Relative to the largest rate; measured: 1.5e-8 (exponential_decay) and 1.6e-7 (warmup_cosine_decay_schedule).
 ALLOWED = 1e-6
 # Relative distance between a rate and the nearest float32; the rounded schedules' updates then leave 1e-15 and 5e-15.
 REPRESENTED = 1e-12
+COARSEST = 1e-8  # rounding of an update that may be allowed for: float32 numbers are 6e-8 apart or more
 
 
 def shares_of_float32(
-    actual: Tensors, expected: Tensors, groups: Iterable[tuple[Sequence[str], float]], peak: float
+    actual: Tensors,
+    expected: Tensors,
+    groups: Iterable[tuple[Sequence[str], float]],
+    peak: float,
+    rounding: float = 0.0,
 ) -> dict[str, float]:
     """Return the factor by which a float32 rate scales each tensor's update; 1 where the rate is no float32.
 
     Args:
         actual, expected: updates by name.
         groups: names of tensors that share a rate, and their expected rate.
-        peak: largest rate up to this step; schedules round relative to it.
+        peak: largest rate of the schedule, relative to which it rounds.
+        rounding: of the expected updates, relative; in the first steps of a warm-up they are small differences.
 
     >>> rate, direction = 0.1, np.array([3.0, 4.0])
     >>> actual, expected = {"w": float(np.float32(rate)) * direction}, {"w": rate * direction}
@@ -39,6 +45,7 @@ def shares_of_float32(
         share = sum(float(np.vdot(expected[name], actual[name])) for name in names) / square if square else 1.0
         rounded = share * rate
         near = abs(share - 1) * rate <= ALLOWED * peak
-        if near and abs(rounded - float(np.float32(rounded))) <= REPRESENTED * rounded:
+        apart = abs(rounded - float(np.float32(rounded)))
+        if near and apart <= (REPRESENTED + min(rounding, COARSEST)) * rounded:
             shares |= dict.fromkeys(names, share)
     return shares

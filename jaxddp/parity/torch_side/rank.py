@@ -31,6 +31,8 @@ from torch_ref.losses import Batch
 from torch_ref.state import averaged_model
 from torch_ref.step import train_step
 
+HORIZON = 10_000  # steps in which a warm-up shows how high it goes: schedules in float32 round relative to that
+
 
 @dataclass(frozen=True)
 class Summary:
@@ -39,11 +41,13 @@ class Summary:
     Attributes:
         optimizer: class name of the optimizer.
         rates: learning rate of the first parameter group at each step, and at the steps that would follow.
+        highest: the largest of these rates within the next `HORIZON` steps.
         tied: parameters that have several names.
     """
 
     optimizer: str
     rates: list[float]
+    highest: float = 0.0
     tied: tuple[str, ...] = ()
 
 
@@ -142,10 +146,10 @@ class Steps:
             if averaged is not None and not sums.get("skipped"):
                 averaged.update_parameters(model)
             writer.write(recorder.record(optimizer, averaged), recorder.whole(), groups=recorder.groups)
-        rates += _rates_ahead(optimizer, scheduler, self.ahead)
+        rates += _rates_ahead(optimizer, scheduler, HORIZON if self.ahead and scheduler is not None else self.ahead)
         names = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
         tied = tuple(name for name, parameter in recorder.parameters.items() if names[id(parameter)] > 1)
-        return Summary(type(optimizer).__name__, rates, tied)
+        return Summary(type(optimizer).__name__, rates[: self.steps + self.ahead], max(rates), tied)
 
     def _batches(self, side: TorchSide, world: World) -> Iterator[list[Batch]]:
         of_steps = side.batches(world.rank, world.world_size)

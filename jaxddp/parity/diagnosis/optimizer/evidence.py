@@ -59,6 +59,7 @@ class OptimizerEvidence:
         world_size: number of replicas.
         accumulation_steps: micro-batches per step.
         restored_at: number of steps after which the JAX side was saved and restored; None: never.
+        highest: largest learning rate of the schedule, as far as it is known beyond the run.
         max_norm: largest norm of the reference's clipping; None: it does not clip, or clips before the first stage
             that is given.
     """
@@ -70,6 +71,7 @@ class OptimizerEvidence:
     accumulation_steps: int
     restored_at: int | None
     max_norm: float | None = None
+    highest: float = 0.0
 
 
 def reference_recipe(evidence: OptimizerEvidence) -> OptimizerRecipe | None:
@@ -191,7 +193,7 @@ def replay(recipe: OptimizerRecipe, evidence: OptimizerEvidence) -> Iterator[Rep
 
 def with_rates_of_float32(recipe: OptimizerRecipe, evidence: OptimizerEvidence) -> Iterator[Replayed]:
     """Replay as `replay` does, with a learning rate rounded to float32 where the step's update shows one."""
-    peak = 0.0
+    peak = evidence.highest
     for rates, replayed in zip(recipe.lr, replay(recipe, evidence), strict=True):
         step, predicted = replayed.step, replayed.update
         rate_of = dict(zip(recipe.names, rates.tolist(), strict=True))

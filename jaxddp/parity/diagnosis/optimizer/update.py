@@ -133,6 +133,7 @@ def _optimizer_evidence(evidence: Evidence, way: Unseen | None = None) -> Optimi
         evidence.facts.accumulation_steps,
         evidence.facts.restore_at,
         None if _shown(evidence) else evidence.facts.clip_grad_norm,
+        evidence.summary.highest,
     )
 
 

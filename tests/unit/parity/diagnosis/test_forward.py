@@ -335,5 +335,5 @@ def test_calls_inside_multi_head_attention_are_recorded() -> None:
 def test_a_transposed_convolution_has_no_other_kernel_axes() -> None:
     net = nn.ConvTranspose2d(3, 3, 2)
     calls = trace(net, lambda model, batch: {"loss": model(batch["x"]).sum()}, {"x": torch.ones(1, 3, 4, 4)})
-    assert [call.name for call in calls][0] == "conv_transpose2d"
+    assert "conv_transpose2d" in [call.name for call in calls]
     assert [change for call in calls for change in kernel_axes(call)] == []
