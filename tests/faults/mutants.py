@@ -122,7 +122,7 @@ REDUCTION = [
     *planted(
         "jaxddp/distributed/replicas.py",
         "tests/unit/test_data_parallel.py -k donation or copies",
-        {"aliased_buffers": ("lambda leaf: np.array(leaf)", "lambda leaf: leaf")},
+        {"aliased_buffers": ("np.array(leaf)", "leaf")},
     ),
     *planted(
         "jaxddp/distributed/verify.py",
@@ -263,11 +263,21 @@ MODEL = [
         },
     ),
     *planted(
+        "jaxddp/data_parallel.py",
+        "tests/unit/nn/test_own_tree.py -k data_parallel",
+        {"flat_tree": ("seeing(self.functional.param_tree, optimizer)", "optimizer")},
+    ),
+    *planted(
+        "jaxddp/parity/torch_side/recorder.py",
+        "tests/unit/parity/test_excerpts.py -k torchs",
+        {"another_excerpt": ("[::apart].reshape(-1, *(1,)", "[1::apart].reshape(-1, *(1,)")},
+    ),
+    *planted(
         "jaxddp/parity/convert/layouts.py",
         "tests/unit/parity/convert/test_converter.py -k layers or transposed",
         {
             "converter_layout": ("lambda x: x.T.reshape(flax)", "lambda x: x.reshape(flax)"),
-            "kernel_not_flipped": ("np.flip(x, tuple(axis + 2 for axis in spatial))", "x"),
+            "kernel_not_flipped": ("np.moveaxis(np.flip(x, axes), first, last)", "np.moveaxis(x, first, last)"),
         },
     ),
 ]
