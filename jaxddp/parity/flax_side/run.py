@@ -25,7 +25,6 @@ from jaxddp.state import Params, TrainState
 from jaxddp.step.replica_step import ReplicaStep
 
 Hook = CommHook | Callable[[Params], Params]
-ToTorch = Callable[[Mapping[str, Any]], Tensors]
 
 
 def free_records(
@@ -54,7 +53,7 @@ def free_records(
         for number, batch in enumerate(case.batches() if batches is None else batches):
             state = replicas.place(_taken_back(_restored(side, state, number)), axes)
             state, stages = step(state, replicas.shard(batch))
-            yield _record(stages, side.to_torch, batch)
+            yield _record(stages, side, batch)
 
 
 def forced_records(
@@ -95,7 +94,7 @@ def forced_records(
             given = {} if own else _given(side, stages, whole(theirs, side.given), reference.start)
             carried = {name: after.buffers[name] for name in side.alone}
             del after
-            record = dict(_record(stages, side.to_torch, batch))
+            record = dict(_record(stages, side, batch))
             if not own:
                 updates, opt_state = update(side.from_torch(given)[0], state.opt_state, params)
             record["update"] = excerpts(side.to_torch(updates))
@@ -173,14 +172,14 @@ def _program(case: Question, replicas: Replicas | None, comm_hook: Hook | None) 
 
     def without_metrics(state: TrainState, batch: MicroBatches) -> tuple[TrainState, dict[str, Any]]:
         next_state, _, stages = step(state, batch)
-        if isinstance(step, ReplicaStep) and step.clip_grad_norm is None:
+        if _clips_not(step):
             del stages["clipped_gradients"]  # the same as "gradients"
         return next_state, stages
 
     return side, replicas, replicas.map(without_metrics, (step.axes, 0), (step.axes, 0), donate=(0,))
 
 
-def _record(stages: dict[str, Any], to_torch: ToTorch, batch: MicroBatches) -> Record:
+def _record(stages: dict[str, Any], side: FlaxSide, batch: MicroBatches) -> Record:
     """Return the stages under torch's names: local stages of all replicas, shared stages of replica 0.
 
     Large tensors are excerpts; "norms" and "local_norms" hold the norms of gradients, as "stage:tensor".
@@ -197,12 +196,22 @@ def _record(stages: dict[str, Any], to_torch: ToTorch, batch: MicroBatches) -> R
         local = stage.endswith(LOCAL_STAGES)
         differing = {name for name, x in value.items() if not local and _differs(x, world_size)}
         ranks = range(world_size if local or differing else 1)
-        of_ranks, norms = zip(*(_excerpts(to_torch(_of_replica(value, rank)), stage) for rank in ranks), strict=True)
+        of_ranks, norms = zip(
+            *(_excerpts(side.to_torch(_of_replica(value, rank)), stage) for rank in ranks), strict=True
+        )
         of_all = _stacked(of_ranks)
         record[stage] = of_all if local else of_ranks[0]
         record["local_norms" if local else "norms"] |= _stacked(norms) if local else norms[0]
         record["spread"] |= {f"{stage}:{name}": x for name, x in of_all.items() if differing and _differs(x, len(x))}
+    if _clips_not(side.replica_step):
+        record["clipped_gradients"] = record["gradients"]
+        of_all = {name.replace("gradients:", "clipped_gradients:", 1): norm for name, norm in record["norms"].items()}
+        record["norms"] |= of_all
     return record
+
+
+def _clips_not(step: ReplicaStep | OwnStep) -> bool:
+    return isinstance(step, ReplicaStep) and step.clip_grad_norm is None
 
 
 def _excerpts(tensors: Tensors, stage: str) -> tuple[Tensors, Tensors]:
