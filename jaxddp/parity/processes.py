@@ -23,6 +23,7 @@ from jaxddp.errors import TrainingError
 from jaxddp.parity.port import errors_located
 
 Tell = Callable[[str], None]  # reports to the parent what a child is doing
+M_MMAP_THRESHOLD = -3  # of glibc's mallopt
 MUCH = 2**20  # KiB of memory from which a process gives back what a job has used
 STARTING = 120.0  # seconds for importing a framework, before any code of a port runs; measured: 3, and 12 when busy
 
@@ -152,6 +153,15 @@ def reported(connection: Connection, origin: str) -> Iterator[None]:
         connection.send(("failed", (str(error), traceback.format_exc())))
     finally:
         _give_back_memory()
+
+
+def free_at_once() -> None:
+    """Let glibc give blocks of a MiB or more back to the system when they are freed; other systems do so themselves.
+
+    Without it the memory of a large model's arrays is kept for later ones, in pieces.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 2**20)
 
 
 def _give_back_memory() -> None:

@@ -28,6 +28,8 @@ COUNTER = "num_batches_tracked"  # torch's BatchNorm counts its batches, flax's 
 
 T = TypeVar("T")
 
+LARGE_MODEL = 2**23  # elements
+
 _BETWEEN = "|"  # stage | tensor
 _WHOLE = ".whole"  # ending of the file with the large tensors of a record
 
@@ -156,6 +158,11 @@ def shapes_of(tensors: Arrays) -> dict[str, tuple[int, ...]]:
     if isinstance(tensors, StoredTensors):
         return {name: tensors.shape(name) for name in tensors}
     return {name: x.shape for name, x in tensors.items()}
+
+
+def is_large_model(start: Arrays) -> bool:
+    """Return whether a model is so large that its two sides run one after the other, and free memory at once."""
+    return sum(math.prod(shape) for shape in shapes_of(start).values()) > LARGE_MODEL
 
 
 def write_tensors(path: Path, tensors: Arrays) -> None:

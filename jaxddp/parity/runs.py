@@ -22,13 +22,12 @@ from jaxddp.parity.port.draws import Draw as LossDraw
 from jaxddp.parity.port.draws import DrawnSource, paired
 from jaxddp.parity.processes import ChildError
 from jaxddp.parity.question import Question
-from jaxddp.parity.records import Lazy, Records, Scratch, StoredRecord, shapes_of
+from jaxddp.parity.records import Lazy, Records, Scratch, StoredRecord, is_large_model, shapes_of
 from jaxddp.parity.torch_side.pool import torch_records
 from jaxddp.parity.torch_side.rank import Draw, Steps, Summary, rank_folder
 from jaxddp.parity.workers import Workers
 
 Draws = tuple[LossDraw, ...] | str  # or why they are not known
-LARGE_MODEL = 2**24  # elements of a model whose sides run one after the other, to halve the memory
 COPIES = 7.5  # of a large model's weights in float64, per replica, at the worst moment
 AT_REST = 1.0  # GiB of all processes before a model is made
 GIB = 2**30
@@ -173,7 +172,7 @@ class Runs:
 
     @property
     def _is_large(self) -> bool:
-        return self._elements > LARGE_MODEL
+        return is_large_model(self.start)
 
     @contextmanager
     def _noting(self, side: str) -> Iterator[None]:

@@ -13,7 +13,7 @@ from jaxddp.parity.question import Question
 from jaxddp.parity.records import StoredRecord, Tensors
 from jaxddp.parity.torch_side.rank import Summary
 
-LARGE_MODEL = 2**22  # parameters
+LONG_REPLAYS = 2**22  # parameters of a model whose replays take long
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Evidence:
     @property
     def is_large(self) -> bool:
         """True if a replay takes so long that faults are sought only where the first layer differs."""
-        return sum(math.prod(shape) for shape in self.judgement.shapes.values()) > LARGE_MODEL
+        return sum(math.prod(shape) for shape in self.judgement.shapes.values()) > LONG_REPLAYS
 
     def before(self, step: int) -> Tensors:
         """Return the parameters before a step, counted from 0; excerpts of large ones."""

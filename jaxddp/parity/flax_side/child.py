@@ -14,9 +14,9 @@ from jaxddp.distributed.devices import prepare
 from jaxddp.parity.flax_side.micro_gradients import micro_records, program
 from jaxddp.parity.flax_side.run import forced_records, forget_programs, free_records, starting_weights
 from jaxddp.parity.lazy_arrays import Arrays
-from jaxddp.parity.processes import STARTING, Child, ChildError, Tell, answers, reported
+from jaxddp.parity.processes import STARTING, Child, ChildError, Tell, answers, free_at_once, reported
 from jaxddp.parity.question import Question, Trajectory
-from jaxddp.parity.records import Records, RecordWriter
+from jaxddp.parity.records import Records, RecordWriter, is_large_model
 from jaxddp.parity.torch_side.pool import torch_records
 
 
@@ -51,6 +51,8 @@ class Free:
 
     def run(self, tell: Tell) -> None:
         """Take the steps."""
+        if is_large_model(self.start):
+            free_at_once()
         writer = RecordWriter(self.folder)
         tell("flax_model or step 1")
         forget_programs()
@@ -79,6 +81,8 @@ class Forced:
 
     def run(self, tell: Tell) -> None:
         """Take the steps."""
+        if is_large_model(self.start):
+            free_at_once()
         writer = RecordWriter(self.folder)
         tell("flax_model or step 1")
         reference = Trajectory(self.start, torch_records(self.reference, self.case.world_size))

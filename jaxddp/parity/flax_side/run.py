@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
 from jax import numpy as jnp
 
 from jaxddp.comm_hooks import CommHook
@@ -20,7 +21,7 @@ from jaxddp.parity.flax_side.side import FlaxSide, hyperparameters, optimizer_te
 from jaxddp.parity.lazy_arrays import Arrays, Joined
 from jaxddp.parity.port.draws import examples_of
 from jaxddp.parity.question import LOCAL_STAGES, Question, Trajectory, micro_batches_of
-from jaxddp.parity.records import Record, Tensors, whole
+from jaxddp.parity.records import Record, Tensors, is_large_model, whole
 from jaxddp.state import Params, TrainState
 from jaxddp.step.replica_step import ReplicaStep
 
@@ -74,7 +75,9 @@ def forced_records(
         replicas, comm_hook: see `free_records`.
     """
     with jax.enable_x64(case.dtype == "float64"), jax.default_matmul_precision("highest"):
-        side, replicas, step = _program(case, replicas, comm_hook)
+        alone = is_large_model(reference.start)  # then the step has no optimizer, whose state fills each device
+        side, replicas, step = _program(case, replicas, comm_hook, alone)
+        own = isinstance(side.replica_step, OwnStep)
         optimizer = side.replica_step.optimizer
         update = jax.jit(optimizer.update)
         params, buffers = side.from_torch(reference.start)
@@ -86,9 +89,10 @@ def forced_records(
         for number, (batch, theirs) in enumerate(zip(case.batches(), reference.records, strict=False)):
             state = TrainState(jnp.int32(number), params, buffers, opt_state, comm_state, scaler=scaler)
             state = _restored(side, state, number)
-            after, stages = step(replicas.place(state, axes), replicas.shard(batch))
+            given_state = state if own or not alone else dataclasses.replace(state, opt_state=optax.EmptyState())
+            after, stages = step(replicas.place(given_state, axes), replicas.shard(batch))
             comm_state, scaler = after.comm_state, after.scaler
-            if own := isinstance(side.replica_step, OwnStep):
+            if own:
                 opt_state = after.opt_state
                 updates = jax.tree.map(lambda new, old: np.asarray(new) - np.asarray(old), after.params, params)
             given = {} if own else _given(side, stages, whole(theirs, side.given), reference.start)
@@ -158,7 +162,9 @@ def _restored(side: FlaxSide, state: TrainState, steps: int) -> TrainState:
 
 
 @lru_cache(maxsize=2)
-def _program(case: Question, replicas: Replicas | None, comm_hook: Hook | None) -> tuple[FlaxSide, Replicas, Any]:
+def _program(
+    case: Question, replicas: Replicas | None, comm_hook: Hook | None, without_optimizer: bool = False
+) -> tuple[FlaxSide, Replicas, Any]:
     """Build the flax side, its replicas, and (state, batch) -> (replica 0's next state, stages of all replicas).
 
     The result is cached because a case is run freely and then forced, and compiling takes most of the time.
@@ -169,6 +175,8 @@ def _program(case: Question, replicas: Replicas | None, comm_hook: Hook | None) 
     if isinstance(step, ReplicaStep) and comm_hook is not None:
         step = dataclasses.replace(step, comm_hook=comm_hook)
         side = dataclasses.replace(side, replica_step=step)
+    if isinstance(step, ReplicaStep) and without_optimizer:
+        step = dataclasses.replace(step, optimizer=optax.set_to_zero())
 
     def without_metrics(state: TrainState, batch: MicroBatches) -> tuple[TrainState, dict[str, Any]]:
         next_state, _, stages = step(state, batch)

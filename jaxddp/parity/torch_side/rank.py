@@ -19,9 +19,9 @@ from jaxddp.errors import InputError
 from jaxddp.parity.lazy_arrays import Arrays
 from jaxddp.parity.port import Facts, errors_located
 from jaxddp.parity.port.draws import Draw as LossDraw
-from jaxddp.parity.processes import Tell, reported
+from jaxddp.parity.processes import Tell, free_at_once, reported
 from jaxddp.parity.question import Trajectory
-from jaxddp.parity.records import Records, RecordWriter, StoredTensors, Tensors, whole, write_tensors
+from jaxddp.parity.records import Records, RecordWriter, StoredTensors, Tensors, is_large_model, whole, write_tensors
 from jaxddp.parity.torch_side.draws import NotedDraws
 from jaxddp.parity.torch_side.recorder import Recorder, WatchedOptimizer, is_large, recording_hook, to_numpy
 from jaxddp.parity.torch_side.side import Source, TorchSide, default_dtype, make_side, to_batch
@@ -100,6 +100,8 @@ class Steps:
     def run(self, world: World, tell: Tell) -> Summary:
         """Take the steps."""
         tell("torch_model")
+        if is_large_model(self.weights):
+            free_at_once()
         side = make_side(self.source, self.steps, self.dtype)
         model = side.model.to(world.device).train()
         load_state(model, self.weights)
