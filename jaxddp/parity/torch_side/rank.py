@@ -228,11 +228,14 @@ def load_state(model: nn.Module, state: Arrays, strict: bool = True) -> None:
     Args:
         model: the model.
         state: the arrays.
-        strict: raise `KeyError` if one is missing.
+        strict: raise `KeyError` if one is missing or left over.
     """
+    own = model.state_dict()
+    if strict and (odd := sorted(own.keys() ^ state.keys())):
+        raise KeyError(f"missing or left over: {', '.join(odd)}")
     with torch.no_grad():
-        for name, tensor in model.state_dict().items():
-            if strict or name in state:
+        for name, tensor in own.items():
+            if name in state:
                 tensor.copy_(torch.from_numpy(state[name]))
 
 
