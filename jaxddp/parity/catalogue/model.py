@@ -5,25 +5,28 @@ from jaxddp.parity.catalogue.fault import Fault
 FAULTS: dict[str, Fault] = {
     "batch_norm_momentum": Fault(
         "BatchNorm's momentum is not the complement of torch's: 0.1 in torch is 0.9 in flax (default: 0.99)",
-        "use momentum=0.9 in flax for 0.1 in torch",
+        "use nnx.BatchNorm(features, momentum=0.9) for torch's momentum=0.1, and 1 - m for any m; "
+        "jaxddp.nn.layers.BatchNorm(features, momentum=0.1) takes torch's number",
     ),
     "biased_variance": Fault(
         "the running variance is the biased one; torch keeps n/(n-1) times it",
-        "track n/(n-1) times the batch variance, as jaxddp.nn.layers.BatchNorm does",
+        "use jaxddp.nn.layers.BatchNorm(features), or track n/(n-1) times the batch variance as it does",
         "pytorch/pytorch#19902",
     ),
     "batch_norm_eval": Fault(
         "BatchNorm uses its running statistics during training",
-        "pass use_running_average=False, or call model.train()",
+        "call model.train() before the forward pass, or pass use_running_average=False",
     ),
     "batch_norm_sync": Fault(
         "BatchNorm computes its statistics over all replicas and the reference for each replica, or vice versa",
-        "use axis_name=None for local statistics",
+        "for statistics of each replica, use nnx.BatchNorm(features, axis_name=None) or "
+        "jaxddp.nn.layers.BatchNorm(features, sync=False); where the reference has SyncBatchNorm, axis_name=axis_name "
+        "or sync=True",
         "google/flax#2417",
     ),
     "fast_variance": Fault(
         "the variance is computed as E[x^2] - E[x]^2, which cancels if the mean is large",
-        "set use_fast_variance=False",
+        "set use_fast_variance=False in the layer: nnx.LayerNorm(features, use_fast_variance=False)",
     ),
     "gelu_approximation": Fault(
         "GELU uses the tanh approximation on one side and erf on the other",
@@ -32,31 +35,42 @@ FAULTS: dict[str, Fault] = {
     ),
     "norm_epsilon": Fault(
         "the epsilon of a normalisation layer differs; LayerNorm's defaults are 1e-5 in torch and 1e-6 in flax",
-        "set epsilon= to the reference's eps",
+        "set epsilon to the reference's eps: nnx.LayerNorm(features, epsilon=1e-5) for torch.nn.LayerNorm's default",
     ),
     "same_padding": Fault(
         "'SAME' padding at stride 2 differs from symmetric padding",
         "use padding=((1, 1), (1, 1)) for torch's padding=1",
         "google/flax#2993",
     ),
-    "label_smoothing": Fault("label smoothing differs", "use optax.smooth_labels with torch's label_smoothing"),
-    "dropout_rate": Fault("dropout has another rate", "give nnx.Dropout or linen's torch's p as its rate"),
+    "label_smoothing": Fault(
+        "label smoothing differs",
+        "use torch's label_smoothing: optax.softmax_cross_entropy(logits, "
+        "optax.smooth_labels(jax.nn.one_hot(labels, logits.shape[-1]), label_smoothing))",
+    ),
+    "dropout_rate": Fault(
+        "dropout has another rate", "give torch's p as the rate: nnx.Dropout(p, rngs=rngs), linen.Dropout(p)"
+    ),
     "ignore_index": Fault(
         "labels that should be ignored count in the mean",
-        "divide by the number of labels that are not ignored",
+        "divide by the number of labels that are not ignored: jnp.where(labels != -100, losses, 0).sum() / "
+        "(labels != -100).sum()",
     ),
     "padding_idx": Fault(
         "the embedding's padding row gets a gradient",
-        "apply stop_gradient to that row, or mask its gradient",
+        "stop the gradient of that row: rows = jnp.where((ids == padding_idx)[..., None], "
+        "jax.lax.stop_gradient(rows), rows)",
     ),
     "layout": Fault(
         "the values are right but in another order: a kernel's axes, or the axes that were flattened",
-        "transpose to torch's order (N, C, H, W) before flattening, or declare flax's order in names: flattened(...); "
-        "store kernels as (H, W, in, out)",
+        "transpose to torch's order (N, C, H, W) before flattening, x.transpose(0, 3, 1, 2).reshape(len(x), -1), or "
+        "declare flax's order in the port file, names = {layer: flattened(layer, (C, H, W))}; store kernels as "
+        "(H, W, in, out)",
     ),
     "reduced_precision_matmul": Fault(
         "matrix products round their inputs to fewer bits (TF32, bfloat16)",
-        'compare under jax.default_matmul_precision("highest")',
+        "do not round the inputs of products: no casts to bfloat16 before them, "
+        'dot_general=jax.lax.dot_general in flax\'s layers, and jax.default_matmul_precision("highest") on a '
+        "GPU",
         "jax-ml/jax#12008",
     ),
     "std_correction": Fault(

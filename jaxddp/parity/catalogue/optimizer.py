@@ -5,21 +5,25 @@ from jaxddp.parity.catalogue.fault import Fault
 FAULTS: dict[str, Fault] = {
     "coupled_decay": Fault(
         "weight decay goes through the optimizer's statistics (L2) where the reference decouples it, or vice versa",
-        "use optax.adamw for AdamW, and optax.add_decayed_weights before the rest of the chain for all others",
+        "for torch's AdamW, use optax.adamw(lr, weight_decay=decay); for SGD, Adam, RMSprop and Adagrad, put the decay "
+        "first: optax.chain(optax.add_decayed_weights(decay), optax.adam(lr))",
         "google-deepmind/optax#417",
     ),
     "decay_value": Fault(
         "weight decay differs; the defaults are 1e-2 in torch.optim.AdamW and 1e-4 in optax.adamw",
-        "set it explicitly on both sides",
+        "set weight_decay on both sides: optax.adamw(lr, weight_decay=0.01) for torch's default",
     ),
     "decay_without_lr": Fault(
         "weight decay is not multiplied by the learning rate",
-        "put add_decayed_weights before scale_by_learning_rate",
+        "put the decay before the learning rate: optax.chain(optax.scale_by_adam(), "
+        "optax.add_decayed_weights(decay), optax.scale_by_learning_rate(lr))",
         "google-deepmind/optax#292",
     ),
     "decay_mask": Fault(
         "weight decay applies to different tensors: biases and norms decay on one side only",
-        "use the same groups on both sides: add_decayed_weights(..., mask=...)",
+        "decay the same tensors on both sides: for matrices only, optax.adamw(lr, weight_decay=decay, "
+        "mask=lambda params: jax.tree.map(lambda p: p.ndim > 1, params)); optax.add_decayed_weights takes the "
+        "same mask",
     ),
     "decay_rounded_away": Fault(
         "float32 rounds 1 - lr * weight_decay, so the decay is lost or coarse",
@@ -28,50 +32,60 @@ FAULTS: dict[str, Fault] = {
     ),
     "eps_in_root": Fault(
         "eps is added inside the square root instead of outside, or vice versa",
-        "use optax.adam(eps=..., eps_root=0), optax.rmsprop(eps_in_sqrt=False) or jaxddp.optim.adagrad(eps=...)",
+        "use optax.adam(lr, eps=eps, eps_root=0.0), optax.rmsprop(lr, decay=0.99, eps=eps, eps_in_sqrt=False) "
+        "or jaxddp.optim.adagrad(lr, eps=eps)",
     ),
-    "eps_value": Fault("eps differs", "set eps explicitly on both sides"),
+    "eps_value": Fault("eps differs", "set eps on both sides: optax.adam(lr, eps=eps)"),
     "loss_scale": Fault(
         "the loss, or the gradient that the optimizer sees, is multiplied by a number",
-        "use the same loss on both sides (a mean or a sum; optax.l2_loss has a factor 1/2), and undo any loss scale",
+        "use the same loss on both sides (a mean or a sum; for torch's mse_loss, "
+        "optax.squared_error(prediction, target).mean(), since optax.l2_loss has a factor 1/2), and undo any "
+        "loss scale before the optimizer: optax.scale(1 / scale)",
     ),
     "no_bias_correction": Fault(
-        "Adam without bias correction", "optax.scale_by_adam corrects the bias; do not undo it"
+        "Adam without bias correction",
+        "use optax.scale_by_adam(), which corrects the bias, or divide the means by 1 - beta**t",
     ),
-    "nesterov": Fault("Nesterov momentum on one side only", "use the same nesterov= on both sides"),
+    "nesterov": Fault(
+        "Nesterov momentum on one side only",
+        "use the same nesterov on both sides: optax.sgd(lr, momentum=0.9, nesterov=True) where torch has it, "
+        "nesterov=False where not",
+    ),
     "lr_in_momentum": Fault(
         "momentum accumulates after the learning rate is applied, as in TensorFlow, and so remembers old rates",
-        "put optax.trace before optax.scale_by_learning_rate",
+        "put the momentum before the rate: optax.chain(optax.trace(0.9), optax.scale_by_learning_rate(schedule))",
     ),
     "amsgrad": Fault(
         "AMSGrad on one side only, or optax.amsgrad, which corrects the bias before it takes the maximum",
-        "use jaxddp.optim.adam(amsgrad=True)",
+        "use jaxddp.optim.adam(lr, amsgrad=True) where torch has amsgrad, optax.adam where not",
     ),
     "dampening": Fault(
         "the dampening of the momentum differs; optax.trace has none",
-        "use jaxddp.optim.sgd(dampening=...)",
+        "use jaxddp.optim.sgd(lr, momentum=0.9, dampening=0.3) with torch's values",
     ),
     "rmsprop_decay": Fault(
         "the decay rate of RMSprop differs; the defaults are alpha 0.99 in torch and decay 0.9 in optax",
-        "use optax.rmsprop(decay=0.99, eps_in_sqrt=False)",
+        "use optax.rmsprop(lr, decay=0.99, eps_in_sqrt=False) for torch's default alpha",
         "google-deepmind/optax#532",
     ),
     "rmsprop_centred": Fault(
         "RMSprop is centred on one side only, or its mean square starts from a different value",
-        "set centered= and initial_scale=0. as in torch",
+        "use torch's centered, and a start from 0: optax.rmsprop(lr, decay=0.99, eps_in_sqrt=False, "
+        "centered=True, initial_scale=0.0) or centered=False",
         "google-deepmind/optax#49",
     ),
     "adagrad_accumulator": Fault(
         "Adagrad's accumulator starts from a different value; the defaults are 0 in torch and 0.1 in optax",
-        "use optax.adagrad(..., initial_accumulator_value=0.)",
+        "use optax.adagrad(lr, initial_accumulator_value=0.0) for torch's default",
     ),
     "lr_scaled": Fault(
         "the learning rate is multiplied by the number of replicas or its square root",
-        "use the learning rate of the reference, or scale it on both sides",
+        "use the learning rate of the reference, or multiply it on both sides",
     ),
     "lr_off_by_one": Fault(
         "the schedule is one step ahead or behind",
-        "use schedule(t) for update t, counted from 0",
+        "use the rate schedule(t) for update t, counted from 0; torch's scheduler.step() belongs after "
+        "optimizer.step()",
         "pytorch/torchtitan#1261",
     ),
     "warmup_start": Fault(
@@ -82,12 +96,17 @@ FAULTS: dict[str, Fault] = {
     ),
     "scheduler_too_fast": Fault(
         "the schedule advances several times per optimizer step",
-        "advance it once per optimizer step, whatever the number of replicas",
+        "use the rate schedule(t) for update t, with t advanced once per optimizer step, whatever the number "
+        "of replicas and micro-batches",
         "huggingface/accelerate#1382",
     ),
     "resume_lost_state": Fault(
         "a resumed run starts with a fresh step count or fresh moments",
-        "save and restore the whole optimizer state",
+        "save the whole optimizer state, saved = jax.tree.leaves(opt_state), and restore it: opt_state = "
+        "jax.tree.unflatten(jax.tree.structure(optimizer.init(params)), saved)",
     ),
-    "betas": Fault("the betas or the momentum differ", "set them explicitly on both sides"),
+    "betas": Fault(
+        "the betas or the momentum differ",
+        "set them on both sides: optax.adam(lr, b1=0.9, b2=0.98), optax.sgd(lr, momentum=0.9) with torch's values",
+    ),
 }

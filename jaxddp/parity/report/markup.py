@@ -8,10 +8,12 @@ from collections.abc import Iterable
 UNFIT = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 NAME = r"[A-Za-z_]\w*"
 BRACKETS = r"\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)"
-VALUE = rf"(?:{BRACKETS}|[\w.\"']*\w)"
-# Code in a line of English: a dotted or underscored name, a call, name=value, or an index.
+VALUE = rf"(?:{BRACKETS}|\"\w+\"|[\w.\"']*\w)"
+CALL = rf"{NAME}(?:\.\w+)*{BRACKETS}(?:\.\w+{BRACKETS}|\[[^\]]*\])*"
+# Code in a line of English: a call, its assignment, name=value, an index, or a dotted or underscored name.
 CODE = re.compile(
-    rf"{NAME}(?:\.\w+)*(?:{BRACKETS}|=(?:{VALUE})?|\[[^\]]*\])|{NAME}(?:\.\w+)+|[A-Za-z]\w*_\w+", re.ASCII
+    rf"(?:{NAME} = )?{CALL}|{NAME}(?:\.\w+)*(?:=(?:{VALUE})?|\[[^\]]*\])|{NAME}(?:\.\w+)+|[A-Za-z]\w*_\w+",
+    re.ASCII,
 )
 
 
@@ -76,6 +78,8 @@ def with_code(text: str) -> Html:
 
     >>> with_code("jax.lax.pmean where there is psum(x)")
     '<code>jax.lax.pmean</code> where there is <code>psum(x)</code>'
+    >>> with_code("use y = x.transpose(0, 2, 1).ravel() first")
+    'use <code>y = x.transpose(0, 2, 1).ravel()</code> first'
     """
     pieces, end = [], 0
     for match in CODE.finditer(text):

@@ -1,0 +1,213 @@
+"""Fixes of the optimizer and its schedule."""
+
+from tests.end_to_end.fixes.fix import HOLE, Fix, optimizers
+from tests.support.small_port import Change
+
+ADAM = "Adam(parameters, lr=0.01)"
+ADAMW = "AdamW(parameters, lr=0.01, weight_decay=0.1)"
+SGD = "SGD(parameters, lr=0.01, momentum=0.9)"
+RMSPROP = "RMSprop(parameters, lr=0.01)"
+GROUPS = "AdamW([{'params': [p], 'weight_decay': decay * (p.ndim > 1)} for p in parameters], lr=0.01)"
+FORGETS_CORRECTION = """def scale_by_uncorrected_adam(b1=0.9, b2=0.999, eps=1e-8):
+    def update(gradients, state, params=None):
+        mean = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state[0], gradients)
+        square = jax.tree.map(lambda v, g: b2 * v + (1 - b2) * g * g, state[1], gradients)
+        return jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + eps), mean, square), (mean, square)
+    return optax.GradientTransformation(lambda params: (jax.tree.map(jnp.zeros_like, params),) * 2, update)
+"""
+
+COSINE = """
+def torch_scheduler(optimizer): return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 8)
+"""
+SCHEDULE = "schedule = optax.cosine_decay_schedule(lr, 8)\n"
+WARM = """
+def torch_scheduler(optimizer):
+    from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR
+    return SequentialLR(optimizer, [LinearLR(optimizer, 0.25, total_iters=2), CosineAnnealingLR(optimizer, 10)], [2])
+"""
+RATES = "first_rate, highest_rate, steps, last_step = 0.025, 0.1, 2, 12\n"
+FROM = "init_value=first_rate, peak_value=highest_rate, warmup_steps=steps, decay_steps=last_step"
+
+
+def preceded(code: str, changes: tuple[Change, ...]) -> tuple[Change, ...]:
+    """Put code before what the changes put in."""
+    return tuple((old, code + new) for old, new in changes)
+
+
+SCHEDULED = preceded(SCHEDULE, optimizers(SGD, f"optax.sgd(lambda t: {HOLE}, 0.9)"))
+
+FIXES = (
+    Fix(
+        "coupled_decay",
+        "optax.adamw(lr, weight_decay=decay)",
+        "optax.chain(optax.add_decayed_weights(decay), optax.adam(lr))",
+        optimizers(ADAMW),
+    ),
+    Fix(
+        "coupled_decay",
+        "optax.chain(optax.add_decayed_weights(decay), optax.adam(lr))",
+        "optax.adamw(lr, weight_decay=decay)",
+        optimizers("Adam(parameters, lr=0.01, weight_decay=0.1)"),
+    ),
+    Fix(
+        "decay_value",
+        "optax.adamw(lr, weight_decay=0.01)",
+        "optax.adamw(lr)",
+        optimizers("AdamW(parameters, lr=0.01)"),
+    ),
+    Fix(
+        "decay_without_lr",
+        "optax.add_decayed_weights(decay), optax.scale_by_learning_rate(lr)",
+        "optax.scale_by_adam(), optax.scale_by_learning_rate(lr), optax.add_decayed_weights(-decay)",
+        optimizers(ADAMW, f"optax.chain({HOLE})"),
+        right="optax.scale_by_adam(), optax.add_decayed_weights(decay), optax.scale_by_learning_rate(lr)",
+    ),
+    Fix(
+        "decay_mask",
+        "mask=lambda params: jax.tree.map(lambda p: p.ndim > 1, params)",
+        "optax.adamw(lr, weight_decay=decay)",
+        optimizers(GROUPS),
+        right="optax.adamw(lr, weight_decay=decay, mask=lambda params: jax.tree.map(lambda p: p.ndim > 1, params))",
+    ),
+    Fix(
+        "eps_in_root",
+        "optax.adam(lr, eps=eps, eps_root=0.0)",
+        "optax.adam(lr, eps=0.0, eps_root=eps)",
+        optimizers("Adam(parameters, lr=0.01, eps=1e-6)"),
+    ),
+    Fix(
+        "eps_in_root",
+        "eps_in_sqrt=False",
+        "optax.rmsprop(lr, decay=0.99)",
+        optimizers(RMSPROP),
+        right="optax.rmsprop(lr, decay=0.99, eps_in_sqrt=False)",
+    ),
+    Fix(
+        "eps_in_root",
+        "jaxddp.optim.adagrad(lr, eps=eps)",
+        "optax.adagrad(lr, initial_accumulator_value=0.0, eps=eps)",
+        optimizers("Adagrad(parameters, lr=0.01, eps=1e-6)"),
+    ),
+    Fix(
+        "eps_value",
+        "optax.adam(lr, eps=eps)",
+        "optax.adam(lr)",
+        optimizers("Adam(parameters, lr=0.01, eps=1e-6)"),
+    ),
+    Fix(
+        "loss_scale",
+        "optax.scale(1 / scale)",
+        "optax.adam(lr, eps=eps)",
+        preceded(
+            "scale = 1024.0\n",
+            optimizers("Adam(parameters, lr=0.01, eps=1e-6)", f"optax.chain(optax.scale(scale), {HOLE})"),
+        ),
+        right="optax.chain(optax.scale(1 / scale), optax.adam(lr, eps=eps))",
+    ),
+    Fix(
+        "loss_scale",
+        "optax.squared_error(prediction, target).mean()",
+        "optax.l2_loss(prediction, target).mean()",
+        (
+            ('F.cross_entropy(model(batch["x"]), batch["y"])', 'F.mse_loss(model(batch["x"]), batch["x"] @ W)'),
+            (
+                'return cross_entropy(model(batch["x"]), batch["y"]).mean()',
+                f'prediction, target = model(batch["x"]), batch["x"] @ W\n    return {HOLE}',
+            ),
+        ),
+        "W = np.eye(3, 4)\n",
+    ),
+    Fix(
+        "no_bias_correction",
+        "optax.scale_by_adam()",
+        "scale_by_uncorrected_adam()",
+        preceded(FORGETS_CORRECTION, optimizers(ADAM, f"optax.chain({HOLE}, optax.scale_by_learning_rate(lr))")),
+    ),
+    Fix(
+        "nesterov",
+        "optax.sgd(lr, momentum=0.9, nesterov=True)",
+        "optax.sgd(lr, momentum=0.9)",
+        optimizers("SGD(parameters, lr=0.01, momentum=0.9, nesterov=True)"),
+    ),
+    Fix(
+        "lr_in_momentum",
+        "optax.chain(optax.trace(0.9), optax.scale_by_learning_rate(schedule))",
+        "optax.chain(optax.scale_by_learning_rate(schedule), optax.trace(0.9))",
+        preceded(SCHEDULE, optimizers(SGD)),
+        COSINE,
+    ),
+    Fix(
+        "amsgrad",
+        "jaxddp.optim.adam(lr, amsgrad=True)",
+        "optax.amsgrad(lr)",
+        optimizers("Adam(parameters, lr=0.01, amsgrad=True)"),
+    ),
+    Fix(
+        "dampening",
+        "jaxddp.optim.sgd(lr, momentum=0.9, dampening=0.3)",
+        "optax.sgd(lr, momentum=0.9)",
+        optimizers("SGD(parameters, lr=0.01, momentum=0.9, dampening=0.3)"),
+    ),
+    Fix(
+        "rmsprop_decay",
+        "optax.rmsprop(lr, decay=0.99, eps_in_sqrt=False)",
+        "optax.rmsprop(lr, eps_in_sqrt=False)",
+        optimizers(RMSPROP),
+    ),
+    Fix(
+        "rmsprop_centred",
+        "optax.rmsprop(lr, decay=0.99, eps_in_sqrt=False, centered=True, initial_scale=0.0)",
+        "optax.rmsprop(lr, decay=0.99, eps_in_sqrt=False)",
+        optimizers("RMSprop(parameters, lr=0.01, centered=True)"),
+    ),
+    Fix(
+        "rmsprop_centred",
+        "initial_scale=0.0",
+        "optax.rmsprop(lr, decay=0.99, eps_in_sqrt=False, initial_scale=1.0)",
+        optimizers(RMSPROP),
+        right="optax.rmsprop(lr, decay=0.99, eps_in_sqrt=False, initial_scale=0.0)",
+    ),
+    Fix(
+        "adagrad_accumulator",
+        "initial_accumulator_value=0.0",
+        "optax.adagrad(lr, eps=0.0)",
+        optimizers("Adagrad(parameters, lr=0.01, eps=0.0)"),
+        right="optax.adagrad(lr, eps=0.0, initial_accumulator_value=0.0)",
+    ),
+    Fix(
+        "lr_scaled",
+        "the learning rate of the reference",
+        "2 * lr",
+        optimizers(ADAM, f"optax.adam({HOLE})"),
+        sentence=True,
+        right="lr",
+    ),
+    Fix("lr_off_by_one", "schedule(t)", "schedule(t + 1)", SCHEDULED, COSINE),
+    Fix("scheduler_too_fast", "schedule(t)", "schedule(2 * t)", SCHEDULED, COSINE),
+    Fix(
+        "warmup_start",
+        f"optax.warmup_cosine_decay_schedule({FROM})",
+        f"optax.warmup_cosine_decay_schedule({FROM.replace('first_rate', '0.0')})",
+        preceded(RATES, optimizers("SGD(parameters, lr=0.1)", f"optax.sgd({HOLE})")),
+        WARM,
+    ),
+    Fix(
+        "resume_lost_state",
+        "jax.tree.unflatten(jax.tree.structure(optimizer.init(params)), saved)",
+        "optimizer.init(params)",
+        optimizers(ADAM, "optax.adam(lr)"),
+        f"""
+def flax_restore(state):
+    import dataclasses
+    optimizer, params, saved = flax_optimizer, state.params, jax.tree.leaves(state.opt_state)
+    return dataclasses.replace(state, opt_state={HOLE})
+restore_at = 2
+""",
+    ),
+    Fix(
+        "betas",
+        "optax.adam(lr, b1=0.9, b2=0.98)",
+        "optax.adam(lr)",
+        optimizers("Adam(parameters, lr=0.01, betas=(0.9, 0.98))"),
+    ),
+)
