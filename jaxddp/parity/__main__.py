@@ -53,7 +53,7 @@ class Options:
     torch_platform: str = "cpu"
     """cpu | gpu: platform of the torch side; its ranks may share a GPU."""
     write_names: bool = False
-    """Where names do not map, write the proposed table into PORT.py, and check again."""
+    """Write the proposed table into PORT.py where names do not map, and check again."""
     seed: int = 0
     """Seed from which torch draws the weights of a port."""
     timeout: float = 300.0

@@ -67,7 +67,7 @@ class Piece:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the piece is one array and one tensor."""
+        """Return whether the piece is one array and one tensor."""
         return not (self.place or self.own or self.rows)
 
 
