@@ -5,6 +5,7 @@ Nothing here imports jax.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -53,7 +54,8 @@ class ForwardDiagnosis:
 
     def run(self, world: World, tell: Tell) -> tuple[Ruling | None, Ruling | None]:
         """Search; return the ruling on the model and on the buffers, None for one that does not differ."""
-        tell("the search for a cause")
+        searching = partial(tell, "the search for a cause")
+        searching()
         side = make_side(self.source, max(self.steps) + 1, "float64")
         normalization = side.facts.loss_normalization
         evidence = ModelEvidence(
@@ -65,6 +67,7 @@ class ForwardDiagnosis:
             self.compared,
             self.between,
             rates_of(self.source.draws) if isinstance(self.source, DrawnSource) else (),
+            searching,
         )
         replays = replays_of(side.model)
         of_model, known = search_model(evidence, replays=replays) if self.model else (None, ())

@@ -65,6 +65,7 @@ class ModelEvidence:
         between: the last layer whose output is equal and the first whose output differs, if faults are to be sought
             between these two only; None: anywhere.
         rates: the reference's dropout rate and JAX's, of each pair of masks that the loss draws.
+        alive: is called before each replay, to tell that the search goes on.
     """
 
     module: nn.Module
@@ -75,6 +76,7 @@ class ModelEvidence:
     compared: tuple[int, ...] | None = None
     between: tuple[str, str] | None = None
     rates: tuple[tuple[float, float], ...] = ()
+    alive: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,7 @@ class Replay:
         Raises:
             One of `fit.IMPOSSIBLE`: the loss cannot be computed with the faults.
         """
+        self._evidence.alive()
         patches = tuple(patches)
         for rank in ranks:
             if (step, rank, patches) not in self._known:
