@@ -137,5 +137,5 @@ def test_updates_that_are_nan_are_not_explained() -> None:
 def test_a_large_tensor_is_explained_from_a_sample() -> None:
     shapes = {"embedding.weight": (400, 100), "head.weight": (20, 100), "norm.bias": (20,)}
     ruling = explain_optimizer(run(adam, optax.adam(1e-3, eps=1e-7), shapes=shapes))
-    assert named(ruling) == {frozenset({"eps_value"}), frozenset({"loss_scale"})}
+    assert named(ruling) == {frozenset({"eps_value"})}  # a loss scale would show in the state
     assert max(hypothesis.residual for hypothesis in ruling.named) <= CLEAN
