@@ -31,7 +31,7 @@ def cosine(lr: float) -> Callable[[Any], Any]:
 FAULTY = [
     planted("decay_value", adamw, optax.adamw(falling(1e-3)), "decay 0.0001, the ref", scheduler=EXPONENTIAL),
     planted("decay_value", adamw, optax.adamw(cosine(1e-3)), "decay 0.0001, the ref", scheduler=COSINE),
-    planted("eps_value|loss_scale", adam, optax.adam(cosine(1e-3), eps=1e-7), "eps 1e-7", scheduler=COSINE),
+    planted("eps_value", adam, optax.adam(cosine(1e-3), eps=1e-7), "eps 1e-7", scheduler=COSINE),
     planted("betas", adam, optax.adam(cosine(1e-3), b1=0.95), "0.95", scheduler=COSINE),
     planted("betas", momentum, optim.sgd(falling(0.1), 0.8), "0.8", scheduler=EXPONENTIAL),
     planted("nesterov", momentum, optax.sgd(falling(0.1), 0.9, nesterov=True), scheduler=EXPONENTIAL),
