@@ -1,6 +1,5 @@
 """Inputs and outputs of each layer of a port's torch module, recorded in one forward pass. Imports no jax."""
 
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
@@ -12,12 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from jaxddp.parity.lazy_arrays import Arrays
-from jaxddp.parity.port import Port
 from jaxddp.parity.processes import Tell
 from jaxddp.parity.question import Trajectory
 from jaxddp.parity.records import INPUTS, OUTPUTS, Records, RecordWriter
 from jaxddp.parity.torch_side.rank import load_state, rank_folder
-from jaxddp.parity.torch_side.side import Source, make_side, to_batch
+from jaxddp.parity.torch_side.side import Source, make_side
 from torch_ref.distributed import World
 
 
@@ -102,19 +100,6 @@ class Calls:
         """Write the calls as one record, with their order and `notes` as its notes."""
         record = {INPUTS: self._inputs, OUTPUTS: self._outputs}
         RecordWriter(folder).write(record, order=self.order, **notes)
-
-
-def order_of_torch(port: Port, module: nn.Module) -> Sequence[str]:
-    """Return the torch layers in the order in which their calls return; () if the loss cannot be computed."""
-    calls = Calls()
-    try:
-        with ExitStack() as hooks, torch.no_grad():
-            for name, layer in module.named_modules():
-                listen(layer, name, calls, hooks)
-            port.torch_loss(module.train(), to_batch(port.micro_batches(0, 0, "torch")[0], "float32"))
-    except Exception:  # it is told where the port runs
-        return ()
-    return calls.order
 
 
 def listen(module: nn.Module, name: str, calls: Calls, hooks: ExitStack) -> None:

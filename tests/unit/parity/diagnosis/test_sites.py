@@ -1,0 +1,35 @@
+"""Faults of a large model are sought from the last equal layer to the first that differs."""
+
+import torch
+from torch import nn
+
+from jaxddp.parity.diagnosis.forward.calls import Call
+from jaxddp.parity.diagnosis.forward.explain import replays_of
+from jaxddp.parity.diagnosis.forward.functions import norm_epsilon
+from jaxddp.parity.diagnosis.forward.sites import beginning_in, between, patches_of, trace
+
+NET = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 4), nn.LayerNorm(4), nn.GELU())
+
+
+def calls_of_net() -> list[Call]:
+    return trace(NET, lambda model, batch: {"loss": model(batch["x"]).sum()}, {"x": torch.ones(2, 4)})
+
+
+def test_only_the_calls_between_two_layers_are_chosen() -> None:
+    calls = calls_of_net()
+    here = between(calls, "1", "2")
+    assert [call.module for call in calls if call.site in here] == ["2"]
+    assert [call.module for call in calls if call.site in between(calls, "", "1")] == ["0", "1"]
+
+
+def test_a_fault_that_begins_at_another_layer_is_left_out() -> None:
+    calls = calls_of_net()
+    patches = [*patches_of((call, change) for call in calls for change in norm_epsilon(call))]
+    first, later = ([*beginning_in(between(calls, *pair), patches, calls)] for pair in (("", "0"), ("1", "2")))
+    assert {len(patch.sites) for patch in first} == {1, 2}  # the first norm alone, and both
+    assert {len(patch.sites) for patch in later} == {1}
+
+
+def test_a_search_over_a_larger_model_makes_fewer_replays() -> None:
+    with torch.device("meta"):
+        assert replays_of(nn.Linear(10_000, 10_000)) < replays_of(nn.Linear(2_000, 2_000)) < replays_of(NET)
