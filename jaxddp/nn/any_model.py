@@ -22,7 +22,7 @@ def functional_of(
     """Return the pure side of an nnx or linen module, or of a tree of arrays.
 
     Args:
-        model: nnx or linen module, or a pytree, see `PlainFunctional`.
+        model: nnx or linen module, a dictionary of nnx modules, or a pytree, see `PlainFunctional`.
         loss_fn: see `LinenFunctional` and `PlainFunctional`.
         batch: returns any batch; called for a linen module only.
         constants: names of a tree's arrays that are not parameters.
@@ -30,6 +30,8 @@ def functional_of(
     Raises:
         InputError: the model is none of these.
     """
+    if isinstance(model, dict) and model and all(isinstance(part, nnx.Module) for part in model.values()):
+        model = nnx.Dict(model)
     if isinstance(model, nnx.Module):
         return Functional(model)
     if isinstance(model, linen.Module):

@@ -81,6 +81,11 @@ class Functional:
         state = _copied(self._random_state) if random_state is None else random_state
         return nnx.merge(self._graphdef, _from_dict(params, self._params), state, _from_dict(buffers, self._buffers))
 
+    def values(self, module: nnx.Module) -> tuple[Params, Buffers]:
+        """Return the parameters and buffers of a module that `module` has built."""
+        _, params, _, buffers = _split(module)
+        return _to_dict(params), _to_dict(buffers)
+
     def local_loss(self, loss_fn: LossFunction, train: bool, masks: str = "replica", amp: str = "none") -> LocalLoss:
         """Turn `loss_fn(model, batch)` into a pure function (params, buffers, batch) -> (sums, new buffers).
 

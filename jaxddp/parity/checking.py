@@ -28,7 +28,7 @@ from jaxddp.parity.excerpts import excerpts
 from jaxddp.parity.findings import Cause, Difference, Numerics, Problem, StageResult
 from jaxddp.parity.port import Port, PortFile, PortSource
 from jaxddp.parity.question import Trajectory
-from jaxddp.parity.records import Record, of_loss
+from jaxddp.parity.records import Record, total_loss
 from jaxddp.parity.report.report import Report
 from jaxddp.parity.runs import Runs
 from jaxddp.parity.workers import Workers
@@ -197,7 +197,7 @@ def _losses(runs: Runs) -> tuple[tuple[float, float], ...]:
 def _spoiled(runs: Runs) -> tuple[int, int] | None:
     """Return the first step with a loss that is not finite, and its replica, if it is so on both sides; else None."""
     for step in range(min(len(runs.torch), len(runs.jax))):
-        torch, jax = (np.isfinite(of_loss(side[step], "local_loss")["loss"]) for side in (runs.torch, runs.jax))
+        torch, jax = (np.isfinite(total_loss(side[step])) for side in (runs.torch, runs.jax))
         if not (torch & jax).all():
             return (step, int(np.argmin(torch | jax))) if not (torch | jax).all() else None
     return None
@@ -235,4 +235,4 @@ def _unseen(runs: Runs) -> tuple[str, ...]:
 def _mean_loss(records: Sequence[Record], step: int) -> float:
     if step >= len(records):
         return math.nan
-    return float(np.mean(of_loss(records[step], "local_loss")["loss"]))
+    return float(np.mean(total_loss(records[step])))

@@ -24,6 +24,7 @@ Tensors = dict[str, np.ndarray]
 Record = Mapping[str, Tensors]  # stage -> tensors, after one step
 
 INPUTS, OUTPUTS = "inputs", "outputs"  # stages of a record of one forward pass, layer -> array
+NUMBER, KIND = "optimizer", "kind"  # of the optimizer, in the notes on the groups of a whole step
 COUNTER = "num_batches_tracked"  # torch's BatchNorm counts its batches, flax's does not; nothing depends on it
 
 T = TypeVar("T")
@@ -265,6 +266,15 @@ def of_loss(record: Record, stage: str) -> Tensors:
     {'loss': array([1., 1.])}
     """
     return record[f"pure_{stage}" if f"pure_{stage}" in record else stage]
+
+
+def total_loss(record: Record) -> np.ndarray:
+    """Return the sum of each replica's losses, (W,).
+
+    >>> total_loss({"local_loss": {"actor": np.ones(2), "critic": np.ones(2)}})
+    array([2., 2.])
+    """
+    return np.asarray(sum(of_loss(record, "local_loss").values()))
 
 
 class _File:

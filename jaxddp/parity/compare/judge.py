@@ -154,16 +154,18 @@ def _stages(
     yield "samples", examples, examples
     if shown := _hyperparameters(theirs, ours, peak):
         yield "hyperparameters", shown, shown
-    pure = {stage: of_loss(ours, stage) for stage in LOCAL_STAGES}
+    pure = {stage: of_loss(ours, stage) for stage in LOCAL_STAGES if stage in theirs}
     same = _same_examples(theirs, ours, facts)
-    for stage in LOCAL_STAGES:
+    for stage in pure:
         given = _against(_of_ranks(pure[stage], same), _of_ranks(theirs[stage], same)) if same else {}
         if stage == "local_gradients" and same:
             given = _largest(given, _norms_apart(theirs, ours, same))
         yield stage, _against(ours.get(stage, pure[stage]), theirs[stage]), given
         if f"pure_{stage}" in ours and stage in ours:
             yield f"own_{stage}", {}, _against(ours[stage], pure[stage])
-    mean = {name: value.mean(0) for name, value in pure["local_gradients"].items()}
+    mean = theirs["gradients"]  # of a whole step, whose optimizers may get several means
+    if not facts.whole_step:
+        mean = {name: value.mean(0) for name, value in pure["local_gradients"].items()}
     gradients = ours.get("gradients", mean)
     if "gradients" in ours:
         yield "gradients", _against(gradients, theirs["gradients"]), _against(gradients, mean)

@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxddp.parity.cases import PortCase
 from jaxddp.parity.compare.examples import examples_in_words
-from jaxddp.parity.compare.judge import OWN_LOCAL, OWN_LOSS
+from jaxddp.parity.compare.judge import OWN_LOCAL, OWN_LOSS, Located
 from jaxddp.parity.compare.layers import first_difference, first_not_finite
 from jaxddp.parity.compare.patterns import pattern
 from jaxddp.parity.diagnosis.decide import Hypothesis, Ruling
@@ -17,12 +17,13 @@ from jaxddp.parity.diagnosis.forward.rank_job import ForwardDiagnosis
 from jaxddp.parity.diagnosis.optimizer.update import differing_update, explain_update
 from jaxddp.parity.diagnosis.reduction.explain import SHOWN, ReductionRecipe, ReductionStep, explain_reduction
 from jaxddp.parity.diagnosis.samples import SampleEvidence, explain_samples
+from jaxddp.parity.diagnosis.whole_step import differing_losses, differing_updates, explain_gradients, explain_loss
 from jaxddp.parity.findings import Cause, Difference, Layer, Problem
 from jaxddp.parity.flax_side.child import Micro
 from jaxddp.parity.flax_side.layers import FlaxLayers
 from jaxddp.parity.processes import ChildError
 from jaxddp.parity.question import LOCAL_STAGES
-from jaxddp.parity.records import Lazy, Records, Scratch, StoredRecord, Tensors, of_loss
+from jaxddp.parity.records import Lazy, Records, Scratch, StoredRecord, Tensors, total_loss
 from jaxddp.parity.torch_side.layers import TorchLayers
 from jaxddp.parity.workers import Workers
 
@@ -49,6 +50,8 @@ def explain(evidence: Evidence, workers: Workers, problems: list[Problem], layer
     differences: list[Difference] = []
     if "samples" in first:
         differences += _differences(evidence, "samples", _explain_samples(evidence))
+    if evidence.facts.whole_step:
+        return differences + [*_of_whole_step(evidence, workers, problems)]
     of_model = _explain_model(evidence, workers, problems, layers)
     of_step = [*_explain_reduction(evidence, workers, problems)]
     if OWN_LOSS in first and not of_model and not of_step:
@@ -65,6 +68,27 @@ def explain(evidence: Evidence, workers: Workers, problems: list[Problem], layer
     return differences
 
 
+def _of_whole_step(evidence: Evidence, workers: Workers, problems: list[Problem]) -> Iterator[Difference]:
+    """Yield the differences of a `torch_step` and its twin: in losses, in what the optimizers get, in updates."""
+    first, follow = evidence.judgement.first, False
+    for located in [*differing_losses(evidence)]:
+        found = explain_loss(
+            evidence, located, lambda job: _attempt(lambda: workers.torch.do(job)[0], workers, problems)
+        )
+        follow = follow or found is not None
+        if found is not None:
+            yield from _differences(evidence, "local_loss", *found)
+    updates = [*differing_updates(evidence)]
+    if "gradients" in first and not follow:
+        ruling = explain_gradients(evidence)
+        if ruling.named or not updates:  # or they may be those of a loss behind an update that differs
+            yield from _differences(evidence, "gradients", ruling)
+    if "buffers" in first and not follow:
+        yield from _differences(evidence, "buffers", None)
+    for located, ruling_on_update in updates:
+        yield from _differences(evidence, "update", ruling_on_update, located)
+
+
 def _attempt(action: Callable[[], T], workers: Workers, problems: list[Problem]) -> T | None:
     """Return the action's result; if a process fails, append a problem and return None."""
     try:
@@ -75,9 +99,11 @@ def _attempt(action: Callable[[], T], workers: Workers, problems: list[Problem])
         return None
 
 
-def _differences(evidence: Evidence, stage: str, ruling: Ruling | None) -> Iterator[Difference]:
-    """Yield one difference for each cause, or one without a cause."""
-    located = evidence.judgement.first[stage]
+def _differences(
+    evidence: Evidence, stage: str, ruling: Ruling | None, located: Located | None = None
+) -> Iterator[Difference]:
+    """Yield one difference for each cause, or one without a cause; `located` None: where the stage first differs."""
+    located = located or evidence.judgement.first[stage]
     stage = stage.removeprefix("own_")
     causes: list[Cause | None] = [*_causes(ruling)] if ruling is not None else []
     nearest = ruling.runner_up if ruling is not None and not causes else None
@@ -182,7 +208,7 @@ def _first_layer(evidence: Evidence, workers: Workers, step: int) -> tuple[Layer
     """Return what `first_difference` finds on the replica whose loss differs most; None for a built-in model."""
     if not isinstance(evidence.case, PortCase):
         return None
-    theirs, ours = (of_loss(of_side[step], "local_loss")["loss"] for of_side in (evidence.torch, evidence.jax))
+    theirs, ours = (total_loss(of_side[step]) for of_side in (evidence.torch, evidence.jax))
     same = evidence.judgement.same_examples[step]
     rank = max(same, key=lambda rank: abs(ours[rank] - theirs[rank]))
     scratch = Scratch()

@@ -18,6 +18,7 @@ from jaxddp.parity.excerpts import excerpts, norms_of_large
 from jaxddp.parity.fingerprints import fingerprints
 from jaxddp.parity.flax_side.own_step import OwnStep
 from jaxddp.parity.flax_side.side import FlaxSide, hyperparameters, optimizer_tensors
+from jaxddp.parity.flax_side.whole_step import WholeStep
 from jaxddp.parity.lazy_arrays import Arrays, Joined
 from jaxddp.parity.port.draws import examples_of
 from jaxddp.parity.question import LOCAL_STAGES, Question, Trajectory, micro_batches_of
@@ -54,6 +55,8 @@ def free_records(
         for number, batch in enumerate(case.batches() if batches is None else batches):
             state = replicas.place(_taken_back(_restored(side, state, number)), axes)
             state, stages = step(state, replicas.shard(batch))
+            if isinstance(side.replica_step, WholeStep):
+                side.replica_step.shown(state.opt_state)
             yield _record(stages, side, batch)
 
 
@@ -77,6 +80,9 @@ def forced_records(
     with jax.enable_x64(case.dtype == "float64"), jax.default_matmul_precision("highest"):
         alone = is_large_model(reference.start)  # then the step has no optimizer, whose state fills each device
         side, replicas, step = _program(case, replicas, comm_hook, alone)
+        if isinstance(side.replica_step, WholeStep):
+            yield from _forced_whole(case, reference, side, replicas, step)
+            return
         own = isinstance(side.replica_step, OwnStep)
         optimizer = side.replica_step.optimizer
         update = jax.jit(optimizer.update)
@@ -108,6 +114,35 @@ def forced_records(
             yield record
             params, buffers = side.from_torch(reference.before(number + 1))
             buffers |= jax.device_get(carried)
+
+
+def _forced_whole(
+    case: Question, reference: Trajectory, side: FlaxSide, replicas: Replicas, step: Any
+) -> Iterator[Record]:
+    """Take every step of a `WholeStep` from the reference's state, with the reference's gradients."""
+    whole_step = side.replica_step
+    assert isinstance(whole_step, WholeStep), "checked by forced_records"
+    params, buffers = side.from_torch(reference.start)
+    opt_state = whole_step.init(params, buffers).opt_state
+    for number, (batch, theirs) in enumerate(zip(case.batches(), reference.records, strict=False)):
+        given = whole(theirs, side.given)
+        zeros = {name: np.zeros_like(x) for name, x in reference.start.items() if name not in given}
+        forced = whole_step.forced(opt_state, side.from_torch(Joined(given, zeros))[0])
+        state = TrainState(jnp.int32(number), params, buffers, forced)
+        after, stages = step(replicas.place(state, whole_step.axes), replicas.shard(batch))
+        opt_state = jax.device_get(after.opt_state)
+        updates = {name: np.asarray(x) - np.asarray(params[name]) for name, x in after.params.items()}
+        shown, carried = whole_step.shown(opt_state), {name: after.buffers[name] for name in side.alone}
+        record = dict(_record(stages, side, batch))
+        if record["local_loss"].keys() != theirs["local_loss"].keys():
+            ours, of_torch = (", ".join(sorted(x["local_loss"])) for x in (record, theirs))
+            raise InputError(f"flax_step: returns the losses {ours}; must be torch_step's, {of_torch}")
+        record["update"] = excerpts(side.to_torch(updates))
+        record["optimizer_state"] = excerpts(optimizer_tensors(shown, params, side.to_torch))
+        record["hyperparameters"] = {name: np.asarray(x) for name, x in hyperparameters(shown).items()}
+        yield record
+        params, buffers = side.from_torch(reference.before(number + 1))
+        buffers |= jax.device_get(carried)
 
 
 def _given(side: FlaxSide, stages: Mapping[str, Any], theirs: Arrays, start: Arrays) -> Arrays:
@@ -194,12 +229,13 @@ def _record(stages: dict[str, Any], side: FlaxSide, batch: MicroBatches) -> Reco
     A tensor of a shared stage that differs between replicas is also in "spread", as "stage:tensor", of all replicas.
     The stages are emptied on the way.
     """
-    world_size = len(next(value for stage, value in stages.items() if stage.endswith("local_loss")))
+    world_size = len(jax.tree.leaves([x for stage, x in stages.items() if stage.endswith("local_loss")])[0])
     record: dict[str, Tensors] = {"samples": _samples(batch, world_size), "spread": {}, "norms": {}, "local_norms": {}}
     for stage in list(stages):
         value = stages.pop(stage)
         if stage.endswith("local_loss"):
-            record[stage] = {"loss": np.asarray(value)}
+            losses = value if isinstance(value, Mapping) else {"loss": value}
+            record[stage] = {name: np.asarray(x) for name, x in losses.items()}
             continue
         local = stage.endswith(LOCAL_STAGES)
         differing = {name for name, x in value.items() if not local and _differs(x, world_size)}

@@ -13,6 +13,7 @@ from jax import numpy as jnp
 from jaxddp import models, optim
 from jaxddp.config import TrainConfig
 from jaxddp.data.datasets import Dataset
+from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.errors import InputError
 from jaxddp.nn import torch_weights
 from jaxddp.nn.any_model import AnyFunctional, functional_of, transformation_of
@@ -22,6 +23,7 @@ from jaxddp.nn.own_tree import seeing
 from jaxddp.nn.plain import PlainFunctional
 from jaxddp.parity.convert import Converter, under_all_names
 from jaxddp.parity.flax_side.own_step import OwnStep, OwnTrees
+from jaxddp.parity.flax_side.whole_step import WholeStep, whole_step
 from jaxddp.parity.flax_side.widened import Context, can_run, in_float64, within
 from jaxddp.parity.lazy_arrays import Arrays
 from jaxddp.parity.port import Port
@@ -47,7 +49,7 @@ class FlaxSide:
         alone: buffers without a twin in torch, such as a state's counters; a forced run carries them from step to step.
     """
 
-    replica_step: ReplicaStep | OwnStep
+    replica_step: ReplicaStep | OwnStep | WholeStep
     to_torch: Callable[[Mapping[str, Any]], Tensors]
     from_torch: Callable[[Arrays], tuple[Params, Buffers]]
     given: str = "clipped_gradients"
@@ -92,8 +94,14 @@ def side_of_port(port: Port, steps: int, dtype: str, casts: Collection[str] = ()
     model = port.flax_model()
     functional, local_loss = pure_loss(port, model)
     params, buffers = functional.params, functional.buffers
-    lifting = _lifting(port, functional, local_loss, casts) if dtype == "float64" else nullcontext
-    local_loss = within(lifting, local_loss)
+
+    def step_within(context: Context) -> ReplicaStep | OwnStep | WholeStep:
+        if port.torch_step is None:
+            return _step_of_port(port, model, functional, within(context, local_loss), steps)
+        assert port.flax_step is not None, "checked by Port"
+        return whole_step(functional, within(context, port.flax_step), port.flax_optimizer)
+
+    lifting = _lifting(port, functional, step_within, casts) if dtype == "float64" else nullcontext
     module = port.torch_model()
     converter = Converter(module, functional.shapes, port.names, port.transpose_kernel, port.no_twin)
     if learning := [name for name in port.no_twin if name in params]:
@@ -116,19 +124,9 @@ def side_of_port(port: Port, steps: int, dtype: str, casts: Collection[str] = ()
         arrays = {name: jnp.asarray(value) for name, value in converted.items()} | without_twin
         return cast({name: arrays[name] for name in params}, dtype), cast({n: arrays[n] for n in buffers}, dtype)
 
-    config = port.optimizer_config
-    optimizer = transformation_of(port.flax_optimizer, model) if config is None else optim.from_config(config, steps)
-    # The port stands for a loop of jax.grad and optax, where parameters that the loss does not reach have gradient 0.
-    step = ReplicaStep(
-        local_loss,
-        seeing(functional.param_tree, optimizer),
-        loss_normalization=port.loss_normalization,
-        clip_grad_norm=port.clip_grad_norm,
-        find_unused_parameters=None,
-    )
     trees = OwnTrees(functional.param_tree, functional.buffer_tree)
     return FlaxSide(
-        step if port.flax_step is None else OwnStep(step, port.flax_step, optimizer, trees),
+        step_within(lifting),
         to_torch,
         from_torch,
         "gradients" if port.facts.clips_inside else "clipped_gradients",
@@ -140,12 +138,38 @@ def side_of_port(port: Port, steps: int, dtype: str, casts: Collection[str] = ()
     )
 
 
-def _lifting(port: Port, functional: AnyFunctional, local_loss: LocalLoss, casts: Collection[str]) -> Context:
+def _step_of_port(
+    port: Port, model: Any, functional: AnyFunctional, local_loss: LocalLoss, steps: int
+) -> ReplicaStep | OwnStep:
+    config = port.optimizer_config
+    optimizer = transformation_of(port.flax_optimizer, model) if config is None else optim.from_config(config, steps)
+    # The port stands for a loop of jax.grad and optax, where parameters that the loss does not reach have gradient 0.
+    step = ReplicaStep(
+        local_loss,
+        seeing(functional.param_tree, optimizer),
+        loss_normalization=port.loss_normalization,
+        clip_grad_norm=port.clip_grad_norm,
+        find_unused_parameters=None,
+    )
+    trees = OwnTrees(functional.param_tree, functional.buffer_tree)
+    return step if port.flax_step is None else OwnStep(step, port.flax_step, optimizer, trees)
+
+
+def _lifting(
+    port: Port, functional: AnyFunctional, step_within: Callable[[Context], Any], casts: Collection[str]
+) -> Context:
     """Return the context in which the loss is computed in float64."""
     batch = jax.tree.map(jnp.asarray, port.first_batch("flax"))
-    arguments = [cast(arrays, "float64") for arrays in (functional.params, functional.buffers, batch)]
     lifting = partial(in_float64, casts)
-    return lifting if can_run(within(lifting, local_loss), *arguments) else nullcontext
+    step = step_within(lifting)
+
+    def function(params: Params, buffers: Buffers, batch: Batch) -> Any:
+        if isinstance(step, WholeStep):
+            return step(step.init(params, buffers), MicroBatches(None, batch))
+        return (step.step if isinstance(step, OwnStep) else step).loss(params, buffers, batch)
+
+    arguments = [cast(arrays, "float64") for arrays in (functional.params, functional.buffers, batch)]
+    return lifting if can_run(function, *arguments) else nullcontext
 
 
 def _started(flax_start: Callable[[Any, int], Any], trees: OwnTrees, params: Params, rank: int) -> Params:

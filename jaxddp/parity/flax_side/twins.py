@@ -72,6 +72,8 @@ class Twins:
             found = trial.decide([full for table in tables for full in trial.with_flattened(table)])
             return Found(error.says, _as_text(found or (common(tables) if tables else error.partial(*orders))))
         names: dict[str, str] = {}
+        if port.torch_step is not None:
+            return Found()
         if may_flatten(module):
             tell("flax_loss and torch_loss, to see what is flattened")
             trial = Trial(port, model, functional, module, _probe(port), tell)
@@ -89,7 +91,7 @@ def _as_text(table: Names) -> dict[str, str]:
 
 
 def _probe(port: Port) -> Probe:
-    """Run torch's loss; return nothing seen if it cannot be computed."""
+    """Run torch's loss; return nothing seen if it cannot be computed, as that of a `torch_step`."""
     try:
         return probe(port)
     except Exception:  # it is told where the port runs

@@ -28,7 +28,8 @@ class Facts:
 
     Attributes:
         clip_grad_norm: largest norm after clipping on torch's side.
-        own_step, own_start: the port has a `flax_step`, a `flax_start`.
+        own_step, own_start: the port has a `flax_step` beside its losses, a `flax_start`.
+        whole_step: the port has a `torch_step` and a `flax_step`.
         clips_inside: the optax chain does the clipping.
         casts: dtypes that torch's loss casts to.
         no_twin: constants that are not compared.
@@ -41,9 +42,15 @@ class Facts:
     restore_at: int | None = None
     own_step: bool = False
     own_start: bool = False
+    whole_step: bool = False
     clips_inside: bool = False
     casts: tuple[str, ...] = ()
     no_twin: tuple[str, ...] = ()
+
+
+def _absent(*_: Any) -> Any:
+    """Stand in for a loss that is not given."""
+    raise InputError("a port with a torch_step has no losses")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +70,10 @@ class Port:
             by their values (or by an entry "ids", if both have one).
         optimizer: for both sides, a name in `jaxddp.config.choices.OPTIMIZERS`, or a `TrainConfig` with options and
             a schedule; None: each side has its own.
+        torch_step: (module, optimizers, batch of tensors) -> the loss of one step that it has taken, or losses by
+            name; for a program of several losses or optimizers. Beside it stand `configure_optimizers`, which returns
+            the optimizers in any form, and a `flax_step`; no losses. Gradients are averaged over the replicas after
+            every backward pass, as DDP does.
         torch_optimizer: parameters -> a torch optimizer.
         torch_scheduler: optimizer -> a scheduler that is stepped after every optimizer step.
         configure_optimizers: given instead of these two: module -> an optimizer, or (optimizer, scheduler), or
@@ -80,6 +91,7 @@ class Port:
             `jaxddp.state.TrainState` of the model's own trees; the axis is called "replica"; with accumulation_steps
             A > 1 the arrays of the batch are (A, B / A, ...). `stages` may show "local_loss", "local_gradients",
             "gradients" and "clipped_gradients"; a stage that is not shown is judged by its effect on the update.
+            Beside a `torch_step`: see `jaxddp.parity.flax_side.whole_step`.
         flax_start: (params, rank) -> the parameters that a replica starts from; None: all start from the same.
         flax_restore: state -> state: the port's saving and loading, which must change nothing.
         restore_at: number of steps after which `flax_restore` is called.
@@ -93,12 +105,13 @@ class Port:
 
     torch_model: Callable[[], "torch.nn.Module"]
     flax_model: Callable[[], Any]
-    torch_loss: Callable[["torch.nn.Module", Mapping[str, "torch.Tensor"]], Any]
-    flax_loss: Callable[..., Any]
+    torch_loss: Callable[["torch.nn.Module", Mapping[str, "torch.Tensor"]], Any] = _absent
+    flax_loss: Callable[..., Any] = _absent
     batch: Callable[[int, int], Arrays] | None = None
     torch_batch: Callable[[int, int], Arrays] | None = None
     flax_batch: Callable[[int, int], Arrays] | None = None
     optimizer: str | TrainConfig | None = None
+    torch_step: Callable[["torch.nn.Module", Any, Mapping[str, "torch.Tensor"]], Any] | None = None
     torch_optimizer: Callable[[Iterable[Any]], "torch.optim.Optimizer"] | None = None
     torch_scheduler: Callable[["torch.optim.Optimizer"], Any] | None = None
     configure_optimizers: Callable[["torch.nn.Module"], Any] | None = None
@@ -119,7 +132,9 @@ class Port:
 
     def __post_init__(self) -> None:
         self._check_functions()
-        for name in ("torch_loss", "flax_loss"):  # the check hands batches around as flat dictionaries
+        self._check_step()
+        whole = ("torch_step", "flax_step") if self.torch_step is not None else ("torch_loss", "flax_loss")
+        for name in whole:  # the check hands batches around as flat dictionaries
             object.__setattr__(self, name, of_batches(getattr(self, name)))
         if isinstance(self.optimizer, str):
             check_name("optimizer", self.optimizer, OPTIMIZERS)
@@ -140,15 +155,32 @@ class Port:
             raise InputError("restore_at: must be given with flax_restore, as the number of steps before its call")
         check_names(self.names)
 
+    def _check_step(self) -> None:
+        """Raise where something stands beside a `torch_step` that the step does itself, or is missing."""
+        given = [name for name in ("torch_loss", "flax_loss") if getattr(self, name) is not _absent]
+        if self.torch_step is None:
+            if missing := sorted({"torch_loss", "flax_loss"}.difference(given)):
+                raise InputError(f"has no {', '.join(missing)}")
+            return
+        done = {"clip_grad_norm": None, "accumulation_steps": 1, "loss_normalization": "ddp", "flax_start": None}
+        done |= {"flax_restore": None, "find_unused_parameters": False, "optimizer": None, "torch_optimizer": None}
+        given += [name for name, default in done.items() if getattr(self, name) != default]
+        if given:
+            raise InputError(f"{given[0]}: must not be given beside torch_step and flax_step, which do it themselves")
+        for name in ("flax_step", "configure_optimizers", "flax_optimizer"):
+            if getattr(self, name) is None:
+                raise InputError(f"{name}: must be given beside torch_step")
+
     def _check_functions(self) -> None:
         required = ("torch_model", "flax_model", "torch_loss", "flax_loss")
         optional = ("batch", "torch_batch", "flax_batch", "torch_optimizer", "torch_scheduler", "configure_optimizers")
-        for name in (*required, *optional, "flax_step", "flax_start", "flax_restore"):
+        for name in (*required, *optional, "torch_step", "flax_step", "flax_start", "flax_restore"):
             value = getattr(self, name)
             if not callable(value) and (value is not None or name in required):
                 raise InputError(f"{name}: must be a function, and is {type(value).__name__}")
         given = self.flax_optimizer
-        if given is not None and not hasattr(given, "update") and not callable(given):
+        several = self.torch_step is not None and isinstance(given, Mapping)
+        if given is not None and not hasattr(given, "update") and not callable(given) and not several:
             kind = type(given).__name__
             raise InputError(f"flax_optimizer: must be an optax transformation or an nnx.Optimizer, and is {kind}")
         if getattr(given, "__module__", "").startswith("optax.") and inspect.isfunction(given):
@@ -167,7 +199,8 @@ class Port:
             loss_normalization=self.loss_normalization,
             steps_per_epoch=self.steps_per_epoch,
             restore_at=self.restore_at,
-            own_step=self.flax_step is not None,
+            own_step=self.flax_step is not None and self.torch_step is None,
+            whole_step=self.torch_step is not None,
             own_start=self.flax_start is not None,
             clips_inside=inside,
             no_twin=tuple(self.no_twin),

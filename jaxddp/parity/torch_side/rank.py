@@ -11,9 +11,6 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from jaxddp.errors import InputError
 from jaxddp.parity.lazy_arrays import Arrays
@@ -22,15 +19,15 @@ from jaxddp.parity.port.draws import Draw as LossDraw
 from jaxddp.parity.processes import Tell, free_at_once, reported
 from jaxddp.parity.question import Trajectory
 from jaxddp.parity.records import Records, RecordWriter, StoredTensors, Tensors, is_large_model, whole, write_tensors
+from jaxddp.parity.torch_side.ddp_loop import DdpLoop
 from jaxddp.parity.torch_side.draws import NotedDraws
-from jaxddp.parity.torch_side.recorder import Recorder, WatchedOptimizer, is_large, recording_hook, to_numpy
+from jaxddp.parity.torch_side.recorder import to_numpy
 from jaxddp.parity.torch_side.side import Source, TorchSide, default_dtype, make_side, to_batch
-from torch_ref.data_parallel import buffers_option
+from jaxddp.parity.torch_side.whole_step import WholeStep
 from torch_ref.distributed import CPU, World, process_group
 from torch_ref.losses import Batch
-from torch_ref.state import averaged_model
-from torch_ref.step import train_step
 
+IN_STEP = "the numbers of a torch_step cannot be given to both sides; make them an entry of the batch"
 HORIZON = 10_000  # steps in which a warm-up shows how high it goes: schedules in float32 round relative to that
 
 
@@ -105,19 +102,7 @@ class Steps:
         side = make_side(self.source, self.steps, self.dtype)
         model = side.model.to(world.device).train()
         load_state(model, self.weights)
-        ddp = DistributedDataParallel(
-            model,
-            process_group=world.group,
-            find_unused_parameters=side.find_unused_parameters,
-            gradient_as_bucket_view=any(map(is_large, model.parameters())),  # saves one copy of the gradients
-            **buffers_option(side.buffers),
-        )
-        recorder = Recorder(model, world, side, keeps_whole=self.reference is None)
-        ddp.register_comm_hook(recorder, recording_hook)
-        tell("torch_optimizer")
-        optimizer, scheduler = side.make_optimizer(model.parameters(), world)
-        watched = WatchedOptimizer(optimizer, recorder)
-        averaged = averaged_model(model, side.ema_decay)
+        loop = (DdpLoop if side.whole is None else WholeStep)(side, world, self.reference is None, tell)
         writer = RecordWriter(rank_folder(self.folder, world.rank))
         reference = None if self.reference is None else Trajectory(self.weights, Records(self.reference))
         rates = []
@@ -125,33 +110,16 @@ class Steps:
         for step in range(self.steps):
             tell(f"step {step + 1}")
             micro_batches = next(batches)
+            given = None
             if reference is not None:
-                watched.gradients = whole(reference.records[step], "clipped_gradients")
+                given = whole(reference.records[step], "clipped_gradients")
                 load_state(model, reference.before(step), strict=False)
-            recorder.start(micro_batches)
-            rates.append(float(optimizer.param_groups[0]["lr"]))
-            sums = train_step(
-                ddp,
-                watched,  # type: ignore[arg-type]
-                scheduler,
-                micro_batches,
-                world,
-                loss_normalization=side.facts.loss_normalization,
-                clip_grad_norm=side.facts.clip_grad_norm,
-                buffers=side.buffers,
-                gradient_hooks=side.gradient_hooks,
-                scaler=side.scaler,
-                loss_fn=recorder.loss_fn,
-                count_fn=side.count_fn,
-                step=step,
-            )
-            if averaged is not None and not sums.get("skipped"):
-                averaged.update_parameters(model)
-            writer.write(recorder.record(optimizer, averaged), recorder.whole(), groups=recorder.groups)
-        rates += _rates_ahead(optimizer, scheduler, HORIZON if self.ahead and scheduler is not None else self.ahead)
+            rates.append(float(loop.optimizer.param_groups[0]["lr"]))
+            writer.write(loop.take(micro_batches, step, given), loop.recorder.whole(), groups=loop.recorder.groups)
+        rates += _rates_ahead(loop, HORIZON if self.ahead and loop.schedulers else self.ahead)
         names = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
-        tied = tuple(name for name, parameter in recorder.parameters.items() if names[id(parameter)] > 1)
-        return Summary(type(optimizer).__name__, rates[: self.steps + self.ahead], max(rates), tied)
+        tied = tuple(name for name, parameter in loop.recorder.parameters.items() if names[id(parameter)] > 1)
+        return Summary(loop.kind, rates[: self.steps + self.ahead], max(rates), tied)
 
     def _batches(self, side: TorchSide, world: World) -> Iterator[list[Batch]]:
         of_steps = side.batches(world.rank, world.world_size)
@@ -203,12 +171,21 @@ def _draws_of(side: TorchSide, batches: list[list[Batch]], name: str) -> tuple[L
     """Return the draws of the loss for the first of these batches, or why it cannot be computed."""
     try:
         with errors_located(name), NotedDraws(side.model) as noted:
-            side.loss_fn(side.model.train(), batches[0][0])
+            _compute(side, batches[0][0])
     except InputError as error:  # it is told by the run
         with contextlib.suppress(Exception):  # unless it fails under the mode alone; its casts are to be seen
-            side.loss_fn(side.model.train(), batches[0][0])
+            _compute(side, batches[0][0])
         return str(error)
-    return tuple(noted.draws)
+    return tuple(noted.draws if side.whole is None else (replace(draw, refused=IN_STEP) for draw in noted.draws))
+
+
+def _compute(side: TorchSide, batch: Batch) -> None:
+    """Compute the loss, or take the port's own step."""
+    model = side.model.train()
+    if side.whole is None:
+        side.loss_fn(model, batch)
+    else:
+        side.whole.losses(model, side.whole.configure(model), batch)
 
 
 def _same(one: list[Batch], other: list[Batch]) -> bool:
@@ -274,11 +251,11 @@ def device_of(rank: int, platform: str) -> torch.device:
     return torch.device("cuda", rank % torch.cuda.device_count())
 
 
-def _rates_ahead(optimizer: Optimizer, scheduler: LRScheduler | None, steps: int) -> Iterator[float]:
+def _rates_ahead(loop: DdpLoop | WholeStep, steps: int) -> Iterator[float]:
     """Yield the learning rates of the steps that would follow, until the schedule ends."""
-    optimizer.zero_grad()
+    loop.optimizer.zero_grad()
     with contextlib.suppress(Exception):  # OneCycleLR raises after its last step, and a port's schedule may too
         for _ in range(steps):
-            yield float(optimizer.param_groups[0]["lr"])
-            if scheduler is not None:
+            yield float(loop.optimizer.param_groups[0]["lr"])
+            for scheduler in loop.schedulers:
                 scheduler.step()

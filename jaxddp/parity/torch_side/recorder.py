@@ -1,7 +1,7 @@
 """Records of a torch rank's steps, taken by wrapping the loss, DDP's communication hook and the optimizer."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -22,6 +22,16 @@ from torch_ref.losses import Batch, Sums
 from torch_ref.step import global_count
 
 Arrays = dict[str, np.ndarray]
+
+
+class HasState(Protocol):
+    """An optimizer, or several seen as one."""
+
+    param_groups: list[dict[str, Any]]
+
+    @property
+    def state(self) -> Mapping[Any, Any]:
+        """State of each parameter."""
 
 
 class WatchedOptimizer:
@@ -99,7 +109,7 @@ class Recorder:
         self._losses.append({name: value.detach() for name, value in sums.items()})
         return sums
 
-    def before_update(self, optimizer: Optimizer) -> None:
+    def before_update(self, optimizer: "HasState") -> None:
         """Record parameters, clipped gradients and parameter groups before the optimizer's step; rank 0 only."""
         if self.world.rank > 0:
             return
@@ -107,7 +117,11 @@ class Recorder:
         gradients = {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
         self._clipped = self._taken("clipped_gradients", gradients)
         self._keep_whole("clipped_gradients", gradients)
-        self.groups = [_plain(group, self.names) for group in optimizer.param_groups]
+        self.note_groups(optimizer.param_groups)
+
+    def note_groups(self, param_groups: Iterable[dict[str, Any]]) -> None:
+        """Note the options of parameter groups."""
+        self.groups = [_plain(group, self.names) for group in param_groups]
 
     def local_bucket(self, names: Sequence[str], bucket: dist.GradBucket) -> None:
         """Record a bucket's gradients before the all-reduce."""
@@ -139,7 +153,7 @@ class Recorder:
         self._keep_whole("params", self.parameters)
         return self._whole
 
-    def record(self, optimizer: Optimizer, averaged: AveragedModel | None = None) -> Record:
+    def record(self, optimizer: "HasState", averaged: AveragedModel | None = None) -> Record:
         """Return the record of the step that has just been taken; shared stages on rank 0 only."""
         state = self.model.state_dict()
         compared = dict(self.model.named_buffers()).keys() - set(self._side.facts.no_twin)
@@ -147,8 +161,8 @@ class Recorder:
         params = {name: to_numpy(excerpt_of(parameter)) for name, parameter in self.parameters.items()}
         mine = {
             "samples": self._samples,
-            "local_loss": {"loss": self._local_loss()},
-            "local_gradients": self.local,
+            "local_loss": self._local_losses(),
+            **({"local_gradients": self.local} if self.local else {}),
             "local_norms": {name: x for name, x in self._norms.items() if name.startswith("local_")},
             "local_buffers": buffers,
             **({"local_params": params} if self._side.own_parameters else {}),
@@ -172,7 +186,7 @@ class Recorder:
             "optimizer_state": self._state_of(optimizer),
         }
 
-    def _state_of(self, optimizer: Optimizer) -> Arrays:
+    def _state_of(self, optimizer: "HasState") -> Arrays:
         return {
             f"{key}:{name}": to_numpy(excerpt_of(value))
             for name, parameter in self.parameters.items()
@@ -185,10 +199,11 @@ class Recorder:
         values = {"loss_scale": state["scale"], "growth_tracker": state["_growth_tracker"], "skipped": self._skipped}
         return {name: np.asarray(value) for name, value in values.items()}
 
-    def _local_loss(self) -> np.ndarray:
+    def _local_losses(self) -> Arrays:
         if self._total is not None:
-            return np.asarray(sum(float(s["loss"]) for s in self._losses) * self.world.world_size / self._total)
-        return np.asarray(np.mean([float(s["loss"] / s["count"]) for s in self._losses]))
+            total = sum(float(s["loss"]) for s in self._losses) * self.world.world_size / self._total
+            return {"loss": np.asarray(total)}
+        return {"loss": np.asarray(np.mean([float(s["loss"] / s["count"]) for s in self._losses]))}
 
 
 def recording_hook(recorder: Recorder, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:

@@ -1,7 +1,7 @@
 """Model, loss, optimizer and batches of a torch rank. Imports no jax."""
 
 import copy
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -37,8 +37,20 @@ MakeOptimizer = Callable[[Iterable[nn.Parameter], World], tuple[Optimizer, LRSch
 Batches = Callable[[int, int], Iterator[list[Batch]]]
 
 
+class TorchStep(NamedTuple):
+    """A step that a port takes by itself.
+
+    Attributes:
+        configure: module -> its optimizers, in any form.
+        losses: (module, optimizers, batch) -> the losses of the step that it has taken, by name.
+    """
+
+    configure: Callable[[nn.Module], Any]
+    losses: Callable[[nn.Module, Any, Batch], dict[str, float]]
+
+
 class TorchSide(NamedTuple):
-    """Arguments of a rank's training loop, whose steps are `torch_ref.step.train_step`.
+    """Arguments of a rank's training loop, whose steps are `torch_ref.step.train_step`, or the port's `torch_step`.
 
     Attributes:
         model: module in the run's dtype.
@@ -55,6 +67,7 @@ class TorchSide(NamedTuple):
         comm_hook: world -> DDP's communication hook and its state.
         scaler: loss scaler of mixed precision; None: no scaling.
         casts: dtypes that the loss has cast to so far, in a run in float64, which lifts such casts.
+        whole: the port's own step; None: it has none.
     """
 
     model: nn.Module
@@ -71,6 +84,7 @@ class TorchSide(NamedTuple):
     comm_hook: Callable[[World], tuple[Any, Hook]] = lambda world: (world.group, allreduce_hook)
     scaler: GradScaler | None = None
     casts: Collection[str] = ()
+    whole: TorchStep | None = None
 
 
 @dataclass(frozen=True)
@@ -140,6 +154,9 @@ def side_of_port(port: Port, steps: int, dtype: str) -> TorchSide:
     """Build a port's torch side; see `make_side` for arguments and errors."""
     with default_dtype("float32"):  # so that the weights drawn are the same in each dtype
         model = port.torch_model()
+    if not isinstance(model, nn.Module):
+        kind = type(model).__name__
+        raise InputError(f"torch_model: must return a module, several in a torch.nn.ModuleDict, and returns {kind}")
     for name, tensor in model.state_dict().items():
         if tensor.is_complex():
             raise InputError(f"torch_model: {name} is {str(tensor.dtype)[6:]}; must be real")
@@ -147,10 +164,17 @@ def side_of_port(port: Port, steps: int, dtype: str) -> TorchSide:
     casts: set[str] = set()
     torch_loss = serving(port) if isinstance(port, DrawnPort) else port.torch_loss
 
-    def loss_fn(model: nn.Module, batch: Batch) -> Sums:
+    def lifted(function: Callable[..., Any], *arguments: Any) -> Any:
         with InFloat64() if dtype == "float64" else nullcontext() as mode:
-            loss = torch_loss(model, batch)
+            returned = function(*arguments)
         casts.update(mode.seen if mode else ())
+        return returned
+
+    def step_losses(model: nn.Module, optimizers: Any, batch: Batch) -> dict[str, float]:
+        return named_losses("torch_step", lifted(port.torch_step, model, optimizers, batch))
+
+    def loss_fn(model: nn.Module, batch: Batch) -> Sums:
+        loss = lifted(torch_loss, model, batch)
         values, weights = loss if isinstance(loss, tuple) and len(loss) == 2 else (loss, None)
         if not isinstance(values, Tensor):
             raise InputError(
@@ -174,7 +198,27 @@ def side_of_port(port: Port, steps: int, dtype: str) -> TorchSide:
         return ([to_batch(micro_batch, dtype) for micro_batch in micro_batches] for micro_batches in of_steps)
 
     unused = port.find_unused_parameters
-    return TorchSide(model, loss_fn, make_optimizer, batches, port.facts, unused, count_fn, casts=casts)
+    whole = TorchStep(port.configure_optimizers, step_losses) if port.configure_optimizers and port.torch_step else None
+    return TorchSide(
+        model, loss_fn, make_optimizer, batches, port.facts, unused, count_fn, casts=casts, whole=whole
+    )
+
+
+def named_losses(function: str, returned: Any) -> dict[str, float]:
+    """Return the losses that a step returns, one or several by name.
+
+    Raises:
+        InputError: they are no numbers.
+
+    >>> named_losses("torch_step", torch.tensor(2.0)), named_losses("torch_step", {"actor": 1.0, "critic": 0.5})
+    ({'loss': 2.0}, {'actor': 1.0, 'critic': 0.5})
+    """
+    losses = returned if isinstance(returned, Mapping) else {"loss": returned}
+    for name, value in losses.items():
+        if not isinstance(value, int | float) and not (isinstance(value, Tensor) and value.numel() == 1):
+            kind = f"a tensor {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            raise InputError(f"{function}: must return its loss, or losses by name; {name} is {kind}")
+    return {name: float(torch.as_tensor(value).detach()) for name, value in losses.items()}
 
 
 @contextmanager

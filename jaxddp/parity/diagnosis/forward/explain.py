@@ -37,7 +37,7 @@ from jaxddp.parity.diagnosis.forward.search import find_faults, worst_rank
 from jaxddp.parity.diagnosis.forward.sites import beginning_in, between, patches_of
 from jaxddp.parity.diagnosis.forward.variance import fast_variance
 
-__all__ = ["FLOOR", "ModelEvidence", "ModelStep", "search_model"]
+__all__ = ["FLOOR", "ModelEvidence", "ModelStep", "differs", "search_model"]
 
 REPLAYS = 4000  # of a search; measured: up to 1,744 on the scoreboard
 OF_ELEMENTS = 2**20  # parameters of a model up to which a search may take as many
@@ -75,11 +75,21 @@ def search_model(
         with their values, to be planted in further replays.
     """
     subject = LossAndGradients(evidence)
-    for step in range(subject.steps):
-        if residual_at(subject, (step, subject.ranks)) > floor:
-            rank = worst_rank(subject, step)
-            return find_faults(subject, subject.items(step, rank), (step, (rank,)), floor, replays)
-    return Ruling((), None), ()
+    step = _first_that_differs(subject, floor)
+    if step is None:
+        return Ruling((), None), ()
+    rank = worst_rank(subject, step)
+    return find_faults(subject, subject.items(step, rank), (step, (rank,)), floor, replays)
+
+
+def differs(evidence: ModelEvidence, floor: float = FLOOR) -> bool:
+    """Return whether the reference's loss, replayed, differs from JAX's in any step."""
+    return _first_that_differs(LossAndGradients(evidence), floor) is not None
+
+
+def _first_that_differs(subject: "LossAndGradients", floor: float) -> int | None:
+    steps = range(subject.steps)
+    return next((step for step in steps if residual_at(subject, (step, subject.ranks)) > floor), None)
 
 
 class LossAndGradients:

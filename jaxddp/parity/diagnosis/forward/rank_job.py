@@ -12,15 +12,17 @@ from pathlib import Path
 from jaxddp.parity.convert import tied_names, under_all_names
 from jaxddp.parity.diagnosis.decide import Ruling
 from jaxddp.parity.diagnosis.forward.buffers import explain_buffers
-from jaxddp.parity.diagnosis.forward.explain import ModelEvidence, ModelStep, replays_of, search_model
+from jaxddp.parity.diagnosis.forward.explain import ModelEvidence, ModelStep, differs, replays_of, search_model
+from jaxddp.parity.diagnosis.forward.whole_step import LossOfStep
 from jaxddp.parity.lazy_arrays import Arrays
 from jaxddp.parity.port.draws import DrawnSource, rates_of
 from jaxddp.parity.processes import Tell
 from jaxddp.parity.question import Trajectory
-from jaxddp.parity.records import COUNTER, Lazy, Records, of_loss
+from jaxddp.parity.records import COUNTER, Lazy, Records, Tensors, of_loss
 from jaxddp.parity.torch_side.rank import rank_folder
 from jaxddp.parity.torch_side.side import Source, TorchSide, make_side
 from torch_ref.distributed import World
+from torch_ref.losses import LossFunction
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class ForwardDiagnosis:
         replicas: number of replicas.
         compared: replicas that were given the same examples in all of these steps.
         between: see `ModelEvidence`.
+        loss: the loss of a `torch_step` that is searched; "" if the port has one loss.
         world_size: number of ranks that run the job.
     """
 
@@ -50,18 +53,23 @@ class ForwardDiagnosis:
     replicas: int
     compared: tuple[int, ...]
     between: tuple[str, str] | None = None
+    loss: str = ""
     world_size: int = 1
 
     def run(self, world: World, tell: Tell) -> tuple[Ruling | None, Ruling | None]:
-        """Search; return the ruling on the model and on the buffers, None for one that does not differ."""
+        """Search; return the ruling on the model and on the buffers, None for one that does not differ.
+
+        A loss of a `torch_step` that differs as a consequence of an update does not count as different.
+        """
         searching = partial(tell, "the search for a cause")
         searching()
         side = make_side(self.source, max(self.steps) + 1, "float64")
         normalization = side.facts.loss_normalization
+        steps = _steps(self, side)
         evidence = ModelEvidence(
             side.model.train(),
-            side.loss_fn,
-            _steps(self, side),
+            _loss_fn(self, side, steps),
+            steps,
             self.replicas,
             normalization,
             self.compared,
@@ -70,8 +78,22 @@ class ForwardDiagnosis:
             searching,
         )
         replays = replays_of(side.model)
+        if self.loss and not differs(evidence):
+            return None, None
         of_model, known = search_model(evidence, replays=replays) if self.model else (None, ())
         return of_model, explain_buffers(evidence, replays=replays, known=known) if self.buffers else None
+
+
+def _loss_fn(job: ForwardDiagnosis, side: TorchSide, steps: Sequence[ModelStep]) -> LossFunction:
+    if side.whole is None:
+        return side.loss_fn
+    jax = Records([job.jax_folder])
+
+    def after(index: int) -> Tensors:
+        before, update = steps[index].state, jax[job.steps[index]]["update"]
+        return {name: before[name] + moved for name, moved in update.items()}
+
+    return LossOfStep(side.whole, job.loss, [of_step.micro_batches for of_step in steps], after)
 
 
 def _steps(job: ForwardDiagnosis, side: TorchSide) -> Sequence[ModelStep]:
@@ -94,8 +116,8 @@ def _steps(job: ForwardDiagnosis, side: TorchSide) -> Sequence[ModelStep]:
             state(step),
             state(step - 1) if step else None,
             batches[step],
-            of_loss(record, "local_loss")["loss"],
-            of_loss(record, "local_gradients"),
+            of_loss(record, "local_loss")[job.loss or "loss"],
+            {} if job.loss else of_loss(record, "local_gradients"),
             {name: x for name, x in record["buffers"].items() if not name.endswith(COUNTER)},
             spread,
         )

@@ -198,7 +198,12 @@ def _forward(module: nn.Module, loss_fn: LossFunction, batch: Batch, calls: Call
 
 
 def _gradients(loss: Tensor, module: nn.Module) -> dict[str, np.ndarray]:
-    """Return the gradients of all trainable parameters, excerpts of large ones; zeros where the loss needs none."""
+    """Return the gradients of all trainable parameters, excerpts of large ones; zeros where the loss needs none.
+
+    A loss of a `torch_step` has none.
+    """
+    if not loss.requires_grad:
+        return {}
     named = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
     gradients = torch.autograd.grad(loss, list(named.values()), retain_graph=True, materialize_grads=True)
     return {name: excerpt(gradient.numpy()) for name, gradient in zip(named, gradients, strict=True)}

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxddp.parity.compare.clipping import clip_factor
 from jaxddp.parity.compare.judge import Located, shows_clipping
@@ -17,7 +17,7 @@ from jaxddp.parity.diagnosis.optimizer.explain import (
     reference_residuals,
 )
 from jaxddp.parity.findings import Problem
-from jaxddp.parity.records import Lazy, StoredRecord, Tensors, stage_norm, whole_norm
+from jaxddp.parity.records import KIND, NUMBER, Lazy, StoredRecord, Tensors, stage_norm, whole_norm
 
 KNOWN = "SGD, Adam, AdamW, RMSprop and Adagrad"
 LARGEST_ROUNDING = 1e-9  # of an update; a name may not rest on coarser ones
@@ -61,6 +61,41 @@ def differing_update(evidence: Evidence, problems: list[Problem]) -> Located | N
         if not of_step[tensor] <= evidence.judgement.allowed("update", step):
             return Located(step, tensor, of_step[tensor], evidence.judgement.allowed("update", step))
     return None
+
+
+def explain_one_of(evidence: Evidence, number: int) -> Ruling:
+    """Name the fault in one of a whole step's optimizers, counted from 0."""
+    if evidence.facts.clips_inside:  # what the chain clips to is not known
+        return Ruling((), None)
+    steps = range(min(len(evidence.torch), len(evidence.jax)))
+    groups = [_groups(evidence.torch[step], number) for step in steps]
+    one = OptimizerEvidence(
+        groups[0][0][KIND],
+        Lazy(lambda: len(steps), lambda index: _restricted(_optimizer_step(evidence, index, Unseen()), groups[index])),
+        [of_step[0]["lr"] for of_step in groups],
+        evidence.case.world_size,
+        evidence.facts.accumulation_steps,
+        evidence.facts.restore_at,
+        highest=evidence.summary.highest,
+    )
+    floor = FLOOR + min(max(evidence.judgement.update_rounding, default=0.0), LARGEST_ROUNDING)
+    return explain_optimizer(one, floor, NEAR if len(set(one.rates)) > 1 else 0.0)
+
+
+def _restricted(step: OptimizerStep, groups: list[dict[str, Any]]) -> OptimizerStep:
+    """Return the step of one optimizer, which has these groups."""
+    names = {name for group in groups for name in group["names"]}
+
+    def own(tensors: Tensors) -> Tensors:
+        return {name: x for name, x in tensors.items() if name in names}
+
+    gradients, state = own(step.gradients), {part: own(of_part) for part, of_part in step.state.items()}
+    params, update = own(step.params), own(step.update)
+    return OptimizerStep(groups, params, gradients, step.unused & names, update, state)
+
+
+def _groups(record: StoredRecord, number: int) -> list[dict[str, Any]]:
+    return [group for group in record.notes["groups"] if group[NUMBER] == number]
 
 
 def explain_update(evidence: Evidence) -> Ruling:
@@ -167,7 +202,7 @@ class _Given(NamedTuple):
 def _given(evidence: Evidence, theirs: StoredRecord, ours: StoredRecord, way: Unseen) -> "_Given":
     """Return the clipped gradients that jax's optimizer was given."""
     facts = evidence.facts
-    if _shown(evidence):
+    if _shown(evidence) or facts.whole_step:
         shown = ours if facts.own_step else theirs
         return _Given(shown["clipped_gradients"], whole_norm(shown, "clipped_gradients"), 1.0)
     if not facts.own_step or "gradients" in ours:

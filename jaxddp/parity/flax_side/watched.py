@@ -1,0 +1,52 @@
+"""An optax transformation that keeps what it was given, and that can be given something else."""
+
+from typing import Any, NamedTuple
+
+import jax
+import optax
+from jax import numpy as jnp
+
+
+class Watched(NamedTuple):
+    """State of a watched transformation.
+
+    Attributes:
+        inner: the transformation's own state.
+        received: gradients of the last update; zeros if there was none.
+        given: gradients that take their place, if `forced`.
+        forced: bool scalar.
+        updates: int32 scalar, number of updates since `fresh`.
+    """
+
+    inner: Any
+    received: Any
+    given: Any
+    forced: Any
+    updates: Any
+
+
+def watched(transformation: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+    """Return a transformation that makes the same updates, and whose state shows the gradients that it was given.
+
+    >>> sgd, params = watched(optax.sgd(0.5)), {"w": jnp.ones(1)}
+    >>> updates, state = sgd.update({"w": jnp.ones(1)}, sgd.init(params), params)
+    >>> float(updates["w"][0]), float(state.received["w"][0]), int(state.updates)
+    (-0.5, 1.0, 1)
+    """
+    transformation = optax.with_extra_args_support(transformation)
+
+    def init(params: Any) -> Watched:
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        return Watched(transformation.init(params), zeros, zeros, jnp.asarray(False), jnp.int32(0))
+
+    def update(updates: Any, state: Watched, params: Any = None, **extra: Any) -> tuple[Any, Watched]:
+        used = jax.tree.map(lambda given, own: jnp.where(state.forced, given, own), state.given, updates)
+        new, inner = transformation.update(used, state.inner, params, **extra)
+        return new, Watched(inner, updates, state.given, state.forced, state.updates + 1)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def fresh(state: Watched) -> Watched:
+    """Return the state before a step: nothing was received."""
+    return state._replace(received=jax.tree.map(jnp.zeros_like, state.received), updates=jnp.int32(0))

@@ -1,0 +1,82 @@
+"""A rank's training loop on DistributedDataParallel, watched. Imports no jax."""
+
+from collections.abc import Sequence
+
+from torch.nn.parallel import DistributedDataParallel
+
+from jaxddp.parity.lazy_arrays import Arrays
+from jaxddp.parity.processes import Tell
+from jaxddp.parity.records import Record
+from jaxddp.parity.torch_side.recorder import Recorder, WatchedOptimizer, is_large, recording_hook
+from jaxddp.parity.torch_side.side import TorchSide
+from torch_ref.data_parallel import buffers_option
+from torch_ref.distributed import World
+from torch_ref.losses import Batch
+from torch_ref.state import averaged_model
+from torch_ref.step import train_step
+
+
+class DdpLoop:
+    """A loop whose steps are `torch_ref.step.train_step`.
+
+    Args:
+        side: model, loss and options of the loop.
+        world: the ranks that take part.
+        keeps_whole: see `Recorder`.
+        tell: reports to the parent what the rank is doing.
+
+    Attributes:
+        recorder: records each step.
+        optimizer: the optimizer.
+        schedulers: its scheduler, if it has one.
+        kind: class name of the optimizer.
+    """
+
+    def __init__(self, side: TorchSide, world: World, keeps_whole: bool, tell: Tell):
+        model = side.model
+        self._side, self._world = side, world
+        self._ddp = DistributedDataParallel(
+            model,
+            process_group=world.group,
+            find_unused_parameters=side.find_unused_parameters,
+            gradient_as_bucket_view=any(map(is_large, model.parameters())),  # saves one copy of the gradients
+            **buffers_option(side.buffers),
+        )
+        self.recorder = Recorder(model, world, side, keeps_whole)
+        self._ddp.register_comm_hook(self.recorder, recording_hook)
+        tell("torch_optimizer")
+        self.optimizer, self._scheduler = side.make_optimizer(model.parameters(), world)
+        self.schedulers = [self._scheduler] if self._scheduler is not None else []
+        self.kind = type(self.optimizer).__name__
+        self._watched = WatchedOptimizer(self.optimizer, self.recorder)
+        self._averaged = averaged_model(model, side.ema_decay)
+
+    def take(self, micro_batches: Sequence[Batch], step: int, gradients: Arrays | None = None) -> Record:
+        """Take a step and return its record.
+
+        Args:
+            micro_batches: this rank's examples.
+            step: number of the step, from 0.
+            gradients: given to the optimizer in place of the computed ones; None: no replacement.
+        """
+        side, recorder = self._side, self.recorder
+        self._watched.gradients = gradients
+        recorder.start(micro_batches)
+        sums = train_step(
+            self._ddp,
+            self._watched,  # type: ignore[arg-type]
+            self._scheduler,
+            micro_batches,
+            self._world,
+            loss_normalization=side.facts.loss_normalization,
+            clip_grad_norm=side.facts.clip_grad_norm,
+            buffers=side.buffers,
+            gradient_hooks=side.gradient_hooks,
+            scaler=side.scaler,
+            loss_fn=recorder.loss_fn,
+            count_fn=side.count_fn,
+            step=step,
+        )
+        if self._averaged is not None and not sums.get("skipped"):
+            self._averaged.update_parameters(side.model)
+        return recorder.record(self.optimizer, self._averaged)
