@@ -60,8 +60,8 @@ def explain_loss(evidence: Evidence, located: Located, search: Search) -> tuple[
 def differing_updates(evidence: Evidence) -> Iterator[tuple[Located, Ruling | None]]:
     """Yield where the update of each optimizer first differs, with its explanation.
 
-    What the step moves by itself, such as the weights of a target network, may follow from an optimizer's update, and is
-    yielded only if none of those differs.
+    What the step moves by itself, such as a target network, may follow from an optimizer's update, and is yielded only
+    if none of those differs.
     """
     groups = evidence.torch[0].notes["groups"]
     of_optimizers: dict[int, set[str]] = {}

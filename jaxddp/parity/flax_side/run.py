@@ -254,7 +254,7 @@ def _record(stages: dict[str, Any], side: FlaxSide, batch: MicroBatches) -> Reco
     return record
 
 
-def _clips_not(step: ReplicaStep | OwnStep) -> bool:
+def _clips_not(step: ReplicaStep | OwnStep | WholeStep) -> bool:
     return isinstance(step, ReplicaStep) and step.clip_grad_norm is None
 
 

@@ -73,7 +73,7 @@ class Twins:
             return Found(error.says, _as_text(found or (common(tables) if tables else error.partial(*orders))))
         names: dict[str, str] = {}
         if port.torch_step is not None:
-            return Found()
+            return Found(draws=())
         if may_flatten(module):
             tell("flax_loss and torch_loss, to see what is flattened")
             trial = Trial(port, model, functional, module, _probe(port), tell)

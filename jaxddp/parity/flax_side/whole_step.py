@@ -35,6 +35,7 @@ from jaxddp.nn.losses import Batch
 from jaxddp.nn.own_tree import OwnTree, TreeMap
 from jaxddp.nn.plain import PlainFunctional, PlainTree, is_inexact
 from jaxddp.parity.flax_side.watched import Watched, fresh, watched
+from jaxddp.parity.port.losses import named_losses
 from jaxddp.state import Buffers, Params, TrainState, state_axes
 
 Losses = dict[str, jax.Array]
@@ -148,7 +149,7 @@ class ModuleStep(WholeStep):
     def take(self, state: TrainState, batch: Batch) -> tuple[TrainState, Losses]:
         module = self._functional.module(state.params, state.buffers)
         optimizers = nnx.merge(self._graphdef, self.changed(state.opt_state, lambda _, one: fresh(one)))
-        losses = named_losses(self._step(module, optimizers, batch))
+        losses = _scalars(self._step(module, optimizers, batch))
         params, buffers = self._functional.values(module)
         return TrainState(state.step + 1, params, buffers, nnx.state(optimizers)), losses
 
@@ -204,9 +205,8 @@ class PlainStep(WholeStep):
         self._only = not isinstance(optimizers, Mapping)
         given: Mapping[str, Any] = {"": optimizers} if self._only else optimizers
         if kinds := [type(one).__name__ for one in given.values() if not hasattr(one, "update")]:
-            raise InputError(
-                f"flax_optimizer: must be optax transformations by the branch of the model that they update; has {kinds[0]}"
-            )
+            says = "must be optax transformations by the branch of the model that they update"
+            raise InputError(f"flax_optimizer: {says}, and has {kinds[0]}")
         self._optimizers = {key: watched(one) for key, one in given.items()}
         self._trees = {key: self._tree(key) for key in given}
 
@@ -228,9 +228,9 @@ class PlainStep(WholeStep):
         params = tree.flat(after.params)
         if problems := differences(params, state.params):
             raise InputError(f"flax_step: must return all params of the state: {listed(problems)}")
-        if jax.tree.structure(after.opt_state) != jax.tree.structure(opt_state):
+        if not jax.tree.structure(after.opt_state) == jax.tree.structure(opt_state):
             raise InputError("flax_step: must return an opt_state like the one it is given")
-        return TrainState(state.step + 1, params, state.buffers, after.opt_state), named_losses(losses)
+        return TrainState(state.step + 1, params, state.buffers, after.opt_state), _scalars(losses)
 
     def each(self, opt_state: Any) -> Iterator[tuple[TreeMap, Watched]]:
         for key, tree in self._trees.items():
@@ -254,18 +254,6 @@ class PlainStep(WholeStep):
         return replace(own, paths={f"{key}.{name}": path for name, path in own.paths.items()})
 
 
-def named_losses(returned: Any) -> Losses:
-    """Return the losses that a step returns, one or several by name; the counterpart of torch_side's.
-
-    Raises:
-        InputError: they are no numbers.
-
-    >>> sorted(named_losses({"actor": jnp.float32(1), "critic": 0.5}))
-    ['actor', 'critic']
-    """
-    losses = returned if isinstance(returned, Mapping) else {"loss": returned}
-    for name, value in losses.items():
-        if not isinstance(value, jax.Array | float | int) or jnp.size(value) != 1:
-            kind = f"an array {value.shape}" if isinstance(value, jax.Array) else type(value).__name__
-            raise InputError(f"flax_step: must return its loss, or losses by name; {name} is {kind}")
+def _scalars(returned: Any) -> Losses:
+    losses = named_losses("flax_step", returned)
     return {name: jnp.asarray(value).reshape(()) for name, value in losses.items()}

@@ -1,7 +1,7 @@
 """Model, loss, optimizer and batches of a torch rank. Imports no jax."""
 
 import copy
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +21,7 @@ from jaxddp.data.datasets import Dataset
 from jaxddp.errors import InputError, check_weights
 from jaxddp.parity.port import Facts, Port, PortSource
 from jaxddp.parity.port.draws import DrawnPort
+from jaxddp.parity.port.losses import named_losses
 from jaxddp.parity.torch_side.draws import serving
 from jaxddp.parity.torch_side.optimizers import optimizer_of_port
 from jaxddp.parity.torch_side.widened import InFloat64
@@ -171,7 +172,9 @@ def side_of_port(port: Port, steps: int, dtype: str) -> TorchSide:
         return returned
 
     def step_losses(model: nn.Module, optimizers: Any, batch: Batch) -> dict[str, float]:
-        return named_losses("torch_step", lifted(port.torch_step, model, optimizers, batch))
+        assert port.torch_step is not None, "called with one only"
+        losses = named_losses("torch_step", lifted(port.torch_step, model, optimizers, batch))
+        return {name: float(torch.as_tensor(value).detach()) for name, value in losses.items()}
 
     def loss_fn(model: nn.Module, batch: Batch) -> Sums:
         loss = lifted(torch_loss, model, batch)
@@ -199,26 +202,7 @@ def side_of_port(port: Port, steps: int, dtype: str) -> TorchSide:
 
     unused = port.find_unused_parameters
     whole = TorchStep(port.configure_optimizers, step_losses) if port.configure_optimizers and port.torch_step else None
-    return TorchSide(
-        model, loss_fn, make_optimizer, batches, port.facts, unused, count_fn, casts=casts, whole=whole
-    )
-
-
-def named_losses(function: str, returned: Any) -> dict[str, float]:
-    """Return the losses that a step returns, one or several by name.
-
-    Raises:
-        InputError: they are no numbers.
-
-    >>> named_losses("torch_step", torch.tensor(2.0)), named_losses("torch_step", {"actor": 1.0, "critic": 0.5})
-    ({'loss': 2.0}, {'actor': 1.0, 'critic': 0.5})
-    """
-    losses = returned if isinstance(returned, Mapping) else {"loss": returned}
-    for name, value in losses.items():
-        if not isinstance(value, int | float) and not (isinstance(value, Tensor) and value.numel() == 1):
-            kind = f"a tensor {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-            raise InputError(f"{function}: must return its loss, or losses by name; {name} is {kind}")
-    return {name: float(torch.as_tensor(value).detach()) for name, value in losses.items()}
+    return TorchSide(model, loss_fn, make_optimizer, batches, port.facts, unused, count_fn, casts=casts, whole=whole)
 
 
 @contextmanager

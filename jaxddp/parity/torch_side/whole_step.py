@@ -51,7 +51,7 @@ class AveragedGradients:
 
     def _reach(self, number: int, _: Tensor) -> None:
         if not self._reached:
-            Variable._execution_engine.queue_callback(self._average)  # type: ignore[attr-defined]
+            Variable._execution_engine.queue_callback(self._average)
         self._reached.add(number)
 
     def _average(self) -> None:
@@ -142,7 +142,9 @@ class StepRecorder(Recorder):
         self.reduced |= self._taken("gradients", unclipped)
         if self._side.facts.clips_inside:
             self._keep_whole("gradients", unclipped)
-        for parameter in of_groups if self.given is not None else []:
+        if self.given is None:
+            return
+        for parameter in of_groups:
             given = self.given.get(self.names[id(parameter)])
             parameter.grad = None if given is None else torch.from_numpy(given).to(parameter)
 

@@ -40,7 +40,7 @@ class LossOfStep:
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         values = self._after(self._number[id(batch)])
         for optimizer in Optimizers(made).each:
-            optimizer.step = partial(_leave, optimizer, names, values)  # type: ignore[method-assign]
+            optimizer.step = partial(_leave, optimizer, names, values)  # type: ignore[method-assign, assignment]
         with torch.enable_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a scheduler misses the optimizer's step
             loss = self._step.losses(model, made, batch)[self._name]

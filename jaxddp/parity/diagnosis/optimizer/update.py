@@ -1,8 +1,10 @@
 """Causes of a difference in a run's update: its optimizer, and factors of the gradients that the port does not show."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from jaxddp.parity.compare.clipping import clip_factor
 from jaxddp.parity.compare.judge import Located, shows_clipping
@@ -86,7 +88,7 @@ def _restricted(step: OptimizerStep, groups: list[dict[str, Any]]) -> OptimizerS
     """Return the step of one optimizer, which has these groups."""
     names = {name for group in groups for name in group["names"]}
 
-    def own(tensors: Tensors) -> Tensors:
+    def own(tensors: Mapping[str, np.ndarray]) -> Tensors:
         return {name: x for name, x in tensors.items() if name in names}
 
     gradients, state = own(step.gradients), {part: own(of_part) for part, of_part in step.state.items()}
