@@ -228,7 +228,8 @@ class PlainStep(WholeStep):
         params = tree.flat(after.params)
         if problems := differences(params, state.params):
             raise InputError(f"flax_step: must return all params of the state: {listed(problems)}")
-        if not jax.tree.structure(after.opt_state) == jax.tree.structure(opt_state):
+        structures: list[Any] = [jax.tree.structure(x) for x in (opt_state, after.opt_state)]
+        if structures[0] != structures[1]:
             raise InputError("flax_step: must return an opt_state like the one it is given")
         return TrainState(state.step + 1, params, state.buffers, after.opt_state), _scalars(losses)
 
