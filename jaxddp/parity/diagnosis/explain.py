@@ -170,13 +170,13 @@ def _explain_model(evidence: Evidence, workers: Workers, problems: list[Problem]
     stages = [stage for stage in LOCAL_STAGES if stage in first]
     steps, compared = _comparable(evidence)
 
-    layer, equal = None, 0
+    layer, equal, casts = None, 0, ""
     stage = min(stages, key=lambda s: (first[s].step, LOCAL_STAGES.index(s)), default="")
     if stages and layers:
         # A layer that cannot be shown (a collective in the forward pass, say) is not a problem of the check.
         step = first[stage].step - 1
         found = _attempt(lambda: _first_layer(evidence, workers, step), workers, [])
-        layer, equal = found or (None, 0)
+        layer, equal, casts = found or (None, 0, "")
     of_model, of_buffers = None, None
     if steps and (stages or "buffers" in first):
         source, world_size = evidence.case.torch_source, evidence.case.world_size
@@ -189,6 +189,7 @@ def _explain_model(evidence: Evidence, workers: Workers, problems: list[Problem]
         for one in _differences(evidence, stage, of_model):
             in_loss = layer is None and equal and not one.cause and stage == "local_loss"
             detail = f"all {equal} layers that can be compared are equal: look in the loss" if in_loss else one.detail
+            detail = "; ".join(filter(None, [detail, "" if one.cause else casts]))
             differences.append(replace(one, layer=layer, detail=detail))
     # Buffers whose difference has no cause follow the model's difference.
     if "buffers" in first and (not stages or (of_buffers is not None and of_buffers.named)):
@@ -204,8 +205,11 @@ def _comparable(evidence: Evidence) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return tuple(step for step, ranks in enumerate(same) if everyone <= set(ranks)), tuple(sorted(everyone))
 
 
-def _first_layer(evidence: Evidence, workers: Workers, step: int) -> tuple[Layer | None, int] | None:
-    """Return what `first_difference` finds on the replica whose loss differs most; None for a built-in model."""
+def _first_layer(evidence: Evidence, workers: Workers, step: int) -> tuple[Layer | None, int, str] | None:
+    """Return what `first_difference` finds on the replica whose loss differs most, and casts that flax makes alone.
+
+    None for a built-in model.
+    """
     if not isinstance(evidence.case, PortCase):
         return None
     theirs, ours = (total_loss(of_side[step]) for of_side in (evidence.torch, evidence.jax))
@@ -222,7 +226,8 @@ def _first_layer(evidence: Evidence, workers: Workers, step: int) -> tuple[Layer
         raise
     workers.jax.wait()
     flax = Records([of_flax])[0]
-    return first_difference(Records([of_torch])[0], flax, flax.notes["twins"])
+    casts = (f"flax computes in {dtype} at {where}, and torch does not" for dtype, where in flax.notes["casts"].items())
+    return *first_difference(Records([of_torch])[0], flax, flax.notes["twins"]), "; ".join(casts)
 
 
 def born_in(evidence: Evidence, workers: Workers, step: int, rank: int) -> str:

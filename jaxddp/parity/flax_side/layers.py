@@ -18,6 +18,7 @@ from jaxddp.nn.linen import Bound
 from jaxddp.nn.losses import Batch
 from jaxddp.nn.plain import PlainFunctional
 from jaxddp.parity.convert import Converter
+from jaxddp.parity.flax_side.widened import noted_casts
 from jaxddp.parity.lazy_arrays import Arrays
 from jaxddp.parity.port import Names, Port, Rule
 from jaxddp.parity.processes import Tell
@@ -58,10 +59,10 @@ class FlaxLayers:
             micro_batch = micro_batches_of(batch, self.rank)[0]
             model = port.flax_model()
             functional = functional_of(model, port.flax_loss, partial(port.first_batch, "flax"), port.no_twin)
-            with side.lifting():
+            with noted_casts() as casts, side.lifting():
                 record_calls(port, model, functional, (params, buffers), micro_batch, calls)
         converter = Converter(port.torch_model(), functional.shapes, port.names, port.transpose_kernel, port.no_twin)
-        calls.write(self.folder, twins=twins(converter), images=images_of(port.names))
+        calls.write(self.folder, twins=twins(converter), images=images_of(port.names), casts=casts)
 
 
 def twins(converter: Converter) -> dict[str, str]:
@@ -91,7 +92,7 @@ def images_of(names: Names) -> list[tuple[int, ...]]:
 def record_calls(
     port: Port, model: Any, functional: AnyFunctional, values: tuple[Params, Buffers], batch: Batch, calls: Calls
 ) -> None:
-    """Compute a port's loss once and record every call of a layer; a plain tree of arrays has no layers to record.
+    """Compute a port's loss once and record every call of a layer; a plain tree of arrays has none.
 
     Args:
         port: the port.
@@ -101,9 +102,10 @@ def record_calls(
         batch: a micro-batch.
         calls: receives the calls.
     """
-    if isinstance(functional, PlainFunctional):
-        return
     batch = jax.tree.map(jax.numpy.asarray, batch)
+    if isinstance(functional, PlainFunctional):
+        functional.local_loss(port.flax_loss)(*values, batch)
+        return
     with ExitStack() as stack:
         if isinstance(functional, Functional):
             port.flax_loss(listening_nnx(functional, values, calls, stack), batch)

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import wraps
+from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 from unittest import mock
@@ -58,6 +59,29 @@ def in_float64(casts: Collection[str] = ()) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def noted_casts() -> Iterator[dict[str, str]]:
+    """Note casts of real numbers to narrower dtypes: dtype -> the first line outside of flax and jax that makes one.
+
+    >>> with jax.enable_x64(True), noted_casts() as casts:
+    ...     x = jnp.float64(1).astype(jnp.bfloat16)
+    >>> [*casts]
+    ['bfloat16']
+    """
+    casts: dict[str, str] = {}
+    bind = convert_element_type_p.bind
+
+    def noting(operand: Any, **params: Any) -> Any:
+        to, given = jnp.dtype(params["new_dtype"]), jax.dtypes.result_type(operand)
+        floats = jnp.issubdtype(to, jnp.floating) and jnp.issubdtype(given, jnp.floating)
+        if floats and to.itemsize < given.itemsize and not _draws():
+            casts.setdefault(to.name, _line_of_user())
+        return bind(operand, **params)
+
+    with mock.patch.object(convert_element_type_p, "bind", noting):
+        yield casts
+
+
 def within(context: Context, function: Callable[..., Result]) -> Callable[..., Result]:
     """Return the function, called within a context."""
 
@@ -90,12 +114,23 @@ def _widening(bind: Callable[..., Any], key: str, lifted: set[Any], kept: set[An
     return wide
 
 
-def _callers() -> Iterator[str]:
-    """Yield the modules of the functions that are being called, the innermost first."""
+def _frames() -> Iterator[tuple[str, FrameType]]:
+    """Yield the functions that are being called with their modules, the innermost first."""
     frame: FrameType | None = sys._getframe()
     while frame is not None:
-        yield f"{frame.f_globals.get('__name__')}."
+        yield f"{frame.f_globals.get('__name__')}.", frame
         frame = frame.f_back
+
+
+def _callers() -> Iterator[str]:
+    return (module for module, _ in _frames())
+
+
+def _line_of_user() -> str:
+    """Return the innermost line of the port."""
+    of_user = (frame for module, frame in _frames() if not module.startswith((*PLUMBING, "flax.", "jaxddp.")))
+    frame = next(of_user, None)
+    return "" if frame is None else f"{Path(frame.f_code.co_filename).name}: line {frame.f_lineno}"
 
 
 def _draws() -> bool:
