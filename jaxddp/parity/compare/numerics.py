@@ -6,6 +6,7 @@ import numpy as np
 
 from jaxddp.parity.compare.residuals import residuals
 from jaxddp.parity.findings import Difference, Numerics
+from jaxddp.parity.port import Facts
 from jaxddp.parity.records import Records, Tensors, stage_norm
 
 ALLOWED = 10.0  # one side's distance over the other's; measured: 0.4 to 2.4, and from 0.02 where a floor allows it
@@ -13,26 +14,27 @@ SMALL = 1e-9  # largest float64 residual that may be rounding; no mistake in mea
 GROWTH = 1e4  # least growth of rounding from float64 to float32, which rounds 5e8 times as coarsely
 EPSILON = float(np.finfo(np.float32).eps)
 STAGES = ("local_loss", "local_gradients", "gradients", "update", "buffers")
+LOSSES = STAGES[:3]
 
 
 def compare_numerics(
-    jax: tuple[Records, Records], torch: tuple[Records, Records], own_step: bool
+    jax: tuple[Records, Records], torch: tuple[Records, Records], facts: Facts
 ) -> tuple[dict[str, Numerics], list[Difference]]:
     """Compare each side's float32 run with its float64 run.
 
     Args:
         jax, torch: (float64 records, float32 records).
-        own_step: the port has a `flax_step`. Its optimizer is not given the reference's gradients, and Adam
-            amplifies the rounding of small ones, so updates are left out.
+        facts: facts about the training loop. The optimizer of a port's `flax_step` is not given the reference's
+            gradients, and Adam amplifies the rounding of small ones, so updates are left out; so are losses and
+            gradients of a `torch_step`, which may follow an update.
 
     Returns:
         Largest distances by stage, and the first step of each stage at which one side's distance is more than
         `ALLOWED` times the other's.
     """
     results, differences = {}, []
-    for stage in STAGES:
-        if own_step and stage == "update":
-            continue
+    left_out = ("update",) if facts.own_step else LOSSES if facts.whole_step else ()
+    for stage in (stage for stage in STAGES if stage not in left_out):
         ours, theirs = _distances(*jax, stage), _distances(*torch, stage)
         if not ours or not theirs or not np.isfinite([d for d, _ in ours + theirs]).all():
             continue
