@@ -70,6 +70,11 @@ class Functional:
         """Shapes of its arrays by name."""
         return {name: value.shape for name, value in {**self.params, **self.buffers}.items()}
 
+    def forget_values(self) -> None:
+        """Free the parameters' values; keep their names, shapes and dtypes."""
+        self.params = abstract(self.params)
+        self._params = _from_dict(self.params, self._params)
+
     @property
     def random_streams(self) -> list[str]:
         """Names of the module's random streams."""
@@ -142,6 +147,15 @@ def cast(arrays: Mapping[str, jax.Array], dtype: Any) -> dict[str, jax.Array]:
         return jnp.asarray(x, dtype if dtype is not None and jnp.issubdtype(x.dtype, jnp.floating) else x.dtype)
 
     return {name: convert(x) for name, x in arrays.items()}
+
+
+def abstract(arrays: Mapping[str, jax.Array]) -> dict[str, Any]:
+    """Return the arrays' shapes and dtypes.
+
+    >>> abstract({"w": jnp.ones(2)})
+    {'w': ShapeDtypeStruct(shape=(2,), dtype=float32)}
+    """
+    return {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in arrays.items()}
 
 
 def gradient_order(model: nnx.Module) -> tuple[str, ...]:

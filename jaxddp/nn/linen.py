@@ -10,7 +10,7 @@ from flax.errors import InvalidRngError
 from jax import numpy as jnp
 
 from jaxddp.errors import InputError
-from jaxddp.nn.functional import LocalLoss
+from jaxddp.nn.functional import LocalLoss, abstract
 from jaxddp.nn.losses import Batch, LossFunction, Sums, summed
 from jaxddp.nn.own_tree import OwnTree
 from jaxddp.state import Buffers, Params
@@ -98,6 +98,10 @@ class LinenFunctional:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes of its arrays by name."""
         return {name: value.shape for name, value in {**self.params, **self.buffers}.items()}
+
+    def forget_values(self) -> None:
+        """Free the parameters' values; keep their names, shapes and dtypes."""
+        self.params = abstract(self.params)
 
     def variables(self, params: Params, buffers: Buffers) -> dict[str, Any]:
         """Return the module's collections with these values."""

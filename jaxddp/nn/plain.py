@@ -5,7 +5,7 @@ Any pytree will do: its paths make the names, so that none of these libraries is
 
 import inspect
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -16,6 +16,7 @@ from jax import numpy as jnp
 from jax.tree_util import keystr
 
 from jaxddp.errors import InputError
+from jaxddp.nn.functional import abstract
 from jaxddp.nn.losses import Batch, Sums, as_losses, summed
 from jaxddp.nn.own_tree import Flat, TreeMap
 from jaxddp.state import Buffers, Params
@@ -144,6 +145,12 @@ class PlainFunctional:
         for name, value in {**self.params, **self.buffers}.items():
             if jnp.issubdtype(value.dtype, jnp.complexfloating):
                 raise InputError(f"flax_model: {name} is {value.dtype}; must be real")
+
+    def forget_values(self) -> None:
+        """Free the parameters' values; keep their names, shapes and dtypes."""
+        self.params = abstract(self.params)
+        named = dict.fromkeys(self.param_tree.paths.values())
+        self.param_tree = replace(self.param_tree, leaves={**self.param_tree.leaves, **named})
 
     def arguments(self, params: Params, buffers: Buffers) -> tuple[Any, ...]:
         """Return the loss function's arguments before the batch: the tree, and the state if it carries one."""

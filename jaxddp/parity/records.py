@@ -32,6 +32,7 @@ T = TypeVar("T")
 LARGE_MODEL = 2**23  # elements
 
 _BETWEEN = "|"  # stage | tensor
+_KINDS = {"f": "F", "i": "I", "u": "U"}  # NumPy's kinds of dtypes -> safetensors' words
 _WHOLE = ".whole"  # ending of the file with the large tensors of a record
 
 
@@ -68,7 +69,7 @@ class RecordWriter:
         metadata = {"stages": json.dumps(list(record)), "notes": json.dumps(notes)}
         path = self._folder / f"{self._count:06}.safetensors"
         if whole:
-            save_file(_flat(whole), path.with_suffix(_WHOLE))
+            _stream(path.with_suffix(_WHOLE), whole)
         save_file(_flat(record), path.with_suffix(".part"), metadata)
         path.with_suffix(".part").rename(path)  # a reader never sees half a record
         self._count += 1
@@ -169,7 +170,7 @@ def is_large_model(start: Arrays) -> bool:
 def write_tensors(path: Path, tensors: Arrays) -> None:
     """Write tensors into a file, which `StoredTensors` reads."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_file(_flat({"": tensors}), path)
+    _stream(path, {"": tensors})
 
 
 class Lazy(Sequence[T]):
@@ -302,6 +303,27 @@ class _File:
 
     def read(self, stage: str) -> Tensors:
         return {name: self.tensor(stage, name) for name in self.names(stage)}
+
+
+def _stream(path: Path, record: Mapping[str, Arrays]) -> None:
+    """Write tensors into a safetensors file, one after another; `save_file` first makes two copies of all.
+
+    The file is eight bytes with the size of the header, the header, and the tensors' bytes in the order of the header.
+
+    Source: github.com/huggingface/safetensors, "Format".
+    """
+    tensors = [(f"{stage}{_BETWEEN}{name}", x) for stage, of_stage in record.items() for name, x in of_stage.items()]
+    header, end = {}, 0
+    for key, x in tensors:
+        dtype = "BOOL" if x.dtype == bool else f"{_KINDS[x.dtype.kind]}{8 * x.itemsize}"
+        header[key] = {"dtype": dtype, "shape": x.shape, "data_offsets": (end, end + x.nbytes)}
+        end += x.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)  # so that the tensors are aligned
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for _, x in tensors:
+            np.ascontiguousarray(x).tofile(file)
 
 
 def _flat(record: Mapping[str, Arrays]) -> Tensors:

@@ -28,7 +28,8 @@ from jaxddp.parity.torch_side.rank import Draw, Steps, Summary, rank_folder
 from jaxddp.parity.workers import Workers
 
 Draws = tuple[LossDraw, ...] | str  # or why they are not known
-COPIES = 8.0  # of a large model's weights in float64, per replica, at the worst moment; measured: 7.9
+# Copies of a large model's weights in float64 at the worst moment, and further ones per replica.
+COPIES = {True: (2.0, 1.4), False: (0.0, 8.0)}  # replicas share them: measured with two: 4.8; or do not: 15.8
 AT_REST = 1.0  # GiB of all processes before a model is made
 GIB = 2**30
 LOOK_AHEAD = 4  # learning rates are recorded for this many times the run's steps
@@ -77,7 +78,7 @@ class Runs:
         if not self.start or self.problems:
             return
         if self._is_large:
-            self._tell(memory_in_words(self._elements, self.case.world_size))
+            self._tell(memory_in_words(self._elements, self.case.world_size, self._shares))
         if self.facts.own_start:
             with self._noting("flax"):
                 self.starts = self._workers.jax.do(Starts(self.case, self.start))
@@ -91,7 +92,8 @@ class Runs:
         case = self.case.with_dtype("float32")
         ranks = [rank_folder(self._path("torch64"), rank) for rank in range(case.world_size)]
         source, folder = case.torch_source, self._path("torch32")
-        forced = Steps(source, "float32", case.world_size, len(self.torch), folder, self.start, reference=ranks)
+        sizes, shares = (case.world_size, len(self.torch)), self._shares
+        forced = Steps(source, "float32", *sizes, folder, self.start, reference=ranks, shares=shares)
         with self._beside(Forced(case, self.start, self._path("torch64"), self._path("jax32"))), self._noting("torch"):
             self._workers.torch.do(forced)
 
@@ -147,7 +149,8 @@ class Runs:
         """Run torch, which is the reference, and jax at the same time."""
         case = self.case
         source, folder, ahead = case.torch_source, self._path("torch64"), case.steps * LOOK_AHEAD
-        reference = Steps(source, "float64", case.world_size, case.steps, folder, self.start, ahead=ahead)
+        count, shares = case.world_size, self._shares
+        reference = Steps(source, "float64", count, case.steps, folder, self.start, ahead=ahead, shares=shares)
         with self._beside(Free(case, self.start, self._path("free"))), self._noting("torch"):
             self.summary = self._workers.torch.do(reference)[0]
 
@@ -174,6 +177,11 @@ class Runs:
     def _is_large(self) -> bool:
         return is_large_model(self.start)
 
+    @property
+    def _shares(self) -> bool:
+        """True if the replicas of a large port may share their weights."""
+        return isinstance(self.case, PortCase) and not self.facts.moves_weights
+
     @contextmanager
     def _noting(self, side: str) -> Iterator[None]:
         """Turn a failure of a child into a problem, each message once per side."""
@@ -195,13 +203,19 @@ class Runs:
         return jax_records(self._path(name))
 
 
-def memory_in_words(elements: int, world_size: int) -> str:
+def memory_in_words(elements: int, world_size: int, shares: bool = True) -> str:
     """Say how much memory a check will take, at most, and how much the machine has.
 
+    Args:
+        elements: number of parameters.
+        world_size: number of replicas.
+        shares: the replicas share weights.
+
     >>> memory_in_words(124_000_000, 2).partition(",")[0]
-    'a model of 124 million parameters takes about 16 GiB'
+    'a model of 124 million parameters takes about 5 GiB'
     """
-    needed = AT_REST + COPIES * world_size * 8 * elements / GIB
+    common, per_replica = COPIES[shares]
+    needed = AT_REST + (common + per_replica * world_size) * 8 * elements / GIB
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
     says = f"a model of {elements / 1e6:.0f} million parameters takes about {needed:.0f} GiB, this machine has"
     return f"{says} {there:.0f} GiB{'; fewer replicas take less' if needed > there else ''}"

@@ -4,26 +4,11 @@ import pytest
 
 from jaxddp.parity.excerpts import distance
 from tests.support.checks import Checked
-from tests.support.small_port import Change, own_optimizers, step
+from tests.support.small_port import Change, own_optimizers, step, wide
 
 WIDTH = 400
-WIDE = [
-    ("torch.nn.Linear(3, 5)", f"torch.nn.Linear(3, {WIDTH})"),
-    (
-        "torch.nn.Linear(5, 4)",
-        f"torch.nn.Linear({WIDTH}, 4); self.norm = torch.nn.LayerNorm({WIDTH}); "
-        f"self.wide = torch.nn.Linear({WIDTH}, {WIDTH})",
-    ),
-    ("torch.tanh(self.fc1(x))", "torch.tanh(self.wide(self.norm(self.fc1(x))))"),
-    ("nnx.Linear(3, 5, rngs=rngs)", f"nnx.Linear(3, {WIDTH}, rngs=rngs)"),
-    (
-        "nnx.Linear(5, 4, rngs=rngs)",
-        f"nnx.Linear({WIDTH}, 4, rngs=rngs)\n"
-        f"            self.norm = nnx.LayerNorm({WIDTH}, epsilon=1e-5, rngs=rngs)\n"
-        f"            self.wide = nnx.Linear({WIDTH}, {WIDTH}, rngs=rngs)",
-    ),
-    ("nnx.tanh(self.fc1(x))", "nnx.tanh(self.wide(self.norm(self.fc1(x))))"),
-]
+WIDE = wide(WIDTH)
+LARGER = wide(3000)  # 9 million parameters, more than `records.LARGE_MODEL`
 ADAMW = own_optimizers("AdamW(parameters, lr=0.01, weight_decay=0.1)", "optax.adamw(0.01, weight_decay=0.1)")
 CLIPS = own_optimizers(
     "SGD(parameters, lr=0.1)",
@@ -73,3 +58,25 @@ def test_a_gradient_that_differs_outside_of_the_excerpt_is_found(checked: Checke
     report = checked(*WIDE, ("    return cross_entropy", wrong))
     (found,) = report.differences
     assert (found.stage, found.tensor) == ("local_gradients", "wide.weight")
+
+
+@pytest.mark.parametrize("more", ["", step()], ids=["", "own step"])
+@pytest.mark.large
+def test_a_right_port_of_a_large_model_is_equal(more: str, checked: Checked) -> None:
+    report = checked(*LARGER, ADAMW, more=more, numerics=True)
+    assert report.verdict == "equal", report
+    assert report.free_running["params"].residuals[-1] > 0  # it moved
+
+
+@pytest.mark.parametrize(
+    ("changes", "stage", "name"),
+    [
+        ([ADAMW, ("epsilon=1e-5", "epsilon=1e-6")], "local_loss", "norm_epsilon"),
+        ([ADAMW, ("optax.adamw(0.01, weight_decay=0.1)", "optax.adamw(0.01)")], "update", "decay_value"),
+    ],
+    ids=["norm_epsilon", "decay_value"],
+)
+@pytest.mark.large
+def test_faults_of_a_large_model_are_named(changes: list[Change], stage: str, name: str, checked: Checked) -> None:
+    (found,) = checked(*LARGER, *changes).differences
+    assert found.stage == stage and found.cause is not None and found.cause.names == (name,), found

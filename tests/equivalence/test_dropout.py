@@ -9,7 +9,7 @@ import pytest
 from jaxddp.nn import layers
 from jaxddp.nn.dropout_rng import Place
 from jaxddp.parity.cases import Case
-from jaxddp.parity.flax_side.run import forget_programs
+from jaxddp.parity.flax_side.program import forget_programs
 from jaxddp.parity.question import Trajectory
 from jaxddp.step import local_gradients
 from tests.support.cases import even_case

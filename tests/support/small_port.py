@@ -76,6 +76,27 @@ def at_start_of(function: str, code: str) -> Change:
     return f"def {function}:\n", f"def {function}:\n    {code}\n"
 
 
+def wide(width: int) -> list[Change]:
+    """Return the changes that put a norm and a layer (width, width) between the two layers."""
+    return [
+        ("torch.nn.Linear(3, 5)", f"torch.nn.Linear(3, {width})"),
+        (
+            "torch.nn.Linear(5, 4)",
+            f"torch.nn.Linear({width}, 4); self.norm = torch.nn.LayerNorm({width}); "
+            f"self.wide = torch.nn.Linear({width}, {width})",
+        ),
+        ("torch.tanh(self.fc1(x))", "torch.tanh(self.wide(self.norm(self.fc1(x))))"),
+        ("nnx.Linear(3, 5, rngs=rngs)", f"nnx.Linear(3, {width}, rngs=rngs)"),
+        (
+            "nnx.Linear(5, 4, rngs=rngs)",
+            f"nnx.Linear({width}, 4, rngs=rngs)\n"
+            f"            self.norm = nnx.LayerNorm({width}, epsilon=1e-5, rngs=rngs)\n"
+            f"            self.wide = nnx.Linear({width}, {width}, rngs=rngs)",
+        ),
+        ("nnx.tanh(self.fc1(x))", "nnx.tanh(self.wide(self.norm(self.fc1(x))))"),
+    ]
+
+
 # A correct replica step with clipping, which returns the stages named in SHOWS.
 STEP = """
 clip_grad_norm = 0.05

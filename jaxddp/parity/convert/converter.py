@@ -101,12 +101,12 @@ class Converter:
         transpose_kernel: Collection[str] = (),
         no_twin: Collection[str] = (),
     ):
-        self._models = Models(module, shapes, transpose_kernel, no_twin)
-        self.tied = self._models.tied
-        match = self._models.match(names or {})
+        models = Models(module, shapes, transpose_kernel, no_twin)
+        match = models.match(names or {})
         if match.unmapped or match.lacking:
-            raise NamesError(self._models, match, names or {})
-        self.pieces = match.pieces
+            raise NamesError(models, match, names or {})
+        self.tied, self.pieces = models.tied, match.pieces
+        self._shapes, self._tensors = models.shapes, models.tensors  # the models themselves may be large
 
     def to_flax(self, tensors: Arrays) -> dict[str, np.ndarray]:
         """Convert a torch state_dict to flax arrays."""
@@ -118,36 +118,45 @@ class Converter:
                 value = _put(in_torch_layout, (piece.flax, piece.place), piece.shape, piece.own, value)
             converted = piece.to_flax(value)
             if piece.place:
-                _put(arrays, piece.flax, self._models.shapes[piece.flax], piece.place, converted)
+                _put(arrays, piece.flax, self._shapes[piece.flax], piece.place, converted)
             else:
                 arrays[piece.flax] = np.array(converted)
         return arrays
 
-    def to_torch(self, arrays: Arrays) -> dict[str, np.ndarray]:
+    def to_torch(self, arrays: Mapping[str, Any], library: Any = np) -> dict[str, Any]:
         """Convert flax arrays to torch tensors, tied ones under each of their names.
 
         Args:
             arrays: some or all of the model's arrays, or gradients, updates or moments of them.
+            library: `numpy`, or `jax.numpy` within a program.
         """
-        tensors: dict[str, np.ndarray] = {}
+        tensors: dict[str, Any] = {}
         for piece in self.pieces:
             if piece.flax not in arrays:
                 continue
-            value = piece.to_torch(np.asarray(arrays[piece.flax])[piece.place])[piece.own]
+            value = piece.to_torch(library.asarray(arrays[piece.flax])[piece.place])[piece.own]
             if piece.rows:
-                _put(tensors, piece.torch, self._models.tensors[piece.torch], piece.rows, value)
+                _put(tensors, piece.torch, self._tensors[piece.torch], piece.rows, value, library)
             else:
-                tensors[piece.torch] = np.array(value)
+                tensors[piece.torch] = library.array(value)
         return dict(under_all_names(tensors, self.tied))
 
 
 def _put(
-    arrays: dict[Any, np.ndarray], key: Any, shape: tuple[int, ...], index: Index | tuple[int, ...], value: np.ndarray
-) -> np.ndarray:
+    arrays: dict[Any, Any],
+    key: Any,
+    shape: tuple[int, ...],
+    index: Index | tuple[int, ...],
+    value: Any,
+    library: Any = np,
+) -> Any:
     """Put a part into an array that begins as zeros; return the array."""
-    whole = arrays.setdefault(key, np.zeros(shape, value.dtype))
-    whole[index] = value
-    return whole
+    whole = arrays.setdefault(key, library.zeros(shape, value.dtype))
+    if library is np:
+        whole[index] = value
+    else:
+        arrays[key] = whole.at[index].set(value)
+    return arrays[key]
 
 
 def under_all_names(tensors: Arrays, tied: Mapping[str, str]) -> Arrays:

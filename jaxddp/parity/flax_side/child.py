@@ -11,8 +11,10 @@ import jax
 import numpy as np
 
 from jaxddp.distributed.devices import prepare
+from jaxddp.parity.flax_side.lean import FREE
 from jaxddp.parity.flax_side.micro_gradients import micro_records, program
-from jaxddp.parity.flax_side.run import forced_records, forget_programs, free_records, starting_weights
+from jaxddp.parity.flax_side.program import forget_programs
+from jaxddp.parity.flax_side.run import forced_records, free_records, starting_weights
 from jaxddp.parity.lazy_arrays import Arrays
 from jaxddp.parity.processes import STARTING, Child, ChildError, Tell, answers, free_at_once, reported
 from jaxddp.parity.question import Question, Trajectory
@@ -58,8 +60,7 @@ class Free:
         forget_programs()
         program.cache_clear()
         for step, record in enumerate(free_records(self.case, self.start), start=1):
-            kept = ("local_loss", "pure_local_loss", "params", "buffers", "spread")
-            writer.write({stage: record[stage] for stage in kept if stage in record})
+            writer.write({stage: record[stage] for stage in (*FREE, "spread") if stage in record})
             tell(f"after step {step}, running by itself")
 
 

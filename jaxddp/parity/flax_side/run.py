@@ -1,32 +1,26 @@
 """Runs of a case in jax, recorded stage by stage under torch's names."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
 import numpy as np
-import optax
 from jax import numpy as jnp
 
-from jaxddp.comm_hooks import CommHook
 from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.distributed.replicas import Replicas
 from jaxddp.errors import InputError, differences, listed
-from jaxddp.parity.excerpts import excerpts, norms_of_large
-from jaxddp.parity.fingerprints import fingerprints
+from jaxddp.parity.excerpts import excerpts
+from jaxddp.parity.flax_side.lean import lean_program
 from jaxddp.parity.flax_side.own_step import OwnStep
+from jaxddp.parity.flax_side.program import Hook, Program, program_of
 from jaxddp.parity.flax_side.side import FlaxSide, hyperparameters, optimizer_tensors
 from jaxddp.parity.flax_side.whole_step import WholeStep
 from jaxddp.parity.lazy_arrays import Arrays, Joined
-from jaxddp.parity.port.draws import examples_of
-from jaxddp.parity.question import LOCAL_STAGES, Question, Trajectory, micro_batches_of
-from jaxddp.parity.records import Record, Tensors, is_large_model, whole
-from jaxddp.state import Params, TrainState
-from jaxddp.step.replica_step import ReplicaStep
-
-Hook = CommHook | Callable[[Params], Params]
+from jaxddp.parity.question import Question, Trajectory
+from jaxddp.parity.records import Record, is_large_model, whole
+from jaxddp.state import TrainState
 
 
 def free_records(
@@ -47,17 +41,14 @@ def free_records(
         comm_hook: communication hook that replaces the case's.
     """
     with jax.enable_x64(case.dtype == "float64"), jax.default_matmul_precision("highest"):
-        side, replicas, step = _program(case, replicas, comm_hook)
-        params, buffers = side.from_torch(weights)
-        axes = side.replica_step.axes
-        state = side.replica_step.start(params, buffers, replicas)
-        del params, buffers
+        program = _program(case, weights, replicas, comm_hook)
+        state = program.start(*program.side.from_torch(weights))
         for number, batch in enumerate(case.batches() if batches is None else batches):
-            state = replicas.place(_taken_back(_restored(side, state, number)), axes)
-            state, stages = step(state, replicas.shard(batch))
-            if isinstance(side.replica_step, WholeStep):
-                side.replica_step.shown(state.opt_state)
-            yield _record(stages, side, batch)
+            state = program.placed_again(_restored(program.side, state, number))
+            state, stages = program.step(state, batch)
+            if isinstance(program.side.replica_step, WholeStep):
+                program.side.replica_step.shown(state.opt_state)
+            yield program.record(stages, batch)
 
 
 def forced_records(
@@ -78,49 +69,46 @@ def forced_records(
         replicas, comm_hook: see `free_records`.
     """
     with jax.enable_x64(case.dtype == "float64"), jax.default_matmul_precision("highest"):
-        alone = is_large_model(reference.start)  # then the step has no optimizer, whose state fills each device
-        side, replicas, step = _program(case, replicas, comm_hook, alone)
+        program = _program(case, reference.start, replicas, comm_hook, reference)
+        side = program.side
         if isinstance(side.replica_step, WholeStep):
-            yield from _forced_whole(case, reference, side, replicas, step)
+            yield from _forced_whole(case, reference, program)
             return
         own = isinstance(side.replica_step, OwnStep)
-        optimizer = side.replica_step.optimizer
-        update = jax.jit(optimizer.update)
+        update = program.updating()
         params, buffers = side.from_torch(reference.start)
-        axes, start = side.replica_step.axes, side.replica_step.init(params, buffers)
+        start = side.replica_step.init(params, buffers)
         opt_state, scaler = start.opt_state, start.scaler
         without = dataclasses.replace(start, params={}, buffers={}, opt_state=())
-        comm_state = replicas.start(without, axes).comm_state
+        comm_state = program.replicas.start(without, side.replica_step.axes).comm_state
         del start, without
+        carried: dict[str, Any] = {}
         for number, (batch, theirs) in enumerate(zip(case.batches(), reference.records, strict=False)):
+            if number:
+                params, buffers = side.from_torch(reference.before(number))
+                buffers |= carried
             state = TrainState(jnp.int32(number), params, buffers, opt_state, comm_state, scaler=scaler)
             state = _restored(side, state, number)
-            given_state = state if own or not alone else dataclasses.replace(state, opt_state=optax.EmptyState())
-            after, stages = step(replicas.place(given_state, axes), replicas.shard(batch))
+            after, stages = program.step(program.placed(state), batch)
             comm_state, scaler = after.comm_state, after.scaler
+            carried = jax.device_get({name: after.buffers[name] for name in side.alone})
             if own:
-                opt_state = after.opt_state
-                updates = jax.tree.map(lambda new, old: np.asarray(new) - np.asarray(old), after.params, params)
-            given = {} if own else _given(side, stages, whole(theirs, side.given), reference.start)
-            carried = {name: after.buffers[name] for name in side.alone}
+                opt_state, of_optimizer = after.opt_state, program.of_own_step(after, params)
             del after
-            record = dict(_record(stages, side, batch))
             if not own:
-                updates, opt_state = update(side.from_torch(given)[0], state.opt_state, params)
-            record["update"] = excerpts(side.to_torch(updates))
-            record["optimizer_state"] = excerpts(optimizer_tensors(opt_state, params, side.to_torch))
+                gradients = program.given(stages, whole(theirs, side.given), reference.start)
+                of_optimizer, opt_state = update(gradients, state.opt_state, params)
+                del gradients
+            record = program.record(stages, batch) | of_optimizer
             shown = hyperparameters(opt_state)
             record["hyperparameters"] = {name: np.asarray(value) for name, value in shown.items()}
+            del state, params  # before the next step's are read
             yield record
-            params, buffers = side.from_torch(reference.before(number + 1))
-            buffers |= jax.device_get(carried)
 
 
-def _forced_whole(
-    case: Question, reference: Trajectory, side: FlaxSide, replicas: Replicas, step: Any
-) -> Iterator[Record]:
+def _forced_whole(case: Question, reference: Trajectory, program: Program) -> Iterator[Record]:
     """Take every step of a `WholeStep` from the reference's state, with the reference's gradients."""
-    whole_step = side.replica_step
+    side, whole_step = program.side, program.side.replica_step
     assert isinstance(whole_step, WholeStep), "checked by forced_records"
     params, buffers = side.from_torch(reference.start)
     opt_state = whole_step.init(params, buffers).opt_state
@@ -129,11 +117,11 @@ def _forced_whole(
         zeros = {name: np.zeros_like(x) for name, x in reference.start.items() if name not in given}
         forced = whole_step.forced(opt_state, side.from_torch(Joined(given, zeros))[0])
         state = TrainState(jnp.int32(number), params, buffers, forced)
-        after, stages = step(replicas.place(state, whole_step.axes), replicas.shard(batch))
+        after, stages = program.step(program.placed(state), batch)
         opt_state = jax.device_get(after.opt_state)
         updates = {name: np.asarray(x) - np.asarray(params[name]) for name, x in after.params.items()}
         shown, carried = whole_step.shown(opt_state), {name: after.buffers[name] for name in side.alone}
-        record = dict(_record(stages, side, batch))
+        record = program.record(stages, batch)
         if record["local_loss"].keys() != theirs["local_loss"].keys():
             ours, of_torch = (", ".join(sorted(x["local_loss"])) for x in (record, theirs))
             raise InputError(f"flax_step: returns the losses {ours}; must be torch_step's, {of_torch}")
@@ -145,14 +133,20 @@ def _forced_whole(
         buffers |= jax.device_get(carried)
 
 
-def _given(side: FlaxSide, stages: Mapping[str, Any], theirs: Arrays, start: Arrays) -> Arrays:
-    """Return the reference's gradients.
-
-    Where torch has none, as for frozen parameters, they are jax's: its optimizer has to mask them.
-    """
-    stage = stages.get(side.given, stages["gradients"])
-    ours = side.to_torch(_of_replica(stage, 0)) if len(theirs) < len(stage) else {}
-    return Joined(theirs, ours, start)
+def _program(
+    case: Question,
+    start: Arrays,
+    replicas: Replicas | None,
+    comm_hook: Hook | None,
+    reference: Trajectory | None = None,
+) -> Program:
+    """Return the case's program; a lean one for a large port."""
+    is_port = hasattr(case, "port") and case.port.torch_step is None
+    if not (is_port and replicas is None and comm_hook is None and is_large_model(start)):
+        return program_of(case, replicas, comm_hook)
+    records = [] if reference is None else reference.records
+    lacking = {name for record in records for name in record["params"] if name not in record["clipped_gradients"]}
+    return lean_program(case, start, reference is not None, lacking)
 
 
 def starting_weights(case: Question, weights: Arrays) -> list[Arrays]:
@@ -177,117 +171,6 @@ def starting_weights(case: Question, weights: Arrays) -> list[Arrays]:
         return [side.to_torch(jax.device_get(started)) for started in of_ranks]
 
 
-def forget_programs() -> None:
-    """Drop the compiled programs of all cases, because a port's file may have changed since."""
-    _program.cache_clear()
-
-
-def _taken_back(state: TrainState) -> TrainState:
-    """Return the state in NumPy; its copies on the devices are freed, so that a large one is placed again."""
-    taken = jax.tree.map(np.array, state)
-    for leaf in jax.tree.leaves(state):
-        if isinstance(leaf, jax.Array) and not leaf.is_deleted():
-            leaf.delete()
-    return taken
-
-
 def _restored(side: FlaxSide, state: TrainState, steps: int) -> TrainState:
     """Save and load the state by the port's `flax_restore` after `restore_at` steps; else return it unchanged."""
     return side.restore(state) if side.restore is not None and steps == side.restore_at else state
-
-
-@lru_cache(maxsize=2)
-def _program(
-    case: Question, replicas: Replicas | None, comm_hook: Hook | None, without_optimizer: bool = False
-) -> tuple[FlaxSide, Replicas, Any]:
-    """Build the flax side, its replicas, and (state, batch) -> (replica 0's next state, stages of all replicas).
-
-    The result is cached because a case is run freely and then forced, and compiling takes most of the time.
-    """
-    side = case.flax_side()
-    replicas = replicas or Replicas(jax.devices()[: case.world_size])
-    step = side.replica_step
-    if isinstance(step, ReplicaStep) and comm_hook is not None:
-        step = dataclasses.replace(step, comm_hook=comm_hook)
-        side = dataclasses.replace(side, replica_step=step)
-    if isinstance(step, ReplicaStep) and without_optimizer:
-        step = dataclasses.replace(step, optimizer=optax.set_to_zero())
-
-    def without_metrics(state: TrainState, batch: MicroBatches) -> tuple[TrainState, dict[str, Any]]:
-        next_state, _, stages = step(state, batch)
-        if _clips_not(step):
-            del stages["clipped_gradients"]  # the same as "gradients"
-        return next_state, stages
-
-    return side, replicas, replicas.map(without_metrics, (step.axes, 0), (step.axes, 0), donate=(0,))
-
-
-def _record(stages: dict[str, Any], side: FlaxSide, batch: MicroBatches) -> Record:
-    """Return the stages under torch's names: local stages of all replicas, shared stages of replica 0.
-
-    Large tensors are excerpts; "norms" and "local_norms" hold the norms of gradients, as "stage:tensor".
-    A tensor of a shared stage that differs between replicas is also in "spread", as "stage:tensor", of all replicas.
-    The stages are emptied on the way.
-    """
-    world_size = len(jax.tree.leaves([x for stage, x in stages.items() if stage.endswith("local_loss")])[0])
-    record: dict[str, Tensors] = {"samples": _samples(batch, world_size), "spread": {}, "norms": {}, "local_norms": {}}
-    for stage in list(stages):
-        value = stages.pop(stage)
-        if stage.endswith("local_loss"):
-            losses = value if isinstance(value, Mapping) else {"loss": value}
-            record[stage] = {name: np.asarray(x) for name, x in losses.items()}
-            continue
-        local = stage.endswith(LOCAL_STAGES)
-        differing = {name for name, x in value.items() if not local and _differs(x, world_size)}
-        ranks = range(world_size if local or differing else 1)
-        of_ranks, norms = zip(
-            *(_excerpts(side.to_torch(_of_replica(value, rank)), stage) for rank in ranks), strict=True
-        )
-        of_all = _stacked(of_ranks)
-        record[stage] = of_all if local else of_ranks[0]
-        record["local_norms" if local else "norms"] |= _stacked(norms) if local else norms[0]
-        record["spread"] |= {f"{stage}:{name}": x for name, x in of_all.items() if differing and _differs(x, len(x))}
-    if _clips_not(side.replica_step):
-        record["clipped_gradients"] = record["gradients"]
-        of_all = {name.replace("gradients:", "clipped_gradients:", 1): norm for name, norm in record["norms"].items()}
-        record["norms"] |= of_all
-    return record
-
-
-def _clips_not(step: ReplicaStep | OwnStep | WholeStep) -> bool:
-    return isinstance(step, ReplicaStep) and step.clip_grad_norm is None
-
-
-def _excerpts(tensors: Tensors, stage: str) -> tuple[Tensors, Tensors]:
-    """Return the excerpts of a stage's tensors, but buffers whole, and the norms of large gradients."""
-    if stage == "buffers":
-        return tensors, {}
-    norms = norms_of_large(tensors) if stage.endswith("gradients") else {}
-    return excerpts(tensors), {f"{stage}:{name}": norm for name, norm in norms.items()}
-
-
-def _samples(batch: MicroBatches, world_size: int) -> Tensors:
-    of_ranks = [list(map(examples_of, micro_batches_of(batch, rank))) for rank in range(world_size)]
-    return _stacked([fingerprints(micro_batches) for micro_batches in of_ranks])
-
-
-def _of_replica(arrays: Mapping[str, Any], rank: int) -> dict[str, np.ndarray]:
-    """Return a replica's slices of arrays (world_size, ...), without a copy where they are on the CPU."""
-    return {name: _slice(value, rank) for name, value in arrays.items()}
-
-
-def _slice(value: Any, rank: int) -> np.ndarray:
-    if isinstance(value, jax.Array) and len(value.addressable_shards) == len(value):
-        of_replica = next(shard for shard in value.addressable_shards if (shard.index[0].start or 0) == rank)
-        return np.asarray(of_replica.data)[0]
-    return np.asarray(value)[rank]
-
-
-def _stacked(of_each: Sequence[Tensors]) -> Tensors:
-    return {name: np.stack([tensors[name] for tensors in of_each]) for name in of_each[0]}
-
-
-def _differs(value: Any, world_size: int) -> bool:
-    """Return whether the replicas' slices differ; NaN equals NaN here."""
-    first, *others = (_slice(value, rank) for rank in range(world_size))
-    return any(not np.array_equal(first, other, equal_nan=first.dtype.kind == "f") for other in others)

@@ -39,7 +39,8 @@ class FlaxSide:
 
     Attributes:
         replica_step: the step, with its optimizer.
-        to_torch: maps flax arrays, or their gradients, to torch's names and layouts.
+        to_torch: maps flax arrays, or their gradients, to torch's names and layouts; with `jax.numpy` as its second
+            argument, within a program.
         from_torch: maps torch's tensors to parameters and buffers.
         given: stage of the reference whose gradients the optimizer is given in a forced run.
         start: (params, rank) -> the parameters that a replica starts from; None: all start from the same.
@@ -50,7 +51,7 @@ class FlaxSide:
     """
 
     replica_step: ReplicaStep | OwnStep | WholeStep
-    to_torch: Callable[[Mapping[str, Any]], Tensors]
+    to_torch: Callable[..., dict[str, Any]]
     from_torch: Callable[[Arrays], tuple[Params, Buffers]]
     given: str = "clipped_gradients"
     start: Callable[[Params, int], Mapping[str, Any]] | None = None
@@ -112,21 +113,25 @@ def side_of_port(port: Port, steps: int, dtype: str, casts: Collection[str] = ()
     if port.restore_at is not None and not 0 < port.restore_at < steps:
         raise InputError(f"restore_at {port.restore_at}: must be within the run, 1 to {steps - 1} for {steps} steps")
 
+    names = tuple(params)
     own = {piece.torch for piece in converter.pieces}
     shared = {name for name, first in converter.tied.items() if not {name, first} <= own}
 
-    def to_torch(arrays: Mapping[str, Any]) -> Tensors:
+    def to_torch(arrays: Mapping[str, Any], library: Any = np) -> dict[str, Any]:
         """Convert to torch's tensors, tied ones under their first name unless flax holds them as several arrays."""
-        return {name: x for name, x in converter.to_torch(arrays).items() if name not in shared}
+        return {name: x for name, x in converter.to_torch(arrays, library).items() if name not in shared}
 
     def from_torch(tensors: Arrays) -> tuple[Params, Buffers]:
         converted = converter.to_flax(under_all_names(tensors, converter.tied))
-        arrays = {name: jnp.asarray(value) for name, value in converted.items()} | without_twin
-        return cast({name: arrays[name] for name in params}, dtype), cast({n: arrays[n] for n in buffers}, dtype)
+        # Popped, so that a large model's arrays are not held twice.
+        arrays = {name: jnp.asarray(converted.pop(name)) for name in [*converted]} | without_twin
+        return cast({name: arrays[name] for name in names}, dtype), cast({n: arrays[n] for n in buffers}, dtype)
 
+    step = step_within(lifting)
+    functional.forget_values()
     trees = OwnTrees(functional.param_tree, functional.buffer_tree)
     return FlaxSide(
-        step_within(lifting),
+        step,
         to_torch,
         from_torch,
         "gradients" if port.facts.clips_inside else "clipped_gradients",

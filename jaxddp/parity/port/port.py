@@ -32,6 +32,7 @@ class Facts:
         whole_step: the port has a `torch_step` and a `flax_step`.
         clips_inside: the optax chain does the clipping.
         casts: dtypes that torch's loss casts to.
+        moves_weights: torch's loss, or a `torch_step`, changes parameters of a large model in place.
         no_twin: constants that are not compared.
     """
 
@@ -45,6 +46,7 @@ class Facts:
     whole_step: bool = False
     clips_inside: bool = False
     casts: tuple[str, ...] = ()
+    moves_weights: bool = False
     no_twin: tuple[str, ...] = ()
 
 

@@ -1,6 +1,7 @@
 """A rank's training loop on DistributedDataParallel, watched. Imports no jax."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from torch.nn.parallel import DistributedDataParallel
 
@@ -8,6 +9,7 @@ from jaxddp.parity.lazy_arrays import Arrays
 from jaxddp.parity.processes import Tell
 from jaxddp.parity.records import Record
 from jaxddp.parity.torch_side.recorder import Recorder, WatchedOptimizer, is_large, recording_hook
+from jaxddp.parity.torch_side.shared import SharedParameters, may_share
 from jaxddp.parity.torch_side.side import TorchSide
 from torch_ref.data_parallel import buffers_option
 from torch_ref.distributed import World
@@ -24,15 +26,17 @@ class DdpLoop:
         world: the ranks that take part.
         keeps_whole: see `Recorder`.
         tell: reports to the parent what the rank is doing.
+        folder: existing folder for a large model's files; None: each rank keeps its parameters to itself.
 
     Attributes:
+        shared: parameters of which all ranks have one copy; None: there are none.
         recorder: records each step.
         optimizer: the optimizer.
         schedulers: its scheduler, if it has one.
         kind: class name of the optimizer.
     """
 
-    def __init__(self, side: TorchSide, world: World, keeps_whole: bool, tell: Tell):
+    def __init__(self, side: TorchSide, world: World, keeps_whole: bool, tell: Tell, folder: Path | None = None):
         model = side.model
         self._side, self._world = side, world
         self._ddp = DistributedDataParallel(
@@ -48,7 +52,9 @@ class DdpLoop:
         self.optimizer, self._scheduler = side.make_optimizer(model.parameters(), world)
         self.schedulers = [self._scheduler] if self._scheduler is not None else []
         self.kind = type(self.optimizer).__name__
-        self._watched = WatchedOptimizer(self.optimizer, self.recorder)
+        sharing = folder is not None and may_share(model, self.optimizer, world)
+        self.shared = SharedParameters(model, world, folder) if folder is not None and sharing else None
+        self._watched = WatchedOptimizer(self.optimizer, self.recorder, self.shared)
         self._averaged = averaged_model(model, side.ema_decay)
 
     def take(self, micro_batches: Sequence[Batch], step: int, gradients: Arrays | None = None) -> Record:

@@ -8,6 +8,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -21,7 +22,6 @@ from jaxddp.parity.question import Trajectory
 from jaxddp.parity.records import Records, RecordWriter, StoredTensors, Tensors, is_large_model, whole, write_tensors
 from jaxddp.parity.torch_side.ddp_loop import DdpLoop
 from jaxddp.parity.torch_side.draws import NotedDraws
-from jaxddp.parity.torch_side.recorder import to_numpy
 from jaxddp.parity.torch_side.side import Source, TorchSide, default_dtype, make_side, to_batch
 from jaxddp.parity.torch_side.whole_step import WholeStep
 from torch_ref.distributed import CPU, World, process_group
@@ -82,6 +82,7 @@ class Steps:
         batches: per rank and step, micro-batches that replace the source's.
         reference: folders of a run whose weights and gradients each step starts from; None: a free run.
         ahead: number of further steps whose learning rates are reported.
+        shares: the ranks of a large model may share their parameters; see `SharedParameters`.
     """
 
     source: Source
@@ -93,17 +94,25 @@ class Steps:
     batches: list[list[list[Tensors]]] | None = None
     reference: list[Path] | None = None
     ahead: int = 0
+    shares: bool = False
 
     def run(self, world: World, tell: Tell) -> Summary:
         """Take the steps."""
         tell("torch_model")
-        if is_large_model(self.weights):
+        is_large = is_large_model(self.weights)
+        if is_large:
             free_at_once()
         side = make_side(self.source, self.steps, self.dtype)
         model = side.model.to(world.device).train()
         load_state(model, self.weights)
-        loop = (DdpLoop if side.whole is None else WholeStep)(side, world, self.reference is None, tell)
         writer = RecordWriter(rank_folder(self.folder, world.rank))
+        free = self.reference is None
+        loop: DdpLoop | WholeStep
+        if side.whole is not None:
+            loop, shared = WholeStep(side, world, free, tell), None
+        else:
+            loop = DdpLoop(side, world, free, tell, self.folder if is_large and self.shares else None)
+            shared = loop.shared
         reference = None if self.reference is None else Trajectory(self.weights, Records(self.reference))
         rates = []
         batches = self._batches(side, world)
@@ -112,10 +121,17 @@ class Steps:
             micro_batches = next(batches)
             given = None
             if reference is not None:
-                given = whole(reference.records[step], "clipped_gradients")
-                load_state(model, reference.before(step), strict=False)
+                before = reference.before(step)
+                if shared is not None:
+                    before = shared.mine(before)
+                load_state(model, before, strict=False)
+                if shared is None or world.rank == 0:
+                    given = whole(reference.records[step], "clipped_gradients")
+            if shared is not None:
+                shared.wait()
             rates.append(float(loop.optimizer.param_groups[0]["lr"]))
-            writer.write(loop.take(micro_batches, step, given), loop.recorder.whole(), groups=loop.recorder.groups)
+            record, is_last = loop.take(micro_batches, step, given), step == self.steps - 1
+            writer.write(record, loop.recorder.whole(params=not is_last), groups=loop.recorder.groups)
         rates += _rates_ahead(loop, HORIZON if self.ahead and loop.schedulers else self.ahead)
         names = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
         tied = tuple(name for name, parameter in loop.recorder.parameters.items() if names[id(parameter)] > 1)
@@ -155,7 +171,7 @@ class Draw:
         tell("the port's file or torch_model")
         torch.manual_seed(self.seed)
         side = make_side(self.source, 1, self.dtype)
-        write_tensors(self.path, {name: to_numpy(tensor) for name, tensor in side.model.state_dict().items()})
+        write_tensors(self.path, {name: x.detach().cpu().numpy() for name, x in side.model.state_dict().items()})
         tell("batch(0, 0)")
         batches: list[list[Batch]] = []
         with contextlib.suppress(Exception):  # an error is told by the run
@@ -164,7 +180,14 @@ class Draw:
             raise InputError("batch(0, 0): returns other values at its second call; must depend on step and rank alone")
         tell("torch_loss")
         draws = _draws_of(side, batches, self.source.name)
-        return StoredTensors(self.path), replace(side.facts, casts=tuple(sorted(side.casts))), draws
+        facts = replace(side.facts, casts=tuple(sorted(side.casts)), moves_weights=_moved(side.model, self.path))
+        return StoredTensors(self.path), facts, draws
+
+
+def _moved(model: nn.Module, path: Path) -> bool:
+    """Return whether parameters of a large model differ from those in a file."""
+    there, parameters = StoredTensors(path), model.named_parameters()
+    return is_large_model(there) and any(not np.array_equal(x.detach().cpu().numpy(), there[n]) for n, x in parameters)
 
 
 def _draws_of(side: TorchSide, batches: list[list[Batch]], name: str) -> tuple[LossDraw, ...] | str:

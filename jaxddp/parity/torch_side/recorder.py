@@ -15,6 +15,7 @@ from jaxddp.parity.excerpts import distance
 from jaxddp.parity.fingerprints import fingerprints
 from jaxddp.parity.port.draws import examples_of
 from jaxddp.parity.records import Record
+from jaxddp.parity.torch_side.shared import SharedParameters
 from jaxddp.parity.torch_side.side import TorchSide
 from torch_ref.distributed import World
 from torch_ref.gradient_hooks import local_hooks
@@ -40,16 +41,17 @@ class WatchedOptimizer:
     Args:
         optimizer: the optimizer to wrap.
         recorder: receives the parameters and gradients before each update.
+        shared: parameters that rank 0 updates for all ranks; None: each rank updates its own.
 
     Attributes:
         gradients: gradients that replace the computed ones, by parameter name; None: no replacement.
     """
 
-    def __init__(self, optimizer: Optimizer, recorder: "Recorder"):
+    def __init__(self, optimizer: Optimizer, recorder: "Recorder", shared: SharedParameters | None = None):
         self.gradients: Mapping[str, np.ndarray] | None = None
         self.zero_grad, self.param_groups = optimizer.zero_grad, optimizer.param_groups
         self._optimizer = optimizer
-        self._recorder = recorder
+        self._recorder, self._shared = recorder, shared
 
     def step(self) -> None:
         """Record the inputs and update the parameters."""
@@ -59,7 +61,10 @@ class WatchedOptimizer:
             for name, parameter in recorder.parameters.items():
                 given = self.gradients.get(name)
                 parameter.grad = None if given is None else torch.from_numpy(given).to(parameter)
-        self._optimizer.step()
+        if self._shared is None:
+            self._optimizer.step()
+        else:
+            self._shared.update(self._optimizer)
 
 
 class Recorder:
@@ -135,7 +140,8 @@ class Recorder:
             self._keep_whole("gradients", {name: x.clone() for name, x in gradients.items()})
 
     def _unscaled(self, names: Sequence[str], bucket: dist.GradBucket) -> dict[str, Tensor]:
-        return {name: value / self.scale for name, value in zip(names, bucket.gradients(), strict=True)}
+        pairs = zip(names, bucket.gradients(), strict=True)
+        return {name: value if self.scale == 1.0 else value / self.scale for name, value in pairs}
 
     def _taken(self, stage: str, tensors: Mapping[str, Tensor]) -> Arrays:
         """Return the excerpts of tensors, and note the norms of the large ones."""
@@ -148,9 +154,9 @@ class Recorder:
         if self._keeps_whole and large:
             self._whole.setdefault(stage, {}).update(large)
 
-    def whole(self) -> dict[str, Arrays]:
-        """Return the large tensors that are kept whole, which share memory with the model's."""
-        self._keep_whole("params", self.parameters)
+    def whole(self, params: bool) -> dict[str, Arrays]:
+        """Return the large tensors that are kept whole, which share memory with the model's; `params`: these too."""
+        self._keep_whole("params", self.parameters if params else {})
         return self._whole
 
     def record(self, optimizer: "HasState", averaged: AveragedModel | None = None) -> Record:

@@ -79,7 +79,8 @@ def search_model(
     if step is None:
         return Ruling((), None), ()
     rank = worst_rank(subject, step)
-    return find_faults(subject, subject.items(step, rank), (step, (rank,)), floor, replays)
+    thrifty = evidence.between is not None
+    return find_faults(subject, subject.items(step, rank), (step, (rank,)), floor, replays, thrifty)
 
 
 def differs(evidence: ModelEvidence, floor: float = FLOOR) -> bool:

@@ -3,11 +3,15 @@
 Nothing here imports jax.
 """
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
+
+import torch
 
 from jaxddp.parity.convert import tied_names, under_all_names
 from jaxddp.parity.diagnosis.decide import Ruling
@@ -18,7 +22,7 @@ from jaxddp.parity.lazy_arrays import Arrays
 from jaxddp.parity.port.draws import DrawnSource, rates_of
 from jaxddp.parity.processes import Tell
 from jaxddp.parity.question import Trajectory
-from jaxddp.parity.records import COUNTER, Lazy, Records, Tensors, of_loss
+from jaxddp.parity.records import COUNTER, Lazy, Records, Tensors, is_large_model, of_loss
 from jaxddp.parity.torch_side.rank import rank_folder
 from jaxddp.parity.torch_side.side import Source, TorchSide, make_side
 from torch_ref.distributed import World
@@ -63,6 +67,12 @@ class ForwardDiagnosis:
         """
         searching = partial(tell, "the search for a cause")
         searching()
+        if not is_large_model(self.start):
+            return self._search(searching)
+        with _threads(os.cpu_count() or 1):  # the other ranks wait
+            return self._search(searching)
+
+    def _search(self, searching: Callable[[], None]) -> tuple[Ruling | None, Ruling | None]:
         side = make_side(self.source, max(self.steps) + 1, "float64")
         normalization = side.facts.loss_normalization
         steps = _steps(self, side)
@@ -82,6 +92,17 @@ class ForwardDiagnosis:
             return None, None
         of_model, known = search_model(evidence, replays=replays) if self.model else (None, ())
         return of_model, explain_buffers(evidence, replays=replays, known=known) if self.buffers else None
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """Let torch compute with this many threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _loss_fn(job: ForwardDiagnosis, side: TorchSide, steps: Sequence[ModelStep]) -> LossFunction:

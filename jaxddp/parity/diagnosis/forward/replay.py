@@ -202,11 +202,24 @@ def _gradients(loss: Tensor, module: nn.Module) -> dict[str, np.ndarray]:
 
     A loss of a `torch_step` has none.
     """
-    if not loss.requires_grad:
-        return {}
     named = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
-    gradients = torch.autograd.grad(loss, list(named.values()), retain_graph=True, materialize_grads=True)
-    return {name: excerpt(gradient.numpy()) for name, gradient in zip(named, gradients, strict=True)}
+    taken: dict[str, np.ndarray] = {}
+
+    def take(name: str, parameter: Tensor) -> None:
+        """Keep a gradient as soon as it is there; a large one is freed before the next, which reuses its memory."""
+        assert parameter.grad is not None, "called when it is there"
+        taken[name] = excerpt(parameter.grad.numpy())
+        parameter.grad = None
+
+    if not (loss.requires_grad and named):
+        return {}
+    hooks = [x.register_post_accumulate_grad_hook(partial(take, name)) for name, x in named.items()]
+    try:
+        torch.autograd.backward(loss, inputs=list(named.values()), retain_graph=True)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return {name: taken[name] if name in taken else excerpt(x.detach().numpy() * 0.0) for name, x in named.items()}
 
 
 def _buffers(module: nn.Module) -> dict[str, np.ndarray]:

@@ -1,5 +1,6 @@
 """Search for the faults, one or two, that make the reference's replay do what JAX did."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -43,7 +44,7 @@ class Explanation:
 
 
 def find_faults(
-    subject: Subject, items: Sequence[Item], probe: Probe, floor: float, replays: int
+    subject: Subject, items: Sequence[Item], probe: Probe, floor: float, replays: int, thrifty: bool = False
 ) -> tuple[Ruling, tuple[Item, ...]]:
     """Find the faults that explain JAX's steps, at the probe first and then at every step.
 
@@ -53,6 +54,7 @@ def find_faults(
         probe: a step and replicas that differ.
         floor: the largest residual that counts as rounding.
         replays: number of replays after which nothing more is tried; the same on every machine, unlike a time.
+        thrifty: replays take long: once a fault explains everything, others are fitted that promised nearly as much.
 
     Returns:
         The ruling, and the named faults with their values; no faults if the ruling names several
@@ -61,7 +63,7 @@ def find_faults(
     budget = Budget(replays)
     probes = [probe]
     for _ in range(ROUNDS):
-        search = Search(Differences(subject, probes, budget), items, floor, budget)
+        search = Search(Differences(subject, probes, budget), items, floor, budget, thrifty)
         explanations, against = confirm(subject, search.singles(), floor)
         if against is None and not _explained(explanations, floor):
             pairs, against = confirm(subject, search.pairs(explanations), floor)
@@ -105,10 +107,13 @@ class Search:
         items: the faults.
         floor: the largest residual that counts as rounding.
         budget: replays that may still be made; half of them are kept for pairs.
+        thrifty: see `find_faults`.
     """
 
-    def __init__(self, differences: Differences, items: Sequence[Item], floor: float, budget: Budget):
-        self._budget = budget
+    def __init__(
+        self, differences: Differences, items: Sequence[Item], floor: float, budget: Budget, thrifty: bool = False
+    ):
+        self._budget, self._thrifty = budget, thrifty
         self._fit = Fit(differences, floor)
         self._clean = Point((), differences())
         self._items = items
@@ -160,15 +165,18 @@ class Search:
             if (added := self._fit.add(point, item)) is not None:
                 promised.append(Explanation((*listed, item), added.items, self._fit.promise(added)))
         promised.sort(key=lambda explanation: explanation.residual)
-        reached, fits = [], 0
+        reached: list[Explanation] = []
+        fits, enough = 0, math.inf
         for explanation in promised:
-            near = fits < FITTED and self._budget.allows(reserve)
+            near = fits < FITTED and explanation.residual <= enough and self._budget.allows(reserve)
             if explanation.fitted and (near or explanation.residual <= NEAR * self._floor):
-                fits += 1
+                fits, promise = fits + 1, explanation.residual
                 added = self._fit.add(point, explanation.listed[-1])
                 assert added is not None, "it was added before"
                 best = self._fit.reach(added)
                 explanation = _without_idle(Explanation(explanation.listed, best.items, self._fit.residual(best)))
+                if self._thrifty and _explained([explanation], self._floor):
+                    enough = min(enough, NEAR * promise)
             reached.append(explanation)
         return sorted((one for one in reached if one.items), key=lambda explanation: explanation.residual)
 

@@ -1,5 +1,6 @@
 """Rules of `names`: each maps torch's tensors to the flax arrays that compute the same, and back."""
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from flax import nnx
+from jax import numpy as jnp
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
@@ -32,10 +34,12 @@ def converted(module: nn.Module, shapes: Shapes, names: Names) -> tuple[dict[str
     converter, tensors = Converter(module, shapes, names), tensors_of(module)
     arrays = converter.to_flax(tensors)
     assert {name: x.shape for name, x in arrays.items()} == shapes
-    back = converter.to_torch(arrays)
-    assert back.keys() == tensors.keys()
-    for name, tensor in tensors.items():
-        np.testing.assert_array_equal(back[name], tensor, name)
+    with jax.enable_x64(True):
+        in_program = jax.jit(partial(converter.to_torch, library=jnp))(arrays)
+    for back in (converter.to_torch(arrays), in_program):
+        assert back.keys() == tensors.keys()
+        for name, tensor in tensors.items():
+            np.testing.assert_array_equal(back[name], tensor, name)
     return tensors, arrays
 
 
