@@ -13,11 +13,14 @@ from jaxddp.errors import InputError
 PACKAGES = Path(__file__).resolve().parent
 NOT_USERS = (PACKAGES, PACKAGES.parent / "torch_ref", *(Path(path).resolve() for path in (sys.prefix, sys.base_prefix)))
 
+_FOLDERS: set[Path] = set()  # of the files that have run
+
 
 def run_file(path: Path) -> ModuleType:
     """Run a Python file and return it as a module.
 
-    The file's folder is put on `sys.path` for good, so that the file and its functions can import modules beside it.
+    The file's folder is put first on `sys.path` for good, so that the file and its functions can import modules beside
+    it. Modules of the same names that files in other folders have imported are imported anew.
 
     Raises:
         InputError: the file is missing, is no Python file, or raises.
@@ -29,11 +32,24 @@ def run_file(path: Path) -> ModuleType:
         raise InputError(f"{path}: must be a Python file, *.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look their module up
-    if (folder := str(path.parent.absolute())) not in sys.path:
-        sys.path.insert(0, folder)
+    _put_first(path.parent.absolute())
     with errors_located(path):
         spec.loader.exec_module(module)
     return module
+
+
+def _put_first(folder: Path) -> None:
+    """Let imports find the modules of this folder, and not those of the same names beside other files that have run."""
+    others = _FOLDERS - {folder}
+    for name in {entry.stem for entry in folder.iterdir()} & sys.modules.keys():
+        file = Path(getattr(sys.modules[name], "__file__", None) or "")
+        if not others.isdisjoint([file.parent, *([file.parent.parent] if file.stem == "__init__" else [])]):
+            for stale in [module for module in sys.modules if f"{module}.".startswith(f"{name}.")]:
+                del sys.modules[stale]
+    _FOLDERS.add(folder)
+    if str(folder) in sys.path:
+        sys.path.remove(str(folder))
+    sys.path.insert(0, str(folder))
 
 
 @contextlib.contextmanager

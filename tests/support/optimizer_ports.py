@@ -28,7 +28,7 @@ from tests.support.faulty_optax import (
     then,
     uncorrected_adam,
 )
-from tests.support.optimizer_runs import matrices_decay, run
+from tests.support.optimizer_runs import SHAPES, matrices_decay, run
 
 COSINE = partial(CosineAnnealingLR, T_max=30)
 WARM = partial(LinearLR, start_factor=0.25, total_iters=4)
@@ -110,6 +110,7 @@ UNUSED = {2: ["head.bias"], 3: ["head.bias", "fc1.weight"], 5: ["fc1.weight"]}
 
 # Units that never fire: where the gradient is 0, the smallest decay decides Adam's whole update.
 SILENT = ("fc1.bias",)
+BLOCKS = SHAPES | {"h.0.weight": (4, 3), "h.0.bias": (4,), "h.1.weight": (4, 3), "h.1.bias": (4,)}
 
 SINGLES = [
     planted("decay_value", adamw, optax.adamw(1e-3), "weight decay 0.0001, the reference has 0.01"),
@@ -127,6 +128,10 @@ SINGLES = [
     planted("decay_mask", adamw, same_adamw(1e-3, mask=matrices), "on tensors with two or more dimensions"),
     planted(
         "decay_mask", adamw, same_adamw(1e-3, mask=all_but("fc2.weight")), "decay does not act on fc2.weight, unlike"
+    ),
+    *(
+        planted("decay_mask", adamw, same_adamw(1e-3, mask=all_but(*left_out)), f"act on {says}, unlike", shapes=BLOCKS)
+        for left_out, says in ((("h.0.weight", "h.1.weight"), "h.*.weight"), (("h.0.weight",), "h.0.weight"))
     ),
     planted("decay_mask", decayed, l2(1e-3, optax.sgd(0.1, 0.9), all_but("head.bias", "fc1.bias", "fc2.bias"))),
     planted(

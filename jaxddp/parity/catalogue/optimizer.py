@@ -22,8 +22,9 @@ FAULTS: dict[str, Fault] = {
     "decay_mask": Fault(
         "weight decay applies to different tensors: biases and norms decay on one side only",
         "decay the same tensors on both sides: for matrices only, optax.adamw(lr, weight_decay=decay, "
-        "mask=lambda params: jax.tree.map(lambda p: p.ndim > 1, params)); optax.add_decayed_weights takes the "
-        "same mask",
+        "mask=lambda params: jax.tree.map(lambda p: p.ndim > 1, params)); by name where shapes do not tell, as for "
+        "attention's biases (heads, D): jax.tree_util.tree_map_with_path(lambda path, p: 'kernel' in "
+        "jax.tree_util.keystr(path), params); optax.add_decayed_weights takes the same mask",
     ),
     "decay_rounded_away": Fault(
         "float32 rounds 1 - lr * weight_decay, so the decay is lost or coarse",

@@ -65,8 +65,10 @@ FAULTS: dict[str, Fault] = {
         "huggingface/transformers#34242",
     ),
     "auxiliary_loss_scaled": Fault(
-        "the factor that normalises the token loss is applied to an auxiliary loss too",
-        "scale the token loss alone: token_loss * factor + auxiliary_loss",
+        "a term of the loss has another factor, or the factor that normalises the token loss is applied to an "
+        "auxiliary loss too",
+        "give each term of the loss the factor that it has in the reference; one that normalises the token loss is not "
+        "the auxiliary loss's: token_loss * factor + auxiliary_loss",
         "huggingface/transformers#48706",
     ),
     "clipped_before_mean": Fault(

@@ -23,6 +23,7 @@ NORMS = (
 )
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 LAYERS = (nn.Linear, nn.MultiheadAttention, *CONVOLUTIONS, *TRANSPOSED)
 TORCHS = ("weight", "embedding", "embeddings")  # names of matrices in torch's layout, where the shape fits both
 
@@ -37,6 +38,11 @@ class Layouts(NamedTuple):
 def is_conv1d(module: nn.Module | None) -> bool:
     """Return whether a module is Hugging Face's Conv1D, a Linear whose weight is (in, out)."""
     return type(module).__name__ == "Conv1D"
+
+
+def word_for_outputs(module: nn.Module | None) -> str:
+    """Return what the entries along a layer's axis of outputs are called: the rows of an embedding, or outputs."""
+    return "rows" if isinstance(module, EMBEDDINGS) else "outputs"
 
 
 def outputs_axis(module: nn.Module | None, ndim: int) -> int:

@@ -8,7 +8,7 @@ from torch import nn
 
 from jaxddp.errors import InputError
 from jaxddp.parity.convert.entries import NoTwinError, RuleError
-from jaxddp.parity.convert.layouts import Shapes
+from jaxddp.parity.convert.layouts import Shapes, word_for_outputs
 from jaxddp.parity.convert.pieces import Piece, Pieces, runs
 from jaxddp.parity.port.rules import NUMBER, Names, Rule, source
 from jaxddp.parity.records import COUNTER
@@ -104,7 +104,8 @@ class Models:
                 continue
             outputs = np.flatnonzero(left[first]) if first in left else None
             if outputs is None or len(outputs):
-                of_outputs = "" if outputs is None else f" for its outputs {runs(outputs)}"
+                word = word_for_outputs(self.modules.get(name.rpartition(".")[0]))
+                of_outputs = "" if outputs is None else f" for its {word} {runs(outputs)}"
                 lacking[name] = f"torch's {name} {shape} has no twin in flax{of_outputs}"
         return lacking
 

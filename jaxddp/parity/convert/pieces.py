@@ -21,6 +21,7 @@ from jaxddp.parity.convert.layouts import (
     find_layouts,
     outputs_axis,
     transposition,
+    word_for_outputs,
 )
 from jaxddp.parity.port.rules import NUMBER, Names, Rule
 
@@ -250,16 +251,16 @@ def _image_axis(module: nn.Module | None, leaf: str, torch: Shape) -> int | None
 def _rows_of_part(rule: Rule, target: _Target) -> np.ndarray:
     """Return the outputs of a layer that are a part."""
     assert rule.part is not None
-    size = target.shape[target.axis]
+    size, outputs = target.shape[target.axis], word_for_outputs(target.module)
     if isinstance(rule.of, tuple):
         if sum(rule.of) != size:
-            raise NoTwinError(f"torch's {target.name} has {size} outputs, the parts have {sum(rule.of)}")
+            raise NoTwinError(f"torch's {target.name} has {size} {outputs}, the parts have {sum(rule.of)}")
         first = sum(rule.of[: rule.part])
         return np.arange(first, first + rule.of[rule.part])
     heads = rule.heads or 1
     if size % (rule.of * heads):
         parts = f"{rule.of} parts" if heads == 1 else f"{rule.of} parts of {heads} heads"
-        raise NoTwinError(f"torch's {target.name} has {size} outputs, which are not {parts}")
+        raise NoTwinError(f"torch's {target.name} has {size} {outputs}, which are not {parts}")
     return np.arange(size).reshape(heads, rule.of, -1)[:, rule.part].ravel()
 
 

@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 from torch import nn
 
-from jaxddp.parity.convert.layouts import NORMS, Shapes, squeezed
+from jaxddp.parity.convert.layouts import EMBEDDINGS, NORMS, Shapes, squeezed
 from jaxddp.parity.convert.pieces import PROJECTIONS
+from jaxddp.parity.records import COUNTER
 
 Kind = tuple[str, tuple[int, ...]]  # kind of a layer, and the sizes of its arrays; of a bare array, its shape
 
@@ -16,6 +17,7 @@ OF_NORMS = ("scale", "mean", "var")
 OF_TREES = {"w", "b", "offset", "embeddings", "weight"}  # of Haiku's and Equinox's layers
 OF_FLAX = {*OF_NORMS, *OF_TREES, "kernel", "bias", "embedding"}  # arrays of flax's layers; others are bare
 OF_TORCH = {"weight", "bias", "running_mean", "running_var"}
+EMBEDDING = "embedding"  # kind of a table
 ATTENTION = {*PROJECTIONS, "out"}
 
 
@@ -67,8 +69,13 @@ def paired(unpaired: Unpaired) -> Pairs:
     of_flax, of_torch = _by_kind(ours), _by_kind(theirs)
     same = {kind for kind, layers in of_flax.items() if len(layers) == len(of_torch.get(kind, ()))}
     pairs = {one: other for kind in same for one, other in zip(of_flax[kind], of_torch[kind], strict=True)}
+    in_order = {layer: pairs[layer] for layer in ours if layer in pairs}
+    if "" in in_order:  # no prefix stands for the arrays of the model itself
+        root = in_order.pop("")
+        own = [name for name in unpaired.flax if name in OF_FLAX]
+        in_order |= {name: f"{root}.{name}".lstrip(".") for name in own}
     return Pairs(
-        {layer: pairs[layer] for layer in ours if layer in pairs},
+        in_order,
         {layer: kind for layer, kind in ours.items() if kind not in same},
         {layer: kind for layer, kind in theirs.items() if kind not in same},
     )
@@ -95,6 +102,8 @@ def _of_flax(shapes: Shapes, joins: bool) -> dict[str, Kind]:
     kinds: dict[str, Kind] = {}
     for name, shape in shapes.items():
         layer, _, leaf = name.rpartition(".")
+        if leaf == COUNTER:  # follows its layer
+            continue
         if leaf in OF_FLAX:
             layers.setdefault(layer, {})[leaf] = math.prod(shape)
             kinds.setdefault(layer, ("", ()))  # keeps the order
@@ -113,7 +122,7 @@ def _of_flax(shapes: Shapes, joins: bool) -> dict[str, Kind]:
         elif joins and part in ATTENTION and parts[parent] >= ATTENTION:
             joint.setdefault(parent, _of_attention(layers, parent))
         else:
-            kind = "norm" if not sizes.keys().isdisjoint(OF_NORMS) else "embedding" if "embedding" in sizes else ""
+            kind = "norm" if not sizes.keys().isdisjoint(OF_NORMS) else EMBEDDING if "embedding" in sizes else ""
             joint[layer] = kind, tuple(sorted(sizes.values()))
     return joint
 
@@ -162,7 +171,7 @@ def _layer_of_torch(name: str, modules: Mapping[str, nn.Module]) -> str:
 def _kind_of_torch(module: nn.Module | None) -> str:
     if isinstance(module, nn.MultiheadAttention):
         return "attention"
-    return "norm" if isinstance(module, NORMS) else "embedding" if isinstance(module, nn.Embedding) else ""
+    return "norm" if isinstance(module, NORMS) else EMBEDDING if isinstance(module, EMBEDDINGS) else ""
 
 
 def folded(pairs: Mapping[str, str]) -> dict[str, str]:

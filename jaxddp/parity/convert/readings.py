@@ -2,17 +2,19 @@
 
 A stack is read where torch's layers "h.0", "h.1", ... have equal arrays, and fused layers where a run of layers of one
 kind is as large as one layer of the other side. Shapes do not say in which order the parts of a fused layer stand, so
-each order is a reading; a run of both models decides between them.
+each order is a reading; a run of both models decides between them. A table of embeddings is read as several if theirs
+have as many rows, in the order of their use or of their numbers.
 """
 
 import itertools
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from torch import Tensor, nn
 
 from jaxddp.parity.convert.layouts import outputs_axis
-from jaxddp.parity.convert.proposal import Kind, Unpaired, folded, paired
+from jaxddp.parity.convert.proposal import EMBEDDING, Kind, Unpaired, folded, paired
 from jaxddp.parity.port.rules import NUMBER, Rule, fused, part
 
 Table = dict[str, str | Rule]
@@ -85,10 +87,83 @@ def _tables(unpaired: Unpaired, fuses: bool) -> Iterator[Table]:
         return
     if not flax or not torch:
         return
-    groups = _aligned([*flax.items()], [*torch.items()])
-    if groups is not None and any(len(ours) != len(theirs) for ours, theirs in groups):
-        for order, heads in _orders(groups, unpaired):
-            yield _table(pairs, groups, order, heads)
+    for lines in _split_embeddings(flax, torch, unpaired):
+        others, their_others = (
+            [(layer, kind) for layer, kind in layers.items() if not (lines and kind[0] == EMBEDDING)]
+            for layers in (flax, torch)
+        )
+        groups = _aligned(others, their_others)
+        if groups is not None and any(len(ours) != len(theirs) for ours, theirs in groups):
+            for order, heads in _orders(groups, unpaired):
+                yield _table(pairs, groups, order, heads) | lines
+        elif lines and groups is not None:
+            yield _table(pairs, groups, (), None) | lines
+
+
+def _split_embeddings(flax: Mapping[str, Kind], torch: Mapping[str, Kind], unpaired: Unpaired) -> list[Table]:
+    """Return the lines for tables of embeddings that are one on one side and several on the other; [{}]: none are."""
+    ours = [layer for layer, (kind, _) in flax.items() if kind == EMBEDDING]
+    theirs = [layer for layer, (kind, _) in torch.items() if kind == EMBEDDING]
+    of_flax = {layer: unpaired.shapes[f"{layer}.embedding".lstrip(".")] for layer in ours}
+    of_torch = {layer: unpaired.tensors[f"{layer}.weight".lstrip(".")] for layer in theirs}
+    by_number = [_by_number(ours), _by_number(theirs)]
+    tables: list[Table] = []
+    for first, second in ((ours, theirs), by_number):
+        lines: Table | None = Table()
+        for width in sorted({shape[1:] for shape in (*of_flax.values(), *of_torch.values())}):
+            groups = _rows_aligned(
+                [(layer, of_flax[layer][0]) for layer in first if of_flax[layer][1:] == width],
+                [(layer, of_torch[layer][0]) for layer in second if of_torch[layer][1:] == width],
+            )
+            lines = None if groups is None or lines is None else lines | _lines_of_rows(groups, of_flax)
+        if lines and lines not in tables:
+            tables.append(lines)
+    return tables or [Table()]
+
+
+def _by_number(layers: Sequence[str]) -> list[str]:
+    """Return layers whose names differ in their numbers only in the order of these; the others stay in their order.
+
+    >>> _by_number(["b_10", "a", "b_9"])
+    ['b_9', 'b_10', 'a']
+    """
+    stems = [re.sub(r"\d+", "", layer) for layer in layers]
+    first = {stem: place for place, stem in reversed([*enumerate(stems)])}
+    numbers = [[*map(int, re.findall(r"\d+", layer))] for layer in layers]
+    places = sorted(range(len(layers)), key=lambda place: (first[stems[place]], numbers[place]))
+    return [layers[place] for place in places]
+
+
+def _rows_aligned(flax: list[tuple[str, int]], torch: list[tuple[str, int]]) -> list[Group] | None:
+    """Go through both sides' tables of one width in order, one by one or several for one, by their numbers of rows."""
+    groups: list[Group] = []
+    while flax and torch:
+        ours, theirs = 1, 1
+        while (less := _rows(flax[:ours]) - _rows(torch[:theirs])) and ours <= len(flax) and theirs <= len(torch):
+            ours, theirs = (ours + 1, theirs) if less < 0 else (ours, theirs + 1)
+        if less or min(ours, theirs) > 1:
+            return None
+        groups.append((tuple(layer for layer, _ in flax[:ours]), tuple(layer for layer, _ in torch[:theirs])))
+        flax, torch = flax[ours:], torch[theirs:]
+    return None if flax or torch else groups
+
+
+def _rows(tables: list[tuple[str, int]]) -> int:
+    return sum(rows for _, rows in tables)
+
+
+def _lines_of_rows(groups: list[Group], of_flax: Mapping[str, tuple[int, ...]]) -> Table:
+    """Return the lines for these tables."""
+    lines = Table()
+    for ours, theirs in groups:
+        if len(theirs) > 1:
+            lines[ours[0]] = fused(*theirs)
+        elif len(ours) > 1:
+            sizes = tuple(of_flax[layer][0] for layer in ours)
+            lines |= {layer: part(theirs[0], place, of=sizes) for place, layer in enumerate(ours)}
+        else:
+            lines[ours[0]] = theirs[0]
+    return lines
 
 
 def _aligned(flax: list[tuple[str, Kind]], torch: list[tuple[str, Kind]]) -> list[Group] | None:

@@ -62,7 +62,7 @@ class Twins:
         try:
             Converter(module, functional.shapes, port.names, port.transpose_kernel, port.no_twin)
         except RuleError as error:
-            return Found(str(error))
+            return Found(str(error), draws=self._draws())
         except NamesError as error:
             tell("flax_loss and torch_loss, to see the order of the layers")
             of_torch = _probe(port)
@@ -70,7 +70,8 @@ class Twins:
             trial = Trial(port, model, functional, module, of_torch, tell)
             tables = error.tables(*orders)
             found = trial.decide([full for table in tables for full in trial.with_flattened(table)])
-            return Found(error.says, _as_text(found or (common(tables) if tables else error.partial(*orders))))
+            proposed = found or (common(tables) if tables else error.partial(*orders))
+            return Found(error.says, _as_text(proposed), self._draws())
         names: dict[str, str] = {}
         if port.torch_step is not None:
             return Found(draws=())
@@ -79,11 +80,15 @@ class Twins:
             trial = Trial(port, model, functional, module, _probe(port), tell)
             table = trial.decide(trial.with_flattened(dict(port.names)))
             names = _as_text(table) if table and table != port.names else {}
+        return Found(names=names, draws=self._draws())
+
+    def _draws(self) -> tuple[Draw, ...] | str:
+        """Return the draws of the flax loss, or why it cannot be computed."""
         try:
             with errors_located(self.case.name):
-                return Found(names=names, draws=draws_of(port))
+                return draws_of(self.case.port)
         except InputError as error:  # it is told where the port runs
-            return Found(names=names, draws=str(error))
+            return str(error)
 
 
 def _as_text(table: Names) -> dict[str, str]:

@@ -4,6 +4,7 @@
         "blocks": "layers.{}",                        # an array (L, ...) holds torch's layers 0 .. L-1
         "qkv": fused("q", "k", "v"),                  # one flax layer holds the outputs of three torch layers
         "query": part("c_attn", 0, of=3),             # a flax layer is the first third of torch's outputs
+        "user": part("table", 0, of=(6040, 3706)),    # a flax table is the first 6040 rows of torch's
         "pos_embed": transposed("pos_embed", (1, 0, 2)),
         "Dense_0": flattened("fc1", (64, 7, 7)),      # torch flattens (C, H, W), flax (H, W, C)
     }
@@ -62,7 +63,7 @@ Names = Mapping[str, str | Rule]
 
 
 def fused(*layers: str, heads: int | None = None) -> Rule:
-    """Map a flax layer to several torch layers, whose outputs it holds one after another.
+    """Map a flax layer to several torch layers, whose outputs, or rows of embeddings, it holds one after another.
 
     kernel = [k_1, ..., k_n] along the outputs, and the bias likewise; with `heads` H the outputs are in the order
     (H, n, D): for each head those of every layer.
@@ -86,7 +87,7 @@ def fused(*layers: str, heads: int | None = None) -> Rule:
 
 
 def part(layer: str, index: int, of: int | tuple[int, ...], heads: int | None = None) -> Rule:
-    """Map a flax layer to a part of a torch layer's outputs.
+    """Map a flax layer to a part of a torch layer's outputs, or a flax table to a part of an embedding's rows.
 
     Args:
         layer: torch's layer.

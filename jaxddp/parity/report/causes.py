@@ -115,7 +115,7 @@ def _layer(difference: Difference, layer: Layer) -> Html:
     flax, torch = words.apart(*layer.values)
     index = list(layer.element)
     lines = [
-        ("layer", tag("code", layer.torch), tag("code", layer.flax)),
+        ("layer", *(tag("code", words.layer_name(name)) for name in (layer.torch, layer.flax))),
         ("output shape", str(layer.shapes[1]), str(layer.shapes[0])),
         (f"largest difference, at {index}", torch, flax),
     ]

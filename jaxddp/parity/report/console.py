@@ -160,7 +160,8 @@ def _difference_lines(group: list[Difference]) -> Iterator[str]:
     if first.layer is not None:
         layer = first.layer
         flax, torch = words.apart(*layer.values)
-        yield f"  layer  {layer.torch} (flax: {layer.flax}): {flax} in flax, {torch} in torch at {list(layer.element)}"
+        name = words.layer_name(layer.torch) + (f" (flax: {layer.flax})" if layer.flax.strip() else "")
+        yield f"  layer  {name}: {flax} in flax, {torch} in torch at {list(layer.element)}"
         yield f"         {words.blame(layer, first.allowed)}"
 
 

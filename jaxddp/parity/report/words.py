@@ -172,7 +172,7 @@ def groups(differences: Sequence[Difference]) -> list[list[Difference]]:
 def _why(difference: Difference) -> str:
     cause, layer = difference.cause, difference.layer
     if cause is None:
-        diverges = f" The forward pass diverges at {layer.torch}." if layer else ""
+        diverges = f" The forward pass diverges at {layer_name(layer.torch)}." if layer else ""
         return f"; no known fault explains it.{diverges}"
     if len(cause.says) > 1:
         return f". This run cannot tell these causes apart: {'; or '.join(cause.says)}."
@@ -226,8 +226,26 @@ def evidence(causes: Sequence[Cause]) -> str:
     return f"{text}; next best: {cause.runner_up[0]}, residual {number(cause.runner_up[1])}"
 
 
+def layer_name(name: str) -> str:
+    """Return how a layer is called in a sentence; the model itself, "", has no name.
+
+    >>> layer_name("fc1"), layer_name(""), layer_name(" (2)")
+    ('fc1', "the model's output", "the model's output (2)")
+    """
+    return f"the model's output{name}" if _is_model(name) else name
+
+
+def _is_model(name: str) -> bool:
+    return not name.partition(" ")[0]
+
+
 def blame(layer: Layer, allowed: float) -> str:
     """Return in a sentence whether the layer itself differs, or something before it."""
+    if layer.before and _is_model(layer.torch):
+        return (
+            f"All layers in it are equal: look after {layer.before}, the last of them; or in the loss, if the two "
+            "models return different things, such as probabilities and logits."
+        )
     before = f"{layer.before}, the last equal layer" if layer.before else "the model's input"
     if layer.input_residual is None:
         return f"It comes after {before}."

@@ -27,6 +27,7 @@ def torch_scheduler(optimizer):
 """
 RATES = "first_rate, highest_rate, steps, last_step = 0.025, 0.1, 2, 12\n"
 FROM = "init_value=first_rate, peak_value=highest_rate, warmup_steps=steps, decay_steps=last_step"
+KERNELS = "jax.tree_util.tree_map_with_path(lambda path, p: 'kernel' in jax.tree_util.keystr(path), params)"
 
 
 def preceded(code: str, changes: tuple[Change, ...]) -> tuple[Change, ...]:
@@ -68,6 +69,13 @@ FIXES = (
         "optax.adamw(lr, weight_decay=decay)",
         optimizers(GROUPS),
         right="optax.adamw(lr, weight_decay=decay, mask=lambda params: jax.tree.map(lambda p: p.ndim > 1, params))",
+    ),
+    Fix(
+        "decay_mask",
+        KERNELS,
+        "optax.adamw(lr, weight_decay=decay)",
+        optimizers(GROUPS),
+        right=f"optax.adamw(lr, weight_decay=decay, mask=lambda params: {KERNELS})",
     ),
     Fix(
         "eps_in_root",

@@ -195,6 +195,35 @@ def test_a_syntax_error_in_a_module_beside_the_port_is_told_with_its_own_line(tm
         load_port(write(tmp_path, f"import broken\n{FILE}"))
 
 
+def test_ports_in_two_folders_import_their_own_neighbours(tmp_path: Path) -> None:
+    """As in pytest, or in workers that are reused: both have a module of the same name beside them."""
+    sizes = {"first": 2, "second": 4}
+    paths = {}
+    for name, size in sizes.items():
+        folder = tmp_path / name
+        (folder / "package").mkdir(parents=True)
+        (folder / "package" / "__init__.py").write_text("from package.inner import SIZE\n")
+        (folder / "package" / "inner.py").write_text(f"SIZE = {size}\n")
+        (folder / "neighbour.py").write_text("from package import SIZE\n")
+        paths[name] = write(folder, FILE.replace("from beside import", "from neighbour import"))
+    for name in ("first", "second", "first"):
+        assert len(load_port(paths[name]).first_batch("flax")["x"]) == sizes[name] // 2
+
+
+def test_a_module_of_the_path_is_imported_once_for_all_ports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only modules beside a port give way to another port's; an installed one of the same name stays as it is."""
+    (tmp_path / "installed").mkdir()
+    (tmp_path / "installed" / "library_of_ports.py").write_text("SIZE = 4\n")
+    monkeypatch.syspath_prepend(tmp_path / "installed")
+    file = FILE.replace("from beside import", "from library_of_ports import")
+    load_port(write(tmp_path, file))
+    kept = sys.modules["library_of_ports"]
+    (tmp_path / "second").mkdir()
+    (tmp_path / "second" / "library_of_ports.py").write_text("SIZE = 6\n")
+    load_port(write(tmp_path / "second", file))
+    assert sys.modules.pop("library_of_ports") is kept
+
+
 def test_an_error_that_a_library_turns_into_another_is_told_with_the_users_line(tmp_path: Path) -> None:
     """The second error is raised where no line of the user's is; its context has one."""
     path = write(tmp_path, f"{FILE}\ndef flax_model(): return 1 / 0\n")

@@ -119,7 +119,7 @@ def _places(group: Sequence[tuple[Call, Change]]) -> dict[frozenset[Site], str]:
     sites: dict[str, set[Site]] = defaultdict(set)
     for call, name, number in zip(calls, names, nth, strict=True):
         insides = [f"{name[: dot.start()]}.*" for dot in re.finditer(r"\.", name)]
-        for place in {name, *insides}:
+        for place in (*insides, name):  # of two patterns for the same set, the one that comes later names it
             # layer1.0 and layer2.0 are layer*.*; a number that is a whole name comes later, and names the same set.
             for pattern in (re.sub(r"[0-9]+", "*", place), place, re.sub(r"\b[0-9]+\b", "*", place)):
                 sites[pattern].add(call.site)

@@ -1,6 +1,8 @@
 """Mistakes in weight decay: its value, its kind, the tensors that it applies to."""
 
 import itertools
+import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -95,8 +97,15 @@ def _distinct(masks: Iterable[tuple[str, np.ndarray]], seen: list[np.ndarray]) -
 
 
 def _listed(recipe: OptimizerRecipe, tensors: np.ndarray) -> str:
-    """Return the names of the tensors in a mask, the first few of many."""
-    names = [name for name, chosen in zip(recipe.names, tensors, strict=True) if chosen]
+    """Return the names of the tensors in a mask, the first few of many.
+
+    Tensors whose names differ in whole numbers only, blocks.0.bias and blocks.1.bias, are blocks.*.bias if all are in.
+    """
+    patterns = [re.sub(r"\b[0-9]+\b", "*", name) for name in recipe.names]
+    left_out = {pattern for pattern, chosen in zip(patterns, tensors, strict=True) if not chosen}
+    of_each = zip(recipe.names, patterns, tensors, strict=True)
+    alone = {pattern for pattern, count in Counter(patterns).items() if count == 1} | left_out
+    names = [*dict.fromkeys(name if pattern in alone else pattern for name, pattern, chosen in of_each if chosen)]
     return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
 
 

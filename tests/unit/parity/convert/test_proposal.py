@@ -1,7 +1,10 @@
 """Tables of names are proposed by kinds of layers and the order of their use."""
 
+import pytest
+import torch
 from torch import nn
 
+from jaxddp.parity.convert import Converter, NamesError
 from jaxddp.parity.convert.proposal import Unpaired, proposed_names
 
 
@@ -57,6 +60,29 @@ def test_an_embedding_is_no_layer_of_the_same_size() -> None:
     module = nn.ModuleDict({"words": nn.Embedding(4, 4), "fc": nn.Linear(4, 4, bias=False)})
     flax = {"Dense_0.kernel": (4, 4), "Embed_0.embedding": (4, 4)}
     assert proposed_names(unpaired(module, flax)) == {"Dense_0": "fc", "Embed_0": "words"}
+
+
+def test_an_embedding_bag_is_an_embedding() -> None:
+    module = nn.ModuleDict({"words": nn.EmbeddingBag(4, 4), "fc": nn.Linear(4, 4, bias=False)})
+    flax = {"Dense_0.kernel": (4, 4), "Embed_0.embedding": (4, 4)}
+    assert proposed_names(unpaired(module, flax)) == {"Dense_0": "fc", "Embed_0": "words"}
+
+
+def test_arrays_of_the_model_itself_have_a_line_each() -> None:
+    """ "" is no prefix of a name."""
+    module = nn.ModuleDict({"fc": nn.Linear(3, 5), "head": nn.ParameterDict({"bias": torch.zeros(2)})})
+    flax = {"kernel": (3, 5), "bias": (5,), "out.bias": (2,)}
+    names = proposed_names(unpaired(module, flax))
+    assert names == {"kernel": "fc.kernel", "bias": "fc.bias", "out": "head"}
+    Converter(module, flax, names)
+
+
+def test_the_counter_of_a_batch_norm_follows_its_layer() -> None:
+    module = nn.ModuleDict({"bn": nn.BatchNorm1d(3)})
+    flax = {f"norm.{leaf}": (3,) for leaf in ("scale", "bias", "mean", "var")} | {"norm.num_batches_tracked": ()}
+    with pytest.raises(NamesError) as caught:
+        Converter(module, flax)
+    assert caught.value.tables() == [{"norm": "bn"}]
 
 
 def test_a_branch_with_equal_names_is_one_line() -> None:

@@ -134,6 +134,46 @@ def test_an_attention_of_flax_may_be_parts_of_a_torch_layer() -> None:
     assert found[0] == {"mha.out": "c_proj", **parts}
 
 
+FIELDS = (7, 2, 5)
+TABLES = {f"field_{n}.embedding": (size, E) for n, size in enumerate(FIELDS)}
+ROWS = {f"field_{n}": part("table", n, of=FIELDS) for n in range(len(FIELDS))}
+
+
+def test_a_table_of_all_fields_may_be_one_for_each_field() -> None:
+    module = Net(table=nn.Embedding(sum(FIELDS), E), wide=nn.Embedding(sum(FIELDS), 1))
+    wide = {f"wide_{n}.embedding": (size, 1) for n, size in enumerate(FIELDS)}
+    one_by_one = {name: shape for pair in zip(TABLES.items(), wide.items(), strict=True) for name, shape in pair}
+    rows = {f"wide_{n}": part("wide", n, of=FIELDS) for n in range(len(FIELDS))}
+    assert tables(module, SCANNED | one_by_one, USE) == [STACK | rows | ROWS]
+
+
+@pytest.mark.parametrize("fields", [FIELDS, (3, 3, 3, 3)])
+def test_a_table_for_each_field_may_be_one_of_all(fields: tuple[int, ...]) -> None:
+    module = Net(**{f"emb_{n}": nn.EmbeddingBag(size, E) for n, size in enumerate(fields)})
+    found = tables(module, SCANNED | {"table.embedding": (sum(fields), E)}, USE)
+    assert found == [STACK | {"table": fused(*(f"emb_{n}" for n in range(len(fields))))}]
+
+
+def test_fields_that_are_used_out_of_their_order_have_two_readings() -> None:
+    module = Net(table=nn.Embedding(sum(FIELDS), E))
+    by_use = {f"field_{n}": part("table", place, of=(5, 7, 2)) for place, n in enumerate((2, 0, 1))}
+    found = tables(module, SCANNED | TABLES, USE, ["field_2", "field_0", "field_1"])
+    assert found == [STACK | by_use, STACK | ROWS]
+
+
+def test_tables_are_read_beside_layers_in_parts() -> None:
+    module = Net(0, table=nn.Embedding(sum(FIELDS), E), qkv=nn.Linear(E, 3 * E))
+    found = tables(module, TABLES | {k: v for name in "qkv" for k, v in dense(name, E, E).items()}, ["table", "qkv"])
+    assert {"q": part("qkv", 0, of=3), "k": part("qkv", 1, of=3), "v": part("qkv", 2, of=3)} | ROWS in found
+    assert all(table.items() >= ROWS.items() for table in found)
+
+
+@pytest.mark.parametrize("sizes", [(7, 2, 4), (7, 2, 5, 1), (7, 2)])
+def test_tables_with_another_number_of_rows_are_no_parts(sizes: tuple[int, ...]) -> None:
+    module = Net(table=nn.Embedding(sum(FIELDS), E))
+    assert tables(module, SCANNED | {f"field_{n}.embedding": (size, E) for n, size in enumerate(sizes)}, USE) == []
+
+
 def test_a_tied_tensor_needs_no_twin_of_its_own() -> None:
     module = Net(wte=nn.Embedding(7, E), head=nn.Linear(E, 7, bias=False))
     module.head.weight = module.wte.weight

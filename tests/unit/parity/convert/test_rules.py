@@ -292,6 +292,15 @@ def test_outputs_that_no_part_maps_are_listed() -> None:
         Converter(Layers(fc=nn.Linear(4, 6)), layers(a=linear(4, 2), b=linear(4, 2)), names)
 
 
+def test_rows_of_a_table_that_no_part_maps_are_listed() -> None:
+    names = {"a": part("table", 0, of=(2, 3, 1)), "b": part("table", 2, of=(2, 3, 1))}
+    flax = {"a.embedding": (2, 4), "b.embedding": (1, 4)}
+    with pytest.raises(InputError, match=r"torch's table.weight \(6, 4\) has no twin in flax for its rows 2:5$"):
+        Converter(Layers(table=nn.Embedding(6, 4)), flax, names)
+    with pytest.raises(InputError, match=r"torch's table.weight has 6 rows, the parts have 7$"):
+        Converter(Layers(table=nn.Embedding(6, 4)), flax, {"a": part("table", 0, of=(2, 5))})
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

@@ -1,5 +1,7 @@
 """Faults of a large model are sought from the last equal layer to the first that differs."""
 
+from collections import OrderedDict
+
 import torch
 from torch import nn
 
@@ -28,6 +30,15 @@ def test_a_fault_that_begins_at_another_layer_is_left_out() -> None:
     first, later = ([*beginning_in(between(calls, *pair), patches, calls)] for pair in (("", "0"), ("1", "2")))
     assert {len(patch.sites) for patch in first} == {1, 2}  # the first norm alone, and both
     assert {len(patch.sites) for patch in later} == {1}
+
+
+def test_a_set_of_sites_has_the_longest_name_that_fits() -> None:
+    """And always the same: "blocks.*.*" and "blocks.*.norm" are the same sites here."""
+    blocks = nn.Sequential(*(nn.Sequential(OrderedDict(norm=nn.LayerNorm(4), act=nn.GELU())) for _ in range(2)))
+    net = nn.Sequential(OrderedDict(blocks=blocks, norm=nn.LayerNorm(4)))
+    calls = trace(net, lambda model, batch: {"loss": model(batch["x"]).sum()}, {"x": torch.ones(2, 4)})
+    patches = patches_of((call, change) for call in calls for change in norm_epsilon(call))
+    assert {patch.where for patch in patches if len(patch.sites) == 2} == {"blocks.*.norm"}
 
 
 def test_a_search_over_a_larger_model_makes_fewer_replays() -> None:

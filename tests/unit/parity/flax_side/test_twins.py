@@ -110,3 +110,12 @@ def test_the_order_of_fused_layers_is_proposed_only_if_a_pass_decides(
 def test_parts_in_another_order_are_found(tmp_path: Path) -> None:
     found = proposed(tmp_path, attention(SPLIT), ("q, k, v = (y.transpose", "v, q, k = (y.transpose"))
     assert found[1] == {name: f'part("qkv", {n}, of=3)' for name, n in (("q", 1), ("k", 2), ("v", 0))}
+
+
+def test_draws_are_told_beside_names_that_do_not_map(tmp_path: Path) -> None:
+    """Without them the check would say that flax's loss draws nothing, or fails."""
+    draws = "import jax; jax.random.normal(jax.random.key(0), (4, 2)); return linen.Dense(4)(jax"
+    path = write(tmp_path, CONVNET, *COMPACT, ("return linen.Dense(4)(jax", draws))
+    found = Twins(PortCase(PortFile(str(path)), 1)).run(lambda where: None)
+    assert found.without_twin and not isinstance(found.draws, str)
+    assert [draw.shape for draw in found.draws] == [(4, 2)]

@@ -148,12 +148,25 @@ def test_status_of_a_stage():
         ({"input_residual": 1e-3}, "already differs (1e-3): look between this layer and blocks.0.norm1"),
         ({"input_residual": 1e-3, "before": ""}, "the model's input"),
         ({"input_residual": None}, "comes after blocks.0.norm1"),
+        (
+            {"input_residual": 0.0, "torch": "", "flax": ""},
+            "look after blocks.0.norm1, the last of them; or in the loss",
+        ),
+        ({"input_residual": 0.0, "torch": "", "flax": "", "before": ""}, "the layer itself differs"),
     ],
     ids=str,
 )
 def test_blame_depends_on_the_input_of_the_layer(changed, expected):
     layer = dataclasses.replace(UNEXPLAINED.differences[0].layer, **changed)
     assert expected in words.blame(layer, 1e-12)
+
+
+def test_a_difference_of_the_models_own_output_has_a_name():
+    difference = UNEXPLAINED.differences[0]
+    layer = dataclasses.replace(difference.layer, torch="", flax="")
+    report = dataclasses.replace(UNEXPLAINED, differences=(dataclasses.replace(difference, layer=layer),))
+    assert "layer  the model's output: -0.169" in str(report)
+    assert "(flax: )" not in str(report) and "diverges at the model's output." in words.sentence(report)
 
 
 # JSON
