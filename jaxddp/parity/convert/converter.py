@@ -13,7 +13,7 @@ from jaxddp.parity.convert.layouts import Shapes
 from jaxddp.parity.convert.matching import Match, Models, tied_names
 from jaxddp.parity.convert.pieces import Index
 from jaxddp.parity.convert.proposal import Unpaired, proposed_names
-from jaxddp.parity.convert.readings import readings
+from jaxddp.parity.convert.readings import array_by_array, readings
 from jaxddp.parity.lazy_arrays import Arrays, Joined, Renamed
 from jaxddp.parity.port.rules import Names, Rule
 
@@ -43,20 +43,32 @@ class NamesError(InputError):
         table = tables[0] if len(tables) == 1 else partial
         super().__init__(f"{self.says}; perhaps names = {table}" if table else self.says)
 
-    def tables(self, flax_order: Sequence[str] = (), torch_order: Sequence[str] = ()) -> list[dict[str, str | Rule]]:
+    def tables(
+        self, flax_order: Sequence[str] = (), torch_order: Sequence[str] = (), constants: Collection[str] = ()
+    ) -> list[dict[str, str | Rule]]:
         """Return the tables under which every array has a twin; several if shapes and order do not decide.
 
         Args:
             flax_order, torch_order: layers in the order of their use; others come last.
+            constants: torch tensors that need no twin.
         """
-        unpaired = self._unpaired.in_order(flax_order, torch_order)
+        ordered = self._unpaired.in_order(flax_order, torch_order)
+        unpaired = replace(ordered, torch=[name for name in ordered.torch if name not in constants])
         once = replace(unpaired, torch=[name for name in unpaired.torch if name not in self._models.tied])
         tables: list[dict[str, str | Rule]] = []
-        for reading in itertools.chain(readings(unpaired), readings(once) if once != unpaired else ()):
-            table = {**self._names, **reading}
-            if table not in tables and self._models.fits(table):
-                tables.append(table)
+        several = [unpaired, once] if once != unpaired else [unpaired]
+        for ways in (readings, array_by_array):
+            for reading in itertools.chain.from_iterable(map(ways, several)):
+                table = {**self._names, **reading}
+                if table not in tables and self._models.fits(table, constants):
+                    tables.append(table)
+            if tables:
+                break
         return tables
+
+    def lacking(self, constants: Collection[str]) -> list[str]:
+        """Return those of these torch tensors that have no twin."""
+        return [name for name in self._unpaired.torch if name in constants]
 
     def partial(self, flax_order: Sequence[str] = (), torch_order: Sequence[str] = ()) -> dict[str, str | Rule]:
         """Return the table with lines for the layers that pair off, or {} if none do; see `tables`."""

@@ -24,8 +24,9 @@ NORMS = (
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
-LAYERS = (nn.Linear, nn.MultiheadAttention, *CONVOLUTIONS, *TRANSPOSED)
-TORCHS = ("weight", "embedding", "embeddings")  # names of matrices in torch's layout, where the shape fits both
+RECURRENT = (nn.RNNBase, nn.RNNCellBase)
+LAYERS = (nn.Linear, nn.MultiheadAttention, *CONVOLUTIONS, *TRANSPOSED, *RECURRENT)
+TORCHS = ("weight", "embedding")  # beginnings of names of matrices in torch's layout, where the shape fits both
 
 
 class Layouts(NamedTuple):
@@ -69,7 +70,7 @@ def find_layouts(
     if is_conv1d(module):
         return unchanged if same or _splits(torch, flax) else None
     ambiguous = isinstance(module, TRANSPOSED) and not as_gradient  # and then taken for Equinox's
-    if leaf in TORCHS and same and not ambiguous:
+    if leaf.startswith(TORCHS) and same and not ambiguous:
         return unchanged
     return _of_kernel(module, leaf, torch, flax, as_gradient) or (unchanged if same else None)
 

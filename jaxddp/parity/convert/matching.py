@@ -74,13 +74,13 @@ class Models:
                 unmapped[flax] = str(error)
         return Match(pieces, unmapped, self._lacking(pieces))
 
-    def fits(self, names: Names) -> bool:
-        """Return whether each array has a twin."""
+    def fits(self, names: Names, constants: Collection[str] = ()) -> bool:
+        """Return whether each array has a twin, but for these tensors of torch."""
         try:
             match = self.match(names)
         except RuleError:
             return False
-        return not (match.unmapped or match.lacking)
+        return not (match.unmapped or match.lacking.keys() - {*constants})
 
     def _check_keys(self, names: Names) -> None:
         """Raise if a rule, or a stack, is about no array of the flax model."""

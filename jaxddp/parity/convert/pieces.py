@@ -12,6 +12,7 @@ from jaxddp.errors import listed
 from jaxddp.parity.convert.entries import Entry, NoTwinError, find_entry
 from jaxddp.parity.convert.layouts import (
     NORMS,
+    RECURRENT,
     Layout,
     Layouts,
     Shape,
@@ -26,6 +27,8 @@ from jaxddp.parity.convert.layouts import (
 from jaxddp.parity.port.rules import NUMBER, Names, Rule
 
 OF_HAIKU = {"w": "weight", "b": "bias", "embeddings": "weight"}
+OF_OTHERS = {"kernel": "weight", "embedding": "weight", **OF_HAIKU}
+OF_NORMS = {"scale": "weight", "offset": "bias", "mean": "running_mean", "var": "running_var"}
 PROJECTIONS = ("query", "key", "value")  # thirds of in_proj_weight, in this order
 Index = tuple[slice | np.ndarray, ...]  # (): everything
 
@@ -202,7 +205,8 @@ class Pieces:
             fits = len(rule.axes) == len(torch) and tuple(torch[axis] for axis in rule.axes) == shape
             return transposition(rule.axes) if fits else None
         as_gradient = flax.rpartition(".")[0] in self._as_gradient
-        module = target.module if target.name.endswith("weight") else None
+        recurrent = isinstance(target.module, RECURRENT) and ".weight" in f".{target.name}"  # weight_ih_l0
+        module = target.module if recurrent or target.name.endswith("weight") else None
         layouts = find_layouts(module, leaf, torch, shape, as_gradient)
         if layouts is None or rule.image is None:
             return layouts
@@ -220,10 +224,10 @@ class Pieces:
 def _tensor_name(prefix: str, leaf: str, module: nn.Module | None, tensors: Shapes) -> str:
     if (same := f"{prefix}.{leaf}".lstrip(".")) in tensors:
         return same
-    names = {"kernel": "weight", "embedding": "weight", **OF_HAIKU}
-    if isinstance(module, NORMS):
-        names = {"scale": "weight", "offset": "bias", "mean": "running_mean", "var": "running_var"}
-    return f"{prefix}.{names.get(leaf, leaf)}".lstrip(".")
+    of_norm = f"{prefix}.{OF_NORMS.get(leaf, leaf)}".lstrip(".")
+    if isinstance(module, NORMS) or len(tensors.get(of_norm, ())) == 1:  # also of a norm that the model brings itself
+        return of_norm
+    return f"{prefix}.{OF_OTHERS.get(leaf, leaf)}".lstrip(".")
 
 
 def _of_attention(prefix: str, leaf: str, tensors: Shapes) -> tuple[str, np.ndarray | None]:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
 from jaxddp.parity.convert.layouts import EMBEDDINGS, NORMS, Shapes, squeezed
 from jaxddp.parity.convert.pieces import PROJECTIONS
@@ -39,13 +39,13 @@ class Unpaired:
     modules: Mapping[str, nn.Module]
 
     def in_order(self, flax_order: Sequence[str], torch_order: Sequence[str]) -> "Unpaired":
-        """Return the arrays in the order of these layers; those of other layers come last, in their own order."""
+        """Return the arrays in the order of these layers, or arrays; others come last, in their own order."""
         return replace(self, flax=_sorted(self.flax, flax_order), torch=_sorted(self.torch, torch_order))
 
 
 def _sorted(names: Sequence[str], order: Sequence[str]) -> list[str]:
     place = {layer: number for number, layer in enumerate(order)}
-    return sorted(names, key=lambda name: place.get(name.rpartition(".")[0], len(place)))
+    return sorted(names, key=lambda name: place.get(name, place.get(name.rpartition(".")[0], len(place))))
 
 
 class Pairs(NamedTuple):
@@ -99,6 +99,7 @@ def proposed_names(unpaired: Unpaired) -> dict[str, str]:
 def _of_flax(shapes: Shapes, joins: bool) -> dict[str, Kind]:
     """Return the kind of each layer; if `joins`, query, key, value and out of an attention are one layer."""
     layers: dict[str, dict[str, int]] = {}
+    dimensions: dict[str, dict[str, int]] = {}
     kinds: dict[str, Kind] = {}
     for name, shape in shapes.items():
         layer, _, leaf = name.rpartition(".")
@@ -106,6 +107,7 @@ def _of_flax(shapes: Shapes, joins: bool) -> dict[str, Kind]:
             continue
         if leaf in OF_FLAX:
             layers.setdefault(layer, {})[leaf] = math.prod(shape)
+            dimensions.setdefault(layer, {})[leaf] = len(shape)
             kinds.setdefault(layer, ("", ()))  # keeps the order
         else:
             kinds[name] = "array", squeezed(shape)
@@ -122,9 +124,16 @@ def _of_flax(shapes: Shapes, joins: bool) -> dict[str, Kind]:
         elif joins and part in ATTENTION and parts[parent] >= ATTENTION:
             joint.setdefault(parent, _of_attention(layers, parent))
         else:
-            kind = "norm" if not sizes.keys().isdisjoint(OF_NORMS) else EMBEDDING if "embedding" in sizes else ""
+            norm = not sizes.keys().isdisjoint(OF_NORMS) or _is_vector(dimensions[layer])
+            kind = "norm" if norm else EMBEDDING if "embedding" in sizes else ""
             joint[layer] = kind, tuple(sorted(sizes.values()))
     return joint
+
+
+def _is_vector(dimensions: Mapping[str, int]) -> bool:
+    """Return whether a layer's weight is a vector, as a norm's in Equinox, or a stack of them beside biases."""
+    number = dimensions.get("weight", 0)
+    return number == 1 or number == dimensions.get("bias")
 
 
 def _of_attention(layers: Mapping[str, Mapping[str, int]], parent: str) -> Kind:
@@ -171,7 +180,10 @@ def _layer_of_torch(name: str, modules: Mapping[str, nn.Module]) -> str:
 def _kind_of_torch(module: nn.Module | None) -> str:
     if isinstance(module, nn.MultiheadAttention):
         return "attention"
-    return "norm" if isinstance(module, NORMS) else EMBEDDING if isinstance(module, EMBEDDINGS) else ""
+    if isinstance(module, EMBEDDINGS):
+        return EMBEDDING
+    weight = getattr(module, "weight", None)  # a vector in norms that models bring themselves
+    return "norm" if isinstance(module, NORMS) or (isinstance(weight, Tensor) and weight.ndim == 1) else ""
 
 
 def folded(pairs: Mapping[str, str]) -> dict[str, str]:

@@ -8,12 +8,12 @@ have as many rows, in the order of their use or of their numbers.
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from torch import Tensor, nn
 
-from jaxddp.parity.convert.layouts import outputs_axis
+from jaxddp.parity.convert.layouts import Shape, Shapes, outputs_axis, squeezed
 from jaxddp.parity.convert.proposal import EMBEDDING, Kind, Unpaired, folded, paired
 from jaxddp.parity.port.rules import NUMBER, Rule, fused, part
 
@@ -37,6 +37,35 @@ def readings(unpaired: Unpaired) -> list[Table]:
     subsets = [chosen for number in range(len(stacks) + 1) for chosen in itertools.combinations(stacks, number)]
     stacked = [_stacked(unpaired, chosen) for chosen in subsets]
     return [table for fuses in (False, True) for one in stacked for table in _tables(one, fuses)]
+
+
+def array_by_array(unpaired: Unpaired) -> list[Table]:
+    """Return the table in which the arrays of layers that do not pair off do so one by one, by sizes and order of use.
+
+    So do arrays of plain functions, whose names need not show which of them are a layer, and those of torch's LSTM.
+
+    >>> flax, torch = {"w_x": (2, 12), "w_h": (3, 12)}, {"rnn.weight_ih_l0": (12, 2), "rnn.weight_hh_l0": (12, 3)}
+    >>> array_by_array(Unpaired([*flax], [*torch], flax, torch, {"rnn": nn.LSTM(2, 3)}))
+    [{'w_x': 'rnn.weight_ih_l0', 'w_h': 'rnn.weight_hh_l0'}]
+    """
+    pairs = paired(unpaired).pairs
+    ours = _by_sizes((name for name in unpaired.flax if not _within(name, pairs)), unpaired.shapes)
+    theirs = _by_sizes((name for name in unpaired.torch if not _within(name, pairs.values())), unpaired.tensors)
+    if {sizes: len(names) for sizes, names in ours.items()} != {sizes: len(names) for sizes, names in theirs.items()}:
+        return []
+    lines = {one: other for sizes, names in ours.items() for one, other in zip(names, theirs[sizes], strict=True)}
+    return [{**folded(pairs), **{name: lines[name] for name in unpaired.flax if name in lines}}]
+
+
+def _within(name: str, layers: Iterable[str]) -> bool:
+    return any(name == layer or name.rpartition(".")[0] == layer or name.startswith(f"{layer}.") for layer in layers)
+
+
+def _by_sizes(names: Iterable[str], shapes: Shapes) -> dict[Shape, list[str]]:
+    arrays: dict[Shape, list[str]] = {}
+    for name in names:
+        arrays.setdefault(tuple(sorted(squeezed(shapes[name]))), []).append(name)
+    return arrays
 
 
 def _stacks(unpaired: Unpaired) -> list[str]:

@@ -4,7 +4,7 @@ Where names do not map, shapes, order of use and a trial propose a table.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -21,6 +21,7 @@ from jaxddp.parity.flax_side.layers import record_calls
 from jaxddp.parity.flax_side.trial import Trial, common
 from jaxddp.parity.port import Names, Port, errors_located
 from jaxddp.parity.port.draws import Draw
+from jaxddp.parity.port.names_block import no_twin_line
 from jaxddp.parity.processes import Tell
 from jaxddp.parity.question import PortQuestion
 from jaxddp.parity.torch_side.layers import Calls
@@ -64,17 +65,10 @@ class Twins:
         except RuleError as error:
             return Found(str(error), draws=self._draws())
         except NamesError as error:
-            tell("flax_loss and torch_loss, to see the order of the layers")
-            of_torch = _probe(port)
-            orders = _order_of_flax(port, model, functional), [*of_torch.calls.used]
-            trial = Trial(port, model, functional, module, of_torch, tell)
-            tables = error.tables(*orders)
-            found = trial.decide([full for table in tables for full in trial.with_flattened(table)])
-            proposed = found or (common(tables) if tables else error.partial(*orders))
-            return Found(error.says, _as_text(proposed), self._draws())
+            return Found(*_proposal(port, error, model, functional, module, tell), self._draws())
         names: dict[str, str] = {}
         if port.torch_step is not None:
-            return Found(draws=())
+            return Found(draws=self._draws())
         if may_flatten(module):
             tell("flax_loss and torch_loss, to see what is flattened")
             trial = Trial(port, model, functional, module, _probe(port), tell)
@@ -84,11 +78,31 @@ class Twins:
 
     def _draws(self) -> tuple[Draw, ...] | str:
         """Return the draws of the flax loss, or why it cannot be computed."""
+        if self.case.port.torch_step is not None:
+            return ()
         try:
             with errors_located(self.case.name):
                 return draws_of(self.case.port)
         except InputError as error:  # it is told where the port runs
             return str(error)
+
+
+def _proposal(
+    port: Port, error: NamesError, model: Any, functional: AnyFunctional, module: Any, tell: Tell
+) -> tuple[str, dict[str, str]]:
+    """Return what has no twin and what may help: constants of torch's in a line, and a table of names."""
+    tell("flax_loss and torch_loss, to see the order of the layers")
+    of_torch = _probe(port)
+    orders = _order_of_flax(port, model, functional), [*of_torch.calls.used]
+    says, constants, tables = error.says, list[str](), error.tables(*orders)
+    if not tables and (constants := error.lacking(of_torch.constants)):
+        tables = error.tables(*orders, constants)
+        port = replace(port, no_twin=[*port.no_twin, *constants])
+        says += f"; perhaps {no_twin_line(constants)}: buffers that torch's loss does not change"
+    trial = Trial(port, model, functional, module, of_torch, tell)
+    found = trial.decide([full for table in tables for full in trial.with_flattened(table)])
+    table = found or (common(tables) if tables else error.partial(*orders))
+    return says, _as_text(table) if table != port.names else {}
 
 
 def _as_text(table: Names) -> dict[str, str]:
@@ -117,13 +131,13 @@ def _order_of_flax(port: Port, model: Any, functional: AnyFunctional) -> Sequenc
 
 
 def _order_of_plain(port: Port, functional: PlainFunctional, batch: Batch) -> list[str]:
-    """Return the layers of a tree of arrays in the order in which the loss first uses one of their arrays."""
+    """Return the arrays of a tree in the order in which the loss first uses them."""
     loss, names = functional.local_loss(port.flax_loss), list(functional.params)
     with jax.disable_jit():
         of_values = jax.make_jaxpr(
             lambda *values: loss(dict(zip(names, values, strict=True)), functional.buffers, batch)
         )
         program = of_values(*functional.params.values()).jaxpr
-    layers = {id(x): name.rpartition(".")[0] for x, name in zip(program.invars, names, strict=True)}
+    arrays = {id(x): name for x, name in zip(program.invars, names, strict=True)}
     used = (id(x) for equation in program.eqns for x in equation.invars)
-    return list(dict.fromkeys(layers[x] for x in used if x in layers))
+    return list(dict.fromkeys(arrays[x] for x in used if x in arrays))

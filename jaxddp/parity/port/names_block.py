@@ -1,7 +1,8 @@
 """The statement `names = {...}` of a port file, as text."""
 
 import ast
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 
 from jaxddp.parity.port.rules import Rule, quoted, rules_in, source
 
@@ -29,6 +30,29 @@ def import_line(names: Mapping[str, str | Rule]) -> str:
     """Return the import that a table's rules need; "" if it has none."""
     rules = rules_in(names.values())
     return f"from {HOME} import {', '.join(rules)}" if rules else ""
+
+
+def no_twin_line(names: Sequence[str]) -> str:
+    """Return a statement `no_twin = [...]`, with numbered layers in a loop.
+
+    >>> print(no_twin_line(["mask", "h.0.bias", "h.1.bias"]))
+    no_twin = ["mask", *(f"h.{i}.bias" for i in range(2))]
+    >>> print(no_twin_line(["h.0.bias", "h.1.bias"]))
+    no_twin = [f"h.{i}.bias" for i in range(2)]
+    """
+    numbered: dict[str, list[int]] = {}
+    for name in names:
+        whole = re.sub(r"(?<![^.])\d+(?![^.])", "{i}", name, count=1)
+        numbered.setdefault(whole, []).extend(map(int, re.findall(r"(?<![^.])\d+(?![^.])", name)[:1]))
+    items: list[str] = []
+    for whole, numbers in numbered.items():
+        if len(numbers) > 1 and sorted(numbers) == [*range(len(numbers))]:
+            items.append(f"f{quoted(whole)} for i in range({len(numbers)})")
+        else:
+            items += [quoted(whole.replace("{i}", str(number))) for number in numbers] or [quoted(whole)]
+    if len(items) > 1:
+        items = [f"*({item})" if " for i in " in item else item for item in items]
+    return f"no_twin = [{', '.join(items)}]"
 
 
 def with_names(text: str, names: Mapping[str, str | Rule]) -> str:

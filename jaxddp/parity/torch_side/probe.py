@@ -27,11 +27,13 @@ class Probe:
         tensors: weights of the pass.
         calls: the layers that were called.
         images: shapes (C, ...) of images that are flattened, each with the layers behind it, up to the first Linear.
+        constants: buffers that the pass has left alone, other than statistics of norms.
     """
 
     tensors: dict[str, np.ndarray] = field(default_factory=dict)
     calls: Calls = field(default_factory=Calls)
     images: list[tuple[tuple[int, ...], list[str]]] = field(default_factory=list)
+    constants: list[str] = field(default_factory=list)
 
 
 def probe(port: Port) -> Probe:
@@ -50,7 +52,17 @@ def probe(port: Port) -> Probe:
                 if isinstance(module, (nn.Linear, *NORMS)):
                     hooks.enter_context(module.register_forward_pre_hook(flattens.hears(name)))
             side.loss_fn(side.model.train(), batch)
-    return Probe(tensors, calls, flattens.images)
+        return Probe(tensors, calls, flattens.images, _constants(side.model, tensors))
+
+
+def _constants(model: nn.Module, before: dict[str, np.ndarray]) -> list[str]:
+    """Return the buffers in the state_dict that still have these values, other than statistics of norms."""
+    norms = {name for name, module in model.named_modules() if isinstance(module, NORMS)}
+    return [
+        name
+        for name, buffer in model.named_buffers()
+        if name in before and name.rpartition(".")[0] not in norms and np.array_equal(buffer.numpy(), before[name])
+    ]
 
 
 def may_flatten(module: nn.Module) -> bool:

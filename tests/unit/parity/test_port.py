@@ -80,6 +80,21 @@ def test_a_bad_file_is_reported_in_one_line(change: tuple[str, str], message: st
     assert "\n" not in str(caught.value)
 
 
+def test_each_port_gets_the_modules_beside_it(tmp_path: Path) -> None:
+    """Two folders with modules of the same name, as in a folder of ports; a module of the caller stays."""
+    sizes = {"one": 4, "other": 6}
+    for name, size in sizes.items():
+        (tmp_path / name).mkdir()
+        path = write(tmp_path / name, FILE)
+        (path.parent / "beside.py").write_text(f"SIZE = {size}\n")
+    for name in ("one", "other", "one"):
+        assert load_port(tmp_path / name / "mine.py").first_batch("torch")["x"].shape == (sizes[name] // 2,)
+    mine = sys.modules["beside"]
+    load_port(tmp_path / "one" / "mine.py")
+    assert sys.modules["beside"] is mine  # not run twice: it may register something
+    assert sys.modules[__name__].write is write
+
+
 def test_a_missing_file_is_reported_by_name(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"none\.py: no such file$"):
         load_port(tmp_path / "none.py")

@@ -40,6 +40,9 @@ PARAMETERS: dict[str, tuple[str, ...]] = {
     "bmm": ("input", "mat2"),
     "scaled_dot_product_attention": ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale"),
     **{f"dropout{dims}": ("input", "p", "training", "inplace") for dims in ("", "1d", "2d", "3d")},
+    **dict.fromkeys(
+        ("lstm", "gru", "rnn_tanh", "rnn_relu"), ("input", "hx", "params", "has_biases", "num_layers", "dropout")
+    ),
     **{f"conv{dims}d": _CONVOLUTION for dims in (1, 2, 3)},
     **{f"{kind}_pool{dims}d": _POOL for kind in ("max", "avg") for dims in (1, 2, 3)},
 }

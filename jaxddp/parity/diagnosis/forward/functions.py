@@ -24,7 +24,11 @@ NORMS = {
     "batch_norm": "BatchNorm",
 }
 # Function -> its parameter that is a dropout rate.
-DROPOUTS = {**{f"dropout{dims}": "p" for dims in ("", "1d", "2d", "3d")}, "scaled_dot_product_attention": "dropout_p"}
+DROPOUTS = {
+    **{f"dropout{dims}": "p" for dims in ("", "1d", "2d", "3d")},
+    "scaled_dot_product_attention": "dropout_p",
+    **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), "dropout"),
+}
 ADDITIONS = ("add", "add_")  # called by a + b and a += b
 _LOSS_DEFAULTS = {"weight": None, "ignore_index": IGNORE_INDEX, "reduction": "mean"}
 SMALL = 0.01  # largest eps in a hand-written normalisation
@@ -124,11 +128,12 @@ def dropout_rate(call: Call, rates: Sequence[tuple[float, float]]) -> Iterator[C
     reference = call.get(parameter, 0.5 if parameter == "p" else 0.0)
     for rate in dict.fromkeys(ours for theirs, ours in rates if theirs != ours and np.isclose(theirs, reference)):
         what = f"dropout rate {rate:.10g} instead of {reference:.10g}"
-        yield Change("dropout_rate", what, _with_rate(parameter, rate))
+        yield Change("dropout_rate", what, _with_rate(rate))
 
 
-def _with_rate(parameter: str, rate: float) -> Answer:
-    return lambda call, proceed, value, /: proceed(call.but(**{parameter: rate}))
+def _with_rate(rate: float) -> Answer:
+    # One change may have sites of several functions, whose parameters are called differently.
+    return lambda call, proceed, value, /: proceed(call.but(**{DROPOUTS[call.name]: rate}))
 
 
 def loss_terms(call: Call) -> Iterator[Change]:

@@ -89,8 +89,18 @@ def _of_unknown_length(column: np.ndarray) -> OptimizerEdit:
         return replace(recipe, rates=line[:, None] * (recipe.rates[-1] / column[-1]))
 
     def says(values: Values) -> str:
-        ours, theirs = (f"{number(start)}, rising by {number(by)} a step" for start, by in (values, (first, rise)))
+        both = ([_plain(value, column[-1]) for value in of_side] for of_side in (values, (first, rise)))
+        ours, theirs = (f"{start}, rising by {by} a step" for start, by in both)
         return f"the learning rate's warm-up starts at {ours}, the reference's at {theirs}"
 
     unknowns = (Unknown((first,), unit=column[-1]), Unknown((rise,), unit=rise))
     return OptimizerEdit(FAULT, change, says, unknowns, OTHERS)
+
+
+def _plain(rate: float, scale: float) -> str:
+    """Format a fitted rate without the rounding of rates in float32.
+
+    >>> _plain(4.2e-21, 1e-5), _plain(9.99999e-6, 1e-5), _plain(9.90099e-6, 1e-5)
+    ('0', '1e-5', '9.901e-6')
+    """
+    return number(float(f"{rate:.5g}") if abs(rate) > STRAIGHT * scale else 0.0)

@@ -85,6 +85,39 @@ def test_the_counter_of_a_batch_norm_follows_its_layer() -> None:
     assert caught.value.tables() == [{"norm": "bn"}]
 
 
+class OwnNorm(nn.Module):
+    """A norm as models bring their own: nanoGPT's LayerNorm, a Llama's RMSNorm."""
+
+    def __init__(self, bias: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+        self.bias = nn.Parameter(torch.zeros(4)) if bias else None
+
+
+@pytest.mark.parametrize("leaf", ["scale", "weight"])  # Flax's, Equinox's
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_norm_of_the_model_itself_is_a_norm(leaf: str, bias: bool) -> None:
+    module = nn.ModuleDict({"fc": nn.Linear(4, 1, bias=False), "ln": OwnNorm(bias), "ln_f": nn.LayerNorm(4)})
+    flax = {
+        "LayerNorm_0." + leaf: (4,),
+        "LayerNorm_1." + leaf: (4,),
+        "LayerNorm_1.bias": (4,),
+        "Dense_0.kernel": (4, 1),
+    }
+    flax |= {"LayerNorm_0.bias": (4,)} if bias else {}
+    names = {"LayerNorm_0": "ln", "LayerNorm_1": "ln_f", "Dense_0": "fc"}
+    assert proposed_names(unpaired(module, flax)) == names
+    assert {piece.torch for piece in Converter(module, flax, names).pieces} == module.state_dict().keys()
+
+
+def test_a_stack_of_norms_is_a_norm_too() -> None:
+    module = nn.ModuleDict({"h": nn.ModuleList([nn.ModuleDict({"ln": nn.LayerNorm(4)}) for _ in range(3)])})
+    flax = {"blocks.norm.weight": (3, 4), "blocks.norm.bias": (3, 4)}
+    with pytest.raises(NamesError) as caught:
+        Converter(module, flax)
+    assert caught.value.tables() == [{"blocks.norm": "h.{}.ln"}]
+
+
 def test_a_branch_with_equal_names_is_one_line() -> None:
     block = nn.ModuleDict({"fc1": nn.Linear(3, 5), "fc2": nn.Linear(5, 3)})
     module = nn.ModuleDict({"layers": nn.ModuleList([block, nn.ModuleDict({"other": nn.Linear(2, 3)})])})

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -189,3 +190,49 @@ def test_a_stack_of_torchs_attention_is_one_of_flaxs() -> None:
     flax |= {f"blocks.mha.{name}.bias": (2, 2, 2) for name in ("query", "key", "value")}
     flax |= {"blocks.mha.out.kernel": (2, 2, 2, E), "blocks.mha.out.bias": (2, E)}
     assert tables(module, flax, []) == [{"blocks.mha": "layers.{}.attn"}]
+
+
+# Arrays of a plain function, in the order of their use; torch has an LSTM and a tied decoder.
+CELL = {"cells.0.w_x": (2, 12), "cells.0.b_x": (12,), "cells.0.b_h": (12,), "cells.0.w_h": (3, 12)}
+PLAIN = {"embedding": (7, 2), **CELL, "out": (3, 5), "bias": (5,)}
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Embedding(7, 2)
+        self.rnn = nn.LSTM(2, 3)
+        self.decoder = nn.Linear(3, 5)
+
+
+def test_arrays_without_layers_pair_off_one_by_one() -> None:
+    module, use = Recurrent(), ["encoder", "rnn", "decoder"]
+    in_another_order = dict(sorted(PLAIN.items()))
+    (found,) = tables(module, in_another_order, use, [*PLAIN])
+    assert found == {
+        "embedding": "encoder.weight",
+        "cells.0.w_x": "rnn.weight_ih_l0",
+        "cells.0.b_x": "rnn.bias_ih_l0",
+        "cells.0.b_h": "rnn.bias_hh_l0",
+        "cells.0.w_h": "rnn.weight_hh_l0",
+        "out": "decoder.weight",
+        "bias": "decoder.bias",
+    }
+    arrays = Converter(module, PLAIN, found).to_flax({name: x.numpy() for name, x in module.state_dict().items()})
+    np.testing.assert_array_equal(arrays["cells.0.w_h"], module.rnn.weight_hh_l0.detach().numpy().T)
+
+
+def test_no_table_is_proposed_for_arrays_of_other_sizes() -> None:
+    """As of a cell with one bias, where torch's has two: they train differently."""
+    one_bias = {name: shape for name, shape in PLAIN.items() if name != "cells.0.b_h"}
+    assert tables(Recurrent(), one_bias, []) == []
+
+
+@pytest.mark.parametrize(("name", "shape"), [("weight_ih", (9, 3)), ("kernel", (3, 9)), ("w", (3, 9))])
+def test_the_layout_of_a_recurrent_layers_matrices_is_read_off_their_shapes(name: str, shape: tuple[int, int]) -> None:
+    module = nn.GRU(3, 3, bias=False)
+    flax = {f"{name}_x": shape, f"{name}_h": shape}
+    names = {f"{name}_x": "weight_ih_l0", f"{name}_h": "weight_hh_l0"}
+    arrays = Converter(module, flax, names).to_flax({name: x.numpy() for name, x in module.state_dict().items()})
+    expected = module.weight_ih_l0.detach().numpy()
+    np.testing.assert_array_equal(arrays[f"{name}_x"], expected if shape == expected.shape else expected.T)

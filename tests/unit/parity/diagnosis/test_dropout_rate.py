@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from jaxddp.parity.diagnosis.forward.calls import Calls, Patch
 from jaxddp.parity.diagnosis.forward.functions import dropout_rate
-from jaxddp.parity.diagnosis.forward.sites import trace
+from jaxddp.parity.diagnosis.forward.sites import patches_of, trace
 from jaxddp.parity.port.draws import ENTRY, Draw, Pair, Served, rates_of
 from jaxddp.parity.torch_side.draws import ServedDraws
 
@@ -53,6 +53,35 @@ def test_a_planted_rate_is_the_loss_at_that_rate(drop: Callable[..., Tensor]) ->
             return drop(X, rate)
 
     with Calls([Patch(change, frozenset({call.site}))]):
+        planted = loss(0.25)
+    assert torch.equal(planted, loss(0.5)) and not torch.equal(planted, loss(0.25))
+
+
+RNN = nn.LSTM(4, 4, num_layers=2, batch_first=True)
+
+
+def mixed(x: Tensor, rate: float) -> Tensor:
+    """Drop out by functions whose parameters for the rate are called p, dropout_p and dropout."""
+    RNN.dropout = rate
+    y = F.scaled_dot_product_attention(x, x, x, dropout_p=rate)
+    return F.dropout(RNN(y[0])[0], rate)
+
+
+def test_one_rate_is_planted_in_layers_of_several_kinds() -> None:
+    changes = changes_of(lambda x: mixed(x, 0.25))
+    assert [call.name for call, _ in changes] == ["scaled_dot_product_attention", "lstm", "dropout"]
+    (whole,) = (patch for patch in patches_of(changes) if len(patch.sites) == 3)
+    draws = [Draw("bernoulli", shape) for shape in ((1, 2, 3, 3), (3, 2, 4), (2, 3, 4))]
+    numbers = {
+        f"{ENTRY}{k}": torch.linspace(0.01, 0.99, 24)[:size].reshape(draw.shape)
+        for k, (draw, size) in enumerate(zip(draws, (18, 24, 24), strict=True))
+    }
+
+    def loss(rate: float) -> Tensor:
+        with ServedDraws(Served(numbers, draws, "torch")):
+            return mixed(X, rate)
+
+    with Calls([whole]):
         planted = loss(0.25)
     assert torch.equal(planted, loss(0.5)) and not torch.equal(planted, loss(0.25))
 
