@@ -61,7 +61,7 @@ def test_a_right_port_is_equal_at_every_stage(form: str, checked: Checked) -> No
     for stage, result in report.stages.items():
         assert max(result.residuals) <= result.allowed, stage  # measured: up to 2e-15 where 1e-12 is allowed
     assert max(report.free_running["params"].residuals) < 1e-12  # measured: 4e-15
-    assert report.numerics.keys() == {"update"}  # optax rounds Adam's bias corrections, and losses follow
+    assert report.numerics.keys() >= {"local_loss", "gradients", "update"}
 
 
 @pytest.mark.parametrize("changes", [[JITTED], SCHEDULED], ids=["jitted", "scheduled"])

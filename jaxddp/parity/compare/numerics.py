@@ -6,7 +6,6 @@ import numpy as np
 
 from jaxddp.parity.compare.residuals import residuals
 from jaxddp.parity.findings import Difference, Numerics
-from jaxddp.parity.port import Facts
 from jaxddp.parity.records import Records, Tensors, stage_norm
 
 ALLOWED = 10.0  # one side's distance over the other's; measured: 0.4 to 2.4, and from 0.02 where a floor allows it
@@ -14,32 +13,32 @@ SMALL = 1e-9  # largest float64 residual that may be rounding; no mistake in mea
 GROWTH = 1e4  # least growth of rounding from float64 to float32, which rounds 5e8 times as coarsely
 EPSILON = float(np.finfo(np.float32).eps)
 STAGES = ("local_loss", "local_gradients", "gradients", "update", "buffers")
-LOSSES = STAGES[:3]
 
 
 def compare_numerics(
-    jax: tuple[Records, Records], torch: tuple[Records, Records], facts: Facts
+    jax: tuple[Records, Records], torch: tuple[Records, Records], own_step: bool
 ) -> tuple[dict[str, Numerics], list[Difference]]:
     """Compare each side's float32 run with its float64 run.
 
     Args:
         jax, torch: (float64 records, float32 records).
-        facts: facts about the training loop. The optimizer of a port's `flax_step` is not given the reference's
-            gradients, and Adam amplifies the rounding of small ones, so updates are left out; so are losses and
-            gradients of a `torch_step`, which may follow an update.
+        own_step: the port has a `flax_step`. Its optimizer is not given the reference's gradients, and Adam
+            amplifies the rounding of small ones, so updates are left out.
 
     Returns:
         Largest distances by stage, and the first step of each stage at which one side's distance is more than
         `ALLOWED` times the other's.
     """
     results, differences = {}, []
-    left_out = ("update",) if facts.own_step else LOSSES if facts.whole_step else ()
-    for stage in (stage for stage in STAGES if stage not in left_out):
+    after_update = _of_updates(jax, torch)
+    for stage in STAGES:
+        if own_step and stage == "update":
+            continue
         ours, theirs = _distances(*jax, stage), _distances(*torch, stage)
         if not ours or not theirs or not np.isfinite([d for d, _ in ours + theirs]).all():
             continue
         results[stage] = Numerics(max(d for d, _ in ours), max(d for d, _ in theirs), ALLOWED)
-        floors = _update_floors(torch[0]) if stage == "update" else [EPSILON] * len(ours)
+        floors = _update_floors(torch[0]) if stage == "update" else after_update or [EPSILON] * len(ours)
         for step, ((mine, tensor), (other, _), floor) in enumerate(zip(ours, theirs, floors, strict=False), start=1):
             low, high = sorted((mine, other))
             if high > ALLOWED * max(low, floor):
@@ -70,6 +69,14 @@ def rounds_only(difference: Difference, jax32: Records, torch32: Records) -> boo
 def _update_floors(torch: Records) -> list[float]:
     """Return each step's rounding of an update that is a difference of parameters: eps ||p|| / ||u||."""
     return [EPSILON * stage_norm(record["params"]) / (stage_norm(record["update"]) or 1.0) for record in torch]
+
+
+def _of_updates(jax: tuple[Records, Records], torch: tuple[Records, Records]) -> list[float]:
+    """Return the rounding of the updates in each step of a `torch_step`, whose losses may follow them; else []."""
+    if not len(torch[0]) or "local_gradients" in torch[0][0]:
+        return []
+    of_sides = zip(_distances(*jax, "update"), _distances(*torch, "update"), strict=False)
+    return [max(EPSILON, ours, theirs) for (ours, _), (theirs, _) in of_sides]
 
 
 def _distances(exact: Records, rounded: Records, stage: str) -> list[tuple[float, str]]:

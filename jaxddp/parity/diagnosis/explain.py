@@ -17,7 +17,13 @@ from jaxddp.parity.diagnosis.forward.rank_job import ForwardDiagnosis
 from jaxddp.parity.diagnosis.optimizer.update import differing_update, explain_update
 from jaxddp.parity.diagnosis.reduction.explain import SHOWN, ReductionRecipe, ReductionStep, explain_reduction
 from jaxddp.parity.diagnosis.samples import SampleEvidence, explain_samples
-from jaxddp.parity.diagnosis.whole_step import differing_losses, differing_updates, explain_gradients, explain_loss
+from jaxddp.parity.diagnosis.whole_step import (
+    differing_losses,
+    differing_updates,
+    explain_gradients,
+    explain_loss,
+    located_gradients,
+)
 from jaxddp.parity.findings import Cause, Difference, Layer, Problem
 from jaxddp.parity.flax_side.child import Micro
 from jaxddp.parity.flax_side.layers import FlaxLayers
@@ -82,7 +88,7 @@ def _of_whole_step(evidence: Evidence, workers: Workers, problems: list[Problem]
     if "gradients" in first and not follow:
         ruling = explain_gradients(evidence)
         if ruling.named or not updates:  # or they may be those of a loss behind an update that differs
-            yield from _differences(evidence, "gradients", ruling)
+            yield from _differences(evidence, "gradients", ruling, located_gradients(evidence, ruling))
     if "buffers" in first and not follow:
         yield from _differences(evidence, "buffers", None)
     for located, ruling_on_update in updates:

@@ -8,13 +8,16 @@ import numpy as np
 from jaxddp.parity.compare.judge import ALLOWED, Located
 from jaxddp.parity.diagnosis.decide import Ruling
 from jaxddp.parity.diagnosis.evidence import Evidence
-from jaxddp.parity.diagnosis.forward.rank_job import ForwardDiagnosis
+from jaxddp.parity.diagnosis.forward.rank_job import UNKNOWN, ForwardDiagnosis
 from jaxddp.parity.diagnosis.optimizer.update import explain_one_of
 from jaxddp.parity.diagnosis.reduction.received import Received, explain_received
 from jaxddp.parity.records import NUMBER, Lazy, Tensors, of_loss
 
 NO_OPTIMIZER = "no optimizer of torch holds it: the step moves it by itself"
+EQUAL_LOSSES = "all losses are equal: look at what is differentiated, and where jax.lax.stop_gradient stands"
+NO_UPDATE = "torch's optimizer makes no update in this step"
 OF_MEAN = "it is the mean over the replicas; return each replica's own loss"
+BEHIND = "it follows the update of a large tensor, which is not known whole: no cause was sought"
 Search = Callable[[ForwardDiagnosis], tuple[Ruling | None, Ruling | None] | None]
 
 
@@ -54,21 +57,31 @@ def explain_loss(evidence: Evidence, located: Located, search: Search) -> tuple[
     found = search(job)
     if found is not None and found[0] is None:
         return None
+    if found is not None and found[0] == UNKNOWN:
+        update = evidence.judgement.first.get("update")
+        return None if update is not None and update.step <= located.step else (None, replace(located, detail=BEHIND))
     return (None if found is None else found[0]), located
 
 
 def differing_updates(evidence: Evidence) -> Iterator[tuple[Located, Ruling | None]]:
     """Yield where the update of each optimizer first differs, with its explanation.
 
-    What the step moves by itself, such as a target network, may follow from an optimizer's update, and is yielded only
-    if none of those differs.
+    What the step moves by itself, such as the weights of a target network, may follow from an optimizer's update, and
+    is yielded only if none of those differs.
     """
     groups = evidence.torch[0].notes["groups"]
     of_optimizers: dict[int, set[str]] = {}
     for group in groups:
         of_optimizers.setdefault(group[NUMBER], set()).update(group["names"])
     found = [(_first(evidence, names), number) for number, names in of_optimizers.items()]
-    yield from ((located, explain_one_of(evidence, number)) for located, number in found if located is not None)
+    for located, number in found:
+        if located is None:
+            continue
+        given = evidence.torch[located.step - 1]["clipped_gradients"].keys()
+        if given & of_optimizers[number]:
+            yield located, explain_one_of(evidence, number)
+        else:
+            yield replace(located, detail=NO_UPDATE), None
     if all(located is None for located, _ in found):
         moved = evidence.judgement.residuals["update"][0].keys() - set().union(*of_optimizers.values())
         if (located := _first(evidence, moved)) is not None:
@@ -84,6 +97,13 @@ def _first(evidence: Evidence, names: Collection[str]) -> Located | None:
             tensor = max(beyond, key=lambda name: beyond[name])
             return Located(step, tensor, beyond[tensor], allowed)
     return None
+
+
+def located_gradients(evidence: Evidence, ruling: Ruling) -> Located:
+    """Return where the gradients first differ; if nothing else does, and nothing explains it, say where to look."""
+    first = evidence.judgement.first
+    alone = not ruling.named and "local_loss" not in first
+    return replace(first["gradients"], detail=EQUAL_LOSSES) if alone else first["gradients"]
 
 
 def explain_gradients(evidence: Evidence) -> Ruling:

@@ -1,8 +1,10 @@
 """Trial of tables `names`: of several that the shapes allow, the one under which both models compute the same."""
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
+from functools import partial
 from typing import Any
 
 import jax
@@ -11,15 +13,19 @@ from jax import numpy as jnp
 
 from jaxddp.nn.any_model import AnyFunctional
 from jaxddp.nn.functional import cast
+from jaxddp.nn.losses import Batch
 from jaxddp.parity.compare.layers import layer_residuals
+from jaxddp.parity.compare.residuals import relative
 from jaxddp.parity.convert import Converter, find_entry, under_all_names
 from jaxddp.parity.flax_side.layers import images_of, record_calls, twins
+from jaxddp.parity.flax_side.whole_step import losses_alone, whole_step
 from jaxddp.parity.flax_side.widened import in_float64
 from jaxddp.parity.port import Port, Rule, flattened
 from jaxddp.parity.processes import Tell
 from jaxddp.parity.records import Tensors
 from jaxddp.parity.torch_side.layers import Calls
 from jaxddp.parity.torch_side.probe import Probe
+from jaxddp.state import Buffers, Params
 
 Table = dict[str, str | Rule]
 MOST_TABLES = 64  # each is a forward pass
@@ -31,7 +37,7 @@ EQUAL = 1e-9  # residuals that differ by less are equal; measured: up to 3e-15
 
 
 class Trial:
-    """One forward pass of torch, and one of flax for each table, with the same weights in float64.
+    """One forward pass of torch, and one of flax for each table, with the same weights in float64; or one step of each.
 
     Args:
         port: the port.
@@ -77,6 +83,8 @@ class Trial:
     def decide(self, tables: Sequence[Table]) -> Table | None:
         """Return the table under which the layers are clearly nearest to torch's, or the only one; None: none is.
 
+        Steps of a port with a `torch_step` show no layers: a table is the right one if it alone makes a loss equal.
+
         Args:
             tables: each maps all arrays.
         """
@@ -88,8 +96,9 @@ class Trial:
         for number, table in enumerate(tables, start=1):
             self._tell(f"flax_loss, to try names {number} of {len(tables)}")
             residuals.append(self._residuals(table))
+        nearest = EQUAL if self._of_torch.losses else math.inf
         for one, table in zip(residuals, tables, strict=True):
-            if all(other is one or is_nearer(one, other) for other in residuals):
+            if all(other is one or is_nearer(one, other, nearest) for other in residuals):
                 return table
         return None
 
@@ -97,14 +106,18 @@ class Trial:
         return Converter(self._module, self._shapes, table, self._port.transpose_kernel, self._port.no_twin)
 
     def _residuals(self, table: Table) -> dict[str, float]:
-        """Return the residual of each layer's output under a table; {} if the loss cannot be computed."""
+        """Return the residual of each layer's output, or of each loss, under a table; {} if none can be computed."""
         converter = self._converter(table)
         arrays = converter.to_flax(under_all_names(self._of_torch.tensors, converter.tied))
         of_torch = self._of_torch.calls
         for lifting in (in_float64, nullcontext):  # with casts lifted, jax may refuse two dtypes in one
             of_flax = None
             with suppress(Exception), jax.enable_x64(True), jax.default_matmul_precision("highest"), lifting():
-                of_flax = self._outputs(arrays)
+                of_flax = self._losses(arrays) if self._of_torch.losses else self._outputs(arrays)
+            if of_flax is not None and self._of_torch.losses:
+                ours = {name: float(of_flax[name]) for name in self._of_torch.losses if name in of_flax}
+                of_both = ((name, ours.get(name, np.inf), theirs) for name, theirs in self._of_torch.losses.items())
+                return {name: relative(abs(loss - theirs), abs(theirs)) for name, loss, theirs in of_both}
             if of_flax is not None:
                 images = images_of(table)
                 return layer_residuals(of_torch.order, of_torch.outputs, of_flax, twins(converter), images)
@@ -112,14 +125,25 @@ class Trial:
 
     def _outputs(self, arrays: Tensors) -> Tensors:
         """Return the outputs of the flax layers at these parameters and buffers; constants keep their values."""
-        functional, calls = self._functional, Calls()
+        calls = Calls()
+        values, floats = self._inputs(arrays)
+        record_calls(self._port, self._model, self._functional, values, floats, calls)
+        return calls.outputs
+
+    def _losses(self, arrays: Tensors) -> Tensors:
+        """Return the losses of one step, taken on one replica."""
+        assert self._port.flax_step is not None, "checked by Port"
+        step = whole_step(self._functional, self._port.flax_step, self._port.flax_optimizer)
+        (params, buffers), floats = self._inputs(arrays)
+        losses = jax.jit(partial(losses_alone, step))(params, buffers, floats)
+        return {name: np.asarray(loss) for name, loss in losses.items()}
+
+    def _inputs(self, arrays: Tensors) -> tuple[tuple[Params, Buffers], Batch]:
         params, buffers = (
             cast({name: jnp.asarray(arrays.get(name, x)) for name, x in of.items()}, "float64")
-            for of in (functional.params, functional.buffers)
+            for of in (self._functional.params, self._functional.buffers)
         )
-        floats = jax.tree.map(_widened, self._port.first_batch("flax"))
-        record_calls(self._port, self._model, functional, (params, buffers), floats, calls)
-        return calls.outputs
+        return (params, buffers), jax.tree.map(_widened, self._port.first_batch("flax"))
 
 
 def _widened(x: np.ndarray) -> np.ndarray:
@@ -136,13 +160,17 @@ def common(tables: Sequence[Table]) -> Table:
     return {flax: torch for flax, torch in first.items() if all(other.get(flax) == torch for other in others)}
 
 
-def is_nearer(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
+def is_nearer(one: Mapping[str, float], other: Mapping[str, float], nearest: float = math.inf) -> bool:
     """Return whether the first layer that differs between two tables is clearly nearer to torch's under the first.
+
+    Args:
+        one, other: residuals of the layers under each table.
+        nearest: the largest residual under the first table.
 
     >>> is_nearer({"a": 1e-16, "b": 1e-5, "c": 1.0}, {"a": 1e-16, "b": 0.5, "c": 0.5})
     True
     """
     for layer in one:
         if layer in other and abs(one[layer] - other[layer]) > EQUAL:
-            return other[layer] > CLEARLY * one[layer]
+            return one[layer] <= nearest and other[layer] > CLEARLY * one[layer]
     return False

@@ -3,7 +3,7 @@
 Where names do not map, shapes, order of use and a trial propose a table.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -19,6 +19,7 @@ from jaxddp.parity.convert import Converter, NamesError, RuleError
 from jaxddp.parity.flax_side.draws import draws_of
 from jaxddp.parity.flax_side.layers import record_calls
 from jaxddp.parity.flax_side.trial import Trial, common
+from jaxddp.parity.flax_side.whole_step import losses_alone, whole_step
 from jaxddp.parity.port import Names, Port, errors_located
 from jaxddp.parity.port.draws import Draw
 from jaxddp.parity.port.names_block import no_twin_line
@@ -67,8 +68,6 @@ class Twins:
         except NamesError as error:
             return Found(*_proposal(port, error, model, functional, module, tell), self._draws())
         names: dict[str, str] = {}
-        if port.torch_step is not None:
-            return Found(draws=self._draws())
         if may_flatten(module):
             tell("flax_loss and torch_loss, to see what is flattened")
             trial = Trial(port, model, functional, module, _probe(port), tell)
@@ -78,7 +77,7 @@ class Twins:
 
     def _draws(self) -> tuple[Draw, ...] | str:
         """Return the draws of the flax loss, or why it cannot be computed."""
-        if self.case.port.torch_step is not None:
+        if self.case.port.torch_step is not None:  # they are refused by torch's side
             return ()
         try:
             with errors_located(self.case.name):
@@ -110,7 +109,7 @@ def _as_text(table: Names) -> dict[str, str]:
 
 
 def _probe(port: Port) -> Probe:
-    """Run torch's loss; return nothing seen if it cannot be computed, as that of a `torch_step`."""
+    """Run torch's loss or step; return nothing seen if it cannot be computed."""
     try:
         return probe(port)
     except Exception:  # it is told where the port runs
@@ -122,17 +121,20 @@ def _order_of_flax(port: Port, model: Any, functional: AnyFunctional) -> Sequenc
     calls = Calls()
     try:
         batch = jax.tree.map(jnp.asarray, port.first_batch("flax"))
+        if port.torch_step is not None and port.flax_step is not None:
+            step = whole_step(functional, port.flax_step, port.flax_optimizer)
+            return _order_of_use(partial(losses_alone, step), functional, batch)
         if isinstance(functional, PlainFunctional):
-            return _order_of_plain(port, functional, batch)
+            return _order_of_use(functional.local_loss(port.flax_loss), functional, batch)
         record_calls(port, model, functional, (functional.params, functional.buffers), batch, calls)
     except Exception:  # it is told where the port runs
         return ()
     return [*calls.used]
 
 
-def _order_of_plain(port: Port, functional: PlainFunctional, batch: Batch) -> list[str]:
-    """Return the arrays of a tree in the order in which the loss first uses them."""
-    loss, names = functional.local_loss(port.flax_loss), list(functional.params)
+def _order_of_use(loss: Callable[..., Any], functional: AnyFunctional, batch: Batch) -> list[str]:
+    """Return named arrays in the order in which the loss first uses them."""
+    names = list(functional.params)
     with jax.disable_jit():
         of_values = jax.make_jaxpr(
             lambda *values: loss(dict(zip(names, values, strict=True)), functional.buffers, batch)

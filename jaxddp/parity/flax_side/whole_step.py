@@ -27,6 +27,7 @@ from flax import nnx
 from jax import numpy as jnp
 
 from jaxddp.data.micro_batches import MicroBatches
+from jaxddp.distributed.collectives import AXIS_NAME
 from jaxddp.distributed.replicas import Replicas
 from jaxddp.errors import InputError, differences, listed
 from jaxddp.nn.any_model import AnyFunctional
@@ -125,6 +126,16 @@ def whole_step(functional: AnyFunctional, step: Callable[..., Any], optimizers: 
     if isinstance(functional, PlainFunctional):
         return PlainStep(functional, step, optimizers)
     raise InputError("flax_model: returns a linen module; must return its parameters beside torch_step")
+
+
+def losses_alone(step: WholeStep, params: Params, buffers: Buffers, batch: Batch) -> Losses:
+    """Return the losses of the first step of one replica alone."""
+
+    def take(_: jax.Array) -> Losses:
+        losses: Losses = step(step.init(params, buffers), MicroBatches(None, batch))[2]["local_loss"]
+        return losses
+
+    return {name: loss[0] for name, loss in jax.vmap(take, axis_name=AXIS_NAME)(jnp.zeros(1)).items()}
 
 
 class ModuleStep(WholeStep):

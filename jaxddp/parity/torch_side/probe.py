@@ -1,6 +1,7 @@
-"""One forward pass of a port's torch loss, which shows how its layers are used. Imports no jax."""
+"""One forward pass of a port's torch loss, or one `torch_step`, which shows how its layers are used. Imports no jax."""
 
 import math
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,9 +14,11 @@ from torch.overrides import TorchFunctionMode
 from jaxddp.parity.convert.layouts import NORMS
 from jaxddp.parity.port import Port
 from jaxddp.parity.torch_side.layers import Calls, listen
-from jaxddp.parity.torch_side.side import side_of_port, to_batch
+from jaxddp.parity.torch_side.side import TorchSide, default_dtype, side_of_port, to_batch
+from torch_ref.losses import Batch
 
 RESHAPES = ("flatten", "reshape", "view")
+Image = tuple[tuple[int, ...], list[str]]
 NOISE = 0.1  # added to all parameters, so that none is zero or symmetric
 
 
@@ -26,22 +29,26 @@ class Probe:
     Attributes:
         tensors: weights of the pass.
         calls: the layers that were called.
-        images: shapes (C, ...) of images that are flattened, each with the layers behind it, up to the first Linear.
+        images: shapes (C, ...) of images that are flattened, each with the layers behind it, up to the first Linear,
+            and with the copies of these.
         constants: buffers that the pass has left alone, other than statistics of norms.
+        losses: of a `torch_step`, by name.
     """
 
     tensors: dict[str, np.ndarray] = field(default_factory=dict)
     calls: Calls = field(default_factory=Calls)
-    images: list[tuple[tuple[int, ...], list[str]]] = field(default_factory=list)
+    images: list[Image] = field(default_factory=list)
     constants: list[str] = field(default_factory=list)
+    losses: dict[str, float] = field(default_factory=dict)
 
 
 def probe(port: Port) -> Probe:
     """Make the pass on the first micro-batch, at weights near the initial ones."""
     calls = Calls()
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), default_dtype("float64"):
         torch.manual_seed(0)
         side = side_of_port(port, 1, "float64")
+        copies = _copies(side.model)
         for parameter in side.model.parameters():
             parameter.add_(NOISE * torch.randn_like(parameter))
         tensors = {name: tensor.numpy().copy() for name, tensor in side.model.state_dict().items()}
@@ -51,8 +58,9 @@ def probe(port: Port) -> Probe:
                 listen(module, name, calls, hooks)
                 if isinstance(module, (nn.Linear, *NORMS)):
                     hooks.enter_context(module.register_forward_pre_hook(flattens.hears(name)))
-            side.loss_fn(side.model.train(), batch)
-        return Probe(tensors, calls, flattens.images, _constants(side.model, tensors))
+            losses = _compute(side, batch)
+        images = _with_copies(flattens.images, copies)
+        return Probe(tensors, calls, images, _constants(side.model, tensors), losses)
 
 
 def _constants(model: nn.Module, before: dict[str, np.ndarray]) -> list[str]:
@@ -63,6 +71,43 @@ def _constants(model: nn.Module, before: dict[str, np.ndarray]) -> list[str]:
         for name, buffer in model.named_buffers()
         if name in before and name.rpartition(".")[0] not in norms and np.array_equal(buffer.numpy(), before[name])
     ]
+
+
+def _compute(side: TorchSide, batch: Batch) -> dict[str, float]:
+    """Compute the loss, or take the port's own step and return its losses."""
+    model = side.model.train()
+    if side.whole is None:
+        side.loss_fn(model, batch)
+        return {}
+    with torch.enable_grad():
+        return side.whole.losses(model, side.whole.configure(model), batch)
+
+
+def _copies(model: nn.Module) -> list[list[str]]:
+    """Return groups of the Linear layers that have the same weights, as those of a target network at first."""
+    groups: list[list[str]] = []
+    of_name = {name: layer.weight for name, layer in model.named_modules() if isinstance(layer, nn.Linear)}
+    for name, weight in of_name.items():
+        same = next((group for group in groups if torch.equal(of_name[group[0]], weight)), None)
+        groups.append([name]) if same is None else same.append(name)
+    return groups
+
+
+def _with_copies(images: Sequence[Image], copies: Sequence[Sequence[str]]) -> list[Image]:
+    """Return images with the copies of their layers; those that then share a layer are one.
+
+    >>> _with_copies([((2, 3), ["norm", "fc"]), ((2, 3), ["slow.fc"]), ((4, 3), ["a"])], [["fc", "slow.fc"], ["a"]])
+    [((2, 3), ['norm', 'fc', 'slow.fc']), ((4, 3), ['a'])]
+    """
+    merged: list[Image] = []
+    for image, layers in images:
+        of_all = [*dict.fromkeys([*layers, *(copy for group in copies if {*group} & {*layers} for copy in group)])]
+        same = next((names for shape, names in merged if shape == image and {*names} & {*of_all}), None)
+        if same is None:
+            merged.append((image, of_all))
+        else:
+            same += [name for name in of_all if name not in same]
+    return merged
 
 
 def may_flatten(module: nn.Module) -> bool:
@@ -78,7 +123,7 @@ class _Flattens(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.images: list[tuple[tuple[int, ...], list[str]]] = []
+        self.images: list[Image] = []
         self._open: dict[int, list[str]] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

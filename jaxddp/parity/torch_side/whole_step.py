@@ -38,16 +38,14 @@ class AveragedGradients:
     """
 
     def __init__(self, model: nn.Module, world: World, then: Callable[[Sequence[nn.Parameter]], None]):
-        self._parameters, self._world, self._then = list(model.parameters()), world, then
-        self._hooked: set[int] = set()
+        self._parameters = [parameter for parameter in model.parameters() if parameter.is_floating_point()]
+        self._world, self._then = world, then
         self._reached: set[int] = set()
-
-    def attach(self) -> None:
-        """Watch the parameters that require gradients now."""
         for number, parameter in enumerate(self._parameters):
-            if parameter.requires_grad and number not in self._hooked:
-                self._hooked.add(number)
-                parameter.register_post_accumulate_grad_hook(partial(self._reach, number))
+            learns = parameter.requires_grad
+            parameter.requires_grad_(True)  # torch hooks no other; a step may freeze and unfreeze it
+            parameter.register_post_accumulate_grad_hook(partial(self._reach, number))
+            parameter.requires_grad_(learns)
 
     def _reach(self, number: int, _: Tensor) -> None:
         if not self._reached:
@@ -70,6 +68,7 @@ class Optimizers:
 
     Args:
         made: what `configure_optimizers` returned: optimizers, and schedulers, in lists, tuples and dictionaries.
+        model: the module whose parameters they hold.
 
     Attributes:
         each: the optimizers.
@@ -78,10 +77,10 @@ class Optimizers:
         kind: their class name; several, if they differ.
 
     Raises:
-        InputError: there is no optimizer.
+        InputError: there is no optimizer, or one holds a tensor that is no parameter of the module.
     """
 
-    def __init__(self, made: Any):
+    def __init__(self, made: Any, model: nn.Module):
         leaves = [*_leaves(made)]
         self.each = [leaf for leaf in leaves if isinstance(leaf, Optimizer)]
         self.schedulers = [leaf for leaf in leaves if isinstance(leaf, LRScheduler)]
@@ -89,6 +88,12 @@ class Optimizers:
             kind = type(made).__name__
             raise InputError(f"configure_optimizers: must return the optimizers of the torch_step, and returns {kind}")
         self.param_groups: list[dict[str, Any]] = [group for one in self.each for group in one.param_groups]
+        known = {id(parameter) for parameter in model.parameters()}
+        if odd := [tuple(p.shape) for group in self.param_groups for p in group["params"] if id(p) not in known]:
+            raise InputError(
+                f"configure_optimizers: an optimizer holds a tensor {odd[0]} that torch_model's module does not; make "
+                "it a torch.nn.Parameter of the module"
+            )
         self.state: Mapping[Any, Any] = ChainMap(*(one.state for one in self.each))
         self.kind = ", ".join(dict.fromkeys(type(one).__name__ for one in self.each))
 
@@ -132,10 +137,15 @@ class StepRecorder(Recorder):
 
     def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Record what an optimizer is given, or replace it."""
+        if any(x is not None for x in (*args[1:], *kwargs.values())):
+            raise InputError("torch_step: calls step with a closure; must call loss.backward(), then step()")
         of_groups = [p for group in optimizer.param_groups for p in group["params"]]
         gradients = {self.names[id(p)]: p.grad.detach().clone() for p in of_groups if p.grad is not None}
         if again := gradients.keys() & self._clipped.keys():
-            raise InputError(f"torch_step: updates {min(again)} twice; must make one step of each optimizer")
+            raise InputError(
+                f"torch_step: updates {min(again)} twice, by two optimizers or by two steps of one; must update a "
+                "parameter once in a step"
+            )
         self._clipped |= self._taken("clipped_gradients", gradients)
         self._keep_whole("clipped_gradients", gradients)
         unclipped = {name: self._averaged.get(name, x) for name, x in gradients.items()}
@@ -159,10 +169,10 @@ class WholeStep:
         assert side.whole is not None, "a port with a torch_step"
         self._side, self._world, self._step = side, world, side.whole
         self.recorder = StepRecorder(side.model, world, side, keeps_whole)
-        self._gradients = AveragedGradients(side.model, world, self.recorder.averaged)
+        AveragedGradients(side.model, world, self.recorder.averaged)
         tell("configure_optimizers")
         self._made = self._step.configure(side.model)
-        self.optimizer = Optimizers(self._made)
+        self.optimizer = Optimizers(self._made, side.model)
         self.schedulers, self.kind = self.optimizer.schedulers, self.optimizer.kind
         for optimizer in self.optimizer.each:
             optimizer.register_step_pre_hook(self.recorder.before_step)
@@ -178,6 +188,5 @@ class WholeStep:
             group |= {NUMBER: number, KIND: type(one).__name__}
         for buffer in self._side.model.buffers():  # as DDP does before a forward pass
             self._world.broadcast(buffer)
-        self._gradients.attach()
         recorder.losses = self._step.losses(self._side.model, self._made, micro_batches[0])
         return recorder.record(self.optimizer)

@@ -17,7 +17,7 @@ from jaxddp.parity.convert import tied_names, under_all_names
 from jaxddp.parity.diagnosis.decide import Ruling
 from jaxddp.parity.diagnosis.forward.buffers import explain_buffers
 from jaxddp.parity.diagnosis.forward.explain import ModelEvidence, ModelStep, differs, replays_of, search_model
-from jaxddp.parity.diagnosis.forward.whole_step import LossOfStep
+from jaxddp.parity.diagnosis.forward.whole_step import LossOfStep, UnknownWeights
 from jaxddp.parity.lazy_arrays import Arrays
 from jaxddp.parity.port.draws import DrawnSource, rates_of
 from jaxddp.parity.processes import Tell
@@ -27,6 +27,8 @@ from jaxddp.parity.torch_side.rank import rank_folder
 from jaxddp.parity.torch_side.side import Source, TorchSide, make_side
 from torch_ref.distributed import World
 from torch_ref.losses import LossFunction
+
+UNKNOWN = Ruling((), None)  # of a loss that cannot be replayed
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,8 @@ class ForwardDiagnosis:
     def run(self, world: World, tell: Tell) -> tuple[Ruling | None, Ruling | None]:
         """Search; return the ruling on the model and on the buffers, None for one that does not differ.
 
-        A loss of a `torch_step` that differs as a consequence of an update does not count as different.
+        A loss of a `torch_step` that differs as a consequence of an update does not count as different. Behind the
+        update of a large tensor, of which the records hold an excerpt, its ruling is `UNKNOWN`.
         """
         searching = partial(tell, "the search for a cause")
         searching()
@@ -86,10 +89,14 @@ class ForwardDiagnosis:
             self.between,
             rates_of(self.source.draws) if isinstance(self.source, DrawnSource) else (),
             searching,
+            changes_weights=bool(self.loss),
         )
         replays = replays_of(side.model)
-        if self.loss and not differs(evidence):
-            return None, None
+        try:
+            if self.loss and not differs(evidence):
+                return None, None
+        except UnknownWeights:
+            return UNKNOWN, None
         of_model, known = search_model(evidence, replays=replays) if self.model else (None, ())
         return of_model, explain_buffers(evidence, replays=replays, known=known) if self.buffers else None
 
@@ -112,7 +119,8 @@ def _loss_fn(job: ForwardDiagnosis, side: TorchSide, steps: Sequence[ModelStep])
 
     def after(index: int) -> Tensors:
         before, update = steps[index].state, jax[job.steps[index]]["update"]
-        return {name: before[name] + moved for name, moved in update.items()}
+        known = {name: x for name, x in update.items() if x.shape == before[name].shape}  # others are excerpts
+        return {name: before[name] + moved for name, moved in known.items()}
 
     return LossOfStep(side.whole, job.loss, [of_step.micro_batches for of_step in steps], after)
 

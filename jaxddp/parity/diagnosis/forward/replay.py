@@ -66,6 +66,7 @@ class ModelEvidence:
             between these two only; None: anywhere.
         rates: the reference's dropout rate and JAX's, of each pair of masks that the loss draws.
         alive: is called before each replay, to tell that the search goes on.
+        changes_weights: the loss is that of a step, which leaves other weights behind.
     """
 
     module: nn.Module
@@ -77,6 +78,7 @@ class ModelEvidence:
     between: tuple[str, str] | None = None
     rates: tuple[tuple[float, float], ...] = ()
     alive: Callable[[], None] = lambda: None
+    changes_weights: bool = False
 
 
 @dataclass(frozen=True)
@@ -149,7 +151,7 @@ class Replay:
         taken = self._evidence.steps[step]
         stale = any(patch.change.stale for patch in patches) and taken.previous is not None
         state = taken.previous if stale and taken.previous is not None else taken.state
-        there = self._loaded.get(id(module)) == (step, stale)
+        there = self._loaded.get(id(module)) == (step, stale) and not self._evidence.changes_weights
         kept = {name for name, parameter in module.named_parameters() if there and is_large(parameter)}
         # Constants that are not compared are not in the state.
         load_state(module, Renamed(state, {name: name for name in state if name not in kept}), strict=False)

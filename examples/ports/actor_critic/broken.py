@@ -1,0 +1,24 @@
+"""port.py with another flax_step.
+
+    python -m jaxddp.parity examples/ports/actor_critic/broken.py --steps 3
+
+It trains, and its losses fall. Run the check before you read on.
+"""
+
+from flax_actor_critic import average, train_step
+from port import (  # noqa: F401
+    SAC_STEP,
+    batch,
+    configure_optimizers,
+    flax_model,
+    flax_optimizer,
+    names,
+    no_twin,
+    torch_model,
+    torch_step,
+)
+
+
+def flax_step(optimizers, state, data):
+    reduce = {"critic": average, "actor": lambda gradients: gradients}
+    return train_step(SAC_STEP, optimizers, state, data, reduce)
