@@ -65,6 +65,14 @@ WITH_LOGITS = [
     ),
     ('batch["y"]).mean()', 'batch["y"]).mean(), {"logits": model(batch["x"])}'),
 ]
+# A loss that calls a method of its model, which DistributedDataParallel does not have.
+METHOD = [
+    (
+        "    def forward(self, x):\n",
+        "    def hidden(self, x):\n        return torch.tanh(self.fc1(x))\n    def forward(self, x):\n",
+    ),
+    ('F.cross_entropy(model(batch["x"])', 'F.cross_entropy(model.fc2(model.hidden(batch["x"]))'),
+]
 UNUSED = [
     ("torch.nn.Linear(5, 4)", "torch.nn.Linear(5, 4)\n        self.other = torch.nn.Linear(2, 2)"),
     (
@@ -179,6 +187,7 @@ def test_a_right_port_is_equal_at_every_stage(checked: Checked) -> None:
         (LINEN, "", UNRESTRAINED),
         (WEIGHTED, 'loss_normalization = "global"\naccumulation_steps = 2\n', UNRESTRAINED),
         (UNUSED, "find_unused_parameters = True\n", UNRESTRAINED),
+        (METHOD, "", UNRESTRAINED),
         (IMAGES, OWN_IMAGES, UNRESTRAINED),
         ([SMALL_STEPS], "", UNRESTRAINED),
         ([FALLING_SGD], FALLING, UNRESTRAINED),
@@ -192,7 +201,7 @@ def test_a_right_port_is_equal_at_every_stage(checked: Checked) -> None:
         ([*IN_BFLOAT16, AUTOCAST], "", UNRESTRAINED),
     ],
     ids=[
-        *("linen", "global", "unused", "images", "small steps", "rate in float32", "long warm-up"),
+        *("linen", "global", "unused", "method", "images", "small steps", "rate in float32", "long warm-up"),
         *(
             "own step",
             "own step, hidden",

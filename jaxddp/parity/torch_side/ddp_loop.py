@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from jaxddp.parity.lazy_arrays import Arrays
@@ -13,9 +14,20 @@ from jaxddp.parity.torch_side.shared import SharedParameters, may_share
 from jaxddp.parity.torch_side.side import TorchSide
 from torch_ref.data_parallel import buffers_option
 from torch_ref.distributed import World
-from torch_ref.losses import Batch
+from torch_ref.losses import Batch, LossFunction, Sums
 from torch_ref.state import averaged_model
 from torch_ref.step import train_step
+
+
+class _WithLoss(nn.Module):
+    """A module whose forward pass is its loss, so that the loss may call any method of the module within DDP."""
+
+    def __init__(self, model: nn.Module, loss_fn: LossFunction):
+        super().__init__()
+        self.model, self._loss_fn = model, loss_fn
+
+    def forward(self, batch: Batch) -> Sums:
+        return self._loss_fn(self.model, batch)
 
 
 class DdpLoop:
@@ -40,13 +52,15 @@ class DdpLoop:
         model = side.model
         self._side, self._world = side, world
         self._ddp = DistributedDataParallel(
-            model,
+            _WithLoss(model, side.loss_fn) if side.loss_in_ddp else model,
             process_group=world.group,
             find_unused_parameters=side.find_unused_parameters,
             gradient_as_bucket_view=any(map(is_large, model.parameters())),  # saves one copy of the gradients
             **buffers_option(side.buffers),
         )
         self.recorder = Recorder(model, world, side, keeps_whole)
+        if side.loss_in_ddp:
+            self.recorder.computes = lambda ddp, batch: ddp(batch)
         self._ddp.register_comm_hook(self.recorder, recording_hook)
         tell("torch_optimizer")
         self.optimizer, self._scheduler = side.make_optimizer(model.parameters(), world)

@@ -19,7 +19,7 @@ from jaxddp.parity.torch_side.shared import SharedParameters
 from jaxddp.parity.torch_side.side import TorchSide
 from torch_ref.distributed import World
 from torch_ref.gradient_hooks import local_hooks
-from torch_ref.losses import Batch, Sums
+from torch_ref.losses import Batch, LossFunction, Sums
 from torch_ref.step import global_count
 
 Arrays = dict[str, np.ndarray]
@@ -78,6 +78,7 @@ class Recorder:
 
     Attributes:
         parameters: name -> parameter, tied ones under their first name.
+        computes: the loss that is recorded.
         groups: the optimizer's parameter groups at the last step, as JSON can hold them; rank 0 only.
     """
 
@@ -89,6 +90,7 @@ class Recorder:
         self.names = {id(parameter): name for name, parameter in self.parameters.items()}
         self.groups: list[dict[str, Any]] = []
         self._side = side
+        self.computes: LossFunction = side.loss_fn
         self.comm_hook = side.comm_hook(world)
         self.local_hooks = local_hooks(side.gradient_hooks, model)
         self.scaler = side.scaler or GradScaler(enabled=False)
@@ -109,8 +111,8 @@ class Recorder:
         self._samples = fingerprints([{name: to_numpy(x) for name, x in batch.items()} for batch in examples])
 
     def loss_fn(self, model: nn.Module, batch: Batch) -> Sums:
-        """Compute the side's loss and record it."""
-        sums = self._side.loss_fn(model, batch)
+        """Compute the loss and record it."""
+        sums = self.computes(model, batch)
         self._losses.append({name: value.detach() for name, value in sums.items()})
         return sums
 

@@ -69,6 +69,7 @@ class TorchSide(NamedTuple):
         scaler: loss scaler of mixed precision; None: no scaling.
         casts: dtypes that the loss has cast to so far, in a run in float64, which lifts such casts.
         whole: the port's own step; None: it has none.
+        loss_in_ddp: the loss is computed within DDP's forward pass, with the bare module, whose methods it may call.
     """
 
     model: nn.Module
@@ -86,6 +87,7 @@ class TorchSide(NamedTuple):
     scaler: GradScaler | None = None
     casts: Collection[str] = ()
     whole: TorchStep | None = None
+    loss_in_ddp: bool = False
 
 
 @dataclass(frozen=True)
@@ -202,7 +204,8 @@ def side_of_port(port: Port, steps: int, dtype: str) -> TorchSide:
 
     unused = port.find_unused_parameters
     whole = TorchStep(port.configure_optimizers, step_losses) if port.configure_optimizers and port.torch_step else None
-    return TorchSide(model, loss_fn, make_optimizer, batches, port.facts, unused, count_fn, casts=casts, whole=whole)
+    of_loop = (model, loss_fn, make_optimizer, batches, port.facts, unused, count_fn)
+    return TorchSide(*of_loop, casts=casts, whole=whole, loss_in_ddp=True)
 
 
 @contextmanager
