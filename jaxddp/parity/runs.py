@@ -134,7 +134,7 @@ class Runs:
             # A loss that fails is told by its run, which must not go on if the other side draws.
             of_sides: dict[str, tuple[Draws, Draws]] = {"torch": (torch, flax), "flax": (flax, torch)}
             for side, (why, others) in of_sides.items():
-                if isinstance(why, str) and others and not isinstance(others, str):
+                if why and isinstance(why, str) and others and not isinstance(others, str):
                     self.problems.append(Problem(side, f"{side}_loss", why))
             return
         try:
