@@ -5,7 +5,9 @@ On the CPU its replicas share one device, and one copy of the weights and of the
 
 import dataclasses
 from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from functools import partial
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import jax
@@ -15,7 +17,7 @@ from jax import numpy as jnp
 
 from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.distributed.replicas import Replicas, VirtualReplicas
-from jaxddp.parity.excerpts import distance, excerpts
+from jaxddp.parity.excerpts import LARGE, distance, excerpts
 from jaxddp.parity.flax_side.own_step import OwnStep
 from jaxddp.parity.flax_side.program import (
     Program,
@@ -29,7 +31,7 @@ from jaxddp.parity.flax_side.program import (
 from jaxddp.parity.flax_side.side import FlaxSide
 from jaxddp.parity.lazy_arrays import Arrays, Joined
 from jaxddp.parity.question import Question
-from jaxddp.parity.records import Tensors
+from jaxddp.parity.records import Scratch, Tensors
 from jaxddp.state import Buffers, Params, TrainState
 from jaxddp.step.replica_step import ReplicaStep
 
@@ -38,8 +40,17 @@ OF_OPTIMIZER = ("update", "optimizer_state")
 SQUARES, LACKING = "squares", "lacking"  # further outputs of the program
 
 
+@dataclass(frozen=True)
 class LeanProgram(Program):
-    """A large port's step, whose stages are excerpts; see `lean_program`."""
+    """A large port's step, whose stages are excerpts; see `lean_program`.
+
+    Attributes:
+        alone: the step has no optimizer, which is run by itself; between two updates its state lies in files.
+        scratch: folder of the files.
+    """
+
+    alone: bool = False
+    scratch: Scratch = field(default_factory=Scratch)
 
     def start(self, params: Params, buffers: Buffers) -> TrainState:
         """Return the state before the first step, on the devices."""
@@ -47,6 +58,7 @@ class LeanProgram(Program):
 
     def placed(self, state: TrainState) -> TrainState:
         """Copy a replica's state to the devices; arrays on the only device stay where they are."""
+        state = dataclasses.replace(state, opt_state=optax.EmptyState()) if self.alone else state
         return jax.tree.map(jnp.asarray, state) if self._virtual else super().placed(state)
 
     def placed_again(self, state: TrainState) -> TrainState:
@@ -61,6 +73,18 @@ class LeanProgram(Program):
         # frees memory, before anything else is read.
         done: tuple[TrainState, Stages] = jax.block_until_ready(self.run(state, jax.tree.map(jnp.asarray, batch)))
         return done
+
+    def aside(self, opt_state: Any) -> Any:
+        """Return an optimizer's state with its large arrays in files, if the optimizer is run by itself."""
+
+        def moved(x: Any) -> Any:
+            if not self.alone or np.size(x) <= LARGE:
+                return x
+            with NamedTemporaryFile(dir=self.scratch.path) as file:  # is gone once nothing maps it
+                np.asarray(x).tofile(file.name)
+                return np.memmap(file.name, x.dtype, "r", shape=x.shape)
+
+        return jax.tree.map(moved, opt_state)
 
     def record(self, stages: Stages, batch: MicroBatches) -> dict[str, Tensors]:
         """Return the record of the stages, which are emptied on the way."""
@@ -91,8 +115,8 @@ class LeanProgram(Program):
             return stages_of_optimizer(self.side, updates, opt_state, params, jnp), opt_state
 
         def updated(gradients: Params, opt_state: Any, params: Params) -> tuple[dict[str, Tensors], Any]:
-            stages, opt_state = update(gradients, opt_state, params)
-            return jax.device_get(stages), opt_state
+            stages, opt_state = update(gradients, jax.tree.map(jnp.asarray, opt_state), params)
+            return jax.device_get(stages), self.aside(opt_state)
 
         return updated
 
@@ -120,8 +144,6 @@ def lean_program(case: Question, start: Arrays, forced: bool, lacking: Collectio
         step = dataclasses.replace(step, optimizer=optax.set_to_zero())
 
     def of_replica(state: TrainState, batch: MicroBatches) -> tuple[TrainState, Stages]:
-        if forced and not own:
-            state = dataclasses.replace(state, opt_state=optax.EmptyState())
         after, _, stages = step(state, batch)
         if not forced:
             return after, _shown({stage: stages[stage] for stage in FREE if stage in stages}, side)
@@ -153,7 +175,7 @@ def lean_program(case: Question, start: Arrays, forced: bool, lacking: Collectio
     devices = jax.devices()[: case.world_size]
     on_devices = Replicas(devices)
     replicas = VirtualReplicas(case.world_size, devices[0]) if devices[0].platform == "cpu" else on_devices
-    program = LeanProgram(side, replicas, mapped_on(replicas))
+    program = LeanProgram(side, replicas, mapped_on(replicas), forced and not own)
     if own and replicas is not on_devices and not _can_run(program, case, start):
         return LeanProgram(side, on_devices, mapped_on(on_devices))
     return program

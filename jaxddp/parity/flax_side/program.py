@@ -62,6 +62,10 @@ class Program:
         """Place the state that a step has returned; the memory of its arrays is reused."""
         return self.placed(_taken_back(state))
 
+    def aside(self, opt_state: Any) -> Any:
+        """Return an optimizer's state as it is kept between the updates of a forced run."""
+        return opt_state
+
     def step(self, state: TrainState, batch: MicroBatches) -> tuple[TrainState, Stages]:
         """Take a step from a state on the devices, which is used up."""
         return self.run(state, self.replicas.shard(batch))

@@ -78,7 +78,7 @@ def forced_records(
         update = program.updating()
         params, buffers = side.from_torch(reference.start)
         start = side.replica_step.init(params, buffers)
-        opt_state, scaler = start.opt_state, start.scaler
+        opt_state, scaler = program.aside(start.opt_state), start.scaler
         without = dataclasses.replace(start, params={}, buffers={}, opt_state=())
         comm_state = program.replicas.start(without, side.replica_step.axes).comm_state
         del start, without
