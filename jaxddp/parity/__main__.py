@@ -87,8 +87,8 @@ def main(options: Options) -> int:
     else:
         reports = [_check_port(options)]
         print(reports[0])
-        if options.write_names and reports[0].names:
-            _write_names(options.port, reports[0].names)
+        if options.write_names and (reports[0].names or reports[0].no_twin):
+            _write_names(options.port, reports[0])
             reports = [_check_port(options)]
             print(f"\n{reports[0]}")
     if options.json is not None:
@@ -116,9 +116,10 @@ def _check_port(options: Options) -> Report:
     )
 
 
-def _write_names(port: Path, names: dict[str, str]) -> None:
-    """Write the table into the port file."""
-    write_atomically(port, with_names(port.read_text(encoding="utf-8"), names).encode())
+def _write_names(port: Path, report: Report) -> None:
+    """Write the proposed statements into the port file."""
+    text = with_names(port.read_text(encoding="utf-8"), report.names, report.no_twin)
+    write_atomically(port, text.encode())
     print(f"names: written into {port}")
 
 

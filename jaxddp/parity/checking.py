@@ -126,6 +126,7 @@ def report_on(runs: Runs, workers: Workers, started: float) -> Report:
         numerics=numerics,
         problems=tuple(problems),
         names=runs.names,
+        no_twin=runs.no_twin,
         free_running=free,
         rate_rounding=evidence.judgement.rate_rounding,
         seconds=time.monotonic() - started,

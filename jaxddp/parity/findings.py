@@ -154,6 +154,7 @@ class Findings:
         numerics: stage -> result; empty if float32 was not run.
         problems: errors that left parts of the check undone.
         names: table of names that may be right in place of the port's, rules as text; {}: none.
+        no_twin: constants that may be right in place of the port's; (): none.
         rate_rounding: relative rounding error of a learning rate that the port computes in float32; it does not
             count as a difference.
         free_running: stage -> residual per step of jax against torch, each running on its own.
@@ -172,6 +173,7 @@ class Findings:
     numerics: dict[str, Numerics] = field(default_factory=dict)
     problems: tuple[Problem, ...] = ()
     names: dict[str, str] = field(default_factory=dict)
+    no_twin: tuple[str, ...] = ()
     free_running: dict[str, StageResult] = field(default_factory=dict)
     rate_rounding: float = 0.0
     seconds: float = 0.0

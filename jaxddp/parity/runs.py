@@ -52,6 +52,7 @@ class Runs:
         summary: summary of torch's run.
         starts: tensors in which the port's replicas start differently -> largest difference.
         names: table of names that may be right in place of the port's, rules as text; {}: none.
+        no_twin: constants that may be right in place of the port's; (): none.
         problems: runs that failed, and why.
         torch, jax: float64 records; jax's run is forced.
         free: float64 records of jax's free run.
@@ -69,6 +70,7 @@ class Runs:
         self.summary = Summary("", [])
         self.starts: dict[str, float] = {}
         self.names: dict[str, str] = {}
+        self.no_twin: tuple[str, ...] = ()
         self.torch, self.torch32 = self._torch("torch64"), self._torch("torch32")
         self.jax, self.free, self.jax32 = self._jax("jax64"), self._jax("free"), self._jax("jax32")
 
@@ -123,7 +125,7 @@ class Runs:
             self.problems = [problem for problem in self.problems if problem.side == "torch"]
         self.case = replace(self.case, casts=self.facts.casts)
         for found in answers:
-            self.names = found.names
+            self.names, self.no_twin = found.names, found.no_twin
             if found.without_twin:
                 self.problems.append(Problem("port", "names", found.without_twin.removeprefix("names: ")))
             self._pair(self.case, of_torch, found.draws)

@@ -22,7 +22,6 @@ from jaxddp.parity.flax_side.trial import Trial, common
 from jaxddp.parity.flax_side.whole_step import losses_alone, whole_step
 from jaxddp.parity.port import Names, Port, errors_located
 from jaxddp.parity.port.draws import Draw
-from jaxddp.parity.port.names_block import no_twin_line
 from jaxddp.parity.processes import Tell
 from jaxddp.parity.question import PortQuestion
 from jaxddp.parity.torch_side.layers import Calls
@@ -36,11 +35,13 @@ class Found:
     Attributes:
         without_twin: what has no twin, in a line; "" if every array has one.
         names: a table of names that may help.
+        no_twin: constants of the port, and others that may be constants; (): no others.
         draws: the draws of the flax loss, or why it cannot be computed.
     """
 
     without_twin: str = ""
     names: dict[str, str] = field(default_factory=dict)
+    no_twin: tuple[str, ...] = ()
     draws: tuple[Draw, ...] | str = ""
 
 
@@ -66,7 +67,8 @@ class Twins:
         except RuleError as error:
             return Found(str(error), draws=self._draws())
         except NamesError as error:
-            return Found(*_proposal(port, error, model, functional, module, tell), self._draws())
+            proposal = _proposal(port, error, model, functional, module, tell)
+            return Found(error.says, *proposal, self._draws())
         names: dict[str, str] = {}
         if may_flatten(module):
             tell("flax_loss and torch_loss, to see what is flattened")
@@ -88,20 +90,19 @@ class Twins:
 
 def _proposal(
     port: Port, error: NamesError, model: Any, functional: AnyFunctional, module: Any, tell: Tell
-) -> tuple[str, dict[str, str]]:
-    """Return what has no twin and what may help: constants of torch's in a line, and a table of names."""
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return what may help: a table of names, and constants of torch's."""
     tell("flax_loss and torch_loss, to see the order of the layers")
     of_torch = _probe(port)
     orders = _order_of_flax(port, model, functional), [*of_torch.calls.used]
-    says, constants, tables = error.says, list[str](), error.tables(*orders)
+    constants, tables = list[str](), error.tables(*orders)
     if not tables and (constants := error.lacking(of_torch.constants)):
         tables = error.tables(*orders, constants)
         port = replace(port, no_twin=[*port.no_twin, *constants])
-        says += f"; perhaps {no_twin_line(constants)}: buffers that torch's loss does not change"
     trial = Trial(port, model, functional, module, of_torch, tell)
     found = trial.decide([full for table in tables for full in trial.with_flattened(table)])
     table = found or (common(tables) if tables else error.partial(*orders))
-    return says, _as_text(table) if table != port.names else {}
+    return (_as_text(table) if table != port.names else {}), tuple(port.no_twin) if constants else ()
 
 
 def _as_text(table: Names) -> dict[str, str]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from jaxddp.parity.port.rules import Rule, quoted, rules_in, source
 
-NAME = "names"
+NAME, NO_TWIN = "names", "no_twin"
 HOME = "jaxddp.parity"  # package from which a port imports the rules
 
 
@@ -52,11 +52,13 @@ def no_twin_line(names: Sequence[str]) -> str:
             items += [quoted(whole.replace("{i}", str(number))) for number in numbers] or [quoted(whole)]
     if len(items) > 1:
         items = [f"*({item})" if " for i in " in item else item for item in items]
-    return f"no_twin = [{', '.join(items)}]"
+    return f"{NO_TWIN} = [{', '.join(items)}]"
 
 
-def with_names(text: str, names: Mapping[str, str | Rule]) -> str:
+def with_names(text: str, names: Mapping[str, str | Rule], no_twin: Sequence[str] = ()) -> str:
     r"""Return a port file's text with this table in place of its own, or at its end, and the import that it needs.
+
+    With names in `no_twin` there is such a statement too.
 
     >>> print(with_names("x = 1\nnames = {}  # none\ny = 2\n", {"a": "b"}))
     x = 1
@@ -66,18 +68,24 @@ def with_names(text: str, names: Mapping[str, str | Rule]) -> str:
     y = 2
     <BLANKLINE>
     """
+    imported = _imported(ast.parse(text).body)
+    missing = {name: torch for name, torch in names.items() if not set(rules_in([torch])) <= imported}
+    if names:
+        text = _with_statement(text, NAME, names_block(names))
+    if no_twin:
+        text = _with_statement(text, NO_TWIN, no_twin_line(no_twin))
+    return _with_import(text, import_line(missing))
+
+
+def _with_statement(text: str, name: str, statement: str) -> str:
+    """Return the text with this assignment in place of its own, or at its end."""
     lines = text.splitlines(keepends=True)
-    block = f"{names_block(names)}\n"
-    body = ast.parse(text).body
-    missing = {name: torch for name, torch in names.items() if not set(rules_in([torch])) <= _imported(body)}
-    for node in body:
+    for node in ast.parse(text).body:
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-        if any(isinstance(target, ast.Name) and target.id == NAME for target in targets):
-            lines[node.lineno - 1 : node.end_lineno] = [block]
-            break
-    else:
-        lines = [f"{text.rstrip()}\n\n{block}"]
-    return _with_import("".join(lines), import_line(missing))
+        if any(isinstance(target, ast.Name) and target.id == name for target in targets):
+            lines[node.lineno - 1 : node.end_lineno] = [f"{statement}\n"]
+            return "".join(lines)
+    return f"{text.rstrip()}\n\n{statement}\n"
 
 
 def _imported(body: list[ast.stmt]) -> set[str]:

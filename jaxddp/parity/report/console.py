@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from jaxddp.parity.findings import ORDER, Cause, Difference, Findings
-from jaxddp.parity.port.names_block import import_line, names_block
+from jaxddp.parity.port.names_block import import_line, names_block, no_twin_line
 from jaxddp.parity.report import words
 from jaxddp.parity.report.words import STAGE_NAMES, Status, count, number
 
@@ -140,9 +140,12 @@ def _verdict_lines(findings: Findings) -> Iterator[str]:
         yield f"problem: {problem}"
     if len(findings.problems) > MOST_PROBLEMS:
         yield f"problem: and {count(len(findings.problems) - MOST_PROBLEMS, 'other')}"
-    if findings.names:
+    if findings.names or findings.no_twin:
         yield "perhaps, in the port file (--write-names writes it there):"
         yield from [line for line in [import_line(findings.names)] if line]
+    if findings.no_twin:
+        yield f"{no_twin_line(findings.no_twin)}  # buffers that torch's loss does not change"
+    if findings.names:
         yield from names_block(findings.names).splitlines()
 
 

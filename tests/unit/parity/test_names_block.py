@@ -38,3 +38,10 @@ def test_the_import_is_added_where_it_is_missing(before: str, after: str) -> Non
     exec(written, names)
     assert names["names"] == TABLE | {"fc": flattened("fc1", (3, 2))}
     assert with_names(written, TABLE) == written
+
+
+def test_constants_are_written_beside_the_table() -> None:
+    written = with_names(before := 'x = 1\nno_twin = ["old"]\n', {"a": "b"}, ["old", "mask"])
+    assert written == 'x = 1\nno_twin = ["old", "mask"]\n\nnames = {\n    "a": "b",\n}\n'
+    assert with_names(before, {}, ["mask"]) == 'x = 1\nno_twin = ["mask"]\n'
+    assert with_names("x = 1\n", {}, ["mask"]) == 'x = 1\n\nno_twin = ["mask"]\n'

@@ -11,7 +11,9 @@ from torch import nn
 from jaxddp.parity.compare.judge import Located
 from jaxddp.parity.diagnosis import whole_step
 from jaxddp.parity.diagnosis.decide import Hypothesis, Ruling
+from jaxddp.parity.diagnosis.forward.calls import Change, Patch
 from jaxddp.parity.diagnosis.forward.rank_job import UNKNOWN
+from jaxddp.parity.diagnosis.forward.replay import ModelEvidence, ModelStep, Replay
 from jaxddp.parity.diagnosis.forward.whole_step import LossOfStep, UnknownWeights
 from jaxddp.parity.records import KIND, NUMBER
 from jaxddp.parity.torch_side.side import TorchStep
@@ -97,3 +99,21 @@ def test_a_loss_that_depends_on_weights_that_are_not_known_is_not_computed() -> 
     assert loss("after", known) == 5.0
     with pytest.raises(UnknownWeights):
         loss("after", {"b.weight": np.zeros((1, 1))})
+
+
+def test_a_replay_begins_at_the_weights_before_the_step_though_a_step_has_changed_large_ones() -> None:
+    model = nn.Linear(400, 400, bias=False).double()  # so large that a replay keeps it from one to the next
+
+    def loss(model: nn.Module, batch: Any) -> dict[str, torch.Tensor]:
+        first = model.weight[0, 0].detach().clone()
+        with torch.no_grad():
+            model.weight.add_(1.0)
+        return {"loss": first, "count": torch.tensor(1.0)}
+
+    state = {"weight": np.zeros((400, 400))}
+    step = ModelStep(state, None, [[{"x": torch.ones(1)}]], *[np.zeros(0)] * 4)
+    harmless = Patch(Change("none", "no change"), frozenset())
+    for changes_weights, second in ((True, 0.0), (False, 1.0)):
+        replay = Replay(ModelEvidence(model, loss, [step], 1, changes_weights=changes_weights))
+        losses = [replay.run(0, [0], patches)[0].pieces[0].loss for patches in ((), (harmless,))]
+        assert losses == [0.0, second]

@@ -1,0 +1,95 @@
+"""examples/ports/*/: programs after public ones, at real size, with little glue.
+
+Each port is equal, and the report on its broken twin ends at the mistake.
+"""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from jaxddp.parity.checking import check
+from jaxddp.parity.report.report import Report
+from jaxddp.parity.workers import Workers
+
+PORTS = Path(__file__).parents[2] / "examples" / "ports"
+MOST_LINES = 40  # of glue; measured: 26 to 38
+
+
+class Broken(NamedTuple):
+    """What the report on a broken port says.
+
+    Attributes:
+        port: folder of the port.
+        stage, tensor: the first difference; the tensor's name begins so.
+        fault: name of the cause; "" if it is located only.
+        says: part of the cause's sentence, or of the detail.
+        layers: last equal layer and first that differs; none if the stage has no layers.
+    """
+
+    port: str
+    stage: str
+    tensor: str
+    fault: str
+    says: str
+    layers: tuple[str, str] | tuple[()] = ()
+
+
+BROKEN = [
+    Broken("resnet18", "local_loss", "loss", "same_padding", "padded 'SAME', (0, 1, 0, 1) in layer*.*.conv*"),
+    Broken("vit", "update", "", "decay_mask", "also acts on blocks.*.attn.qkv.bias, cls_token, pos_embed, unlike"),
+    Broken("vae", "local_loss", "loss", "", "", ("fc22", "fc3")),
+    Broken("recommender", "update", "", "coupled_decay", "weight decay is decoupled"),
+    Broken("decoder", "update", "", "warmup_start", "warm-up starts at 0, rising by 1e-5 a step"),
+    Broken("fine_tune", "update", "", "decay_mask", "weight decay also acts on bert.encoder"),
+    Broken("equinox_mlp_mixer", "local_loss", "loss", "label_smoothing", "0.101010101, the reference has 0.1"),
+    Broken("functions", "local_loss", "loss", "dropout_rate", "dropout rate 0.8 instead of 0.2"),
+    Broken("value_learning", "update", "target_network.", "", "199 times torch's"),  # 0.995 / 0.005
+    Broken("actor_critic", "gradients", "actor.", "no_sync", "not averaged over the replicas"),
+]
+NAMES = [broken.port for broken in BROKEN]
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Workers]:
+    with Workers(2, "cpu") as workers:
+        yield workers
+
+
+def checked(name: str, file: str, workers: Workers) -> Report:
+    return check(PORTS / name / file, world_size=2, steps=3, workers=workers)
+
+
+def test_every_folder_of_ports_is_in_the_table() -> None:
+    assert {path.name for path in PORTS.iterdir() if (path / "port.py").exists()} == {*NAMES}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_glue_is_short(name: str) -> None:
+    """Count a port file's lines but for its docstring, its table of names, comments and blank lines."""
+    body = ast.parse(text := (PORTS / name / "port.py").read_text()).body
+    tables = [node for node in body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "names"]
+    left_out = {number for node in (body[0], *tables) for number in range(node.lineno, (node.end_lineno or 0) + 1)}
+    lines = [line.strip() for number, line in enumerate(text.splitlines(), start=1) if number not in left_out]
+    assert 10 < sum(bool(line) and not line.startswith("#") for line in lines) <= MOST_LINES
+
+
+@pytest.mark.large
+@pytest.mark.parametrize("name", NAMES)
+def test_a_port_is_equal(name: str, pair: Workers) -> None:
+    report = checked(name, "port.py", pair)
+    assert report.verdict == "equal", str(report)
+    assert not report.names
+
+
+@pytest.mark.large
+@pytest.mark.parametrize("broken", BROKEN, ids=NAMES)
+def test_the_report_on_a_broken_port_ends_at_the_mistake(broken: Broken, pair: Workers) -> None:
+    (found,) = checked(broken.port, "broken.py", pair).differences
+    assert found.stage == broken.stage and found.tensor.startswith(broken.tensor), found
+    assert (found.cause.names if found.cause else ("",)) == (broken.fault,), found
+    assert broken.says in (found.cause.says[0] if found.cause else found.detail)
+    if broken.layers:
+        assert found.layer is not None and (found.layer.before, found.layer.torch) == broken.layers
