@@ -29,7 +29,7 @@ from jaxddp.parity.workers import Workers
 
 Draws = tuple[LossDraw, ...] | str  # or why they are not known
 # Copies of a large model's weights in float64 at the worst moment, and further ones per replica.
-COPIES = {True: (2.0, 1.4), False: (0.0, 8.0)}  # replicas share them: measured with two: 4.8; or do not: 15.8
+COPIES = {True: (2.4, 1.6), False: (0.0, 8.0)}  # replicas share them: measured with two: 5.6; or do not: 15.8
 AT_REST = 1.0  # GiB of all processes before a model is made
 GIB = 2**30
 LOOK_AHEAD = 4  # learning rates are recorded for this many times the run's steps
@@ -214,7 +214,7 @@ def memory_in_words(elements: int, world_size: int, shares: bool = True) -> str:
         shares: the replicas share weights.
 
     >>> memory_in_words(124_000_000, 2).partition(",")[0]
-    'a model of 124 million parameters takes about 5 GiB'
+    'a model of 124 million parameters takes about 6 GiB'
     """
     common, per_replica = COPIES[shares]
     needed = AT_REST + (common + per_replica * world_size) * 8 * elements / GIB
