@@ -31,6 +31,11 @@ SCHEDULED = [
     ('optimizers["critic"].step()\n', 'optimizers["critic"].step()\n    optimizers["schedule"].step()\n'),
     ("optax.sgd(0.1, momentum=0.9)", "optax.sgd(lambda step: 0.1 * 0.5**step, momentum=0.9)"),
 ]
+# Tensors of which the records hold excerpts.
+LARGE = [
+    ("nn.Linear(5, 8), nn.Linear(8, 1)", "nn.Linear(5, 30000), nn.Linear(30000, 1)"),
+    ("nnx.Linear(5, 8, rngs=rngs), nnx.Linear(8, 1,", "nnx.Linear(5, 30000, rngs=rngs), nnx.Linear(30000, 1,"),
+]
 MEAN = 'change(jax.lax.pmean(gradients, "replica"))'
 # Of the critic alone: the actor's gradients are clipped behind it.
 SUMMED = (MEAN, f'{MEAN} if name == "actor" else jax.lax.psum(gradients, "replica")')
@@ -64,7 +69,7 @@ def test_a_right_port_is_equal_at_every_stage(form: str, checked: Checked) -> No
     assert report.numerics.keys() >= {"local_loss", "gradients", "update"}
 
 
-@pytest.mark.parametrize("changes", [[JITTED], SCHEDULED], ids=["jitted", "scheduled"])
+@pytest.mark.parametrize("changes", [[JITTED], SCHEDULED, LARGE], ids=["jitted", "scheduled", "large"])
 def test_other_right_ports_are_equal_too(changes: list[Change], checked: Checked) -> None:
     assert checked(*changes).verdict == "equal"
 

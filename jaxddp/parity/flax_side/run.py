@@ -112,7 +112,11 @@ def _forced_whole(case: Question, reference: Trajectory, program: Program) -> It
     assert isinstance(whole_step, WholeStep), "checked by forced_records"
     params, buffers = side.from_torch(reference.start)
     opt_state = whole_step.init(params, buffers).opt_state
+    carried: dict[str, Any] = {}
     for number, (batch, theirs) in enumerate(zip(case.batches(), reference.records, strict=False)):
+        if number:
+            params, buffers = side.from_torch(reference.before(number))
+            buffers |= carried
         given = whole(theirs, side.given)
         zeros = {name: np.zeros_like(x) for name, x in reference.start.items() if name not in given}
         forced = whole_step.forced(opt_state, side.from_torch(Joined(given, zeros))[0])
@@ -120,7 +124,8 @@ def _forced_whole(case: Question, reference: Trajectory, program: Program) -> It
         after, stages = program.step(program.placed(state), batch)
         opt_state = jax.device_get(after.opt_state)
         updates = {name: np.asarray(x) - np.asarray(params[name]) for name, x in after.params.items()}
-        shown, carried = whole_step.shown(opt_state), {name: after.buffers[name] for name in side.alone}
+        shown = whole_step.shown(opt_state)
+        carried = jax.device_get({name: after.buffers[name] for name in side.alone})
         record = program.record(stages, batch)
         if record["local_loss"].keys() != theirs["local_loss"].keys():
             ours, of_torch = (", ".join(sorted(x["local_loss"])) for x in (record, theirs))
@@ -129,8 +134,6 @@ def _forced_whole(case: Question, reference: Trajectory, program: Program) -> It
         record["optimizer_state"] = excerpts(optimizer_tensors(shown, params, side.to_torch))
         record["hyperparameters"] = {name: np.asarray(x) for name, x in hyperparameters(shown).items()}
         yield record
-        params, buffers = side.from_torch(reference.before(number + 1))
-        buffers |= jax.device_get(carried)
 
 
 def _program(
