@@ -14,7 +14,7 @@ from jaxddp.data.datasets import Dataset
 from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.nn import layers
 from jaxddp.parity.cases import Case
-from jaxddp.parity.flax_side.run import forget_programs
+from jaxddp.parity.flax_side.program import forget_programs
 from jaxddp.parity.port import PortFile
 from jaxddp.parity.processes import Tell
 from jaxddp.parity.question import Trajectory
