@@ -195,10 +195,11 @@ class Recorder:
         }
 
     def _state_of(self, optimizer: "HasState") -> Arrays:
+        state = optimizer.state
         return {
             f"{key}:{name}": to_numpy(excerpt_of(value))
             for name, parameter in self.parameters.items()
-            for key, value in optimizer.state.get(parameter, {}).items()
+            for key, value in state.get(parameter, {}).items()
             if isinstance(value, Tensor) and value.shape == parameter.shape
         }
 

@@ -3,7 +3,6 @@
 Nothing wraps the modules, so that a step may call any of their methods: hooks average the gradients as DDP does.
 """
 
-from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -73,7 +72,7 @@ class Optimizers:
     Attributes:
         each: the optimizers.
         schedulers: the schedulers.
-        param_groups, state: of all optimizers.
+        param_groups: of all optimizers.
         kind: their class name; several, if they differ.
 
     Raises:
@@ -94,8 +93,12 @@ class Optimizers:
                 f"configure_optimizers: an optimizer holds a tensor {odd[0]} that torch_model's module does not; make "
                 "it a torch.nn.Parameter of the module"
             )
-        self.state: Mapping[Any, Any] = ChainMap(*(one.state for one in self.each))
         self.kind = ", ".join(dict.fromkeys(type(one).__name__ for one in self.each))
+
+    @property
+    def state(self) -> Mapping[Any, Any]:
+        """Return the states of all optimizers by parameter."""
+        return {parameter: state for one in self.each for parameter, state in one.state.items()}
 
     def zero_grad(self) -> None:
         """Forget all gradients."""

@@ -58,6 +58,18 @@ def test_an_optimizer_of_a_tensor_outside_of_the_module_is_refused() -> None:
     assert Optimizers([made["model"]], model).kind == "SGD"
 
 
+def test_the_states_of_all_optimizers_are_seen_and_none_is_changed() -> None:
+    model = nn.ModuleDict({"actor": nn.Linear(3, 1, bias=False), "critic": nn.Linear(3, 1, bias=False)})
+    made = [torch.optim.Adam(module.parameters()) for module in model.values()]
+    optimizers = Optimizers(made, model)
+    for module in model.values():
+        module(torch.ones(1, 3)).sum().backward()
+    for one in made:
+        one.step()
+    assert all(optimizers.state[parameter]["step"] == 1 for parameter in model.parameters())
+    assert [len(one.state) for one in made] == [1, 1]
+
+
 def recorder(model: nn.Module) -> Any:
     one = StepRecorder.__new__(StepRecorder)
     one.names = {id(p): name for name, p in model.named_parameters()}
