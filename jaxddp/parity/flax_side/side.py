@@ -77,7 +77,12 @@ def side_of_config(config: TrainConfig, dataset: Dataset, steps: int) -> FlaxSid
         **options(config, model),
     )
     like = cast(functional.params, config.dtype), cast(functional.buffers, config.dtype)
-    return FlaxSide(step, torch_weights.to_torch, lambda tensors: torch_weights.from_torch(tensors, *like))
+
+    def to_torch(arrays: Mapping[str, Any], library: Any = np) -> dict[str, Any]:
+        assert library is np, "the step of a built-in model returns whole tensors"
+        return torch_weights.to_torch(arrays)
+
+    return FlaxSide(step, to_torch, lambda tensors: torch_weights.from_torch(tensors, *like))
 
 
 def side_of_port(port: Port, steps: int, dtype: str, casts: Collection[str] = ()) -> FlaxSide:
