@@ -37,7 +37,7 @@ class Actor(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class SAC:
-    """The networks, whose actions are in [-bound, bound], and constants of the algorithm."""
+    """Hold the networks, whose actions are in [-bound, bound], and constants of the algorithm."""
 
     observations: int
     actions: int

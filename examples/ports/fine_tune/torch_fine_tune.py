@@ -60,7 +60,7 @@ class BertSelfAttention(nn.Module):
 
 
 class BertSelfOutput(nn.Module):
-    """The end of both halves of a layer: dense, dropout, and the norm of the sum."""
+    """End both halves of a layer: dense, dropout, and the norm of the sum."""
 
     def __init__(self, inputs: int, config: BertConfig) -> None:
         super().__init__()
