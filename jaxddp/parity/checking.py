@@ -18,17 +18,20 @@ import numpy as np
 
 from jaxddp.errors import InputError
 from jaxddp.parity.cases import Case, PortCase
+from jaxddp.parity.compare.clipping import clip_factor
 from jaxddp.parity.compare.judge import shows_clipping
 from jaxddp.parity.compare.numerics import compare_numerics, rounds_only
 from jaxddp.parity.compare.residuals import MOVED, residuals, rounding_only
 from jaxddp.parity.diagnosis.evidence import Evidence
-from jaxddp.parity.diagnosis.explain import born_in, explain
+from jaxddp.parity.diagnosis.explain import explain
+from jaxddp.parity.diagnosis.first_layer import born_in
+from jaxddp.parity.diagnosis.searches import Searches
 from jaxddp.parity.environment import environment
 from jaxddp.parity.excerpts import excerpts
 from jaxddp.parity.findings import Cause, Difference, Numerics, Problem, StageResult
 from jaxddp.parity.port import Port, PortFile, PortSource
 from jaxddp.parity.question import Trajectory
-from jaxddp.parity.records import Record, total_loss
+from jaxddp.parity.records import Record, total_loss, whole_norm
 from jaxddp.parity.report.report import Report
 from jaxddp.parity.runs import Runs
 from jaxddp.parity.workers import Workers
@@ -66,7 +69,8 @@ def check(
         timeout: seconds without a message after which a process counts as hanging.
         numerics: whether to run in float32 too.
         workers: processes to reuse from check to check; None for new ones.
-        tell: is called with a line about the memory that a large model will take, before it takes it.
+        tell: is called with a line about the memory that a large model will take, before it takes it, and with one
+            about what differs if the search for its cause takes long. Ctrl-C then ends the search, not the check.
 
     Returns:
         The report; errors in the port are among its problems and raise nothing here.
@@ -88,21 +92,22 @@ def check(
         runs.in_float64()
         if numerics and len(runs.torch) and len(runs.jax):
             runs.in_float32()
-        return report_on(runs, crew, started)
+        return report_on(runs, crew, started, tell)
 
 
-def report_on(runs: Runs, workers: Workers, started: float) -> Report:
+def report_on(runs: Runs, workers: Workers, started: float, tell: Callable[[str], None] | None = None) -> Report:
     """Return the report on these runs.
 
     Args:
         runs: records of both sides.
         workers: processes in which the diagnosis replays hypotheses.
         started: start of the check, by `time.monotonic`.
+        tell: see `check`.
     """
     spoiled = _spoiled(runs)
     evidence = runs.evidence(spoiled and spoiled[0])
     problems = runs.problems + (_not_finite(runs) if spoiled is None else [_born(evidence, workers, *spoiled)])
-    differences = _different_starts(runs) + explain(evidence, workers, problems)
+    differences = _different_starts(runs) + explain(evidence, Searches(workers, problems, tell))
     numerics, numeric = _numerics(runs) if spoiled is None else ({}, [])
     differences = [
         replace(one, kind="numeric") if not one.cause and rounds_only(one, runs.jax32, runs.torch32) else one
@@ -128,6 +133,7 @@ def report_on(runs: Runs, workers: Workers, started: float) -> Report:
         names=runs.names,
         no_twin=runs.no_twin,
         free_running=free,
+        idle=_idle(runs),
         rate_rounding=evidence.judgement.rate_rounding,
         seconds=time.monotonic() - started,
         environment=environment(),
@@ -231,6 +237,15 @@ def _unseen(runs: Runs) -> tuple[str, ...]:
     if runs.facts.clip_grad_norm is not None and not shows_clipping(first, runs.facts):
         hidden.append("clipped_gradients")
     return tuple(hidden)
+
+
+def _idle(runs: Runs) -> tuple[str, ...]:
+    """Return a sentence if gradients are clipped at a norm that none of them exceeds."""
+    most = runs.facts.clip_grad_norm
+    norms = [whole_norm(record, "gradients") for record in runs.torch] if most is not None else []
+    if most is None or not norms or clip_factor(max(norms), most) < 1.0:
+        return ()
+    return (f"Clipping at {most:g} was not tested: the largest norm of the gradients is {max(norms):.3g}.",)
 
 
 def _mean_loss(records: Sequence[Record], step: int) -> float:

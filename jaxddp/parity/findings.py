@@ -155,6 +155,7 @@ class Findings:
         problems: errors that left parts of the check undone.
         names: table of names that may be right in place of the port's, rules as text; {}: none.
         no_twin: constants that may be right in place of the port's; (): none.
+        idle: options that the run did not exercise, each in a sentence; their agreement is not shown.
         rate_rounding: relative rounding error of a learning rate that the port computes in float32; it does not
             count as a difference.
         free_running: stage -> residual per step of jax against torch, each running on its own.
@@ -175,6 +176,7 @@ class Findings:
     names: dict[str, str] = field(default_factory=dict)
     no_twin: tuple[str, ...] = ()
     free_running: dict[str, StageResult] = field(default_factory=dict)
+    idle: tuple[str, ...] = ()
     rate_rounding: float = 0.0
     seconds: float = 0.0
     environment: dict[str, str] = field(default_factory=dict)

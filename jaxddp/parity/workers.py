@@ -32,11 +32,15 @@ class Workers:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        patience = 10.0 if error is None else 0.0
+        self.end(patience=10.0 if error is None else 0.0)
+
+    def end(self, patience: float = 0.0) -> None:
+        """Wait `patience` seconds for the processes to end, then kill them; the next job starts new ones."""
         if self._jax is not None:
             self._jax.end(patience)
         if self._torch is not None:
-            self._torch.__exit__(kind, error, trace)
+            self._torch.end(patience)
+        self._jax = self._torch = None
 
     def end_after(self, error: ChildError) -> None:
         """End jax's process if it died or hangs, so that the next job starts a new one; keep one that raised."""

@@ -191,6 +191,8 @@ def folded(pairs: Mapping[str, str]) -> dict[str, str]:
 
     >>> folded({"a_0.q": "b.0.q", "a_0.k": "b.0.k", "a_1.x": "b.1.y"})
     {'a_0': 'b.0', 'a_1.x': 'b.1.y'}
+    >>> folded({"a_0": "b.0", "a_0.q": "b.0.q", "a_0.k": "a_0.k"})  # the first line says the second
+    {'a_0': 'b.0', 'a_0.k': 'a_0.k'}
     """
     table = dict(pairs)
     while True:
@@ -204,9 +206,16 @@ def folded(pairs: Mapping[str, str]) -> dict[str, str]:
             if len({*others}) == 1 and len(others) == sum(layer.startswith(f"{one}.") for layer in table)
         }
         if not whole:
-            return {one: other for one, other in table.items() if one != other}
+            return {one: other for one, other in table.items() if other != _by_prefix(one, table)}
         folded: dict[str, str] = {}
         for one, other in table.items():
             parent = one.rpartition(".")[0]
             folded |= {parent: whole[parent]} if parent in whole else {one: other}
         table = folded
+
+
+def _by_prefix(name: str, table: Mapping[str, str]) -> str:
+    """Return the twin of a name by the longest line for one of its branches; the name itself if there is none."""
+    branches = [branch for branch in table if name.startswith(f"{branch}.")]
+    branch = max(branches, key=len, default="")
+    return table[branch] + name[len(branch) :] if branch else name

@@ -1,22 +1,22 @@
 """From stages that differ to their causes: each stage's evidence goes to the diagnosis that covers the stage."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from functools import partial
 
 import numpy as np
 
-from jaxddp.parity.cases import PortCase
 from jaxddp.parity.compare.examples import examples_in_words
 from jaxddp.parity.compare.judge import OWN_LOCAL, OWN_LOSS, Located
-from jaxddp.parity.compare.layers import first_difference, first_not_finite
 from jaxddp.parity.compare.patterns import pattern
 from jaxddp.parity.diagnosis.decide import Hypothesis, Ruling
 from jaxddp.parity.diagnosis.evidence import Evidence
+from jaxddp.parity.diagnosis.first_layer import first_layer
 from jaxddp.parity.diagnosis.forward.rank_job import ForwardDiagnosis
-from jaxddp.parity.diagnosis.optimizer.update import differing_update, explain_update
+from jaxddp.parity.diagnosis.optimizer.update import differing_update, explain_one_of, explain_update
 from jaxddp.parity.diagnosis.reduction.explain import SHOWN, ReductionRecipe, ReductionStep, explain_reduction
 from jaxddp.parity.diagnosis.samples import SampleEvidence, explain_samples
+from jaxddp.parity.diagnosis.searches import Searches
 from jaxddp.parity.diagnosis.whole_step import (
     differing_losses,
     differing_updates,
@@ -24,49 +24,66 @@ from jaxddp.parity.diagnosis.whole_step import (
     explain_loss,
     located_gradients,
 )
-from jaxddp.parity.findings import Cause, Difference, Layer, Problem
+from jaxddp.parity.findings import Cause, Difference
 from jaxddp.parity.flax_side.child import Micro
-from jaxddp.parity.flax_side.layers import FlaxLayers
-from jaxddp.parity.processes import ChildError
 from jaxddp.parity.question import LOCAL_STAGES
-from jaxddp.parity.records import Lazy, Records, Scratch, StoredRecord, Tensors, total_loss
-from jaxddp.parity.torch_side.layers import TorchLayers
+from jaxddp.parity.records import Lazy, Records, Scratch, StoredRecord, Tensors
 from jaxddp.parity.workers import Workers
 
-T = TypeVar("T")
-
 CUT_SHORT = "not all causes were tried"
+ENDED = f"the search was ended: {CUT_SHORT}"
 REDUCTION_STEPS = 5  # steps whose micro-batches are replayed, from the first that differs
 
 
-def explain(evidence: Evidence, workers: Workers, problems: list[Problem], layers: bool = True) -> list[Difference]:
+def explain(evidence: Evidence, searches: Searches, layers: bool = True) -> list[Difference]:
     """Return every difference in the order of the stages, with its cause where the cause has a name.
 
     Args:
         evidence: records of both sides, compared.
-        workers: processes in which hypotheses are replayed.
-        problems: list to which errors that stop a search are appended.
+        searches: run the searches for causes; once they are ended, the differences that are left have no cause.
         layers: look for the first layer that differs.
     """
     first = evidence.judgement.first
     if not evidence.judgement.residuals:
         return []
-    if located := differing_update(evidence, problems):
+    if located := differing_update(evidence, searches.problems):
         first["update"] = located
+    if not first:
+        return []
+    with searches.about(_in_words(first)):
+        differences = _explain_all(evidence, searches, layers)
+    if searches.ended:
+        return [one if one.cause else replace(one, detail=_joined(one.detail, ENDED)) for one in differences]
+    return differences
+
+
+def _in_words(first: Mapping[str, Located]) -> str:
+    """Say which stage differs first.
+
+    >>> _in_words({"own_local_loss": Located(2, "loss", 0.025, 1e-12), "update": Located(2, "weight", 0.5, 1e-12)})
+    'local loss differs at step 2 by 0.025'
+    """
+    stage = min(first, key=lambda stage: first[stage].step)
+    words = stage.removeprefix("own_").replace("_", " ")
+    return f"{words} differs at step {first[stage].step} by {first[stage].residual:.2g}"
+
+
+def _explain_all(evidence: Evidence, searches: Searches, layers: bool) -> list[Difference]:
+    first = evidence.judgement.first
     differences: list[Difference] = []
     if "samples" in first:
         differences += _differences(evidence, "samples", _explain_samples(evidence))
     if evidence.facts.whole_step:
-        return differences + [*_of_whole_step(evidence, workers, problems)]
-    of_model = _explain_model(evidence, workers, problems, layers)
-    of_step = [*_explain_reduction(evidence, workers, problems)]
+        return differences + [*_of_whole_step(evidence, searches)]
+    of_model = _explain_model(evidence, searches, layers)
+    of_step = [*_explain_reduction(evidence, searches)]
     if OWN_LOSS in first and not of_model and not of_step:
         differences += _differences(evidence, OWN_LOSS, None)
     if any(difference.cause for difference in of_step):  # the difference in the buffers may follow from it
         of_model = [difference for difference in of_model if difference.cause or difference.stage != "buffers"]
     differences += of_model + of_step
     if "update" in first:
-        differences += _differences(evidence, "update", explain_update(evidence))
+        differences += _differences(evidence, "update", searches.run(lambda: explain_update(evidence)))
     elif "optimizer_state" in first:
         differences += _differences(evidence, "optimizer_state", None)
     if "hyperparameters" in first and not any(d.stage == "update" and d.cause for d in differences):
@@ -74,17 +91,18 @@ def explain(evidence: Evidence, workers: Workers, problems: list[Problem], layer
     return differences
 
 
-def _of_whole_step(evidence: Evidence, workers: Workers, problems: list[Problem]) -> Iterator[Difference]:
+def _of_whole_step(evidence: Evidence, searches: Searches) -> Iterator[Difference]:
     """Yield the differences of a `torch_step` and its twin: in losses, in what the optimizers get, in updates."""
     first, follow = evidence.judgement.first, False
     for located in [*differing_losses(evidence)]:
-        found = explain_loss(
-            evidence, located, lambda job: _attempt(lambda: workers.torch.do(job)[0], workers, problems)
-        )
+        found = explain_loss(evidence, located, lambda job: searches.run(lambda: searches.workers.torch.do(job)[0]))
         follow = follow or found is not None
         if found is not None:
             yield from _differences(evidence, "local_loss", *found)
-    updates = [*differing_updates(evidence)]
+    updates = [
+        (located, None if number is None else searches.run(partial(explain_one_of, evidence, number)))
+        for located, number in differing_updates(evidence)
+    ]
     if "gradients" in first and not follow:
         ruling = explain_gradients(evidence)
         if ruling.named or not updates:  # or they may be those of a loss behind an update that differs
@@ -93,16 +111,6 @@ def _of_whole_step(evidence: Evidence, workers: Workers, problems: list[Problem]
         yield from _differences(evidence, "buffers", None)
     for located, ruling_on_update in updates:
         yield from _differences(evidence, "update", ruling_on_update, located)
-
-
-def _attempt(action: Callable[[], T], workers: Workers, problems: list[Problem]) -> T | None:
-    """Return the action's result; if a process fails, append a problem and return None."""
-    try:
-        return action()
-    except ChildError as error:
-        workers.end_after(error)
-        problems.append(Problem("flax" if error.child == "flax" else "torch", error.where, error.what))
-        return None
 
 
 def _differences(
@@ -124,8 +132,12 @@ def _differences(
             located.allowed,
             cause=cause,
             nearest=None if nearest is None else (nearest.says, nearest.residual),
-            detail="; ".join(filter(None, [located.detail, common, cut_short])),
+            detail=_joined(located.detail, common, cut_short),
         )
+
+
+def _joined(*details: str) -> str:
+    return "; ".join(filter(None, details))
 
 
 def _pattern(evidence: Evidence, stage: str) -> str:
@@ -170,7 +182,7 @@ def _explain_samples(evidence: Evidence) -> Ruling:
     return explain_samples(SampleEvidence(of_torch, of_jax, facts.steps_per_epoch, facts.restore_at))
 
 
-def _explain_model(evidence: Evidence, workers: Workers, problems: list[Problem], layers: bool) -> list[Difference]:
+def _explain_model(evidence: Evidence, searches: Searches, layers: bool) -> list[Difference]:
     """Explain losses, local gradients and buffers by replaying the torch loss in a torch rank."""
     first = evidence.judgement.first
     stages = [stage for stage in LOCAL_STAGES if stage in first]
@@ -181,7 +193,7 @@ def _explain_model(evidence: Evidence, workers: Workers, problems: list[Problem]
     if stages and layers:
         # A layer that cannot be shown (a collective in the forward pass, say) is not a problem of the check.
         step = first[stage].step - 1
-        found = _attempt(lambda: _first_layer(evidence, workers, step), workers, [])
+        found = searches.run(lambda: first_layer(evidence, searches.workers, step), problems=[])
         layer, equal, casts = found or (None, 0, "")
     of_model, of_buffers = None, None
     if steps and (stages or "buffers" in first):
@@ -189,14 +201,13 @@ def _explain_model(evidence: Evidence, workers: Workers, problems: list[Problem]
         paths = evidence.start, evidence.torch_folder, evidence.jax_folder
         between = (layer.before, layer.torch) if layer is not None and evidence.is_large else None
         job = ForwardDiagnosis(source, bool(stages), "buffers" in first, steps, *paths, world_size, compared, between)
-        of_model, of_buffers = _attempt(lambda: workers.torch.do(job)[0], workers, problems) or (None, None)
+        of_model, of_buffers = searches.run(lambda: searches.workers.torch.do(job)[0]) or (None, None)
     differences: list[Difference] = []
     if stages:
         for one in _differences(evidence, stage, of_model):
             in_loss = layer is None and equal and not one.cause and stage == "local_loss"
             detail = f"all {equal} layers that can be compared are equal: look in the loss" if in_loss else one.detail
-            detail = "; ".join(filter(None, [detail, "" if one.cause else casts]))
-            differences.append(replace(one, layer=layer, detail=detail))
+            differences.append(replace(one, layer=layer, detail=_joined(detail, "" if one.cause else casts)))
     # Buffers whose difference has no cause follow the model's difference.
     if "buffers" in first and (not stages or (of_buffers is not None and of_buffers.named)):
         differences += _differences(evidence, "buffers", of_buffers)
@@ -211,41 +222,7 @@ def _comparable(evidence: Evidence) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return tuple(step for step, ranks in enumerate(same) if everyone <= set(ranks)), tuple(sorted(everyone))
 
 
-def _first_layer(evidence: Evidence, workers: Workers, step: int) -> tuple[Layer | None, int, str] | None:
-    """Return what `first_difference` finds on the replica whose loss differs most, and casts that flax makes alone.
-
-    None for a built-in model.
-    """
-    if not isinstance(evidence.case, PortCase):
-        return None
-    theirs, ours = (total_loss(of_side[step]) for of_side in (evidence.torch, evidence.jax))
-    same = evidence.judgement.same_examples[step]
-    rank = max(same, key=lambda rank: abs(ours[rank] - theirs[rank]))
-    scratch = Scratch()
-    of_torch, of_flax = scratch.path / "torch", scratch.path / "flax"
-    job = (evidence.start, evidence.torch_folder)
-    workers.jax.start(FlaxLayers(evidence.case, *job, of_flax, step, rank))
-    try:
-        workers.torch.do(TorchLayers(evidence.case.torch_source, *job, of_torch, step, rank, evidence.case.world_size))
-    except ChildError:
-        workers.jax.wait()  # or its answer would be taken for the next job's
-        raise
-    workers.jax.wait()
-    flax = Records([of_flax])[0]
-    casts = (f"flax computes in {dtype} at {where}, and torch does not" for dtype, where in flax.notes["casts"].items())
-    return *first_difference(Records([of_torch])[0], flax, flax.notes["twins"]), "; ".join(casts)
-
-
-def born_in(evidence: Evidence, workers: Workers, step: int, rank: int) -> str:
-    """Return the torch layer in which a loss that is not finite is born; "" if no layer's output shows it."""
-    scratch, source = Scratch(), evidence.case.torch_source
-    paths = evidence.start, evidence.torch_folder, scratch.path
-    job = TorchLayers(source, *paths, step, rank, evidence.case.world_size)
-    done = _attempt(lambda: workers.torch.do(job), workers, [])
-    return "" if done is None else first_not_finite(Records([scratch.path])[0])
-
-
-def _explain_reduction(evidence: Evidence, workers: Workers, problems: list[Problem]) -> Iterator[Difference]:
+def _explain_reduction(evidence: Evidence, searches: Searches) -> Iterator[Difference]:
     """Explain how the port's own step combines the micro-batches' gradients."""
     first = evidence.judgement.first
     stages = [stage for stage in (OWN_LOCAL, "gradients", "clipped_gradients") if stage in first]
@@ -254,7 +231,7 @@ def _explain_reduction(evidence: Evidence, workers: Workers, problems: list[Prob
     stage = min(stages, key=lambda s: (first[s].step, stages.index(s)))
     start = first[stage].step - 1
     steps = tuple(range(start, min(start + REDUCTION_STEPS, len(evidence.jax))))
-    ruling = _attempt(lambda: _search_reduction(evidence, workers, steps), workers, problems)
+    ruling = searches.run(lambda: _search_reduction(evidence, searches.workers, steps))
     yield from _differences(evidence, stage, ruling)
 
 

@@ -9,7 +9,6 @@ from jaxddp.parity.compare.judge import ALLOWED, Located
 from jaxddp.parity.diagnosis.decide import Ruling
 from jaxddp.parity.diagnosis.evidence import Evidence
 from jaxddp.parity.diagnosis.forward.rank_job import UNKNOWN, ForwardDiagnosis
-from jaxddp.parity.diagnosis.optimizer.update import explain_one_of
 from jaxddp.parity.diagnosis.reduction.received import Received, explain_received
 from jaxddp.parity.records import NUMBER, Lazy, Tensors, of_loss
 
@@ -63,8 +62,8 @@ def explain_loss(evidence: Evidence, located: Located, search: Search) -> tuple[
     return (None if found is None else found[0]), located
 
 
-def differing_updates(evidence: Evidence) -> Iterator[tuple[Located, Ruling | None]]:
-    """Yield where the update of each optimizer first differs, with its explanation.
+def differing_updates(evidence: Evidence) -> Iterator[tuple[Located, int | None]]:
+    """Yield where the update of each optimizer first differs, with the optimizer's number; None: no optimizer moved it.
 
     What the step moves by itself, such as the weights of a target network, may follow from an optimizer's update, and
     is yielded only if none of those differs.
@@ -79,7 +78,7 @@ def differing_updates(evidence: Evidence) -> Iterator[tuple[Located, Ruling | No
             continue
         given = evidence.torch[located.step - 1]["clipped_gradients"].keys()
         if given & of_optimizers[number]:
-            yield located, explain_one_of(evidence, number)
+            yield located, number
         else:
             yield replace(located, detail=NO_UPDATE), None
     if all(located is None for located, _ in found):

@@ -186,6 +186,7 @@ def _agreement(findings: Findings) -> str:
     parts.append(_largest(findings))
     if findings.unseen:
         parts.append(f"The port does not show its {', '.join(STAGE_NAMES[stage] for stage in findings.unseen)}.")
+    parts += findings.idle
     if findings.rate_rounding > RATE_MENTIONED:
         off = f"{findings.rate_rounding:.0e}"
         parts.append(f"The port computes its learning rate in float32, off by {off}, which is allowed for.")

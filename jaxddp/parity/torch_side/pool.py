@@ -46,7 +46,7 @@ class TorchPool:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._end(patience=10.0 if error is None else 0.0)
+        self.end(patience=10.0 if error is None else 0.0)
 
     @property
     def alive(self) -> bool:
@@ -81,10 +81,11 @@ class TorchPool:
         except BaseException as error:
             raised = isinstance(error, ChildError) and bool(error.trace)
             if not raised or len(ranks) > 1:  # other ranks may wait for the one that raised
-                self._end()
+                self.end()
             raise
 
-    def _end(self, patience: float = 0.0) -> None:
+    def end(self, patience: float = 0.0) -> None:
+        """Wait `patience` seconds for the ranks to end, then kill them."""
         for rank in self._ranks if patience else []:
             rank.give(None)
         for rank in self._ranks:

@@ -28,10 +28,10 @@ def aliased(
         floor: the largest residual that counts as rounding.
 
     Returns:
-        The hypothesis; None if half of the tensors or more are wrong.
+        The hypothesis; None if no tensor is wrong, or half of them or more are.
     """
     off = {name for of_step in residuals for name, value in of_step.items() if value > floor}
-    if 2 * len(off) >= len(recipe.names):
+    if not off or 2 * len(off) >= len(recipe.names):
         return None
     worst = 0.0
     says: dict[str, str] = {}

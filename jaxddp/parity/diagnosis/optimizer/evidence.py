@@ -27,10 +27,12 @@ class OptimizerStep:
         params: the reference's parameters before the step.
         gradients: input of JAX's optimizer.
         unused: parameters for which torch had no gradient; `gradients` holds zeros or nothing for them.
-        update: output of JAX's optimizer, to be added to the parameters.
+        update: output of JAX's optimizer, to be added to the parameters, over `shares`.
         state: part of `recipes.STATE` -> its tensors after the step, as far as JAX's optimizer shows them.
         clipped: factor of the gradients by which the reference has clipped them.
         norm: of all gradients, of which large ones may be excerpts; None: of those given.
+        shares: tensor -> share of the rate that JAX's optimizer rounds to float32, if the reference's update is right;
+            1 for others.
     """
 
     groups: Sequence[Mapping[str, Any]]
@@ -41,6 +43,7 @@ class OptimizerStep:
     state: Mapping[str, Tensors] = field(default_factory=dict)
     clipped: float = 1.0
     norm: float | None = None
+    shares: Mapping[str, float] = field(default_factory=dict)
 
     def gradient(self, name: str) -> np.ndarray:
         """Return a parameter's gradient, zeros if there is none."""
@@ -60,6 +63,7 @@ class OptimizerEvidence:
         accumulation_steps: micro-batches per step.
         restored_at: number of steps after which the JAX side was saved and restored; None: never.
         highest: largest learning rate of the schedule, as far as it is known beyond the run.
+        rounding: of each step's update, relative; (): none.
         max_norm: largest norm of the reference's clipping; None: it does not clip, or clips before the first stage
             that is given.
     """
@@ -72,6 +76,7 @@ class OptimizerEvidence:
     restored_at: int | None
     max_norm: float | None = None
     highest: float = 0.0
+    rounding: Sequence[float] = ()
 
 
 def reference_recipe(evidence: OptimizerEvidence) -> OptimizerRecipe | None:
@@ -180,27 +185,42 @@ class Replayed(NamedTuple):
 
 def replay(recipe: OptimizerRecipe, evidence: OptimizerEvidence) -> Iterator[Replayed]:
     """Yield each step with the update and the state that the recipe computes from the step's gradients."""
-    states: dict[str, State] = {}
+    return (replayed for (replayed,) in side_by_side([recipe], evidence))
+
+
+def side_by_side(recipes: Sequence[OptimizerRecipe], evidence: OptimizerEvidence) -> Iterator[list[Replayed]]:
+    """Yield for each step what `replay` yields for each recipe; a step is read once."""
+    states: list[dict[str, State]] = [{} for _ in recipes]
     for index in range(len(evidence.steps)):
         step = evidence.steps[index]
-        update = {}
-        for number, name in enumerate(recipe.names):
-            update[name], states[name] = recipe.advance(
-                Block(number), index, states.get(name), step.params[name], step.gradient(name)
-            )
-        yield Replayed(step, update, states)
+        yield [_advanced(recipe, index, step, own) for recipe, own in zip(recipes, states, strict=True)]
 
 
-def with_rates_of_float32(recipe: OptimizerRecipe, evidence: OptimizerEvidence) -> Iterator[Replayed]:
-    """Replay as `replay` does, with a learning rate rounded to float32 where the step's update shows one."""
-    peak = evidence.highest
-    for rates, replayed in zip(recipe.lr, replay(recipe, evidence), strict=True):
-        step, predicted = replayed.step, replayed.update
-        rate_of = dict(zip(recipe.names, rates.tolist(), strict=True))
-        peak = max(peak, *rate_of.values())
-        groups = [(group["names"], rate_of[group["names"][0]]) for group in step.groups if group["names"]]
-        shares = shares_of_float32(step.update, predicted, groups, peak)
-        yield replayed._replace(update={name: shares[name] * update for name, update in predicted.items()})
+def _advanced(recipe: OptimizerRecipe, index: int, step: OptimizerStep, states: dict[str, State]) -> Replayed:
+    """Return the recipe's step from these states, which it replaces."""
+    update = {}
+    for number, name in enumerate(recipe.names):
+        update[name], states[name] = recipe.advance(
+            Block(number), index, states.get(name), step.params[name], step.gradient(name)
+        )
+    return Replayed(step, update, states)
+
+
+def with_rates_of_float32(recipes: Sequence[OptimizerRecipe], evidence: OptimizerEvidence) -> Iterator[list[Replayed]]:
+    """Replay as `side_by_side` does, with a learning rate rounded to float32 where the step's update shows one."""
+    peaks = [evidence.highest] * len(recipes)
+    for index, of_step in enumerate(side_by_side(recipes, evidence)):
+        for number, (recipe, replayed) in enumerate(zip(recipes, of_step, strict=True)):
+            rate_of = dict(zip(recipe.names, recipe.lr[index].tolist(), strict=True))
+            peaks[number] = max(peaks[number], *rate_of.values())
+            groups = [(group["names"], rate_of[group["names"][0]]) for group in replayed.step.groups if group["names"]]
+            rounding = evidence.rounding[index] if evidence.rounding else 0.0
+            before = {name: replayed.step.shares.get(name, 1.0) for name in replayed.update}
+            observed = {name: before[name] * update for name, update in replayed.step.update.items()}
+            shares = shares_of_float32(observed, replayed.update, groups, peaks[number], rounding)
+            update = {name: shares[name] / before[name] * update for name, update in replayed.update.items()}
+            of_step[number] = replayed._replace(update=update)
+        yield of_step
 
 
 def contradiction(replayed: Replayed, recipe: OptimizerRecipe) -> float:

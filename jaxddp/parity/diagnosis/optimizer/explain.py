@@ -33,6 +33,7 @@ FLOOR = 1e-12  # of the stage's norm; measured: up to 6e-15 in clean ports
 PROMISING = 1e-7  # largest screened residual of a trial that is fitted on the whole sample
 SCREEN_STEPS = 3  # steps of the screen beyond the first that differs
 SCREEN_ELEMENTS = 300
+SIDE_BY_SIDE = 16  # trials that are replayed on the whole run at once, so that its steps are read once for all
 BEST_PAIRS = 6  # pairs to which a third edit is added
 TWINS = {"loss_scale": "eps_value"}  # equivalent for an optimizer that divides gradients by their own scale
 SAME_RATES = 1e-6  # relative; a rate may be a float32
@@ -49,7 +50,8 @@ def reference_residuals(evidence: OptimizerEvidence) -> list[dict[str, float]] |
     recipe = reference_recipe(evidence)
     if recipe is None:
         return None
-    return [residuals(step.update, predicted) for step, predicted, _ in with_rates_of_float32(recipe, evidence)]
+    replays = with_rates_of_float32([recipe], evidence)
+    return [residuals(step.update, predicted) for ((step, predicted, _),) in replays]
 
 
 def explain_optimizer(
@@ -73,16 +75,20 @@ def explain_optimizer(
         return Ruling((), None)
     coarse = max(floor, near)
     surveyed = survey(evidence, reference)
-    first = next((i for i, of_step in enumerate(surveyed.residuals) if max(of_step.values()) > coarse), None)
+    worst = [max(of_step.values()) for of_step in surveyed.residuals]
+    first = next((step for limit in (coarse, floor) for step, value in enumerate(worst) if value > limit), None)
     if first is None or not np.isfinite(surveyed.scale).all():
         return Ruling((), None)
+    tiny = max(worst) <= coarse  # everything explains it on the sample, where rates are not rounded
     sample = take_sample(evidence, surveyed.chosen, surveyed.scale)
     search = _Search(reference, sample, sample.cut(first + 1 + SCREEN_STEPS, SCREEN_ELEMENTS), coarse)
     single = aliased(evidence, reference, surveyed.residuals, coarse)
     with np.errstate(all="ignore"):  # wild values are tried on the way
-        deep = deep and (single is None or single.residual > coarse)
+        deep = deep and not tiny and (single is None or single.residual > coarse)
         trials = search.run(edits(reference, sample, evidence), deep)
         hypotheses = _confirmed(trials, reference, evidence, coarse)
+        if tiny:
+            hypotheses = _better_than_none(hypotheses, reference, evidence)
     return decide(hypotheses if single is None else [*hypotheses, single], floor)
 
 
@@ -133,14 +139,6 @@ class _Trial:
     def says(self) -> str:
         left = iter(self.values)
         return "; ".join(edit.says(tuple(itertools.islice(left, len(edit.unknowns)))) for edit in self.edits)
-
-    def hypothesis(self, reference: OptimizerRecipe, evidence: OptimizerEvidence) -> Hypothesis:
-        """Return the hypothesis with its residual over the whole run, of updates and of the state that is shown."""
-        recipe, residual = self.recipe(reference, self.values), 0.0
-        for replayed in with_rates_of_float32(recipe, evidence):
-            of_update = max(residuals(replayed.step.update, replayed.update).values())
-            residual = max(residual, of_update, min(contradiction(replayed, recipe), 1.0))
-        return Hypothesis(self.faults, self.says(), residual)
 
 
 @dataclass(frozen=True)
@@ -230,13 +228,33 @@ def _confirmed(
 ) -> list[Hypothesis]:
     """Return hypotheses; the residuals that decide are computed over the whole run."""
     explaining = _without_copies([trial for trial in trials if trial.residual <= floor], reference)
-    named = [trial.hypothesis(reference, evidence) for trial in _sensible(explaining)]
+    named = _hypotheses(_sensible(explaining), reference, evidence)
     fewest = min((len(hypothesis.faults) for hypothesis in named), default=len(trials))
     others = [trial for trial in trials if trial.residual > floor and len(trial.edits) <= fewest]
     others.sort(key=lambda trial: trial.residual)
     bar = SEPARATION * max((hypothesis.residual for hypothesis in named), default=0.0)
-    near = (trial for place, trial in enumerate(others) if place == 0 or trial.residual < bar)
-    return named + [trial.hypothesis(reference, evidence) for trial in near]
+    near = [trial for place, trial in enumerate(others) if place == 0 or trial.residual < bar]
+    return named + _hypotheses(near, reference, evidence)
+
+
+def _hypotheses(trials: list[_Trial], reference: OptimizerRecipe, evidence: OptimizerEvidence) -> list[Hypothesis]:
+    """Return the hypotheses with their residuals over the whole run, of updates and of the state that is shown."""
+    worst = [0.0] * len(trials)
+    for first in range(0, len(trials), SIDE_BY_SIDE):
+        recipes = [trial.recipe(reference, trial.values) for trial in trials[first : first + SIDE_BY_SIDE]]
+        for of_step in with_rates_of_float32(recipes, evidence):
+            for place, (recipe, replayed) in enumerate(zip(recipes, of_step, strict=True), start=first):
+                of_update = max(residuals(replayed.step.update, replayed.update).values())
+                worst[place] = max(worst[place], of_update, min(contradiction(replayed, recipe), 1.0))
+    return [Hypothesis(trial.faults, trial.says(), residual) for trial, residual in zip(trials, worst, strict=True)]
+
+
+def _better_than_none(
+    hypotheses: list[Hypothesis], reference: OptimizerRecipe, evidence: OptimizerEvidence
+) -> list[Hypothesis]:
+    """Drop the hypotheses that explain no more than the reference without a fault, and add that one."""
+    none = replace(_hypotheses([_Trial(())], reference, evidence)[0], says="no fault")
+    return [*(hypothesis for hypothesis in hypotheses if hypothesis.residual < none.residual), none]
 
 
 def _without_copies(explaining: list[_Trial], reference: OptimizerRecipe) -> list[_Trial]:

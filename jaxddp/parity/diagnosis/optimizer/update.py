@@ -79,6 +79,7 @@ def explain_one_of(evidence: Evidence, number: int) -> Ruling:
         evidence.facts.accumulation_steps,
         evidence.facts.restore_at,
         highest=evidence.summary.highest,
+        rounding=evidence.judgement.update_rounding,
     )
     floor = FLOOR + min(max(evidence.judgement.update_rounding, default=0.0), LARGEST_ROUNDING)
     return explain_optimizer(one, floor, NEAR if len(set(one.rates)) > 1 else 0.0)
@@ -93,7 +94,7 @@ def _restricted(step: OptimizerStep, groups: list[dict[str, Any]]) -> OptimizerS
 
     gradients, state = own(step.gradients), {part: own(of_part) for part, of_part in step.state.items()}
     params, update = own(step.params), own(step.update)
-    return OptimizerStep(groups, params, gradients, step.unused & names, update, state)
+    return OptimizerStep(groups, params, gradients, step.unused & names, update, state, shares=step.shares)
 
 
 def _groups(record: StoredRecord, number: int) -> list[dict[str, Any]]:
@@ -171,6 +172,7 @@ def _optimizer_evidence(evidence: Evidence, way: Unseen | None = None) -> Optimi
         evidence.facts.restore_at,
         None if _shown(evidence) else evidence.facts.clip_grad_norm,
         evidence.summary.highest,
+        evidence.judgement.update_rounding,
     )
 
 
@@ -189,7 +191,7 @@ def _optimizer_step(evidence: Evidence, index: int, way: Unseen) -> OptimizerSte
     given = _given(evidence, theirs, ours, way)
     state = by_part(ours["optimizer_state"])
     return OptimizerStep(
-        theirs.notes["groups"], params, given.gradients, unused, update, state, given.clipped, given.norm
+        theirs.notes["groups"], params, given.gradients, unused, update, state, given.clipped, given.norm, shares
     )
 
 

@@ -28,6 +28,7 @@ def cosine(lr: float) -> Callable[[Any], Any]:
     return optax.warmup_cosine_decay_schedule(lr / 4, lr, 3, 30)
 
 
+CLIPPING = optax.clip_by_global_norm(1.9)
 FAULTY = [
     planted("decay_value", adamw, optax.adamw(falling(1e-3)), "decay 0.0001, the ref", scheduler=EXPONENTIAL),
     planted("decay_value", adamw, optax.adamw(cosine(1e-3)), "decay 0.0001, the ref", scheduler=COSINE),
@@ -37,6 +38,8 @@ FAULTY = [
     planted("nesterov", momentum, optax.sgd(falling(0.1), 0.9, nesterov=True), scheduler=EXPONENTIAL),
     planted("scheduler_too_fast", adam, optax.adam(optax.exponential_decay(1e-3, 1, 0.9**3)), scheduler=EXPONENTIAL),
     planted("rmsprop_decay", rmsprop, optim.rmsprop(falling(1e-2), 0.9), scheduler=EXPONENTIAL),
+    # Changes the update by less than the rounding of the rate does.
+    planted("clip_epsilon", adam, optax.chain(CLIPPING, optax.adam(cosine(1e-3))), scheduler=COSINE, max_norm=1.9),
 ]
 RIGHT = [
     pytest.param(adam, optax.adam(cosine(1e-3)), COSINE, id="adam"),

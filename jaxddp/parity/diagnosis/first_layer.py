@@ -1,0 +1,46 @@
+"""The first layer whose output differs, or is not finite: both sides run once more and show their layers."""
+
+from jaxddp.parity.cases import PortCase
+from jaxddp.parity.compare.layers import first_difference, first_not_finite
+from jaxddp.parity.diagnosis.evidence import Evidence
+from jaxddp.parity.diagnosis.searches import Searches
+from jaxddp.parity.findings import Layer
+from jaxddp.parity.flax_side.layers import FlaxLayers
+from jaxddp.parity.processes import ChildError
+from jaxddp.parity.records import Records, Scratch, total_loss
+from jaxddp.parity.torch_side.layers import TorchLayers
+from jaxddp.parity.workers import Workers
+
+
+def first_layer(evidence: Evidence, workers: Workers, step: int) -> tuple[Layer | None, int, str] | None:
+    """Return what `first_difference` finds on the replica whose loss differs most, and casts that flax makes alone.
+
+    None for a built-in model.
+    """
+    if not isinstance(evidence.case, PortCase):
+        return None
+    theirs, ours = (total_loss(of_side[step]) for of_side in (evidence.torch, evidence.jax))
+    same = evidence.judgement.same_examples[step]
+    rank = max(same, key=lambda rank: abs(ours[rank] - theirs[rank]))
+    scratch = Scratch()
+    of_torch, of_flax = scratch.path / "torch", scratch.path / "flax"
+    job = (evidence.start, evidence.torch_folder)
+    workers.jax.start(FlaxLayers(evidence.case, *job, of_flax, step, rank))
+    try:
+        workers.torch.do(TorchLayers(evidence.case.torch_source, *job, of_torch, step, rank, evidence.case.world_size))
+    except ChildError:
+        workers.jax.wait()  # or its answer would be taken for the next job's
+        raise
+    workers.jax.wait()
+    flax = Records([of_flax])[0]
+    casts = (f"flax computes in {dtype} at {where}, and torch does not" for dtype, where in flax.notes["casts"].items())
+    return *first_difference(Records([of_torch])[0], flax, flax.notes["twins"]), "; ".join(casts)
+
+
+def born_in(evidence: Evidence, workers: Workers, step: int, rank: int) -> str:
+    """Return the torch layer in which a loss that is not finite is born; "" if no layer's output shows it."""
+    scratch, source = Scratch(), evidence.case.torch_source
+    paths = evidence.start, evidence.torch_folder, scratch.path
+    job = TorchLayers(source, *paths, step, rank, evidence.case.world_size)
+    done = Searches(workers, []).run(lambda: workers.torch.do(job))
+    return "" if done is None else first_not_finite(Records([scratch.path])[0])
