@@ -199,8 +199,9 @@ def _explain_model(evidence: Evidence, searches: Searches, layers: bool) -> list
     if steps and (stages or "buffers" in first):
         source, world_size = evidence.case.torch_source, evidence.case.world_size
         paths = evidence.start, evidence.torch_folder, evidence.jax_folder
-        between = (layer.before, layer.torch) if layer is not None and evidence.is_large else None
+        between = None if layer is None else (layer.before, layer.torch)
         job = ForwardDiagnosis(source, bool(stages), "buffers" in first, steps, *paths, world_size, compared, between)
+        job = replace(job, thrifty=evidence.is_large)
         of_model, of_buffers = searches.run(lambda: searches.workers.torch.do(job)[0]) or (None, None)
     differences: list[Difference] = []
     if stages:

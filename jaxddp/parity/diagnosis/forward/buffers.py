@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from jaxddp.parity.diagnosis.decide import Ruling
-from jaxddp.parity.diagnosis.forward.calls import Patch
-from jaxddp.parity.diagnosis.forward.explain import FLOOR, REPLAYS
+from jaxddp.parity.diagnosis.forward.calls import Call, Patch
+from jaxddp.parity.diagnosis.forward.explain import FLOOR, replays_of
 from jaxddp.parity.diagnosis.forward.fit import Item, Stages, residual_at
 from jaxddp.parity.diagnosis.forward.functions import batch_norm_sync, biased_variance, momentum
 from jaxddp.parity.diagnosis.forward.replay import Arrays, ModelEvidence, Replay
@@ -52,7 +52,7 @@ MEAN = KeptBuffers(
 
 
 def explain_buffers(
-    evidence: ModelEvidence, floor: float = FLOOR, replays: int = REPLAYS, known: Sequence[Item] = ()
+    evidence: ModelEvidence, floor: float = FLOOR, replays: int | None = None, known: Sequence[Item] = ()
 ) -> Ruling:
     """Name the faults that make JAX's buffers differ from the reference's.
 
@@ -67,7 +67,9 @@ def explain_buffers(
     subject = Buffers(evidence, known)
     for step in range(subject.steps):
         if residual_at(subject, (step, subject.ranks)) > floor:
-            return find_faults(subject, subject.items(step), (step, subject.ranks), floor, replays)[0]
+            calls = subject.calls(step)
+            replays = replays_of(calls) if replays is None else replays
+            return find_faults(subject, subject.items(calls), (step, subject.ranks), floor, replays)[0]
     return Ruling((), None)
 
 
@@ -104,9 +106,12 @@ class Buffers:
         of_ranks = {name: np.stack([buffers[rank if kept else 0][name] for rank in ranks]) for name in buffers[0]}
         return {"buffers": _changes(buffers[0], state), "all_buffers": _changes(of_ranks, state)}
 
-    def items(self, step: int) -> list[Item]:
+    def calls(self, step: int) -> list[Call]:
+        """Return the calls of the loss."""
+        return self._replay.trace(step, rank=0)
+
+    def items(self, calls: Sequence[Call]) -> list[Item]:
         """Return all faults that apply to the BatchNorm layers that the loss calls."""
-        calls = self._replay.trace(step, rank=0)
         kinds = (momentum, biased_variance, *((batch_norm_sync,) if len(self.ranks) > 1 else ()))
         changes = [(call, change) for kind in kinds for call in calls for change in kind(call)]
         return [*((OWN, MEAN) if len(self.ranks) > 1 else ()), *patches_of(changes)]

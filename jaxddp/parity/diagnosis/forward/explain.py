@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from torch import nn
+from torch import Tensor
 
 from jaxddp.parity.diagnosis.decide import Ruling
-from jaxddp.parity.diagnosis.forward.calls import Change, Patch
+from jaxddp.parity.diagnosis.forward.calls import Call, Change, Patch
 from jaxddp.parity.diagnosis.forward.combined import (
     Combination,
     combinations,
@@ -40,7 +40,9 @@ from jaxddp.parity.diagnosis.forward.variance import fast_variance
 __all__ = ["FLOOR", "ModelEvidence", "ModelStep", "differs", "search_model"]
 
 REPLAYS = 4000  # of a search; measured: up to 1,744 on the scoreboard
-OF_ELEMENTS = 2**20  # parameters of a model up to which a search may take as many
+# Numbers that a loss's calls may take for a search with as many; 20 to 70 s of replays, measured: 5 to 16 ns a number.
+OF_ELEMENTS = 2**20
+OF_A_CALL = 1000  # numbers that take as long as a call
 AT_LEAST = 150  # replays of a search over the largest model; measured: enough for an eps in a GPT of 124 million
 FLOOR = 1e-12  # measured: right hypotheses leave up to 8e-15, wrong ones 8e-12 or more
 OF_ONE_CALL = (
@@ -50,25 +52,28 @@ OF_ONE_CALL = (
 STALE = Patch(Change("stale_parameters", "gradients at the parameters of the step before", stale=True), frozenset())
 
 
-def replays_of(module: nn.Module) -> int:
-    """Return the number of replays of a search, which is smaller for a large model.
+def replays_of(calls: Sequence[Call]) -> int:
+    """Return the number of replays of a search, which is smaller for a loss whose calls take more numbers.
 
-    >>> replays_of(nn.Linear(10, 10)), replays_of(nn.Linear(3000, 3000))
-    (4000, 465)
+    >>> from torch import ones
+    >>> [replays_of([Call(("sum", 0), sum, (ones(size, size),), {})]) for size in (10, 3000)]
+    [4000, 465]
     """
-    elements = sum(parameter.numel() for parameter in module.parameters())
-    return max(AT_LEAST, min(REPLAYS, REPLAYS * OF_ELEMENTS // max(elements, 1)))
+    given = [x for call in calls for x in (*call.args, *call.kwargs.values()) if isinstance(x, Tensor)]
+    work = len(calls) * OF_A_CALL + sum(tensor.numel() for tensor in given)
+    return max(AT_LEAST, min(REPLAYS, REPLAYS * OF_ELEMENTS // work))
 
 
 def search_model(
-    evidence: ModelEvidence, floor: float = FLOOR, replays: int = REPLAYS
+    evidence: ModelEvidence, floor: float = FLOOR, replays: int | None = None
 ) -> tuple[Ruling, tuple[Item, ...]]:
     """Name the faults that make JAX's local losses and gradients differ from the reference's.
 
     Args:
         evidence: the reference's loss, and JAX's steps.
         floor: the largest residual that counts as rounding.
-        replays: number of replays of the search, after which its results are still confirmed on every step.
+        replays: number of replays of the search, after which its results are still confirmed on every step; None:
+            as many as the loss's calls allow.
 
     Returns:
         The ruling; nothing is named and there is no runner-up if nothing differs. And the named faults
@@ -79,8 +84,14 @@ def search_model(
     if step is None:
         return Ruling((), None), ()
     rank = worst_rank(subject, step)
-    thrifty = evidence.between is not None
-    return find_faults(subject, subject.items(step, rank), (step, (rank,)), floor, replays, thrifty)
+    calls = subject.calls(step, rank)
+    items, leading = subject.items(step, rank, calls), None
+    if evidence.between is not None:
+        patches = [item for item in items if isinstance(item, Patch) and item.sites]
+        leading = [*beginning_in(between(calls, *evidence.between), patches, calls)]
+        items = [*leading] if evidence.thrifty else items
+    replays = replays_of(calls) if replays is None else replays
+    return find_faults(subject, items, (step, (rank,)), floor, replays, leading, evidence.thrifty)
 
 
 def differs(evidence: ModelEvidence, floor: float = FLOOR) -> bool:
@@ -129,9 +140,12 @@ class LossAndGradients:
         of_all = self._evidence.compared or self.ranks
         return [rank for rank in ranks if rank in of_all] or list(of_all)
 
-    def items(self, step: int, rank: int) -> list[Item]:
+    def calls(self, step: int, rank: int) -> list[Call]:
+        """Return the calls of the loss on a replica's first micro-batch."""
+        return self._replay.trace(step, rank)
+
+    def items(self, step: int, rank: int, calls: Sequence[Call]) -> list[Item]:
         """Return all faults that apply to the calls of the loss, those with many sites first."""
-        calls = self._replay.trace(step, rank)
         changes = [(call, change) for of_call in OF_ONE_CALL for call in calls for change in of_call(call)]
         updates = self._evidence.steps[step].updates_buffers
         changes += [(call, change) for call in calls for change in batch_norm_eval(call, updates)]
@@ -140,7 +154,5 @@ class LossAndGradients:
         alone = len(self.ranks) == 1
         patches = [patch for patch in patches_of(changes) if not (alone and patch.change.lockstep)]
         patches.sort(key=lambda patch: -len(patch.sites))
-        if self._evidence.between is not None:
-            return [*beginning_in(between(calls, *self._evidence.between), patches, calls)]
         micro_batches = len(self._evidence.steps[step].micro_batches[rank])
         return [*combinations(self._evidence.loss_normalization, len(self.ranks), micro_batches), STALE, *patches]

@@ -16,7 +16,7 @@ import torch
 from jaxddp.parity.convert import tied_names, under_all_names
 from jaxddp.parity.diagnosis.decide import Ruling
 from jaxddp.parity.diagnosis.forward.buffers import explain_buffers
-from jaxddp.parity.diagnosis.forward.explain import ModelEvidence, ModelStep, differs, replays_of, search_model
+from jaxddp.parity.diagnosis.forward.explain import ModelEvidence, ModelStep, differs, search_model
 from jaxddp.parity.diagnosis.forward.whole_step import LossOfStep, UnknownWeights
 from jaxddp.parity.lazy_arrays import Arrays
 from jaxddp.parity.port.draws import DrawnSource, rates_of
@@ -44,7 +44,7 @@ class ForwardDiagnosis:
         torch_folder, jax_folder: folders of the records.
         replicas: number of replicas.
         compared: replicas that were given the same examples in all of these steps.
-        between: see `ModelEvidence`.
+        between, thrifty: see `ModelEvidence`.
         loss: the loss of a `torch_step` that is searched; "" if the port has one loss.
         world_size: number of ranks that run the job.
     """
@@ -59,12 +59,14 @@ class ForwardDiagnosis:
     replicas: int
     compared: tuple[int, ...]
     between: tuple[str, str] | None = None
+    thrifty: bool = False
     loss: str = ""
     world_size: int = 1
 
     def run(self, world: World, tell: Tell) -> tuple[Ruling | None, Ruling | None]:
         """Search; return the ruling on the model and on the buffers, None for one that does not differ.
 
+        Buffers that differ beside a loss without an explanation may follow from it, and are not searched.
         A loss of a `torch_step` that differs as a consequence of an update does not count as different. Behind the
         update of a large tensor, of which the records hold an excerpt, its ruling is `UNKNOWN`.
         """
@@ -87,18 +89,19 @@ class ForwardDiagnosis:
             normalization,
             self.compared,
             self.between,
+            self.thrifty,
             rates_of(self.source.draws) if isinstance(self.source, DrawnSource) else (),
             searching,
             changes_weights=bool(self.loss),
         )
-        replays = replays_of(side.model)
         try:
             if self.loss and not differs(evidence):
                 return None, None
         except UnknownWeights:
             return UNKNOWN, None
-        of_model, known = search_model(evidence, replays=replays) if self.model else (None, ())
-        return of_model, explain_buffers(evidence, replays=replays, known=known) if self.buffers else None
+        of_model, known = search_model(evidence) if self.model else (None, ())
+        buffers = self.buffers and (of_model is None or of_model.named)
+        return of_model, explain_buffers(evidence, known=known) if buffers else None
 
 
 @contextmanager

@@ -62,8 +62,9 @@ class ModelEvidence:
         world_size: number of replicas.
         loss_normalization: "ddp" or "global", see `torch_ref.step.accumulate_gradients`.
         compared: replicas that were given the same examples on both sides; None: all.
-        between: the last layer whose output is equal and the first whose output differs, if faults are to be sought
-            between these two only; None: anywhere.
+        between: the last layer whose output is equal and the first whose output differs; one fault begins between
+            these two. None: there are no such layers.
+        thrifty: replays take long: no faults elsewhere are tried, and few once one explains everything.
         rates: the reference's dropout rate and JAX's, of each pair of masks that the loss draws.
         alive: is called before each replay, to tell that the search goes on.
         changes_weights: the loss is that of a step, which leaves other weights behind.
@@ -76,6 +77,7 @@ class ModelEvidence:
     loss_normalization: str = "ddp"
     compared: tuple[int, ...] | None = None
     between: tuple[str, str] | None = None
+    thrifty: bool = False
     rates: tuple[tuple[float, float], ...] = ()
     alive: Callable[[], None] = lambda: None
     changes_weights: bool = False

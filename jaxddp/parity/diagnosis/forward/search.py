@@ -44,7 +44,13 @@ class Explanation:
 
 
 def find_faults(
-    subject: Subject, items: Sequence[Item], probe: Probe, floor: float, replays: int, thrifty: bool = False
+    subject: Subject,
+    items: Sequence[Item],
+    probe: Probe,
+    floor: float,
+    replays: int,
+    leading: Sequence[Item] | None = None,
+    thrifty: bool = False,
 ) -> tuple[Ruling, tuple[Item, ...]]:
     """Find the faults that explain JAX's steps, at the probe first and then at every step.
 
@@ -54,6 +60,7 @@ def find_faults(
         probe: a step and replicas that differ.
         floor: the largest residual that counts as rounding.
         replays: number of replays after which nothing more is tried; the same on every machine, unlike a time.
+        leading: those of the faults of which one is there; None: any may be.
         thrifty: replays take long: once a fault explains everything, others are fitted that promised nearly as much.
 
     Returns:
@@ -64,7 +71,7 @@ def find_faults(
     probes = [probe]
     for _ in range(ROUNDS):
         search = Search(Differences(subject, probes, budget), items, floor, budget, thrifty)
-        explanations, against = confirm(subject, search.singles(), floor)
+        explanations, against = confirm(subject, search.singles(items if leading is None else leading), floor)
         if against is None and not _explained(explanations, floor):
             pairs, against = confirm(subject, search.pairs(explanations), floor)
             explanations += pairs
@@ -119,9 +126,9 @@ class Search:
         self._items = items
         self._floor = floor
 
-    def singles(self) -> list[Explanation]:
-        """Return each fault that changes the replay, the nearest first."""
-        return self._nearest((), self._clean, self._items, reserve=self._budget.left // 2)
+    def singles(self, items: Sequence[Item]) -> list[Explanation]:
+        """Return each of these faults that changes the replay, the nearest first."""
+        return self._nearest((), self._clean, items, reserve=self._budget.left // 2)
 
     def pairs(self, singles: Sequence[Explanation]) -> list[Explanation]:
         """Try the nearest single with each other fault, then the next, until a pair explains it or replays run out."""

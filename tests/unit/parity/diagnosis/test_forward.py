@@ -1,6 +1,7 @@
 """Faults planted in flax twins, in the forward or backward pass: known ones are named with their values."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -234,6 +235,20 @@ PAIRS: list[tuple[Twins, dict[str, Any], set[str], str]] = [
 )
 def test_two_faults_are_named(twins: Twins, options: dict[str, Any], faults: set[str], says: str) -> None:
     check_named(explain_model(evidence(twins, **options)), (faults, says))
+
+
+@pytest.mark.large
+def test_one_fault_begins_where_the_layers_begin_to_differ() -> None:
+    run = evidence(TRANSFORMER, eps0=1e-6, eps1=1e-3, steps=2)
+    says = "LayerNorm eps {} in blocks.{}.norm1, the reference has 1e-05"
+    both = f"{says.format(0.001, 1)}; {says.format('1e-06', 0)}"
+    check_named(explain_model(replace(run, between=("embed", "blocks.0.norm1"))), ({"norm_epsilon"}, both))
+
+
+def test_a_search_where_nothing_fits_ends_soon_if_the_layer_is_known() -> None:
+    run = evidence(TRANSFORMER, residual=True, steps=2)
+    known = replace(run, between=("blocks.1.fc2", "head"))  # measured: 333 replays, and more than 4,000 otherwise
+    assert [explain_model(one, replays=400).cut_short for one in (run, known)] == [True, False]
 
 
 def one_gradient_scaled(gradients: dict[str, np.ndarray]) -> None:

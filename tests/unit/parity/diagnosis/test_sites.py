@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from jaxddp.parity.diagnosis.forward.calls import Call
-from jaxddp.parity.diagnosis.forward.explain import replays_of
+from jaxddp.parity.diagnosis.forward.explain import AT_LEAST, REPLAYS, replays_of
 from jaxddp.parity.diagnosis.forward.functions import norm_epsilon
 from jaxddp.parity.diagnosis.forward.sites import beginning_in, between, patches_of, trace
 
@@ -41,6 +41,11 @@ def test_a_set_of_sites_has_the_longest_name_that_fits() -> None:
     assert {patch.where for patch in patches if len(patch.sites) == 2} == {"blocks.*.norm"}
 
 
-def test_a_search_over_a_larger_model_makes_fewer_replays() -> None:
-    with torch.device("meta"):
-        assert replays_of(nn.Linear(10_000, 10_000)) < replays_of(nn.Linear(2_000, 2_000)) < replays_of(NET)
+def test_a_search_over_a_larger_loss_makes_fewer_replays() -> None:
+    def replays(layers: int, width: int) -> int:
+        with torch.device("meta"):
+            net = nn.Sequential(*(nn.Linear(width, width) for _ in range(layers)))
+            batch = {"x": torch.ones(2, width)}
+            return replays_of(trace(net, lambda model, batch: {"loss": model(batch["x"]).sum()}, batch))
+
+    assert AT_LEAST == replays(1, 10_000) < replays(4, 1_000) < replays(2, 1_000) < replays(9, 10) == REPLAYS
