@@ -5,12 +5,13 @@ from jaxddp.parity.catalogue.fault import Fault
 FAULTS: dict[str, Fault] = {
     "batch_norm_momentum": Fault(
         "BatchNorm's momentum is not the complement of torch's: 0.1 in torch is 0.9 in flax (default: 0.99)",
-        "use nnx.BatchNorm(features, momentum=0.9) for torch's momentum=0.1, and 1 - m for any m; "
+        "use momentum=0.9 in nnx.BatchNorm or linen.BatchNorm for torch's momentum=0.1, and 1 - m for any m; "
         "jaxddp.nn.layers.BatchNorm(features, momentum=0.1) takes torch's number",
     ),
     "biased_variance": Fault(
         "the running variance is the biased one; torch keeps n/(n-1) times it",
-        "use jaxddp.nn.layers.BatchNorm(features), or track n/(n-1) times the batch variance as it does",
+        "use jaxddp.nn.layers.BatchNorm(features), in linen as nnx.bridge.to_linen(jaxddp.nn.layers.BatchNorm, "
+        "features, skip_rng=True), or track n/(n-1) times the batch variance as it does",
         "pytorch/pytorch#19902",
     ),
     "batch_norm_eval": Fault(

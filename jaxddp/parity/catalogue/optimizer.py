@@ -108,6 +108,6 @@ FAULTS: dict[str, Fault] = {
     ),
     "betas": Fault(
         "the betas or the momentum differ",
-        "set them on both sides: optax.adam(lr, b1=0.9, b2=0.98), optax.sgd(lr, momentum=0.9) with torch's values",
+        "give torch's values, in the form of optax.adam(lr, b1=0.9, b2=0.98) or optax.sgd(lr, momentum=0.9)",
     ),
 }

@@ -12,9 +12,10 @@ HOLE = "<HOLE>"
 NAMES = """
 import itertools
 import jax
+import jaxddp.nn.layers
 import jaxddp.optim
 import optax
-from flax import nnx
+from flax import linen, nnx
 from jax import numpy as jnp
 from jaxddp.nn.layers import BatchNorm
 

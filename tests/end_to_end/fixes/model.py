@@ -3,6 +3,16 @@
 from tests.end_to_end.fixes.fix import FLAX_IMAGES, HOLE, IMAGES, NORM, Fix, between, losses
 
 BATCH_NORM = between(*NORM, "torch.nn.BatchNorm1d(5)", HOLE)
+LINEN_BATCH_NORM = (
+    ("self.fc2 = torch.nn.Linear(5, 4)", "self.fc2 = torch.nn.Linear(5, 4); self.middle = torch.nn.BatchNorm1d(5)"),
+    ("torch.tanh(self.fc1(x))", NORM[0]),
+    ("class FlaxNet(nnx.Module):\n        def __init__(self, rngs):\n", "class FlaxNet(linen.Module):\n"),
+    ("            self.fc1 = nnx.Linear(3, 5, rngs=rngs)\n            self.fc2 = nnx.Linear(5, 4, rngs=rngs)\n", ""),
+    ("        def __call__", "        @linen.compact\n        def __call__"),
+    ("self.fc2(nnx.tanh(self.fc1(x)))", 'linen.Dense(4, name="fc2")(nnx.tanh(middle(linen.Dense(5, name="fc1")(x))))'),
+    ("FlaxNet(nnx.Rngs(0))", "FlaxNet()"),
+    ("            return linen", f"            middle = {HOLE}\n            return linen"),
+)
 IGNORED = (("rng.integers(0, 4, 12)", "np.where(rng.random(12) < 0.3, -100, rng.integers(0, 4, 12))"),)
 IDS = (("rng.normal(1, 1, (12, 3))", "rng.integers(0, 7, 12)"),)
 PER_ELEMENT = """logits, labels = model(batch["x"]), batch["y"]
@@ -54,6 +64,13 @@ FIXES = (
         "nnx.BatchNorm(5, momentum=0.9, use_fast_variance=False, rngs=rngs)",
         BATCH_NORM,
         right="BatchNorm(5)",
+    ),
+    Fix(
+        "biased_variance",
+        "nnx.bridge.to_linen(jaxddp.nn.layers.BatchNorm, ",
+        'linen.BatchNorm(False, momentum=0.9, use_fast_variance=False, name="middle")',
+        LINEN_BATCH_NORM,
+        right='nnx.bridge.to_linen(jaxddp.nn.layers.BatchNorm, 5, skip_rng=True, name="middle")',
     ),
     Fix(
         "batch_norm_eval",
