@@ -164,7 +164,7 @@ def _different_starts(runs: Runs) -> list[Difference]:
 def _numerics(runs: Runs) -> tuple[dict[str, Numerics], list[Difference]]:
     if not len(runs.jax32) or not len(runs.torch32):
         return {}, []
-    return compare_numerics((runs.jax, runs.jax32), (runs.torch, runs.torch32), runs.facts.own_step)
+    return compare_numerics((runs.jax, runs.jax32), (runs.torch, runs.torch32), runs.facts)
 
 
 def _free_running(runs: Runs, allowed: float, count: int) -> dict[str, StageResult]:

@@ -6,6 +6,7 @@ import numpy as np
 
 from jaxddp.parity.compare.residuals import residuals
 from jaxddp.parity.findings import Difference, Numerics
+from jaxddp.parity.port import Facts
 from jaxddp.parity.records import Records, Tensors, stage_norm
 
 ALLOWED = 10.0  # one side's distance over the other's; measured: 0.4 to 2.4, and from 0.02 where a floor allows it
@@ -17,23 +18,23 @@ STAGES = ("local_loss", "local_gradients", "gradients", "update", "buffers")
 
 
 def compare_numerics(
-    jax: tuple[Records, Records], torch: tuple[Records, Records], own_step: bool
+    jax: tuple[Records, Records], torch: tuple[Records, Records], facts: Facts
 ) -> tuple[dict[str, Numerics], list[Difference]]:
     """Compare each side's float32 run with its float64 run.
 
     Args:
         jax, torch: (float64 records, float32 records).
-        own_step: the port has a `flax_step`. Its optimizer is not given the reference's gradients, and Adam
-            amplifies the rounding of small ones, so updates are left out.
+        facts: facts about the training loop. The optimizer of a port's own `flax_step` is not given the reference's
+            gradients, and Adam amplifies the rounding of small ones, so its updates are left out.
 
     Returns:
         Largest distances by stage, and the first step of each stage at which one side's distance is more than
         `ALLOWED` times the other's.
     """
     results, differences = {}, []
-    after_update = _of_updates(jax, torch)
+    after_update = _of_updates(jax, torch) if facts.whole_step else []
     for stage in STAGES:
-        if own_step and stage == "update":
+        if facts.own_step and stage == "update":
             continue
         ours, theirs = _distances(*jax, stage), _distances(*torch, stage)
         if not ours or not theirs or not np.isfinite([d for d, _ in ours + theirs]).all():
@@ -84,9 +85,7 @@ def _update_floors(torch: Records) -> list[float]:
 
 
 def _of_updates(jax: tuple[Records, Records], torch: tuple[Records, Records]) -> list[float]:
-    """Return the rounding of the updates in each step of a `torch_step`, whose losses may follow them; else []."""
-    if not len(torch[0]) or "local_gradients" in torch[0][0]:
-        return []
+    """Return the rounding of the updates in each step of a `torch_step`, whose losses may follow them."""
     of_sides = zip(_distances(*jax, "update"), _distances(*torch, "update"), strict=False)
     return [max(EPSILON, ours, theirs) for (ours, _), (theirs, _) in of_sides]
 

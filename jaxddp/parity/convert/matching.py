@@ -9,7 +9,8 @@ from torch import nn
 from jaxddp.errors import InputError
 from jaxddp.parity.convert.entries import NoTwinError, RuleError
 from jaxddp.parity.convert.layouts import Shapes, word_for_outputs
-from jaxddp.parity.convert.pieces import Piece, Pieces, runs
+from jaxddp.parity.convert.outputs import runs
+from jaxddp.parity.convert.pieces import Piece, Pieces
 from jaxddp.parity.port.rules import NUMBER, Names, Rule, source
 from jaxddp.parity.records import COUNTER
 

@@ -22,15 +22,14 @@ from jaxddp.parity.convert.layouts import (
     find_layouts,
     outputs_axis,
     transposition,
-    word_for_outputs,
 )
+from jaxddp.parity.convert.outputs import Index, Target, index_of, outputs_of_each, rows_of_part, text_of
 from jaxddp.parity.port.rules import NUMBER, Names, Rule
 
 OF_HAIKU = {"w": "weight", "b": "bias", "embeddings": "weight"}
 OF_OTHERS = {"kernel": "weight", "embedding": "weight", **OF_HAIKU}
 OF_NORMS = {"scale": "weight", "offset": "bias", "mean": "running_mean", "var": "running_var"}
 PROJECTIONS = ("query", "key", "value")  # thirds of in_proj_weight, in this order
-Index = tuple[slice | np.ndarray, ...]  # (): everything
 
 
 @dataclass(frozen=True)
@@ -62,41 +61,17 @@ class Piece:
     @property
     def name(self) -> str:
         """Name of the tensor, with the outputs if the piece is a part of it."""
-        return self.torch + _text(self.rows)
+        return self.torch + text_of(self.rows)
 
     @property
     def flax_name(self) -> str:
         """Name of the array, with the layer or the outputs if the piece is a part of it."""
-        return self.flax + "".join(f"[{number}]" for number in self.place) + _text(self.own)
+        return self.flax + "".join(f"[{number}]" for number in self.place) + text_of(self.own)
 
     @property
     def is_whole(self) -> bool:
         """Return whether the piece is one array and one tensor."""
         return not (self.place or self.own or self.rows)
-
-
-@dataclass(frozen=True)
-class _Target:
-    """A torch tensor, or some of its outputs.
-
-    Attributes:
-        name: name of the tensor.
-        module: module that it belongs to.
-        shape: shape of the outputs that are meant.
-        axis: axis of the outputs.
-        rows: numbers of these outputs; None: all.
-    """
-
-    name: str
-    module: nn.Module | None
-    shape: Shape
-    axis: int
-    rows: np.ndarray | None = None
-
-    def part(self, rows: np.ndarray) -> "_Target":
-        """Return some of these outputs, counted within them."""
-        shape = (*self.shape[: self.axis], len(rows), *self.shape[self.axis + 1 :])
-        return _Target(self.name, self.module, shape, self.axis, rows if self.rows is None else self.rows[rows])
 
 
 class Pieces:
@@ -147,7 +122,7 @@ class Pieces:
         if count != shape[0]:
             raise entry.error(f"flax's {flax} {shape} holds {shape[0]} layers, torch has {count} {stack}{NUMBER}")
 
-    def _target(self, path: str, flax: str, shape: Shape) -> _Target:
+    def _target(self, path: str, flax: str, shape: Shape) -> Target:
         """Return the tensor of a flax array whose name has torch's module names; see `Entry.paths`."""
         prefix, _, leaf = path.rpartition(".")
         modules = self._modules
@@ -159,17 +134,17 @@ class Pieces:
         if name not in self._tensors:
             raise NoTwinError(f"flax's {flax} {shape} has no twin in torch, {name} is not there")
         owner, torch = modules.get(name.rpartition(".")[0]), self._tensors[name]
-        whole = _Target(name, owner, torch, outputs_axis(owner, len(torch)))
+        whole = Target(name, owner, torch, outputs_axis(owner, len(torch)))
         return whole if rows is None else whole.part(rows)
 
     def _of_layer(
-        self, flax: str, shape: Shape, place: tuple[int, ...], targets: list[_Target], entry: Entry
+        self, flax: str, shape: Shape, place: tuple[int, ...], targets: list[Target], entry: Entry
     ) -> list[Piece]:
         rule, first = entry.rule, targets[0]
         if not first.shape and (rule.part is not None or len(targets) > 1):
             raise NoTwinError(f"torch's {first.name} is a number and has no outputs")
         if rule.part is not None:
-            first = first.part(_rows_of_part(rule, first))
+            first = first.part(rows_of_part(rule, first))
             targets = [first]
         others = {target.shape[: target.axis] + target.shape[target.axis + 1 :] for target in targets}
         joint = ", ".join(target.name for target in targets)
@@ -182,7 +157,7 @@ class Pieces:
         layouts = self._layouts(flax, shape, whole, first, entry)
         if layouts is None:
             raise NoTwinError(f"flax's {flax} {shape} cannot be torch's {joint} {whole}")
-        owns = _outputs_of_each(rule, sizes) if len(targets) > 1 else [None]
+        owns = outputs_of_each(rule, sizes) if len(targets) > 1 else [None]
         return [
             Piece(
                 flax,
@@ -190,15 +165,15 @@ class Pieces:
                 shape if own is None else (*whole[: first.axis], *whole[first.axis + 1 :], len(own)),
                 target.shape,
                 place,
-                _index(own, first.axis),
-                _index(target.rows, target.axis),
+                index_of(own, first.axis),
+                index_of(target.rows, target.axis),
                 whole,
                 *layouts,
             )
             for target, own in zip(targets, owns, strict=True)
         ]
 
-    def _layouts(self, flax: str, shape: Shape, torch: Shape, target: _Target, entry: Entry) -> Layouts | None:
+    def _layouts(self, flax: str, shape: Shape, torch: Shape, target: Target, entry: Entry) -> Layouts | None:
         """Return the maps between flax's array of a layer and torch's tensor."""
         rule, leaf = entry.rule, flax.rpartition(".")[2]
         if rule.axes is not None and (len(rule.axes) == len(torch) or leaf == "kernel" or not entry.rest):
@@ -250,64 +225,3 @@ def _image_axis(module: nn.Module | None, leaf: str, torch: Shape) -> int | None
     if leaf in ("kernel", "w"):
         return 1 - outputs_axis(module, len(torch)) if len(torch) == 2 else None
     return 0 if isinstance(module, NORMS) and len(torch) == 1 else None
-
-
-def _rows_of_part(rule: Rule, target: _Target) -> np.ndarray:
-    """Return the outputs of a layer that are a part."""
-    assert rule.part is not None
-    size, outputs = target.shape[target.axis], word_for_outputs(target.module)
-    if isinstance(rule.of, tuple):
-        if sum(rule.of) != size:
-            raise NoTwinError(f"torch's {target.name} has {size} {outputs}, the parts have {sum(rule.of)}")
-        first = sum(rule.of[: rule.part])
-        return np.arange(first, first + rule.of[rule.part])
-    heads = rule.heads or 1
-    if size % (rule.of * heads):
-        parts = f"{rule.of} parts" if heads == 1 else f"{rule.of} parts of {heads} heads"
-        raise NoTwinError(f"torch's {target.name} has {size} {outputs}, which are not {parts}")
-    return np.arange(size).reshape(heads, rule.of, -1)[:, rule.part].ravel()
-
-
-def _outputs_of_each(rule: Rule, sizes: list[int]) -> list[np.ndarray | None]:
-    """Return the outputs of a fused layer that are each torch layer's."""
-    outputs = np.arange(sum(sizes))
-    if rule.heads is None:
-        return [*np.split(outputs, np.cumsum(sizes)[:-1])]
-    if len({*sizes}) > 1 or sizes[0] % rule.heads:
-        counts = ", ".join(map(str, sizes))
-        raise NoTwinError(f"torch's layers have {counts} outputs; must be equal parts of {rule.heads} heads")
-    return [*outputs.reshape(rule.heads, len(sizes), -1).swapaxes(0, 1).reshape(len(sizes), -1)]
-
-
-def _index(rows: np.ndarray | None, axis: int) -> Index:
-    """Return the index of some outputs; a slice where they are one after another."""
-    if rows is None:
-        return ()
-    first = int(rows[0]) if len(rows) else 0
-    straight = np.array_equal(rows, np.arange(first, first + len(rows)))
-    return (*[slice(None)] * axis, slice(first, first + len(rows)) if straight else rows)
-
-
-def _text(index: Index) -> str:
-    """Return the text of some outputs.
-
-    >>> _text((np.array([0, 1, 6, 7]),)), _text((slice(None), slice(4, 8))), _text(())
-    ('[0:2, 6:8]', '[4:8]', '')
-    """
-    if not index:
-        return ""
-    last = index[-1]
-    if isinstance(last, slice):
-        return f"[{last.start}:{last.stop}]"
-    return f"[{runs(last)}]"
-
-
-def runs(numbers: np.ndarray) -> str:
-    """Return ascending numbers as ranges.
-
-    >>> runs(np.array([0, 1, 6, 7]))
-    '0:2, 6:8'
-    """
-    groups = itertools.groupby(enumerate(numbers.tolist()), key=lambda pair: pair[1] - pair[0])
-    ranges = [[number for _, number in group] for _, group in groups]
-    return listed([f"{one[0]}:{one[-1] + 1}" for one in ranges], joint=", ")

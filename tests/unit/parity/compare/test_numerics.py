@@ -8,6 +8,7 @@ import pytest
 
 from jaxddp.parity.compare.numerics import ALLOWED, EPSILON, STAGES, compare_numerics, rounds_only
 from jaxddp.parity.findings import Difference
+from jaxddp.parity.port import Facts
 from jaxddp.parity.records import Records, RecordWriter
 
 STEPS = 2
@@ -29,7 +30,7 @@ def compared(folder: Path, factor: float, side: str, own_step: bool = False, **m
     exact, rounded = run(folder / "exact", **more), run(folder / "rounded", EPSILON, **more)
     worse = run(folder / "worse", EPSILON, "gradients", 1, factor, **more)
     jax, torch = (worse, rounded) if side == "jax" else (rounded, worse)
-    return compare_numerics((exact, jax), (exact, torch), own_step)
+    return compare_numerics((exact, jax), (exact, torch), Facts(own_step=own_step))
 
 
 def test_two_sides_with_similar_rounding_are_equal(tmp_path: Path) -> None:
@@ -53,7 +54,7 @@ def test_a_side_that_rounds_far_worse_is_reported_with_step_and_tensor(side: str
 def test_distances_below_float32_rounding_are_equal(tmp_path: Path) -> None:
     exact = run(tmp_path / "exact")
     lucky, usual = run(tmp_path / "lucky", 1e-12), run(tmp_path / "usual", EPSILON)
-    results, differences = compare_numerics((exact, usual), (exact, lucky), False)
+    results, differences = compare_numerics((exact, usual), (exact, lucky), Facts())
     assert all(result.jax <= result.allowed * result.torch for result in results.values())
     assert not differences  # 2e5 times as far, yet within float32 rounding
 
@@ -62,10 +63,10 @@ def test_the_tolerance_of_updates_grows_with_the_parameters(tmp_path: Path) -> N
     large = {"params": {"a": np.full(16, 1e3)}}
     exact, rounded = run(tmp_path / "exact", **large), run(tmp_path / "rounded", EPSILON, **large)
     worse = run(tmp_path / "worse", EPSILON, "update", 0, 100.0, **large)
-    assert not compare_numerics((exact, worse), (exact, rounded), False)[1]
+    assert not compare_numerics((exact, worse), (exact, rounded), Facts())[1]
     exact, rounded = run(tmp_path / "exact1"), run(tmp_path / "rounded1", EPSILON)
     worse = run(tmp_path / "worse1", EPSILON, "update", 0, 100.0)
-    assert compare_numerics((exact, worse), (exact, rounded), False)[1][0].stage == "update"
+    assert compare_numerics((exact, worse), (exact, rounded), Facts())[1][0].stage == "update"
 
 
 def test_updates_of_a_flax_step_are_left_out(tmp_path: Path) -> None:
@@ -76,7 +77,7 @@ def test_updates_of_a_flax_step_are_left_out(tmp_path: Path) -> None:
 def test_runs_with_nan_are_not_compared_in_float32(tmp_path: Path) -> None:
     exact, rounded = run(tmp_path / "exact"), run(tmp_path / "rounded", EPSILON)
     broken = run(tmp_path / "broken", np.nan)
-    assert compare_numerics((exact, broken), (exact, rounded), False) == ({}, [])
+    assert compare_numerics((exact, broken), (exact, rounded), Facts()) == ({}, [])
 
 
 def test_stages_that_a_side_does_not_show_are_left_out(tmp_path: Path) -> None:
@@ -115,7 +116,7 @@ def test_losses_of_a_torch_step_may_round_as_its_updates_do(near: bool, tmp_path
     exact, usual = of_step("exact", 0.0, 0.0), of_step("usual", EPSILON, EPSILON)
     # Optax computes Adam's 1 - beta^t in float32.
     coarse = of_step("coarse", 50 * EPSILON, 9 * EPSILON if near else EPSILON)
-    results, differences = compare_numerics((exact, coarse), (exact, usual), False)
+    results, differences = compare_numerics((exact, coarse), (exact, usual), Facts(whole_step=True))
     assert [difference.stage for difference in differences] == ([] if near else ["local_loss"])
     loss = results["local_loss"]
     assert (loss.jax <= loss.allowed * loss.torch) is near  # what the report says agrees with the verdict
