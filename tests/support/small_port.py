@@ -47,9 +47,8 @@ optimizer = "sgd"
 """
 
 
-def write(folder: Path, *changes: Change, more: str = "") -> Path:
-    """Write the port with pieces replaced, and `more` appended; return the path."""
-    text = PORT
+def write(folder: Path, *changes: Change, more: str = "", text: str = PORT) -> Path:
+    """Write a port with pieces replaced, and `more` appended; return the path."""
     for old, new in changes:
         assert old in text, old
         text = text.replace(old, new)

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from tests.support import small_port
 from tests.support.small_port import Change
 
 # Deep deterministic policy gradient: a critic, an actor behind it, and a moving average of both.
@@ -158,10 +159,4 @@ def flax_step(optimizers, state, batch):
 
 def write(folder: Path, *changes: Change, form: str = MODULES, more: str = "") -> Path:
     """Write the port with pieces replaced, and `more` appended; return the path."""
-    text = TORCH + form
-    for old, new in changes:
-        assert old in text, old
-        text = text.replace(old, new)
-    path = folder / "port.py"
-    path.write_text(text + more)
-    return path
+    return small_port.write(folder, *changes, more=more, text=TORCH + form)

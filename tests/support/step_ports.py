@@ -1,9 +1,5 @@
 """A small correct port of a `torch_step`, as text: an online network, a target network and an average, with images."""
 
-from pathlib import Path
-
-from tests.support.small_port import Change
-
 STEP_PORT = """
 import copy
 import numpy as np
@@ -95,14 +91,3 @@ names = {
     "ema.fc2": "average.head",
 }
 """
-
-
-def write_step(folder: Path, *changes: Change, more: str = "") -> Path:
-    """Write the port with pieces replaced, and `more` appended; return the path."""
-    text = STEP_PORT
-    for old, new in changes:
-        assert old in text, old
-        text = text.replace(old, new)
-    path = folder / "step_port.py"
-    path.write_text(text + more)
-    return path
