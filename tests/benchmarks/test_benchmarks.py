@@ -187,10 +187,8 @@ def comparable(workload: Workload) -> list[str]:
     return same
 
 
-CASES = [pytest.param(name, marks=() if name in ("mlp",) else pytest.mark.large) for name in SMALL]
-
-
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.large
+@pytest.mark.parametrize("name", SMALL)
 def test_all_contenders_compute_the_same_losses(name: str) -> None:
     limit = SAME_IN_DROPOUT if name == "decoder_dropout" else SAME
     assert gap(losses(SMALL[name], comparable(SMALL[name]))) < limit

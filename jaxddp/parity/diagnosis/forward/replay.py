@@ -62,8 +62,8 @@ class ModelEvidence:
         world_size: number of replicas.
         loss_normalization: "ddp" or "global", see `torch_ref.step.accumulate_gradients`.
         compared: replicas that were given the same examples on both sides; None: all.
-        between: the last layer whose output is equal and the first whose output differs; one fault begins between
-            these two. None: there are no such layers.
+        between: the last layer whose output is equal and the first whose output differs; of two faults one begins
+            between these. None: there are no such layers.
         thrifty: replays take long: no faults elsewhere are tried, and few once one explains everything.
         rates: the reference's dropout rate and JAX's, of each pair of masks that the loss draws.
         alive: is called before each replay, to tell that the search goes on.

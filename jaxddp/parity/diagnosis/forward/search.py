@@ -60,7 +60,7 @@ def find_faults(
         probe: a step and replicas that differ.
         floor: the largest residual that counts as rounding.
         replays: number of replays after which nothing more is tried; the same on every machine, unlike a time.
-        leading: those of the faults of which one is there; None: any may be.
+        leading: those of the faults of which a pair has one; None: any may be.
         thrifty: replays take long: once a fault explains everything, others are fitted that promised nearly as much.
 
     Returns:
@@ -71,9 +71,10 @@ def find_faults(
     probes = [probe]
     for _ in range(ROUNDS):
         search = Search(Differences(subject, probes, budget), items, floor, budget, thrifty)
-        explanations, against = confirm(subject, search.singles(items if leading is None else leading), floor)
+        explanations, against = confirm(subject, search.singles(), floor)
         if against is None and not _explained(explanations, floor):
-            pairs, against = confirm(subject, search.pairs(explanations), floor)
+            firsts = [one for one in explanations if leading is None or one.listed[0] in leading]
+            pairs, against = confirm(subject, search.pairs(firsts), floor)
             explanations += pairs
         if against is None or _explained(explanations, floor):
             break
@@ -126,12 +127,12 @@ class Search:
         self._items = items
         self._floor = floor
 
-    def singles(self, items: Sequence[Item]) -> list[Explanation]:
-        """Return each of these faults that changes the replay, the nearest first."""
-        return self._nearest((), self._clean, items, reserve=self._budget.left // 2)
+    def singles(self) -> list[Explanation]:
+        """Return each fault that changes the replay, the nearest first."""
+        return self._nearest((), self._clean, self._items, reserve=self._budget.left // 2)
 
     def pairs(self, singles: Sequence[Explanation]) -> list[Explanation]:
-        """Try the nearest single with each other fault, then the next, until a pair explains it or replays run out."""
+        """Try the nearest of some singles with each other fault, then the next, until a pair explains it."""
         pairs: list[Explanation] = []
         tried: list[Item] = []
         for single in sorted(singles, key=lambda explanation: explanation.residual):

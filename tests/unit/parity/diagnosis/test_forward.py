@@ -248,19 +248,19 @@ def test_one_fault_begins_where_the_layers_begin_to_differ() -> None:
 
 def test_a_search_where_nothing_fits_ends_soon_if_the_layer_is_known() -> None:
     run = evidence(TRANSFORMER, residual=True, steps=2)
-    known = replace(run, between=("blocks.1.fc2", "head"))  # measured: 333 replays, and more than 4,000 otherwise
-    assert [explain_model(one, replays=400).cut_short for one in (run, known)] == [True, False]
+    known = replace(run, between=("blocks.1.fc2", "head"))  # measured: 473 replays, and more than 4,000 otherwise
+    assert [explain_model(one, replays=600).cut_short for one in (run, known)] == [True, False]
 
 
-def test_a_known_layer_and_a_large_model_save_replays_and_lose_no_name() -> None:
+def test_a_search_over_a_large_model_saves_replays_and_loses_no_name() -> None:
     run, here = evidence(TRANSFORMER, eps0=1e-6, steps=1), ("embed", "blocks.0.norm1")
     says = "LayerNorm eps 1e-06 in blocks.0.norm1, the reference has 1e-05"
     replays = []
-    for options in ({}, {"between": here}, {"between": here, "thrifty": True}):
+    for options in ({}, {"thrifty": True}, {"thrifty": True, "between": here}):
         alive: list[None] = []
         check_named(explain_model(replace(run, alive=partial(alive.append, None), **options)), ({"norm_epsilon"}, says))
         replays.append(len(alive))
-    assert replays[0] > 2 * replays[1] > 4 * replays[2]  # measured: 157, 54, 22
+    assert replays[0] > replays[1] > 2 * replays[2]  # measured: 157, 84, 22
 
 
 def one_gradient_scaled(gradients: dict[str, np.ndarray]) -> None:

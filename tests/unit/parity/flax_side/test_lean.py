@@ -57,6 +57,7 @@ def assert_same(ours: Record, theirs: Record, stages: Mapping[str, Any] | tuple[
             np.testing.assert_allclose(ours[stage][name] / scale, value / scale, rtol=0, atol=allowed, err_msg=stage)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("changes", "more", "lacks"),
     [
