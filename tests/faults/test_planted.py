@@ -1,7 +1,7 @@
 """Whole checks of ports with planted faults, which must be detected and named, and of correct ports.
 
-`make test` checks pairs of faults: a third of the MLP's, and one of the convnet and of the decoder, which take longer to
-compile. `make test-all` checks each fault alone and every pair, `python -m benchmarks.scoreboard` every port.
+`make test` checks pairs of faults: a third of the MLP's, and one of the convnet and of the decoder, which take longer
+to compile. `make test-all` checks each fault alone and every pair, `python -m benchmarks.scoreboard` every port.
 """
 
 from typing import Any
