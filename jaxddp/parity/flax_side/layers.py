@@ -1,5 +1,6 @@
 """Inputs and outputs of each layer of a port's flax module, recorded in one forward pass."""
 
+from collections import defaultdict
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial, wraps
@@ -68,20 +69,39 @@ class FlaxLayers:
 def twins(converter: Converter) -> dict[str, str]:
     """Map torch's layers, and the modules that contain them, to flax's.
 
+    Two modules are twins only if they hold the same arrays. Shared ones, which torch lists under several modules and
+    flax may list under another, do not count.
+
     >>> from torch import nn as torch_nn
     >>> block = torch_nn.Sequential(torch_nn.Sequential(torch_nn.Linear(2, 2, bias=False)))
     >>> twins(Converter(block, {"block.fc.kernel": (2, 2)}, {"block.fc": "0.0"}))
     {'0.0': 'block.fc', '0': 'block', '': ''}
     """
+    shared = {*converter.tied.values()}
+    of_torch: dict[str, set[str]] = defaultdict(set)
+    of_flax: dict[str, set[str]] = defaultdict(set)
+    for piece in converter.pieces:
+        for held, name in ((of_torch, piece.torch), (of_flax, piece.flax)):
+            for module in _containing(name):
+                held[module] |= {piece.torch} - shared
     modules: dict[str, str] = {"": ""}
     for piece in converter.pieces:
         if not piece.is_whole:  # part of a layer on one side: the two outputs cannot be compared
             continue
-        theirs, ours = piece.torch.split(".")[:-1], piece.flax.split(".")[:-1]
-        while theirs and ours:
-            modules.setdefault(".".join(theirs), ".".join(ours))
-            theirs, ours = theirs[:-1], ours[:-1]
+        for theirs, ours in zip(_containing(piece.torch), _containing(piece.flax), strict=False):
+            if of_torch[theirs] == of_flax[ours]:
+                modules.setdefault(theirs, ours)
     return dict(sorted(modules.items(), key=lambda pair: -len(pair[0])))
+
+
+def _containing(name: str) -> list[str]:
+    """Return the modules that hold an array, the innermost first, without the model.
+
+    >>> _containing("block.fc.kernel")
+    ['block.fc', 'block']
+    """
+    path = name.split(".")[:-1]
+    return [".".join(path[:length]) for length in range(len(path), 0, -1)]
 
 
 def images_of(names: Names) -> list[tuple[int, ...]]:
