@@ -52,6 +52,8 @@ class Layer:
         input_residual: the same of the input; None if unknown. At rounding level the layer itself differs;
             above it, the operations between the previous layer and this one.
         before: the last layer whose output is equal; "" if there is none.
+        columns: if flax's input is torch's with its channels in another order: torch's channels in flax's order, as
+            runs (first, last); else empty.
     """
 
     flax: str
@@ -62,6 +64,7 @@ class Layer:
     residual: float
     input_residual: float | None
     before: str
+    columns: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,7 @@ FAULTS: dict[str, Fault] = {
     "lr_off_by_one": Fault(
         "the schedule is one step ahead or behind",
         "use the rate schedule(t) for update t, counted from 0; torch's scheduler.step() belongs after "
-        "optimizer.step()",
+        "optimizer.step(). A reference that itself begins a step late has schedule(jnp.maximum(t - 1, 0))",
         "pytorch/torchtitan#1261",
     ),
     "warmup_start": Fault(

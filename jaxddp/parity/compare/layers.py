@@ -34,14 +34,16 @@ def first_difference(torch: StoredRecord, flax: StoredRecord, twins: dict[str, s
         if residual <= EQUAL:
             before, equal = name, equal + 1
             continue
+        received = _received(inputs[1].get(twin), inputs[0].get(name), images)
         layer = Layer(
             flax=twin,
             torch=name,
             shapes=(outputs[1][twin].shape, theirs.shape),
             **_largest(ours, theirs),
             residual=residual,
-            input_residual=_input_residual(inputs[1].get(twin), inputs[0].get(name), images),
+            input_residual=None if received is None else _residual(*received),
             before=before,
+            columns=() if received is None else reordered(*received),
         )
         return layer, equal
     return None, equal
@@ -102,6 +104,48 @@ def in_torch_layout(flax: np.ndarray, torch: np.ndarray, images: Sequence[Sequen
     return min(possible, key=lambda x: _residual(x, torch), default=None)
 
 
+def reordered(ours: np.ndarray, theirs: np.ndarray) -> tuple[tuple[int, int], ...]:
+    """Find the order in which flax's channels are torch's: two arrays concatenated the other way round, say.
+
+    Channels are columns of the last axis, or of the second of an image. Sums of the rows with random weights tell
+    which column of one is which of the other; all elements are compared afterwards.
+
+    Args:
+        ours, theirs: inputs of a layer, in torch's layout.
+
+    Returns:
+        Torch's channels in flax's order, as runs (first, last); empty if the order is torch's, or no order fits.
+
+    >>> x = np.random.default_rng(0).normal(size=(4, 5))
+    >>> reordered(x[:, [3, 4, 0, 1, 2]], x), reordered(x, x), reordered(x[:, [3, 4, 0, 1, 1]], x)
+    (((3, 4), (0, 2)), (), ())
+    """
+    if theirs.ndim < 2 or not (np.isfinite(ours).all() and np.isfinite(theirs).all()):
+        return ()
+    axis = 1 if theirs.ndim == 4 else -1
+    columns = [np.moveaxis(x, axis, -1).reshape(-1, x.shape[axis]) for x in (ours, theirs)]
+    weights = np.random.default_rng(0).normal(size=len(columns[0]))
+    of_ours, of_theirs = (weights @ x for x in columns)
+    order = np.empty(len(of_ours), dtype=int)
+    order[np.argsort(of_ours, kind="stable")] = np.argsort(of_theirs, kind="stable")
+    if _residual(*columns) <= EQUAL or _residual(columns[0], columns[1][:, order]) > EQUAL:
+        return ()
+    _lengthen_runs(order, of_theirs)
+    runs = np.split(order, np.flatnonzero(np.diff(order) != 1) + 1)
+    return tuple((int(run[0]), int(run[-1])) for run in runs)
+
+
+def _lengthen_runs(order: np.ndarray, sums: np.ndarray) -> None:
+    """Exchange channels that are alike, such as dead ReLUs, in place, so that each stands beside its neighbour."""
+    last = len(order) - 1
+    for positions, step in ((range(1, last + 1), 1), (range(last - 1, -1, -1), -1)):
+        for i in positions:
+            wanted = order[i - step] + step
+            if 0 <= wanted <= last and sums[wanted] == sums[order[i]]:
+                other = np.flatnonzero(order == wanted)
+                order[other], order[i] = order[i], wanted
+
+
 def _pairs(order: Sequence[str], twins: dict[str, str], flax: Tensors) -> Iterator[tuple[str, str]]:
     """Yield torch's calls that have a flax twin: "fc" with "fc", and its second call, "fc (2)", with "fc (2)"."""
     for name in order:
@@ -124,12 +168,13 @@ def _distances(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
     return np.where(same, 0.0, np.where(np.isnan(distances), np.inf, distances))
 
 
-def _input_residual(
+def _received(
     ours: np.ndarray | None, theirs: np.ndarray | None, images: Sequence[Sequence[int]]
-) -> float | None:
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return both inputs of a layer in torch's layout; None if they cannot be compared."""
     if ours is None or theirs is None or (moved := in_torch_layout(ours, theirs, images)) is None:
         return None
-    return _residual(moved, theirs)
+    return moved, theirs
 
 
 def _largest(ours: np.ndarray, theirs: np.ndarray) -> dict[str, tuple]:

@@ -252,7 +252,20 @@ def blame(layer: Layer, allowed: float) -> str:
         return f"It comes after {before}."
     if layer.input_residual <= allowed:
         return f"Its input is equal ({number(layer.input_residual)}), so the layer itself differs."
+    if layer.columns:
+        order = f"torch's channels in another order, {runs(layer.columns)}"
+        return f"Its input has {order}: look between this layer and {before}."
     return f"Its input already differs ({number(layer.input_residual)}): look between this layer and {before}."
+
+
+def runs(columns: Sequence[tuple[int, int]], most: int = 4) -> str:
+    """Return runs (first, last) of channels in words, at most `most` of them.
+
+    >>> runs([(63, 318), (0, 62)]), runs([(k, k) for k in range(5, 0, -1)])
+    ('63 to 318, 0 to 62', '5, 4, 3, 2, ...')
+    """
+    shown = [str(first) if first == last else f"{first} to {last}" for first, last in columns[:most]]
+    return ", ".join([*shown, *["..."] * (len(columns) > most)])
 
 
 def ratio(result: Numerics) -> float:

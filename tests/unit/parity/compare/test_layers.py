@@ -58,6 +58,40 @@ def test_the_first_differing_layer_in_torchs_order_is_returned(tmp_path: Path) -
     assert layer.input_residual == pytest.approx(1e-3)
 
 
+@pytest.mark.parametrize("shape", [(6, 5), (3, 2, 5), (2, 3, 4, 5)], ids=str)
+@pytest.mark.parametrize(
+    ("order", "wrong", "runs"),
+    [
+        ([3, 4, 0, 1, 2], 0.0, ((3, 4), (0, 2))),
+        ([1, 0, 2, 4, 3], 0.0, ((1, 1), (0, 0), (2, 2), (4, 4), (3, 3))),
+        ([3, 4, 0, 1, 2], 1e-6, ()),  # another difference, too
+        ([0, 1, 2, 3, 4], 1e-6, ()),
+        ([3, 4, 0, 1, 1], 0.0, ()),
+    ],
+)
+def test_an_input_with_its_channels_in_another_order_is_recognised(
+    shape: tuple[int, ...], order: list[int], wrong: float, runs: tuple, tmp_path: Path
+) -> None:
+    given = np.random.default_rng(0).normal(size=shape)
+    of_flax = given[..., order] * (1 + 1e-15)
+    of_flax.flat[0] += wrong
+    of_torch = np.moveaxis(given, -1, 1) if given.ndim == 4 else given
+    inputs = {"of_torch": {"fc": of_torch}, "of_flax": {"outer": of_flax}}
+    layer = compared(tmp_path, {"fc": X}, {"outer": 2 * X}, TWINS, **inputs)
+    assert layer is not None
+    assert layer.columns == runs
+
+
+def test_channels_that_are_alike_keep_their_order(tmp_path: Path) -> None:
+    given = np.maximum(np.random.default_rng(0).normal(size=(6, 5)), 0) * [0, 1, 0, 0, 1]
+    inputs = {"of_torch": {"fc": given}, "of_flax": {"outer": given[:, [3, 4, 0, 1, 2]]}}
+    layer = compared(tmp_path, {"fc": X}, {"outer": 2 * X}, TWINS, **inputs)
+    assert layer is not None
+    order = [channel for first, last in layer.columns for channel in range(first, last + 1)]
+    assert np.array_equal(given[:, order], inputs["of_flax"]["outer"])
+    assert layer.columns == ((3, 4), (0, 2))
+
+
 def test_layers_without_a_twin_are_skipped(tmp_path: Path) -> None:
     torch = {"conv": X, "dropout": X, "fc": X}
     layer = compared(tmp_path, torch, {"inner": X, "outer": 2 * X}, TWINS)

@@ -146,6 +146,10 @@ def test_status_of_a_stage():
     [
         ({"input_residual": 3e-16}, "the layer itself differs"),
         ({"input_residual": 1e-3}, "already differs (1e-3): look between this layer and blocks.0.norm1"),
+        (
+            {"input_residual": 1.4, "columns": ((63, 318), (0, 62))},
+            "torch's channels in another order, 63 to 318, 0 to 62: look between this layer and blocks.0.norm1",
+        ),
         ({"input_residual": 1e-3, "before": ""}, "the model's input"),
         ({"input_residual": None}, "comes after blocks.0.norm1"),
         (
