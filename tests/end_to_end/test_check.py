@@ -319,7 +319,7 @@ def test_equal_layers_send_to_the_loss(checked: Checked) -> None:
     report = checked(('batch["y"]).mean()', 'batch["y"]).mean() ** 1.01'))
     (found,) = report.differences
     assert (found.stage, found.cause, found.layer) == ("local_loss", None, None)
-    assert found.detail == "all 3 layers that can be compared are equal: look in the loss"
+    assert found.detail == "all 3 layers that can be compared are equal: look after them, in the model or the loss"
 
 
 @pytest.mark.large

@@ -207,7 +207,8 @@ def _explain_model(evidence: Evidence, searches: Searches, layers: bool) -> list
     if stages:
         for one in _differences(evidence, stage, of_model):
             in_loss = layer is None and equal and not one.cause and stage == "local_loss"
-            detail = f"all {equal} layers that can be compared are equal: look in the loss" if in_loss else one.detail
+            alike = f"all {equal} layers that can be compared are equal: look after them, in the model or the loss"
+            detail = alike if in_loss else one.detail
             differences.append(replace(one, layer=layer, detail=_joined(detail, "" if one.cause else casts)))
     # Buffers whose difference has no cause follow the model's difference.
     if "buffers" in first and (not stages or (of_buffers is not None and of_buffers.named)):
