@@ -1,9 +1,11 @@
 """`python -m jaxddp.parity`: check a port, or jaxddp's own models, against PyTorch."""
 
 import fnmatch
+import signal
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -159,11 +161,21 @@ def _row(named: Named, report: Report) -> Row:
     )
 
 
+@contextmanager
+def _sigterm_as_ctrl_c() -> Iterator[None]:
+    """Let SIGTERM, which `timeout` and schedulers send, do what Ctrl-C does: end a search, and print what is known."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def run(argv: Sequence[str]) -> None:
     """Run the command line, and exit with its code; an error of the check itself is not "different", which is 1."""
     show_traceback = "--traceback" in argv
     try:
-        with cli.one_line_errors(show_traceback):
+        with cli.one_line_errors(show_traceback), _sigterm_as_ctrl_c():
             sys.exit(main(cli.parse_plain(Options, [word for word in argv if word != "--traceback"], PROG)))
     except Exception:
         traceback.print_exc()

@@ -1,6 +1,8 @@
 """`python -m jaxddp.parity`: exit codes, files, and one-line errors."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +11,7 @@ import pytest
 
 from jaxddp.parity.__main__ import run
 from jaxddp.parity.cases import builtin_cases
+from jaxddp.parity.diagnosis import explain
 from jaxddp.parity.report.data import from_json, to_json
 from tests.support.small_port import own_optimizers, write
 
@@ -40,6 +43,19 @@ def test_a_different_port_gives_exit_code_1_and_files_with_the_printed_report(
     assert str(report) in printed.out
     html = page.read_text()
     assert html.startswith("<!doctype html>") and "weight decay 0.0001, the reference has 0.01" in html
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+def test_a_signal_in_a_search_ends_it_and_the_report_is_printed(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(explain, "explain_update", lambda evidence: os.kill(os.getpid(), number))
+    before = signal.getsignal(signal.SIGTERM)
+    port = write(tmp_path, own_optimizers("SGD(parameters, lr=0.1)", "optax.sgd(0.2)"))
+    assert exit_code(port, *FEW, "--dtype", "float64") == 1
+    printed = capsys.readouterr().out
+    assert "different: The update differs, first at step 1" in printed and explain.ENDED in printed
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 @pytest.mark.large

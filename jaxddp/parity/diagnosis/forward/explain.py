@@ -42,7 +42,7 @@ __all__ = ["FLOOR", "ModelEvidence", "ModelStep", "differs", "search_model"]
 REPLAYS = 4000  # of a search; measured: up to 1,744 on the scoreboard
 # Numbers that a loss's calls may take for a search with as many; 20 to 70 s of replays, measured: 5 to 16 ns a number.
 OF_ELEMENTS = 2**20
-PER_FAULT = 4  # replays for each fault at least: alone, fitted, and beside the nearest two
+PER_FAULT = 10  # replays for each fault at least; measured: a pair among 70 faults of a ViT takes 545 in all
 OF_A_CALL = 1000  # numbers that take as long as a call
 AT_LEAST = 150  # replays of a search over the largest model; measured: enough for an eps in a GPT of 124 million
 FLOOR = 1e-12  # measured: right hypotheses leave up to 8e-15, wrong ones 8e-12 or more

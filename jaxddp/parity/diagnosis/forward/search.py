@@ -160,6 +160,8 @@ class Search:
     ) -> list[Explanation]:
         """Add each fault to those of a point; fit the nearest in full; return all, the nearest first.
 
+        Once a pair explains everything, others are fitted that promised nearly as much.
+
         Args:
             listed: faults of the point.
             point: to which the faults are added.
@@ -183,7 +185,7 @@ class Search:
                 assert added is not None, "it was added before"
                 best = self._fit.reach(added)
                 explanation = _without_idle(Explanation(explanation.listed, best.items, self._fit.residual(best)))
-                if self._thrifty and _explained([explanation], self._floor):
+                if (self._thrifty or listed) and _explained([explanation], self._floor):
                     enough = min(enough, NEAR * promise)
             reached.append(explanation)
         return sorted((one for one in reached if one.items), key=lambda explanation: explanation.residual)
