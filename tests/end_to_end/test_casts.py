@@ -11,6 +11,7 @@ IN_LOSS = ("nnx.tanh(self.fc1(x))", 'nnx.tanh(self.fc1(x).astype("bfloat16"))')
 IN_LAYER = ("nnx.Linear(5, 4, rngs", 'nnx.Linear(5, 4, dtype="float16", rngs')
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("change", "dtype"), [(IN_LOSS, "bfloat16"), (IN_LAYER, "float16")], ids=["loss", "layer"])
 def test_a_cast_of_flax_alone_is_told_with_its_line(
     change: Change, dtype: str, checked: Checked, tmp_path: Path

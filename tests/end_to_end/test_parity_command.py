@@ -45,7 +45,8 @@ def test_a_different_port_gives_exit_code_1_and_files_with_the_printed_report(
     assert html.startswith("<!doctype html>") and "weight decay 0.0001, the reference has 0.01" in html
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "Ctrl-C"])
 def test_a_signal_in_a_search_ends_it_and_the_report_is_printed(
     number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -69,11 +69,13 @@ def test_a_right_port_is_equal_at_every_stage(form: str, checked: Checked) -> No
     assert report.numerics.keys() >= {"local_loss", "gradients", "update"}
 
 
+@pytest.mark.one_in(3, first=1)
 @pytest.mark.parametrize("changes", [[JITTED], SCHEDULED, LARGE], ids=["jitted", "scheduled", "large"])
 def test_other_right_ports_are_equal_too(changes: list[Change], checked: Checked) -> None:
     assert checked(*changes).verdict == "equal"
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("form", "changes", "stage", "tensor", "names"),
     [
@@ -96,6 +98,7 @@ def test_a_fault_is_named(
     assert all(other.stage == stage and other.cause and other.cause.names == names for other in others), report
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("changes", "stage", "tensor", "detail"),
     [
@@ -113,6 +116,7 @@ def test_what_has_no_name_is_located(
     assert difference.tensor.startswith(tensor) and detail in difference.detail
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("changes", "form", "message"),
     [

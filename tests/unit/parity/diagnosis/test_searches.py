@@ -2,20 +2,13 @@
 
 import queue
 import time
-from pathlib import Path
 from typing import Any
 
-import pytest
-
-from jaxddp.parity.checking import check
-from jaxddp.parity.diagnosis import explain
 from jaxddp.parity.diagnosis.searches import Searches
 from jaxddp.parity.findings import Problem
 from jaxddp.parity.processes import ChildError
-from tests.support.small_port import own_optimizers, write
 
 DIED = ChildError("torch rank 0", "the search for a cause", "died of SIGKILL")
-OTHER_RATE = own_optimizers("SGD(parameters, lr=0.1)", "optax.sgd(0.2)")
 
 
 class Crew:
@@ -66,14 +59,3 @@ def test_a_long_search_says_what_differs_and_how_to_end_it() -> None:
         assert quick.run(lambda: 3) == 3
     time.sleep(0.5)
     assert told.empty()
-
-
-def test_a_report_after_ctrl_c_has_all_stages_and_says_that_the_search_was_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(explain, "explain_update", lambda evidence: raises(KeyboardInterrupt()))
-    report = check(write(tmp_path, OTHER_RATE), world_size=1, steps=2, numerics=False, platform="cpu")
-    (difference,) = report.differences
-    assert (report.verdict, difference.stage, difference.step) == ("different", "update", 1)
-    assert (difference.cause, difference.detail.endswith(explain.ENDED)) == (None, True)
-    assert {"local_loss", "gradients", "update"} <= report.stages.keys() and not report.problems
