@@ -67,6 +67,7 @@ def test_a_fault_beside_the_arrangement_is_named(text: str, names: dict[str, str
 FLATTENED = {"fc1": 'flattened("fc1", (3, 2, 3))'}
 
 
+@pytest.mark.large
 def test_an_image_flattened_in_another_order_is_a_difference_that_a_rule_removes(twice: Twice) -> None:
     first, second = twice(CONVNET)
     (found,) = first.differences

@@ -84,7 +84,7 @@ def test_two_faults_are_both_named(scenario: Scenario, one: str, other: str, wor
     assert result.found and result.named, result
 
 
-@pytest.mark.one_in(34, first=15)  # the others take longer
+@pytest.mark.one_in(34)
 @pytest.mark.parametrize("label", UNCATALOGUED)
 def test_a_fault_outside_the_catalogue_is_detected_and_located(label: str, workers: Workers) -> None:
     planted: Any = UNCATALOGUED[label]

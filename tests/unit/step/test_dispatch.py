@@ -172,6 +172,7 @@ def flax_max_pool(x: jax.Array, window: tuple[int, int]) -> jax.Array:
     return nnx.max_pool(x, window, strides=window)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("accumulation_steps", [1, 4])
 def test_slow_forms_are_named_in_a_line_each(accumulation_steps: int) -> None:
     assert said(Net(), accumulation_steps) == []

@@ -246,6 +246,7 @@ def test_one_fault_begins_where_the_layers_begin_to_differ() -> None:
     check_named(explain_model(replace(run, between=("embed", "blocks.0.norm1"))), ({"norm_epsilon"}, both))
 
 
+@pytest.mark.large
 def test_a_search_where_nothing_fits_ends_soon_if_the_layer_is_known() -> None:
     run = evidence(TRANSFORMER, residual=True, steps=2)
     known = replace(run, between=("blocks.1.fc2", "head"))  # measured: 473 replays, and more than 4,000 otherwise
