@@ -131,7 +131,7 @@ class StageResult:
 
 @dataclass(frozen=True)
 class Numerics:
-    """Distance of a stage in float32 from the same side's float64 run, at the worst step.
+    """Distance of a stage in float32 from the same side's float64 run, at the worst step that counts.
 
     Attributes:
         jax, torch: ||x32 - x64|| / ||x64|| of the stage on each side.

@@ -104,6 +104,25 @@ def test_rounding_grows_in_float32_and_meaning_does_not(
     assert not rounds_only(Difference("gradients", STEPS + 1, "b", residual, 1e-12), jax32, torch32)
 
 
+@pytest.mark.parametrize(("far", "differs"), [((1,), False), ((0, 2), True), ((0, 1, 2), True)])
+@pytest.mark.parametrize("side", ["jax", "torch"])
+def test_one_step_of_several_in_which_a_side_is_far_is_chance(
+    side: str, far: tuple[int, ...], differs: bool, tmp_path: Path
+) -> None:
+    def of_run(folder: str, errors: list[float]) -> Records:
+        writer = RecordWriter(tmp_path / folder)
+        for error in errors:
+            writer.write({"local_gradients": {"w": np.full(4, 1 + error)}})
+        return Records([tmp_path / folder])
+
+    exact, usual = of_run("exact", [0.0] * 3), of_run("usual", [EPSILON] * 3)
+    off = of_run("off", [70 * EPSILON if step in far else EPSILON for step in range(3)])
+    jax, torch = (off, usual) if side == "jax" else (usual, off)
+    results, differences = compare_numerics((exact, jax), (exact, torch), Facts())
+    assert [(one.stage, one.step) for one in differences] == ([("local_gradients", far[0] + 1)] if differs else [])
+    assert (max(results["local_gradients"].jax, results["local_gradients"].torch) > 60 * EPSILON) == differs
+
+
 @pytest.mark.parametrize("near", [True, False])
 def test_losses_of_a_torch_step_may_round_as_its_updates_do(near: bool, tmp_path: Path) -> None:
     def of_step(folder: str, loss: float, update: float) -> Records:
