@@ -1,0 +1,130 @@
+"""Ports for the command that converts weights, as text, and what its tests do with them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.numpy import load_file, save_file
+
+from jaxddp.parity.convert.__main__ import main
+from jaxddp.parity.port import Port, load_port
+
+PORT = """
+import numpy as np, optax, torch
+from flax import linen, nnx
+from jaxddp.nn.layers import BatchNorm
+
+class TorchNet(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = torch.nn.Embedding(6, 4)
+        self.attention = torch.nn.MultiheadAttention(4, 2, batch_first=True)
+        self.norm = torch.nn.BatchNorm1d(4)
+        self.head = torch.nn.Linear(4, 6, bias=False)
+        self.head.weight = self.embed.weight
+    def forward(self, x):
+        x = self.embed(x)
+        return self.head(self.norm(self.attention(x, x, x)[0].sum(1)))
+
+class FlaxNet(nnx.Module):
+    def __init__(self, rngs):
+        self.embed = nnx.Embed(6, 4, rngs=rngs)
+        self.attention = nnx.MultiHeadAttention(2, 4, decode=False, rngs=rngs)
+        self.bn = NORM
+    def __call__(self, x):
+        return self.embed.attend(self.bn(self.attention(self.embed(x)).sum(1)))
+
+class LinenNet(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        embed = linen.Embed(6, 4, name="embed")
+        x = linen.MultiHeadDotProductAttention(2, name="attention")(embed(x))
+        return embed.attend(linen.BatchNorm(False, name="bn")(x.sum(1)))
+
+def torch_model(): return TorchNet()
+def flax_model(): return MODEL
+def torch_loss(model, batch): return model(batch["x"]).sum()
+def flax_loss(model, batch): return model(batch["x"]).sum()
+def batch(step, rank): return {"x": np.ones((2, 3), np.int32)}
+optimizer = "sgd"
+names = {"bn": "norm"}
+"""
+
+
+MODELS = {
+    "nnx": {"MODEL": "FlaxNet(nnx.Rngs(0))", "NORM": "BatchNorm(4)"},
+    "nnx, no counter": {"MODEL": "FlaxNet(nnx.Rngs(0))", "NORM": "nnx.BatchNorm(4, rngs=rngs)"},
+    "linen": {"MODEL": "LinenNet()"},
+}
+
+
+def write_port(model: str = "nnx") -> Port:
+    text = PORT
+    for word, code in MODELS[model].items():
+        text = text.replace(word, code)
+    Path("port.py").write_text(text)
+    return load_port("port.py")
+
+
+def weights(port: Port, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
+    """Make a state_dict of distinct values whose tensors share no memory."""
+    module = port.torch_model().to(dtype)
+    for number, tensor in enumerate(module.state_dict().values(), start=1):
+        values = torch.arange(tensor.numel()).reshape(tensor.shape) + 100 * number
+        tensor.copy_(values / 512 if tensor.is_floating_point() else values)
+    return {name: tensor.clone() for name, tensor in module.state_dict().items()}
+
+
+def fails(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    """Run the command, which must fail and write nothing, and return its one line of error."""
+    before = sorted(path.name for path in Path().iterdir())
+    with pytest.raises(SystemExit) as stop:
+        main(argv)
+    captured = capsys.readouterr()
+    assert (stop.value.code, captured.out) == (2, "")
+    assert sorted(path.name for path in Path().iterdir()) == before
+    (line,) = captured.err.splitlines()
+    return line.removeprefix("error: ")
+
+
+def change(path: str, name: str, value: Any) -> None:
+    tensors = load_file(path)
+    changed = {**tensors, name: value}
+    save_file({name: x for name, x in changed.items() if x is not None}, path)
+
+
+ARRANGED = """
+import numpy as np, torch
+from flax import linen
+from jaxddp.parity import flattened, part
+
+class TorchNet(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList([torch.nn.Linear(4, 8) for _ in range(2)])
+        self.fc = torch.nn.Linear(6, 2)
+
+class Block(linen.Module):
+    @linen.compact
+    def __call__(self, x, _):
+        return linen.Dense(4, name="a")(x) + linen.Dense(4, name="b")(x), None
+
+class FlaxNet(linen.Module):
+    @linen.compact
+    def __call__(self, x):
+        scan = linen.scan(Block, variable_axes={"params": 0}, split_rngs={"params": True}, length=2)
+        return scan(name="blocks")(x, None)[0], linen.Dense(2, name="fc")(x[:, :1].repeat(6, 1))
+
+def torch_model(): return TorchNet()
+def flax_model(): return FlaxNet()
+def torch_loss(model, batch): return 0
+def flax_loss(model, batch): return model(batch["x"])[0].sum()
+def batch(step, rank): return {"x": np.ones((2, 4), np.float32)}
+optimizer = "sgd"
+names = {
+    "blocks.a": part("layers.{}", 0, of=2),
+    "blocks.b": part("layers.{}", 1, of=2),
+    "fc": flattened("fc", (3, 2)),
+}
+"""
