@@ -18,6 +18,15 @@ def flax_restore(state):
     return dataclasses.replace(state, opt_state=flax_optimizer.init(state.params))
 restore_at = 2
 """
+# A constant that one side keeps as a buffer.
+SCALED = [
+    (
+        "self.fc2 = torch.nn.Linear(5, 4)",
+        'self.fc2 = torch.nn.Linear(5, 4); self.register_buffer("two", torch.tensor(2.0))',
+    ),
+    ("self.fc2(torch.tanh(self.fc1(x)))", "self.two * self.fc2(torch.tanh(self.fc1(x)))"),
+    ("self.fc2(nnx.tanh(self.fc1(x)))", "2 * self.fc2(nnx.tanh(self.fc1(x)))"),
+]
 
 
 def checker(folder: Path, workers: Workers, world_size: int) -> Checked:
