@@ -1,4 +1,4 @@
-"""What the check tells of a difference that has no name: where it is, and what its tensors have in common."""
+"""Differences without a name are told with their place, and with what their tensors have in common."""
 
 import pytest
 

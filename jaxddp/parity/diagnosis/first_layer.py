@@ -1,4 +1,4 @@
-"""The first layer whose output differs, or is not finite: both sides run once more and show their layers."""
+"""Find the first layer whose output differs, or is not finite: both sides run once more and show their layers."""
 
 from jaxddp.parity.cases import PortCase
 from jaxddp.parity.compare.layers import first_difference, first_not_finite

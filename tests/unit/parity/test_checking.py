@@ -1,4 +1,4 @@
-"""What a report says of options that did nothing in the run."""
+"""Options that did nothing in the run are told in the report."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -88,7 +88,7 @@ def explain_optimizer(
         trials = search.run(edits(reference, sample, evidence), deep)
         hypotheses = _confirmed(trials, reference, evidence, coarse)
         if tiny:
-            hypotheses = _better_than_none(hypotheses, reference, evidence)
+            hypotheses = _better_than_none(hypotheses, reference, evidence, floor)
     return decide(hypotheses if single is None else [*hypotheses, single], floor)
 
 
@@ -250,10 +250,15 @@ def _hypotheses(trials: list[_Trial], reference: OptimizerRecipe, evidence: Opti
 
 
 def _better_than_none(
-    hypotheses: list[Hypothesis], reference: OptimizerRecipe, evidence: OptimizerEvidence
+    hypotheses: list[Hypothesis], reference: OptimizerRecipe, evidence: OptimizerEvidence, floor: float
 ) -> list[Hypothesis]:
-    """Drop the hypotheses that explain no more than the reference without a fault, and add that one."""
+    """Drop the hypotheses that explain no more than the reference without a fault, and add that one.
+
+    None is left if the reference without a fault explains everything.
+    """
     none = replace(_hypotheses([_Trial(())], reference, evidence)[0], says="no fault")
+    if none.residual <= floor:
+        return []
     return [*(hypothesis for hypothesis in hypotheses if hypothesis.residual < none.residual), none]
 
 

@@ -62,6 +62,7 @@ def test_a_learning_rate_in_float32_is_no_difference(torch_optimizer: Any, flax_
     assert left is not None
     assert max(max(of_step.values()) for of_step in left) < FLOOR  # measured: up to 1.4e-16
     assert 1e-9 < plainly(evidence) < NEAR  # measured: 1.1e-7 for both
+    assert not explain_optimizer(evidence, near=NEAR).named
 
 
 @pytest.mark.large
