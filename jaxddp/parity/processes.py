@@ -152,7 +152,7 @@ def reported(connection: Connection, origin: str) -> Iterator[None]:
     except Exception as error:
         connection.send(("failed", (str(error), traceback.format_exc())))
     finally:
-        _give_back_memory()
+        give_back_memory()
 
 
 def free_at_once() -> None:
@@ -164,7 +164,7 @@ def free_at_once() -> None:
         ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 2**20)
 
 
-def _give_back_memory() -> None:
+def give_back_memory() -> None:
     """Give the memory of a job that has ended back to the system, where glibc keeps it; other systems do so themselves.
 
     Measured with 14 million parameters: 0.9 of 2.1 GiB.

@@ -10,7 +10,6 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
@@ -19,6 +18,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from jaxddp.parity.lazy_arrays import Arrays, Joined
+from jaxddp.parity.stored_tensors import StoredTensors, write_tensors
 
 Tensors = dict[str, np.ndarray]
 Record = Mapping[str, Tensors]  # stage -> tensors, after one step
@@ -32,8 +32,7 @@ T = TypeVar("T")
 LARGE_MODEL = 2**23  # elements
 
 _BETWEEN = "|"  # stage | tensor
-_KINDS = {"f": "F", "i": "I", "u": "U"}  # NumPy's kinds of dtypes -> safetensors' words
-_WHOLE = ".whole"  # ending of the file with the large tensors of a record
+_WHOLE = ".whole"  # ending of the folder with the large tensors of a record, a folder per stage
 
 
 class RecordWriter:
@@ -68,8 +67,8 @@ class RecordWriter:
         """
         metadata = {"stages": json.dumps(list(record)), "notes": json.dumps(notes)}
         path = self._folder / f"{self._count:06}.safetensors"
-        if whole:
-            _stream(path.with_suffix(_WHOLE), whole)
+        for stage, tensors in (whole or {}).items():
+            write_tensors(path.with_suffix(_WHOLE) / stage, tensors)
         save_file(_flat(record), path.with_suffix(".part"), metadata)
         path.with_suffix(".part").rename(path)  # a reader never sees half a record
         self._count += 1
@@ -108,8 +107,8 @@ class StoredRecord(Mapping[str, Tensors]):
         Raises:
             KeyError: the stage was not recorded.
         """
-        small = self[stage]
-        return Joined(StoredTensors(self._whole, stage), small) if self._whole.exists() else small
+        small, large = self[stage], self._whole / stage
+        return Joined(StoredTensors(large), small) if large.exists() else small
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._stages)
@@ -118,59 +117,19 @@ class StoredRecord(Mapping[str, Tensors]):
         return len(self._stages)
 
 
-class StoredTensors(Mapping[str, np.ndarray]):
-    """Tensors in a file, each read when it is asked for; pickled as the file's path.
-
-    Args:
-        path: a file written by `write_tensors` or by a `RecordWriter`.
-        stage: stage of a record; "" without stages.
-    """
-
-    def __init__(self, path: Path, stage: str = ""):
-        self._path, self._stage = path, stage
-
-    @cached_property
-    def _file(self) -> "_File":
-        return _File(self._path)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return StoredTensors, (self._path, self._stage)
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        return self._file.tensor(self._stage, name)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Return a tensor's shape."""
-        return self._file.shape(self._stage, name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._file.names(self._stage))
-
-    def __len__(self) -> int:
-        return len(self._file.names(self._stage))
-
-
 def whole(record: Record, stage: str) -> Arrays:
     """Return a stage of a record with its large tensors whole."""
     return record.whole(stage) if isinstance(record, StoredRecord) else record[stage]
 
 
 def shapes_of(tensors: Arrays) -> dict[str, tuple[int, ...]]:
-    """Return the tensors' shapes; those of stored tensors without reading them."""
-    if isinstance(tensors, StoredTensors):
-        return {name: tensors.shape(name) for name in tensors}
+    """Return the tensors' shapes."""
     return {name: x.shape for name, x in tensors.items()}
 
 
 def is_large_model(start: Arrays) -> bool:
     """Return whether a model is so large that its two sides run one after the other, and free memory at once."""
     return sum(math.prod(shape) for shape in shapes_of(start).values()) > LARGE_MODEL
-
-
-def write_tensors(path: Path, tensors: Arrays) -> None:
-    """Write tensors into a file, which `StoredTensors` reads."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _stream(path, {"": tensors})
 
 
 class Lazy(Sequence[T]):
@@ -289,41 +248,9 @@ class _File:
             stage, _, name = key.partition(_BETWEEN)
             self._names.setdefault(stage, []).append(name)
 
-    def names(self, stage: str) -> list[str]:
-        return self._names.get(stage, [])
-
-    def tensor(self, stage: str, name: str) -> np.ndarray:
-        """Return a tensor; raise KeyError if there is none."""
-        if name not in self.names(stage):
-            raise KeyError(name)
-        return self._file.get_tensor(f"{stage}{_BETWEEN}{name}")
-
-    def shape(self, stage: str, name: str) -> tuple[int, ...]:
-        return tuple(self._file.get_slice(f"{stage}{_BETWEEN}{name}").get_shape())
-
     def read(self, stage: str) -> Tensors:
-        return {name: self.tensor(stage, name) for name in self.names(stage)}
-
-
-def _stream(path: Path, record: Mapping[str, Arrays]) -> None:
-    """Write tensors into a safetensors file, one after another; `save_file` first makes two copies of all.
-
-    The file is eight bytes with the size of the header, the header, and the tensors' bytes in the order of the header.
-
-    Source: github.com/huggingface/safetensors, "Format".
-    """
-    tensors = [(f"{stage}{_BETWEEN}{name}", x) for stage, of_stage in record.items() for name, x in of_stage.items()]
-    header, end = {}, 0
-    for key, x in tensors:
-        dtype = "BOOL" if x.dtype == bool else f"{_KINDS[x.dtype.kind]}{8 * x.itemsize}"
-        header[key] = {"dtype": dtype, "shape": x.shape, "data_offsets": (end, end + x.nbytes)}
-        end += x.nbytes
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)  # so that the tensors are aligned
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for _, x in tensors:
-            np.ascontiguousarray(x).tofile(file)
+        names = self._names.get(stage, [])
+        return {name: self._file.get_tensor(f"{stage}{_BETWEEN}{name}") for name in names}
 
 
 def _flat(record: Mapping[str, Arrays]) -> Tensors:

@@ -29,7 +29,7 @@ from jaxddp.parity.workers import Workers
 
 Draws = tuple[LossDraw, ...] | str  # or why they are not known
 # Copies of a large model's weights in float64 at the worst moment, and further ones per replica.
-COPIES = {True: (2.4, 1.6), False: (0.0, 8.0)}  # replicas share them: measured with two: 5.6; or do not: 15.8
+COPIES = {True: (2.1, 1.6), False: (0.0, 8.0)}  # replicas share them: measured with two: 5.3; or do not: 15.8
 AT_REST = 1.0  # GiB of all processes before a model is made
 GIB = 2**30
 LOOK_AHEAD = 4  # learning rates are recorded for this many times the run's steps
@@ -113,7 +113,7 @@ class Runs:
 
     def _draw(self) -> None:
         """Draw torch's weights, and see that each flax array and each draw of the losses has a twin."""
-        draw = Draw(self.case.torch_source, "float64", self._path("start.safetensors"), self._seed)
+        draw = Draw(self.case.torch_source, "float64", self._path("start"), self._seed)
         if not isinstance(self.case, PortCase):
             with self._noting("torch"):
                 ((self.start, self.facts, _),) = self._workers.torch.do(draw)
@@ -167,6 +167,7 @@ class Runs:
         yield answers
         with self._noting("flax"):
             if after:
+                self._workers.end_torch(patience=10.0)
                 answers.append(self._workers.jax.do(job))
             elif begun:
                 answers.append(self._workers.jax.wait())

@@ -119,6 +119,7 @@ ORDER = [
 ]
 PARITY_ORDER = [
     ["lazy_arrays"],
+    ["stored_tensors"],
     ["port", "records", "excerpts", "fingerprints", "catalogue", "environment"],
     ["processes", "question", "findings", "convert"],
     ["torch_side", "compare", "report"],
@@ -135,6 +136,7 @@ NEITHER = (
     "question.py",
     "records.py",
     "lazy_arrays.py",
+    "stored_tensors.py",
     "excerpts.py",
     "fingerprints.py",
     "findings.py",

@@ -121,7 +121,7 @@ class Converter:
         self._shapes, self._tensors = models.shapes, models.tensors  # the models themselves may be large
 
     def to_flax(self, tensors: Arrays) -> dict[str, np.ndarray]:
-        """Convert a torch state_dict to flax arrays."""
+        """Convert a torch state_dict to flax arrays, which may be views of the tensors."""
         arrays: dict[str, np.ndarray] = {}
         in_torch_layout: dict[tuple[str, tuple[int, ...]], np.ndarray] = {}
         for piece in self.pieces:
@@ -132,7 +132,7 @@ class Converter:
             if piece.place:
                 _put(arrays, piece.flax, self._shapes[piece.flax], piece.place, converted)
             else:
-                arrays[piece.flax] = np.array(converted)
+                arrays[piece.flax] = converted
         return arrays
 
     def to_torch(self, arrays: Mapping[str, Any], library: Any = np) -> dict[str, Any]:

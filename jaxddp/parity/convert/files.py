@@ -83,7 +83,8 @@ class Twins:
             wanted = {name: tensor for name, tensor in self.torch.items() if name in tensors or name in mapped}
             self._check(tensors, wanted, tensors)
             constants = {name: np.asarray(x) for name, x in self.flax.items() if name in self.no_twin}
-            return _integers_as(self.flax, constants | self.converter.to_flax(tensors))
+            converted = {name: np.array(x) for name, x in self.converter.to_flax(tensors).items()}  # no views
+            return _integers_as(self.flax, constants | converted)
         self._check(arrays, self.flax, {})
         tensors = self.converter.to_torch(arrays)
         self._check({}, {}, tensors)

@@ -89,6 +89,7 @@ class Forced:
         reference = Trajectory(self.start, torch_records(self.reference, self.case.world_size))
         for step, record in enumerate(forced_records(self.case, reference), start=1):
             writer.write(record)
+            del record  # before the next step
             tell(f"after step {step}")
 
 

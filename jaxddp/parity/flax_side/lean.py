@@ -4,10 +4,9 @@ On the CPU its replicas share one device, and one copy of the weights and of the
 """
 
 import dataclasses
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass
 from functools import partial
-from tempfile import NamedTemporaryFile
 from typing import Any
 
 import jax
@@ -17,21 +16,24 @@ from jax import numpy as jnp
 
 from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.distributed.replicas import Replicas, VirtualReplicas
-from jaxddp.parity.excerpts import LARGE, distance, excerpts
+from jaxddp.parity.excerpts import distance, excerpts
 from jaxddp.parity.flax_side.own_step import OwnStep
 from jaxddp.parity.flax_side.program import (
     Program,
     Stages,
+    Update,
     clips_not,
     record_of,
+    side_of,
     slices_of,
     stages_of_optimizer,
     state_of_optimizer,
 )
 from jaxddp.parity.flax_side.side import FlaxSide
 from jaxddp.parity.lazy_arrays import Arrays, Joined
+from jaxddp.parity.processes import give_back_memory
 from jaxddp.parity.question import Question
-from jaxddp.parity.records import Scratch, Tensors
+from jaxddp.parity.records import Tensors
 from jaxddp.state import Buffers, Params, TrainState
 from jaxddp.step.replica_step import ReplicaStep
 
@@ -45,12 +47,10 @@ class LeanProgram(Program):
     """A large port's step, whose stages are excerpts; see `lean_program`.
 
     Attributes:
-        alone: the step has no optimizer, which is run by itself; between two updates its state lies in files.
-        scratch: folder of the files.
+        alone: the step has no optimizer, which is run by itself.
     """
 
     alone: bool = False
-    scratch: Scratch = field(default_factory=Scratch)
 
     def start(self, params: Params, buffers: Buffers) -> TrainState:
         """Return the state before the first step, on the devices."""
@@ -72,19 +72,8 @@ class LeanProgram(Program):
         # All arguments are where jax puts results, or a second step would be compiled anew; and the step ends, which
         # frees memory, before anything else is read.
         done: tuple[TrainState, Stages] = jax.block_until_ready(self.run(state, jax.tree.map(jnp.asarray, batch)))
+        give_back_memory()  # of the compiler
         return done
-
-    def aside(self, opt_state: Any) -> Any:
-        """Return an optimizer's state with its large arrays in files, if the optimizer is run by itself."""
-
-        def moved(x: Any) -> Any:
-            if not self.alone or np.size(x) <= LARGE:
-                return x
-            with NamedTemporaryFile(dir=self.scratch.path) as file:  # is gone once nothing maps it
-                np.asarray(x).tofile(file.name)
-                return np.memmap(file.name, x.dtype, "r", shape=x.shape)
-
-        return jax.tree.map(moved, opt_state)
 
     def record(self, stages: Stages, batch: MicroBatches) -> dict[str, Tensors]:
         """Return the record of the stages, which are emptied on the way."""
@@ -106,7 +95,7 @@ class LeanProgram(Program):
         """Return nothing, because these stages are among the program's."""
         return {}
 
-    def updating(self) -> Callable[[Params, Any, Params], tuple[dict[str, Tensors], Any]]:
+    def updating(self) -> Update:
         """Return (gradients, optimizer's state, params) -> (stages of the optimizer, its next state)."""
 
         @partial(jax.jit, donate_argnums=1)
@@ -116,7 +105,7 @@ class LeanProgram(Program):
 
         def updated(gradients: Params, opt_state: Any, params: Params) -> tuple[dict[str, Tensors], Any]:
             stages, opt_state = update(gradients, jax.tree.map(jnp.asarray, opt_state), params)
-            return jax.device_get(stages), self.aside(opt_state)
+            return jax.device_get(stages), opt_state
 
         return updated
 
@@ -138,7 +127,7 @@ def lean_program(case: Question, start: Arrays, forced: bool, lacking: Collectio
             run by itself. Else those of `FREE` are returned.
         lacking: names of torch's parameters for which the reference has no gradients; jax's are returned whole.
     """
-    side = case.flax_side()
+    side = side_of(case)
     step, own = side.replica_step, isinstance(side.replica_step, OwnStep)
     if isinstance(step, ReplicaStep) and forced:
         step = dataclasses.replace(step, optimizer=optax.set_to_zero())

@@ -26,6 +26,7 @@ from jaxddp.step.replica_step import ReplicaStep
 
 Hook = CommHook | Callable[[Params], Params]
 Stages = dict[str, Any]
+Update = Callable[[Params, Any, Params], tuple[dict[str, Tensors], Any]]
 Excerpts = Callable[[str, int, dict[str, np.ndarray]], tuple[Tensors, Tensors]]
 
 
@@ -62,10 +63,6 @@ class Program:
         """Place the state that a step has returned; the memory of its arrays is reused."""
         return self.placed(_taken_back(state))
 
-    def aside(self, opt_state: Any) -> Any:
-        """Return an optimizer's state as it is kept between the updates of a forced run."""
-        return opt_state
-
     def step(self, state: TrainState, batch: MicroBatches) -> tuple[TrainState, Stages]:
         """Take a step from a state on the devices, which is used up."""
         return self.run(state, self.replicas.shard(batch))
@@ -88,7 +85,7 @@ class Program:
         updates = jax.tree.map(lambda new, old: np.asarray(new) - np.asarray(old), after.params, params)
         return stages_of_optimizer(self.side, updates, after.opt_state, params)
 
-    def updating(self) -> Callable[[Params, Any, Params], tuple[dict[str, Tensors], Any]]:
+    def updating(self) -> Update:
         """Return (gradients, optimizer's state, params) -> (stages of the optimizer, its next state)."""
         update = jax.jit(self.optimizer.update)
 
@@ -108,14 +105,21 @@ class Program:
 
 
 def forget_programs() -> None:
-    """Drop the compiled programs of all cases, because a port's file may have changed since."""
+    """Drop the compiled programs and the sides of all cases, because a port's file may have changed since."""
     program_of.cache_clear()
+    side_of.cache_clear()
+
+
+@lru_cache(maxsize=1)
+def side_of(case: Question) -> FlaxSide:
+    """Build the flax side of a case, which is cached: a case runs freely and then forced."""
+    return case.flax_side()
 
 
 @lru_cache(maxsize=1)
 def program_of(case: Question, replicas: Replicas | None, comm_hook: Hook | None) -> Program:
-    """Build the program of a case, which is cached: a case runs freely and then forced, and compiling takes longest."""
-    side = case.flax_side()
+    """Build the program of a case, which is cached as well: compiling takes longest."""
+    side = side_of(case)
     replicas = replicas or Replicas(jax.devices()[: case.world_size])
     step = side.replica_step
     if isinstance(step, ReplicaStep) and comm_hook is not None:

@@ -14,7 +14,7 @@ from jaxddp.errors import InputError, differences, listed
 from jaxddp.parity.excerpts import excerpts
 from jaxddp.parity.flax_side.lean import lean_program
 from jaxddp.parity.flax_side.own_step import OwnStep
-from jaxddp.parity.flax_side.program import Hook, Program, program_of
+from jaxddp.parity.flax_side.program import Hook, Program, Update, program_of
 from jaxddp.parity.flax_side.side import FlaxSide, hyperparameters, optimizer_tensors
 from jaxddp.parity.flax_side.whole_step import WholeStep
 from jaxddp.parity.lazy_arrays import Arrays, Joined
@@ -74,36 +74,40 @@ def forced_records(
         if isinstance(side.replica_step, WholeStep):
             yield from _forced_whole(case, reference, program)
             return
-        own = isinstance(side.replica_step, OwnStep)
         update = program.updating()
         params, buffers = side.from_torch(reference.start)
         start = side.replica_step.init(params, buffers)
-        opt_state, scaler = program.aside(start.opt_state), start.scaler
         without = dataclasses.replace(start, params={}, buffers={}, opt_state=())
         comm_state = program.replicas.start(without, side.replica_step.axes).comm_state
-        del start, without
-        carried: dict[str, Any] = {}
+        after, carried = dataclasses.replace(start, comm_state=comm_state, averaged=()), dict[str, Any]()
+        del start
         for number, (batch, theirs) in enumerate(zip(case.batches(), reference.records, strict=False)):
             if number:
                 params, buffers = side.from_torch(reference.before(number))
-                buffers |= carried
-            state = TrainState(jnp.int32(number), params, buffers, opt_state, comm_state, scaler=scaler)
-            state = _restored(side, state, number)
-            after, stages = program.step(program.placed(state), batch)
-            comm_state, scaler = after.comm_state, after.scaler
+            state = dataclasses.replace(after, step=jnp.int32(number), params=params, buffers=buffers | carried)
+            del after, params  # of a large model nothing is held twice
+            record, after = _forced_step(program, update, _restored(side, state, number), batch, theirs, reference)
+            del state
             carried = jax.device_get({name: after.buffers[name] for name in side.alone})
-            if own:
-                opt_state, of_optimizer = after.opt_state, program.of_own_step(after, params)
-            del after
-            if not own:
-                gradients = program.given(stages, whole(theirs, side.given), reference.start)
-                of_optimizer, opt_state = update(gradients, state.opt_state, params)
-                del gradients
-            record = program.record(stages, batch) | of_optimizer
-            shown = hyperparameters(opt_state)
-            record["hyperparameters"] = {name: np.asarray(value) for name, value in shown.items()}
-            del state, params  # before the next step's are read
             yield record
+            del record
+
+
+def _forced_step(
+    program: Program, update: Update, state: TrainState, batch: MicroBatches, theirs: Record, reference: Trajectory
+) -> tuple[Record, TrainState]:
+    """Take a step, whose optimizer is given the reference's gradients; return the record, and the next state."""
+    after, stages = program.step(program.placed(state), batch)
+    if isinstance(program.side.replica_step, OwnStep):
+        opt_state, of_optimizer = after.opt_state, program.of_own_step(after, state.params)
+        after = dataclasses.replace(after, params={})
+    else:
+        after = dataclasses.replace(after, params={}, opt_state=())
+        gradients = program.given(stages, whole(theirs, program.side.given), reference.start)
+        of_optimizer, opt_state = update(gradients, state.opt_state, state.params)
+    shown = {name: np.asarray(value) for name, value in hyperparameters(opt_state).items()}
+    record = program.record(stages, batch) | of_optimizer | {"hyperparameters": shown}
+    return record, dataclasses.replace(after, opt_state=opt_state)
 
 
 def _forced_whole(case: Question, reference: Trajectory, program: Program) -> Iterator[Record]:

@@ -128,9 +128,7 @@ def side_of_port(port: Port, steps: int, dtype: str, casts: Collection[str] = ()
 
     def from_torch(tensors: Arrays) -> tuple[Params, Buffers]:
         converted = converter.to_flax(under_all_names(tensors, converter.tied))
-        # Popped, so that a large model's arrays are not held twice.
-        taken = {name: jax.block_until_ready(jnp.asarray(converted.pop(name))) for name in [*converted]}
-        arrays = taken | without_twin
+        arrays = {name: jnp.asarray(x) for name, x in converted.items()} | without_twin
         return cast({name: arrays[name] for name in names}, dtype), cast({n: arrays[n] for n in buffers}, dtype)
 
     step = step_within(lifting)

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from jaxddp.parity.lazy_arrays import Arrays
-from jaxddp.parity.processes import Tell
+from jaxddp.parity.processes import Tell, free_at_once
 from jaxddp.parity.question import Trajectory
-from jaxddp.parity.records import INPUTS, OUTPUTS, Records, RecordWriter
+from jaxddp.parity.records import INPUTS, OUTPUTS, Records, RecordWriter, is_large_model
 from jaxddp.parity.torch_side.rank import load_state, rank_folder
 from jaxddp.parity.torch_side.side import Source, make_side
 from torch_ref.distributed import World
@@ -45,6 +45,8 @@ class TorchLayers:
     def run(self, world: World, tell: Tell) -> None:
         """Make the pass."""
         tell("torch's layers")
+        if is_large_model(self.start):
+            free_at_once()
         side = make_side(self.source, self.step + 1, "float64")
         reference = Trajectory(self.start, Records([rank_folder(self.reference, 0)]))
         load_state(side.model, reference.before(self.step), strict=False)

@@ -19,7 +19,8 @@ from jaxddp.parity.port import Facts, errors_located
 from jaxddp.parity.port.draws import Draw as LossDraw
 from jaxddp.parity.processes import Tell, free_at_once, reported
 from jaxddp.parity.question import Trajectory
-from jaxddp.parity.records import Records, RecordWriter, StoredTensors, Tensors, is_large_model, whole, write_tensors
+from jaxddp.parity.records import Records, RecordWriter, Tensors, is_large_model, whole
+from jaxddp.parity.stored_tensors import StoredTensors, write_tensors
 from jaxddp.parity.torch_side.ddp_loop import DdpLoop
 from jaxddp.parity.torch_side.draws import NotedDraws
 from jaxddp.parity.torch_side.side import Source, TorchSide, default_dtype, make_side, to_batch
@@ -155,7 +156,7 @@ class Draw:
     Attributes:
         source: makes the model.
         dtype: dtype of the weights.
-        path: file to write the weights to.
+        path: new folder to write the weights to.
         seed: seed of torch's generator.
         world_size: always 1; rank 0 draws for all.
     """
@@ -185,7 +186,7 @@ class Draw:
 
 
 def _moved(model: nn.Module, path: Path) -> bool:
-    """Return whether parameters of a large model differ from those in a file."""
+    """Return whether parameters of a large model differ from those in a folder."""
     there, parameters = StoredTensors(path), model.named_parameters()
     return is_large_model(there) and any(not np.array_equal(x.detach().cpu().numpy(), there[n]) for n, x in parameters)
 

@@ -9,15 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from hypothesis.extra import numpy as arrays
 from safetensors import SafetensorError
-from safetensors.numpy import load_file
 
-from jaxddp.parity.records import Lazy, Record, Records, RecordWriter, Scratch, StoredTensors, write_tensors
+from jaxddp.parity.records import Lazy, Record, Records, RecordWriter, Scratch
+from tests.support.tensors import NAMES, TENSORS, same_bits
 
-DTYPES = st.sampled_from(["float64", "float32", "int64", "int32", "uint64", "bool"])
-TENSORS = arrays.arrays(DTYPES, arrays.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3))
-NAMES = st.text("ab.|:_ é", min_size=1, max_size=6)
 STAGES = st.text("ab_", min_size=1, max_size=4)  # one may be a prefix of another
 RECORDS = st.dictionaries(STAGES, st.dictionaries(NAMES, TENSORS, max_size=3), max_size=4)
 
@@ -27,10 +23,6 @@ def written(folder: Path, *records: Record, **notes: object) -> Path:
     for record in records:
         writer.write(record, **notes)
     return folder
-
-
-def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
-    return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -43,25 +35,6 @@ def test_a_record_is_read_back_bit_by_bit(record: Record) -> None:
         for stage, tensors in record.items():
             assert stored[stage].keys() == tensors.keys()
             assert all(same_bits(stored[stage][name], value) for name, value in tensors.items())
-
-
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.dictionaries(NAMES, TENSORS, max_size=4))
-def test_tensors_written_one_after_another_are_read_back_bit_by_bit(tensors: dict[str, np.ndarray]) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        write_tensors(Path(folder) / "tensors", tensors)
-        stored = StoredTensors(Path(folder) / "tensors")
-        assert stored.keys() == tensors.keys()
-        assert all(same_bits(stored[name], value) for name, value in tensors.items())
-        assert load_file(Path(folder) / "tensors").keys() == {f"|{name}" for name in tensors}
-
-
-def test_large_tensors_are_written_without_a_copy_of_all(tmp_path: Path) -> None:
-    tensors = {str(number): np.zeros(2**17) for number in range(20)}  # 20 MiB
-    tracemalloc.start()
-    write_tensors(tmp_path / "tensors", tensors)
-    assert tracemalloc.get_traced_memory()[1] < 2**21
-    tracemalloc.stop()
 
 
 def test_arrays_that_are_not_contiguous_are_read_back(tmp_path: Path) -> None:

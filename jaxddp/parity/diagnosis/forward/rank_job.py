@@ -20,7 +20,7 @@ from jaxddp.parity.diagnosis.forward.explain import ModelEvidence, ModelStep, di
 from jaxddp.parity.diagnosis.forward.whole_step import LossOfStep, UnknownWeights
 from jaxddp.parity.lazy_arrays import Arrays
 from jaxddp.parity.port.draws import DrawnSource, rates_of
-from jaxddp.parity.processes import Tell
+from jaxddp.parity.processes import Tell, free_at_once
 from jaxddp.parity.question import Trajectory
 from jaxddp.parity.records import COUNTER, Lazy, Records, Tensors, is_large_model, of_loss
 from jaxddp.parity.torch_side.rank import rank_folder
@@ -74,6 +74,7 @@ class ForwardDiagnosis:
         searching()
         if not is_large_model(self.start):
             return self._search(searching)
+        free_at_once()
         with _threads(os.cpu_count() or 1):  # the other ranks wait
             return self._search(searching)
 

@@ -38,6 +38,12 @@ class Explanation:
         return all(item.plausible for item in self.items)
 
     @property
+    def idle(self) -> bool:
+        """True if a value is told in the same words as the reference's, which say nothing."""
+        values = [(item, item.reference) for item in self.items if item.reference is not None]
+        return any(item.at(reference).says == item.says for item, reference in values)
+
+    @property
     def fitted(self) -> int:
         """Number of fitted values."""
         return sum(item.reference is not None for item in self.items)
@@ -81,6 +87,9 @@ def find_faults(
         probes.append(against)
     plainest = _plainest(explanations, floor)
     ruling = replace(decide((explanation.hypothesis for explanation in plainest), floor), cut_short=budget.refused)
+    if any(explanation.idle and explanation.hypothesis == ruling.runner_up for explanation in plainest):
+        others = [explanation.hypothesis for explanation in plainest if not explanation.idle]
+        ruling = replace(ruling, runner_up=decide(others, floor).runner_up)
     named = [explanation.items for explanation in plainest if explanation.hypothesis in ruling.named]
     return ruling, named[0] if len(named) == 1 else ()
 

@@ -1,8 +1,5 @@
 """Faults planted in flax twins, in the forward or backward pass: known ones are named with their values."""
 
-from collections.abc import Iterator
-from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import jax
@@ -15,30 +12,18 @@ from torch.nn import functional as F
 
 from jaxddp.parity.diagnosis.decide import Ruling
 from jaxddp.parity.diagnosis.forward.buffers import Buffers, explain_buffers
-from jaxddp.parity.diagnosis.forward.explain import FLOOR, REPLAYS, LossAndGradients, ModelEvidence, search_model
+from jaxddp.parity.diagnosis.forward.explain import LossAndGradients
 from jaxddp.parity.diagnosis.forward.fit import residual_at
 from jaxddp.parity.diagnosis.forward.layout import kernel_axes
 from jaxddp.parity.diagnosis.forward.sites import trace
+from tests.support.rulings import check_named, explain_model
 from tests.support.twin_models import CONVNET, MLP, TRANSFORMER, Twins
 from tests.support.twins import evidence
 
 CLEAN = 1e-14  # measured: up to 1.7e-15
-EXPLAINED = 1e-13  # measured: up to 7.6e-15
 FEW = 100  # replays where nothing can be found
 
-
-@pytest.fixture(autouse=True)
-def in_float64() -> Iterator[None]:
-    with jax.enable_x64(True):
-        yield
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("in_float64", "one_thread")
 
 
 def tf32(x: jax.Array) -> jax.Array:
@@ -57,20 +42,9 @@ def tf32_forward(x: jax.Array) -> jax.Array:
 tf32_forward.defjvp(lambda x, tangent: (tf32_forward(*x), tangent[0]))
 
 
-def explain_model(evidence: ModelEvidence, replays: int = REPLAYS) -> Ruling:
-    return search_model(evidence, FLOOR, replays)[0]
-
-
 def worst(subject: Buffers | LossAndGradients) -> float:
     """Return JAX's residual against the reference in the worst step and tensor."""
     return max(residual_at(subject, (step, subject.ranks)) for step in range(subject.steps))
-
-
-def check_named(ruling: Ruling, *named: tuple[set[str], str]) -> None:
-    """Check that the ruling names these faults, in these words in any order, and nothing else."""
-    actual = [(set(hypothesis.faults), sorted(hypothesis.says.split("; "))) for hypothesis in ruling.named]
-    assert actual == [(faults, sorted(says.split("; "))) for faults, says in named], ruling
-    assert all(hypothesis.residual < EXPLAINED for hypothesis in ruling.named)
 
 
 @pytest.mark.large
@@ -88,12 +62,6 @@ def test_a_correct_twin_leaves_rounding_only(twins: Twins, loss_normalization: s
     assert worst(LossAndGradients(run)) < CLEAN
     assert worst(Buffers(run)) < CLEAN
     assert explain_model(run) == explain_buffers(run) == Ruling((), None)
-
-
-def test_a_search_that_was_cut_short_says_so() -> None:
-    run = evidence(MLP, smoothing=0.2)
-    assert explain_model(run, replays=0).cut_short
-    assert not explain_model(run).cut_short
 
 
 SINGLE: list[tuple[Twins, dict[str, Any], str, str]] = [
@@ -238,32 +206,6 @@ def test_two_faults_are_named(twins: Twins, options: dict[str, Any], faults: set
     check_named(explain_model(evidence(twins, **options)), (faults, says))
 
 
-@pytest.mark.large
-def test_one_fault_begins_where_the_layers_begin_to_differ() -> None:
-    run = evidence(TRANSFORMER, eps0=1e-6, eps1=1e-3, steps=2)
-    says = "LayerNorm eps {} in blocks.{}.norm1, the reference has 1e-05"
-    both = f"{says.format(0.001, 1)}; {says.format('1e-06', 0)}"
-    check_named(explain_model(replace(run, between=("embed", "blocks.0.norm1"))), ({"norm_epsilon"}, both))
-
-
-@pytest.mark.large
-def test_a_search_where_nothing_fits_ends_soon_if_the_layer_is_known() -> None:
-    run = evidence(TRANSFORMER, residual=True, steps=2)
-    known = replace(run, between=("blocks.1.fc2", "head"))  # measured: 473 replays, and more than 4,000 otherwise
-    assert [explain_model(one, replays=600).cut_short for one in (run, known)] == [True, False]
-
-
-def test_a_search_over_a_large_model_saves_replays_and_loses_no_name() -> None:
-    run, here = evidence(TRANSFORMER, eps0=1e-6, steps=1), ("embed", "blocks.0.norm1")
-    says = "LayerNorm eps 1e-06 in blocks.0.norm1, the reference has 1e-05"
-    replays = []
-    for options in ({}, {"thrifty": True}, {"thrifty": True, "between": here}):
-        alive: list[None] = []
-        check_named(explain_model(replace(run, alive=partial(alive.append, None), **options)), ({"norm_epsilon"}, says))
-        replays.append(len(alive))
-    assert replays[0] > replays[1] > 2 * replays[2]  # measured: 157, 84, 22
-
-
 def one_gradient_scaled(gradients: dict[str, np.ndarray]) -> None:
     gradients["blocks.0.fc1.weight"] *= 1.1
 
@@ -296,15 +238,6 @@ def test_a_factor_that_nobody_would_choose_is_not_called_a_loss_scale() -> None:
 
     ruling = explain_model(evidence(TRANSFORMER, change=scale), replays=FEW)
     assert ruling.named == ()
-
-
-@pytest.mark.large
-def test_a_fault_that_a_later_step_contradicts_is_not_named_alone() -> None:
-    """Row 0 of the embedding is not read in the first step, so GELU alone explains that step."""
-    run = evidence(TRANSFORMER, gelu="everywhere", padding_idx=True, without_padding_at=0, steps=2)
-    ruling = explain_model(run)
-    (named,) = ruling.named
-    assert set(named.faults) == {"gelu_approximation", "padding_idx"}
 
 
 @pytest.mark.large

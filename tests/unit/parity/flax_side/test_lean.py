@@ -13,6 +13,7 @@ from jaxddp.distributed.replicas import VirtualReplicas
 from jaxddp.parity.cases import PortCase
 from jaxddp.parity.flax_side import run
 from jaxddp.parity.flax_side.lean import FREE, lean_program
+from jaxddp.parity.flax_side.program import forget_programs
 from jaxddp.parity.flax_side.run import forced_records, free_records
 from jaxddp.parity.port import PortFile
 from jaxddp.parity.question import Trajectory
@@ -104,6 +105,7 @@ def test_free_records_are_those_of_a_small_model(more: str, tmp_path: Path, monk
 def test_replicas_share_a_device_unless_a_step_cannot_be_vectorized(tmp_path: Path) -> None:
     for more, shares in (("", True), (step(), True), (step(GROUPS), False)):
         case, start = case_of(tmp_path, more=more)
+        forget_programs()  # of the file as it was
         with jax.enable_x64(True):
             program = lean_program(case, start, forced=False)
         assert isinstance(program.replicas, VirtualReplicas) == shares
