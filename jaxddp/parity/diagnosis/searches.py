@@ -1,9 +1,9 @@
 """Searches for causes, any of which may fail, or be ended by Ctrl-C, while the report keeps what is known."""
 
 import threading
-from collections.abc import Callable
-from types import TracebackType
-from typing import Self, TypeVar
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
 
 from jaxddp.parity.findings import Problem
 from jaxddp.parity.processes import ChildError
@@ -14,7 +14,7 @@ QUIET = 10.0  # seconds of searching without a word
 
 
 class Searches:
-    """Searches that run one after the other; a context manager, within which Ctrl-C ends them all.
+    """Searches that run one after the other; Ctrl-C ends them all.
 
     Args:
         workers: processes in which hypotheses are replayed.
@@ -34,27 +34,19 @@ class Searches:
         quiet: float = QUIET,
     ):
         self.workers, self.problems, self.ended = workers, problems, False
-        self._tell, self._quiet = tell, quiet
-        self._timer: threading.Timer | None = None
+        self._tell, self._quiet = tell or (lambda line: None), quiet
 
-    def about(self, what: str) -> Self:
-        """Set what differs, in words, which is told if the searches take long."""
-        if self._tell is not None:
-            line = f"{what}: searching for the cause; Ctrl-C ends the search and prints what is known"
-            self._timer = threading.Timer(self._quiet, self._tell, [line])
-            self._timer.daemon = True
-        return self
-
-    def __enter__(self) -> Self:
-        if self._timer is not None:
-            self._timer.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+    @contextmanager
+    def about(self, what: str) -> Iterator[None]:
+        """Tell what differs, in words, if the searches within the `with` statement take long."""
+        line = f"{what}: searching for the cause; Ctrl-C ends the search and prints what is known"
+        timer = threading.Timer(self._quiet, self._tell, [line])
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def run(self, search: Callable[[], T], problems: list[Problem] | None = None) -> T | None:
         """Return what a search finds; None if it fails or is ended, or if one before it was ended.

@@ -47,6 +47,12 @@ def test_constants_keep_their_values_when_weights_are_converted() -> None:
     np.testing.assert_array_equal(back["fc.weight"], of_torch["fc.weight"])
 
 
+def test_converted_weights_do_not_change_with_the_model_that_they_came_from() -> None:
+    of_torch = {name: x.numpy() for name, x in TorchScaled().state_dict().items()}
+    flax = Twins.of_port(port(no_twin=["scale", "shift"])).translated(of_torch, "flax")
+    assert not any(np.shares_memory(x, theirs) for x in flax.values() for theirs in of_torch.values())
+
+
 def test_constants_that_are_not_declared_have_no_twin() -> None:
     with pytest.raises(InputError, match=r"flax's shift \(1,\) has no twin in torch.*torch's scale \(2,\) has no twin"):
         Twins.of_port(port())

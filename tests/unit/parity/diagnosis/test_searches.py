@@ -55,7 +55,8 @@ def test_a_long_search_says_what_differs_and_how_to_end_it() -> None:
     with Searches(crew, [], told.put, quiet=0.01).about("loss differs"):
         line = told.get(timeout=10)
     assert line == "loss differs: searching for the cause; Ctrl-C ends the search and prints what is known"
-    with Searches(crew, [], told.put, quiet=0.2).about("loss differs") as quick:
+    quick = Searches(crew, [], told.put, quiet=0.2)
+    with quick.about("loss differs"):
         assert quick.run(lambda: 3) == 3
     time.sleep(0.5)
     assert told.empty()
