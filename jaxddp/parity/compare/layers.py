@@ -15,6 +15,8 @@ def first_difference(torch: StoredRecord, flax: StoredRecord, twins: dict[str, s
     """Compare the layers that both sides have called, in torch's order, and return the first that differs.
 
     Layers whose outputs have other shapes, such as an attention's heads before and after they are joined, are skipped.
+    So is a module that contains layers, if what comes after it is given the same: one side may return the sum of a
+    block and its input, and the other add them outside.
 
     Args:
         torch, flax: records with the stages "inputs" and "outputs", layer -> array, and the note "order", layers in
@@ -24,29 +26,87 @@ def first_difference(torch: StoredRecord, flax: StoredRecord, twins: dict[str, s
     Returns:
         The layer, None if no layer differs or none can be compared; and the number of equal ones before it.
     """
-    outputs, inputs = (torch[OUTPUTS], flax[OUTPUTS]), (torch[INPUTS], flax[INPUTS])
-    before, equal, images = "", 0, flax.notes.get("images", ())
-    for name, twin in _pairs(torch.notes["order"], twins, outputs[1]):
-        theirs, ours = outputs[0][name], in_torch_layout(outputs[1][twin], outputs[0][name], images)
-        if ours is None:
+    order, images = torch.notes["order"], flax.notes.get("images", ())
+    theirs, ours = ((side[INPUTS], side[OUTPUTS]) for side in (torch, flax))
+    before, equal, outer = "", 0, None
+    for name, twin in _pairs(order, twins, ours[1]):
+        call = _Call(name, twin, theirs, ours, images)
+        if call.moved is None:
             continue
-        residual = _residual(ours, theirs)
-        if residual <= EQUAL:
+        contains = any(_holds(name, other) for other in order)
+        if outer is not None and not contains and call.is_given_same and not _holds(outer[0].torch, name):
+            outer = None
+        if call.residual <= EQUAL:
             before, equal = name, equal + 1
-            continue
-        received = _received(inputs[1].get(twin), inputs[0].get(name), images)
-        layer = Layer(
-            flax=twin,
-            torch=name,
-            shapes=(outputs[1][twin].shape, theirs.shape),
-            **_largest(ours, theirs),
-            residual=residual,
-            input_residual=None if received is None else _residual(*received),
-            before=before,
-            columns=() if received is None else reordered(*received),
+        elif not contains:
+            return outer or (call.layer(before), equal)
+        elif outer is None:
+            outer = call.layer(before), equal
+    return outer or (None, equal)
+
+
+class _Call:
+    """A call of a layer in both frameworks.
+
+    Args:
+        torch, flax: names.
+        theirs, ours: inputs and outputs of all calls, in torch and in flax.
+        images: see `in_torch_layout`.
+
+    Attributes:
+        moved: flax's output in torch's layout; None if it has another shape.
+    """
+
+    def __init__(
+        self,
+        torch: str,
+        flax: str,
+        theirs: tuple[Tensors, Tensors],
+        ours: tuple[Tensors, Tensors],
+        images: Sequence[Sequence[int]],
+    ):
+        self._torch, self._flax = torch, flax
+        self._theirs, self._ours = theirs[1][torch], ours[1][flax]
+        self.moved = in_torch_layout(self._ours, self._theirs, images)
+        self._received = _received(ours[0].get(flax), theirs[0].get(torch), images)
+
+    @property
+    def residual(self) -> float:
+        """||flax - torch|| / ||torch|| of the outputs."""
+        assert self.moved is not None, "checked by first_difference"
+        return _residual(self.moved, self._theirs)
+
+    @property
+    def input_residual(self) -> float | None:
+        """||flax - torch|| / ||torch|| of the inputs; None if unknown."""
+        return None if self._received is None else _residual(*self._received)
+
+    @property
+    def is_given_same(self) -> bool:
+        """True if the inputs are known, and equal."""
+        return self.input_residual is not None and self.input_residual <= EQUAL
+
+    def layer(self, before: str) -> Layer:
+        """Return the call as a `Layer`."""
+        assert self.moved is not None, "checked by first_difference"
+        element, values = _largest(self.moved, self._theirs)
+        return Layer(
+            self._flax,
+            self._torch,
+            (self._ours.shape, self._theirs.shape),
+            element,
+            values,
+            self.residual,
+            self.input_residual,
+            before,
+            () if self._received is None else reordered(*self._received),
         )
-        return layer, equal
-    return None, equal
+
+
+def _holds(name: str, other: str) -> bool:
+    """Return whether a call's layer contains another call's; the model, "", contains all others."""
+    outer, inner = name.partition(" ")[0], other.partition(" ")[0]
+    return inner != outer and (not outer or inner.startswith(f"{outer}."))
 
 
 def layer_residuals(
@@ -177,7 +237,7 @@ def _received(
     return moved, theirs
 
 
-def _largest(ours: np.ndarray, theirs: np.ndarray) -> dict[str, tuple]:
+def _largest(ours: np.ndarray, theirs: np.ndarray) -> tuple[tuple[int, ...], tuple[float, float]]:
     """Return the index of the largest difference, and both values there."""
     element = np.unravel_index(np.argmax(_distances(ours, theirs)), theirs.shape)
-    return {"element": tuple(map(int, element)), "values": (float(ours[element]), float(theirs[element]))}
+    return tuple(map(int, element)), (float(ours[element]), float(theirs[element]))
