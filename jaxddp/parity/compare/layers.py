@@ -15,8 +15,8 @@ def first_difference(torch: StoredRecord, flax: StoredRecord, twins: dict[str, s
     """Compare the layers that both sides have called, in torch's order, and return the first that differs.
 
     Layers whose outputs have other shapes, such as an attention's heads before and after they are joined, are skipped.
-    So is a module that contains layers, if what comes after it is given the same: one side may return the sum of a
-    block and its input, and the other add them outside.
+    So is a module that contains layers, if a layer after it is given the same, or the module around it returns the
+    same: one side may return the sum of a block and its input, and the other add them outside.
 
     Args:
         torch, flax: records with the stages "inputs" and "outputs", layer -> array, and the note "order", layers in
@@ -34,9 +34,10 @@ def first_difference(torch: StoredRecord, flax: StoredRecord, twins: dict[str, s
         if call.moved is None:
             continue
         contains = any(_holds(name, other) for other in order)
-        if outer is not None and not contains and call.is_given_same and not _holds(outer[0].torch, name):
+        is_equal = call.residual <= EQUAL
+        if is_equal if contains else call.is_given_same:
             outer = None
-        if call.residual <= EQUAL:
+        if is_equal:
             before, equal = name, equal + 1
         elif not contains:
             return outer or (call.layer(before), equal)

@@ -92,26 +92,27 @@ def test_channels_that_are_alike_keep_their_order(tmp_path: Path) -> None:
     assert layer.columns == ((3, 4), (0, 2))
 
 
-BLOCK, OWN = {"block": "block", "block.fc": "block.fc", "head": "head"}, {"block.fc": X, "block": 2 * X}
+BLOCK = {"block": "block", "block.fc": "block.fc", "head": "head", "": ""}
 
 
 @pytest.mark.parametrize(
-    ("head", "given", "located"),
+    ("after", "given", "located"),
     [
-        (X, X, None),  # torch's block adds its input, and flax adds it outside
-        (5 * X, X, ("head", "block.fc", 1)),
-        (5 * X, 3 * X, ("block", "block.fc", 1)),  # what is added is missing
-        (X, None, ("block", "block.fc", 1)),
+        ({"head": X}, X, None),  # torch's block adds its input, and flax adds it outside
+        ({"head": 5 * X}, X, ("head", "block.fc", 1)),
+        ({"head": 5 * X}, 3 * X, ("block", "block.fc", 1)),  # what is added is missing
+        ({"head": X}, None, ("block", "block.fc", 1)),
+        ({"": X}, None, None),
+        ({"": 5 * X}, None, ("block", "block.fc", 1)),
     ],
-    ids=["equal", "head differs", "block differs", "unknown"],
+    ids=["outside", "head differs", "missing", "unknown", "outside, at the end", "missing, at the end"],
 )
-def test_a_module_of_layers_differs_if_what_comes_after_it_is_given_something_else(
-    head: np.ndarray, given: np.ndarray | None, located: tuple[str, str, int] | None, tmp_path: Path
+def test_a_module_of_layers_differs_if_what_comes_after_it_differs(
+    after: Arrays, given: np.ndarray | None, located: tuple[str, str, int] | None, tmp_path: Path
 ) -> None:
-    torch = passed(tmp_path / "torch", {**OWN, "head": X}, {"head": X})
-    flax = passed(
-        tmp_path / "flax", {"block.fc": X, "block": X, "head": head}, {} if given is None else {"head": given}
-    )
+    torch = passed(tmp_path / "torch", {"block.fc": X, "block": 2 * X, **dict.fromkeys(after, X)}, {"head": X})
+    to_head = {} if given is None else {"head": given}
+    flax = passed(tmp_path / "flax", {"block.fc": X, "block": X, **after}, to_head)
     layer, equal = first_difference(torch, flax, BLOCK)
     assert (None if layer is None else (layer.torch, layer.before, equal)) == located
 
