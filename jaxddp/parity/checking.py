@@ -18,7 +18,7 @@ import numpy as np
 
 from jaxddp.errors import InputError
 from jaxddp.parity.cases import Case, PortCase
-from jaxddp.parity.compare.clipping import clip_factor
+from jaxddp.parity.compare.idle import idle
 from jaxddp.parity.compare.judge import shows_clipping
 from jaxddp.parity.compare.numerics import compare_numerics, rounds_only
 from jaxddp.parity.compare.residuals import MOVED, residuals, rounding_only
@@ -31,7 +31,7 @@ from jaxddp.parity.excerpts import excerpts
 from jaxddp.parity.findings import Cause, Difference, Numerics, Problem, StageResult
 from jaxddp.parity.port import Port, PortFile, PortSource
 from jaxddp.parity.question import Trajectory
-from jaxddp.parity.records import Record, total_loss, whole_norm
+from jaxddp.parity.records import Record, total_loss
 from jaxddp.parity.report.report import Report
 from jaxddp.parity.runs import Runs
 from jaxddp.parity.workers import Workers
@@ -133,7 +133,7 @@ def report_on(runs: Runs, workers: Workers, started: float, tell: Callable[[str]
         names=runs.names,
         no_twin=runs.no_twin,
         free_running=free,
-        idle=_idle(runs),
+        idle=tuple(idle(runs.torch, runs.facts.clip_grad_norm)),
         rate_rounding=evidence.judgement.rate_rounding,
         seconds=time.monotonic() - started,
         environment=environment(),
@@ -237,15 +237,6 @@ def _unseen(runs: Runs) -> tuple[str, ...]:
     if runs.facts.clip_grad_norm is not None and not shows_clipping(first, runs.facts):
         hidden.append("clipped_gradients")
     return tuple(hidden)
-
-
-def _idle(runs: Runs) -> tuple[str, ...]:
-    """Return a sentence if gradients are clipped at a norm that none of them exceeds."""
-    most = runs.facts.clip_grad_norm
-    norms = [whole_norm(record, "gradients") for record in runs.torch] if most is not None else []
-    if most is None or not norms or clip_factor(max(norms), most) < 1.0:
-        return ()
-    return (f"Clipping at {most:g} was not tested: the largest norm of the gradients is {max(norms):.3g}.",)
 
 
 def _mean_loss(records: Sequence[Record], step: int) -> float:
