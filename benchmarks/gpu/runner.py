@@ -127,9 +127,14 @@ def _watched(command: Sequence[str], log: Path, limit: float) -> int | None:
 
 
 def _start(command: Sequence[str], output: Any) -> subprocess.Popen[bytes]:
-    # A session of its own, so that its children can be ended with it.
+    # A session of its own, so that its children can be ended with it; without a buffer, so that an error comes last.
     return subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
     )
 
 

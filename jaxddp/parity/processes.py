@@ -165,7 +165,7 @@ def free_at_once() -> None:
 
 
 def give_back_memory() -> None:
-    """Give the memory of a job that has ended back to the system, where glibc keeps it; other systems do so themselves.
+    """Give what a job or a compiler has freed back to the system, where glibc keeps it; other systems do so themselves.
 
     Measured with 14 million parameters: 0.9 of 2.1 GiB.
     """

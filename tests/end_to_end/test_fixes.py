@@ -65,7 +65,7 @@ def test_the_fix_of_the_momentum_of_flaxs_own_batch_norm_leaves_its_variance(che
         return [found.cause.names for found in checked(*changes).differences if found.cause is not None]
 
     momentum = "momentum=0.9"
-    assert f"nnx.BatchNorm(features, {momentum})" in FAULTS["batch_norm_momentum"].fix
+    assert f"use {momentum} in nnx.BatchNorm" in FAULTS["batch_norm_momentum"].fix
     assert sorted(names("nnx.BatchNorm(5, rngs=rngs)")) == [("batch_norm_momentum",), ("biased_variance",)]
     assert names(f"nnx.BatchNorm(5, {momentum}, rngs=rngs)") == [("biased_variance",)]
 

@@ -48,10 +48,16 @@ def test_a_different_port_gives_exit_code_1_and_files_with_the_printed_report(
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "Ctrl-C"])
 def test_a_signal_in_a_search_ends_it_and_the_report_is_printed(
-    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    number: signal.Signals,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    request: pytest.FixtureRequest,
 ) -> None:
     monkeypatch.setattr(explain, "explain_update", lambda evidence: os.kill(os.getpid(), number))
     before = signal.getsignal(signal.SIGTERM)
+    ctrl_c = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have started the tests without one
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, ctrl_c))
     port = write(tmp_path, own_optimizers("SGD(parameters, lr=0.1)", "optax.sgd(0.2)"))
     assert exit_code(port, *FEW, "--dtype", "float64") == 1
     printed = capsys.readouterr().out

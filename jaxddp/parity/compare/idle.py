@@ -1,4 +1,4 @@
-"""What a run did not exercise, so that its agreement shows nothing."""
+"""Find what a run did not exercise, so that its agreement shows nothing."""
 
 from collections.abc import Iterator, Sequence
 

@@ -92,15 +92,15 @@ class _Call:
         assert self.moved is not None, "checked by first_difference"
         element, values = _largest(self.moved, self._theirs)
         return Layer(
-            self._flax,
-            self._torch,
-            (self._ours.shape, self._theirs.shape),
-            element,
-            values,
-            self.residual,
-            self.input_residual,
-            before,
-            () if self._received is None else reordered(*self._received),
+            flax=self._flax,
+            torch=self._torch,
+            shapes=(self._ours.shape, self._theirs.shape),
+            element=element,
+            values=values,
+            residual=self.residual,
+            input_residual=self.input_residual,
+            before=before,
+            columns=() if self._received is None else reordered(*self._received),
         )
 
 

@@ -1,4 +1,4 @@
-"""After an error, jax's process is kept if it only raised, and replaced if it died or hangs."""
+"""After an error, jax's process is kept if it only raised, and replaced if it died or hangs; torch's may end alone."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from jaxddp.parity.workers import Workers
 
 
 class Started:
-    """Stand-in for a process of jax that counts how often it is ended."""
+    """Stand-in for the processes of a side that counts how often they are ended."""
 
     ended = 0
 
@@ -39,3 +39,10 @@ def test_an_error_before_the_first_job_of_jax_ends_nothing() -> None:
     workers: Any = Workers(1)
     workers.end_after(ChildError("flax", "start", "died of SIGKILL"))
     assert workers._jax is None
+
+
+def test_torchs_ranks_end_alone() -> None:
+    workers: Any = Workers(1)
+    workers._jax, workers._torch = jax, torch = Started(), Started()
+    workers.end_torch()
+    assert (jax.ended, torch.ended) == (0, 1) and workers._jax is jax and workers._torch is None

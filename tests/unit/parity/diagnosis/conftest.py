@@ -1,4 +1,4 @@
-"""What the tests of the diagnosis share."""
+"""Provide what several tests of the diagnosis use."""
 
 from collections.abc import Iterator
 
