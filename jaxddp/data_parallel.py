@@ -148,7 +148,7 @@ class DataParallel:
 
         Unless a field differs between replicas, the result can be placed on another number of replicas.
         """
-        return self.replica_step.whole(state)
+        return self.replica_step.whole(self.replicas.whole(state, self._axes))
 
     def steps(self, state: TrainState, batches: MicroBatches) -> tuple[TrainState, StepSums]:
         """Make K optimizer steps in one dispatch, or in K on CPU if the model has convolutions (see `Dispatch`).
@@ -248,7 +248,8 @@ class DataParallel:
         """Place an evaluation set on the devices, to be evaluated by `evaluate_placed` any number of times."""
         size = max(map(len, arrays.values()), default=0)
         per_replica = min(batch_size, -(-size // self.world_size))
-        return self.replicas.shard(padded_batches(arrays, self.world_size, max(1, per_replica)))
+        batches = padded_batches(arrays, self.world_size, max(1, per_replica))
+        return self.replicas.shard(self.replicas.local(batches))
 
     def evaluate_placed(self, state: TrainState, placed: Batch) -> Sums:
         """Compute sums over a placed evaluation set; the result stays on the devices."""
@@ -280,7 +281,8 @@ class DataParallel:
 
     def values(self, state: TrainState) -> tuple[Params, Buffers]:
         """Return NumPy arrays: parameters (their mean if replicas differ) and buffers (those of replica 0)."""
-        params, buffers = jax.device_get((state.params, state.buffers))
+        whole = self.replicas.whole(state, self._axes)
+        params, buffers = jax.device_get((whole.params, whole.buffers))
         if self._axes.params == 0:
             params = {name: x.mean(axis=0, dtype=x.dtype) for name, x in params.items()}
         return params, {name: x[0] for name, x in buffers.items()} if self._axes.buffers == 0 else buffers

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import math
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,12 +17,14 @@ from jaxddp.config import TrainConfig
 from jaxddp.data import datasets
 from jaxddp.data.sampler import shard_table
 from jaxddp.data_parallel import DataParallel
+from jaxddp.distributed.cluster import Cluster, find
 from jaxddp.distributed.devices import prepare
+from jaxddp.distributed.processes import joined, meet
 from jaxddp.distributed.replicas import Replicas
 from jaxddp.errors import InputError, TrainingError
 from jaxddp.loader import MAX_STEPS_PER_DISPATCH, Loader
 from jaxddp.nn.torch_weights import from_torch, load_weights, save_weights, torch_name
-from jaxddp.state import TrainState
+from jaxddp.state import Buffers, Params, TrainState
 from jaxddp.step.metrics import EpochSums, InFlight, means, step_metrics
 from jaxddp.step.options import options
 from jaxddp.tracking.gradient_metrics import explained, renamed
@@ -34,32 +37,47 @@ if TYPE_CHECKING:
 CHECKPOINT_FOLDER = "checkpoints"
 WEIGHTS_FILE = "model.safetensors"
 AVERAGED_FILE = "model_averaged.safetensors"
+OF_A_PROCESS = ("coordinator", "num_processes", "process_id")  # options that differ between processes
 
 
 def main(config: TrainConfig) -> None:
-    """Train as `config` asks, and print, log and save the results."""
+    """Train as `config` asks, and print, log and save the results; of several processes, only process 0 does."""
     if config.resume is not None:
         config = dataclasses.replace(config, output=config.resume)
+    cluster = find(os.environ, config.coordinator, config.num_processes, config.process_id)
+    config = dataclasses.replace(config, **dict.fromkeys(OF_A_PROCESS))
+    with joined(cluster, dataclasses.asdict(config), config.join_timeout):
+        train_alone_or_joined(config, cluster)
+
+
+def train_alone_or_joined(config: TrainConfig, cluster: Cluster | None) -> None:
+    """Train in this process, which has joined the others if there are any."""
+    first = cluster is None or cluster.process_id == 0
     with contextlib.ExitStack() as resources:
         resources.enter_context(jax.enable_x64(config.dtype == "float64"))
         # On GPUs jax would multiply float32 matrices in TF32, which keeps 10 bits; torch does not.
         resources.enter_context(jax.default_matmul_precision("highest"))
-        run = build(config)
+        run = build(config, cluster)
         if config.print_shards:
-            print(shard_table(run.loader.indices(0), run.loader.per_replica_batch_size, run.loader.dataset_size))
+            if first:
+                print(shard_table(run.loader.indices(0), run.loader.per_replica_batch_size, run.loader.dataset_size))
             return
-        checkpoints, state = open_output(run, resources)
+        checkpoints, state = open_output(run, resources, first)
+        processes = "" if cluster is None else f", {cluster.num_processes} processes"
         log = resources.enter_context(
             RunLog(
                 dataclasses.replace(config, resume=None, devices=run.ddp.world_size),
-                None if config.output is None else Path(config.output),
-                title=run_title(config, run.ddp.world_size, f"JAX {run.ddp.replicas.devices[0].device_kind}"),
+                None if config.output is None or not first else Path(config.output),
+                title=run_title(
+                    config, run.ddp.world_size, f"JAX {run.ddp.replicas.devices[0].device_kind}{processes}"
+                ),
                 notes=frozen_notes(map(torch_name, run.ddp.frozen_parameters)),
                 examples_per_epoch=run.loader.examples_per_epoch,
                 resume_step=int(state.step) if config.resume else None,
+                quiet=not first,
             )
         )
-        train(run, state, log, checkpoints)
+        train(run, state, log, checkpoints, first)
 
 
 @dataclass(frozen=True)
@@ -79,13 +97,15 @@ class Run:
         return explained(sums, learning, torch_name) if self.config.detect_anomaly else None
 
 
-def build(config: TrainConfig) -> Run:
-    """Build the parts of a run.
+def build(config: TrainConfig, cluster: Cluster | None = None) -> Run:
+    """Build the parts of a run, in this process or, with a cluster, in every process of it.
 
     Raises:
         InputError: the parts do not fit each other, or the machine.
     """
-    replicas = Replicas(prepare(config.devices, config.platform))
+    replicas = Replicas(prepare(config.devices, config.platform, cluster))
+    if cluster is not None:
+        meet(replicas)
     config.per_replica_batch_size(replicas.world_size)
     dataset = datasets.load(config).astype(config.dtype)
     loader = make_loader(config, dataset, replicas)
@@ -127,8 +147,10 @@ def make_loader(config: TrainConfig, dataset: datasets.Dataset, replicas: Replic
     )
 
 
-def open_output(run: Run, resources: contextlib.ExitStack) -> "tuple[Checkpoints | None, TrainState]":
-    """Claim the run folder; with --resume, restore the state of the last checkpoint.
+def open_output(
+    run: Run, resources: contextlib.ExitStack, first: bool = True
+) -> "tuple[Checkpoints | None, TrainState]":
+    """Claim the run folder in the first process; with --resume, restore the state of the last checkpoint.
 
     Raises:
         InputError: the folder belongs to another run, or its checkpoint to another model.
@@ -138,7 +160,8 @@ def open_output(run: Run, resources: contextlib.ExitStack) -> "tuple[Checkpoints
         return None, run.start
     from jaxddp.checkpoint import Checkpoints  # imports Orbax, which takes 0.2 s
 
-    folder = claim_output(output, resume)
+    folder = claim_output(output, resume) if first else Path(output)
+    run.ddp.replicas.meet()  # the folder is claimed now, or this process is ended
     checkpoints = Checkpoints(folder / CHECKPOINT_FOLDER)
     resources.callback(checkpoints.close)
     if not resume:
@@ -149,8 +172,10 @@ def open_output(run: Run, resources: contextlib.ExitStack) -> "tuple[Checkpoints
     return checkpoints, run.ddp.place_state(checkpoints.restore(run.ddp.whole(run.start)))
 
 
-def train(run: Run, state: TrainState, log: RunLog, checkpoints: "Checkpoints | None") -> TrainState:
-    """Train from `state` to the end of the last epoch.
+def train(
+    run: Run, state: TrainState, log: RunLog, checkpoints: "Checkpoints | None", first: bool = True
+) -> TrainState:
+    """Train from `state` to the end of the last epoch; only the first process saves weights.
 
     Raises:
         TrainingError: a loss is not finite, or replicas differ; checkpoints saved before remain valid.
@@ -182,9 +207,9 @@ def train(run: Run, state: TrainState, log: RunLog, checkpoints: "Checkpoints | 
     except TrainingError as error:
         raise TrainingError(f"{error}; {_last_good(checkpoints, config)}") from None
     if config.output is not None:
-        save_weights(Path(config.output) / WEIGHTS_FILE, *ddp.values(state))
+        _save_weights(Path(config.output) / WEIGHTS_FILE, ddp.values(state), first)
         if config.ema_decay is not None:
-            save_weights(Path(config.output) / AVERAGED_FILE, *ddp.values(ddp.averaged(state)))
+            _save_weights(Path(config.output) / AVERAGED_FILE, ddp.values(ddp.averaged(state)), first)
     log.summary((test or tested(state))["accuracy"], time.perf_counter() - started, config.agreement)
     return state
 
@@ -219,6 +244,11 @@ def train_epoch(run: Run, state: TrainState, epoch: int, log: RunLog) -> tuple[T
     examples += report(wait=True)
     log.histograms(step, totals.histograms())
     return state, totals.means(), examples / (time.perf_counter() - started)
+
+
+def _save_weights(path: Path, values: tuple[Params, Buffers], first: bool) -> None:
+    if first:
+        save_weights(path, *values)
 
 
 def _start(config: TrainConfig, ddp: DataParallel) -> TrainState:

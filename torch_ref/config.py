@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from jaxddp.config import TrainConfig
+from jaxddp.config.checks import typed
 from jaxddp.config.choices import POWER_SGD
 from jaxddp.errors import InputError, check_name
 
@@ -29,6 +30,9 @@ class TorchConfig(Strategy, TrainConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_name("--strategy", self.strategy, STRATEGIES)
+        for name in ("coordinator", "num_processes", "process_id"):
+            if getattr(self, name) is not None:
+                raise InputError(f"{typed(name, getattr(self, name))}: only for jaxddp.train; start torchrun instead")
         if self.strategy != "ddp" and self.comm_hook != "allreduce":
             raise InputError(f"--comm-hook {self.comm_hook}: only for --strategy ddp, not {self.strategy}")
         if self.resume is not None and self.comm_hook in POWER_SGD:

@@ -185,13 +185,27 @@ class Devices:
     """Devices and dispatch."""
 
     devices: int | None = None
-    """Number of replicas, one per device. None: all local GPUs, or 2 CPU devices."""
+    """Number of replicas over all processes, one per device. None: all GPUs, or 2 CPU devices."""
     platform: str | None = None
     """cpu | gpu. None: GPUs if there are any."""
     steps_per_dispatch: int | None = None
     """Optimizer steps per call of the compiled program; jaxddp only. None: up to 32. On CPU convnets take 1."""
     verify_every: int = 1000
     """Optimizer steps between checks that all replicas are identical. 0: only at start and end."""
+
+
+@dataclass(frozen=True)
+class Processes:
+    """Several processes of one run; jaxddp only. torchrun, srun, mpirun and JAX's variables need no flags."""
+
+    coordinator: str | None = None
+    """HOST:PORT on the machine of process 0; the port after it must be free too. None: as the launcher says."""
+    num_processes: int | None = None
+    """Number of processes. None: as the launcher says."""
+    process_id: int | None = None
+    """Number of this process, from 0. None: as the launcher says."""
+    join_timeout: float = 300.0
+    """Seconds to wait for all processes."""
 
 
 @dataclass(frozen=True)
@@ -211,5 +225,5 @@ class Output:
 
 
 @dataclass(frozen=True)
-class TrainOptions(Output, Devices, Precision, Communication, Order, Step, Schedule, Optimizer, Model, Data):
+class TrainOptions(Output, Processes, Devices, Precision, Communication, Order, Step, Schedule, Optimizer, Model, Data):
     """All options of a training run, without checks."""

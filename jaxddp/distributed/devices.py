@@ -8,11 +8,14 @@ import jax
 
 from jaxddp.config.choices import DEFAULT_CPU_DEVICES
 from jaxddp.config.ranges import check_range
+from jaxddp.distributed.cluster import Cluster
 from jaxddp.distributed.compile_cache import keep_programs
 from jaxddp.errors import InputError
 
 
-def prepare(devices: int | None = None, platform: str | None = None) -> list[jax.Device]:
+def prepare(
+    devices: int | None = None, platform: str | None = None, cluster: Cluster | None = None
+) -> list[jax.Device]:
     """Start jax for a data-parallel run and return its devices, one per replica.
 
     Call it before any other use of jax: the number of CPU devices and the size of XLA's
@@ -20,27 +23,47 @@ def prepare(devices: int | None = None, platform: str | None = None) -> list[jax
     `jaxddp.distributed.compile_cache`.
 
     Args:
-        devices: number of devices. None: all local GPUs, or `DEFAULT_CPU_DEVICES` CPU devices.
+        devices: number of devices over all processes, of which each has as many. None: all local GPUs of each
+            process, or `DEFAULT_CPU_DEVICES` CPU devices, one for each process of several.
         platform: "cpu", "gpu", or None for GPUs if there are any.
+        cluster: the processes of the run, which have joined already; None: this process alone.
 
     Raises:
-        InputError: `devices` is below 1 or exceeds the available devices, or the platform has none.
+        InputError: `devices` is below 1, exceeds the available devices or cannot be divided among the processes, or
+            the platform has none.
 
     >>> len(prepare(2, "cpu"))
     2
     """
     check_range("devices", devices, f"--devices {devices}")
+    processes = 1 if cluster is None else cluster.num_processes
+    if devices is not None and devices % processes:
+        raise InputError(f"--devices {devices}: must be divisible by {processes} processes")
     keep_programs()
-    cpu_devices = DEFAULT_CPU_DEVICES if devices is None else devices
+    wanted = None if devices is None else devices // processes
+    cpu_devices = wanted or (DEFAULT_CPU_DEVICES if processes == 1 else 1)
     _prepare_cpu(cpu_devices)
-    gpus = [] if platform == "cpu" else _gpus(required=platform == "gpu")
-    available = gpus or jax.local_devices(backend="cpu")
-    kind = available[0].platform
-    default = min(cpu_devices, len(available)) if kind == "cpu" else len(available)
-    wanted = default if devices is None else devices
-    if wanted > len(available):
-        raise InputError(f"--devices {wanted}: {_supply(kind, len(available))}")
-    return list(available[:wanted])
+    gpus = [] if platform == "cpu" else _gpus(cluster, required=platform == "gpu")
+    here = gpus or jax.local_devices(backend="cpu")
+    kind = here[0].platform
+    default = min(cpu_devices, len(here)) if kind == "cpu" else len(here)
+    if (wanted or 0) > len(here):
+        raise InputError(f"--devices {devices}: {_supply(kind, len(here))}")
+    if cluster is None:
+        return list(here[: wanted or default])
+    return _of_all_processes(kind, wanted or default)
+
+
+def _of_all_processes(kind: str, count: int) -> list[jax.Device]:
+    """Return `count` devices of each process, in the order of the processes."""
+    by_process: dict[int, list[jax.Device]] = {}
+    for device in jax.devices(kind):
+        by_process.setdefault(device.process_index, []).append(device)
+    counts = {process: len(devices) for process, devices in sorted(by_process.items())}
+    if min(counts.values()) < count:
+        few = min(counts, key=lambda process: counts[process])
+        raise InputError(f"process {few} has {counts[few]} devices, this process {count}; choose --devices")
+    return [device for process in counts for device in by_process[process][:count]]
 
 
 def _prepare_cpu(devices: int) -> None:
@@ -65,7 +88,11 @@ def _threads() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _gpus(required: bool) -> Sequence[jax.Device]:
+def _gpus(cluster: Cluster | None, required: bool) -> Sequence[jax.Device]:
+    """Return this process's GPUs: one of several processes on a machine takes the GPU with its number."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if cluster is not None and cluster.local_id is not None and (visible is None or "," in visible):
+        jax.config.update("jax_cuda_visible_devices", str(cluster.local_id))
     try:
         return jax.local_devices(backend="gpu")
     except RuntimeError as error:

@@ -6,14 +6,16 @@ devices (`Replicas`, by `jax.pmap`) and on one (`VirtualReplicas`, by `jax.vmap`
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
 import numpy as np
+from jax import numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxddp.distributed.collectives import AXIS_NAME
+from jaxddp.distributed.collectives import AXIS_NAME, all_gather
 
 Tree = TypeVar("Tree")
 Axes = Any  # None: the same on all replicas; 0: one slice per replica; or a tree of these
@@ -40,26 +42,27 @@ class Replicas:
 
     def __init__(self, devices: Sequence[jax.Device]):
         self.devices = list(devices)
-        mesh = Mesh(np.array(self.devices), (AXIS_NAME,))
-        self._replicated = NamedSharding(mesh, PartitionSpec())
-        self._sharded = NamedSharding(mesh, PartitionSpec(AXIS_NAME))
         self.world_size = len(self.devices)
         here = jax.process_index()
         self.local_ranks = [rank for rank, device in enumerate(self.devices) if device.process_index == here]
+        # pmap takes and returns each process's part of the arrays.
+        mesh = Mesh(np.array([self.devices[rank] for rank in self.local_ranks]), (AXIS_NAME,))
+        self._replicated = NamedSharding(mesh, PartitionSpec())
+        self._sharded = NamedSharding(mesh, PartitionSpec(AXIS_NAME))
 
     def replicate(self, tree: Tree) -> Tree:
-        """Copy every leaf to every device, into buffers that are not shared with the caller."""
+        """Copy every leaf to every device of this process, into buffers that are not shared with the caller."""
         # device_put may reuse the caller's buffer as one of the copies, which a donating step would free.
         return jax.tree.map(lambda leaf: jax.device_put(np.array(leaf), self._replicated), tree)
 
     def shard(self, tree: Tree) -> Tree:
-        """Split leaves of shape (world_size, ...) over the devices, slice r to replica r."""
+        """Split leaves with one slice per replica of this process over its devices."""
         self.check_dealt(tree)
         return jax.device_put(tree, self._sharded)
 
     def place(self, tree: Any, axes: Any) -> Any:
-        """Place each field of a dataclass by its axis: `replicate` for None, `shard` for 0."""
-        put = {None: self.replicate, 0: self.shard}
+        """Place each field of a dataclass by its axis: `replicate` for None; for 0, of leaves (world_size, ...)."""
+        put = {None: self.replicate, 0: lambda part: self.shard(self.local(part))}
         parts = {field.name: getattr(axes, field.name) for field in dataclasses.fields(tree)}
         return type(tree)(**{name: put[axis](getattr(tree, name)) for name, axis in parts.items()})
 
@@ -69,16 +72,42 @@ class Replicas:
         return self.place(self.repeat(tree, differing), axes)
 
     def repeat(self, tree: Any, names: Iterable[str]) -> Any:
-        """Return the dataclass with the named fields repeated once per local replica, on a new first axis."""
-        count = len(self.local_ranks)
+        """Return the dataclass with the named fields repeated once per replica, on a new first axis."""
 
         def repeated(part: Any) -> Any:
-            return jax.tree.map(lambda leaf: np.repeat(np.asarray(leaf)[None], count, axis=0), part)
+            arrays = jax.tree.map(np.asarray, part)
+            return jax.tree.map(lambda x: np.broadcast_to(x, (self.world_size, *x.shape)), arrays)
 
         return dataclasses.replace(tree, **{name: repeated(getattr(tree, name)) for name in names})
 
+    def meet(self) -> None:
+        """Wait until all processes have come here."""
+        if len(self.local_ranks) < self.world_size:
+            self.gather(self.shard(np.array(self.local_ranks)))
+
+    def local(self, tree: Any) -> Any:
+        """Return the slices of leaves (world_size, ...) that belong to this process's replicas."""
+        if len(self.local_ranks) == self.world_size:
+            return tree
+        return jax.tree.map(lambda leaf: np.asarray(leaf)[self.local_ranks], tree)
+
+    def gather(self, tree: Any) -> Any:
+        """Return leaves (world_size, ...) of sharded ones, as NumPy arrays, in every process; all must call it."""
+        if len(self.local_ranks) == self.world_size:
+            return jax.device_get(tree)
+        return jax.tree.map(lambda leaf: np.asarray(self._all_gather(leaf)), tree)
+
+    @functools.cached_property
+    def _all_gather(self) -> Callable[[jax.Array], jax.Array]:
+        return self.map(all_gather, in_axes=(0,), out_axes=None)
+
+    def whole(self, tree: Any, axes: Any) -> Any:
+        """Compute the inverse of `place` for a dataclass: fields of axis 0 as leaves (world_size, ...)."""
+        names = [field.name for field in dataclasses.fields(tree) if getattr(axes, field.name) == 0]
+        return dataclasses.replace(tree, **{name: self.gather(getattr(tree, name)) for name in names})
+
     def check_dealt(self, tree: Tree) -> None:
-        """Raise `ValueError` unless each leaf has one slice per replica; with fewer, pmap would use fewer devices."""
+        """Raise `ValueError` unless each leaf has one slice per replica of this process; pmap would use fewer devices."""
         count = len(self.local_ranks)
         for leaf in jax.tree.leaves(tree):
             if np.shape(leaf)[:1] != (count,):
@@ -106,7 +135,7 @@ class Replicas:
         Returns:
             The compiled function.
         """
-        # Inside of jit, pmap would take a process's part of the arrays for the whole.
+        # Inside of jit, pmap takes this process's devices for all.
         in_jit = len(self.local_ranks) == self.world_size
         # jax.pmap is in maintenance mode, so this is its only use. In jit, a call takes less time of the main thread:
         # one of the default job at 1 replica 0.24 ms instead of 0.3. And pmap takes no options.
@@ -119,7 +148,7 @@ class Replicas:
             donate_argnums=() if in_jit else donate,
         )
         if not in_jit:
-            return mapped
+            return self._traceable(mapped, function, in_axes, out_axes)
         by_axis = {None: self._replicated, 0: self._sharded}
         return jax.jit(
             lambda *arguments: mapped(*arguments),  # jit would take over pmap's `lower`, which does not donate
@@ -127,6 +156,35 @@ class Replicas:
             donate_argnums=donate,
             compiler_options=dict(compiler_options or {}),
         )
+
+    def _traceable(self, mapped: Callable[..., Any], function: Callable[..., Any], in_axes: Axes, out_axes: Axes) -> Any:
+        """Return `mapped` for several processes; where only shapes are asked for, they come from `jax.vmap`.
+
+        Traced, as by `jax.eval_shape`, pmap takes this process's devices for all.
+        """
+
+        def of_all(part: Any) -> Any:
+            return jax.tree.map(lambda x: jnp.repeat(x[:1], self.world_size, axis=0), part)
+
+        def of_this_process(part: Any) -> Any:
+            return jax.tree.map(lambda x: x[: len(self.local_ranks)], part)
+
+        @functools.wraps(mapped)
+        def call(*arguments: Any) -> Any:
+            if not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(arguments)):
+                return mapped(*arguments)
+            whole = _by_axis(of_all, in_axes, arguments)
+            results = jax.vmap(function, in_axes, out_axes, axis_name=AXIS_NAME, axis_size=self.world_size)(*whole)
+            return _by_axis(of_this_process, out_axes, results)
+
+        return call
+
+
+def _by_axis(function: Callable[[Any], Any], axes: Axes, tree: Any) -> Any:
+    """Apply a function to the parts of a tree whose axis is 0; axes are a prefix of the tree."""
+    return jax.tree.map(
+        lambda axis, part: part if axis is None else function(part), axes, tree, is_leaf=lambda axis: axis is None
+    )
 
 
 class VirtualReplicas(Replicas):

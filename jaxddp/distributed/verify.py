@@ -8,6 +8,7 @@ import numpy as np
 from jax import lax
 from jax import numpy as jnp
 
+from jaxddp.distributed.collectives import all_gather
 from jaxddp.distributed.replicas import Replicas
 from jaxddp.errors import TrainingError
 
@@ -27,12 +28,12 @@ class Verifier:
 
     def __init__(self, replicas: Replicas):
         self._devices = replicas.devices
-        self._ranks = replicas.shard(np.arange(replicas.world_size))
+        self._ranks = replicas.shard(np.array(replicas.local_ranks))
         # The ranks are passed because a mapped function needs an argument with an axis.
         self._fingerprints = replicas.map(
-            lambda tree, _: jnp.stack([fingerprint(leaf) for leaf in jax.tree.leaves(tree)]),
+            lambda tree, _: all_gather(jnp.stack([fingerprint(leaf) for leaf in jax.tree.leaves(tree)])),
             in_axes=(None, 0),
-            out_axes=0,
+            out_axes=None,
         )
 
     def check(self, tree: Any, step: int) -> None:
@@ -46,7 +47,7 @@ class Verifier:
             TrainingError: replicas differ; the message names the array that differs most, the replica, the
                 step and the largest difference.
         """
-        if len(self._ranks) == 1:
+        if len(self._devices) == 1:
             return
         prints = np.asarray(self._fingerprints(tree, self._ranks))  # (world_size, leaves)
         differing = prints != prints[0]

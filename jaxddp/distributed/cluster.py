@@ -1,0 +1,220 @@
+"""Processes of one run, as flags or the variables of a launcher describe them.
+
+    flags        --coordinator HOST:PORT --num-processes N --process-id K
+    torchrun     MASTER_ADDR MASTER_PORT WORLD_SIZE RANK LOCAL_RANK
+    JAX          JAX_COORDINATOR_ADDRESS JAX_NUM_PROCESSES JAX_PROCESS_ID (or Kubernetes' JOB_COMPLETION_INDEX)
+    Open MPI     OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_LOCAL_RANK
+    Slurm        SLURM_STEP_NODELIST SLURM_STEP_NUM_TASKS SLURM_PROCID SLURM_LOCALID SLURM_JOB_ID, as srun sets them
+
+A launcher higher in the list comes first: torchrun may run under srun. Half of a launcher's variables are an error,
+because each process would otherwise train alone.
+"""
+
+import re
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from jaxddp.errors import InputError
+
+Environment = Mapping[str, str]
+
+PORTS = 2  # of each run: jax's coordinator, and jaxddp.distributed.peers on the port after it
+_FIRST_PORT, _LAST_PORT = 61440, 65534  # range of the ports that follow from the number of a job, as in jax
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """One process among those of a run.
+
+    Attributes:
+        coordinator: "host:port" of process 0; the port after it must be free too.
+        num_processes: number of processes on all machines.
+        process_id: number of this process, 0 .. num_processes - 1.
+        local_id: number of this process among several on its machine; None: it is alone there, or not known.
+        launcher: what started the processes, for messages.
+    """
+
+    coordinator: str
+    num_processes: int
+    process_id: int
+    local_id: int | None = None
+    launcher: str = "flags"
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port of the coordinator."""
+        host, _, port = self.coordinator.rpartition(":")
+        return host.strip("[]"), int(port)
+
+
+def find(
+    environment: Environment,
+    coordinator: str | None = None,
+    num_processes: int | None = None,
+    process_id: int | None = None,
+) -> Cluster | None:
+    """Return the cluster that flags or the environment describe; None: this process trains alone.
+
+    Args:
+        environment: variables, as in `os.environ`.
+        coordinator, num_processes, process_id: values of the flags; None: not given.
+
+    Raises:
+        InputError: a part of a cluster is missing, is no number, or contradicts another.
+
+    >>> variables = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500", "WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1"}
+    >>> find(variables)
+    Cluster(coordinator='node1:29501', num_processes=4, process_id=3, local_id=1, launcher='torchrun')
+    """
+    given = _of_launcher(environment, coordinator)
+    flags = {"--coordinator": coordinator, "--num-processes": num_processes, "--process-id": process_id}
+    if given is None and any(value is not None for value in flags.values()):
+        if missing := [name for name, value in flags.items() if value is None]:
+            raise InputError(f"{', '.join(missing)}: missing; no launcher's variables are set either")
+        assert coordinator is not None and num_processes is not None and process_id is not None
+        given = Cluster(coordinator, num_processes, process_id)
+    if given is None:
+        return None
+    _check_agrees("--num-processes", num_processes, given.num_processes, given.launcher)
+    _check_agrees("--process-id", process_id, given.process_id, given.launcher)
+    _check(given)
+    return given if given.num_processes > 1 else None
+
+
+def _of_launcher(environment: Environment, coordinator: str | None) -> Cluster | None:
+    """Return the cluster of the first launcher whose variables are complete; None if no launcher's are set."""
+    halves = []
+    for read in (_torchrun, _jax, _open_mpi, _slurm):
+        try:
+            found = read(environment, coordinator)
+        except _Half as half:
+            halves.append(str(half))
+            continue
+        if found is not None:
+            return found
+    if halves:
+        raise InputError(halves[0])
+    return None
+
+
+class _Half(Exception):
+    """Some variables of a launcher are set and others are missing."""
+
+
+def _torchrun(environment: Environment, coordinator: str | None) -> Cluster | None:
+    names = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK")
+    values = _complete("torchrun", environment, names)
+    if values is None:
+        return None
+    host, port, size, rank, local = values
+    # torchrun itself listens on MASTER_PORT.
+    address = coordinator or f"{host}:{_number('MASTER_PORT', port) + 1}"
+    alone = environment.get("LOCAL_WORLD_SIZE") == "1"
+    local_id = None if alone else _number("LOCAL_RANK", local)
+    return Cluster(address, _number("WORLD_SIZE", size), _number("RANK", rank), local_id, "torchrun")
+
+
+def _jax(environment: Environment, coordinator: str | None) -> Cluster | None:
+    names = ["JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"]
+    if "JAX_PROCESS_ID" not in environment and {"JAX_NUM_PROCESSES", "JOB_COMPLETION_INDEX"} <= environment.keys():
+        names[2] = "JOB_COMPLETION_INDEX"  # of an indexed job of Kubernetes
+    values = _complete("JAX", environment, names)
+    if values is None:
+        return None
+    address, size, number = values
+    return Cluster(coordinator or address, _number(names[1], size), _number(names[2], number), None, "JAX's variables")
+
+
+def _open_mpi(environment: Environment, coordinator: str | None) -> Cluster | None:
+    names = [f"OMPI_COMM_WORLD_{name}" for name in ("SIZE", "RANK", "LOCAL_RANK", "LOCAL_SIZE")]
+    values = _complete("mpirun", environment, names)
+    if values is None:
+        return None
+    size, rank, local_rank, local_size = map(_number, names, values)
+    address = coordinator or _address_under_mpi(environment, everyone_is_here=local_size == size)
+    return Cluster(address, size, rank, None if local_size == 1 else local_rank, "mpirun")
+
+
+def _address_under_mpi(environment: Environment, everyone_is_here: bool) -> str:
+    if {"MASTER_ADDR", "MASTER_PORT"} <= environment.keys():
+        return f"{environment['MASTER_ADDR']}:{environment['MASTER_PORT']}"
+    if everyone_is_here:
+        job = environment.get("PMIX_NAMESPACE") or environment.get("OMPI_MCA_orte_hnp_uri") or ""
+        return f"127.0.0.1:{_port_of(zlib.crc32(job.encode()))}"
+    raise InputError(
+        "--coordinator: missing; mpirun does not say where process 0 is: pass the HOST:PORT of the first machine"
+    )
+
+
+def _slurm(environment: Environment, coordinator: str | None) -> Cluster | None:
+    tasks = environment.get("SLURM_NTASKS", "1")
+    if "SLURM_PROCID" in environment and "SLURM_STEP_NODELIST" not in environment and tasks != "1":
+        raise _Half(f"SLURM_NTASKS {tasks}: this process was not started by srun; use srun python -m jaxddp.train ...")
+    if "SLURM_STEP_NODELIST" not in environment:
+        return None
+    names = ("SLURM_STEP_NODELIST", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_JOB_ID")
+    values = _complete("srun", environment, names)
+    assert values is not None
+    size, number, local, job = map(_number, names[1:], values[1:])
+    address = coordinator or f"{first_host(values[0])}:{_port_of(job)}"
+    per_node = environment.get("SLURM_STEP_TASKS_PER_NODE", "")
+    alone = re.fullmatch(r"1(\(x\d+\))?", per_node) is not None
+    return Cluster(address, size, number, None if alone else local, "srun")
+
+
+def first_host(nodes: str) -> str:
+    """Return the first host of a list of Slurm's.
+
+    >>> first_host("gpu[007-009,12],login"), first_host("a1,b2")
+    ('gpu007', 'a1')
+    """
+    head = re.match(r"[^,\[]+(\[(\w+))?", nodes)
+    if head is None:
+        raise InputError(f"SLURM_STEP_NODELIST {nodes}: not a list of hosts")
+    return head[0].replace("[", "")
+
+
+def _complete(launcher: str, environment: Environment, names: "list[str] | tuple[str, ...]") -> list[str] | None:
+    """Return the values of the variables; None if none is set.
+
+    Raises:
+        _Half: some are set and others are not.
+    """
+    present = [name for name in names if environment.get(name)]
+    if not present:
+        return None
+    if missing := [name for name in names if not environment.get(name)]:
+        raise _Half(
+            f"{present[0]} is set, {', '.join(missing)} not: {launcher} sets all of them; "
+            "set the others, or unset it to train in one process"
+        )
+    return [environment[name] for name in names]
+
+
+def _number(name: str, text: str) -> int:
+    if not text.isdecimal():
+        raise InputError(f"{name} {text}: must be a number, at least 0")
+    return int(text)
+
+
+def _port_of(job: int) -> int:
+    """Return a port for a job, with room for `PORTS`."""
+    return _FIRST_PORT + job * PORTS % (_LAST_PORT - _FIRST_PORT)
+
+
+def _check_agrees(flag: str, given: int | None, known: int, launcher: str) -> None:
+    if given not in (None, known):
+        raise InputError(f"{flag} {given}: {launcher} says {known}; leave the flag out")
+
+
+def _check(cluster: Cluster) -> None:
+    """Raise `InputError` unless the numbers of the cluster are possible."""
+    host, _, port = cluster.coordinator.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) <= _LAST_PORT:
+        raise InputError(f"--coordinator {cluster.coordinator}: must be HOST:PORT, with a port from 1 to {_LAST_PORT}")
+    if cluster.num_processes < 1:
+        raise InputError(f"--num-processes {cluster.num_processes}: must be at least 1")
+    if not 0 <= cluster.process_id < cluster.num_processes:
+        last = cluster.num_processes - 1
+        raise InputError(f"--process-id {cluster.process_id}: must be 0 to {last}, one of {cluster.num_processes}")

@@ -1,0 +1,250 @@
+"""Watch over the processes of a run: if one dies, hangs or fails, the others end within seconds, with one line.
+
+Every process keeps a connection to process 0, by which it joins the run, is heard of once a second, and hears of the
+others. jax's own runtime notices a dead process after 100 seconds, aborts with a stack trace, and does not say which.
+
+    joining      process k says its number, the size of the run and its configuration; process 0 answers "go" once all
+                 are there, or says what does not fit
+    training     both ends say "alive"; an end that is closed, or silent for `SILENCE` seconds, is a lost process
+    the end      a process says "done" before it leaves, or "failed" and why
+"""
+
+import json
+import os
+import selectors
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+from jaxddp.distributed.cluster import Cluster
+from jaxddp.errors import InputError
+
+EXIT_CODE = 69  # EX_UNAVAILABLE of sysexits.h: another process of the run is gone
+BEAT = 1.0  # seconds between two signs of life
+SILENCE = 7.0  # seconds after which a process that is not heard of is lost; the others end within 10
+_LONGEST = 2**20  # bytes of a message
+
+Message = dict[str, Any]
+
+
+def end_process(reason: str) -> NoReturn:
+    """Print why the run cannot go on, and end this process at once, whatever its other threads are waiting for."""
+    print(f"error: {reason}", file=sys.stderr, flush=True)
+    os._exit(EXIT_CODE)
+
+
+class Peers:
+    """Connections between process 0 and the others.
+
+    Args:
+        cluster: this process and the address of process 0, which listens on the port after jax's.
+        config: options that must be equal in all processes, by name.
+        timeout: seconds to wait for all processes.
+        on_loss: called with the reason, in a thread, when another process is lost; it ends this one.
+
+    Raises:
+        InputError: not all processes came in time, two have the same number, their sizes or configurations differ,
+            or the port is taken.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        config: Mapping[str, Any],
+        timeout: float,
+        on_loss: Callable[[str], None] = end_process,
+    ):
+        self._cluster, self._on_loss = cluster, on_loss
+        self._deadline, self._timeout = time.monotonic() + timeout, timeout
+        self._lines: dict[int, _Line] = {}  # by process; in process 0 of all others, elsewhere of process 0
+        self._leaving = threading.Event()
+        about = {"process": cluster.process_id, "size": cluster.num_processes, "config": dict(config)}
+        about = json.loads(json.dumps(about))  # as the others receive it
+        if cluster.process_id == 0:
+            self._gather(about)
+        else:
+            self._join(about)
+        self._thread = threading.Thread(target=self._watch, name="peers", daemon=True)
+        self._thread.start()
+
+    def close(self, failure: str | None = None) -> None:
+        """Leave the run: the other processes do not miss this one, or learn why it failed."""
+        if self._leaving.is_set():
+            return
+        self._leaving.set()
+        message = {"done": True} if failure is None else {"failed": failure}
+        for line in self._lines.values():
+            line.send(message)
+        self._thread.join(2 * BEAT)
+        for line in self._lines.values():
+            line.close()
+
+    def _gather(self, about: Message) -> None:
+        """Wait in process 0 until all others have come, and let all of them go on at once."""
+        host, port = self._cluster.address[0], self._cluster.address[1] + 1
+        try:
+            server = socket.create_server(("", port), reuse_port=False)
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            raise InputError(
+                f"--coordinator {self._cluster.coordinator}: port {port} on {host}: {reason}; choose another port"
+            ) from None
+        with server:
+            while len(self._lines) < self._cluster.num_processes - 1:
+                server.settimeout(max(0.01, self._deadline - time.monotonic()))
+                try:
+                    connection, _ = server.accept()
+                except TimeoutError:
+                    self._refuse(self._missing())
+                self._admit(_Line(connection), about)
+        for line in self._lines.values():
+            line.send({"go": True})
+
+    def _admit(self, line: "_Line", about: Message) -> None:
+        hello = line.receive(min(self._deadline, time.monotonic() + SILENCE))
+        if hello is None or hello.keys() != about.keys():  # a stranger, or a process that died while it joined
+            line.close()
+            return
+        number = hello["process"]
+        if hello["size"] != about["size"]:
+            self._refuse(f"process {number} expects {hello['size']} processes, process 0 {about['size']}", line)
+        if number in self._lines or number == 0:
+            self._refuse(f"two processes have the number {number}", line)
+        if differing := [name for name, value in about["config"].items() if hello["config"].get(name) != value]:
+            name = differing[0]
+            mine, theirs = json.dumps(about["config"][name]), json.dumps(hello["config"].get(name))
+            self._refuse(f"process {number} has {name} = {theirs}, process 0 {mine}; start all with one command", line)
+        self._lines[number] = line
+
+    def _refuse(self, reason: str, *more: "_Line") -> NoReturn:
+        for line in (*self._lines.values(), *more):
+            line.send({"refused": reason})
+        raise InputError(reason)
+
+    def _missing(self) -> str:
+        absent = sorted(set(range(1, self._cluster.num_processes)) - self._lines.keys())
+        some = ", ".join(map(str, absent[:5])) + (", ..." if len(absent) > 5 else "")
+        return (
+            f"{len(absent)} of {self._cluster.num_processes} processes did not come within {self._timeout:g} s: {some}"
+        )
+
+    def _join(self, about: Message) -> None:
+        line = self._lines[0] = self._connect()
+        line.send(about)
+        answer = line.receive(self._deadline + SILENCE)  # process 0 gives up first, and says who is missing
+        if answer is None:
+            raise InputError(f"process 0 at {self._cluster.coordinator} ended before all processes had come")
+        if "refused" in answer:
+            raise InputError(answer["refused"])
+
+    def _connect(self) -> "_Line":
+        host, port = self._cluster.address
+        while True:
+            try:
+                return _Line(socket.create_connection((host, port + 1), timeout=2))
+            except OSError as error:
+                if time.monotonic() > self._deadline:
+                    reason = (error.strerror or str(error) or type(error).__name__).lower()
+                    raise InputError(
+                        f"--coordinator {self._cluster.coordinator}: process 0 did not answer within "
+                        f"{self._timeout:g} s ({reason}, port {port + 1})"
+                    ) from None
+                time.sleep(0.2)
+
+    def _watch(self) -> None:
+        """Say and hear signs of life until this process leaves; end it when another process is lost."""
+        with selectors.DefaultSelector() as selector:
+            for number, line in self._lines.items():
+                selector.register(line.socket, selectors.EVENT_READ, number)
+            beat = time.monotonic()
+            while not self._leaving.is_set():
+                for key, _ in selector.select(max(0.0, beat - time.monotonic())):
+                    for message in self._lines[key.data].arrived():
+                        self._take(key.data, message)
+                    if self._lines[key.data].is_closed:
+                        selector.unregister(key.fileobj)
+                if time.monotonic() >= beat:
+                    beat = time.monotonic() + BEAT
+                    for line in self._lines.values():
+                        line.send({"alive": True})
+                self._check_heard()
+
+    def _take(self, number: int, message: Message) -> None:
+        if "failed" in message:
+            self._lose(message["failed"] if "lost" in message else f"process {number} failed: {message['failed']}")
+        if "done" in message:
+            self._lines[number].is_done = True
+
+    def _check_heard(self) -> None:
+        size = self._cluster.num_processes
+        for number, line in self._lines.items():
+            if line.is_done:
+                continue
+            if line.is_closed:
+                self._lose(f"process {number} of {size} has died")
+            elif (silent := time.monotonic() - line.heard) > SILENCE:
+                self._lose(f"process {number} of {size} has been silent for {silent:.0f} s")
+
+    def _lose(self, reason: str) -> None:
+        """End this process and, if it is process 0, all others."""
+        if self._leaving.is_set():
+            return
+        for line in self._lines.values():
+            line.send({"failed": reason, "lost": True})
+        self._on_loss(reason)
+        self._leaving.set()
+
+
+class _Line:
+    """One end of a connection: messages as lines of JSON, and when the other end was last heard of."""
+
+    def __init__(self, connection: socket.socket):
+        self.socket = connection
+        self.heard = time.monotonic()
+        self.is_closed = self.is_done = False
+        self._rest = b""
+
+    def send(self, message: Message) -> None:
+        """Send a message; if that fails, the other end is lost."""
+        try:
+            self.socket.settimeout(BEAT)
+            self.socket.sendall(json.dumps(message).encode() + b"\n")
+        except OSError:
+            self.is_closed = True
+
+    def arrived(self) -> list[Message]:
+        """Return the messages that have arrived, once the socket can be read."""
+        try:
+            data = self.socket.recv(65536)
+        except OSError:
+            data = b""
+        if not data or len(self._rest) > _LONGEST:
+            self.is_closed = True
+            return []
+        self.heard = time.monotonic()
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return [message for message in map(_parsed, lines) if message is not None]
+
+    def receive(self, deadline: float) -> Message | None:
+        """Wait for a message; None if the connection is closed or the deadline passes."""
+        while not self.is_closed and (left := deadline - time.monotonic()) > 0:
+            self.socket.settimeout(left)
+            if messages := self.arrived():
+                return messages[0]
+        return None
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.is_closed = True
+        self.socket.close()
+
+
+def _parsed(line: bytes) -> Message | None:
+    try:
+        message = json.loads(line)
+    except ValueError:
+        return None
+    return message if isinstance(message, dict) else None
