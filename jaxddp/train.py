@@ -19,7 +19,7 @@ from jaxddp.data.sampler import shard_table
 from jaxddp.data_parallel import DataParallel
 from jaxddp.distributed.cluster import Cluster, find
 from jaxddp.distributed.devices import prepare
-from jaxddp.distributed.processes import joined, meet
+from jaxddp.distributed.processes import joined
 from jaxddp.distributed.replicas import Replicas
 from jaxddp.errors import InputError, TrainingError
 from jaxddp.loader import MAX_STEPS_PER_DISPATCH, Loader
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 CHECKPOINT_FOLDER = "checkpoints"
 WEIGHTS_FILE = "model.safetensors"
 AVERAGED_FILE = "model_averaged.safetensors"
-OF_A_PROCESS = ("coordinator", "num_processes", "process_id")  # options that differ between processes
 
 
 def main(config: TrainConfig) -> None:
@@ -45,7 +44,7 @@ def main(config: TrainConfig) -> None:
     if config.resume is not None:
         config = dataclasses.replace(config, output=config.resume)
     cluster = find(os.environ, config.coordinator, config.num_processes, config.process_id)
-    config = dataclasses.replace(config, **dict.fromkeys(OF_A_PROCESS))
+    config = dataclasses.replace(config, coordinator=None, num_processes=None, process_id=None)  # differ by process
     with joined(cluster, dataclasses.asdict(config), config.join_timeout):
         train_alone_or_joined(config, cluster)
 
@@ -104,8 +103,6 @@ def build(config: TrainConfig, cluster: Cluster | None = None) -> Run:
         InputError: the parts do not fit each other, or the machine.
     """
     replicas = Replicas(prepare(config.devices, config.platform, cluster))
-    if cluster is not None:
-        meet(replicas)
     config.per_replica_batch_size(replicas.world_size)
     dataset = datasets.load(config).astype(config.dtype)
     loader = make_loader(config, dataset, replicas)

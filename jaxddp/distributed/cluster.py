@@ -39,7 +39,7 @@ class Cluster:
     num_processes: int
     process_id: int
     local_id: int | None = None
-    launcher: str = "flags"
+    launcher: str = "--num-processes"
 
     @property
     def address(self) -> tuple[str, int]:
@@ -216,5 +216,7 @@ def _check(cluster: Cluster) -> None:
     if cluster.num_processes < 1:
         raise InputError(f"--num-processes {cluster.num_processes}: must be at least 1")
     if not 0 <= cluster.process_id < cluster.num_processes:
-        last = cluster.num_processes - 1
-        raise InputError(f"--process-id {cluster.process_id}: must be 0 to {last}, one of {cluster.num_processes}")
+        raise InputError(
+            f"--process-id {cluster.process_id}: must be 0 to {cluster.num_processes - 1} ({cluster.launcher} says "
+            f"that there are {cluster.num_processes} processes)"
+        )

@@ -24,23 +24,36 @@ class HeldLine:
     def __init__(self, address: tuple[str, int]):
         self._address = address
         self._server = socket.create_server(("127.0.0.1", 0))
+        self._ends: list[socket.socket] = []
         self.port: int = self._server.getsockname()[1]
         threading.Thread(target=self._accept, name="held line", daemon=True).start()
 
+    def close(self) -> None:
+        """Close the port and all connections."""
+        for end in (self._server, *self._ends):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for it
+            end.close()
+
     def _accept(self) -> None:
-        while True:
-            near, _ = self._server.accept()
-            try:
-                far = socket.create_connection(self._address)
-            except OSError:
-                near.close()  # jax tries again
-                continue
-            far.settimeout(None)
-            for source, sink in ((near, far), (far, near)):
-                threading.Thread(target=_pass_on, args=(source, sink, sink is far), daemon=True).start()
+        with contextlib.suppress(OSError):  # closed
+            while True:
+                near, _ = self._server.accept()
+                self._ends.append(near)
+                self._pass_on(near)
+
+    def _pass_on(self, near: socket.socket) -> None:
+        try:
+            far = socket.create_connection(self._address)
+        except OSError:
+            near.close()  # jax tries again
+            return
+        self._ends.append(far)
+        for source, sink in ((near, far), (far, near)):
+            threading.Thread(target=_copy, args=(source, sink, sink is far), daemon=True).start()
 
 
-def _pass_on(source: socket.socket, sink: socket.socket, close: bool) -> None:
+def _copy(source: socket.socket, sink: socket.socket, close: bool) -> None:
     """Pass on all bytes; at the end, close the sink or leave it open."""
     with contextlib.suppress(OSError):
         while data := source.recv(_CHUNK):

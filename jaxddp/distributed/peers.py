@@ -63,10 +63,11 @@ class Peers:
         self._leaving = threading.Event()
         about = {"process": cluster.process_id, "size": cluster.num_processes, "config": dict(config)}
         about = json.loads(json.dumps(about))  # as the others receive it
-        if cluster.process_id == 0:
-            self._gather(about)
-        else:
-            self._join(about)
+        try:
+            (self._gather if cluster.process_id == 0 else self._join)(about)
+        except BaseException:
+            self._close_lines()
+            raise
         self._thread = threading.Thread(target=self._watch, name="peers", daemon=True)
         self._thread.start()
 
@@ -79,20 +80,17 @@ class Peers:
         for line in self._lines.values():
             line.send(message)
         self._thread.join(2 * BEAT)
+        self._close_lines()
+
+    def _close_lines(self) -> None:
         for line in self._lines.values():
             line.close()
 
     def _gather(self, about: Message) -> None:
         """Wait in process 0 until all others have come, and let all of them go on at once."""
-        host, port = self._cluster.address[0], self._cluster.address[1] + 1
-        try:
-            server = socket.create_server(("", port), reuse_port=False)
-        except OSError as error:
-            reason = (error.strerror or str(error)).lower()
-            raise InputError(
-                f"--coordinator {self._cluster.coordinator}: port {port} on {host}: {reason}; choose another port"
-            ) from None
-        with server:
+        port = self._cluster.address[1]
+        self._listen(port).close()  # jax will listen there
+        with self._listen(port + 1) as server:
             while len(self._lines) < self._cluster.num_processes - 1:
                 server.settimeout(max(0.01, self._deadline - time.monotonic()))
                 try:
@@ -102,6 +100,17 @@ class Peers:
                 self._admit(_Line(connection), about)
         for line in self._lines.values():
             line.send({"go": True})
+
+    def _listen(self, port: int) -> socket.socket:
+        both = socket.has_dualstack_ipv6()
+        try:
+            return socket.create_server(
+                ("", port), family=socket.AF_INET6 if both else socket.AF_INET, dualstack_ipv6=both
+            )
+        except OSError as error:
+            raise InputError(
+                f"--coordinator {self._cluster.coordinator}: port {port}: {_reason(error)}; choose another port"
+            ) from None
 
     def _admit(self, line: "_Line", about: Message) -> None:
         hello = line.receive(min(self._deadline, time.monotonic() + SILENCE))
@@ -122,6 +131,8 @@ class Peers:
     def _refuse(self, reason: str, *more: "_Line") -> NoReturn:
         for line in (*self._lines.values(), *more):
             line.send({"refused": reason})
+        for line in more:
+            line.close()
         raise InputError(reason)
 
     def _missing(self) -> str:
@@ -147,10 +158,9 @@ class Peers:
                 return _Line(socket.create_connection((host, port + 1), timeout=2))
             except OSError as error:
                 if time.monotonic() > self._deadline:
-                    reason = (error.strerror or str(error) or type(error).__name__).lower()
                     raise InputError(
                         f"--coordinator {self._cluster.coordinator}: process 0 did not answer within "
-                        f"{self._timeout:g} s ({reason}, port {port + 1})"
+                        f"{self._timeout:g} s ({_reason(error)}, port {port + 1})"
                     ) from None
                 time.sleep(0.2)
 
@@ -194,8 +204,8 @@ class Peers:
             return
         for line in self._lines.values():
             line.send({"failed": reason, "lost": True})
-        self._on_loss(reason)
         self._leaving.set()
+        self._on_loss(reason)
 
 
 class _Line:
@@ -248,3 +258,8 @@ def _parsed(line: bytes) -> Message | None:
     except ValueError:
         return None
     return message if isinstance(message, dict) else None
+
+
+def _reason(error: OSError) -> str:
+    words = os.strerror(error.errno) if error.errno is not None and error.errno > 0 else error.strerror
+    return (words or str(error) or type(error).__name__).lower()

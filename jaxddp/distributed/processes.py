@@ -8,12 +8,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
-from jax.experimental.multihost_utils import sync_global_devices
 
 from jaxddp.distributed.cluster import Cluster
 from jaxddp.distributed.held_line import HeldLine
 from jaxddp.distributed.peers import BEAT, SILENCE, Peers, end_process
-from jaxddp.distributed.replicas import Replicas
 from jaxddp.errors import InputError, TrainingError
 
 
@@ -43,8 +41,11 @@ def joined(
         return
     peers = Peers(cluster, config, timeout, on_loss)
     try:
-        _initialize(cluster, timeout)
-        yield peers
+        with _only_python_prints(), contextlib.closing(HeldLine(cluster.address)) as line:
+            _initialize(cluster, timeout, line)
+            yield peers
+            peers.close()
+            jax.distributed.shutdown()
     except jax.errors.JaxRuntimeError as error:
         # Where another process has died, a collective fails; `peers` knows which one, and ends this process meanwhile.
         time.sleep(SILENCE + BEAT)
@@ -54,15 +55,13 @@ def joined(
     except BaseException as error:
         peers.close(" ".join(str(error).split()) or type(error).__name__)
         raise
-    peers.close()
-    jax.distributed.shutdown()
 
 
-def _initialize(cluster: Cluster, timeout: float) -> None:
+def _initialize(cluster: Cluster, timeout: float, line: HeldLine) -> None:
     # jax's own service would swallow SIGTERM.
     jax.config.update("jax_enable_preemption_service", False)
-    first = cluster.process_id == 0
-    address = cluster.coordinator if first else f"127.0.0.1:{HeldLine(cluster.address).port}"
+    # The coordinator, in process 0, listens where the address says.
+    address = cluster.coordinator if cluster.process_id == 0 else f"127.0.0.1:{line.port}"
     try:
         jax.distributed.initialize(
             address,
@@ -76,22 +75,19 @@ def _initialize(cluster: Cluster, timeout: float) -> None:
         raise InputError(f"--coordinator {cluster.coordinator}: {reason}") from error
 
 
-def meet(replicas: Replicas) -> None:
-    """Connect all devices, and all processes, for the first time; gloo's reports of it are not shown."""
-    with _stdout_silenced():
-        replicas.meet()
-        sync_global_devices("jaxddp")  # as Orbax does
-
-
 @contextlib.contextmanager
-def _stdout_silenced() -> Iterator[None]:
-    """Discard what is printed on stdout, by C++ libraries too."""
+def _only_python_prints() -> Iterator[None]:
+    """Discard what C++ libraries print on stdout: gloo reports every process that it meets."""
     sys.stdout.flush()
     kept, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    before = sys.stdout
+    sys.stdout = os.fdopen(os.dup(1), "w", encoding=before.encoding, errors=before.errors, buffering=1)
     os.dup2(nowhere, 1)
     try:
         yield
     finally:
+        sys.stdout.close()
+        sys.stdout = before
         os.dup2(kept, 1)
         os.close(kept)
         os.close(nowhere)

@@ -107,7 +107,7 @@ class Replicas:
         return dataclasses.replace(tree, **{name: self.gather(getattr(tree, name)) for name in names})
 
     def check_dealt(self, tree: Tree) -> None:
-        """Raise `ValueError` unless each leaf has one slice per replica of this process; pmap would use fewer devices."""
+        """Raise `ValueError` unless each leaf has a slice per replica of this process; pmap would use fewer devices."""
         count = len(self.local_ranks)
         for leaf in jax.tree.leaves(tree):
             if np.shape(leaf)[:1] != (count,):
@@ -157,7 +157,9 @@ class Replicas:
             compiler_options=dict(compiler_options or {}),
         )
 
-    def _traceable(self, mapped: Callable[..., Any], function: Callable[..., Any], in_axes: Axes, out_axes: Axes) -> Any:
+    def _traceable(
+        self, mapped: Callable[..., Any], function: Callable[..., Any], in_axes: Axes, out_axes: Axes
+    ) -> Any:
         """Return `mapped` for several processes; where only shapes are asked for, they come from `jax.vmap`.
 
         Traced, as by `jax.eval_shape`, pmap takes this process's devices for all.

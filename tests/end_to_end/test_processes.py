@@ -1,0 +1,150 @@
+"""Several processes train as one: the same run in any layout, and one line when a process dies or does not fit."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from tests.support.ports import free_port
+
+LENGTH = ("--dataset", "linear", "--num-examples", "96", "--model", "mlp", "--hidden-sizes", "8", "--epochs", "2")
+# Parameters after the same steps in another layout, relative to the largest; measured: 0 to 2e-7 in float32.
+ROUNDING = 1e-5
+FEATURES = {
+    "plain": (),
+    "zero": ("--shard-optimizer", "--clip-grad-norm", "0.5"),
+    "local sgd": ("--start-local-sgd-iter", "2"),
+    "join": ("--join", "--num-examples", "91"),
+    "powerSGD": ("--comm-hook", "powerSGD", "--start-power-sgd-iter", "2"),
+    "bf16 messages": ("--comm-hook", "bf16_compress"),
+    "amp": ("--amp", "bf16"),
+    "scaled": ("--amp", "fp16", "--init-scale", "1e38"),  # the first steps overflow
+    "ema and dropout": ("--ema-decay", "0.9", "--dropout", "0.3"),
+    "gradients": ("--log-gradients", "*", "--detect-anomaly", "--accumulation-steps", "2"),
+}
+
+
+def start(processes: int, arguments: Sequence[str], folder: Path) -> list[subprocess.Popen[str]]:
+    """Start the processes of a run as torchrun does; each writes into a file of its own."""
+    port = free_port()
+    variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{port - 1}", "WORLD_SIZE": f"{processes}"}
+    started = []
+    for rank in range(processes):
+        env = {**os.environ, **(variables if processes > 1 else {}), "MPLBACKEND": "agg"}
+        if processes > 1:
+            env |= {"RANK": f"{rank}", "LOCAL_RANK": f"{rank}"}
+        with (folder / f"{rank}.out").open("w") as output:
+            command = [sys.executable, "-m", "jaxddp.train", "--platform", "cpu", *arguments]
+            started.append(subprocess.Popen(command, env=env, stdout=output, stderr=subprocess.STDOUT, text=True))
+    return started
+
+
+def finish(started: list[subprocess.Popen[str]], folder: Path, limit: float = 240) -> list[tuple[int, str]]:
+    """Wait for all processes; return their exit codes and what they printed."""
+    deadline = time.monotonic() + limit
+    try:
+        codes = [process.wait(max(0.1, deadline - time.monotonic())) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    return [(code, (folder / f"{rank}.out").read_text()) for rank, code in enumerate(codes)]
+
+
+def train(processes: int, folder: Path, *arguments: str) -> str:
+    """Train; return what process 0 printed. No other process prints anything."""
+    folder.mkdir(exist_ok=True)
+    results = finish(start(processes, arguments, folder), folder)
+    assert [code for code, _ in results] == [0] * processes, results
+    assert [printed for _, printed in results[1:]] == [""] * (processes - 1)
+    return results[0][1]
+
+
+def weights(folder: Path) -> np.ndarray:
+    return np.concatenate([tensor.ravel() for _, tensor in sorted(load_file(folder / "model.safetensors").items())])
+
+
+def shown(printed: str) -> list[str]:
+    """Return the lines of the epochs, without their speed and the last digits of a loss."""
+    return [line[:32] for line in printed.splitlines() if line.startswith("epoch")]
+
+
+@pytest.mark.one_in(len(FEATURES))
+@pytest.mark.parametrize("feature", FEATURES)
+def test_a_run_is_the_same_in_one_process_and_in_two(feature: str, tmp_path: Path) -> None:
+    flags = (*LENGTH, "--devices", "4", "--global-batch-size", "16", *FEATURES[feature])
+    one, two = tmp_path / "one", tmp_path / "two"
+    alone = train(1, tmp_path / "out", *flags, "--output", f"{one}")
+    joined = train(2, tmp_path / "out", *flags, "--output", f"{two}")
+    assert "JAX cpu, 2 processes" in joined
+    assert shown(joined) == shown(alone)
+    assert len(shown(joined)) == 2
+    np.testing.assert_allclose(weights(two), weights(one), rtol=0, atol=ROUNDING * np.abs(weights(one)).max())
+
+
+@pytest.mark.large
+def test_a_checkpoint_is_read_in_any_layout(tmp_path: Path) -> None:
+    """Two epochs as 2 x 2, one as 1 x 4, one as 4 x 1, against four as 1 x 4."""
+    flags = (*LENGTH, "--devices", "4", "--global-batch-size", "16", "--shard-optimizer")
+    crossing, straight = tmp_path / "crossing", tmp_path / "straight"
+    train(1, tmp_path / "out", *flags, "--output", f"{straight}", "--epochs", "4")
+    train(2, tmp_path / "out", *flags, "--output", f"{crossing}")
+    for processes, epochs in ((1, "3"), (4, "4")):
+        train(processes, tmp_path / "out", "--resume", f"{crossing}", "--epochs", epochs)
+    limit = ROUNDING * np.abs(weights(straight)).max()
+    np.testing.assert_allclose(weights(crossing), weights(straight), rtol=0, atol=limit)
+
+
+@pytest.mark.parametrize("victim", [0, pytest.param(2, marks=pytest.mark.large)])
+def test_the_others_end_with_one_line_when_a_process_is_killed(victim: int, tmp_path: Path) -> None:
+    started = start(3, (*LENGTH, "--epochs", "100000", "--global-batch-size", "24"), tmp_path)
+    limit = time.monotonic() + 120
+    while "epoch" not in (tmp_path / "0.out").read_text():
+        assert time.monotonic() < limit
+        assert all(process.poll() is None for process in started), finish(started, tmp_path)
+        time.sleep(0.1)
+    killed = time.monotonic()
+    started[victim].send_signal(signal.SIGKILL)
+    results = finish(started, tmp_path)
+    assert time.monotonic() - killed < 10  # measured: 0.1
+    for rank, (code, printed) in enumerate(results):
+        if rank != victim:
+            assert code == 69
+            assert printed.splitlines()[-1] == f"error: process {victim} of 3 has died"
+            assert "Traceback" not in printed
+
+
+def test_processes_with_other_flags_are_refused(tmp_path: Path) -> None:
+    flags = (*LENGTH, "--num-processes", "2", "--coordinator", f"127.0.0.1:{free_port()}", "--join-timeout", "60")
+    started = start(1, (*flags, "--process-id", "0"), tmp_path)
+    (tmp_path / "other").mkdir()
+    other = start(1, (*flags, "--process-id", "1", "--lr", "0.5"), tmp_path / "other")
+    message = "error: process 1 has lr = 0.5, process 0 null; start all with one command\n"
+    assert finish(started, tmp_path) == [(2, message)]
+    assert finish(other, tmp_path / "other") == [(2, message)]
+
+
+@pytest.mark.large
+def test_a_failure_in_one_process_is_told_by_all(tmp_path: Path) -> None:
+    """The data is only where process 1 is not."""
+    (tmp_path / "names.txt").write_text("anna\nbert\nclara\ndora\n")
+    flags = ("--model", "char_mlp", "--dataset", "names", "--num-processes", "2", "--devices", "2")
+    flags = (*flags, "--coordinator", f"127.0.0.1:{free_port()}", "--data-path", "names.txt")
+    folders = [tmp_path, tmp_path / "elsewhere"]
+    started = []
+    for rank, folder in enumerate(folders):
+        folder.mkdir(exist_ok=True)
+        env = {**os.environ, "PYTHONPATH": f"{Path.cwd()}"}
+        command = [sys.executable, "-m", "jaxddp.train", "--platform", "cpu", *flags, "--process-id", f"{rank}"]
+        pipe = subprocess.PIPE
+        started.append(subprocess.Popen(command, env=env, stdout=pipe, stderr=pipe, text=True, cwd=folder))
+    said = [process.communicate(timeout=120)[1] for process in started]
+    assert [process.returncode for process in started] == [69, 2]
+    assert said[1].startswith("error: --data-path names.txt: ")
+    assert said[0] == f"error: process 1 failed: {said[1].removeprefix('error: ')}"

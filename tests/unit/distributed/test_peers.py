@@ -1,0 +1,216 @@
+"""Processes join, learn within seconds that another is lost, and leave without being missed."""
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from jaxddp.distributed import peers as module
+from jaxddp.distributed.cluster import Cluster
+from jaxddp.distributed.held_line import HeldLine
+from jaxddp.distributed.peers import Peers
+from jaxddp.errors import InputError
+from tests.support.ports import free_port
+
+CONFIG = {"lr": 0.1, "hidden_sizes": (8, 8)}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BEAT", 0.05)
+    monkeypatch.setattr(module, "SILENCE", 1.5)
+
+
+@pytest.fixture
+def start() -> "Iterator[Callable[..., Run]]":
+    """Make runs, and close their connections after the test."""
+    runs: list[Run] = []
+
+    def make(*arguments: Any, **options: Any) -> Run:
+        runs.append(Run(*arguments, **options))
+        return runs[-1]
+
+    yield make
+    for run in runs:
+        for process in run.joined:
+            process._leaving.set()
+            process._thread.join()
+            process._close_lines()
+
+
+class Run:
+    """Processes of a run as threads of this one, and the reasons with which each was ended."""
+
+    def __init__(self, size: int, configs: dict[int, Any] | None = None, timeout: float = 10):
+        self.size, self.port = size, free_port()
+        self.reasons: dict[int, list[str]] = {number: [] for number in range(size)}
+        self.joined: list[Peers] = []
+        self._configs, self._timeout = configs or {}, timeout
+
+    def join(self, number: int, size: int | None = None) -> Peers:
+        cluster = Cluster(f"127.0.0.1:{self.port}", size or self.size, number)
+        joined = Peers(cluster, self._configs.get(number, CONFIG), self._timeout, self.reasons[number].append)
+        self.joined.append(joined)
+        return joined
+
+    def all(self) -> list[Peers]:
+        with ThreadPoolExecutor(self.size) as pool:
+            return list(pool.map(self.join, range(self.size)))
+
+    def wait(self, numbers: Iterator[int] | list[int]) -> dict[int, list[str]]:
+        """Wait until the processes are ended; return the reasons."""
+        limit = time.monotonic() + 10
+        while not all(self.reasons[number] for number in numbers) and time.monotonic() < limit:
+            time.sleep(0.02)
+        return self.reasons
+
+
+def cut(peers: Peers) -> None:
+    """Close a process's connections as its death does."""
+    peers._leaving.set()
+    for line in peers._lines.values():
+        line.socket.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_the_others_end_when_a_process_dies(start: Callable[..., Run], victim: int) -> None:
+    run = start(4)
+    cut(run.all()[victim])
+    others = [number for number in range(4) if number != victim]
+    assert {number: run.wait(others)[number] for number in others} == {
+        number: [f"process {victim} of 4 has died"] for number in others
+    }
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_the_others_end_when_a_process_is_silent(start: Callable[..., Run], victim: int) -> None:
+    run = start(3)
+    processes = run.all()
+    processes[victim]._leaving.set()  # it stands still, with its connections open
+    others = [number for number in range(3) if number != victim]
+    reasons = run.wait(others)
+    assert all(reasons[number][0].startswith(f"process {victim} of 3 has been silent for") for number in others)
+
+
+def test_the_others_learn_why_a_process_failed(start: Callable[..., Run]) -> None:
+    run = start(3)
+    run.all()[1].close("--data-path names.txt: no such file")
+    reasons = run.wait([0, 2])
+    assert reasons[0] == reasons[2] == ["process 1 failed: --data-path names.txt: no such file"]
+
+
+def test_a_process_that_has_finished_is_not_missed(start: Callable[..., Run]) -> None:
+    run = start(3)
+    processes = run.all()
+    for process in (processes[1], processes[0], processes[2]):
+        process.close()
+        time.sleep(0.3)  # several signs of life
+    assert run.reasons == {0: [], 1: [], 2: []}
+
+
+def test_a_process_that_does_not_come_is_named_everywhere(start: Callable[..., Run]) -> None:
+    run = start(4, timeout=0.6)
+
+    def problem(number: int) -> str:
+        with pytest.raises(InputError) as caught:
+            run.join(number)
+        return str(caught.value)
+
+    with ThreadPoolExecutor(2) as pool:
+        problems = list(pool.map(problem, [0, 2]))
+    assert problems == ["2 of 4 processes did not come within 0.6 s: 1, 3"] * 2
+
+
+@pytest.mark.parametrize(
+    ("configs", "numbers", "sizes", "message"),
+    [
+        (
+            {1: CONFIG | {"lr": 0.2}},
+            [0, 1],
+            [2, 2],
+            "process 1 has lr = 0.2, process 0 0.1; start all with one command",
+        ),
+        ({1: {}}, [0, 1], [2, 2], "process 1 has lr = null, process 0 0.1"),
+        ({}, [0, 1], [2, 3], "process 1 expects 3 processes, process 0 2"),
+        ({}, [0, 1, 1], [3, 3, 3], "two processes have the number 1"),
+    ],
+)
+def test_processes_that_do_not_fit_each_other_are_refused(
+    configs: dict[int, Any], numbers: list[int], sizes: list[int], message: str
+) -> None:
+    run = Run(len(numbers), configs)
+    problems: list[str] = []
+
+    def join(number: int, size: int) -> None:
+        with pytest.raises(InputError) as caught:
+            run.join(number, size)
+        problems.append(str(caught.value))
+
+    threads = [threading.Thread(target=join, args=pair) for pair in zip(numbers, sizes, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert len(problems) == len(numbers)
+    assert any(problem.startswith(message) for problem in problems)
+
+
+def test_strangers_are_not_taken_for_processes(start: Callable[..., Run]) -> None:
+    run = start(2)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(run.join, 0)
+        for _ in range(100):
+            try:
+                stranger = socket.create_connection(("127.0.0.1", run.port + 1))
+                break
+            except OSError:
+                time.sleep(0.02)
+        stranger.sendall(b'GET / HTTP/1.1\r\n\r\n{"process": 1}\n')
+        second = pool.submit(run.join, 1)
+        for joined in (first.result(10), second.result(10)):
+            joined.close()
+    stranger.close()
+
+
+def test_a_port_in_use_is_named(start: Callable[..., Run]) -> None:
+    run = start(2)
+    for taken in (run.port, run.port + 1):
+        with (
+            socket.create_server(("", taken)),
+            pytest.raises(InputError, match=f"port {taken}: address already in use; choose another port"),
+        ):
+            run.join(0)
+
+
+def test_a_held_line_stays_open_when_the_far_end_closes() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as far,
+        contextlib.closing(HeldLine(far.getsockname())) as line,
+        socket.create_connection(("127.0.0.1", line.port)) as near,
+    ):
+        connection, _ = far.accept()
+        near.sendall(b"there")
+        assert connection.recv(5) == b"there"
+        connection.sendall(b"back")
+        assert near.recv(4) == b"back"
+        connection.close()
+        near.settimeout(0.5)
+        with pytest.raises(TimeoutError):
+            near.recv(1)
+
+
+def test_a_held_line_closes_the_far_end_when_the_near_end_closes() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as far,
+        contextlib.closing(HeldLine(far.getsockname())) as line,
+    ):
+        socket.create_connection(("127.0.0.1", line.port)).close()
+        connection, _ = far.accept()
+        with connection:
+            connection.settimeout(5)
+            assert connection.recv(1) == b""
