@@ -83,7 +83,7 @@ class Checkpoints:
             TrainingError: the state holds a NaN or an infinity, or the save before this one has failed. Earlier
                 checkpoints stay.
         """
-        # On CPU a NumPy view of an array shares its memory, which the next step overwrites.
+        # Views would not do: the caller may change its NumPy arrays. (XLA 0.10 copies a donated array that has a view.)
         tree = jax.tree.map(np.array, _as_tree(state))
         step, arrays = int(tree["step"]), _by_name(tree)
         for name, leaf in arrays.items():

@@ -246,29 +246,27 @@ def test_a_damaged_checkpoint_is_named_and_the_previous_one_is_used(
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("name", ["run", "r[un]"])
 def test_a_flipped_bit_in_any_file_is_noticed_or_changes_nothing(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Orbax's data files have no checksum of the values: without the record, half of these came back changed."""
-    saved = Checkpoints(tmp_path / name)
+    run = tmp_path / RUN
+    saved = Checkpoints(run)
     saved.save(state_of(4))
     saved.save(state_of(5))
     saved.close()
-    files = files_of(tmp_path / name / "5")
-    rng, noticed = np.random.default_rng(0), 0
-    for number, file in enumerate(files * (1 if name != "run" else 2)):
-        shutil.copytree(tmp_path / name, tmp_path / f"{name}{number}")
-        flipped = tmp_path / f"{name}{number}" / file.relative_to(tmp_path / name)
-        flip(flipped, int(rng.integers(2**20)), int(rng.integers(8)))
-        resumed = Checkpoints(tmp_path / f"{name}{number}")
-        restored = resumed.restore(state_of(0))
-        resumed.close()
+    files, rng, noticed = files_of(run / "5"), np.random.default_rng(0), 0
+    for number, file in enumerate([*files, *files]):
+        copy = tmp_path / str(number)
+        shutil.copytree(run, copy)
+        flip(copy / file.relative_to(run), int(rng.integers(2**20)), int(rng.integers(8)))
+        with contextlib.closing(Checkpoints(copy)) as resumed:
+            restored = resumed.restore(state_of(0))
         check_same(restored, state_of(int(restored.step)))
         told = re.fullmatch(r"the checkpoint of step 5 is damaged \(.+\); .* 4\n", capsys.readouterr().err) is not None
         assert told == (int(restored.step) == 4)
         noticed += told
-    assert noticed >= len(files) // 4
+    assert noticed >= len(files) // 2  # [8 of 26; most bits of the small files mean nothing]
 
 
 def test_a_flipped_bit_names_the_array(
@@ -349,7 +347,7 @@ def test_a_folder_of_a_plain_name_can_be_renamed_to_an_odd_one(checkpoints: Chec
 def test_the_saved_values_are_those_of_the_step_though_the_next_ones_reuse_their_memory(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Steps donate the state; on CPU a NumPy view of it would show the values of later steps."""
+    """Steps donate the state, whose memory NumPy views share on CPU."""
     overwritten = hold_writes(monkeypatch)
     replicas = Replicas(jax.devices()[:2])
     step = jax.jit(lambda state: jax.tree.map(lambda x: x * 2 + 1, state), donate_argnums=0)
@@ -358,6 +356,15 @@ def test_the_saved_values_are_those_of_the_step_though_the_next_ones_reuse_their
     for _ in range(3):
         state = step(state)
     jax.block_until_ready(state)
+    overwritten.set()
+    check_same(checkpoints.restore(state_of(0)), state_of(4))
+
+
+def test_a_save_has_its_own_copy_of_numpy_arrays(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+    overwritten, state = hold_writes(monkeypatch), state_of(4)
+    checkpoints.save(state)
+    for leaf in state.params.values():
+        leaf += 1
     overwritten.set()
     check_same(checkpoints.restore(state_of(0)), state_of(4))
 
