@@ -2,10 +2,6 @@
 
 import contextlib
 import dataclasses
-import math
-import time
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,22 +14,19 @@ from jaxddp.data.sampler import shard_table
 from jaxddp.data_parallel import DataParallel
 from jaxddp.distributed.devices import prepare
 from jaxddp.distributed.replicas import Replicas
-from jaxddp.errors import InputError, TrainingError
+from jaxddp.errors import InputError
 from jaxddp.loader import MAX_STEPS_PER_DISPATCH, Loader
-from jaxddp.nn.torch_weights import from_torch, load_weights, save_weights, torch_name
+from jaxddp.nn.torch_weights import from_torch, load_weights, torch_name
 from jaxddp.state import TrainState
-from jaxddp.step.metrics import EpochSums, InFlight, means, step_metrics
 from jaxddp.step.options import options
-from jaxddp.tracking.gradient_metrics import explained, renamed
 from jaxddp.tracking.run_folder import claim_output
-from jaxddp.tracking.run_log import RunLog, check_same_epochs, frozen_notes, run_title
+from jaxddp.tracking.run_log import RunLog, check_kept, check_same_epochs, frozen_notes, other_epochs, run_title
+from jaxddp.training import Run, train
 
 if TYPE_CHECKING:
     from jaxddp.checkpoint import Checkpoints
 
 CHECKPOINT_FOLDER = "checkpoints"
-WEIGHTS_FILE = "model.safetensors"
-AVERAGED_FILE = "model_averaged.safetensors"
 
 
 def main(config: TrainConfig) -> None:
@@ -60,23 +53,6 @@ def main(config: TrainConfig) -> None:
             )
         )
         train(run, state, log, checkpoints)
-
-
-@dataclass(frozen=True)
-class Run:
-    """Parts of a run, which have been checked to fit each other; nothing has been written yet."""
-
-    config: TrainConfig
-    dataset: datasets.Dataset
-    loader: Loader
-    ddp: DataParallel
-    start: TrainState
-
-    def explain(self, sums: Mapping[str, float]) -> str | None:
-        """Describe the gradients that are not finite, from a step's metrics; None without --detect-anomaly."""
-        frozen = self.ddp.frozen_parameters
-        learning = [name for name in self.ddp.functional.params if name not in frozen]
-        return explained(sums, learning, torch_name) if self.config.detect_anomaly else None
 
 
 def build(config: TrainConfig) -> Run:
@@ -139,86 +115,27 @@ def open_output(run: Run, resources: contextlib.ExitStack) -> "tuple[Checkpoints
     from jaxddp.checkpoint import Checkpoints  # imports Orbax, which takes 0.2 s
 
     folder = claim_output(output, resume)
-    checkpoints = Checkpoints(folder / CHECKPOINT_FOLDER)
+    checkpoints = Checkpoints(folder / CHECKPOINT_FOLDER, run.config.keep_checkpoints, run.config.keep_best)
     resources.callback(checkpoints.close)
     if not resume:
         return checkpoints, run.start
+    check_kept(folder, CHECKPOINT_FOLDER)
     check_same_epochs(folder, run.loader.steps_per_epoch)
     if checkpoints.latest_step is None:  # the run ended before its first checkpoint
         return checkpoints, _start(run.config, run.ddp)
-    return checkpoints, run.ddp.place_state(checkpoints.restore(run.ddp.whole(run.start)))
+    restored = checkpoints.restore(run.ddp.whole(run.start))
+    _check_position(run, int(restored.step), checkpoints.notes(int(restored.step))["steps_per_epoch"])
+    return checkpoints, run.ddp.place_state(restored)
 
 
-def train(run: Run, state: TrainState, log: RunLog, checkpoints: "Checkpoints | None") -> TrainState:
-    """Train from `state` to the end of the last epoch.
-
-    Raises:
-        TrainingError: a loss is not finite, or replicas differ; checkpoints saved before remain valid.
-    """
-    config, ddp, loader = run.config, run.ddp, run.loader
-    test_set, test = ddp.place(run.dataset.test), {}
-
-    def tested(state: TrainState) -> dict[str, float]:
-        return means(jax.device_get(ddp.evaluate_placed(state, test_set)))
-
-    started = time.perf_counter()
-    try:
-        ddp.verify(state)
-        for epoch in range(int(state.step) // loader.steps_per_epoch, config.epochs):
-            state, train_means, speed = train_epoch(run, state, epoch, log)
-            test = tested(state)
-            if not math.isfinite(test["loss"]):  # the last update comes after the last training loss
-                raise TrainingError(f"test loss is {test['loss']} at step {int(state.step)}")
-            averaged = None
-            if config.ema_decay is not None:
-                averaged = tested(ddp.averaged(state))
-            log.epoch(int(state.step), epoch + 1, train_means, test, speed, averaged)
-            if checkpoints is not None and config.checkpoint_every and (epoch + 1) % config.checkpoint_every == 0:
-                ddp.verify(state)
-                checkpoints.save(ddp.whole(state))
-        ddp.verify(state)
-        if checkpoints is not None:
-            checkpoints.save(ddp.whole(state))
-    except TrainingError as error:
-        raise TrainingError(f"{error}; {_last_good(checkpoints, config)}") from None
-    if config.output is not None:
-        save_weights(Path(config.output) / WEIGHTS_FILE, *ddp.values(state))
-        if config.ema_decay is not None:
-            save_weights(Path(config.output) / AVERAGED_FILE, *ddp.values(ddp.averaged(state)))
-    log.summary((test or tested(state))["accuracy"], time.perf_counter() - started, config.agreement)
-    return state
-
-
-def train_epoch(run: Run, state: TrainState, epoch: int, log: RunLog) -> tuple[TrainState, dict[str, float], float]:
-    """Train for one epoch, or for the part of it after `state.step`.
-
-    Returns:
-        The state at the end, the means over the examples, and examples per second.
-    """
-    started = time.perf_counter()
-    step, examples = int(state.step), 0
-    in_flight, totals = InFlight(first_step=step + 1, explain=run.explain), EpochSums()
-
-    def report(wait: bool) -> int:
-        seen = 0
-        for number, by_jax_name in in_flight.finished(wait):
-            sums = renamed(by_jax_name, torch_name)
-            size = run.loader.examples_in(number - 1)
-            log.step(number, epoch + 1, step_metrics(sums), examples=size)
-            totals.add(sums)
-            seen += size
-        return seen
-
-    for batches in run.loader.epoch(epoch, start_step=step % run.loader.steps_per_epoch):
-        state, sums = run.ddp.steps(state, batches)
-        in_flight.add(sums)
-        examples += report(wait=False)
-        before, step = step, step + len(sums.table)
-        if run.config.verify_every and before // run.config.verify_every != step // run.config.verify_every:
-            run.ddp.verify(state)
-    examples += report(wait=True)
-    log.histograms(step, totals.histograms())
-    return state, totals.means(), examples / (time.perf_counter() - started)
+def _check_position(run: Run, step: int, steps_per_epoch: int) -> None:
+    """Raise `InputError` unless the run to resume has had as many steps per epoch, and not more epochs."""
+    if steps_per_epoch != run.loader.steps_per_epoch:
+        raise other_epochs(run.config.output, steps_per_epoch, run.loader.steps_per_epoch)
+    if step > run.config.epochs * steps_per_epoch:
+        epochs, more = divmod(step, steps_per_epoch)
+        done = f"{epochs} epochs" + (f" and {more} steps" if more else "")
+        raise InputError(f"--epochs {run.config.epochs}: the run in {run.config.output} has done {done} already")
 
 
 def _start(config: TrainConfig, ddp: DataParallel) -> TrainState:
@@ -230,12 +147,6 @@ def _start(config: TrainConfig, ddp: DataParallel) -> TrainState:
         return ddp.init(*from_torch(tensors, ddp.functional.params, ddp.functional.buffers))
     except InputError as error:
         raise InputError(f"--weights {config.weights}: {error}") from None
-
-
-def _last_good(checkpoints: "Checkpoints | None", config: TrainConfig) -> str:
-    if checkpoints is None or checkpoints.latest_step is None:
-        return "there is no checkpoint yet"
-    return f"the last good checkpoint is of step {checkpoints.latest_step}; continue with --resume {config.output}"
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from jaxddp.config.choices import (
     SCHEDULES,
 )
 from jaxddp.config.options import TrainOptions
+from jaxddp.config.period import Period
 from jaxddp.config.ranges import RANGES, check_range
 from jaxddp.errors import InputError, check_name
 
@@ -50,6 +51,7 @@ def check_ranges(config: TrainOptions) -> None:
     for name in RANGES:
         value = getattr(config, name)
         check_range(name, value, typed(name, value))
+    Period.parse("--checkpoint-every", config.checkpoint_every)
     if config.seed + config.epochs > 2**64:  # epoch e is shuffled by seed + e
         raise InputError(f"--seed {config.seed}: must stay below 2**64 over {config.epochs} epochs, as torch's seeds")
 

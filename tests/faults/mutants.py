@@ -210,7 +210,7 @@ DATA = [
         {
             "epoch_ignored": ("epoch=epoch,", "epoch=0,"),
             "same_shard": ("[self._replicas.local_ranks]", "[[0] * len(self._replicas.local_ranks)]"),
-            "sampler_offset_lost": ("for first in range(start_step, ", "for first in range(0, "),
+            "sampler_offset_lost": ("starts = [start_step, *(", "starts = [0, *("),
         },
     ),
     *planted(

@@ -124,7 +124,9 @@ def test_an_error_names_the_bad_value_and_the_right_ones(fields: dict[str, Any],
 
 
 AT_LEAST_ONE = "num_examples num_features num_classes context_length embedding_size step_size global_batch_size"
-AT_LEAST_ONE += " accumulation_steps devices steps_per_dispatch matrix_approximation_rank growth_interval"
+AT_LEAST_ONE += (
+    " keep_checkpoints accumulation_steps devices steps_per_dispatch matrix_approximation_rank growth_interval"
+)
 AT_LEAST_ZERO = "epochs warmup_steps verify_every checkpoint_every seed lr weight_decay eps min_lr gamma"
 AT_LEAST_ZERO += " min_compression_rate"
 

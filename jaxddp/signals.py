@@ -1,0 +1,91 @@
+"""Signals that end a run: after a first one the training loop saves a checkpoint, a second one ends it at once."""
+
+import os
+import signal
+import sys
+import threading
+from types import FrameType, TracebackType
+from typing import Any, NoReturn, Self
+
+NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+SAVED = 75  # EX_TEMPFAIL of sysexits.h: the same command goes on with --resume
+
+
+class Interruption:
+    """Context manager that waits for a signal in a thread, once `listen` is called.
+
+    A thread, because Python calls a signal handler between two lines of the main thread, which may wait for a step
+    that takes minutes or has hung. In a thread other than the main one, and for signals that the process ignores (as
+    under nohup), nothing changes.
+
+    Exit codes: 75 after SIGTERM or SIGHUP and 130 after SIGINT, with a checkpoint; 128 + the signal's number without.
+
+    Args:
+        folder: run folder; None: there is nothing to save, so the first signal ends the process at once.
+    """
+
+    def __init__(self, folder: str | None):
+        self._folder = folder
+        self._handlers: dict[int, Any] = {}
+        self.signal: signal.Signals | None = None
+        """Signal received, after which the loop is to save and `stop`; None: none."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._handlers:
+            return
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._wakeup_before)
+        os.close(self._wakeup)
+
+    def listen(self) -> None:
+        """Begin to wait for signals; a second call has no effect."""
+        if self._handlers or threading.current_thread() is not threading.main_thread():
+            return
+        received, self._wakeup = os.pipe()
+        os.set_blocking(self._wakeup, False)
+        self._wakeup_before = signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
+        handlers = {number: signal.getsignal(number) for number in NUMBERS}
+        self._handlers = {number: handler for number, handler in handlers.items() if handler != signal.SIG_IGN}
+        for number in self._handlers:  # the system writes the number of a signal to the pipe, if it has a handler
+            signal.signal(number, _ignore)
+        threading.Thread(target=self._watch, args=(received,), name="signals", daemon=True).start()
+
+    def stop(self, step: int) -> NoReturn:
+        """End the run after its checkpoint is saved, with a line that says how to go on."""
+        assert self.signal is not None, "a signal has come"
+        _tell(f"{self.signal.name}: saved the checkpoint of step {step}; continue with --resume {self._folder}")
+        raise SystemExit(128 + self.signal if self.signal == signal.SIGINT else SAVED)
+
+    def _watch(self, received: int) -> None:
+        with open(received, "rb", buffering=0) as pipe:
+            while number := pipe.read(1):
+                if number[0] in self._handlers:
+                    self._come(signal.Signals(number[0]))
+
+    def _come(self, number: signal.Signals) -> None:
+        if self._folder is None:
+            _end(number, "nothing is saved without --output")
+        if self.signal is not None:
+            _end(number, f"ended at once; continue with --resume {self._folder}")
+        self.signal = number
+        _tell(f"{number.name}: saving a checkpoint after this step; a second signal ends the run at once")
+
+
+def _ignore(number: int, frame: FrameType | None) -> None:
+    """Do nothing: the thread acts."""
+
+
+def _end(number: signal.Signals, why: str) -> NoReturn:
+    _tell(f"{number.name}: {why}")
+    os._exit(128 + number)
+
+
+def _tell(line: str) -> None:
+    sys.stdout.flush()
+    print(line, file=sys.stderr, flush=True)
