@@ -125,6 +125,8 @@ def train(run: Run, state: TrainState, log: RunLog, checkpoints: "Checkpoints | 
     """
     config, ddp = run.config, run.ddp
     started = time.perf_counter()
+    if checkpoints is not None:
+        checkpoints.create()
     with Interruption(config.output) as interruption:
         saver = Saver(run, checkpoints, interruption, int(state.step))
         try:

@@ -57,6 +57,10 @@ class Checkpoints:
         folder = self._resources.enter_context(plain_path(self._folder.absolute()))
         return ocp.CheckpointManager(folder, options=options, item_names=tuple(handlers), item_handlers=handlers)
 
+    def create(self) -> None:
+        """Create the folder, so that a missing one means that checkpoints were lost."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+
     @property
     def latest_step(self) -> int | None:
         """Step of the newest checkpoint; None if there is none."""
