@@ -29,6 +29,11 @@ class TorchConfig(Strategy, TrainConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_name("--strategy", self.strategy, STRATEGIES)
+        if self.checkpoint_period.unit != "epochs":
+            raise InputError(
+                f"--checkpoint-every {self.checkpoint_every}: torch_ref saves between epochs; "
+                "must be a number of epochs, or use jaxddp.train"
+            )
         if self.strategy != "ddp" and self.comm_hook != "allreduce":
             raise InputError(f"--comm-hook {self.comm_hook}: only for --strategy ddp, not {self.strategy}")
         if self.resume is not None and self.comm_hook in POWER_SGD:

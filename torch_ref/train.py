@@ -170,7 +170,7 @@ def train_epochs(run: Run, log: RunLog) -> None:
             raise TrainingError(f"test loss is {test['loss']} at step {state.step}")
         averaged = None if state.averaged is None else run.evaluate(state.averaged.module)
         log.epoch(state.step, epoch + 1, train_means, test, speed, averaged)
-        if config.checkpoint_every and (epoch + 1) % config.checkpoint_every == 0:
+        if config.checkpoint_period.passed("epochs", epoch, epoch + 1):
             keep(run)
     keep(run)
     with shown(state.module, config, run.world):

@@ -203,7 +203,7 @@ class Output:
     resume: str | None = None
     """Continue the run in this folder; further flags override its config, except for model, data and order."""
     checkpoint_every: int | str = 5
-    """Time between checkpoints in the run folder: 5 or 5epochs, 200steps, 10minutes. 0: only at the end."""
+    """Time between checkpoints: 5 or 5epochs; 200steps, 10minutes: jaxddp only. 0: only at the end."""
     keep_checkpoints: int = 2
     """Number of newest checkpoints to keep; jaxddp only."""
     keep_best: bool = False
