@@ -1,6 +1,8 @@
 """Training loop: epochs of optimizer steps, their tests and their checkpoints."""
 
+import dataclasses
 import math
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,11 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
+import numpy as np
 
 from jaxddp.config import TrainConfig
 from jaxddp.data import datasets
 from jaxddp.data_parallel import DataParallel
-from jaxddp.errors import TrainingError
+from jaxddp.errors import NotFiniteError, TrainingError
 from jaxddp.loader import Loader
 from jaxddp.nn.torch_weights import save_weights, torch_name
 from jaxddp.signals import Interruption
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 
 WEIGHTS_FILE = "model.safetensors"
 AVERAGED_FILE = "model_averaged.safetensors"
+MAX_ROLLBACKS = 3  # in one process
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,9 @@ class Saver:
         self._period = run.config.checkpoint_period
         self._started = time.monotonic()
         self._seen = self._position(start_step)
+        self._rollbacks = 0
+        self.reached = start_step
+        """Number of the last step that was dispatched."""
 
     def _position(self, step: int) -> dict[str, float]:
         minutes = (time.monotonic() - self._started) / 60
@@ -104,9 +111,31 @@ class Saver:
 
     def sums_until(self, step: int) -> EpochSums:
         """Return the sums over the steps of an epoch until this step, at which the run continues."""
-        if self._checkpoints is None or self._run.at_epoch_end(step):
+        if self._checkpoints is None or self._run.at_epoch_end(step) or step not in self._checkpoints.steps:
             return EpochSums()
         return EpochSums(self._checkpoints.notes(step)["epoch_sums"])
+
+    def rolled_back(self, error: NotFiniteError) -> TrainState:
+        """Return the state of the newest checkpoint, to go on with the batches after those that were dispatched.
+
+        Raises:
+            NotFiniteError: `error`, if the run is not to roll back, or has done so too often, or has no checkpoint.
+        """
+        if self._run.config.on_nan != "rollback" or self._rollbacks == MAX_ROLLBACKS or self._checkpoints is None:
+            raise error
+        if self._checkpoints.newest_intact() is None:
+            raise error
+        self._rollbacks += 1
+        ddp = self._run.ddp
+        restored = self._checkpoints.restore(ddp.whole(ddp.init()))
+        print(
+            f"{error}; back to the checkpoint of step {int(restored.step)}, on with the batches after step "
+            f"{self.reached} ({self._rollbacks} of at most {MAX_ROLLBACKS} times)",
+            file=sys.stderr,
+            flush=True,
+        )
+        reached: Any = np.int32(self.reached)
+        return ddp.place_state(dataclasses.replace(restored, step=reached))
 
     def last_good(self) -> str:
         """Describe the newest checkpoint that is intact, after an error."""
@@ -151,11 +180,15 @@ def train_epochs(run: Run, state: TrainState, log: RunLog, saver: Saver) -> tupl
 
     test: dict[str, float] = {}
     ddp.verify(state)
-    for epoch in range(int(state.step) // run.loader.steps_per_epoch, config.epochs):
-        state, train_means, speed = train_epoch(run, state, epoch, log, saver)
-        test = tested(state)
-        if not math.isfinite(test["loss"]):  # the last update comes after the last training loss
-            raise TrainingError(f"test loss is {test['loss']} at step {int(state.step)}")
+    while (epoch := int(state.step) // run.loader.steps_per_epoch) < config.epochs:
+        try:
+            state, train_means, speed = train_epoch(run, state, epoch, log, saver)
+            test = tested(state)
+            if not math.isfinite(test["loss"]):  # the last update comes after the last training loss
+                raise NotFiniteError(f"test loss is {test['loss']} at step {int(state.step)}")
+        except NotFiniteError as error:
+            state, test = saver.rolled_back(error), {}
+            continue
         averaged = None if config.ema_decay is None else tested(ddp.averaged(state))
         log.epoch(int(state.step), epoch + 1, train_means, test, speed, averaged)
         if saver.due(int(state.step)) and epoch + 1 < config.epochs:
@@ -190,8 +223,9 @@ def train_epoch(
     for batches in run.loader.epoch(epoch, start_step=step % run.loader.steps_per_epoch):
         state, sums = run.ddp.steps(state, batches)
         in_flight.add(sums)
-        examples += report(wait=False)
         before, step = step, step + len(sums.table)
+        saver.reached = step
+        examples += report(wait=False)
         if run.config.verify_every and before // run.config.verify_every != step // run.config.verify_every:
             run.ddp.verify(state)
         if not run.at_epoch_end(step) and saver.due(step):  # at the end, the epoch is tested and logged before

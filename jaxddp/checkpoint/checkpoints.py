@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import glob
 import logging
 import math
@@ -52,7 +53,7 @@ class Checkpoints:
         options = ocp.CheckpointManagerOptions(
             preservation_policy=_Kept(self._kept), cleanup_tmp_directories=True, lightweight_initialize=True
         )
-        logging.getLogger("absl").setLevel(logging.CRITICAL)  # the errors of a save are raised, in one line
+        _silence()
         handlers = {STATE: ocp.StandardCheckpointHandler(), RECORD: RecordHandler()}
         folder = self._resources.enter_context(plain_path(self._folder.absolute()))
         return ocp.CheckpointManager(folder, options=options, item_names=tuple(handlers), item_handlers=handlers)
@@ -238,6 +239,19 @@ class _Kept:
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
         kept = self.choose([checkpoint.step for checkpoint in checkpoints])
         return [checkpoint.step in kept for checkpoint in checkpoints]
+
+
+@functools.cache
+def _silence() -> None:
+    """Let Orbax and tensorstore print nothing: an error of theirs is raised here, in one line."""
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
+    print_unraisable = sys.unraisablehook
+
+    def hook(unraisable: Any) -> None:
+        if str(unraisable.exc_value) != "Event loop is closed":  # of writes that end after another has failed
+            print_unraisable(unraisable)
+
+    sys.unraisablehook = hook
 
 
 @contextlib.contextmanager

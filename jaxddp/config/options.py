@@ -208,6 +208,8 @@ class Output:
     """Number of newest checkpoints to keep; jaxddp only."""
     keep_best: bool = False
     """Keep the checkpoint with the smallest test loss too; jaxddp only."""
+    on_nan: str = "stop"
+    """stop | skip | rollback: end the run, skip the update, or go back to a checkpoint; jaxddp only, but for stop."""
     log_gradients: tuple[str, ...] = ()
     """Log gradients of the parameters whose torch names match a pattern: norms per step, histograms per epoch."""
     detect_anomaly: bool = False
