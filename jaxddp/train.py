@@ -19,8 +19,9 @@ from jaxddp.loader import MAX_STEPS_PER_DISPATCH, Loader
 from jaxddp.nn.torch_weights import from_torch, load_weights, torch_name
 from jaxddp.state import TrainState
 from jaxddp.step.options import options
+from jaxddp.tracking.resumed import check_kept, check_not_done, check_same_epochs, check_steps_per_epoch
 from jaxddp.tracking.run_folder import claim_output
-from jaxddp.tracking.run_log import RunLog, check_kept, check_same_epochs, frozen_notes, other_epochs, run_title
+from jaxddp.tracking.run_log import RunLog, frozen_notes, run_title
 from jaxddp.training import Run, train
 
 if TYPE_CHECKING:
@@ -124,18 +125,10 @@ def open_output(run: Run, resources: contextlib.ExitStack) -> "tuple[Checkpoints
     if checkpoints.latest_step is None:  # the run ended before its first checkpoint
         return checkpoints, _start(run.config, run.ddp)
     restored = checkpoints.restore(run.ddp.whole(run.start))
-    _check_position(run, int(restored.step), checkpoints.notes(int(restored.step))["steps_per_epoch"])
+    step = int(restored.step)
+    check_steps_per_epoch(folder, checkpoints.notes(step)["steps_per_epoch"], run.loader.steps_per_epoch)
+    check_not_done(folder, step, run.loader.steps_per_epoch, run.config.epochs)
     return checkpoints, run.ddp.place_state(restored)
-
-
-def _check_position(run: Run, step: int, steps_per_epoch: int) -> None:
-    """Raise `InputError` unless the run to resume has had as many steps per epoch, and not more epochs."""
-    if steps_per_epoch != run.loader.steps_per_epoch:
-        raise other_epochs(run.config.output, steps_per_epoch, run.loader.steps_per_epoch)
-    if step > run.config.epochs * steps_per_epoch:
-        epochs, more = divmod(step, steps_per_epoch)
-        done = f"{epochs} epochs" + (f" and {more} steps" if more else "")
-        raise InputError(f"--epochs {run.config.epochs}: the run in {run.config.output} has done {done} already")
 
 
 def _start(config: TrainConfig, ddp: DataParallel) -> TrainState:

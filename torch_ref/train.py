@@ -21,8 +21,9 @@ from jaxddp.data import datasets
 from jaxddp.data.sampler import shard_table
 from jaxddp.errors import InputError, TrainingError
 from jaxddp.tracking.gradient_metrics import check_finite, explained, histograms
+from jaxddp.tracking.resumed import check_not_done, check_same_epochs
 from jaxddp.tracking.run_folder import claim_output
-from jaxddp.tracking.run_log import RunLog, check_same_epochs, frozen_notes, run_title
+from jaxddp.tracking.run_log import RunLog, frozen_notes, run_title
 from torch_ref import models, optim
 from torch_ref.amp import autocast, grad_scaler
 from torch_ref.checkpoint import load_checkpoint, of_others, save_checkpoint
@@ -138,6 +139,7 @@ def build(world: World, config: TorchConfig) -> Run:
         claim_output(config.output, resume=config.resume is not None)
     if config.resume is not None:
         resume(Path(config.resume), state, world.rank)
+        check_not_done(config.resume, state.step, loader.steps_per_epoch, config.epochs)
     test_batches = evaluation_batches(dataset.test, config, world)
     gradient_log = GradientLog(module, world, config)
     if isinstance(replica, DistributedDataParallel):
