@@ -72,7 +72,7 @@ def costs(devices: Sequence[jax.Device], config: TrainConfig) -> dict[str, float
         "verification": per_epoch / config.verify_every if config.verify_every else 0.0,
         "evaluation": 1.0,
         "log": 1.0,
-        "checkpoint": 1 / config.checkpoint_every if config.checkpoint_every else 0.0,
+        "checkpoint": 1 / config.checkpoint_period.count if config.checkpoint_every else 0.0,  # of epochs
     }
     shares = {f"{name}_share": float(f"{seconds[name] * per[name] / epoch:.3g}") for name in seconds}
     return {"epoch_seconds": epoch, **{f"{name}_seconds": value for name, value in seconds.items()}, **shares}

@@ -19,6 +19,10 @@ class TrainingError(RuntimeError):
     """
 
 
+class NotFiniteError(TrainingError):
+    """A loss or a gradient that is NaN or infinite."""
+
+
 def check_name(flag: str, name: str, known: Iterable[str]) -> None:
     """Raise `InputError` unless `name` is one of `known`; suggest the closest match.
 

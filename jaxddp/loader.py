@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import pairwise
 from typing import TypeVar
 
 import numpy as np
@@ -139,8 +140,10 @@ class Loader:
         self._shuffle_ahead(epoch)
         indices = self._orders[epoch].result()[self._replicas.local_ranks]
         size = self.per_replica_batch_size
-        for first in range(start_step, self._full_steps, self.steps_per_dispatch):
-            last = min(first + self.steps_per_dispatch, self._full_steps)
+        # A resumed epoch goes on with the dispatches of an uninterrupted one, so that it runs the same programs.
+        following = range(0, self._full_steps, self.steps_per_dispatch)
+        starts = [start_step, *(first for first in following if first > start_step)]
+        for first, last in pairwise([*starts, self._full_steps] if start_step < self._full_steps else []):
             chunk = indices[:, first * size : last * size]
             yield self._gather(chunk.reshape(len(indices), last - first, size), first)
         if self._rest and not self._drop_last_batch:

@@ -2,11 +2,7 @@
 
 import contextlib
 import dataclasses
-import math
 import os
-import time
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,22 +17,20 @@ from jaxddp.distributed.cluster import Cluster, find
 from jaxddp.distributed.devices import prepare
 from jaxddp.distributed.processes import joined
 from jaxddp.distributed.replicas import Replicas
-from jaxddp.errors import InputError, TrainingError
+from jaxddp.errors import InputError
 from jaxddp.loader import MAX_STEPS_PER_DISPATCH, Loader
-from jaxddp.nn.torch_weights import from_torch, load_weights, save_weights, torch_name
-from jaxddp.state import Buffers, Params, TrainState
-from jaxddp.step.metrics import EpochSums, InFlight, means, step_metrics
+from jaxddp.nn.torch_weights import from_torch, load_weights, torch_name
+from jaxddp.state import TrainState
 from jaxddp.step.options import options
-from jaxddp.tracking.gradient_metrics import explained, renamed
+from jaxddp.tracking.resumed import check_kept, check_not_done, check_same_epochs, check_steps_per_epoch
 from jaxddp.tracking.run_folder import claim_output
-from jaxddp.tracking.run_log import RunLog, check_same_epochs, frozen_notes, run_title
+from jaxddp.tracking.run_log import RunLog, frozen_notes, run_title
+from jaxddp.training import Run, train
 
 if TYPE_CHECKING:
     from jaxddp.checkpoint import Checkpoints
 
 CHECKPOINT_FOLDER = "checkpoints"
-WEIGHTS_FILE = "model.safetensors"
-AVERAGED_FILE = "model_averaged.safetensors"
 
 
 def main(config: TrainConfig) -> None:
@@ -51,49 +45,31 @@ def main(config: TrainConfig) -> None:
 
 def train_alone_or_joined(config: TrainConfig, cluster: Cluster | None) -> None:
     """Train in this process, which has joined the others if there are any."""
-    first = cluster is None or cluster.process_id == 0
     with contextlib.ExitStack() as resources:
         resources.enter_context(jax.enable_x64(config.dtype == "float64"))
         # On GPUs jax would multiply float32 matrices in TF32, which keeps 10 bits; torch does not.
         resources.enter_context(jax.default_matmul_precision("highest"))
         run = build(config, cluster)
         if config.print_shards:
-            if first:
+            if run.is_first:
                 print(shard_table(run.loader.indices(0), run.loader.per_replica_batch_size, run.loader.dataset_size))
             return
-        checkpoints, state = open_output(run, resources, first)
+        checkpoints, state = open_output(run, resources)
         processes = "" if cluster is None else f", {cluster.num_processes} processes"
         log = resources.enter_context(
             RunLog(
                 dataclasses.replace(config, resume=None, devices=run.ddp.world_size),
-                None if config.output is None or not first else Path(config.output),
+                None if config.output is None or not run.is_first else Path(config.output),
                 title=run_title(
                     config, run.ddp.world_size, f"JAX {run.ddp.replicas.devices[0].device_kind}{processes}"
                 ),
                 notes=frozen_notes(map(torch_name, run.ddp.frozen_parameters)),
                 examples_per_epoch=run.loader.examples_per_epoch,
                 resume_step=int(state.step) if config.resume else None,
-                quiet=not first,
+                quiet=not run.is_first,
             )
         )
-        train(run, state, log, checkpoints, first)
-
-
-@dataclass(frozen=True)
-class Run:
-    """Parts of a run, which have been checked to fit each other; nothing has been written yet."""
-
-    config: TrainConfig
-    dataset: datasets.Dataset
-    loader: Loader
-    ddp: DataParallel
-    start: TrainState
-
-    def explain(self, sums: Mapping[str, float]) -> str | None:
-        """Describe the gradients that are not finite, from a step's metrics; None without --detect-anomaly."""
-        frozen = self.ddp.frozen_parameters
-        learning = [name for name in self.ddp.functional.params if name not in frozen]
-        return explained(sums, learning, torch_name) if self.config.detect_anomaly else None
+        train(run, state, log, checkpoints)
 
 
 def build(config: TrainConfig, cluster: Cluster | None = None) -> Run:
@@ -144,9 +120,7 @@ def make_loader(config: TrainConfig, dataset: datasets.Dataset, replicas: Replic
     )
 
 
-def open_output(
-    run: Run, resources: contextlib.ExitStack, first: bool = True
-) -> "tuple[Checkpoints | None, TrainState]":
+def open_output(run: Run, resources: contextlib.ExitStack) -> "tuple[Checkpoints | None, TrainState]":
     """Claim the run folder in the first process; with --resume, restore the state of the last checkpoint.
 
     Raises:
@@ -157,95 +131,22 @@ def open_output(
         return None, run.start
     from jaxddp.checkpoint import Checkpoints  # imports Orbax, which takes 0.2 s
 
-    folder = claim_output(output, resume) if first else Path(output)
+    folder = claim_output(output, resume) if run.is_first else Path(output)
     run.ddp.replicas.meet()  # the folder is claimed now, or this process is ended
-    checkpoints = Checkpoints(folder / CHECKPOINT_FOLDER)
+    keep = run.config.keep_checkpoints, run.config.keep_best
+    checkpoints = Checkpoints(folder / CHECKPOINT_FOLDER, *keep, run.ddp.replicas)
     resources.callback(checkpoints.close)
     if not resume:
         return checkpoints, run.start
+    check_kept(folder, CHECKPOINT_FOLDER)
     check_same_epochs(folder, run.loader.steps_per_epoch)
     if checkpoints.latest_step is None:  # the run ended before its first checkpoint
         return checkpoints, _start(run.config, run.ddp)
-    return checkpoints, run.ddp.place_state(checkpoints.restore(run.ddp.whole(run.start)))
-
-
-def train(
-    run: Run, state: TrainState, log: RunLog, checkpoints: "Checkpoints | None", first: bool = True
-) -> TrainState:
-    """Train from `state` to the end of the last epoch; only the first process saves weights.
-
-    Raises:
-        TrainingError: a loss is not finite, or replicas differ; checkpoints saved before remain valid.
-    """
-    config, ddp, loader = run.config, run.ddp, run.loader
-    test_set, test = ddp.place(run.dataset.test), {}
-
-    def tested(state: TrainState) -> dict[str, float]:
-        return means(jax.device_get(ddp.evaluate_placed(state, test_set)))
-
-    started = time.perf_counter()
-    try:
-        ddp.verify(state)
-        for epoch in range(int(state.step) // loader.steps_per_epoch, config.epochs):
-            state, train_means, speed = train_epoch(run, state, epoch, log)
-            test = tested(state)
-            if not math.isfinite(test["loss"]):  # the last update comes after the last training loss
-                raise TrainingError(f"test loss is {test['loss']} at step {int(state.step)}")
-            averaged = None
-            if config.ema_decay is not None:
-                averaged = tested(ddp.averaged(state))
-            log.epoch(int(state.step), epoch + 1, train_means, test, speed, averaged)
-            if checkpoints is not None and config.checkpoint_every and (epoch + 1) % config.checkpoint_every == 0:
-                ddp.verify(state)
-                checkpoints.save(ddp.whole(state))
-        ddp.verify(state)
-        if checkpoints is not None:
-            checkpoints.save(ddp.whole(state))
-    except TrainingError as error:
-        raise TrainingError(f"{error}; {_last_good(checkpoints, config)}") from None
-    if config.output is not None:
-        _save_weights(Path(config.output) / WEIGHTS_FILE, ddp.values(state), first)
-        if config.ema_decay is not None:
-            _save_weights(Path(config.output) / AVERAGED_FILE, ddp.values(ddp.averaged(state)), first)
-    log.summary((test or tested(state))["accuracy"], time.perf_counter() - started, config.agreement)
-    return state
-
-
-def train_epoch(run: Run, state: TrainState, epoch: int, log: RunLog) -> tuple[TrainState, dict[str, float], float]:
-    """Train for one epoch, or for the part of it after `state.step`.
-
-    Returns:
-        The state at the end, the means over the examples, and examples per second.
-    """
-    started = time.perf_counter()
-    step, examples = int(state.step), 0
-    in_flight, totals = InFlight(first_step=step + 1, explain=run.explain), EpochSums()
-
-    def report(wait: bool) -> int:
-        seen = 0
-        for number, by_jax_name in in_flight.finished(wait):
-            sums = renamed(by_jax_name, torch_name)
-            size = run.loader.examples_in(number - 1)
-            log.step(number, epoch + 1, step_metrics(sums), examples=size)
-            totals.add(sums)
-            seen += size
-        return seen
-
-    for batches in run.loader.epoch(epoch, start_step=step % run.loader.steps_per_epoch):
-        state, sums = run.ddp.steps(state, batches)
-        in_flight.add(sums)
-        examples += report(wait=False)
-        before, step = step, step + len(sums.table)
-        if run.config.verify_every and before // run.config.verify_every != step // run.config.verify_every:
-            run.ddp.verify(state)
-    examples += report(wait=True)
-    log.histograms(step, totals.histograms())
-    return state, totals.means(), examples / (time.perf_counter() - started)
-
-
-def _save_weights(path: Path, values: tuple[Params, Buffers], first: bool) -> None:
-    if first:
-        save_weights(path, *values)
+    restored = checkpoints.restore(run.ddp.whole(run.start))
+    step = int(restored.step)
+    check_steps_per_epoch(folder, checkpoints.notes(step)["steps_per_epoch"], run.loader.steps_per_epoch)
+    check_not_done(folder, step, run.loader.steps_per_epoch, run.config.epochs)
+    return checkpoints, run.ddp.place_state(restored)
 
 
 def _start(config: TrainConfig, ddp: DataParallel) -> TrainState:
@@ -257,12 +158,6 @@ def _start(config: TrainConfig, ddp: DataParallel) -> TrainState:
         return ddp.init(*from_torch(tensors, ddp.functional.params, ddp.functional.buffers))
     except InputError as error:
         raise InputError(f"--weights {config.weights}: {error}") from None
-
-
-def _last_good(checkpoints: "Checkpoints | None", config: TrainConfig) -> str:
-    if checkpoints is None or checkpoints.latest_step is None:
-        return "there is no checkpoint yet"
-    return f"the last good checkpoint is of step {checkpoints.latest_step}; continue with --resume {config.output}"
 
 
 if __name__ == "__main__":

@@ -33,6 +33,13 @@ class TorchConfig(Strategy, TrainConfig):
         for name in ("coordinator", "num_processes", "process_id"):
             if getattr(self, name) is not None:
                 raise InputError(f"{typed(name, getattr(self, name))}: only for jaxddp.train; start torchrun instead")
+        if self.checkpoint_period.unit != "epochs":
+            raise InputError(
+                f"--checkpoint-every {self.checkpoint_every}: torch_ref saves between epochs; "
+                "must be a number of epochs, or use jaxddp.train"
+            )
+        if self.on_nan != "stop":
+            raise InputError(f"--on-nan {self.on_nan}: torch_ref can only stop; use jaxddp.train")
         if self.strategy != "ddp" and self.comm_hook != "allreduce":
             raise InputError(f"--comm-hook {self.comm_hook}: only for --strategy ddp, not {self.strategy}")
         if self.resume is not None and self.comm_hook in POWER_SGD:

@@ -21,8 +21,9 @@ from jaxddp.data import datasets
 from jaxddp.data.sampler import shard_table
 from jaxddp.errors import InputError, TrainingError
 from jaxddp.tracking.gradient_metrics import check_finite, explained, histograms
+from jaxddp.tracking.resumed import check_not_done, check_same_epochs
 from jaxddp.tracking.run_folder import claim_output
-from jaxddp.tracking.run_log import RunLog, check_same_epochs, frozen_notes, run_title
+from jaxddp.tracking.run_log import RunLog, frozen_notes, run_title
 from torch_ref import models, optim
 from torch_ref.amp import autocast, grad_scaler
 from torch_ref.checkpoint import load_checkpoint, of_others, save_checkpoint
@@ -138,6 +139,7 @@ def build(world: World, config: TorchConfig) -> Run:
         claim_output(config.output, resume=config.resume is not None)
     if config.resume is not None:
         resume(Path(config.resume), state, world.rank)
+        check_not_done(config.resume, state.step, loader.steps_per_epoch, config.epochs)
     test_batches = evaluation_batches(dataset.test, config, world)
     gradient_log = GradientLog(module, world, config)
     if isinstance(replica, DistributedDataParallel):
@@ -170,7 +172,7 @@ def train_epochs(run: Run, log: RunLog) -> None:
             raise TrainingError(f"test loss is {test['loss']} at step {state.step}")
         averaged = None if state.averaged is None else run.evaluate(state.averaged.module)
         log.epoch(state.step, epoch + 1, train_means, test, speed, averaged)
-        if config.checkpoint_every and (epoch + 1) % config.checkpoint_every == 0:
+        if config.checkpoint_period.passed("epochs", epoch, epoch + 1):
             keep(run)
     keep(run)
     with shown(state.module, config, run.world):

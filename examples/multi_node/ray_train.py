@@ -1,12 +1,13 @@
 """Ray Train: a worker per GPU, each of which runs one process of the run; Ray starts all anew when one fails.
 
-    RUN=/shared/run python examples/multi_node/ray_train.py 16 --epochs 100
+RUN=/shared/run python examples/multi_node/ray_train.py 16 --epochs 100
 """
 
 import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 from ray.train import FailureConfig, RunConfig, ScalingConfig, get_context
 from ray.train.collective import broadcast_from_rank_zero
@@ -31,7 +32,7 @@ def train(config: dict) -> None:
 
 def main(workers: int, arguments: list[str]) -> None:
     """Start the workers, and wait for the end of the run."""
-    config = {"run": os.environ["RUN"], "arguments": arguments, "folder": os.getcwd()}
+    config = {"run": os.environ["RUN"], "arguments": arguments, "folder": str(Path.cwd())}
     use_gpu = os.environ.get("USE_GPU", "1") == "1"
     DataParallelTrainer(
         train,

@@ -15,17 +15,22 @@ from jaxddp.config.choices import (
     LOSS_NORMALIZATIONS,
     LR_SCALINGS,
     MODELS,
+    ON_NAN,
     OPTIMIZERS,
     PLATFORMS,
     POWER_SGD,
     SCHEDULES,
 )
 from jaxddp.config.options import TrainOptions
+from jaxddp.config.period import Period
 from jaxddp.config.ranges import RANGES, check_range
 from jaxddp.errors import InputError, check_name
 
 # Options of a step that all replicas take together; in post-local SGD each replica takes its own.
-COMMON_STEP = ("comm_hook", "loss_normalization", "ema_decay", "shard_optimizer", "join", "scaler", "log_gradients")
+COMMON_STEP = (
+    *("comm_hook", "loss_normalization", "ema_decay", "shard_optimizer", "join", "scaler", "log_gradients"),
+    "skip_nonfinite",
+)
 
 
 def check_names(config: TrainOptions) -> None:
@@ -41,6 +46,7 @@ def check_names(config: TrainOptions) -> None:
     check_name("--comm-hook", config.comm_hook, COMM_HOOKS)
     check_name("--dtype", config.dtype, DTYPES)
     check_name("--amp", config.amp, AMP)
+    check_name("--on-nan", config.on_nan, ON_NAN)
     if config.platform is not None:
         check_name("--platform", config.platform, PLATFORMS)
 
@@ -50,6 +56,7 @@ def check_ranges(config: TrainOptions) -> None:
     for name in RANGES:
         value = getattr(config, name)
         check_range(name, value, typed(name, value))
+    Period.parse("--checkpoint-every", config.checkpoint_every)
     if config.seed + config.epochs > 2**64:  # epoch e is shuffled by seed + e
         raise InputError(f"--seed {config.seed}: must stay below 2**64 over {config.epochs} epochs, as torch's seeds")
 
@@ -67,6 +74,14 @@ def check_combinations(config: TrainOptions) -> None:
     if config.dropout_masks != "replica" and not config.dropout:
         raise InputError(f"--dropout-masks {config.dropout_masks}: needs --dropout above 0")
     _check_join(config)
+    if config.on_nan == "skip" and config.amp == "fp16":
+        raise InputError("--on-nan skip: the loss scaler of --amp fp16 skips such steps already; leave it out")
+    if config.on_nan == "skip" and config.start_local_sgd_iter is not None:
+        raise InputError(
+            "--on-nan skip: cannot be combined with --start-local-sgd-iter, where replicas step separately"
+        )
+    if config.on_nan == "rollback" and config.output is None:
+        raise InputError("--on-nan rollback: goes back to a checkpoint, so it needs --output")
     if config.amp != "none" and config.dtype != "float32":
         raise InputError(f"--amp {config.amp}: computes float32 in 16 bits, so it needs --dtype float32")
     if config.schedule == "one_cycle" and config.cycle_momentum and config.optimizer == "adagrad":

@@ -14,6 +14,7 @@ COMM_HOOKS = ("allreduce", "bf16_compress", "fp16_compress", *POWER_SGD)
 DTYPES = ("float32", "float64")
 AMP = ("none", "bf16", "fp16")
 PLATFORMS = ("cpu", "gpu")
+ON_NAN = ("stop", "skip", "rollback")
 
 IGNORE_INDEX = -100  # label without a loss, torch's default in cross_entropy
 DEFAULT_CPU_DEVICES = 2

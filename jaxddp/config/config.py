@@ -17,6 +17,7 @@ from jaxddp.config.choices import (
     POWER_SGD,
 )
 from jaxddp.config.options import TrainOptions
+from jaxddp.config.period import Period
 from jaxddp.errors import InputError
 
 
@@ -60,6 +61,11 @@ class TrainConfig(TrainOptions):
     def averaging_period(self) -> int:
         """Optimizer steps between averagings of the parameters, in post-local SGD."""
         return DEFAULT_LOCAL_SGD_PERIOD if self.local_sgd_period is None else self.local_sgd_period
+
+    @property
+    def checkpoint_period(self) -> Period:
+        """Time between checkpoints."""
+        return Period.parse("--checkpoint-every", self.checkpoint_every)
 
     @property
     def agreement(self) -> str:

@@ -216,8 +216,14 @@ class Output:
     """Run folder for config, metrics, curves, weights and checkpoints. None: nothing is saved."""
     resume: str | None = None
     """Continue the run in this folder; further flags override its config, except for model, data and order."""
-    checkpoint_every: int = 5
-    """Epochs between checkpoints in the run folder. 0: only at the end."""
+    checkpoint_every: int | str = 5
+    """Time between checkpoints: 5 or 5epochs; 200steps, 10minutes: jaxddp only. 0: only at the end."""
+    keep_checkpoints: int = 2
+    """Number of newest checkpoints to keep; jaxddp only."""
+    keep_best: bool = False
+    """Keep the checkpoint with the smallest test loss too; jaxddp only."""
+    on_nan: str = "stop"
+    """stop | skip | rollback: end the run, skip the update, or go back to a checkpoint; jaxddp only, but for stop."""
     log_gradients: tuple[str, ...] = ()
     """Log gradients of the parameters whose torch names match a pattern: norms per step, histograms per epoch."""
     detect_anomaly: bool = False

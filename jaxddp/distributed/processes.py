@@ -52,6 +52,9 @@ def joined(
         reason = str(error).strip().partition("\n")[0]
         peers.close(reason)
         raise TrainingError(f"process {cluster.process_id}: {reason}") from error
+    except SystemExit:  # all processes save and stop
+        peers.close()
+        raise
     except BaseException as error:
         peers.close(" ".join(str(error).split()) or type(error).__name__)
         raise

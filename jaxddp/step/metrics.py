@@ -101,25 +101,32 @@ def _to_list(table: jax.Array) -> list[list[float]]:
 
 
 class EpochSums:
-    """Sums over the steps of an epoch, without steps that were skipped because their loss is not finite."""
+    """Sums over the steps of an epoch, without steps that were skipped because their loss is not finite.
 
-    def __init__(self) -> None:
-        self._sums: dict[str, float] = {}
+    Args:
+        sums: sums over the steps before; None: there are none.
+
+    Attributes:
+        sums: the sums, by name.
+    """
+
+    def __init__(self, sums: Mapping[str, float] | None = None) -> None:
+        self.sums: dict[str, float] = dict(sums or {})
 
     def add(self, sums: dict[str, Any]) -> None:
         """Add the sums of one step."""
         if not math.isfinite(sums["loss"]):
             sums = dict.fromkeys(sums, 0.0) | {"skipped": sums["skipped"]}
         for name, value in sums.items():
-            self._sums[name] = self._sums.get(name, 0.0) + float(value)
+            self.sums[name] = self.sums.get(name, 0.0) + float(value)
 
     def means(self) -> dict[str, float]:
         """Return the means over the epoch (see `means`) and, with a loss scaler, the number of skipped steps."""
-        return means(self._sums) | {name: value for name, value in self._sums.items() if name == "skipped"}
+        return means(self.sums) | {name: value for name, value in self.sums.items() if name == "skipped"}
 
     def histograms(self) -> dict[str, list[int]]:
         """Return the histograms of the logged gradients over all steps."""
-        return histograms(self._sums)
+        return histograms(self.sums)
 
 
 def means(sums: dict[str, Any]) -> dict[str, float]:

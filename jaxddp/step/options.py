@@ -47,6 +47,7 @@ class StepOptions:
         log_gradients: patterns of the names of parameters whose gradients are logged, see
             `jaxddp.tracking.gradient_metrics`.
         detect_anomaly: add metrics that identify gradients that are not finite, by replica and parameter.
+        skip_nonfinite: undo a step whose loss or mean gradients are not finite, all but its count.
         local_sgd: strategy of post-local SGD, see `jaxddp.step.post_local_sgd`; None: gradients are averaged in every
             step.
 
@@ -67,6 +68,7 @@ class StepOptions:
     scaler: GradScaler | None = None
     log_gradients: tuple[str, ...] = ()
     detect_anomaly: bool = False
+    skip_nonfinite: bool = False
     local_sgd: PostLocalSGD | None = None
 
     def __post_init__(self) -> None:
@@ -78,6 +80,8 @@ class StepOptions:
             raise InputError("shard_optimizer: cannot be combined with find_unused_parameters; freeze unused ones")
         if self.shard_optimizer and any(hook.when == "mean" for hook in self.gradient_hooks):
             raise InputError('shard_optimizer: replicas hold slices of the mean; gradient_hooks must be "local"')
+        if self.skip_nonfinite and self.scaler is not None:
+            raise InputError("skip_nonfinite: a loss scaler skips such steps already; leave one of the two out")
         if self.local_sgd is not None:
             check_combines_with_local_sgd(self, "local_sgd")
 
@@ -105,5 +109,6 @@ def options(config: TrainConfig, model: nnx.Module) -> dict[str, Any]:
         "shard_optimizer": config.shard_optimizer,
         "divide_by_initial_world_size": config.divide_by_initial_world_size,
         "scaler": grad_scaler.from_config(config),
+        "skip_nonfinite": config.on_nan == "skip",
         "local_sgd": post_local_sgd.from_config(config),
     }

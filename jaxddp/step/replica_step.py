@@ -9,6 +9,7 @@ on N devices or, unchanged, on one.
 
 import dataclasses
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -123,9 +124,15 @@ class ReplicaStep(StepOptions):
         buffers = synchronized(accumulated.buffers, self.keep_buffers, buffers_of)
 
         next_state = TrainState(state.step + 1, params, buffers, opt_state, comm_state, averaged)
+        sums = self._summed(state, local.sums, shares)
         if scaler is not None:  # gradients that overflow undo the update
             next_state, scaler_metrics = scaler.step(state, next_state, strategy.all_finite(reduced))
             step_metrics |= scaler_metrics
+        if self.skip_nonfinite:
+            finite = strategy.all_finite(reduced) & jnp.isfinite(sums["loss"])
+            undone = jax.tree.map(partial(jnp.where, finite), next_state, state)
+            next_state = dataclasses.replace(undone, step=next_state.step)
+            step_metrics["skipped"] = 1 - finite.astype(sums["loss"].dtype)
         if self.log_gradients:
             step_metrics |= norms_and_histograms(strategy.whole(hooked), self.log_gradients)
         stages = self.local_stages(state, local, denominator, shares) | {
@@ -133,7 +140,7 @@ class ReplicaStep(StepOptions):
             "clipped_gradients": strategy.whole(clipped),
             **self._stages_of_state(next_state),
         }
-        return next_state, self._summed(state, local.sums, shares) | step_metrics, stages
+        return next_state, sums | step_metrics, stages
 
     @property
     def local(self) -> LocalGradients:

@@ -10,7 +10,7 @@ anomaly/RANK/CHUNK  local gradients of a replica that are not finite: one digit 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from jaxddp.errors import TrainingError
+from jaxddp.errors import NotFiniteError, TrainingError
 
 NORM, LOG2, ANOMALY = "grad_norm/", "grad_log2/", "anomaly/"
 LOG2_BINS = range(-32, 9)
@@ -88,7 +88,7 @@ def anomalies(sums: Mapping[str, float], names: Iterable[str]) -> dict[int, dict
 
 
 def check_finite(sums: Mapping[str, float], step: int, anomaly: str | None) -> None:
-    """Raise `TrainingError` if the loss or gradients of a step are not finite, unless a loss scaler skipped it.
+    """Raise `NotFiniteError` if the loss or gradients of a step are not finite, unless it was skipped.
 
     A loss scale of 0 raises `TrainingError` too.
 
@@ -100,7 +100,7 @@ def check_finite(sums: Mapping[str, float], step: int, anomaly: str | None) -> N
     >>> check_finite({"loss": math.inf}, 3, None)
     Traceback (most recent call last):
     ...
-    jaxddp.errors.TrainingError: loss is inf at step 3; --detect-anomaly names the parameter and the replica
+    jaxddp.errors.NotFiniteError: loss is inf at step 3; --detect-anomaly names the parameter and the replica
     """
     loss = sums["loss"]
     if sums.get("scale") == 0:
@@ -109,9 +109,9 @@ def check_finite(sums: Mapping[str, float], step: int, anomaly: str | None) -> N
         return
     if not math.isfinite(loss):
         detail = HINT if anomaly is None else anomaly or "every gradient is finite"
-        raise TrainingError(f"loss is {loss} at step {step}; {detail}")
+        raise NotFiniteError(f"loss is {loss} at step {step}; {detail}")
     if anomaly:
-        raise TrainingError(f"{anomaly} at step {step}, with a loss of {loss:g}")
+        raise NotFiniteError(f"{anomaly} at step {step}, with a loss of {loss:g}")
 
 
 def explained(sums: Mapping[str, float], order: Sequence[str], shown: Callable[[str], str] = str) -> str:

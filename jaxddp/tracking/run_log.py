@@ -246,21 +246,6 @@ def read_metrics(path: Path) -> list[Record]:
     return [record for record in records if record is not None]
 
 
-def check_same_epochs(folder: Path, steps_per_epoch: int) -> None:
-    """Raise `InputError` unless the epochs of the run to resume have `steps_per_epoch` steps.
-
-    Otherwise its number of steps would stand for another position in the data.
-    """
-    path = folder / METRICS_FILE
-    epochs = [record for record in read_metrics(path) if record["kind"] == "epoch"] if path.exists() else []
-    if epochs and epochs[-1]["step"] != epochs[-1]["epoch"] * steps_per_epoch:
-        before = epochs[-1]["step"] // epochs[-1]["epoch"]
-        raise InputError(
-            f"--resume {folder}: its epochs had {before} steps and would now have {steps_per_epoch}; "
-            "keep its data and --devices"
-        )
-
-
 def _to_line(record: Record) -> str:
     """Write a record as JSON, with NaN and infinity as null."""
     lost = {name: None for name, value in record.items() if isinstance(value, float) and not math.isfinite(value)}

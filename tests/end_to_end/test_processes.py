@@ -120,6 +120,30 @@ def test_the_others_end_with_one_line_when_a_process_is_killed(victim: int, tmp_
             assert "Traceback" not in printed
 
 
+@pytest.mark.large
+def test_a_signal_to_one_process_saves_in_all_and_the_run_goes_on(tmp_path: Path) -> None:
+    """Interrupted as 2 x 2 in the middle of an epoch and resumed as 1 x 4, against a run that is not interrupted."""
+    flags = (*LENGTH, "--num-examples", "4000", "--devices", "4", "--global-batch-size", "16", "--epochs", "3")
+    flags = (*flags, "--steps-per-dispatch", "2")
+    interrupted, straight = tmp_path / "interrupted", tmp_path / "straight"
+    train(1, tmp_path / "out", *flags, "--output", f"{straight}")
+    started = start(2, (*flags, "--output", f"{interrupted}"), tmp_path)
+    limit = time.monotonic() + 120
+    while not (interrupted / "metrics.jsonl").exists() or not (interrupted / "metrics.jsonl").read_text():
+        assert time.monotonic() < limit
+        assert all(process.poll() is None for process in started), finish(started, tmp_path)
+        time.sleep(0.02)
+    started[1].send_signal(signal.SIGTERM)
+    results = finish(started, tmp_path)
+    assert [code for code, _ in results] == [75, 75], results
+    assert results[0][1].splitlines()[-1].startswith("SIGTERM: saved the checkpoint of step ")
+    assert results[1][1] == ""
+    train(1, tmp_path / "out", "--resume", f"{interrupted}")
+    np.testing.assert_allclose(
+        weights(interrupted), weights(straight), rtol=0, atol=ROUNDING * abs(weights(straight)).max()
+    )
+
+
 def test_processes_with_other_flags_are_refused(tmp_path: Path) -> None:
     flags = (*LENGTH, "--num-processes", "2", "--coordinator", f"127.0.0.1:{free_port()}", "--join-timeout", "60")
     started = start(1, (*flags, "--process-id", "0"), tmp_path)

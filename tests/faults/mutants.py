@@ -180,12 +180,12 @@ OPTIMIZER = [
         {"lr_off_by_one": ("(jnp.asarray(count) // step_size)", "((count + 1) // step_size)")},
     ),
     *planted(
-        "jaxddp/checkpoint.py",
+        "jaxddp/checkpoint/checkpoints.py",
         "tests/unit/test_checkpoint.py -k comes_back",
         {
             "resume_lost_state": (
-                "return TrainState(**restored)",
-                'return TrainState(**restored | {"opt_state": expected["opt_state"]})',
+                "return TrainState(**tree)",
+                'return TrainState(**tree | {"opt_state": expected["opt_state"]})',
             )
         },
     ),
@@ -210,7 +210,7 @@ DATA = [
         {
             "epoch_ignored": ("epoch=epoch,", "epoch=0,"),
             "same_shard": ("[self._replicas.local_ranks]", "[[0] * len(self._replicas.local_ranks)]"),
-            "sampler_offset_lost": ("for first in range(start_step, ", "for first in range(0, "),
+            "sampler_offset_lost": ("starts = [start_step, *(", "starts = [0, *("),
         },
     ),
     *planted(

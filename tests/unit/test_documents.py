@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-GUIDES = ("library", "parity", "performance", "plan", "proof", "semantics", "train")
+GUIDES = ("library", "parity", "performance", "plan", "proof", "reliability", "semantics", "train")
 TEXTS = ["README.md", "CONTRIBUTING.md", *(f"docs/{name}.md" for name in GUIDES)]
 PATH = re.compile(r"`((?:jaxddp|torch_ref|tests|examples|benchmarks|docs)/[\w./*-]*)`")
 LINK = re.compile(r"\]\(([\w./-]+)(?:#[\w-]*)?\)")

@@ -14,6 +14,7 @@ from jaxddp import cli
 from jaxddp.config import TrainConfig
 from jaxddp.config.checks import flag
 from jaxddp.config.choices import AMP, BELONGS_TO, COMM_HOOKS, DATASETS, MODELS, OPTIMIZERS, SCHEDULES
+from jaxddp.config.period import UNITS, Period
 from jaxddp.errors import InputError, TrainingError, check_name
 from jaxddp.tracking.run_folder import save_config
 from torch_ref.config import TorchConfig
@@ -56,6 +57,12 @@ CHOICES |= {"comm_hook": COMM_HOOKS, "amp": AMP}
         ({"loss_normalization": "dpp"}, "--loss-normalization dpp: unknown; did you mean ddp? (one of ddp, global)"),
         ({"dtype": "bfloat16"}, "--dtype bfloat16: unknown; did you mean float"),
         ({"platform": "tpu"}, "--platform tpu: unknown"),
+        (
+            {"checkpoint_every": "3days"},
+            "--checkpoint-every 3days: must be like 5 (epochs), 5epochs, 200steps or 10min",
+        ),
+        ({"checkpoint_every": "1.5steps"}, "--checkpoint-every 1.5steps: must be like 5 (epochs), 5epochs, 200steps"),
+        ({"checkpoint_every": "-2steps"}, "--checkpoint-every -2steps: must be at least 0"),
         ({"ema_decay": 1.5}, "--ema-decay 1.5: must be 0 to 1"),
         ({"dropout": 1.0}, "--dropout 1.0: must be at least 0 and below 1"),
         ({"dropout": float("nan")}, "--dropout nan: must be at least 0 and below 1"),
@@ -124,7 +131,9 @@ def test_an_error_names_the_bad_value_and_the_right_ones(fields: dict[str, Any],
 
 
 AT_LEAST_ONE = "num_examples num_features num_classes context_length embedding_size step_size global_batch_size"
-AT_LEAST_ONE += " accumulation_steps devices steps_per_dispatch matrix_approximation_rank growth_interval"
+AT_LEAST_ONE += (
+    " keep_checkpoints accumulation_steps devices steps_per_dispatch matrix_approximation_rank growth_interval"
+)
 AT_LEAST_ZERO = "epochs warmup_steps verify_every checkpoint_every seed lr weight_decay eps min_lr gamma"
 AT_LEAST_ZERO += " min_compression_rate"
 
@@ -136,6 +145,39 @@ def test_a_number_below_its_minimum_is_refused(name: str, least: int) -> None:
     TrainConfig(**{name: least})
     with pytest.raises(InputError, match=f"^{flag(name)} {least - 1}: must be at least {least}$"):
         TrainConfig(**{name: least - 1})
+
+
+@pytest.mark.parametrize(
+    ("written", "period"),
+    [
+        (5, Period(5, "epochs")),
+        ("5", Period(5, "epochs")),
+        ("5 epochs", Period(5, "epochs")),
+        ("1epoch", Period(1, "epochs")),
+        ("200steps", Period(200, "steps")),
+        ("0.5minutes", Period(0.5, "minutes")),
+        (0, Period(0, "epochs")),
+    ],
+)
+def test_checkpoints_may_be_counted_in_epochs_steps_or_minutes(
+    written: int | str, period: Period, tmp_path: Path
+) -> None:
+    config = cli.parse(TrainConfig, ["--checkpoint-every", str(written)], "train")
+    assert config.checkpoint_period == period
+    save_config(config, tmp_path)
+    assert cli.parse(TrainConfig, ["--resume", str(tmp_path)], "train").checkpoint_period == period
+
+
+def test_a_period_of_zero_never_passes() -> None:
+    assert not any(Period(0, unit).passed(unit, 0, 100) for unit in UNITS)
+
+
+def test_torch_ref_saves_between_epochs_only() -> None:
+    assert TorchConfig(checkpoint_every="3epochs").checkpoint_period == Period(3, "epochs")
+    with pytest.raises(
+        InputError, match=r"^--checkpoint-every 5steps: torch_ref saves between epochs; must be a number"
+    ):
+        TorchConfig(checkpoint_every="5steps")
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,13 @@ def test_resume_refuses_other_epochs_and_runs_of_jaxddp(tmp_path: Path) -> None:
         training.main(dataclasses.replace(config, resume=config.output))
 
 
+def test_fewer_epochs_than_are_done_are_refused(tmp_path: Path) -> None:
+    config = small(tmp_path / "run")
+    training.main(config)
+    with pytest.raises(InputError, match=r"^--epochs 3: the run in .*run has done 4 epochs already$"):
+        training.main(dataclasses.replace(config, resume=config.output, epochs=3))
+
+
 def test_a_run_resumed_without_moments_ends_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     training.main(small(tmp_path / "whole"))
     interrupted(small(tmp_path / "halves"), monkeypatch, epoch=3)

@@ -14,8 +14,9 @@ import pytest
 from jaxddp.config import TrainConfig
 from jaxddp.errors import InputError, TrainingError
 from jaxddp.tracking import run_log
+from jaxddp.tracking.resumed import check_same_epochs
 from jaxddp.tracking.run_folder import claim_output, load_config
-from jaxddp.tracking.run_log import RunLog, check_same_epochs, read_metrics
+from jaxddp.tracking.run_log import RunLog, read_metrics
 
 CONFIG = TrainConfig(epochs=10)
 STEPS_PER_EPOCH = 2

@@ -1,0 +1,305 @@
+"""Checkpoints of a TrainState, written by Orbax: renamed when complete, so that none is ever partial."""
+
+import contextlib
+import dataclasses
+import functools
+import glob
+import logging
+import math
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from jaxddp.checkpoint.record import FILE, DamagedError, Notes, Record, RecordHandler, RecordSave
+from jaxddp.distributed.replicas import Replicas
+from jaxddp.errors import InputError, TrainingError, differences, listed
+from jaxddp.state import TrainState
+
+STATE, RECORD = "state", "record"  # items of a checkpoint
+KEEP = 2
+TEST_LOSS = "test_loss"  # note by which the best checkpoint is known
+_LONG = 100  # characters shown of another library's error message
+
+
+class Checkpoints:
+    """Newest checkpoints in a folder, one per saved step.
+
+    Replicated arrays are stored once, so that a run can resume on any number of devices.
+
+    Args:
+        folder: folder of the checkpoints; created when it is first used.
+        keep: number of newest checkpoints to keep.
+        keep_best: keep the checkpoint with the smallest note `TEST_LOSS` too.
+        replicas: of several processes, each of which has such an object and makes the same calls; the first one
+            renames and prints. None: this process alone.
+    """
+
+    def __init__(self, folder: Path, keep: int = KEEP, keep_best: bool = False, replicas: Replicas | None = None):
+        self._folder = folder
+        self._is_first = replicas is None or 0 in replicas.local_ranks
+        self._meet = (lambda: None) if replicas is None else replicas.meet
+        self._keep = keep
+        self._keep_best = keep_best
+        self._resources = contextlib.ExitStack()
+        self._losses: dict[int, float] = {}  # step -> its note TEST_LOSS
+
+    @cached_property
+    def _manager(self) -> ocp.CheckpointManager:
+        """Orbax manager, created on first use because it creates the folder."""
+        options = ocp.CheckpointManagerOptions(
+            preservation_policy=_Kept(self._kept), cleanup_tmp_directories=True, lightweight_initialize=True
+        )
+        _silence()
+        handlers = {STATE: ocp.StandardCheckpointHandler(), RECORD: RecordHandler()}
+        folder = self._resources.enter_context(plain_path(self._folder.absolute()))
+        return ocp.CheckpointManager(folder, options=options, item_names=tuple(handlers), item_handlers=handlers)
+
+    def create(self) -> None:
+        """Create the folder, so that a missing one means that checkpoints were lost."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def latest_step(self) -> int | None:
+        """Step of the newest checkpoint; None if there is none."""
+        return max(self.steps, default=None)
+
+    @property
+    def steps(self) -> list[int]:
+        """Steps of all checkpoints, that of a save in progress included.
+
+        Raises:
+            InputError: the folder cannot be read.
+        """
+        with self._one_line("the checkpoints cannot be read"):
+            return sorted(self._manager.all_steps())
+
+    def save(self, state: TrainState, notes: Notes | None = None) -> None:
+        """Save a copy of `state` under its step number, in the background; saving a step again has no effect.
+
+        Args:
+            state: may be donated once this returns.
+            notes: JSON to save with it, see `notes`.
+
+        Raises:
+            TrainingError: the state holds a NaN or an infinity, or the save before this one has failed. Earlier
+                checkpoints stay.
+        """
+        # Views would not do: the caller may change its NumPy arrays. (XLA 0.10 copies a donated array that has a view.)
+        tree = jax.tree.map(np.array, _as_tree(state))
+        step, arrays = int(tree["step"]), _by_name(tree)
+        for name, leaf in arrays.items():
+            if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
+                raise TrainingError(f"{name} is not finite at step {step}")
+        self.wait()
+        if step == self.latest_step:
+            return
+        self._losses[step] = _loss(notes or {})
+        with self._failing(step):
+            items = {STATE: ocp.args.StandardSave(tree), RECORD: RecordSave(arrays, notes or {})}
+            self._manager.save(step, args=ocp.args.Composite(**items), force=True)
+
+    def wait(self) -> None:
+        """Wait until the last save is complete.
+
+        Raises:
+            TrainingError: it cannot be written. Earlier checkpoints stay.
+        """
+        if "_manager" in self.__dict__:
+            with self._failing(self.latest_step):
+                self._manager.wait_until_finished()
+
+    def restore(self, like: TrainState) -> TrainState:
+        """Load the newest checkpoint that is intact, as NumPy arrays; rename damaged ones to STEP.damaged.
+
+        Args:
+            like: state of the same model and optimizer.
+
+        Raises:
+            InputError: no checkpoint is intact, or it is of another model or optimizer or of a newer jaxddp.
+        """
+        self.wait()
+        steps = self.steps
+        if not steps:
+            raise InputError(f"--resume {self._folder.parent}: has no checkpoint yet")
+        problems: list[str] = []
+        for step in reversed(steps):
+            try:
+                state = self._restored(step, like)
+            except DamagedError as error:
+                problems.append(f"the checkpoint of step {step} is damaged ({error})")
+            else:
+                self._set_aside(steps[steps.index(step) + 1 :])
+                for problem in problems if self._is_first else ():
+                    print(f"{problem}; continuing from step {step}", file=sys.stderr, flush=True)
+                return state
+        raise InputError(f"--resume {self._folder.parent}: {listed(problems)}; there is no intact one")
+
+    def notes(self, step: int) -> dict[str, Any]:
+        """Return the notes saved with an intact checkpoint."""
+        return Record.read(self._folder / str(step) / RECORD / FILE).notes
+
+    def newest_intact(self) -> int | None:
+        """Return the step of the newest checkpoint that holds what was saved; None if there is none."""
+        with contextlib.suppress(TrainingError):
+            self.wait()
+        for step in reversed(self.steps):
+            with contextlib.suppress(DamagedError, InputError):
+                self._arrays(step, self._record(step))
+                return step
+        return None
+
+    def close(self) -> None:
+        """Wait for the last save, whether it fails or not, and release Orbax's resources."""
+        if "_manager" in self.__dict__:
+            with contextlib.suppress(TrainingError):
+                self.wait()
+            self._manager.close()
+        self._resources.close()
+
+    def _restored(self, step: int, like: TrainState) -> TrainState:
+        expected = _as_tree(like)
+        record = self._record(step)
+        saved = {name: jax.ShapeDtypeStruct(x["shape"], x["dtype"]) for name, x in record.arrays.items()}
+        if problems := differences(saved, _by_name(expected)):
+            where = f"--resume {self._folder.parent}"
+            raise InputError(f"{where}: a checkpoint of another model or optimizer: {listed(problems)}")
+        tree = jax.tree.map(np.asarray, self._arrays(step, record, expected))
+        return TrainState(**tree)
+
+    def _record(self, step: int) -> Record:
+        try:
+            return Record.read(self._folder / str(step) / RECORD / FILE)
+        except InputError as error:
+            raise InputError(f"--resume {self._folder.parent}: the checkpoint of step {step} {error}") from None
+
+    def _arrays(self, step: int, record: Record, like: Any = None) -> Any:
+        """Read the arrays of a checkpoint, in a tree like that of `like`, if it is given.
+
+        Raises:
+            DamagedError: they cannot be read, or are not those that were saved.
+        """
+        try:
+            args = ocp.args.Composite(**{STATE: ocp.args.StandardRestore(like)})
+            restored = self._manager.restore(step, args=args)[STATE]
+        except Exception as error:  # many types, from tensorstore and the system
+            raise DamagedError(_reason(error)) from None
+        if damaged := record.damaged(_by_name(restored)):
+            raise DamagedError(listed(damaged, joint=", "))
+        return restored
+
+    def _kept(self, steps: Sequence[int]) -> set[int]:
+        """Return the steps whose checkpoints are to be kept."""
+        kept = set(sorted(steps)[-self._keep :])
+        if not self._keep_best:
+            return kept
+        for step in set(steps) - self._losses.keys():
+            with contextlib.suppress(DamagedError, InputError):
+                self._losses[step] = _loss(self.notes(step))
+        measured = [step for step in sorted(steps) if self._losses.get(step, math.inf) < math.inf]
+        return kept | ({min(measured, key=self._losses.__getitem__)} if measured else set())
+
+    def _set_aside(self, steps: Sequence[int]) -> None:
+        """Rename damaged checkpoints, so that their steps can be saved again."""
+        if not steps:
+            return
+        self._meet()  # all processes have read them
+        for step in steps if self._is_first else ():
+            target = self._folder / f"{step}.damaged"
+            with self._one_line(f"the damaged checkpoint of step {step} cannot be renamed"):
+                shutil.rmtree(target, ignore_errors=True)
+                (self._folder / str(step)).rename(target)
+        self._meet()
+        self._manager.reload()
+
+    @contextlib.contextmanager
+    def _failing(self, step: int | None) -> Iterator[None]:
+        """Turn the exceptions of a failed save into a `TrainingError` of one line."""
+        try:
+            yield
+        except Exception as error:  # many types, from tensorstore and the system
+            self._manager.reload()  # Orbax has forgotten the checkpoints that it would have removed
+            raise TrainingError(f"the checkpoint of step {step} cannot be written: {_reason(error)}") from error
+
+    @contextlib.contextmanager
+    def _one_line(self, what: str) -> Iterator[None]:
+        """Turn the long exceptions of Orbax and tensorstore into an `InputError` of one line."""
+        try:
+            yield
+        except Exception as error:
+            raise InputError(f"--resume {self._folder.parent}: {what} ({_reason(error)})") from error
+
+
+@dataclass
+class _Kept:
+    """Orbax's preservation policy."""
+
+    choose: Callable[[Sequence[int]], set[int]]
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+        kept = self.choose([checkpoint.step for checkpoint in checkpoints])
+        return [checkpoint.step in kept for checkpoint in checkpoints]
+
+
+@functools.cache
+def _silence() -> None:
+    """Let Orbax and tensorstore print nothing: an error of theirs is raised here, in one line."""
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
+    print_unraisable = sys.unraisablehook
+
+    def hook(unraisable: Any) -> None:
+        if str(unraisable.exc_value) != "Event loop is closed":  # of writes that end after another has failed
+            print_unraisable(unraisable)
+
+    sys.unraisablehook = hook
+
+
+@contextlib.contextmanager
+def plain_path(folder: Path) -> Iterator[Path]:
+    """Yield a path to `folder` without the characters that Orbax cannot write to: a link, if it has some.
+
+    Orbax merges files by a glob pattern, in which "[0]" does not match itself; tensorstore takes "\\" for "/".
+    """
+    if glob.escape(str(folder)) == str(folder) and "\\" not in str(folder):
+        yield folder
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="jaxddp-") as temporary:
+        link = Path(temporary, "checkpoints")
+        link.symlink_to(folder)
+        yield link
+
+
+def _loss(notes: Notes) -> float:
+    """Return the test loss among the notes; infinity if there is none."""
+    loss = notes.get(TEST_LOSS)
+    return math.inf if loss is None else float(loss)
+
+
+def _as_tree(state: TrainState) -> dict[str, Any]:
+    tree = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
+    for name in ("comm_state", "averaged", "scaler"):  # Orbax cannot store an empty tree
+        if not jax.tree.leaves(tree[name]):
+            del tree[name]
+    return jax.tree.map(np.asarray, tree)
+
+
+def _reason(error: Exception) -> str:
+    words = " ".join(str(error).split())
+    return words if len(words) < _LONG else words[:_LONG] + "..."
+
+
+def _by_name(tree: Any) -> dict[str, Any]:
+    return {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def _name(path: Any) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator=".")

@@ -1,0 +1,97 @@
+"""Signals that end a run: after a first one the training loop saves a checkpoint, a second one ends it at once."""
+
+import os
+import signal
+import sys
+import threading
+from types import FrameType, TracebackType
+from typing import Any, NoReturn, Self
+
+NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+SAVED = 75  # EX_TEMPFAIL of sysexits.h: the same command goes on with --resume
+
+
+class Interruption:
+    """Context manager that waits for a signal in a thread, once `listen` is called.
+
+    A thread, because Python calls a signal handler between two lines of the main thread, which may wait for a step
+    that takes minutes or has hung. In a thread other than the main one, and for signals that the process ignores (as
+    under nohup), nothing changes.
+
+    Exit codes: 75 after SIGTERM or SIGHUP and 130 after SIGINT, with a checkpoint; 128 + the signal's number without.
+
+    Args:
+        folder: run folder; None: there is nothing to save, so the first signal ends the process at once.
+        quiet: print nothing, as in all processes of a run but one.
+    """
+
+    def __init__(self, folder: str | None, quiet: bool = False):
+        self._folder = folder
+        self._quiet = quiet
+        self._handlers: dict[int, Any] = {}
+        self.signal: signal.Signals | None = None
+        """Signal received, after which the loop is to save and `stop`; None: none."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._handlers:
+            return
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._wakeup_before)
+        os.close(self._wakeup)
+
+    def listen(self) -> None:
+        """Begin to wait for signals; a second call has no effect."""
+        if self._handlers or threading.current_thread() is not threading.main_thread():
+            return
+        received, self._wakeup = os.pipe()
+        os.set_blocking(self._wakeup, False)
+        self._wakeup_before = signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
+        handlers = {number: signal.getsignal(number) for number in NUMBERS}
+        self._handlers = {number: handler for number, handler in handlers.items() if handler != signal.SIG_IGN}
+        for number in self._handlers:  # the system writes the number of a signal to the pipe, if it has a handler
+            signal.signal(number, _ignore)
+        threading.Thread(target=self._watch, args=(received,), name="signals", daemon=True).start()
+
+    def stop(self, number: int, step: int) -> NoReturn:
+        """End the run after its checkpoint is saved, with a line that says how to go on.
+
+        Args:
+            number: the signal, which this process or another one has received.
+            step: step of the checkpoint.
+        """
+        name = signal.Signals(number).name
+        self._tell(f"{name}: saved the checkpoint of step {step}; continue with --resume {self._folder}")
+        raise SystemExit(128 + number if number == signal.SIGINT else SAVED)
+
+    def _watch(self, received: int) -> None:
+        with open(received, "rb", buffering=0) as pipe:
+            while number := pipe.read(1):
+                if number[0] in self._handlers:
+                    self._come(signal.Signals(number[0]))
+
+    def _come(self, number: signal.Signals) -> None:
+        if self._folder is None:
+            self._end(number, "nothing is saved without --output")
+        if self.signal is not None:
+            self._end(number, f"ended at once; continue with --resume {self._folder}")
+        self.signal = number
+        self._tell(f"{number.name}: saving a checkpoint after this step; a second signal ends the run at once")
+
+    def _end(self, number: signal.Signals, why: str) -> NoReturn:
+        self._tell(f"{number.name}: {why}")
+        os._exit(128 + number)
+
+    def _tell(self, line: str) -> None:
+        sys.stdout.flush()
+        if not self._quiet:
+            print(line, file=sys.stderr, flush=True)
+
+
+def _ignore(number: int, frame: FrameType | None) -> None:
+    """Do nothing: the thread acts."""

@@ -1,0 +1,255 @@
+"""Training loop: epochs of optimizer steps, their tests and their checkpoints."""
+
+import dataclasses
+import math
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from jaxddp.config import TrainConfig
+from jaxddp.data import datasets
+from jaxddp.data_parallel import DataParallel
+from jaxddp.distributed.agreement import Agreement
+from jaxddp.errors import NotFiniteError, TrainingError
+from jaxddp.loader import Loader
+from jaxddp.nn.torch_weights import save_weights, torch_name
+from jaxddp.signals import Interruption
+from jaxddp.state import TrainState
+from jaxddp.step.metrics import EpochSums, InFlight, means, step_metrics
+from jaxddp.tracking.gradient_metrics import explained, renamed
+from jaxddp.tracking.run_log import RunLog
+
+if TYPE_CHECKING:
+    from jaxddp.checkpoint import Checkpoints
+
+WEIGHTS_FILE = "model.safetensors"
+AVERAGED_FILE = "model_averaged.safetensors"
+MAX_ROLLBACKS = 3  # in one process
+
+
+@dataclass(frozen=True)
+class Run:
+    """Parts of a run, which have been checked to fit each other; nothing has been written yet."""
+
+    config: TrainConfig
+    dataset: datasets.Dataset
+    loader: Loader
+    ddp: DataParallel
+    start: TrainState
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process prints, logs and saves weights: the one that has replica 0."""
+        return 0 in self.ddp.replicas.local_ranks
+
+    def explain(self, sums: Mapping[str, float]) -> str | None:
+        """Describe the gradients that are not finite, from a step's metrics; None without --detect-anomaly."""
+        frozen = self.ddp.frozen_parameters
+        learning = [name for name in self.ddp.functional.params if name not in frozen]
+        return explained(sums, learning, torch_name) if self.config.detect_anomaly else None
+
+    def at_epoch_end(self, step: int) -> bool:
+        """Return whether an epoch ends with this step."""
+        return step % self.loader.steps_per_epoch == 0
+
+
+class Saver:
+    """Checkpoints of a run: when one is due, and what is in it beside the state.
+
+    Args:
+        run: the run.
+        checkpoints: where to save; None: nowhere.
+        interruption: signals, after which a checkpoint is due and the run stops.
+        start_step: step from which the run continues.
+    """
+
+    def __init__(self, run: Run, checkpoints: "Checkpoints | None", interruption: Interruption, start_step: int):
+        self._run = run
+        self._checkpoints = checkpoints
+        self._interruption = interruption
+        self._agreed = Agreement(run.ddp.replicas)
+        self._signal = 0  # on which all processes agree
+        self._period = run.config.checkpoint_period
+        self._started = time.monotonic()
+        self._seen = self._position(start_step)
+        self._rollbacks = 0
+        self.reached = start_step
+        """Number of the last step that was dispatched."""
+
+    def _position(self, step: int) -> dict[str, float]:
+        minutes = (time.monotonic() - self._started) / 60
+        return {"epochs": step // self._run.loader.steps_per_epoch, "steps": step, "minutes": minutes}
+
+    def due(self, step: int) -> bool:
+        """Return whether a checkpoint is due after this step; to be asked once."""
+        self._interruption.listen()  # from the first step on; before, a signal ends the process as always
+        before, self._seen = self._seen, self._position(step)
+        passed = {unit for unit in before if self._period.passed(unit, before[unit], self._seen[unit])}
+        if self._checkpoints is None:
+            return False
+        # Clocks and signals differ between processes.
+        agreed = self._agreed(2 * (self._interruption.signal or 0) + ("minutes" in passed))
+        self._signal = agreed // 2
+        return agreed > 0 or bool(passed - {"minutes"})
+
+    def save(self, state: TrainState, **notes: Any) -> None:
+        """Save a checkpoint; if a signal has come, wait until it is written and end the run.
+
+        Raises:
+            TrainingError: replicas differ, a value is not finite, or a checkpoint cannot be written.
+            SystemExit: a signal has come.
+        """
+        self._start(state, notes)
+        if self._checkpoints is not None and self._signal:
+            self._checkpoints.wait()
+            self._interruption.stop(self._signal, int(state.step))
+
+    def finish(self, state: TrainState, **notes: Any) -> None:
+        """Save the last checkpoint, and wait until it is written; a signal does not matter any more."""
+        self._start(state, notes)
+        if self._checkpoints is not None:
+            self._checkpoints.wait()
+
+    def _start(self, state: TrainState, notes: dict[str, Any]) -> None:
+        self._run.ddp.verify(state)
+        if self._checkpoints is not None:
+            common = {"world_size": self._run.ddp.world_size, "steps_per_epoch": self._run.loader.steps_per_epoch}
+            self._checkpoints.save(self._run.ddp.whole(state), common | notes)
+
+    def sums_until(self, step: int) -> EpochSums:
+        """Return the sums over the steps of an epoch until this step, at which the run continues."""
+        if self._checkpoints is None or self._run.at_epoch_end(step) or step not in self._checkpoints.steps:
+            return EpochSums()
+        return EpochSums(self._checkpoints.notes(step)["epoch_sums"])
+
+    def rolled_back(self, error: NotFiniteError) -> TrainState:
+        """Return the state of the newest checkpoint, to go on with the batches after those that were dispatched.
+
+        Raises:
+            NotFiniteError: `error`, if the run is not to roll back, or has done so too often, or has no checkpoint.
+        """
+        if self._run.config.on_nan != "rollback" or self._rollbacks == MAX_ROLLBACKS or self._checkpoints is None:
+            raise error
+        if self._checkpoints.newest_intact() is None:
+            raise error
+        self._rollbacks += 1
+        ddp = self._run.ddp
+        restored = self._checkpoints.restore(ddp.whole(ddp.init()))
+        print(
+            f"{error}; back to the checkpoint of step {int(restored.step)}, on with the batches after step "
+            f"{self.reached} ({self._rollbacks} of at most {MAX_ROLLBACKS} times)",
+            file=sys.stderr,
+            flush=True,
+        )
+        reached: Any = np.int32(self.reached)
+        return ddp.place_state(dataclasses.replace(restored, step=reached))
+
+    def last_good(self) -> str:
+        """Describe the newest checkpoint that is intact, after an error."""
+        step = None if self._checkpoints is None else self._checkpoints.newest_intact()
+        if step is None:
+            return "there is no checkpoint yet"
+        return f"the last good checkpoint is of step {step}; continue with --resume {self._run.config.output}"
+
+
+def train(run: Run, state: TrainState, log: RunLog, checkpoints: "Checkpoints | None") -> TrainState:
+    """Train from `state` to the end of the last epoch.
+
+    Raises:
+        TrainingError: a loss is not finite, or replicas differ; checkpoints saved before remain valid.
+        SystemExit: a signal has come; a checkpoint is saved.
+    """
+    config, ddp = run.config, run.ddp
+    started = time.perf_counter()
+    if checkpoints is not None:
+        checkpoints.create()
+    with Interruption(None if checkpoints is None else config.output) as interruption:
+        saver = Saver(run, checkpoints, interruption, int(state.step))
+        try:
+            state, accuracy = train_epochs(run, state, log, saver)
+        except TrainingError as error:
+            raise TrainingError(f"{error}; {saver.last_good()}") from None
+    if config.output is not None:
+        _save_weights(run, WEIGHTS_FILE, state)
+        if config.ema_decay is not None:
+            _save_weights(run, AVERAGED_FILE, ddp.averaged(state))
+    log.summary(accuracy, time.perf_counter() - started, config.agreement)
+    return state
+
+
+def _save_weights(run: Run, name: str, state: TrainState) -> None:
+    values = run.ddp.values(state)  # of all processes
+    if run.is_first:
+        save_weights(Path(run.config.output or "") / name, *values)
+
+
+def train_epochs(run: Run, state: TrainState, log: RunLog, saver: Saver) -> tuple[TrainState, float]:
+    """Train for the epochs that are left, and test and save after each; return the last state and test accuracy."""
+    config, ddp = run.config, run.ddp
+    test_set = ddp.place(run.dataset.test)
+
+    def tested(state: TrainState) -> dict[str, float]:
+        return means(jax.device_get(ddp.evaluate_placed(state, test_set)))
+
+    test: dict[str, float] = {}
+    ddp.verify(state)
+    while (epoch := int(state.step) // run.loader.steps_per_epoch) < config.epochs:
+        try:
+            state, train_means, speed = train_epoch(run, state, epoch, log, saver)
+            test = tested(state)
+            if not math.isfinite(test["loss"]):  # the last update comes after the last training loss
+                raise NotFiniteError(f"test loss is {test['loss']} at step {int(state.step)}")
+        except NotFiniteError as error:
+            state, test = saver.rolled_back(error), {}
+            continue
+        averaged = None if config.ema_decay is None else tested(ddp.averaged(state))
+        log.epoch(int(state.step), epoch + 1, train_means, test, speed, averaged)
+        if saver.due(int(state.step)) and epoch + 1 < config.epochs:
+            saver.save(state, test_loss=test["loss"])
+    test = test or tested(state)
+    saver.finish(state, test_loss=test["loss"])
+    return state, test["accuracy"]
+
+
+def train_epoch(
+    run: Run, state: TrainState, epoch: int, log: RunLog, saver: Saver
+) -> tuple[TrainState, dict[str, float], float]:
+    """Train for one epoch, or for the part of it after `state.step`.
+
+    Returns:
+        The state at the end, the means over the examples, and examples per second.
+    """
+    started = time.perf_counter()
+    step, examples = int(state.step), 0
+    in_flight, totals = InFlight(first_step=step + 1, explain=run.explain), saver.sums_until(step)
+
+    def report(wait: bool) -> int:
+        seen = 0
+        for number, by_jax_name in in_flight.finished(wait):
+            sums = renamed(by_jax_name, torch_name)
+            size = run.loader.examples_in(number - 1)
+            log.step(number, epoch + 1, step_metrics(sums), examples=size)
+            totals.add(sums)
+            seen += size
+        return seen
+
+    for batches in run.loader.epoch(epoch, start_step=step % run.loader.steps_per_epoch):
+        state, sums = run.ddp.steps(state, batches)
+        in_flight.add(sums)
+        before, step = step, step + len(sums.table)
+        saver.reached = step
+        examples += report(wait=False)
+        if run.config.verify_every and before // run.config.verify_every != step // run.config.verify_every:
+            run.ddp.verify(state)
+        if not run.at_epoch_end(step) and saver.due(step):  # at the end, the epoch is tested and logged before
+            examples += report(wait=True)
+            saver.save(state, epoch_sums=totals.sums)
+    examples += report(wait=True)
+    log.histograms(step, totals.histograms())
+    return state, totals.means(), examples / (time.perf_counter() - started)
