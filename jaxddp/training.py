@@ -169,7 +169,7 @@ def train(run: Run, state: TrainState, log: RunLog, checkpoints: "Checkpoints | 
     started = time.perf_counter()
     if checkpoints is not None:
         checkpoints.create()
-    with Interruption(None if checkpoints is None else config.output) as interruption:
+    with Interruption(None if checkpoints is None else config.output, quiet=not run.is_first) as interruption:
         saver = Saver(run, checkpoints, interruption, int(state.step))
         try:
             state, accuracy = train_epochs(run, state, log, saver)

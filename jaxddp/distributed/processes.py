@@ -1,5 +1,6 @@
 """Joining of the processes of a run, through jax.distributed."""
 
+import atexit
 import contextlib
 import os
 import sys
@@ -13,6 +14,8 @@ from jaxddp.distributed.cluster import Cluster
 from jaxddp.distributed.held_line import HeldLine
 from jaxddp.distributed.peers import BEAT, SILENCE, Peers, end_process
 from jaxddp.errors import InputError, TrainingError
+
+BAD_INPUT, INTERRUPTED = 2, 130  # exit codes of `jaxddp.cli`
 
 
 @contextlib.contextmanager
@@ -40,24 +43,44 @@ def joined(
         yield None
         return
     peers = Peers(cluster, config, timeout, on_loss)
+    line = HeldLine(cluster.address)
     try:
-        with _only_python_prints(), contextlib.closing(HeldLine(cluster.address)) as line:
+        with _only_python_prints(), _lost_processes_told(cluster):
             _initialize(cluster, timeout, line)
             yield peers
-            peers.close()
-            jax.distributed.shutdown()
-    except jax.errors.JaxRuntimeError as error:
-        # Where another process has died, a collective fails; `peers` knows which one, and ends this process meanwhile.
-        time.sleep(SILENCE + BEAT)
-        reason = str(error).strip().partition("\n")[0]
-        peers.close(reason)
-        raise TrainingError(f"process {cluster.process_id}: {reason}") from error
     except SystemExit:  # all processes save and stop
-        peers.close()
+        _leave(peers, line)
         raise
     except BaseException as error:
         peers.close(" ".join(str(error).split()) or type(error).__name__)
+        # At its exit, jax waits for the others, which end without.
+        atexit.register(_exit, INTERRUPTED if isinstance(error, KeyboardInterrupt) else BAD_INPUT)
         raise
+    _leave(peers, line)
+
+
+def _leave(peers: Peers, line: HeldLine) -> None:
+    """Leave the run together with all other processes."""
+    peers.close()
+    jax.distributed.shutdown()
+    line.close()
+
+
+def _exit(code: int) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+@contextlib.contextmanager
+def _lost_processes_told(cluster: Cluster) -> Iterator[None]:
+    """Turn the error of a collective into one line, if no other process is the reason."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        # Where another process has died, `peers` knows which one, and ends this process meanwhile.
+        time.sleep(SILENCE + BEAT)
+        raise TrainingError(f"process {cluster.process_id}: {str(error).strip().partition(chr(10))[0]}") from error
 
 
 def _initialize(cluster: Cluster, timeout: float, line: HeldLine) -> None:
