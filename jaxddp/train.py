@@ -25,8 +25,9 @@ from jaxddp.state import TrainState
 from jaxddp.step.metrics import EpochSums, InFlight, means, step_metrics
 from jaxddp.step.options import options
 from jaxddp.tracking.gradient_metrics import explained, renamed
-from jaxddp.tracking.run_folder import claim_output
-from jaxddp.tracking.run_log import RunLog, check_same_epochs, frozen_notes, run_title
+from jaxddp.tracking.metrics_file import check_same_epochs
+from jaxddp.tracking.run_folder import check_same_data, claim_output
+from jaxddp.tracking.run_log import RunLog, frozen_notes, run_title
 
 if TYPE_CHECKING:
     from jaxddp.checkpoint import Checkpoints
@@ -57,6 +58,7 @@ def main(config: TrainConfig) -> None:
                 notes=frozen_notes(map(torch_name, run.ddp.frozen_parameters)),
                 examples_per_epoch=run.loader.examples_per_epoch,
                 resume_step=int(state.step) if config.resume else None,
+                digests=None if config.output is None else run.dataset.digests,
             )
         )
         train(run, state, log, checkpoints)
@@ -128,21 +130,23 @@ def make_loader(config: TrainConfig, dataset: datasets.Dataset, replicas: Replic
 
 
 def open_output(run: Run, resources: contextlib.ExitStack) -> "tuple[Checkpoints | None, TrainState]":
-    """Claim the run folder; with --resume, restore the state of the last checkpoint.
+    """Own the run folder until `resources` close; with --resume, restore the state of the last checkpoint.
 
     Raises:
-        InputError: the folder belongs to another run, or its checkpoint to another model.
+        InputError: the folder belongs to another run, or its checkpoint to another model or other data.
     """
     output, resume = run.config.output, run.config.resume is not None
     if output is None:
         return None, run.start
     from jaxddp.checkpoint import Checkpoints  # imports Orbax, which takes 0.2 s
 
-    folder = claim_output(output, resume)
+    space = sum(leaf.nbytes for leaf in jax.tree.leaves(run.ddp.whole(run.start)))
+    folder = resources.enter_context(claim_output(output, resume, space))
     checkpoints = Checkpoints(folder / CHECKPOINT_FOLDER)
     resources.callback(checkpoints.close)
     if not resume:
         return checkpoints, run.start
+    check_same_data(folder, run.dataset.digests)
     check_same_epochs(folder, run.loader.steps_per_epoch)
     if checkpoints.latest_step is None:  # the run ended before its first checkpoint
         return checkpoints, _start(run.config, run.ddp)

@@ -204,8 +204,11 @@ class Output:
     """Continue the run in this folder; further flags override its config, except for model, data and order."""
     checkpoint_every: int = 5
     """Epochs between checkpoints in the run folder. 0: only at the end."""
+    log_every: int | None = None
+    """Optimizer steps between logged steps; epochs are all logged. None: 1, or more to log at most 5,000 steps."""
     log_gradients: tuple[str, ...] = ()
-    """Log gradients of the parameters whose torch names match a pattern: norms per step, histograms per epoch."""
+    """Log gradients of the parameters whose torch names match a pattern: norms per logged step,
+    histograms of at most 250 epochs."""
     detect_anomaly: bool = False
     """Stop at the first gradient that is NaN or infinite, and report its parameter and replica."""
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from jaxddp.data import datasets
 from jaxddp.errors import InputError, TrainingError
-from jaxddp.tracking.run_log import read_metrics
+from jaxddp.tracking.metrics_file import read_metrics
 from tests.support.torch_cases import case, small
 from torch_ref import models, optim
 from torch_ref import train as training
@@ -102,7 +102,7 @@ def test_resume_refuses_other_epochs_and_runs_of_jaxddp(tmp_path: Path) -> None:
     training.main(config)
     more = dataclasses.replace(config, resume=config.output, devices=16, strategy="single")
     with pytest.raises(InputError, match=r"^--resume .*run: its epochs had 4 steps and would now have 3; "):
-        training.build(World(), more)
+        training.main(more)
     (tmp_path / "run" / "checkpoints").mkdir()
     with pytest.raises(InputError, match=r"run: holds a run of jaxddp.train; resume it with jaxddp.train$"):
         training.main(dataclasses.replace(config, resume=config.output))

@@ -1,11 +1,13 @@
 """Run log: console output, files in the run folder, and files after a killed and resumed run."""
 
+import contextlib
 import io
 import itertools
 import json
 import struct
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +16,10 @@ import pytest
 from jaxddp.config import TrainConfig
 from jaxddp.errors import InputError, TrainingError
 from jaxddp.tracking import run_log
+from jaxddp.tracking.curves import draw_curves
+from jaxddp.tracking.metrics_file import check_same_epochs, read_metrics
 from jaxddp.tracking.run_folder import claim_output, load_config
-from jaxddp.tracking.run_log import RunLog, check_same_epochs, read_metrics
+from jaxddp.tracking.run_log import RunLog
 
 CONFIG = TrainConfig(epochs=10)
 STEPS_PER_EPOCH = 2
@@ -23,6 +27,12 @@ STEPS_PER_EPOCH = 2
 
 def open_log(output: Path | None, **options) -> RunLog:
     return RunLog(CONFIG, output, title="a test", examples_per_epoch=64, **options)
+
+
+@contextlib.contextmanager
+def claimed_log(output: Path, resume: bool = False, **options) -> Iterator[RunLog]:
+    with claim_output(output, resume) as folder, open_log(folder, **options) as log:
+        yield log
 
 
 def train(log: RunLog, first_step: int, last_step: int) -> None:
@@ -36,7 +46,7 @@ def train(log: RunLog, first_step: int, last_step: int) -> None:
 
 
 def write_run(output: Path, last_step: int) -> None:
-    with open_log(claim_output(output)) as log:
+    with claimed_log(output) as log:
         train(log, 1, last_step)
 
 
@@ -69,7 +79,7 @@ def test_lines_are_aligned_and_on_stdout_only(capsys):
 
 
 def test_the_summary_names_the_run_folder(tmp_path, capsys):
-    with open_log(claim_output(tmp_path / "run")) as log:
+    with claimed_log(tmp_path / "run") as log:
         log.summary(0.5, 1)
     *_, result, place = capsys.readouterr().out.splitlines()
     assert result == "test accuracy 0.5000   1.0 s"
@@ -106,7 +116,7 @@ def test_the_progress_bar_is_shown_only_on_terminals(monkeypatch, capsys, quiet)
 
 
 def test_metrics_are_strict_json(tmp_path):
-    with open_log(claim_output(tmp_path / "run")) as log:
+    with claimed_log(tmp_path / "run") as log:
         log.step(1, 1, {"loss": float("nan"), "accuracy": np.float32(0.5)}, examples=32)
         log.epoch(1, 1, {"loss": float("inf")}, {"loss": np.float64(0.25)}, examples_per_second=100)
         text = (tmp_path / "run" / "metrics.jsonl").read_text()  # written before the run ends
@@ -124,25 +134,25 @@ def test_metrics_are_strict_json(tmp_path):
 def test_a_run_folder_has_config_curves_metrics_and_tensorboard(tmp_path):
     write_run(tmp_path / "run", 2)
     names = sorted(path.name for path in (tmp_path / "run").iterdir())
-    assert names == ["config.json", "curves.png", "metrics.jsonl", "tensorboard"]
+    assert names == [".lock", "config.json", "curves.png", "metrics.jsonl", "tensorboard"]
     assert load_config(tmp_path / "run", TrainConfig) == CONFIG
 
 
 def test_a_run_without_steps_has_no_curves(tmp_path):
-    with open_log(claim_output(tmp_path / "run")):
+    with claimed_log(tmp_path / "run"):
         pass
     assert not (tmp_path / "run" / "curves.png").exists()
 
 
 def test_a_failed_run_keeps_its_history_and_its_error(tmp_path, monkeypatch):
-    with pytest.raises(TrainingError, match="loss is nan"), open_log(claim_output(tmp_path / "a")) as log:
+    with pytest.raises(TrainingError, match="loss is nan"), claimed_log(tmp_path / "a") as log:
         train(log, 1, 3)
         raise TrainingError("loss is nan")
     assert places(read_metrics(tmp_path / "a" / "metrics.jsonl")) == SIX_STEPS[:4]
     assert (tmp_path / "a" / "curves.png").is_file()
 
     monkeypatch.setattr(run_log, "draw_curves", lambda history, title: 1 / 0)
-    with pytest.raises(TrainingError, match="loss is nan"), open_log(claim_output(tmp_path / "b")) as log:
+    with pytest.raises(TrainingError, match="loss is nan"), claimed_log(tmp_path / "b") as log:
         train(log, 1, 3)
         raise TrainingError("loss is nan")
     with pytest.raises(ZeroDivisionError):
@@ -157,7 +167,7 @@ def test_resume_drops_records_of_later_steps(tmp_path, monkeypatch, resume_step,
     write_run(output, 6)
     metrics = output / "metrics.jsonl"
     metrics.write_text(metrics.read_text() + torn)
-    with open_log(claim_output(output, resume=True), resume_step=resume_step) as log:
+    with claimed_log(output, resume=True, resume_step=resume_step) as log:
         assert places(read_metrics(metrics)) == SIX_STEPS[:kept]
         train(log, resume_step + 1, 6)
     assert places(read_metrics(metrics)) == SIX_STEPS
@@ -185,37 +195,42 @@ def test_truncated_metrics_are_read_up_to_the_cut(tmp_path):
         assert read_metrics(path) == whole[:complete]
 
 
-@pytest.mark.parametrize("line", ["{", "[1]", "3", "{}", '{"kind": "step"}'])
-def test_a_bad_line_before_the_last_is_an_error(tmp_path, line):
-    write_run(tmp_path / "run", 2)
-    path = tmp_path / "run" / "metrics.jsonl"
-    first, *rest = path.read_text().splitlines()
-    path.write_text("\n".join([first, line, *rest]))
-    with pytest.raises(InputError) as error, open_log(tmp_path / "run", resume_step=2):
-        pass
-    assert str(error.value) == f"{path}: line 2 is not a record of a run; remove it"
-    assert line in path.read_text()
-
-
 @pytest.mark.parametrize(
     "line",
     [
+        *("{", "[1]", "3", "{}", '{"kind": "step"}', "\x00\x00", "[" * 100_000, 5000 * "9"),
         '{"kind": "step", "step": "x", "epoch": 1}',
+        '{"kind": "step", "step": true, "epoch": 1}',
         '{"kind": "step", "step": 1, "epoch": 1, "loss": "abc"}',
+        '{"kind": "step", "step": 1, "epoch": 1, "loss": ' + 400 * "9" + "}",
+        '{"kind": "step", "step": 9223372036854775808, "epoch": 1}',
+        '{"kind": "epoch", "step": 2, "epoch": 0}',
         '{"kind": "epoch", "step": 1}',
         '{"kind": "other", "step": 1, "epoch": 1}',
     ],
+    ids=lambda line: line[:50].encode("unicode_escape").decode(),
 )
-def test_a_line_that_is_not_a_record_is_an_error(tmp_path, line):
+@pytest.mark.parametrize("place", [0, 1, -1])
+def test_a_line_that_is_not_a_record_does_not_block_a_resumed_run(tmp_path, line, place, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(run_log, "draw_curves", lambda history, title: drawn.append(draw_curves(history, title)) or b"")
     write_run(tmp_path / "run", 2)
     path = tmp_path / "run" / "metrics.jsonl"
-    path.write_text(f"{line}\n{path.read_text()}")
-    with pytest.raises(InputError, match=r"metrics\.jsonl: line 1 is not a record of a run; remove it$"):
-        read_metrics(path)
-    path.unlink()
-    path.mkdir()
+    lines = path.read_text().splitlines()
+    lines.insert(place, line)
+    path.write_text("\n".join(lines))
+    check_same_epochs(tmp_path / "run", STEPS_PER_EPOCH)
+    with claimed_log(tmp_path / "run", resume=True, resume_step=2) as log:
+        train(log, 3, 4)
+    assert places(read_metrics(path)) == SIX_STEPS[:6]
+    assert len(path.read_text().splitlines()) == 6
+    assert drawn[1].startswith(b"\x89PNG")
+
+
+def test_a_metrics_file_that_cannot_be_read_is_named(tmp_path):
+    (tmp_path / "metrics.jsonl").mkdir()
     with pytest.raises(InputError, match=r"metrics\.jsonl: cannot be read \(Is a directory\)$"):
-        read_metrics(path)
+        read_metrics(tmp_path / "metrics.jsonl")
 
 
 def test_resume_needs_the_same_number_of_steps_per_epoch(tmp_path):
@@ -231,8 +246,8 @@ def test_a_run_killed_at_its_start_leaves_its_config(tmp_path, monkeypatch):
     def die(*args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(run_log, "_open_metrics", die)
-    with pytest.raises(KeyboardInterrupt), open_log(claim_output(tmp_path / "run")):
+    monkeypatch.setattr(run_log, "open_metrics", die)
+    with pytest.raises(KeyboardInterrupt), claimed_log(tmp_path / "run"):
         pass
     assert load_config(tmp_path / "run", TrainConfig) == CONFIG
 
@@ -280,7 +295,7 @@ def test_tensorboard_hides_the_steps_that_a_resumed_run_repeats(tmp_path):
 
 
 def test_a_nan_in_tensorboard_raises_no_warning(tmp_path, caplog):
-    with open_log(claim_output(tmp_path / "run")) as log:
+    with claimed_log(tmp_path / "run") as log:
         log.step(1, 1, {"loss": float("nan")}, examples=32)
     assert caplog.records == []
 
@@ -292,6 +307,7 @@ def test_a_nan_in_tensorboard_raises_no_warning(tmp_path, caplog):
 def test_datasets_and_run_log_import_neither_jax_nor_torch(tmp_path):
     program = f"""
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from jaxddp.data import datasets
 from jaxddp.config import TrainConfig
