@@ -12,6 +12,8 @@ from jaxddp.errors import InputError, TrainingError
 from jaxddp.nn.torch_weights import load_weights
 from jaxddp.train import main
 from tests.support.train_runs import SMALL, epochs, losses, train
+from torch_ref.config import TorchConfig
+from torch_ref.train import main as torch_main
 
 STATEFUL = ["--ema-decay", "0.9", "--dropout", "0.3"]
 
@@ -142,17 +144,30 @@ def test_a_run_folder_is_not_overwritten_or_resumed_with_other_options(tmp_path)
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == before
 
 
-@pytest.mark.large
-def test_resuming_is_refused_if_other_data_change_the_steps_per_epoch(tmp_path):
-    def save(size):
-        x = np.random.default_rng(0).normal(size=(size, 3))
-        np.savez(
-            tmp_path / "mine.npz", x_train=x, y_train=(x[:, 0] > 0).astype(int), x_test=x, y_test=np.zeros(size, int)
-        )
+@pytest.mark.parametrize("trainer", [main, torch_main])
+def test_a_run_resumes_with_its_data_wherever_they_are_and_with_no_others(trainer, tmp_path):
+    config_class = TrainConfig if trainer is main else TorchConfig
+    x = np.random.default_rng(0).normal(size=(256, 3)).astype(np.float32)
 
-    save(256)
-    flags = ["--dataset", "npz", "--data-path", str(tmp_path / "mine.npz"), "--epochs", "2"]
-    train(*flags, "--output", str(tmp_path / "run"))
-    save(640)
-    with pytest.raises(InputError, match=r"^--resume .*run: its epochs had 2 steps and would now have 5; "):
-        train("--resume", str(tmp_path / "run"), "--epochs", "4")
+    def save(name, x_train, x_test=x):
+        y_train, y_test = ((x[:, 0] > 0).astype(int) for x in (x_train, x_test))
+        np.savez(tmp_path / name, x_train=x_train, y_train=y_train, x_test=x_test, y_test=y_test)
+
+    def run(*flags):
+        trainer(cli.parse(config_class, [*SMALL, "--devices", "1", *flags], "train"))
+
+    save("mine.npz", x)
+    run("--dataset", "npz", "--data-path", str(tmp_path / "mine.npz"), "--epochs", "1", "--output", f"{tmp_path}/run")
+    resume = ["--epochs", "2", "--resume", f"{tmp_path}/run"]
+    save("other.npz", x, x_test=2 * x)
+    with pytest.raises(InputError, match=r"^--resume .*run: the test data are not those that the run started with; "):
+        run(*resume, "--data-path", str(tmp_path / "other.npz"))
+    before = (tmp_path / "run" / "config.json").read_text()
+    (tmp_path / "mine.npz").rename(tmp_path / "moved.npz")
+    for other in (np.nextafter(x, 9, dtype=np.float32), x[:128]):
+        save("mine.npz", other)
+        with pytest.raises(InputError, match=r"^--resume .*run: the training data are not those"):
+            run(*resume)
+    assert (tmp_path / "run" / "config.json").read_text() == before
+    run(*resume, "--data-path", str(tmp_path / "moved.npz"))
+    assert len(epochs(tmp_path / "run")) == 2

@@ -56,6 +56,7 @@ CHOICES |= {"comm_hook": COMM_HOOKS, "amp": AMP}
         ({"loss_normalization": "dpp"}, "--loss-normalization dpp: unknown; did you mean ddp? (one of ddp, global)"),
         ({"dtype": "bfloat16"}, "--dtype bfloat16: unknown; did you mean float"),
         ({"platform": "tpu"}, "--platform tpu: unknown"),
+        ({"log_every": 0}, "--log-every 0: must be at least 1"),
         ({"ema_decay": 1.5}, "--ema-decay 1.5: must be 0 to 1"),
         ({"dropout": 1.0}, "--dropout 1.0: must be at least 0 and below 1"),
         ({"dropout": float("nan")}, "--dropout nan: must be at least 0 and below 1"),

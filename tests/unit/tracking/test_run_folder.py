@@ -19,7 +19,7 @@ import pytest
 from jaxddp.config import TrainConfig
 from jaxddp.errors import InputError
 from jaxddp.files import write_atomically
-from jaxddp.tracking.run_folder import claim_output, load_config, save_config
+from jaxddp.tracking.run_folder import check_same_data, claim_output, load_config, save_config, save_digests
 from tests.unit.config.test_config import NO_DEFAULT
 from torch_ref.config import TorchConfig
 
@@ -189,7 +189,10 @@ def test_an_atomic_write_is_on_the_disk_before_and_after_the_file_gets_its_name(
     calls, rename, sync = [], Path.replace, os.fsync
 
     def record(name, function):
-        return lambda *args: (calls.append((name, stat.S_ISDIR(os.stat(args[0]).st_mode))), function(*args))[1]
+        return lambda *args: (
+            calls.append((name, isinstance(args[0], int) and stat.S_ISDIR(os.fstat(args[0]).st_mode))),
+            function(*args),
+        )[1]
 
     monkeypatch.setattr(os, "fsync", record("sync", sync))
     monkeypatch.setattr(Path, "replace", record("rename", rename))
@@ -258,3 +261,34 @@ def test_an_integer_is_accepted_as_a_float(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"lr": 1, "hidden_sizes": [], "betas": [0, 0.9]}))
     assert load_config(tmp_path, TrainConfig) == TrainConfig(lr=1, hidden_sizes=(), betas=(0, 0.9))
+
+
+# ---- the data
+
+
+@pytest.mark.parametrize(
+    ("digests", "which"),
+    [
+        ({"train": "a", "test": "x"}, "test"),
+        ({"train": "x", "test": "b"}, "training"),
+        ({"train": "b", "test": "a"}, "training and test"),
+    ],
+)
+def test_other_data_are_refused_and_named(tmp_path, digests, which):
+    save_digests({"train": "a", "test": "b"}, tmp_path)
+    check_same_data(tmp_path, {"test": "b", "train": "a"})
+    with pytest.raises(InputError) as error:
+        check_same_data(tmp_path, digests)
+    assert str(error.value) == (
+        f"--resume {tmp_path}: the {which} data are not those that the run started with; "
+        "restore the file, or give its new place by --data-path"
+    )
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", '{"train": "a"}', "[" * 100_000])
+def test_a_bad_file_of_digests_is_named(tmp_path, text):
+    (tmp_path / "data.json").write_text(text)
+    with pytest.raises(InputError, match=r"data\.json: .*; remove it to resume with any data$"):
+        check_same_data(tmp_path, {"train": "a", "test": "b"})
+    (tmp_path / "data.json").unlink()
+    check_same_data(tmp_path, {"train": "a", "test": "b"})  # as in a run that was killed at its start
