@@ -69,16 +69,16 @@ def _reasons(where: str) -> Iterator[None]:
 
 def _check_claimable(path: Path, where: str, resume: bool) -> None:
     """Raise `InputError` unless the folder holds a run to resume or, without `resume`, nothing."""
-    holds_run = (path / CONFIG_FILE).is_file()
-    if resume and not holds_run:
-        raise InputError(f"{where}: not a run folder (it has no {CONFIG_FILE})")
-    if holds_run and not resume:
-        raise InputError(f"{where}: already holds a run; choose a new folder, or continue the run with --resume {path}")
     if not path.is_dir() and path.exists():
         raise InputError(f"{where}: is a file; must be a folder")
-    if resume or not path.is_dir():
+    names = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
+    if resume and CONFIG_FILE not in names:
+        raise InputError(f"{where}: not a run folder (it has no {CONFIG_FILE})")
+    if resume:
         return
-    if others := sorted(entry.name for entry in path.iterdir() if entry.name not in LEFTOVERS):
+    if CONFIG_FILE in names:
+        raise InputError(f"{where}: already holds a run; choose a new folder, or continue the run with --resume {path}")
+    if others := sorted(names - {*LEFTOVERS}):
         raise InputError(f"{where}: holds other files ({listed(others, joint=', ')}); choose a new or empty folder")
 
 

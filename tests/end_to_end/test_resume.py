@@ -1,5 +1,6 @@
 """Resuming a run of `jaxddp.train`: bit for bit, after a crash, and never with options that change the run."""
 
+import re
 import subprocess
 import sys
 
@@ -10,6 +11,7 @@ from jaxddp import cli
 from jaxddp.config import TrainConfig
 from jaxddp.errors import InputError, TrainingError
 from jaxddp.nn.torch_weights import load_weights
+from jaxddp.tracking.run_folder import claim_output
 from jaxddp.train import main
 from tests.support.train_runs import SMALL, epochs, losses, train
 from torch_ref.config import TorchConfig
@@ -171,3 +173,19 @@ def test_a_run_resumes_with_its_data_wherever_they_are_and_with_no_others(traine
     assert (tmp_path / "run" / "config.json").read_text() == before
     run(*resume, "--data-path", str(tmp_path / "moved.npz"))
     assert len(epochs(tmp_path / "run")) == 2
+
+
+@pytest.mark.parametrize("module", ["jaxddp.train", pytest.param("torch_ref.train", marks=pytest.mark.large)])
+def test_of_two_commands_that_start_at_once_one_trains_and_the_other_is_refused(module, tmp_path):
+    folder = tmp_path / "run"
+    command = [sys.executable, "-m", module, *SMALL, "--devices", "1", "--epochs", "3", "--output", str(folder)]
+    runs = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    results = [(run.communicate(), run.returncode) for run in runs]
+    (_, won), ((_, told), lost) = sorted(results, key=lambda result: result[1])
+    assert (won, lost) == (0, 2)
+    assert re.fullmatch(rf"error: --output {folder}: (in use by .*|already holds a run; .*)\n", told)
+    assert [record["epoch"] for record in epochs(folder)] == [1, 2, 3]
+    config_class, trainer = (TrainConfig, main) if module == "jaxddp.train" else (TorchConfig, torch_main)
+    with claim_output(folder, resume=True), pytest.raises(InputError, match=r"^--resume .*run: in use by process"):
+        trainer(cli.parse(config_class, ["--resume", str(folder), "--epochs", "4"], "train"))
+    assert len(epochs(folder)) == 3

@@ -19,6 +19,7 @@ import pytest
 from jaxddp.config import TrainConfig
 from jaxddp.errors import InputError
 from jaxddp.files import write_atomically
+from jaxddp.tracking import run_folder
 from jaxddp.tracking.run_folder import check_same_data, claim_output, load_config, save_config, save_digests
 from tests.unit.config.test_config import NO_DEFAULT
 from torch_ref.config import TorchConfig
@@ -100,18 +101,18 @@ def test_a_disk_without_room_for_a_checkpoint_is_told_before_anything_is_created
 # ---- one owner at a time
 
 RACE = """
-import sys, time
+import sys
 from jaxddp.errors import InputError
 from jaxddp.config import TrainConfig
 from jaxddp.tracking.run_folder import claim_output, save_config
 resume = sys.argv[1] == "resume"
 print("ready", flush=True)
-for path in sys.stdin:
+for path in iter(sys.stdin.readline, ''):
     try:
         with claim_output(path.strip(), resume) as folder:
             save_config(TrainConfig(), folder)
             print("won", flush=True)
-            time.sleep(0.2)
+            sys.stdin.readline()
     except InputError as error:
         print(error, flush=True)
 """
@@ -131,15 +132,29 @@ def test_of_processes_that_start_at_once_exactly_one_owns_the_folder(tmp_path, f
         for racer in racers:
             racer.stdin.write(f"{path}\n")
             racer.stdin.flush()
-        answers = sorted(racer.stdout.readline() for racer in racers)
-        assert answers[-1] == "won\n"
+        told = {racer: racer.stdout.readline() for racer in racers}
+        (owner,) = [racer for racer, answer in told.items() if answer == "won\n"]
+        owner.stdin.write("end\n")
         owners = "|".join(str(racer.pid) for racer in racers)
         refused = (
             rf"--{flag} {path}: (in use by (process ({owners}) on \S+|another process); .*|already holds a run; .*)\n"
         )
-        assert all(re.fullmatch(refused, answer) for answer in answers[:-1])
+        assert all(re.fullmatch(refused, answer) for racer, answer in told.items() if racer is not owner)
     for racer in racers:
         racer.communicate()
+
+
+def test_a_run_that_started_and_ended_just_before_keeps_its_folder(tmp_path, monkeypatch):
+    hold = run_folder.hold
+
+    def hold_late(folder, where):
+        save_config(TrainConfig(seed=3), folder)
+        return hold(folder, where)
+
+    monkeypatch.setattr(run_folder, "hold", hold_late)
+    with pytest.raises(InputError, match=r"run: already holds a run; "):
+        claim(tmp_path / "run")
+    assert load_config(tmp_path / "run", TrainConfig).seed == 3
 
 
 def test_a_killed_process_does_not_keep_the_folder(tmp_path):
