@@ -131,6 +131,23 @@ def test_resuming_is_refused_if_other_devices_change_the_steps_per_epoch(tmp_pat
         train("--resume", str(tmp_path / "other"), "--global-batch-size", "32", "--devices", "1", "--epochs", "2")
 
 
+@pytest.mark.parametrize("trainer", [main, torch_main])
+def test_a_run_folder_in_use_is_neither_overwritten_nor_resumed(trainer, tmp_path):
+    config_class = TrainConfig if trainer is main else TorchConfig
+    with claim_output(tmp_path / "run"):
+        flags = [*SMALL, "--devices", "1", "--epochs", "1", "--output", f"{tmp_path}/run"]
+        with pytest.raises(InputError, match=r"^--output .*run: in use by process \d+ on "):
+            trainer(cli.parse(config_class, flags, "train"))
+        assert [path.name for path in (tmp_path / "run").iterdir()] == [".lock"]
+    trainer(cli.parse(config_class, flags, "train"))
+    with (
+        claim_output(tmp_path / "run", resume=True),
+        pytest.raises(InputError, match=r"^--resume .*run: in use by process \d+ on "),
+    ):
+        trainer(cli.parse(config_class, ["--resume", f"{tmp_path}/run", "--epochs", "2"], "train"))
+    assert len(epochs(tmp_path / "run")) == 1
+
+
 def test_a_run_folder_is_not_overwritten_or_resumed_with_other_options(tmp_path):
     train("--epochs", "0", "--output", str(tmp_path / "run"))
     before = (tmp_path / "run" / "metrics.jsonl").read_text()
@@ -175,7 +192,8 @@ def test_a_run_resumes_with_its_data_wherever_they_are_and_with_no_others(traine
     assert len(epochs(tmp_path / "run")) == 2
 
 
-@pytest.mark.parametrize("module", ["jaxddp.train", pytest.param("torch_ref.train", marks=pytest.mark.large)])
+@pytest.mark.large
+@pytest.mark.parametrize("module", ["jaxddp.train", "torch_ref.train"])
 def test_of_two_commands_that_start_at_once_one_trains_and_the_other_is_refused(module, tmp_path):
     folder = tmp_path / "run"
     command = [sys.executable, "-m", module, *SMALL, "--devices", "1", "--epochs", "3", "--output", str(folder)]
@@ -185,7 +203,3 @@ def test_of_two_commands_that_start_at_once_one_trains_and_the_other_is_refused(
     assert (won, lost) == (0, 2)
     assert re.fullmatch(rf"error: --output {folder}: (in use by .*|already holds a run; .*)\n", told)
     assert [record["epoch"] for record in epochs(folder)] == [1, 2, 3]
-    config_class, trainer = (TrainConfig, main) if module == "jaxddp.train" else (TorchConfig, torch_main)
-    with claim_output(folder, resume=True), pytest.raises(InputError, match=r"^--resume .*run: in use by process"):
-        trainer(cli.parse(config_class, ["--resume", str(folder), "--epochs", "4"], "train"))
-    assert len(epochs(folder)) == 3
