@@ -1,12 +1,24 @@
-"""Atomic writing of files."""
+"""Atomic writing of files, and errors of writing in one line."""
 
+import contextlib
+import errno
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from jaxddp.errors import InputError
 
+NO_SYNC = (errno.EINVAL, errno.ENOTSUP)  # some file systems cannot synchronize a folder
+
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Write a file by renaming a complete temporary file, so that no reader sees a part of it.
+
+    The file is on the disk before it gets its name, and the name when the function returns; a machine that loses
+    power keeps the old file or has the new one.
+
+    Raises:
+        OSError: the file cannot be written; `filename` is `path`. An old file stays as it was.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -16,10 +28,51 @@ def write_atomically(path: Path, content: bytes) -> None:
     """
     unfinished = path.with_name(path.name + ".tmp")
     try:
-        unfinished.write_bytes(content)
-        unfinished.replace(path)
+        try:
+            with unfinished.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            unfinished.replace(path)
+        finally:
+            unfinished.unlink(missing_ok=True)
+        _sync_folder(path.parent)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def _sync_folder(folder: Path) -> None:
+    """Write the names in a folder to the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in NO_SYNC:
+            raise
     finally:
-        unfinished.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def writing(kind: type[Exception], place: Path | None = None, advice: str = "") -> Iterator[None]:
+    """Turn an `OSError` of writing a file (a full disk, a lost one) into an error of one line.
+
+    Args:
+        kind: type of the error: `InputError` before training, `TrainingError` later.
+        place: file, if the `OSError` does not name it.
+        advice: end of the message.
+
+    >>> with writing(InputError, Path("runs/a/notes")):
+    ...     raise OSError(errno.ENOSPC, "No space left on device")
+    Traceback (most recent call last):
+    ...
+    jaxddp.errors.InputError: runs/a/notes: cannot be written (no space left on device)
+    """
+    try:
+        yield
+    except OSError as error:
+        reason = (error.strerror or type(error).__name__).lower()
+        raise kind(f"{error.filename or place}: cannot be written ({reason}){advice}") from error
 
 
 def check_file(path: Path) -> None:

@@ -23,7 +23,7 @@ from jaxddp.nn.torch_weights import from_torch, load_weights, torch_name
 from jaxddp.state import TrainState
 from jaxddp.step.options import options
 from jaxddp.tracking.resumed import check_kept, check_not_done, check_same_epochs, check_steps_per_epoch
-from jaxddp.tracking.run_folder import claim_output
+from jaxddp.tracking.run_folder import check_same_data, claim_output
 from jaxddp.tracking.run_log import RunLog, frozen_notes, run_title
 from jaxddp.training import Run, train
 
@@ -66,6 +66,7 @@ def train_alone_or_joined(config: TrainConfig, cluster: Cluster | None) -> None:
                 notes=frozen_notes(map(torch_name, run.ddp.frozen_parameters)),
                 examples_per_epoch=run.loader.examples_per_epoch,
                 resume_step=int(state.step) if config.resume else None,
+                digests=None if config.output is None else run.dataset.digests,
                 quiet=not run.is_first,
             )
         )
@@ -121,23 +122,27 @@ def make_loader(config: TrainConfig, dataset: datasets.Dataset, replicas: Replic
 
 
 def open_output(run: Run, resources: contextlib.ExitStack) -> "tuple[Checkpoints | None, TrainState]":
-    """Claim the run folder in the first process; with --resume, restore the state of the last checkpoint.
+    """Own the run folder in the first process until `resources` close; with --resume, restore the last checkpoint.
 
     Raises:
-        InputError: the folder belongs to another run, or its checkpoint to another model.
+        InputError: the folder belongs to another run, or its checkpoint to another model or other data.
     """
     output, resume = run.config.output, run.config.resume is not None
     if output is None:
         return None, run.start
     from jaxddp.checkpoint import Checkpoints  # imports Orbax, which takes 0.2 s
 
-    folder = claim_output(output, resume) if run.is_first else Path(output)
+    space = sum(leaf.nbytes for leaf in jax.tree.leaves(run.ddp.whole(run.start)))
+    folder = Path(output)
+    if run.is_first:
+        folder = resources.enter_context(claim_output(output, resume, space))
     run.ddp.replicas.meet()  # the folder is claimed now, or this process is ended
     keep = run.config.keep_checkpoints, run.config.keep_best
     checkpoints = Checkpoints(folder / CHECKPOINT_FOLDER, *keep, run.ddp.replicas)
     resources.callback(checkpoints.close)
     if not resume:
         return checkpoints, run.start
+    check_same_data(folder, run.dataset.digests)
     check_kept(folder, CHECKPOINT_FOLDER)
     check_same_epochs(folder, run.loader.steps_per_epoch)
     if checkpoints.latest_step is None:  # the run ended before its first checkpoint

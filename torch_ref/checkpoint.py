@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from jaxddp.errors import InputError, TrainingError, differences, listed
-from jaxddp.files import write_atomically
+from jaxddp.files import write_atomically, writing
 from torch_ref import optim
 from torch_ref.distributed import World
 from torch_ref.state import TrainState
@@ -33,7 +33,7 @@ def save_checkpoint(path: Path, state: TrainState, others: Sequence[Content] = (
         others: states of ranks 1, 2, ... from `of_others`, if ranks differ.
 
     Raises:
-        TrainingError: the state holds a NaN or an infinity. An earlier checkpoint stays.
+        TrainingError: the state holds a NaN or an infinity, or cannot be written. An earlier checkpoint stays.
     """
     content = _content(state)
     for of_rank in (content, *others):
@@ -44,7 +44,13 @@ def save_checkpoint(path: Path, state: TrainState, others: Sequence[Content] = (
         content["others"] = list(others)
     buffer = io.BytesIO()
     torch.save(content, buffer)
-    write_atomically(path, buffer.getvalue())
+    with writing(TrainingError):
+        write_atomically(path, buffer.getvalue())
+
+
+def checkpoint_size(state: TrainState) -> int:
+    """Return the bytes of the tensors in a checkpoint of a rank."""
+    return sum(tensor.nbytes for tensor in _tensors(_expected(state), _names(state)).values())
 
 
 def of_others(state: TrainState, world: World) -> list[Content]:
@@ -71,11 +77,8 @@ def load_checkpoint(path: Path, state: TrainState, rank: int = 0) -> None:
     content = _read(path)
     if rank > 0 and "others" in content:
         content = content["others"][rank - 1]
-    expected = {"model": state.module.state_dict(), "optimizer": _state_after_a_step(state.optimizer)}
-    if state.averaged is not None:
-        expected["averaged"] = state.averaged.state_dict()
     names = _names(state)
-    if problems := differences(_tensors(content, names), _tensors(expected, names)):
+    if problems := differences(_tensors(content, names), _tensors(_expected(state), names)):
         raise InputError(f"--resume {path.parent}: a checkpoint of another model or optimizer: {listed(problems)}")
     state.module.load_state_dict(content["model"])
     groups = _hyperparameters(state.optimizer)
@@ -100,6 +103,12 @@ def _content(state: TrainState) -> Content:
     if state.scaler.is_enabled():
         content["scaler"] = {"skipped": state.skipped} | {n: state.scaler.state_dict()[n] for n in SCALER}
     return content
+
+
+def _expected(state: TrainState) -> Content:
+    """Return the model's and the optimizer's part of a checkpoint, of a state that may be new."""
+    expected = {"model": state.module.state_dict(), "optimizer": _state_after_a_step(state.optimizer)}
+    return expected if state.averaged is None else expected | {"averaged": state.averaged.state_dict()}
 
 
 def _hyperparameters(optimizer: Optimizer) -> list[dict[str, Any]]:

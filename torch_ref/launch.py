@@ -25,6 +25,7 @@ import torch.multiprocessing as mp
 from tqdm import tqdm
 
 from jaxddp.errors import InputError, TrainingError
+from jaxddp.files import write_atomically
 from torch_ref.config import TorchConfig
 from torch_ref.devices import local_device, num_replicas, under_torchrun
 from torch_ref.distributed import World, process_group
@@ -100,11 +101,16 @@ def _rank_process(rank: int, main: Main, config: TorchConfig, world_size: int, p
         store = dist.TCPStore(LOCALHOST, port, is_master=False)
         torch.save(_run(main, config, rank, world_size, local_device(config, rank), store), f"{reports}/{rank}.pt")
     except Exception as error:
-        report = {"rank": rank, "time": time.time(), "kind": type(error).__name__, "message": str(error)}
-        report["traceback"] = traceback.format_exc()
-        Path(reports, f"{rank}.json").write_text(json.dumps(report))
+        _report(Path(reports), rank, error)
         sys.stdout.flush()
         os._exit(1)
+
+
+def _report(reports: Path, rank: int, error: Exception) -> None:
+    """Write an error for the launcher, in one piece: it reads the reports while other ranks still write theirs."""
+    report = {"rank": rank, "time": time.time(), "kind": type(error).__name__, "message": str(error)}
+    report["traceback"] = "".join(traceback.format_exception(error))
+    write_atomically(reports / f"{rank}.json", json.dumps(report).encode())
 
 
 def _end_with_launcher() -> None:

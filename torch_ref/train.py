@@ -4,6 +4,7 @@ python -m torch_ref.train --model mlp --devices 4 --output runs/mlp
 torchrun --nproc-per-node 4 -m torch_ref.train --model mlp --output runs/mlp
 """
 
+import contextlib
 import copy
 import dataclasses
 import math
@@ -22,11 +23,11 @@ from jaxddp.data.sampler import shard_table
 from jaxddp.errors import InputError, TrainingError
 from jaxddp.tracking.gradient_metrics import check_finite, explained, histograms
 from jaxddp.tracking.resumed import check_not_done, check_same_epochs
-from jaxddp.tracking.run_folder import claim_output
+from jaxddp.tracking.run_folder import check_same_data, claim_output
 from jaxddp.tracking.run_log import RunLog, frozen_notes, run_title
 from torch_ref import models, optim
 from torch_ref.amp import autocast, grad_scaler
-from torch_ref.checkpoint import load_checkpoint, of_others, save_checkpoint
+from torch_ref.checkpoint import checkpoint_size, load_checkpoint, of_others, save_checkpoint
 from torch_ref.comm_hooks import register
 from torch_ref.config import TorchConfig
 from torch_ref.data_parallel import wrap
@@ -73,15 +74,20 @@ def train(world: World, config: TorchConfig) -> None:
     """
     run = build(world, config)
     first = world.rank == 0
-    with RunLog(
-        dataclasses.replace(config, resume=None, devices=num_replicas(config)),
-        Path(config.output) if first and config.output is not None else None,
-        title=run_title(config, num_replicas(config), _framework(run)),
-        notes=frozen_notes(name for name, p in run.state.module.named_parameters() if not p.requires_grad),
-        examples_per_epoch=run.loader.examples_per_epoch,
-        resume_step=run.state.step if config.resume else None,
-        quiet=not first,
-    ) as log:
+    with contextlib.ExitStack() as resources:
+        open_output(run, resources)
+        log = resources.enter_context(
+            RunLog(
+                dataclasses.replace(config, resume=None, devices=num_replicas(config)),
+                Path(config.output) if first and config.output is not None else None,
+                title=run_title(config, num_replicas(config), _framework(run)),
+                notes=frozen_notes(name for name, p in run.state.module.named_parameters() if not p.requires_grad),
+                examples_per_epoch=run.loader.examples_per_epoch,
+                resume_step=run.state.step if config.resume else None,
+                digests=run.dataset.digests if first and config.output is not None else None,
+                quiet=not first,
+            )
+        )
         try:
             train_epochs(run, log)
         except TrainingError as error:
@@ -90,10 +96,11 @@ def train(world: World, config: TorchConfig) -> None:
 
 @dataclass(frozen=True)
 class Run:
-    """Parts of a run on one rank, which have been checked to fit each other."""
+    """Parts of a run on one rank, which have been checked to fit each other; nothing has been written yet."""
 
     config: TorchConfig
     world: World
+    dataset: datasets.Dataset
     loader: Loader
     test_batches: list[Batch]
     model: nn.Module
@@ -111,10 +118,10 @@ class Run:
 
 
 def build(world: World, config: TorchConfig) -> Run:
-    """Build the parts of a run; on rank 0, claim its folder.
+    """Build the parts of a run, before its first step.
 
     Raises:
-        InputError: the parts do not fit each other, or the folder belongs to another run.
+        InputError: the parts do not fit each other.
     """
     dataset = datasets.load(config)
     replicas = num_replicas(config)
@@ -133,19 +140,32 @@ def build(world: World, config: TorchConfig) -> Run:
     averaged, scaler = averaged_model(module, config.ema_decay), grad_scaler(config, world.device)
     state = TrainState(module, optimizer, scheduler, averaged=averaged, scaler=scaler)
     replica = wrap(module, world, config.strategy, config.buffers)  # before resume: DDP sends rank 0's values
-    if config.resume is not None:
-        check_same_epochs(Path(config.resume), loader.steps_per_epoch)
-    if config.output is not None and world.rank == 0:
-        claim_output(config.output, resume=config.resume is not None)
-    if config.resume is not None:
-        resume(Path(config.resume), state, world.rank)
-        check_not_done(config.resume, state.step, loader.steps_per_epoch, config.epochs)
     test_batches = evaluation_batches(dataset.test, config, world)
     gradient_log = GradientLog(module, world, config)
-    if isinstance(replica, DistributedDataParallel):
-        register(replica, config, world, [gradient_log.look] if config.detect_anomaly else [], state.step)
     loss_fn = autocast(cross_entropy, config.amp)
-    return Run(config, world, loader, test_batches, replica, state, loss_fn, gradient_log)
+    return Run(config, world, dataset, loader, test_batches, replica, state, loss_fn, gradient_log)
+
+
+def open_output(run: Run, resources: contextlib.ExitStack) -> None:
+    """On rank 0, own the run folder until `resources` close; with --resume, load its checkpoint on every rank.
+
+    Raises:
+        InputError: the folder belongs to another run, or its checkpoint to another model or other data.
+    """
+    config, world, state = run.config, run.world, run.state
+    if config.output is not None and world.rank == 0:
+        space = checkpoint_size(state)
+        folder = resources.enter_context(claim_output(config.output, config.resume is not None, space))
+        if config.resume is not None:
+            check_same_data(folder, run.dataset.digests)
+            check_same_epochs(folder, run.loader.steps_per_epoch)
+    if config.resume is not None:
+        world.barrier()  # until rank 0 owns the folder, another run may replace the checkpoint
+        resume(Path(config.resume), state, world.rank)
+        check_not_done(config.resume, state.step, run.loader.steps_per_epoch, config.epochs)
+    if isinstance(run.model, DistributedDataParallel):
+        look = [run.gradient_log.look] if config.detect_anomaly else []
+        register(run.model, config, world, look, state.step)
 
 
 def resume(folder: Path, state: TrainState, rank: int) -> None:

@@ -6,13 +6,18 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import nn
 
-from jaxddp.errors import InputError, differences
-from jaxddp.files import write_atomically
+from jaxddp.errors import InputError, TrainingError, differences
+from jaxddp.files import write_atomically, writing
 
 
 def save_weights(path: Path, module: nn.Module) -> None:
-    """Write a module's state_dict to a .safetensors file that jaxddp can load."""
-    write_atomically(path, save({name: tensor.contiguous() for name, tensor in module.state_dict().items()}))
+    """Write a module's state_dict to a .safetensors file that jaxddp can load.
+
+    Raises:
+        TrainingError: the file cannot be written.
+    """
+    with writing(TrainingError):
+        write_atomically(path, save({name: tensor.contiguous() for name, tensor in module.state_dict().items()}))
 
 
 def load_weights(path: str | Path, module: nn.Module) -> None:

@@ -224,8 +224,11 @@ class Output:
     """Keep the checkpoint with the smallest test loss too; jaxddp only."""
     on_nan: str = "stop"
     """stop | skip | rollback: end the run, skip the update, or go back to a checkpoint; jaxddp only, but for stop."""
+    log_every: int | None = None
+    """Optimizer steps between logged steps; epochs are all logged. None: 1, or more to log at most 5,000 steps."""
     log_gradients: tuple[str, ...] = ()
-    """Log gradients of the parameters whose torch names match a pattern: norms per step, histograms per epoch."""
+    """Log gradients of the parameters whose torch names match a pattern: norms per logged step,
+    histograms of at most 250 epochs."""
     detect_anomaly: bool = False
     """Stop at the first gradient that is NaN or infinite, and report its parameter and replica."""
 

@@ -25,7 +25,7 @@ RANGES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("num_examples", "num_features", "num_classes", "context_length", "embedding_size"), POSITIVE),
     **dict.fromkeys(("global_batch_size", "accumulation_steps", "devices", "steps_per_dispatch"), POSITIVE),
     **dict.fromkeys(("step_size", "matrix_approximation_rank", "start_power_sgd_iter"), POSITIVE),
-    **dict.fromkeys(("growth_interval", "local_sgd_period", "keep_checkpoints"), POSITIVE),
+    **dict.fromkeys(("growth_interval", "local_sgd_period", "keep_checkpoints", "log_every"), POSITIVE),
     **dict.fromkeys(("epochs", "seed", "warmup_steps", "verify_every"), NON_NEGATIVE),
     **dict.fromkeys(("lr", "momentum", "weight_decay", "eps", "alpha", "lr_decay"), NON_NEGATIVE),
     **dict.fromkeys(("initial_accumulator_value", "min_lr", "gamma"), NON_NEGATIVE),

@@ -1,8 +1,10 @@
 """Datasets: handwritten digits, a linear problem, names, and the user's arrays. N is the number of examples."""
 
+import hashlib
 import importlib.util
 import unicodedata
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -55,6 +57,19 @@ class Dataset:
             return {name: x.astype(dtype, copy=False) if x.dtype.kind == "f" else x for name, x in arrays.items()}
 
         return replace(self, train=cast(self.train), test=cast(self.test))
+
+    @cached_property
+    def digests(self) -> dict[str, str]:
+        """SHA-256 of the training and of the test examples: of names, types, shapes and values."""
+        return {"train": _digest(self.train), "test": _digest(self.test)}
+
+
+def _digest(arrays: Arrays) -> str:
+    digest = hashlib.sha256()
+    for name, array in sorted(arrays.items()):
+        digest.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
+        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()
 
 
 def load(config: TrainConfig) -> Dataset:

@@ -59,7 +59,7 @@ def draw_curves(history: Sequence[Record], title: str) -> bytes:
 def _draw_metric(axes: "Axes", history: Sequence[Record], name: str) -> "list[Line2D]":
     """Draw the lines of one metric: train per step, train per epoch, test per epoch."""
     steps, values = _series(history, "step", name)
-    lines = axes.plot(steps, values, color=TRAIN_COLOR, alpha=0.25, linewidth=0.8, label="train, each step")
+    lines = axes.plot(steps, values, color=TRAIN_COLOR, alpha=0.25, linewidth=0.8, label="train, single steps")
     for split, color, marker in (("train", TRAIN_COLOR, "o"), ("test", TEST_COLOR, "D")):
         steps, values = _series(history, "epoch", f"{split}_{name}")
         size = 3.5 if len(values) <= MOST_MARKERS else 0

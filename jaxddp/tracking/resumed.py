@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from jaxddp.errors import InputError
-from jaxddp.tracking.run_log import METRICS_FILE, read_metrics
+from jaxddp.tracking.metrics_file import METRICS_FILE, read_metrics
 
 
 def check_kept(folder: Path, checkpoints: str) -> None:

@@ -1,4 +1,4 @@
-"""Run folder: claimed by a single run, with the config that repeats it.
+"""Run folder: owned by one process at a time, with the config that repeats its run and digests of its data.
 
 Both trainers use it, so it imports neither jax nor torch.
 """
@@ -6,62 +6,102 @@ Both trainers use it, so it imports neither jax nor torch.
 import contextlib
 import dataclasses
 import json
-import tempfile
+import shutil
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from jaxddp.config import TrainConfig
-from jaxddp.errors import InputError
+from jaxddp.errors import InputError, listed
 from jaxddp.files import write_atomically
+from jaxddp.tracking.folder_lock import LOCK_FILE, hold
 
 CONFIG_FILE = "config.json"
+DATA_FILE = "data.json"  # digests of the run's data
+LEFTOVERS = (LOCK_FILE, f"{CONFIG_FILE}.tmp")  # of a run that was killed at its start
+LEAST_SPACE = 100_000  # bytes for the logs of a short run
 
 Config = TypeVar("Config", bound=TrainConfig)
 
 
-def claim_output(path: str | Path, resume: bool = False) -> Path:
-    """Create the run folder, or check an existing one: it must be empty or, with `resume`, hold a run.
+@contextlib.contextmanager
+def claim_output(path: str | Path, resume: bool = False, space: int = 0) -> Iterator[Path]:
+    """Own a run folder until the context ends: a new or empty one or, with `resume`, one that holds a run.
+
+    A run that was killed before it wrote its config leaves an empty folder (`LEFTOVERS` do not count).
+
+    Args:
+        path: folder; created with its parents if it is missing.
+        resume: whether to continue the run in the folder.
+        space: bytes that the run will write at least.
 
     Raises:
-        InputError: the folder holds a run or other files, is a file, or cannot be written; with `resume`, it
-            holds no run. Nothing is created then.
+        InputError: the folder holds a run or other files, is a file, cannot be written, or another process owns it;
+            the disk is too full; with `resume`, the folder holds no run. Nothing is created then.
 
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     claim_output(f"{folder}/runs/first").is_dir()
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder, claim_output(f"{folder}/runs/first") as claimed:
+    ...     claimed.is_dir()
     True
     """
     path = Path(path)
     where = f"{'--resume' if resume else '--output'} {path}"
+    with contextlib.ExitStack() as resources:
+        with _reasons(where):
+            _check_claimable(path, where, resume)
+            _check_space(path, where, space)
+            with _created(path):
+                resources.enter_context(hold(path, where))
+            _check_claimable(path, where, resume)  # again: another run may have ended since
+        yield path
+
+
+@contextlib.contextmanager
+def _reasons(where: str) -> Iterator[None]:
+    """Turn an `OSError` into an `InputError` of one line."""
     try:
-        holds_run = (path / CONFIG_FILE).is_file()
-        if resume and not holds_run:
-            raise InputError(f"{where}: not a run folder (it has no {CONFIG_FILE})")
-        if holds_run and not resume:
-            raise InputError(
-                f"{where}: already holds a run; choose a new folder, or continue the run with --resume {path}"
-            )
-        if not path.is_dir() and path.exists():
-            raise InputError(f"{where}: is a file; must be a folder")
-        _make_writable(path)
-        others = [] if resume else sorted(entry.name for entry in path.iterdir())
+        yield
     except OSError as error:
         reason = (error.strerror or type(error).__name__).lower()
         raise InputError(f"{where}: {reason}; must be a writable folder") from None
-    if others:
-        few = ", ".join(others[:3]) + (", ..." if len(others) > 3 else "")
-        raise InputError(f"{where}: holds other files ({few}); choose a new or empty folder")
-    return path
 
 
-def _make_writable(path: Path) -> None:
-    """Create the folder and its parents and try to write there; on failure, remove the created folders."""
-    created = [folder for folder in (path, *path.parents) if not folder.exists()]
+def _check_claimable(path: Path, where: str, resume: bool) -> None:
+    """Raise `InputError` unless the folder holds a run to resume or, without `resume`, nothing."""
+    if not path.is_dir() and path.exists():
+        raise InputError(f"{where}: is a file; must be a folder")
+    names = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
+    if resume and CONFIG_FILE not in names:
+        raise InputError(f"{where}: not a run folder (it has no {CONFIG_FILE})")
+    if resume:
+        return
+    if CONFIG_FILE in names:
+        raise InputError(f"{where}: already holds a run; choose a new folder, or continue the run with --resume {path}")
+    if others := sorted(names - {*LEFTOVERS}):
+        raise InputError(f"{where}: holds other files ({listed(others, joint=', ')}); choose a new or empty folder")
+
+
+def _check_space(path: Path, where: str, space: int) -> None:
+    """Raise `InputError` if the disk has less than `space` bytes free; one that reports no size is trusted."""
+    disk = shutil.disk_usage(next(folder for folder in (path, *path.absolute().parents) if folder.is_dir()))
+    needed = max(space, LEAST_SPACE)
+    if disk.total and disk.free < needed:
+        raise InputError(
+            f"{where}: the disk has {disk.free / 1e6:.1f} MB free and the run needs {needed / 1e6:.1f} MB or more; "
+            "free some, or choose a folder on another disk"
+        )
+
+
+@contextlib.contextmanager
+def _created(path: Path) -> Iterator[None]:
+    """Create a folder and its parents; if the context fails, remove them."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
         path.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=path).close()
+        yield
     except OSError:
-        for folder in created:
+        for folder in missing:
             with contextlib.suppress(OSError):
                 folder.rmdir()
         raise
@@ -75,12 +115,45 @@ def save_config(config: TrainConfig, folder: Path) -> None:
     write_atomically(folder / CONFIG_FILE, (json.dumps(fields, indent=2) + "\n").encode())
 
 
+def save_digests(digests: Mapping[str, str], folder: Path) -> None:
+    """Write the digests of a run's data ("train", "test") to its folder."""
+    write_atomically(folder / DATA_FILE, (json.dumps(dict(digests), indent=2) + "\n").encode())
+
+
+def check_same_data(folder: Path, digests: Mapping[str, str]) -> None:
+    """Raise `InputError` unless the run to resume had data with these digests.
+
+    A run that was killed before it wrote digests has no step yet, and may have any data.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_digests({"train": "12", "test": "34"}, Path(folder))
+    ...     check_same_data(Path(folder), {"test": "34", "train": "12"})
+    """
+    path = folder / DATA_FILE
+    try:
+        saved = json.loads(path.read_text())
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{path}: cannot be read ({error}); remove it to resume with any data") from None
+    if not isinstance(saved, dict) or saved.keys() != digests.keys():
+        raise InputError(f"{path}: not the digests of a run's data; remove it to resume with any data")
+    names = {"train": "training", "test": "test"}
+    if changed := [names.get(name, name) for name in digests if digests[name] != saved[name]]:
+        raise InputError(
+            f"--resume {folder}: the {' and '.join(changed)} data are not those that the run started with; "
+            "restore the file, or give its new place by --data-path"
+        )
+
+
 def load_config(folder: Path, config_class: type[Config]) -> Config:
     """Load the config that `save_config` wrote.
 
     Raises:
         InputError: the file is not a run's config; the message names the file and the wrong field.
 
+    >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     save_config(TrainConfig(lr=0.5), Path(folder))
     ...     load_config(Path(folder), TrainConfig).lr

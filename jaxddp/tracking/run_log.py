@@ -1,6 +1,6 @@
 """Log of a run: a progress bar and a line per epoch on the console, and in the run folder
 
-    metrics.jsonl    one JSON line per step and per epoch
+    metrics.jsonl    one JSON line per logged step and per epoch
     tensorboard/     the same metrics for TensorBoard
     curves.png       loss and accuracy, drawn at the end
 
@@ -8,27 +8,27 @@ Both trainers use it, so it imports neither jax nor torch.
 """
 
 import contextlib
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TextIO
+from typing import Self, TextIO
 
 from tqdm import tqdm
 
 from jaxddp.config import TrainConfig
-from jaxddp.errors import InputError
-from jaxddp.files import write_atomically
+from jaxddp.errors import InputError, TrainingError
+from jaxddp.files import write_atomically, writing
 from jaxddp.tracking.curves import Record, draw_curves
 from jaxddp.tracking.gradient_metrics import of_gradients
-from jaxddp.tracking.run_folder import save_config
-from jaxddp.tracking.tensorboard import open_tensorboard, write_histogram
+from jaxddp.tracking.metrics_file import METRICS_FILE, open_metrics, read_metrics, to_line
+from jaxddp.tracking.run_folder import save_config, save_digests
+from jaxddp.tracking.tensorboard import EventFile
 
-METRICS_FILE = "metrics.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"
 CURVES_FILE = "curves.png"
-KINDS = ("step", "epoch")
+MOST_STEPS = 5000  # logged in a run without --log-every; TensorBoard shows 1,000
+MOST_HISTOGRAMS = 250  # of a parameter in a run
 FORMATS = {"loss": "8.6f", "accuracy": ".4f"}  # other metrics: four digits
 
 
@@ -64,7 +64,8 @@ class RunLog:
     """Log of a run on the console and in its folder.
 
     A context manager that draws the curves when the run ends or fails. Steps and epochs are counted from 1.
-    Metrics are numbers by name, such as loss and accuracy.
+    Metrics are numbers by name, such as loss and accuracy. The folder gets every epoch, every `log_every`-th step, or
+    at most `MOST_STEPS` steps, and at most `MOST_HISTOGRAMS` histograms per parameter, so that it stays small.
 
     Args:
         config: configuration, saved as config.json.
@@ -73,10 +74,12 @@ class RunLog:
         notes: lines below the title.
         examples_per_epoch: sum of `examples` over the steps of an epoch.
         resume_step: step after which the run continues; records of later steps are dropped.
+        digests: digests of the data, saved as data.json; None: not saved.
         quiet: print nothing, as on all ranks but one.
 
     Raises:
-        InputError: the metrics of the resumed run cannot be read.
+        InputError: at the start, a file cannot be written, or the metrics of the resumed run cannot be read.
+        TrainingError: later, a file cannot be written; what was written before stays.
 
     >>> with RunLog(TrainConfig(epochs=10), None, title="demo", examples_per_epoch=64) as log:
     ...     log.step(1, 1, {"loss": 2.5, "accuracy": 0.125}, examples=64)
@@ -96,6 +99,7 @@ class RunLog:
         notes: Sequence[str] = (),
         examples_per_epoch: int,
         resume_step: int | None = None,
+        digests: Mapping[str, str] | None = None,
         quiet: bool = False,
     ) -> None:
         self._config = config
@@ -104,41 +108,56 @@ class RunLog:
         self._notes = notes
         self._examples_per_epoch = examples_per_epoch
         self._resume_step = resume_step
+        self._digests = digests
         self._quiet = quiet
+        steps = config.epochs * math.ceil(examples_per_epoch / config.global_batch_size)
+        self._log_every = config.log_every or max(1, math.ceil(steps / MOST_STEPS))
+        self._epoch = 0  # of the last step
         self._resources = contextlib.ExitStack()
         self._bar: tqdm | None = None
         self._metrics: TextIO | None = None
-        self._board: Any = None
+        self._board: EventFile | None = None
 
     def __enter__(self) -> Self:
         for line in (self._title, *self._notes):
             self._print(line)
         if self._output is None:
             return self
-        with contextlib.ExitStack() as resources:
+        with contextlib.ExitStack() as resources, writing(InputError, self._output):
             if self._resume_step is None:  # first, so that a killed run leaves a folder that can be resumed
-                save_config(self._config, self._output)
-            self._metrics = resources.enter_context(_open_metrics(self._output / METRICS_FILE, self._resume_step))
-            self._board = open_tensorboard(self._output / TENSORBOARD_FOLDER, self._resume_step)
+                self._save_config(self._output)
+            self._metrics = resources.enter_context(open_metrics(self._output / METRICS_FILE, self._resume_step))
+            self._board = EventFile(self._output / TENSORBOARD_FOLDER, self._resume_step)
             resources.callback(self._board.close)
             if self._resume_step is not None:  # last, once the run is certain to continue
-                save_config(self._config, self._output)
+                self._save_config(self._output)
             self._resources = resources.pop_all()
         return self
+
+    def _save_config(self, output: Path) -> None:
+        save_config(self._config, output)
+        if self._digests is not None:
+            save_digests(self._digests, output)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._close_bar()
+        if self._output is None:
+            return
         # After a failure, an error here (a full disk) must not replace the run's error.
-        with contextlib.suppress(Exception) if error else contextlib.nullcontext():
+        last = writing(TrainingError, self._output, "; all other files are kept")
+        with contextlib.suppress(Exception) if error else last:
             self._resources.close()
-            self._draw_curves()
+            self._draw_curves(self._output)
 
     def step(self, step: int, epoch: int, metrics: Mapping[str, float], examples: int) -> None:
         """Log an optimizer step on `examples` examples."""
+        self._epoch = epoch
         metrics = {name: float(value) for name, value in metrics.items()}
         self._advance_bar(epoch, {name: x for name, x in metrics.items() if not of_gradients(name)}, examples)
+        if step % self._log_every:
+            return
         self._keep({"kind": "step", "step": step, "epoch": epoch, "examples": examples, **metrics})
         self._plot(step, {name if of_gradients(name) else f"{name}/step": value for name, value in metrics.items()})
 
@@ -170,10 +189,15 @@ class RunLog:
         self._plot(step, {f"{name}/{split}": value for (split, name), value in values.items()} | rate)
 
     def histograms(self, step: int, counts: Mapping[str, Sequence[int]]) -> None:
-        """Log histograms of gradient magnitudes up to this step (`jaxddp.tracking.gradient_metrics.histograms`)."""
-        if self._board is not None:
-            for name, of_name in counts.items():
-                write_histogram(self._board, f"grad_log2/{name}", of_name, step)
+        """Log histograms of gradient magnitudes in the epoch up to this step, for at most `MOST_HISTOGRAMS` epochs.
+
+        See `jaxddp.tracking.gradient_metrics.histograms`.
+        """
+        due = self._epoch % math.ceil(self._config.epochs / MOST_HISTOGRAMS) == 0 or self._epoch == self._config.epochs
+        if self._board is not None and due:
+            with writing(TrainingError, self._board.path):
+                for name, of_name in counts.items():
+                    self._board.histogram(f"grad_log2/{name}", of_name, step)
 
     def summary(self, test_accuracy: float, seconds: float, *notes: str) -> None:
         """Print the last lines: test accuracy, duration, notes, and the run folder."""
@@ -216,62 +240,17 @@ class RunLog:
 
     def _keep(self, record: Record) -> None:
         if self._metrics is not None:
-            self._metrics.write(_to_line(record))
+            with writing(TrainingError, Path(self._metrics.name)):
+                self._metrics.write(to_line(record))
 
     def _plot(self, step: int, values: Mapping[str, float]) -> None:
         if self._board is not None:
-            for tag, value in values.items():
-                self._board.add_scalar(tag, value, step)
+            with writing(TrainingError, self._board.path):
+                self._board.scalars(values, step)
 
-    def _draw_curves(self) -> None:
-        if self._output is not None and (history := read_metrics(self._output / METRICS_FILE)):
-            write_atomically(self._output / CURVES_FILE, draw_curves(history, self._title))
-
-
-def read_metrics(path: Path) -> list[Record]:
-    """Read the records of a metrics.jsonl; drop an incomplete last line, which a killed process may leave.
-
-    Raises:
-        InputError: any other line is not a record, or the file cannot be read.
-    """
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
-    records = [_from_line(line) for line in lines]
-    if records and records[-1] is None:
-        records.pop()
-    if None in records:
-        raise InputError(f"{path}: line {records.index(None) + 1} is not a record of a run; remove it")
-    return [record for record in records if record is not None]
-
-
-def _to_line(record: Record) -> str:
-    """Write a record as JSON, with NaN and infinity as null."""
-    lost = {name: None for name, value in record.items() if isinstance(value, float) and not math.isfinite(value)}
-    return json.dumps(record | lost) + "\n"
-
-
-def _from_line(line: str) -> Record | None:
-    """Parse a record; None if the line is not one."""
-    try:
-        record = json.loads(line)
-    except ValueError:
-        return None
-    if not isinstance(record, dict) or record.get("kind") not in KINDS:
-        return None
-    if not all(isinstance(record.get(name), int) for name in ("step", "epoch")):
-        return None
-    numbers = (value for name, value in record.items() if name != "kind" and value is not None)
-    return record if all(isinstance(value, int | float) for value in numbers) else None
-
-
-def _open_metrics(path: Path, resume_step: int | None) -> TextIO:
-    """Open the file for appending, after dropping the records after `resume_step`."""
-    history = read_metrics(path) if resume_step is not None and path.exists() else []
-    kept = [record for record in history if record["step"] <= (resume_step or 0)]
-    write_atomically(path, "".join(map(_to_line, kept)).encode())
-    return path.open("a", encoding="utf-8", buffering=1)  # line-buffered, so that a killed run loses no line
+    def _draw_curves(self, output: Path) -> None:
+        if history := read_metrics(output / METRICS_FILE):
+            write_atomically(output / CURVES_FILE, draw_curves(history, self._title))
 
 
 def _format(metrics: Mapping[str, float]) -> str:

@@ -1,5 +1,6 @@
 """Resuming a run of `jaxddp.train`: bit for bit, after a crash, and never with options that change the run."""
 
+import re
 import subprocess
 import sys
 
@@ -10,8 +11,11 @@ from jaxddp import cli
 from jaxddp.config import TrainConfig
 from jaxddp.errors import InputError, TrainingError
 from jaxddp.nn.torch_weights import load_weights
+from jaxddp.tracking.run_folder import claim_output
 from jaxddp.train import main
 from tests.support.train_runs import SMALL, epochs, losses, train
+from torch_ref.config import TorchConfig
+from torch_ref.train import main as torch_main
 
 STATEFUL = ["--ema-decay", "0.9", "--dropout", "0.3"]
 
@@ -127,6 +131,23 @@ def test_resuming_is_refused_if_other_devices_change_the_steps_per_epoch(tmp_pat
         train("--resume", str(tmp_path / "other"), "--global-batch-size", "32", "--devices", "1", "--epochs", "2")
 
 
+@pytest.mark.parametrize("trainer", [main, torch_main])
+def test_a_run_folder_in_use_is_neither_overwritten_nor_resumed(trainer, tmp_path):
+    config_class = TrainConfig if trainer is main else TorchConfig
+    with claim_output(tmp_path / "run"):
+        flags = [*SMALL, "--devices", "1", "--epochs", "1", "--output", f"{tmp_path}/run"]
+        with pytest.raises(InputError, match=r"^--output .*run: in use by process \d+ on "):
+            trainer(cli.parse(config_class, flags, "train"))
+        assert [path.name for path in (tmp_path / "run").iterdir()] == [".lock"]
+    trainer(cli.parse(config_class, flags, "train"))
+    with (
+        claim_output(tmp_path / "run", resume=True),
+        pytest.raises(InputError, match=r"^--resume .*run: in use by process \d+ on "),
+    ):
+        trainer(cli.parse(config_class, ["--resume", f"{tmp_path}/run", "--epochs", "2"], "train"))
+    assert len(epochs(tmp_path / "run")) == 1
+
+
 def test_a_run_folder_is_not_overwritten_or_resumed_with_other_options(tmp_path):
     train("--epochs", "0", "--output", str(tmp_path / "run"))
     before = (tmp_path / "run" / "metrics.jsonl").read_text()
@@ -142,17 +163,43 @@ def test_a_run_folder_is_not_overwritten_or_resumed_with_other_options(tmp_path)
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == before
 
 
-@pytest.mark.large
-def test_resuming_is_refused_if_other_data_change_the_steps_per_epoch(tmp_path):
-    def save(size):
-        x = np.random.default_rng(0).normal(size=(size, 3))
-        np.savez(
-            tmp_path / "mine.npz", x_train=x, y_train=(x[:, 0] > 0).astype(int), x_test=x, y_test=np.zeros(size, int)
-        )
+@pytest.mark.parametrize("trainer", [main, torch_main])
+def test_a_run_resumes_with_its_data_wherever_they_are_and_with_no_others(trainer, tmp_path):
+    config_class = TrainConfig if trainer is main else TorchConfig
+    x = np.random.default_rng(0).normal(size=(256, 3)).astype(np.float32)
 
-    save(256)
-    flags = ["--dataset", "npz", "--data-path", str(tmp_path / "mine.npz"), "--epochs", "2"]
-    train(*flags, "--output", str(tmp_path / "run"))
-    save(640)
-    with pytest.raises(InputError, match=r"^--resume .*run: its epochs had 2 steps and would now have 5; "):
-        train("--resume", str(tmp_path / "run"), "--epochs", "4")
+    def save(name, x_train, x_test=x):
+        y_train, y_test = ((x[:, 0] > 0).astype(int) for x in (x_train, x_test))
+        np.savez(tmp_path / name, x_train=x_train, y_train=y_train, x_test=x_test, y_test=y_test)
+
+    def run(*flags):
+        trainer(cli.parse(config_class, [*SMALL, "--devices", "1", *flags], "train"))
+
+    save("mine.npz", x)
+    run("--dataset", "npz", "--data-path", str(tmp_path / "mine.npz"), "--epochs", "1", "--output", f"{tmp_path}/run")
+    resume = ["--epochs", "2", "--resume", f"{tmp_path}/run"]
+    save("other.npz", x, x_test=2 * x)
+    with pytest.raises(InputError, match=r"^--resume .*run: the test data are not those that the run started with; "):
+        run(*resume, "--data-path", str(tmp_path / "other.npz"))
+    before = (tmp_path / "run" / "config.json").read_text()
+    (tmp_path / "mine.npz").rename(tmp_path / "moved.npz")
+    for other in (np.nextafter(x, 9, dtype=np.float32), x[:128]):
+        save("mine.npz", other)
+        with pytest.raises(InputError, match=r"^--resume .*run: the training data are not those"):
+            run(*resume)
+    assert (tmp_path / "run" / "config.json").read_text() == before
+    run(*resume, "--data-path", str(tmp_path / "moved.npz"))
+    assert len(epochs(tmp_path / "run")) == 2
+
+
+@pytest.mark.large
+@pytest.mark.parametrize("module", ["jaxddp.train", "torch_ref.train"])
+def test_of_two_commands_that_start_at_once_one_trains_and_the_other_is_refused(module, tmp_path):
+    folder = tmp_path / "run"
+    command = [sys.executable, "-m", module, *SMALL, "--devices", "1", "--epochs", "3", "--output", str(folder)]
+    runs = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    results = [(run.communicate(), run.returncode) for run in runs]
+    (_, won), ((_, told), lost) = sorted(results, key=lambda result: result[1])
+    assert (won, lost) == (0, 2)
+    assert re.fullmatch(rf"error: --output {folder}: (in use by .*|already holds a run; .*)\n", told)
+    assert [record["epoch"] for record in epochs(folder)] == [1, 2, 3]

@@ -22,7 +22,8 @@ def test_the_default_run_learns_the_digits(capsys, tmp_path):
     assert len([line for line in printed if line.startswith("epoch ")]) == 30
     assert f"test accuracy {accuracy:.4f}" in printed[-2] and "replicas identical" in printed[-2]
     names = {path.name for path in (tmp_path / "run").iterdir()}
-    assert names == {"config.json", "metrics.jsonl", "tensorboard", "curves.png", "model.safetensors", "checkpoints"}
+    logs = {"metrics.jsonl", "tensorboard", "curves.png"}
+    assert names == {".lock", "config.json", "data.json", "model.safetensors", "checkpoints", *logs}
 
 
 @pytest.mark.large

@@ -63,6 +63,7 @@ CHOICES |= {"comm_hook": COMM_HOOKS, "amp": AMP}
         ),
         ({"checkpoint_every": "1.5steps"}, "--checkpoint-every 1.5steps: must be like 5 (epochs), 5epochs, 200steps"),
         ({"checkpoint_every": "-2steps"}, "--checkpoint-every -2steps: must be at least 0"),
+        ({"log_every": 0}, "--log-every 0: must be at least 1"),
         ({"ema_decay": 1.5}, "--ema-decay 1.5: must be 0 to 1"),
         ({"dropout": 1.0}, "--dropout 1.0: must be at least 0 and below 1"),
         ({"dropout": float("nan")}, "--dropout nan: must be at least 0 and below 1"),

@@ -47,6 +47,26 @@ def assert_well_formed(dataset: Dataset) -> None:
         assert split["y"].max() < dataset.num_classes
 
 
+def test_digests_tell_every_change_of_the_data():
+    def digests(change=lambda x: x, split="train"):
+        dataset = load(TrainConfig(dataset="linear", num_examples=20))
+        arrays = getattr(dataset, split)
+        arrays["x"] = change(arrays["x"])
+        return dataset.digests
+
+    def last_bit(x):
+        x.view(np.uint32)[-1, -1] ^= 1
+        return x
+
+    whole = digests()
+    assert digests() == whole == load(TrainConfig(dataset="linear", num_examples=20)).digests
+    assert digests(lambda x: np.asfortranarray(x)) == whole
+    for change in (last_bit, lambda x: x[::-1], lambda x: x.reshape(20, 2, 5), lambda x: x.view(np.int32)):
+        assert digests(change)["train"] != whole["train"]
+        assert digests(change)["test"] == whole["test"]
+    assert digests(lambda x: -x, "test")["test"] != whole["test"]
+
+
 def test_digits_have_a_fixed_split():
     digits = load(TrainConfig(seed=7))
     assert_well_formed(digits)

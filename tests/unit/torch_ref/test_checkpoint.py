@@ -1,6 +1,7 @@
 """Checkpoints of torch_ref: runs resume bit for bit, and checkpoints that do not fit are refused."""
 
 import dataclasses
+import errno
 import re
 from itertools import count
 from pathlib import Path
@@ -11,11 +12,11 @@ from torch import nn
 
 from jaxddp.data import datasets
 from jaxddp.errors import InputError, TrainingError
-from jaxddp.tracking.run_log import read_metrics
+from jaxddp.tracking.metrics_file import read_metrics
 from tests.support.torch_cases import case, small
 from torch_ref import models, optim
 from torch_ref import train as training
-from torch_ref.checkpoint import load_checkpoint, save_checkpoint
+from torch_ref.checkpoint import checkpoint_size, load_checkpoint, save_checkpoint
 from torch_ref.config import TorchConfig
 from torch_ref.distributed import World
 from torch_ref.state import TrainState
@@ -102,7 +103,7 @@ def test_resume_refuses_other_epochs_and_runs_of_jaxddp(tmp_path: Path) -> None:
     training.main(config)
     more = dataclasses.replace(config, resume=config.output, devices=16, strategy="single")
     with pytest.raises(InputError, match=r"^--resume .*run: its epochs had 4 steps and would now have 3; "):
-        training.build(World(), more)
+        training.main(more)
     (tmp_path / "run" / "checkpoints").mkdir()
     with pytest.raises(InputError, match=r"run: holds a run of jaxddp.train; resume it with jaxddp.train$"):
         training.main(dataclasses.replace(config, resume=config.output))
@@ -233,3 +234,51 @@ def test_a_run_starts_from_given_weights(tmp_path: Path) -> None:
     for name, value in run.state.module.state_dict().items():
         assert value.dtype == torch.float64
         assert torch.equal(value, expected.state_dict()[name].double())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"log_gradients": ("lyers.*",)},
+        {"model": "convnet", "hidden_sizes": (4,)},
+        {"weights": "missing.safetensors"},
+        {"freeze": ("lyers.*",)},
+        {"global_batch_size": 15, "accumulation_steps": 2},
+        {"comm_hook": "batched_powerSGD", "matrix_approximation_rank": 50},
+        {"dataset": "npz", "data_path": "missing.npz"},
+    ],
+)
+def test_a_run_that_is_refused_creates_nothing(tmp_path: Path, changes: dict) -> None:
+    with pytest.raises(InputError):
+        training.main(small(tmp_path / "runs" / "a", **changes))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_keeps_the_checkpoint_and_says_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace = Path.replace
+
+    def fill(self: Path, target: Path) -> Path:
+        if target.name == "checkpoint.pt" and target.exists():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", fill)
+    run = tmp_path / "run"
+    with pytest.raises(TrainingError) as error:
+        training.main(small(run))
+    assert str(error.value) == (
+        f"{run}/checkpoint.pt: cannot be written (no space left on device); "
+        f"the last good checkpoint is {run}/checkpoint.pt; continue with --resume {run}"
+    )
+    assert torch.load(run / "checkpoint.pt", weights_only=True)["step"] == 8
+    assert not list(run.glob("*.tmp"))
+
+
+def test_the_size_of_a_checkpoint_is_that_of_its_tensors() -> None:
+    state = training.build(World(), case(optimizer="adam", ema_decay=0.9, strategy="single")).state
+    parameters = list(state.module.parameters())
+    counters = 4 * len(parameters)  # Adam counts the steps of each parameter in float32
+    own = 8  # the average counts its updates
+    assert checkpoint_size(state) == 4 * sum(p.nbytes for p in parameters) + counters + own  # with two moments, average

@@ -14,11 +14,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from jaxddp.errors import TrainingError
+from jaxddp.errors import InputError, TrainingError
 from torch_ref.config import TorchConfig
 from torch_ref.data_parallel import wrap
 from torch_ref.distributed import World, distributed_optim, process_group
-from torch_ref.launch import _cause, launch
+from torch_ref.launch import _cause, _report, launch
 
 
 def end_to_end(*command: str) -> list[str]:
@@ -90,6 +90,20 @@ def test_a_failed_run_prints_one_line_and_closes_its_files(tmp_path: Path) -> No
 def test_a_rank_that_ends_without_a_report_is_named() -> None:
     assert str(_cause([0, 3, None], Path("none"))) == "rank 1: ended with exit code 3"
     assert str(_cause([1, None, -9], Path("none"))) == "rank 2: killed by SIGKILL"
+
+
+def test_the_launcher_reads_no_report_that_is_being_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _report(tmp_path, 0, InputError("the first error"))
+    replace = Path.replace
+
+    def read_then_replace(self: Path, target: Path) -> Path:
+        assert str(_cause([1, 1], tmp_path)) == "the first error"
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", read_then_replace)
+    _report(tmp_path, 1, RuntimeError("a rank is missing"))
+    assert {path.name for path in tmp_path.iterdir()} == {"0.json", "1.json"}
+    assert str(_cause([1, 1], tmp_path)) == "the first error"
 
 
 def test_no_default_argument_keeps_a_destroyed_group_alive() -> None:

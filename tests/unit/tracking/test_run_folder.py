@@ -2,31 +2,46 @@
 
 import dataclasses
 import errno
+import fcntl
 import json
-import tempfile
+import os
+import re
+import shutil
+import signal
+import stat
+import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from jaxddp.config import TrainConfig
 from jaxddp.errors import InputError
 from jaxddp.files import write_atomically
-from jaxddp.tracking.run_folder import claim_output, load_config, save_config
+from jaxddp.tracking import run_folder
+from jaxddp.tracking.run_folder import check_same_data, claim_output, load_config, save_config, save_digests
 from tests.unit.config.test_config import NO_DEFAULT
 from torch_ref.config import TorchConfig
 
 # ---- claiming
 
 
+def claim(path: str | Path, resume: bool = False, space: int = 0) -> Path:
+    """Claim a folder, and release it again."""
+    with claim_output(path, resume, space) as folder:
+        return folder
+
+
 def test_claiming_creates_the_folder_or_accepts_an_empty_one(tmp_path):
-    assert claim_output(str(tmp_path / "runs" / "a")) == tmp_path / "runs" / "a"
-    assert claim_output(tmp_path / "runs" / "a").is_dir()
+    assert claim(str(tmp_path / "runs" / "a")) == tmp_path / "runs" / "a"
+    assert claim(tmp_path / "runs" / "a").is_dir()
 
 
 def test_claiming_to_resume_accepts_a_run(tmp_path):
-    save_config(TrainConfig(), claim_output(tmp_path / "run"))
+    save_config(TrainConfig(), claim(tmp_path / "run"))
     before = sorted(tmp_path.rglob("*"))
-    assert claim_output(tmp_path / "run", resume=True) == tmp_path / "run"
+    assert claim(tmp_path / "run", resume=True) == tmp_path / "run"
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -52,21 +67,152 @@ def test_a_folder_that_cannot_be_claimed_is_refused_and_unchanged(tmp_path, targ
     before = sorted(tmp_path.rglob("*"))
     path = tmp_path / target
     with pytest.raises(InputError) as error:
-        claim_output(path, resume)
+        claim(path, resume)
     assert str(error.value) == message.format(path, path)
     assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.parametrize("code", [errno.EACCES, errno.EROFS])
 def test_an_unwritable_folder_is_not_left_behind(tmp_path, monkeypatch, code):
-    def refuse(dir):
+    def refuse(*args):
         raise OSError(code, "Refused")
 
-    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+    monkeypatch.setattr(os, "open", refuse)
     path = tmp_path / "runs" / "a"
     with pytest.raises(InputError, match=r"^--output .*a: refused; must be a writable folder$"):
-        claim_output(path)
+        claim(path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_without_room_for_a_checkpoint_is_told_before_anything_is_created(tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(total=10**9, free=2_500_000))
+    assert claim(tmp_path / "run", space=2_400_000).is_dir()
+    with pytest.raises(InputError) as error:
+        claim(tmp_path / "new" / "run", space=2_600_000)
+    assert str(error.value) == (
+        f"--output {tmp_path}/new/run: the disk has 2.5 MB free and the run needs 2.6 MB or more; "
+        "free some, or choose a folder on another disk"
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(total=0, free=0))  # it does not say
+    assert claim(tmp_path / "new" / "run", space=2_600_000).is_dir()
+
+
+# ---- one owner at a time
+
+RACE = """
+import sys
+from jaxddp.errors import InputError
+from jaxddp.config import TrainConfig
+from jaxddp.tracking.run_folder import claim_output, save_config
+resume = sys.argv[1] == "resume"
+print("ready", flush=True)
+for path in iter(sys.stdin.readline, ''):
+    try:
+        with claim_output(path.strip(), resume) as folder:
+            save_config(TrainConfig(), folder)
+            print("won", flush=True)
+            sys.stdin.readline()
+    except InputError as error:
+        print(error, flush=True)
+"""
+
+
+@pytest.mark.parametrize("flag", ["output", "resume"])
+def test_of_processes_that_start_at_once_exactly_one_owns_the_folder(tmp_path, flag):
+    command = [sys.executable, "-c", RACE, flag]
+    racers = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    for racer in racers:
+        assert racer.stdout.readline() == "ready\n"
+    for number in range(8):
+        path = tmp_path / "runs" / str(number)
+        if flag == "resume":
+            path.mkdir(parents=True)
+            save_config(TrainConfig(), path)
+        for racer in racers:
+            racer.stdin.write(f"{path}\n")
+            racer.stdin.flush()
+        told = {racer: racer.stdout.readline() for racer in racers}
+        (owner,) = [racer for racer, answer in told.items() if answer == "won\n"]
+        owner.stdin.write("end\n")
+        owners = "|".join(str(racer.pid) for racer in racers)
+        refused = (
+            rf"--{flag} {path}: (in use by (process ({owners}) on \S+|another process); .*|already holds a run; .*)\n"
+        )
+        assert all(re.fullmatch(refused, answer) for racer, answer in told.items() if racer is not owner)
+    for racer in racers:
+        racer.communicate()
+
+
+def test_a_run_that_started_and_ended_just_before_keeps_its_folder(tmp_path, monkeypatch):
+    hold = run_folder.hold
+
+    def hold_late(folder, where):
+        save_config(TrainConfig(seed=3), folder)
+        return hold(folder, where)
+
+    monkeypatch.setattr(run_folder, "hold", hold_late)
+    with pytest.raises(InputError, match=r"run: already holds a run; "):
+        claim(tmp_path / "run")
+    assert load_config(tmp_path / "run", TrainConfig).seed == 3
+
+
+def test_a_killed_process_does_not_keep_the_folder(tmp_path):
+    command = [sys.executable, "-c", RACE, "output"]
+    owner = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    owner.stdin.write(f"{tmp_path / 'run'}\n")
+    owner.stdin.flush()
+    assert [owner.stdout.readline() for _ in range(2)] == ["ready\n", "won\n"]
+    with pytest.raises(InputError, match=rf"run: in use by process {owner.pid} on .*; choose another folder, or wait"):
+        claim(tmp_path / "run", resume=True)
+    owner.kill()
+    owner.communicate()
+    claim(tmp_path / "run", resume=True)
+
+
+def test_a_file_system_without_locks_is_told_and_used(tmp_path, monkeypatch, capsys):
+    def refuse(*args):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    claim(tmp_path / "run")
+    note = f"note: --output {tmp_path}/run: its file system has no locks; start no second run there\n"
+    assert capsys.readouterr().err == note
+
+
+# ---- files
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_a_run_killed_while_it_writes_its_first_config_does_not_block_the_next(tmp_path, call):
+    program = f"""
+import os, signal
+from jaxddp.config import TrainConfig
+from jaxddp.tracking.run_folder import claim_output, save_config
+with claim_output({str(tmp_path / "run")!r}) as folder:
+    os.{call} = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
+    save_config(TrainConfig(), folder)
+"""
+    assert subprocess.run([sys.executable, "-c", program]).returncode == -signal.SIGKILL
+    left = sorted(path.name for path in (tmp_path / "run").iterdir())
+    assert left == [".lock", "config.json.tmp"]
+    save_config(TrainConfig(), claim(tmp_path / "run"))
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [".lock", "config.json"]
+
+
+def test_an_atomic_write_is_on_the_disk_before_and_after_the_file_gets_its_name(tmp_path, monkeypatch):
+    calls, rename, sync = [], Path.replace, os.fsync
+
+    def record(name, function):
+        return lambda *args: (
+            calls.append((name, isinstance(args[0], int) and stat.S_ISDIR(os.fstat(args[0]).st_mode))),
+            function(*args),
+        )[1]
+
+    monkeypatch.setattr(os, "fsync", record("sync", sync))
+    monkeypatch.setattr(Path, "replace", record("rename", rename))
+    write_atomically(tmp_path / "config.json", b"new")
+    assert calls == [("sync", False), ("rename", False), ("sync", True)]
 
 
 def test_a_failed_atomic_write_keeps_the_old_file(tmp_path, monkeypatch):
@@ -78,8 +224,9 @@ def test_a_failed_atomic_write_keeps_the_old_file(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(Path, "replace", refuse)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(OSError, match="No space left") as error:
         write_atomically(path, b"newest")
+    assert error.value.filename == str(path)
     assert path.read_bytes() == b"newer"
     assert list(tmp_path.iterdir()) == [path]
 
@@ -129,3 +276,34 @@ def test_an_integer_is_accepted_as_a_float(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"lr": 1, "hidden_sizes": [], "betas": [0, 0.9]}))
     assert load_config(tmp_path, TrainConfig) == TrainConfig(lr=1, hidden_sizes=(), betas=(0, 0.9))
+
+
+# ---- the data
+
+
+@pytest.mark.parametrize(
+    ("digests", "which"),
+    [
+        ({"train": "a", "test": "x"}, "test"),
+        ({"train": "x", "test": "b"}, "training"),
+        ({"train": "b", "test": "a"}, "training and test"),
+    ],
+)
+def test_other_data_are_refused_and_named(tmp_path, digests, which):
+    save_digests({"train": "a", "test": "b"}, tmp_path)
+    check_same_data(tmp_path, {"test": "b", "train": "a"})
+    with pytest.raises(InputError) as error:
+        check_same_data(tmp_path, digests)
+    assert str(error.value) == (
+        f"--resume {tmp_path}: the {which} data are not those that the run started with; "
+        "restore the file, or give its new place by --data-path"
+    )
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", '{"train": "a"}', "[" * 100_000])
+def test_a_bad_file_of_digests_is_named(tmp_path, text):
+    (tmp_path / "data.json").write_text(text)
+    with pytest.raises(InputError, match=r"data\.json: .*; remove it to resume with any data$"):
+        check_same_data(tmp_path, {"train": "a", "test": "b"})
+    (tmp_path / "data.json").unlink()
+    check_same_data(tmp_path, {"train": "a", "test": "b"})  # as in a run that was killed at its start
