@@ -144,8 +144,7 @@ def build(world: World, config: TorchConfig) -> Run:
     gradient_log = GradientLog(module, world, config)
     if isinstance(replica, DistributedDataParallel):
         register(replica, config, world, [gradient_log.look] if config.detect_anomaly else [], state.step)
-    loss_fn = autocast(cross_entropy, config.amp)
-    return Run(config, world, loader, test_batches, replica, state, loss_fn, gradient_log)
+    return Run(config, world, loader, test_batches, replica, state, autocast(cross_entropy, config.amp), gradient_log)
 
 
 def resume(folder: Path, state: TrainState, rank: int) -> None:
