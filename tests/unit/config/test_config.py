@@ -229,6 +229,28 @@ def test_a_bad_flag_is_an_error_of_one_line_on_an_ascii_terminal(monkeypatch: py
         parse("--mdoel", "mlp")
 
 
+@pytest.mark.parametrize(
+    ("argv", "both"),
+    [
+        ("--resume a --resume b", "--resume and --resume"),
+        ("--resume a --resume=b", "--resume and --resume"),
+        ("--lr 1 --epochs 2 --lr 1", "--lr and --lr"),
+        ("--global-batch-size 8 --global_batch_size 8", "--global-batch-size and --global-batch-size"),
+        ("--shuffle --no-shuffle", "--shuffle and --no-shuffle"),
+        ("--freeze a b --freeze c", "--freeze and --freeze"),
+    ],
+)
+def test_a_flag_given_twice_is_refused(argv: str, both: str) -> None:
+    with pytest.raises(InputError, match=f"^{both}: the same flag; must be given once$"):
+        parse(*argv.split())
+
+
+def test_no_flag_can_be_given_twice() -> None:
+    for field in dataclasses.fields(TorchConfig):
+        with pytest.raises(InputError, match="must be given once$"):
+            cli.parse(TorchConfig, [flag(field.name), "1", flag(field.name), "1"], "prog")
+
+
 @dataclasses.dataclass(frozen=True)
 class Words:
     """A dataclass with a positional argument and flags."""
@@ -285,9 +307,12 @@ def test_help_lists_every_flag(package: str, capsys: pytest.CaptureFixture[str])
         (InputError("--lr"), 2, "error: --lr"),
         (TrainingError("loss is nan"), 2, "error: loss is nan"),
         (OSError(28, "No space left on device", "run/a"), 2, "error: run/a: no space left on device"),
+        (MemoryError(), 2, "error: not enough memory: MemoryError; choose smaller sizes"),
+        (MemoryError("Unable to allocate 9 GiB"), 2, "error: not enough memory: Unable to allocate 9 GiB; choose "),
+        (RuntimeError("RESOURCE_EXHAUSTED: Out of memory\nmore"), 2, "error: not enough memory: RESOURCE_EXHAUSTED: Out"),
         (KeyboardInterrupt(), 130, "interrupted"),
     ],
-    ids=["input", "training", "system", "interrupt"],
+    ids=str,
 )
 def test_errors_become_a_line_and_an_exit_code(
     error: BaseException, code: int, line: str, capsys: pytest.CaptureFixture[str]
@@ -295,12 +320,25 @@ def test_errors_become_a_line_and_an_exit_code(
     with pytest.raises(SystemExit) as stop, cli.one_line_errors(show_traceback=False):
         raise error
     assert stop.value.code == code
-    assert capsys.readouterr().err == line + "\n"
+    printed = capsys.readouterr().err
+    assert printed.startswith(line) and printed.count("\n") == 1
 
 
 def test_a_programming_error_is_not_caught() -> None:
     with pytest.raises(ZeroDivisionError), cli.one_line_errors(show_traceback=False):
         1 / 0  # noqa: B018
+    with pytest.raises(RuntimeError), cli.one_line_errors(show_traceback=False):
+        raise RuntimeError("a mistake")
+
+
+def test_streams_that_are_closed_or_lack_a_character_end_no_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    narrow = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(narrow, encoding="ascii"))
+    monkeypatch.setattr("sys.stderr", None)
+    with pytest.raises(SystemExit) as stop, cli.one_line_errors(show_traceback=False):
+        print("mlp · digits", flush=True)
+        raise InputError("--lr")
+    assert (stop.value.code, narrow.getvalue()) == (2, b"mlp ? digits\n")
 
 
 @pytest.mark.large
