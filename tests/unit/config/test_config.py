@@ -338,6 +338,7 @@ def test_streams_that_are_closed_or_lack_a_character_end_no_command(monkeypatch:
     with pytest.raises(SystemExit) as stop, cli.one_line_errors(show_traceback=False):
         print("mlp · digits", flush=True)
         raise InputError("--lr")
+    sys.stderr.close()
     assert (stop.value.code, narrow.getvalue()) == (2, b"mlp ? digits\n")
 
 
