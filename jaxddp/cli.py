@@ -146,6 +146,22 @@ def one_line_errors(show_traceback: bool) -> Iterator[None]:
         sys.exit(130)
 
 
+@contextlib.contextmanager
+def variables_named(prefix: str) -> Iterator[None]:
+    """Turn a `ValueError` of an import into an `InputError` that names the environment variables it may come from.
+
+    Args:
+        prefix: start of the variables' names. Those whose value the error cites are named, or else all.
+    """
+    try:
+        yield
+    except ValueError as error:
+        given = {name: value for name, value in os.environ.items() if name.startswith(prefix)}
+        cited = {name: value for name, value in given.items() if value and value in str(error)}
+        variables = ", ".join(f"{name}={value}" for name, value in (cited or given).items())
+        raise InputError(f"{variables}: {_first_line(error)}") from error
+
+
 def open_streams() -> None:
     """Make stdin, stdout and stderr usable: a closed one becomes the null device, and any text can be printed.
 

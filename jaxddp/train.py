@@ -9,9 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from jaxddp import cli
+
+if __name__ == "__main__":
+    with cli.one_line_errors(show_traceback=False), cli.variables_named("JAX_"):
+        import jax.errors  # the first import of jax reads its environment variables
+
 import jax
 
-from jaxddp import cli, models, optim
+from jaxddp import models, optim
 from jaxddp.config import TrainConfig
 from jaxddp.data import datasets
 from jaxddp.data.sampler import shard_table
@@ -92,7 +98,7 @@ def build(config: TrainConfig) -> Run:
     model = models.build(config, dataset)
     ddp = DataParallel(
         model,
-        optim.from_config(config.with_scaled_lr(replicas.world_size), config.epochs * loader.steps_per_epoch),
+        optim.from_config(config.with_scaled_lr(replicas.world_size), config.total_steps(loader.steps_per_epoch)),
         replicas=replicas,
         dtype=config.dtype,
         dropout_masks=config.dropout_masks,

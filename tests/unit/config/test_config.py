@@ -91,6 +91,11 @@ CHOICES |= {"comm_hook": COMM_HOOKS, "amp": AMP}
         ({"clip_grad_norm": float("nan")}, "--clip-grad-norm nan: must be above 0"),
         ({"seed": 2**64}, "--seed 18446744073709551616: must stay below 2**64"),
         ({"seed": 2**64 - 1, "epochs": 2}, "--seed 18446744073709551615: must stay below 2**64 over 2 epochs"),
+        ({"epochs": 2**31}, "--epochs 2147483648: must be at most 2147483647"),
+        ({"hidden_sizes": (8, 10**400)}, "--hidden-sizes 8 1000000000"),
+        ({"lr": 10**400}, "--lr 1000000000"),
+        ({"clip_grad_norm": 10**400}, "--clip-grad-norm 1000000000"),
+        ({"init_scale": 10**400}, "--init-scale 1000000000"),
         ({"lr": float("nan")}, "--lr nan: must be at least 0"),
         ({"lr": float("inf")}, "--lr inf: must be finite"),
         ({"momentum": 0.9}, "--momentum 0.9: only for --optimizer sgd or rmsprop, not adam"),
@@ -121,6 +126,13 @@ def test_an_error_names_the_bad_value_and_the_right_ones(fields: dict[str, Any],
         TrainConfig(**fields).check_used(baseline=TrainConfig())
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
+
+
+def test_more_steps_than_int32_counts_are_refused() -> None:
+    config = TrainConfig(epochs=2**31 // 45)
+    assert config.total_steps(45) == 2**31 // 45 * 45
+    with pytest.raises(InputError, match=r"^--epochs 47721858: must be at most 46684427 with 46 steps per epoch, "):
+        config.total_steps(46)
 
 
 AT_LEAST_ONE = "num_examples num_features num_classes context_length embedding_size step_size global_batch_size"
