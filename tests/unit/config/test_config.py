@@ -321,7 +321,11 @@ def test_help_lists_every_flag(package: str, capsys: pytest.CaptureFixture[str])
         (OSError(28, "No space left on device", "run/a"), 2, "error: run/a: no space left on device"),
         (MemoryError(), 2, "error: not enough memory: MemoryError; choose smaller sizes"),
         (MemoryError("Unable to allocate 9 GiB"), 2, "error: not enough memory: Unable to allocate 9 GiB; choose "),
-        (RuntimeError("RESOURCE_EXHAUSTED: Out of memory\nmore"), 2, "error: not enough memory: RESOURCE_EXHAUSTED: Out"),
+        (
+            RuntimeError("RESOURCE_EXHAUSTED: Out of memory\nmore"),
+            2,
+            "error: not enough memory: RESOURCE_EXHAUSTED: Out",
+        ),
         (KeyboardInterrupt(), 130, "interrupted"),
     ],
     ids=str,

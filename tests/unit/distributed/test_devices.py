@@ -113,9 +113,7 @@ REFUSED = "from jaxddp.distributed.devices import prepare\ntry: prepare({})\nexc
     ],
     ids=str,
 )
-def test_what_keeps_jax_from_starting_is_told_in_one_line(
-    environment: dict[str, str], call: str, message: str
-) -> None:
+def test_what_keeps_jax_from_starting_is_told_in_one_line(environment: dict[str, str], call: str, message: str) -> None:
     assert python(REFUSED.format(call), **environment) == [message]
 
 
