@@ -26,7 +26,7 @@ from jaxddp.distributed.devices import prepare
 from jaxddp.distributed.replicas import Replicas
 from jaxddp.errors import InputError, TrainingError
 from jaxddp.loader import MAX_STEPS_PER_DISPATCH, Loader
-from jaxddp.nn.torch_weights import from_torch, load_weights, save_weights, torch_name
+from jaxddp.nn.torch_weights import save_weights, start_values, torch_name
 from jaxddp.state import TrainState
 from jaxddp.step.metrics import EpochSums, InFlight, means, step_metrics
 from jaxddp.step.options import options
@@ -231,11 +231,7 @@ def _start(config: TrainConfig, ddp: DataParallel) -> TrainState:
     """Return the state before the first step, with the values of --weights or of the model."""
     if config.weights is None:
         return ddp.init()
-    tensors = load_weights(config.weights)
-    try:
-        return ddp.init(*from_torch(tensors, ddp.functional.params, ddp.functional.buffers))
-    except InputError as error:
-        raise InputError(f"--weights {config.weights}: {error}") from None
+    return ddp.init(*start_values(config.weights, ddp.functional.params, ddp.functional.buffers))
 
 
 def _last_good(checkpoints: "Checkpoints | None", config: TrainConfig) -> str:

@@ -259,7 +259,7 @@ def test_a_flag_given_twice_is_refused(argv: str, both: str) -> None:
 
 def test_no_flag_can_be_given_twice() -> None:
     for field in dataclasses.fields(TorchConfig):
-        with pytest.raises(InputError, match="must be given once$"):
+        with pytest.raises(InputError, match=r"must be given once$"):
             cli.parse(TorchConfig, [flag(field.name), "1", flag(field.name), "1"], "prog")
 
 
