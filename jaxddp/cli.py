@@ -44,7 +44,10 @@ def parse(config_class: type[Config], argv: Sequence[str], prog: str) -> Config:
     if folder is not None:
         if not (Path(folder) / CONFIG_FILE).is_file():
             raise InputError(f"--resume {folder}: not a run folder (it has no {CONFIG_FILE})")
-        default = load_config(Path(folder), config_class)
+        try:
+            default = load_config(Path(folder), config_class)
+        except RecursionError:
+            raise InputError(f"{folder}/{CONFIG_FILE}: not a run's config (nested too deeply)") from None
     config = parse_plain(config_class, argv, prog, default)
     if folder is not None:
         config.check_resumes(default)
@@ -125,7 +128,7 @@ def one_line_errors(show_traceback: bool) -> Iterator[None]:
     except (InputError, TrainingError) as error:
         if show_traceback:
             traceback.print_exc()
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {on_one_line(str(error))}", file=sys.stderr)
         sys.exit(2)
     except (MemoryError, RuntimeError) as error:
         if show_traceback or not _tells_of_memory(error):
@@ -160,6 +163,15 @@ def variables_named(prefix: str) -> Iterator[None]:
         cited = {name: value for name, value in given.items() if value and value in str(error)}
         variables = ", ".join(f"{name}={value}" for name, value in (cited or given).items())
         raise InputError(f"{variables}: {_first_line(error)}") from error
+
+
+def on_one_line(message: str) -> str:
+    """Escape line breaks and other characters that are not printable, as a flag's value may hold them.
+
+    >>> print(on_one_line("--model a\\nb: unknown"))
+    --model a\\nb: unknown
+    """
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in message)
 
 
 def open_streams() -> None:

@@ -297,9 +297,10 @@ def test_resume_takes_the_saved_config_and_further_flags_override_it(tmp_path: P
     save_config(TrainConfig(epochs=3, lr=0.5), tmp_path)
     expected = TrainConfig(epochs=9, lr=0.5, resume=str(tmp_path))
     assert parse("--resume", str(tmp_path), "--epochs", "9") == parse(f"--resume={tmp_path}", "--epochs=9") == expected
-    (tmp_path / "config.json").write_text("broken")
-    with pytest.raises(InputError, match=rf"^{tmp_path}/config.json: not a run's config"):
-        parse("--resume", str(tmp_path))
+    for broken in ("broken", "[" * 100_000, '{"epochs": ' + "9" * 5000 + "}"):
+        (tmp_path / "config.json").write_text(broken)
+        with pytest.raises(InputError, match=rf"^{tmp_path}/config.json: not a run's config"):
+            parse("--resume", str(tmp_path))
 
 
 @pytest.mark.parametrize("package", ["jaxddp", "torch_ref"])
@@ -317,6 +318,7 @@ def test_help_lists_every_flag(package: str, capsys: pytest.CaptureFixture[str])
     ("error", "code", "line"),
     [
         (InputError("--lr"), 2, "error: --lr"),
+        (InputError("--model a\nb\x1b[1m\udcff"), 2, r"error: --model a\nb\x1b[1m\udcff"),
         (TrainingError("loss is nan"), 2, "error: loss is nan"),
         (OSError(28, "No space left on device", "run/a"), 2, "error: run/a: no space left on device"),
         (MemoryError(), 2, "error: not enough memory: MemoryError; choose smaller sizes"),
