@@ -149,8 +149,9 @@ def reported(connection: Connection, origin: str) -> Iterator[None]:
     try:
         with errors_located(origin):
             yield
-    except Exception as error:
-        connection.send(("failed", (str(error), traceback.format_exc())))
+    except BaseException as error:  # a port may raise KeyboardInterrupt; Ctrl-C is left to the parent
+        what = str(error) or type(error).__name__
+        connection.send(("failed", (what, traceback.format_exc())))
     finally:
         give_back_memory()
 

@@ -104,6 +104,10 @@ def test_a_child_that_raises_reports_the_line_and_takes_further_jobs(tmp_path: P
         assert "Traceback" in error.trace and "line 4, in <module>" in error.trace
         path.write_text("import sys\n\nsys.exit(7)\n")
         assert failure(children, ("load", path)).what == f"{path}: line 3: SystemExit: 7"
+        path.write_text("raise BaseException('all')\n")
+        assert failure(children, ("load", path)).what == f"{path}: line 1: BaseException: all"
+        path.write_text("raise KeyboardInterrupt\n")
+        assert failure(children, ("load", path)).what == "KeyboardInterrupt"
         assert asked(children, ("answer", 1)) == [1]
 
 
