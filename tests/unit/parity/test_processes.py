@@ -129,6 +129,16 @@ def test_the_cause_of_a_childs_death_is_reported(job: Any, what: str) -> None:
             answers(children, PATIENT)
 
 
+def test_a_child_whose_port_closes_its_connection_ends_without_a_traceback(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "port.py"
+    path.write_text("import os\n\nos.closerange(3, 200)\n")
+    with serving() as children:
+        assert failure(children, ("load", path)).what == "ended with exit code 0"
+    assert "Traceback" not in capfd.readouterr().err
+
+
 def test_a_hanging_child_is_reported_after_the_timeout() -> None:
     with serving(3) as children:
         asked(children, *[("answer", None)] * 3)  # they have started
