@@ -28,6 +28,7 @@ Config = TypeVar("Config", bound=TrainConfig)
 Options = TypeVar("Options")  # a dataclass
 
 REGISTRY = ConstructorRegistry()
+OUT_OF_MEMORY = ("resource_exhausted", "can't allocate memory", "out of memory")  # in XLA's and torch's messages
 
 
 def parse(config_class: type[Config], argv: Sequence[str], prog: str) -> Config:
@@ -37,12 +38,16 @@ def parse(config_class: type[Config], argv: Sequence[str], prog: str) -> Config:
         InputError: an unknown flag, a bad value, or a --resume folder without a run.
         SystemExit: with code 0, after --help.
     """
+    _check_given_once(config_class, argv)  # here too, since two folders of --resume would each be right
     default: Config = config_class()
     folder = _value_of("--resume", argv)
     if folder is not None:
         if not (Path(folder) / CONFIG_FILE).is_file():
             raise InputError(f"--resume {folder}: not a run folder (it has no {CONFIG_FILE})")
-        default = load_config(Path(folder), config_class)
+        try:
+            default = load_config(Path(folder), config_class)
+        except RecursionError:
+            raise InputError(f"{folder}/{CONFIG_FILE}: not a run's config (nested too deeply)") from None
     config = parse_plain(config_class, argv, prog, default)
     if folder is not None:
         config.check_resumes(default)
@@ -58,12 +63,13 @@ def parse_plain(config_class: type[Options], argv: Sequence[str], prog: str, def
         default: values of fields without a flag; None: the defaults of the class, fields without one are required.
 
     Raises:
-        InputError: an unknown flag, a bad value, or a missing argument.
+        InputError: an unknown flag, a flag given twice, a bad value, or a missing argument.
         SystemExit: with code 0, after --help.
 
     >>> parse_plain(dataclasses.make_dataclass("Options", [("steps", int, 10)]), ["--steps", "3"], "prog").steps
     3
     """
+    _check_given_once(config_class, argv)
     output = io.StringIO()
     defaults: dict[str, Any] = {} if default is None else {"default": default}
     groups = [] if default is None else _groups(config_class)
@@ -115,13 +121,19 @@ def _optional(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
 
 @contextlib.contextmanager
 def one_line_errors(show_traceback: bool) -> Iterator[None]:
-    """Print errors that a user can act on as one line on stderr, and exit with code 2."""
+    """Print errors that a user can act on as one line on stderr, and exit with code 2; open closed streams first."""
+    open_streams()
     try:
         yield
     except (InputError, TrainingError) as error:
         if show_traceback:
             traceback.print_exc()
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {on_one_line(str(error))}", file=sys.stderr)
+        sys.exit(2)
+    except (MemoryError, RuntimeError) as error:
+        if show_traceback or not _tells_of_memory(error):
+            raise
+        print(f"error: not enough memory: {_first_line(error)}; choose smaller sizes", file=sys.stderr)
         sys.exit(2)
     except BrokenPipeError:  # the reader of stdout has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -137,6 +149,54 @@ def one_line_errors(show_traceback: bool) -> Iterator[None]:
         sys.exit(130)
 
 
+@contextlib.contextmanager
+def variables_named(prefix: str) -> Iterator[None]:
+    """Turn a `ValueError` of an import into an `InputError` that names the environment variables it may come from.
+
+    Args:
+        prefix: start of the variables' names. Those whose value the error cites are named, or else all.
+    """
+    try:
+        yield
+    except ValueError as error:
+        given = {name: value for name, value in os.environ.items() if name.startswith(prefix)}
+        cited = {name: value for name, value in given.items() if value and value in str(error)}
+        variables = ", ".join(f"{name}={value}" for name, value in (cited or given).items())
+        raise InputError(f"{variables}: {_first_line(error)}") from error
+
+
+def on_one_line(message: str) -> str:
+    """Escape line breaks and other characters that are not printable, as a flag's value may hold them.
+
+    >>> print(on_one_line("--model a\\nb: unknown"))
+    --model a\\nb: unknown
+    """
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in message)
+
+
+def open_streams() -> None:
+    """Make stdin, stdout and stderr usable: a closed one becomes the null device, and any text can be printed.
+
+    Otherwise the next file that opens gets the number of the closed stream, and all that is printed there.
+    A character that the encoding of a stream lacks is printed as "?".
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: PTH123, SIM115
+        elif mode == "w" and isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def _tells_of_memory(error: Exception) -> bool:
+    """Return whether an error of Python, XLA or torch says that there is not enough memory."""
+    return isinstance(error, MemoryError) or any(words in str(error).lower() for words in OUT_OF_MEMORY)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
 def run(main: Callable[[Config], None], config_class: type[Config], prog: str) -> None:
     """Parse sys.argv and run `main`; `--traceback` shows where an error was raised."""
     argv = sys.argv[1:]
@@ -148,6 +208,17 @@ def run(main: Callable[[Config], None], config_class: type[Config], prog: str) -
         if not show_traceback:  # silence tensorstore's pending reads of a damaged checkpoint
             sys.unraisablehook = lambda _: None
         raise
+
+
+def _check_given_once(config_class: type, argv: Sequence[str]) -> None:
+    """Raise `InputError` if a flag is given twice: the parser would take the last, and --resume the first."""
+    fields = {flag(field.name): flag(field.name) for field in dataclasses.fields(config_class)}
+    fields |= {no: yes for yes in list(fields) if (no := f"--no-{yes[2:]}") not in fields}
+    words = [word.partition("=")[0].replace("_", "-") for word in argv]
+    given = [(fields[word], word) for word in words if word in fields]
+    for position, (field, word) in enumerate(given):
+        if earlier := [other for name, other in given[:position] if name == field]:
+            raise InputError(f"{earlier[0]} and {word}: the same flag; must be given once")
 
 
 def _value_of(name: str, argv: Sequence[str]) -> str | None:

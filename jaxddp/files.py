@@ -1,8 +1,9 @@
-"""Atomic writing of files, and errors of writing in one line."""
+"""Atomic writing of files, errors of writing in one line, and checks of paths."""
 
 import contextlib
 import errno
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -87,3 +88,24 @@ def check_file(path: Path) -> None:
         raise InputError(f"{path}: folder {path.parent} does not exist")
     if path.is_dir():
         raise InputError(f"{path}: is a folder; must be a file")
+
+
+def check_regular(where: str, path: Path) -> None:
+    """Raise `InputError` for a pipe or a device, whose end a reader might wait for in vain.
+
+    A folder passes, and a path that does not exist; the error of opening them says so.
+
+    Args:
+        where: flag and path, for the message.
+
+    >>> check_regular("--weights /dev/zero", Path("/dev/zero"))
+    Traceback (most recent call last):
+    ...
+    jaxddp.errors.InputError: --weights /dev/zero: is a pipe, a device or a socket; must be a regular file
+    """
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):
+        return
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise InputError(f"{where}: is a pipe, a device or a socket; must be a regular file")

@@ -63,9 +63,9 @@ def errors_located(path: str | Path) -> Iterator[None]:
     """
     try:
         yield
-    except InputError:
+    except (InputError, KeyboardInterrupt, GeneratorExit):
         raise
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         file, line = _place(error, Path(path)) or (path, None)
         where = f"{file}: " if line is None else f"{file}: line {line}: "
         raise InputError(f"{where}{type(error).__name__}: {_first_line(error)}") from error

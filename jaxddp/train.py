@@ -6,9 +6,15 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from jaxddp import cli
+
+if __name__ == "__main__":
+    with cli.one_line_errors(show_traceback=False), cli.variables_named("JAX_"):
+        import jax.errors  # the first import of jax reads its environment variables
+
 import jax
 
-from jaxddp import cli, models, optim
+from jaxddp import models, optim
 from jaxddp.config import TrainConfig
 from jaxddp.data import datasets
 from jaxddp.data.sampler import shard_table
@@ -19,7 +25,7 @@ from jaxddp.distributed.processes import joined
 from jaxddp.distributed.replicas import Replicas
 from jaxddp.errors import InputError
 from jaxddp.loader import MAX_STEPS_PER_DISPATCH, Loader
-from jaxddp.nn.torch_weights import from_torch, load_weights, torch_name
+from jaxddp.nn.torch_weights import start_values, torch_name
 from jaxddp.state import TrainState
 from jaxddp.step.options import options
 from jaxddp.tracking.resumed import check_kept, check_not_done, check_same_epochs, check_steps_per_epoch
@@ -86,7 +92,7 @@ def build(config: TrainConfig, cluster: Cluster | None = None) -> Run:
     model = models.build(config, dataset)
     ddp = DataParallel(
         model,
-        optim.from_config(config.with_scaled_lr(replicas.world_size), config.epochs * loader.steps_per_epoch),
+        optim.from_config(config.with_scaled_lr(replicas.world_size), config.total_steps(loader.steps_per_epoch)),
         replicas=replicas,
         dtype=config.dtype,
         dropout_masks=config.dropout_masks,
@@ -158,11 +164,7 @@ def _start(config: TrainConfig, ddp: DataParallel) -> TrainState:
     """Return the state before the first step, with the values of --weights or of the model."""
     if config.weights is None:
         return ddp.init()
-    tensors = load_weights(config.weights)
-    try:
-        return ddp.init(*from_torch(tensors, ddp.functional.params, ddp.functional.buffers))
-    except InputError as error:
-        raise InputError(f"--weights {config.weights}: {error}") from None
+    return ddp.init(*start_values(config.weights, ddp.functional.params, ddp.functional.buffers))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import os
 
 import torch
 
-from jaxddp.config.choices import DEFAULT_CPU_DEVICES
+from jaxddp.config.choices import DEFAULT_CPU_DEVICES, MOST_CPU_DEVICES
 from jaxddp.errors import InputError
 from torch_ref.config import TorchConfig
 
@@ -51,7 +51,9 @@ def check_devices(config: TorchConfig) -> None:
         _check_torchrun(config, replicas)
     elif _on_gpu(config) and config.strategy != "single" and replicas > torch.cuda.device_count():
         supply = f"there are {torch.cuda.device_count()} local GPUs"
-        raise InputError(f"--devices {replicas}: {supply}; --platform cpu starts any number of processes")
+        raise InputError(f"--devices {replicas}: {supply}; --platform cpu starts up to {MOST_CPU_DEVICES} processes")
+    elif not _on_gpu(config) and replicas > MOST_CPU_DEVICES:
+        raise InputError(f"--devices {replicas}: must be at most {MOST_CPU_DEVICES} on the CPU")
     if config.sync_batch_norm and config.strategy != "single" and replicas > 1 and not _on_gpu(config):
         raise InputError(
             "--sync-batch-norm: torch's SyncBatchNorm runs on GPUs only; on CPU --strategy single computes the "

@@ -135,7 +135,7 @@ def build(world: World, config: TorchConfig) -> Run:
     config.check_square(sum(p.numel() for p in module.parameters() if p.requires_grad))
     if config.weights is not None and not _has_checkpoint(config):
         load_weights(config.weights, module)
-    total_steps = config.epochs * loader.steps_per_epoch
+    total_steps = config.total_steps(loader.steps_per_epoch)
     optimizer, scheduler = optim.from_config(module.parameters(), config.with_scaled_lr(replicas), total_steps, world)
     averaged, scaler = averaged_model(module, config.ema_decay), grad_scaler(config, world.device)
     state = TrainState(module, optimizer, scheduler, averaged=averaged, scaler=scaler)

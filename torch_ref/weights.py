@@ -6,6 +6,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import nn
 
+from jaxddp.data.weight_files import check_values, read_types
 from jaxddp.errors import InputError, TrainingError, differences
 from jaxddp.files import write_atomically, writing
 
@@ -25,8 +26,9 @@ def load_weights(path: str | Path, module: nn.Module) -> None:
 
     Raises:
         InputError: the file is missing, or not a safetensors file; or tensors are missing, left over, or of another
-            shape, and the message lists all of them.
+            shape, and the message lists all of them; or a tensor has another type, or values that are not finite.
     """
+    types = read_types(path, "--weights")
     try:
         tensors = load_file(path)
     except (OSError, SafetensorError) as error:
@@ -34,3 +36,7 @@ def load_weights(path: str | Path, module: nn.Module) -> None:
     if problems := differences(tensors, module.state_dict()):
         raise InputError(f"--weights {path}: does not fit the model: {'; '.join(problems)}")
     module.load_state_dict(tensors)
+    try:
+        check_values(types, {name: tensor.cpu().numpy() for name, tensor in module.state_dict().items()})
+    except InputError as error:
+        raise InputError(f"--weights {path}: {error}") from None

@@ -18,6 +18,7 @@ ON_NAN = ("stop", "skip", "rollback")
 
 IGNORE_INDEX = -100  # label without a loss, torch's default in cross_entropy
 DEFAULT_CPU_DEVICES = 2
+MOST_CPU_DEVICES = 256  # tried on two cores: 256 train, 1024 wait for each other
 DEFAULT_LOCAL_SGD_PERIOD = 4
 
 # Choices with which an option has an effect; with any other choice it is an error.

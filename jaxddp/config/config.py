@@ -18,6 +18,7 @@ from jaxddp.config.choices import (
 )
 from jaxddp.config.options import TrainOptions
 from jaxddp.config.period import Period
+from jaxddp.config.ranges import MOST
 from jaxddp.errors import InputError
 
 
@@ -92,6 +93,20 @@ class TrainConfig(TrainOptions):
                 f"{self.accumulation_steps} accumulation steps; {near} would do"
             )
         return self.global_batch_size // world_size
+
+    def total_steps(self, steps_per_epoch: int) -> int:
+        """Return the optimizer steps of the run; raise `InputError` if their count would not fit into int32.
+
+        >>> TrainConfig(epochs=3).total_steps(45)
+        135
+        """
+        most = MOST // steps_per_epoch
+        if self.epochs > most:
+            raise InputError(
+                f"--epochs {self.epochs}: must be at most {most} with {steps_per_epoch} steps per epoch, which are "
+                "counted in int32"
+            )
+        return self.epochs * steps_per_epoch
 
     def check_square(self, numbers: int) -> None:
         """Raise `InputError` if the square of `batched_powerSGD` for `numbers` gradient elements is below the rank."""

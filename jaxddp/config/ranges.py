@@ -1,37 +1,42 @@
 """Ranges of the numeric options, for the flags of the command line and the arguments of the library alike."""
 
 import math
+import sys
 from collections.abc import Callable
 from typing import Any
 
 from jaxddp.errors import InputError
 
+MOST = 2**31 - 1  # steps are counted in int32
+LARGEST = sys.float_info.max  # also bounds integers, of which JSON may hold any
 # Words of the error message -> test of the range; NaN fails every test.
 IN_RANGE: dict[str, Callable[[Any], bool]] = {
     "at least 0": lambda x: x >= 0,
     "at least 1": lambda x: x >= 1,
-    "finite": lambda x: -math.inf < x < math.inf,
-    "above 0": lambda x: x > 0,
-    "above 0 and finite": lambda x: 0 < x < math.inf,
-    "above 1 and finite": lambda x: 1 < x < math.inf,
+    f"at most {MOST}": lambda x: x <= MOST,
+    "finite": lambda x: -LARGEST <= x <= LARGEST,
+    "above 0": lambda x: 0 < x <= LARGEST or x == math.inf,
+    "above 0 and finite": lambda x: 0 < x <= LARGEST,
+    "above 1 and finite": lambda x: 1 < x <= LARGEST,
     "between 0 and 1": lambda x: 0 < x < 1,
     "0 to 1": lambda x: 0 <= x <= 1,
     "at least 0 and below 1": lambda x: 0 <= x < 1,
 }
-POSITIVE = ("at least 1", "finite")
+COUNT_FROM_1, COUNT_FROM_0 = (("at least 1", f"at most {MOST}"), ("at least 0", f"at most {MOST}"))
 NON_NEGATIVE = ("at least 0", "finite")
 # Option -> its ranges, checked in this order.
 RANGES: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("num_examples", "num_features", "num_classes", "context_length", "embedding_size"), POSITIVE),
-    **dict.fromkeys(("global_batch_size", "accumulation_steps", "devices", "steps_per_dispatch"), POSITIVE),
-    **dict.fromkeys(("step_size", "matrix_approximation_rank", "start_power_sgd_iter"), POSITIVE),
-    **dict.fromkeys(("growth_interval", "local_sgd_period", "keep_checkpoints", "log_every"), POSITIVE),
-    **dict.fromkeys(("epochs", "seed", "warmup_steps", "verify_every"), NON_NEGATIVE),
+    **dict.fromkeys(("num_examples", "num_features", "num_classes", "context_length", "embedding_size"), COUNT_FROM_1),
+    **dict.fromkeys(("hidden_sizes", "global_batch_size", "accumulation_steps", "devices"), COUNT_FROM_1),
+    **dict.fromkeys(("steps_per_dispatch", "step_size", "matrix_approximation_rank"), COUNT_FROM_1),
+    **dict.fromkeys(("start_power_sgd_iter", "growth_interval", "local_sgd_period"), COUNT_FROM_1),
+    **dict.fromkeys(("keep_checkpoints", "log_every"), COUNT_FROM_1),
+    **dict.fromkeys(("epochs", "warmup_steps", "verify_every"), COUNT_FROM_0),
     **dict.fromkeys(("lr", "momentum", "weight_decay", "eps", "alpha", "lr_decay"), NON_NEGATIVE),
-    **dict.fromkeys(("initial_accumulator_value", "min_lr", "gamma"), NON_NEGATIVE),
-    **dict.fromkeys(("min_compression_rate", "start_local_sgd_iter"), NON_NEGATIVE),
+    **dict.fromkeys(("initial_accumulator_value", "min_lr", "gamma", "min_compression_rate"), NON_NEGATIVE),
+    "start_local_sgd_iter": COUNT_FROM_0,
+    "seed": ("at least 0",),
     "dampening": ("finite",),
-    "hidden_sizes": ("at least 1",),
     "betas": ("at least 0 and below 1",),
     "dropout": ("at least 0 and below 1",),
     "clip_grad_norm": ("above 0",),
@@ -59,4 +64,9 @@ def check_range(option: str, value: Any, written: str | None = None) -> None:
     several = isinstance(value, tuple)
     for words in RANGES[option] if value is not None else ():
         if not all(map(IN_RANGE[words], value if several else (value,))):
-            raise InputError(f"{written or f'{option} {value}'}: {'each ' if several else ''}must be {words}")
+            raise InputError(f"{_short(written or f'{option} {value}')}: {'each ' if several else ''}must be {words}")
+
+
+def _short(written: str) -> str:
+    """Shorten a number of many digits, as a damaged file may hold it."""
+    return written if len(written) <= 100 else f"{written[:80]}... ({len(written)} characters)"

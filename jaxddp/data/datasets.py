@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 
 from jaxddp.config import TrainConfig
 from jaxddp.config.choices import IGNORE_INDEX
+from jaxddp.data.memory import check_memory
 from jaxddp.data.torch_rng import Generator
 from jaxddp.errors import InputError
+from jaxddp.files import check_regular
 
 Array = NDArray[Any]
 Arrays = dict[str, Array]
@@ -126,6 +128,9 @@ def _linear(config: TrainConfig) -> Dataset:
     """
     num_train = config.num_examples
     total = num_train + max(1, num_train // 5)
+    width = config.num_features + config.num_classes
+    flags = f"--num-examples {num_train} --num-features {config.num_features} --num-classes {config.num_classes}"
+    check_memory(f"{flags}: the numbers", (total * width + config.num_features * config.num_classes) * 8)
     generator = Generator(config.seed)
     weight = generator.normal((config.num_features, config.num_classes))
     x = generator.normal((total, config.num_features))
@@ -148,6 +153,8 @@ def _names(config: TrainConfig) -> Dataset:
     """
     names = _read_names(NAMES_FILE if config.data_path is None else Path(config.data_path))
     vocab = END + "".join(sorted(set("".join(names))))
+    characters = sum(map(len, names)) + len(names)
+    check_memory(f"--context-length {config.context_length}: the contexts", characters * config.context_length * 4)
     different = list(dict.fromkeys(names))
     order = Generator(0).randperm(len(different))
     tested = {different[i] for i in order[: len(different) // 10]}
@@ -233,6 +240,9 @@ def _read_npz(path: Path) -> Arrays:
 
 
 def _read_array(where: str, archive: np.lib.npyio.NpzFile, name: str) -> Array:
+    assert archive.zip is not None, "open"
+    sizes = {member.filename: member.file_size for member in archive.zip.infolist()}  # before compression
+    check_memory(f"{where}: the numbers", sizes.get(f"{name}.npy", 0))
     try:
         return np.asarray(archive[name])
     except Exception as error:  # a dozen types, all caused by the file
@@ -288,8 +298,9 @@ def _as_float32(where: str, x: Array) -> Array:
 
 
 def _open(path: Path, wanted: str) -> BinaryIO:
+    check_regular(f"--data-path {path}", path)
     try:
         return path.open("rb")
-    except OSError as error:
-        reason = (error.strerror or type(error).__name__).lower()
+    except (OSError, ValueError) as error:  # a null character in the path is a ValueError
+        reason = (getattr(error, "strerror", None) or str(error)).lower()
         raise InputError(f"--data-path {path}: {reason}; needs {wanted}") from None

@@ -6,11 +6,14 @@ from collections.abc import Sequence
 
 import jax
 
-from jaxddp.config.choices import DEFAULT_CPU_DEVICES
+from jaxddp.config.choices import DEFAULT_CPU_DEVICES, MOST_CPU_DEVICES
 from jaxddp.config.ranges import check_range
 from jaxddp.distributed.cluster import Cluster
 from jaxddp.distributed.compile_cache import keep_programs
 from jaxddp.errors import InputError
+
+MOST_THREADS = 16 * MOST_CPU_DEVICES
+NO_BACKEND = (RuntimeError, AssertionError)  # of jax; the second if JAX_PLATFORMS names only what is missing
 
 
 def prepare(
@@ -29,8 +32,8 @@ def prepare(
         cluster: the processes of the run, which have joined already; None: this process alone.
 
     Raises:
-        InputError: `devices` is below 1, exceeds the available devices or cannot be divided among the processes, or
-            the platform has none.
+        InputError: `devices` is below 1, exceeds the available devices or cannot be divided among the processes, the
+            platform has none, or a variable of the environment (JAX_PLATFORMS, PJRT_NPROC) does not let jax start.
 
     >>> len(prepare(2, "cpu"))
     2
@@ -41,10 +44,10 @@ def prepare(
         raise InputError(f"--devices {devices}: must be divisible by {processes} processes")
     keep_programs()
     wanted = None if devices is None else devices // processes
-    cpu_devices = wanted or (DEFAULT_CPU_DEVICES if processes == 1 else 1)
+    cpu_devices = min(wanted or (DEFAULT_CPU_DEVICES if processes == 1 else 1), MOST_CPU_DEVICES)
     _prepare_cpu(cpu_devices)
     gpus = [] if platform == "cpu" else _gpus(cluster, required=platform == "gpu")
-    here = gpus or jax.local_devices(backend="cpu")
+    here = gpus or _cpus()
     kind = here[0].platform
     default = min(cpu_devices, len(here)) if kind == "cpu" else len(here)
     if (wanted or 0) > len(here):
@@ -82,7 +85,10 @@ def _prepare_cpu(devices: int) -> None:
 
 def _threads() -> int:
     """Return the number of threads that XLA would start: the environment's, or one per core of this process."""
-    given = os.environ.get("PJRT_NPROC") or os.environ.get("NPROC") or ""
+    given = os.environ.get("PJRT_NPROC", "")
+    if given and not (given.isdecimal() and int(given) <= MOST_THREADS):
+        raise InputError(f"PJRT_NPROC={given}: must be a number of threads up to {MOST_THREADS}; or unset it")
+    given = given or os.environ.get("NPROC", "")
     if given.isdecimal():
         return int(given)
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -95,15 +101,27 @@ def _gpus(cluster: Cluster | None, required: bool) -> Sequence[jax.Device]:
         jax.config.update("jax_cuda_visible_devices", str(cluster.local_id))
     try:
         return jax.local_devices(backend="gpu")
-    except RuntimeError as error:
+    except NO_BACKEND as error:
         if required:
             message = "--platform gpu: jax finds no GPU here; install jax[cuda12], or use --platform cpu"
             raise InputError(message) from error
         return []
 
 
+def _cpus() -> Sequence[jax.Device]:
+    try:
+        return jax.local_devices(backend="cpu")
+    except NO_BACKEND as error:
+        named = getattr(jax.config, "jax_platforms", None)
+        if not named:
+            raise
+        raise InputError(f"JAX_PLATFORMS={named}: jax finds no such devices here; unset it, or use cpu") from error
+
+
 def _supply(kind: str, count: int) -> str:
     """Describe the available devices and how to get more."""
+    if kind == "cpu" and count == MOST_CPU_DEVICES:
+        return f"must be at most {count} on the CPU"
     if kind == "cpu":
         return f"jax is already running with {count} CPU devices; call jaxddp.prepare before anything else uses jax"
-    return f"there are {count} local GPUs; --platform cpu prepares any number of CPU devices"
+    return f"there are {count} local GPUs; --platform cpu prepares up to {MOST_CPU_DEVICES} CPU devices"

@@ -1,12 +1,14 @@
 """Verification that replicas are identical, by a fingerprint of the bits of each array on each replica."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jax import lax
 from jax import numpy as jnp
+from numpy.typing import NDArray
 
 from jaxddp.distributed.collectives import all_gather
 from jaxddp.distributed.replicas import Replicas
@@ -37,7 +39,7 @@ class Verifier:
         )
 
     def check(self, tree: Any, step: int) -> None:
-        """Compare all replicas with replica 0.
+        """Compare all replicas, array by array, with what the majority of them holds.
 
         Args:
             tree: replicated arrays.
@@ -45,26 +47,49 @@ class Verifier:
 
         Raises:
             TrainingError: replicas differ; the message names the array that differs most, the replica, the
-                step and the largest difference.
+                step and the largest difference, and all replicas that differ from a majority.
         """
         if len(self._devices) == 1:
             return
         prints = np.asarray(self._fingerprints(tree, self._ranks))  # (world_size, leaves)
-        differing = prints != prints[0]
+        references, decided = majority(prints)
+        differing = prints != prints[references, np.arange(len(references))]
         if not differing.any():
             return
         differences = []
         leaves = jax.tree_util.tree_leaves_with_path(tree)
-        for (path, leaf), ranks in zip(leaves, differing.T, strict=True):
+        for number, ((path, leaf), ranks) in enumerate(zip(leaves, differing.T, strict=True)):
             copies = {self._devices.index(shard.device): shard.data for shard in leaf.addressable_shards}
             for rank in np.flatnonzero(ranks).tolist():
                 name = jax.tree_util.keystr(path, simple=True, separator=".")
-                differences.append((_largest_difference(copies[0], copies[rank]), rank, name))
-        difference, rank, name = max(differences)
+                differences.append((_largest_difference(copies[references[number]], copies[rank]), rank, name, number))
+        difference, rank, name, number = max(differences)
+        odd = np.flatnonzero(differing[:, decided].any(axis=1)).tolist()
         raise TrainingError(
             f"replicas differ at step {step}: {name} on replica {rank} is up to {difference:.3g} away from "
-            f"replica 0 ({differing.any(axis=0).sum()} of {len(leaves)} arrays differ)"
+            f"{_against(references[number], decided[number], odd)} "
+            f"({differing.any(axis=0).sum()} of {len(leaves)} arrays differ)"
         )
+
+
+def majority(prints: NDArray[np.uint32]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Return, for each array, the first replica of the largest group that agrees, and whether it is a majority.
+
+    Args:
+        prints: fingerprints (world_size, arrays).
+
+    >>> majority(np.array([[1, 1], [2, 2], [2, 1], [2, 2]], np.uint32))
+    (array([1, 0]), array([ True, False]))
+    """
+    votes = (prints[:, None] == prints).sum(axis=1)  # of the replicas that agree with each
+    return votes.argmax(axis=0), votes.max(axis=0) * 2 > len(prints)
+
+
+def _against(reference: int, decided: bool, odd: Sequence[int]) -> str:
+    """Name the replica that another was compared with, and who is wrong."""
+    if not decided:
+        return f"replica {reference}; no majority tells which is right"
+    return f"the majority; replica{'s' * (len(odd) > 1)} {', '.join(map(str, odd))} must be wrong"
 
 
 def fingerprint(x: jax.Array) -> jax.Array:

@@ -206,15 +206,29 @@ class Dropout(nnx.Module):
         keys, call = self.key[...], self.count[...]
         self.count[...] = call + 1
         if keys.ndim == 0:
-            return jax.random.bits(jax.random.fold_in(keys, call), shape, jnp.uint32)
+            return _bits(jax.random.fold_in(keys, call), shape)
         if shape[:1] != keys.shape:
             raise InputError(f"Dropout: per-example masks need {len(keys)} examples on axis 0, got input {shape}")
-        return jax.vmap(lambda key: jax.random.bits(jax.random.fold_in(key, call), shape[1:], jnp.uint32))(keys)
+        return jax.vmap(lambda key: _bits(jax.random.fold_in(key, call), shape[1:]))(keys)
+
+
+def _bits(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    with jax.threefry_partitionable(True):  # whatever JAX_THREEFRY_PARTITIONABLE says
+        return jax.random.bits(key, shape, jnp.uint32)
 
 
 def dropout(p: float, seed: int) -> Callable[[jax.Array], jax.Array]:
-    """Return the Dropout layer of a model that has one; the identity, without random state, if p is 0."""
-    return Dropout(p, rngs=nnx.Rngs(dropout=seed)) if p else jax.nn.identity
+    """Return the Dropout layer of a model that has one; the identity, without random state, if p is 0.
+
+    Args:
+        p: probability that an element is dropped.
+        seed: lower 32 bits of the seed; the masks depend on it alone, and on no setting of jax.
+    """
+    if not p:
+        return jax.nn.identity
+    # jax.random.key(seed), which JAX_DEFAULT_PRNG_IMPL and JAX_RANDOM_SEED_OFFSET would change.
+    key = jax.random.wrap_key_data(jnp.array([0, seed], jnp.uint32), impl="threefry2x32")
+    return Dropout(p, rngs=nnx.Rngs(dropout=key))
 
 
 def _per_channel(values: jax.Array, x: jax.Array) -> jax.Array:

@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
 from jaxddp.config.name_patterns import frozen_names, matching
+from jaxddp.data.weight_files import check_values, read_types
 from jaxddp.errors import InputError, differences
 from jaxddp.files import write_atomically
 from jaxddp.state import Buffers, Params
@@ -144,9 +145,29 @@ def load_weights(path: str | Path, option: str = "--weights") -> dict[str, np.nd
         option: flag that error messages name.
 
     Raises:
-        InputError: the file is missing, or not a safetensors file.
+        InputError: the file is missing, not a safetensors file, or holds types that NumPy lacks.
     """
+    read_types(path, option)
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:
         raise InputError(f"{option} {path}: not a readable safetensors file ({error})") from error
+
+
+def start_values(path: str | Path, params: Params, buffers: Buffers) -> tuple[Params, Buffers]:
+    """Read the values with which training starts from a .safetensors file.
+
+    Args:
+        path: value of --weights.
+        params, buffers: those of the flax model, for their names, shapes and dtypes.
+
+    Raises:
+        InputError: as `load_weights` and `from_torch`; or a tensor has another type, or values that are not finite.
+    """
+    types, tensors = read_types(path, "--weights"), load_weights(path)
+    try:
+        values = from_torch(tensors, params, buffers)
+        check_values(types, to_torch(values[0] | values[1]))
+    except InputError as error:
+        raise InputError(f"--weights {path}: {error}") from None
+    return values

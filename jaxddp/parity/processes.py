@@ -6,6 +6,7 @@ therefore costs its part of the report and nothing else.
 
 import contextlib
 import ctypes
+import errno
 import gc
 import multiprocessing
 import multiprocessing.connection
@@ -149,8 +150,9 @@ def reported(connection: Connection, origin: str) -> Iterator[None]:
     try:
         with errors_located(origin):
             yield
-    except Exception as error:
-        connection.send(("failed", (str(error), traceback.format_exc())))
+    except BaseException as error:  # a port may raise KeyboardInterrupt; Ctrl-C is left to the parent
+        what = str(error) or type(error).__name__
+        connection.send(("failed", (what, traceback.format_exc())))
     finally:
         give_back_memory()
 
@@ -181,8 +183,13 @@ def _quietly(target: Callable[..., None], *args: Any) -> None:
     os.setsid()  # a new process group, for the child and every process that it starts
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionError):  # the parent is gone
+    try:
         target(*args)
+    except (EOFError, ConnectionError):  # the parent is gone
+        pass
+    except OSError as error:  # a port may have closed the connection; the parent tells that the child has ended
+        if error.errno != errno.EBADF:
+            raise
 
 
 def _end_with_parent() -> None:

@@ -1,9 +1,11 @@
 """Plot of a run: loss and accuracy over its optimizer steps."""
 
+import contextlib
 import io
+import os
 import textwrap
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,7 +36,8 @@ def draw_curves(history: Sequence[Record], title: str) -> bytes:
     >>> draw_curves([{"kind": "step", "step": 1, "loss": 2.3}], "one step")[:4]
     b'\\x89PNG'
     """
-    from matplotlib.figure import Figure  # the import takes half a second
+    with _no_window_system():
+        from matplotlib.figure import Figure  # the import takes half a second
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     margins = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1)  # inches
@@ -54,6 +57,17 @@ def draw_curves(history: Sequence[Record], title: str) -> bytes:
             _label_ends(axes, lines[1:])
         figure.savefig(png, format="png")
     return png.getvalue()
+
+
+@contextlib.contextmanager
+def _no_window_system() -> Iterator[None]:
+    """Hide MPLBACKEND, with whose value the import of matplotlib may fail; a PNG needs none."""
+    before = os.environ.pop("MPLBACKEND", None)
+    try:
+        yield
+    finally:
+        if before is not None:
+            os.environ["MPLBACKEND"] = before
 
 
 def _draw_metric(axes: "Axes", history: Sequence[Record], name: str) -> "list[Line2D]":

@@ -1,5 +1,6 @@
 """`python -m jaxddp.train` from flags to files: what a run prints and writes, and how bad input ends."""
 
+import os
 import subprocess
 import sys
 
@@ -10,7 +11,7 @@ from jaxddp.config import TrainConfig
 from jaxddp.data_parallel import DataParallel
 from jaxddp.errors import InputError, TrainingError
 from jaxddp.train import build, main
-from tests.support.train_runs import epochs, losses, train
+from tests.support.train_runs import SMALL, epochs, losses, train
 
 
 def test_the_default_run_learns_the_digits(capsys, tmp_path):
@@ -159,6 +160,39 @@ def test_bad_input_ends_the_command_with_exit_code_2_and_one_line():
     assert run.stderr.splitlines() == [
         "error: --model mpl: unknown; did you mean mlp? (one of linear, mlp, char_mlp, convnet)"
     ]
+
+
+def test_the_environment_of_jax_changes_no_random_number(tmp_path):
+    flags = ["--dropout", "0.5", "--epochs", "1", "--devices", "2"]
+    train(*flags, "--output", str(tmp_path / "here"))
+    variables = {"JAX_DEFAULT_PRNG_IMPL": "rbg", "JAX_THREEFRY_PARTITIONABLE": "0", "JAX_RANDOM_SEED_OFFSET": "5"}
+    command = [sys.executable, "-m", "jaxddp.train", *SMALL, *flags, "--output", str(tmp_path / "there")]
+    subprocess.run(command, env={**os.environ, **variables}, check=True, capture_output=True, timeout=60)
+    assert losses(tmp_path / "here") == losses(tmp_path / "there")
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "message"),
+    [
+        ("JAX_ENABLE_X64", "maybe", "invalid truth value 'maybe' for environment 'JAX_ENABLE_X64'"),
+        ("JAX_NUM_CPU_DEVICES", "many", 'Invalid value "many" for JAX flag jax_num_cpu_devices'),
+    ],
+)
+def test_a_variable_that_jax_does_not_take_is_told_in_one_line(variable, value, message):
+    command = [sys.executable, "-m", "jaxddp.train", "--epochs", "1"]
+    result = subprocess.run(command, env={**os.environ, variable: value}, capture_output=True, text=True, timeout=60)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr == f"error: {variable}={value}: {message}\n"
+
+
+@pytest.mark.large
+@pytest.mark.parametrize("closed", ["2>&-", ">&-", "<&- >&- 2>&-"])
+def test_a_run_with_closed_streams_trains_and_writes_nothing_into_other_files(closed, tmp_path):
+    command = f"{sys.executable} -m jaxddp.train {' '.join(SMALL)} --epochs 1 --output {tmp_path}/run {closed}"
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "LC_ALL": "C", "MPLBACKEND": "wrong"}
+    assert subprocess.run(["sh", "-c", command], env=environment, timeout=60).returncode == 0
+    assert len(epochs(tmp_path / "run")) == 1
+    assert (tmp_path / "run" / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(("verify_every", "steps_per_dispatch"), [(1, 1), (5, 4), (0, 11), (1000, 11)])

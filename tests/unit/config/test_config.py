@@ -99,6 +99,11 @@ CHOICES |= {"comm_hook": COMM_HOOKS, "amp": AMP}
         ({"clip_grad_norm": float("nan")}, "--clip-grad-norm nan: must be above 0"),
         ({"seed": 2**64}, "--seed 18446744073709551616: must stay below 2**64"),
         ({"seed": 2**64 - 1, "epochs": 2}, "--seed 18446744073709551615: must stay below 2**64 over 2 epochs"),
+        ({"epochs": 2**31}, "--epochs 2147483648: must be at most 2147483647"),
+        ({"hidden_sizes": (8, 10**400)}, "--hidden-sizes 8 1000000000"),
+        ({"lr": 10**400}, "--lr 1000000000"),
+        ({"clip_grad_norm": 10**400}, "--clip-grad-norm 1000000000"),
+        ({"init_scale": 10**400}, "--init-scale 1000000000"),
         ({"lr": float("nan")}, "--lr nan: must be at least 0"),
         ({"lr": float("inf")}, "--lr inf: must be finite"),
         ({"momentum": 0.9}, "--momentum 0.9: only for --optimizer sgd or rmsprop, not adam"),
@@ -129,6 +134,13 @@ def test_an_error_names_the_bad_value_and_the_right_ones(fields: dict[str, Any],
         TrainConfig(**fields).check_used(baseline=TrainConfig())
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
+
+
+def test_more_steps_than_int32_counts_are_refused() -> None:
+    config = TrainConfig(epochs=2**31 // 45)
+    assert config.total_steps(45) == 2**31 // 45 * 45
+    with pytest.raises(InputError, match=r"^--epochs 47721858: must be at most 46684427 with 46 steps per epoch, "):
+        config.total_steps(46)
 
 
 AT_LEAST_ONE = "num_examples num_features num_classes context_length embedding_size step_size global_batch_size"
@@ -272,6 +284,28 @@ def test_a_bad_flag_is_an_error_of_one_line_on_an_ascii_terminal(monkeypatch: py
         parse("--mdoel", "mlp")
 
 
+@pytest.mark.parametrize(
+    ("argv", "both"),
+    [
+        ("--resume a --resume b", "--resume and --resume"),
+        ("--resume a --resume=b", "--resume and --resume"),
+        ("--lr 1 --epochs 2 --lr 1", "--lr and --lr"),
+        ("--global-batch-size 8 --global_batch_size 8", "--global-batch-size and --global-batch-size"),
+        ("--shuffle --no-shuffle", "--shuffle and --no-shuffle"),
+        ("--freeze a b --freeze c", "--freeze and --freeze"),
+    ],
+)
+def test_a_flag_given_twice_is_refused(argv: str, both: str) -> None:
+    with pytest.raises(InputError, match=f"^{both}: the same flag; must be given once$"):
+        parse(*argv.split())
+
+
+def test_no_flag_can_be_given_twice() -> None:
+    for field in dataclasses.fields(TorchConfig):
+        with pytest.raises(InputError, match=r"must be given once$"):
+            cli.parse(TorchConfig, [flag(field.name), "1", flag(field.name), "1"], "prog")
+
+
 @dataclasses.dataclass(frozen=True)
 class Words:
     """A dataclass with a positional argument and flags."""
@@ -306,9 +340,10 @@ def test_resume_takes_the_saved_config_and_further_flags_override_it(tmp_path: P
     save_config(TrainConfig(epochs=3, lr=0.5), tmp_path)
     expected = TrainConfig(epochs=9, lr=0.5, resume=str(tmp_path))
     assert parse("--resume", str(tmp_path), "--epochs", "9") == parse(f"--resume={tmp_path}", "--epochs=9") == expected
-    (tmp_path / "config.json").write_text("broken")
-    with pytest.raises(InputError, match=rf"^{tmp_path}/config.json: not a run's config"):
-        parse("--resume", str(tmp_path))
+    for broken in ("broken", "[" * 100_000, '{"epochs": ' + "9" * 5000 + "}"):
+        (tmp_path / "config.json").write_text(broken)
+        with pytest.raises(InputError, match=rf"^{tmp_path}/config.json: not a run's config"):
+            parse("--resume", str(tmp_path))
 
 
 @pytest.mark.parametrize("package", ["jaxddp", "torch_ref"])
@@ -326,11 +361,19 @@ def test_help_lists_every_flag(package: str, capsys: pytest.CaptureFixture[str])
     ("error", "code", "line"),
     [
         (InputError("--lr"), 2, "error: --lr"),
+        (InputError("--model a\nb\x1b[1m\udcff"), 2, r"error: --model a\nb\x1b[1m\udcff"),
         (TrainingError("loss is nan"), 2, "error: loss is nan"),
         (OSError(28, "No space left on device", "run/a"), 2, "error: run/a: no space left on device"),
+        (MemoryError(), 2, "error: not enough memory: MemoryError; choose smaller sizes"),
+        (MemoryError("Unable to allocate 9 GiB"), 2, "error: not enough memory: Unable to allocate 9 GiB; choose "),
+        (
+            RuntimeError("RESOURCE_EXHAUSTED: Out of memory\nmore"),
+            2,
+            "error: not enough memory: RESOURCE_EXHAUSTED: Out",
+        ),
         (KeyboardInterrupt(), 130, "interrupted"),
     ],
-    ids=["input", "training", "system", "interrupt"],
+    ids=str,
 )
 def test_errors_become_a_line_and_an_exit_code(
     error: BaseException, code: int, line: str, capsys: pytest.CaptureFixture[str]
@@ -338,12 +381,26 @@ def test_errors_become_a_line_and_an_exit_code(
     with pytest.raises(SystemExit) as stop, cli.one_line_errors(show_traceback=False):
         raise error
     assert stop.value.code == code
-    assert capsys.readouterr().err == line + "\n"
+    printed = capsys.readouterr().err
+    assert printed.startswith(line) and printed.count("\n") == 1
 
 
 def test_a_programming_error_is_not_caught() -> None:
     with pytest.raises(ZeroDivisionError), cli.one_line_errors(show_traceback=False):
         1 / 0  # noqa: B018
+    with pytest.raises(RuntimeError), cli.one_line_errors(show_traceback=False):
+        raise RuntimeError("a mistake")
+
+
+def test_streams_that_are_closed_or_lack_a_character_end_no_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    narrow = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(narrow, encoding="ascii"))
+    monkeypatch.setattr("sys.stderr", None)
+    with pytest.raises(SystemExit) as stop, cli.one_line_errors(show_traceback=False):
+        print("mlp · digits", flush=True)
+        raise InputError("--lr")
+    sys.stderr.close()
+    assert (stop.value.code, narrow.getvalue()) == (2, b"mlp ? digits\n")
 
 
 @pytest.mark.large

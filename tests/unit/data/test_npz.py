@@ -1,5 +1,6 @@
 """Arrays from .npz files: conversion, and errors for malformed files."""
 
+import os
 import pickle
 import zipfile
 from pathlib import Path
@@ -147,3 +148,27 @@ def test_a_corrupt_npz_array_is_named(tmp_path):
     path.write_bytes(content)
     with pytest.raises(InputError, match=r"data\.npz: y_test cannot be read \(.+\); needs an array of numbers$"):
         load(TrainConfig(dataset="npz", data_path=str(path)))
+
+
+@pytest.mark.parametrize("dataset", ["npz", "names"])
+def test_nobody_waits_for_a_pipe_or_reads_a_device(dataset, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/zero")):
+        config = TrainConfig(dataset=dataset, model="char_mlp" if dataset == "names" else "mlp", data_path=str(path))
+        with pytest.raises(InputError, match=rf"^--data-path {path}: is a pipe, .*; must be a regular file$"):
+            load(config)
+
+
+@pytest.mark.parametrize("path", ["a\0b.npz", "x" * 300])
+def test_a_path_that_no_file_can_have_is_refused(path):
+    with pytest.raises(InputError, match=r"^--data-path .*: (embedded null byte|file name too long); needs an .npz"):
+        load(TrainConfig(dataset="npz", data_path=path))
+
+
+def test_an_array_larger_than_memory_is_refused_before_it_is_read(tmp_path, monkeypatch):
+    """A compressed array of zeros may be a thousandth of its size."""
+    monkeypatch.setattr("jaxddp.data.memory.memory", lambda: 2**20)
+    np.savez_compressed(tmp_path / "data.npz", **npz_arrays() | {"x_train": np.zeros((2**18, 2, 2))})
+    message = r"^--data-path .*data\.npz: x_train: the numbers take 0 GiB, and this machine has 0 GiB$"
+    with pytest.raises(InputError, match=message):
+        load(TrainConfig(dataset="npz", data_path=str(tmp_path / "data.npz")))

@@ -85,7 +85,7 @@ def test_prepare_sets_the_number_of_devices_before_jax_starts() -> None:
         ({"PJRT_NPROC": "15"}, 64, "16"),
         ({"PJRT_NPROC": "64"}, 2, "64"),
         ({"NPROC": "3"}, 64, "16"),
-        ({"PJRT_NPROC": "many"}, 2, "16"),
+        ({"NPROC": "many"}, 2, "16"),
     ],
 )
 def test_prepare_asks_for_two_threads_per_device(monkeypatch, environment, cores, threads) -> None:
@@ -97,6 +97,24 @@ def test_prepare_asks_for_two_threads_per_device(monkeypatch, environment, cores
     monkeypatch.setenv("PJRT_NPROC", os.environ.get("PJRT_NPROC", ""))  # so that what prepare writes is undone
     prepare(8, "cpu")
     assert (os.environ["PJRT_NPROC"] or None) == threads
+
+
+REFUSED = "from jaxddp.distributed.devices import prepare\ntry: prepare({})\nexcept ValueError as error: print(error)"
+
+
+@pytest.mark.parametrize(
+    ("environment", "call", "message"),
+    [
+        ({"JAX_PLATFORMS": "cuda"}, "", "JAX_PLATFORMS=cuda: jax finds no such devices here; unset it, or use cpu"),
+        ({"JAX_PLATFORMS": "xyz"}, "", "JAX_PLATFORMS=xyz: jax finds no such devices here; unset it, or use cpu"),
+        ({"PJRT_NPROC": "abc"}, "1", "PJRT_NPROC=abc: must be a number of threads up to 4096; or unset it"),
+        ({"PJRT_NPROC": "9" * 9}, "1", "PJRT_NPROC=999999999: must be a number of threads up to 4096; or unset it"),
+        ({}, "10**9, 'cpu'", "--devices 1000000000: must be at most 256 on the CPU"),
+    ],
+    ids=str,
+)
+def test_what_keeps_jax_from_starting_is_told_in_one_line(environment: dict[str, str], call: str, message: str) -> None:
+    assert python(REFUSED.format(call), **environment) == [message]
 
 
 def test_a_running_jax_keeps_its_devices() -> None:

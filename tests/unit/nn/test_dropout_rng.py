@@ -123,6 +123,29 @@ def test_training_with_per_example_masks_is_the_same_on_any_number_of_devices() 
     assert max(off[:2]) < TOLERANCE and off[2] > FAULT
 
 
+SETTINGS = {
+    "jax_threefry_partitionable": False,
+    "jax_default_prng_impl": "rbg",
+    "jax_random_seed_offset": 5,
+}
+
+
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize("masks", ["replica", "shared", "example"])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_masks_follow_from_the_seed_whatever_jax_is_set_to(name: str, masks: str) -> None:
+    def make(p: float, rngs: nnx.Rngs) -> Any:
+        return layers.dropout(p, seed=2**32 - 1)
+
+    expected = outputs_for_ones(make, dropout_masks=masks)
+    before = getattr(jax.config, name)
+    jax.config.update(name, SETTINGS[name])
+    try:
+        np.testing.assert_array_equal(outputs_for_ones(make, dropout_masks=masks), expected)
+    finally:
+        jax.config.update(name, before)
+
+
 def test_random_state_is_not_in_the_train_state_and_evaluation_drops_nothing() -> None:
     ddp = recording(layers.Dropout)
     state = ddp.init()

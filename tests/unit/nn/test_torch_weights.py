@@ -1,5 +1,6 @@
 """Weights convert between flax and torch without loss, and weights that do not fit are refused."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,13 @@ import torch
 from flax import nnx
 from jax import numpy as jnp
 
+import torch_ref.weights
 from jaxddp import models
 from jaxddp.data.torch_rng import Generator
 from jaxddp.errors import InputError
 from jaxddp.nn import torch_weights
 from jaxddp.nn.functional import Functional
-from jaxddp.nn.torch_weights import from_torch, load_weights, save_weights, to_torch
+from jaxddp.nn.torch_weights import from_torch, load_weights, save_weights, start_values, to_torch
 from torch_ref import models as torch_models
 
 SIZES: dict[str, dict[str, Any]] = {
@@ -144,6 +146,62 @@ def test_files_other_than_safetensors_are_refused(content: bytes | None, tmp_pat
         path.write_bytes(content)
     with pytest.raises(InputError, match=rf"^--weights {path}: not a readable safetensors file \("):
         load_weights(path)
+
+
+def read_start(name: str, path: Path, by: str) -> None:
+    """Read the start of a run by jaxddp or by torch_ref."""
+    functional, twin = twins(name)
+    if by == "jaxddp":
+        start_values(path, functional.params, functional.buffers)
+    else:
+        torch_ref.weights.load_weights(path, twin)
+
+
+FLOATS = "must be float64, float32, float16 or bfloat16"
+
+
+@pytest.mark.parametrize("by", ["jaxddp", "torch_ref"])
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("fc.bias", lambda x: x.to(torch.int8), f"fc.bias is I8; {FLOATS}"),
+        ("fc.bias", lambda x: x.to(torch.uint8), f"fc.bias is U8; {FLOATS}"),
+        ("fc.bias", lambda x: x > 0, f"fc.bias is BOOL; {FLOATS}"),
+        ("fc.bias", lambda x: x.to(torch.int64), f"fc.bias is int64; {FLOATS}"),
+        ("fc.bias", lambda x: x.to(torch.complex64), f"fc.bias is C64; {FLOATS}"),
+        ("fc.bias", lambda x: x.to(torch.float8_e4m3fn), f"fc.bias is F8_E4M3; {FLOATS}"),
+        ("fc.bias", lambda x: x * torch.nan, r"fc.bias\[0\] is nan; must be finite in float32"),
+        ("fc.weight", lambda x: torch.where(x == x.max(), torch.inf, x), r"fc.weight\[.*\] is inf; must be finite"),
+        ("fc.weight", lambda x: x.double() * 1e300, r"fc.weight\[0, 0\] is -?inf; must be finite in float32"),
+        ("bn.num_batches_tracked", lambda x: x.float(), "bn.num_batches_tracked is float32; must be int64 or int32"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:overflow", "ignore:Casting complex")
+def test_types_and_values_that_do_not_fit_are_refused_by_name(
+    name: str, change: Any, message: str, by: str, tmp_path: Path
+) -> None:
+    model = "CharMLP" if name.startswith("bn") else "Linear"
+    tensors = twins(model)[1].state_dict()
+    path = tmp_path / "w.safetensors"
+    safetensors.torch.save_file(tensors | {name: change(tensors[name])}, path)
+    with pytest.raises(InputError, match=f"^--weights {path}: {message}"):
+        read_start(model, path, by)
+
+
+@pytest.mark.parametrize("by", ["jaxddp", "torch_ref"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_any_type_of_floating_point_numbers_is_taken(dtype: torch.dtype, by: str, tmp_path: Path) -> None:
+    tensors = twins("Linear")[1].state_dict()
+    safetensors.torch.save_file({name: x.to(dtype) for name, x in tensors.items()}, tmp_path / "w.safetensors")
+    read_start("Linear", tmp_path / "w.safetensors", by)
+
+
+@pytest.mark.parametrize("by", ["jaxddp", "torch_ref"])
+def test_nobody_waits_for_a_pipe_or_reads_a_device(by: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/zero")):
+        with pytest.raises(InputError, match=f"^--weights {path}: is a pipe, .*; must be a regular file$"):
+            read_start("Linear", path, by)
 
 
 def test_saving_replaces_a_file_atomically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,6 +104,10 @@ def test_a_child_that_raises_reports_the_line_and_takes_further_jobs(tmp_path: P
         assert "Traceback" in error.trace and "line 4, in <module>" in error.trace
         path.write_text("import sys\n\nsys.exit(7)\n")
         assert failure(children, ("load", path)).what == f"{path}: line 3: SystemExit: 7"
+        path.write_text("raise BaseException('all')\n")
+        assert failure(children, ("load", path)).what == f"{path}: line 1: BaseException: all"
+        path.write_text("raise KeyboardInterrupt\n")
+        assert failure(children, ("load", path)).what == "KeyboardInterrupt"
         assert asked(children, ("answer", 1)) == [1]
 
 
@@ -123,6 +127,16 @@ def test_the_cause_of_a_childs_death_is_reported(job: Any, what: str) -> None:
         children[0].give(("answer", 1))  # to a dead child
         with pytest.raises(ChildError, match=what):
             answers(children, PATIENT)
+
+
+def test_a_child_whose_port_closes_its_connection_ends_without_a_traceback(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "port.py"
+    path.write_text("import os\n\nos.closerange(3, 200)\n")
+    with serving() as children:
+        assert failure(children, ("load", path)).what == "ended with exit code 0"
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_a_hanging_child_is_reported_after_the_timeout() -> None:

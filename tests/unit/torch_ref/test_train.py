@@ -27,7 +27,7 @@ from torch_ref.evaluate import evaluate
 from torch_ref.launch import launch
 from torch_ref.loader import ArrayDataset, evaluation_batches
 from torch_ref.step import accumulate_gradients, train_step
-from torch_ref.verify import verify_replicas
+from torch_ref.verify import _majority, verify_replicas
 
 
 def final_state(world: World, config: TorchConfig) -> dict[str, Tensor]:
@@ -225,9 +225,35 @@ def test_verification_names_parameter_rank_step_and_difference(ranks: list[dict]
     for rank in ranks:
         late, early = rank["drifted"].splitlines()
         assert late == (
-            "replicas differ at step 7: weight on rank 1 is up to 0.25 away from rank 0 (1 of 2 parameters differ)"
+            "replicas differ at step 7: weight on rank 1 is up to 0.25 away from rank 0; no majority tells which is "
+            "right (1 of 2 parameters differ)"
         )
         assert early == late.replace("step 7", "step 0")
+
+
+def odd_first(world: World, config: TorchConfig) -> None:
+    """Plant a fault on rank 0 of three."""
+    module = linear_model()
+    if world.rank == 0:
+        module.weight.data[2, 1] += 0.25
+    verify_replicas(module, world, step=7)
+
+
+@pytest.mark.large
+def test_rank_0_is_named_if_the_others_agree() -> None:
+    message = (
+        r"weight on rank 0 is up to 0.25 away from the majority; rank 0 must be wrong \(1 of 2 parameters differ\)$"
+    )
+    with pytest.raises(TrainingError, match=message):
+        launch(odd_first, TorchConfig(devices=3, platform="cpu", global_batch_size=33))
+
+
+@pytest.mark.parametrize(
+    ("hashes", "expected"),
+    [([[1], [2], [2]], (1, True)), ([[1], [2]], (0, False)), ([[1, 1], [2, 2], [2, 1], [3, 1], [2, 1]], (2, False))],
+)
+def test_the_reference_is_the_largest_group_of_ranks_that_agree(hashes, expected) -> None:
+    assert _majority(torch.tensor(hashes)) == expected
 
 
 def test_evaluation_counts_each_example_once(ranks: list[dict]) -> None:

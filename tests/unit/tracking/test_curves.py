@@ -1,6 +1,10 @@
 """Curves: all lines are visible, for losses of every kind."""
 
 import io
+import os
+import subprocess
+import sys
+import textwrap
 
 import numpy as np
 import pytest
@@ -69,3 +73,17 @@ def test_curves_are_drawn_for_losses_of_any_kind(losses):
 def test_curves_accept_any_title():
     png = draw_curves(history_of([1.0]), "mlp on $x_{.npz \\frac 数据 " + 30 * "very long ")
     assert read_png(png).shape == (720, 1650, 3)
+
+
+def test_a_wrong_backend_in_the_environment_does_not_stop_the_drawing():
+    """The curves are drawn after hours of training."""
+    code = """
+        from jaxddp.tracking.curves import draw_curves
+        import os
+        png = draw_curves([{"kind": "step", "step": 1, "loss": 2.3}], "one step")
+        print(png[1:4], os.environ["MPLBACKEND"])
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    environment = {**os.environ, "MPLBACKEND": "wrong"}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert (result.stdout, result.stderr) == ("b'PNG' wrong\n", "")

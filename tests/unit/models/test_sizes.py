@@ -1,0 +1,56 @@
+"""Sizes for which there is no memory are refused, with the flags that ask for them."""
+
+from typing import Any
+
+import pytest
+
+from jaxddp.config import TrainConfig
+from jaxddp.data import datasets
+from jaxddp.data.model_sizes import model_sizes
+from jaxddp.errors import InputError
+from jaxddp.models import build
+from jaxddp.nn.functional import Functional
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"hidden_sizes": (10**9,)}, "--model mlp --hidden-sizes 1000000000: 74000000000 weights"),
+        ({"model": "convnet", "hidden_sizes": (10**6,)}, "--model convnet --hidden-sizes 1000000"),
+        ({"model": "char_mlp", "dataset": "names", "embedding_size": 10**9}, "--model char_mlp --embedding-size 10000"),
+    ],
+)
+def test_a_model_larger_than_memory_is_refused(fields: dict[str, Any], message: str) -> None:
+    config = TrainConfig(**fields)
+    with pytest.raises(InputError, match=f"^{message}.* and their gradients take [0-9,]+ GiB, and this machine has "):
+        model_sizes(config, datasets.load(config))
+
+
+@pytest.mark.parametrize("name", ["num_examples", "num_features", "num_classes"])
+def test_data_larger_than_memory_are_refused(name: str) -> None:
+    with pytest.raises(InputError, match=r"--num-examples .*: the numbers take [0-9,]+ GiB, and this machine has "):
+        datasets.load(TrainConfig(dataset="linear", **{name: 2**31 - 1}))
+
+
+def test_contexts_larger_than_memory_are_refused() -> None:
+    with pytest.raises(InputError, match=r"^--context-length 2147483647: the contexts take [0-9,]+ GiB"):
+        datasets.load(TrainConfig(dataset="names", model="char_mlp", context_length=2**31 - 1))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        TrainConfig(model="linear"),
+        TrainConfig(hidden_sizes=(30, 20)),
+        TrainConfig(model="char_mlp", dataset="names"),
+        TrainConfig(model="convnet"),
+    ],
+    ids=lambda config: config.model,
+)
+def test_the_numbers_of_a_model_are_counted(config: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The count is of the weights of the layers; biases, BatchNorm and embeddings come on top."""
+    needed: list[int] = []
+    monkeypatch.setattr("jaxddp.data.model_sizes.check_memory", lambda where, bytes: needed.append(bytes))
+    params = Functional(build(config, datasets.load(config))).params
+    kernels = sum(value.size for name, value in params.items() if name.endswith("kernel"))
+    assert needed == [8 * kernels]
