@@ -18,6 +18,7 @@ from torch_ref import optim
 from torch_ref.distributed import World
 from torch_ref.state import TrainState
 
+CHECKPOINT_FILE = "checkpoint.pt"
 SCALER = ("scale", "_growth_tracker")  # state of torch's GradScaler; its factors are in the configuration
 Content = dict[str, Any]  # checkpoint of one rank
 

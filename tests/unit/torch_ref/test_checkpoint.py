@@ -16,6 +16,7 @@ from jaxddp.tracking.metrics_file import read_metrics
 from tests.support.torch_cases import case, small
 from torch_ref import models, optim
 from torch_ref import train as training
+from torch_ref import training as loop
 from torch_ref.checkpoint import checkpoint_size, load_checkpoint, save_checkpoint
 from torch_ref.config import TorchConfig
 from torch_ref.distributed import World
@@ -27,7 +28,7 @@ from torch_ref.weights import load_weights, save_weights
 def interrupted(config: TorchConfig, monkeypatch: pytest.MonkeyPatch, epoch: int) -> None:
     """Train and stop in the middle of `epoch`."""
     with monkeypatch.context() as patch:
-        make_step = training.train_step
+        make_step = loop.train_step
 
         steps = count()
 
@@ -36,7 +37,7 @@ def interrupted(config: TorchConfig, monkeypatch: pytest.MonkeyPatch, epoch: int
                 raise KeyboardInterrupt
             return make_step(*args, **options)
 
-        patch.setattr(training, "train_step", stop_in_time)
+        patch.setattr(loop, "train_step", stop_in_time)
         with pytest.raises(KeyboardInterrupt):
             training.main(config)
 
