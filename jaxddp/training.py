@@ -16,6 +16,7 @@ from jaxddp.config import TrainConfig
 from jaxddp.data import datasets
 from jaxddp.data_parallel import DataParallel
 from jaxddp.distributed.agreement import Agreement
+from jaxddp.distributed.stall import StallWatch
 from jaxddp.errors import NotFiniteError, TrainingError
 from jaxddp.loader import Loader
 from jaxddp.nn.torch_weights import save_weights, torch_name
@@ -169,10 +170,12 @@ def train(run: Run, state: TrainState, log: RunLog, checkpoints: "Checkpoints | 
     started = time.perf_counter()
     if checkpoints is not None:
         checkpoints.create()
-    with Interruption(None if checkpoints is None else config.output, quiet=not run.is_first) as interruption:
+    folder = None if checkpoints is None else config.output
+    stall = StallWatch(config.stall_timeout, f"; continue with --resume {folder}" if folder else "")
+    with stall, Interruption(folder, quiet=not run.is_first) as interruption:
         saver = Saver(run, checkpoints, interruption, int(state.step))
         try:
-            state, accuracy = train_epochs(run, state, log, saver)
+            state, accuracy = train_epochs(run, state, log, saver, stall)
         except TrainingError as error:
             raise TrainingError(f"{error}; {saver.last_good()}") from None
     if config.output is not None:
@@ -189,19 +192,20 @@ def _save_weights(run: Run, name: str, state: TrainState) -> None:
         save_weights(Path(run.config.output or "") / name, *values)
 
 
-def train_epochs(run: Run, state: TrainState, log: RunLog, saver: Saver) -> tuple[TrainState, float]:
+def train_epochs(run: Run, state: TrainState, log: RunLog, saver: Saver, stall: StallWatch) -> tuple[TrainState, float]:
     """Train for the epochs that are left, and test and save after each; return the last state and test accuracy."""
     config, ddp = run.config, run.ddp
     test_set = ddp.place(run.dataset.test)
 
     def tested(state: TrainState) -> dict[str, float]:
+        stall.doing(f"the test after step {saver.reached}")
         return means(jax.device_get(ddp.evaluate_placed(state, test_set)))
 
     test: dict[str, float] = {}
     ddp.verify(state)
     while (epoch := int(state.step) // run.loader.steps_per_epoch) < config.epochs:
         try:
-            state, train_means, speed = train_epoch(run, state, epoch, log, saver)
+            state, train_means, speed = train_epoch(run, state, epoch, log, saver, stall)
             test = tested(state)
             if not math.isfinite(test["loss"]):  # the last update comes after the last training loss
                 raise NotFiniteError(f"test loss is {test['loss']} at step {int(state.step)}")
@@ -218,7 +222,7 @@ def train_epochs(run: Run, state: TrainState, log: RunLog, saver: Saver) -> tupl
 
 
 def train_epoch(
-    run: Run, state: TrainState, epoch: int, log: RunLog, saver: Saver
+    run: Run, state: TrainState, epoch: int, log: RunLog, saver: Saver, stall: StallWatch
 ) -> tuple[TrainState, dict[str, float], float]:
     """Train for one epoch, or for the part of it after `state.step`.
 
@@ -239,7 +243,9 @@ def train_epoch(
             seen += size
         return seen
 
+    stall.doing(f"the batch of step {step + 1}")
     for batches in run.loader.epoch(epoch, start_step=step % run.loader.steps_per_epoch):
+        stall.doing(f"step {step + 1}")
         state, sums = run.ddp.steps(state, batches)
         in_flight.add(sums)
         before, step = step, step + len(sums.table)
@@ -250,6 +256,8 @@ def train_epoch(
         if not run.at_epoch_end(step) and saver.due(step):  # at the end, the epoch is tested and logged before
             examples += report(wait=True)
             saver.save(state, epoch_sums=totals.sums)
+        stall.doing(f"the batch of step {step + 1}")
+    stall.doing(f"step {step}")
     examples += report(wait=True)
     log.histograms(step, totals.histograms())
     return state, totals.means(), examples / (time.perf_counter() - started)

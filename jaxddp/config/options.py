@@ -190,6 +190,8 @@ class Devices:
     """cpu | gpu. None: GPUs if there are any."""
     steps_per_dispatch: int | None = None
     """Optimizer steps per call of the compiled program; jaxddp only. None: up to 32. On CPU convnets take 1."""
+    stall_timeout: float = 600.0
+    """Seconds after which a step, batch, test or checkpoint that has not ended ends the run; jaxddp only. 0: never."""
     verify_every: int = 1000
     """Optimizer steps between checks that all replicas are identical. 0: only at start and end."""
 

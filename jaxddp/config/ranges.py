@@ -42,6 +42,7 @@ RANGES: dict[str, tuple[str, ...]] = {
     "clip_grad_norm": ("above 0",),
     "ema_decay": ("0 to 1",),
     "join_timeout": ("above 0 and finite",),
+    "stall_timeout": NON_NEGATIVE,
     "init_scale": ("above 0 and finite",),
     "growth_factor": ("above 1 and finite",),
     "backoff_factor": ("between 0 and 1",),

@@ -1,0 +1,69 @@
+"""End of a run in which nothing moves: a step that hangs, or an input that never comes."""
+
+import faulthandler
+import os
+import sys
+import threading
+import time
+from types import TracebackType
+from typing import Self
+
+EXIT_CODE = 70  # EX_SOFTWARE of sysexits.h
+_TICK = 1.0  # seconds between two looks
+
+
+class StallWatch:
+    """Context manager with a thread that ends the process if what it is told does not end in time.
+
+    It prints one line, and where each Python thread is; a checkpoint that was saved stays. Time in which the whole
+    process stands still, as after Ctrl-Z, does not count.
+
+    Args:
+        limit: seconds; 0: no limit.
+        advice: end of the line, such as how to go on.
+
+    >>> with StallWatch(limit=60) as watch:
+    ...     watch.doing("step 1")
+    """
+
+    def __init__(self, limit: float, advice: str = ""):
+        self._limit, self._advice = limit, advice
+        self._what, self._waited = "", 0.0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="stall", daemon=True)
+
+    def __enter__(self) -> Self:
+        if self._limit:
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        if self._limit:
+            self._thread.join()
+
+    def doing(self, what: str) -> None:
+        """Say what this thread does until the next call, such as "step 12"."""
+        self._what, self._waited = what, 0.0
+
+    def _watch(self) -> None:
+        before = time.monotonic()
+        while not self._ended.wait(min(_TICK, self._limit / 2)):
+            now = time.monotonic()
+            self._waited += min(now - before, 2 * _TICK) if self._what else 0.0
+            before = now
+            if self._waited > self._limit:
+                self._end()
+
+    def _end(self) -> None:
+        sys.stdout.flush()
+        print(
+            f"error: {self._what} has not ended after {self._limit:g} s (--stall-timeout){self._advice}; "
+            "what each thread is doing:",
+            file=sys.stderr,
+            flush=True,
+        )
+        faulthandler.dump_traceback(sys.stderr, all_threads=True)
+        os._exit(EXIT_CODE)
