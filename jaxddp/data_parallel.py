@@ -261,9 +261,13 @@ class DataParallel:
         return parts[0] if len(parts) == 1 else jax.tree.map(lambda *sums: sum(sums), *parts)
 
     def verify(self, state: TrainState) -> None:
-        """Raise `TrainingError` unless the shared fields of the state are equal on all replicas, bit for bit."""
+        """Raise `DriftError` unless the shared fields of the state are equal on all replicas, bit for bit."""
         _check_not_used_up(state)
         self._verifier.check(shared(state, self._axes), int(state.step))
+
+    def repaired(self, state: TrainState, rank: int) -> TrainState:
+        """Return the state with the shared fields of replica `rank` on all replicas."""
+        return dataclasses.replace(state, **self.replicas.copied_from(rank, shared(state, self._axes)))
 
     def module(self, state: TrainState) -> nnx.Module:
         """Return the model with the trained values, for use outside of jaxddp."""

@@ -23,6 +23,19 @@ class NotFiniteError(TrainingError):
     """A loss or a gradient that is NaN or infinite."""
 
 
+class DriftError(TrainingError):
+    """Replicas that should be equal and differ.
+
+    Args:
+        message: what differs, and on which replica.
+        healthy: a replica that holds in all arrays what the majority holds; None: there is no majority.
+    """
+
+    def __init__(self, message: str, healthy: int | None = None):
+        super().__init__(message)
+        self.healthy = healthy
+
+
 def check_name(flag: str, name: str, known: Iterable[str]) -> None:
     """Raise `InputError` unless `name` is one of `known`; suggest the closest match.
 

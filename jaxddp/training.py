@@ -17,7 +17,7 @@ from jaxddp.data import datasets
 from jaxddp.data_parallel import DataParallel
 from jaxddp.distributed.agreement import Agreement
 from jaxddp.distributed.stall import StallWatch
-from jaxddp.errors import NotFiniteError, TrainingError
+from jaxddp.errors import DriftError, NotFiniteError, TrainingError
 from jaxddp.loader import Loader
 from jaxddp.nn.torch_weights import save_weights, torch_name
 from jaxddp.signals import Interruption
@@ -54,6 +54,22 @@ class Run:
         frozen = self.ddp.frozen_parameters
         learning = [name for name in self.ddp.functional.params if name not in frozen]
         return explained(sums, learning, torch_name) if self.config.detect_anomaly else None
+
+    def verified(self, state: TrainState) -> TrainState:
+        """Return a state that is equal on all replicas: the given one or, with --on-drift repair, the majority's.
+
+        Raises:
+            DriftError: replicas differ, and are not to be repaired or have no majority.
+        """
+        try:
+            self.ddp.verify(state)
+        except DriftError as error:
+            if self.config.on_drift != "repair" or error.healthy is None:
+                raise
+            if self.is_first:
+                print(f"{error}; repaired from replica {error.healthy}", file=sys.stderr, flush=True)
+            return self.ddp.repaired(state, error.healthy)
+        return state
 
     def at_epoch_end(self, step: int) -> bool:
         """Return whether an epoch ends with this step."""
@@ -103,7 +119,7 @@ class Saver:
         """Save a checkpoint; if a signal has come, wait until it is written and end the run.
 
         Raises:
-            TrainingError: replicas differ, a value is not finite, or a checkpoint cannot be written.
+            TrainingError: a value is not finite, or a checkpoint cannot be written.
             SystemExit: a signal has come.
         """
         self._start(state, notes)
@@ -118,7 +134,6 @@ class Saver:
             self._checkpoints.wait()
 
     def _start(self, state: TrainState, notes: dict[str, Any]) -> None:
-        self._run.ddp.verify(state)
         if self._checkpoints is not None:
             common = {"world_size": self._run.ddp.world_size, "steps_per_epoch": self._run.loader.steps_per_epoch}
             self._checkpoints.save(self._run.ddp.whole(state), common | notes)
@@ -202,7 +217,7 @@ def train_epochs(run: Run, state: TrainState, log: RunLog, saver: Saver, stall: 
         return means(jax.device_get(ddp.evaluate_placed(state, test_set)))
 
     test: dict[str, float] = {}
-    ddp.verify(state)
+    state = run.verified(state)
     while (epoch := int(state.step) // run.loader.steps_per_epoch) < config.epochs:
         try:
             state, train_means, speed = train_epoch(run, state, epoch, log, saver, stall)
@@ -215,8 +230,10 @@ def train_epochs(run: Run, state: TrainState, log: RunLog, saver: Saver, stall: 
         averaged = None if config.ema_decay is None else tested(ddp.averaged(state))
         log.epoch(int(state.step), epoch + 1, train_means, test, speed, averaged)
         if saver.due(int(state.step)) and epoch + 1 < config.epochs:
+            state = run.verified(state)
             saver.save(state, test_loss=test["loss"])
     test = test or tested(state)
+    state = run.verified(state)
     saver.finish(state, test_loss=test["loss"])
     return state, test["accuracy"]
 
@@ -252,9 +269,10 @@ def train_epoch(
         saver.reached = step
         examples += report(wait=False)
         if run.config.verify_every and before // run.config.verify_every != step // run.config.verify_every:
-            run.ddp.verify(state)
+            state = run.verified(state)
         if not run.at_epoch_end(step) and saver.due(step):  # at the end, the epoch is tested and logged before
             examples += report(wait=True)
+            state = run.verified(state)
             saver.save(state, epoch_sums=totals.sums)
         stall.doing(f"the batch of step {step + 1}")
     stall.doing(f"step {step}")

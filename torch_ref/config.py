@@ -38,8 +38,9 @@ class TorchConfig(Strategy, TrainConfig):
                 f"--checkpoint-every {self.checkpoint_every}: torch_ref saves between epochs; "
                 "must be a number of epochs, or use jaxddp.train"
             )
-        if self.on_nan != "stop":
-            raise InputError(f"--on-nan {self.on_nan}: torch_ref can only stop; use jaxddp.train")
+        for name in ("on_nan", "on_drift"):
+            if getattr(self, name) != "stop":
+                raise InputError(f"{typed(name, getattr(self, name))}: torch_ref can only stop; use jaxddp.train")
         if self.strategy != "ddp" and self.comm_hook != "allreduce":
             raise InputError(f"--comm-hook {self.comm_hook}: only for --strategy ddp, not {self.strategy}")
         if self.resume is not None and self.comm_hook in POWER_SGD:

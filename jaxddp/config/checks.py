@@ -15,6 +15,7 @@ from jaxddp.config.choices import (
     LOSS_NORMALIZATIONS,
     LR_SCALINGS,
     MODELS,
+    ON_DRIFT,
     ON_NAN,
     OPTIMIZERS,
     PLATFORMS,
@@ -47,6 +48,7 @@ def check_names(config: TrainOptions) -> None:
     check_name("--dtype", config.dtype, DTYPES)
     check_name("--amp", config.amp, AMP)
     check_name("--on-nan", config.on_nan, ON_NAN)
+    check_name("--on-drift", config.on_drift, ON_DRIFT)
     if config.platform is not None:
         check_name("--platform", config.platform, PLATFORMS)
 

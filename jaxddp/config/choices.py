@@ -15,6 +15,7 @@ DTYPES = ("float32", "float64")
 AMP = ("none", "bf16", "fp16")
 PLATFORMS = ("cpu", "gpu")
 ON_NAN = ("stop", "skip", "rollback")
+ON_DRIFT = ("stop", "repair")
 
 IGNORE_INDEX = -100  # label without a loss, torch's default in cross_entropy
 DEFAULT_CPU_DEVICES = 2

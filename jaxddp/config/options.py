@@ -226,6 +226,8 @@ class Output:
     """Keep the checkpoint with the smallest test loss too; jaxddp only."""
     on_nan: str = "stop"
     """stop | skip | rollback: end the run, skip the update, or go back to a checkpoint; jaxddp only, but for stop."""
+    on_drift: str = "stop"
+    """stop | repair: end the run if replicas differ, or go on from the majority of them; jaxddp only, but for stop."""
     log_every: int | None = None
     """Optimizer steps between logged steps; epochs are all logged. None: 1, or more to log at most 5,000 steps."""
     log_gradients: tuple[str, ...] = ()

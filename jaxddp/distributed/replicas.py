@@ -15,7 +15,7 @@ import numpy as np
 from jax import numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxddp.distributed.collectives import AXIS_NAME, all_gather
+from jaxddp.distributed.collectives import AXIS_NAME, all_gather, broadcast
 
 Tree = TypeVar("Tree")
 Axes = Any  # None: the same on all replicas; 0: one slice per replica; or a tree of these
@@ -100,6 +100,11 @@ class Replicas:
     @functools.cached_property
     def _all_gather(self) -> Callable[[jax.Array], jax.Array]:
         return self.map(all_gather, in_axes=(0,), out_axes=None)
+
+    def copied_from(self, rank: int, tree: Tree) -> Tree:
+        """Copy a tree that should be equal on all replicas from one of them to all."""
+        copy = self.map(lambda tree, _: broadcast(tree, src=rank), in_axes=(None, 0), out_axes=None)
+        return copy(tree, self.shard(np.array(self.local_ranks)))
 
     def whole(self, tree: Any, axes: Any) -> Any:
         """Compute the inverse of `place` for a dataclass: fields of axis 0 as leaves (world_size, ...)."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from jaxddp.distributed.collectives import all_gather
 from jaxddp.distributed.replicas import Replicas
-from jaxddp.errors import TrainingError
+from jaxddp.errors import DriftError
 
 
 class Verifier:
@@ -46,7 +46,7 @@ class Verifier:
             step: optimizer step, for the message.
 
         Raises:
-            TrainingError: replicas differ; the message names the array that differs most, the replica, the
+            DriftError: replicas differ; the message names the array that differs most, the replica, the
                 step and the largest difference, and all replicas that differ from a majority.
         """
         if len(self._devices) == 1:
@@ -56,20 +56,28 @@ class Verifier:
         differing = prints != prints[references, np.arange(len(references))]
         if not differing.any():
             return
-        differences = []
         leaves = jax.tree_util.tree_leaves_with_path(tree)
-        for number, ((path, leaf), ranks) in enumerate(zip(leaves, differing.T, strict=True)):
-            copies = {self._devices.index(shard.device): shard.data for shard in leaf.addressable_shards}
-            for rank in np.flatnonzero(ranks).tolist():
-                name = jax.tree_util.keystr(path, simple=True, separator=".")
-                differences.append((_largest_difference(copies[references[number]], copies[rank]), rank, name, number))
-        difference, rank, name, number = max(differences)
-        odd = np.flatnonzero(differing[:, decided].any(axis=1)).tolist()
-        raise TrainingError(
-            f"replicas differ at step {step}: {name} on replica {rank} is up to {difference:.3g} away from "
-            f"{_against(references[number], decided[number], odd)} "
-            f"({differing.any(axis=0).sum()} of {len(leaves)} arrays differ)"
+        worst = max(
+            (self._difference(leaf, references[number], rank), rank, number)
+            for number, (_, leaf) in enumerate(leaves)
+            for rank in np.flatnonzero(differing[:, number]).tolist()
         )
+        difference, rank, number = worst
+        name = jax.tree_util.keystr(leaves[number][0], simple=True, separator=".")
+        odd = np.flatnonzero(differing[:, decided].any(axis=1)).tolist()
+        healthy = np.flatnonzero(~differing.any(axis=1)).tolist() if decided.all() else []
+        how = "differs from" if difference < 0 else f"is up to {difference:.3g} away from"
+        raise DriftError(
+            f"replicas differ at step {step}: {name} on replica {rank} {how} "
+            f"{_against(references[number], decided[number], odd)} "
+            f"({differing.any(axis=0).sum()} of {len(leaves)} arrays differ)",
+            healthy=healthy[0] if healthy else None,
+        )
+
+    def _difference(self, leaf: jax.Array, rank: int, other: int) -> float:
+        """Return the largest difference between two replicas; -1 if another process has one of them."""
+        copies = {self._devices.index(shard.device): shard.data for shard in leaf.addressable_shards}
+        return _largest_difference(copies[rank], copies[other]) if {rank, other} <= copies.keys() else -1.0
 
 
 def majority(prints: NDArray[np.uint32]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:

@@ -1,9 +1,11 @@
 """`python -m jaxddp.train` from flags to files: what a run prints and writes, and how bad input ends."""
 
+import dataclasses
 import os
 import subprocess
 import sys
 
+import jax
 import numpy as np
 import pytest
 
@@ -48,6 +50,37 @@ def test_drifting_replicas_stop_a_run_at_the_next_verification(tmp_path, monkeyp
     flags = ["--verify-every", "3", "--steps-per-dispatch", "1", "--output", str(tmp_path / "run")]
     with pytest.raises(TrainingError, match=r"replicas differ at step 3: .* on replica 1 .*no checkpoint yet"):
         train(*flags, "--devices", "2", "--epochs", "1")
+
+
+def flip_a_bit(array: jax.Array, replica: int) -> jax.Array:
+    """Return the array with the lowest bit of an exponent flipped in the buffer of one replica."""
+    copies = [np.array(shard.data) for shard in array.addressable_shards]
+    copies[replica].view(np.uint32).flat[3] ^= 1 << 23
+    shards = [jax.device_put(copy, shard.device) for copy, shard in zip(copies, array.addressable_shards, strict=True)]
+    return jax.make_array_from_single_device_arrays(array.shape, array.sharding, shards)
+
+
+@pytest.mark.parametrize("replica", [0, 2])
+def test_a_flipped_bit_is_found_named_and_repaired_if_asked(replica, tmp_path, monkeypatch, capsys):
+    steps = DataParallel.steps
+
+    def struck(self, state, batches):
+        state, sums = steps(self, state, batches)
+        if int(state.step) == 2:
+            name = sorted(state.params)[1]
+            params = state.params | {name: flip_a_bit(state.params[name], replica)}
+            state = dataclasses.replace(state, params=params)
+        return state, sums
+
+    monkeypatch.setattr(DataParallel, "steps", struck)
+    flags = ["--verify-every", "3", "--steps-per-dispatch", "1", "--devices", "4", "--epochs", "1"]
+    with pytest.raises(TrainingError, match=rf"at step 3: .* on replica {replica} .*; replica {replica} must be wrong"):
+        train(*flags)
+    train(*flags, "--on-drift", "repair", "--output", str(tmp_path / "run"))
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == 1
+    assert f"; repaired from replica {1 if replica == 0 else 0}" in told[0]
+    assert epochs(tmp_path / "run")[-1]["test_accuracy"] > 0.5
 
 
 @pytest.mark.large
