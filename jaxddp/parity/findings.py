@@ -82,6 +82,7 @@ class Difference:
         layer: where the forward pass diverges; for "local_loss" and "local_gradients".
         nearest: without a cause, the nearest explanation and the residual that it leaves.
         detail: one more line, if any ("replicas 1 and 3 differ from 0").
+        not_finite: the side, "torch" or "flax", whose numbers are not finite, and the other's are; "": both are.
     """
 
     stage: str
@@ -94,6 +95,7 @@ class Difference:
     layer: Layer | None = None
     nearest: tuple[str, float] | None = None
     detail: str = ""
+    not_finite: str = ""
 
 
 @dataclass(frozen=True)
@@ -104,11 +106,13 @@ class Problem:
         side: "torch", "flax" or "port".
         where: what was being done ("step 3", "flax_model").
         message: one line.
+        leads: told before the differences, which are those of the steps before it.
     """
 
     side: str
     where: str
     message: str
+    leads: bool = False
 
     def __str__(self) -> str:
         return f"{self.side}: {self.where}: {self.message}"

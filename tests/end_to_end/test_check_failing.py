@@ -4,6 +4,7 @@ import gc
 import math
 import multiprocessing
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ KINDS = (
     "self.fc1 = nnx.Linear(3, 5, rngs=rngs)\n            self.fc1.bias = nnx.Variable(self.fc1.bias[...])",
 )
 HANGING = 5.0  # seconds without a word
+TIMEOUT = 25.0  # longer than what runs between two words on a busy machine, and than a start of both sides
 
 
 def test_a_loss_that_raises_is_told_with_its_line(failing: Checked, tmp_path: Path) -> None:
@@ -250,6 +252,20 @@ def test_sides_that_hang_are_told_and_leave_nothing_behind(tmp_path: Path, monke
     assert children() == before
     gc.collect()
     assert not list((tmp_path / "scratch").iterdir())
+
+
+@pytest.mark.large
+@pytest.mark.parametrize("step", [0, 1])
+def test_a_batch_that_hangs_takes_one_timeout(step: int, tmp_path: Path) -> None:
+    """On both sides at once: neither is given a timeout of its own after the other's."""
+    began = tmp_path / "began"
+    hangs = f"if step == {step}:\n        open({str(began)!r}, 'a').close(); time.sleep(1000)"
+    port = write(tmp_path, at_start_of("batch(step, rank)", hangs))
+    report = check(port, world_size=1, steps=3, platform="cpu", timeout=TIMEOUT, numerics=False)
+    waited = time.time() - began.stat().st_mtime  # of the first call
+    assert report.verdict == "incomplete" and not report.differences
+    assert report.problems[0].side == "torch" and report.problems[0].message == f"no answer for {TIMEOUT:.0f} s"
+    assert waited < 2 * TIMEOUT
 
 
 @pytest.mark.large
