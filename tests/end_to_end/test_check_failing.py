@@ -184,35 +184,6 @@ def test_a_port_may_load_its_batches_in_processes_of_its_own(failing: Checked) -
     assert failing(at_start_of("batch(step, rank)", loads)).verdict == "equal"
 
 
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize(
-    ("side", "change"),
-    [
-        ("flax", ('batch["y"]).mean()', 'batch["y"]).mean() * np.nan')),
-        ("torch", at_start_of("torch_loss(model, batch)", 'batch["x"] = batch["x"] * np.nan')),
-    ],
-)
-def test_a_loss_that_is_no_number_is_told_of_the_side_that_has_it(side: str, change: Change, failing: Checked) -> None:
-    report = failing(change)
-    assert report.verdict == "different"
-    assert report.problems == (Problem(side, "step 1", "the loss is not a finite number"),)
-    assert (report.differences[0].stage, report.differences[0].residual) == ("local_loss", math.inf)
-
-
-def test_a_loss_that_is_no_number_on_both_sides_is_no_difference(failing: Checked) -> None:
-    """Square roots of negative numbers in the second step: nothing is compared from there on."""
-    report = failing(
-        ("torch.tanh(self.fc1(x))", "torch.tanh(self.fc1(x).sqrt())"),
-        ("nnx.tanh(self.fc1(x))", 'nnx.tanh(__import__("jax").numpy.sqrt(self.fc1(x)))'),
-        ("rng.normal(1, 1, (12, 3))", "rng.normal(1, 1, (12, 3)) * (1e-9 if step == 0 else 1)"),
-        ("self.fc1 = torch.nn.Linear(3, 5)", "self.fc1 = torch.nn.Linear(3, 5); torch.nn.init.ones_(self.fc1.bias)"),
-    )
-    (problem,) = report.problems
-    assert (report.verdict, report.differences, problem.where) == ("incomplete", (), "step 2")
-    assert "not a finite number, in flax neither; it is born in layer fc2;" in problem.message
-    assert all(len(result.residuals) == 1 for result in report.stages.values())
-
-
 @pytest.mark.large
 def test_a_start_of_something_else_than_the_parameters_is_refused(failing: Checked) -> None:
     report = failing(more="def flax_start(params, rank): return {}\n")

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from jaxddp.parity.cases import PortCase
 from jaxddp.parity.compare.finite import GRADIENTS, NotFinite
-from jaxddp.parity.compare.layers import first_not_finite
+from jaxddp.parity.compare.layers import not_finite_layer
 from jaxddp.parity.diagnosis.evidence import Evidence
 from jaxddp.parity.diagnosis.searches import Searches
 from jaxddp.parity.findings import Difference, Problem
@@ -76,7 +76,9 @@ def _born(evidence: Evidence, workers: Workers, spoiled: NotFinite) -> str:
     ran = job is not None and Searches(workers, []).run(lambda: (job(), True)) is not None
     if not ran:
         return ""
-    layer = first_not_finite(Records([scratch.path])[0])
+    layer, is_given = not_finite_layer(Records([scratch.path])[0])
+    if is_given:
+        return f"it is born before layer {layer}, whose input is not finite"
     return f"it is born in layer {layer}" if layer else "no layer's output shows it: look in the loss"
 
 
