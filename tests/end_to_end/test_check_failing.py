@@ -153,11 +153,29 @@ def test_replicas_with_batches_of_other_sizes_are_told(checked: Checked) -> None
     assert (problem.side, problem.message) == ("flax", message)
 
 
+OF_FLAX = """
+def flax_batch(step, rank):
+    found = torch_batch(step, rank)
+    return found | {"x": found["x"] + np.random.default_rng().normal()}
+"""
+
+
 @pytest.mark.large
-def test_a_batch_that_cannot_be_made_twice_is_told_at_once(failing: Checked) -> None:
-    report = failing(("rng = np.random.default_rng((step, rank))", "rng = np.random.default_rng()"))
-    message = "batch(0, 0): returns other values at its second call; must depend on step and rank alone"
-    assert report.problems == (Problem("torch", "torch rank 0, batch(0, 0)", message),) and not report.stages
+@pytest.mark.parametrize(
+    ("change", "more", "side", "where"),
+    [
+        (("np.random.default_rng((step, rank))", "np.random.default_rng()"), "", "torch", "torch rank 0, batch(0, 0)"),
+        (("def batch(", "def torch_batch("), OF_FLAX, "flax", "flax_batch(0, 0)"),
+    ],
+    ids=["both", "flax"],
+)
+def test_a_batch_that_cannot_be_made_twice_is_told_at_once(
+    change: Change, more: str, side: str, where: str, failing: Checked
+) -> None:
+    report = failing(change, more=more)
+    call = where.removeprefix("torch rank 0, ")
+    message = f"{call}: returns other values at its second call; must depend on step and rank alone"
+    assert report.problems == (Problem(side, where, message),) and not report.stages
 
 
 @pytest.mark.large
