@@ -120,7 +120,9 @@ def _differences(
     """Yield one difference for each cause, or one without a cause; `located` None: where the stage first differs."""
     located = located or evidence.judgement.first[stage]
     stage = stage.removeprefix("own_")
-    causes: list[Cause | None] = [*_causes(ruling, _optimizer(evidence, located))] if ruling is not None else []
+    causes: list[Cause | None] = []
+    if ruling is not None and ruling.named:
+        causes = [*_causes(ruling, _optimizer(evidence, located))]
     nearest = ruling.runner_up if ruling is not None and not causes else None
     cut_short = CUT_SHORT if ruling is not None and ruling.cut_short else ""
     common = "" if causes else _pattern(evidence, stage)
@@ -164,8 +166,6 @@ def _optimizer(evidence: Evidence, located: Located) -> TorchOptimizer:
 
 def _causes(ruling: Ruling, optimizer: TorchOptimizer) -> Iterator[Cause]:
     """Yield the faults that are present at once, each with the names that this run cannot tell apart."""
-    if not ruling.named:
-        return
     other = ruling.runner_up
     runner_up = None if other is None else (other.says, other.residual)
     of_each = [_in_order(hypothesis, ruling.named[0].faults) for hypothesis in ruling.named]
