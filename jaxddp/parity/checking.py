@@ -18,13 +18,13 @@ import numpy as np
 
 from jaxddp.errors import InputError
 from jaxddp.parity.cases import Case, PortCase
+from jaxddp.parity.compare.finite import NotFinite, first_not_finite
 from jaxddp.parity.compare.idle import idle
 from jaxddp.parity.compare.judge import shows_clipping
 from jaxddp.parity.compare.numerics import compare_numerics, rounds_only
 from jaxddp.parity.compare.residuals import MOVED, residuals, rounding_only
-from jaxddp.parity.diagnosis.evidence import Evidence
 from jaxddp.parity.diagnosis.explain import explain
-from jaxddp.parity.diagnosis.first_layer import born_in
+from jaxddp.parity.diagnosis.not_finite import on_both_sides, on_one_side
 from jaxddp.parity.diagnosis.searches import Searches
 from jaxddp.parity.environment import environment
 from jaxddp.parity.excerpts import excerpts
@@ -104,10 +104,14 @@ def report_on(runs: Runs, workers: Workers, started: float, tell: Callable[[str]
         started: start of the check, by `time.monotonic`.
         tell: see `check`.
     """
-    spoiled = _spoiled(runs)
-    evidence = runs.evidence(spoiled and spoiled[0])
-    problems = runs.problems + (_not_finite(runs) if spoiled is None else [_born(evidence, workers, *spoiled)])
+    spoiled = first_not_finite(runs.torch, runs.jax, runs.start)
+    evidence = runs.evidence(_comparable(spoiled))
+    problems = runs.problems + (_not_finite(runs) if spoiled is None else [])
+    if spoiled is not None and spoiled.side == "both":
+        problems.append(on_both_sides(evidence, workers, spoiled))
     differences = _different_starts(runs) + explain(evidence, Searches(workers, problems, tell))
+    if spoiled is not None and spoiled.side != "both":
+        differences = on_one_side(evidence, workers, spoiled, differences)
     numerics, numeric = _numerics(runs) if spoiled is None else ({}, [])
     differences = [
         replace(one, kind="numeric") if not one.cause and rounds_only(one, runs.jax32, runs.torch32) else one
@@ -133,7 +137,7 @@ def report_on(runs: Runs, workers: Workers, started: float, tell: Callable[[str]
         names=runs.names,
         no_twin=runs.no_twin,
         free_running=free,
-        idle=tuple(idle(runs.torch, runs.facts.clip_grad_norm)),
+        idle=tuple(idle(evidence.torch, runs.facts.clip_grad_norm)),
         rate_rounding=evidence.judgement.rate_rounding,
         seconds=time.monotonic() - started,
         environment=environment(),
@@ -201,30 +205,20 @@ def _losses(runs: Runs) -> tuple[tuple[float, float], ...]:
     return tuple((_mean_loss(runs.torch, step), _mean_loss(runs.free, step)) for step in range(count))
 
 
-def _spoiled(runs: Runs) -> tuple[int, int] | None:
-    """Return the first step with a loss that is not finite, and its replica, if it is so on both sides; else None."""
-    for step in range(min(len(runs.torch), len(runs.jax))):
-        torch, jax = (np.isfinite(total_loss(side[step])) for side in (runs.torch, runs.jax))
-        if not (torch & jax).all():
-            return (step, int(np.argmin(torch | jax))) if not (torch | jax).all() else None
-    return None
-
-
-def _born(evidence: Evidence, workers: Workers, step: int, rank: int) -> Problem:
-    """Return the problem of a loss that is finite on neither side."""
-    layer = born_in(evidence, workers, step, rank)
-    where = f"; it is born in layer {layer}" if layer else "; no layer's output shows it: look in the loss"
-    message = f"the loss is not a finite number, in flax neither{where}; nothing is compared from this step on"
-    return Problem("torch", f"step {step + 1}", message)
+def _comparable(spoiled: NotFinite | None) -> int | None:
+    """Return how many steps can be compared; None: all, since each is taken from the reference's state."""
+    if spoiled is None or spoiled.side == "flax":
+        return None
+    return spoiled.step + (spoiled.side == "torch")
 
 
 def _not_finite(runs: Runs) -> list[Problem]:
-    """Return a problem for each side whose loss is not finite, at the first such step."""
+    """Return a problem for each side whose loss is not finite when it runs by itself, at the first such step."""
     problems = []
     for side, records in (("torch", runs.torch), ("flax", runs.free)):
         steps = [step for step in range(len(records)) if not math.isfinite(_mean_loss(records, step))]
         if steps:
-            problems.append(Problem(side, f"step {steps[0] + 1}", "the loss is not a finite number"))
+            problems.append(Problem(side, f"step {steps[0] + 1}", "the loss is not a finite number", leads=True))
     return problems
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from jaxddp.parity.catalogue import FAULTS
+from jaxddp.parity.catalogue import FAULTS, Known, TorchOptimizer
 
 # Stages in the order in which a step computes them; a difference is reported at the first stage that shows it.
 ORDER = (
@@ -33,10 +33,17 @@ class Cause:
 
     @classmethod
     def of(
-        cls, names: Sequence[str], says: Sequence[str], residual: float, runner_up: tuple[str, float] | None = None
+        cls,
+        names: Sequence[str],
+        says: Sequence[str],
+        residual: float,
+        runner_up: tuple[str, float] | None = None,
+        optimizer: TorchOptimizer | None = None,
     ) -> "Cause":
-        """Return a cause with the fixes of the catalogue."""
-        return cls(tuple(names), tuple(says), tuple(FAULTS[name].fix for name in names), residual, runner_up)
+        """Return a cause with the fixes of the catalogue, for the reference's optimizer if that is known."""
+        known = (None if optimizer is None else Known(one, optimizer) for one in says)
+        fixes = tuple(FAULTS[name].fix_for(of_name) for name, of_name in zip(names, known, strict=True))
+        return cls(tuple(names), tuple(says), fixes, residual, runner_up)
 
 
 @dataclass(frozen=True)
@@ -82,6 +89,7 @@ class Difference:
         layer: where the forward pass diverges; for "local_loss" and "local_gradients".
         nearest: without a cause, the nearest explanation and the residual that it leaves.
         detail: one more line, if any ("replicas 1 and 3 differ from 0").
+        not_finite: the side, "torch" or "flax", whose numbers are not finite, and the other's are; "": both are.
     """
 
     stage: str
@@ -94,6 +102,7 @@ class Difference:
     layer: Layer | None = None
     nearest: tuple[str, float] | None = None
     detail: str = ""
+    not_finite: str = ""
 
 
 @dataclass(frozen=True)
@@ -104,11 +113,13 @@ class Problem:
         side: "torch", "flax" or "port".
         where: what was being done ("step 3", "flax_model").
         message: one line.
+        leads: told before the differences, which are those of the steps before it.
     """
 
     side: str
     where: str
     message: str
+    leads: bool = False
 
     def __str__(self) -> str:
         return f"{self.side}: {self.where}: {self.message}"

@@ -8,6 +8,7 @@ import contextlib
 import ctypes
 import errno
 import gc
+import math
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -35,13 +36,14 @@ class Child:
     Args:
         name: name in messages ("torch rank 1").
         target: called in the process with `args` and a connection, on which it answers each job by any number of
-            ("at", where) and one ("done", answer) or ("failed", (message, traceback)).
+            ("at", (where, time)), see `telling`, and one ("done", answer) or ("failed", (message, traceback)).
         args: first arguments of `target`.
         preload: modules that take long to import; imported once for all children with the same `preload`.
 
     Attributes:
         name: name in messages.
         where: last reported activity.
+        heard: time of the last message, or of the last job if there is none yet, by `time.monotonic`.
         connection: the parent's end of the pipe.
     """
 
@@ -56,11 +58,11 @@ class Child:
         self._process.start()
         theirs.close()  # so that the connection reads as closed once the child is dead
         self.name = name
-        self.where = "starting"
+        self.where, self.heard = "starting", time.monotonic()
 
     def give(self, job: Any) -> None:
         """Send a job, or None to end; a dead child is reported by `answers`."""
-        self.where = "starting"
+        self.where, self.heard = "starting", time.monotonic()
         with contextlib.suppress(ConnectionError):
             self.connection.send(job)
 
@@ -104,7 +106,8 @@ def answers(children: Sequence[Child], timeout: float) -> list[Any]:
 
     Args:
         children: children that were given a job.
-        timeout: seconds without a message from any child after which they count as hanging.
+        timeout: seconds without a message from any child after which they count as hanging, from the time at which the
+            last message was sent: the caller may have waited for other children meanwhile.
 
     Raises:
         ChildError: a child raised, died or hung. The others may wait for it, so the caller has to end them.
@@ -112,24 +115,27 @@ def answers(children: Sequence[Child], timeout: float) -> list[Any]:
     waiting = {child.connection: child for child in children}
     received: dict[str, Any] = {}
     failed: dict[str, ChildError] = {}
-    deadline = time.monotonic() + timeout
+    deadline = math.inf
     while waiting:
-        for ready in multiprocessing.connection.wait(list(waiting), timeout=0.2):
-            child = waiting[ready]  # type: ignore[index]
+        ready = multiprocessing.connection.wait(list(waiting), timeout=0.2)
+        for connection in ready:
+            child = waiting[connection]  # type: ignore[index]
             try:
                 kind, answer = child.connection.recv()
             except (EOFError, ConnectionError):
                 raise ChildError(child.name, child.where, child.died()) from None
+            if kind == "at":
+                child.where, child.heard = answer
+                continue
+            child.heard = time.monotonic()
             if kind == "failed":
                 failed[child.name] = ChildError(child.name, child.where, *answer)
-            # Once one child has failed, the others may fail too or wait for it in vain.
-            deadline = min(deadline, time.monotonic() + 2.0) if failed else time.monotonic() + timeout
-            if kind == "at":
-                child.where = answer
-                continue
             received[child.name] = answer
-            del waiting[ready]  # type: ignore[arg-type]
-        if time.monotonic() > deadline:
+            del waiting[connection]  # type: ignore[arg-type]
+        now, silent_since = time.monotonic(), max(child.heard for child in children)
+        # Once one child has failed, the others may fail too or wait for it in vain.
+        deadline = min(deadline, now + 2.0) if failed else silent_since + timeout
+        if now > deadline and (failed or not ready):  # else more messages may have come meanwhile
             break
     if failed:
         raise failed[min(failed)]
@@ -137,6 +143,15 @@ def answers(children: Sequence[Child], timeout: float) -> list[Any]:
         names = ", ".join(child.name for child in waiting.values())
         raise ChildError(names, next(iter(waiting.values())).where, f"no answer for {timeout:.0f} s")
     return [received[child.name] for child in children]
+
+
+def telling(connection: Connection) -> Tell:
+    """In a child: return a function that tells the parent what the child is doing, and since when.
+
+    Args:
+        connection: the child's end of the pipe.
+    """
+    return lambda where: connection.send(("at", (where, time.monotonic())))
 
 
 @contextlib.contextmanager

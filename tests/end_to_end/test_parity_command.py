@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from jaxddp.parity import records
 from jaxddp.parity.__main__ import run
 from jaxddp.parity.cases import builtin_cases
 from jaxddp.parity.diagnosis import explain
@@ -43,6 +45,17 @@ def test_a_different_port_gives_exit_code_1_and_files_with_the_printed_report(
     assert str(report) in printed.out
     html = page.read_text()
     assert html.startswith("<!doctype html>") and "weight decay 0.0001, the reference has 0.01" in html
+
+
+@pytest.mark.large
+def test_the_memory_that_a_large_model_takes_is_printed_before_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(records, "LARGE_MODEL", 40)  # the port has 44 parameters; its processes know nothing of it
+    assert exit_code(write(tmp_path), *FEW, "--dtype", "float64") == 0
+    printed = capsys.readouterr()
+    assert re.match(r"a model of 0 million parameters takes about 1 GiB, this machine has \d+ GiB", printed.err)
+    assert "equal: " in printed.out
 
 
 @pytest.mark.one_in(2)

@@ -248,10 +248,16 @@ IMAGES = batches(
     '(batch["x"][..., 0] + batch["x"][..., 1]) / 255',
     'batch["y"]',
 )
+# Rows of bytes are integers on both sides, whose sums do not wrap around.
+BYTES = batches(
+    '{"x": rng.integers(0, 256, (12, 6)).astype("uint8"), "y": rng.integers(0, 4, 12)}',
+    '(batch["x"][:, :3] + batch["x"][:, 3:]) / 255',
+    'batch["y"]',
+)
 
 
 @pytest.mark.one_in(2)
-@pytest.mark.parametrize("changes", [NESTED, IMAGES], ids=["nested", "uint8"])
+@pytest.mark.parametrize("changes", [NESTED, IMAGES, BYTES], ids=["nested", "images of uint8", "rows of uint8"])
 def test_batches_of_other_forms_are_given_to_both_losses(changes: list[Change], checked: Checked) -> None:
     assert checked(*changes, more="accumulation_steps = 2\n").verdict == "equal"
     (old, new) = changes[2]

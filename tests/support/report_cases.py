@@ -133,6 +133,16 @@ INCOMPLETE = dataclasses.replace(
         Problem("port", "flax_restore", "ValueError: the saved state has no 'nu'"),
     ),
 )
+NOT_FINITE = dataclasses.replace(
+    SEMANTIC,
+    differences=(
+        Difference(
+            "local_gradients", 4, "all tensors", math.inf, 1e-12,
+            detail="the loss is finite: they are born in its derivative", not_finite="flax",
+        ),
+        *SEMANTIC.differences,
+    ),
+)  # fmt: skip
 MANY = {f"transformer.h.{i // 8}.{('attn.c_attn', 'mlp.c_proj')[i % 2]}.{i % 8}.weight": (768, 768) for i in range(200)}
 HUGE = dataclasses.replace(
     SEMANTIC,
@@ -168,5 +178,5 @@ HARSH = Report(
 EMPTY = Report("mlp adam", 2, 0, "float64")
 SAMPLES = {
     "equal": EQUAL, "semantic": SEMANTIC, "unexplained": UNEXPLAINED, "numeric": NUMERIC,
-    "incomplete": INCOMPLETE, "huge": HUGE, "harsh": HARSH, "empty": EMPTY,
+    "incomplete": INCOMPLETE, "not finite": NOT_FINITE, "huge": HUGE, "harsh": HARSH, "empty": EMPTY,
 }  # fmt: skip

@@ -5,8 +5,9 @@ the fault is named if the reference, replayed with the same fault, reproduces wh
 """
 
 from jaxddp.parity.catalogue import data, model, optimizer, reduction
-from jaxddp.parity.catalogue.fault import Fault
+from jaxddp.parity.catalogue.fault import Fault, Known
+from jaxddp.parity.catalogue.torch_optimizer import TorchOptimizer
 
-__all__ = ["FAULTS", "Fault"]
+__all__ = ["FAULTS", "Fault", "Known", "TorchOptimizer"]
 
 FAULTS: dict[str, Fault] = {**reduction.FAULTS, **optimizer.FAULTS, **data.FAULTS, **model.FAULTS}

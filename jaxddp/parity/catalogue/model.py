@@ -1,6 +1,24 @@
 """Faults of the model and its loss."""
 
-from jaxddp.parity.catalogue.fault import Fault
+from jaxddp.parity.catalogue.fault import Fault, Known
+
+UPDATES = "though it updates them"  # said of BatchNorm in training mode that normalises by its running statistics
+BY_ERF = "GELU by erf"  # said of a port whose reference uses the tanh approximation
+
+
+def _batch_norm(known: Known) -> str:
+    if UPDATES not in known.says:
+        return ""
+    return (
+        "normalise by the statistics of the batch, and use the running ones in evaluation only: "
+        "jaxddp.nn.layers.BatchNorm(features), in linen as nnx.bridge.to_linen(jaxddp.nn.layers.BatchNorm, features, "
+        "skip_rng=True)"
+    )
+
+
+def _gelu(known: Known) -> str:
+    return "use jax.nn.gelu(x, approximate=True), as the reference does" if known.says.startswith(BY_ERF) else ""
+
 
 FAULTS: dict[str, Fault] = {
     "batch_norm_momentum": Fault(
@@ -17,6 +35,7 @@ FAULTS: dict[str, Fault] = {
     "batch_norm_eval": Fault(
         "BatchNorm uses its running statistics during training",
         "call model.train() before the forward pass, or pass use_running_average=False",
+        fix_of=_batch_norm,
     ),
     "batch_norm_sync": Fault(
         "BatchNorm computes its statistics over all replicas and the reference for each replica, or vice versa",
@@ -33,6 +52,7 @@ FAULTS: dict[str, Fault] = {
         "GELU uses the tanh approximation on one side and erf on the other",
         "use jax.nn.gelu(x, approximate=False) for torch's default",
         "jax-ml/jax#4428",
+        _gelu,
     ),
     "norm_epsilon": Fault(
         "the epsilon of a normalisation layer differs; LayerNorm's defaults are 1e-5 in torch and 1e-6 in flax",

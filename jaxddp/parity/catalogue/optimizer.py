@@ -1,6 +1,48 @@
 """Faults of the optimizer and its schedule."""
 
-from jaxddp.parity.catalogue.fault import Fault
+from collections.abc import Callable
+
+from jaxddp.parity.catalogue.fault import Fault, Known
+
+FixOf = Callable[[Known], str]
+CHOSEN = "where mask holds the tensors that torch decays"
+MASK = (
+    f"{CHOSEN}: for matrices only, mask = lambda params: jax.tree.map(lambda p: p.ndim > 1, params); by name where "
+    "shapes do not tell, as for attention's biases (heads, D): mask = lambda params: "
+    "jax.tree_util.tree_map_with_path(lambda path, p: 'kernel' in jax.tree_util.keystr(path), params)"
+)
+
+
+def _as_torchs(advice: str, *shown: str, rate: str = "lr") -> FixOf:
+    """Return a fix: advice, followed by code that makes the reference's optimizer, with these options written."""
+
+    def fix_of(known: Known) -> str:
+        code = known.optimizer.in_jax(*shown, rate=rate)
+        return code and f"{advice}: {code}{_mask_in_words(known)}"
+
+    return fix_of
+
+
+def _mask_in_words(known: Known) -> str:
+    return f", {CHOSEN}" if len(known.optimizer.decays) > 1 else ""
+
+
+def _decay(known: Known) -> str:
+    advice = "set weight_decay on both sides" if any(known.optimizer.decays) else "leave the weight decay out"
+    return _as_torchs(advice)(known)
+
+
+def _kind_of_decay(known: Known) -> str:
+    decoupled, coupled = "decouple the weight decay", "put the weight decay first, as an L2 penalty"
+    return _as_torchs(decoupled if known.optimizer.decouples else coupled)(known)
+
+
+def _masked_decay(known: Known) -> str:
+    if len(known.optimizer.decays) == 1:
+        return _as_torchs("decay all tensors, without a mask")(known)
+    code = known.optimizer.in_jax()
+    return code and f"decay the same tensors on both sides: {code}, {MASK}"
+
 
 FAULTS: dict[str, Fault] = {
     "coupled_decay": Fault(
@@ -8,23 +50,26 @@ FAULTS: dict[str, Fault] = {
         "for torch's AdamW, use optax.adamw(lr, weight_decay=decay); for SGD, Adam, RMSprop and Adagrad, put the decay "
         "first: optax.chain(optax.add_decayed_weights(decay), optax.adam(lr))",
         "google-deepmind/optax#417",
+        fix_of=_kind_of_decay,
     ),
     "decay_value": Fault(
         "weight decay differs; the defaults are 1e-2 in torch.optim.AdamW and 1e-4 in optax.adamw",
-        "set weight_decay on both sides: optax.adamw(lr, weight_decay=0.01) for torch's default",
+        "set weight_decay on both sides: optax.adamw(lr, weight_decay=decay) for torch's AdamW; for other optimizers, "
+        "optax.add_decayed_weights(decay) first in the chain",
+        fix_of=_decay,
     ),
     "decay_without_lr": Fault(
         "weight decay is not multiplied by the learning rate",
         "put the decay before the learning rate: optax.chain(optax.scale_by_adam(), "
         "optax.add_decayed_weights(decay), optax.scale_by_learning_rate(lr))",
         "google-deepmind/optax#292",
+        fix_of=_as_torchs("put the decay before the learning rate"),
     ),
     "decay_mask": Fault(
         "weight decay applies to different tensors: biases and norms decay on one side only",
-        "decay the same tensors on both sides: for matrices only, optax.adamw(lr, weight_decay=decay, "
-        "mask=lambda params: jax.tree.map(lambda p: p.ndim > 1, params)); by name where shapes do not tell, as for "
-        "attention's biases (heads, D): jax.tree_util.tree_map_with_path(lambda path, p: 'kernel' in "
-        "jax.tree_util.keystr(path), params); optax.add_decayed_weights takes the same mask",
+        f"decay the same tensors on both sides: optax.adamw(lr, weight_decay=decay, mask=mask), {MASK}; "
+        "optax.add_decayed_weights takes the same mask",
+        fix_of=_masked_decay,
     ),
     "decay_rounded_away": Fault(
         "float32 rounds 1 - lr * weight_decay, so the decay is lost or coarse",
@@ -35,8 +80,13 @@ FAULTS: dict[str, Fault] = {
         "eps is added inside the square root instead of outside, or vice versa",
         "use optax.adam(lr, eps=eps, eps_root=0.0), optax.rmsprop(lr, decay=0.99, eps=eps, eps_in_sqrt=False) "
         "or jaxddp.optim.adagrad(lr, eps=eps)",
+        fix_of=_as_torchs("add eps outside of the root", "eps", "eps_root"),
     ),
-    "eps_value": Fault("eps differs", "set eps on both sides: optax.adam(lr, eps=eps)"),
+    "eps_value": Fault(
+        "eps differs",
+        "set eps on both sides: eps=eps in the optimizer's function",
+        fix_of=_as_torchs("set eps on both sides", "eps"),
+    ),
     "loss_scale": Fault(
         "the loss, or the gradient that the optimizer sees, is multiplied by a number",
         "use the same loss on both sides (a mean or a sum; for torch's mse_loss, "
@@ -51,33 +101,40 @@ FAULTS: dict[str, Fault] = {
         "Nesterov momentum on one side only",
         "use the same nesterov on both sides: optax.sgd(lr, momentum=0.9, nesterov=True) where torch has it, "
         "nesterov=False where not",
+        fix_of=_as_torchs("use the same nesterov on both sides", "nesterov"),
     ),
     "lr_in_momentum": Fault(
         "momentum accumulates after the learning rate is applied, as in TensorFlow, and so remembers old rates",
         "put the momentum before the rate: optax.chain(optax.trace(0.9), optax.scale_by_learning_rate(schedule))",
+        fix_of=_as_torchs("put the momentum before the rate", rate="schedule"),
     ),
     "amsgrad": Fault(
         "AMSGrad on one side only, or optax.amsgrad, which corrects the bias before it takes the maximum",
         "use jaxddp.optim.adam(lr, amsgrad=True) where torch has amsgrad, optax.adam where not",
+        fix_of=_as_torchs("use the same amsgrad on both sides"),
     ),
     "dampening": Fault(
         "the dampening of the momentum differs; optax.trace has none",
         "use jaxddp.optim.sgd(lr, momentum=0.9, dampening=0.3) with torch's values",
+        fix_of=_as_torchs("use torch's momentum and dampening", "momentum", "dampening"),
     ),
     "rmsprop_decay": Fault(
         "the decay rate of RMSprop differs; the defaults are alpha 0.99 in torch and decay 0.9 in optax",
         "use optax.rmsprop(lr, decay=0.99, eps_in_sqrt=False) for torch's default alpha",
         "google-deepmind/optax#532",
+        fix_of=_as_torchs("use torch's alpha", "alpha"),
     ),
     "rmsprop_centred": Fault(
         "RMSprop is centred on one side only, or its mean square starts from a different value",
         "use torch's centered, and a start from 0: optax.rmsprop(lr, decay=0.99, eps_in_sqrt=False, "
         "centered=True, initial_scale=0.0) or centered=False",
         "google-deepmind/optax#49",
+        fix_of=_as_torchs("use torch's centered, and a start from 0", "centered", "initial_scale"),
     ),
     "adagrad_accumulator": Fault(
         "Adagrad's accumulator starts from a different value; the defaults are 0 in torch and 0.1 in optax",
         "use optax.adagrad(lr, initial_accumulator_value=0.0) for torch's default",
+        fix_of=_as_torchs("start from torch's value", "initial_accumulator_value"),
     ),
     "lr_scaled": Fault(
         "the learning rate is multiplied by the number of replicas or its square root",
@@ -109,5 +166,6 @@ FAULTS: dict[str, Fault] = {
     "betas": Fault(
         "the betas or the momentum differ",
         "give torch's values, in the form of optax.adam(lr, b1=0.9, b2=0.98) or optax.sgd(lr, momentum=0.9)",
+        fix_of=_as_torchs("use torch's values", "b1", "b2", "betas", "momentum"),
     ),
 }

@@ -184,13 +184,13 @@ def _stages(
 
 
 def rounding_of_update(record: Record) -> float:
-    """Compute the rounding of an update that is a difference of parameters: eps ||p|| / ||update||.
+    """Compute the rounding of an update that is a difference of parameters: eps ||p|| / ||update||; 0 if undefined.
 
     >>> rounding_of_update({"params": {"w": np.array([3.0])}, "update": {"w": np.array([1e-3])}}) < 1e-12
     True
     """
     params, update = (stage_norm(record[stage]) for stage in ("params", "update"))
-    return EPSILON * params / update if update else 0.0
+    return EPSILON * params / update if update and math.isfinite(params / update) else 0.0
 
 
 def rate_in_float32(theirs: StoredRecord, ours: Record, peak: float) -> dict[str, float]:

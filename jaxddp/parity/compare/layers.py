@@ -126,17 +126,30 @@ def layer_residuals(
     return residuals
 
 
-def first_not_finite(side: StoredRecord) -> str:
+def not_finite_layer(side: StoredRecord) -> tuple[str, bool]:
     """Return the first layer whose output holds a NaN, or else an infinity; "" if none does.
 
     Args:
         side: see `first_difference`.
+
+    Returns:
+        The layer, and whether its input holds one too.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from jaxddp.parity.records import Records, RecordWriter
+    >>> record = {INPUTS: {"fc": np.array([np.inf])}, OUTPUTS: {"fc": np.array([np.nan]), "": np.array([np.inf])}}
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     RecordWriter(Path(folder)).write(record, order=["fc", ""])
+    ...     not_finite_layer(Records([Path(folder)])[0])
+    ('fc', True)
     """
-    outputs = side[OUTPUTS]
+    inputs, outputs = side[INPUTS], side[OUTPUTS]
     for spoils in (np.isnan, np.isinf):
-        if found := next((name for name in side.notes["order"] if spoils(outputs[name]).any()), ""):
-            return found
-    return ""
+        for name in side.notes["order"]:
+            if spoils(outputs[name]).any():
+                return name, name in inputs and not np.isfinite(inputs[name]).all()
+    return "", False
 
 
 def in_torch_layout(flax: np.ndarray, torch: np.ndarray, images: Sequence[Sequence[int]] = ()) -> np.ndarray | None:

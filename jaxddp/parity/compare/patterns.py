@@ -1,6 +1,7 @@
 """What an unexplained stage has in common over its tensors and steps: tensors that are zero, constant ratios."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 
 import numpy as np
 
@@ -9,7 +10,8 @@ from jaxddp.parity.records import Tensors
 
 EQUAL = 1e-9  # relative, of ratios and of what a ratio leaves; measured: up to 1e-13 where a rate was planted
 ENDINGS = {2: "nd", 3: "rd"}
-NAMED = 3  # tensors that are listed
+NAMED = 3  # tensors, or groups of tensors, that are listed
+MOST_PLATEAUS, MOST_TURNS = 4, 4  # factors that are listed
 
 Ratios = Mapping[str, Sequence[float]]
 
@@ -25,6 +27,8 @@ def pattern(steps: Iterable[tuple[Tensors, Tensors]]) -> str:
     'frozen in the port: a'
     >>> pattern(({"a": (1 + (step > 1) / 2) * np.ones(2), "b": np.ones(1)}, torch) for step in range(4))
     "1.5 times torch's in a, from step 3 on"
+    >>> pattern([({"a": 2 * np.ones(2), "b": np.ones(1) / 2}, torch)] * 4)
+    "2 times torch's in a; 0.5 times torch's in b"
     """
     ratios: dict[str, list[float]] = {}
     for ours, theirs in steps:
@@ -37,18 +41,73 @@ def pattern(steps: Iterable[tuple[Tensors, Tensors]]) -> str:
     return "; ".join([*said, *_by_factor(differing, len(ratios) - len(frozen))])
 
 
-def _by_factor(differing: Ratios, count: int) -> list[str]:
-    """Say by what factor tensors differ, if it is the same in all of them."""
-    of_each = list(differing.values())
-    if not of_each or not np.isfinite(of_each).all() or not np.allclose(of_each, of_each[0], rtol=EQUAL):
-        return []
-    where = "all tensors" if len(differing) == count > 1 else listed(list(differing), NAMED, ", ")
-    (changed,) = np.nonzero(~np.isclose(of_each[0], 1, rtol=EQUAL))
-    factors = np.asarray(of_each[0])[changed]
-    if not np.allclose(factors, factors[0], rtol=EQUAL):
-        return []
-    times = f"{factors[0]:.10g} times torch's in {where}"
-    return [f"{times}{when}"] if (when := _when(changed, len(of_each[0]))) is not None else []
+def _by_factor(differing: Ratios, count: int) -> Iterator[str]:
+    """Yield by what factor tensors differ, a text for each group of tensors with the same factors, if all have a rule.
+
+    Args:
+        differing: tensors -> ratios, step by step.
+        count: number of all tensors.
+    """
+    groups: list[tuple[Sequence[float], list[str]]] = []
+    for name, ratios in differing.items():
+        same = next((names for of_group, names in groups if np.allclose(ratios, of_group, rtol=EQUAL)), None)
+        if same is None:
+            groups.append((ratios, [name]))
+        else:
+            same.append(name)
+    rules = [_rule(np.asarray(ratios)) for ratios, _ in groups]
+    if not all(rules):
+        return
+    for rule, (_, names) in islice(zip(rules, groups, strict=True), NAMED):
+        where = "all tensors" if len(names) == count > 1 else listed(names, NAMED, ", ")
+        yield rule.format(where=where)
+    if len(groups) > NAMED:
+        yield "..."
+
+
+def _rule(ratios: np.ndarray) -> str:
+    """Say by what factor and at what steps tensors, "{where}", differ; "" if no rule fits.
+
+    >>> for ratios in ([2, 2, 2, 2], [1, 2, 1, 2, 1, 2], [1, 1, 3, 3, 2, 2], [2, 3, 2, 3], [1, 2, 3, 4]):
+    ...     _rule(np.array(ratios))
+    "2 times torch's in {where}"
+    "2 times torch's in {where}, at every 2nd step from step 2 on"
+    "3 times torch's in {where}, from step 3 on; 2 times from step 5 on"
+    "2, 3 times torch's in {where}, in turn from step 1 on"
+    ''
+    """
+    if not np.isfinite(ratios).all():
+        return ""
+    (changed,) = np.nonzero(~np.isclose(ratios, 1, rtol=EQUAL))
+    if np.allclose(ratios[changed], ratios[changed[0]], rtol=EQUAL):
+        when = _when(changed, len(ratios))
+        if when is not None:
+            return f"{_factor(ratios[changed[0]])} torch's in {{where}}{when}"
+    return _plateaus(ratios) or _turns(ratios)
+
+
+def _plateaus(ratios: np.ndarray) -> str:
+    """Say from what steps on which factors hold, where each holds for two steps or more, on average."""
+    begins = [0, *(np.flatnonzero(~np.isclose(ratios[1:], ratios[:-1], rtol=EQUAL)) + 1)]
+    if len(begins) > MOST_PLATEAUS or 2 * len(begins) > len(ratios):
+        return ""
+    (first, *later) = [begin for begin in begins if begin or not np.isclose(ratios[0], 1, rtol=EQUAL)]
+    texts = [f"{_factor(ratios[first])} torch's in {{where}}, from step {first + 1} on"]
+    texts += [f"{_factor(ratios[begin])} from step {begin + 1} on" for begin in later]
+    return "; ".join(texts)
+
+
+def _turns(ratios: np.ndarray) -> str:
+    """Say which factors take turns, where they do so twice or more."""
+    for period in range(2, min(MOST_TURNS, len(ratios) // 2) + 1):
+        if np.allclose(ratios[period:], ratios[:-period], rtol=EQUAL):
+            factors = ", ".join(f"{ratio:.10g}" for ratio in ratios[:period])
+            return f"{factors} times torch's in {{where}}, in turn from step 1 on"
+    return ""
+
+
+def _factor(ratio: float) -> str:
+    return "equal" if np.isclose(ratio, 1, rtol=EQUAL) else f"{ratio:.10g} times"
 
 
 def _when(changed: np.ndarray, steps: int) -> str | None:

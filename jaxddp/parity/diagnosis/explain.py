@@ -6,6 +6,7 @@ from functools import partial
 
 import numpy as np
 
+from jaxddp.parity.catalogue import TorchOptimizer
 from jaxddp.parity.compare.examples import examples_in_words
 from jaxddp.parity.compare.judge import OWN_LOCAL, OWN_LOSS, Located
 from jaxddp.parity.compare.patterns import pattern
@@ -27,7 +28,7 @@ from jaxddp.parity.diagnosis.whole_step import (
 from jaxddp.parity.findings import Cause, Difference
 from jaxddp.parity.flax_side.child import Micro
 from jaxddp.parity.question import LOCAL_STAGES
-from jaxddp.parity.records import Lazy, Records, Scratch, StoredRecord, Tensors
+from jaxddp.parity.records import KIND, NUMBER, Lazy, Records, Scratch, StoredRecord, Tensors
 from jaxddp.parity.workers import Workers
 
 CUT_SHORT = "not all causes were tried"
@@ -119,7 +120,9 @@ def _differences(
     """Yield one difference for each cause, or one without a cause; `located` None: where the stage first differs."""
     located = located or evidence.judgement.first[stage]
     stage = stage.removeprefix("own_")
-    causes: list[Cause | None] = [*_causes(ruling)] if ruling is not None else []
+    causes: list[Cause | None] = []
+    if ruling is not None and ruling.named:
+        causes = [*_causes(ruling, _optimizer(evidence, located))]
     nearest = ruling.runner_up if ruling is not None and not causes else None
     cut_short = CUT_SHORT if ruling is not None and ruling.cut_short else ""
     common = "" if causes else _pattern(evidence, stage)
@@ -151,10 +154,18 @@ def _pattern(evidence: Evidence, stage: str) -> str:
     return pattern((ours[stage], theirs[stage]) for ours, theirs in both if stage in ours)
 
 
-def _causes(ruling: Ruling) -> Iterator[Cause]:
+def _optimizer(evidence: Evidence, located: Located) -> TorchOptimizer:
+    """Return torch's optimizer; of several in a whole step, the one that moves the tensor that differs."""
+    groups = [group for group in evidence.torch[located.step - 1].notes["groups"] if group["names"]]
+    if not evidence.facts.whole_step:
+        return TorchOptimizer(evidence.summary.optimizer, groups)
+    numbers = {group[NUMBER] for group in groups if located.tensor in group["names"]}
+    own = [group for group in groups if group[NUMBER] in numbers]
+    return TorchOptimizer(own[0][KIND] if own else "", own)
+
+
+def _causes(ruling: Ruling, optimizer: TorchOptimizer) -> Iterator[Cause]:
     """Yield the faults that are present at once, each with the names that this run cannot tell apart."""
-    if not ruling.named:
-        return
     other = ruling.runner_up
     runner_up = None if other is None else (other.says, other.residual)
     of_each = [_in_order(hypothesis, ruling.named[0].faults) for hypothesis in ruling.named]
@@ -162,7 +173,7 @@ def _causes(ruling: Ruling) -> Iterator[Cause]:
         says: dict[str, str] = {}
         for parts in of_each:
             says.setdefault(*parts[position])
-        yield Cause.of(tuple(says), tuple(says.values()), ruling.named[0].residual, runner_up)
+        yield Cause.of(tuple(says), tuple(says.values()), ruling.named[0].residual, runner_up, optimizer)
 
 
 def _in_order(hypothesis: Hypothesis, faults: Sequence[str]) -> list[tuple[str, str]]:

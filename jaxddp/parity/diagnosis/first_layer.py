@@ -1,9 +1,8 @@
-"""Find the first layer whose output differs, or is not finite: both sides run once more and show their layers."""
+"""Find the first layer whose output differs: both sides run once more and show their layers."""
 
 from jaxddp.parity.cases import PortCase
-from jaxddp.parity.compare.layers import first_difference, first_not_finite
+from jaxddp.parity.compare.layers import first_difference
 from jaxddp.parity.diagnosis.evidence import Evidence
-from jaxddp.parity.diagnosis.searches import Searches
 from jaxddp.parity.findings import Layer
 from jaxddp.parity.flax_side.layers import FlaxLayers
 from jaxddp.parity.processes import ChildError
@@ -35,12 +34,3 @@ def first_layer(evidence: Evidence, workers: Workers, step: int) -> tuple[Layer 
     flax = Records([of_flax])[0]
     casts = (f"flax computes in {dtype} at {where}, and torch does not" for dtype, where in flax.notes["casts"].items())
     return *first_difference(Records([of_torch])[0], flax, flax.notes["twins"]), "; ".join(casts)
-
-
-def born_in(evidence: Evidence, workers: Workers, step: int, rank: int) -> str:
-    """Return the torch layer in which a loss that is not finite is born; "" if no layer's output shows it."""
-    scratch, source = Scratch(), evidence.case.torch_source
-    paths = evidence.start, evidence.torch_folder, scratch.path
-    job = TorchLayers(source, *paths, step, rank, evidence.case.world_size)
-    done = Searches(workers, []).run(lambda: workers.torch.do(job))
-    return "" if done is None else first_not_finite(Records([scratch.path])[0])

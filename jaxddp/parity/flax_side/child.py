@@ -16,7 +16,7 @@ from jaxddp.parity.flax_side.micro_gradients import micro_records, program
 from jaxddp.parity.flax_side.program import forget_programs
 from jaxddp.parity.flax_side.run import forced_records, free_records, starting_weights
 from jaxddp.parity.lazy_arrays import Arrays
-from jaxddp.parity.processes import STARTING, Child, ChildError, Tell, answers, free_at_once, reported
+from jaxddp.parity.processes import STARTING, Child, ChildError, Tell, answers, free_at_once, reported, telling
 from jaxddp.parity.question import Question, Trajectory
 from jaxddp.parity.records import Records, RecordWriter, is_large_model
 from jaxddp.parity.torch_side.pool import torch_records
@@ -159,7 +159,7 @@ def serve(devices: int, platform: str | None, connection: Connection) -> None:
             jax.clear_caches()  # each program maps memory, and a process may have 65,530 mappings
             last = job.case
         with reported(connection, job.case.name):
-            connection.send(("done", job.run(lambda where: connection.send(("at", where)))))
+            connection.send(("done", job.run(telling(connection))))
 
 
 def _gpus() -> int:

@@ -81,7 +81,8 @@ def forced_records(
         comm_state = program.replicas.start(without, side.replica_step.axes).comm_state
         after, carried = dataclasses.replace(start, comm_state=comm_state, averaged=()), dict[str, Any]()
         del start
-        for number, (batch, theirs) in enumerate(zip(case.batches(), reference.records, strict=False)):
+        # The records first: a batch beyond the last of them may be the one that hangs.
+        for number, (theirs, batch) in enumerate(zip(reference.records, case.batches(), strict=False)):
             if number:
                 params, buffers = side.from_torch(reference.before(number))
             state = dataclasses.replace(after, step=jnp.int32(number), params=params, buffers=buffers | carried)
@@ -117,7 +118,7 @@ def _forced_whole(case: Question, reference: Trajectory, program: Program) -> It
     params, buffers = side.from_torch(reference.start)
     opt_state = whole_step.init(params, buffers).opt_state
     carried: dict[str, Any] = {}
-    for number, (batch, theirs) in enumerate(zip(case.batches(), reference.records, strict=False)):
+    for number, (theirs, batch) in enumerate(zip(reference.records, case.batches(), strict=False)):
         if number:
             params, buffers = side.from_torch(reference.before(number))
             buffers |= carried

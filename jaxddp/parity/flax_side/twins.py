@@ -3,6 +3,7 @@
 Where names do not map, shapes, order of use and a trial propose a table.
 """
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,6 +22,7 @@ from jaxddp.parity.flax_side.layers import record_calls
 from jaxddp.parity.flax_side.trial import Trial, common
 from jaxddp.parity.flax_side.whole_step import losses_alone, whole_step
 from jaxddp.parity.port import Names, Port, errors_located
+from jaxddp.parity.port.batches import are_equal
 from jaxddp.parity.port.draws import Draw
 from jaxddp.parity.processes import Tell
 from jaxddp.parity.question import PortQuestion
@@ -56,9 +58,16 @@ class Twins:
     case: PortQuestion
 
     def run(self, tell: Tell) -> Found:
-        """Map the arrays and trace the loss."""
-        tell("flax_model or flax_loss")
+        """Map the arrays and trace the loss.
+
+        Raises:
+            InputError: `flax_batch` returns other values at its second call.
+        """
         port = self.case.port
+        if port.flax_batch is not None:
+            tell("flax_batch(0, 0)")
+            _check_repeats(port)
+        tell("flax_model or flax_loss")
         model = port.flax_model()
         functional = functional_of(model, port.flax_loss, partial(port.first_batch, "flax"), port.no_twin)
         module = port.torch_model()
@@ -86,6 +95,17 @@ class Twins:
                 return draws_of(self.case.port)
         except InputError as error:  # it is told where the port runs
             return str(error)
+
+
+def _check_repeats(port: Port) -> None:
+    """Raise if flax's own batch depends on more than step and rank; torch's, and a shared one, are checked by torch."""
+    batches = []
+    with contextlib.suppress(Exception):  # an error is told by the run
+        batches = [port.first_batch("flax") for _ in range(2)]
+    if batches and not are_equal(*batches):
+        raise InputError(
+            "flax_batch(0, 0): returns other values at its second call; must depend on step and rank alone"
+        )
 
 
 def _proposal(

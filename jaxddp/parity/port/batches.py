@@ -36,12 +36,25 @@ def to_arrays(batch: Any, call: str) -> dict[str, np.ndarray]:
     if not arrays:
         kinds = ", ".join(f"{name} of {'None' if x is None else x.dtype}" for name, x in leaves.items())
         raise InputError(f"{call}: must hold numbers, and has {kinds or 'nothing'}")
-    sizes = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
+    if numbers := [name for name, array in arrays.items() if not array.ndim]:
+        raise InputError(f"{call}: {numbers[0]}: must be an array with an entry for each example, and is one number")
+    sizes = {name: len(array) for name, array in arrays.items()}
     if len(set(sizes.values())) != 1 or 0 in sizes.values():
         raise InputError(f"{call}: its arrays must have the same length, at least 1, and have {sizes}")
     size = next(iter(sizes.values()))
     empty = {f"{name}{NONE}": np.zeros((size, 0), np.uint8) for name, array in leaves.items() if array is None}
     return arrays | empty
+
+
+def are_equal(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> bool:
+    """Return whether two flat batches hold the same values; NaN equals NaN.
+
+    >>> are_equal({"x": np.array([1.0, np.nan])}, {"x": np.array([1.0, np.nan])}), are_equal({"x": np.ones(2)}, {})
+    (True, False)
+    """
+    return one.keys() == other.keys() and all(
+        np.array_equal(x, other[name], equal_nan=x.dtype.kind == "f") for name, x in one.items()
+    )
 
 
 def from_arrays(arrays: Mapping[str, Any]) -> dict[str, Any]:
@@ -85,4 +98,12 @@ def _array(value: Any, name: str) -> np.ndarray:
         array = np.asarray(value)
     except ValueError:
         raise InputError(f"{name}: must be an array, and is a list of items of several lengths; pad them") from None
-    return array.astype(np.float32) if str(array.dtype) == "bfloat16" else array
+    if str(array.dtype) == "bfloat16":
+        return array.astype(np.float32)
+    return array.astype(np.int64) if _wraps_around(array) else array
+
+
+def _wraps_around(array: np.ndarray) -> bool:
+    """Return whether an array holds small integers, which torch is given as int64; images of uint8 stay so."""
+    is_image = array.dtype == np.uint8 and array.ndim > 2
+    return array.dtype.kind in "iu" and array.dtype.itemsize < 4 and not is_image

@@ -17,12 +17,13 @@ SHORTEST_BAR = -17  # decade of a residual whose bar has length zero
 def difference_card(group: Sequence[Difference]) -> Html:
     """Return the card of the differences at one place."""
     first = group[0]
-    residual = f"Residual {number(first.residual, 2)}, allowed {number(first.allowed)}"
+    residual = "" if first.not_finite else f"Residual {number(first.residual, 2)}, allowed {number(first.allowed)}"
+    unexplained = "" if first.not_finite else _unexplained(first)
     return tag(
         "section",
         tag("h2", with_code(words.where(first))),
         tag("p", "; ".join(filter(None, [residual, first.detail])), class_="note"),
-        _causes(first, [one.cause for one in group if one.cause]) if first.cause else _unexplained(first),
+        _causes(first, [one.cause for one in group if one.cause]) if first.cause else unexplained,
         _layer(first, first.layer) if first.layer else "",
         class_=f"card {'numeric' if first.kind == 'numeric' else 'different'}",
     )

@@ -126,6 +126,9 @@ def _stage_line(findings: Findings, stage: str) -> str:
 
 
 def _verdict_lines(findings: Findings) -> Iterator[str]:
+    leading = [problem for problem in findings.problems if problem.leads]
+    others = [problem for problem in findings.problems if not problem.leads]
+    yield from (f"problem: {problem}" for problem in leading)
     if not findings.differences:
         yield f"{words.verdict_word(findings)}: {words.sentence(findings)}"
     groups = words.groups(findings.differences)
@@ -136,10 +139,10 @@ def _verdict_lines(findings: Findings) -> Iterator[str]:
         yield f"different: {words.where(difference)}: {why}"
     if findings.numerics:
         yield _numerics_line(findings)
-    for problem in findings.problems[:MOST_PROBLEMS]:
+    for problem in others[:MOST_PROBLEMS]:
         yield f"problem: {problem}"
-    if len(findings.problems) > MOST_PROBLEMS:
-        yield f"problem: and {count(len(findings.problems) - MOST_PROBLEMS, 'other')}"
+    if len(others) > MOST_PROBLEMS:
+        yield f"problem: and {count(len(others) - MOST_PROBLEMS, 'other')}"
     if findings.names or findings.no_twin:
         yield "perhaps, in the port file (--write-names writes it there):"
         yield from [line for line in [import_line(findings.names)] if line]
@@ -153,13 +156,14 @@ def _difference_lines(group: list[Difference]) -> Iterator[str]:
     first = group[0]
     kind = "different in rounding" if first.kind == "numeric" else "different"
     residual = f"residual {number(first.residual, 2)}, allowed {number(first.allowed)}"
-    yield f"{kind}: {words.where(first)}: {residual}"
+    yield f"{kind}: {words.where(first)}{'' if first.not_finite else f': {residual}'}"
     if first.detail:
         yield f"  {first.detail}"
     causes = [difference.cause for difference in group if difference.cause]
     for position, cause in enumerate(causes):
         yield from _cause_lines(cause, "  and    " if position else "  cause  ")
-    yield f"  proof  {words.evidence(causes)}" if causes else "  cause  unexplained by any known fault"
+    if causes or not first.not_finite:
+        yield f"  proof  {words.evidence(causes)}" if causes else "  cause  unexplained by any known fault"
     if first.layer is not None:
         layer = first.layer
         flax, torch = words.apart(*layer.values)

@@ -51,6 +51,8 @@ def _encode(value: Any) -> Any:
         return {key: _encode(item) for key, item in value.items()}
     if isinstance(value, tuple):
         return [_encode(item) for item in value]
+    if isinstance(value, bool):
+        return value
     if isinstance(value, numbers.Integral):  # NumPy's too
         return int(value)
     if isinstance(value, numbers.Real):

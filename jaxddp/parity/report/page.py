@@ -5,9 +5,10 @@ stages were compared; what are the numbers; how was the check run.
 """
 
 import shlex
+from collections.abc import Sequence
 from importlib.resources import files
 
-from jaxddp.parity.findings import ORDER, Findings
+from jaxddp.parity.findings import ORDER, Findings, Problem
 from jaxddp.parity.report import words
 from jaxddp.parity.report.causes import difference_card
 from jaxddp.parity.report.markup import Html, join, tag, with_code
@@ -67,8 +68,9 @@ def _style() -> Html:
 def _content(findings: Findings) -> Html:
     return join(
         _header(findings),
+        _problems_section([problem for problem in findings.problems if problem.leads]),
         [difference_card(group) for group in words.groups(findings.differences)],
-        _problems_section(findings),
+        _problems_section([problem for problem in findings.problems if not problem.leads]),
         _stages_section(findings),
         tensors_section(findings),
         losses_section(findings),
@@ -100,12 +102,10 @@ def _meaning(findings: Findings) -> str:
     return "Semantic: the two sides compute different things; rounding does not explain the difference."
 
 
-def _problems_section(findings: Findings) -> Html:
-    if not findings.problems:
+def _problems_section(problems: Sequence[Problem]) -> Html:
+    if not problems:
         return Html()
-    lines = [
-        tag("li", tag("b", f"{problem.side}: {problem.where}: "), problem.message) for problem in findings.problems
-    ]
+    lines = [tag("li", tag("b", f"{problem.side}: {problem.where}: "), problem.message) for problem in problems]
     return tag("section", tag("h2", "Problems"), tag("ul", lines, class_="problems"))
 
 

@@ -154,9 +154,15 @@ def where(difference: Difference) -> str:
 
     >>> where(Difference("update", 1, "fc1.weight", 0.1, 1e-12))
     'The update differs, first at step 1 in fc1.weight'
+    >>> where(Difference("local_loss", 2, "loss", math.inf, 1e-12, not_finite="flax"))
+    'The local loss is finite in torch and not in flax, first at step 2 in loss'
     """
     name = STAGE_NAMES[difference.stage]
     plural = name.endswith("s") and not name.endswith("ss")
+    if difference.not_finite:
+        other, be = "torch" if difference.not_finite == "flax" else "flax", "are" if plural else "is"
+        sides = f"{be} finite in {other} and not in {difference.not_finite}"
+        return f"The {name} {sides}, first at step {difference.step} in {difference.tensor}"
     verb = "round" if difference.kind == "numeric" else "differ"
     manner = " differently" if difference.kind == "numeric" else ""
     tensor = f" in {difference.tensor}" if difference.tensor else ""
@@ -171,6 +177,8 @@ def groups(differences: Sequence[Difference]) -> list[list[Difference]]:
 
 def _why(difference: Difference) -> str:
     cause, layer = difference.cause, difference.layer
+    if difference.not_finite:
+        return f"; {difference.detail}." if difference.detail else "."
     if cause is None:
         diverges = f" The forward pass diverges at {layer_name(layer.torch)}." if layer else ""
         return f"; no known fault explains it.{diverges}"

@@ -17,7 +17,7 @@ from jaxddp.errors import InputError
 from jaxddp.parity.lazy_arrays import Arrays
 from jaxddp.parity.port import Facts, errors_located
 from jaxddp.parity.port.draws import Draw as LossDraw
-from jaxddp.parity.processes import Tell, free_at_once, reported
+from jaxddp.parity.processes import Tell, free_at_once, reported, telling
 from jaxddp.parity.question import Trajectory
 from jaxddp.parity.records import Records, RecordWriter, Tensors, is_large_model, whole
 from jaxddp.parity.stored_tensors import StoredTensors, write_tensors
@@ -241,7 +241,7 @@ def load_state(model: nn.Module, state: Arrays, strict: bool = True) -> None:
 
 
 def serve(rank: int, size: int, platform: str, store_file: str, connection: Connection) -> None:
-    """Run jobs until None arrives; each sends ("at", where) on the way, then ("done", answer) or ("failed", why).
+    """Run jobs until None arrives; each tells where it is on the way, then ("done", answer) or ("failed", why).
 
     With `platform` "gpu", the ranks share the GPUs, by NCCL if each has its own, else by Gloo.
     """
@@ -259,7 +259,7 @@ def serve(rank: int, size: int, platform: str, store_file: str, connection: Conn
             # Constants that a port's loss makes have the run's dtype, in the threads of a replay too.
             dtype = getattr(job, "dtype", "float64") if hasattr(job.source, "port") else "float32"
             with reported(connection, job.source.name), default_dtype(dtype):
-                connection.send(("done", job.run(world, lambda where: connection.send(("at", where)))))
+                connection.send(("done", job.run(world, telling(connection))))
 
 
 def device_of(rank: int, platform: str) -> torch.device:

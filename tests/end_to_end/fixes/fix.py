@@ -1,8 +1,13 @@
 """A port with a hole: one filling has a fault, the other is the code that the fault's fix gives."""
 
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any
 
+import torch
+
+from jaxddp.parity.catalogue import FAULTS, Known, TorchOptimizer
 from tests.support.checks import STEPS
 from tests.support.small_port import Change, own_optimizers
 
@@ -38,6 +43,7 @@ class Fix:
         more: code that is appended to it. `changes` or `more` have the hole.
         right: code in the hole with which the port is equal; has the piece in it, word for word; "": the piece itself.
         sentence: the piece is no code; `right` does what it says.
+        says: piece of the fault in words, on which its fix depends.
         also: names of faults that the run cannot tell from this one.
         world_size, steps: of the check.
     """
@@ -49,9 +55,24 @@ class Fix:
     more: str = ""
     right: str = ""
     sentence: bool = False
+    says: str = ""
     also: Collection[str] = ()
     world_size: int = 2
     steps: int = STEPS
+
+    @property
+    def text(self) -> str:
+        """Fix of the fault in a run of the port."""
+        return FAULTS[self.fault].fix_for(Known(self.says, self._optimizer()))
+
+    def _optimizer(self) -> TorchOptimizer:
+        """Make the port's torch optimizer, for a matrix and a bias."""
+        names: dict[str, Any] = {"torch": torch, "decay": 0.1}
+        text = next((new for _, new in self.changes if "def torch_optimizer" in new), "")
+        (of_torch,) = re.findall(r"return (torch\.optim\..*)", text) or ["torch.optim.SGD(parameters)"]
+        names["parameters"] = [torch.nn.Parameter(torch.zeros(shape)) for shape in ((2, 2), (2,))]
+        made = eval(of_torch, names)
+        return TorchOptimizer(type(made).__name__, made.param_groups)
 
     @property
     def filling(self) -> str:

@@ -1,5 +1,6 @@
 """Fixes of the model and its loss."""
 
+from jaxddp.parity.catalogue.model import BY_ERF, UPDATES
 from tests.end_to_end.fixes.fix import FLAX_IMAGES, HOLE, IMAGES, NORM, Fix, between, losses
 
 BATCH_NORM = between(*NORM, "torch.nn.BatchNorm1d(5)", HOLE)
@@ -49,6 +50,14 @@ class LayerNorm(nnx.LayerNorm):
         y = (x - mean) * jax.lax.rsqrt(of_squares - mean * mean + self.epsilon)
         return y * self.scale[...][None] + self.bias[...][None]
 """
+# Normalises by the running statistics, which it updates.
+UPDATING = """
+class Updating(BatchNorm):
+    def _batch_statistics(self, x):
+        before = self.mean[...], self.var[...]
+        super()._batch_statistics(x)
+        return before
+"""
 
 FIXES = (
     Fix(
@@ -81,6 +90,24 @@ FIXES = (
             ("def flax_loss(model, batch):\n", f"def flax_loss(model, batch):\n    {HOLE}\n"),
         ),
     ),
+    Fix(
+        "batch_norm_eval",
+        "jaxddp.nn.layers.BatchNorm(",
+        "Updating(5)",
+        BATCH_NORM,
+        UPDATING,
+        right="jaxddp.nn.layers.BatchNorm(5)",
+        says=UPDATES,
+    ),
+    Fix(
+        "batch_norm_eval",
+        "nnx.bridge.to_linen(jaxddp.nn.layers.BatchNorm, ",
+        'nnx.bridge.to_linen(Updating, 5, skip_rng=True, name="middle")',
+        LINEN_BATCH_NORM,
+        UPDATING,
+        right='nnx.bridge.to_linen(jaxddp.nn.layers.BatchNorm, 5, skip_rng=True, name="middle")',
+        says=UPDATES,
+    ),
     Fix("batch_norm_sync", "sync=False", "BatchNorm(5, sync=True)", BATCH_NORM, right="BatchNorm(5, sync=False)"),
     Fix(
         "fast_variance",
@@ -95,6 +122,13 @@ FIXES = (
         "jax.nn.gelu(x, approximate=False)",
         "jax.nn.gelu(x)",
         between("F.gelu(self.fc1(x))", f"(lambda x: {HOLE})(self.fc1(x))"),
+    ),
+    Fix(
+        "gelu_approximation",
+        "jax.nn.gelu(x, approximate=True)",
+        "jax.nn.gelu(x, approximate=False)",
+        between("F.gelu(self.fc1(x), approximate='tanh')", f"(lambda x: {HOLE})(self.fc1(x))"),
+        says=BY_ERF,
     ),
     Fix(
         "norm_epsilon",

@@ -27,7 +27,19 @@ def torch_scheduler(optimizer):
 """
 RATES = "first_rate, highest_rate, steps, last_step = 0.025, 0.1, 2, 12\n"
 FROM = "init_value=first_rate, peak_value=highest_rate, warmup_steps=steps, decay_steps=last_step"
-KERNELS = "jax.tree_util.tree_map_with_path(lambda path, p: 'kernel' in jax.tree_util.keystr(path), params)"
+MATRICES = "mask = lambda params: jax.tree.map(lambda p: p.ndim > 1, params)"
+KERNELS = (
+    "mask = lambda params: jax.tree_util.tree_map_with_path(lambda path, p: 'kernel' in jax.tree_util.keystr(path), "
+    "params)"
+)
+
+# Torch's optimizers whose weight decay is an L2 penalty, and their twins without it.
+L2 = {
+    "Adam": "optax.adam(lr)",
+    "SGD": "optax.sgd(lr)",
+    "RMSprop": "optax.rmsprop(lr, decay=0.99, eps_in_sqrt=False)",
+    "Adagrad": "jaxddp.optim.adagrad(lr)",
+}
 
 
 def preceded(code: str, changes: tuple[Change, ...]) -> tuple[Change, ...]:
@@ -40,15 +52,21 @@ SCHEDULED = preceded(SCHEDULE, optimizers(SGD, f"optax.sgd(lambda t: {HOLE}, 0.9
 FIXES = (
     Fix(
         "coupled_decay",
-        "optax.adamw(lr, weight_decay=decay)",
+        "optax.adamw(lr, weight_decay=0.1)",
         "optax.chain(optax.add_decayed_weights(decay), optax.adam(lr))",
         optimizers(ADAMW),
     ),
     Fix(
         "coupled_decay",
-        "optax.chain(optax.add_decayed_weights(decay), optax.adam(lr))",
+        "optax.chain(optax.add_decayed_weights(0.1), optax.adam(lr))",
         "optax.adamw(lr, weight_decay=decay)",
         optimizers("Adam(parameters, lr=0.01, weight_decay=0.1)"),
+    ),
+    Fix(
+        "coupled_decay",
+        "optax.chain(optax.add_decayed_weights(0.1), optax.sgd(lr, momentum=0.9))",
+        "optax.chain(optax.trace(0.9), optax.add_decayed_weights(decay), optax.scale_by_learning_rate(lr))",
+        optimizers("SGD(parameters, lr=0.01, momentum=0.9, weight_decay=0.1)"),
     ),
     Fix(
         "decay_value",
@@ -56,51 +74,88 @@ FIXES = (
         "optax.adamw(lr)",
         optimizers("AdamW(parameters, lr=0.01)"),
     ),
+    Fix("decay_value", "optax.adam(lr)", "optax.adamw(lr, weight_decay=0.01)", optimizers(ADAM)),
+    *(
+        Fix(
+            "decay_value",
+            f"optax.chain(optax.add_decayed_weights(0.03), {code})",
+            code,
+            optimizers(f"{torch}(parameters, lr=0.01, weight_decay=0.03)"),
+        )
+        for torch, code in L2.items()
+    ),
     Fix(
         "decay_without_lr",
-        "optax.add_decayed_weights(decay), optax.scale_by_learning_rate(lr)",
-        "optax.scale_by_adam(), optax.scale_by_learning_rate(lr), optax.add_decayed_weights(-decay)",
-        optimizers(ADAMW, f"optax.chain({HOLE})"),
-        right="optax.scale_by_adam(), optax.add_decayed_weights(decay), optax.scale_by_learning_rate(lr)",
+        "optax.adamw(lr, weight_decay=0.1)",
+        "optax.chain(optax.scale_by_adam(), optax.scale_by_learning_rate(lr), optax.add_decayed_weights(-decay))",
+        optimizers(ADAMW),
+    ),
+    *(
+        Fix(
+            "decay_without_lr",
+            f"optax.chain(optax.add_decayed_weights(0.1), {code})",
+            f"optax.chain({code}, optax.add_decayed_weights(-decay))",
+            optimizers(f"{torch}(parameters, lr=0.01, weight_decay=0.1)"),
+        )
+        for torch, code in L2.items()
+    ),
+    *(
+        Fix(
+            "decay_mask",
+            mask,
+            "mask = None",
+            preceded(f"{HOLE}\n", optimizers(GROUPS, "optax.adamw(lr, weight_decay=0.1, mask=mask)")),
+        )
+        for mask in (MATRICES, KERNELS)
     ),
     Fix(
         "decay_mask",
-        "mask=lambda params: jax.tree.map(lambda p: p.ndim > 1, params)",
+        "optax.adamw(lr, weight_decay=0.1, mask=mask)",
         "optax.adamw(lr, weight_decay=decay)",
-        optimizers(GROUPS),
-        right="optax.adamw(lr, weight_decay=decay, mask=lambda params: jax.tree.map(lambda p: p.ndim > 1, params))",
+        preceded(f"{MATRICES}\n", optimizers(GROUPS)),
     ),
     Fix(
         "decay_mask",
-        KERNELS,
-        "optax.adamw(lr, weight_decay=decay)",
-        optimizers(GROUPS),
-        right=f"optax.adamw(lr, weight_decay=decay, mask=lambda params: {KERNELS})",
+        "optax.chain(optax.add_decayed_weights(0.1, mask), optax.sgd(lr))",
+        "optax.chain(optax.add_decayed_weights(decay), optax.sgd(lr))",
+        preceded(f"{MATRICES}\n", optimizers(GROUPS.replace("AdamW", "SGD"))),
+    ),
+    Fix(
+        "decay_mask",
+        "optax.adamw(lr, weight_decay=0.1)",
+        "optax.adamw(lr, weight_decay=decay, mask=mask)",
+        preceded(f"{MATRICES}\n", optimizers(ADAMW)),
     ),
     Fix(
         "eps_in_root",
-        "optax.adam(lr, eps=eps, eps_root=0.0)",
+        "optax.adam(lr, eps=1e-6, eps_root=0.0)",
         "optax.adam(lr, eps=0.0, eps_root=eps)",
         optimizers("Adam(parameters, lr=0.01, eps=1e-6)"),
     ),
     Fix(
         "eps_in_root",
-        "eps_in_sqrt=False",
+        "optax.rmsprop(lr, decay=0.99, eps=1e-8, eps_in_sqrt=False)",
         "optax.rmsprop(lr, decay=0.99)",
         optimizers(RMSPROP),
-        right="optax.rmsprop(lr, decay=0.99, eps_in_sqrt=False)",
     ),
     Fix(
         "eps_in_root",
-        "jaxddp.optim.adagrad(lr, eps=eps)",
+        "jaxddp.optim.adagrad(lr, eps=1e-6)",
         "optax.adagrad(lr, initial_accumulator_value=0.0, eps=eps)",
         optimizers("Adagrad(parameters, lr=0.01, eps=1e-6)"),
     ),
+    Fix("eps_value", "optax.adam(lr, eps=1e-6)", "optax.adam(lr)", optimizers("Adam(parameters, lr=0.01, eps=1e-6)")),
     Fix(
         "eps_value",
-        "optax.adam(lr, eps=eps)",
-        "optax.adam(lr)",
-        optimizers("Adam(parameters, lr=0.01, eps=1e-6)"),
+        "optax.rmsprop(lr, decay=0.99, eps=1e-6, eps_in_sqrt=False)",
+        "optax.rmsprop(lr, decay=0.99, eps_in_sqrt=False)",
+        optimizers("RMSprop(parameters, lr=0.01, eps=1e-6)"),
+    ),
+    Fix(
+        "eps_value",
+        "jaxddp.optim.adagrad(lr, eps=1e-6)",
+        "jaxddp.optim.adagrad(lr)",
+        optimizers("Adagrad(parameters, lr=0.01, eps=1e-6)"),
     ),
     Fix(
         "loss_scale",
@@ -138,8 +193,15 @@ FIXES = (
         optimizers("SGD(parameters, lr=0.01, momentum=0.9, nesterov=True)"),
     ),
     Fix(
+        "nesterov",
+        "optax.sgd(lr, momentum=0.9, nesterov=False)",
+        "optax.sgd(lr, momentum=0.9, nesterov=True)",
+        optimizers(SGD),
+    ),
+    Fix("nesterov", "optax.adam(lr, nesterov=False)", "optax.nadam(lr)", optimizers(ADAM)),
+    Fix(
         "lr_in_momentum",
-        "optax.chain(optax.trace(0.9), optax.scale_by_learning_rate(schedule))",
+        "optax.sgd(schedule, momentum=0.9)",
         "optax.chain(optax.scale_by_learning_rate(schedule), optax.trace(0.9))",
         preceded(SCHEDULE, optimizers(SGD)),
         COSINE,
@@ -149,6 +211,12 @@ FIXES = (
         "jaxddp.optim.adam(lr, amsgrad=True)",
         "optax.amsgrad(lr)",
         optimizers("Adam(parameters, lr=0.01, amsgrad=True)"),
+    ),
+    Fix(
+        "amsgrad",
+        "jaxddp.optim.adamw(lr, amsgrad=True, weight_decay=0.1)",
+        "optax.adamw(lr, weight_decay=decay)",
+        optimizers(ADAMW.replace(")", ", amsgrad=True)")),
     ),
     Fix(
         "dampening",
@@ -170,17 +238,15 @@ FIXES = (
     ),
     Fix(
         "rmsprop_centred",
-        "initial_scale=0.0",
+        "optax.rmsprop(lr, decay=0.99, eps_in_sqrt=False, centered=False, initial_scale=0.0)",
         "optax.rmsprop(lr, decay=0.99, eps_in_sqrt=False, initial_scale=1.0)",
         optimizers(RMSPROP),
-        right="optax.rmsprop(lr, decay=0.99, eps_in_sqrt=False, initial_scale=0.0)",
     ),
     Fix(
         "adagrad_accumulator",
-        "initial_accumulator_value=0.0",
+        "jaxddp.optim.adagrad(lr, eps=0.0, initial_accumulator_value=0)",
         "optax.adagrad(lr, eps=0.0)",
         optimizers("Adagrad(parameters, lr=0.01, eps=0.0)"),
-        right="optax.adagrad(lr, eps=0.0, initial_accumulator_value=0.0)",
     ),
     Fix(
         "lr_scaled",
@@ -218,4 +284,5 @@ restore_at = 2
         "optax.adam(lr)",
         optimizers("Adam(parameters, lr=0.01, betas=(0.9, 0.98))"),
     ),
+    Fix("betas", "optax.sgd(lr, momentum=0.9)", "optax.sgd(lr, momentum=0.8)", optimizers(SGD)),
 )

@@ -154,10 +154,10 @@ def test_contradictory_fields_are_refused(changes: dict[str, Any], message: str)
             {"x": np.zeros(2), "y": np.zeros(3)},
             r"batch\(0, 1\): its arrays must have the same length, at least 1, and have \{'x': 2",
         ),
-        ({"x": 1.0}, r"batch\(0, 1\): its arrays must have the same length"),
+        ({"x": 1.0}, r"batch\(0, 1\): x: must be an array with an entry for each example, and is one number$"),
         (
             {"x": np.zeros(2), "n": 3},
-            r"batch\(0, 1\): its arrays must have the same length, at least 1, and have \{'x': 2, 'n': 0\}",
+            r"batch\(0, 1\): n: must be an array with an entry for each example, and is one number$",
         ),
         ({"text": ["a", "b"], "m": None}, r"batch\(0, 1\): must hold numbers, and has text of <U1, m of None"),
         (

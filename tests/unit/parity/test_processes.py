@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from jaxddp.parity.processes import Child, ChildError, answers, reported
+from jaxddp.parity.processes import Child, ChildError, answers, reported, telling
 
 PATIENT = 60.0  # longer than a child takes to start on a busy machine
 
@@ -24,7 +24,7 @@ def serve(connection: Connection) -> None:
     while (job := connection.recv()) is not None:
         what, argument = job
         with reported(connection, str(argument)):
-            connection.send(("at", f"doing {what}"))
+            telling(connection)(f"doing {what}")
             connection.send(("done", DEEDS[what](argument)))
 
 
@@ -35,7 +35,7 @@ def load(path: Path) -> None:
 def work_on(words: int, connection: Connection) -> None:
     """Send a message every half second, and an answer after `words` of them."""
     for word in range(words):
-        connection.send(("at", f"word {word}"))
+        telling(connection)(f"word {word}")
         time.sleep(0.5)
     connection.send(("done", words))
 
@@ -159,6 +159,19 @@ def test_every_message_restarts_the_timeout() -> None:
         children[0].connection.recv()  # it has started
         assert answers(children, timeout=1.5) == [4]  # shorter than the job, longer than the time between messages
     assert time.monotonic() - began > 1.5
+
+
+def test_the_timeout_counts_from_the_last_message_though_nobody_was_listening() -> None:
+    with serving(2) as children:
+        asked(children, *[("answer", None)] * 2)
+        children[0].give(("sleep", 1000))
+        children[1].give(("answer", 1))
+        time.sleep(2.0)
+        began = time.monotonic()
+        with pytest.raises(ChildError, match="doing sleep: no answer for 2 s"):
+            answers(children[:1], timeout=2.0)
+        assert time.monotonic() - began < 1.0
+        assert answers(children[1:], timeout=0.5) == [1]  # its answer has been there for a while
 
 
 @pytest.mark.large

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from jaxddp.config.choices import IGNORE_INDEX
+from jaxddp.parity.catalogue.model import BY_ERF, UPDATES
 from jaxddp.parity.diagnosis.forward.calls import Answer, Call, Change, Proceed
 
 NORMS = {
@@ -38,7 +39,7 @@ def gelu(call: Call) -> Iterator[Change]:
     """Yield GELU by the other formula, tanh or erf."""
     if call.name == "gelu":
         other = "none" if call.get("approximate") == "tanh" else "tanh"
-        what = f"GELU by {'erf' if other == 'none' else 'tanh'}"
+        what = BY_ERF if other == "none" else "GELU by tanh"
         yield Change("gelu_approximation", what, lambda call, proceed, value, /: proceed(call.but(approximate=other)))
 
 
@@ -206,7 +207,7 @@ def batch_norm_eval(call: Call, updates: bool) -> Iterator[Change]:
 
     if _keeps_statistics(call):
         mode = "BatchNorm by its running statistics, as in evaluation"
-        what = f"{mode}, though it updates them" if updates else f"{mode}, and leaves them as they are"
+        what = f"{mode}, {UPDATES}" if updates else f"{mode}, and leaves them as they are"
         yield Change("batch_norm_eval", what, answer, setting=True)
 
 

@@ -12,7 +12,7 @@ from jaxddp.errors import InputError
 from jaxddp.parity.findings import ORDER, Difference, StageResult
 from jaxddp.parity.report import console, data, words
 from jaxddp.parity.report.report import Report
-from tests.support.report_cases import EQUAL, INCOMPLETE, NUMERIC, SAMPLES, SEMANTIC, UNEXPLAINED
+from tests.support.report_cases import EQUAL, INCOMPLETE, NOT_FINITE, NUMERIC, SAMPLES, SEMANTIC, UNEXPLAINED
 
 every_sample = pytest.mark.parametrize("report", SAMPLES.values(), ids=SAMPLES)
 
@@ -60,6 +60,20 @@ def test_many_differences_and_problems_are_counted():
     assert text.count("\ndifferent: ") == len(ORDER)
     assert text.count("  fix  ") == console.MOST_DIFFERENCES
     assert "problem: and 5 others" in text
+
+
+def test_numbers_that_are_not_finite_on_one_side_are_told_without_a_residual():
+    text = console.to_text(NOT_FINITE)
+    first = "different: The local gradients are finite in torch and not in flax, first at step 4 in all tensors\n"
+    assert f"\n\n{first}  the loss is finite: they are born in its derivative\ndifferent: The update" in text
+    assert "residual inf" not in text and "unexplained" not in text
+
+
+def test_a_problem_that_leads_is_told_before_the_differences():
+    leading = dataclasses.replace(INCOMPLETE.problems[0], leads=True)
+    text = console.to_text(dataclasses.replace(SEMANTIC, problems=(INCOMPLETE.problems[1], leading)))
+    places = [text.index(piece) for piece in ("problem: flax: step 3", "different: ", "problem: port: ")]
+    assert places == sorted(places)
 
 
 def test_causes_at_one_place_are_shown_together():

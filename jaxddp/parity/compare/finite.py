@@ -1,0 +1,109 @@
+"""Find the first numbers of a run that are not finite, on either side."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxddp.errors import listed
+from jaxddp.parity.compare.judge import MOMENTUM, STATES
+from jaxddp.parity.lazy_arrays import Arrays
+from jaxddp.parity.question import LOCAL_STAGES
+from jaxddp.parity.records import Record, Tensors
+
+STAGES = (*LOCAL_STAGES, "gradients", "clipped_gradients", "update", "buffers", "optimizer_state")
+GRADIENTS = ("local_gradients", "gradients", "clipped_gradients")
+NAMED = 3  # tensors that are listed
+Places = dict[tuple[str, int], None]  # (tensor, replica), in order; replica 0 for what all replicas share
+
+
+@dataclass(frozen=True)
+class NotFinite:
+    """The first numbers that are not finite.
+
+    Attributes:
+        step: their step, counted from 0.
+        stage: the first stage of the step that has any.
+        side: "torch" or "flax"; "both" if they are at the same place on both sides.
+        tensors: tensors that have them.
+        all_tensors: True if no tensor of the stage is without them.
+        rank: the first replica that has them.
+    """
+
+    step: int
+    stage: str
+    side: str
+    tensors: tuple[str, ...]
+    all_tensors: bool
+    rank: int
+
+    @property
+    def where(self) -> str:
+        """The tensors, in words.
+
+        >>> NotFinite(0, "update", "both", ("a", "b", "c", "d"), False, 0).where
+        'a, b, c, ...'
+        """
+        return "all tensors" if self.all_tensors and len(self.tensors) > 1 else listed(self.tensors, NAMED, ", ")
+
+
+def first_not_finite(torch: Sequence[Record], jax: Sequence[Record], start: Arrays) -> NotFinite | None:
+    """Return the first numbers that are not finite in what both sides show; None: all are finite.
+
+    Constants of the model, such as a mask that holds -inf from the start, do not count; nor do gradients that both
+    sides skip, as the scaling of losses does, so that the parameters stay finite.
+
+    Args:
+        torch, jax: records of both sides.
+        start: buffers before the first step.
+
+    >>> torch, jax = ({"gradients": {"a": np.array([x])}, "update": {"a": np.zeros(1)}} for x in (1.0, np.inf))
+    >>> first_not_finite([torch], [jax], {})
+    NotFinite(step=0, stage='gradients', side='flax', tensors=('a',), all_tensors=True, rank=0)
+    """
+    for step, (theirs, ours) in enumerate(zip(torch, jax, strict=False)):
+        skipped = not _places(theirs, "update", start)
+        for stage in STAGES:
+            if not _of_stage(theirs, stage) or not _of_stage(ours, stage):
+                continue
+            of_torch, of_jax = (_places(record, stage, start) for record in (theirs, ours))
+            both = {place: None for place in of_torch if place in of_jax}
+            if both and skipped and stage in GRADIENTS:
+                continue
+            if found := both or of_jax or of_torch:
+                side = "both" if both else "flax" if of_jax else "torch"
+                tensors = tuple(dict.fromkeys(name for name, _ in found))
+                count = len({name for name, _ in _of_stage(ours if side == "flax" else theirs, stage)})
+                return NotFinite(step, stage, side, tensors, len(tensors) == count, min(rank for _, rank in found))
+    return None
+
+
+def _places(record: Record, stage: str, start: Arrays) -> Places:
+    """Return where a stage has numbers that are not finite."""
+    found: Places = {}
+    for name, x in _of_stage(record, stage):
+        spoils = ~np.isfinite(x)
+        if stage == "buffers" and spoils.any() and name in start:
+            spoils &= np.isfinite(start[name])
+        ranks = np.flatnonzero(spoils.reshape(len(x), -1).any(1)) if stage in LOCAL_STAGES else [0] * bool(spoils.any())
+        found |= {(name, int(rank)): None for rank in ranks}
+    return found
+
+
+def _of_stage(record: Record, stage: str) -> list[tuple[str, np.ndarray]]:
+    """Return the floating-point tensors of a stage; of large ones, which are excerpts, the norms too."""
+    of_record: list[Tensors] = [record.get(stage, {}), record.get(f"pure_{stage}", {})]
+    if stage in GRADIENTS:
+        norms = record.get("local_norms" if stage in LOCAL_STAGES else "norms", {})
+        of_record.append({key.partition(":")[2]: x for key, x in norms.items() if key.partition(":")[0] == stage})
+    tensors = [(name, x) for of_stage in of_record for name, x in of_stage.items() if x.dtype.kind == "f"]
+    return tensors if stage != "optimizer_state" else [*_compared_states(tensors)]
+
+
+def _compared_states(tensors: list[tuple[str, np.ndarray]]) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the states that both optimizers have, by their parameter."""
+    known = {*STATES, *STATES.values(), *MOMENTUM, "momentum_buffer"}
+    for key, x in tensors:
+        kind, _, name = key.partition(":")
+        if kind in known and name:
+            yield name, x

@@ -1,0 +1,93 @@
+"""Tell of numbers that are not finite: where they are born, on which side, and what follows from them."""
+
+import math
+from collections.abc import Callable, Sequence
+
+from jaxddp.parity.cases import PortCase
+from jaxddp.parity.compare.finite import GRADIENTS, NotFinite
+from jaxddp.parity.compare.layers import not_finite_layer
+from jaxddp.parity.diagnosis.evidence import Evidence
+from jaxddp.parity.diagnosis.searches import Searches
+from jaxddp.parity.findings import Difference, Problem
+from jaxddp.parity.flax_side.layers import FlaxLayers
+from jaxddp.parity.records import Records, Scratch
+from jaxddp.parity.torch_side.layers import TorchLayers
+from jaxddp.parity.workers import Workers
+
+LOSS = "local_loss"
+NAMES = {"optimizer_state": "optimizer's state"}  # of other stages: their own
+
+
+def on_both_sides(evidence: Evidence, workers: Workers, spoiled: NotFinite) -> Problem:
+    """Return the problem of numbers that are not finite on both sides, from whose step on nothing can be compared."""
+    if spoiled.stage == LOSS:
+        what = f"the loss is not a finite number, in flax neither; {_born(evidence, workers, spoiled)}"
+    else:
+        what = f"{_numbers(spoiled)} are not finite, in flax neither{_loss_is_finite(spoiled)}"
+    message = f"{what}; nothing is compared from this step on"
+    return Problem("torch", f"step {spoiled.step + 1}", message, leads=True)
+
+
+def on_one_side(
+    evidence: Evidence, workers: Workers, spoiled: NotFinite, differences: Sequence[Difference]
+) -> list[Difference]:
+    """Return the differences, with that of numbers that are not finite on one side first, and without its followers.
+
+    Args:
+        evidence: records of both sides, compared.
+        workers: processes in which the loss is computed once more.
+        spoiled: where the numbers are.
+        differences: those that were found without regard to it.
+    """
+    step = spoiled.step + 1
+    followers = [one for one in differences if not one.cause and one.step >= step and math.isinf(one.residual)]
+    same = [one for one in followers if (one.stage, one.step) == (spoiled.stage, step)]
+    layer = same[0].layer if same else None
+    born = _born(evidence, workers, spoiled) if spoiled.stage == LOSS else _loss_is_finite(spoiled).removeprefix("; ")
+    allowed = evidence.judgement.allowed(spoiled.stage)
+    first = Difference(
+        spoiled.stage, step, spoiled.where, math.inf, allowed, layer=layer, detail=born, not_finite=spoiled.side
+    )
+    return [first, *(one for one in differences if one not in followers)]
+
+
+def _numbers(spoiled: NotFinite) -> str:
+    """Name the numbers.
+
+    >>> _numbers(NotFinite(0, "optimizer_state", "both", ("fc.weight",), False, 0))
+    "numbers of the optimizer's state of fc.weight"
+    """
+    stage = NAMES.get(spoiled.stage, spoiled.stage.replace("_", " "))
+    return (
+        f"the {stage} of {spoiled.where}"
+        if spoiled.stage in GRADIENTS
+        else f"numbers of the {stage} of {spoiled.where}"
+    )
+
+
+def _loss_is_finite(spoiled: NotFinite) -> str:
+    return "; the loss is finite: they are born in its derivative" if spoiled.stage == GRADIENTS[0] else ""
+
+
+def _born(evidence: Evidence, workers: Workers, spoiled: NotFinite) -> str:
+    """Say in which layer a loss that is not finite is born."""
+    scratch = Scratch()
+    job = _forward_pass(evidence, workers, spoiled, scratch)
+    ran = job is not None and Searches(workers, []).run(lambda: (job(), True)) is not None
+    if not ran:
+        return ""
+    layer, is_given = not_finite_layer(Records([scratch.path])[0])
+    if is_given:
+        return f"it is born before layer {layer}, whose input is not finite"
+    return f"it is born in layer {layer}" if layer else "no layer's output shows it: look in the loss"
+
+
+def _forward_pass(
+    evidence: Evidence, workers: Workers, spoiled: NotFinite, scratch: Scratch
+) -> Callable[[], object] | None:
+    """Return what records the layers of a side on which the loss is not finite; None: they cannot be seen."""
+    case, paths = evidence.case, (evidence.start, evidence.torch_folder, scratch.path)
+    at = spoiled.step, spoiled.rank
+    if spoiled.side != "flax":
+        return lambda: workers.torch.do(TorchLayers(case.torch_source, *paths, *at, case.world_size))
+    return (lambda: workers.jax.do(FlaxLayers(case, *paths, *at))) if isinstance(case, PortCase) else None

@@ -1,0 +1,104 @@
+"""Numbers that are not finite are told first: on one side they are a difference, on both nothing can be compared."""
+
+import math
+
+import pytest
+
+from tests.support.checks import STEPS, Checked
+from tests.support.small_port import Change, own_optimizers
+
+# Square roots of negative numbers in the second step.
+ROOTS = [
+    ("torch.tanh(self.fc1(x))", "torch.tanh(self.fc1(x).sqrt())"),
+    ("nnx.tanh(self.fc1(x))", 'nnx.tanh(__import__("jax").numpy.sqrt(self.fc1(x)))'),
+    ("rng.normal(1, 1, (12, 3))", "rng.normal(1, 1, (12, 3)) * (1e-9 if step == 0 else 1)"),
+    ("self.fc1 = torch.nn.Linear(3, 5)", "self.fc1 = torch.nn.Linear(3, 5); torch.nn.init.ones_(self.fc1.bias)"),
+]
+# The square root of a sum that is 0: the loss is finite, its derivative is 0 times infinity.
+LABELS = """
+    from optax import softmax_cross_entropy_with_integer_labels as cross_entropy
+    return cross_entropy(model(batch["x"]), batch["y"]).mean()"""
+ENDS = (
+    ('F.cross_entropy(model(batch["x"]), batch["y"])', '(y := model(batch["x"])).mean() + ((y - y) ** 2).sum() ** 0.5'),
+    (LABELS, '\n    y = model(batch["x"])\n    return y.mean() + __import__("jax").numpy.sqrt(((y - y) ** 2).sum())'),
+)
+# Two of the weights have a gradient of 0, which Adam divides by a root of 0.
+DEAD = ("rng.normal(1, 1, (12, 3))", "rng.normal(1, 1, (12, 3)) * [1, 1, 0]")
+NOTHING_FROM_HERE = "; nothing is compared from this step on"
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize(
+    ("side", "change", "born"),
+    [
+        ("flax", ROOTS[1], "it is born before layer fc2, whose input is not finite"),
+        ("flax", ('batch["y"]).mean()', 'batch["y"]).mean() * np.nan'), "no layer's output shows it: look in the loss"),
+        (
+            "torch",
+            (
+                "return TorchNet()",
+                "(net := TorchNet()).fc1.register_forward_hook(lambda m, x, y: y * np.nan)\n    return net",
+            ),
+            "it is born in layer fc1",
+        ),
+    ],
+    ids=["layer of flax", "loss of flax", "layer of torch"],
+)
+def test_a_loss_that_is_no_number_on_one_side_is_told_first(
+    side: str, change: Change, born: str, failing: Checked
+) -> None:
+    report = failing(change, numerics=True)
+    assert (report.verdict, report.problems, report.numerics) == ("different", (), {})
+    (found,) = report.differences
+    assert (found.stage, found.step, found.not_finite, found.detail) == ("local_loss", 1, side, born)
+    other = "torch" if side == "flax" else "flax"
+    told = f"different: The local loss is finite in {other} and not in {side}, first at step 1 in loss\n  {born}\n"
+    assert told in str(report)
+    assert "unexplained" not in str(report) and "residual inf" not in str(report) and "float32" not in str(report)
+
+
+def test_a_loss_that_is_no_number_on_both_sides_is_no_difference(failing: Checked) -> None:
+    """Nothing is compared from there on."""
+    report = failing(*ROOTS)
+    (problem,) = report.problems
+    assert (report.verdict, report.differences, problem.where) == ("incomplete", (), "step 2")
+    assert (
+        "not a finite number, in flax neither; it is born before layer fc2, whose input is not finite;"
+        in problem.message
+    )
+    assert all(len(result.residuals) == 1 for result in report.stages.values())
+    assert str(report).index("problem: torch: step 2: ") < str(report).index("incomplete: ")
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (
+            ENDS,
+            "the local gradients of all tensors are not finite, in flax neither; the loss is finite: they are born in "
+            "its derivative",
+        ),
+        (
+            (DEAD, own_optimizers("Adam(parameters, lr=0.01, eps=0)", "optax.adam(0.01, eps=0)")),
+            "numbers of the update of fc1.weight are not finite, in flax neither",
+        ),
+    ],
+    ids=["gradients", "update"],
+)
+def test_gradients_and_updates_that_are_no_numbers_on_both_sides_are_no_difference(
+    changes: tuple[Change, ...], says: str, failing: Checked
+) -> None:
+    report = failing(*changes)
+    (problem,) = report.problems
+    assert (report.verdict, report.differences, report.stages) == ("incomplete", (), {})
+    assert (problem.where, problem.message) == ("step 1", says + NOTHING_FROM_HERE)
+    assert len(report.losses) == STEPS and math.isfinite(report.losses[0][0])
+
+
+def test_gradients_that_are_no_numbers_on_one_side_are_a_difference(failing: Checked) -> None:
+    report = failing(ENDS[0], (LABELS, '\n    return model(batch["x"]).mean()'))
+    assert (report.verdict, report.problems) == ("different", ())
+    first = report.differences[0]
+    assert (first.stage, first.step, first.tensor, first.not_finite) == ("local_gradients", 1, "all tensors", "torch")
+    assert first.detail == "the loss is finite: they are born in its derivative"

@@ -1,0 +1,52 @@
+"""What the tensors of a stage have in common over the steps: factors by tensor and by step."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pytest
+
+from jaxddp.parity.compare.patterns import pattern
+
+VALUES = np.array([1.0, -2.0])
+
+
+def said(factors: Mapping[str, Sequence[float]]) -> str:
+    """Return the pattern of a run in which flax's tensors are torch's times these factors, step by step."""
+    of_steps = zip(*factors.values(), strict=True)
+    return pattern(
+        (
+            {name: factor * VALUES for name, factor in zip(factors, of_step, strict=True)},
+            dict.fromkeys(factors, VALUES),
+        )
+        for of_step in of_steps
+    )
+
+
+@pytest.mark.parametrize(
+    ("factors", "expected"),
+    [
+        (
+            {"fc1.weight": [0.5] * 4, "fc1.bias": [0.5] * 4, "fc2.weight": [2] * 4},
+            "0.5 times torch's in fc1.bias, fc1.weight; 2 times torch's in fc2.weight",
+        ),
+        (
+            {"a": [0.5] * 4, "b": [1] * 4, "c": [1, 1, 3, 3]},
+            "0.5 times torch's in a; 3 times torch's in c, from step 3 on",
+        ),
+        ({"a": [2, 3, 2, 3], "b": [2, 3, 2, 3]}, "2, 3 times torch's in all tensors, in turn from step 1 on"),
+        (
+            {"a": [1, 1, 1.5, 1.5, 0.5, 0.5]},
+            "1.5 times torch's in a, from step 3 on; 0.5 times from step 5 on",
+        ),
+        ({"a": [2, 2, 1, 1]}, "2 times torch's in a, from step 1 on; equal from step 3 on"),
+        (
+            {name: [factor] * 2 for factor, name in enumerate("abcde", start=2)},
+            "2 times torch's in a; 3 times torch's in b; 4 times torch's in c; ...",
+        ),
+        ({"a": [1, 2, 3, 4]}, ""),
+        ({"a": [2] * 4, "b": [1, 2, 3, 4]}, ""),
+    ],
+    ids=["tensors", "tensors and steps", "turns", "plateaus", "equal again", "many", "no rule", "no rule for all"],
+)
+def test_factors_by_tensor_and_by_step_are_told(factors: Mapping[str, Sequence[float]], expected: str) -> None:
+    assert said(factors) == expected
