@@ -38,7 +38,7 @@ def parse(config_class: type[Config], argv: Sequence[str], prog: str) -> Config:
         InputError: an unknown flag, a bad value, or a --resume folder without a run.
         SystemExit: with code 0, after --help.
     """
-    _check_given_once(config_class, argv)  # here too, since two folders of --resume would each be right
+    _check_given_once(argv)
     default: Config = config_class()
     folder = _value_of("--resume", argv)
     if folder is not None:
@@ -63,13 +63,12 @@ def parse_plain(config_class: type[Options], argv: Sequence[str], prog: str, def
         default: values of fields without a flag; None: the defaults of the class, fields without one are required.
 
     Raises:
-        InputError: an unknown flag, a flag given twice, a bad value, or a missing argument.
+        InputError: an unknown flag, a bad value, or a missing argument.
         SystemExit: with code 0, after --help.
 
     >>> parse_plain(dataclasses.make_dataclass("Options", [("steps", int, 10)]), ["--steps", "3"], "prog").steps
     3
     """
-    _check_given_once(config_class, argv)
     output = io.StringIO()
     defaults: dict[str, Any] = {} if default is None else {"default": default}
     groups = [] if default is None else _groups(config_class)
@@ -210,15 +209,11 @@ def run(main: Callable[[Config], None], config_class: type[Config], prog: str) -
         raise
 
 
-def _check_given_once(config_class: type, argv: Sequence[str]) -> None:
-    """Raise `InputError` if a flag is given twice: the parser would take the last, and --resume the first."""
-    fields = {flag(field.name): flag(field.name) for field in dataclasses.fields(config_class)}
-    fields |= {no: yes for yes in list(fields) if (no := f"--no-{yes[2:]}") not in fields}
-    words = [word.partition("=")[0].replace("_", "-") for word in argv]
-    given = [(fields[word], word) for word in words if word in fields]
-    for position, (field, word) in enumerate(given):
-        if earlier := [other for name, other in given[:position] if name == field]:
-            raise InputError(f"{earlier[0]} and {word}: the same flag; must be given once")
+def _check_given_once(argv: Sequence[str]) -> None:
+    """Raise `InputError` if two folders are given; of other flags the last counts, so that scripts may append."""
+    for name in ("--output", "--resume"):
+        if sum(word == name or word.startswith(name + "=") for word in argv) > 1:
+            raise InputError(f"{name}: given twice; must be given once")
 
 
 def _value_of(name: str, argv: Sequence[str]) -> str | None:

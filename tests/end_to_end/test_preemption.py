@@ -171,7 +171,7 @@ cli.run(main, TrainConfig, "train")
 @contextlib.contextmanager
 def running(*flags: str, program: tuple[str, ...] = ("-m", "jaxddp.train")) -> Iterator[subprocess.Popen[str]]:
     """Start a long run in a process of its own, and wait for its first epoch."""
-    common = [*SMALL, "--devices", "2", "--epochs", "100000", "--checkpoint-every", "0"]
+    common = [*SMALL, "--devices", "2", "--epochs", "100000", "--checkpoint-every", "0", "--log-every", "1"]
     command = [sys.executable, *program, *common, *flags]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:

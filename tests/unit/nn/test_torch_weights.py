@@ -1,5 +1,6 @@
 """Weights convert between flax and torch without loss, and weights that do not fit are refused."""
 
+import errno
 import os
 from pathlib import Path
 from typing import Any
@@ -208,13 +209,12 @@ def test_saving_replaces_a_file_atomically(tmp_path: Path, monkeypatch: pytest.M
     path, old, new = tmp_path / "w.safetensors", {"w": np.zeros(3)}, {"w": np.ones(3)}
     save_weights(path, old, {})
 
-    def torn(self: Path, content: bytes) -> None:
-        with self.open("wb") as file:
-            file.write(content[:10])
-        raise OSError("disk full")
+    def full(descriptor: int) -> None:
+        os.truncate(descriptor, 10)
+        raise OSError(errno.ENOSPC, "disk full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "write_bytes", torn)
+        patch.setattr(os, "fsync", full)
         with pytest.raises(OSError, match="disk full"):
             save_weights(path, new, {})
     check_same(load_weights(path), old)
