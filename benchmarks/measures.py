@@ -99,13 +99,14 @@ def _log_seconds(config: TrainConfig, folder: Path, steps: int) -> float:
 
 
 def _checkpoint_seconds(run: train.Run, folder: Path) -> float:
-    """Time a checkpoint, after a first one of another step."""
+    """Time for which training waits at a checkpoint, after a first one of another step."""
     checkpoints = Checkpoints(folder / "checkpoints")
     contender = Jaxddp(run.ddp, run.loader, run.start, run.dataset.train)
     state, batches = contender.state(), contender.batches()
     checkpoints.save(run.ddp.whole(state))
     state, _ = run.ddp.steps(state, next(batches))
     jax.block_until_ready(state)
+    checkpoints.wait()
     started = time.perf_counter()
     checkpoints.save(run.ddp.whole(state))
     seconds = time.perf_counter() - started

@@ -106,6 +106,16 @@ def test_checkpoints_come_every_few_steps_and_as_many_are_kept_as_asked(tmp_path
     assert saved_steps(tmp_path / "run") == [10, 15, 20, 24]
 
 
+@pytest.mark.large
+def test_checkpoints_come_by_the_clock(tmp_path: Path) -> None:
+    """Every step takes longer than 60 microseconds."""
+    flags = ["--epochs", "1", "--steps-per-dispatch", "1", "--keep-checkpoints", "99"]
+    train(*flags, "--checkpoint-every", "0.000001minutes", "--output", str(tmp_path / "often"))
+    assert saved_steps(tmp_path / "often") == list(range(1, 13))
+    train(*flags, "--checkpoint-every", "10minutes", "--output", str(tmp_path / "seldom"))
+    assert saved_steps(tmp_path / "seldom") == [12]
+
+
 def test_the_best_checkpoint_is_kept(tmp_path: Path) -> None:
     flags = ["--checkpoint-every", "1", "--keep-checkpoints", "1", "--keep-best"]
     train(*flags, "--epochs", "2", "--output", str(tmp_path / "run"))
