@@ -55,7 +55,7 @@ def saved_steps(folder: Path) -> list[int]:
     return sorted(int(path.name) for path in (folder / "checkpoints").iterdir() if path.name.isdigit())
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("stops", [[7], [3, 17], [12, 13]], ids=str)
 @pytest.mark.parametrize("flags", [STATEFUL, SCALED, SHARDED], ids=lambda flags: flags[0])
 def test_a_run_that_stops_within_an_epoch_goes_on_bit_for_bit(

@@ -195,6 +195,7 @@ def test_bad_input_ends_the_command_with_exit_code_2_and_one_line():
     ]
 
 
+@pytest.mark.large
 def test_the_environment_of_jax_changes_no_random_number(tmp_path):
     flags = ["--dropout", "0.5", "--epochs", "1", "--devices", "2"]
     train(*flags, "--output", str(tmp_path / "here"))

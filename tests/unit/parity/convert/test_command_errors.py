@@ -1,5 +1,7 @@
 """python -m jaxddp.parity.convert: one line for every kind of error, and nothing written."""
 
+import errno
+import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -120,14 +122,13 @@ def test_an_existing_file_is_replaced_only_with_force(folder: Path, capsys: pyte
 def test_a_failed_write_leaves_no_partial_file(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(path: Path, content: bytes) -> None:
-        with path.open("wb") as file:
-            file.write(content[:10])
-        raise OSError(28, "No space left on device", str(path))
+    def full(descriptor: int) -> None:
+        os.truncate(descriptor, 10)
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(os, "fsync", full)
     line = fails(capsys, "port.py", "torch.safetensors", "out.safetensors")
-    assert line == "out.safetensors.tmp: no space left on device"
+    assert line == "out.safetensors: no space left on device"
 
 
 def test_a_rule_that_does_not_fit_is_reported_in_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
