@@ -185,10 +185,7 @@ def _complete(launcher: str, environment: Environment, names: "list[str] | tuple
     if not present:
         return None
     if missing := [name for name in names if not environment.get(name)]:
-        raise _Half(
-            f"{present[0]} is set, {', '.join(missing)} not: {launcher} sets all of them; "
-            "set the others, or unset it to train in one process"
-        )
+        raise _Half(f"{present[0]} is set, {', '.join(missing)} not; set all of {launcher}'s variables, or none")
     return [environment[name] for name in names]
 
 

@@ -98,7 +98,7 @@ def test_torchrun_may_be_started_by_srun_and_addresses_may_be_set_beside_it() ->
 
 @pytest.mark.parametrize("missing", ["MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK"])
 def test_half_of_torchruns_variables_are_an_error(missing: str) -> None:
-    with pytest.raises(InputError, match=f"is set, {missing} not: torchrun sets all of them"):
+    with pytest.raises(InputError, match=f"is set, {missing} not; set all of torchrun's variables, or none"):
         find({name: value for name, value in TORCHRUN.items() if name != missing})
 
 
