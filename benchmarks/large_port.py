@@ -1,0 +1,96 @@
+"""`python -m benchmarks.large_port`: time and memory of the parity check of a GPT with 124 million parameters.
+
+The port is examples/ports/gpt.py with other sizes and, with --fault, another epsilon in one LayerNorm.
+"""
+
+import contextlib
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from jaxddp import cli
+from jaxddp.errors import InputError
+
+GPT = Path(__file__).parents[1] / "examples" / "ports" / "gpt.py"
+FAULT = ("self.norm = layer_norm(rngs)", "self.norm = nnx.LayerNorm(WIDTH, use_fast_variance=False, rngs=rngs)")
+AIMS = "aims, with 64 tokens: equal in 240 s, the fault named in 300 s, both in 6 GiB"
+EVERY = 0.5  # seconds between two looks at the memory
+
+
+@dataclass(frozen=True)
+class Options:
+    """Check a large port, and print its verdict, time and memory."""
+
+    width: int = 768
+    """Width of the model."""
+    heads: int = 12
+    """Attention heads."""
+    blocks: int = 12
+    """Number of blocks."""
+    tokens: int = 50257
+    """Size of the vocabulary."""
+    length: int = 64
+    """Tokens per sequence."""
+    batch: int = 1
+    """Sequences per replica and step."""
+    steps: int = 3
+    """Optimizer steps, on 2 replicas."""
+    fault: bool = False
+    """Plant the default epsilon of flax in the last LayerNorm."""
+
+
+def port(options: Options) -> str:
+    """Return the source of the port.
+
+    >>> "WIDTH, HEADS, BLOCKS = 768, 12, 12" in port(Options())
+    True
+    """
+    changes = {
+        r"^TOKENS, LENGTH = .*$": f"TOKENS, LENGTH = {options.tokens}, {options.length}",
+        r"^WIDTH, HEADS, BLOCKS = .*$": f"WIDTH, HEADS, BLOCKS = {options.width}, {options.heads}, {options.blocks}",
+        r"^accumulation_steps = 2": "accumulation_steps = 1",
+        r"\(8, 1\)": f"({options.batch}, 1)",
+    }
+    if options.fault:
+        changes[re.escape(FAULT[0])] = FAULT[1]
+    text = GPT.read_text()
+    for old, new in changes.items():
+        text, count = re.subn(old, new, text, flags=re.MULTILINE)
+        if not count:
+            raise InputError(f"{GPT}: has no {old}")
+    return text
+
+
+def memory(session: int) -> int:
+    """Return the bytes of memory of all processes of a session: anonymous and shared pages, each counted once."""
+    total = 0
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, IndexError, ValueError):  # it has ended
+            if int((process / "stat").read_text().rpartition(")")[2].split()[3]) == session:
+                lines = (process / "smaps_rollup").read_text().splitlines()
+                total += sum(int(line.split()[1]) for line in lines if line.startswith(("Pss_Anon:", "Pss_Shmem:")))
+    return total * 1024
+
+
+def main(options: Options) -> None:
+    """Run the check in processes of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "gpt.py")
+        file.write_text(port(options))
+        command = [sys.executable, "-m", "jaxddp.parity", str(file), "--world-size", "2", "--steps", f"{options.steps}"]
+        started, most = time.monotonic(), 0
+        with subprocess.Popen(command, start_new_session=True) as process:
+            while process.poll() is None:
+                most = max(most, memory(process.pid))
+                time.sleep(EVERY)
+    seconds = time.monotonic() - started
+    print(f"exit code {process.returncode}, {seconds:.0f} s, {most / 2**30:.2f} GiB ({AIMS})")
+
+
+if __name__ == "__main__":
+    with cli.one_line_errors(show_traceback=False):
+        main(cli.parse_plain(Options, sys.argv[1:], "python -m benchmarks.large_port"))
