@@ -172,3 +172,32 @@ def test_a_failure_in_one_process_is_told_by_all(tmp_path: Path) -> None:
     assert [process.returncode for process in started] == [69, 2]
     assert said[1].startswith("error: --data-path names.txt: ")
     assert said[0] == f"error: process 1 failed: {said[1].removeprefix('error: ')}"
+
+
+MODEL = """
+import numpy as np
+from flax import nnx
+
+model = lambda: nnx.Linear(1, 1, rngs=nnx.Rngs(0))
+loss_fn = lambda model, batch: (model(batch["x"])[:, 0] - batch["y"]) ** 2
+data = {"x": np.linspace(-1, 1, 64, dtype=np.float32)[:, None]}
+data["y"] = 3 * data["x"][:, 0] + 1
+"""
+
+
+@pytest.mark.large
+def test_the_program_of_the_guide_trains_in_two_processes(tmp_path: Path) -> None:
+    guide = Path("docs/multi_node.md").read_text()
+    shown = guide.partition("```python\n")[2].partition("```")[0]
+    program = tmp_path / "program.py"
+    program.write_text(MODEL + shown)
+    env = {**os.environ, "PYTHONPATH": f"{Path.cwd()}", "JAX_NUM_PROCESSES": "2"}
+    env["JAX_COORDINATOR_ADDRESS"] = f"127.0.0.1:{free_port()}"
+    pipe = subprocess.PIPE
+    started = [
+        subprocess.Popen([sys.executable, str(program)], env=env | {"JAX_PROCESS_ID": rank}, stdout=pipe, text=True)
+        for rank in "01"
+    ]
+    printed = [process.communicate(timeout=120)[0] for process in started]
+    assert [process.returncode for process in started] == [0, 0]
+    assert printed[0].startswith("{'loss': ") and printed[1] == ""
