@@ -101,7 +101,7 @@ def profile(name: str, small: bool) -> str:
     ran = [one for of_device in kernels(trace).values() for one in of_device]
     times = by_kind(ran, parse(program), STEPS)
     rate = cost["flops"] / times[PRODUCTS] / 1e6
-    cells = "".join(f"{times[each]:13.1f}" for each in KINDS)
+    cells = "".join(f"{times[each]:13.2f}" for each in KINDS)
     return f"{name:16}{milliseconds:10.1f}{cells}{rate:12.0f}"
 
 

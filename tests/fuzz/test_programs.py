@@ -33,7 +33,7 @@ ABSURD = {
     "no number": "--lr nan",
     "letters": "--epochs ten",
     "none": "--epochs None",
-    "twice": "--lr 1 --lr 2",
+    "twice": "--output a --output b",
     "unknown": "--lerning-rate 1",
     "empty": "--model=",
     "zero device": "--weights /dev/zero",
