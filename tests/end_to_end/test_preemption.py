@@ -183,7 +183,13 @@ def running(*flags: str, program: tuple[str, ...] = ("-m", "jaxddp.train")) -> I
     """Start a long run in a process of its own, and wait for its first epoch."""
     common = [*SMALL, "--devices", "2", "--epochs", "100000", "--checkpoint-every", "0", "--log-every", "1"]
     command = [sys.executable, *program, *common, *flags]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    # Background jobs of a shell ignore SIGINT, and so would what they start.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    with process:
         try:
             assert process.stdout is not None
             assert any(line.startswith("epoch") for line in process.stdout)

@@ -4,6 +4,7 @@ The hosts are network namespaces with addresses in the loopback range, so these 
 """
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -104,7 +105,9 @@ def test_a_cut_cable_ends_the_run_which_goes_on_with_the_host_that_is_left(two: 
     two[1].cut()
     ended = run.ended()
     assert time.monotonic() - cut < LIMIT  # measured: 8
-    assert ended == [(69, f"error: process {other} of 2 has been silent for 7 s") for other in (1, 0)]
+    assert [code for code, _ in ended] == [69, 69]
+    for other, (_, said) in zip((1, 0), ended, strict=True):
+        assert re.fullmatch(rf"error: process {other} of 2 has been silent for [78] s", said)
     printed = alone("--resume", f"{tmp_path}/run", "--epochs", "400", "--checkpoint-every", "0")
     assert "2 replicas" in printed and "replicas identical" in printed
 
@@ -118,7 +121,9 @@ def test_a_killed_host_ends_the_run(victim: int, two: list[Host], tmp_path: Path
     run.processes[victim].send_signal(signal.SIGKILL)
     ended = run.ended()
     assert time.monotonic() - killed < LIMIT  # measured: 8
-    assert ended[1 - victim] == (69, f"error: process {victim} of 2 has been silent for 7 s")
+    code, said = ended[1 - victim]
+    assert code == 69
+    assert re.fullmatch(rf"error: process {victim} of 2 has been silent for [78] s", said)
 
 
 def test_a_dead_coordinator_ends_the_run_at_once(two: list[Host], tmp_path: Path) -> None:
