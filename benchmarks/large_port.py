@@ -65,15 +65,24 @@ def port(options: Options) -> str:
     return text
 
 
-def memory(session: int) -> int:
-    """Return the bytes of memory of all processes of a session: anonymous and shared pages, each counted once."""
-    total = 0
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError, IndexError, ValueError):  # it has ended
-            if int((process / "stat").read_text().rpartition(")")[2].split()[3]) == session:
-                lines = (process / "smaps_rollup").read_text().splitlines()
-                total += sum(int(line.split()[1]) for line in lines if line.startswith(("Pss_Anon:", "Pss_Shmem:")))
-    return total * 1024
+def memory(root: int) -> int:
+    """Return the bytes of memory of a process and all below it: anonymous and shared pages, each counted once."""
+    parents = {}
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended
+            parents[int(file.parent.name)] = int(file.read_text().rpartition(")")[2].split()[1])
+    family = {root}
+    while more := {process for process, parent in parents.items() if parent in family} - family:
+        family |= more
+    return 1024 * sum(map(_pages, family))
+
+
+def _pages(process: int) -> int:
+    """Return the kibibytes of a process's pages; 0 if it has ended."""
+    with contextlib.suppress(OSError):
+        lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
+        return sum(int(line.split()[1]) for line in lines if line.startswith(("Pss_Anon:", "Pss_Shmem:")))
+    return 0
 
 
 def main(options: Options) -> None:
@@ -83,7 +92,7 @@ def main(options: Options) -> None:
         file.write_text(port(options))
         command = [sys.executable, "-m", "jaxddp.parity", str(file), "--world-size", "2", "--steps", f"{options.steps}"]
         started, most = time.monotonic(), 0
-        with subprocess.Popen(command, start_new_session=True) as process:
+        with subprocess.Popen(command) as process:
             while process.poll() is None:
                 most = max(most, memory(process.pid))
                 time.sleep(EVERY)
