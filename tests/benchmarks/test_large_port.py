@@ -1,4 +1,4 @@
-"""The benchmark of a large port: its port has the sizes and the fault that are asked for; memory counts all processes."""
+"""The benchmark of a large port: its port has the sizes and the fault asked for; memory is that of all processes."""
 
 import subprocess
 import sys
