@@ -46,7 +46,7 @@ class Run:
 
     @property
     def is_first(self) -> bool:
-        """Whether this process prints, logs and saves weights: the one that has replica 0."""
+        """Return whether this process prints, logs and saves weights: the one that has replica 0."""
         return 0 in self.ddp.replicas.local_ranks
 
     def explain(self, sums: Mapping[str, float]) -> str | None:

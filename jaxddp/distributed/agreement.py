@@ -26,13 +26,12 @@ class Agreement:
 
     def __init__(self, replicas: Replicas):
         self._replicas = replicas
-        self._alone = len(replicas.local_ranks) == replicas.world_size
         self._largest = replicas.map(lambda x: all_reduce(x, "max"), in_axes=(0,), out_axes=None)
         self._pending: deque[jax.Array] = deque()
 
     def __call__(self, number: int) -> int:
         """Give this process's number, at least 0; return the agreed one, 0 before `DELAY` calls."""
-        if self._alone:
+        if self._replicas.in_one_process:
             return number
         mine = self._replicas.shard(np.full(len(self._replicas.local_ranks), number, np.int32))
         self._pending.append(self._largest(mine))

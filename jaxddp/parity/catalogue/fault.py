@@ -7,7 +7,7 @@ from jaxddp.parity.catalogue.torch_optimizer import TorchOptimizer
 
 
 class Known(NamedTuple):
-    """What is known of a fault that was found, beside its name.
+    """Facts about a fault that was found, beside its name.
 
     Attributes:
         says: the fault in words, with its values.

@@ -32,7 +32,7 @@ class TorchOptimizer:
 
     @property
     def decays(self) -> list[float]:
-        """The different values of weight decay, in ascending order."""
+        """Return the different values of weight decay, in ascending order."""
         return sorted({group.get("weight_decay", 0.0) for group in self.groups})
 
     @property

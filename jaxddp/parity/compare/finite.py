@@ -19,7 +19,7 @@ Places = dict[tuple[str, int], None]  # (tensor, replica), in order; replica 0 f
 
 @dataclass(frozen=True)
 class NotFinite:
-    """The first numbers that are not finite.
+    """First numbers of a run that are not finite.
 
     Attributes:
         step: their step, counted from 0.
@@ -39,7 +39,7 @@ class NotFinite:
 
     @property
     def where(self) -> str:
-        """The tensors, in words.
+        """Return the tensors, in words.
 
         >>> NotFinite(0, "update", "both", ("a", "b", "c", "d"), False, 0).where
         'a, b, c, ...'
