@@ -211,4 +211,6 @@ def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None, "runs in a child"
     parent.join()
-    os.killpg(0, signal.SIGKILL)
+    with contextlib.suppress(OSError):  # the pipe that tells of its end may have been closed by a port
+        os.fstat(parent.sentinel)
+        os.killpg(0, signal.SIGKILL)
