@@ -4,6 +4,7 @@ The port is examples/ports/gpt.py with other sizes and, with --fault, another ep
 """
 
 import contextlib
+import os
 import re
 import subprocess
 import sys
@@ -86,13 +87,14 @@ def _pages(process: int) -> int:
 
 
 def main(options: Options) -> None:
-    """Run the check in processes of its own."""
+    """Run the check in processes of its own, as for the first time."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "gpt.py")
         file.write_text(port(options))
         command = [sys.executable, "-m", "jaxddp.parity", str(file), "--world-size", "2", "--steps", f"{options.steps}"]
+        first_run = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(Path(folder, "programs"))}  # nothing is compiled yet
         started, most = time.monotonic(), 0
-        with subprocess.Popen(command) as process:
+        with subprocess.Popen(command, env=first_run) as process:
             while process.poll() is None:
                 most = max(most, memory(process.pid))
                 time.sleep(EVERY)

@@ -177,12 +177,17 @@ def barrier(tree: Tree) -> Tree:
     return lax.optimization_barrier((tree, arrived))[0]
 
 
+def _on_devices() -> bool:
+    """Return whether each replica has a device of its own; virtual ones share one."""
+    return AXIS_NAME in jax.sharding.get_abstract_mesh().manual_axes
+
+
 def _alone() -> bool:
     """Return whether this replica is the only one, on a device of its own.
 
     Of one virtual replica `vmap` must be told by a collective that its values are equal on all.
     """
-    return world_size() == 1 and AXIS_NAME in jax.sharding.get_abstract_mesh().manual_axes
+    return world_size() == 1 and _on_devices()
 
 
 def _sum(tree: Any) -> Any:
@@ -201,10 +206,25 @@ def _summed(leaves: list[jax.Array]) -> list[jax.Array]:
     for place, leaf in enumerate(leaves):
         buckets.setdefault(leaf.dtype if leaf.nbytes <= _SMALL else place, []).append(place)
     members = [[leaves[place] for place in bucket] for bucket in buckets.values()]
-    totals = lax.psum([_joined(arrays) for arrays in members], AXIS_NAME)
+    joined = [_joined(arrays) for arrays in members]
+    totals = lax.psum(joined, AXIS_NAME) if _on_devices() else list(map(_sum_of_virtual, joined))
     sums = itertools.chain.from_iterable(map(_parted, totals, members))
     of_place = dict(zip(itertools.chain.from_iterable(buckets.values()), sums, strict=True))
     return [of_place[place] for place in range(len(leaves))]
+
+
+def _sum_of_virtual(array: jax.Array) -> jax.Array:
+    """Sum over virtual replicas in a loop: XLA would compute a written-out sum once for each use.
+
+    On CPU, the library to which XLA gives reductions copies all terms. Measured for two replicas of 124 million
+    parameters in float64: 1.5 GiB beside the arguments in place of 2.1, and a step of 3 s in place of 6.
+    """
+    of_all = lax.all_gather(array, AXIS_NAME)
+
+    def add(rank: jax.Array, total: jax.Array) -> jax.Array:
+        return total + lax.dynamic_index_in_dim(of_all, rank, keepdims=False)
+
+    return lax.fori_loop(1, len(of_all), add, of_all[0])
 
 
 def _joined(arrays: list[jax.Array]) -> jax.Array:

@@ -1,5 +1,6 @@
 """What the collectives send: integers as floats, small arrays as one, and nothing from a single replica."""
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -93,3 +94,21 @@ def test_of_one_virtual_replica_values_are_equal_on_all() -> None:
     replicas = VirtualReplicas(1)
     mean = replicas.map(collectives.all_reduce_mean, in_axes=(0,), out_axes=None)
     assert mean(replicas.shard(np.array([[2.0, 3.0]], np.float32))).tolist() == [2.0, 3.0]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_a_sum_over_virtual_replicas_is_no_reduction_and_has_its_gradient(world_size: int) -> None:
+    """On CPU, XLA's library for reductions would copy the terms of all replicas."""
+
+    def squared(x: jax.Array) -> jax.Array:
+        return jnp.sum(collectives.all_reduce(x) ** 2)
+
+    x = np.random.default_rng(0).normal(size=(world_size, 3)).astype(np.float32)
+    of_kinds = []
+    for replicas in (VirtualReplicas(world_size), Replicas(jax.devices()[:world_size])):
+        sums = replicas.map(collectives.all_reduce, in_axes=(0,), out_axes=0)
+        gradients = replicas.map(jax.grad(squared), in_axes=(0,), out_axes=0)
+        of_kinds.append((sums(replicas.shard(x)), gradients(replicas.shard(x))))
+        assert "stablehlo.reduce" not in sums.lower(x).as_text() or isinstance(replicas, Replicas)
+    # measured: 2e-7
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6), *of_kinds)
