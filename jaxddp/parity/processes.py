@@ -14,6 +14,7 @@ import multiprocessing.connection
 import os
 import resource
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -202,9 +203,14 @@ def _quietly(target: Callable[..., None], *args: Any) -> None:
         target(*args)
     except (EOFError, ConnectionError):  # the parent is gone
         pass
-    except OSError as error:  # a port may have closed the connection; the parent tells that the child has ended
+    except OSError as error:
         if error.errno != errno.EBADF:
             raise
+        # A port has closed the connection, and with it files that the interpreter would close once more at its end.
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(0)
 
 
 def _end_with_parent() -> None:
