@@ -3,7 +3,6 @@
 The port is examples/ports/gpt.py with other sizes and, with --fault, another epsilon in one LayerNorm.
 """
 
-import contextlib
 import os
 import re
 import subprocess
@@ -13,6 +12,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.memory import family, memory
 from jaxddp import cli
 from jaxddp.errors import InputError
 
@@ -66,26 +66,6 @@ def port(options: Options) -> str:
     return text
 
 
-def memory(root: int) -> int:
-    """Return the bytes of memory of a process and all below it: anonymous and shared pages, each counted once."""
-    parents = {}
-    for file in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it has ended
-            parents[int(file.parent.name)] = int(file.read_text().rpartition(")")[2].split()[1])
-    family = {root}
-    while more := {process for process, parent in parents.items() if parent in family} - family:
-        family |= more
-    return 1024 * sum(map(_pages, family))
-
-
-def _pages(process: int) -> int:
-    """Return the kibibytes of a process's pages; 0 if it has ended."""
-    with contextlib.suppress(OSError):
-        lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
-        return sum(int(line.split()[1]) for line in lines if line.startswith(("Pss_Anon:", "Pss_Shmem:")))
-    return 0
-
-
 def main(options: Options) -> None:
     """Run the check in processes of its own, as for the first time."""
     with tempfile.TemporaryDirectory() as folder:
@@ -96,7 +76,7 @@ def main(options: Options) -> None:
         started, most = time.monotonic(), 0
         with subprocess.Popen(command, env=first_run) as process:
             while process.poll() is None:
-                most = max(most, memory(process.pid))
+                most = max(most, memory(family(process.pid)))
                 time.sleep(EVERY)
     seconds = time.monotonic() - started
     print(f"exit code {process.returncode}, {seconds:.0f} s, {most / 2**30:.2f} GiB ({AIMS})")

@@ -1,0 +1,135 @@
+"""The jobs that a soak kills: commands, the steps they have reached and saved, and the processes to kill."""
+
+import contextlib
+import json
+import random
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from benchmarks.memory import family
+
+WORKER = Path(__file__).with_name("torch_job.py")
+LOG_EVERY = 50  # steps; the worker's is the same
+TAIL = 10_000  # bytes at the end of a log that hold its last step
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job of four replicas on the CPU, which trains the convnet until it is killed.
+
+    Attributes:
+        folder: its run folder.
+        every: seconds between two checkpoints.
+        name: name in a report.
+    """
+
+    name: ClassVar[str]
+    folder: Path
+    every: float
+
+    def command(self) -> list[str]:
+        """Return the command that starts the job or goes on with it."""
+        raise NotImplementedError
+
+    def steps(self) -> list[int]:
+        """Return the steps that its log holds, in the order in which they were written."""
+        return self._steps_from(0)
+
+    def reached(self) -> int:
+        """Return the last step in the log, 0 if there is none."""
+        size = self._log().stat().st_size if self._log().exists() else 0
+        return next(reversed(self._steps_from(size - TAIL)), 0)
+
+    def saved(self) -> int:
+        """Return the step of the newest complete checkpoint, 0 if there is none."""
+        return max(map(int, self._checkpoints()), default=0)
+
+    def damaged(self) -> int:
+        """Return the number of checkpoints that were found damaged."""
+        return len([*self.folder.rglob("*.damaged")])
+
+    def victim(self, root: int, rng: random.Random) -> int:
+        """Return the process to kill: here the only one."""
+        return root
+
+    def _steps_from(self, start: int) -> list[int]:
+        """Return the steps that the log holds after its first `start` bytes."""
+        numbers: list[int] = []
+        with contextlib.suppress(FileNotFoundError), self._log().open("rb") as log:
+            log.seek(max(0, start))
+            for line in log.read().splitlines():
+                with contextlib.suppress(ValueError):  # a line that was cut by a kill or by `start`
+                    record = json.loads(line)
+                    numbers += [record["step"]] * self._is_step(record)
+        return numbers
+
+    def _log(self) -> Path:
+        raise NotImplementedError
+
+    def _is_step(self, record: Any) -> bool:
+        """Return whether a line of the log tells of a step."""
+        return isinstance(record, dict) and record.get("kind", "step") == "step"
+
+    def _checkpoints(self) -> list[str]:
+        raise NotImplementedError
+
+
+class Jaxddp(Job):
+    """`jaxddp.train` on four CPU devices in one process, resumed by hand after each kill."""
+
+    name = "jaxddp"
+
+    def command(self) -> list[str]:
+        """Return the command that starts the job or goes on with it."""
+        train = [sys.executable, "-m", "jaxddp.train"]
+        if self.saved():
+            return [*train, "--resume", str(self.folder)]
+        options = {
+            "--model": "convnet",
+            "--devices": "4",
+            "--platform": "cpu",
+            "--epochs": "1000000",
+            "--log-every": str(LOG_EVERY),
+            "--checkpoint-every": f"{self.every / 60:.4f}minutes",
+            "--keep-checkpoints": "2",
+            "--output": str(self.folder),
+        }
+        return [*train, *(word for option in options.items() for word in option)]
+
+    def _log(self) -> Path:
+        return self.folder / "metrics.jsonl"
+
+    def _checkpoints(self) -> list[str]:
+        return [path.name for path in self.folder.glob("checkpoints/*") if path.name.isdigit()]
+
+
+class TorchDDP(Job):
+    """DDP under torchrun, which starts all workers again when one dies, with torch.distributed.checkpoint."""
+
+    name = "torchrun + DDP + torch.distributed.checkpoint"
+
+    def command(self) -> list[str]:
+        """Return the command that starts the job or goes on with it."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "4"]
+        return [*run, "--max-restarts", "1000000", str(WORKER), str(self.folder), str(self.every)]
+
+    def victim(self, root: int, rng: random.Random) -> int:
+        """Return a worker, drawn by chance."""
+        workers = [process for process in family(root) if process != root and _runs_worker(process)]
+        return rng.choice(sorted(workers)) if workers else root
+
+    def _log(self) -> Path:
+        return self.folder / "steps.jsonl"
+
+    def _checkpoints(self) -> list[str]:
+        return [path.parent.name for path in self.folder.glob("*/.metadata")]
+
+
+def _runs_worker(process: int) -> bool:
+    try:
+        return str(WORKER).encode() in Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
+    except OSError:  # it has ended
+        return False
