@@ -54,6 +54,8 @@ class Options:
     """cpu | gpu: platform of the jax side. None: GPUs if there are any."""
     torch_platform: str = "cpu"
     """cpu | gpu: platform of the torch side; its ranks may share a GPU."""
+    num_processes: int = 1
+    """Number of processes that share jax's replicas, on CPU devices, as on several machines."""
     write_names: bool = False
     """Write the proposed table into PORT.py where names do not map, and check again."""
     seed: int = 0
@@ -62,7 +64,7 @@ class Options:
     """Seconds without a message after which a side counts as hanging."""
 
     def __post_init__(self) -> None:
-        for name in ("world_size", "steps", "timeout"):
+        for name in ("world_size", "steps", "timeout", "num_processes"):
             if not getattr(self, name) >= 1:
                 raise InputError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be at least 1")
         if self.world_size > MOST_REPLICAS:
@@ -71,6 +73,12 @@ class Options:
         if self.platform is not None:
             check_name("--platform", self.platform, ("cpu", "gpu"))
         check_name("--torch-platform", self.torch_platform, ("cpu", "gpu"))
+        if self.world_size % self.num_processes:
+            raise InputError(f"--num-processes {self.num_processes}: must divide --world-size {self.world_size}")
+        if self.num_processes > 1 and self.platform == "gpu":
+            raise InputError(
+                f"--num-processes {self.num_processes}: shares CPU devices; must not be given with --platform gpu"
+            )
         if self.only is not None and self.port is not None:
             raise InputError(f"--only {self.only}: selects jaxddp's own models; must not be given with PORT.py")
         if self.write_names and self.port is None:
@@ -113,6 +121,7 @@ def _check_port(options: Options) -> Report:
         platform=options.platform,
         torch_platform=options.torch_platform,
         timeout=options.timeout,
+        num_processes=options.num_processes,
         numerics=options.dtype == "both",
         tell=lambda line: print(line, file=sys.stderr, flush=True),
     )
@@ -145,7 +154,8 @@ def _check_builtin(options: Options) -> list[Report]:
             yield _row(named, reports[-1])
 
     world_size = max(named.case.world_size for named in cases)
-    with Workers(world_size, options.platform, options.timeout, options.torch_platform) as workers:
+    others = options.platform, options.timeout, options.torch_platform
+    with Workers(world_size, *others, options.num_processes) as workers:
         for line in table(rows(workers)):
             print(line, flush=True)
     for problem in dict.fromkeys(problem for report in reports for problem in report.problems):

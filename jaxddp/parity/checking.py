@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -50,6 +51,7 @@ def check(
     platform: str | None = None,
     torch_platform: str = "cpu",
     timeout: float = 300.0,
+    num_processes: int = 1,
     numerics: bool = True,
     workers: Workers | None = None,
     tell: Callable[[str], None] = lambda line: None,
@@ -67,6 +69,7 @@ def check(
         platform: "cpu" or "gpu", for jax; None for GPUs if there are any.
         torch_platform: "cpu" or "gpu", for torch; several ranks may share a GPU.
         timeout: seconds without a message after which a process counts as hanging.
+        num_processes: number of processes that share jax's replicas, on CPU devices; it divides `world_size`.
         numerics: whether to run in float32 too.
         workers: processes to reuse from check to check; None for new ones.
         tell: is called with a line about the memory that a large model will take, before it takes it, and with one
@@ -87,7 +90,7 @@ def check(
     started = time.monotonic()
     source = PortFile(str(port)) if isinstance(port, str | Path) else port
     case = source if isinstance(source, Case) else PortCase(source, world_size, steps, seed=seed)
-    with _own(workers, case.world_size, platform, timeout, torch_platform) as crew:
+    with _own(workers, case.world_size, platform, timeout, torch_platform, num_processes) as crew:
         runs = Runs(case, crew, seed, tell)
         runs.in_float64()
         if numerics and len(runs.torch) and len(runs.jax):
@@ -145,13 +148,11 @@ def report_on(runs: Runs, workers: Workers, started: float, tell: Callable[[str]
 
 
 @contextmanager
-def _own(
-    workers: Workers | None, world_size: int, platform: str | None, timeout: float, torch_platform: str
-) -> Iterator[Workers]:
+def _own(workers: Workers | None, *options: Any) -> Iterator[Workers]:
     if workers is not None:
         yield workers
         return
-    with Workers(world_size, platform, timeout, torch_platform) as crew:
+    with Workers(*options) as crew:
         yield crew
 
 

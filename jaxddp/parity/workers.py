@@ -16,13 +16,19 @@ class Workers:
         platform: jax's platform, "cpu" or "gpu"; None: GPUs if there are enough, else the CPU.
         timeout: seconds without a message after which a process counts as hanging.
         torch_platform: "cpu" or "gpu", of torch's ranks.
+        processes: number of processes of jax's side, which divides `world_size`; several are on the CPU.
     """
 
     def __init__(
-        self, world_size: int, platform: str | None = None, timeout: float = 300.0, torch_platform: str = "cpu"
+        self,
+        world_size: int,
+        platform: str | None = None,
+        timeout: float = 300.0,
+        torch_platform: str = "cpu",
+        processes: int = 1,
     ):
-        self._world_size, self._timeout = world_size, timeout
-        self._platform, self._torch_platform = platform, torch_platform
+        self._world_size, self._timeout, self._processes = world_size, timeout, processes
+        self._platform, self._torch_platform = platform if processes == 1 else "cpu", torch_platform
         self._torch: TorchPool | None = None
         self._jax: JaxChild | None = None
 
@@ -48,8 +54,11 @@ class Workers:
         self._torch = None
 
     def end_after(self, error: ChildError) -> None:
-        """End jax's process if it died or hangs, so that the next job starts a new one; keep one that raised."""
-        if error.child == "flax" and not error.trace and self._jax is not None:
+        """End jax's process if it died or hangs, so that the next job starts a new one; keep one that raised.
+
+        Several processes of jax end together, because the others may wait for the one that raised.
+        """
+        if error.child.startswith("flax") and (self._processes > 1 or not error.trace) and self._jax is not None:
             self._jax.end()
             self._jax = None
 
@@ -68,5 +77,5 @@ class Workers:
 
     def _start_jax(self) -> JaxChild:
         if self._jax is None:
-            self._jax = JaxChild(self._world_size, self._platform, self._timeout)
+            self._jax = JaxChild(self._world_size, self._platform, self._timeout, self._processes)
         return self._jax

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from tests.support.ports import free_port
+from jaxddp.distributed.ports import free_port
 
 LENGTH = ("--dataset", "linear", "--num-examples", "96", "--model", "mlp", "--hidden-sizes", "8", "--epochs", "2")
 # Parameters after the same steps in another layout, relative to the largest; measured: 0 to 2e-7 in float32.

@@ -61,7 +61,7 @@ class Searches:
             return search()
         except ChildError as error:
             self.workers.end_after(error)
-            side = "flax" if error.child == "flax" else "torch"
+            side = "flax" if error.child.startswith("flax") else "torch"
             (self.problems if problems is None else problems).append(Problem(side, error.where, error.what))
         except KeyboardInterrupt:
             self.ended = True

@@ -1,5 +1,7 @@
 """Jobs of jax, and the child process that runs them."""
 
+import contextlib
+import dataclasses
 import os
 import subprocess
 from dataclasses import dataclass
@@ -10,7 +12,10 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
+from jaxddp.distributed.cluster import Cluster
 from jaxddp.distributed.devices import prepare
+from jaxddp.distributed.ports import free_port
+from jaxddp.distributed.processes import joined
 from jaxddp.parity.flax_side.lean import FREE
 from jaxddp.parity.flax_side.micro_gradients import micro_records, program
 from jaxddp.parity.flax_side.program import forget_programs
@@ -140,26 +145,29 @@ class Starts:
         }
 
 
-def serve(devices: int, platform: str | None, connection: Connection) -> None:
+def serve(devices: int, platform: str | None, cluster: Cluster | None, connection: Connection) -> None:
     """Run jobs until None arrives, as a `Child`'s target.
 
     Args:
-        devices: number of jax devices.
+        devices: number of jax devices, over all processes.
         platform: "cpu" or "gpu"; None: GPUs if there are enough, else the CPU.
+        cluster: this process among several that share the devices; None: it has them all.
         connection: the child's end of the pipe.
     """
-    with reported(connection, "--platform"):
-        if platform == "cpu" or (platform is None and devices > _gpus()):
-            jax.config.update("jax_platforms", "cpu")
-        prepare(devices, platform)
-        connection.send(("done", None))
-    last = None
-    while (job := connection.recv()) is not None:
-        if job.case != last:
-            jax.clear_caches()  # each program maps memory, and a process may have 65,530 mappings
-            last = job.case
-        with reported(connection, job.case.name):
-            connection.send(("done", job.run(telling(connection))))
+    with contextlib.ExitStack() as run:
+        with reported(connection, "--platform"):
+            run.enter_context(joined(cluster, {}, STARTING))
+            if platform == "cpu" or (platform is None and devices > _gpus()):
+                jax.config.update("jax_platforms", "cpu")
+            prepare(devices, platform, cluster)
+            connection.send(("done", None))
+        last = None
+        while (job := connection.recv()) is not None:
+            if job.case != last:
+                jax.clear_caches()  # each program maps memory, and a process may have 65,530 mappings
+                last = job.case
+            with reported(connection, job.case.name):
+                connection.send(("done", job.run(telling(connection))))
 
 
 def _gpus() -> int:
@@ -174,28 +182,41 @@ def _gpus() -> int:
 
 
 class JaxChild:
-    """A child process with jax, kept from job to job.
+    """A child process with jax, or several that share its devices, kept from job to job.
 
     Args:
-        devices: number of jax devices.
+        devices: number of jax devices, over all processes.
         platform: "cpu" or "gpu"; None: GPUs if there are enough, else the CPU.
         timeout: seconds without a message after which the process counts as hanging.
+        processes: number of processes, which divides the number of devices.
     """
 
-    def __init__(self, devices: int, platform: str | None = None, timeout: float = 300.0):
+    def __init__(self, devices: int, platform: str | None = None, timeout: float = 300.0, processes: int = 1):
         self._timeout = timeout
-        self._child = Child("flax", serve, (devices, platform))
+        address = f"127.0.0.1:{free_port()}" if processes > 1 else ""
+        self._children = []
+        for number in range(processes):
+            cluster = Cluster(address, processes, number) if address else None
+            name = f"flax process {number}" if number else "flax"
+            self._children.append(Child(name, serve, (devices, platform, cluster)))
+        self._at_work: list[Child] = []
         self._ready = False
 
     def start(self, job: Job) -> None:
         """Begin a job; `wait` returns its answer."""
         if not self._ready:
             self._start()
-        self._child.give(job)
+        first, *others = self._children
+        first.give(job)
+        self._at_work = [first]
+        if isinstance(job, Free | Forced | Micro):  # all others run on the device of one replica
+            self._at_work += others
+            for child in others:
+                child.give(dataclasses.replace(job, folder=job.folder.with_name(child.name)))  # of the same records
 
     def _start(self) -> None:
         try:
-            answers([self._child], max(STARTING, self._timeout))
+            answers(self._children, max(STARTING, self._timeout))
         except ChildError as error:  # drop the trace: a child that failed to start takes no jobs
             raise ChildError(error.child, error.where, error.what) from None
         self._ready = True
@@ -206,7 +227,7 @@ class JaxChild:
         Raises:
             ChildError: the process raised, died or hung.
         """
-        return answers([self._child], self._timeout)[0]
+        return answers(self._at_work, self._timeout)[0]
 
     def do(self, job: Job) -> Any:
         """Run a job and return its answer."""
@@ -215,9 +236,10 @@ class JaxChild:
 
     def end(self, patience: float = 0.0) -> None:
         """Wait `patience` seconds for the process to end, then kill it."""
-        if patience:
-            self._child.give(None)
-        self._child.end(patience)
+        for child in self._children if patience else ():
+            child.give(None)
+        for child in self._children:
+            child.end(patience)
 
 
 def jax_records(folder: Path) -> Records:

@@ -24,6 +24,7 @@ from jaxddp.parity.flax_side.program import (
     Update,
     clips_not,
     record_of,
+    replicas_of,
     side_of,
     slices_of,
     stages_of_optimizer,
@@ -173,9 +174,9 @@ def lean_program(case: Question, start: Arrays, forced: bool, lacking: Collectio
 
         return jax.jit(of_all, donate_argnums=donated)
 
-    devices = jax.devices()[: case.world_size]
-    on_devices = Replicas(devices)
-    replicas = VirtualReplicas(case.world_size, devices[0]) if devices[0].platform == "cpu" else on_devices
+    on_devices = replicas_of(case)
+    on_one = on_devices.in_one_process and on_devices.devices[0].platform == "cpu"
+    replicas = VirtualReplicas(case.world_size, on_devices.devices[0]) if on_one else on_devices
     program = LeanProgram(side, replicas, mapped_on(replicas), forced and not own)
     if own and replicas is not on_devices and not _can_run(program, case, start):
         return LeanProgram(side, on_devices, mapped_on(on_devices))

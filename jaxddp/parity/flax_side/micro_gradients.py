@@ -16,6 +16,7 @@ from jaxddp.nn.functional import LocalLoss
 from jaxddp.nn.losses import Batch
 from jaxddp.parity.excerpts import excerpts
 from jaxddp.parity.flax_side.own_step import OwnStep
+from jaxddp.parity.flax_side.program import replicas_of
 from jaxddp.parity.flax_side.side import FlaxSide
 from jaxddp.parity.lazy_arrays import Arrays
 from jaxddp.parity.question import Question, Trajectory
@@ -44,7 +45,7 @@ def micro_records(case: Question, reference: Trajectory, steps: Sequence[int]) -
 
             def gradients_at(state: Arrays, batch: MicroBatches = batch) -> tuple[np.ndarray, Tensors]:
                 params, buffers = map(replicas.replicate, side.from_torch(state))
-                counts, sums = jax.device_get(of_replica(params, buffers, replicas.shard(batch)))
+                counts, sums = replicas.gather(of_replica(params, buffers, replicas.shard(replicas.local(batch))))
                 return counts, _named(sums, side.to_torch)
 
             counts, sums = gradients_at(reference.before(number))
@@ -57,7 +58,7 @@ def micro_records(case: Question, reference: Trajectory, steps: Sequence[int]) -
 @lru_cache(maxsize=1)
 def program(case: Question) -> tuple[FlaxSide, Replicas, Any]:
     """Build the flax side, its replicas, and (params, buffers, batch) -> counts and gradients of all replicas."""
-    side, replicas = case.flax_side(), Replicas(jax.devices()[: case.world_size])
+    side, replicas = case.flax_side(), replicas_of(case)
     step = side.replica_step.step if isinstance(side.replica_step, OwnStep) else side.replica_step
     return side, replicas, replicas.map(lambda p, b, batch: _micro(step.loss, p, b, batch), (None, None, 0), 0)
 

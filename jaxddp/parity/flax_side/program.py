@@ -13,6 +13,7 @@ import optax
 from jaxddp.comm_hooks import CommHook
 from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.distributed.replicas import Replicas
+from jaxddp.errors import InputError
 from jaxddp.parity.excerpts import excerpts, norms_of_large
 from jaxddp.parity.fingerprints import fingerprints
 from jaxddp.parity.flax_side.own_step import OwnStep
@@ -64,8 +65,9 @@ class Program:
         return self.placed(_taken_back(state))
 
     def step(self, state: TrainState, batch: MicroBatches) -> tuple[TrainState, Stages]:
-        """Take a step from a state on the devices, which is used up."""
-        return self.run(state, self.replicas.shard(batch))
+        """Take a step from a state on the devices, which is used up; return the stages of all processes' replicas."""
+        state, stages = self.run(state, self.replicas.shard(self.replicas.local(batch)))
+        return state, stages if self.replicas.in_one_process else self.replicas.gather(stages)
 
     def record(self, stages: Stages, batch: MicroBatches) -> dict[str, Tensors]:
         """Return the record of the stages, which are emptied on the way."""
@@ -116,11 +118,24 @@ def side_of(case: Question) -> FlaxSide:
     return case.flax_side()
 
 
+def replicas_of(case: Question) -> Replicas:
+    """Return the case's replicas, as many in each process.
+
+    Raises:
+        InputError: they cannot be divided among the processes.
+    """
+    each, rest = divmod(case.world_size, jax.process_count())
+    if rest:
+        raise InputError(f"--num-processes {jax.process_count()}: must divide the world size {case.world_size}")
+    of_process = [[d for d in jax.devices() if d.process_index == p] for p in range(jax.process_count())]
+    return Replicas([device for devices in of_process for device in devices[:each]])
+
+
 @lru_cache(maxsize=1)
 def program_of(case: Question, replicas: Replicas | None, comm_hook: Hook | None) -> Program:
     """Build the program of a case, which is cached as well: compiling takes longest."""
     side = side_of(case)
-    replicas = replicas or Replicas(jax.devices()[: case.world_size])
+    replicas = replicas or replicas_of(case)
     step = side.replica_step
     if isinstance(step, ReplicaStep) and comm_hook is not None:
         step = dataclasses.replace(step, comm_hook=comm_hook)

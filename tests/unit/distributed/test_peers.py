@@ -14,8 +14,8 @@ from jaxddp.distributed import peers as module
 from jaxddp.distributed.cluster import Cluster
 from jaxddp.distributed.held_line import HeldLine
 from jaxddp.distributed.peers import Peers
+from jaxddp.distributed.ports import free_port
 from jaxddp.errors import InputError
-from tests.support.ports import free_port
 
 CONFIG = {"lr": 0.1, "hidden_sizes": (8, 8)}
 

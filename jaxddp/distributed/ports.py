@@ -1,4 +1,4 @@
-"""Free ports for runs of several processes."""
+"""Free ports for several processes on this machine."""
 
 import contextlib
 import random
