@@ -98,6 +98,24 @@ def test_hosts_train_as_one_process_does(count: int, tmp_path: Path) -> None:
     np.testing.assert_allclose(weights(tmp_path / "many"), expected, rtol=0, atol=ROUNDING * np.abs(expected).max())
 
 
+def test_a_delayed_link_changes_no_result(tmp_path: Path) -> None:
+    flags = (*FLAGS, "--epochs", "2", "--devices", "2", "--output")
+    alone(*flags, f"{tmp_path}/one")
+    with hosts(2, delay=0.025) as made:
+        assert there_and_back(made[1], made[0]) > 0.1  # by two cables each way; measured: 0.101
+        ended = Run(made, tmp_path, *flags, f"{tmp_path}/many").ended()
+    assert [code for code, _ in ended] == [0, 0], ended
+    expected = weights(tmp_path / "one")
+    np.testing.assert_allclose(weights(tmp_path / "many"), expected, rtol=0, atol=ROUNDING * np.abs(expected).max())
+
+
+def there_and_back(one: Host, other: Host) -> float:
+    """Return the seconds until a host hears that another one's port is closed."""
+    connects = "began = time.monotonic(); socket.socket().connect_ex((sys.argv[1], 9)); print(time.monotonic() - began)"
+    command = one.command(sys.executable, "-c", f"import socket, sys, time; {connects}", other.address)
+    return float(subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout)
+
+
 def test_a_cut_cable_ends_the_run_which_goes_on_with_the_host_that_is_left(two: list[Host], tmp_path: Path) -> None:
     run = Run(two, tmp_path, *ENDLESS, "--devices", "2", "--output", f"{tmp_path}/run")
     run.wait_for_epoch()

@@ -5,6 +5,7 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,11 +46,6 @@ class Host:
         """Unplug the cable."""
         ip("-n", SWITCH, "link", "set", self.port, "down")
 
-    def delay(self, milliseconds: int) -> None:
-        """Delay all that is sent to this host."""
-        netem = ("netem", "delay", f"{milliseconds}ms")
-        run("ip", "netns", "exec", SWITCH, "tc", "qdisc", "add", "dev", self.port, "root", *netem)
-
 
 def run(*command: str) -> None:
     """Run a command; raise an error with its words if it fails."""
@@ -76,25 +72,49 @@ def missing() -> str:
 
 
 @contextlib.contextmanager
-def hosts(count: int) -> Iterator[list[Host]]:
-    """Create hosts that reach each other, and remove them with all that runs on them."""
+def hosts(count: int, delay: float = 0.0) -> Iterator[list[Host]]:
+    """Create hosts that reach each other, and remove them with all that runs on them.
+
+    Args:
+        count: number of hosts.
+        delay: seconds for which the cable of each host holds a packet back.
+    """
     made = [Host(number) for number in range(count)]
     try:
         ip("netns", "add", SWITCH)
         ip("-n", SWITCH, "link", "add", "bridge", "type", "bridge")
         ip("-n", SWITCH, "link", "set", "bridge", "up")
-        for host in made:
-            _plug_in(host)
-        yield made
+        with contextlib.ExitStack() as cables:
+            for host in made:
+                ip("netns", "add", host.name)
+                if delay:
+                    cables.enter_context(_delayed(host, delay))
+                else:
+                    ends = ("netns", SWITCH, "type", "veth", "peer", "name", "cable", "netns", host.name)
+                    ip("link", "add", host.port, *ends)
+                _plug_in(host)
+            yield made
     finally:
         for host in made:
             _remove(host)
         subprocess.run(["ip", "netns", "delete", SWITCH], capture_output=True)
 
 
+@contextlib.contextmanager
+def _delayed(host: Host, delay: float) -> Iterator[None]:
+    """Lay a cable that delays all packets."""
+    ends = (SWITCH, host.port, host.name, "cable")
+    command = [sys.executable, "-m", "tests.support.delayed_cable", f"{delay}", *ends]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as carrier:
+        assert carrier.stdout is not None
+        try:
+            assert carrier.stdout.readline() == b"laid\n"
+            yield
+        finally:
+            carrier.kill()
+
+
 def _plug_in(host: Host) -> None:
-    ip("netns", "add", host.name)
-    ip("link", "add", host.port, "netns", SWITCH, "type", "veth", "peer", "name", "cable", "netns", host.name)
     ip("-n", SWITCH, "link", "set", host.port, "master", "bridge", "up")
     inside = ("ip", "netns", "exec", host.name)
     run(*inside, "sysctl", "-qw", "net.ipv4.conf.all.route_localnet=1", "net.ipv4.conf.default.route_localnet=1")
