@@ -183,12 +183,14 @@ def running(*flags: str, program: tuple[str, ...] = ("-m", "jaxddp.train")) -> I
     """Start a long run in a process of its own, and wait for its first epoch."""
     common = [*SMALL, "--devices", "2", "--epochs", "100000", "--checkpoint-every", "0", "--log-every", "1"]
     command = [sys.executable, *program, *common, *flags]
-    # Background jobs of a shell ignore SIGINT, and so would what they start.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Background jobs of a shell ignore SIGINT, those of nohup SIGHUP, and so would what they start.
+    heard = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
+    before = {number: signal.signal(number, handler) for number, handler in heard.items()}
     try:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
     with process:
         try:
             assert process.stdout is not None

@@ -72,7 +72,7 @@ def weights(folder: Path) -> np.ndarray:
 
 
 def losses(printed: str) -> list[list[float]]:
-    """Return the training and the test loss of each epoch."""
+    """Return the training and the test loss of each epoch, and that of averaged weights if there are any."""
     return [[float(x) for x in re.findall(r"loss (\S+)", line)] for line in printed.splitlines() if "epoch" in line]
 
 
@@ -84,7 +84,7 @@ def test_a_run_is_the_same_in_one_process_and_in_two(feature: str, tmp_path: Pat
     alone = train(1, tmp_path / "out", *flags, "--output", f"{one}")
     joined = train(2, tmp_path / "out", *flags, "--output", f"{two}")
     assert "JAX cpu, 2 processes" in joined
-    assert np.shape(losses(joined)) == (2, 2)
+    assert np.shape(losses(joined)) == (2, 3 if "--ema-decay" in flags else 2)  # of epochs
     np.testing.assert_allclose(losses(joined), losses(alone), rtol=ROUNDING)
     np.testing.assert_allclose(weights(two), weights(one), rtol=0, atol=ROUNDING * np.abs(weights(one)).max())
 
