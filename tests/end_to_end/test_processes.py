@@ -93,7 +93,7 @@ def test_a_run_is_the_same_in_one_process_and_in_two(feature: str, tmp_path: Pat
 def test_a_checkpoint_is_read_in_any_layout(tmp_path: Path) -> None:
     """Two epochs as 2 x 2, one as 1 x 4, one as 4 x 1, against four as 1 x 4."""
     flags = (*LENGTH, "--devices", "4", "--global-batch-size", "16", "--shard-optimizer")
-    crossing, straight = tmp_path / "crossing", tmp_path / "straight"
+    crossing, straight = tmp_path / "crossing [0.1] *", tmp_path / "straight"
     train(1, tmp_path / "out", *flags, "--output", f"{straight}", "--epochs", "4")
     train(2, tmp_path / "out", *flags, "--output", f"{crossing}")
     for processes, epochs in ((1, "3"), (4, "4")):
