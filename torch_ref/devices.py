@@ -9,9 +9,24 @@ from jaxddp.errors import InputError
 from torch_ref.config import TorchConfig
 
 
+VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")  # of torchrun
+
+
 def under_torchrun() -> bool:
-    """Return whether torchrun, or a launcher like it, started this process as one of several ranks."""
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+    """Return whether torchrun, or a launcher like it, started this process as one of several ranks.
+
+    Raises:
+        InputError: some of torchrun's variables are set and others are not, or one is no number.
+    """
+    given = [name for name in VARIABLES if os.environ.get(name)]
+    if not set(given) & {"RANK", "WORLD_SIZE", "LOCAL_RANK"}:
+        return False
+    if missing := [name for name in VARIABLES if name not in given]:
+        raise InputError(f"{given[0]} is set, {', '.join(missing)} not; set all of torchrun's variables, or none")
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT"):
+        if not os.environ[name].isdecimal():
+            raise InputError(f"{name} {os.environ[name]}: must be a number, at least 0")
+    return True
 
 
 def num_replicas(config: TorchConfig) -> int:

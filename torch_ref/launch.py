@@ -67,7 +67,7 @@ def launch(main: Main, config: TorchConfig) -> list[Any]:
 
 def _join_torchrun(main: Main, config: TorchConfig) -> Any:
     rank = int(os.environ["RANK"])
-    device = local_device(config, int(os.environ.get("LOCAL_RANK", rank)))
+    device = local_device(config, int(os.environ["LOCAL_RANK"]))
     try:
         return _run(main, config, rank, num_replicas(config), device, store=None)
     except Exception as error:

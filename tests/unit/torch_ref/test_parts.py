@@ -123,6 +123,9 @@ def test_batch_norm_on_a_single_pixel_is_refused_before_training(tmp_path: Path)
         training.build(World(), dataclasses.replace(config, global_batch_size=1, devices=1, platform="cpu"))
 
 
+TORCHRUN = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+
+
 @pytest.mark.parametrize(
     ("changes", "environment", "message"),
     [
@@ -132,12 +135,11 @@ def test_batch_norm_on_a_single_pixel_is_refused_before_training(tmp_path: Path)
             "--sync-batch-norm: torch's SyncBatchNorm runs on GPUs only; on CPU --strategy",
         ),
         ({"devices": 3}, {}, "--global-batch-size 16: must be divisible by 3 replicas x 1 accumulation steps"),
-        ({"devices": 4}, {"RANK": "0", "WORLD_SIZE": "2"}, "--devices 4: torchrun started 2 processes"),
-        (
-            {"strategy": "single"},
-            {"RANK": "0", "WORLD_SIZE": "2"},
-            "--strategy single: needs one process, torchrun started 2",
-        ),
+        ({"devices": 4}, TORCHRUN, "--devices 4: torchrun started 2 processes"),
+        ({"strategy": "single"}, TORCHRUN, "--strategy single: needs one process, torchrun started 2"),
+        ({}, {"RANK": "0"}, "RANK is set, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT not; set all of torchrun's"),
+        ({}, {**TORCHRUN, "MASTER_PORT": ""}, "RANK is set, MASTER_PORT not; set all of torchrun's variables, or none"),
+        ({}, {**TORCHRUN, "WORLD_SIZE": "two"}, "WORLD_SIZE two: must be a number, at least 0"),
     ],
 )
 def test_impossible_launches_are_refused_before_any_process_starts(
@@ -151,8 +153,8 @@ def test_impossible_launches_are_refused_before_any_process_starts(
 
 
 def test_a_resumed_run_may_use_another_number_of_processes_under_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "4")
+    for name, value in {**TORCHRUN, "WORLD_SIZE": "4"}.items():
+        monkeypatch.setenv(name, value)
     check_devices(case(resume="run"))
     assert num_replicas(case(resume="run")) == 4
     with pytest.raises(InputError, match="torchrun started 4 processes"):
