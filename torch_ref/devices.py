@@ -8,7 +8,6 @@ from jaxddp.config.choices import DEFAULT_CPU_DEVICES, MOST_CPU_DEVICES
 from jaxddp.errors import InputError
 from torch_ref.config import TorchConfig
 
-
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")  # of torchrun
 
 
