@@ -20,6 +20,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from jaxddp.errors import TrainingError
@@ -72,7 +73,8 @@ class Child:
         self._process.join(timeout=5)
         code = self._process.exitcode
         if code is not None and code < 0:
-            return f"died of {signal.Signals(-code).name}"
+            memory = ", as when memory is used up" if -code == signal.SIGKILL else ""
+            return f"died of {signal.Signals(-code).name}{memory}"
         return f"ended with exit code {code}"
 
     def end(self, patience: float = 0.0) -> None:
@@ -85,6 +87,15 @@ class Child:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.join()
         self.connection.close()
+
+
+def end_all(children: Sequence[Child], patience: float = 0.0) -> None:
+    """Ask children to end, wait `patience` seconds in all, then kill them; without patience at once."""
+    until = time.monotonic() + patience
+    for child in children if patience else ():
+        child.give(None)
+    for child in children:
+        child.end(max(0.0, until - time.monotonic()))
 
 
 class ChildError(TrainingError):
@@ -197,6 +208,8 @@ def give_back_memory() -> None:
 def _quietly(target: Callable[..., None], *args: Any) -> None:
     """Run `target` in the child, which ends when its parent ends, and leaves Ctrl-C to the parent."""
     os.setsid()  # a new process group, for the child and every process that it starts
+    with contextlib.suppress(OSError):  # where memory is used up, Linux is to kill the port, not its judge
+        Path("/proc/self/oom_score_adj").write_text("500")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
@@ -214,9 +227,12 @@ def _quietly(target: Callable[..., None], *args: Any) -> None:
 
 
 def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
+    """Wait until the process that judges the port has ended, then end this one, and all that it has started."""
+    parent, started_by = multiprocessing.parent_process(), os.getppid()
     assert parent is not None, "runs in a child"
     parent.join()
-    with contextlib.suppress(OSError):  # the pipe that tells of its end may have been closed by a port
-        os.fstat(parent.sentinel)
-        os.killpg(0, signal.SIGKILL)
+    # A port may have closed the pipe by which `join` is told. A process whose starter has ended gets another parent;
+    # a fork server ends with the parent.
+    while os.getppid() == started_by:
+        time.sleep(0.1)
+    os.killpg(0, signal.SIGKILL)

@@ -1,5 +1,6 @@
 """Processes in which both sides of a check run."""
 
+import time
 from types import TracebackType
 from typing import Self
 
@@ -42,10 +43,11 @@ class Workers:
 
     def end(self, patience: float = 0.0) -> None:
         """Wait `patience` seconds for the processes to end, then kill them; the next job starts new ones."""
+        until = time.monotonic() + patience
         if self._jax is not None:
             self._jax.end(patience)
         self._jax = None
-        self.end_torch(patience)
+        self.end_torch(max(0.0, until - time.monotonic()))
 
     def end_torch(self, patience: float = 0.0) -> None:
         """End torch's ranks alone; they hold 0.2 GiB each after a job."""

@@ -21,7 +21,7 @@ from jaxddp.parity.flax_side.micro_gradients import micro_records, program
 from jaxddp.parity.flax_side.program import forget_programs
 from jaxddp.parity.flax_side.run import forced_records, free_records, starting_weights
 from jaxddp.parity.lazy_arrays import Arrays
-from jaxddp.parity.processes import STARTING, Child, ChildError, Tell, answers, free_at_once, reported, telling
+from jaxddp.parity.processes import STARTING, Child, ChildError, Tell, answers, end_all, free_at_once, reported, telling
 from jaxddp.parity.question import Question, Trajectory
 from jaxddp.parity.records import Records, RecordWriter, is_large_model
 from jaxddp.parity.torch_side.pool import torch_records
@@ -236,10 +236,7 @@ class JaxChild:
 
     def end(self, patience: float = 0.0) -> None:
         """Wait `patience` seconds for the process to end, then kill it."""
-        for child in self._children if patience else ():
-            child.give(None)
-        for child in self._children:
-            child.end(patience)
+        end_all(self._children, patience)
 
 
 def jax_records(folder: Path) -> Records:

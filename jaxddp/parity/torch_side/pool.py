@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from jaxddp.data.micro_batches import MicroBatches
-from jaxddp.parity.processes import STARTING, Child, ChildError, answers
+from jaxddp.parity.processes import STARTING, Child, ChildError, answers, end_all
 from jaxddp.parity.question import LOCAL_STAGES, Question, Trajectory, micro_batches_of
 from jaxddp.parity.records import Records, Scratch, Tensors
 from jaxddp.parity.torch_side.rank import Job, Steps, rank_folder, serve
@@ -86,10 +86,7 @@ class TorchPool:
 
     def end(self, patience: float = 0.0) -> None:
         """Wait `patience` seconds for the ranks to end, then kill them."""
-        for rank in self._ranks if patience else []:
-            rank.give(None)
-        for rank in self._ranks:
-            rank.end(patience)
+        end_all(self._ranks, patience)
         self._ranks = []
 
 

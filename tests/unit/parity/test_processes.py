@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from jaxddp.parity.processes import Child, ChildError, answers, reported, telling
+from jaxddp.parity.processes import Child, ChildError, answers, end_all, reported, telling
 
 PATIENT = 60.0  # longer than a child takes to start on a busy machine
 
@@ -47,6 +48,8 @@ DEEDS: dict[str, Callable[[Any], Any]] = {
     "stop": lambda number: os.kill(os.getpid(), number),
     "sleep": time.sleep,
     "start": lambda path: path.write_text(str(subprocess.Popen(["sleep", "1000"]).pid)),
+    "read": lambda path: path.read_text().strip(),
+    "wait in a thread": lambda seconds: threading.Thread(target=time.sleep, args=(seconds,)).start(),
     "ask another": lambda _: worker_of_its_own(),
 }
 
@@ -115,7 +118,7 @@ def test_a_child_that_raises_reports_the_line_and_takes_further_jobs(tmp_path: P
     ("job", "what"),
     [
         (("exit", 3), "ended with exit code 3"),
-        (("stop", signal.SIGKILL), "died of SIGKILL"),
+        (("stop", signal.SIGKILL), "died of SIGKILL, as when memory is used up"),
         (("stop", signal.SIGSEGV), "died of SIGSEGV"),
     ],
     ids=["exit", "killed", "segmentation fault"],
@@ -135,12 +138,30 @@ def test_a_child_whose_port_closes_its_connection_ends_without_a_traceback(
     path = tmp_path / "port.py"
     # The watch over the parent may begin before the pipe is closed or, on a busy machine, after it.
     path.write_text(
-        "import os\nfrom jaxddp.parity import processes\n\n"
-        "os.closerange(3, 200)\nprocesses._end_with_parent()\nprint('done', end='')\n"
+        "import os, threading, time\nfrom jaxddp.parity import processes\n\n"
+        "os.closerange(3, 200)\nkept = [os.open(os.devnull, os.O_RDONLY) for _ in range(50)]\n"
+        "threading.Thread(target=processes._end_with_parent, daemon=True).start()\n"
+        "time.sleep(0.5)\nprint('done', end='')\n"
     )
     with serving() as children:
         assert failure(children, ("load", path)).what == "ended with exit code 0"
     assert capfd.readouterr() == ("done", "")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a file of Linux")
+def test_where_memory_is_used_up_a_child_is_killed_and_not_its_judge() -> None:
+    score = Path("/proc/self/oom_score_adj")
+    with serving() as children:
+        assert asked(children, ("read", score)) == ["500"]
+    assert int(score.read_text()) < 500
+
+
+def test_children_that_do_not_end_share_the_patience() -> None:
+    with serving(3) as children:
+        asked(children, *[("wait in a thread", 1000)] * 3)
+        began = time.monotonic()
+        end_all(children, patience=1.0)
+        assert 0.9 < time.monotonic() - began < 2.5  # not 3
 
 
 def test_a_hanging_child_is_reported_after_the_timeout() -> None:
@@ -213,11 +234,12 @@ def test_processes_that_a_job_starts_end_with_the_child(tmp_path: Path) -> None:
     assert gone(pid)
 
 
-def test_a_child_that_hangs_ends_with_its_parent(tmp_path: Path) -> None:
+@pytest.mark.parametrize("preload", [(), ("json",)], ids=["spawned", "from a fork server"])
+def test_a_child_that_hangs_ends_with_its_parent(preload: tuple[str, ...], tmp_path: Path) -> None:
     program = (
         "from pathlib import Path; from tests.unit.parity.test_processes import Child, answers, serve\n"
         "if __name__ == '__main__':\n"
-        "    child = Child('child', serve, ())\n"
+        f"    child = Child('child', serve, (), {preload})\n"
         "    child.give(('answer', 1)); answers([child], 60); child.give(('sleep', 1000))\n"
         "    print(child._process.pid, flush=True); __import__('time').sleep(1000)\n"
     )
