@@ -228,11 +228,20 @@ def _quietly(target: Callable[..., None], *args: Any) -> None:
 
 def _end_with_parent() -> None:
     """Wait until the process that judges the port has ended, then end this one, and all that it has started."""
-    parent, started_by = multiprocessing.parent_process(), os.getppid()
-    assert parent is not None, "runs in a child"
+    parent = multiprocessing.parent_process()
+    assert parent is not None and parent.pid is not None, "runs in a child"
     parent.join()
-    # A port may have closed the pipe by which `join` is told. A process whose starter has ended gets another parent;
-    # a fork server ends with the parent.
-    while os.getppid() == started_by:
+    while _runs(parent.pid):  # a port may have closed the pipe by which `join` is told
         time.sleep(0.1)
     os.killpg(0, signal.SIGKILL)
+
+
+def _runs(process: int) -> bool:
+    """Return whether a process has not ended; on Linux a zombie has."""
+    try:
+        os.kill(process, 0)
+        return " Z " not in Path(f"/proc/{process}/stat").read_text()
+    except ProcessLookupError:
+        return False
+    except OSError:  # no /proc
+        return True
