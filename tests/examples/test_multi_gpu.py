@@ -48,8 +48,9 @@ def test_speed_is_the_median_over_all_replicas(monkeypatch: pytest.MonkeyPatch) 
 def test_bad_input_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="--rounds 0: must be at least 1"):
         parse_plain(Options, ["--rounds", "0"], "prog")
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_PORT": "29500"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     with pytest.raises(InputError, match="--framework both: must be torch under torchrun"):
         main(TINY)
 
