@@ -79,7 +79,7 @@ def main(folder: Path, every: float) -> None:
 def batches(config: TrainConfig, dataset: datasets.Dataset, step: int) -> Iterator[list[Tensor]]:
     """Yield this rank's batches from a step on, without end."""
     rank, world_size = distributed.get_rank(), distributed.get_world_size()
-    images, labels = (torch.from_numpy(dataset.train[name]) for name in ("image", "label"))
+    images, labels = (torch.from_numpy(dataset.train[name]) for name in ("x", "y"))
     data = TensorDataset(images, labels.long())
     sampler: DistributedSampler[Any] = DistributedSampler(data, world_size, rank, seed=config.seed)
     loader = DataLoader(data, config.global_batch_size // world_size, sampler=sampler, drop_last=True)
