@@ -110,7 +110,7 @@ def test_a_folder_that_exists_and_an_unknown_job_are_refused(tmp_path: Path) -> 
 
 @pytest.mark.large
 @pytest.mark.parametrize("name", ["jaxddp", "torch"])
-def test_a_job_trains_and_jaxddps_goes_on_after_a_kill(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_jobs_train_under_kills(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = {"minutes": 1.5, "kill_every": 40.0, "checkpoint_every": 4.0, "jobs": (name,)}
     main(Options(output=str(tmp_path / "soak"), **options))  # type: ignore[arg-type]
     rows = dict(line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()[2:])
