@@ -1,4 +1,4 @@
-"""The jobs that a soak kills: commands, the steps they have reached and saved, and the processes to kill."""
+"""Jobs that a soak kills: commands, the steps they have reached and saved, and the processes to kill."""
 
 import contextlib
 import json

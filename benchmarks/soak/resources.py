@@ -1,4 +1,4 @@
-"""What the processes of a job hold: memory, open files, threads, and files on disk."""
+"""Count what the processes of a job hold: memory, open files, threads, and files on disk."""
 
 import contextlib
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from benchmarks.memory import family, memory
 
 @dataclass(frozen=True)
 class Sample:
-    """What a job holds at one time.
+    """Resources that a job holds at one time.
 
     Attributes:
         seconds: time since the soak's start.

@@ -1,4 +1,4 @@
-"""The benchmark of a large port: its port has the sizes and the fault asked for."""
+"""Check that the port of the large benchmark has the sizes and the fault asked for."""
 
 import pytest
 

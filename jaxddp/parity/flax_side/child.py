@@ -212,7 +212,7 @@ class JaxChild:
         if isinstance(job, Free | Forced | Micro):  # all others run on the device of one replica
             self._at_work += others
             for child in others:
-                child.give(dataclasses.replace(job, folder=job.folder.with_name(child.name)))  # of the same records
+                child.give(dataclasses.replace(job, folder=job.folder / child.name))  # of the same records
 
     def _start(self) -> None:
         try:
