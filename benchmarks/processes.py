@@ -4,12 +4,12 @@ import re
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+
+from benchmarks.memory import family, memory
 
 INTERVAL = 0.1  # seconds between two looks at the memory
-_PSS = re.compile(r"^Pss:\s+(\d+) kB", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -54,24 +54,4 @@ def watch(command: Sequence[str], pattern: str, env: Mapping[str, str]) -> Watch
 
 def _sample(pid: int, peak: list[float], ended: threading.Event) -> None:
     while not ended.wait(INTERVAL):
-        peak[0] = max(peak[0], sum(map(_megabytes, _tree(pid))))
-
-
-def _tree(pid: int) -> Iterator[int]:
-    """Yield a process and all that it started."""
-    yield pid
-    try:
-        children = [file.read_text().split() for file in Path(f"/proc/{pid}/task").glob("*/children")]
-    except OSError:  # the process has ended
-        return
-    for child in (int(word) for words in children for word in words):
-        yield from _tree(child)
-
-
-def _megabytes(pid: int) -> float:
-    """Return a process's proportional set size: its own memory, and its part of what it shares."""
-    try:
-        match = _PSS.search(Path(f"/proc/{pid}/smaps_rollup").read_text())
-    except OSError:
-        return 0.0
-    return int(match[1]) / 1024 if match else 0.0
+        peak[0] = max(peak[0], memory(family(pid), ("Pss",)) / 2**20)

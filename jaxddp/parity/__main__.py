@@ -75,8 +75,6 @@ class Options:
         check_name("--torch-platform", self.torch_platform, ("cpu", "gpu"))
         if self.world_size % self.num_processes:
             raise InputError(f"--num-processes {self.num_processes}: must divide --world-size {self.world_size}")
-        if self.num_processes > 1 and self.platform == "gpu":
-            raise InputError(f"--num-processes {self.num_processes}: is for CPU devices; --platform must not be gpu")
         if self.only is not None and self.port is not None:
             raise InputError(f"--only {self.only}: selects jaxddp's own models; must not be given with PORT.py")
         if self.write_names and self.port is None:

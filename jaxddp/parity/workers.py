@@ -4,6 +4,7 @@ import time
 from types import TracebackType
 from typing import Self
 
+from jaxddp.errors import InputError
 from jaxddp.parity.flax_side.child import JaxChild
 from jaxddp.parity.processes import ChildError
 from jaxddp.parity.torch_side.pool import TorchPool
@@ -18,6 +19,9 @@ class Workers:
         timeout: seconds without a message after which a process counts as hanging.
         torch_platform: "cpu" or "gpu", of torch's ranks.
         processes: number of processes of jax's side, which divides `world_size`; several are on the CPU.
+
+    Raises:
+        InputError: several processes are to use GPUs.
     """
 
     def __init__(
@@ -29,6 +33,8 @@ class Workers:
         processes: int = 1,
     ):
         self._world_size, self._timeout, self._processes = world_size, timeout, processes
+        if processes > 1 and platform == "gpu":
+            raise InputError(f"--num-processes {processes}: is for CPU devices; --platform must not be gpu")
         self._platform, self._torch_platform = platform if processes == 1 else "cpu", torch_platform
         self._torch: TorchPool | None = None
         self._jax: JaxChild | None = None

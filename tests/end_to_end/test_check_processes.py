@@ -72,6 +72,7 @@ def test_micro_batches_have_the_gradients_of_one_process(two: Workers, workers: 
         crew.jax.do(Micro(evidence.case, evidence.start, evidence.torch_folder, scratch.path, (0, 1)))
         records.append(jax_records(scratch.path))
         kept.append(scratch)
+        assert not [*scratch.path.parent.glob("flax process*")]  # nothing is left outside of the scratch folder
     for ours, theirs in zip(*records, strict=True):
         assert ours["counts"]["counts"].tolist() == theirs["counts"]["counts"].tolist()
         assert ours["counts"]["counts"].shape == (WORLD_SIZE, 3)
