@@ -4,6 +4,7 @@ import contextlib
 import json
 import random
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -23,9 +24,11 @@ class Job:
         folder: its run folder.
         every: seconds between two checkpoints.
         name: name in a report.
+        variables: environment variables that it needs.
     """
 
     name: ClassVar[str]
+    variables: ClassVar[Mapping[str, str]] = {}
     folder: Path
     every: float
 
@@ -109,6 +112,8 @@ class TorchDDP(Job):
     """DDP under torchrun, which starts all workers again when one dies, with torch.distributed.checkpoint."""
 
     name = "torchrun + DDP + torch.distributed.checkpoint"
+    # without it torch 2.13's new workers read the dead ones' addresses from the store that all restarts share
+    variables: ClassVar[Mapping[str, str]] = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
     def command(self) -> list[str]:
         """Return the command that starts the job or goes on with it."""

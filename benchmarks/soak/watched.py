@@ -66,8 +66,13 @@ class Watched:
         if self._process is not None:
             self.codes.append(self._process.returncode)
         with self.job.folder.with_suffix(".log").open("ab") as said:
-            command = self.job.command()
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=said, stderr=said)
+            self._process = subprocess.Popen(
+                self.job.command(),
+                env={**os.environ, **self.job.variables},
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+            )
         self.starts += 1
 
     def look(self, seconds: float) -> None:
