@@ -8,6 +8,8 @@ from jaxddp.config.choices import POWER_SGD
 from jaxddp.errors import InputError, check_name
 
 STRATEGIES = ("ddp", "manual", "single")
+# Options without effect here: one checkpoint is kept, and torch waits for its ranks as long as it chooses.
+ONLY_JAXDDP = ("steps_per_dispatch", "stall_timeout", "join_timeout", "keep_checkpoints", "keep_best")
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,9 @@ class TorchConfig(Strategy, TrainConfig):
         for name in ("coordinator", "num_processes", "process_id"):
             if getattr(self, name) is not None:
                 raise InputError(f"{typed(name, getattr(self, name))}: only for jaxddp.train; start torchrun instead")
+        for name in ONLY_JAXDDP:
+            if getattr(self, name) != getattr(TrainConfig, name):
+                raise InputError(f"{typed(name, getattr(self, name))}: only for jaxddp.train; leave it out")
         if self.checkpoint_period.unit != "epochs":
             raise InputError(
                 f"--checkpoint-every {self.checkpoint_every}: torch_ref saves between epochs; "

@@ -194,6 +194,23 @@ def test_torch_ref_saves_between_epochs_only() -> None:
 
 
 @pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--keep-checkpoints", "5"], "--keep-checkpoints 5: only for jaxddp.train; leave it out"),
+        (["--keep-best"], "--keep-best: only for jaxddp.train; leave it out"),
+        (["--stall-timeout", "60"], "--stall-timeout 60.0: only for jaxddp.train; leave it out"),
+        (["--join-timeout", "60"], "--join-timeout 60.0: only for jaxddp.train; leave it out"),
+        (["--steps-per-dispatch", "4"], "--steps-per-dispatch 4: only for jaxddp.train; leave it out"),
+    ],
+    ids=str,
+)
+def test_torch_ref_refuses_options_without_effect_there(flags: list[str], message: str) -> None:
+    cli.parse(TrainConfig, flags, "train")
+    with pytest.raises(InputError, match=f"^{message}$"):
+        cli.parse(TorchConfig, flags, "train")
+
+
+@pytest.mark.parametrize(
     ("choice", "option"), [(choice, option) for choice, options in BELONGS_TO.items() for option in options]
 )
 def test_an_option_without_effect_is_refused(choice: str, option: str) -> None:
