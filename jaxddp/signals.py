@@ -1,14 +1,68 @@
 """Signals that end a run: after a first one the training loop saves a checkpoint, a second one ends it at once."""
 
+import contextlib
+import io
 import os
 import signal
 import sys
 import threading
+from collections.abc import Iterator
 from types import FrameType, TracebackType
 from typing import Any, NoReturn, Self
 
 NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 SAVED = 75  # EX_TEMPFAIL of sysexits.h: the same command goes on with --resume
+PATIENCE = 1.0  # seconds for the last words of a process
+
+
+@contextlib.contextmanager
+def ending(code: int) -> Iterator[None]:
+    """End this process at once after the context, in which it may say why, or after `PATIENCE` seconds.
+
+    It ends whether the last words are read, fail (a closed terminal), or wait for ever (a full pipe).
+    """
+    try:
+        timer = threading.Timer(PATIENCE, os._exit, (code,))
+        timer.daemon = True
+        timer.start()
+        yield
+    finally:
+        os._exit(code)
+
+
+@contextlib.contextmanager
+def needing_no_reader() -> Iterator[None]:
+    """Let prints succeed though nobody reads them any more.
+
+    Ctrl-C ends `tee` together with the run that it reads from, and a terminal is closed when it sends SIGHUP: the
+    next line would raise an error, and the run end without its checkpoint.
+    """
+    before = {"stdout": sys.stdout, "stderr": sys.stderr}
+    for name, stream in before.items():
+        if isinstance(stream, io.TextIOWrapper):
+            with contextlib.suppress(OSError):  # it has no file, as in a test
+                setattr(sys, name, _unread(stream))
+    try:
+        yield
+    finally:
+        for name, stream in before.items():
+            getattr(sys, name).flush()
+            setattr(sys, name, stream)
+
+
+def _unread(stream: io.TextIOWrapper) -> io.TextIOWrapper:
+    file = io.BufferedWriter(_Unread(stream.fileno(), "w", closefd=False))
+    return io.TextIOWrapper(file, stream.encoding, stream.errors, line_buffering=True)
+
+
+class _Unread(io.FileIO):
+    """File whose writes never fail."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError:
+            return len(data)
 
 
 class Interruption:
@@ -81,14 +135,15 @@ class Interruption:
         if self.signal is not None:
             self._end(number, f"ended at once; continue with --resume {self._folder}")
         self.signal = number
-        self._tell(f"{number.name}: saving a checkpoint after this step; a second signal ends the run at once")
+        line = f"{number.name}: saving a checkpoint after this step; a second signal ends the run at once"
+        # In a thread, since a full pipe would hold this one, which waits for the second signal.
+        threading.Thread(target=self._tell, args=(line,), daemon=True).start()
 
-    def _end(self, number: signal.Signals, why: str) -> NoReturn:
-        self._tell(f"{number.name}: {why}")
-        os._exit(128 + number)
+    def _end(self, number: signal.Signals, why: str) -> None:
+        with ending(128 + number):
+            self._tell(f"{number.name}: {why}")
 
     def _tell(self, line: str) -> None:
-        sys.stdout.flush()
         if not self._quiet:
             print(line, file=sys.stderr, flush=True)
 

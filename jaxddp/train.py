@@ -26,6 +26,7 @@ from jaxddp.distributed.replicas import Replicas
 from jaxddp.errors import InputError
 from jaxddp.loader import MAX_STEPS_PER_DISPATCH, Loader
 from jaxddp.nn.torch_weights import start_values, torch_name
+from jaxddp.signals import needing_no_reader
 from jaxddp.state import TrainState
 from jaxddp.step.options import options
 from jaxddp.tracking.resumed import check_kept, check_not_done, check_same_epochs, check_steps_per_epoch
@@ -52,6 +53,8 @@ def main(config: TrainConfig) -> None:
 def train_alone_or_joined(config: TrainConfig, cluster: Cluster | None) -> None:
     """Train in this process, which has joined the others if there are any."""
     with contextlib.ExitStack() as resources:
+        if config.output is not None:
+            resources.enter_context(needing_no_reader())
         resources.enter_context(jax.enable_x64(config.dtype == "float64"))
         # On GPUs jax would multiply float32 matrices in TF32, which keeps 10 bits; torch does not.
         resources.enter_context(jax.default_matmul_precision("highest"))

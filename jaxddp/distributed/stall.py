@@ -1,12 +1,13 @@
 """End of a run in which nothing moves: a step that hangs, or an input that never comes."""
 
 import faulthandler
-import os
 import sys
 import threading
 import time
 from types import TracebackType
 from typing import Self
+
+from jaxddp.signals import ending
 
 EXIT_CODE = 70  # EX_SOFTWARE of sysexits.h
 _TICK = 1.0  # seconds between two looks
@@ -58,12 +59,7 @@ class StallWatch:
                 self._end()
 
     def _end(self) -> None:
-        sys.stdout.flush()
-        print(
-            f"error: {self._what} has not ended after {self._limit:g} s (--stall-timeout){self._advice}; "
-            "what each thread is doing:",
-            file=sys.stderr,
-            flush=True,
-        )
-        faulthandler.dump_traceback(sys.stderr, all_threads=True)
-        os._exit(EXIT_CODE)
+        line = f"error: {self._what} has not ended after {self._limit:g} s (--stall-timeout){self._advice}; "
+        with ending(EXIT_CODE):
+            print(line + "what each thread is doing:", file=sys.stderr, flush=True)
+            faulthandler.dump_traceback(sys.stderr, all_threads=True)

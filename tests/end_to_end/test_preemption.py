@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -220,6 +221,20 @@ def test_a_signal_saves_a_checkpoint_from_which_the_run_goes_on(
     train(*STATEFUL[:4], *goal, "--devices", "2", "--output", str(tmp_path / "whole"))
     assert records(folder) == records(tmp_path / "whole")
     check_same_weights(tmp_path / "whole", folder)
+
+
+@pytest.mark.large
+def test_a_signal_saves_a_checkpoint_though_nobody_reads_what_the_run_prints(tmp_path: Path) -> None:
+    """Ctrl-C ends the readers of a pipe too, and SIGHUP comes from a terminal that is closed."""
+    folder = tmp_path / "run"
+    with running("--output", str(folder)) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        process.stderr.close()
+        time.sleep(0.5)  # in which the run prints several lines
+        process.send_signal(signal.SIGHUP)
+        assert process.wait(60) == 75
+    assert len(saved_steps(folder)) == 1
 
 
 def test_a_second_signal_ends_the_run_at_once(tmp_path: Path) -> None:
