@@ -157,12 +157,10 @@ class Saver:
         self._rollbacks += 1
         ddp = self._run.ddp
         restored = self._checkpoints.restore(ddp.whole(ddp.init()))
-        print(
-            f"{error}; back to the checkpoint of step {int(restored.step)}, on with the batches after step "
-            f"{self.reached} ({self._rollbacks} of at most {MAX_ROLLBACKS} times)",
-            file=sys.stderr,
-            flush=True,
-        )
+        told = f"{error}; back to the checkpoint of step {int(restored.step)}, on with the batches after step "
+        told += f"{self.reached} ({self._rollbacks} of at most {MAX_ROLLBACKS} times)"
+        if self._run.is_first:
+            print(told, file=sys.stderr, flush=True)
         reached: Any = np.int32(self.reached)
         return ddp.place_state(dataclasses.replace(restored, step=reached))
 

@@ -190,9 +190,13 @@ def _complete(launcher: str, environment: Environment, names: "list[str] | tuple
 
 
 def _number(name: str, text: str) -> int:
-    if not text.isdecimal():
+    if not _is_number(text):
         raise InputError(f"{name} {text}: must be a number, at least 0")
     return int(text)
+
+
+def _is_number(text: str) -> bool:
+    return text.isdecimal() and len(text) < 20  # int refuses thousands of digits
 
 
 def _port_of(job: int) -> int:
@@ -208,7 +212,7 @@ def _check_agrees(flag: str, given: int | None, known: int, launcher: str) -> No
 def _check(cluster: Cluster) -> None:
     """Raise `InputError` unless the numbers of the cluster are possible."""
     host, _, port = cluster.coordinator.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) <= _LAST_PORT:
+    if not host or not _is_number(port) or not 0 < int(port) <= _LAST_PORT:
         raise InputError(f"--coordinator {cluster.coordinator}: must be HOST:PORT, with a port from 1 to {_LAST_PORT}")
     if cluster.num_processes < 1:
         raise InputError(f"--num-processes {cluster.num_processes}: must be at least 1")

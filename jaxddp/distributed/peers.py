@@ -9,6 +9,8 @@ others. jax's own runtime notices a dead process after 100 seconds, aborts with 
     the end      a process says "done" before it leaves, or "failed" and why
 """
 
+import contextlib
+import itertools
 import json
 import os
 import selectors
@@ -20,7 +22,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from jaxddp.distributed.cluster import Cluster
-from jaxddp.errors import InputError
+from jaxddp.errors import InputError, listed
+from jaxddp.signals import ending
 
 EXIT_CODE = 69  # EX_UNAVAILABLE of sysexits.h: another process of the run is gone
 BEAT = 1.0  # seconds between two signs of life
@@ -30,10 +33,10 @@ _LONGEST = 2**20  # bytes of a message
 Message = dict[str, Any]
 
 
-def end_process(reason: str) -> NoReturn:
+def end_process(reason: str) -> None:
     """Print why the run cannot go on, and end this process at once, whatever its other threads are waiting for."""
-    print(f"error: {reason}", file=sys.stderr, flush=True)
-    os._exit(EXIT_CODE)
+    with ending(EXIT_CODE):
+        print(f"error: {reason}", file=sys.stderr, flush=True)
 
 
 class Peers:
@@ -136,18 +139,22 @@ class Peers:
         raise InputError(reason)
 
     def _missing(self) -> str:
-        absent = sorted(set(range(1, self._cluster.num_processes)) - self._lines.keys())
-        some = ", ".join(map(str, absent[:5])) + (", ..." if len(absent) > 5 else "")
-        return (
-            f"{len(absent)} of {self._cluster.num_processes} processes did not come within {self._timeout:g} s: {some}"
-        )
+        size = self._cluster.num_processes
+        absent = (str(number) for number in range(1, size) if number not in self._lines)  # may be very many
+        some = listed(list(itertools.islice(absent, 6)), most=5, joint=", ")
+        return f"{size - 1 - len(self._lines)} of {size} processes did not come within {self._timeout:g} s: {some}"
 
     def _join(self, about: Message) -> None:
         line = self._lines[0] = self._connect()
         line.send(about)
         answer = line.receive(self._deadline + SILENCE)  # process 0 gives up first, and says who is missing
-        if answer is None:
+        if answer is None and line.is_closed:
             raise InputError(f"process 0 at {self._cluster.coordinator} ended before all processes had come")
+        if answer is None:
+            raise InputError(
+                f"process 0 at {self._cluster.coordinator} has not begun the run within {self._timeout:g} s; "
+                "it still waits for other processes"
+            )
         if "refused" in answer:
             raise InputError(answer["refused"])
 
@@ -155,7 +162,11 @@ class Peers:
         host, port = self._cluster.address
         while True:
             try:
-                return _Line(socket.create_connection((host, port + 1), timeout=2))
+                connection = socket.create_connection((host, port + 1), timeout=2)
+                if connection.getsockname() != connection.getpeername():
+                    return _Line(connection)
+                # The system gave it the very port that it looks for, where nobody listens yet.
+                connection.close()
             except OSError as error:
                 if time.monotonic() > self._deadline:
                     raise InputError(
@@ -169,18 +180,21 @@ class Peers:
         with selectors.DefaultSelector() as selector:
             for number, line in self._lines.items():
                 selector.register(line.socket, selectors.EVENT_READ, number)
-            beat = time.monotonic()
+            before = beat = time.monotonic()
             while not self._leaving.is_set():
                 for key, _ in selector.select(max(0.0, beat - time.monotonic())):
                     for message in self._lines[key.data].arrived():
                         self._take(key.data, message)
                     if self._lines[key.data].is_closed:
                         selector.unregister(key.fileobj)
-                if time.monotonic() >= beat:
-                    beat = time.monotonic() + BEAT
+                now = time.monotonic()
+                if now >= beat:
+                    beat = now + BEAT
                     for line in self._lines.values():
                         line.send({"alive": True})
-                self._check_heard()
+                # Time in which this process stands still, as after Ctrl-Z in all of them, does not count.
+                self._check_heard(min(now - before, 2 * BEAT))
+                before = now
 
     def _take(self, number: int, message: Message) -> None:
         if "failed" in message:
@@ -188,15 +202,17 @@ class Peers:
         if "done" in message:
             self._lines[number].is_done = True
 
-    def _check_heard(self) -> None:
+    def _check_heard(self, passed: float) -> None:
+        """End the run if a process is lost; `passed`: seconds since the last check."""
         size = self._cluster.num_processes
         for number, line in self._lines.items():
             if line.is_done:
                 continue
+            line.silence += passed
             if line.is_closed:
                 self._lose(f"process {number} of {size} has died")
-            elif (silent := time.monotonic() - line.heard) > SILENCE:
-                self._lose(f"process {number} of {size} has been silent for {silent:.0f} s")
+            elif line.silence > SILENCE:
+                self._lose(f"process {number} of {size} has been silent for {line.silence:.0f} s")
 
     def _lose(self, reason: str) -> None:
         """End this process and, if it is process 0, all others."""
@@ -209,32 +225,32 @@ class Peers:
 
 
 class _Line:
-    """One end of a connection: messages as lines of JSON, and when the other end was last heard of."""
+    """One end of a connection: messages as lines of JSON, and for how many seconds nothing has come."""
 
     def __init__(self, connection: socket.socket):
         self.socket = connection
-        self.heard = time.monotonic()
+        self.silence = 0.0
         self.is_closed = self.is_done = False
         self._rest = b""
 
     def send(self, message: Message) -> None:
-        """Send a message; if that fails, the other end is lost."""
-        try:
+        """Send a message; if that fails, `arrived` tells why: what the other end said last, or that it is lost."""
+        with contextlib.suppress(OSError):
             self.socket.settimeout(BEAT)
             self.socket.sendall(json.dumps(message).encode() + b"\n")
-        except OSError:
-            self.is_closed = True
 
     def arrived(self) -> list[Message]:
         """Return the messages that have arrived, once the socket can be read."""
         try:
             data = self.socket.recv(65536)
+        except TimeoutError:
+            return []
         except OSError:
             data = b""
         if not data or len(self._rest) > _LONGEST:
             self.is_closed = True
             return []
-        self.heard = time.monotonic()
+        self.silence = 0.0
         *lines, self._rest = (self._rest + data).split(b"\n")
         return [message for message in map(_parsed, lines) if message is not None]
 

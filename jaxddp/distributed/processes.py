@@ -14,8 +14,13 @@ from jaxddp.distributed.cluster import Cluster
 from jaxddp.distributed.held_line import HeldLine
 from jaxddp.distributed.peers import BEAT, SILENCE, Peers, end_process
 from jaxddp.errors import InputError, TrainingError
+from jaxddp.signals import SAVED
 
 BAD_INPUT, INTERRUPTED = 2, 130  # exit codes of `jaxddp.cli`
+STOPPED = (None, 0, SAVED, INTERRUPTED)  # exit codes with which all processes stop after the same step
+LONGEST_WRITE = (
+    86400  # seconds that the others wait for process 0 at the end; jax's 300 abort a run that writes for long
+)
 
 
 @contextlib.contextmanager
@@ -48,22 +53,31 @@ def joined(
         with _only_python_prints(), _lost_processes_told(cluster):
             _initialize(cluster, timeout, line)
             yield peers
-    except SystemExit:  # all processes save and stop
-        _leave(peers, line)
-        raise
     except BaseException as error:
+        if isinstance(error, SystemExit) and error.code in STOPPED:
+            _leave(peers, line)
+            raise
         peers.close(" ".join(str(error).split()) or type(error).__name__)
         # At its exit, jax waits for the others, which end without.
-        atexit.register(_exit, INTERRUPTED if isinstance(error, KeyboardInterrupt) else BAD_INPUT)
+        atexit.register(_exit, _code(error))
         raise
     _leave(peers, line)
 
 
 def _leave(peers: Peers, line: HeldLine) -> None:
-    """Leave the run together with all other processes."""
+    """Leave the run together with all other processes, of which the first one may still write files."""
+    jax.distributed.shutdown()  # waits for them; if one dies or fails meanwhile, `peers` ends this process
     peers.close()
-    jax.distributed.shutdown()
     line.close()
+
+
+def _code(error: BaseException) -> int:
+    """Return the exit code of a process that an error ends, as `jaxddp.cli` and Python choose it."""
+    if isinstance(error, SystemExit) and isinstance(error.code, int):
+        return error.code
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED
+    return BAD_INPUT if isinstance(error, InputError | TrainingError | OSError | MemoryError) else 1
 
 
 def _exit(code: int) -> None:
@@ -95,6 +109,7 @@ def _initialize(cluster: Cluster, timeout: float, line: HeldLine) -> None:
             cluster.process_id,
             cluster_detection_method="deactivate",
             initialization_timeout=max(1, int(timeout)),
+            shutdown_timeout_seconds=LONGEST_WRITE,
         )
     except RuntimeError as error:
         reason = str(error).partition("\n")[0]

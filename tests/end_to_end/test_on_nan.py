@@ -9,6 +9,7 @@ import pytest
 from jaxddp.data import datasets
 from jaxddp.errors import InputError, TrainingError
 from jaxddp.nn.torch_weights import load_weights
+from jaxddp.training import Run
 from tests.end_to_end.test_preemption import check_same_weights, records
 from tests.support.train_runs import epochs, train
 
@@ -102,6 +103,14 @@ def test_a_run_that_goes_back_too_often_stops(tmp_path: Path, capsys: pytest.Cap
     with pytest.raises(TrainingError, match=r"^loss is nan at step 22; .*; the last good checkpoint is of step 21; "):
         train(*flags, "--epochs", "9")
     assert capsys.readouterr().err.count("back to the checkpoint") == 3
+
+
+def test_of_several_processes_only_the_first_says_that_the_run_goes_back(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Run, "is_first", False)
+    train(*data(tmp_path), "--on-nan", "rollback", "--checkpoint-every", "3steps", "--output", str(tmp_path / "run"))
+    assert capsys.readouterr().err == ""
 
 
 def test_without_a_checkpoint_there_is_nothing_to_go_back_to(tmp_path: Path) -> None:

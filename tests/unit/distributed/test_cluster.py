@@ -112,6 +112,8 @@ def test_half_of_torchruns_variables_are_an_error(missing: str) -> None:
         (TORCHRUN | {"RANK": "4"}, {}, "--process-id 4: must be 0 to 3 .torchrun says that there are 4 processes"),
         (TORCHRUN | {"RANK": "x"}, {}, "RANK x: must be a number"),
         (TORCHRUN | {"RANK": "-1"}, {}, "RANK -1: must be a number"),
+        (TORCHRUN | {"RANK": "9" * 5000}, {}, "RANK 99.*: must be a number"),
+        ({}, {"coordinator": "a:" + "9" * 5000, "num_processes": 2, "process_id": 0}, "a port from 1 to 65534"),
         (TORCHRUN, {"num_processes": 8}, "--num-processes 8: torchrun says 4; leave the flag out"),
         (TORCHRUN, {"process_id": 0}, "--process-id 0: torchrun says 3"),
         ({}, {"coordinator": "a:1"}, "--num-processes, --process-id: missing"),

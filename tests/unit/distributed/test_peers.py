@@ -1,11 +1,13 @@
 """Processes join, learn within seconds that another is lost, and leave without being missed."""
 
 import contextlib
+import resource
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -111,6 +113,77 @@ def test_a_process_that_has_finished_is_not_missed(start: Callable[..., Run]) ->
         process.close()
         time.sleep(0.3)  # several signs of life
     assert run.reasons == {0: [], 1: [], 2: []}
+
+
+def test_processes_that_all_stood_still_go_on(start: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
+    later = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + later[0], sleep=time.sleep)
+    monkeypatch.setattr(module, "time", clock)
+    run = start(3)
+    processes = run.all()
+    later[0] = 60.0  # after Ctrl-Z
+    time.sleep(0.5)
+    for process in processes:
+        process.close()
+    assert run.reasons == {0: [], 1: [], 2: []}
+
+
+def test_the_last_words_of_a_process_count_though_its_connection_is_reset() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        there = module._Line(socket.create_connection(server.getsockname()))
+        here = module._Line(server.accept()[0])
+        here.send({"alive": True})
+        there.send({"done": True})
+        there.close()  # with a message unread, which resets the connection
+        for _ in range(2):
+            here.send({"alive": True})
+        assert not here.is_closed
+        assert here.arrived() == [{"done": True}]
+        here.close()
+
+
+def test_a_process_does_not_take_itself_for_process_0(
+    start: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who looks for a port of this machine that nobody listens on may be given that very port by the system."""
+    run = start(2)
+    connect = socket.create_connection
+    addresses: list[Any] = []
+
+    def to_itself_at_first(address: tuple[str, int], timeout: float) -> socket.socket:
+        addresses.append(address)
+        if len(addresses) > 1:
+            return connect(address, timeout)
+        itself = socket.socket()
+        itself.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        itself.bind(address)
+        itself.connect(address)
+        return itself
+
+    monkeypatch.setattr(socket, "create_connection", to_itself_at_first)
+    with ThreadPoolExecutor(2) as pool:
+        second = pool.submit(run.join, 1)
+        while not addresses:
+            time.sleep(0.01)
+        first = pool.submit(run.join, 0)
+        for joined in (first.result(20), second.result(20)):
+            joined.close()
+    assert len(addresses) > 1
+
+
+def test_a_process_that_came_long_before_process_0_says_who_still_waits() -> None:
+    with socket.create_server(("", free_port() + 1)) as silent:
+        cluster = Cluster(f"127.0.0.1:{silent.getsockname()[1] - 1}", 2, 1)
+        with pytest.raises(InputError, match=r"has not begun the run within 0.1 s; it still waits for other processes"):
+            Peers(cluster, CONFIG, 0.1)
+
+
+def test_a_great_number_of_missing_processes_takes_no_memory() -> None:
+    message = "999999999 of 1000000000 processes did not come within 0.1 s: 1, 2, 3, 4, 5, ..."
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(InputError, match=f"^{message}$"):
+        Peers(Cluster(f"127.0.0.1:{free_port()}", 10**9, 0), CONFIG, 0.1)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KiB
 
 
 def test_a_process_that_does_not_come_is_named_everywhere(start: Callable[..., Run]) -> None:
