@@ -58,6 +58,7 @@ def train_alone_or_joined(config: TrainConfig, cluster: Cluster | None) -> None:
         resources.enter_context(jax.enable_x64(config.dtype == "float64"))
         # On GPUs jax would multiply float32 matrices in TF32, which keeps 10 bits; torch does not.
         resources.enter_context(jax.default_matmul_precision("highest"))
+        resources.enter_context(jax.transfer_guard("allow"))  # JAX_TRANSFER_GUARD is for programs under test
         run = build(config, cluster)
         if config.print_shards:
             if run.is_first:

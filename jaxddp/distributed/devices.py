@@ -1,7 +1,11 @@
 """Devices of a run: local GPUs, or CPU devices with enough threads not to deadlock."""
 
 import contextlib
+import functools
 import os
+import re
+import subprocess
+import sys
 from collections.abc import Sequence
 
 import jax
@@ -33,7 +37,8 @@ def prepare(
 
     Raises:
         InputError: `devices` is below 1, exceeds the available devices or cannot be divided among the processes, the
-            platform has none, or a variable of the environment (JAX_PLATFORMS, PJRT_NPROC) does not let jax start.
+            platform has none, or a variable of the environment (JAX_PLATFORMS, PJRT_NPROC, XLA_FLAGS) does not let
+            jax start.
 
     >>> len(prepare(2, "cpu"))
     2
@@ -42,6 +47,7 @@ def prepare(
     processes = 1 if cluster is None else cluster.num_processes
     if devices is not None and devices % processes:
         raise InputError(f"--devices {devices}: must be divisible by {processes} processes")
+    _check_xla_flags(os.environ.get("XLA_FLAGS", ""))
     keep_programs()
     wanted = None if devices is None else devices // processes
     cpu_devices = min(wanted or (DEFAULT_CPU_DEVICES if processes == 1 else 1), MOST_CPU_DEVICES)
@@ -55,6 +61,17 @@ def prepare(
     if cluster is None:
         return list(here[: wanted or default])
     return _of_all_processes(kind, wanted or default)
+
+
+@functools.cache
+def _check_xla_flags(flags: str) -> None:
+    """Raise `InputError` for flags at which XLA would abort this process: it is given them in another one, in 0.3 s."""
+    if not flags:
+        return
+    command = [sys.executable, "-c", "from jaxlib.xla_client import CompileOptions; CompileOptions()"]
+    told = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False).stderr
+    if problem := re.search(r"^[EF]\d{4} .*?\] (.*)", told, re.MULTILINE):
+        raise InputError(f"XLA_FLAGS={flags}: {problem[1]}")
 
 
 def _of_all_processes(kind: str, count: int) -> list[jax.Device]:

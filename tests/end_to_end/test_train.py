@@ -92,6 +92,13 @@ def test_the_number_of_devices_changes_losses_by_rounding_only(tmp_path):
     assert np.abs(two - one).max() < 1e-12 and np.abs(eight - one).max() < 1e-12  # [1e-15]
 
 
+def test_a_guard_of_transfers_does_not_stop_the_trainer(tmp_path):
+    """`JAX_TRANSFER_GUARD=disallow` in the environment."""
+    with jax.transfer_guard("disallow"):
+        train("--epochs", "1", "--checkpoint-every", "3steps", "--output", str(tmp_path / "run"))
+    assert len(epochs(tmp_path / "run")) == 1
+
+
 @pytest.mark.large
 def test_steps_per_dispatch_changes_no_loss(tmp_path):
     for count in ("1", "5", "32"):

@@ -110,6 +110,7 @@ REFUSED = "from jaxddp.distributed.devices import prepare\ntry: prepare({})\nexc
         ({"PJRT_NPROC": "abc"}, "1", "PJRT_NPROC=abc: must be a number of threads up to 4096; or unset it"),
         ({"PJRT_NPROC": "9" * 9}, "1", "PJRT_NPROC=999999999: must be a number of threads up to 4096; or unset it"),
         ({}, "10**9, 'cpu'", "--devices 1000000000: must be at most 256 on the CPU"),
+        ({"XLA_FLAGS": "--xla_a=1"}, "", "XLA_FLAGS=--xla_a=1: Unknown flag in XLA_FLAGS: --xla_a=1"),
     ],
     ids=str,
 )
