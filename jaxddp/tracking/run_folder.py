@@ -69,6 +69,10 @@ def _reasons(where: str) -> Iterator[None]:
 
 def _check_claimable(path: Path, where: str, resume: bool) -> None:
     """Raise `InputError` unless the folder holds a run to resume or, without `resume`, nothing."""
+    try:
+        str(path.absolute()).encode()
+    except UnicodeEncodeError:
+        raise InputError(f"{where}: its path is not UTF-8, as checkpoints need it; choose another folder") from None
     if path.exists() and not path.is_dir():  # in this order: another run may create the folder in between
         raise InputError(f"{where}: is a file; must be a folder")
     names = {entry.name for entry in path.iterdir()} if path.is_dir() else set()

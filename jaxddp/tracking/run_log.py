@@ -39,6 +39,7 @@ def run_title(config: TrainConfig, replicas: int, framework: str) -> str:
     'mlp on digits  ·  adam, lr 0.001  ·  2 replicas x 32 examples  ·  JAX'
     """
     data = config.dataset if config.data_path is None else Path(config.data_path).name
+    data = data.encode(errors="replace").decode()  # a name that is not UTF-8 can neither be printed nor drawn
     share = f"{replicas} replica{'s' * (replicas > 1)} x {config.global_batch_size // replicas} examples"
     return "  ·  ".join(
         [

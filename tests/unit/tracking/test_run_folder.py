@@ -72,6 +72,15 @@ def test_a_folder_that_cannot_be_claimed_is_refused_and_unchanged(tmp_path, targ
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_a_path_that_is_not_utf8_is_refused_before_training(tmp_path):
+    """Tensorstore cannot write there, which a run would learn at its first checkpoint."""
+    (tmp_path / os.fsdecode(b"\xe4")).mkdir()
+    for name in (b"l\xe4s", b"\xe4/run"):
+        with pytest.raises(InputError, match=r"^--output .*: its path is not UTF-8, as checkpoints need it; choose an"):
+            claim(tmp_path / os.fsdecode(name), False)
+    assert [list(path.iterdir()) for path in tmp_path.iterdir()] == [[]]
+
+
 @pytest.mark.parametrize("code", [errno.EACCES, errno.EROFS])
 def test_an_unwritable_folder_is_not_left_behind(tmp_path, monkeypatch, code):
     def refuse(*args):

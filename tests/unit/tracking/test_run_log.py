@@ -4,6 +4,7 @@ import contextlib
 import io
 import itertools
 import json
+import os
 import re
 import resource
 import struct
@@ -63,6 +64,13 @@ SIX_STEPS += [("epoch", 6)]
 
 
 # ---- console
+
+
+def test_the_title_of_a_file_whose_name_is_not_utf8_can_be_printed_and_drawn():
+    config = TrainConfig(dataset="npz", data_path=os.fsdecode(b"sp\xe4.npz"))
+    title = run_log.run_title(config, replicas=2, framework="JAX")
+    assert title.startswith("mlp on sp?.npz")
+    assert title.encode().decode() == title
 
 
 def test_lines_are_aligned_and_on_stdout_only(capsys):
