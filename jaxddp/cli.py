@@ -127,12 +127,12 @@ def one_line_errors(show_traceback: bool) -> Iterator[None]:
     except (InputError, TrainingError) as error:
         if show_traceback:
             traceback.print_exc()
-        print(f"error: {on_one_line(str(error))}", file=sys.stderr)
+        _tell(f"error: {on_one_line(str(error))}")
         sys.exit(2)
     except (MemoryError, RuntimeError) as error:
         if show_traceback or not _tells_of_memory(error):
             raise
-        print(f"error: not enough memory: {_first_line(error)}; choose smaller sizes", file=sys.stderr)
+        _tell(f"error: not enough memory: {_first_line(error)}; choose smaller sizes")
         sys.exit(2)
     except BrokenPipeError:  # the reader of stdout has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -141,11 +141,17 @@ def one_line_errors(show_traceback: bool) -> Iterator[None]:
         if show_traceback or error.strerror is None:
             raise
         where = f"{error.filename}: " if error.filename else ""
-        print(f"error: {where}{error.strerror.lower()}", file=sys.stderr)
+        _tell(f"error: {where}{error.strerror.lower()}")
         sys.exit(2)
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        _tell("interrupted")
         sys.exit(130)
+
+
+def _tell(line: str) -> None:
+    """Print on stderr, if anybody reads it."""
+    with contextlib.suppress(OSError):
+        print(line, file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager

@@ -417,3 +417,14 @@ def test_a_bad_flag_ends_the_program_with_one_line_and_exit_code_2(traceback: bo
     *before, line = result.stderr.splitlines()
     assert line == "error: --epochs -1: must be at least 0"
     assert bool(before) == traceback == ("Traceback" in result.stderr)
+
+
+def test_an_error_has_its_exit_code_though_nobody_reads_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Closed(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    monkeypatch.setattr(sys, "stderr", Closed())
+    with pytest.raises(SystemExit) as stopped, cli.one_line_errors(show_traceback=False):
+        raise InputError("--lr x: expected FLOAT")
+    assert stopped.value.code == 2
