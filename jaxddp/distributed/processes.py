@@ -1,9 +1,9 @@
 """Joining of the processes of a run, through jax.distributed."""
 
-import atexit
 import contextlib
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -53,8 +53,7 @@ def joined(
         raise
     except BaseException as error:
         peers.close(" ".join(str(error).split()) or type(error).__name__)
-        # At its exit, jax waits for the others, which end without.
-        atexit.register(_exit, INTERRUPTED if isinstance(error, KeyboardInterrupt) else BAD_INPUT)
+        _exit_after_main(INTERRUPTED if isinstance(error, KeyboardInterrupt) else BAD_INPUT)
         raise
     _leave(peers, line)
 
@@ -66,10 +65,16 @@ def _leave(peers: Peers, line: HeldLine) -> None:
     line.close()
 
 
-def _exit(code: int) -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+def _exit_after_main(code: int) -> None:
+    """Exit when the main thread has ended; jax and Orbax would wait for the other processes, which end without."""
+
+    def run() -> None:
+        threading.main_thread().join()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+    threading.Thread(target=run, name="exit", daemon=True).start()
 
 
 @contextlib.contextmanager
