@@ -276,3 +276,34 @@ def test_sides_that_die_are_told_and_the_workers_go_on(failing: Checked) -> None
         Problem("flax", "flax_model or step 1", "ended with exit code 3"),
     )
     assert failing().verdict == "equal"
+
+
+@pytest.mark.large
+@pytest.mark.parametrize(
+    ("deed", "told"),
+    {
+        "bytearray(2**60)": "MemoryError: without a message",
+        "sys.exit('enough')": "SystemExit: enough",
+        "input('more? ')": "EOFError: EOF when reading a line",
+        "(lambda f: f(f))(lambda f: f(f))": "RecursionError: maximum recursion depth exceeded",
+        "raise KeyboardInterrupt": "KeyboardInterrupt",
+    }.items(),
+)
+def test_what_a_loss_does_to_its_process_is_told_in_a_line(deed: str, told: str, failing: Checked) -> None:
+    report = failing(at_start_of("flax_loss(model, batch)", f"import sys; {deed}"))
+    assert report.verdict == "incomplete"
+    assert [(problem.side, problem.message.endswith(told)) for problem in report.problems] == [("flax", True)]
+
+
+@pytest.mark.large
+def test_a_loss_that_prints_and_starts_processes_is_compared_and_leaves_nothing(tmp_path: Path) -> None:
+    before = children()
+    deeds = (
+        "import subprocess; print('x' * 100_000)",
+        "subprocess.Popen(['sleep', '1000'], start_new_session=True)",
+        "os.chdir('/')",
+    )
+    changes = [at_start_of("flax_loss(model, batch)", "\n    ".join(deeds))]
+    report = check(write(tmp_path, *changes), world_size=1, steps=2, platform="cpu", timeout=TIMEOUT)
+    assert (report.verdict, report.problems) == ("equal", ())
+    assert children() == before
