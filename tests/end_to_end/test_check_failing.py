@@ -1,15 +1,18 @@
 """What a check must bear: sides that raise, hang, die, or do not fit cost their own part of the report, in a line."""
 
+import contextlib
 import gc
 import math
-import multiprocessing
+import os
 import tempfile
 import time
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
 
 from jaxddp.parity.checking import check
+from jaxddp.parity.family import family
 from jaxddp.parity.findings import Problem
 from tests.support.checks import FORGETS_MOMENTS, FROZEN, STEPS, Checked
 from tests.support.small_port import Change, at_start_of, line_of, own_optimizers, step, write
@@ -212,20 +215,15 @@ def test_a_start_of_something_else_than_the_parameters_is_refused(failing: Check
 
 
 def children() -> set[int]:
-    """Processes below this one, however far; Python's own that watches over resources is none."""
-    parents = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            if b"resource_tracker" in (folder / "cmdline").read_bytes():
-                del parents[int(folder.name)]
-        except (FileNotFoundError, ProcessLookupError):  # it has just ended
-            parents.pop(int(folder.name), None)
-    found, wanted = set(), {multiprocessing.current_process().pid}
-    while wanted:
-        wanted = {pid for pid, parent in parents.items() if parent in wanted} - found
-        found |= wanted
-    return found
+    """Processes below this one, however far; Python's fork server, and what watches over resources, are none."""
+    forkserver.ensure_running()  # else the check starts it, and it stays
+    return {process for process in family(os.getpid()) if b"resource_tracker" not in command_of(process)}
+
+
+def command_of(process: int) -> bytes:
+    with contextlib.suppress(OSError):  # it has just ended
+        return Path(f"/proc/{process}/cmdline").read_bytes()
+    return b""
 
 
 @pytest.mark.large
