@@ -12,9 +12,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.memory import family, memory
+from benchmarks.memory import memory
 from jaxddp import cli
 from jaxddp.errors import InputError
+from jaxddp.parity.family import family
 
 GPT = Path(__file__).parents[1] / "examples" / "ports" / "gpt.py"
 FAULT = ("self.norm = layer_norm(rngs)", "self.norm = nnx.LayerNorm(WIDTH, use_fast_variance=False, rngs=rngs)")

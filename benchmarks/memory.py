@@ -1,20 +1,8 @@
-"""Memory of a process and of all that it has started."""
+"""Memory of processes."""
 
 import contextlib
 from collections.abc import Iterable
 from pathlib import Path
-
-
-def family(root: int) -> set[int]:
-    """Return a process and all below it."""
-    parents = {}
-    for file in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it has ended
-            parents[int(file.parent.name)] = int(file.read_text().rpartition(")")[2].split()[1])
-    found = {root}
-    while more := {process for process, parent in parents.items() if parent in found} - found:
-        found |= more
-    return found
 
 
 def memory(processes: Iterable[int], kinds: tuple[str, ...] = ("Pss_Anon", "Pss_Shmem")) -> int:

@@ -7,7 +7,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks.memory import family, memory
+from benchmarks.memory import memory
+from jaxddp.parity.family import family
 
 INTERVAL = 0.1  # seconds between two looks at the memory
 

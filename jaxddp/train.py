@@ -41,7 +41,7 @@ CHECKPOINT_FOLDER = "checkpoints"
 
 
 def main(config: TrainConfig) -> None:
-    """Train as `config` asks, and print, log and save the results; of several processes, only process 0 does."""
+    """Train as `config` asks, and print, log and save the results; of several processes, process 0 prints and logs."""
     if config.resume is not None:
         config = dataclasses.replace(config, output=config.resume)
     cluster = find(os.environ, config.coordinator, config.num_processes, config.process_id)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from benchmarks.memory import family
+from jaxddp.parity.family import family
 
 WORKER = Path(__file__).with_name("torch_job.py")
 LOG_EVERY = 50  # steps; the worker's is the same

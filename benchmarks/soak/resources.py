@@ -4,7 +4,8 @@ import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.memory import family, memory
+from benchmarks.memory import memory
+from jaxddp.parity.family import family
 
 
 @dataclass(frozen=True)

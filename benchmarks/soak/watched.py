@@ -10,9 +10,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.memory import family
 from benchmarks.soak.jobs import Job
 from benchmarks.soak.resources import Sample, sample
+from jaxddp.parity.family import family
 
 FURTHER = 100  # steps beyond those of before a kill, after which a job counts as recovered
 

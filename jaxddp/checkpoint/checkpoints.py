@@ -2,13 +2,9 @@
 
 import contextlib
 import dataclasses
-import functools
-import glob
-import logging
 import math
 import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,7 +15,10 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from jaxddp.checkpoint.handlers import Errors, StateHandler, StateRestore, StateSave, wait_or_raise
 from jaxddp.checkpoint.record import FILE, DamagedError, Notes, Record, RecordHandler, RecordSave
+from jaxddp.checkpoint.slices import over_processes
+from jaxddp.checkpoint.workarounds import plain_path, silence
 from jaxddp.distributed.replicas import Replicas
 from jaxddp.errors import InputError, TrainingError, differences, listed
 from jaxddp.state import TrainState
@@ -39,14 +38,16 @@ class Checkpoints:
         folder: folder of the checkpoints; created when it is first used.
         keep: number of newest checkpoints to keep.
         keep_best: keep the checkpoint with the smallest note `TEST_LOSS` too.
-        replicas: of several processes, each of which has such an object and makes the same calls; the first one
-            renames and prints. None: this process alone.
+        replicas: of several processes, each of which has such an object and makes the same calls; each writes a part,
+            the first one renames and prints. None: this process alone.
     """
 
     def __init__(self, folder: Path, keep: int = KEEP, keep_best: bool = False, replicas: Replicas | None = None):
         self._folder = folder
         self._is_first = replicas is None or 0 in replicas.local_ranks
+        self._is_alone = replicas is None or replicas.in_one_process
         self._meet = (lambda: None) if replicas is None else replicas.meet
+        self._errors: Errors = []  # of writes
         self._keep = keep
         self._keep_best = keep_best
         self._resources = contextlib.ExitStack()
@@ -58,8 +59,8 @@ class Checkpoints:
         options = ocp.CheckpointManagerOptions(
             preservation_policy=_Kept(self._kept), cleanup_tmp_directories=True, lightweight_initialize=True
         )
-        _silence()
-        handlers = {STATE: ocp.StandardCheckpointHandler(), RECORD: RecordHandler()}
+        silence()
+        handlers = {STATE: StateHandler(self._errors), RECORD: RecordHandler(self._errors)}
         folder = self._resources.enter_context(plain_path(self._folder.absolute()))
         return ocp.CheckpointManager(folder, options=options, item_names=tuple(handlers), item_handlers=handlers)
 
@@ -104,7 +105,7 @@ class Checkpoints:
             return
         self._losses[step] = _loss(notes or {})
         with self._failing(step):
-            items = {STATE: ocp.args.StandardSave(tree), RECORD: RecordSave(arrays, notes or {})}
+            items = {STATE: StateSave(over_processes(tree)), RECORD: RecordSave(arrays, notes or {})}
             self._manager.save(step, args=ocp.args.Composite(**items), force=True)
 
     def wait(self) -> None:
@@ -115,7 +116,10 @@ class Checkpoints:
         """
         if "_manager" in self.__dict__:
             with self._failing(self.latest_step):
-                self._manager.wait_until_finished()
+                if self._is_alone:
+                    self._manager.wait_until_finished()
+                else:
+                    wait_or_raise(self._manager.wait_until_finished, self._errors)
 
     def restore(self, like: TrainState) -> TrainState:
         """Load the newest checkpoint that is intact, as NumPy arrays; rename damaged ones to STEP.damaged.
@@ -162,7 +166,8 @@ class Checkpoints:
         if "_manager" in self.__dict__:
             with contextlib.suppress(TrainingError):
                 self.wait()
-            self._manager.close()
+            if self._is_alone or not self._errors:
+                self._manager.close()
         self._resources.close()
 
     def _restored(self, step: int, like: TrainState) -> TrainState:
@@ -188,7 +193,7 @@ class Checkpoints:
             DamagedError: they cannot be read, or are not those that were saved.
         """
         try:
-            args = ocp.args.Composite(**{STATE: ocp.args.StandardRestore(like)})
+            args = ocp.args.Composite(**{STATE: StateRestore(like)})
             restored = self._manager.restore(step, args=args)[STATE]
         except Exception as error:  # many types, from tensorstore and the system
             raise DamagedError(_reason(error)) from None
@@ -247,35 +252,6 @@ class _Kept:
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
         kept = self.choose([checkpoint.step for checkpoint in checkpoints])
         return [checkpoint.step in kept for checkpoint in checkpoints]
-
-
-@functools.cache
-def _silence() -> None:
-    """Let Orbax and tensorstore print nothing: an error of theirs is raised here, in one line."""
-    logging.getLogger("absl").setLevel(logging.CRITICAL)
-    print_unraisable = sys.unraisablehook
-
-    def hook(unraisable: Any) -> None:
-        if str(unraisable.exc_value) != "Event loop is closed":  # of writes that end after another has failed
-            print_unraisable(unraisable)
-
-    sys.unraisablehook = hook
-
-
-@contextlib.contextmanager
-def plain_path(folder: Path) -> Iterator[Path]:
-    """Yield a path to `folder` without the characters that Orbax cannot write to: a link, if it has some.
-
-    Orbax merges files by a glob pattern, in which "[0]" does not match itself; tensorstore takes "\\" for "/".
-    """
-    if glob.escape(str(folder)) == str(folder) and "\\" not in str(folder):
-        yield folder
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="jaxddp-") as temporary:
-        link = Path(temporary, "checkpoints")
-        link.symlink_to(folder)
-        yield link
 
 
 def _loss(notes: Notes) -> float:

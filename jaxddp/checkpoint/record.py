@@ -19,6 +19,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from orbax.checkpoint.future import CommitFutureAwaitingContractedSignals
 
+from jaxddp.checkpoint.handlers import Errors, noted
 from jaxddp.errors import InputError
 
 FORMAT = 1
@@ -100,14 +101,21 @@ class RecordHandler(ocp.AsyncCheckpointHandler):
     """Orbax handler that writes a `Record` beside the arrays, in the same atomic checkpoint.
 
     Digests take a second for about 1 GB, so they are computed in Orbax's thread.
+
+    Args:
+        errors: list to which the errors of writes are added.
     """
+
+    def __init__(self, errors: Errors):
+        self._errors = errors
 
     async def async_save(self, directory: Any, args: RecordSave) -> list[Any]:
         """Start to write; see Orbax."""
         return [CommitFutureAwaitingContractedSignals(self._write(Path(directory), args), name="record")]
 
     async def _write(self, directory: Path, args: RecordSave) -> None:
-        self.save(directory, args)
+        with noted(self._errors):
+            self.save(directory, args)
 
     def save(self, directory: Any, args: RecordSave) -> None:
         """Write at once; see Orbax."""

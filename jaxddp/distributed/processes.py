@@ -1,9 +1,9 @@
 """Joining of the processes of a run, through jax.distributed."""
 
-import atexit
 import contextlib
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -14,13 +14,11 @@ from jaxddp.distributed.cluster import Cluster
 from jaxddp.distributed.held_line import HeldLine
 from jaxddp.distributed.peers import BEAT, SILENCE, Peers, end_process
 from jaxddp.errors import InputError, TrainingError
-from jaxddp.signals import SAVED
+from jaxddp.signals import SAVED, ending
 
 BAD_INPUT, INTERRUPTED = 2, 130  # exit codes of `jaxddp.cli`
 STOPPED = (None, 0, SAVED, INTERRUPTED)  # exit codes with which all processes stop after the same step
-LONGEST_WRITE = (
-    86400  # seconds that the others wait for process 0 at the end; jax's 300 abort a run that writes for long
-)
+LONGEST_WRITE = 86400  # seconds that the others wait for process 0 at the end; jax's 300 are few for a large model
 
 
 @contextlib.contextmanager
@@ -58,8 +56,7 @@ def joined(
             _leave(peers, line)
             raise
         peers.close(" ".join(str(error).split()) or type(error).__name__)
-        # At its exit, jax waits for the others, which end without.
-        atexit.register(_exit, _code(error))
+        _exit_after_main(_code(error))
         raise
     _leave(peers, line)
 
@@ -80,10 +77,16 @@ def _code(error: BaseException) -> int:
     return BAD_INPUT if isinstance(error, InputError | TrainingError | OSError | MemoryError) else 1
 
 
-def _exit(code: int) -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+def _exit_after_main(code: int) -> None:
+    """Exit when the main thread has ended; jax and Orbax would wait for the other processes, which end without."""
+
+    def run() -> None:
+        threading.main_thread().join()
+        with ending(code):
+            sys.stdout.flush()
+            sys.stderr.flush()
+
+    threading.Thread(target=run, name="exit", daemon=True).start()
 
 
 @contextlib.contextmanager

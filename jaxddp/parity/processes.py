@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxddp.errors import TrainingError
+from jaxddp.parity.family import keep_family, kill_family, kill_group
 from jaxddp.parity.port import errors_located
 
 Tell = Callable[[str], None]  # reports to the parent what a child is doing
@@ -81,10 +82,9 @@ class Child:
         """Wait `patience` seconds for the process to end, then kill it and every process that it has started."""
         multiprocessing.connection.wait([self._process.sentinel], timeout=patience)
         assert self._process.pid is not None, "started in __init__"
-        self._process.kill()  # it may not have made its process group yet
-        # The group is killed before the join, after which its number may be reused.
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # the group is empty
-            os.killpg(self._process.pid, signal.SIGKILL)
+        # All before the join, after which its number may be reused; a dead child has a group, but no family any more.
+        (kill_family if self._process.is_alive() else kill_group)(self._process.pid)
+        self._process.kill()  # it may not have made its group yet
         self._process.join()
         self.connection.close()
 
@@ -208,6 +208,7 @@ def give_back_memory() -> None:
 def _quietly(target: Callable[..., None], *args: Any) -> None:
     """Run `target` in the child, which ends when its parent ends, and leaves Ctrl-C to the parent."""
     os.setsid()  # a new process group, for the child and every process that it starts
+    keep_family()
     with contextlib.suppress(OSError):  # where memory is used up, Linux is to kill the port, not its judge
         Path("/proc/self/oom_score_adj").write_text("500")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -233,7 +234,7 @@ def _end_with_parent() -> None:
     parent.join()
     while _runs(parent.pid):  # a port may have closed the pipe by which `join` is told
         time.sleep(0.1)
-    os.killpg(0, signal.SIGKILL)
+    kill_family(os.getpid())
 
 
 def _runs(process: int) -> bool:

@@ -3,7 +3,8 @@
 import subprocess
 import sys
 
-from benchmarks.memory import family, memory
+from benchmarks.memory import memory
+from jaxddp.parity.family import family
 
 
 def test_memory_is_that_of_a_process_and_all_below_it() -> None:

@@ -1,15 +1,18 @@
 """What a check must bear: sides that raise, hang, die, or do not fit cost their own part of the report, in a line."""
 
+import contextlib
 import gc
 import math
-import multiprocessing
+import os
 import tempfile
 import time
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
 
 from jaxddp.parity.checking import check
+from jaxddp.parity.family import family
 from jaxddp.parity.findings import Problem
 from tests.support.checks import FORGETS_MOMENTS, FROZEN, STEPS, Checked
 from tests.support.small_port import Change, at_start_of, line_of, own_optimizers, step, write
@@ -212,20 +215,15 @@ def test_a_start_of_something_else_than_the_parameters_is_refused(failing: Check
 
 
 def children() -> set[int]:
-    """Processes below this one, however far; Python's own that watches over resources is none."""
-    parents = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            if b"resource_tracker" in (folder / "cmdline").read_bytes():
-                del parents[int(folder.name)]
-        except (FileNotFoundError, ProcessLookupError):  # it has just ended
-            parents.pop(int(folder.name), None)
-    found, wanted = set(), {multiprocessing.current_process().pid}
-    while wanted:
-        wanted = {pid for pid, parent in parents.items() if parent in wanted} - found
-        found |= wanted
-    return found
+    """Processes below this one, however far; Python's fork server, and what watches over resources, are none."""
+    forkserver.ensure_running()  # else the check starts it, and it stays
+    return {process for process in family(os.getpid()) if b"resource_tracker" not in command_of(process)}
+
+
+def command_of(process: int) -> bytes:
+    with contextlib.suppress(OSError):  # it has just ended
+        return Path(f"/proc/{process}/cmdline").read_bytes()
+    return b""
 
 
 @pytest.mark.large
@@ -276,3 +274,34 @@ def test_sides_that_die_are_told_and_the_workers_go_on(failing: Checked) -> None
         Problem("flax", "flax_model or step 1", "ended with exit code 3"),
     )
     assert failing().verdict == "equal"
+
+
+@pytest.mark.large
+@pytest.mark.parametrize(
+    ("deed", "told"),
+    {
+        "bytearray(2**60)": "MemoryError: without a message",
+        "sys.exit('enough')": "SystemExit: enough",
+        "input('more? ')": "EOFError: EOF when reading a line",
+        "(lambda f: f(f))(lambda f: f(f))": "RecursionError: maximum recursion depth exceeded",
+        "raise KeyboardInterrupt": "KeyboardInterrupt",
+    }.items(),
+)
+def test_what_a_loss_does_to_its_process_is_told_in_a_line(deed: str, told: str, failing: Checked) -> None:
+    report = failing(at_start_of("flax_loss(model, batch)", f"import sys; {deed}"))
+    assert report.verdict == "incomplete"
+    assert [(problem.side, problem.message.endswith(told)) for problem in report.problems] == [("flax", True)]
+
+
+@pytest.mark.large
+def test_a_loss_that_prints_and_starts_processes_is_compared_and_leaves_nothing(tmp_path: Path) -> None:
+    before = children()
+    deeds = (
+        "import subprocess; print('x' * 100_000)",
+        "subprocess.Popen(['sleep', '1000'], start_new_session=True)",
+        "os.chdir('/')",
+    )
+    changes = [at_start_of("flax_loss(model, batch)", "\n    ".join(deeds))]
+    report = check(write(tmp_path, *changes), world_size=1, steps=2, platform="cpu", timeout=TIMEOUT)
+    assert (report.verdict, report.problems) == ("equal", ())
+    assert children() == before

@@ -181,7 +181,7 @@ OPTIMIZER = [
     ),
     *planted(
         "jaxddp/checkpoint/checkpoints.py",
-        "tests/unit/test_checkpoint.py -k comes_back",
+        "tests/unit/checkpoint/test_checkpoints.py -k comes_back",
         {
             "resume_lost_state": (
                 "return TrainState(**tree)",

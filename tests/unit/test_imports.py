@@ -121,7 +121,7 @@ ORDER = [
 PARITY_ORDER = [
     ["lazy_arrays"],
     ["stored_tensors"],
-    ["port", "records", "excerpts", "fingerprints", "catalogue", "environment"],
+    ["port", "records", "excerpts", "fingerprints", "catalogue", "environment", "family"],
     ["processes", "question", "findings", "convert"],
     ["torch_side", "compare", "report"],
     ["flax_side"],
@@ -140,6 +140,7 @@ NEITHER = (
     "stored_tensors.py",
     "excerpts.py",
     "fingerprints.py",
+    "family.py",
     "findings.py",
     "compare/",
     "report/",

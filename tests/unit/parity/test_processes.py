@@ -41,6 +41,17 @@ def work_on(words: int, connection: Connection) -> None:
     connection.send(("done", words))
 
 
+# Detached from its parent as daemons are: in a session of its own, and its parent ends at once.
+DAEMON = """
+import os, pathlib, sys, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        pathlib.Path(sys.argv[1]).write_text(str(os.getpid()))
+        time.sleep(1000)
+    os._exit(0)
+os.wait()
+"""
 DEEDS: dict[str, Callable[[Any], Any]] = {
     "answer": lambda answer: answer,
     "load": load,
@@ -48,6 +59,7 @@ DEEDS: dict[str, Callable[[Any], Any]] = {
     "stop": lambda number: os.kill(os.getpid(), number),
     "sleep": time.sleep,
     "start": lambda path: path.write_text(str(subprocess.Popen(["sleep", "1000"]).pid)),
+    "start a daemon": lambda path: subprocess.run([sys.executable, "-c", DAEMON, path], check=True),
     "read": lambda path: path.read_text().strip(),
     "wait in a thread": lambda seconds: threading.Thread(target=time.sleep, args=(seconds,)).start(),
     "ask another": lambda _: worker_of_its_own(),
@@ -231,6 +243,19 @@ def test_processes_that_a_job_starts_end_with_the_child(tmp_path: Path) -> None:
         asked(children, ("start", tmp_path / "pid"))
         pid = int((tmp_path / "pid").read_text())
         os.kill(pid, 0)  # it runs
+    assert gone(pid)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's /proc")
+def test_a_daemon_that_a_job_starts_ends_with_the_child(tmp_path: Path) -> None:
+    with serving() as children:
+        asked(children, ("start a daemon", tmp_path / "pid"))
+        deadline = time.monotonic() + PATIENT
+        while not (written := tmp_path / "pid").exists() or not written.read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        pid = int(written.read_text())
+        assert os.getpgid(pid) != os.getpgid(children[0]._process.pid or 0)
     assert gone(pid)
 
 

@@ -1,0 +1,149 @@
+"""Checkpoints: restored bit for bit, and only into the model and optimizer that they were saved from."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from jaxddp import models, optim
+from jaxddp.checkpoint import Checkpoints
+from jaxddp.config import TrainConfig
+from jaxddp.config.choices import OPTIMIZERS
+from jaxddp.data.torch_rng import Generator
+from jaxddp.distributed.replicas import Replicas
+from jaxddp.errors import InputError
+from jaxddp.state import TrainState
+from tests.support.checkpoint_states import RUN, char_mlp, check_same, state_of
+
+CONFIGS = [
+    *({"optimizer": name} for name in OPTIMIZERS),
+    {"optimizer": "sgd", "momentum": 0.9},
+    {"optimizer": "adam", "amsgrad": True},
+    {"optimizer": "rmsprop", "momentum": 0.9, "centered": True},
+    {"optimizer": "adamw", "schedule": "one_cycle"},
+]
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: " ".join(map(str, config.values())))
+def test_every_optimizers_state_comes_back_bit_for_bit(
+    config: dict[str, Any], checkpoints: Checkpoints, folder: Path
+) -> None:
+    optimizer = optim.from_config(TrainConfig(**config), total_steps=100)
+    state = state_of(7, optimizer)
+    checkpoints.save(state)
+    check_same(checkpoints.restore(state_of(0, optimizer)), state)
+    with pytest.raises(AssertionError):
+        check_same(checkpoints.restore(state_of(0, optimizer)), state_of(8, optimizer))
+    again = Checkpoints(folder)  # as in a process that resumes
+    check_same(again.restore(state_of(0, optimizer)), state)
+    again.close()
+
+
+def test_float64_comes_back_bit_for_bit(checkpoints: Checkpoints) -> None:
+    with jax.enable_x64(True):
+        to_float64 = lambda x: x / np.float64(3) if x.dtype == "float32" else x  # noqa: E731
+        state = jax.tree.map(to_float64, state_of(3))
+        checkpoints.save(state)
+        check_same(checkpoints.restore(state), state)
+
+
+def test_a_run_resumes_on_any_number_of_devices(checkpoints: Checkpoints) -> None:
+    state = state_of(3)
+    checkpoints.save(Replicas(jax.devices()[:8]).replicate(state))
+    two = Replicas(jax.devices()[:2]).replicate(checkpoints.restore(state_of(0)))
+    check_same(jax.device_get(two), state)
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize(
+    ("other", "problems"),
+    [
+        ({"model": char_mlp(6)}, r"buffers\.bn\.mean has shape \(4,\) and not \(6,\); "),
+        ({"model": models.Linear(4, 2, generator=Generator(0))}, r"left over buffers\.bn\.mean; .* \.\.\.$"),
+        ({"optimizer": optim.sgd()}, r"left over opt_state\.1\.mu\.bn\.bias; "),
+        ({"optimizer": optim.adam(amsgrad=True)}, r"missing opt_state\.1\.nu_max\.bn\.bias; "),
+    ],
+    ids=["wider", "another model", "another optimizer", "another option"],
+)
+def test_a_checkpoint_of_another_model_or_optimizer_is_refused(
+    other: dict[str, Any], problems: str, checkpoints: Checkpoints
+) -> None:
+    checkpoints.save(state_of(3))
+    message = rf"^--resume .*{RUN}: a checkpoint of another model or optimizer: {problems}"
+    with pytest.raises(InputError, match=message):
+        checkpoints.restore(state_of(0, **other))
+    check_same(checkpoints.restore(state_of(0)), state_of(3))
+
+
+def test_the_newest_two_are_kept(checkpoints: Checkpoints, folder: Path) -> None:
+    for step in (1, 5, 10):
+        checkpoints.save(state_of(step))
+    assert checkpoints.latest_step == 10
+    checkpoints.wait()
+    assert sorted(path.name for path in folder.iterdir()) == ["10", "5"]
+    check_same(checkpoints.restore(state_of(0)), state_of(10))
+
+
+def test_saving_a_step_again_has_no_effect(checkpoints: Checkpoints) -> None:
+    checkpoints.save(state_of(4))
+    checkpoints.save(TrainState(np.int32(4), *(state_of(9).params, state_of(9).buffers, state_of(9).opt_state)))
+    check_same(checkpoints.restore(state_of(0)), state_of(4))
+
+
+def test_restoring_without_a_checkpoint_is_an_error(checkpoints: Checkpoints) -> None:
+    assert checkpoints.latest_step is None
+    with pytest.raises(InputError, match=rf"^--resume .*{RUN}: has no checkpoint yet$"):
+        checkpoints.restore(state_of(0))
+
+
+@pytest.mark.parametrize("name", ["lr[0.1]", "back\\slash", "a*b?", "runs [x]/deeper", "naïve ünïcode"])
+def test_a_checkpoint_in_a_folder_with_odd_characters_comes_back(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / name / "checkpoints"
+    checkpoints = Checkpoints(folder)
+    checkpoints.save(state_of(4))
+    check_same(checkpoints.restore(state_of(0)), state_of(4))
+    checkpoints.close()
+    for other in ("plain", "odd [0]"):  # a run folder may be renamed
+        shutil.copytree(tmp_path / name, tmp_path / other)
+        moved = Checkpoints(tmp_path / other / "checkpoints")
+        check_same(moved.restore(state_of(0)), state_of(4))
+        moved.save(state_of(5))
+        check_same(moved.restore(state_of(0)), state_of(5))
+        moved.close()
+
+
+def test_a_folder_of_a_plain_name_can_be_renamed_to_an_odd_one(checkpoints: Checkpoints, folder: Path) -> None:
+    checkpoints.save(Replicas(jax.devices()[:2]).replicate(state_of(4)))
+    checkpoints.wait()
+    folder.parent.rename(folder.parent.with_name("odd [0]"))
+    moved = Checkpoints(folder.parent.with_name("odd [0]") / "checkpoints")
+    check_same(moved.restore(state_of(0)), state_of(4))
+    moved.close()
+
+
+def test_a_number_of_newest_checkpoints_and_the_best_are_kept(folder: Path) -> None:
+    losses = {1: 0.5, 2: 0.25, 3: 0.75, 4: None, 5: 0.5, 6: 0.25}
+    first = Checkpoints(folder, keep=1, keep_best=True)
+    for step in (1, 2, 3):
+        first.save(state_of(step), {"test_loss": losses[step]})
+    first.close()
+    assert first.steps == [2, 3]
+    again = Checkpoints(folder, keep=2, keep_best=True)
+    for step in (4, 5):
+        again.save(state_of(step), {"test_loss": losses[step]})
+    again.wait()
+    assert again.steps == [2, 4, 5]
+    again.save(state_of(6), {"test_loss": losses[6]})
+    again.close()
+    assert sorted(path.name for path in folder.iterdir()) == ["2", "5", "6"]
+
+
+def test_notes_come_back(checkpoints: Checkpoints) -> None:
+    notes = {"test_loss": 0.1, "epoch_sums": {"loss": 1 / 3, "count": 12.0}}
+    checkpoints.save(state_of(4), notes)
+    checkpoints.restore(state_of(0))
+    assert checkpoints.notes(4) == notes

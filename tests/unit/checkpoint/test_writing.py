@@ -1,0 +1,95 @@
+"""Checkpoints are written in the background, and a failed write is told."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+import pytest
+
+from jaxddp.checkpoint import Checkpoints
+from jaxddp.checkpoint.record import RecordHandler
+from jaxddp.distributed.replicas import Replicas
+from jaxddp.errors import TrainingError
+from tests.support.checkpoint_states import check_same, state_of
+
+
+def test_the_saved_values_are_those_of_the_step_though_the_next_ones_reuse_their_memory(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps donate the state, whose memory NumPy views share on CPU."""
+    overwritten = hold_writes(monkeypatch)
+    replicas = Replicas(jax.devices()[:2])
+    step = jax.jit(lambda state: jax.tree.map(lambda x: x * 2 + 1, state), donate_argnums=0)
+    state = replicas.replicate(state_of(4))
+    checkpoints.save(state)
+    for _ in range(3):
+        state = step(state)
+    jax.block_until_ready(state)
+    overwritten.set()
+    check_same(checkpoints.restore(state_of(0)), state_of(4))
+
+
+def test_a_save_has_its_own_copy_of_numpy_arrays(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+    overwritten, state = hold_writes(monkeypatch), state_of(4)
+    checkpoints.save(state)
+    for leaf in state.params.values():
+        leaf += 1
+    overwritten.set()
+    check_same(checkpoints.restore(state_of(0)), state_of(4))
+
+
+def hold_writes(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Let no save end before the event is set, and no array be written."""
+    event = threading.Event()
+    write = RecordHandler.save
+
+    def late(handler: RecordHandler, directory: Any, args: Any) -> None:
+        assert event.wait(60)
+        write(handler, directory, args)
+
+    monkeypatch.setattr(RecordHandler, "save", late)
+    return event
+
+
+def test_a_failed_write_is_told_at_the_next_save_and_earlier_checkpoints_stay(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise ValueError("RESOURCE_EXHAUSTED:\n No space left on device")
+
+    checkpoints.save(state_of(4))
+    checkpoints.save(state_of(5))
+    checkpoints.wait()
+    with monkeypatch.context() as patch:
+        patch.setattr(RecordHandler, "save", refuse)
+        checkpoints.save(state_of(6))
+        with pytest.raises(TrainingError, match=r"^the checkpoint of step 6 cannot be written: RESOURCE_EXHAUSTED: No"):
+            checkpoints.save(state_of(7))
+    assert checkpoints.steps == [4, 5]
+    checkpoints.save(state_of(7))
+    check_same(checkpoints.restore(state_of(0)), state_of(7))
+
+
+def test_a_save_that_cannot_start_is_an_error_of_one_line(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise ValueError("RESOURCE_EXHAUSTED:\n No space left on device")
+
+    checkpoints.save(state_of(4))
+    monkeypatch.setattr(ocp.CheckpointManager, "save", refuse)
+    with pytest.raises(TrainingError, match=r"^the checkpoint of step 5 cannot be written: RESOURCE_EXHAUSTED: No"):
+        checkpoints.save(state_of(5))
+    assert checkpoints.latest_step == 4
+
+
+def test_a_save_returns_before_its_files_are_written(
+    checkpoints: Checkpoints, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = hold_writes(monkeypatch)
+    checkpoints.save(state_of(4))
+    assert not (folder / "4").exists()
+    written.set()
+    check_same(checkpoints.restore(state_of(0)), state_of(4))
