@@ -50,7 +50,7 @@ def test_mpirun_goes_on_after_a_killed_process_and_stops_at_a_signal(tmp_path: P
 def test_a_slurm_job_goes_on_after_a_killed_task_and_stays_cancelled(cluster: slurm.Cluster, tmp_path: Path) -> None:
     run, output = tmp_path / "run", tmp_path / "out"
     job = cluster.submit(output, run, SLURM, *ENDLESS)
-    check_goes_on_after_a_kill(run, output, "SLURM_PROCID", job.start_now)
+    check_goes_on_after_a_kill(run, output, "SLURM_PROCID", job.start_soon)
     assert job.show("Restarts") == "1"
     job.call("scancel")
     wait_for(lambda: job.show("JobState") == "CANCELLED", output)
@@ -93,14 +93,14 @@ def mpirun(run: Path, output: Path, *flags: str) -> subprocess.Popen[bytes]:
 
 
 def check_goes_on_after_a_kill(
-    run: Path, output: Path, rank_variable: str, meanwhile: Callable[[], None] = lambda: None
+    run: Path, output: Path, rank_variable: str, restart: Callable[[], None] = lambda: None
 ) -> None:
     """Kill process 1 after the first checkpoint, and wait until another attempt trains on from there."""
     wait_for(lambda: any(path.name.isdigit() for path in run.glob("checkpoints/*")), output)
     os.kill(ranks(run, rank_variable)[1], signal.SIGKILL)
+    restart()
 
     def epochs_by_attempt() -> list[list[str]]:
-        meanwhile()
         attempts = output.read_text().split("JAX cpu, 2 processes\n")[1:]
         return [re.findall(r"^epoch +(\d+)/", printed, re.MULTILINE) for printed in attempts]
 

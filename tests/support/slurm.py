@@ -56,10 +56,16 @@ class Job:
         shown = dict(word.partition("=")[::2] for word in self.call("scontrol", "show", "job").split())
         return shown[name]
 
-    def start_now(self) -> None:
-        """Start the job if it waits for its time: two minutes after it was requeued."""
-        if self.show("JobState") == "PENDING":
-            _call(self.environment, "scontrol", "update", f"JobId={self.number}", "StartTime=now")
+    def start_soon(self) -> None:
+        """Let the job, once it is requeued, start in 5 seconds instead of two minutes.
+
+        At once, slurmd would take it for the attempt that has just ended ("Job credential revoked").
+        """
+        deadline = time.monotonic() + 60
+        while self.show("JobState") != "PENDING":
+            assert time.monotonic() < deadline, self.call("scontrol", "show", "job")
+            time.sleep(0.5)
+        _call(self.environment, "scontrol", "update", f"JobId={self.number}", "StartTime=now+5")
 
 
 @dataclass(frozen=True)
