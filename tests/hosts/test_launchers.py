@@ -1,4 +1,4 @@
-"""Runs that Open MPI and Slurm start by the scripts of examples/multi_node: they go on after a killed process."""
+"""Runs that Open MPI, Slurm and torchrun start by the scripts of examples/multi_node go on after a killed process."""
 
 import os
 import re
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.large
 needs_mpi = pytest.mark.skipif(shutil.which("mpirun") is None, reason="Open MPI is not installed")
 needs_slurm = pytest.mark.skipif(bool(slurm.missing()), reason=slurm.missing())
 
-MPI, SLURM = (f"examples/multi_node/{name}" for name in ("mpirun.sh", "slurm.sbatch"))
+MPI, SLURM, TORCHRUN = (f"examples/multi_node/{name}" for name in ("mpirun.sh", "slurm.sbatch", "torchrun.sh"))
 FLAGS = ("--platform", "cpu", "--dataset", "linear", "--num-examples", "96", "--hidden-sizes", "8")
 ENDLESS = (*FLAGS, "--epochs", "1000000", "--checkpoint-every", "20steps")
 
@@ -35,7 +35,7 @@ def cluster(tmp_path: Path) -> Iterator[slurm.Cluster]:
 @needs_mpi
 def test_mpirun_goes_on_after_a_killed_process_and_stops_at_a_signal(tmp_path: Path) -> None:
     run, output = tmp_path / "run", tmp_path / "out"
-    script = mpirun(run, output, *ENDLESS)
+    script = start(run, output, MPI, "localhost:2", *ENDLESS)
     try:
         check_goes_on_after_a_kill(run, output, "OMPI_COMM_WORLD_RANK")
         script.terminate()
@@ -44,6 +44,20 @@ def test_mpirun_goes_on_after_a_killed_process_and_stops_at_a_signal(tmp_path: P
         script.kill()
     assert "SIGTERM: saved the checkpoint of step " in output.read_text()
     assert not ranks(run, "OMPI_COMM_WORLD_RANK")
+
+
+def test_torchrun_goes_on_after_a_killed_process_and_stops_at_a_signal(tmp_path: Path) -> None:
+    """The store of torchrun, which stays up between the attempts, does not take the coordinator's port."""
+    run, output = tmp_path / "run", tmp_path / "out"
+    script = start(run, output, TORCHRUN, "localhost", "1", "2", *ENDLESS)
+    try:
+        check_goes_on_after_a_kill(run, output, "RANK")
+        script.terminate()
+        script.wait(120)
+    finally:
+        script.kill()
+    assert "SIGTERM: saved the checkpoint of step " in output.read_text()
+    assert not ranks(run, "RANK")
 
 
 @needs_slurm
@@ -59,7 +73,7 @@ def test_a_slurm_job_goes_on_after_a_killed_task_and_stays_cancelled(cluster: sl
 
 @needs_mpi
 def test_mpirun_does_not_try_bad_input_again(tmp_path: Path) -> None:
-    script = mpirun(tmp_path / "run", tmp_path / "out", *FLAGS, "--lr", "-1")
+    script = start(tmp_path / "run", tmp_path / "out", MPI, "localhost:2", *FLAGS, "--lr", "-1")
     assert script.wait(120) == 2
     assert (tmp_path / "out").read_text().count("error: --lr -1.0: must be at least 0\n") == 2  # by two processes
 
@@ -84,12 +98,11 @@ def environment() -> dict[str, str]:
     return {**os.environ, **as_root, "PATH": path, "PYTHONPATH": f"{Path.cwd()}", "MPLBACKEND": "agg"}
 
 
-def mpirun(run: Path, output: Path, *flags: str) -> subprocess.Popen[bytes]:
-    """Start two processes on this machine by mpirun.sh."""
+def start(run: Path, output: Path, *command: str) -> subprocess.Popen[bytes]:
+    """Start a script on this machine."""
     variables = environment() | {"RUN": str(run), "MASTER_PORT": f"{free_port()}"}
     with output.open("w") as file:
-        command = ["bash", MPI, "localhost:2", *flags]
-        return subprocess.Popen(command, env=variables, stdout=file, stderr=subprocess.STDOUT)
+        return subprocess.Popen(["bash", *command], env=variables, stdout=file, stderr=subprocess.STDOUT)
 
 
 def check_goes_on_after_a_kill(
