@@ -3,7 +3,10 @@
 #   RUN      folder of the run, which all machines see
 #   DEVICES  replicas to go on with, if there are fewer machines than before
 set -euo pipefail
-: "${RUN:?must be a folder that all machines see}"
+if [ -z "${RUN:-}" ]; then
+    echo "error: RUN: must be a folder that all machines see" >&2
+    exit 2
+fi
 if [ -e "$RUN/config.json" ]; then
     exec python -m jaxddp.train --resume "$RUN" ${DEVICES:+--devices "$DEVICES"}
 fi
