@@ -214,26 +214,31 @@ def train_epochs(run: Run, state: TrainState, log: RunLog, saver: Saver, stall: 
         stall.doing(f"the test after step {saver.reached}")
         return means(jax.device_get(ddp.evaluate_placed(state, test_set)))
 
-    test: dict[str, float] = {}
-    state = run.verified(state)
-    while (epoch := int(state.step) // run.loader.steps_per_epoch) < config.epochs:
-        try:
-            state, train_means, speed = train_epoch(run, state, epoch, log, saver, stall)
-            test = tested(state)
-            if not math.isfinite(test["loss"]):  # the last update comes after the last training loss
-                raise NotFiniteError(f"test loss is {test['loss']} at step {int(state.step)}")
-        except NotFiniteError as error:
-            state, test = saver.rolled_back(error), {}
-            continue
+    def one_epoch(state: TrainState, epoch: int) -> tuple[TrainState, dict[str, float]]:
+        state, train_means, speed = train_epoch(run, state, epoch, log, saver, stall)
+        test = tested(state)
+        if not math.isfinite(test["loss"]):  # the last update comes after the last training loss
+            raise NotFiniteError(f"test loss is {test['loss']} at step {int(state.step)}")
         averaged = None if config.ema_decay is None else tested(ddp.averaged(state))
         log.epoch(int(state.step), epoch + 1, train_means, test, speed, averaged)
         if saver.due(int(state.step)) and epoch + 1 < config.epochs:
             state = run.verified(state)
             saver.save(state, test_loss=test["loss"])
-    test = test or tested(state)
+        return state, test
+
+    test: dict[str, float] = {}
     state = run.verified(state)
-    saver.finish(state, test_loss=test["loss"])
-    return state, test["accuracy"]
+    while True:
+        try:
+            if (epoch := int(state.step) // run.loader.steps_per_epoch) < config.epochs:
+                state, test = one_epoch(state, epoch)
+                continue
+            test = test or tested(state)
+            state = run.verified(state)
+            saver.finish(state, test_loss=test["loss"])
+            return state, test["accuracy"]
+        except NotFiniteError as error:
+            state, test = saver.rolled_back(error), {}
 
 
 def train_epoch(

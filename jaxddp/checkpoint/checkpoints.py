@@ -20,7 +20,7 @@ from jaxddp.checkpoint.record import FILE, DamagedError, Notes, Record, RecordHa
 from jaxddp.checkpoint.slices import over_processes
 from jaxddp.checkpoint.workarounds import plain_path, silence
 from jaxddp.distributed.replicas import Replicas
-from jaxddp.errors import InputError, TrainingError, differences, listed
+from jaxddp.errors import InputError, NotFiniteError, TrainingError, differences, listed
 from jaxddp.state import TrainState
 
 STATE, RECORD = "state", "record"  # items of a checkpoint
@@ -91,15 +91,15 @@ class Checkpoints:
             notes: JSON to save with it, see `notes`.
 
         Raises:
-            TrainingError: the state holds a NaN or an infinity, or the save before this one has failed. Earlier
-                checkpoints stay.
+            NotFiniteError: the state holds a NaN or an infinity.
+            TrainingError: the save before this one has failed. Earlier checkpoints stay.
         """
         # Views would not do: the caller may change its NumPy arrays. (XLA 0.10 copies a donated array that has a view.)
         tree = jax.tree.map(np.array, _as_tree(state))
         step, arrays = int(tree["step"]), _by_name(tree)
         for name, leaf in arrays.items():
             if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
-                raise TrainingError(f"{name} is not finite at step {step}")
+                raise NotFiniteError(f"{name} is not finite at step {step}")
         self.wait()
         if step == self.latest_step:
             return

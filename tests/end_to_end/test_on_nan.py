@@ -23,14 +23,14 @@ def unchecked_data(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasets, "_as_float32", lambda where, x: x.astype(np.float32))
 
 
-def data(folder: Path, bad: int | None = BAD) -> list[str]:
-    """Write a training set in which one example is NaN; return the flags that use it, 6 steps of 32 an epoch."""
+def data(folder: Path, bad: int | None = BAD, value: float = np.nan) -> list[str]:
+    """Write a training set in which one example is `value`; return the flags that use it, 6 steps of 32 an epoch."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(SIZE, FEATURES)).astype(np.float32)
     y = (x[:, 0] > 0).astype(np.int32)
     arrays = {"x_test": x.copy(), "y_test": y}
     if bad is not None:
-        x[bad] = np.nan
+        x[bad] = value
     path = folder / f"{bad}.npz"
     np.savez(path, x_train=x, y_train=y, **arrays)
     flags = ["--dataset", "npz", "--data-path", str(path), "--global-batch-size", "32", "--devices", "2"]
@@ -96,6 +96,21 @@ def test_a_run_goes_back_to_its_checkpoint_and_on_with_the_next_batches(
         pattern += rf"batches after step {6 * number} \({number} of at most 3 times\)"
         assert re.fullmatch(pattern, line), line
     assert all(np.isfinite(value).all() for value in load_weights(tmp_path / "run" / "model.safetensors").values())
+
+
+@pytest.mark.parametrize("length", [1, 2])
+def test_a_run_goes_back_if_its_state_is_not_finite_though_the_loss_is(
+    length: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The square of a gradient of 1e22 overflows in Adam's average, which is noticed when it is saved."""
+    run = tmp_path / "run"
+    flags = [*data(tmp_path, BAD, 1e22), "--on-nan", "rollback", "--checkpoint-every", "3steps"]
+    train(*flags, "--epochs", f"{length}", "--output", str(run))
+    (told,) = (line for line in capsys.readouterr().err.splitlines() if "back to" in line)
+    pattern = r"opt_state\..*\.nu\..* is not finite at step 6; back to the checkpoint of step 3, on with the batches "
+    assert re.fullmatch(pattern + r"after step 6 \(1 of at most 3 times\)", told)
+    assert all(np.isfinite(value).all() for value in load_weights(run / "model.safetensors").values())
+    assert [record["step"] for record in epochs(run)] == [6, 12][:length]
 
 
 def test_a_run_that_goes_back_too_often_stops(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
