@@ -18,7 +18,7 @@ def test_every_layout_trains(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_process_that_fails_is_an_error() -> None:
-    with pytest.raises(RuntimeError, match="error: --lr -1.0: must be at least 0"):
+    with pytest.raises(RuntimeError, match=r"error: --lr -1\.0: must be at least 0"):
         layouts.speed("1 process", ["--lr", "-1"])
 
 

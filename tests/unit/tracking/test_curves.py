@@ -11,7 +11,7 @@ import pytest
 
 from jaxddp.tracking import curves, run_log
 from jaxddp.tracking.curves import draw_curves
-from tests.unit.tracking.test_run_log import write_run
+from tests.support.run_logs import write_run
 
 
 def read_png(png: bytes) -> np.ndarray:

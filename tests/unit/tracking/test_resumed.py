@@ -1,0 +1,102 @@
+"""Logs of resumed runs: later records are dropped, and damaged lines do not block."""
+
+import pytest
+
+from jaxddp.config import TrainConfig
+from jaxddp.errors import InputError
+from jaxddp.tracking import run_log
+from jaxddp.tracking.metrics_file import read_metrics
+from jaxddp.tracking.resumed import check_same_epochs
+from jaxddp.tracking.run_folder import load_config
+from jaxddp.tracking.run_log import RunLog
+from tests.support.run_logs import CONFIG, SIX_STEPS, STEPS_PER_EPOCH, claimed_log, places, train, write_run
+
+
+@pytest.mark.parametrize(("resume_step", "kept"), [(0, 0), (3, 4), (4, 6), (6, 9)])
+@pytest.mark.parametrize("torn", ["", '{"kind": "step", "st', '{"kind": "step", "step": 9}', "\x00\x00"])
+def test_resume_drops_records_of_later_steps(tmp_path, monkeypatch, resume_step, kept, torn):
+    output, drawn = tmp_path / "run", []
+    monkeypatch.setattr(run_log, "draw_curves", lambda history, title: drawn.append(history) or b"")
+    write_run(output, 6)
+    metrics = output / "metrics.jsonl"
+    metrics.write_text(metrics.read_text() + torn)
+    with claimed_log(output, resume=True, resume_step=resume_step) as log:
+        assert places(read_metrics(metrics)) == SIX_STEPS[:kept]
+        train(log, resume_step + 1, 6)
+    assert places(read_metrics(metrics)) == SIX_STEPS
+    assert drawn[0] == drawn[1]  # the whole history, as for an uninterrupted run
+    assert not list(output.glob("*.tmp"))
+
+
+def test_resume_saves_the_new_config_and_needs_no_metrics_file(tmp_path):
+    write_run(tmp_path / "run", 2)
+    (tmp_path / "run" / "metrics.jsonl").unlink()
+    longer = TrainConfig(epochs=20)
+    with RunLog(longer, tmp_path / "run", title="t", examples_per_epoch=64, resume_step=2) as log:
+        train(log, 3, 4)
+    assert load_config(tmp_path / "run", TrainConfig) == longer
+    assert places(read_metrics(tmp_path / "run" / "metrics.jsonl")) == SIX_STEPS[3:6]
+
+
+def test_truncated_metrics_are_read_up_to_the_cut(tmp_path):
+    write_run(tmp_path / "run", 2)
+    path = tmp_path / "run" / "metrics.jsonl"
+    content, whole = path.read_bytes(), read_metrics(path)
+    for cut in range(len(content)):
+        path.write_bytes(content[:cut])
+        complete = content[: cut + 1].count(b"\n")  # only the newline may be missing
+        assert read_metrics(path) == whole[:complete]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("{", "[1]", "3", "{}", '{"kind": "step"}', "\x00\x00", "[" * 100_000, 5000 * "9"),
+        '{"kind": "step", "step": "x", "epoch": 1}',
+        '{"kind": "step", "step": true, "epoch": 1}',
+        '{"kind": "step", "step": 1, "epoch": 1, "loss": "abc"}',
+        '{"kind": "step", "step": 1, "epoch": 1, "loss": ' + 400 * "9" + "}",
+        '{"kind": "step", "step": 9223372036854775808, "epoch": 1}',
+        '{"kind": "epoch", "step": 2, "epoch": 0}',
+        '{"kind": "epoch", "step": 1}',
+        '{"kind": "other", "step": 1, "epoch": 1}',
+    ],
+    ids=lambda line: line[:50].encode("unicode_escape").decode(),
+)
+@pytest.mark.parametrize("place", [0, 1, -1])
+def test_a_line_that_is_not_a_record_does_not_block_a_resumed_run(tmp_path, line, place):
+    write_run(tmp_path / "run", 2)
+    path = tmp_path / "run" / "metrics.jsonl"
+    lines = path.read_text().splitlines()
+    lines.insert(place, line)
+    path.write_text("\n".join(lines))
+    check_same_epochs(tmp_path / "run", STEPS_PER_EPOCH)
+    with claimed_log(tmp_path / "run", resume=True, resume_step=2) as log:
+        train(log, 3, 4)
+    assert places(read_metrics(path)) == SIX_STEPS[:6]
+    assert len(path.read_text().splitlines()) == 6
+
+
+def test_a_metrics_file_that_cannot_be_read_is_named(tmp_path):
+    (tmp_path / "metrics.jsonl").mkdir()
+    with pytest.raises(InputError, match=r"metrics\.jsonl: cannot be read \(Is a directory\)$"):
+        read_metrics(tmp_path / "metrics.jsonl")
+
+
+def test_resume_needs_the_same_number_of_steps_per_epoch(tmp_path):
+    check_same_epochs(tmp_path, 7)  # no epoch has ended yet
+    write_run(tmp_path / "run", 6)
+    check_same_epochs(tmp_path / "run", STEPS_PER_EPOCH)
+    message = r"^--resume .*run: its epochs had 2 steps and would now have 3; keep its data and --devices"
+    with pytest.raises(InputError, match=message):
+        check_same_epochs(tmp_path / "run", 3)
+
+
+def test_a_run_killed_at_its_start_leaves_its_config(tmp_path, monkeypatch):
+    def die(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run_log, "open_metrics", die)
+    with pytest.raises(KeyboardInterrupt), claimed_log(tmp_path / "run"):
+        pass
+    assert load_config(tmp_path / "run", TrainConfig) == CONFIG
