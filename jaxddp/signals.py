@@ -51,6 +51,8 @@ def needing_no_reader() -> Iterator[None]:
 
 
 def _unread(stream: io.TextIOWrapper) -> io.TextIOWrapper:
+    with contextlib.suppress(OSError):  # nobody reads it
+        stream.flush()  # what was printed before comes first
     file = io.BufferedWriter(_Unread(stream.fileno(), "w", closefd=False))
     return io.TextIOWrapper(file, stream.encoding, stream.errors, line_buffering=True)
 

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -52,6 +53,16 @@ def test_prints_succeed_though_their_reader_has_left(monkeypatch: pytest.MonkeyP
             os.close(reader)
             print("lost", flush=True)
         assert sys.stdout is stream
+
+
+def test_lines_keep_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (tmp_path / "out").open("w") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        print("before")
+        with needing_no_reader():
+            print("within")
+        print("after")
+    assert (tmp_path / "out").read_text() == "before\nwithin\nafter\n"
 
 
 def test_streams_that_are_no_files_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
