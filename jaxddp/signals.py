@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from types import FrameType, TracebackType
 from typing import Any, NoReturn, Self
 
-NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)  # the last one through Slurm and mpirun
 SAVED = 75  # EX_TEMPFAIL of sysexits.h: the same command goes on with --resume
 PATIENCE = 1.0  # seconds for the last words of a process
 
@@ -74,7 +74,7 @@ class Interruption:
     that takes minutes or has hung. In a thread other than the main one, and for signals that the process ignores (as
     under nohup), nothing changes.
 
-    Exit codes: 75 after SIGTERM or SIGHUP and 130 after SIGINT, with a checkpoint; 128 + the signal's number without.
+    Exit codes: with a checkpoint 130 after SIGINT and 75 after the others, without one 128 + the signal's number.
 
     Args:
         folder: run folder; None: there is nothing to save, so the first signal ends the process at once.

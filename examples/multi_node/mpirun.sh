@@ -9,11 +9,12 @@ if [[ $MASTER_ADDR = localhost && $hosts = *,* ]]; then
     exit 2
 fi
 
-# At a signal, mpirun sends SIGTERM to all processes, which save a checkpoint, and ends those that are left after 10 s.
-trap 'stopped=1; kill -TERM "$job"' TERM INT HUP
+# At a signal, all processes save a checkpoint and stop: mpirun hands SIGUSR1 on to them. At SIGTERM it would no longer
+# read what they print, and kill them.
+trap 'stopped=1; kill -USR1 "$job"' TERM INT HUP
 for try in 1 2 3 4 5; do
-    # In a session of its own, because a second signal, which Ctrl-C would send it, lets it wait for nothing.
-    setsid mpirun --host "$hosts" --bind-to none --mca odls_base_sigkill_timeout 10 \
+    # In a session of its own, where Ctrl-C does not reach it.
+    setsid mpirun --host "$hosts" --bind-to none \
         -x PATH -x RUN ${DEVICES:+-x DEVICES} -x MASTER_ADDR -x MASTER_PORT \
         bash examples/multi_node/train.sh "$@" &
     job=$!

@@ -202,7 +202,9 @@ def running(*flags: str, program: tuple[str, ...] = ("-m", "jaxddp.train")) -> I
 
 
 @pytest.mark.one_in(3)
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130), (signal.SIGHUP, 75)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130), (signal.SIGHUP, 75), (signal.SIGUSR1, 75)]
+)
 def test_a_signal_saves_a_checkpoint_from_which_the_run_goes_on(
     number: signal.Signals, code: int, tmp_path: Path
 ) -> None:

@@ -42,7 +42,7 @@ def test_mpirun_goes_on_after_a_killed_process_and_stops_at_a_signal(tmp_path: P
         assert script.wait(120) == 143, output.read_text()
     finally:
         script.kill()
-    assert "SIGTERM: saved the checkpoint of step " in output.read_text()
+    assert "SIGUSR1: saved the checkpoint of step " in output.read_text()
     assert not ranks(run, "OMPI_COMM_WORLD_RANK")
 
 
