@@ -13,7 +13,7 @@ def over_processes(tree: Any) -> Any:
     """Return arrays as global ones, so that Orbax lets each process write a slice of them.
 
     An array is sliced along its first axis that the number of processes divides. Small arrays, and those without such
-    an axis, stay as they are: process 0 writes them.
+    an axis, stay as they are: process 0 writes them. So do all if jax has no CPU devices (JAX_PLATFORMS=cuda).
 
     Args:
         tree: NumPy arrays, the same in all processes.
@@ -21,7 +21,10 @@ def over_processes(tree: Any) -> Any:
     count = jax.process_count()
     if count == 1:
         return tree
-    by_process = {device.process_index: device for device in jax.devices("cpu")}
+    try:
+        by_process = {device.process_index: device for device in jax.devices("cpu")}
+    except RuntimeError:  # JAX_PLATFORMS leaves out the CPU, whose devices hold slices without memory of GPUs
+        return tree
     mesh = Mesh(np.array([by_process[process] for process in range(count)]), ("process",))
     return jax.tree.map(lambda array: sliced(array, mesh), tree)
 

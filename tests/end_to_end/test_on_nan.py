@@ -102,7 +102,7 @@ def test_a_run_goes_back_to_its_checkpoint_and_on_with_the_next_batches(
 def test_a_run_goes_back_if_its_state_is_not_finite_though_the_loss_is(
     length: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The square of a gradient of 1e22 overflows in Adam's average, which is noticed when it is saved."""
+    """Overflow Adam's average by the square of a gradient of 1e22, which is noticed when the state is saved."""
     run = tmp_path / "run"
     flags = [*data(tmp_path, BAD, 1e22), "--on-nan", "rollback", "--checkpoint-every", "3steps"]
     train(*flags, "--epochs", f"{length}", "--output", str(run))

@@ -47,7 +47,7 @@ def test_mpirun_goes_on_after_a_killed_process_and_stops_at_a_signal(tmp_path: P
 
 
 def test_torchrun_goes_on_after_a_killed_process_and_stops_at_a_signal(tmp_path: Path) -> None:
-    """The store of torchrun, which stays up between the attempts, does not take the coordinator's port."""
+    """Start anew beside torchrun's store, which stays up and must not take the coordinator's port."""
     run, output = tmp_path / "run", tmp_path / "out"
     script = start(run, output, TORCHRUN, "localhost", "1", "2", *ENDLESS)
     try:

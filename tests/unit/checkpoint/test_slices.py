@@ -52,6 +52,16 @@ def test_one_process_slices_nothing() -> None:
     assert over_processes(tree) is tree
 
 
+def test_without_cpu_devices_nothing_is_sliced(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_of(platform: str) -> None:
+        raise RuntimeError(f"Unknown backend {platform}")
+
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(jax, "devices", none_of)
+    tree = {"w": np.zeros((2, LARGE), np.float32)}
+    assert over_processes(tree) is tree
+
+
 def test_an_error_ends_the_wait_though_the_other_processes_do_not_come() -> None:
     errors: list[Exception] = []
     came = threading.Event()
