@@ -9,7 +9,7 @@ from pathlib import Path
 
 from jaxddp.errors import InputError
 
-NO_SYNC = (errno.EINVAL, errno.ENOTSUP)  # some file systems cannot synchronize a folder
+NO_SYNC = (errno.EINVAL, errno.ENOTSUP)  # some file systems can synchronize no folder, some not even a file
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -37,14 +37,14 @@ def write_atomically(path: Path, content: bytes) -> None:
             unfinished.replace(path)
         finally:
             unfinished.unlink(missing_ok=True)
-        _sync_folder(path.parent)
+        sync(path.parent)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
-def _sync_folder(folder: Path) -> None:
-    """Write the names in a folder to the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Write a file, or the names in a folder, to the disk, where the file system can."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     except OSError as error:

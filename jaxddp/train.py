@@ -21,6 +21,7 @@ from jaxddp.data.sampler import shard_table
 from jaxddp.data_parallel import DataParallel
 from jaxddp.distributed.cluster import Cluster, find
 from jaxddp.distributed.devices import prepare
+from jaxddp.distributed.peers import Peers
 from jaxddp.distributed.processes import joined
 from jaxddp.distributed.replicas import Replicas
 from jaxddp.errors import InputError
@@ -46,12 +47,14 @@ def main(config: TrainConfig) -> None:
         config = dataclasses.replace(config, output=config.resume)
     cluster = find(os.environ, config.coordinator, config.num_processes, config.process_id)
     config = dataclasses.replace(config, coordinator=None, num_processes=None, process_id=None)  # differ by process
-    with joined(cluster, dataclasses.asdict(config), config.join_timeout):
-        train_alone_or_joined(config, cluster)
+    with joined(cluster, dataclasses.asdict(config), config.join_timeout) as peers:
+        train_alone_or_joined(config, cluster, peers)
 
 
-def train_alone_or_joined(config: TrainConfig, cluster: Cluster | None) -> None:
+def train_alone_or_joined(config: TrainConfig, cluster: Cluster | None, peers: Peers | None) -> None:
     """Train in this process, which has joined the others if there are any."""
+    if jax.config.values["jax_disable_jit"]:
+        raise InputError("JAX_DISABLE_JIT is set; jaxddp.train compiles its steps: unset it")
     with contextlib.ExitStack() as resources:
         if config.output is not None:
             resources.enter_context(needing_no_reader())
@@ -80,7 +83,7 @@ def train_alone_or_joined(config: TrainConfig, cluster: Cluster | None) -> None:
                 quiet=not run.is_first,
             )
         )
-        train(run, state, log, checkpoints)
+        train(run, state, log, checkpoints, None if peers is None else peers.stalled)
 
 
 def build(config: TrainConfig, cluster: Cluster | None = None) -> Run:

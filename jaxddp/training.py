@@ -4,7 +4,7 @@ import dataclasses
 import math
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -84,10 +84,19 @@ class Saver:
         checkpoints: where to save; None: nowhere.
         interruption: signals, after which a checkpoint is due and the run stops.
         start_step: step from which the run continues.
+        log: log of the run, whose records a checkpoint must not outlive.
     """
 
-    def __init__(self, run: Run, checkpoints: "Checkpoints | None", interruption: Interruption, start_step: int):
+    def __init__(
+        self,
+        run: Run,
+        checkpoints: "Checkpoints | None",
+        interruption: Interruption,
+        start_step: int,
+        log: RunLog,
+    ):
         self._run = run
+        self._log = log
         self._checkpoints = checkpoints
         self._interruption = interruption
         self._agreed = Agreement(run.ddp.replicas)
@@ -135,6 +144,7 @@ class Saver:
 
     def _start(self, state: TrainState, notes: dict[str, Any]) -> None:
         if self._checkpoints is not None:
+            self._log.sync()
             common = {"world_size": self._run.ddp.world_size, "steps_per_epoch": self._run.loader.steps_per_epoch}
             self._checkpoints.save(self._run.ddp.whole(state), common | notes)
 
@@ -172,8 +182,14 @@ class Saver:
         return f"the last good checkpoint is of step {step}; continue with --resume {self._run.config.output}"
 
 
-def train(run: Run, state: TrainState, log: RunLog, checkpoints: "Checkpoints | None") -> TrainState:
-    """Train from `state` to the end of the last epoch.
+def train(
+    run: Run,
+    state: TrainState,
+    log: RunLog,
+    checkpoints: "Checkpoints | None",
+    tell_stall: Callable[[str], None] | None = None,
+) -> TrainState:
+    """Train from `state` to the end of the last epoch; `tell_stall` tells other processes if nothing moves here.
 
     Raises:
         TrainingError: a loss is not finite, or replicas differ; checkpoints saved before remain valid.
@@ -184,9 +200,9 @@ def train(run: Run, state: TrainState, log: RunLog, checkpoints: "Checkpoints | 
     if checkpoints is not None:
         checkpoints.create()
     folder = None if checkpoints is None else config.output
-    stall = StallWatch(config.stall_timeout, f"; continue with --resume {folder}" if folder else "")
+    stall = StallWatch(config.stall_timeout, f"; continue with --resume {folder}" if folder else "", tell_stall)
     with stall, Interruption(folder, quiet=not run.is_first) as interruption:
-        saver = Saver(run, checkpoints, interruption, int(state.step))
+        saver = Saver(run, checkpoints, interruption, int(state.step), log)
         try:
             state, accuracy = train_epochs(run, state, log, saver, stall)
         except TrainingError as error:

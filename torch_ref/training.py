@@ -68,8 +68,8 @@ def train_epochs(run: Run, log: RunLog) -> None:
         averaged = None if state.averaged is None else run.evaluate(state.averaged.module)
         log.epoch(state.step, epoch + 1, train_means, test, speed, averaged)
         if config.checkpoint_period.passed("epochs", epoch, epoch + 1):
-            keep(run)
-    keep(run)
+            keep(run, log)
+    keep(run, log)
     with shown(state.module, config, run.world):
         if config.output is not None and run.world.rank == 0:
             save_weights(Path(config.output) / WEIGHTS_FILE, state.module)
@@ -139,8 +139,8 @@ def report(run: Run, epoch: int, steps: list[Sums], log: RunLog) -> list[dict[st
     return reduced
 
 
-def keep(run: Run) -> None:
-    """Verify the replicas and, if there is a run folder, write a checkpoint."""
+def keep(run: Run, log: RunLog) -> None:
+    """Verify the replicas and, if there is a run folder, write the log's records and a checkpoint to the disk."""
     verify(run)
     if run.config.output is None:
         return
@@ -148,6 +148,7 @@ def keep(run: Run) -> None:
     ranks_differ = run.config.buffers == "local" or run.config.start_local_sgd_iter is not None
     others = of_others(run.state, run.world) if ranks_differ else []
     if run.world.rank == 0:
+        log.sync()
         save_checkpoint(Path(run.config.output) / CHECKPOINT_FILE, run.state, others)
     run.world.barrier()  # other ranks may look for the checkpoint next
 

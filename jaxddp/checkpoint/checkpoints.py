@@ -15,8 +15,9 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from jaxddp.checkpoint.handlers import Errors, StateHandler, StateRestore, StateSave, wait_or_raise
+from jaxddp.checkpoint.handlers import Errors, StateHandler, StateSave, wait_or_raise
 from jaxddp.checkpoint.record import FILE, DamagedError, Notes, Record, RecordHandler, RecordSave
+from jaxddp.checkpoint.renaming import renamed_folder
 from jaxddp.checkpoint.slices import over_processes
 from jaxddp.checkpoint.workarounds import plain_path, silence
 from jaxddp.distributed.replicas import Replicas
@@ -48,6 +49,8 @@ class Checkpoints:
         self._is_alone = replicas is None or replicas.in_one_process
         self._meet = (lambda: None) if replicas is None else replicas.meet
         self._errors: Errors = []  # of writes
+        self._state_handler = StateHandler(self._errors)
+        self._like: Any = None  # tree of arrays like those in the checkpoints, once it is known
         self._keep = keep
         self._keep_best = keep_best
         self._resources = contextlib.ExitStack()
@@ -57,12 +60,21 @@ class Checkpoints:
     def _manager(self) -> ocp.CheckpointManager:
         """Orbax manager, created on first use because it creates the folder."""
         options = ocp.CheckpointManagerOptions(
-            preservation_policy=_Kept(self._kept), cleanup_tmp_directories=True, lightweight_initialize=True
+            preservation_policy=_Kept(self._kept),
+            cleanup_tmp_directories=True,
+            lightweight_initialize=True,
+            temporary_path_class=renamed_folder(self._errors),
         )
         silence()
-        handlers = {STATE: StateHandler(self._errors), RECORD: RecordHandler(self._errors)}
-        folder = self._resources.enter_context(plain_path(self._folder.absolute()))
-        return ocp.CheckpointManager(folder, options=options, item_names=tuple(handlers), item_handlers=handlers)
+        handlers = {STATE: self._state_handler, RECORD: RecordHandler(self._errors)}
+        return ocp.CheckpointManager(
+            self._plain_folder, options=options, item_names=tuple(handlers), item_handlers=handlers
+        )
+
+    @cached_property
+    def _plain_folder(self) -> Path:
+        """Path to the folder as Orbax can write to it."""
+        return self._resources.enter_context(plain_path(self._folder.absolute()))
 
     def create(self) -> None:
         """Create the folder, so that a missing one means that checkpoints were lost."""
@@ -104,6 +116,7 @@ class Checkpoints:
         if step == self.latest_step:
             return
         self._losses[step] = _loss(notes or {})
+        self._like = _without_values(tree)
         with self._failing(step):
             items = {STATE: StateSave(over_processes(tree)), RECORD: RecordSave(arrays, notes or {})}
             self._manager.save(step, args=ocp.args.Composite(**items), force=True)
@@ -152,12 +165,15 @@ class Checkpoints:
         return Record.read(self._folder / str(step) / RECORD / FILE).notes
 
     def newest_intact(self) -> int | None:
-        """Return the step of the newest checkpoint that holds what was saved; None if there is none."""
+        """Return the step of the newest checkpoint that holds what was saved; None if there is none.
+
+        A single one of several processes may ask, after an error of its own.
+        """
         with contextlib.suppress(TrainingError):
             self.wait()
         for step in reversed(self.steps):
             with contextlib.suppress(DamagedError, InputError):
-                self._arrays(step, self._record(step))
+                self._arrays(step, self._record(step), self._like)
                 return step
         return None
 
@@ -171,7 +187,7 @@ class Checkpoints:
         self._resources.close()
 
     def _restored(self, step: int, like: TrainState) -> TrainState:
-        expected = _as_tree(like)
+        expected = self._like = _without_values(_as_tree(like))
         record = self._record(step)
         saved = {name: jax.ShapeDtypeStruct(x["shape"], x["dtype"]) for name, x in record.arrays.items()}
         if problems := differences(saved, _by_name(expected)):
@@ -186,15 +202,14 @@ class Checkpoints:
         except InputError as error:
             raise InputError(f"--resume {self._folder.parent}: the checkpoint of step {step} {error}") from None
 
-    def _arrays(self, step: int, record: Record, like: Any = None) -> Any:
-        """Read the arrays of a checkpoint, in a tree like that of `like`, if it is given.
+    def _arrays(self, step: int, record: Record, like: Any) -> Any:
+        """Read the arrays of a checkpoint, in a tree like that of `like`, unless it is None.
 
         Raises:
             DamagedError: they cannot be read, or are not those that were saved.
         """
         try:
-            args = ocp.args.Composite(**{STATE: StateRestore(like)})
-            restored = self._manager.restore(step, args=args)[STATE]
+            restored = self._state_handler.read(self._plain_folder / str(step) / STATE, like)
         except Exception as error:  # many types, from tensorstore and the system
             raise DamagedError(_reason(error)) from None
         if damaged := record.damaged(_by_name(restored)):
@@ -266,6 +281,11 @@ def _as_tree(state: TrainState) -> dict[str, Any]:
         if not jax.tree.leaves(tree[name]):
             del tree[name]
     return jax.tree.map(np.asarray, tree)
+
+
+def _without_values(tree: Any) -> Any:
+    """Return a tree of NumPy arrays of the same shapes and dtypes, which take no memory."""
+    return jax.tree.map(lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape), tree)
 
 
 def _reason(error: Exception) -> str:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import orbax.checkpoint as ocp
@@ -37,6 +38,13 @@ class StateHandler(ocp.StandardCheckpointHandler):
         """Merge what the processes have written; see Orbax."""
         with noted(self._errors):
             super().finalize(directory)
+
+    def read(self, directory: Path, like: Any) -> Any:
+        """Read arrays, in a tree like that of `like`, unless it is None.
+
+        Orbax's manager would wait for the other processes, which do not come when one alone looks for a checkpoint.
+        """
+        return self.restore(directory, args=StateRestore(like))
 
 
 @ocp.args.register_with_handler(StateHandler, for_save=True)

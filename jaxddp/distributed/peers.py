@@ -6,7 +6,8 @@ others. jax's own runtime notices a dead process after 100 seconds, aborts with 
     joining      process k says its number, the size of the run and its configuration; process 0 answers "go" once all
                  are there, or says what does not fit
     training     both ends say "alive"; an end that is closed, or silent for `SILENCE` seconds, is a lost process
-    the end      a process says "done" before it leaves, or "failed" and why
+    the end      a process says "done" before it leaves, or "failed" and why; if nothing moved in it, "stalled" too, and
+                 the others print what they were doing
 """
 
 import contextlib
@@ -22,6 +23,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from jaxddp.distributed.cluster import Cluster
+from jaxddp.distributed.stall import print_with_threads
 from jaxddp.errors import InputError, listed
 from jaxddp.signals import ending
 
@@ -33,10 +35,13 @@ _LONGEST = 2**20  # bytes of a message
 Message = dict[str, Any]
 
 
-def end_process(reason: str) -> None:
+def end_process(reason: str, show_threads: bool) -> None:
     """Print why the run cannot go on, and end this process at once, whatever its other threads are waiting for."""
     with ending(EXIT_CODE):
-        print(f"error: {reason}", file=sys.stderr, flush=True)
+        if show_threads:
+            print_with_threads(reason)
+        else:
+            print(f"error: {reason}", file=sys.stderr, flush=True)
 
 
 class Peers:
@@ -46,7 +51,8 @@ class Peers:
         cluster: this process and the address of process 0, which listens on the port after jax's.
         config: options that must be equal in all processes, by name.
         timeout: seconds to wait for all processes.
-        on_loss: called with the reason, in a thread, when another process is lost; it ends this one.
+        on_loss: called in a thread when another process is lost; it ends this one. Its arguments are the reason, and
+            whether to show what each thread is doing.
 
     Raises:
         InputError: not all processes came in time, two have the same number, their sizes or configurations differ,
@@ -58,7 +64,7 @@ class Peers:
         cluster: Cluster,
         config: Mapping[str, Any],
         timeout: float,
-        on_loss: Callable[[str], None] = end_process,
+        on_loss: Callable[[str, bool], None] = end_process,
     ):
         self._cluster, self._on_loss = cluster, on_loss
         self._deadline, self._timeout = time.monotonic() + timeout, timeout
@@ -76,10 +82,16 @@ class Peers:
 
     def close(self, failure: str | None = None) -> None:
         """Leave the run: the other processes do not miss this one, or learn why it failed."""
+        self._leave({"done": True} if failure is None else {"failed": failure})
+
+    def stalled(self, what: str) -> None:
+        """Leave a run in which nothing moves: the other processes show what their threads are doing, and end."""
+        self._leave({"failed": what, "stalled": True})
+
+    def _leave(self, message: Message) -> None:
         if self._leaving.is_set():
             return
         self._leaving.set()
-        message = {"done": True} if failure is None else {"failed": failure}
         for line in self._lines.values():
             line.send(message)
         self._thread.join(2 * BEAT)
@@ -198,7 +210,8 @@ class Peers:
 
     def _take(self, number: int, message: Message) -> None:
         if "failed" in message:
-            self._lose(message["failed"] if "lost" in message else f"process {number} failed: {message['failed']}")
+            reason = message["failed"] if "lost" in message else f"process {number} failed: {message['failed']}"
+            self._lose(reason, "stalled" in message)
         if "done" in message:
             self._lines[number].is_done = True
 
@@ -214,14 +227,14 @@ class Peers:
             elif line.silence > SILENCE:
                 self._lose(f"process {number} of {size} has been silent for {line.silence:.0f} s")
 
-    def _lose(self, reason: str) -> None:
+    def _lose(self, reason: str, stalled: bool = False) -> None:
         """End this process and, if it is process 0, all others."""
         if self._leaving.is_set():
             return
         for line in self._lines.values():
-            line.send({"failed": reason, "lost": True})
+            line.send({"failed": reason, "lost": True} | ({"stalled": True} if stalled else {}))
         self._leaving.set()
-        self._on_loss(reason)
+        self._on_loss(reason, stalled)
 
 
 class _Line:

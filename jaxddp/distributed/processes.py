@@ -26,7 +26,7 @@ def joined(
     cluster: Cluster | None,
     config: Mapping[str, Any],
     timeout: float,
-    on_loss: Callable[[str], None] = end_process,
+    on_loss: Callable[[str, bool], None] = end_process,
 ) -> Iterator[Peers | None]:
     """Join the processes of a run, before any other use of jax, and leave them at the end.
 

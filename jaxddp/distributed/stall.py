@@ -4,6 +4,7 @@ import faulthandler
 import sys
 import threading
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -11,6 +12,12 @@ from jaxddp.signals import ending
 
 EXIT_CODE = 70  # EX_SOFTWARE of sysexits.h
 _TICK = 1.0  # seconds between two looks
+
+
+def print_with_threads(error: str) -> None:
+    """Print an error in a line, and where each Python thread of this process is."""
+    print(f"error: {error}; what each thread is doing:", file=sys.stderr, flush=True)
+    faulthandler.dump_traceback(sys.stderr, all_threads=True)
 
 
 class StallWatch:
@@ -22,13 +29,14 @@ class StallWatch:
     Args:
         limit: seconds; 0: no limit.
         advice: end of the line, such as how to go on.
+        tell: called with the line before the process ends; tells the other processes of a run.
 
     >>> with StallWatch(limit=60) as watch:
     ...     watch.doing("step 1")
     """
 
-    def __init__(self, limit: float, advice: str = ""):
-        self._limit, self._advice = limit, advice
+    def __init__(self, limit: float, advice: str = "", tell: Callable[[str], None] | None = None):
+        self._limit, self._advice, self._tell = limit, advice, tell
         self._what, self._waited = "", 0.0
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="stall", daemon=True)
@@ -59,7 +67,8 @@ class StallWatch:
                 self._end()
 
     def _end(self) -> None:
-        line = f"error: {self._what} has not ended after {self._limit:g} s (--stall-timeout){self._advice}; "
+        error = f"{self._what} has not ended after {self._limit:g} s (--stall-timeout){self._advice}"
         with ending(EXIT_CODE):
-            print(line + "what each thread is doing:", file=sys.stderr, flush=True)
-            faulthandler.dump_traceback(sys.stderr, all_threads=True)
+            print_with_threads(error)
+            if self._tell is not None:
+                self._tell(error)

@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -15,9 +16,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jaxddp.checkpoint import Checkpoints
 from jaxddp.errors import InputError, TrainingError
 from jaxddp.nn.torch_weights import load_weights
 from jaxddp.signals import Interruption
+from jaxddp.state import TrainState
 from tests.support.train_runs import SMALL, epochs, train
 
 STATEFUL = ["--ema-decay", "0.9", "--dropout", "0.3", "--log-gradients", "*"]
@@ -105,6 +108,30 @@ def test_checkpoints_come_every_few_steps_and_as_many_are_kept_as_asked(tmp_path
     flags = ["--epochs", "2", "--steps-per-dispatch", "1", "--checkpoint-every", "5steps", "--keep-checkpoints", "4"]
     train(*flags, "--output", str(tmp_path / "run"))
     assert saved_steps(tmp_path / "run") == [10, 15, 20, 24]
+
+
+def test_records_are_on_the_disk_before_the_checkpoint_of_their_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that loses power would otherwise keep a checkpoint, and lose records that no resumed run repeats."""
+    told: list[tuple[str, int]] = []
+    sync, save = os.fsync, Checkpoints.save
+
+    def record_sync(descriptor: int) -> None:
+        path = Path("/proc/self/fd", str(descriptor)).readlink()
+        if path.name == "metrics.jsonl" and (lines := path.read_text().splitlines()):
+            told.append(("records", json.loads(lines[-1])["step"]))
+        sync(descriptor)
+
+    def record_save(checkpoints: Checkpoints, state: TrainState, notes: Any) -> None:
+        told.append(("checkpoint", int(state.step)))
+        save(checkpoints, state, notes)
+
+    monkeypatch.setattr(os, "fsync", record_sync)
+    monkeypatch.setattr(Checkpoints, "save", record_save)
+    flags = ["--epochs", "2", "--steps-per-dispatch", "1", "--checkpoint-every", "5steps"]
+    train(*flags, "--output", str(tmp_path / "run"))
+    assert told == [(kind, step) for step in (5, 10, 15, 20, 24) for kind in ("records", "checkpoint")]
 
 
 @pytest.mark.large

@@ -34,6 +34,18 @@ FEATURES = {
 }
 
 
+RENAMES_NO_60 = """
+import errno, os
+
+def rename(before, after, rename=os.rename):
+    if os.path.basename(after) == "60":
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+    rename(before, after)
+
+os.rename = rename
+"""
+
+
 def start(processes: int, arguments: Sequence[str], folder: Path) -> list[subprocess.Popen[str]]:
     """Start the processes of a run as torchrun does; each writes into a file of its own."""
     port = free_port()
@@ -118,21 +130,44 @@ def bytes_in(folder: Path) -> int:
 
 
 @pytest.mark.large
-@pytest.mark.parametrize("victim", [0, 1])
-def test_the_others_end_with_one_line_when_a_process_cannot_write_its_part(victim: int, tmp_path: Path) -> None:
-    """Orbax lets it wait for the others, and them for its part."""
+@pytest.mark.parametrize(("victim", "saved"), [(0, False), (0, True), (1, False), (1, True)])
+def test_the_others_end_with_one_line_when_a_process_cannot_write_its_part(
+    victim: int, saved: bool, tmp_path: Path
+) -> None:
+    """Orbax lets it wait for the others, and them for its part, or for its look at the checkpoint before."""
     flags = (*LENGTH, *LARGE, "--epochs", "100000", "--output", f"{tmp_path / 'run'}", "--checkpoint-every", "30steps")
     started = start(2, (*flags, "--devices", "2"), tmp_path)
+    limit = time.monotonic() + 120
+    while saved and not list(tmp_path.glob("run/checkpoints/[0-9]*0")):
+        assert time.monotonic() < limit
+        time.sleep(0.05)
     largest = (2**18, 2**18)  # bytes of a file, half of what a process writes
     resource.prlimit(started[victim].pid, resource.RLIMIT_FSIZE, largest)
     results = finish(started, tmp_path)
     assert [code for code, _ in results] == [2 if rank == victim else 69 for rank in range(2)], results
     said = [printed.splitlines()[-1] for _, printed in results]
-    assert re.match(
-        r"error: the checkpoint of step \d+ cannot be written: .*; there is no checkpoint yet$", said[victim]
+    last = (
+        r"the last good checkpoint is of step \d+; continue with --resume .*" if saved else "there is no checkpoint yet"
     )
+    assert re.match(rf"error: the checkpoint of step \d+ cannot be written: .*; {last}$", said[victim])
     assert said[1 - victim] == f"error: process {victim} failed: {said[victim].removeprefix('error: ')}"
     assert "Traceback" not in results[0][1] + results[1][1]
+
+
+@pytest.mark.large
+def test_the_others_end_with_one_line_when_a_checkpoint_cannot_be_renamed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Process 0 renames what all have written; in Orbax it waits for the others then, and they wait for it."""
+    flags = (*LENGTH, *LARGE, "--epochs", "100000", "--output", f"{tmp_path / 'run'}", "--checkpoint-every", "30steps")
+    (tmp_path / "sitecustomize.py").write_text(RENAMES_NO_60)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([f"{tmp_path}", os.environ.get("PYTHONPATH", "")]))
+    results = finish(start(2, (*flags, "--devices", "2"), tmp_path), tmp_path, limit=120)
+    assert [code for code, _ in results] == [2, 69], results
+    said = [printed.splitlines()[-1] for _, printed in results]
+    message = "the checkpoint of step 60 cannot be written: [Errno 116] Stale file handle; "
+    assert said[0].startswith(f"error: {message}the last good checkpoint is of step 30; continue with --resume ")
+    assert said[1] == f"error: process 0 failed: {said[0].removeprefix('error: ')}"
 
 
 @pytest.mark.parametrize("victim", [0, pytest.param(2, marks=pytest.mark.large)])

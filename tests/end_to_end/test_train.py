@@ -99,6 +99,11 @@ def test_a_guard_of_transfers_does_not_stop_the_trainer(tmp_path):
     assert len(epochs(tmp_path / "run")) == 1
 
 
+def test_steps_that_would_not_be_compiled_are_refused():
+    with jax.disable_jit(), pytest.raises(InputError, match=r"^JAX_DISABLE_JIT is set; .*: unset it$"):
+        train()
+
+
 @pytest.mark.large
 def test_steps_per_dispatch_changes_no_loss(tmp_path):
     for count in ("1", "5", "32"):

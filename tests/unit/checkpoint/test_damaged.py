@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 
 from jaxddp.checkpoint import Checkpoints
+from jaxddp.checkpoint.handlers import StateHandler
 from jaxddp.errors import InputError
 from tests.support.checkpoint_states import RUN, check_same, files_of, state_of
 
@@ -135,15 +135,15 @@ def test_a_flipped_bit_names_the_array(
     checkpoints.save(state_of(4))
     checkpoints.save(state_of(5))
     checkpoints.wait()
-    restore = ocp.CheckpointManager.restore
+    read = StateHandler.read
 
-    def flipped(manager: Any, step: int, **options: Any) -> Any:
-        restored = restore(manager, step, **options)
-        if step == 5:
-            restored["state"]["params"]["bn.scale"].view(np.uint32)[2] ^= 1
+    def flipped(handler: StateHandler, directory: Path, like: Any) -> Any:
+        restored = read(handler, directory, like)
+        if directory.parent.name == "5":
+            restored["params"]["bn.scale"].view(np.uint32)[2] ^= 1
         return restored
 
-    monkeypatch.setattr(ocp.CheckpointManager, "restore", flipped)
+    monkeypatch.setattr(StateHandler, "read", flipped)
     check_same(checkpoints.restore(state_of(0)), state_of(4))
     expected = "the checkpoint of step 5 is damaged (params.bn.scale); continuing from step 4\n"
     assert capsys.readouterr().err == expected

@@ -1,5 +1,6 @@
 """Checkpoints are written in the background, and a failed write is told."""
 
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -92,4 +93,34 @@ def test_a_save_returns_before_its_files_are_written(
     checkpoints.save(state_of(4))
     assert not (folder / "4").exists()
     written.set()
+    check_same(checkpoints.restore(state_of(0)), state_of(4))
+
+
+def test_a_checkpoint_is_on_the_disk_before_and_after_it_gets_its_name(
+    checkpoints: Checkpoints, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a machine that loses power would keep it; what Orbax writes at the very end is not read."""
+    told: list[tuple[str, str]] = []
+    sync, rename = os.fsync, os.rename
+
+    def record_sync(descriptor: int) -> None:
+        told.append(("sync", f"{Path('/proc/self/fd', str(descriptor)).readlink()}"))
+        sync(descriptor)
+
+    def record_rename(before: Any, after: Any) -> None:
+        told.append(("rename", os.fspath(after)))
+        rename(before, after)
+
+    monkeypatch.setattr(os, "fsync", record_sync)
+    monkeypatch.setattr(os, "rename", record_rename)
+    checkpoints.save(state_of(4))
+    checkpoints.wait()
+    renamed = told.index(("rename", f"{folder / '4'}"))
+    unfinished = f"{folder / '4.orbax-checkpoint-tmp'}"
+    synced = {path.replace(unfinished, f"{folder / '4'}") for call, path in told[:renamed] if call == "sync"}
+    late = {folder / "4" / "commit_success.txt"}
+    assert {str(path) for path in {*(folder / "4").rglob("*"), folder / "4"} - late} <= synced
+    assert ("sync", f"{folder}") in told[renamed:]
+    for name in ("commit_success.txt", "_CHECKPOINT_METADATA"):
+        (folder / "4" / name).write_bytes(b"")
     check_same(checkpoints.restore(state_of(0)), state_of(4))

@@ -51,12 +51,18 @@ class Run:
     def __init__(self, size: int, configs: dict[int, Any] | None = None, timeout: float = 10):
         self.size, self.port = size, free_port()
         self.reasons: dict[int, list[str]] = {number: [] for number in range(size)}
+        self.shown: set[int] = set()  # processes that show what their threads are doing
         self.joined: list[Peers] = []
         self._configs, self._timeout = configs or {}, timeout
 
     def join(self, number: int, size: int | None = None) -> Peers:
         cluster = Cluster(f"127.0.0.1:{self.port}", size or self.size, number)
-        joined = Peers(cluster, self._configs.get(number, CONFIG), self._timeout, self.reasons[number].append)
+
+        def end(reason: str, show_threads: bool) -> None:
+            self.shown |= {number} if show_threads else set()
+            self.reasons[number].append(reason)
+
+        joined = Peers(cluster, self._configs.get(number, CONFIG), self._timeout, end)
         self.joined.append(joined)
         return joined
 
@@ -104,6 +110,19 @@ def test_the_others_learn_why_a_process_failed(start: Callable[..., Run]) -> Non
     run.all()[1].close("--data-path names.txt: no such file")
     reasons = run.wait([0, 2])
     assert reasons[0] == reasons[2] == ["process 1 failed: --data-path names.txt: no such file"]
+    assert run.shown == set()
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_all_show_their_threads_when_a_process_stalls(start: Callable[..., Run], victim: int) -> None:
+    """The one that notices first is often not the one that hangs."""
+    run = start(3)
+    run.all()[victim].stalled("step 7 has not ended after 600 s (--stall-timeout)")
+    others = [number for number in range(3) if number != victim]
+    reasons = run.wait(others)
+    message = f"process {victim} failed: step 7 has not ended after 600 s (--stall-timeout)"
+    assert [reasons[number] for number in others] == [[message]] * 2
+    assert run.shown == set(others)
 
 
 def test_a_process_that_has_finished_is_not_missed(start: Callable[..., Run]) -> None:

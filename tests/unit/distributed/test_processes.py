@@ -1,8 +1,10 @@
 """Processes that have joined end together, however one of them ends."""
 
+import contextlib
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 
 import pytest
 
@@ -40,20 +42,51 @@ ENDS = {
 }
 
 
-@pytest.mark.one_in(3)
-@pytest.mark.parametrize(("ending", "reason"), ENDS.values(), ids=ENDS)
-def test_if_one_process_ends_before_its_time_the_other_says_so_and_ends(ending: str, reason: str) -> None:
-    started = time.monotonic()
-    arguments = [sys.executable, "-c", PROGRAM + ending, f"127.0.0.1:{free_port()}"]
-    pipe = subprocess.PIPE
+@contextlib.contextmanager
+def two_processes(program: str) -> Iterator[list[subprocess.Popen[str]]]:
+    """Start two processes of a run; kill those that are left."""
+    arguments, pipe = [sys.executable, "-c", program, f"127.0.0.1:{free_port()}"], subprocess.PIPE
     processes = [subprocess.Popen([*arguments, number], stdout=pipe, stderr=pipe, text=True) for number in "01"]
     try:
-        said, complained = processes[1].communicate(timeout=90)
+        yield processes
     finally:
         for process in processes:
             process.kill()
             process.communicate()
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize(("ending", "reason"), ENDS.values(), ids=ENDS)
+def test_if_one_process_ends_before_its_time_the_other_says_so_and_ends(ending: str, reason: str) -> None:
+    started = time.monotonic()
+    with two_processes(PROGRAM + ending) as processes:
+        said, complained = processes[1].communicate(timeout=90)
     assert said == "met\n"
     assert complained == f"error: {reason}\n"
     assert processes[1].returncode == 69
     assert time.monotonic() - started < 60  # jax's own patience: 100
+
+
+STALL = """
+    from jaxddp.distributed.stall import StallWatch
+
+    def wait_for_a_batch_that_never_comes():
+        time.sleep(60)
+
+    def wait_for_the_other_process():
+        replicas.meet()
+
+    with StallWatch(0.5 if number == 1 else 50, tell=peers.stalled) as watch:
+        watch.doing("step 7")
+        wait_for_a_batch_that_never_comes() if number == 0 else wait_for_the_other_process()
+"""
+
+
+def test_a_process_that_hangs_shows_where_though_another_one_notices_it() -> None:
+    program = PROGRAM.replace("joined(cluster, {}, 60)", "joined(cluster, {}, 60) as peers") + STALL
+    with two_processes(program) as processes:
+        told = [process.communicate(timeout=90)[1] for process in processes]
+    error = "step 7 has not ended after 0.5 s (--stall-timeout); what each thread is doing:"
+    assert [text.splitlines()[0] for text in told] == [f"error: process 1 failed: {error}", f"error: {error}"]
+    assert "wait_for_a_batch_that_never_comes" in told[0]
+    assert "wait_for_the_other_process" in told[1]

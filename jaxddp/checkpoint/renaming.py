@@ -1,0 +1,35 @@
+"""Renaming of a complete checkpoint: all of it is on the disk before, and its name is after."""
+
+import asyncio
+from pathlib import Path
+
+from orbax.checkpoint.path import atomicity
+
+from jaxddp.checkpoint.handlers import Errors, noted
+from jaxddp.files import sync
+
+
+def renamed_folder(errors: Errors) -> type[atomicity.AtomicRenameTemporaryPath]:
+    """Return Orbax's class of a folder that gets its name when it is complete.
+
+    Orbax synchronizes arrays alone; a machine that loses power could keep the name of a checkpoint, and lose the rest.
+
+    Args:
+        errors: list to which the errors of renaming are added; Orbax tells them after all processes have met, and the
+            others wait for this one.
+    """
+
+    class Renamed(atomicity.AtomicRenameTemporaryPath):
+        async def finalize(self) -> None:
+            with noted(errors):
+                await asyncio.to_thread(_sync_all, Path(self.get()))
+                await super().finalize()
+                await asyncio.to_thread(sync, Path(self.get_final()).parent)
+
+    return Renamed
+
+
+def _sync_all(folder: Path) -> None:
+    """Write all files of a folder to the disk, and their names."""
+    for path in (*folder.rglob("*"), folder):
+        sync(path)
