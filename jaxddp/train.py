@@ -19,6 +19,7 @@ from jaxddp.config import TrainConfig
 from jaxddp.data import datasets
 from jaxddp.data.sampler import shard_table
 from jaxddp.data_parallel import DataParallel
+from jaxddp.distributed.agreement import check_same, check_sees
 from jaxddp.distributed.cluster import Cluster, find
 from jaxddp.distributed.devices import prepare
 from jaxddp.distributed.peers import Peers
@@ -30,6 +31,7 @@ from jaxddp.nn.torch_weights import start_values, torch_name
 from jaxddp.signals import needing_no_reader
 from jaxddp.state import TrainState
 from jaxddp.step.options import options
+from jaxddp.tracking.folder_lock import LOCK_FILE
 from jaxddp.tracking.resumed import check_kept, check_not_done, check_same_epochs, check_steps_per_epoch
 from jaxddp.tracking.run_folder import check_same_data, claim_output
 from jaxddp.tracking.run_log import RunLog, frozen_notes, run_title
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from jaxddp.checkpoint import Checkpoints
 
 CHECKPOINT_FOLDER = "checkpoints"
+LATEST_SIGHT = 60  # seconds; NFS may show a new file so late
 
 
 def main(config: TrainConfig) -> None:
@@ -95,6 +98,9 @@ def build(config: TrainConfig, cluster: Cluster | None = None) -> Run:
     replicas = Replicas(prepare(config.devices, config.platform, cluster))
     config.per_replica_batch_size(replicas.world_size)
     dataset = datasets.load(config).astype(config.dtype)
+    if not replicas.in_one_process:
+        data = {"training data": dataset.digests["train"], "test data": dataset.digests["test"]}
+        check_same(data, replicas, "all must read the same (--dataset, --data-path)")
     loader = make_loader(config, dataset, replicas)
     model = models.build(config, dataset)
     ddp = DataParallel(
@@ -149,7 +155,8 @@ def open_output(run: Run, resources: contextlib.ExitStack) -> "tuple[Checkpoints
     folder = Path(output)
     if run.is_first:
         folder = resources.enter_context(claim_output(output, resume, space))
-    run.ddp.replicas.meet()  # the folder is claimed now, or this process is ended
+    patience = min(LATEST_SIGHT, run.config.join_timeout)
+    check_sees((folder / LOCK_FILE).read_text, run.ddp.replicas, f"--output {output}", patience)
     keep = run.config.keep_checkpoints, run.config.keep_best
     checkpoints = Checkpoints(folder / CHECKPOINT_FOLDER, *keep, run.ddp.replicas)
     resources.callback(checkpoints.close)

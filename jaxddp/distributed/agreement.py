@@ -1,12 +1,16 @@
-"""Agreement of all processes on what only some of them know, such as a signal that one has received."""
+"""Agreement of all processes: on what only some of them know, such as a signal, and on what all should have."""
 
+import hashlib
+import time
 from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import numpy as np
 
 from jaxddp.distributed.collectives import all_reduce
 from jaxddp.distributed.replicas import Replicas
+from jaxddp.errors import InputError
 
 DELAY = 4  # calls until a number is known everywhere, so that no call waits for a step
 
@@ -36,3 +40,71 @@ class Agreement:
         mine = self._replicas.shard(np.full(len(self._replicas.local_ranks), number, np.int32))
         self._pending.append(self._largest(mine))
         return int(self._pending.popleft()) if len(self._pending) > DELAY else 0
+
+
+def check_same(texts: Mapping[str, str], replicas: Replicas, advice: str) -> None:
+    """Check that all processes have the same texts; all must call it.
+
+    Args:
+        texts: what each process should have, by name.
+        replicas: the replicas of all processes.
+        advice: end of the message.
+
+    Raises:
+        InputError: a process has another text than process 0.
+
+    >>> from jaxddp.distributed.devices import prepare
+    >>> check_same({"training data": "6d27"}, Replicas(prepare(2, "cpu")), "give all the same file")
+    """
+    if replicas.in_one_process:
+        return
+    digests = _digests_of_all(list(texts.values()), replicas)
+    for rank, of_rank in enumerate(digests):
+        for name, digest, first in zip(texts, of_rank, digests[0], strict=True):
+            if not np.array_equal(digest, first):
+                number = replicas.devices[rank].process_index
+                raise InputError(f"process {number} has other {name} than process 0; {advice}")
+
+
+def check_sees(read: Callable[[], str], replicas: Replicas, what: str, patience: float) -> None:
+    """Wait until all processes read what process 0 reads, as a shared file system may show it late; all must call it.
+
+    Args:
+        read: reads a file; an `OSError` means that it is not there yet.
+        replicas: the replicas of all processes.
+        what: flag and folder of the file, for the message.
+        patience: seconds to wait.
+
+    Raises:
+        InputError: this process still reads something else.
+
+    >>> from jaxddp.distributed.devices import prepare
+    >>> check_sees(lambda: "process 4711 on node1", Replicas(prepare(2, "cpu")), "--output runs/a", patience=1)
+    """
+    if replicas.in_one_process:
+        return
+    first = _digests_of_all([_read_or_nothing(read)], replicas)[0, 0]
+    deadline = time.monotonic() + patience
+    while not np.array_equal(_digest(_read_or_nothing(read)), first):
+        if time.monotonic() > deadline:
+            number = jax.process_index()
+            raise InputError(f"{what}: process {number} does not see this folder of process 0; choose a shared one")
+        time.sleep(0.1)
+    replicas.meet()
+
+
+def _read_or_nothing(read: Callable[[], str]) -> str:
+    try:
+        return read()
+    except OSError:
+        return ""
+
+
+def _digests_of_all(texts: Sequence[str], replicas: Replicas) -> np.ndarray:
+    """Return the SHA-256 of the texts of each replica's process, (world_size, len(texts), 32) of uint8."""
+    mine = np.stack([_digest(text) for text in texts])
+    return np.asarray(replicas.gather(replicas.shard(np.stack([mine] * len(replicas.local_ranks)))))
+
+
+def _digest(text: str) -> np.ndarray:
+    return np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint8)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from jaxddp.errors import InputError
+from jaxddp.files import sync
 
 LOCK_FILE = ".lock"
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL)  # the file system has none, or they are off
@@ -54,6 +55,7 @@ def hold(folder: Path, where: str) -> Iterator[None]:
             print(f"note: {where}: its file system has no locks; start no second run there", file=sys.stderr)
         os.ftruncate(descriptor, 0)
         os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
+        sync(folder / LOCK_FILE)  # for other machines, which read it
         yield
     finally:
         os.close(descriptor)

@@ -223,26 +223,6 @@ def test_processes_with_other_flags_are_refused(tmp_path: Path) -> None:
     assert finish(other, tmp_path / "other") == [(2, message)]
 
 
-@pytest.mark.large
-def test_a_failure_in_one_process_is_told_by_all(tmp_path: Path) -> None:
-    """The data is only where process 1 is not."""
-    (tmp_path / "names.txt").write_text("".join(f"name{chr(97 + n)}\n" for n in range(20)))
-    flags = ("--model", "char_mlp", "--dataset", "names", "--num-processes", "2", "--devices", "2")
-    flags = (*flags, "--coordinator", f"127.0.0.1:{free_port()}", "--data-path", "names.txt")
-    folders = [tmp_path, tmp_path / "elsewhere"]
-    started = []
-    for rank, folder in enumerate(folders):
-        folder.mkdir(exist_ok=True)
-        env = {**os.environ, "PYTHONPATH": f"{Path.cwd()}"}
-        command = [sys.executable, "-m", "jaxddp.train", "--platform", "cpu", *flags, "--process-id", f"{rank}"]
-        pipe = subprocess.PIPE
-        started.append(subprocess.Popen(command, env=env, stdout=pipe, stderr=pipe, text=True, cwd=folder))
-    said = [process.communicate(timeout=120)[1] for process in started]
-    assert [process.returncode for process in started] == [69, 2], said
-    assert said[1].startswith("error: --data-path names.txt: ")
-    assert said[0] == f"error: process 1 failed: {said[1].removeprefix('error: ')}"
-
-
 MODEL = """
 import numpy as np
 from flax import nnx

@@ -1,0 +1,70 @@
+"""Processes whose files differ, as on machines that share no file system: refused, never trained on by mistake."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jaxddp.distributed.ports import free_port
+
+NAMES = ("--model", "char_mlp", "--dataset", "names", "--data-path", "names.txt")
+
+
+def write_names(folder: Path, endings: str) -> None:
+    folder.mkdir()
+    (folder / "names.txt").write_text("".join(f"{name}{other}\n" for name in "abcdefghij" for other in endings))
+
+
+def apart(folder: Path, *flags: str) -> tuple[list[int], list[str]]:
+    """Run two processes, each in a folder of its own; return their exit codes and errors. Neither prints more."""
+    address = f"127.0.0.1:{free_port()}"
+    shared = ("--platform", "cpu", "--num-processes", "2", "--devices", "2", "--coordinator", address)
+    env, started = {**os.environ, "PYTHONPATH": f"{Path.cwd()}"}, []
+    for rank in "01":
+        command = [sys.executable, "-m", "jaxddp.train", *shared, *flags, "--process-id", rank]
+        pipe = subprocess.PIPE
+        started.append(subprocess.Popen(command, env=env, stdout=pipe, stderr=pipe, text=True, cwd=folder / rank))
+    said = [process.communicate(timeout=120) for process in started]
+    assert [output for output, _ in said] == ["", ""]
+    return [process.returncode for process in started], [error for _, error in said]
+
+
+@pytest.mark.large
+def test_a_failure_in_one_process_is_told_by_all(tmp_path: Path) -> None:
+    """The data is only where process 1 is not."""
+    write_names(tmp_path / "0", "abc")
+    (tmp_path / "1").mkdir()
+    codes, said = apart(tmp_path, *NAMES)
+    assert codes == [69, 2], said
+    assert said[1].startswith("error: --data-path names.txt: ")
+    assert said[0] == f"error: process 1 failed: {said[1].removeprefix('error: ')}"
+
+
+@pytest.mark.large
+@pytest.mark.parametrize("endings", ["abd", "abcd"], ids=["as many", "more"])
+def test_processes_that_read_other_data_are_refused(endings: str, tmp_path: Path) -> None:
+    write_names(tmp_path / "0", "abc")
+    write_names(tmp_path / "1", endings)
+    codes, said = apart(tmp_path, *NAMES)
+    assert sorted(codes) in ([2, 2], [2, 69]), said
+    message = (
+        r"process 1 has other (training|test) data than process 0; all must read the same \(--dataset, --data-path\)"
+    )
+    assert all(re.match(rf"error: (process . failed: )?{message}\n$", text) for text in said), said
+
+
+@pytest.mark.large
+def test_a_run_folder_that_only_one_process_sees_is_refused_before_training(tmp_path: Path) -> None:
+    """Each would write its slices into a folder of its own, and no checkpoint could ever be read."""
+    for rank in "01":
+        (tmp_path / rank / "run").mkdir(parents=True)
+        (tmp_path / rank / "run" / ".lock").write_text(f"process 1 on host{rank}")  # of an earlier run
+    flags = ("--dataset", "linear", "--num-examples", "96", "--model", "mlp", "--join-timeout", "20")
+    codes, said = apart(tmp_path, *flags, "--output", "run")
+    assert codes == [69, 2], said
+    message = "--output run: process 1 does not see this folder of process 0; choose a shared one"
+    assert said == [f"error: process 1 failed: {message}\n", f"error: {message}\n"]
+    assert [path.name for path in (tmp_path / "0" / "run").iterdir()] == [".lock"]  # which the next run takes
