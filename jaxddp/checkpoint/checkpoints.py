@@ -1,7 +1,6 @@
 """Checkpoints of a TrainState, written by Orbax: renamed when complete, so that none is ever partial."""
 
 import contextlib
-import dataclasses
 import math
 import shutil
 import sys
@@ -19,7 +18,9 @@ from jaxddp.checkpoint.handlers import Errors, StateHandler, StateSave, wait_or_
 from jaxddp.checkpoint.record import FILE, DamagedError, Notes, Record, RecordHandler, RecordSave
 from jaxddp.checkpoint.renaming import renamed_folder
 from jaxddp.checkpoint.slices import over_processes
+from jaxddp.checkpoint.trees import as_tree, by_name, without_values
 from jaxddp.checkpoint.workarounds import plain_path, silence
+from jaxddp.distributed.agreement import check_same
 from jaxddp.distributed.replicas import Replicas
 from jaxddp.errors import InputError, NotFiniteError, TrainingError, differences, listed
 from jaxddp.state import TrainState
@@ -45,9 +46,9 @@ class Checkpoints:
 
     def __init__(self, folder: Path, keep: int = KEEP, keep_best: bool = False, replicas: Replicas | None = None):
         self._folder = folder
+        self._replicas = replicas
         self._is_first = replicas is None or 0 in replicas.local_ranks
         self._is_alone = replicas is None or replicas.in_one_process
-        self._meet = (lambda: None) if replicas is None else replicas.meet
         self._errors: Errors = []  # of writes
         self._state_handler = StateHandler(self._errors)
         self._like: Any = None  # tree of arrays like those in the checkpoints, once it is known
@@ -107,8 +108,8 @@ class Checkpoints:
             TrainingError: the save before this one has failed. Earlier checkpoints stay.
         """
         # Views would not do: the caller may change its NumPy arrays. (XLA 0.10 copies a donated array that has a view.)
-        tree = jax.tree.map(np.array, _as_tree(state))
-        step, arrays = int(tree["step"]), _by_name(tree)
+        tree = jax.tree.map(np.array, as_tree(state))
+        step, arrays = int(tree["step"]), by_name(tree)
         for name, leaf in arrays.items():
             if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
                 raise NotFiniteError(f"{name} is not finite at step {step}")
@@ -116,7 +117,7 @@ class Checkpoints:
         if step == self.latest_step:
             return
         self._losses[step] = _loss(notes or {})
-        self._like = _without_values(tree)
+        self._like = without_values(tree)
         with self._failing(step):
             items = {STATE: StateSave(over_processes(tree)), RECORD: RecordSave(arrays, notes or {})}
             self._manager.save(step, args=ocp.args.Composite(**items), force=True)
@@ -154,7 +155,11 @@ class Checkpoints:
             except DamagedError as error:
                 problems.append(f"the checkpoint of step {step} is damaged ({error})")
             else:
-                self._set_aside(steps[steps.index(step) + 1 :])
+                self._agree(step)
+                if damaged := steps[steps.index(step) + 1 :]:
+                    self._set_aside(damaged)
+                    self._agree(step)
+                    self._manager.reload()
                 for problem in problems if self._is_first else ():
                     print(f"{problem}; continuing from step {step}", file=sys.stderr, flush=True)
                 return state
@@ -187,10 +192,10 @@ class Checkpoints:
         self._resources.close()
 
     def _restored(self, step: int, like: TrainState) -> TrainState:
-        expected = self._like = _without_values(_as_tree(like))
+        expected = self._like = without_values(as_tree(like))
         record = self._record(step)
         saved = {name: jax.ShapeDtypeStruct(x["shape"], x["dtype"]) for name, x in record.arrays.items()}
-        if problems := differences(saved, _by_name(expected)):
+        if problems := differences(saved, by_name(expected)):
             where = f"--resume {self._folder.parent}"
             raise InputError(f"{where}: a checkpoint of another model or optimizer: {listed(problems)}")
         tree = jax.tree.map(np.asarray, self._arrays(step, record, expected))
@@ -212,7 +217,7 @@ class Checkpoints:
             restored = self._state_handler.read(self._plain_folder / str(step) / STATE, like)
         except Exception as error:  # many types, from tensorstore and the system
             raise DamagedError(_reason(error)) from None
-        if damaged := record.damaged(_by_name(restored)):
+        if damaged := record.damaged(by_name(restored)):
             raise DamagedError(listed(damaged, joint=", "))
         return restored
 
@@ -227,18 +232,19 @@ class Checkpoints:
         measured = [step for step in sorted(steps) if self._losses.get(step, math.inf) < math.inf]
         return kept | ({min(measured, key=self._losses.__getitem__)} if measured else set())
 
+    def _agree(self, step: int) -> None:
+        """Wait until all processes come here, and check that they go on from the same step."""
+        if self._replicas is not None:
+            advice = f"--resume {self._folder.parent} must be readable by all"
+            check_same({"newest intact checkpoints": f"{step}"}, self._replicas, advice)
+
     def _set_aside(self, steps: Sequence[int]) -> None:
         """Rename damaged checkpoints, so that their steps can be saved again."""
-        if not steps:
-            return
-        self._meet()  # all processes have read them
         for step in steps if self._is_first else ():
             target = self._folder / f"{step}.damaged"
             with self._one_line(f"the damaged checkpoint of step {step} cannot be renamed"):
                 shutil.rmtree(target, ignore_errors=True)
                 (self._folder / str(step)).rename(target)
-        self._meet()
-        self._manager.reload()
 
     @contextlib.contextmanager
     def _failing(self, step: int | None) -> Iterator[None]:
@@ -275,27 +281,6 @@ def _loss(notes: Notes) -> float:
     return math.inf if loss is None else float(loss)
 
 
-def _as_tree(state: TrainState) -> dict[str, Any]:
-    tree = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
-    for name in ("comm_state", "averaged", "scaler"):  # Orbax cannot store an empty tree
-        if not jax.tree.leaves(tree[name]):
-            del tree[name]
-    return jax.tree.map(np.asarray, tree)
-
-
-def _without_values(tree: Any) -> Any:
-    """Return a tree of NumPy arrays of the same shapes and dtypes, which take no memory."""
-    return jax.tree.map(lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape), tree)
-
-
 def _reason(error: Exception) -> str:
     words = " ".join(str(error).split())
     return words if len(words) < _LONG else words[:_LONG] + "..."
-
-
-def _by_name(tree: Any) -> dict[str, Any]:
-    return {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
-
-
-def _name(path: Any) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator=".")

@@ -63,7 +63,7 @@ def check_same(texts: Mapping[str, str], replicas: Replicas, advice: str) -> Non
         for name, digest, first in zip(texts, of_rank, digests[0], strict=True):
             if not np.array_equal(digest, first):
                 number = replicas.devices[rank].process_index
-                raise InputError(f"process {number} has other {name} than process 0; {advice}")
+                raise InputError(f"process {number} and process 0 have different {name}; {advice}")
 
 
 def check_sees(read: Callable[[], str], replicas: Replicas, what: str, patience: float) -> None:

@@ -22,8 +22,9 @@ def apart(folder: Path, *flags: str) -> tuple[list[int], list[str]]:
     """Run two processes, each in a folder of its own; return their exit codes and errors. Neither prints more."""
     address = f"127.0.0.1:{free_port()}"
     shared = ("--platform", "cpu", "--num-processes", "2", "--devices", "2", "--coordinator", address)
-    env, started = {**os.environ, "PYTHONPATH": f"{Path.cwd()}"}, []
+    started = []
     for rank in "01":
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join([f"{Path.cwd()}", f"{folder / rank}"])}
         command = [sys.executable, "-m", "jaxddp.train", *shared, *flags, "--process-id", rank]
         pipe = subprocess.PIPE
         started.append(subprocess.Popen(command, env=env, stdout=pipe, stderr=pipe, text=True, cwd=folder / rank))
@@ -50,10 +51,8 @@ def test_processes_that_read_other_data_are_refused(endings: str, tmp_path: Path
     write_names(tmp_path / "1", endings)
     codes, said = apart(tmp_path, *NAMES)
     assert sorted(codes) in ([2, 2], [2, 69]), said
-    message = (
-        r"process 1 has other (training|test) data than process 0; all must read the same \(--dataset, --data-path\)"
-    )
-    assert all(re.match(rf"error: (process . failed: )?{message}\n$", text) for text in said), said
+    message = r"process 1 and process 0 have different (training|test) data; all must read the same "
+    assert all(re.match(rf"error: (process . failed: )?{message}\(--dataset, --data-path\)\n$", x) for x in said), said
 
 
 @pytest.mark.large
@@ -68,3 +67,43 @@ def test_a_run_folder_that_only_one_process_sees_is_refused_before_training(tmp_
     message = "--output run: process 1 does not see this folder of process 0; choose a shared one"
     assert said == [f"error: process 1 failed: {message}\n", f"error: {message}\n"]
     assert [path.name for path in (tmp_path / "0" / "run").iterdir()] == [".lock"]  # which the next run takes
+
+
+@pytest.mark.large
+def test_a_checkpoint_that_only_one_process_can_read_is_not_set_aside(tmp_path: Path) -> None:
+    flags = ("--dataset", "linear", "--num-examples", "96", "--model", "mlp", "--platform", "cpu", "--devices", "2")
+    command = [
+        sys.executable,
+        "-m",
+        "jaxddp.train",
+        *flags,
+        "--epochs",
+        "2",
+        "--checkpoint-every",
+        "1epochs",
+        "--output",
+        f"{tmp_path / 'run'}",
+    ]
+    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    for rank in "01":
+        (tmp_path / rank).mkdir()
+    (tmp_path / "1" / "sitecustomize.py").write_text(READS_NO_RECORD_OF_6)
+    codes, said = apart(tmp_path, "--resume", "../run", "--epochs", "3")
+    assert sorted(codes) in ([2, 2], [2, 69]), said
+    message = (
+        "process 1 and process 0 have different newest intact checkpoints; --resume ../run must be readable by all"
+    )
+    assert all(text.endswith(f"{message}\n") for text in said), said
+    assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == ["3", "6"]
+
+
+READS_NO_RECORD_OF_6 = """
+import errno, pathlib
+
+def read_bytes(path, read_bytes=pathlib.Path.read_bytes):
+    if path.parts[-3:] == ("6", "record", "record.json"):
+        raise OSError(errno.ESTALE, "Stale file handle")
+    return read_bytes(path)
+
+pathlib.Path.read_bytes = read_bytes
+"""

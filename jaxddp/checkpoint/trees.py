@@ -1,0 +1,36 @@
+"""Trees of arrays, as they stand in a checkpoint."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxddp.state import TrainState
+
+
+def as_tree(state: TrainState) -> dict[str, Any]:
+    """Return the fields of a state as a tree of NumPy arrays, without empty ones."""
+    tree = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
+    for name in ("comm_state", "averaged", "scaler"):  # Orbax cannot store an empty tree
+        if not jax.tree.leaves(tree[name]):
+            del tree[name]
+    return jax.tree.map(np.asarray, tree)
+
+
+def without_values(tree: Any) -> Any:
+    """Return a tree of NumPy arrays of the same shapes and dtypes, which take no memory."""
+    return jax.tree.map(lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape), tree)
+
+
+def by_name(tree: Any) -> dict[str, Any]:
+    """Return the leaves of a tree by their paths.
+
+    >>> by_name({"params": {"layers": [1, 2]}})
+    {'params.layers.0': 1, 'params.layers.1': 2}
+    """
+    return {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def _name(path: Any) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator=".")
