@@ -23,7 +23,7 @@ package = .$(addprefix [,$(addsuffix ],$(extras)))
 # more memory maps than Linux allows one process. In `make test` only the first has XLA's compiler as users have it:
 # the matrix, whole programs, and what computes; the second has a faster one. The second prints at once, the first after.
 FIRST := tests/equivalence/test_matrix.py tests/end_to_end tests/examples \
-	$(addprefix tests/unit/,data models nn optim step torch_ref)
+	$(addprefix tests/unit/,data models nn optim step)
 define in_two
 	@said=$$(mktemp); \
 	trap 'kill $$first 2>/dev/null; rm -f $$said' EXIT; trap 'exit 130' INT TERM; \
