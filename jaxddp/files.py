@@ -9,7 +9,7 @@ from pathlib import Path
 
 from jaxddp.errors import InputError
 
-NO_SYNC = (errno.EINVAL, errno.ENOTSUP)  # some file systems can synchronize no folder, some not even a file
+NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS)  # some file systems synchronize no folder, some no file
 
 
 def write_atomically(path: Path, content: bytes) -> None:

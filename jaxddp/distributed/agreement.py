@@ -70,7 +70,7 @@ def check_sees(read: Callable[[], str], replicas: Replicas, what: str, patience:
     """Wait until all processes read what process 0 reads, as a shared file system may show it late; all must call it.
 
     Args:
-        read: reads a file; an `OSError` means that it is not there yet.
+        read: reads a file; an `OSError` or `ValueError` means that it is not there yet.
         replicas: the replicas of all processes.
         what: flag and folder of the file, for the message.
         patience: seconds to wait.
@@ -96,7 +96,7 @@ def check_sees(read: Callable[[], str], replicas: Replicas, what: str, patience:
 def _read_or_nothing(read: Callable[[], str]) -> str:
     try:
         return read()
-    except OSError:
+    except (OSError, ValueError):  # not there yet, or something else
         return ""
 
 
