@@ -46,12 +46,18 @@ def sync(path: Path) -> None:
     """Write a file, or the names in a folder, to the disk, where the file system can."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
+        sync_open(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_open(descriptor: int) -> None:
+    """Write an open file or folder to the disk, where the file system can."""
+    try:
         os.fsync(descriptor)
     except OSError as error:
         if error.errno not in NO_SYNC:
             raise
-    finally:
-        os.close(descriptor)
 
 
 @contextlib.contextmanager

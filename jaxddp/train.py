@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from jaxddp.checkpoint import Checkpoints
 
 CHECKPOINT_FOLDER = "checkpoints"
-LATEST_SIGHT = 60  # seconds; NFS may show a new file so late
+LATEST_SIGHT = 60  # seconds; NFS may show a new file this late
 
 
 def main(config: TrainConfig) -> None:
@@ -155,16 +155,17 @@ def open_output(run: Run, resources: contextlib.ExitStack) -> "tuple[Checkpoints
     folder = Path(output)
     if run.is_first:
         folder = resources.enter_context(claim_output(output, resume, space))
-    patience = min(LATEST_SIGHT, run.config.join_timeout)
-    check_sees((folder / LOCK_FILE).read_text, run.ddp.replicas, f"--output {output}", patience)
+    where, replicas = f"{'--resume' if resume else '--output'} {output}", run.ddp.replicas
+    check_sees((folder / LOCK_FILE).read_text, replicas, where, min(LATEST_SIGHT, run.config.join_timeout))
     keep = run.config.keep_checkpoints, run.config.keep_best
-    checkpoints = Checkpoints(folder / CHECKPOINT_FOLDER, *keep, run.ddp.replicas)
+    checkpoints = Checkpoints(folder / CHECKPOINT_FOLDER, *keep, replicas)
     resources.callback(checkpoints.close)
     if not resume:
         return checkpoints, run.start
     check_same_data(folder, run.dataset.digests)
     check_kept(folder, CHECKPOINT_FOLDER)
     check_same_epochs(folder, run.loader.steps_per_epoch)
+    check_same({"newest checkpoints": f"{checkpoints.latest_step}"}, replicas, f"{where} must be readable by all")
     if checkpoints.latest_step is None:  # the run ended before its first checkpoint
         return checkpoints, _start(run.config, run.ddp)
     restored = checkpoints.restore(run.ddp.whole(run.start))

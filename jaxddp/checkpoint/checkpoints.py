@@ -23,6 +23,7 @@ from jaxddp.checkpoint.workarounds import plain_path, silence
 from jaxddp.distributed.agreement import check_same
 from jaxddp.distributed.replicas import Replicas
 from jaxddp.errors import InputError, NotFiniteError, TrainingError, differences, listed
+from jaxddp.files import sync
 from jaxddp.state import TrainState
 
 STATE, RECORD = "state", "record"  # items of a checkpoint
@@ -80,6 +81,7 @@ class Checkpoints:
     def create(self) -> None:
         """Create the folder, so that a missing one means that checkpoints were lost."""
         self._folder.mkdir(parents=True, exist_ok=True)
+        sync(self._folder.parent)
 
     @property
     def latest_step(self) -> int | None:
@@ -174,6 +176,8 @@ class Checkpoints:
 
         A single one of several processes may ask, after an error of its own.
         """
+        if not self._is_alone and "_manager" not in self.__dict__:
+            return None  # nothing was saved or restored yet, and Orbax's manager is made by all together
         with contextlib.suppress(TrainingError):
             self.wait()
         for step in reversed(self.steps):

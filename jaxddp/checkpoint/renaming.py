@@ -1,7 +1,9 @@
 """Renaming of a complete checkpoint: all of it is on the disk before, and its name is after."""
 
 import asyncio
+import contextlib
 from pathlib import Path
+from typing import Any
 
 from orbax.checkpoint.path import atomicity
 
@@ -15,11 +17,15 @@ def renamed_folder(errors: Errors) -> type[atomicity.AtomicRenameTemporaryPath]:
     Orbax synchronizes arrays alone; a machine that loses power could keep the name of a checkpoint, and lose the rest.
 
     Args:
-        errors: list to which the errors of renaming are added; Orbax tells them after all processes have met, and the
-            others wait for this one.
+        errors: list to which the errors of making and renaming it are added; Orbax tells them after all processes have
+            met, and the others wait for this one.
     """
 
     class Renamed(atomicity.AtomicRenameTemporaryPath):
+        async def create(self) -> Any:
+            with noted(errors):
+                return await super().create()
+
         async def finalize(self) -> None:
             with noted(errors):
                 await asyncio.to_thread(_sync_all, Path(self.get()))
@@ -32,4 +38,5 @@ def renamed_folder(errors: Errors) -> type[atomicity.AtomicRenameTemporaryPath]:
 def _sync_all(folder: Path) -> None:
     """Write all files of a folder to the disk, and their names."""
     for path in (*folder.rglob("*"), folder):
-        sync(path)
+        with contextlib.suppress(FileNotFoundError):  # what NFS keeps of a deleted file goes by itself
+            sync(path)

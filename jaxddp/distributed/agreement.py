@@ -70,7 +70,8 @@ def check_sees(read: Callable[[], str], replicas: Replicas, what: str, patience:
     """Wait until all processes read what process 0 reads, as a shared file system may show it late; all must call it.
 
     Args:
-        read: reads a file; an `OSError` or `ValueError` means that it is not there yet.
+        read: reads a file; an `OSError` or `ValueError` means that it is not there yet. If process 0 cannot read it,
+            nothing is checked.
         replicas: the replicas of all processes.
         what: flag and folder of the file, for the message.
         patience: seconds to wait.

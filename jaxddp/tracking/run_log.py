@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from jaxddp.config import TrainConfig
 from jaxddp.errors import InputError, TrainingError
-from jaxddp.files import sync, write_atomically, writing
+from jaxddp.files import sync_open, write_atomically, writing
 from jaxddp.tracking.curves import Record, draw_curves
 from jaxddp.tracking.gradient_metrics import of_gradients
 from jaxddp.tracking.metrics_file import METRICS_FILE, open_metrics, read_metrics, to_line
@@ -204,7 +204,7 @@ class RunLog:
         """Write the records so far to the disk, to be called before a checkpoint of their steps is saved."""
         if self._metrics is not None:
             with writing(TrainingError, Path(self._metrics.name)):
-                sync(Path(self._metrics.name))  # the file is line-buffered
+                sync_open(self._metrics.fileno())  # the file is line-buffered
 
     def summary(self, test_accuracy: float, seconds: float, *notes: str) -> None:
         """Print the last lines: test accuracy, duration, notes, and the run folder."""

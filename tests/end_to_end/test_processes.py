@@ -34,15 +34,15 @@ FEATURES = {
 }
 
 
-RENAMES_NO_60 = """
+REFUSES_60 = """
 import errno, os
 
-def rename(before, after, rename=os.rename):
-    if os.path.basename(after) == "60":
+def {call}(*places, call=os.{call}, **options):
+    if os.path.basename(places[-1] if "{call}" == "rename" else places[0]) == "{name}":
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
-    rename(before, after)
+    return call(*places, **options)
 
-os.rename = rename
+os.{call} = {call}
 """
 
 
@@ -141,7 +141,7 @@ def test_the_others_end_with_one_line_when_a_process_cannot_write_its_part(
     while saved and not list(tmp_path.glob("run/checkpoints/[0-9]*0")):
         assert time.monotonic() < limit
         time.sleep(0.05)
-    largest = (2**18, 2**18)  # bytes of a file, half of what a process writes
+    largest = (2**16, 2**16)  # bytes of a file; a process writes 200 kB or more
     resource.prlimit(started[victim].pid, resource.RLIMIT_FSIZE, largest)
     results = finish(started, tmp_path)
     assert [code for code, _ in results] == [2 if rank == victim else 69 for rank in range(2)], results
@@ -155,12 +155,13 @@ def test_the_others_end_with_one_line_when_a_process_cannot_write_its_part(
 
 
 @pytest.mark.large
-def test_the_others_end_with_one_line_when_a_checkpoint_cannot_be_renamed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("call", "name"), [("mkdir", "60.orbax-checkpoint-tmp"), ("rename", "60")])
+def test_the_others_end_with_one_line_when_a_checkpoint_cannot_be_made_or_renamed(
+    call: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Process 0 renames what all have written; in Orbax it waits for the others then, and they wait for it."""
+    """Process 0 makes and renames its folder; in Orbax it waits for the others after an error, and they wait for it."""
     flags = (*LENGTH, *LARGE, "--epochs", "100000", "--output", f"{tmp_path / 'run'}", "--checkpoint-every", "30steps")
-    (tmp_path / "sitecustomize.py").write_text(RENAMES_NO_60)
+    (tmp_path / "sitecustomize.py").write_text(REFUSES_60.format(call=call, name=name))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([f"{tmp_path}", os.environ.get("PYTHONPATH", "")]))
     results = finish(start(2, (*flags, "--devices", "2"), tmp_path), tmp_path, limit=120)
     assert [code for code, _ in results] == [2, 69], results
@@ -168,6 +169,19 @@ def test_the_others_end_with_one_line_when_a_checkpoint_cannot_be_renamed(
     message = "the checkpoint of step 60 cannot be written: [Errno 116] Stale file handle; "
     assert said[0].startswith(f"error: {message}the last good checkpoint is of step 30; continue with --resume ")
     assert said[1] == f"error: process 0 failed: {said[0].removeprefix('error: ')}"
+
+
+@pytest.mark.large
+def test_the_others_end_with_one_line_when_process_0_cannot_write_its_records(tmp_path: Path) -> None:
+    """Before the first checkpoint; Orbax would wait for the others to look for one."""
+    flags = (*LENGTH, "--epochs", "100000", "--output", f"{tmp_path / 'run'}", "--checkpoint-every", "9minutes")
+    started = start(2, (*flags, "--devices", "2"), tmp_path)
+    resource.prlimit(started[0].pid, resource.RLIMIT_FSIZE, (2**13, 2**13))
+    results = finish(started, tmp_path)
+    assert [code for code, _ in results] == [2, 69], results
+    said = [printed.splitlines()[-1] for _, printed in results]
+    reason = f"{tmp_path / 'run' / 'metrics.jsonl'}: cannot be written (file too large); there is no checkpoint yet"
+    assert said == [f"error: {reason}", f"error: process 0 failed: {reason}"]
 
 
 @pytest.mark.parametrize("victim", [0, pytest.param(2, marks=pytest.mark.large)])

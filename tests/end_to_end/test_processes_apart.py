@@ -97,6 +97,22 @@ def test_a_checkpoint_that_only_one_process_can_read_is_not_set_aside(tmp_path: 
     assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == ["3", "6"]
 
 
+@pytest.mark.large
+def test_a_run_of_which_only_one_process_sees_the_checkpoints_is_refused(tmp_path: Path) -> None:
+    flags = ("--dataset", "linear", "--num-examples", "96", "--model", "mlp", "--platform", "cpu", "--devices", "2")
+    flags = (*flags, "--epochs", "2", "--output", f"{tmp_path / 'run'}")
+    subprocess.run([sys.executable, "-m", "jaxddp.train", *flags], check=True, capture_output=True, timeout=120)
+    for rank in "01":
+        (tmp_path / rank).mkdir()
+    (tmp_path / "run" / "checkpoints").rename(tmp_path / "0" / "checkpoints")
+    (tmp_path / "1" / "checkpoints").mkdir()
+    (tmp_path / "run" / "checkpoints").symlink_to("/proc/self/cwd/checkpoints")  # on a disk of each machine
+    codes, said = apart(tmp_path, "--resume", "../run", "--epochs", "3")
+    assert sorted(codes) in ([2, 2], [2, 69]), said
+    message = "process 1 and process 0 have different newest checkpoints; --resume ../run must be readable by all"
+    assert all(text.endswith(f"{message}\n") for text in said), said
+
+
 READS_NO_RECORD_OF_6 = """
 import errno, pathlib
 

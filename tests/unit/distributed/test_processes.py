@@ -76,7 +76,7 @@ STALL = """
     def wait_for_the_other_process():
         replicas.meet()
 
-    with StallWatch(0.5 if number == 1 else 50, tell=peers.stalled) as watch:
+    with StallWatch(2 if number == 1 else 50, tell=peers.stalled) as watch:
         watch.doing("step 7")
         wait_for_a_batch_that_never_comes() if number == 0 else wait_for_the_other_process()
 """
@@ -86,7 +86,7 @@ def test_a_process_that_hangs_shows_where_though_another_one_notices_it() -> Non
     program = PROGRAM.replace("joined(cluster, {}, 60)", "joined(cluster, {}, 60) as peers") + STALL
     with two_processes(program) as processes:
         told = [process.communicate(timeout=90)[1] for process in processes]
-    error = "step 7 has not ended after 0.5 s (--stall-timeout); what each thread is doing:"
+    error = "step 7 has not ended after 2 s (--stall-timeout); what each thread is doing:"
     assert [text.splitlines()[0] for text in told] == [f"error: process 1 failed: {error}", f"error: {error}"]
     assert "wait_for_a_batch_that_never_comes" in told[0]
     assert "wait_for_the_other_process" in told[1]
