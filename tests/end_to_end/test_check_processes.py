@@ -84,6 +84,7 @@ def test_micro_batches_have_the_gradients_of_one_process(two: Workers, workers: 
                 assert np.linalg.norm(ours[stage][name] - x) <= 1e-14 * scale, name  # measured: 0
 
 
+@pytest.mark.large
 def test_an_error_in_one_process_ends_the_check_and_the_next_one_runs(of_two: Checked) -> None:
     began = time.monotonic()
     report = of_two(at_start_of("flax_loss(model, batch)", f"import jax; {OF_A_PROCESS}"), more=step())
