@@ -51,7 +51,7 @@ class Job:
 
     def damaged(self) -> int:
         """Return the number of checkpoints that were found damaged."""
-        return len([*self.folder.rglob("*.damaged")])
+        return len([*self.folder.glob("checkpoints/*.damaged")])
 
     def victim(self, root: int, rng: random.Random) -> int:
         """Return the process to kill: here the only one."""

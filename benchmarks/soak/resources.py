@@ -1,6 +1,7 @@
 """Count what the processes of a job hold: memory, open files, threads, and files on disk."""
 
 import contextlib
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,9 +42,9 @@ def sample(root: int, folder: Path, seconds: float) -> Sample:
     """
     processes = family(root)
     sizes: dict[bool, list[int]] = {True: [], False: []}
-    for path in folder.rglob("*"):
-        with contextlib.suppress(OSError):  # it has just been removed
-            if path.is_file():
+    for place, _, names in os.walk(folder):  # which passes over a folder that has just been renamed
+        for path in (Path(place, name) for name in names):
+            with contextlib.suppress(OSError):  # it has just been removed
                 parts = path.relative_to(folder).parts
                 sizes[parts[0] == "checkpoints" or parts[0].isdigit()].append(path.stat().st_size)
     return Sample(

@@ -1,9 +1,11 @@
 """A soak counts what a kill costs, starts jobs again, and tells levels."""
 
+import os
 import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +13,7 @@ from benchmarks.soak import jobs, torch_job, watched
 from benchmarks.soak.__main__ import Options, kills, main
 from benchmarks.soak.jobs import Jaxddp, TorchDDP
 from benchmarks.soak.report import lost, table
+from benchmarks.soak.resources import sample
 from benchmarks.soak.watched import Watched
 from jaxddp.errors import InputError
 
@@ -106,6 +109,24 @@ def test_a_folder_that_exists_and_an_unknown_job_are_refused(tmp_path: Path) -> 
         main(Options(output=str(tmp_path)))
     with pytest.raises(InputError, match="--jobs jax: unknown; did you mean jaxddp"):
         main(Options(jobs=("jax",)))
+
+
+def test_a_checkpoint_that_is_renamed_while_files_are_counted_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("30", "60.orbax-checkpoint-tmp"):
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+        (tmp_path / "checkpoints" / name / "state").write_bytes(b"12345")
+    scandir = os.scandir
+
+    def renamed(place: Any) -> Any:
+        if os.fspath(place).endswith("-tmp"):
+            raise FileNotFoundError(place)
+        return scandir(place)
+
+    monkeypatch.setattr(os, "scandir", renamed)
+    counted = sample(os.getpid(), tmp_path, 1.0)
+    assert (counted.checkpoint_files, counted.checkpoint_bytes, counted.log_bytes) == (1, 5, 0)
 
 
 @pytest.mark.large
