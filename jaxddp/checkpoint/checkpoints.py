@@ -176,7 +176,7 @@ class Checkpoints:
 
         A single one of several processes may ask, after an error of its own.
         """
-        if not self._is_alone and "_manager" not in self.__dict__:
+        if not self._is_alone and self._like is None:
             return None  # nothing was saved or restored yet, and Orbax's manager is made by all together
         with contextlib.suppress(TrainingError):
             self.wait()

@@ -35,7 +35,7 @@ def apart(folder: Path, *flags: str) -> tuple[list[int], list[str]]:
 
 @pytest.mark.large
 def test_a_failure_in_one_process_is_told_by_all(tmp_path: Path) -> None:
-    """The data is only where process 1 is not."""
+    """Keep the data where process 1 is not."""
     write_names(tmp_path / "0", "abc")
     (tmp_path / "1").mkdir()
     codes, said = apart(tmp_path, *NAMES)

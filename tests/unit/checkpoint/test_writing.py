@@ -99,7 +99,7 @@ def test_a_save_returns_before_its_files_are_written(
 def test_a_checkpoint_is_on_the_disk_before_and_after_it_gets_its_name(
     checkpoints: Checkpoints, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a machine that loses power would keep it; what Orbax writes at the very end is not read."""
+    """Keep it through a loss of power; what Orbax writes at the very end is not read."""
     told: list[tuple[str, str]] = []
     sync, rename = os.fsync, os.rename
 

@@ -115,7 +115,7 @@ def test_the_others_learn_why_a_process_failed(start: Callable[..., Run]) -> Non
 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_all_show_their_threads_when_a_process_stalls(start: Callable[..., Run], victim: int) -> None:
-    """The one that notices first is often not the one that hangs."""
+    """Show all: the one that notices first is often not the one that hangs."""
     run = start(3)
     run.all()[victim].stalled("step 7 has not ended after 600 s (--stall-timeout)")
     others = [number for number in range(3) if number != victim]
