@@ -113,7 +113,7 @@ def test_checkpoints_come_every_few_steps_and_as_many_are_kept_as_asked(tmp_path
 def test_records_are_on_the_disk_before_the_checkpoint_of_their_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A machine that loses power would otherwise keep a checkpoint, and lose records that no resumed run repeats."""
+    """Keep, through a loss of power, records that no resumed run repeats."""
     told: list[tuple[str, int]] = []
     sync, save = os.fsync, Checkpoints.save
 

@@ -173,7 +173,7 @@ def test_the_others_end_with_one_line_when_a_checkpoint_cannot_be_made_or_rename
 
 @pytest.mark.large
 def test_the_others_end_with_one_line_when_process_0_cannot_write_its_records(tmp_path: Path) -> None:
-    """Before the first checkpoint; Orbax would wait for the others to look for one."""
+    """Fail before the first checkpoint; Orbax would wait for the others to look for one."""
     flags = (*LENGTH, "--epochs", "100000", "--output", f"{tmp_path / 'run'}", "--checkpoint-every", "9minutes")
     started = start(2, (*flags, "--devices", "2"), tmp_path)
     resource.prlimit(started[0].pid, resource.RLIMIT_FSIZE, (2**13, 2**13))

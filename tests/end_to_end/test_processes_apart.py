@@ -57,7 +57,7 @@ def test_processes_that_read_other_data_are_refused(endings: str, tmp_path: Path
 
 @pytest.mark.large
 def test_a_run_folder_that_only_one_process_sees_is_refused_before_training(tmp_path: Path) -> None:
-    """Each would write its slices into a folder of its own, and no checkpoint could ever be read."""
+    """Refuse what no checkpoint could ever be read from: each would write its slices into a folder of its own."""
     for rank in "01":
         (tmp_path / rank / "run").mkdir(parents=True)
         (tmp_path / rank / "run" / ".lock").write_text(f"process 1 on host{rank}")  # of an earlier run

@@ -113,6 +113,7 @@ def test_a_checkpoint_is_on_the_disk_before_and_after_it_gets_its_name(
 
     monkeypatch.setattr(os, "fsync", record_sync)
     monkeypatch.setattr(os, "rename", record_rename)
+    checkpoints.create()
     checkpoints.save(state_of(4))
     checkpoints.wait()
     renamed = told.index(("rename", f"{folder / '4'}"))
@@ -121,6 +122,7 @@ def test_a_checkpoint_is_on_the_disk_before_and_after_it_gets_its_name(
     late = {folder / "4" / "commit_success.txt"}
     assert {str(path) for path in {*(folder / "4").rglob("*"), folder / "4"} - late} <= synced
     assert ("sync", f"{folder}") in told[renamed:]
+    assert ("sync", f"{folder.parent}") in told[:renamed]
     for name in ("commit_success.txt", "_CHECKPOINT_METADATA"):
         (folder / "4" / name).write_bytes(b"")
     check_same(checkpoints.restore(state_of(0)), state_of(4))

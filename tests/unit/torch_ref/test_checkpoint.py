@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import os
 import re
 from itertools import count
 from pathlib import Path
@@ -275,6 +276,23 @@ def test_a_full_disk_keeps_the_checkpoint_and_says_how_to_go_on(
     )
     assert torch.load(run / "checkpoint.pt", weights_only=True)["step"] == 8
     assert not list(run.glob("*.tmp"))
+
+
+def test_records_are_on_the_disk_before_the_checkpoint_of_their_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    sync = os.fsync
+
+    def record(descriptor: int) -> None:
+        synced.append(Path("/proc/self/fd", str(descriptor)).readlink().name)
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", record)
+    training.main(small(tmp_path / "run"))
+    kept = [name for name in synced if name in ("metrics.jsonl", "checkpoint.pt.tmp")]
+    assert len(kept) > 2
+    assert kept == ["metrics.jsonl", "checkpoint.pt.tmp"] * (len(kept) // 2)
 
 
 def test_the_size_of_a_checkpoint_is_that_of_its_tensors() -> None:
