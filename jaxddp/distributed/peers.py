@@ -19,7 +19,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn
 
 from jaxddp.distributed.cluster import Cluster
@@ -75,7 +75,7 @@ class Peers:
         try:
             (self._gather if cluster.process_id == 0 else self._join)(about)
         except BaseException:
-            self._close_lines()
+            _close(self._lines.values())
             raise
         self._thread = threading.Thread(target=self._watch, name="peers", daemon=True)
         self._thread.start()
@@ -95,11 +95,7 @@ class Peers:
         for line in self._lines.values():
             line.send(message)
         self._thread.join(2 * BEAT)
-        self._close_lines()
-
-    def _close_lines(self) -> None:
-        for line in self._lines.values():
-            line.close()
+        _close(self._lines.values())
 
     def _gather(self, about: Message) -> None:
         """Wait in process 0 until all others have come, and let all of them go on at once."""
@@ -146,8 +142,7 @@ class Peers:
     def _refuse(self, reason: str, *more: "_Line") -> NoReturn:
         for line in (*self._lines.values(), *more):
             line.send({"refused": reason})
-        for line in more:
-            line.close()
+        _close(more)
         raise InputError(reason)
 
     def _missing(self) -> str:
@@ -199,6 +194,7 @@ class Peers:
                         self._take(key.data, message)
                     if self._lines[key.data].is_closed:
                         selector.unregister(key.fileobj)
+                        self._lines[key.data].close()  # the other end may wait for it
                 now = time.monotonic()
                 if now >= beat:
                     beat = now + BEAT
@@ -234,6 +230,7 @@ class Peers:
         for line in self._lines.values():
             line.send({"failed": reason, "lost": True} | ({"stalled": True} if stalled else {}))
         self._leaving.set()
+        _close(self._lines.values())
         self._on_loss(reason, stalled)
 
 
@@ -275,10 +272,29 @@ class _Line:
                 return messages[0]
         return None
 
+    def finish(self) -> None:
+        """Say nothing more; the other end still can."""
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_WR)
+
     def close(self) -> None:
         """Close the connection."""
         self.is_closed = True
         self.socket.close()
+
+
+def _close(lines: Iterable[_Line]) -> None:
+    """Close connections when the other ends have read all and closed theirs, at the latest after half a `BEAT`.
+
+    The system discards what it has not sent yet if a connection is closed, or its process ends, with messages unread.
+    """
+    deadline = time.monotonic() + BEAT / 2
+    for line in lines:
+        line.finish()
+    for line in lines:
+        while line.receive(deadline) is not None:
+            pass
+        line.close()
 
 
 def _parsed(line: bytes) -> Message | None:
