@@ -102,7 +102,7 @@ def profile(name: str, small: bool) -> str:
     times = by_kind(ran, parse(program), STEPS)
     rate = cost["flops"] / times[PRODUCTS] / 1e6
     cells = "".join(f"{times[each]:13.2f}" for each in KINDS)
-    return f"{name:16}{milliseconds:10.1f}{cells}{rate:12.0f}"
+    return f"{name:16}{milliseconds:10.1f}{cells}{rate:12.3g}"
 
 
 def main(options: Options) -> None:
