@@ -205,6 +205,7 @@ def test_torch_compile_computes_the_same_losses() -> None:
     assert gap(losses(SMALL["mlp"], [JAXDDP, "torch_compile"])) < SAME
 
 
+@pytest.mark.large
 def test_another_learning_rate_shows_in_the_losses() -> None:
     ours = losses(SMALL["mlp"], [JAXDDP])
     theirs = losses(SMALL["mlp"].with_lr(1e-3 * OTHER_LR), ["pmap", "torch"])

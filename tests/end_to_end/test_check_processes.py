@@ -41,7 +41,7 @@ def of_one(tmp_path: Path, workers: Workers) -> Checked:
     "changes",
     [
         pytest.param([], id="right"),
-        pytest.param([(MEAN, 'jax.lax.psum(local, "replica")')], id="sum"),
+        pytest.param([(MEAN, 'jax.lax.psum(local, "replica")')], id="sum", marks=pytest.mark.large),
         pytest.param([(MEAN, "local")], id="no mean", marks=pytest.mark.large),
     ],
 )

@@ -149,7 +149,9 @@ def flax_step(loss, optimizer, state, batch):
         pytest.param([*LINEN, *WANTS_A_KEY], "", id="linen_wants_a_key", marks=pytest.mark.large),
         pytest.param(IMAGES, FLAX_IMAGES, id="images", marks=pytest.mark.large),
         pytest.param(NOISE, "", id="noise", marks=pytest.mark.large),
-        pytest.param([*NOISE, BY_DISTRIBUTION, BY_RNGS], "accumulation_steps = 2", id="rsample"),
+        pytest.param(
+            [*NOISE, BY_DISTRIBUTION, BY_RNGS], "accumulation_steps = 2", id="rsample", marks=pytest.mark.large
+        ),
         pytest.param([*NOISE, *TWO_NOISES], "", id="two_noises", marks=pytest.mark.large),
     ],
 )

@@ -27,7 +27,7 @@ DEAD = ("rng.normal(1, 1, (12, 3))", "rng.normal(1, 1, (12, 3)) * [1, 1, 0]")
 NOTHING_FROM_HERE = "; nothing is compared from this step on"
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("side", "change", "born"),
     [

@@ -228,7 +228,7 @@ def running(*flags: str, program: tuple[str, ...] = ("-m", "jaxddp.train")) -> I
             process.kill()
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130), (signal.SIGHUP, 75), (signal.SIGUSR1, 75)]
 )

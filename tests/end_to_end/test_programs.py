@@ -256,7 +256,7 @@ BYTES = batches(
 )
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("changes", [NESTED, IMAGES, BYTES], ids=["nested", "images of uint8", "rows of uint8"])
 def test_batches_of_other_forms_are_given_to_both_losses(changes: list[Change], checked: Checked) -> None:
     assert checked(*changes, more="accumulation_steps = 2\n").verdict == "equal"

@@ -55,6 +55,7 @@ def checked(tmp_path: Path, workers: Workers) -> Checked:
     return run
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("form", [MODULES, TREES], ids=["modules", "trees"])
 def test_a_right_port_is_equal_at_every_stage(form: str, checked: Checked) -> None:
     report = checked(form=form, numerics=True)

@@ -37,7 +37,7 @@ IN_PAIRS = {fault_of(label) for pair in TOGETHER for label in pair[1:]}
 ALONE = [label for fault, label in ONE_OF_EACH.items() if fault not in IN_PAIRS]
 SINGLE = [pytest.param(label, marks=or_large(label in ALONE)) for label in ONE_OF_EACH.values()]
 QUICK = [
-    *[pair for pair in TOGETHER if pair[0].name in ("mlp", "mlp_groups")][::3],
+    *[pair for pair in TOGETHER if pair[0].name in ("mlp", "mlp_groups")][::5],
     *(next(pair for pair in TOGETHER if pair[0].name == name) for name in ("convnet", "tokens")),
 ]
 PAIRED = [pytest.param(*pair, marks=or_large(pair in QUICK), id="+".join(pair[1:])) for pair in PAIRS]

@@ -33,6 +33,7 @@ def test_a_search_where_nothing_fits_ends_soon_if_the_layer_is_known() -> None:
     assert [explain_model(one, replays=600).cut_short for one in (run, known)] == [True, False]
 
 
+@pytest.mark.large
 def test_a_search_over_a_large_model_saves_replays_and_loses_no_name() -> None:
     run, here = evidence(TRANSFORMER, eps0=1e-6, steps=1), ("embed", "blocks.0.norm1")
     says = "LayerNorm eps 1e-06 in blocks.0.norm1, the reference has 1e-05"
