@@ -1,4 +1,4 @@
-"""Texts of the repository name files that exist, and quote each other word for word."""
+"""Texts of the repository name files and tests that exist, and quote each other word for word."""
 
 import re
 from pathlib import Path
@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-GUIDES = ("library", "parity", "performance", "plan", "proof", "reliability", "semantics", "train")
+GUIDES = ("library", "multi_node", "parity", "performance", "plan", "proof", "reliability", "semantics", "train")
 TEXTS = ["README.md", "CONTRIBUTING.md", *(f"docs/{name}.md" for name in GUIDES)]
 PATH = re.compile(r"`((?:jaxddp|torch_ref|tests|examples|benchmarks|docs)/[\w./*-]*)`")
+TEST = re.compile(r"`(test_\w+)`")
 LINK = re.compile(r"\]\(([\w./-]+)(?:#[\w-]*)?\)")
 
 
@@ -23,6 +24,13 @@ def missing(text: str, folder: Path) -> list[str]:
     return named + [link for link in LINK.findall(text) if not (folder / link).exists()]
 
 
+def missing_tests(text: str) -> list[str]:
+    """Names of tests in backticks that no file of tests defines."""
+    sources = [path.read_text() for path in (ROOT / "tests").rglob("test_*.py")]
+    defined = {name for source in sources for name in re.findall(r"^def (test_\w+)", source, re.MULTILINE)}
+    return [name for name in TEST.findall(text) if name not in defined]
+
+
 @pytest.mark.parametrize("name", TEXTS)
 def test_every_file_that_a_text_names_exists(name: str) -> None:
     assert missing((ROOT / name).read_text(), (ROOT / name).parent) == []
@@ -33,6 +41,12 @@ def test_a_missing_file_is_noticed() -> None:
         "jaxddp/nn/amp.py",
         "docs/b.md",
     ]
+
+
+def test_every_test_that_a_text_names_exists() -> None:
+    text = "\n".join((ROOT / name).read_text() for name in TEXTS)
+    assert TEST.findall(text) and missing_tests(text) == []
+    assert missing_tests("`test_a_missing_file_is_noticed` `test_a_file`") == ["test_a_file"]
 
 
 def test_the_guide_shows_the_check_that_the_readme_shows() -> None:
