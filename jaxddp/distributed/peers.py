@@ -93,7 +93,7 @@ class Peers:
             return
         self._leaving.set()
         for line in self._lines.values():
-            line.send(message)
+            line.send_last(message)
         self._thread.join(2 * BEAT)
         _close(self._lines.values())
 
@@ -141,7 +141,7 @@ class Peers:
 
     def _refuse(self, reason: str, *more: "_Line") -> NoReturn:
         for line in (*self._lines.values(), *more):
-            line.send({"refused": reason})
+            line.send_last({"refused": reason})
         _close(more)
         raise InputError(reason)
 
@@ -228,7 +228,7 @@ class Peers:
         if self._leaving.is_set():
             return
         for line in self._lines.values():
-            line.send({"failed": reason, "lost": True} | ({"stalled": True} if stalled else {}))
+            line.send_last({"failed": reason, "lost": True} | ({"stalled": True} if stalled else {}))
         self._leaving.set()
         _close(self._lines.values())
         self._on_loss(reason, stalled)
@@ -272,8 +272,13 @@ class _Line:
                 return messages[0]
         return None
 
-    def finish(self) -> None:
-        """Say nothing more; the other end still can."""
+    def send_last(self, message: Message) -> None:
+        """Send a message after which there is none.
+
+        The system sends it at once. It would hold it back while the message before is not acknowledged, and discard
+        it when this process ends or closes the connection with messages unread.
+        """
+        self.send(message)
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_WR)
 
@@ -284,13 +289,11 @@ class _Line:
 
 
 def _close(lines: Iterable[_Line]) -> None:
-    """Close connections when the other ends have read all and closed theirs, at the latest after half a `BEAT`.
+    """Read what comes until the other ends have closed their connections, at the latest for half a `BEAT`; close them.
 
-    The system discards what it has not sent yet if a connection is closed, or its process ends, with messages unread.
+    With messages unread, the system resets a connection, and no longer repeats what was lost on the way.
     """
     deadline = time.monotonic() + BEAT / 2
-    for line in lines:
-        line.finish()
     for line in lines:
         while line.receive(deadline) is not None:
             pass

@@ -161,8 +161,9 @@ def test_the_last_words_of_a_process_count_though_its_connection_is_reset() -> N
         here.close()
 
 
-def test_the_last_words_are_sent_though_messages_are_unread() -> None:
-    """Lose nothing that still waits to be sent, because the message before it is not acknowledged yet."""
+@pytest.mark.parametrize("at_once", [True, False], ids=["the process ends", "it closes"])
+def test_the_last_words_are_sent_though_messages_are_unread(at_once: bool) -> None:
+    """Hold back nothing because the message before is not acknowledged, and close without a reset if there is time."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         there = module._Line(socket.create_connection(server.getsockname()))
         here = module._Line(server.accept()[0])
@@ -172,12 +173,14 @@ def test_the_last_words_are_sent_though_messages_are_unread() -> None:
                 assert receiver.arrived() == [{"alive": True}]
         here.send({"alive": True})
         there.send({"alive": True})
-        there.send({"failed": "disk full"})
-        module._close([there])
-        heard: list[Any] = []
-        while not here.is_closed:
-            heard += here.arrived()
-        assert heard == [{"alive": True}, {"failed": "disk full"}]
+        there.send_last({"failed": "disk full"})
+        if at_once:
+            there.close()
+        else:
+            module._close([there])
+        assert here.arrived() == [{"alive": True}, {"failed": "disk full"}]
+        is_reset = here.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) != 0
+        assert is_reset == at_once
         here.close()
 
 
