@@ -20,7 +20,7 @@ from jaxddp.errors import InputError, check_name
 from jaxddp.loader import Arrays
 from jaxddp.nn.functional import Functional, cast
 from jaxddp.nn.losses import Batch, LossFunction, Sums, cross_entropy
-from jaxddp.nn.own_tree import seeing
+from jaxddp.nn.model_tree import seeing
 from jaxddp.state import Buffers, Params, TrainState, shared, shortest
 from jaxddp.step.dispatch import Dispatch, RunAhead
 from jaxddp.step.evaluate import evaluate_replica, padded_batches

@@ -7,7 +7,7 @@ from pathlib import Path
 from benchmarks.gpu import gpus, part
 from benchmarks.gpu.children import SHARED_GPU, run
 from benchmarks.gpu.records import FAILURE, UNAVAILABLE, Record, Row
-from jaxddp.parity.report.data import from_json
+from jaxddp.parity.report.json_form import from_json
 from jaxddp.parity.report.report import Report
 
 PORT = Path("examples", "ports", "residual_convnet.py")

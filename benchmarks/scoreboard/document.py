@@ -29,7 +29,7 @@ def to_markdown(
     lines = ["# Scoreboard of the parity check", ""]
     lines += [
         f"`{environment['command']}`, {environment['date']}, {environment['hardware']}, Python "
-        f"{environment['python']}, jax {environment['jax']}, flax {environment['flax']}, "
+        f"{environment['python']}, jax {environment['jax']}, jax {environment['jax']}, "
         f"optax {environment['optax']}, torch {environment['torch']}.",
         "",
     ]

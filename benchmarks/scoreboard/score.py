@@ -9,8 +9,8 @@ from functools import partial
 from benchmarks.scoreboard.others import Traces, alarms
 from jaxddp.parity.cases import PortCase
 from jaxddp.parity.checking import report_on
-from jaxddp.parity.diagnosis.explain import explain
-from jaxddp.parity.diagnosis.searches import Searches
+from jaxddp.parity.diagnosis.differences import find_differences
+from jaxddp.parity.diagnosis.interruptible import InterruptibleSearches
 from jaxddp.parity.findings import Difference
 from jaxddp.parity.port import PortSource
 from jaxddp.parity.records import Lazy, Record, Records
@@ -147,7 +147,10 @@ def _steps_needed(runs: Runs, workers: Workers, question: Question, report: Repo
     if runs.starts or any(difference.kind == "numeric" for difference in report.differences):
         return 1
     for steps in range(first, question.steps):
-        if right(_said(explain(runs.evidence(steps), Searches(workers, []), layers=False)), question.accepted):
+        if right(
+            _said(find_differences(runs.evidence(steps), InterruptibleSearches(workers, []), layers=False)),
+            question.accepted,
+        ):
             return steps - first + 1
     return question.steps - first + 1
 

@@ -12,7 +12,7 @@ from jaxddp.errors import InputError
 from jaxddp.nn.autocast import autocast
 from jaxddp.nn.dropout_rng import Place, check_masks, random_state_at
 from jaxddp.nn.losses import Batch, LossFunction, Sums, num_examples, summed
-from jaxddp.nn.own_tree import OwnTree
+from jaxddp.nn.model_tree import ModelTree
 from jaxddp.state import Buffers, Params
 
 LocalLoss = Callable[[Params, Buffers, Batch], tuple[Sums, Buffers]]
@@ -63,7 +63,7 @@ class Functional:
         values = _to_dict(params)
         self.params: Params = {name: values[name] for name in _in_model_order(model, values)}
         self.buffers: Buffers = _to_dict(buffers)
-        self.param_tree, self.buffer_tree = OwnTree.of_state(params), OwnTree.of_state(buffers)
+        self.param_tree, self.buffer_tree = ModelTree.of_state(params), ModelTree.of_state(buffers)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:

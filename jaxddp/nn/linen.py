@@ -12,7 +12,7 @@ from jax import numpy as jnp
 from jaxddp.errors import InputError
 from jaxddp.nn.functional import LocalLoss, abstract
 from jaxddp.nn.losses import Batch, LossFunction, Sums, summed
-from jaxddp.nn.own_tree import OwnTree
+from jaxddp.nn.model_tree import ModelTree
 from jaxddp.state import Buffers, Params
 
 PARAMS = "params"
@@ -91,8 +91,8 @@ class LinenFunctional:
         if sum(map(len, flat.values())) != len(self.buffers) or self.buffers.keys() & self.params.keys():
             raise InputError("flax_model: two collections hold a variable of the same name")
         paths = {name: tuple(name.split(".")) for name in (*self.params, *self.buffers)}
-        self.param_tree = OwnTree({name: paths[name] for name in self.params})
-        self.buffer_tree = OwnTree({name: (collections[name], *paths[name]) for name in self.buffers})
+        self.param_tree = ModelTree({name: paths[name] for name in self.params})
+        self.buffer_tree = ModelTree({name: (collections[name], *paths[name]) for name in self.buffers})
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:

@@ -18,7 +18,7 @@ from jax.tree_util import keystr
 from jaxddp.errors import InputError
 from jaxddp.nn.functional import abstract
 from jaxddp.nn.losses import Batch, Sums, as_losses, summed
-from jaxddp.nn.own_tree import Flat, TreeMap
+from jaxddp.nn.model_tree import Flat, TreeMap
 from jaxddp.state import Buffers, Params
 
 Loss = Callable[..., Any]
@@ -83,7 +83,7 @@ class PlainTree(TreeMap):
         items = {keystr(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(tree, _is_masked)[0]}
         return {name: items[path] for name, path in self.paths.items() if path in items}
 
-    def is_own(self, node: Any) -> bool:
+    def is_model_tree(self, node: Any) -> bool:
         """Return whether a node of an optimizer's state has the tree's structure."""
         return bool(jax.tree.structure(node, _is_masked) == self._own)
 

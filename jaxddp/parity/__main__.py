@@ -19,7 +19,7 @@ from jaxddp.parity.cases import Named, builtin_cases
 from jaxddp.parity.checking import check
 from jaxddp.parity.port.names_block import with_names
 from jaxddp.parity.report.console import Row, table
-from jaxddp.parity.report.data import to_json
+from jaxddp.parity.report.json_form import to_json
 from jaxddp.parity.report.page import to_html
 from jaxddp.parity.report.report import Report
 from jaxddp.parity.workers import Workers
@@ -30,7 +30,7 @@ EXIT_CODES = {"equal": 0, "different": 1, "incomplete": 2}
 
 
 @dataclass(frozen=True)
-class Options:
+class CheckOptions:
     """Check that a JAX port trains exactly like its PyTorch original, and name the cause if it does not.
 
     Without PORT.py, check jaxddp's own models. Exit code 0: equal, 1: different, 2: could not be checked.
@@ -86,7 +86,7 @@ class Options:
                 check_file(path)
 
 
-def main(options: Options) -> int:
+def main(options: CheckOptions) -> int:
     """Check, print and write the reports; return the exit code."""
     if options.port is None:
         reports = _check_builtin(options)
@@ -107,7 +107,7 @@ def main(options: Options) -> int:
     return max(EXIT_CODES[report.verdict] for report in reports)
 
 
-def _check_port(options: Options) -> Report:
+def _check_port(options: CheckOptions) -> Report:
     assert options.port is not None
     return check(
         options.port,
@@ -130,7 +130,7 @@ def _write_names(port: Path, report: Report) -> None:
     print(f"names: written into {port}")
 
 
-def _check_builtin(options: Options) -> list[Report]:
+def _check_builtin(options: CheckOptions) -> list[Report]:
     """Check jaxddp's own models, and print a line for each as soon as it is checked."""
     pattern = options.only or "*"
     if not set(pattern) & set("*?["):
@@ -182,7 +182,7 @@ def run(argv: Sequence[str]) -> None:
     show_traceback = "--traceback" in argv
     try:
         with cli.one_line_errors(show_traceback), _sigterm_as_ctrl_c():
-            sys.exit(main(cli.parse_plain(Options, [word for word in argv if word != "--traceback"], PROG)))
+            sys.exit(main(cli.parse_plain(CheckOptions, [word for word in argv if word != "--traceback"], PROG)))
     except Exception:
         traceback.print_exc()
         sys.exit(EXIT_CODES["incomplete"])

@@ -18,20 +18,20 @@ from typing import Any
 import numpy as np
 
 from jaxddp.errors import InputError
+from jaxddp.parity.case_interface import Trajectory
 from jaxddp.parity.cases import Case, PortCase
 from jaxddp.parity.compare.finite import NotFinite, first_not_finite
 from jaxddp.parity.compare.idle import idle
 from jaxddp.parity.compare.judge import shows_clipping
 from jaxddp.parity.compare.numerics import compare_numerics, rounds_only
 from jaxddp.parity.compare.residuals import MOVED, residuals, rounding_only
-from jaxddp.parity.diagnosis.explain import explain
+from jaxddp.parity.diagnosis.differences import find_differences
+from jaxddp.parity.diagnosis.interruptible import InterruptibleSearches
 from jaxddp.parity.diagnosis.not_finite import on_both_sides, on_one_side
-from jaxddp.parity.diagnosis.searches import Searches
 from jaxddp.parity.environment import environment
 from jaxddp.parity.excerpts import excerpts
 from jaxddp.parity.findings import Cause, Difference, Numerics, Problem, StageResult
 from jaxddp.parity.port import Port, PortFile, PortSource
-from jaxddp.parity.question import Trajectory
 from jaxddp.parity.records import Record, total_loss
 from jaxddp.parity.report.report import Report
 from jaxddp.parity.runs import Runs
@@ -112,7 +112,7 @@ def report_on(runs: Runs, workers: Workers, started: float, tell: Callable[[str]
     problems = runs.problems + (_not_finite(runs) if spoiled is None else [])
     if spoiled is not None and spoiled.side == "both":
         problems.append(on_both_sides(evidence, workers, spoiled))
-    differences = _different_starts(runs) + explain(evidence, Searches(workers, problems, tell))
+    differences = _different_starts(runs) + find_differences(evidence, InterruptibleSearches(workers, problems, tell))
     if spoiled is not None and spoiled.side != "both":
         differences = on_one_side(evidence, workers, spoiled, differences)
     numerics, numeric = _numerics(runs) if spoiled is None else ({}, [])
@@ -182,11 +182,11 @@ def _free_running(runs: Runs, allowed: float, count: int) -> dict[str, StageResu
     """
     noise = rounding_only(Trajectory(runs.start, runs.torch))
     steps: dict[str, list[float]] = {"params": [], "buffers": []}
-    for ours, theirs in islice(zip(runs.free, runs.torch, strict=False), count):
+    for of_jax, of_torch in islice(zip(runs.free, runs.torch, strict=False), count):
         for stage, values in steps.items():
-            left_out = {name for name in theirs[stage] if name in noise or (noise and name.endswith(MOVED))}
-            if expected := {name: x for name, x in theirs[stage].items() if name not in left_out}:
-                both = {name: x for name, x in ours[stage].items() if name in expected}  # not untied weights
+            left_out = {name for name in of_torch[stage] if name in noise or (noise and name.endswith(MOVED))}
+            if expected := {name: x for name, x in of_torch[stage].items() if name not in left_out}:
+                both = {name: x for name, x in of_jax[stage].items() if name in expected}  # not untied weights
                 start = {name: runs.start[name] for name in expected}
                 values.append(max(residuals(both, expected, excerpts(start) if stage == "params" else start).values()))
     return {stage: StageResult(allowed, tuple(values)) for stage, values in steps.items() if values}
@@ -208,7 +208,7 @@ def _losses(runs: Runs) -> tuple[tuple[float, float], ...]:
 
 def _comparable(spoiled: NotFinite | None) -> int | None:
     """Return how many steps can be compared; None: all, since each is taken from the reference's state."""
-    if spoiled is None or spoiled.side == "flax":
+    if spoiled is None or spoiled.side == "jax":
         return None
     return spoiled.step + (spoiled.side == "torch")
 
@@ -216,7 +216,7 @@ def _comparable(spoiled: NotFinite | None) -> int | None:
 def _not_finite(runs: Runs) -> list[Problem]:
     """Return a problem for each side whose loss is not finite when it runs by itself, at the first such step."""
     problems = []
-    for side, records in (("torch", runs.torch), ("flax", runs.free)):
+    for side, records in (("torch", runs.torch), ("jax", runs.free)):
         steps = [step for step in range(len(records)) if not math.isfinite(_mean_loss(records, step))]
         if steps:
             problems.append(Problem(side, f"step {steps[0] + 1}", "the loss is not a finite number", leads=True))

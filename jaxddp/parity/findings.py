@@ -51,19 +51,19 @@ class Layer:
     """First layer of the forward pass whose output differs.
 
     Attributes:
-        flax, torch: name of the layer in each framework.
-        shapes: shapes of the output, in flax and in torch.
+        jax, torch: name of the layer in each framework.
+        shapes: shapes of the output, in jax and in torch.
         element: index of the largest difference, in torch's layout.
-        values: value at this index, in flax and in torch.
-        residual: ||flax - torch|| / ||torch|| of the output.
+        values: value at this index, in jax and in torch.
+        residual: ||jax - torch|| / ||torch|| of the output.
         input_residual: the same of the input; None if unknown. At rounding level the layer itself differs;
             above it, the operations between the previous layer and this one.
         before: the last layer whose output is equal; "" if there is none.
-        columns: if flax's input is torch's with its channels in another order: torch's channels in flax's order, as
+        columns: if jax's input is torch's with its channels in another order: torch's channels in jax's order, as
             runs (first, last); else empty.
     """
 
-    flax: str
+    jax: str
     torch: str
     shapes: tuple[tuple[int, ...], tuple[int, ...]]
     element: tuple[int, ...]
@@ -89,7 +89,7 @@ class Difference:
         layer: where the forward pass diverges; for "local_loss" and "local_gradients".
         nearest: without a cause, the nearest explanation and the residual that it leaves.
         detail: one more line, if any ("replicas 1 and 3 differ from 0").
-        not_finite: the side, "torch" or "flax", whose numbers are not finite, and the other's are; "": both are.
+        not_finite: the side, "torch" or "jax", whose numbers are not finite, and the other's are; "": both are.
     """
 
     stage: str
@@ -110,7 +110,7 @@ class Problem:
     """An error that left a part of the check undone.
 
     Attributes:
-        side: "torch", "flax" or "port".
+        side: "torch", "jax" or "port".
         where: what was being done ("step 3", "flax_model").
         message: one line.
         leads: told before the differences, which are those of the steps before it.

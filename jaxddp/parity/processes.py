@@ -55,11 +55,11 @@ class Child:
         if preload:
             context.set_forkserver_preload(list(preload))
         self.connection: Connection
-        self.connection, theirs = context.Pipe()
+        self.connection, far_end = context.Pipe()
         # Not a daemon: a port's loader may start workers.
-        self._process = context.Process(target=_quietly, args=(target, *args, theirs))
+        self._process = context.Process(target=_quietly, args=(target, *args, far_end))
         self._process.start()
-        theirs.close()  # so that the connection reads as closed once the child is dead
+        far_end.close()  # so that the connection reads as closed once the child is dead
         self.name = name
         self.where, self.heard = "starting", time.monotonic()
 

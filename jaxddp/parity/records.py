@@ -25,7 +25,7 @@ Record = Mapping[str, Tensors]  # stage -> tensors, after one step
 
 INPUTS, OUTPUTS = "inputs", "outputs"  # stages of a record of one forward pass, layer -> array
 NUMBER, KIND = "optimizer", "kind"  # of the optimizer, in the notes on the groups of a whole step
-COUNTER = "num_batches_tracked"  # torch's BatchNorm counts its batches, flax's does not; nothing depends on it
+COUNTER = "num_batches_tracked"  # torch's BatchNorm counts its batches, jax's does not; nothing depends on it
 
 T = TypeVar("T")
 
@@ -208,10 +208,10 @@ def stage_norm(tensors: Mapping[str, np.ndarray]) -> float:
     return math.hypot(*(float(np.linalg.norm(value)) for value in tensors.values() if value.dtype.kind == "f"))
 
 
-def whole_norm(record: Record, stage: str) -> float:
+def full_norm(record: Record, stage: str) -> float:
     """Compute the norm of a stage of gradients, also where the record holds excerpts of large ones.
 
-    >>> whole_norm({"gradients": {"w": np.array([3.0])}, "norms": {"gradients:w": np.array(4.0)}}, "gradients")
+    >>> full_norm({"gradients": {"w": np.array([3.0])}, "norms": {"gradients:w": np.array(4.0)}}, "gradients")
     4.0
     """
     norms = {name: x for name, x in record.get("norms", {}).items() if name.startswith(f"{stage}:")}

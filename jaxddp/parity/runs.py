@@ -9,25 +9,24 @@ from pathlib import Path
 from typing import Any
 
 from jaxddp.errors import InputError
+from jaxddp.parity.case_interface import AnyCase
 from jaxddp.parity.cases import PortCase
 from jaxddp.parity.compare.judge import judge
 from jaxddp.parity.diagnosis.evidence import Evidence
 from jaxddp.parity.findings import Problem
-from jaxddp.parity.flax_side.child import Forced, Free, Starts, jax_records
-from jaxddp.parity.flax_side.child import Job as JaxJob
-from jaxddp.parity.flax_side.twins import Twins
+from jaxddp.parity.jax_side.child import Forced, Free, JaxJob, Starts, jax_records
+from jaxddp.parity.jax_side.twins import FindTwins
 from jaxddp.parity.lazy_arrays import Arrays
 from jaxddp.parity.port import Facts
-from jaxddp.parity.port.draws import Draw as LossDraw
-from jaxddp.parity.port.draws import DrawnSource, paired
+from jaxddp.parity.port.draws import Draw, DrawnSource, paired
+from jaxddp.parity.port.port import PREFIX
 from jaxddp.parity.processes import ChildError
-from jaxddp.parity.question import Question
 from jaxddp.parity.records import Lazy, Records, Scratch, StoredRecord, is_large_model, shapes_of
 from jaxddp.parity.torch_side.pool import torch_records
-from jaxddp.parity.torch_side.rank import Draw, Steps, Summary, rank_folder
+from jaxddp.parity.torch_side.rank import DrawWeights, Steps, Summary, rank_folder
 from jaxddp.parity.workers import Workers
 
-Draws = tuple[LossDraw, ...] | str  # or why they are not known
+Draws = tuple[Draw, ...] | str  # or why they are not known
 # Copies of a large model's weights in float64 at the worst moment, and further ones per replica.
 COPIES = {True: (2.1, 1.6), False: (0.0, 8.0)}  # replicas share them: measured with two: 5.3; or do not: 15.8
 AT_REST = 1.0  # GiB of all processes before a model is made
@@ -59,9 +58,7 @@ class Runs:
         torch32, jax32: float32 records; both runs are forced.
     """
 
-    def __init__(
-        self, case: Question, workers: Workers, seed: int = 0, tell: Callable[[str], None] = lambda line: None
-    ):
+    def __init__(self, case: AnyCase, workers: Workers, seed: int = 0, tell: Callable[[str], None] = lambda line: None):
         self.case, self._workers, self._seed, self._tell = case, workers, seed, tell
         self._scratch = Scratch()
         self.problems: list[Problem] = []
@@ -81,12 +78,12 @@ class Runs:
             return
         if self._is_large:
             self._tell(memory_in_words(self._elements, self.case.world_size, self._shares))
-        if self.facts.own_start:
-            with self._noting("flax"):
+        if self.facts.custom_start:
+            with self._noting("jax"):
                 self.starts = self._workers.jax.do(Starts(self.case, self.start))
         self._run_freely()
         if len(self.torch) and len(self.free):
-            with self._noting("flax"):
+            with self._noting("jax"):
                 self._workers.jax.do(Forced(self.case, self.start, self._path("torch64"), self._path("jax64")))
 
     def in_float32(self) -> None:
@@ -112,14 +109,14 @@ class Runs:
         return Evidence(self.case, self.facts, self.summary, self.start, torch, jax, *paths, judgement)
 
     def _draw(self) -> None:
-        """Draw torch's weights, and see that each flax array and each draw of the losses has a twin."""
-        draw = Draw(self.case.torch_source, "float64", self._path("start"), self._seed)
+        """Draw torch's weights, and see that each jax array and each draw of the losses has a twin."""
+        draw = DrawWeights(self.case.torch_source, "float64", self._path("start"), self._seed)
         if not isinstance(self.case, PortCase):
             with self._noting("torch"):
                 ((self.start, self.facts, _),) = self._workers.torch.do(draw)
             return
         of_torch: Draws = ""
-        with self._beside(Twins(self.case)) as answers, self._noting("torch"):
+        with self._beside(FindTwins(self.case)) as answers, self._noting("torch"):
             ((self.start, self.facts, of_torch),) = self._workers.torch.do(draw)
         if not self.start:  # jax has failed for the same reason, or may do better without it
             self.problems = [problem for problem in self.problems if problem.side == "torch"]
@@ -130,17 +127,17 @@ class Runs:
                 self.problems.append(Problem("port", "names", found.without_twin.removeprefix("names: ")))
             self._pair(self.case, of_torch, found.draws)
 
-    def _pair(self, case: PortCase, torch: Draws, flax: Draws) -> None:
+    def _pair(self, case: PortCase, torch: Draws, jax: Draws) -> None:
         """Let the losses of both sides draw the same numbers; what cannot be paired is a problem."""
-        if isinstance(torch, str) or isinstance(flax, str):
+        if isinstance(torch, str) or isinstance(jax, str):
             # A loss that fails is told by its run, which must not go on if the other side draws.
-            of_sides: dict[str, tuple[Draws, Draws]] = {"torch": (torch, flax), "flax": (flax, torch)}
+            of_sides: dict[str, tuple[Draws, Draws]] = {"torch": (torch, jax), "jax": (jax, torch)}
             for side, (why, others) in of_sides.items():
                 if why and isinstance(why, str) and others and not isinstance(others, str):
-                    self.problems.append(Problem(side, f"{side}_loss", why))
+                    self.problems.append(Problem(side, f"{PREFIX[side]}_loss", why))
             return
         try:
-            pairs = paired(torch, flax)
+            pairs = paired(torch, jax)
         except InputError as error:
             self.problems.append(Problem("port", "draws", str(error)))
             return
@@ -161,11 +158,11 @@ class Runs:
         """Run a job of jax while the body of the `with` statement runs torch's; its answer is put into the list."""
         begun, after, answers = False, self._is_large, list[Any]()
         if not after:  # of a large model one side has to end before the other begins
-            with self._noting("flax"):
+            with self._noting("jax"):
                 self._workers.jax.start(job)
                 begun = True
         yield answers
-        with self._noting("flax"):
+        with self._noting("jax"):
             if after:
                 self._workers.end_torch(patience=10.0)
                 answers.append(self._workers.jax.do(job))

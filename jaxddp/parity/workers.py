@@ -5,7 +5,7 @@ from types import TracebackType
 from typing import Self
 
 from jaxddp.errors import InputError
-from jaxddp.parity.flax_side.child import JaxChild
+from jaxddp.parity.jax_side.child import JaxChild
 from jaxddp.parity.processes import ChildError
 from jaxddp.parity.torch_side.pool import TorchPool
 
@@ -66,7 +66,7 @@ class Workers:
 
         Several processes of jax end together, because the others may wait for the one that raised.
         """
-        if error.child.startswith("flax") and (self._processes > 1 or not error.trace) and self._jax is not None:
+        if error.child.startswith("jax") and (self._processes > 1 or not error.trace) and self._jax is not None:
             self._jax.end()
             self._jax = None
 

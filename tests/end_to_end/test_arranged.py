@@ -1,4 +1,4 @@
-"""Ports whose flax arrays are not one torch tensor each: the table is proposed, and faults behind it are named."""
+"""Ports whose jax arrays are not one torch tensor each: the table is proposed, and faults behind it are named."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -19,9 +19,9 @@ def test_a_cast_of_flax_alone_is_told_with_its_line(
     (difference,) = checked(change).differences
     where = line_of(write(tmp_path, change), "return self.fc2(nnx").rpartition("/")[2]
     assert (difference.stage, difference.cause) == ("local_loss", None)
-    assert difference.detail == f"flax computes in {dtype} at {where}, and torch does not"
+    assert difference.detail == f"jax computes in {dtype} at {where}, and torch does not"
 
 
 def test_a_difference_of_another_kind_has_no_such_line(checked: Checked) -> None:
     (difference,) = checked(("nnx.tanh(self.fc1(x))", "nnx.tanh(self.fc1(x) + 0.001)")).differences
-    assert "flax computes in" not in difference.detail
+    assert "jax computes in" not in difference.detail

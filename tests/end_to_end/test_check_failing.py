@@ -30,7 +30,7 @@ def test_a_loss_that_raises_is_told_with_its_line(failing: Checked, tmp_path: Pa
     raises = 'raise ValueError("no such loss")'
     message = "{}: ValueError: no such loss"
     for function, side, where in (
-        ("flax_loss(model, batch)", "flax", "flax_model or step 1"),
+        ("flax_loss(model, batch)", "jax", "flax_model or step 1"),
         ("torch_loss(model, batch)", "torch", "torch rank 0, step 1"),
     ):
         report = failing(at_start_of(function, raises))
@@ -38,7 +38,7 @@ def test_a_loss_that_raises_is_told_with_its_line(failing: Checked, tmp_path: Pa
         assert report.problems == (Problem(side, where, message.format(line_of(tmp_path / "port.py", raises))),)
         assert len(report.losses) == STEPS
         for torch, jax in report.losses:  # the other side has run
-            assert math.isnan(jax if side == "flax" else torch) and math.isfinite(torch if side == "flax" else jax)
+            assert math.isnan(jax if side == "jax" else torch) and math.isfinite(torch if side == "jax" else jax)
 
 
 @pytest.mark.large
@@ -57,7 +57,7 @@ def test_an_error_in_a_module_beside_the_port_is_told_with_its_own_line(
 @pytest.mark.parametrize(
     ("changes", "more", "message"),
     [
-        ([KINDS], "", "names: torch's fc1.bias is a parameter, and flax's fc1.bias is none"),
+        ([KINDS], "", "names: torch's fc1.bias is a parameter, and jax's fc1.bias is none"),
         ([], FORGETS_MOMENTS.replace("2", "3"), "restore_at 3: must be within the run, 1 to 2 for 3 steps"),
         ([FROZEN], "clip_grad_norm = 0.5\n", "clip_grad_norm: torch's norm leaves out fc1.weight, which is frozen"),
         ([], step(("{name: every[name] for name in SHOWS}", '{"grads": 0}')), "flax_step: shows grads; known are"),
@@ -74,7 +74,7 @@ def test_a_flax_half_that_cannot_be_used_is_told_with_advice(
 ) -> None:
     report = failing(*changes, more=more)
     (problem,) = report.problems
-    assert (report.verdict, problem.side, problem.where) == ("incomplete", "flax", "flax_model or step 1")
+    assert (report.verdict, problem.side, problem.where) == ("incomplete", "jax", "flax_model or step 1")
     assert message in problem.message and "\n" not in problem.message
     assert all(math.isfinite(torch) and math.isnan(jax) for torch, jax in report.losses)
 
@@ -84,12 +84,12 @@ def test_a_flax_half_that_cannot_be_used_is_told_with_advice(
     [
         (
             [("nnx.Linear(3, 5", "nnx.Linear(3, 6"), ("nnx.Linear(5, 4", "nnx.Linear(6, 4")],
-            "flax's fc1.kernel (3, 6) cannot be torch's fc1.weight (5, 3);",
+            "jax's fc1.kernel (3, 6) cannot be torch's fc1.weight (5, 3);",
             {},
         ),
         (
             [("self.fc1 = nnx", "self.inner = nnx"), ("nnx.tanh(self.fc1", "nnx.tanh(self.inner")],
-            "flax's inner.kernel (3, 5) has no twin in torch",
+            "jax's inner.kernel (3, 5) has no twin in torch",
             {"inner": "fc1"},
         ),
     ],
@@ -135,7 +135,7 @@ def test_a_batch_that_fails_later_costs_the_later_steps(failing: Checked, tmp_pa
     message = f"{line_of(tmp_path / 'port.py', raises)}: KeyError: 'gone'"
     assert report.problems == (
         Problem("torch", "torch rank 0, step 3", message),
-        Problem("flax", "after step 2, running by itself", message),
+        Problem("jax", "after step 2, running by itself", message),
     )
     assert {len(result.residuals) for result in report.stages.values()} == {2}
     assert len(report.losses) == 2
@@ -143,7 +143,7 @@ def test_a_batch_that_fails_later_costs_the_later_steps(failing: Checked, tmp_pa
 
 def test_a_batch_in_another_format_is_told_for_both_sides(failing: Checked) -> None:
     report = failing(('{"x": rng.normal(1, 1, (12, 3)), "y": rng.integers(0, 4, 12)}', "rng.normal(1, 1, (12, 3))"))
-    assert {problem.side for problem in report.problems} == {"torch", "flax"}
+    assert {problem.side for problem in report.problems} == {"torch", "jax"}
     assert all("batch(0, 0): must be a dictionary of arrays, and is ndarray" in p.message for p in report.problems)
 
 
@@ -153,7 +153,7 @@ def test_replicas_with_batches_of_other_sizes_are_told(checked: Checked) -> None
     message = (
         "batch(0, 1): must have the shapes of rank 0, {'x': (12, 3), 'y': (12,)}, and has {'x': (13, 3), 'y': (13,)}"
     )
-    assert (problem.side, problem.message) == ("flax", message)
+    assert (problem.side, problem.message) == ("jax", message)
 
 
 OF_FLAX = """
@@ -168,9 +168,9 @@ def flax_batch(step, rank):
     ("change", "more", "side", "where"),
     [
         (("np.random.default_rng((step, rank))", "np.random.default_rng()"), "", "torch", "torch rank 0, batch(0, 0)"),
-        (("def batch(", "def torch_batch("), OF_FLAX, "flax", "flax_batch(0, 0)"),
+        (("def batch(", "def torch_batch("), OF_FLAX, "jax", "flax_batch(0, 0)"),
     ],
-    ids=["both", "flax"],
+    ids=["both", "jax"],
 )
 def test_a_batch_that_cannot_be_made_twice_is_told_at_once(
     change: Change, more: str, side: str, where: str, failing: Checked
@@ -186,7 +186,7 @@ def test_a_batch_that_cannot_be_made_twice_is_told_at_once(
     ("side", "change"),
     [
         ("torch", ('["x"]), batch["y"])\n\ndef', '["x"]), batch["y"], reduction="none"), model(batch["x"])\n\ndef')),
-        ("flax", ('batch["y"]).mean()', 'batch["y"]), model(batch["x"])')),
+        ("jax", ('batch["y"]).mean()', 'batch["y"]), model(batch["x"])')),
     ],
 )
 def test_weights_of_another_shape_than_the_losses_are_told(side: str, change: Change, failing: Checked) -> None:
@@ -209,7 +209,7 @@ def test_a_port_may_load_its_batches_in_processes_of_its_own(failing: Checked) -
 def test_a_start_of_something_else_than_the_parameters_is_refused(failing: Checked) -> None:
     report = failing(more="def flax_start(params, rank): return {}\n")
     (problem,) = report.problems
-    assert (problem.side, problem.where) == ("flax", "flax_start")
+    assert (problem.side, problem.where) == ("jax", "flax_start")
     assert problem.message.startswith("flax_start(params, 0): must return the parameters: missing fc1.bias")
     assert report.verdict == "incomplete" and report.stages  # the steps were compared all the same
 
@@ -260,7 +260,7 @@ def test_a_jax_that_cannot_start_is_told_once(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     report = check(write(tmp_path), world_size=1, steps=1, platform="gpu")
     message = "--platform gpu: jax finds no GPU here; install jax[cuda12], or use --platform cpu"
-    assert report.problems == (Problem("flax", "starting", message),)
+    assert report.problems == (Problem("jax", "starting", message),)
     assert report.verdict == "incomplete" and not report.losses
 
 
@@ -271,7 +271,7 @@ def test_sides_that_die_are_told_and_the_workers_go_on(failing: Checked) -> None
     assert report.verdict == "incomplete"
     assert report.problems == (
         Problem("torch", "torch rank 0, torch_optimizer", "ended with exit code 3"),
-        Problem("flax", "flax_model or step 1", "ended with exit code 3"),
+        Problem("jax", "flax_model or step 1", "ended with exit code 3"),
     )
     assert failing().verdict == "equal"
 
@@ -290,7 +290,7 @@ def test_sides_that_die_are_told_and_the_workers_go_on(failing: Checked) -> None
 def test_what_a_loss_does_to_its_process_is_told_in_a_line(deed: str, told: str, failing: Checked) -> None:
     report = failing(at_start_of("flax_loss(model, batch)", f"import sys; {deed}"))
     assert report.verdict == "incomplete"
-    assert [(problem.side, problem.message.endswith(told)) for problem in report.problems] == [("flax", True)]
+    assert [(problem.side, problem.message.endswith(told)) for problem in report.problems] == [("jax", True)]
 
 
 @pytest.mark.large

@@ -9,7 +9,7 @@ import pytest
 
 from jaxddp.parity.cases.builtin import make_case
 from jaxddp.parity.checking import check
-from jaxddp.parity.flax_side.child import Micro, jax_records
+from jaxddp.parity.jax_side.child import Micro, jax_records
 from jaxddp.parity.records import Scratch
 from jaxddp.parity.runs import Runs
 from jaxddp.parity.workers import Workers
@@ -72,7 +72,7 @@ def test_micro_batches_have_the_gradients_of_one_process(two: Workers, workers: 
         crew.jax.do(Micro(evidence.case, evidence.start, evidence.torch_folder, scratch.path, (0, 1)))
         records.append(jax_records(scratch.path))
         kept.append(scratch)
-        assert not [*scratch.path.parent.glob("flax process*")]  # nothing is left outside of the scratch folder
+        assert not [*scratch.path.parent.glob("jax process*")]  # nothing is left outside of the scratch folder
     for ours, theirs in zip(*records, strict=True):
         assert ours["counts"]["counts"].tolist() == theirs["counts"]["counts"].tolist()
         assert ours["counts"]["counts"].shape == (WORLD_SIZE, 3)

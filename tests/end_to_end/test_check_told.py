@@ -50,12 +50,12 @@ def test_a_rate_that_changes_in_the_run_is_told_by_its_factor_and_step(checked: 
 
 @pytest.mark.large
 def test_examples_that_differ_are_told_by_entry_replica_and_row(checked: Checked) -> None:
-    flax = """
+    jax = """
 def flax_batch(step, rank):
     found = torch_batch(step, rank)
     return {**found, "y": np.roll(found["y"], rank)}
 """
-    report = checked(("def batch(", "def torch_batch("), more=flax)
+    report = checked(("def batch(", "def torch_batch("), more=jax)
     first = report.differences[0]
     assert (first.stage, first.cause, first.detail[:16]) == ("samples", None, '"y" of replica 1')
     assert first.detail.endswith(": rolled by 1 row")
@@ -97,7 +97,7 @@ def test_the_layer_where_the_forward_pass_parts_is_shown(checked: Checked) -> No
     (found,) = report.differences
     assert found.cause is not None and found.cause.names == ("gelu_approximation",)
     assert found.layer is not None
-    assert (found.layer.torch, found.layer.flax, found.layer.before) == ("fc2", "fc2", "fc1")
+    assert (found.layer.torch, found.layer.jax, found.layer.before) == ("fc2", "fc2", "fc1")
     assert found.layer.input_residual is not None and found.layer.input_residual > 1e-6  # what lies between differs
 
 

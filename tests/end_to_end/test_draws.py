@@ -27,7 +27,7 @@ NNX_DROPOUT = [
 ]
 DROPOUT = [*TORCH_DROPOUT, *NNX_DROPOUT]
 OTHER_RATE = ("nnx.Dropout(0.25", "nnx.Dropout(0.5")
-GELU = [("torch.tanh(", "torch.nn.functional.gelu("), ("nnx.tanh(", "nnx.gelu(")]  # flax's is the approximate one
+GELU = [("torch.tanh(", "torch.nn.functional.gelu("), ("nnx.tanh(", "nnx.gelu(")]  # jax's is the approximate one
 
 # Dropout of a linen module; its loss gives no key, gives a key, or asks for a key at rate 0.
 LINEN = [
@@ -54,7 +54,7 @@ WANTS_A_KEY = [
     ("from flax import linen", "import jax\n    from flax import linen"),
 ]
 
-# Images, in torch's layout and in flax's, with masks of elements and masks of whole channels.
+# Images, in torch's layout and in jax's, with masks of elements and masks of whole channels.
 IMAGES = [
     ("torch.nn.Linear(3, 5)", "torch.nn.Conv2d(2, 5, 3)"),
     ("torch.nn.Linear(5, 4)", "torch.nn.Linear(5, 4)\n        self.of_maps = torch.nn.Dropout2d(0.5)"),
@@ -143,7 +143,7 @@ def flax_step(loss, optimizer, state, batch):
     ("changes", "more"),
     [
         pytest.param(DROPOUT, "", id="nnx"),
-        pytest.param([*DROPOUT], ACCUMULATES, id="own_step", marks=pytest.mark.large),
+        pytest.param([*DROPOUT], ACCUMULATES, id="custom_step", marks=pytest.mark.large),
         pytest.param([*TORCH_DROPOUT, *LINEN], "", id="linen", marks=pytest.mark.large),
         pytest.param([*TORCH_DROPOUT, *LINEN, IMPORTS_JAX, OWN_KEY], "", id="linen_key", marks=pytest.mark.large),
         pytest.param([*LINEN, *WANTS_A_KEY], "", id="linen_wants_a_key", marks=pytest.mark.large),
@@ -233,24 +233,24 @@ def test_another_rate_that_does_not_explain_the_difference_is_not_named(checked:
 @pytest.mark.parametrize(
     ("changes", "more", "message"),
     [
-        (TORCH_DROPOUT, "", "torch draws a bernoulli (12, 5) in drop, flax none"),
-        (NNX_DROPOUT, "", "flax draws a bernoulli (12, 5) in drop, torch none"),
+        (TORCH_DROPOUT, "", "torch draws a bernoulli (12, 5) in drop, jax none"),
+        (NNX_DROPOUT, "", "jax draws a bernoulli (12, 5) in drop, torch none"),
         (
             [*IMAGES, WHOLE_MAPS],
             FLAX_IMAGES,
-            "torch draws a bernoulli (12, 5, 1, 1) in of_maps, flax a bernoulli (12, 5, 5, 5) in of_maps as draw 2; "
+            "torch draws a bernoulli (12, 5, 1, 1) in of_maps, jax a bernoulli (12, 5, 5, 5) in of_maps as draw 2; "
             "must be of one kind and size, in the same order",
         ),
         (
             [*NOISE, OTHER_NOISE],
             "",
-            "flax draws a gumbel (12, 2): only normal, uniform, bernoulli numbers can be the same on both sides; make "
+            "jax draws a gumbel (12, 2): only normal, uniform, bernoulli numbers can be the same on both sides; make "
             "them an entry of the batch",
         ),
         (
             [*NOISE, WITHIN_JIT],
             "",
-            "flax draws a normal (12, 2): it is drawn inside of a jit, scan, vmap or remat of the port, where all "
+            "jax draws a normal (12, 2): it is drawn inside of a jit, scan, vmap or remat of the port, where all "
             "calls would get the same numbers",
         ),
     ],

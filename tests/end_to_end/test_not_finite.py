@@ -31,8 +31,8 @@ NOTHING_FROM_HERE = "; nothing is compared from this step on"
 @pytest.mark.parametrize(
     ("side", "change", "born"),
     [
-        ("flax", ROOTS[1], "it is born before layer fc2, whose input is not finite"),
-        ("flax", ('batch["y"]).mean()', 'batch["y"]).mean() * np.nan'), "no layer's output shows it: look in the loss"),
+        ("jax", ROOTS[1], "it is born before layer fc2, whose input is not finite"),
+        ("jax", ('batch["y"]).mean()', 'batch["y"]).mean() * np.nan'), "no layer's output shows it: look in the loss"),
         (
             "torch",
             (
@@ -42,7 +42,7 @@ NOTHING_FROM_HERE = "; nothing is compared from this step on"
             "it is born in layer fc1",
         ),
     ],
-    ids=["layer of flax", "loss of flax", "layer of torch"],
+    ids=["layer of jax", "loss of jax", "layer of torch"],
 )
 def test_a_loss_that_is_no_number_on_one_side_is_told_first(
     side: str, change: Change, born: str, failing: Checked
@@ -51,7 +51,7 @@ def test_a_loss_that_is_no_number_on_one_side_is_told_first(
     assert (report.verdict, report.problems, report.numerics) == ("different", (), {})
     (found,) = report.differences
     assert (found.stage, found.step, found.not_finite, found.detail) == ("local_loss", 1, side, born)
-    other = "torch" if side == "flax" else "flax"
+    other = "torch" if side == "jax" else "jax"
     told = f"different: The local loss is finite in {other} and not in {side}, first at step 1 in loss\n  {born}\n"
     assert told in str(report)
     assert "unexplained" not in str(report) and "residual inf" not in str(report) and "float32" not in str(report)
@@ -63,7 +63,7 @@ def test_a_loss_that_is_no_number_on_both_sides_is_no_difference(failing: Checke
     (problem,) = report.problems
     assert (report.verdict, report.differences, problem.where) == ("incomplete", (), "step 2")
     assert (
-        "not a finite number, in flax neither; it is born before layer fc2, whose input is not finite;"
+        "not a finite number, in jax neither; it is born before layer fc2, whose input is not finite;"
         in problem.message
     )
     assert all(len(result.residuals) == 1 for result in report.stages.values())
@@ -76,12 +76,12 @@ def test_a_loss_that_is_no_number_on_both_sides_is_no_difference(failing: Checke
     [
         (
             ENDS,
-            "the local gradients of all tensors are not finite, in flax neither; the loss is finite: they are born in "
+            "the local gradients of all tensors are not finite, in jax neither; the loss is finite: they are born in "
             "its derivative",
         ),
         (
             (DEAD, own_optimizers("Adam(parameters, lr=0.01, eps=0)", "optax.adam(0.01, eps=0)")),
-            "numbers of the update of fc1.weight are not finite, in flax neither",
+            "numbers of the update of fc1.weight are not finite, in jax neither",
         ),
     ],
     ids=["gradients", "update"],

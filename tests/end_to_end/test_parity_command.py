@@ -13,8 +13,8 @@ import pytest
 from jaxddp.parity import records
 from jaxddp.parity.__main__ import run
 from jaxddp.parity.cases import builtin_cases
-from jaxddp.parity.diagnosis import explain
-from jaxddp.parity.report.data import from_json, to_json
+from jaxddp.parity.diagnosis import differences
+from jaxddp.parity.report.json_form import from_json, to_json
 from tests.support.small_port import own_optimizers, write
 
 FEW = ["--steps", "2", "--world-size", "1", "--platform", "cpu"]
@@ -67,14 +67,14 @@ def test_a_signal_in_a_search_ends_it_and_the_report_is_printed(
     capsys: pytest.CaptureFixture[str],
     request: pytest.FixtureRequest,
 ) -> None:
-    monkeypatch.setattr(explain, "explain_update", lambda evidence: os.kill(os.getpid(), number))
+    monkeypatch.setattr(differences, "explain_update", lambda evidence: os.kill(os.getpid(), number))
     before = signal.getsignal(signal.SIGTERM)
     ctrl_c = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have started the tests without one
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, ctrl_c))
     port = write(tmp_path, own_optimizers("SGD(parameters, lr=0.1)", "optax.sgd(0.2)"))
     assert exit_code(port, *FEW, "--dtype", "float64") == 1
     printed = capsys.readouterr().out
-    assert "different: The update differs, first at step 1" in printed and explain.ENDED in printed
+    assert "different: The update differs, first at step 1" in printed and differences.ENDED in printed
     assert signal.getsignal(signal.SIGTERM) == before
 
 
@@ -107,7 +107,7 @@ def test_an_incomplete_check_gives_exit_code_2(tmp_path: Path, capsys: pytest.Ca
     arguments = ["--steps", "1", "--world-size", "1", "--platform", "gpu", "--json", tmp_path / "found.json"]
     assert exit_code(write(tmp_path), *arguments) == 2
     printed = capsys.readouterr()
-    assert "problem: flax: starting: --platform gpu: jax finds no GPU here" in printed.out
+    assert "problem: jax: starting: --platform gpu: jax finds no GPU here" in printed.out
     report = from_json((tmp_path / "found.json").read_text())
     assert report.verdict == "incomplete" and len(report.problems) == 1
 

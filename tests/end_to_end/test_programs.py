@@ -173,7 +173,7 @@ def test_names_of_a_program_are_proposed_in_the_order_of_use(failing: Checked) -
     report = failing(*program(HAIKU, *same[:2]), *torch, same[2])
     assert report.names == {"net.linear_1": "fc1", "net.linear": "fc2"}
     (problem,) = report.problems
-    assert "flax's net.linear.w (4, 4) has no twin in torch, net.linear.weight is not there" in problem.message
+    assert "jax's net.linear.w (4, 4) has no twin in torch, net.linear.weight is not there" in problem.message
 
 
 # Optimizers as programs have them: of the model on torch's side, of nnx on jax's.
@@ -209,7 +209,7 @@ def test_optimizers_of_the_model_are_compared(checked: Checked) -> None:
 @pytest.mark.parametrize(
     ("change", "side", "message"),
     [
-        (("wrt=nnx.Param", "wrt=nnx.Variable"), "flax", "flax_optimizer: its wrt is Variable; must be nnx.Param"),
+        (("wrt=nnx.Param", "wrt=nnx.Variable"), "jax", "flax_optimizer: its wrt is Variable; must be nnx.Param"),
         (
             ("def configure_optimizers(model)", "def torch_optimizer(model)"),
             "torch",

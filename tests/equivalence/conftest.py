@@ -7,8 +7,8 @@ from functools import cache
 import pytest
 
 from jaxddp.config.choices import OPTIMIZERS
+from jaxddp.parity.case_interface import Trajectory
 from jaxddp.parity.cases import Case
-from jaxddp.parity.question import Trajectory
 from jaxddp.parity.torch_side.pool import TorchPool
 from jaxddp.parity.workers import Workers
 from tests.support import cases

@@ -9,9 +9,9 @@ import pytest
 from jax import numpy as jnp
 
 from jaxddp.distributed.replicas import Replicas
+from jaxddp.parity.case_interface import Trajectory
 from jaxddp.parity.cases import Case
 from jaxddp.parity.compare.residuals import residuals
-from jaxddp.parity.question import Trajectory
 from jaxddp.parity.torch_side.pool import TorchPool
 from tests.support.cases import even_case
 from tests.support.processor import needs_float16
@@ -72,7 +72,7 @@ def test_gradients_equal_torch_autocasts_up_to_rounding(model: str, amp: str, po
 
 def lowered(case: Case) -> Any:
     """Return the lowered program of a step, and the shapes of the state that it returns."""
-    side, replicas = case.flax_side(), Replicas(jax.devices()[: case.world_size])
+    side, replicas = case.jax_side(), Replicas(jax.devices()[: case.world_size])
     step = side.replica_step
     state = replicas.start(step.init(*side.from_torch(case.initial_weights())), step.axes)
     mapped = replicas.map(lambda *given: step(*given)[0], (step.axes, 0), step.axes)

@@ -12,7 +12,7 @@ from jaxddp.config.choices import BUFFERS
 from jaxddp.data_parallel import DataParallel
 from jaxddp.distributed.replicas import Replicas
 from jaxddp.nn import layers
-from jaxddp.parity.question import Trajectory
+from jaxddp.parity.case_interface import Trajectory
 from jaxddp.parity.torch_side.pool import TorchPool
 from tests.support.cases import even_case
 from tests.support.trajectories import compare, run_jax

@@ -5,7 +5,7 @@ This holds for every model without BatchNorm, and for models with BatchNorm only
 
 import pytest
 
-from jaxddp.parity.question import SHARED_STAGES
+from jaxddp.parity.case_interface import SHARED_STAGES
 from tests.support.cases import small_case
 from tests.support.trajectories import compare, on_one_replica, run_jax, whole_batch
 

@@ -10,7 +10,7 @@ from jax import numpy as jnp
 
 import torch_ref.gradient_hooks
 from jaxddp.parity.cases import Case
-from jaxddp.parity.flax_side.side import FlaxSide
+from jaxddp.parity.jax_side.side import JaxSide
 from jaxddp.parity.torch_side.pool import TorchPool
 from jaxddp.parity.torch_side.side import BuiltIn, TorchSide
 from jaxddp.step.grad_scaler import GradScaler
@@ -73,8 +73,8 @@ class Everything(Case):
     def torch_source(self) -> BuiltIn:
         return EverythingSource(self.config, self.dataset())
 
-    def flax_side(self) -> FlaxSide:
-        side = super().flax_side()
+    def jax_side(self) -> JaxSide:
+        side = super().jax_side()
         hooks = [GradientHook("*.bias", lambda name, g: jnp.clip(g, -LIMIT, LIMIT), "local")]
         if not self.config.shard_optimizer:
             hooks.append(GradientHook("fc1.*", lambda name, g: g / 2, "mean"))

@@ -13,9 +13,9 @@ from jax import numpy as jnp
 
 from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.distributed.collectives import rank
+from jaxddp.parity.case_interface import Trajectory
 from jaxddp.parity.cases import Case
-from jaxddp.parity.flax_side.side import FlaxSide
-from jaxddp.parity.question import Trajectory
+from jaxddp.parity.jax_side.side import JaxSide
 from jaxddp.parity.torch_side.pool import TorchPool
 from jaxddp.parity.torch_side.side import BuiltIn, TorchSide
 from jaxddp.parity.workers import Workers
@@ -52,8 +52,8 @@ class ScaledCase(Case):
     def torch_source(self) -> BuiltIn:
         return ScaledSource(self.config, self.dataset())
 
-    def flax_side(self) -> FlaxSide:
-        side = super().flax_side()
+    def jax_side(self) -> JaxSide:
+        side = super().jax_side()
         step = dataclasses.replace(side.replica_step, scaler=GradScaler(**OPTIONS))  # type: ignore[arg-type,type-var]
         return dataclasses.replace(side, replica_step=step if self.change is None else self.change(step))
 

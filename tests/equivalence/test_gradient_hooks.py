@@ -13,9 +13,9 @@ import torch_ref.gradient_hooks
 from jaxddp import optim
 from jaxddp.data_parallel import DataParallel
 from jaxddp.errors import InputError
+from jaxddp.parity.case_interface import Trajectory
 from jaxddp.parity.cases import Case
-from jaxddp.parity.flax_side.side import FlaxSide
-from jaxddp.parity.question import Trajectory
+from jaxddp.parity.jax_side.side import JaxSide
 from jaxddp.parity.torch_side.pool import TorchPool
 from jaxddp.parity.torch_side.side import BuiltIn, TorchSide
 from jaxddp.step.gradient_hooks import GradientHook
@@ -83,8 +83,8 @@ class HookedCase(Case):
     def torch_source(self) -> BuiltIn:
         return HookedSource(self.config, self.dataset(), self.hooks, self.registered)
 
-    def flax_side(self) -> FlaxSide:
-        side = super().flax_side()
+    def jax_side(self) -> JaxSide:
+        side = super().jax_side()
         step = dataclasses.replace(side.replica_step, gradient_hooks=self.hooks.of_jax())
         return dataclasses.replace(side, replica_step=step)
 

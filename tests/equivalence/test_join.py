@@ -13,11 +13,11 @@ from torch.nn.parallel import DistributedDataParallel
 from jaxddp.data.datasets import Dataset
 from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.nn import layers
+from jaxddp.parity.case_interface import Trajectory
 from jaxddp.parity.cases import Case
-from jaxddp.parity.flax_side.program import forget_programs
+from jaxddp.parity.jax_side.program import forget_programs
 from jaxddp.parity.port import PortFile
 from jaxddp.parity.processes import Tell
-from jaxddp.parity.question import Trajectory
 from jaxddp.parity.records import Tensors
 from jaxddp.parity.torch_side.pool import TorchPool
 from jaxddp.parity.torch_side.recorder import to_numpy

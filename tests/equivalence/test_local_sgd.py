@@ -17,8 +17,8 @@ from jaxddp.data_parallel import DataParallel
 from jaxddp.distributed.collectives import all_reduce_mean
 from jaxddp.errors import InputError
 from jaxddp.nn.torch_weights import load_weights
-from jaxddp.parity.flax_side.program import forget_programs
-from jaxddp.parity.question import Trajectory
+from jaxddp.parity.case_interface import Trajectory
+from jaxddp.parity.jax_side.program import forget_programs
 from jaxddp.parity.torch_side.pool import TorchPool
 from jaxddp.step.post_local_sgd import PostLocalSGD
 from jaxddp.step.replicated import Replicated

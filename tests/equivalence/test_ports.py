@@ -71,7 +71,7 @@ def free(folder: Path, pool, **changes: str):
     return compare(run_jax(case, torch_run.start), torch_run, TOLERANCE, STAGES)
 
 
-STAGES = ("local_loss", "local_gradients", "gradients", "params")  # no buffers: flax's running variance is biased
+STAGES = ("local_loss", "local_gradients", "gradients", "params")  # no buffers: jax's running variance is biased
 
 
 @pytest.mark.one_in(2)

@@ -12,10 +12,10 @@ import optax
 import pytest
 
 from jaxddp.errors import InputError
+from jaxddp.parity.case_interface import Trajectory
 from jaxddp.parity.cases import Case, PortCase
-from jaxddp.parity.flax_side.side import FlaxSide
+from jaxddp.parity.jax_side.side import JaxSide
 from jaxddp.parity.port import PortFile
-from jaxddp.parity.question import Trajectory
 from jaxddp.parity.torch_side.pool import TorchPool
 from jaxddp.step.replica_step import ReplicaStep
 from tests.support.cases import even_case
@@ -30,7 +30,7 @@ STAGES = ("local_loss", "clipped_gradients", "params")
 Changed = Callable[[ReplicaStep], ReplicaStep]
 
 
-def changed_side(side: FlaxSide, change: Changed | None) -> FlaxSide:
+def changed_side(side: JaxSide, change: Changed | None) -> JaxSide:
     assert isinstance(side.replica_step, ReplicaStep)
     return side if change is None else dataclasses.replace(side, replica_step=change(side.replica_step))
 
@@ -41,8 +41,8 @@ class ChangedCase(Case):
 
     change: Changed | None = None
 
-    def flax_side(self) -> FlaxSide:
-        return changed_side(super().flax_side(), self.change)
+    def jax_side(self) -> JaxSide:
+        return changed_side(super().jax_side(), self.change)
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ class ChangedPort(PortCase):
 
     change: Changed | None = None
 
-    def flax_side(self) -> FlaxSide:
-        return changed_side(super().flax_side(), self.change)
+    def jax_side(self) -> JaxSide:
+        return changed_side(super().jax_side(), self.change)
 
 
 def case_of(optimizer: str, world_size: int, change: Changed | None = None) -> ChangedCase:

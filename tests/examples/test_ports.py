@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
+from jaxddp.parity.case_interface import Trajectory
 from jaxddp.parity.cases import PortCase
 from jaxddp.parity.port import PortFile
-from jaxddp.parity.question import Trajectory
 from jaxddp.parity.torch_side.pool import TorchPool
 from tests.support.trajectories import FORCED_STAGES, Comparison, compare, drawn, run_forced
 

@@ -264,7 +264,7 @@ MODEL = [
     ),
     *planted(
         "jaxddp/data_parallel.py",
-        "tests/unit/nn/test_own_tree.py -k data_parallel",
+        "tests/unit/nn/test_model_tree.py -k data_parallel",
         {"flat_tree": ("seeing(self.functional.param_tree, optimizer)", "optimizer")},
     ),
     *planted(
@@ -276,7 +276,7 @@ MODEL = [
         "jaxddp/parity/convert/layouts.py",
         "tests/unit/parity/convert/test_converter.py -k layers or transposed",
         {
-            "converter_layout": ("lambda x: x.T.reshape(flax)", "lambda x: x.reshape(flax)"),
+            "converter_layout": ("lambda x: x.T.reshape(jax)", "lambda x: x.reshape(jax)"),
             "kernel_not_flipped": ("np.moveaxis(np.flip(x, axes), first, last)", "np.moveaxis(x, first, last)"),
         },
     ),

@@ -36,7 +36,7 @@ def step(shows: tuple[str, ...] | None = None, **pieces: Any) -> Edit:
     """Replace pieces of the replica step, which the port then brings itself."""
 
     def edit(right: Translation) -> Translation:
-        own: Step = replace(right.own_step, **pieces)
+        own: Step = replace(right.custom_step, **pieces)
         return replace(right, step=own if shows is None else replace(own, shows=shows))
 
     return edit
@@ -58,7 +58,7 @@ def recipe(**numbers: Any) -> Edit:
 
 
 def model(**options: Any) -> Edit:
-    """Build the flax module with other options."""
+    """Build the jax module with other options."""
     return lambda right: replace(right, options={**right.options, **options})
 
 

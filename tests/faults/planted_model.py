@@ -17,11 +17,11 @@ from .models_flax import convnet_loss, gelu, token_losses, tokens_global_loss
 from .planted_edits import Edit, Planted, model, on
 from .planted_reduction import loss_is
 
-tanh_gelu = nnx.gelu  # flax's default
+tanh_gelu = nnx.gelu  # jax's default
 
 
 class RoundedStatistics(BatchNorm):
-    """BatchNorm with variance E[x^2] - E[x]^2, both in float32 as in flax."""
+    """BatchNorm with variance E[x^2] - E[x]^2, both in float32 as in jax."""
 
     def _batch_statistics(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         axes = tuple(range(x.ndim - 1))
@@ -48,12 +48,12 @@ class UnusedStatistics(BatchNorm):
 
 
 def flax_norm(features: int, **options: Any) -> nnx.BatchNorm:
-    """Build flax's BatchNorm with torch's options where flax has them."""
+    """Build jax's BatchNorm with torch's options where jax has them."""
     return nnx.BatchNorm(features, momentum=0.9, use_fast_variance=False, rngs=nnx.Rngs(0), **options)
 
 
 def flattened(x: jax.Array) -> jax.Array:
-    """Flatten images in flax's order."""
+    """Flatten images in jax's order."""
     return x.reshape(len(x), -1)
 
 
@@ -69,7 +69,7 @@ def swapped_channels(layer: nnx.Conv, x: jax.Array) -> jax.Array:
 
 
 def flipped_kernel(layer: nnx.Conv, x: jax.Array) -> jax.Array:
-    """Convolve with the flipped kernel, where torch and flax correlate."""
+    """Convolve with the flipped kernel, where torch and jax correlate."""
     layer.kernel[...] = layer.kernel[...][::-1, ::-1]
     return layer(x)
 

@@ -147,7 +147,7 @@ def in_chain(clip: Any) -> Edit:
         first = optax.stateless(lambda gradients, params: clip(gradients, gradients, largest))
         chain = replace(right.optimizer, first=(first, *right.optimizer.first))
         shows = (*BEFORE_REDUCTION, "gradients")
-        return replace(right, optimizer=chain, step=replace(right.own_step, clip_grad_norm=None, shows=shows))
+        return replace(right, optimizer=chain, step=replace(right.custom_step, clip_grad_norm=None, shows=shows))
 
     return edit
 
@@ -190,7 +190,7 @@ def overwritten(batch: Any, at: int, rank: int) -> Any:
 
 
 def loss_is(function: Any) -> Edit:
-    """Replace the loss of the flax module."""
+    """Replace the loss of the jax module."""
     return lambda right: replace(right, loss=function)
 
 

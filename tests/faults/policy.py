@@ -1,6 +1,6 @@
-"""An actor and critic with PPO's clipped losses, in torch and in flax.
+"""An actor and critic with PPO's clipped losses, in torch and in jax.
 
-The flax half has an argument for each choice that can be wrong; the defaults are correct.
+The jax half has an argument for each choice that can be wrong; the defaults are correct.
 """
 
 from collections.abc import Callable, Mapping

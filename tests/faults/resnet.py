@@ -1,6 +1,6 @@
-"""A narrow residual network with ImageNet's stem and three strided stages, in torch and in flax.
+"""A narrow residual network with ImageNet's stem and three strided stages, in torch and in jax.
 
-The flax half has an argument for each choice that can be wrong; the defaults are correct.
+The jax half has an argument for each choice that can be wrong; the defaults are correct.
 """
 
 from collections.abc import Callable, Collection, Mapping

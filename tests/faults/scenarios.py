@@ -38,7 +38,7 @@ class Setting:
         rates: key of `recipes.SCHEDULES`.
         unused: add a layer that the loss does not depend on.
         drop_last: drop the end of an epoch instead of padding it.
-        own_step: write a `flax_step` in the port.
+        custom_step: write a `flax_step` in the port.
     """
 
     family: str
@@ -49,7 +49,7 @@ class Setting:
     rates: str = "root"
     unused: bool = False
     drop_last: bool = False
-    own_step: bool = False
+    custom_step: bool = False
 
 
 SETTINGS: dict[str, Setting] = {
@@ -62,7 +62,7 @@ SETTINGS: dict[str, Setting] = {
     "mlp_warm_long": Setting("mlp", 0.4, rates="long"),
     "mlp_accumulated": Setting("mlp", 0.4, accumulation_steps=3),
     "mlp_drop_last": Setting("mlp", 0.4, drop_last=True),
-    "mlp_own_step": Setting("mlp", 0.4, accumulation_steps=3, own_step=True),
+    "mlp_own_step": Setting("mlp", 0.4, accumulation_steps=3, custom_step=True),
     "convnet": Setting("convnet", 0.5),
     "convnet_accumulated": Setting("convnet", 0.4, accumulation_steps=3, batch_size=12),
     "policy": Setting("policy", 0.5, batch_size=12),
@@ -128,7 +128,7 @@ class Scenario:
         optimizer = Optimizer(self.recipe, skips_unused=self.setting.unused)
         return Translation(self, model, loss, optimizer, options)
 
-    def own_step(self) -> Step:
+    def custom_step(self) -> Step:
         """Return a correct replica step, for a port that brings one."""
         step = partial(Step, self.setting.accumulation_steps, self.setting.clip_grad_norm)
         if self.loss_normalization == "ddp":
@@ -151,7 +151,7 @@ class Translation:
 
     Attributes:
         scenario: scenario whose reference is translated.
-        model, options: flax module and its options.
+        model, options: jax module and its options.
         loss: loss of the module.
         optimizer: twin in optax.
         step: the port's replica step; None: jaxddp's.
@@ -177,9 +177,9 @@ class Translation:
     restore_at: int | None = None
 
     @property
-    def own_step(self) -> Step:
+    def custom_step(self) -> Step:
         """Replica step of the port, for edits to change."""
-        return self.step or self.scenario.own_step()
+        return self.step or self.scenario.custom_step()
 
     def loaded(self, step: int, rank: int) -> Arrays:
         """Return a replica's batch as the loader makes it."""
@@ -223,7 +223,7 @@ class Translation:
             loss_normalization=scenario.loss_normalization,
             find_unused_parameters=setting.unused,
             steps_per_epoch=scenario.steps_per_epoch,
-            flax_step=self.own_step if setting.own_step else self.step,
+            flax_step=self.custom_step if setting.custom_step else self.step,
             flax_start=self.start,
             flax_restore=self.restore and partial(self.restore, optimizer),
             restore_at=self.restore_at,

@@ -66,7 +66,7 @@ def pieces(translation: Translation) -> dict[str, Any]:
     """Return everything that a fault can change, by name."""
     parts = {
         "": {field.name: getattr(translation, field.name) for field in dataclasses.fields(translation)},
-        "step": vars(translation.own_step),
+        "step": vars(translation.custom_step),
         "optimizer": vars(translation.optimizer),
         "recipe": vars(translation.optimizer.recipe),
         "options": translation.options,

@@ -1,10 +1,10 @@
-"""Correct ports, as text, whose flax arrays are not one torch tensor each; tests plant faults by replacing pieces."""
+"""Correct ports, as text, whose jax arrays are not one torch tensor each; tests plant faults by replacing pieces."""
 
 from pathlib import Path
 
 from tests.support.small_port import Change
 
-# Both models are made of torch's and flax's blocks below.
+# Both models are made of torch's and jax's blocks below.
 ENDS = """
 def torch_model():
     return TorchNet()
@@ -141,7 +141,7 @@ JOINT = {
     "FLAX_CALL": "jnp.split(self.qkv(x), 3, axis=-1)",
 }
 
-# torch flattens (C, H, W), flax (H, W, C).
+# torch flattens (C, H, W), jax (H, W, C).
 CONVNET = """
 import numpy as np
 import torch

@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LinearLR,
 
 from jaxddp import optim
 from jaxddp.parity.catalogue import FAULTS
-from jaxddp.parity.diagnosis.optimizer.explain import OptimizerEvidence
+from jaxddp.parity.diagnosis.optimizer.update_causes import OptimizerEvidence
 from tests.support.faulty_optax import (
     Transformation,
     a_step_late,

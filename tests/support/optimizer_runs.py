@@ -10,9 +10,9 @@ import torch
 from jax import numpy as jnp
 
 from jaxddp.parity.compare.clipping import clip_factor
-from jaxddp.parity.diagnosis.optimizer.evidence import by_part
-from jaxddp.parity.diagnosis.optimizer.explain import OptimizerEvidence, OptimizerStep
-from jaxddp.parity.flax_side.side import optimizer_tensors
+from jaxddp.parity.diagnosis.optimizer.update_causes import OptimizerEvidence, OptimizerStep
+from jaxddp.parity.diagnosis.optimizer.update_evidence import by_part
+from jaxddp.parity.jax_side.side import optimizer_tensors
 from jaxddp.parity.records import stage_norm
 
 Shapes = Mapping[str, tuple[int, ...]]

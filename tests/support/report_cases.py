@@ -129,7 +129,7 @@ INCOMPLETE = dataclasses.replace(
     numerics={},
     free_running={},
     problems=(
-        Problem("flax", "step 3", "hangs: no answer within 60 s"),
+        Problem("jax", "step 3", "hangs: no answer within 60 s"),
         Problem("port", "flax_restore", "ValueError: the saved state has no 'nu'"),
     ),
 )
@@ -138,7 +138,7 @@ NOT_FINITE = dataclasses.replace(
     differences=(
         Difference(
             "local_gradients", 4, "all tensors", math.inf, 1e-12,
-            detail="the loss is finite: they are born in its derivative", not_finite="flax",
+            detail="the loss is finite: they are born in its derivative", not_finite="jax",
         ),
         *SEMANTIC.differences,
     ),
@@ -165,7 +165,7 @@ HARSH = Report(
     losses=((math.nan, math.inf),),
     differences=(
         Difference(
-            "samples", 1, HOSTILE, math.inf, 0.0, detail=HOSTILE, layer=dataclasses.replace(LAYER, flax=HOSTILE),
+            "samples", 1, HOSTILE, math.inf, 0.0, detail=HOSTILE, layer=dataclasses.replace(LAYER, jax=HOSTILE),
             cause=Cause(
                 (HOSTILE, "check_vma + nesterov"), (HOSTILE,) * 2, (HOSTILE,) * 2, 0.0, (HOSTILE, math.nan)
             ),

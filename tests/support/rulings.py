@@ -1,7 +1,7 @@
-"""Searches of a diagnosis of model and loss, and checks of what they name."""
+"""InterruptibleSearches of a diagnosis of model and loss, and checks of what they name."""
 
 from jaxddp.parity.diagnosis.decide import Ruling
-from jaxddp.parity.diagnosis.forward.explain import FLOOR, REPLAYS, ModelEvidence, search_model
+from jaxddp.parity.diagnosis.forward.loss_causes import FLOOR, REPLAYS, ModelEvidence, search_model
 
 EXPLAINED = 1e-13  # measured: up to 7.6e-15
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 Change = tuple[str, str]  # a piece of the port, and its replacement
 
-# Only the JAX half imports flax, so that torch ranks start fast.
+# Only the JAX half imports jax, so that torch ranks start fast.
 PORT = """
 import os, time
 import numpy as np

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from jaxddp.data.micro_batches import MicroBatches
+from jaxddp.parity.case_interface import LOCAL_STAGES, SHARED_STAGES, AnyCase, Trajectory
 from jaxddp.parity.cases import Case, PortCase
 from jaxddp.parity.compare.residuals import MOVED, is_real, norm, residuals, rounding_only
-from jaxddp.parity.flax_side.run import forced_records, free_records
-from jaxddp.parity.question import LOCAL_STAGES, SHARED_STAGES, Question, Trajectory
+from jaxddp.parity.jax_side.recorded_runs import forced_records, free_records
 from jaxddp.parity.records import Tensors
 
 STAGES = LOCAL_STAGES + SHARED_STAGES
@@ -115,12 +115,12 @@ def numeric_error(trajectory: Trajectory, truth: Trajectory, stage: str = "param
     return errors
 
 
-def run_jax(case: Question, weights: Tensors, **options: Any) -> Trajectory:
+def run_jax(case: AnyCase, weights: Tensors, **options: Any) -> Trajectory:
     """Run a case with jaxddp's replica step; options: see `free_records`."""
     return Trajectory(weights, list(free_records(case, weights, **options)))
 
 
-def run_forced(case: Question, reference: Trajectory, **options: Any) -> Trajectory:
+def run_forced(case: AnyCase, reference: Trajectory, **options: Any) -> Trajectory:
     """Run every step from the state that the reference had before it; options: see `forced_records`."""
     return Trajectory(reference.start, list(forced_records(case, reference, **options)))
 

@@ -1,4 +1,4 @@
-"""Models in torch and in flax that compute the same, unless a fault is planted in the flax one."""
+"""Models in torch and in jax that compute the same, unless a fault is planted in the jax one."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -61,7 +61,7 @@ def torch_token_loss(model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str,
 
 
 class Planted:
-    """Faults by name, with their values, which flax modules do not count as data."""
+    """Faults by name, with their values, which jax modules do not count as data."""
 
     def __init__(self, **faults: Any):
         self._faults = faults

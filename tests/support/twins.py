@@ -1,4 +1,4 @@
-"""Runs of a flax twin beside its torch module, with faults planted in the twin.
+"""Runs of a jax twin beside its torch module, with faults planted in the twin.
 
 Nothing here uses the diagnosis's replays.
 """
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from jaxddp.nn.functional import Functional
 from jaxddp.parity.convert import Converter
-from jaxddp.parity.diagnosis.forward.explain import ModelEvidence, ModelStep
+from jaxddp.parity.diagnosis.forward.loss_causes import ModelEvidence, ModelStep
 from tests.support.twin_models import Planted, Twins
 
 
@@ -29,7 +29,7 @@ def evidence(
     change: Callable[[dict[str, np.ndarray]], None] = lambda gradients: None,
     **faults: Any,
 ) -> ModelEvidence:
-    """Return the flax twin's steps at random weights, with faults planted, beside the torch module.
+    """Return the jax twin's steps at random weights, with faults planted, beside the torch module.
 
     Args:
         twins: the model in both frameworks.
@@ -37,9 +37,9 @@ def evidence(
         micro_batches: number per step and replica.
         steps: number of steps.
         loss_normalization: the reference's, "ddp" or "global".
-        combine: how the flax side combines micro-batches; the reference's way by default.
-        change: function that changes the flax side's local gradients in place.
-        faults: planted in the flax twin.
+        combine: how the jax side combines micro-batches; the reference's way by default.
+        change: function that changes the jax side's local gradients in place.
+        faults: planted in the jax twin.
     """
     random = np.random.default_rng(0)
     torch.manual_seed(0)
@@ -58,7 +58,7 @@ def evidence(
             for batch in (batch for ranks in batches for batch in ranks):
                 batch["x"] = np.maximum(batch["x"], 1)
         at = states[max(number - 1, 0)] if "stale" in faults else state
-        arrays = {name: jnp.asarray(value) for name, value in converter.to_flax(at).items()}
+        arrays = {name: jnp.asarray(value) for name, value in converter.to_jax(at).items()}
         sums, gradients, counts, buffers = differentiated(twins.flax_loss(planted), functional, arrays, batches)
         loss, gradients = combined(combine or loss_normalization, sums, gradients, counts)
         local = {name: np.stack(list(column)) for name, column in columns(converter, gradients, world_size).items()}

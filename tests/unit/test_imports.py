@@ -122,9 +122,9 @@ PARITY_ORDER = [
     ["lazy_arrays"],
     ["stored_tensors"],
     ["port", "records", "excerpts", "fingerprints", "catalogue", "environment", "family"],
-    ["processes", "question", "findings", "convert"],
+    ["processes", "case_interface", "findings", "convert"],
     ["torch_side", "compare", "report"],
-    ["flax_side"],
+    ["jax_side"],
     ["workers", "cases"],
     ["diagnosis"],
     ["runs"],
@@ -134,7 +134,7 @@ PARITY_ORDER = [
 # The part of jaxddp that torch_ref may import, since it imports neither jax nor torch.
 FRAMEWORK_FREE = {"errors", "files", "cli", "config", "data", "signals", "tracking"}
 NEITHER = (
-    "question.py",
+    "case_interface.py",
     "records.py",
     "lazy_arrays.py",
     "stored_tensors.py",
@@ -146,7 +146,7 @@ NEITHER = (
     "report/",
 )
 NO_JAX = tuple(f"parity/{name}" for name in (*NEITHER, "processes.py", "torch_side/"))
-NO_TORCH = tuple(f"parity/{name}" for name in (*NEITHER, "flax_side/"))
+NO_TORCH = tuple(f"parity/{name}" for name in (*NEITHER, "jax_side/"))
 
 
 def test_the_table_names_every_folder() -> None:

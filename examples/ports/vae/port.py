@@ -32,7 +32,7 @@ def torch_loss(model, batch):
 def flax_loss(model, batch):
     logits, mean, logvar = model(batch["x"], jax.random.key(0))
     losses = binary_cross_entropy_with_logits(logits, batch["x"]) + kl_divergence(mean, logvar)
-    return losses.sum()  # flax's example takes the mean
+    return losses.sum()  # jax's example takes the mean
 
 
 def torch_optimizer(parameters):

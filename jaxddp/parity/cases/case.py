@@ -17,14 +17,14 @@ from jaxddp.distributed.replicas import VirtualReplicas
 from jaxddp.loader import Loader
 from jaxddp.nn.functional import Functional
 from jaxddp.nn.torch_weights import to_torch
-from jaxddp.parity.flax_side.side import FlaxSide, side_of_config
+from jaxddp.parity.jax_side.side import JaxSide, side_of_config
 from jaxddp.parity.records import Tensors
 from jaxddp.parity.torch_side.side import BuiltIn
 
 
 @dataclass(frozen=True)
 class Case:
-    """One of jaxddp's own models and its training, as a `jaxddp.parity.question.Question`.
+    """One of jaxddp's own models and its training, as a `jaxddp.parity.case_interface.AnyCase`.
 
     Attributes:
         config: model, optimizer, schedule, batch size, normalisation, dtype, seed.
@@ -54,8 +54,8 @@ class Case:
         """Model and optimizer of torch_ref."""
         return BuiltIn(self.config, self.dataset())
 
-    def flax_side(self) -> FlaxSide:
-        """Build the flax side: model and optimizer of jaxddp."""
+    def jax_side(self) -> JaxSide:
+        """Build the jax side: model and optimizer of jaxddp."""
         return side_of_config(self.config, self.dataset(), self.steps)
 
     def initial_weights(self) -> Tensors:

@@ -9,8 +9,8 @@ import numpy as np
 
 from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.errors import InputError
-from jaxddp.parity.flax_side.draws import serving
-from jaxddp.parity.flax_side.side import FlaxSide, side_of_port
+from jaxddp.parity.jax_side.draws import serving
+from jaxddp.parity.jax_side.side import JaxSide, side_of_port
 from jaxddp.parity.port import Port, PortSource
 from jaxddp.parity.port.draws import DrawnPort
 from jaxddp.parity.records import Tensors
@@ -18,7 +18,7 @@ from jaxddp.parity.records import Tensors
 
 @dataclass(frozen=True)
 class PortCase:
-    """A user's port, as a `jaxddp.parity.question.Question`.
+    """A user's port, as a `jaxddp.parity.case_interface.AnyCase`.
 
     Attributes:
         source: makes the port; `PortFile(path)` for a file.
@@ -52,8 +52,8 @@ class PortCase:
         """Source of the port, which each torch rank makes anew."""
         return self.source
 
-    def flax_side(self) -> FlaxSide:
-        """Build the flax side: the port's flax functions."""
+    def jax_side(self) -> JaxSide:
+        """Build the jax side: the port's jax functions."""
         return side_of_port(self.port, self.steps, self.dtype, self.casts)
 
     def with_dtype(self, dtype: str) -> "PortCase":
@@ -67,7 +67,7 @@ class PortCase:
             InputError: the batches of two replicas differ in shape.
         """
         for step in range(self.steps):
-            of_ranks = [self.port.micro_batches(step, rank, "flax") for rank in range(self.world_size)]
+            of_ranks = [self.port.micro_batches(step, rank, "jax") for rank in range(self.world_size)]
             _check_shapes(of_ranks, step)
             yield _stacked(of_ranks, self.dtype)
 

@@ -10,11 +10,11 @@ from jaxddp.parity.fingerprints import Fingerprints, together
 SHOWN = 4  # rows and replicas that are listed
 
 
-def examples_in_words(theirs: Fingerprints, ours: Fingerprints) -> str:
+def examples_in_words(expected: Fingerprints, mapped: Fingerprints) -> str:
     """Say which entries, replicas and rows of a batch differ, and by what rule if there is one.
 
     Args:
-        theirs, ours: entry of the batch -> fingerprints of torch's and of flax's examples, (world_size, examples).
+        expected, mapped: entry of the batch -> fingerprints of torch's and of jax's examples, (world_size, examples).
 
     >>> torch = {"x": np.arange(8).reshape(2, 4), "y": np.arange(10, 18).reshape(2, 4)}
     >>> examples_in_words(torch, torch | {"y": np.roll(torch["y"], 1, axis=1)})
@@ -24,17 +24,17 @@ def examples_in_words(theirs: Fingerprints, ours: Fingerprints) -> str:
     >>> examples_in_words(torch, torch | {"x": other})
     '"x" of replica 1, rows 0, 2: other values'
     """
-    same_names = theirs.keys() == ours.keys()
-    sizes = [next(iter(side.values())).shape for side in (theirs, ours)]
+    same_names = expected.keys() == mapped.keys()
+    sizes = [next(iter(side.values())).shape for side in (expected, mapped)]
     if sizes[0] != sizes[1]:
-        return f"{sizes[1][1]} examples per replica in flax, {sizes[0][1]} in torch"
-    entries = [name for name in theirs if same_names and (theirs[name] != ours[name]).any()]
-    of_torch, of_flax = together(theirs, entries), together(ours, entries)
-    what = " and ".join(f'"{name}"' for name in entries) if 0 < len(entries) < len(theirs) else "the examples"
-    (replicas,) = np.nonzero((of_torch != of_flax).any(1))
-    (rows,) = np.nonzero((of_torch != of_flax).any(0))
+        return f"{sizes[1][1]} examples per replica in jax, {sizes[0][1]} in torch"
+    entries = [name for name in expected if same_names and (expected[name] != mapped[name]).any()]
+    of_torch, of_jax = together(expected, entries), together(mapped, entries)
+    what = " and ".join(f'"{name}"' for name in entries) if 0 < len(entries) < len(expected) else "the examples"
+    (replicas,) = np.nonzero((of_torch != of_jax).any(1))
+    (rows,) = np.nonzero((of_torch != of_jax).any(0))
     where = f"{_counted('replica', replicas, len(of_torch))}, {_counted('row', rows, of_torch.shape[1])}"
-    return f"{what} of {where}: {_rule(of_torch, of_flax, replicas)}"
+    return f"{what} of {where}: {_rule(of_torch, of_jax, replicas)}"
 
 
 def _counted(kind: str, numbers: np.ndarray, count: int) -> str:
@@ -48,20 +48,20 @@ def _counted(kind: str, numbers: np.ndarray, count: int) -> str:
     return f"{kind}{'s' * (len(numbers) > 1)} {listed([str(n) for n in numbers], SHOWN, ', ')}"
 
 
-def _rule(torch: np.ndarray, flax: np.ndarray, replicas: Sequence[int] | np.ndarray) -> str:
+def _rule(torch: np.ndarray, jax: np.ndarray, replicas: Sequence[int] | np.ndarray) -> str:
     """Say how the differing replicas' examples, (world_size, examples), follow from torch's."""
-    theirs, ours = torch[replicas], flax[replicas]
-    size = theirs.shape[1]
+    expected, mapped = torch[replicas], jax[replicas]
+    size = expected.shape[1]
     for rows in range(1, size):
-        if np.array_equal(ours, np.roll(theirs, rows, axis=1)):
+        if np.array_equal(mapped, np.roll(expected, rows, axis=1)):
             by = min((rows, rows - size), key=abs)
             return f"rolled by {by} row{'s' * (abs(by) > 1)}"
-    if size > 1 and np.array_equal(ours[:, :-1], theirs[:, 1:]):
+    if size > 1 and np.array_equal(mapped[:, :-1], expected[:, 1:]):
         return "each row has the next one's values"
-    if size > 1 and np.array_equal(ours[:, 1:], theirs[:, :-1]):
+    if size > 1 and np.array_equal(mapped[:, 1:], expected[:, :-1]):
         return "each row has the values of the one before"
-    if np.array_equal(np.sort(ours, axis=1), np.sort(theirs, axis=1)):
+    if np.array_equal(np.sort(mapped, axis=1), np.sort(expected, axis=1)):
         return "the same rows in another order"
-    if np.array_equal(np.sort(flax, axis=None), np.sort(torch, axis=None)):
+    if np.array_equal(np.sort(jax, axis=None), np.sort(torch, axis=None)):
         return "the same examples, dealt to the replicas in another way"
     return "other values"

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxddp.errors import listed
+from jaxddp.parity.case_interface import LOCAL_STAGES
 from jaxddp.parity.compare.judge import MOMENTUM, STATES
 from jaxddp.parity.lazy_arrays import Arrays
-from jaxddp.parity.question import LOCAL_STAGES
 from jaxddp.parity.records import Record, Tensors
 
 STAGES = (*LOCAL_STAGES, "gradients", "clipped_gradients", "update", "buffers", "optimizer_state")
@@ -24,7 +24,7 @@ class NotFinite:
     Attributes:
         step: their step, counted from 0.
         stage: the first stage of the step that has any.
-        side: "torch" or "flax"; "both" if they are at the same place on both sides.
+        side: "torch" or "jax"; "both" if they are at the same place on both sides.
         tensors: tensors that have them.
         all_tensors: True if no tensor of the stage is without them.
         rank: the first replica that has them.
@@ -59,21 +59,21 @@ def first_not_finite(torch: Sequence[Record], jax: Sequence[Record], start: Arra
 
     >>> torch, jax = ({"gradients": {"a": np.array([x])}, "update": {"a": np.zeros(1)}} for x in (1.0, np.inf))
     >>> first_not_finite([torch], [jax], {})
-    NotFinite(step=0, stage='gradients', side='flax', tensors=('a',), all_tensors=True, rank=0)
+    NotFinite(step=0, stage='gradients', side='jax', tensors=('a',), all_tensors=True, rank=0)
     """
-    for step, (theirs, ours) in enumerate(zip(torch, jax, strict=False)):
-        skipped = not _places(theirs, "update", start)
+    for step, (torch_record, jax_record) in enumerate(zip(torch, jax, strict=False)):
+        skipped = not _places(torch_record, "update", start)
         for stage in STAGES:
-            if not _of_stage(theirs, stage) or not _of_stage(ours, stage):
+            if not _of_stage(torch_record, stage) or not _of_stage(jax_record, stage):
                 continue
-            of_torch, of_jax = (_places(record, stage, start) for record in (theirs, ours))
+            of_torch, of_jax = (_places(record, stage, start) for record in (torch_record, jax_record))
             both = {place: None for place in of_torch if place in of_jax}
             if both and skipped and stage in GRADIENTS:
                 continue
             if found := both or of_jax or of_torch:
-                side = "both" if both else "flax" if of_jax else "torch"
+                side = "both" if both else "jax" if of_jax else "torch"
                 tensors = tuple(dict.fromkeys(name for name, _ in found))
-                count = len({name for name, _ in _of_stage(ours if side == "flax" else theirs, stage)})
+                count = len({name for name, _ in _of_stage(jax_record if side == "jax" else torch_record, stage)})
                 return NotFinite(step, stage, side, tensors, len(tensors) == count, min(rank for _, rank in found))
     return None
 

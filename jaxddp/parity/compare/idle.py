@@ -6,7 +6,7 @@ import numpy as np
 
 from jaxddp.errors import listed
 from jaxddp.parity.compare.clipping import clip_factor
-from jaxddp.parity.records import Record, whole_norm
+from jaxddp.parity.records import Record, full_norm
 
 
 def idle(records: Sequence[Record], clip_grad_norm: float | None) -> Iterator[str]:
@@ -24,7 +24,7 @@ def idle(records: Sequence[Record], clip_grad_norm: float | None) -> Iterator[st
     if not len(records):
         return
     if clip_grad_norm is not None:
-        largest = max(whole_norm(record, "gradients") for record in records)
+        largest = max(full_norm(record, "gradients") for record in records)
         if clip_factor(largest, clip_grad_norm) >= 1.0:
             yield f"Clipping at {clip_grad_norm:g} was not tested: the largest norm of the gradients is {largest:.3g}."
     dead = set.intersection(*map(_of_zeros, records))

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from jaxddp.parity.case_interface import LOCAL_STAGES
 from jaxddp.parity.compare.clipping import clip
 from jaxddp.parity.compare.rates import shares_of_float32
 from jaxddp.parity.compare.residuals import residuals
 from jaxddp.parity.findings import ORDER, StageResult
 from jaxddp.parity.fingerprints import differing_share, differing_shares
 from jaxddp.parity.port import Facts
-from jaxddp.parity.question import LOCAL_STAGES
-from jaxddp.parity.records import COUNTER, Record, StoredRecord, Tensors, of_loss, stage_norm, whole_norm
+from jaxddp.parity.records import COUNTER, Record, StoredRecord, Tensors, full_norm, of_loss, stage_norm
 
 # Largest residual that counts as equal, in float64.
 ALLOWED = {
@@ -109,78 +109,82 @@ class Judgement:
 
 
 def judge(
-    torch: Sequence[StoredRecord], jax: Sequence[StoredRecord], facts: Facts, optimizer: str, highest: float = 0.0
+    torch_records: Sequence[StoredRecord],
+    jax_records: Sequence[StoredRecord],
+    facts: Facts,
+    optimizer: str,
+    highest: float = 0.0,
 ) -> Judgement:
     """Compare every stage of every step that both sides have taken.
 
     Args:
-        torch: records of the reference.
-        jax: records of the run that the reference forces.
+        torch_records: records of the reference.
+        jax_records: records of the run that the reference forces.
         facts: facts about the training loop.
         optimizer: class name of torch's optimizer.
         highest: largest learning rate of the schedule, as far as it is known beyond the run.
     """
     judgement, peak = Judgement(), 0.0
-    for step, (theirs, ours) in enumerate(zip(torch, jax, strict=False), start=1):
-        judgement.shapes |= {name: value.shape for name, value in theirs["update"].items()}
-        judgement.update_rounding.append(rounding_of_update(theirs))
-        judgement.same_examples.append(_same_examples(theirs, ours, facts))
-        peak = max([peak, *(group["lr"] for group in theirs.notes["groups"])])
-        judgement.shares.append(rate_in_float32(theirs, ours, max(peak, highest)))
-        judgement.rates_off.append(_rate_off(theirs, judgement.shares[-1], peak))
-        for stage, plain, given in _stages(theirs, ours, facts, optimizer, judgement.shares[-1], max(peak, highest)):
+    for step, (torch, jax) in enumerate(zip(torch_records, jax_records, strict=False), start=1):
+        judgement.shapes |= {name: value.shape for name, value in torch["update"].items()}
+        judgement.update_rounding.append(rounding_of_update(torch))
+        judgement.same_examples.append(_same_examples(torch, jax, facts))
+        peak = max([peak, *(group["lr"] for group in torch.notes["groups"])])
+        judgement.shares.append(rate_in_float32(torch, jax, max(peak, highest)))
+        judgement.rates_off.append(_rate_off(torch, judgement.shares[-1], peak))
+        for stage, plain, given in _stages(torch, jax, facts, optimizer, judgement.shares[-1], max(peak, highest)):
             if plain:
                 judgement.residuals.setdefault(stage, []).append(plain)
             _locate(judgement, stage, step, given)
         moved = judgement.first.get("update")
-        if moved is not None and moved.step == step and moved.tensor not in theirs["clipped_gradients"]:
+        if moved is not None and moved.step == step and moved.tensor not in torch["clipped_gradients"]:
             moved.detail = "torch has no gradient for it (it is frozen, or the loss does not use it), and jax moves it"
-        for stage, located in _spread(theirs, ours, step):
+        for stage, located in _spread(torch, jax, step):
             judgement.first.setdefault(stage, located)
     return judgement
 
 
 def _stages(
-    theirs: Record, ours: Record, facts: Facts, optimizer: str, shares: Mapping[str, float], peak: float
+    torch: Record, jax: Record, facts: Facts, optimizer: str, shares: Mapping[str, float], peak: float
 ) -> Iterator[tuple[str, dict[str, float], dict[str, float]]]:
     """Yield (stage, residuals against torch, residuals against torch given the same inputs).
 
     Args:
-        theirs, ours: records of one step, of torch and of jax.
+        torch, jax: records of one step, of torch and of jax.
         facts, optimizer: see `judge`.
         shares, peak: see `rate_in_float32`.
     """
-    examples = {"examples": differing_share(theirs["samples"], ours["samples"])}
+    examples = {"examples": differing_share(torch["samples"], jax["samples"])}
     yield "samples", examples, examples
-    if shown := _hyperparameters(theirs, ours, peak):
+    if shown := _hyperparameters(torch, jax, peak):
         yield "hyperparameters", shown, shown
-    pure = {stage: of_loss(ours, stage) for stage in LOCAL_STAGES if stage in theirs}
-    same = _same_examples(theirs, ours, facts)
+    pure = {stage: of_loss(jax, stage) for stage in LOCAL_STAGES if stage in torch}
+    same = _same_examples(torch, jax, facts)
     for stage in pure:
-        given = _against(_of_ranks(pure[stage], same), _of_ranks(theirs[stage], same)) if same else {}
+        given = _against(_of_ranks(pure[stage], same), _of_ranks(torch[stage], same)) if same else {}
         if stage == "local_gradients" and same:
-            given = _largest(given, _norms_apart(theirs, ours, same))
-        yield stage, _against(ours.get(stage, pure[stage]), theirs[stage]), given
-        if f"pure_{stage}" in ours and stage in ours:
-            yield f"own_{stage}", {}, _against(ours[stage], pure[stage])
-    mean = theirs["gradients"]  # of a whole step, whose optimizers may get several means
-    if not facts.whole_step:
+            given = _largest(given, _norms_apart(torch, jax, same))
+        yield stage, _against(jax.get(stage, pure[stage]), torch[stage]), given
+        if f"pure_{stage}" in jax and stage in jax:
+            yield f"own_{stage}", {}, _against(jax[stage], pure[stage])
+    mean = torch["gradients"]  # of a whole step, whose optimizers may get several means
+    if not facts.multi_loss:
         mean = {name: value.mean(0) for name, value in pure["local_gradients"].items()}
-    gradients = ours.get("gradients", mean)
-    if "gradients" in ours:
-        yield "gradients", _against(gradients, theirs["gradients"]), _against(gradients, mean)
-    if shows_clipping(ours, facts) and (facts.own_step or facts.clip_grad_norm is not None):
-        norm = whole_norm(ours, "gradients") if "gradients" in ours else stage_norm(mean)
+    gradients = jax.get("gradients", mean)
+    if "gradients" in jax:
+        yield "gradients", _against(gradients, torch["gradients"]), _against(gradients, mean)
+    if shows_clipping(jax, facts) and (facts.custom_step or facts.clip_grad_norm is not None):
+        norm = full_norm(jax, "gradients") if "gradients" in jax else stage_norm(mean)
         right = gradients if facts.clip_grad_norm is None else clip(gradients, facts.clip_grad_norm, norm=norm)
-        clipped = ours["clipped_gradients"]
-        yield "clipped_gradients", _against(clipped, theirs["clipped_gradients"]), _against(clipped, right)
-    update = _against({name: x / shares.get(name, 1.0) for name, x in ours["update"].items()}, theirs["update"])
-    yield "update", update, {} if facts.own_step else update
-    if theirs["buffers"]:
-        buffers = _against(ours["buffers"], theirs["buffers"])
+        clipped = jax["clipped_gradients"]
+        yield "clipped_gradients", _against(clipped, torch["clipped_gradients"]), _against(clipped, right)
+    update = _against({name: x / shares.get(name, 1.0) for name, x in jax["update"].items()}, torch["update"])
+    yield "update", update, {} if facts.custom_step else update
+    if torch["buffers"]:
+        buffers = _against(jax["buffers"], torch["buffers"])
         yield "buffers", buffers, buffers if 0 in same else {}
-    if states := _optimizer_state(theirs, ours, optimizer):
-        yield "optimizer_state", states, {} if facts.own_step else states
+    if states := _optimizer_state(torch, jax, optimizer):
+        yield "optimizer_state", states, {} if facts.custom_step else states
 
 
 def rounding_of_update(record: Record) -> float:
@@ -193,40 +197,40 @@ def rounding_of_update(record: Record) -> float:
     return EPSILON * params / update if update and math.isfinite(params / update) else 0.0
 
 
-def rate_in_float32(theirs: StoredRecord, ours: Record, peak: float) -> dict[str, float]:
+def rate_in_float32(torch: StoredRecord, jax: Record, peak: float) -> dict[str, float]:
     """Return the factor by which a float32 rate scales each of jax's updates; 1 where the rate is no float32.
 
     Args:
-        theirs, ours: records of one step, of torch and of jax.
+        torch, jax: records of one step, of torch and of jax.
         peak: largest rate of the schedule.
     """
-    groups = [(group["names"], group["lr"]) for group in theirs.notes["groups"]]
-    return shares_of_float32(ours["update"], theirs["update"], groups, peak, rounding_of_update(theirs))
+    groups = [(group["names"], group["lr"]) for group in torch.notes["groups"]]
+    return shares_of_float32(jax["update"], torch["update"], groups, peak, rounding_of_update(torch))
 
 
-def _rate_off(theirs: StoredRecord, shares: Mapping[str, float], peak: float) -> float:
-    groups = [group for group in theirs.notes["groups"] if group["names"]]
+def _rate_off(torch: StoredRecord, shares: Mapping[str, float], peak: float) -> float:
+    groups = [group for group in torch.notes["groups"] if group["names"]]
     return max((abs(shares[g["names"][0]] - 1) * g["lr"] / (peak or 1.0) for g in groups), default=0.0)
 
 
-def shows_clipping(ours: Record, facts: Facts) -> bool:
+def shows_clipping(jax: Record, facts: Facts) -> bool:
     """Return whether jax's record shows the clipped gradients, rather than only the updates that follow."""
-    return "clipped_gradients" in ours and not facts.clips_inside
+    return "clipped_gradients" in jax and not facts.clips_inside
 
 
-def _same_examples(theirs: Record, ours: Record, facts: Facts) -> list[int]:
+def _same_examples(torch: Record, jax: Record, facts: Facts) -> list[int]:
     """Return the replicas that were given the same examples; the gradients of others cannot be compared."""
-    shares = differing_shares(theirs["samples"], ours["samples"])
+    shares = differing_shares(torch["samples"], jax["samples"])
     same = [rank for rank, share in enumerate(shares) if share == 0]
     # With one mean over all elements each replica's gradient depends on the other replicas' counts.
     return same if facts.loss_normalization == "ddp" or len(same) == len(shares) else []
 
 
-def _norms_apart(theirs: Record, ours: Record, ranks: list[int]) -> dict[str, float]:
+def _norms_apart(torch: Record, jax: Record, ranks: list[int]) -> dict[str, float]:
     """Compute how far the norms of large local gradients are apart, of which the records hold excerpts."""
-    pure = "pure_" if "pure_local_gradients" in ours else ""
-    of_torch = {name: value[ranks] for name, value in theirs.get("local_norms", {}).items()}
-    of_jax = {name: ours["local_norms"][f"{pure}{name}"][ranks] for name in of_torch}
+    pure = "pure_" if "pure_local_gradients" in jax else ""
+    of_torch = {name: value[ranks] for name, value in torch.get("local_norms", {}).items()}
+    of_jax = {name: jax["local_norms"][f"{pure}{name}"][ranks] for name in of_torch}
     return {name.partition(":")[2]: value for name, value in residuals(of_jax, of_torch).items()}
 
 
@@ -238,11 +242,11 @@ def _of_ranks(tensors: Tensors, ranks: list[int]) -> Tensors:
     return {name: value[ranks] for name, value in tensors.items()}
 
 
-def _against(ours: Tensors, theirs: Tensors) -> dict[str, float]:
+def _against(jax: Tensors, torch: Tensors) -> dict[str, float]:
     """Compute the residuals of torch's tensors; zeros of jax agree with a tensor that torch does not have."""
-    theirs = {name: value for name, value in theirs.items() if not name.endswith(COUNTER)}
-    unused = {name: np.zeros_like(ours[name]) for name in ours if name not in theirs and not np.any(ours[name])}
-    return residuals({name: ours[name] for name in (*theirs, *unused)}, {**theirs, **unused})
+    torch = {name: value for name, value in torch.items() if not name.endswith(COUNTER)}
+    unused = {name: np.zeros_like(jax[name]) for name in jax if name not in torch and not np.any(jax[name])}
+    return residuals({name: jax[name] for name in (*torch, *unused)}, {**torch, **unused})
 
 
 def _locate(judgement: Judgement, stage: str, step: int, of_tensors: Mapping[str, float]) -> None:
@@ -255,12 +259,12 @@ def _locate(judgement: Judgement, stage: str, step: int, of_tensors: Mapping[str
         judgement.first[stage] = Located(step, tensor, of_tensors[tensor], allowed)
 
 
-def _spread(theirs: Record, ours: Record, step: int) -> Iterator[tuple[str, Located]]:
+def _spread(torch: Record, jax: Record, step: int) -> Iterator[tuple[str, Located]]:
     """Yield the shared stages in which the replicas do not hold the same bits."""
     by_stage: dict[str, dict[str, float]] = {}
-    for key, value in ours["spread"].items():
+    for key, value in jax["spread"].items():
         stage, _, name = key.partition(":")
-        scale = stage_norm(ours[stage]) or 1.0
+        scale = stage_norm(jax[stage]) or 1.0
         by_stage.setdefault(stage, {})[name] = float(np.max(np.abs(value - value[:1]))) / scale
     for stage, of_stage in by_stage.items():
         if stage == "params" and not by_stage.keys() <= {"params", "buffers"}:
@@ -270,28 +274,28 @@ def _spread(theirs: Record, ours: Record, step: int) -> Iterator[tuple[str, Loca
         yield ("update" if stage == "params" else stage), Located(step, tensor, of_stage[tensor], 0.0, detail)
 
 
-def _hyperparameters(theirs: Record, ours: Record, peak: float) -> dict[str, float]:
+def _hyperparameters(torch: Record, jax: Record, peak: float) -> dict[str, float]:
     """Compute relative differences of the hyperparameters that both sides show; rates relative to the largest."""
-    (group, *_), shown = theirs.notes["groups"], ours.get("hyperparameters", {})  # type: ignore[attr-defined]
+    (group, *_), shown = torch.notes["groups"], jax.get("hyperparameters", {})  # type: ignore[attr-defined]
     pairs = {name: (float(shown[name]), group[key]) for name, key in RATES.items() if name in shown and key in group}
     scale = {name: max(abs(b), peak if RATES[name] == "lr" else 0.0) for name, (_, b) in pairs.items()}
     return {name: abs(a - b) / (scale[name] or 1.0) for name, (a, b) in pairs.items()}
 
 
-def _like(ours: Tensors, theirs: Tensors) -> Tensors:
+def _like(jax: Tensors, torch: Tensors) -> Tensors:
     """Scale jax's momentum to torch's units: an optax chain may apply the rate before or after the momentum."""
-    dot, square = (sum(float(np.vdot(ours[name], x[name])) for name in ours) for x in (theirs, ours))
-    return {name: value * dot / square for name, value in ours.items()} if square else ours
+    dot, square = (sum(float(np.vdot(jax[name], x[name])) for name in jax) for x in (torch, jax))
+    return {name: value * dot / square for name, value in jax.items()} if square else jax
 
 
-def _optimizer_state(theirs: Record, ours: Record, optimizer: str) -> dict[str, float]:
+def _optimizer_state(torch: Record, jax: Record, optimizer: str) -> dict[str, float]:
     """Compute the residuals of the states that both optimizers have, in the same units."""
     state_residuals: dict[str, float] = {}
-    for kind in sorted({key.partition(":")[0] for key in theirs["optimizer_state"]}):
+    for kind in sorted({key.partition(":")[0] for key in torch["optimizer_state"]}):
         names = (STATES[kind],) if kind in STATES else MOMENTUM if optimizer == "SGD" else ()
-        of_torch = {key: x for key, x in theirs["optimizer_state"].items() if key.startswith(kind + ":")}
+        of_torch = {key: x for key, x in torch["optimizer_state"].items() if key.startswith(kind + ":")}
         for name in names:
-            of_jax = {key: ours["optimizer_state"].get(key.replace(kind, name, 1)) for key in of_torch}
+            of_jax = {key: jax["optimizer_state"].get(key.replace(kind, name, 1)) for key in of_torch}
             if all(value is not None for value in of_jax.values()):
                 same_units = _like(of_jax, of_torch) if name in MOMENTUM else of_jax  # type: ignore[arg-type]
                 state_residuals |= _against(same_units, of_torch)  # type: ignore[arg-type]

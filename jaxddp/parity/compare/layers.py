@@ -8,10 +8,10 @@ from jaxddp.parity.compare.residuals import relative
 from jaxddp.parity.findings import Layer
 from jaxddp.parity.records import INPUTS, OUTPUTS, StoredRecord, Tensors
 
-EQUAL = 1e-10  # ||flax - torch|| / ||torch|| of an output; measured: up to 3e-15
+EQUAL = 1e-10  # ||jax - torch|| / ||torch|| of an output; measured: up to 3e-15
 
 
-def first_difference(torch: StoredRecord, flax: StoredRecord, twins: dict[str, str]) -> tuple[Layer | None, int]:
+def first_difference(torch: StoredRecord, jax: StoredRecord, twins: dict[str, str]) -> tuple[Layer | None, int]:
     """Compare the layers that both sides have called, in torch's order, and return the first that differs.
 
     Layers whose outputs have other shapes, such as an attention's heads before and after they are joined, are skipped.
@@ -19,18 +19,18 @@ def first_difference(torch: StoredRecord, flax: StoredRecord, twins: dict[str, s
     same: one side may return the sum of a block and its input, and the other add them outside.
 
     Args:
-        torch, flax: records with the stages "inputs" and "outputs", layer -> array, and the note "order", layers in
-            the order in which their calls returned; flax's note "images" are those that it flattens (..., C).
-        twins: torch's layers -> flax's.
+        torch, jax: records with the stages "inputs" and "outputs", layer -> array, and the note "order", layers in
+            the order in which their calls returned; jax's note "images" are those that it flattens (..., C).
+        twins: torch's layers -> jax's.
 
     Returns:
         The layer, None if no layer differs or none can be compared; and the number of equal ones before it.
     """
-    order, images = torch.notes["order"], flax.notes.get("images", ())
-    theirs, ours = ((side[INPUTS], side[OUTPUTS]) for side in (torch, flax))
+    order, images = torch.notes["order"], jax.notes.get("images", ())
+    of_torch, of_jax = ((side[INPUTS], side[OUTPUTS]) for side in (torch, jax))
     before, equal, outer = "", 0, None
-    for name, twin in _pairs(order, twins, ours[1]):
-        call = _Call(name, twin, theirs, ours, images)
+    for name, twin in _pairs(order, twins, of_jax[1]):
+        call = _Call(name, twin, of_torch, of_jax, images)
         if call.moved is None:
             continue
         contains = any(_holds(name, other) for other in order)
@@ -50,36 +50,36 @@ class _Call:
     """A call of a layer in both frameworks.
 
     Args:
-        torch, flax: names.
-        theirs, ours: inputs and outputs of all calls, in torch and in flax.
+        torch, jax: names.
+        theirs, ours: inputs and outputs of all calls, in torch and in jax.
         images: see `in_torch_layout`.
 
     Attributes:
-        moved: flax's output in torch's layout; None if it has another shape.
+        moved: jax's output in torch's layout; None if it has another shape.
     """
 
     def __init__(
         self,
         torch: str,
-        flax: str,
-        theirs: tuple[Tensors, Tensors],
-        ours: tuple[Tensors, Tensors],
+        jax: str,
+        of_torch: tuple[Tensors, Tensors],
+        of_jax: tuple[Tensors, Tensors],
         images: Sequence[Sequence[int]],
     ):
-        self._torch, self._flax = torch, flax
-        self._theirs, self._ours = theirs[1][torch], ours[1][flax]
-        self.moved = in_torch_layout(self._ours, self._theirs, images)
-        self._received = _received(ours[0].get(flax), theirs[0].get(torch), images)
+        self._torch, self._jax = torch, jax
+        self._of_torch, self._of_jax = of_torch[1][torch], of_jax[1][jax]
+        self.moved = in_torch_layout(self._of_jax, self._of_torch, images)
+        self._received = _received(of_jax[0].get(jax), of_torch[0].get(torch), images)
 
     @property
     def residual(self) -> float:
-        """||flax - torch|| / ||torch|| of the outputs."""
+        """||jax - torch|| / ||torch|| of the outputs."""
         assert self.moved is not None, "checked by first_difference"
-        return _residual(self.moved, self._theirs)
+        return _residual(self.moved, self._of_torch)
 
     @property
     def input_residual(self) -> float | None:
-        """||flax - torch|| / ||torch|| of the inputs; None if unknown."""
+        """||jax - torch|| / ||torch|| of the inputs; None if unknown."""
         return None if self._received is None else _residual(*self._received)
 
     @property
@@ -90,11 +90,11 @@ class _Call:
     def layer(self, before: str) -> Layer:
         """Return the call as a `Layer`."""
         assert self.moved is not None, "checked by first_difference"
-        element, values = _largest(self.moved, self._theirs)
+        element, values = _largest(self.moved, self._of_torch)
         return Layer(
-            flax=self._flax,
+            jax=self._jax,
             torch=self._torch,
-            shapes=(self._ours.shape, self._theirs.shape),
+            shapes=(self._of_jax.shape, self._of_torch.shape),
             element=element,
             values=values,
             residual=self.residual,
@@ -111,18 +111,18 @@ def _holds(name: str, other: str) -> bool:
 
 
 def layer_residuals(
-    order: Sequence[str], torch: Tensors, flax: Tensors, twins: dict[str, str], images: Sequence[Sequence[int]]
+    order: Sequence[str], torch: Tensors, jax: Tensors, twins: dict[str, str], images: Sequence[Sequence[int]]
 ) -> dict[str, float]:
     """Compare the outputs of all layers; see `first_difference` and `in_torch_layout` for the arguments.
 
     Returns:
-        Torch's calls, in their order -> ||flax - torch|| / ||torch||.
+        Torch's calls, in their order -> ||jax - torch|| / ||torch||.
     """
     residuals = {}
-    for name, twin in _pairs(order, twins, flax):
-        ours = in_torch_layout(flax[twin], torch[name], images)
-        if ours is not None:
-            residuals[name] = _residual(ours, torch[name])
+    for name, twin in _pairs(order, twins, jax):
+        of_jax = in_torch_layout(jax[twin], torch[name], images)
+        if of_jax is not None:
+            residuals[name] = _residual(of_jax, torch[name])
     return residuals
 
 
@@ -152,15 +152,15 @@ def not_finite_layer(side: StoredRecord) -> tuple[str, bool]:
     return "", False
 
 
-def in_torch_layout(flax: np.ndarray, torch: np.ndarray, images: Sequence[Sequence[int]] = ()) -> np.ndarray | None:
-    """Return a flax activation in torch's layout: unchanged, or with the channels moved from last to second.
+def in_torch_layout(jax: np.ndarray, torch: np.ndarray, images: Sequence[Sequence[int]] = ()) -> np.ndarray | None:
+    """Return a jax activation in torch's layout: unchanged, or with the channels moved from last to second.
 
     With as many channels as rows and columns the shapes fit both layouts; the one nearer to torch's values is taken.
 
     Args:
-        flax: activation of the flax layer.
+        jax: activation of the jax layer.
         torch: activation of its torch twin.
-        images: shapes (C, ...) of images that flax flattens (..., C), and torch (C, ...).
+        images: shapes (C, ...) of images that jax flattens (..., C), and torch (C, ...).
 
     Returns:
         The activation; None if neither layout has torch's shape.
@@ -170,16 +170,16 @@ def in_torch_layout(flax: np.ndarray, torch: np.ndarray, images: Sequence[Sequen
     >>> in_torch_layout(np.zeros((2, 5)), np.zeros((2, 4))) is None
     True
     """
-    layouts = [flax, np.moveaxis(flax, -1, 1)] if flax.ndim > 2 else [flax]
+    layouts = [jax, np.moveaxis(jax, -1, 1)] if jax.ndim > 2 else [jax]
     for image in images:
-        if flax.ndim == 2 and flax.shape[1] == np.prod(image):
-            layouts.append(np.moveaxis(flax.reshape(-1, *image[1:], image[0]), -1, 1).reshape(flax.shape))
+        if jax.ndim == 2 and jax.shape[1] == np.prod(image):
+            layouts.append(np.moveaxis(jax.reshape(-1, *image[1:], image[0]), -1, 1).reshape(jax.shape))
     possible = [x for x in layouts if x.shape == torch.shape]
     return min(possible, key=lambda x: _residual(x, torch), default=None)
 
 
-def reordered(ours: np.ndarray, theirs: np.ndarray) -> tuple[tuple[int, int], ...]:
-    """Find the order in which flax's channels are torch's: two arrays concatenated the other way round, say.
+def reordered(of_jax: np.ndarray, of_torch: np.ndarray) -> tuple[tuple[int, int], ...]:
+    """Find the order in which jax's channels are torch's: two arrays concatenated the other way round, say.
 
     Channels are columns of the last axis, or of the second of an image. Sums of the rows with random weights tell
     which column of one is which of the other; all elements are compared afterwards.
@@ -188,16 +188,16 @@ def reordered(ours: np.ndarray, theirs: np.ndarray) -> tuple[tuple[int, int], ..
         ours, theirs: inputs of a layer, in torch's layout.
 
     Returns:
-        Torch's channels in flax's order, as runs (first, last); empty if the order is torch's, or no order fits.
+        Torch's channels in jax's order, as runs (first, last); empty if the order is torch's, or no order fits.
 
     >>> x = np.random.default_rng(0).normal(size=(4, 5))
     >>> reordered(x[:, [3, 4, 0, 1, 2]], x), reordered(x, x), reordered(x[:, [3, 4, 0, 1, 1]], x)
     (((3, 4), (0, 2)), (), ())
     """
-    if theirs.ndim < 2 or not (np.isfinite(ours).all() and np.isfinite(theirs).all()):
+    if of_torch.ndim < 2 or not (np.isfinite(of_jax).all() and np.isfinite(of_torch).all()):
         return ()
-    axis = 1 if theirs.ndim == 4 else -1
-    columns = [np.moveaxis(x, axis, -1).reshape(-1, x.shape[axis]) for x in (ours, theirs)]
+    axis = 1 if of_torch.ndim == 4 else -1
+    columns = [np.moveaxis(x, axis, -1).reshape(-1, x.shape[axis]) for x in (of_jax, of_torch)]
     weights = np.random.default_rng(0).normal(size=len(columns[0]))
     of_ours, of_theirs = (weights @ x for x in columns)
     order = np.empty(len(of_ours), dtype=int)
@@ -220,38 +220,38 @@ def _lengthen_runs(order: np.ndarray, sums: np.ndarray) -> None:
                 order[other], order[i] = order[i], wanted
 
 
-def _pairs(order: Sequence[str], twins: dict[str, str], flax: Tensors) -> Iterator[tuple[str, str]]:
-    """Yield torch's calls that have a flax twin: "fc" with "fc", and its second call, "fc (2)", with "fc (2)"."""
+def _pairs(order: Sequence[str], twins: dict[str, str], jax: Tensors) -> Iterator[tuple[str, str]]:
+    """Yield torch's calls that have a jax twin: "fc" with "fc", and its second call, "fc (2)", with "fc (2)"."""
     for name in order:
         module, space, number = name.partition(" ")
         twin = twins.get(module, "?") + space + number
-        if twin in flax:
+        if twin in jax:
             yield name, twin
 
 
-def _residual(ours: np.ndarray, theirs: np.ndarray) -> float:
-    scale = float(np.linalg.norm(theirs[np.isfinite(theirs)]))
-    return relative(float(np.linalg.norm(_distances(ours, theirs))), scale)
+def _residual(of_jax: np.ndarray, of_torch: np.ndarray) -> float:
+    scale = float(np.linalg.norm(of_torch[np.isfinite(of_torch)]))
+    return relative(float(np.linalg.norm(_distances(of_jax, of_torch))), scale)
 
 
-def _distances(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
-    """Return |flax - torch|: 0 where both are NaN or the same infinity, infinite where only one is."""
+def _distances(of_jax: np.ndarray, of_torch: np.ndarray) -> np.ndarray:
+    """Return |jax - torch|: 0 where both are NaN or the same infinity, infinite where only one is."""
     with np.errstate(invalid="ignore"):
-        distances = np.abs(ours - theirs)
-    same = (ours == theirs) | (np.isnan(ours) & np.isnan(theirs))
+        distances = np.abs(of_jax - of_torch)
+    same = (of_jax == of_torch) | (np.isnan(of_jax) & np.isnan(of_torch))
     return np.where(same, 0.0, np.where(np.isnan(distances), np.inf, distances))
 
 
 def _received(
-    ours: np.ndarray | None, theirs: np.ndarray | None, images: Sequence[Sequence[int]]
+    of_jax: np.ndarray | None, of_torch: np.ndarray | None, images: Sequence[Sequence[int]]
 ) -> tuple[np.ndarray, np.ndarray] | None:
     """Return both inputs of a layer in torch's layout; None if they cannot be compared."""
-    if ours is None or theirs is None or (moved := in_torch_layout(ours, theirs, images)) is None:
+    if of_jax is None or of_torch is None or (moved := in_torch_layout(of_jax, of_torch, images)) is None:
         return None
-    return moved, theirs
+    return moved, of_torch
 
 
-def _largest(ours: np.ndarray, theirs: np.ndarray) -> tuple[tuple[int, ...], tuple[float, float]]:
+def _largest(of_jax: np.ndarray, of_torch: np.ndarray) -> tuple[tuple[int, ...], tuple[float, float]]:
     """Return the index of the largest difference, and both values there."""
-    element = np.unravel_index(np.argmax(_distances(ours, theirs)), theirs.shape)
-    return tuple(map(int, element)), (float(ours[element]), float(theirs[element]))
+    element = np.unravel_index(np.argmax(_distances(of_jax, of_torch)), of_torch.shape)
+    return tuple(map(int, element)), (float(of_jax[element]), float(of_torch[element]))

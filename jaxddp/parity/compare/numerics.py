@@ -35,15 +35,15 @@ def compare_numerics(
         may move a value across the kink of a ReLU, on one side and in one step.
     """
     results, differences = {}, []
-    after_update = _of_updates(jax, torch) if facts.whole_step else []
+    after_update = _of_updates(jax, torch) if facts.multi_loss else []
     for stage in STAGES:
-        if facts.own_step and stage == "update":
+        if facts.custom_step and stage == "update":
             continue
-        ours, theirs = _distances(*jax, stage), _distances(*torch, stage)
-        if not ours or not theirs or not np.isfinite([d for d, _ in ours + theirs]).all():
+        of_jax, of_torch = _distances(*jax, stage), _distances(*torch, stage)
+        if not of_jax or not of_torch or not np.isfinite([d for d, _ in of_jax + of_torch]).all():
             continue
-        floors = _update_floors(torch[0]) if stage == "update" else after_update or [EPSILON] * len(ours)
-        steps = [*zip(ours, theirs, floors, strict=False)]
+        floors = _update_floors(torch[0]) if stage == "update" else after_update or [EPSILON] * len(of_jax)
+        steps = [*zip(of_jax, of_torch, floors, strict=False)]
         far = [step for step, (mine, other, floor) in enumerate(steps) if _are_apart(mine[0], other[0], floor)]
         if 2 * len(far) >= len(steps):
             differences.append(_difference(stage, far[0], steps[far[0]]))
@@ -80,10 +80,10 @@ def rounds_only(difference: Difference, jax32: Records, torch32: Records) -> boo
     stage, step = difference.stage, difference.step - 1
     if difference.residual > SMALL or not 0 <= step < min(len(jax32), len(torch32)) or stage not in STAGES:
         return False
-    ours, theirs = jax32[step], torch32[step][stage]
-    if stage not in ours:
+    of_jax, of_torch = jax32[step], torch32[step][stage]
+    if stage not in of_jax:
         return False
-    distance = max(residuals({name: ours[stage][name] for name in theirs}, theirs).values())
+    distance = max(residuals({name: of_jax[stage][name] for name in of_torch}, of_torch).values())
     return distance > GROWTH * difference.residual
 
 
@@ -103,7 +103,7 @@ def _update_floors(torch: Records) -> list[float]:
 def _of_updates(jax: tuple[Records, Records], torch: tuple[Records, Records]) -> list[float]:
     """Return the rounding of the updates in each step of a `torch_step`, whose losses may follow them."""
     of_sides = zip(_distances(*jax, "update"), _distances(*torch, "update"), strict=False)
-    return [max(EPSILON, ours, theirs) for (ours, _), (theirs, _) in of_sides]
+    return [max(EPSILON, of_jax, of_torch) for (of_jax, _), (of_torch, _) in of_sides]
 
 
 def _distances(exact: Records, rounded: Records, stage: str) -> list[Distance]:

@@ -20,7 +20,7 @@ def pattern(steps: Iterable[tuple[Tensors, Tensors]]) -> str:
     """Say in a line in what tensors, at what steps and by what factor a stage differs; "" if no rule fits.
 
     Args:
-        steps: the stage's tensors in flax and in torch, step by step.
+        steps: the stage's tensors in jax and in torch, step by step.
 
     >>> torch = {"a": np.ones(2), "b": np.ones(1)}
     >>> pattern([({"a": np.zeros(2), "b": np.ones(1)}, torch)] * 4)
@@ -31,9 +31,9 @@ def pattern(steps: Iterable[tuple[Tensors, Tensors]]) -> str:
     "2 times torch's in a; 0.5 times torch's in b"
     """
     ratios: dict[str, list[float]] = {}
-    for ours, theirs in steps:
-        for name in ours.keys() & theirs.keys():
-            ratios.setdefault(name, []).append(_ratio(ours[name], theirs[name]))
+    for jax, torch in steps:
+        for name in jax.keys() & torch.keys():
+            ratios.setdefault(name, []).append(_ratio(jax[name], torch[name]))
     ratios = dict(sorted(ratios.items()))
     frozen = [name for name, of in ratios.items() if not any(of)]
     differing = {name: of for name, of in ratios.items() if name not in frozen and not np.allclose(of, 1, rtol=EQUAL)}
@@ -125,11 +125,11 @@ def _when(changed: np.ndarray, steps: int) -> str | None:
     return None
 
 
-def _ratio(ours: np.ndarray, theirs: np.ndarray) -> float:
+def _ratio(jax: np.ndarray, torch: np.ndarray) -> float:
     """Return the factor by which one array is the other; 1 if both are zero, NaN if they are not proportional."""
-    scale = float(np.vdot(theirs, theirs))
+    scale = float(np.vdot(torch, torch))
     if not scale:
-        return 1.0 if not ours.any() else np.nan
-    ratio = float(np.vdot(theirs, ours)) / scale
-    rest = float(np.linalg.norm(ours - ratio * theirs))
-    return ratio if rest <= EQUAL * max(float(np.linalg.norm(ours)), EQUAL * scale**0.5) else np.nan
+        return 1.0 if not jax.any() else np.nan
+    ratio = float(np.vdot(torch, jax)) / scale
+    rest = float(np.linalg.norm(jax - ratio * torch))
+    return ratio if rest <= EQUAL * max(float(np.linalg.norm(jax)), EQUAL * scale**0.5) else np.nan

@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from jaxddp.parity.question import Trajectory
+from jaxddp.parity.case_interface import Trajectory
 from jaxddp.parity.records import COUNTER, Tensors
 
 ROUNDING = 1e-12  # of the whole gradient, in float64; measured: up to 2e-15
@@ -20,7 +20,7 @@ def residuals(a: Tensors, b: Tensors, start: Tensors | None = None) -> dict[str,
     """Compute each tensor's ||a - b|| / ||all b - start||; infinite where a NaN or an integer differs.
 
     Args:
-        a: tensors to compare. Tensors that b lacks are ignored: flax may have several arrays for one tied tensor.
+        a: tensors to compare. Tensors that b lacks are ignored: jax may have several arrays for one tied tensor.
         b: reference tensors.
         start: reference tensors before the first step; None: 0.
 

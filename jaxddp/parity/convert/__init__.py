@@ -1,6 +1,6 @@
-"""Conversion of weights between a torch module and its flax twin: names and layouts, both ways, nothing left over.
+"""Conversion of weights between a torch module and its jax twin: names and layouts, both ways, nothing left over.
 
-    torch                                   flax
+    torch                                   jax
     Linear           weight (out, in)       kernel (in, out); LinearGeneral's (*in, *out)
     Conv1d..3d       weight (out, in/g, *k) kernel (*k, in/g, out)
     ConvTranspose    weight (in, out, *k)   kernel (*k, in, out) with k reversed, or (*k, out, in)

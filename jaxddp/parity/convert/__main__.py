@@ -12,17 +12,17 @@ from tyro.conf import Positional, arg
 from jaxddp import cli
 from jaxddp.errors import InputError, check_name
 from jaxddp.files import check_file
-from jaxddp.parity.convert.files import FRAMEWORKS, Twins, read, write
+from jaxddp.parity.convert.weight_files import FRAMEWORKS, ModelPair, read, write
 from jaxddp.parity.port import errors_located, load_port
 
 PROG = "python -m jaxddp.parity.convert"
 
 
 @dataclass(frozen=True)
-class Options:
-    """Convert a file of weights between a port's two models, torch to flax or flax to torch.
+class ConvertOptions:
+    """Convert a file of weights between a port's two models, torch to jax or jax to torch.
 
-    torch's side is a state_dict; flax's is flat arrays with dotted names ("blocks.0.fc1.kernel").
+    torch's side is a state_dict; jax's is flat arrays with dotted names ("blocks.0.fc1.kernel").
     Every tensor must have a twin on the other side. Dtypes stay.
     """
 
@@ -33,14 +33,14 @@ class Options:
     out: Annotated[Positional[Path], arg(metavar="OUT.safetensors")]
     """File to write."""
     to: str | None = None
-    """flax | torch. None: the framework that the file's names do not belong to."""
+    """jax | torch. None: the framework that the file's names do not belong to."""
     force: bool = False
     """Replace OUT if it exists."""
     quiet: bool = False
     """Print one line in all instead of one per tensor."""
 
 
-def convert(options: Options) -> None:
+def convert(options: ConvertOptions) -> None:
     """Convert the file and print which array became which.
 
     Raises:
@@ -49,7 +49,7 @@ def convert(options: Options) -> None:
     _check_flags(options)
     port = load_port(options.port)
     with errors_located(options.port):
-        twins = Twins.of_port(port)
+        twins = ModelPair.of_port(port)
     weights = read(options.weights)
     try:
         to = options.to or twins.other_side(set(weights))
@@ -58,13 +58,13 @@ def convert(options: Options) -> None:
         raise InputError(f"{options.weights}: {error}") from None
     write(options.out, converted, to)
     if not options.quiet:
-        arrow = "<-" if to == "flax" else "->"
+        arrow = "<-" if to == "jax" else "->"
         for piece in twins.converter.pieces:
             print(f"{piece.flax_name} {piece.flax_shape}  {arrow}  {piece.name} {piece.torch_shape}")
     print(f"{options.out}: {len(converted)} arrays for {to}, from {len(weights)} of {options.weights}")
 
 
-def _check_flags(options: Options) -> None:
+def _check_flags(options: ConvertOptions) -> None:
     if options.to is not None:
         check_name("--to", options.to, FRAMEWORKS)
     if options.out.exists() and not options.force:
@@ -77,7 +77,7 @@ def main(argv: Sequence[str]) -> None:
     jax.config.update("jax_platforms", "cpu")  # only names and shapes are needed, so leave the GPUs free
     show_traceback = "--traceback" in argv
     with cli.one_line_errors(show_traceback):
-        convert(cli.parse_plain(Options, [word for word in argv if word != "--traceback"], PROG))
+        convert(cli.parse_plain(ConvertOptions, [word for word in argv if word != "--traceback"], PROG))
 
 
 if __name__ == "__main__":

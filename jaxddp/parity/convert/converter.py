@@ -1,4 +1,4 @@
-"""Conversion between a torch module's tensors and its flax twin's arrays."""
+"""Conversion between a torch module's tensors and its jax twin's arrays."""
 
 import itertools
 from collections.abc import Collection, Mapping, Sequence
@@ -9,11 +9,11 @@ import numpy as np
 from torch import nn
 
 from jaxddp.errors import InputError, listed
+from jaxddp.parity.convert.candidate_names import array_by_array, readings
 from jaxddp.parity.convert.layouts import Shapes
 from jaxddp.parity.convert.matching import Match, Models, tied_names
 from jaxddp.parity.convert.pieces import Index
 from jaxddp.parity.convert.proposal import Unpaired, proposed_names
-from jaxddp.parity.convert.readings import array_by_array, readings
 from jaxddp.parity.lazy_arrays import Arrays, Joined, Renamed
 from jaxddp.parity.port.rules import Names, Rule
 
@@ -77,20 +77,20 @@ class NamesError(InputError):
 
 
 class Converter:
-    """A converter between the state_dict of a torch module and the flat arrays of a flax model.
+    """A converter between the state_dict of a torch module and the flat arrays of a jax model.
 
     Args:
         module: the torch module.
-        shapes: the flax model's parameters and buffers, names ("layers.0.kernel") to shapes.
-        names: flax prefixes to torch prefixes, where the two differ ({"Dense_0": "fc1"}), or to rules; see
+        shapes: the jax model's parameters and buffers, names ("layers.0.kernel") to shapes.
+        names: jax prefixes to torch prefixes, where the two differ ({"Dense_0": "fc1"}), or to rules; see
             `jaxddp.parity.port.rules`.
-        transpose_kernel: prefixes of the flax ConvTranspose layers that have `transpose_kernel=True`, or whose array
+        transpose_kernel: prefixes of the jax ConvTranspose layers that have `transpose_kernel=True`, or whose array
             called weight has torch's layout; needed only for layers with as many inputs as outputs, whose shape fits
             both layouts.
         no_twin: names of arrays of either side that the other does not have; only constants, no parameters.
 
     Attributes:
-        pieces: each flax array, or part of one, with the torch tensor, or part of one, that it corresponds to.
+        pieces: each jax array, or part of one, with the torch tensor, or part of one, that it corresponds to.
         tied: further names of tied torch parameters to their first name.
 
     Raises:
@@ -120,23 +120,23 @@ class Converter:
         self.tied, self.pieces = models.tied, match.pieces
         self._shapes, self._tensors = models.shapes, models.tensors  # the models themselves may be large
 
-    def to_flax(self, tensors: Arrays) -> dict[str, np.ndarray]:
-        """Convert a torch state_dict to flax arrays, which may be views of the tensors."""
+    def to_jax(self, tensors: Arrays) -> dict[str, np.ndarray]:
+        """Convert a torch state_dict to jax arrays, which may be views of the tensors."""
         arrays: dict[str, np.ndarray] = {}
         in_torch_layout: dict[tuple[str, tuple[int, ...]], np.ndarray] = {}
         for piece in self.pieces:
             value = tensors[piece.torch][piece.rows]
             if piece.own:
-                value = _put(in_torch_layout, (piece.flax, piece.place), piece.shape, piece.own, value)
-            converted = piece.to_flax(value)
+                value = _put(in_torch_layout, (piece.jax, piece.place), piece.shape, piece.own, value)
+            converted = piece.to_jax(value)
             if piece.place:
-                _put(arrays, piece.flax, self._shapes[piece.flax], piece.place, converted)
+                _put(arrays, piece.jax, self._shapes[piece.jax], piece.place, converted)
             else:
-                arrays[piece.flax] = converted
+                arrays[piece.jax] = converted
         return arrays
 
     def to_torch(self, arrays: Mapping[str, Any], library: Any = np) -> dict[str, Any]:
-        """Convert flax arrays to torch tensors, tied ones under each of their names.
+        """Convert jax arrays to torch tensors, tied ones under each of their names.
 
         Args:
             arrays: some or all of the model's arrays, or gradients, updates or moments of them.
@@ -144,9 +144,9 @@ class Converter:
         """
         tensors: dict[str, Any] = {}
         for piece in self.pieces:
-            if piece.flax not in arrays:
+            if piece.jax not in arrays:
                 continue
-            value = piece.to_torch(library.asarray(arrays[piece.flax])[piece.place])[piece.own]
+            value = piece.to_torch(library.asarray(arrays[piece.jax])[piece.place])[piece.own]
             if piece.rows:
                 _put(tensors, piece.torch, self._tensors[piece.torch], piece.rows, value, library)
             else:

@@ -16,10 +16,10 @@ class NoTwinError(Exception):
 
 @dataclass(frozen=True)
 class Entry:
-    """The line of `names` that a flax array falls under.
+    """The line of `names` that a jax array falls under.
 
     Attributes:
-        key: flax's prefix; None: there is no such line.
+        key: jax's prefix; None: there is no such line.
         value: torch's prefix, or a rule, as given.
         rule: the same as a rule.
         rest: what follows the prefix in the array's name.
@@ -31,7 +31,7 @@ class Entry:
     rest: str
 
     def paths(self, place: tuple[int, ...]) -> list[str]:
-        """Return the array's names with torch's module names in place of flax's, for a layer of a stack."""
+        """Return the array's names with torch's module names in place of jax's, for a layer of a stack."""
         return [numbered(layer + self.rest, place).lstrip(".") for layer in self.rule.layers]
 
     def error(self, says: str) -> RuleError:
@@ -39,17 +39,17 @@ class Entry:
         return RuleError(f'names: "{self.key}": {source(self.value)}: {says}')
 
 
-def find_entry(flax: str, names: Names) -> Entry:
-    """Find the line with the longest prefix of a flax name.
+def find_entry(jax: str, names: Names) -> Entry:
+    """Find the line with the longest prefix of a jax name.
 
     >>> find_entry("blocks.0.out.kernel", {"blocks": "layers", "blocks.0.out": "layers.0.proj"}).paths(())
     ['layers.0.proj.kernel']
     """
     for prefix in sorted(names, key=len, reverse=True):
-        if flax == prefix or flax.startswith(f"{prefix}."):
+        if jax == prefix or jax.startswith(f"{prefix}."):
             value = names[prefix]
-            return Entry(prefix, value, value if isinstance(value, Rule) else Rule((value,)), flax[len(prefix) :])
-    return Entry(None, flax, Rule((flax,)), "")
+            return Entry(prefix, value, value if isinstance(value, Rule) else Rule((value,)), jax[len(prefix) :])
+    return Entry(None, jax, Rule((jax,)), "")
 
 
 def numbered(name: str, place: tuple[int, ...]) -> str:

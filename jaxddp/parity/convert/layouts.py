@@ -1,6 +1,6 @@
-"""Maps between the layouts of a torch tensor and a flax array.
+"""Maps between the layouts of a torch tensor and a jax array.
 
-The layout depends on the torch module that a tensor belongs to, so flax models of nnx and of linen are converted
+The layout depends on the torch module that a tensor belongs to, so jax models of nnx and of linen are converted
 alike. All maps only permute elements, so gradients, updates and moments convert as the weights do.
 """
 
@@ -30,9 +30,9 @@ TORCHS = ("weight", "embedding")  # beginnings of names of matrices in torch's l
 
 
 class Layouts(NamedTuple):
-    """Maps between a tensor in torch's layout and an array in flax's."""
+    """Maps between a tensor in torch's layout and an array in jax's."""
 
-    to_flax: Layout
+    to_jax: Layout
     to_torch: Layout
 
 
@@ -52,56 +52,56 @@ def outputs_axis(module: nn.Module | None, ndim: int) -> int:
 
 
 def find_layouts(
-    module: nn.Module | None, leaf: str, torch: Shape, flax: Shape, as_gradient: bool = False
+    module: nn.Module | None, leaf: str, torch: Shape, jax: Shape, as_gradient: bool = False
 ) -> Layouts | None:
-    """Return the maps between a tensor and a flax array of these shapes; None if the shapes do not match.
+    """Return the maps between a tensor and a jax array of these shapes; None if the shapes do not match.
 
     Args:
         module: torch module whose weight the tensor is; None: it is no weight of a module.
-        leaf: last part of the flax array's name.
-        torch, flax: shapes.
-        as_gradient: the array is the kernel of a flax ConvTranspose with `transpose_kernel=True`.
+        leaf: last part of the jax array's name.
+        torch, jax: shapes.
+        as_gradient: the array is the kernel of a jax ConvTranspose with `transpose_kernel=True`.
     """
-    size = math.prod(torch) == math.prod(flax)
-    same = size and (len(torch) < 2 or squeezed(torch) == squeezed(flax))
-    unchanged = Layouts(lambda x: x.reshape(flax), lambda x: x.reshape(torch))
+    size = math.prod(torch) == math.prod(jax)
+    same = size and (len(torch) < 2 or squeezed(torch) == squeezed(jax))
+    unchanged = Layouts(lambda x: x.reshape(jax), lambda x: x.reshape(torch))
     if len(torch) < 2 or module is None or not (leaf == "kernel" or isinstance(module, LAYERS) or is_conv1d(module)):
         return unchanged if same else None
     if is_conv1d(module):
-        return unchanged if same or _splits(torch, flax) else None
+        return unchanged if same or _splits(torch, jax) else None
     ambiguous = isinstance(module, TRANSPOSED) and not as_gradient  # and then taken for Equinox's
     if leaf.startswith(TORCHS) and same and not ambiguous:
         return unchanged
-    return _of_kernel(module, leaf, torch, flax, as_gradient) or (unchanged if same else None)
+    return _of_kernel(module, leaf, torch, jax, as_gradient) or (unchanged if same else None)
 
 
-def _of_kernel(module: nn.Module, leaf: str, torch: Shape, flax: Shape, as_gradient: bool) -> Layouts | None:
+def _of_kernel(module: nn.Module, leaf: str, torch: Shape, jax: Shape, as_gradient: bool) -> Layouts | None:
     """Return the maps between the weight of a torch layer and an array in jax's layout, inputs before outputs."""
     if isinstance(module, TRANSPOSED):
-        return _of_transposed(leaf, torch, flax, as_gradient)
+        return _of_transposed(leaf, torch, jax, as_gradient)
     if isinstance(module, CONVOLUTIONS):
-        if flax != (*torch[2:], torch[1], torch[0]):
+        if jax != (*torch[2:], torch[1], torch[0]):
             return None
         return Layouts(lambda x: np.moveaxis(x, (0, 1), (-1, -2)), lambda x: np.moveaxis(x, (-1, -2), (0, 1)))
-    if _splits(torch[::-1], flax):
-        return Layouts(lambda x: x.T.reshape(flax), lambda x: x.reshape(torch[1], torch[0]).T)
+    if _splits(torch[::-1], jax):
+        return Layouts(lambda x: x.T.reshape(jax), lambda x: x.reshape(torch[1], torch[0]).T)
     return None
 
 
-def _of_transposed(leaf: str, torch: Shape, flax: Shape, as_gradient: bool) -> Layouts | None:
+def _of_transposed(leaf: str, torch: Shape, jax: Shape, as_gradient: bool) -> Layouts | None:
     """Return the maps of a ConvTranspose, reversed where jax correlates and torch convolves."""
     inputs, outputs, *spatial = torch
     axes = tuple(range(2, len(torch)))
-    if leaf == "weight" and flax == (outputs, inputs, *spatial):  # Equinox's
+    if leaf == "weight" and jax == (outputs, inputs, *spatial):  # Equinox's
         return Layouts(lambda x: np.flip(x, axes).swapaxes(0, 1), lambda x: np.flip(x, axes).swapaxes(0, 1))
     first, last = (0, 1), ((-1, -2) if leaf == "w" else (-2, -1))
     channels = (outputs, inputs) if leaf == "w" else (inputs, outputs)  # w is Haiku's
-    if not as_gradient and flax == (*spatial, *channels):
+    if not as_gradient and jax == (*spatial, *channels):
         return Layouts(
             lambda x: np.moveaxis(np.flip(x, axes), first, last),
             lambda x: np.flip(np.moveaxis(x, last, first), axes),
         )
-    if flax == (*spatial, outputs, inputs):
+    if jax == (*spatial, outputs, inputs):
         return Layouts(lambda x: np.moveaxis(x, (0, 1), (-1, -2)), lambda x: np.moveaxis(x, (-1, -2), (0, 1)))
     return None
 
@@ -111,10 +111,10 @@ def squeezed(shape: Shape) -> Shape:
     return tuple(size for size in shape if size != 1)
 
 
-def _splits(matrix: Shape, flax: Shape) -> bool:
-    """Return whether flax's axes are those of a matrix (in, out), each as one or several."""
-    same_size = len(matrix) == 2 and math.prod(matrix) == math.prod(flax)
-    return same_size and matrix[0] in itertools.accumulate(flax, operator.mul)
+def _splits(matrix: Shape, jax: Shape) -> bool:
+    """Return whether jax's axes are those of a matrix (in, out), each as one or several."""
+    same_size = len(matrix) == 2 and math.prod(matrix) == math.prod(jax)
+    return same_size and matrix[0] in itertools.accumulate(jax, operator.mul)
 
 
 def transposition(axes: Shape) -> Layouts:
@@ -126,8 +126,8 @@ def transposition(axes: Shape) -> Layouts:
 def channels_last(image: Shape, axis: int) -> Layouts:
     """Return the maps between a tensor with a flattened image (C, ...) along an axis, and one with (..., C) there.
 
-    >>> to_flax, to_torch = channels_last((2, 3), 0)
-    >>> to_flax(np.arange(6)).tolist(), to_torch(to_flax(np.arange(6))).tolist()
+    >>> to_jax, to_torch = channels_last((2, 3), 0)
+    >>> to_jax(np.arange(6)).tolist(), to_torch(to_jax(np.arange(6))).tolist()
     ([0, 3, 1, 4, 2, 5], [0, 1, 2, 3, 4, 5])
     """
     last = axis + len(image) - 1
@@ -143,4 +143,4 @@ def channels_last(image: Shape, axis: int) -> Layouts:
 
 def after(first: Layouts, second: Layouts) -> Layouts:
     """Return the maps that apply `first` to torch's tensor, then `second`."""
-    return Layouts(lambda x: second.to_flax(first.to_flax(x)), lambda x: first.to_torch(second.to_torch(x)))
+    return Layouts(lambda x: second.to_jax(first.to_jax(x)), lambda x: first.to_torch(second.to_torch(x)))

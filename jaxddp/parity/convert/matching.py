@@ -1,4 +1,4 @@
-"""Match of a flax model's arrays with a torch module's tensors, under a table `names`."""
+"""Match of a jax model's arrays with a torch module's tensors, under a table `names`."""
 
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
@@ -19,8 +19,8 @@ class Match(NamedTuple):
     """The arrays that map, and those that do not.
 
     Attributes:
-        pieces: each flax array, or part of one, with the torch tensor, or part of one, that it is.
-        unmapped: flax arrays without a twin -> a line that says so.
+        pieces: each jax array, or part of one, with the torch tensor, or part of one, that it is.
+        unmapped: jax arrays without a twin -> a line that says so.
         lacking: torch tensors without a twin, or with one for some of their outputs -> a line that says so.
     """
 
@@ -33,7 +33,7 @@ class Models:
     """Names and shapes of two models' arrays; see `Converter` for the arguments.
 
     Attributes:
-        shapes, tensors: shapes of flax's arrays and of torch's tensors.
+        shapes, tensors: shapes of jax's arrays and of torch's tensors.
         modules: torch's modules by name.
         tied: further names of tied torch parameters to their first name.
 
@@ -66,13 +66,13 @@ class Models:
         search = Pieces(self.modules, self.tensors, names, self._transpose_kernel)
         pieces: list[Piece] = []
         unmapped: dict[str, str] = {}
-        for flax, shape in self.shapes.items():
-            if flax in self._no_twin:
+        for jax, shape in self.shapes.items():
+            if jax in self._no_twin:
                 continue
             try:
-                pieces += search.of(flax, shape)
+                pieces += search.of(jax, shape)
             except NoTwinError as error:
-                unmapped[flax] = str(error)
+                unmapped[jax] = str(error)
         return Match(pieces, unmapped, self._lacking(pieces))
 
     def fits(self, names: Names, constants: Collection[str] = ()) -> bool:
@@ -84,11 +84,11 @@ class Models:
         return not (match.unmapped or match.lacking.keys() - {*constants})
 
     def _check_keys(self, names: Names) -> None:
-        """Raise if a rule, or a stack, is about no array of the flax model."""
+        """Raise if a rule, or a stack, is about no array of the jax model."""
         for key, value in names.items():
             is_rule = isinstance(value, Rule) or NUMBER in value
-            if is_rule and not any(flax == key or flax.startswith(f"{key}.") for flax in self.shapes):
-                raise RuleError(f'names: "{key}": {source(value)}: flax has no {key}')
+            if is_rule and not any(jax == key or jax.startswith(f"{key}.") for jax in self.shapes):
+                raise RuleError(f'names: "{key}": {source(value)}: jax has no {key}')
 
     def _lacking(self, pieces: list[Piece]) -> dict[str, str]:
         whole = {self.tied.get(piece.torch, piece.torch) for piece in pieces if not piece.rows}
@@ -107,7 +107,7 @@ class Models:
             if outputs is None or len(outputs):
                 word = word_for_outputs(self.modules.get(name.rpartition(".")[0]))
                 of_outputs = "" if outputs is None else f" for its {word} {runs(outputs)}"
-                lacking[name] = f"torch's {name} {shape} has no twin in flax{of_outputs}"
+                lacking[name] = f"torch's {name} {shape} has no twin in jax{of_outputs}"
         return lacking
 
 

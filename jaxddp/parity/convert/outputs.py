@@ -1,4 +1,4 @@
-"""Outputs of a layer: which rows of a torch tensor are a part of it, and which of a flax array are each layer's."""
+"""Outputs of a layer: which rows of a torch tensor are a part of it, and which of a jax array are each layer's."""
 
 import itertools
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Correspondence of flax arrays to torch tensors, or parts of them, by the table `names`."""
+"""Correspondence of jax arrays to torch tensors, or parts of them, by the table `names`."""
 
 import itertools
 import math
@@ -34,20 +34,20 @@ PROJECTIONS = ("query", "key", "value")  # thirds of in_proj_weight, in this ord
 
 @dataclass(frozen=True)
 class Piece:
-    """A flax array, or a layer or some outputs of one, and the torch tensor, or outputs of one, that it is.
+    """A jax array, or a layer or some outputs of one, and the torch tensor, or outputs of one, that it is.
 
     Attributes:
-        flax: name of the flax array.
+        jax: name of the jax array.
         torch: name of the tensor in the state_dict.
         flax_shape, torch_shape: shapes of both parts.
-        place: number of the layer in flax's stack; (): the array is no stack.
-        own: outputs of the flax array, in torch's layout, that are this tensor's; (): all.
+        place: number of the layer in jax's stack; (): the array is no stack.
+        own: outputs of the jax array, in torch's layout, that are this tensor's; (): all.
         rows: outputs of the tensor that are this array's; (): all.
-        shape: shape of the flax array, or of its layer, in torch's layout.
-        to_flax, to_torch: maps between the layouts of the array, or of its layer.
+        shape: shape of the jax array, or of its layer, in torch's layout.
+        to_jax, to_torch: maps between the layouts of the array, or of its layer.
     """
 
-    flax: str
+    jax: str
     torch: str
     flax_shape: Shape
     torch_shape: Shape
@@ -55,7 +55,7 @@ class Piece:
     own: Index = field(compare=False)
     rows: Index = field(compare=False)
     shape: Shape
-    to_flax: Layout = field(compare=False)
+    to_jax: Layout = field(compare=False)
     to_torch: Layout = field(compare=False)
 
     @property
@@ -66,16 +66,16 @@ class Piece:
     @property
     def flax_name(self) -> str:
         """Name of the array, with the layer or the outputs if the piece is a part of it."""
-        return self.flax + "".join(f"[{number}]" for number in self.place) + text_of(self.own)
+        return self.jax + "".join(f"[{number}]" for number in self.place) + text_of(self.own)
 
     @property
-    def is_whole(self) -> bool:
+    def is_entire(self) -> bool:
         """Return whether the piece is one array and one tensor."""
         return not (self.place or self.own or self.rows)
 
 
 class Pieces:
-    """The search for the pieces of flax arrays.
+    """The search for the pieces of jax arrays.
 
     Args:
         modules: torch's modules by name.
@@ -89,41 +89,41 @@ class Pieces:
     ):
         self._modules, self._tensors, self._names, self._as_gradient = modules, tensors, names, transpose_kernel
 
-    def of(self, flax: str, shape: Shape) -> list[Piece]:
-        """Return the pieces of a flax array.
+    def of(self, jax: str, shape: Shape) -> list[Piece]:
+        """Return the pieces of a jax array.
 
         Raises:
             NoTwinError: torch has no such tensor, or one of another shape.
             RuleError: the array falls under a rule that does not fit.
         """
-        entry = find_entry(flax, self._names)
+        entry = find_entry(jax, self._names)
         try:
-            return list(self._find(flax, shape, entry))
+            return list(self._find(jax, shape, entry))
         except NoTwinError as error:
             if isinstance(entry.value, Rule):
                 raise entry.error(str(error)) from None
             raise
 
-    def _find(self, flax: str, shape: Shape, entry: Entry) -> Iterator[Piece]:
+    def _find(self, jax: str, shape: Shape, entry: Entry) -> Iterator[Piece]:
         depth = entry.rule.depth
         if len(shape) < depth:
-            raise NoTwinError(f"flax's {flax} {shape} has no axis for {NUMBER}")
+            raise NoTwinError(f"jax's {jax} {shape} has no axis for {NUMBER}")
         if depth:
-            self._check_count(flax, shape, entry)
+            self._check_count(jax, shape, entry)
         for place in np.ndindex(shape[:depth]):
-            targets = [self._target(path, flax, shape) for path in entry.paths(place)]
-            yield from self._of_layer(flax, shape[depth:], place, targets, entry)
+            targets = [self._target(path, jax, shape) for path in entry.paths(place)]
+            yield from self._of_layer(jax, shape[depth:], place, targets, entry)
 
-    def _check_count(self, flax: str, shape: Shape, entry: Entry) -> None:
-        """Raise unless torch has as many layers as flax's stack."""
+    def _check_count(self, jax: str, shape: Shape, entry: Entry) -> None:
+        """Raise unless torch has as many layers as jax's stack."""
         stack = entry.rule.layers[0].partition(NUMBER)[0]
         known = self._modules.keys() | self._tensors.keys()
         count = next(number for number in itertools.count() if f"{stack}{number}" not in known)
         if count != shape[0]:
-            raise entry.error(f"flax's {flax} {shape} holds {shape[0]} layers, torch has {count} {stack}{NUMBER}")
+            raise entry.error(f"jax's {jax} {shape} holds {shape[0]} layers, torch has {count} {stack}{NUMBER}")
 
-    def _target(self, path: str, flax: str, shape: Shape) -> Target:
-        """Return the tensor of a flax array whose name has torch's module names; see `Entry.paths`."""
+    def _target(self, path: str, jax: str, shape: Shape) -> Target:
+        """Return the tensor of a jax array whose name has torch's module names; see `Entry.paths`."""
         prefix, _, leaf = path.rpartition(".")
         modules = self._modules
         rows = None
@@ -132,13 +132,13 @@ class Pieces:
         else:
             name = _tensor_name(prefix, leaf, modules.get(prefix), self._tensors)
         if name not in self._tensors:
-            raise NoTwinError(f"flax's {flax} {shape} has no twin in torch, {name} is not there")
+            raise NoTwinError(f"jax's {jax} {shape} has no twin in torch, {name} is not there")
         owner, torch = modules.get(name.rpartition(".")[0]), self._tensors[name]
         whole = Target(name, owner, torch, outputs_axis(owner, len(torch)))
         return whole if rows is None else whole.part(rows)
 
     def _of_layer(
-        self, flax: str, shape: Shape, place: tuple[int, ...], targets: list[Target], entry: Entry
+        self, jax: str, shape: Shape, place: tuple[int, ...], targets: list[Target], entry: Entry
     ) -> list[Piece]:
         rule, first = entry.rule, targets[0]
         if not first.shape and (rule.part is not None or len(targets) > 1):
@@ -154,13 +154,13 @@ class Pieces:
         if len(targets) > 1:
             sizes = [target.shape[target.axis] for target in targets]
             whole = (*whole[: first.axis], sum(sizes), *whole[first.axis + 1 :])
-        layouts = self._layouts(flax, shape, whole, first, entry)
+        layouts = self._layouts(jax, shape, whole, first, entry)
         if layouts is None:
-            raise NoTwinError(f"flax's {flax} {shape} cannot be torch's {joint} {whole}")
+            raise NoTwinError(f"jax's {jax} {shape} cannot be torch's {joint} {whole}")
         owns = outputs_of_each(rule, sizes) if len(targets) > 1 else [None]
         return [
             Piece(
-                flax,
+                jax,
                 target.name,
                 shape if own is None else (*whole[: first.axis], *whole[first.axis + 1 :], len(own)),
                 target.shape,
@@ -173,13 +173,13 @@ class Pieces:
             for target, own in zip(targets, owns, strict=True)
         ]
 
-    def _layouts(self, flax: str, shape: Shape, torch: Shape, target: Target, entry: Entry) -> Layouts | None:
-        """Return the maps between flax's array of a layer and torch's tensor."""
-        rule, leaf = entry.rule, flax.rpartition(".")[2]
+    def _layouts(self, jax: str, shape: Shape, torch: Shape, target: Target, entry: Entry) -> Layouts | None:
+        """Return the maps between jax's array of a layer and torch's tensor."""
+        rule, leaf = entry.rule, jax.rpartition(".")[2]
         if rule.axes is not None and (len(rule.axes) == len(torch) or leaf == "kernel" or not entry.rest):
             fits = len(rule.axes) == len(torch) and tuple(torch[axis] for axis in rule.axes) == shape
             return transposition(rule.axes) if fits else None
-        as_gradient = flax.rpartition(".")[0] in self._as_gradient
+        as_gradient = jax.rpartition(".")[0] in self._as_gradient
         recurrent = isinstance(target.module, RECURRENT) and ".weight" in f".{target.name}"  # weight_ih_l0
         module = target.module if recurrent or target.name.endswith("weight") else None
         layouts = find_layouts(module, leaf, torch, shape, as_gradient)
@@ -206,7 +206,7 @@ def _tensor_name(prefix: str, leaf: str, module: nn.Module | None, tensors: Shap
 
 
 def _of_attention(prefix: str, leaf: str, tensors: Shapes) -> tuple[str, np.ndarray | None]:
-    """Return the tensor of nn.MultiheadAttention, and its rows, for flax's query, key, value and out."""
+    """Return the tensor of nn.MultiheadAttention, and its rows, for jax's query, key, value and out."""
     parent, _, projection = prefix.rpartition(".")
     projection = projection.removesuffix("_proj")
     kind = {"kernel": "weight", **OF_HAIKU}.get(leaf, leaf)

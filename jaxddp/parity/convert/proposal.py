@@ -15,7 +15,7 @@ Kind = tuple[str, tuple[int, ...]]  # kind of a layer, and the sizes of its arra
 
 OF_NORMS = ("scale", "mean", "var")
 OF_TREES = {"w", "b", "offset", "embeddings", "weight"}  # of Haiku's and Equinox's layers
-OF_FLAX = {*OF_NORMS, *OF_TREES, "kernel", "bias", "embedding"}  # arrays of flax's layers; others are bare
+OF_FLAX = {*OF_NORMS, *OF_TREES, "kernel", "bias", "embedding"}  # arrays of jax's layers; others are bare
 OF_TORCH = {"weight", "bias", "running_mean", "running_var"}
 EMBEDDING = "embedding"  # kind of a table
 ATTENTION = {*PROJECTIONS, "out"}
@@ -26,13 +26,13 @@ class Unpaired:
     """Arrays without a twin.
 
     Attributes:
-        flax: names of flax arrays, in the order of their layers' use.
+        jax: names of jax arrays, in the order of their layers' use.
         torch: names of torch tensors, in the order of their layers' use.
-        shapes, tensors: shapes of flax's arrays and of torch's tensors.
+        shapes, tensors: shapes of jax's arrays and of torch's tensors.
         modules: torch's modules by name.
     """
 
-    flax: Sequence[str]
+    jax: Sequence[str]
     torch: Sequence[str]
     shapes: Shapes
     tensors: Shapes
@@ -40,7 +40,7 @@ class Unpaired:
 
     def in_order(self, flax_order: Sequence[str], torch_order: Sequence[str]) -> "Unpaired":
         """Return the arrays in the order of these layers, or arrays; others come last, in their own order."""
-        return replace(self, flax=_sorted(self.flax, flax_order), torch=_sorted(self.torch, torch_order))
+        return replace(self, jax=_sorted(self.jax, flax_order), torch=_sorted(self.torch, torch_order))
 
 
 def _sorted(names: Sequence[str], order: Sequence[str]) -> list[str]:
@@ -52,12 +52,12 @@ class Pairs(NamedTuple):
     """Layers that pair off by kind and order, and the others.
 
     Attributes:
-        pairs: flax's layers to torch's, in flax's order.
-        flax, torch: the other layers with their kinds, in the order of their use.
+        pairs: jax's layers to torch's, in jax's order.
+        jax, torch: the other layers with their kinds, in the order of their use.
     """
 
     pairs: dict[str, str]
-    flax: dict[str, Kind]
+    jax: dict[str, Kind]
     torch: dict[str, Kind]
 
 
@@ -65,14 +65,14 @@ def paired(unpaired: Unpaired) -> Pairs:
     """Pair off layers of one kind in the order of their use, for the kinds of which both sides have as many."""
     theirs = _of_torch(unpaired)
     joins = any(kind == "attention" for kind, _ in theirs.values())
-    ours = _of_flax({name: unpaired.shapes[name] for name in unpaired.flax}, joins)
-    of_flax, of_torch = _by_kind(ours), _by_kind(theirs)
-    same = {kind for kind, layers in of_flax.items() if len(layers) == len(of_torch.get(kind, ()))}
-    pairs = {one: other for kind in same for one, other in zip(of_flax[kind], of_torch[kind], strict=True)}
+    ours = _of_jax({name: unpaired.shapes[name] for name in unpaired.jax}, joins)
+    of_jax, of_torch = _by_kind(ours), _by_kind(theirs)
+    same = {kind for kind, layers in of_jax.items() if len(layers) == len(of_torch.get(kind, ()))}
+    pairs = {one: other for kind in same for one, other in zip(of_jax[kind], of_torch[kind], strict=True)}
     in_order = {layer: pairs[layer] for layer in ours if layer in pairs}
     if "" in in_order:  # no prefix stands for the arrays of the model itself
         root = in_order.pop("")
-        own = [name for name in unpaired.flax if name in OF_FLAX]
+        own = [name for name in unpaired.jax if name in OF_FLAX]
         in_order |= {name: f"{root}.{name}".lstrip(".") for name in own}
     return Pairs(
         in_order,
@@ -88,15 +88,15 @@ def proposed_names(unpaired: Unpaired) -> dict[str, str]:
         Flax prefixes to torch prefixes, for the kinds of layers of which both sides have as many.
 
     >>> modules = {"fc1": nn.Linear(3, 5), "fc2": nn.Linear(5, 4)}
-    >>> flax = {"Dense_0.kernel": (3, 5), "Dense_0.bias": (5,), "Dense_1.kernel": (5, 4), "Dense_1.bias": (4,)}
+    >>> jax = {"Dense_0.kernel": (3, 5), "Dense_0.bias": (5,), "Dense_1.kernel": (5, 4), "Dense_1.bias": (4,)}
     >>> torch = {"fc1.weight": (5, 3), "fc1.bias": (5,), "fc2.weight": (4, 5), "fc2.bias": (4,)}
-    >>> proposed_names(Unpaired([*flax], [*torch], flax, torch, modules))
+    >>> proposed_names(Unpaired([*jax], [*torch], jax, torch, modules))
     {'Dense_0': 'fc1', 'Dense_1': 'fc2'}
     """
     return folded(paired(unpaired).pairs)
 
 
-def _of_flax(shapes: Shapes, joins: bool) -> dict[str, Kind]:
+def _of_jax(shapes: Shapes, joins: bool) -> dict[str, Kind]:
     """Return the kind of each layer; if `joins`, query, key, value and out of an attention are one layer."""
     layers: dict[str, dict[str, int]] = {}
     dimensions: dict[str, dict[str, int]] = {}

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from jaxddp.parity.case_interface import AnyCase
 from jaxddp.parity.compare.judge import Judgement
 from jaxddp.parity.excerpts import excerpts
 from jaxddp.parity.lazy_arrays import Arrays
 from jaxddp.parity.port import Facts
-from jaxddp.parity.question import Question
 from jaxddp.parity.records import StoredRecord, Tensors
 from jaxddp.parity.torch_side.rank import Summary
 
@@ -29,7 +29,7 @@ class Evidence:
         judgement: comparison of the two.
     """
 
-    case: Question
+    case: AnyCase
     facts: Facts
     summary: Summary
     start: Arrays

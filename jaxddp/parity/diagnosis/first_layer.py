@@ -4,7 +4,7 @@ from jaxddp.parity.cases import PortCase
 from jaxddp.parity.compare.layers import first_difference
 from jaxddp.parity.diagnosis.evidence import Evidence
 from jaxddp.parity.findings import Layer
-from jaxddp.parity.flax_side.layers import FlaxLayers
+from jaxddp.parity.jax_side.layers import FlaxLayers
 from jaxddp.parity.processes import ChildError
 from jaxddp.parity.records import Records, Scratch, total_loss
 from jaxddp.parity.torch_side.layers import TorchLayers
@@ -12,7 +12,7 @@ from jaxddp.parity.workers import Workers
 
 
 def first_layer(evidence: Evidence, workers: Workers, step: int) -> tuple[Layer | None, int, str] | None:
-    """Return what `first_difference` finds on the replica whose loss differs most, and casts that flax makes alone.
+    """Return what `first_difference` finds on the replica whose loss differs most, and casts that jax makes alone.
 
     None for a built-in model.
     """
@@ -22,15 +22,15 @@ def first_layer(evidence: Evidence, workers: Workers, step: int) -> tuple[Layer 
     same = evidence.judgement.same_examples[step]
     rank = max(same, key=lambda rank: abs(ours[rank] - theirs[rank]))
     scratch = Scratch()
-    of_torch, of_flax = scratch.path / "torch", scratch.path / "flax"
+    of_torch, of_jax = scratch.path / "torch", scratch.path / "jax"
     job = (evidence.start, evidence.torch_folder)
-    workers.jax.start(FlaxLayers(evidence.case, *job, of_flax, step, rank))
+    workers.jax.start(FlaxLayers(evidence.case, *job, of_jax, step, rank))
     try:
         workers.torch.do(TorchLayers(evidence.case.torch_source, *job, of_torch, step, rank, evidence.case.world_size))
     except ChildError:
         workers.jax.wait()  # or its answer would be taken for the next job's
         raise
     workers.jax.wait()
-    flax = Records([of_flax])[0]
-    casts = (f"flax computes in {dtype} at {where}, and torch does not" for dtype, where in flax.notes["casts"].items())
-    return *first_difference(Records([of_torch])[0], flax, flax.notes["twins"]), "; ".join(casts)
+    jax = Records([of_jax])[0]
+    casts = (f"jax computes in {dtype} at {where}, and torch does not" for dtype, where in jax.notes["casts"].items())
+    return *first_difference(Records([of_torch])[0], jax, jax.notes["twins"]), "; ".join(casts)

@@ -7,9 +7,9 @@ from jaxddp.parity.cases import PortCase
 from jaxddp.parity.compare.finite import GRADIENTS, NotFinite
 from jaxddp.parity.compare.layers import not_finite_layer
 from jaxddp.parity.diagnosis.evidence import Evidence
-from jaxddp.parity.diagnosis.searches import Searches
+from jaxddp.parity.diagnosis.interruptible import InterruptibleSearches
 from jaxddp.parity.findings import Difference, Problem
-from jaxddp.parity.flax_side.layers import FlaxLayers
+from jaxddp.parity.jax_side.layers import FlaxLayers
 from jaxddp.parity.records import Records, Scratch
 from jaxddp.parity.torch_side.layers import TorchLayers
 from jaxddp.parity.workers import Workers
@@ -21,9 +21,9 @@ NAMES = {"optimizer_state": "optimizer's state"}  # of other stages: their own
 def on_both_sides(evidence: Evidence, workers: Workers, spoiled: NotFinite) -> Problem:
     """Return the problem of numbers that are not finite on both sides, from whose step on nothing can be compared."""
     if spoiled.stage == LOSS:
-        what = f"the loss is not a finite number, in flax neither; {_born(evidence, workers, spoiled)}"
+        what = f"the loss is not a finite number, in jax neither; {_born(evidence, workers, spoiled)}"
     else:
-        what = f"{_numbers(spoiled)} are not finite, in flax neither{_loss_is_finite(spoiled)}"
+        what = f"{_numbers(spoiled)} are not finite, in jax neither{_loss_is_finite(spoiled)}"
     message = f"{what}; nothing is compared from this step on"
     return Problem("torch", f"step {spoiled.step + 1}", message, leads=True)
 
@@ -73,7 +73,7 @@ def _born(evidence: Evidence, workers: Workers, spoiled: NotFinite) -> str:
     """Say in which layer a loss that is not finite is born."""
     scratch = Scratch()
     job = _forward_pass(evidence, workers, spoiled, scratch)
-    ran = job is not None and Searches(workers, []).run(lambda: (job(), True)) is not None
+    ran = job is not None and InterruptibleSearches(workers, []).run(lambda: (job(), True)) is not None
     if not ran:
         return ""
     layer, is_given = not_finite_layer(Records([scratch.path])[0])
@@ -88,6 +88,6 @@ def _forward_pass(
     """Return what records the layers of a side on which the loss is not finite; None: they cannot be seen."""
     case, paths = evidence.case, (evidence.start, evidence.torch_folder, scratch.path)
     at = spoiled.step, spoiled.rank
-    if spoiled.side != "flax":
+    if spoiled.side != "jax":
         return lambda: workers.torch.do(TorchLayers(case.torch_source, *paths, *at, case.world_size))
     return (lambda: workers.jax.do(FlaxLayers(case, *paths, *at))) if isinstance(case, PortCase) else None

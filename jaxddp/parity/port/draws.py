@@ -54,10 +54,10 @@ class Pair:
     """A draw of torch's loss, and the draw of JAX's loss that gets the same numbers."""
 
     torch: Draw
-    flax: Draw
+    jax: Draw
 
 
-def paired(torch: Sequence[Draw], flax: Sequence[Draw]) -> tuple[Pair, ...]:
+def paired(torch: Sequence[Draw], jax: Sequence[Draw]) -> tuple[Pair, ...]:
     """Pair the draws of both sides in their order.
 
     Raises:
@@ -65,27 +65,29 @@ def paired(torch: Sequence[Draw], flax: Sequence[Draw]) -> tuple[Pair, ...]:
 
     >>> paired([Draw("normal", (32, 8), "encoder")], [])
     Traceback (most recent call last):
-    jaxddp.errors.InputError: torch draws a normal (32, 8) in encoder, flax none
+    jaxddp.errors.InputError: torch draws a normal (32, 8) in encoder, jax none
     """
-    for name, draws in (("torch", torch), ("flax", flax)):
+    for name, draws in (("torch", torch), ("jax", jax)):
         if refused := next((draw for draw in draws if draw.refused), None):
             raise InputError(f"{name} draws {refused}: {refused.refused}")
-    for number, (theirs, ours) in enumerate(zip_longest(torch, flax), start=1):
+    for number, (of_torch, of_jax) in enumerate(zip_longest(torch, jax), start=1):
         none = "none" if number == 1 else f"none after draw {number - 1}"
-        if ours is None:
-            raise InputError(f"torch draws {theirs}, flax {none}")
-        if theirs is None:
-            raise InputError(f"flax draws {ours}, torch {none}")
-        if theirs.kind != ours.kind or not (_moved(theirs.shape, ours.shape) or _reshaped(theirs.shape, ours.shape)):
-            says = f"torch draws {theirs}, flax {ours}"
+        if of_jax is None:
+            raise InputError(f"torch draws {of_torch}, jax {none}")
+        if of_torch is None:
+            raise InputError(f"jax draws {of_jax}, torch {none}")
+        if of_torch.kind != of_jax.kind or not (
+            _moved(of_torch.shape, of_jax.shape) or _reshaped(of_torch.shape, of_jax.shape)
+        ):
+            says = f"torch draws {of_torch}, jax {of_jax}"
             raise InputError(f"{says} as draw {number}; must be of one kind and size, in the same order")
-    return tuple(map(Pair, torch, flax))
+    return tuple(map(Pair, torch, jax))
 
 
 def rates_of(pairs: Sequence[Pair]) -> tuple[tuple[float, float], ...]:
     """Return torch's dropout rate and JAX's, 1 - the probability of a 1, for each pair of masks that have one."""
-    both = ((pair.torch.rate, pair.flax.rate) for pair in pairs)
-    return tuple((1 - theirs, 1 - ours) for theirs, ours in both if theirs is not None and ours is not None)
+    both = ((pair.torch.rate, pair.jax.rate) for pair in pairs)
+    return tuple((1 - of_torch, 1 - of_jax) for of_torch, of_jax in both if of_torch is not None and of_jax is not None)
 
 
 def numbers(pair: Pair, rng: np.random.Generator) -> dict[Side, np.ndarray]:
@@ -95,33 +97,33 @@ def numbers(pair: Pair, rng: np.random.Generator) -> dict[Side, np.ndarray]:
     columns, the numbers are the same in both.
 
     >>> both = numbers(Pair(Draw("normal", (2, 3, 4)), Draw("normal", (2, 4, 3))), np.random.default_rng(0))
-    >>> bool((both["torch"] == both["flax"].transpose(0, 2, 1)).all())
+    >>> bool((both["torch"] == both["jax"].transpose(0, 2, 1)).all())
     True
     """
-    theirs, ours = pair.torch.shape, pair.flax.shape
-    size = math.prod(theirs)
+    of_torch, of_jax = pair.torch.shape, pair.jax.shape
+    size = math.prod(of_torch)
     if pair.torch.kind == "normal":
         flat = rng.standard_normal(size).astype(np.float32).astype(np.float64)
     else:
         flat = (rng.integers(0, GRID, size) + 0.5) / GRID
-    layouts = _moved(theirs, ours)
+    layouts = _moved(of_torch, of_jax)
     if not layouts:
-        return {"torch": flat.reshape(theirs), "flax": flat.reshape(ours)}
-    index = _symmetric(np.arange(size).reshape(theirs), layouts)
-    return {"torch": flat[index], "flax": flat[index.transpose(layouts[0])]}
+        return {"torch": flat.reshape(of_torch), "jax": flat.reshape(of_jax)}
+    index = _symmetric(np.arange(size).reshape(of_torch), layouts)
+    return {"torch": flat[index], "jax": flat[index.transpose(layouts[0])]}
 
 
-def _moved(torch: tuple[int, ...], flax: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Return the orders of torch's axes that make flax's shape: unchanged, channels last, first two axes swapped."""
+def _moved(torch: tuple[int, ...], jax: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Return the orders of torch's axes that make jax's shape: unchanged, channels last, first two axes swapped."""
     axes = tuple(range(len(torch)))
     orders = [axes, (*axes[:1], *axes[2:], *axes[1:2]), (*axes[1::-1], *axes[2:])]
-    return [order for order in dict.fromkeys(orders) if tuple(torch[axis] for axis in order) == flax]
+    return [order for order in dict.fromkeys(orders) if tuple(torch[axis] for axis in order) == jax]
 
 
-def _reshaped(torch: tuple[int, ...], flax: tuple[int, ...]) -> bool:
+def _reshaped(torch: tuple[int, ...], jax: tuple[int, ...]) -> bool:
     """Return whether one shape merges neighbouring axes of the other, as heads that are part of the batch."""
-    ends = [{math.prod(shape[:count]) for count in range(1, len(shape) + 1)} | {1} for shape in (torch, flax)]
-    return math.prod(torch) == math.prod(flax) and (ends[0] <= ends[1] or ends[1] <= ends[0])
+    ends = [{math.prod(shape[:count]) for count in range(1, len(shape) + 1)} | {1} for shape in (torch, jax)]
+    return math.prod(torch) == math.prod(jax) and (ends[0] <= ends[1] or ends[1] <= ends[0])
 
 
 def _symmetric(index: np.ndarray, orders: Sequence[tuple[int, ...]]) -> np.ndarray:

@@ -14,7 +14,7 @@ def names_block(names: Mapping[str, str | Rule]) -> str:
     """Return the statement, a line for each entry.
 
     Args:
-        names: flax prefixes to torch prefixes, rules, or texts of rules.
+        names: jax prefixes to torch prefixes, rules, or texts of rules.
 
     >>> print(names_block({"Dense_0": "fc1", "Dense_1": 'flattened("fc2", (8, 4, 4))'}))
     names = {
@@ -22,7 +22,7 @@ def names_block(names: Mapping[str, str | Rule]) -> str:
         "Dense_1": flattened("fc2", (8, 4, 4)),
     }
     """
-    lines = (f"    {quoted(flax)}: {source(torch)},\n" for flax, torch in names.items())
+    lines = (f"    {quoted(jax)}: {source(torch)},\n" for jax, torch in names.items())
     return f"{NAME} = {{\n{''.join(lines)}}}"
 
 

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     import torch
 
 Arrays = Mapping[str, np.ndarray]
-Side = Literal["torch", "flax"]
+Side = Literal["torch", "jax"]
+PREFIX = {"torch": "torch", "jax": "flax"}  # of the names in a port file, by side
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,8 +29,8 @@ class Facts:
 
     Attributes:
         clip_grad_norm: largest norm after clipping on torch's side.
-        own_step, own_start: the port has a `flax_step` beside its losses, a `flax_start`.
-        whole_step: the port has a `torch_step` and a `flax_step`.
+        custom_step, custom_start: the port has a `flax_step` beside its losses, a `flax_start`.
+        multi_loss: the port has a `torch_step` and a `flax_step`.
         clips_inside: the optax chain does the clipping.
         casts: dtypes that torch's loss casts to.
         moves_weights: torch's loss, or a `torch_step`, changes parameters of a large model in place.
@@ -41,9 +42,9 @@ class Facts:
     loss_normalization: str = "ddp"
     steps_per_epoch: int | None = None
     restore_at: int | None = None
-    own_step: bool = False
-    own_start: bool = False
-    whole_step: bool = False
+    custom_step: bool = False
+    custom_start: bool = False
+    multi_loss: bool = False
     clips_inside: bool = False
     casts: tuple[str, ...] = ()
     moves_weights: bool = False
@@ -93,11 +94,11 @@ class Port:
             `jaxddp.state.TrainState` of the model's own trees; the axis is called "replica"; with accumulation_steps
             A > 1 the arrays of the batch are (A, B / A, ...). `stages` may show "local_loss", "local_gradients",
             "gradients" and "clipped_gradients"; a stage that is not shown is judged by its effect on the update.
-            Beside a `torch_step`: see `jaxddp.parity.flax_side.whole_step`.
+            Beside a `torch_step`: see `jaxddp.parity.jax_side.multi_loss_step`.
         flax_start: (params, rank) -> the parameters that a replica starts from; None: all start from the same.
         flax_restore: state -> state: the port's saving and loading, which must change nothing.
         restore_at: number of steps after which `flax_restore` is called.
-        names: flax prefixes to torch prefixes, where the two differ, or to rules; see `jaxddp.parity.port.rules`.
+        names: jax prefixes to torch prefixes, where the two differ, or to rules; see `jaxddp.parity.port.rules`.
         transpose_kernel: see `jaxddp.parity.convert.Converter`.
         no_twin: names of constants, such as causal masks, that one of the two models holds as a buffer.
 
@@ -201,9 +202,9 @@ class Port:
             loss_normalization=self.loss_normalization,
             steps_per_epoch=self.steps_per_epoch,
             restore_at=self.restore_at,
-            own_step=self.flax_step is not None and self.torch_step is None,
-            whole_step=self.torch_step is not None,
-            own_start=self.flax_start is not None,
+            custom_step=self.flax_step is not None and self.torch_step is None,
+            multi_loss=self.torch_step is not None,
+            custom_start=self.flax_start is not None,
             clips_inside=inside,
             no_twin=tuple(self.no_twin),
         )
@@ -227,7 +228,7 @@ class Port:
         Raises:
             InputError: the batch is not a dictionary of arrays of equal length, or cannot be cut evenly.
         """
-        name = "batch" if self.batch is not None else f"{side}_batch"
+        name = "batch" if self.batch is not None else f"{PREFIX[side]}_batch"
         call = f"{name}({step}, {rank})"
         arrays = to_arrays(getattr(self, name)(step, rank), call)
         size, pieces = len(next(iter(arrays.values()))), self.accumulation_steps

@@ -1,12 +1,12 @@
-"""Rules of `names`: how a flax array is laid out that is not one torch tensor.
+"""Rules of `names`: how a jax array is laid out that is not one torch tensor.
 
     names = {
         "blocks": "layers.{}",                        # an array (L, ...) holds torch's layers 0 .. L-1
-        "qkv": fused("q", "k", "v"),                  # one flax layer holds the outputs of three torch layers
-        "query": part("c_attn", 0, of=3),             # a flax layer is the first third of torch's outputs
-        "user": part("table", 0, of=(6040, 3706)),    # a flax table is the first 6040 rows of torch's
+        "qkv": fused("q", "k", "v"),                  # one jax layer holds the outputs of three torch layers
+        "query": part("c_attn", 0, of=3),             # a jax layer is the first third of torch's outputs
+        "user": part("table", 0, of=(6040, 3706)),    # a jax table is the first 6040 rows of torch's
         "pos_embed": transposed("pos_embed", (1, 0, 2)),
-        "Dense_0": flattened("fc1", (64, 7, 7)),      # torch flattens (C, H, W), flax (H, W, C)
+        "Dense_0": flattened("fc1", (64, 7, 7)),      # torch flattens (C, H, W), jax (H, W, C)
     }
 
 Every rule permutes elements only, so gradients, updates and moments convert as the weights do. A name in a rule may
@@ -23,16 +23,16 @@ NUMBER = "{}"  # stands for the number of a layer in a stack
 
 @dataclass(frozen=True)
 class Rule:
-    """A torch layer, or several, whose arrays flax holds in another arrangement; its repr is its source text.
+    """A torch layer, or several, whose arrays jax holds in another arrangement; its repr is its source text.
 
     Attributes:
-        layers: torch's layers; flax's array holds the outputs of all, in this order.
-        part: number of the part of the layer's outputs that flax's array holds, from 0; None: all outputs.
+        layers: torch's layers; jax's array holds the outputs of all, in this order.
+        part: number of the part of the layer's outputs that jax's array holds, from 0; None: all outputs.
         of: number of equal parts, or the size of each.
-        heads: number of heads H if fused outputs, or those of which flax has a part, are in the order (H, parts, D);
+        heads: number of heads H if fused outputs, or those of which jax has a part, are in the order (H, parts, D);
             None: (parts, outputs of each).
-        axes: axes of torch's tensor in flax's order; None: the layout of torch's layer.
-        image: shape (C, ...) of the image that torch flattens before the layer; flax flattens (..., C).
+        axes: axes of torch's tensor in jax's order; None: the layout of torch's layer.
+        image: shape (C, ...) of the image that torch flattens before the layer; jax flattens (..., C).
     """
 
     layers: tuple[str, ...]
@@ -55,7 +55,7 @@ class Rule:
 
     @property
     def depth(self) -> int:
-        """Number of leading axes of flax's array that count the layers of a stack."""
+        """Number of leading axes of jax's array that count the layers of a stack."""
         return self.layers[0].count(NUMBER)
 
 
@@ -63,7 +63,7 @@ Names = Mapping[str, str | Rule]
 
 
 def fused(*layers: str, heads: int | None = None) -> Rule:
-    """Map a flax layer to several torch layers, whose outputs, or rows of embeddings, it holds one after another.
+    """Map a jax layer to several torch layers, whose outputs, or rows of embeddings, it holds one after another.
 
     kernel = [k_1, ..., k_n] along the outputs, and the bias likewise; with `heads` H the outputs are in the order
     (H, n, D): for each head those of every layer.
@@ -87,7 +87,7 @@ def fused(*layers: str, heads: int | None = None) -> Rule:
 
 
 def part(layer: str, index: int, of: int | tuple[int, ...], heads: int | None = None) -> Rule:
-    """Map a flax layer to a part of a torch layer's outputs, or a flax table to a part of an embedding's rows.
+    """Map a jax layer to a part of a torch layer's outputs, or a jax table to a part of an embedding's rows.
 
     Args:
         layer: torch's layer.
@@ -114,11 +114,11 @@ def part(layer: str, index: int, of: int | tuple[int, ...], heads: int | None = 
 
 
 def transposed(name: str, axes: tuple[int, ...]) -> Rule:
-    """Map a flax array to a torch tensor whose axes are in another order: flax = transpose(torch, axes).
+    """Map a jax array to a torch tensor whose axes are in another order: jax = transpose(torch, axes).
 
     Args:
         name: torch's tensor; or a layer, of which arrays with as many axes are transposed.
-        axes: axes of torch's tensor in flax's order.
+        axes: axes of torch's tensor in jax's order.
 
     Raises:
         InputError: `axes` is no permutation.
@@ -133,7 +133,7 @@ def transposed(name: str, axes: tuple[int, ...]) -> Rule:
 
 
 def flattened(layer: str, shape: tuple[int, ...]) -> Rule:
-    """Map a flax layer to a torch layer that follows a flattened image: torch flattens (C, H, W), flax (H, W, C).
+    """Map a jax layer to a torch layer that follows a flattened image: torch flattens (C, H, W), jax (H, W, C).
 
     Args:
         layer: torch's Linear, or a norm before it.
@@ -193,7 +193,7 @@ def check_names(names: Names) -> None:
     """
     if not isinstance(names, Mapping):
         raise InputError(f"names: must be a dictionary, and is {type(names).__name__}")
-    for flax, torch in names.items():
-        if not isinstance(flax, str) or not isinstance(torch, str | Rule):
+    for jax, torch in names.items():
+        if not isinstance(jax, str) or not isinstance(torch, str | Rule):
             known = ", ".join(rule.__name__ for rule in RULES)
-            raise InputError(f"names: {flax!r}: must be a name in torch, or {known}; is {torch!r:.80}")
+            raise InputError(f"names: {jax!r}: must be a name in torch, or {known}; is {torch!r:.80}")

@@ -113,18 +113,18 @@ def _unexplained(difference: Difference) -> Html:
 
 def _layer(difference: Difference, layer: Layer) -> Html:
     """Return the table of the first layer whose output differs, with both frameworks' values."""
-    flax, torch = words.apart(*layer.values)
+    jax, torch = words.apart(*layer.values)
     index = list(layer.element)
     lines = [
-        ("layer", *(tag("code", words.layer_name(name)) for name in (layer.torch, layer.flax))),
+        ("layer", *(tag("code", words.layer_name(name)) for name in (layer.torch, layer.jax))),
         ("output shape", str(layer.shapes[1]), str(layer.shapes[0])),
-        (f"largest difference, at {index}", torch, flax),
+        (f"largest difference, at {index}", torch, jax),
     ]
     body = [
-        tag("tr", tag("th", name, scope="row"), tag("td", in_torch), tag("td", in_flax))
-        for name, in_torch, in_flax in lines
+        tag("tr", tag("th", name, scope="row"), tag("td", in_torch), tag("td", in_jax))
+        for name, in_torch, in_jax in lines
     ]
-    heading = tag("tr", tag("td"), [tag("th", side, scope="col") for side in ("torch", "flax")])
+    heading = tag("tr", tag("td"), [tag("th", side, scope="col") for side in ("torch", "jax")])
     return join(
         tag("h3", "First layer whose output differs"),
         scroll_box("layer", tag("table", tag("thead", heading), tag("tbody", body), class_="layer")),

@@ -166,9 +166,9 @@ def _difference_lines(group: list[Difference]) -> Iterator[str]:
         yield f"  proof  {words.evidence(causes)}" if causes else "  cause  unexplained by any known fault"
     if first.layer is not None:
         layer = first.layer
-        flax, torch = words.apart(*layer.values)
-        name = words.layer_name(layer.torch) + (f" (flax: {layer.flax})" if layer.flax.strip() else "")
-        yield f"  layer  {name}: {flax} in flax, {torch} in torch at {list(layer.element)}"
+        jax, torch = words.apart(*layer.values)
+        name = words.layer_name(layer.torch) + (f" (jax: {layer.jax})" if layer.jax.strip() else "")
+        yield f"  layer  {name}: {jax} in jax, {torch} in torch at {list(layer.element)}"
         yield f"         {words.blame(layer, first.allowed)}"
 
 

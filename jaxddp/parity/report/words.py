@@ -154,13 +154,13 @@ def where(difference: Difference) -> str:
 
     >>> where(Difference("update", 1, "fc1.weight", 0.1, 1e-12))
     'The update differs, first at step 1 in fc1.weight'
-    >>> where(Difference("local_loss", 2, "loss", math.inf, 1e-12, not_finite="flax"))
-    'The local loss is finite in torch and not in flax, first at step 2 in loss'
+    >>> where(Difference("local_loss", 2, "loss", math.inf, 1e-12, not_finite="jax"))
+    'The local loss is finite in torch and not in jax, first at step 2 in loss'
     """
     name = STAGE_NAMES[difference.stage]
     plural = name.endswith("s") and not name.endswith("ss")
     if difference.not_finite:
-        other, be = "torch" if difference.not_finite == "flax" else "flax", "are" if plural else "is"
+        other, be = "torch" if difference.not_finite == "jax" else "jax", "are" if plural else "is"
         sides = f"{be} finite in {other} and not in {difference.not_finite}"
         return f"The {name} {sides}, first at step {difference.step} in {difference.tensor}"
     verb = "round" if difference.kind == "numeric" else "differ"

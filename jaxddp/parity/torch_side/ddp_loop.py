@@ -36,7 +36,7 @@ class DdpLoop:
     Args:
         side: model, loss and options of the loop.
         world: the ranks that take part.
-        keeps_whole: see `Recorder`.
+        keeps_full: see `Recorder`.
         tell: reports to the parent what the rank is doing.
         folder: existing folder for a large model's files; None: each rank keeps its parameters to itself.
 
@@ -48,7 +48,7 @@ class DdpLoop:
         kind: class name of the optimizer.
     """
 
-    def __init__(self, side: TorchSide, world: World, keeps_whole: bool, tell: Tell, folder: Path | None = None):
+    def __init__(self, side: TorchSide, world: World, keeps_full: bool, tell: Tell, folder: Path | None = None):
         model = side.model
         self._side, self._world = side, world
         self._ddp = DistributedDataParallel(
@@ -58,7 +58,7 @@ class DdpLoop:
             gradient_as_bucket_view=any(map(is_large, model.parameters())),  # saves one copy of the gradients
             **buffers_option(side.buffers),
         )
-        self.recorder = Recorder(model, world, side, keeps_whole)
+        self.recorder = Recorder(model, world, side, keeps_full)
         if side.loss_in_ddp:
             self.recorder.computes = lambda ddp, batch: ddp(batch)
         self._ddp.register_comm_hook(self.recorder, recording_hook)

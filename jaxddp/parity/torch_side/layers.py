@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from jaxddp.parity.case_interface import Trajectory
 from jaxddp.parity.lazy_arrays import Arrays
 from jaxddp.parity.processes import Tell, free_at_once
-from jaxddp.parity.question import Trajectory
 from jaxddp.parity.records import INPUTS, OUTPUTS, Records, RecordWriter, is_large_model
 from jaxddp.parity.torch_side.rank import load_state, rank_folder
 from jaxddp.parity.torch_side.side import Source, make_side
@@ -51,7 +51,7 @@ class TorchLayers:
         reference = Trajectory(self.start, Records([rank_folder(self.reference, 0)]))
         load_state(side.model, reference.before(self.step), strict=False)
         micro_batch = next(islice(side.batches(self.rank, self.replicas), self.step, None))[0]
-        calls = Calls()
+        calls = LayerCalls()
         with ExitStack() as hooks, torch.no_grad():
             for name, module in side.model.named_modules():
                 listen(module, name, calls, hooks)
@@ -59,7 +59,7 @@ class TorchLayers:
         calls.write(self.folder)
 
 
-class Calls:
+class LayerCalls:
     """Inputs and outputs of the layers that were called; the n-th call of a layer is recorded as "layer (n)".
 
     Attributes:
@@ -104,7 +104,7 @@ class Calls:
         RecordWriter(folder).write(record, order=self.order, **notes)
 
 
-def listen(module: nn.Module, name: str, calls: Calls, hooks: ExitStack) -> None:
+def listen(module: nn.Module, name: str, calls: LayerCalls, hooks: ExitStack) -> None:
     """Record every call of the module until the stack is closed; arrays are copied, since layers work in place."""
     given: list[np.ndarray | None] = []
 

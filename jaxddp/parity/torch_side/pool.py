@@ -6,10 +6,10 @@ from types import TracebackType
 from typing import Any, Self
 
 from jaxddp.data.micro_batches import MicroBatches
+from jaxddp.parity.case_interface import LOCAL_STAGES, AnyCase, Trajectory, micro_batches_of
 from jaxddp.parity.processes import STARTING, Child, ChildError, answers, end_all
-from jaxddp.parity.question import LOCAL_STAGES, Question, Trajectory, micro_batches_of
 from jaxddp.parity.records import Records, Scratch, Tensors
-from jaxddp.parity.torch_side.rank import Job, Steps, rank_folder, serve
+from jaxddp.parity.torch_side.rank import Steps, TorchJob, rank_folder, serve
 from torch_ref.launch import SLOW_IMPORTS
 
 # Stages that every rank records; the others are recorded by rank 0 only.
@@ -53,7 +53,7 @@ class TorchPool:
         """Return whether the ranks run; all are ended once one of them dies, hangs, or leaves others waiting."""
         return bool(self._ranks)
 
-    def run(self, case: Question, weights: Tensors, batches: Iterable[MicroBatches] | None = None) -> Trajectory:
+    def run(self, case: AnyCase, weights: Tensors, batches: Iterable[MicroBatches] | None = None) -> Trajectory:
         """Take the steps of a case and return their records.
 
         Args:
@@ -68,7 +68,7 @@ class TorchPool:
         self.do(Steps(source, case.dtype, world_size, len(steps), scratch.path, weights, batches=of_ranks))
         return Trajectory(weights, torch_records(scratch.path, world_size, owner=scratch))
 
-    def do(self, job: Job) -> list[Any]:
+    def do(self, job: TorchJob) -> list[Any]:
         """Run a job on the first `job.world_size` ranks and return their answers."""
         ranks = self._ranks[: job.world_size]
         for rank in ranks:

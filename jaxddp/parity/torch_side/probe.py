@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from jaxddp.parity.convert.layouts import NORMS
 from jaxddp.parity.port import Port
-from jaxddp.parity.torch_side.layers import Calls, listen
+from jaxddp.parity.torch_side.layers import LayerCalls, listen
 from jaxddp.parity.torch_side.side import TorchSide, default_dtype, side_of_port, to_batch
 from torch_ref.losses import Batch
 
@@ -36,7 +36,7 @@ class Probe:
     """
 
     tensors: dict[str, np.ndarray] = field(default_factory=dict)
-    calls: Calls = field(default_factory=Calls)
+    calls: LayerCalls = field(default_factory=LayerCalls)
     images: list[Image] = field(default_factory=list)
     constants: list[str] = field(default_factory=list)
     losses: dict[str, float] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class Probe:
 
 def probe(port: Port) -> Probe:
     """Make the pass on the first micro-batch, at weights near the initial ones."""
-    calls = Calls()
+    calls = LayerCalls()
     with torch.random.fork_rng(devices=[]), torch.no_grad(), default_dtype("float64"):
         torch.manual_seed(0)
         side = side_of_port(port, 1, "float64")

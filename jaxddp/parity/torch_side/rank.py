@@ -14,17 +14,17 @@ import torch.distributed as dist
 from torch import nn
 
 from jaxddp.errors import InputError
+from jaxddp.parity.case_interface import Trajectory
 from jaxddp.parity.lazy_arrays import Arrays
 from jaxddp.parity.port import Facts, errors_located
-from jaxddp.parity.port.draws import Draw as LossDraw
+from jaxddp.parity.port.draws import Draw
 from jaxddp.parity.processes import Tell, free_at_once, reported, telling
-from jaxddp.parity.question import Trajectory
 from jaxddp.parity.records import Records, RecordWriter, Tensors, is_large_model, whole
 from jaxddp.parity.stored_tensors import StoredTensors, write_tensors
 from jaxddp.parity.torch_side.ddp_loop import DdpLoop
 from jaxddp.parity.torch_side.draws import NotedDraws
+from jaxddp.parity.torch_side.multi_loss_loop import MultiLossLoop
 from jaxddp.parity.torch_side.side import Source, TorchSide, default_dtype, make_side, to_batch
-from jaxddp.parity.torch_side.whole_step import WholeStep
 from torch_ref.distributed import CPU, World, process_group
 from torch_ref.losses import Batch
 
@@ -49,7 +49,7 @@ class Summary:
     tied: tuple[str, ...] = ()
 
 
-class Job(Protocol):
+class TorchJob(Protocol):
     """A job for ranks 0 .. world_size - 1 together."""
 
     @property
@@ -108,9 +108,9 @@ class Steps:
         load_state(model, self.weights)
         writer = RecordWriter(rank_folder(self.folder, world.rank))
         free = self.reference is None
-        loop: DdpLoop | WholeStep
+        loop: DdpLoop | MultiLossLoop
         if side.whole is not None:
-            loop, shared = WholeStep(side, world, free, tell), None
+            loop, shared = MultiLossLoop(side, world, free, tell), None
         else:
             loop = DdpLoop(side, world, free, tell, self.folder if is_large and self.shares else None)
             shared = loop.shared
@@ -147,7 +147,7 @@ class Steps:
 
 
 @dataclass(frozen=True)
-class Draw:
+class DrawWeights:
     """A job that draws a model's initial weights and returns them with the facts of its training loop.
 
     The first batch is made twice, to see that it can be, and its loss once, to see the dtypes that it casts to and the
@@ -167,7 +167,7 @@ class Draw:
     seed: int = 0
     world_size: int = 1
 
-    def run(self, world: World, tell: Tell) -> tuple[StoredTensors, Facts, tuple[LossDraw, ...] | str]:
+    def run(self, world: World, tell: Tell) -> tuple[StoredTensors, Facts, tuple[Draw, ...] | str]:
         """Draw the weights; the last of the answer is the loss's draws, or why the loss cannot be computed."""
         tell("the port's file or torch_model")
         torch.manual_seed(self.seed)
@@ -191,7 +191,7 @@ def _moved(model: nn.Module, path: Path) -> bool:
     return is_large_model(there) and any(not np.array_equal(x.detach().cpu().numpy(), there[n]) for n, x in parameters)
 
 
-def _draws_of(side: TorchSide, batches: list[list[Batch]], name: str) -> tuple[LossDraw, ...] | str:
+def _draws_of(side: TorchSide, batches: list[list[Batch]], name: str) -> tuple[Draw, ...] | str:
     """Return the draws of the loss for the first of these batches, or why it cannot be computed."""
     try:
         with errors_located(name), NotedDraws(side.model) as noted:
@@ -275,7 +275,7 @@ def device_of(rank: int, platform: str) -> torch.device:
     return torch.device("cuda", rank % torch.cuda.device_count())
 
 
-def _rates_ahead(loop: DdpLoop | WholeStep, steps: int) -> Iterator[float]:
+def _rates_ahead(loop: DdpLoop | MultiLossLoop, steps: int) -> Iterator[float]:
     """Yield the learning rates of the steps that would follow, until the schedule ends."""
     loop.optimizer.zero_grad()
     with contextlib.suppress(Exception):  # OneCycleLR raises after its last step, and a port's schedule may too

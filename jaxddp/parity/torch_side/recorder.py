@@ -74,7 +74,7 @@ class Recorder:
         model: the module inside DDP.
         world: the ranks that take part.
         side: loss, hooks and facts of the training loop.
-        keeps_whole: large parameters, and the gradients that optimizers will be given, are kept whole.
+        keeps_full: large parameters, and the gradients that optimizers will be given, are kept whole.
 
     Attributes:
         parameters: name -> parameter, tied ones under their first name.
@@ -82,9 +82,9 @@ class Recorder:
         groups: the optimizer's parameter groups at the last step, as JSON can hold them; rank 0 only.
     """
 
-    def __init__(self, model: nn.Module, world: World, side: TorchSide, keeps_whole: bool = False):
+    def __init__(self, model: nn.Module, world: World, side: TorchSide, keeps_full: bool = False):
         self.model = model
-        self._keeps_whole = keeps_whole and world.rank == 0
+        self._keeps_whole = keeps_full and world.rank == 0
         self.world = world
         self.parameters = dict(model.named_parameters())
         self.names = {id(parameter): name for name, parameter in self.parameters.items()}

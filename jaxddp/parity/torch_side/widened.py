@@ -1,4 +1,4 @@
-"""Casts in a loss, which a run in float64 lifts; see `jaxddp.parity.flax_side.widened`. Imports no jax."""
+"""Casts in a loss, which a run in float64 lifts; see `jaxddp.parity.jax_side.widened`. Imports no jax."""
 
 from collections.abc import Callable
 from typing import Any

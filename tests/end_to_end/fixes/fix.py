@@ -91,11 +91,11 @@ def optimizers(torch: str, flax: str = HOLE) -> tuple[Change, ...]:
 
 def between(torch: str, flax: str, torch_layer: str = "", flax_layer: str = "") -> tuple[Change, ...]:
     """Return changes that put code between fc1 and fc2, and a layer `self.middle` that it calls."""
-    of_torch, of_flax = (f"; self.middle = {layer}" * bool(layer) for layer in (torch_layer, flax_layer))
+    of_torch, of_jax = (f"; self.middle = {layer}" * bool(layer) for layer in (torch_layer, flax_layer))
     return (
         ("self.fc2 = torch.nn.Linear(5, 4)", f"self.fc2 = torch.nn.Linear(5, 4){of_torch}"),
         ("torch.tanh(self.fc1(x))", torch),
-        ("self.fc2 = nnx.Linear(5, 4, rngs=rngs)", f"self.fc2 = nnx.Linear(5, 4, rngs=rngs){of_flax}"),
+        ("self.fc2 = nnx.Linear(5, 4, rngs=rngs)", f"self.fc2 = nnx.Linear(5, 4, rngs=rngs){of_jax}"),
         ("nnx.tanh(self.fc1(x))", flax),
     )
 
@@ -112,7 +112,7 @@ def losses(torch: str, flax: str) -> tuple[Change, ...]:
     )
 
 
-# Torch has images (N, C, H, W), flax (N, H, W, C).
+# Torch has images (N, C, H, W), jax (N, H, W, C).
 IMAGES = (("def batch(", "def torch_batch("), ("(12, 3)", "(12, 2, 6, 8)"))
 FLAX_IMAGES = """
 def flax_batch(step, rank):

@@ -11,7 +11,7 @@ import pytest
 from jax import numpy as jnp
 
 from jaxddp.errors import InputError
-from jaxddp.nn.own_tree import seeing
+from jaxddp.nn.model_tree import seeing
 from jaxddp.nn.plain import PlainFunctional
 
 

@@ -14,13 +14,13 @@ from tests.support.small_port import write
 Shape = tuple[int, ...]
 
 
-def of_shapes(torch: Shape, flax: Shape, kind: str = "normal") -> dict[Any, np.ndarray]:
+def of_shapes(torch: Shape, jax: Shape, kind: str = "normal") -> dict[Any, np.ndarray]:
     """Return the numbers of a pair of draws."""
-    return numbers(*paired([Draw(kind, torch)], [Draw(kind, flax)]), np.random.default_rng(1))
+    return numbers(*paired([Draw(kind, torch)], [Draw(kind, jax)]), np.random.default_rng(1))
 
 
 @pytest.mark.parametrize(
-    ("torch", "flax", "order"),
+    ("torch", "jax", "order"),
     [
         ((4, 3), (4, 3), (0, 1)),
         ((4, 3, 5, 6), (4, 5, 6, 3), (0, 2, 3, 1)),  # NCHW, NHWC
@@ -29,10 +29,10 @@ def of_shapes(torch: Shape, flax: Shape, kind: str = "normal") -> dict[Any, np.n
         ((5, 3), (3, 5), (1, 0)),  # a kernel
     ],
 )
-def test_numbers_move_with_the_axes(torch: Shape, flax: Shape, order: Shape) -> None:
-    both = of_shapes(torch, flax)
-    assert (both["torch"].shape, both["flax"].shape) == (torch, flax)
-    assert np.array_equal(both["torch"].transpose(order), both["flax"])
+def test_numbers_move_with_the_axes(torch: Shape, jax: Shape, order: Shape) -> None:
+    both = of_shapes(torch, jax)
+    assert (both["torch"].shape, both["jax"].shape) == (torch, jax)
+    assert np.array_equal(both["torch"].transpose(order), both["jax"])
     assert len(np.unique(both["torch"])) == both["torch"].size
 
 
@@ -50,13 +50,13 @@ def test_numbers_are_the_same_in_each_layout_that_is_possible(
 ) -> None:
     both = of_shapes(shape, shape)
     for order in [tuple(range(len(shape))), *orders]:
-        assert np.array_equal(both["torch"].transpose(order), both["flax"])
+        assert np.array_equal(both["torch"].transpose(order), both["jax"])
     assert len(np.unique(both["torch"])) == different
 
 
 def test_heads_may_be_part_of_the_batch() -> None:
     both = of_shapes((8, 5, 5), (2, 4, 5, 5), "bernoulli")
-    assert np.array_equal(both["torch"].ravel(), both["flax"].ravel())
+    assert np.array_equal(both["torch"].ravel(), both["jax"].ravel())
 
 
 @pytest.mark.parametrize("kind", ["normal", "uniform", "bernoulli"])
@@ -74,36 +74,36 @@ MASK, NOISE = Draw("bernoulli", (12, 5), "drop", 0.9), Draw("normal", (12, 5), "
 
 
 @pytest.mark.parametrize(
-    ("torch", "flax", "message"),
+    ("torch", "jax", "message"),
     [
-        ([NOISE], [], "torch draws a normal (12, 5) in encoder, flax none"),
-        ([], [Draw("uniform", ())], "flax draws a uniform (), torch none"),
-        ([MASK, NOISE], [MASK], "torch draws a normal (12, 5) in encoder, flax none after draw 1"),
+        ([NOISE], [], "torch draws a normal (12, 5) in encoder, jax none"),
+        ([], [Draw("uniform", ())], "jax draws a uniform (), torch none"),
+        ([MASK, NOISE], [MASK], "torch draws a normal (12, 5) in encoder, jax none after draw 1"),
         (
             [MASK, NOISE],
             [NOISE, MASK],
-            "torch draws a bernoulli (12, 5) in drop, flax a normal (12, 5) in encoder as draw 1; must be of one kind "
+            "torch draws a bernoulli (12, 5) in drop, jax a normal (12, 5) in encoder as draw 1; must be of one kind "
             "and size, in the same order",
         ),
         (
             [MASK],
             [Draw("bernoulli", (1, 5), "layers.2")],
-            "torch draws a bernoulli (12, 5) in drop, flax a bernoulli (1, 5) in layers.2 as draw 1; must be of one "
+            "torch draws a bernoulli (12, 5) in drop, jax a bernoulli (1, 5) in layers.2 as draw 1; must be of one "
             "kind and size, in the same order",
         ),
         (
             [Draw("normal", (6, 10), "3")],
             [Draw("normal", (4, 15))],
-            "torch draws a normal (6, 10) in layer 3, flax a normal (4, 15) as draw 1; must be of one kind and size, "
+            "torch draws a normal (6, 10) in layer 3, jax a normal (4, 15) as draw 1; must be of one kind and size, "
             "in the same order",
         ),
         ([MASK, Draw("randperm", (3,), refused="no")], [MASK], "torch draws a randperm (3,): no"),
-        ([MASK], [Draw("normal", (3,), refused="no")], "flax draws a normal (3,): no"),
+        ([MASK], [Draw("normal", (3,), refused="no")], "jax draws a normal (3,): no"),
     ],
 )
-def test_draws_without_partners_are_refused(torch: list[Draw], flax: list[Draw], message: str) -> None:
+def test_draws_without_partners_are_refused(torch: list[Draw], jax: list[Draw], message: str) -> None:
     with pytest.raises(InputError) as raised:
-        paired(torch, flax)
+        paired(torch, jax)
     assert str(raised.value) == message
 
 
@@ -122,7 +122,7 @@ def drawn_port(folder: Path, seed: int = 0, more: str = "accumulation_steps = 2"
 def test_numbers_travel_in_the_batch_which_keeps_its_examples(tmp_path: Path) -> None:
     port = drawn_port(tmp_path)
     plain = PortFile(str(tmp_path / "port.py")).port()
-    for side in ("torch", "flax"):
+    for side in ("torch", "jax"):
         pieces = port.micro_batches(1, 1, side)  # type: ignore[arg-type]
         assert [set(piece) for piece in pieces] == [{"x", "y", f"{ENTRY}0", f"{ENTRY}1"}] * 2
         assert pieces[0][f"{ENTRY}1"].shape == ((4, 3, 2) if side == "torch" else (4, 2, 3))
@@ -151,10 +151,10 @@ BATCH = {f"{ENTRY}0": np.full((12, 5), 0.25)}
 @pytest.mark.parametrize(
     ("batch", "takes", "message"),
     [
-        (BATCH, [("normal", (12, 5))], r"^flax draws a normal \(12, 5\), and a bernoulli \(12, 5\) in drop for the"),
-        (BATCH, [("bernoulli", (7, 5))], r"^flax draws a bernoulli \(7, 5\), and a bernoulli \(12, 5\) in drop for"),
-        (BATCH, [("bernoulli", (12, 5))] * 2, r"^flax draws a bernoulli \(12, 5\), and did not for the first batch"),
-        (BATCH, [], r"^flax draws a bernoulli \(12, 5\) in drop for the first batch, and not for another; must dep"),
+        (BATCH, [("normal", (12, 5))], r"^jax draws a normal \(12, 5\), and a bernoulli \(12, 5\) in drop for the"),
+        (BATCH, [("bernoulli", (7, 5))], r"^jax draws a bernoulli \(7, 5\), and a bernoulli \(12, 5\) in drop for"),
+        (BATCH, [("bernoulli", (12, 5))] * 2, r"^jax draws a bernoulli \(12, 5\), and did not for the first batch"),
+        (BATCH, [], r"^jax draws a bernoulli \(12, 5\) in drop for the first batch, and not for another; must dep"),
         ({}, [("bernoulli", (12, 5))], "^flax_step: must give the loss all entries of the batch, with their shapes"),
         ({f"{ENTRY}0": np.ones(60)}, [("bernoulli", (12, 5))], "^flax_step: must give the loss all entries of the ba"),
     ],
@@ -162,7 +162,7 @@ BATCH = {f"{ENTRY}0": np.full((12, 5), 0.25)}
 def test_a_loss_that_draws_otherwise_than_for_the_first_batch_is_refused(
     batch: dict[str, np.ndarray], takes: list[tuple[str, Shape]], message: str
 ) -> None:
-    served = Served(batch, [MASK], "flax")
+    served = Served(batch, [MASK], "jax")
     with pytest.raises(InputError, match=message):
         for kind, shape in takes:
             assert served.take(kind, shape) is batch[f"{ENTRY}0"]

@@ -21,7 +21,7 @@ import numpy as np
 from beside import SIZE
 
 def torch_model(): return "a torch module"
-def flax_model(): return "a flax module"
+def flax_model(): return "a jax module"
 def torch_loss(model, batch): return 1.0
 def flax_loss(model, batch): return 1.0
 def batch(step, rank): return {"x": np.full(SIZE, step), "y": np.full(SIZE, rank)}
@@ -44,7 +44,7 @@ def port(**changes: Any) -> Port:
 
 def test_load_port_reads_the_fields_from_the_file(tmp_path: Path) -> None:
     loaded = load_port(write(tmp_path, FILE))
-    assert (loaded.torch_model(), loaded.flax_model()) == ("a torch module", "a flax module")
+    assert (loaded.torch_model(), loaded.flax_model()) == ("a torch module", "a jax module")
     assert (loaded.optimizer, loaded.accumulation_steps) == ("adam", 2)
     first, second = loaded.micro_batches(step=3, rank=1)
     assert {name: array.tolist() for name, array in first.items()} == {"x": [3, 3], "y": [1, 1]}
@@ -222,7 +222,7 @@ def test_ports_in_two_folders_import_their_own_neighbours(tmp_path: Path) -> Non
         (folder / "neighbour.py").write_text("from package import SIZE\n")
         paths[name] = write(folder, FILE.replace("from beside import", "from neighbour import"))
     for name in ("first", "second", "first"):
-        assert len(load_port(paths[name]).first_batch("flax")["x"]) == sizes[name] // 2
+        assert len(load_port(paths[name]).first_batch("jax")["x"]) == sizes[name] // 2
 
 
 def test_a_module_of_the_path_is_imported_once_for_all_ports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

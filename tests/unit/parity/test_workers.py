@@ -20,9 +20,9 @@ class Started:
 @pytest.mark.parametrize(
     ("error", "ended"),
     [
-        (ChildError("flax", "step 2", "division by zero", "Traceback ..."), 0),
-        (ChildError("flax", "step 2", "died of SIGKILL"), 1),
-        (ChildError("flax", "step 2", "no answer for 300 s"), 1),
+        (ChildError("jax", "step 2", "division by zero", "Traceback ..."), 0),
+        (ChildError("jax", "step 2", "died of SIGKILL"), 1),
+        (ChildError("jax", "step 2", "no answer for 300 s"), 1),
         (ChildError("torch rank 1", "step 2", "died of SIGKILL"), 0),
     ],
     ids=["raised", "died", "hangs", "torch died"],
@@ -37,7 +37,7 @@ def test_only_a_process_that_died_or_hangs_is_ended(error: ChildError, ended: in
 
 def test_an_error_before_the_first_job_of_jax_ends_nothing() -> None:
     workers: Any = Workers(1)
-    workers.end_after(ChildError("flax", "start", "died of SIGKILL"))
+    workers.end_after(ChildError("jax", "start", "died of SIGKILL"))
     assert workers._jax is None
 
 

@@ -203,7 +203,7 @@ class Patch(Item):
         return self.change.fault == other.change.fault and bool(self.sites & other.sites)
 
 
-class Calls(TorchFunctionMode):
+class CallTrace(TorchFunctionMode):
     """Context manager that counts calls and replaces those at the patched sites.
 
     Args:
@@ -217,7 +217,7 @@ class Calls(TorchFunctionMode):
 
     >>> import torch
     >>> gelu = Change("gelu_approximation", "", lambda call, proceed, _: proceed(call.but(approximate="tanh")))
-    >>> with Calls([Patch(gelu, frozenset({("gelu", 1)}))]):
+    >>> with CallTrace([Patch(gelu, frozenset({("gelu", 1)}))]):
     ...     [torch.nn.functional.gelu(torch.tensor([1.0, 2.0])) for _ in range(2)]
     [tensor([0.8413, 1.9545]), tensor([0.8412, 1.9546])]
     """

@@ -13,15 +13,15 @@ from pathlib import Path
 
 import torch
 
+from jaxddp.parity.case_interface import Trajectory
 from jaxddp.parity.convert import tied_names, under_all_names
 from jaxddp.parity.diagnosis.decide import Ruling
 from jaxddp.parity.diagnosis.forward.buffers import explain_buffers
-from jaxddp.parity.diagnosis.forward.explain import ModelEvidence, ModelStep, differs, search_model
-from jaxddp.parity.diagnosis.forward.whole_step import LossOfStep, UnknownWeights
+from jaxddp.parity.diagnosis.forward.loss_causes import ModelEvidence, ModelStep, differs, search_model
+from jaxddp.parity.diagnosis.forward.one_loss import LossOfStep, UnknownWeights
 from jaxddp.parity.lazy_arrays import Arrays
 from jaxddp.parity.port.draws import DrawnSource, rates_of
 from jaxddp.parity.processes import Tell, free_at_once
-from jaxddp.parity.question import Trajectory
 from jaxddp.parity.records import COUNTER, Lazy, Records, Tensors, is_large_model, of_loss
 from jaxddp.parity.torch_side.rank import rank_folder
 from jaxddp.parity.torch_side.side import Source, TorchSide, make_side

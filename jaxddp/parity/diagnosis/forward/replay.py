@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from jaxddp.parity.diagnosis.forward.calls import Call, Calls, Gather, Patch
+from jaxddp.parity.diagnosis.forward.calls import Call, CallTrace, Gather, Patch
 from jaxddp.parity.diagnosis.forward.sites import trace
 from jaxddp.parity.excerpts import excerpt
 from jaxddp.parity.lazy_arrays import Arrays, Renamed
@@ -84,7 +84,7 @@ class ModelEvidence:
 
 
 @dataclass(frozen=True)
-class Piece:
+class MicroBatchResult:
     """Results of one micro-batch: sum and count of its losses, gradients of the sum."""
 
     loss: float
@@ -96,7 +96,7 @@ class Piece:
 class ReplicaResult:
     """Results of one replica's step: a piece for each micro-batch, and the buffers after the step."""
 
-    pieces: list[Piece]
+    pieces: list[MicroBatchResult]
     buffers: dict[str, np.ndarray]
 
 
@@ -108,7 +108,7 @@ class Replay:
     ...     nn.Linear(1, 1, bias=False).double(), lambda model, batch: {"loss": model(batch["x"]).sum(), "count": 3},
     ...     [step], world_size=1)
     >>> Replay(evidence).run(0, [0])[0].pieces
-    [Piece(loss=6.0, count=3.0, gradients={'weight': array([[3.]])})]
+    [MicroBatchResult(loss=6.0, count=3.0, gradients={'weight': array([[3.]])})]
     """
 
     def __init__(self, evidence: ModelEvidence):
@@ -164,8 +164,8 @@ class Replay:
         self._load(module, step, patches)
         pieces = []
         for batch in self._evidence.steps[step].micro_batches[rank]:
-            loss, count = _forward(module, self._evidence.loss_fn, batch, Calls(patches))
-            pieces.append(Piece(float(loss.detach()), count, _gradients(loss, module)))
+            loss, count = _forward(module, self._evidence.loss_fn, batch, CallTrace(patches))
+            pieces.append(MicroBatchResult(float(loss.detach()), count, _gradients(loss, module)))
         return ReplicaResult(pieces, _buffers(module))
 
     def _side_by_side(self, step: int, patches: Sequence[Patch]) -> list[ReplicaResult]:
@@ -179,11 +179,11 @@ class Replay:
             self._copies.append(copy.deepcopy(evidence.module))
         for module in self._copies:
             self._load(module, step, patches)
-        pieces: list[list[Piece]] = [[] for _ in self._copies]
+        pieces: list[list[MicroBatchResult]] = [[] for _ in self._copies]
         for batches in zip(*evidence.steps[step].micro_batches, strict=True):
             exchange = _Exchange(evidence.world_size)
             forwards = [
-                partial(_forward, module, evidence.loss_fn, batch, Calls(patches, exchange.gather(rank)))
+                partial(_forward, module, evidence.loss_fn, batch, CallTrace(patches, exchange.gather(rank)))
                 for rank, (module, batch) in enumerate(zip(self._copies, batches, strict=True))
             ]
             results = exchange.together(forwards)
@@ -191,11 +191,11 @@ class Replay:
             total = torch.stack([loss / divisor for (loss, _), divisor in zip(results, divisors, strict=True)]).sum()
             for of_rank, module, (loss, count), divisor in zip(pieces, self._copies, results, divisors, strict=True):
                 gradients = {name: gradient * divisor for name, gradient in _gradients(total, module).items()}
-                of_rank.append(Piece(float(loss.detach()), count, gradients))
+                of_rank.append(MicroBatchResult(float(loss.detach()), count, gradients))
         return [ReplicaResult(of_rank, _buffers(module)) for of_rank, module in zip(pieces, self._copies, strict=True)]
 
 
-def _forward(module: nn.Module, loss_fn: LossFunction, batch: Batch, calls: Calls) -> tuple[Tensor, float]:
+def _forward(module: nn.Module, loss_fn: LossFunction, batch: Batch, calls: CallTrace) -> tuple[Tensor, float]:
     with calls:
         sums = loss_fn(module, batch)
     return sums["loss"], float(sums["count"]) + calls.more

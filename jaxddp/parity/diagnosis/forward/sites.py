@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from jaxddp.parity.diagnosis.forward.calls import Call, Calls, Change, Patch, Site
+from jaxddp.parity.diagnosis.forward.calls import Call, CallTrace, Change, Patch, Site
 from torch_ref.losses import Batch, LossFunction
 
 MOST_SITES = 5  # sites of which every subset is tried: a ResNet's stem, pooling and three strided stages
@@ -31,7 +31,7 @@ def trace(module: nn.Module, loss_fn: LossFunction, batch: Batch) -> list[Call]:
         handles.append(child.register_forward_pre_hook(lambda *_, name=name: names.append(name)))
         handles.append(child.register_forward_hook(lambda *_: _drop_last(names), always_call=True))
     try:
-        with Calls(modules=names) as calls:
+        with CallTrace(modules=names) as calls:
             loss_fn(module, batch)
     finally:
         for handle in handles:

@@ -6,13 +6,13 @@ import numpy as np
 
 from jaxddp.parity.compare.residuals import relative
 from jaxddp.parity.diagnosis.decide import Hypothesis
-from jaxddp.parity.diagnosis.optimizer.evidence import (
+from jaxddp.parity.diagnosis.optimizer.recipes import OptimizerRecipe
+from jaxddp.parity.diagnosis.optimizer.update_evidence import (
     OptimizerEvidence,
     OptimizerStep,
     Tensors,
     replay,
 )
-from jaxddp.parity.diagnosis.optimizer.recipes import OptimizerRecipe
 from jaxddp.parity.records import stage_norm
 
 

@@ -12,10 +12,10 @@ import numpy as np
 from jaxddp.parity.diagnosis.optimizer.clipping import clip_edits
 from jaxddp.parity.diagnosis.optimizer.decay import decay_edits
 from jaxddp.parity.diagnosis.optimizer.edit import OptimizerEdit, discrete, number, numbers, typical
-from jaxddp.parity.diagnosis.optimizer.evidence import OptimizerEvidence
 from jaxddp.parity.diagnosis.optimizer.fit import Unknown, Values
 from jaxddp.parity.diagnosis.optimizer.recipes import STATE, OptimizerRecipe
 from jaxddp.parity.diagnosis.optimizer.sample import Sample
+from jaxddp.parity.diagnosis.optimizer.update_evidence import OptimizerEvidence
 from jaxddp.parity.diagnosis.optimizer.warmup import warmup_edits
 
 PARTS = {"mean": "means of gradients", "square": "means of squares", "buffer": "momentum", "largest": "largest squares"}

@@ -146,7 +146,7 @@ class OptimizerRecipe:
         columns = (self.lr, self.first, self.second, self.dampening, self.eps, self.decay, self.used, self.fresh)
         return [Numbers(*row) for row in zip(*map(_shared, (*columns, rest, rest_ahead, rest_square)), strict=True)]
 
-    def begin(self, block: "Block", step: int, state: State | None) -> State:
+    def begin(self, block: "ElementBlock", step: int, state: State | None) -> State:
         """Return the state before a step: initial at the first step and in the parts that a restore lost."""
         lost = self.lost if step == self.restored_at else frozenset()
         new = {part: np.asarray(0.0) for part in STATE[self.family]}
@@ -155,7 +155,7 @@ class OptimizerRecipe:
         return new if state is None else {part: new[part] if part in lost else state[part] for part in state}
 
     def advance(
-        self, block: "Block", step: int, state: State | None, params: np.ndarray, gradients: np.ndarray
+        self, block: "ElementBlock", step: int, state: State | None, params: np.ndarray, gradients: np.ndarray
     ) -> tuple[np.ndarray, State]:
         """Take one step on a block of elements.
 
@@ -203,7 +203,7 @@ class Numbers(NamedTuple):
     rest_square: np.ndarray  # 1 - second^t
 
 
-class Block(NamedTuple):
+class ElementBlock(NamedTuple):
     """Elements that are replayed together.
 
     Attributes:
@@ -215,7 +215,7 @@ class Block(NamedTuple):
     def spread(self, values: np.ndarray) -> np.ndarray:
         """Return numbers per tensor, (T,), as numbers per element; a shared number, (), stays one number.
 
-        >>> Block(np.array([0, 0, 1])).spread(np.array([0.5, 2.0])).tolist()
+        >>> ElementBlock(np.array([0, 0, 1])).spread(np.array([0.5, 2.0])).tolist()
         [0.5, 0.5, 2.0]
         """
         return values[self.tensor_of] if values.ndim else values

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxddp.parity.compare.residuals import relative
-from jaxddp.parity.diagnosis.optimizer.evidence import OptimizerEvidence, Tensors, replay
-from jaxddp.parity.diagnosis.optimizer.recipes import Block, OptimizerRecipe
+from jaxddp.parity.diagnosis.optimizer.recipes import ElementBlock, OptimizerRecipe
+from jaxddp.parity.diagnosis.optimizer.update_evidence import OptimizerEvidence, Tensors, replay
 from jaxddp.parity.records import stage_norm
 
 ELEMENTS = 4000  # elements of a sample, over all tensors
@@ -33,7 +33,7 @@ class Sample:
 
     def predict(self, recipe: OptimizerRecipe) -> Iterator[np.ndarray]:
         """Yield the updates of each step, (E,)."""
-        state, block = None, Block(self.tensor_of)
+        state, block = None, ElementBlock(self.tensor_of)
         for step, (params, gradients) in enumerate(zip(self.params, self.gradients, strict=True)):
             update, state = recipe.advance(block, step, state, params, gradients)
             yield update

@@ -10,16 +10,16 @@ from jaxddp.parity.compare.clipping import clip_factor
 from jaxddp.parity.compare.judge import Located, shows_clipping
 from jaxddp.parity.diagnosis.decide import Hypothesis, Ruling, decide
 from jaxddp.parity.diagnosis.evidence import Evidence
-from jaxddp.parity.diagnosis.optimizer.evidence import by_part
-from jaxddp.parity.diagnosis.optimizer.explain import (
+from jaxddp.parity.diagnosis.optimizer.update_causes import (
     FLOOR,
     OptimizerEvidence,
     OptimizerStep,
     explain_optimizer,
     reference_residuals,
 )
+from jaxddp.parity.diagnosis.optimizer.update_evidence import by_part
 from jaxddp.parity.findings import Problem
-from jaxddp.parity.records import KIND, NUMBER, Lazy, StoredRecord, Tensors, stage_norm, whole_norm
+from jaxddp.parity.records import KIND, NUMBER, Lazy, StoredRecord, Tensors, full_norm, stage_norm
 
 KNOWN = "SGD, Adam, AdamW, RMSprop and Adagrad"
 LARGEST_ROUNDING = 1e-9  # of an update; a name may not rest on coarser ones
@@ -52,7 +52,7 @@ def differing_update(evidence: Evidence, problems: list[Problem]) -> Located | N
     Returns:
         Step and tensor; None: no update differs.
     """
-    if not evidence.facts.own_step:
+    if not evidence.facts.custom_step:
         return None
     residuals = reference_residuals(_optimizer_evidence(evidence))
     if residuals is None:
@@ -138,7 +138,7 @@ def _explain(evidence: Evidence, near: float, deep: bool) -> Ruling:
 
 def _reductions(evidence: Evidence) -> Iterator[Unseen]:
     """Yield wrong factors of the gradients if the port's own step does not show its gradients."""
-    if not evidence.facts.own_step or {"gradients", "clipped_gradients"} & set(evidence.jax[0]):
+    if not evidence.facts.custom_step or {"gradients", "clipped_gradients"} & set(evidence.jax[0]):
         return
     world_size, pieces = evidence.case.world_size, evidence.facts.accumulation_steps
     if world_size > 1:
@@ -182,16 +182,16 @@ def _shown(evidence: Evidence) -> bool:
 
 
 def _optimizer_step(evidence: Evidence, index: int, way: Unseen) -> OptimizerStep:
-    theirs, ours = evidence.torch[index], evidence.jax[index]
+    of_torch, of_jax = evidence.torch[index], evidence.jax[index]
     before = evidence.before(index)
-    params = {name: before[name] for name in theirs["update"]}
+    params = {name: before[name] for name in of_torch["update"]}
     shares = evidence.judgement.shares[index]
-    update = {name: ours["update"][name] / shares[name] for name in params}
-    unused = frozenset(params.keys() - theirs["clipped_gradients"])
-    given = _given(evidence, theirs, ours, way)
-    state = by_part(ours["optimizer_state"])
+    update = {name: of_jax["update"][name] / shares[name] for name in params}
+    unused = frozenset(params.keys() - of_torch["clipped_gradients"])
+    given = _given(evidence, of_torch, of_jax, way)
+    state = by_part(of_jax["optimizer_state"])
     return OptimizerStep(
-        theirs.notes["groups"], params, given.gradients, unused, update, state, given.clipped, given.norm, shares
+        of_torch.notes["groups"], params, given.gradients, unused, update, state, given.clipped, given.norm, shares
     )
 
 
@@ -203,17 +203,17 @@ class _Given(NamedTuple):
     clipped: float
 
 
-def _given(evidence: Evidence, theirs: StoredRecord, ours: StoredRecord, way: Unseen) -> "_Given":
+def _given(evidence: Evidence, of_torch: StoredRecord, of_jax: StoredRecord, way: Unseen) -> "_Given":
     """Return the clipped gradients that jax's optimizer was given."""
     facts = evidence.facts
-    if _shown(evidence) or facts.whole_step:
-        shown = ours if facts.own_step else theirs
-        return _Given(shown["clipped_gradients"], whole_norm(shown, "clipped_gradients"), 1.0)
-    if not facts.own_step or "gradients" in ours:
-        shown = ours if facts.own_step else theirs
-        gradients, norm = shown["gradients"], whole_norm(shown, "gradients")
+    if _shown(evidence) or facts.multi_loss:
+        shown = of_jax if facts.custom_step else of_torch
+        return _Given(shown["clipped_gradients"], full_norm(shown, "clipped_gradients"), 1.0)
+    if not facts.custom_step or "gradients" in of_jax:
+        shown = of_jax if facts.custom_step else of_torch
+        gradients, norm = shown["gradients"], full_norm(shown, "gradients")
     else:
-        gradients = {name: value.mean(0) for name, value in ours["pure_local_gradients"].items()}
+        gradients = {name: value.mean(0) for name, value in of_jax["pure_local_gradients"].items()}
         norm = stage_norm(gradients)
     share = 1.0
     if facts.clip_grad_norm is not None:

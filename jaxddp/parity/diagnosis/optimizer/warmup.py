@@ -90,8 +90,8 @@ def _of_unknown_length(column: np.ndarray) -> OptimizerEdit:
 
     def says(values: Values) -> str:
         both = ([_plain(value, column[-1]) for value in of_side] for of_side in (values, (first, rise)))
-        ours, theirs = (f"{start}, rising by {by} a step" for start, by in both)
-        return f"the learning rate's warm-up starts at {ours}, the reference's at {theirs}"
+        jax, torch = (f"{start}, rising by {by} a step" for start, by in both)
+        return f"the learning rate's warm-up starts at {jax}, the reference's at {torch}"
 
     unknowns = (Unknown((first,), unit=column[-1]), Unknown((rise,), unit=rise))
     return OptimizerEdit(FAULT, change, says, unknowns, OTHERS)

@@ -52,7 +52,7 @@ def test_numbers_that_are_not_finite_on_both_sides_are_found(stage: str, value: 
     assert first_not_finite(*sides, START) == NotFinite(1, stage, "both", (name,), False, 0)
 
 
-@pytest.mark.parametrize(("side", "name"), [(0, "torch"), (1, "flax")])
+@pytest.mark.parametrize(("side", "name"), [(0, "torch"), (1, "jax")])
 @pytest.mark.parametrize("stage", SHARED)
 def test_numbers_that_are_not_finite_on_one_side_are_found(stage: str, side: int, name: str) -> None:
     sides = records()
@@ -74,7 +74,7 @@ def test_the_first_stage_of_the_first_step_counts() -> None:
         spoil(sides, "update", side, 1)
     sides[1][1]["local_gradients"]["fc.weight"][0, 0] = NAN
     spoil(sides, "gradients", 0, 2)
-    assert first_not_finite(*sides, START) == NotFinite(1, "local_gradients", "flax", ("fc.weight",), False, 0)
+    assert first_not_finite(*sides, START) == NotFinite(1, "local_gradients", "jax", ("fc.weight",), False, 0)
 
 
 def test_gradients_that_both_sides_skip_do_not_count() -> None:

@@ -56,7 +56,7 @@ def forced(theirs: list[Shown]) -> list[Shown]:
     """Make the records of a jax run that is equal to torch's."""
     records = copy.deepcopy(theirs)
     for record in records:
-        del record["buffers"]["bn.num_batches_tracked"]  # flax's BatchNorm has none
+        del record["buffers"]["bn.num_batches_tracked"]  # jax's BatchNorm has none
         state = record["optimizer_state"]
         record["optimizer_state"] = {key.replace("exp_avg", "mu"): value for key, value in state.items()}
         record |= {"spread": {}, "hyperparameters": {"learning_rate": np.float32(0.1), "decay": np.float32(3)}}
@@ -184,7 +184,7 @@ def test_stages_that_a_port_does_not_show_are_not_judged() -> None:
     def hide(*stages: str) -> Any:
         return lambda record, step: [record.pop(stage) for stage in stages]
 
-    own = Facts(clip_grad_norm=CLIP, own_step=True)
+    own = Facts(clip_grad_norm=CLIP, custom_step=True)
     hidden = ruled(hide("gradients", "clipped_gradients"), own)
     assert not hidden.first and "gradients" not in hidden.results()
     inside = Facts(clip_grad_norm=CLIP, clips_inside=True)
@@ -193,7 +193,7 @@ def test_stages_that_a_port_does_not_show_are_not_judged() -> None:
 
 
 def test_a_flax_steps_local_stages_are_judged_by_the_loss_alone() -> None:
-    own = Facts(clip_grad_norm=CLIP, own_step=True)
+    own = Facts(clip_grad_norm=CLIP, custom_step=True)
 
     def change(record: Shown, step: int) -> None:
         record["pure_local_gradients"] = copy.deepcopy(record["local_gradients"])

@@ -1,4 +1,4 @@
-"""Calls of layers are recorded in both frameworks and matched; the first that differs is located."""
+"""LayerCalls of layers are recorded in both frameworks and matched; the first that differs is located."""
 
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,16 +13,16 @@ from flax import nnx
 from jaxddp.nn.functional import Functional
 from jaxddp.parity.compare.layers import first_difference, in_torch_layout
 from jaxddp.parity.findings import Layer
-from jaxddp.parity.flax_side.layers import listening_nnx
+from jaxddp.parity.jax_side.layers import listening_nnx
 from jaxddp.parity.records import Records, StoredRecord
-from jaxddp.parity.torch_side.layers import Calls, listen
+from jaxddp.parity.torch_side.layers import LayerCalls, listen
 
 Arrays = dict[str, np.ndarray]
 
 
 def passed(folder: Path, outputs: Arrays, inputs: Arrays | None = None, **notes: Any) -> StoredRecord:
     """Record a forward pass, the layers in the order of their calls."""
-    calls = Calls()
+    calls = LayerCalls()
     for name, made in outputs.items():
         calls.add(name, (inputs or {}).get(name), made)
     calls.write(folder, **notes)
@@ -31,7 +31,7 @@ def passed(folder: Path, outputs: Arrays, inputs: Arrays | None = None, **notes:
 
 def compared(folder: Path, torch: Arrays, flax: Arrays, twins: dict[str, str], **inputs: Arrays) -> Layer | None:
     theirs = passed(folder / "torch", torch, inputs.get("of_torch"))
-    return first_difference(theirs, passed(folder / "flax", flax, inputs.get("of_flax")), twins)[0]
+    return first_difference(theirs, passed(folder / "jax", flax, inputs.get("of_jax")), twins)[0]
 
 
 X = np.arange(24.0).reshape(2, 3, 4)  # NCL
@@ -48,10 +48,10 @@ def test_the_first_differing_layer_in_torchs_order_is_returned(tmp_path: Path) -
     wrong[1, 2, 3] += 0.5
     torch = {"conv": X, "fc": X, "head": X}
     flax = {"head": 9 * X, "outer": np.moveaxis(wrong, 1, -1), "inner": X}
-    inputs = {"of_torch": {"fc": X[:, :1]}, "of_flax": {"outer": X[:, :1] * (1 + 1e-3)}}
+    inputs = {"of_torch": {"fc": X[:, :1]}, "of_jax": {"outer": X[:, :1] * (1 + 1e-3)}}
     layer = compared(tmp_path, torch, flax, {**TWINS, "head": "head"}, **inputs)
     assert layer is not None
-    assert (layer.torch, layer.flax, layer.before) == ("fc", "outer", "conv")
+    assert (layer.torch, layer.jax, layer.before) == ("fc", "outer", "conv")
     assert (layer.element, layer.values) == ((1, 2, 3), (23.5, 23.0))
     assert layer.shapes == ((2, 4, 3), (2, 3, 4))
     assert layer.residual == pytest.approx(0.5 / np.linalg.norm(X))
@@ -73,10 +73,10 @@ def test_an_input_with_its_channels_in_another_order_is_recognised(
     shape: tuple[int, ...], order: list[int], wrong: float, runs: tuple, tmp_path: Path
 ) -> None:
     given = np.random.default_rng(0).normal(size=shape)
-    of_flax = given[..., order] * (1 + 1e-15)
-    of_flax.flat[0] += wrong
+    of_jax = given[..., order] * (1 + 1e-15)
+    of_jax.flat[0] += wrong
     of_torch = np.moveaxis(given, -1, 1) if given.ndim == 4 else given
-    inputs = {"of_torch": {"fc": of_torch}, "of_flax": {"outer": of_flax}}
+    inputs = {"of_torch": {"fc": of_torch}, "of_jax": {"outer": of_jax}}
     layer = compared(tmp_path, {"fc": X}, {"outer": 2 * X}, TWINS, **inputs)
     assert layer is not None
     assert layer.columns == runs
@@ -84,11 +84,11 @@ def test_an_input_with_its_channels_in_another_order_is_recognised(
 
 def test_channels_that_are_alike_keep_their_order(tmp_path: Path) -> None:
     given = np.maximum(np.random.default_rng(0).normal(size=(6, 5)), 0) * [0, 1, 0, 0, 1]
-    inputs = {"of_torch": {"fc": given}, "of_flax": {"outer": given[:, [3, 4, 0, 1, 2]]}}
+    inputs = {"of_torch": {"fc": given}, "of_jax": {"outer": given[:, [3, 4, 0, 1, 2]]}}
     layer = compared(tmp_path, {"fc": X}, {"outer": 2 * X}, TWINS, **inputs)
     assert layer is not None
     order = [channel for first, last in layer.columns for channel in range(first, last + 1)]
-    assert np.array_equal(given[:, order], inputs["of_flax"]["outer"])
+    assert np.array_equal(given[:, order], inputs["of_jax"]["outer"])
     assert layer.columns == ((3, 4), (0, 2))
 
 
@@ -98,7 +98,7 @@ BLOCK = {"block": "block", "block.fc": "block.fc", "head": "head", "": ""}
 @pytest.mark.parametrize(
     ("after", "given", "located"),
     [
-        ({"head": X}, X, None),  # torch's block adds its input, and flax adds it outside
+        ({"head": X}, X, None),  # torch's block adds its input, and jax adds it outside
         ({"head": 5 * X}, X, ("head", "block.fc", 1)),
         ({"head": 5 * X}, 3 * X, ("block", "block.fc", 1)),  # what is added is missing
         ({"head": X}, None, ("block", "block.fc", 1)),
@@ -112,7 +112,7 @@ def test_a_module_of_layers_differs_if_what_comes_after_it_differs(
 ) -> None:
     torch = passed(tmp_path / "torch", {"block.fc": X, "block": 2 * X, **dict.fromkeys(after, X)}, {"head": X})
     to_head = {} if given is None else {"head": given}
-    flax = passed(tmp_path / "flax", {"block.fc": X, "block": X, **after}, to_head)
+    flax = passed(tmp_path / "jax", {"block.fc": X, "block": X, **after}, to_head)
     layer, equal = first_difference(torch, flax, BLOCK)
     assert (None if layer is None else (layer.torch, layer.before, equal)) == located
 
@@ -135,7 +135,7 @@ def test_outputs_of_different_shapes_are_skipped(tmp_path: Path) -> None:
 
 def test_each_call_of_a_layer_is_compared_with_the_same_call(tmp_path: Path) -> None:
     def twice(first: np.ndarray, second: np.ndarray, name: str) -> StoredRecord:
-        calls = Calls()
+        calls = LayerCalls()
         calls.add(name, None, first)
         calls.add(name, None, second)
         calls.write(tmp_path / name)
@@ -143,7 +143,7 @@ def test_each_call_of_a_layer_is_compared_with_the_same_call(tmp_path: Path) -> 
 
     layer, equal = first_difference(twice(X, X, "fc"), twice(X, -X, "outer"), TWINS)
     assert layer is not None
-    assert (layer.torch, layer.flax, layer.before, equal) == ("fc (2)", "outer (2)", "fc", 1)
+    assert (layer.torch, layer.jax, layer.before, equal) == ("fc (2)", "outer (2)", "fc", 1)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -168,8 +168,8 @@ def test_channels_are_moved_only_where_the_shapes_require_it() -> None:
     assert in_torch_layout(X[0], np.zeros((4, 3))) is None  # without channels
     cube = np.arange(54.0).reshape(2, 3, 3, 3)
     of_torch = np.moveaxis(cube, -1, 1) + 1e-3
-    for of_flax in (cube, np.moveaxis(cube, -1, 1)):  # both shapes fit
-        nearer = in_torch_layout(of_flax, of_torch)
+    for of_jax in (cube, np.moveaxis(cube, -1, 1)):  # both shapes fit
+        nearer = in_torch_layout(of_jax, of_torch)
         assert nearer is not None and np.allclose(nearer, of_torch, atol=1e-2)
 
 
@@ -183,7 +183,7 @@ class TorchBlock(torch.nn.Module):
 
 
 def test_torch_calls_are_recorded_inside_out_and_the_hooks_removed(tmp_path: Path) -> None:
-    model, calls = TorchBlock(), Calls()
+    model, calls = TorchBlock(), LayerCalls()
     x = torch.ones(2, 3)
     with ExitStack() as hooks, torch.no_grad():
         for name, module in model.named_modules():
@@ -198,7 +198,7 @@ def test_torch_calls_are_recorded_inside_out_and_the_hooks_removed(tmp_path: Pat
 
 
 def test_torch_layers_that_work_in_place_are_recorded_as_they_were(tmp_path: Path) -> None:
-    model, calls = torch.nn.Sequential(torch.nn.Identity(), torch.nn.ReLU(inplace=True)), Calls()
+    model, calls = torch.nn.Sequential(torch.nn.Identity(), torch.nn.ReLU(inplace=True)), LayerCalls()
     with ExitStack() as hooks, torch.no_grad():
         for name, module in model.named_modules():
             listen(module, name, calls, hooks)
@@ -224,7 +224,7 @@ class FlaxBlock(nnx.Module):
 
 
 def test_nnx_calls_are_recorded_once_each_and_the_classes_restored(tmp_path: Path) -> None:
-    model, calls = FlaxBlock(), Calls()
+    model, calls = FlaxBlock(), LayerCalls()
     before = (Scaled.__call__, nnx.Linear.__call__)
     functional = Functional(model)
     with ExitStack() as stack:
@@ -240,7 +240,7 @@ def test_nnx_calls_are_recorded_once_each_and_the_classes_restored(tmp_path: Pat
 
 
 def test_layers_inside_compiled_code_are_skipped(tmp_path: Path) -> None:
-    model, calls = FlaxBlock(), Calls()
+    model, calls = FlaxBlock(), LayerCalls()
     functional = Functional(model)
     with ExitStack() as stack:
         bound: Any = listening_nnx(functional, (functional.params, functional.buffers), calls, stack)
@@ -255,7 +255,7 @@ def test_a_flattened_image_is_compared_in_torchs_order(tmp_path: Path) -> None:
     theirs = passed(tmp_path / "torch", {"fc": X[:, 0], "flat": rows}, {"fc": rows})
     for images, input_residual in (([(3, 4)], 0.0), ([], None)):
         ours = passed(
-            tmp_path / f"flax{len(images)}", {"outer": 2 * X[:, 0], "flat": moved}, {"outer": moved}, images=images
+            tmp_path / f"jax{len(images)}", {"outer": 2 * X[:, 0], "flat": moved}, {"outer": moved}, images=images
         )
         layer = first_difference(theirs, ours, {**TWINS, "flat": "flat"})[0]
         assert layer is not None and layer.torch == "fc"

@@ -26,11 +26,11 @@ def run(folder: Path, error: float = 0.0, stage: str = "", at: int = 0, factor: 
     return Records([folder])
 
 
-def compared(folder: Path, factor: float, side: str, own_step: bool = False, **more: Any) -> Any:
+def compared(folder: Path, factor: float, side: str, custom_step: bool = False, **more: Any) -> Any:
     exact, rounded = run(folder / "exact", **more), run(folder / "rounded", EPSILON, **more)
     worse = run(folder / "worse", EPSILON, "gradients", 1, factor, **more)
     jax, torch = (worse, rounded) if side == "jax" else (rounded, worse)
-    return compare_numerics((exact, jax), (exact, torch), Facts(own_step=own_step))
+    return compare_numerics((exact, jax), (exact, torch), Facts(custom_step=custom_step))
 
 
 def test_two_sides_with_similar_rounding_are_equal(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_the_tolerance_of_updates_grows_with_the_parameters(tmp_path: Path) -> N
 
 
 def test_updates_of_a_flax_step_are_left_out(tmp_path: Path) -> None:
-    results, _ = compared(tmp_path, 1.0, "jax", own_step=True)
+    results, _ = compared(tmp_path, 1.0, "jax", custom_step=True)
     assert results.keys() == set(STAGES) - {"update"}
 
 
@@ -135,7 +135,7 @@ def test_losses_of_a_torch_step_may_round_as_its_updates_do(near: bool, tmp_path
     exact, usual = of_step("exact", 0.0, 0.0), of_step("usual", EPSILON, EPSILON)
     # Optax computes Adam's 1 - beta^t in float32.
     coarse = of_step("coarse", 50 * EPSILON, 9 * EPSILON if near else EPSILON)
-    results, differences = compare_numerics((exact, coarse), (exact, usual), Facts(whole_step=True))
+    results, differences = compare_numerics((exact, coarse), (exact, usual), Facts(multi_loss=True))
     assert [difference.stage for difference in differences] == ([] if near else ["local_loss"])
     loss = results["local_loss"]
     assert (loss.jax <= loss.allowed * loss.torch) is near  # what the report says agrees with the verdict

@@ -11,7 +11,7 @@ VALUES = np.array([1.0, -2.0])
 
 
 def said(factors: Mapping[str, Sequence[float]]) -> str:
-    """Return the pattern of a run in which flax's tensors are torch's times these factors, step by step."""
+    """Return the pattern of a run in which jax's tensors are torch's times these factors, step by step."""
     of_steps = zip(*factors.values(), strict=True)
     return pattern(
         (

@@ -28,7 +28,7 @@ def test_a_round_trip_restores_the_file(model: str, dtype: torch.dtype, folder: 
     main(["port.py", "flax.safetensors", "back.safetensors"])
     after = safetensors.torch.load_file("back.safetensors")
     if model != "nnx":
-        before["norm.num_batches_tracked"] = torch.tensor(0)  # flax has no counter, so it restarts at 0
+        before["norm.num_batches_tracked"] = torch.tensor(0)  # jax has no counter, so it restarts at 0
     assert after.keys() == before.keys()
     for name, tensor in before.items():
         assert after[name].dtype == tensor.dtype, name
@@ -37,7 +37,7 @@ def test_a_round_trip_restores_the_file(model: str, dtype: torch.dtype, folder: 
 
 
 def test_the_flax_model_computes_the_same_with_the_converted_file(folder: Path) -> None:
-    main(["port.py", "torch.safetensors", "flax.safetensors", "--to", "flax"])
+    main(["port.py", "torch.safetensors", "flax.safetensors", "--to", "jax"])
     port, arrays = load_port("port.py"), load_file("flax.safetensors")
     functional = Functional(port.flax_model())
     wanted = functional.params | functional.buffers
@@ -60,7 +60,7 @@ def test_every_tensor_has_a_line_of_output(folder: Path, capsys: pytest.CaptureF
     assert "embed.embedding (6, 4)  <-  embed.weight (6, 4)" in lines
     assert "attention.key.kernel (4, 2, 2)  <-  attention.in_proj_weight[4:8] (4, 4)" in lines
     assert "bn.mean (4,)  <-  norm.running_mean (4,)" in lines
-    assert lines[-1] == "flax.safetensors: 14 arrays for flax, from 11 of torch.safetensors"
+    assert lines[-1] == "flax.safetensors: 14 arrays for jax, from 11 of torch.safetensors"
     assert len(lines) == 15
     main(["port.py", "flax.safetensors", "back.safetensors", "--quiet"])
     assert capsys.readouterr().out == "back.safetensors: 11 arrays for torch, from 14 of flax.safetensors\n"
@@ -82,7 +82,7 @@ def test_stacks_parts_and_flattened_images_convert_both_ways(folder: Path, capsy
     main(["port.py", "torch.safetensors", "flax.safetensors"])
     lines = capsys.readouterr().out.splitlines()
     assert "blocks.b.kernel[1] (4, 4)  <-  layers.1.weight[4:8] (4, 4)" in lines
-    assert lines[-1] == "flax.safetensors: 6 arrays for flax, from 6 of torch.safetensors"
+    assert lines[-1] == "flax.safetensors: 6 arrays for jax, from 6 of torch.safetensors"
     arrays = load_file("flax.safetensors")
     np.testing.assert_array_equal(arrays["blocks.b.kernel"][1], before["layers.1.weight"][4:].T)
     np.testing.assert_array_equal(arrays["fc.kernel"][:, 1], before["fc.weight"][1].reshape(3, 2).T.ravel())

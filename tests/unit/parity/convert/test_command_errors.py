@@ -97,7 +97,7 @@ def test_names_common_to_both_models_need_the_flag(folder: Path, capsys: pytest.
     Path("port.py").write_text(SAME_NAMES)
     save_file({"a": np.arange(3.0)}, "a.safetensors")
     line = fails(capsys, "port.py", "a.safetensors", "out.safetensors")
-    assert line == "a.safetensors: 1 of its names are flax's, and as many are torch's; give --to"
+    assert line == "a.safetensors: 1 of its names are jax's, and as many are torch's; give --to"
     main(["port.py", "a.safetensors", "out.safetensors", "--to", "torch"])
     assert load_file("out.safetensors")["a"].tolist() == [0, 1, 2]
 
@@ -161,7 +161,7 @@ def test_code_in_a_weights_file_never_runs(folder: Path, capsys: pytest.CaptureF
     [
         ("none.py torch.safetensors out", "none.py: no such file"),
         ("port.py torch.safetensors nowhere/out", "nowhere/out: folder nowhere does not exist"),
-        ("port.py torch.safetensors out --to jax", "--to jax: unknown; did you mean"),
+        ("port.py torch.safetensors out --to flax", "--to flax: unknown; did you mean"),
         ("port.py torch.safetensors out --fource", "--fource: unknown flag; did you mean --force?"),
         ("port.py torch.safetensors", "OUT.safetensors: missing; see --help"),
         ("", "PORT.py, WEIGHTS.safetensors, OUT.safetensors: missing; see --help"),
@@ -178,7 +178,7 @@ def test_a_bad_command_is_reported_in_one_line(
     ("wrong", "message"),
     [
         ("MODEL", "flax_model: must return a flax.nnx or flax.linen module, or a tree of arrays"),
-        ("names", "names: flax's bn.scale (4,) has no twin in torch, bn.scale is not there; "),
+        ("names", "names: jax's bn.scale (4,) has no twin in torch, bn.scale is not there; "),
         ("TorchNet()", "port.py: line 33: ZeroDivisionError: division by zero"),
     ],
 )

@@ -10,7 +10,7 @@ from jax import numpy as jnp
 
 from jaxddp.errors import InputError
 from jaxddp.parity.convert import Converter
-from jaxddp.parity.convert.files import Twins
+from jaxddp.parity.convert.weight_files import ModelPair
 from jaxddp.parity.port import Port
 
 
@@ -37,10 +37,10 @@ def port(**options: Any) -> Port:
 
 
 def test_constants_keep_their_values_when_weights_are_converted() -> None:
-    twins = Twins.of_port(port(no_twin=["scale", "shift"]))
-    assert {piece.flax for piece in twins.converter.pieces} == {"fc.kernel", "fc.bias"}
+    twins = ModelPair.of_port(port(no_twin=["scale", "shift"]))
+    assert {piece.jax for piece in twins.converter.pieces} == {"fc.kernel", "fc.bias"}
     of_torch = {name: x.numpy() for name, x in TorchScaled().state_dict().items()}
-    flax = twins.translated(of_torch, "flax")
+    flax = twins.translated(of_torch, "jax")
     assert flax["shift"].tolist() == [5.0]
     back = twins.translated(flax, "torch")
     assert back.keys() == of_torch.keys() and back["scale"].tolist() == [1.0, 2.0]
@@ -49,13 +49,13 @@ def test_constants_keep_their_values_when_weights_are_converted() -> None:
 
 def test_converted_weights_do_not_change_with_the_model_that_they_came_from() -> None:
     of_torch = {name: x.numpy() for name, x in TorchScaled().state_dict().items()}
-    flax = Twins.of_port(port(no_twin=["scale", "shift"])).translated(of_torch, "flax")
+    flax = ModelPair.of_port(port(no_twin=["scale", "shift"])).translated(of_torch, "jax")
     assert not any(np.shares_memory(x, theirs) for x in flax.values() for theirs in of_torch.values())
 
 
 def test_constants_that_are_not_declared_have_no_twin() -> None:
-    with pytest.raises(InputError, match=r"flax's shift \(1,\) has no twin in torch.*torch's scale \(2,\) has no twin"):
-        Twins.of_port(port())
+    with pytest.raises(InputError, match=r"jax's shift \(1,\) has no twin in torch.*torch's scale \(2,\) has no twin"):
+        ModelPair.of_port(port())
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_weights_of_a_plain_tree_are_converted_without_its_counters_and_constant
 
     losses = {"torch_loss": never, "flax_loss": flax_loss, "batch": never}
     names = {"net.fc": "fc", "net.fc.scale": "scale"}
-    twins = Twins.of_port(
+    twins = ModelPair.of_port(
         Port(
             torch_model=TorchScaled,
             flax_model=flax_model,
@@ -97,7 +97,7 @@ def test_weights_of_a_plain_tree_are_converted_without_its_counters_and_constant
         )
     )
     tensors = {name: tensor.numpy() for name, tensor in TorchScaled().state_dict().items()}
-    arrays = twins.translated(tensors, "flax")
+    arrays = twins.translated(tensors, "jax")
     assert arrays.keys() == {"net.fc.w", "net.fc.b", "net.fc.scale"}
     np.testing.assert_array_equal(arrays["net.fc.w"], tensors["fc.weight"].T)
     back = twins.translated(arrays, "torch")

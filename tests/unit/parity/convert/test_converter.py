@@ -61,7 +61,7 @@ def check(torch_layer: nn.Module, flax_layer: nnx.Module, x: np.ndarray, image: 
     functional = Functional(Holder(flax_layer))
     converter = Converter(TorchHolder(torch_layer), shapes_of(functional), **options)
     tensors = {name: tensor.numpy() for name, tensor in TorchHolder(torch_layer).state_dict().items()}
-    arrays = converter.to_flax(tensors)
+    arrays = converter.to_jax(tensors)
     params = {name: jax.numpy.asarray(arrays[name]) for name in functional.params}
     buffers = {name: jax.numpy.asarray(arrays[name]) for name in functional.buffers}
     model = functional.module(params, buffers)
@@ -134,7 +134,7 @@ class Attention(nn.Module):
 
 
 def attend(query: jax.Array, key: jax.Array, value: jax.Array, **_: Any) -> jax.Array:
-    """Compute attention in the inputs' dtype; flax's function computes logits in float32: 4e-7 away."""
+    """Compute attention in the inputs' dtype; jax's function computes logits in float32: 4e-7 away."""
     logits = jax.numpy.einsum("bqhd,bkhd->bhqk", query, key) / query.shape[-1] ** 0.5
     return jax.numpy.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(logits), value)
 
@@ -179,7 +179,7 @@ def test_tied_weights_convert_once_and_return_under_both_names() -> None:
 def test_tied_weights_may_have_two_flax_twins() -> None:
     converter = Converter(Tied(), {"embed.embedding": (7, 3), "head.kernel": (3, 7)})
     assert converter.tied == {"head.weight": "embed.weight"}
-    arrays = converter.to_flax({name: tensor.numpy() for name, tensor in Tied().state_dict().items()})
+    arrays = converter.to_jax({name: tensor.numpy() for name, tensor in Tied().state_dict().items()})
     np.testing.assert_array_equal(arrays["embed.embedding"], arrays["head.kernel"].T)
 
 
@@ -200,9 +200,9 @@ def test_linen_models_convert_with_the_table_that_the_error_proposes() -> None:
     with pytest.raises(InputError) as caught:
         Converter(twin, shapes)
     table = {"Dense_0": "0", "BatchNorm_0": "1", "Dense_1": "2"}
-    assert "flax's Dense_0.kernel (4, 6) has no twin in torch, Dense_0.weight is not there" in str(caught.value)
-    assert "torch's 0.weight (6, 4) has no twin in flax" in str(caught.value)
-    arrays = Converter(twin, shapes, table).to_flax({k: v.numpy() for k, v in twin.state_dict().items()})
+    assert "jax's Dense_0.kernel (4, 6) has no twin in torch, Dense_0.weight is not there" in str(caught.value)
+    assert "torch's 0.weight (6, 4) has no twin in jax" in str(caught.value)
+    arrays = Converter(twin, shapes, table).to_jax({k: v.numpy() for k, v in twin.state_dict().items()})
     loaded = {
         c: traverse_util.unflatten_dict({n: arrays[n] for n in names}, sep=".") for c, names in collections.items()
     }
@@ -222,10 +222,10 @@ def test_the_error_proposes_an_obvious_table() -> None:
 @pytest.mark.parametrize(
     ("shapes", "message"),
     [
-        ({"kernel": (4, 2), "bias": (2,)}, r"flax's kernel \(4, 2\) cannot be torch's weight \(3, 2\)"),
-        ({"kernel": (2, 3)}, r"torch's bias \(3,\) has no twin in flax"),
-        ({"kernel": (2, 3), "bias": (4,)}, r"flax's bias \(4,\) cannot be torch's bias \(3,\)"),
-        ({"kernel": (2, 3), "bias": (3,), "scale": (3,)}, r"flax's scale \(3,\) has no twin in torch"),
+        ({"kernel": (4, 2), "bias": (2,)}, r"jax's kernel \(4, 2\) cannot be torch's weight \(3, 2\)"),
+        ({"kernel": (2, 3)}, r"torch's bias \(3,\) has no twin in jax"),
+        ({"kernel": (2, 3), "bias": (4,)}, r"jax's bias \(4,\) cannot be torch's bias \(3,\)"),
+        ({"kernel": (2, 3), "bias": (3,), "scale": (3,)}, r"jax's scale \(3,\) has no twin in torch"),
     ],
 )
 def test_arrays_that_do_not_map_are_listed(shapes: dict[str, tuple[int, ...]], message: str) -> None:

@@ -18,7 +18,7 @@ def round_trip(
     """Return a torch module's tensors, and the arrays of these shapes that they become; check that they come back."""
     converter = Converter(module, shapes, **options)
     tensors = {name: tensor.numpy() for name, tensor in module.state_dict().items()}
-    arrays = converter.to_flax(tensors)
+    arrays = converter.to_jax(tensors)
     for name, value in converter.to_torch(arrays).items():
         np.testing.assert_array_equal(value, tensors[name], name)
     assert {name: array.shape for name, array in arrays.items()} == shapes

@@ -38,9 +38,9 @@ FLAX = {
 USE = ("attn", "norm", "first", "last")
 
 
-def unpaired(module: nn.Module, flax: dict[str, tuple[int, ...]]) -> Unpaired:
+def unpaired(module: nn.Module, jax: dict[str, tuple[int, ...]]) -> Unpaired:
     tensors = {name: tuple(x.shape) for name, x in module.state_dict().items()}
-    return Unpaired([*flax], [*tensors], flax, tensors, dict(module.named_modules()))
+    return Unpaired([*jax], [*tensors], jax, tensors, dict(module.named_modules()))
 
 
 def test_layers_pair_off_by_kind_in_the_order_of_use() -> None:
@@ -52,36 +52,36 @@ def test_layers_pair_off_by_kind_in_the_order_of_use() -> None:
 
 
 def test_kinds_of_which_one_side_has_more_are_left_out() -> None:
-    flax = {name: shape for name, shape in FLAX.items() if not name.startswith("Dense_1")}
-    assert proposed_names(unpaired(Attention(), flax)) == {"MultiHead_0": "attn", "Norm_0": "norm"}
+    jax = {name: shape for name, shape in FLAX.items() if not name.startswith("Dense_1")}
+    assert proposed_names(unpaired(Attention(), jax)) == {"MultiHead_0": "attn", "Norm_0": "norm"}
 
 
 def test_an_embedding_is_no_layer_of_the_same_size() -> None:
     module = nn.ModuleDict({"words": nn.Embedding(4, 4), "fc": nn.Linear(4, 4, bias=False)})
-    flax = {"Dense_0.kernel": (4, 4), "Embed_0.embedding": (4, 4)}
-    assert proposed_names(unpaired(module, flax)) == {"Dense_0": "fc", "Embed_0": "words"}
+    jax = {"Dense_0.kernel": (4, 4), "Embed_0.embedding": (4, 4)}
+    assert proposed_names(unpaired(module, jax)) == {"Dense_0": "fc", "Embed_0": "words"}
 
 
 def test_an_embedding_bag_is_an_embedding() -> None:
     module = nn.ModuleDict({"words": nn.EmbeddingBag(4, 4), "fc": nn.Linear(4, 4, bias=False)})
-    flax = {"Dense_0.kernel": (4, 4), "Embed_0.embedding": (4, 4)}
-    assert proposed_names(unpaired(module, flax)) == {"Dense_0": "fc", "Embed_0": "words"}
+    jax = {"Dense_0.kernel": (4, 4), "Embed_0.embedding": (4, 4)}
+    assert proposed_names(unpaired(module, jax)) == {"Dense_0": "fc", "Embed_0": "words"}
 
 
 def test_arrays_of_the_model_itself_have_a_line_each() -> None:
     """ "" is no prefix of a name."""
     module = nn.ModuleDict({"fc": nn.Linear(3, 5), "head": nn.ParameterDict({"bias": torch.zeros(2)})})
-    flax = {"kernel": (3, 5), "bias": (5,), "out.bias": (2,)}
-    names = proposed_names(unpaired(module, flax))
+    jax = {"kernel": (3, 5), "bias": (5,), "out.bias": (2,)}
+    names = proposed_names(unpaired(module, jax))
     assert names == {"kernel": "fc.kernel", "bias": "fc.bias", "out": "head"}
-    Converter(module, flax, names)
+    Converter(module, jax, names)
 
 
 def test_the_counter_of_a_batch_norm_follows_its_layer() -> None:
     module = nn.ModuleDict({"bn": nn.BatchNorm1d(3)})
-    flax = {f"norm.{leaf}": (3,) for leaf in ("scale", "bias", "mean", "var")} | {"norm.num_batches_tracked": ()}
+    jax = {f"norm.{leaf}": (3,) for leaf in ("scale", "bias", "mean", "var")} | {"norm.num_batches_tracked": ()}
     with pytest.raises(NamesError) as caught:
-        Converter(module, flax)
+        Converter(module, jax)
     assert caught.value.tables() == [{"norm": "bn"}]
 
 
@@ -98,31 +98,31 @@ class OwnNorm(nn.Module):
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_norm_of_the_model_itself_is_a_norm(leaf: str, bias: bool) -> None:
     module = nn.ModuleDict({"fc": nn.Linear(4, 1, bias=False), "ln": OwnNorm(bias), "ln_f": nn.LayerNorm(4)})
-    flax = {
+    jax = {
         "LayerNorm_0." + leaf: (4,),
         "LayerNorm_1." + leaf: (4,),
         "LayerNorm_1.bias": (4,),
         "Dense_0.kernel": (4, 1),
     }
-    flax |= {"LayerNorm_0.bias": (4,)} if bias else {}
+    jax |= {"LayerNorm_0.bias": (4,)} if bias else {}
     names = {"LayerNorm_0": "ln", "LayerNorm_1": "ln_f", "Dense_0": "fc"}
-    assert proposed_names(unpaired(module, flax)) == names
-    assert {piece.torch for piece in Converter(module, flax, names).pieces} == module.state_dict().keys()
+    assert proposed_names(unpaired(module, jax)) == names
+    assert {piece.torch for piece in Converter(module, jax, names).pieces} == module.state_dict().keys()
 
 
 def test_a_stack_of_norms_is_a_norm_too() -> None:
     module = nn.ModuleDict({"h": nn.ModuleList([nn.ModuleDict({"ln": nn.LayerNorm(4)}) for _ in range(3)])})
-    flax = {"blocks.norm.weight": (3, 4), "blocks.norm.bias": (3, 4)}
+    jax = {"blocks.norm.weight": (3, 4), "blocks.norm.bias": (3, 4)}
     with pytest.raises(NamesError) as caught:
-        Converter(module, flax)
+        Converter(module, jax)
     assert caught.value.tables() == [{"blocks.norm": "h.{}.ln"}]
 
 
 def test_a_branch_with_equal_names_is_one_line() -> None:
     block = nn.ModuleDict({"fc1": nn.Linear(3, 5), "fc2": nn.Linear(5, 3)})
     module = nn.ModuleDict({"layers": nn.ModuleList([block, nn.ModuleDict({"other": nn.Linear(2, 3)})])})
-    flax = {f"Block_0.{fc}.{leaf}": shape for fc, leaf, shape in SHAPES}
-    assert proposed_names(unpaired(module, flax | {"Dense_0.kernel": (2, 3), "Dense_0.bias": (3,)})) == {
+    jax = {f"Block_0.{fc}.{leaf}": shape for fc, leaf, shape in SHAPES}
+    assert proposed_names(unpaired(module, jax | {"Dense_0.kernel": (2, 3), "Dense_0.bias": (3,)})) == {
         "Block_0": "layers.0",
         "Dense_0": "layers.1.other",
     }

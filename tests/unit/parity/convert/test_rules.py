@@ -1,4 +1,4 @@
-"""Rules of `names`: each maps torch's tensors to the flax arrays that compute the same, and back."""
+"""Rules of `names`: each maps torch's tensors to the jax arrays that compute the same, and back."""
 
 from functools import partial
 from typing import Any
@@ -30,9 +30,9 @@ def tensors_of(module: nn.Module) -> dict[str, np.ndarray]:
 
 
 def converted(module: nn.Module, shapes: Shapes, names: Names) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Convert to flax and back, which changes nothing; return torch's tensors and flax's arrays."""
+    """Convert to jax and back, which changes nothing; return torch's tensors and jax's arrays."""
     converter, tensors = Converter(module, shapes, names), tensors_of(module)
-    arrays = converter.to_flax(tensors)
+    arrays = converter.to_jax(tensors)
     assert {name: x.shape for name, x in arrays.items()} == shapes
     with jax.enable_x64(True):
         in_program = jax.jit(partial(converter.to_torch, library=jnp))(arrays)
@@ -105,7 +105,7 @@ def test_arrays_made_by_nnx_vmap_compute_what_torchs_layers_do() -> None:
     with jax.enable_x64(True):
         functional, x = Functional(Net()), np.random.default_rng(0).normal(size=(4, 3))
         shapes = {name: value.shape for name, value in functional.params.items()}
-        arrays = Converter(module, shapes, {"blocks": "{}"}).to_flax(
+        arrays = Converter(module, shapes, {"blocks": "{}"}).to_jax(
             {name: tensor.numpy() for name, tensor in module.state_dict().items()}
         )
         model = functional.module({name: jax.numpy.asarray(array) for name, array in arrays.items()}, {})
@@ -222,10 +222,10 @@ BAD: dict[str, tuple[Names, Shapes, str]] = {
     "no torch layer": (
         {"fc": flattened("fc2", (3, 4))},
         {},
-        r'"fc": flattened\("fc2", \(3, 4\)\): flax\'s fc.kernel \(12, 6\) has no twin in torch, fc2.weight is not',
+        r'"fc": flattened\("fc2", \(3, 4\)\): jax\'s fc.kernel \(12, 6\) has no twin in torch, fc2.weight is not',
     ),
-    "no flax layer": ({"fd": flattened("fc1", (3, 4))}, {}, r'"fd": flattened\("fc1", \(3, 4\)\): flax has no fd'),
-    "no flax stack": ({"fc": "fc1", "block": "h.{}"}, {}, r'"block": "h.\{\}": flax has no block'),
+    "no jax layer": ({"fd": flattened("fc1", (3, 4))}, {}, r'"fd": flattened\("fc1", \(3, 4\)\): jax has no fd'),
+    "no jax stack": ({"fc": "fc1", "block": "h.{}"}, {}, r'"block": "h.\{\}": jax has no block'),
     "does not divide": (
         {"fc": part("fc1", 0, of=4)},
         {},
@@ -239,7 +239,7 @@ BAD: dict[str, tuple[Names, Shapes, str]] = {
     "another shape": (
         {"fc": part("fc1", 0, of=2)},
         {},
-        r"flax's fc.kernel \(12, 6\) cannot be torch's fc1.weight \(3, 12\)",
+        r"jax's fc.kernel \(12, 6\) cannot be torch's fc1.weight \(3, 12\)",
     ),
     "heads": (
         {"fc": fused("h.0", "h.1", "h.2", heads=4)},
@@ -249,7 +249,7 @@ BAD: dict[str, tuple[Names, Shapes, str]] = {
     "axes": (
         {"fc": transposed("fc1", (0, 1))},
         {},
-        r'"fc": transposed\("fc1", \(0, 1\)\): flax\'s fc.kernel \(12, 6\) cannot be torch\'s fc1.weight \(6, 12\)',
+        r'"fc": transposed\("fc1", \(0, 1\)\): jax\'s fc.kernel \(12, 6\) cannot be torch\'s fc1.weight \(6, 12\)',
     ),
     "no image": (
         {"blocks": "h.{}", "fc": flattened("conv", (2, 3))},
@@ -259,7 +259,7 @@ BAD: dict[str, tuple[Names, Shapes, str]] = {
     "number of axes": (
         {"fc": transposed("fc1", (1, 0, 2))},
         {},
-        r"flax's fc.kernel \(12, 6\) cannot be torch's fc1.weight \(6, 12\)",
+        r"jax's fc.kernel \(12, 6\) cannot be torch's fc1.weight \(6, 12\)",
     ),
     "a number": (
         {"fc": "fc1", "scale": part("scale", 0, of=2)},
@@ -274,7 +274,7 @@ BAD: dict[str, tuple[Names, Shapes, str]] = {
     "too many layers": (
         {"fc": "fc1"},
         {"blocks.kernel": (2, 2, 2), "blocks.bias": (2, 2)},
-        r'"blocks": "h.\{\}": flax\'s blocks.kernel \(2, 2, 2\) holds 2 layers, torch has 3 h.\{\}',
+        r'"blocks": "h.\{\}": jax\'s blocks.kernel \(2, 2, 2\) holds 2 layers, torch has 3 h.\{\}',
     ),
 }
 
@@ -288,14 +288,14 @@ def test_a_rule_that_does_not_fit_is_named_in_one_line(names: Names, shapes: Sha
 
 def test_outputs_that_no_part_maps_are_listed() -> None:
     names = {"a": part("fc", 0, of=3), "b": part("fc", 2, of=3)}
-    with pytest.raises(InputError, match=r"torch's fc.weight \(6, 4\) has no twin in flax for its outputs 2:4;"):
+    with pytest.raises(InputError, match=r"torch's fc.weight \(6, 4\) has no twin in jax for its outputs 2:4;"):
         Converter(Layers(fc=nn.Linear(4, 6)), layers(a=linear(4, 2), b=linear(4, 2)), names)
 
 
 def test_rows_of_a_table_that_no_part_maps_are_listed() -> None:
     names = {"a": part("table", 0, of=(2, 3, 1)), "b": part("table", 2, of=(2, 3, 1))}
     flax = {"a.embedding": (2, 4), "b.embedding": (1, 4)}
-    with pytest.raises(InputError, match=r"torch's table.weight \(6, 4\) has no twin in flax for its rows 2:5$"):
+    with pytest.raises(InputError, match=r"torch's table.weight \(6, 4\) has no twin in jax for its rows 2:5$"):
         Converter(Layers(table=nn.Embedding(6, 4)), flax, names)
     with pytest.raises(InputError, match=r"torch's table.weight has 6 rows, the parts have 7$"):
         Converter(Layers(table=nn.Embedding(6, 4)), flax, {"a": part("table", 0, of=(2, 5))})

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from jaxddp.parity.diagnosis.forward.calls import Calls, Patch
-from jaxddp.parity.diagnosis.forward.functions import dropout_rate
+from jaxddp.parity.diagnosis.forward.call_changes import dropout_rate
+from jaxddp.parity.diagnosis.forward.calls import CallTrace, Patch
 from jaxddp.parity.diagnosis.forward.sites import patches_of, trace
 from jaxddp.parity.port.draws import ENTRY, Draw, Pair, Served, rates_of
 from jaxddp.parity.torch_side.draws import ServedDraws
@@ -52,7 +52,7 @@ def test_a_planted_rate_is_the_loss_at_that_rate(drop: Callable[..., Tensor]) ->
         with ServedDraws(Served({f"{ENTRY}0": numbers}, [Draw("bernoulli", tuple(shape))], "torch")):
             return drop(X, rate)
 
-    with Calls([Patch(change, frozenset({call.site}))]):
+    with CallTrace([Patch(change, frozenset({call.site}))]):
         planted = loss(0.25)
     assert torch.equal(planted, loss(0.5)) and not torch.equal(planted, loss(0.25))
 
@@ -81,7 +81,7 @@ def test_one_rate_is_planted_in_layers_of_several_kinds() -> None:
         with ServedDraws(Served(numbers, draws, "torch")):
             return mixed(X, rate)
 
-    with Calls([whole]):
+    with CallTrace([whole]):
         planted = loss(0.25)
     assert torch.equal(planted, loss(0.5)) and not torch.equal(planted, loss(0.25))
 

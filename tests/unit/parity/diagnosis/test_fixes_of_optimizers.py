@@ -13,7 +13,7 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, NAdam, RMSprop
 import jaxddp.optim
 from jaxddp.parity.catalogue import FAULTS, Known, TorchOptimizer
 from jaxddp.parity.catalogue.optimizer import FAULTS as OF_OPTIMIZER
-from jaxddp.parity.diagnosis.optimizer.explain import reference_residuals
+from jaxddp.parity.diagnosis.optimizer.update_causes import reference_residuals
 from tests.support.optimizer_ports import COMBINED, SINGLES, Planted
 from tests.support.optimizer_runs import matrices_decay, one_group, run
 

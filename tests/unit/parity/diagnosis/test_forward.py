@@ -1,4 +1,4 @@
-"""Faults planted in flax twins, in the forward or backward pass: known ones are named with their values."""
+"""Faults planted in jax twins, in the forward or backward pass: known ones are named with their values."""
 
 from typing import Any
 
@@ -12,9 +12,9 @@ from torch.nn import functional as F
 
 from jaxddp.parity.diagnosis.decide import Ruling
 from jaxddp.parity.diagnosis.forward.buffers import Buffers, explain_buffers
-from jaxddp.parity.diagnosis.forward.explain import LossAndGradients
 from jaxddp.parity.diagnosis.forward.fit import residual_at
 from jaxddp.parity.diagnosis.forward.layout import kernel_axes
+from jaxddp.parity.diagnosis.forward.loss_causes import LossAndGradients
 from jaxddp.parity.diagnosis.forward.sites import trace
 from tests.support.rulings import check_named, explain_model
 from tests.support.twin_models import CONVNET, MLP, TRANSFORMER, Twins

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from jaxddp.parity.diagnosis.forward.calls import Call, Calls, Change
+from jaxddp.parity.diagnosis.forward.calls import Call, CallTrace, Change
+from jaxddp.parity.diagnosis.forward.clamps import chosen_term, clamps
 from jaxddp.parity.diagnosis.forward.deviation import deviation
 from jaxddp.parity.diagnosis.forward.layout import same_padding
-from jaxddp.parity.diagnosis.forward.limits import chosen_term, clamps
 from jaxddp.parity.diagnosis.forward.sites import patches_of, trace
 
 X = torch.linspace(-2.0, 3.0, 12, dtype=torch.float64).reshape(3, 4) ** 3
@@ -25,7 +25,7 @@ def changed(of_call: Callable[[Call], Iterator[Change]], function: Callable[[], 
     patches = patches_of((call, change) for call in calls for change in of_call(call))
     results = {}
     for patch in patches:
-        with Calls([patch]):
+        with CallTrace([patch]):
             results[patch.change.what] = function()
     return results
 

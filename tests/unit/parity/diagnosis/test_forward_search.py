@@ -1,4 +1,4 @@
-"""Search for faults planted in flax twins: how far it looks, and when it ends."""
+"""Search for faults planted in jax twins: how far it looks, and when it ends."""
 
 from dataclasses import replace
 from functools import partial

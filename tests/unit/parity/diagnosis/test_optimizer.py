@@ -13,7 +13,12 @@ from torch.optim.lr_scheduler import OneCycleLR
 
 from jaxddp import optim
 from jaxddp.parity.diagnosis.decide import SEPARATION, Ruling
-from jaxddp.parity.diagnosis.optimizer.explain import FLOOR, OptimizerEvidence, explain_optimizer, reference_residuals
+from jaxddp.parity.diagnosis.optimizer.update_causes import (
+    FLOOR,
+    OptimizerEvidence,
+    explain_optimizer,
+    reference_residuals,
+)
 from tests.support.faulty_optax import Transformation, matrices
 from tests.support.optimizer_ports import (
     COMBINED,

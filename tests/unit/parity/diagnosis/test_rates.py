@@ -10,9 +10,14 @@ import pytest
 from torch.optim.lr_scheduler import ExponentialLR, LambdaLR
 
 from jaxddp import optim
-from jaxddp.parity.diagnosis.optimizer.evidence import reference_recipe, replay, residuals
-from jaxddp.parity.diagnosis.optimizer.explain import FLOOR, OptimizerEvidence, explain_optimizer, reference_residuals
 from jaxddp.parity.diagnosis.optimizer.update import NEAR
+from jaxddp.parity.diagnosis.optimizer.update_causes import (
+    FLOOR,
+    OptimizerEvidence,
+    explain_optimizer,
+    reference_residuals,
+)
+from jaxddp.parity.diagnosis.optimizer.update_evidence import reference_recipe, replay, residuals
 from tests.support.optimizer_ports import Planted, adam, adamw, decayed, momentum, planted, rmsprop
 from tests.support.optimizer_runs import run
 

@@ -7,7 +7,13 @@ import numpy as np
 import pytest
 
 from jaxddp.parity.diagnosis.decide import SEPARATION
-from jaxddp.parity.diagnosis.reduction.explain import FLOOR, SHOWN, ReductionRecipe, ReductionStep, explain_reduction
+from jaxddp.parity.diagnosis.reduction.reduction_causes import (
+    FLOOR,
+    SHOWN,
+    ReductionRecipe,
+    ReductionStep,
+    explain_reduction,
+)
 
 RANKS, PIECES = 4, 3
 SHAPES = {"fc.weight": (3, 2), "fc.bias": (2,), "out.weight": (2, 3), "out.bias": (5,)}

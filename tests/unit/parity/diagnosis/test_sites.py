@@ -5,9 +5,9 @@ from collections import OrderedDict
 import torch
 from torch import nn
 
+from jaxddp.parity.diagnosis.forward.call_changes import norm_epsilon
 from jaxddp.parity.diagnosis.forward.calls import Call
-from jaxddp.parity.diagnosis.forward.explain import AT_LEAST, REPLAYS, replays_of
-from jaxddp.parity.diagnosis.forward.functions import norm_epsilon
+from jaxddp.parity.diagnosis.forward.loss_causes import AT_LEAST, REPLAYS, replays_of
 from jaxddp.parity.diagnosis.forward.sites import beginning_in, between, patches_of, trace
 
 NET = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 4), nn.LayerNorm(4), nn.GELU())

@@ -10,7 +10,7 @@ import pytest
 
 from jaxddp.errors import InputError
 from jaxddp.parity.findings import ORDER, Difference, StageResult
-from jaxddp.parity.report import console, data, words
+from jaxddp.parity.report import console, json_form, words
 from jaxddp.parity.report.report import Report
 from tests.support.report_cases import EQUAL, INCOMPLETE, NOT_FINITE, NUMERIC, SAMPLES, SEMANTIC, UNEXPLAINED
 
@@ -38,11 +38,11 @@ def test_text_is_short_and_printable(report):
             ["  cause  weight decay 0.0001, the reference has 0.01  [decay_value]", "  fix    set it explicitly"],
         ),
         (SEMANTIC, ["  proof  planted in the reference: residual 2e-15; next best: decay_mask, residual 3e-4"]),
-        (UNEXPLAINED, ["  cause  unexplained", "  layer  blocks.0.gelu (flax: blocks_0/gelu)", "not seen"]),
+        (UNEXPLAINED, ["  cause  unexplained", "  layer  blocks.0.gelu (jax: blocks_0/gelu)", "not seen"]),
         (NUMERIC, ["different in rounding: ", "gradients            3e-6      2     3e-7  rounds differently"]),
         (
             INCOMPLETE,
-            ["incomplete: Not everything could be compared. ", "problem: flax: step 3", "problem: port: flax_restore"],
+            ["incomplete: Not everything could be compared. ", "problem: jax: step 3", "problem: port: flax_restore"],
         ),
     ],
     ids=lambda value: value[0][:30] if isinstance(value, list) else "",
@@ -64,7 +64,7 @@ def test_many_differences_and_problems_are_counted():
 
 def test_numbers_that_are_not_finite_on_one_side_are_told_without_a_residual():
     text = console.to_text(NOT_FINITE)
-    first = "different: The local gradients are finite in torch and not in flax, first at step 4 in all tensors\n"
+    first = "different: The local gradients are finite in torch and not in jax, first at step 4 in all tensors\n"
     assert f"\n\n{first}  the loss is finite: they are born in its derivative\ndifferent: The update" in text
     assert "residual inf" not in text and "unexplained" not in text
 
@@ -72,7 +72,7 @@ def test_numbers_that_are_not_finite_on_one_side_are_told_without_a_residual():
 def test_a_problem_that_leads_is_told_before_the_differences():
     leading = dataclasses.replace(INCOMPLETE.problems[0], leads=True)
     text = console.to_text(dataclasses.replace(SEMANTIC, problems=(INCOMPLETE.problems[1], leading)))
-    places = [text.index(piece) for piece in ("problem: flax: step 3", "different: ", "problem: port: ")]
+    places = [text.index(piece) for piece in ("problem: jax: step 3", "different: ", "problem: port: ")]
     assert places == sorted(places)
 
 
@@ -167,10 +167,10 @@ def test_status_of_a_stage():
         ({"input_residual": 1e-3, "before": ""}, "the model's input"),
         ({"input_residual": None}, "comes after blocks.0.norm1"),
         (
-            {"input_residual": 0.0, "torch": "", "flax": ""},
+            {"input_residual": 0.0, "torch": "", "jax": ""},
             "look after blocks.0.norm1, the last of them; or in the loss",
         ),
-        ({"input_residual": 0.0, "torch": "", "flax": "", "before": ""}, "the layer itself differs"),
+        ({"input_residual": 0.0, "torch": "", "jax": "", "before": ""}, "the layer itself differs"),
     ],
     ids=str,
 )
@@ -181,10 +181,10 @@ def test_blame_depends_on_the_input_of_the_layer(changed, expected):
 
 def test_a_difference_of_the_models_own_output_has_a_name():
     difference = UNEXPLAINED.differences[0]
-    layer = dataclasses.replace(difference.layer, torch="", flax="")
+    layer = dataclasses.replace(difference.layer, torch="", jax="")
     report = dataclasses.replace(UNEXPLAINED, differences=(dataclasses.replace(difference, layer=layer),))
     assert "layer  the model's output: -0.169" in str(report)
-    assert "(flax: )" not in str(report) and "diverges at the model's output." in words.sentence(report)
+    assert "(jax: )" not in str(report) and "diverges at the model's output." in words.sentence(report)
 
 
 # JSON
@@ -192,22 +192,22 @@ def test_a_difference_of_the_models_own_output_has_a_name():
 
 @every_sample
 def test_json_round_trip_keeps_every_bit(report):
-    text = data.to_json(report)
+    text = json_form.to_json(report)
     text.encode("ascii")
-    decoded = data.from_json(text)
+    decoded = json_form.from_json(text)
     assert repr(decoded) == repr(report)  # NaN is not equal to itself; repr shows every bit and type
-    assert data.to_json(decoded) == text
+    assert json_form.to_json(decoded) == text
 
 
 def test_json_accepts_numpy_numbers():
     result = StageResult(np.float32(0.1), (np.float64(1e-16), np.inf), {"w": ((np.int64(3),), 0)})
-    decoded = data.from_json(data.to_json(Report("p.py", 2, 1, "float64", {"update": result})))
+    decoded = json_form.from_json(json_form.to_json(Report("p.py", 2, 1, "float64", {"update": result})))
     assert decoded.stages["update"] == result
     assert type(decoded.stages["update"].tensors["w"][1]) is float
 
 
 def malformed(**changed) -> str:
-    return json.dumps({**json.loads(data.to_json(SEMANTIC)), **changed})
+    return json.dumps({**json.loads(json_form.to_json(SEMANTIC)), **changed})
 
 
 @pytest.mark.parametrize(
@@ -227,4 +227,4 @@ def malformed(**changed) -> str:
 )
 def test_malformed_json_is_refused(text, message):
     with pytest.raises(InputError, match=message):
-        data.from_json(text)
+        json_form.from_json(text)

@@ -116,7 +116,7 @@ def test_page_works_with_a_screen_reader_and_a_keyboard(report):
         (UNEXPLAINED, ["not seen", "differs too", "allowed 1e-12; the replicas differ from each other"]),
         (NUMERIC, ["Different in rounding", "round differently", "Numeric:", "cannot tell", "204"]),
         (NUMERIC, ["✗ rounds differently"]),
-        (INCOMPLETE, ["Incomplete", "flax: step 3: hangs: no answer within 60 s", "2/10 steps", "not compared"]),
+        (INCOMPLETE, ["Incomplete", "jax: step 3: hangs: no answer within 60 s", "2/10 steps", "not compared"]),
         (INCOMPLETE, ["Problems", "port: flax_restore: ValueError: the saved state has no 'nu'"]),
         (HUGE, ["8 replicas, 300 steps", "first at step 101", "188 further tensors", "1234.5"]),
     ],
@@ -253,5 +253,5 @@ def test_a_problem_that_leads_is_told_before_the_differences():
 
 def test_numbers_that_are_not_finite_on_one_side_are_told_without_a_residual():
     text = page.to_html(NOT_FINITE)
-    assert "The local gradients are finite in torch and not in flax" in text
+    assert "The local gradients are finite in torch and not in jax" in text
     assert "Residual inf" not in text and "Unexplained" not in text

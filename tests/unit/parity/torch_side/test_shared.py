@@ -9,7 +9,7 @@ from torch.optim import AdamW, Optimizer
 
 from jaxddp.parity.port import PortFile
 from jaxddp.parity.torch_side import rank
-from jaxddp.parity.torch_side.rank import Draw
+from jaxddp.parity.torch_side.rank import DrawWeights
 from jaxddp.parity.torch_side.shared import OnDisk, SharedParameters, may_share
 from tests.support.small_port import at_start_of, wide, write
 from torch_ref.distributed import World
@@ -57,5 +57,5 @@ def test_a_loss_that_moves_weights_is_noticed(
 ) -> None:
     monkeypatch.setattr(rank, "is_large_model", lambda start: True)
     port = write(tmp_path, *wide(6), at_start_of("torch_loss(model, batch)", code))
-    _, facts, _ = Draw(PortFile(str(port)), "float64", tmp_path / "weights").run(World(), lambda where: None)
+    _, facts, _ = DrawWeights(PortFile(str(port)), "float64", tmp_path / "weights").run(World(), lambda where: None)
     assert facts.moves_weights == moves

@@ -1,0 +1,87 @@
+"""Interface of everything that can be checked: its size, batches and sources, and the run that results.
+
+This module imports neither framework and knows neither side.
+"""
+
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from jaxddp.data.micro_batches import MicroBatches
+from jaxddp.parity.lazy_arrays import Arrays, Joined
+from jaxddp.parity.port import Port
+from jaxddp.parity.records import Record, Tensors, whole
+
+# Stages that are recorded after every step: per replica (leading axis world_size) ...
+LOCAL_STAGES = ("local_loss", "local_gradients")
+# ... and equal on all replicas, in the order in which a step computes them.
+SHARED_STAGES = ("gradients", "clipped_gradients", "params", "buffers")
+
+
+class AnyCase(Hashable, Protocol):
+    """A run that both sides take: its size, its batches, and the source of each side."""
+
+    @property
+    def name(self) -> str:
+        """Name in reports and error messages."""
+
+    @property
+    def world_size(self) -> int:
+        """Number of replicas."""
+
+    @property
+    def steps(self) -> int:
+        """Number of optimizer steps."""
+
+    @property
+    def dtype(self) -> str:
+        """Dtype of parameters, buffers and inputs: "float64" or "float32"."""
+
+    @property
+    def torch_source(self) -> Any:
+        """`torch_side.side.Source`, which is pickled to the torch ranks and becomes a `TorchSide` there."""
+
+    def jax_side(self) -> Any:
+        """Build the `jax_side.side.JaxSide`."""
+
+    def batches(self) -> Iterator[MicroBatches]:
+        """Yield every step's micro-batches, leaves (world_size, ...)."""
+
+    def with_dtype(self, dtype: str) -> "AnyCase":
+        """Return the same case in another dtype."""
+
+
+class AnyPortCase(AnyCase, Protocol):
+    """A run of a user's port."""
+
+    @property
+    def port(self) -> Port:
+        """Port whose code runs."""
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """A run, step by step.
+
+    Attributes:
+        start: parameters and buffers before the first step.
+        records: one per step, stage -> name -> array.
+    """
+
+    start: Arrays
+    records: Sequence[Record]
+
+    def before(self, step: int) -> Arrays:
+        """Return the parameters and buffers before a step, counted from 0."""
+        if step == 0:
+            return self.start
+        return Joined(*(whole(self.records[step - 1], stage) for stage in ("params", "buffers")))
+
+
+def micro_batches_of(batch: MicroBatches, rank: int) -> list[Tensors]:
+    """Return one replica's micro-batches as a list, as a torch training loop iterates over them."""
+    last = {name: array[rank] for name, array in batch.last.items()}
+    if batch.head is None:
+        return [last]
+    count = next(iter(batch.head.values())).shape[1]
+    return [{name: array[rank, i] for name, array in batch.head.items()} for i in range(count)] + [last]

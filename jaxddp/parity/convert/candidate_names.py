@@ -1,0 +1,273 @@
+"""Readings of two models: tables `names` that their shapes and the order of use allow.
+
+A stack is read where torch's layers "h.0", "h.1", ... have equal arrays, and fused layers where a run of layers of one
+kind is as large as one layer of the other side. Shapes do not say in which order the parts of a fused layer stand, so
+each order is a reading; a run of both models decides between them. A table of embeddings is read as several if theirs
+have as many rows, in the order of their use or of their numbers.
+"""
+
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from torch import Tensor, nn
+
+from jaxddp.parity.convert.layouts import Shape, Shapes, outputs_axis, squeezed
+from jaxddp.parity.convert.proposal import EMBEDDING, Kind, Unpaired, folded, paired
+from jaxddp.parity.port.rules import NUMBER, Rule, fused, part
+
+Table = dict[str, str | Rule]
+Group = tuple[tuple[str, ...], tuple[str, ...]]  # layers of jax and of torch that are one another
+
+PARTS = (3, 2)  # numbers of layers that are fused: q, k and v; two halves
+MOST_STACKS = 3  # each may be one in jax or not
+MOST_HEADS = 16  # of a model that does not say how many heads it has
+
+
+def readings(unpaired: Unpaired) -> list[Table]:
+    """Return the tables under which every layer may have a twin, by sizes alone; those without fused layers first.
+
+    >>> modules = {"h.0": nn.Linear(3, 5), "h.1": nn.Linear(3, 5)}
+    >>> jax, torch = {"blocks.kernel": (2, 3, 5)}, {"h.0.weight": (5, 3), "h.1.weight": (5, 3)}
+    >>> readings(Unpaired([*jax], [*torch], jax, torch, modules))[0]
+    {'blocks': 'h.{}'}
+    """
+    stacks = _stacks(unpaired)[:MOST_STACKS]
+    subsets = [chosen for number in range(len(stacks) + 1) for chosen in itertools.combinations(stacks, number)]
+    stacked = [_stacked(unpaired, chosen) for chosen in subsets]
+    return [table for fuses in (False, True) for one in stacked for table in _tables(one, fuses)]
+
+
+def array_by_array(unpaired: Unpaired) -> list[Table]:
+    """Return the table in which the arrays of layers that do not pair off do so one by one, by sizes and order of use.
+
+    So do arrays of plain functions, whose names need not show which of them are a layer, and those of torch's LSTM.
+
+    >>> jax, torch = {"w_x": (2, 12), "w_h": (3, 12)}, {"rnn.weight_ih_l0": (12, 2), "rnn.weight_hh_l0": (12, 3)}
+    >>> array_by_array(Unpaired([*jax], [*torch], jax, torch, {"rnn": nn.LSTM(2, 3)}))
+    [{'w_x': 'rnn.weight_ih_l0', 'w_h': 'rnn.weight_hh_l0'}]
+    """
+    pairs = paired(unpaired).pairs
+    ours = _by_sizes((name for name in unpaired.jax if not _within(name, pairs)), unpaired.shapes)
+    theirs = _by_sizes((name for name in unpaired.torch if not _within(name, pairs.values())), unpaired.tensors)
+    if {sizes: len(names) for sizes, names in ours.items()} != {sizes: len(names) for sizes, names in theirs.items()}:
+        return []
+    lines = {one: other for sizes, names in ours.items() for one, other in zip(names, theirs[sizes], strict=True)}
+    return [{**folded(pairs), **{name: lines[name] for name in unpaired.jax if name in lines}}]
+
+
+def _within(name: str, layers: Iterable[str]) -> bool:
+    return any(name == layer or name.rpartition(".")[0] == layer or name.startswith(f"{layer}.") for layer in layers)
+
+
+def _by_sizes(names: Iterable[str], shapes: Shapes) -> dict[Shape, list[str]]:
+    arrays: dict[Shape, list[str]] = {}
+    for name in names:
+        arrays.setdefault(tuple(sorted(squeezed(shapes[name]))), []).append(name)
+    return arrays
+
+
+def _stacks(unpaired: Unpaired) -> list[str]:
+    """Return the prefixes, such as "h.", of numbered torch layers with equal arrays, none within another."""
+    members: dict[str, dict[int, set[tuple[str, tuple[int, ...]]]]] = {}
+    for name in unpaired.torch:
+        words = name.split(".")
+        for position, word in enumerate(words[:-1]):
+            if word.isdecimal():
+                prefix = "".join(f"{word}." for word in words[:position])
+                rest = ".".join(words[position + 1 :]), unpaired.tensors[name]
+                members.setdefault(prefix, {}).setdefault(int(word), set()).add(rest)
+    alike = [
+        prefix
+        for prefix, layers in members.items()
+        if len(layers) > 1 and sorted(layers) == [*range(len(layers))] and len({*map(frozenset, layers.values())}) == 1
+    ]
+    return [prefix for prefix in alike if not any(prefix != other and prefix.startswith(other) for other in alike)]
+
+
+def _stacked(unpaired: Unpaired, stacks: Sequence[str]) -> Unpaired:
+    """Return the arrays with the tensors of each stack as one, whose first axis counts its layers."""
+    torch: dict[str, tuple[int, ...]] = {}
+    modules: dict[str, nn.Module] = dict(unpaired.modules)
+    counts: dict[str, int] = {}
+    for name in unpaired.torch:
+        prefix = next((prefix for prefix in stacks if name.startswith(prefix)), None)
+        if prefix is None:
+            torch[name] = unpaired.tensors[name]
+            continue
+        rest = name[len(prefix) :].partition(".")[2]
+        joint = f"{prefix}{NUMBER}.{rest}"
+        counts[joint] = counts.get(joint, 0) + 1
+        torch[joint] = (counts[joint], *unpaired.tensors[name])
+    for prefix in stacks:
+        first = f"{prefix}0"
+        below = {name: module for name, module in unpaired.modules.items() if f"{name}.".startswith(f"{first}.")}
+        modules |= {f"{prefix}{NUMBER}{name[len(first) :]}": module for name, module in below.items()}
+    return replace(unpaired, torch=[*torch], tensors={**unpaired.tensors, **torch}, modules=modules)
+
+
+def _tables(unpaired: Unpaired, fuses: bool) -> Iterator[Table]:
+    """Yield the tables that pair off all layers."""
+    pairs, jax, torch = paired(unpaired)
+    if not fuses:
+        if not jax and not torch:
+            yield dict(folded(pairs))
+        return
+    if not jax or not torch:
+        return
+    for lines in _split_embeddings(jax, torch, unpaired):
+        others, their_others = (
+            [(layer, kind) for layer, kind in layers.items() if not (lines and kind[0] == EMBEDDING)]
+            for layers in (jax, torch)
+        )
+        groups = _aligned(others, their_others)
+        if groups is not None and any(len(ours) != len(theirs) for ours, theirs in groups):
+            for order, heads in _orders(groups, unpaired):
+                yield _table(pairs, groups, order, heads) | lines
+        elif lines and groups is not None:
+            yield _table(pairs, groups, (), None) | lines
+
+
+def _split_embeddings(jax: Mapping[str, Kind], torch: Mapping[str, Kind], unpaired: Unpaired) -> list[Table]:
+    """Return the lines for tables of embeddings that are one on one side and several on the other; [{}]: none are."""
+    ours = [layer for layer, (kind, _) in jax.items() if kind == EMBEDDING]
+    theirs = [layer for layer, (kind, _) in torch.items() if kind == EMBEDDING]
+    of_jax = {layer: unpaired.shapes[f"{layer}.embedding".lstrip(".")] for layer in ours}
+    of_torch = {layer: unpaired.tensors[f"{layer}.weight".lstrip(".")] for layer in theirs}
+    by_number = [_by_number(ours), _by_number(theirs)]
+    tables: list[Table] = []
+    for first, second in ((ours, theirs), by_number):
+        lines: Table | None = Table()
+        for width in sorted({shape[1:] for shape in (*of_jax.values(), *of_torch.values())}):
+            groups = _rows_aligned(
+                [(layer, of_jax[layer][0]) for layer in first if of_jax[layer][1:] == width],
+                [(layer, of_torch[layer][0]) for layer in second if of_torch[layer][1:] == width],
+            )
+            lines = None if groups is None or lines is None else lines | _lines_of_rows(groups, of_jax)
+        if lines and lines not in tables:
+            tables.append(lines)
+    return tables or [Table()]
+
+
+def _by_number(layers: Sequence[str]) -> list[str]:
+    """Return layers whose names differ in their numbers only in the order of these; the others stay in their order.
+
+    >>> _by_number(["b_10", "a", "b_9"])
+    ['b_9', 'b_10', 'a']
+    """
+    stems = [re.sub(r"\d+", "", layer) for layer in layers]
+    first = {stem: place for place, stem in reversed([*enumerate(stems)])}
+    numbers = [[*map(int, re.findall(r"\d+", layer))] for layer in layers]
+    places = sorted(range(len(layers)), key=lambda place: (first[stems[place]], numbers[place]))
+    return [layers[place] for place in places]
+
+
+def _rows_aligned(jax: list[tuple[str, int]], torch: list[tuple[str, int]]) -> list[Group] | None:
+    """Go through both sides' tables of one width in order, one by one or several for one, by their numbers of rows."""
+    groups: list[Group] = []
+    while jax and torch:
+        ours, theirs = 1, 1
+        while (less := _rows(jax[:ours]) - _rows(torch[:theirs])) and ours <= len(jax) and theirs <= len(torch):
+            ours, theirs = (ours + 1, theirs) if less < 0 else (ours, theirs + 1)
+        if less or min(ours, theirs) > 1:
+            return None
+        groups.append((tuple(layer for layer, _ in jax[:ours]), tuple(layer for layer, _ in torch[:theirs])))
+        jax, torch = jax[ours:], torch[theirs:]
+    return None if jax or torch else groups
+
+
+def _rows(tables: list[tuple[str, int]]) -> int:
+    return sum(rows for _, rows in tables)
+
+
+def _lines_of_rows(groups: list[Group], of_jax: Mapping[str, tuple[int, ...]]) -> Table:
+    """Return the lines for these tables."""
+    lines = Table()
+    for ours, theirs in groups:
+        if len(theirs) > 1:
+            lines[ours[0]] = fused(*theirs)
+        elif len(ours) > 1:
+            sizes = tuple(of_jax[layer][0] for layer in ours)
+            lines |= {layer: part(theirs[0], place, of=sizes) for place, layer in enumerate(ours)}
+        else:
+            lines[ours[0]] = theirs[0]
+    return lines
+
+
+def _aligned(jax: list[tuple[str, Kind]], torch: list[tuple[str, Kind]]) -> list[Group] | None:
+    """Go through both sides' layers in order, one by one or several siblings for one; None if that is impossible.
+
+    The sizes of the next two layers decide how many are one, so there is only one way.
+    """
+    groups: list[Group] = []
+    while jax or torch:
+        counts = ((1, 1), *((number, 1) for number in PARTS), *((1, number) for number in PARTS))
+        fitting = [(ours, theirs) for ours, theirs in counts if _fit(jax[:ours], torch[:theirs], ours, theirs)]
+        if not fitting:
+            return None
+        ours, theirs = fitting[0]
+        groups.append((tuple(layer for layer, _ in jax[:ours]), tuple(layer for layer, _ in torch[:theirs])))
+        jax, torch = jax[ours:], torch[theirs:]
+    return groups
+
+
+def _fit(jax: list[tuple[str, Kind]], torch: list[tuple[str, Kind]], ours: int, theirs: int) -> bool:
+    """Return whether these layers, siblings of one kind on each side, are as large as one another."""
+    if len(jax) < ours or len(torch) < theirs:
+        return False
+    for layers in (jax, torch):
+        if len({layer.rpartition(".")[0] for layer, _ in layers}) > 1 or len({kind for _, kind in layers}) > 1:
+            return False
+    (kind, sizes), (other, others) = jax[0][1], torch[0][1]
+    return kind == other and [size * ours for size in sizes] == [size * theirs for size in others]
+
+
+def _orders(groups: list[Group], unpaired: Unpaired) -> Iterator[tuple[tuple[int, ...], int | None]]:
+    """Yield orders of the parts of a fused layer, and numbers of heads by which they stand; None: not by head."""
+    number = max(max(map(len, group)) for group in groups)
+    heads, known = _heads(groups, unpaired)
+    orders = [*itertools.permutations(range(number))]
+    yield from itertools.product(orders, [None])
+    yield from itertools.product(orders if known else orders[:1], heads)
+
+
+def _heads(groups: list[Group], unpaired: Unpaired) -> tuple[list[int], bool]:
+    """Return the possible numbers of heads, and whether the torch modules say them."""
+    several = [(ours, theirs) for ours, theirs in groups if len(ours) != len(theirs)]
+    above = {theirs[0].rpartition(".")[0] for _, theirs in several}
+    above |= {layer.rpartition(".")[0] for layer in above}
+    said = {
+        value
+        for module in map(unpaired.modules.get, above)
+        for name, value in (vars(module) if module is not None else {}).items()
+        if "head" in name and not name.endswith(("dim", "size")) and type(value) is int and value > 1
+    }
+    if said:
+        return sorted(said), True
+    sizes = {_outputs(unpaired.modules.get(theirs[0])) // len(ours) for ours, theirs in several}
+    return [n for n in range(2, MOST_HEADS + 1) if all(size and size % n == 0 for size in sizes)], False
+
+
+def _outputs(module: nn.Module | None) -> int:
+    """Return the number of a layer's outputs; 0 if it has no matrix."""
+    weight = getattr(module, "weight", None)
+    return weight.shape[outputs_axis(module, weight.ndim)] if isinstance(weight, Tensor) and weight.ndim > 1 else 0
+
+
+def _table(pairs: Mapping[str, str], groups: list[Group], order: tuple[int, ...], heads: int | None) -> Table:
+    """Return the table with these groups."""
+    plain, rules = dict(pairs), Table()
+    for ours, theirs in groups:
+        if len(ours) == len(theirs):
+            plain |= zip(ours, theirs, strict=True)
+            continue
+        number = max(len(ours), len(theirs))
+        places = [place for place in order if place < number]
+        if len(theirs) > 1:
+            rules[ours[0]] = fused(*(theirs[place] for place in places), heads=heads)
+        else:
+            rules |= {
+                jax: part(theirs[0], place, of=number, heads=heads) for jax, place in zip(ours, places, strict=True)
+            }
+    return {**folded(plain), **rules}

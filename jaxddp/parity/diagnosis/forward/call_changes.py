@@ -1,0 +1,247 @@
+"""Changes of calls that mean one thing in torch and, by default or by habit, another in JAX.
+
+Each function takes a call and yields the changes that a port may have made to it.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from jaxddp.config.choices import IGNORE_INDEX
+from jaxddp.parity.catalogue.model import BY_ERF, UPDATES
+from jaxddp.parity.diagnosis.forward.calls import Answer, Call, Change, Proceed
+
+NORMS = {
+    "layer_norm": "LayerNorm",
+    "rms_norm": "RMSNorm",
+    "group_norm": "GroupNorm",
+    "instance_norm": "InstanceNorm",
+    "batch_norm": "BatchNorm",
+}
+# Function -> its parameter that is a dropout rate.
+DROPOUTS = {
+    **{f"dropout{dims}": "p" for dims in ("", "1d", "2d", "3d")},
+    "scaled_dot_product_attention": "dropout_p",
+    **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), "dropout"),
+}
+ADDITIONS = ("add", "add_")  # called by a + b and a += b
+_LOSS_DEFAULTS = {"weight": None, "ignore_index": IGNORE_INDEX, "reduction": "mean"}
+SMALL = 0.01  # largest eps in a hand-written normalisation
+
+
+def gelu(call: Call) -> Iterator[Change]:
+    """Yield GELU by the other formula, tanh or erf."""
+    if call.name == "gelu":
+        other = "none" if call.get("approximate") == "tanh" else "tanh"
+        what = BY_ERF if other == "none" else "GELU by tanh"
+        yield Change("gelu_approximation", what, lambda call, proceed, value, /: proceed(call.but(approximate=other)))
+
+
+def norm_epsilon(call: Call) -> Iterator[Change]:
+    """Yield another eps in a normalisation layer, torch's or hand-written."""
+    if call.name in NORMS:
+        default = torch.finfo(call.get("input").dtype).eps if call.name == "rms_norm" else 1e-5
+        eps = call.get("eps")
+        what, reference = NORMS[call.name], float(default if eps is None else eps)
+        yield _epsilon(what, reference, lambda call, value: call.but(eps=value))
+    elif call.name in ADDITIONS and len(call.args) > 1 and any(map(_is_root, call.into)):
+        added = call.args[1]
+        if isinstance(added, float) and 0 < added <= SMALL:
+            yield _epsilon("under a root,", added, lambda call, value: call.but_at(1, value))
+
+
+def _is_root(call: Call) -> bool:
+    return call.name in ("sqrt", "rsqrt") or (call.name == "pow" and call.args[1] in (0.5, -0.5))
+
+
+def _epsilon(layer: str, reference: float, but: Any) -> Change:
+    def answer(call: Call, proceed: Proceed, value: float, /) -> Any:
+        return proceed(but(call, value))
+
+    return Change("norm_epsilon", f"{layer} eps", answer, reference, 1e-6 if reference != 1e-6 else 1e-5)
+
+
+def label_smoothing(call: Call) -> Iterator[Change]:
+    """Yield another label smoothing."""
+
+    def answer(call: Call, proceed: Proceed, value: float, /) -> Any:
+        if call.name == "nll_loss":
+            # log_softmax(log_softmax(x)) is log_softmax(x), so log-probabilities can serve as logits.
+            options = {name: call.get(name, default) for name, default in _LOSS_DEFAULTS.items()}
+            call = replace(
+                call, site=("cross_entropy", 0), function=F.cross_entropy, args=call.args[:2], kwargs=options
+            )
+        return proceed(call.but(label_smoothing=value))
+
+    if call.name in ("cross_entropy", "nll_loss"):
+        reference = call.get("label_smoothing", 0.0) if call.name == "cross_entropy" else 0.0
+        yield Change("label_smoothing", "label smoothing", answer, reference, 0.0 if reference else 0.1)
+
+
+def ignore_index(call: Call) -> Iterator[Change]:
+    """Yield ignored labels that count in the mean, or that are not ignored."""
+    if call.name not in ("cross_entropy", "nll_loss") or call.get("target").is_floating_point():
+        return
+    index = call.get("ignore_index", IGNORE_INDEX)
+    counts = call.get("reduction", "mean") != "mean"
+
+    def counted(call: Call, proceed: Proceed, value: float, /) -> Any:
+        target = call.get("target")
+        valid = target != index
+        if counts:
+            call.count_more(float((~valid).sum()))
+            return proceed(call)
+        return proceed(call) * (float(valid.sum()) / valid.numel())
+
+    def not_ignored(call: Call, proceed: Proceed, value: float, /) -> Any:
+        if counts:
+            call.count_more(float((call.get("target") == index).sum()))
+        return proceed(call.but(ignore_index=IGNORE_INDEX))
+
+    yield Change("ignore_index", f"labels of {index} count in the mean", counted, counts=counts)
+    if index != IGNORE_INDEX:
+        yield Change("ignore_index", f"labels of {index} are not ignored", not_ignored, counts=counts)
+
+
+def padding_idx(call: Call) -> Iterator[Change]:
+    """Yield an embedding whose padding row gets a gradient."""
+    if call.name == "embedding" and call.get("padding_idx") is not None:
+        what = f"row {call.get('padding_idx')} of an embedding gets a gradient"
+        yield Change("padding_idx", what, lambda call, proceed, value, /: proceed(call.but(padding_idx=None)))
+
+
+def dropout_rate(call: Call, rates: Sequence[tuple[float, float]]) -> Iterator[Change]:
+    """Yield dropout at the rate of JAX's mask.
+
+    Args:
+        call: any call.
+        rates: the reference's rate and JAX's, of each pair of masks.
+    """
+    parameter = DROPOUTS.get(call.name)
+    if parameter is None or (parameter == "p" and not call.get("training", True)):
+        return
+    reference = call.get(parameter, 0.5 if parameter == "p" else 0.0)
+    for rate in dict.fromkeys(
+        of_jax for of_torch, of_jax in rates if of_torch != of_jax and np.isclose(of_torch, reference)
+    ):
+        what = f"dropout rate {rate:.10g} instead of {reference:.10g}"
+        yield Change("dropout_rate", what, _with_rate(rate))
+
+
+def _with_rate(rate: float) -> Answer:
+    # One change may have sites of several functions, whose parameters are called differently.
+    return lambda call, proceed, value, /: proceed(call.but(**{DROPOUTS[call.name]: rate}))
+
+
+def loss_terms(call: Call) -> Iterator[Change]:
+    """Yield one scalar term of a sum of losses times a factor."""
+    if call.name not in ADDITIONS:
+        return
+    for position, term in enumerate(call.args[:2]):
+        if isinstance(term, Tensor) and term.requires_grad and term.ndim == 0:
+            yield _scaled_term(position)
+
+
+def _scaled_term(position: int) -> Change:
+    def answer(call: Call, proceed: Proceed, value: float, /) -> Any:
+        return proceed(call.but_at(position, call.args[position] * value))
+
+    what = f"the {('first', 'second')[position]} term of a sum of losses times"
+    return Change("auxiliary_loss_scaled", what, answer, 1.0, 2.0, least=-float("inf"))
+
+
+def tied_weights(calls: Sequence[Call], module: nn.Module) -> Iterator[tuple[Call, Change]]:
+    """Yield a parameter that is used in several places and gets no gradient from one of them."""
+    uses: dict[str, list[tuple[Call, int]]] = defaultdict(list)
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    for call in calls:
+        if isinstance(call.result, Tensor) and call.result.requires_grad:
+            for position, argument in enumerate(call.args):
+                if id(argument) in names:
+                    uses[names[id(argument)]].append((call, position))
+    for name, places in uses.items():
+        if len({(call.name, call.module) for call, _ in places}) > 1:
+            for call, position in places:
+                by = "an attribute such as .T" if call.name == "__get__" else call.name
+                yield call, _detached(f"{name} gets no gradient from {by}", position)
+
+
+def _detached(what: str, position: int) -> Change:
+    def answer(call: Call, proceed: Proceed, value: float, /) -> Any:
+        return proceed(call.but_at(position, call.args[position].detach()))
+
+    return Change("tied_weights", what, answer)
+
+
+def batch_norm_sync(call: Call) -> Iterator[Change]:
+    """Yield BatchNorm with the statistics of all replicas."""
+
+    def answer(call: Call, proceed: Proceed, value: float, /) -> Any:
+        own = call.get("input")
+        inputs = call.gather(own)
+        weight, bias = call.get("weight"), call.get("bias")
+        whole = proceed(call.but(input=torch.cat(list(inputs)), weight=None, bias=None))
+        rank = next(rank for rank, other in enumerate(inputs) if other is own)
+        first = sum(len(other) for other in inputs[:rank])
+        normalised = whole[first : first + len(own)]
+        shape = (1, -1) + (1,) * (own.ndim - 2)
+        normalised = normalised if weight is None else normalised * weight.view(shape)
+        return normalised if bias is None else normalised + bias.view(shape)
+
+    if call.name == "batch_norm" and call.get("training"):
+        yield Change("batch_norm_sync", "BatchNorm over all replicas", answer, lockstep=True, setting=True)
+
+
+def batch_norm_eval(call: Call, updates: bool) -> Iterator[Change]:
+    """Yield BatchNorm normalised by its running statistics; `updates`: they change as in training."""
+
+    def answer(call: Call, proceed: Proceed, value: float, /) -> Any:
+        before = {name: call.get(name).clone() for name in ("running_mean", "running_var")}
+        if updates:
+            call.run()
+        return proceed(call.but(training=False, **before))
+
+    if _keeps_statistics(call):
+        mode = "BatchNorm by its running statistics, as in evaluation"
+        what = f"{mode}, {UPDATES}" if updates else f"{mode}, and leaves them as they are"
+        yield Change("batch_norm_eval", what, answer, setting=True)
+
+
+def momentum(call: Call) -> Iterator[Change]:
+    """Yield another momentum m of BatchNorm's running statistics: running = (1 - m) running + m batch."""
+    if _keeps_statistics(call):
+        reference = float(call.get("momentum", 0.1))
+
+        def answer(call: Call, proceed: Proceed, value: float, /) -> Any:
+            return proceed(call.but(momentum=value))
+
+        yield Change("batch_norm_momentum", "BatchNorm momentum", answer, reference, 1 - reference)
+
+
+def biased_variance(call: Call) -> Iterator[Change]:
+    """Yield BatchNorm that keeps the biased variance."""
+
+    def answer(call: Call, proceed: Proceed, value: float, /) -> Any:
+        x, running = call.get("input"), call.get("running_var")
+        # batch_norm keeps running_var for its backward pass, so it gets a copy that nothing changes afterwards.
+        moved = running.clone()
+        result = proceed(call.but(running_var=moved))
+        n = x.numel() / x.shape[1]
+        # The update is linear in the batch's variance, whatever the momentum is: only that part shrinks.
+        share = call.get("momentum", 0.1)
+        kept = (1 - share) * running
+        running.copy_(kept + (moved - kept) * (n - 1) / n)
+        return result
+
+    if _keeps_statistics(call):
+        yield Change("biased_variance", "BatchNorm keeps the biased variance", answer)
+
+
+def _keeps_statistics(call: Call) -> bool:
+    return call.name == "batch_norm" and bool(call.get("training")) and isinstance(call.get("running_var"), Tensor)

@@ -1,0 +1,159 @@
+"""Causes of a difference in the forward and backward pass: faults in the loss, or in combining micro-batches."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from jaxddp.parity.diagnosis.decide import Ruling
+from jaxddp.parity.diagnosis.forward.call_changes import (
+    batch_norm_eval,
+    batch_norm_sync,
+    dropout_rate,
+    gelu,
+    ignore_index,
+    label_smoothing,
+    loss_terms,
+    norm_epsilon,
+    padding_idx,
+    tied_weights,
+)
+from jaxddp.parity.diagnosis.forward.calls import Call, Change, Patch
+from jaxddp.parity.diagnosis.forward.clamps import chosen_term, clamps
+from jaxddp.parity.diagnosis.forward.combined import (
+    Combination,
+    combinations,
+    combined,
+    counts_of,
+    reference_combination,
+)
+from jaxddp.parity.diagnosis.forward.deviation import deviation
+from jaxddp.parity.diagnosis.forward.fault_search import find_faults, worst_rank
+from jaxddp.parity.diagnosis.forward.fit import Item, Stages, residual_at
+from jaxddp.parity.diagnosis.forward.layout import flattened_axes, kernel_axes, same_padding
+from jaxddp.parity.diagnosis.forward.precision import reduced_precision
+from jaxddp.parity.diagnosis.forward.replay import ModelEvidence, ModelStep, Replay
+from jaxddp.parity.diagnosis.forward.sites import beginning_in, between, patches_of
+from jaxddp.parity.diagnosis.forward.variance import fast_variance
+
+__all__ = ["FLOOR", "ModelEvidence", "ModelStep", "differs", "search_model"]
+
+REPLAYS = 4000  # of a search; measured: up to 1,744 on the scoreboard
+# Numbers that a loss's calls may take for a search with as many; 20 to 70 s of replays, measured: 5 to 16 ns a number.
+OF_ELEMENTS = 2**20
+PER_FAULT = 10  # replays for each fault at least; measured: a pair among 70 faults of a ViT takes 545 in all
+OF_A_CALL = 1000  # numbers that take as long as a call
+AT_LEAST = 150  # replays of a search over the largest model; measured: enough for an eps in a GPT of 124 million
+FLOOR = 1e-12  # measured: right hypotheses leave up to 8e-15, wrong ones 8e-12 or more
+OF_ONE_CALL = (
+    *(gelu, norm_epsilon, label_smoothing, ignore_index, padding_idx, loss_terms, batch_norm_sync),
+    *(same_padding, flattened_axes, kernel_axes, fast_variance, deviation, chosen_term, clamps),
+)
+STALE = Patch(Change("stale_parameters", "gradients at the parameters of the step before", stale=True), frozenset())
+
+
+def replays_of(calls: Sequence[Call]) -> int:
+    """Return the number of replays of a search, which is smaller for a loss whose calls take more numbers.
+
+    >>> from torch import ones
+    >>> [replays_of([Call(("sum", 0), sum, (ones(size, size),), {})]) for size in (10, 3000)]
+    [4000, 465]
+    """
+    given = [x for call in calls for x in (*call.args, *call.kwargs.values()) if isinstance(x, Tensor)]
+    work = len(calls) * OF_A_CALL + sum(tensor.numel() for tensor in given)
+    return max(AT_LEAST, min(REPLAYS, REPLAYS * OF_ELEMENTS // work))
+
+
+def search_model(
+    evidence: ModelEvidence, floor: float = FLOOR, replays: int | None = None
+) -> tuple[Ruling, tuple[Item, ...]]:
+    """Name the faults that make JAX's local losses and gradients differ from the reference's.
+
+    Args:
+        evidence: the reference's loss, and JAX's steps.
+        floor: the largest residual that counts as rounding.
+        replays: number of replays of the search, after which its results are still confirmed on every step; None:
+            as many as the loss's calls allow.
+
+    Returns:
+        The ruling; nothing is named and there is no runner-up if nothing differs. And the named faults
+        with their values, to be planted in further replays.
+    """
+    subject = LossAndGradients(evidence)
+    step = _first_that_differs(subject, floor)
+    if step is None:
+        return Ruling((), None), ()
+    rank = worst_rank(subject, step)
+    calls = subject.calls(step, rank)
+    items, leading = subject.items(step, rank, calls), None
+    if evidence.between is not None:
+        patches = [item for item in items if isinstance(item, Patch) and item.sites]
+        leading = [*beginning_in(between(calls, *evidence.between), patches, calls)]
+        items = [*leading] if evidence.thrifty else items
+    replays = max(replays_of(calls), PER_FAULT * len(items)) if replays is None else replays
+    return find_faults(subject, items, (step, (rank,)), floor, replays, leading, evidence.thrifty)
+
+
+def differs(evidence: ModelEvidence, floor: float = FLOOR) -> bool:
+    """Return whether the reference's loss, replayed, differs from JAX's in any step."""
+    return _first_that_differs(LossAndGradients(evidence), floor) is not None
+
+
+def _first_that_differs(subject: "LossAndGradients", floor: float) -> int | None:
+    steps = range(subject.steps)
+    return next((step for step in steps if residual_at(subject, (step, subject.ranks)) > floor), None)
+
+
+class LossAndGradients:
+    """Local losses and gradients, a `fit.Subject`."""
+
+    def __init__(self, evidence: ModelEvidence):
+        self.steps = len(evidence.steps)
+        self.ranks = tuple(range(evidence.world_size))
+        self._evidence = evidence
+        self._replay = Replay(evidence)
+        self._reference = reference_combination(evidence.loss_normalization)
+        self._counts: dict[int, np.ndarray] = {}
+
+    def observed(self, step: int, ranks: Sequence[int]) -> Stages:
+        """Return JAX's losses and gradients; a stage that the port does not show is left out."""
+        taken, chosen = self._evidence.steps[step], self._compared(ranks)
+        stages = {"local_gradients": {name: value[chosen] for name, value in taken.local_gradients.items()}}
+        return stages | ({"local_loss": {"loss": taken.local_loss[chosen]}} if taken.local_loss.size else {})
+
+    def predicted(self, step: int, ranks: Sequence[int], items: Sequence[Any]) -> Stages:
+        """Return the reference's losses and gradients with faults planted."""
+        ranks = self._compared(ranks)
+        patches = [item for item in items if isinstance(item, Patch)]
+        combination = next((item for item in items if isinstance(item, Combination)), self._reference)
+        if step not in self._counts:
+            self._counts[step] = counts_of(self._replay.run(step, self.ranks))
+        recounted = combination.over == "global" and any(patch.change.counts for patch in patches)
+        run = self.ranks if combination.shared or recounted else tuple(ranks)
+        results = self._replay.run(step, run, patches)
+        counts = self._counts[step].copy()
+        counts[list(run)] = counts_of(results)
+        return combined(combination, results, run, ranks, counts)
+
+    def _compared(self, ranks: Sequence[int]) -> list[int]:
+        """Return those of the replicas that can be compared; if there are none, all that can be compared."""
+        of_all = self._evidence.compared or self.ranks
+        return [rank for rank in ranks if rank in of_all] or list(of_all)
+
+    def calls(self, step: int, rank: int) -> list[Call]:
+        """Return the calls of the loss on a replica's first micro-batch."""
+        return self._replay.trace(step, rank)
+
+    def items(self, step: int, rank: int, calls: Sequence[Call]) -> list[Item]:
+        """Return all faults that apply to the calls of the loss, those with many sites first."""
+        changes = [(call, change) for of_call in OF_ONE_CALL for call in calls for change in of_call(call)]
+        updates = self._evidence.steps[step].updates_buffers
+        changes += [(call, change) for call in calls for change in batch_norm_eval(call, updates)]
+        changes += [(call, change) for call in calls for change in dropout_rate(call, self._evidence.rates)]
+        changes += [*tied_weights(calls, self._evidence.module), *reduced_precision(calls)]
+        alone = len(self.ranks) == 1
+        patches = [patch for patch in patches_of(changes) if not (alone and patch.change.lockstep)]
+        patches.sort(key=lambda patch: -len(patch.sites))
+        micro_batches = len(self._evidence.steps[step].micro_batches[rank])
+        return [*combinations(self._evidence.loss_normalization, len(self.ranks), micro_batches), STALE, *patches]

@@ -1,0 +1,68 @@
+"""One loss of a `torch_step` as a function of the model and a batch, for replays. Imports no jax."""
+
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from jaxddp.parity.records import Tensors
+from jaxddp.parity.torch_side.multi_loss_loop import Optimizers
+from jaxddp.parity.torch_side.side import TorchStep
+from torch_ref.losses import Batch, Sums
+
+
+class UnknownWeights(Exception):
+    """The loss depends on weights after an update of which JAX's records hold an excerpt only."""
+
+
+class LossOfStep:
+    """One loss of a step whose optimizers leave JAX's parameters behind.
+
+    So losses that are computed after an update have the inputs that they have in JAX.
+
+    Args:
+        step: the port's step.
+        name: name of the loss.
+        batches: `[step][rank][micro-batch]`.
+        after: step -> JAX's parameters after it, under torch's names; may lack some.
+    """
+
+    def __init__(
+        self, step: TorchStep, name: str, batches: Sequence[Sequence[Sequence[Batch]]], after: Callable[[int], Tensors]
+    ):
+        self._step, self._name, self._after = step, name, after
+        self._batches = batches  # keeps the objects alive, whose ids are used
+        self._number = {id(batch): k for k, ranks in enumerate(batches) for pieces in ranks for batch in pieces}
+
+    def __call__(self, model: nn.Module, batch: Batch) -> Sums:
+        """Compute the loss; its gradients are not known.
+
+        Raises:
+            UnknownWeights: it depends on parameters that `after` lacks.
+        """
+        made = self._step.configure(model)
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        values = self._after(self._number[id(batch)])
+        for optimizer in Optimizers(made, model).each:
+            optimizer.step = partial(_leave, optimizer, names, values)  # type: ignore[assignment, method-assign]
+        with torch.enable_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a scheduler misses the optimizer's step
+            loss = self._step.losses(model, made, batch)[self._name]
+        if math.isnan(loss) and not values.keys() >= {*names.values()}:
+            raise UnknownWeights
+        return {"loss": torch.tensor(loss), "count": torch.tensor(1.0)}
+
+
+def _leave(optimizer: Optimizer, names: Mapping[int, str], values: Tensors, *_: Any) -> None:
+    """Give the optimizer's parameters these values, and NaN where there is none: a loss that depends on it shows it."""
+    with torch.no_grad():
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                value = values.get(names[id(parameter)])
+                if parameter.grad is not None:
+                    parameter.copy_(torch.tensor(math.nan) if value is None else torch.from_numpy(value))

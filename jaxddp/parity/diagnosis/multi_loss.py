@@ -1,0 +1,118 @@
+"""Causes of the differences of a `torch_step` and its twin, which show their losses and what their optimizers get."""
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from jaxddp.parity.compare.judge import ALLOWED, Located
+from jaxddp.parity.diagnosis.decide import Ruling
+from jaxddp.parity.diagnosis.evidence import Evidence
+from jaxddp.parity.diagnosis.forward.rank_job import UNKNOWN, ForwardDiagnosis
+from jaxddp.parity.diagnosis.reduction.optimizer_gradients import Received, explain_received
+from jaxddp.parity.records import NUMBER, Lazy, Tensors, of_loss
+
+NO_OPTIMIZER = "no optimizer of torch holds it: the step moves it by itself"
+EQUAL_LOSSES = "all losses are equal: look at what is differentiated, and where jax.lax.stop_gradient stands"
+NO_UPDATE = "torch's optimizer makes no update in this step"
+OF_MEAN = "it is the mean over the replicas; return each replica's own loss"
+BEHIND = "it follows the update of a large tensor, which is not known whole: no cause was sought"
+Search = Callable[[ForwardDiagnosis], tuple[Ruling | None, Ruling | None] | None]
+
+
+def differing_losses(evidence: Evidence) -> list[Located]:
+    """Return where each loss that differs does so first, in the order of the steps."""
+    allowed = ALLOWED["local_loss"]
+    first: dict[str, Located] = {}
+    for step, of_step in enumerate(evidence.judgement.residuals.get("local_loss", ()), start=1):
+        for name, residual in of_step.items():
+            if not residual <= allowed:
+                first.setdefault(name, Located(step, name, residual, allowed))
+    return list(first.values())
+
+
+def explain_loss(evidence: Evidence, located: Located, search: Search) -> tuple[Ruling | None, Located] | None:
+    """Explain a loss that differs.
+
+    Args:
+        evidence: records of both sides, compared.
+        located: where the loss first differs.
+        search: runs a search on a torch rank; None: it failed.
+
+    Returns:
+        The ruling, None without a search, and where the loss differs; None: it follows from an update that differs.
+    """
+    name, replicas = located.tensor, evidence.case.world_size
+    of_torch, of_jax = (np.stack([of_loss(x, "local_loss")[name] for x in of]) for of in (evidence.torch, evidence.jax))
+    if replicas > 1 and np.allclose(of_jax, of_torch.mean(1, keepdims=True), rtol=located.allowed, atol=0):
+        return None, replace(located, detail=OF_MEAN)
+    same = evidence.judgement.same_examples
+    steps = tuple(step for step, ranks in enumerate(same) if len(ranks) == replicas)
+    if evidence.is_large or not steps:
+        return None, located
+    paths = evidence.start, evidence.torch_folder, evidence.jax_folder
+    everyone = tuple(range(replicas))
+    job = ForwardDiagnosis(evidence.case.torch_source, True, False, steps, *paths, replicas, everyone, loss=name)
+    found = search(job)
+    if found is not None and found[0] is None:
+        return None
+    if found is not None and found[0] == UNKNOWN:
+        update = evidence.judgement.first.get("update")
+        return None if update is not None and update.step <= located.step else (None, replace(located, detail=BEHIND))
+    return (None if found is None else found[0]), located
+
+
+def differing_updates(evidence: Evidence) -> Iterator[tuple[Located, int | None]]:
+    """Yield where the update of each optimizer first differs, with the optimizer's number; None: no optimizer moved it.
+
+    What the step moves by itself, such as the weights of a target network, may follow from an optimizer's update, and
+    is yielded only if none of those differs.
+    """
+    groups = evidence.torch[0].notes["groups"]
+    of_optimizers: dict[int, set[str]] = {}
+    for group in groups:
+        of_optimizers.setdefault(group[NUMBER], set()).update(group["names"])
+    found = [(_first(evidence, names), number) for number, names in of_optimizers.items()]
+    for located, number in found:
+        if located is None:
+            continue
+        given = evidence.torch[located.step - 1]["clipped_gradients"].keys()
+        if given & of_optimizers[number]:
+            yield located, number
+        else:
+            yield replace(located, detail=NO_UPDATE), None
+    if all(located is None for located, _ in found):
+        moved = evidence.judgement.residuals["update"][0].keys() - set().union(*of_optimizers.values())
+        if (located := _first(evidence, moved)) is not None:
+            yield replace(located, detail=NO_OPTIMIZER), None
+
+
+def _first(evidence: Evidence, names: Collection[str]) -> Located | None:
+    """Return where an update of one of these parameters first differs."""
+    for step, of_step in enumerate(evidence.judgement.residuals["update"], start=1):
+        allowed = evidence.judgement.allowed("update", step)
+        beyond = {name: x for name, x in of_step.items() if name in names and not x <= allowed}
+        if beyond:
+            tensor = max(beyond, key=lambda name: beyond[name])
+            return Located(step, tensor, beyond[tensor], allowed)
+    return None
+
+
+def located_gradients(evidence: Evidence, ruling: Ruling) -> Located:
+    """Return where the gradients first differ; if nothing else does, and nothing explains it, say where to look."""
+    first = evidence.judgement.first
+    alone = not ruling.named and "local_loss" not in first
+    return replace(first["gradients"], detail=EQUAL_LOSSES) if alone else first["gradients"]
+
+
+def explain_gradients(evidence: Evidence) -> Ruling:
+    """Explain the gradients that JAX's optimizers got."""
+    count = min(len(evidence.torch), len(evidence.jax))
+    return explain_received(Lazy(lambda: count, lambda step: _received(evidence, step)))
+
+
+def _received(evidence: Evidence, step: int) -> Received:
+    of_jax, of_torch = evidence.jax[step], evidence.torch[step]["gradients"]
+    shape = (evidence.case.world_size,)
+    same: Tensors = {name: np.broadcast_to(x, shape + x.shape) for name, x in of_jax["gradients"].items()}
+    return {name: of_jax["spread"].get(f"gradients:{name}", x) for name, x in same.items()}, of_torch

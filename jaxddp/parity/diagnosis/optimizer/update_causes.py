@@ -1,0 +1,284 @@
+"""Causes of a difference in the update, the gradients and the weights being equal.
+
+The reference's recipe is replayed with one mistake, then with two, then with three, until the
+replay differs from the port's updates by rounding only.
+"""
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from jaxddp.parity.diagnosis.decide import SEPARATION, Hypothesis, Ruling, decide
+from jaxddp.parity.diagnosis.optimizer.aliased import aliased
+from jaxddp.parity.diagnosis.optimizer.edit import OptimizerEdit
+from jaxddp.parity.diagnosis.optimizer.faults import edits
+from jaxddp.parity.diagnosis.optimizer.fit import Unknown, Values, polish, round_values, sensible, solve
+from jaxddp.parity.diagnosis.optimizer.recipes import OptimizerRecipe
+from jaxddp.parity.diagnosis.optimizer.sample import Sample, survey, take_sample
+from jaxddp.parity.diagnosis.optimizer.update_evidence import (
+    OptimizerEvidence,
+    OptimizerStep,
+    contradiction,
+    reference_recipe,
+    residuals,
+    with_rates_of_float32,
+)
+from jaxddp.parity.diagnosis.optimizer.warmup import FAULT as WARMUP
+
+__all__ = ["OptimizerEvidence", "OptimizerStep", "explain_optimizer", "reference_residuals"]
+
+FLOOR = 1e-12  # of the stage's norm; measured: up to 6e-15 in clean ports
+PROMISING = 1e-7  # largest screened residual of a trial that is fitted on the whole sample
+SCREEN_STEPS = 3  # steps of the screen beyond the first that differs
+SCREEN_ELEMENTS = 300
+SIDE_BY_SIDE = 16  # trials that are replayed on the whole run at once, so that its steps are read once for all
+BEST_PAIRS = 6  # pairs to which a third edit is added
+TWINS = {"loss_scale": "eps_value"}  # equivalent for an optimizer that divides gradients by their own scale
+SAME_RATES = 1e-6  # relative; a rate may be a float32
+TWINS_PART = frozenset({"adagrad_accumulator", "rmsprop_centred"})  # faults beside which twins are not equivalent
+
+
+def reference_residuals(evidence: OptimizerEvidence) -> list[dict[str, float]] | None:
+    """Compute how far the updates are from the reference's recipe, given the same gradients.
+
+    Returns:
+        Per step, tensor -> ||predicted - observed|| over the norm of the step's whole update. None for an
+        optimizer that cannot be replayed.
+    """
+    recipe = reference_recipe(evidence)
+    if recipe is None:
+        return None
+    replays = with_rates_of_float32([recipe], evidence)
+    return [residuals(step.update, predicted) for ((step, predicted, _),) in replays]
+
+
+def explain_optimizer(
+    evidence: OptimizerEvidence, floor: float = FLOOR, near: float = 0.0, deep: bool = True
+) -> Ruling:
+    """Name the mistakes that make the reference's optimizer do what the port's did.
+
+    Args:
+        evidence: the run.
+        floor: the largest residual that counts as rounding.
+        near: the largest residual of a trial that is tried again with learning rates in float32; 0: only
+            trials at the floor are.
+        deep: try pairs and more where no single mistake explains the updates.
+
+    Returns:
+        The ruling; nothing is named if nothing explains the updates, nothing differs, or the optimizer is
+        not one of `evidence.FAMILIES`.
+    """
+    reference = reference_recipe(evidence)
+    if reference is None:
+        return Ruling((), None)
+    coarse = max(floor, near)
+    surveyed = survey(evidence, reference)
+    worst = [max(of_step.values()) for of_step in surveyed.residuals]
+    first = next((step for limit in (coarse, floor) for step, value in enumerate(worst) if value > limit), None)
+    if first is None or not np.isfinite(surveyed.scale).all():
+        return Ruling((), None)
+    tiny = max(worst) <= coarse  # everything explains it on the sample, where rates are not rounded
+    sample = take_sample(evidence, surveyed.chosen, surveyed.scale)
+    search = _Search(reference, sample, sample.cut(first + 1 + SCREEN_STEPS, SCREEN_ELEMENTS), coarse)
+    single = aliased(evidence, reference, surveyed.residuals, coarse)
+    with np.errstate(all="ignore"):  # wild values are tried on the way
+        deep = deep and not tiny and (single is None or single.residual > coarse)
+        trials = search.run(edits(reference, sample, evidence), deep)
+        hypotheses = _confirmed(trials, reference, evidence, coarse)
+        if tiny:
+            hypotheses = _better_than_none(hypotheses, reference, evidence, floor)
+    return decide(hypotheses if single is None else [*hypotheses, single], floor)
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """Edits with the values that fit best.
+
+    Attributes:
+        edits: in the order in which they are made.
+        values: of all their unknowns.
+        residual: left by the edits.
+        round: every value is one that somebody would have written.
+    """
+
+    edits: tuple[OptimizerEdit, ...]
+    values: Values = ()
+    residual: float = np.inf
+    round: bool = True
+
+    @property
+    def unknowns(self) -> tuple[Unknown, ...]:
+        return tuple(unknown for edit in self.edits for unknown in edit.unknowns)
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        return tuple(edit.fault for edit in self.edits)
+
+    def without(self, edit: OptimizerEdit) -> "_Trial":
+        """Return the trial without one of its edits, the others' values unchanged."""
+        left = iter(self.values)
+        values = [(one, tuple(itertools.islice(left, len(one.unknowns)))) for one in self.edits]
+        kept = [(one, of_one) for one, of_one in values if one is not edit]
+        return replace(self, edits=tuple(one for one, _ in kept), values=tuple(itertools.chain(*(v for _, v in kept))))
+
+    @property
+    def kind(self) -> frozenset[str]:
+        """Faults, twins under one name, unless the squares start from another value."""
+        apart = not TWINS_PART.isdisjoint(self.faults)
+        return frozenset(fault if apart else TWINS.get(fault, fault) for fault in self.faults)
+
+    def recipe(self, reference: OptimizerRecipe, values: Values) -> OptimizerRecipe:
+        """Return the reference's recipe with the edits made, one after the other."""
+        left = iter(values)
+        for edit in self.edits:
+            reference = edit.change(reference, tuple(itertools.islice(left, len(edit.unknowns))))
+        return reference
+
+    def says(self) -> str:
+        left = iter(self.values)
+        return "; ".join(edit.says(tuple(itertools.islice(left, len(edit.unknowns)))) for edit in self.edits)
+
+
+@dataclass(frozen=True)
+class _Search:
+    """Trials on a sample, screened on a small part of the sample."""
+
+    reference: OptimizerRecipe
+    sample: Sample
+    screen: Sample
+    floor: float
+
+    def run(self, possible: Sequence[OptimizerEdit], deep: bool) -> list[_Trial]:
+        """Try every edit, then every pair, then the best pairs with a third edit, until a trial explains it.
+
+        Args:
+            possible: edits to choose from.
+            deep: go beyond single edits.
+        """
+        trials = self._attempt((edit,) for edit in possible)
+        if not deep or self._explained(trials):
+            return trials
+        pairs = self._attempt(itertools.combinations(possible, 2))
+        trials += pairs
+        # A pair that takes an odd number may be three mistakes with round ones.
+        if any(trial.round for trial in self._explained(pairs)):
+            return trials
+        pairs.sort(key=lambda trial: trial.residual)
+        triples = {
+            tuple(edit for edit in possible if edit in (*pair.edits, third)): None
+            for pair in pairs[:BEST_PAIRS]
+            for third in possible
+        }
+        return trials + self._attempt(triple for triple in triples if len(triple) == 3)
+
+    def _attempt(self, combinations: Iterable[tuple[OptimizerEdit, ...]]) -> list[_Trial]:
+        trials = (self._screened(combination) for combination in combinations if _compatible(combination))
+        promising = max(PROMISING, self.floor)
+        return [self._refined(trial) if trial.residual <= promising else trial for trial in trials]
+
+    def _explained(self, trials: list[_Trial]) -> list[_Trial]:
+        return [trial for trial in trials if trial.residual <= self.floor]
+
+    def _screened(self, combination: tuple[OptimizerEdit, ...]) -> _Trial:
+        trial = _Trial(combination)
+        return self._at(trial, solve(self._misfit(trial, self.screen), trial.unknowns), self.screen)
+
+    def _refined(self, trial: _Trial) -> _Trial:
+        """Fit again on the whole sample, and take round values where these fit as well."""
+        values = polish(self._misfit(trial, self.sample), trial.unknowns, trial.values)
+        fitted = self._at(trial, values, self.sample)
+        if fitted.residual > self.floor:
+            return fitted
+        allowed = max(2 * fitted.residual, self.floor / 10)
+
+        def accepts(values: Values) -> bool:
+            return self._at(trial, values, self.sample).residual <= allowed
+
+        values, are_round = round_values(self._misfit(trial, self.screen), trial.unknowns, fitted.values, accepts)
+        return self._without_idle(replace(self._at(trial, values, self.sample), round=are_round))
+
+    def _without_idle(self, trial: _Trial) -> _Trial:
+        """Drop edits without which the others explain as much, such as one whose value is the reference's."""
+        for edit in trial.edits if len(trial.edits) > 1 else ():
+            rest = self._at(trial.without(edit), trial.without(edit).values, self.sample)
+            if rest.residual <= self.floor:
+                return self._without_idle(rest)
+        return trial
+
+    def _misfit(self, trial: _Trial, sample: Sample) -> Callable[[Values], np.ndarray]:
+        return lambda values: sample.misfit(trial.recipe(self.reference, values))
+
+    def _at(self, trial: _Trial, values: Values, sample: Sample) -> _Trial:
+        """Return the trial with these values, and their residual on a sample."""
+        allowed = sensible(values, trial.unknowns)
+        residual = sample.residual(trial.recipe(self.reference, values)) if allowed else np.inf
+        return replace(trial, values=values, residual=residual)
+
+
+def _compatible(combination: tuple[OptimizerEdit, ...]) -> bool:
+    faults = [edit.fault for edit in combination]
+    excluded = frozenset().union(*(edit.excludes for edit in combination))
+    return len(set(faults)) == len(faults) and excluded.isdisjoint(faults)
+
+
+def _confirmed(
+    trials: list[_Trial], reference: OptimizerRecipe, evidence: OptimizerEvidence, floor: float
+) -> list[Hypothesis]:
+    """Return hypotheses; the residuals that decide are computed over the whole run."""
+    explaining = _without_copies([trial for trial in trials if trial.residual <= floor], reference)
+    named = _hypotheses(_sensible(explaining), reference, evidence)
+    fewest = min((len(hypothesis.faults) for hypothesis in named), default=len(trials))
+    others = [trial for trial in trials if trial.residual > floor and len(trial.edits) <= fewest]
+    others.sort(key=lambda trial: trial.residual)
+    bar = SEPARATION * max((hypothesis.residual for hypothesis in named), default=0.0)
+    near = [trial for place, trial in enumerate(others) if place == 0 or trial.residual < bar]
+    return named + _hypotheses(near, reference, evidence)
+
+
+def _hypotheses(trials: list[_Trial], reference: OptimizerRecipe, evidence: OptimizerEvidence) -> list[Hypothesis]:
+    """Return the hypotheses with their residuals over the whole run, of updates and of the state that is shown."""
+    worst = [0.0] * len(trials)
+    for first in range(0, len(trials), SIDE_BY_SIDE):
+        recipes = [trial.recipe(reference, trial.values) for trial in trials[first : first + SIDE_BY_SIDE]]
+        for of_step in with_rates_of_float32(recipes, evidence):
+            for place, (recipe, replayed) in enumerate(zip(recipes, of_step, strict=True), start=first):
+                of_update = max(residuals(replayed.step.update, replayed.update).values())
+                worst[place] = max(worst[place], of_update, min(contradiction(replayed, recipe), 1.0))
+    return [Hypothesis(trial.faults, trial.says(), residual) for trial, residual in zip(trials, worst, strict=True)]
+
+
+def _better_than_none(
+    hypotheses: list[Hypothesis], reference: OptimizerRecipe, evidence: OptimizerEvidence, floor: float
+) -> list[Hypothesis]:
+    """Drop the hypotheses that explain no more than the reference without a fault, and add that one.
+
+    None is left if the reference without a fault explains everything.
+    """
+    none = replace(_hypotheses([_Trial(())], reference, evidence)[0], says="no fault")
+    if none.residual <= floor:
+        return []
+    return [*(hypothesis for hypothesis in hypotheses if hypothesis.residual < none.residual), none]
+
+
+def _without_copies(explaining: list[_Trial], reference: OptimizerRecipe) -> list[_Trial]:
+    """Drop a fitted warm-up that makes the same rates as a fault with fewer values, such as a shift by one step."""
+    rates = {trial: trial.recipe(reference, trial.values).lr for trial in explaining}
+
+    def copies(trial: _Trial, other: _Trial) -> bool:
+        simpler = len(other.edits) <= len(trial.edits) and len(other.values) < len(trial.values)
+        beside = set(trial.faults) - {WARMUP}
+        return simpler and beside <= set(other.faults) and np.allclose(rates[trial], rates[other], rtol=SAME_RATES)
+
+    return [t for t in explaining if WARMUP not in t.faults or not any(copies(t, other) for other in explaining)]
+
+
+def _sensible(explaining: list[_Trial]) -> list[_Trial]:
+    """Return one trial for each set of faults with the fewest edits; one with odd values only if none is round."""
+    by_merit = sorted(explaining, key=lambda trial: (len(trial.edits), len(trial.values), not trial.round))
+    some_round = [trial for trial in by_merit if trial.round]
+    fewest = len((some_round or by_merit)[0].edits) if by_merit else 0
+    one_each = {trial.faults: trial for trial in reversed(by_merit) if len(trial.edits) == fewest}.values()
+    kinds = {trial.kind for trial in some_round}
+    return [trial for trial in one_each if trial.round or not kinds or trial.kind in kinds]

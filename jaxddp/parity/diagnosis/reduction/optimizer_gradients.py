@@ -1,0 +1,42 @@
+"""Causes of a difference in the gradients that the optimizers of a whole step get, from these gradients alone."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+from jaxddp.parity.compare.residuals import norm
+from jaxddp.parity.diagnosis.decide import Hypothesis, Ruling, decide
+from jaxddp.parity.diagnosis.reduction.reduction_causes import FLOOR
+from jaxddp.parity.records import Tensors, stage_norm
+
+Received = tuple[Tensors, Tensors]  # JAX's, (W, ...), and torch's
+
+
+def explain_received(steps: Sequence[Received], floor: float = FLOOR) -> Ruling:
+    """Name the mistake in the reduction that explains all tensors which differ.
+
+    Args:
+        steps: of each step the gradients that JAX's optimizers got, (W, ...), and those that torch's got, (...).
+        floor: the largest residual that counts as rounding.
+    """
+    world_size = len(next(iter(steps[0][0].values())))
+    return decide(_hypotheses(steps, world_size) if world_size > 1 else [], floor)
+
+
+def _hypotheses(steps: Sequence[Received], world_size: int) -> Iterator[Hypothesis]:
+    says = f"gradients times {world_size}, the number of replicas: a sum"
+    yield _tried("sum_not_mean", says, steps, lambda jax, torch: jax - world_size * torch)
+    says = f"gradients divided by {world_size} once too often"
+    yield _tried("averaged_twice", says, steps, lambda jax, torch: jax - torch / world_size)
+    says = "gradients that are not averaged over the replicas"
+    yield _tried("no_sync", says, steps, lambda jax, torch: jax.mean(0) - torch)
+
+
+def _tried(fault: str, says: str, steps: Sequence[Received], left: Callable[..., object]) -> Hypothesis:
+    """Return the largest residual that remains, with the fault where it leaves less, and without it elsewhere."""
+    worst = 0.0
+    for jax, torch in steps:
+        scale = stage_norm(torch) or 1.0
+        for name, value in jax.items():
+            expected = torch.get(name, 0.0 * value[0])
+            own = min(norm(value - expected), norm(left(value, expected)))  # type: ignore[arg-type]
+            worst = max(worst, own / scale)
+    return Hypothesis((fault,), says, worst)

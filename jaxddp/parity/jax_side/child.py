@@ -1,0 +1,244 @@
+"""Jobs of jax, and the child process that runs them."""
+
+import contextlib
+import dataclasses
+import os
+import subprocess
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+from jaxddp.distributed.cluster import Cluster
+from jaxddp.distributed.devices import prepare
+from jaxddp.distributed.ports import free_port
+from jaxddp.distributed.processes import joined
+from jaxddp.parity.case_interface import AnyCase, Trajectory
+from jaxddp.parity.jax_side.excerpt_program import FREE
+from jaxddp.parity.jax_side.micro_gradients import micro_records, program
+from jaxddp.parity.jax_side.program import forget_programs
+from jaxddp.parity.jax_side.recorded_runs import forced_records, free_records, starting_weights
+from jaxddp.parity.lazy_arrays import Arrays
+from jaxddp.parity.processes import STARTING, Child, ChildError, Tell, answers, end_all, free_at_once, reported, telling
+from jaxddp.parity.records import Records, RecordWriter, is_large_model
+from jaxddp.parity.torch_side.pool import torch_records
+
+
+class JaxJob(Protocol):
+    """A job for the jax process."""
+
+    @property
+    def case(self) -> AnyCase:
+        """Model or port whose code runs."""
+
+    def run(self, tell: Tell) -> Any:
+        """Do the job and return the answer, which is sent to the parent.
+
+        Args:
+            tell: reports to the parent what the process is doing.
+        """
+
+
+@dataclass(frozen=True)
+class Free:
+    """A job that takes the case's steps freely and records them.
+
+    Attributes:
+        case: model or port, and the number of steps.
+        start: initial weights under torch's names.
+        folder: folder of the records to write.
+    """
+
+    case: AnyCase
+    start: Arrays
+    folder: Path
+
+    def run(self, tell: Tell) -> None:
+        """Take the steps."""
+        if is_large_model(self.start):
+            free_at_once()
+        writer = RecordWriter(self.folder)
+        tell("flax_model or step 1")
+        forget_programs()
+        program.cache_clear()
+        for step, record in enumerate(free_records(self.case, self.start), start=1):
+            writer.write({stage: record[stage] for stage in (*FREE, "spread") if stage in record})
+            tell(f"after step {step}, running by itself")
+
+
+@dataclass(frozen=True)
+class Forced:
+    """A job that takes each of the case's steps from the reference's state and records it.
+
+    Attributes:
+        case: model or port, and the number of steps.
+        start: initial weights of the reference.
+        reference: folder of the reference's records.
+        folder: folder of the records to write.
+    """
+
+    case: AnyCase
+    start: Arrays
+    reference: Path
+    folder: Path
+
+    def run(self, tell: Tell) -> None:
+        """Take the steps."""
+        if is_large_model(self.start):
+            free_at_once()
+        writer = RecordWriter(self.folder)
+        tell("flax_model or step 1")
+        reference = Trajectory(self.start, torch_records(self.reference, self.case.world_size))
+        for step, record in enumerate(forced_records(self.case, reference), start=1):
+            writer.write(record)
+            del record  # before the next step
+            tell(f"after step {step}")
+
+
+@dataclass(frozen=True)
+class Micro:
+    """A job that computes the gradients of single micro-batches and records them.
+
+    Attributes:
+        case, start, reference, folder: see `Forced`.
+        steps: steps whose micro-batches are used, from 0, ascending.
+    """
+
+    case: AnyCase
+    start: Arrays
+    reference: Path
+    folder: Path
+    steps: tuple[int, ...]
+
+    def run(self, tell: Tell) -> None:
+        """Compute the gradients."""
+        writer = RecordWriter(self.folder)
+        reference = Trajectory(self.start, torch_records(self.reference, self.case.world_size))
+        for step, record in zip(self.steps, micro_records(self.case, reference, self.steps), strict=True):
+            writer.write(record)
+            tell(f"gradients of micro-batches, step {step + 1}")
+
+
+@dataclass(frozen=True)
+class Starts:
+    """A job that compares the weights from which the replicas start.
+
+    Attributes:
+        case: a port with a `flax_start`.
+        weights: torch's initial weights.
+    """
+
+    case: AnyCase
+    weights: Arrays
+
+    def run(self, tell: Tell) -> dict[str, float]:
+        """Return the tensors that differ between replicas -> largest difference from replica 0."""
+        tell("flax_start")
+        of_ranks = starting_weights(self.case, self.weights)
+        return {
+            name: max(float(np.max(np.abs(tensors[name] - first))) for tensors in of_ranks)
+            for name, first in of_ranks[0].items()
+            if any(not np.array_equal(tensors[name], first) for tensors in of_ranks)
+        }
+
+
+def serve(devices: int, platform: str | None, cluster: Cluster | None, connection: Connection) -> None:
+    """Run jobs until None arrives, as a `Child`'s target.
+
+    Args:
+        devices: number of jax devices, over all processes.
+        platform: "cpu" or "gpu"; None: GPUs if there are enough, else the CPU.
+        cluster: this process among several that share the devices; None: it has them all.
+        connection: the child's end of the pipe.
+    """
+    with contextlib.ExitStack() as run:
+        with reported(connection, "--platform"):
+            run.enter_context(joined(cluster, {}, STARTING))
+            if platform == "cpu" or (platform is None and devices > _gpus()):
+                jax.config.update("jax_platforms", "cpu")
+            prepare(devices, platform, cluster)
+            connection.send(("done", None))
+        last = None
+        while (job := connection.recv()) is not None:
+            if job.case != last:
+                jax.clear_caches()  # each program maps memory, and a process may have 65,530 mappings
+                last = job.case
+            with reported(connection, job.case.name):
+                connection.send(("done", job.run(telling(connection))))
+
+
+def _gpus() -> int:
+    """Count the GPUs by asking the driver: jax cannot go back to the CPU once it has looked for GPUs."""
+    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return len([number for number in visible.split(",") if number.strip() not in ("", "-1")])
+    try:
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=STARTING)
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
+
+
+class JaxChild:
+    """A child process with jax, or several that share its devices, kept from job to job.
+
+    Args:
+        devices: number of jax devices, over all processes.
+        platform: "cpu" or "gpu"; None: GPUs if there are enough, else the CPU.
+        timeout: seconds without a message after which the process counts as hanging.
+        processes: number of processes, which divides the number of devices.
+    """
+
+    def __init__(self, devices: int, platform: str | None = None, timeout: float = 300.0, processes: int = 1):
+        self._timeout = timeout
+        address = f"127.0.0.1:{free_port()}" if processes > 1 else ""
+        self._children = []
+        for number in range(processes):
+            cluster = Cluster(address, processes, number) if address else None
+            name = f"jax process {number}" if number else "jax"
+            self._children.append(Child(name, serve, (devices, platform, cluster)))
+        self._at_work: list[Child] = []
+        self._ready = False
+
+    def start(self, job: JaxJob) -> None:
+        """Begin a job; `wait` returns its answer."""
+        if not self._ready:
+            self._start()
+        first, *others = self._children
+        first.give(job)
+        self._at_work = [first]
+        if isinstance(job, Free | Forced | Micro):  # all others run on the device of one replica
+            self._at_work += others
+            for child in others:
+                child.give(dataclasses.replace(job, folder=job.folder / child.name))  # of the same records
+
+    def _start(self) -> None:
+        try:
+            answers(self._children, max(STARTING, self._timeout))
+        except ChildError as error:  # drop the trace: a child that failed to start takes no jobs
+            raise ChildError(error.child, error.where, error.what) from None
+        self._ready = True
+
+    def wait(self) -> Any:
+        """Wait for the job that was begun and return its answer.
+
+        Raises:
+            ChildError: the process raised, died or hung.
+        """
+        return answers(self._at_work, self._timeout)[0]
+
+    def do(self, job: JaxJob) -> Any:
+        """Run a job and return its answer."""
+        self.start(job)
+        return self.wait()
+
+    def end(self, patience: float = 0.0) -> None:
+        """Wait `patience` seconds for the process to end, then kill it."""
+        end_all(self._children, patience)
+
+
+def jax_records(folder: Path) -> Records:
+    """Return the records in a folder that jax has written."""
+    return Records([folder])

@@ -1,0 +1,239 @@
+"""A case's step as a compiled program, and the records of what it returns."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+from jaxddp.comm_hooks import CommHook
+from jaxddp.data.micro_batches import MicroBatches
+from jaxddp.distributed.replicas import Replicas
+from jaxddp.errors import InputError
+from jaxddp.parity.case_interface import LOCAL_STAGES, AnyCase, micro_batches_of
+from jaxddp.parity.excerpts import excerpts, norms_of_large
+from jaxddp.parity.fingerprints import fingerprints
+from jaxddp.parity.jax_side.custom_step import CustomStep
+from jaxddp.parity.jax_side.side import JaxSide, optimizer_tensors
+from jaxddp.parity.lazy_arrays import Arrays, Joined
+from jaxddp.parity.port.draws import examples_of
+from jaxddp.parity.records import Tensors
+from jaxddp.state import Buffers, Params, TrainState
+from jaxddp.step.replica_step import ReplicaStep
+
+Hook = CommHook | Callable[[Params], Params]
+Stages = dict[str, Any]
+Update = Callable[[Params, Any, Params], tuple[dict[str, Tensors], Any]]
+Excerpts = Callable[[str, int, dict[str, np.ndarray]], tuple[Tensors, Tensors]]
+
+
+@dataclass(frozen=True)
+class Program:
+    """A case's step.
+
+    Attributes:
+        side: the jax side.
+        replicas: the replicas that it runs on.
+        run: (state, batch) -> (replica 0's next state, stages of all replicas).
+    """
+
+    side: JaxSide
+    replicas: Replicas
+    run: Any
+
+    @property
+    def optimizer(self) -> optax.GradientTransformation:
+        """Optimizer of flat dictionaries; a `MultiLossStep` has none by itself."""
+        step = self.side.replica_step
+        assert isinstance(step, ReplicaStep | CustomStep), "a MultiLossStep is forced by itself"
+        return step.optimizer
+
+    def start(self, params: Params, buffers: Buffers) -> TrainState:
+        """Return the state before the first step, on the devices."""
+        return self.side.replica_step.start(params, buffers, self.replicas)
+
+    def placed(self, state: TrainState) -> TrainState:
+        """Copy a replica's state to the devices."""
+        return self.replicas.place(state, self.side.replica_step.axes)
+
+    def placed_again(self, state: TrainState) -> TrainState:
+        """Place the state that a step has returned; the memory of its arrays is reused."""
+        return self.placed(_taken_back(state))
+
+    def step(self, state: TrainState, batch: MicroBatches) -> tuple[TrainState, Stages]:
+        """Take a step from a state on the devices, which is used up; return the stages of all processes' replicas."""
+        state, stages = self.run(state, self.replicas.shard(self.replicas.local(batch)))
+        return state, stages if self.replicas.in_one_process else self.replicas.gather(stages)
+
+    def record(self, stages: Stages, batch: MicroBatches) -> dict[str, Tensors]:
+        """Return the record of the stages, which are emptied on the way."""
+        return record_of(stages, self.side, batch, self._excerpts)
+
+    def given(self, stages: Stages, of_torch: Arrays, start: Arrays) -> Params:
+        """Return the reference's gradients.
+
+        Where torch has none, as for frozen parameters, they are jax's: its optimizer has to mask them.
+        """
+        stage: Params = stages[self.side.given if self.side.given in stages else "gradients"]
+        of_jax = self.side.to_torch(slices_of(stage, 0)) if len(of_torch) < len(stage) else {}
+        return self.side.from_torch(Joined(of_torch, of_jax, start))[0]
+
+    def of_custom_step(self, after: TrainState, params: Params) -> dict[str, Tensors]:
+        """Return what an own step has made of the parameters, and of its optimizer's state."""
+        updates = jax.tree.map(lambda new, old: np.asarray(new) - np.asarray(old), after.params, params)
+        return stages_of_optimizer(self.side, updates, after.opt_state, params)
+
+    def updating(self) -> Update:
+        """Return (gradients, optimizer's state, params) -> (stages of the optimizer, its next state)."""
+        update = jax.jit(self.optimizer.update)
+
+        def updated(gradients: Params, opt_state: Any, params: Params) -> tuple[dict[str, Tensors], Any]:
+            updates, opt_state = update(gradients, opt_state, params)
+            return stages_of_optimizer(self.side, updates, opt_state, params), opt_state
+
+        return updated
+
+    def _excerpts(self, stage: str, rank: int, arrays: dict[str, np.ndarray]) -> tuple[Tensors, Tensors]:
+        """Return the excerpts of a stage's tensors, but buffers whole, and the norms of large gradients."""
+        tensors = self.side.to_torch(arrays)
+        if stage == "buffers":
+            return tensors, {}
+        norms = norms_of_large(tensors) if stage.endswith("gradients") else {}
+        return excerpts(tensors), norms
+
+
+def forget_programs() -> None:
+    """Drop the compiled programs and the sides of all cases, because a port's file may have changed since."""
+    program_of.cache_clear()
+    side_of.cache_clear()
+
+
+@lru_cache(maxsize=1)
+def side_of(case: AnyCase) -> JaxSide:
+    """Build the jax side of a case, which is cached: a case runs freely and then forced."""
+    return case.jax_side()
+
+
+def replicas_of(case: AnyCase) -> Replicas:
+    """Return the case's replicas, as many in each process.
+
+    Raises:
+        InputError: they cannot be divided among the processes.
+    """
+    each, rest = divmod(case.world_size, jax.process_count())
+    if rest:
+        raise InputError(f"--num-processes {jax.process_count()}: must divide the world size {case.world_size}")
+    of_process = [[d for d in jax.devices() if d.process_index == p] for p in range(jax.process_count())]
+    return Replicas([device for devices in of_process for device in devices[:each]])
+
+
+@lru_cache(maxsize=1)
+def program_of(case: AnyCase, replicas: Replicas | None, comm_hook: Hook | None) -> Program:
+    """Build the program of a case, which is cached as well: compiling takes longest."""
+    side = side_of(case)
+    replicas = replicas or replicas_of(case)
+    step = side.replica_step
+    if isinstance(step, ReplicaStep) and comm_hook is not None:
+        step = dataclasses.replace(step, comm_hook=comm_hook)
+        side = dataclasses.replace(side, replica_step=step)
+
+    def without_metrics(state: TrainState, batch: MicroBatches) -> tuple[TrainState, Stages]:
+        next_state, _, stages = step(state, batch)
+        if clips_not(step):
+            del stages["clipped_gradients"]  # the same as "gradients"
+        return next_state, stages
+
+    return Program(side, replicas, replicas.map(without_metrics, (step.axes, 0), (step.axes, 0), donate=(0,)))
+
+
+def stages_of_optimizer(
+    side: JaxSide, updates: Params, opt_state: Any, params: Params, library: Any = np
+) -> dict[str, dict[str, Any]]:
+    """Return excerpts of the updates and of the optimizer's state, under torch's names."""
+    state = state_of_optimizer(side, opt_state, params, library)
+    return {"update": excerpts(side.to_torch(updates, library)), "optimizer_state": state}
+
+
+def state_of_optimizer(side: JaxSide, opt_state: Any, params: Params, library: Any) -> dict[str, Any]:
+    return excerpts(optimizer_tensors(opt_state, params, partial(side.to_torch, library=library)))
+
+
+def _taken_back(state: TrainState) -> TrainState:
+    """Return the state in NumPy; its copies on the devices are freed, so that a large one is placed again."""
+    taken = jax.tree.map(np.array, state)
+    for leaf in jax.tree.leaves(state):
+        if isinstance(leaf, jax.Array) and not leaf.is_deleted():
+            leaf.delete()
+    return taken
+
+
+def record_of(stages: Stages, side: JaxSide, batch: MicroBatches, excerpts_of: Excerpts) -> dict[str, Tensors]:
+    """Return the stages under torch's names: local stages of all replicas, shared stages of replica 0.
+
+    Large tensors are excerpts; "norms" and "local_norms" hold the norms of gradients, as "stage:tensor".
+    A tensor of a shared stage that differs between replicas is also in "spread", as "stage:tensor", of all replicas.
+    The stages are emptied on the way.
+
+    Args:
+        stages: stage -> losses, (world_size,), or arrays, (world_size, ...).
+        side: the jax side.
+        batch: the step's.
+        excerpts_of: (stage, rank, arrays of this replica) -> excerpts of tensors, and norms of large ones.
+    """
+    world_size = len(jax.tree.leaves([x for stage, x in stages.items() if stage.endswith("local_loss")])[0])
+    record: dict[str, Tensors] = {"samples": _samples(batch, world_size), "spread": {}, "norms": {}, "local_norms": {}}
+    for stage in list(stages):
+        value = stages.pop(stage)
+        if stage.endswith("local_loss"):
+            losses = value if isinstance(value, Mapping) else {"loss": value}
+            record[stage] = {name: np.asarray(x) for name, x in losses.items()}
+            continue
+        local = stage.endswith(LOCAL_STAGES)
+        differing = {name for name, x in value.items() if not local and _differs(x, world_size)}
+        ranks = range(world_size if local or differing else 1)
+        of_ranks, norms = zip(*(excerpts_of(stage, rank, slices_of(value, rank)) for rank in ranks), strict=True)
+        of_all = _stacked(of_ranks)
+        record[stage] = of_all if local else of_ranks[0]
+        of_stage = _stacked(norms) if local else norms[0]
+        record["local_norms" if local else "norms"] |= {f"{stage}:{name}": norm for name, norm in of_stage.items()}
+        record["spread"] |= {f"{stage}:{name}": x for name, x in of_all.items() if differing and _differs(x, len(x))}
+    if clips_not(side.replica_step) and "gradients" in record:
+        record["clipped_gradients"] = record["gradients"]
+        of_all = {name.replace("gradients:", "clipped_gradients:", 1): norm for name, norm in record["norms"].items()}
+        record["norms"] |= of_all
+    return record
+
+
+def clips_not(step: Any) -> bool:
+    return isinstance(step, ReplicaStep) and step.clip_grad_norm is None
+
+
+def _samples(batch: MicroBatches, world_size: int) -> Tensors:
+    of_ranks = [list(map(examples_of, micro_batches_of(batch, rank))) for rank in range(world_size)]
+    return _stacked([fingerprints(micro_batches) for micro_batches in of_ranks])
+
+
+def slices_of(arrays: Mapping[str, Any], rank: int) -> dict[str, np.ndarray]:
+    """Return a replica's slices of arrays (world_size, ...), without a copy where they are on the CPU."""
+    return {name: _slice(value, rank) for name, value in arrays.items()}
+
+
+def _slice(value: Any, rank: int) -> np.ndarray:
+    if isinstance(value, jax.Array) and len(value.addressable_shards) == len(value):
+        of_replica = next(shard for shard in value.addressable_shards if (shard.index[0].start or 0) == rank)
+        return np.asarray(of_replica.data)[0]
+    return np.asarray(value)[rank]
+
+
+def _stacked(of_each: Sequence[Tensors]) -> Tensors:
+    return {name: np.stack([tensors[name] for tensors in of_each]) for name in of_each[0]}
+
+
+def _differs(value: Any, world_size: int) -> bool:
+    """Return whether the replicas' slices differ; NaN equals NaN here."""
+    first, *others = (_slice(value, rank) for rank in range(world_size))
+    return any(not np.array_equal(first, other, equal_nan=first.dtype.kind == "f") for other in others)

@@ -1,0 +1,184 @@
+"""Runs of a case in jax, recorded stage by stage under torch's names."""
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from jax import numpy as jnp
+
+from jaxddp.data.micro_batches import MicroBatches
+from jaxddp.distributed.replicas import Replicas
+from jaxddp.errors import InputError, differences, listed
+from jaxddp.parity.case_interface import AnyCase, Trajectory
+from jaxddp.parity.excerpts import excerpts
+from jaxddp.parity.jax_side.custom_step import CustomStep
+from jaxddp.parity.jax_side.excerpt_program import excerpt_program
+from jaxddp.parity.jax_side.multi_loss_step import MultiLossStep
+from jaxddp.parity.jax_side.program import Hook, Program, Update, program_of
+from jaxddp.parity.jax_side.side import JaxSide, hyperparameters, optimizer_tensors
+from jaxddp.parity.lazy_arrays import Arrays, Joined
+from jaxddp.parity.records import Record, is_large_model, whole
+from jaxddp.state import TrainState
+
+
+def free_records(
+    case: AnyCase,
+    weights: Arrays,
+    *,
+    replicas: Replicas | None = None,
+    batches: Iterable[MicroBatches] | None = None,
+    comm_hook: Hook | None = None,
+) -> Iterator[Record]:
+    """Take the case's steps, each from the state that the one before has left, and yield their records.
+
+    Args:
+        case: model or port, world size, dtype and batches.
+        weights: initial weights under torch's names.
+        replicas: replicas to run on; None: the first `world_size` devices.
+        batches: batches that replace the case's, one per step.
+        comm_hook: communication hook that replaces the case's.
+    """
+    with jax.enable_x64(case.dtype == "float64"), jax.default_matmul_precision("highest"):
+        program = _program(case, weights, replicas, comm_hook)
+        state = program.start(*program.side.from_torch(weights))
+        for number, batch in enumerate(case.batches() if batches is None else batches):
+            state = program.placed_again(_restored(program.side, state, number))
+            state, stages = program.step(state, batch)
+            if isinstance(program.side.replica_step, MultiLossStep):
+                program.side.replica_step.shown(state.opt_state)
+            yield program.record(stages, batch)
+
+
+def forced_records(
+    case: AnyCase,
+    reference: Trajectory,
+    *,
+    replicas: Replicas | None = None,
+    comm_hook: Hook | None = None,
+) -> Iterator[Record]:
+    """Take every step from the reference's state before it and yield the records; no step inherits a difference.
+
+    Only the optimizer state carries over from step to step: the optimizer is given the reference's gradients in every
+    step, and "update" is its output. A port's own step contains its optimizer, and gives it the step's own gradients.
+
+    Args:
+        case: model or port, world size, dtype and batches.
+        reference: torch's run of the case.
+        replicas, comm_hook: see `free_records`.
+    """
+    with jax.enable_x64(case.dtype == "float64"), jax.default_matmul_precision("highest"):
+        program = _program(case, reference.start, replicas, comm_hook, reference)
+        side = program.side
+        if isinstance(side.replica_step, MultiLossStep):
+            yield from _forced_whole(case, reference, program)
+            return
+        update = program.updating()
+        params, buffers = side.from_torch(reference.start)
+        start = side.replica_step.init(params, buffers)
+        without = dataclasses.replace(start, params={}, buffers={}, opt_state=())
+        comm_state = program.replicas.start(without, side.replica_step.axes).comm_state
+        after, carried = dataclasses.replace(start, comm_state=comm_state, averaged=()), dict[str, Any]()
+        del start
+        # The records first: a batch beyond the last of them may be the one that hangs.
+        for number, (theirs, batch) in enumerate(zip(reference.records, case.batches(), strict=False)):
+            if number:
+                params, buffers = side.from_torch(reference.before(number))
+            state = dataclasses.replace(after, step=jnp.int32(number), params=params, buffers=buffers | carried)
+            del after, params  # of a large model nothing is held twice
+            record, after = _forced_step(program, update, _restored(side, state, number), batch, theirs, reference)
+            del state
+            carried = jax.device_get({name: after.buffers[name] for name in side.alone})
+            yield record
+            del record
+
+
+def _forced_step(
+    program: Program, update: Update, state: TrainState, batch: MicroBatches, theirs: Record, reference: Trajectory
+) -> tuple[Record, TrainState]:
+    """Take a step, whose optimizer is given the reference's gradients; return the record, and the next state."""
+    after, stages = program.step(program.placed(state), batch)
+    if isinstance(program.side.replica_step, CustomStep):
+        opt_state, of_optimizer = after.opt_state, program.of_custom_step(after, state.params)
+        after = dataclasses.replace(after, params={})
+    else:
+        after = dataclasses.replace(after, params={}, opt_state=())
+        gradients = program.given(stages, whole(theirs, program.side.given), reference.start)
+        of_optimizer, opt_state = update(gradients, state.opt_state, state.params)
+    shown = {name: np.asarray(value) for name, value in hyperparameters(opt_state).items()}
+    record = program.record(stages, batch) | of_optimizer | {"hyperparameters": shown}
+    return record, dataclasses.replace(after, opt_state=opt_state)
+
+
+def _forced_whole(case: AnyCase, reference: Trajectory, program: Program) -> Iterator[Record]:
+    """Take every step of a `MultiLossStep` from the reference's state, with the reference's gradients."""
+    side, multi_loss_step = program.side, program.side.replica_step
+    assert isinstance(multi_loss_step, MultiLossStep), "checked by forced_records"
+    params, buffers = side.from_torch(reference.start)
+    opt_state = multi_loss_step.init(params, buffers).opt_state
+    carried: dict[str, Any] = {}
+    for number, (theirs, batch) in enumerate(zip(reference.records, case.batches(), strict=False)):
+        if number:
+            params, buffers = side.from_torch(reference.before(number))
+            buffers |= carried
+        given = whole(theirs, side.given)
+        zeros = {name: np.zeros_like(x) for name, x in reference.start.items() if name not in given}
+        forced = multi_loss_step.forced(opt_state, side.from_torch(Joined(given, zeros))[0])
+        state = TrainState(jnp.int32(number), params, buffers, forced)
+        after, stages = program.step(program.placed(state), batch)
+        opt_state = jax.device_get(after.opt_state)
+        updates = {name: np.asarray(x) - np.asarray(params[name]) for name, x in after.params.items()}
+        shown = multi_loss_step.shown(opt_state)
+        carried = jax.device_get({name: after.buffers[name] for name in side.alone})
+        record = program.record(stages, batch)
+        if record["local_loss"].keys() != theirs["local_loss"].keys():
+            ours, of_torch = (", ".join(sorted(x["local_loss"])) for x in (record, theirs))
+            raise InputError(f"flax_step: returns the losses {ours}; must be torch_step's, {of_torch}")
+        record["update"] = excerpts(side.to_torch(updates))
+        record["optimizer_state"] = excerpts(optimizer_tensors(shown, params, side.to_torch))
+        record["hyperparameters"] = {name: np.asarray(x) for name, x in hyperparameters(shown).items()}
+        yield record
+
+
+def _program(
+    case: AnyCase,
+    start: Arrays,
+    replicas: Replicas | None,
+    comm_hook: Hook | None,
+    reference: Trajectory | None = None,
+) -> Program:
+    """Return the case's program; a lean one for a large port."""
+    is_port = hasattr(case, "port") and case.port.torch_step is None
+    if not (is_port and replicas is None and comm_hook is None and is_large_model(start)):
+        return program_of(case, replicas, comm_hook)
+    records = [] if reference is None else reference.records
+    lacking = {name for record in records for name in record["params"] if name not in record["clipped_gradients"]}
+    return excerpt_program(case, start, reference is not None, lacking)
+
+
+def starting_weights(case: AnyCase, weights: Arrays) -> list[Arrays]:
+    """Return the parameters that each replica starts from, made by the port's `flax_start` if it has one.
+
+    Args:
+        case: model or port.
+        weights: initial weights under torch's names.
+
+    Raises:
+        InputError: `flax_start` returns anything but the model's parameters.
+    """
+    with jax.enable_x64(case.dtype == "float64"):
+        side = case.jax_side()
+        if side.start is None:
+            return [weights] * case.world_size
+        params, _ = side.from_torch(weights)
+        of_ranks = [side.start(params, rank) for rank in range(case.world_size)]
+        for rank, started in enumerate(of_ranks):
+            if problems := differences(started, params):
+                raise InputError(f"flax_start(params, {rank}): must return the parameters: {listed(problems)}")
+        return [side.to_torch(jax.device_get(started)) for started in of_ranks]
+
+
+def _restored(side: JaxSide, state: TrainState, steps: int) -> TrainState:
+    """Save and load the state by the port's `flax_restore` after `restore_at` steps; else return it unchanged."""
+    return side.restore(state) if side.restore is not None and steps == side.restore_at else state

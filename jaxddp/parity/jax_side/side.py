@@ -1,0 +1,262 @@
+"""Replica step of jaxddp or of a port, with the maps between its arrays and torch's tensors."""
+
+from collections.abc import Callable, Collection, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+from jax import numpy as jnp
+
+from jaxddp import models, optim
+from jaxddp.config import TrainConfig
+from jaxddp.data.datasets import Dataset
+from jaxddp.data.micro_batches import MicroBatches
+from jaxddp.errors import InputError
+from jaxddp.nn import torch_weights
+from jaxddp.nn.any_model import AnyFunctional, functional_of, transformation_of
+from jaxddp.nn.functional import Functional, LocalLoss, cast
+from jaxddp.nn.losses import Batch, Losses, as_losses, cross_entropy
+from jaxddp.nn.model_tree import seeing
+from jaxddp.nn.plain import PlainFunctional
+from jaxddp.parity.convert import Converter, under_all_names
+from jaxddp.parity.jax_side.custom_step import CustomStep, ModelTrees
+from jaxddp.parity.jax_side.multi_loss_step import MultiLossStep, multi_loss_step
+from jaxddp.parity.jax_side.widened import Context, can_run, in_float64, within
+from jaxddp.parity.lazy_arrays import Arrays
+from jaxddp.parity.port import Port
+from jaxddp.parity.records import Tensors
+from jaxddp.state import Buffers, Params, TrainState
+from jaxddp.step.options import options
+from jaxddp.step.replica_step import ReplicaStep
+
+
+@dataclass(frozen=True)
+class JaxSide:
+    """A replica step, and the maps between its arrays and torch's tensors.
+
+    Attributes:
+        replica_step: the step, with its optimizer.
+        to_torch: maps jax arrays, or their gradients, to torch's names and layouts; with `jax.numpy` as its second
+            argument, within a program.
+        from_torch: maps torch's tensors to parameters and buffers.
+        given: stage of the reference whose gradients the optimizer is given in a forced run.
+        start: (params, rank) -> the parameters that a replica starts from; None: all start from the same.
+        restore: state -> state, saving and loading, called after `restore_at` steps; None: never.
+        restore_at: number of steps before `restore`.
+        lifting: context that lifts casts in the loss; see `jaxddp.parity.jax_side.widened`.
+        alone: buffers without a twin in torch, such as a state's counters; a forced run carries them from step to step.
+    """
+
+    replica_step: ReplicaStep | CustomStep | MultiLossStep
+    to_torch: Callable[..., dict[str, Any]]
+    from_torch: Callable[[Arrays], tuple[Params, Buffers]]
+    given: str = "clipped_gradients"
+    start: Callable[[Params, int], Mapping[str, Any]] | None = None
+    restore: Callable[[TrainState], TrainState] | None = None
+    restore_at: int | None = None
+    lifting: Context = nullcontext
+    alone: Collection[str] = ()
+
+
+def side_of_config(config: TrainConfig, dataset: Dataset, steps: int) -> JaxSide:
+    """Build the jax side of a built-in model: what `jaxddp.train` would train.
+
+    Args:
+        config: model, optimizer and every option of the step.
+        dataset: training examples.
+        steps: optimizer steps of the whole run; schedules need their number.
+    """
+    model = models.build(config, dataset)
+    functional = Functional(model)
+    step = ReplicaStep(
+        functional.local_loss(cross_entropy, train=True, masks=config.dropout_masks, amp=config.amp),
+        optim.from_config(config, steps),
+        **options(config, model),
+    )
+    like = cast(functional.params, config.dtype), cast(functional.buffers, config.dtype)
+
+    def to_torch(arrays: Mapping[str, Any], library: Any = np) -> dict[str, Any]:
+        assert library is np, "the step of a built-in model returns whole tensors"
+        return torch_weights.to_torch(arrays)
+
+    return JaxSide(step, to_torch, lambda tensors: torch_weights.from_torch(tensors, *like))
+
+
+def side_of_port(port: Port, steps: int, dtype: str, casts: Collection[str] = ()) -> JaxSide:
+    """Build the jax side of a port.
+
+    Args:
+        port: the port.
+        steps: optimizer steps of the whole run; schedules need their number.
+        dtype: dtype of parameters and buffers.
+        casts: see `PortCase`.
+
+    Raises:
+        InputError: the model is no model of jax, or its arrays do not map to torch's.
+    """
+    model = port.flax_model()
+    functional, local_loss = pure_loss(port, model)
+    params, buffers = functional.params, functional.buffers
+
+    def step_within(context: Context) -> ReplicaStep | CustomStep | MultiLossStep:
+        if port.torch_step is None:
+            return _step_of_port(port, model, functional, within(context, local_loss), steps)
+        assert port.flax_step is not None, "checked by Port"
+        return multi_loss_step(functional, within(context, port.flax_step), port.flax_optimizer)
+
+    lifting = _lifting(port, functional, step_within, casts) if dtype == "float64" else nullcontext
+    module = port.torch_model()
+    converter = Converter(module, functional.shapes, port.names, port.transpose_kernel, port.no_twin)
+    if learning := [name for name in port.no_twin if name in params]:
+        raise InputError(f"no_twin: jax's {learning[0]} is a parameter; must be a constant")
+    twins = {piece.jax for piece in converter.pieces}
+    without_twin = {name: value for name, value in buffers.items() if name not in twins}
+    _check_kinds(port, dict(module.named_parameters(remove_duplicate=False)), converter, params)
+    if port.restore_at is not None and not 0 < port.restore_at < steps:
+        raise InputError(f"restore_at {port.restore_at}: must be within the run, 1 to {steps - 1} for {steps} steps")
+
+    names = tuple(params)
+    own = {piece.torch for piece in converter.pieces}
+    shared = {name for name, first in converter.tied.items() if not {name, first} <= own}
+
+    def to_torch(arrays: Mapping[str, Any], library: Any = np) -> dict[str, Any]:
+        """Convert to torch's tensors, tied ones under their first name unless jax holds them as several arrays."""
+        return {name: x for name, x in converter.to_torch(arrays, library).items() if name not in shared}
+
+    def from_torch(tensors: Arrays) -> tuple[Params, Buffers]:
+        converted = converter.to_jax(under_all_names(tensors, converter.tied))
+        arrays = {name: jnp.asarray(x) for name, x in converted.items()} | without_twin
+        return cast({name: arrays[name] for name in names}, dtype), cast({n: arrays[n] for n in buffers}, dtype)
+
+    step = step_within(lifting)
+    functional.forget_values()
+    trees = ModelTrees(functional.param_tree, functional.buffer_tree)
+    return JaxSide(
+        step,
+        to_torch,
+        from_torch,
+        "gradients" if port.facts.clips_inside else "clipped_gradients",
+        port.flax_start and partial(_started, port.flax_start, trees),
+        port.flax_restore and partial(_restored, port.flax_restore, trees),
+        port.restore_at,
+        lifting,
+        tuple(without_twin),
+    )
+
+
+def _step_of_port(
+    port: Port, model: Any, functional: AnyFunctional, local_loss: LocalLoss, steps: int
+) -> ReplicaStep | CustomStep:
+    config = port.optimizer_config
+    optimizer = transformation_of(port.flax_optimizer, model) if config is None else optim.from_config(config, steps)
+    # The port stands for a loop of jax.grad and optax, where parameters that the loss does not reach have gradient 0.
+    step = ReplicaStep(
+        local_loss,
+        seeing(functional.param_tree, optimizer),
+        loss_normalization=port.loss_normalization,
+        clip_grad_norm=port.clip_grad_norm,
+        find_unused_parameters=None,
+    )
+    trees = ModelTrees(functional.param_tree, functional.buffer_tree)
+    return step if port.flax_step is None else CustomStep(step, port.flax_step, optimizer, trees)
+
+
+def _lifting(
+    port: Port, functional: AnyFunctional, step_within: Callable[[Context], Any], casts: Collection[str]
+) -> Context:
+    """Return the context in which the loss is computed in float64."""
+    batch = jax.tree.map(jnp.asarray, port.first_batch("jax"))
+    lifting = partial(in_float64, casts)
+    step = step_within(lifting)
+
+    def function(params: Params, buffers: Buffers, batch: Batch) -> Any:
+        if isinstance(step, MultiLossStep):
+            return step(step.init(params, buffers), MicroBatches(None, batch))
+        return (step.step if isinstance(step, CustomStep) else step).loss(params, buffers, batch)
+
+    arguments = [cast(arrays, "float64") for arrays in (functional.params, functional.buffers, batch)]
+    return lifting if can_run(function, *arguments) else nullcontext
+
+
+def _started(flax_start: Callable[[Any, int], Any], trees: ModelTrees, params: Params, rank: int) -> Params:
+    return trees.params.flat(flax_start(trees.params.nest(params), rank))
+
+
+def _restored(flax_restore: Callable[[Any], Any], trees: ModelTrees, state: TrainState) -> TrainState:
+    return trees.flat(flax_restore(trees.nest(state)))
+
+
+def _check_kinds(port: Port, learns: Mapping[str, Any], converter: Converter, params: Params) -> None:
+    """Raise where a parameter of one framework is none in the other, or jaxddp's norm would include a frozen one."""
+    for piece in converter.pieces:
+        if (piece.torch in learns) != (piece.jax in params):
+            one, other = ("a parameter", "none") if piece.torch in learns else ("a buffer", "a parameter")
+            raise InputError(f"names: torch's {piece.torch} is {one}, and jax's {piece.jax} is {other}")
+    frozen = [name for name, parameter in learns.items() if not parameter.requires_grad]
+    if frozen and port.clip_grad_norm is not None and port.flax_step is None:
+        raise InputError(
+            f"clip_grad_norm: torch's norm leaves out {frozen[0]}, which is frozen, and jaxddp's does not; "
+            "clip in the optax chain and give torch_clip_grad_norm instead"
+        )
+
+
+def pure_loss(port: Port, model: Any) -> tuple[AnyFunctional, LocalLoss]:
+    """Return the model's pure side, and the loss as a pure function of parameters, buffers and a batch."""
+    functional = functional_of(model, port.flax_loss, partial(port.first_batch, "jax"), port.no_twin)
+    if isinstance(functional, PlainFunctional):
+        return functional, functional.local_loss(port.flax_loss)
+    loss_fn = partial(_losses, port)
+    if not isinstance(functional, Functional):
+        return functional, functional.local_loss(loss_fn)
+
+    def local_loss(params: Params, buffers: Buffers, batch: Batch) -> Any:
+        # The batch is bound to the loss, since an entry called "valid" is the port's here, not jaxddp's padding mask.
+        return functional.local_loss(lambda model, _: loss_fn(model, batch), True)(params, buffers, {})
+
+    return functional, local_loss
+
+
+def _losses(port: Port, model: Any, batch: Batch) -> Losses:
+    """Compute the port's loss as `Losses`."""
+    return as_losses(port.flax_loss(model, batch), "flax_loss")
+
+
+def optimizer_tensors(opt_state: Any, params: Params, to_torch: Callable[[Mapping[str, Any]], Tensors]) -> Tensors:
+    """Collect an optimizer's per-parameter states under names such as "mu:fc.weight".
+
+    Args:
+        opt_state: state of any optax transformation, searched for dictionaries with parameters' names as keys.
+        params: the parameters.
+        to_torch: see `JaxSide`.
+    """
+
+    def per_parameter(node: Any) -> bool:
+        return isinstance(node, dict) and bool(node) and node.keys() <= params.keys()
+
+    kinds: dict[str, dict[str, np.ndarray]] = {}
+    for path, node in jax.tree_util.tree_flatten_with_path(opt_state, is_leaf=per_parameter)[0]:
+        kind = getattr(path[-1], "name", "") if path else ""
+        if kind and per_parameter(node):
+            arrays = {name: x for name, x in node.items() if np.shape(x) == params[name].shape}
+            kinds.setdefault(kind, {}).update(arrays)
+    return {f"{kind}:{name}": x for kind, arrays in kinds.items() for name, x in to_torch(arrays).items()}
+
+
+def hyperparameters(opt_state: Any) -> dict[str, float]:
+    """Collect the hyperparameters that optax.inject_hyperparams shows in an optimizer's state; {} without it.
+
+    A hyperparameter that has several values, such as the rates of groups, is left out.
+
+    >>> import optax
+    >>> hyperparameters(optax.inject_hyperparams(optax.sgd)(0.5).init({}))
+    {'learning_rate': 0.5}
+    """
+    shown: dict[str, set[float]] = {}
+    for path, leaf in jax.tree_util.tree_flatten_with_path(opt_state)[0]:
+        names = [getattr(key, "name", getattr(key, "key", None)) for key in path]
+        if "hyperparams" in names and np.shape(leaf) == ():
+            shown.setdefault(str(names[-1]), set()).add(float(leaf))
+    return {name: values.pop() for name, values in shown.items() if len(values) == 1}

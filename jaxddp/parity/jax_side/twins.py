@@ -1,0 +1,166 @@
+"""Twins of a port's arrays and of its random numbers, found before anything runs.
+
+Where names do not map, shapes, order of use and a trial propose a table.
+"""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import jax
+from jax import numpy as jnp
+
+from jaxddp.errors import InputError
+from jaxddp.nn.any_model import AnyFunctional, functional_of
+from jaxddp.nn.losses import Batch
+from jaxddp.nn.plain import PlainFunctional
+from jaxddp.parity.case_interface import AnyPortCase
+from jaxddp.parity.convert import Converter, NamesError, RuleError
+from jaxddp.parity.jax_side.draws import draws_of
+from jaxddp.parity.jax_side.layers import record_calls
+from jaxddp.parity.jax_side.multi_loss_step import losses_alone, multi_loss_step
+from jaxddp.parity.jax_side.names_trial import NamesTrial, common
+from jaxddp.parity.port import Names, Port, errors_located
+from jaxddp.parity.port.batches import are_equal
+from jaxddp.parity.port.draws import Draw
+from jaxddp.parity.processes import Tell
+from jaxddp.parity.torch_side.layers import LayerCalls
+from jaxddp.parity.torch_side.probe import Probe, may_flatten, probe
+
+
+@dataclass(frozen=True)
+class FoundTwins:
+    """What `FindTwins` finds.
+
+    Attributes:
+        without_twin: what has no twin, in a line; "" if every array has one.
+        names: a table of names that may help.
+        no_twin: constants of the port, and others that may be constants; (): no others.
+        draws: the draws of the jax loss, or why it cannot be computed.
+    """
+
+    without_twin: str = ""
+    names: dict[str, str] = field(default_factory=dict)
+    no_twin: tuple[str, ...] = ()
+    draws: tuple[Draw, ...] | str = ""
+
+
+@dataclass(frozen=True)
+class FindTwins:
+    """A job that finds the torch tensor of each jax array, and the draws of the loss.
+
+    Attributes:
+        case: a port.
+    """
+
+    case: AnyPortCase
+
+    def run(self, tell: Tell) -> FoundTwins:
+        """Map the arrays and trace the loss.
+
+        Raises:
+            InputError: `flax_batch` returns other values at its second call.
+        """
+        port = self.case.port
+        if port.flax_batch is not None:
+            tell("flax_batch(0, 0)")
+            _check_repeats(port)
+        tell("flax_model or flax_loss")
+        model = port.flax_model()
+        functional = functional_of(model, port.flax_loss, partial(port.first_batch, "jax"), port.no_twin)
+        module = port.torch_model()
+        try:
+            Converter(module, functional.shapes, port.names, port.transpose_kernel, port.no_twin)
+        except RuleError as error:
+            return FoundTwins(str(error), draws=self._draws())
+        except NamesError as error:
+            proposal = _proposal(port, error, model, functional, module, tell)
+            return FoundTwins(error.says, *proposal, self._draws())
+        names: dict[str, str] = {}
+        if may_flatten(module):
+            tell("flax_loss and torch_loss, to see what is flattened")
+            trial = NamesTrial(port, model, functional, module, _probe(port), tell)
+            table = trial.decide(trial.with_flattened(dict(port.names)))
+            names = _as_text(table) if table and table != port.names else {}
+        return FoundTwins(names=names, draws=self._draws())
+
+    def _draws(self) -> tuple[Draw, ...] | str:
+        """Return the draws of the jax loss, or why it cannot be computed."""
+        if self.case.port.torch_step is not None:  # they are refused by torch's side
+            return ()
+        try:
+            with errors_located(self.case.name):
+                return draws_of(self.case.port)
+        except InputError as error:  # it is told where the port runs
+            return str(error)
+
+
+def _check_repeats(port: Port) -> None:
+    """Raise if jax's own batch depends on more than step and rank; torch's, and a shared one, are checked by torch."""
+    batches = []
+    with contextlib.suppress(Exception):  # an error is told by the run
+        batches = [port.first_batch("jax") for _ in range(2)]
+    if batches and not are_equal(*batches):
+        raise InputError(
+            "flax_batch(0, 0): returns other values at its second call; must depend on step and rank alone"
+        )
+
+
+def _proposal(
+    port: Port, error: NamesError, model: Any, functional: AnyFunctional, module: Any, tell: Tell
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return what may help: a table of names, and constants of torch's."""
+    tell("flax_loss and torch_loss, to see the order of the layers")
+    of_torch = _probe(port)
+    orders = _order_of_jax(port, model, functional), [*of_torch.calls.used]
+    constants, tables = list[str](), error.tables(*orders)
+    if not tables and (constants := error.lacking(of_torch.constants)):
+        tables = error.tables(*orders, constants)
+        port = replace(port, no_twin=[*port.no_twin, *constants])
+    trial = NamesTrial(port, model, functional, module, of_torch, tell)
+    found = trial.decide([full for table in tables for full in trial.with_flattened(table)])
+    table = found or (common(tables) if tables else error.partial(*orders))
+    return (_as_text(table) if table != port.names else {}), tuple(port.no_twin) if constants else ()
+
+
+def _as_text(table: Names) -> dict[str, str]:
+    return {name: str(twin) for name, twin in table.items()}
+
+
+def _probe(port: Port) -> Probe:
+    """Run torch's loss or step; return nothing seen if it cannot be computed."""
+    try:
+        return probe(port)
+    except Exception:  # it is told where the port runs
+        return Probe()
+
+
+def _order_of_jax(port: Port, model: Any, functional: AnyFunctional) -> Sequence[str]:
+    """Return the jax layers in the order in which their calls return; () if the loss cannot be computed."""
+    calls = LayerCalls()
+    try:
+        batch = jax.tree.map(jnp.asarray, port.first_batch("jax"))
+        if port.torch_step is not None and port.flax_step is not None:
+            step = multi_loss_step(functional, port.flax_step, port.flax_optimizer)
+            return _order_of_use(partial(losses_alone, step), functional, batch)
+        if isinstance(functional, PlainFunctional):
+            return _order_of_use(functional.local_loss(port.flax_loss), functional, batch)
+        record_calls(port, model, functional, (functional.params, functional.buffers), batch, calls)
+    except Exception:  # it is told where the port runs
+        return ()
+    return [*calls.used]
+
+
+def _order_of_use(loss: Callable[..., Any], functional: AnyFunctional, batch: Batch) -> list[str]:
+    """Return named arrays in the order in which the loss first uses them."""
+    names = list(functional.params)
+    with jax.disable_jit():
+        of_values = jax.make_jaxpr(
+            lambda *values: loss(dict(zip(names, values, strict=True)), functional.buffers, batch)
+        )
+        program = of_values(*functional.params.values()).jaxpr
+    arrays = {id(x): name for x, name in zip(program.invars, names, strict=True)}
+    used = (id(x) for equation in program.eqns for x in equation.invars)
+    return list(dict.fromkeys(arrays[x] for x in used if x in arrays))

@@ -1,0 +1,193 @@
+"""Ports with a `torch_step`: right ones are equal, and what is wrong is named, or located."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxddp.parity.cases import PortCase
+from jaxddp.parity.checking import check
+from jaxddp.parity.port import PortFile
+from jaxddp.parity.report.report import Report
+from jaxddp.parity.torch_side.pool import TorchPool
+from jaxddp.parity.workers import Workers
+from tests.support import small_port
+from tests.support.small_port import Change
+from tests.support.small_step import MODULES, TREES, write
+from tests.support.trajectories import drawn
+
+WORLD_SIZE, STEPS = 2, 3
+Checked = Callable[..., Report]
+
+JITTED = ("def flax_step(model", "from flax import nnx\n@nnx.jit\ndef flax_step(model")
+SCHEDULED = [
+    ("    return {\n", "    made = {\n"),
+    (
+        "momentum=0.9),\n    }\n\n",
+        "momentum=0.9),\n    }\n"
+        '    return made | {"schedule": torch.optim.lr_scheduler.StepLR(made["critic"], 1, gamma=0.5)}\n\n',
+    ),
+    ('optimizers["critic"].step()\n', 'optimizers["critic"].step()\n    optimizers["schedule"].step()\n'),
+    ("optax.sgd(0.1, momentum=0.9)", "optax.sgd(lambda step: 0.1 * 0.5**step, momentum=0.9)"),
+]
+# Tensors of which the records hold excerpts.
+LARGE = [
+    ("nn.Linear(5, 8), nn.Linear(8, 1)", "nn.Linear(5, 30000), nn.Linear(30000, 1)"),
+    ("nnx.Linear(5, 8, rngs=rngs), nnx.Linear(8, 1,", "nnx.Linear(5, 30000, rngs=rngs), nnx.Linear(30000, 1,"),
+]
+MEAN = 'change(jax.lax.pmean(gradients, "replica"))'
+# Of the critic alone: the actor's gradients are clipped behind it.
+SUMMED = (MEAN, f'{MEAN} if name == "actor" else jax.lax.psum(gradients, "replica")')
+APART = (MEAN, f'{MEAN} if name == "actor" else gradients')
+RETURNS = '    return {"actor": actor, "critic": critic}\n\n'
+STEPS_TWICE = '    optimizers["actor"].step()\n'
+UPDATES = "        return value\n    value = model"
+MEAN_OF_LOSSES = (UPDATES, UPDATES.replace("return value", 'return jax.lax.pmean(value, "replica")'))
+
+
+@pytest.fixture
+def checked(tmp_path: Path, workers: Workers) -> Checked:
+    def run(*changes: Change, form: str = MODULES, numerics: bool = False) -> Report:
+        port = write(tmp_path, *changes, form=form)
+        return check(port, world_size=WORLD_SIZE, steps=STEPS, workers=workers, numerics=numerics)
+
+    return run
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("form", [MODULES, TREES], ids=["modules", "trees"])
+def test_a_right_port_is_equal_at_every_stage(form: str, checked: Checked) -> None:
+    report = checked(form=form, numerics=True)
+    assert report.verdict == "equal", report
+    assert report.stages.keys() == {"samples", "local_loss", "gradients", "update", "optimizer_state"}
+    assert report.stages["local_loss"].tensors.keys() == {"actor", "critic"}
+    assert report.stages["update"].tensors.keys() >= {"critic_target.fc1.weight", "actor.fc1.weight"}
+    assert {name.partition(":")[0] for name in report.stages["optimizer_state"].tensors} == {"exp_avg", "exp_avg_sq"}
+    for stage, result in report.stages.items():
+        assert max(result.residuals) <= result.allowed, stage  # measured: up to 2e-15 where 1e-12 is allowed
+    assert max(report.free_running["params"].residuals) < 1e-12  # measured: 4e-15
+    assert report.numerics.keys() >= {"local_loss", "gradients", "update"}
+
+
+@pytest.mark.one_in(3, first=1)
+@pytest.mark.parametrize("changes", [[JITTED], SCHEDULED, LARGE], ids=["jitted", "scheduled", "large"])
+def test_other_right_ports_are_equal_too(changes: list[Change], checked: Checked) -> None:
+    assert checked(*changes).verdict == "equal"
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize(
+    ("form", "changes", "stage", "tensor", "names"),
+    [
+        (MODULES, [("approximate=False", "approximate=True")], "local_loss", "actor", ("gelu_approximation",)),
+        (MODULES, [("wanted) ** 2).mean()", "wanted) ** 2).mean() / 2")], "local_loss", "critic", ("loss_scale",)),
+        (TREES, [SUMMED], "gradients", "critic.fc2.weight", ("sum_not_mean",)),
+        (MODULES, [APART], "gradients", "critic.fc2.weight", ("no_sync",)),
+        (MODULES, [("optax.adam(1e-2)", "optax.adam(1e-2, eps=1e-6)")], "update", "actor.fc1.weight", ("eps_value",)),
+        (TREES, [("momentum=0.9)}", "momentum=0.9, nesterov=True)}")], "update", "critic.fc2.weight", ("nesterov",)),
+    ],
+    ids=["model", "loss", "sum", "no mean", "eps", "nesterov"],
+)
+def test_a_fault_is_named(
+    form: str, changes: list[Change], stage: str, tensor: str, names: tuple[str, ...], checked: Checked
+) -> None:
+    report = checked(*changes, form=form)
+    (first, *others) = report.differences
+    assert (first.stage, first.step, first.cause and first.cause.names) == (stage, 1, names), report
+    assert first.tensor.partition(".")[0] == tensor.partition(".")[0]
+    assert all(other.stage == stage and other.cause and other.cause.names == names for other in others), report
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize(
+    ("changes", "stage", "tensor", "detail"),
+    [
+        ([("RATE = 0.1", "RATE = 0.02")], "update", "critic_target", "no optimizer of torch holds it"),
+        ([("    wanted = batch", "    wanted = 1e-3 + batch")], "local_loss", "critic", ""),
+        ([MEAN_OF_LOSSES], "local_loss", "actor", "it is the mean over the replicas; return each replica's own loss"),
+    ],
+    ids=["rate", "target", "mean of losses"],
+)
+def test_what_has_no_name_is_located(
+    changes: list[Change], stage: str, tensor: str, detail: str, checked: Checked
+) -> None:
+    difference = checked(*changes).differences[0]
+    assert (difference.stage, difference.cause) == (stage, None)
+    assert difference.tensor.startswith(tensor) and detail in difference.detail
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize(
+    ("changes", "form", "message"),
+    [
+        ([(RETURNS, "    return actor\n\n")], MODULES, "returns the losses actor, critic; must be torch_step's, loss"),
+        ([(STEPS_TWICE, 2 * STEPS_TWICE)], MODULES, "torch_step: updates actor.fc1.bias twice"),
+        (
+            [(UPDATES, f"        optimizers[name].update(model[name], gradients)\n{UPDATES}")],
+            MODULES,
+            "flax_step: updates actor.fc1.bias twice",
+        ),
+        ([("opt_state=opt_state)", "opt_state={})")], TREES, "must return an opt_state like the one it is given"),
+        (
+            [('flax_optimizer = {"actor"', 'flax_optimizer = {"policy"')],
+            TREES,
+            "flax_optimizer: policy: must be a branch of what flax_model returns",
+        ),
+        (
+            [("def configure_optimizers", "clip_grad_norm = 0.1\ndef configure_optimizers")],
+            MODULES,
+            "clip_grad_norm: must not be given beside torch_step",
+        ),
+        (
+            [("def configure_optimizers", "def others")],
+            MODULES,
+            "configure_optimizers: must be given beside torch_step",
+        ),
+        (
+            [("    with torch.no_grad():\n        value", "    F.dropout(batch['x'])\n    if True:\n        value")],
+            MODULES,
+            "numbers of a torch_step cannot be given to both sides",
+        ),
+    ],
+    ids=["losses", "torch twice", "jax twice", "state", "branch", "clipping", "optimizers", "draws"],
+)
+def test_what_cannot_be_checked_is_told(changes: list[Change], form: str, message: str, checked: Checked) -> None:
+    report = checked(*changes, form=form)
+    assert report.verdict == "incomplete"
+    assert any(message in str(problem) for problem in report.problems), report
+
+
+AS_STEP = """
+def configure_optimizers(model): return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+def torch_step(model, optimizer, batch):
+    optimizer.zero_grad()
+    halves = [{name: x[part] for name, x in batch.items()} for part in (slice(0, 4), slice(4, 12))]
+    for half in halves:
+        loss = F.cross_entropy(model(half["x"]), half["y"], reduction="sum") / 12
+        loss.backward()
+    optimizer.step()
+    return loss
+flax_optimizer = {}
+def flax_step(optimizers, state, batch): ...
+"""
+
+
+def test_gradients_are_averaged_as_ddp_averages_them(tmp_path: Path) -> None:
+    # The same step through DDP, and by two backward passes of unequal size without it.
+    ddp = small_port.write(
+        tmp_path, small_port.own_optimizers("SGD(parameters, lr=0.1, momentum=0.9)", "optax.sgd(0.1, momentum=0.9)")
+    )
+    (tmp_path / "step").mkdir()
+    text = ddp.read_text().replace("def torch_loss", "def _torch_loss").replace("def flax_loss", "def _flax_loss")
+    text = text.replace("def torch_optimizer", "def _torch_optimizer")
+    (step := tmp_path / "step" / "port.py").write_text(text + AS_STEP)
+    cases = [PortCase(PortFile(str(path)), WORLD_SIZE, STEPS) for path in (ddp, step)]
+    with TorchPool(WORLD_SIZE) as pool:
+        of_ddp, of_step = (pool.run(case, drawn(case)) for case in cases)
+    for one, other in zip(of_ddp.records, of_step.records, strict=True):
+        for stage in ("gradients", "params"):
+            for name, value in one[stage].items():
+                np.testing.assert_allclose(other[stage][name], value, rtol=0, atol=1e-15)  # measured: 6e-17
+    one, other = (run.records[0]["gradients"]["fc2.bias"] for run in (of_ddp, of_step))
+    assert np.abs(WORLD_SIZE * one - other).max() > 1e-3  # a sum would be seen

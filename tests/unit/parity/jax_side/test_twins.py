@@ -1,0 +1,158 @@
+"""Tables of names that are proposed before anything runs, and what they are proposed by."""
+
+from pathlib import Path
+
+import pytest
+
+from jaxddp.parity.cases import PortCase
+from jaxddp.parity.jax_side.twins import FindTwins
+from jaxddp.parity.port import PortFile
+from tests.support.arranged_ports import CONVNET, JOINT, SPLIT, TANH, attention, write
+from tests.support.small_port import Change
+
+COMPACT: list[Change] = [
+    ("from flax import nnx\n", "from flax import linen\n"),
+    ("class FlaxNet(nnx.Module):\n        def __init__(self, rngs):\n", "class FlaxNet(linen.Module):\n"),
+    ('            self.conv = nnx.Conv(2, 3, (3, 3), padding="VALID", rngs=rngs)\n', ""),
+    ("            self.fc1 = nnx.Linear(18, 6, rngs=rngs)\n            self.fc2 = nnx.Linear(6, 4, rngs=rngs)\n", ""),
+    ("        def __call__", "        @linen.compact\n        def __call__"),
+    ("nnx.relu(self.conv(", 'linen.relu(linen.Conv(3, (3, 3), padding="VALID")('),
+    ("return self.fc2(jax", "y = linen.Dense(6)(x.reshape(len(x), -1)); return linen.Dense(4)(jax"),
+    ("self.fc1(x.reshape(len(x), -1))", "y"),
+    ("FlaxNet(nnx.Rngs(0))", "FlaxNet()"),
+]
+# A norm of the flattened image, in front of fc1.
+NORM: list[Change] = [
+    (
+        "        self.fc1 = torch.nn.Linear(18, 6)",
+        "        self.bn = torch.nn.BatchNorm1d(18)\n        self.fc1 = torch.nn.Linear(18, 6)",
+    ),
+    ("self.fc1(torch.relu(self.conv(x)).flatten(1))", "self.fc1(self.bn(torch.relu(self.conv(x)).flatten(1)))"),
+    ("            self.fc1 = nnx", "            self.bn = BatchNorm(18)\n            self.fc1 = nnx"),
+    ("    from flax import nnx\n", "    from flax import nnx\n    from jaxddp.nn.layers import BatchNorm\n"),
+    ("self.fc1(x.reshape(len(x), -1))", "self.fc1(self.bn(x.reshape(len(x), -1)))"),
+]
+BIG: Change = ("x = nnx.relu(self.conv(", "x = 3 + nnx.relu(self.conv(")  # a fault that drowns everything behind it
+
+
+def proposed(folder: Path, text: str, *changes: Change) -> tuple[str, dict[str, str]]:
+    return found_in(write(folder, text, *changes))
+
+
+def found_in(path: Path) -> tuple[str, dict[str, str]]:
+    found = FindTwins(PortCase(PortFile(str(path)), 1)).run(lambda where: None)
+    return found.without_twin, found.names
+
+
+FLATTENED = 'flattened("fc1", (3, 2, 3))'
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        [],
+        [TANH],
+        [("flatten(1)", "reshape(len(x), -1)")],
+        [("relu(self.conv(x))", "relu(self.conv(x) + 0.01)")],
+    ],
+    ids=["right", "GELU", "reshape", "an earlier fault"],
+)
+def test_the_order_of_a_flattened_image_is_proposed(changes: list[Change], tmp_path: Path) -> None:
+    assert proposed(tmp_path, CONVNET, *changes) == ("", {"fc1": FLATTENED})
+
+
+def test_a_norm_of_the_flattened_image_is_proposed_too(tmp_path: Path) -> None:
+    rule = 'flattened("bn", (3, 2, 3))'
+    assert proposed(tmp_path, CONVNET, *NORM) == ("", {"bn": rule, "fc1": FLATTENED})
+
+
+def test_the_order_is_proposed_with_names_that_do_not_map(tmp_path: Path) -> None:
+    found = proposed(tmp_path, CONVNET, *COMPACT)
+    assert found[0].startswith("names: jax's Conv_0.kernel (3, 3, 2, 3) has no twin")
+    assert found[1] == {"Conv_0": "conv", "Dense_0": FLATTENED, "Dense_1": "fc2"}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        [("x.reshape(len(x), -1)", "x.transpose(0, 3, 1, 2).reshape(len(x), -1)")],
+        [("x.reshape(len(x), -1)", "x.transpose(0, 2, 1, 3).reshape(len(x), -1)")],
+        [("x.reshape(len(x), -1)", "x[::-1].reshape(len(x), -1)")],
+        [BIG],
+    ],
+    ids=["torch's order", "a third order", "other examples", "a large fault"],
+)
+def test_no_order_is_proposed_that_does_not_bring_the_layers_near(changes: list[Change], tmp_path: Path) -> None:
+    assert proposed(tmp_path, CONVNET, *changes) == ("", {})
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        (attention(SPLIT), {name: f'part("qkv", {n}, of=3)' for n, name in enumerate("qkv")}),
+        (attention(JOINT), {"qkv": 'fused("q", "k", "v")'}),
+    ],
+    ids=["split", "joint"],
+)
+def test_the_order_of_fused_layers_is_proposed_only_if_a_pass_decides(
+    text: str, names: dict[str, str], tmp_path: Path
+) -> None:
+    found = proposed(tmp_path, text)
+    assert found[1] == names
+    other = ("q, k, v = (y.reshape(", "q, k, v = (y[::-1].reshape(")  # attention to other examples: all are far
+    assert proposed(tmp_path, text, other) == (found[0], {})
+    raising = ("    y = model(batch", "    raise ValueError\n    y = model(batch")
+    path = write(tmp_path, text)
+    path.write_text(path.read_text().replace(*raising))
+    assert found_in(path) == (found[0], {})
+
+
+def test_parts_in_another_order_are_found(tmp_path: Path) -> None:
+    found = proposed(tmp_path, attention(SPLIT), ("q, k, v = (y.transpose", "v, q, k = (y.transpose"))
+    assert found[1] == {name: f'part("qkv", {n}, of=3)' for name, n in (("q", 1), ("k", 2), ("v", 0))}
+
+
+def test_draws_are_told_beside_names_that_do_not_map(tmp_path: Path) -> None:
+    """Without them the check would say that jax's loss draws nothing, or fails."""
+    draws = "import jax; jax.random.normal(jax.random.key(0), (4, 2)); return linen.Dense(4)(jax"
+    path = write(tmp_path, CONVNET, *COMPACT, ("return linen.Dense(4)(jax", draws))
+    found = FindTwins(PortCase(PortFile(str(path)), 1)).run(lambda where: None)
+    assert found.without_twin and not isinstance(found.draws, str)
+    assert [draw.shape for draw in found.draws] == [(4, 2)]
+
+
+# A mask as nanoGPT keeps one, beside layers that are called otherwise; and a dropout.
+MASK: list[Change] = [
+    *COMPACT,
+    (
+        "        self.fc1 = torch.nn.Linear(18, 6)",
+        '        self.register_buffer("mask", torch.ones(2))\n        self.fc1 = torch.nn.Linear(18, 6)',
+    ),
+]
+COUNTS: Change = ("torch.relu(self.conv(x))", "torch.relu(self.conv(x) + 0 * self.mask.add_(1).sum())")
+
+
+def constants(path: Path) -> tuple[tuple[str, ...], dict[str, str]]:
+    found = FindTwins(PortCase(PortFile(str(path)), 1)).run(lambda where: None)
+    assert "torch's mask (2,) has no twin in jax" in found.without_twin
+    return found.no_twin, found.names
+
+
+def test_constants_of_torch_are_proposed_beside_the_names(tmp_path: Path) -> None:
+    table = {"Conv_0": "conv", "Dense_0": FLATTENED, "Dense_1": "fc2"}
+    assert constants(write(tmp_path, CONVNET, *MASK)) == (("mask",), table)
+
+
+def test_constants_alone_need_no_names(tmp_path: Path) -> None:
+    images = ("x.reshape(len(x), -1)", "x.transpose(0, 3, 1, 2).reshape(len(x), -1)")
+    assert constants(write(tmp_path, CONVNET, MASK[-1], images)) == (("mask",), {})
+
+
+def test_a_buffer_that_the_loss_changes_is_no_constant(tmp_path: Path) -> None:
+    no_twin, names = constants(write(tmp_path, CONVNET, *MASK, COUNTS))
+    assert no_twin == () and names.keys() == {"Conv_0", "Dense_0", "Dense_1"}
+
+
+def test_draws_are_seen_although_names_do_not_map(tmp_path: Path) -> None:
+    path = write(tmp_path, CONVNET, *COMPACT)
+    assert FindTwins(PortCase(PortFile(str(path)), 1)).run(lambda where: None).draws == ()
