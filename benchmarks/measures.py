@@ -103,12 +103,12 @@ def _checkpoint_seconds(run: train.Run, folder: Path) -> float:
     checkpoints = Checkpoints(folder / "checkpoints")
     contender = Jaxddp(run.ddp, run.loader, run.start, run.dataset.train)
     state, batches = contender.state(), contender.batches()
-    checkpoints.save(run.ddp.whole(state))
+    checkpoints.save(run.ddp.unsharded(state))
     state, _ = run.ddp.steps(state, next(batches))
     jax.block_until_ready(state)
     checkpoints.wait()
     started = time.perf_counter()
-    checkpoints.save(run.ddp.whole(state))
+    checkpoints.save(run.ddp.unsharded(state))
     seconds = time.perf_counter() - started
     checkpoints.close()
     return seconds

@@ -140,15 +140,15 @@ class DataParallel:
         return self.replica_step.start(params, buffers, self.replicas)
 
     def place_state(self, state: TrainState) -> TrainState:
-        """Place a state, such as a restored checkpoint, on the devices; the inverse of `whole`."""
+        """Place a state, such as a restored checkpoint, on the devices; the inverse of `unsharded`."""
         return self.replica_step.place(state, self.replicas)
 
-    def whole(self, state: TrainState) -> TrainState:
-        """Return the state as `place_state` takes it, with a sharded optimizer's state joined to whole parameters.
+    def unsharded(self, state: TrainState) -> TrainState:
+        """Return the state as `place_state` takes it: the slices of a sharded optimizer's state are joined.
 
         Unless a field differs between replicas, the result can be placed on another number of replicas.
         """
-        return self.replica_step.whole(self.replicas.whole(state, self._axes))
+        return self.replica_step.unsharded(self.replicas.unsharded(state, self._axes))
 
     def steps(self, state: TrainState, batches: MicroBatches) -> tuple[TrainState, StepSums]:
         """Make K optimizer steps in one dispatch, or in K on CPU if the model has convolutions (see `Dispatch`).
@@ -285,8 +285,8 @@ class DataParallel:
 
     def values(self, state: TrainState) -> tuple[Params, Buffers]:
         """Return NumPy arrays: parameters (their mean if replicas differ) and buffers (those of replica 0)."""
-        whole = self.replicas.whole(state, self._axes)
-        params, buffers = jax.device_get((whole.params, whole.buffers))
+        unsharded = self.replicas.unsharded(state, self._axes)
+        params, buffers = jax.device_get((unsharded.params, unsharded.buffers))
         if self._axes.params == 0:
             params = {name: x.mean(axis=0, dtype=x.dtype) for name, x in params.items()}
         return params, {name: x[0] for name, x in buffers.items()} if self._axes.buffers == 0 else buffers

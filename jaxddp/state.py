@@ -36,14 +36,14 @@ class TrainState:
     scaler: Any = ()
 
 
-def state_axes(own: Iterable[str]) -> Any:
-    """Return the axes of a state for `Replicas.map` and `Replicas.place`: 0 for fields in `own`, None for the others.
+def state_axes(per_replica: Iterable[str]) -> Any:
+    """Return axes of a state for `Replicas.map` and `Replicas.place`: 0 for the fields `per_replica`, None for others.
 
     Args:
-        own: names of the fields that differ between replicas.
+        per_replica: names of the fields that differ between replicas.
     """
     make: Any = TrainState  # fields hold axes instead of arrays
-    return make(**{field.name: 0 if field.name in own else None for field in fields(TrainState)})
+    return make(**{field.name: 0 if field.name in per_replica else None for field in fields(TrainState)})
 
 
 def shared(state: TrainState, axes: TrainState) -> Mapping[str, Any]:

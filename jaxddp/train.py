@@ -151,7 +151,7 @@ def open_output(run: Run, resources: contextlib.ExitStack) -> "tuple[Checkpoints
         return None, run.start
     from jaxddp.checkpoint import Checkpoints  # imports Orbax, which takes 0.2 s
 
-    space = sum(leaf.nbytes for leaf in jax.tree.leaves(run.ddp.whole(run.start)))
+    space = sum(leaf.nbytes for leaf in jax.tree.leaves(run.ddp.unsharded(run.start)))
     folder = Path(output)
     if run.is_first:
         folder = resources.enter_context(claim_output(output, resume, space))
@@ -168,7 +168,7 @@ def open_output(run: Run, resources: contextlib.ExitStack) -> "tuple[Checkpoints
     check_same({"newest checkpoints": f"{checkpoints.latest_step}"}, replicas, f"{where} must be readable by all")
     if checkpoints.latest_step is None:  # the run ended before its first checkpoint
         return checkpoints, _start(run.config, run.ddp)
-    restored = checkpoints.restore(run.ddp.whole(run.start))
+    restored = checkpoints.restore(run.ddp.unsharded(run.start))
     step = int(restored.step)
     check_steps_per_epoch(folder, checkpoints.notes(step)["steps_per_epoch"], run.loader.steps_per_epoch)
     check_not_done(folder, step, run.loader.steps_per_epoch, run.config.epochs)

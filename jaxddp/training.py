@@ -146,7 +146,7 @@ class Saver:
         if self._checkpoints is not None:
             self._log.sync()
             common = {"world_size": self._run.ddp.world_size, "steps_per_epoch": self._run.loader.steps_per_epoch}
-            self._checkpoints.save(self._run.ddp.whole(state), common | notes)
+            self._checkpoints.save(self._run.ddp.unsharded(state), common | notes)
 
     def sums_until(self, step: int) -> EpochSums:
         """Return the sums over the steps of an epoch until this step, at which the run continues."""
@@ -166,7 +166,7 @@ class Saver:
             raise error
         self._rollbacks += 1
         ddp = self._run.ddp
-        restored = self._checkpoints.restore(ddp.whole(ddp.init()))
+        restored = self._checkpoints.restore(ddp.unsharded(ddp.init()))
         told = f"{error}; back to the checkpoint of step {int(restored.step)}, on with the batches after step "
         told += f"{self.reached} ({self._rollbacks} of at most {MAX_ROLLBACKS} times)"
         if self._run.is_first:

@@ -61,7 +61,7 @@ class LowRank(ABC):
 
     Attributes:
         matrix_approximation_rank: number of columns of P and Q.
-        start_power_sgd_iter: torch's start_powerSGD_iter, the number of first calls that average whole gradients.
+        start_power_sgd_iter: torch's start_powerSGD_iter, the number of first calls that compress nothing.
         use_error_feedback: whether to add the error of one call to the gradient of the next.
         warm_start: whether to start from the Q of the previous call; if not, each call draws Q anew, on the host.
         orthogonalization_epsilon: added to a column's norm, so that a matrix of zeros yields no NaN; torch's batched
@@ -103,7 +103,7 @@ class LowRank(ABC):
 
     @abstractmethod
     def compresses(self, rows: int, columns: int) -> bool:
-        """Return True if a matrix of this size is sent as P and Q."""
+        """Return whether a matrix of this size is sent as P and Q."""
 
     def init(self, params: Params) -> PowerSGDState:
         """Return the state before the first call."""
@@ -116,7 +116,7 @@ class LowRank(ABC):
         """Return the reduced gradients, the same on all replicas, and the new state of this replica."""
         iteration = alike(state.iteration)
 
-        def whole() -> tuple[Params, Any, Any]:
+        def uncompressed() -> tuple[Params, Any, Any]:
             return all_reduce_mean(gradients), state.error, state.q
 
         def compressed() -> tuple[Params, Any, Any]:
@@ -127,7 +127,7 @@ class LowRank(ABC):
             error = jax.tree.map(jnp.subtract, given, reduced) if self.use_error_feedback else ()
             return self.unpack(reduced, gradients), error, q if self.warm_start else ()
 
-        reduced, error, q = lax.cond(iteration < self.start_power_sgd_iter, whole, compressed)
+        reduced, error, q = lax.cond(iteration < self.start_power_sgd_iter, uncompressed, compressed)
         return reduced, PowerSGDState(state.iteration + 1, error, q)
 
     def _approximated(self, matrices: Matrices, q: Matrices) -> tuple[Matrices, Matrices]:
@@ -216,7 +216,7 @@ class PowerSGD(LowRank):
         return {name: _from_matrix(name, x, like[name]) for name, x in zip(names, matrices, strict=True)}
 
     def compresses(self, rows: int, columns: int) -> bool:
-        """Return True if P and Q are smaller than the matrix by more than `min_compression_rate`."""
+        """Return whether P and Q are smaller than the matrix by more than `min_compression_rate`."""
         sent = (rows + columns) * min(rows, columns, self.matrix_approximation_rank)
         return sent * self.min_compression_rate < rows * columns
 
@@ -284,7 +284,7 @@ def _from_matrix(name: str, x: jax.Array, like: jax.Array) -> jax.Array:
 
 
 def _in_one(collective: Callable[[jax.Array], jax.Array], tree: Any) -> Any:
-    """Apply a collective to a whole tree as one message, which XLA might otherwise split."""
+    """Apply a collective to a tree as one message, which XLA might otherwise split."""
     flat, unravel = ravel_pytree(tree)
     return unravel(collective(flat))
 

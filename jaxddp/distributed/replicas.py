@@ -111,7 +111,7 @@ class Replicas:
         copy = self.map(lambda tree, _: broadcast(tree, src=rank), in_axes=(None, 0), out_axes=None)
         return copy(tree, self.shard(np.array(self.local_ranks)))
 
-    def whole(self, tree: Any, axes: Any) -> Any:
+    def unsharded(self, tree: Any, axes: Any) -> Any:
         """Compute the inverse of `place` for a dataclass: fields of axis 0 as leaves (world_size, ...)."""
         names = [field.name for field in dataclasses.fields(tree) if getattr(axes, field.name) == 0]
         return dataclasses.replace(tree, **{name: self.gather(getattr(tree, name)) for name in names})
@@ -184,8 +184,8 @@ class Replicas:
         def call(*arguments: Any) -> Any:
             if not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(arguments)):
                 return mapped(*arguments)
-            whole = _by_axis(of_all, in_axes, arguments)
-            results = jax.vmap(function, in_axes, out_axes, axis_name=AXIS_NAME, axis_size=self.world_size)(*whole)
+            slices = _by_axis(of_all, in_axes, arguments)
+            results = jax.vmap(function, in_axes, out_axes, axis_name=AXIS_NAME, axis_size=self.world_size)(*slices)
             return _by_axis(of_this_process, out_axes, results)
 
         return call

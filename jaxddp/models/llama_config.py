@@ -48,9 +48,9 @@ class LlamaConfig:
     pad_token_id: int | None = None
 
     def __post_init__(self) -> None:
-        for whole, part in (("hidden_size", "num_attention_heads"), ("num_attention_heads", "num_key_value_heads")):
-            if getattr(self, whole) % getattr(self, part):
-                raise InputError(f"{part} {getattr(self, part)}: must divide {whole} {getattr(self, whole)}")
+        for size, part in (("hidden_size", "num_attention_heads"), ("num_attention_heads", "num_key_value_heads")):
+            if getattr(self, size) % getattr(self, part):
+                raise InputError(f"{part} {getattr(self, part)}: must divide {size} {getattr(self, size)}")
         if self.head_dim % 2:
             raise InputError(f"head_dim {self.head_dim}: must be even, as rotary positions rotate feature pairs")
 

@@ -74,6 +74,6 @@ def check_masks(masks: str, state: nnx.State) -> None:
         per_batch = [".".join(map(str, path[:-1])) for path, variable in keys if not isinstance(variable, ExampleKey)]
         if per_batch:
             raise InputError(
-                f"dropout_masks example: {', '.join(per_batch)} would draw one mask for the whole batch; "
+                f"dropout_masks example: {', '.join(per_batch)} would draw one mask for all examples of a batch; "
                 "use jaxddp.nn.layers.Dropout, which draws one per example"
             )

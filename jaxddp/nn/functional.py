@@ -49,7 +49,7 @@ class Functional:
 
     Attributes:
         params, buffers: its values by name.
-        param_tree, buffer_tree: maps to the module's own trees.
+        param_tree, buffer_tree: maps to the module's trees.
 
     >>> functional = Functional(nnx.Linear(2, 1, rngs=nnx.Rngs(0)))
     >>> {name: value.shape for name, value in functional.params.items()}

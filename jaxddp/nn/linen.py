@@ -67,7 +67,7 @@ class LinenFunctional:
 
     Attributes:
         params, buffers: its values by name.
-        param_tree, buffer_tree: maps to the module's own trees; that of the buffers begins with the collections.
+        param_tree, buffer_tree: maps to the module's trees; that of the buffers begins with the collections.
 
     Raises:
         InputError: the loss never calls the model, or two collections hold a variable of the same name.

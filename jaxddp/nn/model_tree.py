@@ -1,4 +1,4 @@
-"""The model's own tree of arrays, which optimizers see, beside the flat dictionary that jaxddp keeps."""
+"""Tree of arrays of a model, which optimizers see, beside the flat dictionary that jaxddp keeps."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -53,7 +53,7 @@ class TreeMap(ABC):
 
 @dataclass(frozen=True)
 class ModelTree(TreeMap):
-    """Map between flat dictionaries and a model's own tree.
+    """Map between flat dictionaries and a model's tree.
 
     Attributes:
         paths: name in the flat dictionary ("layers.0.kernel") -> path in the tree ("layers", 0, "kernel").
@@ -94,7 +94,7 @@ class ModelTree(TreeMap):
 
 
 def seeing(tree: TreeMap, optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Return an optimizer of flat dictionaries that hands the given one the model's own tree.
+    """Return an optimizer of flat dictionaries that hands the given one the model's tree.
 
     So masks, labels and rules by path mean what they mean without jaxddp. The state that it keeps is flat. Slices of
     parameters (`jaxddp.step.zero`) have no tree and pass unchanged.

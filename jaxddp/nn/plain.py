@@ -37,7 +37,7 @@ class PlainTree(TreeMap):
     >>> tree = PlainTree.of({"net/~/fc": {"w": np.ones(2), "steps": 7}}, is_inexact)
     >>> tree.paths
     {'net.fc.w': "['net/~/fc']['w']"}
-    >>> tree.whole({"net.fc.w": 3.0}), tree.nest({"net.fc.w": 3.0})
+    >>> tree.filled({"net.fc.w": 3.0}), tree.nest({"net.fc.w": 3.0})
     ({'net/~/fc': {'steps': 7, 'w': 3.0}}, {'net/~/fc': {'steps': None, 'w': 3.0}})
     """
 
@@ -74,7 +74,7 @@ class PlainTree(TreeMap):
         """Return the tree that optimizers see: None in place of leaves that have no name, or are not in `flat`."""
         return self._filled(dict.fromkeys(self.leaves), flat)
 
-    def whole(self, flat: Mapping[str, Any]) -> Any:
+    def filled(self, flat: Mapping[str, Any]) -> Any:
         """Return the tree with these values, and all other leaves as they were."""
         return self._filled(self.leaves, flat)
 
@@ -85,10 +85,10 @@ class PlainTree(TreeMap):
 
     def is_model_tree(self, node: Any) -> bool:
         """Return whether a node of an optimizer's state has the tree's structure."""
-        return bool(jax.tree.structure(node, _is_masked) == self._own)
+        return bool(jax.tree.structure(node, _is_masked) == self._structure_of_nested)
 
     @cached_property
-    def _own(self) -> Any:
+    def _structure_of_nested(self) -> Any:
         return jax.tree.structure(self.nest(dict.fromkeys(self.paths, 0)))
 
     def _filled(self, leaves: Mapping[str, Any], flat: Mapping[str, Any]) -> Any:
@@ -154,8 +154,8 @@ class PlainFunctional:
 
     def arguments(self, params: Params, buffers: Buffers) -> tuple[Any, ...]:
         """Return the loss function's arguments before the batch: the tree, and the state if it carries one."""
-        tree = self.param_tree.whole(params)
-        return (tree, self.buffer_tree.whole(buffers)) if self._carries else (tree,)
+        tree = self.param_tree.filled(params)
+        return (tree, self.buffer_tree.filled(buffers)) if self._carries else (tree,)
 
     def local_loss(self, loss_fn: Loss) -> Callable[[Params, Buffers, Batch], tuple[Sums, Buffers]]:
         """Turn the loss function into a pure function (params, buffers, batch) -> (sums, new buffers)."""
@@ -174,7 +174,7 @@ class PlainFunctional:
         loss, state = returned
         after = self.buffer_tree.flat(state)
         if missing := sorted(self.buffers.keys() - after.keys()):
-            raise InputError(f"flax_loss: must return (loss, state) with the whole state; lacks {', '.join(missing)}")
+            raise InputError(f"flax_loss: must return (loss, state) with all of the state; lacks {', '.join(missing)}")
         return loss, {name: jnp.asarray(value, self.buffers[name].dtype) for name, value in after.items()}
 
 

@@ -16,7 +16,7 @@ from jaxddp.step.loops import scan
 def padded_batches(arrays: Mapping[str, np.ndarray], world_size: int, batch_size: int) -> dict[str, np.ndarray]:
     """Arrange all examples as leaves (world_size, K, batch_size, ...), padded at the end and marked by "valid" = 0.
 
-    Padding repeats the first example, whose loss is finite wherever that of the whole evaluation is.
+    Padding repeats the first example, whose loss is finite wherever that of the evaluation is.
 
     Raises:
         InputError: there are no examples, or the arrays differ in length.

@@ -27,7 +27,7 @@ class LocalResult(NamedTuple):
         gradients: numerators of the gradients; with a loss scaler, the only scaled field.
         denominator: scalar; "ddp": the number of micro-batches, "global": the sum of the elements' weights.
         sums: sums that the loss function returns, "loss" and "count" among them.
-        valid: number of examples that are no padding; None: without padding, where every replica has examples.
+        valid: number of examples without the padding; None: without padding, where every replica has examples.
     """
 
     loss: jax.Array
@@ -130,7 +130,7 @@ class LocalGradients:
         """Return numerator and denominator of a micro-batch's loss.
 
         Args:
-            valid: number of examples that are no padding; None: without padding.
+            valid: number of examples without the padding; None: without padding.
         """
         if self.loss_normalization == "global":
             return sums["loss"], sums["count"]

@@ -49,7 +49,7 @@ class PostLocalSGD(Strategy):
         check_range("local_sgd_period", self.period, f"period {self.period}")
 
     def averages(self, step: jax.Array) -> jax.Array:
-        """Return True if the parameters are averaged at the end of a step, counted from 0."""
+        """Return whether the parameters are averaged at the end of a step, counted from 0."""
         return (step >= self.start_iter) & ((step - self.start_iter) % self.period == 0)
 
     def mean(self, gradients: Params, step: jax.Array) -> Params:

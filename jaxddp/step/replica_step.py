@@ -134,10 +134,10 @@ class ReplicaStep(StepOptions):
             next_state = dataclasses.replace(undone, step=next_state.step)
             step_metrics["skipped"] = 1 - finite.astype(sums["loss"].dtype)
         if self.log_gradients:
-            step_metrics |= norms_and_histograms(strategy.whole(hooked), self.log_gradients)
+            step_metrics |= norms_and_histograms(strategy.unsharded(hooked), self.log_gradients)
         stages = self.local_stages(state, local, denominator, shares) | {
-            "gradients": strategy.whole(gradients),
-            "clipped_gradients": strategy.whole(clipped),
+            "gradients": strategy.unsharded(gradients),
+            "clipped_gradients": strategy.unsharded(clipped),
             **self._stages_of_state(next_state),
         }
         return next_state, sums | step_metrics, stages
@@ -185,7 +185,7 @@ class ReplicaStep(StepOptions):
             shares: see `shares`.
 
         Returns:
-            The gradients, of which a sharding strategy keeps this replica's slice; the hook's next state.
+            The gradients (a sharding strategy keeps this replica's slice); the hook's next state.
         """
         if self.hook is not None:
             # As in torch, a hook sees all parameters that learn, with zeros where the loss does not depend on one.
@@ -203,7 +203,7 @@ class ReplicaStep(StepOptions):
         return state_axes({*self._per_replica, *self.strategy.sliced})
 
     def init(self, params: Params, buffers: Buffers) -> TrainState:
-        """Return the state of one replica before the first step, with the optimizer's state of whole parameters."""
+        """Return the state of one replica before the first step, with the optimizer's state unsharded."""
         learning = trained(params, self.frozen)
         check_patterns(self.gradient_hooks, learning)
         opt_state = jax.jit(self.optimizer.init)(learning)  # one program; by itself one per shape
@@ -219,13 +219,13 @@ class ReplicaStep(StepOptions):
     def place(self, state: TrainState, replicas: Replicas) -> TrainState:
         """Place a state on the devices: a copy of every shared field on each, and each replica's part of the others.
 
-        A sharded optimizer's state is given whole, and is split for the number of replicas.
+        A sharded optimizer's state is given unsharded, and is split for the number of replicas.
         """
         learning = trained(state.params, self.frozen)
         opt_state = self.strategy.split(self.optimizer, state.opt_state, learning, replicas.world_size)
         return replicas.place(dataclasses.replace(state, opt_state=opt_state), self.axes)
 
-    def whole(self, state: TrainState) -> TrainState:
+    def unsharded(self, state: TrainState) -> TrainState:
         """Compute the inverse of `place`."""
         return dataclasses.replace(state, opt_state=self.strategy.join(state.opt_state))
 

@@ -15,7 +15,7 @@ from jaxddp.step.strategy import Strategy
 
 
 class Replicated(Strategy):
-    """Every replica holds all gradients, the whole state of the optimizer and all parameters."""
+    """Every replica holds all gradients, all of the optimizer's state and all parameters."""
 
     def mean(self, gradients: Params, step: jax.Array) -> Params:
         """Average the gradients over the replicas."""

@@ -18,12 +18,12 @@ class Strategy(ABC):
         PostLocalSGD    every replica makes its own update, averaged at times    as torch's post-local SGD
 
     A `jaxddp.step.replica_step.ReplicaStep` calls `mean` (or `part`, after a communication hook), `clip` and
-    `update`, in this order. The default methods are right wherever each replica holds whole gradients and a whole
-    optimizer state.
+    `update`, in this order. The default methods are right where each replica holds all gradients and all of the
+    optimizer's state.
 
     Attributes:
         per_replica: fields of `TrainState` that differ between replicas.
-        sliced: fields of `TrainState` of which each replica holds a slice.
+        sliced: fields of `TrainState` that are split into a slice per replica.
     """
 
     per_replica: ClassVar[tuple[str, ...]] = ()
@@ -50,8 +50,8 @@ class Strategy(ABC):
         """Return this replica's part of gradients that a communication hook has already reduced, as `mean` would."""
         return gradients
 
-    def whole(self, gradients: Any) -> Params:
-        """Return the whole gradients behind the result of `mean` or `part`."""
+    def unsharded(self, gradients: Any) -> Params:
+        """Return the gradients, not sliced, behind the result of `mean` or `part`."""
         return gradients
 
     def all_finite(self, gradients: Any) -> jax.Array:
@@ -59,7 +59,7 @@ class Strategy(ABC):
         return all_finite(gradients)
 
     def split(self, optimizer: optax.GradientTransformation, opt_state: Any, params: Params, world_size: int) -> Any:
-        """Convert the optimizer's state of whole parameters to slices, leaves (world_size, ...), if they are used."""
+        """Split the optimizer's state into slices, leaves (world_size, ...), if the strategy has slices."""
         return opt_state
 
     def join(self, opt_state: Any) -> Any:

@@ -4,11 +4,11 @@
 
 The parameters of each dtype are laid out as one vector, sorted by name and padded with zeros to a multiple of N;
 replica r holds slice r of it. The optimizer must treat every element alike, whatever tensor it belongs to, so that the
-update of a slice is a slice of the update; all of `jaxddp.optim` do. Optimizers that look at whole tensors (LAMB,
+update of a slice is a slice of the update; all of `jaxddp.optim` do. Optimizers that look at a tensor as a unit (LAMB,
 Adafactor) or at names (optax.masked) would compute something else here.
 
 Source: Rajbhandari et al., https://arxiv.org/abs/1910.02054; torch.distributed.optim.ZeroRedundancyOptimizer, which
-distributes whole tensors instead of slices.
+distributes tensors instead of slices.
 """
 
 from collections.abc import Iterator
@@ -57,8 +57,9 @@ def sliced(tree: Params, layout: Layout, count: int) -> Slices:
     """
 
     def vector(names: list[str]) -> jax.Array:
-        whole = jnp.concatenate([jnp.ravel(tree[name]) for name in names])
-        return jnp.pad(whole, (0, -whole.size % count)).reshape(count, -1)
+        joint = jnp.concatenate([jnp.ravel(tree[name]) for name in names])
+        # Zeros fill the last slice: reduce_scatter takes slices of equal size, and a zero gradient moves nothing.
+        return jnp.pad(joint, (0, -joint.size % count)).reshape(count, -1)
 
     return Slices({dtype: vector(names) for dtype, names in _by_dtype(layout)}, layout)
 
@@ -67,9 +68,9 @@ def joined(slices: Slices) -> Params:
     """Compute the inverse of `sliced`, from vectors (N, chunk)."""
     tree, shapes = {}, dict(slices.layout)
     for dtype, names in _by_dtype(slices.layout):
-        whole, start = slices.vectors[dtype].reshape(-1), 0
+        joint, start = slices.vectors[dtype].reshape(-1), 0
         for name in names:
-            tree[name] = whole[start : start + shapes[name].size].reshape(shapes[name].shape)
+            tree[name] = joint[start : start + shapes[name].size].reshape(shapes[name].shape)
             start += shapes[name].size
     return tree
 
@@ -87,7 +88,7 @@ class Sharded(Strategy):
         """Return this replica's slice of gradients that are the same on all replicas."""
         return jax.tree.map(lambda x: x[rank()], sliced(gradients, layout_of(gradients), world_size()))
 
-    def whole(self, gradients: Slices) -> Params:
+    def unsharded(self, gradients: Slices) -> Params:
         """Join the slices of all replicas, on each of them: the second half of an all-reduce."""
         return joined(all_gather(gradients))
 
@@ -109,11 +110,12 @@ class Sharded(Strategy):
         """Update this replica's slice of the parameters that have a gradient, and gather all slices."""
         params = self.part({name: state.params[name] for name, _ in gradients.layout})
         updates, opt_state = optimizer.update(gradients, state.opt_state, params)
-        return {**state.params, **self.whole(optax.apply_updates(params, updates))}, opt_state
+        return {**state.params, **self.unsharded(optax.apply_updates(params, updates))}, opt_state
 
     def split(self, optimizer: optax.GradientTransformation, opt_state: Any, params: Params, world_size: int) -> Any:
-        """Convert the optimizer's state of whole parameters to `world_size` slices."""
+        """Split the optimizer's state into `world_size` slices."""
         layout = layout_of(params)
+        # Its structure tells which parts of the state are shaped like the parameters; the rest are counters.
         of_slices = jax.eval_shape(lambda: optimizer.init(sliced(params, layout, world_size)))
 
         def split(like: Any, node: Any) -> Any:
@@ -124,12 +126,12 @@ class Sharded(Strategy):
         return jax.tree.map(split, of_slices, opt_state, is_leaf=_is_slices)
 
     def join(self, opt_state: Any) -> Any:
-        """Convert slices back to the optimizer's state of whole parameters, in the host's memory."""
+        """Compute the inverse of `split`, in the host's memory: on one device it might not fit."""
 
-        def whole(node: Any) -> Any:
+        def unsliced(node: Any) -> Any:
             return joined(node) if _is_slices(node) else node[0]
 
-        return jax.tree.map(whole, jax.device_get(opt_state), is_leaf=_is_slices)
+        return jax.tree.map(unsliced, jax.device_get(opt_state), is_leaf=_is_slices)
 
 
 def _by_dtype(layout: Layout) -> Iterator[tuple[str, list[str]]]:

@@ -104,7 +104,7 @@ def test_virtual_replicas_make_the_same_steps() -> None:
     for replicas in (first(4), VirtualReplicas(4)):
         trainer = DataParallel(Net(), optim.adam(), replicas=replicas, shard_optimizer=True, clip_grad_norm=0.05)
         state, _ = trainer.steps(trainer.init(), replicas.shard(batch))
-        both.append(jax.device_get(trainer.whole(state)))
+        both.append(jax.device_get(trainer.unsharded(state)))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-9), *both)  # float32: 2e-7
 
 
@@ -143,7 +143,7 @@ def test_an_optimizer_that_copies_the_parameters_gets_copies_of_their_slices() -
     for shard in (True, False):
         trainer = ddp(2, shard=shard, optimizer=pull_back(0.3))
         state, _ = trainer.steps(trainer.init(), trainer.replicas.shard(batch))
-        states.append(jax.device_get(trainer.whole(state)))
+        states.append(jax.device_get(trainer.unsharded(state)))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-6), *states)  # float32: 2e-7
 
 
