@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.parity.lazy_arrays import Arrays, Joined
 from jaxddp.parity.port import Port
-from jaxddp.parity.records import Record, Tensors, whole
+from jaxddp.parity.records import Record, Tensors, full
 
 # Stages that are recorded after every step: per replica (leading axis world_size) ...
 LOCAL_STAGES = ("local_loss", "local_gradients")
@@ -75,7 +75,7 @@ class Trajectory:
         """Return the parameters and buffers before a step, counted from 0."""
         if step == 0:
             return self.start
-        return Joined(*(whole(self.records[step - 1], stage) for stage in ("params", "buffers")))
+        return Joined(*(full(self.records[step - 1], stage) for stage in ("params", "buffers")))
 
 
 def micro_batches_of(batch: MicroBatches, rank: int) -> list[Tensors]:

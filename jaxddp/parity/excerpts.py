@@ -10,12 +10,12 @@ from collections.abc import Mapping
 
 import numpy as np
 
-LARGE = 2**17  # elements of a tensor of which an excerpt is taken
+LARGE = 2**17  # elements; a larger tensor is kept as an excerpt
 KEPT = 2**16  # elements of an excerpt, about
 
 
 def distance(shape: tuple[int, ...]) -> int:
-    """Return the distance between the elements of an excerpt; 1: the tensor is kept whole.
+    """Return the distance between the elements of an excerpt; 1: all elements are kept.
 
     It has no divisor in common with the sizes, so that the elements come from all columns, and is no longer than a row.
 
@@ -31,7 +31,7 @@ def distance(shape: tuple[int, ...]) -> int:
 
 
 def excerpt(x: np.ndarray) -> np.ndarray:
-    """Return the excerpt of a tensor, (elements, 1, ..., 1) with as many axes; a small tensor whole.
+    """Return the excerpt of a tensor, (elements, 1, ..., 1) with as many axes; all of a small tensor.
 
     >>> excerpt(np.zeros((768, 768))).shape
     (53621, 1)
@@ -46,5 +46,5 @@ def excerpts(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def norms_of_large(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the norms of the tensors that are not kept whole."""
+    """Return the norms of the tensors that have an excerpt."""
     return {name: np.asarray(np.linalg.norm(x)) for name, x in tensors.items() if distance(x.shape) > 1}

@@ -1,4 +1,4 @@
-"""Mappings of arrays that are read only when they are asked for, so that a large model is never held as a whole."""
+"""Mappings of arrays that are read only when they are asked for, so that a large model is never in memory at once."""
 
 from collections.abc import Iterator, Mapping
 
@@ -8,7 +8,7 @@ Arrays = Mapping[str, np.ndarray]
 
 
 class Joined(Mapping[str, np.ndarray]):
-    """Several mappings as one, of which the first that has a name gives its tensor.
+    """Several mappings as one; a name is looked up in each, in order.
 
     >>> dict(Joined({"a": np.array(1)}, {"a": np.array(2), "b": np.array(3)}))
     {'a': array(1), 'b': array(3)}

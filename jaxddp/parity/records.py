@@ -1,4 +1,4 @@
-"""Records of a run's steps, kept in files so that no run is ever held in memory as a whole.
+"""Records of a run's steps, kept in files so that no run is ever held in memory at once.
 
 A record maps stage -> tensor name -> array, for one step. `RecordWriter` writes each record to one safetensors
 file; `Records` reads them back, a stage at a time.
@@ -24,7 +24,7 @@ Tensors = dict[str, np.ndarray]
 Record = Mapping[str, Tensors]  # stage -> tensors, after one step
 
 INPUTS, OUTPUTS = "inputs", "outputs"  # stages of a record of one forward pass, layer -> array
-NUMBER, KIND = "optimizer", "kind"  # of the optimizer, in the notes on the groups of a whole step
+NUMBER, KIND = "optimizer", "kind"  # of the optimizer, in the notes on the parameter groups of a step of several
 COUNTER = "num_batches_tracked"  # torch's BatchNorm counts its batches, jax's does not; nothing depends on it
 
 T = TypeVar("T")
@@ -32,7 +32,7 @@ T = TypeVar("T")
 LARGE_MODEL = 2**23  # elements
 
 _BETWEEN = "|"  # stage | tensor
-_WHOLE = ".whole"  # ending of the folder with the large tensors of a record, a folder per stage
+_FULL = ".full"  # ending of the folder with the large tensors of a record, a folder per stage
 
 
 class RecordWriter:
@@ -54,12 +54,12 @@ class RecordWriter:
         self._count = 0
         folder.mkdir(parents=True, exist_ok=True)
 
-    def write(self, record: Record, whole: Mapping[str, Arrays] | None = None, **notes: Any) -> None:
+    def write(self, record: Record, full: Mapping[str, Arrays] | None = None, **notes: Any) -> None:
         """Write the next record.
 
         Args:
             record: stage -> tensors, large ones as excerpts; see `jaxddp.parity.excerpts`.
-            whole: stage -> large tensors that the reader will want whole.
+            full: stage -> large tensors of which the reader will want more than an excerpt.
             notes: anything that JSON can hold.
 
         Raises:
@@ -67,8 +67,8 @@ class RecordWriter:
         """
         metadata = {"stages": json.dumps(list(record)), "notes": json.dumps(notes)}
         path = self._folder / f"{self._count:06}.safetensors"
-        for stage, tensors in (whole or {}).items():
-            write_tensors(path.with_suffix(_WHOLE) / stage, tensors)
+        for stage, tensors in (full or {}).items():
+            write_tensors(path.with_suffix(_FULL) / stage, tensors)
         save_file(_flat(record), path.with_suffix(".part"), metadata)
         path.with_suffix(".part").rename(path)  # a reader never sees half a record
         self._count += 1
@@ -88,7 +88,7 @@ class StoredRecord(Mapping[str, Tensors]):
     def __init__(self, paths: Sequence[Path], stacked: Sequence[str]):
         self._stacked = stacked
         self._files = [_File(path) for path in paths]
-        self._whole = paths[0].with_suffix(_WHOLE)
+        self._full = paths[0].with_suffix(_FULL)
         metadata = self._files[0].metadata
         self._stages: list[str] = json.loads(metadata["stages"])
         self.notes: dict[str, Any] = json.loads(metadata["notes"])
@@ -101,13 +101,13 @@ class StoredRecord(Mapping[str, Tensors]):
         of_ranks = [file.read(stage) for file in self._files]
         return {name: np.stack([tensors[name] for tensors in of_ranks]) for name in of_ranks[0]}
 
-    def whole(self, stage: str) -> Arrays:
-        """Return a stage of rank 0 with its large tensors whole, as far as they were written whole.
+    def full(self, stage: str) -> Arrays:
+        """Return a stage of rank 0 with full tensors where they were written, else excerpts.
 
         Raises:
             KeyError: the stage was not recorded.
         """
-        small, large = self[stage], self._whole / stage
+        small, large = self[stage], self._full / stage
         return Joined(StoredTensors(large), small) if large.exists() else small
 
     def __iter__(self) -> Iterator[str]:
@@ -117,9 +117,9 @@ class StoredRecord(Mapping[str, Tensors]):
         return len(self._stages)
 
 
-def whole(record: Record, stage: str) -> Arrays:
-    """Return a stage of a record with its large tensors whole."""
-    return record.whole(stage) if isinstance(record, StoredRecord) else record[stage]
+def full(record: Record, stage: str) -> Arrays:
+    """Return a stage of a record with full tensors in place of excerpts."""
+    return record.full(stage) if isinstance(record, StoredRecord) else record[stage]
 
 
 def shapes_of(tensors: Arrays) -> dict[str, tuple[int, ...]]:

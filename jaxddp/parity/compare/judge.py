@@ -167,7 +167,7 @@ def _stages(
         yield stage, _against(jax.get(stage, pure[stage]), torch[stage]), given
         if f"pure_{stage}" in jax and stage in jax:
             yield f"own_{stage}", {}, _against(jax[stage], pure[stage])
-    mean = torch["gradients"]  # of a whole step, whose optimizers may get several means
+    mean = torch["gradients"]  # in a step of several losses, optimizers may get several means
     if not facts.multi_loss:
         mean = {name: value.mean(0) for name, value in pure["local_gradients"].items()}
     gradients = jax.get("gradients", mean)

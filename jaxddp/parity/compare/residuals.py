@@ -1,6 +1,6 @@
 """Residuals: relative differences between two records, tensor by tensor.
 
-A tensor's residual is ||a - b|| over the norm of its whole stage (for parameters and buffers: over the norm of the
+A tensor's residual is ||a - b|| over the norm of its stage (for parameters and buffers: over the norm of the
 change since the start). The rounding of a tensor that is all noise, such as the gradient of a bias in front of
 BatchNorm, is therefore not mistaken for a difference. Integers must be equal.
 """
@@ -12,7 +12,7 @@ import numpy as np
 from jaxddp.parity.case_interface import Trajectory
 from jaxddp.parity.records import COUNTER, Tensors
 
-ROUNDING = 1e-12  # of the whole gradient, in float64; measured: up to 2e-15
+ROUNDING = 1e-12  # of the norm of all gradients, in float64; measured: up to 2e-15
 MOVED = "running_mean"  # the buffer that a bias with a gradient of rounding only shifts
 
 
@@ -41,12 +41,12 @@ def residuals(a: Tensors, b: Tensors, start: Tensors | None = None) -> dict[str,
 
 
 def rounding_only(trajectory: Trajectory) -> set[str]:
-    """Return the parameters whose gradient stays below `ROUNDING` of the whole gradient in every step."""
+    """Return the parameters whose gradient stays below `ROUNDING` of the norm of all gradients in every step."""
     names = set(trajectory.records[0]["gradients"]) if trajectory.records else set()
     for record in trajectory.records:
         norms = {name: norm(gradient) for name, gradient in record["gradients"].items()}
-        whole = math.hypot(*norms.values())
-        names &= {name for name, norm in norms.items() if norm <= ROUNDING * whole}
+        total = math.hypot(*norms.values())
+        names &= {name for name, norm in norms.items() if norm <= ROUNDING * total}
     return names
 
 

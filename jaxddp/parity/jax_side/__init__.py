@@ -1,1 +1,1 @@
-"""Flax side of a parity check: jaxddp's replica step, or a port's own, recorded stage by stage."""
+"""JAX side of a parity check: the replica step of jaxddp or of a port, recorded stage by stage."""

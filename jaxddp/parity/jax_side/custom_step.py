@@ -1,4 +1,4 @@
-"""A port's `flax_step`, in place of jaxddp's replica step; it sees the model's own trees."""
+"""A port's `flax_step`, in place of jaxddp's replica step; it sees the model's trees."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -17,12 +17,12 @@ from jaxddp.state import Buffers, Params, TrainState, state_axes
 from jaxddp.step.replica_step import ReplicaStep
 
 SHOWN = ("local_loss", "local_gradients", "gradients", "clipped_gradients")
-Own = Callable[[Any, Any, TrainState, Mapping[str, Any]], Any]
+CustomFunction = Callable[[Any, Any, TrainState, Mapping[str, Any]], Any]
 
 
 @dataclass(frozen=True)
 class ModelTrees:
-    """Map between a state of flat dictionaries and one of the model's own trees.
+    """Map between a state of flat dictionaries and one of the model's trees.
 
     Attributes:
         params, buffers: the maps of its parameters and buffers.
@@ -51,14 +51,14 @@ class CustomStep:
 
     Attributes:
         step: jaxddp's step, with the port's loss and optimizer.
-        own: the port's function, (loss, optimizer, state, batch) -> state, or (state, stages).
-        own_optimizer: the optimizer as the port made it.
+        function: the port's function, (loss, optimizer, state, batch) -> state, or (state, stages).
+        given_optimizer: the optimizer as the port made it.
         trees: the model's.
     """
 
     step: ReplicaStep
-    own: Own
-    own_optimizer: optax.GradientTransformation
+    function: CustomFunction
+    given_optimizer: optax.GradientTransformation
     trees: ModelTrees
 
     @property
@@ -85,7 +85,7 @@ class CustomStep:
         Raises:
             InputError: the port's step returns anything but a state, or a state and known stages.
         """
-        returned = self.own(self._loss, self.own_optimizer, self.trees.nest(state), _joined(batch))
+        returned = self.function(self._loss, self.given_optimizer, self.trees.nest(state), _joined(batch))
         next_state, stages = returned if isinstance(returned, tuple) else (returned, {})
         if not isinstance(next_state, TrainState):
             kind = type(next_state).__name__
@@ -109,7 +109,7 @@ class CustomStep:
 
 
 def _joined(batch: MicroBatches) -> Batch:
-    """Return the whole batch, leaves (B, ...), or (A, B / A, ...) with micro-batches."""
+    """Return the batch with its micro-batches joined, leaves (B, ...), or (A, B / A, ...) with micro-batches."""
     if batch.head is None:
         return batch.last
     return {name: jnp.concatenate([head, batch.last[name][None]]) for name, head in batch.head.items()}

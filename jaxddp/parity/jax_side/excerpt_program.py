@@ -1,4 +1,4 @@
-"""Program of a large port, which returns excerpts under torch's names, so that no gradient leaves it whole.
+"""Program of a large port, which returns excerpts under torch's names, so that no full gradient leaves it.
 
 On the CPU its replicas share one device, and one copy of the weights and of the optimizer's state.
 """
@@ -138,10 +138,10 @@ def excerpt_program(case: AnyCase, start: Arrays, forced: bool, lacking: Collect
         start: initial weights.
         forced: the run is forced: all stages are returned, but of jaxddp's step no parameters, since the optimizer is
             run by itself. Else those of `FREE` are returned.
-        lacking: names of torch's parameters for which the reference has no gradients; jax's are returned whole.
+        lacking: names of torch's parameters for which the reference has no gradients; jax's are returned in full.
     """
     side = side_of(case)
-    step, own = side.replica_step, isinstance(side.replica_step, CustomStep)
+    step, is_custom = side.replica_step, isinstance(side.replica_step, CustomStep)
     if isinstance(step, ReplicaStep) and forced:
         step = dataclasses.replace(step, optimizer=optax.set_to_zero())
 
@@ -152,7 +152,7 @@ def excerpt_program(case: AnyCase, start: Arrays, forced: bool, lacking: Collect
         if clips_not(step):
             del stages["clipped_gradients"]
         shown = _shown(stages, side)
-        if own:
+        if is_custom:
             before = excerpts(side.to_torch(state.params, jnp))
             shown["update"] = {name: x - before[name] for name, x in shown["params"].items()}
             shown["optimizer_state"] = state_of_optimizer(side, after.opt_state, state.params, jnp)
@@ -163,7 +163,7 @@ def excerpt_program(case: AnyCase, start: Arrays, forced: bool, lacking: Collect
         return dataclasses.replace(after, params={}, opt_state=()), shown
 
     def mapped_on(replicas: Replicas) -> Any:
-        donated = () if forced and not own else (0,)  # the optimizer will be given the parameters too
+        donated = () if forced and not is_custom else (0,)  # the optimizer will be given the parameters too
         if not isinstance(replicas, VirtualReplicas):
             return replicas.map(of_replica, (step.axes, 0), (step.axes, 0), donate=donated)
         mapped = replicas.map(of_replica, (step.axes, 0), 0)  # all outputs by replica, in case they differ
@@ -177,18 +177,18 @@ def excerpt_program(case: AnyCase, start: Arrays, forced: bool, lacking: Collect
     on_devices = replicas_of(case)
     on_one = on_devices.in_one_process and on_devices.devices[0].platform == "cpu"
     replicas = VirtualReplicas(case.world_size, on_devices.devices[0]) if on_one else on_devices
-    program = ExcerptProgram(side, replicas, mapped_on(replicas), forced and not own)
-    if own and replicas is not on_devices and not _can_run(program, case, start):
+    program = ExcerptProgram(side, replicas, mapped_on(replicas), forced and not is_custom)
+    if is_custom and replicas is not on_devices and not _can_run(program, case, start):
         return ExcerptProgram(side, on_devices, mapped_on(on_devices))
     return program
 
 
 def _can_run(program: Program, case: AnyCase, start: Arrays) -> bool:
-    """Return whether a port's own step can be traced: not all that pmap maps, such as groups of replicas, vmap does."""
+    """Return whether a port's `flax_step` can be traced: vmap does not map all that pmap does (groups of replicas)."""
     state = jax.eval_shape(program.side.replica_step.init, *program.side.from_torch(start))
     try:
         jax.eval_shape(program.run, state, next(iter(case.batches())))
-    except Exception:  # if pmap fails too, its error is told
+    except Exception:  # if pmap fails too, its error is reported
         return False
     return True
 

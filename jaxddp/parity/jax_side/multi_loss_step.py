@@ -11,7 +11,7 @@ that it updates, or is the only one:
     flax_optimizer = {"actor": optax.adam(1e-3), "critic": optax.adam(1e-3)}
     def flax_step(optimizers, state, batch): ...; return next_state, {"actor": ..., "critic": ...}
 
-Both average gradients with `jax.lax.pmean(gradients, "replica")`, and return each replica's own losses.
+Both average gradients with `jax.lax.pmean(gradients, "replica")`, and return each replica's losses.
 """
 
 from abc import ABC, abstractmethod
@@ -81,7 +81,7 @@ class MultiLossStep(ABC):
         return self.changed(opt_state, force)
 
     def shown(self, opt_state: Any) -> list[Any]:
-        """Return the optimizers' own states, trees of arrays as dictionaries by name.
+        """Return the optimizers' states, trees of arrays as dictionaries by name.
 
         Raises:
             InputError: an optimizer has made two updates in one step.
@@ -208,7 +208,7 @@ class PlainStep(MultiLossStep):
     Args:
         functional: pure side of the tree.
         step: (optimizers, state, batch) -> (state, losses).
-        optimizers: transformations by the branch of the tree that they update; or one for the whole tree.
+        optimizers: transformations by the branch of the tree that they update; or one for all of the tree.
     """
 
     def __init__(self, functional: PlainFunctional, step: Callable[..., Any], optimizers: Any):
@@ -232,7 +232,7 @@ class PlainStep(MultiLossStep):
         tree = self._functional.param_tree
         opt_state = self.changed(state.opt_state, lambda _, one: fresh(one))
         optimizers = self._optimizers[""] if self._only else self._optimizers
-        returned = self._step(optimizers, replace(state, params=tree.whole(state.params), opt_state=opt_state), batch)
+        returned = self._step(optimizers, replace(state, params=tree.filled(state.params), opt_state=opt_state), batch)
         if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[0], TrainState)):
             raise InputError(f"flax_step: must return (state, losses), and returns {type(returned).__name__}")
         after, losses = returned
@@ -255,15 +255,15 @@ class PlainStep(MultiLossStep):
 
     def _tree(self, key: str) -> PlainTree:
         """Return the map of a branch, with the full names of its arrays."""
-        whole = self._functional.param_tree
+        tree = self._functional.param_tree
         if self._only:
-            return whole
-        model = whole.whole(whole.values)
+            return tree
+        model = tree.filled(tree.values)
         branch = model.get(key) if isinstance(model, Mapping) else getattr(model, key, None)
         if branch is None:
             raise InputError(f"flax_optimizer: {key}: must be a branch of what flax_model returns")
-        own = PlainTree.of(branch, is_inexact)
-        return replace(own, paths={f"{key}.{name}": path for name, path in own.paths.items()})
+        part = PlainTree.of(branch, is_inexact)
+        return replace(part, paths={f"{key}.{name}": path for name, path in part.paths.items()})
 
 
 def _scalars(returned: Any) -> Losses:

@@ -83,7 +83,7 @@ class Program:
         return self.side.from_torch(Joined(of_torch, of_jax, start))[0]
 
     def of_custom_step(self, after: TrainState, params: Params) -> dict[str, Tensors]:
-        """Return what an own step has made of the parameters, and of its optimizer's state."""
+        """Return what a custom step has made of the parameters, and of its optimizer's state."""
         updates = jax.tree.map(lambda new, old: np.asarray(new) - np.asarray(old), after.params, params)
         return stages_of_optimizer(self.side, updates, after.opt_state, params)
 
@@ -98,7 +98,7 @@ class Program:
         return updated
 
     def _excerpts(self, stage: str, rank: int, arrays: dict[str, np.ndarray]) -> tuple[Tensors, Tensors]:
-        """Return the excerpts of a stage's tensors, but buffers whole, and the norms of large gradients."""
+        """Return the excerpts of a stage's tensors, buffers in full, and the norms of large gradients."""
         tensors = self.side.to_torch(arrays)
         if stage == "buffers":
             return tensors, {}

@@ -19,7 +19,7 @@ from jaxddp.parity.jax_side.multi_loss_step import MultiLossStep
 from jaxddp.parity.jax_side.program import Hook, Program, Update, program_of
 from jaxddp.parity.jax_side.side import JaxSide, hyperparameters, optimizer_tensors
 from jaxddp.parity.lazy_arrays import Arrays, Joined
-from jaxddp.parity.records import Record, is_large_model, whole
+from jaxddp.parity.records import Record, full, is_large_model
 from jaxddp.state import TrainState
 
 
@@ -61,7 +61,7 @@ def forced_records(
     """Take every step from the reference's state before it and yield the records; no step inherits a difference.
 
     Only the optimizer state carries over from step to step: the optimizer is given the reference's gradients in every
-    step, and "update" is its output. A port's own step contains its optimizer, and gives it the step's own gradients.
+    step, and "update" is its output. A port's `flax_step` contains its optimizer, and gives it its gradients.
 
     Args:
         case: model or port, world size, dtype and batches.
@@ -72,7 +72,7 @@ def forced_records(
         program = _program(case, reference.start, replicas, comm_hook, reference)
         side = program.side
         if isinstance(side.replica_step, MultiLossStep):
-            yield from _forced_whole(case, reference, program)
+            yield from _forced_losses(case, reference, program)
             return
         update = program.updating()
         params, buffers = side.from_torch(reference.start)
@@ -104,14 +104,14 @@ def _forced_step(
         after = dataclasses.replace(after, params={})
     else:
         after = dataclasses.replace(after, params={}, opt_state=())
-        gradients = program.given(stages, whole(theirs, program.side.given), reference.start)
+        gradients = program.given(stages, full(theirs, program.side.given), reference.start)
         of_optimizer, opt_state = update(gradients, state.opt_state, state.params)
     shown = {name: np.asarray(value) for name, value in hyperparameters(opt_state).items()}
     record = program.record(stages, batch) | of_optimizer | {"hyperparameters": shown}
     return record, dataclasses.replace(after, opt_state=opt_state)
 
 
-def _forced_whole(case: AnyCase, reference: Trajectory, program: Program) -> Iterator[Record]:
+def _forced_losses(case: AnyCase, reference: Trajectory, program: Program) -> Iterator[Record]:
     """Take every step of a `MultiLossStep` from the reference's state, with the reference's gradients."""
     side, multi_loss_step = program.side, program.side.replica_step
     assert isinstance(multi_loss_step, MultiLossStep), "checked by forced_records"
@@ -122,7 +122,7 @@ def _forced_whole(case: AnyCase, reference: Trajectory, program: Program) -> Ite
         if number:
             params, buffers = side.from_torch(reference.before(number))
             buffers |= carried
-        given = whole(theirs, side.given)
+        given = full(theirs, side.given)
         zeros = {name: np.zeros_like(x) for name, x in reference.start.items() if name not in given}
         forced = multi_loss_step.forced(opt_state, side.from_torch(Joined(given, zeros))[0])
         state = TrainState(jnp.int32(number), params, buffers, forced)
@@ -148,7 +148,7 @@ def _program(
     comm_hook: Hook | None,
     reference: Trajectory | None = None,
 ) -> Program:
-    """Return the case's program; a lean one for a large port."""
+    """Return the case's program; one of excerpts for a large port."""
     is_port = hasattr(case, "port") and case.port.torch_step is None
     if not (is_port and replicas is None and comm_hook is None and is_large_model(start)):
         return program_of(case, replicas, comm_hook)

@@ -67,7 +67,7 @@ def side_of_config(config: TrainConfig, dataset: Dataset, steps: int) -> JaxSide
     Args:
         config: model, optimizer and every option of the step.
         dataset: training examples.
-        steps: optimizer steps of the whole run; schedules need their number.
+        steps: optimizer steps of the run; schedules need their number.
     """
     model = models.build(config, dataset)
     functional = Functional(model)
@@ -79,7 +79,7 @@ def side_of_config(config: TrainConfig, dataset: Dataset, steps: int) -> JaxSide
     like = cast(functional.params, config.dtype), cast(functional.buffers, config.dtype)
 
     def to_torch(arrays: Mapping[str, Any], library: Any = np) -> dict[str, Any]:
-        assert library is np, "the step of a built-in model returns whole tensors"
+        assert library is np, "the step of a built-in model returns full tensors"
         return torch_weights.to_torch(arrays)
 
     return JaxSide(step, to_torch, lambda tensors: torch_weights.from_torch(tensors, *like))
@@ -90,7 +90,7 @@ def side_of_port(port: Port, steps: int, dtype: str, casts: Collection[str] = ()
 
     Args:
         port: the port.
-        steps: optimizer steps of the whole run; schedules need their number.
+        steps: optimizer steps of the run; schedules need their number.
         dtype: dtype of parameters and buffers.
         casts: see `PortCase`.
 
@@ -119,8 +119,8 @@ def side_of_port(port: Port, steps: int, dtype: str, casts: Collection[str] = ()
         raise InputError(f"restore_at {port.restore_at}: must be within the run, 1 to {steps - 1} for {steps} steps")
 
     names = tuple(params)
-    own = {piece.torch for piece in converter.pieces}
-    shared = {name for name, first in converter.tied.items() if not {name, first} <= own}
+    mapped = {piece.torch for piece in converter.pieces}
+    shared = {name for name, first in converter.tied.items() if not {name, first} <= mapped}
 
     def to_torch(arrays: Mapping[str, Any], library: Any = np) -> dict[str, Any]:
         """Convert to torch's tensors, tied ones under their first name unless jax holds them as several arrays."""

@@ -11,7 +11,7 @@ class Watched(NamedTuple):
     """State of a watched transformation.
 
     Attributes:
-        inner: the transformation's own state.
+        inner: the transformation's state.
         received: gradients of the last update; zeros if there was none.
         given: gradients that take their place, if `forced`.
         forced: bool scalar.
@@ -40,7 +40,7 @@ def watched(transformation: optax.GradientTransformation) -> optax.GradientTrans
         return Watched(transformation.init(params), zeros, zeros, jnp.asarray(False), jnp.int32(0))
 
     def update(updates: Any, state: Watched, params: Any = None, **extra: Any) -> tuple[Any, Watched]:
-        used = jax.tree.map(lambda given, own: jnp.where(state.forced, given, own), state.given, updates)
+        used = jax.tree.map(lambda given, received: jnp.where(state.forced, given, received), state.given, updates)
         new, inner = transformation.update(used, state.inner, params, **extra)
         return new, Watched(inner, updates, state.given, state.forced, state.updates + 1)
 

@@ -70,7 +70,7 @@ def from_arrays(arrays: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def of_batches(loss: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a loss function of flat batches for one of the port's own batches, which are its last argument."""
+    """Return a loss of flat batches for a loss whose last argument is a batch as the port makes it."""
 
     @wraps(loss)
     def of_arrays(*arguments: Any) -> Any:

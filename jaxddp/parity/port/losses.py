@@ -1,4 +1,4 @@
-"""Losses that a port's own step returns. Imports neither framework."""
+"""Losses that a port's step returns. Imports neither framework."""
 
 import math
 from collections.abc import Mapping

@@ -56,7 +56,7 @@ def no_twin_line(names: Sequence[str]) -> str:
 
 
 def with_names(text: str, names: Mapping[str, str | Rule], no_twin: Sequence[str] = ()) -> str:
-    r"""Return a port file's text with this table in place of its own, or at its end, and the import that it needs.
+    r"""Return a port file's text with this table in place of its table, or at its end, and the import that it needs.
 
     With names in `no_twin` there is such a statement too.
 
@@ -78,7 +78,7 @@ def with_names(text: str, names: Mapping[str, str | Rule], no_twin: Sequence[str
 
 
 def _with_statement(text: str, name: str, statement: str) -> str:
-    """Return the text with this assignment in place of its own, or at its end."""
+    """Return the text with this assignment in place of the one it has, or at its end."""
     lines = text.splitlines(keepends=True)
     for node in ast.parse(text).body:
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
@@ -89,7 +89,7 @@ def _with_statement(text: str, name: str, statement: str) -> str:
 
 
 def _imported(body: list[ast.stmt]) -> set[str]:
-    """Return the names that a file imports from the rules' home, under their own names."""
+    """Return the names that a file imports from the rules' home without renaming them."""
     imports = [node for node in body if isinstance(node, ast.ImportFrom) and node.module == HOME]
     return {alias.name for node in imports for alias in node.names if alias.asname in (None, alias.name)}
 

@@ -91,7 +91,7 @@ class Port:
         steps_per_epoch: optimizer steps per epoch; with it, mistakes of a sampler can be named.
         flax_step: replica step that replaces jaxddp's: (loss, optimizer, state, batch) -> (state, stages).
             `loss(params, buffers, batch)` is flax_loss as (mean, new buffers); `state` is a
-            `jaxddp.state.TrainState` of the model's own trees; the axis is called "replica"; with accumulation_steps
+            `jaxddp.state.TrainState` of the model's trees; the axis is called "replica"; with accumulation_steps
             A > 1 the arrays of the batch are (A, B / A, ...). `stages` may show "local_loss", "local_gradients",
             "gradients" and "clipped_gradients"; a stage that is not shown is judged by its effect on the update.
             Beside a `torch_step`: see `jaxddp.parity.jax_side.multi_loss_step`.

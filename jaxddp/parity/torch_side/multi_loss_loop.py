@@ -115,7 +115,7 @@ def _leaves(made: Any) -> Iterator[Any]:
 
 
 class StepRecorder(Recorder):
-    """Recorder of a whole step: its losses, what each optimizer was given, and the new state; see `Recorder`.
+    """Recorder of a step of several losses: the losses, the gradients of each optimizer, and the new state.
 
     Attributes:
         given: gradients that replace the computed ones, by parameter name; None: no replacement.
@@ -169,8 +169,8 @@ class MultiLossLoop:
     """A loop whose steps are a port's `torch_step`; see `jaxddp.parity.torch_side.ddp_loop.DdpLoop`."""
 
     def __init__(self, side: TorchSide, world: World, keeps_full: bool, tell: Tell):
-        assert side.whole is not None, "a port with a torch_step"
-        self._side, self._world, self._step = side, world, side.whole
+        assert side.torch_step is not None, "a port with a torch_step"
+        self._side, self._world, self._step = side, world, side.torch_step
         self.recorder = StepRecorder(side.model, world, side, keeps_full)
         AveragedGradients(side.model, world, self.recorder.averaged)
         tell("configure_optimizers")

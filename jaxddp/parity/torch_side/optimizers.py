@@ -1,4 +1,4 @@
-"""Optimizer and scheduler that a port's own functions make. Imports no jax."""
+"""Optimizer and scheduler that a port's functions make. Imports no jax."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -73,8 +73,8 @@ def _only(part: Any, kind: str) -> Any:
 
 
 def _check_parameters(name: str, optimizer: Optimizer, parameters: Iterable[nn.Parameter]) -> None:
-    own = {id(parameter) for parameter in parameters}
-    others = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in own]
+    trained = {id(parameter) for parameter in parameters}
+    others = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in trained]
     if others:
         shape = tuple(others[0].shape)
         raise InputError(f"{name}: optimizes a tensor {shape} that is no parameter of the model that it was given")

@@ -74,13 +74,13 @@ def _constants(model: nn.Module, before: dict[str, np.ndarray]) -> list[str]:
 
 
 def _compute(side: TorchSide, batch: Batch) -> dict[str, float]:
-    """Compute the loss, or take the port's own step and return its losses."""
+    """Compute the loss, or take its `torch_step` and return its losses."""
     model = side.model.train()
-    if side.whole is None:
+    if side.torch_step is None:
         side.loss_fn(model, batch)
         return {}
     with torch.enable_grad():
-        return side.whole.losses(model, side.whole.configure(model), batch)
+        return side.torch_step.losses(model, side.torch_step.configure(model), batch)
 
 
 def _copies(model: nn.Module) -> list[list[str]]:

@@ -19,7 +19,7 @@ from jaxddp.parity.lazy_arrays import Arrays
 from jaxddp.parity.port import Facts, errors_located
 from jaxddp.parity.port.draws import Draw
 from jaxddp.parity.processes import Tell, free_at_once, reported, telling
-from jaxddp.parity.records import Records, RecordWriter, Tensors, is_large_model, whole
+from jaxddp.parity.records import Records, RecordWriter, Tensors, full, is_large_model
 from jaxddp.parity.stored_tensors import StoredTensors, write_tensors
 from jaxddp.parity.torch_side.ddp_loop import DdpLoop
 from jaxddp.parity.torch_side.draws import NotedDraws
@@ -109,7 +109,7 @@ class Steps:
         writer = RecordWriter(rank_folder(self.folder, world.rank))
         free = self.reference is None
         loop: DdpLoop | MultiLossLoop
-        if side.whole is not None:
+        if side.torch_step is not None:
             loop, shared = MultiLossLoop(side, world, free, tell), None
         else:
             loop = DdpLoop(side, world, free, tell, self.folder if is_large and self.shares else None)
@@ -127,12 +127,12 @@ class Steps:
                     before = shared.mine(before)
                 load_state(model, before, strict=False)
                 if shared is None or world.rank == 0:
-                    given = whole(reference.records[step], "clipped_gradients")
+                    given = full(reference.records[step], "clipped_gradients")
             if shared is not None:
                 shared.wait()
             rates.append(float(loop.optimizer.param_groups[0]["lr"]))
             record, is_last = loop.take(micro_batches, step, given), step == self.steps - 1
-            writer.write(record, loop.recorder.whole(params=not is_last), groups=loop.recorder.groups)
+            writer.write(record, loop.recorder.full(params=not is_last), groups=loop.recorder.groups)
         rates += _rates_ahead(loop, HORIZON if self.ahead and loop.schedulers else self.ahead)
         names = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
         tied = tuple(name for name, parameter in loop.recorder.parameters.items() if names[id(parameter)] > 1)
@@ -200,16 +200,16 @@ def _draws_of(side: TorchSide, batches: list[list[Batch]], name: str) -> tuple[D
         with contextlib.suppress(Exception):  # unless it fails under the mode alone; its casts are to be seen
             _compute(side, batches[0][0])
         return str(error)
-    return tuple(noted.draws if side.whole is None else (replace(draw, refused=IN_STEP) for draw in noted.draws))
+    return tuple(noted.draws if side.torch_step is None else (replace(draw, refused=IN_STEP) for draw in noted.draws))
 
 
 def _compute(side: TorchSide, batch: Batch) -> None:
-    """Compute the loss, or take the port's own step."""
+    """Compute the loss, or take the port's `torch_step`."""
     model = side.model.train()
-    if side.whole is None:
+    if side.torch_step is None:
         side.loss_fn(model, batch)
     else:
-        side.whole.losses(model, side.whole.configure(model), batch)
+        side.torch_step.losses(model, side.torch_step.configure(model), batch)
 
 
 def _same(one: list[Batch], other: list[Batch]) -> bool:
@@ -231,11 +231,11 @@ def load_state(model: nn.Module, state: Arrays, strict: bool = True) -> None:
         state: the arrays.
         strict: raise `KeyError` if one is missing or left over.
     """
-    own = model.state_dict()
-    if strict and (odd := sorted(own.keys() ^ state.keys())):
+    tensors = model.state_dict()
+    if strict and (odd := sorted(tensors.keys() ^ state.keys())):
         raise KeyError(f"missing or left over: {', '.join(odd)}")
     with torch.no_grad():
-        for name, tensor in own.items():
+        for name, tensor in tensors.items():
             if name in state:
                 tensor.copy_(torch.from_numpy(state[name]))
 

@@ -74,7 +74,7 @@ class Recorder:
         model: the module inside DDP.
         world: the ranks that take part.
         side: loss, hooks and facts of the training loop.
-        keeps_full: large parameters, and the gradients that optimizers will be given, are kept whole.
+        keeps_full: large parameters, and the gradients that optimizers will be given, are kept in full.
 
     Attributes:
         parameters: name -> parameter, tied ones under their first name.
@@ -156,8 +156,8 @@ class Recorder:
         if self._keeps_whole and large:
             self._whole.setdefault(stage, {}).update(large)
 
-    def whole(self, params: bool) -> dict[str, Arrays]:
-        """Return the large tensors that are kept whole, which share memory with the model's; `params`: these too."""
+    def full(self, params: bool) -> dict[str, Arrays]:
+        """Return the large tensors that are kept in full, which share memory with the model's; `params`: these too."""
         self._keep_whole("params", self.parameters if params else {})
         return self._whole
 
@@ -250,7 +250,7 @@ def is_large(tensor: Tensor) -> bool:
 
 
 def excerpt_of(tensor: Tensor) -> Tensor:
-    """Return the excerpt of a tensor, as `jaxddp.parity.excerpts.excerpt` does; a small tensor whole."""
+    """Return the excerpt of a tensor, as `jaxddp.parity.excerpts.excerpt` does; a small tensor as it is."""
     apart = distance(tuple(tensor.shape))
     return tensor if apart == 1 else tensor.detach().reshape(-1)[::apart].reshape(-1, *(1,) * (tensor.ndim - 1))
 

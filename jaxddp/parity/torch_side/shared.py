@@ -50,7 +50,7 @@ class OnDisk(TorchFunctionMode):
 
 
 class SharedParameters:
-    """The parameters that learn, of which all ranks of a large model have one copy.
+    """Parameters that learn, in one copy for all ranks of a large model.
 
     Args:
         model: the module; all ranks make one at the same time.
@@ -98,7 +98,7 @@ class SharedParameters:
 
 
 def may_share(model: nn.Module, optimizer: Optimizer, world: World) -> bool:
-    """Return whether rank 0 can make the updates of all: on one CPU, with an optimizer of torch's own."""
+    """Return whether rank 0 can make the updates of all: on one CPU, with an optimizer of torch.optim."""
     kinds = {parameter.dtype for parameter in model.parameters() if parameter.requires_grad}
     return world.device == CPU and len(kinds) == 1 and type(optimizer).__module__.startswith("torch.optim.")
 

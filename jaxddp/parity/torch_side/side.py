@@ -68,7 +68,7 @@ class TorchSide(NamedTuple):
         comm_hook: world -> DDP's communication hook and its state.
         scaler: loss scaler of mixed precision; None: no scaling.
         casts: dtypes that the loss has cast to so far, in a run in float64, which lifts such casts.
-        whole: the port's own step; None: it has none.
+        torch_step: the port's `torch_step` and what makes its optimizers; None: it has none.
         loss_in_ddp: the loss is computed within DDP's forward pass, with the bare module, whose methods it may call.
     """
 
@@ -86,7 +86,7 @@ class TorchSide(NamedTuple):
     comm_hook: Callable[[World], tuple[Any, Hook]] = lambda world: (world.group, allreduce_hook)
     scaler: GradScaler | None = None
     casts: Collection[str] = ()
-    whole: TorchStep | None = None
+    torch_step: TorchStep | None = None
     loss_in_ddp: bool = False
 
 
@@ -142,7 +142,7 @@ def make_side(source: Source, steps: int, dtype: str) -> TorchSide:
 
     Args:
         source: the model or the port.
-        steps: optimizer steps of the whole run; schedules need their number.
+        steps: optimizer steps of the run; schedules need their number.
         dtype: dtype of parameters, buffers and inputs.
 
     Raises:
@@ -203,14 +203,16 @@ def side_of_port(port: Port, steps: int, dtype: str) -> TorchSide:
         return ([to_batch(micro_batch, dtype) for micro_batch in micro_batches] for micro_batches in of_steps)
 
     unused = port.find_unused_parameters
-    whole = TorchStep(port.configure_optimizers, step_losses) if port.configure_optimizers and port.torch_step else None
+    torch_step = None
+    if port.configure_optimizers and port.torch_step:
+        torch_step = TorchStep(port.configure_optimizers, step_losses)
     of_loop = (model, loss_fn, make_optimizer, batches, port.facts, unused, count_fn)
-    return TorchSide(*of_loop, casts=casts, whole=whole, loss_in_ddp=True)
+    return TorchSide(*of_loop, casts=casts, torch_step=torch_step, loss_in_ddp=True)
 
 
 @contextmanager
 def default_dtype(dtype: str) -> Iterator[None]:
-    """Let torch make tensors without a dtype of their own in this dtype."""
+    """Let torch make tensors in this dtype where none is given."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(getattr(torch, dtype))
     try:

@@ -138,7 +138,10 @@ def test_a_tree_that_cannot_be_a_model_is_refused(model: Any, loss_fn: Any, mess
 
 @pytest.mark.parametrize(
     ("returned", "message"),
-    [(jnp.ones(2), "must return \\(loss, state\\), and returns"), ((jnp.ones(2), {}), "with all of the state; lacks n")],
+    [
+        (jnp.ones(2), "must return \\(loss, state\\), and returns"),
+        ((jnp.ones(2), {}), "all of the state; lacks n"),
+    ],
 )
 def test_a_loss_that_loses_its_state_is_refused(returned: Any, message: str) -> None:
     def loss(params: Any, state: Any, batch: Any) -> Any:

@@ -117,7 +117,7 @@ def _threads(count: int) -> Iterator[None]:
 
 
 def _loss_fn(job: ForwardDiagnosis, side: TorchSide, steps: Sequence[ModelStep]) -> LossFunction:
-    if side.whole is None:
+    if side.torch_step is None:
         return side.loss_fn
     jax = Records([job.jax_folder])
 
@@ -126,7 +126,7 @@ def _loss_fn(job: ForwardDiagnosis, side: TorchSide, steps: Sequence[ModelStep])
         known = {name: x for name, x in update.items() if x.shape == before[name].shape}  # others are excerpts
         return {name: before[name] + moved for name, moved in known.items()}
 
-    return LossOfStep(side.whole, job.loss, [of_step.micro_batches for of_step in steps], after)
+    return LossOfStep(side.torch_step, job.loss, [of_step.micro_batches for of_step in steps], after)
 
 
 def _steps(job: ForwardDiagnosis, side: TorchSide) -> Sequence[ModelStep]:
