@@ -4,7 +4,7 @@ from jaxddp.parity.cases import PortCase
 from jaxddp.parity.compare.layers import first_difference
 from jaxddp.parity.diagnosis.evidence import Evidence
 from jaxddp.parity.findings import Layer
-from jaxddp.parity.jax_side.layers import FlaxLayers
+from jaxddp.parity.jax_side.layers import JaxLayers
 from jaxddp.parity.processes import ChildError
 from jaxddp.parity.records import Records, Scratch, total_loss
 from jaxddp.parity.torch_side.layers import TorchLayers
@@ -24,7 +24,7 @@ def first_layer(evidence: Evidence, workers: Workers, step: int) -> tuple[Layer 
     scratch = Scratch()
     of_torch, of_jax = scratch.path / "torch", scratch.path / "jax"
     job = (evidence.start, evidence.torch_folder)
-    workers.jax.start(FlaxLayers(evidence.case, *job, of_jax, step, rank))
+    workers.jax.start(JaxLayers(evidence.case, *job, of_jax, step, rank))
     try:
         workers.torch.do(TorchLayers(evidence.case.torch_source, *job, of_torch, step, rank, evidence.case.world_size))
     except ChildError:

@@ -9,7 +9,7 @@ from jaxddp.parity.compare.layers import not_finite_layer
 from jaxddp.parity.diagnosis.evidence import Evidence
 from jaxddp.parity.diagnosis.interruptible import InterruptibleSearches
 from jaxddp.parity.findings import Difference, Problem
-from jaxddp.parity.jax_side.layers import FlaxLayers
+from jaxddp.parity.jax_side.layers import JaxLayers
 from jaxddp.parity.records import Records, Scratch
 from jaxddp.parity.torch_side.layers import TorchLayers
 from jaxddp.parity.workers import Workers
@@ -90,4 +90,4 @@ def _forward_pass(
     at = spoiled.step, spoiled.rank
     if spoiled.side != "jax":
         return lambda: workers.torch.do(TorchLayers(case.torch_source, *paths, *at, case.world_size))
-    return (lambda: workers.jax.do(FlaxLayers(case, *paths, *at))) if isinstance(case, PortCase) else None
+    return (lambda: workers.jax.do(JaxLayers(case, *paths, *at))) if isinstance(case, PortCase) else None

@@ -30,7 +30,7 @@ from jaxddp.state import Buffers, Params
 
 
 @dataclass(frozen=True)
-class FlaxLayers:
+class JaxLayers:
     """A job that records one forward pass of the loss layer by layer; the notes are for `first_difference`.
 
     Attributes:
