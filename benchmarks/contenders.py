@@ -7,7 +7,7 @@ import jax
 
 from benchmarks import in_jax, models_jax
 from benchmarks.in_jax import Jaxddp
-from benchmarks.in_torch import Job
+from benchmarks.in_torch import TorchJob
 from benchmarks.jax_peers import ByHand, Way
 from benchmarks.race import Contender
 from benchmarks.torch_ranks import TorchRanks
@@ -106,4 +106,4 @@ class Field:
         start = Functional(models_jax.build(self._workload))
         weights = to_torch({**start.params, **start.buffers})
         options = {"compiled": name == "torch_compile", "data_loader": name == "torch_loader"}
-        return self._ranks.build(Job(self._workload, weights, **options))
+        return self._ranks.build(TorchJob(self._workload, weights, **options))

@@ -18,7 +18,6 @@ from jaxddp.data.sampler import epoch_indices
 
 PEERS = (JAXDDP, "pmap")
 WIDTHS = {1: 128, 10: 470, 100: 1576}  # of the default MLP's two hidden layers, by the factor on its parameters
-SECONDS = 160.0  # of all parts on two cores, for the estimate
 
 
 def measure(at: int, platform: str, rounds: int, turn: float, small: bool) -> dict[str, Any]:

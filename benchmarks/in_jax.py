@@ -8,12 +8,12 @@ import jax
 import numpy as np
 
 from benchmarks import models_jax
-from benchmarks.hlo import Messages, all_reduces
 from benchmarks.race import Turn
 from benchmarks.workloads import Arrays, Workload
 from jaxddp import DataParallel, Loader, Replicas, TrainConfig, optim, train
 from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.nn.torch_weights import to_torch
+from jaxddp.plan.messages import Messages, all_reduces
 from jaxddp.state import TrainState
 from jaxddp.step.metrics import InFlight, step_metrics
 

@@ -1,38 +1,55 @@
-"""Targets on a GPU, each with its value in the records."""
+"""Speeds and utilisation of the contenders, and the targets on a GPU, from the rows of a record."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
-from benchmarks.gpu import utilisation
+from benchmarks.gpu.jobs import CONTENDERS, FLOPS, jobs, row_name
+from benchmarks.gpu.runner import Row, Rows
 from benchmarks.targets import Target
 
-Records = Mapping[str, Mapping[str, Any]]  # by part
+Values = dict[str, float]  # by job
 
 
-def speeds(records: Records) -> dict[tuple[str, str], float]:
-    """Return examples per second and GPU, by job and contender."""
-    return {(row["job"], row["contender"]): row["speed"] for row in _table(records)}
+def bf16_rate(rows: Rows) -> float | None:
+    """Return the measured rate of bf16 matrix products of one GPU in FLOP/s, the better of jax's and torch's."""
+    machine = rows.get("machine", {})
+    rates = [machine.get(name, {}).get("matmul_tflops", {}).get("bf16") for name in ("jax", "torch")]
+    return 1e12 * max(filter(None, rates), default=0.0) or None
 
 
-def _table(records: Records) -> list[dict[str, Any]]:
-    return utilisation.table(records.get("utilisation", {}), records.get("machine", {}))
+def speeds(rows: Rows) -> list[Row]:
+    """Return a row for every contender that was measured.
+
+    It has the examples per second and GPU as "speed", and the model FLOP utilisation as "utilisation": operations per
+    second over the rate of a product, None where that was not measured.
+    """
+    measured, rate = rows.get("utilisation", {}), bf16_rate(rows)
+    table = []
+    for job in jobs(False):
+        for contender in CONTENDERS:
+            row = measured.get(row_name(job, contender), {})
+            if "seconds_per_step" in row:
+                speed, flops = row["batch_per_gpu"] / row["seconds_per_step"], measured.get(FLOPS, {}).get(job)
+                share = flops * speed / rate if flops and rate else None
+                table.append({"job": job, "contender": contender, "speed": speed, "utilisation": share, **row})
+    return table
 
 
-def _against(peer: str) -> Callable[[Records], dict[str, float]]:
+def _against(peer: str) -> Callable[[Rows], Values]:
     """Return the speed of jaxddp as it comes over that of a peer, by job."""
 
-    def values(records: Records) -> dict[str, float]:
-        known = speeds(records)
-        jobs = [job for job, contender in known if contender == "jaxddp" and (job, peer) in known]
-        return {job: float(f"{known[job, 'jaxddp'] / known[job, peer]:.4g}") for job in jobs}
+    def values(rows: Rows) -> Values:
+        known = {(row["job"], row["contender"]): row["speed"] for row in speeds(rows)}
+        found = [job for job, contender in known if contender == "jaxddp" and (job, peer) in known]
+        return {job: float(f"{known[job, 'jaxddp'] / known[job, peer]:.4g}") for job in found}
 
     return values
 
 
-def _utilisation(records: Records) -> dict[str, float]:
+def _utilisation(rows: Rows) -> Values:
     return {
         row["job"]: float(f"{row['utilisation']:.3g}")
-        for row in _table(records)
+        for row in speeds(rows)
         if (row["job"], row["contender"]) == ("decoder", "jaxddp") and row["utilisation"] is not None
     }
 
@@ -44,6 +61,19 @@ TARGETS = (
 )
 
 
-def rows(records: Records) -> list[dict[str, Any]]:
+def targets(rows: Rows) -> list[dict[str, Any]]:
     """Return the rows of all targets."""
-    return [target.row(records) for target in TARGETS]
+    return [target.row(rows) for target in TARGETS]
+
+
+def lines(rows: Rows) -> list[str]:
+    """Return a line for each target, for the console.
+
+    >>> lines({})[0]
+    'G1  at least 1.3 x the speed of torch DDP: not measured'
+    """
+    return [f"{row['id']}  at least {row['limit']:g} {row['text']}: {_of_worst(row)}" for row in targets(rows)]
+
+
+def _of_worst(row: Row) -> str:
+    return "not measured" if row["value"] is None else f"{row['value']:.3g} ({row['of']})"

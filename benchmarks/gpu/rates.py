@@ -1,6 +1,10 @@
-"""Sizes of the measured rates, and what a time means as a rate; needs neither jax nor torch."""
+"""Rates of matrix products, memory copies and all-reduces, from work that a framework does; needs neither of them."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.gpu.timing import Work, best_seconds
 
 DTYPES = ("bf16", "tf32", "float32")
 
@@ -21,42 +25,34 @@ class Sizes:
     calls: int = 10
 
 
-SMALL = Sizes(matrix=64, copied=2**12, sent=2**10, calls=2)
-
-
 def sizes(smoke: bool) -> Sizes:
     """Return the sizes."""
-    return SMALL if smoke else Sizes()
+    return Sizes(matrix=64, copied=2**12, sent=2**10, calls=2) if smoke else Sizes()
 
 
-def tflops(size: int, seconds: float) -> float:
-    """Return the rate of a product of square matrices, in TFLOP/s.
+def rates(size: Sizes, count: int, product: Callable[[str], Work], copy: Work, all_reduce: Work) -> dict[str, Any]:
+    """Measure all rates.
 
-    >>> tflops(1000, 1.0)
-    0.002
-    """
-    return _rounded(2 * size**3 / seconds / 1e12)
+    An all-reduce counts by its bus bandwidth, which is what each GPU sends in a ring; one GPU sends nothing.
 
-
-def copy_rate(numbers: int, seconds: float) -> float:
-    """Return the rate of a copy of float32 numbers, in GB/s read and written.
-
-    >>> copy_rate(10**9, 1.0)
-    8.0
-    """
-    return _rounded(2 * 4 * numbers / seconds / 1e9)
-
-
-def bus_rate(numbers: int, count: int, seconds: float) -> float:
-    """Return the bus bandwidth of an all-reduce of float32 numbers, in GB/s: what each GPU sends in a ring.
+    Args:
+        size: sizes of the work.
+        count: number of GPUs.
+        product: dtype -> products of square matrices.
+        copy: copies an array.
+        all_reduce: sums an array over the GPUs.
 
     Source: PERFORMANCE.md of nccl-tests.
-
-    >>> bus_rate(10**9, 4, 1.0)
-    6.0
     """
-    return _rounded(4 * numbers / seconds / 1e9 * 2 * (count - 1) / count)
 
+    def rate(amount: float, work: Work) -> float:
+        return float(f"{amount / best_seconds(work, size.calls):.4g}")
 
-def _rounded(rate: float) -> float:
-    return float(f"{rate:.4g}")
+    return {
+        "count": count,
+        "matmul_tflops": {dtype: rate(2 * size.matrix**3 / 1e12, product(dtype)) for dtype in DTYPES},
+        "copy_gb_per_second": rate(2 * 4 * size.copied / 1e9, copy),  # read and written
+        "all_reduce_gb_per_second": rate(4 * size.sent / 1e9 * 2 * (count - 1) / count, all_reduce)
+        if count > 1
+        else None,
+    }

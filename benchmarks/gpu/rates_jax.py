@@ -1,17 +1,16 @@
-"""Rates that jax reaches: matrix products, memory copies, all-reduces. Prints one line of JSON."""
+"""Rates that jax reaches: matrix products, memory copies, all-reduces."""
 
-import json
-import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
 from jax import numpy as jnp
 
-from benchmarks.gpu import part
-from benchmarks.gpu.rates import DTYPES, Sizes, bus_rate, copy_rate, sizes, tflops
-from benchmarks.gpu.timing import best_seconds
+from benchmarks.gpu.jobs import platform
+from benchmarks.gpu.rates import rates, sizes
+from benchmarks.gpu.timing import Work
 from jaxddp.distributed.collectives import all_reduce
 from jaxddp.distributed.devices import prepare
 from jaxddp.distributed.replicas import Replicas
@@ -19,36 +18,24 @@ from jaxddp.distributed.replicas import Replicas
 PRECISIONS = {"bf16": "default", "tf32": "tensorfloat32", "float32": "highest"}
 
 
-def rates(devices: list[jax.Device], size: Sizes) -> dict[str, Any]:
-    """Measure all rates; the all-reduce is None on one device."""
-    record: dict[str, Any] = {
-        "device": devices[0].device_kind,
-        "count": len(devices),
-        "matmul_tflops": {dtype: _product(dtype, size) for dtype in DTYPES},
-    }
-    array = jnp.asarray(np.random.default_rng(0).normal(size=size.copied).astype(np.float32))
-    seconds = best_seconds(_repeated(jax.jit(jnp.negative), array), size.calls)  # a copy alone could be left out
-    record["copy_gb_per_second"] = copy_rate(size.copied, seconds)
-    record["all_reduce_gb_per_second"] = _all_reduce(devices, size) if len(devices) > 1 else None
-    return record
+def measure(smoke: bool) -> dict[str, Any]:
+    """Measure all rates."""
+    devices, size = prepare(2 if smoke else None, platform(smoke)), sizes(smoke)
+    rng, replicas = np.random.default_rng(0), Replicas(devices)
+
+    def product(dtype: str) -> Work:
+        kind = jnp.bfloat16 if dtype == "bf16" else jnp.float32
+        a, b = (jnp.asarray(rng.normal(size=(size.matrix, size.matrix)), kind) for _ in range(2))
+        return _repeated(jax.jit(partial(jnp.matmul, precision=PRECISIONS[dtype])), a, b)
+
+    copied = jnp.asarray(rng.normal(size=size.copied).astype(np.float32))
+    copy = _repeated(jax.jit(jnp.negative), copied)  # a copy alone could be left out
+    sent = replicas.shard(np.ones((len(devices), size.sent), np.float32))
+    summed = _repeated(replicas.map(lambda x: all_reduce(x), (0,), 0), sent)
+    return {"device": devices[0].device_kind, **rates(size, len(devices), product, copy, summed)}
 
 
-def _product(dtype: str, size: Sizes) -> float:
-    rng = np.random.default_rng(0)
-    kind = jnp.bfloat16 if dtype == "bf16" else jnp.float32
-    a, b = (jnp.asarray(rng.normal(size=(size.matrix, size.matrix)).astype(np.float32), kind) for _ in range(2))
-    with jax.default_matmul_precision(PRECISIONS[dtype]):
-        return tflops(size.matrix, best_seconds(_repeated(jax.jit(jnp.matmul), a, b), size.calls))
-
-
-def _all_reduce(devices: list[jax.Device], size: Sizes) -> float:
-    replicas = Replicas(devices)
-    numbers = replicas.shard(np.ones((len(devices), size.sent), np.float32))
-    summed = replicas.map(lambda x: all_reduce(x), (0,), 0)
-    return bus_rate(size.sent, len(devices), best_seconds(_repeated(summed, numbers), size.calls))
-
-
-def _repeated(function: Callable[..., Any], *arrays: Any) -> Callable[[int], object]:
+def _repeated(function: Callable[..., Any], *arrays: Any) -> Work:
     """Return a function that makes so many calls, and waits for the last."""
 
     def work(calls: int) -> object:
@@ -58,8 +45,3 @@ def _repeated(function: Callable[..., Any], *arrays: Any) -> Callable[[int], obj
         return jax.block_until_ready(result)
 
     return work
-
-
-if __name__ == "__main__":
-    small = "--smoke" in sys.argv[1:]
-    print(json.dumps(rates(prepare(2 if small else None, part.platform(small)), sizes(small))))

@@ -17,7 +17,7 @@ TAIL = 10_000  # bytes at the end of a log that hold its last step
 
 
 @dataclass(frozen=True)
-class Job:
+class SoakJob:
     """A job of four replicas on the CPU, which trains the convnet until it is killed.
 
     Attributes:
@@ -79,7 +79,7 @@ class Job:
         raise NotImplementedError
 
 
-class Jaxddp(Job):
+class JaxddpJob(SoakJob):
     """`jaxddp.train` on four CPU devices in one process, resumed by hand after each kill."""
 
     name = "jaxddp"
@@ -108,7 +108,7 @@ class Jaxddp(Job):
         return [path.name for path in self.folder.glob("checkpoints/*") if path.name.isdigit()]
 
 
-class TorchDDP(Job):
+class TorchDDPJob(SoakJob):
     """DDP under torchrun, which starts all workers again when one dies, with torch.distributed.checkpoint."""
 
     name = "torchrun + DDP + torch.distributed.checkpoint"

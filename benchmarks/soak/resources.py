@@ -5,12 +5,12 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.memory import memory
+from benchmarks.processes import memory
 from jaxddp.parity.family import family
 
 
 @dataclass(frozen=True)
-class Sample:
+class ResourceSample:
     """Resources that a job holds at one time.
 
     Attributes:
@@ -32,13 +32,13 @@ class Sample:
     log_bytes: int
 
 
-def sample(root: int, folder: Path, seconds: float) -> Sample:
+def sample(root: int, folder: Path, seconds: float) -> ResourceSample:
     """Return what a job holds now.
 
     Args:
         root: its first process.
         folder: its run folder.
-        seconds: see `Sample`.
+        seconds: see `ResourceSample`.
     """
     processes = family(root)
     sizes: dict[bool, list[int]] = {True: [], False: []}
@@ -47,7 +47,7 @@ def sample(root: int, folder: Path, seconds: float) -> Sample:
             with contextlib.suppress(OSError):  # it has just been removed
                 parts = path.relative_to(folder).parts
                 sizes[parts[0] == "checkpoints" or parts[0].isdigit()].append(path.stat().st_size)
-    return Sample(
+    return ResourceSample(
         seconds=round(seconds, 1),
         mebibytes=round(memory(processes) / 2**20, 1),
         files=sum(_entries(process, "fd") for process in processes),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from jaxddp.plan.hlo import Array, Instruction, Program
+from jaxddp.plan.hlo import Array, CompiledProgram, Instruction
 
 Kind = Literal["matrix", "convolution", "rest"]
 # Opcodes that compute and move nothing.
@@ -64,7 +64,7 @@ class Cost:
 class Costs:
     """Costs of the instructions of a program."""
 
-    program: Program
+    program: CompiledProgram
 
     def of(self, computation: str, one: Instruction) -> Cost:
         """Return the cost of an instruction that is no loop, branch or message."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from jaxddp.plan.costs import Cost, Costs
-from jaxddp.plan.hlo import Instruction, Program
+from jaxddp.plan.hlo import CompiledProgram, Instruction
 from jaxddp.plan.links import HALVES
 
 _MESSAGE = re.compile(rf"({'|'.join(HALVES)})(-start)?$")
@@ -46,7 +46,7 @@ class Event:
     message: Message | None = None
 
 
-def events(program: Program) -> list[Event]:
+def events(program: CompiledProgram) -> list[Event]:
     """Return the schedule of a program; loops are unrolled, and of a branch the costlier one is taken.
 
     Raises:
@@ -86,7 +86,7 @@ def _inside(one: Instruction, costs: Costs) -> Iterator[Event]:
         yield from longest
 
 
-def _message(one: Instruction, names: dict[str, Instruction], program: Program) -> Message | None:
+def _message(one: Instruction, names: dict[str, Instruction], program: CompiledProgram) -> Message | None:
     """Return the message that an instruction starts, if it does."""
     if one.opcode == "async-start":  # a message that XLA has no name of its own for
         inner = program.computations[one.called[0]] if one.called else []

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from benchmarks import race, report, run, targets
-from benchmarks.__main__ import Options
+from benchmarks.__main__ import RaceOptions
 from benchmarks.contenders import JAXDDP, LABELS, Field, names
 from benchmarks.jax_peers import ByHand, Way
 from benchmarks.race import Failed, Length, Turn
@@ -253,7 +253,7 @@ def test_a_bad_flag_gives_one_line_and_exit_code_2(flags: str, message: str) -> 
 
 
 def test_races_with_all_peers_are_at_two_replicas() -> None:
-    heats = run.plan(Options(workloads=("mlp", "decoder"), parts=("race", "measures")), [1, 2, 8])
+    heats = run.plan(RaceOptions(workloads=("mlp", "decoder"), parts=("race", "measures")), [1, 2, 8])
     assert [(heat.workload.name, heat.replicas, heat.inside) for heat in heats] == [
         *(("mlp", 1, False), ("mlp", 2, True), ("mlp", 8, False)),
         *(("decoder", 1, False), ("decoder", 2, True), ("decoder", 8, False)),

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from benchmarks.gpu import __main__ as command_line
-from benchmarks.gpu import goals, gpus, page, precision, records, runner, trace, utilisation
 from benchmarks.gpu.children import ChildFailed, ask, run
 from benchmarks.gpu.fitting import NothingFits, largest_that_fits
 from benchmarks.gpu.gradients import EXACT, MODES, WORKLOADS, file_of, save
 from benchmarks.gpu.records import Record
+
+from benchmarks.gpu import __main__ as command_line
+from benchmarks.gpu import goals, gpus, page, precision, records, runner, trace, utilisation
 from benchmarks.gpu.timing import best_seconds, median_seconds
 from tests.support.gpu_trace import gpu_trace
 

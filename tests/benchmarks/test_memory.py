@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 from benchmarks.memory import memory
+
 from jaxddp.parity.family import family
 
 

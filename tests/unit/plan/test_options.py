@@ -11,7 +11,7 @@ from jaxddp.errors import InputError
 from jaxddp.nn.functional import Functional
 from jaxddp.plan import topology
 from jaxddp.plan.hardware import GPUS
-from jaxddp.plan.options import Options
+from jaxddp.plan.options import PlanOptions
 from jaxddp.plan.presets import GPT2, ResNet50
 from jaxddp.plan.sources import workload_of
 from jaxddp.plan.workload import nbytes
@@ -35,8 +35,8 @@ def batch(step, rank):
 """
 
 
-def parsed(*argv: str) -> Options:
-    return cli.parse_plain(Options, argv, "plan", Options())
+def parsed(*argv: str) -> PlanOptions:
+    return cli.parse_plain(PlanOptions, argv, "plan", PlanOptions())
 
 
 @pytest.mark.parametrize(
