@@ -2,8 +2,11 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+
+from benchmarks.gpu.runner import FAILURE
 
 Gradients = Mapping[str, np.ndarray]
 
@@ -25,7 +28,7 @@ def load(path: Path) -> Gradients:
         return {name: arrays[name] for name in arrays.files}
 
 
-def errors(jax: Mapping[str, Gradients], torch: Mapping[str, Gradients]) -> dict[str, object]:
+def errors(jax: Mapping[str, Gradients], torch: Mapping[str, Gradients]) -> dict[str, Any]:
     """Return the relative errors of both frameworks by mode, and how far they are apart in float64.
 
     Args:
@@ -34,6 +37,13 @@ def errors(jax: Mapping[str, Gradients], torch: Mapping[str, Gradients]) -> dict
     sides = {"jax": jax, "torch": torch}
     table = {mode: {name: error(of[mode], of[EXACT]) for name, of in sides.items()} for mode in MODES}
     return {EXACT: error(jax[EXACT], torch[EXACT]), **table}
+
+
+def row(table: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the row with the errors by workload, and with a failure where the frameworks differ in float64."""
+    far = [name for name, of in table.items() if not of[EXACT] <= SAME]
+    failure = {FAILURE: f"float64 gradients of jax and torch differ: {', '.join(far)}"} if far else {}
+    return {"errors": table, **failure}
 
 
 def error(gradients: Gradients, exact: Gradients) -> float:
