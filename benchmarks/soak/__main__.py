@@ -20,7 +20,7 @@ import jax
 
 from benchmarks.provenance import provenance
 from benchmarks.soak.jobs import JaxddpJob, SoakJob, TorchDDPJob
-from benchmarks.soak.report import table
+from benchmarks.soak.report import to_markdown
 from benchmarks.soak.watched import WatchedJob
 from jaxddp import cli
 from jaxddp.errors import InputError, check_name
@@ -98,7 +98,7 @@ def main(options: SoakOptions) -> None:
         "jobs": of_jobs,
     }
     (folder / "soak.json").write_text(json.dumps(record, indent=1))
-    print(table(of_jobs))
+    print(to_markdown(of_jobs))
 
 
 if __name__ == "__main__":

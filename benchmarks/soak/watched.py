@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.soak.jobs import SoakJob
-from benchmarks.soak.resources import ResourceSample, sample
+from benchmarks.soak.resources import sample
 from jaxddp.parity.family import family
 
 FURTHER = 100  # steps beyond those of before a kill, after which a job counts as recovered
@@ -53,7 +53,7 @@ class WatchedJob:
     starts: int = 0
     codes: list[int] = field(default_factory=list)
     kills: list[Kill] = field(default_factory=list)
-    samples: list[ResourceSample] = field(default_factory=list)
+    samples: list[dict[str, float]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._rng = random.Random(self.seed)
@@ -111,7 +111,7 @@ class WatchedJob:
             "written_once": len(steps) == len(set(steps)) and steps == sorted(steps),
             "damaged": self.job.damaged(),
             "kills": [dataclasses.asdict(one) for one in self.kills],
-            "samples": [dataclasses.asdict(one) for one in self.samples],
+            "samples": self.samples,
         }
 
     @property

@@ -12,7 +12,7 @@ import pytest
 from benchmarks.soak import jobs, torch_job, watched
 from benchmarks.soak.__main__ import SoakOptions, kills, main
 from benchmarks.soak.jobs import JaxddpJob, TorchDDPJob
-from benchmarks.soak.report import lost, table
+from benchmarks.soak.report import lost, to_markdown
 from benchmarks.soak.resources import sample
 from benchmarks.soak.watched import WatchedJob
 from jaxddp.errors import InputError
@@ -68,8 +68,8 @@ def test_a_kill_costs_the_steps_since_the_last_checkpoint(tmp_path: Path, monkey
     record = one.record()
     assert lost(record) == [kill.reached - 100]
     assert (record["starts"], record["exit_codes"], record["written_once"]) == (2, {-9: 1}, True)
-    assert all(one.samples[-1].__dict__[name] > 0 for name in ("mebibytes", "files", "threads", "log_bytes"))
-    text = table({"counting": record})
+    assert all(one.samples[-1][name] > 0 for name in ("mebibytes", "files", "threads", "log_bytes"))
+    text = to_markdown({"counting": record})
     assert "| kills | 1 (1 SIGKILL) |" in text
     assert "| starts, exit codes | 2, 1 x -9 |" in text
     assert f"| steps lost by a kill | median {kill.reached - 100}, at most {kill.reached - 100} |" in text
@@ -126,7 +126,7 @@ def test_a_checkpoint_that_is_renamed_while_files_are_counted_is_passed_over(
 
     monkeypatch.setattr(os, "scandir", renamed)
     counted = sample(os.getpid(), tmp_path, 1.0)
-    assert (counted.checkpoint_files, counted.checkpoint_bytes, counted.log_bytes) == (1, 5, 0)
+    assert (counted["checkpoint_files"], counted["checkpoint_bytes"], counted["log_bytes"]) == (1, 5, 0)
 
 
 @pytest.mark.large
