@@ -12,7 +12,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,24 +46,41 @@ def call(
     """
     command = [sys.executable, "-m", "benchmarks.child", module, function, json.dumps(arguments)]
     # Without a buffer, an error is the last line.
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})}
-    with log.open("w") as output, _ended(command, output, environment) as process:
-        try:
-            code: int | None = process.wait(limit)
-        except subprocess.TimeoutExpired:
-            code = None
-    said = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()] or ["no output"]
+    code, printed = run(command, log, limit, {"PYTHONUNBUFFERED": "1", **(env or {})})
+    said = [line.strip() for line in printed.splitlines() if line.strip()] or ["no output"]
     if code != 0:
         reason = f"stopped after {limit:.0f} s" if code is None else f"exit code {code}"
         raise ChildFailed(f"{reason}; {said[-1]}")
     return json.loads(said[-1])
 
 
+def run(
+    command: Sequence[str], log: Path, limit: float, env: Mapping[str, str], folder: Path | None = None
+) -> tuple[int | None, str]:
+    """Run a command; return its exit code and what it printed. After `limit` seconds, end it; its code is None then.
+
+    Args:
+        command: command and arguments.
+        log: file for what it prints.
+        limit: seconds that it may take.
+        env: variables that are set besides this process's.
+        folder: folder to run it in; None: this one.
+    """
+    with log.open("w") as output, _ended(command, output, {**os.environ, **env}, folder) as process:
+        try:
+            code: int | None = process.wait(limit)
+        except subprocess.TimeoutExpired:
+            code = None
+    return code, log.read_text(errors="replace")
+
+
 @contextlib.contextmanager
-def _ended(command: list[str], output: Any, env: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+def _ended(
+    command: Sequence[str], output: Any, env: Mapping[str, str], folder: Path | None
+) -> Iterator[subprocess.Popen[bytes]]:
     """Start a command; end it with all that it has started, whatever happens inside."""
     process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True, env=env
+        command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True, env=env, cwd=folder
     )
     try:
         yield process
