@@ -34,7 +34,7 @@ class RaceOptions:
     rounds: int = 5
     """Turns of each contender; at most 3 with more than 2 replicas."""
     seconds: float = 0.2
-    """Seconds of a turn; one of whole epochs may take twice as long, a single step as long as it takes."""
+    """Seconds of a turn; one of complete epochs may take twice as long, a single step as long as it takes."""
     parts: tuple[str, ...] = PARTS
     """race | measures | growth."""
     platform: str | None = None

@@ -1,4 +1,4 @@
-"""Call a function in a child process with a time limit: each framework, and what may run out of memory, has its own.
+"""Call a function in a child process with a time limit: each framework has one, and what may run out of memory.
 
     python -m benchmarks.child MODULE FUNCTION '{"argument": 1}'
 

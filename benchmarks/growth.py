@@ -24,7 +24,7 @@ def measure(at: int, platform: str, rounds: int, turn: float, small: bool) -> di
     """Measure all kinds of growth.
 
     Args:
-        at: number of replicas; that of growth with replicas is its own.
+        at: number of replicas of all parts but the growth with replicas.
         platform: cpu | gpu.
         rounds: turns of each contender.
         turn: seconds of a turn.

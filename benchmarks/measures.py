@@ -37,7 +37,7 @@ def jobs(repeats: int, flags: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def _environment(cache: str) -> dict[str, str]:
-    """Return the environment with a cache folder of its own, and without one of jax's that somebody has set."""
+    """Return the environment with another cache folder, and without the variables that set jax's."""
     return {name: value for name, value in os.environ.items() if "_CACHE_" not in name} | {"XDG_CACHE_HOME": cache}
 
 

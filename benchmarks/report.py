@@ -39,7 +39,7 @@ def _speed(races: Sequence[Record]) -> Iterator[str]:
     described = {name: workload.description for name, workload in workloads().items()}
     seen = dict.fromkeys((race["workload"], race["examples_per_step"]) for race in races)
     yield from (f"  {name:15} {described.get(name, '')}; {batch} examples per step" for name, batch in seen)
-    yield "  K               steps per batch of jaxddp's loader; with convolutions each is a dispatch of its own"
+    yield "  K               steps per batch of jaxddp's loader; with convolutions each is a dispatch"
     yield from (f"  {name:15} {LABELS[name]}" for name in (JAXDDP, *others))
     yield from _failures(races)
     yield ""

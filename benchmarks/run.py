@@ -108,7 +108,7 @@ def _begin(options: "RaceOptions", command: str) -> tuple[dict[str, Any], list[i
     """Return the record's first entries, and the numbers of replicas that fit on the devices."""
     asked = [ALL_PEERS_AT] if options.smoke else sorted(set(options.replicas))
     with process(None, options.platform) as call:
-        found = call(_origin, command)  # before the run, whose own load does not count
+        found = call(_origin, command)  # before the run, whose load does not count
     available = found.pop("devices")
     sizes = asked if found["device"] == "cpu" else [count for count in asked if count <= available]
     if not sizes:

@@ -89,7 +89,7 @@ def _inside(*keys: str) -> Callable[[Record], Values]:
 
 
 def _bytes_besides(record: Record) -> Values:
-    """Return the bytes of a step's all-reduces besides the gradients and the buffers, of which rank 0 sends its own.
+    """Return the bytes of a step's all-reduces besides the gradients and the buffers, which rank 0 sends.
 
     Below zero where XLA sends equal gradients once, such as those of two biases whose outputs are added.
     """

@@ -130,7 +130,7 @@ def _parity(rows: dict[str, Row], record: GpuRecord) -> Blocks:
             rounding.append([case["name"], of_stage, *(f"{far[side]:.1e}" for side in ("jax", "torch"))])
     yield table(["check in float64", "verdict", "largest residual"], checks)
     if rounding:
-        yield table(["float32 against its own float64", "stage", "jax", "torch"], rounding)
+        yield table(["float32 against the same framework's float64", "stage", "jax", "torch"], rounding)
 
 
 def _precision(rows: dict[str, Row], record: GpuRecord) -> Blocks:

@@ -39,12 +39,12 @@ class CompiledStep:
 
     @cached_property
     def program(self) -> CompiledProgram:
-        """The parsed program."""
+        """Parsed program."""
         return parse(self.text)
 
     @cached_property
     def events(self) -> list[Event]:
-        """The schedule."""
+        """Schedule."""
         return events(self.program)
 
 

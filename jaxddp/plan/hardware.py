@@ -17,7 +17,7 @@ KERNEL_SECONDS = 2e-6  # from one kernel to the next
 # bandwidth by nccl-tests, whose reduction in the switch (NVLS) beats a ring.
 NVLINK_SHARE, NETWORK_SHARE = 0.80, 0.85
 
-# NCCL's own model, src/graph/tuning.cc, ring with the Simple protocol: seconds per message, and per step of the ring.
+# NCCL's model, src/graph/tuning.cc, ring with the Simple protocol: seconds per message, and per step of the ring.
 NCCL_BASE_SECONDS, NVLINK_STEP_SECONDS, NETWORK_STEP_SECONDS = 8.4e-6, 3.4e-6, 14e-6
 
 # Share of the memory that jax takes unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise (docs.jax.dev,

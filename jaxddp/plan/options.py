@@ -1,4 +1,4 @@
-"""Flags of `python -m jaxddp.plan`: its own, and those of the trainer that change a step's program."""
+"""Flags of `python -m jaxddp.plan`: machines and outputs, and the trainer's flags that change a step's program."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -68,16 +68,16 @@ class PlanOptions(Precision, Communication, Step, Schedule, Optimizer, Model, Da
         Machines.__post_init__(self)
         check_name("--model", self.model, (*MODELS, *PRESETS))
         if self.script is not None and self.model != Model.model:
-            raise InputError(f"--model {self.model}: must not be given with {self.script}, which has its own")
+            raise InputError(f"--model {self.model}: must not be given with {self.script}, which has a model")
         self.config.check_used(baseline=TrainConfig())
 
     @property
     def config(self) -> TrainConfig:
         """Configuration of the trainer with the same flags; that of its default model beside a preset or script."""
-        own = {field.name for field in dataclasses.fields(Machines)}
+        machines = {field.name for field in dataclasses.fields(Machines)}
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         values |= {"model": self.model if self.model in MODELS else Model.model}
-        return TrainConfig(**{name: value for name, value in values.items() if name not in own})
+        return TrainConfig(**{name: value for name, value in values.items() if name not in machines})
 
     @property
     def world_size(self) -> int:

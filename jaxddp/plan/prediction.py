@@ -101,6 +101,6 @@ class Prediction:
 
     @property
     def utilisation(self) -> float:
-        """Share of the peak that products and convolutions make of the whole step (MFU)."""
+        """Share of the peak that products and convolutions make of the step (MFU)."""
         products = self.cost.matrix + self.cost.convolution
         return products / self.gpu.flops_per_second(self.cost.dtype) / self.timeline.seconds

@@ -30,7 +30,7 @@ OTHER_LR = 1.1  # times the learning rate; measured: the losses then differ by 4
 
 
 class Clockwork:
-    """Contender whose steps take the given times, one per turn, on a clock of its own."""
+    """Contender whose steps take the given times, one per turn, on a made-up clock."""
 
     def __init__(self, now: list[float], seconds: float, order: list[str] | None = None, name: str = ""):
         self._now, self._seconds, self._order, self._name = now, seconds, order, name
@@ -180,9 +180,9 @@ def gap(losses: dict[str, list[float]]) -> float:
 
 
 def comparable(workload: Workload) -> list[str]:
-    """Return the contenders at two replicas that compute the same; torch.compile has a test of its own."""
+    """Return the contenders at two replicas that compute the same; torch.compile has another test."""
     same = [name for name in names(workload, 2) if name != "torch_compile"]
-    if workload.name in BATCH_NORM:  # one device takes the statistics over the whole batch
+    if workload.name in BATCH_NORM:  # one device takes the statistics over the full batch
         same.remove("jit")
     return same
 
@@ -259,7 +259,7 @@ def test_races_with_all_peers_are_at_two_replicas() -> None:
         *(("decoder", 1, False), ("decoder", 2, True), ("decoder", 8, False)),
     ]
     assert set(heats[1].names) == LABELS.keys() - {"jit_scan"}
-    assert set(heats[4].names) == set(heats[1].names) - {"own"}
+    assert heats[4].names == heats[1].names
     assert heats[2].names == [JAXDDP, "pmap", "torch"]
 
 
