@@ -20,18 +20,29 @@ def bf16_rate(rows: Rows) -> float | None:
 def speeds(rows: Rows) -> list[Row]:
     """Return a row for every contender that was measured.
 
-    It has the examples per second and GPU as "speed", and the model FLOP utilisation as "utilisation": operations per
-    second over the rate of a product, None where that was not measured.
+    It has the examples per second and GPU as "speed", its ratio to torch DDP's, and the model FLOP utilisation:
+    operations per second over the rate of a product. Numbers are None where a part of them was not measured.
     """
     measured, rate = rows.get("utilisation", {}), bf16_rate(rows)
+
+    def speed(job: str, contender: str) -> float | None:
+        row = measured.get(row_name(job, contender), {})
+        return row["batch_per_gpu"] / row["seconds_per_step"] if "seconds_per_step" in row else None
+
     table = []
-    for job in jobs(False):
-        for contender in CONTENDERS:
-            row = measured.get(row_name(job, contender), {})
-            if "seconds_per_step" in row:
-                speed, flops = row["batch_per_gpu"] / row["seconds_per_step"], measured.get(FLOPS, {}).get(job)
-                share = flops * speed / rate if flops and rate else None
-                table.append({"job": job, "contender": contender, "speed": speed, "utilisation": share, **row})
+    for job, contender in ((job, contender) for job in jobs(False) for contender in CONTENDERS):
+        if (here := speed(job, contender)) is not None:
+            flops, torch = measured.get(FLOPS, {}).get(job), speed(job, "torch")
+            table.append(
+                {
+                    "job": job,
+                    "contender": contender,
+                    "speed": here,
+                    "over_torch": here / torch if torch else None,
+                    "utilisation": flops * here / rate if flops and rate else None,
+                    **measured[row_name(job, contender)],
+                }
+            )
     return table
 
 

@@ -55,9 +55,12 @@ def measure() -> dict[str, Any]:
     row: dict[str, Any] = {"date": date, "cores": os.cpu_count(), "processor": platform.machine(), "gpus": []}
     if (table := smi(f"--query-gpu={','.join(_QUERY)}", "--format=csv")) is not None:
         head, *gpus = ([cell.strip() for cell in line.split(",")] for line in table.strip().splitlines())
-        row |= {"gpus": [dict(zip(head, gpu, strict=False)) for gpu in gpus], "topology": smi("topo", "-m") or ""}
-    versions = {"python": platform.python_version()}
+        row |= {
+            "gpus": [dict(zip(head, gpu, strict=False)) for gpu in gpus],
+            "topology": (smi("topo", "-m") or "").splitlines(),
+        }
+    versions = {"python": {"version": platform.python_version()}}
     for distribution in importlib.metadata.distributions():
         if (name := distribution.metadata["Name"]) in PACKAGES:
-            versions[name] = distribution.version
+            versions[name] = {"version": distribution.version}
     return {**row, "versions": versions}

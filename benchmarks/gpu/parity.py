@@ -42,6 +42,6 @@ def summary(reports: Sequence[Report]) -> dict[str, Any]:
         }
         for report in reports
     ]
-    row: dict[str, Any] = {"cases": cases, "environment": reports[0].environment}
+    row: dict[str, Any] = {"cases": cases}
     wrong = [report.port for report in reports if report.verdict != "equal"]
     return row | ({FAILURE: f"{len(wrong)} of {len(cases)} checks are not equal: {wrong[0]}"} if wrong else {})
