@@ -66,7 +66,7 @@ def jobs(smoke: bool) -> dict[str, GpuJob]:
 
 @dataclass(frozen=True)
 class GpuContender:
-    """A trainer of the jobs: its label, its module in `benchmarks.gpu`, and further arguments of `measure` there."""
+    """A trainer of the jobs: its label, its module in `benchmarks`, and further arguments of `measure` there."""
 
     label: str
     module: str
@@ -74,10 +74,10 @@ class GpuContender:
 
 
 CONTENDERS = {
-    "jaxddp": GpuContender("jaxddp as it comes", "train_jax"),
-    "jaxddp_cudnn": GpuContender("jaxddp, attention fused by cuDNN", "train_jax", {"attention": "cudnn"}),
-    "torch": GpuContender("torch DDP", "train_torch"),
-    "torch_compile": GpuContender("torch.compile of torch DDP", "train_torch", {"compiled": True}),
+    "jaxddp": GpuContender("jaxddp as it comes", "gpu.train_jax"),
+    "jaxddp_cudnn": GpuContender("jaxddp, attention fused by cuDNN", "gpu.train_jax", {"attention": "cudnn"}),
+    "torch": GpuContender("torch DDP", "gpu.train_torch"),
+    "torch_compile": GpuContender("torch.compile of torch DDP", "gpu.train_torch", {"compiled": True}),
 }
 
 

@@ -30,8 +30,8 @@ class Measurement:
     Attributes:
         part: the part.
         name: name of the row.
-        seconds: time that it should take at most; what it leaves goes to the measurements after it.
-        module: module in `benchmarks.gpu`.
+        seconds: time that it should take; what it leaves goes to the measurements after it.
+        module: module in `benchmarks`.
         function: name of the function.
         arguments: arguments of the function.
         env: variables of the child.
@@ -56,19 +56,19 @@ def measurements(folder: Path, smoke: bool, gpus: int) -> list[Measurement]:
     """
     small = {"smoke": smoke}
     return [
-        Measurement("machine", "hardware", 20, "machine"),
-        *(Measurement("machine", name, 80, f"rates_{name}", arguments=small) for name in ("jax", "torch")),
+        Measurement("machine", "hardware", 20, "gpu.machine"),
+        *(Measurement("machine", name, 80, f"gpu.rates_{name}", arguments=small) for name in ("jax", "torch")),
         *_parity(folder, smoke, gpus),
         *(
-            Measurement("precision", name, 90, f"precision_{name}", arguments={"folder": str(folder), **small})
+            Measurement("precision", name, 90, f"gpu.precision_{name}", arguments={"folder": str(folder), **small})
             for name in ("jax", "torch")
         ),
-        Measurement("tests", "core, on CPU devices", 150, "suite", "core", small, CPU),
-        Measurement("tests", "GPU against CPU", 150, "suite", "gpu", env=CPU if smoke else {}),
+        Measurement("tests", "core, on CPU devices", 150, "gpu.suite", "core", small, CPU),
+        Measurement("tests", "GPU against CPU", 150, "gpu.suite", "gpu", env=CPU if smoke else {}),
         *_benchmark(smoke),
         *_utilisation(smoke),
         *(
-            Measurement("profile", name, 90, "profile", arguments={"job": name, "folder": str(folder), **small})
+            Measurement("profile", name, 90, "gpu.profile", arguments={"job": name, "folder": str(folder), **small})
             for name in jobs(smoke)
         ),
     ]
@@ -85,7 +85,7 @@ def _parity(folder: Path, smoke: bool, gpus: int) -> Iterator[Measurement]:
     for name, words in checks.items():
         output = str((folder / f"parity-{name}.json").absolute())
         yield Measurement(
-            "parity", name, 150, "parity", arguments={"flags": [*words, *flags], "output": output}, env=SHARED_GPU
+            "parity", name, 150, "gpu.parity", arguments={"flags": [*words, *flags], "output": output}, env=SHARED_GPU
         )
 
 
@@ -116,12 +116,12 @@ def _benchmark(smoke: bool) -> Iterator[Measurement]:
     if not smoke:
         chosen["growth"] = ["--parts", "growth"]
     for name, words in chosen.items():
-        yield Measurement("benchmark", name, 66, "speed", arguments={"flags": [*flags, *words]}, env=SHARED_GPU)
+        yield Measurement("benchmark", name, 66, "__main__", "main", {"argv": [*flags, *words]}, SHARED_GPU)
 
 
 def _utilisation(smoke: bool) -> Iterator[Measurement]:
     """Yield the count of the models' operations, and the speed of every contender in every job."""
-    yield Measurement("utilisation", FLOPS, 60, "flops", arguments={"smoke": smoke}, env=CPU)
+    yield Measurement("utilisation", FLOPS, 60, "gpu.flops", arguments={"smoke": smoke}, env=CPU)
     every = [(job, name) for job in jobs(smoke) for name in CONTENDERS if (job, name) != ("convnet", "jaxddp_cudnn")]
     for job, name in SMOKE_PAIRS if smoke else every:
         contender = CONTENDERS[name]

@@ -70,7 +70,8 @@ def tables(rows: Mapping[str, Row], title: str = "") -> Iterator[str]:
     A list is a table, and so is a dictionary of dictionaries.
 
     >>> rows = {"jax": {"rates": {"bf16": 0.12345}, "gaps": [{"ms": 2}]}, "torch": {"rates": {"bf16": 3}}}
-    >>> print(*tables(rows), sep="\n")
+    >>> for text in tables(rows):
+    ...     print(text)
     |  | rates bf16 |
     |---|---|
     | jax | 0.1235 |

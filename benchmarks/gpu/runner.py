@@ -69,7 +69,7 @@ def run(folder: Path, measurements: Sequence[Measurement], minutes: float, smoke
         started = time.monotonic()
         try:
             log = folder / f"{one.part}-{one.name.replace(', ', '-').replace(' ', '-')}.log"
-            row = call(f"benchmarks.gpu.{one.module}", one.function, one.arguments, log, limit, one.env)
+            row = call(f"benchmarks.{one.module}", one.function, one.arguments, log, limit, one.env)
         except ChildFailed as failure:
             row = {FAILURE: str(failure)}
         seconds = time.monotonic() - started
@@ -81,10 +81,12 @@ def run(folder: Path, measurements: Sequence[Measurement], minutes: float, smoke
 def share(wanted: Sequence[float], left: float) -> float:
     """Return the seconds that the first of some measurements may take of the seconds that are left for all of them.
 
-    >>> share([90, 30], 60), share([90], -1)
-    (45.0, 0.0)
+    It may take twice its share, since most others take less than theirs.
+
+    >>> share([90, 210], 300), share([90], 60), share([90], -1)
+    (180.0, 60, 0.0)
     """
-    return max(0.0, left * wanted[0] / sum(wanted))
+    return max(0.0, min(left, 2 * left * wanted[0] / sum(wanted)))
 
 
 def _line(one: Measurement, seconds: float, text: str) -> str:
