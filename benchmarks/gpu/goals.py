@@ -10,20 +10,14 @@ from benchmarks.targets import Target
 Values = dict[str, float]  # by job
 
 
-def bf16_rate(rows: Rows) -> float | None:
-    """Return the measured rate of bf16 matrix products of one GPU in FLOP/s, the better of jax's and torch's."""
-    machine = rows.get("machine", {})
-    rates = [machine.get(name, {}).get("matmul_tflops", {}).get("bf16") for name in ("jax", "torch")]
-    return 1e12 * max(filter(None, rates), default=0.0) or None
-
-
 def speeds(rows: Rows) -> list[Row]:
     """Return a row for every contender that was measured.
 
     It has the examples per second and GPU as "speed", its ratio to torch DDP's, and the model FLOP utilisation:
-    operations per second over the rate of a product. Numbers are None where a part of them was not measured.
+    operations per second over the rate of a bf16 product. Numbers are None where a part of them was not measured.
     """
-    measured, rate = rows.get("utilisation", {}), bf16_rate(rows)
+    measured = rows.get("utilisation", {})
+    tflops = rows.get("machine", {}).get("rates", {}).get("matmul_tflops", {}).get("bf16")
 
     def speed(job: str, contender: str) -> float | None:
         row = measured.get(row_name(job, contender), {})
@@ -39,7 +33,7 @@ def speeds(rows: Rows) -> list[Row]:
                     "contender": contender,
                     "speed": here,
                     "over_torch": here / torch if torch else None,
-                    "utilisation": flops * here / rate if flops and rate else None,
+                    "utilisation": flops * here / tflops / 1e12 if flops and tflops else None,
                     **measured[row_name(job, contender)],
                 }
             )

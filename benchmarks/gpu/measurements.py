@@ -57,7 +57,7 @@ def measurements(folder: Path, smoke: bool, gpus: int) -> list[Measurement]:
     small = {"smoke": smoke}
     return [
         Measurement("machine", "hardware", 20, "gpu.machine"),
-        *(Measurement("machine", name, 80, f"gpu.rates_{name}", arguments=small) for name in ("jax", "torch")),
+        Measurement("machine", "rates", 160, "gpu.rates", arguments=small),
         *_parity(folder, smoke, gpus),
         *(
             Measurement("precision", name, 90, f"gpu.precision_{name}", arguments={"folder": str(folder), **small})

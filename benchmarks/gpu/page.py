@@ -15,7 +15,7 @@ from jaxddp.files import write_atomically
 NAME = "README.md"
 SMOKE = "A smoke run on CPU devices with tiny sizes: these numbers mean nothing."
 NOTES = {
-    "machine": "Copies count what is read and written, all-reduces by their bus bandwidth.",
+    "machine": "Copies count what is read and written, all-reduces their bus bandwidth.",
     "parity": "Largest residuals of each stage in float64, and the rounding in float32 of both sides.",
     "precision": "Norm of the difference of the gradients from the same framework's in float64, over their norm.",
     "utilisation": "Utilisation: operations of the model's products and convolutions, as jaxddp.plan counts them, "
@@ -26,7 +26,7 @@ NOTES = {
 def write(folder: Path, record: GpuRecord) -> None:
     """Write the page of a record; parts that were not measured say so."""
     machine = record.rows.get("machine", {})
-    device, date = machine.get("jax", {}), machine.get("hardware", {}).get("date")
+    device, date = machine.get("rates", {}), machine.get("hardware", {}).get("date")
     named = f"{device['count']} x {device['device']}" if "device" in device else "device not measured"
     blocks = [f"# {' · '.join(filter(None, ['jaxddp', named, date]))}", *([SMOKE] if record.smoke else [])]
     blocks += ["\n".join(f"- {line}" for line in goals.lines(record.rows))]

@@ -119,7 +119,7 @@ def made_up() -> Rows:
     profile |= {"gaps": [{"ms": 0.01, "at_ms": 0.05, "before": "gemm", "after": "adam"}]}
     speeds = {"jaxddp": 0.2, "torch": 0.3, "torch_compile": 0.25}
     return {
-        "machine": {"hardware": hardware, "jax": rates, "torch": rates},
+        "machine": {"hardware": hardware, "rates": rates},
         "parity": {"models": {"cases": [case]}},
         "precision": {
             "jax": {},
@@ -137,12 +137,10 @@ def made_up() -> Rows:
     }
 
 
-def test_utilisation_is_operations_over_the_best_measured_rate() -> None:
+def test_utilisation_is_operations_over_the_measured_rate() -> None:
     rows = made_up()
     found = {row["contender"]: row for row in goals.speeds(rows)}
     assert found["jaxddp"]["speed"] == 320 and found["jaxddp"]["utilisation"] == pytest.approx(9e11 * 320 / 750e12)
-    rows["machine"]["torch"] = {"matmul_tflops": {"bf16": 1500.0}}
-    assert goals.speeds(rows)[0]["utilisation"] == pytest.approx(0.192)
     del rows["machine"]
     assert goals.speeds(rows)[0]["utilisation"] is None
 
@@ -165,7 +163,7 @@ def written(folder: Path, rows: Rows, smoke: bool) -> str:
 def test_the_page_shows_every_part(tmp_path: Path) -> None:
     text = written(tmp_path, made_up(), smoke=False)
     assert text.startswith("# jaxddp · 1 x NVIDIA H200 · 2026-01-02\n")
-    assert "\n- G1  at least 1.3 x the speed of torch DDP: 1.5 (decoder)\n" in text
+    assert "\n- G1 at least 1.3 x the speed of torch DDP: 1.5 (decoder)\n" in text
     for part in ("| 0.384 |", "| 2e-15 |", "busy_share GPU", "GPU0 X", "port\\|1", "| core | 2 | 1 |", "kkk..."):
         assert part in text, part
     assert text.count("\nnot measured\n") == 1  # the benchmark
