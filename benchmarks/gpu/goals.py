@@ -4,13 +4,11 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.gpu.jobs import CONTENDERS, FLOPS, jobs, row_name
-from benchmarks.gpu.runner import Row, Rows
-from benchmarks.targets import Target
-
-Values = dict[str, float]  # by job
+from benchmarks.gpu.runner import Row
+from benchmarks.targets import Record, Target, Values
 
 
-def speeds(rows: Rows) -> list[Row]:
+def speeds(rows: Record) -> list[Row]:
     """Return a row for every contender that was measured.
 
     It has the examples per second and GPU as "speed", its ratio to torch DDP's, and the model FLOP utilisation:
@@ -40,10 +38,10 @@ def speeds(rows: Rows) -> list[Row]:
     return table
 
 
-def _against(peer: str) -> Callable[[Rows], Values]:
+def _against(peer: str) -> Callable[[Record], Values]:
     """Return the speed of jaxddp as it comes over that of a peer, by job."""
 
-    def values(rows: Rows) -> Values:
+    def values(rows: Record) -> Values:
         known = {(row["job"], row["contender"]): row["speed"] for row in speeds(rows)}
         found = [job for job, contender in known if contender == "jaxddp" and (job, peer) in known]
         return {job: float(f"{known[job, 'jaxddp'] / known[job, peer]:.4g}") for job in found}
@@ -51,7 +49,7 @@ def _against(peer: str) -> Callable[[Rows], Values]:
     return values
 
 
-def _utilisation(rows: Rows) -> Values:
+def _utilisation(rows: Record) -> Values:
     return {
         row["job"]: float(f"{row['utilisation']:.3g}")
         for row in speeds(rows)
@@ -66,12 +64,12 @@ TARGETS = (
 )
 
 
-def targets(rows: Rows) -> list[dict[str, Any]]:
+def targets(rows: Record) -> list[dict[str, Any]]:
     """Return the rows of all targets."""
     return [target.row(rows) for target in TARGETS]
 
 
-def lines(rows: Rows) -> list[str]:
+def lines(rows: Record) -> list[str]:
     """Return a line for each target, for the console.
 
     >>> lines({})[0]
