@@ -4,7 +4,6 @@ import subprocess
 import sys
 
 from benchmarks.processes import memory
-
 from jaxddp.parity.family import family
 
 
