@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.workloads import workloads
 from jaxddp import cli
@@ -23,7 +24,7 @@ PARTS = ("race", "measures", "growth")
 
 
 @dataclass(frozen=True)
-class Options:
+class RaceOptions:
     """Race jaxddp against torch DDP, hand-written pmap and jax.jit, and measure what surrounds a step."""
 
     workloads: tuple[str, ...] = tuple(workloads())
@@ -33,7 +34,7 @@ class Options:
     rounds: int = 5
     """Turns of each contender; at most 3 with more than 2 replicas."""
     seconds: float = 0.2
-    """Seconds of a turn; one of whole epochs may take twice as long, a single step as long as it takes."""
+    """Seconds of a turn; one of complete epochs may take twice as long, a single step as long as it takes."""
     parts: tuple[str, ...] = PARTS
     """race | measures | growth."""
     platform: str | None = None
@@ -58,12 +59,12 @@ class Options:
                 raise InputError(f"--replicas {wrong[0]}: {examples} cannot be divided; choose a power of two")
 
 
-def main(argv: Sequence[str]) -> None:
-    """Run the benchmark that the flags ask for."""
+def main(argv: Sequence[str]) -> dict[str, Any]:
+    """Run the benchmark that the flags ask for; return its record."""
     with cli.one_line_errors(show_traceback=False):
-        options = cli.parse_plain(Options, argv, PROG)
+        options = cli.parse_plain(RaceOptions, argv, PROG)
         # Imported here, since the torch ranks' processes import this module and need no jax.
-        importlib.import_module("benchmarks.run").run(options, shlex.join([*PROG.split(), *argv]))
+        return importlib.import_module("benchmarks.run").run(options, shlex.join([*PROG.split(), *argv]))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import jax
 
 from benchmarks import in_jax, models_jax
 from benchmarks.in_jax import Jaxddp
-from benchmarks.in_torch import Job
+from benchmarks.in_torch import TorchJob
 from benchmarks.jax_peers import ByHand, Way
 from benchmarks.race import Contender
 from benchmarks.torch_ranks import TorchRanks
@@ -20,12 +20,11 @@ ALL_PEERS_AT = 2  # replicas
 SCANNED = 4  # steps per dispatch of the hand-written scan where jaxddp has no loop
 LABELS = {
     JAXDDP: "jaxddp as it comes: jaxddp.train, or DataParallel for a module that the trainer does not have",
-    "own": "the trainer's module through DataParallel and Loader, as they come",
     "one_step": "jaxddp, 1 step per dispatch",
     "pmap": "pmap by hand, 1 step per dispatch",
     "pmap_scan": "pmap by hand, as many steps per dispatch as jaxddp; with convolutions 4, unrolled",
     "shard_map": "jit + shard_map by hand, 1 step per dispatch",
-    "jit": "jax.jit on one device with the whole batch, 1 step per dispatch",
+    "jit": "jax.jit on one device with the full batch, 1 step per dispatch",
     "jit_scan": "the same, several steps per dispatch",
     "torch": "torch DDP, data preloaded, fused optimizer",
     "torch_loader": "the same with torch's DataLoader and DistributedSampler",
@@ -45,8 +44,6 @@ def names(workload: Workload, world_size: int, all_peers: bool = True) -> list[s
     if all_peers and world_size == ALL_PEERS_AT:
         chosen = list(LABELS)
         chosen.remove("jit_scan")
-        if workload.config is None:
-            chosen.remove("own")
     elif all_peers and world_size == 1:
         chosen += ["jit", "jit_scan"]
     return [name for name in LABELS if name in chosen]
@@ -79,8 +76,6 @@ class Field:
             return self.jaxddp
         if name == "one_step":
             return self._jaxddp(steps_per_dispatch=1)
-        if name == "own":
-            return in_jax.own_module(self._workload, self._devices)
         if name in OF_TORCH:
             return self._torch(name)
         loops = self.steps_per_batch > 1 and not self._workload.has_convolutions
@@ -97,7 +92,7 @@ class Field:
 
     def _jaxddp(self, steps_per_dispatch: int | None = None) -> Jaxddp:
         if self._workload.config is None:
-            return in_jax.own_module(self._workload, self._devices, steps_per_dispatch)
+            return in_jax.module(self._workload, self._devices, steps_per_dispatch)
         platform = self._devices[0].platform
         return in_jax.trainer(self._workload, len(self._devices), platform, steps_per_dispatch)
 
@@ -106,4 +101,4 @@ class Field:
         start = Functional(models_jax.build(self._workload))
         weights = to_torch({**start.params, **start.buffers})
         options = {"compiled": name == "torch_compile", "data_loader": name == "torch_loader"}
-        return self._ranks.build(Job(self._workload, weights, **options))
+        return self._ranks.build(TorchJob(self._workload, weights, **options))

@@ -1,4 +1,4 @@
-"""jaxddp as a contender: its trainer as it comes, and a user's own module through `DataParallel` and `Loader`."""
+"""jaxddp as a contender: its trainer as it comes, and a user's module through `DataParallel` and `Loader`."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -8,12 +8,12 @@ import jax
 import numpy as np
 
 from benchmarks import models_jax
-from benchmarks.hlo import Messages, all_reduces
 from benchmarks.race import Turn
 from benchmarks.workloads import Arrays, Workload
 from jaxddp import DataParallel, Loader, Replicas, TrainConfig, optim, train
 from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.nn.torch_weights import to_torch
+from jaxddp.plan.messages import Messages, all_reduces
 from jaxddp.state import TrainState
 from jaxddp.step.metrics import InFlight, step_metrics
 
@@ -87,7 +87,7 @@ def trainer(workload: Workload, world_size: int, platform: str, steps_per_dispat
     return Jaxddp(run.ddp, run.loader, run.start, run.dataset.train)
 
 
-def own_module(workload: Workload, devices: Sequence[jax.Device], steps_per_dispatch: int | None = None) -> Jaxddp:
+def module(workload: Workload, devices: Sequence[jax.Device], steps_per_dispatch: int | None = None) -> Jaxddp:
     """Train the workload's module as a user of the library does."""
     replicas = Replicas(devices)
     arrays = workload.arrays()

@@ -34,7 +34,7 @@ Batch = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Job:
+class TorchJob:
     """A training that the ranks build.
 
     Attributes:
@@ -66,7 +66,7 @@ class Examples(Dataset[Batch]):
 class TorchDDP:
     """Model, optimizer, data and training loop of one rank."""
 
-    def __init__(self, job: Job, world: World):
+    def __init__(self, job: TorchJob, world: World):
         self._world = world
         self._size = job.workload.batch_size // world.world_size
         self._data = models_torch.tensors(job.workload, job.workload.arrays())
@@ -139,7 +139,7 @@ def threads(world_size: int) -> int:
 
 
 def serve(rank: int, world_size: int, platform: str, store: str, connection: Connection) -> None:
-    """Answer the parent's requests until it closes the connection: a `Job` to build, or (its number, steps)."""
+    """Answer the parent's requests until it closes the connection: a `TorchJob` to build, or (its number, steps)."""
     torch.set_num_threads(threads(world_size))
     tqdm.set_lock(threading.RLock())  # tqdm's default is a semaphore, which a killed rank would leave behind
     torch._logging.set_logs(all=logging.ERROR)  # torch.compile warns that it leaves out the profiler's marks
@@ -156,7 +156,7 @@ def serve(rank: int, world_size: int, platform: str, store: str, connection: Con
 
 def _answer(request: Any, jobs: list[TorchDDP], world: World) -> Any:
     try:
-        if isinstance(request, Job):
+        if isinstance(request, TorchJob):
             jobs.append(TorchDDP(request, world))
             return len(jobs) - 1
         number, steps = request

@@ -75,7 +75,7 @@ class ByHand:
 
     Args:
         workload: what to train.
-        devices: one device per replica; with "jit", the one for the whole batch.
+        devices: one device per replica; with "jit", the one for the full batch.
         way: how the step is mapped over the devices.
         steps_per_dispatch: K; above 1, `lax.scan` runs the steps, unrolled where XLA is slow in a loop.
     """

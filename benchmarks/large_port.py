@@ -12,19 +12,17 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.memory import memory
+from benchmarks.processes import peak_memory
 from jaxddp import cli
 from jaxddp.errors import InputError
-from jaxddp.parity.family import family
 
 GPT = Path(__file__).parents[1] / "examples" / "ports" / "gpt.py"
 FAULT = ("self.norm = layer_norm(rngs)", "self.norm = nnx.LayerNorm(WIDTH, use_fast_variance=False, rngs=rngs)")
 AIMS = "aims, with 64 tokens: equal in 240 s, the fault named in 300 s, both in 6 GiB"
-EVERY = 0.5  # seconds between two looks at the memory
 
 
 @dataclass(frozen=True)
-class Options:
+class LargePortOptions:
     """Check a large port, and print its verdict, time and memory."""
 
     width: int = 768
@@ -45,10 +43,10 @@ class Options:
     """Plant the default epsilon of flax in the last LayerNorm."""
 
 
-def port(options: Options) -> str:
+def port(options: LargePortOptions) -> str:
     """Return the source of the port.
 
-    >>> "WIDTH, HEADS, BLOCKS = 768, 12, 12" in port(Options())
+    >>> "WIDTH, HEADS, BLOCKS = 768, 12, 12" in port(LargePortOptions())
     True
     """
     changes = {
@@ -67,22 +65,20 @@ def port(options: Options) -> str:
     return text
 
 
-def main(options: Options) -> None:
-    """Run the check in processes of its own, as for the first time."""
+def main(options: LargePortOptions) -> None:
+    """Run the check in new processes, as for the first time."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "gpt.py")
         file.write_text(port(options))
         command = [sys.executable, "-m", "jaxddp.parity", str(file), "--world-size", "2", "--steps", f"{options.steps}"]
         first_run = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(Path(folder, "programs"))}  # nothing is compiled yet
-        started, most = time.monotonic(), 0
-        with subprocess.Popen(command, env=first_run) as process:
-            while process.poll() is None:
-                most = max(most, memory(family(process.pid)))
-                time.sleep(EVERY)
+        started = time.monotonic()
+        with subprocess.Popen(command, env=first_run) as process, peak_memory(process.pid) as peak:
+            process.wait()
     seconds = time.monotonic() - started
-    print(f"exit code {process.returncode}, {seconds:.0f} s, {most / 2**30:.2f} GiB ({AIMS})")
+    print(f"exit code {process.returncode}, {seconds:.0f} s, {peak[0] / 2**30:.2f} GiB ({AIMS})")
 
 
 if __name__ == "__main__":
     with cli.one_line_errors(show_traceback=False):
-        main(cli.parse_plain(Options, sys.argv[1:], "python -m benchmarks.large_port"))
+        main(cli.parse_plain(LargePortOptions, sys.argv[1:], "python -m benchmarks.large_port"))

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from tyro.conf import Positional
 
+from benchmarks.tables import table
 from jaxddp import cli
 from jaxddp.config.choices import MODELS
 from jaxddp.distributed.ports import free_port
@@ -29,7 +30,7 @@ DISPATCHES = {"": (), ", a step per dispatch": ("--steps-per-dispatch", "1")}  #
 
 
 @dataclass(frozen=True)
-class Options:
+class LayoutOptions:
     """Train some models in one process and in two."""
 
     models: Positional[tuple[str, ...]] = ("mlp", "convnet")
@@ -81,7 +82,7 @@ def second_half(printed: str) -> float:
     return statistics.median(speeds[len(speeds) // 2 :])
 
 
-def race(model: str, options: Options) -> dict[str, list[float]]:
+def race(model: str, options: LayoutOptions) -> dict[str, list[float]]:
     """Return the speeds of a model in each layout, one per round."""
     speeds: dict[str, list[float]] = {}
     for _ in range(options.rounds):
@@ -93,32 +94,33 @@ def race(model: str, options: Options) -> dict[str, list[float]]:
     return speeds
 
 
-def table(of_models: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
+def to_markdown(of_models: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
     """Return examples per second, and in brackets the median ratio to the first layout, as a table in Markdown.
 
-    >>> print(table({"mlp": {"1 process": [100.0, 200.0], "2 processes": [50.0, 80.0]}}))
+    >>> print(to_markdown({"mlp": {"1 process": [100.0, 200.0], "2 processes": [50.0, 80.0]}}))
     | examples/s | 1 process | 2 processes |
     |---|---|---|
-    | mlp | 150 | 65 (0.45) |
+    | mlp | 150 (1.00) | 65 (0.45) |
     """
+
+    def cell(speeds: Sequence[float], first: Sequence[float]) -> str:
+        ratio = statistics.median(other / one for other, one in zip(speeds, first, strict=True))
+        return f"{statistics.median(speeds):,.0f} ({ratio:.2f})"
+
     layouts = list(next(iter(of_models.values())))
-    lines = [f"| examples/s | {' | '.join(layouts)} |", "|---|" + "---|" * len(layouts)]
-    for model, speeds in of_models.items():
-        first = speeds[layouts[0]]
-        cells = [f"{statistics.median(first):,.0f}"]
-        for layout in layouts[1:]:
-            ratio = statistics.median(other / one for other, one in zip(speeds[layout], first, strict=True))
-            cells.append(f"{statistics.median(speeds[layout]):,.0f} ({ratio:.2f})")
-        lines.append(f"| {model} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    rows = (
+        [model, *(cell(speeds[layout], speeds[layouts[0]]) for layout in layouts)]
+        for model, speeds in of_models.items()
+    )
+    return table(["examples/s", *layouts], rows)
 
 
-def main(options: Options) -> None:
+def main(options: LayoutOptions) -> None:
     """Race the layouts and print the table."""
     os.environ.setdefault("MPLBACKEND", "agg")
-    print(table({model: race(model, options) for model in options.models}))
+    print(to_markdown({model: race(model, options) for model in options.models}))
 
 
 if __name__ == "__main__":
     with cli.one_line_errors(show_traceback=False):
-        main(cli.parse_plain(Options, sys.argv[1:], PROG))
+        main(cli.parse_plain(LayoutOptions, sys.argv[1:], PROG))

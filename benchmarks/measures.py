@@ -12,13 +12,12 @@ from typing import Any
 import jax
 
 from benchmarks.in_jax import Jaxddp
-from benchmarks.processes import Watched, watch
+from benchmarks.processes import WatchedCommand, watch
 from jaxddp import TrainConfig, train
 from jaxddp.checkpoint import Checkpoints
 from jaxddp.tracking.run_log import RunLog
 
 FIRST_EPOCH = r"epoch +1/"  # the first line that tells of a step; all programs are compiled by then
-SECONDS = 70.0  # of `jobs` with three repeats and of `costs`, on two cores, for the estimate
 
 
 def jobs(repeats: int, flags: Sequence[str] = ()) -> dict[str, Any]:
@@ -28,7 +27,7 @@ def jobs(repeats: int, flags: Sequence[str] = ()) -> dict[str, Any]:
         repeats: times that each job runs, in turns; each cold run has a new, empty cache folder.
         flags: further flags of both trainers.
     """
-    seen: dict[str, list[Watched]] = {"jaxddp.train, cold": [], "jaxddp.train, warm": [], "torch_ref.train": []}
+    seen: dict[str, list[WatchedCommand]] = {"jaxddp.train, cold": [], "jaxddp.train, warm": [], "torch_ref.train": []}
     for _ in range(repeats):
         with tempfile.TemporaryDirectory(prefix="benchmark-") as cache:
             for name, watched in seen.items():
@@ -38,11 +37,11 @@ def jobs(repeats: int, flags: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def _environment(cache: str) -> dict[str, str]:
-    """Return the environment with an own cache folder, and without one of jax's that somebody has set."""
+    """Return the environment with another cache folder, and without the variables that set jax's."""
     return {name: value for name, value in os.environ.items() if "_CACHE_" not in name} | {"XDG_CACHE_HOME": cache}
 
 
-def _medians(watched: Sequence[Watched]) -> dict[str, float]:
+def _medians(watched: Sequence[WatchedCommand]) -> dict[str, float]:
     return {
         "seconds_to_first_epoch": round(statistics.median(run.first for run in watched), 3),
         "seconds_to_end": round(statistics.median(run.total for run in watched), 3),

@@ -16,6 +16,7 @@ from benchmarks.contenders import ALL_PEERS_AT
 from jaxddp import cli
 from jaxddp.errors import InputError
 from jaxddp.files import write_atomically
+from jaxddp.tracking.curves import GRID, INK
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,7 +31,6 @@ PEERS = {
     "shard_map": ("jit + shard_map by hand", "#009E73", "^"),
 }
 GROWTH = {"parameters": ("#0072B2", "o"), "leaves": ("#D55E00", "s"), "replicas": ("#009E73", "^")}
-INK, GRID = "#333333", "#E3E3E3"
 
 
 def draw(record: Record) -> bytes:

@@ -1,20 +1,22 @@
-"""A command watched from outside: when it prints, when it ends, and how much memory it takes."""
+"""Commands watched from outside: when they print, when they end, and how much memory they take."""
 
+import contextlib
 import re
 import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from benchmarks.memory import memory
 from jaxddp.parity.family import family
 
 INTERVAL = 0.1  # seconds between two looks at the memory
+UNMAPPED = ("Pss_Anon", "Pss_Shmem")  # anonymous and shared pages; "Pss" counts the pages of mapped files too
 
 
 @dataclass(frozen=True)
-class Watched:
+class WatchedCommand:
     """A command that has ended.
 
     Attributes:
@@ -28,31 +30,60 @@ class Watched:
     megabytes: float
 
 
-def watch(command: Sequence[str], pattern: str, env: Mapping[str, str]) -> Watched:
+def watch(command: Sequence[str], pattern: str, env: Mapping[str, str]) -> WatchedCommand:
     """Run a command to its end.
 
     Raises:
         RuntimeError: it failed, or printed no line that the pattern matches.
     """
     lines: list[str] = []
-    first, peak, ended = None, [0.0], threading.Event()
-    started = time.perf_counter()
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env) as process:
-        sampler = threading.Thread(target=_sample, args=(process.pid, peak, ended), daemon=True)
-        sampler.start()
+    first, started = None, time.perf_counter()
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env) as process,
+        peak_memory(process.pid, ("Pss",)) as peak,
+    ):
         assert process.stdout is not None, "it is a pipe"
         for line in process.stdout:
             lines.append(line)
             if first is None and re.match(pattern, line):
                 first = time.perf_counter() - started
     total = time.perf_counter() - started
-    ended.set()
-    sampler.join()
     if process.returncode or first is None:
         raise RuntimeError(f"{' '.join(command)}: exit code {process.returncode}\n{''.join(lines[-20:])}")
-    return Watched(first, total, peak[0])
+    return WatchedCommand(first, total, peak[0] / 2**20)
 
 
-def _sample(pid: int, peak: list[float], ended: threading.Event) -> None:
-    while not ended.wait(INTERVAL):
-        peak[0] = max(peak[0], memory(family(pid), ("Pss",)) / 2**20)
+@contextlib.contextmanager
+def peak_memory(root: int, kinds: tuple[str, ...] = UNMAPPED) -> Iterator[list[int]]:
+    """Watch the memory of a process and of all below it; yield a list with the most bytes so far."""
+    peak, ended = [0], threading.Event()
+
+    def look() -> None:
+        while not ended.wait(INTERVAL):
+            peak[0] = max(peak[0], memory(family(root), kinds))
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    try:
+        yield peak
+    finally:
+        ended.set()
+        thread.join()
+
+
+def memory(processes: Iterable[int], kinds: tuple[str, ...] = UNMAPPED) -> int:
+    """Return the bytes of memory of processes; memory that they share counts once.
+
+    Args:
+        processes: their numbers.
+        kinds: fields of /proc/PID/smaps_rollup.
+    """
+    return 1024 * sum(_kibibytes(process, kinds) for process in processes)
+
+
+def _kibibytes(process: int, kinds: tuple[str, ...]) -> int:
+    """Return the size of a process's pages; 0 if it has ended."""
+    with contextlib.suppress(OSError):
+        lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
+        return sum(int(line.split()[1]) for line in lines if line.startswith(tuple(f"{kind}:" for kind in kinds)))
+    return 0

@@ -21,7 +21,7 @@ from benchmarks.trace import STEPS, Kernel, kernels, traced
 from benchmarks.workloads import workloads
 from jaxddp import cli
 from jaxddp.errors import check_name
-from jaxddp.plan.hlo import Instruction, Program, parse
+from jaxddp.plan.hlo import CompiledProgram, Instruction, parse
 
 PROG = "python -m benchmarks.profile"
 PRODUCTS, REDUCTIONS, COPIES, ELEMENTWISE = "products", "reductions", "copies", "elementwise"
@@ -42,7 +42,7 @@ MOVING = {
 
 
 @dataclass(frozen=True)
-class Options:
+class ProfileOptions:
     """Profile steps of some workloads on one core."""
 
     workloads: Positional[tuple[str, ...]] = tuple(workloads())
@@ -69,7 +69,7 @@ def kind(opcodes: Iterable[str]) -> str:
     return COPIES if inside <= MOVING else ELEMENTWISE
 
 
-def by_kind(ran: Sequence[Kernel], program: Program, steps: int) -> dict[str, float]:
+def by_kind(ran: Sequence[Kernel], program: CompiledProgram, steps: int) -> dict[str, float]:
     """Return the milliseconds per step of each kind of operation that a profiled program ran."""
     kinds = {one.name: kind(_opcodes(one, program)) for body in program.computations.values() for one in body}
     total = dict.fromkeys(KINDS, 0.0)
@@ -79,7 +79,7 @@ def by_kind(ran: Sequence[Kernel], program: Program, steps: int) -> dict[str, fl
     return total
 
 
-def _opcodes(one: Instruction, program: Program) -> set[str]:
+def _opcodes(one: Instruction, program: CompiledProgram) -> set[str]:
     """Return the opcodes of an instruction and of all that it calls, but for how a reduction combines two numbers."""
     if one.opcode in REDUCING:
         return {one.opcode}
@@ -105,7 +105,7 @@ def profile(name: str, small: bool) -> str:
     return f"{name:16}{milliseconds:10.1f}{cells}{rate:12.3g}"
 
 
-def main(options: Options) -> None:
+def main(options: ProfileOptions) -> None:
     """Print the table."""
     head = "".join(f"{each:>13}" for each in KINDS)
     print(f"{'ms per step':16}{'all':>10}{head}{'GFLOP/s':>12}")
@@ -115,6 +115,6 @@ def main(options: Options) -> None:
 
 if __name__ == "__main__":
     with cli.one_line_errors(show_traceback=False):
-        chosen = cli.parse_plain(Options, sys.argv[1:], PROG)
+        chosen = cli.parse_plain(ProfileOptions, sys.argv[1:], PROG)
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # before XLA starts a thread per core
     main(chosen)

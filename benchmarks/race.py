@@ -36,7 +36,7 @@ class Contender(Protocol):
     """A trainer of one workload, with everything built."""
 
     def train(self, steps: int) -> Turn:
-        """Train from the initial state for at least `steps` steps, and for whole dispatches."""
+        """Train from the initial state for at least `steps` steps, in complete dispatches."""
 
 
 class Failed(Exception):
@@ -45,7 +45,7 @@ class Failed(Exception):
 
 @dataclass
 class Result:
-    """What a contender did in a race.
+    """Outcome of a contender in a race.
 
     Attributes:
         seconds_per_step: one number per round; empty if it failed. A slow contender is left out of the last rounds.
@@ -66,11 +66,11 @@ class Result:
 
 @dataclass(frozen=True)
 class Length:
-    """How long a race takes.
+    """Length of a race.
 
     Attributes:
         rounds: number of turns of each contender.
-        seconds: time that a turn should take; one of whole epochs may take twice as long.
+        seconds: time that a turn should take; one of complete epochs may take twice as long.
         steps_per_epoch: optimizer steps of an epoch.
     """
 
@@ -79,7 +79,7 @@ class Length:
     steps_per_epoch: int
 
     def steps(self, seconds_per_step: float) -> int:
-        """Return the steps of a turn: whole epochs, if one is short enough.
+        """Return the steps of a turn: complete epochs, if one is short enough.
 
         >>> Length(rounds=5, seconds=0.5, steps_per_epoch=45).steps(0.001), Length(5, 0.5, 45).steps(0.1)
         (540, 5)

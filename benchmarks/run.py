@@ -1,4 +1,4 @@
-"""A whole benchmark: parts in order, record and text."""
+"""A benchmark from its first part to its record and text."""
 
 import json
 import sys
@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
-from tqdm import tqdm
 
 from benchmarks import growth, measures, report, speed, targets
 from benchmarks.apart import process
@@ -21,7 +20,7 @@ from jaxddp.errors import InputError
 from jaxddp.files import write_atomically
 
 if TYPE_CHECKING:
-    from benchmarks.__main__ import Options
+    from benchmarks.__main__ import RaceOptions
 
 SMOKE_PEERS = ("mlp",)  # workloads that all peers train in a smoke run
 SMOKE_SECONDS = 0.01  # of a turn in a smoke run
@@ -29,51 +28,41 @@ REPEATS = 3  # at most, of the default job in fresh processes
 FEW_ROUNDS = 3  # at most, of growth and of races without a target
 
 
-def run(options: "Options", command: str) -> dict[str, Any]:
+def run(options: "RaceOptions", command: str) -> dict[str, Any]:
     """Run the benchmark, print it, and return its record."""
     started = time.perf_counter()
     if options.smoke:
         compile_faster()
     record, sizes = _begin(options, command)
     heats = plan(options, sizes)
-    seconds = estimated_seconds(options, heats)
-    print(f"about {seconds / 60:.0f} minutes on two quiet cores", flush=True)
     record["races"] = []
-    with tqdm(total=round(seconds), disable=None, bar_format="{l_bar}{bar}| {elapsed}") as bar:
-        for replicas in sizes:
-            with process(replicas, record["device"]) as call:
-                for heat in (heat for heat in heats if heat.replicas == replicas):
-                    bar.set_description(heat.title)
-                    record["races"].append(call(speed.measure, heat))
-                    bar.update(heat.estimated_seconds)
-                    _keep(options, record, started)
-                    if bar.disable:  # without a terminal
-                        print(f"{record['seconds']:6.0f} s  {heat.title}", file=sys.stderr, flush=True)
-        if "measures" in options.parts:
-            bar.set_description("the default job")
-            record |= _measures(options, record["device"])
-            bar.update(measures.SECONDS)
-            _keep(options, record, started)
-        if "growth" in options.parts:
-            bar.set_description("growth")
-            rounds, turn = min(_rounds(options), FEW_ROUNDS), _seconds(options)
-            record["growth"] = growth.measure(_inside_at(sizes), record["device"], rounds, turn, options.smoke)
-            bar.update(growth.SECONDS)
-    _keep(options, record, started)
+    for replicas in sizes:
+        with process(replicas, record["device"]) as call:
+            for heat in (heat for heat in heats if heat.replicas == replicas):
+                record["races"].append(call(speed.measure, heat))
+                _keep(options, record, started, heat.title)
+    if "measures" in options.parts:
+        record |= _measures(options, record["device"])
+        _keep(options, record, started, "the default job")
+    if "growth" in options.parts:
+        rounds, turn = min(_rounds(options), FEW_ROUNDS), _seconds(options)
+        record["growth"] = growth.measure(_inside_at(sizes), record["device"], rounds, turn, options.smoke)
+        _keep(options, record, started, "growth")
     print(report.text(record))
     return record
 
 
-def _keep(options: "Options", record: dict[str, Any], started: float) -> None:
-    """Bring the record up to date and write it, so that a run that is ended early loses one race at most."""
+def _keep(options: "RaceOptions", record: dict[str, Any], started: float, what: str) -> None:
+    """Say what has ended, and write the record, so that a run that is ended early loses one race at most."""
     record |= {"targets": targets.rows(record), "rounds": _rounds(options)}
     record["seconds"] = round(time.perf_counter() - started, 1)
+    print(f"{record['seconds']:6.0f} s  {what}", file=sys.stderr, flush=True)
     if options.output is not None:
         options.output.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(options.output, f"{json.dumps(record, indent=2)}\n".encode())
 
 
-def plan(options: "Options", sizes: list[int]) -> list[Heat]:
+def plan(options: "RaceOptions", sizes: list[int]) -> list[Heat]:
     """List the races."""
     inside_at = _inside_at(sizes)
     measured = "measures" in options.parts
@@ -93,27 +82,20 @@ def plan(options: "Options", sizes: list[int]) -> list[Heat]:
     ]
 
 
-def estimated_seconds(options: "Options", heats: list[Heat]) -> float:
-    """Estimate the time of all parts, from what they took on two cores."""
-    parts = {"measures": measures.SECONDS, "growth": growth.SECONDS}
-    others = sum(seconds for part, seconds in parts.items() if part in options.parts)
-    return sum(heat.estimated_seconds for heat in heats) + others * (0.3 if options.smoke else 1)
-
-
-def _measures(options: "Options", platform: str) -> dict[str, Any]:
+def _measures(options: "RaceOptions", platform: str) -> dict[str, Any]:
     flags = ["--platform", platform, *(["--epochs", "1"] if options.smoke else [])]
     jobs = measures.jobs(min(_rounds(options), REPEATS), flags)
     with process(None, platform) as call:
         return {"jobs": jobs, "costs": call(measures.costs, TrainConfig(platform=platform))}
 
 
-def _rounds(options: "Options", replicas: int = ALL_PEERS_AT) -> int:
+def _rounds(options: "RaceOptions", replicas: int = ALL_PEERS_AT) -> int:
     """Return the rounds; fewer where no target is."""
     rounds = 1 if options.smoke else options.rounds
     return rounds if replicas <= ALL_PEERS_AT else min(rounds, FEW_ROUNDS)
 
 
-def _seconds(options: "Options") -> float:
+def _seconds(options: "RaceOptions") -> float:
     return SMOKE_SECONDS if options.smoke else options.seconds
 
 
@@ -122,11 +104,11 @@ def _inside_at(sizes: Sequence[int]) -> int:
     return ALL_PEERS_AT if ALL_PEERS_AT in sizes else sizes[-1]
 
 
-def _begin(options: "Options", command: str) -> tuple[dict[str, Any], list[int]]:
+def _begin(options: "RaceOptions", command: str) -> tuple[dict[str, Any], list[int]]:
     """Return the record's first entries, and the numbers of replicas that fit on the devices."""
     asked = [ALL_PEERS_AT] if options.smoke else sorted(set(options.replicas))
     with process(None, options.platform) as call:
-        found = call(_origin, command)  # before the run, whose own load does not count
+        found = call(_origin, command)  # before the run, whose load does not count
     available = found.pop("devices")
     sizes = asked if found["device"] == "cpu" else [count for count in asked if count <= available]
     if not sizes:

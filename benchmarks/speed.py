@@ -17,10 +17,6 @@ from benchmarks.race import Length, Result, Spread
 from benchmarks.torch_ranks import torch_ranks
 from benchmarks.workloads import Workload
 
-# Seconds on two cores, for the estimate.
-SETUP = {"jax": 2.5, "torch": 1.0, "torch_compile": 10.0}
-INSIDE = 6.0
-
 
 @dataclass(frozen=True)
 class Heat:
@@ -51,13 +47,6 @@ class Heat:
     def title(self) -> str:
         """Workload and number of replicas."""
         return f"{self.workload.name}, {self.replicas} replica{'s' if self.replicas > 1 else ''}"
-
-    @property
-    def estimated_seconds(self) -> float:
-        """Estimate of its time, from what it took on two cores."""
-        setups = [SETUP.get(name, SETUP["torch" if name in OF_TORCH else "jax"]) for name in self.names]
-        turns = len(self.names) * (self.rounds + 2) * 1.3 * self.seconds  # two to warm up; rounded up to whole epochs
-        return sum(setups) + turns + INSIDE * self.inside
 
 
 def measure(devices: Sequence[jax.Device], heat: Heat) -> dict[str, Any]:

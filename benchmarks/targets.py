@@ -89,7 +89,7 @@ def _inside(*keys: str) -> Callable[[Record], Values]:
 
 
 def _bytes_besides(record: Record) -> Values:
-    """Return the bytes of a step's all-reduces besides the gradients and the buffers, of which rank 0 sends its own.
+    """Return the bytes of a step's all-reduces besides the gradients and the buffers, which rank 0 sends.
 
     Below zero where XLA sends equal gradients once, such as those of two biases whose outputs are added.
     """
@@ -100,15 +100,6 @@ def _bytes_besides(record: Record) -> Values:
 
 def _of_job(name: str, key: str) -> Callable[[Record], Values]:
     return lambda record: {"mlp": record["jobs"][name][key]} if "jobs" in record else {}
-
-
-def _wait_for_shuffle(record: Record) -> Values:
-    """Return the part of the largest shuffle for which the training thread waits between two epochs."""
-    if "growth" not in record:
-        return {}
-    largest = record["growth"]["rows"][-1]
-    waited = largest["wait_between_epochs_seconds"] - largest["wait_between_batches_seconds"]
-    return {f"{largest['rows']:,} rows": round(max(0.0, waited) / largest["shuffle_seconds"], 3)}
 
 
 def _races(record: Record, replicas: int) -> Iterator[Record]:
@@ -134,6 +125,5 @@ TARGETS = (
         "5b", "s cold to the first epoch's line", 2.5, False, _of_job(f"{JAXDDP}.train, cold", "seconds_to_first_epoch")
     ),
     Target("5c", "s of the second default job", 3.5, False, _of_job(f"{JAXDDP}.train, warm", "seconds_to_end")),
-    Target("5d", "of the shuffle awaited between epochs", 0.1, False, _wait_for_shuffle),
     Target("6", "programs traced in the second epoch", 0, False, _inside("traces", "second_epoch")),
 )

@@ -9,7 +9,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from benchmarks.in_torch import Job, serve
+from benchmarks.in_torch import TorchJob, serve
 from benchmarks.race import Failed, Turn
 
 TIMEOUT = 300.0  # seconds that a rank may take to answer; torch.compile takes the longest
@@ -35,7 +35,7 @@ class TorchRanks:
     def __init__(self, connections: Sequence[Connection]):
         self._connections = connections
 
-    def build(self, job: Job) -> TorchContender:
+    def build(self, job: TorchJob) -> TorchContender:
         """Build a job on all ranks."""
         return TorchContender(self._connections, _ask(self._connections, job)[0])
 

@@ -14,7 +14,7 @@ from jaxddp.data import datasets
 
 Arrays = dict[str, np.ndarray]
 
-STEPS_PER_EPOCH = 8  # of the workloads that bring their own data
+STEPS_PER_EPOCH = 8  # of the workloads that bring data
 LLAMA = {
     "vocab_size": 512,
     "hidden_size": 48,

@@ -21,6 +21,7 @@ os.environ |= {
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
+from benchmarks.smoke import FAST_COMPILER, compile_faster  # noqa: E402
 from jaxddp.distributed.devices import prepare  # noqa: E402
 from jaxddp.tracking import run_log  # noqa: E402
 
@@ -31,9 +32,6 @@ if TYPE_CHECKING:
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
-# An older code generator of XLA, with fewer optimizations: it compiles in 40 to 70 % of the CPU time. Users have the
-# newer one. Level 0 is too low: XLA 0.10 then computes wrong gradients of convolutions.
-FAST_COMPILER = "--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=1"
 LEFT_OUT = pytest.StashKey[Counter[str]]()
 
 
@@ -44,8 +42,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[LEFT_OUT] = Counter()
-    if config.getoption("--fast-compiler") and jax.lib.__version__.startswith("0.10."):
-        os.environ["XLA_FLAGS"] = f"{FAST_COMPILER} {os.environ.get('XLA_FLAGS', '')}".strip()
+    if config.getoption("--fast-compiler"):
+        compile_faster()
     prepare(8, "cpu")  # starts XLA, which reads its flags once
 
 

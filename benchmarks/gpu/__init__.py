@@ -1,6 +1,6 @@
 """Everything that takes a GPU to measure, in one command: `python -m benchmarks.gpu` (`make gpu`).
 
-Each part is a module that runs as a process of its own and keeps its record in the results folder:
+    measurements -> a child process for each -> record.json -> README.md
 
-    machine -> parity -> precision -> tests -> benchmark -> utilisation -> profile -> page
+`benchmarks.gpu.measurements` lists them; each is a function that returns a row of its part.
 """

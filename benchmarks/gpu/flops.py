@@ -1,18 +1,13 @@
-"""Floating-point operations of the jobs' models, counted by `jaxddp.plan`: `python -m benchmarks.gpu.flops [--smoke]`.
+"""Floating-point operations of the jobs' models, counted by `jaxddp.plan`."""
 
-Prints one line of JSON: operations per example and training step, by job.
-"""
-
-import json
-import sys
 from typing import Any
 
 import jax
 from flax import nnx
 from jax import numpy as jnp
 
-from benchmarks.gpu.jobs import Job, jobs
-from benchmarks.gpu.jobs_jax import model_of
+from benchmarks.gpu.jobs import GpuJob, jobs
+from benchmarks.gpu.train_jax import model_of
 from jaxddp.distributed.devices import prepare
 from jaxddp.plan.costs import Cost
 from jaxddp.plan.hlo import parse
@@ -21,11 +16,17 @@ from jaxddp.plan.timeline import events
 BACKWARD = 2  # times the forward pass: a product for the gradient of either operand
 
 
-def flops_per_example(job: Job) -> float:
+def measure(smoke: bool) -> dict[str, float]:
+    """Count the operations per example and training step, by job."""
+    with jax.default_device(prepare(1, "cpu")[0]):
+        return {name: flops_per_example(job) for name, job in jobs(smoke).items()}
+
+
+def flops_per_example(job: GpuJob) -> float:
     """Return the operations of the matrix products and convolutions of a step with one example.
 
     Those of the forward pass are read from the program that XLA compiles for the CPU, in which no kernel hides them;
-    the attention of a decoder counts in full, without regard to its mask.
+    the attention of a decoder counts in full, masked or not.
     """
     graph, state = nnx.split(model_of(job))
     x = job.arrays(1)["x"]
@@ -40,9 +41,3 @@ def flops_per_example(job: Job) -> float:
     program = parse(str(lowered.compile().as_text()))
     cost = sum((event.cost for event in events(program)), Cost())
     return (1 + BACKWARD) * (cost.matrix + cost.convolution)
-
-
-if __name__ == "__main__":
-    cpu = prepare(1, "cpu")[0]
-    with jax.default_device(cpu):
-        print(json.dumps({name: flops_per_example(job) for name, job in jobs("--smoke" in sys.argv[1:]).items()}))

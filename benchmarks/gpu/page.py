@@ -1,49 +1,62 @@
-"""Part `page`: README.md, index.html and the picture of a folder of results: `python -m benchmarks.gpu.page FOLDER`.
+"""README.md of a folder of results: the targets, what failed, and a table of each part."""
 
-It can be made of any folder, also of one that lacks parts.
-"""
-
-import base64
-import sys
-from collections.abc import Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu import goals, picture, records, runner, utilisation
-from benchmarks.gpu.document import to_html, to_markdown
-from benchmarks.gpu.part import options_of
-from benchmarks.gpu.sections import headline, sections
-from jaxddp import cli
+from benchmarks import report, targets
+from benchmarks.gpu import goals
+from benchmarks.gpu.jobs import CONTENDERS, row_name
+from benchmarks.gpu.measurements import PARTS
+from benchmarks.gpu.runner import FAILURE, GpuRecord, Row, Rows
+from benchmarks.tables import MISSING, tables
 from jaxddp.files import write_atomically
 
-PICTURE = "picture.png"
+NAME = "README.md"
+SMOKE = "A smoke run on CPU devices with tiny sizes: these numbers mean nothing."
+NOTES = {
+    "machine": "Copies count what is read and written, all-reduces their bus bandwidth.",
+    "parity": "Largest residuals of each stage in float64, and the rounding in float32 of both sides.",
+    "precision": "Norm of the difference of the gradients from the same framework's in float64, over their norm.",
+    "utilisation": "Utilisation: operations of the model's products and convolutions, as jaxddp.plan counts them, "
+    "over the rate of a bf16 product.",
+}
 
 
-def write(folder: Path) -> list[str]:
-    """Write the page of a folder; return the lines of the targets."""
-    read = {part: records.read(folder, part) for part in runner.PARTS if part != runner.PAGE}
-    title = _title(read)
-    png = picture.draw(utilisation.table(read["utilisation"], read["machine"]), title)
-    parts = sections(read)
-    data = f"data:image/png;base64,{base64.b64encode(png).decode()}"
-    write_atomically(folder / PICTURE, png)
-    write_atomically(folder / "README.md", to_markdown(title, parts, PICTURE).encode())
-    write_atomically(folder / "index.html", to_html(title, parts, data).encode())
-    return headline(goals.rows(read))
+def write(folder: Path, record: GpuRecord) -> None:
+    """Write the page of a record; parts that were not measured say so."""
+    machine = record.rows.get("machine", {})
+    device, date = machine.get("rates", {}), machine.get("hardware", {}).get("date")
+    named = f"{device['count']} x {device['device']}" if "device" in device else "device not measured"
+    blocks = [f"# {' · '.join(filter(None, ['jaxddp', named, date]))}", *([SMOKE] if record.smoke else [])]
+    blocks += ["\n".join(f"- {line}" for line in goals.lines(record.rows))]
+    if failures := record.failures(PARTS):
+        blocks += ["Failed:", "\n".join(f"- {line}" for line in failures)]
+    for part in PARTS:
+        rows = {name: row for name, row in record.rows.get(part, {}).items() if FAILURE not in row or len(row) > 2}
+        blocks += [f"## {part.capitalize()}", *filter(None, [NOTES.get(part)])]
+        blocks += _of_part(part, rows, record.rows) if rows else [MISSING]
+    write_atomically(folder / NAME, ("\n\n".join(blocks) + "\n").encode())
 
 
-def _title(read: Mapping[str, Mapping[str, Any]]) -> str:
-    """Name the device and the date, as far as the records know them."""
-    row = read["machine"].get("rows", {}).get("jax", {})
-    device = f"{row['count']} x {row['device']}" if "device" in row else "device not measured"
-    date = read["machine"].get("date", "")
-    return " · ".join(filter(None, ["jaxddp", device, date]))
+def _of_part(part: str, rows: dict[str, Row], every: Rows) -> Iterator[str]:
+    if part == "benchmark":
+        yield f"```\n{report.text(_merged(list(rows.values())))}\n```"
+    elif part == "utilisation":
+        yield from tables({_label(row): row for row in goals.speeds(every)})
+    else:
+        yield from tables(rows)
 
 
-if __name__ == "__main__":
-    with cli.one_line_errors(show_traceback=False):
-        options = options_of(runner.PAGE)
-        print(*write(options.folder), sep="\n")
-        page = {"part": runner.PAGE, "complete": True, "smoke": options.smoke}
-        records.write(options.folder, runner.PAGE, page)
-    sys.exit(0)
+def _label(row: Row) -> str:
+    return row_name(row["job"], CONTENDERS[row["contender"]].label)
+
+
+def _merged(records: list[Row]) -> dict[str, Any]:
+    """Return the records of `python -m benchmarks` as if one run had measured all workloads."""
+    merged: dict[str, Any] = {}
+    for record in records:
+        merged = {**record, **merged}
+    merged["races"] = [race for record in records for race in record["races"]]
+    merged["seconds"] = sum(record["seconds"] for record in records)
+    return {**merged, "targets": targets.rows(merged)}

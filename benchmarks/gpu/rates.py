@@ -1,8 +1,21 @@
-"""Sizes of the measured rates, and what a time means as a rate; needs neither jax nor torch."""
+"""Rates that the GPUs reach in jax: matrix products, memory copies, all-reduces."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
-DTYPES = ("bf16", "tf32", "float32")
+import jax
+import numpy as np
+from jax import numpy as jnp
+
+from benchmarks.gpu.jobs import platform
+from benchmarks.gpu.timing import Work, best_seconds
+from jaxddp.distributed.collectives import all_reduce
+from jaxddp.distributed.devices import prepare
+from jaxddp.distributed.replicas import Replicas
+
+PRECISIONS = {"bf16": "default", "tf32": "tensorfloat32", "float32": "highest"}
 
 
 @dataclass(frozen=True)
@@ -21,42 +34,52 @@ class Sizes:
     calls: int = 10
 
 
-SMALL = Sizes(matrix=64, copied=2**12, sent=2**10, calls=2)
+def measure(smoke: bool) -> dict[str, Any]:
+    """Measure all rates.
 
-
-def sizes(smoke: bool) -> Sizes:
-    """Return the sizes."""
-    return SMALL if smoke else Sizes()
-
-
-def tflops(size: int, seconds: float) -> float:
-    """Return the rate of a product of square matrices, in TFLOP/s.
-
-    >>> tflops(1000, 1.0)
-    0.002
+    A copy counts what is read and written; an all-reduce its bus bandwidth, which is what each GPU sends in a ring
+    (PERFORMANCE.md of nccl-tests). One GPU sends nothing.
     """
-    return _rounded(2 * size**3 / seconds / 1e12)
+    size = Sizes(matrix=64, copied=2**12, sent=2**10, calls=2) if smoke else Sizes()
+    devices = prepare(2 if smoke else None, platform(smoke))
+    count, replicas = len(devices), Replicas(devices)
+    copied = jnp.ones(size.copied, jnp.float32)
+    sent = replicas.shard(np.ones((count, size.sent), np.float32))
+
+    def rate(amount: float, function: Callable[..., Any], *arrays: Any) -> float:
+        return float(f"{amount / best_seconds(_repeated(function, *arrays), size.calls):.4g}")
+
+    return {
+        "device": devices[0].device_kind,
+        "count": count,
+        "matmul_tflops": {
+            dtype: rate(2 * size.matrix**3 / 1e12, *_product(dtype, size.matrix)) for dtype in PRECISIONS
+        },
+        # A copy alone could be left out.
+        "copy_gb_per_second": rate(2 * 4 * size.copied / 1e9, jax.jit(jnp.negative), copied),
+        "all_reduce_gb_per_second": rate(
+            4 * size.sent / 1e9 * 2 * (count - 1) / count, replicas.map(lambda x: all_reduce(x), (0,), 0), sent
+        )
+        if count > 1
+        else None,
+    }
 
 
-def copy_rate(numbers: int, seconds: float) -> float:
-    """Return the rate of a copy of float32 numbers, in GB/s read and written.
-
-    >>> copy_rate(10**9, 1.0)
-    8.0
-    """
-    return _rounded(2 * 4 * numbers / seconds / 1e9)
-
-
-def bus_rate(numbers: int, count: int, seconds: float) -> float:
-    """Return the bus bandwidth of an all-reduce of float32 numbers, in GB/s: what each GPU sends in a ring.
-
-    Source: PERFORMANCE.md of nccl-tests.
-
-    >>> bus_rate(10**9, 4, 1.0)
-    6.0
-    """
-    return _rounded(4 * numbers / seconds / 1e9 * 2 * (count - 1) / count)
+def _product(dtype: str, size: int) -> tuple[Callable[..., Any], jax.Array, jax.Array]:
+    """Return the function that multiplies two square matrices, and the matrices."""
+    rng = np.random.default_rng(0)
+    kind = jnp.bfloat16 if dtype == "bf16" else jnp.float32
+    a, b = (jnp.asarray(rng.normal(size=(size, size)), kind) for _ in range(2))
+    return jax.jit(partial(jnp.matmul, precision=PRECISIONS[dtype])), a, b
 
 
-def _rounded(rate: float) -> float:
-    return float(f"{rate:.4g}")
+def _repeated(function: Callable[..., Any], *arrays: Any) -> Work:
+    """Return a function that makes so many calls, and waits for the last."""
+
+    def work(calls: int) -> object:
+        result = None
+        for _ in range(calls):
+            result = function(*arrays)
+        return jax.block_until_ready(result)
+
+    return work

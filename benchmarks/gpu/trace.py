@@ -1,4 +1,4 @@
-"""What a trace shows: how busy the compute streams are, which kernels take longest, and the largest gaps."""
+"""Busy share of the compute streams, longest kernels and largest gaps, read from a trace."""
 
 from collections.abc import Sequence
 from typing import Any

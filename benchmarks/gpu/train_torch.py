@@ -1,12 +1,9 @@
-"""Speed of a job in torch DDP at the largest batch that fits: `python -m benchmarks.gpu.train_torch JOB [--compiled]`.
+"""Speed of a job in torch DDP at the largest batch that fits.
 
-The models are transformers' own, with random weights, under autocast in bf16, with fused Adam. Prints one line of JSON.
+The models are those of transformers with random weights, under autocast in bf16, with fused Adam.
 """
 
 import importlib
-import json
-import sys
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -14,33 +11,45 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
-from tyro.conf import Positional
 
-from benchmarks.gpu import part
-from benchmarks.gpu.fitting import Measured, largest_that_fits
-from benchmarks.gpu.jobs import LR, Job, jobs
-from benchmarks.gpu.timing import median_seconds
-from jaxddp import cli
+from benchmarks.gpu.jobs import LR, GpuJob, jobs, platform
+from benchmarks.gpu.timing import largest_that_fits, median_seconds
 from torch_ref.config import TorchConfig
 from torch_ref.distributed import World
 from torch_ref.launch import launch
 
 
-@dataclass(frozen=True)
-class Options:
-    """Measure the speed of a job in torch DDP."""
+def measure(job: str, smoke: bool, compiled: bool = False) -> dict[str, Any]:
+    """Measure the largest batch size of a job that fits; the slowest rank counts."""
+    chosen = jobs(smoke)[job]
+    config = TorchConfig(platform=platform(smoke), devices=1 if smoke else None)
+    # In a smoke run torch.compile compiles no kernels.
+    backend = ("eager" if smoke else "inductor") if compiled else None
 
-    job: Positional[str]
-    """decoder | convnet."""
-    compiled: bool = False
-    """Use torch.compile."""
-    smoke: bool = False
-    """CPU devices and tiny sizes; torch.compile then compiles no kernels."""
-    seconds: float = 1.0
-    """Seconds of a round."""
+    def of_batch(size: int) -> dict[str, Any]:
+        ranks = launch(partial(_of_rank, chosen, size, backend), config)
+        return {"gpus": len(ranks), **max(ranks, key=lambda rank: rank["seconds_per_step"])}
+
+    return largest_that_fits(chosen.batches, of_batch, torch.cuda.empty_cache)
 
 
-def model_of(job: Job) -> nn.Module:
+def _of_rank(job: GpuJob, batch_size: int, backend: str | None, world: World, config: TorchConfig) -> dict[str, Any]:
+    torch.backends.cudnn.benchmark = True  # choose the fastest convolutions, as XLA does
+    training = Training(job, world, batch_size, backend)
+
+    def agreed(steps: int) -> int:
+        """Return rank 0's number of steps: all ranks must take as many."""
+        return int(world.broadcast(torch.tensor([steps], device=world.device)).item())
+
+    on_gpu = world.device.type == "cuda"
+    return {
+        "seconds_per_step": median_seconds(lambda steps: training.steps(agreed(steps)), job.seconds),
+        "peak_bytes": torch.cuda.max_memory_allocated(world.device) if on_gpu else None,
+        "loss": training.loss,
+    }
+
+
+def model_of(job: GpuJob) -> nn.Module:
     """Build the twin of a job's model with random weights."""
     transformers = importlib.import_module("transformers")  # takes seconds
     if job.kind == "decoder":
@@ -60,12 +69,12 @@ def model_of(job: Job) -> nn.Module:
 class Training:
     """A job on one rank, with a batch that is on its device already."""
 
-    def __init__(self, job: Job, world: World, batch_size: int, compiled: bool, backend: str):
+    def __init__(self, job: GpuJob, world: World, batch_size: int, backend: str | None):
         self._device = world.device
         module = model_of(job).to(world.device).train()
         device_ids = [world.device.index] if world.device.type == "cuda" else None
         self._model: Any = DistributedDataParallel(module, device_ids, process_group=world.group)
-        if compiled:
+        if backend is not None:
             self._model = torch.compile(self._model, backend=backend)
         self._optimizer = torch.optim.Adam(module.parameters(), lr=LR, fused=True)
         arrays = {name: torch.from_numpy(array).to(world.device) for name, array in job.arrays(batch_size).items()}
@@ -90,39 +99,3 @@ class Training:
 
     def _cross_entropy(self, logits: Tensor) -> Tensor:
         return F.cross_entropy(logits.flatten(0, -2), self._y)
-
-
-def measure(options: Options, batch_size: int, world: World, config: TorchConfig) -> Measured:
-    """Measure a batch size on one rank."""
-    torch.backends.cudnn.benchmark = True  # choose the fastest convolutions, as XLA does
-    job = jobs(options.smoke)[options.job]
-    training = Training(job, world, batch_size, options.compiled, "eager" if options.smoke else "inductor")
-    seconds = median_seconds(lambda steps: training.steps(_agreed(steps, world)), options.seconds)
-    on_gpu = world.device.type == "cuda"
-    return {
-        "seconds_per_step": seconds,
-        "peak_bytes": torch.cuda.max_memory_allocated(world.device) if on_gpu else None,
-        "loss": training.loss,
-    }
-
-
-def _agreed(steps: int, world: World) -> int:
-    """Return rank 0's number of steps: all ranks must take as many."""
-    return int(world.broadcast(torch.tensor([steps], device=world.device)).item())
-
-
-def main(options: Options) -> None:
-    """Measure the largest batch size that fits, and print it; the slowest rank counts."""
-    config = TorchConfig(platform=part.platform(options.smoke), devices=1 if options.smoke else None)
-
-    def of_all_ranks(batch_size: int) -> Measured:
-        ranks = launch(partial(measure, options, batch_size), config)
-        slowest = max(ranks, key=lambda rank: rank["seconds_per_step"])
-        return {"gpus": len(ranks), **slowest}
-
-    batches = jobs(options.smoke)[options.job].batches
-    print(json.dumps(largest_that_fits(batches, of_all_ranks, torch.cuda.empty_cache)))
-
-
-if __name__ == "__main__":
-    main(cli.parse_plain(Options, sys.argv[1:], "python -m benchmarks.gpu.train_torch"))

@@ -29,7 +29,7 @@ CLEAN = (
 
 
 @dataclass(frozen=True)
-class Options:
+class ScoreboardOptions:
     """Count how many planted faults the parity check finds and names. Run it from the root of the repository.
 
     The faults are in tests/faults, which shares no code with the diagnosis.
@@ -56,7 +56,7 @@ class Options:
                 raise InputError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be at least 1")
 
 
-def main(options: Options, argv: Sequence[str]) -> None:
+def main(options: ScoreboardOptions, argv: Sequence[str]) -> None:
     """Run the parts, print a line for each port, and write the scoreboard."""
     faults, kept = _faults(), Kept(options.scores)
     scores: dict[str, list[Score]] = {}
@@ -90,7 +90,7 @@ def _faults() -> Any:
         raise InputError("tests/faults: no such folder; run this from the root of the repository") from None
 
 
-def _questions(part: str, faults: Any, options: Options) -> Iterator[Question]:
+def _questions(part: str, faults: Any, options: ScoreboardOptions) -> Iterator[Question]:
     """Yield the questions of a part, one per port."""
 
     def question(label: str, scenario: Any, *labels: str) -> Question:
@@ -116,7 +116,7 @@ def _questions(part: str, faults: Any, options: Options) -> Iterator[Question]:
                 yield from (question(label, scenario, label) for scenario in planted.scenarios)
 
 
-def _mutants(options: Options, kept: Kept) -> Iterator[Outcome]:
+def _mutants(options: ScoreboardOptions, kept: Kept) -> Iterator[Outcome]:
     listed = importlib.import_module("tests.faults.mutants").MUTANTS
     chosen = [mutant for mutant in listed if fnmatch.fnmatch(mutant.name, options.only)]
     yield from (known for mutant in chosen if (known := kept.outcome(("mutants", mutant.name))) is not None)
@@ -139,7 +139,7 @@ def run(argv: Sequence[str]) -> None:
     """Run the command line."""
     with cli.one_line_errors("--traceback" in argv):
         words = [word for word in argv if word != "--traceback"]
-        main(cli.parse_plain(Options, words, PROG), words)
+        main(cli.parse_plain(ScoreboardOptions, words, PROG), words)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from benchmarks.scoreboard.mutants import Outcome
 from benchmarks.scoreboard.score import Score
+from benchmarks.tables import table
 
 METHODS = {
     "rtol_1": "rtol = 1 on scalars, last of 10 steps",
@@ -26,43 +27,39 @@ def to_markdown(
         mutants: outcomes of the mutants of the project.
         environment: command, date, hardware and versions.
     """
-    lines = ["# Scoreboard of the parity check", ""]
-    lines += [
+    blocks = [
+        "# Scoreboard of the parity check",
         f"`{environment['command']}`, {environment['date']}, {environment['hardware']}, Python "
         f"{environment['python']}, jax {environment['jax']}, jax {environment['jax']}, "
         f"optax {environment['optax']}, torch {environment['torch']}.",
-        "",
+        table(["what", "number", "result"], _summary(parts, mutants)),
     ]
-    lines += [*_summary(parts, mutants), ""]
     for name, section in (("planted", _planted), ("pairs", _pairs), ("uncatalogued", _uncatalogued), ("clean", _clean)):
         if parts.get(name):
-            lines += [*section(parts[name]), ""]
+            blocks += section(parts[name])
     if mutants:
-        lines += [*_mutants(mutants), ""]
-    return "\n".join(lines)
+        outcomes = ([outcome.name, outcome.by if outcome.killed else "**survives**"] for outcome in mutants)
+        blocks += ["## Mutants of jaxddp", table(["mutant", "killed by"], outcomes)]
+    return "\n\n".join(blocks) + "\n"
 
 
-def _summary(parts: Mapping[str, Sequence[Score]], mutants: Sequence[Outcome]) -> Iterator[str]:
-    yield "| what | number | result |"
-    yield "|---|---|---|"
+def _summary(parts: Mapping[str, Sequence[Score]], mutants: Sequence[Outcome]) -> Iterator[Sequence[object]]:
     if scores := parts.get("planted"):
         faults = _by_fault(scores)
         named = [fault for fault, of in faults.items() if all(score.named for score in of)]
         quick = [fault for fault in named if max(score.steps or 99 for score in faults[fault]) <= 5]
-        yield f"| ports with one of {len(faults)} faults planted | {len(scores)} | {_counts(scores)} |"
-        yield (
-            f"| faults named in all of their ports | {len(faults)} | {len(named)}, "
-            f"{len(quick)} of them within 5 steps from the first that shows them |"
-        )
+        within = f"{len(quick)} of them within 5 steps from the first that shows them"
+        yield f"ports with one of {len(faults)} faults planted", len(scores), _counts(scores)
+        yield "faults named in all of their ports", len(faults), f"{len(named)}, {within}"
     if scores := parts.get("pairs"):
-        yield f"| pairs of faults | {len(scores)} | {_counts(scores)} |"
+        yield "pairs of faults", len(scores), _counts(scores)
     if scores := parts.get("uncatalogued"):
-        yield f"| faults outside the catalogue | {len(scores)} | {_counts(scores)} |"
+        yield "faults outside the catalogue", len(scores), _counts(scores)
     if scores := parts.get("clean"):
         alarms = sum(score.verdict != "equal" for score in scores)
-        yield f"| correct ports, {scores[0].question.steps} steps each | {len(scores)} | {alarms} false alarms |"
+        yield f"correct ports, {scores[0].question.steps} steps each", len(scores), f"{alarms} false alarms"
     if mutants:
-        yield f"| mutants of jaxddp itself | {len(mutants)} | {sum(o.killed for o in mutants)} killed by its tests |"
+        yield "mutants of jaxddp itself", len(mutants), f"{sum(o.killed for o in mutants)} killed by its tests"
 
 
 def _counts(scores: Sequence[Score]) -> str:
@@ -72,28 +69,32 @@ def _counts(scores: Sequence[Score]) -> str:
 
 def _planted(scores: Sequence[Score]) -> Iterator[str]:
     yield "## Faults"
-    yield ""
     yield (
         '"steps" is the number of steps, from the first that shows the fault, after which it is named, in the worst '
         "of its ports. The last columns count the ports in which other thresholds would have raised an alarm, on the "
         "same float64 traces."
     )
-    yield ""
     columns = ("fault", "ports", "found", "named", "SGD", "Adam", "steps", "other names given", *METHODS.values())
-    yield f"| {' | '.join(columns)} |"
-    yield "|---" * len(columns) + "|"
-    for fault, of in _by_fault(scores).items():
-        steps = max((score.steps for score in of if score.steps is not None), default=None)
-        others = " | ".join(f"{sum(score.others.get(method, False) for score in of)}" for method in METHODS)
-        families = " | ".join(_named_of(of, family) for family in ("SGD", "Adam"))
-        also = ", ".join(sorted({n for s in of for names in s.said for n in names} - {fault}))
-        found, named = sum(score.found for score in of), sum(score.named for score in of)
-        yield f"| {fault} | {len(of)} | {found} | {named} | {families} | {steps or '-'} | {also or '-'} | {others} |"
-    yield ""
-    total = len(scores)
-    yield f"Alarms in all {total} ports: this check {sum(s.found for s in scores)}; {_alarms(scores)}."
-    yield ""
-    yield from _misses([score for score in scores if not score.named])
+    yield table(columns, (_fault_row(fault, of) for fault, of in _by_fault(scores).items()))
+    yield f"Alarms in all {len(scores)} ports: this check {sum(s.found for s in scores)}; {_alarms(scores)}."
+    missed = [score for score in scores if not score.named]
+    if missed:
+        yield "Not named:"
+        yield "\n".join(f"- {_title(score)}: {_said(score)}" for score in missed)
+    else:
+        yield "Every fault was named in each of its ports."
+
+
+def _fault_row(fault: str, of: Sequence[Score]) -> Iterator[object]:
+    yield fault
+    yield len(of)
+    yield sum(score.found for score in of)
+    yield sum(score.named for score in of)
+    yield _named_of(of, "SGD")
+    yield _named_of(of, "Adam")
+    yield max((score.steps for score in of if score.steps is not None), default=None) or "-"
+    yield ", ".join(sorted({name for score in of for names in score.said for name in names} - {fault})) or "-"
+    yield from (sum(score.others.get(method, False) for score in of) for method in METHODS)
 
 
 def _named_of(scores: Sequence[Score], family: str) -> str:
@@ -101,69 +102,52 @@ def _named_of(scores: Sequence[Score], family: str) -> str:
     return f"{sum(score.named for score in of)}/{len(of)}" if of else "-"
 
 
-def _misses(scores: Sequence[Score]) -> Iterator[str]:
-    if not scores:
-        yield "Every fault was named in each of its ports."
-        return
-    yield "Not named:"
-    yield ""
-    for score in scores:
-        yield f"- {_title(score)}: {_said(score)}"
-
-
 def _pairs(scores: Sequence[Score]) -> Iterator[str]:
-    yield "## Pairs"
-    yield ""
-    yield "| pair | scenario | names given | steps |"
-    yield "|---|---|---|---|"
+    rows = []
     for score in scores:
-        q = score.question
         mark = "" if score.named else "**" if score.wrong else "*"
-        scenario = f"{q.scenario} {q.optimizer} x{q.world_size}"
-        yield f"| {q.label} | {scenario} | {mark}{_said(score)}{mark} | {score.steps or '-'} |"
+        rows.append([score.question.label, _scenario(score), f"{mark}{_said(score)}{mark}", score.steps or "-"])
+    yield "## Pairs"
+    yield table(["pair", "scenario", "names given", "steps"], rows)
 
 
 def _uncatalogued(scores: Sequence[Score]) -> Iterator[str]:
-    yield "## Faults outside the catalogue"
-    yield ""
-    yield "These must be found and located, but not named."
-    yield ""
-    yield "| fault | scenario | verdict | where (stage, step, tensor, layer) | names given |"
-    yield "|---|---|---|---|---|"
+    rows = []
     for score in scores:
         where = "; ".join(" ".join(filter(None, map(str, place))) for place in score.where)
         names = ", ".join(name for names in score.said for name in names) or "none"
         q = score.question
-        yield f"| {q.label} | {q.scenario} {q.optimizer} | {score.verdict} | {where} | {names} |"
+        rows.append([q.label, f"{q.scenario} {q.optimizer}", score.verdict, where, names])
+    yield "## Faults outside the catalogue"
+    yield "These must be found and located, but not named."
+    yield table(["fault", "scenario", "verdict", "where (stage, step, tensor, layer)", "names given"], rows)
 
 
 def _clean(scores: Sequence[Score]) -> Iterator[str]:
-    yield "## Correct ports"
-    yield ""
     by_kind = Counter(f"{score.question.scenario} {score.question.optimizer}" for score in scores)
     false = [score for score in scores if score.verdict != "equal"]
-    yield f"{', '.join(f'{kind} ({number} seeds)' for kind, number in by_kind.items())}: {len(false)} false alarms."
-    for score in false:
-        yield f"- {_title(score)}: {_said(score)} {score.where} {'; '.join(score.problems)}"
-    yield f"False alarms of other thresholds on the same traces: {_alarms(scores)}."
+    kinds = ", ".join(f"{kind} ({number} seeds)" for kind, number in by_kind.items())
+    yield "## Correct ports"
+    yield "\n".join(
+        [
+            f"{kinds}: {len(false)} false alarms.",
+            *(f"- {_title(score)}: {_said(score)} {score.where} {'; '.join(score.problems)}" for score in false),
+            f"False alarms of other thresholds on the same traces: {_alarms(scores)}.",
+        ]
+    )
 
 
 def _alarms(scores: Sequence[Score]) -> str:
     return "; ".join(f"{label} {sum(s.others.get(method, False) for s in scores)}" for method, label in METHODS.items())
 
 
-def _mutants(outcomes: Sequence[Outcome]) -> Iterator[str]:
-    yield "## Mutants of jaxddp"
-    yield ""
-    yield "| mutant | killed by |"
-    yield "|---|---|"
-    for outcome in outcomes:
-        yield f"| {outcome.name} | {outcome.by if outcome.killed else '**survives**'} |"
-
-
 def _title(score: Score) -> str:
+    return f"{score.question.label} in {_scenario(score)}"
+
+
+def _scenario(score: Score) -> str:
     q = score.question
-    return f"{q.label} in {q.scenario} {q.optimizer} x{q.world_size}"
+    return f"{q.scenario} {q.optimizer} x{q.world_size}"
 
 
 def _said(score: Score) -> str:

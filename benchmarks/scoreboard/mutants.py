@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.child import run
 from jaxddp.errors import InputError
 
 LIMIT = 300.0  # seconds for the tests of one mutant; measured: 2 to 51, on two busy cores
@@ -131,7 +132,7 @@ def _check_imports_come_from(copy: Path, packages: Sequence[str]) -> None:
     """Raise InputError if the packages are imported from elsewhere: they may be installed, without the mutant."""
     code = f"import {', '.join(packages)}\nprint(*[x.__file__ for x in ({', '.join(packages)},)], sep='\\n')"
     command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=copy, env=_environment(copy), capture_output=True, text=True)
+    done = subprocess.run(command, cwd=copy, env=os.environ | _environment(copy), capture_output=True, text=True)
     files = done.stdout.splitlines()
     if len(files) != len(packages) or not all(Path(file).resolve().is_relative_to(copy) for file in files):
         raise InputError(f"{', '.join(packages)}: not imported from the copy in {copy} ({_last_line(done.stderr)})")
@@ -141,29 +142,15 @@ def _pytest(copy: Path, arguments: Sequence[str], limit: float) -> tuple[int, st
     """Return pytest's exit code and output; after `limit` seconds, kill it and all processes that it started."""
     every = ["-m", ""]  # the large tests too
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *every, *arguments]
-    with subprocess.Popen(
-        command,
-        cwd=copy,
-        env=_environment(copy),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    ) as process:
-        try:
-            output, _ = process.communicate(timeout=limit)
-        except subprocess.TimeoutExpired:
-            output = f"timed out after {limit:.0f} s"
-        finally:
-            if process.returncode is None:  # too slow, or Ctrl-C
-                os.killpg(process.pid, signal.SIGKILL)
-    return process.returncode, output
+    with tempfile.NamedTemporaryFile() as log:
+        code, output = run(command, Path(log.name), limit, _environment(copy), copy)
+    return (-signal.SIGKILL, f"timed out after {limit:.0f} s") if code is None else (code, output)
 
 
 def _environment(copy: Path) -> dict[str, str]:
     path = os.pathsep.join(filter(None, [str(copy), os.environ.get("PYTHONPATH")]))
     # Python recognizes stale bytecode by the source's size and time in seconds; mutants change faster than that.
-    return {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+    return {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def _last_line(text: str) -> str:

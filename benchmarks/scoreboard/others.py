@@ -27,8 +27,8 @@ class Traces:
     and "params" (after the step), with tensors under torch's names. A stage that a port does not show is missing.
 
     Attributes:
-        torch: the reference, running on its own.
-        free: jax running on its own; only "local_loss" and "params" are read.
+        torch: the reference, running freely.
+        free: jax running freely; only "local_loss" and "params" are read.
         forced: jax, set to the parameters of the reference before each step.
     """
 
@@ -112,7 +112,7 @@ def ten_percent(traces: Traces) -> bool:
 
 
 def allclose(traces: Traces) -> bool:
-    """Compare each parameter after both sides have run on their own, by numpy.allclose with its defaults.
+    """Compare each parameter after both sides have run freely, by numpy.allclose with its defaults.
 
     |jax - torch| <= 1e-8 + 1e-5 |torch|, element by element.
     """
@@ -145,7 +145,7 @@ def _pairs(traces: Traces, stages: Sequence[str]) -> Iterator[tuple[np.ndarray, 
 
 
 def _losses(record: Record) -> np.ndarray:
-    """Return the loss of each replica; for a port's own step, that of its loss function alone."""
+    """Return the loss of each replica; for a port with a custom step, that of its loss function alone."""
     return record["pure_local_loss" if "pure_local_loss" in record else "local_loss"]["loss"]
 
 

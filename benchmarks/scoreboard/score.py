@@ -57,7 +57,7 @@ class Score:
         said: for each difference, the names that the check gave it; empty if unexplained.
         where: for each difference, stage, step, tensor and layer.
         steps: number of steps, from the first that shows the fault, after which the names are right; None if never.
-        seconds: duration of the whole check.
+        seconds: duration of the check.
         others: method -> whether it raises an alarm.
         problems: problems of the report.
     """
@@ -160,7 +160,7 @@ def _traces(runs: Runs) -> Traces:
 
 
 def _plain(records: Records, index: int) -> Record:
-    """Return a record in which stages that a port's own step does not show are those of its loss function alone."""
+    """Return a record in which stages that a port's custom step does not show are those of its loss function alone."""
     record = records[index]
     missing = [name for name in ("local_loss", "local_gradients") if name not in record and f"pure_{name}" in record]
     return ChainMap({name: record[f"pure_{name}"] for name in missing}, record)  # type: ignore[arg-type]

@@ -19,19 +19,19 @@ from pathlib import Path
 import jax
 
 from benchmarks.provenance import provenance
-from benchmarks.soak.jobs import Jaxddp, Job, TorchDDP
-from benchmarks.soak.report import table
-from benchmarks.soak.watched import Watched
+from benchmarks.soak.jobs import JaxddpJob, SoakJob, TorchDDPJob
+from benchmarks.soak.report import to_markdown
+from benchmarks.soak.watched import WatchedJob
 from jaxddp import cli
 from jaxddp.errors import InputError, check_name
 
-JOBS: dict[str, type[Job]] = {"jaxddp": Jaxddp, "torch": TorchDDP}
+JOBS: dict[str, type[SoakJob]] = {"jaxddp": JaxddpJob, "torch": TorchDDPJob}
 SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM)  # two of three kills leave no time
 LOOK_EVERY = 2.0  # seconds
 
 
 @dataclass(frozen=True)
-class Options:
+class SoakOptions:
     """Kill training jobs for hours, and report what they lose and hold."""
 
     minutes: float = 120.0
@@ -48,10 +48,10 @@ class Options:
     """New folder for the run folders, what the jobs print, and soak.json."""
 
 
-def kills(options: Options) -> Iterator[tuple[float, signal.Signals]]:
+def kills(options: SoakOptions) -> Iterator[tuple[float, signal.Signals]]:
     """Yield the moments of the kills, in seconds, and their signals.
 
-    >>> of_an_hour = [*kills(Options(minutes=60))]
+    >>> of_an_hour = [*kills(SoakOptions(minutes=60))]
     >>> len(of_an_hour), min(b[0] - a[0] for a, b in zip(of_an_hour, of_an_hour[1:])) >= 60
     (19, True)
     """
@@ -63,9 +63,9 @@ def kills(options: Options) -> Iterator[tuple[float, signal.Signals]]:
         yield moment, rng.choice(SIGNALS)
 
 
-def soak(options: Options, folder: Path) -> list[Watched]:
+def soak(options: SoakOptions, folder: Path) -> list[WatchedJob]:
     """Run the jobs and kill them; return what was seen of each."""
-    watched = [Watched(JOBS[name](folder / name, options.checkpoint_every), options.seed) for name in options.jobs]
+    watched = [WatchedJob(JOBS[name](folder / name, options.checkpoint_every), options.seed) for name in options.jobs]
     started, planned = time.monotonic(), [*kills(options)]
     try:
         while (seconds := time.monotonic() - started) < 60 * options.minutes:
@@ -82,7 +82,7 @@ def soak(options: Options, folder: Path) -> list[Watched]:
     return watched
 
 
-def main(options: Options) -> None:
+def main(options: SoakOptions) -> None:
     """Run the soak; print and save its report."""
     for name in options.jobs:
         check_name("--jobs", name, JOBS)
@@ -98,9 +98,9 @@ def main(options: Options) -> None:
         "jobs": of_jobs,
     }
     (folder / "soak.json").write_text(json.dumps(record, indent=1))
-    print(table(of_jobs))
+    print(to_markdown(of_jobs))
 
 
 if __name__ == "__main__":
     with cli.one_line_errors(show_traceback=False):
-        main(cli.parse_plain(Options, sys.argv[1:], "python -m benchmarks.soak"))
+        main(cli.parse_plain(SoakOptions, sys.argv[1:], "python -m benchmarks.soak"))

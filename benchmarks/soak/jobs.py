@@ -7,17 +7,16 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from jaxddp.parity.family import family
 
 WORKER = Path(__file__).with_name("torch_job.py")
 LOG_EVERY = 50  # steps; the worker's is the same
-TAIL = 10_000  # bytes at the end of a log that hold its last step
 
 
 @dataclass(frozen=True)
-class Job:
+class SoakJob:
     """A job of four replicas on the CPU, which trains the convnet until it is killed.
 
     Attributes:
@@ -38,12 +37,18 @@ class Job:
 
     def steps(self) -> list[int]:
         """Return the steps that its log holds, in the order in which they were written."""
-        return self._steps_from(0)
+        numbers: list[int] = []
+        lines = self._log().read_bytes().splitlines() if self._log().exists() else []
+        for line in lines:
+            with contextlib.suppress(ValueError):  # a line that was cut by a kill
+                record = json.loads(line)
+                if isinstance(record, dict) and record.get("kind", "step") == "step":
+                    numbers.append(record["step"])
+        return numbers
 
     def reached(self) -> int:
         """Return the last step in the log, 0 if there is none."""
-        size = self._log().stat().st_size if self._log().exists() else 0
-        return next(reversed(self._steps_from(size - TAIL)), 0)
+        return next(reversed(self.steps()), 0)
 
     def saved(self) -> int:
         """Return the step of the newest complete checkpoint, 0 if there is none."""
@@ -57,29 +62,14 @@ class Job:
         """Return the process to kill: here the only one."""
         return root
 
-    def _steps_from(self, start: int) -> list[int]:
-        """Return the steps that the log holds after its first `start` bytes."""
-        numbers: list[int] = []
-        with contextlib.suppress(FileNotFoundError), self._log().open("rb") as log:
-            log.seek(max(0, start))
-            for line in log.read().splitlines():
-                with contextlib.suppress(ValueError):  # a line that was cut by a kill or by `start`
-                    record = json.loads(line)
-                    numbers += [record["step"]] * self._is_step(record)
-        return numbers
-
     def _log(self) -> Path:
         raise NotImplementedError
-
-    def _is_step(self, record: Any) -> bool:
-        """Return whether a line of the log tells of a step."""
-        return isinstance(record, dict) and record.get("kind", "step") == "step"
 
     def _checkpoints(self) -> list[str]:
         raise NotImplementedError
 
 
-class Jaxddp(Job):
+class JaxddpJob(SoakJob):
     """`jaxddp.train` on four CPU devices in one process, resumed by hand after each kill."""
 
     name = "jaxddp"
@@ -108,7 +98,7 @@ class Jaxddp(Job):
         return [path.name for path in self.folder.glob("checkpoints/*") if path.name.isdigit()]
 
 
-class TorchDDP(Job):
+class TorchDDPJob(SoakJob):
     """DDP under torchrun, which starts all workers again when one dies, with torch.distributed.checkpoint."""
 
     name = "torchrun + DDP + torch.distributed.checkpoint"

@@ -5,6 +5,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from benchmarks.tables import table
+
 Record = Mapping[str, Any]
 LEVELS = {  # what must stay level: unit and divisor
     "mebibytes": ("memory, MiB", 1),
@@ -15,7 +17,7 @@ LEVELS = {  # what must stay level: unit and divisor
 }
 
 
-def table(of_jobs: Mapping[str, Record]) -> str:
+def to_markdown(of_jobs: Mapping[str, Record]) -> str:
     """Return the table."""
     rows: dict[str, Callable[[Record], str]] = {
         "kills": _kills,
@@ -23,15 +25,16 @@ def table(of_jobs: Mapping[str, Record]) -> str:
         "steps": lambda job: f"{job['steps']:,}",
         "steps lost by a kill": lambda job: _spread(lost(job)),
         "of these, by SIGTERM": lambda job: _spread(lost(job, "SIGTERM")),
-        "seconds until further than before": lambda job: _spread(recoveries(job)),
+        "seconds until further than before": lambda job: _spread(
+            [one["recovery"] for one in job["kills"] if one["recovery"] is not None]
+        ),
         "kills from which it did not recover": lambda job: str(sum(one["recovery"] is None for one in job["kills"])),
         "damaged checkpoints": lambda job: str(job["damaged"]),
         "each step is logged once": lambda job: "yes" if job["written_once"] else "no",
         **{f"{name}: first quarter, last quarter, most": _level_of(key, by) for key, (name, by) in LEVELS.items()},
         "log, kB at the end": lambda job: f"{job['samples'][-1]['log_bytes'] / 1000:,.0f}",
     }
-    lines = ["| | " + " | ".join(of_jobs) + " |", "|---|" + "---|" * len(of_jobs)]
-    return "\n".join(lines + [f"| {name} | {' | '.join(map(row, of_jobs.values()))} |" for name, row in rows.items()])
+    return table(["", *of_jobs], ([name, *map(row, of_jobs.values())] for name, row in rows.items()))
 
 
 def lost(job: Record, of_signal: str | None = None) -> list[float]:
@@ -44,11 +47,6 @@ def lost(job: Record, of_signal: str | None = None) -> list[float]:
     """
     kills = [one for one in job["kills"] if one["resumed"] is not None and of_signal in (None, one["signal"])]
     return [max(0, one["reached"] - one["resumed"]) for one in kills]
-
-
-def recoveries(job: Record) -> list[float]:
-    """Return the seconds until the job was further than before each kill."""
-    return [one["recovery"] for one in job["kills"] if one["recovery"] is not None]
 
 
 def level(samples: Sequence[Mapping[str, float]], key: str) -> tuple[float, float, float]:

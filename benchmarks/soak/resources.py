@@ -2,43 +2,22 @@
 
 import contextlib
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.memory import memory
+from benchmarks.processes import memory
 from jaxddp.parity.family import family
 
 
-@dataclass(frozen=True)
-class Sample:
-    """Resources that a job holds at one time.
-
-    Attributes:
-        seconds: time since the soak's start.
-        mebibytes: anonymous and shared pages of all processes, each counted once.
-        files: open descriptors of all processes.
-        threads: threads of all processes.
-        checkpoint_files: files of checkpoints on disk, temporary ones included.
-        checkpoint_bytes: their sizes.
-        log_bytes: sizes of all other files in the run folder.
-    """
-
-    seconds: float
-    mebibytes: float
-    files: int
-    threads: int
-    checkpoint_files: int
-    checkpoint_bytes: int
-    log_bytes: int
-
-
-def sample(root: int, folder: Path, seconds: float) -> Sample:
+def sample(root: int, folder: Path, seconds: float) -> dict[str, float]:
     """Return what a job holds now.
+
+    Memory is anonymous and shared pages, each counted once; files of checkpoints include temporary ones; all other
+    files in the run folder are logs.
 
     Args:
         root: its first process.
         folder: its run folder.
-        seconds: see `Sample`.
+        seconds: time since the soak's start.
     """
     processes = family(root)
     sizes: dict[bool, list[int]] = {True: [], False: []}
@@ -47,15 +26,15 @@ def sample(root: int, folder: Path, seconds: float) -> Sample:
             with contextlib.suppress(OSError):  # it has just been removed
                 parts = path.relative_to(folder).parts
                 sizes[parts[0] == "checkpoints" or parts[0].isdigit()].append(path.stat().st_size)
-    return Sample(
-        seconds=round(seconds, 1),
-        mebibytes=round(memory(processes) / 2**20, 1),
-        files=sum(_entries(process, "fd") for process in processes),
-        threads=sum(_entries(process, "task") for process in processes),
-        checkpoint_files=len(sizes[True]),
-        checkpoint_bytes=sum(sizes[True]),
-        log_bytes=sum(sizes[False]),
-    )
+    return {
+        "seconds": round(seconds, 1),
+        "mebibytes": round(memory(processes) / 2**20, 1),
+        "files": sum(_entries(process, "fd") for process in processes),
+        "threads": sum(_entries(process, "task") for process in processes),
+        "checkpoint_files": len(sizes[True]),
+        "checkpoint_bytes": sum(sizes[True]),
+        "log_bytes": sum(sizes[False]),
+    }
 
 
 def _entries(process: int, kind: str) -> int:

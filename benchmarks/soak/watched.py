@@ -10,8 +10,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.soak.jobs import Job
-from benchmarks.soak.resources import Sample, sample
+from benchmarks.soak.jobs import SoakJob
+from benchmarks.soak.resources import sample
 from jaxddp.parity.family import family
 
 FURTHER = 100  # steps beyond those of before a kill, after which a job counts as recovered
@@ -37,7 +37,7 @@ class Kill:
 
 
 @dataclass
-class Watched:
+class WatchedJob:
     """A job under way.
 
     Attributes:
@@ -48,12 +48,12 @@ class Watched:
         kills, samples: what was done and seen.
     """
 
-    job: Job
+    job: SoakJob
     seed: int
     starts: int = 0
     codes: list[int] = field(default_factory=list)
     kills: list[Kill] = field(default_factory=list)
-    samples: list[Sample] = field(default_factory=list)
+    samples: list[dict[str, float]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._rng = random.Random(self.seed)
@@ -111,7 +111,7 @@ class Watched:
             "written_once": len(steps) == len(set(steps)) and steps == sorted(steps),
             "damaged": self.job.damaged(),
             "kills": [dataclasses.asdict(one) for one in self.kills],
-            "samples": [dataclasses.asdict(one) for one in self.samples],
+            "samples": self.samples,
         }
 
     @property

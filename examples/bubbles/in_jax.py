@@ -17,7 +17,6 @@ from jax import lax
 from jax import numpy as jnp
 from jax.experimental import io_callback
 
-from benchmarks.hlo import all_reduces
 from examples.bubbles.cases import EPSILON, REPLICAS, Case, Plan
 from examples.bubbles.trace import ALL_REDUCE, BACKWARD, FORWARD, START, Marks
 from jaxddp import optim
@@ -25,6 +24,7 @@ from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.data_parallel import DataParallel
 from jaxddp.distributed.collectives import all_reduce, rank, world_size
 from jaxddp.distributed.replicas import Replicas
+from jaxddp.plan.messages import all_reduces
 
 Tree = TypeVar("Tree")
 Inputs = dict[str, jax.Array]

@@ -48,7 +48,7 @@ def _run(settings: Settings, replicas: Replicas) -> Run:
     }
 
     def step(state: TrainState, batches: MicroBatches) -> tuple[TrainState, jax.Array]:
-        """Take a step that returns each replica's own loss; `DataParallel.steps` returns their sum."""
+        """Take a step that returns each replica's loss; `DataParallel.steps` returns their sum."""
         state, _, stages = ddp.replica_step(state, jax.tree.map(lambda x: x[0], batches))
         return state, stages["local_loss"]
 

@@ -1,4 +1,4 @@
-"""Script in torch: each replica is a process with its own loader and its own copy of the model.
+"""Script in torch: each replica is a process with a loader and a copy of the model.
 
 python -m examples.ddp_script.script_torch
 """

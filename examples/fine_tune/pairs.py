@@ -40,7 +40,7 @@ def made(count: int, seed: int = 0) -> list[Pair]:
 
 
 def read(path: Path) -> list[Pair]:
-    """Read the pairs of MRPC's own text file, or of GLUE's .parquet file.
+    """Read the pairs of MRPC's text file, or of GLUE's .parquet file.
 
     Raises:
         InputError: the file is missing or has another format, a column is missing, or a label is neither 0 nor 1.

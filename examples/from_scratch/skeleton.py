@@ -16,7 +16,7 @@ class Place:
     """A replica's place in the run.
 
     Attributes:
-        rank: number in the whole run.
+        rank: number among all replicas of the run.
         local_rank: number on its machine.
         world_size: number of replicas.
     """
@@ -82,7 +82,7 @@ class Skeleton(ABC):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Disable `sync_gradients` in this context, so that every replica keeps its own gradients."""
+        """Disable `sync_gradients` in this context, so that every replica keeps its local gradients."""
         before, self._sends = self._sends, False
         try:
             yield

@@ -27,7 +27,7 @@ NORMS = ("none", "local")  # SyncBatchNorm refuses CPU tensors
 
 
 def drawn() -> Arrays:
-    """Draw the parameters from torch's own generator."""
+    """Draw the parameters from torch's generator."""
     generator = torch.Generator().manual_seed(SEED)
     return _numpy(draw_parameters(lambda shape: torch.randn(shape, generator=generator)))
 

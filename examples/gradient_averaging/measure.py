@@ -90,7 +90,7 @@ def _of_logprobs(examples: Arrays) -> tuple[np.ndarray, np.ndarray]:
 def by_share(sizes: Sequence[int], count: int) -> dict[int, float]:
     """Compute the relative error of the mean of `count` replicas' gradients, by the number of examples per replica.
 
-    The model is the document's own; its gradients are the hand-written ones, in NumPy.
+    The model is the document's; its gradients are the hand-written ones, in NumPy.
     """
     p = {name: array.astype(np.float64) for name, array in parameters().items()}
 
@@ -108,7 +108,7 @@ def by_share(sizes: Sequence[int], count: int) -> dict[int, float]:
 
 @dataclass(frozen=True)
 class Shared:
-    """Gradients of a batch that replicas share, and of one replica with the whole batch; by the kind of BatchNorm.
+    """Gradients of a batch that replicas share, and of one replica with the full batch; by the kind of BatchNorm.
 
     Attributes:
         count: number of replicas.
@@ -149,7 +149,7 @@ def on_devices(norm: str, size: int, devices: Sequence[jax.Device]) -> Arrays:
 
 
 def of_replicas(gradients: Shared) -> list[Claim]:
-    """Claim that N replicas have the gradient of one replica with the whole batch."""
+    """Claim that N replicas have the gradient of one replica with the full batch."""
     devices, device, ranks, process = gradients.devices, gradients.device, gradients.ranks, gradients.process
     none, local = (
         (part_off(devices[norm], device[norm]), part_off(ranks[norm], process[norm])) for norm in ("none", "local")

@@ -10,7 +10,6 @@ import jax
 import numpy as np
 from jax import numpy as jnp
 
-from benchmarks.hlo import all_reduces
 from examples.gradient_hooks.settings import CONFIG, LIMIT, POISONED, POISONED_REPLICA, batch
 from jaxddp import models, optim
 from jaxddp.data import datasets
@@ -19,6 +18,7 @@ from jaxddp.data_parallel import DataParallel
 from jaxddp.distributed.collectives import rank
 from jaxddp.distributed.replicas import Replicas
 from jaxddp.nn.torch_weights import to_torch, torch_name
+from jaxddp.plan.messages import all_reduces
 from jaxddp.step.gradient_hooks import GradientHook
 from jaxddp.step.options import options
 from jaxddp.tracking.gradient_metrics import explained, renamed

@@ -15,6 +15,6 @@ EXAMPLE = Example(
     name="All GPUs of a node",
     seed="",
     claim="N devices train on up to N times as many examples per second.",
-    verdict="Measure it on your own node: on the two CPU cores where it was run, nothing can scale.",
+    verdict="Measure it on your node: on the two CPU cores where it was run, nothing can scale.",
     command="python -m examples.multi_gpu",
 )

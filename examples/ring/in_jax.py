@@ -5,12 +5,12 @@ import numpy as np
 from jax import numpy as jnp
 from numpy.typing import NDArray
 
-from benchmarks.hlo import permutes
 from examples.ring.inputs import COLLECTIVES, Arrays, buffers, given
 from jaxddp import collectives
 from jaxddp.distributed.collectives import all_reduce, world_size
 from jaxddp.distributed.replicas import Replicas
 from jaxddp.distributed.ring_all_reduce import all_gather_step, in_chunks, reduce_scatter_step, ring_all_reduce
+from jaxddp.plan.messages import permutes
 
 
 def walk(buffer: jax.Array) -> jax.Array:

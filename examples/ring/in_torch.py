@@ -44,7 +44,7 @@ class Ring:
         return F.pad(buffer, (0, size * self.world.world_size - len(buffer))).view(-1, size)
 
     def chunk(self, offset: int) -> int:
-        """Return the number of the chunk `offset` places after this rank's own, modulo W."""
+        """Return the number of the chunk `offset` places after this rank's chunk, modulo W."""
         return (self.world.rank + offset) % self.world.world_size
 
     def to_the_right(self, chunk: Tensor) -> Tensor:

@@ -10,9 +10,9 @@ from examples.same_updates.settings import FRAMEWORKS, WAYS, Case, Options, Reco
 from jaxddp import InputError, prepare
 
 WIDTH = 18  # of a number's column
-# float32, where the order of summation differs; with torch's own examples JAX's first step is no closer.
+# float32, where the order of summation differs; with torch's examples JAX's first step is no closer.
 FIRST_STEP = 2e-6  # measured: up to 7e-7
-LATER = 1e-3  # measured: 1e-5; torch's own three ways differ by 6e-6
+LATER = 1e-3  # measured: 1e-5; torch's three ways differ by 6e-6
 
 
 def main(options: Options) -> int:

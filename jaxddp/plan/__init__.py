@@ -2,6 +2,6 @@
 
     options -> workload -> program compiled by XLA -> schedule -> roofline and links -> report, picture
 
-The step is the trainer's own, compiled for the GPUs; what it computes, sends and keeps in memory is read from the
+The step is the trainer's, compiled for the GPUs; what it computes, sends and keeps in memory is read from the
 compiled program. Times are a model's: `jaxddp.plan.hardware` has its constants.
 """

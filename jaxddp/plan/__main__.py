@@ -9,19 +9,19 @@ from jaxddp.distributed.replicas import Replicas
 from jaxddp.files import write_atomically
 from jaxddp.plan import topology
 from jaxddp.plan.batch import CHEAP_SECONDS, Largest, largest_batch
-from jaxddp.plan.compiled import Compiled, Compiler
+from jaxddp.plan.compiled import CompiledStep, Compiler
 from jaxddp.plan.hardware import gpu_named
-from jaxddp.plan.options import Options
+from jaxddp.plan.options import PlanOptions
 from jaxddp.plan.picture import draw
 from jaxddp.plan.prediction import Prediction
-from jaxddp.plan.report import Report
+from jaxddp.plan.report import PlanReport
 from jaxddp.plan.sources import workload_of
 from jaxddp.plan.workload import nbytes
 
 PROG = "python -m jaxddp.plan"
 
 
-def main(options: Options) -> None:
+def main(options: PlanOptions) -> None:
     """Compile, predict, print and write what `options` ask for."""
     gpu = gpu_named(options.gpu)
     devices = topology.gpus(gpu, options.gpus, options.nodes)  # before jax is used: it must not look for GPUs
@@ -35,14 +35,16 @@ def main(options: Options) -> None:
     if options.largest_batch:
         largest = _largest(compiler, after, chosen, workload.accumulation_steps, gpu.usable_memory)
     default, tuned = (Prediction(compiled, gpu, options.gpus, options.nodes) for compiled in (before, after))
-    report = Report(workload, default, tuned, chosen, largest, options.measured)
+    report = PlanReport(workload, default, tuned, chosen, largest, options.measured)
     print(report)
     if options.picture is not None:
         write_atomically(options.picture, draw(report))
         print(f"\npicture: {options.picture}")
 
 
-def _largest(compiler: Compiler, compiled: Compiled, flags: dict[str, object], pieces: int, limit: float) -> Largest:
+def _largest(
+    compiler: Compiler, compiled: CompiledStep, flags: dict[str, object], pieces: int, limit: float
+) -> Largest:
     """Return the largest batch that fits, from the compiled size and half of it."""
     size = compiled.batch_size
     other = size // 2 // pieces * pieces or 2 * size
@@ -56,7 +58,7 @@ def run(argv: Sequence[str]) -> None:
     """Run the command line."""
     show_traceback = "--traceback" in argv
     with cli.one_line_errors(show_traceback):
-        main(cli.parse_plain(Options, [word for word in argv if word != "--traceback"], PROG, Options()))
+        main(cli.parse_plain(PlanOptions, [word for word in argv if word != "--traceback"], PROG, PlanOptions()))
 
 
 if __name__ == "__main__":

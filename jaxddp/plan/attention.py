@@ -1,10 +1,10 @@
 """Memory traffic of attention scores, which a fused attention kernel would keep on the chip."""
 
 from jaxddp.plan.costs import FREE
-from jaxddp.plan.hlo import Program
+from jaxddp.plan.hlo import CompiledProgram
 
 
-def score_bytes(program: Program) -> int:
+def score_bytes(program: CompiledProgram) -> int:
     """Return the bytes of attention scores that a program's kernels read and write.
 
     Scores are known by their size: that of a batched matrix product whose result is larger than both its operands

@@ -8,13 +8,13 @@ from typing import Any
 
 from jaxddp.distributed.replicas import Replicas
 from jaxddp.errors import InputError
-from jaxddp.plan.hlo import Program, parse
+from jaxddp.plan.hlo import CompiledProgram, parse
 from jaxddp.plan.timeline import Event, events
 from jaxddp.plan.workload import Workload
 
 
 @dataclass(frozen=True)
-class Compiled:
+class CompiledStep:
     """A compiled training step.
 
     Attributes:
@@ -38,13 +38,13 @@ class Compiled:
         return self.arguments + self.outputs - self.aliased + self.temporaries
 
     @cached_property
-    def program(self) -> Program:
-        """The parsed program."""
+    def program(self) -> CompiledProgram:
+        """Parsed program."""
         return parse(self.text)
 
     @cached_property
     def events(self) -> list[Event]:
-        """The schedule."""
+        """Schedule."""
         return events(self.program)
 
 
@@ -60,7 +60,7 @@ class Compiler:
         self._workload, self._replicas = workload, replicas
         self._lowered: dict[int, Any] = {}
 
-    def compile(self, batch_size: int, options: Mapping[str, Any]) -> Compiled:
+    def compile(self, batch_size: int, options: Mapping[str, Any]) -> CompiledStep:
         """Compile one optimizer step.
 
         Args:
@@ -79,7 +79,7 @@ class Compiler:
             reason = str(error).strip().splitlines()[0]
             raise InputError(f"--batch-size {batch_size}: XLA cannot compile the step: {reason}") from error
         memory = compiled.memory_analysis()
-        return Compiled(
+        return CompiledStep(
             compiled.as_text(),
             batch_size,
             memory.argument_size_in_bytes,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from jaxddp.plan.hlo import Array, Instruction, Program
+from jaxddp.plan.hlo import Array, CompiledProgram, Instruction
 
 Kind = Literal["matrix", "convolution", "rest"]
 # Opcodes that compute and move nothing.
@@ -64,7 +64,7 @@ class Cost:
 class Costs:
     """Costs of the instructions of a program."""
 
-    program: Program
+    program: CompiledProgram
 
     def of(self, computation: str, one: Instruction) -> Cost:
         """Return the cost of an instruction that is no loop, branch or message."""
@@ -76,13 +76,13 @@ class Costs:
             body = one.called[0]
             inside = self._flops_inside(body)
             return inside + Cost(bytes=self._traffic(body, operands, one), kernels=1)
-        whole = [array for operand in operands for array in operand.results]
-        moved = one.bytes + sum(array.bytes for array in whole)
+        arrays = [array for operand in operands for array in operand.results]
+        moved = one.bytes + sum(array.bytes for array in arrays)
         if one.opcode in _PARTIAL:
             moved = 2 * one.bytes
         elif one.opcode in _IN_PLACE:
-            moved = 2 * sum(array.bytes for array in whole[1:])
-        return self._flops(one, whole) + Cost(bytes=moved, kernels=1)
+            moved = 2 * sum(array.bytes for array in arrays[1:])
+        return self._flops(one, arrays) + Cost(bytes=moved, kernels=1)
 
     def _flops_inside(self, computation: str) -> Cost:
         total = self._inside.get(computation)

@@ -4,7 +4,7 @@ Every constant of the plan's model stands in this file. The shares are assumptio
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from jaxddp.errors import check_name
 
@@ -17,7 +17,7 @@ KERNEL_SECONDS = 2e-6  # from one kernel to the next
 # bandwidth by nccl-tests, whose reduction in the switch (NVLS) beats a ring.
 NVLINK_SHARE, NETWORK_SHARE = 0.80, 0.85
 
-# NCCL's own model, src/graph/tuning.cc, ring with the Simple protocol: seconds per message, and per step of the ring.
+# NCCL's model, src/graph/tuning.cc, ring with the Simple protocol: seconds per message, and per step of the ring.
 NCCL_BASE_SECONDS, NVLINK_STEP_SECONDS, NETWORK_STEP_SECONDS = 8.4e-6, 3.4e-6, 14e-6
 
 # Share of the memory that jax takes unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise (docs.jax.dev,
@@ -90,53 +90,43 @@ device_description_str: "{self.name}"
 """
 
 
-_HOPPER = {"bf16": 989.4e12, "f16": 989.4e12, "tf32": 494.7e12, "f32": 66.9e12, "f64": 66.9e12}
-_AMPERE = {"bf16": 312e12, "f16": 312e12, "tf32": 156e12, "f32": 19.5e12, "f64": 19.5e12}
-
-GPUS = {
-    "a100": GPU(
-        name="NVIDIA A100-SXM4-80GB",
-        source="NVIDIA A100 80GB datasheet (SXM); InfiniBand HDR, 200 Gb/s per GPU (DGX A100 datasheet)",
-        peak=_AMPERE,
-        memory_bandwidth=2.039e12,
-        memory=85_095_874_560,
-        nvlink=300e9,
-        network=25e9,
-        capability=(8, 0),
-        cores=108,
-        clock=1.41,
-        shared_memory=167_936,
-        l2_cache=41_943_040,
-    ),
-    "h100": GPU(
-        name="NVIDIA H100 80GB HBM3",
-        source="NVIDIA H100 datasheet (SXM); InfiniBand NDR, 400 Gb/s per GPU (DGX H100 datasheet)",
-        peak=_HOPPER,
-        memory_bandwidth=3.352e12,
-        memory=84_978_434_048,
-        nvlink=450e9,
-        network=50e9,
-        capability=(9, 0),
-        cores=132,
-        clock=1.98,
-        shared_memory=233_472,
-        l2_cache=52_428_800,
-    ),
-    "h200": GPU(
-        name="NVIDIA H200",
-        source="NVIDIA H200 datasheet (SXM); InfiniBand NDR, 400 Gb/s per GPU (DGX H200 datasheet)",
-        peak=_HOPPER,
-        memory_bandwidth=4.8e12,
-        memory=150_754_820_096,
-        nvlink=450e9,
-        network=50e9,
-        capability=(9, 0),
-        cores=132,
-        clock=1.98,
-        shared_memory=233_472,
-        l2_cache=62_914_560,
-    ),
-}
+_A100 = GPU(
+    name="NVIDIA A100-SXM4-80GB",
+    source="NVIDIA A100 80GB datasheet (SXM); InfiniBand HDR, 200 Gb/s per GPU (DGX A100 datasheet)",
+    peak={"bf16": 312e12, "f16": 312e12, "tf32": 156e12, "f32": 19.5e12, "f64": 19.5e12},
+    memory_bandwidth=2.039e12,
+    memory=85_095_874_560,
+    nvlink=300e9,
+    network=25e9,
+    capability=(8, 0),
+    cores=108,
+    clock=1.41,
+    shared_memory=167_936,
+    l2_cache=41_943_040,
+)
+_H100 = GPU(
+    name="NVIDIA H100 80GB HBM3",
+    source="NVIDIA H100 datasheet (SXM); InfiniBand NDR, 400 Gb/s per GPU (DGX H100 datasheet)",
+    peak={"bf16": 989.4e12, "f16": 989.4e12, "tf32": 494.7e12, "f32": 66.9e12, "f64": 66.9e12},
+    memory_bandwidth=3.352e12,
+    memory=84_978_434_048,
+    nvlink=450e9,
+    network=50e9,
+    capability=(9, 0),
+    cores=132,
+    clock=1.98,
+    shared_memory=233_472,
+    l2_cache=52_428_800,
+)
+_H200 = replace(  # an H100 with more memory
+    _H100,
+    name="NVIDIA H200",
+    source="NVIDIA H200 datasheet (SXM); InfiniBand NDR, 400 Gb/s per GPU (DGX H200 datasheet)",
+    memory_bandwidth=4.8e12,
+    memory=150_754_820_096,
+    l2_cache=62_914_560,
+)
+GPUS = {"a100": _A100, "h100": _H100, "h200": _H200}
 
 
 def gpu_named(name: str) -> GPU:

@@ -102,7 +102,7 @@ class Instruction:
 
 
 @dataclass(frozen=True)
-class Program:
+class CompiledProgram:
     """A compiled program.
 
     Attributes:
@@ -119,7 +119,7 @@ class Program:
         return {name: {one.name: one for one in body} for name, body in self.computations.items()}
 
 
-def parse(text: str) -> Program:
+def parse(text: str) -> CompiledProgram:
     """Parse a compiled program.
 
     Raises:
@@ -145,7 +145,7 @@ def parse(text: str) -> Program:
             computations[name].extend(_instruction(line))
     if entry is None:
         raise ValueError("no compiled program: it has no ENTRY computation")
-    return Program(computations, entry)
+    return CompiledProgram(computations, entry)
 
 
 def _instruction(line: str) -> Iterator[Instruction]:

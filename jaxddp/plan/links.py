@@ -46,7 +46,7 @@ class Links:
 
         Args:
             kind: "all-reduce", "all-gather", "reduce-scatter", ...
-            size: bytes of the whole array on each GPU, before it is reduced or after it is gathered.
+            size: bytes of the full array on each GPU, before it is reduced or after it is gathered.
         """
         halves, g, m = HALVES[kind], self.per_node, self.nodes
         if self.count == 1:

@@ -1,4 +1,4 @@
-"""Flags of `python -m jaxddp.plan`: its own, and those of the trainer that change a step's program."""
+"""Flags of `python -m jaxddp.plan`: machines and outputs, and the trainer's flags that change a step's program."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ PER_NODE, MOST_NODES = (1, 2, 4, 8), 128
 
 
 @dataclass(frozen=True)
-class Plan:
+class Machines:
     """Machines to plan for, and what to write."""
 
     script: Annotated[Positional[Path | None], arg(metavar="SCRIPT.py")] = None
@@ -57,7 +57,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Options(Precision, Communication, Step, Schedule, Optimizer, Model, Data, Plan):
+class PlanOptions(Precision, Communication, Step, Schedule, Optimizer, Model, Data, Machines):
     """Predict what a run on GPUs will do, without the GPUs: memory, time, messages, scaling.
 
     The training step is compiled for the GPUs by XLA; times come from a roofline and a link model, and are predicted,
@@ -65,19 +65,19 @@ class Options(Precision, Communication, Step, Schedule, Optimizer, Model, Data, 
     """
 
     def __post_init__(self) -> None:
-        Plan.__post_init__(self)
+        Machines.__post_init__(self)
         check_name("--model", self.model, (*MODELS, *PRESETS))
         if self.script is not None and self.model != Model.model:
-            raise InputError(f"--model {self.model}: must not be given with {self.script}, which has its own")
+            raise InputError(f"--model {self.model}: must not be given with {self.script}, which has a model")
         self.config.check_used(baseline=TrainConfig())
 
     @property
     def config(self) -> TrainConfig:
         """Configuration of the trainer with the same flags; that of its default model beside a preset or script."""
-        own = {field.name for field in dataclasses.fields(Plan)}
+        machines = {field.name for field in dataclasses.fields(Machines)}
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         values |= {"model": self.model if self.model in MODELS else Model.model}
-        return TrainConfig(**{name: value for name, value in values.items() if name not in own})
+        return TrainConfig(**{name: value for name, value in values.items() if name not in machines})
 
     @property
     def world_size(self) -> int:

@@ -3,17 +3,18 @@
 import io
 from typing import TYPE_CHECKING
 
-from jaxddp.plan.report import NOTE, Report
+from jaxddp.plan.report import NOTE, PlanReport
+from jaxddp.tracking.curves import GRID, INK
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 # Okabe and Ito's blue and vermilion, distinguishable with colour blindness.
 AFTER, BEFORE = "#0072B2", "#D55E00"
-INK, GRID, QUIET = "#333333", "#E3E3E3", "#BBBBBB"
+QUIET = "#BBBBBB"
 
 
-def draw(report: Report) -> bytes:
+def draw(report: PlanReport) -> bytes:
     """Draw a report as a PNG."""
     from matplotlib.figure import Figure  # the import takes half a second
 
@@ -31,7 +32,7 @@ def draw(report: Report) -> bytes:
     return png.getvalue()
 
 
-def _efficiency(axes: "Axes", report: Report) -> None:
+def _efficiency(axes: "Axes", report: PlanReport) -> None:
     counts = list(report.after.scaling)
     for prediction, color, marker, name in (
         (report.before, BEFORE, "s", "XLA's defaults"),
@@ -49,7 +50,7 @@ def _efficiency(axes: "Axes", report: Report) -> None:
     axes.legend(frameon=False, labelcolor=INK, fontsize=9)
 
 
-def _streams(axes: "Axes", report: Report) -> None:
+def _streams(axes: "Axes", report: PlanReport) -> None:
     """Draw the step on its two streams: kernels, and the messages that run beside them or hold them up."""
     timeline = report.after.timeline
     waits = [(1e3 * (one.end - one.exposed), 1e3 * one.exposed) for one in timeline.sent if one.exposed]

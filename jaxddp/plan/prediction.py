@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 
 from jaxddp.plan import roofline
-from jaxddp.plan.compiled import Compiled
+from jaxddp.plan.compiled import CompiledStep
 from jaxddp.plan.costs import Cost
 from jaxddp.plan.hardware import GPU, GPUS_PER_NODE, KERNEL_SECONDS
 from jaxddp.plan.links import links_of
@@ -44,7 +44,7 @@ class Prediction:
         per_node, nodes: GPUs of the run that was asked for.
     """
 
-    compiled: Compiled
+    compiled: CompiledStep
     gpu: GPU
     per_node: int
     nodes: int = 1
@@ -101,6 +101,6 @@ class Prediction:
 
     @property
     def utilisation(self) -> float:
-        """Share of the peak that products and convolutions make of the whole step (MFU)."""
+        """Share of the peak that products and convolutions make of the step (MFU)."""
         products = self.cost.matrix + self.cost.convolution
         return products / self.gpu.flops_per_second(self.cost.dtype) / self.timeline.seconds

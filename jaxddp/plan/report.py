@@ -15,7 +15,7 @@ MOST_MESSAGES = 16  # in the table; the others are summed
 
 
 @dataclass(frozen=True)
-class Report:
+class PlanReport:
     """Everything that `python -m jaxddp.plan` says of a run.
 
     Attributes:

@@ -17,7 +17,7 @@ from jaxddp.nn.any_model import functional_of, transformation_of
 from jaxddp.nn.functional import Functional, cast
 from jaxddp.nn.losses import Batch, Losses, as_losses, cross_entropy
 from jaxddp.nn.plain import PlainFunctional
-from jaxddp.plan.options import Options
+from jaxddp.plan.options import PlanOptions
 from jaxddp.plan.presets import PRESETS
 from jaxddp.plan.workload import Shapes, Workload
 from jaxddp.scripts import errors_located, run_file
@@ -27,7 +27,7 @@ from jaxddp.step.replica_step import ReplicaStep
 STEPS = 1000  # of a run, for schedules: the program does not depend on it
 
 
-def workload_of(options: Options) -> Workload:
+def workload_of(options: PlanOptions) -> Workload:
     """Return what the flags ask for.
 
     Raises:
@@ -62,7 +62,7 @@ def _of_module(
     return Workload(name, step, *arrays, example, size, config.accumulation_steps, precision, config.dtype == "float64")
 
 
-def _of_script(path: Path, options: Options) -> Workload:
+def _of_script(path: Path, options: PlanOptions) -> Workload:
     """Return the workload of a script with the names of a port file's JAX side (`jaxddp.parity.port`)."""
     script = run_file(path)
     make_batch: Any = getattr(script, "batch", None) or getattr(script, "flax_batch", None)

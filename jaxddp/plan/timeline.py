@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from jaxddp.plan.costs import Cost, Costs
-from jaxddp.plan.hlo import Instruction, Program
+from jaxddp.plan.hlo import CompiledProgram, Instruction
 from jaxddp.plan.links import HALVES
 
 _MESSAGE = re.compile(rf"({'|'.join(HALVES)})(-start)?$")
@@ -23,7 +23,7 @@ class Message:
     Attributes:
         name: name of its instruction.
         kind: "all-reduce", ...
-        bytes: size of the whole array on each GPU.
+        bytes: size of the full array on each GPU.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Event:
     message: Message | None = None
 
 
-def events(program: Program) -> list[Event]:
+def events(program: CompiledProgram) -> list[Event]:
     """Return the schedule of a program; loops are unrolled, and of a branch the costlier one is taken.
 
     Raises:
@@ -86,9 +86,9 @@ def _inside(one: Instruction, costs: Costs) -> Iterator[Event]:
         yield from longest
 
 
-def _message(one: Instruction, names: dict[str, Instruction], program: Program) -> Message | None:
+def _message(one: Instruction, names: dict[str, Instruction], program: CompiledProgram) -> Message | None:
     """Return the message that an instruction starts, if it does."""
-    if one.opcode == "async-start":  # a message that XLA has no name of its own for
+    if one.opcode == "async-start":  # a message for which XLA has no opcode
         inner = program.computations[one.called[0]] if one.called else []
         found = [_message(inside, program.by_name[one.called[0]], program) for inside in inner]
         kind_and_size = [message for message in found if message is not None]
@@ -107,7 +107,7 @@ class Sent:
 
     Attributes:
         message: the message.
-        begin: seconds from the start of the step to its own.
+        begin: seconds from the start of the step to that of the message.
         seconds: time that the links take for it.
         covered: seconds of it during which the GPU computes.
         work: costs of the kernels between its start and the wait for it.

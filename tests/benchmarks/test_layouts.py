@@ -5,13 +5,13 @@ import re
 import pytest
 
 from benchmarks import layouts
-from benchmarks.layouts import Options, main
+from benchmarks.layouts import LayoutOptions, main
 from jaxddp.errors import InputError
 
 
 @pytest.mark.large
 def test_every_layout_trains(capsys: pytest.CaptureFixture[str]) -> None:
-    main(Options(models=("mlp",), epochs=2, rounds=1))
+    main(LayoutOptions(models=("mlp",), epochs=2, rounds=1))
     header, _, row = capsys.readouterr().out.splitlines()
     assert header.count("|") == row.count("|") == 7
     assert re.fullmatch(r"\| mlp \| [\d,]+ (\| [\d,]+ \(\d+\.\d\d\) ){4}\|", row)
@@ -24,6 +24,6 @@ def test_a_process_that_fails_is_an_error() -> None:
 
 def test_unknown_models_and_no_epochs_are_refused() -> None:
     with pytest.raises(InputError, match="model resnet: unknown"):
-        Options(models=("resnet",))
+        LayoutOptions(models=("resnet",))
     with pytest.raises(InputError, match="--epochs 0: must be at least 1"):
-        Options(epochs=0)
+        LayoutOptions(epochs=0)

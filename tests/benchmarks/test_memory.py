@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from benchmarks.memory import memory
+from benchmarks.processes import memory
 from jaxddp.parity.family import family
 
 

@@ -167,7 +167,7 @@ def test_a_folder_outside_a_git_repository_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_package_imported_from_outside_the_copy_is_refused(repository: Path) -> None:
-    (repository / "sys.py").write_text("")  # Python's own comes first
+    (repository / "sys.py").write_text("")  # Python's comes first
     elsewhere = Mutant("sum", "sys.py", "", "", ())
     with pytest.raises(InputError, match="not imported from the copy"):
         next(run_mutants(repository, [elsewhere]))

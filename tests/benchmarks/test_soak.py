@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from benchmarks.soak import jobs, torch_job, watched
-from benchmarks.soak.__main__ import Options, kills, main
-from benchmarks.soak.jobs import Jaxddp, TorchDDP
-from benchmarks.soak.report import lost, table
+from benchmarks.soak.__main__ import SoakOptions, kills, main
+from benchmarks.soak.jobs import JaxddpJob, TorchDDPJob
+from benchmarks.soak.report import lost, to_markdown
 from benchmarks.soak.resources import sample
-from benchmarks.soak.watched import Watched
+from benchmarks.soak.watched import WatchedJob
 from jaxddp.errors import InputError
 
 # Takes a step per 10 ms and saves every 100 steps; a resumed one drops later lines, as jaxddp's log does.
@@ -36,14 +36,14 @@ while True:
 """
 
 
-class Counting(Jaxddp):
-    """Job that only counts."""
+class Counting(JaxddpJob):
+    """SoakJob that only counts."""
 
     def command(self) -> list[str]:
         return [sys.executable, "-c", TRAINS, str(self.folder)]
 
 
-def until(condition, one: Watched) -> None:
+def until(condition, one: WatchedJob) -> None:
     """Look at a job until a condition holds, for a minute at most."""
     end = time.monotonic() + 60
     while not condition():
@@ -55,7 +55,7 @@ def until(condition, one: Watched) -> None:
 
 def test_a_kill_costs_the_steps_since_the_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watched, "FURTHER", 20)
-    one = Watched(Counting(tmp_path / "job", 1.0), seed=0)
+    one = WatchedJob(Counting(tmp_path / "job", 1.0), seed=0)
     try:
         until(lambda: one.job.reached() >= 150, one)
         one.kill(signal.SIGKILL, time.monotonic())
@@ -68,17 +68,17 @@ def test_a_kill_costs_the_steps_since_the_last_checkpoint(tmp_path: Path, monkey
     record = one.record()
     assert lost(record) == [kill.reached - 100]
     assert (record["starts"], record["exit_codes"], record["written_once"]) == (2, {-9: 1}, True)
-    assert all(one.samples[-1].__dict__[name] > 0 for name in ("mebibytes", "files", "threads", "log_bytes"))
-    text = table({"counting": record})
+    assert all(one.samples[-1][name] > 0 for name in ("mebibytes", "files", "threads", "log_bytes"))
+    text = to_markdown({"counting": record})
     assert "| kills | 1 (1 SIGKILL) |" in text
     assert "| starts, exit codes | 2, 1 x -9 |" in text
     assert f"| steps lost by a kill | median {kill.reached - 100}, at most {kill.reached - 100} |" in text
 
 
 def test_a_log_with_a_step_twice_is_told(tmp_path: Path) -> None:
-    job = Jaxddp(tmp_path, 1.0)
+    job = JaxddpJob(tmp_path, 1.0)
     (tmp_path / "metrics.jsonl").write_text('{"kind": "step", "step": 1}\n{"kind": "epoch", "step": 1}\n{"kind": "st')
-    one = Watched(job, 0)
+    one = WatchedJob(job, 0)
     assert (job.steps(), one.record()["written_once"]) == ([1], True)
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('\n{"kind": "step", "step": 1}\n')
@@ -91,7 +91,7 @@ def test_only_a_checkpoint_of_torch_with_metadata_counts(tmp_path: Path) -> None
         (tmp_path / f"{step:09d}" / "__0_0.distcp").touch()
     for step in (50, 100):
         (tmp_path / f"{step:09d}" / ".metadata").touch()
-    assert TorchDDP(tmp_path, 1.0).saved() == 100
+    assert TorchDDPJob(tmp_path, 1.0).saved() == 100
     assert [path.name for path in torch_job.complete(tmp_path)] == ["000000050", "000000100"]
 
 
@@ -100,15 +100,15 @@ def test_both_jobs_log_the_same_steps() -> None:
 
 
 def test_the_kills_come_from_the_seed() -> None:
-    first, same, other = ([*kills(Options(minutes=30, seed=seed))] for seed in (0, 0, 1))
+    first, same, other = ([*kills(SoakOptions(minutes=30, seed=seed))] for seed in (0, 0, 1))
     assert first == same != other
 
 
 def test_a_folder_that_exists_and_an_unknown_job_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="exists; must be a new folder"):
-        main(Options(output=str(tmp_path)))
+        main(SoakOptions(output=str(tmp_path)))
     with pytest.raises(InputError, match="--jobs jax: unknown; did you mean jaxddp"):
-        main(Options(jobs=("jax",)))
+        main(SoakOptions(jobs=("jax",)))
 
 
 def test_a_checkpoint_that_is_renamed_while_files_are_counted_is_passed_over(
@@ -126,14 +126,14 @@ def test_a_checkpoint_that_is_renamed_while_files_are_counted_is_passed_over(
 
     monkeypatch.setattr(os, "scandir", renamed)
     counted = sample(os.getpid(), tmp_path, 1.0)
-    assert (counted.checkpoint_files, counted.checkpoint_bytes, counted.log_bytes) == (1, 5, 0)
+    assert (counted["checkpoint_files"], counted["checkpoint_bytes"], counted["log_bytes"]) == (1, 5, 0)
 
 
 @pytest.mark.large
 @pytest.mark.parametrize("name", ["jaxddp", "torch"])
 def test_jobs_train_under_kills(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = {"minutes": 1.5, "kill_every": 40.0, "checkpoint_every": 4.0, "jobs": (name,)}
-    main(Options(output=str(tmp_path / "soak"), **options))  # type: ignore[arg-type]
+    main(SoakOptions(output=str(tmp_path / "soak"), **options))  # type: ignore[arg-type]
     rows = dict(line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()[2:])
     assert int(rows["steps"].replace(",", "")) > 0
     assert rows["damaged checkpoints"] == "0"

@@ -11,7 +11,6 @@ import pytest
 import torch
 from jax import numpy as jnp
 
-from benchmarks.hlo import Messages, permutes
 from jaxddp.distributed import collectives
 from jaxddp.distributed.replicas import Replicas, VirtualReplicas
 from jaxddp.distributed.ring_all_reduce import ring_all_reduce, ring_all_reduce_mean, ring_bytes
@@ -19,6 +18,7 @@ from jaxddp.errors import InputError
 from jaxddp.parity.port import PortFile
 from jaxddp.parity.processes import Tell
 from jaxddp.parity.workers import Workers
+from jaxddp.plan.messages import Messages, permutes
 from torch_ref.distributed import World
 
 TOLERANCE = 1e-15  # float64, relative to the largest element; measured: up to 3e-16, as sums have another order

@@ -18,7 +18,7 @@ from jaxddp.distributed.replicas import Replicas
 from jaxddp.nn.functional import Functional
 from jaxddp.nn.losses import cross_entropy
 from jaxddp.plan import roofline, topology
-from jaxddp.plan.compiled import Compiled, Compiler
+from jaxddp.plan.compiled import CompiledStep, Compiler
 from jaxddp.plan.hardware import GPUS
 from jaxddp.plan.hlo import parse
 from jaxddp.plan.links import Links
@@ -38,7 +38,7 @@ def workload() -> Workload:
     return Workload("convnet", step, functional.params, functional.buffers, example, 128)
 
 
-def planned(devices: list[jax.Device]) -> Compiled:
+def planned(devices: list[jax.Device]) -> CompiledStep:
     """Compile as `jaxddp.plan` does: one lowered program, with options given to its compilation."""
     model = workload()
     return Compiler(model, Replicas(devices)).compile(128, compiler_options(nbytes(model.gradients)))
@@ -51,7 +51,7 @@ def trained(devices: list[jax.Device]) -> list[Event]:
     return events(parse(model.lower(Replicas(devices), 128, options).compile().as_text()))
 
 
-def covered(compiled: Compiled) -> float:
+def covered(compiled: CompiledStep) -> float:
     return play(compiled.events, partial(roofline.seconds, gpu=H100), Links(H100, 8).seconds).covered_share
 
 

@@ -1,4 +1,4 @@
-"""Hosts on one machine: network namespaces with addresses of their own, joined by a switch (iproute2, as root)."""
+"""Hosts on one machine: network namespaces with addresses, joined by a switch (iproute2, as root)."""
 
 import contextlib
 import os
@@ -35,7 +35,7 @@ class Host:
 
     @property
     def port(self) -> str:
-        """The switch's end of the host's cable."""
+        """Switch's end of the host's cable."""
         return f"port{self.number}"
 
     def command(self, *words: str) -> list[str]:

@@ -108,7 +108,7 @@ torchs_rmsprop = partial(optax.rmsprop, 1e-2, decay=0.99, eps_in_sqrt=False)
 same_adamw = partial(optax.adamw, weight_decay=1e-2)
 UNUSED = {2: ["head.bias"], 3: ["head.bias", "fc1.weight"], 5: ["fc1.weight"]}
 
-# Units that never fire: where the gradient is 0, the smallest decay decides Adam's whole update.
+# Units that never fire: where the gradient is 0, the smallest decay decides all of Adam's update.
 SILENT = ("fc1.bias",)
 BLOCKS = SHAPES | {"h.0.weight": (4, 3), "h.0.bias": (4,), "h.1.weight": (4, 3), "h.1.bias": (4,)}
 

@@ -65,7 +65,7 @@ def compare(a: Trajectory, b: Trajectory, tolerance: float, stages: tuple[str, .
     """Compare every tensor of every stage after every step.
 
     A parameter that cannot change the loss, such as a bias in front of BatchNorm, has a gradient that is rounding
-    only. Adam divides this gradient by its own size: 1e-17 becomes an update of 1e-9 lr, which differs between the
+    only. Adam divides this gradient by its size: 1e-17 becomes an update of 1e-9 lr, which differs between the
     frameworks and shifts the running mean of the BatchNorm. Such parameters and the running means are listed
     separately, and held to 100 times the tolerance; running variances are not affected.
 
@@ -126,9 +126,9 @@ def run_forced(case: AnyCase, reference: Trajectory, **options: Any) -> Trajecto
 
 
 def on_one_replica(case: Case) -> Case:
-    """Return the case for one replica, which takes the whole batch (see `whole_batch`).
+    """Return the case for one replica, which takes the full batch (see `whole_batch`).
 
-    BatchNorm then covers the whole batch, as torch's SyncBatchNorm would, which needs GPUs.
+    BatchNorm then covers the full batch, as torch's SyncBatchNorm would, which needs GPUs.
     """
     return dataclasses.replace(case, world_size=1, config=dataclasses.replace(case.config, sync_batch_norm=False))
 

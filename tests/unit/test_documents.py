@@ -55,6 +55,20 @@ def test_the_guide_shows_the_check_that_the_readme_shows() -> None:
     assert in_readme and in_readme == shown((ROOT / "docs" / "parity.md").read_text(), command)
 
 
+def test_the_reports_have_the_verdicts_of_the_guide_and_the_stylesheet_of_the_package() -> None:
+    folder, guide = ROOT / "docs" / "reports", (ROOT / "docs" / "parity.md").read_text()
+    verdicts = dict(re.findall(r"^\| `(\w+)\.py` \| \[(\w+)\]\(reports/\1\.html\) \|$", guide, re.MULTILINE))
+    pages = {path.stem: path.read_text() for path in folder.glob("*.html")}
+    style = (folder / "style.css").read_text()
+    assert style == (ROOT / "jaxddp" / "parity" / "report" / "style.css").read_text()
+    assert verdicts.keys() == pages.keys()
+    for name, page in pages.items():
+        assert f"<title>{verdicts[name]}: examples/ports/{name}.py, " in page, name
+        assert '<link rel="stylesheet" href="style.css">' in page and "<style>" not in page, name
+        classes = {word for words in re.findall(r' class="([^"]+)"', page) for word in words.split()}
+        assert {word for word in classes if f".{word}" not in style} <= {"residuals"}, name
+
+
 def test_the_site_has_a_page_for_every_package() -> None:
     navigation = (ROOT / "mkdocs.yml").read_text()
     packages = [path.parent for name in ("jaxddp", "torch_ref") for path in (ROOT / name).rglob("__init__.py")]

@@ -38,8 +38,12 @@ SIGNS = {
 VERDICT_SIGNS = {"equal": "equal", "different": "different", "different in rounding": "numeric", "incomplete": "unseen"}
 
 
-def to_html(findings: Findings) -> str:
-    """Render findings as a self-contained page.
+def to_html(findings: Findings, stylesheet: str | None = None) -> str:
+    """Render findings as a page.
+
+    Args:
+        findings: findings of a check.
+        stylesheet: address of `style.css`; None: the page has the styles in it, and stands by itself.
 
     >>> to_html(Findings("port.py", 2, 10, "float64")).splitlines()[0]
     '<!doctype html>'
@@ -50,7 +54,7 @@ def to_html(findings: Findings) -> str:
         Html('<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'),
         Html('<meta name="color-scheme" content="light dark">'),
         tag("title", title),
-        _style(),
+        _style() if stylesheet is None else Html(f'<link rel="stylesheet" href="{stylesheet}">'),
     )
     body = tag("body", tag("main", _content(findings)), class_="jaxddp-report page")
     return f"<!doctype html>\n{tag('html', head, body, lang='en')}\n"

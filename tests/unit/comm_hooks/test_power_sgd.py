@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from jax import numpy as jnp
 
-from benchmarks.hlo import Messages, all_reduces
 from jaxddp import cli, comm_hooks, optim
 from jaxddp.comm_hooks.power_sgd import BatchedPowerSGD, PowerSGD, orthogonalize
 from jaxddp.config import TrainConfig
@@ -18,6 +17,7 @@ from jaxddp.distributed.replicas import Replicas, VirtualReplicas
 from jaxddp.errors import InputError
 from jaxddp.models.mlp import MLP
 from jaxddp.nn.torch_weights import load_weights
+from jaxddp.plan.messages import Messages, all_reduces
 from jaxddp.train import main
 from torch_ref.config import TorchConfig
 from torch_ref.launch import launch

@@ -9,9 +9,9 @@ import pytest
 from jax import lax
 from jax import numpy as jnp
 
-from benchmarks.hlo import Messages, all_reduces
 from jaxddp.distributed import collectives
 from jaxddp.distributed.replicas import Replicas, VirtualReplicas
+from jaxddp.plan.messages import Messages, all_reduces
 
 INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32")
 

@@ -15,18 +15,18 @@ PROGRAM = """
   ROOT %out = f32[16,8]{1,0} multiply(%dot, %dot)
 }
 
-%part (whole: f32[1000]) -> f32[10] {
-  %whole = f32[1000]{0} parameter(0)
-  %bits = f32[10,100]{1,0} bitcast(%whole)
+%part (full: f32[1000]) -> f32[10] {
+  %full = f32[1000]{0} parameter(0)
+  %bits = f32[10,100]{1,0} bitcast(%full)
   %cut = f32[1,10]{1,0} slice(%bits), slice={[0:1], [0:10]}
   ROOT %out.1 = f32[10]{0} bitcast(%cut)
 }
 
-%put (whole.1: f32[1000], new: f32[10], at: s32[]) -> f32[1000] {
-  %whole.1 = f32[1000]{0} parameter(0)
+%put (full.1: f32[1000], new: f32[10], at: s32[]) -> f32[1000] {
+  %full.1 = f32[1000]{0} parameter(0)
   %new = f32[10]{0} parameter(1)
   %at = s32[] parameter(2)
-  ROOT %changed = f32[1000]{0} dynamic-update-slice(%whole.1, %new, %at)
+  ROOT %changed = f32[1000]{0} dynamic-update-slice(%full.1, %new, %at)
 }
 
 %scores (q: bf16[2,64,8], k: bf16[2,8,64]) -> f32[2,64,64] {
@@ -93,9 +93,9 @@ def test_a_slice_of_a_large_array_costs_the_slice() -> None:
     assert cost("updated").bytes == 40 + 4 + 40
 
 
-def test_the_whole_array_is_not_read_through_a_slice_by_mistake() -> None:
-    """Planted fault: a second, whole use of the array is not seen."""
-    used = PROGRAM.replace("ROOT %out.1 = f32[10]{0} bitcast(%cut)", "ROOT %out.1 = f32[1000]{0} negate(%whole)")
+def test_the_full_array_is_not_read_through_a_slice_by_mistake() -> None:
+    """Planted fault: a second use, of the full array is not seen."""
+    used = PROGRAM.replace("ROOT %out.1 = f32[10]{0} bitcast(%cut)", "ROOT %out.1 = f32[1000]{0} negate(%full)")
     assert cost("sliced", used).bytes == 4000 + 4000
 
 

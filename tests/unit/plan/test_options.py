@@ -11,7 +11,7 @@ from jaxddp.errors import InputError
 from jaxddp.nn.functional import Functional
 from jaxddp.plan import topology
 from jaxddp.plan.hardware import GPUS
-from jaxddp.plan.options import Options
+from jaxddp.plan.options import PlanOptions
 from jaxddp.plan.presets import GPT2, ResNet50
 from jaxddp.plan.sources import workload_of
 from jaxddp.plan.workload import nbytes
@@ -35,8 +35,8 @@ def batch(step, rank):
 """
 
 
-def parsed(*argv: str) -> Options:
-    return cli.parse_plain(Options, argv, "plan", Options())
+def parsed(*argv: str) -> PlanOptions:
+    return cli.parse_plain(PlanOptions, argv, "plan", PlanOptions())
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def parsed(*argv: str) -> Options:
         ("--nesterov", "--nesterov: only for --optimizer sgd, not adam"),
         ("--lr -1", "--lr -1.0: must be"),
         ("a.py --model mlp", "a.py: no such file"),
-        ("a.py --model resnet50", "--model resnet50: must not be given with a.py, which has its own"),
+        ("a.py --model resnet50", "--model resnet50: must not be given with a.py, which has a model"),
         ("--gpus x", "--gpus x: expected INT"),
         ("--global-batch-size 33", "--global-batch-size 33: must be divisible by 8 replicas"),
         ("--batch-size 3 --accumulation-steps 2", "--batch-size 3: must be a multiple of --accumulation-steps 2"),
@@ -93,17 +93,17 @@ def test_presets_have_as_many_parameters_as_the_models_of_their_names(model: typ
 
 @pytest.mark.parametrize("model", ["nnx.Linear(8, 4, rngs=nnx.Rngs(0))", "linen.Dense(4)"])
 def test_a_script_names_its_parts_as_a_port_file_does(model: str, tmp_path: Path) -> None:
-    path = tmp_path / "own.py"
+    path = tmp_path / "mine.py"
     path.write_text(SCRIPT.replace("MODEL", model))
     workload = workload_of(parsed(str(path)))
-    assert (workload.name, workload.batch_size, workload.accumulation_steps) == ("own.py", 6, 2)
+    assert (workload.name, workload.batch_size, workload.accumulation_steps) == ("mine.py", 6, 2)
     assert workload.example["x"].shape == (8,) and workload.example["y"].dtype == "float32"
     assert nbytes(workload.params) == 4 * (8 * 4 + 4)
     assert workload_of(parsed(str(path), "--batch-size", "10")).batch_size == 10
 
 
 def test_a_script_may_have_a_plain_tree_of_arrays(tmp_path: Path) -> None:
-    path = tmp_path / "own.py"
+    path = tmp_path / "mine.py"
     script = SCRIPT.replace("MODEL", '{"w": np.zeros((8, 4), np.float32)}')
     path.write_text(script.replace('model(batch["x"])', 'batch["x"] @ model["w"]'))
     assert nbytes(workload_of(parsed(str(path))).params) == 4 * 8 * 4
@@ -120,7 +120,7 @@ def test_a_script_may_have_a_plain_tree_of_arrays(tmp_path: Path) -> None:
     ],
 )
 def test_a_faulty_script_is_one_line(fault: str, replacement: str, message: str, tmp_path: Path) -> None:
-    path = tmp_path / "own.py"
+    path = tmp_path / "mine.py"
     path.write_text(textwrap.dedent(SCRIPT).replace(fault, replacement).replace("MODEL", "linen.Dense(4)"))
     with pytest.raises(InputError, match=r"^[^\n]*$") as error:
         workload_of(parsed(str(path)))

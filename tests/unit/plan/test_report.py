@@ -10,11 +10,11 @@ from jaxddp import optim
 from jaxddp.nn.losses import Sums
 from jaxddp.plan import advice
 from jaxddp.plan.batch import Largest
-from jaxddp.plan.compiled import Compiled
+from jaxddp.plan.compiled import CompiledStep
 from jaxddp.plan.hardware import GPUS, KERNEL_SECONDS
 from jaxddp.plan.picture import draw
 from jaxddp.plan.prediction import COUNTS, Prediction
-from jaxddp.plan.report import Report, scaled
+from jaxddp.plan.report import PlanReport, scaled
 from jaxddp.plan.workload import Workload
 from jaxddp.state import Buffers, Params
 from jaxddp.step.replica_step import ReplicaStep
@@ -33,7 +33,7 @@ H100 = GPUS["h100"]
 
 
 def prediction(text: str = TEXT, **changes: int) -> Prediction:
-    compiled = Compiled(text, 16, 2_000_000_000, 1_000_000_000, 1_000_000_000, 3_000_000_000, seconds=1.0)
+    compiled = CompiledStep(text, 16, 2_000_000_000, 1_000_000_000, 1_000_000_000, 3_000_000_000, seconds=1.0)
     return Prediction(compiled, H100, **{"per_node": 8, **changes})
 
 
@@ -46,8 +46,8 @@ def workload() -> Workload:
     return Workload("short", ReplicaStep(loss, optim.adam(1e-3)), params, {}, example, 16)
 
 
-def report(**changes: object) -> Report:
-    made = Report(workload(), prediction(), prediction(), {"xla_gpu_x": True}, Largest(64, 50e9, True), 0.02)
+def report(**changes: object) -> PlanReport:
+    made = PlanReport(workload(), prediction(), prediction(), {"xla_gpu_x": True}, Largest(64, 50e9, True), 0.02)
     return dataclasses.replace(made, **changes)  # type: ignore[arg-type]
 
 

@@ -85,7 +85,7 @@ def test_loops_are_unrolled() -> None:
         timeline(LOOP.replace("known_trip_count", "guess"), 2.0)
 
 
-def test_gathered_and_scattered_arrays_count_whole() -> None:
+def test_gathered_and_scattered_arrays_count_in_full() -> None:
     text = OVERLAPPED.replace("= f32[500000]{0} all-reduce-start(%a)", "= f32[4000000]{0} all-gather-start(%a)")
     text = text.replace("all-reduce-done(%start.1)", "all-gather-done(%start.1)")
     first = timeline(text, 1.0).sent[0].message

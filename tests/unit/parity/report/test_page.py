@@ -91,6 +91,12 @@ def test_page_is_self_contained_and_runs_no_script(report):
     assert len(document.named("title")) == len(document.named("h1")) == len(document.named("main")) == 1
 
 
+def test_a_page_may_share_its_stylesheet():
+    alone, shared = page.to_html(EQUAL), page.to_html(EQUAL, "style.css")
+    link = '<link rel="stylesheet" href="style.css">'
+    assert "<style>" not in shared and re.sub("<style>.*</style>", link, alone, flags=re.DOTALL) == shared
+
+
 @every_sample
 def test_page_works_with_a_screen_reader_and_a_keyboard(report):
     document = Document(page.to_html(report))

@@ -1,9 +1,6 @@
-"""Gradients of a workload in jax, in all precisions, written to files: `python -m benchmarks.gpu.gradients_jax FOLDER`.
+"""Gradients of some workloads in jax, in all precisions, and the weights at which they are taken, written to files."""
 
-The weights that they are taken at are written too, for torch. Prints one line of JSON.
-"""
-
-import json
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,14 +8,27 @@ import numpy as np
 from jax import numpy as jnp
 
 from benchmarks import models_jax
-from benchmarks.gpu import part
-from benchmarks.gpu.gradients import EXACT, MODES, WORKLOADS, Gradients, file_of, save, workload_named
-from benchmarks.workloads import Workload
+from benchmarks.gpu.jobs import platform
+from benchmarks.gpu.precision import EXACT, MODES, WEIGHTS, WORKLOADS, Gradients, file_of
+from benchmarks.workloads import Workload, workloads
 from jaxddp.distributed.devices import prepare
 from jaxddp.nn.functional import Functional, cast
 from jaxddp.nn.torch_weights import to_torch
 
 PRECISIONS = {EXACT: "highest", "float32": "highest", "tf32": "tensorfloat32", "bf16": "highest"}
+
+
+def measure(folder: str, smoke: bool) -> dict[str, str]:
+    """Write the gradients and weights of all workloads, for `benchmarks.gpu.precision_torch`."""
+    device = prepare(1, platform(smoke))[0]
+    for name in WORKLOADS:
+        workload = workloads(smoke)[name]
+        start = Functional(models_jax.build(workload))
+        written: dict[str, Any] = {WEIGHTS: to_torch({**start.params, **start.buffers})}
+        written |= {mode: gradients(workload, mode, device) for mode in (EXACT, *MODES)}
+        for kind, arrays in written.items():
+            np.savez(file_of(Path(folder), name, kind), **arrays)
+    return {"device": device.device_kind}
 
 
 def gradients(workload: Workload, mode: str, device: jax.Device) -> Gradients:
@@ -36,19 +46,3 @@ def gradients(workload: Workload, mode: str, device: jax.Device) -> Gradients:
             return sums["loss"] / sums["count"]
 
         return to_torch(jax.device_get(jax.jit(jax.grad(mean_loss))(params)))
-
-
-def main(options: part.Options) -> None:
-    """Write the gradients and weights of all workloads."""
-    device = prepare(1, part.platform(options.smoke))[0]
-    for name in WORKLOADS:
-        workload = workload_named(name, options.smoke)
-        start = Functional(models_jax.build(workload))
-        save(file_of(options.folder, "jax", name, "weights"), to_torch({**start.params, **start.buffers}))
-        for mode in (EXACT, *MODES):
-            save(file_of(options.folder, "jax", name, mode), gradients(workload, mode, device))
-    print(json.dumps({"device": device.device_kind, "numpy": np.__version__}))
-
-
-if __name__ == "__main__":
-    main(part.options_of("gradients_jax"))

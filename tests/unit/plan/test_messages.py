@@ -6,7 +6,7 @@ import pytest
 from jax import lax
 from jax import numpy as jnp
 
-from benchmarks.hlo import all_reduces
+from jaxddp.plan.messages import all_reduces
 
 
 def test_all_reduces_in_loops_count_once_per_pass() -> None:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from jaxddp.plan.hlo import Program, parse
+from jaxddp.plan.hlo import CompiledProgram, parse
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def _messages(text: str, kind: str) -> Messages:
     return _total(program.entry, program, kind)
 
 
-def _total(name: str, program: Program, kind: str) -> Messages:
+def _total(name: str, program: CompiledProgram, kind: str) -> Messages:
     count = size = 0
     for one in program.computations.get(name, []):
         # The start of an all-reduce and the end of a permutation have the shape of what is sent.
