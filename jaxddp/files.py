@@ -7,7 +7,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from jaxddp.errors import InputError
+from jaxddp.errors import InputError, MovedError
 
 NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS)  # some file systems synchronize no folder, some no file
 
@@ -16,7 +16,7 @@ def write_atomically(path: Path, content: bytes) -> None:
     """Write a file by renaming a complete temporary file, so that no reader sees a part of it.
 
     The file is on the disk before it gets its name, and the name when the function returns; a machine that loses
-    power keeps the old file or has the new one.
+    power keeps the old file or has the new one. Links are not followed: one with either name is replaced.
 
     Raises:
         OSError: the file cannot be written; `filename` is `path`. An old file stays as it was.
@@ -30,7 +30,8 @@ def write_atomically(path: Path, content: bytes) -> None:
     unfinished = path.with_name(path.name + ".tmp")
     try:
         try:
-            with unfinished.open("wb") as file:
+            unfinished.unlink(missing_ok=True)  # of a killed process, or a link, whose target must not change
+            with unfinished.open("xb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
@@ -58,6 +59,27 @@ def sync_open(descriptor: int) -> None:
     except OSError as error:
         if error.errno not in NO_SYNC:
             raise
+
+
+def check_in_place(path: Path, descriptor: int) -> None:
+    """Raise `MovedError` unless a path leads to the open file or folder of a descriptor.
+
+    An open file can be written wherever it is moved, even if it is removed: nobody would look for it there.
+
+    >>> with Path(os.devnull).open() as file:
+    ...     check_in_place(Path(os.devnull), file.fileno())
+    """
+    try:
+        if os.path.samestat(path.stat(), os.fstat(descriptor)):
+            return
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    now = ""
+    with contextlib.suppress(OSError):  # only Linux tells where an open file is
+        now = str(Path(f"/proc/self/fd/{descriptor}").readlink())
+    if not Path(now).is_absolute() or not Path(now).exists():  # Linux adds " (deleted)" to the name
+        raise MovedError(f"{path}: was moved or removed during the run")
+    raise MovedError(f"{path}: was moved to {now} during the run; move it back and continue with --resume")
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from jaxddp.config import TrainConfig
 from jaxddp.errors import InputError, listed
-from jaxddp.files import write_atomically
+from jaxddp.files import check_regular, write_atomically
 from jaxddp.tracking.folder_lock import LOCK_FILE, hold
 
 CONFIG_FILE = "config.json"
@@ -135,6 +135,7 @@ def check_same_data(folder: Path, digests: Mapping[str, str]) -> None:
     ...     check_same_data(Path(folder), {"test": "34", "train": "12"})
     """
     path = folder / DATA_FILE
+    check_regular(f"{path}", path)
     try:
         saved = json.loads(path.read_text())
     except FileNotFoundError:
