@@ -24,7 +24,7 @@ class NotFiniteError(TrainingError):
 
 
 class MovedError(TrainingError):
-    """A run folder, or a file in it, that was moved or removed while the run wrote to it."""
+    """A folder that was moved or removed while a run wrote to it."""
 
 
 class DriftError(TrainingError):

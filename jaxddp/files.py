@@ -7,7 +7,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from jaxddp.errors import InputError, MovedError
+from jaxddp.errors import InputError, MovedError, TrainingError
 
 NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS)  # some file systems synchronize no folder, some no file
 
@@ -62,24 +62,26 @@ def sync_open(descriptor: int) -> None:
 
 
 def check_in_place(path: Path, descriptor: int) -> None:
-    """Raise `MovedError` unless a path leads to the open file or folder of a descriptor.
+    """Check that a path leads to an open file or folder, which can be written wherever it is moved, even if removed.
 
-    An open file can be written wherever it is moved, even if it is removed: nobody would look for it there.
+    Raises:
+        MovedError: the folder was moved or removed.
+        TrainingError: so was the file.
 
     >>> with Path(os.devnull).open() as file:
     ...     check_in_place(Path(os.devnull), file.fileno())
     """
-    try:
-        if os.path.samestat(path.stat(), os.fstat(descriptor)):
+    opened = os.fstat(descriptor)
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        if os.path.samestat(path.stat(), opened):
             return
-    except (FileNotFoundError, NotADirectoryError):
-        pass
-    now = ""
+    is_folder, now = stat.S_ISDIR(opened.st_mode), Path()
     with contextlib.suppress(OSError):  # only Linux tells where an open file is
-        now = str(Path(f"/proc/self/fd/{descriptor}").readlink())
-    if not Path(now).is_absolute() or not Path(now).exists():  # Linux adds " (deleted)" to the name
-        raise MovedError(f"{path}: was moved or removed during the run")
-    raise MovedError(f"{path}: was moved to {now} during the run; move it back and continue with --resume")
+        now = Path(f"/proc/self/fd/{descriptor}").readlink()
+    known = now.is_absolute() and now.exists()  # Linux adds " (deleted)" to the name of a removed file
+    message = f"{path}: was {f'moved to {now}' if known else 'moved or removed'} during the run"
+    advice = "; continue there with --resume" if is_folder and known else ""
+    raise (MovedError if is_folder else TrainingError)(message + advice)
 
 
 @contextlib.contextmanager

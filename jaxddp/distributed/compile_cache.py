@@ -62,7 +62,8 @@ def replace_damaged() -> None:
         folder = jax.config.values["jax_compilation_cache_dir"]
         name = re.match(r"Error (?:read|writ)ing persistent compilation cache entry for '(.+?)'", str(message))
         if name is None or folder is None:
-            return show(message, *place, **more)
+            show(message, *place, **more)
+            return
         for path in Path(folder).glob(f"{name[1]}*-cache"):  # of all programs of this name: jax does not tell which
             with contextlib.suppress(OSError):  # another process may be first, or the folder read-only
                 path.unlink()

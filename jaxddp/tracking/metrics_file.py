@@ -48,15 +48,14 @@ def missing_records(kept: list[Record], count: int, step: int) -> str | None:
         step: last step of the history.
 
     >>> missing_records([{"kind": "step", "step": 1, "epoch": 1}, {"kind": "step", "step": 2, "epoch": 1}], 5, step=5)
-    '3 of 5 records until step 5 are missing, most of them after step 2'
+    '3 of 5 records until step 5 are missing, most of them between steps 2 and 5'
     """
     if len(kept) >= count:
         return None
     steps = sorted(record["step"] for record in kept)
-    gaps = list(itertools.pairwise([0, *steps, step]))
-    after, until = max(gaps, key=lambda gap: gap[1] - gap[0])
-    place = f"after step {after}" if until == step else f"between steps {after} and {until}"
-    return f"{count - len(kept)} of {count} records until step {step} are missing, most of them {place}"
+    before, after = max(itertools.pairwise([0, *steps, step]), key=lambda gap: gap[1] - gap[0])
+    place = f"most of them between steps {before} and {after}"
+    return f"{count - len(kept)} of {count} records until step {step} are missing, {place}"
 
 
 def to_line(record: Record) -> str:

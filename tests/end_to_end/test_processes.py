@@ -149,7 +149,9 @@ def test_the_others_end_with_one_line_when_a_process_cannot_write_its_part(
     last = (
         r"the last good checkpoint is of step \d+; continue with --resume .*" if saved else "there is no checkpoint yet"
     )
-    assert re.match(rf"error: the checkpoint of step \d+ cannot be written: .*; {last}$", said[victim])
+    assert re.match(
+        rf"error: .*run/checkpoints: the checkpoint of step \d+ cannot be written: .*; {last}$", said[victim]
+    )
     assert said[1 - victim] == f"error: process {victim} failed: {said[victim].removeprefix('error: ')}"
     assert "Traceback" not in results[0][1] + results[1][1]
 
@@ -166,7 +168,9 @@ def test_the_others_end_with_one_line_when_a_checkpoint_cannot_be_made_or_rename
     results = finish(start(2, (*flags, "--devices", "2"), tmp_path), tmp_path, limit=120)
     assert [code for code, _ in results] == [2, 69], results
     said = [printed.splitlines()[-1] for _, printed in results]
-    message = "the checkpoint of step 60 cannot be written: [Errno 116] Stale file handle; "
+    message = (
+        f"{tmp_path}/run/checkpoints: the checkpoint of step 60 cannot be written: [Errno 116] Stale file handle; "
+    )
     assert said[0].startswith(f"error: {message}the last good checkpoint is of step 30; continue with --resume ")
     assert said[1] == f"error: process 0 failed: {said[0].removeprefix('error: ')}"
 

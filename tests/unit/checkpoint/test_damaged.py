@@ -73,6 +73,10 @@ def damage(kind: str, folder: Path) -> None:
         (folder / "record" / "record.json").unlink()
     elif kind == "other record":
         (folder / "record" / "record.json").write_text("[" * 100_000)
+    elif kind.startswith("pipe"):
+        pipe = folder / "record" / "record.json" if kind == "pipe as record" else metadata
+        pipe.unlink()
+        os.mkfifo(pipe)
     elif kind == "empty":
         shutil.rmtree(folder / "state")
     else:
@@ -81,6 +85,7 @@ def damage(kind: str, folder: Path) -> None:
 
 
 DAMAGES = ["truncated", "no metadata", "other metadata", "no record", "other record", "empty", "arrays of another step"]
+DAMAGES += ["pipe as record", "pipe as metadata"]
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of tensorstore's pending reads

@@ -1,5 +1,8 @@
 """Logs of resumed runs: later records are dropped, and damaged lines do not block."""
 
+import os
+from pathlib import Path
+
 import pytest
 
 from jaxddp.config import TrainConfig
@@ -77,10 +80,51 @@ def test_a_line_that_is_not_a_record_does_not_block_a_resumed_run(tmp_path, line
     assert len(path.read_text().splitlines()) == 6
 
 
-def test_a_metrics_file_that_cannot_be_read_is_named(tmp_path):
-    (tmp_path / "metrics.jsonl").mkdir()
-    with pytest.raises(InputError, match=r"metrics\.jsonl: cannot be read \(Is a directory\)$"):
-        read_metrics(tmp_path / "metrics.jsonl")
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (Path.mkdir, r"cannot be read \(Is a directory\)"),
+        (os.mkfifo, "is a pipe, a device or a socket; must be a regular file"),
+        (lambda path: path.symlink_to("/dev/zero"), "is a pipe, a device or a socket; must be a regular file"),
+    ],
+    ids=["folder", "pipe", "device"],
+)
+def test_metrics_that_are_no_regular_file_are_named(tmp_path, make, message):
+    write_run(tmp_path / "run", 2)
+    (tmp_path / "run" / "metrics.jsonl").unlink()
+    make(tmp_path / "run" / "metrics.jsonl")
+    with pytest.raises(InputError, match=rf"metrics\.jsonl: {message}$"):
+        write_more(tmp_path / "run")
+
+
+def write_more(output: Path) -> None:
+    """Write steps 5 and 6 of a run whose first four steps had 6 records."""
+    with claimed_log(output, resume=True, resume_step=4, resume_records=6) as log:
+        train(log, 5, 6)
+
+
+@pytest.mark.parametrize(
+    ("lost", "note"),
+    [
+        (slice(0, 0), None),
+        (slice(2, None), "4 of 6 records until step 4 are missing, most of them between steps 2 and 4"),
+        (slice(0, 4), "4 of 6 records until step 4 are missing, most of them between steps 0 and 4"),
+        (slice(1, 3), "2 of 6 records until step 4 are missing, most of them between steps 1 and 3"),
+        (slice(None), "6 of 6 records until step 4 are missing, most of them between steps 0 and 4"),
+    ],
+    ids=["none", "end", "start", "middle", "all"],
+)
+def test_records_that_are_missing_are_told(tmp_path, capsys, lost, note):
+    write_run(tmp_path / "run", 4)
+    path = tmp_path / "run" / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    assert len(lines) == 6
+    del lines[lost]
+    path.write_text("".join(lines))
+    capsys.readouterr()
+    write_more(tmp_path / "run")
+    told = [line for line in capsys.readouterr().out.splitlines() if "missing" in line]
+    assert told == ([] if note is None else [f"note: {path}: {note}"])
 
 
 def test_resume_needs_the_same_number_of_steps_per_epoch(tmp_path):
