@@ -240,8 +240,9 @@ class RunLog:
         self._close_bar()
         self._print("   ".join([f"test accuracy {test_accuracy:.4f}", f"{seconds:.1f} s", *notes]))
         if self._output is not None:
-            self.sync()
-            self._print(f"saved to {self._output}")
+            with self.writing():
+                place = f"saved to {self._output}"
+            self._print(place)
 
     def _print(self, line: str) -> None:
         if self._quiet:

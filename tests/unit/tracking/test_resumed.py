@@ -1,5 +1,7 @@
 """Logs of resumed runs: later records are dropped, and damaged lines do not block."""
 
+import dataclasses
+import json
 import os
 from pathlib import Path
 
@@ -9,8 +11,8 @@ from jaxddp.config import TrainConfig
 from jaxddp.errors import InputError
 from jaxddp.tracking import run_log
 from jaxddp.tracking.metrics_file import read_metrics
-from jaxddp.tracking.resumed import check_same_epochs
-from jaxddp.tracking.run_folder import load_config
+from jaxddp.tracking.resumed import check_same_epochs, check_same_run, notes_of_run
+from jaxddp.tracking.run_folder import load_config, save_digests
 from jaxddp.tracking.run_log import RunLog
 from tests.support.run_logs import CONFIG, SIX_STEPS, STEPS_PER_EPOCH, claimed_log, places, train, write_run
 
@@ -134,6 +136,35 @@ def test_resume_needs_the_same_number_of_steps_per_epoch(tmp_path):
     message = r"^--resume .*run: its epochs had 2 steps and would now have 3; keep its data and --devices"
     with pytest.raises(InputError, match=message):
         check_same_epochs(tmp_path / "run", 3)
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"seed": 1}, "with --seed 1 and not --seed 0"),
+        ({"dataset": "linear"}, "with --dataset linear and not --dataset digits"),
+        ({"hidden_sizes": (8,)}, "with --hidden-sizes 8 and not --hidden-sizes 16"),
+        ({"optimizer": "sgd"}, "with --optimizer sgd and not --optimizer adam"),
+        ({"freeze": ("*.bias",)}, r"with --freeze \*.bias and not --freeze "),
+        ({}, "with other data"),
+    ],
+    ids=str,
+)
+def test_a_checkpoint_of_another_run_is_refused(tmp_path, other, message):
+    now = TrainConfig(hidden_sizes=(16,), betas=(0.5, 0.9), weights="here", output="here")
+
+    def check(other_options, data):
+        before = dataclasses.replace(now, weights="there", output="there", **other_options)
+        notes = json.loads(json.dumps(notes_of_run(before, {"train": data}, 0)))  # as in jaxddp's checkpoints
+        return check_same_run(tmp_path, 4, notes, now, {"train": "1"})
+
+    assert check({}, "1") == check_same_run(tmp_path, 4, {}, now, {"train": "1"}) == []  # {}: of an older jaxddp
+    assert check({}, "2") == []  # somebody has removed data.json, to go on with any data
+    save_digests({"train": "1"}, tmp_path)
+    with pytest.raises(
+        InputError, match=f"^--resume {tmp_path}: the checkpoint of step 4 is of another run, {message}$"
+    ):
+        check(other, "1" if other else "2")
 
 
 def test_a_run_killed_at_its_start_leaves_its_config(tmp_path, monkeypatch):
