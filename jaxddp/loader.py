@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxddp.config.ranges import check_range
 from jaxddp.data.micro_batches import MicroBatches
-from jaxddp.data.sampler import NOBODY, epoch_indices
+from jaxddp.data.sampler import PADDING, epoch_indices
 from jaxddp.distributed.replicas import Replicas
 from jaxddp.errors import InputError
 
@@ -167,7 +167,7 @@ class Loader:
         return MicroBatches(None, {name: array[:, :, :fewest] for name, array in arrays.items()}, batch.buffers_of)
 
     def _gather(self, indices: np.ndarray, first_step: int) -> MicroBatches:
-        """Gather the examples of indices (W, K, b) in micro-batches, of which the last may be smaller."""
+        """Gather the examples of indices (W, K, b) in micro-batches; the last one may be smaller."""
         uneven = first_step == self._full_steps and self._join and self.dataset_size % self._replicas.world_size > 0
         take = self._take_valid if uneven else self._take
         buffers_of = self._buffers_of(indices, first_step) if self._join else None
@@ -182,8 +182,8 @@ class Loader:
         return {name: array[indices] for name, array in self._arrays.items()}
 
     def _take_valid(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """Gather examples, with padding where an index is `NOBODY`: the first example, so that values are finite."""
-        valid = indices != NOBODY
+        """Gather examples, with padding where an index is `PADDING`: the first example, so that values are finite."""
+        valid = indices != PADDING
         return {**self._take(np.where(valid, indices, 0)), "valid": valid.astype(np.float32)}
 
     def _buffers_of(self, indices: np.ndarray, first_step: int) -> np.ndarray:

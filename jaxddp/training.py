@@ -83,7 +83,7 @@ class Run:
 
 
 class Saver:
-    """Checkpoints of a run: when one is due, and what is in it beside the state.
+    """Save the checkpoints of a run: decide when one is due, and add notes to the state.
 
     Args:
         run: the run.
@@ -125,7 +125,7 @@ class Saver:
         passed = {unit for unit in before if self._period.passed(unit, before[unit], self._seen[unit])}
         if self._checkpoints is None:
             return False
-        # Clocks and signals differ between processes.
+        # Clocks and signals differ between processes; one number carries both, to save a collective.
         agreed = self._agreed(2 * (self._interruption.signal or 0) + ("minutes" in passed))
         self._signal = agreed // 2
         return agreed > 0 or bool(passed - {"minutes"})
@@ -152,8 +152,8 @@ class Saver:
         if self._checkpoints is not None:
             self._log.sync()
             run = self._run
-            common = {"world_size": run.ddp.world_size, "steps_per_epoch": run.loader.steps_per_epoch}
-            common |= notes_of_run(run.saved_config, run.dataset.digests, self._log.records)
+            common = notes_of_run(run.saved_config, run.dataset.digests, self._log.records)
+            common["steps_per_epoch"] = run.loader.steps_per_epoch
             self._checkpoints.save(run.ddp.whole(state), common | notes)
 
     def sums_until(self, step: int) -> EpochSums:
@@ -175,10 +175,10 @@ class Saver:
         self._rollbacks += 1
         ddp = self._run.ddp
         restored = self._checkpoints.restore(ddp.whole(ddp.init()))
-        told = f"{error}; back to the checkpoint of step {int(restored.step)}, on with the batches after step "
-        told += f"{self.reached} ({self._rollbacks} of at most {MAX_ROLLBACKS} times)"
+        line = f"{error}; back to the checkpoint of step {int(restored.step)}, on with the batches after step "
+        line += f"{self.reached} ({self._rollbacks} of at most {MAX_ROLLBACKS} times)"
         if self._run.is_first:
-            print(told, file=sys.stderr, flush=True)
+            print(line, file=sys.stderr, flush=True)
         reached: Any = np.int32(self.reached)
         return ddp.place_state(dataclasses.replace(restored, step=reached))
 
@@ -201,7 +201,7 @@ def train(
     checkpoints: "Checkpoints | None",
     tell_stall: Callable[[str], None] | None = None,
 ) -> TrainState:
-    """Train from `state` to the end of the last epoch; `tell_stall` tells other processes if nothing moves here.
+    """Train from `state` to the end of the last epoch; `tell_stall` is called if nothing moves in this process.
 
     Raises:
         TrainingError: a loss is not finite, or replicas differ; checkpoints saved before remain valid.

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
 
 from jaxddp.config import TrainConfig
-from jaxddp.data.sampler import NOBODY
+from jaxddp.data.sampler import PADDING
 from jaxddp.errors import InputError
 from torch_ref.distributed import CPU, World
 from torch_ref.losses import Batch
@@ -43,7 +43,7 @@ class Loader:
         arrays: training set, leaves of shape (N, ...).
         config: configuration of batch size, accumulation and sampling.
         num_replicas: W, number of replicas that share each global batch.
-        ranks: ranks whose examples this process takes: its own rank, or all ranks in a single process.
+        ranks: ranks whose examples this process takes: its rank, or all ranks in a single process.
         device: device of the batches.
 
     Raises:
@@ -194,14 +194,14 @@ def evaluation_batches(arrays: Arrays, config: TrainConfig, world: World, batch_
 def epoch_indices(dataset_size: int, config: TrainConfig, num_replicas: int) -> np.ndarray[Any, Any]:
     """Return the example indices of each replica in the first epoch, int64 (num_replicas, examples per replica).
 
-    With `--join`, positions beyond the last example hold `NOBODY`.
+    With `--join`, positions beyond the last example hold `PADDING`.
 
     >>> epoch_indices(5, TrainConfig(shuffle=False), num_replicas=2)
     array([[0, 2, 4],
            [1, 3, 0]])
     """
     samplers = _samplers(range(dataset_size), config, num_replicas)
-    return np.array(list(zip_longest(*samplers, fillvalue=NOBODY)), dtype=np.int64).T
+    return np.array(list(zip_longest(*samplers, fillvalue=PADDING)), dtype=np.int64).T
 
 
 def _samplers(dataset: Any, config: TrainConfig, num_replicas: int) -> Sequence[RankSampler]:

@@ -42,8 +42,8 @@ class Checkpoints:
         folder: folder of the checkpoints; created when it is first used.
         keep: number of newest checkpoints to keep.
         keep_best: keep the checkpoint with the smallest note `TEST_LOSS` too.
-        replicas: of several processes, each of which has such an object and makes the same calls; each writes a part,
-            the first one renames and prints. None: this process alone.
+        replicas: replicas of several processes. Each has such an object, makes the same calls and writes a part; the
+            first one renames and prints. None: this process alone.
     """
 
     def __init__(self, folder: Path, keep: int = KEEP, keep_best: bool = False, replicas: Replicas | None = None):
@@ -178,7 +178,7 @@ class Checkpoints:
                 for problem in problems if self._is_first else ():
                     print(f"{problem}; continuing from step {step}", file=sys.stderr, flush=True)
                 return state
-        raise InputError(f"--resume {self._folder.parent}: {listed(problems)}; there is no intact one")
+        raise InputError(f"--resume {self._folder.parent}: {listed(problems)}; none is intact")
 
     def notes(self, step: int) -> dict[str, Any]:
         """Return the notes saved with an intact checkpoint."""

@@ -18,6 +18,14 @@ PLATFORMS = ("cpu", "gpu")
 ON_NAN = ("stop", "skip", "rollback")
 ON_DRIFT = ("stop", "repair")
 
+# Option -> its choices, checked in this order.
+NAMED: dict[str, tuple[str, ...]] = {
+    **{"model": MODELS, "dataset": DATASETS, "optimizer": OPTIMIZERS, "schedule": SCHEDULES},
+    **{"loss_normalization": LOSS_NORMALIZATIONS, "lr_scaling": LR_SCALINGS, "buffers": BUFFERS},
+    **{"dropout_masks": DROPOUT_MASKS, "comm_hook": COMM_HOOKS, "dtype": DTYPES, "amp": AMP},
+    **{"on_nan": ON_NAN, "on_drift": ON_DRIFT, "platform": PLATFORMS},
+}
+
 IGNORE_INDEX = -100  # label without a loss, torch's default in cross_entropy
 DEFAULT_CPU_DEVICES = 2
 MOST_CPU_DEVICES = 256  # tried on two cores: 256 train, 1024 wait for each other

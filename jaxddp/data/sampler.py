@@ -10,7 +10,7 @@ from jaxddp.data.torch_rng import Generator
 from jaxddp.errors import InputError
 
 LINE_WIDTH = 100  # of a shard table
-NOBODY = -1  # index of padding, where a replica has run out of examples
+PADDING = -1  # index of padding, where a replica has run out of examples
 FEW = 12  # maximum of repeated or dropped examples that a shard table lists
 
 
@@ -37,7 +37,7 @@ def epoch_indices(
         seed: seed of the order, equal on all replicas; seed + epoch must be below 2**64.
         epoch: number of the epoch, the argument of torch's `set_epoch`.
         drop_last: drop examples instead of repeating some.
-        join: do neither; positions beyond the last example hold `NOBODY`.
+        join: do neither; positions beyond the last example hold `PADDING`.
 
     Returns:
         int64 (num_replicas, samples_per_replica); row r holds the indices that the sampler of rank r yields.
@@ -56,7 +56,7 @@ def epoch_indices(
     samples_per_replica = _samples_per_replica(dataset_size, num_replicas, drop_last)
     order = Generator(seed + epoch).randperm(dataset_size) if shuffle else np.arange(dataset_size)
     if join:
-        order = np.append(order, np.full(-dataset_size % num_replicas, NOBODY))
+        order = np.append(order, np.full(-dataset_size % num_replicas, PADDING))
     # np.resize truncates, or repeats from the start as often as necessary.
     return np.resize(order, (samples_per_replica, num_replicas)).T
 
@@ -138,7 +138,7 @@ def shard_table(indices: NDArray[np.int64], per_replica_batch_size: int, dataset
 
     Args:
         indices: int64 (num_replicas, samples_per_replica), as `epoch_indices` returns them; the cells of
-            `NOBODY` are blank.
+            `PADDING` are blank.
         per_replica_batch_size: examples per replica and step; the last step takes the rest.
         dataset_size: number of examples in the dataset.
 
@@ -159,9 +159,9 @@ def shard_table(indices: NDArray[np.int64], per_replica_batch_size: int, dataset
     order = indices.T.ravel()  # step by step, rank by rank
     repeated = np.ones(order.size, dtype=bool)
     repeated[np.unique(order, return_index=True)[1]] = False
-    repeated &= order != NOBODY
+    repeated &= order != PADDING
     names = [
-        "" if example == NOBODY else f"x{example + 1}" + "*" * star
+        "" if example == PADDING else f"x{example + 1}" + "*" * star
         for example, star in zip(order.tolist(), repeated.tolist(), strict=True)
     ]
 

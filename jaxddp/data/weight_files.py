@@ -25,7 +25,7 @@ def read_types(path: str | Path, option: str) -> dict[str, str]:
         option: flag that error messages name.
 
     Raises:
-        InputError: the path is no regular file, no safetensors file, or holds types that NumPy lacks.
+        InputError: the path is not a regular file or not a safetensors file, or it holds types that NumPy lacks.
     """
     check_regular(f"{option} {path}", Path(path))
     try:

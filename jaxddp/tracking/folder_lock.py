@@ -18,7 +18,7 @@ NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL)  # the file
 
 @contextlib.contextmanager
 def hold(folder: Path, where: str) -> Iterator[None]:
-    """Own a folder until the context ends, by a lock (flock) on a file in it.
+    """Lock a folder until the context ends, by flock on a file in it.
 
     The kernel releases the lock when the process ends, however it ends. The file stays, with the last owner in it,
     because removing it would let two processes lock two files of one name.

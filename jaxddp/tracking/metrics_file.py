@@ -17,10 +17,10 @@ MOST = 2**63  # above every step; NumPy's integers are smaller
 
 
 def read_metrics(path: Path) -> list[Record]:
-    """Read the records of a metrics.jsonl, without lines that are no records, as a kill or a crash may leave them.
+    """Read the records of a metrics.jsonl; skip lines that are not records, which a kill or a crash may leave.
 
     Raises:
-        InputError: the file cannot be read, or is no regular file.
+        InputError: the file cannot be read, or is not a regular file.
     """
     check_regular(f"{path}", path)
     try:

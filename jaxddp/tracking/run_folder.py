@@ -1,4 +1,4 @@
-"""Run folder: owned by one process at a time, with the config that repeats its run and digests of its data.
+"""Run folder: used by one process at a time, with the config that repeats its run and digests of its data.
 
 Both trainers use it, so it imports neither jax nor torch.
 """
@@ -27,7 +27,7 @@ Config = TypeVar("Config", bound=TrainConfig)
 
 @contextlib.contextmanager
 def claim_output(path: str | Path, resume: bool = False, space: int = 0) -> Iterator[Path]:
-    """Own a run folder until the context ends: a new or empty one or, with `resume`, one that holds a run.
+    """Claim a run folder until the context ends: a new or empty one or, with `resume`, one that holds a run.
 
     A run that was killed before it wrote its config leaves an empty folder (`LEFTOVERS` do not count).
 

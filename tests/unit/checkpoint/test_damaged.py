@@ -163,7 +163,7 @@ def test_without_an_intact_checkpoint_each_is_named(checkpoints: Checkpoints, fo
     with pytest.raises(InputError) as caught:
         checkpoints.restore(state_of(0))
     each = [f"the checkpoint of step {step} is damaged (record.json is missing)" for step in (5, 4)]
-    assert str(caught.value) == f"--resume {folder.parent}: {'; '.join(each)}; there is no intact one"
+    assert str(caught.value) == f"--resume {folder.parent}: {'; '.join(each)}; none is intact"
     assert checkpoints.newest_intact() is None
     assert checkpoints.steps == [4, 5]  # nothing was renamed
 

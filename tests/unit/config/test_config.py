@@ -12,18 +12,7 @@ import pytest
 from jaxddp import cli
 from jaxddp.config import TrainConfig
 from jaxddp.config.checks import flag
-from jaxddp.config.choices import (
-    AMP,
-    BELONGS_TO,
-    COMM_HOOKS,
-    DATASETS,
-    FREE_ON_RESUME,
-    KEPT_ON_OR_OFF_ON_RESUME,
-    KEPT_ON_RESUME,
-    MODELS,
-    OPTIMIZERS,
-    SCHEDULES,
-)
+from jaxddp.config.choices import BELONGS_TO, FREE_ON_RESUME, KEPT_ON_OR_OFF_ON_RESUME, KEPT_ON_RESUME, NAMED
 from jaxddp.config.period import UNITS, Period
 from jaxddp.errors import InputError, check_name
 from jaxddp.tracking.run_folder import save_config
@@ -50,8 +39,6 @@ SAMPLES |= {"growth_factor": 3.0, "backoff_factor": 0.25}
 NEEDED = {"npz": {"data_path": "f"}, "names": {"model": "char_mlp"}, "char_mlp": {"dataset": "names"}}
 NEEDED |= {"nesterov": {"momentum": 0.9}}
 FLAGS = "sync_batch_norm", "nesterov", "amsgrad", "centered"
-CHOICES = {"dataset": DATASETS, "model": MODELS, "optimizer": OPTIMIZERS, "schedule": SCHEDULES}
-CHOICES |= {"comm_hook": COMM_HOOKS, "amp": AMP}
 
 
 # ---- values
@@ -226,7 +213,7 @@ def test_torch_ref_refuses_options_without_effect_there(flags: list[str], messag
 def test_an_option_without_effect_is_refused(choice: str, option: str) -> None:
     value = SAMPLES.get(option, option in FLAGS or 2)
     takers = BELONGS_TO[choice][option]
-    for name in CHOICES[choice]:
+    for name in NAMED[choice]:
         fields = NEEDED.get(name, {}) | {choice: name, option: value}
         if name in takers:
             TrainConfig(**fields | NEEDED.get(option, {})).check_used(baseline=TrainConfig())
