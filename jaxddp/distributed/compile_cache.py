@@ -56,7 +56,8 @@ def replace_damaged() -> None:
     exists, so every later process would warn again. It compiles and writes after the warning, which is where the
     file can be removed.
     """
-    show, told = warnings.showwarning, []
+    show = warnings.showwarning
+    told: list[str] = []
 
     def remove_or_show(message: Warning | str, *place: Any, **more: Any) -> None:
         folder = jax.config.values["jax_compilation_cache_dir"]
