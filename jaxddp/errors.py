@@ -23,6 +23,10 @@ class NotFiniteError(TrainingError):
     """A loss or a gradient that is NaN or infinite."""
 
 
+class MovedError(TrainingError):
+    """A folder that was moved or removed while a run wrote to it."""
+
+
 class DriftError(TrainingError):
     """Replicas that should be equal and differ.
 

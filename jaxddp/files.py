@@ -7,7 +7,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from jaxddp.errors import InputError
+from jaxddp.errors import InputError, MovedError, TrainingError
 
 NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS)  # some file systems synchronize no folder, some no file
 
@@ -16,7 +16,7 @@ def write_atomically(path: Path, content: bytes) -> None:
     """Write a file by renaming a complete temporary file, so that no reader sees a part of it.
 
     The file is on the disk before it gets its name, and the name when the function returns; a machine that loses
-    power keeps the old file or has the new one.
+    power keeps the old file or has the new one. Links are not followed: one with either name is replaced.
 
     Raises:
         OSError: the file cannot be written; `filename` is `path`. An old file stays as it was.
@@ -30,7 +30,8 @@ def write_atomically(path: Path, content: bytes) -> None:
     unfinished = path.with_name(path.name + ".tmp")
     try:
         try:
-            with unfinished.open("wb") as file:
+            unfinished.unlink(missing_ok=True)  # of a killed process, or a link, whose target must not change
+            with unfinished.open("xb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
@@ -58,6 +59,29 @@ def sync_open(descriptor: int) -> None:
     except OSError as error:
         if error.errno not in NO_SYNC:
             raise
+
+
+def check_in_place(path: Path, descriptor: int) -> None:
+    """Check that a path leads to an open file or folder, which can be written wherever it is moved, even if removed.
+
+    Raises:
+        MovedError: the folder was moved or removed.
+        TrainingError: so was the file.
+
+    >>> with Path(os.devnull).open() as file:
+    ...     check_in_place(Path(os.devnull), file.fileno())
+    """
+    opened = os.fstat(descriptor)
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        if os.path.samestat(path.stat(), opened):
+            return
+    is_folder, now = stat.S_ISDIR(opened.st_mode), Path()
+    with contextlib.suppress(OSError):  # only Linux tells where an open file is
+        now = Path(f"/proc/self/fd/{descriptor}").readlink()
+    known = now.is_absolute() and now.exists()  # Linux adds " (deleted)" to the name of a removed file
+    message = f"{path}: was {f'moved to {now}' if known else 'moved or removed'} during the run"
+    advice = "; continue there with --resume" if is_folder and known else ""
+    raise (MovedError if is_folder else TrainingError)(message + advice)
 
 
 @contextlib.contextmanager

@@ -167,7 +167,7 @@ class Loader:
         return MicroBatches(None, {name: array[:, :, :fewest] for name, array in arrays.items()}, batch.buffers_of)
 
     def _gather(self, indices: np.ndarray, first_step: int) -> MicroBatches:
-        """Gather the examples of indices (W, K, b) in micro-batches; the last may be smaller."""
+        """Gather the examples of indices (W, K, b) in micro-batches; the last one may be smaller."""
         uneven = first_step == self._full_steps and self._join and self.dataset_size % self._replicas.world_size > 0
         take = self._take_valid if uneven else self._take
         buffers_of = self._buffers_of(indices, first_step) if self._join else None

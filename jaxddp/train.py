@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jaxddp import cli
 
@@ -32,7 +32,7 @@ from jaxddp.signals import needing_no_reader
 from jaxddp.state import TrainState
 from jaxddp.step.options import options
 from jaxddp.tracking.folder_lock import LOCK_FILE
-from jaxddp.tracking.resumed import check_kept, check_not_done, check_same_epochs, check_steps_per_epoch
+from jaxddp.tracking.resumed import check_kept, check_not_done, check_same_epochs, check_same_run, check_steps_per_epoch
 from jaxddp.tracking.run_folder import check_same_data, claim_output
 from jaxddp.tracking.run_log import RunLog, frozen_notes, run_title
 from jaxddp.training import Run, train
@@ -70,18 +70,21 @@ def train_alone_or_joined(config: TrainConfig, cluster: Cluster | None, peers: P
             if run.is_first:
                 print(shard_table(run.loader.indices(0), run.loader.per_replica_batch_size, run.loader.dataset_size))
             return
-        checkpoints, state = open_output(run, resources)
+        checkpoints, state, notes = open_output(run, resources)
+        step = int(state.step)
+        changes = check_same_run(Path(config.output or ""), step, notes, run.saved_config, run.dataset.digests)
         processes = "" if cluster is None else f", {cluster.num_processes} processes"
         log = resources.enter_context(
             RunLog(
-                dataclasses.replace(config, resume=None, devices=run.ddp.world_size),
+                run.saved_config,
                 None if config.output is None or not run.is_first else Path(config.output),
                 title=run_title(
                     config, run.ddp.world_size, f"JAX {run.ddp.replicas.devices[0].device_kind}{processes}"
                 ),
-                notes=frozen_notes(map(torch_name, run.ddp.frozen_parameters)),
+                notes=[*frozen_notes(map(torch_name, run.ddp.frozen_parameters)), *changes],
                 examples_per_epoch=run.loader.examples_per_epoch,
-                resume_step=int(state.step) if config.resume else None,
+                resume_step=step if config.resume else None,
+                resume_records=notes.get("records", 0),
                 digests=None if config.output is None else run.dataset.digests,
                 quiet=not run.is_first,
             )
@@ -140,15 +143,18 @@ def make_loader(config: TrainConfig, dataset: datasets.Dataset, replicas: Replic
     )
 
 
-def open_output(run: Run, resources: contextlib.ExitStack) -> "tuple[Checkpoints | None, TrainState]":
-    """Own the run folder in the first process until `resources` close; with --resume, restore the last checkpoint.
+def open_output(run: Run, resources: contextlib.ExitStack) -> "tuple[Checkpoints | None, TrainState, dict[str, Any]]":
+    """Claim the run folder in the first process until `resources` close; with --resume, restore the last checkpoint.
+
+    Returns:
+        The checkpoints of the run, the state to train from, and the notes of the checkpoint that it comes from.
 
     Raises:
         InputError: the folder belongs to another run, or its checkpoint to another model or other data.
     """
     output, resume = run.config.output, run.config.resume is not None
     if output is None:
-        return None, run.start
+        return None, run.start, {}
     from jaxddp.checkpoint import Checkpoints  # imports Orbax, which takes 0.2 s
 
     space = sum(leaf.nbytes for leaf in jax.tree.leaves(run.ddp.unsharded(run.start)))
@@ -161,18 +167,19 @@ def open_output(run: Run, resources: contextlib.ExitStack) -> "tuple[Checkpoints
     checkpoints = Checkpoints(folder / CHECKPOINT_FOLDER, *keep, replicas)
     resources.callback(checkpoints.close)
     if not resume:
-        return checkpoints, run.start
+        return checkpoints, run.start, {}
     check_same_data(folder, run.dataset.digests)
     check_kept(folder, CHECKPOINT_FOLDER)
     check_same_epochs(folder, run.loader.steps_per_epoch)
     check_same({"newest checkpoints": f"{checkpoints.latest_step}"}, replicas, f"{where} must be readable by all")
     if checkpoints.latest_step is None:  # the run ended before its first checkpoint
-        return checkpoints, _start(run.config, run.ddp)
+        return checkpoints, _start(run.config, run.ddp), {}
     restored = checkpoints.restore(run.ddp.unsharded(run.start))
     step = int(restored.step)
-    check_steps_per_epoch(folder, checkpoints.notes(step)["steps_per_epoch"], run.loader.steps_per_epoch)
+    notes = checkpoints.notes(step)
+    check_steps_per_epoch(folder, notes["steps_per_epoch"], run.loader.steps_per_epoch)
     check_not_done(folder, step, run.loader.steps_per_epoch, run.config.epochs)
-    return checkpoints, run.ddp.place_state(restored)
+    return checkpoints, run.ddp.place_state(restored), notes
 
 
 def _start(config: TrainConfig, ddp: DataParallel) -> TrainState:

@@ -17,13 +17,14 @@ from jaxddp.data import datasets
 from jaxddp.data_parallel import DataParallel
 from jaxddp.distributed.agreement import Agreement
 from jaxddp.distributed.stall import StallWatch
-from jaxddp.errors import DriftError, NotFiniteError, TrainingError
+from jaxddp.errors import DriftError, MovedError, NotFiniteError, TrainingError
 from jaxddp.loader import Loader
 from jaxddp.nn.torch_weights import save_weights, torch_name
 from jaxddp.signals import Interruption
 from jaxddp.state import TrainState
 from jaxddp.step.metrics import EpochSums, InFlight, means, step_metrics
 from jaxddp.tracking.gradient_metrics import explained, renamed
+from jaxddp.tracking.resumed import notes_of_run
 from jaxddp.tracking.run_log import RunLog
 
 if TYPE_CHECKING:
@@ -43,6 +44,11 @@ class Run:
     loader: Loader
     ddp: DataParallel
     start: TrainState
+
+    @property
+    def saved_config(self) -> TrainConfig:
+        """Configuration as the run folder keeps it, with the number of devices."""
+        return dataclasses.replace(self.config, resume=None, devices=self.ddp.world_size)
 
     @property
     def is_first(self) -> bool:
@@ -77,7 +83,7 @@ class Run:
 
 
 class Saver:
-    """Checkpoints of a run: when one is due, and what is in it beside the state.
+    """Save the checkpoints of a run: decide when one is due, and add notes to the state.
 
     Args:
         run: the run.
@@ -119,7 +125,7 @@ class Saver:
         passed = {unit for unit in before if self._period.passed(unit, before[unit], self._seen[unit])}
         if self._checkpoints is None:
             return False
-        # Clocks and signals differ between processes.
+        # Clocks and signals differ between processes; one number carries both, to save a collective.
         agreed = self._agreed(2 * (self._interruption.signal or 0) + ("minutes" in passed))
         self._signal = agreed // 2
         return agreed > 0 or bool(passed - {"minutes"})
@@ -145,8 +151,10 @@ class Saver:
     def _start(self, state: TrainState, notes: dict[str, Any]) -> None:
         if self._checkpoints is not None:
             self._log.sync()
-            common = {"world_size": self._run.ddp.world_size, "steps_per_epoch": self._run.loader.steps_per_epoch}
-            self._checkpoints.save(self._run.ddp.unsharded(state), common | notes)
+            run = self._run
+            common = notes_of_run(run.saved_config, run.dataset.digests, self._log.records)
+            common["steps_per_epoch"] = run.loader.steps_per_epoch
+            self._checkpoints.save(run.ddp.unsharded(state), common | notes)
 
     def sums_until(self, step: int) -> EpochSums:
         """Return the sums over the steps of an epoch until this step, at which the run continues."""
@@ -167,19 +175,23 @@ class Saver:
         self._rollbacks += 1
         ddp = self._run.ddp
         restored = self._checkpoints.restore(ddp.unsharded(ddp.init()))
-        told = f"{error}; back to the checkpoint of step {int(restored.step)}, on with the batches after step "
-        told += f"{self.reached} ({self._rollbacks} of at most {MAX_ROLLBACKS} times)"
+        line = f"{error}; back to the checkpoint of step {int(restored.step)}, on with the batches after step "
+        line += f"{self.reached} ({self._rollbacks} of at most {MAX_ROLLBACKS} times)"
         if self._run.is_first:
-            print(told, file=sys.stderr, flush=True)
+            print(line, file=sys.stderr, flush=True)
         reached: Any = np.int32(self.reached)
         return ddp.place_state(dataclasses.replace(restored, step=reached))
 
-    def last_good(self) -> str:
-        """Describe the newest checkpoint that is intact, after an error."""
-        step = None if self._checkpoints is None else self._checkpoints.newest_intact()
+    def with_last_good(self, error: TrainingError) -> TrainingError:
+        """Return an error with the newest checkpoint that is intact in its message."""
+        try:
+            step = None if self._checkpoints is None else self._checkpoints.newest_intact()
+        except MovedError as moved:  # there is no place to look for checkpoints
+            return error if isinstance(error, MovedError) else moved
         if step is None:
-            return "there is no checkpoint yet"
-        return f"the last good checkpoint is of step {step}; continue with --resume {self._run.config.output}"
+            return TrainingError(f"{error}; there is no checkpoint yet")
+        folder = self._run.config.output
+        return TrainingError(f"{error}; the last good checkpoint is of step {step}; continue with --resume {folder}")
 
 
 def train(
@@ -189,7 +201,7 @@ def train(
     checkpoints: "Checkpoints | None",
     tell_stall: Callable[[str], None] | None = None,
 ) -> TrainState:
-    """Train from `state` to the end of the last epoch; `tell_stall` tells other processes if nothing moves here.
+    """Train from `state` to the end of the last epoch; `tell_stall` is called if nothing moves in this process.
 
     Raises:
         TrainingError: a loss is not finite, or replicas differ; checkpoints saved before remain valid.
@@ -205,20 +217,21 @@ def train(
         saver = Saver(run, checkpoints, interruption, int(state.step), log)
         try:
             state, accuracy = train_epochs(run, state, log, saver, stall)
+            if config.output is not None:
+                _save_weights(run, WEIGHTS_FILE, state, log)
+                if config.ema_decay is not None:
+                    _save_weights(run, AVERAGED_FILE, ddp.averaged(state), log)
         except TrainingError as error:
-            raise TrainingError(f"{error}; {saver.last_good()}") from None
-    if config.output is not None:
-        _save_weights(run, WEIGHTS_FILE, state)
-        if config.ema_decay is not None:
-            _save_weights(run, AVERAGED_FILE, ddp.averaged(state))
+            raise saver.with_last_good(error) from None
     log.summary(accuracy, time.perf_counter() - started, config.agreement)
     return state
 
 
-def _save_weights(run: Run, name: str, state: TrainState) -> None:
-    values = run.ddp.values(state)  # of all processes
+def _save_weights(run: Run, name: str, state: TrainState, log: RunLog) -> None:
+    values = run.ddp.values(state)  # a collective of all processes
     if run.is_first:
-        save_weights(Path(run.config.output or "") / name, *values)
+        with log.writing():
+            save_weights(Path(run.config.output or "") / name, *values)
 
 
 def train_epochs(run: Run, state: TrainState, log: RunLog, saver: Saver, stall: StallWatch) -> tuple[TrainState, float]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from jaxddp.errors import InputError, TrainingError, differences, listed
-from jaxddp.files import write_atomically, writing
+from jaxddp.files import write_atomically
 from torch_ref import optim
 from torch_ref.distributed import World
 from torch_ref.state import TrainState
@@ -23,7 +23,9 @@ SCALER = ("scale", "_growth_tracker")  # state of torch's GradScaler; its factor
 Content = dict[str, Any]  # checkpoint of one rank
 
 
-def save_checkpoint(path: Path, state: TrainState, others: Sequence[Content] = ()) -> None:
+def save_checkpoint(
+    path: Path, state: TrainState, others: Sequence[Content] = (), notes: Mapping[str, Any] | None = None
+) -> None:
     """Write model, optimizer state and step; the file is never partial.
 
     Hyperparameters and schedule are left out: they follow from the configuration and the step.
@@ -32,9 +34,11 @@ def save_checkpoint(path: Path, state: TrainState, others: Sequence[Content] = (
         path: file to write.
         state: state of rank 0, after `consolidate` if the optimizer is sharded.
         others: states of ranks 1, 2, ... from `of_others`, if ranks differ.
+        notes: numbers, strings, and tuples and dictionaries of them, which `load_checkpoint` returns.
 
     Raises:
-        TrainingError: the state holds a NaN or an infinity, or cannot be written. An earlier checkpoint stays.
+        TrainingError: the state holds a NaN or an infinity.
+        OSError: the file cannot be written. An earlier checkpoint stays.
     """
     content = _content(state)
     for of_rank in (content, *others):
@@ -44,9 +48,8 @@ def save_checkpoint(path: Path, state: TrainState, others: Sequence[Content] = (
     if others:
         content["others"] = list(others)
     buffer = io.BytesIO()
-    torch.save(content, buffer)
-    with writing(TrainingError):
-        write_atomically(path, buffer.getvalue())
+    torch.save(content | {"notes": dict(notes or {})}, buffer)
+    write_atomically(path, buffer.getvalue())
 
 
 def checkpoint_size(state: TrainState) -> int:
@@ -62,8 +65,8 @@ def of_others(state: TrainState, world: World) -> list[Content]:
     return every[1:]
 
 
-def load_checkpoint(path: Path, state: TrainState, rank: int = 0) -> None:
-    """Load a checkpoint into a new state; the steps that follow are the same, bit for bit.
+def load_checkpoint(path: Path, state: TrainState, rank: int = 0) -> dict[str, Any]:
+    """Load a checkpoint into a new state, and return its notes; the steps that follow are the same, bit for bit.
 
     If the configuration has changed since (another learning rate, more epochs), the new one holds.
 
@@ -76,6 +79,7 @@ def load_checkpoint(path: Path, state: TrainState, rank: int = 0) -> None:
         InputError: no checkpoint, a damaged one, or one of another model or optimizer.
     """
     content = _read(path)
+    notes: dict[str, Any] = content.get("notes", {})
     if rank > 0 and "others" in content:
         content = content["others"][rank - 1]
     names = _names(state)
@@ -91,6 +95,7 @@ def load_checkpoint(path: Path, state: TrainState, rank: int = 0) -> None:
         state.scaler.load_state_dict(state.scaler.state_dict() | {n: content["scaler"][n] for n in SCALER})
     state.step = content["step"]
     optim.fast_forward(state.scheduler, state.step - state.skipped)
+    return notes
 
 
 def _content(state: TrainState) -> Content:
@@ -126,7 +131,7 @@ def _read(path: Path) -> dict[str, Any]:
     except Exception as error:  # of many types, but always because of the file
         reason = str(error).partition("\n")[0].partition(". ")[0]
         raise InputError(f"--resume {path.parent}: {path.name} cannot be read ({reason})") from None
-    if not isinstance(content, dict) or content.keys() - {"averaged", "scaler", "others"} != {
+    if not isinstance(content, dict) or content.keys() - {"averaged", "scaler", "others", "notes"} != {
         "step",
         "model",
         "optimizer",

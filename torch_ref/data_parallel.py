@@ -21,8 +21,8 @@ def wrap(module: nn.Module, world: World, strategy: str = "ddp", buffers: str = 
         module: module on the world's device, equal on all ranks.
         world: the ranks that train together.
         strategy: "ddp", "manual", or "single", which returns the module unchanged.
-        buffers: "rank0": rank 0's buffers are sent to all ranks before a forward pass; otherwise each rank keeps its
-            own, and with "mean" `train_step` averages them.
+        buffers: "rank0": rank 0's buffers are sent to all ranks before a forward pass; otherwise they stay
+            separate, and with "mean" `train_step` averages them.
 
     Raises:
         TrainingError: the ranks start from different parameters (DDP alone would overwrite them).

@@ -15,7 +15,7 @@ def under_torchrun() -> bool:
     """Return whether torchrun, or a launcher like it, started this process as one of several ranks.
 
     Raises:
-        InputError: some of torchrun's variables are set and others are not, or one is no number.
+        InputError: some of torchrun's variables are set and others are not, or one is not a number.
     """
     given = [name for name in VARIABLES if os.environ.get(name)]
     if not set(given) & {"RANK", "WORLD_SIZE", "LOCAL_RANK"}:

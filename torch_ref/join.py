@@ -30,7 +30,7 @@ def join(model: nn.Module, config: TrainConfig) -> AbstractContextManager[Any]:
 def catch_up(state: TrainState, sums: list[Sums], world: World) -> None:
     """Copy the state of the rank with the most steps to the others; call it after a `join`.
 
-    torch's join leaves a rank with the optimizer state, schedule and moving average of its own last step, so that in
+    torch's join leaves a rank with the optimizer state, schedule and moving average of its last step, so that in
     the next epoch the ranks would make different updates from the same gradients.
 
     Args:

@@ -43,7 +43,7 @@ class Loader:
         arrays: training set, leaves of shape (N, ...).
         config: configuration of batch size, accumulation and sampling.
         num_replicas: W, number of replicas that share each global batch.
-        ranks: ranks whose examples this process takes: its own rank, or all ranks in a single process.
+        ranks: ranks whose examples this process takes: its rank, or all ranks in a single process.
         device: device of the batches.
 
     Raises:

@@ -36,8 +36,8 @@ def total(steps: Sequence[dict[str, float]]) -> dict[str, float]:
     {'loss': 8.0, 'count': 5.0}
     """
     finite = [sums for sums in steps if math.isfinite(sums["loss"])]
-    whole = {name: sum(sums[name] for sums in finite) for name in steps[0]}
-    return whole | {name: sum(sums[name] for sums in steps) for name in steps[0] if name == "skipped"}
+    totals = {name: sum(sums[name] for sums in finite) for name in steps[0]}
+    return totals | {name: sum(sums[name] for sums in steps) for name in steps[0] if name == "skipped"}
 
 
 def means(sums: dict[str, float]) -> dict[str, float]:

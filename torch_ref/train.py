@@ -8,6 +8,7 @@ import contextlib
 import copy
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed
@@ -17,8 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 from jaxddp import cli
 from jaxddp.data import datasets
 from jaxddp.data.sampler import shard_table
-from jaxddp.errors import InputError, TrainingError
-from jaxddp.tracking.resumed import check_not_done, check_same_epochs
+from jaxddp.errors import InputError, MovedError, TrainingError
+from jaxddp.tracking.resumed import check_not_done, check_same_epochs, check_same_run
 from jaxddp.tracking.run_folder import check_same_data, claim_output
 from jaxddp.tracking.run_log import RunLog, frozen_notes, run_title
 from torch_ref import models, optim
@@ -61,21 +62,27 @@ def train(world: World, config: TorchConfig) -> None:
     run = build(world, config)
     first = world.rank == 0
     with contextlib.ExitStack() as resources:
-        open_output(run, resources)
+        notes, changes = open_output(run, resources)
         log = resources.enter_context(
             RunLog(
-                dataclasses.replace(config, resume=None, devices=num_replicas(config)),
+                run.saved_config,
                 Path(config.output) if first and config.output is not None else None,
                 title=run_title(config, num_replicas(config), _framework(run)),
-                notes=frozen_notes(name for name, p in run.state.module.named_parameters() if not p.requires_grad),
+                notes=[
+                    *frozen_notes(name for name, p in run.state.module.named_parameters() if not p.requires_grad),
+                    *changes,
+                ],
                 examples_per_epoch=run.loader.examples_per_epoch,
                 resume_step=run.state.step if config.resume else None,
+                resume_records=notes.get("records", 0),
                 digests=run.dataset.digests if first and config.output is not None else None,
                 quiet=not first,
             )
         )
         try:
             train_epochs(run, log)
+        except MovedError as error:  # there is no place to look for checkpoints
+            raise TrainingError(f"{error}") from None
         except TrainingError as error:
             raise TrainingError(f"{error}; {last_good(config)}") from None
 
@@ -109,13 +116,18 @@ def build(world: World, config: TorchConfig) -> Run:
     return Run(config, world, dataset, loader, test_batches, replica, state, loss_fn, gradient_log)
 
 
-def open_output(run: Run, resources: contextlib.ExitStack) -> None:
-    """On rank 0, own the run folder until `resources` close; with --resume, load its checkpoint on every rank.
+def open_output(run: Run, resources: contextlib.ExitStack) -> tuple[dict[str, Any], list[str]]:
+    """On rank 0, claim the run folder until `resources` close; with --resume, load its checkpoint on every rank.
+
+    Returns:
+        The notes of the checkpoint; on rank 0, a line on the options that change after it, if any do.
 
     Raises:
         InputError: the folder belongs to another run, or its checkpoint to another model or other data.
     """
     config, world, state = run.config, run.world, run.state
+    notes: dict[str, Any] = {}
+    changes: list[str] = []
     if config.output is not None and world.rank == 0:
         space = checkpoint_size(state)
         folder = resources.enter_context(claim_output(config.output, config.resume is not None, space))
@@ -124,19 +136,23 @@ def open_output(run: Run, resources: contextlib.ExitStack) -> None:
             check_same_epochs(folder, run.loader.steps_per_epoch)
     if config.resume is not None:
         world.barrier()  # until rank 0 owns the folder, another run may replace the checkpoint
-        resume(Path(config.resume), state, world.rank)
+        notes = resume(Path(config.resume), state, world.rank)
         check_not_done(config.resume, state.step, run.loader.steps_per_epoch, config.epochs)
+        if world.rank == 0:
+            changes = check_same_run(Path(config.resume), state.step, notes, run.saved_config, run.dataset.digests)
     if isinstance(run.model, DistributedDataParallel):
         look = [run.gradient_log.look] if config.detect_anomaly else []
         register(run.model, config, world, look, state.step)
+    return notes, changes
 
 
-def resume(folder: Path, state: TrainState, rank: int) -> None:
-    """Load the checkpoint in `folder` into `state`; a run that ended before its first checkpoint starts again."""
+def resume(folder: Path, state: TrainState, rank: int) -> dict[str, Any]:
+    """Load the checkpoint in `folder` into `state`, and return its notes; without one, the run starts again."""
     if (folder / JAXDDP_CHECKPOINTS).exists():
         raise InputError(f"--resume {folder}: holds a run of jaxddp.train; resume it with jaxddp.train")
     if (folder / CHECKPOINT_FILE).exists():
-        load_checkpoint(folder / CHECKPOINT_FILE, state, rank)
+        return load_checkpoint(folder / CHECKPOINT_FILE, state, rank)
+    return {}
 
 
 def _has_checkpoint(config: TorchConfig) -> bool:

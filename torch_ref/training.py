@@ -1,5 +1,6 @@
 """Training loop of one rank: epochs of optimizer steps, their tests and their checkpoints."""
 
+import dataclasses
 import math
 import time
 from dataclasses import dataclass
@@ -10,9 +11,11 @@ from torch import nn
 from jaxddp.data import datasets
 from jaxddp.errors import TrainingError
 from jaxddp.tracking.gradient_metrics import check_finite, explained, histograms
+from jaxddp.tracking.resumed import notes_of_run
 from jaxddp.tracking.run_log import RunLog
 from torch_ref.checkpoint import CHECKPOINT_FILE, of_others, save_checkpoint
 from torch_ref.config import TorchConfig
+from torch_ref.devices import num_replicas
 from torch_ref.distributed import World
 from torch_ref.evaluate import evaluate
 from torch_ref.gradient_log import GradientLog
@@ -49,6 +52,11 @@ class Run:
     """Loss, under autocast if `config` asks for it."""
     gradient_log: GradientLog
 
+    @property
+    def saved_config(self) -> TorchConfig:
+        """Configuration as the run folder keeps it, with the number of devices."""
+        return dataclasses.replace(self.config, resume=None, devices=num_replicas(self.config))
+
     def evaluate(self, module: nn.Module) -> dict[str, float]:
         """Compute means over the test set."""
         with shown(module, self.config, self.world):
@@ -72,9 +80,10 @@ def train_epochs(run: Run, log: RunLog) -> None:
     keep(run, log)
     with shown(state.module, config, run.world):
         if config.output is not None and run.world.rank == 0:
-            save_weights(Path(config.output) / WEIGHTS_FILE, state.module)
-            if state.averaged is not None:
-                save_weights(Path(config.output) / AVERAGED_FILE, state.averaged.module)
+            with log.writing():
+                save_weights(Path(config.output) / WEIGHTS_FILE, state.module)
+                if state.averaged is not None:
+                    save_weights(Path(config.output) / AVERAGED_FILE, state.averaged.module)
     log.summary(test["accuracy"], time.perf_counter() - started, config.agreement)
 
 
@@ -149,7 +158,9 @@ def keep(run: Run, log: RunLog) -> None:
     others = of_others(run.state, run.world) if ranks_differ else []
     if run.world.rank == 0:
         log.sync()
-        save_checkpoint(Path(run.config.output) / CHECKPOINT_FILE, run.state, others)
+        notes = notes_of_run(run.saved_config, run.dataset.digests, log.records)
+        with log.writing():
+            save_checkpoint(Path(run.config.output) / CHECKPOINT_FILE, run.state, others, notes)
     run.world.barrier()  # other ranks may look for the checkpoint next
 
 

@@ -6,19 +6,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import nn
 
-from jaxddp.data.weight_files import check_values, read_types
-from jaxddp.errors import InputError, TrainingError, differences
-from jaxddp.files import write_atomically, writing
+from jaxddp.data.weight_files import check_types, check_values, read_types
+from jaxddp.errors import InputError, differences
+from jaxddp.files import write_atomically
 
 
 def save_weights(path: Path, module: nn.Module) -> None:
-    """Write a module's state_dict to a .safetensors file that jaxddp can load.
-
-    Raises:
-        TrainingError: the file cannot be written.
-    """
-    with writing(TrainingError):
-        write_atomically(path, save({name: tensor.contiguous() for name, tensor in module.state_dict().items()}))
+    """Write a module's state_dict to a .safetensors file that jaxddp can load."""
+    write_atomically(path, save({name: tensor.contiguous() for name, tensor in module.state_dict().items()}))
 
 
 def load_weights(path: str | Path, module: nn.Module) -> None:
@@ -35,8 +30,9 @@ def load_weights(path: str | Path, module: nn.Module) -> None:
         raise InputError(f"--weights {path}: not a readable safetensors file ({error})") from None
     if problems := differences(tensors, module.state_dict()):
         raise InputError(f"--weights {path}: does not fit the model: {'; '.join(problems)}")
-    module.load_state_dict(tensors)
     try:
-        check_values(types, {name: tensor.cpu().numpy() for name, tensor in module.state_dict().items()})
+        check_types(types, {name: tensor.is_floating_point() for name, tensor in module.state_dict().items()})
+        module.load_state_dict(tensors)
+        check_values(tensors, {name: tensor.cpu().numpy() for name, tensor in module.state_dict().items()})
     except InputError as error:
         raise InputError(f"--weights {path}: {error}") from None

@@ -11,7 +11,7 @@ from torch_ref.distributed import World, distributed_optim
 
 
 def sharded(optimizer: Optimizer, world: World) -> Optimizer:
-    """Return the same optimizer with its state distributed over the ranks, whole tensors at a time.
+    """Return the same optimizer with its state distributed over the ranks, tensor by tensor.
 
     Args:
         optimizer: new optimizer with one parameter group.

@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +24,7 @@ from jaxddp.checkpoint.workarounds import plain_path, silence
 from jaxddp.distributed.agreement import check_same
 from jaxddp.distributed.replicas import Replicas
 from jaxddp.errors import InputError, NotFiniteError, TrainingError, differences, listed
-from jaxddp.files import sync
+from jaxddp.files import check_in_place, check_regular, sync
 from jaxddp.state import TrainState
 
 STATE, RECORD = "state", "record"  # items of a checkpoint
@@ -41,8 +42,8 @@ class Checkpoints:
         folder: folder of the checkpoints; created when it is first used.
         keep: number of newest checkpoints to keep.
         keep_best: keep the checkpoint with the smallest note `TEST_LOSS` too.
-        replicas: of several processes, each of which has such an object and makes the same calls; each writes a part,
-            the first one renames and prints. None: this process alone.
+        replicas: replicas of several processes. Each has such an object, makes the same calls and writes a part; the
+            first one renames and prints. None: this process alone.
     """
 
     def __init__(self, folder: Path, keep: int = KEEP, keep_best: bool = False, replicas: Replicas | None = None):
@@ -82,6 +83,14 @@ class Checkpoints:
         """Create the folder, so that a missing one means that checkpoints were lost."""
         self._folder.mkdir(parents=True, exist_ok=True)
         sync(self._folder.parent)
+        self._descriptor  # noqa: B018
+
+    @cached_property
+    def _descriptor(self) -> int:
+        """Descriptor of the folder, which is open to notice when the folder is moved or removed."""
+        descriptor = os.open(self._folder, os.O_RDONLY)
+        self._resources.callback(os.close, descriptor)
+        return descriptor
 
     @property
     def latest_step(self) -> int | None:
@@ -107,6 +116,7 @@ class Checkpoints:
 
         Raises:
             NotFiniteError: the state holds a NaN or an infinity.
+            MovedError: the folder was moved or removed.
             TrainingError: the save before this one has failed. Earlier checkpoints stay.
         """
         # Views would not do: the caller may change its NumPy arrays. (XLA 0.10 copies a donated array that has a view.)
@@ -121,6 +131,7 @@ class Checkpoints:
         self._losses[step] = _loss(notes or {})
         self._like = without_values(tree)
         with self._failing(step):
+            check_in_place(self._folder, self._descriptor)
             items = {STATE: StateSave(over_processes(tree)), RECORD: RecordSave(arrays, notes or {})}
             self._manager.save(step, args=ocp.args.Composite(**items), force=True)
 
@@ -128,6 +139,7 @@ class Checkpoints:
         """Wait until the last save is complete.
 
         Raises:
+            MovedError: the folder was moved or removed.
             TrainingError: it cannot be written. Earlier checkpoints stay.
         """
         if "_manager" in self.__dict__:
@@ -136,6 +148,7 @@ class Checkpoints:
                     self._manager.wait_until_finished()
                 else:
                     wait_or_raise(self._manager.wait_until_finished, self._errors)
+                check_in_place(self._folder, self._descriptor)
 
     def restore(self, like: TrainState) -> TrainState:
         """Load the newest checkpoint that is intact, as NumPy arrays; rename damaged ones to STEP.damaged.
@@ -165,7 +178,7 @@ class Checkpoints:
                 for problem in problems if self._is_first else ():
                     print(f"{problem}; continuing from step {step}", file=sys.stderr, flush=True)
                 return state
-        raise InputError(f"--resume {self._folder.parent}: {listed(problems)}; there is no intact one")
+        raise InputError(f"--resume {self._folder.parent}: {listed(problems)}; none is intact")
 
     def notes(self, step: int) -> dict[str, Any]:
         """Return the notes saved with an intact checkpoint."""
@@ -174,8 +187,12 @@ class Checkpoints:
     def newest_intact(self) -> int | None:
         """Return the step of the newest checkpoint that holds what was saved; None if there is none.
 
-        A single one of several processes may ask, after an error of its own.
+        One of several processes may ask alone, after an error.
+
+        Raises:
+            MovedError: the folder was moved or removed.
         """
+        check_in_place(self._folder, self._descriptor)
         if not self._is_alone and self._like is None:
             return None  # nothing was saved or restored yet, and Orbax's manager is made by all together
         with contextlib.suppress(TrainingError):
@@ -206,6 +223,11 @@ class Checkpoints:
         return TrainState(**tree)
 
     def _record(self, step: int) -> Record:
+        for path in (self._folder / str(step)).rglob("*"):  # reading a pipe would wait for ever
+            try:
+                check_regular(path.name, path)
+            except InputError as error:
+                raise DamagedError(f"{error}") from None
         try:
             return Record.read(self._folder / str(step) / RECORD / FILE)
         except InputError as error:
@@ -256,8 +278,12 @@ class Checkpoints:
         try:
             yield
         except Exception as error:  # many types, from tensorstore and the system
+            with contextlib.suppress(OSError):
+                check_in_place(self._folder, self._descriptor)  # a missing folder explains every other error
             self._manager.reload()  # Orbax has forgotten the checkpoints that it would have removed
-            raise TrainingError(f"the checkpoint of step {step} cannot be written: {_reason(error)}") from error
+            raise TrainingError(
+                f"{self._folder}: the checkpoint of step {step} cannot be written: {_reason(error)}"
+            ) from error
 
     @contextlib.contextmanager
     def _one_line(self, what: str) -> Iterator[None]:

@@ -1,6 +1,6 @@
-"""Orbax handler of a state's arrays, which notes the error of a write before Orbax tells it.
+"""Orbax handler of a state's arrays that records a write error before Orbax raises it.
 
-Of several processes, one that cannot write waits in Orbax for the others, and they wait for its slices.
+A process that cannot write waits inside Orbax for the others, and they wait for its slices.
 """
 
 import concurrent.futures

@@ -1,4 +1,4 @@
-"""Record of a checkpoint: digests of its arrays, which tell a damaged one when it is read, and notes of its writer.
+"""Record of a checkpoint: digests of its arrays, which reveal damage when it is read, and notes of its writer.
 
 The file of a record is one JSON object:
 

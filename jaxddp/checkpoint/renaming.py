@@ -17,8 +17,8 @@ def renamed_folder(errors: Errors) -> type[atomicity.AtomicRenameTemporaryPath]:
     Orbax synchronizes arrays alone; a machine that loses power could keep the name of a checkpoint, and lose the rest.
 
     Args:
-        errors: list to which the errors of making and renaming it are added; Orbax tells them after all processes have
-            met, and the others wait for this one.
+        errors: list to which the errors of making and renaming it are added. Orbax raises them only after all processes
+            have met, and the other processes wait for this one.
     """
 
     class Renamed(atomicity.AtomicRenameTemporaryPath):

@@ -1,4 +1,4 @@
-"""Slices of a checkpoint, of which each of several processes writes one."""
+"""Slices of a checkpoint: each of several processes writes one."""
 
 from typing import Any
 

@@ -5,29 +5,13 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from jaxddp.config.choices import (
-    AMP,
-    BUFFERS,
-    COMM_HOOKS,
-    DATASETS,
-    DROPOUT_MASKS,
-    DTYPES,
-    LOSS_NORMALIZATIONS,
-    LR_SCALINGS,
-    MODELS,
-    ON_DRIFT,
-    ON_NAN,
-    OPTIMIZERS,
-    PLATFORMS,
-    POWER_SGD,
-    SCHEDULES,
-)
+from jaxddp.config.choices import NAMED, POWER_SGD
 from jaxddp.config.options import TrainOptions
 from jaxddp.config.period import Period
 from jaxddp.config.ranges import RANGES, check_range
 from jaxddp.errors import InputError, check_name
 
-# Options of a step that all replicas take together; in post-local SGD each replica takes its own.
+# Options of a step that all replicas take together; in post-local SGD they step separately.
 COMMON_STEP = (
     *("comm_hook", "loss_normalization", "ema_decay", "shard_optimizer", "join", "scaler", "log_gradients"),
     "skip_nonfinite",
@@ -36,21 +20,9 @@ COMMON_STEP = (
 
 def check_names(config: TrainOptions) -> None:
     """Raise `InputError` unless each named choice is known."""
-    check_name("--model", config.model, MODELS)
-    check_name("--dataset", config.dataset, DATASETS)
-    check_name("--optimizer", config.optimizer, OPTIMIZERS)
-    check_name("--schedule", config.schedule, SCHEDULES)
-    check_name("--loss-normalization", config.loss_normalization, LOSS_NORMALIZATIONS)
-    check_name("--lr-scaling", config.lr_scaling, LR_SCALINGS)
-    check_name("--buffers", config.buffers, BUFFERS)
-    check_name("--dropout-masks", config.dropout_masks, DROPOUT_MASKS)
-    check_name("--comm-hook", config.comm_hook, COMM_HOOKS)
-    check_name("--dtype", config.dtype, DTYPES)
-    check_name("--amp", config.amp, AMP)
-    check_name("--on-nan", config.on_nan, ON_NAN)
-    check_name("--on-drift", config.on_drift, ON_DRIFT)
-    if config.platform is not None:
-        check_name("--platform", config.platform, PLATFORMS)
+    for name, known in NAMED.items():
+        if (value := getattr(config, name)) is not None:
+            check_name(flag(name), value, known)
 
 
 def check_ranges(config: TrainOptions) -> None:

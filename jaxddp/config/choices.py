@@ -4,6 +4,7 @@ MODELS = ("linear", "mlp", "char_mlp", "convnet")
 DATASETS = ("digits", "linear", "names", "npz")
 OPTIMIZERS = ("sgd", "adam", "adamw", "adagrad", "rmsprop")
 SCHEDULES = ("constant", "step", "warmup_cosine", "one_cycle")
+OVER_ALL_STEPS = ("warmup_cosine", "one_cycle")  # schedules that depend on the number of epochs
 LOSS_NORMALIZATIONS = ("ddp", "global")
 LR_SCALINGS = ("none", "linear", "sqrt")
 BUFFERS = ("rank0", "mean", "local")
@@ -16,6 +17,14 @@ AMP = ("none", "bf16", "fp16")
 PLATFORMS = ("cpu", "gpu")
 ON_NAN = ("stop", "skip", "rollback")
 ON_DRIFT = ("stop", "repair")
+
+# Option -> its choices, checked in this order.
+NAMED: dict[str, tuple[str, ...]] = {
+    **{"model": MODELS, "dataset": DATASETS, "optimizer": OPTIMIZERS, "schedule": SCHEDULES},
+    **{"loss_normalization": LOSS_NORMALIZATIONS, "lr_scaling": LR_SCALINGS, "buffers": BUFFERS},
+    **{"dropout_masks": DROPOUT_MASKS, "comm_hook": COMM_HOOKS, "dtype": DTYPES, "amp": AMP},
+    **{"on_nan": ON_NAN, "on_drift": ON_DRIFT, "platform": PLATFORMS},
+}
 
 IGNORE_INDEX = -100  # label without a loss, torch's default in cross_entropy
 DEFAULT_CPU_DEVICES = 2
@@ -75,11 +84,21 @@ OPTIMIZER_OPTIONS = ("lr", "weight_decay", *BELONGS_TO["optimizer"])
 # torch's default learning rates, which the schedules need.
 DEFAULT_LR = {"sgd": 1e-3, "adam": 1e-3, "adamw": 1e-3, "adagrad": 1e-2, "rmsprop": 1e-2}
 
-# Options that a resumed run must keep, because its checkpoint or its position in the data depends on them.
+# What `--resume` does about an option with another value than before. All options that none of these three tuples
+# names may change, and a line says from which step on: they change the numbers, but the state keeps its meaning.
+# Kept: the state or the position in the data depends on the value, or only the first step does.
 KEPT_ON_RESUME = (
     *("dataset", "num_examples", "num_features", "num_classes", "context_length"),
     *("model", "hidden_sizes", "embedding_size", "buffers", "weights", "optimizer", "amsgrad", "centered"),
-    *("dtype", "amp", "freeze", "start_local_sgd_iter"),
+    *("initial_accumulator_value", "dtype", "amp", "init_scale", "freeze", "start_local_sgd_iter"),
     *("global_batch_size", "shuffle", "drop_last", "drop_last_batch", "join", "seed", "output"),
     *("matrix_approximation_rank", "min_compression_rate", "use_error_feedback", "warm_start"),
+)
+# Kept on or off, because the state has arrays for them: another value is allowed, none is not.
+KEPT_ON_OR_OFF_ON_RESUME = ("momentum", "ema_decay")
+# Free: they change no number, or say for themselves what they do.
+FREE_ON_RESUME = (
+    *("data_path", "print_shards", "steps_per_dispatch", "stall_timeout", "verify_every", "on_nan", "on_drift"),
+    *("coordinator", "num_processes", "process_id", "join_timeout", "resume", "checkpoint_every", "keep_checkpoints"),
+    *("keep_best", "log_every", "log_gradients", "detect_anomaly"),
 )

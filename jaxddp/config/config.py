@@ -4,7 +4,8 @@
 """
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
 from jaxddp.config.checks import check_combinations, check_names, check_ranges, flag, square_side, typed
@@ -12,8 +13,11 @@ from jaxddp.config.choices import (
     BELONGS_TO,
     DEFAULT_LOCAL_SGD_PERIOD,
     DEFAULT_LR,
+    FREE_ON_RESUME,
+    KEPT_ON_OR_OFF_ON_RESUME,
     KEPT_ON_RESUME,
     OPTIMIZER_OPTIONS,
+    OVER_ALL_STEPS,
     POWER_SGD,
 )
 from jaxddp.config.options import TrainOptions
@@ -127,10 +131,10 @@ class TrainConfig(TrainOptions):
     def check_resumes(self, saved: "TrainConfig") -> None:
         """Raise `InputError` if this run cannot continue from a checkpoint of `saved`."""
         stateful = {self.comm_hook, saved.comm_hook} & set(POWER_SGD)
-        for name in (*KEPT_ON_RESUME, *(("comm_hook",) if stateful else ())):
+        for name in (*KEPT_ON_RESUME, *KEPT_ON_OR_OFF_ON_RESUME, *(("comm_hook",) if stateful else ())):
             new, old = getattr(self, name), getattr(saved, name)
-            if new != old:
-                before = "its default" if old is None else typed(name, old)
+            if new != old and not (name in KEPT_ON_OR_OFF_ON_RESUME and bool(new) == bool(old)):
+                before = _before(name, old)
                 raise InputError(f"{typed(name, new)}: the run in {self.resume} must continue with {before}")
         per_replica = ["parameters"] * (self.start_local_sgd_iter is not None) + ["buffers"] * (self.buffers == "local")
         per_replica += ["--comm-hook states"] * bool(stateful)
@@ -139,3 +143,24 @@ class TrainConfig(TrainOptions):
                 f"{typed('devices', self.devices)}: the run in {self.resume} has separate {per_replica[0]} for "
                 f"{saved.devices} replicas; must be {saved.devices}"
             )
+
+    def changes(self, saved: Mapping[str, Any]) -> list[str]:
+        """Describe the options that change the numbers of a resumed run.
+
+        Args:
+            saved: options of the run before, by name; one that is missing counts as unchanged.
+
+        >>> TrainConfig(lr=0.2, log_every=3).changes({"lr": None, "log_every": 1})
+        ['--lr 0.2 instead of its default']
+        """
+        free = {*FREE_ON_RESUME, *KEPT_ON_RESUME, *(() if self.schedule in OVER_ALL_STEPS else ("epochs",))}
+        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in free}
+        return [
+            f"{typed(name, new)} instead of {_before(name, saved[name]).removeprefix(flag(name) + ' ')}"
+            for name, new in values.items()
+            if saved.get(name, new) != new
+        ]
+
+
+def _before(name: str, value: Any) -> str:
+    return "its default" if value is None else typed(name, value)

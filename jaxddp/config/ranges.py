@@ -8,7 +8,7 @@ from typing import Any
 from jaxddp.errors import InputError
 
 MOST = 2**31 - 1  # steps are counted in int32
-LARGEST = sys.float_info.max  # also bounds integers, of which JSON may hold any
+LARGEST = sys.float_info.max  # also bounds integers, whose size JSON does not limit
 # Words of the error message -> test of the range; NaN fails every test.
 IN_RANGE: dict[str, Callable[[Any], bool]] = {
     "at least 0": lambda x: x >= 0,

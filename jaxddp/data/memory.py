@@ -1,4 +1,4 @@
-"""Memory of this machine, beside what a run is sure to take: told before Linux ends the process without a word."""
+"""Compare the memory a run needs with what the machine has, and warn before the kernel kills the process."""
 
 import os
 from pathlib import Path

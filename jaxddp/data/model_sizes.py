@@ -17,7 +17,7 @@ def model_sizes(config: TrainConfig, dataset: Dataset) -> dict[str, Any]:
     """Return the constructor arguments of the model that `config` names.
 
     Raises:
-        InputError: a dataset or hidden sizes that the model does not support, or for which there is no memory.
+        InputError: a dataset or hidden sizes that the model does not support, or that do not fit into memory.
     """
     hidden = config.hidden_sizes
     if hidden is None:

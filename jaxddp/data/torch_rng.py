@@ -178,12 +178,12 @@ class Generator:
         return radius * math.cos(2 * math.pi * turn)
 
     def _normal_blocks(self, count: int, dtype: type[np.floating]) -> NDArray[np.float64]:
-        """Draw standard normal numbers in blocks of 16; a remainder redraws all of the last block."""
+        """Draw standard normal numbers in blocks of 16; a remainder redraws the last block."""
         fractions = self._fractions(count, dtype)
         samples = np.empty(count)
-        even = count - count % BLOCK
-        samples[:even] = _box_muller(fractions[:even], dtype)
-        if even < count:
+        in_full_blocks = count - count % BLOCK
+        samples[:in_full_blocks] = _box_muller(fractions[:in_full_blocks], dtype)
+        if in_full_blocks < count:
             samples[-BLOCK:] = _box_muller(self._fractions(BLOCK, dtype), dtype)
         return samples
 

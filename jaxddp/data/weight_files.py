@@ -25,7 +25,7 @@ def read_types(path: str | Path, option: str) -> dict[str, str]:
         option: flag that error messages name.
 
     Raises:
-        InputError: the path is no regular file, no safetensors file, or holds types that NumPy lacks.
+        InputError: the path is not a regular file or not a safetensors file, or it holds types that NumPy lacks.
     """
     check_regular(f"{option} {path}", Path(path))
     try:
@@ -39,29 +39,43 @@ def read_types(path: str | Path, option: str) -> dict[str, str]:
     return types
 
 
-def check_values(types: Mapping[str, str], values: Mapping[str, NDArray[Any]]) -> None:
-    """Raise unless each tensor of a file has a type that fits the model, and finite values.
+def check_types(types: Mapping[str, str], is_float: Mapping[str, bool]) -> None:
+    """Raise `InputError` unless each tensor of a file has a type that fits the model.
 
     Args:
         types: types of the tensors in the file, from `read_types`.
-        values: the same tensors, by the same names, in the types of the model.
+        is_float: whether the model's tensors have floating-point numbers, by name.
 
-    Raises:
-        InputError: a type or a value does not fit; the message names the tensor.
-
-    >>> check_values({"fc.weight": "U8"}, {"fc.weight": np.ones((2, 1), np.float32)})
+    >>> check_types({"fc.weight": "U8"}, {"fc.weight": True})
     Traceback (most recent call last):
     ...
     jaxddp.errors.InputError: fc.weight is U8; must be float64, float32, float16 or bfloat16
     """
+    for name, kind in sorted(types.items()):
+        taken = FLOATS if is_float.get(name, True) else INTEGERS
+        if name in is_float and kind not in taken:
+            raise InputError(f"{name} is {(FLOATS | INTEGERS).get(kind, kind)}; must be {_any_of(taken)}")
+
+
+def check_values(tensors: Mapping[str, Any], values: Mapping[str, NDArray[Any]]) -> None:
+    """Raise `InputError` unless the model's types can hold the values of a file.
+
+    Args:
+        tensors: tensors of the file, as arrays of NumPy or torch.
+        values: the same tensors, by the same names, in the types of the model.
+
+    >>> check_values({"fc.bias": np.array([1, 1e300])}, {"fc.bias": np.float32([1, np.inf])})
+    Traceback (most recent call last):
+    ...
+    jaxddp.errors.InputError: fc.bias[1] is 1e+300; must be finite in float32
+    """
     for name, value in sorted(values.items()):
-        taken = FLOATS if value.dtype.kind == "f" else INTEGERS
-        if types[name] not in taken:
-            raise InputError(f"{name} is {(FLOATS | INTEGERS).get(types[name], types[name])}; must be {_any_of(taken)}")
-        wrong = np.argwhere(~np.isfinite(value))
-        if wrong.size:
-            index = tuple(wrong[0])
-            raise InputError(f"{name}{list(map(int, index))} is {value[index]}; must be finite in {value.dtype}")
+        is_float = value.dtype.kind == "f"
+        wrong = ~np.isfinite(value) if is_float else value != np.asarray(tensors[name])
+        if wrong.any():
+            index = tuple(map(int, np.argwhere(wrong)[0]))
+            limit = f"finite in {value.dtype}" if is_float else "in int32"
+            raise InputError(f"{name}{list(index) or ''} is {tensors[name][index].item()}; must be {limit}")
 
 
 def _any_of(types: Mapping[str, str]) -> str:

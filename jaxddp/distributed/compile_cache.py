@@ -1,9 +1,14 @@
 """Compiled programs, kept for the next run in the user's cache folder by jax's persistent compilation cache."""
 
+import contextlib
+import functools
 import hashlib
 import os
 import platform
+import re
 import stat
+import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +23,13 @@ def keep_programs() -> Path | None:
 
     Programs are code, so the folder must belong to the user, and no other user may write to it. Each version of jaxlib
     and each kind of processor has its own. Several processes may share a folder; each file is written once, and one
-    that cannot be read is compiled again. Nothing changes if a folder is configured already, as by
+    that is damaged is removed, see `replace_damaged`. No other folder is chosen if one is configured already, as by
     `JAX_COMPILATION_CACHE_DIR`, or the cache is switched off by `JAX_ENABLE_COMPILATION_CACHE=false`.
 
     Returns:
         The folder; None: jax's configuration is unchanged.
     """
+    replace_damaged()
     settings: Any = jax.config
     if settings.jax_compilation_cache_dir is not None or not settings.jax_enable_compilation_cache:
         return None
@@ -40,6 +46,33 @@ def keep_programs() -> Path | None:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     return folder
+
+
+@functools.cache
+def replace_damaged() -> None:
+    """Let jax replace the damaged files of its compilation cache, and tell the first one in a line.
+
+    jax warns of a file that it cannot read, or not write to its end, and compiles; but it writes no file of a name that
+    exists, so every later process would warn again. It compiles and writes after the warning, which is where the
+    file can be removed.
+    """
+    show = warnings.showwarning
+    told: list[str] = []
+
+    def remove_or_show(message: Warning | str, *place: Any, **more: Any) -> None:
+        folder = jax.config.values["jax_compilation_cache_dir"]
+        name = re.match(r"Error (?:read|writ)ing persistent compilation cache entry for '(.+?)'", str(message))
+        if name is None or folder is None:
+            show(message, *place, **more)
+            return
+        for path in Path(folder).glob(f"{name[1]}*-cache"):  # of all programs of this name: jax does not tell which
+            with contextlib.suppress(OSError):  # another process may be first, or the folder read-only
+                path.unlink()
+        if not told:
+            told.append(name[1])
+            print(f"note: {folder}: a damaged program ({name[1]}) is compiled again", file=sys.stderr, flush=True)
+
+    warnings.showwarning = remove_or_show
 
 
 def _is_ours(folder: Path) -> bool:

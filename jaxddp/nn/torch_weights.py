@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
 from jaxddp.config.name_patterns import frozen_names, matching
-from jaxddp.data.weight_files import check_values, read_types
+from jaxddp.data.weight_files import check_types, check_values, read_types
 from jaxddp.errors import InputError, differences
 from jaxddp.files import write_atomically
 from jaxddp.state import Buffers, Params
@@ -166,8 +166,10 @@ def start_values(path: str | Path, params: Params, buffers: Buffers) -> tuple[Pa
     """
     types, tensors = read_types(path, "--weights"), load_weights(path)
     try:
-        values = from_torch(tensors, params, buffers)
-        check_values(types, to_torch(values[0] | values[1]))
+        check_types(types, {torch_name(name): x.dtype.kind == "f" for name, x in (params | buffers).items()})
+        with np.errstate(over="ignore"):  # an overflow gets a message with the tensor's name
+            values = from_torch(tensors, params, buffers)
+        check_values(tensors, to_torch(values[0] | values[1]))
     except InputError as error:
         raise InputError(f"--weights {path}: {error}") from None
     return values

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from jaxddp.errors import InputError
-from jaxddp.files import sync
+from jaxddp.files import check_regular, sync_open
 
 LOCK_FILE = ".lock"
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL)  # the file system has none, or they are off
@@ -18,7 +18,7 @@ NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL)  # the file
 
 @contextlib.contextmanager
 def hold(folder: Path, where: str) -> Iterator[None]:
-    """Own a folder until the context ends, by a lock (flock) on a file in it.
+    """Lock a folder until the context ends, by flock on a file in it.
 
     The kernel releases the lock when the process ends, however it ends. The file stays, with the last owner in it,
     because removing it would let two processes lock two files of one name.
@@ -32,7 +32,7 @@ def hold(folder: Path, where: str) -> Iterator[None]:
         where: flag and folder, for messages.
 
     Raises:
-        InputError: another process owns the folder.
+        InputError: another process owns the folder, or its lock is a link or another special file.
         OSError: the file cannot be written.
 
     >>> import tempfile
@@ -40,7 +40,11 @@ def hold(folder: Path, where: str) -> Iterator[None]:
     ...     Path(folder, LOCK_FILE).read_text() == f"process {os.getpid()} on {socket.gethostname()}"
     True
     """
-    descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o666)
+    path = folder / LOCK_FILE
+    if path.is_symlink():
+        raise InputError(f"{where}: its {LOCK_FILE} is a link, whose target would be overwritten; remove it")
+    check_regular(f"{where}: its {LOCK_FILE}", path)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -55,7 +59,7 @@ def hold(folder: Path, where: str) -> Iterator[None]:
             print(f"note: {where}: its file system has no locks; start no second run there", file=sys.stderr)
         os.ftruncate(descriptor, 0)
         os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
-        sync(folder / LOCK_FILE)  # for other machines, which read it
+        sync_open(descriptor)  # for other machines, which read it
         yield
     finally:
         os.close(descriptor)

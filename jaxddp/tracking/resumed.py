@@ -1,9 +1,64 @@
 """Checks of a run folder before its run goes on; both trainers use them."""
 
+import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from jaxddp.config import TrainConfig
+from jaxddp.config.checks import typed
+from jaxddp.config.choices import KEPT_ON_RESUME
 from jaxddp.errors import InputError
 from jaxddp.tracking.metrics_file import METRICS_FILE, read_metrics
+from jaxddp.tracking.run_folder import DATA_FILE
+
+
+def notes_of_run(config: TrainConfig, digests: Mapping[str, str], records: int) -> dict[str, Any]:
+    """Return what a checkpoint notes of its run, so that a copy in the folder of another run is noticed.
+
+    Args:
+        config: configuration of the run, with its number of devices.
+        digests: digests of its data.
+        records: number of records in its metrics.jsonl.
+    """
+    return {"config": dataclasses.asdict(config), "data": dict(digests), "records": records}
+
+
+def check_same_run(
+    folder: Path, step: int, notes: Mapping[str, Any], config: TrainConfig, digests: Mapping[str, str]
+) -> list[str]:
+    """Check that the run to resume has written its checkpoint, and describe the options that change after it.
+
+    Args:
+        folder: run folder.
+        step: step of the checkpoint.
+        notes: from `notes_of_run`; those of older checkpoints lack names, which are not checked.
+        config: configuration of the run to resume, with its number of devices.
+        digests: digests of its data.
+
+    Returns:
+        A line, or none if nothing changes.
+
+    Raises:
+        InputError: the checkpoint is of another run.
+
+    >>> notes = notes_of_run(TrainConfig(lr=0.1), {}, records=3)
+    >>> check_same_run(Path("runs/a"), 40, notes, TrainConfig(lr=0.2), {})
+    ['after step 40: --lr 0.2 instead of 0.1']
+    >>> check_same_run(Path("a"), 40, notes, TrainConfig(seed=1), {})
+    Traceback (most recent call last):
+    ...
+    jaxddp.errors.InputError: --resume a: the checkpoint of step 40 is of another run, with --seed 0 and not --seed 1
+    """
+    saved = {n: tuple(x) if isinstance(x, list) else x for n, x in notes.get("config", {}).items()}  # JSON has lists
+    where = f"--resume {folder}: the checkpoint of step {step} is of another run"
+    for name in sorted(saved.keys() & {*KEPT_ON_RESUME} - {"output", "weights"}):  # these paths may be others
+        if saved[name] != (value := getattr(config, name)):
+            raise InputError(f"{where}, with {typed(name, saved[name])} and not {typed(name, value)}")
+    if notes.get("data", digests) != digests and (folder / DATA_FILE).exists():  # without it, any data may be taken
+        raise InputError(f"{where}, with other data")
+    changes = config.changes(saved)
+    return [f"after step {step}: {', '.join(changes)}"] if changes else []
 
 
 def check_kept(folder: Path, checkpoints: str) -> None:

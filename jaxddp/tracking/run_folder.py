@@ -1,4 +1,4 @@
-"""Run folder: owned by one process at a time, with the config that repeats its run and digests of its data.
+"""Run folder: used by one process at a time, with the config that repeats its run and digests of its data.
 
 Both trainers use it, so it imports neither jax nor torch.
 """
@@ -14,7 +14,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from jaxddp.config import TrainConfig
 from jaxddp.errors import InputError, listed
-from jaxddp.files import write_atomically
+from jaxddp.files import check_regular, write_atomically
 from jaxddp.tracking.folder_lock import LOCK_FILE, hold
 
 CONFIG_FILE = "config.json"
@@ -27,7 +27,7 @@ Config = TypeVar("Config", bound=TrainConfig)
 
 @contextlib.contextmanager
 def claim_output(path: str | Path, resume: bool = False, space: int = 0) -> Iterator[Path]:
-    """Own a run folder until the context ends: a new or empty one or, with `resume`, one that holds a run.
+    """Claim a run folder until the context ends: a new or empty one or, with `resume`, one that holds a run.
 
     A run that was killed before it wrote its config leaves an empty folder (`LEFTOVERS` do not count).
 
@@ -135,6 +135,7 @@ def check_same_data(folder: Path, digests: Mapping[str, str]) -> None:
     ...     check_same_data(Path(folder), {"test": "34", "train": "12"})
     """
     path = folder / DATA_FILE
+    check_regular(f"{path}", path)
     try:
         saved = json.loads(path.read_text())
     except FileNotFoundError:

@@ -9,7 +9,8 @@ Both trainers use it, so it imports neither jax nor torch.
 
 import contextlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TextIO
@@ -18,10 +19,10 @@ from tqdm import tqdm
 
 from jaxddp.config import TrainConfig
 from jaxddp.errors import InputError, TrainingError
-from jaxddp.files import sync_open, write_atomically, writing
+from jaxddp.files import check_in_place, sync_open, write_atomically, writing
 from jaxddp.tracking.curves import Record, draw_curves
 from jaxddp.tracking.gradient_metrics import of_gradients
-from jaxddp.tracking.metrics_file import METRICS_FILE, open_metrics, read_metrics, to_line
+from jaxddp.tracking.metrics_file import METRICS_FILE, missing_records, open_metrics, read_metrics, to_line
 from jaxddp.tracking.run_folder import save_config, save_digests
 from jaxddp.tracking.tensorboard import EventFile
 
@@ -75,12 +76,13 @@ class RunLog:
         notes: lines below the title.
         examples_per_epoch: sum of `examples` over the steps of an epoch.
         resume_step: step after which the run continues; records of later steps are dropped.
+        resume_records: number of records up to that step. A line says if the file has fewer.
         digests: digests of the data, saved as data.json; None: not saved.
         quiet: print nothing, as on all ranks but one.
 
     Raises:
         InputError: at the start, a file cannot be written, or the metrics of the resumed run cannot be read.
-        TrainingError: later, a file cannot be written; what was written before stays.
+        TrainingError: later, a file cannot be written, or was moved or removed; what was written before stays.
 
     >>> with RunLog(TrainConfig(epochs=10), None, title="demo", examples_per_epoch=64) as log:
     ...     log.step(1, 1, {"loss": 2.5, "accuracy": 0.125}, examples=64)
@@ -100,6 +102,7 @@ class RunLog:
         notes: Sequence[str] = (),
         examples_per_epoch: int,
         resume_step: int | None = None,
+        resume_records: int = 0,
         digests: Mapping[str, str] | None = None,
         quiet: bool = False,
     ) -> None:
@@ -108,14 +111,17 @@ class RunLog:
         self._title = title
         self._notes = notes
         self._examples_per_epoch = examples_per_epoch
-        self._resume_step = resume_step
+        self._resume_step, self._resume_records = resume_step, resume_records
+        self.records = 0
+        """Number of records in metrics.jsonl."""
         self._digests = digests
         self._quiet = quiet
         steps = config.epochs * math.ceil(examples_per_epoch / config.global_batch_size)
         self._log_every = config.log_every or max(1, math.ceil(steps / MOST_STEPS))
-        self._epoch = 0  # of the last step
+        self._epoch, self._step = 0, resume_step or 0  # the last ones
         self._resources = contextlib.ExitStack()
         self._bar: tqdm | None = None
+        self._folder = -1  # descriptor
         self._metrics: TextIO | None = None
         self._board: EventFile | None = None
 
@@ -124,10 +130,17 @@ class RunLog:
             self._print(line)
         if self._output is None:
             return self
-        with contextlib.ExitStack() as resources, writing(InputError, self._output):
+        kept = f"; the checkpoint of step {self._resume_step} is kept" if self._resume_step else ""
+        with contextlib.ExitStack() as resources, writing(InputError, self._output, kept):
+            self._folder = os.open(self._output, os.O_RDONLY)
+            resources.callback(os.close, self._folder)
             if self._resume_step is None:  # first, so that a killed run leaves a folder that can be resumed
                 self._save_config(self._output)
-            self._metrics = resources.enter_context(open_metrics(self._output / METRICS_FILE, self._resume_step))
+            self._metrics, history = open_metrics(self._output / METRICS_FILE, self._resume_step)
+            resources.enter_context(self._metrics)
+            self.records = len(history)
+            if missing := missing_records(history, self._resume_records, self._step):
+                self._print(f"note: {self._output / METRICS_FILE}: {missing}")
             self._board = EventFile(self._output / TENSORBOARD_FOLDER, self._resume_step)
             resources.callback(self._board.close)
             if self._resume_step is not None:  # last, once the run is certain to continue
@@ -146,15 +159,31 @@ class RunLog:
         self._close_bar()
         if self._output is None:
             return
-        # After a failure, an error here (a full disk) must not replace the run's error.
-        last = writing(TrainingError, self._output, "; all other files are kept")
-        with contextlib.suppress(Exception) if error else last:
+        kept = f"; all other files and the checkpoint of step {self._step} are kept"
+        try:
+            # After a failure, an error here (a full disk) must not replace the run's error.
+            with contextlib.suppress(Exception) if error else contextlib.nullcontext(), self.writing(advice=kept):
+                self._resources.close()
+                self._draw_curves(self._output)
+        finally:
             self._resources.close()
-            self._draw_curves(self._output)
+
+    @contextlib.contextmanager
+    def writing(self, place: Path | None = None, advice: str = "") -> Iterator[None]:
+        """Check that the run folder is in place, and turn an `OSError` of writing there into a `TrainingError`.
+
+        Args:
+            place, advice: see `jaxddp.files.writing`.
+        """
+        with writing(TrainingError, place or self._output, advice):
+            if self._output is not None and self._metrics is not None:
+                check_in_place(self._output, self._folder)
+                check_in_place(self._output / METRICS_FILE, self._metrics.fileno())
+            yield
 
     def step(self, step: int, epoch: int, metrics: Mapping[str, float], examples: int) -> None:
         """Log an optimizer step on `examples` examples."""
-        self._epoch = epoch
+        self._epoch, self._step = epoch, step
         metrics = {name: float(value) for name, value in metrics.items()}
         self._advance_bar(epoch, {name: x for name, x in metrics.items() if not of_gradients(name)}, examples)
         if step % self._log_every:
@@ -196,14 +225,14 @@ class RunLog:
         """
         due = self._epoch % math.ceil(self._config.epochs / MOST_HISTOGRAMS) == 0 or self._epoch == self._config.epochs
         if self._board is not None and due:
-            with writing(TrainingError, self._board.path):
+            with self.writing(self._board.path):
                 for name, of_name in counts.items():
                     self._board.histogram(f"grad_log2/{name}", of_name, step)
 
     def sync(self) -> None:
         """Write the records so far to the disk, to be called before a checkpoint of their steps is saved."""
-        if self._metrics is not None:
-            with writing(TrainingError, Path(self._metrics.name)):
+        if self._output is not None and self._metrics is not None:
+            with self.writing(self._output / METRICS_FILE):
                 sync_open(self._metrics.fileno())  # the file is line-buffered
 
     def summary(self, test_accuracy: float, seconds: float, *notes: str) -> None:
@@ -211,7 +240,9 @@ class RunLog:
         self._close_bar()
         self._print("   ".join([f"test accuracy {test_accuracy:.4f}", f"{seconds:.1f} s", *notes]))
         if self._output is not None:
-            self._print(f"saved to {self._output}")
+            with self.writing():
+                place = f"saved to {self._output}"
+            self._print(place)
 
     def _print(self, line: str) -> None:
         if self._quiet:
@@ -246,13 +277,14 @@ class RunLog:
             self._bar = None
 
     def _keep(self, record: Record) -> None:
-        if self._metrics is not None:
-            with writing(TrainingError, Path(self._metrics.name)):
+        if self._output is not None and self._metrics is not None:
+            with self.writing(self._output / METRICS_FILE):
                 self._metrics.write(to_line(record))
+            self.records += 1
 
     def _plot(self, step: int, values: Mapping[str, float]) -> None:
         if self._board is not None:
-            with writing(TrainingError, self._board.path):
+            with self.writing(self._board.path):
                 self._board.scalars(values, step)
 
     def _draw_curves(self, output: Path) -> None:

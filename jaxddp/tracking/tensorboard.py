@@ -33,7 +33,7 @@ class EventFile:
         # TensorBoard reads the time from the name; nanoseconds distinguish runs that start within a second.
         name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{time.time_ns()}"
         self.path = folder / name
-        self._file = self.path.open("wb")
+        self._file = self.path.open("xb")
         self._flushed = time.monotonic()
         self._write(file_version=VERSION)
         if resume_step is not None:

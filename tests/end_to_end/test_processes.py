@@ -149,7 +149,9 @@ def test_the_others_end_with_one_line_when_a_process_cannot_write_its_part(
     last = (
         r"the last good checkpoint is of step \d+; continue with --resume .*" if saved else "there is no checkpoint yet"
     )
-    assert re.match(rf"error: the checkpoint of step \d+ cannot be written: .*; {last}$", said[victim])
+    assert re.match(
+        rf"error: .*run/checkpoints: the checkpoint of step \d+ cannot be written: .*; {last}$", said[victim]
+    )
     assert said[1 - victim] == f"error: process {victim} failed: {said[victim].removeprefix('error: ')}"
     assert "Traceback" not in results[0][1] + results[1][1]
 
@@ -166,7 +168,9 @@ def test_the_others_end_with_one_line_when_a_checkpoint_cannot_be_made_or_rename
     results = finish(start(2, (*flags, "--devices", "2"), tmp_path), tmp_path, limit=120)
     assert [code for code, _ in results] == [2, 69], results
     said = [printed.splitlines()[-1] for _, printed in results]
-    message = "the checkpoint of step 60 cannot be written: [Errno 116] Stale file handle; "
+    message = (
+        f"{tmp_path}/run/checkpoints: the checkpoint of step 60 cannot be written: [Errno 116] Stale file handle; "
+    )
     assert said[0].startswith(f"error: {message}the last good checkpoint is of step 30; continue with --resume ")
     assert said[1] == f"error: process 0 failed: {said[0].removeprefix('error: ')}"
 
@@ -182,6 +186,26 @@ def test_the_others_end_with_one_line_when_process_0_cannot_write_its_records(tm
     said = [printed.splitlines()[-1] for _, printed in results]
     reason = f"{tmp_path / 'run' / 'metrics.jsonl'}: cannot be written (file too large); there is no checkpoint yet"
     assert said == [f"error: {reason}", f"error: process 0 failed: {reason}"]
+
+
+@pytest.mark.large
+def test_all_processes_end_with_one_line_when_the_run_folder_is_moved_and_the_run_goes_on_there(tmp_path: Path) -> None:
+    flags = (*LENGTH, "--epochs", "100000", "--output", f"{tmp_path / 'run'}", "--checkpoint-every", "30steps")
+    started = start(2, (*flags, "--devices", "2"), tmp_path)
+    limit = time.monotonic() + 120
+    while not list(tmp_path.glob("run/checkpoints/[0-9]*0")):
+        assert time.monotonic() < limit
+        time.sleep(0.05)
+    (tmp_path / "run").rename(tmp_path / "moved")
+    results = finish(started, tmp_path, limit=20)
+    said = [printed.splitlines()[-1] for _, printed in results]
+    first = [code for code, _ in results].index(2)
+    assert results[1 - first][0] in (2, 69)
+    assert re.match(
+        rf"error: {tmp_path}/run.*: was moved to {tmp_path}/moved.* during the run; continue th", said[first]
+    )
+    done = max(int(path.name) for path in tmp_path.glob("moved/checkpoints/[0-9]*") if path.name.isdigit())
+    train(1, tmp_path / "out", "--resume", f"{tmp_path / 'moved'}", "--epochs", f"{done // 3 + 1}")
 
 
 @pytest.mark.parametrize("victim", [0, pytest.param(2, marks=pytest.mark.large)])

@@ -1,6 +1,7 @@
 """Resuming a run of `jaxddp.train`: bit for bit, after a crash, and never with options that change the run."""
 
 import re
+import shutil
 import subprocess
 import sys
 
@@ -164,7 +165,7 @@ def test_a_run_folder_is_not_overwritten_or_resumed_with_other_options(tmp_path)
 
 
 @pytest.mark.parametrize("trainer", [main, torch_main])
-def test_a_run_resumes_with_its_data_wherever_they_are_and_with_no_others(trainer, tmp_path):
+def test_a_run_resumes_with_its_data_and_checkpoints_and_no_others_and_tells_what_changes(trainer, tmp_path, capsys):
     config_class = TrainConfig if trainer is main else TorchConfig
     x = np.random.default_rng(0).normal(size=(256, 3)).astype(np.float32)
 
@@ -176,7 +177,8 @@ def test_a_run_resumes_with_its_data_wherever_they_are_and_with_no_others(traine
         trainer(cli.parse(config_class, [*SMALL, "--devices", "1", *flags], "train"))
 
     save("mine.npz", x)
-    run("--dataset", "npz", "--data-path", str(tmp_path / "mine.npz"), "--epochs", "1", "--output", f"{tmp_path}/run")
+    data = ["--dataset", "npz", "--data-path"]
+    run(*data, str(tmp_path / "mine.npz"), "--epochs", "1", "--output", f"{tmp_path}/run")
     resume = ["--epochs", "2", "--resume", f"{tmp_path}/run"]
     save("other.npz", x, x_test=2 * x)
     with pytest.raises(InputError, match=r"^--resume .*run: the test data are not those that the run started with; "):
@@ -188,8 +190,17 @@ def test_a_run_resumes_with_its_data_wherever_they_are_and_with_no_others(traine
         with pytest.raises(InputError, match=r"^--resume .*run: the training data are not those"):
             run(*resume)
     assert (tmp_path / "run" / "config.json").read_text() == before
-    run(*resume, "--data-path", str(tmp_path / "moved.npz"))
+    capsys.readouterr()
+    run(*resume, "--data-path", str(tmp_path / "moved.npz"), "--lr", "0.02", "--log-every", "2")
+    assert capsys.readouterr().out.splitlines()[1] == "after step 2: --lr 0.02 instead of 0.01"
     assert len(epochs(tmp_path / "run")) == 2
+    run(*data, str(tmp_path / "moved.npz"), "--epochs", "1", "--seed", "1", "--output", f"{tmp_path}/other")
+    for saved in (path for path in (tmp_path / "other").iterdir() if path.name.startswith("checkpoint")):
+        shutil.rmtree(tmp_path / "run" / saved.name, ignore_errors=True)
+        saved.replace(tmp_path / "run" / saved.name)
+    message = r"^--resume .*run: the checkpoint of step 2 is of another run, with --seed 1 and not --seed 0$"
+    with pytest.raises(InputError, match=message):
+        run(*resume)
 
 
 @pytest.mark.large

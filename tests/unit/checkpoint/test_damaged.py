@@ -73,6 +73,10 @@ def damage(kind: str, folder: Path) -> None:
         (folder / "record" / "record.json").unlink()
     elif kind == "other record":
         (folder / "record" / "record.json").write_text("[" * 100_000)
+    elif kind.startswith("pipe"):
+        pipe = folder / "record" / "record.json" if kind == "pipe as record" else metadata
+        pipe.unlink()
+        os.mkfifo(pipe)
     elif kind == "empty":
         shutil.rmtree(folder / "state")
     else:
@@ -81,6 +85,7 @@ def damage(kind: str, folder: Path) -> None:
 
 
 DAMAGES = ["truncated", "no metadata", "other metadata", "no record", "other record", "empty", "arrays of another step"]
+DAMAGES += ["pipe as record", "pipe as metadata"]
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of tensorstore's pending reads
@@ -158,7 +163,7 @@ def test_without_an_intact_checkpoint_each_is_named(checkpoints: Checkpoints, fo
     with pytest.raises(InputError) as caught:
         checkpoints.restore(state_of(0))
     each = [f"the checkpoint of step {step} is damaged (record.json is missing)" for step in (5, 4)]
-    assert str(caught.value) == f"--resume {folder.parent}: {'; '.join(each)}; there is no intact one"
+    assert str(caught.value) == f"--resume {folder.parent}: {'; '.join(each)}; none is intact"
     assert checkpoints.newest_intact() is None
     assert checkpoints.steps == [4, 5]  # nothing was renamed
 

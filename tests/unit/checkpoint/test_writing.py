@@ -1,5 +1,6 @@
 """Checkpoints are written in the background, and a failed write is told."""
 
+import contextlib
 import os
 import threading
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from jaxddp.checkpoint import Checkpoints
 from jaxddp.checkpoint.record import RecordHandler
 from jaxddp.distributed.replicas import Replicas
-from jaxddp.errors import TrainingError
+from jaxddp.errors import MovedError, TrainingError
 from tests.support.checkpoint_states import check_same, state_of
 
 
@@ -55,7 +56,7 @@ def hold_writes(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
 
 def test_a_failed_write_is_told_at_the_next_save_and_earlier_checkpoints_stay(
-    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+    checkpoints: Checkpoints, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*args: Any, **kwargs: Any) -> None:
         raise ValueError("RESOURCE_EXHAUSTED:\n No space left on device")
@@ -66,7 +67,7 @@ def test_a_failed_write_is_told_at_the_next_save_and_earlier_checkpoints_stay(
     with monkeypatch.context() as patch:
         patch.setattr(RecordHandler, "save", refuse)
         checkpoints.save(state_of(6))
-        with pytest.raises(TrainingError, match=r"^the checkpoint of step 6 cannot be written: RESOURCE_EXHAUSTED: No"):
+        with pytest.raises(TrainingError, match=rf"^{folder}: the checkpoint of step 6 cannot be written: RESOURCE_"):
             checkpoints.save(state_of(7))
     assert checkpoints.steps == [4, 5]
     checkpoints.save(state_of(7))
@@ -81,7 +82,7 @@ def test_a_save_that_cannot_start_is_an_error_of_one_line(
 
     checkpoints.save(state_of(4))
     monkeypatch.setattr(ocp.CheckpointManager, "save", refuse)
-    with pytest.raises(TrainingError, match=r"^the checkpoint of step 5 cannot be written: RESOURCE_EXHAUSTED: No"):
+    with pytest.raises(TrainingError, match=r": the checkpoint of step 5 cannot be written: RESOURCE_EXHAUSTED: No"):
         checkpoints.save(state_of(5))
     assert checkpoints.latest_step == 4
 
@@ -94,6 +95,30 @@ def test_a_save_returns_before_its_files_are_written(
     assert not (folder / "4").exists()
     written.set()
     check_same(checkpoints.restore(state_of(0)), state_of(4))
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["before a save", "during a save"])
+@pytest.mark.parametrize("moved", ["checkpoints", "run"])
+def test_a_folder_that_is_moved_is_told_and_keeps_its_checkpoints(
+    moved: str, late: bool, checkpoints: Checkpoints, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints.save(state_of(4))
+    checkpoints.wait()
+    written = hold_writes(monkeypatch)
+    if late:
+        checkpoints.save(state_of(5))
+    else:
+        written.set()
+    old, new = (folder, folder.with_name("b")) if moved == "checkpoints" else (folder.parent, folder.parents[1] / "b")
+    old.rename(new)
+    written.set()
+    now = new if moved == "checkpoints" else new / "checkpoints"
+    message = f"^{folder}: was moved to {now} during the run; continue there with --resume$"
+    for call in (checkpoints.wait, lambda: checkpoints.save(state_of(6)), checkpoints.newest_intact):
+        with pytest.raises(MovedError, match=message):
+            call()
+    with contextlib.closing(Checkpoints(now)) as there:
+        check_same(there.restore(state_of(0)), state_of(4))
 
 
 def test_a_checkpoint_is_on_the_disk_before_and_after_it_gets_its_name(

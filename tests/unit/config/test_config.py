@@ -1,5 +1,9 @@
 """Configuration and command line: each bad value raises an error of one line that says what would be right."""
 
+import dataclasses
+import itertools
+import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +12,7 @@ import pytest
 from jaxddp import cli
 from jaxddp.config import TrainConfig
 from jaxddp.config.checks import flag
-from jaxddp.config.choices import AMP, BELONGS_TO, COMM_HOOKS, DATASETS, MODELS, OPTIMIZERS, SCHEDULES
+from jaxddp.config.choices import BELONGS_TO, FREE_ON_RESUME, KEPT_ON_OR_OFF_ON_RESUME, KEPT_ON_RESUME, NAMED
 from jaxddp.config.period import UNITS, Period
 from jaxddp.errors import InputError, check_name
 from jaxddp.tracking.run_folder import save_config
@@ -35,8 +39,6 @@ SAMPLES |= {"growth_factor": 3.0, "backoff_factor": 0.25}
 NEEDED = {"npz": {"data_path": "f"}, "names": {"model": "char_mlp"}, "char_mlp": {"dataset": "names"}}
 NEEDED |= {"nesterov": {"momentum": 0.9}}
 FLAGS = "sync_batch_norm", "nesterov", "amsgrad", "centered"
-CHOICES = {"dataset": DATASETS, "model": MODELS, "optimizer": OPTIMIZERS, "schedule": SCHEDULES}
-CHOICES |= {"comm_hook": COMM_HOOKS, "amp": AMP}
 
 
 # ---- values
@@ -211,7 +213,7 @@ def test_torch_ref_refuses_options_without_effect_there(flags: list[str], messag
 def test_an_option_without_effect_is_refused(choice: str, option: str) -> None:
     value = SAMPLES.get(option, option in FLAGS or 2)
     takers = BELONGS_TO[choice][option]
-    for name in CHOICES[choice]:
+    for name in NAMED[choice]:
         fields = NEEDED.get(name, {}) | {choice: name, option: value}
         if name in takers:
             TrainConfig(**fields | NEEDED.get(option, {})).check_used(baseline=TrainConfig())
@@ -245,6 +247,54 @@ def test_the_global_batch_is_divided_by_the_world_size() -> None:
 def test_a_name_unlike_any_other_gets_no_suggestion() -> None:
     with pytest.raises(InputError, match=r"^--model zzzzzz: unknown \(one of mlp\)$"):
         check_name("--model", "zzzzzz", ["mlp"])
+
+
+# ---- resumed runs
+
+
+def test_each_option_is_kept_or_free_when_a_run_resumes_or_its_change_is_told() -> None:
+    """List the third group here, so that a new option is put into one of them on purpose."""
+    told = (
+        "dropout dropout_masks sync_batch_norm lr lr_scaling dampening nesterov weight_decay betas eps alpha lr_decay "
+    )
+    told += "schedule step_size gamma warmup_steps min_lr cycle_momentum epochs accumulation_steps loss_normalization "
+    told += "clip_grad_norm divide_by_initial_world_size comm_hook start_power_sgd_iter local_sgd_period platform "
+    told += "shard_optimizer growth_factor backoff_factor growth_interval devices strategy"
+    groups = (KEPT_ON_RESUME, KEPT_ON_OR_OFF_ON_RESUME, FREE_ON_RESUME, told.split())
+    assert Counter(itertools.chain(*groups)) == Counter(field.name for field in dataclasses.fields(TorchConfig))
+
+
+@pytest.mark.parametrize(
+    ("fields", "before", "message"),
+    [
+        ({"initial_accumulator_value": 1.0}, {}, "--initial-accumulator-value 1.0: .* must continue with its default"),
+        ({"momentum": 0.9}, {}, "--momentum 0.9: the run in runs/a must continue with its default"),
+        ({"momentum": 0.0}, {"momentum": 0.9}, "--momentum 0.0: the run in runs/a must continue with --momentum 0.9"),
+        ({"ema_decay": 0.9}, {}, "--ema-decay 0.9: the run in runs/a must continue with its default"),
+        ({"ema_decay": 0.9}, {"ema_decay": 0.8}, "--ema-decay 0.9 instead of 0.8"),
+        ({"momentum": 0.9}, {"momentum": 0.8}, "--momentum 0.9 instead of 0.8"),
+        ({"lr": 0.1, "dropout": 0.5}, {}, "--dropout 0.5 instead of 0.0, --lr 0.1 instead of its default"),
+        (
+            {},
+            {"lr": 0.1, "shard_optimizer": True},
+            "--lr None instead of 0.1, --no-shard-optimizer instead of --shard-opt",
+        ),
+        ({"epochs": 40}, {}, "$"),
+        ({"epochs": 40, "schedule": "one_cycle"}, {"schedule": "one_cycle"}, "--epochs 40 instead of 30"),
+        ({"log_every": 7, "verify_every": 3, "keep_best": True, "steps_per_dispatch": 1}, {}, "$"),
+    ],
+    ids=str,
+)
+def test_a_changed_option_of_a_resumed_run_is_refused_or_told(
+    fields: dict[str, Any], before: dict[str, Any], message: str
+) -> None:
+    saved, now = TrainConfig(**before), TrainConfig(**fields, resume="runs/a")
+    try:
+        now.check_resumes(saved)
+        said = ", ".join(now.changes(dataclasses.asdict(saved)))
+    except InputError as error:
+        said = str(error)
+    assert re.match(message, said)
 
 
 # ---- command line

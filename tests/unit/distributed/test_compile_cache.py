@@ -1,6 +1,7 @@
 """Compiled programs are kept in the user's cache folder, by several processes at once, and never where others write."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -57,13 +58,18 @@ def test_processes_that_start_together_share_a_folder(tmp_path: Path) -> None:
     assert finish(start(tmp_path)) == ("3.0 True False", "")
 
 
-def test_a_damaged_program_is_compiled_again(tmp_path: Path) -> None:
+def test_damaged_programs_are_compiled_again_once_and_told_in_a_line(tmp_path: Path) -> None:
+    """Leave half of each program, as a kill does, or nothing, as a full disk does."""
     finish(start(tmp_path))
-    for path in programs(tmp_path):
-        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    printed, complaints = finish(start(tmp_path))
-    assert printed.startswith("3.0 False")
-    assert "Error reading persistent compilation cache entry" in complaints
+    for parts in (2, 2**30):
+        for path in programs(tmp_path):
+            path.write_bytes(path.read_bytes()[: path.stat().st_size // parts])
+        printed, complaints = finish(start(tmp_path))
+        assert printed == "3.0 False True"
+        assert re.fullmatch(
+            rf"note: {tmp_path}/jaxddp/jaxlib-.*: a damaged program \(.*\) is compiled again\n", complaints
+        )
+        assert finish(start(tmp_path)) == ("3.0 True False", "")
 
 
 def test_a_folder_that_others_may_write_to_is_not_used(tmp_path: Path) -> None:

@@ -72,6 +72,19 @@ def test_a_folder_that_cannot_be_claimed_is_refused_and_unchanged(tmp_path, targ
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_a_lock_that_is_a_link_or_a_pipe_is_refused_and_the_target_unchanged(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "precious").write_text("precious")
+    (tmp_path / "run" / ".lock").symlink_to(tmp_path / "precious")
+    with pytest.raises(InputError, match=r"run: its \.lock is a link, whose target would be overwritten; remove it$"):
+        claim(tmp_path / "run")
+    assert (tmp_path / "precious").read_text() == "precious"
+    (tmp_path / "run" / ".lock").unlink()
+    os.mkfifo(tmp_path / "run" / ".lock")
+    with pytest.raises(InputError, match=r"run: its \.lock: is a pipe, a device or a socket; must be a regular file$"):
+        claim(tmp_path / "run")
+
+
 def test_a_path_that_is_not_utf8_is_refused_before_training(tmp_path):
     """Tensorstore cannot write there, which a run would learn at its first checkpoint."""
     (tmp_path / os.fsdecode(b"\xe4")).mkdir()
@@ -225,6 +238,16 @@ def test_an_atomic_write_is_on_the_disk_before_and_after_the_file_gets_its_name(
     assert calls == [("sync", False), ("rename", False), ("sync", True)]
 
 
+@pytest.mark.parametrize("name", ["config.json", "config.json.tmp"])
+@pytest.mark.parametrize("link", [Path.symlink_to, Path.hardlink_to])
+def test_an_atomic_write_replaces_a_link_and_not_its_target(tmp_path, link, name):
+    (tmp_path / "precious").write_text("precious")
+    link(tmp_path / name, tmp_path / "precious")
+    write_atomically(tmp_path / "config.json", b"new")
+    assert (tmp_path / "config.json").read_bytes() == b"new" and not (tmp_path / "config.json").is_symlink()
+    assert (tmp_path / "precious").read_text() == "precious"
+
+
 def test_a_failed_atomic_write_keeps_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "config.json"
     write_atomically(path, b"old")
@@ -314,6 +337,10 @@ def test_other_data_are_refused_and_named(tmp_path, digests, which):
 def test_a_bad_file_of_digests_is_named(tmp_path, text):
     (tmp_path / "data.json").write_text(text)
     with pytest.raises(InputError, match=r"data\.json: .*; remove it to resume with any data$"):
+        check_same_data(tmp_path, {"train": "a", "test": "b"})
+    (tmp_path / "data.json").unlink()
+    os.mkfifo(tmp_path / "data.json")
+    with pytest.raises(InputError, match=r"data\.json: is a pipe, a device or a socket; must be a regular file$"):
         check_same_data(tmp_path, {"train": "a", "test": "b"})
     (tmp_path / "data.json").unlink()
     check_same_data(tmp_path, {"train": "a", "test": "b"})  # as in a run that was killed at its start

@@ -4,6 +4,7 @@ import io
 import itertools
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -13,8 +14,10 @@ import pytest
 from jaxddp.config import TrainConfig
 from jaxddp.errors import TrainingError
 from jaxddp.tracking import run_log
+from jaxddp.tracking.gradient_metrics import LOG2_BINS
 from jaxddp.tracking.metrics_file import read_metrics
 from jaxddp.tracking.run_folder import load_config
+from jaxddp.tracking.run_log import RunLog
 from tests.support.run_logs import CONFIG, SIX_STEPS, claimed_log, open_log, places, train, write_run
 
 
@@ -118,6 +121,47 @@ def test_a_failed_run_keeps_its_history_and_its_error(tmp_path, monkeypatch):
         raise TrainingError("loss is nan")
     with pytest.raises(ZeroDivisionError):
         write_run(tmp_path / "c", 2)
+
+
+CALLS = {
+    "step": lambda log: log.step(3, 2, {"loss": 0.5}, examples=32),
+    "epoch": lambda log: log.epoch(3, 2, {"loss": 0.5}, {}, 100),
+    "histograms": lambda log: log.histograms(3, {"fc": [1] * len(LOG2_BINS)}),
+    "sync": RunLog.sync,
+    "summary": lambda log: log.summary(0.5, 1),
+    "exit": lambda log: None,
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("what", ["moved", "removed", "replaced", "metrics removed", "parent moved"])
+def test_a_run_folder_that_is_moved_or_removed_ends_the_run_at_the_next_write(tmp_path, capsys, what, call):
+    run, other = tmp_path / "runs" / "a", tmp_path / "b"
+    write_run(other, 4)
+    before = (other / "curves.png").read_bytes(), (other / "metrics.jsonl").read_bytes()
+
+    def lose():
+        if what == "parent moved":
+            run.parent.rename(tmp_path / "later")
+        elif what == "metrics removed":
+            (run / "metrics.jsonl").unlink()
+        else:
+            shutil.rmtree(run) if what == "removed" else run.rename(tmp_path / "moved")
+            if what == "replaced":
+                other.rename(run)
+
+    path = run / "metrics.jsonl" if what == "metrics removed" else run
+    now = {"moved": "moved", "replaced": "moved", "parent moved": "later/a"}.get(what)
+    fate = (
+        f"moved to {tmp_path}/{now} during the run; continue there with --resume" if now else "moved or removed during"
+    )
+    with pytest.raises(TrainingError, match=rf"^{path}: was {fate}"), claimed_log(run) as log:
+        train(log, 1, 2)
+        lose()
+        CALLS[call](log)
+    assert "saved to" not in capsys.readouterr().out.rpartition("a test")[2]
+    if what == "replaced":  # by another run, whose files stay as they were
+        assert before == ((run / "curves.png").read_bytes(), (run / "metrics.jsonl").read_bytes())
 
 
 @pytest.mark.large
