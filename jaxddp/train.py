@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ from jaxddp.data_parallel import DataParallel
 from jaxddp.distributed.agreement import check_same, check_sees
 from jaxddp.distributed.cluster import Cluster, find
 from jaxddp.distributed.devices import prepare
+from jaxddp.distributed.joining import tell_failure
 from jaxddp.distributed.peers import Peers
 from jaxddp.distributed.processes import joined
 from jaxddp.distributed.replicas import Replicas
@@ -175,6 +177,15 @@ def open_output(run: Run, resources: contextlib.ExitStack) -> "tuple[Checkpoints
     return checkpoints, run.ddp.place_state(restored)
 
 
+def tell_others(argv: Sequence[str], reason: str) -> None:
+    """Tell the other processes, if this is one of several, that its flags are bad, so that they do not wait for it."""
+    texts = [cli.value_of(name, argv) for name in ("--num-processes", "--process-id")]
+    with contextlib.suppress(ValueError):  # a flag that is no number, or no cluster at all
+        size, number = (None if text is None else int(text) for text in texts)
+        if (cluster := find(os.environ, cli.value_of("--coordinator", argv), size, number)) is not None:
+            tell_failure(cluster, reason)
+
+
 def _start(config: TrainConfig, ddp: DataParallel) -> TrainState:
     """Return the state before the first step, with the values of --weights or of the model."""
     if config.weights is None:
@@ -183,4 +194,4 @@ def _start(config: TrainConfig, ddp: DataParallel) -> TrainState:
 
 
 if __name__ == "__main__":
-    cli.run(main, TrainConfig, "python -m jaxddp.train")
+    cli.run(main, TrainConfig, "python -m jaxddp.train", tell_others)

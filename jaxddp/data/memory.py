@@ -1,15 +1,18 @@
-"""Memory of this machine, beside what a run is sure to take: told before Linux ends the process without a word."""
+"""Memory that this process may use: compared with what a run needs before Linux ends the process without a message."""
 
+import contextlib
 import os
+import resource
 from pathlib import Path
 
 from jaxddp.errors import InputError
 
 CGROUP = Path("/sys/fs/cgroup/memory.max")  # limit of a container
+_ULIMITS = {"ulimit -v": resource.RLIMIT_AS, "ulimit -d": resource.RLIMIT_DATA}
 
 
 def check_memory(where: str, needed: int) -> None:
-    """Raise `InputError` if the machine has less memory than `needed` bytes.
+    """Raise `InputError` if this process may use less memory than `needed` bytes.
 
     Args:
         where: the flags that determine the size, with their values, and what it is.
@@ -20,14 +23,33 @@ def check_memory(where: str, needed: int) -> None:
     ...     print(str(error).rpartition(",")[0])
     --num-examples 1000000000: the examples take 931,323 GiB
     """
-    if needed > (present := memory()):
-        raise InputError(f"{where} take {needed / 2**30:,.0f} GiB, and this machine has {present / 2**30:,.0f} GiB")
+    if needed > (most := memory()):
+        giver = next((words for words, limit in _limits().items() if limit == most), "this machine has")
+        raise InputError(f"{where} take {needed / 2**30:,.0f} GiB, and {giver} {most / 2**30:,.0f} GiB")
 
 
 def memory() -> int:
     """Return the bytes of memory that this process may use, at most."""
-    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    try:
-        return min(physical, int(CGROUP.read_text()))
-    except (OSError, ValueError):  # no container, or one without a limit
-        return physical
+    return min(_limits().values())
+
+
+def ulimits() -> dict[str, int]:
+    """Return the limits of the shell that started this process, in bytes: "ulimit -v" of the address space, "-d" of data."""
+    limits = {name: resource.getrlimit(kind)[0] for name, kind in _ULIMITS.items()}
+    return {name: limit for name, limit in limits.items() if limit != resource.RLIM_INFINITY}
+
+
+def check_ulimits(needed: int) -> None:
+    """Raise `InputError` if a limit of the shell is below `needed` bytes: C++ code would abort, or fail to be loaded."""
+    for name, limit in ulimits().items():
+        if limit < needed:
+            raise InputError(
+                f"{name} {limit // 1024}: a run needs {needed // 1024} or more ({needed / 2**30:.1f} GiB); raise the limit"
+            )
+
+
+def _limits() -> dict[str, int]:
+    limits = {"this machine has": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")}
+    with contextlib.suppress(OSError, ValueError):  # no container, or one without a limit
+        limits["this container may use"] = int(CGROUP.read_text())
+    return limits | {f"`{name}` allows": limit for name, limit in ulimits().items()}
