@@ -46,8 +46,8 @@ class DriftError(TrainingError):
 def exit_code(error: BaseException) -> int:
     """Return the exit code of a process that an error ends: the same for the command line and the other processes.
 
-    >>> [exit_code(error) for error in (InputError("--lr x: expected FLOAT"), LostError("process 1 has died"), KeyError())]
-    [2, 69, 1]
+    >>> [exit_code(kind()) for kind in (InputError, TrainingError, LostError, KeyboardInterrupt, KeyError)]
+    [2, 2, 69, 130, 1]
     """
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else 1

@@ -34,18 +34,16 @@ def memory() -> int:
 
 
 def ulimits() -> dict[str, int]:
-    """Return the limits of the shell that started this process, in bytes: "ulimit -v" of the address space, "-d" of data."""
+    """Return the limits of the shell that started this process, in bytes: -v of its address space, -d of its data."""
     limits = {name: resource.getrlimit(kind)[0] for name, kind in _ULIMITS.items()}
     return {name: limit for name, limit in limits.items() if limit != resource.RLIM_INFINITY}
 
 
-def check_ulimits(needed: int) -> None:
-    """Raise `InputError` if a limit of the shell is below `needed` bytes: C++ code would abort, or fail to be loaded."""
-    for name, limit in ulimits().items():
-        if limit < needed:
-            raise InputError(
-                f"{name} {limit // 1024}: a run needs {needed // 1024} or more ({needed / 2**30:.1f} GiB); raise the limit"
-            )
+def check_address_space(least: int) -> None:
+    """Raise `InputError` if `ulimit -v` is below `least` bytes: libraries would not load, and XLA abort the process."""
+    limit = ulimits().get("ulimit -v")
+    if limit is not None and limit < least:
+        raise InputError(f"ulimit -v {limit // 1024}: must be at least {least // 1024} (kB), or unlimited")
 
 
 def _limits() -> dict[str, int]:

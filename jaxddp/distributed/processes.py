@@ -18,6 +18,7 @@ from jaxddp.errors import INTERRUPTED, InputError, LostError, exit_code, tells_o
 from jaxddp.signals import SAVED, ending
 
 STOPPED = (None, 0, SAVED, INTERRUPTED)  # exit codes with which all processes stop after the same step
+NEVER = 2**31 - 1  # seconds
 LONGEST_WRITE = 86400  # seconds that the others wait for process 0 at the end; jax's 300 are few for a large model
 
 
@@ -106,6 +107,7 @@ def _initialize(cluster: Cluster, timeout: float, line: HeldLine) -> None:
             cluster.process_id,
             cluster_detection_method="deactivate",
             initialization_timeout=max(1, int(timeout)),
+            heartbeat_timeout_seconds=NEVER,  # `peers` watches; jax would compare times of day, which may jump
             shutdown_timeout_seconds=LONGEST_WRITE,
         )
     except RuntimeError as error:
