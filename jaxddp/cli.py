@@ -21,14 +21,14 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 
 from jaxddp.config import TrainConfig
 from jaxddp.config.checks import flag
-from jaxddp.errors import InputError, TrainingError
+from jaxddp.data.memory import ulimits
+from jaxddp.errors import BAD_INPUT, INTERRUPTED, InputError, TrainingError, exit_code, tells_of_memory
 from jaxddp.tracking.run_folder import CONFIG_FILE, load_config
 
 Config = TypeVar("Config", bound=TrainConfig)
 Options = TypeVar("Options")  # a dataclass
 
 REGISTRY = ConstructorRegistry()
-OUT_OF_MEMORY = ("resource_exhausted", "can't allocate memory", "out of memory")  # in XLA's and torch's messages
 
 
 def parse(config_class: type[Config], argv: Sequence[str], prog: str) -> Config:
@@ -40,7 +40,7 @@ def parse(config_class: type[Config], argv: Sequence[str], prog: str) -> Config:
     """
     _check_given_once(argv)
     default: Config = config_class()
-    folder = _value_of("--resume", argv)
+    folder = value_of("--resume", argv)
     if folder is not None:
         if not (Path(folder) / CONFIG_FILE).is_file():
             raise InputError(f"--resume {folder}: not a run folder (it has no {CONFIG_FILE})")
@@ -128,12 +128,13 @@ def one_line_errors(show_traceback: bool) -> Iterator[None]:
         if show_traceback:
             traceback.print_exc()
         _tell(f"error: {on_one_line(str(error))}")
-        sys.exit(2)
+        raise SystemExit(exit_code(error)) from error
     except (MemoryError, RuntimeError) as error:
-        if show_traceback or not _tells_of_memory(error):
+        if show_traceback or not tells_of_memory(error):
             raise
-        _tell(f"error: not enough memory: {_first_line(error)}; choose smaller sizes")
-        sys.exit(2)
+        limits = "".join(f"; {name} is {limit // 1024}" for name, limit in ulimits().items())
+        _tell(f"error: not enough memory: {_first_line(error)}; choose smaller sizes{limits}")
+        sys.exit(BAD_INPUT)
     except BrokenPipeError:  # the reader of stdout has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(128 + signal.SIGPIPE)  # as shells say it
@@ -142,10 +143,10 @@ def one_line_errors(show_traceback: bool) -> Iterator[None]:
             raise
         where = f"{error.filename}: " if error.filename else ""
         _tell(f"error: {where}{error.strerror.lower()}")
-        sys.exit(2)
+        raise SystemExit(BAD_INPUT) from error
     except KeyboardInterrupt:
         _tell("interrupted")
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
 
 
 def _tell(line: str) -> None:
@@ -193,22 +194,36 @@ def open_streams() -> None:
             stream.reconfigure(errors="replace")
 
 
-def _tells_of_memory(error: Exception) -> bool:
-    """Return whether an error of Python, XLA or torch says that there is not enough memory."""
-    return isinstance(error, MemoryError) or any(words in str(error).lower() for words in OUT_OF_MEMORY)
-
-
 def _first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
-def run(main: Callable[[Config], None], config_class: type[Config], prog: str) -> None:
-    """Parse sys.argv and run `main`; `--traceback` shows where an error was raised."""
-    argv = sys.argv[1:]
-    show_traceback = "--traceback" in argv
+def run(
+    main: Callable[[Config], None],
+    config_class: type[Config],
+    prog: str,
+    tell: Callable[[Sequence[str], str], None] = lambda argv, reason: None,
+) -> None:
+    """Parse sys.argv and run `main`; `--traceback` shows where an error was raised.
+
+    Args:
+        main: what the command does with its config.
+        config_class: dataclass of the flags.
+        prog: name of the command in its help.
+        tell: called with the flags and the reason if they are bad input, after it is printed.
+    """
+    argv = [word for word in sys.argv[1:] if word != "--traceback"]
+    show_traceback = len(argv) < len(sys.argv) - 1
     try:
         with one_line_errors(show_traceback):
-            main(parse(config_class, [word for word in argv if word != "--traceback"], prog))
+            config = parse(config_class, argv, prog)
+    except SystemExit as stop:
+        if stop.__cause__ is not None:  # an error, and not --help
+            tell(argv, str(stop.__cause__))
+        raise
+    try:
+        with one_line_errors(show_traceback):
+            main(config)
     except SystemExit:
         if not show_traceback:  # silence tensorstore's pending reads of a damaged checkpoint
             sys.unraisablehook = lambda _: None
@@ -222,7 +237,7 @@ def _check_given_once(argv: Sequence[str]) -> None:
             raise InputError(f"{name}: given twice; must be given once")
 
 
-def _value_of(name: str, argv: Sequence[str]) -> str | None:
+def value_of(name: str, argv: Sequence[str]) -> str | None:
     """Return the value of a flag, or None if the flag is absent."""
     for word, following in itertools.zip_longest(argv, argv[1:]):
         if word == name:

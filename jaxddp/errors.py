@@ -4,6 +4,9 @@ import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+BAD_INPUT, LOST, INTERRUPTED = 2, 69, 130  # exit codes; 69 is EX_UNAVAILABLE of sysexits.h
+OUT_OF_MEMORY = ("resource_exhausted", "can't allocate memory", "out of memory", "can't start new thread")
+
 
 class InputError(ValueError):
     """Bad input. The message names the flag or tensor, its value, and what would be right.
@@ -27,6 +30,10 @@ class MovedError(TrainingError):
     """A folder that was moved or removed while a run wrote to it."""
 
 
+class LostError(TrainingError):
+    """Another process of the run, or the connection to it, is lost: the same command may go on (exit code 69)."""
+
+
 class DriftError(TrainingError):
     """Replicas that should be equal and differ.
 
@@ -38,6 +45,29 @@ class DriftError(TrainingError):
     def __init__(self, message: str, healthy: int | None = None):
         super().__init__(message)
         self.healthy = healthy
+
+
+def exit_code(error: BaseException) -> int:
+    """Return the exit code of a process that an error ends: the same for the command line and the other processes.
+
+    >>> [exit_code(kind()) for kind in (InputError, TrainingError, LostError, KeyboardInterrupt, KeyError)]
+    [2, 2, 69, 130, 1]
+    """
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else 1
+    if isinstance(error, LostError):
+        return LOST
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED
+    return BAD_INPUT if isinstance(error, InputError | TrainingError | OSError) or tells_of_memory(error) else 1
+
+
+def tells_of_memory(error: BaseException) -> bool:
+    """Return whether an error of Python, XLA or torch says that there is not enough memory."""
+    message = str(error).lower()
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(words in message for words in OUT_OF_MEMORY)
+    )
 
 
 def check_name(flag: str, name: str, known: Iterable[str]) -> None:

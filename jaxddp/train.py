@@ -3,14 +3,19 @@
 import contextlib
 import dataclasses
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxddp import cli
+from jaxddp.config.choices import LEAST_ADDRESS_SPACE
+from jaxddp.data.memory import check_address_space
 
 if __name__ == "__main__":
-    with cli.one_line_errors(show_traceback=False), cli.variables_named("JAX_"):
-        import jax.errors  # the first import of jax reads its environment variables
+    with cli.one_line_errors(show_traceback=False):
+        check_address_space(LEAST_ADDRESS_SPACE)
+        with cli.variables_named("JAX_"):
+            import jax.errors  # the first import of jax reads its environment variables
 
 import jax
 
@@ -22,6 +27,7 @@ from jaxddp.data_parallel import DataParallel
 from jaxddp.distributed.agreement import check_same, check_sees
 from jaxddp.distributed.cluster import Cluster, find
 from jaxddp.distributed.devices import prepare
+from jaxddp.distributed.joining import tell_failure
 from jaxddp.distributed.peers import Peers
 from jaxddp.distributed.processes import joined
 from jaxddp.distributed.replicas import Replicas
@@ -182,6 +188,15 @@ def open_output(run: Run, resources: contextlib.ExitStack) -> "tuple[Checkpoints
     return checkpoints, run.ddp.place_state(restored), notes
 
 
+def tell_others(argv: Sequence[str], reason: str) -> None:
+    """Tell the other processes, if this is one of several, that its flags are bad, so that they do not wait for it."""
+    texts = [cli.value_of(name, argv) for name in ("--num-processes", "--process-id")]
+    with contextlib.suppress(ValueError):  # a flag that is no number, or no cluster at all
+        size, number = (None if text is None else int(text) for text in texts)
+        if (cluster := find(os.environ, cli.value_of("--coordinator", argv), size, number)) is not None:
+            tell_failure(cluster, reason)
+
+
 def _start(config: TrainConfig, ddp: DataParallel) -> TrainState:
     """Return the state before the first step, with the values of --weights or of the model."""
     if config.weights is None:
@@ -190,4 +205,4 @@ def _start(config: TrainConfig, ddp: DataParallel) -> TrainState:
 
 
 if __name__ == "__main__":
-    cli.run(main, TrainConfig, "python -m jaxddp.train")
+    cli.run(main, TrainConfig, "python -m jaxddp.train", tell_others)

@@ -5,6 +5,7 @@ import os
 import torch
 
 from jaxddp.config.choices import DEFAULT_CPU_DEVICES, MOST_CPU_DEVICES
+from jaxddp.config.launcher import complete, number
 from jaxddp.errors import InputError
 from torch_ref.config import TorchConfig
 
@@ -15,16 +16,15 @@ def under_torchrun() -> bool:
     """Return whether torchrun, or a launcher like it, started this process as one of several ranks.
 
     Raises:
-        InputError: some of torchrun's variables are set and others are not, or one is not a number.
+        InputError: some of torchrun's variables are missing or empty, or one is not a number or too large.
     """
-    given = [name for name in VARIABLES if os.environ.get(name)]
-    if not set(given) & {"RANK", "WORLD_SIZE", "LOCAL_RANK"}:
+    if not {"RANK", "WORLD_SIZE", "LOCAL_RANK"} & os.environ.keys():
         return False
-    if missing := [name for name in VARIABLES if name not in given]:
-        raise InputError(f"{given[0]} is set, {', '.join(missing)} not; set all of torchrun's variables, or none")
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT"):
-        if not os.environ[name].isdecimal():
-            raise InputError(f"{name} {os.environ[name]}: must be a number, at least 0")
+    values = complete("torchrun", os.environ, VARIABLES)
+    assert values is not None, "one is set"
+    rank, size, *_ = [number(*pair) for pair in zip(VARIABLES, values, strict=True) if pair[0] != "MASTER_ADDR"]
+    if rank >= size:
+        raise InputError(f"RANK {rank}: must be below WORLD_SIZE, which is {size}")
     return True
 
 

@@ -108,7 +108,7 @@ def _rank_process(rank: int, main: Main, config: TorchConfig, world_size: int, p
 
 def _report(reports: Path, rank: int, error: Exception) -> None:
     """Write an error for the launcher, in one piece: it reads the reports while other ranks still write theirs."""
-    report = {"rank": rank, "time": time.time(), "kind": type(error).__name__, "message": str(error)}
+    report = {"rank": rank, "time": time.monotonic(), "kind": type(error).__name__, "message": str(error)}
     report["traceback"] = "".join(traceback.format_exception(error))
     write_atomically(reports / f"{rank}.json", json.dumps(report).encode())
 

@@ -10,12 +10,19 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from jaxddp import cli
+from jaxddp.config.choices import LEAST_ADDRESS_SPACE_OF_TORCH
+from jaxddp.data.memory import check_address_space
+
+if __name__ == "__main__":
+    with cli.one_line_errors(show_traceback=False):
+        check_address_space(LEAST_ADDRESS_SPACE_OF_TORCH)  # before torch is imported
+
 import torch
 import torch.distributed
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from jaxddp import cli
 from jaxddp.data import datasets
 from jaxddp.data.sampler import shard_table
 from jaxddp.errors import InputError, MovedError, TrainingError

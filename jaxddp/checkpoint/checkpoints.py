@@ -30,6 +30,7 @@ from jaxddp.state import TrainState
 STATE, RECORD = "state", "record"  # items of a checkpoint
 KEEP = 2
 TEST_LOSS = "test_loss"  # note by which the best checkpoint is known
+_NEVER = 2**31 - 1  # seconds; Orbax compares times of day, which may jump, and --stall-timeout watches over a save
 _LONG = 100  # characters shown of another library's error message
 
 
@@ -67,6 +68,7 @@ class Checkpoints:
             cleanup_tmp_directories=True,
             lightweight_initialize=True,
             temporary_path_class=renamed_folder(self._errors),
+            async_options=ocp.options.AsyncOptions(timeout_secs=_NEVER),
         )
         silence()
         handlers = {STATE: self._state_handler, RECORD: RecordHandler(self._errors)}

@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass
 
+from jaxddp.config.ranges import MOST, shortened
 from jaxddp.errors import InputError
 
 UNITS = ("epochs", "steps", "minutes")
@@ -42,10 +43,11 @@ class Period:
         unit = (match[2].rstrip("s") or "epoch") + "s" if match else ""
         if match is None or ("." in match[1] and unit != "minutes"):
             raise InputError(f"{flag} {value}: must be like 5 (epochs), 5epochs, 200steps or 10minutes")
-        count = float(match[1]) if "." in match[1] else int(match[1])
-        if count < 0:
-            raise InputError(f"{flag} {value}: must be at least 0")
-        return cls(count, unit)
+        count = float(match[1])
+        if not 0 <= count <= MOST:
+            most = "least 0" if count < 0 else f"most {MOST}"
+            raise InputError(f"{shortened(f'{flag} {value}')}: must be at {most}")
+        return cls(count if "." in match[1] else int(match[1]), unit)
 
     def passed(self, unit: str, before: float, after: float) -> bool:
         """Return whether a multiple of this period lies after `before` and not after `after`.

@@ -8,12 +8,14 @@ from typing import Any
 from jaxddp.errors import InputError
 
 MOST = 2**31 - 1  # steps are counted in int32
+LONGEST = 10**6  # seconds; systems wait on sockets for 2**31 milliseconds at most
 LARGEST = sys.float_info.max  # also bounds integers, whose size JSON does not limit
 # Words of the error message -> test of the range; NaN fails every test.
 IN_RANGE: dict[str, Callable[[Any], bool]] = {
     "at least 0": lambda x: x >= 0,
     "at least 1": lambda x: x >= 1,
     f"at most {MOST}": lambda x: x <= MOST,
+    f"at most {LONGEST} (seconds)": lambda x: x <= LONGEST,
     "finite": lambda x: -LARGEST <= x <= LARGEST,
     "above 0": lambda x: 0 < x <= LARGEST or x == math.inf,
     "above 0 and finite": lambda x: 0 < x <= LARGEST,
@@ -41,8 +43,8 @@ RANGES: dict[str, tuple[str, ...]] = {
     "dropout": ("at least 0 and below 1",),
     "clip_grad_norm": ("above 0",),
     "ema_decay": ("0 to 1",),
-    "join_timeout": ("above 0 and finite",),
-    "stall_timeout": NON_NEGATIVE,
+    "join_timeout": ("above 0 and finite", f"at most {LONGEST} (seconds)"),
+    "stall_timeout": (*NON_NEGATIVE, f"at most {LONGEST} (seconds)"),
     "init_scale": ("above 0 and finite",),
     "growth_factor": ("above 1 and finite",),
     "backoff_factor": ("between 0 and 1",),
@@ -65,9 +67,11 @@ def check_range(option: str, value: Any, written: str | None = None) -> None:
     several = isinstance(value, tuple)
     for words in RANGES[option] if value is not None else ():
         if not all(map(IN_RANGE[words], value if several else (value,))):
-            raise InputError(f"{_short(written or f'{option} {value}')}: {'each ' if several else ''}must be {words}")
+            raise InputError(
+                f"{shortened(written or f'{option} {value}')}: {'each ' if several else ''}must be {words}"
+            )
 
 
-def _short(written: str) -> str:
+def shortened(written: str) -> str:
     """Shorten a number of many digits, as a damaged file may hold it."""
     return written if len(written) <= 100 else f"{written[:80]}... ({len(written)} characters)"

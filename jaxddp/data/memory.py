@@ -1,15 +1,18 @@
-"""Compare the memory a run needs with what the machine has, and warn before the kernel kills the process."""
+"""Compare the memory a run needs with what it may use, before the kernel kills the process without a message."""
 
+import contextlib
 import os
+import resource
 from pathlib import Path
 
 from jaxddp.errors import InputError
 
 CGROUP = Path("/sys/fs/cgroup/memory.max")  # limit of a container
+_ULIMITS = {"ulimit -v": resource.RLIMIT_AS, "ulimit -d": resource.RLIMIT_DATA}
 
 
 def check_memory(where: str, needed: int) -> None:
-    """Raise `InputError` if the machine has less memory than `needed` bytes.
+    """Raise `InputError` if this process may use less memory than `needed` bytes.
 
     Args:
         where: the flags that determine the size, with their values, and what it is.
@@ -20,14 +23,31 @@ def check_memory(where: str, needed: int) -> None:
     ...     print(str(error).rpartition(",")[0])
     --num-examples 1000000000: the examples take 931,323 GiB
     """
-    if needed > (present := memory()):
-        raise InputError(f"{where} take {needed / 2**30:,.0f} GiB, and this machine has {present / 2**30:,.0f} GiB")
+    if needed > (most := memory()):
+        giver = next((words for words, limit in _limits().items() if limit == most), "this machine has")
+        raise InputError(f"{where} take {needed / 2**30:,.0f} GiB, and {giver} {most / 2**30:,.0f} GiB")
 
 
 def memory() -> int:
     """Return the bytes of memory that this process may use, at most."""
-    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    try:
-        return min(physical, int(CGROUP.read_text()))
-    except (OSError, ValueError):  # no container, or one without a limit
-        return physical
+    return min(_limits().values())
+
+
+def ulimits() -> dict[str, int]:
+    """Return the limits of the shell that started this process, in bytes: -v of its address space, -d of its data."""
+    limits = {name: resource.getrlimit(kind)[0] for name, kind in _ULIMITS.items()}
+    return {name: limit for name, limit in limits.items() if limit != resource.RLIM_INFINITY}
+
+
+def check_address_space(least: int) -> None:
+    """Raise `InputError` if `ulimit -v` is below `least` bytes: libraries would not load, and XLA abort the process."""
+    limit = ulimits().get("ulimit -v")
+    if limit is not None and limit < least:
+        raise InputError(f"ulimit -v {limit // 1024}: must be at least {least // 1024} (kB), or unlimited")
+
+
+def _limits() -> dict[str, int]:
+    limits = {"this machine has": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")}
+    with contextlib.suppress(OSError, ValueError):  # no container, or one without a limit
+        limits["this container may use"] = int(CGROUP.read_text())
+    return limits | {f"`{name}` allows": limit for name, limit in ulimits().items()}

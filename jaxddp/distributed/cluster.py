@@ -12,12 +12,10 @@ because each process would otherwise train alone.
 
 import re
 import zlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 
+from jaxddp.config.launcher import Environment, HalfSetError, complete, is_number, number
 from jaxddp.errors import InputError
-
-Environment = Mapping[str, str]
 
 PORTS = 2  # of each run: jax's coordinator, and jaxddp.distributed.peers on the port after it
 _FIRST_PORT, _LAST_PORT = 61440, 65534  # range of the ports that follow from the number of a job, as in jax
@@ -84,61 +82,58 @@ def find(
 
 def _of_launcher(environment: Environment, coordinator: str | None) -> Cluster | None:
     """Return the cluster of the first launcher whose variables are complete; None if no launcher's are set."""
-    halves = []
+    halves: list[HalfSetError] = []
     for read in (_torchrun, _jax, _open_mpi, _slurm):
         try:
             found = read(environment, coordinator)
-        except _Half as half:
-            halves.append(str(half))
+        except HalfSetError as half:
+            halves.append(half)
             continue
         if found is not None:
             return found
     if halves:
-        raise InputError(halves[0])
+        raise halves[0]
     return None
-
-
-class _Half(Exception):
-    """Some variables of a launcher are set and others are missing."""
 
 
 def _torchrun(environment: Environment, coordinator: str | None) -> Cluster | None:
     names = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK")
-    values = _complete("torchrun", environment, names)
+    values = complete("torchrun", environment, names)
     if values is None:
         return None
     host, port, size, rank, local = values
     # torchrun itself listens on MASTER_PORT.
-    address = coordinator or f"{host}:{_number('MASTER_PORT', port) + 1}"
+    address = coordinator or f"{host}:{number('MASTER_PORT', port) + 1}"
     alone = environment.get("LOCAL_WORLD_SIZE") == "1"
-    local_id = None if alone else _number("LOCAL_RANK", local)
-    return Cluster(address, _number("WORLD_SIZE", size), _number("RANK", rank), local_id, "torchrun")
+    local_id = None if alone else number("LOCAL_RANK", local)
+    return Cluster(address, number("WORLD_SIZE", size), number("RANK", rank), local_id, "torchrun")
 
 
 def _jax(environment: Environment, coordinator: str | None) -> Cluster | None:
     names = ["JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"]
     if "JAX_PROCESS_ID" not in environment and {"JAX_NUM_PROCESSES", "JOB_COMPLETION_INDEX"} <= environment.keys():
         names[2] = "JOB_COMPLETION_INDEX"  # of an indexed job of Kubernetes
-    values = _complete("JAX", environment, names)
+    values = complete("JAX", environment, names)
     if values is None:
         return None
-    address, size, number = values
-    return Cluster(coordinator or address, _number(names[1], size), _number(names[2], number), None, "JAX's variables")
+    address, size, rank = values
+    return Cluster(coordinator or address, number(names[1], size), number(names[2], rank), None, "JAX's variables")
 
 
 def _open_mpi(environment: Environment, coordinator: str | None) -> Cluster | None:
     names = [f"OMPI_COMM_WORLD_{name}" for name in ("SIZE", "RANK", "LOCAL_RANK", "LOCAL_SIZE")]
-    values = _complete("mpirun", environment, names)
+    values = complete("mpirun", environment, names)
     if values is None:
         return None
-    size, rank, local_rank, local_size = map(_number, names, values)
+    size, rank, local_rank, local_size = map(number, names, values)
     address = coordinator or _address_under_mpi(environment, everyone_is_here=local_size == size)
     return Cluster(address, size, rank, None if local_size == 1 else local_rank, "mpirun")
 
 
 def _address_under_mpi(environment: Environment, everyone_is_here: bool) -> str:
-    if {"MASTER_ADDR", "MASTER_PORT"} <= environment.keys():
-        return f"{environment['MASTER_ADDR']}:{environment['MASTER_PORT']}"
+    host, port = environment.get("MASTER_ADDR"), environment.get("MASTER_PORT")
+    if host and port:
+        return f"{host}:{port}"
     if everyone_is_here:
         job = environment.get("PMIX_NAMESPACE") or environment.get("OMPI_MCA_orte_hnp_uri") or ""
         return f"127.0.0.1:{_port_of(zlib.crc32(job.encode()))}"
@@ -148,19 +143,21 @@ def _address_under_mpi(environment: Environment, everyone_is_here: bool) -> str:
 
 
 def _slurm(environment: Environment, coordinator: str | None) -> Cluster | None:
-    tasks = environment.get("SLURM_NTASKS", "1")
-    if "SLURM_PROCID" in environment and "SLURM_STEP_NODELIST" not in environment and tasks != "1":
-        raise _Half(f"SLURM_NTASKS {tasks}: this process was not started by srun; use srun python -m jaxddp.train ...")
-    if "SLURM_STEP_NODELIST" not in environment:
-        return None
+    tasks = environment.get("SLURM_NTASKS") or "1"
     names = ("SLURM_STEP_NODELIST", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_JOB_ID")
-    values = _complete("srun", environment, names)
-    assert values is not None
-    size, number, local, job = map(_number, names[1:], values[1:])
+    if "SLURM_STEP_NODELIST" not in environment and environment.get("SLURM_PROCID") != "":
+        if "SLURM_PROCID" in environment and tasks != "1":
+            raise HalfSetError(
+                f"SLURM_NTASKS {tasks}: this process was not started by srun; use srun python -m jaxddp.train ..."
+            )
+        return None  # a batch script, or no Slurm
+    values = complete("srun", environment, names)
+    assert values is not None, "one is set"
+    size, rank, local, job = map(number, names[1:], values[1:])
     address = coordinator or f"{first_host(values[0])}:{_port_of(job)}"
     per_node = environment.get("SLURM_STEP_TASKS_PER_NODE", "")
     alone = re.fullmatch(r"1(\(x\d+\))?", per_node) is not None
-    return Cluster(address, size, number, None if alone else local, "srun")
+    return Cluster(address, size, rank, None if alone else local, "srun")
 
 
 def first_host(nodes: str) -> str:
@@ -173,30 +170,6 @@ def first_host(nodes: str) -> str:
     if head is None:
         raise InputError(f"SLURM_STEP_NODELIST {nodes}: not a list of hosts")
     return head[0].replace("[", "")
-
-
-def _complete(launcher: str, environment: Environment, names: "list[str] | tuple[str, ...]") -> list[str] | None:
-    """Return the values of the variables; None if none is set.
-
-    Raises:
-        _Half: some are set and others are not.
-    """
-    present = [name for name in names if environment.get(name)]
-    if not present:
-        return None
-    if missing := [name for name in names if not environment.get(name)]:
-        raise _Half(f"{present[0]} is set, {', '.join(missing)} not; set all of {launcher}'s variables, or none")
-    return [environment[name] for name in names]
-
-
-def _number(name: str, text: str) -> int:
-    if not _is_number(text):
-        raise InputError(f"{name} {text}: must be a number, at least 0")
-    return int(text)
-
-
-def _is_number(text: str) -> bool:
-    return text.isdecimal() and len(text) < 20  # int refuses thousands of digits
 
 
 def _port_of(job: int) -> int:
@@ -212,7 +185,7 @@ def _check_agrees(flag: str, given: int | None, known: int, launcher: str) -> No
 def _check(cluster: Cluster) -> None:
     """Raise `InputError` unless the numbers of the cluster are possible."""
     host, _, port = cluster.coordinator.rpartition(":")
-    if not host or not _is_number(port) or not 0 < int(port) <= _LAST_PORT:
+    if not host or not is_number(port) or not 0 < int(port) <= _LAST_PORT:
         raise InputError(f"--coordinator {cluster.coordinator}: must be HOST:PORT, with a port from 1 to {_LAST_PORT}")
     if cluster.num_processes < 1:
         raise InputError(f"--num-processes {cluster.num_processes}: must be at least 1")

@@ -10,8 +10,14 @@ from collections.abc import Sequence
 
 import jax
 
-from jaxddp.config.choices import DEFAULT_CPU_DEVICES, MOST_CPU_DEVICES
+from jaxddp.config.choices import (
+    ADDRESS_SPACE_PER_THREAD,
+    DEFAULT_CPU_DEVICES,
+    LEAST_ADDRESS_SPACE,
+    MOST_CPU_DEVICES,
+)
 from jaxddp.config.ranges import check_range
+from jaxddp.data.memory import check_address_space
 from jaxddp.distributed.cluster import Cluster
 from jaxddp.distributed.compile_cache import keep_programs
 from jaxddp.errors import InputError
@@ -37,8 +43,8 @@ def prepare(
 
     Raises:
         InputError: `devices` is below 1, exceeds the available devices or cannot be divided among the processes, the
-            platform has none, or a variable of the environment (JAX_PLATFORMS, PJRT_NPROC, XLA_FLAGS) does not let
-            jax start.
+            platform has none, or `ulimit -v` or a variable of the environment (JAX_PLATFORMS, PJRT_NPROC, XLA_FLAGS)
+            does not let jax start.
 
     >>> len(prepare(2, "cpu"))
     2
@@ -96,6 +102,7 @@ def _prepare_cpu(devices: int) -> None:
     """
     if _threads() < 2 * devices:
         os.environ["PJRT_NPROC"] = str(2 * devices)
+    check_address_space(LEAST_ADDRESS_SPACE + _threads() * ADDRESS_SPACE_PER_THREAD)
     with contextlib.suppress(RuntimeError):  # jax is already running (a notebook) and keeps its devices
         jax.config.update("jax_num_cpu_devices", devices)
 

@@ -12,12 +12,13 @@ import jax
 
 from jaxddp.distributed.cluster import Cluster
 from jaxddp.distributed.held_line import HeldLine
-from jaxddp.distributed.peers import BEAT, SILENCE, Peers, end_process
-from jaxddp.errors import InputError, TrainingError
+from jaxddp.distributed.line import BEAT, SILENCE
+from jaxddp.distributed.peers import Peers, end_process
+from jaxddp.errors import INTERRUPTED, InputError, LostError, exit_code, tells_of_memory
 from jaxddp.signals import SAVED, ending
 
-BAD_INPUT, INTERRUPTED = 2, 130  # exit codes of `jaxddp.cli`
 STOPPED = (None, 0, SAVED, INTERRUPTED)  # exit codes with which all processes stop after the same step
+NEVER = 2**31 - 1  # seconds
 LONGEST_WRITE = 86400  # seconds that the others wait for process 0 at the end; jax's 300 are few for a large model
 
 
@@ -26,7 +27,7 @@ def joined(
     cluster: Cluster | None,
     config: Mapping[str, Any],
     timeout: float,
-    on_loss: Callable[[str, bool], None] = end_process,
+    on_loss: Callable[[str, bool, int], None] = end_process,
 ) -> Iterator[Peers | None]:
     """Join the processes of a run, before any other use of jax, and leave them at the end.
 
@@ -55,8 +56,9 @@ def joined(
         if isinstance(error, SystemExit) and error.code in STOPPED:
             _leave(peers, line)
             raise
-        peers.close(" ".join(str(error).split()) or type(error).__name__)
-        _exit_after_main(_code(error))
+        code = exit_code(error)
+        peers.close(" ".join(str(error).split()) or type(error).__name__, code)
+        _exit_after_main(code)
         raise
     _leave(peers, line)
 
@@ -66,15 +68,6 @@ def _leave(peers: Peers, line: HeldLine) -> None:
     jax.distributed.shutdown()  # waits for them; if one dies or fails meanwhile, `peers` ends this process
     peers.close()
     line.close()
-
-
-def _code(error: BaseException) -> int:
-    """Return the exit code of a process that an error ends, as `jaxddp.cli` and Python choose it."""
-    if isinstance(error, SystemExit) and isinstance(error.code, int):
-        return error.code
-    if isinstance(error, KeyboardInterrupt):
-        return INTERRUPTED
-    return BAD_INPUT if isinstance(error, InputError | TrainingError | OSError | MemoryError) else 1
 
 
 def _exit_after_main(code: int) -> None:
@@ -91,13 +84,15 @@ def _exit_after_main(code: int) -> None:
 
 @contextlib.contextmanager
 def _lost_processes_told(cluster: Cluster) -> Iterator[None]:
-    """Turn the error of a collective into one line, if no other process is the reason."""
+    """Turn the error of a collective into one line, if no other process and no lack of memory is the reason."""
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
+        if tells_of_memory(error):
+            raise
         # Where another process has died, `peers` knows which one, and ends this process meanwhile.
         time.sleep(SILENCE + BEAT)
-        raise TrainingError(f"process {cluster.process_id}: {str(error).strip().partition(chr(10))[0]}") from error
+        raise LostError(f"process {cluster.process_id}: {str(error).strip().partition(chr(10))[0]}") from error
 
 
 def _initialize(cluster: Cluster, timeout: float, line: HeldLine) -> None:
@@ -112,6 +107,7 @@ def _initialize(cluster: Cluster, timeout: float, line: HeldLine) -> None:
             cluster.process_id,
             cluster_detection_method="deactivate",
             initialization_timeout=max(1, int(timeout)),
+            heartbeat_timeout_seconds=NEVER,  # `peers` watches; jax would compare times of day, which may jump
             shutdown_timeout_seconds=LONGEST_WRITE,
         )
     except RuntimeError as error:

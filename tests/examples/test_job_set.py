@@ -11,6 +11,7 @@ from kubeflow_trainer_api.models import JobsetV1alpha2JobSet
 from pydantic import ValidationError
 
 from jaxddp.distributed.cluster import find
+from jaxddp.errors import BAD_INPUT
 
 ROOT = Path(__file__).parents[2]
 MANIFEST = yaml.safe_load((ROOT / "examples" / "multi_node" / "jobset.yaml").read_text())
@@ -33,6 +34,14 @@ def test_a_wrong_field_and_a_wrong_type_are_noticed() -> None:
     wrong["spec"]["replicatedJobs"][0]["template"]["spec"]["parallelism"] = "4"
     with pytest.raises(ValidationError, match="parallelism"):
         understood(wrong)
+
+
+def test_bad_input_is_not_tried_again() -> None:
+    (rule,) = MANIFEST["spec"]["failurePolicy"]["rules"]
+    (job,) = MANIFEST["spec"]["replicatedJobs"]
+    (of_pods,) = job["template"]["spec"]["podFailurePolicy"]["rules"]
+    assert of_pods == {"action": "FailJob", "onExitCodes": {"operator": "In", "values": [BAD_INPUT]}}
+    assert (rule["action"], rule["onJobFailureReasons"]) == ("FailJobSet", ["PodFailurePolicy"])
 
 
 def test_the_pods_are_one_cluster() -> None:

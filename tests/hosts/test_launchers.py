@@ -1,6 +1,7 @@
 """Runs that Open MPI, Slurm and torchrun start by the scripts of examples/multi_node go on after a killed process."""
 
 import os
+import random
 import re
 import shutil
 import signal
@@ -80,9 +81,45 @@ def test_mpirun_does_not_try_bad_input_again(tmp_path: Path) -> None:
 
 @needs_slurm
 def test_a_slurm_job_with_bad_input_is_not_requeued(cluster: slurm.Cluster, tmp_path: Path) -> None:
-    job = cluster.submit(tmp_path / "out", tmp_path / "run", SLURM, *FLAGS, "--lr", "-1")
+    """Train with a loss that is NaN, of which one process hears by itself, and the other one maybe by the first."""
+    job = cluster.submit(tmp_path / "out", tmp_path / "run", SLURM, *FLAGS, "--lr", "1e30")
     wait_for(lambda: job.show("JobState") == "FAILED" or job.show("Restarts") != "0", tmp_path / "out")
     assert (job.show("ExitCode"), job.show("Restarts")) == ("2:0", "0")
+
+
+SRUN = """#!/usr/bin/env bash
+export SLURM_STEP_NODELIST=localhost SLURM_STEP_NUM_TASKS=2
+while [[ $1 = --* ]]; do shift; done
+SLURM_PROCID=0 SLURM_LOCALID=0 "$@" & first=$!
+SLURM_PROCID=1 SLURM_LOCALID=1 "$@" ${OF_TASK_1:-} & second=$!
+wait $first; code=$?; wait $second; other=$?
+exit $((code > other ? code : other))
+"""
+
+
+@pytest.mark.parametrize(
+    ("flags", "of_task_1", "code"),
+    [
+        (("--lr", "1e30"), "", 2),
+        (("--devices", "3"), "", 2),
+        ((), "--lr x", 2),
+        (("--stall-timeout", "0.001"), "", 70),
+    ],
+)
+def test_the_script_for_slurm_requeues_what_another_try_mends(
+    flags: tuple[str, ...], of_task_1: str, code: int, tmp_path: Path
+) -> None:
+    """Run it by a stand-in for srun, which, as srun does, returns the highest exit code of its tasks."""
+    for name, script in (("srun", SRUN), ("scontrol", f"#!/bin/sh\necho $@ >>{tmp_path}/requeued\n")):
+        (tmp_path / name).write_text(script)
+        (tmp_path / name).chmod(0o755)
+    variables = {"SLURM_JOB_ID": f"{random.randrange(2000)}", "SLURM_CPUS_PER_TASK": "1", "OF_TASK_1": of_task_1}
+    variables |= {"RUN": f"{tmp_path}/run", "PATH": f"{tmp_path}{os.pathsep}{environment()['PATH']}"}
+    done = subprocess.run(
+        ["bash", SLURM, *FLAGS, *flags], env=environment() | variables, capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == code, done.stderr
+    assert (tmp_path / "requeued").exists() == (code != 2)
 
 
 def test_mpirun_refuses_localhost_beside_other_hosts() -> None:

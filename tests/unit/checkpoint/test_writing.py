@@ -3,6 +3,7 @@
 import contextlib
 import os
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,17 @@ def test_a_failed_write_is_told_at_the_next_save_and_earlier_checkpoints_stay(
     assert checkpoints.steps == [4, 5]
     checkpoints.save(state_of(7))
     check_same(checkpoints.restore(state_of(0)), state_of(7))
+
+
+def test_a_clock_that_jumps_a_day_harms_no_save(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let it jump while Orbax waits for the arrays, by its default for 20 minutes."""
+    written, now = hold_writes(monkeypatch), time.time
+    checkpoints.save(state_of(4))
+    time.sleep(0.1)  # until Orbax waits
+    monkeypatch.setattr(time, "time", lambda: now() + 86400)
+    written.set()
+    checkpoints.wait()
+    check_same(checkpoints.restore(state_of(0)), state_of(4))
 
 
 def test_a_save_that_cannot_start_is_an_error_of_one_line(

@@ -60,6 +60,14 @@ FLAGS = "sync_batch_norm", "nesterov", "amsgrad", "centered"
         ),
         ({"checkpoint_every": "1.5steps"}, "--checkpoint-every 1.5steps: must be like 5 (epochs), 5epochs, 200steps"),
         ({"checkpoint_every": "-2steps"}, "--checkpoint-every -2steps: must be at least 0"),
+        ({"checkpoint_every": 2**31}, "--checkpoint-every 2147483648: must be at most 2147483647"),
+        *(({"checkpoint_every": "9" * 400 + unit}, "--checkpoint-every 999") for unit in ("steps", ".5minutes")),
+        *(
+            ({name: value}, f"{flag(name)} {value}: must be ")
+            for name in ("join_timeout", "stall_timeout")
+            for value in (1e300, float("inf"), float("nan"), -1.0)
+        ),
+        ({"join_timeout": 0.0}, "--join-timeout 0.0: must be above 0"),
         ({"log_every": 0}, "--log-every 0: must be at least 1"),
         ({"ema_decay": 1.5}, "--ema-decay 1.5: must be 0 to 1"),
         ({"dropout": 1.0}, "--dropout 1.0: must be at least 0 and below 1"),

@@ -94,6 +94,8 @@ def test_torchrun_may_be_started_by_srun_and_addresses_may_be_set_beside_it() ->
     found = find(SLURM | addresses)
     assert found is not None
     assert found.launcher == "srun"
+    found = find(SLURM | dict.fromkeys(TORCHRUN, ""))
+    assert found is not None and found.launcher == "srun"
 
 
 @pytest.mark.parametrize("missing", ["MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK"])
@@ -106,6 +108,14 @@ def test_half_of_torchruns_variables_are_an_error(missing: str) -> None:
     ("environment", "flags", "message"),
     [
         ({"WORLD_SIZE": "2"}, {}, "WORLD_SIZE is set, MASTER_ADDR, MASTER_PORT, RANK, LOCAL_RANK not"),
+        (dict.fromkeys(TORCHRUN, ""), {}, r"RANK \(empty\), LOCAL_RANK \(empty\): not set; set all"),
+        (dict.fromkeys(OPEN_MPI, ""), {}, r"OMPI_COMM_WORLD_SIZE \(empty\), .*: not set; set all of mpir"),
+        (dict.fromkeys(SLURM, ""), {}, r"SLURM_STEP_NODELIST \(empty\), .*: not set; set all of srun"),
+        ({"SLURM_PROCID": "", "SLURM_NTASKS": ""}, {}, r"NODELIST, .*, SLURM_PROCID \(empty\), .*: not set"),
+        (dict.fromkeys(JOB_SET, ""), {}, r"JAX_COORDINATOR_ADDRESS \(empty\), .*: not set; set all of J"),
+        (TORCHRUN | {"RANK": " "}, {}, r"MASTER_ADDR is set, RANK \(empty\) not; set all of torchrun's"),
+        (SLURM | {"SLURM_PROCID": ""}, {}, r"SLURM_STEP_NODELIST is set, SLURM_PROCID \(empty\) not"),
+        (OPEN_MPI | {"MASTER_ADDR": "", "MASTER_PORT": ""}, {}, "--coordinator: missing; mpirun does not say where"),
         ({"JAX_NUM_PROCESSES": "2"}, {}, "JAX_NUM_PROCESSES is set, JAX_COORDINATOR_ADDRESS, JAX_PROCESS_ID not"),
         ({"SLURM_NTASKS": "2", "SLURM_PROCID": "0"}, {}, "SLURM_NTASKS 2: this process was not started by srun"),
         (OPEN_MPI, {}, "--coordinator: missing; mpirun does not say where process 0 is"),

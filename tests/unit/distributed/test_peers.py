@@ -1,6 +1,7 @@
 """Processes join, learn within seconds that another is lost, and leave without being missed."""
 
 import contextlib
+import json
 import resource
 import socket
 import threading
@@ -11,21 +12,30 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
-from jaxddp.distributed import peers as module
+from jaxddp.distributed import joining
+from jaxddp.distributed import line as line_module
+from jaxddp.distributed import peers as peers_module
 from jaxddp.distributed.cluster import Cluster
 from jaxddp.distributed.held_line import HeldLine
+from jaxddp.distributed.joining import tell_failure
+from jaxddp.distributed.line import Line, close_all
 from jaxddp.distributed.peers import Peers
 from jaxddp.distributed.ports import free_port
-from jaxddp.errors import InputError
+from jaxddp.errors import InputError, LostError
 
 CONFIG = {"lr": 0.1, "hidden_sizes": (8, 8)}
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "BEAT", 0.05)
-    monkeypatch.setattr(module, "SILENCE", 1.5)
+    for module in (line_module, peers_module):
+        monkeypatch.setattr(module, "BEAT", 0.05)
+    for module in (joining, peers_module):
+        monkeypatch.setattr(module, "SILENCE", 1.5)
+    monkeypatch.setattr(joining, "LATE", 5.0)
 
 
 @pytest.fixture
@@ -42,7 +52,7 @@ def start() -> "Iterator[Callable[..., Run]]":
         for process in run.joined:
             process._leaving.set()
             process._thread.join()
-            module._close(process._lines.values())
+            close_all(process._lines.values())
 
 
 class Run:
@@ -51,6 +61,7 @@ class Run:
     def __init__(self, size: int, configs: dict[int, Any] | None = None, timeout: float = 10):
         self.size, self.port = size, free_port()
         self.reasons: dict[int, list[str]] = {number: [] for number in range(size)}
+        self.codes: dict[int, int] = {}
         self.shown: set[int] = set()  # processes that show what their threads are doing
         self.joined: list[Peers] = []
         self._configs, self._timeout = configs or {}, timeout
@@ -58,8 +69,9 @@ class Run:
     def join(self, number: int, size: int | None = None) -> Peers:
         cluster = Cluster(f"127.0.0.1:{self.port}", size or self.size, number)
 
-        def end(reason: str, show_threads: bool) -> None:
+        def end(reason: str, show_threads: bool, code: int) -> None:
             self.shown |= {number} if show_threads else set()
+            self.codes[number] = code
             self.reasons[number].append(reason)
 
         joined = Peers(cluster, self._configs.get(number, CONFIG), self._timeout, end)
@@ -93,6 +105,7 @@ def test_the_others_end_when_a_process_dies(start: Callable[..., Run], victim: i
     assert {number: run.wait(others)[number] for number in others} == {
         number: [f"process {victim} of 4 has died"] for number in others
     }
+    assert run.codes == dict.fromkeys(others, 69)
 
 
 @pytest.mark.parametrize("victim", [0, 1])
@@ -105,12 +118,27 @@ def test_the_others_end_when_a_process_is_silent(start: Callable[..., Run], vict
     assert all(reasons[number][0].startswith(f"process {victim} of 3 has been silent for") for number in others)
 
 
-def test_the_others_learn_why_a_process_failed(start: Callable[..., Run]) -> None:
+@pytest.mark.parametrize("victim", [0, 1])
+def test_the_others_learn_why_a_process_failed_and_end_with_its_code(start: Callable[..., Run], victim: int) -> None:
     run = start(3)
-    run.all()[1].close("--data-path names.txt: no such file")
-    reasons = run.wait([0, 2])
-    assert reasons[0] == reasons[2] == ["process 1 failed: --data-path names.txt: no such file"]
+    run.all()[victim].close("--data-path names.txt: no such file", code=2)
+    others = [number for number in range(3) if number != victim]
+    reasons = run.wait(others)
+    message = f"process {victim} failed: --data-path names.txt: no such file"
+    assert [reasons[number] for number in others] == [[message]] * 2
+    assert run.codes == dict.fromkeys(others, 2)
     assert run.shown == set()
+
+
+def test_processes_that_fail_at_once_end_by_themselves(
+    start: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Let each say its line: the words of another one name that one."""
+    monkeypatch.setattr(peers_module, "BEAT", 1.0)
+    run = start(3)
+    for process in run.all():
+        process.close("the loss is nan at step 3", code=2)
+    assert run.reasons == {0: [], 1: [], 2: []}
 
 
 @pytest.mark.parametrize("victim", [0, 1])
@@ -122,6 +150,7 @@ def test_all_show_their_threads_when_a_process_stalls(start: Callable[..., Run],
     reasons = run.wait(others)
     message = f"process {victim} failed: step 7 has not ended after 600 s (--stall-timeout)"
     assert [reasons[number] for number in others] == [[message]] * 2
+    assert run.codes == dict.fromkeys(others, 69)
     assert run.shown == set(others)
 
 
@@ -137,7 +166,7 @@ def test_a_process_that_has_finished_is_not_missed(start: Callable[..., Run]) ->
 def test_processes_that_all_stood_still_go_on(start: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
     later = [0.0]
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + later[0], sleep=time.sleep)
-    monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(peers_module, "time", clock)
     run = start(3)
     processes = run.all()
     later[0] = 60.0  # after Ctrl-Z
@@ -149,8 +178,8 @@ def test_processes_that_all_stood_still_go_on(start: Callable[..., Run], monkeyp
 
 def test_the_last_words_of_a_process_count_though_its_connection_is_reset() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        there = module._Line(socket.create_connection(server.getsockname()))
-        here = module._Line(server.accept()[0])
+        there = Line(socket.create_connection(server.getsockname()))
+        here = Line(server.accept()[0])
         here.send({"alive": True})
         there.send({"done": True})
         there.close()  # with a message unread, which resets the connection
@@ -165,8 +194,8 @@ def test_the_last_words_of_a_process_count_though_its_connection_is_reset() -> N
 def test_the_last_words_are_sent_though_messages_are_unread(at_once: bool) -> None:
     """Hold back nothing because the message before is not acknowledged, and close without a reset if there is time."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        there = module._Line(socket.create_connection(server.getsockname()))
-        here = module._Line(server.accept()[0])
+        there = Line(socket.create_connection(server.getsockname()))
+        here = Line(server.accept()[0])
         for _ in range(20):  # until the system acknowledges late
             for sender, receiver in ((here, there), (there, here)):
                 sender.send({"alive": True})
@@ -177,7 +206,7 @@ def test_the_last_words_are_sent_though_messages_are_unread(at_once: bool) -> No
         if at_once:
             there.close()
         else:
-            module._close([there])
+            close_all([there])
         assert here.arrived() == [{"alive": True}, {"failed": "disk full"}]
         is_reset = here.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) != 0
         assert is_reset == at_once
@@ -279,31 +308,80 @@ def test_processes_that_do_not_fit_each_other_are_refused(
     assert any(problem.startswith(message) for problem in problems)
 
 
-def test_strangers_are_not_taken_for_processes(start: Callable[..., Run]) -> None:
-    run = start(2)
-    with ThreadPoolExecutor(2) as pool:
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_process_that_failed_before_it_joined_is_waited_for_by_nobody(start: Callable[..., Run], victim: int) -> None:
+    run = start(4)
+
+    def problem(number: int) -> str:
+        time.sleep(0.2 * number)  # the last one comes when the run has been refused to the others
+        if number == victim:
+            tell_failure(Cluster(f"127.0.0.1:{run.port}", 4, number), "--lr x: expected FLOAT")
+            return ""
+        with pytest.raises(InputError) as caught:
+            run.join(number)
+        return str(caught.value)
+
+    began = time.monotonic()
+    with ThreadPoolExecutor(4) as pool:
+        problems = list(pool.map(problem, range(4)))
+    assert problems.pop(victim) == ""
+    assert problems == [f"process {victim} failed: --lr x: expected FLOAT"] * 3
+    assert time.monotonic() - began < 4  # LATE: 5
+
+
+def test_a_process_0_that_dies_while_the_others_join_may_be_tried_again() -> None:
+    with socket.create_server(("", free_port() + 1)) as server, ThreadPoolExecutor(1) as pool:
+        cluster = Cluster(f"127.0.0.1:{server.getsockname()[1] - 1}", 2, 1)
+        joined = pool.submit(Peers, cluster, CONFIG, 10)
+        server.accept()[0].close()
+        with pytest.raises(LostError, match="ended before all processes had come"):
+            joined.result(10)
+
+
+HELLO = {"process": 1, "size": 2, "config": json.loads(json.dumps(CONFIG)), "failure": None}
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+)
+NO_PROCESS = st.one_of(
+    st.fixed_dictionaries({"process": JSON.filter(lambda value: type(value) is not int or not 0 <= value < 2)}),
+    st.fixed_dictionaries({"size": JSON.filter(lambda value: type(value) is not int or value < 2)}),
+    st.fixed_dictionaries({"config": JSON.filter(lambda value: not isinstance(value, dict))}),
+    st.fixed_dictionaries({"failure": JSON.filter(lambda value: value is not None and not isinstance(value, str))}),
+    st.fixed_dictionaries({"more": JSON}),
+).map(lambda wrong: json.dumps(HELLO | wrong).encode())
+STRANGE = ("[" * 100_000, "9" * 10_000, '{"process": 1e999}', "GET / HTTP/1.1\r\n\r", "x" * 2**21, "null", "\0")
+
+
+@settings(deadline=None, max_examples=10)
+@example([word.encode() for word in STRANGE])
+@given(st.lists(st.binary(max_size=50) | JSON.map(lambda value: json.dumps(value).encode()) | NO_PROCESS, max_size=20))
+def test_strangers_are_not_taken_for_processes(words: list[bytes]) -> None:
+    run = Run(2)
+    with ThreadPoolExecutor(2) as pool, contextlib.ExitStack() as strangers:
         first = pool.submit(run.join, 0)
-        for _ in range(100):
-            try:
-                stranger = socket.create_connection(("127.0.0.1", run.port + 1))
-                break
-            except OSError:
-                time.sleep(0.02)
-        stranger.sendall(b'GET / HTTP/1.1\r\n\r\n{"process": 1}\n')
+        for number, said in enumerate([b"", *words]):
+            while True:
+                with contextlib.suppress(ConnectionRefusedError):
+                    stranger = strangers.enter_context(socket.create_connection(("127.0.0.1", run.port + 1)))
+                    break
+            with contextlib.suppress(ConnectionError):  # it hangs up
+                stranger.sendall(said + b"\n" * (number % 2))
         second = pool.submit(run.join, 1)
         for joined in (first.result(10), second.result(10)):
             joined.close()
-    stranger.close()
+    assert run.reasons == {0: [], 1: []}
 
 
-def test_a_port_in_use_is_named(start: Callable[..., Run]) -> None:
+def test_a_port_in_use_is_named_by_all(start: Callable[..., Run]) -> None:
     run = start(2)
-    for taken in (run.port, run.port + 1):
-        with (
-            socket.create_server(("", taken)),
-            pytest.raises(InputError, match=f"port {taken}: address already in use; choose another port"),
-        ):
-            run.join(0)
+    told = "port {}: address already in use; choose another port"
+    with socket.create_server(("", run.port)), ThreadPoolExecutor(2) as pool:
+        for joined in [pool.submit(run.join, number) for number in (0, 1)]:
+            with pytest.raises(InputError, match=told.format(run.port)):
+                joined.result(10)
+    with socket.create_server(("", run.port + 1)), pytest.raises(InputError, match=told.format(run.port + 1)):
+        run.join(0)
 
 
 def test_a_held_line_stays_open_when_the_far_end_closes() -> None:

@@ -30,14 +30,17 @@ ENDS = {
     "an error, when the other has nothing left to do": (
         "    if number == 0:\n        time.sleep(1)\n        raise InputError('the disk is full')",
         "process 0 failed: the disk is full",
+        2,
     ),
     "a kill, when the other has nothing left to do": (
         "    if number == 0:\n        time.sleep(1)\n        os.kill(os.getpid(), 9)",
         "process 0 of 2 has died",
+        69,
     ),
     "an exit, when the other waits for it": (
         "    sys.exit(3) if number == 0 else replicas.meet()",
         "process 0 failed: 3",
+        3,
     ),
 }
 
@@ -56,14 +59,16 @@ def two_processes(program: str) -> Iterator[list[subprocess.Popen[str]]]:
 
 
 @pytest.mark.one_in(3)
-@pytest.mark.parametrize(("ending", "reason"), ENDS.values(), ids=ENDS)
-def test_if_one_process_ends_before_its_time_the_other_says_so_and_ends(ending: str, reason: str) -> None:
+@pytest.mark.parametrize(("ending", "reason", "code"), ENDS.values(), ids=ENDS)
+def test_if_one_process_ends_before_its_time_the_other_says_so_and_ends_alike(
+    ending: str, reason: str, code: int
+) -> None:
     started = time.monotonic()
     with two_processes(PROGRAM + ending) as processes:
         said, complained = processes[1].communicate(timeout=90)
     assert said == "met\n"
     assert complained == f"error: {reason}\n"
-    assert processes[1].returncode == 69
+    assert processes[1].returncode == code
     assert time.monotonic() - started < 60  # jax's own patience: 100
 
 

@@ -138,7 +138,10 @@ TORCHRUN = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "1
         ({"devices": 4}, TORCHRUN, "--devices 4: torchrun started 2 processes"),
         ({"strategy": "single"}, TORCHRUN, "--strategy single: needs one process, torchrun started 2"),
         ({}, {"RANK": "0"}, "RANK is set, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT not; set all of torchrun's"),
-        ({}, {**TORCHRUN, "MASTER_PORT": ""}, "RANK is set, MASTER_PORT not; set all of torchrun's variables, or none"),
+        ({}, {**TORCHRUN, "MASTER_PORT": ""}, "RANK is set, MASTER_PORT (empty) not; set all of torchrun's"),
+        ({}, dict.fromkeys(TORCHRUN, ""), "RANK (empty), WORLD_SIZE (empty), LOCAL_RANK (empty), MASTER_ADDR"),
+        ({}, {**TORCHRUN, "RANK": "2"}, "RANK 2: must be below WORLD_SIZE, which is 2"),
+        ({}, {**TORCHRUN, "RANK": "9" * 5000}, f"RANK {'9' * 5000}: must be a number, at least 0"),
         ({}, {**TORCHRUN, "WORLD_SIZE": "two"}, "WORLD_SIZE two: must be a number, at least 0"),
     ],
 )
