@@ -5,7 +5,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -94,11 +94,16 @@ def main(options: CheckOptions) -> int:
     """Check, print and write the reports; return the exit code."""
     stop = Stop(options.limit)
     with stop.listening(signal.SIGINT, signal.SIGTERM):
-        reports = _check_builtin(options, stop) if options.port is None else [_check_port(options, stop)]
-        if options.port is not None:
-            print(reports[0])
+        return _main(options, stop)
+
+
+def _main(options: CheckOptions, stop: Stop) -> int:
+    if options.port is None:
+        reports = _check_builtin(options, stop)
+    else:
+        reports = [_check_port(options, stop)]
+        print(reports[0])
         if options.write_names and (reports[0].names or reports[0].no_twin) and not stop.why:
-            assert options.port is not None
             _write_names(options.port, reports[0])
             reports = [_check_port(options, stop)]
             print(f"\n{reports[0]}")
@@ -162,9 +167,10 @@ def _check_builtin(options: CheckOptions, stop: Stop) -> list[Report]:
     with Workers(world_size, *others, options.num_processes) as workers:
         for line in table(rows(workers)):
             print(line, flush=True)
-    if reports[-1].ended:
-        names = ", ".join(named.name for named in cases[len(reports) :])
-        print(f"incomplete: {words.ended(reports[-1])}{f' Not tried: {names}.' if names else ''}")
+    untried = (*reports[-1].untried, *(named.name for named in cases[len(reports) :]))
+    if stop.why and untried:
+        reports[-1] = replace(reports[-1], ended=stop.why, untried=untried)
+        print(f"incomplete: {words.ended(reports[-1])}")
     for problem in dict.fromkeys(problem for report in reports for problem in report.problems):
         print(f"problem: {problem}")
     return reports

@@ -77,7 +77,7 @@ class Progress:
         """Note how far processes at work are; raise `Stopped` if the check is to end."""
         if self._records:
             self._counts = {side: len(of_side) for side, of_side in self._records.items()}
-            if not self._first[1]:
+            if not self._first[1] and min(self._counts.values()):  # each side has compiled its first step
                 self._first = self._clock(), sum(self._counts.values())
         else:
             latest = max(workers, key=lambda worker: worker.heard)
@@ -103,7 +103,7 @@ class Progress:
         """Estimate the time that the runs will take: the steps of this one, and later ones that are no longer."""
         since, first = self._first
         done = sum(self._counts.values())
-        if done <= first or not first:  # the first step is compiled
+        if done <= first or not first:
             return ""
         rest = (self._clock() - since) / (done - first) * (self._steps * len(self._counts) - done)
         later = sum(name in RUNS and name != self._stage for name in self._left)

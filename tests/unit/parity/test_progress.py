@@ -37,16 +37,18 @@ def test_the_text_has_stage_steps_seconds_and_an_estimate() -> None:
         clock.now = 40.0
         torch.append(1)
         told.watch([Working()])
-        assert told.text() == f"{FREE}: torch 1, jax 0 of 10 steps  ·  40 s"  # the first step is compiled
-        torch += [2, 3]
-        jax += [1, 2]
-        clock.now = 44.0
+        assert told.text() == f"{FREE}: torch 1, jax 0 of 10 steps  ·  40 s"
+        jax.append(1)  # it has compiled its first step
         told.watch([Working()])
-        # 15 of 20 steps at 1 s, and two more runs of 59 s.
-        assert told.text() == f"{FREE}: torch 3, jax 2 of 10 steps  ·  44 s  ·  the runs end in about 2 min"
+        torch += [2, 3]
+        jax.append(2)
+        clock.now = 43.0
+        told.watch([Working()])
+        # 15 of 20 steps at 1 s, and two more runs of 58 s.
+        assert told.text() == f"{FREE}: torch 3, jax 2 of 10 steps  ·  43 s  ·  the runs end in about 2 min"
         assert [*told.untried()] == [f"{FREE}, from step 3 on", FORCED, FLOAT32]
     with told.stage(CAUSES, "the loss differs"):
-        clock.now = 45.0
+        clock.now = 44.0
         assert told.text() == f"{CAUSES}: the loss differs  ·  1 s"
     assert [*told.untried()] == [FORCED, FLOAT32] and told.text() == ""
 
