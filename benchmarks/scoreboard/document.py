@@ -29,7 +29,7 @@ def to_markdown(
     lines = ["# Scoreboard of the parity check", ""]
     lines += [
         f"`{environment['command']}`, {environment['date']}, {environment['hardware']}, Python "
-        f"{environment['python']}, jax {environment['jax']}, jax {environment['jax']}, "
+        f"{environment['python']}, jax {environment['jax']}, flax {environment['flax']}, "
         f"optax {environment['optax']}, torch {environment['torch']}.",
         "",
     ]
@@ -57,7 +57,8 @@ def _summary(parts: Mapping[str, Sequence[Score]], mutants: Sequence[Outcome]) -
     if scores := parts.get("pairs"):
         yield f"| pairs of faults | {len(scores)} | {_counts(scores)} |"
     if scores := parts.get("uncatalogued"):
-        yield f"| faults outside the catalogue | {len(scores)} | {_counts(scores)} |"
+        faults = len(_by_fault(scores))
+        yield f"| ports with one of {faults} faults outside the catalogue | {len(scores)} | {_counts(scores)} |"
     if scores := parts.get("clean"):
         alarms = sum(score.verdict != "equal" for score in scores)
         yield f"| correct ports, {scores[0].question.steps} steps each | {len(scores)} | {alarms} false alarms |"

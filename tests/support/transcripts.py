@@ -1,7 +1,7 @@
 """Transcripts in README.md and docs/: blocks that begin with `$ command`, compared with what the command prints now.
 
     python -m tests.support.transcripts                       # print what differs
-    python -m tests.support.transcripts --write parity ring   # of commands with these words; write it into the pages
+    python -m tests.support.transcripts --write first_draft   # of commands with a word; write it into the pages
 
 Run from the root of the repository. A line "..." stands for any number of lines.
 """
@@ -43,7 +43,8 @@ class Transcript:
             target = command.split()[1]
             command = f"make --silent -o .venv/installed-{target} {target} BIN={Path(sys.executable).parent}"
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        env = {name: x for name, x in os.environ.items() if name != "XLA_FLAGS"} | {"PATH": path}
+        ours = ("XLA_FLAGS", "MAKE", "MFLAGS")  # of the tests, and of `make test` around them
+        env = {name: x for name, x in os.environ.items() if not name.startswith(ours)} | {"PATH": path}
         with tempfile.TemporaryDirectory() as folder:
             for name in ("Makefile", "examples"):
                 Path(folder, name).symlink_to(ROOT / name)
