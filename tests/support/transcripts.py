@@ -85,13 +85,14 @@ def _masked(text: str) -> list[str]:
 
 
 def main(words: list[str]) -> Iterator[str]:
-    """Yield the differences of the transcripts whose commands have one of these words; with "--write", mend them."""
+    """Yield the differences of the transcripts whose commands have one of these words; "--write" mends them."""
     write, words = "--write" in words, [word for word in words if word != "--write"]
     for one in transcripts():
         if words and not any(word in one.command for word in words):
             continue
         printed = one.printed()
-        yield f"{one.page.relative_to(ROOT)}: {one.command}\n{one.difference(printed) or 'the same'}"
+        difference = one.difference(printed)
+        yield f"{one.page.relative_to(ROOT)}: {one.command}\n{difference or 'the same'}"
         if write:
             block = f"$ {one.command}\n"
             text = one.page.read_text()

@@ -52,7 +52,8 @@ def test_every_test_that_a_text_names_exists() -> None:
 def test_a_transcript_is_what_the_command_prints(shown: Transcript) -> None:
     if "jaxddp.plan" in shown.command and not Path(sys.prefix, "cuda-plugin").exists():
         pytest.skip("needs jax's CUDA plugin: make .venv/cuda-plugin")
-    assert shown.difference(shown.printed()) == ""
+    if difference := shown.difference(shown.printed()):
+        pytest.fail(difference, pytrace=False)
 
 
 TABLE = """\
