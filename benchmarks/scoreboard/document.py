@@ -30,7 +30,7 @@ def to_markdown(
     blocks = [
         "# Scoreboard of the parity check",
         f"`{environment['command']}`, {environment['date']}, {environment['hardware']}, Python "
-        f"{environment['python']}, jax {environment['jax']}, jax {environment['jax']}, "
+        f"{environment['python']}, jax {environment['jax']}, flax {environment['flax']}, "
         f"optax {environment['optax']}, torch {environment['torch']}.",
         table(["what", "number", "result"], _summary(parts, mutants)),
     ]
@@ -54,7 +54,8 @@ def _summary(parts: Mapping[str, Sequence[Score]], mutants: Sequence[Outcome]) -
     if scores := parts.get("pairs"):
         yield "pairs of faults", len(scores), _counts(scores)
     if scores := parts.get("uncatalogued"):
-        yield "faults outside the catalogue", len(scores), _counts(scores)
+        kinds = len(_by_fault(scores))
+        yield f"ports with one of {kinds} faults outside the catalogue", len(scores), _counts(scores)
     if scores := parts.get("clean"):
         alarms = sum(score.verdict != "equal" for score in scores)
         yield f"correct ports, {scores[0].question.steps} steps each", len(scores), f"{alarms} false alarms"

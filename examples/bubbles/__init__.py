@@ -8,19 +8,3 @@ step records it through callbacks that its values pass through: later work canno
 and the time cannot be recorded before earlier work has ended. XLA therefore cannot move work across a mark. A callback
 itself costs time, which is measured too.
 """
-
-from examples.entry import Example
-
-EXAMPLE = Example(
-    name="Bubbles",
-    seed="001",
-    claim=(
-        "Replicas wait for each other in batch normalisation, in the loss, and once more at the end, for all gradients."
-    ),
-    verdict=(
-        "True, except for the loss: the number of examples can travel with the gradients, so no replica has to wait "
-        "for it."
-    ),
-    command="python -m examples.bubbles --picture docs/bubbles.png",
-    picture="bubbles.png",
-)

@@ -6,13 +6,3 @@
 pairs.py and tokens.py make the examples, material.py writes them and the weights to files that both frameworks read,
 in_jax.py and in_torch.py train, and claims.py checks the results. double.py keeps transformers in float64.
 """
-
-from examples.entry import Example
-
-EXAMPLE = Example(
-    name="A fine-tune of a language model",
-    seed="002",
-    claim="Data-parallel training fine-tunes SmolLM2 with a classification head on sentence pairs.",
-    verdict="True, in JAX as in transformers; shown here with a small model of the same architecture.",
-    command="python -m examples.fine_tune",
-)

@@ -6,16 +6,3 @@ problem.py (the task) and loops.py (the training loops) need no framework. skele
 classes share; in_jax.py and in_torch.py complete it. course.py runs the steps in either framework, and claims.py
 checks the results.
 """
-
-from examples.entry import Example
-
-EXAMPLE = Example(
-    name="DDP from scratch",
-    seed="002",
-    claim="A class that averages the gradients of identical replicas is data-parallel training.",
-    verdict=(
-        "True to the last digits, if the training loop divides by the number of micro-batches and steps on the "
-        "last of each group."
-    ),
-    command="python -m examples.from_scratch",
-)

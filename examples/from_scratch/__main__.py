@@ -13,7 +13,7 @@ from examples.from_scratch.skeleton import Place
 from jaxddp import Replicas, prepare
 from jaxddp.cli import one_line_errors, parse_plain
 
-MRPC = 3668  # sentence pairs in the document's training set
+MRPC = 3668  # sentence pairs in MRPC's training set
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def show_training(jax: Measured, torch: Measured) -> None:
         print(f"   {says:46}{getattr(jax, name):<10.3g}{getattr(torch, name):.3g}")
     print(f"\n4  Micro-batches per optimizer step, and those left over, of {STEPS}")
     print(f"   step on the last of each group               {_taken(jax.taken)}")
-    print(f"   step on the first, as in the document        {_taken(jax.taken_on_first)}")
+    print(f"   step on the first of each group              {_taken(jax.taken_on_first)}")
 
 
 def show_shards() -> None:
@@ -71,7 +71,7 @@ def show_times(jax: dict[str, float], torch: dict[str, float]) -> None:
     says = {"one": "one replica", "apart": "two, not synchronised", "together": "two, synchronised"}
     for name, label in says.items():
         print(f"   {label:46}{jax[name]:<10.3g}{torch[name]:.3g}")
-    print("   The document times the second line: two replicas that train two models.\n")
+    print("   The second line is no data-parallel training: two replicas train two models.\n")
 
 
 def _taken(taken: Sequence[int]) -> str:

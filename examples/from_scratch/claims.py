@@ -34,7 +34,7 @@ def claims(jax: Measured, torch: Measured) -> list[Claim]:
         _wrong("but not if the loss is never divided by the micro-batches", "undivided", jax, torch),
         _rounding(f"that mistake equals {ACCUMULATION} times the learning rate", "higher_rate", jax, torch),
         _wrong("nor if it steps on the first micro-batch of each group", "on_first", jax, torch),
-        _wrong("nor with both mistakes, as in the document", "both", jax, torch),
+        _wrong("nor with both mistakes", "both", jax, torch),
         Claim(f"contiguous shards put ranks out of step ({len(SIZES)} sizes)", pieces > 0, *2 * (f"{pieces}",)),
         Claim("DistributedSampler never does", dealt == [0, 0], *map(float, dealt)),
     ]

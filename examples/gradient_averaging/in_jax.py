@@ -1,4 +1,4 @@
-"""Gradients of the document's model in JAX: by hand, by autodiff, and averaged over replicas."""
+"""Gradients of the model in JAX: by hand, by autodiff, and averaged over replicas."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Gradients of the document's model in torch: by hand, by autograd, and averaged over DDP's ranks."""
+"""Gradients of the model in torch: by hand, by autograd, and averaged over DDP's ranks."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""Claims of the document about gradients, measured in JAX and in torch."""
+"""Claims about gradients, measured in JAX and in torch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class Written:
 
 
 def written(dtype: str) -> Written:
-    """Differentiate the document's loss by hand and automatically."""
+    """Differentiate the loss by hand and automatically."""
     inputs = parameters(), batch(PER_REPLICA), dtype
     of_jax, of_torch = in_jax.by_autodiff(*inputs), in_torch.by_autodiff(*inputs)
     by_hand = differences(in_jax.by_hand(*inputs), of_jax), differences(in_torch.by_hand(*inputs), of_torch)
@@ -90,7 +90,7 @@ def _of_logprobs(examples: Arrays) -> tuple[np.ndarray, np.ndarray]:
 def by_share(sizes: Sequence[int], count: int) -> dict[int, float]:
     """Compute the relative error of the mean of `count` replicas' gradients, by the number of examples per replica.
 
-    The model is the document's; its gradients are the hand-written ones, in NumPy.
+    The model has a BatchNorm; its gradients are the hand-written ones, in NumPy.
     """
     p = {name: array.astype(np.float64) for name, array in parameters().items()}
 

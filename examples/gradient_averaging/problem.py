@@ -1,4 +1,4 @@
-"""Model and batches of the document, in NumPy: the same numbers for JAX and for torch."""
+"""Model and batches, in NumPy: the same numbers for JAX and for torch."""
 
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -17,7 +17,7 @@ CONTEXT, EMBEDDING, HIDDEN = 3, 10, 64
 PER_REPLICA = 32  # examples
 SEED = 5
 
-# The document's names to those of jaxddp.models.CharMLP and its torch twin.
+# Names of the parameters here -> those of jaxddp.models.CharMLP and its torch twin.
 LAYERS = {
     "C": "embedding.weight",
     "W1": "fc1.weight",
@@ -72,10 +72,10 @@ def split(examples: Arrays, count: int) -> list[Arrays]:
 
 
 def state_dict(arrays: Mapping[str, NDArray[Any]], batch_norm: bool) -> Arrays:
-    """Convert the document's parameters to torch's names and layout.
+    """Convert the parameters to torch's names and layout.
 
     Args:
-        arrays: the parameters by the document's names.
+        arrays: the parameters by the names of `parameters`.
         batch_norm: whether the model has BatchNorm.
     """
     layouts: dict[str, Callable[..., NDArray[Any]]] = dict.fromkeys(("W1", "W2"), np.transpose)

@@ -8,13 +8,3 @@
 Without GPUs the example runs on CPU devices, which share the machine's cores. Little scales then, and JAX's single
 replica uses all cores where torch's uses one.
 """
-
-from examples.entry import Example
-
-EXAMPLE = Example(
-    name="All GPUs of a node",
-    seed="",
-    claim="N devices train on up to N times as many examples per second.",
-    verdict="Measure it on your node: on the two CPU cores where it was run, nothing can scale.",
-    command="python -m examples.multi_gpu",
-)

@@ -53,7 +53,7 @@ def epochs(case: Case, examples: np.ndarray, labels: np.ndarray, generator: Gene
     settings = case.settings
     size, shuffle = settings.num_examples, not settings.no_shuffle
     for _ in range(settings.epochs):
-        if case.way == DDP:  # the order of epoch 0 every time: the document's program does not call set_epoch
+        if case.way == DDP:  # the order of epoch 0 every time: the program does not call set_epoch
             shards = epoch_indices(
                 size, case.devices, shuffle=shuffle, seed=settings.seed, drop_last=settings.drop_last
             )

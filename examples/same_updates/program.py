@@ -1,4 +1,4 @@
-"""Print the output of the document's program, for three ways in two frameworks, and check the document's claims."""
+"""Print the losses and weights of three ways in two frameworks, and check the claims about them."""
 
 from collections.abc import Iterator, Mapping
 
@@ -39,7 +39,7 @@ def train(options: Options, cases: Mapping[str, Case]) -> dict[str, dict[str, Re
 
 
 def table(cases: Mapping[str, Case], runs: Mapping[str, Mapping[str, Record]]) -> Iterator[str]:
-    """Yield the output of the document's program, line by line."""
+    """Yield the numbers of each way, line by line."""
     yield f"{'':44}" + "".join(f"{framework:>{WIDTH}}" for framework in runs)
     for name, case in cases.items():
         yield f"{name}: batch {case.settings.batch_size}, {case.settings.opt}, lr {case.settings.lr:g}"
@@ -49,7 +49,7 @@ def table(cases: Mapping[str, Case], runs: Mapping[str, Mapping[str, Record]]) -
 
 
 def numbers(record: Record) -> dict[str, float]:
-    """Return the numbers that the document's program prints, by label."""
+    """Return the numbers of a run, by label."""
     return of_first_step(record) | of_epochs(record)
 
 

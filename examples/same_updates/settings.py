@@ -19,10 +19,7 @@ Switch = Annotated[bool, FlagCreatePairsOff]
 
 @dataclass(frozen=True)
 class Settings:
-    """A linear classifier of random examples, and its training.
-
-    Names and defaults are those of the document's program.
-    """
+    """A linear classifier of random examples, and its training."""
 
     num_examples: int = 100
     """Number of examples, drawn from a normal distribution, each with a random label."""
@@ -65,10 +62,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Options(Settings):
-    """Compare the updates of one device, of many, and of DDP, in JAX and in PyTorch.
-
-    The flags are those of the document's program, and three more.
-    """
+    """Compare the updates of one device, of many, and of DDP, in JAX and in PyTorch."""
 
     devices: int = 2
     """Number of devices that share a batch."""
@@ -134,7 +128,7 @@ class Epoch(NamedTuple):
     Attributes:
         steps: number of steps.
         loss: mean loss of a step.
-        accuracy: accuracy in per cent as the document counts it, repeated examples included.
+        accuracy: accuracy in per cent, repeated examples counted each time.
         accuracy_once: accuracy in per cent with each example counted once.
     """
 

@@ -10,7 +10,7 @@ from examples.claims import Claim
 from jaxddp.data import sampler
 from jaxddp.data.sampler import shard_table
 
-EXAMPLES, PROCESSES, BATCH_SIZE = 9, 2, 3  # as in the document's tables
+EXAMPLES, PROCESSES, BATCH_SIZE = 9, 2, 3  # few enough to show
 MORE_PROCESSES = 4  # more than one of them repeats an example
 
 SAMPLERS: Mapping[str, Any] = {"jax": sampler.DistributedSampler, "torch": data.DistributedSampler}
@@ -24,7 +24,7 @@ def dealt(framework: str, processes: int, drop_last: bool) -> np.ndarray:
 
 
 def tables(frameworks: Sequence[str]) -> str:
-    """Format the document's two tables."""
+    """Format the tables of shards, with drop_last and without it."""
     blocks = []
     for drop_last in (False, True):
         for framework in frameworks:
@@ -44,7 +44,7 @@ def claims(frameworks: Sequence[str]) -> list[Claim]:
             **padded,
         ),
         Claim(
-            "without set_epoch, as in the document, the next epoch moves no example",
+            "without set_epoch the next epoch moves no example",
             not any(moved.values()),
             **moved,
         ),

@@ -1,4 +1,4 @@
-"""Runs in float64 that test the document's claims, and the verdicts."""
+"""Runs in float64 that test the claims, and the verdicts."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -43,7 +43,7 @@ def cases(devices: int) -> dict[str, Case]:
 
 
 def _even(devices: int, opt: str, eps: float = 0.0) -> Settings:
-    """Return settings with 10 steps per epoch, as in the document, and equally many examples for each process."""
+    """Return settings with 10 steps per epoch, and equally many examples for each process."""
     # A sum over more examples takes a larger step; if too large, training magnifies rounding.
     lr = 2 / devices if opt == "sgd" else 1.0
     return Settings(num_examples=50 * devices, opt=opt, lr=lr, eps=eps, no_shuffle=True)
@@ -95,10 +95,10 @@ def across(runs: Mapping[str, Records], devices: int) -> Claim:
 
 
 def _right_answers(runs: Mapping[str, Records]) -> list[Claim]:
-    """Claim that the document's accuracy exceeds 100 %: it counts repeated examples, but divides by the examples."""
+    """Claim that accuracy exceeds 100 % if repeated examples count, and the sum is divided by the examples."""
     return [
         _measured(
-            "accuracy in % as in the document, repeated examples counted: above 100",
+            "accuracy in % with repeated examples counted: above 100",
             runs,
             lambda records: records["odd"].epochs[-1].accuracy,
             lambda accuracy: accuracy > 100,

@@ -5,8 +5,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -18,10 +17,12 @@ from jaxddp.files import check_file, write_atomically
 from jaxddp.parity.cases import Named, builtin_cases
 from jaxddp.parity.checking import check
 from jaxddp.parity.port.names_block import with_names
+from jaxddp.parity.report import words
 from jaxddp.parity.report.console import Row, table
 from jaxddp.parity.report.json_form import to_json
 from jaxddp.parity.report.page import to_html
 from jaxddp.parity.report.report import Report
+from jaxddp.parity.stopping import Stop
 from jaxddp.parity.workers import Workers
 
 PROG = "python -m jaxddp.parity"
@@ -33,7 +34,8 @@ EXIT_CODES = {"equal": 0, "different": 1, "incomplete": 2}
 class CheckOptions:
     """Check that a JAX port trains exactly like its PyTorch original, and name the cause if it does not.
 
-    Without PORT.py, check jaxddp's own models. Exit code 0: equal, 1: different, 2: could not be checked.
+    Without PORT.py, check jaxddp's own models. Ctrl-C, SIGTERM and --limit end the check early, with a report on what
+    was found until then. Exit code 0: equal, 1: different, 2: could not be checked.
     """
 
     port: Annotated[Positional[Path | None], arg(metavar="PORT.py")] = None
@@ -62,10 +64,12 @@ class CheckOptions:
     """Seed from which torch draws the weights of a port."""
     timeout: float = 300.0
     """Seconds without a message after which a side counts as hanging."""
+    limit: float | None = None
+    """Seconds after which the check ends early."""
 
     def __post_init__(self) -> None:
-        for name in ("world_size", "steps", "timeout", "num_processes"):
-            if not getattr(self, name) >= 1:
+        for name in ("world_size", "steps", "timeout", "num_processes", "limit"):
+            if getattr(self, name) is not None and not getattr(self, name) >= 1:
                 raise InputError(f"--{name.replace('_', '-')} {getattr(self, name)}: must be at least 1")
         if self.world_size > MOST_REPLICAS:
             raise InputError(f"--world-size {self.world_size}: must be at most {MOST_REPLICAS} (one process each)")
@@ -88,14 +92,20 @@ class CheckOptions:
 
 def main(options: CheckOptions) -> int:
     """Check, print and write the reports; return the exit code."""
+    stop = Stop(options.limit)
+    with stop.listening(signal.SIGINT, signal.SIGTERM):
+        return _main(options, stop)
+
+
+def _main(options: CheckOptions, stop: Stop) -> int:
     if options.port is None:
-        reports = _check_builtin(options)
+        reports = _check_builtin(options, stop)
     else:
-        reports = [_check_port(options)]
+        reports = [_check_port(options, stop)]
         print(reports[0])
-        if options.write_names and (reports[0].names or reports[0].no_twin):
+        if options.write_names and (reports[0].names or reports[0].no_twin) and not stop.why:
             _write_names(options.port, reports[0])
-            reports = [_check_port(options)]
+            reports = [_check_port(options, stop)]
             print(f"\n{reports[0]}")
     if options.json is not None:
         texts = [to_json(report).strip() for report in reports]
@@ -104,10 +114,11 @@ def main(options: CheckOptions) -> int:
     if options.report is not None:
         write_atomically(options.report, to_html(reports[0]).encode())
         print(f"report: {options.report}")
-    return max(EXIT_CODES[report.verdict] for report in reports)
+    verdicts = {report.verdict for report in reports}
+    return next(EXIT_CODES[verdict] for verdict in ("different", "incomplete", "equal") if verdict in verdicts)
 
 
-def _check_port(options: CheckOptions) -> Report:
+def _check_port(options: CheckOptions, stop: Stop) -> Report:
     assert options.port is not None
     return check(
         options.port,
@@ -119,7 +130,7 @@ def _check_port(options: CheckOptions) -> Report:
         timeout=options.timeout,
         num_processes=options.num_processes,
         numerics=options.dtype == "both",
-        tell=lambda line: print(line, file=sys.stderr, flush=True),
+        limit=stop,
     )
 
 
@@ -130,7 +141,7 @@ def _write_names(port: Path, report: Report) -> None:
     print(f"names: written into {port}")
 
 
-def _check_builtin(options: CheckOptions) -> list[Report]:
+def _check_builtin(options: CheckOptions, stop: Stop) -> list[Report]:
     """Check jaxddp's own models, and print a line for each as soon as it is checked."""
     pattern = options.only or "*"
     if not set(pattern) & set("*?["):
@@ -146,14 +157,20 @@ def _check_builtin(options: CheckOptions) -> list[Report]:
 
     def rows(workers: Workers) -> Iterator[Row]:
         for named in cases:
-            reports.append(check(named.case, numerics=False, workers=workers))
+            reports.append(check(named.case, numerics=False, limit=stop, workers=workers))
             yield _row(named, reports[-1])
+            if stop.why:
+                return
 
     world_size = max(named.case.world_size for named in cases)
     others = options.platform, options.timeout, options.torch_platform
     with Workers(world_size, *others, options.num_processes) as workers:
         for line in table(rows(workers)):
             print(line, flush=True)
+    untried = (*reports[-1].untried, *(named.name for named in cases[len(reports) :]))
+    if stop.why and untried:
+        reports[-1] = replace(reports[-1], ended=stop.why, untried=untried)
+        print(f"incomplete: {words.ended(reports[-1])}")
     for problem in dict.fromkeys(problem for report in reports for problem in report.problems):
         print(f"problem: {problem}")
     return reports
@@ -167,21 +184,11 @@ def _row(named: Named, report: Report) -> Row:
     )
 
 
-@contextmanager
-def _sigterm_as_ctrl_c() -> Iterator[None]:
-    """Let SIGTERM, which `timeout` and schedulers send, do what Ctrl-C does: end a search, and print what is known."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 def run(argv: Sequence[str]) -> None:
     """Run the command line, and exit with its code; an error of the check itself is not "different", which is 1."""
     show_traceback = "--traceback" in argv
     try:
-        with cli.one_line_errors(show_traceback), _sigterm_as_ctrl_c():
+        with cli.one_line_errors(show_traceback):
             sys.exit(main(cli.parse_plain(CheckOptions, [word for word in argv if word != "--traceback"], PROG)))
     except Exception:
         traceback.print_exc()

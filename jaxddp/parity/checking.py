@@ -6,14 +6,14 @@ jax on its own                shows what the state carries from step to step
 both forced, float32          rounding, each side against its own float64 run
 """
 
+import contextlib
 import math
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -32,9 +32,11 @@ from jaxddp.parity.environment import environment
 from jaxddp.parity.excerpts import excerpts
 from jaxddp.parity.findings import Cause, Difference, Numerics, Problem, StageResult
 from jaxddp.parity.port import Port, PortFile, PortSource
+from jaxddp.parity.progress import CAUSES, COMPARE, DRAW, FLOAT32, FORCED, FREE, Progress
 from jaxddp.parity.records import Record, total_loss
 from jaxddp.parity.report.report import Report
 from jaxddp.parity.runs import Runs
+from jaxddp.parity.stopping import Stop, Stopped
 from jaxddp.parity.workers import Workers
 
 # Difference of jax on its own from torch, over the distance from the start; measured: up to 2e-11 after 20 steps.
@@ -53,10 +55,14 @@ def check(
     timeout: float = 300.0,
     num_processes: int = 1,
     numerics: bool = True,
+    limit: float | Stop | None = None,
     workers: Workers | None = None,
-    tell: Callable[[str], None] = lambda line: None,
+    tell: Callable[[str], None] | None = None,
 ) -> Report:
     """Check that a port trains exactly like its torch original, and explain the differences.
+
+    Ctrl-C, and SIGTERM sent to the command, end the check early: the report has what was found, and `ended` and
+    `untried` say what it lacks. A second Ctrl-C raises `KeyboardInterrupt`.
 
     Call it under `if __name__ == "__main__":` in a script, because the worker processes import the script too.
 
@@ -71,9 +77,11 @@ def check(
         timeout: seconds without a message after which a process counts as hanging.
         num_processes: number of processes that share jax's replicas, on CPU devices; it divides `world_size`.
         numerics: whether to run in float32 too.
+        limit: seconds after which the check ends early; or a `Stop`, which other checks share. None: no limit.
         workers: processes to reuse from check to check; None for new ones.
-        tell: is called with a line about the memory that a large model will take, before it takes it, and with one
-            about what differs if the search for its cause takes long. Ctrl-C then ends the search, not the check.
+        tell: is called, from another thread, with a line every 30 seconds about what is being done, and with one about
+            the memory that a large model will take, before it takes it. None: prints them on stderr; a terminal
+            has one line that is rewritten.
 
     Returns:
         The report; errors in the port are among its problems and raise nothing here.
@@ -90,42 +98,60 @@ def check(
     started = time.monotonic()
     source = PortFile(str(port)) if isinstance(port, str | Path) else port
     case = source if isinstance(source, Case) else PortCase(source, world_size, steps, seed=seed)
-    with _own(workers, case.world_size, platform, timeout, torch_platform, num_processes) as crew:
-        runs = Runs(case, crew, seed, tell)
-        runs.in_float64()
-        if numerics and len(runs.torch) and len(runs.jax):
-            runs.in_float32()
-        return report_on(runs, crew, started, tell)
+    stop, shared = (limit, True) if isinstance(limit, Stop) else (Stop(limit), False)
+    progress = Progress(case.steps, (DRAW, FREE, FORCED, *[FLOAT32] * numerics), stop, tell)
+    with contextlib.ExitStack() as context:
+        if not shared:
+            context.enter_context(stop.listening(signal.SIGINT))
+        context.enter_context(progress.shown())
+        crew = workers or context.enter_context(
+            Workers(case.world_size, platform, timeout, torch_platform, num_processes)
+        )
+        crew.watch = progress.watch
+        context.callback(setattr, crew, "watch", lambda children: None)
+        runs = Runs(case, crew, seed, progress)
+        try:
+            runs.in_float64()
+            if numerics and len(runs.torch) and len(runs.jax):
+                runs.in_float32()
+        except Stopped:
+            crew.end()
+        return report_on(runs, crew, started)
 
 
-def report_on(runs: Runs, workers: Workers, started: float, tell: Callable[[str], None] | None = None) -> Report:
+def report_on(runs: Runs, workers: Workers, started: float) -> Report:
     """Return the report on these runs.
 
     Args:
         runs: records of both sides.
         workers: processes in which the diagnosis replays hypotheses.
         started: start of the check, by `time.monotonic`.
-        tell: see `check`.
     """
-    spoiled = first_not_finite(runs.torch, runs.jax, runs.start)
-    evidence = runs.evidence(_comparable(spoiled))
-    problems = runs.problems + (_not_finite(runs) if spoiled is None else [])
+    progress, untried = runs.progress, [*runs.progress.untried()]
+    with progress.stage(COMPARE):
+        spoiled = first_not_finite(runs.torch, runs.jax, runs.start)
+        evidence = runs.evidence(_comparable(spoiled))
+        problems = runs.problems + (_not_finite(runs) if spoiled is None else [])
+    searches = InterruptibleSearches(workers, problems, progress)
     if spoiled is not None and spoiled.side == "both":
-        problems.append(on_both_sides(evidence, workers, spoiled))
-    differences = _different_starts(runs) + find_differences(evidence, InterruptibleSearches(workers, problems, tell))
+        problems.append(on_both_sides(evidence, searches, spoiled))
+    differences = _different_starts(runs) + find_differences(evidence, searches)
     if spoiled is not None and spoiled.side != "both":
-        differences = on_one_side(evidence, workers, spoiled, differences)
-    numerics, numeric = _numerics(runs) if spoiled is None else ({}, [])
+        differences = on_one_side(evidence, searches, spoiled, differences)
+    with progress.stage(COMPARE):
+        numerics, numeric = _numerics(runs) if spoiled is None else ({}, [])
     differences = [
         replace(one, kind="numeric") if not one.cause and rounds_only(one, runs.jax32, runs.torch32) else one
         for one in differences
     ]
     semantic = any(difference.kind == "semantic" for difference in differences)
-    if not semantic:  # rounding can be compared only if both sides mean the same
+    if not semantic and not untried:  # rounding can be compared only if both sides mean the same, and over all steps
         differences += [one for one in numeric if one.stage not in {d.stage for d in differences}]
     free = _free_running(runs, FREE_ALLOWED + RATE_GROWTH * evidence.judgement.rate_rounding, len(evidence.torch))
     if not semantic:
-        differences += _drifts(free)
+        differences += _drifts(free, len(runs.jax))
+    if searches.ended and not all(one.cause for one in differences):
+        untried.append(CAUSES)
     return Report(
         port=runs.case.name,
         world_size=runs.case.world_size,
@@ -142,18 +168,11 @@ def report_on(runs: Runs, workers: Workers, started: float, tell: Callable[[str]
         free_running=free,
         idle=tuple(idle(evidence.torch, runs.facts.clip_grad_norm)),
         rate_rounding=evidence.judgement.rate_rounding,
+        ended=progress.stop.why if untried else "",
+        untried=tuple(untried) if progress.stop.why else (),
         seconds=time.monotonic() - started,
         environment=environment(),
     )
-
-
-@contextmanager
-def _own(workers: Workers | None, *options: Any) -> Iterator[Workers]:
-    if workers is not None:
-        yield workers
-        return
-    with Workers(*options) as crew:
-        yield crew
 
 
 def _different_starts(runs: Runs) -> list[Difference]:
@@ -192,12 +211,13 @@ def _free_running(runs: Runs, allowed: float, count: int) -> dict[str, StageResu
     return {stage: StageResult(allowed, tuple(values)) for stage, values in steps.items() if values}
 
 
-def _drifts(free: dict[str, StageResult]) -> Iterator[Difference]:
-    """Yield the stages that drift apart over the run although every single step is equal."""
+def _drifts(free: dict[str, StageResult], forced: int) -> Iterator[Difference]:
+    """Yield the stages that drift apart over the run although every single step is equal, of those compared."""
     for stage, result in free.items():
         beyond = [step for step, value in enumerate(result.residuals, start=1) if not value <= result.allowed]
         if beyond:
-            detail = "every forced step is equal, but the port drifts from the reference when it runs on its own"
+            steps = "every forced step is" if forced >= beyond[0] else f"{forced} forced steps are"
+            detail = f"{steps} equal, but the port drifts from the reference when it runs on its own"
             yield Difference(stage, beyond[0], "", result.residuals[beyond[0] - 1], result.allowed, detail=detail)
 
 

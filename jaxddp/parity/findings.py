@@ -173,6 +173,8 @@ class Findings:
         rate_rounding: relative rounding error of a learning rate that the port computes in float32; it does not
             count as a difference.
         free_running: stage -> residual per step of jax against torch, each running on its own.
+        ended: what ended the check early, "Ctrl-C" for instance; "": nothing did.
+        untried: what it had not done by then, each in a few words.
         seconds: duration of the check.
         environment: versions, hardware, date.
     """
@@ -192,12 +194,14 @@ class Findings:
     free_running: dict[str, StageResult] = field(default_factory=dict)
     idle: tuple[str, ...] = ()
     rate_rounding: float = 0.0
+    ended: str = ""
+    untried: tuple[str, ...] = ()
     seconds: float = 0.0
     environment: dict[str, str] = field(default_factory=dict)
 
     @property
     def verdict(self) -> str:
-        """Return "equal", "different", or "incomplete" if a problem left something uncompared."""
+        """Return "equal", "different", or "incomplete" if something was left uncompared."""
         if self.differences:
             return "different"
-        return "incomplete" if self.problems or not self.stages else "equal"
+        return "incomplete" if self.problems or not self.stages or self.ended else "equal"

@@ -11,6 +11,7 @@ import gc
 import math
 import multiprocessing
 import multiprocessing.connection
+import multiprocessing.resource_tracker
 import os
 import resource
 import signal
@@ -28,8 +29,10 @@ from jaxddp.parity.family import keep_family, kill_family, kill_group
 from jaxddp.parity.port import errors_located
 
 Tell = Callable[[str], None]  # reports to the parent what a child is doing
+Watch = Callable[[Sequence["Child"]], None]  # is called while children work; may raise
 M_MMAP_THRESHOLD = -3  # of glibc's mallopt
 MUCH = 2**20  # KiB of memory from which a process gives back what a job has used
+ENDING = (signal.SIGINT, signal.SIGTERM)  # reach all processes that a terminal or `timeout` ends
 STARTING = 120.0  # seconds for importing a framework, before any code of a port runs; measured: 3, and 12 when busy
 
 
@@ -58,7 +61,8 @@ class Child:
         self.connection, far_end = context.Pipe()
         # Not a daemon: a port's loader may start workers.
         self._process = context.Process(target=_quietly, args=(target, *args, far_end))
-        self._process.start()
+        with _signals_blocked():  # the start reads modules for seconds, before `_quietly` runs
+            self._process.start()
         far_end.close()  # so that the connection reads as closed once the child is dead
         self.name = name
         self.where, self.heard = "starting", time.monotonic()
@@ -113,13 +117,14 @@ class ChildError(TrainingError):
         self.child, self.where, self.what, self.trace = child, where, what, trace
 
 
-def answers(children: Sequence[Child], timeout: float) -> list[Any]:
+def answers(children: Sequence[Child], timeout: float, watch: Watch = lambda children: None) -> list[Any]:
     """Wait for one answer of each child and return the answers in the order of the children.
 
     Args:
         children: children that were given a job.
         timeout: seconds without a message from any child after which they count as hanging, from the time at which the
             last message was sent: the caller may have waited for other children meanwhile.
+        watch: is called with the children every 0.2 s, or more often.
 
     Raises:
         ChildError: a child raised, died or hung. The others may wait for it, so the caller has to end them.
@@ -129,6 +134,7 @@ def answers(children: Sequence[Child], timeout: float) -> list[Any]:
     failed: dict[str, ChildError] = {}
     deadline = math.inf
     while waiting:
+        watch(children)
         ready = multiprocessing.connection.wait(list(waiting), timeout=0.2)
         for connection in ready:
             child = waiting[connection]  # type: ignore[index]
@@ -205,6 +211,17 @@ def give_back_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
+@contextlib.contextmanager
+def _signals_blocked() -> Iterator[None]:
+    """Keep the signals that end this process from one that starts meanwhile, which inherits the mask."""
+    multiprocessing.resource_tracker.ensure_running()  # it would unblock them
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _quietly(target: Callable[..., None], *args: Any) -> None:
     """Run `target` in the child, which ends when its parent ends, and leaves Ctrl-C to the parent."""
     os.setsid()  # a new process group, for the child and every process that it starts
@@ -212,6 +229,7 @@ def _quietly(target: Callable[..., None], *args: Any) -> None:
     with contextlib.suppress(OSError):  # where memory is used up, Linux is to kill the port, not its judge
         Path("/proc/self/oom_score_adj").write_text("500")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         target(*args)

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +21,7 @@ from jaxddp.parity.port import Facts
 from jaxddp.parity.port.draws import Draw, DrawnSource, paired
 from jaxddp.parity.port.port import PREFIX
 from jaxddp.parity.processes import ChildError
+from jaxddp.parity.progress import DRAW, FLOAT32, FORCED, FREE, Progress
 from jaxddp.parity.records import Lazy, Records, Scratch, StoredRecord, is_large_model, shapes_of
 from jaxddp.parity.torch_side.pool import torch_records
 from jaxddp.parity.torch_side.rank import DrawWeights, Steps, Summary, rank_folder
@@ -43,7 +44,7 @@ class Runs:
         case: model or port, world size, steps and batches.
         workers: processes in which the sides run.
         seed: seed from which torch draws the weights.
-        tell: is called with a line about a large model's memory.
+        progress: is told what is being done.
 
     Attributes:
         start: torch's weights before the first step; empty if they could not be drawn.
@@ -58,8 +59,9 @@ class Runs:
         torch32, jax32: float32 records; both runs are forced.
     """
 
-    def __init__(self, case: AnyCase, workers: Workers, seed: int = 0, tell: Callable[[str], None] = lambda line: None):
-        self.case, self._workers, self._seed, self._tell = case, workers, seed, tell
+    def __init__(self, case: AnyCase, workers: Workers, seed: int = 0, progress: Progress | None = None):
+        self.case, self._workers, self._seed = case, workers, seed
+        self.progress = progress or Progress()
         self._scratch = Scratch()
         self.problems: list[Problem] = []
         self.start: Arrays = {}
@@ -73,17 +75,19 @@ class Runs:
 
     def in_float64(self) -> None:
         """Run torch freely, jax freely, and jax forced, in float64."""
-        self._draw()
+        with self.progress.stage(DRAW):
+            self._draw()
         if not self.start or self.problems:
             return
         if self._is_large:
-            self._tell(memory_in_words(self._elements, self.case.world_size, self._shares))
+            self.progress.say(memory_in_words(self._elements, self.case.world_size, self._shares))
         if self.facts.custom_start:
             with self._noting("jax"):
                 self.starts = self._workers.jax.do(Starts(self.case, self.start))
-        self._run_freely()
+        with self.progress.stage(FREE, torch=self.torch, jax=self.free):
+            self._run_freely()
         if len(self.torch) and len(self.free):
-            with self._noting("jax"):
+            with self.progress.stage(FORCED, jax=self.jax), self._noting("jax"):
                 self._workers.jax.do(Forced(self.case, self.start, self._path("torch64"), self._path("jax64")))
 
     def in_float32(self) -> None:
@@ -93,7 +97,9 @@ class Runs:
         source, folder = case.torch_source, self._path("torch32")
         sizes, shares = (case.world_size, len(self.torch)), self._shares
         forced = Steps(source, "float32", *sizes, folder, self.start, reference=ranks, shares=shares)
-        with self._beside(Forced(case, self.start, self._path("torch64"), self._path("jax32"))), self._noting("torch"):
+        of_jax = Forced(case, self.start, self._path("torch64"), self._path("jax32"))
+        stage = self.progress.stage(FLOAT32, torch=self.torch32, jax=self.jax32)
+        with stage, self._beside(of_jax), self._noting("torch"):
             self._workers.torch.do(forced)
 
     def evidence(self, steps: int | None = None) -> Evidence:

@@ -6,7 +6,7 @@ from typing import Self
 
 from jaxddp.errors import InputError
 from jaxddp.parity.jax_side.child import JaxChild
-from jaxddp.parity.processes import ChildError
+from jaxddp.parity.processes import ChildError, Watch
 from jaxddp.parity.torch_side.pool import TorchPool
 
 
@@ -20,9 +20,14 @@ class Workers:
         torch_platform: "cpu" or "gpu", of torch's ranks.
         processes: number of processes of jax's side, which divides `world_size`; several are on the CPU.
 
+    Attributes:
+        watch: is called while processes work; see `jaxddp.parity.processes.answers`.
+
     Raises:
         InputError: several processes are to use GPUs.
     """
+
+    watch: Watch
 
     def __init__(
         self,
@@ -38,6 +43,7 @@ class Workers:
         self._platform, self._torch_platform = platform if processes == 1 else "cpu", torch_platform
         self._torch: TorchPool | None = None
         self._jax: JaxChild | None = None
+        self.watch = lambda children: None
 
     def __enter__(self) -> Self:
         return self
@@ -75,7 +81,8 @@ class Workers:
         """Torch's ranks, restarted if they were ended."""
         if self._torch is None or not self._torch.alive:
             self._start_jax()  # both frameworks take seconds to import; start them side by side
-            self._torch = TorchPool(self._world_size, self._timeout, self._torch_platform).__enter__()
+            torch = TorchPool(self._world_size, self._timeout, self._torch_platform, lambda at: self.watch(at))
+            self._torch = torch.__enter__()
         return self._torch
 
     @property
@@ -85,5 +92,6 @@ class Workers:
 
     def _start_jax(self) -> JaxChild:
         if self._jax is None:
-            self._jax = JaxChild(self._world_size, self._platform, self._timeout, self._processes)
+            sizes = self._world_size, self._platform, self._timeout, self._processes
+            self._jax = JaxChild(*sizes, lambda at: self.watch(at))
         return self._jax

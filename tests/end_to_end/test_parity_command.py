@@ -14,6 +14,7 @@ from jaxddp.parity import records
 from jaxddp.parity.__main__ import run
 from jaxddp.parity.cases import builtin_cases
 from jaxddp.parity.diagnosis import differences
+from jaxddp.parity.progress import CAUSES, Progress
 from jaxddp.parity.report.json_form import from_json, to_json
 from tests.support.small_port import own_optimizers, write
 
@@ -34,7 +35,7 @@ def test_a_different_port_gives_exit_code_1_and_files_with_the_printed_report(
     port, json_file, page = write(tmp_path, decay), tmp_path / "report.json", tmp_path / "page.html"
     assert exit_code(port, *FEW, "--dtype", "float64", "--json", json_file, "--report", page) == 1
     printed = capsys.readouterr()
-    assert not printed.err
+    assert all("  ·  " in line for line in printed.err.splitlines())  # progress, each 30 s
     assert "weight decay 0.0001, the reference has 0.01  [decay_value]" in printed.out
     assert printed.out.splitlines()[-1] == f"report: {page}"
     report = from_json(json_file.read_text())
@@ -54,7 +55,7 @@ def test_the_memory_that_a_large_model_takes_is_printed_before_the_run(
     monkeypatch.setattr(records, "LARGE_MODEL", 40)  # the port has 44 parameters; its processes know nothing of it
     assert exit_code(write(tmp_path), *FEW, "--dtype", "float64") == 0
     printed = capsys.readouterr()
-    assert re.match(r"a model of 0 million parameters takes about 1 GiB, this machine has \d+ GiB", printed.err)
+    assert re.search(r"a model of 0 million parameters takes about 1 GiB, this machine has \d+ GiB", printed.err)
     assert "equal: " in printed.out
 
 
@@ -72,9 +73,17 @@ def test_a_signal_in_a_search_ends_it_and_the_report_is_printed(
     ctrl_c = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have started the tests without one
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, ctrl_c))
     port = write(tmp_path, own_optimizers("SGD(parameters, lr=0.1)", "optax.sgd(0.2)"))
-    assert exit_code(port, *FEW, "--dtype", "float64") == 1
-    printed = capsys.readouterr().out
+    json_file, page = tmp_path / "report.json", tmp_path / "page.html"
+    assert exit_code(port, *FEW, "--dtype", "float64", "--json", json_file, "--report", page) == 1
+    printed = " ".join(capsys.readouterr().out.split())
     assert "different: The update differs, first at step 1" in printed and differences.ENDED in printed
+    why = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"
+    assert f"incomplete: Ended early by {why}, after " in printed and "s; not done: causes of differences." in printed
+    report = from_json(json_file.read_text())
+    assert (report.verdict, report.ended, report.untried) == ("different", why, (CAUSES,))
+    assert re.search(
+        f"<title>different, incomplete.*<b>Incomplete: </b>Ended early by {why}", page.read_text(), re.DOTALL
+    )
     assert signal.getsignal(signal.SIGTERM) == before
 
 
@@ -136,6 +145,7 @@ def test_torchs_ranks_need_a_gpu_to_be_on_one(
         ("--steps ten", "--steps ten: expected INT"),
         ("--timeout 0.5", "--timeout 0.5: must be at least 1"),
         ("--timeout nan", "--timeout nan: must be at least 1"),
+        ("--limit 0", "--limit 0.0: must be at least 1"),
         ("--dtype float16", "--dtype float16: unknown; did you mean float64? (one of both, float64)"),
         ("--platform cuda", "--platform cuda: unknown; did you mean "),
         ("--stepz 3", "--stepz: unknown flag; did you mean --steps?"),
@@ -191,3 +201,16 @@ def test_built_in_cases_have_unique_names_and_cover_every_feature() -> None:
     for feature in ("accumulation", "clipping", "global mean", "momentum", "nesterov", "one cycle"):
         assert any(feature in name for name in names)
     assert {named.case.world_size for named in builtin_cases(2)} == {1, 2, 4}
+
+
+@pytest.mark.large
+def test_models_that_were_not_tried_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Progress, "untried", lambda self: setattr(self.stop, "why", "SIGTERM") or iter(()))
+    json_file = tmp_path / "reports.json"
+    assert exit_code("--only", "[lm]* sgd x1", *FEW, "--json", json_file) == 2
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert line.startswith("incomplete: Ended early by SIGTERM") and line.endswith("s; not done: mlp sgd x1.")
+    (report,) = (from_json(json.dumps(report)) for report in json.loads(json_file.read_text()))
+    assert (report.verdict, report.untried) == ("incomplete", ("mlp sgd x1",))

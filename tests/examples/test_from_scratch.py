@@ -54,7 +54,7 @@ def test_the_check_names_parameter_rank_and_difference(of_jax: Measured) -> None
     assert of_jax.refusal.startswith("layers.0.") and "on rank 1 differs from rank 0's by up to 0." in of_jax.refusal
 
 
-def test_the_documents_loop_steps_after_one_micro_batch_and_leaves_three_over(of_jax: Measured) -> None:
+def test_a_loop_that_steps_on_the_first_steps_after_one_micro_batch_and_leaves_three_over(of_jax: Measured) -> None:
     assert of_jax.taken == [4, 4, 4, 4, 4, 0] and of_jax.taken_on_first == [1, 4, 4, 4, 4, 3]
 
 

@@ -43,7 +43,7 @@ def test_half_of_the_steps_complete_a_third_of_the_buffer(ours: Results, theirs:
 
 
 def test_claims_fail_for_a_ring_that_stops_halfway(ours: Results, theirs: Results) -> None:
-    """Stop where the document's ring does."""
+    """Stop after N-1 steps, without the all-gather."""
     halfway = copy.deepcopy(ours)
     for of in halfway["ring"].values():
         of["ring"] = of["steps"][:, WORLD_SIZE - 1].reshape(WORLD_SIZE, -1)[:, : of["ring"].shape[1]]

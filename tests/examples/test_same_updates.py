@@ -1,4 +1,4 @@
-"""Same updates example: claims hold in both frameworks, which print the numbers of the document's program.
+"""Same updates example: claims hold in both frameworks, which print the recorded numbers of a plain torch program.
 
 same_updates_printed.json holds the output of that program (github.com/karlstratos/minGPU, 9d490e2) with torch 2.13:
 
@@ -28,7 +28,7 @@ from jaxddp.errors import InputError
 pytestmark = pytest.mark.large
 
 PRINTED = json.loads(Path(__file__).with_name("same_updates_printed.json").read_text())
-OPTIONS = Options(opt="sgd", no_shuffle=True)  # as in the document's first commands
+OPTIONS = Options(opt="sgd", no_shuffle=True)  # as in the first of the recorded runs
 
 # Relative to the printed numbers, 8 to 10 digits of float32; at the first step and later.
 TORCH = 1e-6, 1e-4  # measured: 4e-10 and 4e-10, rounding of the output; other machines may sum in another order
@@ -61,7 +61,7 @@ def two_optimizers() -> Iterator[None]:
 def runs() -> Runs:
     few = {printed["flags"]: RECORDED[printed["flags"]] for printed in FEW[2:]}
     made = program.train(OPTIONS, SHOWN | few | verdicts.cases(2))
-    for records in made.values():  # the runs shown are the document's first commands
+    for records in made.values():  # the runs shown are the first of the recorded ones
         records |= {FEW[0]["flags"]: records[ONE], FEW[1]["flags"]: records[DDP]}
     return made
 
@@ -91,20 +91,20 @@ def assert_printed(printed: dict, record: Record, allowed: tuple[float, float]) 
 
 @FRAMEWORKS
 @pytest.mark.parametrize("printed", FEW, ids=lambda printed: printed["flags"])
-def test_runs_print_the_numbers_of_the_documents_program(printed: dict, framework: str, allowed, runs: Runs) -> None:
+def test_runs_print_the_recorded_numbers(printed: dict, framework: str, allowed, runs: Runs) -> None:
     assert_printed(printed, runs[framework][printed["flags"]], allowed)
 
 
 @pytest.mark.large
 @FRAMEWORKS
 @pytest.mark.parametrize("printed", MORE, ids=lambda printed: printed["flags"])
-def test_runs_with_more_flags_print_the_numbers_of_the_documents_program(
+def test_runs_with_more_flags_print_the_recorded_numbers(
     printed: dict, framework: str, allowed, more_runs: Runs
 ) -> None:
     assert_printed(printed, more_runs[framework][printed["flags"]], allowed)
 
 
-def test_the_documents_accuracy_exceeds_100_percent() -> None:
+def test_accuracy_with_repeated_examples_exceeds_100_percent() -> None:
     assert max(accuracy for printed in PRINTED for *_, accuracy in printed["epochs"]) == 111.11
 
 
@@ -138,14 +138,14 @@ def test_claims_fail_for_another_rate_with_a_mean(runs: Runs) -> None:
 
 def test_claims_fail_for_an_accuracy_that_counts_repeated_examples(runs: Runs) -> None:
     odd = runs["jax"]["odd"]
-    as_document = replace(odd, epochs=[epoch._replace(accuracy_once=epoch.accuracy) for epoch in odd.epochs])
-    claims = verdicts.claims({"jax": runs["jax"] | {"odd": as_document}}, 2)
+    counted_twice = replace(odd, epochs=[epoch._replace(accuracy_once=epoch.accuracy) for epoch in odd.epochs])
+    claims = verdicts.claims({"jax": runs["jax"] | {"odd": counted_twice}}, 2)
     failing = [claim.says for claim in claims if not claim.holds]
     assert failing == ["accuracy in % with each example counted once: at most 100"]
 
 
 @pytest.mark.parametrize("framework", ["jax", "torch"])
-def test_shards_equal_the_documents_tables(framework: str) -> None:
+def test_shards_are_dealt_in_turn(framework: str) -> None:
     assert sharding.dealt(framework, 2, drop_last=False).tolist() == [[0, 2, 4, 6, 8], [1, 3, 5, 7, 0]]
     assert sharding.dealt(framework, 2, drop_last=True).tolist() == [[0, 2, 4, 6], [1, 3, 5, 7]]
 
@@ -164,7 +164,7 @@ def test_all_claims_hold_for_every_optimizer_on_three_devices() -> None:
     assert "20 of 20 claims hold" in run.stdout
 
 
-def test_the_documents_flags_are_accepted() -> None:
+def test_flags_have_hyphens_or_underscores() -> None:
     words = "--num_examples 9 --batch-size 3 --no_shuffle --drop-last --eps 1e-8 --devices 4"
     options = parse_plain(Options, words.split(), "same_updates")
     assert options == Options(num_examples=9, batch_size=3, no_shuffle=True, drop_last=True, eps=1e-8, devices=4)

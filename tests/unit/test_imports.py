@@ -121,8 +121,8 @@ ORDER = [
 PARITY_ORDER = [
     ["lazy_arrays"],
     ["stored_tensors"],
-    ["port", "records", "excerpts", "fingerprints", "catalogue", "environment", "family"],
-    ["processes", "case_interface", "findings", "convert"],
+    ["port", "records", "excerpts", "fingerprints", "catalogue", "environment", "family", "stopping"],
+    ["processes", "case_interface", "findings", "convert", "progress"],
     ["torch_side", "compare", "report"],
     ["jax_side"],
     ["workers", "cases"],
@@ -142,6 +142,8 @@ NEITHER = (
     "fingerprints.py",
     "family.py",
     "findings.py",
+    "progress.py",
+    "stopping.py",
     "compare/",
     "report/",
 )

@@ -28,11 +28,13 @@ from jaxddp.parity.diagnosis.reduction.reduction_causes import SHOWN, ReductionR
 from jaxddp.parity.diagnosis.samples import SampleEvidence, explain_samples
 from jaxddp.parity.findings import Cause, Difference
 from jaxddp.parity.jax_side.child import Micro
+from jaxddp.parity.progress import CAUSES
 from jaxddp.parity.records import KIND, NUMBER, Lazy, Records, Scratch, StoredRecord, Tensors
 from jaxddp.parity.workers import Workers
 
 CUT_SHORT = "not all causes were tried"
 ENDED = f"the search was ended: {CUT_SHORT}"
+SEARCHING = "searching for the cause; Ctrl-C ends the search and prints what is known"
 REDUCTION_STEPS = 5  # steps whose micro-batches are replayed, from the first that differs
 
 
@@ -51,7 +53,7 @@ def find_differences(evidence: Evidence, searches: InterruptibleSearches, layers
         first["update"] = located
     if not first:
         return []
-    with searches.about(_in_words(first)):
+    with searches.progress.stage(CAUSES, f"{_in_words(first)}: {SEARCHING}"):
         differences = _explain_all(evidence, searches, layers)
     if searches.ended:
         return [one if one.cause else replace(one, detail=_joined(one.detail, ENDED)) for one in differences]

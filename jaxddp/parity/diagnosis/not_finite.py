@@ -12,16 +12,15 @@ from jaxddp.parity.findings import Difference, Problem
 from jaxddp.parity.jax_side.layers import JaxLayers
 from jaxddp.parity.records import Records, Scratch
 from jaxddp.parity.torch_side.layers import TorchLayers
-from jaxddp.parity.workers import Workers
 
 LOSS = "local_loss"
 NAMES = {"optimizer_state": "optimizer's state"}  # of other stages: their own
 
 
-def on_both_sides(evidence: Evidence, workers: Workers, spoiled: NotFinite) -> Problem:
+def on_both_sides(evidence: Evidence, searches: InterruptibleSearches, spoiled: NotFinite) -> Problem:
     """Return the problem of numbers that are not finite on both sides, from whose step on nothing can be compared."""
     if spoiled.stage == LOSS:
-        what = f"the loss is not a finite number, in jax neither; {_born(evidence, workers, spoiled)}"
+        what = f"the loss is not a finite number, in jax neither; {_born(evidence, searches, spoiled)}"
     else:
         what = f"{_numbers(spoiled)} are not finite, in jax neither{_loss_is_finite(spoiled)}"
     message = f"{what}; nothing is compared from this step on"
@@ -29,13 +28,13 @@ def on_both_sides(evidence: Evidence, workers: Workers, spoiled: NotFinite) -> P
 
 
 def on_one_side(
-    evidence: Evidence, workers: Workers, spoiled: NotFinite, differences: Sequence[Difference]
+    evidence: Evidence, searches: InterruptibleSearches, spoiled: NotFinite, differences: Sequence[Difference]
 ) -> list[Difference]:
     """Return the differences, with that of numbers that are not finite on one side first, and without its followers.
 
     Args:
         evidence: records of both sides, compared.
-        workers: processes in which the loss is computed once more.
+        searches: run the computation of the loss once more.
         spoiled: where the numbers are.
         differences: those that were found without regard to it.
     """
@@ -43,7 +42,7 @@ def on_one_side(
     followers = [one for one in differences if not one.cause and one.step >= step and math.isinf(one.residual)]
     same = [one for one in followers if (one.stage, one.step) == (spoiled.stage, step)]
     layer = same[0].layer if same else None
-    born = _born(evidence, workers, spoiled) if spoiled.stage == LOSS else _loss_is_finite(spoiled).removeprefix("; ")
+    born = _born(evidence, searches, spoiled) if spoiled.stage == LOSS else _loss_is_finite(spoiled).removeprefix("; ")
     allowed = evidence.judgement.allowed(spoiled.stage)
     first = Difference(
         spoiled.stage, step, spoiled.where, math.inf, allowed, layer=layer, detail=born, not_finite=spoiled.side
@@ -69,11 +68,11 @@ def _loss_is_finite(spoiled: NotFinite) -> str:
     return "; the loss is finite: they are born in its derivative" if spoiled.stage == GRADIENTS[0] else ""
 
 
-def _born(evidence: Evidence, workers: Workers, spoiled: NotFinite) -> str:
+def _born(evidence: Evidence, searches: InterruptibleSearches, spoiled: NotFinite) -> str:
     """Say in which layer a loss that is not finite is born."""
     scratch = Scratch()
-    job = _forward_pass(evidence, workers, spoiled, scratch)
-    ran = job is not None and InterruptibleSearches(workers, []).run(lambda: (job(), True)) is not None
+    job = _forward_pass(evidence, searches, spoiled, scratch)
+    ran = job is not None and searches.run(lambda: (job(), True), problems=[]) is not None
     if not ran:
         return ""
     layer, is_given = not_finite_layer(Records([scratch.path])[0])
@@ -83,10 +82,10 @@ def _born(evidence: Evidence, workers: Workers, spoiled: NotFinite) -> str:
 
 
 def _forward_pass(
-    evidence: Evidence, workers: Workers, spoiled: NotFinite, scratch: Scratch
+    evidence: Evidence, searches: InterruptibleSearches, spoiled: NotFinite, scratch: Scratch
 ) -> Callable[[], object] | None:
     """Return what records the layers of a side on which the loss is not finite; None: they cannot be seen."""
-    case, paths = evidence.case, (evidence.start, evidence.torch_folder, scratch.path)
+    case, paths, workers = evidence.case, (evidence.start, evidence.torch_folder, scratch.path), searches.workers
     at = spoiled.step, spoiled.rank
     if spoiled.side != "jax":
         return lambda: workers.torch.do(TorchLayers(case.torch_source, *paths, *at, case.world_size))

@@ -22,7 +22,18 @@ from jaxddp.parity.jax_side.micro_gradients import micro_records, program
 from jaxddp.parity.jax_side.program import forget_programs
 from jaxddp.parity.jax_side.recorded_runs import forced_records, free_records, starting_weights
 from jaxddp.parity.lazy_arrays import Arrays
-from jaxddp.parity.processes import STARTING, Child, ChildError, Tell, answers, end_all, free_at_once, reported, telling
+from jaxddp.parity.processes import (
+    STARTING,
+    Child,
+    ChildError,
+    Tell,
+    Watch,
+    answers,
+    end_all,
+    free_at_once,
+    reported,
+    telling,
+)
 from jaxddp.parity.records import Records, RecordWriter, is_large_model
 from jaxddp.parity.torch_side.pool import torch_records
 
@@ -189,10 +200,18 @@ class JaxChild:
         platform: "cpu" or "gpu"; None: GPUs if there are enough, else the CPU.
         timeout: seconds without a message after which the process counts as hanging.
         processes: number of processes, which divides the number of devices.
+        watch: see `answers`.
     """
 
-    def __init__(self, devices: int, platform: str | None = None, timeout: float = 300.0, processes: int = 1):
-        self._timeout = timeout
+    def __init__(
+        self,
+        devices: int,
+        platform: str | None = None,
+        timeout: float = 300.0,
+        processes: int = 1,
+        watch: Watch = lambda children: None,
+    ):
+        self._timeout, self._watch = timeout, watch
         address = f"127.0.0.1:{free_port()}" if processes > 1 else ""
         self._children = []
         for number in range(processes):
@@ -216,7 +235,7 @@ class JaxChild:
 
     def _start(self) -> None:
         try:
-            answers(self._children, max(STARTING, self._timeout))
+            answers(self._children, max(STARTING, self._timeout), self._watch)
         except ChildError as error:  # drop the trace: a child that failed to start takes no jobs
             raise ChildError(error.child, error.where, error.what) from None
         self._ready = True
@@ -227,7 +246,7 @@ class JaxChild:
         Raises:
             ChildError: the process raised, died or hung.
         """
-        return answers(self._at_work, self._timeout)[0]
+        return answers(self._at_work, self._timeout, self._watch)[0]
 
     def do(self, job: JaxJob) -> Any:
         """Run a job and return its answer."""

@@ -137,6 +137,8 @@ def _verdict_lines(findings: Findings) -> Iterator[str]:
     for difference in itertools.chain(*groups[MOST_DIFFERENCES:]):
         why = "; or ".join(difference.cause.says) if difference.cause else "unexplained"
         yield f"different: {words.where(difference)}: {why}"
+    if findings.ended and findings.differences:
+        yield f"incomplete: {words.ended(findings)}"
     if findings.numerics:
         yield _numerics_line(findings)
     for problem in others[:MOST_PROBLEMS]:

@@ -48,7 +48,8 @@ def to_html(findings: Findings, stylesheet: str | None = None) -> str:
     >>> to_html(Findings("port.py", 2, 10, "float64")).splitlines()[0]
     '<!doctype html>'
     """
-    title = f"{words.verdict_word(findings)}: {findings.port}, parity of torch and jax"
+    incomplete = ", incomplete" if findings.ended and findings.differences else ""
+    title = f"{words.verdict_word(findings)}{incomplete}: {findings.port}, parity of torch and jax"
     head = tag(
         "head",
         Html('<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'),
@@ -96,6 +97,7 @@ def _header(findings: Findings) -> Html:
         tag("p", with_code(words.sentence(findings)), class_="sentence"),
         tag("p", tag("b", "Fix: "), with_code("; or ".join(cause.fixes)), class_="sentence") if cause else "",
         tag("p", _meaning(findings), class_="note") if findings.differences else "",
+        tag("p", tag("b", "Incomplete: "), words.ended(findings)) if findings.ended and findings.differences else "",
         class_=f"verdict {kind}",
     )
 

@@ -189,7 +189,9 @@ def _why(difference: Difference) -> str:
 
 def _agreement(findings: Findings) -> str:
     parts = []
-    if findings.problems:
+    if findings.ended:
+        parts.append(ended(findings))
+    elif findings.problems:
         parts.append("Not everything could be compared." if any(map(steps_compared, findings.stages.values())) else "")
     parts.append(_largest(findings))
     if findings.unseen:
@@ -203,7 +205,8 @@ def _agreement(findings: Findings) -> str:
 
 def _largest(findings: Findings) -> str:
     """Return the largest residual of all stages in a sentence."""
-    compared = {stage: result for stage, result in findings.stages.items() if steps_compared(result)}
+    results = findings.stages or findings.free_running
+    compared = {stage: result for stage, result in results.items() if steps_compared(result)}
     if not compared:
         return "Nothing was compared."
     stage = max(compared, key=lambda stage: worst(compared[stage])[0])
@@ -213,8 +216,17 @@ def _largest(findings: Findings) -> str:
     return (
         f"Nothing differs in {count(len(compared), 'stage')} of {count(steps, 'step')} on "
         f"{count(findings.world_size, 'replica')}: the largest residual is {number(value)}{at}, and "
-        f"{number(compared[stage].allowed)} is allowed."
+        f"{number(compared[stage].allowed)} is allowed{', each side running by itself' * (not findings.stages)}."
     )
+
+
+def ended(findings: Findings) -> str:
+    """Return in a sentence what ended the check early, and what it had not done by then.
+
+    >>> ended(Findings("port.py", 2, 10, "float64", ended="Ctrl-C", untried=("float32",), seconds=14.2))
+    'Ended early by Ctrl-C, after 14 s; not done: float32.'
+    """
+    return f"Ended early by {findings.ended}, after {findings.seconds:.0f} s; not done: {'; '.join(findings.untried)}."
 
 
 def evidence(causes: Sequence[Cause]) -> str:

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.parity.case_interface import LOCAL_STAGES, AnyCase, Trajectory, micro_batches_of
-from jaxddp.parity.processes import STARTING, Child, ChildError, answers, end_all
+from jaxddp.parity.processes import STARTING, Child, ChildError, Watch, answers, end_all
 from jaxddp.parity.records import Records, Scratch, Tensors
 from jaxddp.parity.torch_side.rank import Steps, TorchJob, rank_folder, serve
 from torch_ref.launch import SLOW_IMPORTS
@@ -23,14 +23,15 @@ class TorchPool:
         size: number of ranks, the largest world size of any job.
         timeout: seconds without a message after which a rank counts as hanging.
         platform: "cpu" or "gpu".
+        watch: see `answers`.
 
     Raises:
         ChildError: a rank raises, dies or hangs. All ranks are ended then, unless the job had one rank and it raised.
     """
 
-    def __init__(self, size: int, timeout: float = 300.0, platform: str = "cpu"):
+    def __init__(self, size: int, timeout: float = 300.0, platform: str = "cpu", watch: Watch = lambda children: None):
         self._size, self._platform = size, platform
-        self._timeout = timeout
+        self._timeout, self._watch = timeout, watch
         self._ranks: list[Child] = []
 
     def __enter__(self) -> Self:
@@ -77,7 +78,7 @@ class TorchPool:
 
     def _answers(self, ranks: Sequence[Child], timeout: float) -> list[Any]:
         try:
-            return answers(ranks, timeout)
+            return answers(ranks, timeout, self._watch)
         except BaseException as error:
             raised = isinstance(error, ChildError) and bool(error.trace)
             if not raised or len(ranks) > 1:  # other ranks may wait for the one that raised

@@ -1,12 +1,11 @@
-"""InterruptibleSearches that fail, that take long, and that Ctrl-C ends."""
+"""Searches that fail, and that are ended early."""
 
-import queue
-import time
 from typing import Any
 
 from jaxddp.parity.diagnosis.interruptible import InterruptibleSearches
 from jaxddp.parity.findings import Problem
 from jaxddp.parity.processes import ChildError
+from jaxddp.parity.stopping import Stopped
 
 DIED = ChildError("torch rank 0", "the search for a cause", "died of SIGKILL")
 
@@ -41,22 +40,9 @@ def test_a_search_that_fails_is_a_problem_and_the_next_one_runs() -> None:
     assert others == problems and len(problems) == 1
 
 
-def test_ctrl_c_ends_a_search_and_all_that_follow() -> None:
+def test_a_stop_ends_a_search_and_all_that_follow() -> None:
     crew: Any = Crew()
     searches = InterruptibleSearches(crew, [])
-    assert searches.run(lambda: raises(KeyboardInterrupt())) is None
+    assert searches.run(lambda: raises(Stopped())) is None
     assert searches.ended and crew.ended == ["all"] and not searches.problems
     assert searches.run(lambda: raises(AssertionError("runs"))) is None
-
-
-def test_a_long_search_says_what_differs_and_how_to_end_it() -> None:
-    crew: Any = Crew()
-    told: queue.Queue[str] = queue.Queue()
-    with InterruptibleSearches(crew, [], told.put, quiet=0.01).about("loss differs"):
-        line = told.get(timeout=10)
-    assert line == "loss differs: searching for the cause; Ctrl-C ends the search and prints what is known"
-    quick = InterruptibleSearches(crew, [], told.put, quiet=0.2)
-    with quick.about("loss differs"):
-        assert quick.run(lambda: 3) == 3
-    time.sleep(0.5)
-    assert told.empty()

@@ -1,0 +1,164 @@
+"""What a check is doing: its stages, how far it is, how long it may take; on one line that is rewritten."""
+
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence, Sized
+from contextlib import contextmanager, suppress
+from typing import Any, Protocol, TextIO
+
+from jaxddp.parity.stopping import Stop
+
+DRAW = "drawing torch's weights"
+FREE, FORCED = "float64, each side by itself", "float64, stage by stage"
+FLOAT32 = "float32"
+COMPARE, CAUSES = "comparison of the records", "causes of differences"
+RUNS = (FREE, FORCED, FLOAT32)
+EVERY = {True: 0.5, False: 30.0}  # seconds between two texts: rewritten, and line by line
+
+
+class Worker(Protocol):
+    """A process at work: see `jaxddp.parity.processes.Child`."""
+
+    name: str
+    where: str
+    heard: float
+
+
+class Progress:
+    """Progress of one check.
+
+    Args:
+        steps: number of steps of each run.
+        stages: stages of the check, in their order.
+        stop: request to end early.
+        tell: is called with each line, from a thread; None: prints on stderr.
+        stream: is written to, if `tell` is None; a terminal or notebook gets one line that is rewritten.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        steps: int = 0,
+        stages: Sequence[str] = (),
+        stop: Stop | None = None,
+        tell: Callable[[str], None] | None = None,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self.stop = stop or Stop()
+        self._steps, self._left, self._clock = steps, [*stages], clock
+        self._stream = stream or sys.stderr
+        self._tell = tell or (lambda line: print(line, file=self._stream, flush=True))
+        self._rewrites = tell is None and _can_rewrite(self._stream)
+        self._lock, self._width = threading.Lock(), 0
+        self._stage, self._what, self._where, self._records = "", "", "", dict[str, Sized]()
+        self._counts: dict[str, int] = {}
+        self._began, self._first, self._took = 0.0, (0.0, 0), 0.0
+
+    @contextmanager
+    def stage(self, name: str, what: str = "", **records: Sized) -> Iterator[None]:
+        """Begin a stage, which is done once the body of the `with` statement is.
+
+        Args:
+            name: name of the stage.
+            what: what is done, if it takes no steps.
+            records: side -> records, of which each step adds one.
+        """
+        self._counts, self._first, self._where = {}, (0.0, 0), ""
+        self._stage, self._what, self._records, self._began = name, what, records, self._clock()
+        yield
+        self._took = max(self._took, self._clock() - self._began)
+        self._left = [stage for stage in self._left if stage != name]
+        self._stage = ""
+
+    def watch(self, workers: Sequence[Worker]) -> None:
+        """Note how far processes at work are; raise `Stopped` if the check is to end."""
+        if self._records:
+            self._counts = {side: len(of_side) for side, of_side in self._records.items()}
+            if not self._first[1] and min(self._counts.values()):  # each side has compiled its first step
+                self._first = self._clock(), sum(self._counts.values())
+        else:
+            latest = max(workers, key=lambda worker: worker.heard)
+            self._where = f"{latest.name}: {latest.where}"
+        self.stop.poll()
+
+    def untried(self) -> Iterator[str]:
+        """Yield what the check has not done yet."""
+        for name in self._left:
+            done = min(self._counts.values(), default=0) if name == self._stage else 0
+            yield f"{name}, from step {done + 1} on" if done else name
+
+    def text(self) -> str:
+        """Say what is being done, for how long, and how long the runs may take; "": nothing is."""
+        if not self._stage:
+            return ""
+        counts = ", ".join(f"{side} {count}" for side, count in self._counts.items())
+        what = f"{counts} of {self._steps} steps" if counts else self._what or self._where
+        seconds = self._clock() - self._began
+        return f"{self._stage}{what and f': {what}'}  ·  {_in_words(seconds)}{self._rest(seconds)}"
+
+    def _rest(self, seconds: float) -> str:
+        """Estimate the time that the runs will take: the steps of this one, and later ones that are no longer."""
+        since, first = self._first
+        done = sum(self._counts.values())
+        if done <= first or not first:
+            return ""
+        rest = (self._clock() - since) / (done - first) * (self._steps * len(self._counts) - done)
+        later = sum(name in RUNS and name != self._stage for name in self._left)
+        return f"  ·  the runs end in about {_in_words(rest + later * max(self._took, seconds + rest))}"
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """Show the progress while the body of the `with` statement runs; a terminal's line is clear afterwards."""
+        ended = threading.Event()
+
+        def show() -> None:
+            while not ended.wait(EVERY[self._rewrites]):
+                self.show()
+
+        thread = threading.Thread(target=show, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+            with self._lock:
+                self._rewrite("")
+
+    def show(self) -> None:
+        """Show what is being done now, over what was before."""
+        text = self.text()
+        with self._lock, suppress(OSError, ValueError):  # the stream is closed
+            if self._rewrites:
+                self._rewrite(text[: shutil.get_terminal_size().columns - 1])
+            elif text:
+                self._tell(text)
+
+    def say(self, line: str) -> None:
+        """Print a line that stays."""
+        with self._lock, suppress(OSError, ValueError):
+            self._rewrite("")
+            self._tell(line)
+
+    def _rewrite(self, text: str) -> None:
+        if self._width or text:
+            end = "" if text else "\r"
+            self._stream.write(f"\r{text.ljust(self._width)}{end}")
+            self._stream.flush()
+            self._width = len(text)
+
+
+def _can_rewrite(stream: Any) -> bool:
+    return type(stream).__module__.startswith("ipykernel") or bool(stream.isatty())
+
+
+def _in_words(seconds: float) -> str:
+    """Format a duration.
+
+    >>> [_in_words(x) for x in (3.2, 89.0, 130.0, 7200.0)]
+    ['3 s', '89 s', '2 min', '120 min']
+    """
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"

@@ -1,0 +1,104 @@
+"""What a check says while it works: on a terminal's one line, or line by line."""
+
+import io
+import threading
+
+import pytest
+
+from jaxddp.parity import progress
+from jaxddp.parity.progress import CAUSES, FLOAT32, FORCED, FREE, Progress
+from jaxddp.parity.stopping import Stop, Stopped
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Working:
+    name, where, heard = "torch rank 0", "torch_model", 1.0
+
+
+def test_the_text_has_stage_steps_seconds_and_an_estimate() -> None:
+    clock, torch, jax = Clock(), list[int](), list[int]()
+    told = Progress(10, [FREE, FORCED, FLOAT32], clock=clock)
+    assert told.text() == ""
+    with told.stage("drawing"):
+        told.watch([Working()])
+        assert told.text() == "drawing: torch rank 0: torch_model  ·  0 s"
+    with told.stage(FREE, torch=torch, jax=jax):
+        clock.now = 40.0
+        torch.append(1)
+        told.watch([Working()])
+        assert told.text() == f"{FREE}: torch 1, jax 0 of 10 steps  ·  40 s"
+        jax.append(1)  # it has compiled its first step
+        told.watch([Working()])
+        torch += [2, 3]
+        jax.append(2)
+        clock.now = 43.0
+        told.watch([Working()])
+        # 15 of 20 steps at 1 s, and two more runs of 58 s.
+        assert told.text() == f"{FREE}: torch 3, jax 2 of 10 steps  ·  43 s  ·  the runs end in about 2 min"
+        assert [*told.untried()] == [f"{FREE}, from step 3 on", FORCED, FLOAT32]
+    with told.stage(CAUSES, "the loss differs"):
+        clock.now = 44.0
+        assert told.text() == f"{CAUSES}: the loss differs  ·  1 s"
+    assert [*told.untried()] == [FORCED, FLOAT32] and told.text() == ""
+
+
+def test_a_stage_that_is_stopped_is_not_done() -> None:
+    stop = Stop()
+    told = Progress(3, [FORCED, FLOAT32], stop)
+    with pytest.raises(Stopped), told.stage(FORCED, jax=[1, 2]):
+        told.watch([])
+        stop.why = "Ctrl-C"
+        told.watch([])
+    assert [*told.untried()] == [f"{FORCED}, from step 3 on", FLOAT32]
+
+
+@pytest.mark.parametrize("terminal", [True, False], ids=["terminal", "pipe"])
+def test_a_terminal_has_one_line_and_a_pipe_a_line_each_time(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "12")
+    stream, clock = Terminal() if terminal else io.StringIO(), Clock()
+    told = Progress(3, stream=stream, clock=clock)
+    with told.shown():
+        told.show()  # nothing is done yet
+        with told.stage("first", "a"):
+            told.show()
+            told.say("stays")
+        with told.stage("and second"):
+            told.show()
+    lines = ["\rfirst: a  ·", "\r           \r", "stays\n", "\rand second ", "\r           \r"]
+    assert stream.getvalue() == ("".join(lines) if terminal else "first: a  ·  0 s\nstays\nand second  ·  0 s\n")
+
+
+def test_progress_is_told_from_time_to_time_and_not_after_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "EVERY", {True: 0.01, False: 0.01})
+    told, lines = threading.Event(), list[str]()
+
+    def tell(line: str) -> None:
+        lines.append(line)
+        told.set()
+
+    shown = Progress(tell=tell)
+    with shown.shown(), shown.stage("busy"):
+        assert told.wait(10) and lines[0].startswith("busy")
+    count = len(lines)
+    shown.show()
+    assert len(lines) == count
+
+
+def test_a_closed_stream_ends_nothing() -> None:
+    stream = Terminal()
+    told = Progress(stream=stream)
+    with told.shown(), told.stage("busy"):
+        stream.close()
+        told.show()
+        told.say("unread")
