@@ -21,6 +21,7 @@ STAGE_NAMES = {
     "optimizer_state": "optimizer state",
 }
 
+FLOAT32_PRECISION = 2.0**-23
 RATE_MENTIONED = 1e-12  # smaller rounding errors of the learning rate are not mentioned
 
 
@@ -277,11 +278,9 @@ def runs(columns: Sequence[tuple[int, int]], most: int = 4) -> str:
 
 
 def ratio(result: Numerics) -> float:
-    """Return jax's float32 error over torch's; 1 if both are exact.
+    """Return jax's float32 error over torch's, or over float32's precision if torch is exact; 1 if both are exact.
 
-    >>> ratio(Numerics(3e-7, 2e-7, 3.0)), ratio(Numerics(0.0, 0.0, 3.0)), ratio(Numerics(1e-9, 0.0, 3.0))
-    (1.5, 1.0, inf)
+    >>> ratio(Numerics(3e-7, 2e-7, 3.0)), ratio(Numerics(0.0, 0.0, 3.0)), ratio(Numerics(2**-24, 0.0, 3.0))
+    (1.5, 1.0, 0.5)
     """
-    if result.torch == 0:
-        return 1.0 if result.jax == 0 else math.inf
-    return result.jax / result.torch
+    return 1.0 if result.jax == result.torch == 0 else result.jax / (result.torch or FLOAT32_PRECISION)

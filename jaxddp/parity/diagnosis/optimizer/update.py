@@ -186,7 +186,7 @@ def _optimizer_step(evidence: Evidence, index: int, way: Unseen) -> OptimizerSte
     before = evidence.before(index)
     params = {name: before[name] for name in of_torch["update"]}
     shares = evidence.judgement.shares[index]
-    update = {name: of_jax["update"][name] / shares[name] for name in params}
+    update = {name: of_jax["update"][name] / (shares[name] or 1.0) for name in params}
     unused = frozenset(params.keys() - of_torch["clipped_gradients"])
     given = _given(evidence, of_torch, of_jax, way)
     state = by_part(of_jax["optimizer_state"])
