@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from jaxddp.errors import InputError
+from jaxddp.errors import InputError, shortened
 
 MOST = 2**31 - 1  # steps are counted in int32
 LARGEST = sys.float_info.max  # also bounds integers, of which JSON may hold any
@@ -65,9 +65,6 @@ def check_range(option: str, value: Any, written: str | None = None) -> None:
     several = isinstance(value, tuple)
     for words in RANGES[option] if value is not None else ():
         if not all(map(IN_RANGE[words], value if several else (value,))):
-            raise InputError(f"{_short(written or f'{option} {value}')}: {'each ' if several else ''}must be {words}")
-
-
-def _short(written: str) -> str:
-    """Shorten a number of many digits, as a damaged file may hold it."""
-    return written if len(written) <= 100 else f"{written[:80]}... ({len(written)} characters)"
+            raise InputError(
+                f"{shortened(written or f'{option} {value}')}: {'each ' if several else ''}must be {words}"
+            )

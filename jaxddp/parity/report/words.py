@@ -197,7 +197,7 @@ def _agreement(findings: Findings) -> str:
         parts.append(f"The port does not show its {', '.join(STAGE_NAMES[stage] for stage in findings.unseen)}.")
     parts += findings.idle
     if findings.rate_rounding > RATE_MENTIONED:
-        off = f"{findings.rate_rounding:.0e}"
+        off = f"{number(findings.rate_rounding)} of the largest rate so far"
         parts.append(f"The port computes its learning rate in float32, off by {off}, which is allowed for.")
     return " ".join(filter(None, parts))
 
@@ -218,22 +218,33 @@ def _largest(findings: Findings) -> str:
     )
 
 
-def evidence(causes: Sequence[Cause]) -> str:
+def evidence(difference: Difference, causes: Sequence[Cause]) -> str:
     """Return the residual that one cause leaves, or several together, and that of the next best explanation.
 
-    >>> evidence([Cause(("nesterov",), ("Nesterov momentum",), ("nesterov=False",), 2e-15, ("dampening", 4e-2))])
+    >>> cause = Cause(("nesterov",), ("Nesterov momentum",), ("nesterov=False",), 2e-15, ("dampening", 4e-2))
+    >>> evidence(Difference("update", 1, "fc.weight", 0.5, 1e-12), [cause])
     'planted in the reference: residual 2e-15; next best: dampening, residual 0.04'
+    >>> evidence(Difference("update", 1, "fc.weight", 0.01, 1e-12), [cause])
+    'planted in the reference: residual 2e-15; without a fault: residual 0.01'
     """
     cause = causes[0]
+    if cause.measured:
+        return f"measured: {cause.measured}"
     planted, at_most = "planted", ""
     if len(causes) > 1:
         planted = "planted together"
     elif len(cause.names) > 1:
         planted, at_most = "each planted", "at most "
     text = f"{planted} in the reference: residual {at_most}{number(cause.residual)}"
-    if cause.runner_up is None:
-        return f"{text}; no other explanation comes near"
-    return f"{text}; next best: {cause.runner_up[0]}, residual {number(cause.runner_up[1])}"
+    if (other := next_best(difference, cause)) is None:
+        return f"{text}; without a fault: residual {number(difference.residual, 2)}"
+    return f"{text}; next best: {other[0]}, residual {number(other[1])}"
+
+
+def next_best(difference: Difference, cause: Cause) -> tuple[str, float] | None:
+    """Return the next best explanation and its residual; None if the reference without a fault is as near."""
+    other = cause.runner_up
+    return other if other is not None and other[1] < difference.residual else None
 
 
 def layer_name(name: str) -> str:

@@ -65,6 +65,7 @@ class OptimizerEvidence:
         rounding: of each step's update, relative; (): none.
         max_norm: largest norm of the reference's clipping; None: it does not clip, or clips before the first stage
             that is given.
+        sizes: sizes of the batch, in words.
     """
 
     kind: str
@@ -76,6 +77,7 @@ class OptimizerEvidence:
     max_norm: float | None = None
     highest: float = 0.0
     rounding: Sequence[float] = ()
+    sizes: Mapping[int, str] = field(default_factory=dict)
 
 
 def reference_recipe(evidence: OptimizerEvidence) -> OptimizerRecipe | None:
