@@ -119,6 +119,15 @@ def listed(problems: Sequence[str], most: int = 3, joint: str = "; ") -> str:
     return joint.join([*problems[:most], *["..."] * (len(problems) > most)])
 
 
+def shortened(text: str, most: int = 100) -> str:
+    """Cut the end off a long text, such as a number of many digits in a damaged file, and say how long it was.
+
+    >>> shortened("short"), shortened("1" * 300, most=10)
+    ('short', '1111111111... (300 characters)')
+    """
+    return text if len(text) <= most else f"{text[:most]}... ({len(text)} characters)"
+
+
 def differences(actual: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str]:
     """Describe each array that is missing, left over, or of another shape.
 

@@ -23,7 +23,7 @@ from jaxddp.checkpoint.trees import as_tree, by_name, without_values
 from jaxddp.checkpoint.workarounds import plain_path, silence
 from jaxddp.distributed.agreement import check_same
 from jaxddp.distributed.replicas import Replicas
-from jaxddp.errors import InputError, NotFiniteError, TrainingError, differences, listed
+from jaxddp.errors import InputError, NotFiniteError, TrainingError, differences, listed, shortened
 from jaxddp.files import check_in_place, check_regular, sync
 from jaxddp.state import TrainState
 
@@ -31,7 +31,6 @@ STATE, RECORD = "state", "record"  # items of a checkpoint
 KEEP = 2
 TEST_LOSS = "test_loss"  # note by which the best checkpoint is known
 _NEVER = 2**31 - 1  # seconds; Orbax compares times of day, which may jump, and --stall-timeout watches over a save
-_LONG = 100  # characters shown of another library's error message
 
 
 class Checkpoints:
@@ -314,5 +313,4 @@ def _loss(notes: Notes) -> float:
 
 
 def _reason(error: Exception) -> str:
-    words = " ".join(str(error).split())
-    return words if len(words) < _LONG else words[:_LONG] + "..."
+    return shortened(" ".join(str(error).split()))

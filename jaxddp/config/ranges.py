@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from jaxddp.errors import InputError
+from jaxddp.errors import InputError, shortened
 
 MOST = 2**31 - 1  # steps are counted in int32
 LONGEST = 10**6  # seconds; systems wait on sockets for 2**31 milliseconds at most
@@ -70,8 +70,3 @@ def check_range(option: str, value: Any, written: str | None = None) -> None:
             raise InputError(
                 f"{shortened(written or f'{option} {value}')}: {'each ' if several else ''}must be {words}"
             )
-
-
-def shortened(written: str) -> str:
-    """Shorten a number of many digits, as a damaged file may hold it."""
-    return written if len(written) <= 100 else f"{written[:80]}... ({len(written)} characters)"

@@ -181,7 +181,8 @@ def _different_starts(runs: Runs) -> list[Difference]:
         return []
     tensor = max(runs.starts, key=lambda name: runs.starts[name])
     says = f"the replicas start from different weights, in {len(runs.starts)} tensors"
-    cause = Cause.of(("different_start",), (says,), 0.0)
+    measured = f"the replicas' start differs by {runs.starts[tensor]:.2g} in {tensor}"
+    cause = Cause.of(("different_start",), (says,), 0.0, measured=measured)
     return [Difference("params", 0, tensor, runs.starts[tensor], 0.0, cause=cause, detail="before the first step")]
 
 

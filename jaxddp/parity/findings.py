@@ -23,6 +23,7 @@ class Cause:
         fixes: one line per name: what the port should do instead.
         residual: the residual that the cause leaves unexplained.
         runner_up: the next best explanation and the residual that it leaves; None if there is no other.
+        measured: what shows the cause, if it was not planted in the reference and replayed.
     """
 
     names: tuple[str, ...]
@@ -30,6 +31,7 @@ class Cause:
     fixes: tuple[str, ...]
     residual: float
     runner_up: tuple[str, float] | None = None
+    measured: str = ""
 
     @classmethod
     def of(
@@ -39,11 +41,12 @@ class Cause:
         residual: float,
         runner_up: tuple[str, float] | None = None,
         optimizer: TorchOptimizer | None = None,
+        measured: str = "",
     ) -> "Cause":
         """Return a cause with the fixes of the catalogue, for the reference's optimizer if that is known."""
         known = (None if optimizer is None else Known(one, optimizer) for one in says)
         fixes = tuple(FAULTS[name].fix_for(of_name) for name, of_name in zip(names, known, strict=True))
-        return cls(tuple(names), tuple(says), fixes, residual, runner_up)
+        return cls(tuple(names), tuple(says), fixes, residual, runner_up, measured)
 
 
 @dataclass(frozen=True)

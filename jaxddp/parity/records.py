@@ -7,6 +7,7 @@ file; `Records` reads them back, a stage at a time.
 import json
 import math
 import shutil
+import sys
 import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -206,6 +207,24 @@ def stage_norm(tensors: Mapping[str, np.ndarray]) -> float:
     5.0
     """
     return math.hypot(*(float(np.linalg.norm(value)) for value in tensors.values() if value.dtype.kind == "f"))
+
+
+def relative(difference: float, scale: float, other: float = 0.0) -> float:
+    """Return a difference over the reference's norm: the one rule for a norm of 0 in a denominator.
+
+    Args:
+        difference: norm of the difference; the result is infinite only if this is not finite.
+        scale: the reference's norm.
+        other: the other side's norm, which takes the place of a scale of 0. If both are 0, the result is 1.
+
+    >>> relative(0.5, 2.0), relative(0.0, 0.0), relative(1.0, 0.0), relative(1.0, 0.0, 4.0), relative(math.nan, 1.0)
+    (0.25, 0.0, 1.0, 0.25, inf)
+    """
+    if difference == 0:
+        return 0.0
+    if not math.isfinite(difference):
+        return math.inf
+    return min(difference / float(scale or other or difference), sys.float_info.max)
 
 
 def full_norm(record: Record, stage: str) -> float:

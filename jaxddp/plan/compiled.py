@@ -76,7 +76,8 @@ class Compiler:
         try:
             compiled = self._lowered[batch_size].compile(compiler_options=dict(options) or None)
         except RuntimeError as error:
-            reason = str(error).strip().splitlines()[0]
+            reason, _, rest = str(error).strip().partition("\n")
+            reason += " ..." * bool(rest)
             raise InputError(f"--batch-size {batch_size}: XLA cannot compile the step: {reason}") from error
         memory = compiled.memory_analysis()
         return CompiledStep(

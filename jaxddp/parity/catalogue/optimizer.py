@@ -1,5 +1,6 @@
 """Faults of the optimizer and its schedule."""
 
+import re
 from collections.abc import Callable
 
 from jaxddp.parity.catalogue.fault import Fault, Known
@@ -42,6 +43,15 @@ def _masked_decay(known: Known) -> str:
         return _as_torchs("decay all tensors, without a mask")(known)
     code = known.optimizer.in_jax()
     return code and f"decay the same tensors on both sides: {code}, {MASK}"
+
+
+def _scale(known: Known) -> str:
+    found = re.match("a (?:sum|mean) over (.*), the reference takes the (sum|mean)", known.says)
+    if found is None:
+        return ""
+    over, kind = found.groups()
+    code = "(losses * weights).sum() / weights.sum()" if over == "the elements that count" else f"losses.{kind}()"
+    return f"take the {kind} over {over} in the port, as the reference does: {code}"
 
 
 FAULTS: dict[str, Fault] = {
@@ -92,6 +102,7 @@ FAULTS: dict[str, Fault] = {
         "use the same loss on both sides (a mean or a sum; for torch's mse_loss, "
         "optax.squared_error(prediction, target).mean(), since optax.l2_loss has a factor 1/2), and undo any "
         "loss scale before the optimizer: optax.scale(1 / scale)",
+        fix_of=_scale,
     ),
     "no_bias_correction": Fault(
         "Adam without bias correction",

@@ -10,14 +10,15 @@ TORCH_CLIP_EPSILON = 1e-6
 
 
 def clip_factor(norm: Any, max_norm: float, epsilon: float = TORCH_CLIP_EPSILON) -> Any:
-    """Return min(1, max_norm / (norm + epsilon)), which every gradient is multiplied by.
+    """Return min(1, max_norm / (norm + epsilon)), which every gradient is multiplied by; 1 where norm + epsilon is 0.
 
     Args:
         norm: global norm of the gradients; an array holds one norm per replica.
         max_norm: largest norm that is not clipped.
         epsilon: added to the norm.
     """
-    return np.minimum(1.0, max_norm / (norm + epsilon))
+    total = np.asarray(norm + epsilon, float)
+    return np.minimum(1.0, np.divide(max_norm, total, out=np.ones_like(total), where=total != 0))
 
 
 def clip(

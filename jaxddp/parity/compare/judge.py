@@ -18,7 +18,7 @@ from jaxddp.parity.compare.residuals import residuals
 from jaxddp.parity.findings import ORDER, StageResult
 from jaxddp.parity.fingerprints import differing_share, differing_shares
 from jaxddp.parity.port import Facts
-from jaxddp.parity.records import COUNTER, Record, StoredRecord, Tensors, full_norm, of_loss, stage_norm
+from jaxddp.parity.records import COUNTER, Record, StoredRecord, Tensors, full_norm, of_loss, relative, stage_norm
 
 # Largest residual that counts as equal, in float64.
 ALLOWED = {
@@ -178,7 +178,7 @@ def _stages(
         right = gradients if facts.clip_grad_norm is None else clip(gradients, facts.clip_grad_norm, norm=norm)
         clipped = jax["clipped_gradients"]
         yield "clipped_gradients", _against(clipped, torch["clipped_gradients"]), _against(clipped, right)
-    update = _against({name: x / shares.get(name, 1.0) for name, x in jax["update"].items()}, torch["update"])
+    update = _against(jax["update"], {name: shares.get(name, 1.0) * x for name, x in torch["update"].items()})
     yield "update", update, {} if facts.custom_step else update
     if torch["buffers"]:
         buffers = _against(jax["buffers"], torch["buffers"])
@@ -210,7 +210,7 @@ def rate_in_float32(torch: StoredRecord, jax: Record, peak: float) -> dict[str, 
 
 def _rate_off(torch: StoredRecord, shares: Mapping[str, float], peak: float) -> float:
     groups = [group for group in torch.notes["groups"] if group["names"]]
-    return max((abs(shares[g["names"][0]] - 1) * g["lr"] / (peak or 1.0) for g in groups), default=0.0)
+    return max((relative(abs(shares[g["names"][0]] - 1) * g["lr"], peak) for g in groups), default=0.0)
 
 
 def shows_clipping(jax: Record, facts: Facts) -> bool:
@@ -264,8 +264,8 @@ def _spread(torch: Record, jax: Record, step: int) -> Iterator[tuple[str, Locate
     by_stage: dict[str, dict[str, float]] = {}
     for key, value in jax["spread"].items():
         stage, _, name = key.partition(":")
-        scale = stage_norm(jax[stage]) or 1.0
-        by_stage.setdefault(stage, {})[name] = float(np.max(np.abs(value - value[:1]))) / scale
+        apart = float(np.max(np.abs(value - value[:1])))
+        by_stage.setdefault(stage, {})[name] = relative(apart, stage_norm(jax[stage]))
     for stage, of_stage in by_stage.items():
         if stage == "params" and not by_stage.keys() <= {"params", "buffers"}:
             continue  # the parameters differ because the gradients do
@@ -279,13 +279,13 @@ def _hyperparameters(torch: Record, jax: Record, peak: float) -> dict[str, float
     (group, *_), shown = torch.notes["groups"], jax.get("hyperparameters", {})  # type: ignore[attr-defined]
     pairs = {name: (float(shown[name]), group[key]) for name, key in RATES.items() if name in shown and key in group}
     scale = {name: max(abs(b), peak if RATES[name] == "lr" else 0.0) for name, (_, b) in pairs.items()}
-    return {name: abs(a - b) / (scale[name] or 1.0) for name, (a, b) in pairs.items()}
+    return {name: relative(abs(a - b), scale[name], abs(a)) for name, (a, b) in pairs.items()}
 
 
 def _like(jax: Tensors, torch: Tensors) -> Tensors:
     """Scale jax's momentum to torch's units: an optax chain may apply the rate before or after the momentum."""
     dot, square = (sum(float(np.vdot(jax[name], x[name])) for name in jax) for x in (torch, jax))
-    return {name: value * dot / square for name, value in jax.items()} if square else jax
+    return {name: value * dot / square for name, value in jax.items()} if square and dot else jax
 
 
 def _optimizer_state(torch: Record, jax: Record, optimizer: str) -> dict[str, float]:

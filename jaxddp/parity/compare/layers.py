@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from jaxddp.parity.compare.residuals import relative
+from jaxddp.parity.compare.residuals import norm
 from jaxddp.parity.findings import Layer
-from jaxddp.parity.records import INPUTS, OUTPUTS, StoredRecord, Tensors
+from jaxddp.parity.records import INPUTS, OUTPUTS, StoredRecord, Tensors, relative
 
 EQUAL = 1e-10  # ||jax - torch|| / ||torch|| of an output; measured: up to 3e-15
 
@@ -230,8 +230,7 @@ def _pairs(order: Sequence[str], twins: dict[str, str], jax: Tensors) -> Iterato
 
 
 def _residual(of_jax: np.ndarray, of_torch: np.ndarray) -> float:
-    scale = float(np.linalg.norm(of_torch[np.isfinite(of_torch)]))
-    return relative(float(np.linalg.norm(_distances(of_jax, of_torch))), scale)
+    return relative(float(np.linalg.norm(_distances(of_jax, of_torch))), norm(of_torch), norm(of_jax))
 
 
 def _distances(of_jax: np.ndarray, of_torch: np.ndarray) -> np.ndarray:

@@ -8,7 +8,7 @@ import numpy as np
 from jaxddp.parity.compare.residuals import residuals
 from jaxddp.parity.findings import Difference, Numerics
 from jaxddp.parity.port import Facts
-from jaxddp.parity.records import Records, Tensors, stage_norm
+from jaxddp.parity.records import Records, Tensors, relative, stage_norm
 
 ALLOWED = 10.0  # one side's distance over the other's; measured: 0.4 to 2.9, and from 0.02 where a floor allows it
 SMALL = 1e-9  # largest float64 residual that may be rounding; no mistake in meaning was smaller and grew in float32
@@ -92,12 +92,12 @@ def _allowed(steps: Sequence[Step]) -> float:
     (mine, _), (other, _), floor = max(steps, key=lambda of_step: of_step[0][0])
     if mine <= ALLOWED * max(distance for _, (distance, _), _ in steps):
         return ALLOWED
-    return ALLOWED * floor / other if other else math.inf
+    return ALLOWED * floor / (other or EPSILON)
 
 
 def _update_floors(torch: Records) -> list[float]:
     """Return each step's rounding of an update that is a difference of parameters: eps ||p|| / ||u||."""
-    return [EPSILON * stage_norm(record["params"]) / (stage_norm(record["update"]) or 1.0) for record in torch]
+    return [relative(EPSILON * stage_norm(record["params"]), stage_norm(record["update"])) for record in torch]
 
 
 def _of_updates(jax: tuple[Records, Records], torch: tuple[Records, Records]) -> list[float]:
@@ -119,4 +119,6 @@ def _distances(exact: Records, rounded: Records, stage: str) -> list[Distance]:
 def _distance(truth: Tensors, rounded: Tensors) -> Distance:
     of_float = {name: value for name, value in truth.items() if value.dtype.kind == "f"}
     errors = {name: float(np.linalg.norm(rounded[name] - value)) for name, value in of_float.items()}
-    return math.hypot(*errors.values()) / (stage_norm(of_float) or 1.0), max(errors, key=lambda name: errors[name])
+    of_rounded = stage_norm({name: rounded[name] for name in of_float})
+    distance = relative(math.hypot(*errors.values()), stage_norm(of_float), of_rounded)
+    return distance, max(errors, key=lambda name: errors[name])

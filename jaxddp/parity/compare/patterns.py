@@ -8,6 +8,7 @@ import numpy as np
 from jaxddp.errors import listed
 from jaxddp.parity.records import Tensors
 
+COMMON = 4  # factors up to this one have other reasons too, such as the half of optax.l2_loss
 EQUAL = 1e-9  # relative, of ratios and of what a ratio leaves; measured: up to 1e-13 where a rate was planted
 ENDINGS = {2: "nd", 3: "rd"}
 NAMED = 3  # tensors, or groups of tensors, that are listed
@@ -16,11 +17,34 @@ MOST_PLATEAUS, MOST_TURNS = 4, 4  # factors that are listed
 Ratios = Mapping[str, Sequence[float]]
 
 
-def pattern(steps: Iterable[tuple[Tensors, Tensors]]) -> str:
+def scaled(what: str, factor: float, sizes: Mapping[int, str], digits: int = 10) -> str:
+    """Say that something is multiplied; by a size of the batch, it is a sum against a mean.
+
+    Args:
+        what: what is multiplied.
+        factor: by which it is.
+        sizes: sizes of the batch, in words.
+        digits: of the factor.
+
+    >>> scaled("loss times", 1 / 32, {32: "the batch"})
+    'a mean over the batch, the reference takes the sum: loss times 1/32'
+    >>> scaled("loss times", 2.0, {2: "the batch"}), scaled("loss times", 33.0, {2: "the batch"})
+    ('perhaps a sum over the batch, the reference takes the mean: loss times 2', 'loss times 33')
+    """
+    for size, words in sizes.items():
+        for one, other, value, text in (("sum", "mean", size, f"{size}"), ("mean", "sum", 1 / size, f"1/{size}")):
+            if np.isclose(factor, value, rtol=EQUAL, atol=0):
+                likely = "" if size > COMMON else "perhaps "
+                return f"{likely}a {one} over {words}, the reference takes the {other}: {what} {text}"
+    return f"{what} {factor:.{digits}g}".replace("e+0", "e").replace("e+", "e").replace("e-0", "e-")
+
+
+def pattern(steps: Iterable[tuple[Tensors, Tensors]], sizes: Mapping[int, str] | None = None) -> str:
     """Say in a line in what tensors, at what steps and by what factor a stage differs; "" if no rule fits.
 
     Args:
         steps: the stage's tensors in jax and in torch, step by step.
+        sizes: sizes of the batch, in words, by which a sum differs from a mean.
 
     >>> torch = {"a": np.ones(2), "b": np.ones(1)}
     >>> pattern([({"a": np.zeros(2), "b": np.ones(1)}, torch)] * 4)
@@ -38,7 +62,11 @@ def pattern(steps: Iterable[tuple[Tensors, Tensors]]) -> str:
     frozen = [name for name, of in ratios.items() if not any(of)]
     differing = {name: of for name, of in ratios.items() if name not in frozen and not np.allclose(of, 1, rtol=EQUAL)}
     said = [f"frozen in the port: {listed(frozen, NAMED, ', ')}"] if frozen else []
-    return "; ".join([*said, *_by_factor(differing, len(ratios) - len(frozen))])
+    said += _by_factor(differing, len(ratios) - len(frozen))
+    factors = np.array([*differing.values()]).ravel()
+    if factors.size and np.allclose(factors, factors[0], rtol=EQUAL, atol=0):
+        said += filter(None, [scaled("", factors[0], sizes or {}).rpartition(":")[0]])
+    return "; ".join(said)
 
 
 def _by_factor(differing: Ratios, count: int) -> Iterator[str]:

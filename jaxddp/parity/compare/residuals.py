@@ -2,7 +2,8 @@
 
 A tensor's residual is ||a - b|| over the norm of its stage (for parameters and buffers: over the norm of the
 change since the start). The rounding of a tensor that is all noise, such as the gradient of a bias in front of
-BatchNorm, is therefore not mistaken for a difference. Integers must be equal.
+BatchNorm, is therefore not mistaken for a difference. Integers must be equal. Where the reference is all 0, the norm
+is the other side's; see `records.relative`.
 """
 
 import math
@@ -10,14 +11,14 @@ import math
 import numpy as np
 
 from jaxddp.parity.case_interface import Trajectory
-from jaxddp.parity.records import COUNTER, Tensors
+from jaxddp.parity.records import COUNTER, Tensors, relative
 
 ROUNDING = 1e-12  # of the norm of all gradients, in float64; measured: up to 2e-15
 MOVED = "running_mean"  # the buffer that a bias with a gradient of rounding only shifts
 
 
 def residuals(a: Tensors, b: Tensors, start: Tensors | None = None) -> dict[str, float]:
-    """Compute each tensor's ||a - b|| / ||all b - start||; infinite where a NaN or an integer differs.
+    """Compute each tensor's ||a - b|| / ||all b - start||; infinite where only one side is finite, 1 for integers.
 
     Args:
         a: tensors to compare. Tensors that b lacks are ignored: jax may have several arrays for one tied tensor.
@@ -32,11 +33,15 @@ def residuals(a: Tensors, b: Tensors, start: Tensors | None = None) -> dict[str,
 
     >>> residuals({"w": np.array([3.0, 4.5])}, {"w": np.array([3.0, 4.0])})
     {'w': 0.1}
+    >>> residuals({"w": np.array([3.0]), "b": np.array([4.0])}, {"w": np.zeros(1), "b": np.zeros(1)})
+    {'w': 0.6, 'b': 0.8}
     """
     b = {name: value for name, value in b.items() if name in a or not name.endswith(COUNTER)}
     if missing := b.keys() - a.keys():
         raise ValueError(f"missing tensors: {sorted(missing)}")
-    scale = math.hypot(*(norm(b[name] - start[name] if start else b[name]) for name in b if is_real(b[name])))
+    real = [name for name in b if is_real(b[name])]
+    scales = (math.hypot(*(norm(x[name] - start[name] if start else x[name]) for name in real)) for x in (b, a))
+    scale = next(filter(None, scales), 0.0)  # a is not read unless b is all 0
     return {name: _difference(a[name], b[name], scale) for name in b}
 
 
@@ -56,27 +61,17 @@ def is_real(x: np.ndarray) -> bool:
 
 
 def norm(x: np.ndarray) -> float:
-    """Compute the Euclidean norm of the elements that are not NaN."""
-    return float(np.linalg.norm(np.where(np.isnan(x), 0.0, x)))
-
-
-def relative(difference: float, scale: float) -> float:
-    """Return difference / scale; 0 / 0 is 0, and x / 0 and a difference that is not finite are infinite.
-
-    >>> relative(0.5, 2.0), relative(0.0, 0.0), relative(1.0, 0.0), relative(math.nan, 1.0)
-    (0.25, 0.0, inf, inf)
-    """
-    if difference == 0:
-        return 0.0
-    return difference / scale if scale and math.isfinite(difference) else math.inf
+    """Compute the Euclidean norm of the finite elements."""
+    return float(np.linalg.norm(np.where(np.isfinite(x), x, 0.0)))
 
 
 def _difference(a: np.ndarray, b: np.ndarray, scale: float) -> float:
     if a.shape != b.shape:
         raise ValueError(f"shapes {a.shape} and {b.shape}")
     if not is_real(b):
-        return 0.0 if np.array_equal(a, b) else math.inf
-    # The loss of a replica without a single valid label is NaN in torch, so it must be NaN here.
-    if not np.array_equal(np.isnan(a), np.isnan(b)):
-        return math.inf
-    return relative(norm(a - b), scale)
+        return 0.0 if np.array_equal(a, b) else 1.0
+    # The loss of a replica without a single valid label is NaN in torch, so it must be NaN here; a mask may hold -inf.
+    finite = np.isfinite(a) & np.isfinite(b)
+    if finite.all():
+        return relative(norm(a - b), scale)
+    return relative(norm(a[finite] - b[finite]), scale) if np.array_equal(a[~finite], b[~finite], True) else math.inf

@@ -3,13 +3,34 @@
 A hypothesis is a fault, replayed: the reference's step with the fault in it, in float64, compared
 with the port's step. The right hypothesis leaves only rounding. A name is given only then, and only
 if every other hypothesis with no more faults leaves at least `SEPARATION` times as much. Hypotheses
-that the run cannot tell apart are named together. A wrong name is worse than none.
+that the run cannot tell apart are named together, those without a fitted number first. A number that
+nobody would have written is no name. A wrong name is worse than none.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from fractions import Fraction
 
 SEPARATION = 100.0
+DIGITS, DENOMINATOR = 8, 10_000  # of numbers that somebody writes, or makes of whole numbers
+PLAIN = 1e-30, 1e12  # sizes of such numbers; the eps of Adafactor is 1e-30
+CLOSE = 1e-10  # relative; a fit that explains everything is nearer
+
+
+def is_plain(value: float) -> bool:
+    """Return whether somebody may have written a number: it has few digits, or is a simple fraction, or its root.
+
+    >>> [is_plain(value) for value in (0.0, 1e-8, 0.00037, 3 / 7, 1 / 768, 0.5**0.5)]
+    [True, True, True, True, True, True]
+    >>> [is_plain(value) for value in (1e-300, 2e149, 0.99985160961234)]
+    [False, False, False]
+    """
+    if not PLAIN[0] <= abs(value) <= PLAIN[1]:
+        return value == 0
+    if any(math.isclose(x, float(f"{x:.{DIGITS}g}"), rel_tol=CLOSE) for x in (value, 1 / value)):
+        return True
+    return any(math.isclose(x, Fraction(x).limit_denominator(DENOMINATOR), rel_tol=CLOSE) for x in (value, value**2))
 
 
 @dataclass(frozen=True)
@@ -20,11 +41,17 @@ class Hypothesis:
         faults: names of `catalogue.FAULTS`; two or more for faults that are present at once.
         says: one line with the faults' values ("weight decay 0.0001, the reference has 0.01").
         residual: largest ||predicted - observed|| of any step and tensor, over the norm of the stage.
+        values: number of fitted values.
+        plain: somebody may have written each of the values; see `is_plain`.
+        measured: what shows the faults, if they are not replayed.
     """
 
     faults: tuple[str, ...]
     says: str
     residual: float
+    values: int = 0
+    plain: bool = True
+    measured: str = ""
 
 
 @dataclass(frozen=True)
@@ -34,7 +61,7 @@ class Ruling:
     Attributes:
         named: the hypotheses that explain everything with the fewest faults; several where the run
             cannot tell them apart, none where nothing explains the difference.
-        runner_up: the nearest hypothesis that does not explain the difference; None: there is no other.
+        runner_up: the nearest hypothesis with plain values that does not explain the difference; None: there is none.
         cut_short: True if the search's replays ran out before every hypothesis was tried.
     """
 
@@ -57,13 +84,15 @@ def decide(hypotheses: Iterable[Hypothesis], floor: float) -> Ruling:
     'dampening'
     >>> decide([Hypothesis(("nesterov",), "nesterov", 5e-13), near], floor=1e-12).named  # not far enough apart
     ()
+    >>> decide([right, Hypothesis(("loss_scale",), "gradients times 2e149", 0.0, 1, plain=False)], floor=1e-12).named
+    (Hypothesis(faults=('nesterov',), says='nesterov', residual=5e-15, values=0, plain=True, measured=''),)
     """
     ranked = sorted(hypotheses, key=lambda hypothesis: hypothesis.residual)
-    explaining = [hypothesis for hypothesis in ranked if hypothesis.residual <= floor]
+    explaining = [hypothesis for hypothesis in ranked if hypothesis.residual <= floor and hypothesis.plain]
     fewest = min((len(hypothesis.faults) for hypothesis in explaining), default=0)
     named = tuple(hypothesis for hypothesis in explaining if len(hypothesis.faults) == fewest)
     others = [h for h in ranked if h.residual > floor and (not named or len(h.faults) <= fewest)]
-    runner_up = others[0] if others else None
-    if named and runner_up is not None and runner_up.residual < SEPARATION * named[-1].residual:
+    if named and others and others[0].residual < SEPARATION * named[-1].residual:
         return Ruling((), named[0])
-    return Ruling(named, runner_up)
+    named = tuple(sorted(named, key=lambda hypothesis: hypothesis.values))
+    return Ruling(named, next((hypothesis for hypothesis in others if hypothesis.plain), None))

@@ -153,7 +153,7 @@ def _pattern(evidence: Evidence, stage: str) -> str:
     if stage not in ("local_gradients", "gradients", "clipped_gradients", "update"):
         return ""
     both = zip(evidence.jax, evidence.torch, strict=False)
-    return pattern((ours[stage], theirs[stage]) for ours, theirs in both if stage in ours)
+    return pattern(((jax[stage], torch[stage]) for jax, torch in both if stage in jax), evidence.summary.sizes)
 
 
 def _optimizer(evidence: Evidence, located: Located) -> TorchOptimizer:
@@ -175,7 +175,8 @@ def _causes(ruling: Ruling, optimizer: TorchOptimizer) -> Iterator[Cause]:
         says: dict[str, str] = {}
         for parts in of_each:
             says.setdefault(*parts[position])
-        yield Cause.of(tuple(says), tuple(says.values()), ruling.named[0].residual, runner_up, optimizer)
+        first = ruling.named[0]
+        yield Cause.of(tuple(says), tuple(says.values()), first.residual, runner_up, optimizer, first.measured)
 
 
 def _in_order(hypothesis: Hypothesis, faults: Sequence[str]) -> list[tuple[str, str]]:
@@ -259,7 +260,7 @@ def _search_reduction(evidence: Evidence, workers: Workers, steps: tuple[int, ..
     reference = ReductionRecipe(facts.loss_normalization, clip_norm=None if large else facts.clip_grad_norm)
     micro = Records([scratch.path])
     of_steps = Lazy(lambda: len(steps), lambda i: _reduction_step(evidence, micro[i], evidence.jax[steps[i]]))
-    return explain_reduction(of_steps, reference, evidence.summary.tied)
+    return explain_reduction(of_steps, reference, evidence.summary.tied, evidence.summary.sizes)
 
 
 def _reduction_step(evidence: Evidence, micro: StoredRecord, record: StoredRecord) -> ReductionStep:

@@ -35,9 +35,10 @@ def explain_samples(evidence: SampleEvidence) -> Ruling:
     A hypothesis's residual is the share of examples that it leaves unexplained.
     """
     hypotheses = [_tried(evidence, *hypothesis) for hypothesis in _expectations(evidence)]
-    if _cut_off(evidence):
+    if lengths := _cut_off(evidence):
         says = "the examples at the end of an epoch: cut off on one side, filled up on the other"
-        hypotheses.append(Hypothesis(("padding_or_dropping",), says, 0.0))
+        measured = f"each replica gets {lengths[0]} examples per epoch in jax and {lengths[1]} in torch"
+        hypotheses.append(Hypothesis(("padding_or_dropping",), says, 0.0, measured=measured))
     return decide([hypothesis for hypothesis in hypotheses if hypothesis is not None], floor=0.0)
 
 
@@ -49,13 +50,18 @@ def _tried(evidence: SampleEvidence, fault: str, says: str, expected: Expectatio
     differing = _differing_entries(evidence)
     if differing is None:
         # An example is known by all of its entries together, and no fault of a single entry can be told.
-        return None if fault in ONE_ENTRY else Hypothesis((fault,), says, _share(evidence, None, expected))
+        return None if fault in ONE_ENTRY else _hypothesis(evidence, fault, says, _share(evidence, None, expected))
     one_of_several = len(differing) == 1 < len(evidence.torch[0])
     if (fault in ONE_ENTRY and len(differing) != 1) or (fault == "same_shard" and one_of_several):
         return None
     unexplained = max((_share(evidence, entry, expected) for entry in differing), default=1.0)
     which = f' (the "{differing[0]}" alone)' if one_of_several else ""
-    return Hypothesis((fault,), says + which, unexplained)
+    return _hypothesis(evidence, fault, says + which, unexplained)
+
+
+def _hypothesis(evidence: SampleEvidence, fault: str, says: str, unexplained: float) -> Hypothesis:
+    measured = f"the examples of all {len(evidence.jax)} steps are torch's with this fault, by their fingerprints"
+    return Hypothesis((fault,), says, unexplained, measured=measured)
 
 
 def _expectations(evidence: SampleEvidence) -> Iterator[tuple[str, str, Expectation]]:
@@ -102,22 +108,23 @@ def _share(evidence: SampleEvidence, entry: str | None, expected: Expectation) -
     return float(np.mean(shares)) if shares else 1.0
 
 
-def _cut_off(evidence: SampleEvidence) -> bool:
-    """Return True if each replica's stream of examples is the other side's with the ends of epochs cut off."""
+def _cut_off(evidence: SampleEvidence) -> tuple[int, int] | None:
+    """Return the lengths of jax's and torch's epochs if one side's examples are the other's, epochs' ends cut off."""
     if evidence.steps_per_epoch is None:
-        return False
+        return None
     entries = _differing_entries(evidence) or ()
     torch = [together(batch, entries) for batch in evidence.torch]
     jax = [together(batch, entries) for batch in evidence.jax]
     if len({*map(len, torch), *map(len, jax)}) != 1:
-        return False
+        return None
     size = evidence.steps_per_epoch
     epochs = [np.concatenate(torch[first : first + size], 1) for first in range(0, len(torch), size)]
-    return _cut(epochs, np.concatenate(jax, 1), most=max(batch.shape[1] for batch in torch))
+    length = _cut(epochs, np.concatenate(jax, 1), most=max(batch.shape[1] for batch in torch))
+    return (length, epochs[0].shape[1]) if length else None
 
 
-def _cut(epochs: Sequence[np.ndarray], stream: np.ndarray, most: int) -> bool:
-    """Return True if the stream is made of the beginnings of the epochs, all of one length.
+def _cut(epochs: Sequence[np.ndarray], stream: np.ndarray, most: int) -> int:
+    """Return the one length of the epochs' beginnings that the stream is made of; 0 if it is not.
 
     Args:
         epochs: fingerprints, (world_size, examples) each.
@@ -135,5 +142,5 @@ def _cut(epochs: Sequence[np.ndarray], stream: np.ndarray, most: int) -> bool:
             right = right and np.array_equal(piece[:, :common], known[:, :common])
             at += length
         if right:
-            return True
-    return False
+            return length
+    return 0

@@ -15,14 +15,13 @@ from jaxddp.nn.any_model import AnyFunctional
 from jaxddp.nn.functional import cast
 from jaxddp.nn.losses import Batch
 from jaxddp.parity.compare.layers import layer_residuals
-from jaxddp.parity.compare.residuals import relative
 from jaxddp.parity.convert import Converter, find_entry, under_all_names
 from jaxddp.parity.jax_side.layers import images_of, record_calls, twins
 from jaxddp.parity.jax_side.multi_loss_step import losses_alone, multi_loss_step
 from jaxddp.parity.jax_side.widened import in_float64
 from jaxddp.parity.port import Port, Rule, flattened
 from jaxddp.parity.processes import Tell
-from jaxddp.parity.records import Tensors
+from jaxddp.parity.records import Tensors, relative
 from jaxddp.parity.torch_side.layers import LayerCalls
 from jaxddp.parity.torch_side.probe import Probe
 from jaxddp.state import Buffers, Params

@@ -16,7 +16,7 @@ hold "{}", too. Imports neither framework.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from jaxddp.errors import InputError
+from jaxddp.errors import InputError, shortened
 
 NUMBER = "{}"  # stands for the number of a layer in a stack
 
@@ -196,4 +196,4 @@ def check_names(names: Names) -> None:
     for jax, torch in names.items():
         if not isinstance(jax, str) or not isinstance(torch, str | Rule):
             known = ", ".join(rule.__name__ for rule in RULES)
-            raise InputError(f"names: {jax!r}: must be a name in torch, or {known}; is {torch!r:.80}")
+            raise InputError(f"names: {jax!r}: must be a name in torch, or {known}; is {shortened(repr(torch))}")

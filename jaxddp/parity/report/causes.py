@@ -71,9 +71,11 @@ def _address(thread: str) -> str:
 def _evidence(difference: Difference, causes: Sequence[Cause]) -> Html:
     """Return the residual that each explanation leaves, as a number and as a bar on a logarithmic scale."""
     cause, planted = causes[0], " and ".join(" or ".join(cause.names) for cause in causes)
+    if cause.measured:
+        return join(tag("h3", "Evidence"), tag("p", f"Measured: {cause.measured}."))
     residuals = [("none", difference.residual)]
-    if cause.runner_up is not None:
-        residuals.append((f"next best: {cause.runner_up[0]}", cause.runner_up[1]))
+    if other := words.next_best(difference, cause):
+        residuals.append((f"next best: {other[0]}", other[1]))
     residuals.append((planted, cause.residual))
     lines = [
         tag(

@@ -12,7 +12,8 @@ from jaxddp.parity.report import words
 from jaxddp.parity.report.words import STAGE_NAMES, Status, count, number
 
 LINE = 110  # characters
-LONGEST = 480  # characters; the middle of a longer text is cut out
+LONGEST = 480  # characters; the middle of a longer text is left out
+REST = " [in full: --report, --json]"
 TENSOR_WIDTH = 32
 MOST_DIFFERENCES, MOST_PROBLEMS = 2, 3  # shown in full
 
@@ -165,7 +166,7 @@ def _difference_lines(group: list[Difference]) -> Iterator[str]:
     for position, cause in enumerate(causes):
         yield from _cause_lines(cause, "  and    " if position else "  cause  ")
     if causes or not first.not_finite:
-        yield f"  proof  {words.evidence(causes)}" if causes else "  cause  unexplained by any known fault"
+        yield f"  proof  {words.evidence(first, causes)}" if causes else "  cause  unexplained by any known fault"
     if first.layer is not None:
         layer = first.layer
         jax, torch = words.apart(*layer.values)
@@ -190,9 +191,12 @@ def _numerics_line(findings: Findings) -> str:
 
 
 def _fit(line: str) -> list[str]:
-    """Shorten a line to `LONGEST` characters, and wrap it."""
-    shortened = cut(printable(line).rstrip(), LONGEST)
-    return textwrap.wrap(shortened, LINE, subsequent_indent=" " * 9) or [""]
+    """Leave out the middle of a line beyond `LONGEST` characters, between two words, and wrap it."""
+    text = printable(line).rstrip()
+    if len(text) > LONGEST:
+        begin, end = text[: LONGEST // 2].rpartition(" ")[0], text[-LONGEST // 2 :].partition(" ")[2]
+        text = f"{begin} ... {end}{REST}"
+    return textwrap.wrap(text, LINE, subsequent_indent=" " * 9) or [""]
 
 
 def _check_line(row: Row) -> str:

@@ -8,7 +8,7 @@ import types
 import typing
 from typing import Any
 
-from jaxddp.errors import InputError
+from jaxddp.errors import InputError, shortened
 from jaxddp.parity.report.report import Report
 
 FORMAT = "jaxddp.parity report 1"
@@ -99,5 +99,5 @@ def _decode_fields(kind: Any, fields: dict[str, Any], where: str) -> Any:
 
 def _expect(kind: type, value: Any, where: str) -> Any:
     if type(value) is not kind:
-        raise InputError(f"{where}: is {value!r:.80}; must be of type {kind.__name__}")
+        raise InputError(f"{where}: is {shortened(repr(value))}; must be of type {kind.__name__}")
     return value

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable
 
 from jaxddp.parity.findings import ORDER, Findings
+from jaxddp.parity.records import relative
 from jaxddp.parity.report import words
 from jaxddp.parity.report.markup import Html, breakable, join, tag
 from jaxddp.parity.report.pictures import ResidualAxis, draw_losses, draw_residuals
@@ -162,11 +163,9 @@ def _excess(value: float, allowed: float) -> float:
     """Return the residual over the allowed one, infinite if that is 0; 0 for NaN, which was not compared."""
     if value == 0 or math.isnan(value):
         return 0.0
-    return value / allowed if allowed else math.inf
+    return value / allowed if allowed else math.inf  # a rank, which nothing prints
 
 
 def _relative(torch: float, jax: float) -> float:
     """Return |jax - torch| / |torch|; NaN if either is NaN."""
-    if torch == jax:
-        return 0.0
-    return abs(jax - torch) / abs(torch) if torch else math.inf
+    return math.nan if math.isnan(torch + jax) else relative(abs(jax - torch), abs(torch), abs(jax))

@@ -21,6 +21,7 @@ STAGE_NAMES = {
     "optimizer_state": "optimizer state",
 }
 
+FLOAT32_PRECISION = 2.0**-23
 RATE_MENTIONED = 1e-12  # smaller rounding errors of the learning rate are not mentioned
 
 
@@ -198,7 +199,7 @@ def _agreement(findings: Findings) -> str:
         parts.append(f"The port does not show its {', '.join(STAGE_NAMES[stage] for stage in findings.unseen)}.")
     parts += findings.idle
     if findings.rate_rounding > RATE_MENTIONED:
-        off = f"{findings.rate_rounding:.0e}"
+        off = f"{number(findings.rate_rounding)} of the largest rate so far"
         parts.append(f"The port computes its learning rate in float32, off by {off}, which is allowed for.")
     return " ".join(filter(None, parts))
 
@@ -229,22 +230,33 @@ def ended(findings: Findings) -> str:
     return f"Ended early by {findings.ended}, after {findings.seconds:.0f} s; not done: {'; '.join(findings.untried)}."
 
 
-def evidence(causes: Sequence[Cause]) -> str:
+def evidence(difference: Difference, causes: Sequence[Cause]) -> str:
     """Return the residual that one cause leaves, or several together, and that of the next best explanation.
 
-    >>> evidence([Cause(("nesterov",), ("Nesterov momentum",), ("nesterov=False",), 2e-15, ("dampening", 4e-2))])
+    >>> cause = Cause(("nesterov",), ("Nesterov momentum",), ("nesterov=False",), 2e-15, ("dampening", 4e-2))
+    >>> evidence(Difference("update", 1, "fc.weight", 0.5, 1e-12), [cause])
     'planted in the reference: residual 2e-15; next best: dampening, residual 0.04'
+    >>> evidence(Difference("update", 1, "fc.weight", 0.01, 1e-12), [cause])
+    'planted in the reference: residual 2e-15; without a fault: residual 0.01'
     """
     cause = causes[0]
+    if cause.measured:
+        return f"measured: {cause.measured}"
     planted, at_most = "planted", ""
     if len(causes) > 1:
         planted = "planted together"
     elif len(cause.names) > 1:
         planted, at_most = "each planted", "at most "
     text = f"{planted} in the reference: residual {at_most}{number(cause.residual)}"
-    if cause.runner_up is None:
-        return f"{text}; no other explanation comes near"
-    return f"{text}; next best: {cause.runner_up[0]}, residual {number(cause.runner_up[1])}"
+    if (other := next_best(difference, cause)) is None:
+        return f"{text}; without a fault: residual {number(difference.residual, 2)}"
+    return f"{text}; next best: {other[0]}, residual {number(other[1])}"
+
+
+def next_best(difference: Difference, cause: Cause) -> tuple[str, float] | None:
+    """Return the next best explanation and its residual; None if the reference without a fault is as near."""
+    other = cause.runner_up
+    return other if other is not None and other[1] < difference.residual else None
 
 
 def layer_name(name: str) -> str:
@@ -289,11 +301,9 @@ def runs(columns: Sequence[tuple[int, int]], most: int = 4) -> str:
 
 
 def ratio(result: Numerics) -> float:
-    """Return jax's float32 error over torch's; 1 if both are exact.
+    """Return jax's float32 error over torch's, or over float32's precision if torch is exact; 1 if both are exact.
 
-    >>> ratio(Numerics(3e-7, 2e-7, 3.0)), ratio(Numerics(0.0, 0.0, 3.0)), ratio(Numerics(1e-9, 0.0, 3.0))
-    (1.5, 1.0, inf)
+    >>> ratio(Numerics(3e-7, 2e-7, 3.0)), ratio(Numerics(0.0, 0.0, 3.0)), ratio(Numerics(2**-24, 0.0, 3.0))
+    (1.5, 1.0, 0.5)
     """
-    if result.torch == 0:
-        return 1.0 if result.jax == 0 else math.inf
-    return result.jax / result.torch
+    return 1.0 if result.jax == result.torch == 0 else result.jax / (result.torch or FLOAT32_PRECISION)

@@ -1,9 +1,10 @@
 """Jobs of a torch rank, and the child process that runs them. Imports no jax."""
 
 import contextlib
+import math
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol
@@ -41,12 +42,34 @@ class Summary:
         rates: learning rate of the first parameter group at each step, and at the steps that would follow.
         highest: the largest of these rates within the next `HORIZON` steps.
         tied: parameters that have several names.
+        sizes: see `batch_sizes`.
     """
 
     optimizer: str
     rates: list[float]
     highest: float = 0.0
     tied: tuple[str, ...] = ()
+    sizes: Mapping[int, str] = field(default_factory=dict)
+
+
+def batch_sizes(micro_batches: Sequence[Batch], replicas: int) -> dict[int, str]:
+    """Return the sizes above 1 by which a sum over a batch differs from a mean, in words; the first words for a size.
+
+    >>> batch_sizes([{"ids": torch.ones(4, 7, dtype=torch.int64)}], 1)
+    {4: 'the batch', 28: 'the batch and the sequence', 7: 'the sequence'}
+    """
+    batch, pieces = micro_batches[0], len(micro_batches)
+    examples = next((len(x) for x in batch.values() if x.ndim), 1)
+    of_batch = [(examples, "the batch" if pieces == 1 else "the micro-batch"), (pieces * examples, "the batch")]
+    of_batch += [(replicas * pieces * examples, "the batches of all replicas")]
+    pairs = [*of_batch]
+    for name, x in sorted(batch.items(), key=lambda item: item[1].is_floating_point()):
+        second = f'axis 1 of "{name}"' if x.is_floating_point() or x.ndim > 2 else "the sequence"
+        inner = [(size, second) for size in x.shape[1:2]] + [(math.prod(x.shape[1:]), f'the elements of "{name}"')]
+        for size, what in inner:
+            pairs += [(count * size, f"{of} and {what}") for count, of in of_batch] + [(size, what)]
+    sizes = dict(reversed(pairs))
+    return {size: sizes[size] for size in dict(pairs) if size > 1}
 
 
 class TorchJob(Protocol):
@@ -136,7 +159,8 @@ class Steps:
         rates += _rates_ahead(loop, HORIZON if self.ahead and loop.schedulers else self.ahead)
         names = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
         tied = tuple(name for name, parameter in loop.recorder.parameters.items() if names[id(parameter)] > 1)
-        return Summary(loop.kind, rates[: self.steps + self.ahead], max(rates), tied)
+        sizes = batch_sizes(micro_batches, world.world_size)
+        return Summary(loop.kind, rates[: self.steps + self.ahead], max(rates), tied, sizes)
 
     def _batches(self, side: TorchSide, world: World) -> Iterator[list[Batch]]:
         of_steps = side.batches(world.rank, world.world_size)

@@ -4,16 +4,18 @@ With replicas r = 1..W, micro-batches a = 1..A, sums of losses s_ra, their gradi
 a replica's local loss and gradient are sum_a c_ra s_ra and sum_a c_ra G_ra, where c_ra is
 
     over each micro-batch ("ddp")    1 / (A n_ra)
+    a sum over each micro-batch      1 / A
     over each rank                   1 / sum_a n_ra
     "global"                         W / sum_ra n_ra
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from jaxddp.parity.compare.patterns import scaled
 from jaxddp.parity.diagnosis.forward.fit import Item, Stages
 from jaxddp.parity.diagnosis.forward.replay import ReplicaResult
 
@@ -22,6 +24,7 @@ OVER = {
     "rank": ("mean_per_rank", "a mean over each rank's elements"),
     "global": ("global_mean", "one mean over the elements of all ranks"),
 }
+SUM = "a sum over the elements that count, the reference takes the mean"
 
 
 @dataclass(frozen=True)
@@ -31,10 +34,11 @@ class Combination(Item):
     Attributes:
         names: of its faults; none for the reference's way.
         what: the faults in words.
-        over: what the mean is over, a key of `OVER`.
+        over: what the mean is over, a key of `OVER`; "": a sum over each micro-batch.
         loss_times, gradient_times: factors.
         shared: the loss reported is the sum over the replicas.
         scaled: what a fitted factor applies to: "", "loss and gradients" or "gradients".
+        sizes: sizes of the batch, in words.
     """
 
     names: tuple[str, ...]
@@ -44,6 +48,7 @@ class Combination(Item):
     gradient_times: float = 1.0
     shared: bool = False
     scaled: str = ""
+    sizes: tuple[tuple[int, str], ...] = ()
 
     @property
     def faults(self) -> tuple[str, ...]:
@@ -53,7 +58,7 @@ class Combination(Item):
     @property
     def says(self) -> str:
         """Faults in words, with the fitted factor."""
-        return f"{self.what} {self.gradient_times:.10g}" if self.scaled else self.what
+        return scaled(self.what, self.gradient_times, dict(self.sizes)) if self.scaled else self.what
 
     @property
     def reference(self) -> float | None:
@@ -88,7 +93,9 @@ class Combination(Item):
         return isinstance(other, Combination)
 
 
-def combinations(loss_normalization: str, world_size: int, micro_batches: int) -> Iterator[Combination]:
+def combinations(
+    loss_normalization: str, world_size: int, micro_batches: int, sizes: Mapping[int, str] | None = None
+) -> Iterator[Combination]:
     """Yield all ways of combining except the reference's.
 
     >>> [combination.faults for combination in combinations("ddp", world_size=1, micro_batches=2)][-2:]
@@ -104,8 +111,11 @@ def combinations(loss_normalization: str, world_size: int, micro_batches: int) -
         for name, factor, whats, shared, loss in _multiples(world_size, micro_batches if over == "micro_batch" else 1):
             joined = " and ".join(filter(None, (says, whats)))
             yield Combination((*faults, name), joined, over, loss, factor, shared)
-    for scaled in ("loss and gradients", "gradients"):
-        yield Combination(("loss_scale",), f"{scaled} times", reference, scaled=scaled)
+    if reference == "micro_batch":
+        yield Combination(("loss_scale",), SUM, "")
+    for times in ("loss and gradients", "gradients"):
+        known = tuple((sizes or {}).items())
+        yield Combination(("loss_scale",), f"{times} times", reference, scaled=times, sizes=known)
 
 
 def _multiples(world_size: int, micro_batches: int) -> Iterator[tuple[str, float, str, bool, float]]:
@@ -158,15 +168,17 @@ def combined(
             name: np.stack([sum(weight * piece.gradients[name] for weight, piece in pieces[rank]) for rank in wanted])
             for name in results[0].pieces[0].gradients
         }
-    scaled = {name: combination.gradient_times * gradient for name, gradient in gradients.items()}
+    multiplied = {name: combination.gradient_times * gradient for name, gradient in gradients.items()}
     reported = [sum(losses.values()) if combination.shared else losses[rank] for rank in wanted]
-    return {"local_loss": {"loss": combination.loss_times * np.array(reported)}, "local_gradients": scaled}
+    return {"local_loss": {"loss": combination.loss_times * np.array(reported)}, "local_gradients": multiplied}
 
 
 def _weights(over: str, counts: np.ndarray) -> np.ndarray:
     """Return c_ra, see the module's docstring."""
     if over == "micro_batch":
         return 1 / (counts.shape[1] * counts)
+    if not over:
+        return np.full(counts.shape, 1 / counts.shape[1])
     if over == "rank":
         return np.broadcast_to(1 / counts.sum(1, keepdims=True), counts.shape)
     return np.full(counts.shape, counts.shape[0] / counts.sum())

@@ -30,7 +30,8 @@ class Explanation:
     def hypothesis(self) -> Hypothesis:
         """Explanation as a `decide.Hypothesis`."""
         faults = tuple(fault for item in self.items for fault in item.faults)
-        return Hypothesis(faults, "; ".join(item.says for item in self.items), self.residual)
+        says = "; ".join(item.says for item in self.items)
+        return Hypothesis(faults, says, self.residual, self.fitted, self.plausible and not self.idle)
 
     @property
     def plausible(self) -> bool:
@@ -87,9 +88,6 @@ def find_faults(
         probes.append(against)
     plainest = _plainest(explanations, floor)
     ruling = replace(decide((explanation.hypothesis for explanation in plainest), floor), cut_short=budget.refused)
-    if any(explanation.idle and explanation.hypothesis == ruling.runner_up for explanation in plainest):
-        others = [explanation.hypothesis for explanation in plainest if not explanation.idle]
-        ruling = replace(ruling, runner_up=decide(others, floor).runner_up)
     named = [explanation.items for explanation in plainest if explanation.hypothesis in ruling.named]
     return ruling, named[0] if len(named) == 1 else ()
 

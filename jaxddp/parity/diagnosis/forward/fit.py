@@ -12,6 +12,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from jaxddp.parity.diagnosis.decide import is_plain
+
 ITERATIONS = 16  # of Broyden's method; measured: 2 to 9 reach the floor
 PATIENCE = 3  # iterations that may fail to come nearer: the slopes are better after each
 DIGITS = 4  # largest number of digits of a round value
@@ -57,7 +59,7 @@ class Item(ABC):
     @property
     def plausible(self) -> bool:
         """True if somebody may have written such a value."""
-        return True
+        return self.value is None or is_plain(self.value)
 
     def at(self, value: float) -> "Item":
         """Return the fault with another value."""

@@ -156,4 +156,5 @@ class LossAndGradients:
         patches = [patch for patch in patches_of(changes) if not (alone and patch.change.lockstep)]
         patches.sort(key=lambda patch: -len(patch.sites))
         micro_batches = len(self._evidence.steps[step].micro_batches[rank])
-        return [*combinations(self._evidence.loss_normalization, len(self.ranks), micro_batches), STALE, *patches]
+        facts = self._evidence.loss_normalization, len(self.ranks), micro_batches, self._evidence.sizes
+        return [*combinations(*facts), STALE, *patches]

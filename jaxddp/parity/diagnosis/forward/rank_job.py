@@ -23,7 +23,7 @@ from jaxddp.parity.lazy_arrays import Arrays
 from jaxddp.parity.port.draws import DrawnSource, rates_of
 from jaxddp.parity.processes import Tell, free_at_once
 from jaxddp.parity.records import COUNTER, Lazy, Records, Tensors, is_large_model, of_loss
-from jaxddp.parity.torch_side.rank import rank_folder
+from jaxddp.parity.torch_side.rank import batch_sizes, rank_folder
 from jaxddp.parity.torch_side.side import Source, TorchSide, make_side
 from torch_ref.distributed import World
 from torch_ref.losses import LossFunction
@@ -94,6 +94,7 @@ class ForwardDiagnosis:
             rates_of(self.source.draws) if isinstance(self.source, DrawnSource) else (),
             searching,
             changes_weights=bool(self.loss),
+            sizes=batch_sizes(steps[0].micro_batches[0], self.replicas),
         )
         try:
             if self.loss and not differs(evidence):

@@ -4,7 +4,7 @@ import copy
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -68,6 +68,7 @@ class ModelEvidence:
         rates: the reference's dropout rate and JAX's, of each pair of masks that the loss draws.
         alive: is called before each replay, to tell that the search goes on.
         changes_weights: the loss is that of a step, which leaves other weights behind.
+        sizes: sizes of the batch, in words, by which a sum differs from a mean.
     """
 
     module: nn.Module
@@ -81,6 +82,7 @@ class ModelEvidence:
     rates: tuple[tuple[float, float], ...] = ()
     alive: Callable[[], None] = lambda: None
     changes_weights: bool = False
+    sizes: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from jaxddp.parity.compare.residuals import relative
 from jaxddp.parity.diagnosis.decide import Hypothesis
 from jaxddp.parity.diagnosis.optimizer.recipes import OptimizerRecipe
 from jaxddp.parity.diagnosis.optimizer.update_evidence import (
@@ -13,7 +12,7 @@ from jaxddp.parity.diagnosis.optimizer.update_evidence import (
     Tensors,
     replay,
 )
-from jaxddp.parity.records import stage_norm
+from jaxddp.parity.records import relative, stage_norm
 
 
 def aliased(

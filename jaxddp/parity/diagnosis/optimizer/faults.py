@@ -2,13 +2,14 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from jaxddp.parity.compare.patterns import scaled
 from jaxddp.parity.diagnosis.optimizer.clipping import clip_edits
 from jaxddp.parity.diagnosis.optimizer.decay import decay_edits
 from jaxddp.parity.diagnosis.optimizer.edit import OptimizerEdit, discrete, number, numbers, typical
@@ -29,7 +30,7 @@ def edits(recipe: OptimizerRecipe, sample: Sample, evidence: OptimizerEvidence) 
         decay_edits(recipe, sample),
         _rate(recipe, counts),
         warmup_edits(recipe),
-        _scale(recipe, counts),
+        _scale(recipe, counts, evidence.sizes),
         clip_edits(recipe, sample, evidence.world_size),
         _unused(recipe),
         _restore(recipe),
@@ -84,8 +85,9 @@ def _reindexed(recipe: OptimizerRecipe, speed: int = 1, shift: int = 0) -> Optim
     return replace(recipe, index=recipe.index * speed + shift)
 
 
-def _scale(recipe: OptimizerRecipe, counts: dict[int, str]) -> Iterator[OptimizerEdit]:
-    likely = {2.0**power for power in range(-24, 25)} | {float(n) for n in counts} | {1.0 / n for n in counts}
+def _scale(recipe: OptimizerRecipe, counts: dict[int, str], sizes: Mapping[int, str]) -> Iterator[OptimizerEdit]:
+    likely = {2.0**power for power in range(-24, 25)}
+    likely |= {factor for n in (*counts, *sizes) for factor in (float(n), 1.0 / n)}
     if recipe.family == "sgd":
         # Another learning rate has the same effect, so only a scale that somebody would use counts.
         unknown, same = Unknown((1.0,), low=1e-6, digits=0), "lr_scaled"
@@ -94,7 +96,7 @@ def _scale(recipe: OptimizerRecipe, counts: dict[int, str]) -> Iterator[Optimize
     yield OptimizerEdit(
         "loss_scale",
         lambda r, v: replace(r, scale=r.scale * v[0]),
-        lambda v: f"the optimizer sees gradients times {number(v[0])}",
+        lambda v: scaled("the optimizer sees gradients times", v[0], sizes, digits=6),
         (replace(unknown, likely=tuple(likely)),),
         frozenset({same}),
     )

@@ -3,7 +3,7 @@
 import itertools
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -122,6 +122,17 @@ def polish(misfit: Misfit, unknowns: Sequence[Unknown], values: Values) -> Value
 def sensible(values: Values, unknowns: Sequence[Unknown]) -> bool:
     """Return True if every value is within its unknown's bounds."""
     return all(unknown.allows(value) for unknown, value in zip(unknowns, values, strict=True))
+
+
+def far_off(values: Values, unknowns: Sequence[Unknown]) -> Iterator[Values]:
+    """Yield the values with one that spans decades a thousand times as large, and a thousandth.
+
+    >>> [*far_off((2.0, 5.0), [Unknown((1.0,)), Unknown((1.0,), "log")])]
+    [(2.0, 5000.0), (2.0, 0.005)]
+    """
+    for place, unknown in enumerate(unknowns):
+        for times in (1e3, 1e-3) if unknown.along == "log" else ():
+            yield (*values[:place], values[place] * times, *values[place + 1 :])
 
 
 def _descend(at: Callable[[np.ndarray], np.ndarray], point: np.ndarray) -> np.ndarray:

@@ -5,10 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxddp.parity.compare.residuals import relative
 from jaxddp.parity.diagnosis.optimizer.recipes import ElementBlock, OptimizerRecipe
 from jaxddp.parity.diagnosis.optimizer.update_evidence import OptimizerEvidence, Tensors, replay
-from jaxddp.parity.records import stage_norm
+from jaxddp.parity.records import relative, stage_norm
 
 ELEMENTS = 4000  # elements of a sample, over all tensors
 AT_LEAST = 4  # elements of each tensor
@@ -85,7 +84,7 @@ def survey(evidence: OptimizerEvidence, recipe: OptimizerRecipe) -> Survey:
         residuals.append({})
         for name, update in predicted.items():
             difference = np.abs(update - step.update[name]).ravel()
-            residuals[-1][name] = relative(float(np.linalg.norm(difference)), norm)
+            residuals[-1][name] = relative(float(np.linalg.norm(difference)), norm, stage_norm(predicted))
             np.maximum(furthest[name], difference / (norm or 1.0), out=furthest[name])
     quota = max(AT_LEAST, ELEMENTS // len(furthest))
     scale = np.where(np.array(norms) > 0, norms, max(norms) or 1.0)

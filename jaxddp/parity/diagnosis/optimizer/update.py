@@ -80,6 +80,7 @@ def explain_one_of(evidence: Evidence, number: int) -> Ruling:
         evidence.facts.restore_at,
         highest=evidence.summary.highest,
         rounding=evidence.judgement.update_rounding,
+        sizes=evidence.summary.sizes,
     )
     floor = FLOOR + min(max(evidence.judgement.update_rounding, default=0.0), LARGEST_ROUNDING)
     return explain_optimizer(one, floor, NEAR if len(set(one.rates)) > 1 else 0.0)
@@ -173,6 +174,7 @@ def _optimizer_evidence(evidence: Evidence, way: Unseen | None = None) -> Optimi
         None if _shown(evidence) else evidence.facts.clip_grad_norm,
         evidence.summary.highest,
         evidence.judgement.update_rounding,
+        evidence.summary.sizes,
     )
 
 
@@ -186,7 +188,7 @@ def _optimizer_step(evidence: Evidence, index: int, way: Unseen) -> OptimizerSte
     before = evidence.before(index)
     params = {name: before[name] for name in of_torch["update"]}
     shares = evidence.judgement.shares[index]
-    update = {name: of_jax["update"][name] / shares[name] for name in params}
+    update = {name: of_jax["update"][name] / (shares[name] or 1.0) for name in params}
     unused = frozenset(params.keys() - of_torch["clipped_gradients"])
     given = _given(evidence, of_torch, of_jax, way)
     state = by_part(of_jax["optimizer_state"])

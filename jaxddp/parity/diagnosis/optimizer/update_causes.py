@@ -10,11 +10,19 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from jaxddp.parity.diagnosis.decide import SEPARATION, Hypothesis, Ruling, decide
+from jaxddp.parity.diagnosis.decide import SEPARATION, Hypothesis, Ruling, decide, is_plain
 from jaxddp.parity.diagnosis.optimizer.aliased import aliased
 from jaxddp.parity.diagnosis.optimizer.edit import OptimizerEdit
 from jaxddp.parity.diagnosis.optimizer.faults import edits
-from jaxddp.parity.diagnosis.optimizer.fit import Unknown, Values, polish, round_values, sensible, solve
+from jaxddp.parity.diagnosis.optimizer.fit import (
+    Unknown,
+    Values,
+    far_off,
+    polish,
+    round_values,
+    sensible,
+    solve,
+)
 from jaxddp.parity.diagnosis.optimizer.recipes import OptimizerRecipe
 from jaxddp.parity.diagnosis.optimizer.sample import Sample, survey, take_sample
 from jaxddp.parity.diagnosis.optimizer.update_evidence import (
@@ -100,13 +108,18 @@ class _Trial:
         edits: in the order in which they are made.
         values: of all their unknowns.
         residual: left by the edits.
-        round: every value is one that somebody would have written.
+        round: every value is likely, or has few digits.
     """
 
     edits: tuple[OptimizerEdit, ...]
     values: Values = ()
     residual: float = np.inf
     round: bool = True
+
+    @property
+    def plain(self) -> bool:
+        """True if somebody may have written every value."""
+        return self.round or all(map(is_plain, self.values))
 
     @property
     def unknowns(self) -> tuple[Unknown, ...]:
@@ -158,7 +171,7 @@ class _Search:
             deep: go beyond single edits.
         """
         trials = self._attempt((edit,) for edit in possible)
-        if not deep or self._explained(trials):
+        if not deep or any(trial.plain for trial in self._explained(trials)):
             return trials
         pairs = self._attempt(itertools.combinations(possible, 2))
         trials += pairs
@@ -183,10 +196,15 @@ class _Search:
 
     def _screened(self, combination: tuple[OptimizerEdit, ...]) -> _Trial:
         trial = _Trial(combination)
+        trial = replace(trial, round=not trial.unknowns)
         return self._at(trial, solve(self._misfit(trial, self.screen), trial.unknowns), self.screen)
 
     def _refined(self, trial: _Trial) -> _Trial:
-        """Fit again on the whole sample, and take round values where these fit as well."""
+        """Fit again on the whole sample, and take round values where these fit as well.
+
+        A value of which any large multiple fits as well, such as an infinite scale of gradients, explains nothing:
+        a fault without values does the same.
+        """
         values = polish(self._misfit(trial, self.sample), trial.unknowns, trial.values)
         fitted = self._at(trial, values, self.sample)
         if fitted.residual > self.floor:
@@ -196,6 +214,8 @@ class _Search:
         def accepts(values: Values) -> bool:
             return self._at(trial, values, self.sample).residual <= allowed
 
+        if any(accepts(other) for other in far_off(fitted.values, trial.unknowns)):
+            return replace(trial, residual=np.inf)
         values, are_round = round_values(self._misfit(trial, self.screen), trial.unknowns, fitted.values, accepts)
         return self._without_idle(replace(self._at(trial, values, self.sample), round=are_round))
 
@@ -233,7 +253,8 @@ def _confirmed(
     others = [trial for trial in trials if trial.residual > floor and len(trial.edits) <= fewest]
     others.sort(key=lambda trial: trial.residual)
     bar = SEPARATION * max((hypothesis.residual for hypothesis in named), default=0.0)
-    near = [trial for place, trial in enumerate(others) if place == 0 or trial.residual < bar]
+    plain = next((trial for trial in others if trial.plain), None)
+    near = [trial for place, trial in enumerate(others) if place == 0 or trial is plain or trial.residual < bar]
     return named + _hypotheses(near, reference, evidence)
 
 
@@ -246,7 +267,10 @@ def _hypotheses(trials: list[_Trial], reference: OptimizerRecipe, evidence: Opti
             for place, (recipe, replayed) in enumerate(zip(recipes, of_step, strict=True), start=first):
                 of_update = max(residuals(replayed.step.update, replayed.update).values())
                 worst[place] = max(worst[place], of_update, min(contradiction(replayed, recipe), 1.0))
-    return [Hypothesis(trial.faults, trial.says(), residual) for trial, residual in zip(trials, worst, strict=True)]
+    return [
+        Hypothesis(trial.faults, trial.says(), residual, len(trial.values), trial.plain)
+        for trial, residual in zip(trials, worst, strict=True)
+    ]
 
 
 def _better_than_none(

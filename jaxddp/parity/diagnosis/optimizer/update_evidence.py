@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxddp.parity.compare.rates import shares_of_float32
-from jaxddp.parity.compare.residuals import relative
 from jaxddp.parity.diagnosis.optimizer.recipes import ElementBlock, OptimizerRecipe, State
-from jaxddp.parity.records import stage_norm
+from jaxddp.parity.records import relative, stage_norm
 
 Tensors = Mapping[str, np.ndarray]
 
@@ -66,6 +65,7 @@ class OptimizerEvidence:
         rounding: of each step's update, relative; (): none.
         max_norm: largest norm of the reference's clipping; None: it does not clip, or clips before the first stage
             that is given.
+        sizes: sizes of the batch, in words.
     """
 
     kind: str
@@ -77,6 +77,7 @@ class OptimizerEvidence:
     max_norm: float | None = None
     highest: float = 0.0
     rounding: Sequence[float] = ()
+    sizes: Mapping[int, str] = field(default_factory=dict)
 
 
 def reference_recipe(evidence: OptimizerEvidence) -> OptimizerRecipe | None:
@@ -134,7 +135,7 @@ class _Frame:
         group_of = {name: group for group in step.groups for name in group["names"]}
         self.used = np.array([name in group_of and name not in step.unused for name in self.names])
         self.clipped = step.clipped
-        self.norm = (stage_norm(step.gradients) if step.norm is None else step.norm) / step.clipped
+        self.norm = (stage_norm(step.gradients) if step.norm is None else step.norm) / (step.clipped or 1.0)
         self._groups = [group_of.get(name, step.groups[0]) for name in self.names]
 
     def column(self, key: str, item: int | None = None) -> np.ndarray:
@@ -215,7 +216,7 @@ def with_rates_of_float32(recipes: Sequence[OptimizerRecipe], evidence: Optimize
             peaks[number] = max(peaks[number], *rate_of.values())
             groups = [(group["names"], rate_of[group["names"][0]]) for group in replayed.step.groups if group["names"]]
             rounding = evidence.rounding[index] if evidence.rounding else 0.0
-            before = {name: replayed.step.shares.get(name, 1.0) for name in replayed.update}
+            before = {name: replayed.step.shares.get(name) or 1.0 for name in replayed.update}
             observed = {name: before[name] * update for name, update in replayed.step.update.items()}
             shares = shares_of_float32(observed, replayed.update, groups, peaks[number], rounding)
             update = {name: shares[name] / before[name] * update for name, update in replayed.update.items()}
@@ -247,10 +248,10 @@ def _units(recipe: OptimizerRecipe) -> tuple[float, ...]:
 
 
 def residuals(observed: Tensors, predicted: Tensors) -> dict[str, float]:
-    """Return each tensor's ||predicted - observed|| over the norm of all observed tensors; infinite for NaN.
+    """Return each tensor's ||predicted - observed|| over the norm of all observed tensors, see `relative`.
 
     >>> residuals({"w": np.array([3.0]), "b": np.array([4.0])}, {"w": np.array([3.0]), "b": np.array([4.5])})
     {'w': 0.0, 'b': 0.1}
     """
-    scale = stage_norm(observed)
-    return {name: relative(float(np.linalg.norm(predicted[name] - observed[name])), scale) for name in observed}
+    scales = stage_norm(observed), stage_norm(predicted)
+    return {name: relative(float(np.linalg.norm(predicted[name] - observed[name])), *scales) for name in observed}

@@ -1,13 +1,14 @@
 """Mistakes in the reduction and in clipping, as changes of the recipe."""
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from jaxddp.parity.compare.patterns import scaled
 from jaxddp.parity.diagnosis.reduction.recipe import ReductionRecipe, ReductionStep
 from jaxddp.parity.diagnosis.reduction.rounding import WIRES
 from jaxddp.parity.records import stage_norm
@@ -32,7 +33,9 @@ class ReductionEdit:
     change: Callable[[ReductionRecipe], ReductionRecipe]
 
 
-def edits(reference: ReductionRecipe, world_size: int, pieces: int, tied: Sequence[str]) -> Iterator[ReductionEdit]:
+def edits(
+    reference: ReductionRecipe, world_size: int, pieces: int, tied: Sequence[str], sizes: Mapping[int, str]
+) -> Iterator[ReductionEdit]:
     """Yield all mistakes that apply to a step.
 
     Args:
@@ -40,8 +43,12 @@ def edits(reference: ReductionRecipe, world_size: int, pieces: int, tied: Sequen
         world_size: number of replicas.
         pieces: number of micro-batches.
         tied: parameters that have two names.
+        sizes: sizes of the batch, in words.
     """
     yield from _local_edits(reference, world_size, pieces)
+    others = [float(size) for size in sizes if size not in (world_size, pieces)]
+    for factor in (*others, *(1 / size for size in others)):
+        yield _edit("local", "loss_scale", scaled("local gradients times", factor, sizes), local_factor=factor)
     yield from _reduction_edits(world_size)
     if reference.clip_norm is not None:
         yield from _clip_edits(world_size, tied)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from jaxddp.parity.compare.residuals import norm
 from jaxddp.parity.diagnosis.decide import Hypothesis, Ruling, decide
 from jaxddp.parity.diagnosis.reduction.reduction_causes import FLOOR
-from jaxddp.parity.records import Tensors, stage_norm
+from jaxddp.parity.records import Tensors, relative, stage_norm
 
 Received = tuple[Tensors, Tensors]  # JAX's, (W, ...), and torch's
 
@@ -34,9 +34,9 @@ def _tried(fault: str, says: str, steps: Sequence[Received], left: Callable[...,
     """Return the largest residual that remains, with the fault where it leaves less, and without it elsewhere."""
     worst = 0.0
     for jax, torch in steps:
-        scale = stage_norm(torch) or 1.0
+        scales = stage_norm(torch), stage_norm(jax)
         for name, value in jax.items():
             expected = torch.get(name, 0.0 * value[0])
             own = min(norm(value - expected), norm(left(value, expected)))  # type: ignore[arg-type]
-            worst = max(worst, own / scale)
+            worst = max(worst, relative(own, *scales))
     return Hypothesis((fault,), says, worst)

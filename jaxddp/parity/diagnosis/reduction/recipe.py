@@ -6,9 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxddp.parity.compare.clipping import TORCH_CLIP_EPSILON, clip_factor
-from jaxddp.parity.compare.residuals import relative
 from jaxddp.parity.diagnosis.reduction.rounding import mean_of
-from jaxddp.parity.records import stage_norm
+from jaxddp.parity.records import relative, stage_norm
 
 Tensors = Mapping[str, np.ndarray]
 SHOWN = ("local_gradients", "gradients", "clipped_gradients")
@@ -123,9 +122,9 @@ def residual_of(recipe: ReductionRecipe, step: ReductionStep) -> float:
     predicted = recipe.predict(step)
     worst = 0.0
     for stage, shown in step.shown.items():
-        scale = stage_norm(shown) or 1.0
+        scales = stage_norm(shown), stage_norm(predicted[stage])
         for name, value in shown.items():
-            worst = max(worst, relative(float(np.linalg.norm(predicted[stage][name] - value)), scale))
+            worst = max(worst, relative(float(np.linalg.norm(predicted[stage][name] - value)), *scales))
     return worst
 
 

@@ -5,7 +5,7 @@ come from the port's loss, so they are right whatever the step does with them.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from jaxddp.parity.diagnosis.decide import Hypothesis, Ruling, decide
 from jaxddp.parity.diagnosis.reduction.faults import ReductionEdit, aliases, clip_values, edits
@@ -17,7 +17,11 @@ FLOOR = 1e-12  # of the stage's norm; measured: right names up to 1e-15
 
 
 def explain_reduction(
-    steps: Sequence[ReductionStep], reference: ReductionRecipe, tied: Sequence[str] = (), floor: float = FLOOR
+    steps: Sequence[ReductionStep],
+    reference: ReductionRecipe,
+    tied: Sequence[str] = (),
+    sizes: Mapping[int, str] | None = None,
+    floor: float = FLOOR,
 ) -> Ruling:
     """Name the mistakes in the step's reduction and clipping.
 
@@ -25,10 +29,11 @@ def explain_reduction(
         steps: steps that differ, the first of them included.
         reference: the torch side's reduction.
         tied: parameters that have two names.
+        sizes: sizes of the batch, in words.
         floor: the largest residual that counts as rounding.
     """
     world_size, pieces = steps[0].counts.shape
-    possible = [*edits(reference, world_size, pieces, tied), *clip_values(reference, steps)]
+    possible = [*edits(reference, world_size, pieces, tied, sizes or {}), *clip_values(reference, steps)]
     possible += aliases(reference, steps[0], floor)
     singles = [_tried((edit,), reference, steps) for edit in possible]
     ruling = decide(singles, floor)
