@@ -19,6 +19,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,12 @@ MUCH = 2**20  # KiB of memory from which a process gives back what a job has use
 STARTING = 120.0  # seconds for importing a framework, before any code of a port runs; measured: 3, and 12 when busy
 
 
+def start_imports() -> None:
+    """Start the process from which children are forked, unless it runs; it imports once what they all need."""
+    multiprocessing.set_forkserver_preload(["jaxddp.parity.preload"])
+    forkserver.ensure_running()
+
+
 class Child:
     """A child process.
 
@@ -41,7 +48,6 @@ class Child:
         target: called in the process with `args` and a connection, on which it answers each job by any number of
             ("at", (where, time)), see `telling`, and one ("done", answer) or ("failed", (message, traceback)).
         args: first arguments of `target`.
-        preload: modules that take long to import; imported once for all children with the same `preload`.
 
     Attributes:
         name: name in messages.
@@ -50,14 +56,13 @@ class Child:
         connection: the parent's end of the pipe.
     """
 
-    def __init__(self, name: str, target: Callable[..., None], args: tuple[Any, ...], preload: Sequence[str] = ()):
-        context: Any = multiprocessing.get_context("forkserver" if preload else "spawn")
-        if preload:
-            context.set_forkserver_preload(list(preload))
+    def __init__(self, name: str, target: Callable[..., None], args: tuple[Any, ...]):
+        start_imports()
+        context: Any = multiprocessing.get_context("forkserver")
         self.connection: Connection
         self.connection, far_end = context.Pipe()
         # Not a daemon: a port's loader may start workers.
-        self._process = context.Process(target=_quietly, args=(target, *args, far_end))
+        self._process = context.Process(target=_quietly, args=(dict(os.environ), target, *args, far_end))
         self._process.start()
         far_end.close()  # so that the connection reads as closed once the child is dead
         self.name = name
@@ -205,8 +210,10 @@ def give_back_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _quietly(target: Callable[..., None], *args: Any) -> None:
+def _quietly(environment: dict[str, str], target: Callable[..., None], *args: Any) -> None:
     """Run `target` in the child, which ends when its parent ends, and leaves Ctrl-C to the parent."""
+    os.environ.clear()  # that of the fork server, which is as old as the parent's first child
+    os.environ.update(environment)
     os.setsid()  # a new process group, for the child and every process that it starts
     keep_family()
     with contextlib.suppress(OSError):  # where memory is used up, Linux is to kill the port, not its judge
