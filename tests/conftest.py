@@ -47,6 +47,11 @@ def pytest_configure(config: pytest.Config) -> None:
     prepare(8, "cpu")  # starts XLA, which reads its flags once
 
 
+def pytest_collection_finish() -> None:
+    """Leave out of garbage collections, one per module and more, what the imports of all tests have made."""
+    gc.freeze()
+
+
 def pytest_deselected(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("large"):

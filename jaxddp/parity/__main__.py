@@ -7,23 +7,25 @@ import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
 
 from jaxddp import cli
 from jaxddp.errors import InputError, check_name
 from jaxddp.files import check_file, write_atomically
-from jaxddp.parity.cases import Named, builtin_cases
-from jaxddp.parity.checking import check
 from jaxddp.parity.port.names_block import with_names
+from jaxddp.parity.processes import start_imports
 from jaxddp.parity.report import words
 from jaxddp.parity.report.console import Row, table
 from jaxddp.parity.report.json_form import to_json
 from jaxddp.parity.report.page import to_html
 from jaxddp.parity.report.report import Report
 from jaxddp.parity.stopping import Stop
-from jaxddp.parity.workers import Workers
+
+if TYPE_CHECKING:
+    from jaxddp.parity.cases import Named
+    from jaxddp.parity.workers import Workers
 
 PROG = "python -m jaxddp.parity"
 MOST_REPLICAS = 64  # each is a torch process of 180 MB
@@ -92,6 +94,7 @@ class CheckOptions:
 
 def main(options: CheckOptions) -> int:
     """Check, print and write the reports; return the exit code."""
+    start_imports()  # they take as long as this process's, which the functions below make meanwhile
     stop = Stop(options.limit)
     with stop.listening(signal.SIGINT, signal.SIGTERM):
         return _main(options, stop)
@@ -119,6 +122,8 @@ def _main(options: CheckOptions, stop: Stop) -> int:
 
 
 def _check_port(options: CheckOptions, stop: Stop) -> Report:
+    from jaxddp.parity.checking import check
+
     assert options.port is not None
     return check(
         options.port,
@@ -143,6 +148,10 @@ def _write_names(port: Path, report: Report) -> None:
 
 def _check_builtin(options: CheckOptions, stop: Stop) -> list[Report]:
     """Check jaxddp's own models, and print a line for each as soon as it is checked."""
+    from jaxddp.parity.cases import builtin_cases
+    from jaxddp.parity.checking import check
+    from jaxddp.parity.workers import Workers
+
     pattern = options.only or "*"
     if not set(pattern) & set("*?["):
         pattern = f"*{pattern}*"
@@ -155,7 +164,7 @@ def _check_builtin(options: CheckOptions, stop: Stop) -> list[Report]:
         raise InputError(f"--report {options.report}: holds one check, not {len(cases)}; select one with --only")
     reports: list[Report] = []
 
-    def rows(workers: Workers) -> Iterator[Row]:
+    def rows(workers: "Workers") -> Iterator[Row]:
         for named in cases:
             reports.append(check(named.case, numerics=False, limit=stop, workers=workers))
             yield _row(named, reports[-1])
@@ -176,7 +185,7 @@ def _check_builtin(options: CheckOptions, stop: Stop) -> list[Report]:
     return reports
 
 
-def _row(named: Named, report: Report) -> Row:
+def _row(named: "Named", report: Report) -> Row:
     config = named.case.config
     worst = {stage: max(result.residuals) for stage, result in report.stages.items() if result.residuals}
     return Row(

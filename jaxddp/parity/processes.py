@@ -20,6 +20,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,13 @@ ENDING = (signal.SIGINT, signal.SIGTERM)  # reach all processes that a terminal 
 STARTING = 120.0  # seconds for importing a framework, before any code of a port runs; measured: 3, and 12 when busy
 
 
+def start_imports() -> None:
+    """Start the process from which children are forked, unless it runs; it imports once what they all need."""
+    multiprocessing.set_forkserver_preload(["jaxddp.parity.preload"])
+    with _signals_blocked():  # in its children too, until `_quietly` has left the process group
+        forkserver.ensure_running()
+
+
 class Child:
     """A child process.
 
@@ -44,7 +52,6 @@ class Child:
         target: called in the process with `args` and a connection, on which it answers each job by any number of
             ("at", (where, time)), see `telling`, and one ("done", answer) or ("failed", (message, traceback)).
         args: first arguments of `target`.
-        preload: modules that take long to import; imported once for all children with the same `preload`.
 
     Attributes:
         name: name in messages.
@@ -53,16 +60,14 @@ class Child:
         connection: the parent's end of the pipe.
     """
 
-    def __init__(self, name: str, target: Callable[..., None], args: tuple[Any, ...], preload: Sequence[str] = ()):
-        context: Any = multiprocessing.get_context("forkserver" if preload else "spawn")
-        if preload:
-            context.set_forkserver_preload(list(preload))
+    def __init__(self, name: str, target: Callable[..., None], args: tuple[Any, ...]):
+        start_imports()
+        context: Any = multiprocessing.get_context("forkserver")
         self.connection: Connection
         self.connection, far_end = context.Pipe()
         # Not a daemon: a port's loader may start workers.
-        self._process = context.Process(target=_quietly, args=(target, *args, far_end))
-        with _signals_blocked():  # the start reads modules for seconds, before `_quietly` runs
-            self._process.start()
+        self._process = context.Process(target=_quietly, args=(dict(os.environ), target, *args, far_end))
+        self._process.start()
         far_end.close()  # so that the connection reads as closed once the child is dead
         self.name = name
         self.where, self.heard = "starting", time.monotonic()
@@ -222,8 +227,10 @@ def _signals_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _quietly(target: Callable[..., None], *args: Any) -> None:
+def _quietly(environment: dict[str, str], target: Callable[..., None], *args: Any) -> None:
     """Run `target` in the child, which ends when its parent ends, and leaves Ctrl-C to the parent."""
+    os.environ.clear()  # that of the fork server, which is as old as the parent's first child
+    os.environ.update(environment)
     os.setsid()  # a new process group, for the child and every process that it starts
     keep_family()
     with contextlib.suppress(OSError):  # where memory is used up, Linux is to kill the port, not its judge

@@ -79,8 +79,8 @@ class Workers:
     @property
     def torch(self) -> TorchPool:
         """Torch's ranks, restarted if they were ended."""
+        self._start_jax()  # side by side
         if self._torch is None or not self._torch.alive:
-            self._start_jax()  # both frameworks take seconds to import; start them side by side
             torch = TorchPool(self._world_size, self._timeout, self._torch_platform, lambda at: self.watch(at))
             self._torch = torch.__enter__()
         return self._torch
@@ -88,6 +88,8 @@ class Workers:
     @property
     def jax(self) -> JaxChild:
         """jax's process, restarted if it was ended."""
+        if self._jax is None and self._torch is None:
+            self.torch  # noqa: B018  # side by side
         return self._start_jax()
 
     def _start_jax(self) -> JaxChild:

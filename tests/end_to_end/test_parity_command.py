@@ -173,7 +173,7 @@ def test_bad_arguments_give_one_line_and_exit_code_2(
 def test_a_crash_of_the_check_is_no_difference(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("jaxddp.parity.__main__.builtin_cases", lambda *sizes: 1 / 0)
+    monkeypatch.setattr("jaxddp.parity.cases.builtin_cases", lambda *sizes: 1 / 0)
     assert exit_code() == 2
     assert "ZeroDivisionError" in capsys.readouterr().err
 

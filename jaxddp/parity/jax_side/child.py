@@ -174,10 +174,11 @@ def serve(devices: int, platform: str | None, cluster: Cluster | None, connectio
             connection.send(("done", None))
         last = None
         while (job := connection.recv()) is not None:
-            if job.case != last:
+            case = job.case.with_dtype("float64")  # FindTwins and both dtypes make a model by the same programs
+            if case != last:
                 jax.clear_caches()  # each program maps memory, and a process may have 65,530 mappings
-                last = job.case
-            with reported(connection, job.case.name):
+                last = case
+            with reported(connection, job.case.name), jax.default_matmul_precision("highest"):
                 connection.send(("done", job.run(telling(connection))))
 
 

@@ -168,7 +168,6 @@ def _lifting(
     port: Port, functional: AnyFunctional, step_within: Callable[[Context], Any], casts: Collection[str]
 ) -> Context:
     """Return the context in which the loss is computed in float64."""
-    batch = jax.tree.map(jnp.asarray, port.first_batch("jax"))
     lifting = partial(in_float64, casts)
     step = step_within(lifting)
 
@@ -177,7 +176,8 @@ def _lifting(
             return step(step.init(params, buffers), MicroBatches(None, batch))
         return (step.step if isinstance(step, CustomStep) else step).loss(params, buffers, batch)
 
-    arguments = [cast(arrays, "float64") for arrays in (functional.params, functional.buffers, batch)]
+    in_double = partial(jax.eval_shape, partial(cast, dtype="float64"))
+    arguments = map(in_double, (functional.params, functional.buffers, port.first_batch("jax")))
     return lifting if can_run(function, *arguments) else nullcontext
 
 

@@ -94,9 +94,10 @@ def within(context: Context, function: Callable[..., Result]) -> Callable[..., R
 
 
 def can_run(function: Callable[..., Any], *args: Any) -> bool:
-    """Return whether a replica's function can be traced: with some casts lifted, jax may refuse two dtypes in one."""
+    """Return whether jax can trace a replica's function: with some casts lifted, it may refuse two dtypes in one."""
+    replicas = jax.vmap(lambda _, args: function(*args), (0, None), axis_name=AXIS_NAME)
     try:
-        jax.eval_shape(jax.vmap(lambda _: function(*args), axis_name=AXIS_NAME), jnp.zeros(1))
+        jax.eval_shape(replicas, np.zeros(1), args)
     except Exception:
         return False
     return True

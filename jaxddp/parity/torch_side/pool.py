@@ -10,7 +10,6 @@ from jaxddp.parity.case_interface import LOCAL_STAGES, AnyCase, Trajectory, micr
 from jaxddp.parity.processes import STARTING, Child, ChildError, Watch, answers, end_all
 from jaxddp.parity.records import Records, Scratch, Tensors
 from jaxddp.parity.torch_side.rank import Steps, TorchJob, rank_folder, serve
-from torch_ref.launch import SLOW_IMPORTS
 
 # Stages that every rank records; the others are recorded by rank 0 only.
 STACKED = (*LOCAL_STAGES, "local_norms", "samples", "local_buffers", "local_params")
@@ -38,10 +37,10 @@ class TorchPool:
         self._scratch = Scratch()
         store_file = str(self._scratch.path / "store")
         self._ranks = [
-            Child(f"torch rank {rank}", serve, (rank, self._size, self._platform, store_file), preload=SLOW_IMPORTS)
+            Child(f"torch rank {rank}", serve, (rank, self._size, self._platform, store_file))
             for rank in range(self._size)
         ]
-        self._answers(self._ranks, max(STARTING, self._timeout))
+        self._ready = False
         return self
 
     def __exit__(
@@ -71,6 +70,9 @@ class TorchPool:
 
     def do(self, job: TorchJob) -> list[Any]:
         """Run a job on the first `job.world_size` ranks and return their answers."""
+        if not self._ready:
+            self._answers(self._ranks, max(STARTING, self._timeout))
+            self._ready = True
         ranks = self._ranks[: job.world_size]
         for rank in ranks:
             rank.give(job)
