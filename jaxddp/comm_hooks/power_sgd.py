@@ -180,7 +180,7 @@ class LowRank(ABC):
         """Return the names of the gradients in the order of torch's bucket."""
         if self.order is None:
             return sorted(gradients, reverse=True)
-        if missing := sorted(gradients.keys() - set(self.order)):
+        if missing := sorted(gradients.keys() - self.order):
             raise InputError(f"order: must hold each parameter's name; {', '.join(missing)} is missing")
         return [name for name in self.order if name in gradients]  # frozen parameters have no gradient
 

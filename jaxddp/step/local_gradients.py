@@ -136,7 +136,7 @@ class LocalGradients:
             return sums["loss"], sums["count"]
         if valid is None:
             return sums["loss"] / sums["count"], jnp.ones_like(sums["count"])
-        # Without examples, numerator and denominator are 0; with examples but no valid label, NaN, as in torch.
+        # Without examples, loss and denominator are 0. With examples but no valid label, the loss is NaN, as in torch.
         some = valid > 0
         loss = jnp.where(some, sums["loss"] / jnp.where(some, sums["count"], 1), 0)
         return loss, some.astype(sums["count"].dtype)

@@ -74,6 +74,13 @@ def test_orthogonalize_returns_an_orthonormal_basis_of_the_columns(rank: int) ->
     q = orthogonalize(jnp.asarray(matrix))
     np.testing.assert_allclose(q.T @ q, np.eye(rank), atol=ORTHONORMAL)
     np.testing.assert_allclose(q @ (q.T @ matrix), matrix, atol=10 * ORTHONORMAL)  # the same column space
+    basis = jnp.eye(9, rank, dtype=jnp.bfloat16)  # QR does not take 16 bits
+    assert jnp.array_equal(orthogonalize(2 * basis), basis)
+
+
+def test_the_square_holds_the_gradients_in_the_order_of_the_bucket_without_frozen_parameters() -> None:
+    gradients = {"a": jnp.array([1.0, 2.0]), "b": jnp.array([3.0])}
+    assert BatchedPowerSGD(order=("frozen", "b", "a")).pack(gradients)[0].tolist() == [[3, 1], [2, 0]]
 
 
 @pytest.mark.large
@@ -109,16 +116,24 @@ def test_drawing_q_on_the_host_in_every_step_does_not_deadlock() -> None:
     ("make", "message"),
     [
         (lambda: PowerSGD(matrix_approximation_rank=0), "matrix_approximation_rank 0: must be at least 1"),
-        (lambda: PowerSGD(start_power_sgd_iter=1), "start_power_sgd_iter 1: must be at least 2 with error feedback"),
+        *(
+            (
+                lambda needs=needs: PowerSGD(start_power_sgd_iter=1, **{needs: False}),
+                "start_power_sgd_iter 1: must be at",
+            )
+            for needs in ("use_error_feedback", "warm_start")
+        ),
         (
             lambda: PowerSGD(start_power_sgd_iter=0, use_error_feedback=False, warm_start=False),
             "start_power_sgd_iter 0: must be at least 1$",
         ),
         (lambda: PowerSGD(random_seed=-1), "random_seed -1: must be from 0"),
+        (lambda: PowerSGD(random_seed=2**32), "random_seed 4294967296: must be from 0"),
+        (lambda: PowerSGD(orthogonalization_epsilon=-1e-8), "orthogonalization_epsilon -1e-08: must be at least 0"),
         (lambda: PowerSGD(min_compression_rate=float("nan")), "min_compression_rate nan: must be at least 0"),
         (
-            lambda: PowerSGD(order=["w"]).init({"v": jnp.ones(2)}),
-            "order: must hold each parameter's name; v is missing",
+            lambda: PowerSGD(order=["w"]).init(dict.fromkeys("vu", jnp.ones(2))),
+            "order: must hold each parameter's name; u, v is missing",
         ),
         (
             lambda: BatchedPowerSGD(matrix_approximation_rank=3).init({"w": jnp.ones(4)}),

@@ -6,6 +6,8 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+import torch
+import torch.nn.functional as F
 
 from jaxddp import optim
 from jaxddp.config import TrainConfig
@@ -15,7 +17,7 @@ from jaxddp.data_parallel import DataParallel
 from jaxddp.errors import InputError
 from jaxddp.nn.losses import IGNORE_INDEX
 from jaxddp.train import build
-from tests.support.step_cases import Arrays, Net, distance, examples, first
+from tests.support.step_cases import TOKENS, Arrays, Net, distance, examples, first
 from torch_ref.config import TorchConfig
 from torch_ref.distributed import World
 from torch_ref.train import build as torch_build
@@ -34,12 +36,10 @@ def one_step(batch: MicroBatches, **options: Any) -> tuple[Arrays, dict[str, flo
         return jax.device_get({**state.params, **state.buffers}), {name: float(x[0]) for name, x in sums.items()}
 
 
-def padded(valid: Any, label: int | None = None) -> MicroBatches:
+def padded(valid: Any) -> MicroBatches:
     """Return two micro-batches of 3 for each of two replicas; padding holds large, finite values."""
     arrays, valid = examples(2, 2, 3), np.asarray(valid, np.float32)
     arrays["x"][valid == 0] = 1e3
-    if label is not None:
-        arrays["y"][1, 1] = label
     arrays["valid"] = valid
     head, last = ({name: x[:, part] for name, x in arrays.items()} for part in (slice(0, 1), 1))
     return MicroBatches(head, last)
@@ -73,18 +73,18 @@ def test_replicas_without_examples_count_only_if_divided_by_the_initial_world_si
     assert sums["count"] == (counted != IGNORE_INDEX).sum()
 
 
-@pytest.mark.large
-def test_a_micro_batch_of_ignored_labels_gives_nan_and_one_of_padding_does_not() -> None:
-    """torch's mean over ignored labels alone is NaN too; padding alone adds 0 to the sums."""
-    every = np.ones((2, 2, 3))
-    assert np.isnan(one_step(padded(every, label=IGNORE_INDEX))[0]["fc2.bias"]).all() == nan_without_padding()
-    assert np.isfinite(one_step(padded(NONE_ON_1, label=IGNORE_INDEX))[0]["fc2.bias"]).all()
-
-
-def nan_without_padding() -> bool:
-    batch = padded(np.ones((2, 2, 3)), label=IGNORE_INDEX)
-    head, last = ({name: x for name, x in part.items() if name != "valid"} for part in (batch.head, batch.last))
-    return bool(np.isnan(one_step(MicroBatches(head, last))[0]["fc2.bias"]).all())
+def test_a_micro_batch_of_ignored_labels_has_a_nan_loss_and_no_gradient_as_in_torch() -> None:
+    """Padding alone adds 0 to the sums."""
+    logits = torch.ones(3, 2, requires_grad=True)
+    torch_loss = F.cross_entropy(logits, torch.full((3,), IGNORE_INDEX))
+    torch_loss.backward()
+    assert torch_loss.isnan() and not logits.grad.any()
+    ddp = DataParallel(Net(), optim.sgd(0.3), replicas=first(1))
+    arrays = examples(1, 3) | {"y": np.full((1, 3, TOKENS), IGNORE_INDEX)}
+    for valid, loss in (({}, np.nan), ({"valid": np.ones((1, 3))}, np.nan), ({"valid": np.zeros((1, 3))}, 0.0)):
+        result = ddp.no_sync(ddp.init(), ddp.replicas.shard(arrays | valid)).result
+        np.testing.assert_equal(np.asarray(result.loss), [loss])
+        assert not any(gradient.any() for gradient in jax.device_get(result.gradients).values())
 
 
 def test_the_mean_of_buffers_is_refused_with_empty_replicas() -> None:

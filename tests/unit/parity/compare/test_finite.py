@@ -61,11 +61,22 @@ def test_numbers_that_are_not_finite_on_one_side_are_found(stage: str, side: int
     assert found is not None and (found.step, found.stage, found.side) == (2, stage, name)
 
 
+@pytest.mark.parametrize("side", [0, 1])
+def test_all_tensors_of_a_side_are_told_as_such(side: int) -> None:
+    sides = records()
+    sides[1][0]["update"]["tied"] = np.ones(2)  # a second array of flax for one tensor of torch
+    for array in sides[side][0]["update"].values():
+        array.fill(NAN)
+    found = first_not_finite(*sides, START)
+    assert found is not None and found.where == "all tensors"
+
+
 def test_a_replica_whose_loss_is_not_finite_is_found() -> None:
     sides = records()
     for of_side in sides:
         of_side[0]["local_loss"]["loss"][1] = NAN
-    assert first_not_finite(*sides, START) == NotFinite(0, "local_loss", "both", ("loss",), True, 1)
+    found = first_not_finite(*sides, START)
+    assert found == NotFinite(0, "local_loss", "both", ("loss",), True, 1) and found.where == "loss"
 
 
 def test_the_first_stage_of_the_first_step_counts() -> None:

@@ -11,7 +11,7 @@ import torch
 from flax import nnx
 
 from jaxddp.nn.functional import Functional
-from jaxddp.parity.compare.layers import first_difference, in_torch_layout
+from jaxddp.parity.compare.layers import first_difference, in_torch_layout, not_finite_layer
 from jaxddp.parity.findings import Layer
 from jaxddp.parity.jax_side.layers import listening_nnx
 from jaxddp.parity.records import Records, StoredRecord
@@ -41,6 +41,7 @@ TWINS = {"conv": "inner", "fc": "outer"}
 def test_layers_equal_in_another_layout_and_order_are_equal(tmp_path: Path) -> None:
     flax = {"outer": X[:, 0] * (1 + 1e-14), "inner": np.moveaxis(X, 1, -1)}
     assert compared(tmp_path, {"conv": X, "fc": X[:, 0]}, flax, TWINS) is None
+    assert not_finite_layer(Records([tmp_path / "torch"])[0]) == ("", False)
 
 
 def test_the_first_differing_layer_in_torchs_order_is_returned(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ def run(folder: Path, error: float = 0.0, stage: str = "", at: int = 0, factor: 
         record = {}
         for name in (*STAGES, "params"):
             off = error * (factor if (name, step) == (stage, at) else 1.0)
-            record[name] = {"a": np.ones(4), "b": np.full(12, 1 + off), "count": np.array(step)}
+            record[name] = {"a": np.full(12, 1 + off), "b": np.ones(4), "count": np.array(step)}
         writer.write(record | more)
     return Records([folder])
 
@@ -46,7 +46,7 @@ def test_two_sides_with_similar_rounding_are_equal(tmp_path: Path) -> None:
 def test_a_side_that_rounds_far_worse_is_reported_with_step_and_tensor(side: str, tmp_path: Path) -> None:
     _, differences = compared(tmp_path, 1.3 * ALLOWED, side)
     (difference,) = differences
-    assert (difference.stage, difference.step, difference.tensor, difference.kind) == ("gradients", 2, "b", "numeric")
+    assert (difference.stage, difference.step, difference.tensor, difference.kind) == ("gradients", 2, "a", "numeric")
     assert difference.detail.startswith(f"in float32 {side} is")
     assert difference.cause is None and difference.residual > difference.allowed
 

@@ -11,12 +11,13 @@ VALUES = np.array([1.0, -2.0])
 
 
 def said(factors: Mapping[str, Sequence[float]]) -> str:
-    """Return the pattern of a run in which jax's tensors are torch's times these factors, step by step."""
+    """Return the pattern of a run in which jax's tensors are torch's times these factors; "dead" ones are 0."""
+    torch = {name: VALUES * (name != "dead") for name in factors}
     of_steps = zip(*factors.values(), strict=True)
     return pattern(
         (
-            {name: factor * VALUES for name, factor in zip(factors, of_step, strict=True)},
-            dict.fromkeys(factors, VALUES),
+            {name: factor * torch[name] for name, factor in zip(factors, of_step, strict=True)},
+            torch,
         )
         for of_step in of_steps
     )
@@ -43,10 +44,25 @@ def said(factors: Mapping[str, Sequence[float]]) -> str:
             {name: [factor] * 2 for factor, name in enumerate("abcde", start=2)},
             "2 times torch's in a; 3 times torch's in b; 4 times torch's in c; ...",
         ),
+        ({"a": [0.5] * 4, "dead": [1] * 4}, "0.5 times torch's in a"),
+        ({"a": [1.000001] * 2 + [3] * 2}, "1.000001 times torch's in a, from step 1 on; 3 times from step 3 on"),
+        ({"a": [2, 3, 2.000001, 3]}, ""),
         ({"a": [1, 2, 3, 4]}, ""),
         ({"a": [2] * 4, "b": [1, 2, 3, 4]}, ""),
     ],
-    ids=["tensors", "tensors and steps", "turns", "plateaus", "equal again", "many", "no rule", "no rule for all"],
+    ids=[
+        "tensors",
+        "tensors and steps",
+        "turns",
+        "plateaus",
+        "equal again",
+        "many",
+        "dead",
+        "near 1",
+        "near turns",
+        "no rule",
+        "no rule for all",
+    ],
 )
 def test_factors_by_tensor_and_by_step_are_told(factors: Mapping[str, Sequence[float]], expected: str) -> None:
     assert said(factors) == expected
