@@ -26,7 +26,7 @@ def text(record: Record) -> str:
         sections += ["seconds besides the steps of an epoch, and their shares", *tables({"": record["costs"]})]
     for kind, rows in record.get("growth", {}).items():
         sections += tables({f"{row[kind]:,}": _grown(row) for row in rows}, f"more {kind}")
-    return "\n\n".join([*sections, _targets(record["targets"]), _origin(record)])
+    return "\n\n".join([*sections, "targets", _targets(record["targets"]), _origin(record)])
 
 
 def _grown(row: Record) -> Record:

@@ -14,7 +14,7 @@ def test_every_layout_trains(capsys: pytest.CaptureFixture[str]) -> None:
     main(LayoutOptions(models=("mlp",), epochs=2, rounds=1))
     header, _, row = capsys.readouterr().out.splitlines()
     assert header.count("|") == row.count("|") == 7
-    assert re.fullmatch(r"\| mlp \| [\d,]+ (\| [\d,]+ \(\d+\.\d\d\) ){4}\|", row)
+    assert re.fullmatch(r"\| mlp \| [\d,]+ \(1\.00\) (\| [\d,]+ \(\d+\.\d\d\) ){4}\|", row)
 
 
 def test_a_process_that_fails_is_an_error() -> None:
