@@ -9,7 +9,6 @@ import pytest
 
 from examples.arrays import furthest
 from examples.from_scratch import claims, in_jax, in_torch, loops, problem, skeleton
-from examples.from_scratch.__main__ import show_places, show_shards, show_times, show_training
 from examples.from_scratch.course import Measured
 from jaxddp import Replicas, prepare
 from jaxddp.distributed.collectives import all_reduce
@@ -60,24 +59,6 @@ def test_a_loop_that_steps_on_the_first_steps_after_one_micro_batch_and_leaves_t
 
 def test_both_frameworks_report_the_same_places(replicas: Replicas, torch_run: TorchRun) -> None:
     assert in_jax.places(replicas) == torch_run[0] == [skeleton.Place(rank, rank, 2) for rank in (0, 1)]
-
-
-def test_output_shows_micro_batches_and_shards(
-    of_jax: Measured, torch_run: TorchRun, capsys: pytest.CaptureFixture[str]
-) -> None:
-    places, of_torch, times = torch_run
-    show_places(places, places)
-    show_training(of_jax, of_torch)
-    show_shards()
-    show_times(times, times)
-    shown = capsys.readouterr().out
-    assert "1 4 4 4 4   left over 3" in shown
-    assert "contiguous [1, 2]    DistributedSampler [2, 2]" in line_with(shown, "31 examples")
-    assert min(times.values()) > 0
-
-
-def line_with(shown: str, words: str) -> str:
-    return next(line for line in shown.splitlines() if words in line)
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,6 @@ import importlib.util
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 
 
@@ -44,14 +42,6 @@ def test_the_readme_shows_a_cut_of_the_program():
     program = {line.strip() for line in (ROOT / "examples" / "own_model.py").read_text().splitlines()}
     shown = shown_in("README.md", "## As a library")
     assert {line.strip() for line in shown.splitlines()} <= program and "ddp.steps" in shown
-
-
-@pytest.mark.large  # what it shows, tests/end_to_end/test_trainers.py shows of every model and optimizer
-def test_the_two_commands_print_the_same_losses(capsys):
-    side_by_side = load("side_by_side")
-    options = side_by_side.Options(models=("mlp",), optimizers=("adam",), epochs=2)
-    assert side_by_side.main(options) == 0, capsys.readouterr().out
-    assert capsys.readouterr().out.count("equal") == 3
 
 
 def test_a_difference_in_the_sixth_digit_is_reported(monkeypatch, capsys):
