@@ -85,6 +85,11 @@ REDUCTION = [
         },
     ),
     *planted(
+        "jaxddp/step/local_gradients.py",
+        "tests/unit/step/test_uneven.py -k ignored_labels",
+        {"nan_loss_hidden": ('sums["count"], jnp', 'jnp.maximum(sums["count"], 1), jnp')},
+    ),
+    *planted(
         "jaxddp/step/replica_step.py",
         "tests/unit/step/test_replica_step.py -k clipping",
         {
@@ -271,6 +276,11 @@ MODEL = [
         "jaxddp/parity/torch_side/recorder.py",
         "tests/unit/parity/test_excerpts.py -k torchs",
         {"another_excerpt": ("[::apart].reshape(-1, *(1,)", "[1::apart].reshape(-1, *(1,)")},
+    ),
+    *planted(
+        "jaxddp/parity/compare/judge.py",
+        "tests/unit/parity/compare/test_judge.py -k zeros",
+        {"zeros_accepted": ("not in theirs and not np.any(ours", "not in theirs or not np.any(ours")},
     ),
     *planted(
         "jaxddp/parity/convert/layouts.py",

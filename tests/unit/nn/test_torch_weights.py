@@ -149,13 +149,14 @@ def test_files_other_than_safetensors_are_refused(content: bytes | None, tmp_pat
         load_weights(path)
 
 
-def read_start(name: str, path: Path, by: str) -> None:
-    """Read the start of a run by jaxddp or by torch_ref."""
+def read_start(name: str, path: Path, by: str) -> dict[str, Any]:
+    """Read the start of a run by jaxddp or by torch_ref; return the values under torch's names."""
     functional, twin = twins(name)
     if by == "jaxddp":
-        start_values(path, functional.params, functional.buffers)
-    else:
-        torch_ref.weights.load_weights(path, twin)
+        params, buffers = start_values(path, functional.params, functional.buffers)
+        return to_torch({**params, **buffers})
+    torch_ref.weights.load_weights(path, twin)
+    return {name: value.numpy() for name, value in twin.state_dict().items()}
 
 
 FLOATS = "must be float64, float32, float16 or bfloat16"
@@ -191,9 +192,10 @@ def test_types_and_values_that_do_not_fit_are_refused_by_name(
 @pytest.mark.parametrize("by", ["jaxddp", "torch_ref"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_any_type_of_floating_point_numbers_is_taken(dtype: torch.dtype, by: str, tmp_path: Path) -> None:
-    tensors = twins("Linear")[1].state_dict()
-    safetensors.torch.save_file({name: x.to(dtype) for name, x in tensors.items()}, tmp_path / "w.safetensors")
-    read_start("Linear", tmp_path / "w.safetensors", by)
+    tensors = {name: 3 * x.to(dtype) for name, x in twins("Linear")[1].state_dict().items()}
+    safetensors.torch.save_file(tensors, tmp_path / "w.safetensors")
+    expected = {name: x.float().numpy() for name, x in tensors.items()}
+    np.testing.assert_equal(read_start("Linear", tmp_path / "w.safetensors", by), expected)
 
 
 @pytest.mark.parametrize("by", ["jaxddp", "torch_ref"])

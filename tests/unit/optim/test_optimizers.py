@@ -53,7 +53,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("sgd", {"momentum": 0.9}),
     ("sgd", {"momentum": 0.9, "dampening": 0.5}),
     ("sgd", {"momentum": 0.9, "nesterov": True}),
-    ("sgd", {"weight_decay": 0.1}),
+    ("sgd", {"dampening": 0.5, "weight_decay": 0.1}),  # without momentum, nothing is dampened
     ("adam", {"betas": (0.8, 0.95)}),
     ("adam", {"betas": (0.0, 0.9)}),
     ("adam", {"eps": 1e-3}),

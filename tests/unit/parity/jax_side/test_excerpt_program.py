@@ -99,6 +99,7 @@ def test_forced_records_are_those_of_a_small_model(
 def test_free_records_are_those_of_a_small_model(more: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     case, start = case_of(tmp_path, *([] if more else [ADAMW]), more=more)
     small, large = of_both(monkeypatch, lambda: free_records(case, start))
+    assert small and {*FREE} & {*small[0]}
     for theirs, ours in zip(small, large, strict=True):
         assert_same(ours, theirs, (*(stage for stage in FREE if stage in theirs), "spread"))
 
