@@ -17,7 +17,7 @@ from jax.extend.core import get_opaque_trace_state
 from jaxddp.distributed.collectives import AXIS_NAME
 from jaxddp.parity.jax_side.side import pure_loss
 from jaxddp.parity.port import Port
-from jaxddp.parity.port.draws import SERVED, Draw, DrawnPort, Served, calling, enclosing_layer, examples_of
+from jaxddp.parity.port.draws import CERTAIN, SERVED, Draw, DrawnPort, Served, calling, enclosing_layer, examples_of
 from jaxddp.step.loops import primitives
 
 Take = Callable[[str, Sequence[int], float | None], jax.Array]  # (kind, shape, probability of a 1) -> numbers
@@ -105,6 +105,8 @@ def _samplers(take: Take) -> Functions:
     def bernoulli(key: Any, p: Any = 0.5, shape: Sequence[int] | None = None, *_: Any, **__: Any) -> jax.Array:
         shape = jnp.shape(p) if shape is None else shape
         rate = float(p) if isinstance(p, int | float) else None
+        if rate in CERTAIN:
+            return jnp.full(shape, bool(rate))
         return take("bernoulli", shape, rate) < (p if jnp.ndim(p) == 0 else jnp.broadcast_to(p, shape))
 
     return {"normal": normal, "uniform": uniform, "bernoulli": bernoulli}

@@ -75,7 +75,7 @@ def _constants(model: nn.Module, before: dict[str, np.ndarray]) -> list[str]:
 
 def _compute(side: TorchSide, batch: Batch) -> dict[str, float]:
     """Compute the loss, or take the port's own step and return its losses."""
-    model = side.model.train()
+    model = side.model
     if side.whole is None:
         side.loss_fn(model, batch)
         return {}
