@@ -125,10 +125,10 @@ class Converter:
         arrays: dict[str, np.ndarray] = {}
         in_torch_layout: dict[tuple[str, tuple[int, ...]], np.ndarray] = {}
         for piece in self.pieces:
-            value = tensors[piece.torch][piece.rows]
-            if piece.own:
-                value = _put(in_torch_layout, (piece.jax, piece.place), piece.shape, piece.own, value)
-            converted = piece.to_jax(value)
+            value = tensors[piece.torch][piece.torch_outputs]
+            if piece.jax_outputs:
+                value = _put(in_torch_layout, (piece.jax, piece.place), piece.shape, piece.jax_outputs, value)
+            converted = piece.layouts.to_jax(value)
             if piece.place:
                 _put(arrays, piece.jax, self._shapes[piece.jax], piece.place, converted)
             else:
@@ -146,9 +146,9 @@ class Converter:
         for piece in self.pieces:
             if piece.jax not in arrays:
                 continue
-            value = piece.to_torch(library.asarray(arrays[piece.jax])[piece.place])[piece.own]
-            if piece.rows:
-                _put(tensors, piece.torch, self._tensors[piece.torch], piece.rows, value, library)
+            value = piece.layouts.to_torch(library.asarray(arrays[piece.jax])[piece.place])[piece.jax_outputs]
+            if piece.torch_outputs:
+                _put(tensors, piece.torch, self._tensors[piece.torch], piece.torch_outputs, value, library)
             else:
                 tensors[piece.torch] = library.array(value)
         return dict(under_all_names(tensors, self.tied))
@@ -163,11 +163,11 @@ def _put(
     library: Any = np,
 ) -> Any:
     """Put a part into an array that begins as zeros; return the array."""
-    whole = arrays.setdefault(key, library.zeros(shape, value.dtype))
+    array = arrays.setdefault(key, library.zeros(shape, value.dtype))
     if library is np:
-        whole[index] = value
+        array[index] = value
     else:
-        arrays[key] = whole.at[index].set(value)
+        arrays[key] = array.at[index].set(value)
     return arrays[key]
 
 

@@ -17,10 +17,11 @@ from jaxddp.nn.losses import Batch
 from jaxddp.parity.compare.layers import layer_residuals
 from jaxddp.parity.compare.residuals import relative
 from jaxddp.parity.convert import Converter, find_entry, under_all_names
+from jaxddp.parity.convert.layouts import Shape
 from jaxddp.parity.jax_side.layers import images_of, record_calls, twins
 from jaxddp.parity.jax_side.multi_loss_step import losses_alone, multi_loss_step
 from jaxddp.parity.jax_side.widened import in_float64
-from jaxddp.parity.port import Port, Rule, flattened
+from jaxddp.parity.port import Port, Rule, flattened, transposed
 from jaxddp.parity.processes import Tell
 from jaxddp.parity.records import Tensors
 from jaxddp.parity.torch_side.layers import LayerCalls
@@ -29,7 +30,7 @@ from jaxddp.state import Buffers, Params
 
 Table = dict[str, str | Rule]
 MOST_TABLES = 64  # each is a forward pass
-MOST_IMAGES = 3  # each may be flattened in one order or in the other
+MOST_LAYOUTS = 3  # each may be in one order or in the other
 # A wrong table's residual over the right one's, in the first layer where they differ; measured: 1e14 in right ports,
 # 900 in one with GELU by the other formula in front of that layer.
 CLEARLY = 10.0
@@ -62,19 +63,24 @@ class NamesTrial:
         self._of_torch = of_torch
         self._shapes = functional.shapes
 
-    def with_flattened(self, table: Table) -> list[Table]:
-        """Return the table, and those in which jax flattens some of the images that torch flattens otherwise."""
-        layers = {
-            piece.torch.rpartition(".")[0]: piece.jax.rpartition(".")[0]
-            for piece in self._converter(table).pieces
-            if piece.is_entire and isinstance(find_entry(piece.jax, table).value, str)
-        }
+    def with_layouts(self, table: Table) -> list[Table]:
+        """Return the table, and those in which jax has other orders of axes or of flattened images than torch."""
+        pieces = [
+            piece for piece in self._converter(table).pieces if isinstance(find_entry(piece.jax, table).value, str)
+        ]
+        layers = {_layer(piece.torch): _layer(piece.jax) for piece in pieces if piece.is_entire}
         lines = [
             {layers[name]: flattened(name, image) for name in names}
             for image, names in self._of_torch.images
             if names and layers.keys() >= {*names}
         ]
-        subsets = itertools.product((False, True), repeat=min(len(lines), MOST_IMAGES))
+        turned: dict[tuple[str, Shape], Table] = {}
+        for piece in (piece for piece in pieces if piece.other_axes):
+            of_name = turned.setdefault((piece.jax.rpartition(".")[2], piece.other_axes), {})
+            name = _layer(find_entry(piece.jax, table).paths(())[0])
+            of_name[_layer(piece.jax) or piece.jax] = transposed(name or piece.torch, piece.other_axes)
+        lines += turned.values()
+        subsets = itertools.product((False, True), repeat=min(len(lines), MOST_LAYOUTS))
         return [
             table | {name: rule for line in itertools.compress(lines, chosen) for name, rule in line.items()}
             for chosen in subsets
@@ -144,6 +150,10 @@ class NamesTrial:
             for of in (self._functional.params, self._functional.buffers)
         )
         return (params, buffers), jax.tree.map(_widened, self._port.first_batch("jax"))
+
+
+def _layer(name: str) -> str:
+    return name.rpartition(".")[0]
 
 
 def _widened(x: np.ndarray) -> np.ndarray:

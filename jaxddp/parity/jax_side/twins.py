@@ -72,17 +72,17 @@ class FindTwins:
         functional = functional_of(model, port.flax_loss, partial(port.first_batch, "jax"), port.no_twin)
         module = port.torch_model()
         try:
-            Converter(module, functional.shapes, port.names, port.transpose_kernel, port.no_twin)
+            converter = Converter(module, functional.shapes, port.names, port.transpose_kernel, port.no_twin)
         except RuleError as error:
             return FoundTwins(str(error), draws=self._draws())
         except NamesError as error:
             proposal = _proposal(port, error, model, functional, module, tell)
             return FoundTwins(error.says, *proposal, self._draws())
         names: dict[str, str] = {}
-        if may_flatten(module):
-            tell("flax_loss and torch_loss, to see what is flattened")
+        if may_flatten(module) or any(piece.other_axes for piece in converter.pieces):
+            tell("flax_loss and torch_loss, to see the order of flattened images and of axes")
             trial = NamesTrial(port, model, functional, module, _probe(port), tell)
-            table = trial.decide(trial.with_flattened(dict(port.names)))
+            table = trial.decide(trial.with_layouts(dict(port.names)))
             names = _as_text(table) if table and table != port.names else {}
         return FoundTwins(names=names, draws=self._draws())
 
@@ -120,7 +120,7 @@ def _proposal(
         tables = error.tables(*orders, constants)
         port = replace(port, no_twin=[*port.no_twin, *constants])
     trial = NamesTrial(port, model, functional, module, of_torch, tell)
-    found = trial.decide([full for table in tables for full in trial.with_flattened(table)])
+    found = trial.decide([full for table in tables for full in trial.with_layouts(table)])
     table = found or (common(tables) if tables else error.partial(*orders))
     return (_as_text(table) if table != port.names else {}), tuple(port.no_twin) if constants else ()
 

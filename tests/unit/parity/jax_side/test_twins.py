@@ -156,3 +156,52 @@ def test_a_buffer_that_the_loss_changes_is_no_constant(tmp_path: Path) -> None:
 def test_draws_are_seen_although_names_do_not_map(tmp_path: Path) -> None:
     path = write(tmp_path, CONVNET, *COMPACT)
     assert FindTwins(PortCase(PortFile(str(path)), 1)).run(lambda where: None).draws == ()
+
+
+# Hugging Face's GPT-2: Conv1D (in, out) beside a kernel of (out, in), as in FlaxGPT2, in a square layer.
+SQUARE = """
+import numpy as np
+import torch
+from torch.nn import functional as F
+from transformers.pytorch_utils import Conv1D
+
+class TorchNet(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.c_proj, self.head = Conv1D(4, 4), torch.nn.Linear(4, 3)
+    def forward(self, x):
+        return self.head(torch.tanh(self.c_proj(x)))
+
+def flax_model():
+    from flax import linen
+    class Kernel(linen.Module):
+        @linen.compact
+        def __call__(self, x):
+            kernel = self.param("kernel", linen.initializers.normal(), (4, 4))
+            return x @ kernel.T + self.param("bias", linen.initializers.zeros, (4,))[None]
+    class FlaxNet(linen.Module):
+        @linen.compact
+        def __call__(self, x):
+            return linen.Dense(3, name="head")(linen.tanh(Kernel(name="c_proj")(x)))
+    return FlaxNet()
+
+def batch(step, rank):
+    rng = np.random.default_rng((step, rank))
+    return {"x": rng.normal(1, 1, (6, 4)), "y": rng.integers(0, 3, 6)}
+"""
+
+
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        ([], {"c_proj": 'transposed("c_proj", (1, 0))'}),
+        ([("kernel.T", "kernel")], {}),
+        ([("Conv1D(4, 4)", "torch.nn.Linear(4, 4)"), ("kernel.T", "kernel")], {}),
+        ([("kernel.T", "kernel[::-1]")], {}),
+    ],
+    ids=["out, in", "in, out", "Linear", "neither"],
+)
+def test_the_order_of_a_square_kernels_axes_is_proposed_where_a_pass_decides(
+    changes: list[Change], names: dict[str, str], tmp_path: Path
+) -> None:
+    assert proposed(tmp_path, SQUARE, *changes) == ("", names)
