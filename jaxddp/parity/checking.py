@@ -113,6 +113,9 @@ def report_on(runs: Runs, workers: Workers, started: float, tell: Callable[[str]
     if spoiled is not None and spoiled.side == "both":
         problems.append(on_both_sides(evidence, workers, spoiled))
     differences = _different_starts(runs) + find_differences(evidence, InterruptibleSearches(workers, problems, tell))
+    if differences and differences[0].stage == "local_loss" and not differences[0].cause and spoiled is None:
+        details = filter(None, [differences[0].detail, runs.crossed_names()])
+        differences[0] = replace(differences[0], detail="; ".join(details))
     if spoiled is not None and spoiled.side != "both":
         differences = on_one_side(evidence, workers, spoiled, differences)
     numerics, numeric = _numerics(runs) if spoiled is None else ({}, [])

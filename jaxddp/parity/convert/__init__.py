@@ -13,8 +13,8 @@
     any other parameter                     the same name and shape
 
 In trees of arrays w, b, offset and embeddings are Haiku's names of these, weight and bias Equinox's, the weight in
-torch's layout; where the shape shows another layout than the name, the shape counts. Square arrays have the layout of the other
-layers of their class.
+torch's layout; where the shape shows another layout than the name, the shape counts. Square arrays have the layout of
+the other layers of their class.
 
 Stacks, fused layers and other arrangements are rules of `names`, see `jaxddp.parity.port.rules`.
 `Converter` converts in memory, `python -m jaxddp.parity.convert` converts files. All maps only permute elements, so

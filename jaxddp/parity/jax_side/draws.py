@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial, wraps
 from types import FunctionType
@@ -17,7 +17,17 @@ from jax.extend.core import get_opaque_trace_state
 from jaxddp.distributed.collectives import AXIS_NAME
 from jaxddp.parity.jax_side.side import pure_loss
 from jaxddp.parity.port import Port
-from jaxddp.parity.port.draws import CERTAIN, SERVED, Draw, DrawnPort, Served, calling, enclosing_layer, examples_of
+from jaxddp.parity.port.draws import (
+    CERTAIN,
+    CONSTANTS,
+    SERVED,
+    Draw,
+    DrawnPort,
+    Served,
+    calling,
+    enclosing_layer,
+    examples_of,
+)
 from jaxddp.step.loops import primitives
 
 Take = Callable[[str, Sequence[int], float | None], jax.Array]  # (kind, shape, probability of a 1) -> numbers
@@ -63,6 +73,11 @@ def serving(port: DrawnPort) -> DrawnPort:
         return loss
 
     return replace(port, flax_loss=flax_loss)
+
+
+def constant_draws() -> AbstractContextManager[None]:
+    """Return a context in which all draws are constants, as in torch's `ConstantDraws`."""
+    return _replaced(_samplers(lambda kind, shape, rate: jnp.full(shape, CONSTANTS.get(kind, 0.5))))
 
 
 def _noting(model: Any, draws: list[Draw]) -> Functions:

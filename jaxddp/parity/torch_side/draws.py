@@ -1,13 +1,23 @@
 """Random numbers that a torch loss draws: noted, or taken from the batch. Imports no jax."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from jaxddp.parity.port.draws import CERTAIN, SERVED, Draw, DrawnPort, Served, calling, enclosing_layer, examples_of
+from jaxddp.parity.port.draws import (
+    CERTAIN,
+    CONSTANTS,
+    SERVED,
+    Draw,
+    DrawnPort,
+    Served,
+    calling,
+    enclosing_layer,
+    examples_of,
+)
 
 # Operators below dropout, attention, torch.distributions and all functions that draw -> kind of their numbers.
 KINDS = {
@@ -63,6 +73,14 @@ class NotedDraws(TorchDispatchMode):
         return Draw(KINDS[name], shape, where, None if isinstance(rate, Tensor) else rate)
 
 
+class ConstantDraws:
+    """Numbers for `ServedDraws` of a trial: constants."""
+
+    def take(self, kind: str, shape: Sequence[int]) -> Tensor:
+        """Return the constant of a kind."""
+        return torch.full(tuple(shape), CONSTANTS[kind])
+
+
 class ServedDraws(TorchDispatchMode):
     """Context manager in which draws return given numbers.
 
@@ -75,7 +93,7 @@ class ServedDraws(TorchDispatchMode):
     tensor([2., 0.])
     """
 
-    def __init__(self, served: Served) -> None:
+    def __init__(self, served: Served | ConstantDraws) -> None:
         super().__init__()
         self._served = served
 

@@ -52,7 +52,7 @@ def tables(module: nn.Module, jax: Shapes, use: list[str], flax_use: list[str] |
     """Return the tables that fit; each one converts."""
     with pytest.raises(NamesError) as caught:
         Converter(module, jax)
-    found = caught.value.tables(flax_use or [], use)
+    found = [candidate.table for candidate in caught.value.candidates(flax_use or [], use)]
     for table in found:
         Converter(module, jax, table)
     return found
