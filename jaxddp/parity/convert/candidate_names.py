@@ -12,10 +12,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from torch import Tensor, nn
+from torch import nn
 
 from jaxddp.errors import listed
-from jaxddp.parity.convert.layouts import Shape, Shapes, outputs_axis, squeezed
+from jaxddp.parity.convert.layouts import Shape, Shapes, squeezed
 from jaxddp.parity.convert.proposal import EMBEDDING, Kind, Unpaired, folded, paired
 from jaxddp.parity.convert.similar_names import pair_off
 from jaxddp.parity.port.rules import NUMBER, Rule, fused, part
@@ -25,7 +25,6 @@ Group = tuple[tuple[str, ...], tuple[str, ...]]  # layers of jax and of torch th
 
 PARTS = (3, 2)  # numbers of layers that are fused: q, k and v; two halves
 MOST_STACKS = 3  # each may be one in jax or not
-MOST_HEADS = 16  # of a model that does not say how many heads it has
 
 
 class Candidate(NamedTuple):
@@ -257,16 +256,12 @@ def _fit(jax: list[tuple[str, Kind]], torch: list[tuple[str, Kind]], m: int, n: 
 def _orders(groups: list[Group], unpaired: Unpaired) -> Iterator[tuple[tuple[int, ...], int | None]]:
     """Yield orders of the parts of a fused layer, and numbers of heads by which they stand; None: not by head."""
     number = max(max(map(len, group)) for group in groups)
-    heads, known = _heads(groups, unpaired)
-    orders = [*itertools.permutations(range(number))]
-    yield from itertools.product(orders, [None])
-    yield from itertools.product(orders if known else orders[:1], heads)
+    yield from itertools.product(itertools.permutations(range(number)), [None, *_heads(groups, unpaired)])
 
 
-def _heads(groups: list[Group], unpaired: Unpaired) -> tuple[list[int], bool]:
-    """Return the possible numbers of heads, and whether the torch modules say them."""
-    several = [(jax, torch) for jax, torch in groups if len(jax) != len(torch)]
-    above = {torch[0].rpartition(".")[0] for _, torch in several}
+def _heads(groups: list[Group], unpaired: Unpaired) -> list[int]:
+    """Return the numbers of heads that the torch modules around fused layers say."""
+    above = {torch[0].rpartition(".")[0] for jax, torch in groups if len(jax) != len(torch)}
     above |= {layer.rpartition(".")[0] for layer in above}
     said = {
         value
@@ -274,16 +269,7 @@ def _heads(groups: list[Group], unpaired: Unpaired) -> tuple[list[int], bool]:
         for name, value in (vars(module) if module is not None else {}).items()
         if "head" in name and not name.endswith(("dim", "size")) and type(value) is int and value > 1
     }
-    if said:
-        return sorted(said), True
-    sizes = {_outputs(unpaired.modules.get(torch[0])) // len(jax) for jax, torch in several}
-    return [n for n in range(2, MOST_HEADS + 1) if all(size and size % n == 0 for size in sizes)], False
-
-
-def _outputs(module: nn.Module | None) -> int:
-    """Return the number of a layer's outputs; 0 if it has no matrix."""
-    weight = getattr(module, "weight", None)
-    return weight.shape[outputs_axis(module, weight.ndim)] if isinstance(weight, Tensor) and weight.ndim > 1 else 0
+    return sorted(said)
 
 
 def _table(pairs: Mapping[str, str], groups: list[Group], order: tuple[int, ...], heads: int | None) -> Table:

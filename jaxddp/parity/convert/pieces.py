@@ -196,7 +196,8 @@ class Pieces:
         if len(possible) == 1:
             shown |= {possible[0].order}
         layouts = next((one for one in possible if {one.order} == shown), possible[0] if possible else None)
-        order, other_axes = "", Shape()
+        order = ""
+        other_axes: Shape = ()
         if layouts is not None and len(possible) > 1:
             order = layouts.order
             if shown != {order} and not is_conventional(module, leaf):

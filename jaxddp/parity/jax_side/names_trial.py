@@ -2,10 +2,10 @@
 
 import itertools
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from functools import partial
-from itertools import combinations, pairwise
+from itertools import combinations
 from typing import Any, NamedTuple
 
 import jax
@@ -21,6 +21,7 @@ from jaxddp.parity.compare.residuals import relative
 from jaxddp.parity.convert import Converter, find_entry, under_all_names
 from jaxddp.parity.convert.layouts import Shape
 from jaxddp.parity.convert.similar_names import branches
+from jaxddp.parity.convert.swaps import is_within, moves, swap, units_of
 from jaxddp.parity.jax_side.draws import constant_draws
 from jaxddp.parity.jax_side.layers import images_of, record_calls, twins
 from jaxddp.parity.jax_side.multi_loss_step import losses_alone, multi_loss_step
@@ -34,7 +35,6 @@ from jaxddp.state import Buffers, Params
 
 Table = dict[str, str | Rule]
 MOST_TABLES = 64  # each is a forward pass
-FEW = 5  # of fewer layers of one kind any two are swapped, of more each with the next
 MOST_LAYOUTS = 3  # each may be in one order or in the other
 # A wrong table's residual over the right one's, in the first layer where they differ; measured: 1e14 in right ports,
 # 900 in one with GELU by the other formula in front of that layer.
@@ -128,17 +128,17 @@ class NamesTrial:
             by_order: groups of jax's layers of one kind.
             used: jax's layers or arrays that its loss uses.
         """
-        moves = dict.fromkeys(move for group in by_order for move in _moves(group))
-        now, ambiguous = self._residuals(table) if moves else {}, list[tuple[str, str]]()
-        for move in moves:
-            units = self._units(table)
-            inside = {name for name in units for pair in move for one in pair if _within(name, one)}
+        tried = dict.fromkeys(move for group in by_order for move in moves(group))
+        now, ambiguous = self._residuals(table) if tried else {}, list[tuple[str, str]]()
+        for move in tried:
+            units = units_of(self._converter(table).pieces, table)
+            inside = {name for name in units for pair in move for one in pair if is_within(name, one)}
             free = self._port.torch_step is None and inside <= {*used}  # layers that may be interchangeable
             if free and _are_equal(now):
                 continue
             other: Table | None = table
             for pair in move:
-                other = other and swap(other, self._units(other), *pair)
+                other = other and swap(other, units_of(self._converter(other).pieces, other), *pair)
             then = self._residuals(other) if other and self._passes < MOST_TABLES else {}
             if other and self._is_nearer(then, now):
                 table, now, ambiguous = other, then, []
@@ -149,12 +149,16 @@ class NamesTrial:
         doubtful = [name for pair in ambiguous for name in pair]
         if not doubtful:
             return Settled(table, [])
-        lines = {name: unit.value for name, unit in self._units(table).items() if name != unit.value}
-        return Settled({n: x for n, x in lines.items() if not any(_within(n, one) for one in doubtful)}, ambiguous)
+        lines = {
+            name: unit.value
+            for name, unit in units_of(self._converter(table).pieces, table).items()
+            if name != unit.value
+        }
+        return Settled({n: x for n, x in lines.items() if not any(is_within(n, one) for one in doubtful)}, ambiguous)
 
     def crossed(self, table: Table) -> tuple[Table, str] | None:
         """Return the table with two lines swapped whose first layer or loss that differs is then equal, in words."""
-        now, units = self._residuals(table), self._units(table)
+        now, units = self._residuals(table), units_of(self._converter(table).pieces, table)
         first = next((name for name, residual in now.items() if residual > EQUAL), None)
         if first is None:
             return None
@@ -175,24 +179,6 @@ class NamesTrial:
 
     def _is_nearer(self, one: Mapping[str, float], other: Mapping[str, float]) -> bool:
         return is_nearer(one, other, EQUAL if self._by_losses else math.inf)
-
-    def _units(self, table: Table) -> dict[str, "Unit"]:
-        """Return jax's layers, or arrays without one, by name."""
-        units: dict[str, Unit] = {}
-        for piece in self._converter(table).pieces:
-            entry = find_entry(piece.jax, table)
-            is_layer = entry.key != piece.jax and bool(_layer(piece.jax))
-            name = _layer(piece.jax) if is_layer else piece.jax
-            if isinstance(entry.value, str):
-                path = entry.paths(())[0]
-                value: str | Rule = _layer(path) if is_layer else path
-            elif entry.key == name:
-                value = entry.value
-            else:  # a rule for a branch
-                continue
-            unit = units.setdefault(name, Unit(name, value, _layer(piece.torch), []))
-            unit.shapes.append((piece.jax[len(name) :], piece.jax_shape))
-        return units
 
     def _converter(self, table: Table) -> Converter:
         return Converter(self._module, self._shapes, table, self._port.transpose_kernel, self._port.no_twin)
@@ -244,46 +230,6 @@ class NamesTrial:
             for of in (self._functional.params, self._functional.buffers)
         )
         return (params, buffers), jax.tree.map(_widened, self._port.first_batch("jax"))
-
-
-class Unit(NamedTuple):
-    """A jax layer, or an array without one.
-
-    Attributes:
-        name: its name.
-        value: what `names` maps it to, or would map it to.
-        layer: torch's layer.
-        shapes: the rest of the name and the shape of each of its arrays.
-    """
-
-    name: str
-    value: str | Rule
-    layer: str
-    shapes: list[tuple[str, Shape]]
-
-
-def swap(table: Table, units: Mapping[str, Unit], one: str, other: str) -> Table | None:
-    """Return the table with the twins of two layers, or branches, swapped; None if they differ in shapes."""
-    of_one, of_other = (
-        {name[len(branch) :]: unit for name, unit in units.items() if _within(name, branch)} for branch in (one, other)
-    )
-    if of_one.keys() != of_other.keys() or any(of_one[rest].shapes != of_other[rest].shapes for rest in of_one):
-        return None
-    pairs = [(of_one[rest], of_other[rest]) for rest in of_one]
-    return table | {a.name: b.value for a, b in pairs} | {b.name: a.value for a, b in pairs}
-
-
-def _within(name: str, branch: str) -> bool:
-    return name == branch or name.startswith(f"{branch}.")
-
-
-def _moves(group: Sequence[str]) -> Iterator[tuple[tuple[str, str], ...]]:
-    """Yield exchanges of twins to try, each as swaps: all of three layers, else those of any two of a few."""
-    for pair in combinations(group, 2) if len(group) < FEW else pairwise(group):
-        yield (branches(*pair),)
-    if len(group) == 3:
-        first, second = branches(*group[:2]), branches(*group[1:])
-        yield from ((first, second), (second, first))
 
 
 def _are_equal(residuals: Mapping[str, float]) -> bool:
