@@ -152,9 +152,11 @@ def _has_examples(batch: Batch) -> bool:
 
 def _in_evaluation(loss_fn: LossFunction, model: nn.Module, batch: Batch) -> Sums:
     """Call `loss_fn` in evaluation mode, since BatchNorm cannot train on an empty batch."""
+    modes = [(module, module.training) for module in model.modules()]
     model.eval()
     sums = loss_fn(model, batch)
-    model.train()
+    for module, mode in modes:
+        module.training = mode
     return sums
 
 

@@ -91,14 +91,16 @@ class Functional:
         _, params, _, buffers = _split(module)
         return _to_dict(params), _to_dict(buffers)
 
-    def local_loss(self, loss_fn: LossFunction, train: bool, masks: str = "replica", amp: str = "none") -> LocalLoss:
+    def local_loss(
+        self, loss_fn: LossFunction, train: bool | None, masks: str = "replica", amp: str = "none"
+    ) -> LocalLoss:
         """Turn `loss_fn(model, batch)` into a pure function (params, buffers, batch) -> (sums, new buffers).
 
         Args:
             loss_fn: returns one loss per element, see `jaxddp.nn.losses`. A batch entry "valid", (B,), is 0
                 for examples to leave out; modules with an attribute `valid` see it during the forward pass,
                 so that their statistics leave these examples out too.
-            train: whether layers such as BatchNorm and Dropout run in training mode.
+            train: whether layers such as BatchNorm and Dropout run in training mode; None: see `set_modes`.
             masks: kind of random masks in training: "replica", "shared" or "example", see
                 `jaxddp.nn.dropout_rng`.
             amp: dtype of matrix products: "none", "bf16" or "fp16", see `jaxddp.nn.autocast.autocast`.
@@ -117,11 +119,11 @@ class Functional:
             drawn = None if place is None else random_state_at(self._random_state, place, masks, num_examples(batch))
             # Built inside the differentiated function, because nnx refuses modules from an outer trace.
             model = self.module(params, buffers, drawn)
-            model.train() if train else model.eval()
+            set_modes(model, train)
             autocast(model, amp)
             valid = batch.get("valid")
             if valid is not None:
-                if train:
+                if train is not False:
                     _check_statistics(model)
                 model.set_attributes(valid=nnx.data(valid), raise_if_not_found=False)
             sums = summed(loss_fn(model, batch), valid)
@@ -130,10 +132,27 @@ class Functional:
             _, _, _, new_buffers = _split(model)
             return sums, _to_dict(new_buffers)
 
-        if not train:
+        if train is False:
             return function
         check_masks(masks, self._random_state)
         return RandomLoss(function) if self.random_streams else function
+
+
+def set_modes(model: nnx.Module, train: bool | None) -> None:
+    """Put all layers into training or evaluation mode; None: each keeps the mode it was built in, and trains if none.
+
+    >>> block = nnx.List([nnx.Dropout(0.5, deterministic=mode) for mode in (True, None)])
+    >>> set_modes(block, None)
+    >>> [dropout.deterministic for dropout in block]
+    [True, False]
+    """
+    if train is not None:
+        model.train() if train else model.eval()
+        return
+    for _, layer in nnx.iter_modules(model):
+        for mode in ("deterministic", "use_running_average"):
+            if getattr(layer, mode, False) is None:
+                setattr(layer, mode, False)
 
 
 def cast(arrays: Mapping[str, jax.Array], dtype: Any) -> dict[str, jax.Array]:

@@ -197,7 +197,7 @@ class Dropout(nnx.Module):
         self.deterministic = False  # set by model.train() and model.eval()
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        if self.deterministic:
+        if self.deterministic or not self.p:
             return x
         kept = self._words(x.shape) >= jnp.uint32(int(self.p * 2**32))
         return jnp.where(kept, x / (1 - self.p), 0)

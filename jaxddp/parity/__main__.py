@@ -111,8 +111,11 @@ def _main(options: CheckOptions, stop: Stop) -> int:
         print(reports[0])
         if options.write_names and (reports[0].names or reports[0].no_twin) and not stop.why:
             _write_names(options.port, reports[0])
-            reports = [_check_port(options, stop)]
-            print(f"\n{reports[0]}")
+            if any(problem.where == "draws" for problem in reports[0].problems):
+                print("not checked again: the draws have no partner yet")
+            else:
+                reports = [_check_port(options, stop)]
+                print(f"\n{reports[0]}")
     if options.json is not None:
         texts = [to_json(report).strip() for report in reports]
         text = texts[0] if options.port is not None else f"[{', '.join(texts)}]"

@@ -15,7 +15,7 @@ from jaxddp.parity.compare.judge import judge
 from jaxddp.parity.diagnosis.evidence import Evidence
 from jaxddp.parity.findings import Problem
 from jaxddp.parity.jax_side.child import Forced, Free, JaxJob, Starts, jax_records
-from jaxddp.parity.jax_side.twins import FindTwins
+from jaxddp.parity.jax_side.twins import FindCrossedNames, FindTwins
 from jaxddp.parity.lazy_arrays import Arrays
 from jaxddp.parity.port import Facts
 from jaxddp.parity.port.draws import Draw, DrawnSource, paired
@@ -101,6 +101,17 @@ class Runs:
         stage = self.progress.stage(FLOAT32, torch=self.torch32, jax=self.jax32)
         with stage, self._beside(of_jax), self._noting("torch"):
             self._workers.torch.do(forced)
+
+    def crossed_names(self) -> str:
+        """Look for two lines of the port's `names` whose swap makes the forward pass equal; return it in words."""
+        if not isinstance(self.case, PortCase) or self._is_large or self.names:
+            return ""
+        source = self.case.source
+        case = replace(self.case, source=source.source if isinstance(source, DrawnSource) else source)
+        with self._noting("jax"):
+            self.names, says = self._workers.jax.do(FindCrossedNames(case))
+            return str(says)
+        return ""
 
     def evidence(self, steps: int | None = None) -> Evidence:
         """Judge the forced run and return the evidence for a diagnosis.

@@ -78,6 +78,18 @@ def test_equal_layers_send_to_the_loss(checked: Checked) -> None:
 
 
 @pytest.mark.large
+def test_a_table_that_crosses_two_layers_is_told_beside_the_difference(checked: Checked) -> None:
+    two = [("Linear(5, 4)", "Linear(5, 4); self.a, self.b = torch.nn.Linear(5, 5), torch.nn.Linear(5, 5)")]
+    two += [("self.fc2(torch.tanh(self.fc1(x)))", "self.fc2(torch.tanh(self.a(y := self.fc1(x))) * self.b(y))")]
+    two += [("5, 4, rngs=rngs)", "5, 4, rngs=rngs); self.a, self.b = (nnx.Linear(5, 5, rngs=rngs) for _ in range(2))")]
+    two += [("self.fc2(nnx.tanh(self.fc1(x)))", "self.fc2(nnx.tanh(self.a(y := self.fc1(x))) * self.b(y))")]
+    report = checked(*two, more='names = {"a": "b", "b": "a"}\n')
+    says = "perhaps `names` crosses a and b: with the two swapped fc2 agrees"
+    assert report.differences[0].detail.endswith(says) and says in " ".join(str(report).split())
+    assert report.names == {"a": "a", "b": "b"}
+
+
+@pytest.mark.large
 def test_a_step_that_shows_another_loss_than_it_differentiates_is_told(checked: Checked) -> None:
     report = checked(more=step(("local_loss=value", 'local_loss=jax.lax.psum(value, "replica")')))
     (found,) = report.differences

@@ -109,6 +109,12 @@ def test_names_are_written_into_the_port_and_checked_again(tmp_path: Path, capsy
     assert exit_code(port, *FEW, "--dtype", "float64", "--write-names") == 0
     assert f"names: written into {port}\n" in capsys.readouterr().out
     assert port.read_text().endswith(f"{table}\n")
+    drops = ("torch.tanh(self.fc1(x))", "F.dropout(torch.tanh(self.fc1(x)))")  # a draw that jax has not
+    port = write(tmp_path, *renamed, drops, more="names = {}\n")
+    assert exit_code(port, *FEW, "--dtype", "float64", "--write-names") == 2
+    printed = capsys.readouterr().out
+    assert "not checked again" in printed and printed.count("torch draws a bernoulli") == 1
+    assert port.read_text().endswith(f"{table}\n")
 
 
 @pytest.mark.large

@@ -3,6 +3,7 @@
 from jaxddp.parity.catalogue.fault import Fault, Known
 
 UPDATES = "though it updates them"  # said of BatchNorm in training mode that normalises by its running statistics
+BY_BATCH = "BatchNorm by the batch's statistics, as in training"  # said of a port whose reference is in eval()
 BY_ERF = "GELU by erf"  # said of a port whose reference uses the tanh approximation
 
 
@@ -33,8 +34,9 @@ FAULTS: dict[str, Fault] = {
         "pytorch/pytorch#19902",
     ),
     "batch_norm_eval": Fault(
-        "BatchNorm uses its running statistics during training",
-        "call model.train() before the forward pass, or pass use_running_average=False",
+        "BatchNorm normalises by its running statistics on one side and by the batch's on the other",
+        "give each layer the reference's mode: model.train() or use_running_average=False where it trains, eval() or "
+        "use_running_average=True where it is frozen",
         fix_of=_batch_norm,
     ),
     "batch_norm_sync": Fault(

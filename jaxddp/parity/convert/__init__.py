@@ -9,11 +9,12 @@
     MultiheadAttention
         in_proj_weight (3 E, E)             query, key, value: kernel (E, heads, E / heads)
         out_proj.weight                     out.kernel (heads, E / heads, E)
-    Conv1D (Hugging Face) weight (in, out)  kernel (in, out)
+    Conv1D (Hugging Face) weight (in, out)  kernel (in, out), or FlaxConv1D's (out, in)
     any other parameter                     the same name and shape
 
 In trees of arrays w, b, offset and embeddings are Haiku's names of these, weight and bias Equinox's, the weight in
-torch's layout; where the shape shows another layout than the name, the shape counts.
+torch's layout; where the shape shows another layout than the name, the shape counts. Square arrays have the layout of
+the other layers of their class.
 
 Stacks, fused layers and other arrangements are rules of `names`, see `jaxddp.parity.port.rules`.
 `Converter` converts in memory, `python -m jaxddp.parity.convert` converts files. All maps only permute elements, so

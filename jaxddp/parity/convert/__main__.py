@@ -60,7 +60,8 @@ def convert(options: ConvertOptions) -> None:
     if not options.quiet:
         arrow = "<-" if to == "jax" else "->"
         for piece in twins.converter.pieces:
-            print(f"{piece.flax_name} {piece.flax_shape}  {arrow}  {piece.name} {piece.torch_shape}")
+            order = f"  taken as {piece.order}" if piece.order else ""
+            print(f"{piece.jax_name} {piece.jax_shape}{order}  {arrow}  {piece.torch_name} {piece.torch_shape}")
     print(f"{options.out}: {len(converted)} arrays for {to}, from {len(weights)} of {options.weights}")
 
 

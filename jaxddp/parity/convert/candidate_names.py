@@ -1,20 +1,23 @@
-"""Readings of two models: tables `names` that their shapes and the order of use allow.
+"""Candidates for the table `names`, which shapes, names and the order of use allow.
 
-A stack is read where torch's layers "h.0", "h.1", ... have equal arrays, and fused layers where a run of layers of one
-kind is as large as one layer of the other side. Shapes do not say in which order the parts of a fused layer stand, so
-each order is a reading; a run of both models decides between them. A table of embeddings is read as several if theirs
-have as many rows, in the order of their use or of their numbers.
+A stack is proposed where torch's layers "h.0", "h.1", ... have equal arrays, and fused layers where a run of layers of
+one kind is as large as one layer of the other side. Shapes do not show in which order the parts of a fused layer
+stand, so each order is a candidate; a run of both models decides between them. A table of embeddings is paired with
+several if these have as many rows, in the order of their use or of their numbers.
 """
 
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
-from torch import Tensor, nn
+from torch import nn
 
-from jaxddp.parity.convert.layouts import Shape, Shapes, outputs_axis, squeezed
+from jaxddp.errors import listed
+from jaxddp.parity.convert.layouts import Shape, Shapes, squeezed
 from jaxddp.parity.convert.proposal import EMBEDDING, Kind, Unpaired, folded, paired
+from jaxddp.parity.convert.similar_names import pair_off
 from jaxddp.parity.port.rules import NUMBER, Rule, fused, part
 
 Table = dict[str, str | Rule]
@@ -22,39 +25,67 @@ Group = tuple[tuple[str, ...], tuple[str, ...]]  # layers of jax and of torch th
 
 PARTS = (3, 2)  # numbers of layers that are fused: q, k and v; two halves
 MOST_STACKS = 3  # each may be one in jax or not
-MOST_HEADS = 16  # of a model that does not say how many heads it has
 
 
-def readings(unpaired: Unpaired) -> list[Table]:
-    """Return the tables under which every layer may have a twin, by sizes alone; those without fused layers first.
+class Candidate(NamedTuple):
+    """A table under which every layer may have a twin.
+
+    Attributes:
+        table: the table.
+        by_order: groups of jax's layers of one kind that their order alone pairs off.
+    """
+
+    table: Table
+    by_order: tuple[tuple[str, ...], ...] = ()
+
+
+def layer_tables(unpaired: Unpaired) -> list[Candidate]:
+    """Return the tables under which every layer may have a twin; those without fused layers first.
 
     >>> modules = {"h.0": nn.Linear(3, 5), "h.1": nn.Linear(3, 5)}
     >>> jax, torch = {"blocks.kernel": (2, 3, 5)}, {"h.0.weight": (5, 3), "h.1.weight": (5, 3)}
-    >>> readings(Unpaired([*jax], [*torch], jax, torch, modules))[0]
-    {'blocks': 'h.{}'}
+    >>> layer_tables(Unpaired([*jax], [*torch], jax, torch, modules))[0]
+    Candidate(table={'blocks': 'h.{}'}, by_order=())
     """
     stacks = _stacks(unpaired)[:MOST_STACKS]
     subsets = [chosen for number in range(len(stacks) + 1) for chosen in itertools.combinations(stacks, number)]
     stacked = [_stacked(unpaired, chosen) for chosen in subsets]
-    return [table for fuses in (False, True) for one in stacked for table in _tables(one, fuses)]
+    return [candidate for fuses in (False, True) for one in stacked for candidate in _candidates(one, fuses)]
 
 
-def array_by_array(unpaired: Unpaired) -> list[Table]:
-    """Return the table in which the arrays of layers that do not pair off do so one by one, by sizes and order of use.
+def array_tables(unpaired: Unpaired) -> list[Candidate]:
+    """Return the table in which the arrays of layers that do not pair off do so one by one, by sizes, names and order.
 
     So do arrays of plain functions, whose names need not show which of them are a layer, and those of torch's LSTM.
 
     >>> jax, torch = {"w_x": (2, 12), "w_h": (3, 12)}, {"rnn.weight_ih_l0": (12, 2), "rnn.weight_hh_l0": (12, 3)}
-    >>> array_by_array(Unpaired([*jax], [*torch], jax, torch, {"rnn": nn.LSTM(2, 3)}))
-    [{'w_x': 'rnn.weight_ih_l0', 'w_h': 'rnn.weight_hh_l0'}]
+    >>> array_tables(Unpaired([*jax], [*torch], jax, torch, {"rnn": nn.LSTM(2, 3)}))[0].table
+    {'w_x': 'rnn.weight_ih_l0', 'w_h': 'rnn.weight_hh_l0'}
     """
-    pairs = paired(unpaired).pairs
-    ours = _by_sizes((name for name in unpaired.jax if not _within(name, pairs)), unpaired.shapes)
-    theirs = _by_sizes((name for name in unpaired.torch if not _within(name, pairs.values())), unpaired.tensors)
-    if {sizes: len(names) for sizes, names in ours.items()} != {sizes: len(names) for sizes, names in theirs.items()}:
+    of_layers = paired(unpaired)
+    pairs = of_layers.pairs
+    jax = _by_sizes((name for name in unpaired.jax if not _within(name, pairs)), unpaired.shapes)
+    torch = _by_sizes((name for name in unpaired.torch if not _within(name, pairs.values())), unpaired.tensors)
+    if {sizes: len(names) for sizes, names in jax.items()} != {sizes: len(names) for sizes, names in torch.items()}:
         return []
-    lines = {one: other for sizes, names in ours.items() for one, other in zip(names, theirs[sizes], strict=True)}
-    return [{**folded(pairs), **{name: lines[name] for name in unpaired.jax if name in lines}}]
+    of_sizes = [pair_off(names, torch[sizes]) for sizes, names in jax.items()]
+    lines = {one: other for found in of_sizes for one, other in found.pairs.items()}
+    table: Table = {**folded(pairs), **{name: lines[name] for name in unpaired.jax if name in lines}}
+    return [Candidate(table, (*of_layers.by_order, *(found.by_order for found in of_sizes if found.by_order)))]
+
+
+def why_none(unpaired: Unpaired) -> str:
+    """Say which layers have no counterpart of their size, so that no table can be proposed; "" if all have one."""
+    _, jax, torch, _ = paired(unpaired)
+    if not jax or not torch:
+        return ""
+    left = " and ".join(
+        f"{side}'s {listed([*layers], joint=', ')}" for side, layers in (("jax", jax), ("torch", torch))
+    )
+    return (
+        f"no table is proposed for {left}: they differ in size or number, and parts of fused layers are found only "
+        "where one layer holds two or three equal ones of one module, used in the same order on both sides"
+    )
 
 
 def _within(name: str, layers: Iterable[str]) -> bool:
@@ -107,37 +138,36 @@ def _stacked(unpaired: Unpaired, stacks: Sequence[str]) -> Unpaired:
     return replace(unpaired, torch=[*torch], tensors={**unpaired.tensors, **torch}, modules=modules)
 
 
-def _tables(unpaired: Unpaired, fuses: bool) -> Iterator[Table]:
+def _candidates(unpaired: Unpaired, fuses: bool) -> Iterator[Candidate]:
     """Yield the tables that pair off all layers."""
-    pairs, jax, torch = paired(unpaired)
+    pairs, jax, torch, by_order = paired(unpaired)
     if not fuses:
         if not jax and not torch:
-            yield dict(folded(pairs))
+            yield Candidate(dict(folded(pairs)), by_order)
         return
     if not jax or not torch:
         return
     for lines in _split_embeddings(jax, torch, unpaired):
-        others, their_others = (
+        others = [
             [(layer, kind) for layer, kind in layers.items() if not (lines and kind[0] == EMBEDDING)]
             for layers in (jax, torch)
-        )
-        groups = _aligned(others, their_others)
-        if groups is not None and any(len(ours) != len(theirs) for ours, theirs in groups):
+        ]
+        groups = _aligned(*others)
+        if groups is not None and any(len(of_jax) != len(of_torch) for of_jax, of_torch in groups):
             for order, heads in _orders(groups, unpaired):
-                yield _table(pairs, groups, order, heads) | lines
+                yield Candidate(_table(pairs, groups, order, heads) | lines, by_order)
         elif lines and groups is not None:
-            yield _table(pairs, groups, (), None) | lines
+            yield Candidate(_table(pairs, groups, (), None) | lines, by_order)
 
 
 def _split_embeddings(jax: Mapping[str, Kind], torch: Mapping[str, Kind], unpaired: Unpaired) -> list[Table]:
     """Return the lines for tables of embeddings that are one on one side and several on the other; [{}]: none are."""
-    ours = [layer for layer, (kind, _) in jax.items() if kind == EMBEDDING]
-    theirs = [layer for layer, (kind, _) in torch.items() if kind == EMBEDDING]
-    of_jax = {layer: unpaired.shapes[f"{layer}.embedding".lstrip(".")] for layer in ours}
-    of_torch = {layer: unpaired.tensors[f"{layer}.weight".lstrip(".")] for layer in theirs}
-    by_number = [_by_number(ours), _by_number(theirs)]
+    by_use = [[layer for layer, (kind, _) in layers.items() if kind == EMBEDDING] for layers in (jax, torch)]
+    of_jax = {layer: unpaired.shapes[f"{layer}.embedding".lstrip(".")] for layer in by_use[0]}
+    of_torch = {layer: unpaired.tensors[f"{layer}.weight".lstrip(".")] for layer in by_use[1]}
+    by_number = [_by_number(layers) for layers in by_use]
     tables: list[Table] = []
-    for first, second in ((ours, theirs), by_number):
+    for first, second in (by_use, by_number):
         lines: Table | None = Table()
         for width in sorted({shape[1:] for shape in (*of_jax.values(), *of_torch.values())}):
             groups = _rows_aligned(
@@ -167,13 +197,13 @@ def _rows_aligned(jax: list[tuple[str, int]], torch: list[tuple[str, int]]) -> l
     """Go through both sides' tables of one width in order, one by one or several for one, by their numbers of rows."""
     groups: list[Group] = []
     while jax and torch:
-        ours, theirs = 1, 1
-        while (less := _rows(jax[:ours]) - _rows(torch[:theirs])) and ours <= len(jax) and theirs <= len(torch):
-            ours, theirs = (ours + 1, theirs) if less < 0 else (ours, theirs + 1)
-        if less or min(ours, theirs) > 1:
+        m, n = 1, 1
+        while (less := _rows(jax[:m]) - _rows(torch[:n])) and m <= len(jax) and n <= len(torch):
+            m, n = (m + 1, n) if less < 0 else (m, n + 1)
+        if less or min(m, n) > 1:
             return None
-        groups.append((tuple(layer for layer, _ in jax[:ours]), tuple(layer for layer, _ in torch[:theirs])))
-        jax, torch = jax[ours:], torch[theirs:]
+        groups.append((tuple(layer for layer, _ in jax[:m]), tuple(layer for layer, _ in torch[:n])))
+        jax, torch = jax[m:], torch[n:]
     return None if jax or torch else groups
 
 
@@ -184,14 +214,14 @@ def _rows(tables: list[tuple[str, int]]) -> int:
 def _lines_of_rows(groups: list[Group], of_jax: Mapping[str, tuple[int, ...]]) -> Table:
     """Return the lines for these tables."""
     lines = Table()
-    for ours, theirs in groups:
-        if len(theirs) > 1:
-            lines[ours[0]] = fused(*theirs)
-        elif len(ours) > 1:
-            sizes = tuple(of_jax[layer][0] for layer in ours)
-            lines |= {layer: part(theirs[0], place, of=sizes) for place, layer in enumerate(ours)}
+    for jax, torch in groups:
+        if len(torch) > 1:
+            lines[jax[0]] = fused(*torch)
+        elif len(jax) > 1:
+            sizes = tuple(of_jax[layer][0] for layer in jax)
+            lines |= {layer: part(torch[0], place, of=sizes) for place, layer in enumerate(jax)}
         else:
-            lines[ours[0]] = theirs[0]
+            lines[jax[0]] = torch[0]
     return lines
 
 
@@ -203,39 +233,35 @@ def _aligned(jax: list[tuple[str, Kind]], torch: list[tuple[str, Kind]]) -> list
     groups: list[Group] = []
     while jax or torch:
         counts = ((1, 1), *((number, 1) for number in PARTS), *((1, number) for number in PARTS))
-        fitting = [(ours, theirs) for ours, theirs in counts if _fit(jax[:ours], torch[:theirs], ours, theirs)]
+        fitting = [(m, n) for m, n in counts if _fit(jax[:m], torch[:n], m, n)]
         if not fitting:
             return None
-        ours, theirs = fitting[0]
-        groups.append((tuple(layer for layer, _ in jax[:ours]), tuple(layer for layer, _ in torch[:theirs])))
-        jax, torch = jax[ours:], torch[theirs:]
+        m, n = fitting[0]
+        groups.append((tuple(layer for layer, _ in jax[:m]), tuple(layer for layer, _ in torch[:n])))
+        jax, torch = jax[m:], torch[n:]
     return groups
 
 
-def _fit(jax: list[tuple[str, Kind]], torch: list[tuple[str, Kind]], ours: int, theirs: int) -> bool:
-    """Return whether these layers, siblings of one kind on each side, are as large as one another."""
-    if len(jax) < ours or len(torch) < theirs:
+def _fit(jax: list[tuple[str, Kind]], torch: list[tuple[str, Kind]], m: int, n: int) -> bool:
+    """Return whether m and n layers, siblings of one kind on each side, are as large as one another."""
+    if len(jax) < m or len(torch) < n:
         return False
     for layers in (jax, torch):
         if len({layer.rpartition(".")[0] for layer, _ in layers}) > 1 or len({kind for _, kind in layers}) > 1:
             return False
     (kind, sizes), (other, others) = jax[0][1], torch[0][1]
-    return kind == other and [size * ours for size in sizes] == [size * theirs for size in others]
+    return kind == other and [size * m for size in sizes] == [size * n for size in others]
 
 
 def _orders(groups: list[Group], unpaired: Unpaired) -> Iterator[tuple[tuple[int, ...], int | None]]:
     """Yield orders of the parts of a fused layer, and numbers of heads by which they stand; None: not by head."""
     number = max(max(map(len, group)) for group in groups)
-    heads, known = _heads(groups, unpaired)
-    orders = [*itertools.permutations(range(number))]
-    yield from itertools.product(orders, [None])
-    yield from itertools.product(orders if known else orders[:1], heads)
+    yield from itertools.product(itertools.permutations(range(number)), [None, *_heads(groups, unpaired)])
 
 
-def _heads(groups: list[Group], unpaired: Unpaired) -> tuple[list[int], bool]:
-    """Return the possible numbers of heads, and whether the torch modules say them."""
-    several = [(ours, theirs) for ours, theirs in groups if len(ours) != len(theirs)]
-    above = {theirs[0].rpartition(".")[0] for _, theirs in several}
+def _heads(groups: list[Group], unpaired: Unpaired) -> list[int]:
+    """Return the numbers of heads that the torch modules around fused layers say."""
+    above = {torch[0].rpartition(".")[0] for jax, torch in groups if len(jax) != len(torch)}
     above |= {layer.rpartition(".")[0] for layer in above}
     said = {
         value
@@ -243,31 +269,21 @@ def _heads(groups: list[Group], unpaired: Unpaired) -> tuple[list[int], bool]:
         for name, value in (vars(module) if module is not None else {}).items()
         if "head" in name and not name.endswith(("dim", "size")) and type(value) is int and value > 1
     }
-    if said:
-        return sorted(said), True
-    sizes = {_outputs(unpaired.modules.get(theirs[0])) // len(ours) for ours, theirs in several}
-    return [n for n in range(2, MOST_HEADS + 1) if all(size and size % n == 0 for size in sizes)], False
-
-
-def _outputs(module: nn.Module | None) -> int:
-    """Return the number of a layer's outputs; 0 if it has no matrix."""
-    weight = getattr(module, "weight", None)
-    return weight.shape[outputs_axis(module, weight.ndim)] if isinstance(weight, Tensor) and weight.ndim > 1 else 0
+    return sorted(said)
 
 
 def _table(pairs: Mapping[str, str], groups: list[Group], order: tuple[int, ...], heads: int | None) -> Table:
     """Return the table with these groups."""
     plain, rules = dict(pairs), Table()
-    for ours, theirs in groups:
-        if len(ours) == len(theirs):
-            plain |= zip(ours, theirs, strict=True)
+    for jax, torch in groups:
+        if len(jax) == len(torch):
+            plain |= zip(jax, torch, strict=True)
             continue
-        number = max(len(ours), len(theirs))
+        number = max(len(jax), len(torch))
         places = [place for place in order if place < number]
-        if len(theirs) > 1:
-            rules[ours[0]] = fused(*(theirs[place] for place in places), heads=heads)
+        if len(torch) > 1:
+            rules[jax[0]] = fused(*(torch[place] for place in places), heads=heads)
         else:
-            rules |= {
-                jax: part(theirs[0], place, of=number, heads=heads) for jax, place in zip(ours, places, strict=True)
-            }
+            parts = zip(jax, places, strict=True)
+            rules |= {layer: part(torch[0], place, of=number, heads=heads) for layer, place in parts}
     return {**folded(plain), **rules}

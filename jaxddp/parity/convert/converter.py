@@ -9,11 +9,11 @@ import numpy as np
 from torch import nn
 
 from jaxddp.errors import InputError, listed
-from jaxddp.parity.convert.candidate_names import array_by_array, readings
+from jaxddp.parity.convert.candidate_names import Candidate, array_tables, layer_tables, why_none
 from jaxddp.parity.convert.layouts import Shapes
 from jaxddp.parity.convert.matching import Match, Models, tied_names
 from jaxddp.parity.convert.pieces import Index
-from jaxddp.parity.convert.proposal import Unpaired, proposed_names
+from jaxddp.parity.convert.proposal import Unpaired, folded, paired
 from jaxddp.parity.lazy_arrays import Arrays, Joined, Renamed
 from jaxddp.parity.port.rules import Names, Rule
 
@@ -39,41 +39,47 @@ class NamesError(InputError):
         )
         lines = ([*match.unmapped.values()], [*match.lacking.values()])
         self.says = f"names: {'; '.join(listed(problems) for problems in lines if problems)}"
-        tables, partial = self.tables(), self.partial()
-        table = tables[0] if len(tables) == 1 else partial
+        tables = self.candidates()
+        table = tables[0].table if len(tables) == 1 and not tables[0].by_order else self.partial()
         super().__init__(f"{self.says}; perhaps names = {table}" if table else self.says)
 
-    def tables(
-        self, flax_order: Sequence[str] = (), torch_order: Sequence[str] = (), constants: Collection[str] = ()
-    ) -> list[dict[str, str | Rule]]:
-        """Return the tables under which every array has a twin; several if shapes and order do not decide.
+    def candidates(
+        self, jax_order: Sequence[str] = (), torch_order: Sequence[str] = (), constants: Collection[str] = ()
+    ) -> list[Candidate]:
+        """Return the tables under which every array has a twin; several if shapes, names and order do not decide.
 
         Args:
-            flax_order, torch_order: layers in the order of their use; others come last.
+            jax_order, torch_order: layers in the order of their use; others come last.
             constants: torch tensors that need no twin.
         """
-        ordered = self._unpaired.in_order(flax_order, torch_order)
+        ordered = self._unpaired.in_order(jax_order, torch_order)
         unpaired = replace(ordered, torch=[name for name in ordered.torch if name not in constants])
         once = replace(unpaired, torch=[name for name in unpaired.torch if name not in self._models.tied])
-        tables: list[dict[str, str | Rule]] = []
+        candidates: dict[str, Candidate] = {}
         several = [unpaired, once] if once != unpaired else [unpaired]
-        for ways in (readings, array_by_array):
-            for reading in itertools.chain.from_iterable(map(ways, several)):
-                table = {**self._names, **reading}
-                if table not in tables and self._models.fits(table, constants):
-                    tables.append(table)
-            if tables:
+        for ways in (layer_tables, array_tables):
+            for lines, by_order in itertools.chain.from_iterable(map(ways, several)):
+                table = {**self._names, **lines}
+                if str(table) not in candidates and self._models.fits(table, constants):
+                    candidates[str(table)] = Candidate(table, by_order)
+            if candidates:
                 break
-        return tables
+        return [*candidates.values()]
 
     def lacking(self, constants: Collection[str]) -> list[str]:
         """Return those of these torch tensors that have no twin."""
         return [name for name in self._unpaired.torch if name in constants]
 
-    def partial(self, flax_order: Sequence[str] = (), torch_order: Sequence[str] = ()) -> dict[str, str | Rule]:
-        """Return the table with lines for the layers that pair off, or {} if none do; see `tables`."""
-        lines = proposed_names(self._unpaired.in_order(flax_order, torch_order))
+    def partial(self) -> dict[str, str | Rule]:
+        """Return the table with lines for the layers that pair off by kind and name; {} if none do."""
+        pairs, _, _, by_order = paired(self._unpaired)
+        doubtful = {name for group in by_order for name in group}
+        lines = folded({name: twin for name, twin in pairs.items() if name not in doubtful})
         return {**self._names, **lines} if lines else {}
+
+    def why_none(self) -> str:
+        """Say why no table gives every array a twin; see `jaxddp.parity.convert.candidate_names.why_none`."""
+        return why_none(self._unpaired)
 
 
 class Converter:
@@ -125,10 +131,10 @@ class Converter:
         arrays: dict[str, np.ndarray] = {}
         in_torch_layout: dict[tuple[str, tuple[int, ...]], np.ndarray] = {}
         for piece in self.pieces:
-            value = tensors[piece.torch][piece.rows]
-            if piece.own:
-                value = _put(in_torch_layout, (piece.jax, piece.place), piece.shape, piece.own, value)
-            converted = piece.to_jax(value)
+            value = tensors[piece.torch][piece.torch_outputs]
+            if piece.jax_outputs:
+                value = _put(in_torch_layout, (piece.jax, piece.place), piece.shape, piece.jax_outputs, value)
+            converted = piece.layouts.to_jax(value)
             if piece.place:
                 _put(arrays, piece.jax, self._shapes[piece.jax], piece.place, converted)
             else:
@@ -146,9 +152,9 @@ class Converter:
         for piece in self.pieces:
             if piece.jax not in arrays:
                 continue
-            value = piece.to_torch(library.asarray(arrays[piece.jax])[piece.place])[piece.own]
-            if piece.rows:
-                _put(tensors, piece.torch, self._tensors[piece.torch], piece.rows, value, library)
+            value = piece.layouts.to_torch(library.asarray(arrays[piece.jax])[piece.place])[piece.jax_outputs]
+            if piece.torch_outputs:
+                _put(tensors, piece.torch, self._tensors[piece.torch], piece.torch_outputs, value, library)
             else:
                 tensors[piece.torch] = library.array(value)
         return dict(under_all_names(tensors, self.tied))
@@ -163,11 +169,11 @@ def _put(
     library: Any = np,
 ) -> Any:
     """Put a part into an array that begins as zeros; return the array."""
-    whole = arrays.setdefault(key, library.zeros(shape, value.dtype))
+    array = arrays.setdefault(key, library.zeros(shape, value.dtype))
     if library is np:
-        whole[index] = value
+        array[index] = value
     else:
-        arrays[key] = whole.at[index].set(value)
+        arrays[key] = array.at[index].set(value)
     return arrays[key]
 
 

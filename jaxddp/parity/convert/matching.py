@@ -1,5 +1,6 @@
 """Match of a jax model's arrays with a torch module's tensors, under a table `names`."""
 
+import itertools
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ class Match(NamedTuple):
     """The arrays that map, and those that do not.
 
     Attributes:
-        pieces: each jax array, or part of one, with the torch tensor, or part of one, that it is.
+        pieces: each jax array, or part of one, paired with the torch tensor that holds the same values.
         unmapped: jax arrays without a twin -> a line that says so.
         lacking: torch tensors without a twin, or with one for some of their outputs -> a line that says so.
     """
@@ -64,15 +65,19 @@ class Models:
         """
         self._check_keys(names)
         search = Pieces(self.modules, self.tensors, names, self._transpose_kernel)
-        pieces: list[Piece] = []
+        of_arrays: dict[str, list[Piece]] = {}
         unmapped: dict[str, str] = {}
         for jax, shape in self.shapes.items():
             if jax in self._no_twin:
                 continue
             try:
-                pieces += search.of(jax, shape)
+                of_arrays[jax] = search.of(jax, shape)
             except NoTwinError as error:
                 unmapped[jax] = str(error)
+        for jax, found in of_arrays.items():  # now that all shapes have shown the orders of their axes
+            if any(piece.order for piece in found):
+                of_arrays[jax] = search.of(jax, self.shapes[jax])
+        pieces = [*itertools.chain.from_iterable(of_arrays.values())]
         return Match(pieces, unmapped, self._lacking(pieces))
 
     def fits(self, names: Names, constants: Collection[str] = ()) -> bool:
@@ -91,17 +96,17 @@ class Models:
                 raise RuleError(f'names: "{key}": {source(value)}: jax has no {key}')
 
     def _lacking(self, pieces: list[Piece]) -> dict[str, str]:
-        whole = {self.tied.get(piece.torch, piece.torch) for piece in pieces if not piece.rows}
+        complete = {self.tied.get(piece.torch, piece.torch) for piece in pieces if not piece.torch_outputs}
         left: dict[str, np.ndarray] = {}
         for piece in pieces:
-            if piece.rows:
-                size = self.tensors[piece.torch][len(piece.rows) - 1]
+            if piece.torch_outputs:
+                size = self.tensors[piece.torch][len(piece.torch_outputs) - 1]
                 first = self.tied.get(piece.torch, piece.torch)
-                left.setdefault(first, np.ones(size, bool))[piece.rows[-1]] = False
+                left.setdefault(first, np.ones(size, bool))[piece.torch_outputs[-1]] = False
         lacking = {}
         for name, shape in self.tensors.items():
             first = self.tied.get(name, name)
-            if first in whole or name.rpartition(".")[2] == COUNTER or name in self._no_twin:
+            if first in complete or name.rpartition(".")[2] == COUNTER or name in self._no_twin:
                 continue
             outputs = np.flatnonzero(left[first]) if first in left else None
             if outputs is None or len(outputs):

@@ -13,13 +13,13 @@ from jaxddp.parity.convert.entries import Entry, NoTwinError, find_entry
 from jaxddp.parity.convert.layouts import (
     NORMS,
     RECURRENT,
-    Layout,
     Layouts,
     Shape,
     Shapes,
     after,
     channels_last,
     find_layouts,
+    is_conventional,
     outputs_axis,
     transposition,
 )
@@ -34,44 +34,48 @@ PROJECTIONS = ("query", "key", "value")  # thirds of in_proj_weight, in this ord
 
 @dataclass(frozen=True)
 class Piece:
-    """A jax array, or a layer or some outputs of one, and the torch tensor, or outputs of one, that it is.
+    """A jax array (or some of its layers or outputs) paired with the torch tensor that holds the same values.
 
     Attributes:
         jax: name of the jax array.
         torch: name of the tensor in the state_dict.
-        flax_shape, torch_shape: shapes of both parts.
+        jax_shape, torch_shape: shapes of both parts.
         place: number of the layer in jax's stack; (): the array is no stack.
-        own: outputs of the jax array, in torch's layout, that are this tensor's; (): all.
-        rows: outputs of the tensor that are this array's; (): all.
+        jax_outputs: outputs of the jax array, in torch's layout, that this tensor holds; (): all.
+        torch_outputs: outputs of the tensor that this array holds; (): all.
         shape: shape of the jax array, or of its layer, in torch's layout.
-        to_jax, to_torch: maps between the layouts of the array, or of its layer.
+        layouts: maps between the layouts of the array, or of its layer.
+        order: order of the jax array's axes, "(in, out)", where its shape does not show it; "": it does.
+        other_axes: axes of the tensor in another order that jax's array may have: neither its shape nor the
+            convention of its name nor a layer of the same class shows which; (): one does.
     """
 
     jax: str
     torch: str
-    flax_shape: Shape
+    jax_shape: Shape
     torch_shape: Shape
     place: tuple[int, ...]
-    own: Index = field(compare=False)
-    rows: Index = field(compare=False)
+    jax_outputs: Index = field(compare=False)
+    torch_outputs: Index = field(compare=False)
     shape: Shape
-    to_jax: Layout = field(compare=False)
-    to_torch: Layout = field(compare=False)
+    layouts: Layouts = field(compare=False)
+    order: str = ""
+    other_axes: Shape = ()
 
     @property
-    def name(self) -> str:
+    def torch_name(self) -> str:
         """Name of the tensor, with the outputs if the piece is a part of it."""
-        return self.torch + text_of(self.rows)
+        return self.torch + text_of(self.torch_outputs)
 
     @property
-    def flax_name(self) -> str:
+    def jax_name(self) -> str:
         """Name of the array, with the layer or the outputs if the piece is a part of it."""
-        return self.jax + "".join(f"[{number}]" for number in self.place) + text_of(self.own)
+        return self.jax + "".join(f"[{number}]" for number in self.place) + text_of(self.jax_outputs)
 
     @property
     def is_entire(self) -> bool:
         """Return whether the piece is one array and one tensor."""
-        return not (self.place or self.own or self.rows)
+        return not (self.place or self.jax_outputs or self.torch_outputs)
 
 
 class Pieces:
@@ -88,6 +92,7 @@ class Pieces:
         self, modules: Mapping[str, nn.Module], tensors: Shapes, names: Names, transpose_kernel: Collection[str]
     ):
         self._modules, self._tensors, self._names, self._as_gradient = modules, tensors, names, transpose_kernel
+        self._orders: dict[tuple[type, str], set[str]] = {}  # class, name -> orders of axes that shapes have shown
 
     def of(self, jax: str, shape: Shape) -> list[Piece]:
         """Return the pieces of a jax array.
@@ -134,8 +139,8 @@ class Pieces:
         if name not in self._tensors:
             raise NoTwinError(f"jax's {jax} {shape} has no twin in torch, {name} is not there")
         owner, torch = modules.get(name.rpartition(".")[0]), self._tensors[name]
-        whole = Target(name, owner, torch, outputs_axis(owner, len(torch)))
-        return whole if rows is None else whole.part(rows)
+        target = Target(name, owner, torch, outputs_axis(owner, len(torch)))
+        return target if rows is None else target.part(rows)
 
     def _of_layer(
         self, jax: str, shape: Shape, place: tuple[int, ...], targets: list[Target], entry: Entry
@@ -150,50 +155,64 @@ class Pieces:
         joint = ", ".join(target.name for target in targets)
         if len(others) > 1:
             raise NoTwinError(f"{joint} have different inputs, {listed(sorted(map(str, others)), joint=' and ')}")
-        whole, sizes = first.shape, [0]
+        full, sizes = first.shape, [0]
         if len(targets) > 1:
             sizes = [target.shape[target.axis] for target in targets]
-            whole = (*whole[: first.axis], sum(sizes), *whole[first.axis + 1 :])
-        layouts = self._layouts(jax, shape, whole, first, entry)
+            full = (*full[: first.axis], sum(sizes), *full[first.axis + 1 :])
+        layouts, order, other_axes = self._layouts(jax, shape, full, first, entry)
         if layouts is None:
-            raise NoTwinError(f"jax's {jax} {shape} cannot be torch's {joint} {whole}")
-        owns = outputs_of_each(rule, sizes) if len(targets) > 1 else [None]
+            raise NoTwinError(f"jax's {jax} {shape} cannot be torch's {joint} {full}")
+        outputs = outputs_of_each(rule, sizes) if len(targets) > 1 else [None]
         return [
             Piece(
                 jax,
                 target.name,
-                shape if own is None else (*whole[: first.axis], *whole[first.axis + 1 :], len(own)),
+                shape if some is None else (*full[: first.axis], *full[first.axis + 1 :], len(some)),
                 target.shape,
                 place,
-                index_of(own, first.axis),
+                index_of(some, first.axis),
                 index_of(target.rows, target.axis),
-                whole,
-                *layouts,
+                full,
+                layouts,
+                order,
+                other_axes,
             )
-            for target, own in zip(targets, owns, strict=True)
+            for target, some in zip(targets, outputs, strict=True)
         ]
 
-    def _layouts(self, jax: str, shape: Shape, torch: Shape, target: Target, entry: Entry) -> Layouts | None:
-        """Return the maps between jax's array of a layer and torch's tensor."""
+    def _layouts(
+        self, jax: str, shape: Shape, torch: Shape, target: Target, entry: Entry
+    ) -> tuple[Layouts | None, str, Shape]:
+        """Return the maps between jax's array of a layer and torch's tensor; see `Piece` for the others."""
         rule, leaf = entry.rule, jax.rpartition(".")[2]
         if rule.axes is not None and (len(rule.axes) == len(torch) or leaf == "kernel" or not entry.rest):
             fits = len(rule.axes) == len(torch) and tuple(torch[axis] for axis in rule.axes) == shape
-            return transposition(rule.axes) if fits else None
+            return transposition(rule.axes) if fits else None, "", ()
         as_gradient = jax.rpartition(".")[0] in self._as_gradient
         recurrent = isinstance(target.module, RECURRENT) and ".weight" in f".{target.name}"  # weight_ih_l0
         module = target.module if recurrent or target.name.endswith("weight") else None
-        layouts = find_layouts(module, leaf, torch, shape, as_gradient)
+        possible = find_layouts(module, leaf, torch, shape, as_gradient)
+        shown = self._orders.setdefault((type(module), leaf), set())
+        if len(possible) == 1:
+            shown |= {possible[0].order}
+        layouts = next((one for one in possible if {one.order} == shown), possible[0] if possible else None)
+        order = ""
+        other_axes: Shape = ()
+        if layouts is not None and len(possible) > 1:
+            order = layouts.order
+            if shown != {order} and not is_conventional(module, leaf):
+                other_axes = next((one.axes for one in possible if one is not layouts), ())
         if layouts is None or rule.image is None:
-            return layouts
+            return layouts, order, other_axes
         axis = _image_axis(target.module, leaf, torch)
         if axis is None:
             if leaf != "bias" and torch:
                 raise NoTwinError(f"torch's {target.name} {torch} has no flattened image as its input")
-            return layouts
+            return layouts, order, ()
         if torch[axis] != math.prod(rule.image):
             sizes = " x ".join(map(str, rule.image))
             raise NoTwinError(f"torch's {target.name} {torch} has {torch[axis]} inputs, {sizes} is another number")
-        return after(channels_last(rule.image, axis), layouts)
+        return after(channels_last(rule.image, axis), layouts), order, ()
 
 
 def _tensor_name(prefix: str, leaf: str, module: nn.Module | None, tensors: Shapes) -> str:

@@ -1,4 +1,4 @@
-"""Proposal of the table `names`, from the shapes of layers and the order in which they are used."""
+"""Pairs of layers for the table `names`: by their kinds, their names, and the order in which they are used."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from jaxddp.parity.convert.layouts import EMBEDDINGS, NORMS, Shapes, squeezed
 from jaxddp.parity.convert.pieces import PROJECTIONS
+from jaxddp.parity.convert.similar_names import pair_off
 from jaxddp.parity.records import COUNTER
 
 Kind = tuple[str, tuple[int, ...]]  # kind of a layer, and the sizes of its arrays; of a bare array, its shape
@@ -38,9 +39,9 @@ class Unpaired:
     tensors: Shapes
     modules: Mapping[str, nn.Module]
 
-    def in_order(self, flax_order: Sequence[str], torch_order: Sequence[str]) -> "Unpaired":
-        """Return the arrays in the order of these layers, or arrays; others come last, in their own order."""
-        return replace(self, jax=_sorted(self.jax, flax_order), torch=_sorted(self.torch, torch_order))
+    def in_order(self, jax_order: Sequence[str], torch_order: Sequence[str]) -> "Unpaired":
+        """Return the arrays in the order of these layers, or arrays; others come last."""
+        return replace(self, jax=_sorted(self.jax, jax_order), torch=_sorted(self.torch, torch_order))
 
 
 def _sorted(names: Sequence[str], order: Sequence[str]) -> list[str]:
@@ -49,51 +50,51 @@ def _sorted(names: Sequence[str], order: Sequence[str]) -> list[str]:
 
 
 class Pairs(NamedTuple):
-    """Layers that pair off by kind and order, and the others.
+    """Layers that pair off by kind, name and order, and the others.
 
     Attributes:
         pairs: jax's layers to torch's, in jax's order.
         jax, torch: the other layers with their kinds, in the order of their use.
+        by_order: groups of jax's layers of one kind that their order alone pairs off.
     """
 
     pairs: dict[str, str]
     jax: dict[str, Kind]
     torch: dict[str, Kind]
+    by_order: tuple[tuple[str, ...], ...]
 
 
 def paired(unpaired: Unpaired) -> Pairs:
-    """Pair off layers of one kind in the order of their use, for the kinds of which both sides have as many."""
-    theirs = _of_torch(unpaired)
-    joins = any(kind == "attention" for kind, _ in theirs.values())
-    ours = _of_jax({name: unpaired.shapes[name] for name in unpaired.jax}, joins)
-    of_jax, of_torch = _by_kind(ours), _by_kind(theirs)
-    same = {kind for kind, layers in of_jax.items() if len(layers) == len(of_torch.get(kind, ()))}
-    pairs = {one: other for kind in same for one, other in zip(of_jax[kind], of_torch[kind], strict=True)}
-    in_order = {layer: pairs[layer] for layer in ours if layer in pairs}
-    if "" in in_order:  # no prefix stands for the arrays of the model itself
-        root = in_order.pop("")
-        own = [name for name in unpaired.jax if name in OF_FLAX]
-        in_order |= {name: f"{root}.{name}".lstrip(".") for name in own}
-    return Pairs(
-        in_order,
-        {layer: kind for layer, kind in ours.items() if kind not in same},
-        {layer: kind for layer, kind in theirs.items() if kind not in same},
-    )
+    """Pair off layers of one kind, by name where names agree and else in the order of their use.
 
-
-def proposed_names(unpaired: Unpaired) -> dict[str, str]:
-    """Pair off layers of one kind in the order of their use; whole branches are one line of the table.
-
-    Returns:
-        Flax prefixes to torch prefixes, for the kinds of layers of which both sides have as many.
+    Kinds of which one side has more are left out.
 
     >>> modules = {"fc1": nn.Linear(3, 5), "fc2": nn.Linear(5, 4)}
     >>> jax = {"Dense_0.kernel": (3, 5), "Dense_0.bias": (5,), "Dense_1.kernel": (5, 4), "Dense_1.bias": (4,)}
     >>> torch = {"fc1.weight": (5, 3), "fc1.bias": (5,), "fc2.weight": (4, 5), "fc2.bias": (4,)}
-    >>> proposed_names(Unpaired([*jax], [*torch], jax, torch, modules))
+    >>> paired(Unpaired([*jax], [*torch], jax, torch, modules)).pairs
     {'Dense_0': 'fc1', 'Dense_1': 'fc2'}
     """
-    return folded(paired(unpaired).pairs)
+    torch = _of_torch(unpaired)
+    joins = any(kind == "attention" for kind, _ in torch.values())
+    jax = _of_jax({name: unpaired.shapes[name] for name in unpaired.jax}, joins)
+    of_jax, of_torch = _by_kind(jax), _by_kind(torch)
+    same = {
+        kind: pair_off(of_jax[kind], of_torch[kind])
+        for kind in of_jax
+        if len(of_jax[kind]) == len(of_torch.get(kind, ()))
+    }
+    pairs = {one: other for of_kind in same.values() for one, other in of_kind.pairs.items()}
+    in_order = {layer: pairs[layer] for layer in jax if layer in pairs}
+    if "" in in_order:  # no prefix stands for the arrays of the model itself
+        root = in_order.pop("")
+        in_order |= {name: f"{root}.{name}".lstrip(".") for name in unpaired.jax if name in OF_FLAX}
+    return Pairs(
+        in_order,
+        {layer: kind for layer, kind in jax.items() if kind not in same},
+        {layer: kind for layer, kind in torch.items() if kind not in same},
+        tuple(of_kind.by_order for of_kind in same.values() if of_kind.by_order),
+    )
 
 
 def _of_jax(shapes: Shapes, joins: bool) -> dict[str, Kind]:
@@ -162,10 +163,10 @@ def _of_torch(unpaired: Unpaired) -> dict[str, Kind]:
 
 
 def _by_kind(layers: Mapping[str, Kind]) -> dict[Kind, list[str]]:
-    found: dict[Kind, list[str]] = {}
+    of_kind: dict[Kind, list[str]] = {}
     for layer, kind in layers.items():
-        found.setdefault(kind, []).append(layer)
-    return found
+        of_kind.setdefault(kind, []).append(layer)
+    return of_kind
 
 
 def _layer_of_torch(name: str, modules: Mapping[str, nn.Module]) -> str:
@@ -200,17 +201,17 @@ def folded(pairs: Mapping[str, str]) -> dict[str, str]:
         for one, other in table.items():
             if "." in one and "." in other and one.rpartition(".")[2] == other.rpartition(".")[2]:
                 branches.setdefault(one.rpartition(".")[0], []).append(other.rpartition(".")[0])
-        whole = {
+        alike = {
             one: others[0]
             for one, others in branches.items()
             if len({*others}) == 1 and len(others) == sum(layer.startswith(f"{one}.") for layer in table)
         }
-        if not whole:
+        if not alike:
             return {one: other for one, other in table.items() if other != _by_prefix(one, table)}
         folded: dict[str, str] = {}
         for one, other in table.items():
             parent = one.rpartition(".")[0]
-            folded |= {parent: whole[parent]} if parent in whole else {one: other}
+            folded |= {parent: alike[parent]} if parent in alike else {one: other}
         table = folded
 
 

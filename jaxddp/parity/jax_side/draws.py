@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial, wraps
 from types import FunctionType
@@ -17,7 +17,17 @@ from jax.extend.core import get_opaque_trace_state
 from jaxddp.distributed.collectives import AXIS_NAME
 from jaxddp.parity.jax_side.side import pure_loss
 from jaxddp.parity.port import Port
-from jaxddp.parity.port.draws import SERVED, Draw, DrawnPort, Served, calling, enclosing_layer, examples_of
+from jaxddp.parity.port.draws import (
+    CERTAIN,
+    CONSTANTS,
+    SERVED,
+    Draw,
+    DrawnPort,
+    Served,
+    calling,
+    enclosing_layer,
+    examples_of,
+)
 from jaxddp.step.loops import primitives
 
 Take = Callable[[str, Sequence[int], float | None], jax.Array]  # (kind, shape, probability of a 1) -> numbers
@@ -65,6 +75,11 @@ def serving(port: DrawnPort) -> DrawnPort:
     return replace(port, flax_loss=flax_loss)
 
 
+def constant_draws() -> AbstractContextManager[None]:
+    """Return a context in which all draws are constants, as in torch's `ConstantDraws`."""
+    return _replaced(_samplers(lambda kind, shape, rate: jnp.full(shape, CONSTANTS.get(kind, 0.5))))
+
+
 def _noting(model: Any, draws: list[Draw]) -> Functions:
     """Return samplers that note their draws."""
     modules = nnx.iter_modules(model) if isinstance(model, nnx.Module) else ()
@@ -105,6 +120,8 @@ def _samplers(take: Take) -> Functions:
     def bernoulli(key: Any, p: Any = 0.5, shape: Sequence[int] | None = None, *_: Any, **__: Any) -> jax.Array:
         shape = jnp.shape(p) if shape is None else shape
         rate = float(p) if isinstance(p, int | float) else None
+        if rate in CERTAIN:
+            return jnp.full(shape, bool(rate))
         return take("bernoulli", shape, rate) < (p if jnp.ndim(p) == 0 else jnp.broadcast_to(p, shape))
 
     return {"normal": normal, "uniform": uniform, "bernoulli": bernoulli}

@@ -14,7 +14,7 @@ import numpy as np
 from flax import linen, nnx
 
 from jaxddp.nn.any_model import AnyFunctional, functional_of
-from jaxddp.nn.functional import Functional
+from jaxddp.nn.functional import Functional, set_modes
 from jaxddp.nn.linen import Bound
 from jaxddp.nn.losses import Batch
 from jaxddp.nn.plain import PlainFunctional
@@ -139,7 +139,7 @@ def listening_nnx(
 ) -> nnx.Module:
     """Return the module with these values; every call of a layer is recorded until the stack is closed."""
     bound = functional.module(*values)
-    bound.train()
+    set_modes(bound, None)
     names = {id(module): ".".join(map(str, path)) for path, module in nnx.iter_modules(bound)}
     active: set[int] = set()
     for kind in {type(module) for _, module in nnx.iter_modules(bound)}:

@@ -214,7 +214,7 @@ def pure_loss(port: Port, model: Any) -> tuple[AnyFunctional, LocalLoss]:
 
     def local_loss(params: Params, buffers: Buffers, batch: Batch) -> Any:
         # The batch is bound to the loss, since an entry called "valid" is the port's here, not jaxddp's padding mask.
-        return functional.local_loss(lambda model, _: loss_fn(model, batch), True)(params, buffers, {})
+        return functional.local_loss(lambda model, _: loss_fn(model, batch), train=None)(params, buffers, {})
 
     return functional, local_loss
 

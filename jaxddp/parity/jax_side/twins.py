@@ -12,7 +12,7 @@ from typing import Any
 import jax
 from jax import numpy as jnp
 
-from jaxddp.errors import InputError
+from jaxddp.errors import InputError, listed
 from jaxddp.nn.any_model import AnyFunctional, functional_of
 from jaxddp.nn.losses import Batch
 from jaxddp.nn.plain import PlainFunctional
@@ -72,17 +72,16 @@ class FindTwins:
         functional = functional_of(model, port.flax_loss, partial(port.first_batch, "jax"), port.no_twin)
         module = port.torch_model()
         try:
-            Converter(module, functional.shapes, port.names, port.transpose_kernel, port.no_twin)
+            converter = Converter(module, functional.shapes, port.names, port.transpose_kernel, port.no_twin)
         except RuleError as error:
             return FoundTwins(str(error), draws=self._draws())
         except NamesError as error:
-            proposal = _proposal(port, error, model, functional, module, tell)
-            return FoundTwins(error.says, *proposal, self._draws())
+            return replace(_proposal(port, error, model, functional, module, tell), draws=self._draws())
         names: dict[str, str] = {}
-        if may_flatten(module):
-            tell("flax_loss and torch_loss, to see what is flattened")
+        if may_flatten(module) or any(piece.other_axes for piece in converter.pieces):
+            tell("flax_loss and torch_loss, to see the order of flattened images and of axes")
             trial = NamesTrial(port, model, functional, module, _probe(port), tell)
-            table = trial.decide(trial.with_flattened(dict(port.names)))
+            table = trial.decide(trial.with_layouts(dict(port.names)))
             names = _as_text(table) if table and table != port.names else {}
         return FoundTwins(names=names, draws=self._draws())
 
@@ -95,6 +94,26 @@ class FindTwins:
                 return draws_of(self.case.port)
         except InputError as error:  # it is told where the port runs
             return str(error)
+
+
+@dataclass(frozen=True)
+class FindCrossedNames:
+    """A job that looks for two lines of `names` whose swap makes the forward pass equal.
+
+    Attributes:
+        case: a port whose loss differs.
+    """
+
+    case: AnyPortCase
+
+    def run(self, tell: Tell) -> tuple[dict[str, str], str]:
+        """Return the table with the two swapped, and what was found in words; ({}, ""): nothing."""
+        port, module = self.case.port, self.case.port.torch_model()
+        model = port.flax_model()
+        functional = functional_of(model, port.flax_loss, partial(port.first_batch, "jax"), port.no_twin)
+        trial = NamesTrial(port, model, functional, module, _probe(port), tell)
+        table, says = trial.crossed(dict(port.names)) or ({}, "")
+        return _as_text(table), says
 
 
 def _check_repeats(port: Port) -> None:
@@ -110,19 +129,34 @@ def _check_repeats(port: Port) -> None:
 
 def _proposal(
     port: Port, error: NamesError, model: Any, functional: AnyFunctional, module: Any, tell: Tell
-) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return what may help: a table of names, and constants of torch's."""
+) -> FoundTwins:
+    """Return what may help: a table of names, constants of torch's, and why there is no more."""
     tell("flax_loss and torch_loss, to see the order of the layers")
     of_torch = _probe(port)
     orders = _order_of_jax(port, model, functional), [*of_torch.calls.used]
-    constants, tables = list[str](), error.tables(*orders)
-    if not tables and (constants := error.lacking(of_torch.constants)):
-        tables = error.tables(*orders, constants)
+    constants, candidates = list[str](), error.candidates(*orders)
+    if not candidates and (constants := error.lacking(of_torch.constants)):
+        candidates = error.candidates(*orders, constants)
         port = replace(port, no_twin=[*port.no_twin, *constants])
     trial = NamesTrial(port, model, functional, module, of_torch, tell)
-    found = trial.decide([full for table in tables for full in trial.with_flattened(table)])
-    table = found or (common(tables) if tables else error.partial(*orders))
-    return (_as_text(table) if table != port.names else {}), tuple(port.no_twin) if constants else ()
+    tables = [table for candidate in candidates for table in trial.with_layouts(candidate.table)]
+    by_order = list(dict.fromkeys(group for candidate in candidates for group in candidate.by_order))
+    why = ""
+    if (found := trial.decide(tables)) is not None:
+        table, ambiguous = trial.settle(found, by_order, {*orders[0]})
+        if ambiguous:
+            both = listed([f"{one} and {other}" for one, other in ambiguous], joint=", ")
+            why = f"ambiguous: {both} have equal shapes, and neither names nor a run of both models show which is which"
+    elif tables:
+        doubtful = {name for group in by_order for name in group}
+        table = {name: twin for name, twin in common(tables).items() if name not in doubtful}
+        names = sorted(doubtful | {name for table in tables for name in table} - common(tables).keys())
+        run = "no run of both models is clearly nearer in one of them" if of_torch.tensors else "the loss cannot be run"
+        why = f"ambiguous: {listed(names, joint=', ')} may be in several places in torch, and {run}"
+    else:
+        table, why = error.partial(), error.why_none()
+    says = "; ".join(filter(None, [error.says, why]))
+    return FoundTwins(says, _as_text(table) if table != port.names else {}, tuple(port.no_twin) if constants else ())
 
 
 def _as_text(table: Names) -> dict[str, str]:

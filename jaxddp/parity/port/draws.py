@@ -18,6 +18,8 @@ from jaxddp.parity.port.loading import PortSource
 from jaxddp.parity.port.port import Port, Side
 
 SERVED = ("normal", "uniform", "bernoulli")  # kinds of draws that both sides can be given
+CONSTANTS = {"bernoulli": 0.0, "normal": 0.5, "uniform": 0.5}  # numbers in a trial; 0 keeps all that dropout may drop
+CERTAIN = (0, 1)  # probabilities at which a bernoulli draw is a constant, and no draw
 ENTRY = "jaxddp draw "  # beginning of the names of the batch's hidden entries
 GRID = 2**16  # uniform numbers are odd multiples of 1 / (2 GRID), which float32 holds
 

@@ -1,13 +1,23 @@
 """Random numbers that a torch loss draws: noted, or taken from the batch. Imports no jax."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from jaxddp.parity.port.draws import SERVED, Draw, DrawnPort, Served, calling, enclosing_layer, examples_of
+from jaxddp.parity.port.draws import (
+    CERTAIN,
+    CONSTANTS,
+    SERVED,
+    Draw,
+    DrawnPort,
+    Served,
+    calling,
+    enclosing_layer,
+    examples_of,
+)
 
 # Operators below dropout, attention, torch.distributions and all functions that draw -> kind of their numbers.
 KINDS = {
@@ -43,11 +53,11 @@ class NotedDraws(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Run an operator, and note its draw."""
-        if torch.Tag.nondeterministic_seeded not in func.tags:
+        name = func.overloadpacket.__name__
+        if torch.Tag.nondeterministic_seeded not in func.tags or _is_constant(name, args):
             return func(*args, **kwargs or {})
         before = torch.get_rng_state()
         result = func(*args, **kwargs or {})
-        name = func.overloadpacket.__name__
         if name in KINDS or not torch.equal(before, torch.get_rng_state()):  # attention may or may not draw
             self.draws.append(self._draw(name, args, result))
         return result
@@ -63,6 +73,14 @@ class NotedDraws(TorchDispatchMode):
         return Draw(KINDS[name], shape, where, None if isinstance(rate, Tensor) else rate)
 
 
+class ConstantDraws:
+    """Numbers for `ServedDraws` of a trial: constants."""
+
+    def take(self, kind: str, shape: Sequence[int]) -> Tensor:
+        """Return the constant of a kind."""
+        return torch.full(tuple(shape), CONSTANTS[kind])
+
+
 class ServedDraws(TorchDispatchMode):
     """Context manager in which draws return given numbers.
 
@@ -75,7 +93,7 @@ class ServedDraws(TorchDispatchMode):
     tensor([2., 0.])
     """
 
-    def __init__(self, served: Served) -> None:
+    def __init__(self, served: Served | ConstantDraws) -> None:
         super().__init__()
         self._served = served
 
@@ -84,7 +102,7 @@ class ServedDraws(TorchDispatchMode):
     ) -> Any:
         """Run an operator; a draw's numbers are replaced."""
         name = func.overloadpacket.__name__
-        if name not in KINDS:
+        if name not in KINDS or _is_constant(name, args):
             return func(*args, **kwargs or {})
         given = tuple(x.clone() if isinstance(x, Tensor) and i else x for i, x in enumerate(args))
         result = func(*args, **kwargs or {})
@@ -116,6 +134,12 @@ def _probability(name: str, args: tuple[Any, ...]) -> Any:
     if len(args) > 1:
         return args[1]
     return 0.5 if name == "bernoulli_" else args[0]
+
+
+def _is_constant(name: str, args: tuple[Any, ...]) -> bool:
+    """Return whether a draw has one possible result, as a mask of dropout with rate 0."""
+    probability = _probability(name, args) if KINDS.get(name) == "bernoulli" else None
+    return isinstance(probability, int | float) and probability in CERTAIN
 
 
 def _bernoulli(name: str) -> Callable[[Tensor, tuple[Any, ...]], Tensor]:

@@ -55,7 +55,7 @@ class TorchLayers:
         with ExitStack() as hooks, torch.no_grad():
             for name, module in side.model.named_modules():
                 listen(module, name, calls, hooks)
-            side.loss_fn(side.model.train(), micro_batch)
+            side.loss_fn(side.model, micro_batch)
         calls.write(self.folder)
 
 

@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from jaxddp.parity.convert.layouts import NORMS
 from jaxddp.parity.port import Port
+from jaxddp.parity.torch_side.draws import ConstantDraws, ServedDraws
 from jaxddp.parity.torch_side.layers import LayerCalls, listen
 from jaxddp.parity.torch_side.side import TorchSide, default_dtype, side_of_port, to_batch
 from torch_ref.losses import Batch
@@ -32,7 +33,7 @@ class Probe:
         images: shapes (C, ...) of images that are flattened, each with the layers behind it, up to the first Linear,
             and with the copies of these.
         constants: buffers that the pass has left alone, other than statistics of norms.
-        losses: of a `torch_step`, by name.
+        losses: the losses of a `torch_step` by name, or the mean loss as "loss".
     """
 
     tensors: dict[str, np.ndarray] = field(default_factory=dict)
@@ -53,7 +54,7 @@ def probe(port: Port) -> Probe:
             parameter.add_(NOISE * torch.randn_like(parameter))
         tensors = {name: tensor.numpy().copy() for name, tensor in side.model.state_dict().items()}
         batch = to_batch(port.micro_batches(0, 0, "torch")[0], "float64")
-        with ExitStack() as hooks, _Flattens() as flattens:
+        with ExitStack() as hooks, _Flattens() as flattens, ServedDraws(ConstantDraws()):
             for name, module in side.model.named_modules():
                 listen(module, name, calls, hooks)
                 if isinstance(module, (nn.Linear, *NORMS)):
@@ -75,10 +76,10 @@ def _constants(model: nn.Module, before: dict[str, np.ndarray]) -> list[str]:
 
 def _compute(side: TorchSide, batch: Batch) -> dict[str, float]:
     """Compute the loss, or take its `torch_step` and return its losses."""
-    model = side.model.train()
+    model = side.model
     if side.torch_step is None:
-        side.loss_fn(model, batch)
-        return {}
+        sums = side.loss_fn(model, batch)
+        return {"loss": float(sums["loss"] / sums["count"])}
     with torch.enable_grad():
         return side.torch_step.losses(model, side.torch_step.configure(model), batch)
 

@@ -127,7 +127,7 @@ class Steps:
         if is_large:
             free_at_once()
         side = make_side(self.source, self.steps, self.dtype)
-        model = side.model.to(world.device).train()
+        model = side.model.to(world.device)
         load_state(model, self.weights)
         writer = RecordWriter(rank_folder(self.folder, world.rank))
         free = self.reference is None
@@ -228,8 +228,8 @@ def _draws_of(side: TorchSide, batches: list[list[Batch]], name: str) -> tuple[D
 
 
 def _compute(side: TorchSide, batch: Batch) -> None:
-    """Compute the loss, or take the port's `torch_step`."""
-    model = side.model.train()
+    """Compute the loss, or take its `torch_step`."""
+    model = side.model
     if side.torch_step is None:
         side.loss_fn(model, batch)
     else:

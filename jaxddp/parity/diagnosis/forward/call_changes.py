@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from jaxddp.config.choices import IGNORE_INDEX
-from jaxddp.parity.catalogue.model import BY_ERF, UPDATES
+from jaxddp.parity.catalogue.model import BY_BATCH, BY_ERF, UPDATES
 from jaxddp.parity.diagnosis.forward.calls import Answer, Call, Change, Proceed
 
 NORMS = {
@@ -199,7 +199,7 @@ def batch_norm_sync(call: Call) -> Iterator[Change]:
 
 
 def batch_norm_eval(call: Call, updates: bool) -> Iterator[Change]:
-    """Yield BatchNorm normalised by its running statistics; `updates`: they change as in training."""
+    """Yield BatchNorm in the other mode; `updates`: JAX changes the running statistics, as in training."""
 
     def answer(call: Call, proceed: Proceed, value: float, /) -> Any:
         before = {name: call.get(name).clone() for name in ("running_mean", "running_var")}
@@ -211,6 +211,12 @@ def batch_norm_eval(call: Call, updates: bool) -> Iterator[Change]:
         mode = "BatchNorm by its running statistics, as in evaluation"
         what = f"{mode}, {UPDATES}" if updates else f"{mode}, and leaves them as they are"
         yield Change("batch_norm_eval", what, answer, setting=True)
+    elif call.name == "batch_norm" and updates:
+
+        def trained(call: Call, proceed: Proceed, value: float, /) -> Any:
+            return proceed(call.but(training=True))
+
+        yield Change("batch_norm_eval", BY_BATCH, trained, setting=True)
 
 
 def momentum(call: Call) -> Iterator[Change]:

@@ -149,7 +149,7 @@ class LossAndGradients:
         """Return all faults that apply to the calls of the loss, those with many sites first."""
         changes = [(call, change) for of_call in OF_ONE_CALL for call in calls for change in of_call(call)]
         updates = self._evidence.steps[step].updates_buffers
-        changes += [(call, change) for call in calls for change in batch_norm_eval(call, updates)]
+        changes += [(call, change) for call in calls for change in batch_norm_eval(call, updates(call.module or ""))]
         changes += [(call, change) for call in calls for change in dropout_rate(call, self._evidence.rates)]
         changes += [*tied_weights(calls, self._evidence.module), *reduced_precision(calls)]
         alone = len(self.ranks) == 1

@@ -83,7 +83,7 @@ class ForwardDiagnosis:
         normalization = side.facts.loss_normalization
         steps = _steps(self, side)
         evidence = ModelEvidence(
-            side.model.train(),
+            side.model,
             _loss_fn(self, side, steps),
             steps,
             self.replicas,

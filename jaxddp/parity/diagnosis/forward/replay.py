@@ -45,10 +45,10 @@ class ModelStep:
     buffers: Arrays
     all_buffers: Arrays
 
-    @property
-    def updates_buffers(self) -> bool:
-        """True if JAX's step changes any buffer."""
-        return any(not np.array_equal(value, self.state[name]) for name, value in self.buffers.items())
+    def updates_buffers(self, module: str) -> bool:
+        """Return whether JAX's step changes any buffer of a module; "": of any."""
+        moved = (name for name, value in self.buffers.items() if not np.array_equal(value, self.state[name]))
+        return any(not module or name.startswith(f"{module}.") for name in moved)
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class ModelEvidence:
     """Loss of the reference, and JAX's steps.
 
     Attributes:
-        module: the reference's model, in float64 and in training mode.
+        module: the reference's model, in float64.
         loss_fn: (module, batch) -> "loss", the sum of weighted losses, and "count", the sum of weights.
         steps: JAX's steps; may be loaded lazily.
         world_size: number of replicas.

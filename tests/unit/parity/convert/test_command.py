@@ -81,7 +81,7 @@ def test_stacks_parts_and_flattened_images_convert_both_ways(folder: Path, capsy
     safetensors.torch.save_file(before, "torch.safetensors")
     main(["port.py", "torch.safetensors", "flax.safetensors"])
     lines = capsys.readouterr().out.splitlines()
-    assert "blocks.b.kernel[1] (4, 4)  <-  layers.1.weight[4:8] (4, 4)" in lines
+    assert "blocks.b.kernel[1] (4, 4)  taken as (in, out)  <-  layers.1.weight[4:8] (4, 4)" in lines
     assert lines[-1] == "flax.safetensors: 6 arrays for jax, from 6 of torch.safetensors"
     arrays = load_file("flax.safetensors")
     np.testing.assert_array_equal(arrays["blocks.b.kernel"][1], before["layers.1.weight"][4:].T)

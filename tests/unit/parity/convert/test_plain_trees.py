@@ -6,8 +6,22 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 from jaxddp.parity.convert import Converter
+
+
+def linear(outputs: int, inputs: int) -> nn.Linear:
+    return nn.Linear(inputs, outputs)
+
+
+def convolution(outputs: int, inputs: int) -> nn.Conv1d:
+    return nn.Conv1d(inputs, outputs, 3)
+
+
+def transposed_convolution(outputs: int, inputs: int) -> nn.ConvTranspose1d:
+    return nn.ConvTranspose1d(inputs, outputs, 2)
+
 
 SQUARE: dict[str, tuple[int, ...]] = {"w": (4, 4), "b": (4,)}
 
@@ -82,3 +96,45 @@ def test_a_parameter_that_only_looks_like_a_weight_stays_as_it_is() -> None:
     layer.register_parameter("lora_a", nn.Parameter(torch.arange(9.0).reshape(3, 3)))
     tensors, arrays = round_trip(layer, {"kernel": (3, 3), "lora_a": (3, 3)})
     np.testing.assert_array_equal(arrays["lora_a"], tensors["lora_a"])
+
+
+@pytest.mark.parametrize(
+    ("module", "leaf", "shapes", "expected", "order"),
+    [
+        (Conv1D, "kernel", [(8, 3), (3, 3)], (1, 0), "(out, in)"),  # Hugging Face's FlaxConv1D
+        (Conv1D, "kernel", [(3, 8), (3, 3)], (0, 1), "(in, out)"),
+        (linear, "w", [(8, 3), (3, 3)], (0, 1), "(out, in)"),
+        (linear, "w", [(3, 8), (3, 3)], (1, 0), "(in, out)"),
+        (linear, "weight", [(3, 8), (3, 3)], (1, 0), "(in, out)"),
+        (convolution, "w", [(8, 3, 3), (3, 3, 3)], (0, 1, 2), "(out, in, ...)"),
+        (transposed_convolution, "kernel", [(2, 8, 3), (2, 3, 3)], (2, 1, 0), "(..., out, in)"),
+    ],
+)
+def test_a_square_array_has_the_order_of_the_other_layers_of_its_class(
+    module: Any, leaf: str, shapes: list[tuple[int, ...]], expected: tuple[int, ...], order: str
+) -> None:
+    layers = nn.Sequential(module(8, 3), module(3, 3))
+    arrays = {f"{n}.{leaf}": shape for n, shape in enumerate(shapes)} | {f"{n}.bias": (s,) for n, s in ((0, 8), (1, 3))}
+    (piece,) = (piece for piece in Converter(layers, arrays).pieces if piece.order)
+    assert (piece.jax, piece.order, piece.other_axes) == (f"1.{leaf}", order, ())
+    tensors, arrays = round_trip(layers, arrays)
+    np.testing.assert_array_equal(arrays[f"1.{leaf}"], tensors["1.weight"].transpose(expected))
+
+
+@pytest.mark.parametrize(
+    ("module", "leaf", "shape", "other"),
+    [
+        (Conv1D(3, 3), "kernel", (3, 3), (1, 0)),
+        (linear(3, 3), "w", (3, 3), (0, 1)),
+        (linear(3, 3), "weight", (3, 3), (1, 0)),
+        (linear(3, 3), "kernel", (3, 3), ()),
+        (nn.Embedding(3, 3), "kernel", (3, 3), (0, 1)),
+        (nn.Embedding(3, 3), "embedding", (3, 3), ()),
+    ],
+)
+def test_the_other_order_of_a_square_array_is_known_where_nothing_decides(
+    module: nn.Module, leaf: str, shape: tuple[int, ...], other: tuple[int, ...]
+) -> None:
+    arrays = {leaf: shape} | ({"bias": (3,)} if hasattr(module, "bias") else {})
+    (piece,) = (piece for piece in Converter(module, arrays).pieces if piece.jax == leaf)
+    assert piece.other_axes == other

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from jaxddp.parity.convert import Converter, NamesError
-from jaxddp.parity.convert.proposal import Unpaired, proposed_names
+from jaxddp.parity.convert.proposal import Unpaired, folded, paired
 
 
 class Attention(nn.Module):
@@ -46,33 +46,33 @@ def unpaired(module: nn.Module, jax: dict[str, tuple[int, ...]]) -> Unpaired:
 def test_layers_pair_off_by_kind_in_the_order_of_use() -> None:
     found = unpaired(Attention(), FLAX)
     right = {"MultiHead_0": "attn", "Norm_0": "norm", "Dense_0": "first", "Dense_1": "last"}
-    assert proposed_names(found.in_order((), USE)) == right
+    assert paired(found.in_order((), USE)).pairs == right
     # By the order of definition the two layers of one size change places.
-    assert proposed_names(found) == right | {"Dense_0": "last", "Dense_1": "first"}
+    assert paired(found).pairs == right | {"Dense_0": "last", "Dense_1": "first"}
 
 
 def test_kinds_of_which_one_side_has_more_are_left_out() -> None:
     jax = {name: shape for name, shape in FLAX.items() if not name.startswith("Dense_1")}
-    assert proposed_names(unpaired(Attention(), jax)) == {"MultiHead_0": "attn", "Norm_0": "norm"}
+    assert paired(unpaired(Attention(), jax)).pairs == {"MultiHead_0": "attn", "Norm_0": "norm"}
 
 
 def test_an_embedding_is_no_layer_of_the_same_size() -> None:
     module = nn.ModuleDict({"words": nn.Embedding(4, 4), "fc": nn.Linear(4, 4, bias=False)})
     jax = {"Dense_0.kernel": (4, 4), "Embed_0.embedding": (4, 4)}
-    assert proposed_names(unpaired(module, jax)) == {"Dense_0": "fc", "Embed_0": "words"}
+    assert paired(unpaired(module, jax)).pairs == {"Dense_0": "fc", "Embed_0": "words"}
 
 
 def test_an_embedding_bag_is_an_embedding() -> None:
     module = nn.ModuleDict({"words": nn.EmbeddingBag(4, 4), "fc": nn.Linear(4, 4, bias=False)})
     jax = {"Dense_0.kernel": (4, 4), "Embed_0.embedding": (4, 4)}
-    assert proposed_names(unpaired(module, jax)) == {"Dense_0": "fc", "Embed_0": "words"}
+    assert paired(unpaired(module, jax)).pairs == {"Dense_0": "fc", "Embed_0": "words"}
 
 
 def test_arrays_of_the_model_itself_have_a_line_each() -> None:
     """ "" is no prefix of a name."""
     module = nn.ModuleDict({"fc": nn.Linear(3, 5), "head": nn.ParameterDict({"bias": torch.zeros(2)})})
     jax = {"kernel": (3, 5), "bias": (5,), "out.bias": (2,)}
-    names = proposed_names(unpaired(module, jax))
+    names = paired(unpaired(module, jax)).pairs
     assert names == {"kernel": "fc.kernel", "bias": "fc.bias", "out": "head"}
     Converter(module, jax, names)
 
@@ -82,7 +82,7 @@ def test_the_counter_of_a_batch_norm_follows_its_layer() -> None:
     jax = {f"norm.{leaf}": (3,) for leaf in ("scale", "bias", "mean", "var")} | {"norm.num_batches_tracked": ()}
     with pytest.raises(NamesError) as caught:
         Converter(module, jax)
-    assert caught.value.tables() == [{"norm": "bn"}]
+    assert [candidate.table for candidate in caught.value.candidates()] == [{"norm": "bn"}]
 
 
 class OwnNorm(nn.Module):
@@ -106,7 +106,7 @@ def test_a_norm_of_the_model_itself_is_a_norm(leaf: str, bias: bool) -> None:
     }
     jax |= {"LayerNorm_0.bias": (4,)} if bias else {}
     names = {"LayerNorm_0": "ln", "LayerNorm_1": "ln_f", "Dense_0": "fc"}
-    assert proposed_names(unpaired(module, jax)) == names
+    assert paired(unpaired(module, jax)).pairs == names
     assert {piece.torch for piece in Converter(module, jax, names).pieces} == module.state_dict().keys()
 
 
@@ -115,17 +115,15 @@ def test_a_stack_of_norms_is_a_norm_too() -> None:
     jax = {"blocks.norm.weight": (3, 4), "blocks.norm.bias": (3, 4)}
     with pytest.raises(NamesError) as caught:
         Converter(module, jax)
-    assert caught.value.tables() == [{"blocks.norm": "h.{}.ln"}]
+    assert [candidate.table for candidate in caught.value.candidates()] == [{"blocks.norm": "h.{}.ln"}]
 
 
 def test_a_branch_with_equal_names_is_one_line() -> None:
     block = nn.ModuleDict({"fc1": nn.Linear(3, 5), "fc2": nn.Linear(5, 3)})
     module = nn.ModuleDict({"layers": nn.ModuleList([block, nn.ModuleDict({"other": nn.Linear(2, 3)})])})
     jax = {f"Block_0.{fc}.{leaf}": shape for fc, leaf, shape in SHAPES}
-    assert proposed_names(unpaired(module, jax | {"Dense_0.kernel": (2, 3), "Dense_0.bias": (3,)})) == {
-        "Block_0": "layers.0",
-        "Dense_0": "layers.1.other",
-    }
+    pairs = paired(unpaired(module, jax | {"Dense_0.kernel": (2, 3), "Dense_0.bias": (3,)})).pairs
+    assert folded(pairs) == {"Block_0": "layers.0", "Dense_0": "layers.1.other"}
 
 
 SHAPES = (

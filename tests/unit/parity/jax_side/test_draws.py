@@ -12,6 +12,7 @@ from flax import linen, nnx
 from jax import numpy as jnp
 from jax.random import normal as held_normal
 
+from jaxddp.nn.layers import Dropout
 from jaxddp.parity.cases import PortCase
 from jaxddp.parity.jax_side.draws import draws_of, serving
 from jaxddp.parity.jax_side.widened import in_float64
@@ -182,14 +183,20 @@ def test_a_draw_by_a_function_that_cannot_be_replaced_is_refused() -> None:
     assert draw.refused == "call jax.random.normal, uniform or bernoulli by their names"
 
 
-def test_dropout_of_rate_zero_draws_nothing() -> None:
+def frozen() -> nnx.Module:
+    layer = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
+    layer.eval()
+    return layer
+
+
+@pytest.mark.parametrize(
+    "drop", [lambda: nnx.Dropout(0.0, rngs=nnx.Rngs(0)), lambda: Dropout(0.0, rngs=nnx.Rngs(0)), frozen]
+)
+def test_dropout_of_rate_zero_or_in_evaluation_draws_nothing(drop: Callable[[], nnx.Module]) -> None:
     def loss(model: Any, batch: Any) -> jax.Array:
-        return model(batch["x"]).mean()
+        return model(batch["x"]).mean() + jax.random.bernoulli(KEY, 1.0, (2,)).sum()
 
-    def off() -> nnx.Module:
-        return nnx.Sequential(nnx.Linear(3, 2, rngs=nnx.Rngs(0)), nnx.Dropout(0.0, rngs=nnx.Rngs(0)))
-
-    assert draws_of(port_of(loss, off)) == ()
+    assert draws_of(port_of(loss, lambda: nnx.Sequential(nnx.Linear(3, 2, rngs=nnx.Rngs(0)), drop()))) == ()
 
 
 def test_keys_alone_are_no_draws() -> None:

@@ -109,6 +109,8 @@ def test_multi_head_attention_draws_a_mask_of_its_weights(need_weights: bool) ->
     [
         lambda: F.dropout(P, 0.0),
         lambda: F.dropout(P, 1.0),
+        lambda: torch.ops.aten.native_dropout(P, 0.0, True),  # dropout on a GPU
+        lambda: torch.empty(3).bernoulli_(1.0),
         lambda: F.dropout(P, 0.5, training=False),
         lambda: F.scaled_dot_product_attention(QUERY, QUERY, QUERY),
         lambda: torch.arange(3) + P.sum(),
