@@ -83,8 +83,3 @@ KEPT_ON_RESUME = (
     *("global_batch_size", "shuffle", "drop_last", "drop_last_batch", "join", "seed", "output"),
     *("matrix_approximation_rank", "min_compression_rate", "use_error_feedback", "warm_start"),
 )
-
-# Bytes of address space (ulimit -v) with which a run can start. Measured, for the default job with --output: jax 1.78
-# GiB with 4 threads and 1.94 with 16, torch 1.05 to 1.19 GiB. Larger models take more.
-LEAST_ADDRESS_SPACE, ADDRESS_SPACE_PER_THREAD = 7 * 2**28, 2**24
-LEAST_ADDRESS_SPACE_OF_TORCH = 5 * 2**28

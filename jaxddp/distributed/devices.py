@@ -10,14 +10,9 @@ from collections.abc import Sequence
 
 import jax
 
-from jaxddp.config.choices import (
-    ADDRESS_SPACE_PER_THREAD,
-    DEFAULT_CPU_DEVICES,
-    LEAST_ADDRESS_SPACE,
-    MOST_CPU_DEVICES,
-)
+from jaxddp.config.choices import DEFAULT_CPU_DEVICES, MOST_CPU_DEVICES
 from jaxddp.config.ranges import check_range
-from jaxddp.data.memory import check_address_space
+from jaxddp.config.ulimits import LEAST_FOR_JAX, PER_THREAD, check_address_space
 from jaxddp.distributed.cluster import Cluster
 from jaxddp.distributed.compile_cache import keep_programs
 from jaxddp.errors import InputError
@@ -102,7 +97,7 @@ def _prepare_cpu(devices: int) -> None:
     """
     if _threads() < 2 * devices:
         os.environ["PJRT_NPROC"] = str(2 * devices)
-    check_address_space(LEAST_ADDRESS_SPACE + _threads() * ADDRESS_SPACE_PER_THREAD)
+    check_address_space(LEAST_FOR_JAX + _threads() * PER_THREAD)
     with contextlib.suppress(RuntimeError):  # jax is already running (a notebook) and keeps its devices
         jax.config.update("jax_num_cpu_devices", devices)
 
