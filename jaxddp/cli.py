@@ -150,7 +150,7 @@ def one_line_errors(show_traceback: bool) -> Iterator[None]:
 
 
 def _tell(line: str) -> None:
-    """Print on stderr, if anybody reads it."""
+    """Print on stderr, unless it is closed."""
     with contextlib.suppress(OSError):
         print(line, file=sys.stderr, flush=True)
 

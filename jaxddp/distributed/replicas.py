@@ -187,8 +187,8 @@ class Replicas:
         def call(*arguments: Any) -> Any:
             if not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(arguments)):
                 return mapped(*arguments)
-            whole = _by_axis(of_all, in_axes, arguments)
-            results = self._on_one_device(function, in_axes, out_axes)(*whole)
+            of_every_replica = _by_axis(of_all, in_axes, arguments)
+            results = self._on_one_device(function, in_axes, out_axes)(*of_every_replica)
             return _by_axis(of_this_process, out_axes, results)
 
         return call
@@ -209,7 +209,7 @@ def _by_axis(function: Callable[[Any], Any], axes: Axes, tree: Any) -> Any:
 
 
 def _map_axes(function: Callable[..., Any], axes: Axes, *trees: Any) -> Any:
-    """Map a function over axes, of which None is one and no missing branch, and the parts of trees that they cover."""
+    """Map a function over axes, of which None is one and not an empty branch, and the parts of trees below them."""
     return jax.tree.map(function, axes, *trees, is_leaf=lambda axis: axis is None)
 
 
