@@ -21,7 +21,7 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 
 from jaxddp.config import TrainConfig
 from jaxddp.config.checks import flag
-from jaxddp.data.memory import ulimits
+from jaxddp.config.ulimits import ulimits
 from jaxddp.errors import BAD_INPUT, INTERRUPTED, InputError, TrainingError, exit_code, tells_of_memory
 from jaxddp.tracking.run_folder import CONFIG_FILE, load_config
 
@@ -150,7 +150,7 @@ def one_line_errors(show_traceback: bool) -> Iterator[None]:
 
 
 def _tell(line: str) -> None:
-    """Print on stderr, if anybody reads it."""
+    """Print on stderr, unless it is closed."""
     with contextlib.suppress(OSError):
         print(line, file=sys.stderr, flush=True)
 

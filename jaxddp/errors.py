@@ -87,15 +87,15 @@ def check_name(flag: str, name: str, known: Iterable[str]) -> None:
 
 
 def check_weights(name: str, shape: tuple[int, ...], weights: Any) -> None:
-    """Raise unless the second of a pair is one weight for each of the losses; beside a mean, (), it may be anything.
+    """Check that a (losses, weights) pair has one weight per loss; a scalar loss takes weights of any shape.
 
     Args:
         name: name of the loss function, for the message.
         shape: shape of the losses.
-        weights: the second of the pair; None: there is none.
+        weights: weights of the losses; None: none are given.
 
     Raises:
-        InputError: it is not.
+        InputError: the shapes differ.
 
     >>> check_weights("flax_loss", (8,), "accuracy")
     Traceback (most recent call last):

@@ -23,7 +23,7 @@ def run_file(path: Path) -> ModuleType:
     it. Modules of the same names that files in other folders have imported are imported anew.
 
     Raises:
-        InputError: the file is missing, is no Python file, or raises.
+        InputError: the file is missing, is not a Python file, or raises.
     """
     if not path.is_file():
         raise InputError(f"{path}: no such file")

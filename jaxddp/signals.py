@@ -19,7 +19,7 @@ PATIENCE = 1.0  # seconds for the last words of a process
 def ending(code: int) -> Iterator[None]:
     """End this process at once after the context, in which it may say why, or after `PATIENCE` seconds.
 
-    It ends whether the last words are read, fail (a closed terminal), or wait for ever (a full pipe).
+    It ends even if the last words fail (a closed terminal) or block (a full pipe).
     """
     try:
         timer = threading.Timer(PATIENCE, os._exit, (code,))
@@ -32,10 +32,10 @@ def ending(code: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def needing_no_reader() -> Iterator[None]:
-    """Let prints succeed though nobody reads them any more.
+    """Let prints succeed although no one reads them any more.
 
     Ctrl-C ends `tee` together with the run that it reads from, and a terminal is closed when it sends SIGHUP: the
-    next line would raise an error, and the run end without its checkpoint.
+    next line would raise an error, and end the run without its checkpoint.
     """
     before = {"stdout": sys.stdout, "stderr": sys.stderr}
     for name, stream in before.items():
@@ -51,7 +51,7 @@ def needing_no_reader() -> Iterator[None]:
 
 
 def _unread(stream: io.TextIOWrapper) -> io.TextIOWrapper:
-    with contextlib.suppress(OSError):  # nobody reads it
+    with contextlib.suppress(OSError):  # no one reads it
         stream.flush()  # what was printed before comes first
     file = io.BufferedWriter(_Unread(stream.fileno(), "w", closefd=False))
     return io.TextIOWrapper(file, stream.encoding, stream.errors, line_buffering=True)

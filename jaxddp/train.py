@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxddp import cli
-from jaxddp.config.choices import LEAST_ADDRESS_SPACE
-from jaxddp.data.memory import check_address_space
+from jaxddp.config.ulimits import LEAST_FOR_JAX, check_address_space
 
 if __name__ == "__main__":
     with cli.one_line_errors(show_traceback=False):
-        check_address_space(LEAST_ADDRESS_SPACE)
+        check_address_space(LEAST_FOR_JAX)
         with cli.variables_named("JAX_"):
             import jax.errors  # the first import of jax reads its environment variables
 

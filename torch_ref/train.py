@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from jaxddp import cli
-from jaxddp.config.choices import LEAST_ADDRESS_SPACE_OF_TORCH
-from jaxddp.data.memory import check_address_space
+from jaxddp.config.ulimits import LEAST_FOR_TORCH, check_address_space
 
 if __name__ == "__main__":
     with cli.one_line_errors(show_traceback=False):
-        check_address_space(LEAST_ADDRESS_SPACE_OF_TORCH)  # before torch is imported
+        check_address_space(LEAST_FOR_TORCH)  # before torch is imported
 
 import torch
 import torch.distributed

@@ -102,8 +102,3 @@ FREE_ON_RESUME = (
     *("coordinator", "num_processes", "process_id", "join_timeout", "resume", "checkpoint_every", "keep_checkpoints"),
     *("keep_best", "log_every", "log_gradients", "detect_anomaly"),
 )
-
-# Bytes of address space (ulimit -v) with which a run can start. Measured, for the default job with --output: jax 1.78
-# GiB with 4 threads and 1.94 with 16, torch 1.05 to 1.19 GiB. Larger models take more.
-LEAST_ADDRESS_SPACE, ADDRESS_SPACE_PER_THREAD = 7 * 2**28, 2**24
-LEAST_ADDRESS_SPACE_OF_TORCH = 5 * 2**28

@@ -2,13 +2,12 @@
 
 import contextlib
 import os
-import resource
 from pathlib import Path
 
+from jaxddp.config.ulimits import ulimits
 from jaxddp.errors import InputError
 
 CGROUP = Path("/sys/fs/cgroup/memory.max")  # limit of a container
-_ULIMITS = {"ulimit -v": resource.RLIMIT_AS, "ulimit -d": resource.RLIMIT_DATA}
 
 
 def check_memory(where: str, needed: int) -> None:
@@ -31,19 +30,6 @@ def check_memory(where: str, needed: int) -> None:
 def memory() -> int:
     """Return the bytes of memory that this process may use, at most."""
     return min(_limits().values())
-
-
-def ulimits() -> dict[str, int]:
-    """Return the limits of the shell that started this process, in bytes: -v of its address space, -d of its data."""
-    limits = {name: resource.getrlimit(kind)[0] for name, kind in _ULIMITS.items()}
-    return {name: limit for name, limit in limits.items() if limit != resource.RLIM_INFINITY}
-
-
-def check_address_space(least: int) -> None:
-    """Raise `InputError` if `ulimit -v` is below `least` bytes: libraries would not load, and XLA abort the process."""
-    limit = ulimits().get("ulimit -v")
-    if limit is not None and limit < least:
-        raise InputError(f"ulimit -v {limit // 1024}: must be at least {least // 1024} (kB), or unlimited")
 
 
 def _limits() -> dict[str, int]:

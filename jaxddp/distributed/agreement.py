@@ -1,4 +1,4 @@
-"""Agreement of all processes: on what only some of them know, such as a signal, and on what all should have."""
+"""Agreement between processes: on events that only some of them see, such as a signal, and on data that all need."""
 
 import hashlib
 import time
@@ -16,7 +16,7 @@ DELAY = 4  # calls until a number is known everywhere, so that no call waits for
 
 
 class Agreement:
-    """Largest number that any process gave `DELAY` calls ago; one process alone knows its own at once.
+    """Largest number that any process gave `DELAY` calls ago; a process that is alone gets its number back at once.
 
     All processes make the same calls, so all learn a number between the same two steps.
 

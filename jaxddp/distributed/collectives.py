@@ -178,14 +178,14 @@ def barrier(tree: Tree) -> Tree:
 
 
 def _on_devices() -> bool:
-    """Return whether each replica has a device of its own; virtual ones share one."""
+    """Return whether each replica has a device to itself; virtual ones share one."""
     return AXIS_NAME in jax.sharding.get_abstract_mesh().manual_axes
 
 
 def _alone() -> bool:
-    """Return whether this replica is the only one, on a device of its own.
+    """Return whether this replica is the only one, and not a virtual one.
 
-    Of one virtual replica `vmap` must be told by a collective that its values are equal on all.
+    A single virtual replica needs a collective, from which `vmap` learns that its values are equal on all.
     """
     return world_size() == 1 and _on_devices()
 
@@ -239,7 +239,7 @@ def _parted(total: jax.Array, like: list[jax.Array]) -> list[jax.Array]:
     return [part.reshape(array.shape) for part, array in zip(parts, like, strict=True)]
 
 
-# Each reduces a whole tree at once, which XLA turns into one all-reduce.
+# Each reduces all leaves of a tree at once, which XLA turns into one all-reduce.
 REDUCTIONS: dict[str, Callable[[Any], Any]] = {
     "sum": _sum,
     "mean": all_reduce_mean,

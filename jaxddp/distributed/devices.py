@@ -10,14 +10,9 @@ from collections.abc import Sequence
 
 import jax
 
-from jaxddp.config.choices import (
-    ADDRESS_SPACE_PER_THREAD,
-    DEFAULT_CPU_DEVICES,
-    LEAST_ADDRESS_SPACE,
-    MOST_CPU_DEVICES,
-)
+from jaxddp.config.choices import DEFAULT_CPU_DEVICES, MOST_CPU_DEVICES
 from jaxddp.config.ranges import check_range
-from jaxddp.data.memory import check_address_space
+from jaxddp.config.ulimits import LEAST_FOR_JAX, PER_THREAD, check_address_space
 from jaxddp.distributed.cluster import Cluster
 from jaxddp.distributed.compile_cache import keep_programs
 from jaxddp.errors import InputError
@@ -36,7 +31,7 @@ def prepare(
     `jaxddp.distributed.compile_cache`.
 
     Args:
-        devices: number of devices over all processes, of which each has as many. None: all local GPUs of each
+        devices: number of devices over all processes, the same in each. None: all local GPUs of each
             process, or `DEFAULT_CPU_DEVICES` CPU devices, one for each process of several.
         platform: "cpu", "gpu", or None for GPUs if there are any.
         cluster: the processes of the run, which have joined already; None: this process alone.
@@ -71,12 +66,12 @@ def prepare(
 
 @functools.cache
 def _check_xla_flags(flags: str) -> None:
-    """Raise `InputError` for flags at which XLA would abort this process: it is given them in another one, in 0.3 s."""
+    """Raise `InputError` for flags at which XLA would abort this process; another process tries them, in 0.3 s."""
     if not flags:
         return
     command = [sys.executable, "-c", "from jaxlib.xla_client import CompileOptions; CompileOptions()"]
-    told = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False).stderr
-    if problem := re.search(r"^[EF]\d{4} .*?\] (.*)", told, re.MULTILINE):
+    printed = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False).stderr
+    if problem := re.search(r"^[EF]\d{4} .*?\] (.*)", printed, re.MULTILINE):
         raise InputError(f"XLA_FLAGS={flags}: {problem[1]}")
 
 
@@ -102,7 +97,7 @@ def _prepare_cpu(devices: int) -> None:
     """
     if _threads() < 2 * devices:
         os.environ["PJRT_NPROC"] = str(2 * devices)
-    check_address_space(LEAST_ADDRESS_SPACE + _threads() * ADDRESS_SPACE_PER_THREAD)
+    check_address_space(LEAST_FOR_JAX + _threads() * PER_THREAD)
     with contextlib.suppress(RuntimeError):  # jax is already running (a notebook) and keeps its devices
         jax.config.update("jax_num_cpu_devices", devices)
 

@@ -48,7 +48,7 @@ def options_for(devices: Sequence[jax.Device], gradients: Mapping[str, Any]) -> 
 
 
 def kept_apart(params: Tree) -> Tree:
-    """Return the parameters as values of their own to XLA, on GPUs, for an update after an all-reduce.
+    """Return the parameters as separate values to XLA, on GPUs, for an update after an all-reduce.
 
     XLA fuses kernels that read the same array: the update of a convolution's weights with their transposition for the
     backward pass. The backward pass then waits for the all-reduce.

@@ -1,7 +1,7 @@
-"""How the processes of a run find each other: all connect to process 0, which lets them go on together or refuses.
+"""Joining: all processes of a run connect to process 0, which lets them go on together or refuses the run.
 
-Anything may connect to an open port, so process 0 drops what is no message of a process, and waits for all connections
-at once: a stranger who says nothing holds up nobody.
+Anyone may connect to an open port, so process 0 drops connections that send anything else than a process would, and
+waits for all connections at once, so that a silent stranger delays no process.
 """
 
 import contextlib
@@ -188,7 +188,7 @@ def _connect(cluster: Cluster, deadline: float, timeout: float) -> Line:
             connection = socket.create_connection((host, port + 1), timeout=2)
             if connection.getsockname() != connection.getpeername():
                 return Line(connection)
-            # The system gave it the very port that it looks for, where nobody listens yet.
+            # The system gave it the very port that it looks for, on which no process listens yet.
             connection.close()
         except OSError as error:
             if time.monotonic() > deadline:

@@ -1,13 +1,13 @@
-"""Watch over the processes of a run: if one dies, hangs or fails, the others end within seconds, with one line.
+"""Watch the processes of a run: if one dies, hangs or fails, the others end within seconds, with one line.
 
 Every process keeps a connection to process 0, by which it joins the run, is heard of once a second, and hears of the
-others. jax's own runtime notices a dead process after 100 seconds, aborts with a stack trace, and does not say which.
+others. jax's own runtime notices a dead process after 100 seconds, aborts with a stack trace, and does not name it.
 
     joining      process k says its number, the size of the run and its configuration, or why it has failed already;
                  process 0 answers "go" once all are there, or says what does not fit
     training     both ends say "alive"; an end that is closed, or silent for `SILENCE` seconds, is a lost process
-    the end      a process says "done" before it leaves, or "failed", why, and its exit code, with which the others
-                 end as well; if nothing moved in it, "stalled" too, and the others print what they were doing
+    the end      a process says "done" before it leaves, or "failed", the reason and its exit code, with which
+                 the others end too; if it hung, "stalled" as well, and the others print what they were doing
 """
 
 import selectors

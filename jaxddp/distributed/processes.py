@@ -64,7 +64,7 @@ def joined(
 
 
 def _leave(peers: Peers, line: HeldLine) -> None:
-    """Leave the run together with all other processes, of which the first one may still write files."""
+    """Leave the run together with all other processes, as process 0 may still write files."""
     jax.distributed.shutdown()  # waits for them; if one dies or fails meanwhile, `peers` ends this process
     peers.close()
     line.close()
@@ -96,7 +96,7 @@ def _lost_processes_told(cluster: Cluster) -> Iterator[None]:
 
 
 def _initialize(cluster: Cluster, timeout: float, line: HeldLine) -> None:
-    # jax's own service would swallow SIGTERM.
+    # jax's service would swallow SIGTERM.
     jax.config.update("jax_enable_preemption_service", False)
     # The coordinator, in process 0, listens where the address says.
     address = cluster.coordinator if cluster.process_id == 0 else f"127.0.0.1:{line.port}"

@@ -67,14 +67,15 @@ class Replicas:
 
     def place(self, tree: Any, axes: Any) -> Any:
         """Place each field of a dataclass by its axis: `replicate` for None; for 0, of leaves (world_size, ...)."""
-        put = {None: self.replicate, 0: lambda part: self.shard(self.local(part))}
-        parts = {field.name: getattr(axes, field.name) for field in dataclasses.fields(tree)}
-        return type(tree)(**{name: put[axis](getattr(tree, name)) for name, axis in parts.items()})
+        differing = _differing(axes)
+        parts = {field.name: getattr(tree, field.name) for field in dataclasses.fields(tree)}
+        for name, part in parts.items():
+            parts[name] = self.shard(self.local(part)) if name in differing else self.replicate(part)
+        return type(tree)(**parts)
 
     def start(self, tree: Any, axes: Any) -> Any:
         """Place one replica's values on all replicas, also as the initial values of fields that differ later."""
-        differing = [field.name for field in dataclasses.fields(tree) if getattr(axes, field.name) == 0]
-        return self.place(self.repeat(tree, differing), axes)
+        return self.place(self.repeat(tree, _differing(axes)), axes)
 
     def repeat(self, tree: Any, names: Iterable[str]) -> Any:
         """Return the dataclass with the named fields repeated once per replica, on a new first axis."""
@@ -113,8 +114,7 @@ class Replicas:
 
     def unsharded(self, tree: Any, axes: Any) -> Any:
         """Compute the inverse of `place` for a dataclass: fields of axis 0 as leaves (world_size, ...)."""
-        names = [field.name for field in dataclasses.fields(tree) if getattr(axes, field.name) == 0]
-        return dataclasses.replace(tree, **{name: self.gather(getattr(tree, name)) for name in names})
+        return dataclasses.replace(tree, **{name: self.gather(getattr(tree, name)) for name in _differing(axes)})
 
     def check_dealt(self, tree: Tree) -> None:
         """Raise `ValueError` unless each leaf has a slice per replica of this process; pmap would use fewer devices."""
@@ -145,6 +145,9 @@ class Replicas:
         Returns:
             The compiled function.
         """
+        # With axis None a value keeps its shape, and each device holds a copy, which a step may donate and return.
+        # Stacked values (axis 0 for all) would be copied at each step, and sliced before they are saved or compared.
+        # What comes back with None is replica 0's: nothing here would notice that the others differ.
         in_jit = self.in_one_process  # inside of jit, pmap takes this process's devices for all
         # jax.pmap is in maintenance mode, so this is its only use. In jit, a call takes less time of the main thread:
         # one of the default job at 1 replica 0.24 ms instead of 0.3. And pmap takes no options.
@@ -161,7 +164,7 @@ class Replicas:
         by_axis = {None: self._replicated, 0: self._sharded}
         return jax.jit(
             lambda *arguments: mapped(*arguments),  # jit would take over pmap's `lower`, which does not donate
-            out_shardings=jax.tree.map(lambda axis: by_axis[axis], out_axes, is_leaf=lambda axis: axis is None),
+            out_shardings=_map_axes(lambda axis: by_axis[axis], out_axes),
             donate_argnums=donate,
             compiler_options=dict(compiler_options or {}),
         )
@@ -184,18 +187,30 @@ class Replicas:
         def call(*arguments: Any) -> Any:
             if not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(arguments)):
                 return mapped(*arguments)
-            slices = _by_axis(of_all, in_axes, arguments)
-            results = jax.vmap(function, in_axes, out_axes, axis_name=AXIS_NAME, axis_size=self.world_size)(*slices)
+            of_every_replica = _by_axis(of_all, in_axes, arguments)
+            results = self._on_one_device(function, in_axes, out_axes)(*of_every_replica)
             return _by_axis(of_this_process, out_axes, results)
 
         return call
 
+    def _on_one_device(self, function: Callable[..., Any], in_axes: Axes, out_axes: Axes) -> Callable[..., Any]:
+        """Return the function of all replicas' slices, computed by one device."""
+        return jax.vmap(function, in_axes, out_axes, axis_name=AXIS_NAME, axis_size=self.world_size)
+
+
+def _differing(axes: Any) -> list[str]:
+    """Return the fields of a dataclass of axes that have one slice per replica."""
+    return [field.name for field in dataclasses.fields(axes) if getattr(axes, field.name) == 0]
+
 
 def _by_axis(function: Callable[[Any], Any], axes: Axes, tree: Any) -> Any:
     """Apply a function to the parts of a tree whose axis is 0; axes are a prefix of the tree."""
-    return jax.tree.map(
-        lambda axis, part: part if axis is None else function(part), axes, tree, is_leaf=lambda axis: axis is None
-    )
+    return _map_axes(lambda axis, part: part if axis is None else function(part), axes, tree)
+
+
+def _map_axes(function: Callable[..., Any], axes: Axes, *trees: Any) -> Any:
+    """Map a function over axes, of which None is one and not an empty branch, and the parts of trees below them."""
+    return jax.tree.map(function, axes, *trees, is_leaf=lambda axis: axis is None)
 
 
 class VirtualReplicas(Replicas):
@@ -220,5 +235,4 @@ class VirtualReplicas(Replicas):
         compiler_options: Mapping[str, Any] | None = None,
     ) -> Any:
         """Compile `function` to run on every replica at once, on one device, without options; see `Replicas.map`."""
-        mapped = jax.vmap(function, in_axes, out_axes, axis_name=AXIS_NAME, axis_size=self.world_size)
-        return jax.jit(mapped, donate_argnums=donate)
+        return jax.jit(self._on_one_device(function, in_axes, out_axes), donate_argnums=donate)

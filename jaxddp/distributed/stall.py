@@ -1,4 +1,4 @@
-"""End of a run in which nothing moves: a step that hangs, or an input that never comes."""
+"""A watch that ends a run in which nothing moves: a step that hangs, or an input that never comes."""
 
 import faulthandler
 import sys
@@ -15,16 +15,16 @@ _TICK = 1.0  # seconds between two looks
 
 
 def print_with_threads(error: str) -> None:
-    """Print an error in a line, and where each Python thread of this process is."""
+    """Print an error in one line, then the stack of each Python thread of this process."""
     print(f"error: {error}; what each thread is doing:", file=sys.stderr, flush=True)
     faulthandler.dump_traceback(sys.stderr, all_threads=True)
 
 
 class StallWatch:
-    """Context manager with a thread that ends the process if what it is told does not end in time.
+    """Context manager with a thread that ends the process if an activity takes too long.
 
-    It prints one line, and where each Python thread is; a checkpoint that was saved stays. Time in which the whole
-    process stands still, as after Ctrl-Z, does not count.
+    It prints one line and the stack of each Python thread; saved checkpoints stay. Time in which the process
+    stands still, as after Ctrl-Z, does not count.
 
     Args:
         limit: seconds; 0: no limit.
@@ -54,7 +54,7 @@ class StallWatch:
             self._thread.join()
 
     def doing(self, what: str) -> None:
-        """Say what this thread does until the next call, such as "step 12"."""
+        """Name the activity until the next call, such as "step 12", and start its time anew."""
         self._what, self._waited = what, 0.0
 
     def _watch(self) -> None:

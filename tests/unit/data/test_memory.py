@@ -7,7 +7,8 @@ import sys
 import pytest
 
 from jaxddp import cli
-from jaxddp.data.memory import check_address_space, check_memory
+from jaxddp.config.ulimits import check_address_space
+from jaxddp.data.memory import check_memory
 from jaxddp.errors import InputError
 
 

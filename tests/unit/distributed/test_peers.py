@@ -136,8 +136,10 @@ def test_processes_that_fail_at_once_end_by_themselves(
     """Let each say its line: the words of another one name that one."""
     monkeypatch.setattr(peers_module, "BEAT", 1.0)
     run = start(3)
-    for process in run.all():
-        process.close("the loss is nan at step 3", code=2)
+    processes = run.all()
+    with ThreadPoolExecutor(3) as pool:
+        for closed in [pool.submit(process.close, "the loss is nan at step 3", 2) for process in processes]:
+            closed.result(10)
     assert run.reasons == {0: [], 1: [], 2: []}
 
 
