@@ -1,9 +1,6 @@
 """Causes of a difference in the gradients that the optimizers of a whole step get, from these gradients alone."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
-
-import numpy as np
 
 from jaxddp.parity.compare.patterns import scaled
 from jaxddp.parity.compare.residuals import norm
@@ -22,6 +19,7 @@ def explain_received(steps: Sequence[Received], sizes: Mapping[int, str], floor:
         sizes: sizes of the batch, in words.
         floor: the largest residual that counts as rounding.
 
+    >>> import numpy as np
     >>> torch = {"weight": np.array([1.0, 3.0])}
     >>> jax = {"weight": 32 * np.tile(torch["weight"], (2, 1))}
     >>> explain_received([(jax, torch)], {32: "the batch"}).named[0].says
@@ -34,11 +32,8 @@ def explain_received(steps: Sequence[Received], sizes: Mapping[int, str], floor:
 
 def _sums(steps: Sequence[Received], sizes: Mapping[int, str]) -> Iterator[Hypothesis]:
     for factor in (factor for size in sizes for factor in (float(size), 1 / size)):
-        yield _tried("loss_scale", scaled("gradients times", factor, sizes), steps, partial(_beyond, factor))
-
-
-def _beyond(factor: float, jax: np.ndarray, torch: np.ndarray) -> np.ndarray:
-    return jax - factor * torch
+        says = scaled("gradients times", factor, sizes)
+        yield _tried("loss_scale", says, steps, lambda jax, torch, factor=factor: jax - factor * torch)
 
 
 def _hypotheses(steps: Sequence[Received], world_size: int) -> Iterator[Hypothesis]:
