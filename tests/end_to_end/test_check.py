@@ -1,5 +1,7 @@
 """The check from end to end: what is right is equal, what is wrong is named."""
 
+import math
+
 import pytest
 
 from jaxddp.parity.findings import ORDER
@@ -25,6 +27,14 @@ WARM = "def torch_scheduler(optimizer): return torch.optim.lr_scheduler.LambdaLR
 WARM_ADAMW = own_optimizers(
     "AdamW(parameters, lr=0.001)", "optax.adamw(optax.linear_schedule(0.0, 1e-3, 1000), weight_decay=0.01)"
 )
+# A warm-up from 0, whose first update is 0 in torch alone.
+FROM_0 = WARM.replace("step / 1000", "min(step / 4, 1)")
+WARM_ADAMW_FROM_0 = own_optimizers(
+    "AdamW(parameters, lr=0.01)", "optax.adamw(optax.linear_schedule(0.0025, 1e-2, 4), weight_decay=0.01)"
+)
+SUMMED = ('batch["y"]).mean()', 'batch["y"]).sum()')
+DOTTED = ('batch["y"]), batch["w"]', 'batch["y"]) @ batch["w"]')
+TIMES_12 = ("    gradients =", "    local = jax.tree.map(lambda g: 12 * g, local)\n    gradients =")
 SHOWN_ADAMW = own_optimizers(
     "AdamW(parameters, lr=0.01, eps=1e-12)",
     "optax.inject_hyperparams(optax.adamw)(0.01, eps=1e-12, weight_decay=0.01)",
@@ -207,12 +217,16 @@ WRONG = {
     "decay": ([WRONG_DECAY], "", "update", 1, "decay_value", DECAY),
     "rate": ([FALLING_ADAMW], FALLING, "update", 1, "decay_value", DECAY),
     "clipping": ([CLIPS_BY_ITSELF], CLIPPED, "update", 1, "clip_epsilon", "divides by the norm"),
-    "sum": ([], step(SUM), "gradients", 1, "sum_not_mean", "times 2"),
+    "psum in the step": ([], step(SUM), "gradients", 1, "sum_not_mean", "times 2"),
     "sum, hidden": ([], step(SUM, SHOWS_MEAN_ONLY), "gradients", 1, "sum_not_mean", "times 2"),
     "mean of means": (WEIGHTED, GLOBAL + step(), "local_gradients", 1, "mean_per_rank", "each rank's"),
     "start": ([], OTHER_STARTS, "params", 0, "different_start", "1 tensors"),
     "restore": ([ADAMW], FORGETS_MOMENTS, "update", 3, "resume_lost_state", "after step 2"),
     "pmean": ([loss_over_replicas("pmean")], "", "local_loss", 1, "collective_in_loss", "the mean over the replicas"),
+    "first update of 0": ([WARM_ADAMW_FROM_0], FROM_0, "update", 1, "warmup_start", "starts at 0.0025, the reference"),
+    "sum": ([SUMMED], "", "local_loss", 1, "loss_scale", "a sum over the batch, the reference takes the mean"),
+    "sum of tokens": ([*WEIGHTED, DOTTED], "", "local_loss", 1, "loss_scale", "a sum over the elements that count"),
+    "sum in the step": ([], step(TIMES_12), "local_gradients", 1, "loss_scale", "a sum over the batch, the reference"),
     "psum": ([loss_over_replicas("psum")], "", "local_loss", 1, "collective_in_loss", "local gradients times 2"),
 }
 
@@ -231,7 +245,10 @@ def test_what_is_wrong_is_named(
     assert (found.stage, found.step) == (stage, first_step), report
     assert found.cause is not None and name in found.cause.names, report
     assert says in found.cause.says[found.cause.names.index(name)]
-    assert found.residual > 1e5 * found.allowed
+    assert 1e5 * found.allowed < found.residual < math.inf
+    assert found.cause.measured == (
+        "the replicas' start differs by 0.25 in fc2.weight" if name == "different_start" else ""
+    )
 
 
 @pytest.mark.large

@@ -84,6 +84,13 @@ SEMANTIC = dataclasses.replace(
     differences=(Difference("update", 1, "fc.weight", 6.6e-4, 1e-12, cause=DECAY),),
     free_running={"params": StageResult(1e-8, tuple(3e-4 * (step + 1) for step in range(10)))},
 )
+MEASURED, FAR = (
+    dataclasses.replace(SEMANTIC, differences=(dataclasses.replace(SEMANTIC.differences[0], cause=cause),))
+    for cause in (
+        dataclasses.replace(DECAY, measured="the replicas' start differs by 0.1 in fc.weight"),
+        dataclasses.replace(DECAY, runner_up=("decay_mask", 7e-4)),  # further away than no fault at all
+    )
+)
 LAYER = Layer(
     "blocks_0/gelu", "blocks.0.gelu", ((8, 14, 14, 32), (8, 32, 14, 14)), (3, 17, 0, 9),
     (-0.16991783, -0.17004082), 4.7e-4, 3e-16, "blocks.0.norm1",

@@ -51,7 +51,7 @@ class _Call:
 
     Args:
         torch, jax: names.
-        theirs, ours: inputs and outputs of all calls, in torch and in jax.
+        of_torch, of_jax: inputs and outputs of all calls.
         images: see `in_torch_layout`.
 
     Attributes:
@@ -185,7 +185,7 @@ def reordered(of_jax: np.ndarray, of_torch: np.ndarray) -> tuple[tuple[int, int]
     which column of one is which of the other; all elements are compared afterwards.
 
     Args:
-        ours, theirs: inputs of a layer, in torch's layout.
+        of_jax, of_torch: inputs of a layer, in torch's layout.
 
     Returns:
         Torch's channels in jax's order, as runs (first, last); empty if the order is torch's, or no order fits.

@@ -17,14 +17,13 @@ MOST_PLATEAUS, MOST_TURNS = 4, 4  # factors that are listed
 Ratios = Mapping[str, Sequence[float]]
 
 
-def scaled(what: str, factor: float, sizes: Mapping[int, str], digits: int = 10) -> str:
+def scaled(what: str, factor: float, sizes: Mapping[int, str]) -> str:
     """Say that something is multiplied; by a size of the batch, it is a sum against a mean.
 
     Args:
         what: what is multiplied.
         factor: by which it is.
         sizes: sizes of the batch, in words.
-        digits: of the factor.
 
     >>> scaled("loss times", 1 / 32, {32: "the batch"})
     'a mean over the batch, the reference takes the sum: loss times 1/32'
@@ -32,11 +31,11 @@ def scaled(what: str, factor: float, sizes: Mapping[int, str], digits: int = 10)
     ('perhaps a sum over the batch, the reference takes the mean: loss times 2', 'loss times 33')
     """
     for size, words in sizes.items():
+        likely = "" if size > COMMON else "perhaps "
         for one, other, value, text in (("sum", "mean", size, f"{size}"), ("mean", "sum", 1 / size, f"1/{size}")):
             if np.isclose(factor, value, rtol=EQUAL, atol=0):
-                likely = "" if size > COMMON else "perhaps "
                 return f"{likely}a {one} over {words}, the reference takes the {other}: {what} {text}"
-    return f"{what} {factor:.{digits}g}".replace("e+0", "e").replace("e+", "e").replace("e-0", "e-")
+    return f"{what} {factor:.10g}".replace("e+0", "e").replace("e+", "e").replace("e-0", "e-")
 
 
 def pattern(steps: Iterable[tuple[Tensors, Tensors]], sizes: Mapping[int, str] | None = None) -> str:

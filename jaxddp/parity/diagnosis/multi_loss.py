@@ -108,7 +108,7 @@ def located_gradients(evidence: Evidence, ruling: Ruling) -> Located:
 def explain_gradients(evidence: Evidence) -> Ruling:
     """Explain the gradients that JAX's optimizers got."""
     count = min(len(evidence.torch), len(evidence.jax))
-    return explain_received(Lazy(lambda: count, lambda step: _received(evidence, step)))
+    return explain_received(Lazy(lambda: count, lambda step: _received(evidence, step)), evidence.summary.sizes)
 
 
 def _received(evidence: Evidence, step: int) -> Received:

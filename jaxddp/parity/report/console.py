@@ -191,7 +191,7 @@ def _numerics_line(findings: Findings) -> str:
 
 
 def _fit(line: str) -> list[str]:
-    """Leave out the middle of a line beyond `LONGEST` characters, between two words, and wrap it."""
+    """Leave out the words in the middle of a line beyond `LONGEST` characters, and wrap it."""
     text = printable(line).rstrip()
     if len(text) > LONGEST:
         begin, end = text[: LONGEST // 2].rpartition(" ")[0], text[-LONGEST // 2 :].partition(" ")[2]

@@ -96,7 +96,7 @@ def _scale(recipe: OptimizerRecipe, counts: dict[int, str], sizes: Mapping[int, 
     yield OptimizerEdit(
         "loss_scale",
         lambda r, v: replace(r, scale=r.scale * v[0]),
-        lambda v: scaled("the optimizer sees gradients times", v[0], sizes, digits=6),
+        lambda v: scaled("the optimizer sees gradients times", v[0], sizes),
         (replace(unknown, likely=tuple(likely)),),
         frozenset({same}),
     )

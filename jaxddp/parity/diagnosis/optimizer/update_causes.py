@@ -253,7 +253,7 @@ def _confirmed(
     others = [trial for trial in trials if trial.residual > floor and len(trial.edits) <= fewest]
     others.sort(key=lambda trial: trial.residual)
     bar = SEPARATION * max((hypothesis.residual for hypothesis in named), default=0.0)
-    plain = next((trial for trial in others if trial.plain), None)
+    plain = next((trial for trial in others if trial.plain), None) if named else None  # the next best
     near = [trial for place, trial in enumerate(others) if place == 0 or trial is plain or trial.residual < bar]
     return named + _hypotheses(near, reference, evidence)
 

@@ -1,7 +1,8 @@
 """Causes of a difference in the gradients that the optimizers of a whole step get, from these gradients alone."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from jaxddp.parity.compare.patterns import scaled
 from jaxddp.parity.compare.residuals import norm
 from jaxddp.parity.diagnosis.decide import Hypothesis, Ruling, decide
 from jaxddp.parity.diagnosis.reduction.reduction_causes import FLOOR
@@ -10,15 +11,29 @@ from jaxddp.parity.records import Tensors, relative, stage_norm
 Received = tuple[Tensors, Tensors]  # JAX's, (W, ...), and torch's
 
 
-def explain_received(steps: Sequence[Received], floor: float = FLOOR) -> Ruling:
+def explain_received(steps: Sequence[Received], sizes: Mapping[int, str], floor: float = FLOOR) -> Ruling:
     """Name the mistake in the reduction that explains all tensors which differ.
 
     Args:
         steps: of each step the gradients that JAX's optimizers got, (W, ...), and those that torch's got, (...).
+        sizes: sizes of the batch, in words.
         floor: the largest residual that counts as rounding.
+
+    >>> import numpy as np
+    >>> torch = {"weight": np.array([1.0, 3.0])}
+    >>> jax = {"weight": 32 * np.tile(torch["weight"], (2, 1))}
+    >>> explain_received([(jax, torch)], {32: "the batch"}).named[0].says
+    'a sum over the batch, the reference takes the mean: gradients times 32'
     """
     world_size = len(next(iter(steps[0][0].values())))
-    return decide(_hypotheses(steps, world_size) if world_size > 1 else [], floor)
+    of_replicas = _hypotheses(steps, world_size) if world_size > 1 else ()
+    return decide([*of_replicas, *_sums(steps, {size: sizes[size] for size in sizes if size != world_size})], floor)
+
+
+def _sums(steps: Sequence[Received], sizes: Mapping[int, str]) -> Iterator[Hypothesis]:
+    for factor in (factor for size in sizes for factor in (float(size), 1 / size)):
+        says = scaled("gradients times", factor, sizes)
+        yield _tried("loss_scale", says, steps, lambda jax, torch, factor=factor: jax - factor * torch)
 
 
 def _hypotheses(steps: Sequence[Received], world_size: int) -> Iterator[Hypothesis]:

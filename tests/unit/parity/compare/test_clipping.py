@@ -37,4 +37,5 @@ def test_the_comparison_catches_a_missing_epsilon() -> None:
 
 
 def test_each_replica_has_its_own_factor() -> None:
-    np.testing.assert_array_equal(clip_factor(np.array([0.5, 2.0]), 1.0, epsilon=0.0), [1.0, 0.5])
+    np.testing.assert_array_equal(clip_factor(np.array([0.0, 0.5, 2.0]), 1.0, epsilon=0.0), [1.0, 1.0, 0.5])
+    assert clip_factor(0.0, 0.0, epsilon=0.0) == 1.0

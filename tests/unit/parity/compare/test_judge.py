@@ -238,6 +238,56 @@ def test_the_tolerance_of_updates_includes_the_rounding_of_parameters() -> None:
     assert ALLOWED["update"] < result.residuals[0] <= result.allowed == judgement.allowed("update")
 
 
+@pytest.mark.parametrize(
+    ("stage", "tensor"),
+    [(stage, "fc.weight") for stage in ("local_gradients", "gradients", "clipped_gradients", "update")]
+    + [("local_loss", "loss"), ("buffers", "bn.mean"), ("optimizer_state", "mu:fc.weight")],
+)
+def test_a_stage_that_is_0_in_torch_alone_has_a_finite_residual(stage: str, tensor: str) -> None:
+    """A schedule may start at 0, a loss may be 0: the residual is then relative to jax's norm."""
+    theirs = reference(CLIPPED)
+    ours = forced(theirs)
+    ours[0][stage] |= {"fc.weight": 5 + ours[0][stage]["fc.weight"]} if "fc.weight" in ours[0][stage] else {}
+    for name, value in theirs[0][stage].items():
+        theirs[0][stage][name] = 0 * value
+    residuals = judged(theirs, ours, CLIPPED).residuals[stage][0]
+    assert max(residuals, key=residuals.__getitem__) == tensor.replace("mu:", "exp_avg:")
+    assert 0.5 < max(residuals.values()) <= 1.0
+    ours[0][stage] = {name: 0 * value for name, value in ours[0][stage].items()}
+    assert not any(judged(theirs, ours, CLIPPED).residuals[stage][0].values())
+
+
+def test_an_update_of_0_is_no_difference_where_the_rates_are_float32_roundings_of_each_other() -> None:
+    def change(record: Shown, step: int) -> None:
+        if step == 0:
+            record["update"] = {name: 0 * value for name, value in record["update"].items()}
+
+    theirs = reference(Facts())
+    theirs[0]["update"] = {name: 1e-8 * value for name, value in theirs[0]["update"].items()}
+    theirs[0].notes["groups"][0]["lr"] = 1e-9
+    ours = forced(theirs)
+    change(ours[0], 0)
+    assert "update" not in judge(theirs, ours, Facts(), "AdamW", highest=0.1).first  # type: ignore[arg-type]
+    assert 0.5 < ruled(change).first["update"].residual <= 1.0  # 0 is no rounding of 0.1
+
+
+def test_a_value_of_0_is_compared_too() -> None:
+    judgement = ruled(lambda record, step: record["hyperparameters"].update(weight_decay=np.float32(1e-8)))
+    assert judgement.first["hyperparameters"].residual == 1.0
+
+
+def test_infinities_of_a_mask_hide_no_difference_of_other_buffers() -> None:
+    theirs = reference(Facts())
+    for record in theirs:
+        record["buffers"]["mask"] = np.array([0.0, -math.inf])
+    ours = forced(theirs)
+    assert not judged(theirs, ours, Facts()).first
+    ours[1]["buffers"]["bn.mean"] = 1.01 * ours[1]["buffers"]["bn.mean"]
+    assert judged(theirs, ours, Facts()).first["buffers"].tensor == "bn.mean"
+    ours[1]["buffers"]["mask"] = np.array([0.0, math.inf])
+    assert judged(theirs, ours, Facts()).first["buffers"].residual == math.inf
+
+
 def test_nan_differs_unless_torch_has_nan_too() -> None:
     judgement = ruled(lambda record, step: record["local_loss"]["loss"].__setitem__(0, math.nan))
     assert judgement.first["local_loss"].residual == math.inf

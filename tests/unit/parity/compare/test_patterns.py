@@ -10,16 +10,16 @@ from jaxddp.parity.compare.patterns import pattern
 VALUES = np.array([1.0, -2.0])
 
 
-def said(factors: Mapping[str, Sequence[float]]) -> str:
+def said(factors: Mapping[str, Sequence[float]], sizes: Mapping[int, str] | None = None) -> str:
     """Return the pattern of a run in which jax's tensors are torch's times these factors; "dead" ones are 0."""
     torch = {name: VALUES * (name != "dead") for name in factors}
     of_steps = zip(*factors.values(), strict=True)
     return pattern(
         (
-            {name: factor * torch[name] for name, factor in zip(factors, of_step, strict=True)},
-            torch,
-        )
-        for of_step in of_steps
+            ({name: factor * torch[name] for name, factor in zip(factors, of_step, strict=True)}, torch)
+            for of_step in of_steps
+        ),
+        sizes,
     )
 
 
@@ -66,3 +66,10 @@ def said(factors: Mapping[str, Sequence[float]]) -> str:
 )
 def test_factors_by_tensor_and_by_step_are_told(factors: Mapping[str, Sequence[float]], expected: str) -> None:
     assert said(factors) == expected
+
+
+def test_a_factor_that_is_a_size_of_the_batch_is_a_sum_against_a_mean() -> None:
+    sizes = {32: "the batch", 7: "the sequence"}
+    assert said({"a": [1 / 32] * 3, "b": [1] * 3}, sizes).endswith("a mean over the batch, the reference takes the sum")
+    assert said({"a": [7] * 3, "b": [7] * 3}, sizes).endswith("a sum over the sequence, the reference takes the mean")
+    assert "batch" not in said({"a": [32] * 3, "b": [2] * 3}, sizes) + said({"a": [33] * 3}, sizes)

@@ -127,6 +127,22 @@ def with_torchs_updates(evidence: OptimizerEvidence) -> OptimizerEvidence:
     return replace(evidence, steps=steps)
 
 
+def test_a_scale_of_which_any_multiple_fits_as_well_is_no_name() -> None:
+    """Clipped gradients times a large number are clipped without the epsilon, and Adam does not see their scale."""
+    ruling = explain_optimizer(
+        run(adam, optax.chain(optax.clip_by_global_norm(0.5), optax.adam(1e-3)), max_norm=0.5, steps=3)
+    )
+    assert named(ruling) == {frozenset({"clip_epsilon"})}
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize(("rate", "plain"), [(3e-4 / 0.7, True), (1e-3 * 0.99985160961234, False)])
+def test_a_number_that_nobody_writes_is_no_name(rate: float, plain: bool) -> None:
+    ruling = explain_optimizer(run(adam, optax.adam(rate), steps=3), deep=False)
+    assert named(ruling) == ({frozenset({"lr_scaled"})} if plain else set())
+    assert ruling.runner_up is None or ruling.runner_up.plain
+
+
 def test_an_unknown_optimizer_is_not_explained() -> None:
     evidence = run(partial(Adamax, lr=1e-3), optax.adam(1e-3))
     assert reference_residuals(evidence) is None

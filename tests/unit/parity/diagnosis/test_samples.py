@@ -1,5 +1,6 @@
 """Mistakes of samplers that are written here: each is named, and no other."""
 
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -113,6 +114,7 @@ def test_padding_is_named_where_the_reference_drops_the_last_batch() -> None:
     torch, jax = ([of(step) for step in range(STEPS)] for of in (end_dropped, right))
     ruling = explain_samples(SampleEvidence(torch, jax, steps_per_epoch=EPOCH - 1))
     assert {hypothesis.faults for hypothesis in ruling.named} == {("padding_or_dropping",)}
+    assert re.fullmatch(r"each replica gets \d+ examples per epoch in jax and \d+ in torch", ruling.named[0].measured)
 
 
 def test_without_the_length_of_an_epoch_only_mistakes_that_need_none_are_named() -> None:

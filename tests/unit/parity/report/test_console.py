@@ -10,9 +10,19 @@ import pytest
 
 from jaxddp.errors import InputError
 from jaxddp.parity.findings import ORDER, Difference, StageResult
-from jaxddp.parity.report import console, json_form, words
+from jaxddp.parity.report import console, json_form, page, words
 from jaxddp.parity.report.report import Report
-from tests.support.report_cases import EQUAL, INCOMPLETE, NOT_FINITE, NUMERIC, SAMPLES, SEMANTIC, UNEXPLAINED
+from tests.support.report_cases import (
+    EQUAL,
+    FAR,
+    INCOMPLETE,
+    MEASURED,
+    NOT_FINITE,
+    NUMERIC,
+    SAMPLES,
+    SEMANTIC,
+    UNEXPLAINED,
+)
 
 every_sample = pytest.mark.parametrize("report", SAMPLES.values(), ids=SAMPLES)
 
@@ -38,6 +48,8 @@ def test_text_is_short_and_printable(report):
             ["  cause  weight decay 0.0001, the reference has 0.01  [decay_value]", "  fix    set it explicitly"],
         ),
         (SEMANTIC, ["  proof  planted in the reference: residual 2e-15; next best: decay_mask, residual 3e-4"]),
+        (MEASURED, ["  proof  measured: the replicas' start differs by 0.1 in fc.weight"]),
+        (FAR, ["  proof  planted in the reference: residual 2e-15; without a fault: residual 6.6e-4"]),
         (UNEXPLAINED, ["  cause  unexplained", "  layer  blocks.0.gelu (jax: blocks_0/gelu)", "not seen"]),
         (NUMERIC, ["different in rounding: ", "gradients            3e-6      2     3e-7  rounds differently"]),
         (
@@ -86,12 +98,17 @@ def test_causes_at_one_place_are_shown_together():
     assert "  proof  planted together in the reference: " in text
 
 
-def test_a_long_message_keeps_its_beginning_and_its_end():
-    problem = dataclasses.replace(INCOMPLETE.problems[0], message=f"begin {10_000 * 'x'} end")
-    lines = console.to_text(dataclasses.replace(INCOMPLETE, problems=(problem,))).splitlines()
-    assert len(lines) <= 25
-    assert "begin" in lines[-6]
-    assert lines[-2].endswith("end")
+@pytest.mark.parametrize("middle", [10_000 * "x", " ".join(f"word{n}word" for n in range(1000))])
+def test_a_long_message_is_cut_between_words_and_says_where_it_stands_in_full(middle):
+    problem = dataclasses.replace(INCOMPLETE.problems[0], message=f"begin {middle} end")
+    report = dataclasses.replace(INCOMPLETE, problems=(problem,))
+    text = console.to_text(report)
+    assert len(text.splitlines()) <= 25
+    (told,) = re.findall(r"problem: (.*) \[in full: --report, --json\]", " ".join(text.split()))
+    words_told = told.split()
+    assert "..." in words_told and {*words_told} - {"..."} <= {*str(problem).split()}
+    assert "begin" in words_told and words_told[-1] == "end"
+    assert middle in json_form.to_json(report) and middle in page.to_html(report)
 
 
 def test_table_yields_each_row_as_soon_as_it_is_checked():

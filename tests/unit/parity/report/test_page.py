@@ -15,10 +15,12 @@ from jaxddp.parity.report.markup import tag, with_code
 from jaxddp.parity.report.pictures import MOST_MARKERS, ResidualAxis, draw_losses, draw_residuals
 from tests.support.report_cases import (
     EQUAL,
+    FAR,
     HARSH,
     HOSTILE,
     HUGE,
     INCOMPLETE,
+    MEASURED,
     NOT_FINITE,
     NUMERIC,
     SAMPLES,
@@ -117,6 +119,7 @@ def test_page_works_with_a_screen_reader_and_a_keyboard(report):
         (EQUAL, ["Equal", "Nothing differs in 10 stages of 10 steps on 2 replicas", "and 1e-12 is allowed"]),
         (SEMANTIC, ["Different", "The update differs, first at step 1 in fc.weight: weight decay 0.0001", "Semantic:"]),
         (SEMANTIC, ["Fix: set it explicitly", "decay_value", "6.6e-4", "next best: decay_mask", "2.1e-15"]),
+        (MEASURED, ["Measured: the replicas' start differs by 0.1 in fc.weight."]),
         (UNEXPLAINED, ["no known fault explains it", "diverges at blocks.0.gelu", "1 further difference below"]),
         (UNEXPLAINED, ["(8, 32, 14, 14)", "(8, 14, 14, 32)", "[3, 17, 0, 9]-0.17004-0.16992", "layer itself"]),
         (UNEXPLAINED, ["not seen", "differs too", "allowed 1e-12; the replicas differ from each other"]),
@@ -132,6 +135,11 @@ def test_page_contains_verdict_causes_and_problems(report, expected):
     text = Document(page.to_html(report)).text
     for line in expected:
         assert line in text
+
+
+def test_what_is_not_replayed_or_further_away_than_no_fault_is_no_evidence():
+    assert "planted in the reference" not in Document(page.to_html(MEASURED)).text
+    assert "next best" not in Document(page.to_html(FAR)).text
 
 
 def test_page_of_equal_sides_mentions_no_difference():
