@@ -57,8 +57,8 @@ def _summary(parts: Mapping[str, Sequence[Score]], mutants: Sequence[Outcome]) -
     if scores := parts.get("pairs"):
         yield f"| pairs of faults | {len(scores)} | {_counts(scores)} |"
     if scores := parts.get("uncatalogued"):
-        faults = len(_by_fault(scores))
-        yield f"| ports with one of {faults} faults outside the catalogue | {len(scores)} | {_counts(scores)} |"
+        count = len(_by_fault(scores))
+        yield f"| ports with one of {count} faults outside the catalogue | {len(scores)} | {_counts(scores)} |"
     if scores := parts.get("clean"):
         alarms = sum(score.verdict != "equal" for score in scores)
         yield f"| correct ports, {scores[0].question.steps} steps each | {len(scores)} | {alarms} false alarms |"
