@@ -129,6 +129,7 @@ PARITY_ORDER = [
     ["diagnosis"],
     ["runs"],
     ["checking"],
+    ["preload"],
     ["__main__"],
 ]
 # The part of jaxddp that torch_ref may import, since it imports neither jax nor torch.

@@ -1,6 +1,7 @@
 """Pooling against torch's: values and gradients, of equal elements and NaN too."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -46,8 +47,13 @@ def torch_pool(kind: str, x: np.ndarray, cotangent: np.ndarray, *sizes: Any) -> 
 
 def our_pool(kind: str, x: np.ndarray, cotangent: np.ndarray, *sizes: Any) -> list[np.ndarray]:
     with jax.enable_x64(True):
-        y, pullback = jax.vjp(lambda x: OURS[kind](x, *sizes), x)
-        return [np.asarray(y), np.asarray(pullback(jnp.asarray(cotangent))[0])]
+        return [*map(np.asarray, _pooled(kind, sizes, x, cotangent))]
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _pooled(kind: str, sizes: tuple[Any, ...], x: jax.Array, cotangent: jax.Array) -> tuple[jax.Array, jax.Array]:
+    y, pullback = jax.vjp(lambda x: OURS[kind](x, *sizes), x)
+    return y, *pullback(cotangent)
 
 
 def pair(kind: str, x: np.ndarray, *sizes: Any) -> tuple[list[np.ndarray], list[np.ndarray]]:
