@@ -268,7 +268,7 @@ def test_training_with_jax_loads_no_torch(tmp_path: Path) -> None:
     assert not loaded & (TORCH | {"torch_ref"})
 
 
-def test_torch_ref_and_the_torch_ranks_of_the_parity_check_load_no_jax() -> None:
+def test_torch_ref_and_torchs_side_of_the_parity_check_load_no_jax() -> None:
     names = [f"torch_ref.{path[:-3].replace('/', '.')}" for path in sources(TORCH_REF) if "__" not in path]
     names += ["jaxddp.parity.torch_side.pool", "jaxddp.parity.torch_side.layers"]
     loaded = modules_after("; ".join(f"import {name}" for name in names))
@@ -276,6 +276,7 @@ def test_torch_ref_and_the_torch_ranks_of_the_parity_check_load_no_jax() -> None
     assert not loaded & JAX
 
 
-def test_comparing_records_loads_neither_framework() -> None:
-    loaded = modules_after("import jaxddp.parity.compare.judge, jaxddp.parity.compare.layers")
+@pytest.mark.parametrize("module", ["compare.judge, jaxddp.parity.compare.layers", "__main__"])
+def test_comparing_records_and_reading_the_checks_flags_load_neither_framework(module: str) -> None:
+    loaded = modules_after(f"import jaxddp.parity.{module}")
     assert "numpy" in loaded and not loaded & (JAX | TORCH)

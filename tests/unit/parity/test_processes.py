@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from jaxddp.parity.processes import Child, ChildError, answers, end_all, reported, telling
+from jaxddp.parity.processes import Child, ChildError, answers, end_all, reported, start_imports, telling
 
 PATIENT = 60.0  # longer than a child takes to start on a busy machine
 
@@ -63,6 +63,7 @@ DEEDS: dict[str, Callable[[Any], Any]] = {
     "read": lambda path: path.read_text().strip(),
     "wait in a thread": lambda seconds: threading.Thread(target=time.sleep, args=(seconds,)).start(),
     "ask another": lambda _: worker_of_its_own(),
+    "environment": lambda _: dict(os.environ),
 }
 
 
@@ -106,6 +107,15 @@ def test_answers_come_in_the_order_of_the_children_which_take_further_jobs() -> 
             child.give(None)
             child.end(patience=PATIENT)
             assert child.died() == "ended with exit code 0"
+
+
+def test_a_child_has_its_parents_environment_of_the_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    start_imports()  # with the environment of this moment
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    monkeypatch.delenv("HOME")
+    with serving() as children:
+        (environment,) = asked(children, ("environment", None))
+    assert environment["CUDA_VISIBLE_DEVICES"] == "7" and "HOME" not in environment
 
 
 def test_a_child_that_raises_reports_the_line_and_takes_further_jobs(tmp_path: Path) -> None:

@@ -41,6 +41,19 @@ def test_an_error_before_the_first_job_of_jax_ends_nothing() -> None:
     assert workers._jax is None
 
 
+@pytest.mark.parametrize("first", ["jax", "torch"])
+def test_both_sides_start_at_the_first_job_of_either(first: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[str] = []
+    side = type("Side", (Started,), {"__enter__": lambda self: self, "alive": True})
+    for name in ("JaxChild", "TorchPool"):
+        monkeypatch.setattr(f"jaxddp.parity.workers.{name}", lambda *_, name=name: started.append(name) or side())
+    workers = Workers(1)
+    getattr(workers, first)
+    assert sorted(started) == ["JaxChild", "TorchPool"]
+    workers.end_torch()
+    assert workers.jax and len(started) == 2  # jax alone stays so: of a large model one side runs at a time
+
+
 def test_torchs_ranks_end_alone() -> None:
     workers: Any = Workers(1)
     workers._jax, workers._torch = jax, torch = Started(), Started()
