@@ -69,21 +69,15 @@ def test_the_tolerance_of_updates_grows_with_the_parameters(tmp_path: Path) -> N
     assert compare_numerics((exact, worse), (exact, rounded), Facts())[1][0].stage == "update"
 
 
-def test_updates_of_a_flax_step_are_left_out(tmp_path: Path) -> None:
-    results, _ = compared(tmp_path, 1.0, "jax", custom_step=True)
-    assert results.keys() == set(STAGES) - {"update"}
-
-
 def test_runs_with_nan_are_not_compared_in_float32(tmp_path: Path) -> None:
     exact, rounded = run(tmp_path / "exact"), run(tmp_path / "rounded", EPSILON)
     broken = run(tmp_path / "broken", np.nan)
     assert compare_numerics((exact, broken), (exact, rounded), Facts()) == ({}, [])
 
 
-def test_stages_that_a_side_does_not_show_are_left_out(tmp_path: Path) -> None:
-    without = {"buffers": {}}
-    results, differences = compared(tmp_path, 1.0, "jax", **without)
-    assert results.keys() == set(STAGES) - {"buffers"} and not differences
+def test_updates_of_a_flax_step_and_stages_that_a_side_does_not_show_are_left_out(tmp_path: Path) -> None:
+    results, differences = compared(tmp_path, 1.0, "jax", custom_step=True, buffers={})
+    assert results.keys() == set(STAGES) - {"buffers", "update"} and not differences
 
 
 @pytest.mark.parametrize(
