@@ -11,7 +11,7 @@ BATCH = np.array([[3, 1, 4], [7, 6, 5]], "uint64")  # fingerprints of two replic
 @pytest.mark.parametrize(
     ("flax", "expected"),
     [
-        ([[3, 1], [7, 6]], "2 examples per replica in flax, 3 in torch"),
+        ([[3, 1], [7, 6]], "2 examples per replica in jax, 3 in torch"),
         ([[4, 3, 1], [7, 6, 5]], "the examples of replica 0, all rows: rolled by 1 row"),
         ([[1, 4, 3], [6, 5, 7]], "the examples of all replicas, all rows: rolled by -1 row"),
         ([[1, 4, 9], [6, 5, 8]], "the examples of all replicas, all rows: each row has the next one's values"),

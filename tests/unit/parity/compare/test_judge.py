@@ -264,7 +264,8 @@ def test_an_update_of_0_is_no_difference_where_the_rates_are_float32_roundings_o
 
     theirs = reference(Facts())
     theirs[0]["update"] = {name: 1e-8 * value for name, value in theirs[0]["update"].items()}
-    theirs[0].notes["groups"][0]["lr"] = 1e-9
+    for group in theirs[0].notes["groups"]:
+        group["lr"] = 1e-9
     ours = forced(theirs)
     change(ours[0], 0)
     assert "update" not in judge(theirs, ours, Facts(), "AdamW", highest=0.1).first  # type: ignore[arg-type]
