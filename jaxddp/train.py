@@ -40,7 +40,7 @@ from jaxddp.tracking.folder_lock import LOCK_FILE
 from jaxddp.tracking.resumed import check_kept, check_not_done, check_same_epochs, check_same_run, check_steps_per_epoch
 from jaxddp.tracking.run_folder import check_same_data, claim_output
 from jaxddp.tracking.run_log import RunLog, frozen_notes, run_title
-from jaxddp.training import Run, train
+from jaxddp.train_loop import Run, train
 
 if TYPE_CHECKING:
     from jaxddp.checkpoint import Checkpoints

@@ -41,7 +41,7 @@ from torch_ref.launch import launch
 from torch_ref.loader import Loader, epoch_indices, evaluation_batches
 from torch_ref.losses import cross_entropy
 from torch_ref.state import TrainState, averaged_model
-from torch_ref.training import Run, last_good, train_epochs
+from torch_ref.train_loop import Run, last_good, train_epochs
 from torch_ref.weights import load_weights
 
 JAXDDP_CHECKPOINTS = "checkpoints"  # folder of jaxddp.train's checkpoints

@@ -9,7 +9,7 @@ import pytest
 from jaxddp.data import datasets
 from jaxddp.errors import InputError, TrainingError
 from jaxddp.nn.torch_weights import load_weights
-from jaxddp.training import Run
+from jaxddp.train_loop import Run
 from tests.end_to_end.test_preemption import check_same_weights, records
 from tests.support.train_runs import epochs, train
 

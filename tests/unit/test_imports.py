@@ -113,7 +113,7 @@ ORDER = [
     ["models", "comm_hooks"],
     ["step"],
     ["data_parallel"],
-    ["training"],
+    ["train_loop"],
     ["train"],
     ["plan"],
     ["collectives", "layers", "losses", "schedules"],  # public names of modules in the folders

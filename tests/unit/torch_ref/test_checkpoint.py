@@ -17,7 +17,7 @@ from jaxddp.tracking.metrics_file import read_metrics
 from tests.support.torch_cases import case, small
 from torch_ref import models, optim
 from torch_ref import train as training
-from torch_ref import training as loop
+from torch_ref import train_loop as loop
 from torch_ref.checkpoint import checkpoint_size, load_checkpoint, save_checkpoint
 from torch_ref.config import TorchConfig
 from torch_ref.distributed import World
