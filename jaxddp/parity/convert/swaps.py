@@ -55,17 +55,23 @@ def swap(table: Names, units: Mapping[str, Unit], one: str, other: str) -> dict[
     return {**table, **{a.name: b.value for a, b in pairs}, **{b.name: a.value for a, b in pairs}}
 
 
-def moves(group: Sequence[str]) -> Iterator[tuple[tuple[str, str], ...]]:
+def moves(group: Sequence[str], units: Mapping[str, Unit]) -> Iterator[tuple[tuple[str, str], ...]]:
     """Yield exchanges among layers, each as swaps of two: all of three layers, else swaps only.
 
-    >>> list(moves(["a", "b"])), len(list(moves("abc"))), len(list(moves("abcdef")))
+    >>> list(moves(["a", "b"], {})), len(list(moves("abc", {}))), len(list(moves("abcdef", {})))
     ([(('a', 'b'),)], 5, 5)
     """
     for pair in combinations(group, 2) if len(group) < FEW else pairwise(group):
-        yield (branches(*pair),)
+        yield (widest(units, *pair),)
     if len(group) == 3:
-        first, second = branches(*group[:2]), branches(*group[1:])
+        first, second = widest(units, *group[:2]), widest(units, *group[1:])
         yield from ((first, second), (second, first))
+
+
+def widest(units: Mapping[str, Unit], one: str, other: str) -> tuple[str, str]:
+    """Return the branches of two layers if they can be swapped, the layers themselves if not."""
+    pair = branches(one, other)
+    return (one, other) if swap({}, units, *pair) is None else pair
 
 
 def is_within(name: str, branch: str) -> bool:

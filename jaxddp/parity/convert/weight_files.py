@@ -88,8 +88,8 @@ class ModelPair:
         self._check(arrays, self.jax, {})
         tensors = self.converter.to_torch(arrays)
         self._check({}, {}, tensors)
-        own = {name for name in self.torch if (_is_counter(name) or name in self.no_twin) and name not in tensors}
-        return _integers_as(self.torch, {**{name: self.torch[name].numpy() for name in own}, **tensors})
+        kept = {name for name in self.torch if (_is_counter(name) or name in self.no_twin) and name not in tensors}
+        return _integers_as(self.torch, {**{name: self.torch[name].numpy() for name in kept}, **tensors})
 
     def _check(self, given: Arrays, wanted: Mapping[str, Any], tensors: Arrays) -> None:
         """Raise unless `given` has the names, shapes and kinds that are wanted, and tied `tensors` are equal."""

@@ -19,8 +19,7 @@ from jaxddp.nn.plain import PlainFunctional
 from jaxddp.parity.compare.layers import layer_residuals
 from jaxddp.parity.convert import Converter, find_entry, under_all_names
 from jaxddp.parity.convert.layouts import Shape
-from jaxddp.parity.convert.similar_names import branches
-from jaxddp.parity.convert.swaps import is_within, moves, swap, units_of
+from jaxddp.parity.convert.swaps import is_within, moves, swap, units_of, widest
 from jaxddp.parity.jax_side.draws import constant_draws
 from jaxddp.parity.jax_side.layers import images_of, record_calls, twins
 from jaxddp.parity.jax_side.multi_loss_step import losses_alone, multi_loss_step
@@ -127,9 +126,11 @@ class NamesTrial:
             by_order: groups of jax's layers of one kind.
             used: jax's layers or arrays that its loss uses.
         """
-        tried = dict.fromkeys(move for group in by_order for move in moves(group))
-        now, ambiguous = self._residuals(table) if tried else {}, list[tuple[str, str]]()
-        for move in tried:
+        units = units_of(self._converter(table).pieces, table)
+        left = [*dict.fromkeys(move for group in by_order for move in moves(group, units))]
+        now, ambiguous = self._residuals(table) if left else {}, list[tuple[str, str]]()
+        while left:
+            move = left.pop(0)
             units = units_of(self._converter(table).pieces, table)
             inside = {name for name in units for pair in move for one in pair if is_within(name, one)}
             free = self._port.torch_step is None and inside <= {*used}  # layers that may be interchangeable
@@ -140,7 +141,10 @@ class NamesTrial:
                 other = other and swap(other, units_of(self._converter(other).pieces, other), *pair)
             then = self._residuals(other) if other and self._passes < MOST_TABLES else {}
             if other and self._is_nearer(then, now):
-                table, now, ambiguous = other, then, []
+                table, now = other, then
+                again = [pair for pair in ambiguous if any({*pair} & {*moved} for moved in move)]
+                ambiguous = [pair for pair in ambiguous if pair not in again]
+                left += [(pair,) for pair in again]
             elif len(move) == 1 and not self._is_nearer(now, then) and not (free and _are_equal(then)):
                 ambiguous.append(move[0])
         if _are_equal(now):
@@ -167,7 +171,7 @@ class NamesTrial:
         ]
         before.sort(key=lambda unit: -place.get(unit.layer, 0))  # the nearest first
         alike = (pair for pair in combinations(before, 2) if pair[0].shapes == pair[1].shapes)
-        pairs = dict.fromkeys(branches(*sorted((one.name, other.name))) for one, other in alike)
+        pairs = dict.fromkeys(widest(units, *sorted((one.name, other.name))) for one, other in alike)
         for one, other in itertools.islice(pairs, MOST_TABLES):
             swapped = swap(table, units, one, other)
             then = self._residuals(swapped) if swapped else {}

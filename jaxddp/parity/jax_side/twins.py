@@ -117,7 +117,7 @@ class FindCrossedNames:
 
 
 def _check_repeats(port: Port) -> None:
-    """Raise if jax's own batch depends on more than step and rank; torch's, and a shared one, are checked by torch."""
+    """Raise if a `flax_batch` depends on more than step and rank; torch's, and a shared one, are checked by torch."""
     batches = []
     with contextlib.suppress(Exception):  # an error is told by the run
         batches = [port.first_batch("jax") for _ in range(2)]

@@ -42,21 +42,21 @@ def no_twin_line(names: Sequence[str]) -> str:
     """
     numbered: dict[str, list[int]] = {}
     for name in names:
-        whole = re.sub(r"(?<![^.])\d+(?![^.])", "{i}", name, count=1)
-        numbered.setdefault(whole, []).extend(map(int, re.findall(r"(?<![^.])\d+(?![^.])", name)[:1]))
+        template = re.sub(r"(?<![^.])\d+(?![^.])", "{i}", name, count=1)
+        numbered.setdefault(template, []).extend(map(int, re.findall(r"(?<![^.])\d+(?![^.])", name)[:1]))
     items: list[str] = []
-    for whole, numbers in numbered.items():
+    for template, numbers in numbered.items():
         if len(numbers) > 1 and sorted(numbers) == [*range(len(numbers))]:
-            items.append(f"f{quoted(whole)} for i in range({len(numbers)})")
+            items.append(f"f{quoted(template)} for i in range({len(numbers)})")
         else:
-            items += [quoted(whole.replace("{i}", str(number))) for number in numbers] or [quoted(whole)]
+            items += [quoted(template.replace("{i}", str(number))) for number in numbers] or [quoted(template)]
     if len(items) > 1:
         items = [f"*({item})" if " for i in " in item else item for item in items]
     return f"{NO_TWIN} = [{', '.join(items)}]"
 
 
 def with_names(text: str, names: Mapping[str, str | Rule], no_twin: Sequence[str] = ()) -> str:
-    r"""Return a port file's text with this table in place of its table, or at its end, and the import that it needs.
+    r"""Return a port file's text with this table in place of the old one, or at its end, and the import that it needs.
 
     With names in `no_twin` there is such a statement too.
 
@@ -78,7 +78,7 @@ def with_names(text: str, names: Mapping[str, str | Rule], no_twin: Sequence[str
 
 
 def _with_statement(text: str, name: str, statement: str) -> str:
-    """Return the text with this assignment in place of the one it has, or at its end."""
+    """Return the text with this assignment in place of the old one, or at its end."""
     lines = text.splitlines(keepends=True)
     for node in ast.parse(text).body:
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
@@ -89,7 +89,7 @@ def _with_statement(text: str, name: str, statement: str) -> str:
 
 
 def _imported(body: list[ast.stmt]) -> set[str]:
-    """Return the names that a file imports from the rules' home without renaming them."""
+    """Return the names that a file imports from the rules' home, unrenamed."""
     imports = [node for node in body if isinstance(node, ast.ImportFrom) and node.module == HOME]
     return {alias.name for node in imports for alias in node.names if alias.asname in (None, alias.name)}
 

@@ -136,8 +136,8 @@ class Port:
     def __post_init__(self) -> None:
         self._check_functions()
         self._check_step()
-        whole = ("torch_step", "flax_step") if self.torch_step is not None else ("torch_loss", "flax_loss")
-        for name in whole:  # the check hands batches around as flat dictionaries
+        functions = ("torch_step", "flax_step") if self.torch_step is not None else ("torch_loss", "flax_loss")
+        for name in functions:  # the check hands batches around as flat dictionaries
             object.__setattr__(self, name, of_batches(getattr(self, name)))
         if isinstance(self.optimizer, str):
             check_name("optimizer", self.optimizer, OPTIMIZERS)
