@@ -4,8 +4,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from jaxddp import cli
 from jaxddp.config import TrainConfig
+from jaxddp.nn.torch_weights import load_weights
 from jaxddp.train import main
 
 SMALL = ["--platform", "cpu", "--hidden-sizes", "16", "--global-batch-size", "128", "--lr", "0.01"]
@@ -25,3 +28,10 @@ def epochs(folder: Path) -> list[dict[str, Any]]:
 def losses(folder: Path) -> list[tuple[float, float]]:
     """Return the training and the test loss of each epoch."""
     return [(record["train_loss"], record["test_loss"]) for record in epochs(folder)]
+
+
+def check_same_weights(first: Path, second: Path) -> None:
+    """Check that two runs have written the same files of weights, bit for bit."""
+    for path in first.glob("*.safetensors"):
+        one, other = load_weights(path), load_weights(second / path.name)
+        assert all(np.array_equal(one[name], other[name]) for name in one), path.name
