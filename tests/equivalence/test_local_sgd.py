@@ -26,10 +26,7 @@ from jaxddp.train import main
 from tests.support.cases import even_case
 from tests.support.step_cases import Net, dealt
 from tests.support.step_cases import first as first_replicas
-from tests.support.torch_cases import case as torch_case
-from tests.support.torch_cases import train_whole_and_in_parts
 from tests.support.trajectories import check_equal, run_in_both
-from torch_ref.launch import launch
 
 TOLERANCE = 1e-12  # float64; measured: up to 2.5e-15, in a single replica's parameters 1.8e-14
 FAULT = 1e-2  # smallest difference, of the parameters' change, that a fault must cause; measured: 0.16
@@ -185,11 +182,3 @@ def test_a_resumed_run_is_exact_and_needs_as_many_replicas(tmp_path: Path) -> No
     argv = ["--resume", str(tmp_path / "parts"), "--devices", "4", "--epochs", "3"]
     with pytest.raises(InputError, match=r"^--devices 4: the run in .* has separate parameters for 2 replicas"):
         cli.parse(TrainConfig, argv, "train")
-
-
-@pytest.mark.large
-def test_a_resumed_run_of_torch_ref_is_exact(tmp_path: Path) -> None:
-    config = torch_case(start_local_sgd_iter=2, local_sgd_period=3, output=str(tmp_path), epochs=2)
-    launch(train_whole_and_in_parts, config)
-    whole, parts = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "parts"))
-    assert whole == parts

@@ -19,6 +19,16 @@ def train(*flags: str) -> None:
     main(cli.parse(TrainConfig, [*SMALL, *flags], "train"))
 
 
+def train_whole_and_in_parts(folder: Path, *flags: str, first: int, then: int) -> None:
+    """Train until an epoch in folder/whole, and in two runs in folder/parts; check that both are equal bit for bit."""
+    whole, parts = folder / "whole", folder / "parts"
+    train(*flags, "--epochs", f"{then}", "--output", f"{whole}")
+    train(*flags, "--epochs", f"{first}", "--output", f"{parts}")
+    train("--epochs", f"{then}", "--resume", f"{parts}")
+    assert losses(parts) == losses(whole)
+    check_same_weights(whole, parts)
+
+
 def epochs(folder: Path) -> list[dict[str, Any]]:
     """Return the records of a run's epochs."""
     records = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())

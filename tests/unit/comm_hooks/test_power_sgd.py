@@ -18,7 +18,7 @@ from jaxddp.errors import InputError
 from jaxddp.models.mlp import MLP
 from jaxddp.plan.messages import Messages, all_reduces
 from jaxddp.train import main
-from tests.support.train_runs import check_same_weights, train
+from tests.support.train_runs import train, train_whole_and_in_parts
 from torch_ref.config import TorchConfig
 from torch_ref.launch import launch
 from torch_ref.train import train as torch_train
@@ -160,10 +160,7 @@ def test_both_trainers_refuse_a_rank_above_the_side_of_the_square(tmp_path) -> N
 @pytest.mark.large
 def test_resuming_restores_the_error_feedback_bit_for_bit(tmp_path) -> None:
     flags = ["--comm-hook", "powerSGD", "--start-power-sgd-iter", "4", "--devices", "2"]
-    train(*flags, "--epochs", "2", "--output", str(tmp_path / "whole"))
-    train(*flags, "--epochs", "1", "--output", str(tmp_path / "parts"))
-    train("--epochs", "2", "--resume", str(tmp_path / "parts"))
-    check_same_weights(tmp_path / "whole", tmp_path / "parts")
+    train_whole_and_in_parts(tmp_path, *flags, first=1, then=2)
     for other, message in [
         (["--devices", "4"], "--devices 4: the run in .* has separate --comm-hook states for 2 replicas"),
         (["--comm-hook", "allreduce"], "--comm-hook allreduce: the run in .* must continue with --comm-hook powerSGD"),
