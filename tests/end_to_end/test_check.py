@@ -6,7 +6,7 @@ import pytest
 
 from jaxddp.parity.findings import ORDER
 from tests.support.checks import FORGETS_MOMENTS, SCALED, STEPS, Checked
-from tests.support.small_port import Change, own_optimizers, step
+from tests.support.small_port import LINEN, Change, own_optimizers, step
 
 UNRESTRAINED = {"samples", "local_loss", "local_gradients", "gradients", "update"}  # stages that every port shows
 
@@ -44,13 +44,10 @@ SMALL_STEPS = own_optimizers("SGD(parameters, lr=1e-6)", "optax.sgd(1e-6)")
 CLIPS_BY_ITSELF = own_optimizers(
     "SGD(parameters, lr=0.1)", "optax.chain(optax.clip_by_global_norm(0.05), optax.sgd(0.1))"
 )
-LINEN = [
+WITH_LINEN = [
+    *LINEN,
     ("from flax import nnx", "from flax import linen"),
-    ("class FlaxNet(nnx.Module):\n        def __init__(self, rngs):\n", "class FlaxNet(linen.Module):\n"),
-    ("            self.fc1 = nnx.Linear(3, 5, rngs=rngs)\n            self.fc2 = nnx.Linear(5, 4, rngs=rngs)\n", ""),
-    ("        def __call__", "        @linen.compact\n        def __call__"),
     ("self.fc2(nnx.tanh(self.fc1(x)))", 'linen.Dense(4, name="fc2")(linen.tanh(linen.Dense(5, name="fc1")(x)))'),
-    ("FlaxNet(nnx.Rngs(0))", "FlaxNet()"),
 ]
 WEIGHTED = [
     ('["x"]), batch["y"])\n\ndef', '["x"]), batch["y"], reduction="none"), batch["w"]\n\ndef'),
@@ -170,7 +167,7 @@ def test_a_right_port_is_equal_at_every_stage(checked: Checked) -> None:
 @pytest.mark.parametrize(
     ("changes", "more", "stages"),
     [
-        (LINEN, "", UNRESTRAINED),
+        (WITH_LINEN, "", UNRESTRAINED),
         (WEIGHTED, 'loss_normalization = "global"\naccumulation_steps = 2\n', UNRESTRAINED),
         (UNUSED, "find_unused_parameters = True\n", UNRESTRAINED),
         (METHOD, "", UNRESTRAINED),

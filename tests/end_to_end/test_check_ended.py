@@ -19,6 +19,7 @@ from jaxddp.parity.progress import CAUSES, DRAW, FLOAT32, FORCED, FREE, Progress
 from jaxddp.parity.report.json_form import from_json
 from jaxddp.parity.report.report import Report
 from tests.support.small_port import at_start_of, write
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.large
 STEPS = 4
@@ -115,10 +116,7 @@ def test_ctrl_c_at_a_terminal_ends_the_command_with_its_files(tmp_path: Path, sc
     os.close(terminal)
     reader = threading.Thread(target=read_all, args=(ours, shown))
     reader.start()
-    deadline = time.monotonic() + 120
-    while not [*scratch.glob("jaxddp-parity-*/jax64/000001.safetensors")]:
-        assert time.monotonic() < deadline and run.poll() is None, shown
-        time.sleep(0.01)
+    wait_for(lambda: [*scratch.glob("jaxddp-parity-*/jax64/000001.safetensors")], [run], lambda: shown)
     os.killpg(run.pid, signal.SIGINT)
     printed = run.communicate(timeout=60)[0].decode()
     reader.join()

@@ -12,7 +12,7 @@ from jaxddp.parity.port.draws import ENTRY, DrawnSource
 from jaxddp.parity.runs import Runs
 from jaxddp.parity.workers import Workers
 from tests.support.checks import Checked
-from tests.support.small_port import Change, write
+from tests.support.small_port import FLAX_IMAGES, LINEN, Change, write
 
 TORCH_DROPOUT = [
     ("torch.nn.Linear(5, 4)", "torch.nn.Linear(5, 4)\n        self.drop = torch.nn.Dropout(0.25)"),
@@ -30,18 +30,15 @@ OTHER_RATE = ("nnx.Dropout(0.25", "nnx.Dropout(0.5")
 GELU = [("torch.tanh(", "torch.nn.functional.gelu("), ("nnx.tanh(", "nnx.gelu(")]  # jax's is the approximate one
 
 # Dropout of a linen module; its loss gives no key, gives a key, or asks for a key at rate 0.
-LINEN = [
+LINEN_DROP = [
+    *LINEN,
     ("from flax import nnx", "from flax import linen"),
-    ("class FlaxNet(nnx.Module):\n        def __init__(self, rngs):\n", "class FlaxNet(linen.Module):\n"),
-    ("            self.fc1 = nnx.Linear(3, 5, rngs=rngs)\n            self.fc2 = nnx.Linear(5, 4, rngs=rngs)\n", ""),
-    ("        def __call__", "        @linen.compact\n        def __call__"),
     (
         "return self.fc2(nnx.tanh(self.fc1(x)))",
         'x = linen.tanh(linen.Dense(5, name="fc1")(x))\n'
         "            x = linen.Dropout(0.25, deterministic=False)(x)\n"
         '            return linen.Dense(4, name="fc2")(x)',
     ),
-    ("FlaxNet(nnx.Rngs(0))", "FlaxNet()"),
 ]
 LINEN_RATE = ("linen.Dropout(0.25", "linen.Dropout(0.5")
 OWN_KEY = (
@@ -69,11 +66,6 @@ IMAGES = [
     ("def batch(", "def torch_batch("),
     ("(12, 3)", "(12, 2, 7, 7)"),  # maps of 5 x 5 with 5 channels: both layouts have one shape
 ]
-FLAX_IMAGES = """
-def flax_batch(step, rank):
-    found = torch_batch(step, rank)
-    return found | {"x": found["x"].transpose(0, 2, 3, 1)}
-"""
 WHOLE_MAPS = ("(0.5, broadcast_dims=(1, 2), rngs=rngs)", "(0.5, rngs=rngs)")
 
 # A variational bottleneck of two numbers, which draws its noise itself.
@@ -144,9 +136,9 @@ def flax_step(loss, optimizer, state, batch):
     [
         pytest.param(DROPOUT, "", id="nnx"),
         pytest.param([*DROPOUT], ACCUMULATES, id="custom_step", marks=pytest.mark.large),
-        pytest.param([*TORCH_DROPOUT, *LINEN], "", id="linen", marks=pytest.mark.large),
-        pytest.param([*TORCH_DROPOUT, *LINEN, IMPORTS_JAX, OWN_KEY], "", id="linen_key", marks=pytest.mark.large),
-        pytest.param([*LINEN, *WANTS_A_KEY], "", id="linen_wants_a_key", marks=pytest.mark.large),
+        pytest.param([*TORCH_DROPOUT, *LINEN_DROP], "", id="linen", marks=pytest.mark.large),
+        pytest.param([*TORCH_DROPOUT, *LINEN_DROP, IMPORTS_JAX, OWN_KEY], "", id="linen_key", marks=pytest.mark.large),
+        pytest.param([*LINEN_DROP, *WANTS_A_KEY], "", id="linen_wants_a_key", marks=pytest.mark.large),
         pytest.param(IMAGES, FLAX_IMAGES, id="images", marks=pytest.mark.large),
         pytest.param(NOISE, "", id="noise", marks=pytest.mark.large),
         pytest.param(
@@ -208,7 +200,7 @@ SCALED_BY_HALF = ("self.drop(nnx.tanh(self.fc1(x)))", "self.drop(nnx.tanh(self.f
     [
         ([*DROPOUT, *GELU], "", "gelu_approximation", "GELU by tanh"),
         ([*DROPOUT, OTHER_RATE], "", "dropout_rate", "dropout rate 0.5 instead of 0.25 in drop"),
-        ([*TORCH_DROPOUT, *LINEN, LINEN_RATE], "", "dropout_rate", "dropout rate 0.5 instead of 0.25 in drop"),
+        ([*TORCH_DROPOUT, *LINEN_DROP, LINEN_RATE], "", "dropout_rate", "dropout rate 0.5 instead of 0.25 in drop"),
         ([*IMAGES, OTHER_RATE], FLAX_IMAGES, "dropout_rate", "dropout rate 0.5 instead of 0.25"),
     ],
     ids=["gelu", "nnx", "linen", "images"],

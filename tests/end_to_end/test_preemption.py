@@ -13,15 +13,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from jaxddp.checkpoint import Checkpoints
 from jaxddp.errors import InputError, TrainingError
-from jaxddp.nn.torch_weights import load_weights
 from jaxddp.signals import Interruption
 from jaxddp.state import TrainState
-from tests.support.train_runs import SMALL, epochs, train
+from tests.support.train_runs import SMALL, check_same_weights, epochs, train
 
 STATEFUL = ["--ema-decay", "0.9", "--dropout", "0.3", "--log-gradients", "*"]
 SCALED = ["--amp", "fp16", "--init-scale", "1e12", "--growth-interval", "5"]
@@ -47,12 +45,6 @@ def records(folder: Path) -> list[dict[str, Any]]:
     """Return all records of a run, without the speed."""
     lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     return [{name: value for name, value in line.items() if name != "examples_per_second"} for line in lines]
-
-
-def check_same_weights(first: Path, second: Path) -> None:
-    for path in first.glob("*.safetensors"):
-        one, other = load_weights(path), load_weights(second / path.name)
-        assert all(np.array_equal(one[name], other[name]) for name in one), path.name
 
 
 def saved_steps(folder: Path) -> list[int]:

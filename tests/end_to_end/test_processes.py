@@ -16,6 +16,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from jaxddp.distributed.ports import free_port
+from tests.support.waiting import wait_for
 
 LENGTH = ("--dataset", "linear", "--num-examples", "96", "--model", "mlp", "--hidden-sizes", "8", "--epochs", "2")
 LARGE = ("--hidden-sizes", "256", "256")  # large enough to be written in slices
@@ -138,10 +139,7 @@ def test_the_others_end_with_one_line_when_a_process_cannot_write_its_part(
     """Orbax lets it wait for the others, and them for its part, or for its look at the checkpoint before."""
     flags = (*LENGTH, *LARGE, "--epochs", "100000", "--output", f"{tmp_path / 'run'}", "--checkpoint-every", "30steps")
     started = start(2, (*flags, "--devices", "2"), tmp_path)
-    limit = time.monotonic() + 120
-    while saved and not list(tmp_path.glob("run/checkpoints/[0-9]*0")):
-        assert time.monotonic() < limit
-        time.sleep(0.05)
+    wait_for(lambda: not saved or list(tmp_path.glob("run/checkpoints/[0-9]*0")))
     largest = (2**16, 2**16)  # bytes of a file; a process writes 200 kB or more
     resource.prlimit(started[victim].pid, resource.RLIMIT_FSIZE, largest)
     results = finish(started, tmp_path)
@@ -193,10 +191,7 @@ def test_the_others_end_with_one_line_when_process_0_cannot_write_its_records(tm
 def test_all_processes_end_with_one_line_when_the_run_folder_is_moved_and_the_run_goes_on_there(tmp_path: Path) -> None:
     flags = (*LENGTH, "--epochs", "100000", "--output", f"{tmp_path / 'run'}", "--checkpoint-every", "30steps")
     started = start(2, (*flags, "--devices", "2"), tmp_path)
-    limit = time.monotonic() + 120
-    while not list(tmp_path.glob("run/checkpoints/[0-9]*0")):
-        assert time.monotonic() < limit
-        time.sleep(0.05)
+    wait_for(lambda: list(tmp_path.glob("run/checkpoints/[0-9]*0")))
     (tmp_path / "run").rename(tmp_path / "moved")
     results = finish(started, tmp_path, limit=20)
     said = [printed.splitlines()[-1] for _, printed in results]
@@ -212,11 +207,8 @@ def test_all_processes_end_with_one_line_when_the_run_folder_is_moved_and_the_ru
 @pytest.mark.parametrize("victim", [0, pytest.param(2, marks=pytest.mark.large)])
 def test_the_others_end_with_one_line_when_a_process_is_killed(victim: int, tmp_path: Path) -> None:
     started = start(3, (*LENGTH, "--epochs", "100000", "--global-batch-size", "24"), tmp_path)
-    limit = time.monotonic() + 120
-    while "epoch" not in (tmp_path / "0.out").read_text():
-        assert time.monotonic() < limit
-        assert all(process.poll() is None for process in started), finish(started, tmp_path)
-        time.sleep(0.1)
+    output = tmp_path / "0.out"
+    wait_for(lambda: "epoch" in output.read_text(), started, lambda: finish(started, tmp_path))
     killed = time.monotonic()
     started[victim].send_signal(signal.SIGKILL)
     results = finish(started, tmp_path)
@@ -263,10 +255,8 @@ def test_a_clock_that_jumps_a_day_harms_neither_a_run_nor_a_save(
     monkeypatch.setenv("NEXT_DAY", f"{tmp_path}/next_day")
     flags = (*LENGTH, "--epochs", "100000", "--output", f"{tmp_path / 'run'}", "--checkpoint-every", "30steps")
     started = start(2, flags, tmp_path)
-    limit = time.monotonic() + 120
-    while not (saved := saved_steps(tmp_path / "run")):
-        assert time.monotonic() < limit
-        time.sleep(0.1)
+    wait_for(lambda: saved_steps(tmp_path / "run"))
+    saved = saved_steps(tmp_path / "run")
     (tmp_path / "next_day").touch()
     time.sleep(5)  # measured: 1 until jax, which compares times of day by default, would end them
     assert saved_steps(tmp_path / "run")[-1] > saved[-1]
@@ -286,11 +276,8 @@ def test_a_signal_to_one_process_saves_in_all_and_the_run_goes_on(tmp_path: Path
     interrupted, straight = tmp_path / "interrupted", tmp_path / "straight"
     train(1, tmp_path / "out", *flags, "--output", f"{straight}")
     started = start(2, (*flags, "--output", f"{interrupted}"), tmp_path)
-    limit = time.monotonic() + 120
-    while not (interrupted / "metrics.jsonl").exists() or not (interrupted / "metrics.jsonl").read_text():
-        assert time.monotonic() < limit
-        assert all(process.poll() is None for process in started), finish(started, tmp_path)
-        time.sleep(0.02)
+    log = interrupted / "metrics.jsonl"
+    wait_for(lambda: log.exists() and log.read_text(), started, lambda: finish(started, tmp_path))
     started[1].send_signal(signal.SIGTERM)
     results = finish(started, tmp_path)
     assert [code for code, _ in results] == [75, 75], results

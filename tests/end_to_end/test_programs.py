@@ -3,7 +3,7 @@
 import pytest
 
 from tests.support.checks import Checked
-from tests.support.small_port import PORT, Change, own_optimizers, step
+from tests.support.small_port import PORT, Change, own_optimizers, replaced, step
 
 MODEL = PORT[PORT.index("def flax_model") : PORT.index("def torch_loss")]
 LOSS = PORT[PORT.index("def flax_loss") : PORT.index("def batch")]
@@ -88,10 +88,7 @@ BATCH_NORM = [
 
 def program(text: str, *changes: Change) -> list[Change]:
     """Return the changes that make a program the port's JAX half, with pieces of it replaced."""
-    for old, new in changes:
-        assert old in text, old
-        text = text.replace(old, new)
-    return [(MODEL, ""), (LOSS, text)]
+    return [(MODEL, ""), (LOSS, replaced(text, *changes))]
 
 
 # A cumulative mean, which depends on the state's counter.

@@ -11,10 +11,9 @@ import pytest
 from jaxddp import cli
 from jaxddp.config import TrainConfig
 from jaxddp.errors import InputError, TrainingError
-from jaxddp.nn.torch_weights import load_weights
 from jaxddp.tracking.run_folder import claim_output
 from jaxddp.train import main
-from tests.support.train_runs import SMALL, epochs, losses, train
+from tests.support.train_runs import SMALL, check_same_weights, epochs, losses, train, train_whole_and_in_parts
 from torch_ref.config import TorchConfig
 from torch_ref.train import main as torch_main
 
@@ -25,26 +24,15 @@ STATEFUL = ["--ema-decay", "0.9", "--dropout", "0.3"]
 @pytest.mark.parametrize("optimizer", ["adam", "sgd", "rmsprop"])
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(optimizer, tmp_path):
     flags = ["--optimizer", optimizer, "--schedule", "step", "--step-size", "7", *STATEFUL]
-    train(*flags, "--epochs", "4", "--output", str(tmp_path / "whole"))
-    train(*flags, "--epochs", "2", "--output", str(tmp_path / "parts"))
-    train("--epochs", "4", "--resume", str(tmp_path / "parts"))
-    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
-    for file in ("model.safetensors", "model_averaged.safetensors"):
-        whole, parts = (load_weights(tmp_path / name / file) for name in ("whole", "parts"))
-        assert all(np.array_equal(whole[name], parts[name]) for name in whole)
+    train_whole_and_in_parts(tmp_path, *flags, first=2, then=4)
 
 
 @pytest.mark.large
 def test_a_resumed_run_restores_its_loss_scale(tmp_path):
     flags = ["--amp", "fp16", "--init-scale", "1e12", "--growth-interval", "5", "--schedule", "step"]
     flags += ["--step-size", "7"]
-    train(*flags, "--epochs", "3", "--output", str(tmp_path / "whole"))
-    train(*flags, "--epochs", "2", "--output", str(tmp_path / "parts"))
-    train("--epochs", "3", "--resume", str(tmp_path / "parts"))
-    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+    train_whole_and_in_parts(tmp_path, *flags, first=2, then=3)
     assert epochs(tmp_path / "whole")[0]["train_skipped"] > 5
-    whole, parts = (load_weights(tmp_path / name / "model.safetensors") for name in ("whole", "parts"))
-    assert all(np.array_equal(whole[name], parts[name]) for name in whole)
     with pytest.raises(InputError, match=r"--amp none: the run in .* must continue with --amp fp16"):
         train("--epochs", "4", "--amp", "none", "--resume", str(tmp_path / "parts"))
 
@@ -52,12 +40,7 @@ def test_a_resumed_run_restores_its_loss_scale(tmp_path):
 @pytest.mark.large
 def test_local_buffers_are_resumed_bit_for_bit_and_only_by_as_many_replicas(tmp_path):
     flags = ["--dataset", "names", "--model", "char_mlp", "--buffers", "local", "--devices", "2"]
-    train(*flags, "--epochs", "2", "--output", str(tmp_path / "whole"))
-    train(*flags, "--epochs", "1", "--output", str(tmp_path / "parts"))
-    train("--epochs", "2", "--resume", str(tmp_path / "parts"))
-    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
-    whole, parts = (load_weights(tmp_path / name / "model.safetensors") for name in ("whole", "parts"))
-    assert all(np.array_equal(whole[name], parts[name]) for name in whole)
+    train_whole_and_in_parts(tmp_path, *flags, first=1, then=2)
     message = r"--devices 4: the run in .* has separate buffers for 2 replicas; must be 2"
     with pytest.raises(InputError, match=message):
         train("--epochs", "3", "--devices", "4", "--resume", str(tmp_path / "parts"))
@@ -92,9 +75,7 @@ def test_a_killed_run_resumes_from_its_last_checkpoint(tmp_path):
     main(cli.parse(TrainConfig, ["--resume", str(folder), "--epochs", goal], "train"))
     train(*STATEFUL, "--epochs", goal, "--output", str(tmp_path / "whole"), "--devices", "2")
     assert losses(folder) == losses(tmp_path / "whole")
-    for file in ("model.safetensors", "model_averaged.safetensors"):
-        killed, whole = (load_weights(path / file) for path in (folder, tmp_path / "whole"))
-        assert all(np.array_equal(killed[name], whole[name]) for name in whole)
+    check_same_weights(tmp_path / "whole", folder)
 
 
 @pytest.mark.large

@@ -8,7 +8,7 @@ import pytest
 
 from jaxddp.parity.torch_side.pool import TorchPool
 from tests.support.cases import even_case
-from tests.support.trajectories import compare, run_jax
+from tests.support.trajectories import check_differs, check_equal, compare, run_in_both, run_jax
 
 TOLERANCE = 1e-12  # float64; measured: up to 1.5e-16
 FAULT = 1e-4  # smallest difference of the average that a planted fault must cause; measured: 4e-4
@@ -22,11 +22,8 @@ def case_of(decay: float | None, world_size: int) -> Any:
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_the_moving_average_equals_torchs_averaged_model(world_size: int, pool: TorchPool) -> None:
-    case = case_of(0.9, world_size)
-    weights = case.initial_weights()
-    ours, theirs = run_jax(case, weights), pool.run(case, weights)
-    comparison = compare(ours, theirs, TOLERANCE, STAGES)
-    assert comparison.equal, comparison
+    ours, theirs = run_in_both(case_of(0.9, world_size), pool)
+    check_equal((ours, theirs), TOLERANCE, STAGES)
     first, last = theirs.records[0], theirs.records[-1]
     assert all(np.array_equal(first["averaged"][name], first["params"][name]) for name in first["params"])
     assert any(not np.allclose(last["averaged"][name], last["params"][name]) for name in last["params"])
@@ -35,10 +32,8 @@ def test_the_moving_average_equals_torchs_averaged_model(world_size: int, pool: 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("decay", [0.89, 1.0, 0.0])
 def test_another_decay_is_detected(decay: float, pool: TorchPool) -> None:
-    weights = case_of(0.9, 2).initial_weights()
-    comparison = compare(run_jax(case_of(decay, 2), weights), pool.run(case_of(0.9, 2), weights), TOLERANCE, STAGES)
-    assert comparison.first is not None and comparison.first[0] == "averaged" and comparison.first[1].step == 2
-    assert comparison.worst["averaged"].value > FAULT
+    runs = run_in_both(case_of(0.9, 2), pool, case_of(decay, 2))
+    check_differs(compare(*runs, TOLERANCE, STAGES), "averaged", FAULT, step=2)
 
 
 @pytest.mark.large

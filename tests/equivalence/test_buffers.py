@@ -15,7 +15,7 @@ from jaxddp.nn import layers
 from jaxddp.parity.case_interface import Trajectory
 from jaxddp.parity.torch_side.pool import TorchPool
 from tests.support.cases import even_case
-from tests.support.trajectories import compare, run_jax
+from tests.support.trajectories import check_differs, check_equal, compare, run_in_both
 
 TOLERANCE = 1e-12  # float64; measured: up to 1.2e-15
 FAULT = 1e-3  # smallest difference, of the buffers' change, that a planted fault must cause; measured: 0.06
@@ -37,11 +37,8 @@ def of_each(run: Trajectory, step: int) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("world_size", [2, 4])
 @pytest.mark.parametrize("buffers", BUFFERS)
 def test_buffers_equal_torchs(buffers: str, world_size: int, pool: TorchPool) -> None:
-    case = case_of(buffers, world_size)
-    weights = case.initial_weights()
-    ours, theirs = run_jax(case, weights), pool.run(case, weights)
-    comparison = compare(ours, theirs, TOLERANCE)
-    assert comparison.equal, comparison
+    ours, theirs = run_in_both(case_of(buffers, world_size), pool)
+    check_equal((ours, theirs), TOLERANCE)
     for step in range(8):
         local = of_each(ours, step)
         assert set(local) == ({"bn.running_mean", "bn.running_var"} if buffers == "local" else set())
@@ -51,11 +48,8 @@ def test_buffers_equal_torchs(buffers: str, world_size: int, pool: TorchPool) ->
 
 @pytest.mark.parametrize(("buffers", "wrong"), [("rank0", "mean"), ("mean", "local"), ("local", "mean")])
 def test_a_wrong_choice_of_buffers_is_detected(buffers: str, wrong: str, pool: TorchPool) -> None:
-    weights = case_of(buffers, 2).initial_weights()
-    theirs = pool.run(case_of(buffers, 2), weights)
-    comparison = compare(run_jax(case_of(wrong, 2), weights), theirs, TOLERANCE)
-    assert comparison.first is not None and comparison.first[0] == "buffers"
-    assert comparison.worst["buffers"].value > FAULT
+    runs = run_in_both(case_of(buffers, 2), pool, case_of(wrong, 2))
+    check_differs(compare(*runs, TOLERANCE), "buffers", FAULT)
 
 
 @pytest.mark.large

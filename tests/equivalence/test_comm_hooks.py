@@ -18,7 +18,7 @@ from jaxddp.distributed.replicas import Replicas
 from jaxddp.parity.torch_side.pool import TorchPool
 from tests.support.cases import even_case
 from tests.support.processor import needs_float16
-from tests.support.trajectories import compare, run_jax
+from tests.support.trajectories import check_differs, check_equal, compare, run_in_both, run_jax
 
 EQUAL = 1e-12  # float64; measured: up to 7e-16
 # Sums over more than two replicas are rounded in another order. Largest difference, relative to the gradient's norm.
@@ -33,25 +33,15 @@ def case_of(name: str, world_size: int) -> Any:
 FP16 = pytest.param("fp16_compress", marks=needs_float16)
 
 
-def in_stage(comparison: Any, stage: str) -> float:
-    return comparison.worst[stage].value
-
-
 @pytest.mark.parametrize("name", ["allreduce", "bf16_compress", FP16])
 def test_two_replicas_take_torchs_steps(name: str, pool: TorchPool) -> None:
-    case = case_of(name, 2)
-    weights = case.initial_weights()
-    comparison = compare(run_jax(case, weights), pool.run(case, weights), EQUAL)
-    assert comparison.equal, comparison
+    check_equal(run_in_both(case_of(name, 2), pool), EQUAL)
 
 
 @pytest.mark.large
 @pytest.mark.parametrize("name", ["bf16_compress", FP16])
 def test_four_replicas_take_torchs_steps_up_to_the_rounding_of_sums(name: str, pool: TorchPool) -> None:
-    case = case_of(name, 4)
-    weights = case.initial_weights()
-    comparison = compare(run_jax(case, weights), pool.run(case, weights), ROUNDED[name])
-    assert comparison.equal, comparison
+    check_equal(run_in_both(case_of(name, 4), pool), ROUNDED[name])
 
 
 @pytest.mark.one_in(2)
@@ -65,11 +55,8 @@ def test_four_replicas_take_torchs_steps_up_to_the_rounding_of_sums(name: str, p
     ],
 )
 def test_another_hook_is_detected(name: str, wrong: CommHook, pool: TorchPool) -> None:
-    case = case_of(name, 2)
-    weights = case.initial_weights()
-    comparison = compare(run_jax(case, weights, comm_hook=wrong), pool.run(case, weights), EQUAL)
-    assert comparison.first is not None and comparison.first[0] == "gradients"
-    assert in_stage(comparison, "gradients") > FAULT
+    runs = run_in_both(case_of(name, 2), pool, comm_hook=wrong)
+    check_differs(compare(*runs, EQUAL), "gradients", FAULT)
 
 
 @pytest.mark.parametrize(

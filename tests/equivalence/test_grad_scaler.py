@@ -24,7 +24,7 @@ from jaxddp.step import grad_scaler
 from jaxddp.step.grad_scaler import GradScaler, ScalerState
 from jaxddp.step.replica_step import ReplicaStep
 from tests.support.cases import even_case
-from tests.support.trajectories import STAGES, compare, run_jax
+from tests.support.trajectories import STAGES, check_equal, compare, run_jax
 
 TOLERANCE = 1e-12  # float64; measured: up to 1.5e-14, of the parameters' change
 OPTIONS = {"init_scale": 2.0**10, "growth_interval": 3}
@@ -88,8 +88,7 @@ GLOBAL = {"accumulation_steps": 2, "loss_normalization": "global", "ignored_labe
 def test_every_step_with_loss_scaling_equals_torchs(world_size: int, options: dict[str, Any], pool: TorchPool) -> None:
     ours, theirs = run_in_both(case_of(world_size, **options), pool)
     averaged = ("averaged",) if "ema_decay" in options else ()
-    comparison = compare(ours, theirs, TOLERANCE, (*STAGES, *averaged, "scaler"))
-    assert comparison.equal, comparison
+    check_equal((ours, theirs), TOLERANCE, (*STAGES, *averaged, "scaler"))
     assert [float(record["scaler"]["loss_scale"]) for record in ours.records] == SCALES
     assert int(ours.records[-1]["scaler"]["skipped"]) == len(OVERFLOWS)
     for step in OVERFLOWS:
@@ -105,9 +104,8 @@ def test_overflows_in_the_first_steps_are_handled_as_in_torch(pool: TorchPool) -
     for step in (0, 1):
         batches[step].last["x"][0, 0, 0] = -np.inf
     weights = case.initial_weights()
-    ours, theirs = run_jax(case, weights, batches=batches), pool.run(case, weights, batches=batches)
-    comparison = compare(ours, theirs, TOLERANCE, (*STAGES, "averaged", "scaler"))
-    assert comparison.equal, comparison
+    runs = run_jax(case, weights, batches=batches), pool.run(case, weights, batches=batches)
+    check_equal(runs, TOLERANCE, (*STAGES, "averaged", "scaler"))
 
 
 class WithoutUnscaling(GradScaler):

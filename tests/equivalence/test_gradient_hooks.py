@@ -13,7 +13,6 @@ import torch_ref.gradient_hooks
 from jaxddp import optim
 from jaxddp.data_parallel import DataParallel
 from jaxddp.errors import InputError
-from jaxddp.parity.case_interface import Trajectory
 from jaxddp.parity.cases import Case
 from jaxddp.parity.jax_side.side import JaxSide
 from jaxddp.parity.torch_side.pool import TorchPool
@@ -21,7 +20,7 @@ from jaxddp.parity.torch_side.side import BuiltIn, TorchSide
 from jaxddp.step.gradient_hooks import GradientHook
 from tests.support.cases import even_case
 from tests.support.step_cases import Net, first
-from tests.support.trajectories import compare, run_jax
+from tests.support.trajectories import check_differs, check_equal, compare, run_in_both
 
 TOLERANCE = 1e-12  # float64; measured: up to 4.6e-15
 FAULT = 1e-3  # smallest difference of a stage that a wrong hook must cause; measured: 1.7e-2
@@ -94,11 +93,6 @@ def case_of(world_size: int, hooks: Hooks, registered: bool = False, **options: 
     return HookedCase(case.config, world_size, case.steps, hooks=hooks, registered=registered)
 
 
-def run_in_both(case: HookedCase, pool: TorchPool) -> tuple[Trajectory, Trajectory]:
-    weights = case.initial_weights()
-    return run_jax(case, weights), pool.run(case, weights)
-
-
 @pytest.mark.one_in(6)
 @pytest.mark.parametrize("world_size", [2, 4])
 @pytest.mark.parametrize(
@@ -115,8 +109,7 @@ def test_gradient_hooks_equal_torchs(
 ) -> None:
     if "comm_hook" in options and world_size > 2:
         options = options | {"comm_hook": "allreduce"}  # sums over more replicas are rounded in another order
-    comparison = compare(*run_in_both(case_of(world_size, hooks, registered, **options), pool), TOLERANCE)
-    assert comparison.equal, comparison
+    check_equal(run_in_both(case_of(world_size, hooks, registered, **options), pool), TOLERANCE)
 
 
 @pytest.mark.one_in(3)
@@ -129,11 +122,9 @@ def test_gradient_hooks_equal_torchs(
     ],
 )
 def test_wrong_hooks_are_detected(wrong: Hooks, stage: str, pool: TorchPool) -> None:
-    case = case_of(2, Hooks())
-    weights = case.initial_weights()
-    comparison = compare(run_jax(case_of(2, wrong), weights), pool.run(case, weights), TOLERANCE)
-    assert comparison.first is not None and comparison.first[0] == stage
-    assert comparison.worst[stage].value > FAULT and comparison.worst["clipped_gradients"].value > FAULT
+    comparison = compare(*run_in_both(case_of(2, Hooks()), pool, case_of(2, wrong)), TOLERANCE)
+    check_differs(comparison, stage, FAULT)
+    assert comparison.worst["clipped_gradients"].value > FAULT
 
 
 def trainer(*hooks: GradientHook) -> DataParallel:

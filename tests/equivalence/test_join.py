@@ -22,7 +22,7 @@ from jaxddp.parity.records import Tensors
 from jaxddp.parity.torch_side.pool import TorchPool
 from jaxddp.parity.torch_side.recorder import to_numpy
 from tests.support.cases import small_case
-from tests.support.trajectories import Comparison, compare, run_jax
+from tests.support.trajectories import Comparison, check_differs, check_equal, compare, run_jax
 from torch_ref import models, optim
 from torch_ref.distributed import World
 from torch_ref.join import catch_up, join
@@ -169,15 +169,13 @@ CASES = [(kind, divide) for kind in KINDS for divide in (True, False) if "run ou
 @pytest.mark.parametrize(("kind", "divide_by_initial_world_size"), CASES)
 def test_every_step_equals_torchs_join(kind: str, divide_by_initial_world_size: bool, torch_run: Any) -> None:
     case = uneven(kind, divide_by_initial_world_size=divide_by_initial_world_size)
-    comparison = check(run_jax(case, case.initial_weights()), torch_run(case))
-    assert comparison.equal, comparison
+    check_equal((run_jax(case, case.initial_weights()), torch_run(case)), TOLERANCE, STAGES)
 
 
 def test_another_divisor_is_detected(torch_run: Any) -> None:
     case, other = (uneven("one has run out", divide_by_initial_world_size=divide) for divide in (True, False))
     comparison = check(run_jax(other, case.initial_weights()), torch_run(case))
-    assert comparison.first is not None and comparison.first[0] == "gradients" and comparison.first[1].step == 3
-    assert comparison.worst["gradients"].value > FAULT
+    check_differs(comparison, "gradients", FAULT, step=3)
 
 
 @pytest.mark.large
@@ -186,8 +184,7 @@ def test_buffers_of_another_rank_are_detected(torch_run: Any) -> None:
     case = uneven("smaller batches")
     batches = [batch._replace(buffers_of=None) for batch in case.batches()]
     comparison = check(run_jax(case, case.initial_weights(), batches=batches), torch_run(case))
-    assert comparison.first is not None and comparison.first[0] == "buffers" and comparison.first[1].step == 1
-    assert comparison.worst["buffers"].value > FAULT
+    check_differs(comparison, "buffers", FAULT, step=1)
 
 
 @pytest.mark.one_in(2)
@@ -200,8 +197,7 @@ def test_padding_counted_as_examples_is_detected(kind: str, torch_run: Any) -> N
 
     batches = [all_valid(batch) if "valid" in batch.last else batch for batch in case.batches()]
     comparison = check(run_jax(case, case.initial_weights(), batches=batches), torch_run(case))
-    assert comparison.first is not None and comparison.first[0] == "gradients"
-    assert comparison.worst["gradients"].value > FAULT
+    check_differs(comparison, "gradients", FAULT)
 
 
 @pytest.mark.large
@@ -261,8 +257,7 @@ MASKED = {"ignored_labels": 0.4}
 def test_global_normalization_equals_one_torch_process_on_the_whole_batch(kind: str, options: dict[str, Any]) -> None:
     """Combine uneven batches, ignored labels, accumulation and synchronised BatchNorm."""
     case = uneven(kind, loss_normalization="global", **MASKED | options)
-    comparison = check(run_jax(case, case.initial_weights()), whole(case))
-    assert comparison.equal, comparison
+    check_equal((run_jax(case, case.initial_weights()), whole(case)), TOLERANCE, STAGES)
 
 
 @pytest.mark.large

@@ -26,10 +26,7 @@ from jaxddp.train import main
 from tests.support.cases import even_case
 from tests.support.step_cases import Net, dealt
 from tests.support.step_cases import first as first_replicas
-from tests.support.torch_cases import case as torch_case
-from tests.support.torch_cases import train_whole_and_in_parts
-from tests.support.trajectories import compare, run_jax
-from torch_ref.launch import launch
+from tests.support.trajectories import check_equal, run_in_both
 
 TOLERANCE = 1e-12  # float64; measured: up to 2.5e-15, in a single replica's parameters 1.8e-14
 FAULT = 1e-2  # smallest difference, of the parameters' change, that a fault must cause; measured: 0.16
@@ -67,10 +64,8 @@ def farthest(ours: Trajectory, theirs: Trajectory, world_size: int) -> tuple[flo
 @pytest.mark.parametrize("period", [2, 3])
 def test_every_replica_takes_torchs_steps(period: int, world_size: int, pool: TorchPool) -> None:
     case = case_of(world_size, period)
-    weights = case.initial_weights()
-    ours, theirs = run_jax(case, weights), pool.run(case, weights)
-    comparison = compare(ours, theirs, TOLERANCE)
-    assert comparison.equal, comparison
+    ours, theirs = run_in_both(case, pool)
+    check_equal((ours, theirs), TOLERANCE)
     off, _ = farthest(ours, theirs, world_size)
     assert off < TOLERANCE
     local = [any(key.startswith("params:") for key in record["spread"]) for record in ours.records]
@@ -108,10 +103,9 @@ CHANGES: dict[str, tuple[dict[str, int], dict[str, Any], int]] = {
 @pytest.mark.parametrize("name", CHANGES)
 def test_wrong_averaging_is_detected(name: str, plant: Callable[[str, Any], None], pool: TorchPool) -> None:
     other, faults, step = CHANGES[name]
-    weights = case_of().initial_weights()
     for method, fault in faults.items():
         plant(method, fault)
-    off, first = farthest(run_jax(case_of(**other), weights), pool.run(case_of(), weights), 2)
+    off, first = farthest(*run_in_both(case_of(), pool, case_of(**other)), 2)
     assert first == step and off > FAULT
 
 
@@ -188,11 +182,3 @@ def test_a_resumed_run_is_exact_and_needs_as_many_replicas(tmp_path: Path) -> No
     argv = ["--resume", str(tmp_path / "parts"), "--devices", "4", "--epochs", "3"]
     with pytest.raises(InputError, match=r"^--devices 4: the run in .* has separate parameters for 2 replicas"):
         cli.parse(TrainConfig, argv, "train")
-
-
-@pytest.mark.large
-def test_a_resumed_run_of_torch_ref_is_exact(tmp_path: Path) -> None:
-    config = torch_case(start_local_sgd_iter=2, local_sgd_period=3, output=str(tmp_path), epochs=2)
-    launch(train_whole_and_in_parts, config)
-    whole, parts = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "parts"))
-    assert whole == parts

@@ -7,7 +7,7 @@ import pytest
 from jaxddp.comm_hooks import CommHook, batched_powerSGD, powerSGD
 from jaxddp.parity.torch_side.pool import TorchPool
 from tests.support.cases import even_case
-from tests.support.trajectories import compare, run_jax
+from tests.support.trajectories import check_differs, check_equal, compare, run_in_both
 
 TOLERANCE = 1e-12  # float64; measured: up to 3e-15, in the convnet on 4 replicas 2e-14
 FAULT = 1e-2  # smallest difference, of the gradient's norm, that a wrong hook must cause; measured: 0.04
@@ -19,12 +19,6 @@ def case_of(hook: str, model: str = "mlp", world_size: int = 2, **options: Any) 
     if hook == "powerSGD":
         options = {"min_compression_rate": 1.0} | options  # the matrices are small
     return even_case(model, "sgd", world_size, steps=8, **options)
-
-
-def assert_equal(case: Any, pool: TorchPool) -> None:
-    weights = case.initial_weights()
-    comparison = compare(run_jax(case, weights), pool.run(case, weights), TOLERANCE)
-    assert comparison.equal, comparison
 
 
 @pytest.mark.one_in(2)
@@ -40,14 +34,17 @@ def assert_equal(case: Any, pool: TorchPool) -> None:
 def test_steps_equal_torchs_power_sgd(
     hook: str, world_size: int, rank: int, memory: dict[str, Any], pool: TorchPool
 ) -> None:
-    assert_equal(case_of(hook, "linear", world_size, matrix_approximation_rank=rank, **memory), pool)
+    check_equal(
+        run_in_both(case_of(hook, "linear", world_size, matrix_approximation_rank=rank, **memory), pool), TOLERANCE
+    )
 
 
 @pytest.mark.large
 def test_matrices_of_one_shape_with_another_between_them_equal_torchs(pool: TorchPool) -> None:
     """torch draws random factors shape by shape, not layer by layer."""
     sizes = {"hidden_sizes": (8, 6, 8, 6), "freeze": ("layers.4.*",)}
-    assert_equal(case_of("powerSGD", matrix_approximation_rank=3, warm_start=False, **sizes), pool)
+    case = case_of("powerSGD", matrix_approximation_rank=3, warm_start=False, **sizes)
+    check_equal(run_in_both(case, pool), TOLERANCE)
 
 
 @pytest.mark.large
@@ -60,7 +57,8 @@ def test_all_options_equal_torchs(
     hook: str, world_size: int, rank: int, use_error_feedback: bool, warm_start: bool, pool: TorchPool
 ) -> None:
     memory = {"use_error_feedback": use_error_feedback, "warm_start": warm_start}
-    assert_equal(case_of(hook, "mlp", world_size, matrix_approximation_rank=rank, **memory), pool)
+    case = case_of(hook, "mlp", world_size, matrix_approximation_rank=rank, **memory)
+    check_equal(run_in_both(case, pool), TOLERANCE)
 
 
 @pytest.mark.large
@@ -68,7 +66,7 @@ def test_all_options_equal_torchs(
 @pytest.mark.parametrize("world_size", [2, 4])
 @pytest.mark.parametrize("model", ["char_mlp", "convnet"])
 def test_every_kind_of_layer_equals_torchs(hook: str, model: str, world_size: int, pool: TorchPool) -> None:
-    assert_equal(case_of(hook, model, world_size, matrix_approximation_rank=2), pool)
+    check_equal(run_in_both(case_of(hook, model, world_size, matrix_approximation_rank=2), pool), TOLERANCE)
 
 
 RIGHT = {"matrix_approximation_rank": 2, "start_power_sgd_iter": START, "order": ("fc.bias", "fc.kernel")}
@@ -91,12 +89,10 @@ OF_TENSORS = RIGHT | {"min_compression_rate": 1.0}
 def test_a_wrong_hook_is_detected_in_its_first_step(
     hook: str, wrong: CommHook, step: int | None, pool: TorchPool
 ) -> None:
-    case = case_of(hook, "linear", matrix_approximation_rank=2)
-    weights = case.initial_weights()
-    comparison = compare(run_jax(case, weights, comm_hook=wrong), pool.run(case, weights), TOLERANCE)
+    runs = run_in_both(case_of(hook, "linear", matrix_approximation_rank=2), pool, comm_hook=wrong)
+    comparison = compare(*runs, TOLERANCE)
     if step is None:
         assert comparison.equal, comparison
     else:
-        assert comparison.first is not None and comparison.first[0] == "gradients"
-        assert comparison.first[1].step == step
+        check_differs(comparison, "gradients", FAULT, step)
         assert comparison.first[1].value > FAULT, comparison

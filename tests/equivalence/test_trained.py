@@ -20,7 +20,7 @@ from jaxddp.parity.torch_side.pool import TorchPool
 from jaxddp.step.replica_step import ReplicaStep
 from tests.support.cases import even_case
 from tests.support.small_port import Change, write
-from tests.support.trajectories import compare, drawn, run_jax
+from tests.support.trajectories import check_differs, check_equal, compare, drawn, run_in_both, run_jax
 
 TOLERANCE = 1e-12  # float64; measured: up to 7.3e-15
 FAULT = 1e-3  # smallest difference of a stage that a planted fault must cause; measured: 5.8e-3
@@ -73,15 +73,13 @@ def tensor_names(run: Trajectory, stage: str) -> set[str]:
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_frozen_parameters_equal_torchs(optimizer: str, world_size: int, pool: TorchPool) -> None:
     case = case_of(optimizer, world_size)
-    weights = case.initial_weights()
-    ours, theirs = run_jax(case, weights), pool.run(case, weights)
-    comparison = compare(ours, theirs, TOLERANCE, ("local_gradients", "gradients", "averaged", *STAGES))
-    assert comparison.equal, comparison
+    ours, theirs = run_in_both(case, pool)
+    check_equal((ours, theirs), TOLERANCE, ("local_gradients", "gradients", "averaged", *STAGES))
     for stage in ("local_gradients", "gradients", "clipped_gradients"):
-        assert tensor_names(ours, stage) == tensor_names(theirs, stage) == weights.keys() - set(FROZEN)
+        assert tensor_names(ours, stage) == tensor_names(theirs, stage) == theirs.start.keys() - set(FROZEN)
     for name in FROZEN:
-        np.testing.assert_array_equal(ours.records[-1]["params"][name], weights[name])
-        np.testing.assert_array_equal(ours.records[-1]["averaged"][name], weights[name])
+        np.testing.assert_array_equal(ours.records[-1]["params"][name], theirs.start[name])
+        np.testing.assert_array_equal(ours.records[-1]["averaged"][name], theirs.start[name])
 
 
 def known_to_the_optimizer(step: ReplicaStep) -> ReplicaStep:
@@ -109,12 +107,8 @@ def part_of_the_norm(step: ReplicaStep) -> ReplicaStep:
     ("change", "stage"), [(known_to_the_optimizer, "params"), (part_of_the_norm, "clipped_gradients")]
 )
 def test_freezing_in_another_way_is_detected(change: Changed, stage: str, pool: TorchPool) -> None:
-    case = case_of("adamw", 2)
-    weights = case.initial_weights()
-    ours = run_jax(case_of("adamw", 2, change), weights)
-    comparison = compare(ours, pool.run(case, weights), TOLERANCE, STAGES)
-    assert comparison.first is not None and comparison.first[0] == stage
-    assert comparison.worst[stage].value > FAULT
+    runs = run_in_both(case_of("adamw", 2), pool, case_of("adamw", 2, change))
+    check_differs(compare(*runs, TOLERANCE, STAGES), stage, FAULT)
 
 
 # `unused` is never called; `fc3` is called by half of the replicas, alternating from step to step.
@@ -170,7 +164,7 @@ def test_unused_parameters_equal_torchs(world_size: int, tmp_path: Path, pool: T
         shares = np.abs(record["local_gradients"]["fc3.weight"]).sum(axis=(1, 2))
         assert np.count_nonzero(shares) == world_size // 2
     for name in NEVER:
-        np.testing.assert_array_equal(ours.records[-1]["params"][name], weights[name])
+        np.testing.assert_array_equal(ours.records[-1]["params"][name], theirs.start[name])
 
 
 def test_decay_of_unused_parameters_is_detected(tmp_path: Path, pool: TorchPool) -> None:

@@ -15,7 +15,7 @@ from jaxddp.step import zero
 from jaxddp.step.replicated import Replicated
 from jaxddp.step.zero import Sharded
 from tests.support.cases import even_case
-from tests.support.trajectories import compare, run_jax
+from tests.support.trajectories import check_differs, check_equal, compare, run_in_both, run_jax
 
 TOLERANCE = 1e-12  # float64; measured: up to 4.5e-15, with one_cycle on four replicas 3.1e-14
 FAULT = 1e-2  # smallest difference of the stage that a planted fault must cause; measured: 0.4
@@ -43,10 +43,7 @@ def case_of(optimizer: str = "sgd", world_size: int = 2, **options: Any) -> Any:
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_every_optimizer_takes_torchs_steps(optimizer: str, pool: TorchPool) -> None:
-    case = case_of(optimizer)
-    weights = case.initial_weights()
-    comparison = compare(run_jax(case, weights), pool.run(case, weights), TOLERANCE)
-    assert comparison.equal, comparison
+    check_equal(run_in_both(case_of(optimizer), pool), TOLERANCE)
 
 
 @pytest.mark.one_in(11)
@@ -55,10 +52,8 @@ def test_every_optimizer_takes_torchs_steps(optimizer: str, pool: TorchPool) -> 
 )
 def test_features_around_the_sharded_update_equal_torchs(feature: str, world_size: int, pool: TorchPool) -> None:
     case = case_of(world_size=world_size, **FEATURES.get(feature, {"comm_hook": "bf16_compress"}))
-    weights = case.initial_weights()
-    ours, theirs = run_jax(case, weights), pool.run(case, weights)
-    comparison = compare(ours, theirs, TOLERANCE)
-    assert comparison.equal, comparison
+    ours, theirs = run_in_both(case, pool)
+    check_equal((ours, theirs), TOLERANCE)
     assert not any(record["spread"] for record in ours.records)  # all replicas are equal bit for bit
 
 
@@ -67,8 +62,7 @@ def test_features_around_the_sharded_update_equal_torchs(feature: str, world_siz
 def test_a_sharded_optimizer_equals_the_whole_one(world_size: int) -> None:
     case, whole = (case_of("adam", world_size, shard_optimizer=shard, clip_grad_norm=0.1) for shard in (True, False))
     weights = case.initial_weights()
-    comparison = compare(run_jax(case, weights), run_jax(whole, weights), TOLERANCE)
-    assert comparison.equal, comparison
+    check_equal((run_jax(case, weights), run_jax(whole, weights)), TOLERANCE)
 
 
 # ---- controls
@@ -103,9 +97,6 @@ FAULTS: dict[str, tuple[str, Any, str]] = {
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_detected(name: str, plant: Callable[[str, Any], None], pool: TorchPool) -> None:
     function, fault, stage = FAULTS[name]
-    case = case_of("adagrad", clip_grad_norm=0.1)
-    weights = case.initial_weights()
     plant(function, fault)
-    comparison = compare(run_jax(case, weights), pool.run(case, weights), TOLERANCE)
-    assert comparison.first is not None and comparison.first[0] == stage and comparison.first[1].step == 1
-    assert comparison.worst[stage].value > FAULT, comparison
+    runs = run_in_both(case_of("adagrad", clip_grad_norm=0.1), pool)
+    check_differs(compare(*runs, TOLERANCE), stage, FAULT, step=1)

@@ -19,12 +19,18 @@ class Planted:
         scenarios: ports in which the fault makes a difference.
         stage: first stage that differs.
         also: names of faults that no run can distinguish from this one -> reason.
+        step: first step that differs, counted from 1; this and what follows are of a fault outside the catalogue.
+        tensor: prefix of torch's name of the tensor that differs most there; "": any.
+        layer: torch's name of the first layer whose output differs; "": none, or only the loss.
     """
 
     edit: Edit
     scenarios: tuple[Scenario, ...]
     stage: str
     also: Mapping[str, str] = field(default_factory=dict)
+    step: int = 1
+    tensor: str = ""
+    layer: str = ""
 
 
 def on(name: str, *optimizers: str, world_size: int = 2) -> tuple[Scenario, ...]:

@@ -1,7 +1,7 @@
 """Faults outside the catalogue, which a diagnosis must locate but leave unexplained."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,33 +15,12 @@ from jaxddp.distributed.collectives import AXIS_NAME
 
 from . import policy
 from .models_flax import Activation, gelu, mlp_loss
-from .planted_edits import Edit, model, on, optimizer, step
+from .planted_edits import Edit, Planted, model, on, optimizer, step
 from .recipes import Recipe, direction
 from .scenarios import Scenario
 from .steps import Tree, named_map, pmean
 
 STEPS_BETWEEN_RESETS = 3
-
-
-@dataclass(frozen=True)
-class Uncatalogued:
-    """A fault that the catalogue has no name for.
-
-    Attributes:
-        edit: correct translation -> translation with the fault.
-        scenarios: ports in which the fault makes a difference.
-        stage: first stage that differs.
-        step: first step that differs, counted from 1.
-        tensor: prefix of torch's name of the tensor that differs most there; "": any.
-        layer: torch's name of the first layer whose output differs; "": none, or only the loss.
-    """
-
-    edit: Edit
-    scenarios: tuple[Scenario, ...]
-    stage: str
-    step: int = 1
-    tensor: str = ""
-    layer: str = ""
 
 
 def half_block(x: jax.Array, y: jax.Array) -> jax.Array:
@@ -110,34 +89,32 @@ def filled_up_with_the_last(scenario: Scenario, at: int) -> np.ndarray:
 
 SLOWER_BELOW = optax.GradientTransformation(lambda params: optax.EmptyState(), slower_below)
 
-UNCATALOGUED: dict[str, Uncatalogued] = {
-    "tanh_for_gelu": Uncatalogued(model(activations=(gelu, jnp.tanh)), on("mlp"), "local_loss", layer="fc3"),
-    "half_residual": Uncatalogued(model(residual=half_block), on("convnet"), "local_loss", layer="conv3"),
-    "swapped_layers": Uncatalogued(model(normalise=activation_first), on("convnet"), "local_loss", layer="bn1"),
-    "temperature": Uncatalogued(model(temperature=1.001), on("mlp"), "local_loss"),
-    "squared_logits": Uncatalogued(lambda right: replace(right, loss=with_squared_logits), on("mlp"), "local_loss"),
-    "stopped_branch": Uncatalogued(model(branch=lax.stop_gradient), on("tokens"), "local_gradients", tensor="down."),
-    "gradient_times_1.1": Uncatalogued(
-        gradient_times("fc2.kernel", 1.1), on("mlp"), "local_gradients", tensor="fc2.weight"
-    ),
-    "bias_sign": Uncatalogued(gradient_times("fc1.bias", -1.0), on("mlp"), "local_gradients", tensor="fc1.bias"),
-    "favouring_rank0": Uncatalogued(step(reduce=favouring_rank0), on("mlp") + on("tokens"), "gradients"),
-    "momentum_reset": Uncatalogued(
+UNCATALOGUED: dict[str, Planted] = {
+    "tanh_for_gelu": Planted(model(activations=(gelu, jnp.tanh)), on("mlp"), "local_loss", layer="fc3"),
+    "half_residual": Planted(model(residual=half_block), on("convnet"), "local_loss", layer="conv3"),
+    "swapped_layers": Planted(model(normalise=activation_first), on("convnet"), "local_loss", layer="bn1"),
+    "temperature": Planted(model(temperature=1.001), on("mlp"), "local_loss"),
+    "squared_logits": Planted(lambda right: replace(right, loss=with_squared_logits), on("mlp"), "local_loss"),
+    "stopped_branch": Planted(model(branch=lax.stop_gradient), on("tokens"), "local_gradients", tensor="down."),
+    "gradient_times_1.1": Planted(gradient_times("fc2.kernel", 1.1), on("mlp"), "local_gradients", tensor="fc2.weight"),
+    "bias_sign": Planted(gradient_times("fc1.bias", -1.0), on("mlp"), "local_gradients", tensor="fc1.bias"),
+    "favouring_rank0": Planted(step(reduce=favouring_rank0), on("mlp") + on("tokens"), "gradients"),
+    "momentum_reset": Planted(
         optimizer(direction=reset_now_and_then), on("mlp"), "update", step=STEPS_BETWEEN_RESETS + 1
     ),
-    "lion": Uncatalogued(optimizer(direction=lambda recipe: optax.scale_by_lion()), on("mlp"), "update"),
-    "centralised_gradients": Uncatalogued(optimizer(first=(optax.centralize(),)), on("mlp"), "update"),
-    "slower_first_layer": Uncatalogued(optimizer(last=(SLOWER_BELOW,)), on("mlp"), "update", tensor="fc1."),
-    "filled_up_with_the_last": Uncatalogued(
+    "lion": Planted(optimizer(direction=lambda recipe: optax.scale_by_lion()), on("mlp"), "update"),
+    "centralised_gradients": Planted(optimizer(first=(optax.centralize(),)), on("mlp"), "update"),
+    "slower_first_layer": Planted(optimizer(last=(SLOWER_BELOW,)), on("mlp"), "update", tensor="fc1."),
+    "filled_up_with_the_last": Planted(
         lambda right: replace(right, order=filled_up_with_the_last), on("mlp") + on("convnet"), "samples", step=5
     ),
-    "other_width": Uncatalogued(
+    "other_width": Planted(
         lambda right: replace(right, loss=partial(policy.flax_loss, widths=(0.1, 0.1))), on("policy"), "local_loss"
     ),
-    "mean_of_terms": Uncatalogued(
+    "mean_of_terms": Planted(
         lambda right: replace(right, loss=partial(policy.flax_loss, of_values=half_of_each)), on("policy"), "local_loss"
     ),
-    "divided_by_n_minus_2": Uncatalogued(
+    "divided_by_n_minus_2": Planted(
         lambda right: replace(right, loss=partial(policy.flax_loss, ddof=2)), on("policy"), "local_loss"
     ),
 }

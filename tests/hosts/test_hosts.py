@@ -17,6 +17,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from tests.support.hosts import Host, hosts, missing
+from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.large, pytest.mark.skipif(bool(missing()), reason=missing())]
 
@@ -48,11 +49,7 @@ class Run:
 
     def wait_for_epoch(self) -> None:
         """Wait until an epoch has ended."""
-        deadline = time.monotonic() + 120
-        while "epoch" not in self.output(0).read_text():
-            assert time.monotonic() < deadline, self.ended()
-            assert all(process.poll() is None for process in self.processes), self.ended()
-            time.sleep(0.1)
+        wait_for(lambda: "epoch" in self.output(0).read_text(), self.processes, self.ended)
 
     def ended(self, limit: float = 120) -> list[tuple[int, str]]:
         """Wait for all processes; return exit codes and last lines."""

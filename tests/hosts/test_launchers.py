@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 
 from jaxddp.distributed.ports import free_port
 from tests.support import slurm
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.large
 needs_mpi = pytest.mark.skipif(shutil.which("mpirun") is None, reason="Open MPI is not installed")
@@ -68,7 +68,7 @@ def test_a_slurm_job_goes_on_after_a_killed_task_and_stays_cancelled(cluster: sl
     check_goes_on_after_a_kill(run, output, "SLURM_PROCID", job.start_soon)
     assert job.show("Restarts") == "1"
     job.call("scancel")
-    wait_for(lambda: job.show("JobState") == "CANCELLED", output)
+    wait_for(lambda: job.show("JobState") == "CANCELLED", said=output.read_text)
     assert "SIGTERM: saved the checkpoint of step " in output.read_text()
 
 
@@ -83,7 +83,7 @@ def test_mpirun_does_not_try_bad_input_again(tmp_path: Path) -> None:
 def test_a_slurm_job_with_bad_input_is_not_requeued(cluster: slurm.Cluster, tmp_path: Path) -> None:
     """Train with a loss that is NaN, of which one process hears by itself, and the other one maybe by the first."""
     job = cluster.submit(tmp_path / "out", tmp_path / "run", SLURM, *FLAGS, "--lr", "1e30")
-    wait_for(lambda: job.show("JobState") == "FAILED" or job.show("Restarts") != "0", tmp_path / "out")
+    wait_for(lambda: "FAILED" in job.show("JobState") or job.show("Restarts") != "0", said=(tmp_path / "out").read_text)
     assert (job.show("ExitCode"), job.show("Restarts")) == ("2:0", "0")
 
 
@@ -146,7 +146,7 @@ def check_goes_on_after_a_kill(
     run: Path, output: Path, rank_variable: str, restart: Callable[[], None] = lambda: None
 ) -> None:
     """Kill process 1 after the first checkpoint, and wait until another attempt trains on from there."""
-    wait_for(lambda: any(path.name.isdigit() for path in run.glob("checkpoints/*")), output)
+    wait_for(lambda: any(path.name.isdigit() for path in run.glob("checkpoints/*")), said=output.read_text)
     os.kill(ranks(run, rank_variable)[1], signal.SIGKILL)
     restart()
 
@@ -154,7 +154,7 @@ def check_goes_on_after_a_kill(
         attempts = output.read_text().split("JAX cpu, 2 processes\n")[1:]
         return [re.findall(r"^epoch +(\d+)/", printed, re.MULTILINE) for printed in attempts]
 
-    wait_for(lambda: len(epochs := epochs_by_attempt()) == 2 and bool(epochs[1]), output)
+    wait_for(lambda: len(epochs := epochs_by_attempt()) == 2 and epochs[1], said=output.read_text)
     assert "error: process 1 of 2 has died\n" in output.read_text()
     assert int(epochs_by_attempt()[1][0]) > 1
 
@@ -171,11 +171,3 @@ def ranks(run: Path, variable: str) -> dict[int, int]:
         if "jaxddp.train" in command and variables.get("RUN") == str(run) and variable in variables:
             found[int(variables[variable])] = int(process.name)
     return found
-
-
-def wait_for(done: Callable[[], bool], output: Path, limit: float = 240) -> None:
-    """Wait until a condition holds."""
-    deadline = time.monotonic() + limit
-    while not done():
-        assert time.monotonic() < deadline, output.read_text()
-        time.sleep(0.5)

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from tests.support.small_port import Change
+from tests.support import small_port
+from tests.support.small_port import Change, replaced
 
 # Both models are made of torch's and jax's blocks below.
 ENDS = """
@@ -178,17 +179,9 @@ TANH: Change = ("approximate=False", "approximate=True")  # a planted fault
 
 def attention(layers: dict[str, str]) -> str:
     """Return the port of one attention layer with these layers."""
-    text = ATTENTION
-    for word, code in layers.items():
-        text = text.replace(word, code)
-    return text
+    return replaced(ATTENTION, *layers.items())
 
 
 def write(folder: Path, text: str, *changes: Change) -> Path:
     """Write a port with pieces replaced; return the path."""
-    for old, new in changes:
-        assert old in text, old
-        text = text.replace(old, new)
-    path = folder / "port.py"
-    path.write_text(text + ENDS)
-    return path
+    return small_port.write(folder, *changes, more=ENDS, text=text)

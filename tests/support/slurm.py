@@ -5,12 +5,12 @@ import os
 import shutil
 import socket
 import subprocess
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from jaxddp.distributed.ports import free_port
+from tests.support.waiting import wait_for
 
 CONFIG = """
 ClusterName=here
@@ -61,10 +61,7 @@ class Job:
 
         At once, slurmd would take it for the attempt that has just ended ("Job credential revoked").
         """
-        deadline = time.monotonic() + 60
-        while self.show("JobState") != "PENDING":
-            assert time.monotonic() < deadline, self.call("scontrol", "show", "job")
-            time.sleep(0.5)
+        wait_for(lambda: self.show("JobState") == "PENDING", said=lambda: self.call("scontrol", "show", "job"))
         _call(self.environment, "scontrol", "update", f"JobId={self.number}", "StartTime=now+5")
 
 
@@ -123,14 +120,14 @@ def _daemon(command: Sequence[str], log: Path, environment: dict[str, str]) -> I
 
 
 def _wait_for_node(environment: dict[str, str], folder: Path) -> None:
-    deadline = time.monotonic() + 60
-    while True:
-        shown = subprocess.run(["sinfo", "-h", "-o", "%t"], env=environment, capture_output=True, text=True)
-        if shown.stdout.strip() == "idle":
-            return
-        logs = {log.name: log.read_text()[-1000:] for log in folder.glob("*.log")}
-        assert time.monotonic() < deadline, (shown, logs)
-        time.sleep(0.5)
+    def shown() -> str:
+        asked = subprocess.run(["sinfo", "-h", "-o", "%t"], env=environment, capture_output=True, text=True)
+        return asked.stdout.strip() or asked.stderr
+
+    def logs() -> list[str]:
+        return [shown(), *(log.read_text()[-1000:] for log in folder.glob("*.log"))]
+
+    wait_for(lambda: shown() == "idle", said=logs)
 
 
 def _call(environment: dict[str, str], *command: str) -> str:

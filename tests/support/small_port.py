@@ -47,13 +47,18 @@ optimizer = "sgd"
 """
 
 
-def write(folder: Path, *changes: Change, more: str = "", text: str = PORT) -> Path:
-    """Write a port with pieces replaced, and `more` appended; return the path."""
+def replaced(text: str, *changes: Change) -> str:
+    """Return a text with pieces replaced, each of which it must have."""
     for old, new in changes:
         assert old in text, old
         text = text.replace(old, new)
+    return text
+
+
+def write(folder: Path, *changes: Change, more: str = "", text: str = PORT) -> Path:
+    """Write a port with pieces replaced, and `more` appended; return the path."""
     path = folder / "port.py"
-    path.write_text(text + more)
+    path.write_text(replaced(text, *changes) + more)
     return path
 
 
@@ -96,6 +101,21 @@ def wide(width: int) -> list[Change]:
     ]
 
 
+# A linen module in place of the nnx one, but for its layers and their calls.
+LINEN: list[Change] = [
+    ("class FlaxNet(nnx.Module):\n        def __init__(self, rngs):\n", "class FlaxNet(linen.Module):\n"),
+    ("            self.fc1 = nnx.Linear(3, 5, rngs=rngs)\n            self.fc2 = nnx.Linear(5, 4, rngs=rngs)\n", ""),
+    ("        def __call__", "        @linen.compact\n        def __call__"),
+    ("FlaxNet(nnx.Rngs(0))", "FlaxNet()"),
+]
+# Images (N, H, W, C) for jax of a `torch_batch` that has them as (N, C, H, W).
+FLAX_IMAGES = """
+def flax_batch(step, rank):
+    found = torch_batch(step, rank)
+    return found | {"x": found["x"].transpose(0, 2, 3, 1)}
+"""
+
+
 # A correct replica step with clipping, which returns the stages named in SHOWS.
 STEP = """
 clip_grad_norm = 0.05
@@ -117,8 +137,4 @@ def flax_step(loss, optimizer, state, batch):
 
 def step(*changes: Change) -> str:
     """Return `STEP` with pieces replaced."""
-    text = STEP
-    for old, new in changes:
-        assert old in text, old
-        text = text.replace(old, new)
-    return text
+    return replaced(STEP, *changes)

@@ -4,8 +4,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from jaxddp import cli
 from jaxddp.config import TrainConfig
+from jaxddp.nn.torch_weights import load_weights
 from jaxddp.train import main
 
 SMALL = ["--platform", "cpu", "--hidden-sizes", "16", "--global-batch-size", "128", "--lr", "0.01"]
@@ -14,6 +17,16 @@ SMALL = ["--platform", "cpu", "--hidden-sizes", "16", "--global-batch-size", "12
 def train(*flags: str) -> None:
     """Train with these flags, in this process."""
     main(cli.parse(TrainConfig, [*SMALL, *flags], "train"))
+
+
+def train_whole_and_in_parts(folder: Path, *flags: str, first: int, then: int) -> None:
+    """Train until an epoch in folder/whole, and in two runs in folder/parts; check that both are equal bit for bit."""
+    whole, parts = folder / "whole", folder / "parts"
+    train(*flags, "--epochs", f"{then}", "--output", f"{whole}")
+    train(*flags, "--epochs", f"{first}", "--output", f"{parts}")
+    train("--epochs", f"{then}", "--resume", f"{parts}")
+    assert losses(parts) == losses(whole)
+    check_same_weights(whole, parts)
 
 
 def epochs(folder: Path) -> list[dict[str, Any]]:
@@ -25,3 +38,10 @@ def epochs(folder: Path) -> list[dict[str, Any]]:
 def losses(folder: Path) -> list[tuple[float, float]]:
     """Return the training and the test loss of each epoch."""
     return [(record["train_loss"], record["test_loss"]) for record in epochs(folder)]
+
+
+def check_same_weights(first: Path, second: Path) -> None:
+    """Check that two runs have written the same files of weights, bit for bit."""
+    for path in first.glob("*.safetensors"):
+        one, other = load_weights(path), load_weights(second / path.name)
+        assert all(np.array_equal(one[name], other[name]) for name in one), path.name

@@ -13,7 +13,9 @@ from jaxddp.parity.cases import Case, PortCase
 from jaxddp.parity.compare.residuals import MOVED, is_real, norm, residuals, rounding_only
 from jaxddp.parity.jax_side.recorded_runs import forced_records, free_records
 from jaxddp.parity.records import Tensors
+from jaxddp.parity.torch_side.pool import TorchPool
 
+Runs = tuple[Trajectory, Trajectory]  # jaxddp's and torch's
 STAGES = LOCAL_STAGES + SHARED_STAGES
 # Stages of a step that starts from torch's state.
 FORCED_STAGES = (*LOCAL_STAGES, "gradients", "clipped_gradients", "update", "buffers")
@@ -118,6 +120,25 @@ def numeric_error(trajectory: Trajectory, truth: Trajectory, stage: str = "param
 def run_jax(case: AnyCase, weights: Tensors, **options: Any) -> Trajectory:
     """Run a case with jaxddp's replica step; options: see `free_records`."""
     return Trajectory(weights, list(free_records(case, weights, **options)))
+
+
+def run_in_both(case: AnyCase, pool: TorchPool, wrong: AnyCase | None = None, **options: Any) -> Runs:
+    """Run a case in jaxddp (`wrong` in its place, if given) and in torch from the same weights; options: of jaxddp."""
+    weights = case.initial_weights()
+    return run_jax(wrong or case, weights, **options), pool.run(case, weights)
+
+
+def check_equal(runs: Runs, tolerance: float, stages: tuple[str, ...] = STAGES) -> None:
+    """Check that two runs are equal in some stages."""
+    comparison = compare(*runs, tolerance, stages)
+    assert comparison.equal, comparison
+
+
+def check_differs(comparison: Comparison, stage: str, least: float, step: int | None = None) -> None:
+    """Check that two runs differ first in a stage, at a step if one is given, and there by more than `least`."""
+    assert comparison.first is not None and comparison.first[0] == stage, comparison
+    assert step in (None, comparison.first[1].step), comparison
+    assert comparison.worst[stage].value > least, comparison
 
 
 def run_forced(case: AnyCase, reference: Trajectory, **options: Any) -> Trajectory:

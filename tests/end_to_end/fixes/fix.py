@@ -114,8 +114,3 @@ def losses(torch: str, flax: str) -> tuple[Change, ...]:
 
 # Torch has images (N, C, H, W), jax (N, H, W, C).
 IMAGES = (("def batch(", "def torch_batch("), ("(12, 3)", "(12, 2, 6, 8)"))
-FLAX_IMAGES = """
-def flax_batch(step, rank):
-    found = torch_batch(step, rank)
-    return found | {"x": found["x"].transpose(0, 2, 3, 1)}
-"""

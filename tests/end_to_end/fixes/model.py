@@ -1,17 +1,15 @@
 """Fixes of the model and its loss."""
 
 from jaxddp.parity.catalogue.model import BY_ERF, UPDATES
-from tests.end_to_end.fixes.fix import FLAX_IMAGES, HOLE, IMAGES, NORM, Fix, between, losses
+from tests.end_to_end.fixes.fix import HOLE, IMAGES, NORM, Fix, between, losses
+from tests.support.small_port import FLAX_IMAGES, LINEN
 
 BATCH_NORM = between(*NORM, "torch.nn.BatchNorm1d(5)", HOLE)
 LINEN_BATCH_NORM = (
     ("self.fc2 = torch.nn.Linear(5, 4)", "self.fc2 = torch.nn.Linear(5, 4); self.middle = torch.nn.BatchNorm1d(5)"),
     ("torch.tanh(self.fc1(x))", NORM[0]),
-    ("class FlaxNet(nnx.Module):\n        def __init__(self, rngs):\n", "class FlaxNet(linen.Module):\n"),
-    ("            self.fc1 = nnx.Linear(3, 5, rngs=rngs)\n            self.fc2 = nnx.Linear(5, 4, rngs=rngs)\n", ""),
-    ("        def __call__", "        @linen.compact\n        def __call__"),
+    *LINEN,
     ("self.fc2(nnx.tanh(self.fc1(x)))", 'linen.Dense(4, name="fc2")(nnx.tanh(middle(linen.Dense(5, name="fc1")(x))))'),
-    ("FlaxNet(nnx.Rngs(0))", "FlaxNet()"),
     ("            return linen", f"            middle = {HOLE}\n            return linen"),
 )
 IGNORED = (("rng.integers(0, 4, 12)", "np.where(rng.random(12) < 0.3, -100, rng.integers(0, 4, 12))"),)

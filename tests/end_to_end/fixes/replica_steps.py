@@ -1,6 +1,6 @@
 """Replica steps as text, correct as they are."""
 
-from tests.support.small_port import Change
+from tests.support.small_port import Change, replaced
 
 STEP = """
 def flax_step(local_loss, optimizer, state, batch):
@@ -40,7 +40,4 @@ def flax_step(local_loss, optimizer, state, batch):
 
 def step(*changes: Change, text: str = STEP) -> str:
     """Return the replica step with pieces replaced."""
-    for old, new in changes:
-        assert old in text, old
-        text = text.replace(old, new)
-    return text
+    return replaced(text, *changes)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from jax import numpy as jnp
 
-from jaxddp import cli, comm_hooks, optim
+from jaxddp import comm_hooks, optim
 from jaxddp.comm_hooks.power_sgd import BatchedPowerSGD, PowerSGD, orthogonalize
 from jaxddp.config import TrainConfig
 from jaxddp.data.micro_batches import MicroBatches
@@ -16,9 +16,9 @@ from jaxddp.data_parallel import DataParallel
 from jaxddp.distributed.replicas import Replicas, VirtualReplicas
 from jaxddp.errors import InputError
 from jaxddp.models.mlp import MLP
-from jaxddp.nn.torch_weights import load_weights
 from jaxddp.plan.messages import Messages, all_reduces
 from jaxddp.train import main
+from tests.support.train_runs import train, train_whole_and_in_parts
 from torch_ref.config import TorchConfig
 from torch_ref.launch import launch
 from torch_ref.train import train as torch_train
@@ -137,11 +137,6 @@ def test_options_out_of_range_are_refused(options: dict, message: str) -> None:
         PowerSGD(**options).init(dict.fromkeys("vu", jnp.ones(2)))
 
 
-def train(*flags: str) -> None:
-    small = ["--platform", "cpu", "--hidden-sizes", "16", "--global-batch-size", "128"]
-    main(cli.parse(TrainConfig, [*small, *flags], "train"))
-
-
 def test_both_trainers_refuse_a_rank_above_the_side_of_the_square(tmp_path) -> None:
     options = {"comm_hook": "batched_powerSGD", "matrix_approximation_rank": 99, "hidden_sizes": (5,), "devices": 1}
     options |= {"platform": "cpu", "output": str(tmp_path / "run"), "start_power_sgd_iter": 2}
@@ -156,11 +151,7 @@ def test_both_trainers_refuse_a_rank_above_the_side_of_the_square(tmp_path) -> N
 @pytest.mark.large
 def test_resuming_restores_the_error_feedback_bit_for_bit(tmp_path) -> None:
     flags = ["--comm-hook", "powerSGD", "--start-power-sgd-iter", "4", "--devices", "2"]
-    train(*flags, "--epochs", "2", "--output", str(tmp_path / "whole"))
-    train(*flags, "--epochs", "1", "--output", str(tmp_path / "parts"))
-    train("--epochs", "2", "--resume", str(tmp_path / "parts"))
-    whole, parts = (load_weights(tmp_path / name / "model.safetensors") for name in ("whole", "parts"))
-    assert all(np.array_equal(whole[name], parts[name]) for name in whole)
+    train_whole_and_in_parts(tmp_path, *flags, first=1, then=2)
     for other, message in [
         (["--devices", "4"], "--devices 4: the run in .* has separate --comm-hook states for 2 replicas"),
         (["--comm-hook", "allreduce"], "--comm-hook allreduce: the run in .* must continue with --comm-hook powerSGD"),

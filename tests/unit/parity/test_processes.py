@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from jaxddp.parity.processes import Child, ChildError, answers, end_all, reported, start_imports, telling
+from tests.support.waiting import wait_for
 
 PATIENT = 60.0  # longer than a child takes to start on a busy machine
 
@@ -252,20 +253,18 @@ def test_processes_that_a_job_starts_end_with_the_child(tmp_path: Path) -> None:
         asked(children, ("start", tmp_path / "pid"))
         pid = int((tmp_path / "pid").read_text())
         os.kill(pid, 0)  # it runs
-    assert gone(pid)
+    wait_for(lambda: has_ended(pid), limit=PATIENT)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's /proc")
 def test_a_daemon_that_a_job_starts_ends_with_the_child(tmp_path: Path) -> None:
     with serving() as children:
         asked(children, ("start a daemon", tmp_path / "pid"))
-        deadline = time.monotonic() + PATIENT
-        while not (written := tmp_path / "pid").exists() or not written.read_text():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        written = tmp_path / "pid"
+        wait_for(lambda: written.exists() and written.read_text(), limit=PATIENT)
         pid = int(written.read_text())
         assert os.getpgid(pid) != os.getpgid(children[0]._process.pid or 0)
-    assert gone(pid)
+    wait_for(lambda: has_ended(pid), limit=PATIENT)
 
 
 def test_a_child_that_hangs_ends_with_its_parent(tmp_path: Path) -> None:
@@ -282,20 +281,15 @@ def test_a_child_that_hangs_ends_with_its_parent(tmp_path: Path) -> None:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
         parent.kill()
-    assert gone(pid)
+    wait_for(lambda: has_ended(pid), limit=PATIENT)
 
 
-def gone(pid: int) -> bool:
-    """Return whether a process ends within `PATIENT` seconds; a zombie counts as ended."""
-    deadline = time.monotonic() + PATIENT
-    while time.monotonic() < deadline:
-        try:
-            if " Z " in Path(f"/proc/{pid}/stat").read_text():
-                return True
-        except FileNotFoundError:
-            return True
-        time.sleep(0.05)
-    return False
+def has_ended(pid: int) -> bool:
+    """Return whether a process has ended; a zombie counts as ended."""
+    try:
+        return " Z " in Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return True
 
 
 def test_a_job_that_cannot_be_pickled_raises_in_the_parent(tmp_path: Path) -> None:

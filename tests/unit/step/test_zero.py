@@ -19,9 +19,6 @@ from jaxddp.step import zero
 from jaxddp.train import main
 from tests.support.processor import needs_float16
 from tests.support.step_cases import Net, dealt, first
-from tests.support.torch_cases import case as torch_case
-from tests.support.torch_cases import train_whole_and_in_parts
-from torch_ref.launch import launch
 
 ROUNDING = 1e-12  # float64, of weights; measured: up to 4e-16
 FAULT = 1e-4  # smallest difference of weights that a planted fault must cause; measured: 3e-3
@@ -186,11 +183,3 @@ def test_slices_joined_in_another_order_are_caught(tmp_path: Path, monkeypatch: 
         patch.setattr(zero.Sharded, "join", lambda self, state: join(self, jax.tree.map(lambda x: x[::-1], state)))
         run(tmp_path / "parts", epochs=1)
     assert distance(run(tmp_path / "parts", resume=str(tmp_path / "parts")), whole) > FAULT
-
-
-@pytest.mark.large
-def test_torchs_sharded_run_resumes_bit_for_bit(tmp_path: Path) -> None:
-    config = torch_case(shard_optimizer=True, output=str(tmp_path), epochs=2, schedule="step", step_size=3)
-    launch(train_whole_and_in_parts, config)
-    whole, parts = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "parts"))
-    assert whole == parts

@@ -14,13 +14,14 @@ from torch import nn
 from jaxddp.data import datasets
 from jaxddp.errors import InputError, TrainingError
 from jaxddp.tracking.metrics_file import read_metrics
-from tests.support.torch_cases import case, small
+from tests.support.torch_cases import case, small, train_whole_and_in_parts
 from torch_ref import models, optim
 from torch_ref import train as training
 from torch_ref import train_loop as loop
 from torch_ref.checkpoint import checkpoint_size, load_checkpoint, save_checkpoint
 from torch_ref.config import TorchConfig
 from torch_ref.distributed import World
+from torch_ref.launch import launch
 from torch_ref.state import TrainState
 from torch_ref.step import train_step
 from torch_ref.weights import load_weights, save_weights
@@ -65,6 +66,18 @@ def test_a_resumed_run_equals_the_uninterrupted_run_bit_for_bit(
     of_averages = [(tmp_path / name / "model_averaged.safetensors").read_bytes() for name in ("whole", "halves")]
     assert of_averages[0] == of_averages[1]
     assert {path.name for path in (tmp_path / "halves").iterdir()} >= {"config.json", "curves.png", "checkpoint.pt"}
+
+
+@pytest.mark.large
+@pytest.mark.parametrize(
+    "feature",
+    [{"shard_optimizer": True, "schedule": "step", "step_size": 3}, {"start_local_sgd_iter": 2, "local_sgd_period": 3}],
+    ids=["sharded", "local sgd"],
+)
+def test_a_resumed_run_of_several_ranks_equals_the_uninterrupted_run(feature: dict, tmp_path: Path) -> None:
+    launch(train_whole_and_in_parts, case(output=str(tmp_path), epochs=2, **feature))
+    whole, parts = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "parts"))
+    assert whole == parts
 
 
 def test_a_resumed_run_with_a_loss_scaler_equals_the_uninterrupted_run(

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 from jaxddp.errors import InputError, TrainingError
+from tests.support.waiting import wait_for
 from torch_ref.config import TorchConfig
 from torch_ref.data_parallel import wrap
 from torch_ref.distributed import World, distributed_optim, process_group
@@ -133,11 +134,11 @@ def test_ranks_end_with_a_killed_launcher(background: bool, tmp_path: Path) -> N
         "TMPDIR": str(tmp_path),
     }
     launcher = subprocess.Popen([sys.executable, "-c", code], env=environment)
-    wait_until(lambda: len(list(tmp_path.glob("*.pid"))) == 2)
+    wait_for(lambda: len(list(tmp_path.glob("*.pid"))) == 2)
     launcher.kill()
     launcher.wait()
     for path in tmp_path.glob("*.pid"):
-        wait_until(lambda path=path: not Path("/proc", path.read_text()).exists())
+        wait_for(lambda path=path: not Path("/proc", path.read_text()).exists())
 
 
 def wait_for_ever(world: World, config: TorchConfig) -> None:
@@ -145,10 +146,3 @@ def wait_for_ever(world: World, config: TorchConfig) -> None:
     unfinished.write_text(str(os.getpid()))
     unfinished.rename(unfinished.with_suffix(".pid"))
     time.sleep(600)
-
-
-def wait_until(condition: object) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
