@@ -80,7 +80,7 @@ def scale_by_adam(betas: Betas, eps: float, amsgrad: bool = False) -> optax.Grad
     return optax.GradientTransformation(init, update)
 
 
-def scale_by_root_of_sum(eps: float, initial: float = 0.0) -> optax.GradientTransformation:
+def scale_by_root_of_sum(eps: float, initial: float) -> optax.GradientTransformation:
     """Rescale gradients to Adagrad's `g / (sqrt(s) + eps)`; `optax.scale_by_rss` has `eps` inside the root."""
 
     def init(params: optax.Params) -> optax.ScaleByRssState:

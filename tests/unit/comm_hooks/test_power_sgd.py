@@ -129,12 +129,12 @@ def test_drawing_q_on_the_host_in_every_step_does_not_deadlock() -> None:
         ({"random_seed": 2**32}, "random_seed 4294967296: must be from 0"),
         ({"orthogonalization_epsilon": -1e-8}, "orthogonalization_epsilon -1e-08: must be at least 0"),
         ({"min_compression_rate": float("nan")}, "min_compression_rate nan: must be at least 0"),
-        ({"order": ["w"]}, "order: must hold each parameter's name; u, v is missing"),
+        ({"order": ["w"]}, "order: must hold each parameter's name; s, t, u, v is missing"),
     ],
 )
 def test_options_out_of_range_are_refused(options: dict, message: str) -> None:
     with pytest.raises(InputError, match=f"^{message}"):
-        PowerSGD(**options).init(dict.fromkeys("vu", jnp.ones(2)))
+        PowerSGD(**options).init(dict.fromkeys("vtus", jnp.ones(2)))
 
 
 def test_both_trainers_refuse_a_rank_above_the_side_of_the_square(tmp_path) -> None:

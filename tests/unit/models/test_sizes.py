@@ -27,9 +27,19 @@ def test_a_model_larger_than_memory_is_refused(fields: dict[str, Any], message: 
 
 
 @pytest.mark.parametrize("name", ["num_examples", "num_features", "num_classes"])
-def test_data_larger_than_memory_are_refused(name: str) -> None:
-    with pytest.raises(InputError, match=r"--num-examples .*: the numbers take [0-9,]+ GiB, and this machine has "):
+def test_data_larger_than_memory_are_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jaxddp.data.memory.memory", lambda: 3 * 2**30)
+    with pytest.raises(
+        InputError, match=r"--num-examples .*: the numbers take [0-9,]+ GiB, and this machine has 3 GiB$"
+    ):
         datasets.load(TrainConfig(dataset="linear", **{name: 2**31 - 1}))
+
+
+def test_more_stages_than_can_halve_the_image_are_refused() -> None:
+    dataset = datasets.load(TrainConfig())
+    model_sizes(TrainConfig(model="convnet", hidden_sizes=(2,) * 4), dataset)
+    with pytest.raises(InputError, match=r"^--hidden-sizes: 5 stages halve the image 4 times, too often for 8 x 8 pi"):
+        model_sizes(TrainConfig(model="convnet", hidden_sizes=(2,) * 5), dataset)
 
 
 def test_contexts_larger_than_memory_are_refused() -> None:
