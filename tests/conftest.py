@@ -45,11 +45,13 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--fast-compiler"):
         compile_faster()
     prepare(8, "cpu")  # starts XLA, which reads its flags once
+    gc.disable()  # until all tests are imported
 
 
 def pytest_collection_finish() -> None:
     """Leave out of garbage collections, one per module and more, what the imports of all tests have made."""
     gc.freeze()
+    gc.enable()
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:
