@@ -133,7 +133,8 @@ class Progress:
         text = self.text()
         with self._lock, suppress(OSError, ValueError):  # the stream is closed
             if self._rewrites:
-                self._rewrite(text[: shutil.get_terminal_size().columns - 1])
+                room = shutil.get_terminal_size().columns - 1
+                self._rewrite(text if len(text) <= room else f"{text[: room - 1]}…")
             elif text:
                 self._tell(text)
 
