@@ -75,7 +75,7 @@ def test_a_terminal_has_one_line_and_a_pipe_a_line_each_time(terminal: bool, mon
             told.say("stays")
         with told.stage("and second"):
             told.show()
-    lines = ["\rfirst: a  ·", "\r           \r", "stays\n", "\rand second ", "\r           \r"]
+    lines = ["\rfirst: a  …", "\r           \r", "stays\n", "\rand second…", "\r           \r"]
     assert stream.getvalue() == ("".join(lines) if terminal else "first: a  ·  0 s\nstays\nand second  ·  0 s\n")
 
 
