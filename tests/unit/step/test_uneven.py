@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from jax import numpy as jnp
 
 from jaxddp import optim
 from jaxddp.config import TrainConfig
@@ -16,6 +17,7 @@ from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.data_parallel import DataParallel
 from jaxddp.errors import InputError
 from jaxddp.nn.losses import IGNORE_INDEX
+from jaxddp.step.local_gradients import LocalResult, mean_over_micro_batches
 from jaxddp.train import build
 from tests.support.step_cases import TOKENS, Arrays, Net, distance, examples, first
 from torch_ref.config import TorchConfig
@@ -85,6 +87,17 @@ def test_a_micro_batch_of_ignored_labels_has_a_nan_loss_and_no_gradient_as_in_to
         result = ddp.no_sync(ddp.init(), ddp.replicas.shard(arrays | valid)).result
         np.testing.assert_equal(np.asarray(result.loss), [loss])
         assert not any(gradient.any() for gradient in jax.device_get(result.gradients).values())
+
+
+@pytest.mark.parametrize(
+    ("count", "count_empty", "loss", "weight"), [(2, True, 3, 1), (2, False, 3, 1), (0, True, 0, 1), (0, False, 0, 0)]
+)
+def test_a_replica_averages_over_its_micro_batches_and_counts_once(
+    count: int, count_empty: bool, loss: float, weight: float
+) -> None:
+    total = jnp.float32(3 * count)
+    mean = mean_over_micro_batches(LocalResult(total, {"w": -total}, jnp.float32(count), {}), count_empty)
+    assert (mean.loss, mean.gradients["w"], mean.denominator) == (loss, -loss, weight)
 
 
 def test_the_mean_of_buffers_is_refused_with_empty_replicas() -> None:
