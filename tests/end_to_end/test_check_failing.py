@@ -14,6 +14,7 @@ import pytest
 from jaxddp.parity.checking import check
 from jaxddp.parity.family import family
 from jaxddp.parity.findings import Problem
+from jaxddp.parity.port.port import PREFIX, Side
 from tests.support.checks import FORGETS_MOMENTS, FROZEN, STEPS, Checked
 from tests.support.small_port import Change, at_start_of, line_of, own_optimizers, step, write
 
@@ -189,8 +190,8 @@ def test_a_batch_that_cannot_be_made_twice_is_told_at_once(
         ("jax", ('batch["y"]).mean()', 'batch["y"]), model(batch["x"])')),
     ],
 )
-def test_weights_of_another_shape_than_the_losses_are_told(side: str, change: Change, failing: Checked) -> None:
-    message = f"{side}_loss: returns losses (12,) and weights (12, 4); must have one weight for each loss"
+def test_weights_of_another_shape_than_the_losses_are_told(side: Side, change: Change, failing: Checked) -> None:
+    message = f"{PREFIX[side]}_loss: returns losses (12,) and weights (12, 4); must have one weight for each loss"
     report = failing(change)
     assert any(problem.side == side and message in problem.message for problem in report.problems)
 

@@ -24,7 +24,7 @@ EQUAL = 1e-12  # of the parameters' change, float64; measured: up to 4e-15
 NEARLY_EQUAL = 1e-9  # Adam on sums, whose eps of 1e-12 does not scale with the sum; measured: 4.8e-12
 DIFFERENT = 0.1  # measured: from 0.5
 
-SUM = [('["y"])\n\ndef jax', '["y"], reduction="sum")\n\ndef jax'), ('batch["y"]).mean()', 'batch["y"]).sum()')]
+SUM = [('["y"])\n\ndef flax', '["y"], reduction="sum")\n\ndef flax'), ('batch["y"]).mean()', 'batch["y"]).sum()')]
 WHOLE_BATCH = (
     "def batch(step, rank):\n",
     f"def batch(step, rank):\n    parts = [part(step, r) for r in range({WORLD_SIZE})]\n"
