@@ -152,7 +152,7 @@ def one_line_errors(show_traceback: bool) -> Iterator[None]:
 def _tell(line: str) -> None:
     """Print on stderr, unless it is closed."""
     with contextlib.suppress(OSError):
-        print(line, file=sys.stderr, flush=True)
+        print(f"{line}\n", end="", file=sys.stderr, flush=True)  # one write, which a launcher does not mix
 
 
 @contextlib.contextmanager

@@ -31,7 +31,7 @@ def end_process(reason: str, show_threads: bool, code: int) -> None:
         if show_threads:
             print_with_threads(reason)
         else:
-            print(f"error: {reason}", file=sys.stderr, flush=True)
+            print(f"error: {reason}\n", end="", file=sys.stderr, flush=True)
 
 
 class Peers:

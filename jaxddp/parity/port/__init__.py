@@ -10,7 +10,7 @@ A port file is plain Python whose top-level names are the fields of `Port`:
     flax_optimizer = optax.adamw(1e-3, weight_decay=1e-2)
     def batch(step, rank): return {"x": ..., "y": ...}
 
-This package imports neither framework, so that a torch rank loads jax only if the port file does.
+This package imports neither framework.
 """
 
 from jaxddp.parity.port.loading import PortFile, PortSource, load_port
