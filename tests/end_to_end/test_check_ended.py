@@ -27,21 +27,27 @@ SLOW = at_start_of("batch(step, rank)", "time.sleep(0.4 * (step > 0))")
 OTHER_LOSS = ("nnx.tanh(self.fc1(x))", "nnx.gelu(self.fc1(x))")
 
 
+class Scratch:
+    """An empty folder of temporary files, and the processes that other tests keep."""
+
+    def __init__(self, folder: Path):
+        self.folder, self._kept = folder, {*multiprocessing.active_children()}
+
+    def left_behind(self) -> list[str]:
+        """Return what a check has left: children of this process, and files."""
+        # multiprocessing's server, which lives as long as this process, and torch have theirs.
+        files = [path.name for path in self.folder.iterdir() if not path.name.startswith(("pymp-", "torchinductor_"))]
+        return files + [child.name for child in multiprocessing.active_children() if child not in self._kept]
+
+
 @pytest.fixture
-def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the folder of temporary files, which is empty."""
+def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scratch:
+    """Return the folder of temporary files."""
     folder = tmp_path / "scratch"
     folder.mkdir()
     monkeypatch.setenv("TMPDIR", str(folder))
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    return folder
-
-
-def left_behind(folder: Path) -> list[str]:
-    """Return what a check has left: children of this process, and files."""
-    # multiprocessing's server, which lives as long as this process, and torch have theirs.
-    files = [path.name for path in folder.iterdir() if not path.name.startswith(("pymp-", "torchinductor_"))]
-    return files + [child.name for child in multiprocessing.active_children()]
+    return Scratch(folder)
 
 
 def ended_in(stage: str, steps: int, port: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Report:
@@ -66,7 +72,7 @@ def ended_in(stage: str, steps: int, port: Path, monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_each_run_can_be_ended(
-    stage: str, steps: int, untried: tuple[str, ...], tmp_path: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
+    stage: str, steps: int, untried: tuple[str, ...], tmp_path: Path, scratch: Scratch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     report = ended_in(stage, steps, write(tmp_path, SLOW), monkeypatch)
     assert (report.verdict, report.ended, report.problems) == ("incomplete", "Ctrl-C", ())
@@ -78,19 +84,19 @@ def test_each_run_can_be_ended(
     expected = {DRAW: "Nothing was compared.", FREE: "each side running by itself.", FLOAT32: "is allowed."}[stage]
     assert f"incomplete: Ended early by Ctrl-C, after {report.seconds:.0f} s; not done: {untried[0]}" in str(report)
     assert expected in " ".join(str(report).split())
-    assert left_behind(scratch) == []
+    assert scratch.left_behind() == []
 
 
 def test_a_search_in_torchs_process_can_be_ended(
-    tmp_path: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, scratch: Scratch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     report = ended_in(CAUSES, 0, write(tmp_path, OTHER_LOSS), monkeypatch, numerics=False)
     assert (report.verdict, report.ended, report.untried) == ("different", "Ctrl-C", (CAUSES,))
     assert [one.stage for one in report.differences] == ["local_loss"] and report.differences[0].cause is None
-    assert left_behind(scratch) == []
+    assert scratch.left_behind() == []
 
 
-def test_a_limit_ends_a_check_in_another_thread(tmp_path: Path, scratch: Path) -> None:
+def test_a_limit_ends_a_check_in_another_thread(tmp_path: Path, scratch: Scratch) -> None:
     port, reports, lines = write(tmp_path, at_start_of("batch(step, rank)", "time.sleep(1000)")), [], list[str]()
 
     def run() -> None:
@@ -101,10 +107,10 @@ def test_a_limit_ends_a_check_in_another_thread(tmp_path: Path, scratch: Path) -
     thread.join(timeout=120)
     assert reports and time.monotonic() - began < 60
     assert (reports[0].ended, reports[0].untried[0]) == ("the limit of 3 s", DRAW)
-    assert left_behind(scratch) == []
+    assert scratch.left_behind() == []
 
 
-def test_ctrl_c_at_a_terminal_ends_the_command_with_its_files(tmp_path: Path, scratch: Path) -> None:
+def test_ctrl_c_at_a_terminal_ends_the_command_with_its_files(tmp_path: Path, scratch: Scratch) -> None:
     """All processes of the terminal get the signal, as of a real one."""
     port, mark = write(tmp_path, SLOW), f"MARK={tmp_path}"
     command = [sys.executable, "-m", "jaxddp.parity", port, "--world-size", "2", "--steps", str(STEPS)]
@@ -116,7 +122,7 @@ def test_ctrl_c_at_a_terminal_ends_the_command_with_its_files(tmp_path: Path, sc
     os.close(terminal)
     reader = threading.Thread(target=read_all, args=(ours, shown))
     reader.start()
-    wait_for(lambda: [*scratch.glob("jaxddp-parity-*/jax64/000001.safetensors")], [run], lambda: shown)
+    wait_for(lambda: [*scratch.folder.glob("jaxddp-parity-*/jax64/000001.safetensors")], [run], lambda: shown)
     os.killpg(run.pid, signal.SIGINT)
     printed = run.communicate(timeout=60)[0].decode()
     reader.join()
@@ -127,7 +133,7 @@ def test_ctrl_c_at_a_terminal_ends_the_command_with_its_files(tmp_path: Path, sc
     assert "Ended early by Ctrl-C" in (tmp_path / "page.html").read_text()
     lines = b"".join(shown).decode().replace("\r\n", "\n").split("\r")
     assert any(line.startswith(f"{FREE}: torch ") for line in lines) and lines[-1] == "" and "\n" not in "".join(lines)
-    assert left_behind(scratch) == [] and processes_with(mark) == []
+    assert scratch.left_behind() == [] and processes_with(mark) == []
 
 
 def test_ctrl_c_while_modules_are_imported_is_silent(tmp_path: Path) -> None:
