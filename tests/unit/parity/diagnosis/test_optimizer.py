@@ -55,8 +55,8 @@ def test_a_planted_fault_is_named(case: Planted) -> None:
     [first] = [hypothesis for hypothesis in ruling.named if frozenset(hypothesis.faults) == case.causes[0]]
     assert case.says in first.says
     assert first.residual <= CLEAN
-    assert ruling.runner_up is not None
-    assert ruling.runner_up.residual > SEPARATION * first.residual  # measured: 1e4 times at least
+    runner_up = ruling.runner_up  # None: every other fault would have a value that nobody writes
+    assert runner_up is None or runner_up.residual > SEPARATION * first.residual  # measured: 1e4 times at least
 
 
 @pytest.mark.one_in(6)
@@ -71,8 +71,7 @@ def test_a_fault_that_is_not_in_the_catalogue_gets_no_name(fault: str) -> None:
     torch_optimizer, flax_optimizer, *options = NOT_IN_THE_CATALOGUE[fault]
     ruling = explain_optimizer(run(torch_optimizer, flax_optimizer, **(options[0] if options else {})))
     assert not ruling.named
-    assert ruling.runner_up is not None
-    assert ruling.runner_up.residual > 1e-6  # measured: 3e-5 at least
+    assert ruling.runner_up is None or ruling.runner_up.residual > 1e-6  # measured: 3e-5 at least
 
 
 @pytest.mark.parametrize(
