@@ -137,7 +137,7 @@ def report_on(runs: Runs, workers: Workers, started: float) -> Report:
         problems.append(on_both_sides(evidence, searches, spoiled))
     differences = _different_starts(runs) + find_differences(evidence, searches)
     if differences and differences[0].stage == "local_loss" and not differences[0].cause and spoiled is None:
-        details = filter(None, [differences[0].detail, runs.crossed_names()])
+        details = filter(None, [differences[0].detail, searches.run(runs.crossed_names)])
         differences[0] = replace(differences[0], detail="; ".join(details))
     if spoiled is not None and spoiled.side != "both":
         differences = on_one_side(evidence, searches, spoiled, differences)
