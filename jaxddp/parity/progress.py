@@ -1,4 +1,4 @@
-"""What a check is doing: its stages, how far it is, how long it may take; on one line that is rewritten."""
+"""Show the progress of a check: its stage, how far it is and how long it may take, on one line that is rewritten."""
 
 import shutil
 import sys

@@ -1,4 +1,4 @@
-"""The early end of a check, which a signal or a limit of time asks for."""
+"""End a check early, at a signal or a limit of time."""
 
 import _thread
 import math

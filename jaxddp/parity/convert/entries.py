@@ -16,7 +16,7 @@ class NoTwinError(Exception):
 
 @dataclass(frozen=True)
 class Entry:
-    """The line of `names` that a jax array falls under.
+    """Line of `names` that applies to a jax array.
 
     Attributes:
         key: jax's prefix; None: there is no such line.

@@ -79,7 +79,7 @@ class Piece:
 
 
 class Pieces:
-    """The search for the pieces of jax arrays.
+    """Search for the pieces of jax arrays.
 
     Args:
         modules: torch's modules by name.

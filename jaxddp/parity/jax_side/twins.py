@@ -32,7 +32,7 @@ from jaxddp.parity.torch_side.probe import Probe, may_flatten, probe
 
 @dataclass(frozen=True)
 class FoundTwins:
-    """What `FindTwins` finds.
+    """Result of `FindTwins`.
 
     Attributes:
         without_twin: what has no twin, in a line; "" if every array has one.

@@ -1,4 +1,4 @@
-"""What a check says while it works: on a terminal's one line, or line by line."""
+"""A check reports its progress: on one line of a terminal, or line by line."""
 
 import io
 import threading

@@ -1,4 +1,4 @@
-"""What differs between the examples of two batches is told by entry, replica and row, and by its rule."""
+"""Differences between the examples of two batches are reported by entry, replica and row, and by their rule."""
 
 import numpy as np
 import pytest
