@@ -18,7 +18,7 @@ from jaxddp import cli
 from jaxddp.errors import InputError, check_name
 from jaxddp.files import check_file, write_atomically
 from jaxddp.parity.port.names_block import with_names
-from jaxddp.parity.processes import start_imports
+from jaxddp.parity.processes import import_quickly, start_imports
 from jaxddp.parity.report import words
 from jaxddp.parity.report.console import Row, table
 from jaxddp.parity.report.json_form import to_json
@@ -97,9 +97,10 @@ class CheckOptions:
 
 def main(options: CheckOptions) -> int:
     """Check, print and write the reports; return the exit code."""
-    start_imports()  # they take as long as this process's, which the functions below make meanwhile
+    start_imports()  # they take as long as this process's
     stop = Stop(options.limit)
     with stop.listening(signal.SIGINT, signal.SIGTERM):
+        import_quickly("jaxddp.parity.checking")
         return _main(options, stop)
 
 

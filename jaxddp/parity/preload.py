@@ -1,10 +1,9 @@
-"""Imports that take seconds, made once for all children of a check, which are forked from a process that made them."""
+"""Imports that take seconds, made once for all children of a check, which are forked from a process that made them.
 
-import gc
-from importlib import import_module
+Torch's ranks have jax among them and never use it: nearly every port file imports both frameworks, and each rank would
+spend 1.2 s on jax's import. The source of `torch_side` imports no jax.
+"""
 
-gc.disable()  # imports leave little garbage, and looking for it takes a fifth of their time
-import_module("torch._dynamo")  # for torch's optimizers
-import_module("jaxddp.parity.checking")
-gc.freeze()  # nor do the children look there
-gc.enable()
+from jaxddp.parity.processes import import_quickly
+
+import_quickly("torch._dynamo", "jaxddp.parity.checking")  # torch's optimizers import the first when one is made

@@ -20,6 +20,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -35,6 +36,18 @@ M_MMAP_THRESHOLD = -3  # of glibc's mallopt
 MUCH = 2**20  # KiB of memory from which a process gives back what a job has used
 ENDING = (signal.SIGINT, signal.SIGTERM)  # reach all processes that a terminal or `timeout` ends
 STARTING = 120.0  # seconds for importing a framework, before any code of a port runs; measured: 3, and 12 when busy
+
+
+def import_quickly(*modules: str) -> None:
+    """Import modules and keep the garbage collector from what they make: little of it is garbage, and looking is slow.
+
+    Measured with both frameworks: 2.3 instead of 2.8 s.
+    """
+    gc.disable()
+    for module in modules:
+        import_module(module)
+    gc.freeze()
+    gc.enable()
 
 
 def start_imports() -> None:
