@@ -31,6 +31,8 @@ class Unknown:
         low, high: bounds of values that make sense, high excluded.
         likely: values that are preferred to round numbers.
         digits: largest number of digits of a round number; 0: only likely values are accepted.
+        rounded: float32 rounds it at the size of `unit`, as a low rate on a line to a high one, so that it cannot be
+            told from a number that somebody writes.
     """
 
     starts: Values
@@ -40,6 +42,7 @@ class Unknown:
     high: float = math.inf
     likely: Values = ()
     digits: int = 3
+    rounded: bool = False
 
     def __post_init__(self) -> None:
         if self.along == "linear" and self.low <= 0 and 0.0 not in self.starts:

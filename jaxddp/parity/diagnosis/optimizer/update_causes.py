@@ -118,12 +118,9 @@ class _Trial:
 
     @property
     def plain(self) -> bool:
-        """True if somebody may have written every value, or it is likely but for a float32's rounding."""
+        """Whether somebody may have written every value."""
         pairs = zip(self.values, self.unknowns, strict=True)
-        return self.round or all(
-            is_plain(value) or np.isclose(value, unknown.likely or np.nan, rtol=SAME_RATES, atol=0).any()
-            for value, unknown in pairs
-        )
+        return self.round or all(unknown.rounded or is_plain(value) for value, unknown in pairs)
 
     @property
     def unknowns(self) -> tuple[Unknown, ...]:

@@ -76,7 +76,7 @@ def _from_another_rate(column: np.ndarray, end: int, later: int, shift: int) -> 
         return f"the learning rate's warm-up {starts}, and {ENDS[later]}{whole}"
 
     likely = (column[0], peak / steps, peak / (steps + 1), peak)
-    unknown = Unknown((column[0],), unit=peak, low=-STRAIGHT * peak, likely=likely)
+    unknown = Unknown((column[0],), unit=peak, low=-STRAIGHT * peak, likely=likely, rounded=True)
     return OptimizerEdit(FAULT, change, says, (unknown,), OTHERS)
 
 
@@ -93,7 +93,7 @@ def _of_unknown_length(column: np.ndarray) -> OptimizerEdit:
         jax, torch = (f"{start}, rising by {by} a step" for start, by in both)
         return f"the learning rate's warm-up starts at {jax}, the reference's at {torch}"
 
-    unknowns = (Unknown((first,), unit=column[-1]), Unknown((rise,), unit=rise))
+    unknowns = (Unknown((first,), unit=column[-1], rounded=True), Unknown((rise,), unit=rise, rounded=True))
     return OptimizerEdit(FAULT, change, says, unknowns, OTHERS)
 
 
