@@ -12,7 +12,7 @@ from jaxddp.parity.workers import Workers
 
 
 def first_layer(evidence: Evidence, workers: Workers, step: int) -> tuple[Layer | None, int, str] | None:
-    """Return what `first_difference` finds on the replica whose loss differs most, and casts that jax makes alone.
+    """Return `first_difference` on the replica whose loss differs most, and casts that only jax makes.
 
     None for a built-in model.
     """
@@ -28,7 +28,7 @@ def first_layer(evidence: Evidence, workers: Workers, step: int) -> tuple[Layer 
     try:
         workers.torch.do(TorchLayers(evidence.case.torch_source, *job, of_torch, step, rank, evidence.case.world_size))
     except ChildError:
-        workers.jax.wait()  # or its answer would be taken for the next job's
+        workers.jax.wait()  # or the next job would receive this answer
         raise
     workers.jax.wait()
     jax = Records([of_jax])[0]

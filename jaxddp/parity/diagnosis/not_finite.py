@@ -1,4 +1,4 @@
-"""Tell of numbers that are not finite: where they are born, on which side, and what follows from them."""
+"""Report non-finite values: the first stage and side where they arise, and what they affect."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -14,11 +14,11 @@ from jaxddp.parity.records import Records, Scratch
 from jaxddp.parity.torch_side.layers import TorchLayers
 
 LOSS = "local_loss"
-NAMES = {"optimizer_state": "optimizer's state"}  # of other stages: their own
+NAMES = {"optimizer_state": "optimizer's state"}  # other stages keep their names
 
 
 def on_both_sides(evidence: Evidence, searches: InterruptibleSearches, spoiled: NotFinite) -> Problem:
-    """Return the problem of numbers that are not finite on both sides, from whose step on nothing can be compared."""
+    """Return the problem of non-finite values on both sides: from their step on, nothing can be compared."""
     if spoiled.stage == LOSS:
         what = f"the loss is not a finite number, in jax neither; {_born(evidence, searches, spoiled)}"
     else:
@@ -30,13 +30,13 @@ def on_both_sides(evidence: Evidence, searches: InterruptibleSearches, spoiled: 
 def on_one_side(
     evidence: Evidence, searches: InterruptibleSearches, spoiled: NotFinite, differences: Sequence[Difference]
 ) -> list[Difference]:
-    """Return the differences, with that of numbers that are not finite on one side first, and without its followers.
+    """Return the differences, first that of non-finite values on one side, without those that follow from it.
 
     Args:
         evidence: records of both sides, compared.
-        searches: run the computation of the loss once more.
-        spoiled: where the numbers are.
-        differences: those that were found without regard to it.
+        searches: runs the computation of the loss once more.
+        spoiled: place of the non-finite values.
+        differences: the differences found without regard to them.
     """
     step = spoiled.step + 1
     followers = [one for one in differences if not one.cause and one.step >= step and math.isinf(one.residual)]
@@ -51,7 +51,7 @@ def on_one_side(
 
 
 def _numbers(spoiled: NotFinite) -> str:
-    """Name the numbers.
+    """Describe the non-finite values.
 
     >>> _numbers(NotFinite(0, "optimizer_state", "both", ("fc.weight",), False, 0))
     "numbers of the optimizer's state of fc.weight"
@@ -69,7 +69,7 @@ def _loss_is_finite(spoiled: NotFinite) -> str:
 
 
 def _born(evidence: Evidence, searches: InterruptibleSearches, spoiled: NotFinite) -> str:
-    """Say in which layer a loss that is not finite is born."""
+    """Describe in which layer a non-finite loss arises."""
     scratch = Scratch()
     job = _forward_pass(evidence, searches, spoiled, scratch)
     ran = job is not None and searches.run(lambda: (job(), True), problems=[]) is not None
@@ -84,7 +84,7 @@ def _born(evidence: Evidence, searches: InterruptibleSearches, spoiled: NotFinit
 def _forward_pass(
     evidence: Evidence, searches: InterruptibleSearches, spoiled: NotFinite, scratch: Scratch
 ) -> Callable[[], object] | None:
-    """Return what records the layers of a side on which the loss is not finite; None: they cannot be seen."""
+    """Return the job that records the layers of a side with a non-finite loss; None if no job can."""
     case, paths, workers = evidence.case, (evidence.start, evidence.torch_folder, scratch.path), searches.workers
     at = spoiled.step, spoiled.rank
     if spoiled.side != "jax":

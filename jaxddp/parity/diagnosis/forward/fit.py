@@ -1,4 +1,4 @@
-"""Values of faults, fitted, and the residual that remains.
+"""Fit the values of faults, and compute the residual that remains.
 
 A replay gives a vector of differences: the reference's step with the faults, minus JAX's step,
 every stage over its norm. A value enters the vector almost linearly, so the first replay already
@@ -15,7 +15,7 @@ import numpy as np
 from jaxddp.parity.diagnosis.decide import is_plain
 
 ITERATIONS = 16  # of Broyden's method; measured: 2 to 9 reach the floor
-PATIENCE = 3  # iterations that may fail to come nearer: the slopes are better after each
+PATIENCE = 3  # iterations without progress that are tolerated: each improves the slopes
 DIGITS = 4  # largest number of digits of a round value
 # Errors of a replay in which a fault cannot be planted.
 IMPOSSIBLE = (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError, AssertionError)
@@ -35,11 +35,11 @@ class Item(ABC):
     @property
     @abstractmethod
     def says(self) -> str:
-        """Fault in words, with its value."""
+        """Description of the fault, with its value."""
 
     @abstractmethod
     def excludes(self, other: object) -> bool:
-        """Return True if the two cannot be planted together."""
+        """Return whether the two cannot be planted together."""
 
     @property
     def reference(self) -> float | None:
@@ -58,7 +58,7 @@ class Item(ABC):
 
     @property
     def plausible(self) -> bool:
-        """True if somebody may have written such a value."""
+        """Return whether a programmer may have written such a value."""
         return self.value is None or is_plain(self.value)
 
     def at(self, value: float) -> "Item":
@@ -217,7 +217,7 @@ class Fit:
         return self._differences.worst(point.vector)
 
     def reach(self, point: Point) -> Point:
-        """Return the point of least differences: Gauss-Newton steps with Broyden's slopes; then round values."""
+        """Minimise the differences by Gauss-Newton steps with Broyden's slopes, then round the values."""
         stalled = 0
         for _ in range(ITERATIONS if point.slopes and np.isfinite(point.vector).all() else 0):
             items = _moved(point.items, point.step())
@@ -225,7 +225,7 @@ class Fit:
             vector = self._try(items) if moved.any() else None
             if vector is None or not np.isfinite(vector).all():
                 break
-            # What the slopes did not predict is divided among them by their shares in the step.
+            # The error of the predicted step is divided among the slopes by their shares in the step.
             shares = moved * [float(slope @ slope) for slope in point.slopes]
             wrong = (vector - point.after(moved)) / (shares @ moved)
             slopes = tuple(slope + wrong * share for slope, share in zip(point.slopes, shares, strict=True))
