@@ -37,7 +37,7 @@ def number(name: str, text: str) -> int:
     """Return the value of a variable that counts.
 
     Raises:
-        InputError: it is no number from 0 on.
+        InputError: it is not an integer of 0 or more.
     """
     if not is_number(text):
         raise InputError(f"{name} {text}: must be a number, at least 0")

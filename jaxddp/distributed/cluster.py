@@ -59,7 +59,7 @@ def find(
         coordinator, num_processes, process_id: values of the flags; None: not given.
 
     Raises:
-        InputError: a part of a cluster is missing, is no number, or contradicts another.
+        InputError: a part of a cluster is missing, is not a number, or contradicts another.
 
     >>> variables = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500", "WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1"}
     >>> find(variables)
@@ -183,7 +183,7 @@ def _check_agrees(flag: str, given: int | None, known: int, launcher: str) -> No
 
 
 def _check(cluster: Cluster) -> None:
-    """Raise `InputError` unless the numbers of the cluster are possible."""
+    """Raise `InputError` unless the cluster's numbers are valid."""
     host, _, port = cluster.coordinator.rpartition(":")
     if not host or not is_number(port) or not 0 < int(port) <= _LAST_PORT:
         raise InputError(f"--coordinator {cluster.coordinator}: must be HOST:PORT, with a port from 1 to {_LAST_PORT}")

@@ -25,7 +25,7 @@ _LONGEST = 80  # characters of another process's value in a message
 
 
 def tell_failure(cluster: Cluster, reason: str) -> None:
-    """Tell the other processes, which join or are to join, that this one has failed, so that none waits for it."""
+    """Report to the other processes, joined or still to join, that this one failed, so that none waits for it."""
     with contextlib.suppress(InputError, LostError, KeyboardInterrupt):
         join(cluster, {}, LATE, reason)
 
@@ -35,7 +35,7 @@ def join(cluster: Cluster, config: Mapping[str, Any], timeout: float, failure: s
 
     Args:
         cluster, config, timeout: see `jaxddp.distributed.peers.Peers`.
-        failure: why this process failed before; the others are told, and the run is refused.
+        failure: why this process failed before; reported to the others, and the run does not start.
 
     Returns:
         Connections by process: in process 0 to all others, elsewhere to process 0.
@@ -140,7 +140,7 @@ def _listen(cluster: Cluster, port: int) -> socket.socket:
 
 
 def _check_fits(hello: Message, about: Message, others: Iterable[int]) -> None:
-    """Raise `InputError` if a process failed before it came, or does not fit process 0, or is there already."""
+    """Raise `InputError` if a process failed before it joined, does not fit process 0, or has joined already."""
     number = hello["process"]
     if hello["failure"] is not None:
         raise InputError(f"process {number} failed: {hello['failure']}")
@@ -150,8 +150,8 @@ def _check_fits(hello: Message, about: Message, others: Iterable[int]) -> None:
         raise InputError(f"two processes have the number {number}")
     for name, value in about["config"].items():
         if (other := hello["config"].get(name)) != value:
-            theirs, mine = json.dumps(other)[:_LONGEST], json.dumps(value)
-            raise InputError(f"process {number} has {name} = {theirs}, process 0 {mine}; start all with one command")
+            has, wanted = json.dumps(other)[:_LONGEST], json.dumps(value)
+            raise InputError(f"process {number} has {name} = {has}, process 0 {wanted}; start all with one command")
 
 
 def _missing(cluster: Cluster, present: Mapping[int, Line], timeout: float) -> str:

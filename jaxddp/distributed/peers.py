@@ -81,7 +81,7 @@ class Peers:
         close_all(self._lines.values())
 
     def _watch(self) -> None:
-        """Say and hear signs of life until this process leaves; end it when another process is lost."""
+        """Exchange signs of life until this process leaves; end it when another process is lost."""
         with selectors.DefaultSelector() as selector:
             for number, line in self._lines.items():
                 selector.register(line.socket, selectors.EVENT_READ, number)

@@ -209,7 +209,7 @@ def _by_axis(function: Callable[[Any], Any], axes: Axes, tree: Any) -> Any:
 
 
 def _map_axes(function: Callable[..., Any], axes: Axes, *trees: Any) -> Any:
-    """Map a function over axes, of which None is one and not an empty branch, and the parts of trees below them."""
+    """Map a function over axes, where None is an axis and not an empty branch, and the subtrees below them."""
     return jax.tree.map(function, axes, *trees, is_leaf=lambda axis: axis is None)
 
 

@@ -1,4 +1,4 @@
-"""A watch that ends a run in which nothing moves: a step that hangs, or an input that never comes."""
+"""A watchdog that ends a run without progress: a step that hangs, or an input that never arrives."""
 
 import faulthandler
 import sys

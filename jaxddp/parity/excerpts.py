@@ -17,7 +17,7 @@ KEPT = 2**16  # elements of an excerpt, about
 def distance(shape: tuple[int, ...]) -> int:
     """Return the distance between the elements of an excerpt; 1: all elements are kept.
 
-    It has no divisor in common with the sizes, so that the elements come from all columns, and is no longer than a row.
+    It has no divisor in common with the sizes, so that the elements come from all columns, and is at most a row.
 
     >>> distance((768, 768)), distance((50257, 768)), distance((64, 64))
     (11, 589, 1)

@@ -116,7 +116,7 @@ class Problem:
         side: "torch", "jax" or "port".
         where: what was being done ("step 3", "flax_model").
         message: one line.
-        leads: told before the differences, which are those of the steps before it.
+        leads: whether it precedes the differences, because these are of earlier steps.
     """
 
     side: str

@@ -44,7 +44,7 @@ class Runs:
         case: model or port, world size, steps and batches.
         workers: processes in which the sides run.
         seed: seed from which torch draws the weights.
-        progress: is told what is being done.
+        progress: shows what is being done.
 
     Attributes:
         start: torch's weights before the first step; empty if they could not be drawn.
@@ -147,7 +147,7 @@ class Runs:
     def _pair(self, case: PortCase, torch: Draws, jax: Draws) -> None:
         """Let the losses of both sides draw the same numbers; what cannot be paired is a problem."""
         if isinstance(torch, str) or isinstance(jax, str):
-            # A loss that fails is told by its run, which must not go on if the other side draws.
+            # The run reports a loss that fails, and must not go on if the other side draws random numbers.
             of_sides: dict[str, tuple[Draws, Draws]] = {"torch": (torch, jax), "jax": (jax, torch)}
             for side, (why, others) in of_sides.items():
                 if why and isinstance(why, str) and others and not isinstance(others, str):
@@ -196,7 +196,7 @@ class Runs:
 
     @property
     def _shares(self) -> bool:
-        """True if the replicas of a large port may share their weights."""
+        """Return whether the replicas of a large port may share their weights."""
         return isinstance(self.case, PortCase) and not self.facts.moves_weights
 
     @contextmanager
@@ -221,7 +221,7 @@ class Runs:
 
 
 def memory_in_words(elements: int, world_size: int, shares: bool = True) -> str:
-    """Say how much memory a check will take, at most, and how much the machine has.
+    """Describe how much memory a check takes at most, and how much the machine has.
 
     Args:
         elements: number of parameters.

@@ -61,23 +61,23 @@ class Stop:
 
     @contextmanager
     def listening(self, *signals: signal.Signals) -> Iterator[None]:
-        """Take these signals as requests, in the main thread, where no one else takes them; a second one interrupts."""
-        ours, default = {}, (signal.SIG_DFL, signal.default_int_handler)
+        """In the main thread, treat these signals as requests unless they have a handler; a second one interrupts."""
+        handlers, default = {}, (signal.SIG_DFL, signal.default_int_handler)
         if threading.current_thread() is threading.main_thread():
-            ours = {number: signal.getsignal(number) for number in signals if signal.getsignal(number) in default}
-        for number in ours:
+            handlers = {n: signal.getsignal(n) for n in signals if signal.getsignal(n) in default}
+        for number in handlers:
             signal.signal(number, self._receive)
         timer = threading.Timer(max(0.0, self._until - time.monotonic()), self._time_out)
         timer.daemon = True
         if self._limit < threading.TIMEOUT_MAX:
             timer.start()
-        self._has_ctrl_c = signal.SIGINT in ours
+        self._has_ctrl_c = signal.SIGINT in handlers
         try:
             yield
         finally:
             self._has_ctrl_c = False
             timer.cancel()
-            for number, handler in ours.items():
+            for number, handler in handlers.items():
                 signal.signal(number, handler)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:

@@ -18,9 +18,9 @@ def first_layer(evidence: Evidence, workers: Workers, step: int) -> tuple[Layer 
     """
     if not isinstance(evidence.case, PortCase):
         return None
-    theirs, ours = (total_loss(of_side[step]) for of_side in (evidence.torch, evidence.jax))
+    torch_loss, jax_loss = (total_loss(of_side[step]) for of_side in (evidence.torch, evidence.jax))
     same = evidence.judgement.same_examples[step]
-    rank = max(same, key=lambda rank: abs(ours[rank] - theirs[rank]))
+    rank = max(same, key=lambda rank: abs(jax_loss[rank] - torch_loss[rank]))
     scratch = Scratch()
     of_torch, of_jax = scratch.path / "torch", scratch.path / "jax"
     job = (evidence.start, evidence.torch_folder)

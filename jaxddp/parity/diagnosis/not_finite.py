@@ -20,9 +20,9 @@ NAMES = {"optimizer_state": "optimizer's state"}  # other stages keep their name
 def on_both_sides(evidence: Evidence, searches: InterruptibleSearches, spoiled: NotFinite) -> Problem:
     """Return the problem of non-finite values on both sides: from their step on, nothing can be compared."""
     if spoiled.stage == LOSS:
-        what = f"the loss is not a finite number, in jax neither; {_born(evidence, searches, spoiled)}"
+        what = f"the loss is not a finite number, nor is jax's; {_arises_in(evidence, searches, spoiled)}"
     else:
-        what = f"{_numbers(spoiled)} are not finite, in jax neither{_loss_is_finite(spoiled)}"
+        what = f"{_numbers(spoiled)} are not finite, nor are jax's{_loss_is_finite(spoiled)}"
     message = f"{what}; nothing is compared from this step on"
     return Problem("torch", f"step {spoiled.step + 1}", message, leads=True)
 
@@ -42,10 +42,11 @@ def on_one_side(
     followers = [one for one in differences if not one.cause and one.step >= step and math.isinf(one.residual)]
     same = [one for one in followers if (one.stage, one.step) == (spoiled.stage, step)]
     layer = same[0].layer if same else None
-    born = _born(evidence, searches, spoiled) if spoiled.stage == LOSS else _loss_is_finite(spoiled).removeprefix("; ")
+    is_loss = spoiled.stage == LOSS
+    origin = _arises_in(evidence, searches, spoiled) if is_loss else _loss_is_finite(spoiled).removeprefix("; ")
     allowed = evidence.judgement.allowed(spoiled.stage)
     first = Difference(
-        spoiled.stage, step, spoiled.where, math.inf, allowed, layer=layer, detail=born, not_finite=spoiled.side
+        spoiled.stage, step, spoiled.where, math.inf, allowed, layer=layer, detail=origin, not_finite=spoiled.side
     )
     return [first, *(one for one in differences if one not in followers)]
 
@@ -54,21 +55,19 @@ def _numbers(spoiled: NotFinite) -> str:
     """Describe the non-finite values.
 
     >>> _numbers(NotFinite(0, "optimizer_state", "both", ("fc.weight",), False, 0))
-    "numbers of the optimizer's state of fc.weight"
+    "values of the optimizer's state of fc.weight"
     """
     stage = NAMES.get(spoiled.stage, spoiled.stage.replace("_", " "))
     return (
-        f"the {stage} of {spoiled.where}"
-        if spoiled.stage in GRADIENTS
-        else f"numbers of the {stage} of {spoiled.where}"
+        f"the {stage} of {spoiled.where}" if spoiled.stage in GRADIENTS else f"values of the {stage} of {spoiled.where}"
     )
 
 
 def _loss_is_finite(spoiled: NotFinite) -> str:
-    return "; the loss is finite: they are born in its derivative" if spoiled.stage == GRADIENTS[0] else ""
+    return "; the loss is finite, so they arise in its derivative" if spoiled.stage == GRADIENTS[0] else ""
 
 
-def _born(evidence: Evidence, searches: InterruptibleSearches, spoiled: NotFinite) -> str:
+def _arises_in(evidence: Evidence, searches: InterruptibleSearches, spoiled: NotFinite) -> str:
     """Describe in which layer a non-finite loss arises."""
     scratch = Scratch()
     job = _forward_pass(evidence, searches, spoiled, scratch)
@@ -77,8 +76,12 @@ def _born(evidence: Evidence, searches: InterruptibleSearches, spoiled: NotFinit
         return ""
     layer, is_given = not_finite_layer(Records([scratch.path])[0])
     if is_given:
-        return f"it is born before layer {layer}, whose input is not finite"
-    return f"it is born in layer {layer}" if layer else "no layer's output shows it: look in the loss"
+        return f"the first non-finite value arises before layer {layer}, whose input is not finite"
+    return (
+        f"the first non-finite value arises in layer {layer}"
+        if layer
+        else "no layer's output shows it: look in the loss"
+    )
 
 
 def _forward_pass(

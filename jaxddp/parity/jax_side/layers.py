@@ -88,9 +88,9 @@ def twins(converter: Converter) -> dict[str, str]:
     for piece in converter.pieces:
         if not piece.is_entire:  # one side's array is part of the other's: the layers' outputs cannot be compared
             continue
-        for theirs, ours in zip(_containing(piece.torch), _containing(piece.jax), strict=False):
-            if of_torch[theirs] == of_jax[ours]:
-                modules.setdefault(theirs, ours)
+        for torch_module, jax_module in zip(_containing(piece.torch), _containing(piece.jax), strict=False):
+            if of_torch[torch_module] == of_jax[jax_module]:
+                modules.setdefault(torch_module, jax_module)
     return dict(sorted(modules.items(), key=lambda pair: -len(pair[0])))
 
 

@@ -76,7 +76,7 @@ class Program:
     def given(self, stages: Stages, of_torch: Arrays, start: Arrays) -> Params:
         """Return the reference's gradients, and jax's where torch has none.
 
-        Torch has none for frozen parameters; jax's optimizer has to mask theirs.
+        Torch has none for frozen parameters, whose gradients jax's optimizer has to mask.
         """
         stage: Params = stages[self.side.given if self.side.given in stages else "gradients"]
         of_jax = self.side.to_torch(slices_of(stage, 0)) if len(of_torch) < len(stage) else {}

@@ -82,12 +82,13 @@ def forced_records(
         after, carried = dataclasses.replace(start, comm_state=comm_state, averaged=()), dict[str, Any]()
         del start
         # `zip` reads the records first: after the last one it makes no further batch, which may be the one that hangs.
-        for number, (theirs, batch) in enumerate(zip(reference.records, case.batches(), strict=False)):
+        for number, (torch_record, batch) in enumerate(zip(reference.records, case.batches(), strict=False)):
             if number:
                 params, buffers = side.from_torch(reference.before(number))
             state = dataclasses.replace(after, step=jnp.int32(number), params=params, buffers=buffers | carried)
             del after, params  # so that a large model's state is held once
-            record, after = _forced_step(program, update, _restored(side, state, number), batch, theirs, reference)
+            restored = _restored(side, state, number)
+            record, after = _forced_step(program, update, restored, batch, torch_record, reference)
             del state
             carried = jax.device_get({name: after.buffers[name] for name in side.alone})
             yield record
@@ -95,7 +96,12 @@ def forced_records(
 
 
 def _forced_step(
-    program: Program, update: Update, state: TrainState, batch: MicroBatches, theirs: Record, reference: Trajectory
+    program: Program,
+    update: Update,
+    state: TrainState,
+    batch: MicroBatches,
+    torch_record: Record,
+    reference: Trajectory,
 ) -> tuple[Record, TrainState]:
     """Take a step whose optimizer is given the reference's gradients; return the record and the next state."""
     after, stages = program.step(program.placed(state), batch)
@@ -104,7 +110,7 @@ def _forced_step(
         after = dataclasses.replace(after, params={})
     else:
         after = dataclasses.replace(after, params={}, opt_state=())
-        gradients = program.given(stages, full(theirs, program.side.given), reference.start)
+        gradients = program.given(stages, full(torch_record, program.side.given), reference.start)
         of_optimizer, opt_state = update(gradients, state.opt_state, state.params)
     shown = {name: np.asarray(value) for name, value in hyperparameters(opt_state).items()}
     record = program.record(stages, batch) | of_optimizer | {"hyperparameters": shown}
@@ -118,11 +124,11 @@ def _forced_losses(case: AnyCase, reference: Trajectory, program: Program) -> It
     params, buffers = side.from_torch(reference.start)
     opt_state = multi_loss_step.init(params, buffers).opt_state
     carried: dict[str, Any] = {}
-    for number, (theirs, batch) in enumerate(zip(reference.records, case.batches(), strict=False)):
+    for number, (torch_record, batch) in enumerate(zip(reference.records, case.batches(), strict=False)):
         if number:
             params, buffers = side.from_torch(reference.before(number))
             buffers |= carried
-        given = full(theirs, side.given)
+        given = full(torch_record, side.given)
         zeros = {name: np.zeros_like(x) for name, x in reference.start.items() if name not in given}
         forced = multi_loss_step.forced(opt_state, side.from_torch(Joined(given, zeros))[0])
         state = TrainState(jnp.int32(number), params, buffers, forced)
@@ -132,9 +138,9 @@ def _forced_losses(case: AnyCase, reference: Trajectory, program: Program) -> It
         shown = multi_loss_step.shown(opt_state)
         carried = jax.device_get({name: after.buffers[name] for name in side.alone})
         record = program.record(stages, batch)
-        if record["local_loss"].keys() != theirs["local_loss"].keys():
-            ours, of_torch = (", ".join(sorted(x["local_loss"])) for x in (record, theirs))
-            raise InputError(f"flax_step: returns the losses {ours}; must be torch_step's, {of_torch}")
+        if record["local_loss"].keys() != torch_record["local_loss"].keys():
+            of_jax, of_torch = (", ".join(sorted(x["local_loss"])) for x in (record, torch_record))
+            raise InputError(f"flax_step: returns the losses {of_jax}; must be torch_step's, {of_torch}")
         record["update"] = excerpts(side.to_torch(updates))
         record["optimizer_state"] = excerpts(optimizer_tensors(shown, params, side.to_torch))
         record["hyperparameters"] = {name: np.asarray(x) for name, x in hyperparameters(shown).items()}
