@@ -147,6 +147,7 @@ def program_of(case: AnyCase, replicas: Replicas | None, comm_hook: Hook | None)
             del stages["clipped_gradients"]  # the same as "gradients"
         return next_state, stages
 
+    # Stages come back from every replica (axis 0), or one that drifts apart would go unseen.
     return Program(side, replicas, replicas.map(without_metrics, (step.axes, 0), (step.axes, 0), donate=(0,)))
 
 

@@ -148,13 +148,16 @@ class Steps:
                 before = reference.before(step)
                 if shared is not None:
                     before = shared.mine(before)
+                # Not strict: records lack constants that are not compared; rank 0 alone loads shared parameters.
                 load_state(model, before, strict=False)
+                # With shared parameters, rank 0 makes the updates of all.
                 if shared is None or world.rank == 0:
                     given = full(reference.records[step], "clipped_gradients")
             if shared is not None:
-                shared.wait()
+                shared.wait()  # rank 0 may still be writing the parameters that the others read
             rates.append(float(loop.optimizer.param_groups[0]["lr"]))
             record, is_last = loop.take(micro_batches, step, given), step == self.steps - 1
+            # Forced steps start from the parameters of the step before; none follows the last.
             writer.write(record, loop.recorder.full(params=not is_last), groups=loop.recorder.groups)
         rates += _rates_ahead(loop, HORIZON if self.ahead and loop.schedulers else self.ahead)
         names = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
@@ -269,12 +272,12 @@ def serve(rank: int, size: int, platform: str, store_file: str, connection: Conn
 
     With `platform` "gpu", the ranks share the GPUs, by NCCL if each has its own, else by Gloo.
     """
-    torch.set_num_threads(1)
+    torch.set_num_threads(1)  # the ranks share the machine's cores
     with reported(connection, "--torch-platform"):
         device = device_of(rank, platform)
     connected_by = device if torch.cuda.device_count() >= size else CPU
     with process_group(rank, size, connected_by, dist.FileStore(store_file, size)):
-        torch.backends.cudnn.allow_tf32 = False
+        torch.backends.cudnn.allow_tf32 = False  # torch's default for convolutions rounds to 10 bits
         # `new_group` is collective: every process must call it for every group, including those outside the group.
         groups = {count: dist.new_group(list(range(count))) for count in range(1, size + 1)}
         connection.send(("done", None))

@@ -171,6 +171,7 @@ class Point:
         """Return the change of the values that leaves the least, if the slopes are constant."""
         # Slopes differ by orders of magnitude (an eps, a factor), so each is divided by its norm. A slope becomes 0
         # where a move by a last digit changed nothing; its value then stays.
+        # The normal equations are small, where each slope is as long as the compared tensors together.
         norms = np.array([np.linalg.norm(slope) or 1.0 for slope in self.slopes])
         products = np.array([[first @ second for second in self.slopes] for first in self.slopes])
         towards = np.array([slope @ self.vector for slope in self.slopes])
@@ -202,6 +203,7 @@ class Fit:
         vector = self._try((*point.items, item.at(item.start)))
         if vector is None or not (np.isfinite(vector).all() and np.isfinite(point.vector).all()):
             return None
+        # The reference's value changes nothing, so one replay gives the slope between the two values.
         slope = (vector - point.vector) / (item.start - item.reference)
         together = (*point.items, item.at(item.reference))
         return Point(together, point.vector, (*point.slopes, slope)) if slope.any() else None
@@ -221,7 +223,7 @@ class Fit:
         stalled = 0
         for _ in range(ITERATIONS if point.slopes and np.isfinite(point.vector).all() else 0):
             items = _moved(point.items, point.step())
-            moved = np.array(_values(items)) - _values(point.items)
+            moved = np.array(_values(items)) - _values(point.items)  # less than the step where a value meets its bound
             vector = self._try(items) if moved.any() else None
             if vector is None or not np.isfinite(vector).all():
                 break
@@ -238,6 +240,7 @@ class Fit:
 
     def _rounded(self, point: Point) -> Point:
         """Return the point with each value as round as the residual allows."""
+        # Rounder values may leave ten times the residual; a fit above the floor explains nothing and stays as it is.
         allowed = max(10 * self.residual(point), self._floor / 100)
         if allowed > 10 * self._floor:
             return point

@@ -60,7 +60,7 @@ class Unknown:
         """
         if self.along == "linear":
             return coordinate * self.unit
-        power = math.exp(min(coordinate, 700.0))
+        power = math.exp(min(coordinate, 700.0))  # exp overflows beyond 709
         return power if self.along == "log" else 1 - power
 
     def allows(self, value: float) -> bool:
@@ -141,9 +141,10 @@ def _descend(at: Callable[[np.ndarray], np.ndarray], point: np.ndarray) -> np.nd
         norm = float(np.linalg.norm(rest))
         slopes = np.stack([(at(point + STEP * axis) - rest) / STEP for axis in np.eye(len(point))], axis=1)
         sizes = np.linalg.norm(slopes, axis=0)
-        sizes[sizes == 0] = 1.0
+        sizes[sizes == 0] = 1.0  # slopes of size 1 make the damping independent of the values' units
         gain = 0.0
         while damping < 1e6:
+            # The damping is appended as rows: in normal equations, slopes would lose half of their digits.
             ridge = np.sqrt(damping) * np.eye(len(point))
             target = np.concatenate([-rest, np.zeros(len(point))])
             step = np.linalg.lstsq(np.concatenate([slopes / sizes, ridge]), target)[0] / sizes
@@ -155,6 +156,7 @@ def _descend(at: Callable[[np.ndarray], np.ndarray], point: np.ndarray) -> np.nd
         if gain <= 0:
             return point
         point, rest = point + step, new
+        # Only a step that the damping did not shorten shows by a small gain that nothing is left to gain.
         if gain < SMALLEST_GAIN and damping < 1:
             return point
         damping = max(damping / 100, 1e-18)
@@ -218,6 +220,7 @@ def _rounder(value: float, unknown: Unknown) -> list[float]:
     for digits in range(1, unknown.digits + 1):
         candidates.append(_digits(value, digits))
         if unknown.along == "complement":
+            # A beta such as 0.9995 is round in 1 - x; 12 digits drop the rounding of the subtraction.
             candidates.append(_digits(1 - _digits(1 - value, digits), 12))
     return candidates
 
