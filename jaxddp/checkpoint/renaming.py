@@ -21,7 +21,7 @@ def renamed_folder(errors: Errors) -> type[atomicity.AtomicRenameTemporaryPath]:
             have met, and the other processes wait for this one.
     """
 
-    class Renamed(atomicity.AtomicRenameTemporaryPath):
+    class NamedWhenComplete(atomicity.AtomicRenameTemporaryPath):
         async def create(self) -> Any:
             with noted(errors):
                 return await super().create()
@@ -32,7 +32,7 @@ def renamed_folder(errors: Errors) -> type[atomicity.AtomicRenameTemporaryPath]:
                 await super().finalize()
                 await asyncio.to_thread(sync, Path(self.get_final()).parent)
 
-    return Renamed
+    return NamedWhenComplete
 
 
 def _sync_all(folder: Path) -> None:
