@@ -30,7 +30,7 @@ class Cluster:
         num_processes: number of processes on all machines.
         process_id: number of this process, 0 .. num_processes - 1.
         local_id: number of this process among several on its machine; None: it is alone there, or not known.
-        launcher: what started the processes, for messages.
+        launcher: name of the launcher, for messages.
     """
 
     coordinator: str
@@ -161,7 +161,7 @@ def _slurm(environment: Environment, coordinator: str | None) -> Cluster | None:
 
 
 def first_host(nodes: str) -> str:
-    """Return the first host of a list of Slurm's.
+    """Return the first host in a host list of Slurm.
 
     >>> first_host("gpu[007-009,12],login"), first_host("a1,b2")
     ('gpu007', 'a1')

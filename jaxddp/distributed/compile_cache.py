@@ -1,4 +1,4 @@
-"""Compiled programs, kept for the next run in the user's cache folder by jax's persistent compilation cache."""
+"""Keep compiled programs for later runs, in the user's cache folder, by jax's persistent compilation cache."""
 
 import contextlib
 import functools
@@ -23,7 +23,7 @@ def keep_programs() -> Path | None:
 
     Programs are code, so the folder must belong to the user, and no other user may write to it. Each version of jaxlib
     and each kind of processor has its own. Several processes may share a folder; each file is written once, and one
-    that is damaged is removed, see `replace_damaged`. No other folder is chosen if one is configured already, as by
+    that is damaged is removed, see `replace_damaged`. Nothing changes if a folder is configured already, as by
     `JAX_COMPILATION_CACHE_DIR`, or the cache is switched off by `JAX_ENABLE_COMPILATION_CACHE=false`.
 
     Returns:

@@ -11,7 +11,7 @@ from typing import Self
 from jaxddp.signals import ending
 
 EXIT_CODE = 70  # EX_SOFTWARE of sysexits.h
-_TICK = 1.0  # seconds between two looks
+_TICK = 1.0  # seconds between two checks
 
 
 def print_with_threads(error: str) -> None:

@@ -1,8 +1,8 @@
 """Excerpts of large tensors, so that the records of a large model stay small.
 
-Of a tensor with more than `LARGE` elements a record holds elements at equal distances, some of every row and column,
-and the norm of all elements. Whatever is computed element by element can be judged by an excerpt: the mean over the
-replicas, an optimizer's update. The norm betrays a difference between the elements.
+For a tensor with more than `LARGE` elements, a record holds evenly spaced elements, some from every row and column, and
+the norm of all elements. Excerpts suffice to judge elementwise computations, such as the mean over the replicas or an
+optimizer's update; the norm shows differences in the elements that are left out.
 """
 
 import math

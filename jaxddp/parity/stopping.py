@@ -23,7 +23,7 @@ class Stop:
         limit: seconds from now; None: no limit.
 
     Attributes:
-        why: what asked for the end; "": nothing has.
+        why: reason of the request; "": none was made.
 
     Example:
         >>> stop = Stop(limit=0.0)
@@ -92,7 +92,7 @@ class Stop:
             self.poll()
 
     def _time_out(self) -> None:
-        """Interrupt what the main thread computes; what waits for other processes polls."""
+        """Interrupt a computation of the main thread; a wait for other processes polls instead."""
         if self._has_ctrl_c:
             self._timed_out = True
             _thread.interrupt_main()
