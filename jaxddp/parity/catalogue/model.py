@@ -103,7 +103,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "clipped_term": Fault(
         "where the reference takes the larger (or smaller) of two values, as in a clipped loss, the port takes the "
-        "other, or one of them always",
+        "other, or always one of them",
         "use jnp.maximum(a, b) for torch.max(a, b) and jnp.minimum(a, b) for torch.min(a, b), before the mean",
     ),
     "clamp_missing": Fault(

@@ -12,11 +12,11 @@ from jaxddp.parity.diagnosis.forward.rank_job import UNKNOWN, ForwardDiagnosis
 from jaxddp.parity.diagnosis.reduction.optimizer_gradients import Received, explain_received
 from jaxddp.parity.records import NUMBER, Lazy, Tensors, of_loss
 
-NO_OPTIMIZER = "no optimizer of torch holds it: the step moves it by itself"
-EQUAL_LOSSES = "all losses are equal: look at what is differentiated, and where jax.lax.stop_gradient stands"
+NO_OPTIMIZER = "no optimizer of torch holds it: the step changes it directly"
+EQUAL_LOSSES = "all losses are equal: look at what is differentiated, and where jax.lax.stop_gradient is applied"
 NO_UPDATE = "torch's optimizer makes no update in this step"
 OF_MEAN = "it is the mean over the replicas; return each replica's own loss"
-BEHIND = "it follows the update of a large tensor, which is not known whole: no cause was sought"
+BEHIND = "it follows the update of a large tensor, which is recorded only as an excerpt: no cause was sought"
 Search = Callable[[ForwardDiagnosis], tuple[Ruling | None, Ruling | None] | None]
 
 

@@ -125,7 +125,7 @@ def multi_loss_step(functional: AnyFunctional, step: Callable[..., Any], optimiz
         return ModuleStep(functional, step, optimizers)
     if isinstance(functional, PlainFunctional):
         return PlainStep(functional, step, optimizers)
-    raise InputError("flax_model: returns a linen module; must return its parameters beside torch_step")
+    raise InputError("flax_model: returns a linen module; must return its parameters if there is a torch_step")
 
 
 def losses_alone(step: MultiLossStep, params: Params, buffers: Buffers, batch: Batch) -> Losses:

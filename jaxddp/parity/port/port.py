@@ -142,7 +142,7 @@ class Port:
         if isinstance(self.optimizer, str):
             check_name("optimizer", self.optimizer, OPTIMIZERS)
         if None not in (self.torch_optimizer, self.configure_optimizers):
-            raise InputError("configure_optimizers: must not be given beside torch_optimizer, which it replaces")
+            raise InputError("configure_optimizers: must not be given with torch_optimizer, which it replaces")
         pair = (self.torch_optimizer or self.configure_optimizers, self.flax_optimizer)
         if (self.optimizer is None) == (pair == (None, None)) or (self.optimizer is None and None in pair):
             raise InputError("optimizer: give either one for both sides, or torch_optimizer and flax_optimizer")
@@ -152,7 +152,7 @@ class Port:
         check_range("clip_grad_norm", self.clip_grad_norm)
         check_range("clip_grad_norm", self.torch_clip_grad_norm, f"torch_clip_grad_norm {self.torch_clip_grad_norm}")
         if None not in (self.clip_grad_norm, self.torch_clip_grad_norm):
-            raise InputError("torch_clip_grad_norm: must not be given beside clip_grad_norm, which clips on both sides")
+            raise InputError("torch_clip_grad_norm: must not be given with clip_grad_norm, which clips on both sides")
         check_name("loss_normalization", self.loss_normalization, LOSS_NORMALIZATIONS)
         if (self.flax_restore is None) != (self.restore_at is None):
             raise InputError("restore_at: must be given with flax_restore, as the number of steps before its call")
@@ -169,10 +169,10 @@ class Port:
         done |= {"flax_restore": None, "find_unused_parameters": False, "optimizer": None, "torch_optimizer": None}
         given += [name for name, default in done.items() if getattr(self, name) != default]
         if given:
-            raise InputError(f"{given[0]}: must not be given beside torch_step and flax_step, which do it themselves")
+            raise InputError(f"{given[0]}: must not be given with torch_step and flax_step, which do it themselves")
         for name in ("flax_step", "configure_optimizers", "flax_optimizer"):
             if getattr(self, name) is None:
-                raise InputError(f"{name}: must be given beside torch_step")
+                raise InputError(f"{name}: must be given with torch_step")
 
     def _check_functions(self) -> None:
         required = ("torch_model", "flax_model", "torch_loss", "flax_loss")

@@ -77,4 +77,4 @@ def _check_parameters(name: str, optimizer: Optimizer, parameters: Iterable[nn.P
     others = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in trained]
     if others:
         shape = tuple(others[0].shape)
-        raise InputError(f"{name}: optimizes a tensor {shape} that is no parameter of the model that it was given")
+        raise InputError(f"{name}: optimizes a tensor {shape} that is not a parameter of the given model")
