@@ -1,4 +1,4 @@
-"""Import slow modules once, in the process from which all children of a check are forked."""
+"""Imports that take seconds, made once for all children of a check, which are forked from a process that made them."""
 
 import gc
 from importlib import import_module
