@@ -82,13 +82,12 @@ def forced_records(
         after, carried = dataclasses.replace(start, comm_state=comm_state, averaged=()), dict[str, Any]()
         del start
         # `zip` reads the records first: after the last one it makes no further batch, which may be the one that hangs.
-        for number, (torch_record, batch) in enumerate(zip(reference.records, case.batches(), strict=False)):
+        for number, (of_torch, batch) in enumerate(zip(reference.records, case.batches(), strict=False)):
             if number:
                 params, buffers = side.from_torch(reference.before(number))
             state = dataclasses.replace(after, step=jnp.int32(number), params=params, buffers=buffers | carried)
             del after, params  # so that a large model's state is held once
-            restored = _restored(side, state, number)
-            record, after = _forced_step(program, update, restored, batch, torch_record, reference)
+            record, after = _forced_step(program, update, _restored(side, state, number), batch, of_torch, reference)
             del state
             carried = jax.device_get({name: after.buffers[name] for name in side.alone})
             yield record
@@ -96,12 +95,7 @@ def forced_records(
 
 
 def _forced_step(
-    program: Program,
-    update: Update,
-    state: TrainState,
-    batch: MicroBatches,
-    torch_record: Record,
-    reference: Trajectory,
+    program: Program, update: Update, state: TrainState, batch: MicroBatches, of_torch: Record, reference: Trajectory
 ) -> tuple[Record, TrainState]:
     """Take a step whose optimizer is given the reference's gradients; return the record and the next state."""
     after, stages = program.step(program.placed(state), batch)
@@ -110,7 +104,7 @@ def _forced_step(
         after = dataclasses.replace(after, params={})
     else:
         after = dataclasses.replace(after, params={}, opt_state=())
-        gradients = program.given(stages, full(torch_record, program.side.given), reference.start)
+        gradients = program.given(stages, full(of_torch, program.side.given), reference.start)
         of_optimizer, opt_state = update(gradients, state.opt_state, state.params)
     shown = {name: np.asarray(value) for name, value in hyperparameters(opt_state).items()}
     record = program.record(stages, batch) | of_optimizer | {"hyperparameters": shown}
