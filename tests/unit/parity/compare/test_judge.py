@@ -52,9 +52,9 @@ def reference(facts: Facts) -> list[Shown]:
     return records
 
 
-def forced(of_torch: list[Shown]) -> list[Shown]:
+def forced(theirs: list[Shown]) -> list[Shown]:
     """Make the records of a jax run that is equal to torch's."""
-    records = copy.deepcopy(of_torch)
+    records = copy.deepcopy(theirs)
     for record in records:
         del record["buffers"]["bn.num_batches_tracked"]  # jax's BatchNorm has none
         state = record["optimizer_state"]
@@ -63,18 +63,18 @@ def forced(of_torch: list[Shown]) -> list[Shown]:
     return records
 
 
-def judged(of_torch: list[Shown], of_jax: list[Shown], facts: Facts, optimizer: str = "AdamW") -> Judgement:
-    return judge(of_torch, of_jax, facts, optimizer)  # type: ignore[arg-type]
+def judged(theirs: list[Shown], ours: list[Shown], facts: Facts, optimizer: str = "AdamW") -> Judgement:
+    return judge(theirs, ours, facts, optimizer)  # type: ignore[arg-type]
 
 
 def ruled(change: Any = None, facts: Facts = CLIPPED) -> Judgement:
     """Judge a run that equals torch's except for what `change(record, step)` does to its records."""
-    of_torch = reference(facts)
-    of_jax = forced(of_torch)
-    for step, record in enumerate(of_jax):
+    theirs = reference(facts)
+    ours = forced(theirs)
+    for step, record in enumerate(ours):
         if change is not None:
             change(record, step)
-    return judged(of_torch, of_jax, facts)
+    return judged(theirs, ours, facts)
 
 
 def test_equal_runs_differ_in_no_stage() -> None:
@@ -226,13 +226,13 @@ def test_hyperparameters_are_compared_where_both_show_them() -> None:
 
 def test_the_tolerance_of_updates_includes_the_rounding_of_parameters() -> None:
     facts = Facts()
-    of_torch = reference(facts)
-    for record in of_torch:
+    theirs = reference(facts)
+    for record in theirs:
         record["update"] = {name: 1e-6 * value for name, value in record["update"].items()}
-    of_jax = forced(of_torch)
-    rounding = 1e-10 * float(np.linalg.norm([*map(np.linalg.norm, of_torch[0]["update"].values())]))
-    of_jax[0]["update"]["fc.bias"][0] += rounding
-    judgement = judged(of_torch, of_jax, facts)
+    ours = forced(theirs)
+    rounding = 1e-10 * float(np.linalg.norm([*map(np.linalg.norm, theirs[0]["update"].values())]))
+    ours[0]["update"]["fc.bias"][0] += rounding
+    judgement = judged(theirs, ours, facts)
     result = judgement.results()["update"]
     assert not judgement.first
     assert ALLOWED["update"] < result.residuals[0] <= result.allowed == judgement.allowed("update")
@@ -245,16 +245,16 @@ def test_the_tolerance_of_updates_includes_the_rounding_of_parameters() -> None:
 )
 def test_a_stage_that_is_0_in_torch_alone_has_a_finite_residual(stage: str, tensor: str) -> None:
     """A schedule may start at 0, a loss may be 0: the residual is then relative to jax's norm."""
-    of_torch = reference(CLIPPED)
-    of_jax = forced(of_torch)
-    of_jax[0][stage] |= {"fc.weight": 5 + of_jax[0][stage]["fc.weight"]} if "fc.weight" in of_jax[0][stage] else {}
-    for name, value in of_torch[0][stage].items():
-        of_torch[0][stage][name] = 0 * value
-    residuals = judged(of_torch, of_jax, CLIPPED).residuals[stage][0]
+    theirs = reference(CLIPPED)
+    ours = forced(theirs)
+    ours[0][stage] |= {"fc.weight": 5 + ours[0][stage]["fc.weight"]} if "fc.weight" in ours[0][stage] else {}
+    for name, value in theirs[0][stage].items():
+        theirs[0][stage][name] = 0 * value
+    residuals = judged(theirs, ours, CLIPPED).residuals[stage][0]
     assert max(residuals, key=residuals.__getitem__) == tensor.replace("mu:", "exp_avg:")
     assert 0.5 < max(residuals.values()) <= 1.0
-    of_jax[0][stage] = {name: 0 * value for name, value in of_jax[0][stage].items()}
-    assert not any(judged(of_torch, of_jax, CLIPPED).residuals[stage][0].values())
+    ours[0][stage] = {name: 0 * value for name, value in ours[0][stage].items()}
+    assert not any(judged(theirs, ours, CLIPPED).residuals[stage][0].values())
 
 
 def test_an_update_of_0_is_no_difference_where_the_rates_are_float32_roundings_of_each_other() -> None:
@@ -262,13 +262,13 @@ def test_an_update_of_0_is_no_difference_where_the_rates_are_float32_roundings_o
         if step == 0:
             record["update"] = {name: 0 * value for name, value in record["update"].items()}
 
-    of_torch = reference(Facts())
-    of_torch[0]["update"] = {name: 1e-8 * value for name, value in of_torch[0]["update"].items()}
-    for group in of_torch[0].notes["groups"]:
+    theirs = reference(Facts())
+    theirs[0]["update"] = {name: 1e-8 * value for name, value in theirs[0]["update"].items()}
+    for group in theirs[0].notes["groups"]:
         group["lr"] = 1e-9
-    of_jax = forced(of_torch)
-    change(of_jax[0], 0)
-    assert "update" not in judge(of_torch, of_jax, Facts(), "AdamW", highest=0.1).first  # type: ignore[arg-type]
+    ours = forced(theirs)
+    change(ours[0], 0)
+    assert "update" not in judge(theirs, ours, Facts(), "AdamW", highest=0.1).first  # type: ignore[arg-type]
     assert 0.5 < ruled(change).first["update"].residual <= 1.0  # 0 is no rounding of 0.1
 
 
@@ -278,46 +278,46 @@ def test_a_value_of_0_is_compared_too() -> None:
 
 
 def test_infinities_of_a_mask_hide_no_difference_of_other_buffers() -> None:
-    of_torch = reference(Facts())
-    for record in of_torch:
+    theirs = reference(Facts())
+    for record in theirs:
         record["buffers"]["mask"] = np.array([0.0, -math.inf])
-    of_jax = forced(of_torch)
-    assert not judged(of_torch, of_jax, Facts()).first
-    of_jax[1]["buffers"]["bn.mean"] = 1.01 * of_jax[1]["buffers"]["bn.mean"]
-    assert judged(of_torch, of_jax, Facts()).first["buffers"].tensor == "bn.mean"
-    of_jax[1]["buffers"]["mask"] = np.array([0.0, math.inf])
-    assert judged(of_torch, of_jax, Facts()).first["buffers"].residual == math.inf
+    ours = forced(theirs)
+    assert not judged(theirs, ours, Facts()).first
+    ours[1]["buffers"]["bn.mean"] = 1.01 * ours[1]["buffers"]["bn.mean"]
+    assert judged(theirs, ours, Facts()).first["buffers"].tensor == "bn.mean"
+    ours[1]["buffers"]["mask"] = np.array([0.0, math.inf])
+    assert judged(theirs, ours, Facts()).first["buffers"].residual == math.inf
 
 
 def test_nan_differs_unless_torch_has_nan_too() -> None:
     judgement = ruled(lambda record, step: record["local_loss"]["loss"].__setitem__(0, math.nan))
     assert judgement.first["local_loss"].residual == math.inf
-    of_torch = reference(Facts())
-    of_torch[0]["local_loss"]["loss"][0] = math.nan
-    assert not judged(of_torch, forced(of_torch), Facts()).first
+    theirs = reference(Facts())
+    theirs[0]["local_loss"]["loss"][0] = math.nan
+    assert not judged(theirs, forced(theirs), Facts()).first
 
 
 def test_only_steps_that_both_sides_have_taken_are_compared() -> None:
-    of_torch = reference(Facts())
-    judgement = judged(of_torch, forced(of_torch)[:2], Facts())
+    theirs = reference(Facts())
+    judgement = judged(theirs, forced(theirs)[:2], Facts())
     assert {len(result.residuals) for result in judgement.results().values()} == {2}
-    assert not judged(of_torch, [], Facts()).results()
+    assert not judged(theirs, [], Facts()).results()
 
 
 @pytest.mark.parametrize(
     ("kind", "jax", "optimizer"), [("momentum_buffer", "trace", "SGD"), ("exp_avg_sq", "nu", "Adam")]
 )
 def test_optimizer_states_are_matched_under_both_names(kind: str, jax: str, optimizer: str) -> None:
-    of_torch = reference(Facts())
-    of_jax = forced(of_torch)
-    for record, other in zip(of_torch, of_jax, strict=True):
+    theirs = reference(Facts())
+    ours = forced(theirs)
+    for record, other in zip(theirs, ours, strict=True):
         record["optimizer_state"] = {f"{kind}:{name}": np.ones(shape) for name, shape in SHAPES.items()}
         other["optimizer_state"] = {f"{jax}:{name}": np.ones(shape) for name, shape in SHAPES.items()}
-    assert not judged(of_torch, of_jax, Facts(), optimizer).first
-    of_jax[1]["optimizer_state"][f"{jax}:fc.bias"] *= 1.01
-    assert judged(of_torch, of_jax, Facts(), optimizer).first["optimizer_state"].step == 2
+    assert not judged(theirs, ours, Facts(), optimizer).first
+    ours[1]["optimizer_state"][f"{jax}:fc.bias"] *= 1.01
+    assert judged(theirs, ours, Facts(), optimizer).first["optimizer_state"].step == 2
     # The frameworks store RMSprop's buffer in different units.
-    of_rmsprop = judged(of_torch, of_jax, Facts(), "RMSprop").results()
+    of_rmsprop = judged(theirs, ours, Facts(), "RMSprop").results()
     assert ("optimizer_state" in of_rmsprop) == (kind != "momentum_buffer")
 
 
