@@ -39,7 +39,7 @@ class DriftError(TrainingError):
 
     Args:
         message: what differs, and on which replica.
-        healthy: a replica that holds in all arrays what the majority holds; None: there is no majority.
+        healthy: a replica whose arrays all equal the majority's; None: there is no majority.
     """
 
     def __init__(self, message: str, healthy: int | None = None):

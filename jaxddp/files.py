@@ -62,11 +62,11 @@ def sync_open(descriptor: int) -> None:
 
 
 def check_in_place(path: Path, descriptor: int) -> None:
-    """Check that a path leads to an open file or folder, which can be written wherever it is moved, even if removed.
+    """Check that a path still leads to an open file or folder, which stays writable even if moved or removed.
 
     Raises:
         MovedError: the folder was moved or removed.
-        TrainingError: so was the file.
+        TrainingError: the file was moved or removed.
 
     >>> with Path(os.devnull).open() as file:
     ...     check_in_place(Path(os.devnull), file.fileno())
@@ -76,7 +76,7 @@ def check_in_place(path: Path, descriptor: int) -> None:
         if os.path.samestat(path.stat(), opened):
             return
     is_folder, now = stat.S_ISDIR(opened.st_mode), Path()
-    with contextlib.suppress(OSError):  # only Linux tells where an open file is
+    with contextlib.suppress(OSError):  # only Linux shows where an open file is
         now = Path(f"/proc/self/fd/{descriptor}").readlink()
     known = now.is_absolute() and now.exists()  # Linux adds " (deleted)" to the name of a removed file
     message = f"{path}: was {f'moved to {now}' if known else 'moved or removed'} during the run"

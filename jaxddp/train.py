@@ -188,9 +188,9 @@ def open_output(run: Run, resources: contextlib.ExitStack) -> "tuple[Checkpoints
 
 
 def tell_others(argv: Sequence[str], reason: str) -> None:
-    """Tell the other processes, if this is one of several, that its flags are bad, so that they do not wait for it."""
+    """If this process is one of several, report its bad flags to the others, so that they do not wait for it."""
     texts = [cli.value_of(name, argv) for name in ("--num-processes", "--process-id")]
-    with contextlib.suppress(ValueError):  # a flag that is no number, or no cluster at all
+    with contextlib.suppress(ValueError):  # a flag is not a number, or there is no cluster
         size, number = (None if text is None else int(text) for text in texts)
         if (cluster := find(os.environ, cli.value_of("--coordinator", argv), size, number)) is not None:
             tell_failure(cluster, reason)

@@ -119,7 +119,7 @@ class Saver:
         return {"epochs": step // self._run.loader.steps_per_epoch, "steps": step, "minutes": minutes}
 
     def due(self, step: int) -> bool:
-        """Return whether a checkpoint is due after this step; to be asked once."""
+        """Return whether a checkpoint is due after this step; call it once per step."""
         self._interruption.listen()  # from the first step on; before, a signal ends the process as always
         before, self._seen = self._seen, self._position(step)
         passed = {unit for unit in before if self._period.passed(unit, before[unit], self._seen[unit])}
@@ -143,7 +143,7 @@ class Saver:
             self._interruption.stop(self._signal, int(state.step))
 
     def finish(self, state: TrainState, **notes: Any) -> None:
-        """Save the last checkpoint, and wait until it is written; a signal does not matter any more."""
+        """Save the last checkpoint, and wait until it is written; signals no longer matter."""
         self._start(state, notes)
         if self._checkpoints is not None:
             self._checkpoints.wait()

@@ -61,7 +61,7 @@ def _majority(hashes: Tensor) -> tuple[int, bool]:
 
 
 def _against(reference: int, decided: bool, odd: list[int]) -> str:
-    """Name the rank that another was compared with, and who is wrong."""
+    """Name the rank with which another was compared, and which of them is wrong."""
     if not decided:
         return f"rank {reference}; no majority tells which is right"
     return f"the majority; rank{'s' * (len(odd) > 1)} {', '.join(map(str, odd))} must be wrong"

@@ -1,4 +1,4 @@
-"""Renaming of a complete checkpoint: all of it is on the disk before, and its name is after."""
+"""Rename a complete checkpoint: its contents reach the disk before its name does."""
 
 import asyncio
 import contextlib
@@ -12,16 +12,16 @@ from jaxddp.files import sync
 
 
 def renamed_folder(errors: Errors) -> type[atomicity.AtomicRenameTemporaryPath]:
-    """Return Orbax's class of a folder that gets its name when it is complete.
+    """Return Orbax's class of a folder that gets its name once it is complete.
 
-    Orbax synchronizes arrays alone; a machine that loses power could keep the name of a checkpoint, and lose the rest.
+    Orbax synchronizes only arrays; a machine that loses power could keep the name of a checkpoint and lose the rest.
 
     Args:
         errors: list to which the errors of making and renaming it are added. Orbax raises them only after all processes
             have met, and the other processes wait for this one.
     """
 
-    class Renamed(atomicity.AtomicRenameTemporaryPath):
+    class NamedWhenComplete(atomicity.AtomicRenameTemporaryPath):
         async def create(self) -> Any:
             with noted(errors):
                 return await super().create()
@@ -32,11 +32,11 @@ def renamed_folder(errors: Errors) -> type[atomicity.AtomicRenameTemporaryPath]:
                 await super().finalize()
                 await asyncio.to_thread(sync, Path(self.get_final()).parent)
 
-    return Renamed
+    return NamedWhenComplete
 
 
 def _sync_all(folder: Path) -> None:
     """Write all files of a folder to the disk, and their names."""
     for path in (*folder.rglob("*"), folder):
-        with contextlib.suppress(FileNotFoundError):  # what NFS keeps of a deleted file goes by itself
+        with contextlib.suppress(FileNotFoundError):  # a file that NFS keeps for a deleted one disappears by itself
             sync(path)

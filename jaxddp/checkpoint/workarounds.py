@@ -13,7 +13,7 @@ from typing import Any
 
 @functools.cache
 def silence() -> None:
-    """Let Orbax and tensorstore print nothing: an error of theirs is raised here, in one line."""
+    """Silence Orbax and tensorstore, whose errors are raised here in one line."""
     logging.getLogger("absl").setLevel(logging.CRITICAL)
     print_unraisable = sys.unraisablehook
 

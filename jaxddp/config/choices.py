@@ -84,8 +84,8 @@ OPTIMIZER_OPTIONS = ("lr", "weight_decay", *BELONGS_TO["optimizer"])
 # torch's default learning rates, which the schedules need.
 DEFAULT_LR = {"sgd": 1e-3, "adam": 1e-3, "adamw": 1e-3, "adagrad": 1e-2, "rmsprop": 1e-2}
 
-# What `--resume` does about an option with another value than before. All options that none of these three tuples
-# names may change, and a line says from which step on: they change the numbers, but the state keeps its meaning.
+# How `--resume` treats an option whose value has changed. Options in none of these three tuples may change, and a line
+# says from which step on: they change the numbers, but the state keeps its meaning.
 # Kept: the state or the position in the data depends on the value, or only the first step does.
 KEPT_ON_RESUME = (
     *("dataset", "num_examples", "num_features", "num_classes", "context_length"),

@@ -12,7 +12,7 @@ class HalfSetError(InputError):
 
 
 def complete(launcher: str, environment: Environment, names: Sequence[str]) -> list[str] | None:
-    """Return the values of a launcher's variables; None if none is set, not even to nothing.
+    """Return the values of a launcher's variables; None if none is set, not even to an empty text.
 
     Raises:
         HalfSetError: some are missing or empty.
@@ -34,10 +34,10 @@ set all of torchrun's variables, or none
 
 
 def number(name: str, text: str) -> int:
-    """Return the value of a variable that counts.
+    """Return the value of a variable as an integer.
 
     Raises:
-        InputError: it is no number from 0 on.
+        InputError: it is not an integer of 0 or more.
     """
     if not is_number(text):
         raise InputError(f"{name} {text}: must be a number, at least 0")
@@ -45,5 +45,5 @@ def number(name: str, text: str) -> int:
 
 
 def is_number(text: str) -> bool:
-    """Return whether a text is a whole number; `int` refuses thousands of digits."""
+    """Return whether a text is an integer of reasonable length; `int` refuses thousands of digits."""
     return text.isdecimal() and len(text) < 20

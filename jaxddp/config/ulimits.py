@@ -18,7 +18,7 @@ def ulimits() -> dict[str, int]:
 
 
 def check_address_space(least: int) -> None:
-    """Raise `InputError` if `ulimit -v` is below `least` bytes: libraries would not load, and XLA abort the process."""
+    """Raise `InputError` if `ulimit -v` is below `least` bytes: libraries would not load, or XLA would abort."""
     limit = ulimits().get("ulimit -v")
     if limit is not None and limit < least:
         raise InputError(f"ulimit -v {limit // 1024}: must be at least {least // 1024} (kB), or unlimited")

@@ -1,4 +1,4 @@
-"""Agreement between processes: on events that only some of them see, such as a signal, and on data that all need."""
+"""Agreement between processes: on events that only some of them see, such as a signal, and on data that all read."""
 
 import hashlib
 import time
@@ -16,7 +16,7 @@ DELAY = 4  # calls until a number is known everywhere, so that no call waits for
 
 
 class Agreement:
-    """Largest number that any process gave `DELAY` calls ago; a process that is alone gets its number back at once.
+    """Largest number that any process passed `DELAY` calls ago; a single process gets its number back at once.
 
     All processes make the same calls, so all learn a number between the same two steps.
 
@@ -34,7 +34,7 @@ class Agreement:
         self._pending: deque[jax.Array] = deque()
 
     def __call__(self, number: int) -> int:
-        """Give this process's number, at least 0; return the agreed one, 0 before `DELAY` calls."""
+        """Pass this process's number, at least 0; return the agreed one, 0 before `DELAY` calls."""
         if self._replicas.in_one_process:
             return number
         mine = self._replicas.shard(np.full(len(self._replicas.local_ranks), number, np.int32))

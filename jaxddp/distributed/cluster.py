@@ -30,7 +30,7 @@ class Cluster:
         num_processes: number of processes on all machines.
         process_id: number of this process, 0 .. num_processes - 1.
         local_id: number of this process among several on its machine; None: it is alone there, or not known.
-        launcher: what started the processes, for messages.
+        launcher: name of the launcher, for messages.
     """
 
     coordinator: str
@@ -59,7 +59,7 @@ def find(
         coordinator, num_processes, process_id: values of the flags; None: not given.
 
     Raises:
-        InputError: a part of a cluster is missing, is no number, or contradicts another.
+        InputError: a part of a cluster is missing, is not a number, or contradicts another.
 
     >>> variables = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500", "WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1"}
     >>> find(variables)
@@ -161,7 +161,7 @@ def _slurm(environment: Environment, coordinator: str | None) -> Cluster | None:
 
 
 def first_host(nodes: str) -> str:
-    """Return the first host of a list of Slurm's.
+    """Return the first host in a host list of Slurm.
 
     >>> first_host("gpu[007-009,12],login"), first_host("a1,b2")
     ('gpu007', 'a1')
@@ -183,7 +183,7 @@ def _check_agrees(flag: str, given: int | None, known: int, launcher: str) -> No
 
 
 def _check(cluster: Cluster) -> None:
-    """Raise `InputError` unless the numbers of the cluster are possible."""
+    """Raise `InputError` unless the cluster's numbers are valid."""
     host, _, port = cluster.coordinator.rpartition(":")
     if not host or not is_number(port) or not 0 < int(port) <= _LAST_PORT:
         raise InputError(f"--coordinator {cluster.coordinator}: must be HOST:PORT, with a port from 1 to {_LAST_PORT}")

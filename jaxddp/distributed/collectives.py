@@ -102,6 +102,7 @@ def all_reduce_mean(tree: Tree) -> Tree:
 
     torch DDP's default communication hook does this to gradients.
     """
+    # torch's hook divides before the sum; the two differ by rounding only.
     return jax.tree.map(lambda total: total / world_size(), _sum(tree))
 
 
@@ -174,11 +175,13 @@ def all_to_all(tree: Tree) -> Tree:
 def barrier(tree: Tree) -> Tree:
     """Return the tree unchanged, once all replicas have arrived."""
     arrived = lax.psum(jnp.ones((), jnp.int32), AXIS_NAME)
+    # Without a dependence on the sum, XLA would remove it.
     return lax.optimization_barrier((tree, arrived))[0]
 
 
 def _on_devices() -> bool:
     """Return whether each replica has a device to itself; virtual ones share one."""
+    # pmap is a shard_map, whose axis is manual in the abstract mesh; vmap's axis is not in the mesh.
     return AXIS_NAME in jax.sharding.get_abstract_mesh().manual_axes
 
 
@@ -245,6 +248,7 @@ REDUCTIONS: dict[str, Callable[[Any], Any]] = {
     "mean": all_reduce_mean,
     "min": lambda tree: lax.pmin(tree, AXIS_NAME),
     "max": lambda tree: lax.pmax(tree, AXIS_NAME),
+    # lax has no product over a mapped axis.
     "product": lambda tree: jax.tree.map(lambda x: jnp.prod(x, axis=0), lax.all_gather(tree, AXIS_NAME)),
 }
 

@@ -1,4 +1,4 @@
-"""Compiled programs, kept for the next run in the user's cache folder by jax's persistent compilation cache."""
+"""Keep compiled programs for later runs, in the user's cache folder, by jax's persistent compilation cache."""
 
 import contextlib
 import functools
@@ -23,7 +23,7 @@ def keep_programs() -> Path | None:
 
     Programs are code, so the folder must belong to the user, and no other user may write to it. Each version of jaxlib
     and each kind of processor has its own. Several processes may share a folder; each file is written once, and one
-    that is damaged is removed, see `replace_damaged`. No other folder is chosen if one is configured already, as by
+    that is damaged is removed, see `replace_damaged`. Nothing changes if a folder is configured already, as by
     `JAX_COMPILATION_CACHE_DIR`, or the cache is switched off by `JAX_ENABLE_COMPILATION_CACHE=false`.
 
     Returns:
@@ -37,7 +37,7 @@ def keep_programs() -> Path | None:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         folder = cache / "jaxddp" / f"jaxlib-{jaxlib.version.__version__}-{_processor()}"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not _is_ours(folder):
+        if not _only_user_writes(folder):
             return None
         _remove_oldest(folder, MAX_BYTES)
     except (OSError, RuntimeError):  # no place in the home, or no home
@@ -50,14 +50,14 @@ def keep_programs() -> Path | None:
 
 @functools.cache
 def replace_damaged() -> None:
-    """Let jax replace the damaged files of its compilation cache, and tell the first one in a line.
+    """Let jax replace damaged files of its compilation cache, and report the first in one line.
 
     jax warns of a file that it cannot read, or not write to its end, and compiles; but it writes no file of a name that
     exists, so every later process would warn again. It compiles and writes after the warning, which is where the
     file can be removed.
     """
     show = warnings.showwarning
-    told: list[str] = []
+    reported: list[str] = []
 
     def remove_or_show(message: Warning | str, *place: Any, **more: Any) -> None:
         folder = jax.config.values["jax_compilation_cache_dir"]
@@ -65,17 +65,17 @@ def replace_damaged() -> None:
         if name is None or folder is None:
             show(message, *place, **more)
             return
-        for path in Path(folder).glob(f"{name[1]}*-cache"):  # of all programs of this name: jax does not tell which
+        for path in Path(folder).glob(f"{name[1]}*-cache"):  # of all programs of this name: jax does not say which
             with contextlib.suppress(OSError):  # another process may be first, or the folder read-only
                 path.unlink()
-        if not told:
-            told.append(name[1])
+        if not reported:
+            reported.append(name[1])
             print(f"note: {folder}: a damaged program ({name[1]}) is compiled again", file=sys.stderr, flush=True)
 
     warnings.showwarning = remove_or_show
 
 
-def _is_ours(folder: Path) -> bool:
+def _only_user_writes(folder: Path) -> bool:
     status = folder.stat()
     return status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 

@@ -66,7 +66,7 @@ def prepare(
 
 @functools.cache
 def _check_xla_flags(flags: str) -> None:
-    """Raise `InputError` for flags at which XLA would abort this process; another process tries them, in 0.3 s."""
+    """Raise `InputError` for flags with which XLA would abort this process; a child process tries them, in 0.3 s."""
     if not flags:
         return
     command = [sys.executable, "-c", "from jaxlib.xla_client import CompileOptions; CompileOptions()"]

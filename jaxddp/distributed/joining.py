@@ -1,7 +1,7 @@
 """Joining: all processes of a run connect to process 0, which lets them go on together or refuses the run.
 
-Anyone may connect to an open port, so process 0 drops connections that send anything else than a process would, and
-waits for all connections at once, so that a silent stranger delays no process.
+Anyone may connect to an open port, so process 0 drops connections that send anything that a process would not send,
+and waits for all connections at once, so that a silent stranger delays no process.
 """
 
 import contextlib
@@ -20,22 +20,22 @@ from jaxddp.distributed.cluster import Cluster
 from jaxddp.distributed.line import SILENCE, Line, Message, close_all
 from jaxddp.errors import InputError, LostError, listed
 
-LATE = 30.0  # seconds for which process 0 refuses those that come after a run that cannot begin
+LATE = 30.0  # seconds for which process 0 still refuses latecomers of a run that cannot begin
 _LONGEST = 80  # characters of another process's value in a message
 
 
 def tell_failure(cluster: Cluster, reason: str) -> None:
-    """Tell the other processes, which join or are to join, that this one has failed, so that none waits for it."""
+    """Report to the other processes, joined or still to join, that this one failed, so that none waits for it."""
     with contextlib.suppress(InputError, LostError, KeyboardInterrupt):
         join(cluster, {}, LATE, reason)
 
 
 def join(cluster: Cluster, config: Mapping[str, Any], timeout: float, failure: str | None = None) -> dict[int, Line]:
-    """Wait until all processes of a run are there.
+    """Wait until all processes of a run have joined.
 
     Args:
         cluster, config, timeout: see `jaxddp.distributed.peers.Peers`.
-        failure: why this process failed before; the others are told, and the run is refused.
+        failure: why this process failed before; reported to the others, and the run does not start.
 
     Returns:
         Connections by process: in process 0 to all others, elsewhere to process 0.
@@ -82,7 +82,7 @@ def _gather(cluster: Cluster, about: Message, timeout: float) -> dict[int, Line]
 
 
 class _Door:
-    """Port of process 0 at which the others say who they are, as a context manager."""
+    """Port of process 0 at which the others identify themselves, as a context manager."""
 
     def __init__(self, cluster: Cluster):
         self._size = cluster.num_processes
@@ -102,7 +102,7 @@ class _Door:
         self._selector.close()
 
     def next(self, deadline: float) -> tuple[Line, Message] | None:
-        """Return a connection and what the process there says of itself; None if none comes before the deadline."""
+        """Return a connection and its process's first message; None if none arrives before the deadline."""
         while (left := deadline - time.monotonic()) > 0:
             for key, _ in self._selector.select(left):
                 if key.data is None:
@@ -121,7 +121,7 @@ class _Door:
 
 
 def _is_hello(message: Message) -> bool:
-    """Return whether a process of some run says who it is."""
+    """Return whether a message identifies a process of a run."""
     if message.keys() != {"process", "size", "config", "failure"}:
         return False
     process, size, failure = message["process"], message["size"], message["failure"]
@@ -140,7 +140,7 @@ def _listen(cluster: Cluster, port: int) -> socket.socket:
 
 
 def _check_fits(hello: Message, about: Message, others: Iterable[int]) -> None:
-    """Raise `InputError` if a process failed before it came, or does not fit process 0, or is there already."""
+    """Raise `InputError` if a process failed before it joined, does not fit process 0, or has joined already."""
     number = hello["process"]
     if hello["failure"] is not None:
         raise InputError(f"process {number} failed: {hello['failure']}")
@@ -150,8 +150,8 @@ def _check_fits(hello: Message, about: Message, others: Iterable[int]) -> None:
         raise InputError(f"two processes have the number {number}")
     for name, value in about["config"].items():
         if (other := hello["config"].get(name)) != value:
-            theirs, mine = json.dumps(other)[:_LONGEST], json.dumps(value)
-            raise InputError(f"process {number} has {name} = {theirs}, process 0 {mine}; start all with one command")
+            has, wanted = json.dumps(other)[:_LONGEST], json.dumps(value)
+            raise InputError(f"process {number} has {name} = {has}, process 0 {wanted}; start all with one command")
 
 
 def _missing(cluster: Cluster, present: Mapping[int, Line], timeout: float) -> str:
@@ -162,7 +162,7 @@ def _missing(cluster: Cluster, present: Mapping[int, Line], timeout: float) -> s
 
 
 def _ask(cluster: Cluster, about: Message, timeout: float) -> dict[int, Line]:
-    """Come to process 0 and wait for its answer."""
+    """Connect to process 0 and wait for its answer."""
     deadline = time.monotonic() + timeout
     line = _connect(cluster, deadline, timeout)
     line.send(about)

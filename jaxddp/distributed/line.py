@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 BEAT = 1.0  # seconds between two signs of life
-SILENCE = 7.0  # seconds after which a process that is not heard of is lost; the others end within 10
+SILENCE = 7.0  # seconds of silence after which a process counts as lost; the others end within 10
 _LONGEST = 2**20  # bytes of a message
 
 Message = dict[str, Any]
@@ -19,8 +19,8 @@ class Line:
 
     Attributes:
         socket: socket of this end.
-        silence: seconds for which nothing has come; counted by the caller.
-        is_closed: whether nothing can come any more.
+        silence: seconds without a message; counted by the caller.
+        is_closed: whether no more messages can arrive.
         is_done: whether the other process has left the run; set by the caller.
     """
 
@@ -28,7 +28,7 @@ class Line:
         self.socket = connection
         self.silence = 0.0
         self.is_closed = self.is_done = False
-        self._rest = b""  # of a message whose end has not come yet
+        self._rest = b""  # of a message whose end has not arrived yet
 
     def send(self, message: Message) -> None:
         """Send a message; if that fails, `arrived` tells why: what the other end said last, or that it is lost."""
@@ -50,7 +50,7 @@ class Line:
         self.silence = 0.0
         *lines, self._rest = (self._rest + data).split(b"\n")
         messages = [message for message in map(_parsed, lines) if message is not None]
-        self.is_closed = len(messages) < len(lines)  # it is a stranger who speaks
+        self.is_closed = len(messages) < len(lines)  # the sender is not a process of a run
         return messages
 
     def receive(self, deadline: float) -> Message | None:
@@ -62,7 +62,7 @@ class Line:
         return None
 
     def send_last(self, message: Message) -> None:
-        """Send a message after which there is none.
+        """Send the last message.
 
         The system sends it at once. It would hold it back while the message before is not acknowledged, and discard
         it when this process ends or closes the connection with messages unread.
@@ -90,7 +90,7 @@ def close_all(lines: Iterable[Line]) -> None:
 
 
 def _parsed(line: bytes) -> Message | None:
-    """Return a line's message; None if it is none, as anything may come to an open port."""
+    """Return a line's message; None if it is not one, since anyone may connect to an open port."""
     try:
         message = json.loads(line)
     except (ValueError, RecursionError):  # not JSON, not UTF-8, or nested too deeply

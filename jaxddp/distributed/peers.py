@@ -1,9 +1,10 @@
 """Watch the processes of a run: if one dies, hangs or fails, the others end within seconds, with one line.
 
-Every process keeps a connection to process 0, by which it joins the run, is heard of once a second, and hears of the
-others. jax's own runtime notices a dead process after 100 seconds, aborts with a stack trace, and does not name it.
+Every process keeps a connection to process 0, through which it joins the run, sends a sign of life once a second, and
+learns about the others. jax's own runtime notices a dead process after 100 seconds, aborts with a stack trace, and does
+not name it.
 
-    joining      process k says its number, the size of the run and its configuration, or why it has failed already;
+    joining      process k sends its number, the size of the run and its configuration, or why it has failed already;
                  process 0 answers "go" once all are there, or says what does not fit
     training     both ends say "alive"; an end that is closed, or silent for `SILENCE` seconds, is a lost process
     the end      a process says "done" before it leaves, or "failed", the reason and its exit code, with which
@@ -68,7 +69,7 @@ class Peers:
         self._leave({"done": True} if failure is None else {"failed": failure, "code": code})
 
     def stalled(self, what: str) -> None:
-        """Leave a run in which nothing moves: the other processes show what their threads are doing, and end."""
+        """Leave a run without progress: the other processes show what their threads are doing, and end."""
         self._leave({"failed": what, "stalled": True})
 
     def _leave(self, message: Message) -> None:
@@ -81,7 +82,7 @@ class Peers:
         close_all(self._lines.values())
 
     def _watch(self) -> None:
-        """Say and hear signs of life until this process leaves; end it when another process is lost."""
+        """Exchange signs of life until this process leaves; end it when another process is lost."""
         with selectors.DefaultSelector() as selector:
             for number, line in self._lines.items():
                 selector.register(line.socket, selectors.EVENT_READ, number)

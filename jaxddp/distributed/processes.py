@@ -1,4 +1,4 @@
-"""Joining of the processes of a run, through jax.distributed."""
+"""Join the processes of a run, through jax.distributed."""
 
 import contextlib
 import os
@@ -84,7 +84,7 @@ def _exit_after_main(code: int) -> None:
 
 @contextlib.contextmanager
 def _lost_processes_told(cluster: Cluster) -> Iterator[None]:
-    """Turn the error of a collective into one line, if no other process and no lack of memory is the reason."""
+    """Turn the error of a collective into one line, unless another process or a lack of memory is the reason."""
     try:
         yield
     except jax.errors.JaxRuntimeError as error:

@@ -45,7 +45,7 @@ class Replicas:
         self.world_size = len(self.devices)
         here = jax.process_index()
         self.local_ranks = [rank for rank, device in enumerate(self.devices) if device.process_index == here]
-        # pmap takes and returns each process's part of the arrays.
+        # The mesh covers this process's devices only: pmap takes and returns each process's part of the arrays.
         mesh = Mesh(np.array([self.devices[rank] for rank in self.local_ranks]), (AXIS_NAME,))
         self._replicated = NamedSharding(mesh, PartitionSpec())
         self._sharded = NamedSharding(mesh, PartitionSpec(AXIS_NAME))
@@ -87,7 +87,7 @@ class Replicas:
         return dataclasses.replace(tree, **{name: repeated(getattr(tree, name)) for name in names})
 
     def meet(self) -> None:
-        """Wait until all processes have come here."""
+        """Wait until all processes have called this: a collective ends only once every process takes part."""
         if not self.in_one_process:
             self.gather(self.shard(np.array(self.local_ranks)))
 
@@ -109,6 +109,7 @@ class Replicas:
 
     def copied_from(self, rank: int, tree: Tree) -> Tree:
         """Copy a tree that should be equal on all replicas from one of them to all."""
+        # The ranks serve as the mapped argument that pmap needs; the tree itself is not mapped.
         copy = self.map(lambda tree, _: broadcast(tree, src=rank), in_axes=(None, 0), out_axes=None)
         return copy(tree, self.shard(np.array(self.local_ranks)))
 
@@ -136,7 +137,7 @@ class Replicas:
         Args:
             function: pure function, called with one replica's slice of each argument.
             in_axes: for each argument, 0 for one slice per replica, or None for the same value on all
-                replicas. At least one must be 0.
+                replicas. At least one must be 0, since pmap needs a mapped argument.
             out_axes: likewise; None asserts that all replicas return the same value, which is not checked
                 (see `jaxddp.distributed.verify`).
             donate: indices of arguments whose buffers may be reused for the results.
@@ -209,7 +210,7 @@ def _by_axis(function: Callable[[Any], Any], axes: Axes, tree: Any) -> Any:
 
 
 def _map_axes(function: Callable[..., Any], axes: Axes, *trees: Any) -> Any:
-    """Map a function over axes, of which None is one and not an empty branch, and the parts of trees below them."""
+    """Map a function over axes, where None is an axis and not an empty branch, and the subtrees below them."""
     return jax.tree.map(function, axes, *trees, is_leaf=lambda axis: axis is None)
 
 

@@ -1,4 +1,4 @@
-"""A watch that ends a run in which nothing moves: a step that hangs, or an input that never comes."""
+"""A watchdog that ends a run without progress: a step that hangs, or an input that never arrives."""
 
 import faulthandler
 import sys
@@ -11,7 +11,7 @@ from typing import Self
 from jaxddp.signals import ending
 
 EXIT_CODE = 70  # EX_SOFTWARE of sysexits.h
-_TICK = 1.0  # seconds between two looks
+_TICK = 1.0  # seconds between two checks
 
 
 def print_with_threads(error: str) -> None:

@@ -94,7 +94,7 @@ def majority(prints: NDArray[np.uint32]) -> tuple[NDArray[np.int64], NDArray[np.
 
 
 def _against(reference: int, decided: bool, odd: Sequence[int]) -> str:
-    """Name the replica that another was compared with, and who is wrong."""
+    """Name the replica with which another was compared, and which of them is wrong."""
     if not decided:
         return f"replica {reference}; no majority tells which is right"
     return f"the majority; replica{'s' * (len(odd) > 1)} {', '.join(map(str, odd))} must be wrong"

@@ -113,7 +113,7 @@ class DecoderLayer(nnx.Module):
 
     def __init__(self, config: LlamaConfig, *, generator: Generator | None):
         self.self_attn = Attention(config, generator=generator)
-        self.mlp = MLP(config, generator=generator)
+        self.mlp = LlamaMLP(config, generator=generator)
         self.input_layernorm = RMSNorm(config)
         self.post_attention_layernorm = RMSNorm(config)
 
@@ -145,7 +145,7 @@ class Attention(nnx.Module):
         return self.o_proj(jnp.einsum("bkgts,bskd->btkgd", weights, v).reshape(x.shape))
 
 
-class MLP(nnx.Module):
+class LlamaMLP(nnx.Module):
     """Gated multilayer perceptron down(silu(gate(x)) * up(x))."""
 
     def __init__(self, config: LlamaConfig, *, generator: Generator | None):

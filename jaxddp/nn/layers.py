@@ -244,7 +244,7 @@ class _NoRngs:
 
 
 def _no_rngs() -> nnx.Rngs:
-    """Return what flax requires even where initial values are given; a real key would take five compiled programs."""
+    """Return the key source that flax requires even with initial values; a real key would compile five programs."""
     return cast(nnx.Rngs, _NoRngs())
 
 

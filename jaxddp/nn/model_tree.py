@@ -1,4 +1,4 @@
-"""Tree of arrays of a model, which optimizers see, beside the flat dictionary that jaxddp keeps."""
+"""Map between the tree of a model's arrays, which optimizers see, and the flat dictionary that jaxddp keeps."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -94,10 +94,10 @@ class ModelTree(TreeMap):
 
 
 def seeing(tree: TreeMap, optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Return an optimizer of flat dictionaries that hands the given one the model's tree.
+    """Return an optimizer of flat dictionaries that passes the model's tree to the given one.
 
-    So masks, labels and rules by path mean what they mean without jaxddp. The state that it keeps is flat. Slices of
-    parameters (`jaxddp.step.zero`) have no tree and pass unchanged.
+    Masks, labels and rules by path then mean the same as without jaxddp. The state is kept flat. Slices of parameters
+    (`jaxddp.step.zero`) have no tree and pass unchanged.
 
     >>> tree = ModelTree({"fc.bias": ("fc", "bias"), "fc.kernel": ("fc", "kernel")})
     >>> def kernels(params):
@@ -125,7 +125,7 @@ def seeing(tree: TreeMap, optimizer: optax.GradientTransformation) -> optax.Grad
 
 
 def _leaves(tree: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Yield the path and the value of all that a tree of mappings holds, nnx variables by their value."""
+    """Yield the path and the value of each leaf in a tree of mappings; the value of an nnx variable is its array."""
     if isinstance(tree, Mapping):
         for key, value in tree.items():
             yield from _leaves(value, (*path, key))

@@ -1,6 +1,6 @@
 """A tree of arrays and a function of it, as in Haiku and Equinox; the counterpart of `jaxddp.nn.functional`.
 
-Any pytree will do: its paths make the names, so that none of these libraries is needed.
+Any pytree works: names come from its paths, so that none of these libraries is needed.
 """
 
 import inspect
@@ -111,7 +111,7 @@ class PlainFunctional:
 
     Attributes:
         params, buffers: its values by name.
-        shapes: of the arrays that may have a twin in torch; a state's counters and flags have none.
+        shapes: shapes of the arrays that may have a twin in torch; a state's counters and flags have none.
         param_tree, buffer_tree: maps to the trees.
 
     Raises:
@@ -179,7 +179,7 @@ class PlainFunctional:
 
 
 def _kind(model: Any) -> str:
-    """Return what was returned in place of a model, with advice for what is nearly one."""
+    """Describe an object that was returned in place of a model, with advice if it is almost one."""
     if isinstance(model, type):
         return f"the class {model.__name__} itself"
     package = type(model).__module__.partition(".")[0]

@@ -79,9 +79,8 @@ def check(
         numerics: whether to run in float32 too.
         limit: seconds after which the check ends early; or a `Stop`, which other checks share. None: no limit.
         workers: processes to reuse from check to check; None for new ones.
-        tell: is called, from another thread, with a line every 30 seconds about what is being done, and with one about
-            the memory that a large model will take, before it takes it. None: prints them on stderr; a terminal
-            has one line that is rewritten.
+        tell: called from another thread with a line about the progress every 30 seconds, and with one about the memory
+            of a large model before it is used. None: print them on stderr; on a terminal, one line is rewritten.
 
     Returns:
         The report; errors in the port are among its problems and raise nothing here.
@@ -200,8 +199,8 @@ def _free_running(runs: Runs, allowed: float, count: int) -> dict[str, StageResu
 
     Only the first `count` steps are compared.
 
-    Adam turns a gradient that is all rounding into a whole step, different in each framework. Parameters with such
-    gradients are left out, and with them the running means, which they shift.
+    Adam turns a gradient that is all rounding into a full-size step, different in each framework. Parameters with such
+    gradients are left out, and so are the running means that they shift.
     """
     noise = rounding_only(Trajectory(runs.start, runs.torch))
     steps: dict[str, list[float]] = {"params": [], "buffers": []}

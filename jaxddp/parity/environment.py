@@ -1,4 +1,4 @@
-"""Hardware and versions that a result was obtained with."""
+"""Hardware and versions with which a result was obtained."""
 
 import os
 import platform

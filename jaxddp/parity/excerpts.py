@@ -1,8 +1,8 @@
 """Excerpts of large tensors, so that the records of a large model stay small.
 
-Of a tensor with more than `LARGE` elements a record holds elements at equal distances, some of every row and column,
-and the norm of all elements. Whatever is computed element by element can be judged by an excerpt: the mean over the
-replicas, an optimizer's update. The norm betrays a difference between the elements.
+For a tensor with more than `LARGE` elements, a record holds evenly spaced elements, some from every row and column, and
+the norm of all elements. Excerpts suffice to judge elementwise computations, such as the mean over the replicas or an
+optimizer's update; the norm shows differences in the elements that are left out.
 """
 
 import math
@@ -17,7 +17,7 @@ KEPT = 2**16  # elements of an excerpt, about
 def distance(shape: tuple[int, ...]) -> int:
     """Return the distance between the elements of an excerpt; 1: all elements are kept.
 
-    It has no divisor in common with the sizes, so that the elements come from all columns, and is no longer than a row.
+    It has no divisor in common with the sizes, so that the elements come from all columns, and is at most a row.
 
     >>> distance((768, 768)), distance((50257, 768)), distance((64, 64))
     (11, 589, 1)

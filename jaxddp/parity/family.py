@@ -1,4 +1,4 @@
-"""Processes that a process has started, and those that they have; Linux only, elsewhere none are found."""
+"""Find and kill the descendants of a process; on Linux only, elsewhere none are found."""
 
 import contextlib
 import ctypes
@@ -10,7 +10,7 @@ PR_SET_CHILD_SUBREAPER = 36  # of Linux's prctl
 
 
 def family(root: int) -> set[int]:
-    """Return a process and all below it."""
+    """Return a process and its descendants."""
     parents = {}
     for file in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # it has ended
@@ -28,7 +28,7 @@ def keep_family() -> None:
 
 
 def kill_family(root: int) -> None:
-    """Kill all below a process, and its process group, which it leads."""
+    """Kill the descendants of a process, and the process group that it leads."""
     for process in family(root) - {root}:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(process, signal.SIGKILL)

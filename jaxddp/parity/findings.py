@@ -92,7 +92,7 @@ class Difference:
         layer: where the forward pass diverges; for "local_loss" and "local_gradients".
         nearest: without a cause, the nearest explanation and the residual that it leaves.
         detail: one more line, if any ("replicas 1 and 3 differ from 0").
-        not_finite: the side, "torch" or "jax", whose numbers are not finite, and the other's are; "": both are.
+        not_finite: the only side, "torch" or "jax", with non-finite values; "": neither.
     """
 
     stage: str
@@ -116,7 +116,7 @@ class Problem:
         side: "torch", "jax" or "port".
         where: what was being done ("step 3", "flax_model").
         message: one line.
-        leads: told before the differences, which are those of the steps before it.
+        leads: whether it precedes the differences, because these are of earlier steps.
     """
 
     side: str
@@ -170,8 +170,8 @@ class Findings:
         differences: in the order of the stages; empty if equal.
         numerics: stage -> result; empty if float32 was not run.
         problems: errors that left parts of the check undone.
-        names: table of names that may be right in place of the port's, rules as text; {}: none.
-        no_twin: constants that may be right in place of the port's; (): none.
+        names: proposed table of names, with rules as text; {}: none.
+        no_twin: proposed constants; (): none.
         idle: options that the run did not exercise, each in a sentence; their agreement is not shown.
         rate_rounding: relative rounding error of a learning rate that the port computes in float32; it does not
             count as a difference.

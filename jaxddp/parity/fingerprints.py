@@ -1,7 +1,7 @@
-"""Fingerprints, by which the examples of two loaders are recognised as the same.
+"""Fingerprints, which tell whether two loaders yield the same examples.
 
-Two loaders may give an example other names, another dtype or another layout (NCHW, NHWC), so values are hashed in
-float32, and the values of an example with several axes are sorted first.
+Two loaders may use different names, dtypes or layouts (NCHW, NHWC) for an example, so values are hashed in float32,
+and the values of an example with several axes are sorted first.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,8 +36,8 @@ def differing_share(a: Fingerprints, b: Fingerprints) -> float:
     """Return the share of examples, over all replicas, that differ between two batches; order counts.
 
     Args:
-        a, b: entry of the batch -> fingerprints, shape (world_size, examples). If the entries have other
-            names, an example is known by all of its entries together.
+        a, b: entry of the batch -> fingerprints, shape (world_size, examples). If the names of the entries
+            differ, all entries together identify an example.
 
     >>> a, b = {"x": np.array([[1, 2], [3, 4]])}, {"x": np.array([[1, 2], [3, 5]])}
     >>> differing_share(a, b), differing_shares(a, b)

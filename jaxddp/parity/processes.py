@@ -270,7 +270,7 @@ def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None and parent.pid is not None, "runs in a child"
     parent.join()
-    while _runs(parent.pid):  # a port may have closed the pipe by which `join` is told
+    while _runs(parent.pid):  # a port may have closed the pipe on which `join` waits
         time.sleep(0.1)
     kill_family(os.getpid())
 

@@ -64,7 +64,7 @@ class Progress:
         Args:
             name: name of the stage.
             what: what is done, if it takes no steps.
-            records: side -> records, of which each step adds one.
+            records: side -> records; each step adds one.
         """
         self._counts, self._first, self._where = {}, (0.0, 0), ""
         self._stage, self._what, self._records, self._began = name, what, records, self._clock()
@@ -91,7 +91,7 @@ class Progress:
             yield f"{name}, from step {done + 1} on" if done else name
 
     def text(self) -> str:
-        """Say what is being done, for how long, and how long the runs may take; "": nothing is."""
+        """Describe the current task, its duration, and how long the runs may take; "" if there is none."""
         if not self._stage:
             return ""
         counts = ", ".join(f"{side} {count}" for side, count in self._counts.items())
@@ -100,7 +100,7 @@ class Progress:
         return f"{self._stage}{what and f': {what}'}  ·  {_in_words(seconds)}{self._rest(seconds)}"
 
     def _rest(self, seconds: float) -> str:
-        """Estimate the time that the runs will take: the steps of this one, and later ones that are no longer."""
+        """Estimate how long the runs will take: the rest of this one, and later ones, which take at most as long."""
         since, first = self._first
         done = sum(self._counts.values())
         if done <= first or not first:

@@ -60,7 +60,7 @@ class RecordWriter:
 
         Args:
             record: stage -> tensors, large ones as excerpts; see `jaxddp.parity.excerpts`.
-            full: stage -> large tensors of which the reader will want more than an excerpt.
+            full: stage -> large tensors to store in full besides their excerpts.
             notes: anything that JSON can hold.
 
         Raises:

@@ -36,7 +36,7 @@ LOOK_AHEAD = 4  # learning rates are recorded for this many times the run's step
 
 
 class Runs:
-    """Runs of both sides through the same steps; a failure of one side is noted and the other goes on.
+    """Runs of both sides through the same steps; a failure of one side is recorded and the other goes on.
 
     A forced run starts every step from the state of the reference, which is torch's float64 run.
 
@@ -44,15 +44,15 @@ class Runs:
         case: model or port, world size, steps and batches.
         workers: processes in which the sides run.
         seed: seed from which torch draws the weights.
-        progress: is told what is being done.
+        progress: shows what is being done.
 
     Attributes:
         start: torch's weights before the first step; empty if they could not be drawn.
         facts: facts about the training loop.
         summary: summary of torch's run.
         starts: tensors in which the port's replicas start differently -> largest difference.
-        names: table of names that may be right in place of the port's, rules as text; {}: none.
-        no_twin: constants that may be right in place of the port's; (): none.
+        names: proposed table of names, with rules as text; {}: none.
+        no_twin: proposed constants; (): none.
         problems: runs that failed, and why.
         torch, jax: float64 records; jax's run is forced.
         free: float64 records of jax's free run.
@@ -103,7 +103,7 @@ class Runs:
             self._workers.torch.do(forced)
 
     def crossed_names(self) -> str:
-        """Look for two lines of the port's `names` whose swap makes the forward pass equal; return it in words."""
+        """Look for two lines of the port's `names` whose swap makes the forward pass equal, and describe it."""
         if not isinstance(self.case, PortCase) or self._is_large or self.names:
             return ""
         source = self.case.source
@@ -126,7 +126,7 @@ class Runs:
         return Evidence(self.case, self.facts, self.summary, self.start, torch, jax, *paths, judgement)
 
     def _draw(self) -> None:
-        """Draw torch's weights, and see that each jax array and each draw of the losses has a twin."""
+        """Draw torch's weights, and check that each jax array and each draw of the losses has a twin."""
         draw = DrawWeights(self.case.torch_source, "float64", self._path("start"), self._seed)
         if not isinstance(self.case, PortCase):
             with self._noting("torch"):
@@ -147,7 +147,7 @@ class Runs:
     def _pair(self, case: PortCase, torch: Draws, jax: Draws) -> None:
         """Let the losses of both sides draw the same numbers; what cannot be paired is a problem."""
         if isinstance(torch, str) or isinstance(jax, str):
-            # A loss that fails is told by its run, which must not go on if the other side draws.
+            # The run reports a loss that fails, and must not go on if the other side draws random numbers.
             of_sides: dict[str, tuple[Draws, Draws]] = {"torch": (torch, jax), "jax": (jax, torch)}
             for side, (why, others) in of_sides.items():
                 if why and isinstance(why, str) and others and not isinstance(others, str):
@@ -172,9 +172,9 @@ class Runs:
 
     @contextmanager
     def _beside(self, job: JaxJob) -> Iterator[list[Any]]:
-        """Run a job of jax while the body of the `with` statement runs torch's; its answer is put into the list."""
+        """Run a job of jax while the body of the `with` statement runs torch's; put its answer into the list."""
         begun, after, answers = False, self._is_large, list[Any]()
-        if not after:  # of a large model one side has to end before the other begins
+        if not after:  # for a large model, one side has to end before the other begins
             with self._noting("jax"):
                 self._workers.jax.start(job)
                 begun = True
@@ -196,7 +196,7 @@ class Runs:
 
     @property
     def _shares(self) -> bool:
-        """True if the replicas of a large port may share their weights."""
+        """Return whether the replicas of a large port may share their weights."""
         return isinstance(self.case, PortCase) and not self.facts.moves_weights
 
     @contextmanager
@@ -221,7 +221,7 @@ class Runs:
 
 
 def memory_in_words(elements: int, world_size: int, shares: bool = True) -> str:
-    """Say how much memory a check will take, at most, and how much the machine has.
+    """Describe how much memory a check takes at most, and how much the machine has.
 
     Args:
         elements: number of parameters.

@@ -23,7 +23,7 @@ class Stop:
         limit: seconds from now; None: no limit.
 
     Attributes:
-        why: what asked for the end; "": nothing has.
+        why: reason of the request; "": none was made.
 
     Example:
         >>> stop = Stop(limit=0.0)
@@ -61,23 +61,23 @@ class Stop:
 
     @contextmanager
     def listening(self, *signals: signal.Signals) -> Iterator[None]:
-        """Take these signals as requests, in the main thread, where no one else takes them; a second one interrupts."""
-        ours, default = {}, (signal.SIG_DFL, signal.default_int_handler)
+        """In the main thread, treat these signals as requests unless they have a handler; a second one interrupts."""
+        handlers, default = {}, (signal.SIG_DFL, signal.default_int_handler)
         if threading.current_thread() is threading.main_thread():
-            ours = {number: signal.getsignal(number) for number in signals if signal.getsignal(number) in default}
-        for number in ours:
+            handlers = {n: signal.getsignal(n) for n in signals if signal.getsignal(n) in default}
+        for number in handlers:
             signal.signal(number, self._receive)
         timer = threading.Timer(max(0.0, self._until - time.monotonic()), self._time_out)
         timer.daemon = True
         if self._limit < threading.TIMEOUT_MAX:
             timer.start()
-        self._has_ctrl_c = signal.SIGINT in ours
+        self._has_ctrl_c = signal.SIGINT in handlers
         try:
             yield
         finally:
             self._has_ctrl_c = False
             timer.cancel()
-            for number, handler in ours.items():
+            for number, handler in handlers.items():
                 signal.signal(number, handler)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
@@ -92,7 +92,7 @@ class Stop:
             self.poll()
 
     def _time_out(self) -> None:
-        """Interrupt what the main thread computes; what waits for other processes polls."""
+        """Interrupt a computation of the main thread; a wait for other processes polls instead."""
         if self._has_ctrl_c:
             self._timed_out = True
             _thread.interrupt_main()

@@ -16,7 +16,7 @@ _FILES = "files.json"  # name of a tensor -> name of its file
 class StoredTensors(Mapping[str, np.ndarray]):
     """Tensors in a folder, each mapped from its file when it is asked for; pickled as the folder's path.
 
-    An array that is written to does not change its file.
+    Writing to an array does not change its file.
 
     Args:
         folder: a folder made by `write_tensors`.

@@ -1,4 +1,4 @@
-"""Prediction of a run on GPUs that are not here: `python -m jaxddp.plan`.
+"""Predict a run on GPUs that this machine lacks: `python -m jaxddp.plan`.
 
     options -> workload -> program compiled by XLA -> schedule -> roofline and links -> report, picture
 

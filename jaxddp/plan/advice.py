@@ -1,4 +1,4 @@
-"""Say what limits a run, and what would help, each with its predicted effect."""
+"""Report what limits a run, and what would help, each with its predicted effect."""
 
 import dataclasses
 from collections.abc import Iterator

@@ -7,7 +7,7 @@ from jaxddp.plan.hlo import CompiledProgram
 def score_bytes(program: CompiledProgram) -> int:
     """Return the bytes of attention scores that a program's kernels read and write.
 
-    Scores are known by their size: that of a batched matrix product whose result is larger than both its operands
+    Scores are recognised by their size: that of a batched matrix product whose result is larger than both its operands
     together, as queries times keys is for sequences longer than a head is wide.
     """
     sizes = {

@@ -31,7 +31,7 @@ def largest_batch(
     Args:
         compiled: batch size -> bytes; at least two sizes.
         limit: bytes of a GPU.
-        multiple: of which a batch must be a multiple.
+        multiple: the batch size must be divisible by this.
         memory_of: batch size -> bytes, by compiling.
         confirm: whether to compile the estimate; if it does not fit, a new one is made from it.
 

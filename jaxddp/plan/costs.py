@@ -67,7 +67,7 @@ class Costs:
     program: CompiledProgram
 
     def of(self, computation: str, one: Instruction) -> Cost:
-        """Return the cost of an instruction that is no loop, branch or message."""
+        """Return the cost of an instruction other than a loop, branch or message."""
         if one.opcode in FREE or one.opcode.endswith("-done"):
             return Cost()
         names = self.program.by_name[computation]

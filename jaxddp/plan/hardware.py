@@ -1,6 +1,6 @@
-"""GPUs that can be planned for: what their makers and NCCL say of them, and the shares of it that programs reach.
+"""GPUs to plan for: numbers from their makers and NCCL, and the shares of these that programs reach.
 
-Every constant of the plan's model stands in this file. The shares are assumptions: nothing here was measured by jaxddp.
+All constants of the plan's model are in this file. The shares are assumptions: nothing here was measured by jaxddp.
 """
 
 from collections.abc import Mapping

@@ -123,7 +123,7 @@ def parse(text: str) -> CompiledProgram:
     """Parse a compiled program.
 
     Raises:
-        ValueError: the text is no compiled program.
+        ValueError: the text is not a compiled program.
 
     >>> program = parse('''
     ... ENTRY %main (x: f32[3]) -> f32[3] {

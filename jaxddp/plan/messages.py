@@ -24,7 +24,7 @@ def all_reduces(text: str) -> Messages:
     All branches of a conditional count.
 
     Raises:
-        ValueError: the text is no compiled program, or a loop of unknown length sends.
+        ValueError: the text is not a compiled program, or a loop of unknown length sends messages.
 
     >>> all_reduces('''
     ... ENTRY %main (x: f32[3]) -> f32[3] {

@@ -16,7 +16,7 @@ MOST_MESSAGES = 16  # in the table; the others are summed
 
 @dataclass(frozen=True)
 class PlanReport:
-    """Everything that `python -m jaxddp.plan` says of a run.
+    """Everything that `python -m jaxddp.plan` reports about a run.
 
     Attributes:
         workload: the training step.

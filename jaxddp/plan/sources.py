@@ -28,7 +28,7 @@ STEPS = 1000  # of a run, for schedules: the program does not depend on it
 
 
 def workload_of(options: PlanOptions) -> Workload:
-    """Return what the flags ask for.
+    """Return the workload that the flags select.
 
     Raises:
         InputError: flags that do not fit each other, or a script that is not complete.

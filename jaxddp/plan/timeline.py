@@ -174,7 +174,7 @@ class Timeline:
 def play(
     schedule: list[Event], work_seconds: Callable[[Cost], float], message_seconds: Callable[[str, float], float]
 ) -> Timeline:
-    """Play a schedule: kernels run one after another, and so do messages, beside them.
+    """Play a schedule: kernels run one after another, and messages run one after another beside them.
 
     Args:
         schedule: from `events`.

@@ -1,4 +1,4 @@
-"""GPUs that are not there, as XLA's compiler sees them."""
+"""GPUs that this machine lacks, as XLA's compiler sees them."""
 
 import contextlib
 import importlib.metadata
@@ -58,7 +58,7 @@ def _names() -> list[str]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Drop what the plugin writes on stderr while it loads: that there is no GPU."""
+    """Discard the message that the plugin writes on stderr while it loads: that there is no GPU."""
     sys.stderr.flush()
     kept = os.dup(2)
     with Path(os.devnull).open("wb") as nowhere:

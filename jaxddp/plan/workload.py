@@ -20,7 +20,7 @@ Shapes = Mapping[str, jax.ShapeDtypeStruct]
 
 @dataclass(frozen=True)
 class Workload:
-    """A training step, and the shapes that it is compiled for; nothing of it ever runs.
+    """A training step, and the shapes for which it is compiled; it never runs.
 
     Attributes:
         name: name in the report.

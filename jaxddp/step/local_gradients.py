@@ -79,6 +79,7 @@ class LocalGradients:
         shapes = jax.eval_shape(self.differentiate, state, state.buffers, first)
         zeros = jax.tree.map(jnp.zeros_like, shapes)._replace(buffers=state.buffers)
         accumulated, _ = scan_or_unroll(body, zeros, batch.head)
+        # Outside of the loop, so that the all-reduce can overlap with the last micro-batch's backward pass.
         return self.add(state, accumulated, batch.last, pieces)
 
     def add(self, state: TrainState, before: Unsynchronized, micro_batch: Batch, pieces: int = 1) -> Unsynchronized:
@@ -110,9 +111,11 @@ class LocalGradients:
 
         def share(denominator: jax.Array) -> jax.Array:
             # torch divides by this before its backward pass; doing the same makes 16 bits overflow at the same scale.
+            # At least 1, for a replica with padding alone; the gradients are multiplied by it afterwards.
             return jnp.maximum(denominator, 1) * pieces
 
         def numerator(params: Params) -> tuple[jax.Array, tuple[jax.Array, jax.Array, Sums, Buffers]]:
+            # Frozen parameters come from the state, which is not differentiated, so they get no gradient.
             sums, new_buffers = loss_of({**state.params, **noted(params, reached)}, buffers, batch)
             loss, denominator = self.fraction(sums, valid)
             scaled = loss if scaler is None else scaler.scale(state.scaler, loss / share(denominator))
@@ -138,6 +141,7 @@ class LocalGradients:
             return sums["loss"] / sums["count"], jnp.ones_like(sums["count"])
         # Without examples, loss and denominator are 0. With examples but no valid label, the loss is NaN, as in torch.
         some = valid > 0
+        # The inner `where` avoids 0 / 0, which would make the gradient NaN even where the outer one picks 0.
         loss = jnp.where(some, sums["loss"] / jnp.where(some, sums["count"], 1), 0)
         return loss, some.astype(sums["count"].dtype)
 

@@ -103,7 +103,8 @@ class ReplicaStep(StepOptions):
         denominator = self.denominator(local)
         shares = self.shares(local, denominator)
 
-        # Comm hook and mean over replicas. A loss scaler's scale stays in the gradients until here.
+        # Comm hook and mean over replicas. A loss scaler's scale stays in the gradients until here, as in torch, where
+        # DDP reduces in the backward pass and the scaler unscales afterwards.
         reduced, comm_state = self.reduce(state, local, denominator, shares)
         gradients = self._unscale(state, reduced)
         hooked = apply_hooks(gradients, self.gradient_hooks, "mean")
@@ -117,6 +118,7 @@ class ReplicaStep(StepOptions):
         params, opt_state = strategy.update(self.optimizer, clipped, state)
         averaged = state.averaged
         if self.ema_decay is not None:
+            # The average starts at the first update, and steps that the scaler skips make none.
             is_first = state.step == (0 if scaler is None else state.scaler.skipped)
             averaged = moving_average(averaged, params, self.ema_decay, is_first)
 
@@ -129,6 +131,8 @@ class ReplicaStep(StepOptions):
             next_state, scaler_metrics = scaler.step(state, next_state, strategy.all_finite(reduced))
             step_metrics |= scaler_metrics
         if self.skip_nonfinite:
+            # Both conditions are equal on all replicas, so all undo the step or none. The step counts in either case,
+            # since the position in the data follows from it.
             finite = strategy.all_finite(reduced) & jnp.isfinite(sums["loss"])
             undone = jax.tree.map(partial(jnp.where, finite), next_state, state)
             next_state = dataclasses.replace(undone, step=next_state.step)
@@ -164,9 +168,10 @@ class ReplicaStep(StepOptions):
 
     def denominator(self, local: LocalResult) -> jax.Array:
         """Return the divisor of the sums over a replica's elements, the same on all replicas."""
+        # With padding, "ddp" may leave out replicas without examples: their denominator is 0, and that of others 1.
         if self.loss_normalization == "global" or not (local.valid is None or self.divide_by_initial_world_size):
             return all_reduce_mean(local.denominator)
-        return local.denominator  # the number of micro-batches
+        return local.denominator  # equal on all replicas: the number of micro-batches, or with padding 1
 
     def shares(self, local: LocalResult, denominator: jax.Array) -> Params:
         """Return this replica's scaled gradients, after hooks on local gradients; their mean is the gradient."""
@@ -191,6 +196,7 @@ class ReplicaStep(StepOptions):
             # As in torch, a hook sees all parameters that learn, with zeros where the loss does not depend on one.
             every = with_zeros(shares, trained(state.params, self.frozen))
             reduced, comm_state = self.hook.reduce(every, state.comm_state)
+            # Parameters without a gradient are left out again, because the optimizer must not touch them.
             return self.strategy.part({name: reduced[name] for name in shares}), comm_state
         if any(hook.when == "local" for hook in self.gradient_hooks):
             return self.strategy.mean(shares, state.step), state.comm_state

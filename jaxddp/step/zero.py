@@ -43,7 +43,7 @@ class Slices:
 
 
 def layout_of(params: Params) -> Layout:
-    """Return the names, shapes and dtypes of parameters, sorted by name."""
+    """Return the names, shapes and dtypes of parameters, sorted by name so that insertion order does not matter."""
     return tuple((name, jax.ShapeDtypeStruct(x.shape, x.dtype)) for name, x in sorted(params.items()))
 
 
@@ -61,6 +61,7 @@ def sliced(tree: Params, layout: Layout, count: int) -> Slices:
         # Zeros fill the last slice: reduce_scatter takes slices of equal size, and a zero gradient moves nothing.
         return jnp.pad(joint, (0, -joint.size % count)).reshape(count, -1)
 
+    # One vector per dtype, since `concatenate` would promote mixed dtypes to a common one.
     return Slices({dtype: vector(names) for dtype, names in _by_dtype(layout)}, layout)
 
 
@@ -93,11 +94,11 @@ class Sharded(Strategy):
         return joined(all_gather(gradients))
 
     def all_finite(self, gradients: Slices) -> jax.Array:
-        """Check that the slices of all replicas are finite."""
+        """Check that the slices of all replicas are finite, since all have to skip a step or none."""
         return all_reduce(super().all_finite(gradients).astype(jnp.int32), op="min") == 1
 
     def clip(self, gradients: Slices, max_norm: float) -> tuple[Slices, jax.Array]:
-        """Clip by the norm over the slices of all replicas."""
+        """Clip by the norm over the slices of all replicas, which together hold every element once, besides zeros."""
 
         def norm(local: Slices) -> jax.Array:
             return jnp.sqrt(all_reduce(optax.tree.norm(local, squared=True)))
@@ -121,6 +122,7 @@ class Sharded(Strategy):
         def split(like: Any, node: Any) -> Any:
             if _is_slices(like):
                 return sliced(node, layout, world_size)
+            # The optimizer's state has axis 0 as one field, so its counters need that axis too.
             return jnp.broadcast_to(node, (world_size, *jnp.shape(node)))
 
         return jax.tree.map(split, of_slices, opt_state, is_leaf=_is_slices)
@@ -129,7 +131,7 @@ class Sharded(Strategy):
         """Compute the inverse of `split`, in the host's memory: on one device it might not fit."""
 
         def unsliced(node: Any) -> Any:
-            return joined(node) if _is_slices(node) else node[0]
+            return joined(node) if _is_slices(node) else node[0]  # counters are equal on all replicas
 
         return jax.tree.map(unsliced, jax.device_get(opt_state), is_leaf=_is_slices)
 

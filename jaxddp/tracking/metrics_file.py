@@ -40,7 +40,7 @@ def open_metrics(path: Path, resume_step: int | None) -> tuple[TextIO, list[Reco
 
 
 def missing_records(kept: list[Record], count: int, step: int) -> str | None:
-    """Say how many records are missing in a history, and where; None if all are there.
+    """Describe how many records are missing in a history, and where; None if it is complete.
 
     Args:
         kept: records of a metrics.jsonl up to `step`.

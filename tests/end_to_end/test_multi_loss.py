@@ -137,12 +137,12 @@ def test_what_has_no_name_is_located(
         (
             [("def configure_optimizers", "clip_grad_norm = 0.1\ndef configure_optimizers")],
             MODULES,
-            "clip_grad_norm: must not be given beside torch_step",
+            "clip_grad_norm: must not be given with torch_step",
         ),
         (
             [("def configure_optimizers", "def others")],
             MODULES,
-            "configure_optimizers: must be given beside torch_step",
+            "configure_optimizers: must be given with torch_step",
         ),
         (
             [("    with torch.no_grad():\n        value", "    F.dropout(batch['x'])\n    if True:\n        value")],

@@ -29,9 +29,9 @@ NOTHING_FROM_HERE = "; nothing is compared from this step on"
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize(
-    ("side", "change", "born"),
+    ("side", "change", "origin"),
     [
-        ("jax", ROOTS[1], "it is born before layer fc2, whose input is not finite"),
+        ("jax", ROOTS[1], "the first non-finite value arises before layer fc2, whose input is not finite"),
         ("jax", ('batch["y"]).mean()', 'batch["y"]).mean() * np.nan'), "no layer's output shows it: look in the loss"),
         (
             "torch",
@@ -39,33 +39,30 @@ NOTHING_FROM_HERE = "; nothing is compared from this step on"
                 "return TorchNet()",
                 "(net := TorchNet()).fc1.register_forward_hook(lambda m, x, y: y * np.nan)\n    return net",
             ),
-            "it is born in layer fc1",
+            "the first non-finite value arises in layer fc1",
         ),
     ],
     ids=["layer of jax", "loss of jax", "layer of torch"],
 )
-def test_a_loss_that_is_no_number_on_one_side_is_told_first(
-    side: str, change: Change, born: str, failing: Checked
+def test_a_loss_that_is_not_finite_on_one_side_is_reported_first(
+    side: str, change: Change, origin: str, failing: Checked
 ) -> None:
     report = failing(change, numerics=True)
     assert (report.verdict, report.problems, report.numerics) == ("different", (), {})
     (found,) = report.differences
-    assert (found.stage, found.step, found.not_finite, found.detail) == ("local_loss", 1, side, born)
+    assert (found.stage, found.step, found.not_finite, found.detail) == ("local_loss", 1, side, origin)
     other = "torch" if side == "jax" else "jax"
-    told = f"different: The local loss is finite in {other} and not in {side}, first at step 1 in loss\n  {born}\n"
+    told = f"different: The local loss is finite in {other} and not in {side}, first at step 1 in loss\n  {origin}\n"
     assert told in str(report)
     assert "unexplained" not in str(report) and "residual inf" not in str(report) and "float32" not in str(report)
 
 
-def test_a_loss_that_is_no_number_on_both_sides_is_no_difference(failing: Checked) -> None:
+def test_a_loss_that_is_not_finite_on_both_sides_is_no_difference(failing: Checked) -> None:
     """Nothing is compared from there on."""
     report = failing(*ROOTS)
     (problem,) = report.problems
     assert (report.verdict, report.differences, problem.where) == ("incomplete", (), "step 2")
-    assert (
-        "not a finite number, in jax neither; it is born before layer fc2, whose input is not finite;"
-        in problem.message
-    )
+    assert "not a finite number, nor is jax's; the first non-finite value arises before layer fc2, " in problem.message
     assert all(len(result.residuals) == 1 for result in report.stages.values())
     assert str(report).index("problem: torch: step 2: ") < str(report).index("incomplete: ")
 
@@ -76,17 +73,17 @@ def test_a_loss_that_is_no_number_on_both_sides_is_no_difference(failing: Checke
     [
         (
             ENDS,
-            "the local gradients of all tensors are not finite, in jax neither; the loss is finite: they are born in "
+            "the local gradients of all tensors are not finite, nor are jax's; the loss is finite, so they arise in "
             "its derivative",
         ),
         (
             (DEAD, own_optimizers("Adam(parameters, lr=0.01, eps=0)", "optax.adam(0.01, eps=0)")),
-            "numbers of the update of fc1.weight are not finite, in jax neither",
+            "values of the update of fc1.weight are not finite, nor are jax's",
         ),
     ],
     ids=["gradients", "update"],
 )
-def test_gradients_and_updates_that_are_no_numbers_on_both_sides_are_no_difference(
+def test_gradients_and_updates_that_are_not_finite_on_both_sides_are_no_difference(
     changes: tuple[Change, ...], says: str, failing: Checked
 ) -> None:
     report = failing(*changes)
@@ -96,9 +93,9 @@ def test_gradients_and_updates_that_are_no_numbers_on_both_sides_are_no_differen
     assert len(report.losses) == STEPS and math.isfinite(report.losses[0][0])
 
 
-def test_gradients_that_are_no_numbers_on_one_side_are_a_difference(failing: Checked) -> None:
+def test_gradients_that_are_not_finite_on_one_side_are_a_difference(failing: Checked) -> None:
     report = failing(ENDS[0], (LABELS, '\n    return model(batch["x"]).mean()'))
     assert (report.verdict, report.problems) == ("different", ())
     first = report.differences[0]
     assert (first.stage, first.step, first.tensor, first.not_finite) == ("local_gradients", 1, "all tensors", "torch")
-    assert first.detail == "the loss is finite: they are born in its derivative"
+    assert first.detail == "the loss is finite, so they arise in its derivative"

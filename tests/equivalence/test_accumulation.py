@@ -60,10 +60,10 @@ def test_a_no_sync_loop_takes_the_steps_of_torch_ddp(
     worst = 0.0
     with jax.enable_x64(True):
         start = case.initial_weights()
-        theirs = workers.torch.run(case, start).records
-        for (ours, loss), record in zip(steps_of(case, start), theirs, strict=True):
+        torch_records = workers.torch.run(case, start).records
+        for (params, loss), record in zip(steps_of(case, start), torch_records, strict=True):
             expected = {**record["params"], **record["buffers"]}
-            worst = max([worst, *residuals(ours, expected, start).values()])
+            worst = max([worst, *residuals(params, expected, start).values()])
             if case.config.loss_normalization == "global":
                 assert loss == pytest.approx(float(np.mean(record["local_loss"]["loss"])), rel=TOLERANCE)
     assert worst < TOLERANCE

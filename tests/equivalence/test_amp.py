@@ -38,15 +38,13 @@ def distance(a: Trajectory, b: Trajectory) -> float:
     by 0.01 and more. Where that happens depends on the processor's instructions.
     """
     pairs = zip(a.records, b.records, strict=True)
-    return float(
-        np.median([apart for ours, theirs in pairs for apart in residuals(ours[STAGE], theirs[STAGE]).values()])
-    )
+    return float(np.median([apart for one, other in pairs for apart in residuals(one[STAGE], other[STAGE]).values()]))
 
 
-def matches_torch(ours: Trajectory, theirs: Trajectory, exact: Trajectory, allowed: float) -> bool:
+def matches_torch(jax_run: Trajectory, torch_run: Trajectory, exact: Trajectory, allowed: float) -> bool:
     """Return whether a run is as close to torch's as rounding allows, and as far from float32 as torch's is."""
-    far = distance(ours, exact) >= AS_FAR_FROM_FLOAT32 * distance(theirs, exact)
-    return distance(ours, theirs) <= allowed and far
+    far = distance(jax_run, exact) >= AS_FAR_FROM_FLOAT32 * distance(torch_run, exact)
+    return distance(jax_run, torch_run) <= allowed and far
 
 
 @needs_float16
@@ -61,13 +59,13 @@ def matches_torch(ours: Trajectory, theirs: Trajectory, exact: Trajectory, allow
 )
 def test_gradients_equal_torch_autocasts_up_to_rounding(model: str, amp: str, pool: TorchPool) -> None:
     case, allowed = case_of(model, amp), FP16 if amp == "fp16" else BF16[model]
-    theirs = pool.run(case, case.initial_weights())
-    ours, exact = (run_forced(case_of(model, each), theirs) for each in (amp, "none"))
-    assert matches_torch(ours, theirs, exact, allowed), (distance(ours, theirs), distance(ours, exact))
-    assert not matches_torch(exact, theirs, exact, allowed)
+    torch_run = pool.run(case, case.initial_weights())
+    jax_run, exact = (run_forced(case_of(model, each), torch_run) for each in (amp, "none"))
+    assert matches_torch(jax_run, torch_run, exact, allowed), (distance(jax_run, torch_run), distance(jax_run, exact))
+    assert not matches_torch(exact, torch_run, exact, allowed)
     if model == "mlp":
-        other = run_forced(case_of(model, "fp16" if amp == "bf16" else "bf16"), theirs)
-        assert not matches_torch(other, theirs, exact, allowed)
+        other = run_forced(case_of(model, "fp16" if amp == "bf16" else "bf16"), torch_run)
+        assert not matches_torch(other, torch_run, exact, allowed)
 
 
 def lowered(case: Case) -> Any:

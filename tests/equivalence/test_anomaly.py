@@ -157,23 +157,23 @@ def test_a_non_finite_gradient_is_traced_to_its_parameter_and_replica(
     fault: Fault, message: str, world_size: int, pool: TorchPool
 ) -> None:
     sums, our_message = jax_step(world_size, fault)
-    theirs, torchs_message = pool.do(TorchStep(world_size, fault, initial_weights()))[0]
+    of_torch, torchs_message = pool.do(TorchStep(world_size, fault, initial_weights()))[0]
     # The number of further gradients is not compared: torch and jax differ in what relu makes of a NaN.
     assert our_message.partition(" (")[0] == torchs_message.partition(" (")[0] == message
     assert math.isfinite(sums["loss"]) == (fault.parameter != "" or fault is NONE)
-    assert set(sums) - {"accuracy"} == set(theirs) - {"accuracy"}
+    assert set(sums) - {"accuracy"} == set(of_torch) - {"accuracy"}
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_logged_gradient_histograms_and_norms_equal_torchs(world_size: int, pool: TorchPool) -> None:
-    (ours, _), (theirs, _) = jax_step(world_size, NONE), pool.do(TorchStep(world_size, NONE, initial_weights()))[0]
-    assert set(histograms(ours)) == {name for name in ORDER if name[7] in "13"}
-    assert histograms(ours) == histograms(theirs)
-    for name, counts in histograms(ours).items():
+    (of_jax, _), (of_torch, _) = jax_step(world_size, NONE), pool.do(TorchStep(world_size, NONE, initial_weights()))[0]
+    assert set(histograms(of_jax)) == {name for name in ORDER if name[7] in "13"}
+    assert histograms(of_jax) == histograms(of_torch)
+    for name, counts in histograms(of_jax).items():
         assert sum(counts) == (16 if name.endswith("weight") else 4) and len(counts) == len(LOG2_BINS)
-    assert norms(ours).keys() == norms(theirs).keys()
-    for name, norm in norms(ours).items():
-        assert norm == pytest.approx(norms(theirs)[name], rel=1e-12)  # measured: 4e-16
+    assert norms(of_jax).keys() == norms(of_torch).keys()
+    for name, norm in norms(of_jax).items():
+        assert norm == pytest.approx(norms(of_torch)[name], rel=1e-12)  # measured: 4e-16
 
 
 @pytest.mark.large

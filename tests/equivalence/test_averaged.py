@@ -22,9 +22,9 @@ def case_of(decay: float | None, world_size: int) -> Any:
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_the_moving_average_equals_torchs_averaged_model(world_size: int, pool: TorchPool) -> None:
-    ours, theirs = run_in_both(case_of(0.9, world_size), pool)
-    check_equal((ours, theirs), TOLERANCE, STAGES)
-    first, last = theirs.records[0], theirs.records[-1]
+    jax_run, torch_run = run_in_both(case_of(0.9, world_size), pool)
+    check_equal((jax_run, torch_run), TOLERANCE, STAGES)
+    first, last = torch_run.records[0], torch_run.records[-1]
     assert all(np.array_equal(first["averaged"][name], first["params"][name]) for name in first["params"])
     assert any(not np.allclose(last["averaged"][name], last["params"][name]) for name in last["params"])
 

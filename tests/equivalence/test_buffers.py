@@ -37,13 +37,13 @@ def of_each(run: Trajectory, step: int) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("world_size", [2, 4])
 @pytest.mark.parametrize("buffers", BUFFERS)
 def test_buffers_equal_torchs(buffers: str, world_size: int, pool: TorchPool) -> None:
-    ours, theirs = run_in_both(case_of(buffers, world_size), pool)
-    check_equal((ours, theirs), TOLERANCE)
+    jax_run, torch_run = run_in_both(case_of(buffers, world_size), pool)
+    check_equal((jax_run, torch_run), TOLERANCE)
     for step in range(8):
-        local = of_each(ours, step)
+        local = of_each(jax_run, step)
         assert set(local) == ({"bn.running_mean", "bn.running_var"} if buffers == "local" else set())
         for name, values in local.items():
-            np.testing.assert_allclose(values, theirs.records[step]["local_buffers"][name], rtol=1e-12)
+            np.testing.assert_allclose(values, torch_run.records[step]["local_buffers"][name], rtol=1e-12)
 
 
 @pytest.mark.parametrize(("buffers", "wrong"), [("rank0", "mean"), ("mean", "local"), ("local", "mean")])

@@ -79,10 +79,10 @@ def test_every_collective_returns_torchs_result(
     with jax.enable_x64(True):
         results = replicas.map(call_all, in_axes=(0,), out_axes=0)(replicas.shard(inputs(len(torch_results))))
         results = jax.device_get(results)
-    for name, ours in results.items():
-        theirs = np.stack([of_rank[name] for of_rank in torch_results])
-        assert ours.shape == theirs.shape, name
-        np.testing.assert_allclose(ours, theirs, rtol=0, atol=TOLERANCE * np.abs(theirs).max(), err_msg=name)
+    for name, of_jax in results.items():
+        of_torch = np.stack([of_rank[name] for of_rank in torch_results])
+        assert of_jax.shape == of_torch.shape, name
+        np.testing.assert_allclose(of_jax, of_torch, rtol=0, atol=TOLERANCE * np.abs(of_torch).max(), err_msg=name)
 
 
 def test_no_two_collectives_have_the_same_result(torch_results: list[dict[str, np.ndarray]]) -> None:

@@ -157,8 +157,8 @@ def torch_run(workers: Any) -> Any:
     return cache(lambda case: run_torch(case, workers.torch))
 
 
-def check(ours: Trajectory, theirs: Trajectory) -> Comparison:
-    return compare(ours, theirs, TOLERANCE, STAGES)
+def check(jax_run: Trajectory, torch_run: Trajectory) -> Comparison:
+    return compare(jax_run, torch_run, TOLERANCE, STAGES)
 
 
 # As long as every replica has examples, both divisors are equal.

@@ -47,13 +47,13 @@ def of_each(run: Trajectory, step: int, world_size: int) -> dict[str, np.ndarray
     return equal | local
 
 
-def farthest(ours: Trajectory, theirs: Trajectory, world_size: int) -> tuple[float, int]:
+def farthest(jax_run: Trajectory, torch_run: Trajectory, world_size: int) -> tuple[float, int]:
     """Return any replica's largest difference, relative to a tensor's change, and the first step beyond tolerance."""
     worst, first = 0.0, 0
     for step in range(STEPS):
-        expected = theirs.records[step]["local_params"]
-        for name, value in of_each(ours, step, world_size).items():
-            moved = np.abs(expected[name] - theirs.start[name]).max()
+        expected = torch_run.records[step]["local_params"]
+        for name, value in of_each(jax_run, step, world_size).items():
+            moved = np.abs(expected[name] - torch_run.start[name]).max()
             off = float(np.abs(value - expected[name]).max() / moved)
             worst, first = max(worst, off), first or (step + 1 if off > TOLERANCE else 0)
     return worst, first
@@ -64,11 +64,11 @@ def farthest(ours: Trajectory, theirs: Trajectory, world_size: int) -> tuple[flo
 @pytest.mark.parametrize("period", [2, 3])
 def test_every_replica_takes_torchs_steps(period: int, world_size: int, pool: TorchPool) -> None:
     case = case_of(world_size, period)
-    ours, theirs = run_in_both(case, pool)
-    check_equal((ours, theirs), TOLERANCE)
-    off, _ = farthest(ours, theirs, world_size)
+    jax_run, torch_run = run_in_both(case, pool)
+    check_equal((jax_run, torch_run), TOLERANCE)
+    off, _ = farthest(jax_run, torch_run, world_size)
     assert off < TOLERANCE
-    local = [any(key.startswith("params:") for key in record["spread"]) for record in ours.records]
+    local = [any(key.startswith("params:") for key in record["spread"]) for record in jax_run.records]
     assert local == [step > 3 and (step - 3) % period != 0 for step in range(STEPS)]
 
 

@@ -52,9 +52,9 @@ def test_every_optimizer_takes_torchs_steps(optimizer: str, pool: TorchPool) -> 
 )
 def test_features_around_the_sharded_update_equal_torchs(feature: str, world_size: int, pool: TorchPool) -> None:
     case = case_of(world_size=world_size, **FEATURES.get(feature, {"comm_hook": "bf16_compress"}))
-    ours, theirs = run_in_both(case, pool)
-    check_equal((ours, theirs), TOLERANCE)
-    assert not any(record["spread"] for record in ours.records)  # all replicas are equal bit for bit
+    jax_run, torch_run = run_in_both(case, pool)
+    check_equal((jax_run, torch_run), TOLERANCE)
+    assert not any(record["spread"] for record in jax_run.records)  # all replicas are equal bit for bit
 
 
 @pytest.mark.one_in(2)

@@ -145,7 +145,7 @@ NOT_FINITE = dataclasses.replace(
     differences=(
         Difference(
             "local_gradients", 4, "all tensors", math.inf, 1e-12,
-            detail="the loss is finite: they are born in its derivative", not_finite="jax",
+            detail="the loss is finite, so they arise in its derivative", not_finite="jax",
         ),
         *SEMANTIC.differences,
     ),

@@ -16,7 +16,7 @@ class Named(NamedTuple):
     """A case and the feature that it tests.
 
     Attributes:
-        feature: "clipping", say; "" for a plain pair of model and optimizer.
+        feature: such as "clipping"; "" for a plain pair of model and optimizer.
         case: the case.
     """
 

@@ -1,4 +1,4 @@
-"""What the catalogue says about a fault."""
+"""Entries of the catalogue of faults."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -7,11 +7,11 @@ from jaxddp.parity.catalogue.torch_optimizer import TorchOptimizer
 
 
 class Known(NamedTuple):
-    """Facts about a fault that was found, beside its name.
+    """Facts about a fault that was found, besides its name.
 
     Attributes:
-        says: the fault in words, with its values.
-        optimizer: the reference's, which the fault's tensors are given to.
+        says: description of the fault, with its values.
+        optimizer: the reference's optimizer, applied to the tensors that the fault names.
     """
 
     says: str
@@ -22,8 +22,8 @@ class Fault(NamedTuple):
     """A kind of mistake.
 
     Attributes:
-        title: what the JAX side does.
-        fix: what it should do instead.
+        title: mistake of the JAX side.
+        fix: correct code or advice.
         thread: a public report of the fault, as owner/repository#number; "" if there is none.
         fix_of: returns the fix where it depends on the run, and "" where `fix` is right; None: `fix` is always right.
     """
@@ -34,5 +34,5 @@ class Fault(NamedTuple):
     fix_of: Callable[[Known], str] | None = None
 
     def fix_for(self, known: Known | None) -> str:
-        """Return what the port should do instead; `known` None: nothing is known of the run."""
+        """Return the fix; `known` None: nothing is known about the run."""
         return (known and self.fix_of and self.fix_of(known)) or self.fix

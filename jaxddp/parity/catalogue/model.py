@@ -2,9 +2,9 @@
 
 from jaxddp.parity.catalogue.fault import Fault, Known
 
-UPDATES = "though it updates them"  # said of BatchNorm in training mode that normalises by its running statistics
-BY_BATCH = "BatchNorm by the batch's statistics, as in training"  # said of a port whose reference is in eval()
-BY_ERF = "GELU by erf"  # said of a port whose reference uses the tanh approximation
+UPDATES = "though it updates them"  # for BatchNorm in training mode that normalises by its running statistics
+BY_BATCH = "BatchNorm by the batch's statistics, as in training"  # for a port whose reference is in eval()
+BY_ERF = "GELU by erf"  # for a port whose reference uses the tanh approximation
 
 
 def _batch_norm(known: Known) -> str:
@@ -103,7 +103,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "clipped_term": Fault(
         "where the reference takes the larger (or smaller) of two values, as in a clipped loss, the port takes the "
-        "other, or one of them always",
+        "other, or always one of them",
         "use jnp.maximum(a, b) for torch.max(a, b) and jnp.minimum(a, b) for torch.min(a, b), before the mean",
     ),
     "clamp_missing": Fault(

@@ -15,7 +15,7 @@ MASK = (
 
 
 def _as_torchs(advice: str, *shown: str, rate: str = "lr") -> FixOf:
-    """Return a fix: advice, followed by code that makes the reference's optimizer, with these options written."""
+    """Return a fix: advice, then code that makes the reference's optimizer and always writes these options."""
 
     def fix_of(known: Known) -> str:
         code = known.optimizer.in_jax(*shown, rate=rate)

@@ -1,10 +1,10 @@
-"""Torch's optimizer, and the same optimizer in JAX as code for a fix."""
+"""Write torch's optimizer as JAX code for a fix."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# Defaults of the functions in the code; an option is left out where its default is right.
+# Defaults of the functions in the code; options that equal them are omitted.
 DEFAULTS: dict[str, dict[str, Any]] = {
     "optax.sgd": {"momentum": 0, "nesterov": False},
     "jaxddp.optim.sgd": {"momentum": 0, "dampening": 0, "nesterov": False},
@@ -37,16 +37,16 @@ class TorchOptimizer:
 
     @property
     def decouples(self) -> bool:
-        """True if weight decay does not go through the gradients."""
+        """Return whether weight decay bypasses the gradients."""
         return self.kind == "AdamW" or bool(self._shared("decoupled_weight_decay"))
 
     def in_jax(self, *shown: str, rate: str = "lr") -> str:
-        """Return code that makes the same optimizer; "" for one that this does not know.
+        """Return code that makes the same optimizer; "" for an unknown one.
 
-        `mask` in it stands for the tensors that decay, if some do not.
+        If some tensors do not decay, `mask` in the code stands for those that do.
 
         Args:
-            shown: options that are written even if their default is right, where the function has them.
+            shown: options of the function that are written even if they equal their defaults.
             rate: name of the learning rate, or its schedule.
 
         >>> TorchOptimizer("SGD", [{"lr": 0.1, "momentum": 0.9, "weight_decay": 0.03}]).in_jax()
@@ -80,7 +80,7 @@ class TorchOptimizer:
         return f"optax.chain(optax.add_decayed_weights({_written(decay)}{', mask' * bool(none)}), {code})"
 
     def _function(self) -> tuple[str, dict[str, Any]] | None:
-        """Return the function and its options without weight decay; an option is None if the groups differ in it."""
+        """Return the function and its options except weight decay; an option is None if the groups differ in it."""
         shared = self._shared
         momentum, eps, largest = shared("momentum", 0), shared("eps", 1e-8), shared("amsgrad")
         if self.kind == "SGD":
@@ -126,7 +126,7 @@ def _call(function: str, rate: str, options: Mapping[str, Any]) -> str:
 
 
 def _written(value: Any) -> str:
-    """Write a number as somebody would, without losing a digit.
+    """Format a number as a programmer would, without losing a digit.
 
     >>> [_written(x) for x in (1e-08, 0.03, True, (0.9, 0.98))]
     ['1e-8', '0.03', 'True', '(0.9, 0.98)']

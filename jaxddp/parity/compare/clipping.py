@@ -1,4 +1,4 @@
-"""Clipping by a global norm, in NumPy, as torch.nn.utils.clip_grad_norm_ does it."""
+"""Clip by a global norm in NumPy, as torch.nn.utils.clip_grad_norm_ does."""
 
 from typing import Any
 
@@ -10,11 +10,11 @@ TORCH_CLIP_EPSILON = 1e-6
 
 
 def clip_factor(norm: Any, max_norm: float, epsilon: float = TORCH_CLIP_EPSILON) -> Any:
-    """Return min(1, max_norm / (norm + epsilon)), which every gradient is multiplied by; 1 where norm + epsilon is 0.
+    """Return the factor on every gradient, min(1, max_norm / (norm + epsilon)); 1 where norm + epsilon is 0.
 
     Args:
         norm: global norm of the gradients; an array holds one norm per replica.
-        max_norm: largest norm that is not clipped.
+        max_norm: largest norm after clipping.
         epsilon: added to the norm.
     """
     total = np.asarray(norm + epsilon, float)
@@ -28,14 +28,14 @@ def clip(
     norm_scale: float = 1.0,
     norm: float | None = None,
 ) -> Tensors:
-    """Return g min(1, max_norm / (norm_scale |g| + epsilon)) for every gradient g, |g| the norm of all together.
+    """Return g min(1, max_norm / (norm_scale |g| + epsilon)) for every gradient g, where |g| is the global norm.
 
     Args:
-        gradients: one replica's, by name.
+        gradients: one replica's gradients by name.
         max_norm: largest norm after clipping.
         epsilon: added to the norm.
         norm_scale: factor on the norm; 1 is torch's clipping, others are planted faults.
-        norm: |g|; None: computed from the gradients, of which none may be an excerpt.
+        norm: |g|; None: computed from the gradients, none of which may be an excerpt.
 
     >>> clip({"w": np.array([3.0, 4.0])}, 2.5)["w"].round(5)
     array([1.5, 2. ])

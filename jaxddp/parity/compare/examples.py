@@ -1,4 +1,4 @@
-"""Where and how the examples of two batches differ, in words."""
+"""Describe where and how the examples of two batches differ."""
 
 from collections.abc import Sequence
 
@@ -7,11 +7,11 @@ import numpy as np
 from jaxddp.errors import listed
 from jaxddp.parity.fingerprints import Fingerprints, together
 
-SHOWN = 4  # rows and replicas that are listed
+SHOWN = 4  # rows and replicas listed
 
 
 def examples_in_words(expected: Fingerprints, mapped: Fingerprints) -> str:
-    """Say which entries, replicas and rows of a batch differ, and by what rule if there is one.
+    """Describe which entries, replicas and rows of a batch differ, and by what rule if there is one.
 
     Args:
         expected, mapped: entry of the batch -> fingerprints of torch's and of jax's examples, (world_size, examples).
@@ -38,7 +38,7 @@ def examples_in_words(expected: Fingerprints, mapped: Fingerprints) -> str:
 
 
 def _counted(kind: str, numbers: np.ndarray, count: int) -> str:
-    """List numbers that are not all of a kind.
+    """List numbers out of `count`, or say "all".
 
     >>> [_counted("row", np.array(rows), 3) for rows in ([0, 1, 2], [1], [0, 2])]
     ['all rows', 'row 1', 'rows 0, 2']
@@ -49,7 +49,7 @@ def _counted(kind: str, numbers: np.ndarray, count: int) -> str:
 
 
 def _rule(torch: np.ndarray, jax: np.ndarray, replicas: Sequence[int] | np.ndarray) -> str:
-    """Say how the differing replicas' examples, (world_size, examples), follow from torch's."""
+    """Describe how jax's examples on the differing replicas, (world_size, examples), follow from torch's."""
     expected, mapped = torch[replicas], jax[replicas]
     size = expected.shape[1]
     for rows in range(1, size):

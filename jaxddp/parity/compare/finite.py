@@ -1,4 +1,4 @@
-"""Find the first numbers of a run that are not finite, on either side."""
+"""Find a run's first non-finite values on either side."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,21 +13,21 @@ from jaxddp.parity.records import Record, Tensors
 
 STAGES = (*LOCAL_STAGES, "gradients", "clipped_gradients", "update", "buffers", "optimizer_state")
 GRADIENTS = ("local_gradients", "gradients", "clipped_gradients")
-NAMED = 3  # tensors that are listed
-Places = dict[tuple[str, int], None]  # (tensor, replica), in order; replica 0 for what all replicas share
+NAMED = 3  # tensors listed
+Places = dict[tuple[str, int], None]  # (tensor, replica), in order; replica 0 for a shared stage
 
 
 @dataclass(frozen=True)
 class NotFinite:
-    """First numbers of a run that are not finite.
+    """First non-finite values of a run.
 
     Attributes:
-        step: their step, counted from 0.
-        stage: the first stage of the step that has any.
+        step: first step with any, counted from 0.
+        stage: first stage of that step with any.
         side: "torch" or "jax"; "both" if they are at the same place on both sides.
-        tensors: tensors that have them.
-        all_tensors: True if no tensor of the stage is without them.
-        rank: the first replica that has them.
+        tensors: tensors that contain any.
+        all_tensors: whether every tensor of the stage contains some.
+        rank: first replica with any.
     """
 
     step: int
@@ -39,7 +39,7 @@ class NotFinite:
 
     @property
     def where(self) -> str:
-        """Return the tensors, in words.
+        """Names of the tensors, for a message.
 
         >>> NotFinite(0, "update", "both", ("a", "b", "c", "d"), False, 0).where
         'a, b, c, ...'
@@ -48,10 +48,10 @@ class NotFinite:
 
 
 def first_not_finite(torch: Sequence[Record], jax: Sequence[Record], start: Arrays) -> NotFinite | None:
-    """Return the first numbers that are not finite in what both sides show; None: all are finite.
+    """Return the first non-finite values in the stages that both sides show; None if all are finite.
 
-    Constants of the model, such as a mask that holds -inf from the start, do not count; nor do gradients that both
-    sides skip, as the scaling of losses does, so that the parameters stay finite.
+    Constants of the model, such as a mask that holds -inf from the start, do not count. Neither do gradients that both
+    sides skip so that the parameters stay finite, as a loss scaler does.
 
     Args:
         torch, jax: records of both sides.
@@ -79,7 +79,7 @@ def first_not_finite(torch: Sequence[Record], jax: Sequence[Record], start: Arra
 
 
 def _places(record: Record, stage: str, start: Arrays) -> Places:
-    """Return where a stage has numbers that are not finite."""
+    """Return where a stage has non-finite values."""
     found: Places = {}
     for name, x in _of_stage(record, stage):
         spoils = ~np.isfinite(x)
@@ -91,7 +91,7 @@ def _places(record: Record, stage: str, start: Arrays) -> Places:
 
 
 def _of_stage(record: Record, stage: str) -> list[tuple[str, np.ndarray]]:
-    """Return the floating-point tensors of a stage; of large ones, which are excerpts, the norms too."""
+    """Return a stage's floating-point tensors, and the norms of large ones, whose tensors are excerpts."""
     of_record: list[Tensors] = [record.get(stage, {}), record.get(f"pure_{stage}", {})]
     if stage in GRADIENTS:
         norms = record.get("local_norms" if stage in LOCAL_STAGES else "norms", {})
@@ -101,7 +101,7 @@ def _of_stage(record: Record, stage: str) -> list[tuple[str, np.ndarray]]:
 
 
 def _compared_states(tensors: list[tuple[str, np.ndarray]]) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the states that both optimizers have, by their parameter."""
+    """Yield the states that both optimizers have, named after their parameters."""
     known = {*STATES, *STATES.values(), *MOMENTUM, "momentum_buffer"}
     for key, x in tensors:
         kind, _, name = key.partition(":")

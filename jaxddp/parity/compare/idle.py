@@ -1,4 +1,4 @@
-"""Find what a run did not exercise, so that its agreement shows nothing."""
+"""Find the parts of a training loop that a run did not exercise, so that its agreement says nothing about them."""
 
 from collections.abc import Iterator, Sequence
 
@@ -34,7 +34,7 @@ def idle(records: Sequence[Record], clip_grad_norm: float | None) -> Iterator[st
 
 
 def _of_zeros(record: Record) -> set[str]:
-    """Return the tensors whose gradient is 0; of a large one the record holds an excerpt and the norm."""
+    """Return the tensors whose gradient is 0; for a large one, the record holds an excerpt and the norm."""
     norms = record.get("norms", {})
     gradients = record["gradients"].items()
     return {name for name, x in gradients if not (x.any() or np.any(norms.get(f"gradients:{name}", False)))}

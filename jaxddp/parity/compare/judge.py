@@ -1,4 +1,4 @@
-"""Comparison of two runs stage by stage, with every stage judged by its inputs.
+"""Compare two runs stage by stage, and judge every stage given its inputs.
 
 A port that sums its gradients has wrong updates too, yet its optimizer is right: given the same gradients, torch's
 optimizer would compute the same updates. A stage therefore counts as different only if it differs from what the
@@ -32,10 +32,10 @@ ALLOWED = {
     "buffers": 1e-12,  # measured: up to 1e-15
     "optimizer_state": 1e-12,  # measured: up to 1e-14
 }
-# Local stages that a port's step shows, against those computed from its loss alone.
+# Local stages that a port's step shows -> the same, computed from its loss alone.
 OWN_LOSS, OWN_LOCAL = "own_local_loss", "own_local_gradients"
 EPSILON = float(np.finfo(np.float64).eps)
-# torch's names of optimizer states and hyperparameters, and optax's; compared where both sides have them.
+# Names of optimizer states and hyperparameters in torch and in optax; compared where both sides have them.
 STATES = {"exp_avg": "mu", "exp_avg_sq": "nu", "square_avg": "nu", "grad_avg": "mu", "sum": "sum_of_squares"}
 MOMENTUM = ("buffer", "trace")  # torch's momentum_buffer; optax stores it in the same units for SGD only
 RATES = {"learning_rate": "lr", "eps": "eps", "weight_decay": "weight_decay", "momentum": "momentum"}
@@ -50,7 +50,7 @@ class Located:
         tensor: name of the tensor.
         residual: residual of the tensor.
         allowed: largest residual that would count as equal.
-        detail: further words for the report.
+        detail: further text for the report.
     """
 
     step: int
@@ -65,7 +65,7 @@ class Judgement:
     """Result of comparing two runs.
 
     Attributes:
-        residuals: stage -> per step, tensor -> residual of jax's against torch's.
+        residuals: stage -> per step, tensor -> residual of jax against torch.
         update_rounding: per step, see `rounding_of_update`.
         shares: per step, see `rate_in_float32`.
         rates_off: per step, rounding of a float32 rate, relative to the largest rate so far.
@@ -83,7 +83,7 @@ class Judgement:
     first: dict[str, Located] = field(default_factory=dict)
 
     def results(self) -> dict[str, StageResult]:
-        """Return each compared stage's result over all steps."""
+        """Result of each compared stage over all steps."""
         return {stage: self._result(stage) for stage in ORDER if stage in self.residuals}
 
     @property
@@ -92,7 +92,7 @@ class Judgement:
         return max(self.rates_off, default=0.0)
 
     def allowed(self, stage: str, step: int | None = None) -> float:
-        """Return the largest residual that counts as equal, at a step (from 1); None: at any step."""
+        """Return the largest residual that counts as equal at a step (from 1), or at any step if None."""
         if stage != "update":
             return ALLOWED.get(stage.removeprefix("own_"), 0.0)
         rounding = self.update_rounding if step is None else self.update_rounding[step - 1 : step]
@@ -115,14 +115,14 @@ def judge(
     optimizer: str,
     highest: float = 0.0,
 ) -> Judgement:
-    """Compare every stage of every step that both sides have taken.
+    """Compare every stage of every step that both sides took.
 
     Args:
         torch_records: records of the reference.
         jax_records: records of the run that the reference forces.
         facts: facts about the training loop.
         optimizer: class name of torch's optimizer.
-        highest: largest learning rate of the schedule, as far as it is known beyond the run.
+        highest: largest learning rate that the schedule is known to reach after the run.
     """
     judgement, peak = Judgement(), 0.0
     for step, (torch, jax) in enumerate(zip(torch_records, jax_records, strict=False), start=1):
@@ -188,7 +188,7 @@ def _stages(
 
 
 def rounding_of_update(record: Record) -> float:
-    """Compute the rounding of an update that is a difference of parameters: eps ||p|| / ||update||; 0 if undefined.
+    """Compute the rounding error of an update that is a difference of parameters: eps ||p|| / ||update||, or 0.
 
     >>> rounding_of_update({"params": {"w": np.array([3.0])}, "update": {"w": np.array([1e-3])}}) < 1e-12
     True
@@ -198,7 +198,7 @@ def rounding_of_update(record: Record) -> float:
 
 
 def rate_in_float32(torch: StoredRecord, jax: Record, peak: float) -> dict[str, float]:
-    """Return the factor by which a float32 rate scales each of jax's updates; 1 where the rate is no float32.
+    """Return the factor by which a float32 rate scales each of jax's updates; 1 where the rate is not a float32 number.
 
     Args:
         torch, jax: records of one step, of torch and of jax.
@@ -214,7 +214,7 @@ def _rate_off(torch: StoredRecord, shares: Mapping[str, float], peak: float) -> 
 
 
 def shows_clipping(jax: Record, facts: Facts) -> bool:
-    """Return whether jax's record shows the clipped gradients, rather than only the updates that follow."""
+    """Return whether jax's record shows the clipped gradients and not only their effect on the updates."""
     return "clipped_gradients" in jax and not facts.clips_inside
 
 
@@ -227,7 +227,7 @@ def _same_examples(torch: Record, jax: Record, facts: Facts) -> list[int]:
 
 
 def _norms_apart(torch: Record, jax: Record, ranks: list[int]) -> dict[str, float]:
-    """Compute how far the norms of large local gradients are apart, of which the records hold excerpts."""
+    """Compute relative differences of large local gradients' norms, since the records hold only excerpts of them."""
     pure = "pure_" if "pure_local_gradients" in jax else ""
     of_torch = {name: value[ranks] for name, value in torch.get("local_norms", {}).items()}
     of_jax = {name: jax["local_norms"][f"{pure}{name}"][ranks] for name in of_torch}
@@ -243,14 +243,14 @@ def _of_ranks(tensors: Tensors, ranks: list[int]) -> Tensors:
 
 
 def _against(jax: Tensors, torch: Tensors) -> dict[str, float]:
-    """Compute the residuals of torch's tensors; zeros of jax agree with a tensor that torch does not have."""
+    """Compute the residuals of torch's tensors; a jax tensor of zeros that torch lacks counts as equal."""
     torch = {name: value for name, value in torch.items() if not name.endswith(COUNTER)}
     unused = {name: np.zeros_like(jax[name]) for name in jax if name not in torch and not np.any(jax[name])}
     return residuals({name: jax[name] for name in (*torch, *unused)}, {**torch, **unused})
 
 
 def _locate(judgement: Judgement, stage: str, step: int, of_tensors: Mapping[str, float]) -> None:
-    """Note the stage's first difference if this step is it."""
+    """Record this step as the stage's first difference if it is."""
     if stage in judgement.first or not of_tensors:
         return
     tensor = max(of_tensors, key=lambda name: of_tensors[name])
@@ -275,7 +275,7 @@ def _spread(torch: Record, jax: Record, step: int) -> Iterator[tuple[str, Locate
 
 
 def _hyperparameters(torch: Record, jax: Record, peak: float) -> dict[str, float]:
-    """Compute relative differences of the hyperparameters that both sides show; rates relative to the largest."""
+    """Compute relative differences of the hyperparameters that both sides show; for rates, relative to the largest."""
     (group, *_), shown = torch.notes["groups"], jax.get("hyperparameters", {})  # type: ignore[attr-defined]
     pairs = {name: (float(shown[name]), group[key]) for name, key in RATES.items() if name in shown and key in group}
     scale = {name: max(abs(b), peak if RATES[name] == "lr" else 0.0) for name, (_, b) in pairs.items()}

@@ -1,4 +1,4 @@
-"""Search for the first layer whose output differs between two forward passes."""
+"""Find the first layer whose output differs between two forward passes."""
 
 from collections.abc import Iterator, Sequence
 
@@ -12,11 +12,11 @@ EQUAL = 1e-10  # ||jax - torch|| / ||torch|| of an output; measured: up to 3e-15
 
 
 def first_difference(torch: StoredRecord, jax: StoredRecord, twins: dict[str, str]) -> tuple[Layer | None, int]:
-    """Compare the layers that both sides have called, in torch's order, and return the first that differs.
+    """Compare the layers that both sides call, in torch's order, and return the first that differs.
 
-    Layers whose outputs have other shapes, such as an attention's heads before and after they are joined, are skipped.
-    So is a module that contains layers, if a layer after it is given the same, or the module around it returns the
-    same: one side may return the sum of a block and its input, and the other add them outside.
+    Layers whose outputs have different shapes are skipped, such as attention heads before and after they are joined.
+    A module that contains layers is skipped, too, if a later layer gets equal inputs or the enclosing module returns
+    equal outputs: one side may add the residual connection inside of a block, and the other outside.
 
     Args:
         torch, jax: records with the stages "inputs" and "outputs", layer -> array, and the note "order", layers in
@@ -24,7 +24,7 @@ def first_difference(torch: StoredRecord, jax: StoredRecord, twins: dict[str, st
         twins: torch's layers -> jax's.
 
     Returns:
-        The layer, None if no layer differs or none can be compared; and the number of equal ones before it.
+        The layer, or None if no layer differs or none can be compared; and the number of equal layers before it.
     """
     order, images = torch.notes["order"], jax.notes.get("images", ())
     of_torch, of_jax = ((side[INPUTS], side[OUTPUTS]) for side in (torch, jax))
@@ -84,7 +84,7 @@ class _Call:
 
     @property
     def is_given_same(self) -> bool:
-        """True if the inputs are known, and equal."""
+        """Return whether the inputs are known and equal."""
         return self.input_residual is not None and self.input_residual <= EQUAL
 
     def layer(self, before: str) -> Layer:
@@ -116,7 +116,7 @@ def layer_residuals(
     """Compare the outputs of all layers; see `first_difference` and `in_torch_layout` for the arguments.
 
     Returns:
-        Torch's calls, in their order -> ||jax - torch|| / ||torch||.
+        Torch's calls, in order -> ||jax - torch|| / ||torch||.
     """
     residuals = {}
     for name, twin in _pairs(order, twins, jax):
@@ -127,13 +127,13 @@ def layer_residuals(
 
 
 def not_finite_layer(side: StoredRecord) -> tuple[str, bool]:
-    """Return the first layer whose output holds a NaN, or else an infinity; "" if none does.
+    """Return the first layer whose output contains a NaN, or else an infinity; "" if there is none.
 
     Args:
         side: see `first_difference`.
 
     Returns:
-        The layer, and whether its input holds one too.
+        The layer, and whether its input contains one, too.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -155,12 +155,12 @@ def not_finite_layer(side: StoredRecord) -> tuple[str, bool]:
 def in_torch_layout(jax: np.ndarray, torch: np.ndarray, images: Sequence[Sequence[int]] = ()) -> np.ndarray | None:
     """Return a jax activation in torch's layout: unchanged, or with the channels moved from last to second.
 
-    With as many channels as rows and columns the shapes fit both layouts; the one nearer to torch's values is taken.
+    If the shapes fit both layouts, as with as many channels as rows and columns, the one nearer to torch's values wins.
 
     Args:
         jax: activation of the jax layer.
         torch: activation of its torch twin.
-        images: shapes (C, ...) of images that jax flattens (..., C), and torch (C, ...).
+        images: shapes (C, ...) of images that torch flattens in this order, and jax as (..., C).
 
     Returns:
         The activation; None if neither layout has torch's shape.
@@ -179,10 +179,10 @@ def in_torch_layout(jax: np.ndarray, torch: np.ndarray, images: Sequence[Sequenc
 
 
 def reordered(of_jax: np.ndarray, of_torch: np.ndarray) -> tuple[tuple[int, int], ...]:
-    """Find the order in which jax's channels are torch's: two arrays concatenated the other way round, say.
+    """Find the permutation from torch's channels to jax's, as when two arrays are concatenated the other way round.
 
-    Channels are columns of the last axis, or of the second of an image. Sums of the rows with random weights tell
-    which column of one is which of the other; all elements are compared afterwards.
+    Channels lie along the last axis, or the second of an image. Random projections over the other axes match the
+    channels of the two sides; all elements are compared afterwards.
 
     Args:
         of_jax, of_torch: inputs of a layer, in torch's layout.
@@ -199,18 +199,18 @@ def reordered(of_jax: np.ndarray, of_torch: np.ndarray) -> tuple[tuple[int, int]
     axis = 1 if of_torch.ndim == 4 else -1
     columns = [np.moveaxis(x, axis, -1).reshape(-1, x.shape[axis]) for x in (of_jax, of_torch)]
     weights = np.random.default_rng(0).normal(size=len(columns[0]))
-    of_ours, of_theirs = (weights @ x for x in columns)
-    order = np.empty(len(of_ours), dtype=int)
-    order[np.argsort(of_ours, kind="stable")] = np.argsort(of_theirs, kind="stable")
+    jax_sums, torch_sums = (weights @ x for x in columns)
+    order = np.empty(len(jax_sums), dtype=int)
+    order[np.argsort(jax_sums, kind="stable")] = np.argsort(torch_sums, kind="stable")
     if _residual(*columns) <= EQUAL or _residual(columns[0], columns[1][:, order]) > EQUAL:
         return ()
-    _lengthen_runs(order, of_theirs)
+    _lengthen_runs(order, torch_sums)
     runs = np.split(order, np.flatnonzero(np.diff(order) != 1) + 1)
     return tuple((int(run[0]), int(run[-1])) for run in runs)
 
 
 def _lengthen_runs(order: np.ndarray, sums: np.ndarray) -> None:
-    """Exchange channels that are alike, such as dead ReLUs, in place, so that each stands beside its neighbour."""
+    """Swap equal channels, such as dead ReLUs, in place, so that runs of neighbours become longer."""
     last = len(order) - 1
     for positions, step in ((range(1, last + 1), 1), (range(last - 1, -1, -1), -1)):
         for i in positions:
@@ -221,7 +221,7 @@ def _lengthen_runs(order: np.ndarray, sums: np.ndarray) -> None:
 
 
 def _pairs(order: Sequence[str], twins: dict[str, str], jax: Tensors) -> Iterator[tuple[str, str]]:
-    """Yield torch's calls that have a jax twin: "fc" with "fc", and its second call, "fc (2)", with "fc (2)"."""
+    """Yield torch's calls that have a twin in jax; the second call, "fc (2)", pairs with the second, "fc (2)"."""
     for name in order:
         module, space, number = name.partition(" ")
         twin = twins.get(module, "?") + space + number
@@ -234,7 +234,7 @@ def _residual(of_jax: np.ndarray, of_torch: np.ndarray) -> float:
 
 
 def _distances(of_jax: np.ndarray, of_torch: np.ndarray) -> np.ndarray:
-    """Return |jax - torch|: 0 where both are NaN or the same infinity, infinite where only one is."""
+    """Compute |jax - torch|: 0 where both are NaN or the same infinity, infinite where only one is."""
     with np.errstate(invalid="ignore"):
         distances = np.abs(of_jax - of_torch)
     same = (of_jax == of_torch) | (np.isnan(of_jax) & np.isnan(of_torch))

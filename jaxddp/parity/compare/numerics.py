@@ -1,4 +1,4 @@
-"""Rounding: the distance of each side's float32 run from its float64 run, both forced by the same reference."""
+"""Compare rounding: each side's distance between its float32 and its float64 run, both forced by one reference."""
 
 import math
 from collections.abc import Sequence
@@ -11,11 +11,11 @@ from jaxddp.parity.port import Facts
 from jaxddp.parity.records import Records, Tensors, relative, stage_norm
 
 ALLOWED = 10.0  # one side's distance over the other's; measured: 0.4 to 2.9, and from 0.02 where a floor allows it
-SMALL = 1e-9  # largest float64 residual that may be rounding; no mistake in meaning was smaller and grew in float32
+SMALL = 1e-9  # largest float64 residual that may be rounding; no fault in meaning was smaller and grew in float32
 GROWTH = 1e4  # least growth of rounding from float64 to float32, which rounds 5e8 times as coarsely
 EPSILON = float(np.finfo(np.float32).eps)
 Distance = tuple[float, str]  # with the tensor that contributes most
-Step = tuple[Distance, Distance, float]  # jax's distance and torch's, and the rounding below which none counts
+Step = tuple[Distance, Distance, float]  # jax's and torch's distances, and the rounding below which neither counts
 STAGES = ("local_loss", "local_gradients", "gradients", "update", "buffers")
 
 
@@ -26,13 +26,13 @@ def compare_numerics(
 
     Args:
         jax, torch: (float64 records, float32 records).
-        facts: facts about the training loop. The optimizer of a port's own `flax_step` is not given the reference's
-            gradients, and Adam amplifies the rounding of small ones, so its updates are left out.
+        facts: facts about the training loop. The updates of a port's `flax_step` are left out: its optimizer does not
+            get the reference's gradients, and Adam amplifies the rounding of small ones.
 
     Returns:
-        Largest distances by stage, and the first step of each stage at which one side's distance is more than
-        `ALLOWED` times the other's, if that is so in half of the steps or more. Else such steps are left out: rounding
-        may move a value across the kink of a ReLU, on one side and in one step.
+        Largest distances by stage, and each stage's first step at which one side's distance is more than `ALLOWED`
+        times the other's, if at least half of the steps are such. Fewer are ignored: rounding may move a value across
+        the kink of a ReLU on one side in one step.
     """
     results, differences = {}, []
     after_update = _of_updates(jax, torch) if facts.multi_loss else []
@@ -71,7 +71,7 @@ def _difference(stage: str, step: int, distances: Step) -> Difference:
 
 
 def rounds_only(difference: Difference, jax32: Records, torch32: Records) -> bool:
-    """Return whether a float64 difference is rounding, which grows in float32; a difference in meaning does not.
+    """Return whether a float64 difference is rounding: in float32 rounding grows, and a difference in meaning does not.
 
     Args:
         difference: difference between the float64 runs.
@@ -88,7 +88,7 @@ def rounds_only(difference: Difference, jax32: Records, torch32: Records) -> boo
 
 
 def _allowed(steps: Sequence[Step]) -> float:
-    """Return the largest ratio that is equal: `ALLOWED`, and more if a floor allows it at jax's worst step."""
+    """Return the largest ratio that counts as equal: `ALLOWED`, or more if a floor allows it at jax's worst step."""
     (mine, _), (other, _), floor = max(steps, key=lambda of_step: of_step[0][0])
     if mine <= ALLOWED * max(distance for _, (distance, _), _ in steps):
         return ALLOWED
@@ -96,12 +96,12 @@ def _allowed(steps: Sequence[Step]) -> float:
 
 
 def _update_floors(torch: Records) -> list[float]:
-    """Return each step's rounding of an update that is a difference of parameters: eps ||p|| / ||u||."""
+    """Return each step's rounding error of an update taken as a difference of parameters: eps ||p|| / ||u||."""
     return [relative(EPSILON * stage_norm(record["params"]), stage_norm(record["update"])) for record in torch]
 
 
 def _of_updates(jax: tuple[Records, Records], torch: tuple[Records, Records]) -> list[float]:
-    """Return the rounding of the updates in each step of a `torch_step`, whose losses may follow them."""
+    """Return the updates' rounding error in each step of a `torch_step`, whose later losses may depend on them."""
     of_sides = zip(_distances(*jax, "update"), _distances(*torch, "update"), strict=False)
     return [max(EPSILON, of_jax, of_torch) for (of_jax, _), (of_torch, _) in of_sides]
 

@@ -1,4 +1,4 @@
-"""What an unexplained stage has in common over its tensors and steps: tensors that are zero, constant ratios."""
+"""Describe patterns over the tensors and steps of an unexplained stage: zero tensors, constant ratios."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -8,21 +8,21 @@ import numpy as np
 from jaxddp.errors import listed
 from jaxddp.parity.records import Tensors
 
-COMMON = 4  # factors up to this one have other reasons too, such as the half of optax.l2_loss
+COMMON = 4  # factors up to this one have other causes too, such as the half in optax.l2_loss
 EQUAL = 1e-9  # relative, of ratios and of what a ratio leaves; measured: up to 1e-13 where a rate was planted
 ENDINGS = {2: "nd", 3: "rd"}
-NAMED = 3  # tensors, or groups of tensors, that are listed
-MOST_PLATEAUS, MOST_TURNS = 4, 4  # factors that are listed
+NAMED = 3  # tensors, or groups of tensors, listed
+MOST_PLATEAUS, MOST_TURNS = 4, 4  # factors listed
 
 Ratios = Mapping[str, Sequence[float]]
 
 
 def scaled(what: str, factor: float, sizes: Mapping[int, str]) -> str:
-    """Say that something is multiplied; by a size of the batch, it is a sum against a mean.
+    """Describe a factor; if it is a size of the batch, as a sum in place of a mean.
 
     Args:
         what: what is multiplied.
-        factor: by which it is.
+        factor: the factor.
         sizes: sizes of the batch, in words.
 
     >>> scaled("loss times", 1 / 32, {32: "the batch"})
@@ -39,11 +39,11 @@ def scaled(what: str, factor: float, sizes: Mapping[int, str]) -> str:
 
 
 def pattern(steps: Iterable[tuple[Tensors, Tensors]], sizes: Mapping[int, str] | None = None) -> str:
-    """Say in a line in what tensors, at what steps and by what factor a stage differs; "" if no rule fits.
+    """Describe in a line which tensors of a stage differ, at which steps and by what factor; "" if no rule fits.
 
     Args:
         steps: the stage's tensors in jax and in torch, step by step.
-        sizes: sizes of the batch, in words, by which a sum differs from a mean.
+        sizes: factors by which a sum over the batch differs from a mean, with words for each.
 
     >>> torch = {"a": np.ones(2), "b": np.ones(1)}
     >>> pattern([({"a": np.zeros(2), "b": np.ones(1)}, torch)] * 4)
@@ -69,7 +69,7 @@ def pattern(steps: Iterable[tuple[Tensors, Tensors]], sizes: Mapping[int, str] |
 
 
 def _by_factor(differing: Ratios, count: int) -> Iterator[str]:
-    """Yield by what factor tensors differ, a text for each group of tensors with the same factors, if all have a rule.
+    """Yield a text for each group of tensors with the same factors, or nothing unless every tensor has a rule.
 
     Args:
         differing: tensors -> ratios, step by step.
@@ -93,7 +93,7 @@ def _by_factor(differing: Ratios, count: int) -> Iterator[str]:
 
 
 def _rule(ratios: np.ndarray) -> str:
-    """Say by what factor and at what steps tensors, "{where}", differ; "" if no rule fits.
+    """Describe by what factor and at which steps the tensors "{where}" differ; "" if no rule fits.
 
     >>> for ratios in ([2, 2, 2, 2], [1, 2, 1, 2, 1, 2], [1, 1, 3, 3, 2, 2], [2, 3, 2, 3], [1, 2, 3, 4]):
     ...     _rule(np.array(ratios))
@@ -114,7 +114,7 @@ def _rule(ratios: np.ndarray) -> str:
 
 
 def _plateaus(ratios: np.ndarray) -> str:
-    """Say from what steps on which factors hold, where each holds for two steps or more, on average."""
+    """Describe which factor holds from which step on, if each holds for two steps or more on average."""
     begins = [0, *(np.flatnonzero(~np.isclose(ratios[1:], ratios[:-1], rtol=EQUAL)) + 1)]
     if len(begins) > MOST_PLATEAUS or 2 * len(begins) > len(ratios):
         return ""
@@ -125,7 +125,7 @@ def _plateaus(ratios: np.ndarray) -> str:
 
 
 def _turns(ratios: np.ndarray) -> str:
-    """Say which factors take turns, where they do so twice or more."""
+    """Describe factors that take turns, if they do so at least twice."""
     for period in range(2, min(MOST_TURNS, len(ratios) // 2) + 1):
         if np.allclose(ratios[period:], ratios[:-period], rtol=EQUAL):
             factors = ", ".join(f"{ratio:.10g}" for ratio in ratios[:period])
@@ -138,7 +138,7 @@ def _factor(ratio: float) -> str:
 
 
 def _when(changed: np.ndarray, steps: int) -> str | None:
-    """Say at which of the steps something changed; None: at steps without a rule.
+    """Describe at which of the steps something changed; None if no rule fits.
 
     >>> [_when(np.array(steps), 6) for steps in ([0, 1, 2, 3, 4, 5], [2, 3, 4, 5], [1, 3, 5], [0, 4])]
     ['', ', from step 3 on', ', at every 2nd step from step 2 on', None]
@@ -153,7 +153,7 @@ def _when(changed: np.ndarray, steps: int) -> str | None:
 
 
 def _ratio(jax: np.ndarray, torch: np.ndarray) -> float:
-    """Return the factor by which one array is the other; 1 if both are zero, NaN if they are not proportional."""
+    """Return the factor jax / torch; 1 if both are zero, NaN if they are not proportional."""
     scale = float(np.vdot(torch, torch))
     if not scale:
         return 1.0 if not jax.any() else np.nan

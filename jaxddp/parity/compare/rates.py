@@ -1,4 +1,4 @@
-"""Learning rates that one side computes in float32: the same schedule, rounded.
+"""Recognise learning rates that one side computes in float32: the same schedule, rounded.
 
 optax computes some schedules in float32 even where everything else is float64. Such an update has the same meaning:
 it is s times the exact one, where s times the exact rate is a float32 number.
@@ -24,13 +24,14 @@ def shares_of_float32(
     peak: float,
     rounding: float = 0.0,
 ) -> dict[str, float]:
-    """Return the factor by which a float32 rate scales each tensor's update; 1 where the rate is no float32.
+    """Return the factor by which a float32 rate scales each tensor's update; 1 where the rate is not a float32 number.
 
     Args:
         actual, expected: updates by name.
         groups: names of tensors that share a rate, and their expected rate.
-        peak: largest rate of the schedule, relative to which it rounds.
-        rounding: of the expected updates, relative; in the first steps of a warm-up they are small differences.
+        peak: largest rate of the schedule; rounding errors are relative to it.
+        rounding: relative rounding error of the expected updates; in the first steps of a warm-up they are small
+            differences of parameters.
 
     >>> rate, direction = 0.1, np.array([3.0, 4.0])
     >>> actual, expected = {"w": float(np.float32(rate)) * direction}, {"w": rate * direction}

@@ -2,8 +2,8 @@
 
 A tensor's residual is ||a - b|| over the norm of its stage (for parameters and buffers: over the norm of the
 change since the start). The rounding of a tensor that is all noise, such as the gradient of a bias in front of
-BatchNorm, is therefore not mistaken for a difference. Integers must be equal. Where the reference is all 0, the norm
-is the other side's; see `records.relative`.
+BatchNorm, is therefore not mistaken for a difference. Integers must be equal. If the reference is all 0, the other
+side's norm is used; see `records.relative`.
 """
 
 import math
@@ -13,8 +13,8 @@ import numpy as np
 from jaxddp.parity.case_interface import Trajectory
 from jaxddp.parity.records import COUNTER, Tensors, relative
 
-ROUNDING = 1e-12  # of the norm of all gradients, in float64; measured: up to 2e-15
-MOVED = "running_mean"  # the buffer that a bias with a gradient of rounding only shifts
+ROUNDING = 1e-12  # relative to the norm of all gradients, in float64; measured: up to 2e-15
+MOVED = "running_mean"  # the buffer that shifts with a bias whose gradient is only rounding
 
 
 def residuals(a: Tensors, b: Tensors, start: Tensors | None = None) -> dict[str, float]:
@@ -41,7 +41,7 @@ def residuals(a: Tensors, b: Tensors, start: Tensors | None = None) -> dict[str,
         raise ValueError(f"missing tensors: {sorted(missing)}")
     real = [name for name in b if is_real(b[name])]
     scales = (math.hypot(*(norm(x[name] - start[name] if start else x[name]) for name in real)) for x in (b, a))
-    scale = next(filter(None, scales), 0.0)  # a is not read unless b is all 0
+    scale = next(filter(None, scales), 0.0)  # reads `a` only if b is all 0
     return {name: _difference(a[name], b[name], scale) for name in b}
 
 

@@ -1,1 +1,1 @@
-"""Diagnosis: the known fault that, planted in the reference, does what the port does."""
+"""Diagnosis: find the known fault that, planted in the reference, reproduces what the port does."""

@@ -3,8 +3,8 @@
 A hypothesis is a fault, replayed: the reference's step with the fault in it, in float64, compared
 with the port's step. The right hypothesis leaves only rounding. A name is given only then, and only
 if every other hypothesis with no more faults leaves at least `SEPARATION` times as much. Hypotheses
-that the run cannot tell apart are named together, those without a fitted number first. A number that
-nobody would have written is no name. A wrong name is worse than none.
+that the run cannot tell apart are named together, those without a fitted number first. A fitted number
+that no programmer would write does not count as a name. A wrong name is worse than none.
 """
 
 import math
@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 SEPARATION = 100.0
-DIGITS, DENOMINATOR = 8, 10_000  # of numbers that somebody writes, or makes of whole numbers
+DIGITS, DENOMINATOR = 8, 10_000  # of numbers that a programmer writes, or makes from integers
 PLAIN = 1e-30, 1e12  # sizes of such numbers; the eps of Adafactor is 1e-30
 CLOSE = 1e-10  # relative; a fit that explains everything is nearer
 
 
 def is_plain(value: float) -> bool:
-    """Return whether somebody may have written a number: it has few digits, or is a simple fraction, or its root.
+    """Return whether a programmer may have written a number: it has few digits, or is a simple fraction or its root.
 
     >>> [is_plain(value) for value in (0.0, 1e-8, 0.00037, 3 / 7, 1 / 768, 0.5**0.5)]
     [True, True, True, True, True, True]
@@ -42,8 +42,8 @@ class Hypothesis:
         says: one line with the faults' values ("weight decay 0.0001, the reference has 0.01").
         residual: largest ||predicted - observed|| of any step and tensor, over the norm of the stage.
         values: number of fitted values.
-        plain: somebody may have written each of the values; see `is_plain`.
-        measured: what shows the faults, if they are not replayed.
+        plain: a programmer may have written each of the values; see `is_plain`.
+        measured: evidence of the faults, if they are not replayed.
     """
 
     faults: tuple[str, ...]
@@ -62,7 +62,7 @@ class Ruling:
         named: the hypotheses that explain everything with the fewest faults; several where the run
             cannot tell them apart, none where nothing explains the difference.
         runner_up: the nearest hypothesis with plain values that does not explain the difference; None: there is none.
-        cut_short: True if the search's replays ran out before every hypothesis was tried.
+        cut_short: whether the search's replays ran out before every hypothesis was tried.
     """
 
     named: tuple[Hypothesis, ...]

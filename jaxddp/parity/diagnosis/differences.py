@@ -1,4 +1,4 @@
-"""From stages that differ to their causes: each stage's evidence goes to the diagnosis that covers the stage."""
+"""Find the causes of stages that differ: each stage's evidence goes to the diagnosis that covers the stage."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -39,11 +39,11 @@ REDUCTION_STEPS = 5  # steps whose micro-batches are replayed, from the first th
 
 
 def find_differences(evidence: Evidence, searches: InterruptibleSearches, layers: bool = True) -> list[Difference]:
-    """Return every difference in the order of the stages, with its cause where the cause has a name.
+    """Return every difference in the order of the stages, with its cause if it has been named.
 
     Args:
         evidence: records of both sides, compared.
-        searches: run the searches for causes; once they are ended, the differences that are left have no cause.
+        searches: runs the searches for causes; once they are ended, the remaining differences have no cause.
         layers: look for the first layer that differs.
     """
     first = evidence.judgement.first
@@ -61,7 +61,7 @@ def find_differences(evidence: Evidence, searches: InterruptibleSearches, layers
 
 
 def _in_words(first: Mapping[str, Located]) -> str:
-    """Say which stage differs first.
+    """Describe which stage differs first.
 
     >>> _in_words({"own_local_loss": Located(2, "loss", 0.025, 1e-12), "update": Located(2, "weight", 0.5, 1e-12)})
     'local loss differs at step 2 by 0.025'
@@ -108,7 +108,7 @@ def _of_multi_loss(evidence: Evidence, searches: InterruptibleSearches) -> Itera
     ]
     if "gradients" in first and not follow:
         ruling = explain_gradients(evidence)
-        if ruling.named or not updates:  # or they may be those of a loss behind an update that differs
+        if ruling.named or not updates:  # else a loss after a wrong update may explain them
             yield from _differences(evidence, "gradients", ruling, located_gradients(evidence, ruling))
     if "buffers" in first and not follow:
         yield from _differences(evidence, "buffers", None)
@@ -119,7 +119,7 @@ def _of_multi_loss(evidence: Evidence, searches: InterruptibleSearches) -> Itera
 def _differences(
     evidence: Evidence, stage: str, ruling: Ruling | None, located: Located | None = None
 ) -> Iterator[Difference]:
-    """Yield one difference for each cause, or one without a cause; `located` None: where the stage first differs."""
+    """Yield one difference per cause, or one without a cause; `located` None: where the stage first differs."""
     located = located or evidence.judgement.first[stage]
     stage = stage.removeprefix("own_")
     causes: list[Cause | None] = []
@@ -146,7 +146,7 @@ def _joined(*details: str) -> str:
 
 
 def _pattern(evidence: Evidence, stage: str) -> str:
-    """Say what an unexplained stage's tensors have in common over the run, or how its examples differ."""
+    """Describe what an unexplained stage's tensors have in common over the run, or how its examples differ."""
     if stage == "samples":
         step = evidence.judgement.first[stage].step - 1
         return examples_in_words(evidence.torch[step]["samples"], evidence.jax[step]["samples"])
@@ -157,7 +157,7 @@ def _pattern(evidence: Evidence, stage: str) -> str:
 
 
 def _optimizer(evidence: Evidence, located: Located) -> TorchOptimizer:
-    """Return torch's optimizer; of several in a whole step, the one that moves the tensor that differs."""
+    """Return torch's optimizer; if a step has several, the one that updates the tensor that differs."""
     groups = [group for group in evidence.torch[located.step - 1].notes["groups"] if group["names"]]
     if not evidence.facts.multi_loss:
         return TorchOptimizer(evidence.summary.optimizer, groups)
@@ -180,7 +180,7 @@ def _causes(ruling: Ruling, optimizer: TorchOptimizer) -> Iterator[Cause]:
 
 
 def _in_order(hypothesis: Hypothesis, faults: Sequence[str]) -> list[tuple[str, str]]:
-    """Return (fault, line) pairs; a fault that is among `faults` takes its position there."""
+    """Return (fault, line) pairs, with each fault that is in `faults` at its position there."""
     says = hypothesis.says.split("; ")
     one_each = len(says) == len(hypothesis.faults)
     left = [(fault, says[i] if one_each else hypothesis.says) for i, fault in enumerate(hypothesis.faults)]
@@ -205,7 +205,7 @@ def _explain_model(evidence: Evidence, searches: InterruptibleSearches, layers: 
     layer, equal, casts = None, 0, ""
     stage = min(stages, key=lambda s: (first[s].step, LOCAL_STAGES.index(s)), default="")
     if stages and layers:
-        # A layer that cannot be shown (a collective in the forward pass, say) is not a problem of the check.
+        # A layer that cannot be shown, for example one with a collective, is not a problem of the check.
         step = first[stage].step - 1
         found = searches.run(lambda: first_layer(evidence, searches.workers, step), problems=[])
         layer, equal, casts = found or (None, 0, "")
@@ -239,7 +239,7 @@ def _comparable(evidence: Evidence) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _explain_reduction(evidence: Evidence, searches: InterruptibleSearches) -> Iterator[Difference]:
-    """Explain how the port's own step combines the micro-batches' gradients."""
+    """Explain how the port's `flax_step` combines the micro-batches' gradients."""
     first = evidence.judgement.first
     stages = [stage for stage in (OWN_LOCAL, "gradients", "clipped_gradients") if stage in first]
     if not stages:

@@ -1,4 +1,4 @@
-"""Records of both sides and their comparison, from which causes are found."""
+"""Records of both sides and their comparison, from which the diagnosis finds causes."""
 
 import math
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ class Evidence:
 
     @property
     def is_large(self) -> bool:
-        """True if a replay takes so long that faults are sought only where the first layer differs."""
+        """Return whether replays are so slow that only faults of the first layer that differs are tried."""
         return sum(math.prod(shape) for shape in self.judgement.shapes.values()) > LONG_REPLAYS
 
     def before(self, step: int) -> Tensors:

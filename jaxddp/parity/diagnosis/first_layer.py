@@ -12,15 +12,15 @@ from jaxddp.parity.workers import Workers
 
 
 def first_layer(evidence: Evidence, workers: Workers, step: int) -> tuple[Layer | None, int, str] | None:
-    """Return what `first_difference` finds on the replica whose loss differs most, and casts that jax makes alone.
+    """Return `first_difference` on the replica whose loss differs most, and casts that only jax makes.
 
     None for a built-in model.
     """
     if not isinstance(evidence.case, PortCase):
         return None
-    theirs, ours = (total_loss(of_side[step]) for of_side in (evidence.torch, evidence.jax))
+    torch_loss, jax_loss = (total_loss(of_side[step]) for of_side in (evidence.torch, evidence.jax))
     same = evidence.judgement.same_examples[step]
-    rank = max(same, key=lambda rank: abs(ours[rank] - theirs[rank]))
+    rank = max(same, key=lambda rank: abs(jax_loss[rank] - torch_loss[rank]))
     scratch = Scratch()
     of_torch, of_jax = scratch.path / "torch", scratch.path / "jax"
     job = (evidence.start, evidence.torch_folder)
@@ -28,7 +28,7 @@ def first_layer(evidence: Evidence, workers: Workers, step: int) -> tuple[Layer 
     try:
         workers.torch.do(TorchLayers(evidence.case.torch_source, *job, of_torch, step, rank, evidence.case.world_size))
     except ChildError:
-        workers.jax.wait()  # or its answer would be taken for the next job's
+        workers.jax.wait()  # or the next job would receive this answer
         raise
     workers.jax.wait()
     jax = Records([of_jax])[0]

@@ -1,4 +1,4 @@
-"""Searches for causes, any of which may fail, or be ended early, while the report keeps what is known."""
+"""Run searches for causes; any of them may fail or be ended early, and the report keeps what is known."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -21,7 +21,7 @@ class InterruptibleSearches:
         progress: progress of the check; None: it is not shown.
 
     Attributes:
-        ended: True after such a request; no further search runs.
+        ended: whether such a request was made; no further search runs then.
     """
 
     def __init__(self, workers: Workers, problems: list[Problem], progress: Progress | None = None):
@@ -29,10 +29,10 @@ class InterruptibleSearches:
         self.ended = bool(self.progress.stop.why)
 
     def run(self, search: Callable[[], T], problems: list[Problem] | None = None) -> T | None:
-        """Return what a search finds; None if it fails or is ended, or if one before it was ended.
+        """Return the result of a search; None if it fails or is ended, or if an earlier one was ended.
 
         Args:
-            search: is called.
+            search: the function to call.
             problems: list to which an error is appended, instead of the list of all searches.
         """
         if self.ended:

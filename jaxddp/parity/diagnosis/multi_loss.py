@@ -1,4 +1,4 @@
-"""Causes of the differences of a `torch_step` and its twin, which show their losses and what their optimizers get."""
+"""Causes of differences between a `torch_step` and its twin, which show their losses and their optimizers' inputs."""
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
@@ -12,16 +12,16 @@ from jaxddp.parity.diagnosis.forward.rank_job import UNKNOWN, ForwardDiagnosis
 from jaxddp.parity.diagnosis.reduction.optimizer_gradients import Received, explain_received
 from jaxddp.parity.records import NUMBER, Lazy, Tensors, of_loss
 
-NO_OPTIMIZER = "no optimizer of torch holds it: the step moves it by itself"
-EQUAL_LOSSES = "all losses are equal: look at what is differentiated, and where jax.lax.stop_gradient stands"
+NO_OPTIMIZER = "no optimizer of torch holds it: the step changes it directly"
+EQUAL_LOSSES = "all losses are equal: look at what is differentiated, and where jax.lax.stop_gradient is applied"
 NO_UPDATE = "torch's optimizer makes no update in this step"
 OF_MEAN = "it is the mean over the replicas; return each replica's own loss"
-BEHIND = "it follows the update of a large tensor, which is not known whole: no cause was sought"
+BEHIND = "it follows the update of a large tensor, which is recorded only as an excerpt: no cause was sought"
 Search = Callable[[ForwardDiagnosis], tuple[Ruling | None, Ruling | None] | None]
 
 
 def differing_losses(evidence: Evidence) -> list[Located]:
-    """Return where each loss that differs does so first, in the order of the steps."""
+    """Return where each differing loss differs first, in the order of the steps."""
     allowed = ALLOWED["local_loss"]
     first: dict[str, Located] = {}
     for step, of_step in enumerate(evidence.judgement.residuals.get("local_loss", ()), start=1):
@@ -65,8 +65,8 @@ def explain_loss(evidence: Evidence, located: Located, search: Search) -> tuple[
 def differing_updates(evidence: Evidence) -> Iterator[tuple[Located, int | None]]:
     """Yield where the update of each optimizer first differs, with the optimizer's number; None: no optimizer moved it.
 
-    What the step moves by itself, such as the weights of a target network, may follow from an optimizer's update, and
-    is yielded only if none of those differs.
+    Tensors that the step updates without an optimizer, such as a target network's weights, may follow from an
+    optimizer's update, so they are yielded only if no such update differs.
     """
     groups = evidence.torch[0].notes["groups"]
     of_optimizers: dict[int, set[str]] = {}
@@ -99,7 +99,7 @@ def _first(evidence: Evidence, names: Collection[str]) -> Located | None:
 
 
 def located_gradients(evidence: Evidence, ruling: Ruling) -> Located:
-    """Return where the gradients first differ; if nothing else does, and nothing explains it, say where to look."""
+    """Return where the gradients first differ; if nothing else differs and nothing explains it, add where to look."""
     first = evidence.judgement.first
     alone = not ruling.named and "local_loss" not in first
     return replace(first["gradients"], detail=EQUAL_LOSSES) if alone else first["gradients"]

@@ -1,4 +1,4 @@
-"""Tell of numbers that are not finite: where they are born, on which side, and what follows from them."""
+"""Report non-finite values: the first stage and side where they arise, and what they affect."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -14,15 +14,15 @@ from jaxddp.parity.records import Records, Scratch
 from jaxddp.parity.torch_side.layers import TorchLayers
 
 LOSS = "local_loss"
-NAMES = {"optimizer_state": "optimizer's state"}  # of other stages: their own
+NAMES = {"optimizer_state": "optimizer's state"}  # other stages keep their names
 
 
 def on_both_sides(evidence: Evidence, searches: InterruptibleSearches, spoiled: NotFinite) -> Problem:
-    """Return the problem of numbers that are not finite on both sides, from whose step on nothing can be compared."""
+    """Return the problem of non-finite values on both sides: from their step on, nothing can be compared."""
     if spoiled.stage == LOSS:
-        what = f"the loss is not a finite number, in jax neither; {_born(evidence, searches, spoiled)}"
+        what = f"the loss is not a finite number, nor is jax's; {_arises_in(evidence, searches, spoiled)}"
     else:
-        what = f"{_numbers(spoiled)} are not finite, in jax neither{_loss_is_finite(spoiled)}"
+        what = f"{_numbers(spoiled)} are not finite, nor are jax's{_loss_is_finite(spoiled)}"
     message = f"{what}; nothing is compared from this step on"
     return Problem("torch", f"step {spoiled.step + 1}", message, leads=True)
 
@@ -30,46 +30,45 @@ def on_both_sides(evidence: Evidence, searches: InterruptibleSearches, spoiled: 
 def on_one_side(
     evidence: Evidence, searches: InterruptibleSearches, spoiled: NotFinite, differences: Sequence[Difference]
 ) -> list[Difference]:
-    """Return the differences, with that of numbers that are not finite on one side first, and without its followers.
+    """Return the differences, first that of non-finite values on one side, without those that follow from it.
 
     Args:
         evidence: records of both sides, compared.
-        searches: run the computation of the loss once more.
-        spoiled: where the numbers are.
-        differences: those that were found without regard to it.
+        searches: runs the computation of the loss once more.
+        spoiled: place of the non-finite values.
+        differences: the differences found without regard to them.
     """
     step = spoiled.step + 1
     followers = [one for one in differences if not one.cause and one.step >= step and math.isinf(one.residual)]
     same = [one for one in followers if (one.stage, one.step) == (spoiled.stage, step)]
     layer = same[0].layer if same else None
-    born = _born(evidence, searches, spoiled) if spoiled.stage == LOSS else _loss_is_finite(spoiled).removeprefix("; ")
+    is_loss = spoiled.stage == LOSS
+    origin = _arises_in(evidence, searches, spoiled) if is_loss else _loss_is_finite(spoiled).removeprefix("; ")
     allowed = evidence.judgement.allowed(spoiled.stage)
     first = Difference(
-        spoiled.stage, step, spoiled.where, math.inf, allowed, layer=layer, detail=born, not_finite=spoiled.side
+        spoiled.stage, step, spoiled.where, math.inf, allowed, layer=layer, detail=origin, not_finite=spoiled.side
     )
     return [first, *(one for one in differences if one not in followers)]
 
 
 def _numbers(spoiled: NotFinite) -> str:
-    """Name the numbers.
+    """Describe the non-finite values.
 
     >>> _numbers(NotFinite(0, "optimizer_state", "both", ("fc.weight",), False, 0))
-    "numbers of the optimizer's state of fc.weight"
+    "values of the optimizer's state of fc.weight"
     """
     stage = NAMES.get(spoiled.stage, spoiled.stage.replace("_", " "))
     return (
-        f"the {stage} of {spoiled.where}"
-        if spoiled.stage in GRADIENTS
-        else f"numbers of the {stage} of {spoiled.where}"
+        f"the {stage} of {spoiled.where}" if spoiled.stage in GRADIENTS else f"values of the {stage} of {spoiled.where}"
     )
 
 
 def _loss_is_finite(spoiled: NotFinite) -> str:
-    return "; the loss is finite: they are born in its derivative" if spoiled.stage == GRADIENTS[0] else ""
+    return "; the loss is finite, so they arise in its derivative" if spoiled.stage == GRADIENTS[0] else ""
 
 
-def _born(evidence: Evidence, searches: InterruptibleSearches, spoiled: NotFinite) -> str:
-    """Say in which layer a loss that is not finite is born."""
+def _arises_in(evidence: Evidence, searches: InterruptibleSearches, spoiled: NotFinite) -> str:
+    """Describe in which layer a non-finite loss arises."""
     scratch = Scratch()
     job = _forward_pass(evidence, searches, spoiled, scratch)
     ran = job is not None and searches.run(lambda: (job(), True), problems=[]) is not None
@@ -77,14 +76,18 @@ def _born(evidence: Evidence, searches: InterruptibleSearches, spoiled: NotFinit
         return ""
     layer, is_given = not_finite_layer(Records([scratch.path])[0])
     if is_given:
-        return f"it is born before layer {layer}, whose input is not finite"
-    return f"it is born in layer {layer}" if layer else "no layer's output shows it: look in the loss"
+        return f"the first non-finite value arises before layer {layer}, whose input is not finite"
+    return (
+        f"the first non-finite value arises in layer {layer}"
+        if layer
+        else "no layer's output shows it: look in the loss"
+    )
 
 
 def _forward_pass(
     evidence: Evidence, searches: InterruptibleSearches, spoiled: NotFinite, scratch: Scratch
 ) -> Callable[[], object] | None:
-    """Return what records the layers of a side on which the loss is not finite; None: they cannot be seen."""
+    """Return the job that records the layers of a side with a non-finite loss; None if no job can."""
     case, paths, workers = evidence.case, (evidence.start, evidence.torch_folder, scratch.path), searches.workers
     at = spoiled.step, spoiled.rank
     if spoiled.side != "jax":

@@ -1,4 +1,4 @@
-"""Mistakes of samplers and loaders, from the fingerprints of the examples that each side was given."""
+"""Find mistakes of samplers and loaders from the fingerprints of the examples that each side was given."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class SampleEvidence:
 
     Attributes:
         torch, jax: fingerprints of each step's batch, shape (world_size, examples).
-        steps_per_epoch: of the torch side; None: not known.
+        steps_per_epoch: steps per epoch of the torch side; None: not known.
         restored_at: number of steps after which the JAX side was saved and restored; None: never.
     """
 
@@ -43,13 +43,13 @@ def explain_samples(evidence: SampleEvidence) -> Ruling:
 
 
 def _tried(evidence: SampleEvidence, fault: str, says: str, expected: Expectation) -> Hypothesis | None:
-    """Return the hypothesis that the entries that differ are as expected; None: the fault cannot apply.
+    """Return the hypothesis that the differing entries are as expected; None if the fault cannot apply.
 
     A port may draw its masks by the step while its examples come from a sampler, so each entry is judged by itself.
     """
     differing = _differing_entries(evidence)
     if differing is None:
-        # An example is known by all of its entries together, and no fault of a single entry can be told.
+        # All entries together identify an example, so faults of a single entry cannot be seen.
         return None if fault in ONE_ENTRY else _hypothesis(evidence, fault, says, _share(evidence, None, expected))
     one_of_several = len(differing) == 1 < len(evidence.torch[0])
     if (fault in ONE_ENTRY and len(differing) != 1) or (fault == "same_shard" and one_of_several):
@@ -90,7 +90,7 @@ def _expectations(evidence: SampleEvidence) -> Iterator[tuple[str, str, Expectat
 
 
 def _differing_entries(evidence: SampleEvidence) -> list[str] | None:
-    """Return the entries of the batch that differ at any step; None: the sides have other names for them."""
+    """Return the entries of the batch that differ at any step; None: the sides name their entries differently."""
     if any(a.keys() != b.keys() for a, b in zip(evidence.torch, evidence.jax, strict=True)):
         return None
     return [entry for entry in evidence.torch[0] if _share(evidence, entry, evidence.torch.__getitem__) > 0]
@@ -109,7 +109,7 @@ def _share(evidence: SampleEvidence, entry: str | None, expected: Expectation) -
 
 
 def _cut_off(evidence: SampleEvidence) -> tuple[int, int] | None:
-    """Return the lengths of jax's and torch's epochs if one side's examples are the other's, epochs' ends cut off."""
+    """Return the lengths of jax's and torch's epochs if one side's examples are the other's with epochs cut short."""
     if evidence.steps_per_epoch is None:
         return None
     entries = _differing_entries(evidence) or ()
@@ -124,7 +124,7 @@ def _cut_off(evidence: SampleEvidence) -> tuple[int, int] | None:
 
 
 def _cut(epochs: Sequence[np.ndarray], stream: np.ndarray, most: int) -> int:
-    """Return the one length of the epochs' beginnings that the stream is made of; 0 if it is not.
+    """Return the length n such that the stream is each epoch's first n examples; 0 if there is none.
 
     Args:
         epochs: fingerprints, (world_size, examples) each.

@@ -105,7 +105,7 @@ class Forced:
         reference = Trajectory(self.start, torch_records(self.reference, self.case.world_size))
         for step, record in enumerate(forced_records(self.case, reference), start=1):
             writer.write(record)
-            del record  # before the next step
+            del record  # frees its memory before the next step
             tell(f"after step {step}")
 
 
@@ -146,7 +146,7 @@ class Starts:
     weights: Arrays
 
     def run(self, tell: Tell) -> dict[str, float]:
-        """Return the tensors that differ between replicas -> largest difference from replica 0."""
+        """Return, for each tensor that differs between replicas, the largest difference from replica 0."""
         tell("flax_start")
         of_ranks = starting_weights(self.case, self.weights)
         return {
@@ -174,9 +174,9 @@ def serve(devices: int, platform: str | None, cluster: Cluster | None, connectio
             connection.send(("done", None))
         last = None
         while (job := connection.recv()) is not None:
-            case = job.case.with_dtype("float64")  # FindTwins and both dtypes make a model by the same programs
+            case = job.case.with_dtype("float64")  # both dtypes and FindTwins make the model by the same programs
             if case != last:
-                jax.clear_caches()  # each program maps memory, and a process may have 65,530 mappings
+                jax.clear_caches()  # each program maps memory, and Linux limits a process to 65,530 maps
                 last = case
             with reported(connection, job.case.name), jax.default_matmul_precision("highest"):
                 connection.send(("done", job.run(telling(connection))))
@@ -229,10 +229,10 @@ class JaxChild:
         first, *others = self._children
         first.give(job)
         self._at_work = [first]
-        if isinstance(job, Free | Forced | Micro):  # all others run on the device of one replica
+        if isinstance(job, Free | Forced | Micro):  # other jobs run on one replica's device
             self._at_work += others
             for child in others:
-                child.give(dataclasses.replace(job, folder=job.folder / child.name))  # of the same records
+                child.give(dataclasses.replace(job, folder=job.folder / child.name))  # each records all
 
     def _start(self) -> None:
         try:

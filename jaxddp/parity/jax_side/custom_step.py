@@ -1,4 +1,4 @@
-"""A port's `flax_step`, in place of jaxddp's replica step; it sees the model's trees."""
+"""A port's `flax_step`, which replaces jaxddp's replica step and works on the model's trees."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -37,7 +37,7 @@ class ModelTrees:
         return replace(state, params=params, buffers=self.buffers.nest(state.buffers), opt_state=opt_state)
 
     def flat(self, state: TrainState) -> TrainState:
-        """Compute the inverse of `nest`."""
+        """Flatten the state that a port's function returns; the inverse of `nest`."""
         params, opt_state = self.params.flat(state.params), self.params.flat_within(state.opt_state)
         return replace(state, params=params, buffers=self.buffers.flat(state.buffers), opt_state=opt_state)
 
@@ -53,7 +53,7 @@ class CustomStep:
         step: jaxddp's step, with the port's loss and optimizer.
         function: the port's function, (loss, optimizer, state, batch) -> state, or (state, stages).
         given_optimizer: the optimizer as the port made it.
-        trees: the model's.
+        trees: maps of the model's trees.
     """
 
     step: ReplicaStep

@@ -1,4 +1,4 @@
-"""Random numbers that a jax loss draws: noted, or taken from the batch."""
+"""Record the random numbers that a jax loss draws, or take them from the batch."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -43,7 +43,7 @@ UNSEEN = "call jax.random.normal, uniform or bernoulli by their names"
 
 
 def draws_of(port: Port) -> tuple[Draw, ...]:
-    """Return the draws of the jax loss for one micro-batch, in their order."""
+    """Return the draws of the jax loss for one micro-batch, in order."""
     draws: list[Draw] = []
 
     @wraps(port.flax_loss)
@@ -61,7 +61,7 @@ def draws_of(port: Port) -> tuple[Draw, ...]:
 
 
 def serving(port: DrawnPort) -> DrawnPort:
-    """Return the port with a jax loss whose draws are the numbers that the batch brings."""
+    """Return the port with a jax loss that takes its random numbers from the batch."""
 
     @wraps(port.flax_loss)
     def flax_loss(*arguments: Any) -> Any:
@@ -106,7 +106,7 @@ def _noting(model: Any, draws: list[Draw]) -> Functions:
 
 
 def _samplers(take: Take) -> Functions:
-    """Return functions with the signatures of jax.random's that take their numbers from elsewhere."""
+    """Return functions with the signatures of jax.random's samplers that get their numbers from `take`."""
 
     def normal(key: Any, shape: Sequence[int] = (), dtype: Any = None, **_: Any) -> jax.Array:
         real = dtype is None or jnp.issubdtype(dtype, jnp.floating)
@@ -154,7 +154,7 @@ def _method(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _outside_of_init(sampler: Callable[..., Any], replacement: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the replacement, which leaves the sampler to linen's parameters: they are initialised in their calls."""
+    """Replace a sampler, except where linen initialises parameters, which it does within a call."""
 
     def draw(*args: Any, **kwargs: Any) -> Any:
         modules = ((frame.f_globals.get("__name__"), frame.f_code.co_name) for frame in calling())

@@ -48,7 +48,7 @@ class ExcerptProgram(Program):
     """A large port's step, whose stages are excerpts; see `excerpt_program`.
 
     Attributes:
-        alone: the step has no optimizer, which is run by itself.
+        alone: the step computes gradients only; the optimizer is a second program.
         compiled: programs by the shapes of their arguments.
     """
 
@@ -69,20 +69,20 @@ class ExcerptProgram(Program):
         return self.placed(state) if self._virtual else super().placed_again(state)
 
     def step(self, state: TrainState, batch: MicroBatches) -> tuple[TrainState, Stages]:
-        """Take a step from a state on the devices, which is used up unless it has no optimizer."""
+        """Take a step from a state on the devices; the state is donated if the program updates it."""
         if not self._virtual:
             return super().step(state, batch)
-        # All arguments are where jax puts results, or a second step would be compiled anew; and the step ends, which
-        # frees memory, before anything else is read.
+        # Arguments are placed as jax places results: with another placement the second step would compile again.
         arguments = state, jax.tree.map(jnp.asarray, batch)
         program = self._program_for(arguments)
-        # Of the compiler and of the step before; measured: 0.5 and 0.3 GiB for 124 million parameters.
+        # Frees memory of the compiler and of the step before; measured: 0.5 and 0.3 GiB for 124 million parameters.
         give_back_memory()
+        # The step ends, and frees its memory, before anything else is read.
         done: tuple[TrainState, Stages] = jax.block_until_ready(program(*arguments))
         return done
 
     def record(self, stages: Stages, batch: MicroBatches) -> dict[str, Tensors]:
-        """Return the record of the stages, which are emptied on the way."""
+        """Return the record of the stages; each is dropped once it is recorded, to free its memory."""
         stages.pop(LACKING, None)
         squares = jax.device_get(stages.pop(SQUARES))
         of_optimizer = {stage: stages.pop(stage) for stage in OF_OPTIMIZER if stage in stages}
@@ -94,7 +94,7 @@ class ExcerptProgram(Program):
         return record | {stage: slices_of(tensors, 0) for stage, tensors in of_optimizer.items()}
 
     def given(self, stages: Stages, of_torch: Arrays, start: Arrays) -> Params:
-        """Return the reference's gradients, and jax's where it has none; see `Program.given`."""
+        """Return the reference's gradients, and jax's where torch has none; see `Program.given`."""
         return self.side.from_torch(Joined(of_torch, slices_of(stages[LACKING], 0), start))[0]
 
     def of_custom_step(self, after: TrainState, params: Params) -> dict[str, Tensors]:
@@ -130,15 +130,15 @@ class ExcerptProgram(Program):
 def excerpt_program(case: AnyCase, start: Arrays, forced: bool, lacking: Collection[str] = ()) -> ExcerptProgram:
     """Build the program of a large port.
 
-    Measured for Adam in float64 with two replicas, in copies of the weights and with the optimizer's state, which is 2:
-    a free step takes 4.6, the gradients of a forced step 4.6, and its optimizer 4.
+    Memory measured for Adam in float64 with two replicas, in copies of the weights, including 2 for the optimizer's
+    state: 4.6 for a free step, 4.6 for the gradients of a forced step, and 4 for its optimizer.
 
     Args:
         case: the port.
         start: initial weights.
-        forced: the run is forced: all stages are returned, but of jaxddp's step no parameters, since the optimizer is
-            run by itself. Else those of `FREE` are returned.
-        lacking: names of torch's parameters for which the reference has no gradients; jax's are returned in full.
+        forced: whether the run is forced. A forced step returns all stages, except that jaxddp's step returns no
+            parameters, since its optimizer is a second program. A free step returns the stages in `FREE`.
+        lacking: torch's parameters for which the reference has no gradients; jax's gradients are returned in full.
     """
     side = side_of(case)
     step, is_custom = side.replica_step, isinstance(side.replica_step, CustomStep)
@@ -163,7 +163,7 @@ def excerpt_program(case: AnyCase, start: Arrays, forced: bool, lacking: Collect
         return dataclasses.replace(after, params={}, opt_state=()), shown
 
     def mapped_on(replicas: Replicas) -> Any:
-        donated = () if forced and not is_custom else (0,)  # the optimizer will be given the parameters too
+        donated = () if forced and not is_custom else (0,)  # the optimizer needs the parameters later
         if not isinstance(replicas, VirtualReplicas):
             return replicas.map(of_replica, (step.axes, 0), (step.axes, 0), donate=donated)
         mapped = replicas.map(of_replica, (step.axes, 0), 0)  # all outputs by replica, in case they differ
@@ -184,7 +184,7 @@ def excerpt_program(case: AnyCase, start: Arrays, forced: bool, lacking: Collect
 
 
 def _can_run(program: Program, case: AnyCase, start: Arrays) -> bool:
-    """Return whether a port's `flax_step` can be traced: vmap does not map all that pmap does (groups of replicas)."""
+    """Return whether vmap can trace a port's `flax_step`; it maps less than pmap, for example no groups of replicas."""
     state = jax.eval_shape(program.side.replica_step.init, *program.side.from_torch(start))
     try:
         jax.eval_shape(program.run, state, next(iter(case.batches())))
@@ -194,7 +194,7 @@ def _can_run(program: Program, case: AnyCase, start: Arrays) -> bool:
 
 
 def _shown(stages: Stages, side: JaxSide) -> Stages:
-    """Return the stages as excerpts under torch's names, within a program; with sums of squares of large gradients."""
+    """Return, within a program, excerpts of the stages under torch's names, and sums of squares of large gradients."""
     shown: Stages = {SQUARES: {}}
     for stage, arrays in stages.items():
         if stage.endswith("local_loss"):
@@ -204,6 +204,6 @@ def _shown(stages: Stages, side: JaxSide) -> Stages:
         shown[stage] = tensors if stage == "buffers" else excerpts(tensors)
         if stage.endswith("gradients"):
             large = {name: x for name, x in tensors.items() if distance(x.shape) > 1}
-            # Torch's first axis is jax's last one, whose elements lie side by side; NumPy adds the rest more exactly.
+            # Torch's first axis is jax's last, which is contiguous: a fast sum. NumPy sums the rest more exactly.
             shown[SQUARES][stage] = {name: jnp.sum(x * x, axis=0) for name, x in large.items()}
     return shown

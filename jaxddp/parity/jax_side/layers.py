@@ -38,7 +38,7 @@ class JaxLayers:
         start: initial weights of the reference.
         reference: folder of the reference's records.
         folder: folder of the record to write.
-        step, rank: step (from 0) and rank whose first micro-batch is passed.
+        step, rank: step (from 0) and rank whose first micro-batch is the input.
     """
 
     case: AnyPortCase
@@ -49,7 +49,7 @@ class JaxLayers:
     rank: int
 
     def run(self, tell: Tell) -> None:
-        """Make the pass."""
+        """Run the forward pass."""
         tell("jax's layers")
         reference = Trajectory(self.start, torch_records(self.reference, self.case.world_size))
         port, calls = self.case.port, LayerCalls()
@@ -69,8 +69,8 @@ class JaxLayers:
 def twins(converter: Converter) -> dict[str, str]:
     """Map torch's layers, and the modules that contain them, to jax's.
 
-    Two modules are twins only if they hold the same arrays. Shared ones, which torch lists under several modules and
-    jax may list under another, do not count.
+    Two modules are twins only if they hold the same arrays. Shared arrays do not count: torch lists them under several
+    modules, and jax may list them under another.
 
     >>> from torch import nn as torch_nn
     >>> block = torch_nn.Sequential(torch_nn.Sequential(torch_nn.Linear(2, 2, bias=False)))
@@ -86,11 +86,11 @@ def twins(converter: Converter) -> dict[str, str]:
                 held[module] |= {piece.torch} - shared
     modules: dict[str, str] = {"": ""}
     for piece in converter.pieces:
-        if not piece.is_entire:  # part of a layer on one side: the two outputs cannot be compared
+        if not piece.is_entire:  # one side's array is part of the other's: the layers' outputs cannot be compared
             continue
-        for theirs, ours in zip(_containing(piece.torch), _containing(piece.jax), strict=False):
-            if of_torch[theirs] == of_jax[ours]:
-                modules.setdefault(theirs, ours)
+        for torch_module, jax_module in zip(_containing(piece.torch), _containing(piece.jax), strict=False):
+            if of_torch[torch_module] == of_jax[jax_module]:
+                modules.setdefault(torch_module, jax_module)
     return dict(sorted(modules.items(), key=lambda pair: -len(pair[0])))
 
 
@@ -112,11 +112,11 @@ def images_of(names: Names) -> list[tuple[int, ...]]:
 def record_calls(
     port: Port, model: Any, functional: AnyFunctional, values: tuple[Params, Buffers], batch: Batch, calls: LayerCalls
 ) -> None:
-    """Compute a port's loss once and record every call of a layer; a plain tree of arrays has none.
+    """Compute a port's loss once and record every call of a layer; a plain tree of arrays has no layers.
 
     Args:
         port: the port.
-        model: what its flax_model has returned.
+        model: the return value of its flax_model.
         functional: the model's pure side.
         values: parameters and buffers.
         batch: a micro-batch.

@@ -1,12 +1,12 @@
-"""A port's `flax_step` beside a `torch_step`: a step of several losses, models or optimizers, watched.
+"""A port's `flax_step` that mirrors a `torch_step`: a step of several losses, models or optimizers, watched.
 
 A module of flax.nnx, or a dictionary of them, and its `nnx.Optimizer`s are changed in place, as torch's are:
 
     def flax_optimizer(model): return {"actor": nnx.Optimizer(model.actor, optax.adam(1e-3), wrt=nnx.Param), ...}
     def flax_step(model, optimizers, batch): ...; return {"actor": loss_of_actor, "critic": loss_of_critic}
 
-Of any other tree of arrays the step returns the next state; each transformation stands under the name of the branch
-that it updates, or is the only one:
+For any other tree of arrays, the step returns the next state. Each transformation has the name of the branch that it
+updates; a single one may update the full tree:
 
     flax_optimizer = {"actor": optax.adam(1e-3), "critic": optax.adam(1e-3)}
     def flax_step(optimizers, state, batch): ...; return next_state, {"actor": ..., "critic": ...}
@@ -43,7 +43,7 @@ Losses = dict[str, jax.Array]
 
 
 class MultiLossStep(ABC):
-    """A replica step that a port takes by itself, with the interface of `jaxddp.step.replica_step.ReplicaStep`.
+    """A replica step that a port implements, with the interface of `jaxddp.step.replica_step.ReplicaStep`.
 
     In a run that the reference forces, the optimizers get the reference's gradients; see `forced`.
 
@@ -71,7 +71,7 @@ class MultiLossStep(ABC):
         return after, {}, stages | {"buffers": after.buffers}
 
     def forced(self, opt_state: Any, gradients: Params) -> Any:
-        """Return the optimizers' states in which their next updates use these gradients."""
+        """Return the optimizers' states such that their next updates use these gradients."""
 
         def force(tree: TreeMap, state: Watched) -> Watched:
             names = tree.flat(state.given)
@@ -81,10 +81,10 @@ class MultiLossStep(ABC):
         return self.changed(opt_state, force)
 
     def shown(self, opt_state: Any) -> list[Any]:
-        """Return the optimizers' states, trees of arrays as dictionaries by name.
+        """Return the optimizers' states, with trees of arrays flattened to dictionaries by name.
 
         Raises:
-            InputError: an optimizer has made two updates in one step.
+            InputError: an optimizer made two updates in one step.
         """
         for tree, one in self.each(opt_state):
             if one.updates > 1:
@@ -106,7 +106,7 @@ class MultiLossStep(ABC):
 
     @abstractmethod
     def changed(self, opt_state: Any, change: Callable[[TreeMap, Watched], Watched]) -> Any:
-        """Return the states with each optimizer's changed."""
+        """Apply `change` to each optimizer's state and return the states."""
 
 
 def multi_loss_step(functional: AnyFunctional, step: Callable[..., Any], optimizers: Any) -> MultiLossStep:
@@ -117,7 +117,7 @@ def multi_loss_step(functional: AnyFunctional, step: Callable[..., Any], optimiz
         step, optimizers: the port's `flax_step` and `flax_optimizer`.
 
     Raises:
-        InputError: the model or its optimizers have no such form.
+        InputError: the model and its optimizers have neither of the two forms.
     """
     if isinstance(functional, Functional):
         if not callable(optimizers):
@@ -125,11 +125,11 @@ def multi_loss_step(functional: AnyFunctional, step: Callable[..., Any], optimiz
         return ModuleStep(functional, step, optimizers)
     if isinstance(functional, PlainFunctional):
         return PlainStep(functional, step, optimizers)
-    raise InputError("flax_model: returns a linen module; must return its parameters beside torch_step")
+    raise InputError("flax_model: returns a linen module; must return its parameters if there is a torch_step")
 
 
 def losses_alone(step: MultiLossStep, params: Params, buffers: Buffers, batch: Batch) -> Losses:
-    """Return the losses of the first step of one replica alone."""
+    """Return the losses of the first step on a single replica."""
 
     def take(_: jax.Array) -> Losses:
         losses: Losses = step(step.init(params, buffers), MicroBatches(None, batch))[2]["local_loss"]
@@ -178,7 +178,7 @@ class ModuleStep(MultiLossStep):
         return nnx.state(optimizers)
 
     def _made(self, params: Params, buffers: Buffers) -> tuple[Any, dict[Any, ModelTree]]:
-        """Make the optimizers; return them, and the map of each one's parameters by its path among them."""
+        """Make the optimizers; return them, and for the path of each the map of its parameters."""
         module = self._functional.module(params, buffers)
         with _watching(module) as trees:
             made = self._make(module)
@@ -188,7 +188,7 @@ class ModuleStep(MultiLossStep):
 
 @contextmanager
 def _watching(module: nnx.Module) -> Iterator[dict[int, ModelTree]]:
-    """Watch every nnx.Optimizer that is made; yield the map of its parameters' full names, by the optimizer's id."""
+    """Watch every nnx.Optimizer that is made; yield, by its id, the map of its parameters under their full names."""
     full = {id(x): ".".join(map(str, path)) for path, x in nnx.to_flat_state(nnx.state(module))}
     trees: dict[int, ModelTree] = {}
     init = nnx.Optimizer.__init__
@@ -208,7 +208,7 @@ class PlainStep(MultiLossStep):
     Args:
         functional: pure side of the tree.
         step: (optimizers, state, batch) -> (state, losses).
-        optimizers: transformations by the branch of the tree that they update; or one for all of the tree.
+        optimizers: branch of the tree -> the transformation that updates it; or one for the full tree.
     """
 
     def __init__(self, functional: PlainFunctional, step: Callable[..., Any], optimizers: Any):
@@ -254,7 +254,7 @@ class PlainStep(MultiLossStep):
         return {key: change(tree, opt_state[key]) for key, tree in self._trees.items()}
 
     def _tree(self, key: str) -> PlainTree:
-        """Return the map of a branch, with the full names of its arrays."""
+        """Return the map of a branch, under the full names of its arrays."""
         tree = self._functional.param_tree
         if self._only:
             return tree

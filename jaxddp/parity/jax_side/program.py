@@ -1,4 +1,4 @@
-"""A case's step as a compiled program, and the records of what it returns."""
+"""A case's step as a compiled program, and the records of its outputs."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +33,7 @@ Excerpts = Callable[[str, int, dict[str, np.ndarray]], tuple[Tensors, Tensors]]
 
 @dataclass(frozen=True)
 class Program:
-    """A case's step.
+    """A case's compiled step.
 
     Attributes:
         side: the jax side.
@@ -47,7 +47,7 @@ class Program:
 
     @property
     def optimizer(self) -> optax.GradientTransformation:
-        """Optimizer of flat dictionaries; a `MultiLossStep` has none by itself."""
+        """Optimizer of flat dictionaries; a `MultiLossStep` does not have one."""
         step = self.side.replica_step
         assert isinstance(step, ReplicaStep | CustomStep), "a MultiLossStep is forced by itself"
         return step.optimizer
@@ -61,29 +61,29 @@ class Program:
         return self.replicas.place(state, self.side.replica_step.axes)
 
     def placed_again(self, state: TrainState) -> TrainState:
-        """Place the state that a step has returned; the memory of its arrays is reused."""
+        """Place the state that a step has returned; the old arrays are freed first."""
         return self.placed(_taken_back(state))
 
     def step(self, state: TrainState, batch: MicroBatches) -> tuple[TrainState, Stages]:
-        """Take a step from a state on the devices, which is used up; return the stages of all processes' replicas."""
+        """Take a step from a state on the devices, which is donated; return the stages of all processes' replicas."""
         state, stages = self.run(state, self.replicas.shard(self.replicas.local(batch)))
         return state, stages if self.replicas.in_one_process else self.replicas.gather(stages)
 
     def record(self, stages: Stages, batch: MicroBatches) -> dict[str, Tensors]:
-        """Return the record of the stages, which are emptied on the way."""
+        """Return the record of the stages; each is dropped once it is recorded, to free its memory."""
         return record_of(stages, self.side, batch, self._excerpts)
 
     def given(self, stages: Stages, of_torch: Arrays, start: Arrays) -> Params:
-        """Return the reference's gradients.
+        """Return the reference's gradients, and jax's where torch has none.
 
-        Where torch has none, as for frozen parameters, they are jax's: its optimizer has to mask them.
+        Torch has none for frozen parameters, whose gradients jax's optimizer has to mask.
         """
         stage: Params = stages[self.side.given if self.side.given in stages else "gradients"]
         of_jax = self.side.to_torch(slices_of(stage, 0)) if len(of_torch) < len(stage) else {}
         return self.side.from_torch(Joined(of_torch, of_jax, start))[0]
 
     def of_custom_step(self, after: TrainState, params: Params) -> dict[str, Tensors]:
-        """Return what a custom step has made of the parameters, and of its optimizer's state."""
+        """Return the updates and the optimizer's state after a custom step, under torch's names."""
         updates = jax.tree.map(lambda new, old: np.asarray(new) - np.asarray(old), after.params, params)
         return stages_of_optimizer(self.side, updates, after.opt_state, params)
 
@@ -114,12 +114,12 @@ def forget_programs() -> None:
 
 @lru_cache(maxsize=1)
 def side_of(case: AnyCase) -> JaxSide:
-    """Build the jax side of a case, which is cached: a case runs freely and then forced."""
+    """Build the jax side of a case; cached, because a case runs freely and then forced."""
     return case.jax_side()
 
 
 def replicas_of(case: AnyCase) -> Replicas:
-    """Return the case's replicas, as many in each process.
+    """Return the case's replicas, divided evenly among the processes.
 
     Raises:
         InputError: they cannot be divided among the processes.
@@ -133,7 +133,7 @@ def replicas_of(case: AnyCase) -> Replicas:
 
 @lru_cache(maxsize=1)
 def program_of(case: AnyCase, replicas: Replicas | None, comm_hook: Hook | None) -> Program:
-    """Build the program of a case, which is cached as well: compiling takes longest."""
+    """Build the program of a case; cached, because compiling takes longest."""
     side = side_of(case)
     replicas = replicas or replicas_of(case)
     step = side.replica_step
@@ -147,6 +147,7 @@ def program_of(case: AnyCase, replicas: Replicas | None, comm_hook: Hook | None)
             del stages["clipped_gradients"]  # the same as "gradients"
         return next_state, stages
 
+    # Stages come back from every replica (axis 0), or one that drifts apart would go unseen.
     return Program(side, replicas, replicas.map(without_metrics, (step.axes, 0), (step.axes, 0), donate=(0,)))
 
 
@@ -163,7 +164,7 @@ def state_of_optimizer(side: JaxSide, opt_state: Any, params: Params, library: A
 
 
 def _taken_back(state: TrainState) -> TrainState:
-    """Return the state in NumPy; its copies on the devices are freed, so that a large one is placed again."""
+    """Copy the state to NumPy and free its arrays on the devices, so that no device holds a large state twice."""
     taken = jax.tree.map(np.array, state)
     for leaf in jax.tree.leaves(state):
         if isinstance(leaf, jax.Array) and not leaf.is_deleted():
@@ -175,13 +176,13 @@ def record_of(stages: Stages, side: JaxSide, batch: MicroBatches, excerpts_of: E
     """Return the stages under torch's names: local stages of all replicas, shared stages of replica 0.
 
     Large tensors are excerpts; "norms" and "local_norms" hold the norms of gradients, as "stage:tensor".
-    A tensor of a shared stage that differs between replicas is also in "spread", as "stage:tensor", of all replicas.
-    The stages are emptied on the way.
+    If replicas differ in a tensor of a shared stage, "spread" also holds it for all replicas, as "stage:tensor".
+    Each stage is dropped from `stages` once it is recorded, to free its memory.
 
     Args:
         stages: stage -> losses, (world_size,), or arrays, (world_size, ...).
         side: the jax side.
-        batch: the step's.
+        batch: the step's batch.
         excerpts_of: (stage, rank, arrays of this replica) -> excerpts of tensors, and norms of large ones.
     """
     world_size = len(jax.tree.leaves([x for stage, x in stages.items() if stage.endswith("local_loss")])[0])

@@ -31,7 +31,7 @@ def free_records(
     batches: Iterable[MicroBatches] | None = None,
     comm_hook: Hook | None = None,
 ) -> Iterator[Record]:
-    """Take the case's steps, each from the state that the one before has left, and yield their records.
+    """Take the case's steps freely, each from the state after the one before, and yield their records.
 
     Args:
         case: model or port, world size, dtype and batches.
@@ -58,10 +58,10 @@ def forced_records(
     replicas: Replicas | None = None,
     comm_hook: Hook | None = None,
 ) -> Iterator[Record]:
-    """Take every step from the reference's state before it and yield the records; no step inherits a difference.
+    """Take every step from the reference's state before it, so that no step inherits a difference; yield the records.
 
     Only the optimizer state carries over from step to step: the optimizer is given the reference's gradients in every
-    step, and "update" is its output. A port's `flax_step` contains its optimizer, and gives it its gradients.
+    step, and "update" is its output. A port's `flax_step` contains its optimizer, which gets the step's gradients.
 
     Args:
         case: model or port, world size, dtype and batches.
@@ -81,13 +81,13 @@ def forced_records(
         comm_state = program.replicas.start(without, side.replica_step.axes).comm_state
         after, carried = dataclasses.replace(start, comm_state=comm_state, averaged=()), dict[str, Any]()
         del start
-        # The records first: a batch beyond the last of them may be the one that hangs.
-        for number, (theirs, batch) in enumerate(zip(reference.records, case.batches(), strict=False)):
+        # `zip` reads the records first: after the last one it makes no further batch, which may be the one that hangs.
+        for number, (of_torch, batch) in enumerate(zip(reference.records, case.batches(), strict=False)):
             if number:
                 params, buffers = side.from_torch(reference.before(number))
             state = dataclasses.replace(after, step=jnp.int32(number), params=params, buffers=buffers | carried)
-            del after, params  # of a large model nothing is held twice
-            record, after = _forced_step(program, update, _restored(side, state, number), batch, theirs, reference)
+            del after, params  # so that a large model's state is held once
+            record, after = _forced_step(program, update, _restored(side, state, number), batch, of_torch, reference)
             del state
             carried = jax.device_get({name: after.buffers[name] for name in side.alone})
             yield record
@@ -95,16 +95,16 @@ def forced_records(
 
 
 def _forced_step(
-    program: Program, update: Update, state: TrainState, batch: MicroBatches, theirs: Record, reference: Trajectory
+    program: Program, update: Update, state: TrainState, batch: MicroBatches, of_torch: Record, reference: Trajectory
 ) -> tuple[Record, TrainState]:
-    """Take a step, whose optimizer is given the reference's gradients; return the record, and the next state."""
+    """Take a step whose optimizer is given the reference's gradients; return the record and the next state."""
     after, stages = program.step(program.placed(state), batch)
     if isinstance(program.side.replica_step, CustomStep):
         opt_state, of_optimizer = after.opt_state, program.of_custom_step(after, state.params)
         after = dataclasses.replace(after, params={})
     else:
         after = dataclasses.replace(after, params={}, opt_state=())
-        gradients = program.given(stages, full(theirs, program.side.given), reference.start)
+        gradients = program.given(stages, full(of_torch, program.side.given), reference.start)
         of_optimizer, opt_state = update(gradients, state.opt_state, state.params)
     shown = {name: np.asarray(value) for name, value in hyperparameters(opt_state).items()}
     record = program.record(stages, batch) | of_optimizer | {"hyperparameters": shown}
@@ -118,11 +118,11 @@ def _forced_losses(case: AnyCase, reference: Trajectory, program: Program) -> It
     params, buffers = side.from_torch(reference.start)
     opt_state = multi_loss_step.init(params, buffers).opt_state
     carried: dict[str, Any] = {}
-    for number, (theirs, batch) in enumerate(zip(reference.records, case.batches(), strict=False)):
+    for number, (torch_record, batch) in enumerate(zip(reference.records, case.batches(), strict=False)):
         if number:
             params, buffers = side.from_torch(reference.before(number))
             buffers |= carried
-        given = full(theirs, side.given)
+        given = full(torch_record, side.given)
         zeros = {name: np.zeros_like(x) for name, x in reference.start.items() if name not in given}
         forced = multi_loss_step.forced(opt_state, side.from_torch(Joined(given, zeros))[0])
         state = TrainState(jnp.int32(number), params, buffers, forced)
@@ -132,9 +132,9 @@ def _forced_losses(case: AnyCase, reference: Trajectory, program: Program) -> It
         shown = multi_loss_step.shown(opt_state)
         carried = jax.device_get({name: after.buffers[name] for name in side.alone})
         record = program.record(stages, batch)
-        if record["local_loss"].keys() != theirs["local_loss"].keys():
-            ours, of_torch = (", ".join(sorted(x["local_loss"])) for x in (record, theirs))
-            raise InputError(f"flax_step: returns the losses {ours}; must be torch_step's, {of_torch}")
+        if record["local_loss"].keys() != torch_record["local_loss"].keys():
+            of_jax, of_torch = (", ".join(sorted(x["local_loss"])) for x in (record, torch_record))
+            raise InputError(f"flax_step: returns the losses {of_jax}; must be torch_step's, {of_torch}")
         record["update"] = excerpts(side.to_torch(updates))
         record["optimizer_state"] = excerpts(optimizer_tensors(shown, params, side.to_torch))
         record["hyperparameters"] = {name: np.asarray(x) for name, x in hyperparameters(shown).items()}
@@ -148,7 +148,7 @@ def _program(
     comm_hook: Hook | None,
     reference: Trajectory | None = None,
 ) -> Program:
-    """Return the case's program; one of excerpts for a large port."""
+    """Return the case's program; for a large port, one that returns excerpts."""
     is_port = hasattr(case, "port") and case.port.torch_step is None
     if not (is_port and replicas is None and comm_hook is None and is_large_model(start)):
         return program_of(case, replicas, comm_hook)
@@ -180,5 +180,5 @@ def starting_weights(case: AnyCase, weights: Arrays) -> list[Arrays]:
 
 
 def _restored(side: JaxSide, state: TrainState, steps: int) -> TrainState:
-    """Save and load the state by the port's `flax_restore` after `restore_at` steps; else return it unchanged."""
+    """After `restore_at` steps, save and load the state by the port's `flax_restore`; else return it unchanged."""
     return side.restore(state) if side.restore is not None and steps == side.restore_at else state

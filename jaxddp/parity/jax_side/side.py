@@ -62,7 +62,7 @@ class JaxSide:
 
 
 def side_of_config(config: TrainConfig, dataset: Dataset, steps: int) -> JaxSide:
-    """Build the jax side of a built-in model: what `jaxddp.train` would train.
+    """Build the jax side of a built-in model, as `jaxddp.train` builds it.
 
     Args:
         config: model, optimizer and every option of the step.
@@ -95,7 +95,7 @@ def side_of_port(port: Port, steps: int, dtype: str, casts: Collection[str] = ()
         casts: see `PortCase`.
 
     Raises:
-        InputError: the model is no model of jax, or its arrays do not map to torch's.
+        InputError: the model is not a jax model, or its arrays do not map to torch's.
     """
     model = port.flax_model()
     functional, local_loss = pure_loss(port, model)
@@ -167,7 +167,7 @@ def _step_of_port(
 def _lifting(
     port: Port, functional: AnyFunctional, step_within: Callable[[Context], Any], casts: Collection[str]
 ) -> Context:
-    """Return the context in which the loss is computed in float64."""
+    """Return a context that computes the loss in float64, or one that does nothing if jax cannot trace it so."""
     lifting = partial(in_float64, casts)
     step = step_within(lifting)
 
@@ -190,7 +190,7 @@ def _restored(flax_restore: Callable[[Any], Any], trees: ModelTrees, state: Trai
 
 
 def _check_kinds(port: Port, learns: Mapping[str, Any], converter: Converter, params: Params) -> None:
-    """Raise where a parameter of one framework is none in the other, or jaxddp's norm would include a frozen one."""
+    """Check that both frameworks train the same parameters, and that jaxddp's clipping would include no frozen one."""
     for piece in converter.pieces:
         if (piece.torch in learns) != (piece.jax in params):
             one, other = ("a parameter", "none") if piece.torch in learns else ("a buffer", "a parameter")

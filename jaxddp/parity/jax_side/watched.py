@@ -1,4 +1,4 @@
-"""An optax transformation that keeps what it was given, and that can be given something else."""
+"""An optax transformation that records the gradients it receives, and that can use others in their place."""
 
 from typing import Any, NamedTuple
 
@@ -26,7 +26,7 @@ class Watched(NamedTuple):
 
 
 def watched(transformation: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """Return a transformation that makes the same updates, and whose state shows the gradients that it was given.
+    """Return a transformation that makes the same updates and records the gradients it receives in its state.
 
     >>> sgd, params = watched(optax.sgd(0.5)), {"w": jnp.ones(1)}
     >>> updates, state = sgd.update({"w": jnp.ones(1)}, sgd.init(params), params)
@@ -48,5 +48,5 @@ def watched(transformation: optax.GradientTransformation) -> optax.GradientTrans
 
 
 def fresh(state: Watched) -> Watched:
-    """Return the state before a step: nothing was received."""
+    """Return the state before a step: no gradients received, no updates made."""
     return state._replace(received=jax.tree.map(jnp.zeros_like, state.received), updates=jnp.int32(0))

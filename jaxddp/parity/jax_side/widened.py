@@ -1,9 +1,9 @@
-"""Casts in a loss, which a run in float64 lifts.
+"""Lift casts in a loss, for a run in float64.
 
 The float64 run stands for a program in float32, where a cast to float32 does nothing. So casts of integers are lifted,
 and those that flax and jax make by themselves: layers whose `dtype` is float32, a softmax that attention computes in
-float32. Casts that a port writes are lifted if torch's loss makes such casts too: one side's alone may be its fault, as
-in a variance from means in float32. The rounding of 16 bits is compared in the run in float32.
+float32. Casts that a port writes are lifted only if torch's loss makes such casts too: a cast on one side alone may be
+its fault, as in a variance from means in float32. The run in float32 compares the rounding to 16 bits.
 """
 
 import sys
@@ -34,7 +34,7 @@ CASTS = {
 }
 
 RANDOM = ("jax._src.random.", "jax.random.")  # modules, or a package of them
-LIBRARIES = ("flax.", "jax._src.nn.")  # modules whose casts to float32 are no decision of the port
+LIBRARIES = ("flax.", "jax._src.nn.")  # modules whose casts to float32 the port did not write
 PLUMBING = ("jax.", "jax._src.", "numpy.", "unittest.", "contextlib", "functools", __name__)
 
 
@@ -52,7 +52,7 @@ def in_float64(casts: Collection[str] = ()) -> Iterator[None]:
     lifted = {jnp.dtype(name) for name in (*casts, *["float32"] * bool(casts))}
     kept = {jnp.dtype(name) for name in ("float16", "bfloat16")} - lifted
     with ExitStack() as stack:
-        # Another word for "highest", so that jax keeps what it traces here apart from what it has traced elsewhere.
+        # A synonym of "highest": jax caches traces by this setting, so traces made here stay apart from all others.
         stack.enter_context(jax.default_matmul_precision("float32"))
         for primitive, key in CASTS.items():
             stack.enter_context(mock.patch.object(primitive, "bind", _widening(primitive.bind, key, lifted, kept)))
@@ -83,7 +83,7 @@ def noted_casts() -> Iterator[dict[str, str]]:
 
 
 def within(context: Context, function: Callable[..., Result]) -> Callable[..., Result]:
-    """Return the function, called within a context."""
+    """Wrap a function so that it runs within a context."""
 
     @wraps(function)
     def inside(*args: Any, **kwargs: Any) -> Result:
@@ -94,7 +94,7 @@ def within(context: Context, function: Callable[..., Result]) -> Callable[..., R
 
 
 def can_run(function: Callable[..., Any], *args: Any) -> bool:
-    """Return whether jax can trace a replica's function: with some casts lifted, it may refuse two dtypes in one."""
+    """Return whether jax can trace a replica's function: with some casts lifted, it may refuse mixed dtypes."""
     replicas = jax.vmap(lambda _, args: function(*args), (0, None), axis_name=AXIS_NAME)
     try:
         jax.eval_shape(replicas, np.zeros(1), args)
@@ -116,7 +116,7 @@ def _widening(bind: Callable[..., Any], key: str, lifted: set[Any], kept: set[An
 
 
 def _frames() -> Iterator[tuple[str, FrameType]]:
-    """Yield the functions that are being called with their modules, the innermost first."""
+    """Yield the module and the frame of each function on the call stack, the innermost first."""
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         yield f"{frame.f_globals.get('__name__')}.", frame
@@ -128,19 +128,19 @@ def _callers() -> Iterator[str]:
 
 
 def _line_of_user() -> str:
-    """Return the innermost line of the port."""
+    """Return the innermost line on the call stack that is the port's."""
     of_user = (frame for module, frame in _frames() if not module.startswith((*PLUMBING, "flax.", "jaxddp.")))
     frame = next(of_user, None)
     return "" if frame is None else f"{Path(frame.f_code.co_filename).name}: line {frame.f_lineno}"
 
 
 def _draws() -> bool:
-    """Return whether random numbers are being drawn, as linen does to compare shapes: they keep their dtype."""
+    """Return whether random numbers are being drawn, as linen does to compare shapes; these keep their dtype."""
     return any(caller.startswith(RANDOM) for caller in _callers())
 
 
 def _of_library() -> bool:
-    """Return whether a function of flax, or of jax.nn, is the first that is no plumbing."""
+    """Return whether the innermost caller outside of jax's internals is in flax or jax.nn."""
     for module in _callers():
         if module.startswith(LIBRARIES):
             return True

@@ -1,4 +1,4 @@
-"""Batches of a port: what its functions return, as flat dictionaries of arrays, and back. Imports neither framework."""
+"""Flatten the batches of a port to dictionaries of arrays, and back. Imports neither framework."""
 
 from collections.abc import Callable, Mapping
 from functools import wraps
@@ -8,20 +8,20 @@ import numpy as np
 
 from jaxddp.errors import InputError
 
-WITHIN, NONE = " > ", " is None"  # marks of nested entries and of None in the names of a flat batch
+WITHIN, NONE = " > ", " is None"  # mark nested entries and None in the names of a flat batch
 
 
 def to_arrays(batch: Any, call: str) -> dict[str, np.ndarray]:
-    """Return a batch as a flat dictionary of arrays, which `from_arrays` makes the batch again.
+    """Flatten a batch to a dictionary of arrays; `from_arrays` is the inverse.
 
     Text and other entries without numbers are left out.
 
     Args:
         batch: dictionary of arrays, tensors of torch or jax, lists of numbers, None, or such dictionaries.
-        call: the call that has returned it, for messages.
+        call: the call that returned the batch, for messages.
 
     Raises:
-        InputError: the batch is no such dictionary, holds no numbers, or arrays of several lengths.
+        InputError: the batch is not such a dictionary, holds no numbers, or holds arrays of different lengths.
 
     >>> arrays = to_arrays({"text": ["one", "two"], "ids": {"left": [[1, 2], [3, 4]]}, "mask": None}, "batch(0, 0)")
     >>> {name: array.shape for name, array in arrays.items()}
@@ -58,7 +58,7 @@ def are_equal(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) ->
 
 
 def from_arrays(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the batch of a flat dictionary: with nested dictionaries, and None."""
+    """Rebuild a batch, with nested dictionaries and None, from a flat dictionary."""
     batch: dict[str, Any] = {}
     for name, value in arrays.items():
         *outer, last = name.removesuffix(NONE).split(WITHIN)
@@ -70,7 +70,7 @@ def from_arrays(arrays: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def of_batches(loss: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a loss of flat batches for a loss whose last argument is a batch as the port makes it."""
+    """Adapt a loss whose last argument is a batch of the port to take a flat batch."""
 
     @wraps(loss)
     def of_arrays(*arguments: Any) -> Any:
@@ -104,6 +104,6 @@ def _array(value: Any, name: str) -> np.ndarray:
 
 
 def _wraps_around(array: np.ndarray) -> bool:
-    """Return whether an array holds small integers, which torch is given as int64; images of uint8 stay so."""
+    """Return whether an array holds small integers, which become int64 for torch; images of uint8 stay uint8."""
     is_image = array.dtype == np.uint8 and array.ndim > 2
     return array.dtype.kind in "iu" and array.dtype.itemsize < 4 and not is_image

@@ -1,6 +1,6 @@
-"""Random numbers of a port's losses: the k-th draw of torch's loss and the k-th of JAX's are the same numbers.
+"""Random numbers of a port's losses: the k-th draw of torch's loss gets the same numbers as the k-th of JAX's.
 
-The numbers are drawn by NumPy and travel in the batch, as entries that the losses of the port do not see.
+NumPy draws the numbers, and they travel in the batch as entries that the port's losses do not see.
 """
 
 import math
@@ -17,10 +17,10 @@ from jaxddp.errors import InputError
 from jaxddp.parity.port.loading import PortSource
 from jaxddp.parity.port.port import Port, Side
 
-SERVED = ("normal", "uniform", "bernoulli")  # kinds of draws that both sides can be given
-CONSTANTS = {"bernoulli": 0.0, "normal": 0.5, "uniform": 0.5}  # numbers in a trial; 0 keeps all that dropout may drop
-CERTAIN = (0, 1)  # probabilities at which a bernoulli draw is a constant, and no draw
-ENTRY = "jaxddp draw "  # beginning of the names of the batch's hidden entries
+SERVED = ("normal", "uniform", "bernoulli")  # kinds of draws that both sides can replace
+CONSTANTS = {"bernoulli": 0.0, "normal": 0.5, "uniform": 0.5}  # numbers in a trial; 0 makes dropout keep all elements
+CERTAIN = (0, 1)  # probabilities at which a bernoulli draw is constant and does not count as a draw
+ENTRY = "jaxddp draw "  # prefix of the batch's hidden entries
 GRID = 2**16  # uniform numbers are odd multiples of 1 / (2 GRID), which float32 holds
 
 
@@ -29,11 +29,11 @@ class Draw:
     """A draw of random numbers in a loss.
 
     Attributes:
-        kind: "normal", "uniform" or "bernoulli"; or the function that draws other numbers.
+        kind: "normal", "uniform" or "bernoulli"; for any other draw, the name of its function.
         shape: shape of the numbers.
         where: dotted name of the innermost layer that draws; "" for the root or the loss.
-        rate: probability of a 1, of a bernoulli draw with one for all elements.
-        refused: why this draw cannot be given to both sides; "": it can.
+        rate: probability of a 1 in a bernoulli draw, if it is the same for all elements.
+        refused: why this draw cannot have the same numbers on both sides; "": it can.
 
     >>> print(Draw("normal", (32, 8), "encoder"), Draw("bernoulli", (4,), rate=0.9), sep="; ")
     a normal (32, 8) in encoder; a bernoulli (4,)
@@ -46,7 +46,7 @@ class Draw:
     refused: str = ""
 
     def __str__(self) -> str:
-        """Return the draw in words."""
+        """Describe the draw."""
         layer = f"layer {self.where}" if self.where.isdigit() else self.where  # of a Sequential
         return f"a {self.kind} {self.shape}{f' in {layer}' if layer else ''}"
 
@@ -60,10 +60,10 @@ class Pair:
 
 
 def paired(torch: Sequence[Draw], jax: Sequence[Draw]) -> tuple[Pair, ...]:
-    """Pair the draws of both sides in their order.
+    """Pair the draws of both sides in order.
 
     Raises:
-        InputError: a draw cannot be given to both sides, or has no partner of its kind and size.
+        InputError: a draw cannot have the same numbers on both sides, or has no partner of its kind and size.
 
     >>> paired([Draw("normal", (32, 8), "encoder")], [])
     Traceback (most recent call last):
@@ -87,16 +87,16 @@ def paired(torch: Sequence[Draw], jax: Sequence[Draw]) -> tuple[Pair, ...]:
 
 
 def rates_of(pairs: Sequence[Pair]) -> tuple[tuple[float, float], ...]:
-    """Return torch's dropout rate and JAX's, 1 - the probability of a 1, for each pair of masks that have one."""
+    """Return both sides' dropout rates, 1 - P(1), for each pair of masks that have one."""
     both = ((pair.torch.rate, pair.jax.rate) for pair in pairs)
     return tuple((1 - of_torch, 1 - of_jax) for of_torch, of_jax in both if of_torch is not None and of_jax is not None)
 
 
 def numbers(pair: Pair, rng: np.random.Generator) -> dict[Side, np.ndarray]:
-    """Draw the numbers of a pair, in each side's shape: normal ones, or for masks, too, uniform ones in (0, 1).
+    """Draw the numbers of a pair, in each side's shape: normal ones, or uniform ones in (0, 1), also for masks.
 
-    float32 holds them exactly. Where a shape leaves two layouts possible, as images with as many channels as rows and
-    columns, the numbers are the same in both.
+    float32 holds them exactly. If the shape fits two layouts, as of images with as many channels as rows and columns,
+    the numbers are equal in both.
 
     >>> both = numbers(Pair(Draw("normal", (2, 3, 4)), Draw("normal", (2, 4, 3))), np.random.default_rng(0))
     >>> bool((both["torch"] == both["jax"].transpose(0, 2, 1)).all())
@@ -116,20 +116,20 @@ def numbers(pair: Pair, rng: np.random.Generator) -> dict[Side, np.ndarray]:
 
 
 def _moved(torch: tuple[int, ...], jax: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Return the orders of torch's axes that make jax's shape: unchanged, channels last, first two axes swapped."""
+    """Return the orders of torch's axes that give jax's shape: unchanged, channels last, first two axes swapped."""
     axes = tuple(range(len(torch)))
     orders = [axes, (*axes[:1], *axes[2:], *axes[1:2]), (*axes[1::-1], *axes[2:])]
     return [order for order in dict.fromkeys(orders) if tuple(torch[axis] for axis in order) == jax]
 
 
 def _reshaped(torch: tuple[int, ...], jax: tuple[int, ...]) -> bool:
-    """Return whether one shape merges neighbouring axes of the other, as heads that are part of the batch."""
+    """Return whether one shape merges neighbouring axes of the other, such as heads and the batch."""
     ends = [{math.prod(shape[:count]) for count in range(1, len(shape) + 1)} | {1} for shape in (torch, jax)]
     return math.prod(torch) == math.prod(jax) and (ends[0] <= ends[1] or ends[1] <= ends[0])
 
 
 def _symmetric(index: np.ndarray, orders: Sequence[tuple[int, ...]]) -> np.ndarray:
-    """Make several elements one, so that the array is the same in each of the orders of its axes."""
+    """Set some elements equal to others, so that each of these permutations of its axes leaves the array unchanged."""
     while True:
         before = index
         for order in orders:
@@ -140,7 +140,7 @@ def _symmetric(index: np.ndarray, orders: Sequence[tuple[int, ...]]) -> np.ndarr
 
 @dataclass(frozen=True, kw_only=True)
 class DrawnPort(Port):
-    """A port whose batches bring the numbers that its losses draw.
+    """A port whose batches contain the numbers that its losses draw.
 
     Attributes:
         draws: the draws of one micro-batch.
@@ -186,16 +186,16 @@ class DrawnSource:
 
 
 def examples_of(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a batch without the numbers that it brings."""
+    """Return a batch without the numbers for draws."""
     return {name: array for name, array in batch.items() if not name.startswith(ENTRY)}
 
 
 class Served:
-    """The numbers that a batch brings, in the order of their draws.
+    """The numbers for draws in a batch, in order.
 
     Args:
         batch: a batch of a `DrawnPort`, of either framework's arrays.
-        draws: the draws for which it brings numbers.
+        draws: the draws for which it contains numbers.
         side: name of the side, for messages.
     """
 
@@ -207,7 +207,7 @@ class Served:
         """Return the numbers of the next draw.
 
         Raises:
-            InputError: it is not the draw that the first batch showed, or the batch does not bring its numbers.
+            InputError: the draw differs from that of the first batch, or the batch has no numbers for it.
         """
         draw = Draw(kind, tuple(shape))
         if self._taken == len(self._draws):
@@ -230,7 +230,7 @@ class Served:
 
 
 def calling() -> Iterator[FrameType]:
-    """Yield the frames of the functions that are being called, the innermost first."""
+    """Yield the frames on the call stack, the innermost first."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         yield frame
@@ -238,7 +238,7 @@ def calling() -> Iterator[FrameType]:
 
 
 def enclosing_layer(name_of: Callable[[Any], str | None]) -> str:
-    """Return the name of the innermost layer that is being called.
+    """Return the name of the innermost layer on the call stack.
 
     Args:
         name_of: object -> its name; None: not a layer.

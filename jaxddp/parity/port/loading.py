@@ -1,4 +1,4 @@
-"""Port files, and the fields that they hold."""
+"""Load port files and check their fields."""
 
 import difflib
 from collections.abc import Collection
@@ -11,7 +11,7 @@ from jaxddp.errors import InputError
 from jaxddp.parity.port.port import Port
 from jaxddp.scripts import run_file
 
-MIN_LENGTH, SIMILARITY = 8, 0.85  # from which a name counts as a misspelt field
+MIN_LENGTH, SIMILARITY = 8, 0.85  # least values at which a name counts as a misspelt field
 
 
 class PortSource(Protocol):
@@ -30,7 +30,7 @@ class PortFile:
     """A port in a file.
 
     Attributes:
-        path: a Python file, see `jaxddp.parity.port`.
+        path: a Python file; see `jaxddp.parity.port`.
     """
 
     path: str
@@ -65,7 +65,7 @@ def load_port(path: str | Path) -> Port:
 
 
 def _check_spelling(path: Path, module: ModuleType, given: Collection[str]) -> None:
-    """Raise for a name that is nearly a field's: the field would silently keep its default."""
+    """Raise if a name is almost that of a field, because the field would silently keep its default."""
     absent = [f.name for f in fields(Port) if f.name not in given and len(f.name) >= MIN_LENGTH]
     for name in vars(module):
         near = difflib.get_close_matches(name, absent, n=1, cutoff=SIMILARITY)

@@ -1,4 +1,4 @@
-"""Losses that a port's step returns. Imports neither framework."""
+"""Name the losses that a port's step returns. Imports neither framework."""
 
 import math
 from collections.abc import Mapping
@@ -8,14 +8,14 @@ from jaxddp.errors import InputError
 
 
 def named_losses(function: str, returned: Any) -> dict[str, Any]:
-    """Return the losses of a step by name: one is called "loss".
+    """Return the losses of a step by name; a single one is called "loss".
 
     Args:
         function: the step's name, for messages.
         returned: a scalar, or a dictionary of scalars.
 
     Raises:
-        InputError: a loss is no scalar.
+        InputError: a loss is not a scalar.
 
     >>> named_losses("torch_step", 2.0), named_losses("flax_step", {"actor": 1.0, "critic": 0.5})
     ({'loss': 2.0}, {'actor': 1.0, 'critic': 0.5})

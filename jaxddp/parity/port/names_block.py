@@ -1,4 +1,4 @@
-"""The statement `names = {...}` of a port file, as text."""
+"""Write the statement `names = {...}` of a port file."""
 
 import ast
 import re
@@ -11,7 +11,7 @@ HOME = "jaxddp.parity"  # package from which a port imports the rules
 
 
 def names_block(names: Mapping[str, str | Rule]) -> str:
-    """Return the statement, a line for each entry.
+    """Format the statement with one line per entry.
 
     Args:
         names: jax prefixes to torch prefixes, rules, or texts of rules.
@@ -27,13 +27,13 @@ def names_block(names: Mapping[str, str | Rule]) -> str:
 
 
 def import_line(names: Mapping[str, str | Rule]) -> str:
-    """Return the import that a table's rules need; "" if it has none."""
+    """Return the import statement that a table's rules need; "" if it has no rules."""
     rules = rules_in(names.values())
     return f"from {HOME} import {', '.join(rules)}" if rules else ""
 
 
 def no_twin_line(names: Sequence[str]) -> str:
-    """Return a statement `no_twin = [...]`, with numbered layers in a loop.
+    """Format a statement `no_twin = [...]`, with numbered layers as a loop.
 
     >>> print(no_twin_line(["mask", "h.0.bias", "h.1.bias"]))
     no_twin = ["mask", *(f"h.{i}.bias" for i in range(2))]
@@ -56,9 +56,9 @@ def no_twin_line(names: Sequence[str]) -> str:
 
 
 def with_names(text: str, names: Mapping[str, str | Rule], no_twin: Sequence[str] = ()) -> str:
-    r"""Return a port file's text with this table in place of the old one, or at its end, and the import that it needs.
+    r"""Put this table into a port file's text, in place of the old one or at the end, with the import that it needs.
 
-    With names in `no_twin` there is such a statement too.
+    If `no_twin` has names, put in that statement, too.
 
     >>> print(with_names("x = 1\nnames = {}  # none\ny = 2\n", {"a": "b"}))
     x = 1
@@ -78,7 +78,7 @@ def with_names(text: str, names: Mapping[str, str | Rule], no_twin: Sequence[str
 
 
 def _with_statement(text: str, name: str, statement: str) -> str:
-    """Return the text with this assignment in place of the old one, or at its end."""
+    """Put an assignment into the text, in place of the old one or at the end."""
     lines = text.splitlines(keepends=True)
     for node in ast.parse(text).body:
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
@@ -89,13 +89,13 @@ def _with_statement(text: str, name: str, statement: str) -> str:
 
 
 def _imported(body: list[ast.stmt]) -> set[str]:
-    """Return the names that a file imports from the rules' home, unrenamed."""
+    """Return the names that a file imports from `HOME` without renaming them."""
     imports = [node for node in body if isinstance(node, ast.ImportFrom) and node.module == HOME]
     return {alias.name for node in imports for alias in node.names if alias.asname in (None, alias.name)}
 
 
 def _with_import(text: str, line: str) -> str:
-    """Return the text with an import after those at its beginning."""
+    """Put an import into the text after those at its beginning."""
     if not line:
         return text
     end = 0

@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 Arrays = Mapping[str, np.ndarray]
 Side = Literal["torch", "jax"]
-PREFIX = {"torch": "torch", "jax": "flax"}  # of the names in a port file, by side
+PREFIX = {"torch": "torch", "jax": "flax"}  # prefixes of names in a port file, by side
 
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """Facts about a training loop by which its stages are judged; fields without a line here are as in `Port`.
+    """Facts about a training loop that decide how its stages are judged; fields not listed here are as in `Port`.
 
     Attributes:
         clip_grad_norm: largest norm after clipping on torch's side.
-        custom_step, custom_start: the port has a `flax_step` beside its losses, a `flax_start`.
+        custom_step, custom_start: whether the port has a `flax_step` besides its losses, and a `flax_start`.
         multi_loss: the port has a `torch_step` and a `flax_step`.
         clips_inside: the optax chain does the clipping.
         casts: dtypes that torch's loss casts to.
@@ -52,7 +52,7 @@ class Facts:
 
 
 def _absent(*_: Any) -> Any:
-    """Stand in for a loss that is not given."""
+    """Stand in for a missing loss."""
     raise InputError("a port with a torch_step has no losses")
 
 
@@ -65,30 +65,30 @@ class Port:
         flax_model: makes its twin in jax: a module of flax.nnx or flax.linen, or any pytree of arrays, see
             `jaxddp.nn.plain`; (params, state) if flax_loss takes three arguments.
         torch_loss: (module, batch of tensors) -> the loss: a scalar, the batch's mean; or one value per element;
-            or a pair (one value per element, their weights), or (mean, anything), of which the mean is taken.
+            or a pair (one value per element, their weights), or (mean, anything), whose mean counts.
         flax_loss: (model, batch of arrays) -> the same; or (params, state, batch) -> (the same, new state).
         batch: (step, rank) -> one replica's examples of one optimizer step, arrays by name, for both frameworks; see
             `jaxddp.parity.port.batches.to_arrays`.
-        torch_batch, flax_batch: given instead of `batch` if each framework has its own loader; examples are matched
-            by their values (or by an entry "ids", if both have one).
+        torch_batch, flax_batch: replace `batch` if each framework has its own loader; examples are matched by their
+            values, or by an entry "ids" if both have one.
         optimizer: for both sides, a name in `jaxddp.config.choices.OPTIMIZERS`, or a `TrainConfig` with options and
             a schedule; None: each side has its own.
-        torch_step: (module, optimizers, batch of tensors) -> the loss of one step that it has taken, or losses by
-            name; for a program of several losses or optimizers. Beside it stand `configure_optimizers`, which returns
-            the optimizers in any form, and a `flax_step`; no losses. Gradients are averaged over the replicas after
+        torch_step: (module, optimizers, batch of tensors) -> the loss, or losses by name, after taking one step; for
+            a program with several losses or optimizers. It needs `configure_optimizers`, which returns the optimizers
+            in any form, and a `flax_step`, and replaces both losses. Gradients are averaged over the replicas after
             every backward pass, as DDP does.
         torch_optimizer: parameters -> a torch optimizer.
-        torch_scheduler: optimizer -> a scheduler that is stepped after every optimizer step.
-        configure_optimizers: given instead of these two: module -> an optimizer, or (optimizer, scheduler), or
-            ([optimizer], [scheduler]).
+        torch_scheduler: optimizer -> a scheduler, which takes a step after every optimizer step.
+        configure_optimizers: replaces these two: module -> an optimizer, or (optimizer, scheduler), or ([optimizer],
+            [scheduler]).
         flax_optimizer: an optax transformation or an nnx.Optimizer, or model -> one of them.
-        accumulation_steps: number of micro-batches that each batch is cut into, along the first axis.
+        accumulation_steps: number of micro-batches into which each batch is cut along the first axis.
         clip_grad_norm: largest global norm of the averaged gradient, on both sides; None: no clipping.
         torch_clip_grad_norm: the same on torch's side only, for an optax chain that clips.
         loss_normalization: "ddp", the mean of the replicas' means, or "global": the sum of all weighted losses over
             the sum of all weights.
-        find_unused_parameters: torch DDP's; for losses that do not reach every parameter.
-        steps_per_epoch: optimizer steps per epoch; with it, mistakes of a sampler can be named.
+        find_unused_parameters: DDP's option for losses that do not reach every parameter.
+        steps_per_epoch: optimizer steps per epoch, needed to name a sampler's faults.
         flax_step: replica step that replaces jaxddp's: (loss, optimizer, state, batch) -> (state, stages).
             `loss(params, buffers, batch)` is flax_loss as (mean, new buffers); `state` is a
             `jaxddp.state.TrainState` of the model's trees; the axis is called "replica"; with accumulation_steps
@@ -96,7 +96,7 @@ class Port:
             "gradients" and "clipped_gradients"; a stage that is not shown is judged by its effect on the update.
             Beside a `torch_step`: see `jaxddp.parity.jax_side.multi_loss_step`.
         flax_start: (params, rank) -> the parameters that a replica starts from; None: all start from the same.
-        flax_restore: state -> state: the port's saving and loading, which must change nothing.
+        flax_restore: state -> state: saves and loads the state, which must not change it.
         restore_at: number of steps after which `flax_restore` is called.
         names: jax prefixes to torch prefixes, where the two differ, or to rules; see `jaxddp.parity.port.rules`.
         transpose_kernel: see `jaxddp.parity.convert.Converter`.
@@ -142,7 +142,7 @@ class Port:
         if isinstance(self.optimizer, str):
             check_name("optimizer", self.optimizer, OPTIMIZERS)
         if None not in (self.torch_optimizer, self.configure_optimizers):
-            raise InputError("configure_optimizers: must not be given beside torch_optimizer, which it replaces")
+            raise InputError("configure_optimizers: must not be given with torch_optimizer, which it replaces")
         pair = (self.torch_optimizer or self.configure_optimizers, self.flax_optimizer)
         if (self.optimizer is None) == (pair == (None, None)) or (self.optimizer is None and None in pair):
             raise InputError("optimizer: give either one for both sides, or torch_optimizer and flax_optimizer")
@@ -152,14 +152,14 @@ class Port:
         check_range("clip_grad_norm", self.clip_grad_norm)
         check_range("clip_grad_norm", self.torch_clip_grad_norm, f"torch_clip_grad_norm {self.torch_clip_grad_norm}")
         if None not in (self.clip_grad_norm, self.torch_clip_grad_norm):
-            raise InputError("torch_clip_grad_norm: must not be given beside clip_grad_norm, which clips on both sides")
+            raise InputError("torch_clip_grad_norm: must not be given with clip_grad_norm, which clips on both sides")
         check_name("loss_normalization", self.loss_normalization, LOSS_NORMALIZATIONS)
         if (self.flax_restore is None) != (self.restore_at is None):
             raise InputError("restore_at: must be given with flax_restore, as the number of steps before its call")
         check_names(self.names)
 
     def _check_step(self) -> None:
-        """Raise where something stands beside a `torch_step` that the step does itself, or is missing."""
+        """Raise if a port with a `torch_step` has a field that the step replaces, or lacks one that it needs."""
         given = [name for name in ("torch_loss", "flax_loss") if getattr(self, name) is not _absent]
         if self.torch_step is None:
             if missing := sorted({"torch_loss", "flax_loss"}.difference(given)):
@@ -169,10 +169,10 @@ class Port:
         done |= {"flax_restore": None, "find_unused_parameters": False, "optimizer": None, "torch_optimizer": None}
         given += [name for name, default in done.items() if getattr(self, name) != default]
         if given:
-            raise InputError(f"{given[0]}: must not be given beside torch_step and flax_step, which do it themselves")
+            raise InputError(f"{given[0]}: must not be given with torch_step and flax_step, which do it themselves")
         for name in ("flax_step", "configure_optimizers", "flax_optimizer"):
             if getattr(self, name) is None:
-                raise InputError(f"{name}: must be given beside torch_step")
+                raise InputError(f"{name}: must be given with torch_step")
 
     def _check_functions(self) -> None:
         required = ("torch_model", "flax_model", "torch_loss", "flax_loss")
@@ -194,7 +194,7 @@ class Port:
 
     @property
     def facts(self) -> Facts:
-        """Facts by which the port's stages are judged."""
+        """Facts that decide how the port's stages are judged."""
         inside = self.torch_clip_grad_norm is not None
         return Facts(
             accumulation_steps=self.accumulation_steps,
@@ -211,7 +211,7 @@ class Port:
 
     @property
     def optimizer_config(self) -> TrainConfig | None:
-        """Optimizer that both sides share, with its options and schedule; None if each side has its own."""
+        """Optimizer of both sides, with its options and schedule; None if each side has its own."""
         return TrainConfig(optimizer=self.optimizer) if isinstance(self.optimizer, str) else self.optimizer
 
     def first_batch(self, side: Side) -> dict[str, np.ndarray]:
@@ -219,7 +219,7 @@ class Port:
         return self.micro_batches(0, 0, side)[0]
 
     def micro_batches(self, step: int, rank: int, side: Side = "torch") -> list[dict[str, np.ndarray]]:
-        """Return one replica's examples of one step in `accumulation_steps` pieces of equal size, as flat dictionaries.
+        """Return one replica's examples of one step as `accumulation_steps` flat dictionaries of equal size.
 
         Args:
             step, rank: counted from 0.

@@ -1,4 +1,4 @@
-"""Rules of `names`: how a jax array is laid out that is not one torch tensor.
+"""Rules of `names`, for jax arrays that do not correspond to one torch tensor in its layer's layout.
 
     names = {
         "blocks": "layers.{}",                        # an array (L, ...) holds torch's layers 0 .. L-1
@@ -9,8 +9,8 @@
         "Dense_0": flattened("fc1", (64, 7, 7)),      # torch flattens (C, H, W), jax (H, W, C)
     }
 
-Every rule permutes elements only, so gradients, updates and moments convert as the weights do. A name in a rule may
-hold "{}", too. Imports neither framework.
+Rules only permute elements, so gradients, updates and moments convert as the weights do. A name in a rule may contain
+"{}", too. Imports neither framework.
 """
 
 from collections.abc import Iterable, Mapping
@@ -26,7 +26,7 @@ class Rule:
     """A torch layer, or several, whose arrays jax holds in another arrangement; its repr is its source text.
 
     Attributes:
-        layers: torch's layers; jax's array holds the outputs of all, in this order.
+        layers: torch's layers; jax's array holds the outputs of all of them, in this order.
         part: number of the part of the layer's outputs that jax's array holds, from 0; None: all outputs.
         of: number of equal parts, or the size of each.
         heads: number of heads H if fused outputs, or those of which jax has a part, are in the order (H, parts, D);
@@ -63,7 +63,7 @@ Names = Mapping[str, str | Rule]
 
 
 def fused(*layers: str, heads: int | None = None) -> Rule:
-    """Map a jax layer to several torch layers, whose outputs, or rows of embeddings, it holds one after another.
+    """Map a jax layer to several torch layers; it concatenates their outputs, or their rows of embeddings.
 
     kernel = [k_1, ..., k_n] along the outputs, and the bias likewise; with `heads` H the outputs are in the order
     (H, n, D): for each head those of every layer.
@@ -96,7 +96,7 @@ def part(layer: str, index: int, of: int | tuple[int, ...], heads: int | None = 
         heads: number of heads H if torch's outputs are in the order (H, n, D).
 
     Raises:
-        InputError: there is no such part.
+        InputError: the part does not exist.
 
     >>> part("c_attn", 2, of=3)
     part("c_attn", 2, of=3)
@@ -117,11 +117,11 @@ def transposed(name: str, axes: tuple[int, ...]) -> Rule:
     """Map a jax array to a torch tensor whose axes are in another order: jax = transpose(torch, axes).
 
     Args:
-        name: torch's tensor; or a layer, of which arrays with as many axes are transposed.
+        name: torch's tensor; or a layer, whose arrays with as many axes are transposed.
         axes: axes of torch's tensor in jax's order.
 
     Raises:
-        InputError: `axes` is no permutation.
+        InputError: `axes` is not a permutation.
 
     >>> transposed("pos_embed", (1, 0, 2))
     transposed("pos_embed", (1, 0, 2))
@@ -170,7 +170,7 @@ def quoted(word: str) -> str:
 
 
 def source(value: str | Rule) -> str:
-    """Return the source text of a value of `names`; of a rule's text, the text.
+    """Return the source text of a value of `names`; a rule's text stays as it is.
 
     >>> print(source("fc1"), source(fused("q", "k")), source('fused("q", "k")'))
     "fc1" fused("q", "k") fused("q", "k")
@@ -179,17 +179,17 @@ def source(value: str | Rule) -> str:
 
 
 def rules_in(values: Iterable[str | Rule]) -> list[str]:
-    """Return the names of the functions that make these rules, or texts of rules; names of layers make none."""
+    """Return the names of the functions that make these rules or texts of rules; ignore names of layers."""
     known = {rule.__name__ for rule in RULES}
     calls = (str(value).partition("(") for value in values)
     return sorted({name for name, bracket, _ in calls if bracket and name in known})
 
 
 def check_names(names: Names) -> None:
-    """Raise unless these are strings to strings or rules.
+    """Check that `names` maps strings to strings or rules.
 
     Raises:
-        InputError: an entry is neither, or there is no dictionary.
+        InputError: a value is neither, or `names` is not a dictionary.
     """
     if not isinstance(names, Mapping):
         raise InputError(f"names: must be a dictionary, and is {type(names).__name__}")

@@ -15,7 +15,7 @@ SHORTEST_BAR = -17  # decade of a residual whose bar has length zero
 
 
 def difference_card(group: Sequence[Difference]) -> Html:
-    """Return the card of the differences at one place."""
+    """Render the differences at one place as a card."""
     first = group[0]
     residual = "" if first.not_finite else f"Residual {number(first.residual, 2)}, allowed {number(first.allowed)}"
     unexplained = "" if first.not_finite else _unexplained(first)
@@ -30,7 +30,7 @@ def difference_card(group: Sequence[Difference]) -> Html:
 
 
 def _causes(difference: Difference, causes: Sequence[Cause]) -> Html:
-    """Return the causes that are present at once, and the residual that they leave together."""
+    """Render causes that are present at once, and the residual that they leave together."""
     items = [_cause(cause, "And: " if position else "Cause: ") for position, cause in enumerate(causes)]
     return join(*items, _evidence(difference, causes))
 
@@ -69,7 +69,7 @@ def _address(thread: str) -> str:
 
 
 def _evidence(difference: Difference, causes: Sequence[Cause]) -> Html:
-    """Return the residual that each explanation leaves, as a number and as a bar on a logarithmic scale."""
+    """Render the residual that each explanation leaves, as a number and as a bar on a logarithmic scale."""
     cause, planted = causes[0], " and ".join(" or ".join(cause.names) for cause in causes)
     if cause.measured:
         return join(tag("h3", "Evidence"), tag("p", f"Measured: {cause.measured}."))
@@ -114,7 +114,7 @@ def _unexplained(difference: Difference) -> Html:
 
 
 def _layer(difference: Difference, layer: Layer) -> Html:
-    """Return the table of the first layer whose output differs, with both frameworks' values."""
+    """Render a table of the first layer whose output differs, with both frameworks' values."""
     jax, torch = words.apart(*layer.values)
     index = list(layer.element)
     lines = [

@@ -1,4 +1,4 @@
-"""Text for a terminal: one check in about twenty lines, or many checks in one line each."""
+"""Format reports for a terminal: one check in about twenty lines, or many checks in one line each."""
 
 import itertools
 import math
@@ -37,7 +37,7 @@ class Row:
 
     Attributes:
         model, optimizer: names of the built-in model and optimizer.
-        feature: options that are on; "" if none.
+        feature: enabled options; "" if none.
         world_size: number of replicas.
         worst: stage -> worst residual over all steps, without the stages that were not compared.
         verdict: "equal", "different" or "incomplete".

@@ -12,7 +12,7 @@ from jaxddp.errors import InputError, shortened
 from jaxddp.parity.report.report import Report
 
 FORMAT = "jaxddp.parity report 2"
-NOT_NUMBERS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}  # JSON has none of them
+NOT_NUMBERS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}  # JSON has no form for these
 
 
 def to_json(report: Report) -> str:
@@ -28,7 +28,7 @@ def from_json(text: str) -> Report:
     """Decode a report that `to_json` encoded.
 
     Raises:
-        InputError: the text is not a report, or is a report of another version.
+        InputError: the text is not a report, or the report is of another version.
 
     >>> from_json(to_json(Report("port.py", 2, 10, "float64"))).verdict
     'incomplete'

@@ -1,4 +1,4 @@
-"""HTML and SVG elements, with all text escaped that is not markup already."""
+"""HTML and SVG elements; all text that is not markup already is escaped."""
 
 import html
 import re
@@ -74,7 +74,7 @@ def breakable(text: str) -> Html:
 
 
 def with_code(text: str) -> Html:
-    """Escape a line of English, and put the code in it into code elements.
+    """Escape a line of English, and wrap the code in it in code elements.
 
     >>> with_code("jax.lax.pmean where there is psum(x)")
     '<code>jax.lax.pmean</code> where there is <code>psum(x)</code>'

@@ -1,7 +1,7 @@
 """HTML page of a report, and a fragment for notebooks; both are self-contained and run no script.
 
-The sections answer a reader's questions in turn: is the port equal; what differs, why, and what fixes it; which
-stages were compared; what are the numbers; how was the check run.
+The sections answer in turn: is the port equal? What differs, why, and what fixes it? Which stages were compared? What
+are the numbers? How was the check run?
 """
 
 import shlex
@@ -43,7 +43,7 @@ def to_html(findings: Findings, stylesheet: str | None = None) -> str:
 
     Args:
         findings: findings of a check.
-        stylesheet: address of `style.css`; None: the page has the styles in it, and stands by itself.
+        stylesheet: address of `style.css`; None: the styles are embedded, so that the page is self-contained.
 
     >>> to_html(Findings("port.py", 2, 10, "float64")).splitlines()[0]
     '<!doctype html>'
@@ -116,7 +116,7 @@ def _problems_section(problems: Sequence[Problem]) -> Html:
 
 
 def _stages_section(findings: Findings) -> Html:
-    """Return the flow of a step, and a plot for each stage that both sides show."""
+    """Render the flow of a step, and a plot for each stage that both sides show."""
     axis = ResidualAxis.over(
         value
         for result in (*findings.stages.values(), *findings.free_running.values())
@@ -142,7 +142,7 @@ def _stages_section(findings: Findings) -> Html:
 
 
 def _node(findings: Findings, stage: str) -> Html:
-    """Return the box of a stage in the flow."""
+    """Render the box of a stage in the flow."""
     status = words.status(findings, stage)
     kind, sign = SIGNS[status]
     peak = words.peak(findings, stage)

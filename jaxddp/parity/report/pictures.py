@@ -1,7 +1,7 @@
 """Small plots as inline SVG: residuals by step, and the losses of both sides.
 
-Colours and fonts come from the stylesheet, so that a plot follows a dark scheme. No information is in colour
-alone: a residual above the allowed one also has a different marker.
+Colours and fonts come from the stylesheet, so that a plot follows a dark scheme. Colour alone carries no
+information: a residual above the allowed one also has a different marker.
 """
 
 import math
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from jaxddp.parity.report.markup import Html, tag
 from jaxddp.parity.report.words import count, number
 
-WIDTH, LEFT, RIGHT = 200.0, 36.0, 192.0  # of a plot of residuals; in CSS pixels at width 200, like all lengths here
+WIDTH, LEFT, RIGHT = 200.0, 36.0, 192.0  # a plot of residuals; in CSS pixels at width 200, like all lengths here
 TOP, BOTTOM, GAP = 8.0, 92.0, 9.0  # GAP: from the lowest decade to 0, and from the highest to infinity
 LOWEST, HIGHEST = -17, 0  # decades that are always shown, so that rounding looks alike in all reports
 MOST_MARKERS = 40  # steps; more markers would hide the line
@@ -25,10 +25,10 @@ Place = tuple[float, float]  # x and y; y is NaN if there is no value
 
 @dataclass(frozen=True)
 class ResidualAxis:
-    """Vertical axis of residuals: logarithmic, with a line for 0 below and one for infinity above.
+    """Vertical, logarithmic axis of residuals, with a line for 0 below and one for infinity above.
 
     Attributes:
-        lowest, highest: decades at the ends of the logarithmic part.
+        lowest, highest: decades at the ends of the logarithmic range.
         infinite: whether the axis has a line for infinity.
 
     >>> axis = ResidualAxis.over([1e-16, 0.5])
@@ -73,8 +73,8 @@ def draw_residuals(
 
     Args:
         residuals: one per step; NaN leaves a gap.
-        axis: vertical axis; share it between plots to be compared.
-        title: what the plot shows, for screen readers.
+        axis: vertical axis; plots to be compared should share it.
+        title: description of the plot for screen readers.
         allowed: the largest residual that counts as equal; None if there is no limit.
         first: step (from 1) of the first difference, which is marked; its residual must exceed `allowed`.
     """
@@ -129,7 +129,7 @@ def draw_losses(losses: Sequence[tuple[float, float]]) -> Html:
 
 
 def _frame(axis: ResidualAxis, steps: int) -> list[Html]:
-    """Return the grid, and the labels of both axes."""
+    """Draw the grid, and the labels of both axes."""
     ticks = [(axis.y(value), label) for value, label in axis.ticks()]
     return [
         *(tag("line", class_="grid", x1=LEFT, x2=WIDTH, y1=y, y2=y) for y, _ in ticks),
@@ -139,7 +139,7 @@ def _frame(axis: ResidualAxis, steps: int) -> list[Html]:
 
 
 def _allowed_line(axis: ResidualAxis, allowed: float, label_below: bool) -> Html:
-    """Return the line at the largest residual that counts as equal, with the area below shaded."""
+    """Draw a line at the largest residual that counts as equal, and shade the area below."""
     y = axis.y(allowed)
     return tag(
         "g",
@@ -152,7 +152,7 @@ def _allowed_line(axis: ResidualAxis, allowed: float, label_below: bool) -> Html
 
 
 def _markers(places: Sequence[Place], beyond: Sequence[bool]) -> list[Html]:
-    """Return a ring for each step, or a diamond if its residual exceeds the allowed one."""
+    """Draw a ring for each step, or a diamond if its residual exceeds the allowed one."""
     return [
         tag("path", class_="beyond", d=f"M{x - 3.4:.1f} {y:.1f}l3.4-3.4l3.4 3.4l-3.4 3.4z")
         if outside
@@ -163,13 +163,13 @@ def _markers(places: Sequence[Place], beyond: Sequence[bool]) -> list[Html]:
 
 
 def _stretches(places: Sequence[Place], beyond: Sequence[bool]) -> list[Html]:
-    """Return a thick line through the steps whose residual exceeds the allowed one."""
+    """Draw a thick line through the steps whose residual exceeds the allowed one."""
     kept = [(x, y if outside else math.nan) for (x, y), outside in zip(places, beyond, strict=True)]
     return [tag("path", class_="line beyond", d=_path(kept))] if any(beyond) else []
 
 
 def _mark(place: Place, label: str) -> Html:
-    """Return a ring around the first difference, labelled with its step and value."""
+    """Draw a ring around the first difference, labelled with its step and value."""
     x, y = place
     anchor, aside = ("start", -4) if x < (LEFT + RIGHT) / 2 else ("end", 4)
     below = 16 if y < BOTTOM - 24 else -9
@@ -177,13 +177,13 @@ def _mark(place: Place, label: str) -> Html:
 
 
 def _step_labels(steps: int, left: float, right: float, y: float) -> list[Html]:
-    """Return the labels of the first and the last step."""
+    """Draw the labels of the first and the last step."""
     ends = [_text(left, y, "step 1", "start")]
     return ends + ([_text(right, y, f"{steps:,}", "end")] if steps > 1 else [])
 
 
 def _end_labels(sides: dict[str, list[Place]]) -> list[Html]:
-    """Return a label at the end of each line, moved apart if they overlap."""
+    """Draw a label at the end of each line; move labels apart if they overlap."""
     ends = {side: [y for _, y in places if not math.isnan(y)][-1:] for side, places in sides.items()}
     heights = {side: end[0] + 4 for side, end in ends.items() if end}
     if len(heights) == 2 and (overlap := 14 - abs(heights["torch"] - heights["jax"])) > 0:
@@ -198,7 +198,7 @@ def _x(step: int, steps: int, left: float = LEFT + 6, right: float = RIGHT) -> f
 
 
 def _path(places: Iterable[Place]) -> str:
-    """Return an SVG path through all places, interrupted where y is NaN."""
+    """Draw a path through all places, interrupted where y is NaN."""
     pieces, pen = [], "M"
     for x, y in places:
         if math.isnan(y):

@@ -10,7 +10,7 @@ from jaxddp.parity.report.markup import Html, breakable, join, tag
 from jaxddp.parity.report.pictures import ResidualAxis, draw_losses, draw_residuals
 from jaxddp.parity.report.words import STAGE_NAMES, count, number
 
-MOST_ROWS = 12  # shown; further rows are folded away
+MOST_ROWS = 12  # rows shown; further ones are folded away
 
 
 def scroll_box(label: str, table: Html) -> Html:
@@ -19,7 +19,7 @@ def scroll_box(label: str, table: Html) -> Html:
 
 
 def rows(items: Iterable[tuple[str, ...]], heading: bool = False) -> list[Html]:
-    """Return table rows; with `heading`, the first cell of each row is its heading."""
+    """Render table rows; with `heading`, the first cell of each row is its heading."""
     return [
         tag(
             "tr",
@@ -30,7 +30,7 @@ def rows(items: Iterable[tuple[str, ...]], heading: bool = False) -> list[Html]:
 
 
 def tensors_section(findings: Findings) -> Html:
-    """Return the table of each tensor's worst residual per stage, worst tensor first."""
+    """Render a table of each tensor's worst residual per stage, worst tensor first."""
     stages = [stage for stage in ORDER if stage in findings.stages and findings.stages[stage].tensors]
     allowed = {stage: findings.stages[stage].allowed for stage in stages}
     residuals: dict[str, dict[str, float]] = {}
@@ -71,7 +71,7 @@ def tensors_section(findings: Findings) -> Html:
 
 
 def losses_section(findings: Findings) -> Html:
-    """Return the losses of both sides, each running on its own: plot, relative difference and numbers."""
+    """Render the losses of both sides' free runs: plot, relative difference and numbers."""
     if not findings.losses:
         return Html()
     differences = [_relative(torch, jax) for torch, jax in findings.losses]
@@ -104,7 +104,7 @@ def losses_section(findings: Findings) -> Html:
 
 
 def numerics_section(findings: Findings) -> Html:
-    """Return the table of each side's distance in float32 from the same side's float64 run."""
+    """Render a table of each side's distance in float32 from the same side's float64 run."""
     if not findings.numerics:
         return Html()
     lines = []
@@ -134,7 +134,7 @@ def numerics_section(findings: Findings) -> Html:
 
 
 def _folded(noun: str, heading: Html, lines: list[Html], label: str) -> Html:
-    """Return a table of which all but `MOST_ROWS` rows are folded away."""
+    """Render a table, with all but `MOST_ROWS` rows folded away."""
 
     def table(some: list[Html]) -> Html:
         return scroll_box(label, tag("table", tag("thead", heading), tag("tbody", some), class_="tensors"))
@@ -160,10 +160,10 @@ def _residual_cell(value: float | None, allowed: float) -> Html:
 
 
 def _excess(value: float, allowed: float) -> float:
-    """Return the residual over the allowed one, infinite if that is 0; 0 for NaN, which was not compared."""
+    """Return residual / allowed, infinite if the allowed one is 0; 0 for NaN, which was not compared."""
     if value == 0 or math.isnan(value):
         return 0.0
-    return value / allowed if allowed else math.inf  # a rank, which nothing prints
+    return value / allowed if allowed else math.inf  # used to sort, never printed
 
 
 def _relative(torch: float, jax: float) -> float:

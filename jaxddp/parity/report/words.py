@@ -1,4 +1,4 @@
-"""Words and numbers that the text and the page share."""
+"""Words and numbers that the console text and the HTML page share."""
 
 import itertools
 import math
@@ -37,7 +37,7 @@ class Status(StrEnum):
 
 
 class Peak(NamedTuple):
-    """Largest residual of a stage, and the residual that is allowed there."""
+    """Largest residual of a stage, and the largest that is allowed there."""
 
     residual: float
     step: int
@@ -72,7 +72,7 @@ def apart(a: float, b: float) -> tuple[str, str]:
 
 
 def count(number: int, noun: str) -> str:
-    """Format a number of things.
+    """Format a number with its noun.
 
     >>> count(1, "replica"), count(2, "replica")
     ('1 replica', '2 replicas')
@@ -140,7 +140,7 @@ def is_numeric(findings: Findings) -> bool:
 
 
 def sentence(findings: Findings) -> str:
-    """Return the verdict in a sentence: the first difference and its cause, or the largest residual if equal."""
+    """Describe the verdict in a sentence: the first difference and its cause, or the largest residual if equal."""
     if not findings.differences:
         return _agreement(findings)
     first = findings.differences[0]
@@ -151,7 +151,7 @@ def sentence(findings: Findings) -> str:
 
 
 def where(difference: Difference) -> str:
-    """Return which stage differs, and the first step and tensor.
+    """Describe which stage differs, and the first step and tensor.
 
     >>> where(Difference("update", 1, "fc1.weight", 0.1, 1e-12))
     'The update differs, first at step 1 in fc1.weight'
@@ -205,7 +205,7 @@ def _agreement(findings: Findings) -> str:
 
 
 def _largest(findings: Findings) -> str:
-    """Return the largest residual of all stages in a sentence."""
+    """Describe the largest residual of all stages in a sentence."""
     results = findings.stages or findings.free_running
     compared = {stage: result for stage, result in results.items() if steps_compared(result)}
     if not compared:
@@ -222,7 +222,7 @@ def _largest(findings: Findings) -> str:
 
 
 def ended(findings: Findings) -> str:
-    """Return in a sentence what ended the check early, and what it had not done by then.
+    """Describe in a sentence what ended the check early, and what it had not done by then.
 
     >>> ended(Findings("port.py", 2, 10, "float64", ended="Ctrl-C", untried=("float32",), seconds=14.2))
     'Ended early by Ctrl-C, after 14 s; not done: float32.'
@@ -231,7 +231,7 @@ def ended(findings: Findings) -> str:
 
 
 def evidence(difference: Difference, causes: Sequence[Cause]) -> str:
-    """Return the residual that one cause leaves, or several together, and that of the next best explanation.
+    """Describe the residual that one cause, or several together, leave, and that of the next best explanation.
 
     >>> cause = Cause(("nesterov",), ("Nesterov momentum",), ("nesterov=False",), 2e-15, ("dampening", 4e-2))
     >>> evidence(Difference("update", 1, "fc.weight", 0.5, 1e-12), [cause])
@@ -260,7 +260,7 @@ def next_best(difference: Difference, cause: Cause) -> tuple[str, float] | None:
 
 
 def layer_name(name: str) -> str:
-    """Return how a layer is called in a sentence; the model itself, "", has no name.
+    """Return a layer's name for a sentence; the model itself, "", has no name.
 
     >>> layer_name("fc1"), layer_name(""), layer_name(" (2)")
     ('fc1', "the model's output", "the model's output (2)")
@@ -273,7 +273,7 @@ def _is_model(name: str) -> bool:
 
 
 def blame(layer: Layer, allowed: float) -> str:
-    """Return in a sentence whether the layer itself differs, or something before it."""
+    """Describe in a sentence whether the layer itself differs, or something before it."""
     if layer.before and _is_model(layer.torch):
         return (
             f"All layers in it are equal: look after {layer.before}, the last of them; or in the loss, if the two "
@@ -291,7 +291,7 @@ def blame(layer: Layer, allowed: float) -> str:
 
 
 def runs(columns: Sequence[tuple[int, int]], most: int = 4) -> str:
-    """Return runs (first, last) of channels in words, at most `most` of them.
+    """Format runs (first, last) of channels, at most `most` of them.
 
     >>> runs([(63, 318), (0, 62)]), runs([(k, k) for k in range(5, 0, -1)])
     ('63 to 318, 0 to 62', '5, 4, 3, 2, ...')

@@ -41,7 +41,7 @@ class DdpLoop:
         folder: existing folder for a large model's files; None: each rank keeps its parameters to itself.
 
     Attributes:
-        shared: parameters of which all ranks have one copy; None: there are none.
+        shared: parameters that all ranks hold in one copy; None: each rank has its own copy of all.
         recorder: records each step.
         optimizer: the optimizer.
         schedulers: its scheduler, if it has one.
@@ -77,7 +77,7 @@ class DdpLoop:
         Args:
             micro_batches: this rank's examples.
             step: number of the step, from 0.
-            gradients: given to the optimizer in place of the computed ones; None: no replacement.
+            gradients: replace the computed ones as the optimizer's input; None: no replacement.
         """
         side, recorder = self._side, self.recorder
         self._watched.gradients = gradients

@@ -1,4 +1,4 @@
-"""Random numbers that a torch loss draws: noted, or taken from the batch. Imports no jax."""
+"""Record the random numbers that a torch loss draws, or take them from the batch. Imports no jax."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -19,7 +19,7 @@ from jaxddp.parity.port.draws import (
     examples_of,
 )
 
-# Operators below dropout, attention, torch.distributions and all functions that draw -> kind of their numbers.
+# Operators that dropout, attention, torch.distributions and all other random functions call -> kind of their numbers.
 KINDS = {
     **dict.fromkeys(("normal", "normal_", "randn", "randn_like"), "normal"),
     **dict.fromkeys(("uniform_", "rand", "rand_like"), "uniform"),
@@ -100,7 +100,7 @@ class ServedDraws(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Run an operator; a draw's numbers are replaced."""
+        """Run an operator, with given numbers in place of those that it draws."""
         name = func.overloadpacket.__name__
         if name not in KINDS or _is_constant(name, args):
             return func(*args, **kwargs or {})
@@ -115,7 +115,7 @@ class ServedDraws(TorchDispatchMode):
 
 
 def serving(port: DrawnPort) -> Callable[[nn.Module, Mapping[str, Tensor]], Any]:
-    """Return the port's torch loss, whose draws are the numbers that the batch brings."""
+    """Return the port's torch loss, which takes its random numbers from the batch."""
 
     def torch_loss(model: nn.Module, batch: Mapping[str, Tensor]) -> Any:
         served = Served(batch, [pair.torch for pair in port.draws], "torch")
@@ -157,12 +157,12 @@ def _normal(values: Tensor, args: tuple[Any, ...]) -> Tensor:
 
 
 def _two(given: tuple[Any, ...], defaults: tuple[float, float]) -> tuple[Any, Any]:
-    """Return the first two arguments, or the defaults of those that are not given."""
+    """Return the first two arguments, with defaults for those not given."""
     first, second = given[:2] + defaults[len(given) :]
     return first, second
 
 
-# Operator -> (numbers, arguments) -> what it returns; others return the numbers.
+# Operator -> its result as a function of (numbers, arguments); the others return the numbers.
 FORMULAS = {
     "uniform_": _uniform,
     "normal_": lambda values, args: _normal(values, args[1:]),

@@ -28,9 +28,9 @@ class TorchLayers:
         start: initial weights of the reference.
         reference: folder of the reference's records.
         folder: folder of the record to write.
-        step, rank: step (from 0) and rank whose first micro-batch is passed.
+        step, rank: step (from 0) and rank whose first micro-batch is the input.
         replicas: world size of the reference.
-        world_size: always 1; rank 0 makes the pass.
+        world_size: always 1; rank 0 runs the pass.
     """
 
     source: Source
@@ -43,7 +43,7 @@ class TorchLayers:
     world_size: int = 1
 
     def run(self, world: World, tell: Tell) -> None:
-        """Make the pass."""
+        """Run the forward pass."""
         tell("torch's layers")
         if is_large_model(self.start):
             free_at_once()
@@ -63,7 +63,7 @@ class LayerCalls:
     """Inputs and outputs of the layers that were called; the n-th call of a layer is recorded as "layer (n)".
 
     Attributes:
-        used: layers in the order in which their first calls returned, those without recorded outputs too.
+        used: layers in the order in which their first calls returned, including those without recorded outputs.
     """
 
     def __init__(self) -> None:
@@ -77,7 +77,8 @@ class LayerCalls:
         Args:
             name: dotted name of the layer.
             inputs: first argument; None: not an array of real numbers.
-            outputs: return value, or the first of several; None as for `inputs`: the call is not recorded.
+            outputs: return value, or the first of several; None: not an array of real numbers, and the call is not
+                recorded.
         """
         self.used.setdefault(name)
         if outputs is None:

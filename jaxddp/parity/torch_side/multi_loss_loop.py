@@ -27,13 +27,13 @@ from torch_ref.losses import Batch
 class AveragedGradients:
     """Hooks that average gradients over the ranks at the end of every backward pass, as DDP does.
 
-    With W ranks, `.grad` holds (1 / W) sum_r g_r, where g_r is what rank r has accumulated there. A parameter that
-    a rank's loss does not reach counts as 0 on this rank; one that no rank reaches keeps its gradient.
+    With W ranks, `.grad` holds (1 / W) sum_r g_r, where rank r has accumulated g_r. A parameter that a rank's loss does
+    not reach counts as 0 on this rank; one that no rank reaches keeps its gradient.
 
     Args:
         model: its parameters' gradients are averaged.
         world: the ranks; all make equally many backward passes.
-        then: is called after each average with the parameters that were reached.
+        then: called after each average with the parameters that a loss reached.
     """
 
     def __init__(self, model: nn.Module, world: World, then: Callable[[Sequence[nn.Parameter]], None]):
@@ -42,7 +42,7 @@ class AveragedGradients:
         self._reached: set[int] = set()
         for number, parameter in enumerate(self._parameters):
             learns = parameter.requires_grad
-            parameter.requires_grad_(True)  # torch hooks no other; a step may freeze and unfreeze it
+            parameter.requires_grad_(True)  # torch adds hooks to no other; a step may unfreeze it later
             parameter.register_post_accumulate_grad_hook(partial(self._reach, number))
             parameter.requires_grad_(learns)
 
@@ -63,7 +63,7 @@ class AveragedGradients:
 
 
 class Optimizers:
-    """The optimizers of a port, seen as one.
+    """All optimizers of a port, with the interface of one.
 
     Args:
         made: what `configure_optimizers` returned: optimizers, and schedulers, in lists, tuples and dictionaries.
@@ -72,11 +72,11 @@ class Optimizers:
     Attributes:
         each: the optimizers.
         schedulers: the schedulers.
-        param_groups: of all optimizers.
-        kind: their class name; several, if they differ.
+        param_groups: the groups of all optimizers.
+        kind: their class name, or names if they differ.
 
     Raises:
-        InputError: there is no optimizer, or one holds a tensor that is no parameter of the module.
+        InputError: there is no optimizer, or one holds a tensor that is not a parameter of the module.
     """
 
     def __init__(self, made: Any, model: nn.Module):
@@ -134,12 +134,12 @@ class StepRecorder(Recorder):
         self._clipped: dict[str, np.ndarray] = {}
 
     def averaged(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Note the gradients of parameters after their average, before the step clips them."""
+        """Record the gradients of parameters after they are averaged, before the step clips them."""
         if self._side.facts.clips_inside:
             self._averaged |= {self.names[id(p)]: p.grad.detach().clone() for p in parameters if p.grad is not None}
 
     def before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """Record what an optimizer is given, or replace it."""
+        """Record an optimizer's gradients, or replace them."""
         if any(x is not None for x in (*args[1:], *kwargs.values())):
             raise InputError("torch_step: calls step with a closure; must call loss.backward(), then step()")
         of_groups = [p for group in optimizer.param_groups for p in group["params"]]

@@ -1,4 +1,4 @@
-"""Optimizer and scheduler that a port's functions make. Imports no jax."""
+"""Make the optimizer and scheduler of a port. Imports no jax."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -13,7 +13,7 @@ Made = tuple[Optimizer, Any]
 
 
 def optimizer_of_port(port: Port, model: nn.Module, parameters: list[nn.Parameter]) -> Made:
-    """Return the optimizer of a port, and its scheduler or None.
+    """Make the optimizer of a port, and its scheduler or None.
 
     Args:
         port: has `torch_optimizer`, with `torch_scheduler` or without, or `configure_optimizers`.
@@ -21,7 +21,7 @@ def optimizer_of_port(port: Port, model: nn.Module, parameters: list[nn.Paramete
         parameters: its parameters.
 
     Raises:
-        InputError: a function takes or returns something else than a port's does.
+        InputError: a function takes or returns something other than `Port` says.
     """
     if port.configure_optimizers is not None:
         name = "configure_optimizers"
@@ -54,7 +54,7 @@ def _of_parameters(port: Port, parameters: list[nn.Parameter]) -> Any:
 
 
 def _unpacked(returned: Any) -> Made:
-    """Return the optimizer and the scheduler of what Lightning's `configure_optimizers` may return."""
+    """Return the optimizer and the scheduler from any return value that Lightning allows of `configure_optimizers`."""
     parts = returned if isinstance(returned, tuple) else (returned, None)
     if len(parts) != 2:
         raise InputError(f"configure_optimizers: must return (optimizer, scheduler), and returns {len(parts)} values")
@@ -77,4 +77,4 @@ def _check_parameters(name: str, optimizer: Optimizer, parameters: Iterable[nn.P
     others = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in trained]
     if others:
         shape = tuple(others[0].shape)
-        raise InputError(f"{name}: optimizes a tensor {shape} that is no parameter of the model that it was given")
+        raise InputError(f"{name}: optimizes a tensor {shape} that is not a parameter of the given model")

@@ -16,7 +16,7 @@ STACKED = (*LOCAL_STAGES, "local_norms", "samples", "local_buffers", "local_para
 
 
 class TorchPool:
-    """Torch ranks that are kept from job to job; a context manager that ends them.
+    """Torch ranks that run job after job; a context manager that ends them.
 
     Args:
         size: number of ranks, the largest world size of any job.
@@ -50,7 +50,7 @@ class TorchPool:
 
     @property
     def alive(self) -> bool:
-        """Return whether the ranks run; all are ended once one of them dies, hangs, or leaves others waiting."""
+        """Return whether the ranks run; all end once one of them dies, hangs, or leaves others waiting."""
         return bool(self._ranks)
 
     def run(self, case: AnyCase, weights: Tensors, batches: Iterable[MicroBatches] | None = None) -> Trajectory:

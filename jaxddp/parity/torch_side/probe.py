@@ -1,4 +1,4 @@
-"""One forward pass of a port's torch loss, or one `torch_step`, which shows how its layers are used. Imports no jax."""
+"""Run a port's torch loss, or its `torch_step`, once to see how its layers are used. Imports no jax."""
 
 import math
 from collections.abc import Sequence
@@ -30,9 +30,9 @@ class Probe:
     Attributes:
         tensors: weights of the pass.
         calls: the layers that were called.
-        images: shapes (C, ...) of images that are flattened, each with the layers behind it, up to the first Linear,
-            and with the copies of these.
-        constants: buffers that the pass has left alone, other than statistics of norms.
+        images: shapes (C, ...) of images that are flattened, each with the layers after it, up to the first Linear,
+            and with the copies of these layers.
+        constants: buffers that the pass does not change, other than statistics of norms.
         losses: the losses of a `torch_step` by name, or the mean loss as "loss".
     """
 
@@ -44,7 +44,7 @@ class Probe:
 
 
 def probe(port: Port) -> Probe:
-    """Make the pass on the first micro-batch, at weights near the initial ones."""
+    """Run the pass on the first micro-batch, at weights near the initial ones."""
     calls = LayerCalls()
     with torch.random.fork_rng(devices=[]), torch.no_grad(), default_dtype("float64"):
         torch.manual_seed(0)
@@ -65,7 +65,7 @@ def probe(port: Port) -> Probe:
 
 
 def _constants(model: nn.Module, before: dict[str, np.ndarray]) -> list[str]:
-    """Return the buffers in the state_dict that still have these values, other than statistics of norms."""
+    """Return the buffers in the state_dict that have kept these values, other than statistics of norms."""
     norms = {name for name, module in model.named_modules() if isinstance(module, NORMS)}
     return [
         name
@@ -85,7 +85,7 @@ def _compute(side: TorchSide, batch: Batch) -> dict[str, float]:
 
 
 def _copies(model: nn.Module) -> list[list[str]]:
-    """Return groups of the Linear layers that have the same weights, as those of a target network at first."""
+    """Group Linear layers that have the same weights, as a target network initially has."""
     groups: list[list[str]] = []
     of_name = {name: layer.weight for name, layer in model.named_modules() if isinstance(layer, nn.Linear)}
     for name, weight in of_name.items():
@@ -95,7 +95,7 @@ def _copies(model: nn.Module) -> list[list[str]]:
 
 
 def _with_copies(images: Sequence[Image], copies: Sequence[Sequence[str]]) -> list[Image]:
-    """Return images with the copies of their layers; those that then share a layer are one.
+    """Add copies of layers to each image, and merge images that then share a layer.
 
     >>> _with_copies([((2, 3), ["norm", "fc"]), ((2, 3), ["slow.fc"]), ((4, 3), ["a"])], [["fc", "slow.fc"], ["a"]])
     [((2, 3), ['norm', 'fc', 'slow.fc']), ((4, 3), ['a'])]
@@ -120,7 +120,7 @@ def may_flatten(module: nn.Module) -> bool:
 
 
 class _Flattens(TorchFunctionMode):
-    """Notes the images that are flattened, and the layers that see them."""
+    """Record the images that are flattened, and the layers that receive them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ class _Flattens(TorchFunctionMode):
         return result
 
     def hears(self, name: str) -> Any:
-        """Return a hook on a layer."""
+        """Return a forward hook for the layer of this name."""
 
         def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
             size = args[0].shape[-1] if args and isinstance(args[0], Tensor) and args[0].ndim == 2 else 0

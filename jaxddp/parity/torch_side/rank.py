@@ -30,7 +30,7 @@ from torch_ref.distributed import CPU, World, process_group
 from torch_ref.losses import Batch
 
 IN_STEP = "the numbers of a torch_step cannot be given to both sides; make them an entry of the batch"
-HORIZON = 10_000  # steps in which a warm-up shows how high it goes: schedules in float32 round relative to that
+HORIZON = 10_000  # steps ahead in which to look for a warm-up's peak: schedules in float32 round relative to it
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Summary:
         optimizer: class name of the optimizer.
         rates: learning rate of the first parameter group at each step, and at the steps that would follow.
         highest: the largest of these rates within the next `HORIZON` steps.
-        tied: parameters that have several names.
+        tied: parameters with several names.
         sizes: see `batch_sizes`.
     """
 
@@ -53,7 +53,7 @@ class Summary:
 
 
 def batch_sizes(micro_batches: Sequence[Batch], replicas: int) -> dict[int, str]:
-    """Return the sizes above 1 by which a sum over a batch differs from a mean, in words; the first words for a size.
+    """Return the factors above 1 by which a sum over a batch may differ from a mean, each with the axes it counts.
 
     >>> batch_sizes([{"ids": torch.ones(4, 7, dtype=torch.int64)}], 1)
     {4: 'the batch', 28: 'the batch and the sequence', 7: 'the sequence'}
@@ -104,7 +104,7 @@ class Steps:
         folder: parent of the ranks' folders of records.
         weights: state_dict to start from.
         batches: per rank and step, micro-batches that replace the source's.
-        reference: folders of a run whose weights and gradients each step starts from; None: a free run.
+        reference: folders of a run; each step uses its weights and gradients; None: a free run.
         ahead: number of further steps whose learning rates are reported.
         shares: the ranks of a large model may share their parameters; see `SharedParameters`.
     """
@@ -148,13 +148,16 @@ class Steps:
                 before = reference.before(step)
                 if shared is not None:
                     before = shared.mine(before)
+                # Not strict: records lack constants that are not compared; rank 0 alone loads shared parameters.
                 load_state(model, before, strict=False)
+                # With shared parameters, rank 0 makes the updates of all.
                 if shared is None or world.rank == 0:
                     given = full(reference.records[step], "clipped_gradients")
             if shared is not None:
-                shared.wait()
+                shared.wait()  # rank 0 may still be writing the parameters that the others read
             rates.append(float(loop.optimizer.param_groups[0]["lr"]))
             record, is_last = loop.take(micro_batches, step, given), step == self.steps - 1
+            # Forced steps start from the parameters of the step before; none follows the last.
             writer.write(record, loop.recorder.full(params=not is_last), groups=loop.recorder.groups)
         rates += _rates_ahead(loop, HORIZON if self.ahead and loop.schedulers else self.ahead)
         names = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
@@ -174,8 +177,8 @@ class Steps:
 class DrawWeights:
     """A job that draws a model's initial weights and returns them with the facts of its training loop.
 
-    The first batch is made twice, to see that it can be, and its loss once, to see the dtypes that it casts to and the
-    random numbers that it draws.
+    The first batch is made twice, to check that both are equal. Its loss is computed once, to see which dtypes it casts
+    to and which random numbers it draws.
 
     Attributes:
         source: makes the model.
@@ -192,14 +195,14 @@ class DrawWeights:
     world_size: int = 1
 
     def run(self, world: World, tell: Tell) -> tuple[StoredTensors, Facts, tuple[Draw, ...] | str]:
-        """Draw the weights; the last of the answer is the loss's draws, or why the loss cannot be computed."""
+        """Draw the weights; return them, the facts, and the loss's draws or why it cannot be computed."""
         tell("the port's file or torch_model")
         torch.manual_seed(self.seed)
         side = make_side(self.source, 1, self.dtype)
         write_tensors(self.path, {name: x.detach().cpu().numpy() for name, x in side.model.state_dict().items()})
         tell("batch(0, 0)")
         batches: list[list[Batch]] = []
-        with contextlib.suppress(Exception):  # an error is told by the run
+        with contextlib.suppress(Exception):  # the run reports the error
             batches += [next(side.batches(0, 1)) for _ in range(2)]
         if batches and not _same(*batches):
             raise InputError("batch(0, 0): returns other values at its second call; must depend on step and rank alone")
@@ -220,8 +223,8 @@ def _draws_of(side: TorchSide, batches: list[list[Batch]], name: str) -> tuple[D
     try:
         with errors_located(name), NotedDraws(side.model) as noted:
             _compute(side, batches[0][0])
-    except InputError as error:  # it is told by the run
-        with contextlib.suppress(Exception):  # unless it fails under the mode alone; its casts are to be seen
+    except InputError as error:  # the run reports it
+        with contextlib.suppress(Exception):  # it may fail only under NotedDraws; compute it again to see its casts
             _compute(side, batches[0][0])
         return str(error)
     return tuple(noted.draws if side.torch_step is None else (replace(draw, refused=IN_STEP) for draw in noted.draws))
@@ -265,29 +268,29 @@ def load_state(model: nn.Module, state: Arrays, strict: bool = True) -> None:
 
 
 def serve(rank: int, size: int, platform: str, store_file: str, connection: Connection) -> None:
-    """Run jobs until None arrives; each tells where it is on the way, then ("done", answer) or ("failed", why).
+    """Run jobs until None arrives; each reports its progress, then ("done", answer) or ("failed", why).
 
     With `platform` "gpu", the ranks share the GPUs, by NCCL if each has its own, else by Gloo.
     """
-    torch.set_num_threads(1)
+    torch.set_num_threads(1)  # the ranks share the machine's cores
     with reported(connection, "--torch-platform"):
         device = device_of(rank, platform)
     connected_by = device if torch.cuda.device_count() >= size else CPU
     with process_group(rank, size, connected_by, dist.FileStore(store_file, size)):
-        torch.backends.cudnn.allow_tf32 = False
-        # Making a group is collective: every process takes part, also those outside the group.
+        torch.backends.cudnn.allow_tf32 = False  # torch's default for convolutions rounds to 10 bits
+        # `new_group` is collective: every process must call it for every group, including those outside the group.
         groups = {count: dist.new_group(list(range(count))) for count in range(1, size + 1)}
         connection.send(("done", None))
         while (job := connection.recv()) is not None:
             world = World(rank, job.world_size, device, groups[job.world_size])
-            # Constants that a port's loss makes have the run's dtype, in the threads of a replay too.
+            # Constants that a port's loss makes get the run's dtype, also in the threads of a replay.
             dtype = getattr(job, "dtype", "float64") if hasattr(job.source, "port") else "float32"
             with reported(connection, job.source.name), default_dtype(dtype):
                 connection.send(("done", job.run(world, telling(connection))))
 
 
 def device_of(rank: int, platform: str) -> torch.device:
-    """Return the device of a rank, one GPU after the other if `platform` is "gpu".
+    """Return the device of a rank; with `platform` "gpu", ranks take the GPUs in turn.
 
     Raises:
         InputError: there is no GPU.

@@ -1,4 +1,4 @@
-"""Records of a torch rank's steps, taken by wrapping the loss, DDP's communication hook and the optimizer."""
+"""Record a torch rank's steps by wrapping the loss, DDP's communication hook and the optimizer."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
@@ -26,13 +26,13 @@ Arrays = dict[str, np.ndarray]
 
 
 class HasState(Protocol):
-    """An optimizer, or several seen as one."""
+    """An optimizer, or several with the interface of one."""
 
     param_groups: list[dict[str, Any]]
 
     @property
     def state(self) -> Mapping[Any, Any]:
-        """State of each parameter."""
+        """Optimizer state by parameter."""
 
 
 class WatchedOptimizer:
@@ -74,11 +74,11 @@ class Recorder:
         model: the module inside DDP.
         world: the ranks that take part.
         side: loss, hooks and facts of the training loop.
-        keeps_full: large parameters, and the gradients that optimizers will be given, are kept in full.
+        keeps_full: keep large parameters, and the gradients that the optimizers get, in full.
 
     Attributes:
         parameters: name -> parameter, tied ones under their first name.
-        computes: the loss that is recorded.
+        computes: the loss to record.
         groups: the optimizer's parameter groups at the last step, as JSON can hold them; rank 0 only.
     """
 
@@ -146,7 +146,7 @@ class Recorder:
         return {name: value if self.scale == 1.0 else value / self.scale for name, value in pairs}
 
     def _taken(self, stage: str, tensors: Mapping[str, Tensor]) -> Arrays:
-        """Return the excerpts of tensors, and note the norms of the large ones."""
+        """Return the excerpts of tensors, and record the norms of the large ones."""
         large = {name: tensor.detach() for name, tensor in tensors.items() if is_large(tensor)}
         self._norms |= {f"{stage}:{name}": to_numpy(torch.linalg.vector_norm(x)) for name, x in large.items()}
         return {name: to_numpy(excerpt_of(tensor)) for name, tensor in tensors.items()}
@@ -157,7 +157,7 @@ class Recorder:
             self._whole.setdefault(stage, {}).update(large)
 
     def full(self, params: bool) -> dict[str, Arrays]:
-        """Return the large tensors that are kept in full, which share memory with the model's; `params`: these too."""
+        """Return the large tensors kept in full, with the parameters if `params`; they share the model's memory."""
         self._keep_whole("params", self.parameters if params else {})
         return self._whole
 

@@ -1,4 +1,4 @@
-"""Memory of a large model's ranks: one copy of the parameters, one optimizer's state, both in files. Imports no jax.
+"""Share memory among a large model's ranks: one copy of parameters and optimizer state, in files. Imports no jax.
 
 The ranks of DistributedDataParallel hold equal parameters and make equal updates. So rank 0 alone makes them, and the
 others see them in the file that all ranks map. The system keeps a mapped file in memory while there is room.
@@ -24,7 +24,7 @@ class OnDisk(TorchFunctionMode):
     """Context manager in which large tensors of zeros, and large copies, lie in files.
 
     Args:
-        folder: existing folder; the files have no names in it, and are gone with their tensors.
+        folder: existing folder; the files have no names in it and vanish with their tensors.
 
     >>> with OnDisk(Path("/tmp")):
     ...     zeros = torch.zeros_like(torch.ones(2, 2**17))
@@ -39,7 +39,7 @@ class OnDisk(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Call a function of torch, or do in a file what it does."""
+        """Call a function of torch; put large results of zeros or copies in a file."""
         copies = func in (torch.clone, Tensor.clone)
         if not (copies or func is torch.zeros_like) or args[0].numel() <= LARGE or args[0].device != CPU:
             return func(*args, **(kwargs or {}))
@@ -50,10 +50,10 @@ class OnDisk(TorchFunctionMode):
 
 
 class SharedParameters:
-    """Parameters that learn, in one copy for all ranks of a large model.
+    """Trainable parameters of a large model, in one copy for all ranks.
 
     Args:
-        model: the module; all ranks make one at the same time.
+        model: this rank's copy of the module; all ranks construct their copies at the same time.
         world: the ranks, on the CPU of one machine.
         folder: existing folder for the files.
 
@@ -88,8 +88,8 @@ class SharedParameters:
         return Renamed(state, {name: name for name in state if self._world.rank == 0 or name not in self.names})
 
     def update(self, optimizer: Optimizer) -> None:
-        """Make the step of the optimizer on rank 0; on the others it has no gradients, and does nothing."""
-        self.wait()  # a rank may still need the parameters for its gradients
+        """Take the optimizer's step on rank 0; on the others the optimizer has no gradients and does nothing."""
+        self.wait()  # a slower rank may still compute its gradients from the parameters
         if self._world.rank > 0:
             for parameter in self._parameters:
                 parameter.grad = None
@@ -98,11 +98,11 @@ class SharedParameters:
 
 
 def may_share(model: nn.Module, optimizer: Optimizer, world: World) -> bool:
-    """Return whether rank 0 can make the updates of all: on one CPU, with an optimizer of torch.optim."""
+    """Return whether rank 0 can make all ranks' updates: on one CPU, with an optimizer of torch.optim."""
     kinds = {parameter.dtype for parameter in model.parameters() if parameter.requires_grad}
     return world.device == CPU and len(kinds) == 1 and type(optimizer).__module__.startswith("torch.optim.")
 
 
 def _mapped(path: Path, size: int, dtype: torch.dtype) -> Tensor:
-    """Return the tensor in a file, zeros if the file is new."""
+    """Map a file as a tensor; a new file holds zeros."""
     return torch.from_file(str(path), shared=True, size=size, dtype=dtype)

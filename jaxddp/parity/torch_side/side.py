@@ -39,11 +39,11 @@ Batches = Callable[[int, int], Iterator[list[Batch]]]
 
 
 class TorchStep(NamedTuple):
-    """A step that a port takes by itself.
+    """A port's `torch_step`, which replaces the training step of torch_ref.
 
     Attributes:
         configure: module -> its optimizers, in any form.
-        losses: (module, optimizers, batch) -> the losses of the step that it has taken, by name.
+        losses: (module, optimizers, batch) -> the losses by name, after taking the step.
     """
 
     configure: Callable[[nn.Module], Any]
@@ -59,7 +59,7 @@ class TorchSide(NamedTuple):
         make_optimizer: (parameters, world) -> optimizer and scheduler.
         batches: (rank, world_size) -> the micro-batches of each step.
         facts: facts about the training loop.
-        find_unused_parameters: torch DDP's.
+        find_unused_parameters: DDP's option.
         count_fn: batch -> sum of weights.
         buffers: see `jaxddp.config.TrainConfig`.
         ema_decay: see `jaxddp.config.TrainConfig`; None: no averaged weights.
@@ -67,9 +67,9 @@ class TorchSide(NamedTuple):
         own_parameters: the ranks' parameters differ and are recorded per rank.
         comm_hook: world -> DDP's communication hook and its state.
         scaler: loss scaler of mixed precision; None: no scaling.
-        casts: dtypes that the loss has cast to so far, in a run in float64, which lifts such casts.
-        torch_step: the port's `torch_step` and what makes its optimizers; None: it has none.
-        loss_in_ddp: the loss is computed within DDP's forward pass, with the bare module, whose methods it may call.
+        casts: dtypes that the loss has cast to so far; a run in float64 lifts such casts.
+        torch_step: the port's `torch_step` and the function that makes its optimizers; None: the port has none.
+        loss_in_ddp: compute the loss within DDP's forward pass, on the bare module, so that it may call any method.
     """
 
     model: nn.Module
@@ -155,7 +155,7 @@ def make_side(source: Source, steps: int, dtype: str) -> TorchSide:
 
 def side_of_port(port: Port, steps: int, dtype: str) -> TorchSide:
     """Build a port's torch side; see `make_side` for arguments and errors."""
-    with default_dtype("float32"):  # so that the weights drawn are the same in each dtype
+    with default_dtype("float32"):  # draws the same weights for every dtype
         model = port.torch_model()
     if not isinstance(model, nn.Module):
         kind = type(model).__name__
@@ -212,7 +212,7 @@ def side_of_port(port: Port, steps: int, dtype: str) -> TorchSide:
 
 @contextmanager
 def default_dtype(dtype: str) -> Iterator[None]:
-    """Let torch make tensors in this dtype where none is given."""
+    """Let torch make tensors in this dtype by default."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(getattr(torch, dtype))
     try:

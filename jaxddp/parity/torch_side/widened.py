@@ -1,4 +1,4 @@
-"""Casts in a loss, which a run in float64 lifts; see `jaxddp.parity.jax_side.widened`. Imports no jax."""
+"""Lift casts in a loss, for a run in float64; see `jaxddp.parity.jax_side.widened`. Imports no jax."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,10 +11,10 @@ CASTS = {Tensor.float: torch.float32, Tensor.half: torch.float16, Tensor.bfloat1
 
 
 class InFloat64(TorchFunctionMode):
-    """Context manager in which casts to float32 and to 16 bits mean casts to float64; autocast leaves float64 alone.
+    """Context manager that turns casts to float32 and to 16 bits into casts to float64; autocast skips float64.
 
     Attributes:
-        seen: names of the dtypes that were asked for.
+        seen: names of the dtypes that were requested.
 
     >>> with InFloat64() as mode:
     ...     (torch.ones(1).double().half() / 3).dtype, torch.zeros(2, dtype=torch.float32).dtype

@@ -126,7 +126,7 @@ def test_a_missing_file_is_reported_by_name(tmp_path: Path) -> None:
         ({"configure_optimizers": list}, "optimizer: give either"),
         (
             {"optimizer": None, "torch_optimizer": list, "configure_optimizers": list, "flax_optimizer": optax.sgd(1)},
-            "configure_optimizers: must not be given beside torch_optimizer",
+            "configure_optimizers: must not be given with torch_optimizer",
         ),
         (
             {

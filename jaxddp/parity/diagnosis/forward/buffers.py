@@ -1,4 +1,4 @@
-"""Causes of a difference in the buffers: how BatchNorm updates its statistics, and whose buffers are kept."""
+"""Causes of a difference in the buffers: how BatchNorm updates its statistics, and which replica's are kept."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,8 +22,8 @@ class KeptBuffers(Item):
 
     Attributes:
         fault: a name of `catalogue.FAULTS`.
-        description: the fault in words.
-        mean: the mean over the replicas is kept; False: each replica keeps its own.
+        description: description of the fault.
+        mean: whether the mean over the replicas is kept; False: each replica keeps its own.
     """
 
     fault: str
@@ -37,11 +37,11 @@ class KeptBuffers(Item):
 
     @property
     def says(self) -> str:
-        """Fault in words."""
+        """Description of the fault."""
         return self.description
 
     def excludes(self, other: object) -> bool:
-        """Return True for any other way to keep buffers."""
+        """Return whether the other fault is a way to keep buffers, too."""
         return isinstance(other, KeptBuffers)
 
 
@@ -58,7 +58,7 @@ def explain_buffers(
 
     Args:
         evidence, floor, replays: see `search_model`.
-        known: faults that were named already, planted in every replay.
+        known: faults already named, planted in every replay.
 
     Returns:
         The ruling. Nothing is named and there is no runner-up if the buffers do not differ, apart from

@@ -1,6 +1,6 @@
-"""Changes of calls that mean one thing in torch and, by default or by habit, another in JAX.
+"""Changes of calls that have, by default or by habit, another meaning in JAX than in torch.
 
-Each function takes a call and yields the changes that a port may have made to it.
+Each function yields the changes that a port may have made to a call.
 """
 
 from collections import defaultdict
@@ -135,7 +135,7 @@ def dropout_rate(call: Call, rates: Sequence[tuple[float, float]]) -> Iterator[C
 
 
 def _with_rate(rate: float) -> Answer:
-    # One change may have sites of several functions, whose parameters are called differently.
+    # One change may have sites of several functions, whose parameters have different names.
     return lambda call, proceed, value, /: proceed(call.but(**{DROPOUTS[call.name]: rate}))
 
 

@@ -1,4 +1,4 @@
-"""Faults planted in a torch loss: while it runs, some function calls return something else.
+"""Plant faults in a torch loss: while it runs, some function calls return something else.
 
 Modules and functional losses call the same functions (`F.gelu`, `F.layer_norm`, `Tensor.reshape`),
 so one mechanism reaches both. A call has a `Site`: the k-th call of a function of that name. A
@@ -123,16 +123,16 @@ class Change:
 
     Attributes:
         fault: a name of `catalogue.FAULTS`.
-        what: the fault in words; its value, if there is one, is written after them.
+        what: description of the fault; its value, if there is one, follows.
         answer: function that replaces the call.
         reference: the reference's value, for a fault that is a wrong value; None: nothing to fit.
         start: initial value of the fit.
-        least: the smallest value that makes sense.
+        least: the smallest valid value.
         setting: a program has one setting for all calls, so single sites are not tried.
         lockstep: the replicas have to run side by side, because the fault exchanges their tensors.
         stale: the loss is taken at the weights of the step before.
         counts: the fault changes how many elements count.
-        group: the fault in words for several calls whose `what` differs; "": calls of different `what` are no group.
+        group: description of the fault for several calls whose `what` differs; "": such calls do not form a group.
         subsets: a program has the fault in any of a few places, so every set of them is tried.
     """
 
@@ -195,7 +195,7 @@ class Patch(Item):
         return replace(self, value=max(value, self.change.least))
 
     def excludes(self, other: object) -> bool:
-        """Return True if both are the same fault in the same place."""
+        """Return whether both are the same fault in the same place."""
         if not isinstance(other, Patch):
             return False
         if self.change.stale or other.change.stale:
@@ -277,7 +277,7 @@ def _answered(call: Call, patches: list[Patch]) -> Any:
 
 
 def _opened(function: Any) -> Callable[..., Any]:
-    """Return the function without its check for overrides, so that the functions that it calls are seen."""
+    """Return the function without its check for overrides, so that its inner calls are intercepted, too."""
     names = function.__globals__ | {"has_torch_function": lambda arguments: False}
     opened = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
     opened.__kwdefaults__ = function.__kwdefaults__

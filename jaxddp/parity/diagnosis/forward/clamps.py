@@ -1,4 +1,4 @@
-"""Values that are clamped, or of which the larger or the smaller is taken, as in a clipped loss."""
+"""Clamped values, and the larger or smaller of two, as in a clipped loss."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -14,7 +14,7 @@ CLAMPS = ("clamp", "clip", "clamp_", "clip_")
 
 
 def chosen_term(call: Call) -> Iterator[Change]:
-    """Yield the larger of two tensors' elements replaced by the smaller, the first or the second; or vice versa."""
+    """Yield the maximum of two tensors replaced by the minimum, the first or the second tensor; or vice versa."""
     if call.name not in (*LARGER, *SMALLER) or _pair(call) is None:
         return
     right, wrong = ("larger", "smaller") if call.name in LARGER else ("smaller", "larger")

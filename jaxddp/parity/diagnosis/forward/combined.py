@@ -32,9 +32,9 @@ class Combination(Item):
     """A way to combine micro-batches and replicas.
 
     Attributes:
-        names: of its faults; none for the reference's way.
-        what: the faults in words.
-        over: what the mean is over, a key of `OVER`; "": a sum over each micro-batch.
+        names: names of its faults; none for the reference's way.
+        what: description of the faults.
+        over: range of the mean, a key of `OVER`; "": a sum over each micro-batch.
         loss_times, gradient_times: factors.
         shared: the loss reported is the sum over the replicas.
         scaled: what a fitted factor applies to: "", "loss and gradients" or "gradients".
@@ -57,7 +57,7 @@ class Combination(Item):
 
     @property
     def says(self) -> str:
-        """Faults in words, with the fitted factor."""
+        """Description of the faults, with the fitted factor."""
         return scaled(self.what, self.gradient_times, dict(self.sizes)) if self.scaled else self.what
 
     @property
@@ -77,7 +77,7 @@ class Combination(Item):
 
     @property
     def plausible(self) -> bool:
-        """True if the factor, or one over it, is a whole number or has few digits: somebody chose it.
+        """Return whether the factor, or its inverse, is an integer or has few digits, so that a programmer chose it.
 
         Other factors have other origins, such as the share of labels that are ignored.
         """
@@ -89,7 +89,7 @@ class Combination(Item):
         return replace(self, gradient_times=value, loss_times=value if self.scaled != "gradients" else 1.0)
 
     def excludes(self, other: object) -> bool:
-        """Return True for any other way to combine."""
+        """Return whether the other fault is a way to combine, too."""
         return isinstance(other, Combination)
 
 
@@ -119,7 +119,7 @@ def combinations(
 
 
 def _multiples(world_size: int, micro_batches: int) -> Iterator[tuple[str, float, str, bool, float]]:
-    """Yield fault, factor of the gradients, fault in words, True if losses are summed, factor of the loss."""
+    """Yield fault, factor of the gradients, description, whether losses are summed, factor of the loss."""
     if micro_batches > 1:
         what = f"the gradients of {micro_batches} micro-batches are added and not divided"
         for loss in (1.0, float(micro_batches)):

@@ -1,4 +1,4 @@
-"""Search for the faults, one or two, that make the reference's replay do what JAX did."""
+"""Search for one or two faults that make the reference's replay do what JAX did."""
 
 import math
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from jaxddp.parity.diagnosis.forward.fit import Budget, Differences, Fit, Item, 
 
 FITTED = 12  # number of the nearest faults with a value that are fitted in full
 NEAR = 1000.0  # faults whose promised residual is below this many floors are fitted in full too
-ROUNDS = 3  # searches, each with one more step: the one that contradicted the search before
+ROUNDS = 3  # searches; each adds the step that contradicted the one before
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,12 @@ class Explanation:
 
     @property
     def plausible(self) -> bool:
-        """True if somebody may have written each of the values."""
+        """Return whether a programmer may have written each of the values."""
         return all(item.plausible for item in self.items)
 
     @property
     def idle(self) -> bool:
-        """True if a value is told in the same words as the reference's, which say nothing."""
+        """Return whether a value reads the same as the reference's, so that the description says nothing."""
         values = [(item, item.reference) for item in self.items if item.reference is not None]
         return any(item.at(reference).says == item.says for item, reference in values)
 
@@ -67,8 +67,9 @@ def find_faults(
         probe: a step and replicas that differ.
         floor: the largest residual that counts as rounding.
         replays: number of replays after which nothing more is tried; the same on every machine, unlike a time.
-        leading: those of the faults of which a pair has one; None: any may be.
-        thrifty: replays take long: once a fault explains everything, others are fitted that promised nearly as much.
+        leading: faults one of which every pair must contain; None: any.
+        thrifty: replays are slow, so stop after the first complete explanation, except for faults that scored almost
+            as well.
 
     Returns:
         The ruling, and the named faults with their values; no faults if the ruling names several
@@ -145,7 +146,7 @@ class Search:
         for single in sorted(singles, key=lambda explanation: explanation.residual):
             pairs += self._with_others(single.listed[0], tried)
             if _explained(pairs, self._floor):
-                # The second fault may explain it with another one as well: then neither pair is certain.
+                # The second fault may also explain it together with another: then neither pair is certain.
                 seconds = [pair.listed[-1] for pair in pairs if _explained([pair], self._floor)]
                 return pairs + [more for second in seconds for more in self._with_others(second, tried)]
             if not self._budget.allows():
@@ -167,11 +168,11 @@ class Search:
     ) -> list[Explanation]:
         """Add each fault to those of a point; fit the nearest in full; return all, the nearest first.
 
-        Once a pair explains everything, others are fitted that promised nearly as much.
+        Once a pair explains everything, only faults that scored almost as well are still fitted.
 
         Args:
             listed: faults of the point.
-            point: to which the faults are added.
+            point: the point to which the faults are added.
             items: faults to add, the likelier first.
             reserve: replays that are kept for later.
         """

@@ -1,4 +1,4 @@
-"""Values of faults, fitted, and the residual that remains.
+"""Fit the values of faults, and compute the residual that remains.
 
 A replay gives a vector of differences: the reference's step with the faults, minus JAX's step,
 every stage over its norm. A value enters the vector almost linearly, so the first replay already
@@ -15,7 +15,7 @@ import numpy as np
 from jaxddp.parity.diagnosis.decide import is_plain
 
 ITERATIONS = 16  # of Broyden's method; measured: 2 to 9 reach the floor
-PATIENCE = 3  # iterations that may fail to come nearer: the slopes are better after each
+PATIENCE = 3  # iterations without progress that are tolerated: each improves the slopes
 DIGITS = 4  # largest number of digits of a round value
 # Errors of a replay in which a fault cannot be planted.
 IMPOSSIBLE = (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError, AssertionError)
@@ -35,11 +35,11 @@ class Item(ABC):
     @property
     @abstractmethod
     def says(self) -> str:
-        """Fault in words, with its value."""
+        """Description of the fault, with its value."""
 
     @abstractmethod
     def excludes(self, other: object) -> bool:
-        """Return True if the two cannot be planted together."""
+        """Return whether the two cannot be planted together."""
 
     @property
     def reference(self) -> float | None:
@@ -58,7 +58,7 @@ class Item(ABC):
 
     @property
     def plausible(self) -> bool:
-        """True if somebody may have written such a value."""
+        """Return whether a programmer may have written such a value."""
         return self.value is None or is_plain(self.value)
 
     def at(self, value: float) -> "Item":
@@ -171,6 +171,7 @@ class Point:
         """Return the change of the values that leaves the least, if the slopes are constant."""
         # Slopes differ by orders of magnitude (an eps, a factor), so each is divided by its norm. A slope becomes 0
         # where a move by a last digit changed nothing; its value then stays.
+        # The normal equations are small, where each slope is as long as the compared tensors together.
         norms = np.array([np.linalg.norm(slope) or 1.0 for slope in self.slopes])
         products = np.array([[first @ second for second in self.slopes] for first in self.slopes])
         towards = np.array([slope @ self.vector for slope in self.slopes])
@@ -202,6 +203,7 @@ class Fit:
         vector = self._try((*point.items, item.at(item.start)))
         if vector is None or not (np.isfinite(vector).all() and np.isfinite(point.vector).all()):
             return None
+        # The reference's value changes nothing, so one replay gives the slope between the two values.
         slope = (vector - point.vector) / (item.start - item.reference)
         together = (*point.items, item.at(item.reference))
         return Point(together, point.vector, (*point.slopes, slope)) if slope.any() else None
@@ -217,15 +219,15 @@ class Fit:
         return self._differences.worst(point.vector)
 
     def reach(self, point: Point) -> Point:
-        """Return the point of least differences: Gauss-Newton steps with Broyden's slopes; then round values."""
+        """Minimise the differences by Gauss-Newton steps with Broyden's slopes, then round the values."""
         stalled = 0
         for _ in range(ITERATIONS if point.slopes and np.isfinite(point.vector).all() else 0):
             items = _moved(point.items, point.step())
-            moved = np.array(_values(items)) - _values(point.items)
+            moved = np.array(_values(items)) - _values(point.items)  # less than the step where a value meets its bound
             vector = self._try(items) if moved.any() else None
             if vector is None or not np.isfinite(vector).all():
                 break
-            # What the slopes did not predict is divided among them by their shares in the step.
+            # The error of the predicted step is divided among the slopes by their shares in the step.
             shares = moved * [float(slope @ slope) for slope in point.slopes]
             wrong = (vector - point.after(moved)) / (shares @ moved)
             slopes = tuple(slope + wrong * share for slope, share in zip(point.slopes, shares, strict=True))
@@ -238,6 +240,7 @@ class Fit:
 
     def _rounded(self, point: Point) -> Point:
         """Return the point with each value as round as the residual allows."""
+        # Rounder values may leave ten times the residual; a fit above the floor explains nothing and stays as it is.
         allowed = max(10 * self.residual(point), self._floor / 100)
         if allowed > 10 * self._floor:
             return point

@@ -16,10 +16,10 @@ MOST_AXES = 3  # more flattened axes have too many orders to try
 
 
 def same_padding(call: Call) -> Iterator[Change]:
-    """Yield a convolution or pooling padded as XLA's 'SAME' pads, the larger half behind.
+    """Yield a convolution or pooling padded as XLA's 'SAME' pads, with the larger half at the end.
 
     An axis of n values, with stride s and a kernel that spans k, gets
-    p = max((ceil(n / s) - 1) s + k - n, 0) more values, p // 2 of them in front.
+    p = max((ceil(n / s) - 1) s + k - n, 0) more values, p // 2 of them at the start.
     """
     kind = call.name[:-2]
     if kind not in ("conv", "max_pool", "avg_pool") or isinstance(call.get("padding"), str):
@@ -96,7 +96,7 @@ def _split(order: Sequence[int]) -> Change:
 
 
 def _groups(before: Sequence[int], after: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield the axes of a shape with the axes that they become: (8, 3, 4) to (8, 12) is [0] -> [0], [1, 2] -> [1].
+    """Yield groups of axes that a reshape maps to each other: (8, 3, 4) to (8, 12) is [0] -> [0], [1, 2] -> [1].
 
     >>> list(_groups((8, 3, 4), (8, 12)))
     [([0], [0]), ([1, 2], [1])]
@@ -125,7 +125,7 @@ def _orders(axes: Sequence[int], shape: Sequence[int]) -> Iterator[tuple[int, ..
 
 
 def kernel_axes(call: Call) -> Iterator[Change]:
-    """Yield a kernel with two axes of equal size swapped, or turned round."""
+    """Yield a kernel with two axes of equal size swapped, or flipped."""
     if call.name not in ("linear", "conv1d", "conv2d", "conv3d"):
         return
     shape = call.get("weight").shape

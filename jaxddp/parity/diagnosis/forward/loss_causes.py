@@ -40,10 +40,10 @@ from jaxddp.parity.diagnosis.forward.variance import fast_variance
 __all__ = ["FLOOR", "ModelEvidence", "ModelStep", "differs", "search_model"]
 
 REPLAYS = 4000  # of a search; measured: up to 1,744 on the scoreboard
-# Numbers that a loss's calls may take for a search with as many; 20 to 70 s of replays, measured: 5 to 16 ns a number.
+# Elements that a loss's calls may take for a search with REPLAYS; 20 to 70 s; measured: 5 to 16 ns an element.
 OF_ELEMENTS = 2**20
 PER_FAULT = 10  # replays for each fault at least; measured: a pair among 70 faults of a ViT takes 545 in all
-OF_A_CALL = 1000  # numbers that take as long as a call
+OF_A_CALL = 1000  # elements that take as long as a call
 AT_LEAST = 150  # replays of a search over the largest model; measured: enough for an eps in a GPT of 124 million
 FLOOR = 1e-12  # measured: right hypotheses leave up to 8e-15, wrong ones 8e-12 or more
 OF_ONE_CALL = (
@@ -54,7 +54,7 @@ STALE = Patch(Change("stale_parameters", "gradients at the parameters of the ste
 
 
 def replays_of(calls: Sequence[Call]) -> int:
-    """Return the number of replays of a search, which is smaller for a loss whose calls take more numbers.
+    """Return the number of replays of a search, which is smaller for a loss whose calls take more elements.
 
     >>> from torch import ones
     >>> [replays_of([Call(("sum", 0), sum, (ones(size, size),), {})]) for size in (10, 3000)]
@@ -137,7 +137,7 @@ class LossAndGradients:
         return combined(combination, results, run, ranks, counts)
 
     def _compared(self, ranks: Sequence[int]) -> list[int]:
-        """Return those of the replicas that can be compared; if there are none, all that can be compared."""
+        """Return the given replicas that can be compared; if there are none, all that can be compared."""
         of_all = self._evidence.compared or self.ranks
         return [rank for rank in ranks if rank in of_all] or list(of_all)
 

@@ -17,13 +17,13 @@ from torch_ref.losses import Batch, Sums
 
 
 class UnknownWeights(Exception):
-    """The loss depends on weights after an update of which JAX's records hold an excerpt only."""
+    """Raised if the loss depends on weights after an update that JAX's records hold only as an excerpt."""
 
 
 class LossOfStep:
-    """One loss of a step whose optimizers leave JAX's parameters behind.
+    """One loss of a step whose optimizers set the parameters to JAX's.
 
-    So losses that are computed after an update have the inputs that they have in JAX.
+    Losses that are computed after an update therefore have the same inputs as in JAX.
 
     Args:
         step: the port's step.
@@ -36,11 +36,11 @@ class LossOfStep:
         self, step: TorchStep, name: str, batches: Sequence[Sequence[Sequence[Batch]]], after: Callable[[int], Tensors]
     ):
         self._step, self._name, self._after = step, name, after
-        self._batches = batches  # keeps the objects alive, whose ids are used
+        self._batches = batches  # keeps the objects alive, because their ids are used
         self._number = {id(batch): k for k, ranks in enumerate(batches) for pieces in ranks for batch in pieces}
 
     def __call__(self, model: nn.Module, batch: Batch) -> Sums:
-        """Compute the loss; its gradients are not known.
+        """Compute the loss without its gradients.
 
         Raises:
             UnknownWeights: it depends on parameters that `after` lacks.
@@ -51,7 +51,7 @@ class LossOfStep:
         for optimizer in Optimizers(made, model).each:
             optimizer.step = partial(_leave, optimizer, names, values)  # type: ignore[assignment, method-assign]
         with torch.enable_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a scheduler misses the optimizer's step
+            warnings.simplefilter("ignore")  # a scheduler warns if it does not see the optimizer's step
             loss = self._step.losses(model, made, batch)[self._name]
         if math.isnan(loss) and not values.keys() >= {*names.values()}:
             raise UnknownWeights
@@ -59,7 +59,7 @@ class LossOfStep:
 
 
 def _leave(optimizer: Optimizer, names: Mapping[int, str], values: Tensors, *_: Any) -> None:
-    """Give the optimizer's parameters these values, and NaN where there is none: a loss that depends on it shows it."""
+    """Set the optimizer's parameters to these values, or to NaN if unknown, which shows in a loss that uses it."""
     with torch.no_grad():
         for group in optimizer.param_groups:
             for parameter in group["params"]:

@@ -1,4 +1,4 @@
-"""Matrix products and convolutions whose inputs are rounded to fewer bits."""
+"""Matrix products and convolutions with inputs rounded to fewer bits."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,7 @@ PRODUCTS = ("linear", "matmul", "bmm", "einsum", "scaled_dot_product_attention",
 def reduced_precision(calls: Sequence[Call]) -> Iterator[tuple[Call, Change]]:
     """Yield products of rounded inputs: all products, only the convolutions, or only the others.
 
-    Each has three backward passes. A GPU rounds the inputs of the products of the backward pass too. A
+    Each has three backward passes. A GPU also rounds the inputs of products in the backward pass. A
     program that casts the inputs down and up again rounds their gradients. A rounding that is left out
     of the derivative changes no gradient.
     """

@@ -28,7 +28,7 @@ from jaxddp.parity.torch_side.side import Source, TorchSide, make_side
 from torch_ref.distributed import World
 from torch_ref.losses import LossFunction
 
-UNKNOWN = Ruling((), None)  # of a loss that cannot be replayed
+UNKNOWN = Ruling((), None)  # the ruling on a loss that cannot be replayed
 
 
 @dataclass(frozen=True)
@@ -37,15 +37,15 @@ class ForwardDiagnosis:
 
     Attributes:
         source: the torch half.
-        model: the loss or the local gradients differ.
-        buffers: the buffers differ.
+        model: whether the loss or the local gradients differ.
+        buffers: whether the buffers differ.
         steps: steps that can be compared, from 0.
         start: the reference's initial weights.
         torch_folder, jax_folder: folders of the records.
         replicas: number of replicas.
         compared: replicas that were given the same examples in all of these steps.
         between, thrifty: see `ModelEvidence`.
-        loss: the loss of a `torch_step` that is searched; "" if the port has one loss.
+        loss: the loss of a `torch_step` to explain; "" if the port has one loss.
         world_size: number of ranks that run the job.
     """
 
@@ -66,9 +66,9 @@ class ForwardDiagnosis:
     def run(self, world: World, tell: Tell) -> tuple[Ruling | None, Ruling | None]:
         """Search; return the ruling on the model and on the buffers, None for one that does not differ.
 
-        Buffers that differ beside a loss without an explanation may follow from it, and are not searched.
-        A loss of a `torch_step` that differs as a consequence of an update does not count as different. Behind the
-        update of a large tensor, of which the records hold an excerpt, its ruling is `UNKNOWN`.
+        If the loss has no explanation, differences in the buffers may follow from it, and are not searched.
+        A loss of a `torch_step` that differs as a consequence of an update does not count as different. After the
+        update of a large tensor, which the records hold only as an excerpt, its ruling is `UNKNOWN`.
         """
         searching = partial(tell, "the search for a cause")
         searching()

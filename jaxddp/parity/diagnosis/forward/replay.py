@@ -1,4 +1,4 @@
-"""Replay of the torch loss: one step's micro-batches on some replicas, with faults planted or without."""
+"""Replay the torch loss: one step's micro-batches on some replicas, with or without faults."""
 
 import copy
 import threading
@@ -31,9 +31,9 @@ class ModelStep:
         state: torch's state dict before the step.
         previous: torch's state dict before the previous step; None: there is none.
         micro_batches: `[rank][micro-batch]` -> the batch as the torch loss takes it, in float64.
-        local_loss: JAX's, (world_size,); of size 0 if the port does not show it.
-        local_gradients: JAX's, (world_size, ...); empty if the port does not show them.
-        buffers: JAX's after the step, on replica 0.
+        local_loss: JAX's losses, (world_size,); of size 0 if the port does not show them.
+        local_gradients: JAX's gradients, (world_size, ...); empty if the port does not show them.
+        buffers: JAX's buffers after the step, on replica 0.
         all_buffers: JAX's buffers that differ between its replicas, (world_size, ...).
     """
 
@@ -46,7 +46,7 @@ class ModelStep:
     all_buffers: Arrays
 
     def updates_buffers(self, module: str) -> bool:
-        """Return whether JAX's step changes any buffer of a module; "": of any."""
+        """Return whether JAX's step changes any buffer of a module; "": of the model."""
         moved = (name for name, value in self.buffers.items() if not np.array_equal(value, self.state[name]))
         return any(not module or name.startswith(f"{module}.") for name in moved)
 
@@ -62,12 +62,12 @@ class ModelEvidence:
         world_size: number of replicas.
         loss_normalization: "ddp" or "global", see `torch_ref.step.accumulate_gradients`.
         compared: replicas that were given the same examples on both sides; None: all.
-        between: the last layer whose output is equal and the first whose output differs; of two faults one begins
+        between: the last layer whose output is equal and the first whose output differs; one of the faults begins
             between these. None: there are no such layers.
-        thrifty: replays take long: no faults elsewhere are tried, and few once one explains everything.
+        thrifty: replays are slow: no faults elsewhere are tried, and few once one explains everything.
         rates: the reference's dropout rate and JAX's, of each pair of masks that the loss draws.
-        alive: is called before each replay, to tell that the search goes on.
-        changes_weights: the loss is that of a step, which leaves other weights behind.
+        alive: is called before each replay, to report that the search goes on.
+        changes_weights: the loss is that of a step, which changes the weights.
         sizes: sizes of the batch, in words, by which a sum differs from a mean.
     """
 
@@ -96,7 +96,7 @@ class MicroBatchResult:
 
 @dataclass(frozen=True)
 class ReplicaResult:
-    """Results of one replica's step: a piece for each micro-batch, and the buffers after the step."""
+    """Results of one replica's step: one per micro-batch, and the buffers after the step."""
 
     pieces: list[MicroBatchResult]
     buffers: dict[str, np.ndarray]
@@ -116,7 +116,7 @@ class Replay:
     def __init__(self, evidence: ModelEvidence):
         self._evidence = evidence
         self._copies: list[nn.Module] = []
-        self._loaded: dict[int, tuple[int, bool]] = {}  # module -> step, and whether one step stale
+        self._loaded: dict[int, tuple[int, bool]] = {}  # module -> step, and whether its weights are stale
         self._known: OrderedDict[tuple[int, int, tuple[Patch, ...]], ReplicaResult] = OrderedDict()
 
     def run(self, step: int, ranks: Sequence[int], patches: Sequence[Patch] = ()) -> list[ReplicaResult]:
@@ -124,7 +124,7 @@ class Replay:
 
         Args:
             step: index into the evidence's steps.
-            ranks: replicas whose results are wanted.
+            ranks: replicas whose results are returned.
             patches: faults.
 
         Raises:
@@ -212,7 +212,7 @@ def _gradients(loss: Tensor, module: nn.Module) -> dict[str, np.ndarray]:
     taken: dict[str, np.ndarray] = {}
 
     def take(name: str, parameter: Tensor) -> None:
-        """Keep a gradient as soon as it is there; a large one is freed before the next, which reuses its memory."""
+        """Copy a gradient as soon as it is computed; a large one is freed before the next, which reuses its memory."""
         assert parameter.grad is not None, "called when it is there"
         taken[name] = excerpt(parameter.grad.numpy())
         parameter.grad = None
@@ -233,7 +233,7 @@ def _buffers(module: nn.Module) -> dict[str, np.ndarray]:
 
 
 class _Exchange:
-    """Exchange of tensors between replicas that run side by side."""
+    """Exchange tensors between replicas that run side by side."""
 
     def __init__(self, world_size: int):
         self._tensors: list[Tensor] = [torch.empty(0)] * world_size

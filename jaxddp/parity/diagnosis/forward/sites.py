@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 from jaxddp.parity.diagnosis.forward.calls import Call, CallTrace, Change, Patch, Site
 from torch_ref.losses import Batch, LossFunction
 
-MOST_SITES = 5  # sites of which every subset is tried: a ResNet's stem, pooling and three strided stages
+MOST_SITES = 5  # most sites with every subset tried: a ResNet's stem, pooling and three strided stages
 
 
 def trace(module: nn.Module, loss_fn: LossFunction, batch: Batch) -> list[Call]:
@@ -57,7 +57,7 @@ def between(calls: Sequence[Call], before: str, layer: str) -> frozenset[Site]:
 
 
 def beginning_in(here: Set[Site], patches: Iterable[Patch], calls: Sequence[Call]) -> Iterator[Patch]:
-    """Yield the patches whose first site is among some; they may have further ones.
+    """Yield the patches whose first site is among the given ones; further sites may lie elsewhere.
 
     Args:
         here: sites.
@@ -102,7 +102,7 @@ def patches_of(changes: Iterable[tuple[Call, Change]]) -> Iterator[Patch]:
 
 
 def _patch(group: Sequence[tuple[Call, Change]], sites: frozenset[Site], where: str = "") -> Patch:
-    """Return the change at some sites of its group, in the words of these sites if they share them."""
+    """Return the change at some sites of its group, described as these sites are if they share the description."""
     changes = [change for call, change in group if call.site in sites]
     same = len({change.what for change in changes}) == 1
     return Patch(changes[0] if same else replace(changes[0], what=changes[0].group), sites, where)
@@ -111,7 +111,7 @@ def _patch(group: Sequence[tuple[Call, Change]], sites: frozenset[Site], where: 
 def _places(group: Sequence[tuple[Call, Change]]) -> dict[frozenset[Site], str]:
     """Return named sets of sites: each site, modules with like names (blocks.*.norm), parts (blocks.0.*).
 
-    Where a module makes several calls, the first call of each module of like name is a set too, and so on.
+    If a module makes several calls, the first calls of all modules of like name are a set too, and so on.
     """
     calls = [call for call, _ in group]
     names = [{None: "the loss", "": "the model"}.get(call.module, str(call.module)) for call in calls]
@@ -119,8 +119,8 @@ def _places(group: Sequence[tuple[Call, Change]]) -> dict[frozenset[Site], str]:
     sites: dict[str, set[Site]] = defaultdict(set)
     for call, name, number in zip(calls, names, nth, strict=True):
         insides = [f"{name[: dot.start()]}.*" for dot in re.finditer(r"\.", name)]
-        for place in (*insides, name):  # of two patterns for the same set, the one that comes later names it
-            # layer1.0 and layer2.0 are layer*.*; a number that is a whole name comes later, and names the same set.
+        for place in (*insides, name):  # if two patterns give the same set, the later one names it
+            # layer1.0 and layer2.0 are layer*.*; a number that is a complete name comes later and names the same set.
             for pattern in (re.sub(r"[0-9]+", "*", place), place, re.sub(r"\b[0-9]+\b", "*", place)):
                 sites[pattern].add(call.site)
         sites[re.sub(r"\b[0-9]+\b", "*", name) + number].add(call.site)
@@ -130,7 +130,7 @@ def _places(group: Sequence[tuple[Call, Change]]) -> dict[frozenset[Site], str]:
 
 
 def _subsets(group: Sequence[tuple[Call, Change]], alone: dict[frozenset[Site], str]) -> dict[frozenset[Site], str]:
-    """Return every set of two sites or more but all; of many sites, those of one kind, and all but one."""
+    """Return every proper subset of two sites or more; for many sites, those of one kind, and all but one."""
     of_kind: dict[str, set[Site]] = defaultdict(set)
     for call, change in group:
         of_kind[change.what].add(call.site)
@@ -142,7 +142,7 @@ def _subsets(group: Sequence[tuple[Call, Change]], alone: dict[frozenset[Site], 
 
 
 def _and(names: Sequence[str]) -> str:
-    """Join names as a sentence does.
+    """Join names with commas and "and".
 
     >>> _and(["conv1", "pool", "conv2"])
     'conv1, pool and conv2'

@@ -1,4 +1,4 @@
-"""Single tensors that got another tensor's update, or an old one."""
+"""Find single tensors that got another tensor's update, or an old one."""
 
 from collections.abc import Mapping
 
@@ -22,8 +22,8 @@ def aliased(
 
     Args:
         evidence: the run.
-        recipe: the reference's.
-        residuals: of the reference's recipe, per step and tensor.
+        recipe: the reference's recipe.
+        residuals: residuals of that recipe, per step and tensor.
         floor: the largest residual that counts as rounding.
 
     Returns:
@@ -47,7 +47,7 @@ def aliased(
 
 
 def _nearest(name: str, step: OptimizerStep, predicted: Tensors, before: Tensors, norm: float) -> tuple[float, str]:
-    """Return the residual of the nearest source of a tensor's update, and the source in words."""
+    """Return the residual of the nearest source of a tensor's update, and a description of the source."""
     observed, own = step.update[name], step.params[name].ravel()
     others = {other: value for other, value in predicted.items() if other != name and value.size == observed.size}
     candidates: Mapping[str, np.ndarray] = {

@@ -1,4 +1,4 @@
-"""Mistakes in clipping that the port does not show, except through its updates."""
+"""Mistakes in clipping that only the port's updates show."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,11 +15,11 @@ NORMS = (0.1, 0.5, 1.0, 5.0)  # starts of the search for a norm
 
 
 def clip_edits(recipe: OptimizerRecipe, sample: Sample, world_size: int) -> Iterator[OptimizerEdit]:
-    """Yield clipping at another norm or by value, and, if the reference clips, none or by another rule.
+    """Yield alternative clipping rules: another max norm, by value, and, if the reference clips, none.
 
     Args:
-        recipe: the reference's.
-        sample: of the gradients.
+        recipe: the reference's recipe.
+        sample: sample of the gradients.
         world_size: number of replicas.
     """
     if recipe.max_norm is None:
@@ -42,7 +42,7 @@ def _at_norm(rule: OptimizerRecipe, reference: str) -> OptimizerEdit:
         "clip_norm",
         lambda r, v: replace(r, max_norm=v[0], clip_epsilon=rule.clip_epsilon),
         lambda v: f"gradients clipped at norm {number(v[0])}, {reference}",
-        # At a norm that is never reached, nothing is clipped.
+        # A norm that is never reached clips nothing.
         (Unknown((rule.max_norm or float(np.median(rule.norms)), *NORMS), "log", low=1e-12, high=rule.norms.max()),),
         frozenset({"clip_missing", "clip_norm_local"}),
     )

@@ -1,4 +1,4 @@
-"""Mistakes in weight decay: its value, its kind, the tensors that it applies to."""
+"""Mistakes in weight decay: its value, its kind, the tensors to which it applies."""
 
 import itertools
 import re
@@ -89,7 +89,7 @@ def _mask(recipe: OptimizerRecipe, sample: Sample) -> Iterator[OptimizerEdit]:
 
 
 def _distinct(masks: Iterable[tuple[str, np.ndarray]], seen: list[np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield each mask once, in the first words for it, and none of those that were seen before."""
+    """Yield each mask once, with its first description, and skip masks that were seen before."""
     for reach, mask in masks:
         if not any((mask == other).all() for other in seen):
             seen.append(mask)
@@ -99,7 +99,7 @@ def _distinct(masks: Iterable[tuple[str, np.ndarray]], seen: list[np.ndarray]) -
 def _listed(recipe: OptimizerRecipe, tensors: np.ndarray) -> str:
     """Return the names of the tensors in a mask, the first few of many.
 
-    Tensors whose names differ in whole numbers only, blocks.0.bias and blocks.1.bias, are blocks.*.bias if all are in.
+    If tensors whose names differ only in integers, blocks.0.bias and blocks.1.bias, are all in, list blocks.*.bias.
     """
     patterns = [re.sub(r"\b[0-9]+\b", "*", name) for name in recipe.names]
     left_out = {pattern for pattern, chosen in zip(patterns, tensors, strict=True) if not chosen}
@@ -114,9 +114,9 @@ def _masked(recipe: OptimizerRecipe, mask: np.ndarray) -> OptimizerRecipe:
 
 
 def _kinds(recipe: OptimizerRecipe) -> dict[str, np.ndarray]:
-    """Return kinds of tensors, in words and as masks.
+    """Return kinds of tensors as descriptions and masks.
 
-    A norm has a scale of one dimension, or a name that says so. Its bias is a norm's, and a bias.
+    A norm has a one-dimensional scale, or a name that says so. Its bias counts both as a norm's and as a bias.
     """
     flat = {name for name, shape in zip(recipe.names, recipe.shapes, strict=True) if len(shape) == 1}
     scales = {name for name in flat if not name.endswith("bias")}
@@ -137,7 +137,7 @@ def _kinds(recipe: OptimizerRecipe) -> dict[str, np.ndarray]:
 
 
 def _reaches(recipe: OptimizerRecipe) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield common choices of tensors that decay, in words and as a mask."""
+    """Yield common choices of tensors that decay, as a description and a mask."""
     kinds = _kinds(recipe)
     matrices = np.array([len(shape) > 1 for shape in recipe.shapes])
     yield "on all tensors", np.ones(len(recipe.names), bool)
@@ -155,7 +155,7 @@ def _toggled(recipe: OptimizerRecipe, own: np.ndarray) -> Iterator[tuple[str, np
 
 
 def _apparent_reach(recipe: OptimizerRecipe, own: np.ndarray, sample: Sample) -> tuple[str, np.ndarray]:
-    """Return the mask of tensors whose update is nearer to the one with decay than to the one without."""
+    """Return the mask of tensors whose update is nearer to an update with decay than to one without."""
     most = np.broadcast_to(recipe.decay.max(axis=1, keepdims=True), recipe.decay.shape)
     decaying, still = (
         sample.of_tensors(sample.misfit(replace(recipe, decay=decay))).max(axis=0) for decay in (most, 0 * most)

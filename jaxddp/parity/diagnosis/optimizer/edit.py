@@ -1,4 +1,4 @@
-"""A mistake in an optimizer as a change of the reference's recipe."""
+"""Mistakes in an optimizer as changes of the reference's recipe."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ class OptimizerEdit:
     Attributes:
         fault: a name of `catalogue.FAULTS`.
         change: function that makes the mistake, with values for the unknowns.
-        says: function that puts the mistake in words, with the values.
+        says: function that describes the mistake, with the values.
         unknowns: numbers to be fitted.
-        excludes: faults with the same effect on this optimizer, which make no sense together with this one.
+        excludes: faults with the same effect on this optimizer, not to be combined with this one.
     """
 
     fault: str
@@ -34,7 +34,7 @@ def discrete(fault: str, says: str, change: Callable[[OptimizerRecipe], Optimize
 
 
 def number(value: float) -> str:
-    """Format a number as somebody would write it.
+    """Format a number as a programmer would write it.
 
     >>> [number(x) for x in (0.0001, 1e-8, 2.0, 0.30000000000000004)]
     ['0.0001', '1e-8', '2', '0.3']

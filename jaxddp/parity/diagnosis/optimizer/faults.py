@@ -24,7 +24,7 @@ EPS_STARTS = (1e-12, 1e-10, 1e-8, 1e-6, 1e-4)
 
 
 def edits(recipe: OptimizerRecipe, sample: Sample, evidence: OptimizerEvidence) -> list[OptimizerEdit]:
-    """Return all edits that apply to this optimizer, in the order in which they are made."""
+    """Return all edits that apply to this optimizer, in the order in which they are applied."""
     counts = _counts(evidence.world_size, evidence.accumulation_steps)
     of_any = (
         decay_edits(recipe, sample),
@@ -40,7 +40,7 @@ def edits(recipe: OptimizerRecipe, sample: Sample, evidence: OptimizerEvidence) 
 
 
 def _counts(replicas: int, micro_batches: int) -> dict[int, str]:
-    """Return the counts larger than 1 that a run may be scaled by, in words.
+    """Return the counts above 1 that may scale a run, each with a description.
 
     >>> _counts(2, 4)
     {8: 'replicas times micro-batches', 4: 'the number of micro-batches', 2: 'the number of replicas'}
@@ -89,7 +89,7 @@ def _scale(recipe: OptimizerRecipe, counts: dict[int, str], sizes: Mapping[int, 
     likely = {2.0**power for power in range(-24, 25)}
     likely |= {factor for n in (*counts, *sizes) for factor in (float(n), 1.0 / n)}
     if recipe.family == "sgd":
-        # Another learning rate has the same effect, so only a scale that somebody would use counts.
+        # Another learning rate has the same effect, so only a scale that a programmer would use counts.
         unknown, same = Unknown((1.0,), low=1e-6, digits=0), "lr_scaled"
     else:
         unknown, same = Unknown((1.0, 1e-4, 1e-2, 1e2, 1e4, 1e6), "log", low=1e-12), "eps_value"
@@ -181,7 +181,7 @@ def _betas(fault: str, recipe: OptimizerRecipe, fields: dict[str, str]) -> Optim
     Args:
         fault: a name of `catalogue.FAULTS`.
         recipe: the reference's.
-        fields: field of the recipe -> its name in words.
+        fields: field of the recipe -> its name in messages.
     """
     references = {field: getattr(recipe, field) for field in fields}
 

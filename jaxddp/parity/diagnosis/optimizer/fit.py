@@ -1,4 +1,4 @@
-"""Fit of continuous values: least squares to the last digit, then round numbers."""
+"""Fit continuous values: least squares to the last digit, then round numbers."""
 
 import itertools
 import math
@@ -13,7 +13,7 @@ Misfit = Callable[[Values], np.ndarray]
 
 ITERATIONS = 40
 STEP = 1e-5  # of the numeric derivative
-SMALLEST_GAIN = 0.05  # share of the residual; an iteration that gains less is the last
+SMALLEST_GAIN = 0.05  # share of the residual; the fit stops after an iteration that gains less
 TINY = 1e-9
 SMALLEST = sys.float_info.min
 
@@ -23,13 +23,13 @@ class Unknown:
     """A number to be fitted.
 
     Attributes:
-        starts: initial values; for a linear search 0 is one more if it makes sense, since a search ends near it, where
-            Adam's update of a gradient of 0 is another.
+        starts: initial values. A linear search also starts at 0 where 0 is valid: Adam's update is discontinuous
+            there, so a search from elsewhere only gets close.
         along: coordinate of the search: "linear"; "log", for values above 0 that span decades; or
             "complement", for betas: the logarithm of 1 - x.
         unit: a typical size, for "linear".
-        low, high: bounds of values that make sense, high excluded.
-        likely: values that are preferred to round numbers.
+        low, high: bounds of valid values, high excluded.
+        likely: values preferred to round numbers.
         digits: largest number of digits of a round number; 0: only likely values are accepted.
         rounded: float32 rounds it at the size of `unit`, as a low rate on a line to a high one, so that it cannot be
             told from a number that somebody writes.
@@ -63,19 +63,19 @@ class Unknown:
         """
         if self.along == "linear":
             return coordinate * self.unit
-        power = math.exp(min(coordinate, 700.0))
+        power = math.exp(min(coordinate, 700.0))  # exp overflows beyond 709
         return power if self.along == "log" else 1 - power
 
     def allows(self, value: float) -> bool:
-        """Return True if the value makes sense."""
+        """Return whether the value is valid."""
         return self.low - TINY * self.unit <= value < self.high
 
 
 def solve(misfit: Misfit, unknowns: Sequence[Unknown]) -> Values:
-    """Return the values of least misfit, by Levenberg-Marquardt from the best of all starts.
+    """Minimise the misfit by Levenberg-Marquardt from the best of all starts.
 
     The misfit is flat in a value that spans decades and is far off, and the best start of such a value
-    shows only at the right other values. So the others are fitted first, for every start of such a value.
+    shows only once the other values are right. So the others are fitted first, for every start of such a value.
 
     Args:
         misfit: values -> residuals, any shape.
@@ -106,7 +106,7 @@ def solve(misfit: Misfit, unknowns: Sequence[Unknown]) -> Values:
 
 
 def _with_others(misfit: Misfit, unknowns: Sequence[Unknown], held: Sequence[float | None]) -> Values:
-    """Hold the given values and fit the others, which are None."""
+    """Fix the given values and fit the others, which are None."""
 
     def whole(others: Values) -> Values:
         left = iter(others)
@@ -117,18 +117,18 @@ def _with_others(misfit: Misfit, unknowns: Sequence[Unknown], held: Sequence[flo
 
 
 def polish(misfit: Misfit, unknowns: Sequence[Unknown], values: Values) -> Values:
-    """Fit again from values that are near already, in linear coordinates, in which a value can reach 0."""
+    """Fit again from nearby values, in linear coordinates, in which a value can reach 0."""
     near = [Unknown((value,), unit=abs(value) or unknown.unit) for unknown, value in zip(unknowns, values, strict=True)]
     return solve(misfit, near)
 
 
 def sensible(values: Values, unknowns: Sequence[Unknown]) -> bool:
-    """Return True if every value is within its unknown's bounds."""
+    """Return whether every value is within its unknown's bounds."""
     return all(unknown.allows(value) for unknown, value in zip(unknowns, values, strict=True))
 
 
 def far_off(values: Values, unknowns: Sequence[Unknown]) -> Iterator[Values]:
-    """Yield the values with one that spans decades a thousand times as large, and a thousandth.
+    """Yield the values with each one that spans decades multiplied by a thousand, and divided by a thousand.
 
     >>> [*far_off((2.0, 5.0), [Unknown((1.0,)), Unknown((1.0,), "log")])]
     [(2.0, 5000.0), (2.0, 0.005)]
@@ -144,9 +144,10 @@ def _descend(at: Callable[[np.ndarray], np.ndarray], point: np.ndarray) -> np.nd
         norm = float(np.linalg.norm(rest))
         slopes = np.stack([(at(point + STEP * axis) - rest) / STEP for axis in np.eye(len(point))], axis=1)
         sizes = np.linalg.norm(slopes, axis=0)
-        sizes[sizes == 0] = 1.0
+        sizes[sizes == 0] = 1.0  # slopes of size 1 make the damping independent of the values' units
         gain = 0.0
         while damping < 1e6:
+            # The damping is appended as rows: in normal equations, slopes would lose half of their digits.
             ridge = np.sqrt(damping) * np.eye(len(point))
             target = np.concatenate([-rest, np.zeros(len(point))])
             step = np.linalg.lstsq(np.concatenate([slopes / sizes, ridge]), target)[0] / sizes
@@ -158,6 +159,7 @@ def _descend(at: Callable[[np.ndarray], np.ndarray], point: np.ndarray) -> np.nd
         if gain <= 0:
             return point
         point, rest = point + step, new
+        # Only a step that the damping did not shorten shows by a small gain that nothing is left to gain.
         if gain < SMALLEST_GAIN and damping < 1:
             return point
         damping = max(damping / 100, 1e-18)
@@ -167,7 +169,7 @@ def _descend(at: Callable[[np.ndarray], np.ndarray], point: np.ndarray) -> np.nd
 def round_values(
     misfit: Misfit, unknowns: Sequence[Unknown], values: Values, accepts: Callable[[Values], bool]
 ) -> tuple[Values, bool]:
-    """Return the values with as few digits as `accepts` allows, and True if all of them are likely or round.
+    """Return the values with as few digits as `accepts` allows, and whether all of them are likely or round.
 
     Where one value compensates for another, rounding one may leave the other odd. So the values are
     rounded one after the other, in every order, and the remaining ones are fitted again.
@@ -189,7 +191,7 @@ def _rounded(
     accepts: Callable[[Values], bool],
     order: Sequence[int],
 ) -> Values | None:
-    """Round the values, which are keyed by place, in this order; None: one of them cannot be rounded."""
+    """Round the values, which are keyed by position, in this order; None if one of them cannot be rounded."""
 
     def whole(changed: dict[int, float]) -> Values:
         return tuple(changed[place] for place in range(len(unknowns)))
@@ -221,6 +223,7 @@ def _rounder(value: float, unknown: Unknown) -> list[float]:
     for digits in range(1, unknown.digits + 1):
         candidates.append(_digits(value, digits))
         if unknown.along == "complement":
+            # A beta such as 0.9995 is round in 1 - x; 12 digits drop the rounding of the subtraction.
             candidates.append(_digits(1 - _digits(1 - value, digits), 12))
     return candidates
 

@@ -1,6 +1,6 @@
 """Optimizer steps in NumPy and float64: torch's, optax's, and those with a mistake.
 
-Everything is computed element by element, so a sample of elements can be replayed as well as whole tensors.
+All computations are elementwise, so a sample of elements can be replayed as well as full tensors.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxddp.parity.compare.clipping import TORCH_CLIP_EPSILON, clip_factor
 
-# Parts of each optimizer's state, which a restore can lose.
+# Parts of each optimizer's state; a restore may lose any of them.
 STATE = {
     "sgd": ("buffer",),
     "adam": ("mean", "square", "largest"),
@@ -55,7 +55,7 @@ class OptimizerRecipe:
         decay: weight decay, (S, T).
         coupled: weight decay is added to the gradient.
         decay_rate: factor of uncoupled decay in place of the learning rate; None: the learning rate.
-        used: tensors that are updated, (S, T); the others and their state do not change.
+        used: whether each tensor is updated, (S, T); the others and their state do not change.
         count: t, (S, T).
         start: initial v, (T,).
         norms: |g| of all tensors together before scaling and clipping, (S,).
@@ -109,7 +109,7 @@ class OptimizerRecipe:
 
     @property
     def scheduled(self) -> bool:
-        """True if the learning rate changes."""
+        """Return whether the learning rate changes."""
         return bool((self.rates != self.rates[0]).any())
 
     @cached_property
@@ -128,7 +128,7 @@ class OptimizerRecipe:
 
     @cached_property
     def fresh(self) -> np.ndarray:
-        """True where a tensor has no momentum buffer yet, (S, T)."""
+        """Return whether each tensor has no momentum buffer yet, (S, T)."""
         fresh = self.count == 1
         if self.restored_at is not None and "buffer" in self.lost:
             fresh[self.restored_at] = True
@@ -147,7 +147,7 @@ class OptimizerRecipe:
         return [Numbers(*row) for row in zip(*map(_shared, (*columns, rest, rest_ahead, rest_square)), strict=True)]
 
     def begin(self, block: "ElementBlock", step: int, state: State | None) -> State:
-        """Return the state before a step: initial at the first step and in the parts that a restore lost."""
+        """Return the state before a step: the initial one at the first step and for parts that a restore lost."""
         lost = self.lost if step == self.restored_at else frozenset()
         new = {part: np.asarray(0.0) for part in STATE[self.family]}
         [start] = _shared(self.start[None])

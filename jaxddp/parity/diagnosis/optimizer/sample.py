@@ -1,4 +1,4 @@
-"""A sample of a run's elements, on which a hypothesis is tried before it is tried on the whole run."""
+"""A sample of a run's elements, on which a hypothesis is tried before it is tried on the full run."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class Sample:
     Attributes:
         tensor_of: number of each element's tensor, (E,).
         params, gradients, update: elements of each step, (S, E).
-        scale: norm of the whole update at each step, (S,).
+        scale: norm of the full update at each step, (S,).
     """
 
     tensor_of: np.ndarray
@@ -65,7 +65,7 @@ class Survey:
     Attributes:
         residuals: per step, tensor -> residual.
         scale: norm of the observed update at each step; the largest norm of all steps where it is 0.
-        chosen: tensor -> elements of the sample: some from all over, and those furthest off.
+        chosen: tensor -> elements of the sample: some evenly spaced, and those furthest off.
     """
 
     residuals: list[dict[str, float]]
@@ -74,7 +74,7 @@ class Survey:
 
 
 def survey(evidence: OptimizerEvidence, recipe: OptimizerRecipe) -> Survey:
-    """Replay the reference's recipe on the whole run."""
+    """Replay the reference's recipe on the full run."""
     furthest = {name: np.zeros(shape).ravel() for name, shape in zip(recipe.names, recipe.shapes, strict=True)}
     residuals: list[dict[str, float]] = []
     norms: list[float] = []

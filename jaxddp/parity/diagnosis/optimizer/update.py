@@ -1,4 +1,4 @@
-"""Causes of a difference in a run's update: its optimizer, and factors of the gradients that the port does not show."""
+"""Causes of a difference in a run's update: the optimizer, or factors of gradients that the port does not show."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -22,16 +22,16 @@ from jaxddp.parity.findings import Problem
 from jaxddp.parity.records import KIND, NUMBER, Lazy, StoredRecord, Tensors, full_norm, stage_norm
 
 KNOWN = "SGD, Adam, AdamW, RMSprop and Adagrad"
-LARGEST_ROUNDING = 1e-9  # of an update; a name may not rest on coarser ones
+LARGEST_ROUNDING = 1e-9  # of an update; coarser ones cannot support a name
 NEAR = 1e-6  # residual of an update whose learning rate is in float32; measured: up to 2e-7, at the end of a cosine
 
 
 class Unseen(NamedTuple):
-    """A reduction that the port does not show, except through the optimizer's update.
+    """A reduction that shows only in the optimizer's update.
 
     Attributes:
         fault: a name of `catalogue.FAULTS`; "": no fault.
-        says: the fault in words.
+        says: description of the fault.
         times: factor of the gradients before they are clipped.
     """
 
@@ -41,7 +41,7 @@ class Unseen(NamedTuple):
 
 
 def differing_update(evidence: Evidence, problems: list[Problem]) -> Located | None:
-    """Locate the first update of a port's own `flax_step` that torch's optimizer would not have made.
+    """Locate the first update of a port's `flax_step` that torch's optimizer would not have made.
 
     Torch's optimizer is replayed on the gradients of the port's step.
 
@@ -66,8 +66,8 @@ def differing_update(evidence: Evidence, problems: list[Problem]) -> Located | N
 
 
 def explain_one_of(evidence: Evidence, number: int) -> Ruling:
-    """Name the fault in one of a whole step's optimizers, counted from 0."""
-    if evidence.facts.clips_inside:  # what the chain clips to is not known
+    """Name the fault in one optimizer of a `torch_step`, counted from 0."""
+    if evidence.facts.clips_inside:  # the chain's largest norm is not known
         return Ruling((), None)
     steps = range(min(len(evidence.torch), len(evidence.jax)))
     groups = [_groups(evidence.torch[step], number) for step in steps]
@@ -87,7 +87,7 @@ def explain_one_of(evidence: Evidence, number: int) -> Ruling:
 
 
 def _restricted(step: OptimizerStep, groups: list[dict[str, Any]]) -> OptimizerStep:
-    """Return the step of one optimizer, which has these groups."""
+    """Restrict a step to one optimizer, which has these groups."""
     names = {name for group in groups for name in group["names"]}
 
     def own(tensors: Mapping[str, np.ndarray]) -> Tensors:
@@ -103,7 +103,7 @@ def _groups(record: StoredRecord, number: int) -> list[dict[str, Any]]:
 
 
 def explain_update(evidence: Evidence) -> Ruling:
-    """Name the fault in the optimizer, or in the part of the reduction that is not shown.
+    """Name the fault in the optimizer, or in the part of the reduction that the port does not show.
 
     Faults that the run cannot tell apart are named together: for SGD, a sum over the replicas is the
     same as a larger learning rate.
@@ -138,7 +138,7 @@ def _explain(evidence: Evidence, near: float, deep: bool) -> Ruling:
 
 
 def _reductions(evidence: Evidence) -> Iterator[Unseen]:
-    """Yield wrong factors of the gradients if the port's own step does not show its gradients."""
+    """Yield wrong factors of the gradients if the port's `flax_step` does not show its gradients."""
     if not evidence.facts.custom_step or {"gradients", "clipped_gradients"} & set(evidence.jax[0]):
         return
     world_size, pieces = evidence.case.world_size, evidence.facts.accumulation_steps
@@ -151,13 +151,13 @@ def _reductions(evidence: Evidence) -> Iterator[Unseen]:
 
 
 def _residual(evidence: Evidence, way: Unseen) -> float:
-    """Return the residual that the reference's optimizer leaves, given gradients treated in this way."""
+    """Return the residual that the reference's optimizer leaves, given gradients reduced in this way."""
     residuals = reference_residuals(_optimizer_evidence(evidence, way))
     return max((value for of_step in residuals or [] for value in of_step.values()), default=float("inf"))
 
 
 def _with_optimizer(evidence: Evidence, way: Unseen, floor: float, near: float) -> Iterator[Hypothesis]:
-    """Yield this way together with the faults that the optimizer then has."""
+    """Yield this reduction together with the faults that the optimizer then has."""
     for named in explain_optimizer(_optimizer_evidence(evidence, way), floor, near).named:
         yield replace(named, faults=(way.fault, *named.faults), says=f"{way.says}; {named.says}")
 
@@ -206,7 +206,7 @@ class _Given(NamedTuple):
 
 
 def _given(evidence: Evidence, of_torch: StoredRecord, of_jax: StoredRecord, way: Unseen) -> "_Given":
-    """Return the clipped gradients that jax's optimizer was given."""
+    """Return the clipped gradients that jax's optimizer got."""
     facts = evidence.facts
     if _shown(evidence) or facts.multi_loss:
         shown = of_jax if facts.custom_step else of_torch

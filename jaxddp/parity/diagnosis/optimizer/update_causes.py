@@ -1,4 +1,4 @@
-"""Causes of a difference in the update, the gradients and the weights being equal.
+"""Causes of a difference in the update, given equal gradients and weights.
 
 The reference's recipe is replayed with one mistake, then with two, then with three, until the
 replay differs from the port's updates by rounding only.
@@ -41,7 +41,7 @@ FLOOR = 1e-12  # of the stage's norm; measured: up to 6e-15 in clean ports
 PROMISING = 1e-7  # largest screened residual of a trial that is fitted on the whole sample
 SCREEN_STEPS = 3  # steps of the screen beyond the first that differs
 SCREEN_ELEMENTS = 300
-SIDE_BY_SIDE = 16  # trials that are replayed on the whole run at once, so that its steps are read once for all
+SIDE_BY_SIDE = 16  # trials that are replayed on the full run at once, so that each step is read once for all
 BEST_PAIRS = 6  # pairs to which a third edit is added
 TWINS = {"loss_scale": "eps_value"}  # equivalent for an optimizer that divides gradients by their own scale
 SAME_RATES = 1e-6  # relative; a rate may be a float32
@@ -52,7 +52,7 @@ def reference_residuals(evidence: OptimizerEvidence) -> list[dict[str, float]] |
     """Compute how far the updates are from the reference's recipe, given the same gradients.
 
     Returns:
-        Per step, tensor -> ||predicted - observed|| over the norm of the step's whole update. None for an
+        Per step, tensor -> ||predicted - observed|| over the norm of the step's full update. None for an
         optimizer that cannot be replayed.
     """
     recipe = reference_recipe(evidence)
@@ -65,7 +65,7 @@ def reference_residuals(evidence: OptimizerEvidence) -> list[dict[str, float]] |
 def explain_optimizer(
     evidence: OptimizerEvidence, floor: float = FLOOR, near: float = 0.0, deep: bool = True
 ) -> Ruling:
-    """Name the mistakes that make the reference's optimizer do what the port's did.
+    """Name the mistakes that make the reference's optimizer do what the port's does.
 
     Args:
         evidence: the run.
@@ -87,7 +87,7 @@ def explain_optimizer(
     first = next((step for limit in (coarse, floor) for step, value in enumerate(worst) if value > limit), None)
     if first is None or not np.isfinite(surveyed.scale).all():
         return Ruling((), None)
-    tiny = max(worst) <= coarse  # everything explains it on the sample, where rates are not rounded
+    tiny = max(worst) <= coarse  # on the sample, where rates are not rounded, everything explains it
     sample = take_sample(evidence, surveyed.chosen, surveyed.scale)
     search = _Search(reference, sample, sample.cut(first + 1 + SCREEN_STEPS, SCREEN_ELEMENTS), coarse)
     single = aliased(evidence, reference, surveyed.residuals, coarse)
@@ -118,7 +118,7 @@ class _Trial:
 
     @property
     def plain(self) -> bool:
-        """Whether somebody may have written every value."""
+        """Return whether somebody may have written every value."""
         pairs = zip(self.values, self.unknowns, strict=True)
         return self.round or all(unknown.rounded or is_plain(value) for value, unknown in pairs)
 
@@ -144,7 +144,7 @@ class _Trial:
         return frozenset(fault if apart else TWINS.get(fault, fault) for fault in self.faults)
 
     def recipe(self, reference: OptimizerRecipe, values: Values) -> OptimizerRecipe:
-        """Return the reference's recipe with the edits made, one after the other."""
+        """Apply the edits to the reference's recipe, one after the other."""
         left = iter(values)
         for edit in self.edits:
             reference = edit.change(reference, tuple(itertools.islice(left, len(edit.unknowns))))
@@ -176,7 +176,7 @@ class _Search:
             return trials
         pairs = self._attempt(itertools.combinations(possible, 2))
         trials += pairs
-        # A pair that takes an odd number may be three mistakes with round ones.
+        # A pair that needs an odd number may be three mistakes with round ones.
         if any(trial.round for trial in self._explained(pairs)):
             return trials
         pairs.sort(key=lambda trial: trial.residual)
@@ -201,10 +201,10 @@ class _Search:
         return self._at(trial, solve(self._misfit(trial, self.screen), trial.unknowns), self.screen)
 
     def _refined(self, trial: _Trial) -> _Trial:
-        """Fit again on the whole sample, and take round values where these fit as well.
+        """Fit again on the full sample, and take round values where these fit as well.
 
-        A value of which any large multiple fits as well, such as an infinite scale of gradients, explains nothing:
-        a fault without values does the same.
+        If any large multiple of a value fits as well, such as an infinite scale of gradients, the value explains
+        nothing: a fault without values does the same.
         """
         values = polish(self._misfit(trial, self.sample), trial.unknowns, trial.values)
         fitted = self._at(trial, values, self.sample)
@@ -221,7 +221,7 @@ class _Search:
         return self._without_idle(replace(self._at(trial, values, self.sample), round=are_round))
 
     def _without_idle(self, trial: _Trial) -> _Trial:
-        """Drop edits without which the others explain as much, such as one whose value is the reference's."""
+        """Drop edits that the explanation does not need, such as one whose value is the reference's."""
         for edit in trial.edits if len(trial.edits) > 1 else ():
             rest = self._at(trial.without(edit), trial.without(edit).values, self.sample)
             if rest.residual <= self.floor:
@@ -247,7 +247,7 @@ def _compatible(combination: tuple[OptimizerEdit, ...]) -> bool:
 def _confirmed(
     trials: list[_Trial], reference: OptimizerRecipe, evidence: OptimizerEvidence, floor: float
 ) -> list[Hypothesis]:
-    """Return hypotheses; the residuals that decide are computed over the whole run."""
+    """Return hypotheses; the residuals that decide are computed over the full run."""
     explaining = _without_copies([trial for trial in trials if trial.residual <= floor], reference)
     named = _hypotheses(_sensible(explaining), reference, evidence)
     fewest = min((len(hypothesis.faults) for hypothesis in named), default=len(trials))
@@ -260,7 +260,7 @@ def _confirmed(
 
 
 def _hypotheses(trials: list[_Trial], reference: OptimizerRecipe, evidence: OptimizerEvidence) -> list[Hypothesis]:
-    """Return the hypotheses with their residuals over the whole run, of updates and of the state that is shown."""
+    """Return the hypotheses with their residuals over the full run, of updates and of the state that the port shows."""
     worst = [0.0] * len(trials)
     for first in range(0, len(trials), SIDE_BY_SIDE):
         recipes = [trial.recipe(reference, trial.values) for trial in trials[first : first + SIDE_BY_SIDE]]
@@ -300,7 +300,7 @@ def _without_copies(explaining: list[_Trial], reference: OptimizerRecipe) -> lis
 
 
 def _sensible(explaining: list[_Trial]) -> list[_Trial]:
-    """Return one trial for each set of faults with the fewest edits; one with odd values only if none is round."""
+    """Return the trial with the fewest edits for each set of faults; one with odd values only if none is round."""
     by_merit = sorted(explaining, key=lambda trial: (len(trial.edits), len(trial.values), not trial.round))
     some_round = [trial for trial in by_merit if trial.round]
     fewest = len((some_round or by_merit)[0].edits) if by_merit else 0

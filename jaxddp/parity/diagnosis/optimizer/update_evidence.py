@@ -13,7 +13,7 @@ from jaxddp.parity.records import relative, stage_norm
 Tensors = Mapping[str, np.ndarray]
 
 FAMILIES = {"SGD": "sgd", "Adam": "adam", "AdamW": "adam", "RMSprop": "rmsprop", "Adagrad": "adagrad"}
-PARTS = {"mu": "mean", "nu": "square", "sum_of_squares": "square", "trace": "buffer"}  # optax's state, the recipe's
+PARTS = {"mu": "mean", "nu": "square", "sum_of_squares": "square", "trace": "buffer"}  # optax's state -> the recipe's
 FLAGS = ("nesterov", "centered", "amsgrad", "maximize", "decoupled_weight_decay")
 
 
@@ -26,10 +26,10 @@ class OptimizerStep:
         params: the reference's parameters before the step.
         gradients: input of JAX's optimizer.
         unused: parameters for which torch had no gradient; `gradients` holds zeros or nothing for them.
-        update: output of JAX's optimizer, to be added to the parameters, over `shares`.
+        update: output of JAX's optimizer, to be added to the parameters, divided by `shares`.
         state: part of `recipes.STATE` -> its tensors after the step, as far as JAX's optimizer shows them.
         clipped: factor of the gradients by which the reference has clipped them.
-        norm: of all gradients, of which large ones may be excerpts; None: of those given.
+        norm: norm of all gradients, the large ones of which may be excerpts; None: of the given ones.
         shares: tensor -> share of the rate that JAX's optimizer rounds to float32, if the reference's update is right;
             1 for others.
     """
@@ -61,8 +61,8 @@ class OptimizerEvidence:
         world_size: number of replicas.
         accumulation_steps: micro-batches per step.
         restored_at: number of steps after which the JAX side was saved and restored; None: never.
-        highest: largest learning rate of the schedule, as far as it is known beyond the run.
-        rounding: of each step's update, relative; (): none.
+        highest: largest learning rate that the schedule is known to reach after the run.
+        rounding: relative rounding error of each step's update; (): none.
         max_norm: largest norm of the reference's clipping; None: it does not clip, or clips before the first stage
             that is given.
         sizes: sizes of the batch, in words.
@@ -190,7 +190,7 @@ def replay(recipe: OptimizerRecipe, evidence: OptimizerEvidence) -> Iterator[Rep
 
 
 def side_by_side(recipes: Sequence[OptimizerRecipe], evidence: OptimizerEvidence) -> Iterator[list[Replayed]]:
-    """Yield for each step what `replay` yields for each recipe; a step is read once."""
+    """Yield, for each step, the result of `replay` for each recipe; each step is read once."""
     states: list[dict[str, State]] = [{} for _ in recipes]
     for index in range(len(evidence.steps)):
         step = evidence.steps[index]
@@ -198,7 +198,7 @@ def side_by_side(recipes: Sequence[OptimizerRecipe], evidence: OptimizerEvidence
 
 
 def _advanced(recipe: OptimizerRecipe, index: int, step: OptimizerStep, states: dict[str, State]) -> Replayed:
-    """Return the recipe's step from these states, which it replaces."""
+    """Take the recipe's step from these states, which it replaces."""
     update = {}
     for number, name in enumerate(recipe.names):
         update[name], states[name] = recipe.advance(
@@ -225,7 +225,7 @@ def with_rates_of_float32(recipes: Sequence[OptimizerRecipe], evidence: Optimize
 
 
 def contradiction(replayed: Replayed, recipe: OptimizerRecipe) -> float:
-    """Return the largest residual of the state that the port shows from the one that the recipe predicts.
+    """Return the largest residual between the state that the port shows and the one that the recipe predicts.
 
     A momentum buffer may be the predicted one times the step's rate, if the port applies the rate first.
     """

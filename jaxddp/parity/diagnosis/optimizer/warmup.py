@@ -1,4 +1,4 @@
-"""Mistakes in the warm-up of a learning rate: where it starts, when it ends, or that there is none.
+"""Mistakes in the warm-up of a learning rate: its start, its end, or its absence.
 
 The reference's rates r_0, r_1, ... rise in a line up to r_w. With p = r_w, a port's warm-up of m steps from b is
 
@@ -17,7 +17,7 @@ from jaxddp.parity.diagnosis.optimizer.recipes import OptimizerRecipe
 FAULT = "warmup_start"
 STRAIGHT = 1e-6  # relative difference of the steps of a line, whose rates a framework may compute in float32
 ENDS = {1: "ends a step later", -1: "ends a step earlier"}
-# With a factor, a line up to the peak could be any line. Other faults of the schedule make no sense beside these.
+# With a factor, a line up to the peak could be any line. Other schedule faults do not combine with these.
 OTHERS = frozenset({"lr_scaled", "loss_scale", "dampening", "lr_off_by_one", "scheduler_too_fast"})
 FEWEST = 3  # steps that show that rates are a line
 
@@ -81,7 +81,7 @@ def _from_another_rate(column: np.ndarray, end: int, later: int, shift: int) -> 
 
 
 def _of_unknown_length(column: np.ndarray) -> OptimizerEdit:
-    """Return another line, for a warm-up that goes on beyond the rates that are known."""
+    """Return another line, for a warm-up that continues beyond the known rates."""
     first, rise = column[0], column[1] - column[0]
 
     def change(recipe: OptimizerRecipe, values: Values) -> OptimizerRecipe:
@@ -98,7 +98,7 @@ def _of_unknown_length(column: np.ndarray) -> OptimizerEdit:
 
 
 def _plain(rate: float, scale: float) -> str:
-    """Format a fitted rate without the rounding of rates in float32.
+    """Format a fitted rate without its float32 rounding error.
 
     >>> _plain(4.2e-21, 1e-5), _plain(9.99999e-6, 1e-5), _plain(9.90099e-6, 1e-5)
     ('0', '1e-5', '9.901e-6')

@@ -23,7 +23,7 @@ class ReductionEdit:
     Attributes:
         kind: edits of one kind exclude each other.
         fault: a name of `catalogue.FAULTS`.
-        says: the fault in words.
+        says: description of the fault.
         change: function that makes the change.
     """
 
@@ -136,7 +136,7 @@ def _clip_edits(world_size: int, tied: Sequence[str]) -> Iterator[ReductionEdit]
 
 
 def clip_values(reference: ReductionRecipe, steps: Sequence[ReductionStep]) -> Iterator[ReductionEdit]:
-    """Yield the norm and the value at which the shown gradients are clipped, read off the first step that clips."""
+    """Yield the norm and the value at which the shown gradients are clipped, read off the first clipped step."""
     has = "does not clip" if reference.clip_norm is None else f"clips at norm {reference.clip_norm:g}"
     for step in steps:
         if not {"gradients", "clipped_gradients"} <= step.shown.keys():
@@ -162,7 +162,7 @@ def clip_values(reference: ReductionRecipe, steps: Sequence[ReductionStep]) -> I
 
 
 def _rounded(value: float) -> float:
-    """Return the number of six digits that the value is, or the value."""
+    """Round a value to six digits if that changes only its last bits; else return it unchanged."""
     short = float(f"{value:.6g}")
     return short if abs(short - value) <= TINY * value else value
 

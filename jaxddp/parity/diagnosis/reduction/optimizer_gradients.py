@@ -1,4 +1,4 @@
-"""Causes of a difference in the gradients that the optimizers of a whole step get, from these gradients alone."""
+"""Causes of a difference in the gradients that a `torch_step`'s optimizers get, from these gradients alone."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -12,10 +12,10 @@ Received = tuple[Tensors, Tensors]  # JAX's, (W, ...), and torch's
 
 
 def explain_received(steps: Sequence[Received], sizes: Mapping[int, str], floor: float = FLOOR) -> Ruling:
-    """Name the mistake in the reduction that explains all tensors which differ.
+    """Name the mistake in the reduction that explains all tensors that differ.
 
     Args:
-        steps: of each step the gradients that JAX's optimizers got, (W, ...), and those that torch's got, (...).
+        steps: per step, the gradients that JAX's optimizers got, (W, ...), and those that torch's got, (...).
         sizes: sizes of the batch, in words.
         floor: the largest residual that counts as rounding.
 
@@ -46,7 +46,7 @@ def _hypotheses(steps: Sequence[Received], world_size: int) -> Iterator[Hypothes
 
 
 def _tried(fault: str, says: str, steps: Sequence[Received], left: Callable[..., object]) -> Hypothesis:
-    """Return the largest residual that remains, with the fault where it leaves less, and without it elsewhere."""
+    """Return the hypothesis that each tensor has the fault or not, whichever leaves less."""
     worst = 0.0
     for jax, torch in steps:
         scales = stage_norm(torch), stage_norm(jax)

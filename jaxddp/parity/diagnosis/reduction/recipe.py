@@ -1,4 +1,4 @@
-"""Reduction of a step, right or with a mistake: sums over micro-batches -> mean over replicas -> clipping."""
+"""Reduce a step's gradients, correctly or with a mistake: micro-batch sums -> mean over replicas -> clipping."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ class ReductionRecipe:
         clip_epsilon: added to the norm.
         clip_first: each replica clips its local gradients before they are averaged.
         clip_by: norm that clips: "mean", of the reduced gradients; "own", of the replica's local gradients;
-            or a number that the reduced gradients' norm is multiplied by.
+            or a factor on the reduced gradients' norm.
         clip_value: elements are clipped to -clip_value .. clip_value, and not by their norm; None: they are not.
         twice: tensor that the norm counts twice.
         aliases: (tensor, tensor whose gradient it has).
@@ -129,7 +129,7 @@ def residual_of(recipe: ReductionRecipe, step: ReductionStep) -> float:
 
 
 def _everywhere(local: np.ndarray, wire: str = "") -> np.ndarray:
-    """Return the mean over the replicas, on each of them."""
+    """Compute the mean over the replicas, repeated for each of them."""
     return np.broadcast_to(mean_of(local, wire), local.shape)
 
 

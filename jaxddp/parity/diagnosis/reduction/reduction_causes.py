@@ -1,7 +1,7 @@
-"""Causes of a difference between the loss and the optimizer of a port's own step.
+"""Causes of a difference between the loss and the optimizer of a port's `flax_step`.
 
 Each hypothesis predicts the step's gradients from the gradients of each micro-batch's loss. These
-come from the port's loss, so they are right whatever the step does with them.
+come from the port's loss, so they are correct whatever the step does with them.
 """
 
 import itertools

@@ -1,4 +1,4 @@
-"""Means over replicas in fewer bits, in the ways in which programs compute them."""
+"""Means over replicas in fewer bits, as programs compute them."""
 
 import ml_dtypes
 import numpy as np

@@ -77,7 +77,7 @@ def test_many_differences_and_problems_are_counted():
 def test_numbers_that_are_not_finite_on_one_side_are_told_without_a_residual():
     text = console.to_text(NOT_FINITE)
     first = "different: The local gradients are finite in torch and not in jax, first at step 4 in all tensors\n"
-    assert f"\n\n{first}  the loss is finite: they are born in its derivative\ndifferent: The update" in text
+    assert f"\n\n{first}  the loss is finite, so they arise in its derivative\ndifferent: The update" in text
     assert "residual inf" not in text and "unexplained" not in text
 
 

@@ -76,7 +76,7 @@ def test_configure_optimizers_may_return_what_lightnings_does(configure: Any, ha
         ),
         (
             {"configure_optimizers": lambda model: sgd(torch.nn.Linear(5, 4))},
-            r"configure_optimizers: optimizes a tensor \(4, 5\) that is no parameter of the model",
+            r"configure_optimizers: optimizes a tensor \(4, 5\) that is not a parameter of the given model",
         ),
         (
             {"torch_optimizer": lambda p: torch.optim.SGD(p, lr=0.1), "torch_scheduler": lambda optimizer: 0.5},
