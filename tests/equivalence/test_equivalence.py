@@ -21,8 +21,8 @@ def runs(case, run):
 
 
 @pytest.mark.one_in(2)
-@pytest.mark.parametrize("framework", ["jax", "torch"])
 @pytest.mark.parametrize("model", ["linear", "mlp"])
+@pytest.mark.parametrize("framework", ["jax", "torch"])
 def test_8_replicas_equal_one(model, framework, pool):
     case = small_case(model, world_size=8, momentum=0.9)
     check_equal(runs(case, run_jax if framework == "jax" else pool.run), TOLERANCE, SHARED_STAGES)

@@ -38,7 +38,7 @@ CASES = [(feature, "sgd") for feature in FEATURES | OF_SGD] + [
 ]
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(4, first=1)
 @pytest.mark.parametrize(("feature", "optimizer"), CASES)
 def test_features_equal_torchs(feature, optimizer, run_both):
     options = (FEATURES | OF_SGD)[feature]
