@@ -10,6 +10,13 @@ from jaxddp.errors import InputError, check_name
 STRATEGIES = ("ddp", "manual", "single")
 # Options without effect here: one checkpoint is kept, and torch waits for its ranks as long as it chooses.
 ONLY_JAXDDP = ("steps_per_dispatch", "stall_timeout", "join_timeout", "keep_checkpoints", "keep_best")
+STRATEGIES_OF = {
+    "comm_hook": ("ddp",),
+    "detect_anomaly": ("ddp",),
+    "start_local_sgd_iter": ("ddp",),
+    "shard_optimizer": ("ddp", "manual"),
+    "join": ("ddp", "single"),
+}
 
 
 @dataclass(frozen=True)
@@ -46,27 +53,19 @@ class TorchConfig(Strategy, TrainConfig):
         for name in ("on_nan", "on_drift"):
             if getattr(self, name) != "stop":
                 raise InputError(f"{typed(name, getattr(self, name))}: torch_ref can only stop; use jaxddp.train")
-        if self.strategy != "ddp" and self.comm_hook != "allreduce":
-            raise InputError(f"--comm-hook {self.comm_hook}: only for --strategy ddp, not {self.strategy}")
+        for name, strategies in STRATEGIES_OF.items():
+            if getattr(self, name) != getattr(TrainConfig, name) and self.strategy not in strategies:
+                only = f"only for --strategy {' or '.join(strategies)}, not {self.strategy}"
+                raise InputError(f"{typed(name, getattr(self, name))}: {only}")
         if self.resume is not None and self.comm_hook in POWER_SGD:
             raise InputError(
                 f"--resume {self.resume}: the state of --comm-hook {self.comm_hook} is laid out as DDP's buckets, "
                 "which differ in a new process; jaxddp.train can resume it"
             )
-        if self.strategy != "ddp" and self.detect_anomaly:
-            raise InputError(f"--detect-anomaly: only for --strategy ddp, not {self.strategy}")
-        if self.strategy == "single" and self.shard_optimizer:
-            raise InputError("--shard-optimizer: only for --strategy ddp or manual, not single")
-        if self.strategy != "ddp" and self.start_local_sgd_iter is not None:
-            raise InputError(
-                f"--start-local-sgd-iter {self.start_local_sgd_iter}: only for --strategy ddp, not {self.strategy}"
-            )
         if self.join:
             self._check_join()
 
     def _check_join(self) -> None:
-        if self.strategy == "manual":
-            raise InputError("--join: only for --strategy ddp or single, not manual")
         if self.strategy == "ddp" and self.loss_normalization == "global":
             raise InputError(
                 "--join --loss-normalization global: ranks without examples take no part in the count; "

@@ -88,11 +88,6 @@ def test_a_contender_that_fails_is_kept_with_its_reason() -> None:
     assert results["b"].failure == "no compiler" and len(results["a"].seconds_per_step) == 2
 
 
-def test_ratios_are_taken_within_rounds() -> None:
-    spread = race.ratio([2.0, 30.0, 4.0], [1.0, 10.0, 4.0])
-    assert (spread.median, spread.min, spread.max) == (2.0, 1.0, 3.0)
-
-
 def made_up_race(workload: str, replicas: int, ratios: Mapping[str, float]) -> dict[str, Any]:
     seconds = {"median": 0.002, "min": 0.001, "max": 0.003}
     return {

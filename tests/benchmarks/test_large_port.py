@@ -3,15 +3,13 @@
 import pytest
 
 from benchmarks import large_port
-from benchmarks.large_port import FAULT, LargePortOptions, port
+from benchmarks.large_port import FAULT, port
 from jaxddp.errors import InputError
 
 
 def test_the_port_has_the_sizes_and_the_fault() -> None:
-    right, wrong = (
-        port(LargePortOptions(width=64, heads=2, blocks=1, length=8, fault=fault)) for fault in (False, True)
-    )
-    assert "TOKENS, LENGTH = 50257, 8\nWIDTH, HEADS, BLOCKS = 64, 2, 1\n" in right
+    right, wrong = port(fault=False), port(fault=True)
+    assert "TOKENS, LENGTH = 50257, 64\nWIDTH, HEADS, BLOCKS = 768, 12, 12\n" in right
     assert right.replace(*FAULT) == wrong != right
     compile(wrong, "gpt.py", "exec")
 
@@ -20,4 +18,4 @@ def test_a_changed_example_is_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path)
     (tmp_path / "gpt.py").write_text(large_port.GPT.read_text().replace("(8, 1)", "(4, 1)"))
     monkeypatch.setattr(large_port, "GPT", tmp_path / "gpt.py")
     with pytest.raises(InputError, match="has no"):
-        port(LargePortOptions())
+        port(fault=False)

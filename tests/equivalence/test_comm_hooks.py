@@ -33,15 +33,11 @@ def case_of(name: str, world_size: int) -> Any:
 FP16 = pytest.param("fp16_compress", marks=needs_float16)
 
 
+@pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.large)])
 @pytest.mark.parametrize("name", ["allreduce", "bf16_compress", FP16])
-def test_two_replicas_take_torchs_steps(name: str, pool: TorchPool) -> None:
-    check_equal(run_in_both(case_of(name, 2), pool), EQUAL)
-
-
-@pytest.mark.large
-@pytest.mark.parametrize("name", ["bf16_compress", FP16])
-def test_four_replicas_take_torchs_steps_up_to_the_rounding_of_sums(name: str, pool: TorchPool) -> None:
-    check_equal(run_in_both(case_of(name, 4), pool), ROUNDED[name])
+def test_every_step_equals_torchs(name: str, world_size: int, pool: TorchPool) -> None:
+    allowed = EQUAL if world_size == 2 else ROUNDED.get(name, EQUAL)
+    check_equal(run_in_both(case_of(name, world_size), pool), allowed)
 
 
 @pytest.mark.one_in(2)

@@ -1,7 +1,7 @@
 """All features that can be combined, turned on at once, against torch DDP in every stage of every step."""
 
 import dataclasses
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,14 +9,13 @@ import torch
 from jax import numpy as jnp
 
 import torch_ref.gradient_hooks
-from jaxddp.parity.cases import Case
-from jaxddp.parity.jax_side.side import JaxSide
 from jaxddp.parity.torch_side.pool import TorchPool
-from jaxddp.parity.torch_side.side import BuiltIn, TorchSide
+from jaxddp.parity.torch_side.side import TorchSide
 from jaxddp.step.grad_scaler import GradScaler
 from jaxddp.step.gradient_hooks import GradientHook
-from tests.support.cases import make_case
-from tests.support.trajectories import STAGES, Comparison, compare, run_jax
+from jaxddp.step.replica_step import ReplicaStep
+from tests.support.cases import ChangedCase, make_case
+from tests.support.trajectories import STAGES, Comparison, compare, run_in_both
 
 TOLERANCE = 1e-12  # float64; measured: up to 7.9e-14, of the moving average's change
 FAULT = 1e-3  # smallest difference of a stage with one feature left out; measured: 4.3e-3
@@ -49,69 +48,54 @@ EVERYTHING = {
 LIMIT = 0.01 * SCALER["init_scale"]  # local hooks see scaled gradients
 
 
-@dataclass(frozen=True)
-class EverythingSource(BuiltIn):
-    """torch's side, with what the configuration cannot express: custom hooks, and a loss scaler in float64."""
-
-    def torch_side(self, steps: int, dtype: str) -> TorchSide:
-        make = torch_ref.gradient_hooks.GradientHook
-        hooks = [make("*.bias", lambda name, g: g.clamp(-LIMIT, LIMIT), "local")]
-        if not self.config.shard_optimizer:
-            hooks.append(make("fc1.*", lambda name, g: g / 2, "mean"))
-        scaler = torch.amp.GradScaler("cpu", **SCALER)  # type: ignore[arg-type]
-        return super().torch_side(steps, dtype)._replace(scaler=scaler, gradient_hooks=tuple(hooks))
+def of_torch(side: TorchSide, mean_hook: bool) -> TorchSide:
+    """Add what the configuration cannot express: custom hooks, and a loss scaler in float64."""
+    make = torch_ref.gradient_hooks.GradientHook
+    hooks = [make("*.bias", lambda name, g: g.clamp(-LIMIT, LIMIT), "local")]
+    if mean_hook:
+        hooks.append(make("fc1.*", lambda name, g: g / 2, "mean"))
+    scaler = torch.amp.GradScaler("cpu", **SCALER)  # type: ignore[arg-type]
+    return side._replace(scaler=scaler, gradient_hooks=tuple(hooks))
 
 
-@dataclass(frozen=True)
-class Everything(Case):
-    """Case with all features; `hooks` and `scaler` turn them off on jaxddp's side only."""
-
-    hooks: bool = True
-    scaler: bool = True
-
-    @property
-    def torch_source(self) -> BuiltIn:
-        return EverythingSource(self.config, self.dataset())
-
-    def jax_side(self) -> JaxSide:
-        side = super().jax_side()
-        hooks = [GradientHook("*.bias", lambda name, g: jnp.clip(g, -LIMIT, LIMIT), "local")]
-        if not self.config.shard_optimizer:
-            hooks.append(GradientHook("fc1.*", lambda name, g: g / 2, "mean"))
-        step = dataclasses.replace(
-            side.replica_step,  # type: ignore[type-var]
-            gradient_hooks=tuple(hooks) if self.hooks else (),
-            scaler=GradScaler(**SCALER) if self.scaler else None,  # type: ignore[arg-type]
-        )
-        return dataclasses.replace(side, replica_step=step)
+def of_jax(step: ReplicaStep, mean_hook: bool, hooks: bool, scaler: bool) -> ReplicaStep:
+    """Add the same, unless `hooks` and `scaler` turn them off."""
+    every = [GradientHook("*.bias", lambda name, g: jnp.clip(g, -LIMIT, LIMIT), "local")]
+    if mean_hook:
+        every.append(GradientHook("fc1.*", lambda name, g: g / 2, "mean"))
+    return dataclasses.replace(
+        step,
+        gradient_hooks=tuple(every) if hooks else (),
+        scaler=GradScaler(**SCALER) if scaler else None,  # type: ignore[arg-type]
+    )
 
 
-def case_of(name: str, world_size: int, hooks: bool = True, scaler: bool = True, **changes: Any) -> Everything:
+def case_of(name: str, world_size: int, hooks: bool = True, scaler: bool = True, **changes: Any) -> ChangedCase:
     options = EVERYTHING[name] | changes
     plain = make_case("char_mlp", "adamw", world_size, steps=STEPS, global_batch_size=16 * world_size, **options)
-    return Everything(plain.config, world_size, STEPS, plain.ignored_labels, hooks, scaler)
+    mean_hook = name != "sharded"
+    return ChangedCase(
+        **vars(plain),
+        of_jax=partial(of_jax, mean_hook=mean_hook, hooks=hooks, scaler=scaler),
+        of_torch=partial(of_torch, mean_hook=mean_hook),
+    )
 
 
-def run_and_compare(ours: Everything, theirs: Everything, pool: TorchPool) -> Comparison:
-    weights = theirs.initial_weights()
-    stages = (*STAGES, "averaged", "scaler") if ours.scaler else (*STAGES, "averaged")
-    run = run_jax(ours, weights)
-    assert not any(record["spread"] for record in run.records)
-    return compare(run, pool.run(theirs, weights), TOLERANCE, stages)
+def run_and_compare(name: str, world_size: int, pool: TorchPool, **change: Any) -> Comparison:
+    """Compare a run with all features in torch and a run in jaxddp, in which one may be changed."""
+    ours, theirs = run_in_both(case_of(name, world_size), pool, case_of(name, world_size, **change))
+    assert not any(record["spread"] for record in ours.records)
+    stages = (*STAGES, "averaged") if "scaler" in change else (*STAGES, "averaged", "scaler")
+    return compare(ours, theirs, TOLERANCE, stages)
 
 
 @pytest.mark.large
 @pytest.mark.parametrize(
     ("name", "world_size"),
-    [
-        pytest.param("powerSGD", 2),
-        pytest.param("powerSGD", 4, marks=pytest.mark.large),
-        pytest.param("sharded", 2, marks=pytest.mark.large),
-        pytest.param("sharded", 4),
-    ],
+    [("powerSGD", 2), ("powerSGD", 4), ("sharded", 2), ("sharded", 4)],
 )
 def test_all_features_at_once_equal_torchs(name: str, world_size: int, pool: TorchPool) -> None:
-    comparison = run_and_compare(case_of(name, world_size), case_of(name, world_size), pool)
+    comparison = run_and_compare(name, world_size, pool)
     assert comparison.equal, comparison
 
 
@@ -127,15 +111,11 @@ CHANGES: list[dict[str, Any]] = [
     {"loss_normalization": "ddp"},
     {"schedule": "constant"},
 ]
-ONE_CHANGE = [
-    pytest.param(change, id=next(iter(change)), marks=pytest.mark.large if number else ())
-    for number, change in enumerate(CHANGES)
-]
 
 
 @pytest.mark.large
-@pytest.mark.parametrize("change", ONE_CHANGE)
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: next(iter(change)))
 def test_one_feature_left_out_or_changed_is_detected(change: dict[str, Any], pool: TorchPool) -> None:
-    comparison = run_and_compare(case_of("powerSGD", 2, **change), case_of("powerSGD", 2), pool)
+    comparison = run_and_compare("powerSGD", 2, pool, **change)
     assert not comparison.equal
     assert max(residual.value for residual in comparison.worst.values()) > FAULT

@@ -26,31 +26,23 @@ FEATURES = {
 }
 
 
+OF_SGD = {
+    "nesterov": {"nesterov": True, "momentum": 0.9},
+    "dampening": {"dampening": 0.5, "momentum": 0.9},
+}
+
 # These features come before the optimizer, whichever it is: with Adam two of them, the others in `make test-all`.
 WITH_ADAM = ("global normalization, accumulation, clipping", "one cycle")
-CASES = [(feature, "sgd") for feature in FEATURES] + [
+CASES = [(feature, "sgd") for feature in FEATURES | OF_SGD] + [
     pytest.param(feature, "adam", marks=() if feature in WITH_ADAM else pytest.mark.large) for feature in FEATURES
 ]
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(4, first=1)
 @pytest.mark.parametrize(("feature", "optimizer"), CASES)
 def test_features_equal_torchs(feature, optimizer, run_both):
-    make = even_case if "schedule" in FEATURES[feature] else small_case
-    case = make("mlp", optimizer, world_size=4, **FEATURES[feature])
+    options = (FEATURES | OF_SGD)[feature]
+    make = even_case if {"schedule", "momentum"} & options.keys() else small_case
+    case = make("mlp", optimizer, world_size=4, **options)
     comparison = compare(*run_both(case), TOLERANCE[optimizer])
     assert comparison.equal, comparison
-
-
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize("options", [{"nesterov": True, "momentum": 0.9}, {"dampening": 0.5, "momentum": 0.9}])
-def test_sgd_options_equal_torchs(options, run_both):
-    assert compare(*run_both(even_case("mlp", "sgd", 4, **options)), TOLERANCE["sgd"]).equal
-
-
-@pytest.mark.large
-def test_accumulation_with_batch_norm_keeps_rank_0s_buffers(run_both):
-    case = small_case("char_mlp", world_size=4, accumulation_steps=2, global_batch_size=64)
-    comparison = compare(*run_both(case), TOLERANCE["sgd"])
-    assert comparison.equal, comparison
-    assert "bn.num_batches_tracked" in run_both(case)[0].records[-1]["buffers"]

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -13,12 +13,10 @@ import torch_ref.gradient_hooks
 from jaxddp import optim
 from jaxddp.data_parallel import DataParallel
 from jaxddp.errors import InputError
-from jaxddp.parity.cases import Case
-from jaxddp.parity.jax_side.side import JaxSide
 from jaxddp.parity.torch_side.pool import TorchPool
-from jaxddp.parity.torch_side.side import BuiltIn, TorchSide
+from jaxddp.parity.torch_side.side import TorchSide
 from jaxddp.step.gradient_hooks import GradientHook
-from tests.support.cases import even_case
+from tests.support.cases import ChangedCase, even_case
 from tests.support.step_cases import Net, first
 from tests.support.trajectories import check_differs, check_equal, compare, run_in_both
 
@@ -48,68 +46,48 @@ class Hooks:
             GradientHook("*.bias", lambda name, g: jnp.clip(g, -LIMIT, LIMIT), self.clipped),
         )
 
-    def of_torch_ref(self) -> tuple[torch_ref.gradient_hooks.GradientHook, ...]:
+    def of_torch(self, side: TorchSide) -> TorchSide:
         make = torch_ref.gradient_hooks.GradientHook
         halve = make(self.layer, lambda name, g: HALF * g, self.halved)
-        return halve, make("*.bias", lambda name, g: g.clamp(-LIMIT, LIMIT), self.clipped)
+        clip = make("*.bias", lambda name, g: g.clamp(-LIMIT, LIMIT), self.clipped)
+        return side._replace(gradient_hooks=(halve, clip))
 
 
-@dataclass(frozen=True)
-class HookedSource(BuiltIn):
-    """Built-in model in torch with `torch_ref`'s hooks; if `registered`, local ones by torch's own `register_hook`."""
-
-    hooks: Hooks = Hooks()
-    registered: bool = False
-
-    def torch_side(self, steps: int, dtype: str) -> TorchSide:
-        side, hooks = super().torch_side(steps, dtype), self.hooks.of_torch_ref()
-        if not self.registered:
-            return side._replace(gradient_hooks=hooks)
-        for name, parameter in side.model.named_parameters():
-            if name.endswith(".bias"):
-                parameter.register_hook(lambda g: g.clamp(-LIMIT, LIMIT))
-        return side._replace(gradient_hooks=tuple(hook for hook in hooks if hook.when == "mean"))
+def registered(side: TorchSide) -> TorchSide:
+    """Clip by torch's own `register_hook`."""
+    for name, parameter in side.model.named_parameters():
+        if name.endswith(".bias"):
+            parameter.register_hook(lambda g: g.clamp(-LIMIT, LIMIT))
+    halve, _ = Hooks().of_torch(side).gradient_hooks
+    return side._replace(gradient_hooks=(halve,))
 
 
-@dataclass(frozen=True)
-class HookedCase(Case):
-    """Built-in case with hooks in both frameworks."""
-
-    hooks: Hooks = field(default_factory=Hooks)
-    registered: bool = False
-
-    @property
-    def torch_source(self) -> BuiltIn:
-        return HookedSource(self.config, self.dataset(), self.hooks, self.registered)
-
-    def jax_side(self) -> JaxSide:
-        side = super().jax_side()
-        step = dataclasses.replace(side.replica_step, gradient_hooks=self.hooks.of_jax())
-        return dataclasses.replace(side, replica_step=step)
-
-
-def case_of(world_size: int, hooks: Hooks, registered: bool = False, **options: Any) -> HookedCase:
-    case = even_case("mlp", "sgd", world_size, steps=6, clip_grad_norm=0.3, momentum=0.9, **options)
-    return HookedCase(case.config, world_size, case.steps, hooks=hooks, registered=registered)
+def case_of(world_size: int, hooks: Hooks, of_torch: Any = None, **options: Any) -> ChangedCase:
+    plain = even_case("mlp", "sgd", world_size, steps=6, clip_grad_norm=0.3, momentum=0.9, **options)
+    return ChangedCase(
+        **vars(plain),
+        of_jax=lambda step: dataclasses.replace(step, gradient_hooks=hooks.of_jax()),
+        of_torch=of_torch or hooks.of_torch,
+    )
 
 
 @pytest.mark.one_in(6)
 @pytest.mark.parametrize("world_size", [2, 4])
 @pytest.mark.parametrize(
-    ("hooks", "registered", "options"),
+    ("hooks", "of_torch", "options"),
     [
-        (Hooks(), True, {}),  # one micro-batch: torch's register_hook is called once
-        (Hooks(halved="local", clipped="mean"), False, {"accumulation_steps": 2}),
-        (Hooks(), False, {"accumulation_steps": 2, "comm_hook": "bf16_compress", "global_batch_size": 64}),
+        (Hooks(), registered, {}),  # one micro-batch: torch's register_hook is called once
+        (Hooks(halved="local", clipped="mean"), None, {"accumulation_steps": 2}),
+        (Hooks(), None, {"accumulation_steps": 2, "comm_hook": "bf16_compress", "global_batch_size": 64}),
     ],
     ids=["registered", "accumulated", "compressed"],
 )
 def test_gradient_hooks_equal_torchs(
-    hooks: Hooks, registered: bool, options: dict[str, Any], world_size: int, pool: TorchPool
+    hooks: Hooks, of_torch: Any, options: dict[str, Any], world_size: int, pool: TorchPool
 ) -> None:
     if "comm_hook" in options and world_size > 2:
         options = options | {"comm_hook": "allreduce"}  # sums over more replicas are rounded in another order
-    check_equal(run_in_both(case_of(world_size, hooks, registered, **options), pool), TOLERANCE)
+    check_equal(run_in_both(case_of(world_size, hooks, of_torch, **options), pool), TOLERANCE)
 
 
 @pytest.mark.one_in(3)

@@ -21,33 +21,7 @@ def case_of(hook: str, model: str = "mlp", world_size: int = 2, **options: Any) 
     return even_case(model, "sgd", world_size, steps=8, **options)
 
 
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize(
-    ("hook", "world_size", "rank", "memory"),
-    [
-        ("powerSGD", 4, 1, {}),
-        ("powerSGD", 2, 2, {"use_error_feedback": False}),
-        ("batched_powerSGD", 4, 2, {}),
-        ("batched_powerSGD", 2, 3, {"use_error_feedback": False, "warm_start": False, "start_power_sgd_iter": 1}),
-    ],
-)
-def test_steps_equal_torchs_power_sgd(
-    hook: str, world_size: int, rank: int, memory: dict[str, Any], pool: TorchPool
-) -> None:
-    check_equal(
-        run_in_both(case_of(hook, "linear", world_size, matrix_approximation_rank=rank, **memory), pool), TOLERANCE
-    )
-
-
-@pytest.mark.large
-def test_matrices_of_one_shape_with_another_between_them_equal_torchs(pool: TorchPool) -> None:
-    """torch draws random factors shape by shape, not layer by layer."""
-    sizes = {"hidden_sizes": (8, 6, 8, 6), "freeze": ("layers.4.*",)}
-    case = case_of("powerSGD", matrix_approximation_rank=3, warm_start=False, **sizes)
-    check_equal(run_in_both(case, pool), TOLERANCE)
-
-
-@pytest.mark.large
+@pytest.mark.one_in(24)
 @pytest.mark.parametrize("warm_start", [True, False])
 @pytest.mark.parametrize("use_error_feedback", [True, False])
 @pytest.mark.parametrize("rank", [1, 2, 3])
@@ -67,6 +41,21 @@ def test_all_options_equal_torchs(
 @pytest.mark.parametrize("model", ["char_mlp", "convnet"])
 def test_every_kind_of_layer_equals_torchs(hook: str, model: str, world_size: int, pool: TorchPool) -> None:
     check_equal(run_in_both(case_of(hook, model, world_size, matrix_approximation_rank=2), pool), TOLERANCE)
+
+
+# torch draws random factors shape by shape, not layer by layer: two matrices of one shape have another between them.
+SHAPES = {"hidden_sizes": (8, 6, 8, 6), "freeze": ("layers.4.*",)}
+
+
+@pytest.mark.large
+@pytest.mark.parametrize(
+    ("hook", "options"),
+    [("powerSGD", SHAPES), ("batched_powerSGD", {"start_power_sgd_iter": 1})],
+    ids=["shapes", "start"],
+)
+def test_cold_starts_equal_torchs(hook: str, options: dict[str, Any], pool: TorchPool) -> None:
+    cold = {"matrix_approximation_rank": 3, "warm_start": False, "use_error_feedback": hook == "powerSGD"}
+    check_equal(run_in_both(case_of(hook, **cold, **options), pool), TOLERANCE)
 
 
 RIGHT = {"matrix_approximation_rank": 2, "start_power_sgd_iter": START, "order": ("fc.bias", "fc.kernel")}

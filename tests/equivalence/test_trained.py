@@ -13,12 +13,12 @@ import pytest
 
 from jaxddp.errors import InputError
 from jaxddp.parity.case_interface import Trajectory
-from jaxddp.parity.cases import Case, PortCase
+from jaxddp.parity.cases import PortCase
 from jaxddp.parity.jax_side.side import JaxSide
 from jaxddp.parity.port import PortFile
 from jaxddp.parity.torch_side.pool import TorchPool
 from jaxddp.step.replica_step import ReplicaStep
-from tests.support.cases import even_case
+from tests.support.cases import ChangedCase, even_case, unchanged
 from tests.support.small_port import Change, write
 from tests.support.trajectories import check_differs, check_equal, compare, drawn, run_in_both, run_jax
 
@@ -30,37 +30,25 @@ STAGES = ("local_loss", "clipped_gradients", "params")
 Changed = Callable[[ReplicaStep], ReplicaStep]
 
 
-def changed_side(side: JaxSide, change: Changed | None) -> JaxSide:
-    assert isinstance(side.replica_step, ReplicaStep)
-    return side if change is None else dataclasses.replace(side, replica_step=change(side.replica_step))
-
-
 @dataclass(frozen=True)
-class ChangedCase(Case):
-    """Built-in case whose JAX step is changed."""
+class UnusedPort(PortCase):
+    """Port with parameters that the loss does not depend on, and what jaxddp is told of them."""
 
-    change: Changed | None = None
+    find_unused_parameters: bool | None = None
 
     def jax_side(self) -> JaxSide:
-        return changed_side(super().jax_side(), self.change)
+        side = super().jax_side()
+        assert isinstance(side.replica_step, ReplicaStep)
+        step = dataclasses.replace(side.replica_step, find_unused_parameters=self.find_unused_parameters)
+        return dataclasses.replace(side, replica_step=step)
 
 
-@dataclass(frozen=True)
-class ChangedPort(PortCase):
-    """Port whose JAX step is changed."""
-
-    change: Changed | None = None
-
-    def jax_side(self) -> JaxSide:
-        return changed_side(super().jax_side(), self.change)
-
-
-def case_of(optimizer: str, world_size: int, change: Changed | None = None) -> ChangedCase:
+def case_of(optimizer: str, world_size: int, change: Changed = unchanged) -> ChangedCase:
     options: dict[str, Any] = {"momentum": 0.9} if optimizer == "sgd" else {}
     case = even_case(
         "mlp", optimizer, world_size, steps=8, freeze=("layers.0.*",), clip_grad_norm=0.3, ema_decay=0.9, **options
     )
-    return ChangedCase(case.config, world_size, case.steps, change=change)
+    return ChangedCase(**vars(case), of_jax=change)
 
 
 def tensor_names(run: Trajectory, stage: str) -> set[str]:
@@ -143,11 +131,9 @@ UNUSED: list[Change] = [
 NEVER = {"unused.weight", "unused.bias"}
 
 
-def with_unused(folder: Path, world_size: int, find_unused_parameters: bool | None) -> ChangedPort:
-    def change(step: ReplicaStep) -> ReplicaStep:
-        return dataclasses.replace(step, find_unused_parameters=find_unused_parameters)
-
-    return ChangedPort(PortFile(str(write(folder, *UNUSED))), world_size, 8, change=change)
+def with_unused(folder: Path, world_size: int, find_unused_parameters: bool | None) -> UnusedPort:
+    port = PortFile(str(write(folder, *UNUSED)))
+    return UnusedPort(port, world_size, 8, find_unused_parameters=find_unused_parameters)
 
 
 @pytest.mark.one_in(2)

@@ -63,13 +63,6 @@ def test_the_model_learns_in_bfloat16_and_rounds_like_transformers(in_both: Any)
     assert isinstance(right.jax, float) and 0 < right.jax < 1  # two epochs are too few to beat chance
 
 
-def test_losses_are_printed_side_by_side(in_both: Any, jobs: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    (ours, _), (theirs, _) = in_both
-    program.show(jobs[1][0], ours, theirs)
-    first = capsys.readouterr().out.splitlines()[1].split()
-    assert first[:2] == ["step", "1"] and first[2] == first[3] == f"{ours.losses[0]:.10f}"
-
-
 def test_claims_fail_for_another_order_of_the_pairs(in_both: Any, jobs: Any) -> None:
     config, (job, _) = jobs
     other_order = dataclasses.replace(OPTIONS, seed=1).training()
@@ -184,8 +177,3 @@ def test_bad_input_exits_with_code_2(tmp_path: Path, capsys: pytest.CaptureFixtu
         program.main(Options(platform="cpu", data=tmp_path / "absent.txt"))
     message = capsys.readouterr().err
     assert stopped.value.code == 2 and message.startswith("error: --data ") and message.count("\n") == 1
-
-
-@pytest.mark.large
-def test_the_program_runs_with_its_defaults(capsys: pytest.CaptureFixture[str]) -> None:
-    assert program.main(Options(platform="cpu")) == 0, capsys.readouterr().out

@@ -1,22 +1,24 @@
 """Gallery: the README's table lists what the page shows, and the report of claims counts."""
 
 import doctest
+import importlib
 import re
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-from examples import arrays, claims
 from examples.claims import Claim, report
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("module", [arrays, claims])
-def test_doctests_of_the_shared_modules(module: ModuleType) -> None:
-    result = doctest.testmod(module)
-    assert result.attempted and not result.failed
+WITH_DOCTESTS = [path for path in sorted((ROOT / "examples").rglob("*.py")) if ">>> " in path.read_text()]
+
+
+@pytest.mark.parametrize("path", WITH_DOCTESTS, ids=lambda path: f"{path.parent.name}.{path.stem}")
+def test_doctests_of_the_examples(path: Path) -> None:
+    name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    assert not doctest.testmod(importlib.import_module(name)).failed
 
 
 def test_a_claim_that_does_not_hold_is_counted(capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,20 +28,6 @@ def in_float64() -> measure.Written:
     return measure.written("float64")
 
 
-def test_the_parameters_are_torchs() -> None:
-    assert measure.of_draws().holds
-
-
-def test_every_gradient_is_autodiffs(in_float64: measure.Written) -> None:
-    assert len(in_float64.jax) == len(in_float64.torch) == 26
-    assert all(hold(measure.of_written(in_float64, "float64")))
-
-
-@pytest.mark.large
-def test_every_gradient_is_autodiffs_in_float32() -> None:
-    assert all(hold(measure.of_written(measure.written("float32"), "float32")))
-
-
 def test_gradients_by_hand_in_numpy_are_autograds(in_float64: measure.Written) -> None:
     p = {name: array.astype(np.float64) for name, array in parameters().items()}
     written = steps.backward(np, p, **batch(PER_REPLICA))
@@ -63,10 +49,6 @@ def test_claims_fail_for_a_wrong_gradient(monkeypatch: pytest.MonkeyPatch) -> No
     assert not wrong.jax["hprebn"].close and not wrong.torch["hprebn"].close and wrong.jax["embcat"].close
 
 
-def test_one_over_n_is_at_the_loss_and_in_the_mean_over_replicas() -> None:
-    assert all(hold(measure.of_one_over_n([2])))
-
-
 def test_smaller_shares_have_a_larger_error_from_batch_norm() -> None:
     few, many = measure.by_share((4, 64), 4).values()
     assert few > 0.2 > many > measure.ANOTHER_GRADIENT  # measured: 0.41, 0.08
@@ -75,10 +57,6 @@ def test_smaller_shares_have_a_larger_error_from_batch_norm() -> None:
 @pytest.fixture(scope="module")
 def shared() -> measure.Shared:
     return measure.shared(jax.devices("cpu")[:2], "cpu")
-
-
-def test_two_replicas_have_the_gradient_of_one_with_twice_the_batch(shared: measure.Shared) -> None:
-    assert all(hold(measure.of_replicas(shared)))
 
 
 def test_claims_fail_for_summed_gradients(shared: measure.Shared, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,11 +69,6 @@ def test_claims_fail_for_summed_gradients(shared: measure.Shared, monkeypatch: p
 def test_claims_fail_without_synchronised_batch_norm(shared: measure.Shared) -> None:
     wrong = replace(shared, devices={**shared.devices, "synchronised": shared.devices["local"]})
     assert hold(measure.of_replicas(wrong)) == [True, True, False, True]
-
-
-@pytest.mark.large
-def test_four_replicas_have_the_gradient_of_one_with_four_times_the_batch() -> None:
-    assert all(hold(measure.of_replicas(measure.shared(jax.devices("cpu")[:4], "cpu"))))
 
 
 def test_bad_flags_are_one_line() -> None:

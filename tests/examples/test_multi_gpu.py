@@ -1,6 +1,5 @@
 """Multi-GPU example: its table covers every world size, and the batch files submit valid commands."""
 
-import doctest
 import os
 import subprocess
 import sys
@@ -18,11 +17,6 @@ from jaxddp.errors import InputError
 
 FOLDER = Path(job.__file__).parent
 TINY = Options(hidden_sizes=(8,), batch_per_replica=4, steps=2, rounds=1, devices=2, platform="cpu")
-
-
-def test_doctests_of_the_job() -> None:
-    result = doctest.testmod(job)
-    assert result.attempted and not result.failed
 
 
 def test_speed_is_the_median_over_all_replicas(monkeypatch: pytest.MonkeyPatch) -> None:

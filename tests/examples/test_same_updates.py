@@ -12,14 +12,13 @@ without a process group. Unchanged, the program stops on one process with a Valu
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from examples.same_updates import in_jax, program, sharding, verdicts
+from examples.same_updates import in_jax, program, verdicts
 from examples.same_updates.settings import DDP, ONE, WAYS, Case, Options, Record, Settings, same_updates
 from jaxddp.cli import parse_plain
 from jaxddp.data.torch_rng import Generator
@@ -43,32 +42,12 @@ def case_of(printed: dict) -> Case:
 
 RECORDED = {printed["flags"]: case_of(printed) for printed in PRINTED}
 SHOWN = {way: same_updates(OPTIONS, way, 2) for way in WAYS}
-FEW = [PRINTED[number] for number in (0, 1, 4)]  # one of each kind; `make test-all` runs the others
-MORE = [printed for printed in PRINTED if printed not in FEW]
 Runs = dict[str, dict[str, Record]]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def two_optimizers() -> Iterator[None]:
-    """Leave the other optimizers to `make test-all`."""
-    plan = {run: names for run, names in verdicts.PLAN.items() if run[0] in ("sgd", "adam")}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(verdicts, "PLAN", plan)
-        yield
 
 
 @pytest.fixture(scope="module")
 def runs() -> Runs:
-    few = {printed["flags"]: RECORDED[printed["flags"]] for printed in FEW[2:]}
-    made = program.train(OPTIONS, SHOWN | few | verdicts.cases(2))
-    for records in made.values():  # the runs shown are the first of the recorded ones
-        records |= {FEW[0]["flags"]: records[ONE], FEW[1]["flags"]: records[DDP]}
-    return made
-
-
-@pytest.fixture(scope="module")
-def more_runs() -> Runs:
-    return program.train(OPTIONS, {printed["flags"]: RECORDED[printed["flags"]] for printed in MORE})
+    return program.train(OPTIONS, SHOWN | RECORDED | verdicts.cases(2))
 
 
 def off(record: Record, printed: dict) -> tuple[float, float]:
@@ -79,29 +58,14 @@ def off(record: Record, printed: dict) -> tuple[float, float]:
     return np.max(np.abs(first / printed["first_step"] - 1)), np.max(np.abs(losses / expected - 1))
 
 
-FRAMEWORKS = pytest.mark.parametrize(("framework", "allowed"), [("jax", JAX), ("torch", TORCH)])
-
-
-def assert_printed(printed: dict, record: Record, allowed: tuple[float, float]) -> None:
+@pytest.mark.parametrize(("framework", "allowed"), [("jax", JAX), ("torch", TORCH)])
+@pytest.mark.parametrize("printed", PRINTED, ids=lambda printed: printed["flags"])
+def test_runs_print_the_recorded_numbers(printed: dict, framework: str, allowed, runs: Runs) -> None:
+    record = runs[framework][printed["flags"]]
     first, later = off(record, printed)
     assert first < allowed[0] and later < allowed[1]
     for epoch, (steps, _, accuracy) in zip(record.epochs, printed["epochs"], strict=True):
         assert epoch.steps == steps and abs(epoch.accuracy - accuracy) < PERCENT
-
-
-@FRAMEWORKS
-@pytest.mark.parametrize("printed", FEW, ids=lambda printed: printed["flags"])
-def test_runs_print_the_recorded_numbers(printed: dict, framework: str, allowed, runs: Runs) -> None:
-    assert_printed(printed, runs[framework][printed["flags"]], allowed)
-
-
-@pytest.mark.large
-@FRAMEWORKS
-@pytest.mark.parametrize("printed", MORE, ids=lambda printed: printed["flags"])
-def test_runs_with_more_flags_print_the_recorded_numbers(
-    printed: dict, framework: str, allowed, more_runs: Runs
-) -> None:
-    assert_printed(printed, more_runs[framework][printed["flags"]], allowed)
 
 
 def test_accuracy_with_repeated_examples_exceeds_100_percent() -> None:
@@ -113,15 +77,6 @@ def test_another_order_of_the_examples_changes_the_numbers(monkeypatch: pytest.M
     monkeypatch.setattr(in_jax, "torch_random_order", lambda generator, size: generator.randperm(size))
     first, later = off(in_jax.train(RECORDED[printed["flags"]], program.local_devices(OPTIONS)), printed)
     assert first > 1e-2 and later > 1e-2
-
-
-def test_all_claims_hold_and_are_printed(monkeypatch: pytest.MonkeyPatch, capsys, runs: Runs) -> None:
-    monkeypatch.setattr(program, "train", lambda options, cases: runs)
-    assert program.main(OPTIONS) == 0
-    shown = capsys.readouterr().out
-    assert "18 of 18 claims hold" in shown
-    assert "DDP: batch 5, sgd, lr 2\n" in shown and f"{'0.145329118':>18}{'0.145329118':>18}" in shown
-    assert shown.count("replica 1 | x2 x4 x6 | x8 x1*") == 2 and shown.count("replica 1 | x2 x4 x6 | x8\n") == 2
 
 
 def test_claims_fail_for_summed_instead_of_averaged_gradients(runs: Runs) -> None:
@@ -144,19 +99,12 @@ def test_claims_fail_for_an_accuracy_that_counts_repeated_examples(runs: Runs) -
     assert failing == ["accuracy in % with each example counted once: at most 100"]
 
 
-@pytest.mark.parametrize("framework", ["jax", "torch"])
-def test_shards_are_dealt_in_turn(framework: str) -> None:
-    assert sharding.dealt(framework, 2, drop_last=False).tolist() == [[0, 2, 4, 6, 8], [1, 3, 5, 7, 0]]
-    assert sharding.dealt(framework, 2, drop_last=True).tolist() == [[0, 2, 4, 6], [1, 3, 5, 7]]
-
-
 def test_one_framework_runs_alone(monkeypatch: pytest.MonkeyPatch, capsys, runs: Runs) -> None:
     monkeypatch.setattr(program, "train", lambda options, cases: {"torch": runs["torch"]})
     assert program.main(replace(OPTIONS, framework="torch")) == 0
-    assert "14 of 14 claims hold" in capsys.readouterr().out
+    assert "16 of 16 claims hold" in capsys.readouterr().out
 
 
-@pytest.mark.large
 def test_all_claims_hold_for_every_optimizer_on_three_devices() -> None:
     command = [sys.executable, "-m", "examples.same_updates", "--devices", "3", "--platform", "cpu"]
     run = subprocess.run(command, capture_output=True, text=True, check=False)

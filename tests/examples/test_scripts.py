@@ -15,10 +15,6 @@ def load(name: str):
     return module
 
 
-def test_a_model_of_ones_own_learns_the_sine():
-    assert load("own_model").main() < 0.005  # [0.0017; the mean of the sine's square is 0.5]
-
-
 def shown_in(page: str, heading: str) -> str:
     """First program below a heading of a page."""
     section = (ROOT / page).read_text().partition(heading)[2]

@@ -1,11 +1,16 @@
 """Cases of the equivalence tests, and the table of the differences that they measured."""
 
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from jaxddp.config.choices import MODELS
 from jaxddp.parity.cases import Case
 from jaxddp.parity.cases import make_case as make_builtin_case
+from jaxddp.parity.jax_side.side import JaxSide
+from jaxddp.parity.torch_side.side import BuiltIn, TorchSide
 
 FEWER_LAYERS = {"mlp": (8,), "convnet": (3,)}
 
@@ -20,6 +25,41 @@ def small_case(model: str, *args: Any, **options: Any) -> Case:
 
 # Without an epoch's smaller last batch, which takes a second program, and so half of the time.
 even_case = partial(small_case, drop_last_batch=True)
+
+
+def unchanged(side: Any) -> Any:
+    return side
+
+
+@dataclass(frozen=True)
+class ChangedSource(BuiltIn):
+    """torch's side of a built-in case, changed."""
+
+    change: Callable[[TorchSide], TorchSide] = unchanged
+
+    def torch_side(self, steps: int, dtype: str) -> TorchSide:
+        return self.change(super().torch_side(steps, dtype))
+
+
+@dataclass(frozen=True)
+class ChangedCase(Case):
+    """Built-in case with what a configuration cannot express, in both frameworks or, as a fault, in jaxddp alone.
+
+    Attributes:
+        of_jax: jaxddp's `ReplicaStep` -> the step to take.
+        of_torch: torch's side -> the side to run; at the top level of a module, which the ranks import.
+    """
+
+    of_jax: Callable[[Any], Any] = unchanged
+    of_torch: Callable[[TorchSide], TorchSide] = unchanged
+
+    @property
+    def torch_source(self) -> BuiltIn:
+        return ChangedSource(self.config, self.dataset(), self.of_torch)
+
+    def jax_side(self) -> JaxSide:
+        side = super().jax_side()
+        return dataclasses.replace(side, replica_step=self.of_jax(side.replica_step))
 
 
 # (model, optimizer) -> largest residual of any stage, step and world size; filled by test_matrix.
