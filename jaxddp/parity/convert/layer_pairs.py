@@ -1,7 +1,7 @@
 """Pairs of layers for the table `names`: by their kinds, their names, and the order in which they are used."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -77,21 +77,21 @@ def _sorted(names: Sequence[str], order: Sequence[str]) -> list[str]:
 
 
 class Pairs(NamedTuple):
-    """Layers that pair off by kind, name and order, and the others.
+    """Layers, or arrays, that pair off by kind, name and order, and the others.
 
     Attributes:
-        pairs: jax's layers to torch's, in jax's order.
-        jax, torch: the other layers with their kinds, in the order of their use.
-        by_order: groups of jax's layers of one kind that their order alone pairs off.
+        pairs: jax's to torch's, in jax's order.
+        jax, torch: the others with their kinds, in the order of their use.
+        by_order: groups of jax's of one kind that their order alone pairs off.
     """
 
     pairs: dict[str, str]
     jax: dict[str, Kind]
     torch: dict[str, Kind]
-    by_order: tuple[tuple[str, ...], ...]
+    by_order: list[tuple[str, ...]]
 
 
-def paired(unpaired: Unpaired) -> Pairs:
+def paired_layers(unpaired: Unpaired) -> Pairs:
     """Pair off layers of one kind, by name where names agree and else in the order of their use.
 
     Kinds of which one side has more are left out.
@@ -99,10 +99,35 @@ def paired(unpaired: Unpaired) -> Pairs:
     >>> modules = {"fc1": nn.Linear(3, 5), "fc2": nn.Linear(5, 4)}
     >>> jax = {"Dense_0.kernel": (3, 5), "Dense_0.bias": (5,), "Dense_1.kernel": (5, 4), "Dense_1.bias": (4,)}
     >>> torch = {"fc1.weight": (5, 3), "fc1.bias": (5,), "fc2.weight": (4, 5), "fc2.bias": (4,)}
-    >>> paired(Unpaired([*jax], [*torch], jax, torch, modules)).pairs
+    >>> paired_layers(Unpaired([*jax], [*torch], jax, torch, modules)).pairs
     {'Dense_0': 'fc1', 'Dense_1': 'fc2'}
     """
-    jax, torch = _kinds_of_jax(unpaired), _kinds_of_torch(unpaired)
+    found = _paired(_kinds_of_jax(unpaired), _kinds_of_torch(unpaired))
+    if "" in found.pairs:  # no prefix stands for the arrays of the model itself
+        root = found.pairs.pop("")
+        found.pairs.update({name: f"{root}.{name}".lstrip(".") for name in unpaired.jax if name in OF_FLAX})
+    return found
+
+
+def paired_arrays(unpaired: Unpaired) -> Pairs:
+    """Pair off layers, and then one by one the arrays of the others, by their sizes, names and order.
+
+    So pair arrays of plain functions, whose names need not show which of them are a layer, and those of torch's LSTM.
+    """
+    of_layers = paired_layers(unpaired)
+    jax = _sizes(unpaired.jax, unpaired.shapes, of_layers.pairs)
+    torch = _sizes(unpaired.torch, unpaired.tensors, of_layers.pairs.values())
+    found = _paired(jax, torch)
+    return Pairs(of_layers.pairs | found.pairs, found.jax, found.torch, of_layers.by_order + found.by_order)
+
+
+def _sizes(names: Sequence[str], shapes: Shapes, layers: Collection[str]) -> dict[str, Kind]:
+    """Return the sizes of the arrays that are not in these layers."""
+    others = [name for name in names if not any(f"{name}.".startswith(f"{layer}.") for layer in layers)]
+    return {name: ("array", tuple(sorted(squeezed(shapes[name])))) for name in others}
+
+
+def _paired(jax: Mapping[str, Kind], torch: Mapping[str, Kind]) -> Pairs:
     of_jax, of_torch = _by_kind(jax), _by_kind(torch)
     same = {
         kind: pair_off(of_jax[kind], of_torch[kind])
@@ -110,15 +135,11 @@ def paired(unpaired: Unpaired) -> Pairs:
         if len(of_jax[kind]) == len(of_torch.get(kind, ()))
     }
     pairs = {one: other for of_kind in same.values() for one, other in of_kind.pairs.items()}
-    in_order = {layer: pairs[layer] for layer in jax if layer in pairs}
-    if "" in in_order:  # no prefix stands for the arrays of the model itself
-        root = in_order.pop("")
-        in_order |= {name: f"{root}.{name}".lstrip(".") for name in unpaired.jax if name in OF_FLAX}
     return Pairs(
-        in_order,
-        {layer: kind for layer, kind in jax.items() if kind not in same},
-        {layer: kind for layer, kind in torch.items() if kind not in same},
-        tuple(of_kind.by_order for of_kind in same.values() if of_kind.by_order),
+        {one: pairs[one] for one in jax if one in pairs},
+        {one: kind for one, kind in jax.items() if kind not in same},
+        {other: kind for other, kind in torch.items() if kind not in same},
+        [of_kind.by_order for of_kind in same.values() if of_kind.by_order],
     )
 
 

@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 from torch import nn
 
 from jaxddp.errors import listed
-from jaxddp.parity.convert.layer_pairs import Kind, Pairs, Unpaired, paired
-from jaxddp.parity.convert.layouts import Shape, squeezed
+from jaxddp.parity.convert.layer_pairs import Kind, Pairs, Unpaired, paired_arrays, paired_layers
+from jaxddp.parity.convert.layouts import Shape
 from jaxddp.parity.convert.lines import Table, folded
-from jaxddp.parity.convert.similar_names import pair_off
 from jaxddp.parity.port.rules import NUMBER, Names, Rule, fused, part
 
 Group = tuple[tuple[str, ...], tuple[str, ...]]  # layers of jax and of torch that are one another
@@ -37,7 +36,7 @@ class Proposal:
     """
 
     lines: Table
-    by_order: Sequence[tuple[str, ...]] = ()
+    by_order: Sequence[tuple[str, ...]]
     orders: Sequence[Table] = ()
     is_complete: bool = True
     why: str = ""
@@ -63,16 +62,13 @@ def propose(unpaired: Unpaired, tied: Mapping[str, str], fits: Callable[[Table],
     """
     once = replace(unpaired, torch=[name for name in unpaired.torch if name not in tied])
     several = [unpaired, once] if once != unpaired else [unpaired]
-    ways = [(one, paired(one)) for each in several for one in _with_stacks(each)]
-    for one, pairs in sorted(ways, key=lambda way: bool(way[1].jax or way[1].torch)):  # first those without fused ones
+    ways = [(one, paired_layers(one)) for each in several for one in _with_stacks(each)]
+    ways.sort(key=lambda way: bool(way[1].jax or way[1].torch))  # first those without fused layers
+    for one, pairs in [*ways, *((one, paired_arrays(one)) for one in several)]:
         orders = [order for order in _orders(one, pairs) if fits({**pairs.pairs, **order})]
         if orders:
             return Proposal({**pairs.pairs, **orders[0]}, pairs.by_order, orders)
-    for one in several:
-        proposal = _of_arrays(one, paired(one))
-        if proposal is not None and fits(proposal.lines):
-            return proposal
-    pairs = paired(unpaired)
+    pairs = paired_layers(unpaired)
     return Proposal(dict(pairs.pairs), pairs.by_order, is_complete=False, why=_without_counterpart(pairs))
 
 
@@ -80,34 +76,12 @@ def _without_counterpart(pairs: Pairs) -> str:
     if not pairs.jax or not pairs.torch:
         return ""
     sides = ("jax", pairs.jax), ("torch", pairs.torch)
-    left = " and ".join(f"{side}'s {listed([*layers], joint=', ')}" for side, layers in sides)
+    named = ((side, [layer or "(model)" for layer in layers]) for side, layers in sides)
+    left = " and ".join(f"{side}'s {listed(layers, joint=', ')}" for side, layers in named)
     return (
         f"no table is proposed for {left}: they differ in size or number, and parts of fused layers are found only "
         "where one layer holds two or three equal ones of one module, used in the same order on both sides"
     )
-
-
-def _of_arrays(unpaired: Unpaired, of_layers: Pairs) -> Proposal | None:
-    """Return the lines in which the arrays of layers that do not pair off do so one by one, by sizes, names and order.
-
-    So do arrays of plain functions, whose names need not show which of them are a layer, and those of torch's LSTM.
-    """
-    lines: Table = dict(of_layers.pairs)
-    by_order = [*of_layers.by_order]
-    by_sizes: tuple[dict[Shape, list[str]], dict[Shape, list[str]]] = {}, {}
-    sides = (unpaired.jax, unpaired.shapes, [*lines]), (unpaired.torch, unpaired.tensors, [*of_layers.pairs.values()])
-    for arrays, (names, shapes, layers) in zip(by_sizes, sides, strict=True):
-        for name in names:
-            if not any(f"{name}.".startswith(f"{layer}.") for layer in layers):
-                arrays.setdefault(tuple(sorted(squeezed(shapes[name]))), []).append(name)
-    jax, torch = by_sizes
-    if {sizes: len(names) for sizes, names in jax.items()} != {sizes: len(names) for sizes, names in torch.items()}:
-        return None
-    for sizes, names in jax.items():
-        found = pair_off(names, torch[sizes])
-        lines |= found.pairs
-        by_order += [found.by_order] if found.by_order else []
-    return Proposal(lines, by_order)
 
 
 def _with_stacks(unpaired: Unpaired) -> Iterator[Unpaired]:

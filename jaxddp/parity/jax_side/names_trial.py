@@ -110,17 +110,18 @@ class NamesTrial:
     ) -> tuple[tuple[Table, dict[str, float]] | None, set[str]]:
         """Return the table that is clearly nearer than all others, if one is, and the lines that are doubtful else."""
         free = [self._port.torch_step is None and _changed(lines, other) <= used for other in tables]
-        if _are_equal(now) and all(free):  # the layers may be interchangeable
+        if _are_equal(now) and all(free):
             return None, set()
-        tried = [(other, self._residuals(other)) for other in tables]
-        for other, then in tried:
-            if self._is_nearer(then, now) and all(then is one or self._is_nearer(then, one) for _, one in tried):
+        tried = [*zip(tables, map(self._residuals, tables), free, strict=True)]
+
+        def is_as_good(one: dict[str, float], other: dict[str, float], is_free: bool) -> bool:
+            """Return whether the first is nearer, or both are right, since the layers are interchangeable."""
+            return self._is_nearer(one, other) or (is_free and _are_equal(one) and _are_equal(other))
+
+        for other, then, _ in tried:
+            if self._is_nearer(then, now) and all(then is one or is_as_good(then, one, free) for _, one, free in tried):
                 return (other, then), set()
-        rivals = [
-            other
-            for (other, then), is_free in zip(tried, free, strict=True)
-            if not self._is_nearer(now, then) and not (is_free and _are_equal(then))
-        ]
+        rivals = [other for other, then, is_free in tried if not is_as_good(now, then, is_free)]
         return None, {name for other in rivals for name in _changed(lines, other)}
 
     def _arranged(self, orders: Sequence[Table], lines: Table) -> Iterator[Table]:
@@ -159,9 +160,8 @@ class NamesTrial:
         place = {name: number for number, name in enumerate(self._of_torch.calls.used)}
         last = place.get(first.partition(" ")[0], math.inf)
         places = {name: _place(twin, place) for name, twin in lines.items()}
-        before = [
-            name for name in sorted(lines, key=lambda name: -places[name]) if places[name] <= last
-        ]  # nearest first
+        nearest_first = sorted(lines, key=lambda name: -places[name])
+        before = [name for name in nearest_first if places[name] <= last]
         shapes = {name: within(name, self._shapes) for name in before}
         alike = (sorted(pair) for pair in combinations(before, 2) if shapes[pair[0]] == shapes[pair[1]])
         pairs = dict.fromkeys(widest(one, other, self._shapes, lines) for one, other in alike)

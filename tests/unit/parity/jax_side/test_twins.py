@@ -153,6 +153,17 @@ def test_a_pass_pairs_layers_that_are_called_in_another_order(
     assert "ambiguous" not in found[0] and found[1] == {"a": "x", "b": "y", "c": "z"}
 
 
+@pytest.mark.parametrize("called", [VALUE_FIRST, KEY_FIRST])
+def test_layers_whose_sum_alone_counts_are_interchangeable(called: str, tmp_path: Path) -> None:
+    """Two tables are right; the first order of use, which is wrong, is not kept because of that."""
+    sums: list[Change] = [
+        ("attention(q, k, v)", "attention(q + k, q + k, v)"),
+        ('bkhd->bhqk", q, k', 'bkhd->bhqk", q + k, q + k'),
+    ]
+    says, names = proposed(tmp_path, parallel("a b c", "x y z", called), *sums)
+    assert "ambiguous" not in says and names["c"] == "z" and {*names.values()} == {"x", "y", "z"}
+
+
 def test_layers_that_nothing_tells_apart_are_ambiguous_and_left_out(tmp_path: Path) -> None:
     says, names = proposed(tmp_path, parallel("a b c", "x y z", VALUE_FIRST), FAR)
     assert names == {} and "; ambiguous: " in says and "may be in several places" in says
