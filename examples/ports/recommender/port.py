@@ -2,7 +2,7 @@
 
     python -m jaxddp.parity examples/ports/recommender/port.py --steps 3
 
-Torch's Adam adds the decay to the gradient. `--write-names` wrote `names`.
+Torch's Adam adds the decay to the gradient. `names` says which rows of torch's table are a field's; it is written by hand.
 """
 
 import numpy as np

@@ -32,7 +32,8 @@ from jaxddp.parity.torch_side.layers import LayerCalls
 from jaxddp.parity.torch_side.probe import Probe
 from jaxddp.state import Buffers, Params
 
-Others = Callable[[Table], Iterable[Table]]  # lines to those that may be right in their place
+# From lines to those that may be right in their place, and layers whose twins two right tables may exchange.
+Doubt = tuple[Callable[[Table], Iterable[Table]], set[str]]
 MOST_TABLES = 64  # each is a forward pass
 MOST_LAYOUTS = 3  # each may be in one order or in the other
 # A wrong table's residual over the right one's, in the first layer where they differ; measured: 1e14 in right ports,
@@ -88,28 +89,29 @@ class NamesTrial:
         Returns:
             The lines, and the names of the doubtful ones.
         """
-        left: list[Others] = [partial(self._arranged, orders)]
-        left += [partial(exchanges, group, self._shapes) for group in by_order]
-        undecided: list[tuple[Others, set[str]]] = []
+        free = {*used} if self._port.torch_step is None else set()
+        doubts: list[Doubt] = [(partial(self._arranged, orders), set())]
+        doubts += [(partial(exchanges, group, self._shapes), free) for group in by_order]
+        undecided: list[tuple[Doubt, set[str]]] = []
         now: dict[str, float] | None = None
-        while left:
-            others = left.pop(0)
+        while doubts:
+            doubt = others, interchangeable = doubts.pop(0)
             if not (tables := [*others(lines)]):
                 continue
             now = self._residuals(lines) if now is None else now
-            nearest, doubtful = self._nearest(lines, now, tables, {*used})
+            nearest, doubtful = self._nearest(lines, now, tables, interchangeable)
             if nearest is not None:  # in its light, what was undecided may be decided
                 lines, now = nearest
-                left, undecided = [others, *(one for one, _ in undecided), *left], []
+                doubts, undecided = [doubt, *(one for one, _ in undecided), *doubts], []
             elif doubtful:
-                undecided.append((others, doubtful))
+                undecided.append((doubt, doubtful))
         return lines, {name for _, names in undecided for name in names}
 
     def _nearest(
-        self, lines: Table, now: dict[str, float], tables: Sequence[Table], used: set[str]
+        self, lines: Table, now: dict[str, float], tables: Sequence[Table], interchangeable: set[str]
     ) -> tuple[tuple[Table, dict[str, float]] | None, set[str]]:
         """Return the table that is clearly nearer than all others, if one is, and the lines that are doubtful else."""
-        free = [self._port.torch_step is None and _changed(lines, other) <= used for other in tables]
+        free = [_changed(lines, other) <= interchangeable for other in tables]
         if _are_equal(now) and all(free):
             return None, set()
         tried = [*zip(tables, map(self._residuals, tables), free, strict=True)]
@@ -119,7 +121,7 @@ class NamesTrial:
             return self._is_nearer(one, other) or (is_free and _are_equal(one) and _are_equal(other))
 
         for other, then, _ in tried:
-            if self._is_nearer(then, now) and all(then is one or is_as_good(then, one, free) for _, one, free in tried):
+            if self._is_nearer(then, now) and all(then is one or is_as_good(then, one, also) for _, one, also in tried):
                 return (other, then), set()
         rivals = [other for other, then, is_free in tried if not is_as_good(now, then, is_free)]
         return None, {name for other in rivals for name in _changed(lines, other)}
