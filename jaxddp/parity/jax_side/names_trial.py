@@ -93,14 +93,16 @@ class NamesTrial:
         doubts: list[Doubt] = [(partial(self._arranged, orders), set())]
         doubts += [(partial(exchanges, group, self._shapes), free) for group in by_order]
         undecided: list[tuple[Doubt, set[str]]] = []
+        beaten: list[Table] = []
         now: dict[str, float] | None = None
         while doubts:
             doubt = others, interchangeable = doubts.pop(0)
-            if not (tables := [*others(lines)]):
+            if not (tables := [other for other in others(lines) if other not in beaten]):
                 continue
             now = self._residuals(lines) if now is None else now
             nearest, doubtful = self._nearest(lines, now, tables, interchangeable)
             if nearest is not None:  # in its light, what was undecided may be decided
+                beaten += [lines, *tables]
                 lines, now = nearest
                 doubts, undecided = [doubt, *(one for one, _ in undecided), *doubts], []
             elif doubtful:
