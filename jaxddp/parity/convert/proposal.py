@@ -6,7 +6,7 @@ stand; a run of both models decides between the orders.
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from torch import nn
@@ -30,6 +30,7 @@ class Proposal:
     Attributes:
         lines: a line for each layer that has a counterpart, or for each array.
         by_order: groups of jax's layers, or arrays, of one kind that their order alone pairs off.
+        others: jax's arrays that have a twin without these lines.
         orders: the lines of the parts of fused layers, in each order that shapes allow.
         is_complete: each array has a twin.
         why: which layers have no counterpart of their size; "" if all have one.
@@ -37,6 +38,7 @@ class Proposal:
 
     lines: Table
     by_order: Sequence[tuple[str, ...]]
+    others: Set[str]
     orders: Sequence[Table] = ()
     is_complete: bool = True
     why: str = ""
@@ -44,7 +46,7 @@ class Proposal:
     def certain(self, names: Names) -> Table:
         """Return a table with the lines that names decide."""
         doubtful = {name for group in (*self.by_order, *self.orders[1:]) for name in group}
-        return {**names, **folded(self.lines, doubtful)}
+        return {**names, **folded(self.lines, doubtful | self.others)}
 
 
 def propose(unpaired: Unpaired, tied: Mapping[str, str], fits: Callable[[Table], bool]) -> Proposal:
@@ -64,12 +66,14 @@ def propose(unpaired: Unpaired, tied: Mapping[str, str], fits: Callable[[Table],
     several = [unpaired, once] if once != unpaired else [unpaired]
     ways = [(one, paired_layers(one)) for each in several for one in _with_stacks(each)]
     ways.sort(key=lambda way: bool(way[1].jax or way[1].torch))  # first those without fused layers
+    others = unpaired.shapes.keys() - {*unpaired.jax}
     for one, pairs in [*ways, *((one, paired_arrays(one)) for one in several)]:
         orders = [order for order in _orders(one, pairs) if fits({**pairs.pairs, **order})]
         if orders:
-            return Proposal({**pairs.pairs, **orders[0]}, pairs.by_order, orders)
+            return Proposal({**pairs.pairs, **orders[0]}, pairs.by_order, others, orders)
     pairs = paired_layers(unpaired)
-    return Proposal(dict(pairs.pairs), pairs.by_order, is_complete=False, why=_without_counterpart(pairs))
+    why = _without_counterpart(pairs)
+    return Proposal(dict(pairs.pairs), pairs.by_order, others, is_complete=False, why=why)
 
 
 def _without_counterpart(pairs: Pairs) -> str:

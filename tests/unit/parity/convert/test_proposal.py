@@ -267,6 +267,12 @@ def test_kinds_of_which_one_side_has_more_are_left_out() -> None:
     assert str(caught.value).endswith("; perhaps names = {'mha': 'attn', 'Norm_0': 'norm'}")
 
 
+def test_a_branch_gets_no_line_that_would_move_a_layer_whose_names_agree() -> None:
+    module = Net(a=Net(x=nn.Linear(2, 3)), b=Net(y=nn.Linear(3, 4)))
+    with pytest.raises(NamesError, match=r"perhaps names = \{'a\.y': 'b\.y'\}$"):
+        Converter(module, dense("a.x", shape=(2, 3)) | dense("a.y", shape=(3, 4)))
+
+
 @pytest.mark.parametrize(("name", "shape"), [("weight_ih", (9, 3)), ("kernel", (3, 9)), ("w", (3, 9))])
 def test_the_layout_of_a_recurrent_layers_matrices_is_read_off_their_shapes(name: str, shape: tuple[int, int]) -> None:
     module = nn.GRU(3, 3, bias=False)
