@@ -63,7 +63,7 @@ class NamesTrial:
         self._of_torch = of_torch
         self._shapes = functional.shapes
         self._by_losses = port.torch_step is not None or isinstance(functional, PlainFunctional)
-        self._passes = 0
+        self._passes: dict[str, dict[str, float]] = {}  # text of a table -> residuals
 
     def lines(self, table: Names) -> Table:
         """Return a table that maps all arrays with a line for each layer of jax."""
@@ -186,10 +186,12 @@ class NamesTrial:
 
     def _residuals(self, table: Names) -> dict[str, float]:
         """Return the residual of each layer's output, or of each loss, under a table; {} if none can be computed."""
-        if not self._of_torch.tensors or self._passes >= MOST_TABLES:
-            return {}
-        self._passes += 1
-        self._tell(f"flax_loss, to try names, pass {self._passes}")
+        if (text := str(table)) not in self._passes and self._of_torch.tensors and len(self._passes) < MOST_TABLES:
+            self._tell(f"flax_loss, to try names, pass {len(self._passes) + 1}")
+            self._passes[text] = self._pass(table)
+        return self._passes.get(text, {})
+
+    def _pass(self, table: Names) -> dict[str, float]:
         converter = self._converter(table)
         arrays = converter.to_jax(under_all_names(self._of_torch.tensors, converter.tied))
         calls, losses = self._of_torch.calls, self._of_torch.losses

@@ -149,11 +149,8 @@ def _proposal(
         table = folded(lines, doubtful)
         if doubtful:
             names = listed(sorted(doubtful), joint=", ")
-            run = (
-                "no run of both models is clearly nearer in one of them"
-                if of_torch.tensors
-                else "the loss cannot be run"
-            )
+            nearer = "no run of both models is clearly nearer in one of them"
+            run = nearer if of_torch.tensors else "the loss cannot be run"
             why = f"ambiguous: {names} may be in several places in torch, and {run}"
     says = "; ".join(filter(None, [error.says, why]))
     return FoundTwins(says, _as_text(table) if table != port.names else {}, tuple(port.no_twin) if constants else ())
