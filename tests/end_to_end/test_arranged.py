@@ -85,16 +85,3 @@ def test_a_fault_behind_a_flattened_image_is_named(twice: Twice) -> None:
     assert found.cause is not None and found.cause.names == ("gelu_approximation",), second
     assert found.layer is not None
     assert (found.layer.torch, found.layer.before) == ("fc2", "fc1")
-
-
-@pytest.mark.large
-def test_no_rule_is_proposed_for_a_port_that_flattens_as_torch_does(twice: Twice) -> None:
-    first, _ = twice(CONVNET, ("x.reshape(len(x), -1)", "x.transpose(0, 3, 1, 2).reshape(len(x), -1)"))
-    assert first.verdict == "equal" and not first.names
-
-
-@pytest.mark.large
-def test_what_no_reading_decides_is_not_proposed(twice: Twice) -> None:
-    """With one key, softmax is 1: queries and keys are of no effect, so nothing shows which is which."""
-    first, _ = twice(attention(SPLIT), ("T, C = 8, 2, 5, 4", "T, C = 8, 2, 1, 4"))
-    assert first.verdict == "incomplete" and not first.names, first

@@ -96,31 +96,18 @@ def change(path: str, name: str, value: Any) -> None:
 
 ARRANGED = """
 import numpy as np, torch
-from flax import linen
 from jaxddp.parity import flattened, part
 
-class TorchNet(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = torch.nn.ModuleList([torch.nn.Linear(4, 8) for _ in range(2)])
-        self.fc = torch.nn.Linear(6, 2)
-
-class Block(linen.Module):
-    @linen.compact
-    def __call__(self, x, _):
-        return linen.Dense(4, name="a")(x) + linen.Dense(4, name="b")(x), None
-
-class FlaxNet(linen.Module):
-    @linen.compact
-    def __call__(self, x):
-        scan = linen.scan(Block, variable_axes={"params": 0}, split_rngs={"params": True}, length=2)
-        return scan(name="blocks")(x, None)[0], linen.Dense(2, name="fc")(x[:, :1].repeat(6, 1))
-
-def torch_model(): return TorchNet()
-def flax_model(): return FlaxNet()
+def torch_model():
+    layers = torch.nn.ModuleList([torch.nn.Linear(4, 8) for _ in range(2)])
+    return torch.nn.ModuleDict({"layers": layers, "fc": torch.nn.Linear(6, 2)})
+def flax_model():
+    shapes = {"a": (2, 4, 4), "b": (2, 4, 4), "fc": (6, 2)}
+    layers = {name: {"kernel": np.zeros(x), "bias": np.zeros((*x[:-2], x[-1]))} for name, x in shapes.items()}
+    return {"blocks": {name: layers.pop(name) for name in "ab"}, **layers}
 def torch_loss(model, batch): return 0
-def flax_loss(model, batch): return model(batch["x"])[0].sum()
-def batch(step, rank): return {"x": np.ones((2, 4), np.float32)}
+def flax_loss(model, batch): return 0
+def batch(step, rank): return {}
 optimizer = "sgd"
 names = {
     "blocks.a": part("layers.{}", 0, of=2),

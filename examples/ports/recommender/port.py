@@ -2,7 +2,7 @@
 
     python -m jaxddp.parity examples/ports/recommender/port.py --steps 3
 
-Torch's Adam adds the decay to the gradient. `--write-names` wrote `names`.
+Torch's Adam adds the decay to the gradient. `names` is written by hand: a part of torch's tables is each field's.
 """
 
 import numpy as np

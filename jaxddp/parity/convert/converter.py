@@ -1,6 +1,5 @@
 """Conversion between a torch module's tensors and its jax twin's arrays."""
 
-import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,13 +8,13 @@ import numpy as np
 from torch import nn
 
 from jaxddp.errors import InputError, listed
-from jaxddp.parity.convert.candidate_names import Candidate, array_tables, layer_tables, why_none
+from jaxddp.parity.convert.layer_pairs import Unpaired
 from jaxddp.parity.convert.layouts import Shapes
 from jaxddp.parity.convert.matching import Match, Models, tied_names
 from jaxddp.parity.convert.pieces import Index
-from jaxddp.parity.convert.proposal import Unpaired, folded, paired
+from jaxddp.parity.convert.proposal import Proposal, propose
 from jaxddp.parity.lazy_arrays import Arrays, Joined, Renamed
-from jaxddp.parity.port.rules import Names, Rule
+from jaxddp.parity.port.rules import Names
 
 __all__ = ["Arrays", "Converter", "NamesError", "tied_names", "under_all_names"]
 
@@ -33,53 +32,31 @@ class NamesError(InputError):
     """
 
     def __init__(self, models: Models, match: Match, names: Names):
-        self._models, self._names = models, dict(names)
+        self._models, self._names = models, names
         self._unpaired = Unpaired(
             list(match.unmapped), list(match.lacking), models.shapes, models.tensors, models.modules
         )
         lines = ([*match.unmapped.values()], [*match.lacking.values()])
         self.says = f"names: {'; '.join(listed(problems) for problems in lines if problems)}"
-        tables = self.candidates()
-        table = tables[0].table if len(tables) == 1 and not tables[0].by_order else self.partial()
-        super().__init__(f"{self.says}; perhaps names = {table}" if table else self.says)
+        table = self.propose().certain(names)
+        super().__init__(f"{self.says}; perhaps names = {table}" if table != names else self.says)
 
-    def candidates(
+    def propose(
         self, jax_order: Sequence[str] = (), torch_order: Sequence[str] = (), constants: Collection[str] = ()
-    ) -> list[Candidate]:
-        """Return the tables under which every array has a twin; several if shapes, names and order do not decide.
+    ) -> Proposal:
+        """Propose lines under which every array has a twin, or as many as shapes, names and order allow.
 
         Args:
             jax_order, torch_order: layers in the order of their use; others come last.
             constants: torch tensors that need no twin.
         """
-        ordered = self._unpaired.in_order(jax_order, torch_order)
-        unpaired = replace(ordered, torch=[name for name in ordered.torch if name not in constants])
-        once = replace(unpaired, torch=[name for name in unpaired.torch if name not in self._models.tied])
-        candidates: dict[str, Candidate] = {}
-        several = [unpaired, once] if once != unpaired else [unpaired]
-        for ways in (layer_tables, array_tables):
-            for lines, by_order in itertools.chain.from_iterable(map(ways, several)):
-                table = {**self._names, **lines}
-                if str(table) not in candidates and self._models.fits(table, constants):
-                    candidates[str(table)] = Candidate(table, by_order)
-            if candidates:
-                break
-        return [*candidates.values()]
+        torch = [name for name in self._unpaired.torch if name not in constants]
+        ordered = replace(self._unpaired, torch=torch).with_projections().in_order(jax_order, torch_order)
+        return propose(ordered, self._models.tied, lambda lines: self._models.fits({**self._names, **lines}, constants))
 
     def lacking(self, constants: Collection[str]) -> list[str]:
         """Return those of these torch tensors that have no twin."""
         return [name for name in self._unpaired.torch if name in constants]
-
-    def partial(self) -> dict[str, str | Rule]:
-        """Return the table with lines for the layers that pair off by kind and name; {} if none do."""
-        pairs, _, _, by_order = paired(self._unpaired)
-        doubtful = {name for group in by_order for name in group}
-        lines = folded({name: twin for name, twin in pairs.items() if name not in doubtful})
-        return {**self._names, **lines} if lines else {}
-
-    def why_none(self) -> str:
-        """Say why no table gives every array a twin; see `jaxddp.parity.convert.candidate_names.why_none`."""
-        return why_none(self._unpaired)
 
 
 class Converter:

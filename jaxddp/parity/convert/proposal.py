@@ -1,222 +1,201 @@
-"""Pairs of layers for the table `names`: by their kinds, their names, and the order in which they are used."""
+"""Proposals for the table `names`, which shapes, names and the order of use allow.
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+A stack is proposed where torch's layers "h.0", "h.1", ... have equal arrays, and fused layers where a run of layers of
+one kind is as large as one layer of the other side. Shapes do not show in which order the parts of a fused layer
+stand; a run of both models decides between the orders.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
-from torch import Tensor, nn
+from torch import nn
 
-from jaxddp.parity.convert.layouts import EMBEDDINGS, NORMS, Shapes, squeezed
-from jaxddp.parity.convert.pieces import PROJECTIONS
-from jaxddp.parity.convert.similar_names import pair_off
-from jaxddp.parity.records import COUNTER
+from jaxddp.errors import listed
+from jaxddp.parity.convert.layer_pairs import Kind, Pairs, Unpaired, paired_arrays, paired_layers
+from jaxddp.parity.convert.layouts import Shape
+from jaxddp.parity.convert.lines import Table, folded
+from jaxddp.parity.port.rules import NUMBER, Names, Rule, fused, part
 
-Kind = tuple[str, tuple[int, ...]]  # kind of a layer, and the sizes of its arrays; of a bare array, its shape
+Group = tuple[tuple[str, ...], tuple[str, ...]]  # layers of jax and of torch that are one another
 
-OF_NORMS = ("scale", "mean", "var")
-OF_TREES = {"w", "b", "offset", "embeddings", "weight"}  # of Haiku's and Equinox's layers
-OF_FLAX = {*OF_NORMS, *OF_TREES, "kernel", "bias", "embedding"}  # arrays of jax's layers; others are bare
-OF_TORCH = {"weight", "bias", "running_mean", "running_var"}
-EMBEDDING = "embedding"  # kind of a table
-ATTENTION = {*PROJECTIONS, "out"}
+PARTS = (3, 2)  # numbers of layers that are fused: q, k and v; two halves
+MOST_STACKS = 3  # each may be one in jax or not
 
 
 @dataclass(frozen=True)
-class Unpaired:
-    """Arrays without a twin.
+class Proposal:
+    """Lines for arrays without a twin.
 
     Attributes:
-        jax: names of jax arrays, in the order of their layers' use.
-        torch: names of torch tensors, in the order of their layers' use.
-        shapes, tensors: shapes of jax's arrays and of torch's tensors.
-        modules: torch's modules by name.
+        lines: a line for each layer that has a counterpart, or for each array.
+        by_order: groups of jax's layers, or arrays, of one kind that their order alone pairs off.
+        others: jax's arrays that have a twin without these lines.
+        orders: the lines of the parts of fused layers, in each order that shapes allow.
+        is_complete: each array has a twin.
+        why: which layers have no counterpart of their size; "" if all have one.
     """
 
-    jax: Sequence[str]
-    torch: Sequence[str]
-    shapes: Shapes
-    tensors: Shapes
-    modules: Mapping[str, nn.Module]
+    lines: Table
+    by_order: Sequence[tuple[str, ...]]
+    others: Set[str]
+    orders: Sequence[Table] = ()
+    is_complete: bool = True
+    why: str = ""
 
-    def in_order(self, jax_order: Sequence[str], torch_order: Sequence[str]) -> "Unpaired":
-        """Return the arrays in the order of these layers, or arrays; others come last."""
-        return replace(self, jax=_sorted(self.jax, jax_order), torch=_sorted(self.torch, torch_order))
-
-
-def _sorted(names: Sequence[str], order: Sequence[str]) -> list[str]:
-    place = {layer: number for number, layer in enumerate(order)}
-    return sorted(names, key=lambda name: place.get(name, place.get(name.rpartition(".")[0], len(place))))
+    def certain(self, names: Names) -> Table:
+        """Return a table with the lines that names decide."""
+        doubtful = {name for group in (*self.by_order, *self.orders[1:]) for name in group}
+        return {**names, **folded(self.lines, doubtful | self.others)}
 
 
-class Pairs(NamedTuple):
-    """Layers that pair off by kind, name and order, and the others.
+def propose(unpaired: Unpaired, tied: Mapping[str, str], fits: Callable[[Table], bool]) -> Proposal:
+    """Propose lines for layers, stacks and fused layers, or for single arrays; if none fit, for what has a counterpart.
 
-    Attributes:
-        pairs: jax's layers to torch's, in jax's order.
-        jax, torch: the other layers with their kinds, in the order of their use.
-        by_order: groups of jax's layers of one kind that their order alone pairs off.
+    Args:
+        unpaired: arrays without a twin.
+        tied: further names of tied torch parameters.
+        fits: returns whether each array has a twin with these lines.
+
+    >>> modules = {"h.0": nn.Linear(3, 5), "h.1": nn.Linear(3, 5)}
+    >>> jax, torch = {"blocks.kernel": (2, 3, 5)}, {"h.0.weight": (5, 3), "h.1.weight": (5, 3)}
+    >>> propose(Unpaired([*jax], [*torch], jax, torch, modules), {}, lambda lines: True).lines
+    {'blocks': 'h.{}'}
     """
+    once = replace(unpaired, torch=[name for name in unpaired.torch if name not in tied])
+    several = [unpaired, once] if once != unpaired else [unpaired]
+    ways = [(one, paired_layers(one)) for each in several for one in _with_stacks(each)]
+    ways.sort(key=lambda way: bool(way[1].jax or way[1].torch))  # first those without fused layers
+    others = unpaired.shapes.keys() - {*unpaired.jax}
+    for one, pairs in [*ways, *((one, paired_arrays(one)) for one in several)]:
+        orders = [order for order in _orders(one, pairs) if fits({**pairs.pairs, **order})]
+        if orders:
+            return Proposal({**pairs.pairs, **orders[0]}, pairs.by_order, others, orders)
+    pairs = paired_layers(unpaired)
+    why = _without_counterpart(pairs)
+    return Proposal(dict(pairs.pairs), pairs.by_order, others, is_complete=False, why=why)
 
-    pairs: dict[str, str]
-    jax: dict[str, Kind]
-    torch: dict[str, Kind]
-    by_order: tuple[tuple[str, ...], ...]
 
-
-def paired(unpaired: Unpaired) -> Pairs:
-    """Pair off layers of one kind, by name where names agree and else in the order of their use.
-
-    Kinds of which one side has more are left out.
-
-    >>> modules = {"fc1": nn.Linear(3, 5), "fc2": nn.Linear(5, 4)}
-    >>> jax = {"Dense_0.kernel": (3, 5), "Dense_0.bias": (5,), "Dense_1.kernel": (5, 4), "Dense_1.bias": (4,)}
-    >>> torch = {"fc1.weight": (5, 3), "fc1.bias": (5,), "fc2.weight": (4, 5), "fc2.bias": (4,)}
-    >>> paired(Unpaired([*jax], [*torch], jax, torch, modules)).pairs
-    {'Dense_0': 'fc1', 'Dense_1': 'fc2'}
-    """
-    torch = _of_torch(unpaired)
-    joins = any(kind == "attention" for kind, _ in torch.values())
-    jax = _of_jax({name: unpaired.shapes[name] for name in unpaired.jax}, joins)
-    of_jax, of_torch = _by_kind(jax), _by_kind(torch)
-    same = {
-        kind: pair_off(of_jax[kind], of_torch[kind])
-        for kind in of_jax
-        if len(of_jax[kind]) == len(of_torch.get(kind, ()))
-    }
-    pairs = {one: other for of_kind in same.values() for one, other in of_kind.pairs.items()}
-    in_order = {layer: pairs[layer] for layer in jax if layer in pairs}
-    if "" in in_order:  # no prefix stands for the arrays of the model itself
-        root = in_order.pop("")
-        in_order |= {name: f"{root}.{name}".lstrip(".") for name in unpaired.jax if name in OF_FLAX}
-    return Pairs(
-        in_order,
-        {layer: kind for layer, kind in jax.items() if kind not in same},
-        {layer: kind for layer, kind in torch.items() if kind not in same},
-        tuple(of_kind.by_order for of_kind in same.values() if of_kind.by_order),
+def _without_counterpart(pairs: Pairs) -> str:
+    if not pairs.jax or not pairs.torch:
+        return ""
+    sides = ("jax", pairs.jax), ("torch", pairs.torch)
+    named = ((side, [layer or "(model)" for layer in layers]) for side, layers in sides)
+    left = " and ".join(f"{side}'s {listed(layers, joint=', ')}" for side, layers in named)
+    return (
+        f"no table is proposed for {left}: they differ in size or number, and parts of fused layers are found only "
+        "where one layer holds two or three equal ones of one module, used in the same order on both sides"
     )
 
 
-def _of_jax(shapes: Shapes, joins: bool) -> dict[str, Kind]:
-    """Return the kind of each layer; if `joins`, query, key, value and out of an attention are one layer."""
-    layers: dict[str, dict[str, int]] = {}
-    dimensions: dict[str, dict[str, int]] = {}
-    kinds: dict[str, Kind] = {}
-    for name, shape in shapes.items():
-        layer, _, leaf = name.rpartition(".")
-        if leaf == COUNTER:  # follows its layer
-            continue
-        if leaf in OF_FLAX:
-            layers.setdefault(layer, {})[leaf] = math.prod(shape)
-            dimensions.setdefault(layer, {})[leaf] = len(shape)
-            kinds.setdefault(layer, ("", ()))  # keeps the order
-        else:
-            kinds[name] = "array", squeezed(shape)
-    parts: dict[str, set[str]] = {}
-    for layer in layers:
-        parent, _, part = layer.rpartition(".")
-        parts.setdefault(parent, set()).add(part)
-    joint: dict[str, Kind] = {}
-    for layer, kind_of_array in kinds.items():
-        parent, _, part = layer.rpartition(".")
-        sizes = layers.get(layer, {})
-        if not sizes:
-            joint[layer] = kind_of_array
-        elif joins and part in ATTENTION and parts[parent] >= ATTENTION:
-            joint.setdefault(parent, _of_attention(layers, parent))
-        else:
-            norm = not sizes.keys().isdisjoint(OF_NORMS) or _is_vector(dimensions[layer])
-            kind = "norm" if norm else EMBEDDING if "embedding" in sizes else ""
-            joint[layer] = kind, tuple(sorted(sizes.values()))
-    return joint
+def _with_stacks(unpaired: Unpaired) -> Iterator[Unpaired]:
+    """Yield the arrays, and those in which jax has some of torch's stacks as one layer."""
+    stacks = _stacks(unpaired)[:MOST_STACKS]
+    for number in range(len(stacks) + 1):
+        for chosen in itertools.combinations(stacks, number):
+            yield _stacked(unpaired, chosen)
 
 
-def _is_vector(dimensions: Mapping[str, int]) -> bool:
-    """Return whether a layer's weight is a vector, as a norm's in Equinox, or a stack of them beside biases."""
-    number = dimensions.get("weight", 0)
-    return number == 1 or number == dimensions.get("bias")
-
-
-def _of_attention(layers: Mapping[str, Mapping[str, int]], parent: str) -> Kind:
-    """Return the kind of an attention, with torch's sizes: the three projections in one tensor."""
-
-    def total(parts: Iterable[str], leaf: str) -> int:
-        return sum(layers[f"{parent}.{part}".lstrip(".")].get(leaf, 0) for part in parts)
-
-    of_parts = ((PROJECTIONS, "kernel"), (PROJECTIONS, "bias"), (("out",), "kernel"), (("out",), "bias"))
-    sizes = (total(parts, leaf) for parts, leaf in of_parts)
-    return "attention", tuple(sorted(size for size in sizes if size))
-
-
-def _of_torch(unpaired: Unpaired) -> dict[str, Kind]:
-    """Return the kind of each layer."""
-    sizes: dict[str, list[int]] = {}
+def _stacks(unpaired: Unpaired) -> list[str]:
+    """Return the prefixes, such as "h.", of numbered torch layers with equal arrays, none within another."""
+    members: dict[str, dict[int, set[tuple[str, tuple[int, ...]]]]] = {}
     for name in unpaired.torch:
-        layer = _layer_of_torch(name, unpaired.modules)
-        sizes.setdefault(layer, []).append(math.prod(unpaired.tensors[name]))
-    return {
-        layer: ("array", squeezed(unpaired.tensors[layer]))
-        if layer in unpaired.tensors
-        else (_kind_of_torch(unpaired.modules.get(layer)), tuple(sorted(of)))
-        for layer, of in sizes.items()
-    }
+        words = name.split(".")
+        for position, word in enumerate(words[:-1]):
+            if word.isdecimal():
+                prefix = "".join(f"{word}." for word in words[:position])
+                rest = ".".join(words[position + 1 :]), unpaired.tensors[name]
+                members.setdefault(prefix, {}).setdefault(int(word), set()).add(rest)
+    alike = [
+        prefix
+        for prefix, layers in members.items()
+        if len(layers) > 1 and sorted(layers) == [*range(len(layers))] and len({*map(frozenset, layers.values())}) == 1
+    ]
+    return [prefix for prefix in alike if not any(prefix != other and prefix.startswith(other) for other in alike)]
 
 
-def _by_kind(layers: Mapping[str, Kind]) -> dict[Kind, list[str]]:
-    of_kind: dict[Kind, list[str]] = {}
-    for layer, kind in layers.items():
-        of_kind.setdefault(kind, []).append(layer)
-    return of_kind
+def _stacked(unpaired: Unpaired, stacks: Sequence[str]) -> Unpaired:
+    """Return the arrays with the tensors of each stack as one, whose first axis counts its layers."""
+    torch: dict[str, Shape] = {}
+    modules: dict[str, nn.Module] = dict(unpaired.modules)
+    for name in unpaired.torch:
+        prefix = next((prefix for prefix in stacks if name.startswith(prefix)), None)
+        if prefix is None:
+            torch[name] = unpaired.tensors[name]
+            continue
+        joint = f"{prefix}{NUMBER}.{name[len(prefix) :].partition('.')[2]}"
+        torch[joint] = (torch.get(joint, (0,))[0] + 1, *unpaired.tensors[name])
+    for prefix in stacks:
+        first = f"{prefix}0"
+        below = {name: module for name, module in unpaired.modules.items() if f"{name}.".startswith(f"{first}.")}
+        modules |= {f"{prefix}{NUMBER}{name[len(first) :]}": module for name, module in below.items()}
+    return replace(unpaired, torch=[*torch], tensors={**unpaired.tensors, **torch}, modules=modules)
 
 
-def _layer_of_torch(name: str, modules: Mapping[str, nn.Module]) -> str:
-    """Return the layer of a tensor; an attention's output projection belongs to the attention, bare arrays to none."""
-    layer, _, leaf = name.rpartition(".")
-    parent = layer.rpartition(".")[0]
-    if isinstance(modules.get(parent), nn.MultiheadAttention):
-        return parent
-    return layer if leaf in OF_TORCH or isinstance(modules.get(layer), nn.MultiheadAttention) else name
+def _orders(unpaired: Unpaired, pairs: Pairs) -> Iterator[Table]:
+    """Yield the lines of layers that do not pair off, one for one or fused, in each order of the parts.
 
-
-def _kind_of_torch(module: nn.Module | None) -> str:
-    if isinstance(module, nn.MultiheadAttention):
-        return "attention"
-    if isinstance(module, EMBEDDINGS):
-        return EMBEDDING
-    weight = getattr(module, "weight", None)  # a vector in norms that models bring themselves
-    return "norm" if isinstance(module, NORMS) or (isinstance(weight, Tensor) and weight.ndim == 1) else ""
-
-
-def folded(pairs: Mapping[str, str]) -> dict[str, str]:
-    """Replace the lines of a branch by one, as long as its layers have the same names on both sides.
-
-    >>> folded({"a_0.q": "b.0.q", "a_0.k": "b.0.k", "a_1.x": "b.1.y"})
-    {'a_0': 'b.0', 'a_1.x': 'b.1.y'}
-    >>> folded({"a_0": "b.0", "a_0.q": "b.0.q", "a_0.k": "a_0.k"})  # the first line says the second
-    {'a_0': 'b.0', 'a_0.k': 'a_0.k'}
+    The parts stand one after another, or by the numbers of heads that torch's modules say.
     """
-    table = dict(pairs)
-    while True:
-        branches: dict[str, list[str]] = {}
-        for one, other in table.items():
-            if "." in one and "." in other and one.rpartition(".")[2] == other.rpartition(".")[2]:
-                branches.setdefault(one.rpartition(".")[0], []).append(other.rpartition(".")[0])
-        alike = {
-            one: others[0]
-            for one, others in branches.items()
-            if len({*others}) == 1 and len(others) == sum(layer.startswith(f"{one}.") for layer in table)
-        }
-        if not alike:
-            return {one: other for one, other in table.items() if other != _by_prefix(one, table)}
-        folded: dict[str, str] = {}
-        for one, other in table.items():
-            parent = one.rpartition(".")[0]
-            folded |= {parent: alike[parent]} if parent in alike else {one: other}
-        table = folded
+    groups = _aligned([*pairs.jax.items()], [*pairs.torch.items()])
+    if groups is None:
+        return
+    most = max((max(map(len, group)) for group in groups), default=1)
+    heads = [None, *_heads(groups, unpaired)] if most > 1 else [None]
+    for order, number in itertools.product(itertools.permutations(range(most)), heads):
+        yield dict(line for group in groups for line in _lines(group, order, number))
 
 
-def _by_prefix(name: str, table: Mapping[str, str]) -> str:
-    """Return the twin of a name by the longest line for one of its branches; the name itself if there is none."""
-    branches = [branch for branch in table if name.startswith(f"{branch}.")]
-    branch = max(branches, key=len, default="")
-    return table[branch] + name[len(branch) :] if branch else name
+def _aligned(jax: list[tuple[str, Kind]], torch: list[tuple[str, Kind]]) -> list[Group] | None:
+    """Go through both sides' layers in order, one by one or several siblings for one; None if that is impossible.
+
+    The sizes of the next two layers decide how many are one, so there is only one way.
+    """
+    groups: list[Group] = []
+    while jax or torch:
+        counts = ((1, 1), *((number, 1) for number in PARTS), *((1, number) for number in PARTS))
+        fitting = [(m, n) for m, n in counts if _fit(jax[:m], torch[:n], m, n)]
+        if not fitting:
+            return None
+        m, n = fitting[0]
+        groups.append((tuple(layer for layer, _ in jax[:m]), tuple(layer for layer, _ in torch[:n])))
+        jax, torch = jax[m:], torch[n:]
+    return groups
+
+
+def _fit(jax: list[tuple[str, Kind]], torch: list[tuple[str, Kind]], m: int, n: int) -> bool:
+    """Return whether m and n layers, siblings of one kind on each side, are as large as one another."""
+    if len(jax) < m or len(torch) < n:
+        return False
+    for layers in (jax, torch):
+        if len({layer.rpartition(".")[0] for layer, _ in layers}) > 1 or len({kind for _, kind in layers}) > 1:
+            return False
+    (kind, sizes), (other, others) = jax[0][1], torch[0][1]
+    return kind == other and [size * m for size in sizes] == [size * n for size in others]
+
+
+def _heads(groups: list[Group], unpaired: Unpaired) -> list[int]:
+    """Return the numbers of heads that the torch modules around fused layers say."""
+    above = {torch[0].rpartition(".")[0] for jax, torch in groups if len(jax) != len(torch)}
+    above |= {layer.rpartition(".")[0] for layer in above}
+    said = {
+        value
+        for module in map(unpaired.modules.get, above)
+        for name, value in (vars(module) if module is not None else {}).items()
+        if "head" in name and not name.endswith(("dim", "size")) and type(value) is int and value > 1
+    }
+    return sorted(said)
+
+
+def _lines(group: Group, order: tuple[int, ...], heads: int | None) -> Iterator[tuple[str, str | Rule]]:
+    """Yield the lines of one layer, or of the parts of one."""
+    jax, torch = group
+    number = max(len(jax), len(torch))
+    places = [place for place in order if place < number]
+    if number == 1:
+        yield jax[0], torch[0]
+    elif len(torch) > 1:
+        yield jax[0], fused(*(torch[place] for place in places), heads=heads)
+    else:
+        for layer, place in zip(jax, places, strict=True):
+            yield layer, part(torch[0], place, of=number, heads=heads)

@@ -47,20 +47,6 @@ def pair_off(jax: Sequence[str], torch: Sequence[str]) -> PairedNames:
     return PairedNames({name: pairs[name] for name in jax}, tuple(rest) if len(rest) > 1 else ())
 
 
-def branches(one: str, other: str) -> tuple[str, str]:
-    """Return the branches of two names that differ in one place; the names themselves if they differ in several.
-
-    >>> branches("q_net.body.fc", "target_net.body.fc"), branches("a.x", "b.y")
-    (('q_net', 'target_net'), ('a.x', 'b.y'))
-    """
-    words, others = one.split("."), other.split(".")
-    places = [place for place, pair in enumerate(zip(words, others, strict=False)) if pair[0] != pair[1]]
-    if len(words) != len(others) or len(places) != 1:
-        return one, other
-    end = places[0] + 1
-    return ".".join(words[:end]), ".".join(others[:end])
-
-
 def _agreeing(
     jax: dict[frozenset[str], list[str]], torch: dict[frozenset[str], list[str]]
 ) -> Iterator[tuple[list[str], list[str]]]:

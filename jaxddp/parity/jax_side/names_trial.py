@@ -2,11 +2,11 @@
 
 import itertools
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from functools import partial
 from itertools import combinations
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -18,38 +18,28 @@ from jaxddp.nn.losses import Batch
 from jaxddp.nn.plain import PlainFunctional
 from jaxddp.parity.compare.layers import layer_residuals
 from jaxddp.parity.convert import Converter, find_entry, under_all_names
+from jaxddp.parity.convert.entries import numbered
 from jaxddp.parity.convert.layouts import Shape
-from jaxddp.parity.convert.swaps import is_within, moves, swap, units_of, widest
+from jaxddp.parity.convert.lines import Table, exchanged, exchanges, lines_of, widest, within
 from jaxddp.parity.jax_side.draws import constant_draws
 from jaxddp.parity.jax_side.layers import images_of, record_calls, twins
 from jaxddp.parity.jax_side.multi_loss_step import losses_alone, multi_loss_step
 from jaxddp.parity.jax_side.widened import in_float64
-from jaxddp.parity.port import Port, Rule, flattened, transposed
+from jaxddp.parity.port import Names, Port, Rule, flattened, transposed
 from jaxddp.parity.processes import Tell
 from jaxddp.parity.records import Tensors, relative
 from jaxddp.parity.torch_side.layers import LayerCalls
 from jaxddp.parity.torch_side.probe import Probe
 from jaxddp.state import Buffers, Params
 
-Table = dict[str, str | Rule]
+# From lines to those that may be right in their place, and layers whose twins two right tables may exchange.
+Doubt = tuple[Callable[[Table], Iterable[Table]], set[str]]
 MOST_TABLES = 64  # each is a forward pass
 MOST_LAYOUTS = 3  # each may be in one order or in the other
 # A wrong table's residual over the right one's, in the first layer where they differ; measured: 1e14 in right ports,
 # 900 in one with GELU by the other formula in front of that layer.
 CLEARLY = 10.0
 EQUAL = 1e-9  # residuals that differ by less are equal; measured: up to 3e-15
-
-
-class Settled(NamedTuple):
-    """A table whose doubtful lines were tried.
-
-    Attributes:
-        table: the table, with the lines that no run decides left out.
-        ambiguous: pairs of jax's layers or branches that no run tells apart.
-    """
-
-    table: Table
-    ambiguous: list[tuple[str, str]]
 
 
 class NamesTrial:
@@ -73,15 +63,82 @@ class NamesTrial:
         self._of_torch = of_torch
         self._shapes = functional.shapes
         self._by_losses = port.torch_step is not None or isinstance(functional, PlainFunctional)
-        self._passes = 0
+        self._passes: dict[str, dict[str, float]] = {}  # text of a table -> residuals
 
-    def with_layouts(self, table: Table) -> list[Table]:
-        """Return the table, and those in which jax has other orders of axes or of flattened images than torch."""
+    def lines(self, table: Names) -> Table:
+        """Return a table that maps all arrays with a line for each layer of jax."""
+        return lines_of(self._converter(table).pieces, table)
+
+    def settle(
+        self,
+        lines: Table,
+        orders: Sequence[Table] = ({},),
+        by_order: Iterable[Sequence[str]] = (),
+        used: Collection[str] = (),
+    ) -> tuple[Table, set[str]]:
+        """Try other lines where shapes, names and layouts leave several, and keep what brings the models nearer.
+
+        Lines are doubtful if others are no worse, unless a loss uses all their layers and is the same with either.
+
+        Args:
+            lines: a line for each layer.
+            orders: lines of the parts of fused layers, in several orders.
+            by_order: groups of jax's layers that their order alone pairs off.
+            used: jax's layers or arrays that its loss uses.
+
+        Returns:
+            The lines, and the names of the doubtful ones.
+        """
+        free = {*used} if self._port.torch_step is None else set()
+        doubts: list[Doubt] = [(partial(self._arranged, orders), set())]
+        doubts += [(partial(exchanges, group, self._shapes), free) for group in by_order]
+        undecided: list[tuple[Doubt, set[str]]] = []
+        beaten: list[Table] = []
+        now: dict[str, float] | None = None
+        while doubts:
+            doubt = others, interchangeable = doubts.pop(0)
+            if not (tables := [other for other in others(lines) if other not in beaten]):
+                continue
+            now = self._residuals(lines) if now is None else now
+            nearest, doubtful = self._nearest(lines, now, tables, interchangeable)
+            if nearest is not None:  # in its light, what was undecided may be decided
+                beaten += [lines, *tables]
+                lines, now = nearest
+                doubts, undecided = [doubt, *(one for one, _ in undecided), *doubts], []
+            elif doubtful:
+                undecided.append((doubt, doubtful))
+        return lines, {name for _, names in undecided for name in names}
+
+    def _nearest(
+        self, lines: Table, now: dict[str, float], tables: Sequence[Table], interchangeable: set[str]
+    ) -> tuple[tuple[Table, dict[str, float]] | None, set[str]]:
+        """Return the table that is clearly nearer than all others, if one is, and the lines that are doubtful else."""
+        free = [_changed(lines, other) <= interchangeable for other in tables]
+        if _are_equal(now) and all(free):
+            return None, set()
+        tried = [*zip(tables, map(self._residuals, tables), free, strict=True)]
+
+        def is_as_good(one: dict[str, float], other: dict[str, float], is_free: bool) -> bool:
+            """Return whether the first is nearer, or both are right, since the layers are interchangeable."""
+            return self._is_nearer(one, other) or (is_free and _are_equal(one) and _are_equal(other))
+
+        for other, then, _ in tried:
+            if self._is_nearer(then, now) and all(then is one or is_as_good(then, one, also) for _, one, also in tried):
+                return (other, then), set()
+        rivals = [other for other, then, is_free in tried if not is_as_good(now, then, is_free)]
+        return None, {name for other in rivals for name in _changed(lines, other)}
+
+    def _arranged(self, orders: Sequence[Table], lines: Table) -> Iterator[Table]:
+        """Yield the lines with other orders of fused layers, of the axes of jax's arrays or of flattened images."""
+        for order in orders:
+            yield from (other for other in self._with_layouts(lines | order) if other != lines)
+
+    def _with_layouts(self, lines: Table) -> list[Table]:
         pieces = [
-            piece for piece in self._converter(table).pieces if isinstance(find_entry(piece.jax, table).value, str)
+            piece for piece in self._converter(lines).pieces if isinstance(find_entry(piece.jax, lines).value, str)
         ]
         layers = {_layer(piece.torch): _layer(piece.jax) for piece in pieces if piece.is_entire}
-        lines: list[Table] = [
+        others: list[Table] = [
             {layers[name]: flattened(name, image) for name in names}
             for image, names in self._of_torch.images
             if names and layers.keys() >= {*names}
@@ -89,109 +146,52 @@ class NamesTrial:
         turned: dict[tuple[str, Shape], Table] = {}
         for piece in (piece for piece in pieces if piece.other_axes):
             of_name = turned.setdefault((piece.jax.rpartition(".")[2], piece.other_axes), {})
-            name = _layer(find_entry(piece.jax, table).paths(())[0])
+            name = _layer(find_entry(piece.jax, lines).paths(())[0])
             of_name[_layer(piece.jax) or piece.jax] = transposed(name or piece.torch, piece.other_axes)
-        lines += turned.values()
-        subsets = itertools.product((False, True), repeat=min(len(lines), MOST_LAYOUTS))
+        others += turned.values()
+        subsets = itertools.product((False, True), repeat=min(len(others), MOST_LAYOUTS))
         return [
-            table | {name: rule for line in itertools.compress(lines, chosen) for name, rule in line.items()}
+            lines | {name: rule for line in itertools.compress(others, chosen) for name, rule in line.items()}
             for chosen in subsets
         ]
 
-    def decide(self, tables: Sequence[Table]) -> Table | None:
-        """Return the table under which the layers are clearly nearest to torch's, or the only one; None: none is.
-
-        Where losses are compared, a table is the right one if it alone makes a loss equal.
-
-        Args:
-            tables: each maps all arrays.
-        """
-        if len(tables) < 2:
-            return next(iter(tables), None)
-        if len(tables) > MOST_TABLES or not self._of_torch.tensors:
-            return None
-        residuals = [self._residuals(table) for table in tables]
-        for one, table in zip(residuals, tables, strict=True):
-            if all(other is one or self._is_nearer(one, other) for other in residuals):
-                return table
-        return None
-
-    def settle(self, table: Table, by_order: Iterable[Sequence[str]], used: Collection[str]) -> Settled:
-        """Try the lines that the order of use alone decides: exchange twins, and keep what brings the models nearer.
-
-        Two layers are ambiguous if their exchange is no worse, unless a loss uses both and is the same with either.
-
-        Args:
-            table: maps all arrays.
-            by_order: groups of jax's layers of one kind.
-            used: jax's layers or arrays that its loss uses.
-        """
-        units = units_of(self._converter(table).pieces, table)
-        left = [*dict.fromkeys(move for group in by_order for move in moves(group, units))]
-        now, ambiguous = self._residuals(table) if left else {}, list[tuple[str, str]]()
-        while left:
-            move = left.pop(0)
-            units = units_of(self._converter(table).pieces, table)
-            inside = {name for name in units for pair in move for one in pair if is_within(name, one)}
-            free = self._port.torch_step is None and inside <= {*used}  # layers that may be interchangeable
-            if free and _are_equal(now):
-                continue
-            other: Table | None = table
-            for pair in move:
-                other = other and swap(other, units_of(self._converter(other).pieces, other), *pair)
-            then = self._residuals(other) if other and self._passes < MOST_TABLES else {}
-            if other and self._is_nearer(then, now):
-                table, now = other, then
-                again = [pair for pair in ambiguous if any({*pair} & {*moved} for moved in move)]
-                ambiguous = [pair for pair in ambiguous if pair not in again]
-                left += [(pair,) for pair in again]
-            elif len(move) == 1 and not self._is_nearer(now, then) and not (free and _are_equal(then)):
-                ambiguous.append(move[0])
-        if _are_equal(now):
-            ambiguous = [pair for pair in ambiguous if self._port.torch_step is not None or not {*pair} <= {*used}]
-        doubtful = [name for pair in ambiguous for name in pair]
-        if not doubtful:
-            return Settled(table, [])
-        lines = {
-            name: unit.value
-            for name, unit in units_of(self._converter(table).pieces, table).items()
-            if name != unit.value
-        }
-        return Settled({n: x for n, x in lines.items() if not any(is_within(n, one) for one in doubtful)}, ambiguous)
-
-    def crossed(self, table: Table) -> tuple[Table, str] | None:
-        """Return the table with two lines swapped whose first layer or loss that differs is then equal, in words."""
-        now, units = self._residuals(table), units_of(self._converter(table).pieces, table)
+    def crossed(self, table: Names) -> tuple[Table, str] | None:
+        """Return the table with two lines exchanged whose first layer or loss that differs is then equal, in words."""
+        now, lines = self._residuals(table), self.lines(table)
         first = next((name for name, residual in now.items() if residual > EQUAL), None)
         if first is None:
             return None
         place = {name: number for number, name in enumerate(self._of_torch.calls.used)}
-        before = [
-            unit for unit in units.values() if place.get(unit.layer, 0) <= place.get(first.partition(" ")[0], math.inf)
-        ]
-        before.sort(key=lambda unit: -place.get(unit.layer, 0))  # the nearest first
-        alike = (pair for pair in combinations(before, 2) if pair[0].shapes == pair[1].shapes)
-        pairs = dict.fromkeys(widest(units, *sorted((one.name, other.name))) for one, other in alike)
+        last = place.get(first.partition(" ")[0], math.inf)
+        places = {name: _place(twin, place) for name, twin in lines.items()}
+        nearest_first = sorted(lines, key=lambda name: -places[name])
+        before = [name for name in nearest_first if places[name] <= last]
+        shapes = {name: within(name, self._shapes) for name in before}
+        alike = (sorted(pair) for pair in combinations(before, 2) if shapes[pair[0]] == shapes[pair[1]])
+        pairs = dict.fromkeys(widest(one, other, self._shapes, lines) for one, other in alike)
         for one, other in itertools.islice(pairs, MOST_TABLES):
-            swapped = swap(table, units, one, other)
-            then = self._residuals(swapped) if swapped else {}
-            if swapped and then.get(first, math.inf) <= EQUAL and self._is_nearer(then, now):
+            swapped = exchanged(one, other, self._shapes, lines)
+            then = self._residuals(swapped)
+            if then.get(first, math.inf) <= EQUAL and self._is_nearer(then, now):
                 what = "the losses agree" if self._by_losses else f"{first} agrees"
-                return swapped, f"perhaps `names` crosses {one} and {other}: with the two swapped {what}"
+                changed = {name: swapped[name] for name in _changed(lines, swapped)}
+                return {**table, **changed}, f"perhaps `names` crosses {one} and {other}: with the two swapped {what}"
         return None
 
     def _is_nearer(self, one: Mapping[str, float], other: Mapping[str, float]) -> bool:
         return is_nearer(one, other, EQUAL if self._by_losses else math.inf)
 
-    def _converter(self, table: Table) -> Converter:
+    def _converter(self, table: Names) -> Converter:
         return Converter(self._module, self._shapes, table, self._port.transpose_kernel, self._port.no_twin)
 
-    def _residuals(self, table: Table) -> dict[str, float]:
+    def _residuals(self, table: Names) -> dict[str, float]:
         """Return the residual of each layer's output, or of each loss, under a table; {} if none can be computed."""
-        self._passes += 1
-        self._tell(f"flax_loss, to try names, pass {self._passes}")
-        if not self._of_torch.tensors:
-            return {}
+        if (text := str(table)) not in self._passes and self._of_torch.tensors and len(self._passes) < MOST_TABLES:
+            self._tell(f"flax_loss, to try names, pass {len(self._passes) + 1}")
+            self._passes[text] = self._pass(table)
+        return self._passes.get(text, {})
+
+    def _pass(self, table: Names) -> dict[str, float]:
         converter = self._converter(table)
         arrays = converter.to_jax(under_all_names(self._of_torch.tensors, converter.tied))
         calls, losses = self._of_torch.calls, self._of_torch.losses
@@ -239,22 +239,22 @@ def _are_equal(residuals: Mapping[str, float]) -> bool:
     return bool(residuals) and max(residuals.values()) <= EQUAL
 
 
+def _changed(lines: Table, other: Table) -> set[str]:
+    return {name for name in lines if lines[name] != other[name]}
+
+
 def _layer(name: str) -> str:
     return name.rpartition(".")[0]
 
 
+def _place(twin: str | Rule, places: Mapping[str, int]) -> int:
+    """Return the place of a layer, or of the one that holds it; 0 if neither was called."""
+    name = numbered(twin if isinstance(twin, str) else twin.layers[0], (0, 0))
+    return next((places[layer] for layer in (name, _layer(name)) if layer in places), 0)
+
+
 def _widened(x: np.ndarray) -> np.ndarray:
     return x.astype("float64") if x.dtype.kind == "f" else x
-
-
-def common(tables: Sequence[Table]) -> Table:
-    """Return the lines that all tables have.
-
-    >>> common([{"a": "b", "q": "k"}, {"a": "b", "q": "v"}])
-    {'a': 'b'}
-    """
-    first, *others = tables
-    return {name: twin for name, twin in first.items() if all(other.get(name) == twin for other in others)}
 
 
 def is_nearer(one: Mapping[str, float], other: Mapping[str, float], nearest: float = math.inf) -> bool:

@@ -18,10 +18,11 @@ from jaxddp.nn.losses import Batch
 from jaxddp.nn.plain import PlainFunctional
 from jaxddp.parity.case_interface import AnyPortCase
 from jaxddp.parity.convert import Converter, NamesError, RuleError
+from jaxddp.parity.convert.lines import folded
 from jaxddp.parity.jax_side.draws import draws_of
 from jaxddp.parity.jax_side.layers import record_calls
 from jaxddp.parity.jax_side.multi_loss_step import losses_alone, multi_loss_step
-from jaxddp.parity.jax_side.names_trial import NamesTrial, common
+from jaxddp.parity.jax_side.names_trial import NamesTrial
 from jaxddp.parity.port import Names, Port, errors_located
 from jaxddp.parity.port.batches import are_equal
 from jaxddp.parity.port.draws import Draw
@@ -81,8 +82,10 @@ class FindTwins:
         if may_flatten(module) or any(piece.other_axes for piece in converter.pieces):
             tell("flax_loss and torch_loss, to see the order of flattened images and of axes")
             trial = NamesTrial(port, model, functional, module, _probe(port), tell)
-            table = trial.decide(trial.with_layouts(dict(port.names)))
-            names = _as_text(table) if table and table != port.names else {}
+            lines = trial.lines(port.names)
+            settled, _ = trial.settle(lines)
+            changed = {name: twin for name, twin in settled.items() if lines[name] != twin}
+            names = _as_text({**port.names, **changed}) if changed else {}
         return FoundTwins(names=names, draws=self._draws())
 
     def _draws(self) -> tuple[Draw, ...] | str:
@@ -112,7 +115,7 @@ class FindCrossedNames:
         model = port.flax_model()
         functional = functional_of(model, port.flax_loss, partial(port.first_batch, "jax"), port.no_twin)
         trial = NamesTrial(port, model, functional, module, _probe(port), tell)
-        table, says = trial.crossed(dict(port.names)) or ({}, "")
+        table, says = trial.crossed(port.names) or ({}, "")
         return _as_text(table), says
 
 
@@ -134,27 +137,21 @@ def _proposal(
     tell("flax_loss and torch_loss, to see the order of the layers")
     of_torch = _probe(port)
     orders = _order_of_jax(port, model, functional), [*of_torch.calls.used]
-    constants, candidates = list[str](), error.candidates(*orders)
-    if not candidates and (constants := error.lacking(of_torch.constants)):
-        candidates = error.candidates(*orders, constants)
+    constants, proposal = list[str](), error.propose(*orders)
+    if not proposal.is_complete and (constants := error.lacking(of_torch.constants)):
+        proposal = error.propose(*orders, constants)
         port = replace(port, no_twin=[*port.no_twin, *constants])
-    trial = NamesTrial(port, model, functional, module, of_torch, tell)
-    tables = [table for candidate in candidates for table in trial.with_layouts(candidate.table)]
-    by_order = list(dict.fromkeys(group for candidate in candidates for group in candidate.by_order))
-    why = ""
-    if (found := trial.decide(tables)) is not None:
-        table, ambiguous = trial.settle(found, by_order, {*orders[0]})
-        if ambiguous:
-            both = listed([f"{one} and {other}" for one, other in ambiguous], joint=", ")
-            why = f"ambiguous: {both} have equal shapes, and neither names nor a run of both models show which is which"
-    elif tables:
-        doubtful = {name for group in by_order for name in group}
-        table = {name: twin for name, twin in common(tables).items() if name not in doubtful}
-        names = sorted(doubtful | {name for table in tables for name in table} - common(tables).keys())
-        run = "no run of both models is clearly nearer in one of them" if of_torch.tensors else "the loss cannot be run"
-        why = f"ambiguous: {listed(names, joint=', ')} may be in several places in torch, and {run}"
-    else:
-        table, why = error.partial(), error.why_none()
+    table, why = proposal.certain(port.names), proposal.why
+    if proposal.is_complete:
+        trial = NamesTrial(port, model, functional, module, of_torch, tell)
+        lines = trial.lines({**port.names, **proposal.lines})
+        lines, doubtful = trial.settle(lines, proposal.orders, proposal.by_order, orders[0])
+        table = folded(lines, doubtful)
+        if doubtful:
+            names = listed(sorted(doubtful), joint=", ")
+            nearer = "no run of both models is clearly nearer in one of them"
+            run = nearer if of_torch.tensors else "the loss cannot be run"
+            why = f"ambiguous: {names} may be in several places in torch, and {run}"
     says = "; ".join(filter(None, [error.says, why]))
     return FoundTwins(says, _as_text(table) if table != port.names else {}, tuple(port.no_twin) if constants else ())
 

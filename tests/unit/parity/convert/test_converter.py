@@ -151,35 +151,12 @@ def test_attention_projections() -> None:
     check(Attention(), FlaxAttention(), random(3, 5, 8))
 
 
-class Tied(nn.Module):
-    """A model whose output layer shares the embedding's weight."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(7, 3)
-        self.head = nn.Linear(3, 7, bias=False)
-        self.head.weight = self.embed.weight
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.embed(x))
-
-
-class FlaxTied(nnx.Module):
-    def __init__(self) -> None:
-        self.embed = nnx.Embed(7, 3, dtype=np.float64, **SAME)
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return self.embed.attend(self.embed(x))
-
-
-def test_tied_weights_convert_once_and_return_under_both_names() -> None:
-    check(Tied(), FlaxTied(), np.array([[1, 6], [0, 2]]))
-
-
 def test_tied_weights_may_have_two_flax_twins() -> None:
-    converter = Converter(Tied(), {"embed.embedding": (7, 3), "head.kernel": (3, 7)})
+    module = nn.ModuleDict({"embed": nn.Embedding(7, 3), "head": nn.Linear(3, 7, bias=False)})
+    module["head"].weight = module["embed"].weight
+    converter = Converter(module, {"embed.embedding": (7, 3), "head.kernel": (3, 7)})
     assert converter.tied == {"head.weight": "embed.weight"}
-    arrays = converter.to_jax({name: tensor.numpy() for name, tensor in Tied().state_dict().items()})
+    arrays = converter.to_jax({name: tensor.numpy() for name, tensor in module.state_dict().items()})
     np.testing.assert_array_equal(arrays["embed.embedding"], arrays["head.kernel"].T)
 
 
@@ -200,8 +177,7 @@ def test_linen_models_convert_with_the_table_that_the_error_proposes() -> None:
     with pytest.raises(InputError) as caught:
         Converter(twin, shapes)
     table = {"Dense_0": "0", "BatchNorm_0": "1", "Dense_1": "2"}
-    assert "jax's Dense_0.kernel (4, 6) has no twin in torch, Dense_0.weight is not there" in str(caught.value)
-    assert "torch's 0.weight (6, 4) has no twin in jax" in str(caught.value)
+    assert str(caught.value).endswith(f"; perhaps names = {table}")
     arrays = Converter(twin, shapes, table).to_jax({k: v.numpy() for k, v in twin.state_dict().items()})
     loaded = {
         c: traverse_util.unflatten_dict({n: arrays[n] for n in names}, sep=".") for c, names in collections.items()
@@ -209,14 +185,6 @@ def test_linen_models_convert_with_the_table_that_the_error_proposes() -> None:
     with torch.no_grad():
         expected = twin(torch.from_numpy(x)).numpy()
     assert np.abs(LinenNet().apply(loaded, x) - expected).max() < TOLERANCE
-
-
-def test_the_error_proposes_an_obvious_table() -> None:
-    with pytest.raises(InputError, match=r"perhaps names = \{'Dense_0': '0', 'Dense_1': '1'\}$"):
-        Converter(
-            nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 2)),
-            {"Dense_0.kernel": (4, 6), "Dense_0.bias": (6,), "Dense_1.kernel": (6, 2), "Dense_1.bias": (2,)},
-        )
 
 
 @pytest.mark.parametrize(

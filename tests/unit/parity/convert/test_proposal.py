@@ -1,88 +1,63 @@
-"""Tables of names are proposed by kinds of layers and the order of their use."""
+"""Lines for a table of names are proposed by kinds of layers, their names and the order of their use."""
 
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from jaxddp.parity.convert import Converter, NamesError
-from jaxddp.parity.convert.proposal import Unpaired, folded, paired
+from jaxddp.parity.port import fused, part
+
+E = 4
+Shapes = dict[str, tuple[int, ...]]
 
 
-class Attention(nn.Module):
-    """A block whose layers are defined in another order than they are used in."""
+class Net(nn.Module):
+    """Layers by name; several, or a dictionary of them, are a list or a module."""
 
-    def __init__(self) -> None:
+    def __init__(self, **layers: Any):
         super().__init__()
-        self.last = nn.Linear(4, 4)
-        self.attn = nn.MultiheadAttention(4, 2)
-        self.norm = nn.LayerNorm(4)
-        self.first = nn.Linear(4, 4)
+        for name, layer in layers.items():
+            setattr(self, name, nn.ModuleList(layer) if isinstance(layer, list) else layer)
 
 
-FLAX = {
-    "MultiHead_0.query.kernel": (4, 2, 2),
-    "MultiHead_0.query.bias": (2, 2),
-    "MultiHead_0.key.kernel": (4, 2, 2),
-    "MultiHead_0.key.bias": (2, 2),
-    "MultiHead_0.value.kernel": (4, 2, 2),
-    "MultiHead_0.value.bias": (2, 2),
-    "MultiHead_0.out.kernel": (2, 2, 4),
-    "MultiHead_0.out.bias": (4,),
-    "Norm_0.scale": (4,),
-    "Norm_0.bias": (4,),
-    "Dense_0.kernel": (4, 4),
-    "Dense_0.bias": (4,),
-    "Dense_1.kernel": (4, 4),
-    "Dense_1.bias": (4,),
-}
-USE = ("attn", "norm", "first", "last")
+def stack(count: int = 3) -> list[nn.Module]:
+    """Return blocks whose layers are defined in another order than they are used in."""
+    return [Net(down=nn.Linear(E, E), up=nn.Linear(E, E), norm=nn.LayerNorm(E)) for _ in range(count)]
 
 
-def unpaired(module: nn.Module, jax: dict[str, tuple[int, ...]]) -> Unpaired:
-    tensors = {name: tuple(x.shape) for name, x in module.state_dict().items()}
-    return Unpaired([*jax], [*tensors], jax, tensors, dict(module.named_modules()))
+USE = [f"h.{n}.{name}" for n in range(3) for name in ("norm", "up", "down")]
 
 
-def test_layers_pair_off_by_kind_in_the_order_of_use() -> None:
-    found = unpaired(Attention(), FLAX)
-    right = {"MultiHead_0": "attn", "Norm_0": "norm", "Dense_0": "first", "Dense_1": "last"}
-    assert paired(found.in_order((), USE)).pairs == right
-    # By the order of definition the two layers of one size change places.
-    assert paired(found).pairs == right | {"Dense_0": "last", "Dense_1": "first"}
+def dense(*names: str, shape: tuple[int, ...] = (E, E), bias: int = 1) -> Shapes:
+    """Return the arrays of layers whose biases have as many axes."""
+    return {k: x for name in names for k, x in ((f"{name}.kernel", shape), (f"{name}.bias", shape[-bias:]))}
 
 
-def test_kinds_of_which_one_side_has_more_are_left_out() -> None:
-    jax = {name: shape for name, shape in FLAX.items() if not name.startswith("Dense_1")}
-    assert paired(unpaired(Attention(), jax)).pairs == {"MultiHead_0": "attn", "Norm_0": "norm"}
+def stacked(arrays: Shapes, count: int = 3) -> Shapes:
+    return {name: (count, *shape) for name, shape in arrays.items()}
 
 
-def test_an_embedding_is_no_layer_of_the_same_size() -> None:
-    module = nn.ModuleDict({"words": nn.Embedding(4, 4), "fc": nn.Linear(4, 4, bias=False)})
-    jax = {"Dense_0.kernel": (4, 4), "Embed_0.embedding": (4, 4)}
-    assert paired(unpaired(module, jax)).pairs == {"Dense_0": "fc", "Embed_0": "words"}
+NORM: Shapes = {"Blocks_0.Norm_0.scale": (E,), "Blocks_0.Norm_0.bias": (E,)}
+SCANNED = stacked(NORM | dense("Blocks_0.Dense_0", "Blocks_0.Dense_1"))
+STACK = {"Blocks_0.Norm_0": "h.{}.norm", "Blocks_0.Dense_0": "h.{}.up", "Blocks_0.Dense_1": "h.{}.down"}
 
 
-def test_an_embedding_bag_is_an_embedding() -> None:
-    module = nn.ModuleDict({"words": nn.EmbeddingBag(4, 4), "fc": nn.Linear(4, 4, bias=False)})
-    jax = {"Dense_0.kernel": (4, 4), "Embed_0.embedding": (4, 4)}
-    assert paired(unpaired(module, jax)).pairs == {"Dense_0": "fc", "Embed_0": "words"}
-
-
-def test_arrays_of_the_model_itself_have_a_line_each() -> None:
-    """ "" is no prefix of a name."""
-    module = nn.ModuleDict({"fc": nn.Linear(3, 5), "head": nn.ParameterDict({"bias": torch.zeros(2)})})
-    jax = {"kernel": (3, 5), "bias": (5,), "out.bias": (2,)}
-    names = paired(unpaired(module, jax)).pairs
-    assert names == {"kernel": "fc.kernel", "bias": "fc.bias", "out": "head"}
-    Converter(module, jax, names)
-
-
-def test_the_counter_of_a_batch_norm_follows_its_layer() -> None:
-    module = nn.ModuleDict({"bn": nn.BatchNorm1d(3)})
-    jax = {f"norm.{leaf}": (3,) for leaf in ("scale", "bias", "mean", "var")} | {"norm.num_batches_tracked": ()}
+def tables(module: nn.Module, jax: Shapes, use: list[str], jax_use: list[str] | None = None) -> list[dict[str, Any]]:
+    """Return the lines that give each array a twin, in each order of fused layers; all convert."""
     with pytest.raises(NamesError) as caught:
         Converter(module, jax)
-    assert [candidate.table for candidate in caught.value.candidates()] == [{"norm": "bn"}]
+    found = caught.value.propose(jax_use or [], use)
+    tables = [{**found.lines, **order} for order in found.orders] if found.is_complete else []
+    for table in tables:
+        Converter(module, jax, table)
+    return tables
+
+
+def parts(layer: str, *names: str, heads: int | None = None) -> dict[str, Any]:
+    return {name: part(layer, n, of=len(names), heads=heads) for n, name in enumerate(names)}
 
 
 class OwnNorm(nn.Module):
@@ -90,45 +65,219 @@ class OwnNorm(nn.Module):
 
     def __init__(self, bias: bool) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(4))
-        self.bias = nn.Parameter(torch.zeros(4)) if bias else None
+        self.weight = nn.Parameter(torch.ones(E))
+        self.bias = nn.Parameter(torch.zeros(E)) if bias else None
 
 
-@pytest.mark.parametrize("leaf", ["scale", "weight"])  # Flax's, Equinox's
-@pytest.mark.parametrize("bias", [True, False])
-def test_a_norm_of_the_model_itself_is_a_norm(leaf: str, bias: bool) -> None:
-    module = nn.ModuleDict({"fc": nn.Linear(4, 1, bias=False), "ln": OwnNorm(bias), "ln_f": nn.LayerNorm(4)})
-    jax = {
-        "LayerNorm_0." + leaf: (4,),
-        "LayerNorm_1." + leaf: (4,),
-        "LayerNorm_1.bias": (4,),
-        "Dense_0.kernel": (4, 1),
-    }
-    jax |= {"LayerNorm_0.bias": (4,)} if bias else {}
-    names = {"LayerNorm_0": "ln", "LayerNorm_1": "ln_f", "Dense_0": "fc"}
-    assert paired(unpaired(module, jax)).pairs == names
-    assert {piece.torch for piece in Converter(module, jax, names).pieces} == module.state_dict().keys()
+def norms(leaf: str, bias: bool) -> tuple[nn.Module, Shapes, list[str], dict[str, Any]]:
+    module = Net(fc=nn.Linear(E, 1, bias=False), ln=OwnNorm(bias), ln_f=nn.LayerNorm(E))
+    jax: Shapes = {f"Norm_0.{leaf}": (E,), f"Norm_1.{leaf}": (E,), "Norm_1.bias": (E,), "Dense_0.kernel": (E, 1)}
+    jax |= {"Norm_0.bias": (E,)} if bias else {}
+    return module, jax, [], {"Norm_0": "ln", "Norm_1": "ln_f", "Dense_0": "fc"}
 
 
-def test_a_stack_of_norms_is_a_norm_too() -> None:
-    module = nn.ModuleDict({"h": nn.ModuleList([nn.ModuleDict({"ln": nn.LayerNorm(4)}) for _ in range(3)])})
-    jax = {"blocks.norm.weight": (3, 4), "blocks.norm.bias": (3, 4)}
+def tied() -> nn.Module:
+    module = Net(h=stack(), wte=nn.Embedding(7, E), head=nn.Linear(E, 7, bias=False))
+    module.head.weight = module.wte.weight
+    return module
+
+
+Q_K_V = ("query", "key", "value")
+ATTENTION = dense(*(f"mha.{name}" for name in Q_K_V), shape=(E, 2, 2), bias=2)
+ATTENTION |= {"mha.out.kernel": (2, 2, E), "mha.out.bias": (E,)}
+OF_TORCH = {f"mha.{name}": f"attn.{name}" for name in (*Q_K_V, "out")}
+# Arrays of a plain function; torch has an LSTM.
+CELL: Shapes = {"cells.0.w_x": (2, 12), "cells.0.b_x": (12,), "cells.0.b_h": (12,), "cells.0.w_h": (3, 12)}
+PLAIN: Shapes = {"bias": (5,), **CELL, "embedding": (7, 2), "out": (3, 5)}
+RECURRENT = Net(encoder=nn.Embedding(7, 2), rnn=nn.LSTM(2, 3), decoder=nn.Linear(3, 5))
+OF_CELL = {f"cells.0.{jax}": f"rnn.{torch}" for jax, torch in (("w_x", "weight_ih_l0"), ("w_h", "weight_hh_l0"))}
+OF_CELL |= {f"cells.0.{jax}": f"rnn.{torch}" for jax, torch in (("b_x", "bias_ih_l0"), ("b_h", "bias_hh_l0"))}
+
+# Torch's module, jax's arrays, torch's layers in the order of their use, and the only lines.
+ONE: dict[str, tuple[nn.Module, Shapes, list[str], dict[str, Any]]] = {
+    "a stack": (Net(h=stack()), SCANNED, USE, STACK),
+    "a stack and a layer": (
+        Net(h=stack(), out=nn.Linear(E, 2)),
+        SCANNED | dense("Dense_0", shape=(E, 2)),
+        USE,
+        STACK | {"Dense_0": "out"},
+    ),
+    "a stack of attentions": (
+        Net(h=[Net(attn=nn.MultiheadAttention(E, 2)) for _ in range(2)]),
+        stacked(ATTENTION, 2),
+        [],
+        {name: f"h.{{}}.{twin}" for name, twin in OF_TORCH.items()},
+    ),
+    "a stack of norms": (
+        Net(h=[Net(ln=nn.LayerNorm(E)) for _ in range(3)]),
+        {"blocks.norm.weight": (3, E), "blocks.norm.bias": (3, E)},
+        [],
+        {"blocks.norm": "h.{}.ln"},
+    ),
+    "an attention beside layers of its size": (
+        Net(last=nn.Linear(E, E), attn=nn.MultiheadAttention(E, 2), first=nn.Linear(E, E)),
+        ATTENTION | dense("Dense_0", "Dense_1"),
+        ["attn", "first", "last"],
+        OF_TORCH | {"Dense_0": "first", "Dense_1": "last"},
+    ),
+    "keys of another size": (
+        Net(attn=nn.MultiheadAttention(E, 2, kdim=3, bias=False)),
+        {"a.q.w": (E, E), "a.k.w": (3, E), "a.v.w": (E, E), "a.o.w": (E, E)},
+        [],
+        {f"a.{name[0]}": f"attn.{name}" for name in (*Q_K_V, "out")},
+    ),
+    **{
+        f"an {kind.__name__}": (
+            Net(words=kind(E, E), fc=nn.Linear(E, E, bias=False)),
+            {"Embed_0.embedding": (E, E), "Dense_0.kernel": (E, E)},
+            [],
+            {"Embed_0": "words", "Dense_0": "fc"},
+        )
+        for kind in (nn.Embedding, nn.EmbeddingBag)
+    },
+    "a tied layer": (tied(), SCANNED | {"Embed_0.embedding": (7, E)}, USE, STACK | {"Embed_0": "wte"}),
+    "two tied layers": (
+        tied(),
+        SCANNED | {"Embed_0.embedding": (7, E), "Dense_0.kernel": (E, 7)},
+        USE,
+        STACK | {"Embed_0": "wte", "Dense_0": "head"},
+    ),
+    "arrays of the model itself": (
+        Net(fc=nn.Linear(3, 5), head=nn.ParameterDict({"bias": torch.zeros(2)})),
+        {"kernel": (3, 5), "bias": (5,), "out.bias": (2,)},
+        [],
+        {"kernel": "fc.kernel", "bias": "fc.bias", "out": "head"},  # "" is no prefix of a name
+    ),
+    "bare parameters": (
+        nn.ParameterDict({"wpe": torch.zeros(5, E), "cls": torch.zeros(1, E)}),
+        {"position": (1, 5, E), "token": (1, 1, E)},
+        [],
+        {"position": "wpe", "token": "cls"},
+    ),
+    "a counter": (
+        Net(bn=nn.BatchNorm1d(3)),
+        {f"norm.{leaf}": (3,) for leaf in ("scale", "bias", "mean", "var")} | {"norm.num_batches_tracked": ()},
+        [],
+        {"norm": "bn"},
+    ),
+    **{f"a norm with {leaf}, {bias}": norms(leaf, bias) for leaf in ("scale", "weight") for bias in (True, False)},
+    "an LSTM": (
+        RECURRENT,
+        PLAIN,
+        ["encoder", "rnn", "decoder"],
+        OF_CELL | {"embedding": "encoder.weight", "out": "decoder.weight", "bias": "decoder.bias"},
+    ),
+}
+
+
+@pytest.mark.parametrize(("module", "jax", "use", "lines"), ONE.values(), ids=ONE)
+def test_each_array_gets_a_line(module: nn.Module, jax: Shapes, use: list[str], lines: dict[str, Any]) -> None:
+    assert tables(module, jax, use, [*CELL]) == [lines]
+
+
+FUSED = Net(c_attn=nn.Linear(E, 3 * E), c_proj=nn.Linear(E, E))
+BY_HEAD = Net(c_attn=nn.Linear(E, 3 * E))
+BY_HEAD.num_heads = 2
+SEVERAL: dict[str, tuple[nn.Module, Shapes, list[str], dict[str, Any], int]] = {
+    "parts": (
+        FUSED,
+        dense("Dense_0", "Dense_1", "Dense_2", "Dense_3"),
+        ["c_attn", "c_proj"],
+        {"Dense_3": "c_proj", **parts("c_attn", "Dense_0", "Dense_1", "Dense_2")},
+        6,
+    ),
+    "parts used last": (
+        FUSED,
+        dense("Dense_0", "Dense_1", "Dense_2", "Dense_3"),
+        ["c_proj", "c_attn"],
+        {"Dense_0": "c_proj", **parts("c_attn", "Dense_1", "Dense_2", "Dense_3")},
+        6,
+    ),
+    "an attention": (
+        FUSED,
+        ATTENTION,
+        ["c_attn", "c_proj"],
+        {"mha.out": "c_proj", **parts("c_attn", *(f"mha.{name}" for name in Q_K_V))},
+        6,
+    ),
+    "parts within a stack": (
+        Net(h=[Net(c_attn=nn.Linear(E, 3 * E)) for _ in range(2)]),
+        stacked(dense("blocks.q", "blocks.k", "blocks.v", shape=(E, 2, 2), bias=2), 2),
+        [],
+        parts("h.{}.c_attn", "blocks.q", "blocks.k", "blocks.v"),
+        6,
+    ),
+    "one layer": (
+        Net(q=nn.Linear(E, E), k=nn.Linear(E, E), v=nn.Linear(E, E)),
+        dense("qkv", shape=(E, 3, 2, 2), bias=3),
+        ["q", "k", "v"],
+        {"qkv": fused("q", "k", "v")},
+        6,
+    ),
+    "torch's attention in one layer": (
+        Net(attn=nn.MultiheadAttention(E, 2)),
+        dense("qkv", shape=(E, 3 * E)) | dense("out"),
+        ["attn"],
+        {"qkv": fused("attn.query", "attn.key", "attn.value"), "out": "attn.out"},
+        12,
+    ),
+    "by head": (BY_HEAD, dense("q", "k", "v"), [], parts("c_attn", "q", "k", "v"), 12),
+}
+
+
+@pytest.mark.parametrize(("module", "jax", "use", "first", "count"), SEVERAL.values(), ids=SEVERAL)
+def test_parts_of_a_layer_are_found_in_each_order(
+    module: nn.Module, jax: Shapes, use: list[str], first: dict[str, Any], count: int
+) -> None:
+    found = tables(module, jax, use)
+    assert found[0] == first
+    assert len({str(table) for table in found}) == len(found) == count
+    swapped = {name: part("c_attn", n, of=3, heads=2) for n, name in ((1, "q"), (0, "k"), (2, "v"))}
+    assert (swapped in found) == (module is BY_HEAD)
+
+
+NONE: dict[str, tuple[nn.Module, Shapes, str]] = {
+    "another number of layers": (Net(h=stack(2)), SCANNED, "jax's Blocks_0.Norm_0, Blocks_0.Dense_0, "),
+    "parts of several branches": (
+        Net(c_attn=nn.Linear(E, 3 * E)),
+        dense("a.q", "b.k", "c.v"),
+        "jax's a.q, b.k, c.v and torch's c_attn: they differ in size or number",
+    ),
+    # As of a cell with one bias, where torch's has two: they train differently.
+    "other arrays": (
+        RECURRENT,
+        {name: x for name, x in PLAIN.items() if name != "cells.0.b_h"},
+        "jax's (model), cells.0.w_x, ",
+    ),
+}
+
+
+@pytest.mark.parametrize(("module", "jax", "why"), NONE.values(), ids=NONE)
+def test_what_has_no_counterpart_is_named(module: nn.Module, jax: Shapes, why: str) -> None:
     with pytest.raises(NamesError) as caught:
         Converter(module, jax)
-    assert [candidate.table for candidate in caught.value.candidates()] == [{"blocks.norm": "h.{}.ln"}]
+    found = caught.value.propose()
+    assert not found.is_complete and found.why.startswith(f"no table is proposed for {why}")
 
 
-def test_a_branch_with_equal_names_is_one_line() -> None:
-    block = nn.ModuleDict({"fc1": nn.Linear(3, 5), "fc2": nn.Linear(5, 3)})
-    module = nn.ModuleDict({"layers": nn.ModuleList([block, nn.ModuleDict({"other": nn.Linear(2, 3)})])})
-    jax = {f"Block_0.{fc}.{leaf}": shape for fc, leaf, shape in SHAPES}
-    pairs = paired(unpaired(module, jax | {"Dense_0.kernel": (2, 3), "Dense_0.bias": (3,)})).pairs
-    assert folded(pairs) == {"Block_0": "layers.0", "Dense_0": "layers.1.other"}
+def test_kinds_of_which_one_side_has_more_are_left_out() -> None:
+    module = Net(attn=nn.MultiheadAttention(E, 2), norm=nn.LayerNorm(E), fc=nn.Linear(E, 3))
+    with pytest.raises(NamesError) as caught:
+        Converter(module, ATTENTION | {"Norm_0.scale": (E,), "Norm_0.bias": (E,)})
+    assert str(caught.value).endswith("; perhaps names = {'mha': 'attn', 'Norm_0': 'norm'}")
 
 
-SHAPES = (
-    ("fc1", "kernel", (3, 5)),
-    ("fc1", "bias", (5,)),
-    ("fc2", "kernel", (5, 3)),
-    ("fc2", "bias", (3,)),
-)
+def test_a_branch_gets_no_line_that_would_move_a_layer_whose_names_agree() -> None:
+    module = Net(a=Net(x=nn.Linear(2, 3)), b=Net(y=nn.Linear(3, 4)))
+    with pytest.raises(NamesError, match=r"perhaps names = \{'a\.y': 'b\.y'\}$"):
+        Converter(module, dense("a.x", shape=(2, 3)) | dense("a.y", shape=(3, 4)))
+
+
+@pytest.mark.parametrize(("name", "shape"), [("weight_ih", (9, 3)), ("kernel", (3, 9)), ("w", (3, 9))])
+def test_the_layout_of_a_recurrent_layers_matrices_is_read_off_their_shapes(name: str, shape: tuple[int, int]) -> None:
+    module = nn.GRU(3, 3, bias=False)
+    jax = {f"{name}_x": shape, f"{name}_h": shape}
+    names = {f"{name}_x": "weight_ih_l0", f"{name}_h": "weight_hh_l0"}
+    arrays = Converter(module, jax, names).to_jax({name: x.numpy() for name, x in module.state_dict().items()})
+    expected = module.weight_ih_l0.detach().numpy()
+    np.testing.assert_array_equal(arrays[f"{name}_x"], expected if shape == expected.shape else expected.T)

@@ -1,11 +1,12 @@
 """Tables of names that are proposed before anything runs, and what they are proposed by."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from jaxddp.parity.cases import PortCase
-from jaxddp.parity.jax_side.twins import FindCrossedNames, FindTwins
+from jaxddp.parity.jax_side.twins import FindCrossedNames, FindTwins, FoundTwins
 from jaxddp.parity.port import PortFile
 from tests.support.arranged_ports import CONVNET, JOINT, SPLIT, TANH, attention, write
 from tests.support.small_port import Change
@@ -32,15 +33,16 @@ NORM: list[Change] = [
     ("    from flax import nnx\n", "    from flax import nnx\n    from jaxddp.nn.layers import BatchNorm\n"),
     ("self.fc1(x.reshape(len(x), -1))", "self.fc1(self.bn(x.reshape(len(x), -1)))"),
 ]
+AS_TORCH: Change = ("x.reshape(len(x), -1)", "x.transpose(0, 3, 1, 2).reshape(len(x), -1)")
 BIG: Change = ("x = nnx.relu(self.conv(", "x = 3 + nnx.relu(self.conv(")  # a fault that drowns everything behind it
 
 
+def found_in(path: Path) -> FoundTwins:
+    return FindTwins(PortCase(PortFile(str(path)), 1)).run(lambda where: None)
+
+
 def proposed(folder: Path, text: str, *changes: Change) -> tuple[str, dict[str, str]]:
-    return found_in(write(folder, text, *changes))
-
-
-def found_in(path: Path) -> tuple[str, dict[str, str]]:
-    found = FindTwins(PortCase(PortFile(str(path)), 1)).run(lambda where: None)
+    found = found_in(write(folder, text, *changes))
     return found.without_twin, found.names
 
 
@@ -75,7 +77,7 @@ def test_the_order_is_proposed_with_names_that_do_not_map(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "changes",
     [
-        [("x.reshape(len(x), -1)", "x.transpose(0, 3, 1, 2).reshape(len(x), -1)")],
+        [AS_TORCH],
         [("x.reshape(len(x), -1)", "x.transpose(0, 2, 1, 3).reshape(len(x), -1)")],
         [("x.reshape(len(x), -1)", "x[::-1].reshape(len(x), -1)")],
         [BIG],
@@ -103,10 +105,17 @@ def test_the_order_of_fused_layers_is_proposed_only_if_a_pass_decides(
     layers = ", ".join(sorted(names))
     why = f"{found[0]}; ambiguous: {layers} may be in several places in torch, and "
     assert proposed(tmp_path, text, other) == (f"{why}no run of both models is clearly nearer in one of them", {})
-    raising = ("    y = model(batch", "    raise ValueError\n    y = model(batch")
+    raising = ("def torch_loss(model, batch):", "def torch_loss(model, batch):\n    raise ValueError")
     path = write(tmp_path, text)
     path.write_text(path.read_text().replace(*raising))
-    assert found_in(path) == (f"{why}the loss cannot be run", {})
+    failing = found_in(path)
+    assert (failing.without_twin, failing.names) == (f"{why}the loss cannot be run", {})
+
+
+def test_parts_that_nothing_tells_apart_are_ambiguous(tmp_path: Path) -> None:
+    """With one key, softmax is 1: queries and keys are of no effect."""
+    says, names = proposed(tmp_path, attention(SPLIT), ("T, C = 8, 2, 5, 4", "T, C = 8, 2, 1, 4"))
+    assert names == {"v": 'part("qkv", 2, of=3)'} and "ambiguous: k, q may be in several places" in says
 
 
 def parallel(jax: str, torch: str, called: str) -> str:
@@ -153,9 +162,20 @@ def test_a_pass_pairs_layers_that_are_called_in_another_order(
     assert "ambiguous" not in found[0] and found[1] == {"a": "x", "b": "y", "c": "z"}
 
 
+@pytest.mark.parametrize("called", [VALUE_FIRST, KEY_FIRST])
+def test_layers_whose_sum_alone_counts_are_interchangeable(called: str, tmp_path: Path) -> None:
+    """Two tables are right; the first order of use, which is wrong, is not kept because of that."""
+    sums: list[Change] = [
+        ("attention(q, k, v)", "attention(q + k, q + k, v)"),
+        ('bkhd->bhqk", q, k', 'bkhd->bhqk", q + k, q + k'),
+    ]
+    says, names = proposed(tmp_path, parallel("a b c", "x y z", called), *sums)
+    assert "ambiguous" not in says and names["c"] == "z" and {*names.values()} == {"x", "y", "z"}
+
+
 def test_layers_that_nothing_tells_apart_are_ambiguous_and_left_out(tmp_path: Path) -> None:
     says, names = proposed(tmp_path, parallel("a b c", "x y z", VALUE_FIRST), FAR)
-    assert names == {} and "; ambiguous: " in says and "have equal shapes" in says
+    assert names == {} and "; ambiguous: " in says and "may be in several places" in says
 
 
 def test_a_table_that_crosses_two_layers_is_suspected(tmp_path: Path) -> None:
@@ -173,13 +193,18 @@ def test_parts_in_another_order_are_found(tmp_path: Path) -> None:
     assert found[1] == {name: f'part("qkv", {n}, of=3)' for name, n in (("q", 1), ("k", 2), ("v", 0))}
 
 
-def test_draws_are_told_beside_names_that_do_not_map(tmp_path: Path) -> None:
+DRAWS: Change = (
+    "return linen.Dense(4)(jax",
+    "import jax; jax.random.normal(jax.random.key(0), (4, 2)); return linen.Dense(4)(jax",
+)
+
+
+@pytest.mark.parametrize(("changes", "shapes"), [([], []), ([DRAWS], [(4, 2)])], ids=["no draw", "a draw"])
+def test_draws_are_told_beside_names_that_do_not_map(changes: list[Change], shapes: list[Any], tmp_path: Path) -> None:
     """Without them the check would say that jax's loss draws nothing, or fails."""
-    draws = "import jax; jax.random.normal(jax.random.key(0), (4, 2)); return linen.Dense(4)(jax"
-    path = write(tmp_path, CONVNET, *COMPACT, ("return linen.Dense(4)(jax", draws))
-    found = FindTwins(PortCase(PortFile(str(path)), 1)).run(lambda where: None)
+    found = found_in(write(tmp_path, CONVNET, *COMPACT, *changes))
     assert found.without_twin and not isinstance(found.draws, str)
-    assert [draw.shape for draw in found.draws] == [(4, 2)]
+    assert [draw.shape for draw in found.draws] == shapes
 
 
 # A mask as nanoGPT keeps one, beside layers that are called otherwise; and a dropout.
@@ -193,30 +218,20 @@ MASK: list[Change] = [
 COUNTS: Change = ("torch.relu(self.conv(x))", "torch.relu(self.conv(x) + 0 * self.mask.add_(1).sum())")
 
 
-def constants(path: Path) -> tuple[tuple[str, ...], dict[str, str]]:
-    found = FindTwins(PortCase(PortFile(str(path)), 1)).run(lambda where: None)
-    assert "torch's mask (2,) has no twin in jax" in found.without_twin
-    return found.no_twin, found.names
+TABLE = {"Conv_0": "conv", "Dense_0": FLATTENED, "Dense_1": "fc2"}
 
 
-def test_constants_of_torch_are_proposed_beside_the_names(tmp_path: Path) -> None:
-    table = {"Conv_0": "conv", "Dense_0": FLATTENED, "Dense_1": "fc2"}
-    assert constants(write(tmp_path, CONVNET, *MASK)) == (("mask",), table)
-
-
-def test_constants_alone_need_no_names(tmp_path: Path) -> None:
-    images = ("x.reshape(len(x), -1)", "x.transpose(0, 3, 1, 2).reshape(len(x), -1)")
-    assert constants(write(tmp_path, CONVNET, MASK[-1], images)) == (("mask",), {})
-
-
-def test_a_buffer_that_the_loss_changes_is_no_constant(tmp_path: Path) -> None:
-    no_twin, names = constants(write(tmp_path, CONVNET, *MASK, COUNTS))
-    assert no_twin == () and names.keys() == {"Conv_0", "Dense_0", "Dense_1"}
-
-
-def test_draws_are_seen_although_names_do_not_map(tmp_path: Path) -> None:
-    path = write(tmp_path, CONVNET, *COMPACT)
-    assert FindTwins(PortCase(PortFile(str(path)), 1)).run(lambda where: None).draws == ()
+@pytest.mark.parametrize(
+    ("changes", "no_twin", "names"),
+    [(MASK, ("mask",), TABLE), ([MASK[-1], AS_TORCH], ("mask",), {}), ([*MASK, COUNTS], (), {"Conv_0", *TABLE})],
+    ids=["beside names", "alone", "changed by the loss"],
+)
+def test_constants_of_torch_are_proposed(
+    changes: list[Change], no_twin: tuple[str, ...], names: Any, tmp_path: Path
+) -> None:
+    found = found_in(write(tmp_path, CONVNET, *changes))
+    assert "torch's mask (2,) has no twin in jax" in found.without_twin and found.no_twin == no_twin
+    assert found.names == names if isinstance(names, dict) else found.names.keys() == names
 
 
 # Hugging Face's GPT-2: Conv1D (in, out) beside a kernel of (out, in), as in FlaxGPT2, in a square layer.
