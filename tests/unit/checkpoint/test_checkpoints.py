@@ -16,7 +16,7 @@ from jaxddp.data.torch_rng import Generator
 from jaxddp.distributed.replicas import Replicas
 from jaxddp.errors import InputError
 from jaxddp.state import TrainState
-from tests.support.checkpoint_states import RUN, char_mlp, check_same, state_of
+from tests.support.checkpoint_states import RUN, char_mlp, check_same, save_all, state_of
 
 CONFIGS = [
     *({"optimizer": name} for name in OPTIMIZERS),
@@ -80,10 +80,8 @@ def test_a_checkpoint_of_another_model_or_optimizer_is_refused(
 
 
 def test_the_newest_two_are_kept(checkpoints: Checkpoints, folder: Path) -> None:
-    for step in (1, 5, 10):
-        checkpoints.save(state_of(step))
+    save_all(checkpoints, 1, 5, 10)
     assert checkpoints.latest_step == 10
-    checkpoints.wait()
     assert sorted(path.name for path in folder.iterdir()) == ["10", "5"]
     check_same(checkpoints.restore(state_of(0)), state_of(10))
 
