@@ -154,15 +154,12 @@ def test_of_processes_that_start_at_once_exactly_one_owns_the_folder(tmp_path, f
             path.mkdir(parents=True)
             save_config(TrainConfig(), path)
         for racer in racers:
-            racer.stdin.write(f"{path}\n")
-            racer.stdin.flush()
+            print(path, file=racer.stdin, flush=True)
         told = {racer: racer.stdout.readline() for racer in racers}
         (owner,) = [racer for racer, answer in told.items() if answer == "won\n"]
         owner.stdin.write("end\n")
         owners = "|".join(str(racer.pid) for racer in racers)
-        refused = (
-            rf"--{flag} {path}: (in use by (process ({owners}) on \S+|another process); |already holds a run; ).*\n"
-        )
+        refused = rf"--{flag} {path}: (in use by (process ({owners}) on \S+|another process)|already holds a run); .*\n"
         others = [answer for racer, answer in told.items() if racer is not owner]
         assert [answer for answer in others if not re.fullmatch(refused, answer)] == []
     for racer in racers:
@@ -185,8 +182,7 @@ def test_a_run_that_started_and_ended_just_before_keeps_its_folder(tmp_path, mon
 def test_a_killed_process_does_not_keep_the_folder(tmp_path):
     command = [sys.executable, "-c", RACE, "output"]
     owner = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    owner.stdin.write(f"{tmp_path / 'run'}\n")
-    owner.stdin.flush()
+    print(tmp_path / "run", file=owner.stdin, flush=True)
     assert [owner.stdout.readline() for _ in range(2)] == ["ready\n", "won\n"]
     with pytest.raises(InputError, match=rf"run: in use by process {owner.pid} on .*; choose another folder, or wait"):
         claim(tmp_path / "run", resume=True)
@@ -264,8 +260,7 @@ def test_a_bad_config_file_is_named_with_the_wrong_field(text: str | None, messa
 
 
 def test_an_integer_is_accepted_as_a_float(tmp_path: Path) -> None:
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps({"lr": 1, "hidden_sizes": [], "betas": [0, 0.9]}))
+    (tmp_path / "config.json").write_text(json.dumps({"lr": 1, "hidden_sizes": [], "betas": [0, 0.9]}))
     assert load_config(tmp_path, TrainConfig) == TrainConfig(lr=1, hidden_sizes=(), betas=(0, 0.9))
 
 
