@@ -18,11 +18,11 @@ from jaxddp.data_parallel import DataParallel
 from jaxddp.distributed.devices import prepare
 from jaxddp.distributed.replicas import Replicas
 from jaxddp.errors import InputError
-from jaxddp.loader import Loader
 from jaxddp.models import MLP
 from jaxddp.nn import layers
 from jaxddp.nn.losses import Losses
 from jaxddp.step.gradient_hooks import GradientHook
+from tests.support.step_cases import two_epochs
 
 LR = 0.1
 TOLERANCE = 5e-7  # relative, float32; measured: 4.3e-8
@@ -76,20 +76,12 @@ def check_params(state: Any, expected: Arrays) -> None:
 
 def test_a_users_module_with_a_plain_loss_trains() -> None:
     state, sums = one_step(trainer(), trainer().init())
+    assert (int(trainer().init().step), int(state.step)) == (0, 1)
     check_params(state, by_hand(2.0, -1.0))
     assert sums.keys() == {"loss", "count"}
     assert sums["count"].tolist() == [6]
     with pytest.raises(AssertionError):
         check_params(state, by_hand(2.0, -1.001))
-
-
-def test_training_starts_from_the_params_given() -> None:
-    ddp = trainer()
-    state = ddp.init(params={"slope": np.float32(5), "offset": np.float32(7)})
-    assert int(state.step) == 0
-    state, _ = one_step(ddp, state)
-    assert int(state.step) == 1
-    check_params(state, by_hand(5.0, 7.0))
 
 
 def test_donation_frees_no_array_of_the_caller() -> None:
@@ -121,14 +113,6 @@ def test_a_module_taken_out_survives_further_steps() -> None:
     one_step(ddp, state)
     assert module.slope[...] == pytest.approx(by_hand(2.0, -1.0)["slope"], rel=TOLERANCE)
     assert isinstance(module, Line)
-
-
-def test_a_state_cannot_be_used_twice() -> None:
-    ddp = trainer()
-    state = ddp.init()
-    one_step(ddp, state)
-    with pytest.raises(ValueError, match="used up by an earlier `steps`; use the state that it returned"):
-        one_step(ddp, state)
 
 
 def test_the_default_replicas_are_the_prepared_devices() -> None:
@@ -190,24 +174,12 @@ class Normalized(nnx.Module):
 
 
 @functools.cache
-def two_epochs(steps_per_dispatch: int) -> tuple[Arrays, list[float], list[int]]:
-    """Return state and losses of two epochs of 7 full steps and a smaller one, and the traces after each epoch."""
-    traces, losses, traced = [], [], []
-
-    def loss_fn(model: Normalized, batch: Any) -> jax.Array:
-        traces.append(batch["x"].shape)
-        return (model(batch["x"]) - 1) ** 2
-
-    rng = np.random.default_rng(0)
-    ddp = DataParallel(Normalized(), optim.sgd(LR, momentum=0.9), loss_fn, replicas=two())
-    x = rng.normal(size=(59, 2)).astype("float32")
-    loader = Loader({"x": x}, ddp.replicas, global_batch_size=8, steps_per_dispatch=steps_per_dispatch)
-    state = ddp.init()
-    for epoch in range(2):
-        for batch in loader.epoch(epoch):
-            state, sums = ddp.steps(state, batch)
-            losses += sums["loss"].tolist()
-        traced.append(len(traces))
+def trained(steps_per_dispatch: int) -> tuple[Arrays, list[float], list[int]]:
+    """Return state and losses of two epochs of 7 full steps and a smaller one, and the traces until each one's end."""
+    data = {"x": np.random.default_rng(0).normal(size=(59, 2)).astype("float32")}
+    loss_fn = lambda model, batch: (model(batch["x"]) - 1) ** 2  # noqa: E731
+    options = {"global_batch_size": 8, "steps_per_dispatch": steps_per_dispatch}
+    ddp, state, losses, traced = two_epochs(Normalized(), loss_fn, optim.sgd(LR, momentum=0.9), data, **options)
     ddp.verify(state)
     leaves = jax.tree_util.tree_leaves_with_path(state)
     return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}, losses, traced
@@ -216,7 +188,7 @@ def two_epochs(steps_per_dispatch: int) -> tuple[Arrays, list[float], list[int]]
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("steps_per_dispatch", [3, 7])
 def test_steps_per_dispatch_changes_no_bit(steps_per_dispatch: int) -> None:
-    one, several = two_epochs(1), two_epochs(steps_per_dispatch)
+    one, several = trained(1), trained(steps_per_dispatch)
     assert len(one[1]) == 16
     assert one[1] == several[1]
     for name, value in one[0].items():
@@ -225,7 +197,7 @@ def test_steps_per_dispatch_changes_no_bit(steps_per_dispatch: int) -> None:
 
 @pytest.mark.parametrize(("steps_per_dispatch", "shapes"), [(1, 2), (3, 3), (7, 2)])
 def test_each_shape_is_traced_once(steps_per_dispatch: int, shapes: int) -> None:
-    _, _, (after_one, after_two) = two_epochs(steps_per_dispatch)
+    _, _, (after_one, after_two) = trained(steps_per_dispatch)
     assert after_one == after_two == shapes
 
 

@@ -5,13 +5,13 @@ from typing import Any
 import jax
 import numpy as np
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from jaxddp.config import TrainConfig
 from jaxddp.data.sampler import epoch_indices, shard_table
 from jaxddp.distributed.replicas import VirtualReplicas
 from jaxddp.loader import Loader
 from tests.support.step_cases import Arrays
+from tests.unit.test_loader import SIZES
 from torch_ref.loader import Loader as TorchLoader
 
 
@@ -34,15 +34,7 @@ def unpadded(part: Arrays, rank: int, k: int) -> list[int]:
     return x[part["valid"][rank, k] > 0].tolist() if "valid" in part else x.tolist()
 
 
-@given(
-    size=st.integers(1, 60),
-    world_size=st.integers(1, 9),
-    micro=st.integers(1, 4),
-    accumulation=st.integers(1, 3),
-    epoch=st.integers(0, 3),
-    shuffle=st.booleans(),
-    per_dispatch=st.integers(1, 4),
-)
+@given(**SIZES)
 @settings(max_examples=150, deadline=None, derandomize=True, database=None)
 def test_every_example_is_used_once_and_on_the_same_rank_as_in_torch(
     size: int, world_size: int, micro: int, accumulation: int, epoch: int, shuffle: bool, per_dispatch: int

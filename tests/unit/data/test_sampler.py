@@ -149,17 +149,6 @@ def lines(text):
     return text.strip("\n").split("\n")
 
 
-def test_shard_table_marks_repeated_examples():
-    assert table(9, 2, 3, shuffle=False).split("\n") == lines("""
-          | step 1   | step 2
-----------+----------+-------
-replica 0 | x1 x3 x5 | x7 x9
-replica 1 | x2 x4 x6 | x8 x1*
-
-9 examples on 2 replicas: 1 repeated (*), so that all get equally many: x1
-""")
-
-
 def test_shard_table_names_dropped_examples():
     assert table(9, 2, 3, shuffle=False, drop_last=True).split("\n") == lines("""
           | step 1   | step 2

@@ -23,7 +23,7 @@ from tests.support.twins import evidence
 CLEAN = 1e-14  # measured: up to 1.7e-15
 FEW = 100  # replays where nothing can be found
 
-pytestmark = pytest.mark.usefixtures("in_float64", "one_thread")
+pytestmark = pytest.mark.usefixtures("x64", "one_thread")
 
 
 def tf32(x: jax.Array) -> jax.Array:
