@@ -164,12 +164,8 @@ def test_a_wide_table_continues_below():
     text = table(1437, 2, 32)
     assert max(map(len, text.split("\n"))) <= 100
     blocks = text.split("\n\n")
-    assert [block.split("\n")[0].strip(" |") for block in blocks[:4]] == [
-        "step 1",
-        "step 1 continued",
-        "step 1 continued",
-        "step 2",
-    ]
+    headings = [block.split("\n")[0].strip(" |") for block in blocks[:4]]
+    assert headings == ["step 1", "step 1 continued", "step 1 continued", "step 2"]
     for rank, expected in enumerate(epoch_indices(1437, 2)):
         row = " ".join(line.split("|", 1)[1] for line in text.split("\n") if line.startswith(f"replica {rank}"))
         assert [int(number) - 1 for number in re.findall(r"x(\d+)", row)] == expected.tolist()
