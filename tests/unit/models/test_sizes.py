@@ -29,9 +29,8 @@ def test_a_model_larger_than_memory_is_refused(fields: dict[str, Any], message: 
 @pytest.mark.parametrize("name", ["num_examples", "num_features", "num_classes"])
 def test_data_larger_than_memory_are_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jaxddp.data.memory.memory", lambda: 3 * 2**30)
-    with pytest.raises(
-        InputError, match=r"--num-examples .*: the numbers take [0-9,]+ GiB, and this machine has 3 GiB$"
-    ):
+    message = r"--num-examples .*: the numbers take [0-9,]+ GiB, and this machine has 3 GiB$"
+    with pytest.raises(InputError, match=message):
         datasets.load(TrainConfig(dataset="linear", **{name: 2**31 - 1}))
 
 
