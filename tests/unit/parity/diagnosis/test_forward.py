@@ -226,7 +226,6 @@ def one_gradient_scaled(gradients: dict[str, np.ndarray]) -> None:
 def test_an_unknown_fault_is_not_named(options: dict[str, Any]) -> None:
     ruling = explain_model(evidence(TRANSFORMER, **options), replays=FEW)
     assert ruling.named == ()
-    assert ruling.runner_up is not None
     assert ruling.runner_up.residual > 1e-3  # measured: at least 1.9e-2
 
 
