@@ -79,7 +79,7 @@ def test_the_progress_bar_is_shown_only_on_terminals(monkeypatch, capsys, quiet)
         assert [line[:11] for line in capsys.readouterr().out.splitlines()[1:]] == ["epoch  1/10", "epoch  2/10"]
 
 
-def test_metrics_are_strict_json(tmp_path):
+def test_metrics_are_strict_json_and_a_nan_raises_no_warning(tmp_path, caplog):
     with claimed_log(tmp_path / "run") as log:
         log.step(1, 1, {"loss": float("nan"), "accuracy": np.float32(0.5)}, examples=32)
         log.epoch(1, 1, {"loss": float("inf")}, {"loss": np.float64(0.25)}, examples_per_second=100)
@@ -92,7 +92,7 @@ def test_metrics_are_strict_json(tmp_path):
         {"kind": "step", "step": 1, "epoch": 1, "examples": 32, "loss": None, "accuracy": 0.5},
         {"kind": "epoch", "step": 1, "epoch": 1, "train_loss": None, "test_loss": 0.25, "examples_per_second": 100.0},
     ]
-    assert (tmp_path / "run" / "curves.png").is_file()
+    assert (tmp_path / "run" / "curves.png").is_file() and caplog.records == []
 
 
 def test_a_run_folder_has_config_curves_metrics_and_tensorboard(tmp_path):
