@@ -19,11 +19,8 @@ def examples_of(batches: Any, world_size: int) -> list[list[list[list[int]]]]:
     """Return the examples without padding: [step][rank][micro-batch]."""
     steps = []
     for batch in batches:
-        of_head = (
-            []
-            if batch.head is None
-            else [jax.tree.map(lambda x, a=a: x[:, :, a], batch.head) for a in range(batch.head["x"].shape[2])]
-        )
+        count = 0 if batch.head is None else batch.head["x"].shape[2]
+        of_head = [jax.tree.map(lambda x, a=a: x[:, :, a], batch.head) for a in range(count)]
         for k in range(batch.last["x"].shape[1]):
             steps.append([[unpadded(part, rank, k) for part in (*of_head, batch.last)] for rank in range(world_size)])
     return steps
@@ -57,9 +54,7 @@ def test_every_example_is_used_once_and_on_the_same_rank_as_in_torch(
         assert [step[rank] for step in steps[: len(theirs)]] == theirs
         assert all(not part for step in steps[len(theirs) :] for part in step[rank])
         assert loader.steps_per_epoch == reference.steps_per_epoch == len(steps)
-        assert [loader.examples_in(s) for s in range(len(steps))] == [
-            reference.examples_in(s) for s in range(len(steps))
-        ]
+        assert all(loader.examples_in(step) == reference.examples_in(step) for step in range(len(steps)))
         active.append([step < len(theirs) for step in range(len(steps))])
     highest = [max(rank for rank in range(world_size) if active[rank][step]) for step in range(len(steps))]
     buffers_of = np.concatenate([batch.buffers_of for batch in every], axis=1)

@@ -124,9 +124,8 @@ def with_torchs_updates(evidence: OptimizerEvidence) -> OptimizerEvidence:
 
 def test_a_scale_of_which_any_multiple_fits_as_well_is_no_name() -> None:
     """Clipped gradients times a large number are clipped without the epsilon, and Adam does not see their scale."""
-    ruling = explain_optimizer(
-        run(adam, optax.chain(optax.clip_by_global_norm(0.5), optax.adam(1e-3)), max_norm=0.5, steps=3)
-    )
+    port = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(1e-3))
+    ruling = explain_optimizer(run(adam, port, max_norm=0.5, steps=3))
     assert named(ruling) == {frozenset({"clip_epsilon"})}
 
 

@@ -119,9 +119,8 @@ def test_table_yields_each_row_as_soon_as_it_is_checked():
     def rows():
         for size in (1, 8):
             made.append(size)
-            yield console.Row(
-                "char_mlp", "adagrad", "accumulation, clipping", size, dict.fromkeys(ORDER, 9e-16), "equal", 2.5
-            )
+            residuals = dict.fromkeys(ORDER, 9e-16)
+            yield console.Row("char_mlp", "adagrad", "accumulation, clipping", size, residuals, "equal", 2.5)
 
     lines = console.table(rows())
     heading = next(lines)
@@ -138,9 +137,8 @@ def test_table_yields_each_row_as_soon_as_it_is_checked():
 
 
 def test_table_summary_names_the_checks_that_are_not_equal():
-    different = console.Row(
-        "mlp", "adam", "", 2, {"update": 0.1, "samples": 0.0, "hyperparameters": math.inf}, "different"
-    )
+    residuals = {"update": 0.1, "samples": 0.0, "hyperparameters": math.inf}
+    different = console.Row("mlp", "adam", "", 2, residuals, "different")
     incomplete = console.Row("mlp", "sgd", "clipping", 4, {}, "incomplete")
     lines = list(console.table([console.Row("mlp", "sgd", "", 1), different, incomplete]))
     assert lines[-1] == "3 checks, 2 not equal, 0.0 s: mlp adam x2, mlp sgd clipping x4"
