@@ -16,13 +16,12 @@ from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.data.torch_rng import Generator
 from jaxddp.data_parallel import DataParallel
 from jaxddp.distributed.devices import prepare
-from jaxddp.distributed.replicas import Replicas
 from jaxddp.errors import InputError
 from jaxddp.models import MLP
 from jaxddp.nn import layers
 from jaxddp.nn.losses import Losses
 from jaxddp.step.gradient_hooks import GradientHook
-from tests.support.step_cases import two_epochs
+from tests.support.step_cases import first, two_epochs
 
 LR = 0.1
 TOLERANCE = 5e-7  # relative, float32; measured: 4.3e-8
@@ -45,13 +44,9 @@ def squared_error(model: Line, batch: Any) -> jax.Array:
     return (model(batch["x"]) - batch["y"]) ** 2
 
 
-def two() -> Replicas:
-    return Replicas(jax.devices()[:2])
-
-
 @functools.cache
 def trainer() -> DataParallel:
-    return DataParallel(Line(), optim.sgd(LR), squared_error, replicas=two())
+    return DataParallel(Line(), optim.sgd(LR), squared_error, replicas=first(2))
 
 
 def data() -> Arrays:
@@ -86,7 +81,7 @@ def test_a_users_module_with_a_plain_loss_trains() -> None:
 
 def test_donation_frees_no_array_of_the_caller() -> None:
     model = Line()
-    ddp = DataParallel(model, optim.sgd(LR), squared_error, replicas=two())
+    ddp = DataParallel(model, optim.sgd(LR), squared_error, replicas=first(2))
     given = {"slope": jnp.asarray(5.0), "offset": jnp.asarray(7.0)}
     for _ in range(2):
         check_params(one_step(ddp, ddp.init())[0], by_hand(2.0, -1.0))
@@ -96,7 +91,7 @@ def test_donation_frees_no_array_of_the_caller() -> None:
 
 def test_replicated_arrays_are_copies() -> None:
     """`jax.device_put` alone would keep the caller's array as one of the copies."""
-    replicas, kept, donated = two(), jnp.ones(3), jnp.ones(3)
+    replicas, kept, donated = first(2), jnp.ones(3), jnp.ones(3)
     count = replicas.map(lambda tree, rank: jax.tree.map(lambda x: x + 1, tree), (None, 0), None, donate=(0,))
     ranks = replicas.shard(np.arange(2))
     jax.block_until_ready(count(replicas.replicate(kept), ranks))
@@ -121,7 +116,7 @@ def test_the_default_replicas_are_the_prepared_devices() -> None:
 
 def test_dtype_applies_to_floating_point_arrays_only() -> None:
     with jax.enable_x64(True):
-        state = DataParallel(layers.BatchNorm(2), optim.adam(), dtype="float64", replicas=two()).init()
+        state = DataParallel(layers.BatchNorm(2), optim.adam(), dtype="float64", replicas=first(2)).init()
         dtypes = {name: value.dtype for name, value in {**state.params, **state.buffers}.items()}
     assert dtypes.pop("num_batches_tracked") == "int32"
     assert set(dtypes.values()) == {np.dtype("float64")}
@@ -131,7 +126,7 @@ def test_elements_of_weight_0_do_not_count() -> None:
     def last_out(model: Line, batch: Any) -> Losses:
         return Losses(squared_error(model, batch), jnp.array([1, 1, 0]), {"x": batch["x"]})
 
-    ddp = DataParallel(Line(), optim.sgd(LR), last_out, replicas=two())
+    ddp = DataParallel(Line(), optim.sgd(LR), last_out, replicas=first(2))
     _, sums = one_step(ddp, ddp.init())
     x, y = (data()[name][..., :2] for name in "xy")
     expected = {"count": 4, "loss": ((2 * x - 1 - y) ** 2).sum(), "x": x.sum()}
@@ -147,14 +142,14 @@ def test_elements_of_weight_0_do_not_count() -> None:
     ids=["array", "Losses"],
 )
 def test_a_loss_without_an_example_axis_is_refused(loss_fn: Callable) -> None:
-    ddp = DataParallel(Line(), optim.sgd(LR), loss_fn, replicas=two())
+    ddp = DataParallel(Line(), optim.sgd(LR), loss_fn, replicas=first(2))
     with pytest.raises(ValueError, match=r"^the loss function must return one loss per example, shape \(B, \.\.\.\)"):
         one_step(ddp, ddp.init())
 
 
 def test_a_batch_for_other_replicas_is_refused() -> None:
     with pytest.raises(ValueError, match=r"a batch of shape \(2, 1, 3\) cannot be sharded over 4 replicas"):
-        Replicas(jax.devices()[:4]).shard(data())
+        first(4).shard(data())
     with pytest.raises(ValueError, match=r"a batch of shape \(1, 1, 3\) cannot be sharded over 2 replicas"):
         trainer().steps(trainer().init(), MicroBatches(None, {name: x[:1] for name, x in data().items()}))
 
@@ -221,7 +216,7 @@ def test_each_shape_is_traced_once(steps_per_dispatch: int, shapes: int) -> None
 )
 def test_invalid_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        DataParallel(Line(), optim.sgd(LR), squared_error, replicas=two(), **options)
+        DataParallel(Line(), optim.sgd(LR), squared_error, replicas=first(2), **options)
 
 
 @pytest.mark.parametrize("use", ["steps", "evaluate", "verify"])
@@ -244,7 +239,7 @@ def test_a_buffer_may_be_boolean() -> None:
             self.seen[...] = jnp.array(True)
             return super().__call__(x)
 
-    ddp = DataParallel(Flagged(), optim.sgd(LR), squared_error, replicas=two())
+    ddp = DataParallel(Flagged(), optim.sgd(LR), squared_error, replicas=first(2))
     state, _ = one_step(ddp, ddp.init())
     assert state.buffers["seen"].dtype == bool and bool(state.buffers["seen"])
 
@@ -260,7 +255,7 @@ def test_the_first_state_takes_as_few_programs_for_many_shapes_as_for_few() -> N
 
     def programs(hidden_sizes: tuple[int, ...]) -> int:
         model = MLP(4, hidden_sizes, 3, generator=Generator(0))
-        ddp = DataParallel(model, optim.adam(), replicas=Replicas(jax.devices()[:2]))
+        ddp = DataParallel(model, optim.adam(), replicas=first(2))
         compilations = Compilations()
         ddp.init()
         return compilations.count

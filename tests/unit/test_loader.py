@@ -19,12 +19,9 @@ from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.distributed.replicas import Replicas, VirtualReplicas
 from jaxddp.errors import InputError
 from jaxddp.loader import Loader
+from tests.support.step_cases import first
 
 Steps = list[list[list[list[int]]]]  # [step][rank][micro-batch][example]
-
-
-def first(world_size: int) -> Replicas:
-    return Replicas(jax.devices()[:world_size])
 
 
 def arrays(size: int) -> dict[str, np.ndarray]:
