@@ -120,3 +120,10 @@ def forget_compiled_programs() -> Iterator[None]:
     yield
     jax.clear_caches()
     gc.collect()
+
+
+@pytest.fixture
+def x64() -> Iterator[None]:
+    """Compute in float64."""
+    with jax.enable_x64(True):
+        yield

@@ -9,6 +9,7 @@ from flax import nnx
 from optax import GradientTransformation as Optimizer
 
 from jaxddp import models, optim
+from jaxddp.checkpoint import Checkpoints
 from jaxddp.data.torch_rng import Generator
 from jaxddp.nn.functional import Functional
 from jaxddp.state import TrainState
@@ -32,6 +33,13 @@ def state_of(step: int, optimizer: Optimizer | None = None, model: nnx.Module | 
 
     params, buffers, opt_state = jax.tree.map(changed, (functional.params, functional.buffers, opt_state))
     return TrainState(np.int32(step), params, buffers, opt_state)
+
+
+def save_all(checkpoints: Checkpoints, *steps: int) -> None:
+    """Save the states of these steps, and wait until they are written."""
+    for step in steps:
+        checkpoints.save(state_of(step))
+    checkpoints.wait()
 
 
 def check_same(restored: TrainState, expected: TrainState) -> None:

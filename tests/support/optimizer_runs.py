@@ -10,7 +10,7 @@ import torch
 from jax import numpy as jnp
 
 from jaxddp.parity.compare.clipping import clip_factor
-from jaxddp.parity.diagnosis.optimizer.update_causes import OptimizerEvidence, OptimizerStep
+from jaxddp.parity.diagnosis.optimizer.update_causes import OptimizerEvidence, OptimizerStep, reference_residuals
 from jaxddp.parity.diagnosis.optimizer.update_evidence import by_part
 from jaxddp.parity.jax_side.side import optimizer_tensors
 from jaxddp.parity.records import stage_norm
@@ -117,6 +117,11 @@ def run(
         schedule.step()
     kind = type(optimizer).__name__
     return OptimizerEvidence(kind, taken, rates, world_size, accumulation_steps, restored_at, max_norm)
+
+
+def worst(evidence: OptimizerEvidence) -> float:
+    """Return the largest residual of a run's updates from the reference's, over steps and tensors."""
+    return max(max(of_step.values()) for of_step in reference_residuals(evidence) or ())
 
 
 def _to_jax(params: Parameters) -> dict[str, jax.Array]:

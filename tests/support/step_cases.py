@@ -1,6 +1,7 @@
 """A small model, examples dealt to replicas in micro-batches, and the distance of two results."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -9,9 +10,12 @@ from jax import numpy as jnp
 
 from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.data.torch_rng import Generator
+from jaxddp.data_parallel import DataParallel
 from jaxddp.distributed.replicas import Replicas
+from jaxddp.loader import Loader
 from jaxddp.nn import layers
-from jaxddp.nn.losses import IGNORE_INDEX
+from jaxddp.nn.losses import IGNORE_INDEX, Batch
+from jaxddp.state import TrainState
 
 FEATURES, TOKENS, CLASSES = 4, 3, 3
 
@@ -52,6 +56,28 @@ def dealt(world_size: int, steps: int, micro: Sequence[int]) -> MicroBatches:
     head = sum(micro[:-1])
     parts = {name: x[:, :, :head].reshape(world_size, steps, -1, micro[0], *x.shape[3:]) for name, x in whole.items()}
     return MicroBatches(parts if head else None, {name: x[:, :, head:] for name, x in whole.items()})
+
+
+def two_epochs(
+    model: nnx.Module, loss_fn: Any, optimizer: Any, arrays: Arrays, **options: Any
+) -> tuple[DataParallel, TrainState, list[float], list[int]]:
+    """Train on two replicas; return also the losses, and how often the loss was traced until each epoch's end."""
+    traces, losses, traced = [], [], []
+
+    def noted_loss(model: nnx.Module, batch: Batch) -> Any:
+        traces.append(batch["x"].shape)
+        return loss_fn(model, batch)
+
+    ddp = DataParallel(model, optimizer, noted_loss, replicas=first(2))
+    loader = Loader(arrays, ddp.replicas, **options)
+    state = ddp.init()
+    for epoch in range(2):
+        for batches in loader.epoch(epoch):
+            state, sums = ddp.steps(state, batches)
+            assert len(sums.table) <= options["steps_per_dispatch"]
+            losses += sums["loss"].tolist()
+        traced.append(len(traces))
+    return ddp, state, losses, traced
 
 
 def distance(a: Arrays, b: Arrays) -> float:

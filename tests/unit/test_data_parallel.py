@@ -16,13 +16,12 @@ from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.data.torch_rng import Generator
 from jaxddp.data_parallel import DataParallel
 from jaxddp.distributed.devices import prepare
-from jaxddp.distributed.replicas import Replicas
 from jaxddp.errors import InputError
-from jaxddp.loader import Loader
 from jaxddp.models import MLP
 from jaxddp.nn import layers
 from jaxddp.nn.losses import Losses
 from jaxddp.step.gradient_hooks import GradientHook
+from tests.support.step_cases import first, two_epochs
 
 LR = 0.1
 TOLERANCE = 5e-7  # relative, float32; measured: 4.3e-8
@@ -45,13 +44,9 @@ def squared_error(model: Line, batch: Any) -> jax.Array:
     return (model(batch["x"]) - batch["y"]) ** 2
 
 
-def two() -> Replicas:
-    return Replicas(jax.devices()[:2])
-
-
 @functools.cache
 def trainer() -> DataParallel:
-    return DataParallel(Line(), optim.sgd(LR), squared_error, replicas=two())
+    return DataParallel(Line(), optim.sgd(LR), squared_error, replicas=first(2))
 
 
 def data() -> Arrays:
@@ -76,6 +71,7 @@ def check_params(state: Any, expected: Arrays) -> None:
 
 def test_a_users_module_with_a_plain_loss_trains() -> None:
     state, sums = one_step(trainer(), trainer().init())
+    assert (int(trainer().init().step), int(state.step)) == (0, 1)
     check_params(state, by_hand(2.0, -1.0))
     assert sums.keys() == {"loss", "count"}
     assert sums["count"].tolist() == [6]
@@ -83,18 +79,9 @@ def test_a_users_module_with_a_plain_loss_trains() -> None:
         check_params(state, by_hand(2.0, -1.001))
 
 
-def test_training_starts_from_the_params_given() -> None:
-    ddp = trainer()
-    state = ddp.init(params={"slope": np.float32(5), "offset": np.float32(7)})
-    assert int(state.step) == 0
-    state, _ = one_step(ddp, state)
-    assert int(state.step) == 1
-    check_params(state, by_hand(5.0, 7.0))
-
-
 def test_donation_frees_no_array_of_the_caller() -> None:
     model = Line()
-    ddp = DataParallel(model, optim.sgd(LR), squared_error, replicas=two())
+    ddp = DataParallel(model, optim.sgd(LR), squared_error, replicas=first(2))
     given = {"slope": jnp.asarray(5.0), "offset": jnp.asarray(7.0)}
     for _ in range(2):
         check_params(one_step(ddp, ddp.init())[0], by_hand(2.0, -1.0))
@@ -104,7 +91,7 @@ def test_donation_frees_no_array_of_the_caller() -> None:
 
 def test_replicated_arrays_are_copies() -> None:
     """`jax.device_put` alone would keep the caller's array as one of the copies."""
-    replicas, kept, donated = two(), jnp.ones(3), jnp.ones(3)
+    replicas, kept, donated = first(2), jnp.ones(3), jnp.ones(3)
     count = replicas.map(lambda tree, rank: jax.tree.map(lambda x: x + 1, tree), (None, 0), None, donate=(0,))
     ranks = replicas.shard(np.arange(2))
     jax.block_until_ready(count(replicas.replicate(kept), ranks))
@@ -123,21 +110,13 @@ def test_a_module_taken_out_survives_further_steps() -> None:
     assert isinstance(module, Line)
 
 
-def test_a_state_cannot_be_used_twice() -> None:
-    ddp = trainer()
-    state = ddp.init()
-    one_step(ddp, state)
-    with pytest.raises(ValueError, match="used up by an earlier `steps`; use the state that it returned"):
-        one_step(ddp, state)
-
-
 def test_the_default_replicas_are_the_prepared_devices() -> None:
     assert DataParallel(Line(), optim.sgd(LR), squared_error).replicas.devices == prepare()
 
 
 def test_dtype_applies_to_floating_point_arrays_only() -> None:
     with jax.enable_x64(True):
-        state = DataParallel(layers.BatchNorm(2), optim.adam(), dtype="float64", replicas=two()).init()
+        state = DataParallel(layers.BatchNorm(2), optim.adam(), dtype="float64", replicas=first(2)).init()
         dtypes = {name: value.dtype for name, value in {**state.params, **state.buffers}.items()}
     assert dtypes.pop("num_batches_tracked") == "int32"
     assert set(dtypes.values()) == {np.dtype("float64")}
@@ -147,7 +126,7 @@ def test_elements_of_weight_0_do_not_count() -> None:
     def last_out(model: Line, batch: Any) -> Losses:
         return Losses(squared_error(model, batch), jnp.array([1, 1, 0]), {"x": batch["x"]})
 
-    ddp = DataParallel(Line(), optim.sgd(LR), last_out, replicas=two())
+    ddp = DataParallel(Line(), optim.sgd(LR), last_out, replicas=first(2))
     _, sums = one_step(ddp, ddp.init())
     x, y = (data()[name][..., :2] for name in "xy")
     expected = {"count": 4, "loss": ((2 * x - 1 - y) ** 2).sum(), "x": x.sum()}
@@ -163,14 +142,14 @@ def test_elements_of_weight_0_do_not_count() -> None:
     ids=["array", "Losses"],
 )
 def test_a_loss_without_an_example_axis_is_refused(loss_fn: Callable) -> None:
-    ddp = DataParallel(Line(), optim.sgd(LR), loss_fn, replicas=two())
+    ddp = DataParallel(Line(), optim.sgd(LR), loss_fn, replicas=first(2))
     with pytest.raises(ValueError, match=r"^the loss function must return one loss per example, shape \(B, \.\.\.\)"):
         one_step(ddp, ddp.init())
 
 
 def test_a_batch_for_other_replicas_is_refused() -> None:
     with pytest.raises(ValueError, match=r"a batch of shape \(2, 1, 3\) cannot be sharded over 4 replicas"):
-        Replicas(jax.devices()[:4]).shard(data())
+        first(4).shard(data())
     with pytest.raises(ValueError, match=r"a batch of shape \(1, 1, 3\) cannot be sharded over 2 replicas"):
         trainer().steps(trainer().init(), MicroBatches(None, {name: x[:1] for name, x in data().items()}))
 
@@ -190,24 +169,12 @@ class Normalized(nnx.Module):
 
 
 @functools.cache
-def two_epochs(steps_per_dispatch: int) -> tuple[Arrays, list[float], list[int]]:
-    """Return state and losses of two epochs of 7 full steps and a smaller one, and the traces after each epoch."""
-    traces, losses, traced = [], [], []
-
-    def loss_fn(model: Normalized, batch: Any) -> jax.Array:
-        traces.append(batch["x"].shape)
-        return (model(batch["x"]) - 1) ** 2
-
-    rng = np.random.default_rng(0)
-    ddp = DataParallel(Normalized(), optim.sgd(LR, momentum=0.9), loss_fn, replicas=two())
-    x = rng.normal(size=(59, 2)).astype("float32")
-    loader = Loader({"x": x}, ddp.replicas, global_batch_size=8, steps_per_dispatch=steps_per_dispatch)
-    state = ddp.init()
-    for epoch in range(2):
-        for batch in loader.epoch(epoch):
-            state, sums = ddp.steps(state, batch)
-            losses += sums["loss"].tolist()
-        traced.append(len(traces))
+def trained(steps_per_dispatch: int) -> tuple[Arrays, list[float], list[int]]:
+    """Return state and losses of two epochs of 7 full steps and a smaller one, and the traces until each one's end."""
+    data = {"x": np.random.default_rng(0).normal(size=(59, 2)).astype("float32")}
+    loss_fn = lambda model, batch: (model(batch["x"]) - 1) ** 2  # noqa: E731
+    options = {"global_batch_size": 8, "steps_per_dispatch": steps_per_dispatch}
+    ddp, state, losses, traced = two_epochs(Normalized(), loss_fn, optim.sgd(LR, momentum=0.9), data, **options)
     ddp.verify(state)
     leaves = jax.tree_util.tree_leaves_with_path(state)
     return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}, losses, traced
@@ -216,7 +183,7 @@ def two_epochs(steps_per_dispatch: int) -> tuple[Arrays, list[float], list[int]]
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("steps_per_dispatch", [3, 7])
 def test_steps_per_dispatch_changes_no_bit(steps_per_dispatch: int) -> None:
-    one, several = two_epochs(1), two_epochs(steps_per_dispatch)
+    one, several = trained(1), trained(steps_per_dispatch)
     assert len(one[1]) == 16
     assert one[1] == several[1]
     for name, value in one[0].items():
@@ -225,7 +192,7 @@ def test_steps_per_dispatch_changes_no_bit(steps_per_dispatch: int) -> None:
 
 @pytest.mark.parametrize(("steps_per_dispatch", "shapes"), [(1, 2), (3, 3), (7, 2)])
 def test_each_shape_is_traced_once(steps_per_dispatch: int, shapes: int) -> None:
-    _, _, (after_one, after_two) = two_epochs(steps_per_dispatch)
+    _, _, (after_one, after_two) = trained(steps_per_dispatch)
     assert after_one == after_two == shapes
 
 
@@ -249,7 +216,7 @@ def test_each_shape_is_traced_once(steps_per_dispatch: int, shapes: int) -> None
 )
 def test_invalid_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        DataParallel(Line(), optim.sgd(LR), squared_error, replicas=two(), **options)
+        DataParallel(Line(), optim.sgd(LR), squared_error, replicas=first(2), **options)
 
 
 @pytest.mark.parametrize("use", ["steps", "evaluate", "verify"])
@@ -272,7 +239,7 @@ def test_a_buffer_may_be_boolean() -> None:
             self.seen[...] = jnp.array(True)
             return super().__call__(x)
 
-    ddp = DataParallel(Flagged(), optim.sgd(LR), squared_error, replicas=two())
+    ddp = DataParallel(Flagged(), optim.sgd(LR), squared_error, replicas=first(2))
     state, _ = one_step(ddp, ddp.init())
     assert state.buffers["seen"].dtype == bool and bool(state.buffers["seen"])
 
@@ -288,7 +255,7 @@ def test_the_first_state_takes_as_few_programs_for_many_shapes_as_for_few() -> N
 
     def programs(hidden_sizes: tuple[int, ...]) -> int:
         model = MLP(4, hidden_sizes, 3, generator=Generator(0))
-        ddp = DataParallel(model, optim.adam(), replicas=Replicas(jax.devices()[:2]))
+        ddp = DataParallel(model, optim.adam(), replicas=first(2))
         compilations = Compilations()
         ddp.init()
         return compilations.count

@@ -27,17 +27,6 @@ def sources(package: Path) -> dict[str, ast.Module]:
     return {path.relative_to(package).as_posix(): ast.parse(path.read_text()) for path in package.rglob("*.py")}
 
 
-def imported(tree: ast.AST) -> set[str]:
-    """Return the top-level packages that a module imports, anywhere in it."""
-    names: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names |= {alias.name.partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            names.add((node.module or "").partition(".")[0])
-    return names
-
-
 def imported_names(tree: ast.AST) -> set[str]:
     """Return the full names of the modules and objects that a module imports, anywhere in it."""
     names: set[str] = set()
@@ -47,6 +36,11 @@ def imported_names(tree: ast.AST) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             names |= {f"{node.module}.{alias.name}" for alias in node.names}
     return names
+
+
+def imported(tree: ast.AST) -> set[str]:
+    """Return the top-level packages that a module imports, anywhere in it."""
+    return {name.partition(".")[0] for name in imported_names(tree)}
 
 
 def part_of_path(path: str, prefix: str = "") -> str | None:
@@ -90,11 +84,10 @@ def unsafe(tree: ast.AST) -> list[str]:
 
 def mentions(tree: ast.AST, name: str) -> int:
     """Count the occurrences of `name` as a name, an attribute or an import, but not in text."""
-    nodes = list(ast.walk(tree))
     return sum(
         name in (getattr(node, "id", None), getattr(node, "attr", None))
         or (isinstance(node, ast.alias) and node.name.rpartition(".")[2] == name)
-        for node in nodes
+        for node in ast.walk(tree)
     )
 
 

@@ -5,13 +5,13 @@ from typing import Any
 import jax
 import numpy as np
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from jaxddp.config import TrainConfig
 from jaxddp.data.sampler import epoch_indices, shard_table
 from jaxddp.distributed.replicas import VirtualReplicas
 from jaxddp.loader import Loader
 from tests.support.step_cases import Arrays
+from tests.unit.test_loader import SIZES
 from torch_ref.loader import Loader as TorchLoader
 
 
@@ -19,11 +19,8 @@ def examples_of(batches: Any, world_size: int) -> list[list[list[list[int]]]]:
     """Return the examples without padding: [step][rank][micro-batch]."""
     steps = []
     for batch in batches:
-        of_head = (
-            []
-            if batch.head is None
-            else [jax.tree.map(lambda x, a=a: x[:, :, a], batch.head) for a in range(batch.head["x"].shape[2])]
-        )
+        count = 0 if batch.head is None else batch.head["x"].shape[2]
+        of_head = [jax.tree.map(lambda x, a=a: x[:, :, a], batch.head) for a in range(count)]
         for k in range(batch.last["x"].shape[1]):
             steps.append([[unpadded(part, rank, k) for part in (*of_head, batch.last)] for rank in range(world_size)])
     return steps
@@ -34,15 +31,7 @@ def unpadded(part: Arrays, rank: int, k: int) -> list[int]:
     return x[part["valid"][rank, k] > 0].tolist() if "valid" in part else x.tolist()
 
 
-@given(
-    size=st.integers(1, 60),
-    world_size=st.integers(1, 9),
-    micro=st.integers(1, 4),
-    accumulation=st.integers(1, 3),
-    epoch=st.integers(0, 3),
-    shuffle=st.booleans(),
-    per_dispatch=st.integers(1, 4),
-)
+@given(**SIZES)
 @settings(max_examples=150, deadline=None, derandomize=True, database=None)
 def test_every_example_is_used_once_and_on_the_same_rank_as_in_torch(
     size: int, world_size: int, micro: int, accumulation: int, epoch: int, shuffle: bool, per_dispatch: int
@@ -65,9 +54,7 @@ def test_every_example_is_used_once_and_on_the_same_rank_as_in_torch(
         assert [step[rank] for step in steps[: len(theirs)]] == theirs
         assert all(not part for step in steps[len(theirs) :] for part in step[rank])
         assert loader.steps_per_epoch == reference.steps_per_epoch == len(steps)
-        assert [loader.examples_in(s) for s in range(len(steps))] == [
-            reference.examples_in(s) for s in range(len(steps))
-        ]
+        assert all(loader.examples_in(step) == reference.examples_in(step) for step in range(len(steps)))
         active.append([step < len(theirs) for step in range(len(steps))])
     highest = [max(rank for rank in range(world_size) if active[rank][step]) for step in range(len(steps))]
     buffers_of = np.concatenate([batch.buffers_of for batch in every], axis=1)

@@ -13,7 +13,7 @@ import pytest
 from jaxddp.checkpoint import Checkpoints
 from jaxddp.checkpoint.handlers import StateHandler
 from jaxddp.errors import InputError
-from tests.support.checkpoint_states import RUN, check_same, files_of, state_of
+from tests.support.checkpoint_states import RUN, check_same, files_of, save_all, state_of
 
 
 class Killed(BaseException):
@@ -33,9 +33,7 @@ def test_an_unfinished_checkpoint_of_a_killed_process_is_ignored(
         allowed.pop()
         rename(source, target)
 
-    checkpoints.save(state_of(4))
-    checkpoints.save(state_of(5))
-    checkpoints.wait()
+    save_all(checkpoints, 4, 5)
     with monkeypatch.context() as patch:
         patch.setattr(os, "rename", rename_or_die)
         checkpoints.save(state_of(6))
@@ -93,9 +91,7 @@ DAMAGES += ["pipe as record", "pipe as metadata"]
 def test_a_damaged_checkpoint_is_named_and_the_previous_one_is_used(
     kind: str, checkpoints: Checkpoints, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    checkpoints.save(state_of(4))
-    checkpoints.save(state_of(5))
-    checkpoints.wait()
+    save_all(checkpoints, 4, 5)
     damage(kind, folder / "5")
     resumed = Checkpoints(folder)
     assert resumed.newest_intact() == 4
@@ -117,8 +113,7 @@ def test_a_flipped_bit_in_any_file_is_noticed_or_changes_nothing(
     """Orbax's data files have no checksum of the values: without the record, half of these came back changed."""
     run = tmp_path / RUN
     saved = Checkpoints(run)
-    saved.save(state_of(4))
-    saved.save(state_of(5))
+    save_all(saved, 4, 5)
     saved.close()
     files, rng, noticed = files_of(run / "5"), np.random.default_rng(0), 0
     for number, file in enumerate([*files, *files]):
@@ -137,9 +132,7 @@ def test_a_flipped_bit_in_any_file_is_noticed_or_changes_nothing(
 def test_a_flipped_bit_names_the_array(
     checkpoints: Checkpoints, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    checkpoints.save(state_of(4))
-    checkpoints.save(state_of(5))
-    checkpoints.wait()
+    save_all(checkpoints, 4, 5)
     read = StateHandler.read
 
     def flipped(handler: StateHandler, directory: Path, like: Any) -> Any:
@@ -155,9 +148,7 @@ def test_a_flipped_bit_names_the_array(
 
 
 def test_without_an_intact_checkpoint_each_is_named(checkpoints: Checkpoints, folder: Path) -> None:
-    for step in (4, 5):
-        checkpoints.save(state_of(step))
-    checkpoints.wait()
+    save_all(checkpoints, 4, 5)
     for step in (4, 5):
         damage("no record", folder / str(step))
     with pytest.raises(InputError) as caught:
@@ -171,12 +162,10 @@ def test_without_an_intact_checkpoint_each_is_named(checkpoints: Checkpoints, fo
 def test_a_checkpoint_of_a_newer_jaxddp_is_refused(
     checkpoints: Checkpoints, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    checkpoints.save(state_of(4))
-    checkpoints.wait()
+    save_all(checkpoints, 4)
     with monkeypatch.context() as patch:
         patch.setattr("jaxddp.checkpoint.record.FORMAT", 2)
-        checkpoints.save(state_of(5))
-        checkpoints.wait()
+        save_all(checkpoints, 5)
     with pytest.raises(InputError) as caught:
         checkpoints.restore(state_of(0))
     message = "the checkpoint of step 5 has format 2, and this jaxddp reads up to 1; update jaxddp"

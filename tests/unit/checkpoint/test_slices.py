@@ -47,18 +47,14 @@ def test_an_array_is_sliced_along_the_first_axis_that_can_be_divided(
     np.testing.assert_array_equal(restored.view(np.uint8), array.view(np.uint8))
 
 
-def test_one_process_slices_nothing() -> None:
-    tree = {"w": np.zeros((2, LARGE), np.float32)}
-    assert over_processes(tree) is tree
-
-
-def test_without_cpu_devices_nothing_is_sliced(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_process_and_several_without_cpu_devices_slice_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def none_of(platform: str) -> None:
         raise RuntimeError(f"Unknown backend {platform}")
 
+    tree = {"w": np.zeros((2, LARGE), np.float32)}
+    assert over_processes(tree) is tree
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     monkeypatch.setattr(jax, "devices", none_of)
-    tree = {"w": np.zeros((2, LARGE), np.float32)}
     assert over_processes(tree) is tree
 
 

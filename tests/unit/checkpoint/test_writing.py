@@ -15,7 +15,7 @@ from jaxddp.checkpoint import Checkpoints
 from jaxddp.checkpoint.record import RecordHandler
 from jaxddp.distributed.replicas import Replicas
 from jaxddp.errors import MovedError, TrainingError
-from tests.support.checkpoint_states import check_same, state_of
+from tests.support.checkpoint_states import check_same, save_all, state_of
 
 
 def test_the_saved_values_are_those_of_the_step_though_the_next_ones_reuse_their_memory(
@@ -34,15 +34,6 @@ def test_the_saved_values_are_those_of_the_step_though_the_next_ones_reuse_their
     check_same(checkpoints.restore(state_of(0)), state_of(4))
 
 
-def test_a_save_has_its_own_copy_of_numpy_arrays(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
-    overwritten, state = hold_writes(monkeypatch), state_of(4)
-    checkpoints.save(state)
-    for leaf in state.params.values():
-        leaf += 1
-    overwritten.set()
-    check_same(checkpoints.restore(state_of(0)), state_of(4))
-
-
 def hold_writes(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Let no save end before the event is set, and no array be written."""
     event = threading.Event()
@@ -56,15 +47,14 @@ def hold_writes(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     return event
 
 
+def refuse(*args: Any, **kwargs: Any) -> None:
+    raise ValueError("RESOURCE_EXHAUSTED:\n No space left on device")
+
+
 def test_a_failed_write_is_told_at_the_next_save_and_earlier_checkpoints_stay(
     checkpoints: Checkpoints, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*args: Any, **kwargs: Any) -> None:
-        raise ValueError("RESOURCE_EXHAUSTED:\n No space left on device")
-
-    checkpoints.save(state_of(4))
-    checkpoints.save(state_of(5))
-    checkpoints.wait()
+    save_all(checkpoints, 4, 5)
     with monkeypatch.context() as patch:
         patch.setattr(RecordHandler, "save", refuse)
         checkpoints.save(state_of(6))
@@ -89,9 +79,6 @@ def test_a_clock_that_jumps_a_day_harms_no_save(checkpoints: Checkpoints, monkey
 def test_a_save_that_cannot_start_is_an_error_of_one_line(
     checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*args: Any, **kwargs: Any) -> None:
-        raise ValueError("RESOURCE_EXHAUSTED:\n No space left on device")
-
     checkpoints.save(state_of(4))
     monkeypatch.setattr(ocp.CheckpointManager, "save", refuse)
     with pytest.raises(TrainingError, match=r": the checkpoint of step 5 cannot be written: RESOURCE_EXHAUSTED: No"):
@@ -102,9 +89,12 @@ def test_a_save_that_cannot_start_is_an_error_of_one_line(
 def test_a_save_returns_before_its_files_are_written(
     checkpoints: Checkpoints, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    written = hold_writes(monkeypatch)
-    checkpoints.save(state_of(4))
+    """It has its own copy of NumPy arrays."""
+    written, state = hold_writes(monkeypatch), state_of(4)
+    checkpoints.save(state)
     assert not (folder / "4").exists()
+    for leaf in state.params.values():
+        leaf += 1
     written.set()
     check_same(checkpoints.restore(state_of(0)), state_of(4))
 
@@ -114,8 +104,7 @@ def test_a_save_returns_before_its_files_are_written(
 def test_a_folder_that_is_moved_is_told_and_keeps_its_checkpoints(
     moved: str, late: bool, checkpoints: Checkpoints, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    checkpoints.save(state_of(4))
-    checkpoints.wait()
+    save_all(checkpoints, 4)
     written = hold_writes(monkeypatch)
     if late:
         checkpoints.save(state_of(5))

@@ -14,7 +14,7 @@ from jaxddp.config import TrainConfig
 from jaxddp.config.checks import flag
 from jaxddp.config.choices import BELONGS_TO, FREE_ON_RESUME, KEPT_ON_OR_OFF_ON_RESUME, KEPT_ON_RESUME, NAMED
 from jaxddp.config.period import UNITS, Period
-from jaxddp.errors import InputError, check_name
+from jaxddp.errors import InputError
 from jaxddp.tracking.run_folder import save_config
 from torch_ref.config import TorchConfig
 
@@ -34,8 +34,7 @@ NO_DEFAULT: dict[str, Any] = {
 
 SAMPLES: dict[str, Any] = {"data_path": "file", "hidden_sizes": (3,), "betas": (0.5, 0.5), "cycle_momentum": False}
 SAMPLES |= {"buffers": "mean", "use_error_feedback": False, "warm_start": False, "min_compression_rate": 3.0}
-SAMPLES |= {"dropout": 0.5}
-SAMPLES |= {"growth_factor": 3.0, "backoff_factor": 0.25}
+SAMPLES |= {"dropout": 0.5, "growth_factor": 3.0, "backoff_factor": 0.25}
 NEEDED = {"npz": {"data_path": "f"}, "names": {"model": "char_mlp"}, "char_mlp": {"dataset": "names"}}
 NEEDED |= {"nesterov": {"momentum": 0.9}}
 FLAGS = "sync_batch_norm", "nesterov", "amsgrad", "centered"
@@ -54,10 +53,6 @@ FLAGS = "sync_batch_norm", "nesterov", "amsgrad", "centered"
         ({"loss_normalization": "dpp"}, "--loss-normalization dpp: unknown; did you mean ddp? (one of ddp, global)"),
         ({"dtype": "bfloat16"}, "--dtype bfloat16: unknown; did you mean float"),
         ({"platform": "tpu"}, "--platform tpu: unknown"),
-        (
-            {"checkpoint_every": "3days"},
-            "--checkpoint-every 3days: must be like 5 (epochs), 5epochs, 200steps or 10min",
-        ),
         ({"checkpoint_every": "1.5steps"}, "--checkpoint-every 1.5steps: must be like 5 (epochs), 5epochs, 200steps"),
         ({"checkpoint_every": "-2steps"}, "--checkpoint-every -2steps: must be at least 0"),
         ({"checkpoint_every": 2**31}, "--checkpoint-every 2147483648: must be at most 2147483647"),
@@ -80,21 +75,12 @@ FLAGS = "sync_batch_norm", "nesterov", "amsgrad", "centered"
         ({"growth_factor": 1.0}, "--growth-factor 1.0: must be above 1 and finite"),
         ({"backoff_factor": 1.0}, "--backoff-factor 1.0: must be between 0 and 1"),
         ({"comm_hook": "powerSDG"}, "--comm-hook powerSDG: unknown"),
-        ({"matrix_approximation_rank": 2}, "--matrix-approximation-rank 2: only for --comm-hook powerSGD or batched"),
-        (
-            {"comm_hook": "batched_powerSGD", "min_compression_rate": 3.0},
-            "--min-compression-rate 3.0: only for --comm-hook powerSGD, not batched_powerSGD",
-        ),
         ({"warm_start": False}, "--no-warm-start: only for --comm-hook powerSGD or batched_powerSGD, not allreduce"),
-        (
-            {"comm_hook": "powerSGD", "start_power_sgd_iter": 1},
-            "--start-power-sgd-iter 1: must be at least 2 unless ",
-        ),
+        ({"comm_hook": "powerSGD", "start_power_sgd_iter": 1}, "--start-power-sgd-iter 1: must be at least 2 unless "),
         ({"buffers": "rank1"}, "--buffers rank1: unknown; did you mean rank0? (one of rank0, mean, local)"),
         ({"lr_scaling": "log"}, "--lr-scaling log: unknown (one of none, linear, sqrt)"),
         ({"dataset": "npz"}, "--dataset npz: needs --data-path FILE.npz"),
         ({"amp": "fp16", "comm_hook": "powerSGD"}, "--amp fp16: an overflow would stay in the state of --comm-hook "),
-        ({"data_path": "x.npz"}, "--data-path x.npz: only for --dataset names or npz, not digits"),
         ({"model": "char_mlp"}, "--model char_mlp: reads characters, so it needs --dataset names, not digits"),
         ({"dataset": "names"}, "--dataset names: holds characters, so it needs --model char_mlp, not mlp"),
         ({"hidden_sizes": (8, 0)}, "--hidden-sizes 8 0: each must be at least 1"),
@@ -111,11 +97,8 @@ FLAGS = "sync_batch_norm", "nesterov", "amsgrad", "centered"
         ({"init_scale": 10**400}, "--init-scale 1000000000"),
         ({"lr": float("nan")}, "--lr nan: must be at least 0"),
         ({"lr": float("inf")}, "--lr inf: must be finite"),
-        ({"momentum": 0.9}, "--momentum 0.9: only for --optimizer sgd or rmsprop, not adam"),
         ({"optimizer": "sgd", "betas": (0.9, 0.8)}, "--betas 0.9 0.8: only for --optimizer adam or adamw, not sgd"),
         ({"sync_batch_norm": True}, "--sync-batch-norm: only for --model char_mlp or convnet, not mlp"),
-        ({"cycle_momentum": False}, "--no-cycle-momentum: only for --schedule one_cycle, not constant"),
-        ({"model": "linear", "hidden_sizes": (8, 4)}, "--hidden-sizes 8 4: only for --model mlp, char_mlp or convnet"),
         ({"optimizer": "sgd", "nesterov": True}, "--nesterov: needs --momentum above 0 and no --dampening"),
         ({"local_sgd_period": 3}, "--local-sgd-period 3: needs --start-local-sgd-iter"),
         ({"start_local_sgd_iter": -1}, "--start-local-sgd-iter -1: must be at least 0"),
@@ -148,12 +131,12 @@ def test_more_steps_than_int32_counts_are_refused() -> None:
         config.total_steps(46)
 
 
-AT_LEAST_ONE = "num_examples num_features num_classes context_length embedding_size step_size global_batch_size"
+AT_LEAST_ONE = "num_examples num_features num_classes context_length embedding_size step_size global_batch_size "
 AT_LEAST_ONE += (
-    " keep_checkpoints accumulation_steps devices steps_per_dispatch matrix_approximation_rank growth_interval"
+    "keep_checkpoints accumulation_steps devices steps_per_dispatch matrix_approximation_rank growth_interval"
 )
-AT_LEAST_ZERO = "epochs warmup_steps verify_every checkpoint_every seed lr weight_decay eps min_lr gamma"
-AT_LEAST_ZERO += " min_compression_rate"
+AT_LEAST_ZERO = "epochs warmup_steps verify_every checkpoint_every seed lr weight_decay eps min_lr gamma "
+AT_LEAST_ZERO += "min_compression_rate"
 
 
 @pytest.mark.parametrize(
@@ -192,27 +175,18 @@ def test_a_period_of_zero_never_passes() -> None:
 
 def test_torch_ref_saves_between_epochs_only() -> None:
     assert TorchConfig(checkpoint_every="3epochs").checkpoint_period == Period(3, "epochs")
-    with pytest.raises(
-        InputError, match=r"^--checkpoint-every 5steps: torch_ref saves between epochs; must be a number"
-    ):
+    with pytest.raises(InputError, match=r"^--checkpoint-every 5steps: torch_ref saves between epochs; must be a num"):
         TorchConfig(checkpoint_every="5steps")
 
 
 @pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--keep-checkpoints", "5"], "--keep-checkpoints 5: only for jaxddp.train; leave it out"),
-        (["--keep-best"], "--keep-best: only for jaxddp.train; leave it out"),
-        (["--stall-timeout", "60"], "--stall-timeout 60.0: only for jaxddp.train; leave it out"),
-        (["--join-timeout", "60"], "--join-timeout 60.0: only for jaxddp.train; leave it out"),
-        (["--steps-per-dispatch", "4"], "--steps-per-dispatch 4: only for jaxddp.train; leave it out"),
-    ],
-    ids=str,
+    "flags",
+    ["--keep-checkpoints 5", "--keep-best", "--stall-timeout 60.0", "--join-timeout 60.0", "--steps-per-dispatch 4"],
 )
-def test_torch_ref_refuses_options_without_effect_there(flags: list[str], message: str) -> None:
-    cli.parse(TrainConfig, flags, "train")
-    with pytest.raises(InputError, match=f"^{message}$"):
-        cli.parse(TorchConfig, flags, "train")
+def test_torch_ref_refuses_options_without_effect_there(flags: str) -> None:
+    cli.parse(TrainConfig, flags.split(), "train")
+    with pytest.raises(InputError, match=f"^{flags}: only for jaxddp.train; leave it out$"):
+        cli.parse(TorchConfig, flags.split(), "train")
 
 
 @pytest.mark.parametrize(
@@ -252,22 +226,15 @@ def test_the_global_batch_is_divided_by_the_world_size() -> None:
     assert TrainConfig(global_batch_size=24, accumulation_steps=3).per_replica_batch_size(4) == 6
 
 
-def test_a_name_unlike_any_other_gets_no_suggestion() -> None:
-    with pytest.raises(InputError, match=r"^--model zzzzzz: unknown \(one of mlp\)$"):
-        check_name("--model", "zzzzzz", ["mlp"])
-
-
 # ---- resumed runs
 
 
 def test_each_option_is_kept_or_free_when_a_run_resumes_or_its_change_is_told() -> None:
     """List the third group here, so that a new option is put into one of them on purpose."""
-    told = (
-        "dropout dropout_masks sync_batch_norm lr lr_scaling dampening nesterov weight_decay betas eps alpha lr_decay "
-    )
-    told += "schedule step_size gamma warmup_steps min_lr cycle_momentum epochs accumulation_steps loss_normalization "
-    told += "clip_grad_norm divide_by_initial_world_size comm_hook start_power_sgd_iter local_sgd_period platform "
-    told += "shard_optimizer growth_factor backoff_factor growth_interval devices strategy"
+    told = "dropout dropout_masks sync_batch_norm lr lr_scaling dampening nesterov weight_decay betas eps alpha "
+    told += "lr_decay schedule step_size gamma warmup_steps min_lr cycle_momentum epochs accumulation_steps "
+    told += "loss_normalization clip_grad_norm divide_by_initial_world_size comm_hook start_power_sgd_iter "
+    told += "local_sgd_period platform shard_optimizer growth_factor backoff_factor growth_interval devices strategy"
     groups = (KEPT_ON_RESUME, KEPT_ON_OR_OFF_ON_RESUME, FREE_ON_RESUME, told.split())
     assert Counter(itertools.chain(*groups)) == Counter(field.name for field in dataclasses.fields(TorchConfig))
 
@@ -282,11 +249,7 @@ def test_each_option_is_kept_or_free_when_a_run_resumes_or_its_change_is_told() 
         ({"ema_decay": 0.9}, {"ema_decay": 0.8}, "--ema-decay 0.9 instead of 0.8"),
         ({"momentum": 0.9}, {"momentum": 0.8}, "--momentum 0.9 instead of 0.8"),
         ({"lr": 0.1, "dropout": 0.5}, {}, "--dropout 0.5 instead of 0.0, --lr 0.1 instead of its default"),
-        (
-            {},
-            {"lr": 0.1, "shard_optimizer": True},
-            "--lr None instead of 0.1, --no-shard-optimizer instead of --shard-opt",
-        ),
+        ({}, {"lr": 0.1, "shard_optimizer": True}, "--lr None instead of 0.1, --no-shard-optimizer instead of --shard"),
         ({"epochs": 40}, {}, "$"),
         ({"epochs": 40, "schedule": "one_cycle"}, {"schedule": "one_cycle"}, "--epochs 40 instead of 30"),
         ({"log_every": 7, "verify_every": 3, "keep_best": True, "steps_per_dispatch": 1}, {}, "$"),
@@ -303,6 +266,3 @@ def test_a_changed_option_of_a_resumed_run_is_refused_or_told(
     except InputError as error:
         said = str(error)
     assert re.match(message, said)
-
-
-# ---- command line

@@ -13,6 +13,7 @@ from jaxddp.data.datasets import Dataset, load
 from jaxddp.errors import InputError
 
 TEN_NAMES = ["ada", "ben", "cleo", "dora", "emil", "finn", "gus", "hal", "ida", "jo"]
+LINES = "\n".join(TEN_NAMES)
 
 
 def names_config(path: Path | None = None, context_length: int = 3) -> TrainConfig:
@@ -22,7 +23,6 @@ def names_config(path: Path | None = None, context_length: int = 3) -> TrainConf
 
 def read(dataset: Dataset, split: str) -> list[str]:
     """Return the names that the rows of a split spell, after checking each context."""
-    assert dataset.vocab is not None
     names, name = [], ""
     (context_length,) = dataset.input_shape
     for context, label in zip(*(getattr(dataset, split)[key] for key in "xy"), strict=True):
@@ -149,12 +149,12 @@ def test_copies_of_a_name_stay_in_one_split(tmp_path):
 @pytest.mark.parametrize(
     "content",
     [
-        "\n".join(TEN_NAMES),
-        "\n".join(TEN_NAMES) + "\n",
-        "\n".join(TEN_NAMES) + "\n\n \n",
-        "\r\n".join(TEN_NAMES) + "\r\n",
-        "\ufeff" + "\n".join(TEN_NAMES),
-        " \n".join(TEN_NAMES),
+        LINES,
+        f"{LINES}\n",
+        f"{LINES}\n\n \n",
+        LINES.replace("\n", "\r\n") + "\r\n",
+        f"\ufeff{LINES}",
+        LINES.replace("\n", " \n"),
     ],
     ids=["bare", "newline", "blank end", "crlf", "bom", "trailing spaces"],
 )

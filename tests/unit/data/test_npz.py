@@ -53,38 +53,22 @@ def test_npz_accepts_any_memory_layout(tmp_path):
     assert dataset.train["y"].shape == (4,) and dataset.num_classes == 3
 
 
+INPUTS = "needs (N, ...) with at least one example and one input"
+LABELS = "needs class labels from 0 to 1048575, or -100 for no label"
 FAULTS = {
     "text x": ({"x_train": np.array([["a"]] * 6)}, "x_train holds <U1; needs floating-point or integer numbers"),
-    "flat x": ({"x_test": np.ones(3)}, "x_test has shape (3,); needs (N, ...) with at least one example and one input"),
-    "no example": (
-        {"x_test": np.ones((0, 2)), "y_test": np.ones(0, int)},
-        "x_test has shape (0, 2); needs (N, ...) with at least one example and one input",
-    ),
+    "flat x": ({"x_test": np.ones(3)}, f"x_test has shape (3,); {INPUTS}"),
+    "no example": ({"x_test": np.ones((0, 2)), "y_test": np.ones(0, int)}, f"x_test has shape (0, 2); {INPUTS}"),
     "nan": ({"x_test": np.array([[1, 1], [1, np.nan], [1, 1]])}, "x_test[1, 1] is nan; needs finite float32 numbers"),
     "too large": ({"x_test": np.array([[1, 1e39]] * 3)}, "x_test[0, 1] is 1e+39; needs finite float32 numbers"),
     "real y": ({"y_train": np.ones(6)}, "y_train holds float64; needs integer class labels"),
     "short y": ({"y_train": np.ones(5, int)}, "y_train has shape (5,); needs (6,), a label for each example"),
     "scalar y": ({"y_train": np.array(1)}, "y_train has shape (); needs (6,), a label for each example"),
-    "negative y": (
-        {"y_test": np.array([0, -100, -1])},
-        "y_test[2] is -1; needs class labels from 0 to 1048575, or -100 for no label",
-    ),
-    "huge y": (
-        {"y_test": np.array([0, 1, 2**31])},
-        "y_test[2] is 2147483648; needs class labels from 0 to 1048575, or -100 for no label",
-    ),
-    "ignored y": (
-        {"y_test": np.full(3, -100)},
-        "y_test holds only the ignored label -100; needs class labels from 0",
-    ),
-    "x shapes": (
-        {"x_test": np.ones((3, 5))},
-        "x_train has examples of shape (2, 2), x_test (5,); needs one shape",
-    ),
-    "y shapes": (
-        {"y_test": np.zeros((3, 2), int)},
-        "y_test has shape (3, 2); needs (3,), a label for each example",
-    ),
+    "negative y": ({"y_test": np.array([0, -100, -1])}, f"y_test[2] is -1; {LABELS}"),
+    "huge y": ({"y_test": np.array([0, 1, 2**31])}, f"y_test[2] is 2147483648; {LABELS}"),
+    "ignored y": ({"y_test": np.full(3, -100)}, "y_test holds only the ignored label -100; needs class labels from 0"),
+    "x shapes": ({"x_test": np.ones((3, 5))}, "x_train has examples of shape (2, 2), x_test (5,); needs one shape"),
+    "y shapes": ({"y_test": np.zeros((3, 2), int)}, "y_test has shape (3, 2); needs (3,), a label for each example"),
     "x scales": (
         {"x_test": np.ones((3, 2, 2), np.uint8)},
         "x_train is float64, x_test uint8; only uint8 is divided by 255, so both or neither must be uint8",

@@ -45,15 +45,12 @@ JOB_SET = {"JAX_COORDINATOR_ADDRESS": "run-0-0.run:1234", "JAX_NUM_PROCESSES": "
 )
 def test_every_launcher_is_understood(environment: dict[str, str], coordinator: str, local_id: int | None) -> None:
     found = find(environment)
-    assert found is not None
     assert (found.coordinator, found.num_processes, found.process_id, found.local_id) == (coordinator, 4, 3, local_id)
 
 
 def test_processes_of_one_job_agree_on_the_address_and_jobs_do_not_share_it() -> None:
     def address(job: str, rank: str) -> str:
-        found = find(SLURM | {"SLURM_JOB_ID": job, "SLURM_PROCID": rank})
-        assert found is not None
-        return found.coordinator
+        return find(SLURM | {"SLURM_JOB_ID": job, "SLURM_PROCID": rank}).coordinator
 
     assert len({address("41", rank) for rank in "0123"}) == 1
     # The port after it is taken too.
@@ -63,7 +60,6 @@ def test_processes_of_one_job_agree_on_the_address_and_jobs_do_not_share_it() ->
 def test_mpirun_on_one_machine_needs_no_address() -> None:
     here = OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "4", "PMIX_NAMESPACE": "prterun-node1-42@1"}
     found, other = find(here), find(here | {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "0"})
-    assert found is not None and other is not None
     assert found.coordinator == other.coordinator
     assert found.address[0] == "127.0.0.1"
 
@@ -75,9 +71,7 @@ def test_flags_describe_a_cluster_where_no_launcher_does() -> None:
 
 
 def test_a_flag_moves_a_launchers_coordinator() -> None:
-    found = find(OPEN_MPI, coordinator="node9:1")
-    assert found is not None
-    assert found.coordinator == "node9:1"
+    assert find(OPEN_MPI, coordinator="node9:1").coordinator == "node9:1"
 
 
 def test_one_process_is_no_cluster() -> None:
@@ -87,15 +81,10 @@ def test_one_process_is_no_cluster() -> None:
 
 def test_torchrun_may_be_started_by_srun_and_addresses_may_be_set_beside_it() -> None:
     of_nodes = SLURM | {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1", "SLURM_LOCALID": "0"}
-    found = find(of_nodes | TORCHRUN)
-    assert found is not None
-    assert found.launcher == "torchrun"
+    assert find(of_nodes | TORCHRUN).launcher == "torchrun"
     addresses = {"MASTER_ADDR": "node1", "MASTER_PORT": "1"}  # as scripts for torch export them
-    found = find(SLURM | addresses)
-    assert found is not None
-    assert found.launcher == "srun"
-    found = find(SLURM | dict.fromkeys(TORCHRUN, ""))
-    assert found is not None and found.launcher == "srun"
+    for variables in (addresses, dict.fromkeys(TORCHRUN, "")):
+        assert find(SLURM | variables).launcher == "srun"
 
 
 @pytest.mark.parametrize("missing", ["MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK"])

@@ -151,11 +151,7 @@ def test_prepare_returns_the_first_devices(devices: int) -> None:
 
 @pytest.mark.parametrize(
     ("devices", "message"),
-    [
-        (9, "--devices 9: jax is already running with 8 CPU"),
-        (0, "--devices 0: must be"),
-        (-1, "--devices -1: must be"),
-    ],
+    [(9, "--devices 9: jax is already running with 8 CPU"), (0, "--devices 0: must be"), (-1, "--devices -1: must be")],
 )
 def test_an_unavailable_number_of_devices_is_refused(devices: int, message: str, own_environment: None) -> None:
     with pytest.raises(InputError, match=f"^{message}"):

@@ -4,7 +4,6 @@ import contextlib
 import json
 import resource
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,27 +14,22 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from jaxddp.distributed import joining
-from jaxddp.distributed import line as line_module
-from jaxddp.distributed import peers as peers_module
 from jaxddp.distributed.cluster import Cluster
-from jaxddp.distributed.held_line import HeldLine
 from jaxddp.distributed.joining import tell_failure
-from jaxddp.distributed.line import Line, close_all
+from jaxddp.distributed.line import close_all
 from jaxddp.distributed.peers import Peers
 from jaxddp.distributed.ports import free_port
 from jaxddp.errors import InputError, LostError
+from tests.support.waiting import wait_for
 
 CONFIG = {"lr": 0.1, "hidden_sizes": (8, 8)}
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (line_module, peers_module):
-        monkeypatch.setattr(module, "BEAT", 0.05)
-    for module in (joining, peers_module):
-        monkeypatch.setattr(module, "SILENCE", 1.5)
-    monkeypatch.setattr(joining, "LATE", 5.0)
+    seconds = {"line.BEAT": 0.05, "peers.BEAT": 0.05, "joining.SILENCE": 1.5, "peers.SILENCE": 1.5, "joining.LATE": 5.0}
+    for name, value in seconds.items():
+        monkeypatch.setattr(f"jaxddp.distributed.{name}", value)
 
 
 @pytest.fixture
@@ -78,16 +72,15 @@ class Run:
         self.joined.append(joined)
         return joined
 
+    def refusal(self, number: int, size: int | None = None) -> str:
+        """Return why a process cannot join."""
+        with pytest.raises(InputError) as caught:
+            self.join(number, size)
+        return str(caught.value)
+
     def all(self) -> list[Peers]:
         with ThreadPoolExecutor(self.size) as pool:
             return list(pool.map(self.join, range(self.size)))
-
-    def wait(self, numbers: Iterator[int] | list[int]) -> dict[int, list[str]]:
-        """Wait until the processes are ended; return the reasons."""
-        limit = time.monotonic() + 10
-        while not all(self.reasons[number] for number in numbers) and time.monotonic() < limit:
-            time.sleep(0.02)
-        return self.reasons
 
 
 def cut(peers: Peers) -> None:
@@ -97,63 +90,42 @@ def cut(peers: Peers) -> None:
         line.socket.shutdown(socket.SHUT_RDWR)
 
 
+NO_FILE = "--data-path names.txt: no such file"
+STALLED = "step 7 has not ended after 600 s (--stall-timeout)"
+# How a process ends -> what the others are told, the code with which they end, and whether they show their threads.
+ENDINGS: dict[str, tuple[Callable[[Peers], object], str, int, bool]] = {
+    "dies": (cut, "process {} of 4 has died", 69, False),
+    "stands still": (lambda peers: peers._leaving.set(), "process {} of 4 has been silent for", 69, False),
+    "fails": (lambda peers: peers.close(NO_FILE, code=2), f"process {{}} failed: {NO_FILE}", 2, False),
+    # All show their threads: the one that notices first is often not the one that hangs.
+    "stalls": (lambda peers: peers.stalled(STALLED), f"process {{}} failed: {STALLED}", 69, True),
+}
+
+
 @pytest.mark.parametrize("victim", [0, 2])
-def test_the_others_end_when_a_process_dies(start: Callable[..., Run], victim: int) -> None:
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_the_others_learn_why_a_process_failed_and_end_with_its_code(
+    start: Callable[..., Run], ending: str, victim: int
+) -> None:
+    end, message, code, show_threads = ENDINGS[ending]
     run = start(4)
-    cut(run.all()[victim])
+    end(run.all()[victim])
     others = [number for number in range(4) if number != victim]
-    assert {number: run.wait(others)[number] for number in others} == {
-        number: [f"process {victim} of 4 has died"] for number in others
-    }
-    assert run.codes == dict.fromkeys(others, 69)
-
-
-@pytest.mark.parametrize("victim", [0, 1])
-def test_the_others_end_when_a_process_is_silent(start: Callable[..., Run], victim: int) -> None:
-    run = start(3)
-    processes = run.all()
-    processes[victim]._leaving.set()  # it stands still, with its connections open
-    others = [number for number in range(3) if number != victim]
-    reasons = run.wait(others)
-    assert all(reasons[number][0].startswith(f"process {victim} of 3 has been silent for") for number in others)
-
-
-@pytest.mark.parametrize("victim", [0, 1])
-def test_the_others_learn_why_a_process_failed_and_end_with_its_code(start: Callable[..., Run], victim: int) -> None:
-    run = start(3)
-    run.all()[victim].close("--data-path names.txt: no such file", code=2)
-    others = [number for number in range(3) if number != victim]
-    reasons = run.wait(others)
-    message = f"process {victim} failed: --data-path names.txt: no such file"
-    assert [reasons[number] for number in others] == [[message]] * 2
-    assert run.codes == dict.fromkeys(others, 2)
-    assert run.shown == set()
+    wait_for(lambda: all(run.reasons[number] for number in others), limit=10)
+    assert all(len(run.reasons[n]) == 1 and run.reasons[n][0].startswith(message.format(victim)) for n in others)
+    assert run.codes == dict.fromkeys(others, code)
+    assert run.shown == (set(others) if show_threads else set())
 
 
 def test_processes_that_fail_at_once_end_by_themselves(
     start: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Let each say its line: the words of another one name that one."""
-    monkeypatch.setattr(peers_module, "BEAT", 1.0)
+    monkeypatch.setattr("jaxddp.distributed.peers.BEAT", 1.0)
     run = start(3)
-    processes = run.all()
     with ThreadPoolExecutor(3) as pool:
-        for closed in [pool.submit(process.close, "the loss is nan at step 3", 2) for process in processes]:
-            closed.result(10)
+        list(pool.map(lambda process: process.close("the loss is nan at step 3", 2), run.all()))
     assert run.reasons == {0: [], 1: [], 2: []}
-
-
-@pytest.mark.parametrize("victim", [0, 1])
-def test_all_show_their_threads_when_a_process_stalls(start: Callable[..., Run], victim: int) -> None:
-    """Show all: the one that notices first is often not the one that hangs."""
-    run = start(3)
-    run.all()[victim].stalled("step 7 has not ended after 600 s (--stall-timeout)")
-    others = [number for number in range(3) if number != victim]
-    reasons = run.wait(others)
-    message = f"process {victim} failed: step 7 has not ended after 600 s (--stall-timeout)"
-    assert [reasons[number] for number in others] == [[message]] * 2
-    assert run.codes == dict.fromkeys(others, 69)
-    assert run.shown == set(others)
 
 
 def test_a_process_that_has_finished_is_not_missed(start: Callable[..., Run]) -> None:
@@ -168,7 +140,7 @@ def test_a_process_that_has_finished_is_not_missed(start: Callable[..., Run]) ->
 def test_processes_that_all_stood_still_go_on(start: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
     later = [0.0]
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + later[0], sleep=time.sleep)
-    monkeypatch.setattr(peers_module, "time", clock)
+    monkeypatch.setattr("jaxddp.distributed.peers.time", clock)
     run = start(3)
     processes = run.all()
     later[0] = 60.0  # after Ctrl-Z
@@ -176,43 +148,6 @@ def test_processes_that_all_stood_still_go_on(start: Callable[..., Run], monkeyp
     for process in processes:
         process.close()
     assert run.reasons == {0: [], 1: [], 2: []}
-
-
-def test_the_last_words_of_a_process_count_though_its_connection_is_reset() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        there = Line(socket.create_connection(server.getsockname()))
-        here = Line(server.accept()[0])
-        here.send({"alive": True})
-        there.send({"done": True})
-        there.close()  # with a message unread, which resets the connection
-        for _ in range(2):
-            here.send({"alive": True})
-        assert not here.is_closed
-        assert here.arrived() == [{"done": True}]
-        here.close()
-
-
-@pytest.mark.parametrize("at_once", [True, False], ids=["the process ends", "it closes"])
-def test_the_last_words_are_sent_though_messages_are_unread(at_once: bool) -> None:
-    """Hold back nothing because the message before is not acknowledged, and close without a reset if there is time."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        there = Line(socket.create_connection(server.getsockname()))
-        here = Line(server.accept()[0])
-        for _ in range(20):  # until the system acknowledges late
-            for sender, receiver in ((here, there), (there, here)):
-                sender.send({"alive": True})
-                assert receiver.arrived() == [{"alive": True}]
-        here.send({"alive": True})
-        there.send({"alive": True})
-        there.send_last({"failed": "disk full"})
-        if at_once:
-            there.close()
-        else:
-            close_all([there])
-        assert here.arrived() == [{"alive": True}, {"failed": "disk full"}]
-        is_reset = here.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) != 0
-        assert is_reset == at_once
-        here.close()
 
 
 def test_a_process_does_not_take_itself_for_process_0(
@@ -248,13 +183,6 @@ def test_a_process_does_not_take_itself_for_process_0(
     assert itself
 
 
-def test_a_process_that_came_long_before_process_0_says_who_still_waits() -> None:
-    with socket.create_server(("", free_port() + 1)) as silent:
-        cluster = Cluster(f"127.0.0.1:{silent.getsockname()[1] - 1}", 2, 1)
-        with pytest.raises(InputError, match=r"has not begun the run within 0.1 s; it still waits for other processes"):
-            Peers(cluster, CONFIG, 0.1)
-
-
 def test_a_great_number_of_missing_processes_takes_no_memory() -> None:
     message = "999999999 of 1000000000 processes did not come within 0.1 s: 1, 2, 3, 4, 5, ..."
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -265,48 +193,25 @@ def test_a_great_number_of_missing_processes_takes_no_memory() -> None:
 
 def test_a_process_that_does_not_come_is_named_everywhere(start: Callable[..., Run]) -> None:
     run = start(4, timeout=0.6)
-
-    def problem(number: int) -> str:
-        with pytest.raises(InputError) as caught:
-            run.join(number)
-        return str(caught.value)
-
     with ThreadPoolExecutor(2) as pool:
-        problems = list(pool.map(problem, [0, 2]))
+        problems = list(pool.map(run.refusal, [0, 2]))
     assert problems == ["2 of 4 processes did not come within 0.6 s: 1, 3"] * 2
 
 
 @pytest.mark.parametrize(
     ("configs", "numbers", "sizes", "message"),
     [
-        (
-            {1: CONFIG | {"lr": 0.2}},
-            [0, 1],
-            [2, 2],
-            "process 1 has lr = 0.2, process 0 0.1; start all with one command",
-        ),
+        ({1: CONFIG | {"lr": 0.2}}, [0, 1], [2, 2], "process 1 has lr = 0.2, process 0 0.1; start all with one comm"),
         ({1: {}}, [0, 1], [2, 2], "process 1 has lr = null, process 0 0.1"),
         ({}, [0, 1], [2, 3], "process 1 expects 3 processes, process 0 2"),
         ({}, [0, 1, 1], [3, 3, 3], "two processes have the number 1"),
     ],
 )
 def test_processes_that_do_not_fit_each_other_are_refused(
-    configs: dict[int, Any], numbers: list[int], sizes: list[int], message: str
+    start: Callable[..., Run], configs: dict[int, Any], numbers: list[int], sizes: list[int], message: str
 ) -> None:
-    run = Run(len(numbers), configs)
-    problems: list[str] = []
-
-    def join(number: int, size: int) -> None:
-        with pytest.raises(InputError) as caught:
-            run.join(number, size)
-        problems.append(str(caught.value))
-
-    threads = [threading.Thread(target=join, args=pair) for pair in zip(numbers, sizes, strict=True)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(10)
-    assert len(problems) == len(numbers)
+    with ThreadPoolExecutor(len(numbers)) as pool:
+        problems = list(pool.map(start(len(numbers), configs).refusal, numbers, sizes))
     assert any(problem.startswith(message) for problem in problems)
 
 
@@ -319,9 +224,7 @@ def test_a_process_that_failed_before_it_joined_is_waited_for_by_nobody(start: C
         if number == victim:
             tell_failure(Cluster(f"127.0.0.1:{run.port}", 4, number), "--lr x: expected FLOAT")
             return ""
-        with pytest.raises(InputError) as caught:
-            run.join(number)
-        return str(caught.value)
+        return run.refusal(number)
 
     began = time.monotonic()
     with ThreadPoolExecutor(4) as pool:
@@ -331,12 +234,22 @@ def test_a_process_that_failed_before_it_joined_is_waited_for_by_nobody(start: C
     assert time.monotonic() - began < 4  # LATE: 5
 
 
-def test_a_process_0_that_dies_while_the_others_join_may_be_tried_again() -> None:
+@pytest.mark.parametrize(
+    ("dies", "error", "message"),
+    [
+        (False, InputError, "has not begun the run within 0.1 s; it still waits for other processes"),
+        (True, LostError, "ended before all processes had come"),  # may be tried again
+    ],
+)
+def test_a_process_says_what_has_become_of_the_process_0_that_it_waits_for(
+    dies: bool, error: type[Exception], message: str
+) -> None:
     with socket.create_server(("", free_port() + 1)) as server, ThreadPoolExecutor(1) as pool:
         cluster = Cluster(f"127.0.0.1:{server.getsockname()[1] - 1}", 2, 1)
-        joined = pool.submit(Peers, cluster, CONFIG, 10)
-        server.accept()[0].close()
-        with pytest.raises(LostError, match="ended before all processes had come"):
+        joined = pool.submit(Peers, cluster, CONFIG, 10 if dies else 0.1)
+        if dies:
+            server.accept()[0].close()
+        with pytest.raises(error, match=message):
             joined.result(10)
 
 
@@ -384,32 +297,3 @@ def test_a_port_in_use_is_named_by_all(start: Callable[..., Run]) -> None:
                 joined.result(10)
     with socket.create_server(("", run.port + 1)), pytest.raises(InputError, match=told.format(run.port + 1)):
         run.join(0)
-
-
-def test_a_held_line_stays_open_when_the_far_end_closes() -> None:
-    with (
-        socket.create_server(("127.0.0.1", 0)) as far,
-        contextlib.closing(HeldLine(far.getsockname())) as line,
-        socket.create_connection(("127.0.0.1", line.port)) as near,
-    ):
-        connection, _ = far.accept()
-        near.sendall(b"there")
-        assert connection.recv(5) == b"there"
-        connection.sendall(b"back")
-        assert near.recv(4) == b"back"
-        connection.close()
-        near.settimeout(0.5)
-        with pytest.raises(TimeoutError):
-            near.recv(1)
-
-
-def test_a_held_line_closes_the_far_end_when_the_near_end_closes() -> None:
-    with (
-        socket.create_server(("127.0.0.1", 0)) as far,
-        contextlib.closing(HeldLine(far.getsockname())) as line,
-    ):
-        socket.create_connection(("127.0.0.1", line.port)).close()
-        connection, _ = far.accept()
-        with connection:
-            connection.settimeout(5)
-            assert connection.recv(1) == b""

@@ -97,13 +97,11 @@ CHANGES: dict[str, tuple[str, Change, str]] = {
 }
 
 
-@pytest.mark.parametrize("label", CHANGES)
-def test_a_replica_that_differs_is_named(label: str) -> None:
-    name, change, difference = CHANGES[label]
+@pytest.mark.parametrize(("name", "change", "difference"), CHANGES.values(), ids=CHANGES)
+def test_a_replica_that_differs_is_named(name: str, change: Change, difference: str) -> None:
     message = (
         rf"^replicas differ at step 17: {name} on replica 2 is up to {difference} away from the majority; "
-        rf"replica 2 must be wrong "
-        rf"\(1 of {len(START)} arrays differ\)$"
+        rf"replica 2 must be wrong \(1 of {len(START)} arrays differ\)$"
     )
     with pytest.raises(TrainingError, match=message):
         verifier().check(planted(name, change), step=17)
@@ -111,9 +109,8 @@ def test_a_replica_that_differs_is_named(label: str) -> None:
 
 @pytest.mark.parametrize("rank", range(WORLD_SIZE))
 def test_the_one_that_differs_from_the_majority_is_named_whichever_it_is(rank: int) -> None:
-    with pytest.raises(
-        TrainingError, match=f"scalar on replica {rank} is up to 1 away from the majority; replica {rank} "
-    ):
+    message = f"scalar on replica {rank} is up to 1 away from the majority; replica {rank} "
+    with pytest.raises(TrainingError, match=message):
         verifier().check(planted("scalar", put((), 4.0), (rank,)), step=0)
 
 
@@ -127,10 +124,8 @@ def test_all_that_differ_from_a_majority_are_named() -> None:
 
 def test_without_a_majority_nobody_is_blamed() -> None:
     tree = planted("scalar", put((), 4.0), (0, 2))
-    message = r"scalar on replica 2 is up to 1 away from replica 0|scalar on replica 3 is up to 1 away from replica 0"
-    with pytest.raises(
-        TrainingError, match=rf"({message}); no majority tells which is right \(1 of 8 arrays differ\)$"
-    ):
+    message = r"scalar on replica [23] is up to 1 away from replica 0; no majority tells which is right \(1 of 8 arrays"
+    with pytest.raises(TrainingError, match=message):
         verifier().check(tree, step=0)
 
 

@@ -1,7 +1,7 @@
 """LlamaForSequenceClassification against transformers: logits, loss, gradients in float64, logits in 16 bits."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -46,12 +46,6 @@ def their_model() -> Any:
 def reference(their_model: Any) -> Any:
     """Copy of `their_model` that computes in float64 throughout."""
     return in_float64(their_classifier(like=their_model))
-
-
-@pytest.fixture
-def x64() -> Iterator[None]:
-    with jax.enable_x64(True):
-        yield
 
 
 @pytest.mark.parametrize("padding", ["right", "left"])

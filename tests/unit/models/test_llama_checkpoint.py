@@ -55,6 +55,11 @@ def test_an_untied_lm_head_is_dropped(checkpoint: Path, tmp_path: Path) -> None:
     np.testing.assert_equal(untied, tied)
 
 
+def changed(values: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
+    """Return values with a change, without those that are None."""
+    return {name: value for name, value in (values | change).items() if value is not None}
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -64,9 +69,7 @@ def test_an_untied_lm_head_is_dropped(checkpoint: Path, tmp_path: Path) -> None:
     ],
 )
 def test_weights_that_do_not_fit_are_named(checkpoint: Path, tmp_path: Path, change: Any, message: str) -> None:
-    tensors = load_file(checkpoint / "model.safetensors") | change
-    changed = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-    save_file(changed, tmp_path / "model.safetensors")
+    save_file(changed(load_file(checkpoint / "model.safetensors"), change), tmp_path / "model.safetensors")
     with pytest.raises(InputError, match=message):
         from_pretrained(tmp_path, TINY, generator=Generator(0))
 
@@ -85,8 +88,7 @@ def test_weights_that_do_not_fit_are_named(checkpoint: Path, tmp_path: Path, cha
 def test_a_config_that_is_not_implemented_is_refused(
     checkpoint: Path, tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
-    fields = json.loads((checkpoint / "config.json").read_text()) | change
-    fields = {name: value for name, value in fields.items() if value is not None}
+    fields = changed(json.loads((checkpoint / "config.json").read_text()), change)
     (tmp_path / "config.json").write_text(json.dumps(fields))
     with pytest.raises(InputError, match=message):
         LlamaConfig.from_folder(tmp_path)

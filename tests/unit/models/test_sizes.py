@@ -26,13 +26,14 @@ def test_a_model_larger_than_memory_is_refused(fields: dict[str, Any], message: 
         model_sizes(config, datasets.load(config))
 
 
-@pytest.mark.parametrize("name", ["num_examples", "num_features", "num_classes"])
+@pytest.mark.parametrize("name", ["num_examples", "num_features", "num_classes", "context_length"])
 def test_data_larger_than_memory_are_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jaxddp.data.memory.memory", lambda: 3 * 2**30)
-    with pytest.raises(
-        InputError, match=r"--num-examples .*: the numbers take [0-9,]+ GiB, and this machine has 3 GiB$"
-    ):
-        datasets.load(TrainConfig(dataset="linear", **{name: 2**31 - 1}))
+    dataset, model, message = "linear", "mlp", "--num-examples .*: the numbers"
+    if name == "context_length":
+        dataset, model, message = "names", "char_mlp", "--context-length 2147483647: the contexts"
+    with pytest.raises(InputError, match=rf"^{message} take [0-9,]+ GiB, and this machine has 3 GiB$"):
+        datasets.load(TrainConfig(dataset=dataset, model=model, **{name: 2**31 - 1}))
 
 
 def test_more_stages_than_can_halve_the_image_are_refused() -> None:
@@ -40,11 +41,6 @@ def test_more_stages_than_can_halve_the_image_are_refused() -> None:
     model_sizes(TrainConfig(model="convnet", hidden_sizes=(2,) * 4), dataset)
     with pytest.raises(InputError, match=r"^--hidden-sizes: 5 stages halve the image 4 times, too often for 8 x 8 pi"):
         model_sizes(TrainConfig(model="convnet", hidden_sizes=(2,) * 5), dataset)
-
-
-def test_contexts_larger_than_memory_are_refused() -> None:
-    with pytest.raises(InputError, match=r"^--context-length 2147483647: the contexts take [0-9,]+ GiB"):
-        datasets.load(TrainConfig(dataset="names", model="char_mlp", context_length=2**31 - 1))
 
 
 @pytest.mark.parametrize(

@@ -76,22 +76,28 @@ def test_a_linen_module_trains_as_its_nnx_twin() -> None:
         assert jnp.abs(value - (original.params | original.buffers)[name]).max() > 1e-3, name
 
 
-def test_a_loss_that_never_calls_the_model_is_refused() -> None:
-    with pytest.raises(InputError, match=r"^flax_loss: never calls the model$"):
-        LinenFunctional(Twin(), lambda model, batch: batch["x"], {"x": np.ones(3)})
-
-
 class Doubled(linen.Module):
     @linen.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        self.variable("a", "scale", lambda: jnp.ones(1))
-        self.variable("b", "scale", lambda: jnp.ones(1))
+        for collection in "ab":
+            self.variable(collection, "scale", lambda: jnp.ones(1))
         return linen.Dense(1)(x)
 
 
-def test_a_name_in_two_collections_is_refused() -> None:
-    with pytest.raises(InputError, match=r"^flax_model: two collections hold a variable of the same name$"):
-        LinenFunctional(Doubled(), lambda model, batch: model(batch["x"]), {"x": np.ones((2, 3))})
+@pytest.mark.parametrize(
+    ("model", "loss_fn", "message"),
+    [
+        (Twin(), lambda model, batch: batch["x"], "flax_loss: never calls the model"),
+        (
+            Doubled(),
+            lambda model, batch: model(batch["x"]),
+            "flax_model: two collections hold a variable of the same name",
+        ),
+    ],
+)
+def test_what_cannot_be_trained_is_refused(model: Any, loss_fn: Any, message: str) -> None:
+    with pytest.raises(InputError, match=f"^{message}$"):
+        LinenFunctional(model, loss_fn, {"x": np.ones((2, 3))})
 
 
 class Noisy(linen.Module):
@@ -102,24 +108,15 @@ class Noisy(linen.Module):
         return linen.Dense(1)(x) + jax.random.normal(self.make_rng("noise"), (len(x), 1))
 
 
-def test_a_module_that_needs_keys_gets_the_losss_or_key_0() -> None:
+def noisy_loss(**rngs: Any) -> jax.Array:
     batch = {"x": jnp.ones((4, 3))}
-
-    def output(**rngs: Any) -> jax.Array:
-        functional = LinenFunctional(Noisy(), lambda model, batch: model(batch["x"], **rngs)[:, 0], batch)
-        sums, _ = functional.local_loss(lambda model, batch: model(batch["x"], **rngs)[:, 0])(
-            functional.params, functional.buffers, batch
-        )
-        return sums["loss"]
-
-    default, zero, one = output(), output(rngs=jax.random.key(0)), output(rngs={"noise": jax.random.key(1)})
-    assert default == zero != one
-
-
-def test_a_key_for_another_stream_is_not_enough() -> None:
-    batch = {"x": jnp.ones((4, 3))}
-    rngs = {"dropout": jax.random.key(1)}
     functional = LinenFunctional(Noisy(), lambda model, batch: model(batch["x"])[:, 0], batch)
-    loss = functional.local_loss(lambda model, batch: model(batch["x"], rngs=rngs)[:, 0])
+    loss = functional.local_loss(lambda model, batch: model(batch["x"], **rngs)[:, 0])
+    return loss(functional.params, functional.buffers, batch)[0]["loss"]
+
+
+def test_a_module_that_needs_keys_gets_the_losss_or_key_0_but_none_of_another_stream() -> None:
+    key = jax.random.key
+    assert noisy_loss() == noisy_loss(rngs=key(0)) != noisy_loss(rngs={"noise": key(1)})
     with pytest.raises(InvalidRngError, match="noise"):
-        loss(functional.params, functional.buffers, batch)
+        noisy_loss(rngs={"dropout": key(1)})

@@ -58,13 +58,10 @@ def test_an_optimizer_sees_what_nnx_hands_it(name: str) -> None:
         params, own = optax.apply_updates(params, updates), optax.apply_updates(own, own_updates)
     for path, value in nnx.to_flat_state(own):
         np.testing.assert_array_equal(params[".".join(map(str, path))], value)
-    assert not any(isinstance(node, nnx.State) for node in jax.tree.leaves(opt_state, is_leaf=_is_state))
+    is_state = lambda node: isinstance(node, nnx.State)  # noqa: E731
+    assert not any(map(is_state, jax.tree.leaves(opt_state, is_leaf=is_state)))
     nested = functional.param_tree.nest_within(opt_state)
     assert jax.tree.structure(nested) == jax.tree.structure(own_state)
-
-
-def _is_state(node: Any) -> bool:
-    return isinstance(node, nnx.State)
 
 
 def test_data_parallel_decays_by_path() -> None:

@@ -13,30 +13,29 @@ from jaxddp.errors import InputError
 from jaxddp.nn import layers
 from jaxddp.nn.functional import Functional
 from tests.support.step_cases import distance, first
+from tests.unit.nn.test_layers import run_torch
 
 TOLERANCE = 1e-14  # float64, relative to an array's largest value; measured: up to 1.2e-15
 FAULT = 1e-2  # smallest difference if padding counted; measured: 4e4, as large as the padding
 VALID = np.array([[1, 1, 1, 1], [1, 0, 1, 0], [0, 0, 0, 0], [0, 1, 1, 1]], np.float32)  # of 4 replicas
 
 
-def batch_norm(sync: bool, x: np.ndarray, valid: np.ndarray | None, cotangent: np.ndarray) -> dict[str, Any]:
+def batch_norm(sync: bool, x: np.ndarray, valid: np.ndarray, cotangent: np.ndarray) -> dict[str, Any]:
     """Compute output, gradients and new statistics of each replica."""
     functional = Functional(layers.BatchNorm(3, sync=sync))
 
-    def run(x: jax.Array, valid: jax.Array | None, cotangent: jax.Array) -> dict[str, jax.Array]:
+    def run(x: jax.Array, valid: jax.Array, cotangent: jax.Array) -> dict[str, jax.Array]:
         def loss(params: Any, x: jax.Array) -> Any:
             bn = functional.module(params, functional.buffers)
-            bn.set_attributes(valid=None if valid is None else nnx.data(valid))
+            bn.set_attributes(valid=nnx.data(valid))
             y = bn(x)
             bn.set_attributes(valid=None)
-            counts = jnp.ones(4) if valid is None else valid
-            return (y * cotangent * counts[:, None, None]).sum(), (y, Functional(bn).buffers)
+            return (y * cotangent * valid[:, None, None]).sum(), (y, Functional(bn).buffers)
 
         (d_params, d_x), (y, buffers) = jax.grad(loss, argnums=(0, 1), has_aux=True)(functional.params, x)
         return {"y": y, "d_x": d_x, "d_scale": d_params["scale"], **buffers}
 
-    axes = (0, None if valid is None else 0, 0)
-    return jax.device_get(first(len(x)).map(run, axes, 0)(x, valid, cotangent))
+    return jax.device_get(first(len(x)).map(run, (0, 0, 0), 0)(x, valid, cotangent))
 
 
 def padded_inputs() -> tuple[np.ndarray, np.ndarray]:
@@ -73,13 +72,10 @@ def test_batch_norm_ignores_padding(sync: bool) -> None:
 
 def whole_batch_norm(x: np.ndarray, cotangent: np.ndarray) -> dict[str, np.ndarray]:
     """Compute the same with torch's BatchNorm, in one process."""
-    bn = torch.nn.BatchNorm1d(3).double()
-    inputs = torch.tensor(x.reshape(-1, 3), requires_grad=True)
-    y = bn(inputs)
-    (y * torch.tensor(cotangent.reshape(-1, 3))).sum().backward()
-    assert bn.weight.grad is not None and inputs.grad is not None
-    arrays = {"y": y.detach().reshape(x.shape), "d_x": inputs.grad.reshape(x.shape), "d_scale": bn.weight.grad}
-    return {name: array.numpy() for name, array in {**arrays, "mean": bn.running_mean, "var": bn.running_var}.items()}
+    found = run_torch(torch.nn.BatchNorm1d(3).double(), x.reshape(-1, 3), cotangent.reshape(-1, 3))
+    return {name: found[name] for name in ("d_scale", "mean", "var")} | {
+        n: found[n].reshape(x.shape) for n in ("y", "d_x")
+    }
 
 
 def test_a_mask_of_another_length_is_refused() -> None:

@@ -108,10 +108,8 @@ def test_a_state_like_haikus_is_carried_in_the_buffers() -> None:
     for _ in range(2):
         sums, buffers = local_loss(functional.params, buffers, BATCH)
     assert float(sums["loss"]) == 11.0
-    assert {name: float(value[()].sum()) for name, value in buffers.items()} == {
-        "net.mean.average": 0.5 * 5.5 + 5.5,
-        "net.mean.counter": 2,
-    }
+    sizes = {name: float(value.sum()) for name, value in buffers.items()}
+    assert sizes == {"net.mean.average": 0.5 * 5.5 + 5.5, "net.mean.counter": 2}
 
 
 @pytest.mark.parametrize(
@@ -138,10 +136,7 @@ def test_a_tree_that_cannot_be_a_model_is_refused(model: Any, loss_fn: Any, mess
 
 @pytest.mark.parametrize(
     ("returned", "message"),
-    [
-        (jnp.ones(2), "must return \\(loss, state\\), and returns"),
-        ((jnp.ones(2), {}), "all of the state; lacks n"),
-    ],
+    [(jnp.ones(2), r"must return \(loss, state\), and returns"), ((jnp.ones(2), {}), "all of the state; lacks n")],
 )
 def test_a_loss_that_loses_its_state_is_refused(returned: Any, message: str) -> None:
     def loss(params: Any, state: Any, batch: Any) -> Any:
@@ -157,10 +152,8 @@ def test_an_optimizer_sees_the_tree_without_its_other_leaves() -> None:
 
     def first_layer(params: Any) -> Any:
         seen.append(params)
-        layers = [
-            jax.tree.map(lambda _, number=number: number == 0, layer) for number, layer in enumerate(params.layers)
-        ]
-        return Net(layers, None, False)
+        first, second = (jax.tree.map(lambda _, is_first=n == 0: is_first, params.layers[n]) for n in (0, 1))
+        return Net([first, second], None, False)
 
     functional = PlainFunctional(net(), loss_of)
     optimizer = seeing(functional.param_tree, optax.chain(optax.masked(optax.trace(0.5), first_layer), optax.scale(2)))
@@ -169,11 +162,8 @@ def test_an_optimizer_sees_the_tree_without_its_other_leaves() -> None:
     for _ in range(2):
         updates, state = optimizer.update(gradients, state, functional.params)
     assert isinstance(seen[0], Net) and seen[0].steps is None and seen[0].layers[0].act is None
-    assert {name: float(x.ravel()[0]) for name, x in updates.items()} == {
-        "layers.0.weight": 3.0,
-        "layers.1.weight": 2.0,
-        "table": 2.0,
-    }
+    sizes = {name: float(x.ravel()[0]) for name, x in updates.items()}
+    assert sizes == {"layers.0.weight": 3.0, "layers.1.weight": 2.0, "table": 2.0}
     trace = state[0].inner_state.trace
     assert trace.keys() == functional.params.keys() and trace["layers.0.weight"].shape == (2, 2)
 

@@ -58,26 +58,13 @@ def test_a_saved_model_loads_into_its_torch_twin_and_back(name: str, tmp_path: P
     functional, twin = twins(name)
     params, buffers = changed_weights(functional)
     save_weights(tmp_path / "ours.safetensors", params, buffers)
-    twin.load_state_dict(safetensors.torch.load_file(tmp_path / "ours.safetensors"), strict=True)
+    ours = safetensors.torch.load_file(tmp_path / "ours.safetensors")
+    assert {n: x.dtype for n, x in ours.items()} == {n: x.dtype for n, x in twin.state_dict().items()}  # int64 counters
+    twin.load_state_dict(ours, strict=True)
     safetensors.torch.save_file(twin.state_dict(), tmp_path / "torchs.safetensors")
     back = from_torch(load_weights(tmp_path / "torchs.safetensors"), functional.params, functional.buffers)
     check_same(back[0], params)
     check_same(back[1], buffers)
-
-
-def test_counters_are_int64_for_torch_and_int32_for_jax() -> None:
-    functional, _ = twins("CharMLP")
-    tensors = to_torch(functional.buffers)
-    assert tensors["bn.num_batches_tracked"].dtype == "int64"
-    _, buffers = from_torch({**to_torch(functional.params), **tensors}, functional.params, functional.buffers)
-    assert buffers["bn.num_batches_tracked"].dtype == "int32"
-
-
-def test_loaded_values_take_the_dtype_of_the_model() -> None:
-    functional, _ = twins("Linear")
-    tensors = {name: value.astype("float64") for name, value in to_torch(functional.params).items()}
-    params, _ = from_torch(tensors, functional.params, {})
-    check_same(params, jax.device_get(functional.params))
 
 
 def test_weights_do_not_share_memory_with_their_source() -> None:
@@ -110,12 +97,6 @@ def test_layouts_convert_to_torch_and_back(name: str, jax_shape: tuple[int, ...]
     assert tensor.shape == torch_shape
     np.testing.assert_array_equal(torch_weights.from_torch_layout(name, tensor), value)
     assert to_torch({name: value})[torch_weights.torch_name(name)].flags.c_contiguous
-
-
-def test_a_square_kernel_is_transposed() -> None:
-    """A reshape alone would pass a check of the shape."""
-    kernel = np.arange(9.0).reshape(3, 3)
-    assert (to_torch({"kernel": kernel})["weight"] != kernel).any()
 
 
 @pytest.mark.parametrize(
@@ -194,8 +175,9 @@ def test_types_and_values_that_do_not_fit_are_refused_by_name(
 def test_any_type_of_floating_point_numbers_is_taken(dtype: torch.dtype, by: str, tmp_path: Path) -> None:
     tensors = {name: 3 * x.to(dtype) for name, x in twins("Linear")[1].state_dict().items()}
     safetensors.torch.save_file(tensors, tmp_path / "w.safetensors")
-    expected = {name: x.float().numpy() for name, x in tensors.items()}
-    np.testing.assert_equal(read_start("Linear", tmp_path / "w.safetensors", by), expected)
+    check_same(
+        read_start("Linear", tmp_path / "w.safetensors", by), {name: x.float().numpy() for name, x in tensors.items()}
+    )
 
 
 @pytest.mark.parametrize("by", ["jaxddp", "torch_ref"])

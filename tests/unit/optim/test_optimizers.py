@@ -263,15 +263,11 @@ def test_parameters_and_state_keep_shape_and_dtype(name: str, options: dict, wid
         assert jax.tree.map(jax.typeof, (updates, state)) == (jax.tree.map(jax.typeof, params), layout)
 
 
-@pytest.mark.parametrize("momentum", [{}, {"momentum": 0.9, "dampening": 0.1}], ids=label)
-def test_nesterov_needs_momentum_without_dampening(momentum: dict) -> None:
-    with pytest.raises(InputError, match="--nesterov"):
-        optim.sgd(nesterov=True, **momentum)
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        (lambda: optim.sgd(nesterov=True), "^--nesterov"),
+        (lambda: optim.sgd(nesterov=True, momentum=0.9, dampening=0.1), "^--nesterov"),
         (lambda: optim.sgd(-1.0), r"^lr -1.0: must be at least 0$"),
         (lambda: optim.adagrad(eps=float("nan")), r"^eps nan: must be at least 0$"),
         (lambda: optim.rmsprop(alpha=float("inf")), r"^alpha inf: must be finite$"),

@@ -71,32 +71,20 @@ def test_numbers_are_what_float32_holds(kind: str) -> None:
 
 
 MASK, NOISE = Draw("bernoulli", (12, 5), "drop", 0.9), Draw("normal", (12, 5), "encoder")
+SMALLER, WIDE = Draw("bernoulli", (1, 5), "layers.2"), Draw("normal", (6, 10), "3")
+ALIKE = "must be of one kind and size, in the same order"
 
 
 @pytest.mark.parametrize(
     ("torch", "jax", "message"),
     [
         ([NOISE], [], "torch draws a normal (12, 5) in encoder, jax none"),
+        ([WIDE], [], "torch draws a normal (6, 10) in layer 3, jax none"),
         ([], [Draw("uniform", ())], "jax draws a uniform (), torch none"),
         ([MASK, NOISE], [MASK], "torch draws a normal (12, 5) in encoder, jax none after draw 1"),
-        (
-            [MASK, NOISE],
-            [NOISE, MASK],
-            "torch draws a bernoulli (12, 5) in drop, jax a normal (12, 5) in encoder as draw 1; must be of one kind "
-            "and size, in the same order",
-        ),
-        (
-            [MASK],
-            [Draw("bernoulli", (1, 5), "layers.2")],
-            "torch draws a bernoulli (12, 5) in drop, jax a bernoulli (1, 5) in layers.2 as draw 1; must be of one "
-            "kind and size, in the same order",
-        ),
-        (
-            [Draw("normal", (6, 10), "3")],
-            [Draw("normal", (4, 15))],
-            "torch draws a normal (6, 10) in layer 3, jax a normal (4, 15) as draw 1; must be of one kind and size, "
-            "in the same order",
-        ),
+        ([MASK, NOISE], [NOISE, MASK], f"torch draws {MASK}, jax {NOISE} as draw 1; {ALIKE}"),
+        ([MASK], [SMALLER], f"torch draws {MASK}, jax {SMALLER} as draw 1; {ALIKE}"),
+        ([WIDE], [Draw("normal", (4, 15))], f"torch draws {WIDE}, jax a normal (4, 15) as draw 1; {ALIKE}"),
         ([MASK, Draw("randperm", (3,), refused="no")], [MASK], "torch draws a randperm (3,): no"),
         ([MASK], [Draw("normal", (3,), refused="no")], "jax draws a normal (3,): no"),
     ],

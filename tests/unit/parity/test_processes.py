@@ -278,7 +278,6 @@ def test_a_child_that_hangs_ends_with_its_parent(tmp_path: Path) -> None:
     (tmp_path / "main.py").write_text(program)
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
     with subprocess.Popen([sys.executable, tmp_path / "main.py"], stdout=subprocess.PIPE, env=environment) as parent:
-        assert parent.stdout is not None
         pid = int(parent.stdout.readline())
         parent.kill()
     wait_for(lambda: has_ended(pid), limit=PATIENT)

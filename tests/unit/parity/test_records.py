@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from safetensors import SafetensorError
 
 from jaxddp.parity.records import Lazy, Record, Records, RecordWriter, Scratch
-from tests.support.tensors import NAMES, TENSORS, same_bits
+from tests.support.tensors import NAMES, TENSORS, VIEWS, same_bits
 
 STAGES = st.text("ab_", min_size=1, max_size=4)  # one may be a prefix of another
 RECORDS = st.dictionaries(STAGES, st.dictionaries(NAMES, TENSORS, max_size=3), max_size=4)
@@ -38,10 +38,8 @@ def test_a_record_is_read_back_bit_by_bit(record: Record) -> None:
 
 
 def test_arrays_that_are_not_contiguous_are_read_back(tmp_path: Path) -> None:
-    x = np.arange(24.0).reshape(2, 3, 4)
-    views = {"turned": x.T, "every second": x[:, ::2], "of one number": np.broadcast_to(np.float64(2), (3, 2))}
-    stored = Records([written(tmp_path, {"params": views})])[0]["params"]
-    assert all(np.array_equal(stored[name], value) for name, value in views.items())
+    stored = Records([written(tmp_path, {"params": VIEWS})])[0]["params"]
+    assert all(np.array_equal(stored[name], value) for name, value in VIEWS.items())
 
 
 def test_a_missing_stage_is_a_key_error(tmp_path: Path) -> None:

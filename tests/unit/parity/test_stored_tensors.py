@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jaxddp.parity.stored_tensors import StoredTensors, write_tensors
-from tests.support.tensors import NAMES, TENSORS, same_bits
+from tests.support.tensors import NAMES, TENSORS, VIEWS, same_bits
 
 LARGE = {str(number): np.full(2**17, float(number)) for number in range(20)}  # 20 MiB
 
@@ -26,10 +26,8 @@ def test_tensors_are_read_back_bit_by_bit(tensors: dict[str, np.ndarray]) -> Non
 
 
 def test_tensors_that_are_not_contiguous_are_read_back(tmp_path: Path) -> None:
-    x = np.arange(24.0).reshape(2, 3, 4)
-    views = {"turned": x.T, "every second": x[:, ::2], "of one number": np.broadcast_to(np.float64(2), (3, 2))}
-    write_tensors(tmp_path / "tensors", views)
-    assert all(np.array_equal(x, views[name]) for name, x in StoredTensors(tmp_path / "tensors").items())
+    write_tensors(tmp_path / "tensors", VIEWS)
+    assert all(np.array_equal(x, VIEWS[name]) for name, x in StoredTensors(tmp_path / "tensors").items())
 
 
 def test_a_change_of_an_array_does_not_reach_its_file(tmp_path: Path) -> None:

@@ -25,12 +25,8 @@ ENTRY %main.1 (x: f32[4]) -> f32[4] {
 
 
 def test_sizes_of_arrays_are_in_bytes() -> None:
-    assert [(one.dtype, one.bytes) for one in arrays("(bf16[2,3]{1,0:T(8,128)}, pred[5], f8e4m3fn[4], s32[])")] == [
-        ("bf16", 12),
-        ("pred", 5),
-        ("f8e4m3fn", 4),
-        ("s32", 4),
-    ]
+    sizes = {one.dtype: one.bytes for one in arrays("(bf16[2,3]{1,0:T(8,128)}, pred[5], f8e4m3fn[4], s32[])")}
+    assert sizes == {"bf16": 12, "pred": 5, "f8e4m3fn": 4, "s32": 4}
 
 
 def test_instructions_have_operands_results_and_attributes() -> None:

@@ -58,13 +58,8 @@ def test_a_planted_fault_in_the_ring_is_caught(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_gpus_fill_nodes() -> None:
-    assert [(one.per_node, one.nodes) for one in (links_of(H100, n, 8) for n in (1, 2, 8, 16, 1024))] == [
-        (1, 1),
-        (2, 1),
-        (8, 1),
-        (8, 2),
-        (8, 128),
-    ]
+    made = [links_of(H100, gpus, 8) for gpus in (1, 2, 8, 16, 1024)]
+    assert [(one.per_node, one.nodes) for one in made] == [(1, 1), (2, 1), (8, 1), (8, 2), (8, 128)]
     assert links_of(H100, 16, 4).nodes == 4
 
 

@@ -16,7 +16,9 @@ from jaxddp.data.torch_rng import Generator
 from jaxddp.data_parallel import DataParallel
 from jaxddp.distributed.replicas import Replicas
 from jaxddp.loader import Loader
+from jaxddp.nn.losses import cross_entropy
 from jaxddp.step.loops import scan, scan_or_unroll, slow_in_loops
+from tests.support.step_cases import two_epochs
 
 TOLERANCE = 1e-6  # relative, float32; measured: equal bits
 LOOP = " while("  # in HLO text
@@ -50,27 +52,10 @@ def arrays() -> dict[str, np.ndarray]:
 
 
 @functools.cache
-def trained(steps_per_dispatch: int, accumulation_steps: int = 1) -> tuple[DataParallel, Any, list[float], list[int]]:
-    """Train for two epochs of 6 full steps and a smaller one; return also losses, and traces after each epoch."""
-    traces, losses, traced = 0, [], []
-
-    class Counted(Net):
-        def __call__(self, x: jax.Array) -> jax.Array:
-            nonlocal traces
-            traces += 1
-            return super().__call__(x)
-
-    ddp = ddp_of(Counted())
-    options = {"accumulation_steps": accumulation_steps, "steps_per_dispatch": steps_per_dispatch}
-    loader = Loader(arrays(), ddp.replicas, global_batch_size=4, **options)
-    state = ddp.init()
-    for epoch in range(2):
-        for batches in loader.epoch(epoch):
-            state, sums = ddp.steps(state, batches)
-            assert len(sums.table) <= steps_per_dispatch
-            losses += sums["loss"].tolist()
-        traced.append(traces)
-    return ddp, state, losses, traced
+def trained(steps_per_dispatch: int) -> tuple[DataParallel, Any, list[float], list[int]]:
+    """Train for two epochs of 6 full steps and a smaller one."""
+    options = {"global_batch_size": 4, "steps_per_dispatch": steps_per_dispatch}
+    return two_epochs(Net(), cross_entropy, optim.adam(0.01), arrays(), **options)
 
 
 def test_several_steps_per_dispatch_give_the_numbers_of_one() -> None:
@@ -124,31 +109,22 @@ def test_evaluation_batch_by_batch_gives_the_sums_of_one_batch() -> None:
     assert ddp.evaluate(ddp.init(), arrays()) != pytest.approx(one, rel=TOLERANCE)
 
 
+def convolve(total: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    y = lax.conv_general_dilated(x, jnp.ones((3, 3, 1, 2)), (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    return total + y.sum(), y
+
+
 def test_accumulation_unrolled_gives_the_numbers_of_a_loop() -> None:
-    kernel, images = jnp.ones((3, 3, 1, 2)), jnp.arange(96.0).reshape(3, 2, 4, 4, 1)
-
-    def body(total: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        y = lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
-        return total + y.sum(), y
-
+    images = jnp.arange(96.0).reshape(3, 2, 4, 4, 1)
     (unrolled, ys), (looped, same_ys) = (
-        jax.jit(lambda xs, each=each: each(body, jnp.float32(0), xs))(images) for each in (scan_or_unroll, scan)
+        jax.jit(lambda xs, each=each: each(convolve, jnp.float32(0), xs))(images) for each in (scan_or_unroll, scan)
     )
     assert (float(unrolled), ys.shape) == (float(looped), (3, 2, 4, 4, 2))
     np.testing.assert_array_equal(ys, same_ys)
 
 
 def test_gpus_keep_the_loop() -> None:
-    def program(images: jax.Array) -> jax.Array:
-        kernel = jnp.ones((3, 3, 1, 2))
-
-        def body(total: jax.Array, x: jax.Array) -> tuple[jax.Array, None]:
-            layout = ("NHWC", "HWIO", "NHWC")
-            return total + lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=layout).sum(), None
-
-        return scan_or_unroll(body, jnp.float32(0), images)[0]
-
-    traced = jax.jit(program).trace(jnp.ones((3, 2, 4, 4, 1)))
+    traced = jax.jit(lambda xs: scan_or_unroll(convolve, jnp.float32(0), xs)[0]).trace(jnp.ones((3, 2, 4, 4, 1)))
     texts = {platform: traced.lower(lowering_platforms=(platform,)).as_text() for platform in ("cpu", "cuda")}
     assert {platform: "stablehlo.while" in text for platform, text in texts.items()} == {"cpu": False, "cuda": True}
 

@@ -26,9 +26,7 @@ def ddp_of(world_size: int, bn: str | None = None, dropout: float = 0.0, **optio
 def micro_batches(world_size: int, micro: Sequence[int], step: int) -> list[Batch]:
     """Return the micro-batches of one step, leaves (W, B, ...), in the order in which `steps` takes them."""
     batch = dealt(world_size, STEPS, micro)
-    head = (
-        [] if batch.head is None else [{n: x[:, step, i] for n, x in batch.head.items()} for i in range(len(micro) - 1)]
-    )
+    head = [{n: x[:, step, i] for n, x in (batch.head or {}).items()} for i in range(len(micro) - 1)]
     return [*head, {name: x[:, step] for name, x in batch.last.items()}]
 
 

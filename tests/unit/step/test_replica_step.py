@@ -1,4 +1,4 @@
-"""Replica step: compared with arithmetic by hand and with one replica, and as a compiled program."""
+"""Replica step: compared with arithmetic by hand and on virtual replicas, and as a compiled program."""
 
 import functools
 import re
@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 
 from jaxddp import optim
-from jaxddp.comm_hooks import CommHook
-from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.data.torch_rng import Generator
 from jaxddp.data_parallel import DataParallel
 from jaxddp.distributed.collectives import all_reduce
@@ -29,68 +27,24 @@ FAULT = 1e-2  # smallest difference that a planted fault must cause: 0.17
 CLIP = 0.05
 
 
-def on_one_replica(world_size: int, steps: int, micro: Sequence[int]) -> MicroBatches:
-    """Return the examples of `dealt` as one micro-batch per step of one replica."""
-    whole = examples(world_size, steps, sum(micro))
-    return MicroBatches(None, {n: np.concatenate(x, axis=1)[None] for n, x in whole.items()})
-
-
-@functools.cache
 def train(
-    world_size: int,
-    micro: Sequence[int],
-    *,
-    kind: str = "devices",
-    bn: str | None = None,
-    normalization: str = "global",
-    clip: float | None = None,
-    hook: CommHook | Callable[[Any], Any] | None = None,
+    world_size: int, micro: Sequence[int], make: Callable[[int], Any] = first, bn: str | None = None, **options: Any
 ) -> Arrays:
-    """Return parameters, buffers and metrics after three steps in float64; kind: devices | virtual | one."""
-    replicas = {"devices": first, "virtual": VirtualReplicas, "one": lambda _: first(1)}[kind](world_size)
-    batch = (on_one_replica if kind == "one" else dealt)(world_size, 3, micro)
+    """Return parameters, buffers and metrics after three steps in float64 on replicas that `make` makes."""
+    options |= {"loss_normalization": "global", "dtype": "float64"}
     with jax.enable_x64(True):
-        ddp = DataParallel(
-            Net(bn),
-            optim.sgd(0.3, momentum=0.9),
-            replicas=replicas,
-            loss_normalization=normalization,
-            clip_grad_norm=clip,
-            comm_hook=hook,
-            dtype="float64",
-        )
-        state, sums = ddp.steps(ddp.init(), replicas.shard(batch))
+        ddp = DataParallel(Net(bn), optim.sgd(0.3, momentum=0.9), replicas=make(world_size), **options)
+        state, sums = ddp.steps(ddp.init(), ddp.replicas.shard(dealt(world_size, 3, micro)))
         return jax.device_get({**state.params, **state.buffers, **sums})
-
-
-def weights_of(result: Arrays) -> Arrays:
-    return {name: result[name] for name in result if name.startswith("fc")}
-
-
-# ---- pmap and vmap, several replicas and one
 
 
 @pytest.mark.large
 @pytest.mark.parametrize("world_size", [2, 4, 8])
 def test_devices_and_virtual_replicas_agree(world_size: int) -> None:
     micro = (2, 1) if world_size == 2 else (3,)
-    virtual = train(world_size, micro, kind="virtual", bn="local", clip=CLIP)
-    assert distance(train(world_size, micro, bn="local", clip=CLIP), virtual) < TOLERANCE
-
-
-@pytest.mark.one_in(3)
-@pytest.mark.parametrize(("bn", "equal"), [(None, True), ("sync", True), ("local", False)])
-def test_replicas_equal_one_replica_on_all_examples(bn: str | None, equal: bool) -> None:
-    one = train(4, (4,), kind="one", bn=bn and "sync")  # on one replica sync and local are the same
-    difference = distance(weights_of(train(4, (4,), bn=bn)), weights_of(one))
-    assert difference < TOLERANCE if equal else difference > FAULT
-
-
-def test_accumulation_equals_one_big_micro_batch() -> None:
-    micro = (3, 3, 3, 1)
-    assert distance(train(2, micro), train(2, micro, kind="one")) < TOLERANCE
-    mean_of_means = train(2, micro, normalization="ddp")
-    assert distance(mean_of_means, train(2, micro, kind="one")) > FAULT
+    options: dict[str, Any] = {"bn": "local", "clip_grad_norm": CLIP}
+    virtual = train(world_size, micro, VirtualReplicas, **options)
+    assert distance(train(world_size, micro, **options), virtual) < TOLERANCE
 
 
 # ---- by hand
@@ -207,23 +161,13 @@ def does_nothing(gradients: Any) -> Any:
     return gradients
 
 
-def test_a_hook_that_sums_is_caught() -> None:
-    assert distance(train(2, (3, 3, 3, 1), hook=all_reduce), train(2, (3, 3, 3, 1))) > FAULT
-
-
 def test_a_hook_that_does_nothing_is_caught() -> None:
     ddp = DataParallel(Net(), optim.sgd(0.3), replicas=first(2), comm_hook=does_nothing)
     state, _ = ddp.steps(ddp.init(), ddp.replicas.shard(dealt(2, 1, (4,))))
     with pytest.raises(TrainingError, match=r"replicas differ at step 1: params\.fc\d\.\w+ on replica 1 is up to"):
         ddp.verify(state)
     with pytest.raises(ValueError, match="out_axes"):
-        train(2, (4,), kind="virtual", hook=does_nothing)
-
-
-def test_batches_for_fewer_replicas_are_refused() -> None:
-    ddp = DataParallel(Net(), optim.sgd(0.3), replicas=first(4))
-    with pytest.raises(ValueError, match=r"shape \(2, 1, 4, 3, 4\) cannot be sharded over 4 replicas"):
-        ddp.steps(ddp.init(), dealt(2, 1, (4,)))
+        train(2, (4,), VirtualReplicas, comm_hook=does_nothing)
 
 
 # ---- the compiled program

@@ -79,10 +79,8 @@ ONE_OF_EACH = {"reduce-scatter": 1, "all-gather": 1, "all-reduce": 1}  # gradien
         ({}, ONE_OF_EACH),
         ({"loss_normalization": "global"}, ONE_OF_EACH),
         ({"clip_grad_norm": 0.05}, ONE_OF_EACH),  # the norm is in the all-reduce of the metrics
-        (
-            {"clip_grad_norm": 0.05, "loss_normalization": "global"},
-            ONE_OF_EACH | {"all-reduce": 2},
-        ),  # the count first
+        # The count first.
+        ({"clip_grad_norm": 0.05, "loss_normalization": "global"}, ONE_OF_EACH | {"all-reduce": 2}),
         ({"shard": False}, {"all-reduce": 1}),
     ],
     ids=str,
@@ -161,19 +159,18 @@ def distance(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> float:
 
 
 @pytest.mark.large
-@pytest.mark.parametrize("then", [{}, {"devices": 4}, {"shard_optimizer": False}], ids=str)
-def test_a_sharded_run_resumes_on_more_replicas_or_unsharded(then: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("before", "then"),
+    [({}, {}), ({}, {"devices": 4}), ({}, {"shard_optimizer": False}), ({"shard_optimizer": False}, {})],
+    ids=str,
+)
+def test_a_run_resumes_with_sharding_or_without_and_on_more_replicas(
+    before: dict[str, Any], then: dict[str, Any], tmp_path: Path
+) -> None:
     whole = run(tmp_path / "whole")
-    run(tmp_path / "parts", epochs=1)
+    run(tmp_path / "parts", epochs=1, **before)
     parts = run(tmp_path / "parts", resume=str(tmp_path / "parts"), **then)
-    assert distance(parts, whole) <= (ROUNDING if then else 0)
-
-
-@pytest.mark.large
-def test_a_run_without_sharding_resumes_with_it(tmp_path: Path) -> None:
-    whole = run(tmp_path / "whole")
-    run(tmp_path / "parts", epochs=1, shard_optimizer=False)
-    assert distance(run(tmp_path / "parts", resume=str(tmp_path / "parts")), whole) <= ROUNDING
+    assert distance(parts, whole) <= (ROUNDING if before or then else 0)
 
 
 @pytest.mark.large

@@ -161,9 +161,8 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path, other, message):
     assert check({}, "1") == check_same_run(tmp_path, 4, {}, now, {"train": "1"}) == []  # {}: of an older jaxddp
     assert check({}, "2") == []  # somebody has removed data.json, to go on with any data
     save_digests({"train": "1"}, tmp_path)
-    with pytest.raises(
-        InputError, match=f"^--resume {tmp_path}: the checkpoint of step 4 is of another run, {message}$"
-    ):
+    refused = f"^--resume {tmp_path}: the checkpoint of step 4 is of another run, {message}$"
+    with pytest.raises(InputError, match=refused):
         check(other, "1" if other else "2")
 
 

@@ -17,10 +17,7 @@ BATCH = np.array([[3, 1, 4], [7, 6, 5]], "uint64")  # fingerprints of two replic
         ([[1, 4, 9], [6, 5, 8]], "the examples of all replicas, all rows: each row has the next one's values"),
         ([[9, 3, 1], [8, 7, 6]], "the examples of all replicas, all rows: each row has the values of the one before"),
         ([[1, 3, 4], [7, 6, 5]], "the examples of replica 0, rows 0, 1: the same rows in another order"),
-        (
-            [[5, 1, 4], [7, 6, 3]],
-            "the examples of all replicas, rows 0, 2: the same examples, dealt to the replicas in",
-        ),
+        ([[5, 1, 4], [7, 6, 3]], "the examples of all replicas, rows 0, 2: the same examples, dealt to the replicas"),
         ([[7, 6, 5], [3, 1, 4]], "the examples of all replicas, all rows: the same examples, dealt to the replicas in"),
         ([[9, 1, 4], [7, 6, 5]], "the examples of replica 0, row 0: other values"),
     ],

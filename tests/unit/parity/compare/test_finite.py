@@ -58,7 +58,7 @@ def test_numbers_that_are_not_finite_on_one_side_are_found(stage: str, side: int
     sides = records()
     spoil(sides, stage, side, 2)
     found = first_not_finite(*sides, START)
-    assert found is not None and (found.step, found.stage, found.side) == (2, stage, name)
+    assert (found.step, found.stage, found.side) == (2, stage, name)
 
 
 @pytest.mark.parametrize("side", [0, 1])
@@ -67,8 +67,7 @@ def test_all_tensors_of_a_side_are_told_as_such(side: int) -> None:
     sides[1][0]["update"]["tied"] = np.ones(2)  # a second array of flax for one tensor of torch
     for array in sides[side][0]["update"].values():
         array.fill(NAN)
-    found = first_not_finite(*sides, START)
-    assert found is not None and found.where == "all tensors"
+    assert first_not_finite(*sides, START).where == "all tensors"
 
 
 def test_a_replica_whose_loss_is_not_finite_is_found() -> None:

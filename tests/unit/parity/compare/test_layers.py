@@ -12,7 +12,6 @@ from flax import nnx
 
 from jaxddp.nn.functional import Functional
 from jaxddp.parity.compare.layers import first_difference, in_torch_layout, not_finite_layer
-from jaxddp.parity.findings import Layer
 from jaxddp.parity.jax_side.layers import listening_nnx
 from jaxddp.parity.records import Records, StoredRecord
 from jaxddp.parity.torch_side.layers import LayerCalls, listen
@@ -29,7 +28,7 @@ def passed(folder: Path, outputs: Arrays, inputs: Arrays | None = None, **notes:
     return Records([folder])[0]
 
 
-def compared(folder: Path, torch: Arrays, flax: Arrays, twins: dict[str, str], **inputs: Arrays) -> Layer | None:
+def compared(folder: Path, torch: Arrays, flax: Arrays, twins: dict[str, str], **inputs: Arrays) -> Any:
     theirs = passed(folder / "torch", torch, inputs.get("of_torch"))
     return first_difference(theirs, passed(folder / "jax", flax, inputs.get("of_jax")), twins)[0]
 
@@ -51,7 +50,6 @@ def test_the_first_differing_layer_in_torchs_order_is_returned(tmp_path: Path) -
     flax = {"head": 9 * X, "outer": np.moveaxis(wrong, 1, -1), "inner": X}
     inputs = {"of_torch": {"fc": X[:, :1]}, "of_jax": {"outer": X[:, :1] * (1 + 1e-3)}}
     layer = compared(tmp_path, torch, flax, {**TWINS, "head": "head"}, **inputs)
-    assert layer is not None
     assert (layer.torch, layer.jax, layer.before) == ("fc", "outer", "conv")
     assert (layer.element, layer.values) == ((1, 2, 3), (23.5, 23.0))
     assert layer.shapes == ((2, 4, 3), (2, 3, 4))
@@ -79,7 +77,6 @@ def test_an_input_with_its_channels_in_another_order_is_recognised(
     of_torch = np.moveaxis(given, -1, 1) if given.ndim == 4 else given
     inputs = {"of_torch": {"fc": of_torch}, "of_jax": {"outer": of_jax}}
     layer = compared(tmp_path, {"fc": X}, {"outer": 2 * X}, TWINS, **inputs)
-    assert layer is not None
     assert layer.columns == runs
 
 
@@ -87,7 +84,6 @@ def test_channels_that_are_alike_keep_their_order(tmp_path: Path) -> None:
     given = np.maximum(np.random.default_rng(0).normal(size=(6, 5)), 0) * [0, 1, 0, 0, 1]
     inputs = {"of_torch": {"fc": given}, "of_jax": {"outer": given[:, [3, 4, 0, 1, 2]]}}
     layer = compared(tmp_path, {"fc": X}, {"outer": 2 * X}, TWINS, **inputs)
-    assert layer is not None
     order = [channel for first, last in layer.columns for channel in range(first, last + 1)]
     assert np.array_equal(given[:, order], inputs["of_jax"]["outer"])
     assert layer.columns == ((3, 4), (0, 2))
@@ -121,7 +117,6 @@ def test_a_module_of_layers_differs_if_what_comes_after_it_differs(
 def test_layers_without_a_twin_are_skipped(tmp_path: Path) -> None:
     torch = {"conv": X, "dropout": X, "fc": X}
     layer = compared(tmp_path, torch, {"inner": X, "outer": 2 * X}, TWINS)
-    assert layer is not None
     assert (layer.torch, layer.before, layer.input_residual) == ("fc", "conv", None)
     assert compared(tmp_path / "none", torch, {"other": X}, TWINS) is None
 
@@ -129,7 +124,6 @@ def test_layers_without_a_twin_are_skipped(tmp_path: Path) -> None:
 def test_outputs_of_different_shapes_are_skipped(tmp_path: Path) -> None:
     torch, flax = {"conv": X, "fc": X, "head": X}, {"inner": X, "outer": X[:, :2], "head": 2 * X}
     layer = compared(tmp_path, torch, flax, {**TWINS, "head": "head"})
-    assert layer is not None
     assert (layer.torch, layer.before) == ("head", "conv")
     assert compared(tmp_path / "alone", {"fc": X}, {"outer": X[:, :2]}, TWINS) is None
 
@@ -143,7 +137,6 @@ def test_each_call_of_a_layer_is_compared_with_the_same_call(tmp_path: Path) -> 
         return Records([tmp_path / name])[0]
 
     layer, equal = first_difference(twice(X, X, "fc"), twice(X, -X, "outer"), TWINS)
-    assert layer is not None
     assert (layer.torch, layer.jax, layer.before, equal) == ("fc (2)", "outer (2)", "fc", 1)
 
 
@@ -153,12 +146,10 @@ def test_nan_and_infinity_are_equal_in_both_and_different_in_one(value: float, t
     masked[0, 1] = value
     assert compared(tmp_path / "both", {"fc": masked}, {"outer": masked.copy()}, TWINS) is None
     layer = compared(tmp_path / "one", {"fc": X}, {"outer": masked}, TWINS)
-    assert layer is not None
     assert (layer.residual, layer.element[:2]) == (np.inf, (0, 1))
     everywhere = compared(tmp_path / "all", {"fc": X}, {"outer": np.full_like(X, value)}, TWINS)
-    assert everywhere is not None and everywhere.residual == np.inf
-    zeros = compared(tmp_path / "zeros", {"fc": 0 * X}, {"outer": 0 * X}, TWINS)
-    assert zeros is None
+    assert everywhere.residual == np.inf
+    assert compared(tmp_path / "zeros", {"fc": 0 * X}, {"outer": 0 * X}, TWINS) is None
 
 
 def test_channels_are_moved_only_where_the_shapes_require_it() -> None:
@@ -183,29 +174,28 @@ class TorchBlock(torch.nn.Module):
         return self.fc(self.fc(x)), 7
 
 
-def test_torch_calls_are_recorded_inside_out_and_the_hooks_removed(tmp_path: Path) -> None:
-    model, calls = TorchBlock(), LayerCalls()
-    x = torch.ones(2, 3)
+def torch_record(folder: Path, model: torch.nn.Module, x: torch.Tensor) -> tuple[StoredRecord, Any]:
+    """Record a call of a model, and none of the next; return also the output."""
+    calls = LayerCalls()
     with ExitStack() as hooks, torch.no_grad():
         for name, module in model.named_modules():
             listen(module, name, calls, hooks)
-        made, _ = model(x)
+        made = model(x)
     model(x)
-    calls.write(tmp_path)
-    record = Records([tmp_path])[0]
+    calls.write(folder)
+    return Records([folder])[0], made
+
+
+def test_torch_calls_are_recorded_inside_out_and_the_hooks_removed(tmp_path: Path) -> None:
+    record, (made, _) = torch_record(tmp_path, TorchBlock(), torch.ones(2, 3))
     assert record.notes["order"] == ["fc", "fc (2)", ""]
     assert np.array_equal(record["outputs"][""], made.numpy())
     assert np.array_equal(record["inputs"]["fc (2)"], record["outputs"]["fc"])
 
 
 def test_torch_layers_that_work_in_place_are_recorded_as_they_were(tmp_path: Path) -> None:
-    model, calls = torch.nn.Sequential(torch.nn.Identity(), torch.nn.ReLU(inplace=True)), LayerCalls()
-    with ExitStack() as hooks, torch.no_grad():
-        for name, module in model.named_modules():
-            listen(module, name, calls, hooks)
-        model(torch.tensor([-1.0, 2.0]))
-    calls.write(tmp_path)
-    record = Records([tmp_path])[0]
+    model = torch.nn.Sequential(torch.nn.Identity(), torch.nn.ReLU(inplace=True))
+    record, _ = torch_record(tmp_path, model, torch.tensor([-1.0, 2.0]))
     assert record["outputs"]["0"].tolist() == record["inputs"]["1"].tolist() == record["inputs"][""].tolist() == [-1, 2]
     assert record["outputs"]["1"].tolist() == [0, 2]
 

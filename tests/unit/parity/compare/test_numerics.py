@@ -1,5 +1,6 @@
 """Rounding is the distance of a float32 run from the same side's float64 run, and is compared between the sides."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,19 @@ STEPS = 2
 
 def run(folder: Path, error: float = 0.0, stage: str = "", at: int = 0, factor: float = 1.0, **more: Any) -> Records:
     """Record a run whose stages are ones with a relative `error`, `factor` times as large in one stage at one step."""
-    writer = RecordWriter(folder)
-    for step in range(STEPS):
-        record = {}
+    records: list[Any] = [{} for _ in range(STEPS)]
+    for step, record in enumerate(records):
         for name in (*STAGES, "params"):
             off = error * (factor if (name, step) == (stage, at) else 1.0)
             record[name] = {"a": np.full(12, 1 + off), "b": np.ones(4), "count": np.array(step)}
-        writer.write(record | more)
+        record |= more
+    return written(folder, records)
+
+
+def written(folder: Path, records: Iterable[Any]) -> Records:
+    writer = RecordWriter(folder)
+    for record in records:
+        writer.write(record)
     return Records([folder])
 
 
@@ -104,10 +111,7 @@ def test_one_step_of_several_in_which_a_side_is_far_is_chance(
     side: str, far: tuple[int, ...], differs: bool, tmp_path: Path
 ) -> None:
     def of_run(folder: str, errors: list[float]) -> Records:
-        writer = RecordWriter(tmp_path / folder)
-        for error in errors:
-            writer.write({"local_gradients": {"w": np.full(4, 1 + error)}})
-        return Records([tmp_path / folder])
+        return written(tmp_path / folder, [{"local_gradients": {"w": np.full(4, 1 + error)}} for error in errors])
 
     exact, usual = of_run("exact", [0.0] * 3), of_run("usual", [EPSILON] * 3)
     off = of_run("off", [70 * EPSILON if step in far else EPSILON for step in range(3)])
@@ -120,11 +124,8 @@ def test_one_step_of_several_in_which_a_side_is_far_is_chance(
 @pytest.mark.parametrize("near", [True, False])
 def test_losses_of_a_torch_step_may_round_as_its_updates_do(near: bool, tmp_path: Path) -> None:
     def of_step(folder: str, loss: float, update: float) -> Records:
-        writer = RecordWriter(tmp_path / folder)
-        for _ in range(STEPS):
-            arrays = {"local_loss": {"loss": np.full(2, 1 + loss)}, "update": {"a": np.full(4, 1 + update)}}
-            writer.write(arrays | {"params": {"a": np.ones(4)}})
-        return Records([tmp_path / folder])
+        arrays = {"local_loss": {"loss": np.full(2, 1 + loss)}, "update": {"a": np.full(4, 1 + update)}}
+        return written(tmp_path / folder, [arrays | {"params": {"a": np.ones(4)}}] * STEPS)
 
     exact, usual = of_step("exact", 0.0, 0.0), of_step("usual", EPSILON, EPSILON)
     # Optax computes Adam's 1 - beta^t in float32.

@@ -1,16 +1,9 @@
-"""Provide what several tests of the diagnosis use."""
+"""Run the searches of a module in one thread."""
 
 from collections.abc import Iterator
 
-import jax
 import pytest
 import torch
-
-
-@pytest.fixture
-def in_float64() -> Iterator[None]:
-    with jax.enable_x64(True):
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,6 @@
 """Hypotheses of another dropout rate: only rates that JAX's masks have, and only where torch has the reference's."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -40,21 +41,33 @@ def test_rates_of_jaxs_masks_are_tried(function: Callable[[Tensor], Tensor], say
     assert [change.what for _, change in changes_of(function)] == says
 
 
-@pytest.mark.parametrize(
-    "drop", [F.dropout, lambda x, rate: F.scaled_dot_product_attention(x, x, x, dropout_p=rate)], ids=["mlp", "sdpa"]
-)
-def test_a_planted_rate_is_the_loss_at_that_rate(drop: Callable[..., Tensor]) -> None:
-    ((call, change),) = changes_of(lambda x: drop(x, 0.25))
-    shape = X.shape if drop is F.dropout else (1, 2, 3, 3)
-    numbers = torch.linspace(0.01, 0.99, shape.numel() if drop is F.dropout else 18).reshape(shape)
+def check_planted(patch: Patch, drop: Callable[[Tensor, float], Tensor], *shapes: tuple[int, ...]) -> None:
+    """Check that a patch makes of a rate of 0.25 one of 0.5, for masks of these shapes."""
+    draws = [Draw("bernoulli", shape) for shape in shapes]
+    numbers = {
+        f"{ENTRY}{k}": torch.linspace(0.01, 0.99, math.prod(shape)).reshape(shape) for k, shape in enumerate(shapes)
+    }
 
     def loss(rate: float) -> Tensor:
-        with ServedDraws(Served({f"{ENTRY}0": numbers}, [Draw("bernoulli", tuple(shape))], "torch")):
+        with ServedDraws(Served(numbers, draws, "torch")):
             return drop(X, rate)
 
-    with CallTrace([Patch(change, frozenset({call.site}))]):
+    with CallTrace([patch]):
         planted = loss(0.25)
     assert torch.equal(planted, loss(0.5)) and not torch.equal(planted, loss(0.25))
+
+
+@pytest.mark.parametrize(
+    ("drop", "shape"),
+    [
+        (F.dropout, tuple(X.shape)),
+        (lambda x, rate: F.scaled_dot_product_attention(x, x, x, dropout_p=rate), (1, 2, 3, 3)),
+    ],
+    ids=["mlp", "sdpa"],
+)
+def test_a_planted_rate_is_the_loss_at_that_rate(drop: Callable[..., Tensor], shape: tuple[int, ...]) -> None:
+    ((call, change),) = changes_of(lambda x: drop(x, 0.25))
+    check_planted(Patch(change, frozenset({call.site})), drop, shape)
 
 
 RNN = nn.LSTM(4, 4, num_layers=2, batch_first=True)
@@ -71,19 +84,7 @@ def test_one_rate_is_planted_in_layers_of_several_kinds() -> None:
     changes = changes_of(lambda x: mixed(x, 0.25))
     assert [call.name for call, _ in changes] == ["scaled_dot_product_attention", "lstm", "dropout"]
     (whole,) = (patch for patch in patches_of(changes) if len(patch.sites) == 3)
-    draws = [Draw("bernoulli", shape) for shape in ((1, 2, 3, 3), (3, 2, 4), (2, 3, 4))]
-    numbers = {
-        f"{ENTRY}{k}": torch.linspace(0.01, 0.99, 24)[:size].reshape(draw.shape)
-        for k, (draw, size) in enumerate(zip(draws, (18, 24, 24), strict=True))
-    }
-
-    def loss(rate: float) -> Tensor:
-        with ServedDraws(Served(numbers, draws, "torch")):
-            return mixed(X, rate)
-
-    with CallTrace([whole]):
-        planted = loss(0.25)
-    assert torch.equal(planted, loss(0.5)) and not torch.equal(planted, loss(0.25))
+    check_planted(whole, mixed, (1, 2, 3, 3), (3, 2, 4), (2, 3, 4))
 
 
 def test_rates_are_those_of_masks_with_one_rate() -> None:

@@ -23,7 +23,7 @@ from tests.support.twins import evidence
 CLEAN = 1e-14  # measured: up to 1.7e-15
 FEW = 100  # replays where nothing can be found
 
-pytestmark = pytest.mark.usefixtures("in_float64", "one_thread")
+pytestmark = pytest.mark.usefixtures("x64", "one_thread")
 
 
 def tf32(x: jax.Array) -> jax.Array:
@@ -226,7 +226,6 @@ def one_gradient_scaled(gradients: dict[str, np.ndarray]) -> None:
 def test_an_unknown_fault_is_not_named(options: dict[str, Any]) -> None:
     ruling = explain_model(evidence(TRANSFORMER, **options), replays=FEW)
     assert ruling.named == ()
-    assert ruling.runner_up is not None
     assert ruling.runner_up.residual > 1e-3  # measured: at least 1.9e-2
 
 

@@ -9,7 +9,7 @@ from tests.support.rulings import check_named, explain_model
 from tests.support.twin_models import MLP, TRANSFORMER
 from tests.support.twins import evidence
 
-pytestmark = pytest.mark.usefixtures("in_float64", "one_thread")
+pytestmark = pytest.mark.usefixtures("x64", "one_thread")
 
 
 def test_a_search_that_was_cut_short_says_so() -> None:

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ SHAPES = {"fc.weight": (3, 2), "fc.bias": (2,), "out.weight": (2, 3), "out.bias"
 RIGHT = 2e-15  # of the stage's norm, left by the right name; measured: up to 2e-16
 
 Tensors = dict[str, np.ndarray]
+Stages = dict[str, list[Tensors]]
 
 
 class Step:
@@ -28,9 +30,7 @@ class Step:
     norm = 0.5
     normalization = "ddp"
 
-    def take(
-        self, counts: np.ndarray, sums: list[list[Tensors]], stale: list[list[Tensors]]
-    ) -> dict[str, list[Tensors]]:
+    def take(self, counts: np.ndarray, sums: list[list[Tensors]], stale: list[list[Tensors]]) -> Stages:
         local = [self.local(counts, sums, rank) for rank in range(RANKS)]
         gradients = self.reduced(local)
         clipped = [self.clipped(gradients[rank], local[rank]) for rank in range(RANKS)]
@@ -64,104 +64,75 @@ def length(tensors: Tensors) -> float:
     return float(np.sqrt(sum((value**2).sum() for value in tensors.values())))
 
 
-class Global(Step):
-    normalization = "global"
+def faulty(**methods: Any) -> type[Step]:
+    """Return torch's step with other methods, or another normalization."""
+    return type("Faulty", (Step,), methods)
 
 
-class Sum(Step):
-    def reduced(self, local: list[Tensors]) -> list[Tensors]:
-        return [total(local)] * RANKS
+def clipped_by(norm: Callable[[Tensors, Tensors], float], epsilon: float = 1e-6) -> type[Step]:
+    """Return a step that clips by another norm of (gradients, local gradients)."""
+    return faulty(
+        clipped=lambda self, gradients, local: scaled(
+            gradients, min(1.0, self.norm / (norm(gradients, local) + epsilon))
+        )
+    )
 
 
-class NoSync(Step):
-    def reduced(self, local: list[Tensors]) -> list[Tensors]:
-        return local
+def half_precision(self: Step, local: list[Tensors]) -> list[Tensors]:
+    halves = [{name: x.astype("float16").astype("float32") for name, x in of_rank.items()} for of_rank in local]
+    return [{name: x.astype("float64") / RANKS for name, x in total(halves).items()}] * RANKS
 
 
-class Twice(Step):
-    def reduced(self, local: list[Tensors]) -> list[Tensors]:
-        return [scaled(total(local), 1 / RANKS**2)] * RANKS
+def aliased(self: Step, local: list[Tensors]) -> list[Tensors]:
+    right = Step.reduced(self, local)[0]
+    return [{**right, "out.weight": right["fc.weight"].reshape(2, 3)}] * RANKS
 
 
-class Hosts(Step):
-    def reduced(self, local: list[Tensors]) -> list[Tensors]:
-        return [scaled(total(local), 1 / 2)] * RANKS  # two hosts of two
-
-
-class SummedByItself(Step):
-    def local(self, counts: np.ndarray, sums: list[list[Tensors]], rank: int) -> Tensors:
-        return total(Step.local(self, counts, sums, other) for other in range(RANKS))
-
-
-class NotDivided(Step):
-    def divisor(self, counts: np.ndarray, rank: int, piece: int) -> float:
-        return counts[rank, piece]
-
-
-class MeanPerRank(Step):
-    def divisor(self, counts: np.ndarray, rank: int, piece: int) -> float:
-        return counts[rank].sum()
-
-
-class Stale(Step):
-    def take(
-        self, counts: np.ndarray, sums: list[list[Tensors]], stale: list[list[Tensors]]
-    ) -> dict[str, list[Tensors]]:
-        return super().take(counts, stale, stale)
-
-
-class ClippedFirst(Step):
-    def reduced(self, local: list[Tensors]) -> list[Tensors]:
-        return super().reduced([Step.clipped(self, of_rank, of_rank) for of_rank in local])
-
-    def clipped(self, gradients: Tensors, local: Tensors) -> Tensors:
-        return gradients
-
-
-class NormOfRank(Step):
-    def clipped(self, gradients: Tensors, local: Tensors) -> Tensors:
-        return scaled(gradients, min(1.0, self.norm / (length(local) + 1e-6)))
-
-
-class NormReducedTwice(Step):
-    def clipped(self, gradients: Tensors, local: Tensors) -> Tensors:
-        return scaled(gradients, min(1.0, self.norm / (RANKS**0.5 * length(gradients) + 1e-6)))
-
-
-class NoEpsilon(Step):
-    def clipped(self, gradients: Tensors, local: Tensors) -> Tensors:
-        return scaled(gradients, min(1.0, self.norm / length(gradients)))
-
-
-class CountsTied(Step):
-    def clipped(self, gradients: Tensors, local: Tensors) -> Tensors:
-        norm = length({**gradients, "again": gradients["out.weight"]})
-        return scaled(gradients, min(1.0, self.norm / (norm + 1e-6)))
-
-
-class Aliased(Step):
-    def reduced(self, local: list[Tensors]) -> list[Tensors]:
-        right = super().reduced(local)[0]
-        return [{**right, "out.weight": right["fc.weight"].reshape(2, 3)}] * RANKS
-
-
-class HalfPrecision(Step):
-    def reduced(self, local: list[Tensors]) -> list[Tensors]:
-        halves = [{name: x.astype("float16").astype("float32") for name, x in of_rank.items()} for of_rank in local]
-        return [{name: x.astype("float64") / RANKS for name, x in total(halves).items()}] * RANKS
-
-
-class SumWithoutEpsilon(Sum, NoEpsilon):
-    pass
-
-
-class NotDividedTwice(NotDivided, Twice):
-    pass
-
-
-class NotInTheCatalogue(Step):
-    def reduced(self, local: list[Tensors]) -> list[Tensors]:
-        return [scaled(total(local), 0.9 / RANKS)] * RANKS
+Global = faulty(normalization="global")
+Sum = faulty(reduced=lambda self, local: [total(local)] * RANKS)
+Twice = faulty(reduced=lambda self, local: [scaled(total(local), 1 / RANKS**2)] * RANKS)
+NotDivided = faulty(divisor=lambda self, counts, rank, piece: counts[rank, piece])
+MeanPerRank = faulty(divisor=lambda self, counts, rank, piece: counts[rank].sum())
+NoEpsilon = clipped_by(lambda gradients, local: length(gradients), epsilon=0.0)
+NormOfRank = clipped_by(lambda gradients, local: length(local))
+FAULTS: dict[str, tuple[type[Step], set[str]]] = {
+    "Sum": (Sum, {"sum_not_mean", "check_vma"}),
+    "NoSync": (faulty(reduced=lambda self, local: local), {"no_sync", "collective_in_loss"}),
+    "Twice": (Twice, {"averaged_twice"}),
+    "Hosts": (
+        faulty(reduced=lambda self, local: [scaled(total(local), 1 / 2)] * RANKS),
+        {"local_device_count"},
+    ),  # of two
+    "SummedByItself": (
+        faulty(
+            local=lambda self, counts, sums, _: total(Step.local(self, counts, sums, rank) for rank in range(RANKS))
+        ),
+        {"check_vma"},
+    ),
+    "NotDivided": (NotDivided, {"accumulation_not_divided"}),
+    "MeanPerRank": (MeanPerRank, {"mean_per_rank"}),
+    "Global": (Global, {"global_mean"}),
+    "Stale": (
+        faulty(take=lambda self, counts, sums, stale: Step.take(self, counts, stale, stale)),
+        {"stale_parameters"},
+    ),
+    "ClippedFirst": (
+        faulty(
+            reduced=lambda self, local: Step.reduced(self, [Step.clipped(self, of_rank, of_rank) for of_rank in local]),
+            clipped=lambda self, gradients, local: gradients,
+        ),
+        {"clipped_before_mean"},
+    ),
+    "NormOfRank": (NormOfRank, {"clip_norm_local"}),
+    "NormReducedTwice": (clipped_by(lambda gradients, local: RANKS**0.5 * length(gradients)), {"clip_norm_local"}),
+    "NoEpsilon": (NoEpsilon, {"clip_epsilon"}),
+    "CountsTied": (
+        clipped_by(lambda gradients, local: length({**gradients, "again": gradients["out.weight"]})),
+        {"tied_weights"},
+    ),
+    "Aliased": (faulty(reduced=aliased), {"aliased_buffers"}),
+    "HalfPrecision": (faulty(reduced=half_precision), {"compressed_all_reduce"}),
+}
 
 
 def drawn(rng: np.random.Generator) -> list[list[Tensors]]:
@@ -219,30 +190,9 @@ def test_the_reference_recipe_computes_the_step_in_loops() -> None:
         assert not np.allclose(stages["gradients"]["fc.bias"], stages["clipped_gradients"]["fc.bias"])
 
 
-@pytest.mark.parametrize(
-    ("port", "names"),
-    [
-        (Sum(), {"sum_not_mean", "check_vma"}),
-        (NoSync(), {"no_sync", "collective_in_loss"}),
-        (Twice(), {"averaged_twice"}),
-        (Hosts(), {"local_device_count"}),
-        (SummedByItself(), {"check_vma"}),
-        (NotDivided(), {"accumulation_not_divided"}),
-        (MeanPerRank(), {"mean_per_rank"}),
-        (Global(), {"global_mean"}),
-        (Stale(), {"stale_parameters"}),
-        (ClippedFirst(), {"clipped_before_mean"}),
-        (NormOfRank(), {"clip_norm_local"}),
-        (NormReducedTwice(), {"clip_norm_local"}),
-        (NoEpsilon(), {"clip_epsilon"}),
-        (CountsTied(), {"tied_weights"}),
-        (Aliased(), {"aliased_buffers"}),
-        (HalfPrecision(), {"compressed_all_reduce"}),
-    ],
-    ids=lambda value: type(value).__name__ if isinstance(value, Step) else "",
-)
-def test_a_fault_is_named(port: Step, names: set[str]) -> None:
-    faults, left = named(port, tied=["out.weight"])
+@pytest.mark.parametrize(("port", "names"), FAULTS.values(), ids=FAULTS)
+def test_a_fault_is_named(port: type[Step], names: set[str]) -> None:
+    faults, left = named(port(), tied=["out.weight"])
     assert faults == {frozenset({name}) for name in names}
     assert left <= RIGHT
 
@@ -265,14 +215,18 @@ def test_means_over_micro_batches_or_ranks_are_named_where_the_reference_has_one
 
 
 def test_two_faults_at_once_are_both_named() -> None:
-    pairs, left = named(SumWithoutEpsilon())
+    pairs, left = named(faulty(reduced=Sum.reduced, clipped=NoEpsilon.clipped)())
     assert frozenset({"sum_not_mean", "clip_epsilon"}) in pairs and left <= RIGHT
     assert all("clip_epsilon" in pair and len(pair) == 2 for pair in pairs)
-    assert frozenset({"accumulation_not_divided", "averaged_twice"}) in named(NotDividedTwice())[0]
+    assert (
+        frozenset({"accumulation_not_divided", "averaged_twice"})
+        in named(faulty(divisor=NotDivided.divisor, reduced=Twice.reduced)())[0]
+    )
 
 
 def test_a_fault_that_is_not_in_the_catalogue_gets_no_name() -> None:
-    ruling = explain_reduction(active(steps_of(NotInTheCatalogue())), ReductionRecipe(clip_norm=0.5))
+    port = faulty(reduced=lambda self, local: [scaled(total(local), 0.9 / RANKS)] * RANKS)
+    ruling = explain_reduction(active(steps_of(port())), ReductionRecipe(clip_norm=0.5))
     assert not ruling.named
     assert ruling.runner_up is not None and ruling.runner_up.residual > 1e-3
 
@@ -290,22 +244,19 @@ def test_a_fault_that_only_the_first_step_has_is_not_named() -> None:
 
 @pytest.mark.parametrize("early", [(0,), (1, 2)])
 def test_the_micro_batches_that_are_averaged_early_are_listed(early: tuple[int, ...]) -> None:
-    class Early(Step):
-        def take(
-            self, counts: np.ndarray, sums: list[list[Tensors]], stale: list[list[Tensors]]
-        ) -> dict[str, list[Tensors]]:
-            stages = super().take(counts, sums, stale)
-            shares = [
-                [scaled(sums[rank][piece], 1 / self.divisor(counts, rank, piece)) for piece in range(PIECES)]
-                for rank in range(RANKS)
-            ]
-            averaged = scaled(total(shares[rank][piece] for rank in range(RANKS) for piece in early), 1 / RANKS)
-            late = [piece for piece in range(PIECES) if piece not in early]
-            stages["gradients"] = [total([averaged, *(shares[rank][piece] for piece in late)]) for rank in range(RANKS)]
-            stages["clipped_gradients"] = [self.clipped(gradients, {}) for gradients in stages["gradients"]]
-            return stages
+    def take(self: Step, counts: np.ndarray, sums: list[list[Tensors]], stale: list[list[Tensors]]) -> Stages:
+        stages = Step.take(self, counts, sums, stale)
+        shares = [
+            [scaled(sums[rank][piece], 1 / self.divisor(counts, rank, piece)) for piece in range(PIECES)]
+            for rank in range(RANKS)
+        ]
+        averaged = scaled(total(shares[rank][piece] for rank in range(RANKS) for piece in early), 1 / RANKS)
+        late = [piece for piece in range(PIECES) if piece not in early]
+        stages["gradients"] = [total([averaged, *(shares[rank][piece] for piece in late)]) for rank in range(RANKS)]
+        stages["clipped_gradients"] = [self.clipped(gradients, {}) for gradients in stages["gradients"]]
+        return stages
 
-    ruling = explain_reduction(active(steps_of(Early())), ReductionRecipe(clip_norm=0.5))
+    ruling = explain_reduction(active(steps_of(faulty(take=take)())), ReductionRecipe(clip_norm=0.5))
     assert {hypothesis.faults for hypothesis in ruling.named} == {("synchronised_early",)}
     which = ", ".join(str(piece + 1) for piece in early)
     assert f"of 3 micro-batches only {which} " in ruling.named[0].says
@@ -321,7 +272,6 @@ def test_with_one_replica_no_fault_of_the_reduction_is_named() -> None:
 
 
 def test_a_fault_is_named_with_other_gradients() -> None:
-    ports: list[Callable[[], Step]] = [Twice, MeanPerRank, NormOfRank]
-    for seed, port in itertools.product((1, 2), ports):
+    for seed, port in itertools.product((1, 2), (Twice, MeanPerRank, NormOfRank)):
         ruling = explain_reduction(active(steps_of(port(), seed=seed)), ReductionRecipe(clip_norm=0.5))
         assert len(ruling.named) == 1 and ruling.named[0].residual <= RIGHT

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from jaxddp.parity.diagnosis.decide import Ruling
 from jaxddp.parity.diagnosis.samples import SampleEvidence, explain_samples
 from jaxddp.parity.fingerprints import Fingerprints, differing_share
 
@@ -49,9 +50,13 @@ def right(step: int) -> Fingerprints:
 Faulty = Callable[[int], Fingerprints]
 
 
-def names(faulty: Faulty, epoch: int | None = EPOCH, restored_at: int | None = None) -> set[tuple[str, ...]]:
-    torch, jax = ([of(step) for step in range(STEPS)] for of in (right, faulty))
-    ruling = explain_samples(SampleEvidence(torch, jax, epoch, restored_at))
+def ruling_of(torch: Faulty, jax: Faulty, epoch: int | None = EPOCH, restored_at: int | None = None) -> Ruling:
+    records = ([of(step) for step in range(STEPS)] for of in (torch, jax))
+    return explain_samples(SampleEvidence(*records, epoch, restored_at))
+
+
+def names(faulty: Faulty, **options: int | None) -> set[tuple[str, ...]]:
+    ruling = ruling_of(right, faulty, **options)
     assert all(hypothesis.residual == 0 for hypothesis in ruling.named)
     return {hypothesis.faults for hypothesis in ruling.named}
 
@@ -104,15 +109,11 @@ def test_each_mistake_is_named_and_no_other(faulty: Faulty, name: str) -> None:
 @pytest.mark.parametrize("at", [2, 7])
 def test_a_known_restore_is_named_with_its_step(at: int) -> None:
     assert names(resumed_at(at), restored_at=at) == {("sampler_offset_lost",)}
-    ruling = explain_samples(
-        SampleEvidence(*([of(step) for step in range(STEPS)] for of in (right, resumed_at(at))), EPOCH, at)
-    )
-    assert f"from step {at + 1} on" in ruling.named[0].says
+    assert f"from step {at + 1} on" in ruling_of(right, resumed_at(at), restored_at=at).named[0].says
 
 
 def test_padding_is_named_where_the_reference_drops_the_last_batch() -> None:
-    torch, jax = ([of(step) for step in range(STEPS)] for of in (end_dropped, right))
-    ruling = explain_samples(SampleEvidence(torch, jax, steps_per_epoch=EPOCH - 1))
+    ruling = ruling_of(end_dropped, right, epoch=EPOCH - 1)
     assert {hypothesis.faults for hypothesis in ruling.named} == {("padding_or_dropping",)}
     assert re.fullmatch(r"each replica gets \d+ examples per epoch in jax and \d+ in torch", ruling.named[0].measured)
 

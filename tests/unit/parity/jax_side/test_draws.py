@@ -15,7 +15,6 @@ from jax.random import normal as held_normal
 from jaxddp.nn.layers import Dropout
 from jaxddp.parity.cases import PortCase
 from jaxddp.parity.jax_side.draws import draws_of, serving
-from jaxddp.parity.jax_side.widened import in_float64
 from jaxddp.parity.port import Port, PortFile
 from jaxddp.parity.port.draws import ENTRY, Draw, DrawnPort, Pair, examples_of
 from tests.support.small_port import write
@@ -228,8 +227,3 @@ def test_a_port_that_draws_nothing_takes_the_path_without_numbers(tmp_path: Path
     assert type(case.port) is Port
     batch = next(case.batches())
     assert batch.last.keys() == examples_of(batch.last).keys() == {"x", "y"}
-
-
-def test_jaxs_own_draws_keep_their_dtype_where_casts_are_lifted() -> None:
-    with jax.enable_x64(True), in_float64(["float32"]):
-        assert jax.random.normal(KEY, (2,), jnp.float32).dtype == jnp.float32

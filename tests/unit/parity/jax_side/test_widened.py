@@ -17,9 +17,10 @@ class Net(linen.Module):
         return linen.Dense(2, dtype=jnp.float32)(x * w)
 
 
+@pytest.mark.parametrize("lifted", [(), (["float32"],)], ids=["all casts", "float32"])
 @pytest.mark.parametrize("draw", [jax.random.normal, jax.random.uniform], ids=["normal", "uniform"])
-def test_random_numbers_keep_their_dtype(draw) -> None:
-    with jax.enable_x64(True), in_float64():
+def test_random_numbers_keep_their_dtype(draw, lifted) -> None:
+    with jax.enable_x64(True), in_float64(*lifted):
         assert draw(jax.random.key(0), (2,), jnp.float32).dtype == jnp.float32
 
 

@@ -43,10 +43,7 @@ def test_text_is_short_and_printable(report):
         (EQUAL, ["optimizer state     6e-16      2    1e-12  equal                fc.weight"]),
         (EQUAL, ["equal: Nothing differs in 10 stages"]),
         (SEMANTIC, ["different: The update differs, first at step 1 in fc.weight: residual 6.6e-4, allowed 1e-12"]),
-        (
-            SEMANTIC,
-            ["  cause  weight decay 0.0001, the reference has 0.01  [decay_value]", "  fix    set it explicitly"],
-        ),
+        (SEMANTIC, ["  cause  weight decay 0.0001, the reference has 0.01  [decay_value]", "  fix    set it explicit"]),
         (SEMANTIC, ["  proof  planted in the reference: residual 2e-15; next best: decay_mask, residual 3e-4"]),
         (MEASURED, ["  proof  measured: the replicas' start differs by 0.1 in fc.weight"]),
         (FAR, ["  proof  planted in the reference: residual 2e-15; without a fault: residual 6.6e-4"]),
@@ -54,7 +51,7 @@ def test_text_is_short_and_printable(report):
         (NUMERIC, ["different in rounding: ", "gradients            3e-6      2     3e-7  rounds differently"]),
         (
             INCOMPLETE,
-            ["incomplete: Not everything could be compared. ", "problem: jax: step 3", "problem: port: flax_restore"],
+            ["incomplete: Not everything could be compared. ", "problem: jax: step 3", "problem: port: flax_"],
         ),
     ],
     ids=lambda value: value[0][:30] if isinstance(value, list) else "",
@@ -78,19 +75,24 @@ def test_numbers_that_are_not_finite_on_one_side_are_told_without_a_residual():
     text = console.to_text(NOT_FINITE)
     first = "different: The local gradients are finite in torch and not in jax, first at step 4 in all tensors\n"
     assert f"\n\n{first}  the loss is finite, so they arise in its derivative\ndifferent: The update" in text
-    assert "residual inf" not in text and "unexplained" not in text
+    html = page.to_html(NOT_FINITE)
+    assert "The local gradients are finite in torch and not in jax" in html
+    assert not {word for word in ("residual inf", "unexplained") if word in text.lower() + html.lower()}
 
 
 def test_a_problem_that_leads_is_told_before_the_differences():
     leading = dataclasses.replace(INCOMPLETE.problems[0], leads=True)
-    text = console.to_text(dataclasses.replace(SEMANTIC, problems=(INCOMPLETE.problems[1], leading)))
-    places = [text.index(piece) for piece in ("problem: jax: step 3", "different: ", "problem: port: ")]
-    assert places == sorted(places)
+    report = dataclasses.replace(SEMANTIC, problems=(INCOMPLETE.problems[1], leading))
+    for text, pieces in (
+        (console.to_text(report), ("problem: jax: step 3", "different: ", "problem: port: ")),
+        (page.to_html(report), ("hangs: no answer", '<section class="card', "flax_restore: ")),
+    ):
+        places = [text.index(piece) for piece in pieces]
+        assert places == sorted(places)
 
 
 def test_causes_at_one_place_are_shown_together():
     (first,) = SEMANTIC.differences[:1]
-    assert first.cause is not None
     second = dataclasses.replace(first, cause=dataclasses.replace(first.cause, says=("eps 1e-6",)))
     text = console.to_text(dataclasses.replace(SEMANTIC, differences=(first, second)))
     assert text.count("\ndifferent: ") == text.count("  proof  ") == 1
@@ -117,9 +119,8 @@ def test_table_yields_each_row_as_soon_as_it_is_checked():
     def rows():
         for size in (1, 8):
             made.append(size)
-            yield console.Row(
-                "char_mlp", "adagrad", "accumulation, clipping", size, dict.fromkeys(ORDER, 9e-16), "equal", 2.5
-            )
+            residuals = dict.fromkeys(ORDER, 9e-16)
+            yield console.Row("char_mlp", "adagrad", "accumulation, clipping", size, residuals, "equal", 2.5)
 
     lines = console.table(rows())
     heading = next(lines)
@@ -136,9 +137,8 @@ def test_table_yields_each_row_as_soon_as_it_is_checked():
 
 
 def test_table_summary_names_the_checks_that_are_not_equal():
-    different = console.Row(
-        "mlp", "adam", "", 2, {"update": 0.1, "samples": 0.0, "hyperparameters": math.inf}, "different"
-    )
+    residuals = {"update": 0.1, "samples": 0.0, "hyperparameters": math.inf}
+    different = console.Row("mlp", "adam", "", 2, residuals, "different")
     incomplete = console.Row("mlp", "sgd", "clipping", 4, {}, "incomplete")
     lines = list(console.table([console.Row("mlp", "sgd", "", 1), different, incomplete]))
     assert lines[-1] == "3 checks, 2 not equal, 0.0 s: mlp adam x2, mlp sgd clipping x4"

@@ -21,7 +21,6 @@ from tests.support.report_cases import (
     HUGE,
     INCOMPLETE,
     MEASURED,
-    NOT_FINITE,
     NUMERIC,
     SAMPLES,
     SEMANTIC,
@@ -256,16 +255,3 @@ def test_losses_of_every_size_stay_in_the_plot(losses):
 def test_axis_of_small_losses_has_round_values():
     texts = [element.text for element in svg_of(draw_losses([(1e-14, 5e-14), (1e-14, 4e-14)])).iter("text")]
     assert texts[:5] == ["1e-14", "2e-14", "3e-14", "4e-14", "5e-14"]
-
-
-def test_a_problem_that_leads_is_told_before_the_differences():
-    leading = dataclasses.replace(INCOMPLETE.problems[0], leads=True)
-    text = page.to_html(dataclasses.replace(SEMANTIC, problems=(INCOMPLETE.problems[1], leading)))
-    places = [text.index(piece) for piece in ("hangs: no answer", '<section class="card', "flax_restore: ")]
-    assert places == sorted(places)
-
-
-def test_numbers_that_are_not_finite_on_one_side_are_told_without_a_residual():
-    text = page.to_html(NOT_FINITE)
-    assert "The local gradients are finite in torch and not in jax" in text
-    assert "Residual inf" not in text and "Unexplained" not in text

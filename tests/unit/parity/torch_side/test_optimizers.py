@@ -1,5 +1,6 @@
 """Optimizers that a port's functions make: the forms that they may return, and one line for everything else."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,11 @@ def made(**fields: Any) -> tuple[torch.optim.Optimizer, Any]:
     return optimizer_of_port(port, model, list(model.parameters()))
 
 
+plain_sgd = partial(torch.optim.SGD, lr=0.1)
+
+
 def sgd(model: torch.nn.Module) -> torch.optim.SGD:
-    return torch.optim.SGD(model.parameters(), lr=0.1)
+    return plain_sgd(model.parameters())
 
 
 def scheduled(model: torch.nn.Module) -> tuple[torch.optim.SGD, StepLR]:
@@ -47,46 +51,45 @@ def test_configure_optimizers_may_return_what_lightnings_does(configure: Any, ha
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    ("configure", "message"),
     [
+        (lambda model: None, "must return a torch optimizer, and .* NoneType$"),
+        (lambda model: [sgd(model)] * 2, "returns 2 optimizers; must be one"),
         (
-            {"torch_optimizer": sgd},
-            "torch_optimizer: is given the list of parameters, which has no parameters; for a function of the model "
-            "call it configure_optimizers$",
+            lambda model: {"optimizer": sgd(model)},
+            r"must return an optimizer, or \(optimizer, scheduler\), not a dictio",
         ),
+        (lambda model: (sgd(model), 0.5), "must return a scheduler with a method step, and returns float"),
         (
-            {"torch_optimizer": lambda parameters: (torch.optim.SGD(parameters, lr=0.1), None)},
-            "torch_optimizer: must return a torch optimizer, and returns tuple; use configure_optimizers",
-        ),
-        (
-            {"configure_optimizers": lambda model: None},
-            "configure_optimizers: must return a torch optimizer, and .* NoneType$",
-        ),
-        (
-            {"configure_optimizers": lambda model: [sgd(model)] * 2},
-            "configure_optimizers: returns 2 optimizers; must be one",
-        ),
-        (
-            {"configure_optimizers": lambda model: {"optimizer": sgd(model)}},
-            r"configure_optimizers: must return an optimizer, or \(optimizer, scheduler\), not a dictionary",
-        ),
-        (
-            {"configure_optimizers": lambda model: (sgd(model), 0.5)},
-            "configure_optimizers: must return a scheduler with a method step, and returns float",
-        ),
-        (
-            {"configure_optimizers": lambda model: sgd(torch.nn.Linear(5, 4))},
-            r"configure_optimizers: optimizes a tensor \(4, 5\) that is not a parameter of the given model",
-        ),
-        (
-            {"torch_optimizer": lambda p: torch.optim.SGD(p, lr=0.1), "torch_scheduler": lambda optimizer: 0.5},
-            "torch_scheduler: must return a scheduler with a method step, and returns float",
+            lambda model: sgd(torch.nn.Linear(5, 4)),
+            r"optimizes a tensor \(4, 5\) that is not a parameter of the given model",
         ),
     ],
 )
-def test_anything_else_is_told_in_a_line(fields: dict[str, Any], message: str) -> None:
+def test_anything_else_is_told_in_a_line(configure: Any, message: str) -> None:
+    with pytest.raises(InputError, match=f"^configure_optimizers: {message}"):
+        made(configure_optimizers=configure)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "scheduler", "message"),
+    [
+        (
+            sgd,
+            None,
+            "torch_optimizer: is given the list of parameters, .*; for a function of the model call it configure_o",
+        ),
+        (
+            lambda p: (plain_sgd(p), None),
+            None,
+            "torch_optimizer: must return a torch optimizer, and returns tuple; use con",
+        ),
+        (plain_sgd, lambda _: 0.5, "torch_scheduler: must return a scheduler with a method step, and returns"),
+    ],
+)
+def test_a_function_of_the_parameters_returns_an_optimizer(optimizer: Any, scheduler: Any, message: str) -> None:
     with pytest.raises(InputError, match=f"^{message}"):
-        made(**fields)
+        made(torch_optimizer=optimizer, torch_scheduler=scheduler)
 
 
 def test_an_error_inside_of_the_users_function_stays_what_it_is() -> None:
