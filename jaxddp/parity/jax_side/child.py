@@ -69,10 +69,7 @@ class Free:
 
     def run(self, tell: Tell) -> None:
         """Take the steps."""
-        if is_large_model(self.start):
-            free_at_once()
-        writer = RecordWriter(self.folder)
-        tell("flax_model or step 1")
+        writer = _begun(self, tell)
         forget_programs()
         program.cache_clear()
         for step, record in enumerate(free_records(self.case, self.start), start=1):
@@ -98,15 +95,20 @@ class Forced:
 
     def run(self, tell: Tell) -> None:
         """Take the steps."""
-        if is_large_model(self.start):
-            free_at_once()
-        writer = RecordWriter(self.folder)
-        tell("flax_model or step 1")
+        writer = _begun(self, tell)
         reference = Trajectory(self.start, torch_records(self.reference, self.case.world_size))
         for step, record in enumerate(forced_records(self.case, reference), start=1):
             writer.write(record)
             del record  # frees its memory before the next step
             tell(f"after step {step}")
+
+
+def _begun(job: Free | Forced, tell: Tell) -> RecordWriter:
+    """Return the writer of a job's records, before the job's first step."""
+    if is_large_model(job.start):
+        free_at_once()
+    tell("flax_model or step 1")
+    return RecordWriter(job.folder)
 
 
 @dataclass(frozen=True)
