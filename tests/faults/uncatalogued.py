@@ -16,7 +16,7 @@ from jaxddp.distributed.collectives import AXIS_NAME
 from . import policy
 from .models_flax import Activation, gelu, mlp_loss
 from .planted_edits import Edit, Planted, model, on, optimizer, step
-from .recipes import Recipe, direction
+from .recipes import direction
 from .scenarios import Scenario
 from .steps import Tree, named_map, pmean
 
@@ -43,14 +43,12 @@ def gradient_times(name: str, factor: float) -> Edit:
     return step(differentiate=differentiate)
 
 
-def reset_now_and_then(recipe: Recipe) -> optax.GradientTransformation:
-    """Reset momentum and moments every few steps."""
-    inner = direction(recipe)
+def reset_every(steps: int, inner: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Reset momentum and moments every so many steps."""
 
     def update(gradients: Tree, state: tuple[Any, Any], params: Tree) -> tuple[Tree, Any]:
         count, kept = state
-        fresh = inner.init(params)
-        kept = jax.tree.map(lambda new, old: jnp.where(count % STEPS_BETWEEN_RESETS == 0, new, old), fresh, kept)
+        kept = jax.tree.map(lambda new, old: jnp.where(count % steps == 0, new, old), inner.init(params), kept)
         updates, kept = inner.update(gradients, kept, params)
         return updates, (count + 1, kept)
 
@@ -100,7 +98,9 @@ UNCATALOGUED: dict[str, Planted] = {
     "bias_sign": Planted(gradient_times("fc1.bias", -1.0), on("mlp"), "local_gradients", tensor="fc1.bias"),
     "favouring_rank0": Planted(step(reduce=favouring_rank0), on("mlp") + on("tokens"), "gradients"),
     "momentum_reset": Planted(
-        optimizer(direction=reset_now_and_then), on("mlp"), "update", step=STEPS_BETWEEN_RESETS + 1
+        optimizer(direction=lambda recipe: reset_every(STEPS_BETWEEN_RESETS, direction(recipe))),
+        *(on("mlp"), "update"),
+        step=STEPS_BETWEEN_RESETS + 1,
     ),
     "lion": Planted(optimizer(direction=lambda recipe: optax.scale_by_lion()), on("mlp"), "update"),
     "centralised_gradients": Planted(optimizer(first=(optax.centralize(),)), on("mlp"), "update"),

@@ -15,15 +15,14 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LinearLR,
 from jaxddp import optim
 from jaxddp.parity.catalogue import FAULTS
 from jaxddp.parity.diagnosis.optimizer.update_causes import OptimizerEvidence
+from tests.faults.recipes import is_matrix as matrices
+from tests.faults.uncatalogued import reset_every
 from tests.support.faulty_optax import (
     Transformation,
     a_step_late,
-    adagrad_from,
     all_but,
     decay_towards_start,
     l2,
-    matrices,
-    reset_every,
     stale,
     then,
     uncorrected_adam,
@@ -190,7 +189,12 @@ SINGLES = [
     planted("rmsprop_centred", rmsprop, torchs_rmsprop(centered=True), "in the port only"),
     planted("rmsprop_centred", partial(rmsprop, centered=True), torchs_rmsprop(), "in the reference only"),
     planted("rmsprop_centred", rmsprop, torchs_rmsprop(initial_scale=1.0), "start from 1, in the reference from 0"),
-    planted("adagrad_accumulator", adagrad, adagrad_from(0.1, 1e-2, 1e-10), "from 0.1, in the reference from 0"),
+    planted(
+        "adagrad_accumulator",
+        adagrad,
+        optim.adagrad(1e-2, initial_accumulator_value=0.1),
+        "from 0.1, in the reference from 0",
+    ),
     planted("lr_scaled", adam, optax.adam(4e-3), "learning rate times 4, the number of replicas"),
     planted("lr_scaled", adamw, same_adamw(2e-3), "learning rate times 2, the root of the number of replicas"),
     planted("lr_scaled", adamw, same_adamw(1e-3 / 3), "learning rate divided by 3, the number of micro-batches"),
