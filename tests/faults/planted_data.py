@@ -59,14 +59,13 @@ def resumed(at: int) -> Edit:
 
 EVERY_DATA = on("mlp") + on("convnet") + on("tokens") + on("mlp", world_size=4)
 
-PLANTED: dict[str, Planted] = {
-    "set_epoch_missing": Planted(order(first_epoch_again), EVERY_DATA, "samples"),
-    "padding_or_dropping": Planted(order(other_end), EVERY_DATA, "samples"),
-    "padding_or_dropping/padded": Planted(order(other_end), on("mlp_drop_last"), "samples"),
-    "same_shard": Planted(order(rank_zero_everywhere), EVERY_DATA, "samples"),
-    "sampler_offset_lost": Planted(resumed(RESUMED_AT), EVERY_DATA, "samples"),
-    "sampler_offset_lost/late": Planted(resumed(RESUMED_LATE), EVERY_DATA, "samples"),
-    "same_dropout_mask": Planted(
-        lambda right: replace(right, mask_of=same_mask), on("mlp") + on("mlp", world_size=4), "samples"
-    ),
+FAULTS: dict[str, tuple[Any, ...]] = {
+    "set_epoch_missing": (order(first_epoch_again), EVERY_DATA),
+    "padding_or_dropping": (order(other_end), EVERY_DATA),
+    "padding_or_dropping/padded": (order(other_end), on("mlp_drop_last")),
+    "same_shard": (order(rank_zero_everywhere), EVERY_DATA),
+    "sampler_offset_lost": (resumed(RESUMED_AT), EVERY_DATA),
+    "sampler_offset_lost/late": (resumed(RESUMED_LATE), EVERY_DATA),
+    "same_dropout_mask": (lambda right: replace(right, mask_of=same_mask), on("mlp") + on("mlp", world_size=4)),
 }
+PLANTED = {label: Planted(edit, scenarios, "samples") for label, (edit, scenarios) in FAULTS.items()}

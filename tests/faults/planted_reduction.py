@@ -11,13 +11,13 @@ from jax import numpy as jnp
 from jaxddp.distributed.collectives import AXIS_NAME
 
 from .models_flax import auxiliary, mlp_loss, token_losses, tokens_global_loss
-from .models_torch import IGNORED
 from .planted_edits import Edit, Planted, both, model, on, optimizer, step
 from .scenarios import Translation
 from .steps import (
     Micro,
     Tree,
     added,
+    count_labels,
     leaf_of,
     mean_of,
     named_map,
@@ -72,11 +72,6 @@ def synchronised_after_first(micros: list[Micro]) -> tuple[jax.Array, Tree]:
     """Average only the first micro-batch over the replicas."""
     rest = total_of(micros[1:])[1]
     return mean_of(micros)[0], scaled(added(pmean(micros[0].gradients), rest), 1 / len(micros))
-
-
-def labels_of(batch: Any) -> jax.Array:
-    """Count the labels of a micro-batch that are not ignored."""
-    return (batch["y"] != IGNORED).sum()
 
 
 def over_own_elements(micros: list[Micro]) -> tuple[jax.Array, Tree]:
@@ -280,7 +275,7 @@ PLANTED: dict[str, Planted] = {
         "local_loss",
     ),
     "global_mean": Planted(
-        step(count=labels_of, combine=over_all_elements),
+        step(count=count_labels, combine=over_all_elements),
         on("tokens_weighted") + on("tokens_weighted", world_size=4),
         "local_loss",
     ),
