@@ -19,7 +19,7 @@ from jaxddp.checkpoint import Checkpoints
 from jaxddp.errors import InputError, TrainingError
 from jaxddp.signals import Interruption
 from jaxddp.state import TrainState
-from tests.support.train_runs import SMALL, check_same_weights, epochs, train
+from tests.support.train_runs import SMALL, check_same_weights, epochs, records, saved_steps, train
 
 STATEFUL = ["--ema-decay", "0.9", "--dropout", "0.3", "--log-gradients", "*"]
 SCALED = ["--amp", "fp16", "--init-scale", "1e12", "--growth-interval", "5"]
@@ -39,16 +39,6 @@ def train_until(dispatch: int, *flags: str, number: signal.Signals = signal.SIGT
         with pytest.raises(SystemExit) as stopped:
             train(*flags)
     assert stopped.value.code == (130 if number == signal.SIGINT else 75)
-
-
-def records(folder: Path) -> list[dict[str, Any]]:
-    """Return all records of a run, without the speed."""
-    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return [{name: value for name, value in line.items() if name != "examples_per_second"} for line in lines]
-
-
-def saved_steps(folder: Path) -> list[int]:
-    return sorted(int(path.name) for path in (folder / "checkpoints").iterdir() if path.name.isdigit())
 
 
 @pytest.mark.one_in(9)
