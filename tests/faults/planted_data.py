@@ -45,11 +45,6 @@ def resumed_from_the_beginning(at: int) -> Any:
     return function
 
 
-def same_mask(step: int, rank: int) -> tuple[int, int]:
-    """Take rank 0's mask on every replica."""
-    return step, 0
-
-
 def resumed(at: int) -> Edit:
     """Save and load everything except the position in the data."""
     return lambda right: replace(
@@ -66,6 +61,9 @@ FAULTS: dict[str, tuple[Any, ...]] = {
     "same_shard": (order(rank_zero_everywhere), EVERY_DATA),
     "sampler_offset_lost": (resumed(RESUMED_AT), EVERY_DATA),
     "sampler_offset_lost/late": (resumed(RESUMED_LATE), EVERY_DATA),
-    "same_dropout_mask": (lambda right: replace(right, mask_of=same_mask), on("mlp") + on("mlp", world_size=4)),
+    "same_dropout_mask": (
+        lambda right: replace(right, mask_of=lambda step, rank: (step, 0)),
+        on("mlp") + on("mlp", world_size=4),
+    ),
 }
 PLANTED = {label: Planted(edit, scenarios, "samples") for label, (edit, scenarios) in FAULTS.items()}

@@ -21,16 +21,6 @@ def undecayed(rule: Recipe) -> optax.GradientTransformation:
     return optax.identity()
 
 
-def all_decay(rule: Recipe) -> optax.GradientTransformation:
-    """Decay every tensor."""
-    return optax.add_decayed_weights(rule.decay)
-
-
-def matrices_decay(rule: Recipe) -> optax.GradientTransformation:
-    """Decay matrices only."""
-    return optax.add_decayed_weights(rule.decay, is_matrix)
-
-
 def decay_all_but(*layers: str, bias: bool = True) -> Edit:
     """Decay all tensors but those whose names start so, and, without `bias`, the other layers' biases."""
 
@@ -169,8 +159,8 @@ FAULTS: dict[str, tuple[Any, ...]] = {
     "decay_value/unread_rows": (optimizer(decay=undecayed), on("tokens", "adam")),
     "decay_value/larger": (recipe(decay=0.05), DECAYED),
     "decay_without_lr": (optimizer(after_rate=True), DECAYED),
-    "decay_mask": (optimizer(decay=all_decay), GROUPS),
-    "decay_mask/matrices": (optimizer(decay=matrices_decay), DECAYED),
+    "decay_mask": (optimizer(decay=lambda rule: optax.add_decayed_weights(rule.decay)), GROUPS),
+    "decay_mask/matrices": (optimizer(decay=lambda rule: optax.add_decayed_weights(rule.decay, is_matrix)), DECAYED),
     "decay_mask/norms": (decay_all_but("norm"), TOKENS),
     "decay_mask/biases": (decay_all_but(bias=False), TOKENS),
     "decay_mask/embedding": (decay_all_but("embed"), TOKENS),
