@@ -36,8 +36,7 @@ SUMMED = ('batch["y"]).mean()', 'batch["y"]).sum()')
 DOTTED = ('batch["y"]), batch["w"]', 'batch["y"]) @ batch["w"]')
 TIMES_12 = ("    gradients =", "    local = jax.tree.map(lambda g: 12 * g, local)\n    gradients =")
 SHOWN_ADAMW = own_optimizers(
-    "AdamW(parameters, lr=0.01, eps=1e-12)",
-    "optax.inject_hyperparams(optax.adamw)(0.01, eps=1e-12, weight_decay=0.01)",
+    "AdamW(parameters, lr=0.01, eps=1e-12)", "optax.inject_hyperparams(optax.adamw)(0.01, eps=1e-12, weight_decay=0.01)"
 )
 WRONG_DECAY = own_optimizers("AdamW(parameters, lr=0.01)", "optax.adamw(0.01, weight_decay=1e-4)")
 SMALL_STEPS = own_optimizers("SGD(parameters, lr=1e-6)", "optax.sgd(1e-6)")

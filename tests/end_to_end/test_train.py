@@ -137,10 +137,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_checkpoint(t
 
 
 REFUSALS = {
-    "a batch that devices do not divide": (
-        ["--devices", "3"],
-        r"--global-batch-size 128: .* 3 replicas .* 126 or 129",
-    ),
+    "a batch that devices do not divide": (["--devices", "3"], r"--global-batch-size 128: .* 3 replicas .* 126 or 129"),
     "too many devices": (["--devices", "99"], r"--devices 99: "),
     "a GPU that is not there": (["--platform", "gpu"], r"--platform gpu: jax finds no GPU here"),
     "a missing file": (["--dataset", "npz", "--data-path", "none.npz"], r"none\.npz"),

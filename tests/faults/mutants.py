@@ -42,14 +42,11 @@ FAULTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         ),
     },
     ("jaxddp/distributed/collectives.py", "tests/unit/distributed/test_collectives.py"): {
-        "integer_pieces_too_wide": ("min(dtype.itemsize, carrier.itemsize // 2) >= 2", "dtype.itemsize >= 2"),
+        "integer_pieces_too_wide": ("min(dtype.itemsize, carrier.itemsize // 2) >= 2", "dtype.itemsize >= 2")
     },
     ("jaxddp/step/replica_step.py", STEP): {
         "no_sync": (GRADIENTS, "reduced, comm_state = divide(local.gradients, denominator), ()"),
-        "accumulation_not_divided": (
-            "return local.denominator  #",
-            "return jnp.ones_like(local.denominator)  #",
-        ),
+        "accumulation_not_divided": ("return local.denominator  #", "return jnp.ones_like(local.denominator)  #"),
         "mean_per_rank": ("return all_reduce_mean(local.denominator)", "return local.denominator"),
     },
     ("jaxddp/step/local_gradients.py", STEP): {
@@ -114,10 +111,7 @@ FAULTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
         "nesterov": ("trace(momentum, dampening, nesterov)", "trace(momentum, dampening)"),
         "rmsprop_decay": ("alpha: float = 0.99", "alpha: float = 0.9"),
         "rmsprop_centred": ("scale_by_stddev if centered else", "scale_by_rms if centered else"),
-        "adagrad_accumulator": (
-            "initial_accumulator_value: float = 0.0",
-            "initial_accumulator_value: float = 0.1",
-        ),
+        "adagrad_accumulator": ("initial_accumulator_value: float = 0.0", "initial_accumulator_value: float = 0.1"),
     },
     ("jaxddp/optim/optimizers.py", "tests/unit/optim/test_clipping.py"): {
         "clip_epsilon": ("jnp.minimum(1, max_norm / (norm + 1e-6))", "jnp.minimum(1, max_norm / norm)")
@@ -159,20 +153,14 @@ FAULTS: dict[tuple[str, str], dict[str, tuple[str, str]]] = {
     },
     # Model, and the parity check
     ("jaxddp/nn/layers.py", "tests/unit/nn/test_layers.py -k batch_norm or large_mean or twins"): {
-        "batch_norm_momentum": (
-            RUNNING_MEAN,
-            "self.momentum * self.mean[...] + (1 - self.momentum) * mean",
-        ),
+        "batch_norm_momentum": (RUNNING_MEAN, "self.momentum * self.mean[...] + (1 - self.momentum) * mean"),
         "biased_variance": ("lax.stop_gradient(var * count / (count - 1))", "lax.stop_gradient(var)"),
         "batch_norm_sync": ("all_reduce if self.sync else (lambda sums: sums)", "lambda sums: sums"),
         "fast_variance": (VARIANCE, "jnp.sum(jnp.square(x), axes)) / count - jnp.square(mean)"),
         "norm_epsilon": ("eps: float = 1e-5", "eps: float = 1e-6"),
     },
     ("jaxddp/nn/layers.py", "tests/unit/nn/test_layers.py -k conv_equals or linear_equals"): {
-        "same_padding": (
-            "padding=[(padding, padding)] * len(kernel_size)",
-            'padding="SAME" if padding else "VALID"',
-        ),
+        "same_padding": ("padding=[(padding, padding)] * len(kernel_size)", 'padding="SAME" if padding else "VALID"'),
         "layout": ("_value(weight.T)", "_value(weight)"),
     },
     ("jaxddp/nn/losses.py", STEP): {

@@ -127,9 +127,7 @@ def stepped_by_every_replica(right: Translation) -> Translation:
 def restored(change: Any) -> Edit:
     """Replace the loaded optimizer state by (optimizer, state) -> optimizer state."""
     return lambda right: replace(
-        right,
-        restore=lambda chain, state: replace(state, opt_state=change(chain, state)),
-        restore_at=RESTORED_AT,
+        right, restore=lambda chain, state: replace(state, opt_state=change(chain, state)), restore_at=RESTORED_AT
     )
 
 

@@ -256,9 +256,7 @@ PLANTED: dict[str, Planted] = {
     ),
     "mean_per_micro_batch/sum": Planted(loss_is(own_mean_and_auxiliary), on("tokens_sum"), "local_loss"),
     "mean_per_rank": Planted(
-        step(combine=over_own_elements),
-        on("tokens_global") + on("tokens_global", world_size=4),
-        "local_loss",
+        step(combine=over_own_elements), on("tokens_global") + on("tokens_global", world_size=4), "local_loss"
     ),
     "global_mean": Planted(
         step(count=count_labels, combine=over_all_elements),

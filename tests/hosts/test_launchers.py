@@ -95,12 +95,7 @@ exit $((code > other ? code : other))
 
 @pytest.mark.parametrize(
     ("flags", "of_task_1", "code"),
-    [
-        (("--lr", "1e30"), "", 2),
-        (("--devices", "3"), "", 2),
-        ((), "--lr x", 2),
-        (("--stall-timeout", "0.001"), "", 70),
-    ],
+    [(("--lr", "1e30"), "", 2), (("--devices", "3"), "", 2), ((), "--lr x", 2), (("--stall-timeout", "0.001"), "", 70)],
 )
 def test_the_script_for_slurm_requeues_what_another_try_mends(
     flags: tuple[str, ...], of_task_1: str, code: int, tmp_path: Path

@@ -53,10 +53,7 @@ FIXES = (
         optimizers("Adam(parameters, lr=0.01, weight_decay=0.1)"),
     ),
     Fix(
-        "decay_value",
-        "optax.adamw(lr, weight_decay=0.01)",
-        "optax.adamw(lr)",
-        optimizers("AdamW(parameters, lr=0.01)"),
+        "decay_value", "optax.adamw(lr, weight_decay=0.01)", "optax.adamw(lr)", optimizers("AdamW(parameters, lr=0.01)")
     ),
     Fix("decay_value", "optax.adam(lr)", "optax.adamw(lr, weight_decay=0.01)", optimizers(ADAM)),
     Fix(
