@@ -36,8 +36,7 @@ SUMMED = ('batch["y"]).mean()', 'batch["y"]).sum()')
 DOTTED = ('batch["y"]), batch["w"]', 'batch["y"]) @ batch["w"]')
 TIMES_12 = ("    gradients =", "    local = jax.tree.map(lambda g: 12 * g, local)\n    gradients =")
 SHOWN_ADAMW = own_optimizers(
-    "AdamW(parameters, lr=0.01, eps=1e-12)",
-    "optax.inject_hyperparams(optax.adamw)(0.01, eps=1e-12, weight_decay=0.01)",
+    "AdamW(parameters, lr=0.01, eps=1e-12)", "optax.inject_hyperparams(optax.adamw)(0.01, eps=1e-12, weight_decay=0.01)"
 )
 WRONG_DECAY = own_optimizers("AdamW(parameters, lr=0.01)", "optax.adamw(0.01, weight_decay=1e-4)")
 SMALL_STEPS = own_optimizers("SGD(parameters, lr=1e-6)", "optax.sgd(1e-6)")
@@ -108,6 +107,27 @@ AUTOCAST = (
     'return F.cross_entropy(model(batch["x"]), batch["y"])',
     'with torch.autocast("cpu", dtype=torch.bfloat16):\n        return F.cross_entropy(model(batch["x"]), batch["y"])',
 )
+TORCH_ATTENTION = """class Attention(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.query, self.key, self.value, self.out = (torch.nn.Linear(8, 8) for _ in range(4))
+    def forward(self, x):
+        heads = (layer(x).unflatten(-1, (2, 4)).transpose(1, 2) for layer in (self.query, self.key, self.value))
+        return self.out(F.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2))
+
+class TorchNet"""
+# Attention, whose softmax flax computes in float32, over the rows of x, (B, 3, 8), then a GELU in front of fc2.
+ATTENTION = [
+    ("class TorchNet", TORCH_ATTENTION),
+    ("torch.nn.Linear(3, 5)", "Attention()"),
+    ("torch.nn.Linear(5, 4)", "torch.nn.Linear(8, 4)"),
+    ("torch.tanh(self.fc1(x))", "F.gelu(self.fc1(x)).mean(1)"),
+    ("nnx.tanh(self.fc1(x))", "nnx.gelu(self.fc1(x), approximate=False).mean(1)"),
+    ("nnx.Linear(3, 5, rngs=rngs)", "nnx.MultiHeadAttention(2, 8, decode=False, rngs=rngs)"),
+    ("nnx.Linear(5, 4, rngs=rngs)", "nnx.Linear(8, 4, rngs=rngs)"),
+    ("(12, 3)", "(12, 3, 8)"),
+]
+TANH = ("approximate=False", "approximate=True")
 SHOWS_MEAN_ONLY = ('("local_loss", "local_gradients", "gradients", "clipped_gradients")', '("gradients",)')
 SHOWS_NOTHING = ('("local_loss", "local_gradients", "gradients", "clipped_gradients")', "()")
 SUM = ("jax.lax.pmean", "jax.lax.psum")
@@ -163,39 +183,30 @@ def test_a_right_port_is_equal_at_every_stage(checked: Checked) -> None:
     assert len(report.losses) == STEPS and report.seconds > 0 and report.environment["torch"]
 
 
+CLIPS = UNRESTRAINED | {"clipped_gradients"}
+# Changes, more of the port; the stages that are compared.
+RIGHT: dict[str, tuple[list[Change], str, set[str]]] = {
+    "linen": (WITH_LINEN, "", UNRESTRAINED),
+    "global": (WEIGHTED, 'loss_normalization = "global"\naccumulation_steps = 2\n', UNRESTRAINED),
+    "unused": (UNUSED, "find_unused_parameters = True\n", UNRESTRAINED),
+    "method": (METHOD, "", UNRESTRAINED),
+    "images": (IMAGES, OWN_IMAGES, UNRESTRAINED),
+    "small steps": ([SMALL_STEPS], "", UNRESTRAINED),
+    "rate in float32": ([FALLING_SGD], FALLING, UNRESTRAINED),
+    "long warm-up": ([WARM_ADAMW], WARM, UNRESTRAINED | {"optimizer_state"}),
+    "own step": ([ONE_PER_ELEMENT], step(), CLIPS),
+    "own step, hidden": ([], step(SHOWS_NOTHING), UNRESTRAINED - {"gradients"}),
+    "own step in the model's tree": ([MATRICES_DECAY], step(IN_OWN_TREE), CLIPS),
+    "float32": (IN_FLOAT32, "", UNRESTRAINED),
+    "with logits": (WITH_LOGITS, "", UNRESTRAINED),
+    "no twin": (SCALED, 'no_twin = ["two"]\n', UNRESTRAINED),
+    "bfloat16": ([*IN_BFLOAT16, AUTOCAST], "", UNRESTRAINED),
+    "attention": (ATTENTION, "", UNRESTRAINED),
+}
+
+
 @pytest.mark.one_in(4)
-@pytest.mark.parametrize(
-    ("changes", "more", "stages"),
-    [
-        (WITH_LINEN, "", UNRESTRAINED),
-        (WEIGHTED, 'loss_normalization = "global"\naccumulation_steps = 2\n', UNRESTRAINED),
-        (UNUSED, "find_unused_parameters = True\n", UNRESTRAINED),
-        (METHOD, "", UNRESTRAINED),
-        (IMAGES, OWN_IMAGES, UNRESTRAINED),
-        ([SMALL_STEPS], "", UNRESTRAINED),
-        ([FALLING_SGD], FALLING, UNRESTRAINED),
-        ([WARM_ADAMW], WARM, UNRESTRAINED | {"optimizer_state"}),
-        ([ONE_PER_ELEMENT], step(), UNRESTRAINED | {"clipped_gradients"}),
-        ([], step(SHOWS_NOTHING), UNRESTRAINED - {"gradients"}),
-        ([MATRICES_DECAY], step(IN_OWN_TREE), UNRESTRAINED | {"clipped_gradients"}),
-        (IN_FLOAT32, "", UNRESTRAINED),
-        (WITH_LOGITS, "", UNRESTRAINED),
-        (SCALED, 'no_twin = ["two"]\n', UNRESTRAINED),
-        ([*IN_BFLOAT16, AUTOCAST], "", UNRESTRAINED),
-    ],
-    ids=[
-        *("linen", "global", "unused", "method", "images", "small steps", "rate in float32", "long warm-up"),
-        *(
-            "own step",
-            "own step, hidden",
-            "own step in the model's tree",
-            "float32",
-            "with logits",
-            "no twin",
-            "bfloat16",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("changes", "more", "stages"), RIGHT.values(), ids=RIGHT)
 def test_other_right_ports_are_equal_too(changes: list[Change], more: str, stages: set[str], checked: Checked) -> None:
     report = checked(*changes, more=more)
     assert report.verdict == "equal", report
@@ -224,15 +235,13 @@ WRONG = {
     "sum": ([SUMMED], "", "local_loss", 1, "loss_scale", "a sum over the batch, the reference takes the mean"),
     "sum of tokens": ([*WEIGHTED, DOTTED], "", "local_loss", 1, "loss_scale", "a sum over the elements that count"),
     "sum in the step": ([], step(TIMES_12), "local_gradients", 1, "loss_scale", "a sum over the batch, the reference"),
+    "attention": ([*ATTENTION, TANH], "", "local_loss", 1, "gelu_approximation", "GELU by tanh"),
     "psum": ([loss_over_replicas("psum")], "", "local_loss", 1, "collective_in_loss", "local gradients times 2"),
 }
 
 
 @pytest.mark.one_in(4)
-@pytest.mark.parametrize(
-    ("changes", "more", "stage", "first_step", "name", "says"),
-    [pytest.param(*wrong, id=name) for name, wrong in WRONG.items()],
-)
+@pytest.mark.parametrize(("changes", "more", "stage", "first_step", "name", "says"), WRONG.values(), ids=WRONG)
 def test_what_is_wrong_is_named(
     changes: list[Change], more: str, stage: str, first_step: int, name: str, says: str, checked: Checked
 ) -> None:

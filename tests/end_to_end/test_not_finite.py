@@ -57,40 +57,35 @@ def test_a_loss_that_is_not_finite_on_one_side_is_reported_first(
     assert "unexplained" not in str(report) and "residual inf" not in str(report) and "float32" not in str(report)
 
 
-def test_a_loss_that_is_not_finite_on_both_sides_is_no_difference(failing: Checked) -> None:
-    """Nothing is compared from there on."""
-    report = failing(*ROOTS)
-    (problem,) = report.problems
-    assert (report.verdict, report.differences, problem.where) == ("incomplete", (), "step 2")
-    assert "not a finite number, nor is jax's; the first non-finite value arises before layer fc2, " in problem.message
-    assert all(len(result.residuals) == 1 for result in report.stages.values())
-    assert str(report).index("problem: torch: step 2: ") < str(report).index("incomplete: ")
+GRADIENTS_OF_ALL = (
+    "the local gradients of all tensors are not finite, nor are jax's; the loss is finite, so they arise in "
+)
+ADAM = own_optimizers("Adam(parameters, lr=0.01, eps=0)", "optax.adam(0.01, eps=0)")
+# Changes, steps that are compared before it, and what is said of it.
+ON_BOTH_SIDES = {
+    "loss": (
+        ROOTS,
+        1,
+        "a finite number, nor is jax's; the first non-finite value arises before layer fc2, whose input is not finite",
+    ),
+    "gradients": (ENDS, 0, f"{GRADIENTS_OF_ALL}its derivative"),
+    "update": ((DEAD, ADAM), 0, "values of the update of fc1.weight are not finite, nor are jax's"),
+}
 
 
 @pytest.mark.one_in(2)
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        (
-            ENDS,
-            "the local gradients of all tensors are not finite, nor are jax's; the loss is finite, so they arise in "
-            "its derivative",
-        ),
-        (
-            (DEAD, own_optimizers("Adam(parameters, lr=0.01, eps=0)", "optax.adam(0.01, eps=0)")),
-            "values of the update of fc1.weight are not finite, nor are jax's",
-        ),
-    ],
-    ids=["gradients", "update"],
-)
-def test_gradients_and_updates_that_are_not_finite_on_both_sides_are_no_difference(
-    changes: tuple[Change, ...], says: str, failing: Checked
+@pytest.mark.parametrize(("changes", "before", "says"), ON_BOTH_SIDES.values(), ids=ON_BOTH_SIDES)
+def test_what_is_not_finite_on_both_sides_is_no_difference(
+    changes: tuple[Change, ...], before: int, says: str, failing: Checked
 ) -> None:
+    """Nothing is compared from there on."""
     report = failing(*changes)
     (problem,) = report.problems
-    assert (report.verdict, report.differences, report.stages) == ("incomplete", (), {})
-    assert (problem.where, problem.message) == ("step 1", says + NOTHING_FROM_HERE)
+    assert (report.verdict, report.differences, problem.where) == ("incomplete", (), f"step {before + 1}")
+    assert f"{says}{NOTHING_FROM_HERE}" in problem.message
+    assert {len(result.residuals) for result in report.stages.values()} == ({before} if before else set())
     assert len(report.losses) == STEPS and math.isfinite(report.losses[0][0])
+    assert str(report).index(f"problem: torch: step {before + 1}: ") < str(report).index("incomplete: ")
 
 
 def test_gradients_that_are_not_finite_on_one_side_are_a_difference(failing: Checked) -> None:

@@ -10,8 +10,7 @@ from jaxddp.data import datasets
 from jaxddp.errors import InputError, TrainingError
 from jaxddp.nn.torch_weights import load_weights
 from jaxddp.train_loop import Run
-from tests.end_to_end.test_preemption import check_same_weights, records
-from tests.support.train_runs import epochs, train
+from tests.support.train_runs import check_same_weights, epochs, records, train
 
 SIZE, FEATURES = 192, 4
 BAD = 100  # example whose values are NaN
@@ -78,11 +77,6 @@ def test_skipping_changes_nothing_while_all_is_finite(tmp_path: Path) -> None:
     assert all(np.allclose(skip[name], stop[name], rtol=1e-5, atol=1e-7) for name in stop)
 
 
-def test_by_default_the_run_stops(tmp_path: Path) -> None:
-    with pytest.raises(TrainingError, match=rf"^loss is nan at step {step_of(BAD)}; .*; there is no checkpoint yet$"):
-        train(*data(tmp_path), "--output", str(tmp_path / "run"))
-
-
 def test_a_run_goes_back_to_its_checkpoint_and_on_with_the_next_batches(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -128,10 +122,10 @@ def test_of_several_processes_only_the_first_says_that_the_run_goes_back(
     assert capsys.readouterr().err == ""
 
 
-def test_without_a_checkpoint_there_is_nothing_to_go_back_to(tmp_path: Path) -> None:
-    flags = [*data(tmp_path, 0), "--on-nan", "rollback", "--output", str(tmp_path / "run")]
-    with pytest.raises(TrainingError, match=r"^loss is nan at step 1; .*; there is no checkpoint yet$"):
-        train(*flags)
+@pytest.mark.parametrize(("bad", "flags"), [(BAD, []), (0, ["--on-nan", "rollback"])], ids=["default", "rollback"])
+def test_without_a_checkpoint_the_run_stops(bad: int, flags: list[str], tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match=rf"^loss is nan at step {step_of(bad)}; .*; there is no checkpoint yet$"):
+        train(*data(tmp_path, bad), *flags, "--output", str(tmp_path / "run"))
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from jaxddp.parity.cases import builtin_cases
 from jaxddp.parity.diagnosis import differences
 from jaxddp.parity.progress import CAUSES, Progress
 from jaxddp.parity.report.json_form import from_json, to_json
-from tests.support.small_port import own_optimizers, write
+from tests.support.small_port import RENAMED, own_optimizers, write
 
 FEW = ["--steps", "2", "--world-size", "1", "--platform", "cpu"]
 
@@ -101,8 +101,7 @@ def test_built_in_models_are_equal_and_give_exit_code_0(tmp_path: Path, capsys: 
 
 @pytest.mark.large
 def test_names_are_written_into_the_port_and_checked_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    renamed = [("self.fc1 = nnx", "self.inner = nnx"), ("nnx.tanh(self.fc1", "nnx.tanh(self.inner")]
-    port = write(tmp_path, *renamed, more="names = {}\n")
+    port = write(tmp_path, *RENAMED, more="names = {}\n")
     assert exit_code(port, *FEW, "--dtype", "float64") == 2
     table = 'names = {\n    "inner": "fc1",\n}'
     assert f"perhaps, in the port file (--write-names writes it there):\n{table}\n" in capsys.readouterr().out
@@ -110,7 +109,7 @@ def test_names_are_written_into_the_port_and_checked_again(tmp_path: Path, capsy
     assert f"names: written into {port}\n" in capsys.readouterr().out
     assert port.read_text().endswith(f"{table}\n")
     drops = ("torch.tanh(self.fc1(x))", "F.dropout(torch.tanh(self.fc1(x)))")  # a draw that jax has not
-    port = write(tmp_path, *renamed, drops, more="names = {}\n")
+    port = write(tmp_path, *RENAMED, drops, more="names = {}\n")
     assert exit_code(port, *FEW, "--dtype", "float64", "--write-names") == 2
     printed = capsys.readouterr().out
     assert "not checked again" in printed and printed.count("torch draws a bernoulli") == 1
@@ -118,23 +117,22 @@ def test_names_are_written_into_the_port_and_checked_again(tmp_path: Path, capsy
 
 
 @pytest.mark.large
-def test_an_incomplete_check_gives_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["--steps", "1", "--world-size", "1", "--platform", "gpu", "--json", tmp_path / "found.json"]
-    assert exit_code(write(tmp_path), *arguments) == 2
-    printed = capsys.readouterr()
-    assert "problem: jax: starting: --platform gpu: jax finds no GPU here" in printed.out
-    report = from_json((tmp_path / "found.json").read_text())
-    assert report.verdict == "incomplete" and len(report.problems) == 1
-
-
-@pytest.mark.large
-def test_torchs_ranks_need_a_gpu_to_be_on_one(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("flag", "line"),
+    [
+        ("--platform", "jax: starting: --platform gpu: jax finds no GPU here; install jax[cuda12], or"),
+        ("--torch-platform", "torch: torch rank 0, starting: --torch-platform gpu: torch finds no GPU here; use"),
+    ],
+)
+def test_a_side_without_its_gpu_gives_exit_code_2(
+    flag: str, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert exit_code("--only", "linear sgd", "--torch-platform", "gpu") == 2
-    line = "problem: torch: torch rank 0, starting: --torch-platform gpu: torch finds no GPU here; use"
-    assert capsys.readouterr().out.count(line) == 1
+    arguments = ["--steps", "1", "--world-size", "1", flag, "gpu", "--json", tmp_path / "found.json"]
+    assert exit_code(write(tmp_path), *arguments) == 2
+    assert capsys.readouterr().out.count(f"problem: {line}") == 1
+    report = from_json((tmp_path / "found.json").read_text())
+    assert (report.verdict, len(report.problems), report.losses) == ("incomplete", 1, ())
 
 
 @pytest.mark.parametrize(

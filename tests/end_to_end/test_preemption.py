@@ -19,7 +19,7 @@ from jaxddp.checkpoint import Checkpoints
 from jaxddp.errors import InputError, TrainingError
 from jaxddp.signals import Interruption
 from jaxddp.state import TrainState
-from tests.support.train_runs import SMALL, check_same_weights, epochs, train
+from tests.support.train_runs import SMALL, check_same_weights, epochs, records, saved_steps, train
 
 STATEFUL = ["--ema-decay", "0.9", "--dropout", "0.3", "--log-gradients", "*"]
 SCALED = ["--amp", "fp16", "--init-scale", "1e12", "--growth-interval", "5"]
@@ -39,16 +39,6 @@ def train_until(dispatch: int, *flags: str, number: signal.Signals = signal.SIGT
         with pytest.raises(SystemExit) as stopped:
             train(*flags)
     assert stopped.value.code == (130 if number == signal.SIGINT else 75)
-
-
-def records(folder: Path) -> list[dict[str, Any]]:
-    """Return all records of a run, without the speed."""
-    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return [{name: value for name, value in line.items() if name != "examples_per_second"} for line in lines]
-
-
-def saved_steps(folder: Path) -> list[int]:
-    return sorted(int(path.name) for path in (folder / "checkpoints").iterdir() if path.name.isdigit())
 
 
 @pytest.mark.one_in(9)
@@ -96,12 +86,6 @@ def test_a_run_goes_on_within_an_epoch_on_other_devices_equal_to_rounding(tmp_pa
             assert abs(one[name] - other[name]) < 1e-12, name  # [1e-15]
 
 
-def test_checkpoints_come_every_few_steps_and_as_many_are_kept_as_asked(tmp_path: Path) -> None:
-    flags = ["--epochs", "2", "--steps-per-dispatch", "1", "--checkpoint-every", "5steps", "--keep-checkpoints", "4"]
-    train(*flags, "--output", str(tmp_path / "run"))
-    assert saved_steps(tmp_path / "run") == [10, 15, 20, 24]
-
-
 def test_records_are_on_the_disk_before_the_checkpoint_of_their_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,8 +105,9 @@ def test_records_are_on_the_disk_before_the_checkpoint_of_their_steps(
 
     monkeypatch.setattr(os, "fsync", record_sync)
     monkeypatch.setattr(Checkpoints, "save", record_save)
-    flags = ["--epochs", "2", "--steps-per-dispatch", "1", "--checkpoint-every", "5steps"]
+    flags = ["--epochs", "2", "--steps-per-dispatch", "1", "--checkpoint-every", "5steps", "--keep-checkpoints", "4"]
     train(*flags, "--output", str(tmp_path / "run"))
+    assert saved_steps(tmp_path / "run") == [10, 15, 20, 24]
     assert told == [(kind, step) for step in (5, 10, 15, 20, 24) for kind in ("records", "checkpoint")]
 
 

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from jaxddp.distributed.ports import free_port
+from tests.support.train_runs import train
 
 NAMES = ("--model", "char_mlp", "--dataset", "names", "--data-path", "names.txt")
+LINEAR = ("--dataset", "linear", "--num-examples", "96", "--model", "mlp")
 
 
 def write_names(folder: Path, endings: str) -> None:
@@ -61,32 +63,24 @@ def test_a_run_folder_that_only_one_process_sees_is_refused_before_training(tmp_
     for rank in "01":
         (tmp_path / rank / "run").mkdir(parents=True)
         (tmp_path / rank / "run" / ".lock").write_text(f"process 1 on host{rank}")  # of an earlier run
-    flags = ("--dataset", "linear", "--num-examples", "96", "--model", "mlp", "--join-timeout", "20")
-    codes, said = apart(tmp_path, *flags, "--output", "run")
+    codes, said = apart(tmp_path, *LINEAR, "--join-timeout", "20", "--output", "run")
     assert codes == [2, 2], said
     message = "--output run: process 1 does not see this folder of process 0; choose a shared one"
     assert said == [f"error: process 1 failed: {message}\n", f"error: {message}\n"]
     assert [path.name for path in (tmp_path / "0" / "run").iterdir()] == [".lock"]  # which the next run takes
 
 
+def trained(folder: Path) -> None:
+    """Train two epochs of three steps in one process, and create the folders of two others."""
+    flags = ("--global-batch-size", "32", "--devices", "2", "--epochs", "2", "--checkpoint-every", "1epochs")
+    train(*LINEAR, *flags, "--output", f"{folder / 'run'}")
+    for rank in "01":
+        (folder / rank).mkdir()
+
+
 @pytest.mark.large
 def test_a_checkpoint_that_only_one_process_can_read_is_not_set_aside(tmp_path: Path) -> None:
-    flags = ("--dataset", "linear", "--num-examples", "96", "--model", "mlp", "--platform", "cpu", "--devices", "2")
-    command = [
-        sys.executable,
-        "-m",
-        "jaxddp.train",
-        *flags,
-        "--epochs",
-        "2",
-        "--checkpoint-every",
-        "1epochs",
-        "--output",
-        f"{tmp_path / 'run'}",
-    ]
-    subprocess.run(command, check=True, capture_output=True, timeout=120)
-    for rank in "01":
-        (tmp_path / rank).mkdir()
+    trained(tmp_path)
     (tmp_path / "1" / "sitecustomize.py").write_text(READS_NO_RECORD_OF_6)
     codes, said = apart(tmp_path, "--resume", "../run", "--epochs", "3")
     assert codes == [2, 2], said
@@ -99,11 +93,7 @@ def test_a_checkpoint_that_only_one_process_can_read_is_not_set_aside(tmp_path: 
 
 @pytest.mark.large
 def test_a_run_of_which_only_one_process_sees_the_checkpoints_is_refused(tmp_path: Path) -> None:
-    flags = ("--dataset", "linear", "--num-examples", "96", "--model", "mlp", "--platform", "cpu", "--devices", "2")
-    flags = (*flags, "--epochs", "2", "--output", f"{tmp_path / 'run'}")
-    subprocess.run([sys.executable, "-m", "jaxddp.train", *flags], check=True, capture_output=True, timeout=120)
-    for rank in "01":
-        (tmp_path / rank).mkdir()
+    trained(tmp_path)
     (tmp_path / "run" / "checkpoints").rename(tmp_path / "0" / "checkpoints")
     (tmp_path / "1" / "checkpoints").mkdir()
     (tmp_path / "run" / "checkpoints").symlink_to("/proc/self/cwd/checkpoints")  # on a disk of each machine

@@ -93,11 +93,7 @@ def program(text: str, *changes: Change) -> list[Change]:
 
 # A cumulative mean, which depends on the state's counter.
 CUMULATIVE = (
-    program(
-        STATE,
-        ("0.9 * old", "(1 - 1.0 / (old['steps'] + 1)) * old"),
-        ("0.1 * ", "1.0 / (old['steps'] + 1) * "),
-    ),
+    program(STATE, ("0.9 * old", "(1 - 1.0 / (old['steps'] + 1)) * old"), ("0.1 * ", "1.0 / (old['steps'] + 1) * ")),
     [(old, new.replace("BatchNorm1d(5)", "BatchNorm1d(5, momentum=None)")) for old, new in BATCH_NORM],
 )
 # The rule reads the tree as the program's own optimizer sees it.

@@ -83,15 +83,6 @@ def test_a_flipped_bit_is_found_named_and_repaired_if_asked(replica, tmp_path, m
     assert epochs(tmp_path / "run")[-1]["test_accuracy"] > 0.5
 
 
-@pytest.mark.large
-def test_the_number_of_devices_changes_losses_by_rounding_only(tmp_path):
-    flags = ["--dataset", "linear", "--num-examples", "1024", "--dtype", "float64", "--epochs", "2"]
-    for devices in ("1", "2", "8"):
-        train("--devices", devices, *flags, "--output", str(tmp_path / devices))
-    one, two, eight = (np.array(losses(tmp_path / devices)) for devices in ("1", "2", "8"))
-    assert np.abs(two - one).max() < 1e-12 and np.abs(eight - one).max() < 1e-12  # [1e-15]
-
-
 def test_a_guard_of_transfers_does_not_stop_the_trainer(tmp_path):
     """`JAX_TRANSFER_GUARD=disallow` in the environment."""
     with jax.transfer_guard("disallow"):
@@ -112,19 +103,6 @@ def test_steps_per_dispatch_changes_no_loss(tmp_path):
 
 
 @pytest.mark.large
-@pytest.mark.parametrize("model", ["linear", "convnet", "char_mlp"])
-def test_every_model_trains(model, tmp_path):
-    sizes = {
-        "linear": ["--hidden-sizes", "None"],
-        "convnet": ["--hidden-sizes", "4", "6"],
-        "char_mlp": ["--dataset", "names"],
-    }[model]
-    train("--model", model, *sizes, "--epochs", "3", "--output", str(tmp_path / "run"))
-    first, *_, last = losses(tmp_path / "run")
-    assert last[0] < first[0]
-
-
-@pytest.mark.large
 def test_a_users_own_data_trains(tmp_path):
     rng = np.random.default_rng(0)
     arrays = {"x_train": rng.normal(size=(40, 3)), "x_test": rng.normal(size=(9, 3))}
@@ -134,16 +112,8 @@ def test_a_users_own_data_trains(tmp_path):
     (tmp_path / "names.txt").write_text("\n".join(names))
     common = ["--epochs", "1", "--global-batch-size", "8"]
     train("--dataset", "npz", "--data-path", str(tmp_path / "mine.npz"), *common)
-    train(
-        "--dataset",
-        "names",
-        "--model",
-        "char_mlp",
-        "--data-path",
-        str(tmp_path / "names.txt"),
-        *common,
-        "--drop-last-batch",
-    )
+    of_names = ["--dataset", "names", "--model", "char_mlp", "--data-path", str(tmp_path / "names.txt")]
+    train(*of_names, *common, "--drop-last-batch")
 
 
 def test_print_shards_prints_the_table_and_stops(capsys, tmp_path):
@@ -167,10 +137,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_checkpoint(t
 
 
 REFUSALS = {
-    "a batch that devices do not divide": (
-        ["--devices", "3"],
-        r"--global-batch-size 128: .* 3 replicas .* 126 or 129",
-    ),
+    "a batch that devices do not divide": (["--devices", "3"], r"--global-batch-size 128: .* 3 replicas .* 126 or 129"),
     "too many devices": (["--devices", "99"], r"--devices 99: "),
     "a GPU that is not there": (["--platform", "gpu"], r"--platform gpu: jax finds no GPU here"),
     "a missing file": (["--dataset", "npz", "--data-path", "none.npz"], r"none\.npz"),

@@ -3,7 +3,6 @@
 `jaxddp.train.main` and `torch_ref.train.train` run one epoch on 2 devices in float64.
 """
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -19,13 +18,14 @@ from jaxddp.parity.processes import Tell
 from jaxddp.parity.workers import Workers
 from jaxddp.tracking import run_log
 from jaxddp.train import main
+from tests.support.train_runs import epochs, records
 from torch_ref.config import TorchConfig
 from torch_ref.distributed import World
 from torch_ref.train import train
 
-# Each model, and a second optimizer; the trainers treat all pairs alike, so the others run in `make test-all` only.
-RUNS = [*(f"{model}-adam" for model in MODELS), "mlp-sgd"]
-OTHERS = [run for model in MODELS for optimizer in OPTIMIZERS if (run := f"{model}-{optimizer}") not in RUNS]
+# The trainers treat all pairs of a model and an optimizer alike, so the others run in `make test-all` only.
+QUICK = ("linear-adam", "mlp-sgd")
+RUNS = [f"{model}-{optimizer}" for model in MODELS for optimizer in OPTIMIZERS]
 # Runs with a flag that changes the losses.
 FEATURES: dict[str, dict[str, Any]] = {
     "bf16": {"comm_hook": "bf16_compress"},
@@ -118,26 +118,16 @@ def jax_run(name: str, output: Path, **changes: Any) -> Path:
 
 def losses(folder: Path) -> list[str]:
     """Return the losses of each epoch with 6 digits, as they are printed."""
-    records = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    shown = [[r["train_loss"], r["test_loss"], r.get("averaged_loss", 0.0)] for r in records if r["kind"] == "epoch"]
+    shown = [[r["train_loss"], r["test_loss"], r.get("averaged_loss", 0.0)] for r in epochs(folder)]
     return [" ".join(f"{loss:.6f}" for loss in of_epoch) for of_epoch in shown]
 
 
-def same_losses(run: str, torch_run: TorchRuns, output: Path) -> bool:
-    ours = losses(jax_run(run, output))
-    return len(ours) == 1 and ours == losses(torch_run(run))
-
-
-@pytest.mark.one_in(4)
-@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize(
+    "run", [pytest.param(run, marks=() if run in QUICK else pytest.mark.large) for run in RUNS], ids=RUNS
+)
 def test_losses_are_equal_to_six_digits(run, torch_run, tmp_path):
-    assert same_losses(run, torch_run, tmp_path)
-
-
-@pytest.mark.large
-@pytest.mark.parametrize("run", OTHERS)
-def test_losses_are_equal_for_every_model_with_every_optimizer(run, torch_run, tmp_path):
-    assert same_losses(run, torch_run, tmp_path)
+    ours = losses(jax_run(run, tmp_path))
+    assert len(ours) == 1 and ours == losses(torch_run(run))
 
 
 @pytest.mark.one_in(8)
@@ -149,8 +139,8 @@ def test_losses_are_equal_with_every_feature(name, torch_run, tmp_path):
 
 
 def steps(folder: Path, *names: str) -> list[dict[str, float]]:
-    records = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return [{name: x for name, x in r.items() if name.startswith(names)} for r in records if r["kind"] == "step"]
+    of_steps = (record for record in records(folder) if record["kind"] == "step")
+    return [{name: x for name, x in record.items() if name.startswith(names)} for record in of_steps]
 
 
 @pytest.mark.large

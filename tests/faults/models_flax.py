@@ -61,9 +61,7 @@ class Mlp(nnx.Module):
         self.fc1 = linear(FEATURES, HIDDEN, rngs=rngs)
         self.fc2 = linear(HIDDEN, HIDDEN, rngs=rngs)
         self.fc3 = linear(HIDDEN, CLASSES, rngs=rngs)
-        self.activations = activations
-        self.hidden = hidden
-        self.temperature = temperature
+        self.activations, self.hidden, self.temperature = activations, hidden, temperature
 
     def __call__(self, x: jax.Array, mask: jax.Array) -> jax.Array:
         first, second = self.activations
@@ -131,11 +129,8 @@ class ConvNet(nnx.Module):
         self.conv2 = conv(4, 4, (3, 1), padding=((1, 1), (0, 0)), rngs=rngs)
         self.conv3 = conv(4, 6, (3, 5), strides=2, padding=padding, rngs=rngs)
         self.fc = linear(6 * HEIGHT // 2 * WIDTH // 2, CLASSES, rngs=rngs)
-        self.activations = activations
-        self.block = block
-        self.residual = residual
-        self.normalise = normalise
-        self.flatten = flatten
+        self.activations, self.normalise, self.flatten = activations, normalise, flatten
+        self.block, self.residual = block, residual
 
     def __call__(self, x: jax.Array) -> jax.Array:
         first, second, third = self.activations
@@ -190,11 +185,8 @@ class Tokens(nnx.Module):
             self.head = Linear(EMBEDDING, VOCABULARY, use_bias=False, rngs=rngs)
         if unused:
             self.unused = Linear(EMBEDDING, EMBEDDING, rngs=rngs)
-        self.activation = activation
-        self.look_up = look_up
-        self.output = output
-        self.tied = tied
-        self.branch = branch
+        self.activation, self.branch = activation, branch
+        self.look_up, self.output, self.tied = look_up, output, tied
 
     def __call__(self, x: jax.Array) -> jax.Array:
         table = self.embed.embedding[...]

@@ -45,11 +45,6 @@ def resumed_from_the_beginning(at: int) -> Any:
     return function
 
 
-def same_mask(step: int, rank: int) -> tuple[int, int]:
-    """Take rank 0's mask on every replica."""
-    return step, 0
-
-
 def resumed(at: int) -> Edit:
     """Save and load everything except the position in the data."""
     return lambda right: replace(
@@ -59,14 +54,16 @@ def resumed(at: int) -> Edit:
 
 EVERY_DATA = on("mlp") + on("convnet") + on("tokens") + on("mlp", world_size=4)
 
-PLANTED: dict[str, Planted] = {
-    "set_epoch_missing": Planted(order(first_epoch_again), EVERY_DATA, "samples"),
-    "padding_or_dropping": Planted(order(other_end), EVERY_DATA, "samples"),
-    "padding_or_dropping/padded": Planted(order(other_end), on("mlp_drop_last"), "samples"),
-    "same_shard": Planted(order(rank_zero_everywhere), EVERY_DATA, "samples"),
-    "sampler_offset_lost": Planted(resumed(RESUMED_AT), EVERY_DATA, "samples"),
-    "sampler_offset_lost/late": Planted(resumed(RESUMED_LATE), EVERY_DATA, "samples"),
-    "same_dropout_mask": Planted(
-        lambda right: replace(right, mask_of=same_mask), on("mlp") + on("mlp", world_size=4), "samples"
+FAULTS: dict[str, tuple[Any, ...]] = {
+    "set_epoch_missing": (order(first_epoch_again), EVERY_DATA),
+    "padding_or_dropping": (order(other_end), EVERY_DATA),
+    "padding_or_dropping/padded": (order(other_end), on("mlp_drop_last")),
+    "same_shard": (order(rank_zero_everywhere), EVERY_DATA),
+    "sampler_offset_lost": (resumed(RESUMED_AT), EVERY_DATA),
+    "sampler_offset_lost/late": (resumed(RESUMED_LATE), EVERY_DATA),
+    "same_dropout_mask": (
+        lambda right: replace(right, mask_of=lambda step, rank: (step, 0)),
+        on("mlp") + on("mlp", world_size=4),
     ),
 }
+PLANTED = {label: Planted(edit, scenarios, "samples") for label, (edit, scenarios) in FAULTS.items()}

@@ -52,11 +52,6 @@ def flax_norm(features: int, **options: Any) -> nnx.BatchNorm:
     return nnx.BatchNorm(features, momentum=0.9, use_fast_variance=False, rngs=nnx.Rngs(0), **options)
 
 
-def flattened(x: jax.Array) -> jax.Array:
-    """Flatten images in jax's order."""
-    return x.reshape(len(x), -1)
-
-
 def width_first(x: jax.Array) -> jax.Array:
     """Flatten images with height and width swapped."""
     return x.transpose(0, 3, 2, 1).reshape(len(x), -1)
@@ -89,11 +84,6 @@ def mean_of_all(flax_model: Any, batch: Any) -> jax.Array:
     """Average over all positions, including ignored labels."""
     values, _ = token_losses(flax_model(batch["x"]), batch["y"])
     return values.mean()
-
-
-def looked_up(table: jax.Array, x: jax.Array) -> jax.Array:
-    """Return rows of the table, all with gradients."""
-    return table[x]
 
 
 def with_rounded_inputs(product: Any, bits: int) -> Any:
@@ -138,34 +128,14 @@ def reduced_precision(bits: int) -> Edit:
     return edit
 
 
-def label_smoothing(value: float) -> Edit:
-    """Use another label smoothing."""
-    return loss_is(partial(convnet_loss, smoothing=value))
-
-
-def integer_labels(flax_model: Any, batch: Any) -> jax.Array:
-    """Compute the cross entropy without label smoothing, as most examples do."""
-    return optax.softmax_cross_entropy_with_integer_labels(flax_model(batch["x"]), batch["y"]).mean()
-
-
 def policy_loss(**options: Any) -> Edit:
     """Change PPO's loss."""
     return loss_is(partial(policy.flax_loss, **options))
 
 
-def first_term(unclipped: jax.Array, clipped: jax.Array) -> jax.Array:
-    """Take the unclipped term always."""
-    return unclipped
-
-
-def second_term(unclipped: jax.Array, clipped: jax.Array) -> jax.Array:
-    """Take the clipped term always."""
-    return clipped
-
-
-def unchanged(x: jax.Array) -> jax.Array:
-    """Do not clamp."""
-    return x
+def integer_labels(flax_model: Any, batch: Any) -> jax.Array:
+    """Compute the cross entropy without label smoothing, as most examples do."""
+    return optax.softmax_cross_entropy_with_integer_labels(flax_model(batch["x"]), batch["y"]).mean()
 
 
 NO_CLIPPING = {"clamp_missing": "without the clamp both terms are equal, and either is the larger"}
@@ -195,15 +165,17 @@ PLANTED: dict[str, Planted] = {
     "norm_epsilon/batch_norm": Planted(model(norm=partial(BatchNorm, eps=1e-3)), CONVNET, "local_loss"),
     "same_padding": Planted(model(padding="SAME"), CONVNET, "local_loss"),
     "label_smoothing": Planted(loss_is(integer_labels), CONVNET, "local_loss"),
-    "label_smoothing/other": Planted(label_smoothing(0.05), CONVNET, "local_loss"),
+    "label_smoothing/other": Planted(loss_is(partial(convnet_loss, smoothing=0.05)), CONVNET, "local_loss"),
     "dropout_rate": Planted(model(rate=0.5), on("mlp_dropout"), "local_loss"),
     "dropout_rate/smaller": Planted(model(rate=0.1), on("mlp_dropout"), "local_loss"),
     "ignore_index": Planted(loss_is(mean_of_all), on("tokens") + on("tokens", world_size=4), "local_loss"),
     "ignore_index/weights": Planted(loss_is(without_weights), on("tokens_global"), "local_loss"),
     "padding_idx": Planted(
-        model(look_up=looked_up), on("tokens") + on("tokens_global") + on("tokens", world_size=4), "local_gradients"
+        model(look_up=lambda table, x: table[x]),
+        on("tokens") + on("tokens_global") + on("tokens", world_size=4),
+        "local_gradients",
     ),
-    "layout": Planted(model(flatten=flattened), CONVNET, "local_loss"),
+    "layout": Planted(model(flatten=lambda x: x.reshape(len(x), -1)), CONVNET, "local_loss"),
     "layout/width_first": Planted(model(flatten=width_first), CONVNET, "local_loss"),
     "layout/channels": Planted(model(block=swapped_channels), CONVNET, "local_loss"),
     "layout/flipped": Planted(model(block=flipped_kernel), CONVNET, "local_loss"),
@@ -217,10 +189,12 @@ PLANTED: dict[str, Planted] = {
     "biased_variance/deep": Planted(model(norm=flax_norm), RESNET, "buffers"),
     "std_correction": Planted(policy_loss(ddof=0), POLICY, "local_loss"),
     "std_correction/added": Planted(model(ddof=1), POLICY, "local_loss"),
-    "clipped_term": Planted(policy_loss(of_values=first_term), POLICY, "local_loss", NO_CLIPPING),
-    "clipped_term/always": Planted(policy_loss(of_values=second_term), POLICY, "local_loss"),
+    "clipped_term": Planted(
+        policy_loss(of_values=lambda unclipped, clipped: unclipped), POLICY, "local_loss", NO_CLIPPING
+    ),
+    "clipped_term/always": Planted(policy_loss(of_values=lambda unclipped, clipped: clipped), POLICY, "local_loss"),
     "clipped_term/smaller": Planted(policy_loss(of_policy=jnp.minimum), POLICY, "local_loss"),
-    "clamp_missing": Planted(model(clamp=unchanged), POLICY, "local_loss"),
+    "clamp_missing": Planted(model(clamp=lambda x: x), POLICY, "local_loss"),
     "clamp_missing/below": Planted(model(clamp=partial(jnp.minimum, policy.FARTHEST)), POLICY, "local_loss"),
     "clamp_missing/above": Planted(policy_loss(widths=(policy.CLIP, jnp.inf)), POLICY, "local_loss"),
 }

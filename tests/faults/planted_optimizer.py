@@ -21,16 +21,6 @@ def undecayed(rule: Recipe) -> optax.GradientTransformation:
     return optax.identity()
 
 
-def all_decay(rule: Recipe) -> optax.GradientTransformation:
-    """Decay every tensor."""
-    return optax.add_decayed_weights(rule.decay)
-
-
-def matrices_decay(rule: Recipe) -> optax.GradientTransformation:
-    """Decay matrices only."""
-    return optax.add_decayed_weights(rule.decay, is_matrix)
-
-
 def decay_all_but(*layers: str, bias: bool = True) -> Edit:
     """Decay all tensors but those whose names start so, and, without `bias`, the other layers' biases."""
 
@@ -137,9 +127,7 @@ def stepped_by_every_replica(right: Translation) -> Translation:
 def restored(change: Any) -> Edit:
     """Replace the loaded optimizer state by (optimizer, state) -> optimizer state."""
     return lambda right: replace(
-        right,
-        restore=lambda chain, state: replace(state, opt_state=change(chain, state)),
-        restore_at=RESTORED_AT,
+        right, restore=lambda chain, state: replace(state, opt_state=change(chain, state)), restore_at=RESTORED_AT
     )
 
 
@@ -157,75 +145,67 @@ ALL = on("mlp", "sgd", "adam", "adamw", "rmsprop", "adagrad") + on("convnet")
 WARM = on("mlp_warm_cosine", "sgd", "adam", "adamw")
 ALL_4 = on("mlp", world_size=4) + on("tokens", world_size=4)
 
-PLANTED: dict[str, Planted] = {
-    "coupled_decay": Planted(optimizer(coupled=True), on("mlp", "adamw") + on("convnet", "adamw"), "update"),
-    "coupled_decay/decoupled": Planted(
-        optimizer(coupled=False), on("mlp", "sgd", "sgd_nesterov", "adam", "rmsprop", "adagrad"), "update"
+FAULTS: dict[str, tuple[Any, ...]] = {
+    "coupled_decay": (optimizer(coupled=True), on("mlp", "adamw") + on("convnet", "adamw")),
+    "coupled_decay/decoupled": (
+        optimizer(coupled=False),
+        on("mlp", "sgd", "sgd_nesterov", "adam", "rmsprop", "adagrad"),
     ),
-    "decay_value": Planted(recipe(decay=1e-4), DECAYED, "update"),
-    "decay_value/none": Planted(optimizer(decay=undecayed), DECAYED, "update"),
+    "decay_value": (recipe(decay=1e-4), DECAYED),
+    "decay_value/none": (optimizer(decay=undecayed), DECAYED),
     # Rows of the embedding that are not read have a gradient of 0, to which Adam adds the decay alone.
-    "decay_value/unread_rows": Planted(optimizer(decay=undecayed), on("tokens", "adam"), "update"),
-    "decay_value/larger": Planted(recipe(decay=0.05), DECAYED, "update"),
-    "decay_without_lr": Planted(optimizer(after_rate=True), DECAYED, "update"),
-    "decay_mask": Planted(optimizer(decay=all_decay), GROUPS, "update"),
-    "decay_mask/matrices": Planted(optimizer(decay=matrices_decay), DECAYED, "update"),
-    "decay_mask/norms": Planted(decay_all_but("norm"), TOKENS, "update"),
-    "decay_mask/biases": Planted(decay_all_but(bias=False), TOKENS, "update"),
-    "decay_mask/embedding": Planted(decay_all_but("embed"), TOKENS, "update"),
-    "decay_mask/norms_and_embedding": Planted(decay_all_but("norm", "embed", bias=False), TOKENS, "update"),
-    "decay_rounded_away": Planted(decay_in_float32, on("mlp", "sgd_plain", "adamw"), "update"),
-    "decay_rounded_away/lost": Planted(
+    "decay_value/unread_rows": (optimizer(decay=undecayed), on("tokens", "adam")),
+    "decay_value/larger": (recipe(decay=0.05), DECAYED),
+    "decay_without_lr": (optimizer(after_rate=True), DECAYED),
+    "decay_mask": (optimizer(decay=lambda rule: optax.add_decayed_weights(rule.decay)), GROUPS),
+    "decay_mask/matrices": (optimizer(decay=lambda rule: optax.add_decayed_weights(rule.decay, is_matrix)), DECAYED),
+    "decay_mask/norms": (decay_all_but("norm"), TOKENS),
+    "decay_mask/biases": (decay_all_but(bias=False), TOKENS),
+    "decay_mask/embedding": (decay_all_but("embed"), TOKENS),
+    "decay_mask/norms_and_embedding": (decay_all_but("norm", "embed", bias=False), TOKENS),
+    "decay_rounded_away": (decay_in_float32, on("mlp", "sgd_plain", "adamw")),
+    "decay_rounded_away/lost": (
         decay_in_float32,
         on("mlp", "adamw_tiny_decay"),
-        "update",
         {"decay_value": "1 - lr decay is 1 in float32: no decay at all"},
     ),
-    "eps_in_root": Planted(optimizer(direction=eps_in_root), ADAPTIVE, "update"),
-    "eps_value": Planted(recipe(eps=1e-7), ADAPTIVE, "update"),
-    "eps_value/larger": Planted(recipe(eps=1e-3), ADAPTIVE, "update"),
-    "loss_scale": Planted(
-        optimizer(first=(optax.scale(SCALE),)), on("mlp", "adamw") + on("convnet", "adamw"), "update"
+    "eps_in_root": (optimizer(direction=eps_in_root), ADAPTIVE),
+    "eps_value": (recipe(eps=1e-7), ADAPTIVE),
+    "eps_value/larger": (recipe(eps=1e-3), ADAPTIVE),
+    "loss_scale": (optimizer(first=(optax.scale(SCALE),)), on("mlp", "adamw") + on("convnet", "adamw")),
+    "loss_scale/coupled": (optimizer(first=(optax.scale(SCALE),)), on("mlp", "adam", "rmsprop", "adagrad")),
+    "no_bias_correction": (optimizer(direction=uncorrected_adam), ADAM),
+    "lr_in_momentum": (momentum_of_updates, on("mlp", "sgd") + on("convnet", "sgd")),
+    "amsgrad": (optimizer(direction=largest_squares), ADAM),
+    "nesterov": (optimizer(direction=optax_trace(True)), on("mlp", "sgd") + on("convnet", "sgd")),
+    "nesterov/missing": (optimizer(direction=optax_trace(False)), on("mlp", "sgd_nesterov")),
+    "dampening": (optimizer(direction=optax_trace(False)), on("mlp", "sgd_dampening")),
+    "dampening/added": (recipe(dampening=0.5), on("mlp", "sgd") + on("tokens", "sgd")),
+    "rmsprop_decay": (recipe(alpha=0.9), on("mlp", "rmsprop") + on("mlp", "rmsprop_centred")),
+    "rmsprop_centred": (optimizer(direction=centred), on("mlp", "rmsprop")),
+    "rmsprop_centred/missing": (recipe(centred=False), on("mlp", "rmsprop_centred")),
+    "rmsprop_centred/initial": (optimizer(direction=squares_from_one), on("mlp", "rmsprop")),
+    "adagrad_accumulator": (recipe(initial=0.1), on("mlp", "adagrad") + on("tokens", "adagrad")),
+    "lr_scaled": (rate_times(lambda replicas: replicas), ALL + ALL_4),
+    "lr_scaled/root": (rate_times(lambda replicas: replicas**0.5), ALL + ALL_4),
+    "lr_off_by_one": (rate(lambda rule, count: rule.schedule(count + 1)), ALL),
+    "lr_off_by_one/behind": (rate(lambda rule, count: rule.schedule(jnp.maximum(count - 1, 0))), ALL),
+    "warmup_start": (warm_cosine(first=0.0), WARM),
+    "warmup_start/small": (warm_cosine(first=0.001), WARM),
+    "warmup_start/later": (warm_cosine(later=1), WARM),
+    "warmup_start/earlier_from_0": (warm_cosine(first=0.0, later=-1), WARM),
+    "warmup_start/line": (
+        rate(lambda rule, count: optax.linear_schedule(0.0, rule.lr, RISE)(count)),
+        on("mlp_warm_line"),
     ),
-    "loss_scale/coupled": Planted(
-        optimizer(first=(optax.scale(SCALE),)), on("mlp", "adam", "rmsprop", "adagrad"), "update"
-    ),
-    "no_bias_correction": Planted(optimizer(direction=uncorrected_adam), ADAM, "update"),
-    "lr_in_momentum": Planted(momentum_of_updates, on("mlp", "sgd") + on("convnet", "sgd"), "update"),
-    "amsgrad": Planted(optimizer(direction=largest_squares), ADAM, "update"),
-    "nesterov": Planted(optimizer(direction=optax_trace(True)), on("mlp", "sgd") + on("convnet", "sgd"), "update"),
-    "nesterov/missing": Planted(optimizer(direction=optax_trace(False)), on("mlp", "sgd_nesterov"), "update"),
-    "dampening": Planted(optimizer(direction=optax_trace(False)), on("mlp", "sgd_dampening"), "update"),
-    "dampening/added": Planted(recipe(dampening=0.5), on("mlp", "sgd") + on("tokens", "sgd"), "update"),
-    "rmsprop_decay": Planted(recipe(alpha=0.9), on("mlp", "rmsprop") + on("mlp", "rmsprop_centred"), "update"),
-    "rmsprop_centred": Planted(optimizer(direction=centred), on("mlp", "rmsprop"), "update"),
-    "rmsprop_centred/missing": Planted(recipe(centred=False), on("mlp", "rmsprop_centred"), "update"),
-    "rmsprop_centred/initial": Planted(optimizer(direction=squares_from_one), on("mlp", "rmsprop"), "update"),
-    "adagrad_accumulator": Planted(recipe(initial=0.1), on("mlp", "adagrad") + on("tokens", "adagrad"), "update"),
-    "lr_scaled": Planted(rate_times(lambda replicas: replicas), ALL + ALL_4, "update"),
-    "lr_scaled/root": Planted(rate_times(lambda replicas: replicas**0.5), ALL + ALL_4, "update"),
-    "lr_off_by_one": Planted(rate(lambda rule, count: rule.schedule(count + 1)), ALL, "update"),
-    "lr_off_by_one/behind": Planted(rate(lambda rule, count: rule.schedule(jnp.maximum(count - 1, 0))), ALL, "update"),
-    "warmup_start": Planted(warm_cosine(first=0.0), WARM, "update"),
-    "warmup_start/small": Planted(warm_cosine(first=0.001), WARM, "update"),
-    "warmup_start/later": Planted(warm_cosine(later=1), WARM, "update"),
-    "warmup_start/earlier_from_0": Planted(warm_cosine(first=0.0, later=-1), WARM, "update"),
-    "warmup_start/line": Planted(
-        rate(lambda rule, count: optax.linear_schedule(0.0, rule.lr, RISE)(count)), on("mlp_warm_line"), "update"
-    ),
-    "warmup_start/none": Planted(
-        rate(lambda rule, count: optax.cosine_decay_schedule(rule.lr, FALL)(count)), WARM, "update"
-    ),
-    "warmup_start/long": Planted(rate(lambda rule, count: rule.lr * count / LONG), on("mlp_warm_long"), "update"),
-    "scheduler_too_fast": Planted(stepped_by_every_replica, ALL + ALL_4, "update"),
-    "resume_lost_state": Planted(restored(lambda chain, state: chain.init(state.params)), ALL, "update"),
-    "resume_lost_state/count": Planted(
-        restored(lambda chain, state: of_kind(state, jnp.integer, jnp.zeros_like)), ALL, "update"
-    ),
-    "resume_lost_state/moments": Planted(
-        restored(lambda chain, state: of_kind(state, jnp.floating, jnp.zeros_like)), ALL, "update"
-    ),
-    "betas": Planted(recipe(betas=(0.8, 0.99)), ADAM, "update"),
-    "betas/second": Planted(recipe(betas=(0.9, 0.98)), ADAM, "update"),
-    "betas/momentum": Planted(recipe(momentum=0.8), on("mlp", "sgd", "sgd_nesterov", "sgd_dampening"), "update"),
+    "warmup_start/none": (rate(lambda rule, count: optax.cosine_decay_schedule(rule.lr, FALL)(count)), WARM),
+    "warmup_start/long": (rate(lambda rule, count: rule.lr * count / LONG), on("mlp_warm_long")),
+    "scheduler_too_fast": (stepped_by_every_replica, ALL + ALL_4),
+    "resume_lost_state": (restored(lambda chain, state: chain.init(state.params)), ALL),
+    "resume_lost_state/count": (restored(lambda chain, state: of_kind(state, jnp.integer, jnp.zeros_like)), ALL),
+    "resume_lost_state/moments": (restored(lambda chain, state: of_kind(state, jnp.floating, jnp.zeros_like)), ALL),
+    "betas": (recipe(betas=(0.8, 0.99)), ADAM),
+    "betas/second": (recipe(betas=(0.9, 0.98)), ADAM),
+    "betas/momentum": (recipe(momentum=0.8), on("mlp", "sgd", "sgd_nesterov", "sgd_dampening")),
 }
+PLANTED = {label: Planted(edit, scenarios, "update", *also) for label, (edit, scenarios, *also) in FAULTS.items()}

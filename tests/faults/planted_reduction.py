@@ -11,13 +11,13 @@ from jax import numpy as jnp
 from jaxddp.distributed.collectives import AXIS_NAME
 
 from .models_flax import auxiliary, mlp_loss, token_losses, tokens_global_loss
-from .models_torch import IGNORED
 from .planted_edits import Edit, Planted, both, model, on, optimizer, step
 from .scenarios import Translation
 from .steps import (
     Micro,
     Tree,
     added,
+    count_labels,
     leaf_of,
     mean_of,
     named_map,
@@ -52,16 +52,6 @@ def collective_in_loss(collective: Any) -> Any:
     return differentiate
 
 
-def per_host(gradients: Tree) -> Tree:
-    """Divide the sum over all replicas by the number of devices of one of two hosts."""
-    return scaled(psum(gradients), 2 / lax.axis_size(AXIS_NAME))
-
-
-def summed_gradients(micros: list[Micro]) -> tuple[jax.Array, Tree]:
-    """Return the mean loss, and the sum of the gradients."""
-    return mean_of(micros)[0], total_of(micros)[1]
-
-
 def synchronised_before_last(micros: list[Micro]) -> tuple[jax.Array, Tree]:
     """Average all micro-batches except the last over the replicas."""
     head = pmean(total_of(micros[:-1])[1])
@@ -72,11 +62,6 @@ def synchronised_after_first(micros: list[Micro]) -> tuple[jax.Array, Tree]:
     """Average only the first micro-batch over the replicas."""
     rest = total_of(micros[1:])[1]
     return mean_of(micros)[0], scaled(added(pmean(micros[0].gradients), rest), 1 / len(micros))
-
-
-def labels_of(batch: Any) -> jax.Array:
-    """Count the labels of a micro-batch that are not ignored."""
-    return (batch["y"] != IGNORED).sum()
 
 
 def over_own_elements(micros: list[Micro]) -> tuple[jax.Array, Tree]:
@@ -214,16 +199,6 @@ def everything_scaled(flax_model: Any, batch: Any) -> jax.Array:
     return (values.sum() / batch["items"][0] + auxiliary(logits)) * batch["parts"][0]
 
 
-def stop_output(table: jax.Array) -> jax.Array:
-    """Stop the gradient from the output layer to the table."""
-    return lax.stop_gradient(table)
-
-
-def stop_look_up(table: jax.Array, x: jax.Array) -> jax.Array:
-    """Stop the gradient from the rows to the table."""
-    return lax.stop_gradient(table)[x]
-
-
 EVERYWHERE = on("mlp") + on("convnet") + on("tokens", world_size=4)
 ACCUMULATED = on("mlp_accumulated") + on("convnet_accumulated")
 CLIPPED = (*on("mlp"), *on("convnet_accumulated"), *on("tokens"))
@@ -257,8 +232,14 @@ PLANTED: dict[str, Planted] = {
     "averaged_twice": Planted(
         step(reduce=lambda g: scaled(pmean(g), 1 / lax.axis_size(AXIS_NAME))), EVERYWHERE, "gradients"
     ),
-    "local_device_count": Planted(step(reduce=per_host), on("mlp_accumulated", world_size=4), "gradients"),
-    "accumulation_not_divided": Planted(step(combine=summed_gradients), ACCUMULATED, "local_gradients"),
+    "local_device_count": Planted(
+        step(reduce=lambda g: scaled(psum(g), 2 / lax.axis_size(AXIS_NAME))),  # of two hosts
+        on("mlp_accumulated", world_size=4),
+        "gradients",
+    ),
+    "accumulation_not_divided": Planted(
+        step(combine=lambda micros: (mean_of(micros)[0], total_of(micros)[1])), ACCUMULATED, "local_gradients"
+    ),
     "synchronised_early": Planted(
         step(combine=synchronised_before_last, reduce=lambda g: g, shows=("local_loss", "gradients")),
         ACCUMULATED,
@@ -275,12 +256,10 @@ PLANTED: dict[str, Planted] = {
     ),
     "mean_per_micro_batch/sum": Planted(loss_is(own_mean_and_auxiliary), on("tokens_sum"), "local_loss"),
     "mean_per_rank": Planted(
-        step(combine=over_own_elements),
-        on("tokens_global") + on("tokens_global", world_size=4),
-        "local_loss",
+        step(combine=over_own_elements), on("tokens_global") + on("tokens_global", world_size=4), "local_loss"
     ),
     "global_mean": Planted(
-        step(count=labels_of, combine=over_all_elements),
+        step(count=count_labels, combine=over_all_elements),
         on("tokens_weighted") + on("tokens_weighted", world_size=4),
         "local_loss",
     ),
@@ -320,7 +299,9 @@ PLANTED: dict[str, Planted] = {
         lambda right: replace(right, reread=overwritten), on("mlp") + on("convnet"), "samples"
     ),
     "tied_weights": Planted(model(tied=False), on("tokens") + on("tokens_global"), "local_gradients"),
-    "tied_weights/output": Planted(model(output=stop_output), on("tokens"), "local_gradients"),
-    "tied_weights/look_up": Planted(model(look_up=stop_look_up), on("tokens"), "local_gradients"),
+    "tied_weights/output": Planted(model(output=lax.stop_gradient), on("tokens"), "local_gradients"),
+    "tied_weights/look_up": Planted(
+        model(look_up=lambda table, x: lax.stop_gradient(table)[x]), on("tokens"), "local_gradients"
+    ),
     "tied_weights/norm": Planted(step(clip=clip_by(norm_of_tied_twice)), on("tokens"), "clipped_gradients"),
 }

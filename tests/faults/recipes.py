@@ -52,8 +52,7 @@ SCHEDULES = {
         lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, factor), lambda lr, count: lr * factor(count)
     ),
     "cosine": Schedule(
-        warm_cosine,
-        lambda lr, count: optax.warmup_cosine_decay_schedule(FIRST * lr, lr, RISE, RISE + FALL)(count),
+        warm_cosine, lambda lr, count: optax.warmup_cosine_decay_schedule(FIRST * lr, lr, RISE, RISE + FALL)(count)
     ),
     "line": Schedule(
         lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / RISE)),

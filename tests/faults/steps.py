@@ -140,11 +140,6 @@ class Step:
         clipped = gradients if self.clip_grad_norm is None else self.clip(gradients, local, self.clip_grad_norm)
         updates, opt_state = optimizer.update(clipped, state.opt_state, state.params)
         params = self.finish(state.params, optax.apply_updates(state.params, updates))
-        stages = {
-            "local_loss": value,
-            "local_gradients": local,
-            "gradients": gradients,
-            "clipped_gradients": clipped,
-        }
+        stages = {"local_loss": value, "local_gradients": local, "gradients": gradients, "clipped_gradients": clipped}
         state = TrainState(state.step + 1, params, self.share(buffers), opt_state)
         return state, {name: stages[name] for name in self.shows}

@@ -1,6 +1,6 @@
 """Faults outside the catalogue, which a diagnosis must locate but leave unexplained."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,23 +14,13 @@ from jax import numpy as jnp
 from jaxddp.distributed.collectives import AXIS_NAME
 
 from . import policy
-from .models_flax import Activation, gelu, mlp_loss
+from .models_flax import gelu, mlp_loss
 from .planted_edits import Edit, Planted, model, on, optimizer, step
-from .recipes import Recipe, direction
+from .recipes import direction
 from .scenarios import Scenario
 from .steps import Tree, named_map, pmean
 
-STEPS_BETWEEN_RESETS = 3
-
-
-def half_block(x: jax.Array, y: jax.Array) -> jax.Array:
-    """Add only half of a residual block's output."""
-    return x + 0.5 * y
-
-
-def activation_first(norm: Callable[..., jax.Array], activation: Activation, x: jax.Array) -> jax.Array:
-    """Apply the activation before the norm."""
-    return norm(activation(x))
+PERIOD = 3  # steps between resets
 
 
 def gradient_times(name: str, factor: float) -> Edit:
@@ -43,23 +33,16 @@ def gradient_times(name: str, factor: float) -> Edit:
     return step(differentiate=differentiate)
 
 
-def reset_now_and_then(recipe: Recipe) -> optax.GradientTransformation:
-    """Reset momentum and moments every few steps."""
-    inner = direction(recipe)
+def reset_every(steps: int, inner: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Reset momentum and moments every so many steps."""
 
     def update(gradients: Tree, state: tuple[Any, Any], params: Tree) -> tuple[Tree, Any]:
         count, kept = state
-        fresh = inner.init(params)
-        kept = jax.tree.map(lambda new, old: jnp.where(count % STEPS_BETWEEN_RESETS == 0, new, old), fresh, kept)
+        kept = jax.tree.map(lambda new, old: jnp.where(count % steps == 0, new, old), inner.init(params), kept)
         updates, kept = inner.update(gradients, kept, params)
         return updates, (count + 1, kept)
 
     return optax.GradientTransformation(lambda params: (jnp.int32(0), inner.init(params)), update)
-
-
-def half_of_each(unclipped: jax.Array, clipped: jax.Array) -> jax.Array:
-    """Average the two terms of a clipped loss."""
-    return (unclipped + clipped) / 2
 
 
 def with_squared_logits(flax_model: Any, batch: Mapping[str, Any]) -> jax.Array:
@@ -91,8 +74,10 @@ SLOWER_BELOW = optax.GradientTransformation(lambda params: optax.EmptyState(), s
 
 UNCATALOGUED: dict[str, Planted] = {
     "tanh_for_gelu": Planted(model(activations=(gelu, jnp.tanh)), on("mlp"), "local_loss", layer="fc3"),
-    "half_residual": Planted(model(residual=half_block), on("convnet"), "local_loss", layer="conv3"),
-    "swapped_layers": Planted(model(normalise=activation_first), on("convnet"), "local_loss", layer="bn1"),
+    "half_residual": Planted(model(residual=lambda x, y: x + 0.5 * y), on("convnet"), "local_loss", layer="conv3"),
+    "swapped_layers": Planted(
+        model(normalise=lambda norm, activation, x: norm(activation(x))), on("convnet"), "local_loss", layer="bn1"
+    ),
     "temperature": Planted(model(temperature=1.001), on("mlp"), "local_loss"),
     "squared_logits": Planted(lambda right: replace(right, loss=with_squared_logits), on("mlp"), "local_loss"),
     "stopped_branch": Planted(model(branch=lax.stop_gradient), on("tokens"), "local_gradients", tensor="down."),
@@ -100,7 +85,7 @@ UNCATALOGUED: dict[str, Planted] = {
     "bias_sign": Planted(gradient_times("fc1.bias", -1.0), on("mlp"), "local_gradients", tensor="fc1.bias"),
     "favouring_rank0": Planted(step(reduce=favouring_rank0), on("mlp") + on("tokens"), "gradients"),
     "momentum_reset": Planted(
-        optimizer(direction=reset_now_and_then), on("mlp"), "update", step=STEPS_BETWEEN_RESETS + 1
+        optimizer(direction=lambda recipe: reset_every(PERIOD, direction(recipe))), on("mlp"), "update", step=PERIOD + 1
     ),
     "lion": Planted(optimizer(direction=lambda recipe: optax.scale_by_lion()), on("mlp"), "update"),
     "centralised_gradients": Planted(optimizer(first=(optax.centralize(),)), on("mlp"), "update"),
@@ -112,7 +97,11 @@ UNCATALOGUED: dict[str, Planted] = {
         lambda right: replace(right, loss=partial(policy.flax_loss, widths=(0.1, 0.1))), on("policy"), "local_loss"
     ),
     "mean_of_terms": Planted(
-        lambda right: replace(right, loss=partial(policy.flax_loss, of_values=half_of_each)), on("policy"), "local_loss"
+        lambda right: replace(
+            right, loss=partial(policy.flax_loss, of_values=lambda unclipped, clipped: (unclipped + clipped) / 2)
+        ),
+        on("policy"),
+        "local_loss",
     ),
     "divided_by_n_minus_2": Planted(
         lambda right: replace(right, loss=partial(policy.flax_loss, ddof=2)), on("policy"), "local_loss"

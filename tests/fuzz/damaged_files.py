@@ -15,24 +15,8 @@ from safetensors.numpy import save
 from tests.fuzz.command_lines import damaged
 
 NAMES = ["ada", "ben", "cleo", "dora", "emil", "finn", "gus", "hal", "ida", "jo", "kim"]
-ODD = [
-    "é",
-    "\u202e",
-    "\0",
-    "\t",
-    "\r",
-    "\r\n",
-    "\x85",
-    "\u2028",
-    "\ufeff",
-    "😀",
-    "a" * 101,
-    ".",
-    " ",
-    "",
-    "\x1b[2J",
-    "a\tb",
-]
+ODD = ["é", "\u202e", "\0", "\t", "\r", "\r\n", "\x85", "\u2028", "\ufeff", "😀", "a" * 101, ".", " ", ""]
+ODD += ["\x1b[2J", "a\tb"]
 DTYPES = ["float64", "float32", "float16", "int64", "int32", "uint8", "int8", "bool", "complex64", "U3", "S3", ">f4"]
 DTYPES += ["datetime64[s]", "f4,i4"]
 SHAPES: list[tuple[int, ...]] = [(8, 4), (8,), (), (0, 4), (8, 0), (8, 2, 2), (3, 4), (1,) * 30]
@@ -103,21 +87,8 @@ def with_header(rng: random.Random, content: bytes) -> bytes:
     header = json.loads(content[8 : 8 + size])
     name = rng.choice(list(header))
     field = rng.choice(["dtype", "shape", "data_offsets"])
-    values: list[Any] = [
-        "F8_E5M2",
-        "F4",
-        "BF16",
-        "F99",
-        [10**12],
-        [-1],
-        [2**63, 2],
-        [0, 10**15],
-        [5, 1],
-        None,
-        {},
-        10**400,
-    ]
-    header[name][field] = rng.choice(values)
+    values: list[Any] = ["F8_E5M2", "F4", "BF16", "F99", [10**12], [-1], [2**63, 2], [0, 10**15], [5, 1], None, {}]
+    header[name][field] = rng.choice([*values, 10**400])
     text = json.dumps(header).encode()
     return struct.pack("<Q", rng.choice([len(text), len(text), 0, 2**40, 2**64 - 1])) + text + content[8 + size :]
 

@@ -59,16 +59,12 @@ def check_configs(count: int, seed: int) -> None:
     assert [path.name for path in Path("run").iterdir()] == ["config.json"]
 
 
-CHECKS = [check_command_lines, check_configs]
+SEEDS = [(FEW, 0), *(pytest.param(MANY // 4, seed, marks=pytest.mark.large) for seed in range(1, 5))]
 
 
-@pytest.mark.parametrize("check", CHECKS)
-def test_a_few_random_inputs_are_taken_or_refused_in_one_line(check: Callable[[int, int], None]) -> None:
-    check(FEW, 0)
-
-
-@pytest.mark.large
-@pytest.mark.parametrize("seed", range(1, 5))
-@pytest.mark.parametrize("check", CHECKS)
-def test_many_random_inputs_are_taken_or_refused_in_one_line(check: Callable[[int, int], None], seed: int) -> None:
-    check(MANY // 4, seed)
+@pytest.mark.parametrize(("count", "seed"), SEEDS)
+@pytest.mark.parametrize("check", [check_command_lines, check_configs])
+def test_random_inputs_are_taken_or_refused_in_one_line(
+    check: Callable[[int, int], None], count: int, seed: int
+) -> None:
+    check(count, seed)

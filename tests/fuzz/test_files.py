@@ -69,21 +69,11 @@ def quickly(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-DRAWS = [of_npz, of_names, of_weights]
-WARNINGS = pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::UserWarning")
-
-
-@WARNINGS
-@pytest.mark.parametrize("draw", DRAWS)
-def test_a_few_damaged_files_are_read_or_refused_and_run_no_code(draw: Draw) -> None:
-    check_files(draw, FEW, 0)
-
-
-@WARNINGS
-@pytest.mark.large
-@pytest.mark.parametrize("draw", DRAWS)
-def test_many_damaged_files_are_read_or_refused_and_run_no_code(draw: Draw) -> None:
-    check_files(draw, MANY, 1)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::UserWarning")
+@pytest.mark.parametrize(("count", "seed"), [(FEW, 0), pytest.param(MANY, 1, marks=pytest.mark.large)])
+@pytest.mark.parametrize("draw", [of_npz, of_names, of_weights])
+def test_damaged_files_are_read_or_refused_and_run_no_code(draw: Draw, count: int, seed: int) -> None:
+    check_files(draw, count, seed)
 
 
 def test_the_hostile_object_would_make_a_file() -> None:

@@ -33,32 +33,28 @@ def cluster(tmp_path: Path) -> Iterator[slurm.Cluster]:
         yield made
 
 
-@needs_mpi
-def test_mpirun_goes_on_after_a_killed_process_and_stops_at_a_signal(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("command", "rank", "signal_name"),
+    [
+        pytest.param((MPI, "localhost:2"), "OMPI_COMM_WORLD_RANK", "SIGUSR1", marks=needs_mpi, id="mpirun"),
+        # It starts anew beside torchrun's store, which stays up and must not take the coordinator's port.
+        pytest.param((TORCHRUN, "localhost", "1", "2"), "RANK", "SIGTERM", id="torchrun"),
+    ],
+)
+def test_a_script_goes_on_after_a_killed_process_and_stops_at_a_signal(
+    command: tuple[str, ...], rank: str, signal_name: str, tmp_path: Path
+) -> None:
     run, output = tmp_path / "run", tmp_path / "out"
-    script = start(run, output, MPI, "localhost:2", *ENDLESS)
+    script = start(run, output, *command, *ENDLESS)
     try:
-        check_goes_on_after_a_kill(run, output, "OMPI_COMM_WORLD_RANK")
+        check_goes_on_after_a_kill(run, output, rank)
         script.terminate()
-        assert script.wait(120) == 143, output.read_text()
+        code = script.wait(120)
     finally:
         script.kill()
-    assert "SIGUSR1: saved the checkpoint of step " in output.read_text()
-    assert not ranks(run, "OMPI_COMM_WORLD_RANK")
-
-
-def test_torchrun_goes_on_after_a_killed_process_and_stops_at_a_signal(tmp_path: Path) -> None:
-    """Start anew beside torchrun's store, which stays up and must not take the coordinator's port."""
-    run, output = tmp_path / "run", tmp_path / "out"
-    script = start(run, output, TORCHRUN, "localhost", "1", "2", *ENDLESS)
-    try:
-        check_goes_on_after_a_kill(run, output, "RANK")
-        script.terminate()
-        script.wait(120)
-    finally:
-        script.kill()
-    assert "SIGTERM: saved the checkpoint of step " in output.read_text()
-    assert not ranks(run, "RANK")
+    assert code == 143 or rank == "RANK", output.read_text()
+    assert f"{signal_name}: saved the checkpoint of step " in output.read_text()
+    assert not ranks(run, rank)
 
 
 @needs_slurm
@@ -99,12 +95,7 @@ exit $((code > other ? code : other))
 
 @pytest.mark.parametrize(
     ("flags", "of_task_1", "code"),
-    [
-        (("--lr", "1e30"), "", 2),
-        (("--devices", "3"), "", 2),
-        ((), "--lr x", 2),
-        (("--stall-timeout", "0.001"), "", 70),
-    ],
+    [(("--lr", "1e30"), "", 2), (("--devices", "3"), "", 2), ((), "--lr x", 2), (("--stall-timeout", "0.001"), "", 70)],
 )
 def test_the_script_for_slurm_requeues_what_another_try_mends(
     flags: tuple[str, ...], of_task_1: str, code: int, tmp_path: Path

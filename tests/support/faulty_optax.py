@@ -7,6 +7,9 @@ import jax
 import optax
 from jax import numpy as jnp
 
+from tests.faults import planted_optimizer
+from tests.faults.recipes import Recipe
+
 Transformation = optax.GradientTransformation | optax.GradientTransformationExtraArgs
 Tree = dict[str, jax.Array]
 
@@ -20,31 +23,12 @@ def l2(decay: float, inner: Transformation, mask: Any = None) -> Transformation:
     return optax.chain(optax.add_decayed_weights(decay, mask), inner)
 
 
-def matrices(params: Tree) -> dict[str, bool]:
-    return {name: value.ndim > 1 for name, value in params.items()}
-
-
 def all_but(*names: str) -> Callable[[Tree], dict[str, bool]]:
     return lambda params: {name: name not in names for name in params}
 
 
 def uncorrected_adam(lr: float) -> Transformation:
-    def update(g: Tree, state: tuple[Tree, Tree], params: Any = None) -> tuple[Tree, tuple[Tree, Tree]]:
-        m = {name: 0.9 * state[0][name] + 0.1 * g[name] for name in g}
-        v = {name: 0.999 * state[1][name] + (1 - 0.999) * g[name] ** 2 for name in g}
-        return {name: -lr * m[name] / (jnp.sqrt(v[name]) + 1e-8) for name in g}, (m, v)
-
-    return optax.GradientTransformation(lambda params: (zeros(params), zeros(params)), update)
-
-
-def adagrad_from(start: float, lr: float, eps: float) -> Transformation:
-    """Return torch's Adagrad with another initial accumulator."""
-
-    def update(g: Tree, s: Tree, params: Any = None) -> tuple[Tree, Tree]:
-        s = {name: s[name] + g[name] ** 2 for name in g}
-        return {name: -lr * g[name] / (jnp.sqrt(s[name]) + eps) for name in g}, s
-
-    return optax.GradientTransformation(lambda params: {n: jnp.full_like(p, start) for n, p in params.items()}, update)
+    return optax.chain(planted_optimizer.uncorrected_adam(Recipe("adam", lr)), optax.scale_by_learning_rate(lr))
 
 
 def then(inner: Transformation, change: Callable[[Tree], Tree]) -> Transformation:
@@ -59,17 +43,6 @@ def stale(inner: Transformation, name: str) -> Transformation:
         return {**updates, name: updates[name] if before is None else before[name]}, updates
 
     return optax.chain(inner, optax.GradientTransformation(lambda params: None, update))
-
-
-def reset_every(steps: int, inner: Transformation) -> Transformation:
-    """Reset the optimizer's state every so many steps."""
-
-    def update(g: Tree, state: tuple[int, Any], params: Tree) -> tuple[Tree, tuple[int, Any]]:
-        count, kept = state
-        updates, kept = inner.update(g, inner.init(params) if count % steps == 0 else kept, params)
-        return updates, (count + 1, kept)
-
-    return optax.GradientTransformation(lambda params: (0, inner.init(params)), update)
 
 
 def decay_towards_start(decay: float) -> Transformation:

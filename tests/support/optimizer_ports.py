@@ -15,15 +15,14 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LinearLR,
 from jaxddp import optim
 from jaxddp.parity.catalogue import FAULTS
 from jaxddp.parity.diagnosis.optimizer.update_causes import OptimizerEvidence
+from tests.faults.recipes import is_matrix as matrices
+from tests.faults.uncatalogued import reset_every
 from tests.support.faulty_optax import (
     Transformation,
     a_step_late,
-    adagrad_from,
     all_but,
     decay_towards_start,
     l2,
-    matrices,
-    reset_every,
     stale,
     then,
     uncorrected_adam,
@@ -44,6 +43,10 @@ def warm(lr: float) -> Callable[[Any], Any]:
 
 def rising(lr: float, first: float, steps: int) -> Callable[[Any], Any]:
     return lambda count: first + (lr - first) * jnp.minimum(count, steps) / steps
+
+
+def shifted(schedule: Callable[[Any], Any], by: int) -> Callable[[Any], Any]:
+    return lambda count: schedule(jnp.maximum(count + by, 0))
 
 
 def clipped(max_norm: float, epsilon: float = 1e-6, times: float = 1.0) -> Transformation:
@@ -190,7 +193,12 @@ SINGLES = [
     planted("rmsprop_centred", rmsprop, torchs_rmsprop(centered=True), "in the port only"),
     planted("rmsprop_centred", partial(rmsprop, centered=True), torchs_rmsprop(), "in the reference only"),
     planted("rmsprop_centred", rmsprop, torchs_rmsprop(initial_scale=1.0), "start from 1, in the reference from 0"),
-    planted("adagrad_accumulator", adagrad, adagrad_from(0.1, 1e-2, 1e-10), "from 0.1, in the reference from 0"),
+    planted(
+        "adagrad_accumulator",
+        adagrad,
+        optim.adagrad(1e-2, initial_accumulator_value=0.1),
+        "from 0.1, in the reference from 0",
+    ),
     planted("lr_scaled", adam, optax.adam(4e-3), "learning rate times 4, the number of replicas"),
     planted("lr_scaled", adamw, same_adamw(2e-3), "learning rate times 2, the root of the number of replicas"),
     planted("lr_scaled", adamw, same_adamw(1e-3 / 3), "learning rate divided by 3, the number of micro-batches"),
@@ -198,36 +206,12 @@ SINGLES = [
     planted("lr_scaled", decayed, l2(1e-3, optax.sgd(0.4, 0.9)), "learning rate times 4, the number of replicas"),
     planted("lr_scaled", momentum, optax.sgd(0.4, 0.9), "learning rate times 4, the number of replicas"),
     planted("lr_scaled", momentum, optax.sgd(0.137, 0.9), "learning rate times 1.37"),
-    planted("lr_off_by_one", adam, optax.adam(lambda c: cosine(1e-3)(c + 1)), "one step ahead", scheduler=COSINE),
-    planted(
-        "lr_off_by_one",
-        momentum,
-        optax.sgd(lambda c: cosine(0.1)(jnp.maximum(c - 1, 0)), 0.9),
-        "one step behind",
-        scheduler=COSINE,
-    ),
-    planted(
-        "lr_off_by_one",
-        momentum,
-        optax.sgd(lambda c: warm(0.1)(c + 1), 0.9),
-        "one step ahead",
-        scheduler=partial(LinearLR, start_factor=0.25, total_iters=4),
-    ),
-    planted(
-        "warmup_start",
-        adam,
-        optax.adam(rising(1e-3, 0.0, 4)),
-        "starts at 0, the reference's at 0.00025",
-        scheduler=WARM,
-    ),
+    planted("lr_off_by_one", adam, optax.adam(shifted(cosine(1e-3), 1)), "one step ahead", scheduler=COSINE),
+    planted("lr_off_by_one", momentum, optax.sgd(shifted(cosine(0.1), -1), 0.9), "one step behind", scheduler=COSINE),
+    planted("lr_off_by_one", momentum, optax.sgd(shifted(warm(0.1), 1), 0.9), "one step ahead", scheduler=WARM),
+    planted("warmup_start", adam, optax.adam(rising(1e-3, 0.0, 4)), "at 0, the reference's at 0.00025", scheduler=WARM),
     planted("warmup_start", momentum, optax.sgd(rising(0.1, 0.005, 4), 0.9), "starts at 0.005, the", scheduler=WARM),
-    planted(
-        "warmup_start",
-        momentum,
-        optax.sgd(rising(0.1, 0.025, 5), 0.9),
-        "warm-up ends a step later than",
-        scheduler=WARM,
-    ),
+    planted("warmup_start", momentum, optax.sgd(rising(0.1, 0.025, 5), 0.9), "ends a step later than", scheduler=WARM),
     planted("warmup_start", adam, optax.adam(1e-3), "no warm-up, the reference's starts at 0.00025", scheduler=WARM),
     planted(
         "warmup_start",
@@ -280,7 +264,7 @@ COMBINED = [
     planted("adagrad_accumulator+eps_in_root+eps_value", adagrad, optax.adagrad(1e-2), "eps 1e-7, the reference has"),
     planted("decay_value+nesterov", adamw, optax.nadamw(1e-3)),
     planted("decay_value+decay_mask", adamw, optax.adamw(1e-3), "weight decay 0.0001", groups=matrices_decay),
-    planted("decay_value+lr_off_by_one", adamw, optax.adamw(lambda c: cosine(1e-3)(c + 1)), scheduler=COSINE),
+    planted("decay_value+lr_off_by_one", adamw, optax.adamw(shifted(cosine(1e-3), 1)), scheduler=COSINE),
     planted("decay_value+lr_scaled", adamw, optax.adamw(4e-3), "learning rate times 4, the number of replicas"),
     planted("decay_value+resume_lost_state", adamw, optax.adamw(1e-3), restored_at=3),
     planted("decay_value+unused_parameters", adamw, optax.adamw(1e-3), unused=UNUSED),
@@ -302,7 +286,7 @@ COMBINED = [
     planted(
         "dampening+lr_off_by_one",
         partial(momentum, dampening=0.3),
-        optax.sgd(lambda c: cosine(0.1)(c + 1), 0.9),
+        optax.sgd(shifted(cosine(0.1), 1), 0.9),
         scheduler=COSINE,
     ),
     planted("rmsprop_centred+rmsprop_decay", rmsprop, optax.rmsprop(1e-2, initial_scale=1.0, eps_in_sqrt=False)),

@@ -101,6 +101,8 @@ def wide(width: int) -> list[Change]:
     ]
 
 
+# A layer of jax under another name.
+RENAMED: list[Change] = [("self.fc1 = nnx", "self.inner = nnx"), ("nnx.tanh(self.fc1", "nnx.tanh(self.inner")]
 # A linen module in place of the nnx one, but for its layers and their calls.
 LINEN: list[Change] = [
     ("class FlaxNet(nnx.Module):\n        def __init__(self, rngs):\n", "class FlaxNet(linen.Module):\n"),

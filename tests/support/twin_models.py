@@ -135,14 +135,17 @@ class FlaxTransformer(nnx.Module):
         return jnp.matmul(rounding(x), rounding(head)[None])
 
 
+def cross_entropy(logits: jax.Array, labels: jax.Array, smoothing: float = 0.0) -> jax.Array:
+    log_p = jax.nn.log_softmax(logits)
+    right = jnp.take_along_axis(log_p, labels[..., None], -1)[..., 0]
+    return -(1 - smoothing) * right - smoothing * log_p.mean(-1)
+
+
 def flax_token_loss(faults: Planted) -> Callable[[Any, Any], tuple[jax.Array, jax.Array]]:
     def loss(model: FlaxTransformer, batch: Mapping[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
         logits, labels = model(batch["x"]), batch["y"]
         valid = labels != -100
-        smoothing = faults.get("smoothing", 0.1)
-        log_p = jax.nn.log_softmax(logits)
-        right = jnp.take_along_axis(log_p, jnp.where(valid, labels, 0)[..., None], -1)[..., 0]
-        losses = -(1 - smoothing) * right - smoothing * log_p.mean(-1)
+        losses = cross_entropy(logits, jnp.where(valid, labels, 0), faults.get("smoothing", 0.1))
         count = labels.size if "ignored_count" in faults else valid.sum()
         penalty = jnp.square(jax.nn.logsumexp(logits, -1)).mean() * faults.get("penalty", 1.0)
         return jnp.where(valid, losses, 0.0).sum() + 0.01 * penalty * valid.sum(), count
@@ -208,8 +211,7 @@ class FlaxConvnet(nnx.Module):
 
 def flax_class_loss(faults: Planted) -> Callable[[Any, Any], tuple[jax.Array, jax.Array]]:
     def loss(model: FlaxConvnet, batch: Mapping[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        log_p = jax.nn.log_softmax(model(batch["x"]))
-        return -jnp.take_along_axis(log_p, batch["y"][:, None], -1).mean(), jnp.ones(())
+        return cross_entropy(model(batch["x"]), batch["y"]).mean(), jnp.ones(())
 
     return loss
 
@@ -246,15 +248,14 @@ class FlaxMLP(nnx.Module):
         self.group = nnx.GroupNorm(WIDTH, 2, epsilon=faults.get("group_eps", 1e-5), **options)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return jax.nn.log_softmax(self.fc2(jnp.tanh(self.group(self.norm(self.fc1(x))))))
+        return self.fc2(jnp.tanh(self.group(self.norm(self.fc1(x)))))
 
 
 def flax_mlp_loss(faults: Planted) -> Callable[[Any, Any], tuple[jax.Array, jax.Array]]:
     def loss(model: FlaxMLP, batch: Mapping[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        log_p, labels, smoothing = model(batch["x"]), batch["y"], faults.get("smoothing", 0.0)
+        labels = batch["y"]
         valid = jnp.ones(labels.shape, bool) if "not_ignored" in faults else labels != 0
-        right = jnp.take_along_axis(log_p, labels[:, None], -1)[:, 0]
-        losses = jnp.where(valid, -(1 - smoothing) * right - smoothing * log_p.mean(-1), 0.0)
+        losses = jnp.where(valid, cross_entropy(model(batch["x"]), labels, faults.get("smoothing", 0.0)), 0.0)
         return losses.sum() / (labels.size if "ignored_count" in faults else valid.sum()), jnp.ones(())
 
     return loss

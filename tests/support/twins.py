@@ -115,13 +115,9 @@ def differentiated(loss_fn: Any, functional: Functional, arrays: dict[str, jax.A
     return np.asarray(sums), gradients, np.asarray(counts, np.float64), buffers
 
 
+@np.errstate(divide="ignore", invalid="ignore")  # a replica without labels has no loss
 def combined(how: str, sums: np.ndarray, gradients: Any, counts: np.ndarray) -> tuple[np.ndarray, Any]:
     """Return local losses and gradients, computed apart from the diagnosis."""
-    with np.errstate(divide="ignore", invalid="ignore"):  # a replica without labels has no loss
-        return _combined(how, sums, gradients, counts)
-
-
-def _combined(how: str, sums: np.ndarray, gradients: Any, counts: np.ndarray) -> tuple[np.ndarray, Any]:
     world_size, pieces = sums.shape
     weights = {
         "ddp": lambda: 1 / counts / pieces,

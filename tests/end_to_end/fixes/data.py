@@ -86,10 +86,7 @@ def flax_batch(step, rank):
         "same_dropout_mask",
         "jax.random.fold_in(key, rank)",
         "jax.random.fold_in(key, 0)",
-        (
-            ("def batch(", "def torch_batch("),
-            ('batch["x"])', 'batch["x"] * batch["mask"])'),
-        ),
+        (("def batch(", "def torch_batch("), ('batch["x"])', 'batch["x"] * batch["mask"])')),
         f"""
 without_mask = torch_batch
 def torch_batch(step, rank):

@@ -135,13 +135,7 @@ FIXES = (
         between(*NORM, "torch.nn.LayerNorm(5)", HOLE),
         right="nnx.LayerNorm(5, epsilon=1e-5, rngs=rngs)",
     ),
-    Fix(
-        "same_padding",
-        "padding=((1, 1), (1, 1))",
-        'padding="SAME"',
-        STRIDED,
-        FLAX_IMAGES,
-    ),
+    Fix("same_padding", "padding=((1, 1), (1, 1))", 'padding="SAME"', STRIDED, FLAX_IMAGES),
     Fix(
         "label_smoothing",
         "optax.smooth_labels(jax.nn.one_hot(labels, logits.shape[-1]), label_smoothing)",
@@ -157,10 +151,7 @@ FIXES = (
         "nnx.Dropout(p, rngs=rngs)",
         "nnx.Dropout(1 - p, rngs=rngs)",
         between(
-            "self.middle(torch.tanh(self.fc1(x)))",
-            "self.middle(nnx.tanh(self.fc1(x)))",
-            "torch.nn.Dropout(p)",
-            HOLE,
+            "self.middle(torch.tanh(self.fc1(x)))", "self.middle(nnx.tanh(self.fc1(x)))", "torch.nn.Dropout(p)", HOLE
         ),
     ),
     Fix(
@@ -183,13 +174,7 @@ FIXES = (
             ("nnx.tanh(self.fc1(x))", f"nnx.tanh((lambda ids, rows: {HOLE})(x, self.fc1(x)))"),
         ),
     ),
-    Fix(
-        "layout",
-        "x.transpose(0, 3, 1, 2).reshape(len(x), -1)",
-        "x.reshape(len(x), -1)",
-        FLATTENED,
-        FLAX_IMAGES,
-    ),
+    Fix("layout", "x.transpose(0, 3, 1, 2).reshape(len(x), -1)", "x.reshape(len(x), -1)", FLATTENED, FLAX_IMAGES),
     Fix(
         "layout",
         "names = {layer: flattened(layer, (C, H, W))}",

@@ -123,12 +123,7 @@ FIXES = (
         "loss",
         more=step(("loss / accumulation_steps", HOLE), text=ACCUMULATES),
     ),
-    Fix(
-        "synchronised_early",
-        LAST,
-        f"if part == 0: {MEAN}",
-        more=step((LAST, HOLE), text=ACCUMULATES),
-    ),
+    Fix("synchronised_early", LAST, f"if part == 0: {MEAN}", more=step((LAST, HOLE), text=ACCUMULATES)),
     Fix(
         "mean_per_micro_batch",
         "losses.sum() / tokens * parts",
@@ -221,13 +216,7 @@ def flax_start(params, rank):
 """,
     ),
     Fix("buffers_local", SHARE, "pass", BATCH_NORM, step((SHARE, HOLE))),
-    Fix(
-        "buffers_averaged",
-        SHARE,
-        "buffers = jax.lax.pmean(buffers, axis_name)",
-        BATCH_NORM,
-        step((SHARE, HOLE)),
-    ),
+    Fix("buffers_averaged", SHARE, "buffers = jax.lax.pmean(buffers, axis_name)", BATCH_NORM, step((SHARE, HOLE))),
     Fix(
         "stale_parameters",
         "jax.value_and_grad(local_loss, has_aux=True)(params",
@@ -253,12 +242,6 @@ def flax_start(params, rank):
         ),
         "find_unused_parameters = True\n",
     ),
-    Fix(
-        "aliased_buffers",
-        "buffer.copy()",
-        "buffer",
-        (("def batch(", "def torch_batch("),),
-        READS_AHEAD,
-    ),
+    Fix("aliased_buffers", "buffer.copy()", "buffer", (("def batch(", "def torch_batch("),), READS_AHEAD),
     Fix("tied_weights", "embed.attend(x)", UNTIED, TIED, right=ATTENDS),
 )

@@ -19,7 +19,8 @@ from jaxddp.parity.diagnosis.optimizer.update_causes import (
     explain_optimizer,
     reference_residuals,
 )
-from tests.support.faulty_optax import Transformation, matrices
+from tests.faults.recipes import is_matrix as matrices
+from tests.support.faulty_optax import Transformation
 from tests.support.optimizer_ports import (
     COMBINED,
     COSINE,
