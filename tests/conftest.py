@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import sys
 import tempfile
 import zlib
@@ -44,6 +45,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[LEFT_OUT] = Counter()
     if config.getoption("--fast-compiler"):
         compile_faster()
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as below a script's `make test &`; children inherit it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     prepare(8, "cpu")  # starts XLA, which reads its flags once
     gc.disable()  # until all tests are imported
 
