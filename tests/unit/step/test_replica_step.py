@@ -14,9 +14,11 @@ from jaxddp.data.torch_rng import Generator
 from jaxddp.data_parallel import DataParallel
 from jaxddp.distributed.collectives import all_reduce
 from jaxddp.distributed.replicas import VirtualReplicas
-from jaxddp.errors import TrainingError
+from jaxddp.errors import InputError, TrainingError
 from jaxddp.nn import layers
 from jaxddp.nn.losses import IGNORE_INDEX, Losses, cross_entropy
+from jaxddp.step.grad_scaler import GradScaler
+from jaxddp.step.gradient_hooks import GradientHook
 from tests.support.step_cases import CLASSES, FEATURES, Arrays, Net, dealt, distance, examples, first
 
 # Relative to an array's largest value; in comments, the measured difference.
@@ -45,6 +47,30 @@ def test_devices_and_virtual_replicas_agree(world_size: int) -> None:
     options: dict[str, Any] = {"bn": "local", "clip_grad_norm": CLIP}
     virtual = train(world_size, micro, VirtualReplicas, **options)
     assert distance(train(world_size, micro, **options), virtual) < TOLERANCE
+
+
+def test_a_hook_on_local_gradients_alone_acts_before_the_mean() -> None:
+    hooked = {when: train(2, (3,), gradient_hooks=(GradientHook("*", twice, when),)) for when in ("local", "mean")}
+    assert distance(hooked["local"], hooked["mean"]) < TOLERANCE
+    assert distance(hooked["local"], train(2, (3,))) > FAULT
+
+
+def twice(name: str, gradient: jax.Array) -> jax.Array:
+    return 2 * gradient
+
+
+def test_a_step_whose_loss_alone_is_not_finite_is_skipped() -> None:
+    def loss(model: Net, batch: Arrays) -> jax.Array:
+        return model(batch["x"]).sum(-1) + jax.lax.stop_gradient(np.nan)
+
+    options: dict[str, Any] = {"replicas": first(2), "skip_nonfinite": True}
+    ddp = DataParallel(Net(None), optim.sgd(0.3), loss, **options)
+    start = jax.device_get(ddp.init().params)
+    state, sums = ddp.steps(ddp.init(), ddp.replicas.shard(dealt(2, 1, (3,))))
+    assert jax.device_get(sums)["skipped"].tolist() == [1]
+    assert all(np.array_equal(x, start[name]) for name, x in jax.device_get(state.params).items())
+    with pytest.raises(InputError, match=r"^skip_nonfinite: a loss scaler skips such steps already; leave one"):
+        DataParallel(Net(None), optim.sgd(0.3), loss, scaler=GradScaler(), **options)
 
 
 # ---- by hand
