@@ -72,15 +72,16 @@ class World:
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         """Gather the values of all ranks, (W, *shape), on every rank."""
-        gathered = [tensor.clone() for _ in range(self.world_size)]
-        if self.world_size > 1:
-            dist.all_gather(gathered, tensor, group=self.group)
+        if self.world_size == 1:
+            return torch.stack([tensor])
+        gathered = [torch.empty_like(tensor) for _ in range(self.world_size)]
+        dist.all_gather(gathered, tensor, group=self.group)
         return torch.stack(gathered)
 
     def gather(self, tensor: Tensor, dst: int = 0) -> Tensor:
         """Gather the values of all ranks, (W, *shape), on rank `dst`; the others get zeros."""
         if self.world_size == 1:
-            return tensor[None]
+            return torch.stack([tensor])
         gathered = [torch.zeros_like(tensor) for _ in range(self.world_size)]
         dist.gather(tensor, gathered if self.rank == dst else None, group=self.group, group_dst=dst)
         return torch.stack(gathered)

@@ -44,10 +44,12 @@ def import_quickly(*modules: str) -> None:
     Measured with both frameworks: 2.3 instead of 2.8 s.
     """
     gc.disable()
-    for module in modules:
-        import_module(module)
-    gc.freeze()
-    gc.enable()
+    try:
+        for module in modules:
+            import_module(module)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def start_imports() -> None:

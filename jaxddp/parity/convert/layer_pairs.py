@@ -49,7 +49,7 @@ class Unpaired:
 
 
 def _of_projections(name: str, shape: Shape, modules: Mapping[str, nn.Module]) -> Iterator[tuple[str, Shape]]:
-    """Yield the arrays of projections that a tensor of nn.MultiheadAttention holds; the tensor if it is no such."""
+    """Yield the arrays of projections that a tensor of nn.MultiheadAttention holds; any other tensor as it is."""
     layer, _, leaf = name.rpartition(".")
     attention = layer.rpartition(".")[0]
     prefix = f"{layer}." if layer else ""

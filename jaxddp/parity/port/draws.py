@@ -191,7 +191,7 @@ def examples_of(batch: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Served:
-    """The numbers for draws in a batch, in order.
+    """Serve the numbers for draws in a batch, in order.
 
     Args:
         batch: a batch of a `DrawnPort`, of either framework's arrays.

@@ -89,7 +89,7 @@ def test_a_save_that_cannot_start_is_an_error_of_one_line(
 def test_a_save_returns_before_its_files_are_written(
     checkpoints: Checkpoints, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It has its own copy of NumPy arrays."""
+    """Change NumPy arrays after the call: the save has copied them."""
     written, state = hold_writes(monkeypatch), state_of(4)
     checkpoints.save(state)
     assert not (folder / "4").exists()

@@ -1,5 +1,6 @@
 """Child processes that raise, die or hang are reported with their activity, and nothing of them is left."""
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -8,14 +9,23 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from jaxddp.parity.processes import Child, ChildError, answers, end_all, reported, start_imports, telling
+from jaxddp.parity.processes import (
+    Child,
+    ChildError,
+    answers,
+    end_all,
+    import_quickly,
+    reported,
+    start_imports,
+    telling,
+)
 from tests.support.waiting import wait_for
 
 PATIENT = 60.0  # longer than a child takes to start on a busy machine
@@ -294,3 +304,11 @@ def has_ended(pid: int) -> bool:
 def test_a_job_that_cannot_be_pickled_raises_in_the_parent(tmp_path: Path) -> None:
     with serving() as children, pytest.raises(Exception, match="pickle"):
         children[0].give(("answer", lambda: 1))
+
+
+@pytest.mark.parametrize("module", ["colorsys", "no_such_module"])
+def test_imports_are_left_out_of_collections_which_go_on(module: str) -> None:
+    gc.unfreeze()
+    with suppress(ImportError):
+        import_quickly(module)
+    assert gc.isenabled() and gc.get_freeze_count() > 1000
