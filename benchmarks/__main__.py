@@ -20,7 +20,7 @@ from jaxddp import cli
 from jaxddp.errors import InputError, check_name
 
 PROG = "python -m benchmarks"
-PARTS = ("race", "measures", "growth")
+PARTS = ("race", "measures", "growth", "reading")
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class RaceOptions:
     seconds: float = 0.2
     """Seconds of a turn; one of complete epochs may take twice as long, a single step as long as it takes."""
     parts: tuple[str, ...] = PARTS
-    """race | measures | growth."""
+    """race | measures | growth | reading."""
     platform: str | None = None
     """cpu | gpu. None: GPUs if there are any."""
     smoke: bool = False

@@ -3,14 +3,15 @@
 import time
 from collections.abc import Iterator, Sequence
 from itertools import chain, count
+from typing import Any
 
 import jax
 import numpy as np
 
 from benchmarks import models_jax
 from benchmarks.race import Turn
-from benchmarks.workloads import Arrays, Workload
-from jaxddp import DataParallel, Loader, Replicas, TrainConfig, optim, train
+from benchmarks.workloads import Workload
+from jaxddp import DataParallel, Loader, Replicas, TrainConfig, optim, train_build
 from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.nn.torch_weights import to_torch
 from jaxddp.plan.messages import Messages, all_reduces
@@ -21,7 +22,7 @@ from jaxddp.step.metrics import InFlight, step_metrics
 class Jaxddp:
     """Training loop of jaxddp.train without log, evaluation and checkpoints."""
 
-    def __init__(self, ddp: DataParallel, loader: Loader, state: TrainState, arrays: Arrays):
+    def __init__(self, ddp: DataParallel, loader: Loader, state: TrainState, arrays: Any):
         self.ddp, self.loader, self._arrays = ddp, loader, arrays
         self._start = jax.device_get(state)
 
@@ -65,8 +66,9 @@ class Jaxddp:
 
     def evaluation_bytes(self) -> int:
         """Return the bytes that an evaluation of the training set all-reduces."""
-        placed = self.ddp.place(self._arrays)
-        return all_reduces(self.ddp._evaluate.compiled_text(self.state(), placed)).bytes
+        batches = [*self.ddp.place(self._arrays)]
+        texts = (self.ddp._evaluation.dispatch.compiled_text(self.state(), of_part) for of_part in batches)
+        return sum(all_reduces(text).bytes for text in texts)
 
     def input_seconds_per_step(self, seconds: float) -> float:
         """Measure the input pipeline alone, for about `seconds`: shuffle, gather, place."""
@@ -83,8 +85,8 @@ def trainer(workload: Workload, world_size: int, platform: str, steps_per_dispat
     """Build the parts of `jaxddp.train`."""
     assert workload.config is not None, "the trainer has the model"
     fields = {"devices": world_size, "platform": platform, "steps_per_dispatch": steps_per_dispatch}
-    run = train.build(TrainConfig(**vars(workload.config) | fields))
-    return Jaxddp(run.ddp, run.loader, run.start, run.dataset.train)
+    run = train_build.build(TrainConfig(**vars(workload.config) | fields))
+    return Jaxddp(run.ddp, run.loader, run.start, run.data.train)
 
 
 def module(workload: Workload, devices: Sequence[jax.Device], steps_per_dispatch: int | None = None) -> Jaxddp:

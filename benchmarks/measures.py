@@ -13,9 +13,10 @@ import jax
 
 from benchmarks.in_jax import Jaxddp
 from benchmarks.processes import WatchedCommand, watch
-from jaxddp import TrainConfig, train
+from jaxddp import TrainConfig, train_build
 from jaxddp.checkpoint import Checkpoints
 from jaxddp.tracking.run_log import RunLog
+from jaxddp.train_run import Run
 
 FIRST_EPOCH = r"epoch +1/"  # the first line that tells of a step; all programs are compiled by then
 
@@ -54,12 +55,13 @@ def costs(devices: Sequence[jax.Device], config: TrainConfig) -> dict[str, float
 
     Verification and checkpoints count as often as the job's flags have them.
     """
-    run = train.build(config)
-    contender = Jaxddp(run.ddp, run.loader, run.start, run.dataset.train)
+    run = train_build.build(config)
+    contender = Jaxddp(run.ddp, run.loader, run.start, run.data.train)
     per_epoch = run.loader.steps_per_epoch
     contender.train(per_epoch)
     epoch = min(contender.train(per_epoch).seconds for _ in range(5))
-    state, test_set = contender.state(), run.ddp.place(run.dataset.test)
+    assert run.data.test is not None
+    state, test_set = contender.state(), run.ddp.place(run.data.test)
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         seconds = {
             "verification": _timed(lambda: run.ddp.verify(state)),
@@ -97,10 +99,10 @@ def _log_seconds(config: TrainConfig, folder: Path, steps: int) -> float:
         return time.perf_counter() - started
 
 
-def _checkpoint_seconds(run: train.Run, folder: Path) -> float:
+def _checkpoint_seconds(run: Run, folder: Path) -> float:
     """Time for which training waits at a checkpoint, after a first one of another step."""
     checkpoints = Checkpoints(folder / "checkpoints")
-    contender = Jaxddp(run.ddp, run.loader, run.start, run.dataset.train)
+    contender = Jaxddp(run.ddp, run.loader, run.start, run.data.train)
     state, batches = contender.state(), contender.batches()
     checkpoints.save(run.ddp.unsharded(state))
     state, _ = run.ddp.steps(state, next(batches))

@@ -9,6 +9,7 @@ from benchmarks.workloads import workloads
 
 Record = Mapping[str, Any]
 INSIDE = ("program", "input", "traces")  # parts of a race that its contenders do not share
+READ = {"images": "images of 224x224 decoded per second", "tokens": "windows of 1,024 tokens read per second"}
 NOTES = """all-reduces and bytes are per replica and step, and bytes of an evaluation, read from the compiled programs;
 input: the pipeline alone, per step; traces: programs traced in the first and second epoch"""
 
@@ -26,6 +27,8 @@ def text(record: Record) -> str:
         sections += ["seconds besides the steps of an epoch, and their shares", *tables({"": record["costs"]})]
     for kind, rows in record.get("growth", {}).items():
         sections += tables({f"{row[kind]:,}": _grown(row) for row in rows}, f"more {kind}")
+    for kind, rates in record.get("reading", {}).items():
+        sections += tables(rates, READ[kind])
     return "\n\n".join([*sections, "targets", _targets(record["targets"]), _origin(record)])
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from benchmarks import growth, measures, report, speed, targets
+from benchmarks import growth, measures, reading, report, speed, targets
 from benchmarks.apart import process
 from benchmarks.contenders import ALL_PEERS_AT
 from benchmarks.provenance import provenance
@@ -48,6 +48,9 @@ def run(options: "RaceOptions", command: str) -> dict[str, Any]:
         rounds, turn = min(_rounds(options), FEW_ROUNDS), _seconds(options)
         record["growth"] = growth.measure(_inside_at(sizes), record["device"], rounds, turn, options.smoke)
         _keep(options, record, started, "growth")
+    if "reading" in options.parts:
+        record["reading"] = reading.measure(min(_rounds(options), FEW_ROUNDS), 10 * _seconds(options), options.smoke)
+        _keep(options, record, started, "reading")
     print(report.text(record))
     return record
 

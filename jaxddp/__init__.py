@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jaxddp import collectives, layers, losses, optim, schedules
+    from jaxddp import collectives, layers, losses, optim, schedules, train
     from jaxddp.config import TrainConfig
     from jaxddp.data.sampler import DistributedSampler
     from jaxddp.data_parallel import DataParallel
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from jaxddp.nn.losses import Losses, cross_entropy
     from jaxddp.step.metrics import means
 
-_MODULES = {"collectives", "layers", "losses", "optim", "schedules"}
+_MODULES = {"collectives", "layers", "losses", "optim", "schedules", "train"}
 _HOMES = {
     "DataParallel": "data_parallel",
     "DistributedSampler": "data.sampler",
@@ -55,6 +55,7 @@ __all__ = [
     "optim",
     "prepare",
     "schedules",
+    "train",
 ]
 
 

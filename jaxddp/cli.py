@@ -1,50 +1,51 @@
-"""Command lines parsed into dataclasses, and errors turned into one line and an exit code."""
+"""Command lines of programs, and errors turned into one line and an exit code."""
 
 import atexit
 import contextlib
 import dataclasses
-import difflib
 import gc
-import inspect
 import io
-import itertools
 import os
-import re
 import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import NoneType
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
-import tyro
-from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
-
-from jaxddp.config import TrainConfig
-from jaxddp.config.checks import flag
+from jaxddp.config import TrainerConfig
 from jaxddp.config.ulimits import ulimits
 from jaxddp.errors import BAD_INPUT, INTERRUPTED, InputError, TrainingError, exit_code, tells_of_memory
+from jaxddp.flags import parse_plain, value_of
+from jaxddp.program import Program, built_in, check_flags, default_config, load_program
+from jaxddp.scripts import refuse_exits
+from jaxddp.tracking.kept_program import check_program
 from jaxddp.tracking.run_folder import CONFIG_FILE, load_config
 
-Config = TypeVar("Config", bound=TrainConfig)
-Options = TypeVar("Options")  # a dataclass
+Config = TypeVar("Config", bound=TrainerConfig)
 
 # Else the last collection looks through all objects of the frameworks: 0.8 of the 7 s of a small check.
 atexit.register(gc.freeze)
 
-REGISTRY = ConstructorRegistry()
+HELP = ("--help", "-h")
 
 
 def parse(config_class: type[Config], argv: Sequence[str], prog: str) -> Config:
+    """Parse flags into `config_class`, without a run file; see `parse_run`."""
+    return parse_run(config_class, argv, prog, default=config_class())
+
+
+def parse_run(config_class: type[Config], argv: Sequence[str], prog: str, default: Config) -> Config:
     """Parse flags into `config_class`; with --resume DIR, the saved config of that run provides the defaults.
+
+    Args:
+        default: values of flags that are left out, without --resume.
 
     Raises:
         InputError: an unknown flag, a bad value, or a --resume folder without a run.
         SystemExit: with code 0, after --help.
     """
     _check_given_once(argv)
-    default: Config = config_class()
     folder = value_of("--resume", argv)
     if folder is not None:
         if not (Path(folder) / CONFIG_FILE).is_file():
@@ -60,67 +61,41 @@ def parse(config_class: type[Config], argv: Sequence[str], prog: str) -> Config:
     return config
 
 
-def parse_plain(config_class: type[Options], argv: Sequence[str], prog: str, default: Options | None = None) -> Options:
-    """Parse flags, and positional arguments for fields typed `tyro.conf.Positional`, into any dataclass.
-
-    Args:
-        config_class: dataclass with the fields; its docstring is the help.
-        default: values of fields without a flag; None: the defaults of the class, fields without one are required.
+def program_of_flags(argv: Sequence[str]) -> tuple[Program, list[str]]:
+    """Load the run file that the first argument names, or the built-in program; return the other arguments too.
 
     Raises:
-        InputError: an unknown flag, a bad value, or a missing argument.
-        SystemExit: with code 0, after --help.
-
-    >>> parse_plain(dataclasses.make_dataclass("Options", [("steps", int, 10)]), ["--steps", "3"], "prog").steps
-    3
+        InputError: the file cannot be used.
     """
-    output = io.StringIO()
-    defaults: dict[str, Any] = {} if default is None else {"default": default}
-    groups = [] if default is None else _groups(config_class)
-    try:
-        with contextlib.redirect_stderr(output):
-            if not groups:
-                return tyro.cli(config_class, args=list(argv), prog=prog, registry=REGISTRY, **defaults)
-            boxes = tyro.cli(_boxes(config_class, groups, default), args=list(argv), prog=prog, registry=REGISTRY)
-    except SystemExit as stop:
-        if stop.code in (0, None):
-            raise
-        raise InputError(_explain(output.getvalue(), config_class)) from None
-    return config_class(**{name: value for box in vars(boxes).values() for name, value in vars(box).items()})
+    first = next((word for word in argv if word not in HELP), "-")
+    if first.startswith("-"):
+        return built_in(), list(argv)
+    place = list(argv).index(first)
+    return load_program(first), [*argv[:place], *argv[place + 1 :]]
 
 
-def _groups(config_class: type) -> list[type]:
-    """Return the base dataclasses that declare the fields of `config_class`, one per group of the help."""
-    bases = [kind for kind in reversed(config_class.__mro__[1:]) if dataclasses.is_dataclass(kind)]
-    return [kind for kind in bases if inspect.get_annotations(kind)]
+def program_and_flags(argv: Sequence[str], trainer: type[Config], prog: str) -> tuple[Program, Config]:
+    """Load the run file that the first argument names, or the built-in program, and parse the flags for it.
 
+    Args:
+        trainer: `TrainerConfig`, or that of torch_ref.
 
-def _boxes(config_class: type, groups: Sequence[type], default: Any) -> Any:
-    """Return a dataclass with one field per group, which tyro shows as one box each in the help."""
-
-    def box(group: type) -> tuple[str, type, Any]:
-        values = {field.name: getattr(default, field.name) for field in dataclasses.fields(group)}
-        return group.__name__.lower(), group, dataclasses.field(default=group(**values))
-
-    boxes: Any = dataclasses.make_dataclass(config_class.__name__, map(box, groups))
-    boxes.__doc__ = config_class.__doc__
-    return tyro.conf.configure(tyro.conf.OmitArgPrefixes)(boxes)
-
-
-@REGISTRY.primitive_rule
-def _optional(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
-    """Show `float | None` as FLOAT in the help; the word None still gives None."""
-    kinds = set(get_args(info.type)) - {NoneType}
-    if not {NoneType} < set(get_args(info.type)) or len(kinds) != 1 or not kinds <= {int, float, str}:
-        return None
-    kind = kinds.pop()
-    return PrimitiveConstructorSpec(
-        nargs=1,
-        metavar=kind.__name__.upper(),
-        instance_from_str=lambda words: None if words == ["None"] else kind(*words),
-        is_instance=lambda value: value is None or isinstance(value, kind),
-        str_from_instance=lambda value: [str(value)],
-    )
+    Raises:
+        InputError: the file cannot be used, or a flag has a bad value.
+        SystemExit: with code 0, after --help, which may stand before the file.
+    """
+    start = Path.cwd()
+    program, flags = program_of_flags(argv)
+    moved = Path.cwd() != start  # by the file, whose functions may read from there; flags are meant from here
+    with contextlib.chdir(start):
+        if (folder := value_of("--resume", argv)) is not None:
+            check_program(Path(folder), program)
+        default = default_config(program, trainer)
+        config = parse_run(type(default), flags, f"{prog} {program.file_name}" if program.path else prog, default)
+    check_flags(program, config)
+    given = {name: getattr(config, name) for name in ("output", "resume", "weights")} if moved else {}
+    paths: dict[str, Any] = {name: f"{start / path}" for name, path in given.items() if path}
+    return program, dataclasses.replace(config, **paths)
 
 
 @contextlib.contextmanager
@@ -204,31 +179,32 @@ def _first_line(error: Exception) -> str:
 
 
 def run(
-    main: Callable[[Config], None],
-    config_class: type[Config],
+    main: Callable[[Config, Program], Any],
+    trainer: type[Config],
     prog: str,
     tell: Callable[[Sequence[str], str], None] = lambda argv, reason: None,
 ) -> None:
-    """Parse sys.argv and run `main`; `--traceback` shows where an error was raised.
+    """Load the program, parse sys.argv and run `main`; `--traceback` shows where an error was raised.
 
     Args:
-        main: what the command does with its config.
-        config_class: dataclass of the flags.
+        main: what the command does with a config and its program.
+        trainer: dataclass of the flags that every program has.
         prog: name of the command in its help.
         tell: called with the flags and the reason if they are bad input, after it is printed.
     """
+    refuse_exits()
     argv = [word for word in sys.argv[1:] if word != "--traceback"]
     show_traceback = len(argv) < len(sys.argv) - 1
     try:
         with one_line_errors(show_traceback):
-            config = parse(config_class, argv, prog)
+            program, config = program_and_flags(argv, trainer, prog)
     except SystemExit as stop:
         if stop.__cause__ is not None:  # an error, and not --help
             tell(argv, str(stop.__cause__))
         raise
     try:
         with one_line_errors(show_traceback):
-            main(config)
+            main(config, program)
     except SystemExit:
         if not show_traceback:  # silence tensorstore's pending reads of a damaged checkpoint
             sys.unraisablehook = lambda _: None
@@ -240,53 +216,3 @@ def _check_given_once(argv: Sequence[str]) -> None:
     for name in ("--output", "--resume"):
         if sum(word == name or word.startswith(name + "=") for word in argv) > 1:
             raise InputError(f"{name}: given twice; must be given once")
-
-
-def value_of(name: str, argv: Sequence[str]) -> str | None:
-    """Return the value of a flag, or None if the flag is absent."""
-    for word, following in itertools.zip_longest(argv, argv[1:]):
-        if word == name:
-            return following
-        if word.startswith(name + "="):
-            return word.removeprefix(name + "=")
-    return None
-
-
-def _explain(boxed: str, config_class: type) -> str:
-    """Condense tyro's error message, a box of several lines, to one line."""
-    message = _unboxed(boxed)
-    if match := re.match(r"Missing from .*?: (.*)", message):
-        names = [argument.split()[0] for argument in match[1].split("(required)") if argument.strip()]
-        return f"{', '.join(names)}: missing; see --help"
-    if match := re.match(r"Unrecognized options: ([^- ]\S*)", message):
-        return f"{match[1]}: unexpected argument; see --help"
-    if match := re.match(r"Unrecognized options: (-[^ ,=]+)", message):
-        # A field that is spelt right and unknown is a positional argument.
-        known = {flag(field.name) for field in dataclasses.fields(config_class)} - {match[1]}
-        near = difflib.get_close_matches(match[1], known, n=1)
-        return f"{match[1]}: unknown flag" + (f"; did you mean {near[0]}?" if near else "; see --help")
-    if match := re.match(r"Error parsing (--\S+): no type matching (.+) could be instantiated from \[(.*?)\]", message):
-        value = " ".join(word.strip("', ") for word in match[3].split(","))
-        kind = re.sub(r"^{\[?(.*?)\]?}$", r"\1", match[2].replace("{None}|", ""))
-        return f"{match[1]} {value}: expected {kind}"
-    if match := re.match(r"Error parsing (--\S+): invalid literal for int\(\) with base 10: '(.*)'", message):
-        return f"{match[1]} {match[2]}: expected INT"
-    if match := re.match(r"Error parsing (--\S+): could not convert string to float: '(.*)'", message):
-        return f"{match[1]} {match[2]}: expected FLOAT"
-    return re.sub(r"^Error parsing \w+: ", "", message)
-
-
-def _unboxed(boxed: str) -> str:
-    """Return the text between the title and the first rule of a box, on one line."""
-    titled = False
-    lines: list[str] = []
-    for line in boxed.splitlines():
-        text = line.strip("│╭╮╰╯ ")
-        is_rule = bool(text) and set(text) <= set("─-")  # "-" where the terminal has no other
-        if is_rule and titled:
-            break
-        if is_rule or line.startswith("╭"):
-            lines, titled = [], True
-        elif text:
-            lines.append(text)
-    return " ".join(lines)

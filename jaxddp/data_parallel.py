@@ -1,58 +1,74 @@
-"""`DataParallel`: the data-parallel trainer of one model, with one replica per device."""
+"""`DataParallel`: the data-parallel trainer of a model, with one replica per device."""
 
 import dataclasses
-from functools import partial
+import math
+from collections.abc import Iterable
+from functools import cached_property, partial
+from operator import methodcaller
 from typing import Any
 
 import jax
 import optax
-from flax import nnx
 from jax import numpy as jnp
 
 from jaxddp.config.choices import AMP
 from jaxddp.data.micro_batches import MicroBatches
-from jaxddp.distributed.collectives import all_reduce_mean, broadcast
+from jaxddp.data.sources import as_source
 from jaxddp.distributed.devices import prepare
 from jaxddp.distributed.gpu_options import options_for
 from jaxddp.distributed.replicas import Replicas
 from jaxddp.distributed.verify import Verifier
 from jaxddp.errors import InputError, check_name
-from jaxddp.loader import Arrays
+from jaxddp.nn.any_model import AnyFunctional, functional_of
 from jaxddp.nn.functional import Functional, cast
-from jaxddp.nn.losses import Batch, LossFunction, Sums, cross_entropy
+from jaxddp.nn.linen import LinenFunctional
+from jaxddp.nn.losses import Batch, LossFunction, Metrics, Sums, cross_entropy, no_metrics
 from jaxddp.nn.model_tree import seeing
+from jaxddp.optim.groups import Grouped
 from jaxddp.state import Buffers, Params, TrainState, shared, shortest
+from jaxddp.step.batch_statistics import BatchStatistics
+from jaxddp.step.between_epochs import BetweenEpochs
 from jaxddp.step.dispatch import Dispatch, RunAhead
-from jaxddp.step.evaluate import evaluate_replica, padded_batches
+from jaxddp.step.evaluate import Evaluation, EvaluationSet
 from jaxddp.step.local_gradients import Unsynchronized
+from jaxddp.step.loops import product_flops
 from jaxddp.step.metrics import StepSums, means
+from jaxddp.step.program_step import ProgramStep
 from jaxddp.step.replica_step import ReplicaStep, run_steps
 from jaxddp.step.trainable import trained
 
 
 class DataParallel:
-    """Trainer of an nnx module with one replica per device, like torch's DistributedDataParallel.
+    """Trainer of a model with one replica per device, like torch's DistributedDataParallel.
 
     The object holds no weights: `steps` takes a state and returns the next one. A few dispatches run ahead of the
     devices (see `jaxddp.step.dispatch`).
 
     Args:
-        model: the module, whose values are the initial ones; it is not changed.
+        model: a flax.nnx module, whose values are the initial ones (it is not changed); a linen module; or any tree of
+            arrays, as of Equinox or Haiku, see `jaxddp.nn.plain`; or the pure side of one of them.
         optimizer: an optax transformation; `jaxddp.optim` has torch's optimizers. It sees the parameters as an
             `nnx.State`, as from `nnx.Optimizer`, so that masks and labels may go by path.
-        loss_fn: (model, batch) -> one loss per example, (B, ...) or `losses.Losses`.
+        loss_fn: (model, batch) -> one loss per example, (B, ...) or `losses.Losses`; or their mean, in a run
+            without padding.
         replicas: the devices; None: those of `jaxddp.distributed.devices.prepare()`.
         dtype: dtype of the floating-point parameters and buffers; None: that of the model.
         dropout_masks: random numbers drawn in training. "replica": each replica draws its own; "shared": all draw
             the same; "example": each example has its own, whatever the number of replicas, which needs
             `jaxddp.nn.layers.Dropout`.
         amp: "bf16" or "fp16" to compute in 16 bits, see `jaxddp.nn.autocast`; fp16 needs a scaler, as in torch.
+        metrics: (model, batch) -> further metrics by name, computed in evaluation: one value per example, or means.
+        example: any batch, on which a linen module is initialized; other models need none.
+        seed: seed of the keys that the loss of a linen module or of a tree may take, see `jaxddp.nn.placed`.
+        replica_step: a step of the user's, which has its optimizers and, in training, replaces loss, optimizer and
+            options; see `jaxddp.step.program_step`.
         options: `jaxddp.step.options.StepOptions` by name: loss_normalization, clip_grad_norm, scaler, ...
 
     Raises:
         InputError: an option is invalid; the message names a valid value.
 
     >>> import numpy as np
+    >>> from flax import nnx
     >>> from jaxddp import optim
     >>> from jaxddp.distributed.devices import prepare
     >>> from jaxddp.loader import Loader
@@ -74,42 +90,61 @@ class DataParallel:
 
     def __init__(
         self,
-        model: nnx.Module,
-        optimizer: optax.GradientTransformation,
+        model: Any,
+        optimizer: optax.GradientTransformation | None,
         loss_fn: LossFunction = cross_entropy,
         *,
         replicas: Replicas | None = None,
         dtype: Any = None,
         dropout_masks: str = "replica",
         amp: str = "none",
+        metrics: Metrics = no_metrics,
+        example: Batch | None = None,
+        seed: int = 0,
+        replica_step: ProgramStep | None = None,
         **options: Any,
     ):
         check_name("amp", amp, AMP)
         self.replicas = replicas or Replicas(prepare())
-        self.functional = Functional(model)
+        known = isinstance(model, AnyFunctional)
+        self.functional: AnyFunctional = model if known else functional_of(model, loss_fn, lambda: _given(example))
         self.optimizer = optimizer
-        training_loss = self.functional.local_loss(loss_fn, train=True, masks=dropout_masks, amp=amp)
-        self.replica_step = ReplicaStep(training_loss, seeing(self.functional.param_tree, optimizer), **options)
+        seeded: dict[str, Any] = {} if isinstance(self.functional, Functional) else {"seed": seed}
+        self._training_forward = methodcaller("local_loss", loss_fn, True, dropout_masks, amp, **seeded)
+        self.replica_step: Any = replica_step
+        if replica_step is None:
+            assert optimizer is not None, "only a replica_step has its own"
+            if isinstance(optimizer, Grouped):
+                optimizer, group_options = optimizer.for_step(self.functional.params, options.get("frozen", ()))
+                options |= group_options
+            seen = seeing(self.functional.param_tree, optimizer)
+            self.replica_step = ReplicaStep(self._training_forward(self.functional), seen, **options)
         if dtype is not None and jax.dtypes.canonicalize_dtype(dtype) != jnp.dtype(dtype):
             raise InputError(f"dtype {dtype}: needs jax's 64-bit mode; set jax_enable_x64")
         self._dtype = dtype
         self._run_ahead = RunAhead()
-        self._evaluation_loss = self.functional.local_loss(loss_fn, train=False, amp=amp)
+        evaluated = self.functional.local_loss(loss_fn, train=False, amp=amp, metrics=metrics, **seeded)
         self._axes = self.replica_step.axes
         shapes = jax.eval_shape(self.replica_step.init, self.functional.params, self.functional.buffers)
-        axes = shortest(self._axes, shapes)
+        self._shortest_axes = axes = shortest(self._axes, shapes)
         learning = trained(self.functional.params, self.replica_step.frozen)
         training: dict[str, Any] = {"donate": (0,), "compiler_options": options_for(self.replicas.devices, learning)}
         self._steps = Dispatch(self.replicas, partial(run_steps, self.replica_step), axes, (axes, None), **training)
         self._no_sync = self.replicas.map(self._gather, (axes, 0, 0), 0, donate=(2,))
         self._step = self.replicas.map(self._synchronized, (axes, 0, 0), (axes, None), **training)
-        self._evaluate = Dispatch(self.replicas, self._evaluated, axes, None)
+        self._evaluation = Evaluation(evaluated, self.functional, self.replicas, axes, self._run_ahead)
+        self._between_epochs = BetweenEpochs(self.replicas, self._axes)
         self._verifier = Verifier(self.replicas)
 
     @property
     def world_size(self) -> int:
         """Number of replicas."""
         return self.replicas.world_size
+
+    @property
+    def programs(self) -> tuple[int, int]:
+        """Numbers of programs that `steps` and evaluations have compiled, one for each shape of batch."""
+        return len(self._steps.shapes), len(self._evaluation.dispatch.shapes)
 
     @property
     def frozen_parameters(self) -> tuple[str, ...]:
@@ -232,6 +267,14 @@ class DataParallel:
         """Trace the program of `steps`, so that errors are raised before training; nothing runs."""
         jax.eval_shape(self._steps.program, state, batches)
 
+    def product_flops(self, state: TrainState, batches: MicroBatches) -> float:
+        """Count the operations of `steps`' matrix products and convolutions, per example and replica's share of it."""
+        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)  # the state may be used up
+        program = jax.make_jaxpr(self._steps.program)(shapes, batches).jaxpr
+        _, count, *axes = jax.tree.leaves(batches.last)[0].shape
+        examples = count * (axes[0] + sum(math.prod(x.shape[2:4]) for x in jax.tree.leaves(batches.head)[:1]))
+        return product_flops(program) / examples / self.world_size
+
     def compiled_text(self, state: TrainState, batches: MicroBatches) -> str:
         """Return the program of `steps` as compiled by XLA, as HLO text; nothing runs.
 
@@ -240,25 +283,30 @@ class DataParallel:
         self.replicas.check_dealt(batches)
         return self._steps.compiled_text(state, batches)
 
-    def evaluate(self, state: TrainState, arrays: Arrays, batch_size: int = 256) -> dict[str, float]:
-        """Compute means over `arrays` in evaluation mode; every example counts exactly once."""
-        return means(jax.device_get(self.evaluate_placed(state, self.place(arrays, batch_size))))
+    def check_evaluation(self, data: Any) -> bool:
+        """Trace the loss of an evaluation on an example; return whether it is a mean over its batch."""
+        return self._evaluation.is_mean(as_source(data, "evaluation data", checked=False))
 
-    def place(self, arrays: Arrays, batch_size: int = 256) -> Batch:
-        """Place an evaluation set on the devices, to be evaluated by `evaluate_placed` any number of times."""
-        size = max(map(len, arrays.values()), default=0)
-        per_replica = min(batch_size, -(-size // self.world_size))
-        batches = padded_batches(arrays, self.world_size, max(1, per_replica))
-        return self.replicas.shard(self.replicas.local(batches))
+    def evaluate(self, state: TrainState, data: Any, batch_size: int = 256) -> dict[str, float]:
+        """Compute means over `data` in evaluation mode; every example counts exactly once."""
+        return means(jax.device_get(self.evaluate_placed(state, self.place(data, batch_size))))
 
-    def evaluate_placed(self, state: TrainState, placed: Batch) -> Sums:
+    def place(self, data: Any, batch_size: int = 256) -> EvaluationSet:
+        """Place an evaluation set on the devices, to be evaluated by `evaluate_placed` any number of times.
+
+        Args:
+            data: arrays by name, or an object with a length and items, see `jaxddp.data.sources.as_source`.
+            batch_size: largest number of examples per replica and forward pass.
+
+        Raises:
+            InputError: there are no examples, or arrays differ in length.
+        """
+        return self._evaluation.place(data, batch_size)
+
+    def evaluate_placed(self, state: TrainState, placed: Iterable[Batch]) -> Sums:
         """Compute sums over a placed evaluation set; the result stays on the devices."""
         _check_not_used_up(state)
-        parts = []
-        for call in self._evaluate.calls(state, placed):
-            parts.append(call(state))
-            self._run_ahead.add(parts[-1]["loss"])
-        return parts[0] if len(parts) == 1 else jax.tree.map(lambda *sums: sum(sums), *parts)
+        return self._evaluation.sums(state, placed)
 
     def verify(self, state: TrainState) -> None:
         """Raise `DriftError` unless the shared fields of the state are equal on all replicas, bit for bit."""
@@ -269,19 +317,75 @@ class DataParallel:
         """Return the state with the shared fields of replica `rank` on all replicas."""
         return dataclasses.replace(state, **self.replicas.copied_from(rank, shared(state, self._axes)))
 
-    def module(self, state: TrainState) -> nnx.Module:
-        """Return the model with the trained values, for use outside of jaxddp."""
-        return self.functional.module(*jax.tree.map(jnp.asarray, self.values(state)))
-
-    def averaged(self, state: TrainState) -> TrainState:
-        """Replace the parameters by their moving average, to evaluate or save it.
+    def observed(self, state: TrainState, metric: float) -> TrainState:
+        """Tell `optim.reduce_on_plateau` a metric, such as the test loss, at the end of an epoch.
 
         Raises:
-            InputError: no moving average is kept.
+            InputError: the optimizer has no plateau.
         """
+        return self._between_epochs.observed(state, metric)
+
+    def rates(self, state: TrainState) -> tuple[float, ...]:
+        """Return the learning rates that `optim.reduce_on_plateau` has reached, one per group; () without a plateau."""
+        return self._between_epochs.rates(state)
+
+    def module(self, state: TrainState) -> Any:
+        """Return the model with the trained values, for use outside of jaxddp; a linen module's variables."""
+        values = jax.tree.map(jnp.asarray, self.values(state))
+        if isinstance(self.functional, Functional):
+            return self.functional.module(*values)
+        if isinstance(self.functional, LinenFunctional):
+            return self.functional.variables(*values)
+        model = self.functional.arguments(*values)
+        return model[0] if len(model) == 1 else model
+
+    def averaged(self, state: TrainState) -> TrainState:
+        """Replace the parameters by their average, to evaluate or save it.
+
+        Raises:
+            InputError: no average is kept, or nothing is in it yet.
+        """
+        if self.replica_step.swa:
+            if not int(state.averaged.n_averaged):
+                raise InputError("averaged: nothing is averaged yet; call update_average first")
+            return dataclasses.replace(state, params=state.averaged.params)
         if self.replica_step.ema_decay is None:
             raise InputError("averaged: no moving average is kept; set DataParallel's ema_decay")
         return dataclasses.replace(state, params=state.averaged)
+
+    def update_average(self, state: TrainState) -> TrainState:
+        """Add the parameters to the equal average of stochastic weight averaging, as at the end of a late epoch.
+
+        Raises:
+            InputError: no equal average is kept.
+
+        Source: torch.optim.swa_utils.AveragedModel.update_parameters
+        """
+        return self._between_epochs.averaged(state)
+
+    def update_bn(self, state: TrainState, batches: Iterable[MicroBatches]) -> TrainState:
+        """Replace BatchNorm's running statistics by their means over batches of the training set, for `averaged`.
+
+        Every micro-batch of every replica counts the same, as a batch does in torch's update_bn; padding does not.
+
+            state = ddp.update_bn(ddp.averaged(state), loader.epoch(0))
+
+        Args:
+            batches: from `Loader.epoch`; at least one.
+
+        Raises:
+            InputError: the model has no BatchNorm, or there are no batches.
+
+        Source: torch.optim.swa_utils.update_bn
+        """
+        return self._update_bn(state, batches)
+
+    @cached_property
+    def _update_bn(self) -> BatchStatistics:
+        if not isinstance(self.functional, Functional):
+            raise InputError("update_bn: only for a flax.nnx module")
+        model = self.functional.module(self.functional.params, self.functional.buffers)
+        return BatchStatistics(model, self._training_forward, self.replicas, self._axes, self._shortest_axes)
 
     def values(self, state: TrainState) -> tuple[Params, Buffers]:
         """Return NumPy arrays: parameters (their mean if replicas differ) and buffers (those of replica 0)."""
@@ -291,18 +395,17 @@ class DataParallel:
             params = {name: x.mean(axis=0, dtype=x.dtype) for name, x in params.items()}
         return params, {name: x[0] for name, x in buffers.items()} if self._axes.buffers == 0 else buffers
 
-    def _evaluated(self, state: TrainState, placed: Batch) -> Sums:
-        """Evaluate the same model, see `values`, on every replica."""
-        params = all_reduce_mean(state.params) if self._axes.params == 0 else state.params
-        buffers = broadcast(state.buffers) if self._axes.buffers == 0 else state.buffers
-        state = dataclasses.replace(state, params=params, buffers=buffers)
-        return evaluate_replica(self._evaluation_loss, state, placed)
-
     def _check(self, state: TrainState, batch: Batch | MicroBatches, gathered: Unsynchronized | None = None) -> None:
         self.replicas.check_dealt(batch)
         _check_not_used_up(state)
         if gathered is not None and gathered.result.loss.is_deleted():
             raise ValueError("these gradients were used up by an earlier `no_sync`; use the gradients that it returned")
+
+
+def _given(example: Batch | None) -> Batch:
+    if example is None:
+        raise InputError("example: must be given for a linen module, which is initialized on it")
+    return example
 
 
 def _check_not_used_up(state: TrainState) -> None:

@@ -1,20 +1,30 @@
 """Batches of a training set on the devices: in the sampler's order, one ahead of the training step."""
 
+import threading
+import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import pairwise
-from typing import TypeVar
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from jaxddp.config.ranges import check_range
 from jaxddp.data.micro_batches import MicroBatches
-from jaxddp.data.sampler import PADDING, epoch_indices
+from jaxddp.data.order import PADDING, Order, Sampler, Shuffle, Unshuffled, check_length, deal, epoch_order
+from jaxddp.data.sampler import epoch_indices, samples_per_replica
+from jaxddp.data.sources.arrays import Arrays
+from jaxddp.data.sources.source import Augment, Collate, Job, Source, as_source
+from jaxddp.data.sources.stream import StreamSource
+from jaxddp.data.torch_rng import Permutation
 from jaxddp.distributed.replicas import Replicas
 from jaxddp.errors import InputError
 
-Arrays = Mapping[str, np.ndarray]
+if TYPE_CHECKING:
+    from jaxddp.data.sources.workers import Workers
+
 Item = TypeVar("Item")
+Planned = tuple[int, np.ndarray]  # first step of a dispatch, indices of its examples (W, K, b)
 
 MAX_STEPS_PER_DISPATCH = 32  # a larger number saves no time
 _MAX_BYTES = 2**26  # of examples per dispatch, if the loader chooses the number of steps
@@ -27,21 +37,27 @@ class Loader:
     B = global_batch_size / world_size per optimizer step, in A micro-batches.
 
     Args:
-        arrays: training set, leaves of shape (N, ...).
+        data: training set: arrays with leaves of shape (N, ...), or an object with a length and items, see
+            `jaxddp.data.sources.as_source`, or a `jaxddp.data.sources.stream`, which keeps its order.
         replicas: replicas that share the training set.
         global_batch_size: examples per optimizer step; divisible by world_size x accumulation_steps.
         accumulation_steps: A, micro-batches per replica and optimizer step.
         steps_per_dispatch: K, optimizer steps per yielded batch; None: the loader chooses, up to
-            `max_steps_per_dispatch`.
+            `max_steps_per_dispatch`, and 1 with `collate`, whose batches may differ in shape.
         max_steps_per_dispatch: upper bound of K, if the loader chooses it.
-        shuffle, seed, drop_last: as in torch's DistributedSampler.
+        shuffle, seed, drop_last: as in torch's DistributedSampler; shuffle "index": an order that takes no memory.
         drop_last_batch: skip the last step of an epoch if its batch is smaller, as DataLoader(drop_last=True) does.
         join: use every example exactly once. In the last step of an epoch some replicas may then have one example
             less than others, or none; that batch has an entry "valid", 1 for an example and 0 for padding.
+        augment, collate: see `jaxddp.data.sources.Source`. `collate` gets the examples of all replicas of this process
+            at once, once for each of `MicroBatches`' parts; all processes must come to the same shapes.
+        sampler: replaces `shuffle`, see `jaxddp.data.order.Sampler`; each epoch must have as many indices.
+        num_workers: number of processes that read the examples; 0: this one.
+        timeout: seconds that a worker may take for a batch; 0: any time.
 
     Raises:
         InputError: arrays of different lengths, or a global batch size that is below 1, not divisible, or larger
-            than the training set.
+            than the training set; or the data, an example or an order is not as it should be.
 
     >>> from jaxddp.distributed.devices import prepare
     >>> loader = Loader({"x": np.arange(9.0)}, Replicas(prepare(2, "cpu")), global_batch_size=6, shuffle=False)
@@ -51,46 +67,59 @@ class Loader:
 
     def __init__(
         self,
-        arrays: Arrays,
+        data: Any,
         replicas: Replicas,
         *,
         global_batch_size: int,
         accumulation_steps: int = 1,
         steps_per_dispatch: int | None = None,
         max_steps_per_dispatch: int = MAX_STEPS_PER_DISPATCH,
-        shuffle: bool = True,
+        shuffle: Shuffle = True,
         seed: int = 0,
         drop_last: bool = False,
         drop_last_batch: bool = False,
         join: bool = False,
+        augment: Augment | None = None,
+        collate: Collate | None = None,
+        sampler: Sampler | None = None,
+        num_workers: int = 0,
+        timeout: float = 0.0,
     ):
         for name, value in (("global_batch_size", global_batch_size), ("accumulation_steps", accumulation_steps)):
             check_range(name, value)
-        sizes = {name: len(array) for name, array in arrays.items()}
-        if len(set(sizes.values())) != 1:
-            raise InputError(f"training arrays of different lengths: {sizes}")
         if global_batch_size % (replicas.world_size * accumulation_steps):
             raise InputError(
                 f"global_batch_size {global_batch_size}: must be divisible by {replicas.world_size} replicas "
                 f"x {accumulation_steps} accumulation steps"
             )
-        self._arrays = arrays
+        in_memory = isinstance(data, Mapping)  # numbers that are not finite are the training step's to report
+        self.source: Source = as_source(
+            data, "training data", augment=augment, collate=collate, seed=seed, checked=not in_memory
+        )
         self._replicas = replicas
-        self._shuffle, self._seed, self._drop_last = shuffle, seed, drop_last
+        if isinstance(self.source, StreamSource):
+            self.source.check_read(global_batch_size, num_workers, sampler)
+            shuffle = False
+        self._shuffle, self._seed, self._drop_last, self._sampler = shuffle, seed, drop_last, sampler
         self._drop_last_batch, self._join = drop_last_batch, join
-        self.dataset_size = next(iter(sizes.values()))
+        self.dataset_size = len(self.source)
         self.per_replica_batch_size = global_batch_size // replicas.world_size
         self.micro_batch_size = self.per_replica_batch_size // accumulation_steps
-        self._shuffler = ThreadPoolExecutor(1, "shuffle")
-        self._orders: dict[int, Future[np.ndarray]] = {}
+        self._workers = _workers(self.source, num_workers, timeout) if num_workers else None
+        self.waited = 0.0
+        """Seconds for which this process has read examples, or waited for its workers to."""
+        self._orders: dict[int, Future[Order]] = {}
         self._shuffle_ahead(0)
-        most = self._indices(0, shuffle=False).shape[1]  # examples per replica
-        least = self.dataset_size // replicas.world_size if join else most
+        self._size = self.dataset_size if sampler is None else len(self._orders[0].result())  # examples per epoch
+        most = samples_per_replica(self._size, replicas.world_size, drop_last)  # examples per replica
+        least = self._size // replicas.world_size if join else most
         self._full_steps = least // self.per_replica_batch_size
         self._rest = most - self._full_steps * self.per_replica_batch_size
         if self.steps_per_epoch == 0:
-            raise InputError(f"global_batch_size {global_batch_size}: larger than the {self.dataset_size} examples")
-        self.steps_per_dispatch = steps_per_dispatch or self._even_chunk(max_steps_per_dispatch)
+            raise InputError(f"global_batch_size {global_batch_size}: larger than the {self._size} examples")
+        self.steps_per_dispatch = steps_per_dispatch or self._even_chunk(
+            1 if self.source.collate else max_steps_per_dispatch
+        )
 
     @property
     def steps_per_epoch(self) -> int:
@@ -100,7 +129,8 @@ class Loader:
     @property
     def examples_per_epoch(self) -> int:
         """Examples per epoch over all replicas, including repeated ones."""
-        return sum(self.examples_in(step) for step in range(self.steps_per_epoch))
+        full = self._full_steps * self.per_replica_batch_size * self._replicas.world_size
+        return full + (self.examples_in(self._full_steps) if self.steps_per_epoch > self._full_steps else 0)
 
     def examples_in(self, step: int) -> int:
         """Return the examples of an optimizer step over all replicas; steps count from 0 over all epochs."""
@@ -108,22 +138,20 @@ class Loader:
         if step < self._full_steps:
             return self.per_replica_batch_size * self._replicas.world_size
         if self._join:
-            return self.dataset_size - step * self.per_replica_batch_size * self._replicas.world_size
+            return self._size - step * self.per_replica_batch_size * self._replicas.world_size
         return self._rest * self._replicas.world_size
 
     def indices(self, epoch: int) -> np.ndarray:
         """Return the example indices of each replica in `epoch`, int64 (world_size, examples per replica)."""
-        return self._indices(epoch, self._shuffle)
-
-    def _indices(self, epoch: int, shuffle: bool) -> np.ndarray:
         return epoch_indices(
             self.dataset_size,
             self._replicas.world_size,
-            shuffle=shuffle,
+            shuffle=self._shuffle,
             seed=self._seed,
             epoch=epoch,
             drop_last=self._drop_last,
             join=self._join,
+            sampler=self._sampler,
         )
 
     def epoch(self, epoch: int, start_step: int = 0) -> Iterator[MicroBatches]:
@@ -138,21 +166,89 @@ class Loader:
     def host_batches(self, epoch: int, start_step: int = 0) -> Iterator[MicroBatches]:
         """Yield the batches of `epoch` as NumPy arrays, for the ranks of this process."""
         self._shuffle_ahead(epoch)
-        indices = self._orders[epoch].result()[self._replicas.local_ranks]
-        size = self.per_replica_batch_size
-        # A resumed epoch goes on with the dispatches of an uninterrupted one, so that it runs the same programs.
-        following = range(0, self._full_steps, self.steps_per_dispatch)
-        starts = [start_step, *(first for first in following if first > start_step)]
-        for first, last in pairwise([*starts, self._full_steps] if start_step < self._full_steps else []):
-            chunk = indices[:, first * size : last * size]
-            yield self._gather(chunk.reshape(len(indices), last - first, size), first)
+        order = self._orders[epoch].result()
+        check_length(order, epoch, self._size)
+        planned: deque[Planned] = deque()  # given to the workers, and not yet read
+        jobs = self._jobs(order, epoch, start_step, planned)
+        read, started = (self._workers or self.source).read(jobs), time.perf_counter()
+        for parts in read:
+            self.waited += time.perf_counter() - started
+            yield self._batch(*planned.popleft(), parts)
+            started = time.perf_counter()
+
+    def smallest_batch(self) -> MicroBatches:
+        """Return a batch like the last one of an epoch, which may be the smallest, to check shapes with.
+
+        Its examples are the first ones, so that nothing waits for the shuffle.
+        """
+        order = Unshuffled(self._size) if self._sampler is None else self._orders[0].result()
+        planned: deque[Planned] = deque()
+        (parts,) = self.source.read(self._jobs(order, 0, self.steps_per_epoch - 1, planned, of_start=True))
+        return self._batch(*planned.popleft(), parts)
+
+    def _jobs(
+        self, order: Order, epoch: int, start_step: int, planned: "deque[Planned]", of_start: bool = False
+    ) -> Iterator[Job]:
+        """Yield what is to be read for each dispatch from `start_step` on, and note it in `planned`.
+
+        Args:
+            of_start: read an epoch's first examples in place of those.
+        """
+        size, world_size, ranks = self.per_replica_batch_size, self._replicas.world_size, self._replicas.local_ranks
+        for first, last, examples in self._dispatches(start_step):
+            start, count = first * size, (last - first) * examples
+            shift = start if of_start and not self._join else 0
+            chunk = deal(order, world_size, ranks, start - shift, start - shift + count, self._join)
+            indices = chunk.reshape(len(ranks), last - first, examples)
+            planned.append((first, indices))
+            yield Job(epoch, tuple(np.where(part == PADDING, 0, part) for part in self._cut(indices)))
+
+    def _dispatches(self, first: int) -> Iterator[tuple[int, int, int]]:
+        """Yield the first and last + 1 step of each dispatch from step `first` on, and examples per replica and step.
+
+        A resumed epoch goes on with the dispatches of an uninterrupted one, so that it runs the same programs.
+        """
+        while first < self._full_steps:
+            last = min(first - first % self.steps_per_dispatch + self.steps_per_dispatch, self._full_steps)
+            yield first, last, self.per_replica_batch_size
+            first = last
         if self._rest and not self._drop_last_batch:
-            yield self._gather(indices[:, None, self._full_steps * size :], self._full_steps)
+            yield self._full_steps, self._full_steps + 1, self._rest
+
+    def _cut(self, array: np.ndarray) -> list[np.ndarray]:
+        """Cut indices (W, K, b) into micro-batches: all but the last, if there are several, and the last."""
+        head = (array.shape[2] - 1) // self.micro_batch_size * self.micro_batch_size
+        equal_parts = array[:, :, :head].reshape(*array.shape[:2], -1, self.micro_batch_size)
+        return [*([equal_parts] if head else []), array[:, :, head:]]
+
+    def _batch(self, first_step: int, indices: np.ndarray, parts: list[Arrays]) -> MicroBatches:
+        """Put together what was read of the indices (W, K, b): in an uneven last step with what is padding."""
+        if first_step == self._full_steps and self._join and self._size % self._replicas.world_size:
+            valid = [(part != PADDING).astype(np.float32) for part in self._cut(indices)]
+            parts = [{**part, "valid": of_part} for part, of_part in zip(parts, valid, strict=True)]
+        buffers_of = self._buffers_of(indices, first_step) if self._join else None
+        return MicroBatches(parts[0] if len(parts) > 1 else None, parts[-1], buffers_of)
 
     def _shuffle_ahead(self, epoch: int) -> None:
-        """Shuffle an epoch and the next in a thread, unless that is done: 10 million examples take a second."""
-        wanted = (epoch, epoch + 1)
-        self._orders = {e: self._orders.get(e) or self._shuffler.submit(self.indices, e) for e in wanted}
+        """Begin the orders of an epoch and the next in a thread, unless that is done: 78 million take 7 seconds."""
+        missing: dict[int, Future[Order]] = {e: Future() for e in (epoch, epoch + 1) if e not in self._orders}
+        self._orders = {e: missing.get(e) or self._orders[e] for e in (epoch, epoch + 1)}
+        if missing:  # a daemon, so that the end of the process does not wait for it
+            threading.Thread(target=self._shuffled, args=(missing,), name="shuffle", daemon=True).start()
+
+    def _shuffled(self, orders: "Mapping[int, Future[Order]]") -> None:
+        """Make orders, and then compute those to the end that are computed as they are used."""
+        for epoch, future in orders.items():
+            try:
+                future.set_result(self._order(epoch))
+            except BaseException as error:
+                future.set_exception(error)
+        for future in orders.values():
+            if future.exception() is None and isinstance(order := future.result(), Permutation):
+                order.complete(len(order))
+
+    def _order(self, epoch: int) -> Order:
+        return epoch_order(self.dataset_size, self._shuffle, self._seed, epoch, self._sampler)
 
     def without_padding(self, batch: MicroBatches) -> MicroBatches:
         """Cut a padded batch to the fewest examples that any replica has, but at least one; return others unchanged.
@@ -165,26 +261,6 @@ class Loader:
         held = batch.last["valid"].sum(axis=-1)
         fewest = int(held[held > 0].min())
         return MicroBatches(None, {name: array[:, :, :fewest] for name, array in arrays.items()}, batch.buffers_of)
-
-    def _gather(self, indices: np.ndarray, first_step: int) -> MicroBatches:
-        """Gather the examples of indices (W, K, b) in micro-batches; the last one may be smaller."""
-        uneven = first_step == self._full_steps and self._join and self.dataset_size % self._replicas.world_size > 0
-        take = self._take_valid if uneven else self._take
-        buffers_of = self._buffers_of(indices, first_step) if self._join else None
-        head = (indices.shape[2] - 1) // self.micro_batch_size * self.micro_batch_size
-        last = take(indices[:, :, head:])
-        if not head:
-            return MicroBatches(None, last, buffers_of)
-        equal_parts = indices[:, :, :head].reshape(*indices.shape[:2], -1, self.micro_batch_size)
-        return MicroBatches(take(equal_parts), last, buffers_of)
-
-    def _take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        return {name: array[indices] for name, array in self._arrays.items()}
-
-    def _take_valid(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """Gather examples, with padding where an index is `PADDING`: the first example, so that values are finite."""
-        valid = indices != PADDING
-        return {**self._take(np.where(valid, indices, 0)), "valid": valid.astype(np.float32)}
 
     def _buffers_of(self, indices: np.ndarray, first_step: int) -> np.ndarray:
         """Return the rank whose buffers are kept after each of K steps, (W, K), as torch's `join` chooses it.
@@ -200,11 +276,17 @@ class Loader:
 
         An even split saves compiling a program for a shorter last dispatch.
         """
-        example_bytes = sum(array[:1].nbytes for array in self._arrays.values())
+        example_bytes = sum(array.nbytes for array in self.source.take(np.zeros(1, np.int64), 0).values())
         per_step = max(1, example_bytes * self.per_replica_batch_size * self._replicas.world_size)
         most = max(1, min(most, _MAX_BYTES // per_step))
         chunks = -(-self._full_steps // most)
         return -(-self._full_steps // chunks) if chunks else 1
+
+
+def _workers(source: Source, count: int, timeout: float) -> "Workers":
+    from jaxddp.data.sources.workers import Workers  # takes 20 ms, which a run without workers need not wait for
+
+    return Workers(source, count, timeout)
 
 
 def _one_ahead(items: Iterable[Item]) -> Iterator[Item]:

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import Any, NoReturn, Self
 
@@ -85,6 +85,7 @@ class Interruption:
         self._folder = folder
         self._quiet = quiet
         self._handlers: dict[int, Any] = {}
+        self._stopped_by: int | None = None
         self.signal: signal.Signals | None = None
         """Signal received, after which the loop is to save and `stop`; None: none."""
 
@@ -96,8 +97,9 @@ class Interruption:
     ) -> None:
         if not self._handlers:
             return
+        to_come = self._stopped_by if self.signal is None else None
         for number, handler in self._handlers.items():
-            signal.signal(number, handler)
+            signal.signal(number, _after_one(handler) if number == to_come else handler)
         signal.set_wakeup_fd(self._wakeup_before)
         os.close(self._wakeup)
 
@@ -117,11 +119,14 @@ class Interruption:
     def stop(self, number: int, step: int) -> NoReturn:
         """End the run after its checkpoint is saved, with a line that says how to go on.
 
+        A launcher signals one process after the other; a process that stops before its own signal comes ignores it.
+
         Args:
             number: the signal, which this process or another one has received.
             step: step of the checkpoint.
         """
         name = signal.Signals(number).name
+        self._stopped_by = number
         self._tell(f"{name}: saved the checkpoint of step {step}; continue with --resume {self._folder}")
         raise SystemExit(128 + number if number == signal.SIGINT else SAVED)
 
@@ -152,3 +157,12 @@ class Interruption:
 
 def _ignore(number: int, frame: FrameType | None) -> None:
     """Do nothing: the thread acts."""
+
+
+def _after_one(handler: Any) -> Callable[[int, FrameType | None], None]:
+    """Return a handler that ignores a signal once, and leaves the next to `handler`."""
+
+    def ignore(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, handler)
+
+    return ignore

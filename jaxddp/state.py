@@ -23,7 +23,7 @@ class TrainState:
         buffers: name -> array that forward passes update (BatchNorm's running statistics).
         opt_state: optax state of the optimizer.
         comm_state: state of the communication hook, separate for each replica.
-        averaged: name -> moving average of a parameter; () without an average.
+        averaged: name -> moving average of a parameter, or an `EqualAverage`; () without an average.
         scaler: state of the loss scaler; () without a scaler.
     """
 

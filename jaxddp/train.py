@@ -2,10 +2,12 @@
 
 import contextlib
 import dataclasses
+import difflib
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from jaxddp import cli
 from jaxddp.config.ulimits import LEAST_FOR_JAX, check_address_space
@@ -18,29 +20,30 @@ if __name__ == "__main__":
 
 import jax
 
-from jaxddp import models, optim
-from jaxddp.config import TrainConfig
-from jaxddp.data import datasets
+from jaxddp.config import TrainerConfig
+from jaxddp.config.choices import DEFAULT_CPU_DEVICES, MOST_CPU_DEVICES
+from jaxddp.config.kinds import described, fits, plain
 from jaxddp.data.sampler import shard_table
-from jaxddp.data_parallel import DataParallel
 from jaxddp.distributed.agreement import check_same, check_sees
 from jaxddp.distributed.cluster import Cluster, find
-from jaxddp.distributed.devices import prepare
+from jaxddp.distributed.devices import most_memory, prepare_cpu
 from jaxddp.distributed.joining import tell_failure
 from jaxddp.distributed.peers import Peers
 from jaxddp.distributed.processes import joined
-from jaxddp.distributed.replicas import Replicas
+from jaxddp.distributed.stall import StallWatch
 from jaxddp.errors import InputError
-from jaxddp.loader import MAX_STEPS_PER_DISPATCH, Loader
-from jaxddp.nn.torch_weights import start_values, torch_name
+from jaxddp.nn.torch_weights import torch_name
+from jaxddp.program import Program, built_in, check_flags, default_config, program_of
 from jaxddp.signals import needing_no_reader
 from jaxddp.state import TrainState
-from jaxddp.step.options import options
 from jaxddp.tracking.folder_lock import LOCK_FILE
+from jaxddp.tracking.kept_program import check_program, program_changes
 from jaxddp.tracking.resumed import check_kept, check_not_done, check_same_epochs, check_same_run, check_steps_per_epoch
-from jaxddp.tracking.run_folder import check_same_data, claim_output
+from jaxddp.tracking.run_folder import check_same_data, claim_output, load_config
 from jaxddp.tracking.run_log import RunLog, frozen_notes, run_title
-from jaxddp.train_loop import Run, train
+from jaxddp.train_build import build, start_state
+from jaxddp.train_loop import train
+from jaxddp.train_run import Result, Run
 
 if TYPE_CHECKING:
     from jaxddp.checkpoint import Checkpoints
@@ -49,17 +52,63 @@ CHECKPOINT_FOLDER = "checkpoints"
 LATEST_SIGHT = 60  # seconds; NFS may show a new file this late
 
 
-def main(config: TrainConfig) -> None:
+def run(program: Any = None, **flags: Any) -> Result:
+    """Train a program from Python, as `python -m jaxddp.train` does from the command line.
+
+    Args:
+        program: path of a run file, a module, a mapping or an object with the names of one, see `jaxddp.program`;
+            None: the built-in classifier.
+        flags: the trainer's flags and the program's options, by their names in Python: `epochs=3`.
+
+    Returns:
+        The final state, the last test's metrics, and the weights.
+
+    Raises:
+        InputError: the program or a flag cannot be used.
+        TrainingError: training has failed.
+
+    >>> result = run(epochs=1, model="linear", platform="cpu", devices=2)  # doctest: +ELLIPSIS
+    linear on digits  ·  adam, lr 0.001  ·  2 replicas x 16 examples  ·  JAX cpu
+    epoch 1/1  train loss 2...
+    test accuracy ...
+    >>> sorted(result.weights)
+    ['fc.bias', 'fc.weight']
+    """
+    loaded = built_in() if program is None else program_of(program)
+    default = default_config(loaded, TrainerConfig)
+    names = {f.name for f in dataclasses.fields(default)}
+    if unknown := sorted(flags.keys() - names):
+        near = difflib.get_close_matches(unknown[0], names, n=1)
+        raise InputError(f"{unknown[0]}: not an option" + (f"; did you mean {near[0]}?" if near else ""))
+    flags, kinds = {name: plain(value) for name, value in flags.items()}, get_type_hints(type(default))
+    for name, value in flags.items():
+        if not fits(value, kinds[name]):
+            raise InputError(f"{name} = {value!r}: must be {described(kinds[name])}")
+    if (folder := flags.get("resume")) is not None:
+        check_program(Path(folder), loaded)
+        default = load_config(Path(folder), type(default))
+    config = dataclasses.replace(default, **flags)
+    if folder is not None:
+        config.check_resumes(default)
+    config.check_used(baseline=default)
+    check_flags(loaded, config)
+    return main(config, loaded)
+
+
+def main(config: TrainerConfig, program: Program | None = None) -> Result:
     """Train as `config` asks, and print, log and save the results; of several processes, process 0 prints and logs."""
+    program = program or built_in()
     if config.resume is not None:
         config = dataclasses.replace(config, output=config.resume)
     cluster = find(os.environ, config.coordinator, config.num_processes, config.process_id)
     config = dataclasses.replace(config, coordinator=None, num_processes=None, process_id=None)  # differ by process
     with joined(cluster, dataclasses.asdict(config), config.join_timeout) as peers:
-        train_alone_or_joined(config, cluster, peers)
+        return train_alone_or_joined(config, program, cluster, peers)
 
 
-def train_alone_or_joined(config: TrainConfig, cluster: Cluster | None, peers: Peers | None) -> None:
+def train_alone_or_joined(
+    config: TrainerConfig, program: Program, cluster: Cluster | None, peers: Peers | None
+) -> Result:
     """Train in this process, which has joined the others if there are any."""
     if jax.config.values["jax_disable_jit"]:
         raise InputError("JAX_DISABLE_JIT is set; jaxddp.train compiles its steps: unset it")
@@ -70,82 +119,48 @@ def train_alone_or_joined(config: TrainConfig, cluster: Cluster | None, peers: P
         # On GPUs jax would multiply float32 matrices in TF32, which keeps 10 bits; torch does not.
         resources.enter_context(jax.default_matmul_precision("highest"))
         resources.enter_context(jax.transfer_guard("allow"))  # JAX_TRANSFER_GUARD is for programs under test
-        run = build(config, cluster)
+        with StallWatch(config.stall_timeout, tell=None if peers is None else peers.stalled) as starting:
+            starting.doing(f"the start of {program.name}: its data, its model or the trace of its step")
+            run = build(config, cluster, program)
+            if not config.verify_data:
+                starting.doing(f"the reading of samples of {program.name}'s data, for their digest")
+                run.data.digests  # noqa: B018 - kept
         if config.print_shards:
             if run.is_first:
                 print(shard_table(run.loader.indices(0), run.loader.per_replica_batch_size, run.loader.dataset_size))
-            return
+            return Result(run.start, {}, {})
         checkpoints, state, notes = open_output(run, resources)
         step = int(state.step)
-        changes = check_same_run(Path(config.output or ""), step, notes, run.saved_config, run.dataset.digests)
+        changes = check_same_run(Path(config.output or ""), step, notes, run.saved_config, run.data.digests)
+        changes += run.data.begin(config, step, notes)
         processes = "" if cluster is None else f", {cluster.num_processes} processes"
         log = resources.enter_context(
             RunLog(
                 run.saved_config,
                 None if config.output is None or not run.is_first else Path(config.output),
                 title=run_title(
-                    config, run.ddp.world_size, f"JAX {run.ddp.replicas.devices[0].device_kind}{processes}"
+                    run.program,
+                    config,
+                    run.ddp.world_size,
+                    f"JAX {run.ddp.replicas.devices[0].device_kind}{processes}",
+                    ("flax_optimizer",),
                 ),
-                notes=[*frozen_notes(map(torch_name, run.ddp.frozen_parameters)), *changes],
+                notes=[
+                    *frozen_notes(map(torch_name, run.ddp.frozen_parameters)),
+                    *changes,
+                    *([] if config.resume is None else program_changes(Path(config.resume), run.program)),
+                ],
                 examples_per_epoch=run.loader.examples_per_epoch,
                 resume_step=step if config.resume else None,
                 resume_records=notes.get("records", 0),
-                digests=None if config.output is None else run.dataset.digests,
+                digests=None if config.output is None else run.data.digests,
+                program=run.program,
                 quiet=not run.is_first,
+                memory=lambda: most_memory(run.ddp.replicas.devices),
             )
         )
-        train(run, state, log, checkpoints, None if peers is None else peers.stalled)
-
-
-def build(config: TrainConfig, cluster: Cluster | None = None) -> Run:
-    """Build the parts of a run, in this process or, with a cluster, in every process of it.
-
-    Raises:
-        InputError: the parts do not fit each other, or the machine.
-    """
-    replicas = Replicas(prepare(config.devices, config.platform, cluster))
-    config.per_replica_batch_size(replicas.world_size)
-    dataset = datasets.load(config).astype(config.dtype)
-    if not replicas.in_one_process:
-        data = {"training data": dataset.digests["train"], "test data": dataset.digests["test"]}
-        check_same(data, replicas, "all must read the same (--dataset, --data-path)")
-    loader = make_loader(config, dataset, replicas)
-    model = models.build(config, dataset)
-    ddp = DataParallel(
-        model,
-        optim.from_config(config.with_scaled_lr(replicas.world_size), config.total_steps(loader.steps_per_epoch)),
-        replicas=replicas,
-        dtype=config.dtype,
-        dropout_masks=config.dropout_masks,
-        amp=config.amp,
-        **options(config, model),
-    )
-    start = ddp.init() if config.resume is not None else _start(config, ddp)
-    try:
-        for last_batch in loader.host_batches(0, start_step=loader.steps_per_epoch - 1):  # the smallest batch
-            ddp.check(start, last_batch)
-            ddp.check(start, loader.without_padding(last_batch))
-    except InputError as error:
-        advice = "choose another size" if config.join else "choose another size, or --drop-last-batch"
-        raise InputError(f"--global-batch-size {config.global_batch_size}: {error}; {advice}") from None
-    return Run(config, dataset, loader, ddp, start)
-
-
-def make_loader(config: TrainConfig, dataset: datasets.Dataset, replicas: Replicas) -> Loader:
-    """Return the loader of the training set, with the options of `config`."""
-    return Loader(
-        dataset.train,
-        replicas,
-        global_batch_size=config.global_batch_size,
-        accumulation_steps=config.accumulation_steps,
-        steps_per_dispatch=config.steps_per_dispatch,
-        max_steps_per_dispatch=min(MAX_STEPS_PER_DISPATCH, config.verify_every or MAX_STEPS_PER_DISPATCH),
-        shuffle=config.shuffle,
-        seed=config.seed,
-        drop_last=config.drop_last,
-        drop_last_batch=config.drop_last_batch,
-        join=config.join,
-    )
+        resources.enter_context(program.naming())
+        return train(run, state, log, checkpoints, None if peers is None else peers.stalled)
 
 
 def open_output(run: Run, resources: contextlib.ExitStack) -> "tuple[Checkpoints | None, TrainState, dict[str, Any]]":
@@ -168,17 +183,18 @@ def open_output(run: Run, resources: contextlib.ExitStack) -> "tuple[Checkpoints
         folder = resources.enter_context(claim_output(output, resume, space))
     where, replicas = f"{'--resume' if resume else '--output'} {output}", run.ddp.replicas
     check_sees((folder / LOCK_FILE).read_text, replicas, where, min(LATEST_SIGHT, run.config.join_timeout))
-    keep = run.config.keep_checkpoints, run.config.keep_best
-    checkpoints = Checkpoints(folder / CHECKPOINT_FOLDER, *keep, replicas)
+    best = run.config.keep_best and f"test_{run.config.best_metric}"
+    keep = run.config.keep_checkpoints, best, replicas, run.config.best_mode
+    checkpoints = Checkpoints(folder / CHECKPOINT_FOLDER, *keep)
     resources.callback(checkpoints.close)
     if not resume:
         return checkpoints, run.start, {}
-    check_same_data(folder, run.dataset.digests)
+    check_same_data(folder, run.data.digests, run.program.file_name)
     check_kept(folder, CHECKPOINT_FOLDER)
     check_same_epochs(folder, run.loader.steps_per_epoch)
     check_same({"newest checkpoints": f"{checkpoints.latest_step}"}, replicas, f"{where} must be readable by all")
     if checkpoints.latest_step is None:  # the run ended before its first checkpoint
-        return checkpoints, _start(run.config, run.ddp), {}
+        return checkpoints, start_state(run.config, run.ddp, run.program), {}
     restored = checkpoints.restore(run.ddp.unsharded(run.start))
     step = int(restored.step)
     notes = checkpoints.notes(step)
@@ -189,19 +205,28 @@ def open_output(run: Run, resources: contextlib.ExitStack) -> "tuple[Checkpoints
 
 def tell_others(argv: Sequence[str], reason: str) -> None:
     """If this process is one of several, report its bad flags to the others, so that they do not wait for it."""
-    texts = [cli.value_of(name, argv) for name in ("--num-processes", "--process-id")]
     with contextlib.suppress(ValueError):  # a flag is not a number, or there is no cluster
-        size, number = (None if text is None else int(text) for text in texts)
-        if (cluster := find(os.environ, cli.value_of("--coordinator", argv), size, number)) is not None:
+        if (cluster := _cluster_of(argv)) is not None:
             tell_failure(cluster, reason)
 
 
-def _start(config: TrainConfig, ddp: DataParallel) -> TrainState:
-    """Return the state before the first step, with the values of --weights or of the model."""
-    if config.weights is None:
-        return ddp.init()
-    return ddp.init(*start_values(config.weights, ddp.functional.params, ddp.functional.buffers))
+def request_devices(argv: Sequence[str]) -> None:
+    """Request the CPU devices that the flags ask for before a run file is loaded, whose top level may start jax."""
+    with contextlib.suppress(ValueError, InputError):  # reported when the flags are parsed
+        cluster = _cluster_of(argv)
+        processes = 1 if cluster is None else cluster.num_processes
+        default = DEFAULT_CPU_DEVICES if processes == 1 else 1
+        given = cli.value_of("--devices", argv)
+        prepare_cpu(default if given is None else min(max(1, int(given) // processes), MOST_CPU_DEVICES))
+
+
+def _cluster_of(argv: Sequence[str]) -> Cluster | None:
+    """Return the processes of the run, of which the flags or the launcher's variables tell."""
+    texts = [cli.value_of(name, argv) for name in ("--num-processes", "--process-id")]
+    size, number = (None if text is None else int(text) for text in texts)
+    return find(os.environ, cli.value_of("--coordinator", argv), size, number)
 
 
 if __name__ == "__main__":
-    cli.run(main, TrainConfig, "python -m jaxddp.train", tell_others)
+    request_devices(sys.argv[1:])
+    cli.run(main, TrainerConfig, "python -m jaxddp.train", tell_others)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.amp import GradScaler
 
-from jaxddp.config import TrainConfig
+from jaxddp.config import TrainerConfig
 from torch_ref.losses import Batch, LossFunction, Sums
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -30,10 +30,10 @@ def autocast(loss_fn: LossFunction, amp: str) -> LossFunction:
     return in_16_bits
 
 
-def grad_scaler(config: TrainConfig, device: torch.device) -> GradScaler:
+def grad_scaler(config: TrainerConfig, device: torch.device) -> GradScaler:
     """Return the scaler that `config` asks for; disabled without float16, since bfloat16 has float32's range.
 
-    >>> grad_scaler(TrainConfig(amp="fp16"), torch.device("cpu")).get_scale()
+    >>> grad_scaler(TrainerConfig(amp="fp16"), torch.device("cpu")).get_scale()
     65536.0
     """
     return GradScaler(

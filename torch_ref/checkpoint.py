@@ -11,16 +11,20 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from jaxddp.errors import InputError, TrainingError, differences, listed
 from jaxddp.files import write_atomically
 from torch_ref import optim
 from torch_ref.distributed import World
+from torch_ref.program_step import Optimizers
 from torch_ref.state import TrainState
 
 CHECKPOINT_FILE = "checkpoint.pt"
+PLATEAU = ("best", "num_bad_epochs", "cooldown_counter", "last_epoch")  # state of torch's ReduceLROnPlateau
 SCALER = ("scale", "_growth_tracker")  # state of torch's GradScaler; its factors are in the configuration
 Content = dict[str, Any]  # checkpoint of one rank
+OPTIONAL = {"averaged", "scaler", "plateau", "others", "notes", "schedule"}  # parts that not every run has
 
 
 def save_checkpoint(
@@ -28,7 +32,8 @@ def save_checkpoint(
 ) -> None:
     """Write model, optimizer state and step; the file is never partial.
 
-    Hyperparameters and schedule are left out: they follow from the configuration and the step.
+    Hyperparameters and schedule are left out, but for those of a program's step: they follow from the configuration
+    and the step.
 
     Args:
         path: file to write.
@@ -88,14 +93,26 @@ def load_checkpoint(path: Path, state: TrainState, rank: int = 0) -> dict[str, A
     state.module.load_state_dict(content["model"])
     groups = _hyperparameters(state.optimizer)
     state.optimizer.load_state_dict({"state": content["optimizer"], "param_groups": groups, "step": content["step"]})
+    if isinstance(state.optimizer, Optimizers) and "schedule" in content:
+        state.optimizer.load_schedule(content["schedule"])
     if state.averaged is not None:
         state.averaged.load_state_dict(content["averaged"])
     if state.scaler.is_enabled():
         state.skipped = content["scaler"]["skipped"]
         state.scaler.load_state_dict(state.scaler.state_dict() | {n: content["scaler"][n] for n in SCALER})
+    if state.plateau is not None:
+        load_plateau(state.plateau, content["plateau"])
     state.step = content["step"]
     optim.fast_forward(state.scheduler, state.step - state.skipped)
     return notes
+
+
+def load_plateau(plateau: ReduceLROnPlateau, content: Mapping[str, Any]) -> None:
+    """Give a new scheduler the state of a checkpoint, and its optimizer the rates."""
+    for name in PLATEAU:
+        setattr(plateau, name, content[name])
+    for group, rate in zip(plateau.optimizer.param_groups, content["rates"], strict=True):
+        group["lr"] = rate
 
 
 def _content(state: TrainState) -> Content:
@@ -104,8 +121,13 @@ def _content(state: TrainState) -> Content:
         "model": state.module.state_dict(),
         "optimizer": state.optimizer.state_dict()["state"],
     }
+    if isinstance(state.optimizer, Optimizers):
+        content["schedule"] = state.optimizer.schedule()
     if state.averaged is not None:
         content["averaged"] = state.averaged.state_dict()
+    if (plateau := state.plateau) is not None:
+        rates = [float(group["lr"]) for group in state.optimizer.param_groups]
+        content["plateau"] = {"rates": rates} | {name: getattr(plateau, name) for name in PLATEAU}
     if state.scaler.is_enabled():
         content["scaler"] = {"skipped": state.skipped} | {n: state.scaler.state_dict()[n] for n in SCALER}
     return content
@@ -131,17 +153,20 @@ def _read(path: Path) -> dict[str, Any]:
     except Exception as error:  # of many types, but always because of the file
         reason = str(error).partition("\n")[0].partition(". ")[0]
         raise InputError(f"--resume {path.parent}: {path.name} cannot be read ({reason})") from None
-    if not isinstance(content, dict) or content.keys() - {"averaged", "scaler", "others", "notes"} != {
-        "step",
-        "model",
-        "optimizer",
-    }:
+    if not isinstance(content, dict) or content.keys() - OPTIONAL != {"step", "model", "optimizer"}:
         raise InputError(f"--resume {path.parent}: {path.name} is not a checkpoint of torch_ref")
     return content
 
 
 def _state_after_a_step(optimizer: Optimizer) -> dict[int, Any]:
     """Return the optimizer's state after one step, taken on a copy; of a sharded optimizer, for all ranks together."""
+    if isinstance(optimizer, Optimizers):
+        trials = [_state_after_a_step(one) for one in optimizer.each]
+        return {
+            first + n: state
+            for first, trial in zip(optimizer.firsts, trials, strict=True)
+            for n, state in trial.items()
+        }
     kind: Any = type(getattr(optimizer, "optim", optimizer))  # a wrapper holds the optimizer as `optim`
     trial = kind(copy.deepcopy(optimizer.param_groups))
     for group in trial.param_groups:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from jaxddp.config import TrainConfig
+from jaxddp.config import TrainerConfig
 from jaxddp.config.choices import POWER_SGD
 from torch_ref.distributed import World
 from torch_ref.local_sgd import local_hook
@@ -43,7 +43,7 @@ HOOKS: dict[str, Hook] = {
 }
 
 
-def from_config(config: TrainConfig, world: World, step: int = 0) -> tuple[Any, Hook]:
+def from_config(config: TrainerConfig, world: World, step: int = 0) -> tuple[Any, Hook]:
     """Return the state and the hook that `config` names, in the form that `register_comm_hook` takes.
 
     Args:
@@ -63,7 +63,7 @@ def from_config(config: TrainConfig, world: World, step: int = 0) -> tuple[Any, 
 
 def register(
     model: DistributedDataParallel,
-    config: TrainConfig,
+    config: TrainerConfig,
     world: World,
     first: Sequence[OfBucket] = (),
     step: int = 0,

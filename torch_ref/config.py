@@ -1,8 +1,9 @@
 """Configuration of torch_ref: that of jaxddp, and the strategy."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from jaxddp.config import TrainConfig
+from jaxddp.config import TrainConfig, TrainerConfig
 from jaxddp.config.checks import typed
 from jaxddp.config.choices import POWER_SGD
 from jaxddp.errors import InputError, check_name
@@ -28,13 +29,16 @@ class Strategy:
 
 
 @dataclass(frozen=True)
-class TorchConfig(Strategy, TrainConfig):
+class TorchTrainerConfig(Strategy, TrainerConfig):
     """Data-parallel training in PyTorch: the reference that jaxddp is compared with.
 
     Flags left out keep PyTorch's defaults. The same flags work for jaxddp.train and
     torch_ref.train; only --strategy is specific to torch_ref. Under torchrun, its processes are the replicas.
     --traceback shows where in the code an error was raised.
     """
+
+    LEFT_OUT: ClassVar[tuple[str, ...]] = ONLY_JAXDDP
+    """Flags that a run file may set for jaxddp, without effect here."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -43,8 +47,13 @@ class TorchConfig(Strategy, TrainConfig):
             if getattr(self, name) is not None:
                 raise InputError(f"{typed(name, getattr(self, name))}: only for jaxddp.train; start torchrun instead")
         for name in ONLY_JAXDDP:
-            if getattr(self, name) != getattr(TrainConfig, name):
+            if getattr(self, name) != getattr(TrainerConfig, name):
                 raise InputError(f"{typed(name, getattr(self, name))}: only for jaxddp.train; leave it out")
+        if self.join and self.evaluation_period.unit == "steps":
+            raise InputError(
+                f"--join --evaluate-every {self.evaluate_every}: ranks without examples take no part in a test within "
+                "an epoch; must be a number of epochs, or use jaxddp.train"
+            )
         if self.checkpoint_period.unit != "epochs":
             raise InputError(
                 f"--checkpoint-every {self.checkpoint_every}: torch_ref saves between epochs; "
@@ -54,7 +63,7 @@ class TorchConfig(Strategy, TrainConfig):
             if getattr(self, name) != "stop":
                 raise InputError(f"{typed(name, getattr(self, name))}: torch_ref can only stop; use jaxddp.train")
         for name, strategies in STRATEGIES_OF.items():
-            if getattr(self, name) != getattr(TrainConfig, name) and self.strategy not in strategies:
+            if getattr(self, name) != getattr(TrainerConfig, name) and self.strategy not in strategies:
                 only = f"only for --strategy {' or '.join(strategies)}, not {self.strategy}"
                 raise InputError(f"{typed(name, getattr(self, name))}: {only}")
         if self.resume is not None and self.comm_hook in POWER_SGD:
@@ -88,3 +97,14 @@ class TorchConfig(Strategy, TrainConfig):
         if self.strategy == "ddp" and (self.log_gradients or self.detect_anomaly):
             option = "--detect-anomaly" if self.detect_anomaly else "--log-gradients"
             raise InputError(f"--join {option}: ranks without examples report no gradients; use jaxddp.train")
+
+
+@dataclass(frozen=True)
+class TorchConfig(TorchTrainerConfig, TrainConfig):
+    """Data-parallel training in PyTorch: the reference that jaxddp is compared with.
+
+    RUN.py, as the first argument, trains your program: `--help RUN.py` shows its options; docs/run.md has an example.
+    Flags left out keep PyTorch's defaults. The same flags work for jaxddp.train and
+    torch_ref.train; only --strategy is specific to torch_ref. Under torchrun, its processes are the replicas.
+    --traceback shows where in the code an error was raised.
+    """

@@ -5,16 +5,27 @@ import inspect
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from torch_ref.distributed import World
+from torch_ref.dropout import Dropout
+from torch_ref.losses import Batch, LossFunction, Sums
 from torch_ref.verify import verify_replicas
 
+# Operations whose results a rematerialized forward pass keeps, because they take long to compute again.
+_ATEN = torch.ops.aten
+PRODUCTS = [_ATEN.mm.default, _ATEN.addmm.default, _ATEN.bmm.default, _ATEN.baddbmm.default, _ATEN.convolution.default]
 
-def wrap(module: nn.Module, world: World, strategy: str = "ddp", buffers: str = "rank0") -> nn.Module:
+
+def wrap(
+    module: nn.Module, world: World, strategy: str = "ddp", buffers: str = "rank0", find_unused_parameters: bool = False
+) -> nn.Module:
     """Wrap a module as one of the replicas.
 
     Args:
@@ -31,11 +42,17 @@ def wrap(module: nn.Module, world: World, strategy: str = "ddp", buffers: str = 
         return module
     if strategy == "manual":
         return ManualDataParallel(module, world, buffers)
-    verify_replicas(module, world, step=0)
+    verify_replicas(bare(module), world, step=0)
     # The gradient of a convolution with one input channel may have other strides; that costs a copy only.
     warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
     device_ids = [world.device.index] if world.device.type == "cuda" else None
-    return DistributedDataParallel(module, device_ids=device_ids, process_group=world.group, **buffers_option(buffers))
+    return DistributedDataParallel(
+        module,
+        device_ids=device_ids,
+        process_group=world.group,
+        find_unused_parameters=find_unused_parameters,
+        **buffers_option(buffers),
+    )
 
 
 def buffers_option(buffers: str) -> dict[str, Any]:
@@ -58,7 +75,75 @@ def no_sync(model: nn.Module) -> AbstractContextManager[None]:
 
 def bare(model: nn.Module) -> nn.Module:
     """Return the module inside a wrapped or bare model."""
-    return model.module if isinstance(model, DistributedDataParallel | ManualDataParallel) else model
+    inner = model.module if isinstance(model, DistributedDataParallel | ManualDataParallel) else model
+    return inner.model if isinstance(inner, WithLoss) else inner
+
+
+class WithLoss(nn.Module):
+    """A module whose forward pass is its loss, so that the loss may call any method of the module within DDP.
+
+    Args:
+        model, loss_fn: the module, and the loss as a function of it and of a batch.
+        remat: keep the results of products and convolutions alone for the backward pass, see `recomputed`.
+
+    >>> from torch_ref.losses import cross_entropy
+    >>> WithLoss(nn.Identity(), cross_entropy)({"x": torch.zeros(1, 2), "y": torch.tensor([0])})["accuracy"]
+    tensor(1)
+    """
+
+    def __init__(self, model: nn.Module, loss_fn: LossFunction, remat: bool = False):
+        super().__init__()
+        self.model, self._loss_fn, self._remat = model, loss_fn, remat
+
+    def forward(self, batch: Batch) -> Sums:
+        """Compute the loss."""
+        if not (self._remat and torch.is_grad_enabled()):
+            return self._loss_fn(self.model, batch)
+        return recomputed(self.model, self._loss_fn, batch)
+
+
+def recomputed(model: nn.Module, loss_fn: LossFunction, batch: Batch) -> Sums:
+    """Compute a loss whose backward pass computes all intermediate results but `PRODUCTS` again.
+
+    The second forward pass starts from the buffers and draws of the first, and its changes of buffers are undone.
+
+    Source: torch.utils.checkpoint
+    """
+    before = [buffer.clone() for buffer in model.buffers()]
+    layers = [layer for layer in model.modules() if isinstance(layer, Dropout)]
+    places = [(layer._place, layer._calls) for layer in layers]
+    passes = 0
+
+    def forward() -> Sums:
+        nonlocal passes
+        passes += 1
+        if passes == 1:
+            return loss_fn(model, batch)
+        after = [buffer.clone() for buffer in model.buffers()]
+        _set(model, before)
+        for layer, (place, calls) in zip(layers, places, strict=True):
+            layer.move_to(place)
+            layer._calls = calls
+        try:
+            return loss_fn(model, batch)
+        finally:
+            _set(model, after)
+
+    context = partial(create_selective_checkpoint_contexts, PRODUCTS)
+    result: Sums = checkpoint(forward, use_reentrant=False, context_fn=context)
+    return result
+
+
+def _set(model: nn.Module, values: list[Tensor]) -> None:
+    with torch.no_grad():
+        for buffer, value in zip(model.buffers(), values, strict=True):
+            buffer.copy_(value)
+
+
+def loss_within(model: nn.Module, batch: Batch) -> Sums:
+    """Compute the loss of a wrapped `WithLoss`, as a loss function of its wrapper."""
+    result: Sums = model(batch)
+    return result
 
 
 class ManualDataParallel(nn.Module):
@@ -76,7 +161,6 @@ class ManualDataParallel(nn.Module):
     Raises:
         TrainingError: the ranks start from different parameters.
 
-    >>> import torch
     >>> model = ManualDataParallel(nn.Linear(2, 1), World())
     >>> model(torch.ones(4, 2)).sum().backward()
     >>> model.sync_gradients()
@@ -91,7 +175,7 @@ class ManualDataParallel(nn.Module):
         self._sync = True
         self._sends_buffers = buffers == "rank0"
         self._buffers_differ = self._sends_buffers  # forward passes change them differently on each rank
-        verify_replicas(module, world, step=0)
+        verify_replicas(bare(module), world, step=0)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if self._buffers_differ:

@@ -7,7 +7,7 @@ import torch
 from jaxddp.config.choices import DEFAULT_CPU_DEVICES, MOST_CPU_DEVICES
 from jaxddp.config.launcher import complete, number
 from jaxddp.errors import InputError
-from torch_ref.config import TorchConfig
+from torch_ref.config import TorchTrainerConfig
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")  # of torchrun
 
@@ -28,10 +28,10 @@ def under_torchrun() -> bool:
     return True
 
 
-def num_replicas(config: TorchConfig) -> int:
+def num_replicas(config: TorchTrainerConfig) -> int:
     """Return the number of replicas that share each global batch; with --strategy single, one process runs them all.
 
-    >>> num_replicas(TorchConfig(devices=4, platform="cpu"))
+    >>> num_replicas(TorchTrainerConfig(devices=4, platform="cpu"))
     4
     """
     if under_torchrun():
@@ -41,16 +41,16 @@ def num_replicas(config: TorchConfig) -> int:
     return torch.cuda.device_count() if _on_gpu(config) else DEFAULT_CPU_DEVICES
 
 
-def local_device(config: TorchConfig, local_rank: int) -> torch.device:
+def local_device(config: TorchTrainerConfig, local_rank: int) -> torch.device:
     """Return the device of this machine's replica number `local_rank`.
 
-    >>> local_device(TorchConfig(platform="cpu"), local_rank=1)
+    >>> local_device(TorchTrainerConfig(platform="cpu"), local_rank=1)
     device(type='cpu')
     """
     return torch.device("cuda", local_rank) if _on_gpu(config) else torch.device("cpu")
 
 
-def check_devices(config: TorchConfig) -> None:
+def check_devices(config: TorchTrainerConfig) -> None:
     """Check, before any process starts, that the run fits the machine and torch.
 
     Raises:
@@ -75,7 +75,7 @@ def check_devices(config: TorchConfig) -> None:
         )
 
 
-def _check_torchrun(config: TorchConfig, replicas: int) -> None:
+def _check_torchrun(config: TorchTrainerConfig, replicas: int) -> None:
     if config.resume is None and config.devices not in (
         None,
         replicas,
@@ -85,5 +85,5 @@ def _check_torchrun(config: TorchConfig, replicas: int) -> None:
         raise InputError(f"--strategy single: needs one process, torchrun started {replicas}; run without torchrun")
 
 
-def _on_gpu(config: TorchConfig) -> bool:
+def _on_gpu(config: TorchTrainerConfig) -> bool:
     return config.platform != "cpu" and torch.cuda.is_available()

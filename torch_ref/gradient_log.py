@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from jaxddp.config import TrainConfig
+from jaxddp.config import TrainerConfig
 from jaxddp.config.name_patterns import matching
 from jaxddp.tracking.gradient_metrics import ANOMALY, BASE, CHUNK, LOG2, LOG2_BINS, NORM
 from torch_ref.distributed import World
@@ -26,7 +26,7 @@ class GradientLog:
         InputError: a pattern matches no parameter that learns.
     """
 
-    def __init__(self, module: nn.Module, world: World, config: TrainConfig):
+    def __init__(self, module: nn.Module, world: World, config: TrainerConfig):
         self._world = world
         self._learning = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self._logged = matching("--log-gradients", config.log_gradients, self._learning)

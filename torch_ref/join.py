@@ -8,13 +8,13 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from jaxddp.config import TrainConfig
+from jaxddp.config import TrainerConfig
 from torch_ref.distributed import World
 from torch_ref.losses import Sums
 from torch_ref.state import TrainState
 
 
-def join(model: nn.Module, config: TrainConfig) -> AbstractContextManager[Any]:
+def join(model: nn.Module, config: TrainerConfig) -> AbstractContextManager[Any]:
     """Return a context in which a DDP rank may take fewer steps than others; without `--join` it has no effect.
 
     A rank without further batches takes part with gradients of zero. At the end, all ranks receive the parameters

@@ -26,18 +26,18 @@ from tqdm import tqdm
 
 from jaxddp.errors import InputError, TrainingError
 from jaxddp.files import write_atomically
-from torch_ref.config import TorchConfig
+from torch_ref.config import TorchTrainerConfig
 from torch_ref.devices import local_device, num_replicas, under_torchrun
 from torch_ref.distributed import World, process_group
 
-Main = Callable[[World, TorchConfig], Any]
+Main = Callable[[World, Any], Any]  # the second: the configuration that is passed to `launch`
 
 LOCALHOST = "127.0.0.1"
 SLOW_IMPORTS = ["torch", "torch._dynamo"]  # seconds each, so imported once for all ranks; optimizers use the second
 PATIENCE = 3.0  # seconds that the other ranks have to end after the first failure
 
 
-def launch(main: Main, config: TorchConfig) -> list[Any]:
+def launch(main: Main, config: TorchTrainerConfig) -> list[Any]:
     """Run `main(world, config)` on every rank, each in a separate process, and wait for all.
 
     Under torchrun this process is one of the ranks. A single rank runs in this process.
@@ -65,7 +65,7 @@ def launch(main: Main, config: TorchConfig) -> list[Any]:
     return _spawn(main, config, num_replicas(config))
 
 
-def _join_torchrun(main: Main, config: TorchConfig) -> Any:
+def _join_torchrun(main: Main, config: TorchTrainerConfig) -> Any:
     rank = int(os.environ["RANK"])
     device = local_device(config, int(os.environ["LOCAL_RANK"]))
     try:
@@ -74,7 +74,7 @@ def _join_torchrun(main: Main, config: TorchConfig) -> Any:
         raise _named(rank, type(error).__name__, str(error)) from error
 
 
-def _spawn(main: Main, config: TorchConfig, world_size: int) -> list[Any]:
+def _spawn(main: Main, config: TorchTrainerConfig, world_size: int) -> list[Any]:
     # The ranks connect through a store in this process; the system picks a free port.
     store = dist.TCPStore(LOCALHOST, 0, is_master=True, wait_for_workers=False)
     with tempfile.TemporaryDirectory(prefix="torch_ref-") as reports:
@@ -93,7 +93,7 @@ def _result(reports: str, rank: int) -> Any:
     return torch.load(Path(reports, f"{rank}.pt"), map_location="cpu", weights_only=True)
 
 
-def _rank_process(rank: int, main: Main, config: TorchConfig, world_size: int, port: int, reports: str) -> None:
+def _rank_process(rank: int, main: Main, config: TorchTrainerConfig, world_size: int, port: int, reports: str) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
     threading.Thread(target=_end_with_launcher, daemon=True).start()
     tqdm.set_lock(threading.RLock())  # tqdm's default is a semaphore, which a killed rank would leave behind
@@ -124,7 +124,7 @@ def _end_with_launcher() -> None:
 
 
 def _run(
-    main: Main, config: TorchConfig, rank: int, world_size: int, device: torch.device, store: dist.Store | None
+    main: Main, config: TorchTrainerConfig, rank: int, world_size: int, device: torch.device, store: dist.Store | None
 ) -> Any:
     if device.type == "cpu":
         torch.set_num_threads(1)  # the replicas share the cores

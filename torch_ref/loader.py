@@ -1,85 +1,151 @@
 """Batches of a training set from torch's DataLoader and DistributedSampler, grouped by optimizer step."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice, zip_longest
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from jaxddp.config import TrainConfig
-from jaxddp.data.sampler import PADDING
-from jaxddp.errors import InputError
+from jaxddp.config import TrainerConfig
+from jaxddp.data.order import PADDING, Sampler
+from jaxddp.data.sources.source import Augment, Collate, Source, as_source
+from jaxddp.data.sources.stream import StreamSource
+from jaxddp.errors import InputError, TrainingError
 from torch_ref.distributed import CPU, World
 from torch_ref.losses import Batch
+from torch_ref.samplers import SharedSampler, samplers
+
+KEPT_BYTES = 2**30  # of a rank's test set that stays on its device between tests
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 
 
-class ArrayDataset(Dataset[dict[str, Tensor]]):
-    """Dataset of examples {"x": ..., "y": ...}; floating-point numbers in the run's dtype, integers as int64.
+def to_tensors(arrays: Arrays, dtype: torch.dtype) -> Batch:
+    """Return arrays as tensors: floating-point numbers in the run's dtype, integers but images' as int64.
 
-    >>> ArrayDataset({"x": np.ones((3, 2)), "y": np.arange(3)}, torch.float32)[2]
-    {'x': tensor([1., 1.]), 'y': tensor(2)}
+    >>> to_tensors({"x": np.ones(2), "y": np.arange(2, dtype=np.uint16)}, torch.float32)
+    {'x': tensor([1., 1.]), 'y': tensor([0, 1])}
     """
 
-    def __init__(self, arrays: Arrays, dtype: torch.dtype):
-        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-        self.tensors = {name: x.to(dtype if x.is_floating_point() else torch.int64) for name, x in tensors.items()}
+    def tensor(array: np.ndarray[Any, Any]) -> Tensor:
+        if array.dtype.kind in "iu" and not (array.dtype == np.uint8 and array.ndim > 2):
+            return torch.from_numpy(array.astype(np.int64, copy=False))
+        converted = torch.from_numpy(array)
+        return converted.to(dtype) if converted.is_floating_point() else converted
 
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        return {name: tensor[index] for name, tensor in self.tensors.items()}
+    return {name: tensor(array) for name, array in arrays.items()}
+
+
+class SourceDataset(Dataset[Any]):
+    """Dataset of a source's examples, which DataLoader reads a batch at a time, here or in its workers.
+
+    Args:
+        source: the source.
+        dtype: dtype of floating-point numbers.
+        num_workers: number of DataLoader's workers.
+
+    Attributes:
+        epoch: number of the epoch, for the augmentation; set before DataLoader starts its workers.
+        reading: index of the example that each worker reads.
+    """
+
+    def __init__(self, source: Source, dtype: torch.dtype, num_workers: int = 0):
+        self.source, self.dtype, self.epoch = source, dtype, 0
+        self.reading = torch.zeros(max(1, num_workers), dtype=torch.int64).share_memory_()
 
     def __len__(self) -> int:
-        return len(next(iter(self.tensors.values())))
+        return len(self.source)
+
+    def __getitems__(self, indices: list[int]) -> Batch | InputError:
+        """Return a batch, or the error in its way: raised in a worker, it would come with pages of text."""
+        worker = get_worker_info()
+        tell = partial(self.reading.__setitem__, 0 if worker is None else worker.id)
+        try:
+            return to_tensors(self.source.take(np.array(indices, np.int64), self.epoch, tell), self.dtype)
+        except InputError as error:
+            return error
+
+    def batch(self, indices: list[int]) -> Batch:
+        """Return a batch.
+
+        Raises:
+            InputError: an example is not as it should be.
+        """
+        if isinstance(batch := self.__getitems__(indices), InputError):
+            raise batch
+        return batch
 
 
 class Loader:
     """Loader of a training set, distributed over the replicas; seen from one process.
 
     Args:
-        arrays: training set, leaves of shape (N, ...).
+        data: training set: arrays with leaves of shape (N, ...), or an object with a length and items, see
+            `jaxddp.data.sources.as_source`.
         config: configuration of batch size, accumulation and sampling.
         num_replicas: W, number of replicas that share each global batch.
         ranks: ranks whose examples this process takes: its rank, or all ranks in a single process.
         device: device of the batches.
+        augment, collate, sampler, num_workers, timeout: see `jaxddp.loader.Loader`; the workers are DataLoader's.
 
     Raises:
-        InputError: a global batch size that is not divisible, or larger than the training set.
+        InputError: a global batch size that is not divisible, or larger than the training set; or the data, an
+            example or an order is not as it should be.
 
     >>> arrays = {"x": np.arange(9), "y": np.arange(9)}
-    >>> loader = Loader(arrays, TrainConfig(global_batch_size=6, shuffle=False), num_replicas=2, ranks=[1])
+    >>> loader = Loader(arrays, TrainerConfig(global_batch_size=6, shuffle=False), num_replicas=2, ranks=[1])
     >>> [[micro_batch["x"].tolist() for micro_batch in step] for step in loader.epoch(0)]
     [[[1, 3, 5]], [[7, 0]]]
     """
 
     def __init__(
         self,
-        arrays: Arrays,
-        config: TrainConfig,
+        data: Any,
+        config: TrainerConfig,
         num_replicas: int,
         ranks: Sequence[int],
         device: torch.device = CPU,
+        *,
+        augment: Augment | None = None,
+        collate: Collate | None = None,
+        sampler: Sampler | None = None,
+        num_workers: int = 0,
+        timeout: float = 0.0,
     ):
-        self._dataset = dataset = ArrayDataset(arrays, getattr(torch, config.dtype))
-        samplers = _samplers(dataset, config, num_replicas)
-        self._sampler = SharedSampler([samplers[rank] for rank in ranks])
-        self._shares = [len(sampler) for sampler in samplers]
+        in_memory = isinstance(data, Mapping)  # numbers that are not finite are the training step's to report
+        source = as_source(
+            data, "training data", augment=augment, collate=collate, seed=config.seed, checked=not in_memory
+        )
+        self._dataset = SourceDataset(source, getattr(torch, config.dtype), num_workers)
+        streamed = isinstance(source, StreamSource)
+        if isinstance(source, StreamSource):
+            source.check_read(config.global_batch_size, num_workers, sampler)
+        of_ranks = samplers(range(len(source)), config, num_replicas, sampler, streamed)
+        self._sampler = SharedSampler([of_ranks[rank] for rank in ranks])
+        self._shares = [len(of_rank) for of_rank in of_ranks]
+        self._ranks = ranks
         self._together = len(ranks) == num_replicas
         self._per_replica_batch_size = config.per_replica_batch_size(num_replicas)
         self._accumulation_steps = config.accumulation_steps
         self._drop_last_batch = config.drop_last_batch
         self._device = device
         self._micro_batches = DataLoader(
-            dataset,
+            self._dataset,
             batch_size=len(ranks) * self._per_replica_batch_size // config.accumulation_steps,
             sampler=self._sampler,
+            collate_fn=_unchanged,
             pin_memory=self._device.type == "cuda",
+            num_workers=num_workers,
+            # torch's default on Linux; ranks that a fork server started would start workers that import all anew.
+            multiprocessing_context="fork" if num_workers else None,
+            timeout=timeout if num_workers else 0,
         )
         if self.steps_per_epoch == 0:
-            raise InputError(f"--global-batch-size {config.global_batch_size}: larger than the {len(dataset)} examples")
+            raise InputError(f"--global-batch-size {config.global_batch_size}: larger than the {len(source)} examples")
 
     @property
     def steps_per_epoch(self) -> int:
@@ -92,7 +158,7 @@ class Loader:
         full = self._micro_batches.batch_size or 1
         totals = [sum(self._shares)] if self._together else self._shares
         size = full if self._drop_last_batch else min(total % full or full for total in totals if total)
-        return {name: x[:size].to(self._device) for name, x in self._dataset.tensors.items()}
+        return {name: x.to(self._device) for name, x in self._dataset.batch(list(range(size))).items()}
 
     def examples_in(self, step: int) -> int:
         """Return the examples of an optimizer step over all replicas; steps count from 0 over all epochs."""
@@ -116,16 +182,38 @@ class Loader:
             start_step: number of optimizer steps to skip, to resume within an epoch.
         """
         self._sampler.set_epoch(epoch)
-        micro_batches = iter(self._micro_batches)
-        for step in range(self.steps_per_epoch):
+        self._dataset.epoch = epoch
+        skipped = start_step * self._per_replica_batch_size
+        self._sampler.start = sum(min(skipped, self._shares[rank]) for rank in self._ranks)
+        micro_batches = self._read()
+        for step in range(start_step, self.steps_per_epoch):
             batches = list(islice(micro_batches, self._accumulation_steps))
-            if step >= start_step and batches:
+            if batches:
                 batches += [self._empty] * (self._micro_batches_in(step) - len(batches))
                 yield [{name: x.to(self._device, non_blocking=True) for name, x in batch.items()} for batch in batches]
 
+    def _read(self) -> Iterator[Batch]:
+        """Yield what DataLoader reads; errors of its workers become one line."""
+        try:
+            for batch in self._micro_batches:
+                if isinstance(batch, InputError):
+                    raise batch
+                yield batch
+        except RuntimeError as error:
+            raise self.of_workers(error) from error
+
+    def of_workers(self, error: RuntimeError) -> RuntimeError:
+        """Return the error of a DataLoader's worker, which torch raises wherever the process is, as one line."""
+        if not str(error).startswith("DataLoader "):
+            return error
+        examples = ", ".join(map(str, self._dataset.reading.tolist()))
+        what = str(error).partition("\n")[0].rstrip(". ")
+        where = self._dataset.source.where
+        return TrainingError(f"{where}: {what}; the workers were reading the examples {examples}")
+
     @property
     def _empty(self) -> Batch:
-        return {name: x[:0] for name, x in self._dataset.tensors.items()}
+        return {name: x[:0] for name, x in self._dataset.batch([0]).items()}
 
     def _micro_batches_in(self, step: int) -> int:
         """Return the number of micro-batches of the rank with the most examples in a step."""
@@ -133,82 +221,52 @@ class Loader:
         return -(-examples * self._accumulation_steps // self._per_replica_batch_size)
 
 
-class UnevenSampler(Sampler[int]):
-    """Sampler of one rank's examples like DistributedSampler, without repetitions: dataset[rank::num_replicas].
+class EvaluationBatches:
+    """A rank's batches of a test set, on its device or, if they are too many, read anew in each pass.
 
-    >>> [list(UnevenSampler(range(5), 2, rank, shuffle=False)) for rank in range(2)]
-    [[0, 2, 4], [1, 3]]
-    """
+    Every example is on exactly one rank.
 
-    def __init__(self, dataset: Any, num_replicas: int, rank: int, shuffle: bool = True, seed: int = 0):
-        self._order: DistributedSampler[Any] = DistributedSampler(dataset, 1, 0, shuffle, seed)
-        self._num_replicas, self._rank = num_replicas, rank
-        self.set_epoch = self._order.set_epoch
+    Args:
+        data: see `Loader`.
+        config: dtype of floating-point numbers.
+        world: the ranks.
+        batch_size: examples per batch.
 
-    def __iter__(self) -> Iterator[int]:
-        return islice(self._order, self._rank, None, self._num_replicas)
-
-    def __len__(self) -> int:
-        return len(range(self._rank, len(self._order), self._num_replicas))
-
-
-RankSampler = DistributedSampler[Any] | UnevenSampler
-
-
-class SharedSampler(Sampler[int]):
-    """Sampler of several ranks' examples in turn: each batch is the union of their batches.
-
-    >>> samplers = [DistributedSampler(range(5), 2, rank, shuffle=False) for rank in range(2)]
-    >>> list(SharedSampler(samplers))
-    [0, 1, 2, 3, 4, 0]
-    """
-
-    def __init__(self, samplers: Sequence[RankSampler]):
-        self.samplers = samplers
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of all samplers, which determines the order of the next pass."""
-        for sampler in self.samplers:
-            sampler.set_epoch(epoch)
-
-    def __iter__(self) -> Iterator[int]:
-        return (example for turn in zip_longest(*self.samplers) for example in turn if example is not None)
-
-    def __len__(self) -> int:
-        return sum(map(len, self.samplers))
-
-
-def evaluation_batches(arrays: Arrays, config: TrainConfig, world: World, batch_size: int = 256) -> list[Batch]:
-    """Return this rank's batches of the test set, on its device; every example is on exactly one rank.
-
-    >>> arrays = {"x": np.arange(3)}
-    >>> evaluation_batches(arrays, TrainConfig(), World(rank=1, world_size=2))
+    >>> list(EvaluationBatches({"x": np.arange(3)}, TrainerConfig(), World(rank=1, world_size=2)))
     [{'x': tensor([1])}]
     """
-    share = {name: array[world.rank :: world.world_size] for name, array in arrays.items()}
-    tensors = ArrayDataset(share, getattr(torch, config.dtype)).tensors
-    pieces = {name: tensor.to(world.device).split(batch_size) for name, tensor in tensors.items()}
-    return [dict(zip(pieces, batch, strict=True)) for batch in zip(*pieces.values(), strict=True)]
+
+    def __init__(self, data: Any, config: TrainerConfig, world: World, batch_size: int = 256):
+        source = as_source(data, "test data", checked=False)
+        self._dataset, self._device = SourceDataset(source, getattr(torch, config.dtype)), world.device
+        share = list(range(world.rank, len(source), world.world_size))
+        self._parts = [share[first : first + batch_size] for first in range(0, len(share), batch_size)] or [[]]
+        example = sum(tensor.nbytes for tensor in self._dataset.batch([0]).values())
+        self._kept = list(map(self._read, self._parts)) if len(share) * example <= KEPT_BYTES else None
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Yield the batches."""
+        return map(self._read, self._parts) if self._kept is None else iter(self._kept)
+
+    def _read(self, indices: list[int]) -> Batch:
+        batch = self._dataset.batch(indices or [0])
+        return {name: (x if indices else x[:0]).to(self._device) for name, x in batch.items()}
 
 
-def epoch_indices(dataset_size: int, config: TrainConfig, num_replicas: int) -> np.ndarray[Any, Any]:
+def epoch_indices(
+    dataset_size: int, config: TrainerConfig, num_replicas: int, sampler: Sampler | None = None
+) -> np.ndarray[Any, Any]:
     """Return the example indices of each replica in the first epoch, int64 (num_replicas, examples per replica).
 
     With `--join`, positions beyond the last example hold `PADDING`.
 
-    >>> epoch_indices(5, TrainConfig(shuffle=False), num_replicas=2)
+    >>> epoch_indices(5, TrainerConfig(shuffle=False), num_replicas=2)
     array([[0, 2, 4],
            [1, 3, 0]])
     """
-    samplers = _samplers(range(dataset_size), config, num_replicas)
-    return np.array(list(zip_longest(*samplers, fillvalue=PADDING)), dtype=np.int64).T
+    order = samplers(range(dataset_size), config, num_replicas, sampler)
+    return np.array(list(zip_longest(*order, fillvalue=PADDING)), dtype=np.int64).T
 
 
-def _samplers(dataset: Any, config: TrainConfig, num_replicas: int) -> Sequence[RankSampler]:
-    """Return the sampler of every rank."""
-    ranks = range(num_replicas)
-    if config.join:
-        return [UnevenSampler(dataset, num_replicas, rank, config.shuffle, config.seed) for rank in ranks]
-    return [
-        DistributedSampler(dataset, num_replicas, rank, config.shuffle, config.seed, config.drop_last) for rank in ranks
-    ]
+def _unchanged(batch: Any) -> Any:
+    return batch

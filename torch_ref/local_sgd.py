@@ -13,17 +13,17 @@ from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostL
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.optim import Optimizer
 
-from jaxddp.config import TrainConfig
+from jaxddp.config import TrainerConfig
 from torch_ref.distributed import World, distributed_optim
 
 
-def averaging(optimizer: Optimizer, config: TrainConfig, world: World) -> Optimizer:
+def averaging(optimizer: Optimizer, config: TrainerConfig, world: World) -> Optimizer:
     """Wrap an optimizer so that it averages the parameters over the ranks, as often as `config` sets."""
     averager = PeriodicModelAverager(config.averaging_period, config.start_local_sgd_iter, world.group)
     return distributed_optim().PostLocalSGDOptimizer(optimizer, averager)
 
 
-def local_hook(config: TrainConfig, world: World, step: int = 0) -> tuple[PostLocalSGDState, Any]:
+def local_hook(config: TrainerConfig, world: World, step: int = 0) -> tuple[PostLocalSGDState, Any]:
     """Return the hook and its state after `step` optimizer steps, without an all-reduce in subgroups."""
     state = PostLocalSGDState(world.group, None, config.start_local_sgd_iter, post_local_gradient_allreduce=False)
     state.iter = step
@@ -31,7 +31,7 @@ def local_hook(config: TrainConfig, world: World, step: int = 0) -> tuple[PostLo
 
 
 @contextlib.contextmanager
-def shown(module: nn.Module, config: TrainConfig, world: World) -> Iterator[None]:
+def shown(module: nn.Module, config: TrainerConfig, world: World) -> Iterator[None]:
     """Replace parameters that differ between ranks by their mean in this context, to evaluate or save the module."""
     if config.start_local_sgd_iter is None:
         yield

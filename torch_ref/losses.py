@@ -14,7 +14,7 @@ LossFunction = Callable[[nn.Module, Batch], Sums]
 CountFunction = Callable[[Batch], Tensor]
 
 
-def cross_entropy(model: nn.Module, batch: Batch) -> Sums:
+def cross_entropy(model: nn.Module, batch: Batch, label_smoothing: float = 0.0) -> Sums:
     """Sum the cross entropy -log softmax(model(x))_y over the labels y, and the accuracy of the largest logit.
 
     Labels of -100 are ignored, as by `F.cross_entropy`, which returns loss / count.
@@ -22,6 +22,7 @@ def cross_entropy(model: nn.Module, batch: Batch) -> Sums:
     Args:
         model: maps x to logits (B, C) or (B, T, C).
         batch: "x", and integer labels "y" (B,) or (B, T).
+        label_smoothing: share of a label that is spread over all classes.
 
     Returns:
         Scalar sums: "loss", which is differentiable, "count" and "accuracy".
@@ -33,7 +34,7 @@ def cross_entropy(model: nn.Module, batch: Batch) -> Sums:
     """
     logits = model(batch["x"]).flatten(0, -2)
     labels = batch["y"].flatten()
-    loss = F.cross_entropy(logits, labels, ignore_index=IGNORE_INDEX, reduction="sum")
+    loss = F.cross_entropy(logits, labels, ignore_index=IGNORE_INDEX, reduction="sum", label_smoothing=label_smoothing)
     return {"loss": loss, "count": count_labels(batch), "accuracy": (logits.argmax(-1) == labels).sum()}
 
 

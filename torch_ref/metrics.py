@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from jaxddp.config.choices import COUNT_OF
 from jaxddp.tracking.gradient_metrics import norms, of_gradients
 from torch_ref.distributed import World
 from torch_ref.losses import Sums
@@ -41,15 +42,15 @@ def total(steps: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 def means(sums: dict[str, float]) -> dict[str, float]:
-    """Divide every sum by the count: {"loss": sum l / n, ...}; metrics that are not sums over examples are left out.
+    """Divide every sum by the count, or by its own: {"loss": sum l / n, ...}, without metrics that are not sums.
 
     >>> means({"count": 4.0, "loss": 2.0, "accuracy": 3.0})
     {'loss': 0.5, 'accuracy': 0.75}
     """
-    count = sums["count"]
-    others = ("count", *OF_STEP)
+    counts = {name: sums.get(COUNT_OF + name, sums["count"]) for name in sums}
+    others = ("count", *OF_STEP, *(COUNT_OF + name for name in sums))
     of_elements = {name: x for name, x in sums.items() if name not in others and not of_gradients(name)}
-    return {name: value / count if count else math.nan for name, value in of_elements.items()}
+    return {name: value / counts[name] if counts[name] else math.nan for name, value in of_elements.items()}
 
 
 def step_metrics(sums: dict[str, float]) -> dict[str, float]:

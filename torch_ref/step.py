@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
-from torch.nn.utils import clip_grad_norm_
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from torch_ref.data_parallel import ManualDataParallel, average_buffers, bare, no_sync
 from torch_ref.distributed import World
@@ -30,6 +30,7 @@ def train_step(
     *,
     loss_normalization: str = "ddp",
     clip_grad_norm: float | None = None,
+    clip_grad_value: float | None = None,
     buffers: str = "rank0",
     gradient_hooks: Sequence[GradientHook] = (),
     scaler: GradScaler | None = None,
@@ -50,6 +51,7 @@ def train_step(
         world: the ranks that train together.
         loss_normalization, loss_fn, count_fn, step: see `accumulate_gradients`.
         clip_grad_norm: largest global norm of the averaged gradient; None: no clipping.
+        clip_grad_value: largest absolute value of its elements; None: no clipping.
         buffers: with "mean", buffers are averaged over the ranks after the step.
         gradient_hooks: hooks to apply to mean gradients; DDP applies "local" hooks, see
             `torch_ref.comm_hooks.register`.
@@ -60,10 +62,10 @@ def train_step(
         This rank's sums over all micro-batches: "loss", "count" and the loss function's metrics; with a scaler
         also "scale", with which the gradients were computed, and "skipped", 1 or 0.
 
-    >>> from jaxddp.config import TrainConfig
+    >>> from jaxddp.config import TrainerConfig
     >>> from torch_ref import optim
     >>> model = nn.Linear(1, 2)
-    >>> optimizer, scheduler = optim.from_config(model.parameters(), TrainConfig(), total_steps=1)
+    >>> optimizer, scheduler = optim.from_config(model.parameters(), TrainerConfig(), total_steps=1)
     >>> batch = {"x": torch.tensor([[-1.0], [1.0]]), "y": torch.tensor([0, 1])}
     >>> train_step(model, optimizer, scheduler, [batch], World())["count"]
     tensor(2)
@@ -77,13 +79,15 @@ def train_step(
         sums |= gradient_log.sums()
     if clip_grad_norm is not None:
         clip_grad_norm_(model.parameters(), clip_grad_norm)
+    if clip_grad_value is not None:
+        clip_grad_value_(model.parameters(), clip_grad_value)
     scale = scaler.get_scale()
     scaler.step(optimizer)
     scaler.update()
     skipped = scaler.get_scale() < scale
     if buffers == "mean":
         average_buffers(model, world)
-    if scheduler is not None and not skipped:
+    if scheduler is not None and not skipped and not isinstance(scheduler, ReduceLROnPlateau):
         scheduler.step()
     if not scaler.is_enabled():
         return sums

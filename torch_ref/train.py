@@ -21,25 +21,39 @@ import torch
 import torch.distributed
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
-from jaxddp.data import datasets
+from jaxddp.data.run_data import RunData, load_data
 from jaxddp.data.sampler import shard_table
-from jaxddp.errors import InputError, MovedError, TrainingError
+from jaxddp.errors import InputError, MovedError, NotFiniteError, TrainingError
+from jaxddp.program import Program
+from jaxddp.tracking.kept_program import program_changes
 from jaxddp.tracking.resumed import check_not_done, check_same_epochs, check_same_run
 from jaxddp.tracking.run_folder import check_same_data, claim_output
 from jaxddp.tracking.run_log import RunLog, frozen_notes, run_title
-from torch_ref import models, optim
+from jaxddp.tracking.throughput import Throughput, tokens_in
+from torch_ref import optim
 from torch_ref.amp import autocast, grad_scaler
 from torch_ref.checkpoint import CHECKPOINT_FILE, checkpoint_size, load_checkpoint
 from torch_ref.comm_hooks import register
-from torch_ref.config import TorchConfig
-from torch_ref.data_parallel import wrap
+from torch_ref.config import TorchTrainerConfig
+from torch_ref.data_parallel import WithLoss, wrap
 from torch_ref.devices import check_devices, num_replicas
 from torch_ref.distributed import World
 from torch_ref.gradient_log import GradientLog
 from torch_ref.launch import launch
-from torch_ref.loader import Loader, epoch_indices, evaluation_batches
-from torch_ref.losses import cross_entropy
+from torch_ref.loader import EvaluationBatches, Loader, epoch_indices
+from torch_ref.losses import LossFunction
+from torch_ref.program import (
+    OPTIMIZERS,
+    MakeOptimizer,
+    evaluation_of,
+    loss_of,
+    module_of,
+    optimizer_of,
+    program_of,
+)
+from torch_ref.program_step import Optimizers, ProgramStep
 from torch_ref.state import TrainState, averaged_model
 from torch_ref.train_loop import Run, last_good, train_epochs
 from torch_ref.weights import load_weights
@@ -47,33 +61,35 @@ from torch_ref.weights import load_weights
 JAXDDP_CHECKPOINTS = "checkpoints"  # folder of jaxddp.train's checkpoints
 
 
-def main(config: TorchConfig) -> None:
+def main(config: TorchTrainerConfig) -> None:
     """Train as `config` asks, on every rank, and print, log and save the results."""
     if config.resume is not None:
         config = dataclasses.replace(config, output=config.resume)
     check_devices(config)
+    program_of(config)  # before any process starts
     if config.print_shards:
         print_shards(config)
     else:
         launch(train, config)
 
 
-def train(world: World, config: TorchConfig) -> None:
+def train(world: World, config: TorchTrainerConfig) -> None:
     """Train on one rank; only rank 0 prints, logs and saves.
 
     Raises:
         InputError: the parts of the run do not fit each other, or the folder belongs to another run.
         TrainingError: a loss is not finite, or replicas differ; checkpoints saved before remain valid.
     """
-    run = build(world, config)
     first = world.rank == 0
     with contextlib.ExitStack() as resources:
+        resources.enter_context(program_of(config).naming())
+        run = build(world, config)
         notes, changes = open_output(run, resources)
         log = resources.enter_context(
             RunLog(
                 run.saved_config,
                 Path(config.output) if first and config.output is not None else None,
-                title=run_title(config, num_replicas(config), _framework(run)),
+                title=run_title(run.program, config, num_replicas(config), _framework(run), OPTIMIZERS),
                 notes=[
                     *frozen_notes(name for name, p in run.state.module.named_parameters() if not p.requires_grad),
                     *changes,
@@ -81,45 +97,81 @@ def train(world: World, config: TorchConfig) -> None:
                 examples_per_epoch=run.loader.examples_per_epoch,
                 resume_step=run.state.step if config.resume else None,
                 resume_records=notes.get("records", 0),
-                digests=run.dataset.digests if first and config.output is not None else None,
+                digests=run.data.digests if first and config.output is not None else None,
+                program=run.program,
                 quiet=not first,
+                memory=run.memory,
             )
         )
         try:
-            train_epochs(run, log)
+            train_epochs(run, log, notes)
         except MovedError as error:  # there is no place to look for checkpoints
             raise TrainingError(f"{error}") from None
-        except TrainingError as error:
-            raise TrainingError(f"{error}; {last_good(config)}") from None
+        except RuntimeError as error:
+            told = run.loader.of_workers(error)
+            if not isinstance(told, TrainingError):
+                raise
+            of_nan = isinstance(told, NotFiniteError) and run.program.path is not None
+            place = run.data.place_of_nan() if of_nan else None
+            raise TrainingError("; ".join(filter(None, [f"{told}", place, last_good(config)]))) from None
 
 
-def build(world: World, config: TorchConfig) -> Run:
+def build(world: World, config: TorchTrainerConfig) -> Run:
     """Build the parts of a run, before its first step.
 
     Raises:
         InputError: the parts do not fit each other.
     """
-    dataset = datasets.load(config)
+    program = program_of(config)
+    data = load_data(program, config)
+    _check_same_stream(data, world)
     replicas = num_replicas(config)
     ranks = range(replicas) if config.strategy == "single" else [world.rank]
-    loader = Loader(dataset.train, config, replicas, ranks, world.device)
-    module = models.build(config, dataset).to(world.device)
+    reading: dict[str, Any] = {"num_workers": config.data_workers, "timeout": config.stall_timeout}
+    loader = Loader(data.train, config, replicas, ranks, world.device, sampler=program.get("sampler"), **reading)
+    module = module_of(program, config).to(world.device)
+    loss_fn = autocast(loss_of(program), config.amp)
     if config.sync_batch_norm and world.world_size > 1:
         module = nn.SyncBatchNorm.convert_sync_batchnorm(module, world.group)
     else:
-        _check_batch_norm(config, loader, module)
+        _check_batch_norm(config, loader, module, loss_fn)
     config.check_square(sum(p.numel() for p in module.parameters() if p.requires_grad))
     if config.weights is not None and not _has_checkpoint(config):
-        load_weights(config.weights, module)
-    total_steps = config.total_steps(loader.steps_per_epoch)
-    optimizer, scheduler = optim.from_config(module.parameters(), config.with_scaled_lr(replicas), total_steps, world)
-    averaged, scaler = averaged_model(module, config.ema_decay), grad_scaler(config, world.device)
+        load_weights(config.weights, module, program)
+    optimizer, scheduler, step = _optimizer(program, config, module, loader, world)
+    averaged, scaler = (
+        averaged_model(module, config.ema_decay, config.swa_start is not None),
+        grad_scaler(config, world.device),
+    )
     state = TrainState(module, optimizer, scheduler, averaged=averaged, scaler=scaler)
-    replica = wrap(module, world, config.strategy, config.buffers)  # before resume: DDP sends rank 0's values
-    test_batches = evaluation_batches(dataset.test, config, world)
+    # Before resume: DDP sends rank 0's values.
+    unused = bool(program.get("find_unused_parameters"))
+    replica = module
+    if step is None:
+        replica = wrap(WithLoss(module, loss_fn, config.remat), world, config.strategy, config.buffers, unused)
+    tests = () if data.test is None else EvaluationBatches(data.test, config, world)
     gradient_log = GradientLog(module, world, config)
-    loss_fn = autocast(cross_entropy, config.amp)
-    return Run(config, world, dataset, loader, test_batches, replica, state, loss_fn, gradient_log)
+    test_loss = autocast(evaluation_of(program, loss_of(program)), config.amp)
+    parts = replica, state, loss_fn, test_loss, gradient_log, step
+    throughput = Throughput(tokens_in(data.example()), workers=config.data_workers > 0)
+    return Run(config, program, world, data, loader, tests, *parts, throughput)
+
+
+def _optimizer(
+    program: Program, config: TorchTrainerConfig, module: nn.Module, loader: Loader, world: World
+) -> tuple[Optimizer, Any, ProgramStep | None]:
+    """Make the program's optimizer and scheduler, or those of `config`; and the program's step, if it has one."""
+    total_steps = config.total_steps(loader.steps_per_epoch)
+    if any(program.get(name) is not None for name in OPTIMIZERS):
+        make = MakeOptimizer.of(program, total_steps=total_steps, steps_per_epoch=loader.steps_per_epoch)
+        if (step := program.get("torch_step")) is not None:
+            assert make.configure_optimizers is not None, "needed"
+            made = make.configure_optimizers(module)
+            optimizers: Any = Optimizers(made, module)
+            return optimizers, None, ProgramStep(step, module, made, world)
+        return *optimizer_of(make, module, list(module.parameters())), None
+    scaled = config.with_scaled_lr(num_replicas(config))
+    return *optim.from_config(module.parameters(), scaled, total_steps, world), None
 
 
 def open_output(run: Run, resources: contextlib.ExitStack) -> tuple[dict[str, Any], list[str]]:
@@ -138,14 +190,16 @@ def open_output(run: Run, resources: contextlib.ExitStack) -> tuple[dict[str, An
         space = checkpoint_size(state)
         folder = resources.enter_context(claim_output(config.output, config.resume is not None, space))
         if config.resume is not None:
-            check_same_data(folder, run.dataset.digests)
+            check_same_data(folder, run.data.digests, run.program.file_name)
             check_same_epochs(folder, run.loader.steps_per_epoch)
     if config.resume is not None:
         world.barrier()  # until rank 0 owns the folder, another run may replace the checkpoint
         notes = resume(Path(config.resume), state, world.rank)
         check_not_done(config.resume, state.step, run.loader.steps_per_epoch, config.epochs)
         if world.rank == 0:
-            changes = check_same_run(Path(config.resume), state.step, notes, run.saved_config, run.dataset.digests)
+            changes = check_same_run(Path(config.resume), state.step, notes, run.saved_config, run.data.digests)
+            changes += program_changes(Path(config.resume), run.program)
+    changes += run.data.begin(config, state.step, notes)
     if isinstance(run.model, DistributedDataParallel):
         look = [run.gradient_log.look] if config.detect_anomaly else []
         register(run.model, config, world, look, state.step)
@@ -161,14 +215,15 @@ def resume(folder: Path, state: TrainState, rank: int) -> dict[str, Any]:
     return {}
 
 
-def _has_checkpoint(config: TorchConfig) -> bool:
+def _has_checkpoint(config: TorchTrainerConfig) -> bool:
     return config.resume is not None and (Path(config.resume) / CHECKPOINT_FILE).exists()
 
 
-def print_shards(config: TorchConfig) -> None:
+def print_shards(config: TorchTrainerConfig) -> None:
     """Print the examples of each replica in each step of the first epoch."""
-    size, replicas = len(datasets.load(config).train["y"]), num_replicas(config)
-    indices = epoch_indices(size, config, replicas)
+    program = program_of(config)
+    size, replicas = len(load_data(program, config).train), num_replicas(config)
+    indices = epoch_indices(size, config, replicas, program.get("sampler"))
     print(shard_table(indices, config.per_replica_batch_size(replicas), size))
 
 
@@ -179,18 +234,29 @@ def _framework(run: Run) -> str:
     return f"{way}, {torch.distributed.get_backend(run.world.group)}, world size {run.world.world_size}"
 
 
-def _check_batch_norm(config: TorchConfig, loader: Loader, module: nn.Module) -> None:
+def _check_same_stream(data: RunData, world: World) -> None:
+    """Raise `InputError` if this rank's stream begins with another example than rank 0's."""
+    if data.stream is not None and world.broadcast_object(digest := data.train.digest()) != digest:
+        raise InputError(
+            f"{data.train.where}: rank {world.rank} reads other examples than rank 0; all must read the same stream"
+        )
+
+
+def _check_batch_norm(config: TorchTrainerConfig, loader: Loader, module: nn.Module, loss_fn: LossFunction) -> None:
     """Raise `InputError` before training if BatchNorm will meet a micro-batch with one value per channel."""
+    if not any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in module.modules()):
+        return
     batch = loader.smallest_micro_batch()
     try:
         with torch.no_grad():
-            copy.deepcopy(module)(batch["x"])
+            loss_fn(copy.deepcopy(module), batch)
     except ValueError as error:
+        size = len(next(iter(batch.values())))
         raise InputError(
-            f"--global-batch-size {config.global_batch_size}: leaves a micro-batch of {len(batch['x'])} on a replica, "
+            f"--global-batch-size {config.global_batch_size}: leaves a micro-batch of {size} on a replica, "
             f"where BatchNorm cannot train; choose another size{'' if config.join else ', or --drop-last-batch'}"
         ) from error
 
 
 if __name__ == "__main__":
-    cli.run(main, TorchConfig, "python -m torch_ref.train")
+    cli.run(lambda config, _: main(config), TorchTrainerConfig, "python -m torch_ref.train")

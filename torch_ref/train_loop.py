@@ -1,20 +1,25 @@
 """Training loop of one rank: epochs of optimizer steps, their tests and their checkpoints."""
 
 import dataclasses
-import math
 import time
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import torch
 from torch import nn
 
-from jaxddp.data import datasets
-from jaxddp.errors import TrainingError
+from jaxddp.data.run_data import RunData
+from jaxddp.program import Program
 from jaxddp.tracking.gradient_metrics import check_finite, explained, histograms
 from jaxddp.tracking.resumed import notes_of_run
 from jaxddp.tracking.run_log import RunLog
+from jaxddp.tracking.stopping import Stopping
+from jaxddp.tracking.throughput import Throughput
 from torch_ref.checkpoint import CHECKPOINT_FILE, of_others, save_checkpoint
-from torch_ref.config import TorchConfig
+from torch_ref.config import TorchTrainerConfig
+from torch_ref.data_parallel import loss_within
 from torch_ref.devices import num_replicas
 from torch_ref.distributed import World
 from torch_ref.evaluate import evaluate
@@ -24,8 +29,11 @@ from torch_ref.loader import Loader
 from torch_ref.local_sgd import shown
 from torch_ref.losses import Batch, LossFunction, Sums
 from torch_ref.metrics import all_reduce_sums, means, step_metrics, total
+from torch_ref.program import count_of
+from torch_ref.program_step import ProgramStep
 from torch_ref.state import TrainState
 from torch_ref.step import train_step
+from torch_ref.tester import Tester
 from torch_ref.verify import verify_replicas
 from torch_ref.weights import save_weights
 from torch_ref.zero import consolidate
@@ -39,90 +47,114 @@ REPORT_EVERY = 50  # optimizer steps between two reductions of the metrics
 class Run:
     """Parts of a run on one rank, which have been checked to fit each other; nothing has been written yet."""
 
-    config: TorchConfig
+    config: TorchTrainerConfig
+    program: Program
     world: World
-    dataset: datasets.Dataset
+    data: RunData
     loader: Loader
-    test_batches: list[Batch]
+    test_batches: Iterable[Batch]
     model: nn.Module
     """Replica, with the module wrapped by DDP, for instance."""
     state: TrainState
     """State, with the bare module."""
     loss_fn: LossFunction
-    """Loss, under autocast if `config` asks for it."""
+    """Loss of the module, under autocast if `config` asks for it."""
+    test_loss: LossFunction
+    """Loss with the program's metrics, likewise."""
     gradient_log: GradientLog
+    step: ProgramStep | None = None
+    """The program's step; None: `torch_ref.step.train_step`."""
+    throughput: Throughput = field(default_factory=Throughput)
 
     @property
-    def saved_config(self) -> TorchConfig:
+    def saved_config(self) -> TorchTrainerConfig:
         """Configuration as the run folder keeps it, with the number of devices."""
         return dataclasses.replace(self.config, resume=None, devices=num_replicas(self.config))
 
+    def memory(self) -> int | None:
+        """Return the bytes that tensors take on this rank's GPU; None on a CPU."""
+        device = self.world.device
+        return torch.cuda.memory_allocated(device) if device.type == "cuda" else None
+
+    def peak_memory(self) -> int | None:
+        """Return the most bytes that tensors took on this rank's GPU; None on a CPU."""
+        device = self.world.device
+        return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+
     def evaluate(self, module: nn.Module) -> dict[str, float]:
-        """Compute means over the test set."""
+        """Compute means over the test set; none, if the program has no test set."""
+        if self.data.test is None:
+            return {}
         with shown(module, self.config, self.world):
-            return evaluate(module, self.test_batches, self.world, self.loss_fn)
+            metrics = evaluate(module, self.test_batches, self.world, self.test_loss)
+        if self.program.get("torch_loss") is None:
+            del metrics["loss"]
+        return metrics
 
 
-def train_epochs(run: Run, log: RunLog) -> None:
-    """Train from `run.state` to the end of the last epoch."""
+def train_epochs(run: Run, log: RunLog, notes: Mapping[str, Any] | None = None) -> None:
+    """Train from `run.state` to the end of the last epoch; `notes` are those of the checkpoint it comes from."""
     config, state, steps_per_epoch = run.config, run.state, run.loader.steps_per_epoch
     started = time.perf_counter()
-    test = run.evaluate(state.module)
+    stopping = Stopping(config, notes)
+    tester = Tester(run, log, stopping)
+    metrics = run.evaluate(state.module)
+    tester.begin(metrics)
     for epoch in range(state.step // steps_per_epoch, config.epochs):
-        train_means, speed = train_epoch(run, epoch, log)
-        test = run.evaluate(state.module)
-        if not math.isfinite(test["loss"]):
-            raise TrainingError(f"test loss is {test['loss']} at step {state.step}")
-        averaged = None if state.averaged is None else run.evaluate(state.averaged.module)
-        log.epoch(state.step, epoch + 1, train_means, test, speed, averaged)
+        if stopping.reason is not None:
+            break
+        train_means, speed = train_epoch(run, epoch, log, tester, stopping)
+        if state.step % steps_per_epoch:  # stopped early
+            metrics = run.evaluate(state.module)
+            break
+        metrics = tester.after_epoch(epoch, train_means, speed) or metrics
         if config.checkpoint_period.passed("epochs", epoch, epoch + 1):
-            keep(run, log)
-    keep(run, log)
+            keep(run, log, stopping)
+    keep(run, log, stopping)
+    average = tester.average()
     with shown(state.module, config, run.world):
         if config.output is not None and run.world.rank == 0:
             with log.writing():
                 save_weights(Path(config.output) / WEIGHTS_FILE, state.module)
-                if state.averaged is not None:
-                    save_weights(Path(config.output) / AVERAGED_FILE, state.averaged.module)
-    log.summary(test["accuracy"], time.perf_counter() - started, config.agreement)
+                if average is not None:
+                    save_weights(Path(config.output) / AVERAGED_FILE, average)
+    ending = *filter(None, [stopping.reason]), config.agreement
+    log.summary(metrics, time.perf_counter() - started, *ending, speed=run.throughput.lines(run.peak_memory()))
 
 
-def train_epoch(run: Run, epoch: int, log: RunLog) -> tuple[dict[str, float], float]:
-    """Train for one epoch, or for the part of it after `run.state.step`.
+def train_epoch(
+    run: Run, epoch: int, log: RunLog, tester: Tester, stopping: Stopping
+) -> tuple[dict[str, float], float]:
+    """Train for one epoch, or for the part of it after `run.state.step` and before an early stop.
 
     Returns:
         The means over the examples, and examples per second.
     """
     config, state, loader = run.config, run.state, run.loader
-    started, first = time.perf_counter(), state.step
+    first, speed = state.step, run.throughput
+    speed.begin()
     waiting: list[Sums] = []
     reported: list[dict[str, float]] = []
     run.model.train()
     with join(run.model, config):
-        for micro_batches in loader.epoch(epoch, start_step=state.step % loader.steps_per_epoch):
-            sums = train_step(
-                run.model,
-                state.optimizer,
-                state.scheduler,
-                micro_batches,
-                run.world,
-                loss_normalization=config.loss_normalization,
-                clip_grad_norm=config.clip_grad_norm,
-                buffers=config.buffers,
-                step=state.step,
-                scaler=state.scaler,
-                loss_fn=run.loss_fn,
-                gradient_log=run.gradient_log,
-            )
+        for micro_batches in speed.waited_for(loader.epoch(epoch, start_step=state.step % loader.steps_per_epoch)):
+            sums = take_step(run, micro_batches) if run.step is None else run.step(micro_batches[0])
             state.advance(skipped=bool(sums.get("skipped", False)))
             waiting.append(sums)
             if config.join:  # ranks without batches take part in DDP's collectives only
                 continue
-            if len(waiting) == REPORT_EVERY:
+            test_due = tester.due() and state.step % loader.steps_per_epoch != 0
+            if len(waiting) == REPORT_EVERY or test_due:
                 reported += report(run, epoch, waiting, log)
                 waiting = []
             if config.verify_every and state.step % config.verify_every == 0:
                 verify(run)
+            if test_due:
+                with speed.paused():
+                    tester.within_epoch(epoch)
+                run.model.train()
+            if stopping.reason is not None:
+                break
     if config.join:
         catch_up(state, waiting, run.world)
     reported += report(run, epoch, waiting, log)
@@ -130,7 +162,28 @@ def train_epoch(run: Run, epoch: int, log: RunLog) -> tuple[dict[str, float], fl
     of_epoch = total(reported)
     log.histograms(state.step, histograms(of_epoch))
     skipped = {name: value for name, value in of_epoch.items() if name == "skipped"}
-    return means(of_epoch) | skipped, examples / (time.perf_counter() - started)
+    return means(of_epoch) | skipped, speed.end(examples)
+
+
+def take_step(run: Run, micro_batches: list[Batch]) -> Sums:
+    """Take an optimizer step with the program's loss."""
+    config, state = run.config, run.state
+    return train_step(
+        run.model,
+        state.optimizer,
+        state.scheduler,
+        micro_batches,
+        run.world,
+        loss_normalization=config.loss_normalization,
+        clip_grad_norm=config.clip_grad_norm,
+        clip_grad_value=config.clip_grad_value,
+        buffers=config.buffers,
+        step=state.step,
+        scaler=state.scaler,
+        loss_fn=loss_within,
+        count_fn=count_of(run.loss_fn, state.module),
+        gradient_log=run.gradient_log,
+    )
 
 
 def report(run: Run, epoch: int, steps: list[Sums], log: RunLog) -> list[dict[str, float]]:
@@ -148,7 +201,7 @@ def report(run: Run, epoch: int, steps: list[Sums], log: RunLog) -> list[dict[st
     return reduced
 
 
-def keep(run: Run, log: RunLog) -> None:
+def keep(run: Run, log: RunLog, stopping: Stopping) -> None:
     """Verify the replicas and, if there is a run folder, write the log's records and a checkpoint to the disk."""
     verify(run)
     if run.config.output is None:
@@ -158,7 +211,8 @@ def keep(run: Run, log: RunLog) -> None:
     others = of_others(run.state, run.world) if ranks_differ else []
     if run.world.rank == 0:
         log.sync()
-        notes = notes_of_run(run.saved_config, run.dataset.digests, log.records)
+        notes = notes_of_run(run.saved_config, run.data.digests, log.records) | {"stopping": stopping.notes}
+        notes |= run.data.position(run.state.step)
         with log.writing():
             save_checkpoint(Path(run.config.output) / CHECKPOINT_FILE, run.state, others, notes)
     run.world.barrier()  # other ranks may look for the checkpoint next
@@ -170,7 +224,7 @@ def verify(run: Run) -> None:
         verify_replicas(run.state.module, run.world, run.state.step)
 
 
-def last_good(config: TorchConfig) -> str:
+def last_good(config: TorchTrainerConfig) -> str:
     """Describe the newest checkpoint, after an error."""
     if config.output is None or not (Path(config.output) / CHECKPOINT_FILE).exists():
         return "there is no checkpoint yet"

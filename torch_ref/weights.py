@@ -2,13 +2,16 @@
 
 from pathlib import Path
 
+import numpy as np
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
-from torch import nn
+from torch import Tensor, nn
 
 from jaxddp.data.weight_files import check_types, check_values, read_types
 from jaxddp.errors import InputError, differences
 from jaxddp.files import write_atomically
+from jaxddp.program import Program
 
 
 def save_weights(path: Path, module: nn.Module) -> None:
@@ -16,8 +19,16 @@ def save_weights(path: Path, module: nn.Module) -> None:
     write_atomically(path, save({name: tensor.contiguous() for name, tensor in module.state_dict().items()}))
 
 
-def load_weights(path: str | Path, module: nn.Module) -> None:
+def arrays_of(module: nn.Module) -> dict[str, np.ndarray]:
+    """Return copies of a module's state_dict as NumPy arrays."""
+    return {name: tensor.detach().cpu().numpy().copy() for name, tensor in module.state_dict().items()}
+
+
+def load_weights(path: str | Path, module: nn.Module, program: Program | None = None) -> None:
     """Load a .safetensors file into a module, in the module's dtype.
+
+    Args:
+        program: if its JAX model has other names, a file with these is converted; None: it is refused.
 
     Raises:
         InputError: the file is missing, or not a safetensors file; or tensors are missing, left over, or of another
@@ -28,6 +39,8 @@ def load_weights(path: str | Path, module: nn.Module) -> None:
         tensors = load_file(path)
     except (OSError, SafetensorError) as error:
         raise InputError(f"--weights {path}: not a readable safetensors file ({error})") from None
+    if program is not None and program.get("flax_model") and tensors.keys() - module.state_dict().keys():
+        tensors = _of_twin(tensors, module, program)
     if problems := differences(tensors, module.state_dict()):
         raise InputError(f"--weights {path}: does not fit the model: {'; '.join(problems)}")
     try:
@@ -36,3 +49,16 @@ def load_weights(path: str | Path, module: nn.Module) -> None:
         check_values(tensors, {name: tensor.cpu().numpy() for name, tensor in module.state_dict().items()})
     except InputError as error:
         raise InputError(f"--weights {path}: {error}") from None
+
+
+def _of_twin(tensors: dict[str, Tensor], module: nn.Module, program: Program) -> dict[str, Tensor]:
+    """Convert the arrays of the program's JAX model, and add what it lacks; return other tensors unchanged."""
+    from jaxddp.parity.convert.twin_files import to_torch
+
+    try:
+        arrays = to_torch({name: tensor.numpy() for name, tensor in tensors.items()}, program, module)
+    except InputError:
+        return tensors  # neither side's, which the caller reports
+    kept = (*program.get("no_twin", ()), "num_batches_tracked")
+    constants = {n: x for n, x in module.state_dict().items() if n in kept or n.rpartition(".")[2] in kept}
+    return constants | {name: torch.from_numpy(array) for name, array in arrays.items()}

@@ -1,17 +1,20 @@
-"""`python -m benchmarks.scoreboard`: score the parity check on planted faults, correct ports and mutants."""
+"""`python -m benchmarks.scoreboard`: score the parity check on planted faults, correct ports, threads and mutants."""
 
 import fnmatch
 import importlib
 import shlex
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.scoreboard import threads
 from benchmarks.scoreboard.document import to_markdown
 from benchmarks.scoreboard.kept import Kept
 from benchmarks.scoreboard.mutants import Outcome, run_mutants
+from benchmarks.scoreboard.outside import OutsideScore, fault_module, score_outside
 from benchmarks.scoreboard.score import Question, Score, score
 from jaxddp import cli
 from jaxddp.errors import InputError, check_name
@@ -20,7 +23,7 @@ from jaxddp.parity.environment import environment
 from jaxddp.parity.workers import Workers
 
 PROG = "python -m benchmarks.scoreboard"
-PARTS = ("planted", "pairs", "uncatalogued", "clean", "mutants")
+PARTS = ("planted", "pairs", "uncatalogued", "outside", "clean", "threads", "mutants")
 # Scenarios and optimizers of the correct ports, in turn.
 CLEAN = (
     *(("mlp", "sgd"), ("mlp", "adamw"), ("tokens", "adamw"), ("convnet", "sgd"), ("mlp_accumulated", "sgd_nesterov")),
@@ -36,9 +39,9 @@ class ScoreboardOptions:
     """
 
     parts: tuple[str, ...] = PARTS
-    """planted | pairs | uncatalogued | clean | mutants."""
+    """planted | pairs | uncatalogued | outside | clean | threads | mutants."""
     only: str = "*"
-    """Run only the faults, pairs, correct ports ("seed 7") and mutants whose name matches this pattern."""
+    """Run only the faults, pairs, correct ports ("seed 7"), threads and mutants whose name matches this pattern."""
     clean_seeds: int = 100
     """Number of correct ports to check for false alarms."""
     clean_steps: int = 300
@@ -47,6 +50,8 @@ class ScoreboardOptions:
     """Append every result to this file; results that are in it already are not run again."""
     output: Path | None = None
     """Write the scoreboard to this Markdown file."""
+    threads_page: Path | None = None
+    """Write the page of the public threads to this Markdown file, and the verdicts to tests/faults/threads."""
 
     def __post_init__(self) -> None:
         for part in self.parts:
@@ -58,44 +63,59 @@ class ScoreboardOptions:
 
 def main(options: ScoreboardOptions, argv: Sequence[str]) -> None:
     """Run the parts, print a line for each port, and write the scoreboard."""
-    faults, kept = _faults(), Kept(options.scores)
+    faults, kept = _faults("planted"), Kept(options.scores)
     scores: dict[str, list[Score]] = {}
-    with Workers(4, "cpu") as workers:
-        for part in (part for part in PARTS if part in options.parts and part != "mutants"):
+    with Workers(4, "cpu") as workers, tempfile.TemporaryDirectory() as folder:
+        for part in (part for part in PARTS if part in options.parts and part not in ("outside", "mutants")):
             scores[part] = []
-            for question in _questions(part, faults, options):
+            for question in _questions(part, faults, options, Path(folder)):
                 key = (part, *map(str, (question.label, question.scenario, question.optimizer)))
                 key += (str(question.world_size), str(question.steps))
                 if (result := kept.score(key, question)) is None:
                     # A correct port must not be reported as different in rounding either.
-                    result = score(question, workers, part in ("planted", "pairs"), float32=part == "clean")
+                    float32 = part in ("clean", "threads")
+                    result = score(question, workers, part in ("planted", "pairs"), float32=float32)
                     kept.add(key, result)
                     print(_line(result), flush=True)
                 scores[part].append(result)
+        outside = list(_outside(options, kept, workers)) if "outside" in options.parts else []
     outcomes = list(_mutants(options, kept)) if "mutants" in options.parts else []
-    if not outcomes and not any(scores.values()):
+    if not outcomes and not outside and not any(scores.values()):
         raise InputError(f"--only {options.only}: matches nothing in {', '.join(options.parts)}")
     command = shlex.join([*PROG.split(), *argv])
-    text = to_markdown(scores, outcomes, {**environment(), "command": command, "date": kept.when()})
+    about = {**environment(), "command": command, "date": kept.when()}
+    agreements = _agreements(scores.get("threads", ()))
+    if options.threads_page is not None:
+        threads.write(_faults("threads").GROUPS, scores.get("threads", ()), options.threads_page)
+    text = to_markdown(scores, outside, outcomes, about, agreements)
     if options.output is None:
         print(text)
     else:
         write_atomically(options.output, f"{text.rstrip()}\n".encode())
 
 
-def _faults() -> Any:
+def _faults(module: str) -> Any:
     try:
-        return importlib.import_module("tests.faults.planted")
+        return importlib.import_module(f"tests.faults.{module}")
     except ModuleNotFoundError:
         raise InputError("tests/faults: no such folder; run this from the root of the repository") from None
 
 
-def _questions(part: str, faults: Any, options: ScoreboardOptions) -> Iterator[Question]:
-    """Yield the questions of a part, one per port."""
+def _agreements(scores: Sequence[Score]) -> dict[str, str]:
+    """Return for each public thread that was run how far the check agrees with it."""
+    known = _faults("threads").THREADS if scores else {}
+    return {score.question.label: threads.agreement(known[score.question.label], score) for score in scores}
+
+
+def _questions(part: str, faults: Any, options: ScoreboardOptions, folder: Path) -> Iterator[Question]:
+    """Yield the questions of a part, one per port; ports that are files are written into the folder."""
 
     def question(label: str, scenario: Any, *labels: str) -> Question:
         accepted = tuple(
             frozenset({faults.fault_of(one), *faults.PLANTED[one].also}) for one in labels if one in faults.PLANTED
+        )
+        accepted += tuple(
+            frozenset({name}) for one in labels for name in getattr(faults.UNCATALOGUED.get(one), "named", ())
         )
         source = faults.PlantedPort(scenario, labels)
         return Question(source, label, scenario.name, scenario.optimizer, scenario.world_size, scenario.steps, accepted)
@@ -106,6 +126,9 @@ def _questions(part: str, faults: Any, options: ScoreboardOptions) -> Iterator[Q
             scenario = faults.Scenario(name, optimizer, steps=options.clean_steps, seed=seed)
             if fnmatch.fnmatch(f"seed {seed}", options.only):
                 yield question(f"seed {seed}", scenario)
+    elif part == "threads":
+        known = _faults("threads")
+        yield from threads.questions(known.THREADS, known.write_port, options.only, folder)
     elif part == "pairs":
         for scenario, one, other in faults.PAIRS:
             if fnmatch.fnmatch(f"{one} + {other}", options.only):
@@ -114,6 +137,20 @@ def _questions(part: str, faults: Any, options: ScoreboardOptions) -> Iterator[Q
         for label, planted in (faults.PLANTED if part == "planted" else faults.UNCATALOGUED).items():
             if fnmatch.fnmatch(label, options.only):
                 yield from (question(label, scenario, label) for scenario in planted.scenarios)
+
+
+def _outside(options: ScoreboardOptions, kept: Kept, workers: Workers) -> Iterator[OutsideScore]:
+    for label, fault in fault_module().OUTSIDE.items():
+        if not fnmatch.fnmatch(label, options.only):
+            continue
+        if (result := kept.outside(("outside", label), fault)) is None:
+            result = score_outside(label, fault, workers)
+            kept.add(("outside", label), result)
+            mark = "named" if result.named else "WRONG" if result.wrong else result.verdict
+            said = "; ".join(filter(None, [*result.said, *result.problems]))
+            where = ", ".join(map(str, result.places))
+            print(f"{mark:10} {result.seconds:5.1f} s  {label:36} {where:50} {said}".rstrip(), flush=True)
+        yield result
 
 
 def _mutants(options: ScoreboardOptions, kept: Kept) -> Iterator[Outcome]:
@@ -130,7 +167,7 @@ def _line(one: Score) -> str:
     question = one.question
     mark = "named" if one.named else "WRONG" if one.wrong else one.verdict
     said = "; ".join(" or ".join(names) or "?" for names in one.said)
-    title = f"{question.label} in {question.scenario} {question.optimizer} x{question.world_size}"
+    title = f"{question.label} in {question.port} x{question.world_size}"
     steps = f"{one.steps} steps" if one.steps else ""
     return f"{mark:10} {one.seconds:5.1f} s  {title:70} {said}  {steps}  {'; '.join(one.problems)}".rstrip()
 

@@ -4,7 +4,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from benchmarks.scoreboard.mutants import Outcome
+from benchmarks.scoreboard.outside import OutsideScore
+from benchmarks.scoreboard.outside import counts as counts_outside
 from benchmarks.scoreboard.score import Score
+from benchmarks.scoreboard.threads import counts as counts_threads
 from benchmarks.tables import table
 
 METHODS = {
@@ -18,32 +21,52 @@ METHODS = {
 
 
 def to_markdown(
-    parts: Mapping[str, Sequence[Score]], mutants: Sequence[Outcome], environment: Mapping[str, str]
+    parts: Mapping[str, Sequence[Score]],
+    outside: Sequence[OutsideScore],
+    mutants: Sequence[Outcome],
+    environment: Mapping[str, str],
+    agreements: Mapping[str, str],
 ) -> str:
     """Format the scoreboard.
 
     Args:
-        parts: "planted", "pairs", "uncatalogued" or "clean" -> scores, for the parts that were run.
+        parts: "planted", "pairs", "uncatalogued", "clean" or "threads" -> scores, for the parts that were run.
+        outside: scores of the part "outside".
         mutants: outcomes of the mutants of the project.
         environment: command, date, hardware and versions.
+        agreements: public thread -> how far the check agrees with it.
     """
     blocks = [
         "# Scoreboard of the parity check",
         f"`{environment['command']}`, {environment['date']}, {environment['hardware']}, Python "
         f"{environment['python']}, jax {environment['jax']}, flax {environment['flax']}, "
         f"optax {environment['optax']}, torch {environment['torch']}.",
-        table(["what", "number", "result"], _summary(parts, mutants)),
+        table(["what", "number", "result"], _summary(parts, outside, mutants, agreements)),
     ]
     for name, section in (("planted", _planted), ("pairs", _pairs), ("uncatalogued", _uncatalogued), ("clean", _clean)):
         if parts.get(name):
             blocks += section(parts[name])
+    if outside:
+        blocks += _outside(outside)
+    if agreements:
+        rows = [(s.question.label, _scenario(s), _said(s), agreements[s.question.label]) for s in parts["threads"]]
+        blocks += [
+            "## Public threads",
+            "See [the page](threads.md).",
+            table(("thread", "port", "names", "cause"), rows),
+        ]
     if mutants:
         outcomes = ([outcome.name, outcome.by if outcome.killed else "**survives**"] for outcome in mutants)
         blocks += ["## Mutants of jaxddp", table(["mutant", "killed by"], outcomes)]
     return "\n\n".join(blocks) + "\n"
 
 
-def _summary(parts: Mapping[str, Sequence[Score]], mutants: Sequence[Outcome]) -> Iterator[Sequence[object]]:
+def _summary(
+    parts: Mapping[str, Sequence[Score]],
+    outside: Sequence[OutsideScore],
+    mutants: Sequence[Outcome],
+    agreements: Mapping[str, str],
+) -> Iterator[Sequence[object]]:
     if scores := parts.get("planted"):
         faults = _by_fault(scores)
         named = [fault for fault, of in faults.items() if all(score.named for score in of)]
@@ -56,9 +79,14 @@ def _summary(parts: Mapping[str, Sequence[Score]], mutants: Sequence[Outcome]) -
     if scores := parts.get("uncatalogued"):
         kinds = len(_by_fault(scores))
         yield f"ports with one of {kinds} faults outside the catalogue", len(scores), _counts(scores)
+    if outside:
+        ports = len({score.fault.port for score in outside})
+        yield f"faults outside of the catalogue in {ports} users' ports", len(outside), counts_outside(outside)
     if scores := parts.get("clean"):
         alarms = sum(score.verdict != "equal" for score in scores)
         yield f"correct ports, {scores[0].question.steps} steps each", len(scores), f"{alarms} false alarms"
+    if agreements:
+        yield "public threads, re-enacted", len(agreements), counts_threads([*agreements.values()])
     if mutants:
         yield "mutants of jaxddp itself", len(mutants), f"{sum(o.killed for o in mutants)} killed by its tests"
 
@@ -138,6 +166,29 @@ def _clean(scores: Sequence[Score]) -> Iterator[str]:
     )
 
 
+def _outside(scores: Sequence[OutsideScore]) -> Iterator[str]:
+    rows = []
+    for score in scores:
+        fault, places = score.fault, "; ".join(map(str, score.places))
+        said = "; ".join(filter(None, score.said)) or "; ".join(score.problems) or "-"
+        named = "yes" if score.named else "**wrong**" if score.wrong else "no"
+        lines = " and ".join(side for side, found in zip(("jax", "torch"), score.lines, strict=True) if found) or "-"
+        expected = f"{fault.ours}; the reference: {fault.reference}"
+        located = "yes" if score.located else "between layers" if score.near else "no"
+        known = f" ({fault.known})" if fault.known else ""
+        rows.append(
+            [f"{score.label}{known}", fault.kind, expected, places or score.verdict, named, located, lines, said]
+        )
+    yield "## Faults outside of the catalogue, in ports as users write them"
+    yield (
+        "In brackets: the catalogue has a fault that says the same. Located: named, or a difference is in the layer, "
+        "tensor or call of the fault. Lines: of which files the report has the line."
+    )
+    yield table(
+        ["fault", "kind", "planted", "where (stage, step, tensor, layer)", "named", "located", "lines", "says"], rows
+    )
+
+
 def _alarms(scores: Sequence[Score]) -> str:
     return "; ".join(f"{label} {sum(s.others.get(method, False) for s in scores)}" for method, label in METHODS.items())
 
@@ -148,7 +199,7 @@ def _title(score: Score) -> str:
 
 def _scenario(score: Score) -> str:
     q = score.question
-    return f"{q.scenario} {q.optimizer} x{q.world_size}"
+    return f"{q.port} x{q.world_size}"
 
 
 def _said(score: Score) -> str:

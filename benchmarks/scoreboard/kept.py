@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.scoreboard.mutants import Outcome
+from benchmarks.scoreboard.outside import OutsideScore, Place
 from benchmarks.scoreboard.score import Question, Score
 from jaxddp.errors import InputError
 
@@ -43,10 +44,13 @@ class Kept:
             except (ValueError, TypeError, KeyError):
                 raise InputError(f"{path}: line {number} is not a result of the scoreboard") from None
 
-    def add(self, key: tuple[str, ...], result: Score | Outcome) -> None:
+    def add(self, key: tuple[str, ...], result: Score | OutsideScore | Outcome) -> None:
         """Add a result, and append it to the file."""
-        fields = {field.name for field in dataclasses.fields(result)} - {"question"}
-        entry = {"key": key, **self._today, **{name: getattr(result, name) for name in sorted(fields)}}
+        fields = {field.name for field in dataclasses.fields(result)} - {"question", "fault"}
+        values = {name: getattr(result, name) for name in sorted(fields)}
+        if isinstance(result, OutsideScore):
+            values["places"] = [dataclasses.astuple(place) for place in result.places]
+        entry = {"key": key, **self._today, **values}
         self._lines[key] = json.loads(json.dumps(entry))
         if self._path is not None:
             with self._path.open("a") as file:
@@ -60,7 +64,18 @@ class Kept:
         said = tuple(tuple(names) for names in entry["said"])
         where = tuple((stage, step, tensor, layer) for stage, step, tensor, layer in entry["where"])
         steps, seconds, others = entry["steps"], entry["seconds"], entry["others"]
-        return Score(question, entry["verdict"], said, where, steps, seconds, others, tuple(entry["problems"]))
+        problems, words = tuple(entry["problems"]), tuple(entry.get("words", ()))
+        return Score(question, entry["verdict"], said, where, steps, seconds, others, problems, words)
+
+    def outside(self, key: tuple[str, ...], fault: Any) -> OutsideScore | None:
+        """Return the score of a fault outside of the catalogue; None if there is none yet."""
+        entry = self._lines.get(key)
+        if entry is None:
+            return None
+        places = tuple(Place(*place) for place in entry["places"])
+        said, problems = tuple(entry["said"]), tuple(entry["problems"])
+        label, verdict, text, seconds = (entry[name] for name in ("label", "verdict", "text", "seconds"))
+        return OutsideScore(label, fault, verdict, said, places, text, seconds, problems)
 
     def outcome(self, key: tuple[str, ...]) -> Outcome | None:
         """Return the outcome of a mutant; None if there is none yet."""

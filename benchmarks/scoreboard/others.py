@@ -145,8 +145,9 @@ def _pairs(traces: Traces, stages: Sequence[str]) -> Iterator[tuple[np.ndarray, 
 
 
 def _losses(record: Record) -> np.ndarray:
-    """Return the loss of each replica; for a port with a custom step, that of its loss function alone."""
-    return record["pure_local_loss" if "pure_local_loss" in record else "local_loss"]["loss"]
+    """Return each replica's sum of losses; for a port with a custom step, that of its loss function alone."""
+    losses = record["pure_local_loss" if "pure_local_loss" in record else "local_loss"]
+    return np.asarray(sum(losses.values()))
 
 
 def _common(ours: Tensors, theirs: Tensors) -> list[str]:

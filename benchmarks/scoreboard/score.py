@@ -15,6 +15,7 @@ from jaxddp.parity.findings import Difference
 from jaxddp.parity.port import PortSource
 from jaxddp.parity.records import Lazy, Record, Records
 from jaxddp.parity.report.report import Report
+from jaxddp.parity.report.words import STAGE_NAMES, layer_name, number
 from jaxddp.parity.runs import Runs
 from jaxddp.parity.workers import Workers
 
@@ -28,7 +29,7 @@ class Question:
     Attributes:
         source: the port.
         label: name of the planted fault, or of the pair.
-        scenario, optimizer: names of the scenario and the optimizer of the port.
+        scenario, optimizer: names of the scenario and the optimizer of the port; "": the file has the optimizer.
         world_size, steps: settings of the run.
         accepted: for each planted fault, the names that are right.
     """
@@ -40,6 +41,11 @@ class Question:
     world_size: int
     steps: int
     accepted: tuple[frozenset[str], ...] = ()
+
+    @property
+    def port(self) -> str:
+        """Name of the scenario, and of the optimizer if there is one."""
+        return f"{self.scenario} {self.optimizer}".rstrip()
 
     @property
     def family(self) -> str:
@@ -60,6 +66,7 @@ class Score:
         seconds: duration of the check.
         others: method -> whether it raises an alarm.
         problems: problems of the report.
+        words: for each difference, its cause in words, or its place if it is unexplained; see `in_words`.
     """
 
     question: Question
@@ -70,6 +77,7 @@ class Score:
     seconds: float
     others: dict[str, bool] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
 
     @property
     def found(self) -> bool:
@@ -130,7 +138,8 @@ def score(question: Question, workers: Workers, count_steps: bool = True, float3
         steps = _steps_needed(runs, workers, question, report)
     others = alarms(_traces(runs)) if len(runs.jax) else {}
     problems = tuple(f"{problem.side}: {problem.where}: {problem.message}" for problem in report.problems)
-    return Score(question, report.verdict, said, _where(report.differences), steps, seconds, others, problems)
+    words = tuple(map(in_words, report.differences))
+    return Score(question, report.verdict, said, _where(report.differences), steps, seconds, others, problems, words)
 
 
 def _said(differences: Sequence[Difference]) -> tuple[tuple[str, ...], ...]:
@@ -139,6 +148,28 @@ def _said(differences: Sequence[Difference]) -> tuple[tuple[str, ...], ...]:
 
 def _where(differences: Sequence[Difference]) -> tuple[tuple[str, int, str, str], ...]:
     return tuple((d.stage, d.step, d.tensor, d.layer.torch if d.layer else "") for d in differences)
+
+
+def in_words(difference: Difference) -> str:
+    """Return the cause of a difference and the residual that it leaves, or where an unexplained one is.
+
+    >>> from jaxddp.parity.findings import Cause
+    >>> in_words(Difference("update", 1, "fc.weight", 2e-3, 1e-12))
+    'unexplained: update, step 1, fc.weight, residual 2e-3'
+    >>> cause = Cause(("eps_value",), ("eps 1e-5",), (), 6e-15)
+    >>> in_words(Difference("update", 1, "fc.weight", 2e-3, 1e-12, cause=cause))
+    'eps 1e-5 (residual 2e-3, with it 6e-15)'
+    """
+    cause, residual = difference.cause, f"residual {number(difference.residual)}"
+    if cause is not None and cause.measured:
+        return f"{' or '.join(cause.says)} ({cause.measured})"
+    if cause is not None:
+        return f"{' or '.join(cause.says)} ({residual}, with it {number(cause.residual)})"
+    layer = difference.layer
+    first = "" if layer is None else f"first layer {layer_name(layer.torch)}"
+    stage = STAGE_NAMES[difference.stage]
+    tensor = "" if difference.tensor == "loss" else difference.tensor
+    return "unexplained: " + ", ".join(filter(None, [stage, f"step {difference.step}", tensor, first, residual]))
 
 
 def _steps_needed(runs: Runs, workers: Workers, question: Question, report: Report) -> int:

@@ -17,6 +17,7 @@ from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.data_parallel import DataParallel
 from jaxddp.distributed.collectives import rank
 from jaxddp.distributed.replicas import Replicas
+from jaxddp.nn.functional import Functional
 from jaxddp.nn.torch_weights import to_torch, torch_name
 from jaxddp.plan.messages import all_reduces
 from jaxddp.step.gradient_hooks import GradientHook
@@ -31,7 +32,7 @@ def trainer(replicas: Replicas, hooks: tuple[GradientHook, ...], logs: bool = Fa
     """Build the model with hooks on its gradients."""
     config = CONFIG if logs else dataclasses.replace(CONFIG, log_gradients=())
     model = models.build(config, datasets.load(config))
-    keywords = options(config, model)
+    keywords = options(config, Functional(model))
     return DataParallel(model, optim.sgd(0.1), replicas=replicas, dtype="float64", gradient_hooks=hooks, **keywords)
 
 

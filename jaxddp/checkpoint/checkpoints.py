@@ -1,6 +1,7 @@
 """Checkpoints of a TrainState, written by Orbax: renamed when complete, so that none is ever partial."""
 
 import contextlib
+import copy
 import math
 import os
 import shutil
@@ -41,12 +42,20 @@ class Checkpoints:
     Args:
         folder: folder of the checkpoints; created when it is first used.
         keep: number of newest checkpoints to keep.
-        keep_best: keep the checkpoint with the smallest note `TEST_LOSS` too.
+        keep_best: note whose smallest value marks a checkpoint to keep too; True: `TEST_LOSS`.
+        best_mode: "max" if its largest value does.
         replicas: replicas of several processes. Each has such an object, makes the same calls and writes a part; the
             first one renames and prints. None: this process alone.
     """
 
-    def __init__(self, folder: Path, keep: int = KEEP, keep_best: bool = False, replicas: Replicas | None = None):
+    def __init__(
+        self,
+        folder: Path,
+        keep: int = KEEP,
+        keep_best: bool | str = False,
+        replicas: Replicas | None = None,
+        best_mode: str = "min",
+    ):
         self._folder = folder
         self._replicas = replicas
         self._is_first = replicas is None or 0 in replicas.local_ranks
@@ -55,9 +64,10 @@ class Checkpoints:
         self._state_handler = StateHandler(self._errors)
         self._like: Any = None  # tree of arrays like those in the checkpoints, once it is known
         self._keep = keep
-        self._keep_best = keep_best
+        self._best_note = TEST_LOSS if keep_best is True else keep_best or None
+        self._sign = -1 if best_mode == "max" else 1
         self._resources = contextlib.ExitStack()
-        self._losses: dict[int, float] = {}  # step -> its note TEST_LOSS
+        self._losses: dict[int, float] = {}  # step -> its note, negated if the largest is best
 
     @cached_property
     def _manager(self) -> ocp.CheckpointManager:
@@ -129,11 +139,14 @@ class Checkpoints:
         self.wait()
         if step == self.latest_step:
             return
-        self._losses[step] = _loss(notes or {})
+        self._losses[step] = self._loss(notes or {})
         self._like = without_values(tree)
         with self._failing(step):
             check_in_place(self._folder, self._descriptor)
-            items = {STATE: StateSave(over_processes(tree)), RECORD: RecordSave(arrays, notes or {})}
+            items = {
+                STATE: StateSave(over_processes(tree)),
+                RECORD: RecordSave(arrays, copy.deepcopy(dict(notes or {}))),
+            }
             self._manager.save(step, args=ocp.args.Composite(**items), force=True)
 
     def wait(self) -> None:
@@ -251,13 +264,18 @@ class Checkpoints:
     def _kept(self, steps: Sequence[int]) -> set[int]:
         """Return the steps whose checkpoints are to be kept."""
         kept = set(sorted(steps)[-self._keep :])
-        if not self._keep_best:
+        if self._best_note is None:
             return kept
         for step in set(steps) - self._losses.keys():
             with contextlib.suppress(DamagedError, InputError):
-                self._losses[step] = _loss(self.notes(step))
+                self._losses[step] = self._loss(self.notes(step))
         measured = [step for step in sorted(steps) if self._losses.get(step, math.inf) < math.inf]
         return kept | ({min(measured, key=self._losses.__getitem__)} if measured else set())
+
+    def _loss(self, notes: Notes) -> float:
+        """Return the number to be small, from the notes of a checkpoint; infinity if there is none."""
+        value = math.nan if self._best_note is None else notes.get(self._best_note)
+        return math.inf if value is None or math.isnan(value) else self._sign * float(value)
 
     def _agree(self, step: int) -> None:
         """Wait until all processes come here, and check that they go on from the same step."""
@@ -304,12 +322,6 @@ class _Kept:
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
         kept = self.choose([checkpoint.step for checkpoint in checkpoints])
         return [checkpoint.step in kept for checkpoint in checkpoints]
-
-
-def _loss(notes: Notes) -> float:
-    """Return the test loss among the notes; infinity if there is none."""
-    loss = notes.get(TEST_LOSS)
-    return math.inf if loss is None else float(loss)
 
 
 def _reason(error: Exception) -> str:

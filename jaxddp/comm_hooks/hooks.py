@@ -25,18 +25,16 @@ Source: pytorch.org/docs/stable/ddp_comm_hooks.html
 [0. 0.]
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
-from flax import nnx
 from jax import lax
 from jax import numpy as jnp
 
 from jaxddp.comm_hooks.power_sgd import BatchedPowerSGD, LowRank, PowerSGD
-from jaxddp.config import TrainConfig
+from jaxddp.config import TrainerConfig
 from jaxddp.distributed.collectives import all_reduce, world_size
-from jaxddp.nn.functional import gradient_order
 from jaxddp.state import Params
 
 
@@ -81,15 +79,20 @@ def batched_powerSGD(**options: Any) -> CommHook:
     return _as_hook(BatchedPowerSGD(**options))
 
 
-def from_config(config: TrainConfig, model: nnx.Module) -> CommHook | None:
-    """Return the hook that `config` names, set up for `model`; None for "allreduce", which needs no hook."""
+def from_config(config: TrainerConfig, order: Callable[[], Sequence[str]]) -> CommHook | None:
+    """Return the hook that `config` names; None for "allreduce", which needs no hook.
+
+    Args:
+        order: returns the names of the parameters in the order in which torch's backward pass reaches them, see
+            `jaxddp.nn.functional.gradient_order`.
+    """
     if config.comm_hook == "allreduce":
         return None
     if config.comm_hook == "bf16_compress":
         return bf16_compress()
     if config.comm_hook == "fp16_compress":
         return fp16_compress()
-    options = config.power_sgd_options() | {"order": gradient_order(model)}
+    options = config.power_sgd_options() | {"order": order()}
     return powerSGD(**options) if config.comm_hook == "powerSGD" else batched_powerSGD(**options)
 
 

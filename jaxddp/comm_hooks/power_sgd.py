@@ -35,8 +35,8 @@ from jaxddp.config.ranges import check_range
 from jaxddp.data.torch_rng import Generator
 from jaxddp.distributed.collectives import alike, all_reduce, all_reduce_mean, world_size
 from jaxddp.errors import InputError
-from jaxddp.nn.torch_weights import from_torch_layout, to_torch_layout
 from jaxddp.state import Params
+from jaxddp.torch_layout import from_torch_layout, to_torch_layout
 
 Matrices = list[jax.Array]
 

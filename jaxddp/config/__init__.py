@@ -1,5 +1,5 @@
 """Configuration of a training run, without a framework."""
 
-from jaxddp.config.config import TrainConfig
+from jaxddp.config.config import TrainConfig, TrainerConfig
 
-__all__ = ["TrainConfig"]
+__all__ = ["TrainConfig", "TrainerConfig"]

@@ -2,9 +2,17 @@
 
 MODELS = ("linear", "mlp", "char_mlp", "convnet")
 DATASETS = ("digits", "linear", "names", "npz")
-OPTIMIZERS = ("sgd", "adam", "adamw", "adagrad", "rmsprop")
-SCHEDULES = ("constant", "step", "warmup_cosine", "one_cycle")
+BASIC_OPTIMIZERS = ("sgd", "adam", "adamw", "adagrad", "rmsprop")  # with which every model is compared
+OPTIMIZERS = (*BASIC_OPTIMIZERS, "adadelta", "adamax", "asgd", "nadam", "radam", "rprop")
+SCHEDULES = (
+    *("constant", "step", "multi_step", "constant_factor", "linear", "exponential", "polynomial", "cosine"),
+    *("cosine_restarts", "cyclic", "one_cycle", "warmup_cosine", "plateau"),
+)
 OVER_ALL_STEPS = ("warmup_cosine", "one_cycle")  # schedules that depend on the number of epochs
+CYCLIC_MODES = ("triangular", "triangular2", "exp_range")
+THRESHOLD_MODES = ("rel", "abs")
+BEST_MODES = ("min", "max")
+TRACKERS = ("tensorboard", "wandb", "mlflow")
 LOSS_NORMALIZATIONS = ("ddp", "global")
 LR_SCALINGS = ("none", "linear", "sqrt")
 BUFFERS = ("rank0", "mean", "local")
@@ -23,10 +31,14 @@ NAMED: dict[str, tuple[str, ...]] = {
     **{"model": MODELS, "dataset": DATASETS, "optimizer": OPTIMIZERS, "schedule": SCHEDULES},
     **{"loss_normalization": LOSS_NORMALIZATIONS, "lr_scaling": LR_SCALINGS, "buffers": BUFFERS},
     **{"dropout_masks": DROPOUT_MASKS, "comm_hook": COMM_HOOKS, "dtype": DTYPES, "amp": AMP},
+    **{"cyclic_mode": CYCLIC_MODES, "threshold_mode": THRESHOLD_MODES, "best_mode": BEST_MODES},
     **{"on_nan": ON_NAN, "on_drift": ON_DRIFT, "platform": PLATFORMS},
 }
 
 IGNORE_INDEX = -100  # label without a loss, torch's default in cross_entropy
+# Before the name of a metric that is averaged over another number of elements than the loss.
+COUNT_OF = "count:"
+RESERVED = ("loss", "count", "grad_norm", "scale", "skipped")  # metrics that the step computes
 DEFAULT_CPU_DEVICES = 2
 MOST_CPU_DEVICES = 256  # tried on two cores: 256 train, 1024 wait for each other
 DEFAULT_LOCAL_SGD_PERIOD = 4
@@ -51,20 +63,43 @@ BELONGS_TO: dict[str, dict[str, tuple[str, ...]]] = {
         "momentum": ("sgd", "rmsprop"),
         "dampening": ("sgd",),
         "nesterov": ("sgd",),
-        "betas": ("adam", "adamw"),
-        "eps": ("adam", "adamw", "adagrad", "rmsprop"),
+        "weight_decay": tuple(name for name in OPTIMIZERS if name != "rprop"),
+        "betas": ("adam", "adamw", "adamax", "nadam", "radam"),
+        "eps": ("adam", "adamw", "adagrad", "rmsprop", "adadelta", "adamax", "nadam", "radam"),
         "amsgrad": ("adam", "adamw"),
-        "alpha": ("rmsprop",),
+        "decoupled_weight_decay": ("nadam", "radam"),
+        "momentum_decay": ("nadam",),
+        "rho": ("adadelta",),
+        "alpha": ("rmsprop", "asgd"),
+        "lambd": ("asgd",),
+        "t0": ("asgd",),
+        "etas": ("rprop",),
+        "step_sizes": ("rprop",),
         "centered": ("rmsprop",),
         "lr_decay": ("adagrad",),
         "initial_accumulator_value": ("adagrad",),
     },
     "schedule": {
         "step_size": ("step",),
-        "gamma": ("step",),
+        "milestones": ("multi_step",),
+        "gamma": ("step", "multi_step", "exponential", "cyclic"),
+        "factor": ("constant_factor", "plateau"),
+        "start_factor": ("linear",),
+        "end_factor": ("linear",),
+        "total_iters": ("constant_factor", "linear", "polynomial"),
+        "power": ("polynomial",),
+        "t_max": ("cosine",),
+        "t_0": ("cosine_restarts",),
+        "t_mult": ("cosine_restarts",),
         "warmup_steps": ("warmup_cosine",),
-        "min_lr": ("warmup_cosine",),
-        "cycle_momentum": ("one_cycle",),
+        "min_lr": ("cosine", "cosine_restarts", "warmup_cosine", "plateau"),
+        "max_lr": ("cyclic",),
+        "step_size_up": ("cyclic",),
+        "step_size_down": ("cyclic",),
+        "cyclic_mode": ("cyclic",),
+        "cycle_momentum": ("cyclic", "one_cycle"),
+        **dict.fromkeys(("pct_start", "div_factor", "final_div_factor"), ("one_cycle",)),
+        **dict.fromkeys(("patience", "threshold", "threshold_mode", "cooldown"), ("plateau",)),
     },
     "comm_hook": {
         "matrix_approximation_rank": POWER_SGD,
@@ -80,9 +115,20 @@ BELONGS_TO: dict[str, dict[str, tuple[str, ...]]] = {
         "growth_interval": ("fp16",),
     },
 }
-OPTIMIZER_OPTIONS = ("lr", "weight_decay", *BELONGS_TO["optimizer"])
+OPTIMIZER_OPTIONS = ("lr", "maximize", *BELONGS_TO["optimizer"])
+# Schedule -> options without which it means nothing; torch has no default for them either.
+NEEDED_BY_SCHEDULE = {
+    **{"multi_step": ("milestones",), "exponential": ("gamma",), "cosine_restarts": ("t_0",), "cyclic": ("max_lr",)},
+}
+# Options of a schedule that torch spells otherwise.
+TORCHS_SPELLING = {"t_max": "T_max", "t_0": "T_0", "t_mult": "T_mult", "min_lr": "eta_min", "cyclic_mode": "mode"}
 # torch's default learning rates, which the schedules need.
-DEFAULT_LR = {"sgd": 1e-3, "adam": 1e-3, "adamw": 1e-3, "adagrad": 1e-2, "rmsprop": 1e-2}
+DEFAULT_LR = {
+    **dict.fromkeys(("sgd", "adam", "adamw", "radam"), 1e-3),
+    **dict.fromkeys(("adamax", "nadam"), 2e-3),
+    **dict.fromkeys(("adagrad", "rmsprop", "asgd", "rprop"), 1e-2),
+    "adadelta": 1.0,
+}
 
 # How `--resume` treats an option whose value has changed. Options in none of these three tuples may change, and a line
 # says from which step on: they change the numbers, but the state keeps its meaning.
@@ -91,14 +137,16 @@ KEPT_ON_RESUME = (
     *("dataset", "num_examples", "num_features", "num_classes", "context_length"),
     *("model", "hidden_sizes", "embedding_size", "buffers", "weights", "optimizer", "amsgrad", "centered"),
     *("initial_accumulator_value", "dtype", "amp", "init_scale", "freeze", "start_local_sgd_iter"),
-    *("global_batch_size", "shuffle", "drop_last", "drop_last_batch", "join", "seed", "output"),
+    *("global_batch_size", "steps_per_epoch", "shuffle", "drop_last", "drop_last_batch", "join", "seed", "output"),
     *("matrix_approximation_rank", "min_compression_rate", "use_error_feedback", "warm_start"),
 )
 # Kept on or off, because the state has arrays for them: another value is allowed, none is not.
-KEPT_ON_OR_OFF_ON_RESUME = ("momentum", "ema_decay")
+KEPT_ON_OR_OFF_ON_RESUME = ("momentum", "ema_decay", "swa_start")
 # Free: they change no number, or say for themselves what they do.
 FREE_ON_RESUME = (
+    *("data_workers", "verify_data"),
     *("data_path", "print_shards", "steps_per_dispatch", "stall_timeout", "verify_every", "on_nan", "on_drift"),
     *("coordinator", "num_processes", "process_id", "join_timeout", "resume", "checkpoint_every", "keep_checkpoints"),
-    *("keep_best", "log_every", "log_gradients", "detect_anomaly"),
+    *("keep_best", "log_every", "log_gradients", "detect_anomaly", "remat", "evaluate_every", "track"),
+    *("early_stopping_patience",),
 )

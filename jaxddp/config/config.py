@@ -8,7 +8,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
-from jaxddp.config.checks import check_combinations, check_names, check_ranges, flag, square_side, typed
+from jaxddp.config.checks import (
+    check_built_in,
+    check_combinations,
+    check_names,
+    check_ranges,
+    flag,
+    is_flag,
+    square_side,
+    typed,
+)
 from jaxddp.config.choices import (
     BELONGS_TO,
     DEFAULT_LOCAL_SGD_PERIOD,
@@ -19,15 +28,16 @@ from jaxddp.config.choices import (
     OPTIMIZER_OPTIONS,
     OVER_ALL_STEPS,
     POWER_SGD,
+    TORCHS_SPELLING,
 )
-from jaxddp.config.options import TrainOptions
+from jaxddp.config.options import BuiltInOptions, TrainerOptions
 from jaxddp.config.period import Period
 from jaxddp.config.ranges import MOST
 from jaxddp.errors import InputError
 
 
 @dataclass(frozen=True)
-class TrainConfig(TrainOptions):
+class TrainerConfig(TrainerOptions):
     """Data-parallel training: one replica of the model per device, gradients averaged.
 
     Optimizer options default to PyTorch's. jaxddp.train and torch_ref.train take the same flags.
@@ -40,18 +50,31 @@ class TrainConfig(TrainOptions):
         check_combinations(self)
 
     def optimizer_options(self) -> dict[str, Any]:
-        """Return the optimizer options that differ from torch's defaults, by torch's names.
+        """Return the options of the optimizer that differ from torch's defaults, by torch's names.
 
-        >>> TrainConfig(optimizer="sgd", lr=0.1, nesterov=True, momentum=0.9).optimizer_options()
+        >>> TrainerConfig(optimizer="sgd", lr=0.1, nesterov=True, momentum=0.9).optimizer_options()
         {'lr': 0.1, 'momentum': 0.9, 'nesterov': True}
         """
-        values = {name: getattr(self, name) for name in OPTIMIZER_OPTIONS}
+        takers = BELONGS_TO["optimizer"]  # a run file may have set options of another optimizer
+        names = [name for name in OPTIMIZER_OPTIONS if self.optimizer in takers.get(name, self.optimizer)]
+        values = {name: getattr(self, name) for name in names}
         return {name: value for name, value in values.items() if value is not None and value is not False}
+
+    def schedule_options(self) -> dict[str, Any]:
+        """Return the options of the schedule, by torch's names; without those of None.
+
+        >>> TrainerConfig(schedule="cosine_restarts", t_0=10, min_lr=0.1).schedule_options()
+        {'T_0': 10, 'T_mult': 1, 'eta_min': 0.1}
+        """
+        takers = BELONGS_TO["schedule"]
+        spelling = {} if self.schedule == "plateau" else TORCHS_SPELLING
+        values = {name: getattr(self, name) for name in takers if self.schedule in takers[name]}
+        return {spelling.get(name, name): value for name, value in values.items() if value is not None}
 
     def power_sgd_options(self) -> dict[str, Any]:
         """Return the arguments of the PowerSGD hook that `comm_hook` names.
 
-        >>> TrainConfig(comm_hook="batched_powerSGD", warm_start=False).power_sgd_options()["warm_start"]
+        >>> TrainerConfig(comm_hook="batched_powerSGD", warm_start=False).power_sgd_options()["warm_start"]
         False
         """
         takers = BELONGS_TO["comm_hook"]
@@ -59,7 +82,7 @@ class TrainConfig(TrainOptions):
 
     @property
     def base_lr(self) -> float:
-        """Learning rate that the schedule scales (one_cycle: its peak)."""
+        """Learning rate that the schedule scales (one_cycle: its peak; cyclic: the lowest)."""
         return DEFAULT_LR[self.optimizer] if self.lr is None else self.lr
 
     @property
@@ -68,9 +91,28 @@ class TrainConfig(TrainOptions):
         return DEFAULT_LOCAL_SGD_PERIOD if self.local_sgd_period is None else self.local_sgd_period
 
     @property
+    def _belonging(self) -> dict[str, dict[str, tuple[str, ...]]]:
+        """`BELONGS_TO` for the options that this program has."""
+        return {
+            choice: {option: takers for option, takers in options.items() if is_flag(self, option)}
+            for choice, options in BELONGS_TO.items()
+            if is_flag(self, choice)
+        }
+
+    @property
     def checkpoint_period(self) -> Period:
         """Time between checkpoints."""
         return Period.parse("--checkpoint-every", self.checkpoint_every)
+
+    @property
+    def evaluation_period(self) -> Period:
+        """Time between tests."""
+        return Period.parse("--evaluate-every", self.evaluate_every)
+
+    @property
+    def judges(self) -> bool:
+        """Return whether the run depends on `best_metric`."""
+        return self.keep_best or self.early_stopping_patience is not None or self.schedule == "plateau"
 
     @property
     def agreement(self) -> str:
@@ -78,13 +120,15 @@ class TrainConfig(TrainOptions):
         return "replicas identical" if self.start_local_sgd_iter is None else "mean of the replicas' parameters"
 
     def with_scaled_lr(self, world_size: int) -> Self:
-        """Return the configuration with its learning rate scaled for `world_size` replicas by `lr_scaling`.
+        """Return the configuration with its learning rates scaled for `world_size` replicas by `lr_scaling`.
 
-        >>> TrainConfig(lr=0.1, lr_scaling="sqrt").with_scaled_lr(4).lr
+        >>> TrainerConfig(lr=0.1, lr_scaling="sqrt").with_scaled_lr(4).lr
         0.2
         """
         factor = {"none": 1.0, "linear": world_size, "sqrt": math.sqrt(world_size)}[self.lr_scaling]
-        return replace(self, lr=self.base_lr * factor, lr_scaling="none")
+        others = {name: getattr(self, name) for name in ("max_lr", "swa_lr")}
+        scaled = {name: value * factor for name, value in others.items() if value is not None}
+        return replace(self, lr=self.base_lr * factor, lr_scaling="none", **scaled)
 
     def per_replica_batch_size(self, world_size: int) -> int:
         """Return the examples per replica and optimizer step; raise `InputError` if the batch cannot be divided."""
@@ -101,7 +145,7 @@ class TrainConfig(TrainOptions):
     def total_steps(self, steps_per_epoch: int) -> int:
         """Return the optimizer steps of the run; raise `InputError` if their count would not fit into int32.
 
-        >>> TrainConfig(epochs=3).total_steps(45)
+        >>> TrainerConfig(epochs=3).total_steps(45)
         135
         """
         most = MOST // steps_per_epoch
@@ -119,20 +163,23 @@ class TrainConfig(TrainOptions):
             rank = typed("matrix_approximation_rank", self.matrix_approximation_rank)
             raise InputError(f"{rank}: must be at most {side}, the side of a square of {numbers} gradient elements")
 
-    def check_used(self, baseline: "TrainConfig") -> None:
+    def check_used(self, baseline: "TrainerConfig") -> None:
         """Raise `InputError` for an option that differs from `baseline` and has no effect."""
-        for choice, options in BELONGS_TO.items():
+        for choice, options in self._belonging.items():
             for option, takers in options.items():
                 value, chosen = getattr(self, option), getattr(self, choice)
                 if value != getattr(baseline, option) and chosen not in takers:
                     some = " or ".join(filter(None, [", ".join(takers[:-1]), takers[-1]]))
                     raise InputError(f"{typed(option, value)}: only for {flag(choice)} {some}, not {chosen}")
 
-    def check_resumes(self, saved: "TrainConfig") -> None:
+    def check_resumes(self, saved: "TrainerConfig") -> None:
         """Raise `InputError` if this run cannot continue from a checkpoint of `saved`."""
         stateful = {self.comm_hook, saved.comm_hook} & set(POWER_SGD)
-        for name in (*KEPT_ON_RESUME, *KEPT_ON_OR_OFF_ON_RESUME, *(("comm_hook",) if stateful else ())):
-            new, old = getattr(self, name), getattr(saved, name)
+        in_state = (("comm_hook",) if stateful else ()) + (
+            ("schedule", "lr") if "plateau" in (self.schedule, saved.schedule) else ()  # its rate is in the state
+        )
+        for name in (*KEPT_ON_RESUME, *KEPT_ON_OR_OFF_ON_RESUME, *in_state):
+            new, old = getattr(self, name, None), getattr(saved, name, None)  # a user's program lacks some
             if new != old and not (name in KEPT_ON_OR_OFF_ON_RESUME and bool(new) == bool(old)):
                 before = _before(name, old)
                 raise InputError(f"{typed(name, new)}: the run in {self.resume} must continue with {before}")
@@ -150,16 +197,31 @@ class TrainConfig(TrainOptions):
         Args:
             saved: options of the run before, by name; one that is missing counts as unchanged.
 
-        >>> TrainConfig(lr=0.2, log_every=3).changes({"lr": None, "log_every": 1})
+        >>> TrainerConfig(lr=0.2, log_every=3).changes({"lr": None, "log_every": 1})
         ['--lr 0.2 instead of its default']
         """
-        free = {*FREE_ON_RESUME, *KEPT_ON_RESUME, *(() if self.schedule in OVER_ALL_STEPS else ("epochs",))}
+        over_all = self.schedule in OVER_ALL_STEPS or (self.schedule == "cosine" and self.t_max is None)
+        free = {*FREE_ON_RESUME, *KEPT_ON_RESUME, *(() if over_all else ("epochs",))}
         values = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in free}
         return [
             f"{typed(name, new)} instead of {_before(name, saved[name]).removeprefix(flag(name) + ' ')}"
             for name, new in values.items()
             if saved.get(name, new) != new
         ]
+
+
+@dataclass(frozen=True)
+class TrainConfig(TrainerConfig, BuiltInOptions):
+    """Data-parallel training: one replica of the model per device, gradients averaged.
+
+    RUN.py, as the first argument, trains your program: `--help RUN.py` shows its options; docs/run.md has an example.
+    Optimizer options default to PyTorch's. jaxddp.train and torch_ref.train take the same flags.
+    --traceback shows where in the code an error was raised.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_built_in(self, self.dropout_masks)
 
 
 def _before(name: str, value: Any) -> str:

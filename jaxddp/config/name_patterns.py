@@ -46,3 +46,31 @@ def frozen_names(option: str, patterns: Iterable[str], names: Iterable[str]) -> 
     if frozen and len(frozen) == len(names):
         raise InputError(f"{option} {' '.join(patterns)}: leaves no parameter to train")
     return frozen
+
+
+def grouped_names(option: str, patterns: Iterable[str], names: Iterable[str]) -> dict[str, list[str]]:
+    """Return the names of each pattern's group; a name belongs to the first pattern that it matches.
+
+    Raises:
+        InputError: a pattern matches no name, or only names of earlier patterns; or no pattern matches a name.
+
+    >>> grouped_names("groups", ["*.bias", "*"], ["fc.weight", "fc.bias"])
+    {'*.bias': ['fc.bias'], '*': ['fc.weight']}
+    """
+    groups: dict[str, list[str]] = {pattern: [] for pattern in patterns}
+    names = list(names)
+    for name in names:
+        first = first_match(groups, name)
+        if first is None:
+            raise InputError(f"{option}: no pattern matches {name}; add '*' as the last")
+        groups[first].append(name)
+    for pattern, members in groups.items():
+        if not members:
+            matching(option, [pattern], names)
+            raise InputError(f"{option} {pattern}: matches only parameters of patterns before it")
+    return groups
+
+
+def first_match(patterns: Iterable[str], name: str) -> str | None:
+    """Return the first pattern that matches a name; None if none does."""
+    return next((pattern for pattern in patterns if fnmatchcase(name, pattern)), None)

@@ -5,6 +5,8 @@
 
 from dataclasses import dataclass
 
+from jaxddp.config.optimization import Optimizer, Schedule
+
 
 @dataclass(frozen=True)
 class Data:
@@ -26,7 +28,7 @@ class Data:
 
 @dataclass(frozen=True)
 class Model:
-    """Model and initial weights."""
+    """Model."""
 
     model: str = "mlp"
     """linear | mlp | char_mlp | convnet."""
@@ -36,66 +38,22 @@ class Model:
     """char_mlp: size of a character embedding."""
     dropout: float = 0.0
     """Probability p of zeroing a hidden activation in training; the others are scaled by 1 / (1 - p)."""
+    label_smoothing: float = 0.0
+    """Share of each label that the loss of training, not that of a test, spreads over all classes."""
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Initial weights, parameters that learn, and layers that depend on the other replicas."""
+
+    weights: str | None = None
+    """Initial weights from a .safetensors file with torch's tensor names. None: the model's."""
+    freeze: tuple[str, ...] = ()
+    """Freeze the parameters whose torch names match a pattern: 'layers.0.*' '*.bias'."""
     dropout_masks: str = "replica"
     """replica | shared | example: masks per replica, the same for all, or per example at any world size."""
     sync_batch_norm: bool = False
     """Compute BatchNorm statistics over all replicas instead of per replica."""
-    weights: str | None = None
-    """Initial weights from a .safetensors file with torch's tensor names. None: torch's random initialization."""
-    freeze: tuple[str, ...] = ()
-    """Freeze the parameters whose torch names match a pattern: 'layers.0.*' '*.bias'."""
-
-
-@dataclass(frozen=True)
-class Optimizer:
-    """Optimizer, with torch's options. None: torch's default."""
-
-    optimizer: str = "adam"
-    """sgd | adam | adamw | adagrad | rmsprop."""
-    lr: float | None = None
-    """Learning rate."""
-    lr_scaling: str = "none"
-    """none | linear | sqrt: multiply the learning rate by 1, the world size, or its square root."""
-    momentum: float | None = None
-    """sgd, rmsprop: momentum factor."""
-    dampening: float | None = None
-    """sgd: dampening of the momentum."""
-    nesterov: bool = False
-    """sgd: Nesterov momentum."""
-    weight_decay: float | None = None
-    """L2 penalty; adamw: decoupled weight decay."""
-    betas: tuple[float, float] | None = None
-    """adam, adamw: decay rates of the two moments."""
-    eps: float | None = None
-    """adam, adamw, adagrad, rmsprop: term added to the denominator."""
-    amsgrad: bool = False
-    """adam, adamw: AMSGrad."""
-    alpha: float | None = None
-    """rmsprop: decay rate of the squared average."""
-    centered: bool = False
-    """rmsprop: normalize by an estimate of the gradient's variance."""
-    lr_decay: float | None = None
-    """adagrad: decay of the learning rate."""
-    initial_accumulator_value: float | None = None
-    """adagrad: initial value of the sum of squares."""
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """Learning-rate schedule, in optimizer steps."""
-
-    schedule: str = "constant"
-    """constant | step | warmup_cosine | one_cycle."""
-    step_size: int = 100
-    """step: optimizer steps between decays."""
-    gamma: float = 0.1
-    """step: factor by which a decay multiplies the learning rate."""
-    warmup_steps: int = 0
-    """warmup_cosine: steps of linear warm-up from a third of the learning rate."""
-    min_lr: float = 0.0
-    """warmup_cosine: learning rate at the end."""
-    cycle_momentum: bool = True
-    """one_cycle: cycle the momentum (Adam: beta1) inversely to the learning rate, as torch does."""
 
 
 @dataclass(frozen=True)
@@ -112,16 +70,23 @@ class Step:
     """ddp | global: mean of the replicas' mean losses, as in torch DDP, or mean over all valid elements."""
     clip_grad_norm: float | None = None
     """Maximum global norm of the averaged gradient. None: no clipping."""
+    clip_grad_value: float | None = None
+    """Largest absolute value of an element of the averaged gradient. None: no clipping."""
+    remat: bool = False
+    """Keep the results of products and convolutions alone for the backward pass, and compute the rest again there."""
     ema_decay: float | None = None
     """Decay of an exponential moving average of the parameters, also evaluated and saved. None: no average."""
+    swa_start: int | None = None
+    """Stochastic weight averaging: epochs before the first one whose parameters are averaged; the average is also
+    tested, with BatchNorm statistics of its own, and saved. None: off."""
 
 
 @dataclass(frozen=True)
 class Order:
     """Order of the examples and their distribution over the replicas."""
 
-    shuffle: bool = True
-    """Reshuffle the training set every epoch."""
+    shuffle: bool | str = True
+    """Reshuffle the training set every epoch, as torch does; index: in an order that takes no memory; --no-shuffle."""
     seed: int = 0
     """Seed of the initial weights and the sample order; both equal torch's for the same seed."""
     drop_last: bool = False
@@ -132,6 +97,12 @@ class Order:
     """Use each example exactly once per epoch, though replicas get unequal numbers (DDP's join)."""
     divide_by_initial_world_size: bool = True
     """join: average over all replicas instead of those that still have examples."""
+    steps_per_epoch: int | None = None
+    """Optimizer steps per epoch, if the training examples are a stream, which is needed there."""
+    data_workers: int = 0
+    """Processes that read, augment and collate the examples. 0: the one that trains."""
+    verify_data: bool = False
+    """Compare all contents of mapped files with those that a resumed run started with, instead of samples of them."""
     print_shards: bool = False
     """Print which example goes to which replica in each step, and exit."""
 
@@ -223,7 +194,17 @@ class Output:
     keep_checkpoints: int = 2
     """Number of newest checkpoints to keep; jaxddp only."""
     keep_best: bool = False
-    """Keep the checkpoint with the smallest test loss too; jaxddp only."""
+    """Keep the checkpoint with the best --best-metric too; jaxddp only."""
+    best_metric: str = "loss"
+    """Metric of the test by which --keep-best, --early-stopping-patience and --schedule plateau judge."""
+    best_mode: str = "min"
+    """min | max: direction in which --best-metric improves."""
+    evaluate_every: int | str = 1
+    """Time between tests: 1 or 1epoch; 200steps."""
+    early_stopping_patience: int | None = None
+    """End the run after this many tests without a better --best-metric. None: never."""
+    track: tuple[str, ...] = ("tensorboard",)
+    """tensorboard | wandb | mlflow: where metrics go beside metrics.jsonl, in a run with --output."""
     on_nan: str = "stop"
     """stop | skip | rollback: end the run, skip the update, or go back to a checkpoint; jaxddp only, but for stop."""
     on_drift: str = "stop"
@@ -238,5 +219,12 @@ class Output:
 
 
 @dataclass(frozen=True)
-class TrainOptions(Output, Processes, Devices, Precision, Communication, Order, Step, Schedule, Optimizer, Model, Data):
-    """All options of a training run, without checks."""
+class TrainerOptions(
+    Output, Processes, Devices, Precision, Communication, Order, Step, Schedule, Optimizer, Parameters
+):
+    """Options of a training run that every program has, without checks."""
+
+
+@dataclass(frozen=True)
+class BuiltInOptions(Model, Data):
+    """Options of the program that the trainers run if they are given no file: a classifier."""

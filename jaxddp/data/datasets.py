@@ -1,6 +1,5 @@
 """Datasets: handwritten digits, a linear problem, names, and the user's arrays. N is the number of examples."""
 
-import hashlib
 import importlib.util
 import unicodedata
 from dataclasses import dataclass, replace
@@ -13,7 +12,9 @@ from numpy.typing import NDArray
 
 from jaxddp.config import TrainConfig
 from jaxddp.config.choices import IGNORE_INDEX
+from jaxddp.config.options import BuiltInOptions
 from jaxddp.data.memory import check_memory
+from jaxddp.data.sources.digests import array_digest
 from jaxddp.data.torch_rng import Generator
 from jaxddp.errors import InputError
 from jaxddp.files import check_regular
@@ -63,15 +64,7 @@ class Dataset:
     @cached_property
     def digests(self) -> dict[str, str]:
         """SHA-256 of the training and of the test examples: of names, types, shapes and values."""
-        return {"train": _digest(self.train), "test": _digest(self.test)}
-
-
-def _digest(arrays: Arrays) -> str:
-    digest = hashlib.sha256()
-    for name, array in sorted(arrays.items()):
-        digest.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
-        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-    return digest.hexdigest()
+        return {"train": array_digest(self.train), "test": array_digest(self.test)}
 
 
 def load(config: TrainConfig) -> Dataset:
@@ -95,6 +88,16 @@ def load(config: TrainConfig) -> Dataset:
     """
     loaders = {"digits": _digits, "linear": _linear, "names": _names, "npz": _npz}
     return loaders[config.dataset](config)
+
+
+def place(options: BuiltInOptions) -> str:
+    """Return the name of the dataset, or of its file, as it can be printed and drawn.
+
+    >>> place(TrainConfig(dataset="npz", data_path="data/mine.npz"))
+    'mine.npz'
+    """
+    name = options.dataset if options.data_path is None else Path(options.data_path).name
+    return name.encode(errors="replace").decode()  # a name may be no UTF-8
 
 
 def _digits(config: TrainConfig) -> Dataset:

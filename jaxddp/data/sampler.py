@@ -6,11 +6,10 @@ from collections.abc import Iterator, Sequence, Sized
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxddp.data.torch_rng import Generator
+from jaxddp.data.order import PADDING, Sampler, Shuffle, deal, epoch_order
 from jaxddp.errors import InputError
 
 LINE_WIDTH = 100  # of a shard table
-PADDING = -1  # index of padding, where a replica has run out of examples
 FEW = 12  # maximum of repeated or dropped examples that a shard table lists
 
 
@@ -18,11 +17,12 @@ def epoch_indices(
     dataset_size: int,
     num_replicas: int,
     *,
-    shuffle: bool = True,
+    shuffle: Shuffle = True,
     seed: int = 0,
     epoch: int = 0,
     drop_last: bool = False,
     join: bool = False,
+    sampler: Sampler | None = None,
 ) -> NDArray[np.int64]:
     """Return the examples of each replica in one epoch, as torch's DistributedSampler distributes them.
 
@@ -33,11 +33,12 @@ def epoch_indices(
     Args:
         dataset_size: number of examples, at least 0.
         num_replicas: number of replicas, at least 1.
-        shuffle: draw a new order each epoch; otherwise 0, 1, 2, ...
+        shuffle: draw a new order each epoch; otherwise 0, 1, 2, ... "index": one of constant memory.
         seed: seed of the order, equal on all replicas; seed + epoch must be below 2**64.
         epoch: number of the epoch, the argument of torch's `set_epoch`.
         drop_last: drop examples instead of repeating some.
         join: do neither; positions beyond the last example hold `PADDING`.
+        sampler: replaces `shuffle`, see `jaxddp.data.order.Sampler`.
 
     Returns:
         int64 (num_replicas, samples_per_replica); row r holds the indices that the sampler of rank r yields.
@@ -53,12 +54,10 @@ def epoch_indices(
     >>> epoch_indices(9, 2, shuffle=False, join=True)[1]
     array([ 1,  3,  5,  7, -1])
     """
-    samples_per_replica = _samples_per_replica(dataset_size, num_replicas, drop_last)
-    order = Generator(seed + epoch).randperm(dataset_size) if shuffle else np.arange(dataset_size)
-    if join:
-        order = np.append(order, np.full(-dataset_size % num_replicas, PADDING))
-    # np.resize truncates, or repeats from the start as often as necessary.
-    return np.resize(order, (samples_per_replica, num_replicas)).T
+    samples_per_replica(dataset_size, num_replicas, drop_last)  # checks them
+    order = epoch_order(dataset_size, shuffle, seed, epoch, sampler)
+    last = samples_per_replica(len(order), num_replicas, drop_last)
+    return deal(order, num_replicas, range(num_replicas), 0, last, join)
 
 
 class DistributedSampler:
@@ -92,7 +91,7 @@ class DistributedSampler:
     ) -> None:
         self.dataset = dataset
         self.dataset_size = dataset if isinstance(dataset, int) else len(dataset)
-        self.num_samples = _samples_per_replica(self.dataset_size, num_replicas, drop_last)
+        self.num_samples = samples_per_replica(self.dataset_size, num_replicas, drop_last)
         self.total_size = self.num_samples * num_replicas
         if not 0 <= rank < num_replicas:
             raise InputError(f"rank {rank}: must be from 0 to {num_replicas - 1}")
@@ -108,21 +107,22 @@ class DistributedSampler:
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[int]:
-        indices = epoch_indices(
-            self.dataset_size,
-            self.num_replicas,
-            shuffle=self.shuffle,
-            seed=self.seed,
-            epoch=self.epoch,
-            drop_last=self.drop_last,
-        )
-        return iter(indices[self.rank].tolist())
+        order = epoch_order(self.dataset_size, self.shuffle, self.seed, self.epoch)
+        return iter(deal(order, self.num_replicas, [self.rank], 0, self.num_samples)[0].tolist())
 
     def __len__(self) -> int:
         return self.num_samples
 
 
-def _samples_per_replica(dataset_size: int, num_replicas: int, drop_last: bool) -> int:
+def samples_per_replica(dataset_size: int, num_replicas: int, drop_last: bool = False) -> int:
+    """Return the number of examples that each replica takes per epoch.
+
+    Raises:
+        InputError: an argument out of range.
+
+    >>> samples_per_replica(9, 2), samples_per_replica(9, 2, drop_last=True)
+    (5, 4)
+    """
     if dataset_size < 0:
         raise InputError(f"dataset_size {dataset_size}: must be at least 0")
     if num_replicas < 1:

@@ -5,6 +5,7 @@ All numbers come from one stream of 32-bit words, the MT19937 generator that
 """
 
 import math
+import threading
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ Float32 = NDArray[np.float32]
 Int64 = NDArray[np.int64]
 
 FEW = 2**14  # elements that are shuffled one by one
+MOST_SWAPS = 2**17  # at once
 BLOCK = 16  # torch draws normal numbers in blocks of 16, or one at a time if there are fewer than 16
 
 
@@ -124,33 +126,13 @@ class Generator:
     def randperm(self, n: int) -> Int64:
         """Draw a permutation of 0 to n - 1, int64: `torch.randperm(n)`.
 
-        Fisher-Yates: for i = 0 .. n - 2, swap element i with element i + word mod (n - i).
-
         Raises:
-            InputError: n is below 0, or so large (214 million) that torch uses another method.
+            InputError: see `Permutation`.
 
         >>> Generator(3).randperm(4)  # torch.manual_seed(3); torch.randperm(4)
         array([2, 3, 1, 0])
         """
-        if not 0 <= n < 0xFFFFFFFF // 20:
-            raise InputError(f"randperm: n {n} must be from 0 to {0xFFFFFFFF // 20 - 1}")
-        places = np.arange(n - 1)
-        partners = places + self._words(places.size) % (n - places)
-        order = np.arange(n)
-        done = 0
-        while n - done > FEW:
-            # So few swaps that they rarely touch an element twice; those that do not can be made at once.
-            end = done + int(0.3 * math.sqrt(n - done))
-            apart = np.sort(partners[done:end])
-            if apart[0] >= end and (apart[1:] > apart[:-1]).all():
-                order[done:end], order[partners[done:end]] = order[partners[done:end]], order[done:end].copy()
-            else:
-                _swap(order, done, partners[done:end])
-            done = end
-        rest = order[done:].tolist()  # in a list, single swaps are faster than in an array
-        _swap(rest, 0, partners[done:] - done)
-        order[done:] = rest
-        return order
+        return Permutation(self, n)[:].astype(np.int64)
 
     def _words(self, count: int) -> NDArray[np.uint32]:
         """Draw the next words of the stream; over the full range, NumPy's `randint` returns them unchanged."""
@@ -186,6 +168,82 @@ class Generator:
         if in_full_blocks < count:
             samples[-BLOCK:] = _box_muller(self._fractions(BLOCK, dtype), dtype)
         return samples
+
+
+class Permutation:
+    """`Generator.randperm(n)`, computed from its start only as far as it is used: 78 million take 4 s.
+
+    Fisher-Yates: for i = 0 .. n - 2, swap element i with element i + word mod (n - i). Element i is final after swap
+    i. Threads may use a permutation at the same time.
+
+    Args:
+        generator: gives the words; other draws from it before the permutation is complete come between them.
+        n: number of elements.
+
+    Raises:
+        InputError: n is below 0, or so large (214 million) that torch uses another method.
+
+    >>> order = Permutation(Generator(3), 4)
+    >>> order[:2], order[np.array([3, 0])], len(order)
+    (array([2, 3], dtype=int32), array([0, 2], dtype=int32), 4)
+    """
+
+    def __init__(self, generator: Generator, n: int):
+        if not 0 <= n < 0xFFFFFFFF // 20:
+            more = "; --shuffle index takes more examples" if n > 0 else ""
+            raise InputError(f"randperm: n {n} must be from 0 to {0xFFFFFFFF // 20 - 1}{more}")
+        self._generator = generator
+        self._order = np.arange(n, dtype=np.int32)
+        self._done = 0  # swaps
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def __getitem__(self, places: slice | NDArray[Any]) -> NDArray[np.int32]:
+        """Return the elements at `places`, from 0."""
+        if isinstance(places, slice):
+            last = places.indices(len(self))[1]
+        else:
+            last = int(places.max()) + 1 if places.size else 0
+        self.complete(last)
+        return self._order[places]
+
+    def complete(self, count: int) -> None:
+        """Compute at least the first `count` elements."""
+        while self._done < min(count, len(self) - 1):
+            with self._lock:
+                if self._done < min(count, len(self) - 1):
+                    self._advance()
+
+    def _advance(self) -> None:
+        """Make the next swaps: together those that share no element with another of them, then the rest in turn."""
+        done, left = self._done, len(self) - self._done
+        if left <= FEW:
+            partners = self._partners(left - 1) - done
+            rest = self._order[done:].tolist()  # in a list, single swaps are faster than in an array
+            _swap(rest, np.arange(left - 1), partners)
+            self._order[done:] = rest
+            self._done = len(self)
+            return
+        count = min(left // 256, MOST_SWAPS)  # 1 or 2 in a hundred share an element
+        partners = self._partners(count)
+        places = np.arange(done, done + count)
+        by_partner = np.argsort(partners)
+        again = np.flatnonzero(np.diff(partners[by_partner]) == 0)
+        near = partners < done + count
+        shared = near.copy()
+        shared[partners[near] - done] = True
+        shared[by_partner[again]] = shared[by_partner[again + 1]] = True
+        alone = ~shared
+        first, second = places[alone], partners[alone]
+        self._order[first], self._order[second] = self._order[second], self._order[first]
+        _swap(self._order, places[shared], partners[shared])
+        self._done += count
+
+    def _partners(self, count: int) -> Int64:
+        places = np.arange(self._done, self._done + count)
+        return places + self._generator._words(count) % (len(self) - places)
 
 
 def _box_muller(fractions: NDArray[np.float64], dtype: type[np.floating]) -> NDArray[np.float64]:
@@ -275,7 +333,7 @@ def _check_sizes(shape: tuple[int, ...]) -> None:
         raise InputError(f"layer sizes {shape}: each must be at least 1")
 
 
-def _swap(order: Any, first: int, partners: Int64) -> None:
-    """Swap element first + k with element partners[k], in place, one after the other."""
-    for i, j in enumerate(partners.tolist(), start=first):
+def _swap(order: Any, places: Int64, partners: Int64) -> None:
+    """Swap the elements at each place and its partner, in place, one pair after the other."""
+    for i, j in zip(places.tolist(), partners.tolist(), strict=True):
         order[i], order[j] = order[j], order[i]

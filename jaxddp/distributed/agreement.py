@@ -16,30 +16,31 @@ DELAY = 4  # calls until a number is known everywhere, so that no call waits for
 
 
 class Agreement:
-    """Largest number that any process passed `DELAY` calls ago; a single process gets its number back at once.
+    """Largest number that any process passed `delay` calls ago; a single process gets its number back at once.
 
     All processes make the same calls, so all learn a number between the same two steps.
 
     Args:
         replicas: the replicas of all processes.
+        delay: calls until a number is known; 0: each waits for all processes.
 
     >>> from jaxddp.distributed.devices import prepare
     >>> Agreement(Replicas(prepare(2, "cpu")))(15)
     15
     """
 
-    def __init__(self, replicas: Replicas):
-        self._replicas = replicas
+    def __init__(self, replicas: Replicas, delay: int = DELAY):
+        self._replicas, self._delay = replicas, delay
         self._largest = replicas.map(lambda x: all_reduce(x, "max"), in_axes=(0,), out_axes=None)
         self._pending: deque[jax.Array] = deque()
 
     def __call__(self, number: int) -> int:
-        """Pass this process's number, at least 0; return the agreed one, 0 before `DELAY` calls."""
+        """Pass this process's number, at least 0; return the agreed one, 0 before `delay` calls."""
         if self._replicas.in_one_process:
             return number
         mine = self._replicas.shard(np.full(len(self._replicas.local_ranks), number, np.int32))
         self._pending.append(self._largest(mine))
-        return int(self._pending.popleft()) if len(self._pending) > DELAY else 0
+        return int(self._pending.popleft()) if len(self._pending) > self._delay else 0
 
 
 def check_same(texts: Mapping[str, str], replicas: Replicas, advice: str) -> None:

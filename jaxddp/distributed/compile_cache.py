@@ -8,6 +8,7 @@ import platform
 import re
 import stat
 import sys
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import jax
 import jaxlib
 
 MAX_BYTES = 2**30  # in the folder of one jaxlib and processor; the default training job's are 0.2 MB
+WRITING = 60.0  # seconds in which a file may still be written; a large program's 100 MB take less on a slow disk
 
 
 def keep_programs() -> Path | None:
@@ -54,25 +56,37 @@ def replace_damaged() -> None:
 
     jax warns of a file that it cannot read, or not write to its end, and compiles; but it writes no file of a name that
     exists, so every later process would warn again. It compiles and writes after the warning, which is where the
-    file can be removed.
+    file can be removed. A file that cannot be read may be one that another process is writing: it stays for `WRITING`
+    seconds, and the warning is not shown.
     """
     show = warnings.showwarning
     reported: list[str] = []
 
     def remove_or_show(message: Warning | str, *place: Any, **more: Any) -> None:
         folder = jax.config.values["jax_compilation_cache_dir"]
-        name = re.match(r"Error (?:read|writ)ing persistent compilation cache entry for '(.+?)'", str(message))
-        if name is None or folder is None:
+        found = re.match(r"Error (read|writ)ing persistent compilation cache entry for '(.+?)'", str(message))
+        if found is None or folder is None:
             show(message, *place, **more)
             return
-        for path in Path(folder).glob(f"{name[1]}*-cache"):  # of all programs of this name: jax does not say which
+        what, name = found.groups()
+        paths = list(Path(folder).glob(f"{name}*-cache"))  # of all programs of this name: jax does not say which
+        if what == "read" and any(time.time() - _written(path) < WRITING for path in paths):
+            return
+        for path in paths:
             with contextlib.suppress(OSError):  # another process may be first, or the folder read-only
                 path.unlink()
         if not reported:
-            reported.append(name[1])
-            print(f"note: {folder}: a damaged program ({name[1]}) is compiled again", file=sys.stderr, flush=True)
+            reported.append(name)
+            print(f"note: {folder}: a damaged program ({name}) is compiled again", file=sys.stderr, flush=True)
 
     warnings.showwarning = remove_or_show
+
+
+def _written(path: Path) -> float:
+    """Return when a file was written; 0: another process has removed it."""
+    with contextlib.suppress(OSError):
+        return path.stat().st_mtime
+    return 0
 
 
 def _only_user_writes(folder: Path) -> bool:

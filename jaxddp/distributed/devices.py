@@ -52,7 +52,7 @@ def prepare(
     keep_programs()
     wanted = None if devices is None else devices // processes
     cpu_devices = min(wanted or (DEFAULT_CPU_DEVICES if processes == 1 else 1), MOST_CPU_DEVICES)
-    _prepare_cpu(cpu_devices)
+    prepare_cpu(cpu_devices)
     gpus = [] if platform == "cpu" else _gpus(cluster, required=platform == "gpu")
     here = gpus or _cpus()
     kind = here[0].platform
@@ -87,7 +87,7 @@ def _of_all_processes(kind: str, count: int) -> list[jax.Device]:
     return [device for process in counts for device in by_process[process][:count]]
 
 
-def _prepare_cpu(devices: int) -> None:
+def prepare_cpu(devices: int) -> None:
     """Request CPU devices and enough threads for them, if jax has not started yet.
 
     A program that runs holds a thread per device, until all replicas have arrived at its all-reduce. With 32 programs
@@ -142,5 +142,20 @@ def _supply(kind: str, count: int) -> str:
     if kind == "cpu" and count == MOST_CPU_DEVICES:
         return f"must be at most {count} on the CPU"
     if kind == "cpu":
-        return f"jax is already running with {count} CPU devices; call jaxddp.prepare before anything else uses jax"
+        running = f"jax is already running with {count} CPU device{'s' * (count != 1)}"
+        return f"{running}; call jaxddp.prepare before anything else uses jax, as a run file's top level may"
     return f"there are {count} local GPUs; --platform cpu prepares up to {MOST_CPU_DEVICES} CPU devices"
+
+
+def most_memory(devices: Sequence[jax.Device], statistic: str = "bytes_in_use") -> int | None:
+    """Return the largest of the devices' numbers of bytes; None where the platform does not count them, as on CPUs.
+
+    Args:
+        devices: those of other processes are left out.
+        statistic: name in `jax.Device.memory_stats`.
+
+    >>> most_memory(prepare(2, "cpu")) is None
+    True
+    """
+    found = [device.memory_stats() or {} for device in devices if device.process_index == jax.process_index()]
+    return max((stats[statistic] for stats in found if statistic in stats), default=None)

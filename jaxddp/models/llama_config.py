@@ -59,6 +59,12 @@ class LlamaConfig:
         """Number of features per head."""
         return self.hidden_size // self.num_attention_heads
 
+    def of_transformers(self) -> dict[str, Any]:
+        """Return the sizes as arguments of transformers' LlamaConfig."""
+        arguments = dataclasses.asdict(self)
+        arguments["rope_parameters"] = {"rope_type": "default", "rope_theta": arguments.pop("rope_theta")}
+        return arguments
+
     @classmethod
     def from_folder(cls, folder: str | Path) -> Self:
         """Read the config.json of a checkpoint.

@@ -12,6 +12,7 @@ from jaxddp.nn.functional import Functional
 from jaxddp.nn.linen import LinenFunctional
 from jaxddp.nn.losses import Batch
 from jaxddp.nn.plain import PlainFunctional
+from jaxddp.program import takes
 
 AnyFunctional = Functional | LinenFunctional | PlainFunctional
 
@@ -60,7 +61,7 @@ def transformation_of(optimizer: Any, model: Any) -> optax.GradientTransformatio
     >>> transformation_of(lambda model: nnx.Optimizer(model, adam, wrt=nnx.Param), model) is adam
     True
     """
-    made = optimizer if hasattr(optimizer, "update") else optimizer(model)
+    made = optimizer if hasattr(optimizer, "update") else optimizer(*[model][: takes(optimizer)])
     if isinstance(made, nnx.Optimizer):
         if made.wrt is not nnx.Param:
             raise InputError(

@@ -11,8 +11,9 @@ from jax import numpy as jnp
 from jaxddp.errors import InputError
 from jaxddp.nn.autocast import autocast
 from jaxddp.nn.dropout_rng import Place, check_masks, random_state_at
-from jaxddp.nn.losses import Batch, LossFunction, Sums, num_examples, summed
+from jaxddp.nn.losses import Batch, LossFunction, Metrics, Sums, as_losses, no_metrics, num_examples, sums_of
 from jaxddp.nn.model_tree import ModelTree
+from jaxddp.program import bound
 from jaxddp.state import Buffers, Params
 
 LocalLoss = Callable[[Params, Buffers, Batch], tuple[Sums, Buffers]]
@@ -42,7 +43,8 @@ class RandomLoss:
 class Functional:
     """Pure side of an nnx module: its parameters and buffers by name, and its forward pass.
 
-    Random state (`nnx.RngState`) is neither a parameter nor a buffer: see `jaxddp.nn.dropout_rng`.
+    Random state (`nnx.RngState`) is neither a parameter nor a buffer: see `jaxddp.nn.dropout_rng`. Nor is an array that
+    is no `nnx.Variable`, as a table of frequencies: it stays as built.
 
     Args:
         model: any nnx module; never changed.
@@ -58,10 +60,11 @@ class Functional:
 
     def __init__(self, model: nnx.Module):
         self._graphdef: nnx.GraphDef
-        self._graphdef, params, self._random_state, buffers = _split(model)
+        self._graphdef, params, self._random_state, self._constants, buffers = _split(model)
         self._params, self._buffers = params, buffers
         values = _to_dict(params)
         self.params: Params = {name: values[name] for name in _in_model_order(model, values)}
+        self._gradient_order = gradient_order(model)  # flax sorts the attributes of a module that it builds
         self.buffers: Buffers = _to_dict(buffers)
         self.param_tree, self.buffer_tree = ModelTree.of_state(params), ModelTree.of_state(buffers)
 
@@ -69,6 +72,10 @@ class Functional:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes of its arrays by name."""
         return {name: value.shape for name, value in {**self.params, **self.buffers}.items()}
+
+    def gradient_order(self) -> tuple[str, ...]:
+        """Return the parameters' names in the order of torch's backward pass, see `gradient_order`."""
+        return self._gradient_order
 
     def forget_values(self) -> None:
         """Free the parameters' values; keep their names, shapes and dtypes."""
@@ -84,15 +91,31 @@ class Functional:
         """Build the module with these values; `random_state` None: as built."""
         # New variables, because nnx refuses to count draws in variables of an outer trace.
         state = _copied(self._random_state) if random_state is None else random_state
-        return nnx.merge(self._graphdef, _from_dict(params, self._params), state, _from_dict(buffers, self._buffers))
+        return self._merged(_from_dict(params, self._params), state, _from_dict(buffers, self._buffers))
 
     def values(self, module: nnx.Module) -> tuple[Params, Buffers]:
-        """Return the parameters and buffers of a module that `module` has built."""
-        _, params, _, buffers = _split(module)
+        """Return the parameters and buffers of a module that `module` has built.
+
+        Raises:
+            InputError: an array that is no `nnx.Variable` has changed.
+        """
+        _, params, _, constants, buffers = _split(module)
+        after = dict(nnx.to_flat_state(constants))
+        for path, built in nnx.to_flat_state(self._constants):
+            if after.get(path) is not built:
+                raise InputError(f"{_name(path)}: an array that changes must be an nnx.Variable of the module")
         return _to_dict(params), _to_dict(buffers)
 
+    def _merged(self, params: nnx.State, random_state: nnx.State, buffers: nnx.State) -> nnx.Module:
+        return nnx.merge(self._graphdef, params, random_state, self._constants, buffers)
+
     def local_loss(
-        self, loss_fn: LossFunction, train: bool | None, masks: str = "replica", amp: str = "none"
+        self,
+        loss_fn: LossFunction,
+        train: bool | None,
+        masks: str = "replica",
+        amp: str = "none",
+        metrics: Metrics = no_metrics,
     ) -> LocalLoss:
         """Turn `loss_fn(model, batch)` into a pure function (params, buffers, batch) -> (sums, new buffers).
 
@@ -104,6 +127,7 @@ class Functional:
             masks: kind of random masks in training: "replica", "shared" or "example", see
                 `jaxddp.nn.dropout_rng`.
             amp: dtype of matrix products: "none", "bf16" or "fp16", see `jaxddp.nn.autocast.autocast`.
+            metrics: (model, batch) -> further metrics by name, see `jaxddp.nn.losses.sums_of`.
 
         Returns:
             The function; a `RandomLoss` if `train` and the module draws random numbers. Calling it with padded
@@ -112,6 +136,8 @@ class Functional:
         Raises:
             InputError: the module cannot draw masks of this kind.
         """
+
+        loss_fn = loss_fn if train is None else bound(loss_fn, train=train)
 
         def function(
             params: Params, buffers: Buffers, batch: Batch, place: Place | None = None
@@ -126,11 +152,11 @@ class Functional:
                 if train is not False:
                     _check_statistics(model)
                 model.set_attributes(valid=nnx.data(valid), raise_if_not_found=False)
-            sums = summed(loss_fn(model, batch), valid)
+            losses = as_losses(loss_fn(model, batch))
+            sums = sums_of(losses, valid, train, metrics(model, batch), batch)
             if valid is not None:
                 model.set_attributes(valid=None, raise_if_not_found=False)
-            _, _, _, new_buffers = _split(model)
-            return sums, _to_dict(new_buffers)
+            return sums, self.values(model)[1]
 
         if train is False:
             return function
@@ -201,20 +227,19 @@ def _check_statistics(model: nnx.Module) -> None:
             )
 
 
-def _split(model: nnx.Module) -> tuple[nnx.GraphDef, nnx.State, nnx.State, nnx.State]:
-    """Split a module into its graph, its parameters, its random state, and all other state."""
-    graphdef, params, random_state, others = nnx.split(model, nnx.Param, nnx.RngState, ...)  # type: ignore[misc]
-    return graphdef, params, random_state, others
+def _split(model: nnx.Module) -> Any:
+    """Split a module into its graph, its parameters, its random state, its bare arrays, and all other state."""
+    return nnx.split(model, nnx.Param, nnx.RngState, lambda _, value: not isinstance(value, nnx.Variable), ...)
 
 
-def _last_first(module: nnx.Pytree, path: str = "") -> Iterator[str]:
+def _last_first(module: nnx.Pytree, path: str = "", seen: tuple[int, ...] = ()) -> Iterator[str]:
     content = vars(module)
     params = [name for name, value in content.items() if isinstance(value, nnx.Param)]
     for name in params if "scale" in params else reversed(params):
         yield path + name
     for name, value in reversed(content.items()):
-        if isinstance(value, nnx.Pytree):
-            yield from _last_first(value, f"{path}{name}.")
+        if isinstance(value, nnx.Pytree) and id(value) not in seen:  # a module may refer to one around it
+            yield from _last_first(value, f"{path}{name}.", (*seen, id(module)))
 
 
 def _in_model_order(model: nnx.Module, names: Collection[str]) -> list[str]:

@@ -11,8 +11,10 @@ from jax import numpy as jnp
 
 from jaxddp.errors import InputError
 from jaxddp.nn.functional import LocalLoss, abstract
-from jaxddp.nn.losses import Batch, LossFunction, Sums, summed
+from jaxddp.nn.losses import Batch, LossFunction, Metrics, Sums, as_losses, no_metrics, sums_of
 from jaxddp.nn.model_tree import ModelTree
+from jaxddp.nn.placed import placed
+from jaxddp.program import bound as accept
 from jaxddp.state import Buffers, Params
 
 PARAMS = "params"
@@ -81,7 +83,7 @@ class LinenFunctional:
     def __init__(self, module: linen.Module, loss_fn: LossFunction, batch: Batch):
         self._module = module
         bound = Bound(module)
-        loss_fn(bound, {name: jnp.asarray(array) for name, array in batch.items()})
+        accept(loss_fn, train=True)(bound, {name: jnp.asarray(array) for name, array in batch.items()})
         if bound.variables is None:
             raise InputError("flax_loss: never calls the model")
         flat = {name: traverse_util.flatten_dict(tree, sep=".") for name, tree in bound.variables.items()}
@@ -99,6 +101,10 @@ class LinenFunctional:
         """Shapes of its arrays by name."""
         return {name: value.shape for name, value in {**self.params, **self.buffers}.items()}
 
+    def gradient_order(self) -> tuple[str, ...]:
+        """Return the parameters' names, the last first, as an order of torch's backward pass."""
+        return tuple(reversed(self.params))
+
     def forget_values(self) -> None:
         """Free the parameters' values; keep their names, shapes and dtypes."""
         self.params = abstract(self.params)
@@ -107,13 +113,29 @@ class LinenFunctional:
         """Return the module's collections with these values."""
         return {PARAMS: self.param_tree.nest(params), **self.buffer_tree.nest(buffers)}
 
-    def local_loss(self, loss_fn: LossFunction) -> LocalLoss:
-        """Turn `loss_fn(model, batch)` into a pure function (params, buffers, batch) -> (sums, new buffers)."""
+    def local_loss(
+        self,
+        loss_fn: LossFunction,
+        train: bool | None = None,
+        masks: str = "replica",
+        amp: str = "none",
+        metrics: Metrics = no_metrics,
+        seed: int = 0,
+    ) -> LocalLoss:
+        """Turn `loss_fn(model, batch)` into a pure function (params, buffers, batch) -> (sums, new buffers).
 
-        def function(params: Params, buffers: Buffers, batch: Batch) -> tuple[Sums, Buffers]:
+        Args:
+            loss_fn: see the class; it may take `train` and `key`, see `jaxddp.nn.placed`.
+            train, masks, amp, metrics: see `Functional.local_loss`.
+            seed: seed of the keys.
+        """
+
+        def function(loss_fn: LossFunction, params: Params, buffers: Buffers, batch: Batch) -> tuple[Sums, Buffers]:
             bound = Bound(self._module, self.variables(params, buffers))
-            sums = summed(loss_fn(bound, batch))
+            losses = as_losses(loss_fn(bound, batch), "flax_loss")
             assert bound.variables is not None
-            return sums, self.buffer_tree.flat(bound.variables)
+            new_buffers = self.buffer_tree.flat(bound.variables)
+            valid = None if train is None else batch.get("valid")
+            return sums_of(losses, valid, train, metrics(bound, batch), batch), new_buffers
 
-        return function
+        return placed(function, loss_fn, train, masks, amp, seed)

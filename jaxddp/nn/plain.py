@@ -3,7 +3,6 @@
 Any pytree works: names come from its paths, so that none of these libraries is needed.
 """
 
-import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,13 +15,15 @@ from jax import numpy as jnp
 from jax.tree_util import keystr
 
 from jaxddp.errors import InputError
-from jaxddp.nn.functional import abstract
-from jaxddp.nn.losses import Batch, Sums, as_losses, summed
+from jaxddp.nn.functional import LocalLoss, abstract
+from jaxddp.nn.losses import Batch, Metrics, Sums, as_losses, no_metrics, sums_of
 from jaxddp.nn.model_tree import Flat, TreeMap
+from jaxddp.nn.placed import placed
+from jaxddp.program import takes
 from jaxddp.state import Buffers, Params
+from jaxddp.torch_layout import dotted
 
 Loss = Callable[..., Any]
-POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 @dataclass(frozen=True)
@@ -146,6 +147,10 @@ class PlainFunctional:
             if jnp.issubdtype(value.dtype, jnp.complexfloating):
                 raise InputError(f"flax_model: {name} is {value.dtype}; must be real")
 
+    def gradient_order(self) -> tuple[str, ...]:
+        """Return the parameters' names, the last first, as an order of torch's backward pass."""
+        return tuple(reversed(self.params))
+
     def forget_values(self) -> None:
         """Free the parameters' values; keep their names, shapes and dtypes."""
         self.params = abstract(self.params)
@@ -157,16 +162,32 @@ class PlainFunctional:
         tree = self.param_tree.filled(params)
         return (tree, self.buffer_tree.filled(buffers)) if self._carries else (tree,)
 
-    def local_loss(self, loss_fn: Loss) -> Callable[[Params, Buffers, Batch], tuple[Sums, Buffers]]:
-        """Turn the loss function into a pure function (params, buffers, batch) -> (sums, new buffers)."""
+    def local_loss(
+        self,
+        loss_fn: Loss,
+        train: bool | None = None,
+        masks: str = "replica",
+        amp: str = "none",
+        metrics: Metrics = no_metrics,
+        seed: int = 0,
+    ) -> LocalLoss:
+        """Turn the loss function into a pure function (params, buffers, batch) -> (sums, new buffers).
 
-        def function(params: Params, buffers: Buffers, batch: Batch) -> tuple[Sums, Buffers]:
-            returned = loss_fn(*self.arguments(params, buffers), batch)
+        Args:
+            loss_fn: see the class; it may take `train` and `key`, see `jaxddp.nn.placed`.
+            train, masks, amp, metrics: see `Functional.local_loss`.
+            seed: seed of the keys.
+        """
+
+        def function(loss_fn: Loss, params: Params, buffers: Buffers, batch: Batch) -> tuple[Sums, Buffers]:
+            arguments = self.arguments(params, buffers)
+            returned = loss_fn(*arguments, batch)
             if self._carries:
                 returned, buffers = self._loss_and_state(returned)
-            return summed(as_losses(returned, "flax_loss")), buffers
+            losses, valid = as_losses(returned, "flax_loss"), None if train is None else batch.get("valid")
+            return sums_of(losses, valid, train, metrics(*arguments, batch), batch), buffers
 
-        return function
+        return placed(function, loss_fn, train, masks, amp, seed)
 
     def _loss_and_state(self, returned: Any) -> tuple[Any, Buffers]:
         if not (isinstance(returned, tuple) and len(returned) == 2):
@@ -193,21 +214,7 @@ def carries_state(loss_fn: Loss) -> bool:
     >>> carries_state(lambda params, state, batch: 0.0), carries_state(lambda model, batch, train=True: 0.0)
     (True, False)
     """
-    parameters = inspect.signature(loss_fn).parameters.values()
-    return sum(p.kind in POSITIONAL and p.default is p.empty for p in parameters) == 3
-
-
-def dotted(path: tuple[Any, ...]) -> str:
-    """Return the name of a leaf: the attributes, keys and indices on the path to it.
-
-    Haiku's module names are paths too: "mlp/~/linear_0" and "w" make "mlp.linear_0.w".
-
-    >>> [dotted(path) for path, _ in jax.tree_util.tree_flatten_with_path({"a/~/b": [1, (2,)], "c/~_m/d": 3})[0]]
-    ['a.b.0', 'a.b.1.0', 'c._m.d']
-    """
-    keys = [getattr(key, "key", getattr(key, "idx", getattr(key, "name", key))) for key in path]
-    words = [word.removeprefix("~") for key in keys for word in str(key).split("/")]
-    return ".".join(filter(None, words))
+    return takes(loss_fn) == 3
 
 
 def is_inexact(leaf: Any) -> bool:

@@ -8,9 +8,9 @@ The parameters and buffers of a flax model correspond to a torch state_dict of N
     scale, mean, var                 weight, running_mean, running_var   BatchNorm
 """
 
-from collections.abc import Iterable, Mapping
+import contextlib
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TypeVar
 
 import jax
 import numpy as np
@@ -23,26 +23,9 @@ from jaxddp.data.weight_files import check_types, check_values, read_types
 from jaxddp.errors import InputError, differences
 from jaxddp.files import write_atomically
 from jaxddp.state import Buffers, Params
+from jaxddp.torch_layout import from_torch_layout, to_torch_layout, torch_name
 
-Array = TypeVar("Array", np.ndarray, jax.Array)
-
-_TORCH_NAMES = {
-    "kernel": "weight",
-    "embedding": "weight",
-    "scale": "weight",
-    "mean": "running_mean",
-    "var": "running_var",
-}
-
-
-def torch_name(name: str) -> str:
-    """Return the state_dict name of a flax parameter or buffer.
-
-    >>> torch_name("stages.0.bn.mean")
-    'stages.0.bn.running_mean'
-    """
-    path, _, leaf = name.rpartition(".")
-    return f"{path}.{_TORCH_NAMES.get(leaf, leaf)}".lstrip(".")
+Convert = Callable[[Mapping[str, np.ndarray]], dict[str, np.ndarray]]
 
 
 def frozen_params(patterns: Iterable[str], params: Iterable[str]) -> tuple[str, ...]:
@@ -66,22 +49,6 @@ def named_params(option: str, patterns: Iterable[str], params: Iterable[str]) ->
     """
     names = {torch_name(name): name for name in params}
     return tuple(names[name] for name in matching(option, patterns, names))
-
-
-def to_torch_layout(name: str, value: Array) -> Array:
-    """Transpose a flax array to torch's layout; further leading axes are not allowed."""
-    if name.rpartition(".")[2] == "kernel":
-        *size, into, out = range(value.ndim)
-        return value.transpose(out, into, *size)
-    return value
-
-
-def from_torch_layout(name: str, value: Array) -> Array:
-    """Transpose a torch array to flax's layout, the inverse of `to_torch_layout`."""
-    if name.rpartition(".")[2] == "kernel":
-        out, into, *size = range(value.ndim)
-        return value.transpose(*size, into, out)
-    return value
 
 
 def to_torch(arrays: Mapping[str, jax.Array | np.ndarray]) -> dict[str, np.ndarray]:
@@ -125,16 +92,16 @@ def from_torch(tensors: Mapping[str, np.ndarray], params: Params, buffers: Buffe
     return convert(params), convert(buffers)
 
 
-def save_weights(path: str | Path, params: Params, buffers: Buffers) -> None:
+def save_weights(path: str | Path, tensors: Mapping[str, np.ndarray]) -> None:
     """Write a .safetensors file that torch_ref, or any torch model with these names, can load.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     save_weights(f"{folder}/model.safetensors", {"fc.kernel": jnp.zeros((2, 1))}, {})
+    ...     save_weights(f"{folder}/model.safetensors", to_torch({"fc.kernel": jnp.zeros((2, 1))}))
     ...     {name: tensor.shape for name, tensor in load_weights(f"{folder}/model.safetensors").items()}
     {'fc.weight': (1, 2)}
     """
-    write_atomically(Path(path), save(to_torch({**params, **buffers})))
+    write_atomically(Path(path), save(dict(tensors)))
 
 
 def load_weights(path: str | Path, option: str = "--weights") -> dict[str, np.ndarray]:
@@ -154,22 +121,47 @@ def load_weights(path: str | Path, option: str = "--weights") -> dict[str, np.nd
         raise InputError(f"{option} {path}: not a readable safetensors file ({error})") from error
 
 
-def start_values(path: str | Path, params: Params, buffers: Buffers) -> tuple[Params, Buffers]:
+def start_values(
+    path: str | Path, params: Params, buffers: Buffers, convert: Convert | None = None
+) -> tuple[Params, Buffers]:
     """Read the values with which training starts from a .safetensors file.
 
     Args:
-        path: value of --weights.
-        params, buffers: those of the flax model, for their names, shapes and dtypes.
+        path: value of --weights; its names are torch's, or the model's own.
+        params, buffers: those of the model, for their names, shapes and dtypes.
+        convert: makes the model's arrays of tensors that have neither names; None: they are refused.
 
     Raises:
         InputError: as `load_weights` and `from_torch`; or a tensor has another type, or values that are not finite.
     """
     types, tensors = read_types(path, "--weights"), load_weights(path)
+    like = {**params, **buffers}
+    of_torch = {torch_name(name) for name in like}
     try:
-        check_types(types, {torch_name(name): x.dtype.kind == "f" for name, x in (params | buffers).items()})
+        if convert is not None and tensors.keys() not in (of_torch, like.keys()):
+            with contextlib.suppress(InputError):  # the names are of neither side, and are listed below
+                own = {name: np.asarray(value) for name, value in buffers.items()}  # a counter may have no twin
+                tensors, types = own | convert(tensors), {}
+        if tensors.keys() == like.keys() != of_torch:
+            return _own_values(types, tensors, params, buffers)
+        check_types(types, {torch_name(name): x.dtype.kind == "f" for name, x in like.items()})
         with np.errstate(over="ignore"):  # an overflow gets a message with the tensor's name
             values = from_torch(tensors, params, buffers)
         check_values(tensors, to_torch(values[0] | values[1]))
     except InputError as error:
         raise InputError(f"--weights {path}: {error}") from None
     return values
+
+
+def _own_values(
+    types: Mapping[str, str], tensors: Mapping[str, np.ndarray], params: Params, buffers: Buffers
+) -> tuple[Params, Buffers]:
+    """Return the arrays of a file by the model's names, in the model's layouts."""
+    like = {**params, **buffers}
+    if problems := differences(tensors, like):
+        raise InputError(f"weights do not fit the model: {'; '.join(problems)}")
+    check_types(types, {name: x.dtype.kind == "f" for name, x in like.items()})
+    with np.errstate(over="ignore"):
+        arrays = {name: np.array(tensors[name], x.dtype) for name, x in like.items()}
+    check_values(tensors, arrays)
+    return {name: jnp.asarray(arrays[name]) for name in params}, {name: jnp.asarray(arrays[name]) for name in buffers}

@@ -8,34 +8,40 @@ of the number of steps taken so far. Parameters, gradients and state are any pyt
 leaf keeps its dtype. `g` is the gradient, `p` the parameter, `t` the step counted from 1.
 """
 
-import functools
-import inspect
 from collections.abc import Callable
-from typing import Any, ParamSpec
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from jaxddp.config import TrainConfig
+from jaxddp.config import TrainerConfig
 from jaxddp.config.choices import BELONGS_TO
-from jaxddp.config.ranges import RANGES, check_range
 from jaxddp.errors import InputError
 from jaxddp.optim import schedules
-from jaxddp.optim.transforms import Betas, at, scale_by_adam, scale_by_root_of_sum, trace
+from jaxddp.optim.adam_variants import adamax, nadam, radam
+from jaxddp.optim.elementwise import adadelta, asgd, rprop
+from jaxddp.optim.plateau import reduce_on_plateau
+from jaxddp.optim.transforms import (
+    DEFAULT_BETAS,
+    Betas,
+    at,
+    decayed,
+    directed,
+    ranges_checked,
+    scale_by_adam,
+    scale_by_root_of_sum,
+    trace,
+)
 
-P = ParamSpec("P")
 
-DEFAULT_BETAS: Betas = (0.9, 0.999)
-
-
-def from_config(config: TrainConfig, total_steps: int) -> optax.GradientTransformation:
+def from_config(config: TrainerConfig, total_steps: int) -> optax.GradientTransformation:
     """Return the optimizer that `config` names, with its schedule over a run of `total_steps` steps.
 
     Raises:
         InputError: the run is too short for the schedule.
 
-    >>> optimizer = from_config(TrainConfig(optimizer="sgd", lr=0.5), total_steps=10)
+    >>> optimizer = from_config(TrainerConfig(optimizer="sgd", lr=0.5), total_steps=10)
     >>> updates, state = optimizer.update(jnp.ones(2), optimizer.init(jnp.zeros(2)))
     >>> print(updates)
     [-0.5 -0.5]
@@ -46,31 +52,21 @@ def from_config(config: TrainConfig, total_steps: int) -> optax.GradientTransfor
         options["betas"] = (momentum, options.get("betas", DEFAULT_BETAS)[1])
     elif momentum is not None:
         options["momentum"] = momentum
-    optimizers: dict[str, Callable] = {"sgd": sgd, "adam": adam, "adamw": adamw, "adagrad": adagrad, "rmsprop": rmsprop}
-    return optimizers[config.optimizer](**options)
+    make = _OPTIMIZERS[config.optimizer]
+    if config.schedule == "plateau":
+        given = {"mode": config.best_mode} | config.schedule_options()
+        return reduce_on_plateau(lambda rate: make(**options | {"lr": rate}), config.base_lr, **given)
+    return make(**options)
 
 
-def _ranges_checked(make: Callable[P, optax.GradientTransformation]) -> Callable[P, optax.GradientTransformation]:
-    """Raise `InputError` for values outside of their ranges, which are the flags'."""
-
-    @functools.wraps(make)
-    def checked(*args: P.args, **kwargs: P.kwargs) -> optax.GradientTransformation:
-        for name, value in inspect.signature(make).bind(*args, **kwargs).arguments.items():
-            for number in value if isinstance(value, tuple) else (value,):
-                if name in RANGES and isinstance(number, int | float):  # not a schedule, nor traced
-                    check_range(name, number, f"{name} {value}")
-        return make(*args, **kwargs)
-
-    return checked
-
-
-@_ranges_checked
+@ranges_checked
 def sgd(
     lr: optax.ScalarOrSchedule = 1e-3,
     momentum: optax.ScalarOrSchedule = 0.0,
     dampening: float = 0.0,
     nesterov: bool = False,
     weight_decay: float = 0.0,
+    maximize: bool = False,
 ) -> optax.GradientTransformation:
     """Stochastic gradient descent.
 
@@ -83,6 +79,7 @@ def sgd(
         dampening: share of a new gradient that does not enter the buffer.
         nesterov: look ahead by one momentum step.
         weight_decay: L2 penalty.
+        maximize: go uphill.
 
     Raises:
         InputError: `nesterov` without momentum or with dampening.
@@ -96,25 +93,28 @@ def sgd(
     """
     if nesterov and (momentum == 0 or dampening != 0):
         raise InputError("--nesterov: needs --momentum above 0 and no --dampening")
-    buffer = trace(momentum, dampening, nesterov)
-    return optax.chain(_l2_penalty(weight_decay), buffer, optax.scale_by_learning_rate(lr))
+    return directed(maximize, decayed(trace(momentum, dampening, nesterov), lr, weight_decay))
 
 
-@_ranges_checked
+@ranges_checked
 def adam(
     lr: optax.ScalarOrSchedule = 1e-3,
     betas: Betas = DEFAULT_BETAS,
     eps: float = 1e-8,
     weight_decay: float = 0.0,
     amsgrad: bool = False,
+    maximize: bool = False,
+    decoupled_weight_decay: bool = False,
 ) -> optax.GradientTransformation:
     """Adam with an L2 penalty: `p <- p - lr u`, with `u` from `scale_by_adam` of `g + weight_decay p`.
 
     Args:
         betas: decay rates of the running means of the gradients and of their squares.
         eps: added to the root.
-        weight_decay: L2 penalty; see `adamw` for decoupled weight decay.
+        weight_decay: L2 penalty, or with `decoupled_weight_decay` that of `adamw`.
         amsgrad: divide by the largest mean square so far.
+        maximize: go uphill.
+        decoupled_weight_decay: subtract `lr weight_decay p` instead of adding `weight_decay p` to the gradient.
 
     Source: torch.optim.Adam; Kingma and Ba, https://arxiv.org/abs/1412.6980.
 
@@ -123,16 +123,18 @@ def adam(
     >>> print(updates.round(3))
     [-0.5  0.5]
     """
-    return optax.chain(_l2_penalty(weight_decay), scale_by_adam(betas, eps, amsgrad), optax.scale_by_learning_rate(lr))
+    rescale = scale_by_adam(betas, eps, amsgrad)
+    return directed(maximize, decayed(rescale, lr, weight_decay, decoupled_weight_decay))
 
 
-@_ranges_checked
+@ranges_checked
 def adamw(
     lr: optax.ScalarOrSchedule = 1e-3,
     betas: Betas = DEFAULT_BETAS,
     eps: float = 1e-8,
     weight_decay: float = 1e-2,
     amsgrad: bool = False,
+    maximize: bool = False,
 ) -> optax.GradientTransformation:
     """Adam with decoupled weight decay: `p <- p - lr (u + weight_decay p)`, with `u` from `scale_by_adam` of `g`.
 
@@ -145,16 +147,17 @@ def adamw(
     >>> print(updates.round(3))
     [-1.  -0.5]
     """
-    return optax.chain(scale_by_adam(betas, eps, amsgrad), _l2_penalty(weight_decay), optax.scale_by_learning_rate(lr))
+    return adam(lr, betas, eps, weight_decay, amsgrad, maximize, decoupled_weight_decay=True)
 
 
-@_ranges_checked
+@ranges_checked
 def adagrad(
     lr: optax.ScalarOrSchedule = 1e-2,
     lr_decay: float = 0.0,
     eps: float = 1e-10,
     weight_decay: float = 0.0,
     initial_accumulator_value: float = 0.0,
+    maximize: bool = False,
 ) -> optax.GradientTransformation:
     """Adagrad: the learning rate of each element falls with the sum of its squared gradients.
 
@@ -167,6 +170,7 @@ def adagrad(
         eps: added to the root.
         weight_decay: L2 penalty.
         initial_accumulator_value: initial `s`.
+        maximize: go uphill.
 
     Source: torch.optim.Adagrad; Duchi et al., https://jmlr.org/papers/v12/duchi11a.html.
 
@@ -176,11 +180,10 @@ def adagrad(
     [-0.5  0.5]
     """
     rescale = scale_by_root_of_sum(eps, initial_accumulator_value)
-    decayed = optax.scale_by_learning_rate(lambda count: at(lr, count) / (1 + lr_decay * count))
-    return optax.chain(_l2_penalty(weight_decay), rescale, decayed)
+    return directed(maximize, decayed(rescale, lambda count: at(lr, count) / (1 + lr_decay * count), weight_decay))
 
 
-@_ranges_checked
+@ranges_checked
 def rmsprop(
     lr: optax.ScalarOrSchedule = 1e-2,
     alpha: float = 0.99,
@@ -188,6 +191,7 @@ def rmsprop(
     weight_decay: float = 0.0,
     momentum: optax.ScalarOrSchedule = 0.0,
     centered: bool = False,
+    maximize: bool = False,
 ) -> optax.GradientTransformation:
     """RMSprop: gradients divided by the root of a running mean of their squares.
 
@@ -202,6 +206,7 @@ def rmsprop(
         weight_decay: L2 penalty.
         momentum: decay of the buffer `b`.
         centered: divide by the standard deviation.
+        maximize: go uphill.
 
     Source: torch.optim.RMSprop; Hinton, "Neural Networks for Machine Learning", lecture 6e, 2012.
 
@@ -211,7 +216,9 @@ def rmsprop(
     [-5.  5.]
     """
     rescale = (optax.scale_by_stddev if centered else optax.scale_by_rms)(alpha, eps, eps_in_sqrt=False)
-    return optax.chain(_l2_penalty(weight_decay), rescale, trace(momentum), optax.scale_by_learning_rate(lr))
+    decay = optax.add_decayed_weights(weight_decay) if weight_decay else optax.identity()
+    chained = optax.chain(decay, rescale, trace(momentum), optax.scale_by_learning_rate(lr))
+    return directed(maximize, chained)
 
 
 def clip_by_global_norm(
@@ -240,5 +247,7 @@ def clip_by_global_norm(
     return jax.tree.map(lambda g: (factor * g).astype(g.dtype), grads), norm
 
 
-def _l2_penalty(weight_decay: float) -> optax.GradientTransformation:
-    return optax.add_decayed_weights(weight_decay) if weight_decay else optax.identity()
+_OPTIMIZERS: dict[str, Callable[..., optax.GradientTransformation]] = {
+    **{"sgd": sgd, "adam": adam, "adamw": adamw, "adagrad": adagrad, "rmsprop": rmsprop},
+    **{"adadelta": adadelta, "adamax": adamax, "asgd": asgd, "nadam": nadam, "radam": radam, "rprop": rprop},
+}

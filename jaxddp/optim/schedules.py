@@ -5,14 +5,41 @@ torch's schedulers compute each rate from the one before; here each rate has a c
 that a run resumed at step 1000 needs nothing but the number 1000.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from jaxddp.config import TrainConfig
+from jaxddp.config import TrainerConfig
 from jaxddp.errors import InputError
+from jaxddp.optim.cycles import (
+    BASE_MOMENTUM,
+    ONE_CYCLE_END_FACTOR,
+    ONE_CYCLE_RISE,
+    ONE_CYCLE_START_FACTOR,
+    cosine,
+    cosine_restarts,
+    cyclic,
+    cyclic_momentum,
+    half_cosine,
+    one_cycle,
+    one_cycle_momentum,
+    swa,
+)
+from jaxddp.optim.decays import (
+    by_epoch,
+    chained,
+    constant_factor,
+    exponential,
+    lambda_,
+    linear,
+    multi_step,
+    multiplicative,
+    polynomial,
+    sequential,
+)
 
 __all__ = [
     "BASE_MOMENTUM",
@@ -21,20 +48,30 @@ __all__ = [
     "ONE_CYCLE_START_FACTOR",
     "WARMUP_START_FACTOR",
     "Schedules",
+    "by_epoch",
+    "chained",
     "constant",
+    "constant_factor",
+    "cosine",
+    "cosine_restarts",
+    "cyclic",
+    "cyclic_momentum",
+    "exponential",
     "from_config",
+    "lambda_",
+    "linear",
+    "multi_step",
+    "multiplicative",
     "one_cycle",
     "one_cycle_momentum",
+    "polynomial",
+    "sequential",
     "step",
+    "swa",
     "warmup_cosine",
 ]
 
-# torch's defaults for LinearLR and OneCycleLR.
-WARMUP_START_FACTOR = 1 / 3
-ONE_CYCLE_RISE = 0.3
-ONE_CYCLE_START_FACTOR = 1 / 25
-ONE_CYCLE_END_FACTOR = ONE_CYCLE_START_FACTOR / 1e4
-BASE_MOMENTUM, MAX_MOMENTUM = 0.85, 0.95
+WARMUP_START_FACTOR = 1 / 3  # torch's default for LinearLR
 
 
 class Schedules(NamedTuple):
@@ -44,25 +81,40 @@ class Schedules(NamedTuple):
     momentum: optax.Schedule | None = None
 
 
-def from_config(config: TrainConfig, total_steps: int) -> Schedules:
-    """Return the schedules that `--schedule` names, over a run of `total_steps` optimizer steps.
+def from_config(config: TrainerConfig, total_steps: int) -> Schedules:
+    """Return the schedules that `--schedule` names, over a run of `total_steps` optimizer steps, SWA's at its end.
+
+    With `--schedule plateau` the rate is constant: `jaxddp.optim.from_config` lets a metric change it.
 
     Raises:
         InputError: `--warmup-steps` leaves no step for the cosine.
 
-    >>> schedule = from_config(TrainConfig(schedule="one_cycle", lr=0.1), total_steps=10)
+    >>> schedule = from_config(TrainerConfig(schedule="one_cycle", lr=0.1), total_steps=10)
     >>> print(f"{schedule.lr(2):.3f} {schedule.momentum(2):.3f}")
     0.100 0.850
     """
-    total_steps = max(total_steps, 1)  # a run of 0 epochs takes no step, but still builds an optimizer
-    lr = config.base_lr
-    if config.schedule == "step":
-        return Schedules(step(lr, config.step_size, config.gamma))
+    total_steps = total_steps or config.warmup_steps + 1  # a run of 0 epochs takes no step, but builds an optimizer
+    given, lr = config.schedule_options(), config.base_lr
+    cycled = given.pop("cycle_momentum", False)
+    momentum = None
+    if config.schedule == "cosine":
+        given = {"T_max": total_steps} | given
     if config.schedule == "warmup_cosine":
-        return Schedules(warmup_cosine(lr, total_steps, config.warmup_steps, config.min_lr))
+        given = {"warmup_steps": config.warmup_steps, "min_lr": config.min_lr, "total_steps": total_steps}
     if config.schedule == "one_cycle":
-        return Schedules(one_cycle(lr, total_steps), one_cycle_momentum(total_steps) if config.cycle_momentum else None)
-    return Schedules(constant(lr))
+        given["total_steps"] = total_steps
+        momentum = one_cycle_momentum(total_steps, config.pct_start) if cycled else None
+    if config.schedule == "cyclic" and cycled:
+        momentum = cyclic_momentum(**{name: x for name, x in given.items() if name != "max_lr"})
+    make = _SCHEDULES.get(config.schedule)
+    main = Schedules(constant(lr) if make is None else make(lr, **given), momentum)
+    if config.swa_lr is None or config.swa_start is None:
+        return main
+    steps_per_epoch = max(1, total_steps // max(1, config.epochs))
+    start = config.swa_start * steps_per_epoch
+    late = by_epoch(swa(float(main.lr(start)), config.swa_lr, config.anneal_epochs), steps_per_epoch)
+    kept = None if momentum is None else lambda count: momentum(jnp.minimum(count, start))
+    return Schedules(sequential([main.lr, late], [start]), kept)
 
 
 def constant(lr: float) -> optax.Schedule:
@@ -114,66 +166,14 @@ def warmup_cosine(lr: float, total_steps: int, warmup_steps: int = 0, min_lr: fl
     def schedule(count: jax.typing.ArrayLike) -> jax.Array:
         count = jnp.minimum(count, total_steps)
         rise = lr * (WARMUP_START_FACTOR + (1 - WARMUP_START_FACTOR) * count / rise_steps)
-        fall = _half_cosine(lr, min_lr, (total_steps - count) / fall_steps)
+        fall = half_cosine(lr, min_lr, (total_steps - count) / fall_steps)
         return jnp.where(count < warmup_steps, rise, fall)
 
     return schedule
 
 
-def one_cycle(max_lr: float, total_steps: int) -> optax.Schedule:
-    """Rise from `max_lr / 25` to `max_lr` in 30 % of the run, then fall to `max_lr / 250000`.
-
-    Rise and fall follow half a cosine each; the rate is constant from step `total_steps - 1` on. A run
-    too short to rise (up to 3 steps) starts in the fall, as in torch.
-
-    Source: torch.optim.lr_scheduler.OneCycleLR with its defaults; Smith and Topin,
-    "Super-Convergence", https://arxiv.org/abs/1708.07120.
-
-    Raises:
-        InputError: fewer than one step.
-
-    >>> schedule = one_cycle(1.0, total_steps=10)
-    >>> print([round(float(schedule(t)), 6) for t in (0, 2, 9)])
-    [0.04, 1.0, 4e-06]
-    """
-    return _cycle(max_lr * ONE_CYCLE_START_FACTOR, max_lr, max_lr * ONE_CYCLE_END_FACTOR, total_steps)
-
-
-def one_cycle_momentum(total_steps: int) -> optax.Schedule:
-    """Cycle momentum (Adam: beta1) opposite to the rate of `one_cycle`: from 0.95 to 0.85 and back.
-
-    Source: torch.optim.lr_scheduler.OneCycleLR with `cycle_momentum`.
-
-    Raises:
-        InputError: fewer than one step.
-
-    >>> schedule = one_cycle_momentum(total_steps=10)
-    >>> print([round(float(schedule(t)), 4) for t in (0, 2, 9)])
-    [0.95, 0.85, 0.95]
-    """
-    return _cycle(MAX_MOMENTUM, BASE_MOMENTUM, MAX_MOMENTUM, total_steps)
-
-
-def _cycle(start: float, peak: float, end: float, total_steps: int) -> optax.Schedule:
-    if total_steps < 1:
-        raise InputError(f"--schedule one_cycle: needs at least one optimizer step, not {total_steps}")
-    peak_step = ONE_CYCLE_RISE * total_steps - 1  # as in torch: possibly between two steps, or before the first
-    last_step = total_steps - 1
-
-    def schedule(count: jax.typing.ArrayLike) -> jax.Array:
-        count = jnp.minimum(count, last_step)
-        rise = _half_cosine(start, peak, (peak_step - count) / peak_step)
-        fall = _half_cosine(peak, end, (last_step - count) / (last_step - peak_step))
-        return jnp.where(count <= peak_step, rise, fall)
-
-    return schedule
-
-
-def _half_cosine(start: float, end: float, remaining: jax.Array) -> jax.Array:
-    """Compute `end + (start - end) (1 + cos(pi (1 - remaining))) / 2`, for `remaining` from 1 to 0.
-
-    Half the angle avoids cancellation: float32 keeps its digits down to the last step, where
-    `1 + cos` would lose most of them.
-    """
-    angle = jnp.pi / 2 * jnp.clip(remaining, 0, 1)
-    return start * jnp.sin(angle) ** 2 + end * jnp.cos(angle) ** 2
+_SCHEDULES: dict[str, Callable[..., optax.Schedule]] = {
+    **{"step": step, "multi_step": multi_step, "constant_factor": constant_factor, "linear": linear},
+    **{"exponential": exponential, "polynomial": polynomial, "cosine": cosine, "cosine_restarts": cosine_restarts},
+    **{"cyclic": cyclic, "one_cycle": one_cycle, "warmup_cosine": warmup_cosine},
+}

@@ -1,16 +1,24 @@
-"""Gradient transformations that torch's optimizers need and optax lacks.
+"""Parts of torch's optimizers: gradient transformations that optax lacks, and what all optimizers share.
 
 Schedules are functions of the number of steps taken so far, as in `jaxddp.optim.optimizers`.
 """
 
+import functools
+import inspect
 import math
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, ParamSpec
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from jaxddp.config.ranges import RANGES, check_range
+
+P = ParamSpec("P")
 Betas = tuple[optax.ScalarOrSchedule, float]
+
+DEFAULT_BETAS: Betas = (0.9, 0.999)
 
 
 class TraceState(NamedTuple):
@@ -68,10 +76,9 @@ def scale_by_adam(betas: Betas, eps: float, amsgrad: bool = False) -> optax.Grad
     def update(grads: optax.Updates, state: AdamState, params: Any = None) -> tuple[optax.Updates, AdamState]:
         beta1, beta2 = at(betas[0], state.steps), betas[1]
         steps = optax.safe_increment(state.steps)
-        mu = optax.tree.cast_like(optax.tree.update_moment(grads, state.mu, beta1, 1), state.mu)
-        nu = optax.tree.update_moment(grads, state.nu, beta2, 2)
+        mu, nu = update_moments(grads, state, (beta1, beta2))
         nu_max = jax.tree.map(jnp.maximum, state.nu_max, nu) if amsgrad else None
-        rest1, rest2 = _one_minus_power(beta1, steps), _one_minus_power(beta2, steps)
+        rest1, rest2 = one_minus_power(beta1, steps), one_minus_power(beta2, steps)
         updates = jax.tree.map(
             lambda m, w: (m / rest1 / (jnp.sqrt(w / rest2) + eps)).astype(m.dtype), mu, nu_max if amsgrad else nu
         )
@@ -93,12 +100,51 @@ def scale_by_root_of_sum(eps: float, initial: float) -> optax.GradientTransforma
     return optax.GradientTransformation(init, update)
 
 
+def ranges_checked(make: Callable[P, optax.GradientTransformation]) -> Callable[P, optax.GradientTransformation]:
+    """Raise `InputError` for values outside of their ranges, which are the flags'."""
+
+    @functools.wraps(make)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> optax.GradientTransformation:
+        for name, value in inspect.signature(make).bind(*args, **kwargs).arguments.items():
+            for number in value if isinstance(value, tuple) else (value,):
+                if name in RANGES and isinstance(number, int | float):  # not a schedule, nor traced
+                    check_range(name, number, f"{name} {value}")
+        return make(*args, **kwargs)
+
+    return checked
+
+
+def directed(maximize: bool, optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Return the optimizer, or with `maximize` one that goes uphill: torch negates the gradients first of all."""
+    if not maximize:
+        return optimizer
+    return optax.GradientTransformation(
+        optimizer.init,
+        lambda grads, state, params=None: optimizer.update(jax.tree.map(jnp.negative, grads), state, params),
+    )
+
+
+def decayed(
+    rescale: optax.GradientTransformation, lr: optax.ScalarOrSchedule, weight_decay: float, decoupled: bool = False
+) -> optax.GradientTransformation:
+    """Chain weight decay, `rescale` and the learning rate: decay of the gradient, or decoupled of the update."""
+    decay = optax.add_decayed_weights(weight_decay) if weight_decay else optax.identity()
+    parts = (rescale, decay) if decoupled else (decay, rescale)
+    return optax.chain(*parts, optax.scale_by_learning_rate(lr))
+
+
+def update_moments(grads: optax.Updates, state: Any, betas: tuple[Any, float]) -> tuple[optax.Updates, optax.Updates]:
+    """Return the running means of gradients and of their squares, `mu` and `nu` of a state, after `grads`."""
+    mu = optax.tree.cast_like(optax.tree.update_moment(grads, state.mu, betas[0], 1), state.mu)
+    return mu, optax.tree.update_moment(grads, state.nu, betas[1], 2)
+
+
 def at(value: optax.ScalarOrSchedule, steps: jax.Array) -> Any:
     """Evaluate a number or schedule after `steps` steps."""
     return value(steps) if callable(value) else value
 
 
-def _one_minus_power(beta: Any, steps: jax.Array) -> jax.Array:
+def one_minus_power(beta: Any, steps: jax.Array) -> jax.Array:
     """Compute `1 - beta^steps` without cancellation, in float32 or better for any dtype of the leaves."""
     if isinstance(beta, float):  # take the logarithm in Python: float32 would round beta first
         log_beta = math.log(beta) if beta else -math.inf

@@ -17,8 +17,11 @@ from tyro.conf import Positional, arg
 from jaxddp import cli
 from jaxddp.errors import InputError, check_name
 from jaxddp.files import check_file, write_atomically
+from jaxddp.flags import parse_known, parse_plain
+from jaxddp.parity.port.loading import check_flags_of_port
 from jaxddp.parity.port.names_block import with_names
 from jaxddp.parity.processes import import_quickly, start_imports
+from jaxddp.parity.recordings import command as recordings
 from jaxddp.parity.report import words
 from jaxddp.parity.report.console import Row, table
 from jaxddp.parity.report.json_form import to_json
@@ -39,12 +42,13 @@ EXIT_CODES = {"equal": 0, "different": 1, "incomplete": 2}
 class CheckOptions:
     """Check that a JAX port trains exactly like its PyTorch original, and name the cause if it does not.
 
-    Without PORT.py, check jaxddp's own models. Ctrl-C, SIGTERM and --limit end the check early, with a report on what
-    was found until then. Exit code 0: equal, 1: different, 2: could not be checked.
+    Without PORT.py, check jaxddp's own models. After a run file, its options and the trainers' flags for optimizer,
+    schedule, batches and clipping may stand: --layers 2 --lr 0.1. Ctrl-C, SIGTERM and --limit end the check early, with
+    a report on what was found until then. Exit code 0: equal, 1: different, 2: could not be checked.
     """
 
     port: Annotated[Positional[Path | None], arg(metavar="PORT.py")] = None
-    """Port file with the torch and the jax half; see docs/parity.md. The file is executed."""
+    """Port or run file with the torch and the jax half; see docs/parity.md. The file is executed."""
     world_size: int = 2
     """Number of replicas on each side."""
     steps: int = 10
@@ -95,27 +99,31 @@ class CheckOptions:
                 check_file(path)
 
 
-def main(options: CheckOptions) -> int:
-    """Check, print and write the reports; return the exit code."""
+def main(options: CheckOptions, flags: Sequence[str] = ()) -> int:
+    """Check, print and write the reports; return the exit code.
+
+    Args:
+        flags: those of a run file, see `jaxddp.parity.check`.
+    """
     start_imports()  # they take as long as this process's
     stop = Stop(options.limit)
     with stop.listening(signal.SIGINT, signal.SIGTERM):
         import_quickly("jaxddp.parity.checking")
-        return _main(options, stop)
+        return _main(options, flags, stop)
 
 
-def _main(options: CheckOptions, stop: Stop) -> int:
+def _main(options: CheckOptions, flags: Sequence[str], stop: Stop) -> int:
     if options.port is None:
         reports = _check_builtin(options, stop)
     else:
-        reports = [_check_port(options, stop)]
+        reports = [_check_port(options, flags, stop)]
         print(reports[0])
         if options.write_names and (reports[0].names or reports[0].no_twin) and not stop.why:
             _write_names(options.port, reports[0])
             if any(problem.where == "draws" for problem in reports[0].problems):
                 print("not checked again: the draws have no partner yet")
             else:
-                reports = [_check_port(options, stop)]
+                reports = [_check_port(options, flags, stop)]
                 print(f"\n{reports[0]}")
     if options.json is not None:
         texts = [to_json(report).strip() for report in reports]
@@ -128,7 +136,7 @@ def _main(options: CheckOptions, stop: Stop) -> int:
     return next(EXIT_CODES[verdict] for verdict in ("different", "incomplete", "equal") if verdict in verdicts)
 
 
-def _check_port(options: CheckOptions, stop: Stop) -> Report:
+def _check_port(options: CheckOptions, flags: Sequence[str], stop: Stop) -> Report:
     from jaxddp.parity.checking import check
 
     assert options.port is not None
@@ -143,6 +151,7 @@ def _check_port(options: CheckOptions, stop: Stop) -> Report:
         num_processes=options.num_processes,
         numerics=options.dtype == "both",
         limit=stop,
+        flags=flags,
     )
 
 
@@ -200,12 +209,29 @@ def _row(named: "Named", report: Report) -> Row:
     )
 
 
+def parse(argv: Sequence[str]) -> tuple[CheckOptions, list[str]]:
+    """Parse the flags of the check; return those of a run file too, which is loaded here only if there are some.
+
+    Raises:
+        InputError: a flag is unknown to both, or has a bad value.
+    """
+    if not argv or argv[0].startswith("-"):
+        return parse_plain(CheckOptions, argv, PROG), []
+    options, flags = parse_known(CheckOptions, argv, PROG)
+    if flags:
+        check_flags_of_port(argv[0], flags, lambda: parse_plain(CheckOptions, argv, PROG))
+    return options, flags
+
+
 def run(argv: Sequence[str]) -> None:
     """Run the command line, and exit with its code; an error of the check itself is not "different", which is 1."""
     show_traceback = "--traceback" in argv
     try:
         with cli.one_line_errors(show_traceback):
-            sys.exit(main(cli.parse_plain(CheckOptions, [word for word in argv if word != "--traceback"], PROG)))
+            words = [word for word in argv if word != "--traceback"]
+            if words[:1] == [recordings.WORD]:
+                sys.exit(recordings.main(words[1:]))
+            sys.exit(main(*parse(words)))
     except Exception:
         traceback.print_exc()
         sys.exit(EXIT_CODES["incomplete"])

@@ -1,15 +1,57 @@
 """Findings of a check: plain data, from which the text, the page and the JSON file are made."""
 
+import linecache
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from jaxddp.parity.catalogue import FAULTS, Known, TorchOptimizer
+from jaxddp.parity.catalogue import EDITS, FAULTS, Known, TorchOptimizer
+from jaxddp.parity.operations import Lines, SourceLine
+
+AROUND = 3  # lines before and after a quoted one
 
 # Stages in the order in which a step computes them; a difference is reported at the first stage that shows it.
 ORDER = (
     *("samples", "hyperparameters", "local_loss", "local_gradients", "gradients", "clipped_gradients"),
     *("update", "params", "buffers", "optimizer_state"),
 )
+
+
+@dataclass(frozen=True)
+class Quote:
+    """A line of a user's file, with the lines around it.
+
+    Attributes:
+        path, line: the file, and the number of the line in it.
+        first: number of the first line of `text`.
+        text: the line and up to `AROUND` lines before and after it; empty if the file is gone.
+    """
+
+    path: str
+    line: int
+    first: int = 1
+    text: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, line: SourceLine | None) -> "Quote | None":
+        """Return a line as it stands in its file."""
+        if line is None:
+            return None
+        numbers = range(max(1, line.number - AROUND), line.number + AROUND + 1)
+        text = [linecache.getline(line.path, number).rstrip("\n") for number in numbers]
+        while text and not text[-1]:
+            text.pop()
+        return cls(line.path, line.number, numbers[0], tuple(text))
+
+    @property
+    def place(self) -> str:
+        """File and line: "model.py:21"."""
+        return str(SourceLine(self.path, self.line))
+
+    @property
+    def itself(self) -> str:
+        """Return the line without its indentation."""
+        index = self.line - self.first
+        return self.text[index].strip() if index < len(self.text) else ""
 
 
 @dataclass(frozen=True)
@@ -24,6 +66,7 @@ class Cause:
         residual: the residual that the cause leaves unexplained.
         runner_up: the next best explanation and the residual that it leaves; None if there is no other.
         measured: what shows the cause, if it was not planted in the reference and replayed.
+        jax, torch: the line of each side; None: unknown.
     """
 
     names: tuple[str, ...]
@@ -32,6 +75,8 @@ class Cause:
     residual: float
     runner_up: tuple[str, float] | None = None
     measured: str = ""
+    jax: Quote | None = None
+    torch: Quote | None = None
 
     @classmethod
     def of(
@@ -42,11 +87,14 @@ class Cause:
         runner_up: tuple[str, float] | None = None,
         optimizer: TorchOptimizer | None = None,
         measured: str = "",
+        lines: Lines = Lines(),  # noqa: B008
     ) -> "Cause":
         """Return a cause with the fixes of the catalogue, for the reference's optimizer if that is known."""
         known = (None if optimizer is None else Known(one, optimizer) for one in says)
-        fixes = tuple(FAULTS[name].fix_for(of_name) for name, of_name in zip(names, known, strict=True))
-        return cls(tuple(names), tuple(says), fixes, residual, runner_up, measured)
+        rows = FAULTS | EDITS
+        fixes = tuple(rows[name].fix_for(of_name) for name, of_name in zip(names, known, strict=True))
+        quotes = Quote.of(lines.jax), Quote.of(lines.torch)
+        return cls(tuple(names), tuple(says), fixes, residual, runner_up, measured, *quotes)
 
 
 @dataclass(frozen=True)
@@ -93,6 +141,8 @@ class Difference:
         nearest: without a cause, the nearest explanation and the residual that it leaves.
         detail: one more line, if any ("replicas 1 and 3 differ from 0").
         not_finite: the only side, "torch" or "jax", with non-finite values; "": neither.
+        jax, torch: without a cause, the first line of each side that computes something else; None: unknown.
+        needs: what it takes to find the cause, if none was sought.
     """
 
     stage: str
@@ -106,6 +156,9 @@ class Difference:
     nearest: tuple[str, float] | None = None
     detail: str = ""
     not_finite: str = ""
+    jax: Quote | None = None
+    torch: Quote | None = None
+    needs: str = ""
 
 
 @dataclass(frozen=True)

@@ -3,5 +3,5 @@
     options -> workload -> program compiled by XLA -> schedule -> roofline and links -> report, picture
 
 The step is the trainer's, compiled for the GPUs; what it computes, sends and keeps in memory is read from the
-compiled program. Times are a model's: `jaxddp.plan.hardware` has its constants.
+compiled program. Times are a model's: `jaxddp.config.hardware` has its constants.
 """

@@ -1,31 +1,34 @@
 """`python -m jaxddp.plan`: predict memory, time and scaling of a run on GPUs, without the GPUs."""
 
+import contextlib
 import sys
 from collections.abc import Sequence
 
 from jaxddp import cli
+from jaxddp.config.hardware import gpu_named
 from jaxddp.distributed.gpu_options import compiler_options
 from jaxddp.distributed.replicas import Replicas
+from jaxddp.errors import InputError
 from jaxddp.files import write_atomically
 from jaxddp.plan import topology
 from jaxddp.plan.batch import CHEAP_SECONDS, Largest, largest_batch
 from jaxddp.plan.compiled import CompiledStep, Compiler
-from jaxddp.plan.hardware import gpu_named
-from jaxddp.plan.options import PlanOptions
+from jaxddp.plan.options import PlanTrainerOptions, parse
 from jaxddp.plan.picture import draw
 from jaxddp.plan.prediction import Prediction
 from jaxddp.plan.report import PlanReport
 from jaxddp.plan.sources import workload_of
 from jaxddp.plan.workload import nbytes
+from jaxddp.program import Program
 
 PROG = "python -m jaxddp.plan"
 
 
-def main(options: PlanOptions) -> None:
+def main(options: PlanTrainerOptions, program: Program) -> None:
     """Compile, predict, print and write what `options` ask for."""
     gpu = gpu_named(options.gpu)
-    devices = topology.gpus(gpu, options.gpus, options.nodes)  # before jax is used: it must not look for GPUs
-    workload = workload_of(options)
+    devices = topology.gpus(gpu, options.gpus, options.nodes)
+    workload = workload_of(options, program)
     compiler = Compiler(workload, Replicas(devices))
     chosen = compiler_options(nbytes(workload.gradients))
     before, after = (compiler.compile(workload.batch_size, flags) for flags in ({}, chosen))
@@ -58,7 +61,9 @@ def run(argv: Sequence[str]) -> None:
     """Run the command line."""
     show_traceback = "--traceback" in argv
     with cli.one_line_errors(show_traceback):
-        main(cli.parse_plain(PlanOptions, [word for word in argv if word != "--traceback"], PROG, PlanOptions()))
+        with contextlib.suppress(InputError):  # reported after mistakes in the flags
+            topology.start()
+        main(*parse([word for word in argv if word != "--traceback"], PROG))
 
 
 if __name__ == "__main__":

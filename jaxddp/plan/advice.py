@@ -3,10 +3,10 @@
 import dataclasses
 from collections.abc import Iterator
 
+from jaxddp.config.hardware import MEMORY_SHARE
 from jaxddp.plan import roofline
 from jaxddp.plan.attention import score_bytes
 from jaxddp.plan.costs import Cost
-from jaxddp.plan.hardware import MEMORY_SHARE
 from jaxddp.plan.prediction import Prediction
 
 WORTH = 0.02  # smallest share of the step's time for which a change is proposed

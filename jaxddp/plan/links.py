@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from jaxddp.plan.hardware import (
+from jaxddp.config.hardware import (
     GPU,
     NCCL_BASE_SECONDS,
     NETWORK_SHARE,
@@ -61,7 +61,7 @@ class Links:
 def links_of(gpu: GPU, count: int, per_node: int) -> Links:
     """Return the links of `count` GPUs, filling nodes of `per_node`.
 
-    >>> from jaxddp.plan.hardware import GPUS
+    >>> from jaxddp.config.hardware import GPUS
     >>> [(links.per_node, links.nodes) for links in (links_of(GPUS["h100"], n, 8) for n in (1, 4, 32))]
     [(1, 1), (4, 1), (8, 4)]
     """

@@ -1,19 +1,27 @@
 """Flags of `python -m jaxddp.plan`: machines and outputs, and the trainer's flags that change a step's program."""
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
-from tyro.conf import Positional, arg
-
-from jaxddp.config import TrainConfig
+from jaxddp import cli
+from jaxddp.config import TrainerConfig
 from jaxddp.config.choices import MODELS
-from jaxddp.config.options import Communication, Data, Model, Optimizer, Precision, Schedule, Step
+from jaxddp.config.hardware import GPUS, GPUS_PER_NODE
+from jaxddp.config.options import (
+    BuiltInOptions,
+    Communication,
+    Optimizer,
+    Parameters,
+    Precision,
+    Schedule,
+    Step,
+)
 from jaxddp.errors import InputError, check_name
 from jaxddp.files import check_file
-from jaxddp.plan.hardware import GPUS, GPUS_PER_NODE
 from jaxddp.plan.presets import PRESETS
+from jaxddp.program import Program, check_flags, config_class, default_config
 
 PER_NODE, MOST_NODES = (1, 2, 4, 8), 128
 
@@ -22,16 +30,15 @@ PER_NODE, MOST_NODES = (1, 2, 4, 8), 128
 class Machines:
     """Machines to plan for, and what to write."""
 
-    script: Annotated[Positional[Path | None], arg(metavar="SCRIPT.py")] = None
-    """Your model: flax_model, flax_loss, flax_optimizer and batch, named as in a port file. The file is executed."""
     gpu: str = "h100"
     """a100 | h100 | h200."""
     gpus: int = GPUS_PER_NODE
-    """GPUs per node."""
+    """GPUs per node; a multiple of 8 above it is the number of all GPUs, 8 on a node."""
     nodes: int = 1
     """Nodes, connected by InfiniBand."""
     batch_size: int | None = None
-    """Examples per GPU and step. None: --global-batch-size over all GPUs; gpt2-124m 16, resnet50 128."""
+    """Examples per GPU and step. None: --global-batch-size over all GPUs, a file's rounded up; gpt2-124m 16,
+    resnet50 128."""
     largest_batch: bool = True
     """Estimate the largest batch that fits, which compiles the program two more times."""
     measured: float | None = None
@@ -43,8 +50,11 @@ class Machines:
 
     def __post_init__(self) -> None:
         check_name("--gpu", self.gpu, GPUS)
+        if self.gpus > GPUS_PER_NODE and self.gpus % GPUS_PER_NODE == 0 and self.nodes == 1:
+            object.__setattr__(self, "nodes", self.gpus // GPUS_PER_NODE)
+            object.__setattr__(self, "gpus", GPUS_PER_NODE)
         if self.gpus not in PER_NODE:
-            raise InputError(f"--gpus {self.gpus}: must be 1, 2, 4 or 8, the GPUs of one node; --nodes has more")
+            raise InputError(f"--gpus {self.gpus}: must be 1, 2, 4 or 8, the GPUs of one node; or a multiple of 8, all")
         if not 1 <= self.nodes <= MOST_NODES:
             raise InputError(f"--nodes {self.nodes}: must be from 1 to {MOST_NODES}")
         if self.batch_size is not None and self.batch_size < 1:
@@ -57,29 +67,64 @@ class Machines:
 
 
 @dataclass(frozen=True)
-class PlanOptions(Precision, Communication, Step, Schedule, Optimizer, Model, Data, Machines):
+class PlanTrainerOptions(Precision, Communication, Step, Schedule, Optimizer, Parameters, Machines):
     """Predict what a run on GPUs will do, without the GPUs: memory, time, messages, scaling.
 
     The training step is compiled for the GPUs by XLA; times come from a roofline and a link model, and are predicted,
-    not measured. Models: the trainer's, with the trainer's flags; gpt2-124m, resnet50; or yours, in a script.
+    not measured. RUN.py, as the first argument, is your program, with its options as flags; its file is executed.
     """
 
     def __post_init__(self) -> None:
         Machines.__post_init__(self)
-        check_name("--model", self.model, (*MODELS, *PRESETS))
-        if self.script is not None and self.model != Model.model:
-            raise InputError(f"--model {self.model}: must not be given with {self.script}, which has a model")
-        self.config.check_used(baseline=TrainConfig())
 
-    @property
-    def config(self) -> TrainConfig:
-        """Configuration of the trainer with the same flags; that of its default model beside a preset or script."""
-        machines = {field.name for field in dataclasses.fields(Machines)}
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        values |= {"model": self.model if self.model in MODELS else Model.model}
-        return TrainConfig(**{name: value for name, value in values.items() if name not in machines})
+    def of_trainer(self, program: Program) -> TrainerConfig:
+        """Return the configuration of the trainer with the same flags.
+
+        Raises:
+            InputError: a flag has no effect.
+        """
+        default = default_config(program, TrainerConfig)
+        names = {field.name for field in dataclasses.fields(default)}
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name in names}
+        config = dataclasses.replace(default, **values)
+        config.check_used(baseline=default)
+        check_flags(program, config)
+        return config
 
     @property
     def world_size(self) -> int:
         """GPUs of the run."""
         return self.gpus * self.nodes
+
+
+@dataclass(frozen=True)
+class PlanOptions(PlanTrainerOptions, BuiltInOptions):
+    """Predict what a run on GPUs will do, without the GPUs: memory, time, messages, scaling.
+
+    The training step is compiled for the GPUs by XLA; times come from a roofline and a link model, and are predicted,
+    not measured. Models: the trainer's, with the trainer's flags; gpt2-124m, resnet50; or yours: RUN.py, as the first
+    argument, is your program, with its options as flags; its file is executed.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_name("--model", self.model, (*MODELS, *PRESETS))
+
+    def of_trainer(self, program: Program) -> TrainerConfig:
+        """Return the configuration of the trainer; that of its default model beside a preset."""
+        model = self.model if self.model in MODELS else BuiltInOptions.model
+        return PlanTrainerOptions.of_trainer(dataclasses.replace(self, model=model), program)
+
+
+def parse(argv: Sequence[str], prog: str) -> tuple[PlanTrainerOptions, Program]:
+    """Load the run file that the first argument names, or the built-in program, and parse the flags for it.
+
+    Raises:
+        InputError: the file cannot be used, or a flag has a bad value.
+        SystemExit: with code 0, after --help.
+    """
+    program, flags = cli.program_of_flags(argv)
+    kind = config_class(program, PlanTrainerOptions)
+    names = {field.name for field in dataclasses.fields(kind)}
+    default = kind(**{name: value for name, value in program.defaults.items() if name in names})
+    return cli.parse_plain(kind, flags, prog, default), program

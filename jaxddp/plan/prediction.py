@@ -4,10 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 
+from jaxddp.config.hardware import GPU, GPUS_PER_NODE, KERNEL_SECONDS
 from jaxddp.plan import roofline
 from jaxddp.plan.compiled import CompiledStep
 from jaxddp.plan.costs import Cost
-from jaxddp.plan.hardware import GPU, GPUS_PER_NODE, KERNEL_SECONDS
 from jaxddp.plan.links import links_of
 from jaxddp.plan.timeline import Timeline, play
 

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from jaxddp.config.hardware import CONVOLUTION_SHARE, MATRIX_SHARE, MEMORY_SHARE, NETWORK_SHARE, NVLINK_SHARE
 from jaxddp.plan.advice import advice, limit_of
 from jaxddp.plan.batch import Largest
-from jaxddp.plan.hardware import CONVOLUTION_SHARE, MATRIX_SHARE, MEMORY_SHARE, NETWORK_SHARE, NVLINK_SHARE
 from jaxddp.plan.prediction import Prediction
 from jaxddp.plan.timeline import Sent
 from jaxddp.plan.workload import Workload, nbytes
@@ -115,7 +115,7 @@ class PlanReport:
             )
         yield (
             f"  links: {NVLINK_SHARE:.0%} of {self.after.gpu.nvlink / 1e9:.0f} GB/s NVLink, {NETWORK_SHARE:.0%} of "
-            + (f"{self.after.gpu.network / 1e9:.0f} GB/s InfiniBand per GPU; jaxddp/plan/hardware.py has the sources")
+            + (f"{self.after.gpu.network / 1e9:.0f} GB/s InfiniBand per GPU; jaxddp/config/hardware.py has the sources")
         )
 
     def _advice(self) -> Iterator[str]:

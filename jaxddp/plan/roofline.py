@@ -1,7 +1,7 @@
 """Time of a kernel on one GPU: the longer of its arithmetic and its memory traffic."""
 
+from jaxddp.config.hardware import CONVOLUTION_SHARE, GPU, KERNEL_SECONDS, MATRIX_SHARE, MEMORY_SHARE
 from jaxddp.plan.costs import Cost
-from jaxddp.plan.hardware import CONVOLUTION_SHARE, GPU, KERNEL_SECONDS, MATRIX_SHARE, MEMORY_SHARE
 
 
 def arithmetic_seconds(cost: Cost, gpu: GPU) -> float:

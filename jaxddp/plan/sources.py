@@ -1,111 +1,107 @@
-"""Workloads of the trainer's flags, of the presets, and of a user's script."""
+"""Workloads of a program's flags, and of the presets."""
 
+import dataclasses
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import jax
-import numpy as np
-from flax import nnx
 
-from jaxddp import models, optim
-from jaxddp.config import TrainConfig
-from jaxddp.config.choices import OPTIMIZERS
-from jaxddp.data import datasets
-from jaxddp.errors import InputError, check_name
-from jaxddp.nn.any_model import functional_of, transformation_of
+from jaxddp import optim
+from jaxddp.config import TrainerConfig
+from jaxddp.data.batches import of_batches, to_arrays
+from jaxddp.data.run_data import load_data
+from jaxddp.errors import InputError
+from jaxddp.nn.any_model import AnyFunctional, functional_of, transformation_of
 from jaxddp.nn.functional import Functional, cast
-from jaxddp.nn.losses import Batch, Losses, as_losses, cross_entropy
-from jaxddp.nn.plain import PlainFunctional
-from jaxddp.plan.options import PlanOptions
+from jaxddp.nn.losses import Batch, LossFunction, cross_entropy
+from jaxddp.nn.model_tree import seeing
+from jaxddp.nn.program_losses import losses_of
+from jaxddp.plan.options import PlanOptions, PlanTrainerOptions
 from jaxddp.plan.presets import PRESETS
-from jaxddp.plan.workload import Shapes, Workload
-from jaxddp.scripts import errors_located, run_file
+from jaxddp.plan.workload import AnyStep, Shapes, Workload
+from jaxddp.program import Program, bound, default_config
 from jaxddp.step.options import options as step_options
+from jaxddp.step.program_step import program_step
 from jaxddp.step.replica_step import ReplicaStep
 
 STEPS = 1000  # of a run, for schedules: the program does not depend on it
 
 
-def workload_of(options: PlanOptions) -> Workload:
+def workload_of(options: PlanTrainerOptions, program: Program) -> Workload:
     """Return the workload that the flags select.
 
     Raises:
-        InputError: flags that do not fit each other, or a script that is not complete.
+        InputError: flags that do not fit each other, or a program that is not complete.
     """
-    if options.script is not None:
-        return _of_script(options.script, options)
-    if options.model in PRESETS:
-        preset = PRESETS[options.model]
-        size = options.batch_size or preset.batch_size
-        return _of_module(options.model, options.config, preset.model(), preset.example, size)
-    config = options.config
+    config = options.of_trainer(program)
+    if isinstance(options, PlanOptions) and (preset := PRESETS.get(options.model)) is not None:
+        functional, size = Functional(preset.model()), options.batch_size or preset.batch_size
+        step = _step(config, functional, cross_entropy)
+        return _workload(options.model, config, functional, step, preset.example, size)
     with jax.enable_x64(config.dtype == "float64"):
-        dataset = datasets.load(config).astype(config.dtype)
-        model = models.build(config, dataset)
-        size = options.batch_size or config.per_replica_batch_size(options.world_size)
-        example = _shapes(dataset.train)
-        # As `python -m jaxddp.train` multiplies: without TF32.
-        return _of_module(f"{config.model} on {config.dataset}", config, model, example, size, "highest")
+        return _of_program(program.bound(config).located(), config, options)
 
 
-def _of_module(
-    name: str, config: TrainConfig, model: nnx.Module, example: Shapes, size: int, precision: str | None = None
-) -> Workload:
-    functional = Functional(model)
-    step = ReplicaStep(
-        functional.local_loss(cross_entropy, train=True, masks=config.dropout_masks, amp=config.amp),
-        optim.from_config(config, STEPS),
-        **step_options(config, model),
+def _of_program(program: Program, config: TrainerConfig, options: PlanTrainerOptions) -> Workload:
+    """Return the workload of a run file, or of a port file's JAX side."""
+    (make_model,) = program.need("flax_model")
+    trains = program.get("train_data") is not None
+    if not trains and program.get("batch", program.get("flax_batch")) is None:
+        raise InputError(f"{program.name}: has neither train_data nor batch")
+    if program.get("flax_loss") is None:  # a port file may leave it out, as classifiers do
+        program = dataclasses.replace(program, values={**program.values, "flax_loss": cross_entropy})
+    if trains:
+        batch = load_data(program, config).example()
+        size = options.batch_size or _share(config, program, options.world_size)
+    else:
+        batch = to_arrays(program.get("batch", program.get("flax_batch"))(0, 0), f"{program.name}: batch(0, 0)")
+        size = options.batch_size or len(next(iter(batch.values())))
+    model, loss_fn = make_model(), losses_of(program)
+    functional = functional_of(model, loss_fn, lambda: batch)
+    title = program.get("title", lambda: Path(program.name).name)()
+    if trains and not options.batch_size and size * options.world_size != config.global_batch_size:
+        title += f"  ·  global batch {size * options.world_size} in place of {config.global_batch_size}"
+    optimizer = program.get("flax_optimizer")
+    optimizer = bound(optimizer, total_steps=STEPS, steps_per_epoch=STEPS)
+    if trains and program.get("flax_step") is not None:
+        program.need("flax_optimizer", reason=", which flax_step needs")
+        step: AnyStep = program_step(functional, of_batches(program.get("flax_step")), optimizer)
+    else:
+        step = _step(config, functional, loss_fn, None if optimizer is None else transformation_of(optimizer, model))
+    # As `python -m jaxddp.train` multiplies: without TF32.
+    precision = "highest" if trains else None
+    return _workload(title, config, functional, step, _shapes(batch), size, precision)
+
+
+def _share(config: TrainerConfig, program: Program, gpus: int) -> int:
+    """Return the examples per GPU; round a global batch up that the program sets, and no flag, for other devices."""
+    if config.global_batch_size == default_config(program, TrainerConfig).global_batch_size:
+        return -(-config.global_batch_size // (gpus * config.accumulation_steps)) * config.accumulation_steps
+    return config.per_replica_batch_size(gpus)
+
+
+def _step(
+    config: TrainerConfig, functional: AnyFunctional, loss_fn: LossFunction, optimizer: Any = None
+) -> ReplicaStep:
+    optimizer = optim.from_config(config, STEPS) if optimizer is None else seeing(functional.param_tree, optimizer)
+    return ReplicaStep(
+        functional.local_loss(loss_fn, train=True, masks=config.dropout_masks, amp=config.amp),
+        optimizer,
+        **step_options(config, functional) | {"find_unused_parameters": None},
     )
+
+
+def _workload(
+    name: str,
+    config: TrainerConfig,
+    functional: AnyFunctional,
+    step: AnyStep,
+    example: Shapes,
+    size: int,
+    precision: str | None = None,
+) -> Workload:
     arrays = cast(functional.params, config.dtype), cast(functional.buffers, config.dtype)
     return Workload(name, step, *arrays, example, size, config.accumulation_steps, precision, config.dtype == "float64")
-
-
-def _of_script(path: Path, options: PlanOptions) -> Workload:
-    """Return the workload of a script with the names of a port file's JAX side (`jaxddp.parity.port`)."""
-    script = run_file(path)
-    make_batch: Any = getattr(script, "batch", None) or getattr(script, "flax_batch", None)
-    for name, value in (("flax_model", getattr(script, "flax_model", None)), ("batch", make_batch)):
-        if not callable(value):
-            raise InputError(f"{path}: {name}: must be a function, and is {type(value).__name__}")
-    loss_of = getattr(script, "flax_loss", cross_entropy)
-
-    def loss(model: Any, batch: Batch) -> Losses:
-        return as_losses(loss_of(model, batch), "flax_loss")
-
-    with errors_located(path):
-        batch = {name: np.asarray(array) for name, array in make_batch(0, 0).items()}
-        model = script.flax_model()
-        optimizer = _optimizer(path, script, model)
-        functional = functional_of(model, loss_of, lambda: batch)
-    if isinstance(functional, PlainFunctional):
-        local_loss = functional.local_loss(loss_of)
-    elif isinstance(functional, Functional):
-        local_loss = functional.local_loss(loss, train=True)
-    else:
-        local_loss = functional.local_loss(loss)
-    step = ReplicaStep(
-        local_loss,
-        optimizer,
-        loss_normalization=getattr(script, "loss_normalization", "ddp"),
-        clip_grad_norm=getattr(script, "clip_grad_norm", None),
-        find_unused_parameters=None,
-    )
-    size = options.batch_size or len(next(iter(batch.values())))
-    pieces = getattr(script, "accumulation_steps", 1)
-    return Workload(path.name, step, functional.params, functional.buffers, _shapes(batch), size, pieces)
-
-
-def _optimizer(path: Path, script: ModuleType, model: Any) -> Any:
-    optimizer = getattr(script, "flax_optimizer", None)
-    if optimizer is not None:
-        return transformation_of(optimizer, model)
-    chosen = getattr(script, "optimizer", "adam")
-    if isinstance(chosen, str):
-        check_name(f"{path}: optimizer", chosen, OPTIMIZERS)
-        chosen = TrainConfig(optimizer=chosen)
-    return optim.from_config(chosen, STEPS)
 
 
 def _shapes(arrays: Batch) -> Shapes:

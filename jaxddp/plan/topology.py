@@ -12,24 +12,34 @@ import jax
 from jax.experimental import topologies
 from jaxlib.version import __version__ as JAXLIB_VERSION
 
+from jaxddp.config.hardware import GPU
 from jaxddp.errors import InputError
-from jaxddp.plan.hardware import GPU
 
 PLUGIN = Path(sys.prefix, "cuda-plugin")  # beside the packages, not among them: jax would use it in every run
 _PACKAGE = "jax-cuda12-plugin"
 
 
-def gpus(gpu: GPU, per_node: int, nodes: int) -> list[jax.Device]:
-    """Return the devices of a run, for which programs can be compiled, but not run.
+def start() -> None:
+    """Let jax find its CUDA plugin, which has the compiler, but no GPUs; before jax is used, as a run file may.
 
     Raises:
-        InputError: jax's CUDA plugin, which has the compiler, is not installed.
+        InputError: the plugin is not installed.
     """
     _find_plugin()
     with contextlib.suppress(RuntimeError):  # jax is already running
         jax.config.update("jax_platforms", "cpu")
     with _quiet():
         jax.devices()
+
+
+def gpus(gpu: GPU, per_node: int, nodes: int) -> list[jax.Device]:
+    """Return the devices of a run, for which programs can be compiled, but not run.
+
+    Raises:
+        InputError: jax's CUDA plugin is not installed.
+    """
+    start()
+    with _quiet():
         topology = topologies.get_topology_desc(
             platform="cuda", target_config=gpu.target_config, topology=f"1x{nodes}x{per_node}"
         )

@@ -12,10 +12,12 @@ from jaxddp.distributed.replicas import Replicas
 from jaxddp.errors import InputError
 from jaxddp.nn.losses import Batch
 from jaxddp.state import Buffers, Params, TrainState, shortest
+from jaxddp.step.program_step import ProgramStep
 from jaxddp.step.replica_step import ReplicaStep, run_steps
 from jaxddp.step.trainable import trained
 
 Shapes = Mapping[str, jax.ShapeDtypeStruct]
+AnyStep = ReplicaStep | ProgramStep
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,7 @@ class Workload:
 
     Attributes:
         name: name in the report.
-        replica_step: step of `python -m jaxddp.train`, or of `jaxddp.DataParallel`.
+        replica_step: step of `python -m jaxddp.train`, or of `jaxddp.DataParallel`; a program's.
         params, buffers: arrays of the model; only their shapes count.
         example: shapes of one example's arrays, by name.
         batch_size: examples per replica and step, in `accumulation_steps` micro-batches.
@@ -34,7 +36,7 @@ class Workload:
     """
 
     name: str
-    replica_step: ReplicaStep
+    replica_step: AnyStep
     params: Params
     buffers: Buffers
     example: Shapes

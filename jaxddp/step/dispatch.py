@@ -28,6 +28,7 @@ class Dispatch:
 
     Attributes:
         program: the function mapped, of K batches at once.
+        shapes: shapes and types of the batches so far, for each of which a program was compiled.
     """
 
     def __init__(self, replicas: Replicas, function: Callable[..., Any], axes: Axes, out_axes: Axes, **options: Any):
@@ -38,6 +39,7 @@ class Dispatch:
         self._one = replicas.map(of_one, (axes, 0, None), out_axes, **options)
         self._on_cpu = replicas.devices[0].platform == "cpu"
         self._slow: bool | None = None
+        self.shapes: set[Any] = set()
 
     def calls(self, state: TrainState, batches: Any) -> list[Callable[[TrainState], Any]]:
         """Return the calls to make, each a function of the state; together their results are those of the K batches.
@@ -45,6 +47,9 @@ class Dispatch:
         Args:
             batches: leaves (world_size, K, ...).
         """
+
+        leaves, names = jax.tree.flatten(batches)
+        self.shapes.add((names, *((x.shape, x.dtype) for x in leaves)))
 
         def call(program: Callable[..., Any], *k: int) -> Callable[[TrainState], Any]:
             return lambda state: program(state, batches, *k)

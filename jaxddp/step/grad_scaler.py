@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import jax
 from jax import numpy as jnp
 
-from jaxddp.config import TrainConfig
+from jaxddp.config import TrainerConfig
 from jaxddp.config.ranges import check_range
 from jaxddp.nn.losses import Sums
 from jaxddp.state import TrainState
@@ -134,7 +134,7 @@ def all_finite(gradients: Any) -> jax.Array:
     return jnp.stack([jnp.isfinite(g).all() for g in jax.tree.leaves(gradients)]).all()
 
 
-def from_config(config: TrainConfig) -> GradScaler | None:
+def from_config(config: TrainerConfig) -> GradScaler | None:
     """Return the scaler that `config` asks for; None without float16, since bfloat16 has float32's range."""
     if config.amp != "fp16":
         return None

@@ -57,7 +57,7 @@ class LocalGradients:
 
     Attributes:
         loss: (params, buffers, batch) -> (sums, new buffers); sums holds "loss" and "count".
-        loss_normalization, frozen, find_unused_parameters, scaler: see `jaxddp.step.options.StepOptions`.
+        loss_normalization, frozen, find_unused_parameters, scaler, remat: see `jaxddp.step.options.StepOptions`.
     """
 
     loss: LocalLoss
@@ -65,6 +65,7 @@ class LocalGradients:
     frozen: tuple[str, ...] = ()
     find_unused_parameters: bool | None = False
     scaler: GradScaler | None = None
+    remat: bool = False
 
     def accumulate(self, state: TrainState, batch: MicroBatches) -> Unsynchronized:
         """Sum over a replica's micro-batches, each starting from the buffers that the previous one left."""
@@ -114,9 +115,14 @@ class LocalGradients:
             # At least 1, for a replica with padding alone; the gradients are multiplied by it afterwards.
             return jnp.maximum(denominator, 1) * pieces
 
-        def numerator(params: Params) -> tuple[jax.Array, tuple[jax.Array, jax.Array, Sums, Buffers]]:
+        def sums_of(params: Params, *arguments: Any) -> tuple[Sums, Buffers]:
             # Frozen parameters come from the state, which is not differentiated, so they get no gradient.
-            sums, new_buffers = loss_of({**state.params, **noted(params, reached)}, buffers, batch)
+            return loss_of({**state.params, **noted(params, reached)}, *arguments)
+
+        loss_and_buffers = jax.checkpoint(sums_of, policy=_is_product) if self.remat else sums_of
+
+        def numerator(params: Params) -> tuple[jax.Array, tuple[jax.Array, jax.Array, Sums, Buffers]]:
+            sums, new_buffers = loss_and_buffers(params, buffers, batch)
             loss, denominator = self.fraction(sums, valid)
             scaled = loss if scaler is None else scaler.scale(state.scaler, loss / share(denominator))
             return scaled, (loss, denominator, sums, new_buffers)
@@ -144,6 +150,11 @@ class LocalGradients:
         # The inner `where` avoids 0 / 0, which would make the gradient NaN even where the outer one picks 0.
         loss = jnp.where(some, sums["loss"] / jnp.where(some, sums["count"], 1), 0)
         return loss, some.astype(sums["count"].dtype)
+
+
+def _is_product(primitive: Any, *_: Any, **__: Any) -> bool:
+    """Return whether `jax.checkpoint` keeps the results of a primitive: those that take long to compute again."""
+    return primitive.name in ("dot_general", "conv_general_dilated")
 
 
 def mean_over_micro_batches(local: LocalResult, count_empty: bool) -> LocalResult:

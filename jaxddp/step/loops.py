@@ -4,6 +4,7 @@ XLA's CPU backend gives a convolution its fast path only outside of loops: in a 
 10 to 25 times as long (jax#12868).
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
@@ -83,6 +84,33 @@ def primitives(jaxpr: Jaxpr, enclosing: tuple[str, ...] = ()) -> Iterator[tuple[
         yield name, enclosing
         for inner in _inside(equation.params.values()):
             yield from primitives(inner, (*enclosing, name))
+
+
+def product_flops(jaxpr: Jaxpr) -> float:
+    """Count the floating-point operations of a program's matrix products and convolutions, loops included.
+
+    Of the branches of a conditional, the costliest counts; of a loop without a known length, one pass.
+
+    >>> def squared(x):
+    ...     return lax.scan(lambda y, _: (y @ x, None), x, None, length=3)[0]
+    >>> product_flops(jax.make_jaxpr(squared)(jnp.ones((4, 4))).jaxpr) == 3 * 2 * 4**3
+    True
+    """
+    total = 0.0
+    for equation in jaxpr.eqns:
+        inner = [product_flops(one) for one in _inside(equation.params.values())]
+        shapes: list[Any] = [getattr(value.aval, "shape", ()) for value in (*equation.invars, *equation.outvars)]
+        if equation.primitive.name == "dot_general":
+            (contracted, _), _ = equation.params["dimension_numbers"]
+            total += 2 * math.prod(shapes[-1]) * math.prod(shapes[0][axis] for axis in contracted)
+        elif equation.primitive.name == CONVOLUTION:
+            features = shapes[1][equation.params["dimension_numbers"].rhs_spec[0]]
+            total += 2 * math.prod(shapes[-1]) * math.prod(shapes[1]) / features
+        elif equation.primitive.name == "cond":
+            total += max(inner)
+        else:
+            total += equation.params.get("length", 1) * sum(inner) if inner else 0
+    return total
 
 
 def _inside(values: Iterable[Any]) -> Iterator[Jaxpr]:

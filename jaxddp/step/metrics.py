@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax import numpy as jnp
 
+from jaxddp.config.choices import COUNT_OF
 from jaxddp.nn.losses import Sums
 from jaxddp.tracking.gradient_metrics import check_finite, histograms, norms, of_gradients
 
@@ -130,16 +131,16 @@ class EpochSums:
 
 
 def means(sums: dict[str, Any]) -> dict[str, float]:
-    """Divide every sum by the count: {"loss": sum w l / sum w, ...}, loss first.
+    """Divide every sum by the count, or by its own: {"loss": sum w l / sum w, ...}, loss first.
 
     >>> means({"accuracy": 3.0, "count": 4.0, "loss": 2.0})
     {'loss': 0.5, 'accuracy': 0.75}
     """
-    count = float(sums["count"])
+    counts = {name: float(sums.get(COUNT_OF + name, sums["count"])) for name in sums}
     divided = {
-        name: float(value) / count if count else math.nan  # without a valid element NaN, as in torch
+        name: float(value) / counts[name] if counts[name] else math.nan  # without a valid element NaN, as in torch
         for name, value in sums.items()
-        if name != "count" and name not in OF_STEP and not of_gradients(name)
+        if name != "count" and name not in OF_STEP and not name.startswith(COUNT_OF) and not of_gradients(name)
     }
     return {"loss": divided.pop("loss"), **divided}
 

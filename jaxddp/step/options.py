@@ -4,16 +4,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from flax import nnx
-
 from jaxddp import comm_hooks
 from jaxddp.comm_hooks import CommHook
-from jaxddp.config import TrainConfig
+from jaxddp.config import TrainerConfig
 from jaxddp.config.checks import check_combines_with_local_sgd
 from jaxddp.config.choices import BUFFERS, LOSS_NORMALIZATIONS
 from jaxddp.config.ranges import check_range
 from jaxddp.errors import InputError, check_name
-from jaxddp.nn.functional import Functional
+from jaxddp.nn.any_model import AnyFunctional
 from jaxddp.nn.torch_weights import frozen_params, named_params
 from jaxddp.state import Params
 from jaxddp.step import grad_scaler, post_local_sgd
@@ -29,18 +27,24 @@ class StepOptions:
     Attributes:
         loss_normalization: "ddp" or "global".
         clip_grad_norm: largest global norm of the averaged gradient; None: no clipping.
+        clip_grad_value: largest absolute value of its elements; None: no clipping; not beside `clip_grad_norm`.
+        remat: keep the results of products and convolutions alone for the backward pass, and compute the rest again.
         comm_hook: reduction of the local gradients, a function of them or a `CommHook`, see `jaxddp.comm_hooks`;
             None: their mean over the replicas.
         keep_buffers: buffers to keep after the replicas' forward passes. "rank0": those of rank 0, as DDP;
             "mean": their mean, in the buffer's dtype; "local": each replica its own.
         ema_decay: decay of the moving average of the parameters; None: no average is kept.
+        swa: keep an equal average of the parameters, to which `DataParallel.update_average` adds them; not beside
+            `ema_decay`.
         frozen: patterns of the names of parameters that do not learn, as in `fnmatch` ("encoder.*").
         find_unused_parameters: treatment of parameters that the loss does not depend on. False: an error. True:
             they do not change, as in torch's DDP. None: no search; the optimizer gets zeros as their
             gradients, as `jax.grad` returns them.
         gradient_hooks: functions of chosen gradients, before or after their mean, see `jaxddp.step.gradient_hooks`.
         shard_optimizer: each replica holds one N-th of the optimizer's state, and updates one N-th of the parameters,
-            see `jaxddp.step.zero`; the optimizer must treat every element alike.
+            see `jaxddp.step.zero`; the optimizer must treat every element of a group alike.
+        group_of: function from a parameter's name to the number of its group, for `shard_optimizer`; `DataParallel`
+            sets it for `optim.grouped`. None: there is one group.
         divide_by_initial_world_size: divide by the number of all replicas, also of those without examples, as
             torch's `join` does; False: by the number of replicas that have examples.
         scaler: loss scaler, which skips steps whose gradients overflow; None: no scaling.
@@ -57,13 +61,17 @@ class StepOptions:
 
     loss_normalization: str = "ddp"
     clip_grad_norm: float | None = None
+    clip_grad_value: float | None = None
+    remat: bool = False
     comm_hook: CommHook | Callable[[Params], Params] | None = None
     keep_buffers: str = "rank0"
     ema_decay: float | None = None
+    swa: bool = False
     frozen: tuple[str, ...] = ()
     find_unused_parameters: bool | None = False
     gradient_hooks: tuple[GradientHook, ...] = ()
     shard_optimizer: bool = False
+    group_of: Callable[[str], int] | None = None
     divide_by_initial_world_size: bool = True
     scaler: GradScaler | None = None
     log_gradients: tuple[str, ...] = ()
@@ -75,6 +83,9 @@ class StepOptions:
         check_name("loss_normalization", self.loss_normalization, LOSS_NORMALIZATIONS)
         check_name("keep_buffers", self.keep_buffers, BUFFERS)
         check_range("clip_grad_norm", self.clip_grad_norm)
+        check_range("clip_grad_value", self.clip_grad_value)
+        if self.clip_grad_value is not None and self.clip_grad_norm is not None:
+            raise InputError("clip_grad_value: cannot be combined with clip_grad_norm")
         check_range("ema_decay", self.ema_decay)
         if self.shard_optimizer and self.find_unused_parameters:
             raise InputError("shard_optimizer: cannot be combined with find_unused_parameters; freeze unused ones")
@@ -82,27 +93,32 @@ class StepOptions:
             raise InputError('shard_optimizer: replicas hold slices of the mean; gradient_hooks must be "local"')
         if self.skip_nonfinite and self.scaler is not None:
             raise InputError("skip_nonfinite: a loss scaler skips such steps already; leave one of the two out")
+        if self.swa and self.ema_decay is not None:
+            raise InputError("swa: cannot be combined with ema_decay; a run keeps one average")
         if self.local_sgd is not None:
             check_combines_with_local_sgd(self, "local_sgd")
 
 
-def options(config: TrainConfig, model: nnx.Module) -> dict[str, Any]:
+def options(config: TrainerConfig, functional: AnyFunctional) -> dict[str, Any]:
     """Return the step options that `config` sets for a model, as keyword arguments.
 
     Raises:
         InputError: `--freeze` matches no parameter of the model, or all; `--log-gradients` matches none that learns;
             or `--matrix-approximation-rank` is too large for the model.
     """
-    params = Functional(model).params
+    params = functional.params
     frozen = frozen_params(config.freeze, params)
     learning = [name for name in params if name not in frozen]
     config.check_square(sum(params[name].size for name in learning))
     return {
         "loss_normalization": config.loss_normalization,
         "clip_grad_norm": config.clip_grad_norm,
-        "comm_hook": comm_hooks.from_config(config, model),
+        "clip_grad_value": config.clip_grad_value,
+        "remat": config.remat,
+        "comm_hook": comm_hooks.from_config(config, functional.gradient_order),
         "keep_buffers": config.buffers,
         "ema_decay": config.ema_decay,
+        "swa": config.swa_start is not None,
         "frozen": frozen,
         "log_gradients": named_params("--log-gradients", config.log_gradients, learning),
         "detect_anomaly": config.detect_anomaly,

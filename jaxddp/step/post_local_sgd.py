@@ -14,7 +14,7 @@ import jax
 import optax
 from jax import lax
 
-from jaxddp.config import TrainConfig
+from jaxddp.config import TrainerConfig
 from jaxddp.config.ranges import check_range
 from jaxddp.distributed.collectives import all_reduce_mean
 from jaxddp.optim import clip_by_global_norm
@@ -70,7 +70,7 @@ class PostLocalSGD(Strategy):
         return params | lax.cond(self.averages(state.step), all_reduce_mean, lambda local: local, updated), opt_state
 
 
-def from_config(config: TrainConfig) -> PostLocalSGD | None:
+def from_config(config: TrainerConfig) -> PostLocalSGD | None:
     """Return the strategy that `config` asks for; None: gradients are averaged in every step."""
     if config.start_local_sgd_iter is None:
         return None

@@ -8,6 +8,7 @@ on N devices or, unchanged, on one.
 """
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -29,7 +30,7 @@ from jaxddp.step.gradient_stats import anomalies, norms_and_histograms
 from jaxddp.step.local_gradients import LocalGradients, LocalResult, Unsynchronized, divide, mean_over_micro_batches
 from jaxddp.step.loops import scan
 from jaxddp.step.metrics import StepSums
-from jaxddp.step.moving_average import moving_average
+from jaxddp.step.moving_average import EqualAverage, moving_average
 from jaxddp.step.options import StepOptions
 from jaxddp.step.replicated import Replicated
 from jaxddp.step.strategy import Strategy
@@ -113,6 +114,8 @@ class ReplicaStep(StepOptions):
         clipped = hooked
         if self.clip_grad_norm is not None:
             clipped, step_metrics["grad_norm"] = strategy.clip(hooked, self.clip_grad_norm)
+        elif (bound := self.clip_grad_value) is not None:  # element by element, so of slices too
+            clipped = jax.tree.map(lambda g: jnp.clip(g, -bound, bound), hooked)
 
         # Optimizer update.
         params, opt_state = strategy.update(self.optimizer, clipped, state)
@@ -149,7 +152,7 @@ class ReplicaStep(StepOptions):
     @property
     def local(self) -> LocalGradients:
         """First half of the step, before anything is sent."""
-        options = self.frozen, self.find_unused_parameters, self.scaler
+        options = self.frozen, self.find_unused_parameters, self.scaler, self.remat
         return LocalGradients(self.loss, self.loss_normalization, *options)
 
     @property
@@ -157,7 +160,7 @@ class ReplicaStep(StepOptions):
         """Strategy by which replicas share gradients, optimizer state and updates."""
         if self.local_sgd is not None:
             return self.local_sgd
-        return Sharded() if self.shard_optimizer else Replicated()
+        return Sharded(self.group_of) if self.shard_optimizer else Replicated()
 
     @property
     def hook(self) -> CommHook | None:
@@ -214,7 +217,9 @@ class ReplicaStep(StepOptions):
         check_patterns(self.gradient_hooks, learning)
         opt_state = jax.jit(self.optimizer.init)(learning)  # one program; by itself one per shape
         comm_state = () if self.hook is None else self.hook.init(learning)
-        averaged = () if self.ema_decay is None else params
+        averaged: Any = () if self.ema_decay is None else params
+        if self.swa:
+            averaged = EqualAverage(jnp.zeros((), jnp.int32), params)
         scaler = () if self.scaler is None else self.scaler.init()
         return TrainState(jnp.zeros((), jnp.int32), params, buffers, opt_state, comm_state, averaged, scaler)
 
@@ -258,7 +263,11 @@ class ReplicaStep(StepOptions):
         return stages
 
 
-def run_steps(step: ReplicaStep, state: TrainState, batches: MicroBatches) -> tuple[TrainState, StepSums]:
+def run_steps(
+    step: Callable[[TrainState, MicroBatches], tuple[TrainState, Sums, Any]],
+    state: TrainState,
+    batches: MicroBatches,
+) -> tuple[TrainState, StepSums]:
     """Run K steps in one program.
 
     Args:

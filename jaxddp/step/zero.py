@@ -2,19 +2,19 @@
 
     local gradients -> reduce_scatter -> clipping -> update of a slice -> all_gather of the parameters
 
-The parameters of each dtype are laid out as one vector, sorted by name and padded with zeros to a multiple of N;
-replica r holds slice r of it. The optimizer must treat every element alike, whatever tensor it belongs to, so that the
-update of a slice is a slice of the update; all of `jaxddp.optim` do. Optimizers that look at a tensor as a unit (LAMB,
-Adafactor) or at names (optax.masked) would compute something else here.
+The parameters of each dtype, and of each group of `optim.grouped`, are laid out as one vector, sorted by name and
+padded with zeros to a multiple of N; replica r holds slice r of it. The optimizer must treat every element of a group
+alike, whatever tensor it belongs to, so that the update of a slice is a slice of the update; all of `jaxddp.optim` do
+but Adafactor and Muon. Optimizers that look at a tensor as a unit (LAMB) or at other names (optax.masked) would compute
+something else here.
 
 Source: Rajbhandari et al., https://arxiv.org/abs/1910.02054; torch.distributed.optim.ZeroRedundancyOptimizer, which
 distributes tensors instead of slices.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import optax
@@ -25,69 +25,104 @@ from jaxddp.optim import clip_by_global_norm
 from jaxddp.state import Params, TrainState
 from jaxddp.step.strategy import Strategy
 
-Layout = tuple[tuple[str, jax.ShapeDtypeStruct], ...]  # (name, shape and dtype) of each parameter, sorted by name
+
+class Place(NamedTuple):
+    """Name, shape and dtype of a parameter, and number of its group."""
+
+    name: str
+    like: jax.ShapeDtypeStruct
+    group: int
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["vectors"], meta_fields=["layout"])
+Layout = tuple[Place, ...]  # sorted by name
+
+
+@jax.tree_util.register_pytree_with_keys_class
 @dataclass(frozen=True)
 class Slices:
-    """Arrays shaped like the parameters, as one vector per dtype.
+    """Arrays shaped like the parameters, as one vector per dtype and group; its path is its first parameter's name.
 
     Attributes:
-        vectors: vector by the parameters' dtype: (N, chunk) for all slices, (chunk,) for one.
-        layout: names, shapes and dtypes of the parameters.
+        vectors: vector by the name of its first parameter: (N, chunk) for all slices, (chunk,) for one.
+        layout: places of the parameters.
     """
 
-    vectors: dict[str, jax.Array]
+    vectors: dict[str, Any]
     layout: Layout
 
+    def tree_flatten_with_keys(self) -> tuple[Iterable[tuple[Any, Any]], Any]:
+        """Split into the vectors, each with its key, and the rest."""
+        children = [(jax.tree_util.DictKey(name), vector) for name, vector in self.vectors.items()]
+        return children, (tuple(self.vectors), self.layout)
 
-def layout_of(params: Params) -> Layout:
-    """Return the names, shapes and dtypes of parameters, sorted by name so that insertion order does not matter."""
-    return tuple((name, jax.ShapeDtypeStruct(x.shape, x.dtype)) for name, x in sorted(params.items()))
+    @classmethod
+    def tree_unflatten(cls, rest: Any, vectors: Iterable[Any]) -> "Slices":
+        """Compute the inverse of `tree_flatten_with_keys`."""
+        names, layout = rest
+        return cls(dict(zip(names, vectors, strict=True)), layout)
+
+
+def layout_of(params: Params, group_of: Callable[[str], int]) -> Layout:
+    """Return the places of parameters, sorted by name so that insertion order does not matter."""
+    return tuple(Place(k, jax.ShapeDtypeStruct(x.shape, x.dtype), group_of(k)) for k, x in sorted(params.items()))
 
 
 def sliced(tree: Params, layout: Layout, count: int) -> Slices:
-    """Split arrays shaped like the parameters into `count` slices of equal size.
+    """Split arrays shaped like the parameters into `count` slices of equal size; groups of masked nodes stay so.
 
     >>> params = {"w": jnp.ones((2, 2)), "b": jnp.arange(3.0)}
-    >>> print(sliced(params, layout_of(params), 2).vectors["float32"])
+    >>> print(sliced(params, layout_of(params, lambda name: 0), 2).vectors["b"])
     [[0. 1. 2. 1.]
      [1. 1. 1. 0.]]
     """
 
-    def vector(names: list[str]) -> jax.Array:
+    def vector(names: list[str]) -> Any:
+        if _is_masked(tree[names[0]]):
+            return tree[names[0]]
         joint = jnp.concatenate([jnp.ravel(tree[name]) for name in names])
         # Zeros fill the last slice: reduce_scatter takes slices of equal size, and a zero gradient moves nothing.
         return jnp.pad(joint, (0, -joint.size % count)).reshape(count, -1)
 
     # One vector per dtype, since `concatenate` would promote mixed dtypes to a common one.
-    return Slices({dtype: vector(names) for dtype, names in _by_dtype(layout)}, layout)
+    return Slices({names[0]: vector(names) for names in _vectors(layout)}, layout)
 
 
 def joined(slices: Slices) -> Params:
     """Compute the inverse of `sliced`, from vectors (N, chunk)."""
-    tree, shapes = {}, dict(slices.layout)
-    for dtype, names in _by_dtype(slices.layout):
-        joint, start = slices.vectors[dtype].reshape(-1), 0
+    tree, shapes = dict[str, Any](), {place.name: place.like for place in slices.layout}
+    for names in _vectors(slices.layout):
+        vector, start = slices.vectors[names[0]], 0
         for name in names:
-            tree[name] = joint[start : start + shapes[name].size].reshape(shapes[name].shape)
-            start += shapes[name].size
+            end = start + shapes[name].size
+            masked = _is_masked(vector)
+            tree[name] = vector if masked else vector.reshape(-1)[start:end].reshape(shapes[name].shape)
+            start = end
     return tree
 
 
+@dataclass(frozen=True)
 class Sharded(Strategy):
-    """Every replica holds all parameters, and one slice of the gradients and of the optimizer's state."""
+    """Every replica holds all parameters, and one slice of the gradients and of the optimizer's state.
+
+    Attributes:
+        group_of: function from a parameter's name to the number of its group; None: there is one group.
+    """
 
     sliced = ("opt_state",)
 
+    group_of: Callable[[str], int] | None = None
+
+    def layout_of(self, params: Params) -> Layout:
+        """Return the places of parameters in their groups."""
+        return layout_of(params, self.group_of or (lambda name: 0))
+
     def mean(self, gradients: Params, step: jax.Array) -> Slices:
         """Return this replica's slice of the mean gradients: the first half of an all-reduce."""
-        return reduce_scatter(sliced(gradients, layout_of(gradients), world_size()), op="mean")
+        return reduce_scatter(sliced(gradients, self.layout_of(gradients), world_size()), op="mean")
 
     def part(self, gradients: Params) -> Slices:
         """Return this replica's slice of gradients that are the same on all replicas."""
-        return jax.tree.map(lambda x: x[rank()], sliced(gradients, layout_of(gradients), world_size()))
+        return jax.tree.map(lambda x: x[rank()], sliced(gradients, self.layout_of(gradients), world_size()))
 
     def unsharded(self, gradients: Slices) -> Params:
         """Join the slices of all replicas, on each of them: the second half of an all-reduce."""
@@ -109,13 +144,13 @@ class Sharded(Strategy):
         self, optimizer: optax.GradientTransformation, gradients: Slices, state: TrainState
     ) -> tuple[Params, optax.OptState]:
         """Update this replica's slice of the parameters that have a gradient, and gather all slices."""
-        params = self.part({name: state.params[name] for name, _ in gradients.layout})
+        params = self.part({place.name: state.params[place.name] for place in gradients.layout})
         updates, opt_state = optimizer.update(gradients, state.opt_state, params)
         return {**state.params, **self.unsharded(optax.apply_updates(params, updates))}, opt_state
 
     def split(self, optimizer: optax.GradientTransformation, opt_state: Any, params: Params, world_size: int) -> Any:
         """Split the optimizer's state into `world_size` slices."""
-        layout = layout_of(params)
+        layout = self.layout_of(params)
         # Its structure tells which parts of the state are shaped like the parameters; the rest are counters.
         of_slices = jax.eval_shape(lambda: optimizer.init(sliced(params, layout, world_size)))
 
@@ -136,10 +171,14 @@ class Sharded(Strategy):
         return jax.tree.map(unsliced, jax.device_get(opt_state), is_leaf=_is_slices)
 
 
-def _by_dtype(layout: Layout) -> Iterator[tuple[str, list[str]]]:
-    """Yield each dtype and the names of its parameters."""
-    for dtype in sorted({str(like.dtype) for _, like in layout}):
-        yield dtype, [name for name, like in layout if str(like.dtype) == dtype]
+def _vectors(layout: Layout) -> Iterator[list[str]]:
+    """Yield the names of each vector's parameters."""
+    for kind in sorted({(str(place.like.dtype), place.group) for place in layout}):
+        yield [place.name for place in layout if (str(place.like.dtype), place.group) == kind]
+
+
+def _is_masked(node: Any) -> bool:
+    return isinstance(node, optax.MaskedNode)
 
 
 def _is_slices(node: Any) -> bool:

@@ -72,10 +72,10 @@ def _no_window_system() -> Iterator[None]:
 
 def _draw_metric(axes: "Axes", history: Sequence[Record], name: str) -> "list[Line2D]":
     """Draw the lines of one metric: train per step, train per epoch, test per epoch."""
-    steps, values = _series(history, "step", name)
+    steps, values = _series(history, ("step",), name)
     lines = axes.plot(steps, values, color=TRAIN_COLOR, alpha=0.25, linewidth=0.8, label="train, single steps")
     for split, color, marker in (("train", TRAIN_COLOR, "o"), ("test", TEST_COLOR, "D")):
-        steps, values = _series(history, "epoch", f"{split}_{name}")
+        steps, values = _series(history, ("test", "epoch"), f"{split}_{name}")
         size = 3.5 if len(values) <= MOST_MARKERS else 0
         label = f"{split}, each epoch"
         lines += axes.plot(steps, values, color=color, linewidth=1.6, marker=marker, markersize=size, label=label)
@@ -83,9 +83,11 @@ def _draw_metric(axes: "Axes", history: Sequence[Record], name: str) -> "list[Li
     return lines
 
 
-def _series(history: Sequence[Record], kind: str, name: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+def _series(
+    history: Sequence[Record], kinds: Sequence[str], name: str
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Return steps and values of one metric; None becomes NaN."""
-    points = [(record["step"], record[name]) for record in history if record["kind"] == kind and name in record]
+    points = [(record["step"], record[name]) for record in history if record["kind"] in kinds and name in record]
     steps = np.array([step for step, _ in points], dtype=np.int64)
     return steps, np.array([np.nan if value is None else value for _, value in points], dtype=np.float64)
 

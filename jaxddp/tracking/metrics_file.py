@@ -12,7 +12,7 @@ from jaxddp.files import check_regular, write_atomically
 from jaxddp.tracking.curves import Record
 
 METRICS_FILE = "metrics.jsonl"
-KINDS = ("step", "epoch")
+KINDS = ("step", "test", "epoch")
 MOST = 2**63  # above every step; NumPy's integers are smaller
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxddp.config import TrainConfig
+from jaxddp.config import TrainerConfig
 from jaxddp.config.checks import typed
 from jaxddp.config.choices import KEPT_ON_RESUME
 from jaxddp.errors import InputError
@@ -13,7 +13,7 @@ from jaxddp.tracking.metrics_file import METRICS_FILE, read_metrics
 from jaxddp.tracking.run_folder import DATA_FILE
 
 
-def notes_of_run(config: TrainConfig, digests: Mapping[str, str], records: int) -> dict[str, Any]:
+def notes_of_run(config: TrainerConfig, digests: Mapping[str, str], records: int) -> dict[str, Any]:
     """Return what a checkpoint notes of its run, so that a copy in the folder of another run is noticed.
 
     Args:
@@ -25,7 +25,7 @@ def notes_of_run(config: TrainConfig, digests: Mapping[str, str], records: int) 
 
 
 def check_same_run(
-    folder: Path, step: int, notes: Mapping[str, Any], config: TrainConfig, digests: Mapping[str, str]
+    folder: Path, step: int, notes: Mapping[str, Any], config: TrainerConfig, digests: Mapping[str, str]
 ) -> list[str]:
     """Check that the run to resume has written its checkpoint, and describe the options that change after it.
 
@@ -42,10 +42,10 @@ def check_same_run(
     Raises:
         InputError: the checkpoint is of another run.
 
-    >>> notes = notes_of_run(TrainConfig(lr=0.1), {}, records=3)
-    >>> check_same_run(Path("runs/a"), 40, notes, TrainConfig(lr=0.2), {})
+    >>> notes = notes_of_run(TrainerConfig(lr=0.1), {}, records=3)
+    >>> check_same_run(Path("runs/a"), 40, notes, TrainerConfig(lr=0.2), {})
     ['after step 40: --lr 0.2 instead of 0.1']
-    >>> check_same_run(Path("a"), 40, notes, TrainConfig(seed=1), {})
+    >>> check_same_run(Path("a"), 40, notes, TrainerConfig(seed=1), {})
     Traceback (most recent call last):
     ...
     jaxddp.errors.InputError: --resume a: the checkpoint of step 40 is of another run, with --seed 0 and not --seed 1

@@ -9,20 +9,21 @@ import json
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import UnionType
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
-from jaxddp.config import TrainConfig
+from jaxddp.config import TrainerConfig
+from jaxddp.config.kinds import fits
 from jaxddp.errors import InputError, listed
 from jaxddp.files import check_regular, write_atomically
 from jaxddp.tracking.folder_lock import LOCK_FILE, hold
 
 CONFIG_FILE = "config.json"
 DATA_FILE = "data.json"  # digests of the run's data
-LEFTOVERS = (LOCK_FILE, f"{CONFIG_FILE}.tmp")  # of a run that was killed at its start
+PROGRAM_FOLDER, PROGRAM_FILE = "program", "program.json"  # see `jaxddp.tracking.kept_program`
+LEFTOVERS = (LOCK_FILE, f"{CONFIG_FILE}.tmp", PROGRAM_FOLDER, PROGRAM_FILE)  # of a run that was killed at its start
 LEAST_SPACE = 100_000  # bytes for the logs of a short run
 
-Config = TypeVar("Config", bound=TrainConfig)
+Config = TypeVar("Config", bound=TrainerConfig)
 
 
 @contextlib.contextmanager
@@ -111,11 +112,12 @@ def _created(path: Path) -> Iterator[None]:
         raise
 
 
-def save_config(config: TrainConfig, folder: Path) -> None:
+def save_config(config: TrainerConfig, folder: Path) -> None:
     """Write all options of a run to its folder."""
     fields = dataclasses.asdict(config)
     for name in ("data_path", "weights"):  # absolute, to resume from any working directory
-        fields[name] = fields[name] and str(Path(fields[name]).resolve())
+        if fields.get(name):
+            fields[name] = str(Path(fields[name]).resolve())
     write_atomically(folder / CONFIG_FILE, (json.dumps(fields, indent=2) + "\n").encode())
 
 
@@ -124,8 +126,11 @@ def save_digests(digests: Mapping[str, str], folder: Path) -> None:
     write_atomically(folder / DATA_FILE, (json.dumps(dict(digests), indent=2) + "\n").encode())
 
 
-def check_same_data(folder: Path, digests: Mapping[str, str]) -> None:
+def check_same_data(folder: Path, digests: Mapping[str, str], program: str | None = None) -> None:
     """Raise `InputError` unless the run to resume had data with these digests.
+
+    Args:
+        program: the run file that gives the data; None: they come from --data-path.
 
     A run that was killed before it wrote digests has no step yet, and may have any data.
 
@@ -148,7 +153,7 @@ def check_same_data(folder: Path, digests: Mapping[str, str]) -> None:
     if changed := [names.get(name, name) for name in digests if digests[name] != saved[name]]:
         raise InputError(
             f"--resume {folder}: the {' and '.join(changed)} data are not those that the run started with; "
-            "restore the file, or give its new place by --data-path"
+            + (f"{program} must give the same" if program else "restore the file, or give its new place by --data-path")
         )
 
 
@@ -160,8 +165,8 @@ def load_config(folder: Path, config_class: type[Config]) -> Config:
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     save_config(TrainConfig(lr=0.5), Path(folder))
-    ...     load_config(Path(folder), TrainConfig).lr
+    ...     save_config(TrainerConfig(lr=0.5), Path(folder))
+    ...     load_config(Path(folder), TrainerConfig).lr
     0.5
     """
     path = folder / CONFIG_FILE
@@ -169,28 +174,19 @@ def load_config(folder: Path, config_class: type[Config]) -> Config:
         fields = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: not a run's config ({error})") from error
+    program = getattr(config_class, "PROGRAM", None)
     known = {field.name for field in dataclasses.fields(config_class)}
     if not isinstance(fields, dict) or not fields.keys() <= known:
         unknown = sorted(fields.keys() - known) if isinstance(fields, dict) else type(fields).__name__
+        if isinstance(fields, dict) and program is not None and program.path is not None:
+            raise InputError(f"{path}: the run has {', '.join(unknown)}, which is no option of {program.name}")
         raise InputError(f"{path}: not a run's config (unknown: {unknown})")
     values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
     kinds = get_type_hints(config_class)
-    wrong = [f"{name} is {json.dumps(fields[name])}" for name in values if not _fits(values[name], kinds[name])]
+    wrong = [f"{name} is {json.dumps(fields[name])}" for name in values if not fits(values[name], kinds[name])]
     if wrong:
         raise InputError(f"{path}: not a run's config (wrong type: {', '.join(wrong)})")
     try:
         return config_class(**values)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
-
-
-def _fits(value: Any, kind: Any) -> bool:
-    """Return whether a value from JSON has the type of a field; an integer is accepted as a float."""
-    parts = get_args(kind)
-    if isinstance(kind, UnionType):
-        return any(_fits(value, part) for part in parts)
-    if get_origin(kind) is tuple:
-        if isinstance(value, tuple) and parts[-1] is Ellipsis:
-            parts = parts[:1] * len(value)
-        return isinstance(value, tuple) and len(value) == len(parts) and all(map(_fits, value, parts))
-    return type(value) in ((int, float) if kind is float else (kind,))  # isinstance would accept True as an integer

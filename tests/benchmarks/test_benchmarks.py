@@ -245,7 +245,7 @@ def test_the_smoke_run_measures_everything(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stderr
     assert "wide_mlp" in ran.stdout and "targets" in ran.stdout
     record = json.loads(output.read_text())
-    assert {"races", "jobs", "costs", "growth", "targets"} <= record.keys()
+    assert {"races", "jobs", "costs", "growth", "reading", "targets"} <= record.keys()
     for of_race in record["races"]:
         assert not [name for name, contender in of_race["contenders"].items() if "failure" in contender]
         assert of_race["ratios"].keys() == of_race["contenders"].keys() - {JAXDDP}

@@ -264,3 +264,11 @@ def test_a_sum_that_shows_in_the_update_alone_is_named(checked: Checked) -> None
     assert (found.stage, found.step) == ("update", 1)
     assert report.unseen == ("gradients", "clipped_gradients")
     assert found.cause is not None and found.cause.names == ("sum_not_mean",)  # the clipping tells it from a rate
+
+
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize("kind", ["NAdam", "RAdam", "Adamax", "Adadelta", "Rprop", "ASGD", "Adafactor", "Adagrad"])
+def test_ports_with_jaxddps_optimizers_are_equal(kind: str, checked: Checked) -> None:
+    """Torch's numbers, as NAdam's product, are float32 in a user's float64 run, and so in the check."""
+    report = checked(own_optimizers(f"{kind}(parameters, lr=0.01)", f"jaxddp.optim.{kind.lower()}(0.01)"))
+    assert report.verdict == "equal", str(report)

@@ -110,7 +110,9 @@ def test_a_batch_that_fails_later_costs_the_later_steps(failing: Checked, tmp_pa
 def test_a_batch_in_another_format_is_told_for_both_sides(failing: Checked) -> None:
     report = failing(('{"x": rng.normal(1, 1, (12, 3)), "y": rng.integers(0, 4, 12)}', "rng.normal(1, 1, (12, 3))"))
     assert {problem.side for problem in report.problems} == {"torch", "jax"}
-    assert all("batch(0, 0): must be a dictionary of arrays, and is ndarray" in p.message for p in report.problems)
+    assert all(
+        "batch(0, 0): must be a dictionary or tuple of arrays, and is ndarray" in p.message for p in report.problems
+    )
 
 
 def test_replicas_with_batches_of_other_sizes_are_told(checked: Checked) -> None:

@@ -42,7 +42,6 @@ EQUAL_LAYERS = "all 3 layers that can be compared are equal: look after them, in
 # Changes, more of the port; stage and step of the first difference, the start of its tensor, and what is said of it.
 LOCATED = {
     "frozen in torch": ([SGD, FROZEN], "", "update", 1, "fc1.", "torch has no gradient for it.*"),
-    "frozen in jax": ([STAYS], "", "update", 1, "fc1.", "frozen in the port: fc1.bias, fc1.weight"),
     "rate": ([OTHER_RATE], "", "update", 2, "", "1.5 times torch's in all tensors, from step 2 on"),
     "examples": ([BATCH], ROLLED, "samples", 1, "", '"y" of replica 1.*: rolled by 1 row'),
     "equal layers": ([('batch["y"]).mean()', 'batch["y"]).mean() ** 1.01')], "", "local_loss", 1, "", EQUAL_LAYERS),
@@ -52,6 +51,12 @@ LOCATED = {
     "cast in the loss": ([IN_BFLOAT16], "", "local_loss", 1, "", CAST.format("bfloat16")),
     "cast in a layer": ([IN_FLOAT16], "", "local_loss", 1, "", CAST.format("float16")),
 }
+
+
+def test_a_layer_that_is_frozen_in_the_port_alone_is_named(checked: Checked) -> None:
+    (found,) = checked(STAYS).differences
+    assert found.stage == "update" and found.cause is not None and found.cause.names == ("rate_of_some",)
+    assert found.cause.says == ("not updated in the port: fc1.bias, fc1.weight",)
 
 
 @pytest.mark.one_in(5)
@@ -99,10 +104,18 @@ def test_a_table_that_crosses_two_layers_is_told_beside_the_difference(checked: 
 
 @pytest.mark.large
 def test_an_optimizer_that_cannot_be_replayed_leaves_a_step_of_ones_own_unjudged(checked: Checked) -> None:
-    nadam = own_optimizers("NAdam(parameters, lr=0.01)", "optax.nadam(0.01)")
-    report = checked(nadam, more=step())
-    assert any("the optimizer of a flax_step is judged for SGD" in p.message for p in report.problems)
-    assert report.verdict == "different"  # torch's NAdam has a schedule of its momentum: the run by itself shows it
+    lion = own_optimizers("SGD and type('Lion', (torch.optim.SGD,), {})(parameters, lr=0.01)", "optax.lion(0.01)")
+    report = checked(lion, more=step())
+    assert any("the optimizer of a flax_step is judged if torch.optim has it" in p.message for p in report.problems)
+    assert report.verdict == "different"  # the run by itself shows it
+
+
+@pytest.mark.large
+def test_optaxs_rule_is_named_in_a_step_of_ones_own(checked: Checked) -> None:
+    """Torch's NAdam has a schedule of its momentum."""
+    (found,) = checked(own_optimizers("NAdam(parameters, lr=0.01)", "optax.nadam(0.01)"), more=step()).differences
+    assert found.cause is not None and found.cause.names == ("optax_rule",)
+    assert found.cause.fixes[0].startswith("use torch's rule: jaxddp.optim.nadam(lr, ")
 
 
 def test_the_layer_where_the_forward_pass_parts_is_shown(checked: Checked) -> None:

@@ -28,6 +28,11 @@ def exit_code(*argv: str | Path) -> int:
     return stop.value.code
 
 
+def line_with(path: Path, code: str) -> int:
+    """Return the number of the first line that has some code."""
+    return 1 + next(k for k, line in enumerate(path.read_text().splitlines()) if code in line)
+
+
 def test_a_different_port_gives_exit_code_1_and_files_with_the_printed_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -36,7 +41,9 @@ def test_a_different_port_gives_exit_code_1_and_files_with_the_printed_report(
     assert exit_code(port, *FEW, "--dtype", "float64", "--json", json_file, "--report", page) == 1
     printed = capsys.readouterr()
     assert all("  ·  " in line for line in printed.err.splitlines())  # progress, each 30 s
-    assert "weight decay 0.0001, the reference has 0.01  [decay_value]" in printed.out
+    in_jax, in_torch = (line_with(port, code) for code in ("optax.adamw(", "AdamW(parameters"))
+    says = f"weight decay 0.0001 at port.py:{in_jax}, the reference has 0.01 at port.py:{in_torch}  [decay_value]"
+    assert says in printed.out
     assert printed.out.splitlines()[-1] == f"report: {page}"
     report = from_json(json_file.read_text())
     assert to_json(report) == json_file.read_text()
@@ -156,8 +163,11 @@ def test_a_side_without_its_gpu_gives_exit_code_2(
         ("--port p.py", "--port: unknown flag; did you mean --report?"),  # it is given without a flag
         ("PORT --only mlp*", "--only mlp*: selects jaxddp's own models; must not be given with PORT.py"),
         ("PORT PORT", "/port.py: unexpected argument; see --help"),
+        ("PORT --stepz 3", "--stepz: unknown flag; did you mean --steps?"),
+        ("PORT --accumulation-steps ten", "--accumulation-steps ten: expected INT"),
+        ("PORT --amp bf16", "--amp bf16: has no effect in a check; leave it out"),
         ("--only mpl*", "--only mpl*: matches none of linear sgd x2, "),
-        ("--report FOLDER/r.html", "/r.html: holds one check, not 30; select one with --only"),
+        ("--report FOLDER/r.html", "/r.html: holds one check, not 36; select one with --only"),
         ("--report FOLDER/r.html --only convnet", "/r.html: holds one check, not 7; select one with --only"),
         ("PORT --json FOLDER/none/found.json", "/none/found.json: folder "),
         ("PORT --report FOLDER", ": is a folder; must be a file"),

@@ -39,6 +39,13 @@ def test_an_mlp_is_planned_for_eight_h100s(tmp_path: Path) -> None:
 
 
 @pytest.mark.large
+def test_a_run_file_that_uses_jax_while_it_is_loaded_is_planned() -> None:
+    flags = "--layers 1 --heads 1 --width 8 --context 8 --gpus 64 --no-largest-batch"
+    printed = python("-m", "jaxddp.plan", "examples/gpt2.py", *flags.split()).stdout
+    assert printed.startswith("gpt2.py  ·  global batch 64 in place of 32  ·  1 examples per GPU  ·  64 x NVIDIA")
+
+
+@pytest.mark.large
 def test_the_backward_pass_of_a_convnet_does_not_wait_for_the_update() -> None:
     right, fault, same = map(float, python(ROOT / "tests" / "support" / "gpu_overlap.py").stdout.split())
     assert right >= COVERED

@@ -176,10 +176,10 @@ SLOW_SAVES = """
 import sys, time
 from jaxddp import cli
 from jaxddp.checkpoint.record import RecordHandler
-from jaxddp.config import TrainConfig
+from jaxddp.config import TrainerConfig
 from jaxddp.train import main
 RecordHandler.save = lambda *arguments: time.sleep(600)
-cli.run(main, TrainConfig, "train")
+cli.run(main, TrainerConfig, "train")
 """
 
 

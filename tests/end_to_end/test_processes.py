@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from jaxddp.distributed.ports import free_port
+from tests.support.run_files import FILE
 from tests.support.train_runs import ROUNDING, check_close_weights, saved_steps
 from tests.support.waiting import wait_for
 
@@ -32,6 +33,8 @@ FEATURES = {
     "amp": ("--amp", "bf16"),
     "scaled": ("--amp", "fp16", "--init-scale", "1e38"),  # the first steps overflow
     "ema and dropout": ("--ema-decay", "0.9", "--dropout", "0.3"),
+    "swa": ("--swa-start", "1", "--swa-lr", "0.1"),
+    "plateau": ("--schedule", "plateau", "--patience", "0", "--evaluate-every", "2steps", "--clip-grad-value", "0.01"),
     "gradients": ("--log-gradients", "*", "--detect-anomaly", "--accumulation-steps", "2"),
 }
 
@@ -58,7 +61,7 @@ def start(processes: int, arguments: Sequence[str], folder: Path) -> list[subpro
         if processes > 1:
             env |= {"RANK": f"{rank}", "LOCAL_RANK": f"{rank}"}
         with (folder / f"{rank}.out").open("w") as output:
-            command = [sys.executable, "-m", "jaxddp.train", "--platform", "cpu", *arguments]
+            command = [sys.executable, "-m", "jaxddp.train", *arguments, "--platform", "cpu"]
             started.append(subprocess.Popen(command, env=env, stdout=output, stderr=subprocess.STDOUT, text=True))
     return started
 
@@ -83,9 +86,9 @@ def train(processes: int, folder: Path, *arguments: str) -> str:
     return results[0][1]
 
 
-def losses(printed: str) -> list[list[float]]:
-    """Return the training and the test loss of each epoch, and that of averaged weights if there are any."""
-    return [[float(x) for x in re.findall(r"loss (\S+)", line)] for line in printed.splitlines() if "epoch" in line]
+def losses(printed: str) -> list[float]:
+    """Return the training and the test loss of each epoch, and those of averaged weights and of tests within."""
+    return [float(x) for line in printed.splitlines() if "epoch" in line for x in re.findall(r"loss (\S+)", line)]
 
 
 @pytest.mark.one_in(len(FEATURES))
@@ -96,7 +99,7 @@ def test_a_run_is_the_same_in_one_process_and_in_two(feature: str, tmp_path: Pat
     alone = train(1, tmp_path / "out", *flags, "--output", f"{one}")
     joined = train(2, tmp_path / "out", *flags, "--output", f"{two}")
     assert "JAX cpu, 2 processes" in joined
-    assert np.shape(losses(joined)) == (2, 3 if "--ema-decay" in flags else 2)  # of epochs
+    assert len(losses(joined)) == {"ema and dropout": 6, "swa": 5, "plateau": 8}.get(feature, 4)
     np.testing.assert_allclose(losses(joined), losses(alone), rtol=ROUNDING)
     check_close_weights(two, one)
 
@@ -296,6 +299,19 @@ loss_fn = lambda model, batch: (model(batch["x"])[:, 0] - batch["y"]) ** 2
 data = {"x": np.linspace(-1, 1, 64, dtype=np.float32)[:, None]}
 data["y"] = 3 * data["x"][:, 0] + 1
 """
+
+
+@pytest.mark.large
+def test_what_on_epoch_end_says_in_process_0_ends_the_run_in_all(tmp_path: Path) -> None:
+    path = tmp_path / "run.py"
+    told = """
+def on_epoch_end(epoch, step, metrics, weights):
+    print("told", epoch, len(weights))
+    return "stop"
+"""
+    path.write_text(FILE + told)
+    printed = train(2, tmp_path, str(path), "--epochs", "50", "--global-batch-size", "16")
+    assert printed.count("told 1 4") == 1 and "stopped by on_epoch_end" in printed
 
 
 @pytest.mark.large

@@ -12,7 +12,8 @@ import pytest
 from jaxddp.config import TrainConfig
 from jaxddp.data_parallel import DataParallel
 from jaxddp.errors import InputError, TrainingError
-from jaxddp.train import build, main
+from jaxddp.train import main
+from jaxddp.train_build import build
 from tests.support.train_runs import SMALL, epochs, losses, train
 
 
@@ -46,7 +47,7 @@ def test_drifting_replicas_stop_a_run_at_the_next_verification(tmp_path, monkeyp
     def unsynchronized(*args, **options):
         return DataParallel(*args, **options | {"comm_hook": lambda gradients: gradients})
 
-    monkeypatch.setattr("jaxddp.train.DataParallel", unsynchronized)
+    monkeypatch.setattr("jaxddp.train_build.DataParallel", unsynchronized)
     flags = ["--verify-every", "3", "--steps-per-dispatch", "1", "--output", str(tmp_path / "run")]
     with pytest.raises(TrainingError, match=r"replicas differ at step 3: .* on replica 1 .*no checkpoint yet"):
         train(*flags, "--devices", "2", "--epochs", "1")
@@ -142,7 +143,10 @@ REFUSALS = {
     "a GPU that is not there": (["--platform", "gpu"], r"--platform gpu: jax finds no GPU here"),
     "a missing file": (["--dataset", "npz", "--data-path", "none.npz"], r"none\.npz"),
     "weights of another model": (["--weights", "WEIGHTS"], r"weights do not fit the model: .*fc\.nonsense"),
-    "a batch larger than the data": (["--global-batch-size", "4096", "--drop-last-batch"], r"larger than"),
+    "a batch larger than the data": (
+        ["--global-batch-size", "4096", "--drop-last-batch"],
+        r"^--global-batch-size 4096: larger than",
+    ),
     "a BatchNorm batch of one": (
         ["--model", "char_mlp", "--dataset", "names", "--global-batch-size", "2"],
         r"--global-batch-size 2: BatchNorm needs more than one value per channel .*--drop-last-batch",

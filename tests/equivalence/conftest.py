@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 
-from jaxddp.config.choices import OPTIMIZERS
+from jaxddp.config.choices import BASIC_OPTIMIZERS
 from jaxddp.parity.case_interface import Trajectory
 from jaxddp.parity.cases import Case
 from jaxddp.parity.torch_side.pool import TorchPool
@@ -40,5 +40,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if not cases.WORST:
         return
     terminalreporter.section("jaxddp against PyTorch DDP")
-    for line in cases.summary(OPTIMIZERS):
+    for line in cases.summary(BASIC_OPTIMIZERS):
         terminalreporter.line(line)

@@ -127,7 +127,7 @@ def jax_step(world_size: int, fault: Fault) -> tuple[dict[str, float], str]:
             loss_fn,
             replicas=Replicas(jax.devices()[:world_size]),
             dtype="float64",
-            **options(CONFIG, model),
+            **options(CONFIG, Functional(model)),
         )
         wrong = np.where(np.arange(world_size) == fault.rank, fault.value, 1.0)[:, None] * np.ones(6)
         batch = {"x": fault.inputs(world_size), "y": np.tile(LABELS, (world_size, 1)), "wrong": wrong}

@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from jaxddp.config.choices import OPTIMIZERS
+from jaxddp.config.choices import BASIC_OPTIMIZERS
 from tests.support.cases import FLOAT32, MODELS, WORST, even_case, make_case
 from tests.support.trajectories import compare, numeric_error
 
@@ -48,11 +48,11 @@ def large(model: str, optimizer: str, world_size: int) -> bool:
 
 CASES = [
     pytest.param(model, world_size, optimizer, marks=pytest.mark.large if large(model, optimizer, world_size) else ())
-    for optimizer in OPTIMIZERS
+    for optimizer in BASIC_OPTIMIZERS
     for model in MODELS
     for world_size in (1, 2, 4, 8)
 ]
-IN_FLOAT32 = [pytest.param(name, marks=() if name == "adam" else pytest.mark.large) for name in OPTIMIZERS]
+IN_FLOAT32 = [pytest.param(name, marks=() if name == "adam" else pytest.mark.large) for name in BASIC_OPTIMIZERS]
 
 
 @pytest.mark.parametrize(("model", "world_size", "optimizer"), CASES)

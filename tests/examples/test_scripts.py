@@ -34,6 +34,10 @@ def test_the_guide_shows_the_program(capsys):
     assert "mean squared error 0.00" in capsys.readouterr().out
 
 
+def test_the_readme_shows_the_smallest_run_file():
+    assert shown_in("README.md", "## A program of yours") == (ROOT / "examples" / "mine.py").read_text()
+
+
 def test_the_readme_shows_a_cut_of_the_program():
     program = {line.strip() for line in (ROOT / "examples" / "own_model.py").read_text().splitlines()}
     shown = shown_in("README.md", "## As a library")

@@ -22,6 +22,7 @@ class Planted:
         step: first step that differs, counted from 1; this and what follows are of a fault outside the catalogue.
         tensor: prefix of torch's name of the tensor that differs most there; "": any.
         layer: torch's name of the first layer whose output differs; "": none, or only the loss.
+        named: names of the edits that the diagnosis finds, one per difference; (): none.
     """
 
     edit: Edit
@@ -31,6 +32,7 @@ class Planted:
     step: int = 1
     tensor: str = ""
     layer: str = ""
+    named: tuple[str, ...] = ()
 
 
 def on(name: str, *optimizers: str, world_size: int = 2) -> tuple[Scenario, ...]:

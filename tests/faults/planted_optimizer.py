@@ -8,12 +8,13 @@ import optax
 from jax import numpy as jnp
 
 from .planted_edits import Edit, Planted, on, optimizer, recipe
-from .recipes import FALL, FIRST, LONG, RISE, Recipe, is_matrix
+from .recipes import FALL, FIRST, LONG, RISE, Recipe, direction, is_matrix
 from .scenarios import Translation
 from .steps import Tree, named_map
 
 RESTORED_AT = 4
 SCALE = 1024.0
+PERIOD = 3  # steps between resets
 
 
 def undecayed(rule: Recipe) -> optax.GradientTransformation:
@@ -90,6 +91,26 @@ def squares_from_one(rule: Recipe) -> optax.GradientTransformation:
     return optax.scale_by_rms(rule.alpha, rule.eps, initial_scale=1.0, eps_in_sqrt=False)
 
 
+def reset_every(steps: int, inner: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Reset momentum and moments every so many steps."""
+
+    def update(gradients: Tree, state: tuple[Any, Any], params: Tree) -> tuple[Tree, Any]:
+        count, kept = state
+        kept = jax.tree.map(lambda new, old: jnp.where(count % steps == 0, new, old), inner.init(params), kept)
+        updates, kept = inner.update(gradients, kept, params)
+        return updates, (count + 1, kept)
+
+    return optax.GradientTransformation(lambda params: (jnp.int32(0), inner.init(params)), update)
+
+
+def slower_below(updates: Tree, state: Any, params: Tree) -> tuple[Tree, Any]:
+    """Use a smaller rate for the first layer."""
+    return named_map(lambda name, u: u * (0.8 if name.startswith("fc1") else 1.0), updates), state
+
+
+SLOWER_BELOW = optax.GradientTransformation(lambda params: optax.EmptyState(), slower_below)
+
+
 def optax_trace(nesterov: bool) -> Any:
     """Return optax's momentum."""
     return lambda rule: optax.trace(rule.momentum, nesterov)
@@ -157,6 +178,12 @@ FAULTS: dict[str, tuple[Any, ...]] = {
     "decay_value/unread_rows": (optimizer(decay=undecayed), on("tokens", "adam")),
     "decay_value/larger": (recipe(decay=0.05), DECAYED),
     "decay_without_lr": (optimizer(after_rate=True), DECAYED),
+    "optimizer_option": (recipe(options={"momentum_decay": 0.01}), on("mlp", "nadam")),
+    "optimizer_option/rho": (recipe(options={"rho": 0.95}), on("mlp", "adadelta")),
+    "optax_rule": (optimizer(direction=lambda rule: optax.scale_by_adam(nesterov=True)), on("mlp", "nadam")),
+    "optax_rule/radam": (optimizer(direction=lambda rule: optax.scale_by_radam(b2=0.99)), on("mlp", "radam")),
+    "state_reset": (optimizer(direction=lambda rule: reset_every(PERIOD, direction(rule))), on("mlp")),
+    "rate_of_some": (optimizer(last=(SLOWER_BELOW,)), on("mlp")),
     "decay_mask": (optimizer(decay=lambda rule: optax.add_decayed_weights(rule.decay)), GROUPS),
     "decay_mask/matrices": (optimizer(decay=lambda rule: optax.add_decayed_weights(rule.decay, is_matrix)), DECAYED),
     "decay_mask/norms": (decay_all_but("norm"), TOKENS),

@@ -1,8 +1,8 @@
 """Optimizers in both frameworks from one recipe: torch's, and its optax twin in pieces that can each be wrong."""
 
 import dataclasses
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -10,11 +10,13 @@ import optax
 import torch
 from jax import numpy as jnp
 
+from jaxddp import optim
 from jaxddp.optim.transforms import scale_by_adam, scale_by_root_of_sum, trace
 
 from .steps import named_map
 
 WARMUP = 3.0
+OTHERS = {"nadam": "NAdam", "radam": "RAdam", "adadelta": "Adadelta"}  # jaxddp's function -> torch's class
 
 
 def factor(count: Any) -> Any:
@@ -81,7 +83,7 @@ class Recipe:
     """An optimizer in torch's terms.
 
     Attributes:
-        kind: sgd, adam, adamw, rmsprop or adagrad.
+        kind: sgd, adam, adamw, rmsprop, adagrad, or a key of `OTHERS`.
         lr: highest rate.
         decay: weight decay.
         matrices_only: decay matrices only, not biases and norms.
@@ -89,6 +91,7 @@ class Recipe:
         momentum, dampening, nesterov: options of SGD.
         alpha, centred: options of RMSprop.
         initial: initial value of the sum or mean of squares.
+        options: options of the others.
         rates: key of `SCHEDULES`.
     """
 
@@ -104,6 +107,7 @@ class Recipe:
     alpha: float = 0.99
     centred: bool = False
     initial: float = 0.0
+    options: Mapping[str, Any] = field(default_factory=dict)
     rates: str = "root"
 
     def torch_optimizer(self, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
@@ -120,6 +124,8 @@ class Recipe:
         if self.kind in ("adam", "adamw"):
             make = torch.optim.Adam if self.kind == "adam" else torch.optim.AdamW
             return make(groups, **common, betas=self.betas, eps=self.eps)
+        if self.kind in OTHERS:
+            return getattr(torch.optim, OTHERS[self.kind])(groups, **common, **self.options)
         if self.kind == "rmsprop":
             return torch.optim.RMSprop(groups, **common, alpha=self.alpha, eps=self.eps, centered=self.centred)
         return torch.optim.Adagrad(groups, **common, eps=self.eps, initial_accumulator_value=self.initial)
@@ -139,6 +145,8 @@ def direction(recipe: Recipe) -> optax.GradientTransformation:
         return trace(recipe.momentum, recipe.dampening, recipe.nesterov)
     if recipe.kind in ("adam", "adamw"):
         return scale_by_adam(recipe.betas, recipe.eps)
+    if recipe.kind in OTHERS:
+        return optax.chain(getattr(optim, recipe.kind)(1.0, **recipe.options), optax.scale(-1.0))
     if recipe.kind == "rmsprop":
         rescale = optax.scale_by_stddev if recipe.centred else optax.scale_by_rms
         return rescale(recipe.alpha, recipe.eps, initial_scale=recipe.initial, eps_in_sqrt=False)
@@ -201,4 +209,7 @@ RECIPES: dict[str, Recipe] = {
     "rmsprop": Recipe("rmsprop", 0.003),
     "rmsprop_centred": Recipe("rmsprop", 0.003, centred=True),
     "adagrad": Recipe("adagrad", 0.05, eps=1e-10),
+    "nadam": Recipe("nadam", 0.01, options={"momentum_decay": 4e-3}),
+    "radam": Recipe("radam", 0.01, options={"betas": (0.9, 0.99)}),
+    "adadelta": Recipe("adadelta", 0.5, options={"rho": 0.9}),
 }

@@ -1,4 +1,4 @@
-"""Faults outside the catalogue, which a diagnosis must locate but leave unexplained."""
+"""Faults outside the catalogue, which a diagnosis must locate; some are edits of a single call, and are named."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,11 +16,8 @@ from jaxddp.distributed.collectives import AXIS_NAME
 from . import policy
 from .models_flax import gelu, mlp_loss
 from .planted_edits import Edit, Planted, model, on, optimizer, step
-from .recipes import direction
 from .scenarios import Scenario
 from .steps import Tree, named_map, pmean
-
-PERIOD = 3  # steps between resets
 
 
 def gradient_times(name: str, factor: float) -> Edit:
@@ -33,27 +30,10 @@ def gradient_times(name: str, factor: float) -> Edit:
     return step(differentiate=differentiate)
 
 
-def reset_every(steps: int, inner: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Reset momentum and moments every so many steps."""
-
-    def update(gradients: Tree, state: tuple[Any, Any], params: Tree) -> tuple[Tree, Any]:
-        count, kept = state
-        kept = jax.tree.map(lambda new, old: jnp.where(count % steps == 0, new, old), inner.init(params), kept)
-        updates, kept = inner.update(gradients, kept, params)
-        return updates, (count + 1, kept)
-
-    return optax.GradientTransformation(lambda params: (jnp.int32(0), inner.init(params)), update)
-
-
 def with_squared_logits(flax_model: Any, batch: Mapping[str, Any]) -> jax.Array:
     """Add a penalty on the logits to the loss."""
     logits = flax_model(batch["x"], batch["mask"])
     return mlp_loss(flax_model, batch) + 0.01 * jnp.square(logits).mean()
-
-
-def slower_below(updates: Tree, state: Any, params: Tree) -> tuple[Tree, Any]:
-    """Use a smaller rate for the first layer."""
-    return named_map(lambda name, u: u * (0.8 if name.startswith("fc1") else 1.0), updates), state
 
 
 def favouring_rank0(gradients: Tree) -> Tree:
@@ -70,26 +50,26 @@ def filled_up_with_the_last(scenario: Scenario, at: int) -> np.ndarray:
     return right
 
 
-SLOWER_BELOW = optax.GradientTransformation(lambda params: optax.EmptyState(), slower_below)
-
 UNCATALOGUED: dict[str, Planted] = {
-    "tanh_for_gelu": Planted(model(activations=(gelu, jnp.tanh)), on("mlp"), "local_loss", layer="fc3"),
-    "half_residual": Planted(model(residual=lambda x, y: x + 0.5 * y), on("convnet"), "local_loss", layer="conv3"),
+    "tanh_for_gelu": Planted(
+        model(activations=(gelu, jnp.tanh)), on("mlp"), "local_loss", layer="fc3", named=("other_function",)
+    ),
+    "half_residual": Planted(
+        model(residual=lambda x, y: x + 0.5 * y), on("convnet"), "local_loss", layer="conv3", named=("factor",)
+    ),
     "swapped_layers": Planted(
         model(normalise=lambda norm, activation, x: norm(activation(x))), on("convnet"), "local_loss", layer="bn1"
     ),
-    "temperature": Planted(model(temperature=1.001), on("mlp"), "local_loss"),
+    "temperature": Planted(model(temperature=1.001), on("mlp"), "local_loss", named=("factor",)),
     "squared_logits": Planted(lambda right: replace(right, loss=with_squared_logits), on("mlp"), "local_loss"),
-    "stopped_branch": Planted(model(branch=lax.stop_gradient), on("tokens"), "local_gradients", tensor="down."),
+    "stopped_branch": Planted(
+        model(branch=lax.stop_gradient), on("tokens"), "local_gradients", tensor="down.", named=("gradient_stopped",)
+    ),
     "gradient_times_1.1": Planted(gradient_times("fc2.kernel", 1.1), on("mlp"), "local_gradients", tensor="fc2.weight"),
     "bias_sign": Planted(gradient_times("fc1.bias", -1.0), on("mlp"), "local_gradients", tensor="fc1.bias"),
     "favouring_rank0": Planted(step(reduce=favouring_rank0), on("mlp") + on("tokens"), "gradients"),
-    "momentum_reset": Planted(
-        optimizer(direction=lambda recipe: reset_every(PERIOD, direction(recipe))), on("mlp"), "update", step=PERIOD + 1
-    ),
     "lion": Planted(optimizer(direction=lambda recipe: optax.scale_by_lion()), on("mlp"), "update"),
     "centralised_gradients": Planted(optimizer(first=(optax.centralize(),)), on("mlp"), "update"),
-    "slower_first_layer": Planted(optimizer(last=(SLOWER_BELOW,)), on("mlp"), "update", tensor="fc1."),
     "filled_up_with_the_last": Planted(
         lambda right: replace(right, order=filled_up_with_the_last), on("mlp") + on("convnet"), "samples", step=5
     ),
@@ -102,8 +82,12 @@ UNCATALOGUED: dict[str, Planted] = {
         ),
         on("policy"),
         "local_loss",
+        named=("other_function", "auxiliary_loss_scaled"),
     ),
     "divided_by_n_minus_2": Planted(
-        lambda right: replace(right, loss=partial(policy.flax_loss, ddof=2)), on("policy"), "local_loss"
+        lambda right: replace(right, loss=partial(policy.flax_loss, ddof=2)),
+        on("policy"),
+        "local_loss",
+        named=("factor",),
     ),
 }

@@ -13,13 +13,13 @@ import jax
 from jax import numpy as jnp
 
 from jaxddp import optim
+from jaxddp.config.hardware import GPUS
 from jaxddp.distributed.gpu_options import compiler_options
 from jaxddp.distributed.replicas import Replicas
 from jaxddp.nn.functional import Functional
 from jaxddp.nn.losses import cross_entropy
 from jaxddp.plan import roofline, topology
 from jaxddp.plan.compiled import CompiledStep, Compiler
-from jaxddp.plan.hardware import GPUS
 from jaxddp.plan.hlo import parse
 from jaxddp.plan.links import Links
 from jaxddp.plan.presets import ResNet50

@@ -12,9 +12,9 @@ import jax
 from jax import numpy as jnp
 
 from jaxddp import comm_hooks
+from jaxddp.config.hardware import GPUS
 from jaxddp.distributed.replicas import Replicas
 from jaxddp.plan import topology
-from jaxddp.plan.hardware import GPUS
 
 if __name__ == "__main__":
     devices = topology.gpus(GPUS["h100"], 8, 1)

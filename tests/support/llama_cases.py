@@ -10,7 +10,6 @@ import transformers
 from jax import numpy as jnp
 
 from examples.arrays import distance
-from examples.fine_tune.material import sizes
 from jaxddp.models.llama import LlamaForSequenceClassification
 from jaxddp.models.llama_config import LlamaConfig
 from jaxddp.nn.functional import Functional, cast
@@ -44,7 +43,7 @@ def batch(padding: str, length: int = 9) -> Arrays:
 
 
 def their_config(config: LlamaConfig = TINY) -> transformers.LlamaConfig:
-    return transformers.LlamaConfig(**sizes(config), tie_word_embeddings=True)
+    return transformers.LlamaConfig(**config.of_transformers(), tie_word_embeddings=True)
 
 
 def their_classifier(config: LlamaConfig = TINY, like: torch.nn.Module | None = None) -> Any:

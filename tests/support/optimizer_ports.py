@@ -13,10 +13,10 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, RMSprop
 from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LinearLR, StepLR
 
 from jaxddp import optim
-from jaxddp.parity.catalogue import FAULTS
+from jaxddp.parity.catalogue import EDITS, FAULTS
 from jaxddp.parity.diagnosis.optimizer.update_causes import OptimizerEvidence
+from tests.faults.planted_optimizer import reset_every
 from tests.faults.recipes import is_matrix as matrices
-from tests.faults.uncatalogued import reset_every
 from tests.support.faulty_optax import (
     Transformation,
     a_step_late,
@@ -98,7 +98,7 @@ def planted(
         causes: "a"; "a+b" for a pair; "a | b" for two causes that the run cannot tell apart.
     """
     sets = tuple(frozenset(cause.strip().split("+")) for cause in causes.split("|"))
-    assert frozenset().union(*sets) <= FAULTS.keys()
+    assert frozenset().union(*sets) <= (FAULTS | EDITS).keys()
     return pytest.param(Planted(sets, torch_optimizer, flax_optimizer, says, options), id=causes.replace(" ", ""))
 
 
@@ -150,6 +150,22 @@ SINGLES = [
         "also acts on norm.bias, norm.weight",
         groups=matrices_decay,
     ),
+    planted(
+        "rate_of_some",
+        adam,
+        then(optax.adam(1e-3), lambda u: {"fc2.weight": 0 * u["fc2.weight"]}),
+        "not updated in the port: fc2",
+    ),
+    planted("rate_of_some", adam, then(optax.adam(1e-3), lambda u: {"fc2.weight": 1.1 * u["fc2.weight"]}), "times 1.1"),
+    planted(
+        "rate_of_some",
+        adamw,
+        then(same_adamw(1e-3), lambda u: {name: 0.3 * value for name, value in u.items() if "head" in name}),
+        "learning rate of head.bias, head.weight times 0.3",
+    ),
+    planted("state_reset", adam, reset_every(3, optax.adam(1e-3)), "the optimizer's state is lost every 3 steps"),
+    planted("state_reset", momentum, reset_every(3, optax.sgd(0.1, 0.9)), "is lost every 3 steps"),
+    planted("optimizer_option", momentum, optax.chain(optax.sgd(0.1, 0.9), optax.scale(-1.0)), "maximize in the port"),
     planted("eps_value", adam, optax.adam(1e-3, eps=1e-7), "eps 1e-7, the reference has 1e-8"),
     planted("eps_value", adam, optax.adam(1e-3, eps=0.0), "eps 0, the reference has 1e-8"),
     planted("eps_value", adam, optax.adam(1e-3, eps=1e-6), "eps 1e-6, the reference has 1e-8"),
@@ -197,7 +213,7 @@ SINGLES = [
         "adagrad_accumulator",
         adagrad,
         optim.adagrad(1e-2, initial_accumulator_value=0.1),
-        "from 0.1, in the reference from 0",
+        "start 0.1, the reference has 0",
     ),
     planted("lr_scaled", adam, optax.adam(4e-3), "learning rate times 4, the number of replicas"),
     planted("lr_scaled", adamw, same_adamw(2e-3), "learning rate times 2, the root of the number of replicas"),
@@ -209,6 +225,13 @@ SINGLES = [
     planted("lr_off_by_one", adam, optax.adam(shifted(cosine(1e-3), 1)), "one step ahead", scheduler=COSINE),
     planted("lr_off_by_one", momentum, optax.sgd(shifted(cosine(0.1), -1), 0.9), "one step behind", scheduler=COSINE),
     planted("lr_off_by_one", momentum, optax.sgd(shifted(warm(0.1), 1), 0.9), "one step ahead", scheduler=WARM),
+    planted("schedule", momentum, optax.sgd(lambda t: cosine(0.1)(0.5 * t), 0.9), "takes 2 steps", scheduler=COSINE),
+    planted("schedule", adam, optax.adam(lambda t: cosine(1e-3)(t // 2 * 2)), "only every 2 steps", scheduler=COSINE),
+    planted("schedule", adamw, same_adamw(lambda t: cosine(1e-3)(t // 4)), "advances only every 4", scheduler=COSINE),
+    planted(
+        "schedule", momentum, optax.sgd(lambda t: cosine(0.1)(t % 3), 0.9), "again every 3 steps", scheduler=COSINE
+    ),
+    planted("schedule", adam, optax.adam(lambda t: 2e-4 + 0.8 * cosine(1e-3)(t)), "0.0002 higher", scheduler=COSINE),
     planted("warmup_start", adam, optax.adam(rising(1e-3, 0.0, 4)), "at 0, the reference's at 0.00025", scheduler=WARM),
     planted("warmup_start", momentum, optax.sgd(rising(0.1, 0.005, 4), 0.9), "starts at 0.005, the", scheduler=WARM),
     planted("warmup_start", momentum, optax.sgd(rising(0.1, 0.025, 5), 0.9), "ends a step later than", scheduler=WARM),
@@ -293,23 +316,14 @@ COMBINED = [
 ]
 
 NOT_IN_THE_CATALOGUE = {
-    "one tensor frozen": (adam, then(optax.adam(1e-3), lambda u: {"fc2.weight": 0 * u["fc2.weight"]})),
     "lion": (adam, optax.lion(1e-3)),
     "adam for rmsprop": (rmsprop, optax.adam(1e-2)),
-    "moments forgotten every 3 steps": (adam, reset_every(3, optax.adam(1e-3))),
-    "momentum forgotten every 3 steps": (momentum, reset_every(3, optax.sgd(0.1, 0.9))),
-    "one tensor's update times 1.1": (adam, then(optax.adam(1e-3), lambda u: {"fc2.weight": 1.1 * u["fc2.weight"]})),
-    "another rate in one layer": (
-        adamw,
-        then(same_adamw(1e-3), lambda u: {name: 0.3 * value for name, value in u.items() if "head" in name}),
-    ),
     "decay towards the start": (
         adamw,
         optax.chain(optax.scale_by_adam(), decay_towards_start(1e-2), optax.scale(-1e-3)),
     ),
     "clipped update": (adam, optax.chain(optax.adam(1e-3), optax.clip(5e-4))),
     "sign of Adam's update": (adam, optax.chain(optax.adam(1e-3), optax.scale(-1.0))),
-    "sign of SGD's update": (momentum, optax.chain(optax.sgd(0.1, 0.9), optax.scale(-1.0))),
     "rows in reverse": (adam, then(optax.adam(1e-3), lambda u: {"fc2.weight": u["fc2.weight"][::-1]})),
     "a warm-up that is no line": (
         sgd,

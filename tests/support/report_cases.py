@@ -153,7 +153,7 @@ NOT_FINITE = dataclasses.replace(
 MANY = {f"transformer.h.{i // 8}.{('attn.c_attn', 'mlp.c_proj')[i % 2]}.{i % 8}.weight": (768, 768) for i in range(200)}
 HUGE = dataclasses.replace(
     SEMANTIC,
-    port="ports/gpt.py",
+    port="gpt2.py",
     world_size=8,
     steps=300,
     stages=stages_of(300, MANY, update=(*floor("update", 100), *(2e-6 * 1.03**step for step in range(200)))),

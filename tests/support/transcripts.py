@@ -22,6 +22,7 @@ NOT_RUN = {"make test"}  # it would run itself
 NUMBER = re.compile(r"(?<![\w.*])[-+]?\d+(?:,\d{3})*(?:\.\d+)?(?:e[-+]?\d+)?(?!\w|\.\w)")
 # Rounding picks the step and the tensor of a stage that is equal, and the stage that float32 moves most.
 PICKED = (
+    (re.compile(r"the (?:step|input) limits: .*"), "what limits"),  # in a short run, the load of the machine
     (re.compile(r"^([a-z]+(?: [a-z]+)?) +\S+ +\S+ +\S+ +equal\b.*", re.MULTILINE), r"\1 equal"),
     (re.compile(r"(times torch's) \([a-z ]+\)"), r"\1"),
 )

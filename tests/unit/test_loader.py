@@ -87,6 +87,8 @@ def check_against_torch(
     sizes = [sum(len(part) for rank in step for part in rank) for step in expected]
     assert [loader.examples_in(len(expected) * epoch + step) for step in range(len(expected))] == sizes
     assert loader.examples_per_epoch == sum(sizes)
+    last = loader.smallest_batch().last["id"]
+    assert last.shape[::2] == (world_size, len(expected[-1][0][-1]))
 
 
 SIZES = {
@@ -211,22 +213,20 @@ def test_an_error_is_raised_only_after_the_batches_before_it(fail_at: int) -> No
 
 def test_epochs_are_shuffled_in_a_thread_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
     shuffled: list[tuple[int, str]] = []
-    whole = loader_module.epoch_indices
+    whole = loader_module.epoch_order
 
-    def recorded(*args: Any, **options: Any) -> np.ndarray:
-        if options["shuffle"] and args[0] == 12:  # a loader of another test may still shuffle ahead
-            shuffled.append((options["epoch"], threading.current_thread().name))
-        return whole(*args, **options)
+    def recorded(size: int, shuffle: Any, seed: int, epoch: int, sampler: Any) -> Any:
+        if size == 12:  # a loader of another test may still shuffle ahead
+            shuffled.append((epoch, threading.current_thread().name))
+        return whole(size, shuffle, seed, epoch, sampler)
 
-    monkeypatch.setattr(loader_module, "epoch_indices", recorded)
+    monkeypatch.setattr(loader_module, "epoch_order", recorded)
     loader = Loader(arrays(12), first(2), global_batch_size=4)
-    next(loader.host_batches(0))  # as the check before a run
+    loader.smallest_batch()  # as the check before a run
     for epoch in range(2):
         assert len(ours(loader.epoch(epoch))) == 3
-    loader._shuffler.shutdown()
-    assert shuffled == [(epoch, "shuffle_0") for epoch in range(3)]
-    loader.indices(7)
-    assert shuffled[-1] == (7, "MainThread")
+    assert all(order.result() is not None for order in loader._orders.values())
+    assert shuffled == [(epoch, "shuffle") for epoch in range(3)]
 
 
 def test_the_last_seed_of_torch_has_an_epoch() -> None:

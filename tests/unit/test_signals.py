@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxddp.signals import needing_no_reader
+from jaxddp.signals import Interruption, needing_no_reader
+from tests.support.waiting import wait_for
 
 LAST_WORDS = """
 import sys
@@ -91,3 +92,23 @@ def test_a_second_signal_ends_a_run_whose_messages_find_no_room(full_pipe: int) 
             assert process.wait(20) == 128 + signal.SIGTERM
         finally:
             process.kill()
+
+
+@pytest.mark.parametrize("comes_before", [False, True])
+def test_a_signal_that_comes_after_the_others_have_stopped_this_process_is_ignored_once(comes_before: bool) -> None:
+    """As torchrun signals one process after the other, while they stop together within milliseconds."""
+    received: list[int] = []
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: received.append(number))
+    try:
+        with pytest.raises(SystemExit), Interruption("runs/a", quiet=True) as interruption:
+            interruption.listen()
+            if comes_before:
+                signal.raise_signal(signal.SIGUSR1)
+                wait_for(lambda: interruption.signal)
+            interruption.stop(signal.SIGUSR1, step=3)
+        signal.raise_signal(signal.SIGUSR1)
+        assert len(received) == comes_before
+        signal.raise_signal(signal.SIGUSR1)
+        assert len(received) == 1 + comes_before
+    finally:
+        signal.signal(signal.SIGUSR1, before)

@@ -3,13 +3,13 @@
 from typing import Any, NamedTuple
 
 from jaxddp.config import TrainConfig
-from jaxddp.config.choices import MODELS, OPTIMIZERS
+from jaxddp.config.choices import BASIC_OPTIMIZERS, BELONGS_TO, MODELS, OPTIMIZERS
 from jaxddp.parity.cases.case import Case
 
 STEPS = 10
 HIDDEN_SIZES = {"linear": None, "mlp": (8, 6), "char_mlp": (16,), "convnet": (3, 4)}
 # Small models with every kind of layer. No default learning rate or weight decay, so that a mistake in them shows.
-LR = {"sgd": 0.05, "adagrad": 0.05}
+LR = {"sgd": 0.05, "adagrad": 0.05, "asgd": 0.05, "adadelta": 1.0}
 
 
 class Named(NamedTuple):
@@ -49,20 +49,24 @@ def make_case(model: str, optimizer: str = "sgd", world_size: int = 2, steps: in
         "global_batch_size": 32,
         "dtype": "float64",
         "lr": LR.get(optimizer, 0.003),
-        "weight_decay": 0.02,
+        "weight_decay": 0.02 if optimizer in BELONGS_TO["optimizer"]["weight_decay"] else None,
     }
     config = TrainConfig(model=model, optimizer=optimizer, **(defaults | options))
     return Case(config, world_size, steps, ignored_labels)
 
 
 def builtin_cases(world_size: int = 2, steps: int = STEPS) -> list[Named]:
-    """Return every model with every optimizer, and every feature once.
+    """Return every model with the basic optimizers, the MLP with every optimizer, and every feature once.
 
     >>> [named.name for named in builtin_cases()][:2]
     ['linear sgd x2', 'linear adam x2']
     """
     everything: dict[str, Any] = {"accumulation_steps": 2, "clip_grad_norm": 0.5, "loss_normalization": "global"}
-    pairs = [Named("", make_case(model, optimizer, world_size, steps)) for model in MODELS for optimizer in OPTIMIZERS]
+    pairs = [
+        Named("", make_case(model, optimizer, world_size, steps))
+        for model in MODELS
+        for optimizer in (OPTIMIZERS if model == "mlp" else BASIC_OPTIMIZERS)
+    ]
 
     def feature(name: str, model: str, optimizer: str, size: int = world_size, **options: Any) -> Named:
         return Named(name, make_case(model, optimizer, size, steps, **options))

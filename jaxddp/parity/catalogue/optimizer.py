@@ -179,4 +179,23 @@ FAULTS: dict[str, Fault] = {
         "give torch's values, in the form of optax.adam(lr, b1=0.9, b2=0.98) or optax.sgd(lr, momentum=0.9)",
         fix_of=_as_torchs("use torch's values", "b1", "b2", "betas", "momentum"),
     ),
+    "state_reset": Fault(
+        "the optimizer's state is lost again and again, as at the end of each epoch",
+        "make the optimizer's state once, opt_state = optimizer.init(params), before the loop over epochs",
+    ),
+    "rate_of_some": Fault(
+        "some tensors have another learning rate, or are frozen",
+        "give all tensors the reference's rate: one transformation for all, or the same rate for each label of "
+        "optax.partition",
+    ),
+    "optax_rule": Fault(
+        "Optax's optimizer follows another rule than torch's of the same name",
+        "use jaxddp's optimizer of that name, which follows torch's rule",
+        fix_of=_as_torchs("use torch's rule"),
+    ),
+    "optimizer_option": Fault(
+        "an option of the optimizer differs",
+        "give the optimizer the reference's value",
+        fix_of=_as_torchs("give the optimizer the reference's options"),
+    ),
 }

@@ -16,6 +16,12 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "jaxddp.optim.rmsprop": {"alpha": 0.99, "eps": 1e-8, "momentum": 0, "centered": False},
     "jaxddp.optim.adagrad": {"lr_decay": 0, "eps": 1e-10, "initial_accumulator_value": 0},
 }
+# Of the same names and options in torch and in jaxddp, and not in Optax.
+OTHERS = ("NAdam", "RAdam", "Adamax", "Adadelta", "Rprop", "ASGD", "Adafactor", "Muon")
+# Keys of a group that are no options of its optimizer, or are written apart.
+NOT_OF_THE_KIND = frozenset(
+    "params names optimizer kind lr initial_lr weight_decay foreach capturable differentiable fused".split()  # noqa: SIM905
+)
 
 
 @dataclass(frozen=True)
@@ -55,7 +61,9 @@ class TorchOptimizer:
         'optax.adamw(lr, b2=0.98, eps=1e-6, weight_decay=0.01)'
         >>> TorchOptimizer("RMSprop", [{"alpha": 0.99, "momentum": 0}]).in_jax("eps")
         'optax.rmsprop(lr, decay=0.99, eps=1e-8, eps_in_sqrt=False)'
-        >>> TorchOptimizer("NAdam", [{}]).in_jax()
+        >>> TorchOptimizer("Adadelta", [{"rho": 0.9, "eps": 1e-6, "foreach": None}]).in_jax()
+        'jaxddp.optim.adadelta(lr, rho=0.9, eps=1e-6)'
+        >>> TorchOptimizer("LBFGS", [{}]).in_jax()
         ''
         """
         if not self.groups or self._shared("maximize") or (made := self._function()) is None:
@@ -64,7 +72,7 @@ class TorchOptimizer:
         if len(none) > 1 or any(none) or any(value is None for value in made[1].values()):
             return ""
         function, options = made
-        defaults = DEFAULTS[function]
+        defaults = DEFAULTS.get(function, {})
         options = {
             name: x for name, x in options.items() if name in shown or name not in defaults or x != defaults[name]
         }
@@ -110,6 +118,9 @@ class TorchOptimizer:
                 "jaxddp.optim.adagrad",
                 {name: shared(name, DEFAULTS["jaxddp.optim.adagrad"][name]) for name in names},
             )
+        elif self.kind in OTHERS:
+            given = {name: shared(name) for name in self.groups[0] if name not in NOT_OF_THE_KIND}
+            made = f"jaxddp.optim.{self.kind.lower()}", {name: x for name, x in given.items() if x is not False}
         else:
             return None
         return made

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
@@ -102,7 +103,7 @@ def _of_stage(record: Record, stage: str) -> list[tuple[str, np.ndarray]]:
 
 def _compared_states(tensors: list[tuple[str, np.ndarray]]) -> Iterator[tuple[str, np.ndarray]]:
     """Yield the states that both optimizers have, named after their parameters."""
-    known = {*STATES, *STATES.values(), *MOMENTUM, "momentum_buffer"}
+    known = {*STATES, *chain(*STATES.values()), *MOMENTUM, "momentum_buffer"}
     for key, x in tensors:
         kind, _, name = key.partition(":")
         if kind in known and name:

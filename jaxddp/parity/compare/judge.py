@@ -36,7 +36,11 @@ ALLOWED = {
 OWN_LOSS, OWN_LOCAL = "own_local_loss", "own_local_gradients"
 EPSILON = float(np.finfo(np.float64).eps)
 # Names of optimizer states and hyperparameters in torch and in optax; compared where both sides have them.
-STATES = {"exp_avg": "mu", "exp_avg_sq": "nu", "square_avg": "nu", "grad_avg": "mu", "sum": "sum_of_squares"}
+STATES = {
+    **{"exp_avg": ("mu",), "exp_avg_sq": ("nu",), "exp_inf": ("nu",), "square_avg": ("nu", "e_g")},
+    **{"grad_avg": ("mu",), "sum": ("sum_of_squares",), "acc_delta": ("e_x",), "ax": ("average",)},
+    **{"prev": ("previous",), "step_size": ("sizes",)},
+}
 MOMENTUM = ("buffer", "trace")  # torch's momentum_buffer; optax stores it in the same units for SGD only
 RATES = {"learning_rate": "lr", "eps": "eps", "weight_decay": "weight_decay", "momentum": "momentum"}
 
@@ -173,9 +177,12 @@ def _stages(
     gradients = jax.get("gradients", mean)
     if "gradients" in jax:
         yield "gradients", _against(gradients, torch["gradients"]), _against(gradients, mean)
-    if shows_clipping(jax, facts) and (facts.custom_step or facts.clip_grad_norm is not None):
+    clips = facts.clip_grad_norm is not None or facts.clip_grad_value is not None
+    if shows_clipping(jax, facts) and (facts.custom_step or clips):
         norm = full_norm(jax, "gradients") if "gradients" in jax else stage_norm(mean)
         right = gradients if facts.clip_grad_norm is None else clip(gradients, facts.clip_grad_norm, norm=norm)
+        if (most := facts.clip_grad_value) is not None:
+            right = {name: np.clip(value, -most, most) for name, value in gradients.items()}
         clipped = jax["clipped_gradients"]
         yield "clipped_gradients", _against(clipped, torch["clipped_gradients"]), _against(clipped, right)
     update = _against(jax["update"], {name: shares.get(name, 1.0) * x for name, x in torch["update"].items()})
@@ -292,7 +299,7 @@ def _optimizer_state(torch: Record, jax: Record, optimizer: str) -> dict[str, fl
     """Compute the residuals of the states that both optimizers have, in the same units."""
     state_residuals: dict[str, float] = {}
     for kind in sorted({key.partition(":")[0] for key in torch["optimizer_state"]}):
-        names = (STATES[kind],) if kind in STATES else MOMENTUM if optimizer == "SGD" else ()
+        names = STATES.get(kind, MOMENTUM if optimizer == "SGD" else ())
         of_torch = {key: x for key, x in torch["optimizer_state"].items() if key.startswith(kind + ":")}
         for name in names:
             of_jax = {key: jax["optimizer_state"].get(key.replace(kind, name, 1)) for key in of_torch}

@@ -12,8 +12,10 @@ from tyro.conf import Positional, arg
 from jaxddp import cli
 from jaxddp.errors import InputError, check_name
 from jaxddp.files import check_file
+from jaxddp.flags import parse_known, parse_plain
 from jaxddp.parity.convert.weight_files import FRAMEWORKS, ModelPair, read, write
 from jaxddp.parity.port import errors_located, load_port
+from jaxddp.parity.port.loading import check_flags_of_port
 
 PROG = "python -m jaxddp.parity.convert"
 
@@ -27,7 +29,8 @@ class ConvertOptions:
     """
 
     port: Annotated[Positional[Path], arg(metavar="PORT.py")]
-    """Port file with torch_model, flax_model and, where they differ, names; its code is run."""
+    """Port or run file with torch_model, flax_model and, where they differ, names; its code is run. Options of a run
+    file may follow as flags: --layers 12."""
     weights: Annotated[Positional[Path], arg(metavar="WEIGHTS.safetensors")]
     """File to convert."""
     out: Annotated[Positional[Path], arg(metavar="OUT.safetensors")]
@@ -40,14 +43,17 @@ class ConvertOptions:
     """Print one line in all instead of one per tensor."""
 
 
-def convert(options: ConvertOptions) -> None:
+def convert(options: ConvertOptions, flags: Sequence[str] = ()) -> None:
     """Convert the file and print which array became which.
+
+    Args:
+        flags: those of a run file's options.
 
     Raises:
         InputError: the port or the file cannot be used, or they do not match; nothing is written then.
     """
     _check_flags(options)
-    port = load_port(options.port)
+    port = load_port(options.port, flags=flags)
     with errors_located(options.port):
         twins = ModelPair.of_port(port)
     weights = read(options.weights)
@@ -78,7 +84,11 @@ def main(argv: Sequence[str]) -> None:
     jax.config.update("jax_platforms", "cpu")  # only names and shapes are needed, so leave the GPUs free
     show_traceback = "--traceback" in argv
     with cli.one_line_errors(show_traceback):
-        convert(cli.parse_plain(ConvertOptions, [word for word in argv if word != "--traceback"], PROG))
+        words = [word for word in argv if word != "--traceback"]
+        options, flags = parse_known(ConvertOptions, words, PROG)
+        if flags:
+            check_flags_of_port(str(options.port), flags, lambda: parse_plain(ConvertOptions, words, PROG))
+        convert(options, flags)
 
 
 if __name__ == "__main__":

@@ -29,11 +29,12 @@ class NamesError(InputError):
 
     Attributes:
         says: the message without the table.
+        unpaired: the arrays without a twin.
     """
 
     def __init__(self, models: Models, match: Match, names: Names):
         self._models, self._names = models, names
-        self._unpaired = Unpaired(
+        self.unpaired = Unpaired(
             list(match.unmapped), list(match.lacking), models.shapes, models.tensors, models.modules
         )
         lines = ([*match.unmapped.values()], [*match.lacking.values()])
@@ -50,13 +51,13 @@ class NamesError(InputError):
             jax_order, torch_order: layers in the order of their use; others come last.
             constants: torch tensors that need no twin.
         """
-        torch = [name for name in self._unpaired.torch if name not in constants]
-        ordered = replace(self._unpaired, torch=torch).with_projections().in_order(jax_order, torch_order)
+        torch = [name for name in self.unpaired.torch if name not in constants]
+        ordered = replace(self.unpaired, torch=torch).with_projections().in_order(jax_order, torch_order)
         return propose(ordered, self._models.tied, lambda lines: self._models.fits({**self._names, **lines}, constants))
 
     def lacking(self, constants: Collection[str]) -> list[str]:
         """Return those of these torch tensors that have no twin."""
-        return [name for name in self._unpaired.torch if name in constants]
+        return [name for name in self.unpaired.torch if name in constants]
 
 
 class Converter:

@@ -21,6 +21,7 @@ from jaxddp.parity.convert.layouts import (
     find_layouts,
     is_conventional,
     outputs_axis,
+    squeezed,
     transposition,
 )
 from jaxddp.parity.convert.outputs import Index, Target, index_of, outputs_of_each, rows_of_part, text_of
@@ -193,7 +194,7 @@ class Pieces:
         module = target.module if recurrent or target.name.endswith("weight") else None
         possible = find_layouts(module, leaf, torch, shape, as_gradient)
         shown = self._orders.setdefault((type(module), leaf), set())
-        if len(possible) == 1:
+        if len(possible) == 1 and len(squeezed(torch)) > 1:  # a matrix of one row or column fits both orders
             shown |= {possible[0].order}
         layouts = next((one for one in possible if {one.order} == shown), possible[0] if possible else None)
         order = ""

@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 
+from jaxddp.parity.operations import Lines
+
 SEPARATION = 100.0
 DIGITS, DENOMINATOR = 8, 10_000  # of numbers that a programmer writes, or makes from integers
 PLAIN = 1e-30, 1e12  # sizes of such numbers; the eps of Adafactor is 1e-30
@@ -63,11 +65,14 @@ class Ruling:
             cannot tell them apart, none where nothing explains the difference.
         runner_up: the nearest hypothesis with plain values that does not explain the difference; None: there is none.
         cut_short: whether the search's replays ran out before every hypothesis was tried.
+        lines: the user's lines of each fault of the first hypothesis that is named; without one, those where the two
+            programs part.
     """
 
     named: tuple[Hypothesis, ...]
     runner_up: Hypothesis | None
     cut_short: bool = False
+    lines: tuple[Lines, ...] = ()
 
 
 def decide(hypotheses: Iterable[Hypothesis], floor: float) -> Ruling:

@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 
 from jaxddp.parity.case_interface import LOCAL_STAGES
-from jaxddp.parity.catalogue import TorchOptimizer
+from jaxddp.parity.catalogue import TorchOptimizer, is_of_optimizer
 from jaxddp.parity.compare.examples import examples_in_words
 from jaxddp.parity.compare.judge import OWN_LOCAL, OWN_LOSS, Located
 from jaxddp.parity.compare.patterns import pattern
@@ -15,6 +15,7 @@ from jaxddp.parity.diagnosis.decide import Hypothesis, Ruling
 from jaxddp.parity.diagnosis.evidence import Evidence
 from jaxddp.parity.diagnosis.first_layer import first_layer
 from jaxddp.parity.diagnosis.forward.rank_job import ForwardDiagnosis
+from jaxddp.parity.diagnosis.forward.reading import Reading
 from jaxddp.parity.diagnosis.interruptible import InterruptibleSearches
 from jaxddp.parity.diagnosis.multi_loss import (
     differing_losses,
@@ -26,10 +27,14 @@ from jaxddp.parity.diagnosis.multi_loss import (
 from jaxddp.parity.diagnosis.optimizer.update import differing_update, explain_one_of, explain_update
 from jaxddp.parity.diagnosis.reduction.reduction_causes import SHOWN, ReductionRecipe, ReductionStep, explain_reduction
 from jaxddp.parity.diagnosis.samples import SampleEvidence, explain_samples
-from jaxddp.parity.findings import Cause, Difference
+from jaxddp.parity.findings import Cause, Difference, Problem, Quote
 from jaxddp.parity.jax_side.child import Micro
+from jaxddp.parity.jax_side.equations import ReadEquations
+from jaxddp.parity.jax_side.optimizer_line import JaxOptimizerLine
+from jaxddp.parity.operations import Lines
 from jaxddp.parity.progress import CAUSES
-from jaxddp.parity.records import KIND, NUMBER, Lazy, Records, Scratch, StoredRecord, Tensors
+from jaxddp.parity.records import KIND, NUMBER, Lazy, Records, Scratch, StoredRecord, Tensors, total_loss
+from jaxddp.parity.torch_side.optimizer_line import TorchOptimizerLine
 from jaxddp.parity.workers import Workers
 
 CUT_SHORT = "not all causes were tried"
@@ -86,12 +91,26 @@ def _explain_all(evidence: Evidence, searches: InterruptibleSearches, layers: bo
         of_model = [difference for difference in of_model if difference.cause or difference.stage != "buffers"]
     differences += of_model + of_step
     if "update" in first:
-        differences += _differences(evidence, "update", searches.run(lambda: explain_update(evidence)))
+        ruling = searches.run(lambda: explain_update(evidence))
+        differences += _differences(evidence, "update", _with_optimizer_lines(evidence, searches, ruling))
     elif "optimizer_state" in first:
         differences += _differences(evidence, "optimizer_state", None)
     if "hyperparameters" in first and not any(d.stage == "update" and d.cause for d in differences):
         differences += _differences(evidence, "hyperparameters", None)
     return differences
+
+
+def _with_optimizer_lines(evidence: Evidence, searches: InterruptibleSearches, ruling: Ruling | None) -> Ruling:
+    """Add the lines at which both sides make their optimizers to faults of the optimizer, and to no cause at all."""
+    ruling = ruling or Ruling((), None)
+    workers, unseen = searches.workers, list[Problem]()
+    of_torch = TorchOptimizerLine(evidence.case.torch_source)
+    jax = searches.run(lambda: workers.jax.do(JaxOptimizerLine(evidence.case)), unseen)
+    torch = searches.run(lambda: workers.torch.do(of_torch)[0], unseen)
+    lines = Lines(jax, torch)
+    if not ruling.named:
+        return replace(ruling, lines=(lines,))
+    return replace(ruling, lines=tuple(lines if is_of_optimizer(x) else Lines() for x in ruling.named[0].faults))
 
 
 def _of_multi_loss(evidence: Evidence, searches: InterruptibleSearches) -> Iterator[Difference]:
@@ -128,6 +147,7 @@ def _differences(
     nearest = ruling.runner_up if ruling is not None and not causes else None
     cut_short = CUT_SHORT if ruling is not None and ruling.cut_short else ""
     common = "" if causes else _pattern(evidence, stage)
+    part = ruling.lines[0] if ruling is not None and ruling.lines and not causes else Lines()
     for cause in causes or [None]:
         yield Difference(
             stage,
@@ -138,6 +158,8 @@ def _differences(
             cause=cause,
             nearest=None if nearest is None else (nearest.says, nearest.residual),
             detail=_joined(located.detail, common, cut_short),
+            jax=Quote.of(part.jax),
+            torch=Quote.of(part.torch),
         )
 
 
@@ -176,7 +198,8 @@ def _causes(ruling: Ruling, optimizer: TorchOptimizer) -> Iterator[Cause]:
         for parts in of_each:
             says.setdefault(*parts[position])
         first = ruling.named[0]
-        yield Cause.of(tuple(says), tuple(says.values()), first.residual, runner_up, optimizer, first.measured)
+        lines = ruling.lines[position] if position < len(ruling.lines) else Lines()
+        yield Cause.of(tuple(says), tuple(says.values()), first.residual, runner_up, optimizer, first.measured, lines)
 
 
 def _in_order(hypothesis: Hypothesis, faults: Sequence[str]) -> list[tuple[str, str]]:
@@ -209,13 +232,19 @@ def _explain_model(evidence: Evidence, searches: InterruptibleSearches, layers: 
         step = first[stage].step - 1
         found = searches.run(lambda: first_layer(evidence, searches.workers, step), problems=[])
         layer, equal, casts = found or (None, 0, "")
+    reading = None
+    if stages and (step := first[stage].step - 1) in steps:
+        rank = _worst_rank(evidence, step, compared)
+        read = ReadEquations(evidence.case, evidence.start, evidence.torch_folder, step, rank)
+        program = searches.run(lambda: searches.workers.jax.do(read), problems=[])
+        reading = Reading(program, step, rank) if program is not None else None
     of_model, of_buffers = None, None
     if steps and (stages or "buffers" in first):
         source, world_size = evidence.case.torch_source, evidence.case.world_size
         paths = evidence.start, evidence.torch_folder, evidence.jax_folder
         between = None if layer is None else (layer.before, layer.torch)
         job = ForwardDiagnosis(source, bool(stages), "buffers" in first, steps, *paths, world_size, compared, between)
-        job = replace(job, thrifty=evidence.is_large)
+        job = replace(job, thrifty=evidence.is_large, reading=reading)
         of_model, of_buffers = searches.run(lambda: searches.workers.torch.do(job)[0]) or (None, None)
     differences: list[Difference] = []
     if stages:
@@ -228,6 +257,12 @@ def _explain_model(evidence: Evidence, searches: InterruptibleSearches, layers: 
     if "buffers" in first and (not stages or (of_buffers is not None and of_buffers.named)):
         differences += _differences(evidence, "buffers", of_buffers)
     return differences
+
+
+def _worst_rank(evidence: Evidence, step: int, ranks: Sequence[int]) -> int:
+    """Return the replica whose loss differs most, among some."""
+    of_torch, of_jax = (total_loss(of_side[step]) for of_side in (evidence.torch, evidence.jax))
+    return max(ranks, key=lambda rank: abs(of_jax[rank] - of_torch[rank]))
 
 
 def _comparable(evidence: Evidence) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -19,6 +19,7 @@ from jaxddp.distributed.processes import joined
 from jaxddp.parity.case_interface import AnyCase, Trajectory
 from jaxddp.parity.jax_side.excerpt_program import FREE
 from jaxddp.parity.jax_side.micro_gradients import micro_records, program
+from jaxddp.parity.jax_side.optimizer_line import note_optimizers
 from jaxddp.parity.jax_side.program import forget_programs
 from jaxddp.parity.jax_side.recorded_runs import forced_records, free_records, starting_weights
 from jaxddp.parity.lazy_arrays import Arrays
@@ -173,6 +174,7 @@ def serve(devices: int, platform: str | None, cluster: Cluster | None, connectio
             if platform == "cpu" or (platform is None and devices > _gpus()):
                 jax.config.update("jax_platforms", "cpu")
             prepare(devices, platform, cluster)
+            note_optimizers()
             connection.send(("done", None))
         last = None
         while (job := connection.recv()) is not None:

@@ -210,7 +210,7 @@ def record_of(stages: Stages, side: JaxSide, batch: MicroBatches, excerpts_of: E
 
 
 def clips_not(step: Any) -> bool:
-    return isinstance(step, ReplicaStep) and step.clip_grad_norm is None
+    return isinstance(step, ReplicaStep) and step.clip_grad_norm is None and step.clip_grad_value is None
 
 
 def _samples(batch: MicroBatches, world_size: int) -> Tensors:

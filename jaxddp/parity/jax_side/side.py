@@ -21,6 +21,7 @@ from jaxddp.nn.functional import Functional, LocalLoss, cast
 from jaxddp.nn.losses import Batch, Losses, as_losses, cross_entropy
 from jaxddp.nn.model_tree import seeing
 from jaxddp.nn.plain import PlainFunctional
+from jaxddp.optim.groups import Grouped
 from jaxddp.parity.convert import Converter, under_all_names
 from jaxddp.parity.jax_side.custom_step import CustomStep, ModelTrees
 from jaxddp.parity.jax_side.multi_loss_step import MultiLossStep, multi_loss_step
@@ -74,7 +75,7 @@ def side_of_config(config: TrainConfig, dataset: Dataset, steps: int) -> JaxSide
     step = ReplicaStep(
         functional.local_loss(cross_entropy, train=True, masks=config.dropout_masks, amp=config.amp),
         optim.from_config(config, steps),
-        **options(config, model),
+        **options(config, functional),
     )
     like = cast(functional.params, config.dtype), cast(functional.buffers, config.dtype)
 
@@ -151,14 +152,22 @@ def _step_of_port(
     port: Port, model: Any, functional: AnyFunctional, local_loss: LocalLoss, steps: int
 ) -> ReplicaStep | CustomStep:
     config = port.optimizer_config
-    optimizer = transformation_of(port.flax_optimizer, model) if config is None else optim.from_config(config, steps)
+    if config is None:
+        optimizer = transformation_of(port.flax_optimizer, model)
+    else:
+        optimizer = optim.from_config(config, port.total_steps or steps)
+    groups: dict[str, Any] = {}
+    if isinstance(optimizer, Grouped):
+        optimizer, groups = optimizer.for_step(functional.params, ())
     # The port stands for a loop of jax.grad and optax, where parameters that the loss does not reach have gradient 0.
     step = ReplicaStep(
         local_loss,
         seeing(functional.param_tree, optimizer),
         loss_normalization=port.loss_normalization,
         clip_grad_norm=port.clip_grad_norm,
+        clip_grad_value=port.clip_grad_value,
         find_unused_parameters=None,
+        **groups,
     )
     trees = ModelTrees(functional.param_tree, functional.buffer_tree)
     return step if port.flax_step is None else CustomStep(step, port.flax_step, optimizer, trees)
@@ -231,6 +240,14 @@ def optimizer_tensors(opt_state: Any, params: Params, to_torch: Callable[[Mappin
         opt_state: state of any optax transformation, searched for dictionaries with parameters' names as keys.
         params: the parameters.
         to_torch: see `JaxSide`.
+
+    >>> import optax
+    >>> params = {"bias": jnp.zeros(2)}
+    >>> [*optimizer_tensors(optax.adam(0.1).init(params), params, dict)]
+    ['mu:bias', 'nu:bias']
+    >>> from jaxddp import optim  # whose state holds rows and columns in tuples
+    >>> optimizer_tensors(optim.adafactor(0.1).init({"kernel": jnp.zeros((2, 3))}), {"kernel": jnp.zeros((2, 3))}, dict)
+    {}
     """
 
     def per_parameter(node: Any) -> bool:
@@ -240,7 +257,7 @@ def optimizer_tensors(opt_state: Any, params: Params, to_torch: Callable[[Mappin
     for path, node in jax.tree_util.tree_flatten_with_path(opt_state, is_leaf=per_parameter)[0]:
         kind = getattr(path[-1], "name", "") if path else ""
         if kind and per_parameter(node):
-            arrays = {name: x for name, x in node.items() if np.shape(x) == params[name].shape}
+            arrays = {name: x for name, x in node.items() if getattr(x, "shape", None) == params[name].shape}
             kinds.setdefault(kind, {}).update(arrays)
     return {f"{kind}:{name}": x for kind, arrays in kinds.items() for name, x in to_torch(arrays).items()}
 

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 from jax import numpy as jnp
 
+from jaxddp.data.batches import are_equal
 from jaxddp.errors import InputError, listed
 from jaxddp.nn.any_model import AnyFunctional, functional_of
 from jaxddp.nn.losses import Batch
@@ -24,7 +25,6 @@ from jaxddp.parity.jax_side.layers import record_calls
 from jaxddp.parity.jax_side.multi_loss_step import losses_alone, multi_loss_step
 from jaxddp.parity.jax_side.names_trial import NamesTrial
 from jaxddp.parity.port import Names, Port, errors_located
-from jaxddp.parity.port.batches import are_equal
 from jaxddp.parity.port.draws import Draw
 from jaxddp.parity.processes import Tell
 from jaxddp.parity.torch_side.layers import LayerCalls

@@ -1,17 +1,35 @@
 """Load port files and check their fields."""
 
-import difflib
-from collections.abc import Collection
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from types import ModuleType
-from typing import Protocol
+from typing import Any, Protocol
 
+from jaxddp import cli
+from jaxddp.config import TrainerConfig
+from jaxddp.config.checks import flag, typed
+from jaxddp.config.optimization import Optimizer, Schedule
+from jaxddp.config.options import Communication, Parameters
 from jaxddp.errors import InputError
 from jaxddp.parity.port.port import Port
-from jaxddp.scripts import run_file
+from jaxddp.parity.port.run_batches import RunBatches
+from jaxddp.program import Program, bound, check_flags, config_class, default_config, load_program
+from jaxddp.program.program import OPTIMIZERS
 
-MIN_LENGTH, SIMILARITY = 8, 0.85  # least values at which a name counts as a misspelt field
+# Fields that are flags of the trainers too.
+OF_CONFIG = ("accumulation_steps", "clip_grad_norm", "clip_grad_value", "loss_normalization")
+# Flags of the trainers that a check takes ...
+CHECKED = {
+    *(f.name for group in (Optimizer, Schedule) for f in fields(group)),
+    *(*OF_CONFIG, "epochs", "global_batch_size", "shuffle", "drop_last", "drop_last_batch", "steps_per_epoch"),
+    *("data_workers", "verify_data"),
+}
+# ... and others that change the updates, or what is saved of them.
+UNCHECKED = (
+    *(f.name for group in (Parameters, Communication) for f in fields(group) if f.name != "weights"),
+    *("remat", "ema_decay", "swa_start", "join", "amp"),
+)
+BATCHES = {"batch", "torch_batch", "flax_batch"}
 
 
 class PortSource(Protocol):
@@ -31,9 +49,13 @@ class PortFile:
 
     Attributes:
         path: a Python file; see `jaxddp.parity.port`.
+        world_size: number of replicas, over which a run file's `train_data` are distributed.
+        flags: flags of a run file, see `load_port`.
     """
 
     path: str
+    world_size: int = 1
+    flags: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -42,33 +64,78 @@ class PortFile:
 
     def port(self) -> Port:
         """Load the file."""
-        return load_port(self.path)
+        return load_port(self.path, self.world_size, self.flags)
 
 
-def load_port(path: str | Path) -> Port:
-    """Run a port file (see `jaxddp.scripts.run_file`) and make a port of its top-level names.
+def config_of(program: Program, flags: Sequence[str]) -> TrainerConfig:
+    """Return the configuration that a program's file and flags give, of those that a check takes.
 
     Raises:
-        InputError: the file is missing, raises, lacks a field, or has a field of the wrong kind.
+        InputError: a flag is unknown, has a bad value, or has no effect in a check.
     """
-    path = Path(path)
-    module = run_file(path)
-    values = {f.name: getattr(module, f.name) for f in fields(Port) if hasattr(module, f.name)}
-    _check_spelling(path, module, values)
+    default = default_config(program, TrainerConfig)
+    if not flags:
+        return default
+    config = cli.parse_run(type(default), flags, program.name, default)
+    check_flags(program, config)
+    options = set() if program.options is None else {f.name for f in fields(program.options)}
+    for f in fields(config):
+        if (value := getattr(config, f.name)) != getattr(default, f.name) and f.name not in CHECKED | options:
+            raise InputError(f"{typed(f.name, value)}: has no effect in a check; leave it out")
+    return config
+
+
+def check_flags_of_port(path: str, flags: Sequence[str], refuse: Callable[[], Any]) -> None:
+    """Load a file and check the flags for it.
+
+    Args:
+        refuse: called to raise if a flag is none of the file's and none of the trainers', or if it is no flag.
+
+    Raises:
+        InputError: as `config_of`.
+    """
+    if not flags[0].startswith("-"):
+        refuse()
+    program = load_program(path)
+    known = {flag(f.name) for f in fields(config_class(program, TrainerConfig))}
+    if not {word.partition("=")[0].replace("--no-", "--") for word in flags if word.startswith("--")} <= known:
+        refuse()
+    config_of(program, flags)
+
+
+def load_port(path: str | Path, world_size: int = 1, flags: Sequence[str] = ()) -> Port:
+    """Load a port file or a run file (see `jaxddp.program`), and make a port of its names.
+
+    A run file's batches are those of both trainers.
+
+    Args:
+        world_size: number of replicas, over which a run file's `train_data` are distributed.
+        flags: those of the file's options and of the trainers, in place of the values that the file gives them.
+
+    Raises:
+        InputError: the file is missing, raises, lacks a field, or has a field of the wrong kind; or a flag is wrong.
+    """
+    program = load_program(path)
+    config = config_of(program, flags)
+    bound_program = program.bound(config)
+    values = {f.name: bound_program.values[f.name] for f in fields(Port) if f.name in program.values}
+    steps: dict[str, int] = {}
+    values |= {name: getattr(config, name) for name in OF_CONFIG}
+    left_out = [name for name in UNCHECKED if getattr(config, name) != getattr(TrainerConfig, name)]
+    left_out += ["schedule"] if config.schedule == "plateau" else []  # it waits for metrics
+    values["unchecked"] = tuple(typed(name, getattr(config, name)) for name in left_out)
+    if "optimizer" in program.defaults or (program.get("train_data") and not {*OPTIMIZERS} & program.values.keys()):
+        values["optimizer"] = config.with_scaled_lr(world_size)
+    if program.get("train_data") is not None and not BATCHES & program.values.keys():
+        batches = RunBatches(bound_program, config, world_size)
+        values |= {"torch_batch": batches.torch_batch, "flax_batch": batches.flax_batch}
+        per_epoch = batches.steps_per_epoch
+        steps = {"steps_per_epoch": per_epoch, "total_steps": config.total_steps(per_epoch)}
+    values = steps | values
     required = [f.name for f in fields(Port) if f.default is MISSING and f.default_factory is MISSING]
     if missing := [name for name in required if name not in values]:
         raise InputError(f"{path}: has no {', '.join(missing)}")
     try:
-        return Port(**values)
+        return Port(**{name: bound(value, train=True, **steps) for name, value in values.items()})
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
-
-
-def _check_spelling(path: Path, module: ModuleType, given: Collection[str]) -> None:
-    """Raise if a name is almost that of a field, because the field would silently keep its default."""
-    absent = [f.name for f in fields(Port) if f.name not in given and len(f.name) >= MIN_LENGTH]
-    for name in vars(module):
-        near = difflib.get_close_matches(name, absent, n=1, cutoff=SIMILARITY)
-        imported = getattr(getattr(module, name), "__module__", module.__name__) != module.__name__
-        if near and name not in given and not name.startswith("_") and not imported:
-            raise InputError(f"{path}: {name}: not a field of a port; did you mean {near[0]}?")

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from jaxddp.config import TrainConfig
+from jaxddp.config import TrainerConfig
 from jaxddp.config.choices import LOSS_NORMALIZATIONS, OPTIMIZERS
 from jaxddp.config.ranges import check_range
+from jaxddp.data.batches import of_batches, to_arrays
 from jaxddp.errors import InputError, check_name
-from jaxddp.parity.port.batches import of_batches, to_arrays
 from jaxddp.parity.port.rules import Names, check_names
 
 if TYPE_CHECKING:
@@ -29,16 +29,19 @@ class Facts:
 
     Attributes:
         clip_grad_norm: largest norm after clipping on torch's side.
+        clip_grad_value: largest absolute value after clipping.
         custom_step, custom_start: whether the port has a `flax_step` besides its losses, and a `flax_start`.
         multi_loss: the port has a `torch_step` and a `flax_step`.
         clips_inside: the optax chain does the clipping.
         casts: dtypes that torch's loss casts to.
         moves_weights: torch's loss, or a `torch_step`, changes parameters of a large model in place.
         no_twin: constants that are not compared.
+        unchecked: flags that a run file sets, and that the check leaves out.
     """
 
     accumulation_steps: int = 1
     clip_grad_norm: float | None = None
+    clip_grad_value: float | None = None
     loss_normalization: str = "ddp"
     steps_per_epoch: int | None = None
     restore_at: int | None = None
@@ -49,6 +52,7 @@ class Facts:
     casts: tuple[str, ...] = ()
     moves_weights: bool = False
     no_twin: tuple[str, ...] = ()
+    unchecked: tuple[str, ...] = ()
 
 
 def _absent(*_: Any) -> Any:
@@ -68,10 +72,10 @@ class Port:
             or a pair (one value per element, their weights), or (mean, anything), whose mean counts.
         flax_loss: (model, batch of arrays) -> the same; or (params, state, batch) -> (the same, new state).
         batch: (step, rank) -> one replica's examples of one optimizer step, arrays by name, for both frameworks; see
-            `jaxddp.parity.port.batches.to_arrays`.
+            `jaxddp.data.batches.to_arrays`.
         torch_batch, flax_batch: replace `batch` if each framework has its own loader; examples are matched by their
             values, or by an entry "ids" if both have one.
-        optimizer: for both sides, a name in `jaxddp.config.choices.OPTIMIZERS`, or a `TrainConfig` with options and
+        optimizer: for both sides, a name in `jaxddp.config.choices.OPTIMIZERS`, or a `TrainerConfig` with options and
             a schedule; None: each side has its own.
         torch_step: (module, optimizers, batch of tensors) -> the loss, or losses by name, after taking one step; for
             a program with several losses or optimizers. It needs `configure_optimizers`, which returns the optimizers
@@ -84,11 +88,13 @@ class Port:
         flax_optimizer: an optax transformation or an nnx.Optimizer, or model -> one of them.
         accumulation_steps: number of micro-batches into which each batch is cut along the first axis.
         clip_grad_norm: largest global norm of the averaged gradient, on both sides; None: no clipping.
+        clip_grad_value: largest absolute value of its elements, likewise.
         torch_clip_grad_norm: the same on torch's side only, for an optax chain that clips.
         loss_normalization: "ddp", the mean of the replicas' means, or "global": the sum of all weighted losses over
             the sum of all weights.
         find_unused_parameters: DDP's option for losses that do not reach every parameter.
         steps_per_epoch: optimizer steps per epoch, needed to name a sampler's faults.
+        total_steps: optimizer steps over which the schedule of `optimizer` runs; None: those of the check.
         flax_step: replica step that replaces jaxddp's: (loss, optimizer, state, batch) -> (state, stages).
             `loss(params, buffers, batch)` is flax_loss as (mean, new buffers); `state` is a
             `jaxddp.state.TrainState` of the model's trees; the axis is called "replica"; with accumulation_steps
@@ -101,6 +107,7 @@ class Port:
         names: jax prefixes to torch prefixes, where the two differ, or to rules; see `jaxddp.parity.port.rules`.
         transpose_kernel: see `jaxddp.parity.convert.Converter`.
         no_twin: names of constants, such as causal masks, that one of the two models holds as a buffer.
+        unchecked: flags for the trainers that the check leaves out, which the report names; set for a run file.
 
     Raises:
         InputError: a field has the wrong kind or value, or contradicts another.
@@ -113,7 +120,7 @@ class Port:
     batch: Callable[[int, int], Arrays] | None = None
     torch_batch: Callable[[int, int], Arrays] | None = None
     flax_batch: Callable[[int, int], Arrays] | None = None
-    optimizer: str | TrainConfig | None = None
+    optimizer: str | TrainerConfig | None = None
     torch_step: Callable[["torch.nn.Module", Any, Mapping[str, "torch.Tensor"]], Any] | None = None
     torch_optimizer: Callable[[Iterable[Any]], "torch.optim.Optimizer"] | None = None
     torch_scheduler: Callable[["torch.optim.Optimizer"], Any] | None = None
@@ -121,10 +128,12 @@ class Port:
     flax_optimizer: "optax.GradientTransformation | Any" = None
     accumulation_steps: int = 1
     clip_grad_norm: float | None = None
+    clip_grad_value: float | None = None
     torch_clip_grad_norm: float | None = None
     loss_normalization: str = "ddp"
     find_unused_parameters: bool = False
     steps_per_epoch: int | None = None
+    total_steps: int | None = None
     flax_step: Callable[[Any, Any, Any, Mapping[str, Any]], tuple[Any, Mapping[str, Any]]] | None = None
     flax_start: Callable[[Mapping[str, Any], int], Mapping[str, Any]] | None = None
     flax_restore: Callable[[Any], Any] | None = None
@@ -132,6 +141,7 @@ class Port:
     names: Names = field(default_factory=dict)
     transpose_kernel: Collection[str] = ()
     no_twin: Collection[str] = ()
+    unchecked: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self._check_functions()
@@ -141,6 +151,8 @@ class Port:
             object.__setattr__(self, name, of_batches(getattr(self, name)))
         if isinstance(self.optimizer, str):
             check_name("optimizer", self.optimizer, OPTIMIZERS)
+        if isinstance(self.optimizer, TrainerConfig):
+            self.optimizer.check_used(baseline=type(self.optimizer)())
         if None not in (self.torch_optimizer, self.configure_optimizers):
             raise InputError("configure_optimizers: must not be given with torch_optimizer, which it replaces")
         pair = (self.torch_optimizer or self.configure_optimizers, self.flax_optimizer)
@@ -150,6 +162,9 @@ class Port:
             raise InputError("torch_scheduler: needs torch_optimizer; the others have their own schedule")
         check_range("accumulation_steps", self.accumulation_steps)
         check_range("clip_grad_norm", self.clip_grad_norm)
+        check_range("clip_grad_value", self.clip_grad_value)
+        if None not in (self.clip_grad_norm or self.torch_clip_grad_norm, self.clip_grad_value):
+            raise InputError("clip_grad_value: must not be given with a norm to clip to")
         check_range("clip_grad_norm", self.torch_clip_grad_norm, f"torch_clip_grad_norm {self.torch_clip_grad_norm}")
         if None not in (self.clip_grad_norm, self.torch_clip_grad_norm):
             raise InputError("torch_clip_grad_norm: must not be given with clip_grad_norm, which clips on both sides")
@@ -165,8 +180,9 @@ class Port:
             if missing := sorted({"torch_loss", "flax_loss"}.difference(given)):
                 raise InputError(f"has no {', '.join(missing)}")
             return
-        done = {"clip_grad_norm": None, "accumulation_steps": 1, "loss_normalization": "ddp", "flax_start": None}
-        done |= {"flax_restore": None, "find_unused_parameters": False, "optimizer": None, "torch_optimizer": None}
+        done: dict[str, Any] = {"clip_grad_norm": None, "clip_grad_value": None, "accumulation_steps": 1}
+        done |= {"loss_normalization": "ddp", "flax_start": None, "flax_restore": None, "optimizer": None}
+        done |= {"find_unused_parameters": False, "torch_optimizer": None}
         given += [name for name, default in done.items() if getattr(self, name) != default]
         if given:
             raise InputError(f"{given[0]}: must not be given with torch_step and flax_step, which do it themselves")
@@ -198,6 +214,7 @@ class Port:
         inside = self.torch_clip_grad_norm is not None
         return Facts(
             accumulation_steps=self.accumulation_steps,
+            clip_grad_value=self.clip_grad_value,
             clip_grad_norm=self.torch_clip_grad_norm if inside else self.clip_grad_norm,
             loss_normalization=self.loss_normalization,
             steps_per_epoch=self.steps_per_epoch,
@@ -207,12 +224,13 @@ class Port:
             custom_start=self.flax_start is not None,
             clips_inside=inside,
             no_twin=tuple(self.no_twin),
+            unchecked=self.unchecked,
         )
 
     @property
-    def optimizer_config(self) -> TrainConfig | None:
+    def optimizer_config(self) -> TrainerConfig | None:
         """Optimizer of both sides, with its options and schedule; None if each side has its own."""
-        return TrainConfig(optimizer=self.optimizer) if isinstance(self.optimizer, str) else self.optimizer
+        return TrainerConfig(optimizer=self.optimizer) if isinstance(self.optimizer, str) else self.optimizer
 
     def first_batch(self, side: Side) -> dict[str, np.ndarray]:
         """Return the first micro-batch of rank 0; see `micro_batches`."""

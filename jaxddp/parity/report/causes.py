@@ -3,8 +3,8 @@
 import math
 from collections.abc import Sequence
 
-from jaxddp.parity.catalogue import FAULTS, Fault
-from jaxddp.parity.findings import Cause, Difference, Layer
+from jaxddp.parity.catalogue import EDITS, FAULTS, Fault
+from jaxddp.parity.findings import Cause, Difference, Layer, Quote
 from jaxddp.parity.report import words
 from jaxddp.parity.report.markup import Html, join, tag, with_code
 from jaxddp.parity.report.tables import scroll_box
@@ -24,6 +24,7 @@ def difference_card(group: Sequence[Difference]) -> Html:
         tag("h2", with_code(words.where(first))),
         tag("p", "; ".join(filter(None, [residual, first.detail])), class_="note"),
         _causes(first, [one.cause for one in group if one.cause]) if first.cause else unexplained,
+        "" if first.cause else _quotes(first),
         _layer(first, first.layer) if first.layer else "",
         class_=f"card {'numeric' if first.kind == 'numeric' else 'different'}",
     )
@@ -40,14 +41,30 @@ def _cause(cause: Cause, lead: str) -> Html:
     items = [
         tag(
             "li",
-            tag("p", lead, with_code(says), " ", _name(name), class_="says"),
+            tag("p", lead, with_code(words.said(cause, says)), " ", _name(name), class_="says"),
             [tag("p", with_code(fault.title), class_="known") for fault in _faults(name)],
             tag("p", tag("b", "Fix: "), with_code(fix), class_="fix"),
         )
         for lead, name, says, fix in zip(leads, cause.names, cause.says, cause.fixes, strict=True)
     ]
     several = tag("p", "This run cannot tell these causes apart; each explains the whole difference.")
-    return join(several if len(cause.names) > 1 else "", tag("ul", items, class_="causes"))
+    listed = tag("ul", items, class_="causes")
+    return join(several if len(cause.names) > 1 else "", listed, _quotes(cause))
+
+
+def _quotes(found: Cause | Difference) -> Html:
+    """Render the lines of both sides with the lines around them, numbered, the line itself marked."""
+    sides = [(side, quote) for side, quote in (("jax", found.jax), ("torch", found.torch)) if quote is not None]
+    return join(*(_quote(side, quote) for side, quote in sides))
+
+
+def _quote(side: str, quote: Quote) -> Html:
+    numbered = [
+        tag("mark" if number == quote.line else "span", f"{number:>5}  {text}")
+        for number, text in enumerate(quote.text, quote.first)
+    ]
+    lines = [part for line in numbered for part in (line, "\n")]
+    return tag("figure", tag("figcaption", f"{side}: ", tag("code", quote.place)), tag("pre", *lines), class_="quote")
 
 
 def _name(name: str) -> Html:
@@ -60,7 +77,8 @@ def _name(name: str) -> Html:
 
 def _faults(name: str) -> list[Fault]:
     """Return the entries of the catalogue for a fault, or for each of a pair ("a + b")."""
-    return [FAULTS[part] for part in name.split(PAIR) if part in FAULTS]
+    rows = FAULTS | EDITS
+    return [rows[part] for part in name.split(PAIR) if part in rows]
 
 
 def _address(thread: str) -> str:
@@ -105,8 +123,10 @@ def _bar(value: float, beyond: bool) -> Html:
 
 
 def _unexplained(difference: Difference) -> Html:
+    if difference.needs:
+        return tag("p", f"The cause was not sought: it needs {difference.needs}.")
     text = (
-        "Unexplained: no fault of the catalogue, planted in the reference, reproduces what jax does. "
+        "Unexplained: no fault that was tried, planted in the reference, reproduces what jax does. "
         f"Look at the {words.STAGE_NAMES[difference.stage]} of step {difference.step}"
     )
     tensor = [", in ", tag("code", difference.tensor)] if difference.tensor else []

@@ -136,7 +136,8 @@ def _verdict_lines(findings: Findings) -> Iterator[str]:
     for group in groups[:MOST_DIFFERENCES]:
         yield from _difference_lines(group)
     for difference in itertools.chain(*groups[MOST_DIFFERENCES:]):
-        why = "; or ".join(difference.cause.says) if difference.cause else "unexplained"
+        unexplained = "the cause was not sought" if difference.needs else "unexplained"
+        why = "; or ".join(difference.cause.says) if difference.cause else unexplained
         yield f"different: {words.where(difference)}: {why}"
     if findings.ended and findings.differences:
         yield f"incomplete: {words.ended(findings)}"
@@ -166,7 +167,10 @@ def _difference_lines(group: list[Difference]) -> Iterator[str]:
     for position, cause in enumerate(causes):
         yield from _cause_lines(cause, "  and    " if position else "  cause  ")
     if causes or not first.not_finite:
-        yield f"  proof  {words.evidence(first, causes)}" if causes else "  cause  unexplained by any known fault"
+        unexplained = f"not sought: it needs {first.needs}" if first.needs else "unexplained"
+        yield f"  proof  {words.evidence(first, causes)}" if causes else f"  cause  {unexplained}"
+    if not causes:
+        yield from _quotes(first, "  parts  ")
     if first.layer is not None:
         layer = first.layer
         jax, torch = words.apart(*layer.values)
@@ -177,8 +181,16 @@ def _difference_lines(group: list[Difference]) -> Iterator[str]:
 
 def _cause_lines(cause: Cause, label: str) -> Iterator[str]:
     for index, (name, says, fix) in enumerate(zip(cause.names, cause.says, cause.fixes, strict=True)):
-        yield f"{'  or     ' if index else label}{says}  [{name}]"
+        yield f"{'  or     ' if index else label}{words.said(cause, says)}  [{name}]"
         yield f"  fix    {fix}"
+    yield from _quotes(cause, "  lines  ")
+
+
+def _quotes(found: Cause | Difference, label: str) -> Iterator[str]:
+    """Yield the lines of both sides, as they stand in the user's files."""
+    quotes = [(side, quote) for side, quote in (("jax", found.jax), ("torch", found.torch)) if quote is not None]
+    for index, (side, quote) in enumerate(quotes):
+        yield f"{' ' * len(label) if index else label}{side}, {quote.place}: {quote.itself}"
 
 
 def _numerics_line(findings: Findings) -> str:

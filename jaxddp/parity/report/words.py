@@ -180,6 +180,8 @@ def _why(difference: Difference) -> str:
     cause, layer = difference.cause, difference.layer
     if difference.not_finite:
         return f"; {difference.detail}." if difference.detail else "."
+    if cause is None and difference.needs:
+        return f"; its cause needs {difference.needs}."
     if cause is None:
         diverges = f" The forward pass diverges at {layer_name(layer.torch)}." if layer else ""
         return f"; no known fault explains it.{diverges}"
@@ -228,6 +230,23 @@ def ended(findings: Findings) -> str:
     'Ended early by Ctrl-C, after 14 s; not done: float32.'
     """
     return f"Ended early by {findings.ended}, after {findings.seconds:.0f} s; not done: {'; '.join(findings.untried)}."
+
+
+def said(cause: Cause, says: str) -> str:
+    """Return what the cause says, with the lines of both sides.
+
+    >>> from jaxddp.parity.findings import Quote
+    >>> cause = Cause(("number",), (), (), 0.0, jax=Quote("model_jax.py", 34), torch=Quote("model.py", 21))
+    >>> said(cause, "leaky_relu's negative_slope 0.2, the reference has 0.01")
+    "leaky_relu's negative_slope 0.2 at model_jax.py:34, the reference has 0.01 at model.py:21"
+    >>> said(cause, "GELU by tanh")
+    'GELU by tanh at model_jax.py:34; the reference: model.py:21'
+    """
+    jax, torch = (f" at {quote.place}" if quote else "" for quote in (cause.jax, cause.torch))
+    begin, has, end = says.partition(", the reference has ")
+    if has:
+        return f"{begin}{jax}{has}{end}{torch}"
+    return f"{says}{jax}{f'; the reference: {cause.torch.place}' if cause.torch else ''}"
 
 
 def evidence(difference: Difference, causes: Sequence[Cause]) -> str:

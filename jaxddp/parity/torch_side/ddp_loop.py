@@ -3,31 +3,19 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from jaxddp.parity.lazy_arrays import Arrays
 from jaxddp.parity.processes import Tell
 from jaxddp.parity.records import Record
-from jaxddp.parity.torch_side.recorder import Recorder, WatchedOptimizer, is_large, recording_hook
+from jaxddp.parity.torch_side.recorder import RankRecorder, WatchedOptimizer, is_large, recording_hook
 from jaxddp.parity.torch_side.shared import SharedParameters, may_share
 from jaxddp.parity.torch_side.side import TorchSide
-from torch_ref.data_parallel import buffers_option
+from torch_ref.data_parallel import WithLoss, buffers_option, loss_within
 from torch_ref.distributed import World
-from torch_ref.losses import Batch, LossFunction, Sums
+from torch_ref.losses import Batch
 from torch_ref.state import averaged_model
 from torch_ref.step import train_step
-
-
-class _WithLoss(nn.Module):
-    """A module whose forward pass is its loss, so that the loss may call any method of the module within DDP."""
-
-    def __init__(self, model: nn.Module, loss_fn: LossFunction):
-        super().__init__()
-        self.model, self._loss_fn = model, loss_fn
-
-    def forward(self, batch: Batch) -> Sums:
-        return self._loss_fn(self.model, batch)
 
 
 class DdpLoop:
@@ -36,7 +24,7 @@ class DdpLoop:
     Args:
         side: model, loss and options of the loop.
         world: the ranks that take part.
-        keeps_full: see `Recorder`.
+        keeps_full: see `RankRecorder`.
         tell: reports to the parent what the rank is doing.
         folder: existing folder for a large model's files; None: each rank keeps its parameters to itself.
 
@@ -51,19 +39,19 @@ class DdpLoop:
     def __init__(self, side: TorchSide, world: World, keeps_full: bool, tell: Tell, folder: Path | None = None):
         model = side.model
         self._side, self._world = side, world
+        tell("torch_optimizer")  # before DDP, which expects gradients of all parameters that are not frozen then
+        self.optimizer, self._scheduler = side.make_optimizer(model.parameters(), world)
         self._ddp = DistributedDataParallel(
-            _WithLoss(model, side.loss_fn) if side.loss_in_ddp else model,
+            WithLoss(model, side.loss_fn) if side.loss_in_ddp else model,
             process_group=world.group,
             find_unused_parameters=side.find_unused_parameters,
             gradient_as_bucket_view=any(map(is_large, model.parameters())),  # saves one copy of the gradients
             **buffers_option(side.buffers),
         )
-        self.recorder = Recorder(model, world, side, keeps_full)
+        self.recorder = RankRecorder(model, world, side, keeps_full)
         if side.loss_in_ddp:
-            self.recorder.computes = lambda ddp, batch: ddp(batch)
+            self.recorder.computes = loss_within
         self._ddp.register_comm_hook(self.recorder, recording_hook)
-        tell("torch_optimizer")
-        self.optimizer, self._scheduler = side.make_optimizer(model.parameters(), world)
         self.schedulers = [self._scheduler] if self._scheduler is not None else []
         self.kind = type(self.optimizer).__name__
         sharing = folder is not None and may_share(model, self.optimizer, world)
@@ -90,6 +78,7 @@ class DdpLoop:
             self._world,
             loss_normalization=side.facts.loss_normalization,
             clip_grad_norm=side.facts.clip_grad_norm,
+            clip_grad_value=side.facts.clip_grad_value,
             buffers=side.buffers,
             gradient_hooks=side.gradient_hooks,
             scaler=side.scaler,

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from jaxddp.errors import InputError
 from jaxddp.parity.case_interface import Trajectory
@@ -285,8 +286,31 @@ def serve(rank: int, size: int, platform: str, store_file: str, connection: Conn
             world = World(rank, job.world_size, device, groups[job.world_size])
             # Constants that a port's loss makes get the run's dtype, also in the threads of a replay.
             dtype = getattr(job, "dtype", "float64") if hasattr(job.source, "port") else "float32"
-            with reported(connection, job.source.name), default_dtype(dtype):
+            with reported(connection, job.source.name), default_dtype(dtype), optimizers_in_float32():
                 connection.send(("done", job.run(world, telling(connection))))
+
+
+@contextlib.contextmanager
+def optimizers_in_float32() -> Iterator[None]:
+    """Let torch's optimizers make their numbers, as NAdam's product, in torch's default dtype whatever the run's is.
+
+    So they do in a user's float64 run, and so do jaxddp's.
+    """
+    before: list[torch.dtype] = []
+
+    def begin(*_: Any) -> None:
+        before.append(torch.get_default_dtype())
+        torch.set_default_dtype(torch.float32)
+
+    def end(*_: Any) -> None:
+        torch.set_default_dtype(before.pop())
+
+    handles = register_optimizer_step_pre_hook(begin), register_optimizer_step_post_hook(end)
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def device_of(rank: int, platform: str) -> torch.device:

@@ -28,7 +28,9 @@ Arrays = dict[str, np.ndarray]
 class HasState(Protocol):
     """An optimizer, or several with the interface of one."""
 
-    param_groups: list[dict[str, Any]]
+    @property
+    def param_groups(self) -> Sequence[dict[str, Any]]:
+        """Groups of parameters, with their options."""
 
     @property
     def state(self) -> Mapping[Any, Any]:
@@ -47,7 +49,7 @@ class WatchedOptimizer:
         gradients: gradients that replace the computed ones, by parameter name; None: no replacement.
     """
 
-    def __init__(self, optimizer: Optimizer, recorder: "Recorder", shared: SharedParameters | None = None):
+    def __init__(self, optimizer: Optimizer, recorder: "RankRecorder", shared: SharedParameters | None = None):
         self.gradients: Mapping[str, np.ndarray] | None = None
         self.zero_grad, self.param_groups = optimizer.zero_grad, optimizer.param_groups
         self._optimizer = optimizer
@@ -67,8 +69,8 @@ class WatchedOptimizer:
             self._shared.update(self._optimizer)
 
 
-class Recorder:
-    """Recorder of one step: losses, gradients before and after DDP's all-reduce, and the new state.
+class RankRecorder:
+    """Record one step: losses, gradients before and after DDP's all-reduce, and the new state.
 
     Args:
         model: the module inside DDP.
@@ -215,7 +217,7 @@ class Recorder:
         return {"loss": np.asarray(np.mean([float(s["loss"] / s["count"]) for s in self._losses]))}
 
 
-def recording_hook(recorder: Recorder, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+def recording_hook(recorder: RankRecorder, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
     """Run the side's communication hook; record the gradients before and after it."""
     recorder.local_hooks(bucket)
     names = [recorder.names[id(parameter)] for parameter in bucket.parameters()]

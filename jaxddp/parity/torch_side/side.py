@@ -1,8 +1,7 @@
 """Model, loss, optimizer and batches of a torch rank. Imports no jax."""
 
-import copy
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -18,13 +17,12 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from jaxddp.config import TrainConfig
 from jaxddp.data.datasets import Dataset
-from jaxddp.errors import InputError, check_weights
+from jaxddp.errors import InputError
 from jaxddp.parity.port import Facts, Port, PortSource
 from jaxddp.parity.port.draws import DrawnPort
-from jaxddp.parity.port.losses import named_losses
 from jaxddp.parity.torch_side.draws import serving
-from jaxddp.parity.torch_side.optimizers import optimizer_of_port
 from jaxddp.parity.torch_side.widened import InFloat64
+from jaxddp.program.losses import named_losses
 from torch_ref import comm_hooks, models, optim
 from torch_ref.amp import autocast, grad_scaler
 from torch_ref.comm_hooks import Hook
@@ -32,8 +30,9 @@ from torch_ref.distributed import World
 from torch_ref.gradient_hooks import GradientHook
 from torch_ref.loader import Loader
 from torch_ref.losses import Batch, CountFunction, LossFunction, Sums, count_labels, cross_entropy
+from torch_ref.program import MakeOptimizer, count_of, default_dtype, optimizer_of, sums
 
-MakeOptimizer = Callable[[Iterable[nn.Parameter], World], tuple[Optimizer, LRScheduler | None]]
+OptimizerMaker = Callable[[Iterable[nn.Parameter], World], tuple[Optimizer, LRScheduler | None]]
 # (rank, world_size) -> the micro-batches of each of that rank's steps
 Batches = Callable[[int, int], Iterator[list[Batch]]]
 
@@ -74,7 +73,7 @@ class TorchSide(NamedTuple):
 
     model: nn.Module
     loss_fn: LossFunction
-    make_optimizer: MakeOptimizer
+    make_optimizer: OptimizerMaker
     batches: Batches
     facts: Facts
     find_unused_parameters: bool = False
@@ -179,24 +178,13 @@ def side_of_port(port: Port, steps: int, dtype: str) -> TorchSide:
         return {name: float(torch.as_tensor(value).detach()) for name, value in losses.items()}
 
     def loss_fn(model: nn.Module, batch: Batch) -> Sums:
-        loss = lifted(torch_loss, model, batch)
-        values, weights = loss if isinstance(loss, tuple) and len(loss) == 2 else (loss, None)
-        if not isinstance(values, Tensor):
-            raise InputError(
-                "torch_loss: must return the loss, or one per element, or a pair of these and their weights"
-            )
-        check_weights("torch_loss", values.shape, weights)
-        weights = weights if values.ndim and weights is not None else torch.ones_like(values)
-        return {"loss": (values * weights).sum(), "count": weights.sum().to(values.dtype)}
-
-    def count_fn(batch: Batch) -> Tensor:
-        with torch.no_grad():
-            return loss_fn(copy.deepcopy(model), batch)["count"]  # a copy, since a forward pass changes buffers
+        return sums(lifted(torch_loss, model, batch), batch)
 
     def make_optimizer(parameters: Iterable[nn.Parameter], world: World) -> tuple[Optimizer, LRScheduler | None]:
         if port.optimizer_config is not None:
-            return optim.from_config(parameters, port.optimizer_config, steps)
-        return optimizer_of_port(port, model, list(parameters))
+            return optim.from_config(parameters, port.optimizer_config, port.total_steps or steps)
+        make = MakeOptimizer(port.torch_optimizer, port.torch_scheduler, port.configure_optimizers)
+        return optimizer_of(make, model, list(parameters))
 
     def batches(rank: int, world_size: int) -> Iterator[list[Batch]]:
         of_steps = (port.micro_batches(step, rank, "torch") for step in count())
@@ -206,19 +194,8 @@ def side_of_port(port: Port, steps: int, dtype: str) -> TorchSide:
     torch_step = None
     if port.configure_optimizers and port.torch_step:
         torch_step = TorchStep(port.configure_optimizers, step_losses)
-    of_loop = (model, loss_fn, make_optimizer, batches, port.facts, unused, count_fn)
+    of_loop = (model, loss_fn, make_optimizer, batches, port.facts, unused, count_of(loss_fn, model))
     return TorchSide(*of_loop, casts=casts, torch_step=torch_step, loss_in_ddp=True)
-
-
-@contextmanager
-def default_dtype(dtype: str) -> Iterator[None]:
-    """Let torch make tensors in this dtype by default."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(getattr(torch, dtype))
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 def to_batch(arrays: dict[str, np.ndarray], dtype: str) -> dict[str, Tensor]:

@@ -19,6 +19,19 @@ FORGETS_CORRECTION = """def scale_by_uncorrected_adam(b1=0.9, b2=0.999, eps=1e-8
     return optax.GradientTransformation(lambda params: (jax.tree.map(jnp.zeros_like, params),) * 2, update)
 """
 
+FORGETS = """def forgetting(inner):
+    def update(gradients, state, params=None):
+        count, kept = state
+        kept = jax.tree.map(lambda new, old: jnp.where(count % 3 == 0, new, old), inner.init(params), kept)
+        updates, kept = inner.update(gradients, kept, params)
+        return updates, (count + 1, kept)
+    return optax.GradientTransformation(lambda params: (jnp.int32(0), inner.init(params)), update)
+"""
+OF_BIASES = """def labels(params):
+    return jax.tree_util.tree_map_with_path(
+        lambda path, p: "bias" if "bias" in jax.tree_util.keystr(path) else "other", params)
+"""
+
 COSINE = """
 def torch_scheduler(optimizer): return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 8)
 """
@@ -40,6 +53,35 @@ def preceded(code: str, changes: tuple[Change, ...]) -> tuple[Change, ...]:
 SCHEDULED = preceded(SCHEDULE, optimizers(SGD, f"optax.sgd(lambda t: {HOLE}, 0.9)"))
 
 FIXES = (
+    Fix(
+        "optimizer_option",
+        "jaxddp.optim.nadam(lr, betas=(0.9, 0.999), eps=1e-8, momentum_decay=0.01)",
+        "jaxddp.optim.nadam(lr)",
+        optimizers("NAdam(parameters, lr=0.01, momentum_decay=0.01)"),
+    ),
+    Fix(
+        "optax_rule",
+        "jaxddp.optim.nadam(lr, betas=(0.9, 0.999), eps=1e-8, momentum_decay=0.004)",
+        "optax.nadam(lr)",
+        optimizers("NAdam(parameters, lr=0.01)"),
+    ),
+    Fix(
+        "state_reset",
+        "make the optimizer's state once",
+        "forgetting(optax.sgd(lr, momentum=0.9))",
+        preceded(FORGETS, optimizers(SGD)),
+        right="optax.sgd(lr, momentum=0.9)",
+        sentence=True,
+        steps=7,
+    ),
+    Fix(
+        "rate_of_some",
+        "the same rate for each label of optax.partition",
+        'optax.partition({"bias": optax.adam(2 * lr), "other": optax.adam(lr)}, labels)',
+        preceded(OF_BIASES, optimizers(ADAM)),
+        right='optax.partition({"bias": optax.adam(lr), "other": optax.adam(lr)}, labels)',
+        sentence=True,
+    ),
     Fix(
         "coupled_decay",
         "optax.adamw(lr, weight_decay=0.1)",

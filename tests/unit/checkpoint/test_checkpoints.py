@@ -1,6 +1,7 @@
 """Checkpoints: restored bit for bit, and only into the model and optimizer that they were saved from."""
 
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from jaxddp import models, optim
 from jaxddp.checkpoint import Checkpoints
+from jaxddp.checkpoint.record import Record
 from jaxddp.config import TrainConfig
 from jaxddp.config.choices import OPTIMIZERS
 from jaxddp.data.torch_rng import Generator
@@ -114,25 +116,37 @@ def test_a_checkpoint_in_a_folder_with_odd_characters_comes_back(name: str, tmp_
         moved.close()
 
 
-def test_a_number_of_newest_checkpoints_and_the_best_are_kept(folder: Path) -> None:
+@pytest.mark.parametrize(("note", "mode"), [("test_loss", "min"), ("test_accuracy", "max")])
+def test_a_number_of_newest_checkpoints_and_the_best_are_kept(folder: Path, note: str, mode: str) -> None:
+    sign = 1 if mode == "min" else -1
     losses = {1: 0.5, 2: 0.25, 3: 0.75, 4: None, 5: 0.5, 6: 0.25}
-    first = Checkpoints(folder, keep=1, keep_best=True)
+    losses = {step: value if value is None else sign * value for step, value in losses.items()}
+    best: dict[str, Any] = {"keep_best": note == "test_loss" or note, "best_mode": mode}
+    first = Checkpoints(folder, keep=1, **best)
     for step in (1, 2, 3):
-        first.save(state_of(step), {"test_loss": losses[step]})
+        first.save(state_of(step), {note: losses[step]})
     first.close()
     assert first.steps == [2, 3]
-    again = Checkpoints(folder, keep=2, keep_best=True)
+    again = Checkpoints(folder, keep=2, **best)
     for step in (4, 5):
-        again.save(state_of(step), {"test_loss": losses[step]})
+        again.save(state_of(step), {note: losses[step]})
     again.wait()
     assert again.steps == [2, 4, 5]
-    again.save(state_of(6), {"test_loss": losses[6]})
+    again.save(state_of(6), {note: losses[6]})
     again.close()
     assert sorted(path.name for path in folder.iterdir()) == ["2", "5", "6"]
 
 
-def test_notes_come_back(checkpoints: Checkpoints) -> None:
-    notes = {"test_loss": 0.1, "epoch_sums": {"loss": 1 / 3, "count": 12.0}}
+def test_notes_come_back_as_they_were_when_they_were_saved(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sums of an epoch grow while a checkpoint is written."""
+    changed, write = threading.Event(), Record.write
+    monkeypatch.setattr(Record, "write", lambda record, path: changed.wait(10) and write(record, path))
+    sums = {"loss": 1 / 3, "count": 12.0}
+    notes = {"test_loss": 0.1, "epoch_sums": sums}
     checkpoints.save(state_of(4), notes)
+    sums["count"] += 1
+    changed.set()
     checkpoints.restore(state_of(0))
-    assert checkpoints.notes(4) == notes
+    assert checkpoints.notes(4) == {"test_loss": 0.1, "epoch_sums": {"loss": 1 / 3, "count": 12.0}}

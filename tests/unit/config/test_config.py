@@ -34,10 +34,14 @@ NO_DEFAULT: dict[str, Any] = {
 
 SAMPLES: dict[str, Any] = {"data_path": "file", "hidden_sizes": (3,), "betas": (0.5, 0.5), "cycle_momentum": False}
 SAMPLES |= {"buffers": "mean", "use_error_feedback": False, "warm_start": False, "min_compression_rate": 3.0}
-SAMPLES |= {"dropout": 0.5, "growth_factor": 3.0, "backoff_factor": 0.25}
+SAMPLES |= {"dropout": 0.5, "growth_factor": 3.0, "backoff_factor": 0.25, "rho": 0.5}
+SAMPLES |= {"etas": (0.4, 1.5), "step_sizes": (0.1, 1.0)}
 NEEDED = {"npz": {"data_path": "f"}, "names": {"model": "char_mlp"}, "char_mlp": {"dataset": "names"}}
-NEEDED |= {"nesterov": {"momentum": 0.9}}
-FLAGS = "sync_batch_norm", "nesterov", "amsgrad", "centered"
+NEEDED |= {"nesterov": {"momentum": 0.9}, "multi_step": {"milestones": (3,)}, "exponential": {"gamma": 0.5}}
+NEEDED |= {"cosine_restarts": {"t_0": 3}, "cyclic": {"max_lr": 1.0}}
+SAMPLES |= {"milestones": (2,), "factor": 0.5, "start_factor": 0.5, "end_factor": 0.5, "pct_start": 0.5}
+SAMPLES |= {"cyclic_mode": "triangular2", "threshold_mode": "abs"}
+FLAGS = "sync_batch_norm", "nesterov", "amsgrad", "centered", "decoupled_weight_decay"
 
 
 # ---- values
@@ -49,7 +53,29 @@ FLAGS = "sync_batch_norm", "nesterov", "amsgrad", "centered"
         ({"model": "mpl"}, "--model mpl: unknown; did you mean mlp? (one of linear, mlp, char_mlp, convnet)"),
         ({"dataset": "digit"}, "--dataset digit: unknown; did you mean digits? "),
         ({"optimizer": "lion"}, "--optimizer lion: unknown (one of sgd, "),
-        ({"schedule": "cosine"}, "--schedule cosine: unknown; did you mean warmup_cosine? "),
+        ({"schedule": "cosin"}, "--schedule cosin: unknown; did you mean cosine? "),
+        ({"schedule": "multi_step"}, "--schedule multi_step: needs --milestones"),
+        ({"schedule": "exponential"}, "--schedule exponential: needs --gamma"),
+        ({"schedule": "cosine_restarts"}, "--schedule cosine_restarts: needs --t-0"),
+        ({"schedule": "cyclic"}, "--schedule cyclic: needs --max-lr"),
+        ({"schedule": "plateau", "factor": 1.0}, "--factor 1.0: must be below 1 with --schedule plateau"),
+        ({"milestones": (3, 0)}, "--milestones 3 0: each must be at least 1"),
+        ({"start_factor": 0.0}, "--start-factor 0.0: must be above 0 and at most 1"),
+        ({"pct_start": 1.5}, "--pct-start 1.5: must be 0 to 1"),
+        ({"swa_lr": 0.1}, "--swa-lr 0.1: needs --swa-start"),
+        ({"swa_start": 30}, "--swa-start 30: must be below --epochs 30, or nothing is averaged"),
+        ({"swa_start": 3, "ema_decay": 0.9}, "--swa-start 3: cannot be combined with --ema-decay; a run keeps one"),
+        ({"swa_start": 3, "swa_lr": 0.1, "schedule": "plateau"}, "--swa-lr 0.1: cannot be combined with --schedule pl"),
+        ({"swa_start": 3, "start_local_sgd_iter": 3}, "--swa-start 3: cannot be combined with --start-local-sgd-iter"),
+        ({"clip_grad_value": 0.0}, "--clip-grad-value 0.0: must be above 0"),
+        ({"clip_grad_value": 1.0, "clip_grad_norm": 1.0}, "--clip-grad-value 1.0: cannot be combined with --clip-grad"),
+        ({"label_smoothing": 1.0}, "--label-smoothing 1.0: must be at least 0 and below 1"),
+        ({"evaluate_every": "2minutes"}, "--evaluate-every 2minutes: must be a number of epochs or steps above 0"),
+        ({"evaluate_every": 0}, "--evaluate-every 0: must be a number of epochs or steps above 0"),
+        ({"best_mode": "least"}, "--best-mode least: unknown (one of min, max)"),
+        ({"early_stopping_patience": 0}, "--early-stopping-patience 0: must be at least 1"),
+        ({"track": ("tensorboard", "wandb")}, "--track wandb: needs --output"),
+        ({"track": ("wandb", "tensorbord")}, "--track tensorbord: unknown; did you mean tensorboard?"),
         ({"loss_normalization": "dpp"}, "--loss-normalization dpp: unknown; did you mean ddp? (one of ddp, global)"),
         ({"dtype": "bfloat16"}, "--dtype bfloat16: unknown; did you mean float"),
         ({"platform": "tpu"}, "--platform tpu: unknown"),
@@ -97,7 +123,10 @@ FLAGS = "sync_batch_norm", "nesterov", "amsgrad", "centered"
         ({"init_scale": 10**400}, "--init-scale 1000000000"),
         ({"lr": float("nan")}, "--lr nan: must be at least 0"),
         ({"lr": float("inf")}, "--lr inf: must be finite"),
-        ({"optimizer": "sgd", "betas": (0.9, 0.8)}, "--betas 0.9 0.8: only for --optimizer adam or adamw, not sgd"),
+        (
+            {"optimizer": "sgd", "betas": (0.9, 0.8)},
+            "--betas 0.9 0.8: only for --optimizer adam, adamw, adamax, nadam or radam, not sgd",
+        ),
         ({"sync_batch_norm": True}, "--sync-batch-norm: only for --model char_mlp or convnet, not mlp"),
         ({"optimizer": "sgd", "nesterov": True}, "--nesterov: needs --momentum above 0 and no --dampening"),
         ({"local_sgd_period": 3}, "--local-sgd-period 3: needs --start-local-sgd-iter"),
@@ -109,6 +138,10 @@ FLAGS = "sync_batch_norm", "nesterov", "amsgrad", "centered"
         (
             {"optimizer": "sgd", "shard_optimizer": True},
             "--shard-optimizer: sgd without --momentum has no state to shard",
+        ),
+        (
+            {"optimizer": "rprop", "etas": (1.1, 1.2)},
+            "--etas 1.1 1.2: must be below 1 and above 1",
         ),
         (
             {"optimizer": "adagrad", "schedule": "one_cycle"},
@@ -232,7 +265,11 @@ def test_the_global_batch_is_divided_by_the_world_size() -> None:
 def test_each_option_is_kept_or_free_when_a_run_resumes_or_its_change_is_told() -> None:
     """List the third group here, so that a new option is put into one of them on purpose."""
     told = "dropout dropout_masks sync_batch_norm lr lr_scaling dampening nesterov weight_decay betas eps alpha "
+    told += "decoupled_weight_decay momentum_decay rho lambd t0 etas step_sizes maximize "
     told += "lr_decay schedule step_size gamma warmup_steps min_lr cycle_momentum epochs accumulation_steps "
+    told += "milestones factor start_factor end_factor total_iters power t_max t_0 t_mult max_lr step_size_up "
+    told += "step_size_down cyclic_mode pct_start div_factor final_div_factor patience threshold threshold_mode "
+    told += "cooldown swa_lr anneal_epochs clip_grad_value label_smoothing best_metric best_mode "
     told += "loss_normalization clip_grad_norm divide_by_initial_world_size comm_hook start_power_sgd_iter "
     told += "local_sgd_period platform shard_optimizer growth_factor backoff_factor growth_interval devices strategy"
     groups = (KEPT_ON_RESUME, KEPT_ON_OR_OFF_ON_RESUME, FREE_ON_RESUME, told.split())
@@ -252,6 +289,16 @@ def test_each_option_is_kept_or_free_when_a_run_resumes_or_its_change_is_told() 
         ({}, {"lr": 0.1, "shard_optimizer": True}, "--lr None instead of 0.1, --no-shard-optimizer instead of --shard"),
         ({"epochs": 40}, {}, "$"),
         ({"epochs": 40, "schedule": "one_cycle"}, {"schedule": "one_cycle"}, "--epochs 40 instead of 30"),
+        ({"epochs": 40, "schedule": "cosine"}, {"schedule": "cosine"}, "--epochs 40 instead of 30"),
+        ({"epochs": 40, "schedule": "cosine", "t_max": 9}, {"schedule": "cosine", "t_max": 9}, "$"),
+        ({"schedule": "plateau"}, {}, "--schedule plateau: the run in runs/a must continue with --schedule constant"),
+        (
+            {"schedule": "plateau", "lr": 0.1},
+            {"schedule": "plateau"},
+            "--lr 0.1: the run in runs/a must continue with ",
+        ),
+        ({"schedule": "plateau", "factor": 0.5}, {"schedule": "plateau"}, "--factor 0.5 instead of its default"),
+        ({"swa_start": 3}, {}, "--swa-start 3: the run in runs/a must continue with its default"),
         ({"log_every": 7, "verify_every": 3, "keep_best": True, "steps_per_dispatch": 1}, {}, "$"),
     ],
     ids=str,

@@ -1,5 +1,6 @@
 """Datasets: arrays for the trainers, and errors for malformed files."""
 
+import os
 import re
 from pathlib import Path
 
@@ -221,3 +222,9 @@ def test_an_unreadable_file_is_an_error_with_the_reason(tmp_path, dataset, file,
     config = names_config(path) if dataset == "names" else TrainConfig(dataset="npz", data_path=str(path))
     with pytest.raises(InputError, match=f"^--data-path {re.escape(str(path))}: {reason}; needs {wanted[dataset]}$"):
         load(config)
+
+
+def test_the_place_of_a_file_whose_name_is_not_utf8_can_be_printed_and_drawn():
+    place = datasets.place(TrainConfig(dataset="npz", data_path=os.fsdecode(b"sp\xe4.npz")))
+    assert place == "sp?.npz"
+    assert place.encode().decode() == place

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxddp.data.torch_rng import Generator, conv_init, embedding_init, linear_init
+from jaxddp.data.torch_rng import Generator, Permutation, conv_init, embedding_init, linear_init
 from jaxddp.errors import InputError
 
 SEEDS = (0, 1, 42, 2**31, 2**32 - 1, 2**32, 2**63, 2**64 - 1, -1, -(2**63))
@@ -108,6 +108,21 @@ def test_randint_equals_torchs_for_short_and_long_words(span):
 @pytest.mark.parametrize("n", [0, 1, 2, 3, 17, 1000, 16_385, 16_386, 60_000, 300_000])
 def test_randperm_equals_torchs(n):
     np.testing.assert_array_equal(Generator(n).randperm(n), Torch(n).randperm(n))
+
+
+def test_a_permutation_is_computed_only_as_far_as_it_is_used():
+    drawn = []
+
+    class Counted(Generator):
+        def _words(self, count):
+            drawn.append(count)
+            return super()._words(count)
+
+    order, expected = Permutation(Counted(7), 3_000_000), Torch(7).randperm(3_000_000)
+    for places in (slice(0, 5), np.array([[70_000, 3], [0, 20_001]]), slice(10, 10), slice(199_000, 200_000)):
+        np.testing.assert_array_equal(order[places], expected[places])
+    assert 200_000 <= sum(drawn) < 250_000
+    np.testing.assert_array_equal(order[:], expected)
 
 
 SHAPES = st.one_of(st.just(()), st.tuples(st.integers(0, 40)), st.tuples(st.integers(0, 5), st.integers(0, 9)))

@@ -134,7 +134,7 @@ def test_a_running_jax_keeps_its_devices() -> None:
     """
     sizes, too_few, *no_gpu = python(code)
     assert sizes == "1 1"
-    assert too_few.startswith("--devices 2: jax is already running with 1 CPU devices; call jaxddp.prepare before")
+    assert too_few.startswith("--devices 2: jax is already running with 1 CPU device; call jaxddp.prepare before")
     assert no_gpu == ["--platform gpu: jax finds no GPU here; install jax[cuda12], or use --platform cpu"] * 2
 
 

@@ -11,7 +11,6 @@ import torch
 from jax import numpy as jnp
 
 from examples.arrays import distance
-from examples.fine_tune.double import in_float64
 from jaxddp.models import llama
 from jaxddp.models.llama_config import LlamaConfig
 from jaxddp.nn.autocast import autocast
@@ -30,6 +29,7 @@ from tests.support.llama_cases import (
     their_classifier,
     theirs,
 )
+from tests.support.llama_in_float64 import in_float64
 
 # Largest distances in float64, relative to an array's largest value, with the measured ones beside them.
 TOLERANCE = 1e-13  # 4.5e-15

@@ -2,12 +2,15 @@
 
 from typing import Any
 
+import numpy as np
 import optax
 import pytest
 from flax import nnx
+from jax import numpy as jnp
 
 from jaxddp.errors import InputError
 from jaxddp.nn.any_model import functional_of, transformation_of
+from jaxddp.nn.functional import Functional
 
 MODEL = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
 SGD = optax.sgd(0.1)
@@ -44,3 +47,26 @@ def test_any_other_is_refused_by_name(optimizer: Any, message: str) -> None:
 def test_the_parts_of_an_nnx_module_are_no_model(parts: Any) -> None:
     with pytest.raises(InputError, match=r"^flax_model: must return the nnx module itself, not its (State|tuple)"):
         functional_of(parts, lambda model, batch: 0.0, dict)
+
+
+class Scaled(nnx.Module):
+    def __init__(self) -> None:
+        self.weight, self.scale, self.calls = nnx.Param(jnp.ones(2)), np.arange(2.0), jnp.zeros(())
+
+
+def test_an_array_of_an_nnx_module_that_is_no_variable_stays_as_built() -> None:
+    functional = functional_of(Scaled(), lambda model, batch: 0.0, dict)
+    assert isinstance(functional, Functional) and functional.shapes == {"weight": (2,)}
+    loss = functional.local_loss(lambda model, batch: model.weight * model.scale + batch["x"], train=True)
+    sums, buffers = loss(functional.params, functional.buffers, {"x": jnp.ones(2)})
+    assert float(sums["loss"]) == 3 and not buffers
+
+
+def test_one_that_a_loss_changes_is_refused_by_name() -> None:
+    def counting(model: Scaled, batch: Any) -> Any:
+        model.calls = model.calls + 1
+        return model.weight * batch["x"]
+
+    loss = Functional(Scaled()).local_loss(counting, train=True)
+    with pytest.raises(InputError, match=r"^calls: an array that changes must be an nnx.Variable of the module$"):
+        loss({"weight": jnp.ones(2)}, {}, {"x": jnp.ones(2)})

@@ -57,7 +57,7 @@ def check_same(actual: dict[str, Any], expected: dict[str, Any]) -> None:
 def test_a_saved_model_loads_into_its_torch_twin_and_back(name: str, tmp_path: Path) -> None:
     functional, twin = twins(name)
     params, buffers = changed_weights(functional)
-    save_weights(tmp_path / "ours.safetensors", params, buffers)
+    save_weights(tmp_path / "ours.safetensors", to_torch({**params, **buffers}))
     ours = safetensors.torch.load_file(tmp_path / "ours.safetensors")
     assert {n: x.dtype for n, x in ours.items()} == {n: x.dtype for n, x in twin.state_dict().items()}  # int64 counters
     twin.load_state_dict(ours, strict=True)
@@ -190,7 +190,7 @@ def test_nobody_waits_for_a_pipe_or_reads_a_device(by: str, tmp_path: Path) -> N
 
 def test_saving_replaces_a_file_atomically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, old, new = tmp_path / "w.safetensors", {"w": np.zeros(3)}, {"w": np.ones(3)}
-    save_weights(path, old, {})
+    save_weights(path, to_torch(old))
 
     def full(descriptor: int) -> None:
         os.truncate(descriptor, 10)
@@ -199,9 +199,9 @@ def test_saving_replaces_a_file_atomically(tmp_path: Path, monkeypatch: pytest.M
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
         with pytest.raises(OSError, match="disk full"):
-            save_weights(path, new, {})
+            save_weights(path, to_torch(new))
     check_same(load_weights(path), old)
-    save_weights(path, new, {})
+    save_weights(path, to_torch(new))
     check_same(load_weights(path), new)
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
 

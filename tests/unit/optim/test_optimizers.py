@@ -14,7 +14,7 @@ from torch.optim import lr_scheduler
 
 from jaxddp import optim
 from jaxddp.config import TrainConfig
-from jaxddp.config.choices import OPTIMIZERS
+from jaxddp.config.choices import BELONGS_TO, OPTIMIZERS
 from jaxddp.errors import InputError
 from jaxddp.optim import schedules
 
@@ -39,6 +39,12 @@ TORCH = {
     "adamw": torch.optim.AdamW,
     "adagrad": torch.optim.Adagrad,
     "rmsprop": torch.optim.RMSprop,
+    "adamax": torch.optim.Adamax,
+    "nadam": torch.optim.NAdam,
+    "radam": torch.optim.RAdam,
+    "adadelta": torch.optim.Adadelta,
+    "asgd": torch.optim.ASGD,
+    "rprop": torch.optim.Rprop,
 }
 EVERYTHING: list[tuple[str, dict[str, Any]]] = [
     ("sgd", {"momentum": 0.9, "dampening": 0.5, "weight_decay": 0.1}),
@@ -47,9 +53,19 @@ EVERYTHING: list[tuple[str, dict[str, Any]]] = [
     ("adamw", {"weight_decay": 0.1, "amsgrad": True}),
     ("adagrad", {"lr_decay": 0.1, "weight_decay": 0.1, "initial_accumulator_value": 0.5}),
     ("rmsprop", {"centered": True, "momentum": 0.9, "weight_decay": 0.1}),
+    ("adamax", {"betas": (0.8, 0.95), "weight_decay": 0.1}),
+    ("nadam", {"betas": (0.8, 0.95), "weight_decay": 0.1, "momentum_decay": 0.1, "decoupled_weight_decay": True}),
+    ("radam", {"betas": (0.8, 0.95), "weight_decay": 0.1, "decoupled_weight_decay": True}),
+    ("adadelta", {"rho": 0.8, "eps": 1e-3, "weight_decay": 0.1}),
+    ("asgd", {"lambd": 0.1, "alpha": 0.5, "t0": 20, "weight_decay": 0.1}),
 ]
 CASES: list[tuple[str, dict[str, Any]]] = [
-    *((name, {}) for name in OPTIMIZERS),
+    *((name, {}) for name in TORCH),
+    *((name, {"maximize": True}) for name in TORCH),
+    ("nadam", {"weight_decay": 0.1}),
+    ("radam", {"weight_decay": 0.1}),
+    ("radam", {"betas": (0.9, 0.9)}),
+    ("rprop", {"etas": (0.3, 1.5), "step_sizes": (1e-3, 0.1)}),
     ("sgd", {"momentum": 0.9}),
     ("sgd", {"momentum": 0.9, "dampening": 0.5}),
     ("sgd", {"momentum": 0.9, "nesterov": True}),
@@ -136,10 +152,11 @@ def step_lr(optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler:
 
 
 def one_cycle_lr(optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler:
-    cycles = not isinstance(optimizer, torch.optim.Adagrad)
+    cycles = not {"momentum", "betas"}.isdisjoint(optimizer.defaults)
     return lr_scheduler.OneCycleLR(optimizer, max_lr=LR, total_steps=STEPS, cycle_momentum=cycles)
 
 
+CYCLED = {*BELONGS_TO["optimizer"]["momentum"], *BELONGS_TO["optimizer"]["betas"]}
 STEP = schedules.step(LR, step_size=7, gamma=0.8)
 
 
@@ -168,7 +185,7 @@ ONE_CYCLE_CASES: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize(("name", "options"), ONE_CYCLE_CASES, ids=label)
 def test_optimizers_with_one_cycle_from_config_equal_torch_in_float64(name: str, options: dict, x64: None) -> None:
-    config = TrainConfig(optimizer=name, lr=LR, schedule="one_cycle", cycle_momentum=name != "adagrad", **options)
+    config = TrainConfig(optimizer=name, lr=LR, schedule="one_cycle", cycle_momentum=name in CYCLED, **options)
     ours = run_jax(optim.from_config(config, STEPS))
     assert deviation(ours, run_torch(name, options, one_cycle_lr)) <= TOLERANCE
 
@@ -201,6 +218,12 @@ FAULTS: dict[str, tuple[optax.GradientTransformation, str, dict[str, Any], Sched
     "adagrad's eps inside the root": (optax.adagrad(LR, 0.0, eps=1e-10), "adagrad", {}, None),
     "rate decayed early": (optim.adagrad(lambda count: LR / (1.1 + 0.1 * count)), "adagrad", {"lr_decay": 0.1}, None),
     "rmsprop's eps inside the root": (optax.rmsprop(LR, 0.99, 1e-8), "rmsprop", {}, None),
+    "nadam's momentum not scheduled": (optax.nadam(LR), "nadam", {}, None),
+    "radam's threshold in float32": (optax.radam(LR), "radam", {}, None),
+    "rprop's sizes a step late": (optax.rprop(LR), "rprop", {}, None),
+    "adamax's beta2 off": (optim.adamax(LR, (0.9, 0.998)), "adamax", {}, None),
+    "asgd's rate constant": (optim.sgd(LR), "asgd", {"lambd": 0.1}, None),
+    "uphill": (optim.adadelta(LR), "adadelta", {"maximize": True}, None),
     "not centered": (optim.rmsprop(LR), "rmsprop", {"centered": True}, None),
     "rate before momentum": (
         optax.chain(RMS, optax.scale_by_learning_rate(STEP), optax.trace(0.9)),

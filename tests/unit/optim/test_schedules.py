@@ -12,8 +12,10 @@ import torch
 from torch.optim import lr_scheduler
 
 from jaxddp.config import TrainConfig
+from jaxddp.config.choices import NEEDED_BY_SCHEDULE
 from jaxddp.errors import InputError
 from jaxddp.optim import schedules
+from torch_ref.optim import from_config as torch_from_config
 
 Scheduler = Callable[[torch.optim.Optimizer], Any]
 
@@ -94,6 +96,95 @@ def test_one_cycle_equals_torch(total: int, x64: None) -> None:
     assert error(values(schedules.one_cycle_momentum(total), total), momenta) <= TOLERANCE
 
 
+def halved_every_third(step: int) -> float:
+    return 0.5 if step % 3 == 0 else 1.0
+
+
+# Every other scheduler of torch beside the schedule of jaxddp, over 300 steps.
+OTHERS: dict[str, tuple[optax.Schedule, Scheduler]] = {
+    "multi-step": (
+        schedules.multi_step(LR, [30, 80, 80, 200], 0.5),
+        lambda optimizer: lr_scheduler.MultiStepLR(optimizer, [30, 80, 80, 200], 0.5),
+    ),
+    "constant": (
+        schedules.constant_factor(LR, 0.3, 40),
+        lambda optimizer: lr_scheduler.ConstantLR(optimizer, 0.3, 40),
+    ),
+    "linear": (
+        schedules.linear(LR, 0.2, 0.9, 70),
+        lambda optimizer: lr_scheduler.LinearLR(optimizer, 0.2, 0.9, 70),
+    ),
+    "exponential": (schedules.exponential(LR, 0.98), lambda optimizer: lr_scheduler.ExponentialLR(optimizer, 0.98)),
+    "polynomial": (
+        schedules.polynomial(LR, 301, 1.5),
+        lambda optimizer: lr_scheduler.PolynomialLR(optimizer, 301, 1.5),
+    ),
+    "cosine": (
+        schedules.cosine(LR, 70, 1e-3),
+        lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, 70, 1e-3),
+    ),
+    "restarts": (
+        schedules.cosine_restarts(LR, 40, eta_min=1e-3),
+        lambda optimizer: lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 40, eta_min=1e-3),
+    ),
+    "growing restarts": (
+        schedules.cosine_restarts(LR, 20, 2, 1e-3),
+        lambda optimizer: lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 20, 2, 1e-3),
+    ),
+    "lambda": (
+        schedules.lambda_(LR, lambda step: 1 / (1 + step)),
+        lambda optimizer: lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step)),
+    ),
+    "multiplicative": (
+        schedules.multiplicative(LR, halved_every_third, 30),
+        lambda optimizer: lr_scheduler.MultiplicativeLR(
+            optimizer, lambda step: halved_every_third(step) if step <= 30 else 1.0
+        ),
+    ),
+    "sequential": (
+        schedules.sequential(
+            [schedules.constant_factor(LR, 0.1, 20), schedules.exponential(LR, 0.9), schedules.cosine(LR, 50, 1e-3)],
+            milestones=[20, 50],
+        ),
+        lambda optimizer: lr_scheduler.SequentialLR(
+            optimizer,
+            [
+                lr_scheduler.ConstantLR(optimizer, 0.1, 20),
+                lr_scheduler.ExponentialLR(optimizer, 0.9),
+                lr_scheduler.CosineAnnealingLR(optimizer, 50, 1e-3),
+            ],
+            milestones=[20, 50],
+        ),
+    ),
+    "chained": (
+        schedules.chained(LR, [lambda lr: schedules.linear(lr, 0.2, 0.9, 70), lambda lr: schedules.step(lr, 30, 0.5)]),
+        lambda optimizer: lr_scheduler.ChainedScheduler(
+            [lr_scheduler.LinearLR(optimizer, 0.2, 0.9, 70), lr_scheduler.StepLR(optimizer, 30, 0.5)]
+        ),
+    ),
+    **{
+        mode: (
+            schedules.cyclic(1e-3, LR, 20, 13, mode, 0.99),
+            lambda optimizer, mode=mode: lr_scheduler.CyclicLR(optimizer, 1e-3, LR, 20, 13, mode, 0.99),
+        )
+        for mode in ("triangular", "triangular2", "exp_range")
+    },
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_every_other_schedule_equals_torch(name: str, x64: None) -> None:
+    schedule, scheduler = OTHERS[name]
+    rates, _ = torch_values(scheduler, 300)
+    assert error(values(schedule, 300), rates) <= TOLERANCE
+
+
+def test_cyclic_momentum_equals_torch(x64: None) -> None:
+    _, momenta = torch_values(OTHERS["triangular"][1], 300)
+    ours = values(schedules.cyclic_momentum(step_size_up=20, step_size_down=13), 300)
+    assert error(ours, momenta) <= TOLERANCE
+
+
 COSINE, TORCH_COSINE = schedules.warmup_cosine(LR, 100, 10, 1e-3), torch_warmup_cosine(100, 10, 1e-3)
 FAULTS: dict[str, tuple[optax.Schedule, Scheduler]] = {
     "float32 on the way": (lambda count: COSINE(count).astype("float32"), TORCH_COSINE),
@@ -104,6 +195,12 @@ FAULTS: dict[str, tuple[optax.Schedule, Scheduler]] = {
     "warm-up from zero": (optax.warmup_cosine_decay_schedule(0.0, LR, 10, 100, 1e-3), TORCH_COSINE),
     "optax's one cycle": (jax.vmap(optax.cosine_onecycle_schedule(100, LR)), torch_one_cycle(100)),
     "peak off": (schedules.one_cycle(LR, 100), torch_one_cycle(100, pct_start=0.301)),
+    "restarts a step late": (schedules.cosine_restarts(LR, 41, eta_min=1e-3), OTHERS["restarts"][1]),
+    "cycle a step long": (schedules.cyclic(1e-3, LR, 20, 14), OTHERS["triangular"][1]),
+    "second part not anew": (
+        schedules.sequential([schedules.constant_factor(LR, 0.1, 20), schedules.exponential(LR, 0.9)], [21]),
+        OTHERS["sequential"][1],
+    ),
     "last rate off": (schedules.one_cycle(LR, 100), torch_one_cycle(100, final_div_factor=1.00001e4)),
 }
 
@@ -159,17 +256,45 @@ def test_schedules_stay_at_their_last_value(x64: None) -> None:
         assert np.all(schedule(after) == schedule(99))
 
 
-def test_from_config_uses_every_flag(x64: None) -> None:
-    def rates(**flags: Any) -> np.ndarray:
-        return values(schedules.from_config(TrainConfig(optimizer="sgd", **flags), 50).lr, 50)
+# --schedule -> flags that differ from torch's defaults.
+FLAGS: dict[str, dict[str, Any]] = {
+    "constant": {},
+    "step": {"step_size": 9, "gamma": 0.3},
+    "multi_step": {"milestones": (5, 30), "gamma": 0.3},
+    "constant_factor": {"factor": 0.7, "total_iters": 9},
+    "linear": {"start_factor": 0.1, "end_factor": 0.6, "total_iters": 9},
+    "exponential": {"gamma": 0.95},
+    "polynomial": {"total_iters": 20, "power": 1.5},
+    "cosine": {"t_max": 15, "min_lr": 1e-3},
+    "cosine_restarts": {"t_0": 7, "t_mult": 2, "min_lr": 1e-3},
+    "cyclic": {"max_lr": 0.4, "step_size_up": 6, "step_size_down": 4, "cyclic_mode": "exp_range", "gamma": 0.95},
+    "one_cycle": {"pct_start": 0.4, "div_factor": 10.0, "final_div_factor": 100.0},
+    "warmup_cosine": {"warmup_steps": 5, "min_lr": 1e-4},
+}
 
-    lr = {"lr": LR}
-    step, cosine = torch_step(9, 0.3), torch_warmup_cosine(50, 5, 1e-4)
-    assert np.all(rates(**lr) == LR)
-    assert error(rates(**lr, schedule="step", step_size=9, gamma=0.3), torch_values(step, 50)[0]) <= TOLERANCE
-    flags = {"schedule": "warmup_cosine", "warmup_steps": 5, "min_lr": 1e-4}
-    assert error(rates(**lr, **flags), torch_values(cosine, 50)[0]) <= TOLERANCE
-    assert error(rates(**lr, schedule="one_cycle"), torch_values(torch_one_cycle(50), 50)[0]) <= TOLERANCE
+
+@pytest.mark.parametrize("of_run", [{}, {"swa_start": 2, "swa_lr": 0.7, "anneal_epochs": 3}, None], ids=str)
+@pytest.mark.parametrize("schedule", FLAGS)
+def test_flags_give_the_rates_and_momenta_of_torch_refs_scheduler(
+    schedule: str, of_run: dict[str, Any] | None, x64: None
+) -> None:
+    needed = {name: FLAGS[schedule][name] for name in NEEDED_BY_SCHEDULE.get(schedule, ())}
+    flags = FLAGS[schedule] | of_run if of_run is not None else needed
+    config = TrainConfig(optimizer="sgd", lr=LR, momentum=0.5, schedule=schedule, epochs=10, **flags)
+    [parameter] = parameters = [torch.zeros(1, dtype=torch.float64, requires_grad=True)]
+    optimizer, scheduler = torch_from_config(parameters, config, 50)
+    parameter.grad = torch.zeros(1, dtype=torch.float64)
+    expected = []
+    for _ in range(50):
+        expected.append([optimizer.param_groups[0][name] for name in ("lr", "momentum")])
+        optimizer.step()
+        if scheduler is not None:
+            scheduler.step()
+    lr, momentum = schedules.from_config(config, 50)
+    ours = [values(lr, 50), np.full(50, 0.5) if momentum is None else values(momentum, 50)]
+    for mine, theirs in zip(ours, np.transpose(expected), strict=True):
+        assert np.abs(mine - theirs).max() <= TOLERANCE * LR  # measured: 2.3e-15
+    assert of_run is None or schedule == "constant" or np.ptp(ours[0]) > 0.01 * LR
 
 
 def test_momentum_is_cycled_only_by_one_cycle_and_only_when_asked() -> None:
@@ -192,6 +317,8 @@ def test_runs_that_are_too_short_are_refused(make: Callable[[], Any], message: s
         make()
 
 
-@pytest.mark.parametrize("schedule", ["constant", "step", "warmup_cosine", "one_cycle"])
+@pytest.mark.parametrize("schedule", FLAGS)
 def test_a_run_of_0_epochs_has_schedules(schedule: str) -> None:
-    assert np.isfinite(schedules.from_config(TrainConfig(schedule=schedule, epochs=0), 0).lr(0))
+    config = TrainConfig(schedule=schedule, epochs=0, **FLAGS[schedule])
+    optimizer, _ = torch_from_config([torch.zeros(1)], config, 0)
+    assert float(schedules.from_config(config, 0).lr(0)) == pytest.approx(optimizer.param_groups[0]["lr"])

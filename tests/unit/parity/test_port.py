@@ -11,6 +11,7 @@ import optax
 import pytest
 import torch
 
+from jaxddp import scripts
 from jaxddp.config import TrainConfig
 from jaxddp.errors import InputError
 from jaxddp.parity.port import Port, errors_located, load_port
@@ -45,10 +46,47 @@ def port(**changes: Any) -> Port:
 def test_load_port_reads_the_fields_from_the_file(tmp_path: Path) -> None:
     loaded = load_port(write(tmp_path, FILE))
     assert (loaded.torch_model(), loaded.flax_model()) == ("a torch module", "a jax module")
-    assert (loaded.optimizer, loaded.accumulation_steps) == ("adam", 2)
+    assert (loaded.optimizer.optimizer, loaded.accumulation_steps) == ("adam", 2)
     first, second = loaded.micro_batches(step=3, rank=1)
     assert {name: array.tolist() for name, array in first.items()} == {"x": [3, 3], "y": [1, 1]}
     assert first.keys() == second.keys()
+
+
+RUN = (
+    FILE.partition("def batch")[0]
+    + """
+from dataclasses import dataclass
+@dataclass
+class Options:
+    width: int = 4
+lr, freeze, ema_decay = 0.1, ("0.*",), 0.99
+def train_data(options): return {"x": np.ones((20, options.width))}
+"""
+)
+
+
+def test_flags_override_a_run_files_values(tmp_path: Path) -> None:
+    path = write(tmp_path, RUN)
+    loaded = load_port(path, 2, ["--lr=0.3", "--width", "5", "--clip-grad-norm", "1", "--global-batch-size", "4"])
+    assert (loaded.optimizer.lr, loaded.clip_grad_norm) == (0.3, 1.0)
+    assert loaded.first_batch("jax")["x"].shape == (2, 5)
+    assert load_port(path).optimizer.lr == 0.1
+
+
+def test_flags_that_the_check_leaves_out_are_noted_or_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, RUN)
+    assert load_port(path).facts.unchecked == ("--freeze 0.*", "--ema-decay 0.99")
+    with pytest.raises(InputError, match=r"^--amp bf16: has no effect in a check; leave it out$"):
+        load_port(path, flags=["--amp", "bf16"])
+
+
+def test_the_schedule_of_a_run_file_spans_the_run(tmp_path: Path) -> None:
+    """A check of fewer steps than the run's warm-up sees its first part."""
+    flags = "epochs, global_batch_size, optimizer, lr, lr_scaling = 3, 4, 'sgd', 0.1, 'linear'"
+    data = "def train_data():\n    import numpy as np\n    return {'x': np.ones(20)}"
+    file = FILE.partition("def batch")[0] + f"{flags}\n{data}\n"
+    loaded = load_port(write(tmp_path, file), world_size=2)
+    assert (loaded.steps_per_epoch, loaded.total_steps, loaded.optimizer.lr) == (5, 15, 0.2)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +104,7 @@ def test_load_port_reads_the_fields_from_the_file(tmp_path: Path) -> None:
         (("accumulation_steps = 2", "accumulation_steps = 0"), "accumulation_steps 0: must be at least 1"),
         (
             ("accumulation_steps = 2", "acumulation_steps = 2"),
-            "acumulation_steps: not a field of a port; did you mean ac",
+            "acumulation_steps: not a name of a run file; did you mean accumulation_steps?",
         ),
         (("accumulation_steps = 2", "1 / 0"), "line 11: ZeroDivisionError: division by zero"),
     ],
@@ -146,8 +184,8 @@ def test_contradictory_fields_are_refused(changes: dict[str, Any], message: str)
 @pytest.mark.parametrize(
     ("batch", "message"),
     [
-        ([np.zeros(2)], "must be a dictionary of arrays, and is list"),
-        ({}, "must be a dictionary of arrays, and is dict"),
+        ([0.0, 0.0], "must be a dictionary or tuple of arrays, and is list"),
+        ({}, "must be a dictionary or tuple of arrays, and is dict"),
         ({"x": np.zeros(2), "y": np.zeros(3)}, r"its arrays must have the same length, at least 1, and have \{'x': 2"),
         ({"x": 1.0}, "x: must be an array with an entry for each example, and is one number$"),
         ({"x": np.zeros(2), "n": 3}, "n: must be an array with an entry for each example, and is one number$"),
@@ -274,3 +312,14 @@ def test_a_loss_of_a_port_is_given_its_own_kind_of_batch_once() -> None:
     of_port = port(flax_loss=lambda model, batch: seen.append(batch))
     replace(of_port, flax_loss=of_port.flax_loss).flax_loss(None, {"a > b": 1, "c is None": 0, "d.e": 2})
     assert seen == [{"a": {"b": 1}, "c": None, "d.e": 2}]
+
+
+def test_a_file_that_takes_long_tells_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(scripts, "PATIENCE", 0.1)
+    path = tmp_path / "slow.py"
+    path.write_text("import time\ntime.sleep(0.35)\n")
+    scripts.run_file(path)
+    told = capsys.readouterr().err.splitlines()
+    assert told and set(told) == {f"{path}: has run for 0 s, and is still at line 2"}

@@ -4,10 +4,7 @@ import dataclasses
 
 import pytest
 
-from jaxddp.plan import links, roofline
-from jaxddp.plan.batch import Largest, largest_batch
-from jaxddp.plan.costs import Cost
-from jaxddp.plan.hardware import (
+from jaxddp.config.hardware import (
     GPUS,
     KERNEL_SECONDS,
     MATRIX_SHARE,
@@ -18,6 +15,9 @@ from jaxddp.plan.hardware import (
     NVLINK_SHARE,
     NVLINK_STEP_SECONDS,
 )
+from jaxddp.plan import links, roofline
+from jaxddp.plan.batch import Largest, largest_batch
+from jaxddp.plan.costs import Cost
 from jaxddp.plan.links import Links, links_of
 
 H100 = GPUS["h100"]

@@ -6,16 +6,17 @@ from pathlib import Path
 import jax
 import pytest
 
-from jaxddp import cli
+from jaxddp.config.hardware import GPUS
 from jaxddp.errors import InputError
 from jaxddp.nn.functional import Functional
 from jaxddp.plan import topology
-from jaxddp.plan.hardware import GPUS
-from jaxddp.plan.options import PlanOptions
+from jaxddp.plan.options import parse
 from jaxddp.plan.presets import GPT2, ResNet50
 from jaxddp.plan.sources import workload_of
-from jaxddp.plan.workload import nbytes
+from jaxddp.plan.workload import Workload, nbytes
+from jaxddp.step.program_step import ProgramStep
 
+EXAMPLES = Path(__file__).parents[3] / "examples"
 SCRIPT = """
 import numpy as np
 import optax
@@ -35,8 +36,8 @@ def batch(step, rank):
 """
 
 
-def parsed(*argv: str) -> PlanOptions:
-    return cli.parse_plain(PlanOptions, argv, "plan", PlanOptions())
+def workload(*argv: str) -> Workload:
+    return workload_of(*parse(argv, "plan"))
 
 
 @pytest.mark.parametrize(
@@ -53,7 +54,6 @@ def parsed(*argv: str) -> PlanOptions:
         ("--nesterov", "--nesterov: only for --optimizer sgd, not adam"),
         ("--lr -1", "--lr -1.0: must be"),
         ("a.py --model mlp", "a.py: no such file"),
-        ("a.py --model resnet50", "--model resnet50: must not be given with a.py, which has a model"),
         ("--gpus x", "--gpus x: expected INT"),
         ("--global-batch-size 33", "--global-batch-size 33: must be divisible by 8 replicas"),
         ("--batch-size 3 --accumulation-steps 2", "--batch-size 3: must be a multiple of --accumulation-steps 2"),
@@ -62,21 +62,20 @@ def parsed(*argv: str) -> PlanOptions:
 )
 def test_bad_input_is_one_line_that_names_the_flag(argv: str, message: str) -> None:
     with pytest.raises(InputError, match=r"^[^\n]*$") as error:
-        workload_of(parsed(*argv.split())).state(8)
+        workload(*argv.split()).state(8)
     assert str(error.value).startswith(message)
 
 
 def test_the_trainers_flags_reach_the_step() -> None:
     flags = "--model convnet --optimizer sgd --momentum 0.9 --amp bf16 --clip-grad-norm 1 --accumulation-steps 2"
-    options = parsed(*flags.split(), "--batch-size", "6")
-    workload = workload_of(options)
-    assert workload.replica_step.clip_grad_norm == 1 and workload.batch_size == 6
-    assert workload.matmul_precision == "highest"  # as the trainer multiplies
-    assert nbytes(workload.state(1).opt_state) >= nbytes(workload.params)
+    planned = workload(*flags.split(), "--batch-size", "6")
+    assert planned.replica_step.clip_grad_norm == 1 and planned.batch_size == 6
+    assert planned.matmul_precision == "highest"  # as the trainer multiplies
+    assert nbytes(planned.state(1).opt_state) >= nbytes(planned.params)
 
 
 def test_fields_that_differ_between_replicas_get_an_axis() -> None:
-    state = workload_of(parsed("--comm-hook", "powerSGD")).state(8)
+    state = workload("--comm-hook", "powerSGD").state(8)
     sizes = {leaf.shape[0] for leaf in jax.tree.leaves(state.comm_state)}
     assert sizes == {8} and state.params["layers.0.kernel"].shape == (64, 128)
 
@@ -95,25 +94,38 @@ def test_presets_have_as_many_parameters_as_the_models_of_their_names(model: typ
 def test_a_script_names_its_parts_as_a_port_file_does(model: str, tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text(SCRIPT.replace("MODEL", model))
-    workload = workload_of(parsed(str(path)))
-    assert (workload.name, workload.batch_size, workload.accumulation_steps) == ("mine.py", 6, 2)
-    assert workload.example["x"].shape == (8,) and workload.example["y"].dtype == "float32"
-    assert nbytes(workload.params) == 4 * (8 * 4 + 4)
-    assert workload_of(parsed(str(path), "--batch-size", "10")).batch_size == 10
+    planned = workload(str(path))
+    assert (planned.name, planned.batch_size, planned.accumulation_steps) == ("mine.py", 6, 2)
+    assert planned.example["x"].shape == (8,) and planned.example["y"].dtype == "float32"
+    assert nbytes(planned.params) == 4 * (8 * 4 + 4)
+    assert workload(str(path), "--batch-size", "10").batch_size == 10
+
+
+def test_a_files_batch_is_rounded_up_for_more_gpus_than_it_has_examples() -> None:
+    planned = workload(str(EXAMPLES / "mine.py"), "--gpus", "64", "--accumulation-steps", "2")
+    assert (planned.name, planned.batch_size) == ("mine.py  ·  global batch 128 in place of 32", 2)
+    assert workload(str(EXAMPLES / "mine.py")).name == "mine.py"  # 4 on each of 8
+
+
+def test_a_program_with_a_step_of_its_own_is_planned_by_it() -> None:
+    planned = workload(str(EXAMPLES / "dqn.py"), "--transitions", "8", "--width", "2", "--global-batch-size", "16")
+    assert isinstance(planned.replica_step, ProgramStep) and planned.batch_size == 2
+    moments = [leaf for leaf in jax.tree.leaves(planned.state(1).opt_state) if leaf.shape == (64, 2)]
+    assert len(moments) == 2  # Adam's, of the online network alone
 
 
 def test_a_script_may_have_a_plain_tree_of_arrays(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     script = SCRIPT.replace("MODEL", '{"w": np.zeros((8, 4), np.float32)}')
     path.write_text(script.replace('model(batch["x"])', 'batch["x"] @ model["w"]'))
-    assert nbytes(workload_of(parsed(str(path))).params) == 4 * 8 * 4
+    assert nbytes(workload(str(path)).params) == 4 * 8 * 4
 
 
 @pytest.mark.parametrize(
     ("fault", "replacement", "message"),
     [
-        ("def batch(", "def batches(", "batch: must be a function, and is NoneType"),
-        ("def flax_model(", "def model(", "flax_model: must be a function, and is NoneType"),
+        ("def batch(", "def batches(", "mine.py: has neither train_data nor batch"),
+        ("def flax_model(", "def model(", "mine.py: has no flax_model"),
         ("return MODEL", "return 3", "flax_model: must return a flax.nnx or flax.linen module, or a tree of arrays"),
         ("return MODEL", "return 1 / 0", "line 7: ZeroDivisionError: division by zero"),
         ("flax_optimizer = optax.adamw(1e-3)", "optimizer = 'adan'", "optimizer adan: unknown; did you mean adam?"),
@@ -123,7 +135,7 @@ def test_a_faulty_script_is_one_line(fault: str, replacement: str, message: str,
     path = tmp_path / "mine.py"
     path.write_text(textwrap.dedent(SCRIPT).replace(fault, replacement).replace("MODEL", "linen.Dense(4)"))
     with pytest.raises(InputError, match=r"^[^\n]*$") as error:
-        workload_of(parsed(str(path)))
+        workload(str(path))
     assert message in str(error.value)
 
 

@@ -7,11 +7,11 @@ import pytest
 from jax import numpy as jnp
 
 from jaxddp import optim
+from jaxddp.config.hardware import GPUS, KERNEL_SECONDS
 from jaxddp.nn.losses import Sums
 from jaxddp.plan import advice
 from jaxddp.plan.batch import Largest
 from jaxddp.plan.compiled import CompiledStep
-from jaxddp.plan.hardware import GPUS, KERNEL_SECONDS
 from jaxddp.plan.picture import draw
 from jaxddp.plan.prediction import COUNTS, Prediction
 from jaxddp.plan.report import PlanReport, scaled

@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxddp import data_parallel, optim
+from jaxddp import optim
 from jaxddp.data.torch_rng import Generator
 from jaxddp.data_parallel import DataParallel
 from jaxddp.distributed.replicas import Replicas
 from jaxddp.errors import InputError
 from jaxddp.nn import layers
 from jaxddp.nn.losses import IGNORE_INDEX
-from jaxddp.step.evaluate import padded_batches
+from jaxddp.step import evaluate
+from jaxddp.step.evaluate import equal_places, padded_places
 
 # Relative, of sums in float32; measured: 8.7e-8. Counting a padded example changes a sum by 1 % or more.
 TOLERANCE = 1e-6
@@ -85,11 +86,11 @@ def test_every_example_counts_once(world_size: int) -> None:
 
 
 def test_counting_the_padding_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def all_valid(*args: Any) -> Arrays:
-        batches = padded_batches(*args)
-        return {**batches, "valid": np.ones_like(batches["valid"])}
+    def all_valid(*args: Any) -> list[evaluate.Places]:
+        ((indices, valid),) = padded_places(*args)
+        return [(indices, np.ones_like(valid))]
 
-    monkeypatch.setattr(data_parallel, "padded_batches", all_valid)
+    monkeypatch.setattr(evaluate, "padded_places", all_valid)
     check(4, 4)  # passes: there is no padding
     with pytest.raises(AssertionError):
         check(4, 5)
@@ -120,17 +121,51 @@ def test_an_infinite_loss_is_reported_unless_its_label_is_ignored() -> None:
     assert np.isfinite(ddp.evaluate(state, arrays)["loss"])
 
 
+def of_mean(model: Any, batch: Any) -> jax.Array:
+    """Return a mean of the batch, which cannot leave out an example."""
+    return (model(batch["x"]) ** 2).mean()
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 12, 13])
+def test_of_a_mean_every_example_counts_once_too(size: int) -> None:
+    ddp = DataParallel(Net(), optim.sgd(), of_mean, replicas=Replicas(jax.devices()[:2]))
+    state, arrays = ddp.init(), examples(size)
+    alone = [ddp.evaluate(state, {"x": arrays["x"][i : i + 1]})["loss"] for i in range(size)]
+    assert ddp.evaluate(state, arrays, batch_size=BATCH_SIZE)["loss"] == pytest.approx(np.mean(alone), rel=TOLERANCE)
+
+
+def test_weighting_a_shared_example_twice_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def doubled(*args: Any) -> list[evaluate.Places]:
+        return [(indices, np.ones_like(valid)) for indices, valid in equal_places(*args)]
+
+    monkeypatch.setattr(evaluate, "equal_places", doubled)
+    with pytest.raises(AssertionError):
+        test_of_a_mean_every_example_counts_once_too(7)
+
+
+def test_a_set_that_does_not_stay_on_the_devices_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    ddp, state = trained(2)
+    kept = ddp.place(examples(21), BATCH_SIZE)
+    monkeypatch.setattr(evaluate, "KEPT_BYTES", 100)
+    monkeypatch.setattr(evaluate, "PART_BYTES", 200)
+    read_anew = ddp.place(examples(21), BATCH_SIZE)
+    assert len([*read_anew]) > len([*kept]) == 1
+    expected = {name: float(x) for name, x in ddp.evaluate_placed(state, kept).items()}
+    for _ in range(2):
+        sums = {name: float(x) for name, x in ddp.evaluate_placed(state, read_anew).items()}
+        assert sums == pytest.approx(expected, rel=TOLERANCE)
+
+
 @pytest.mark.parametrize("size", [1, 5, 6, 7])
 def test_padding_repeats_the_first_example_with_no_weight(size: int) -> None:
-    batches = padded_batches({"x": np.arange(1, size + 1)}, world_size=3, batch_size=2)
-    x, valid = batches["x"].ravel(), batches["valid"].ravel()
-    assert x[valid == 1].tolist() == list(range(1, size + 1))
-    assert set(x[valid == 0]) <= {1}
-    assert batches["x"].shape == (3, -(-size // 6), 2)
+    ((indices, valid),) = padded_places(size, world_size=3, batch_size=2)
+    assert indices[valid == 1].tolist() == list(range(size))
+    assert set(indices[valid == 0].tolist()) <= {0}
+    assert indices.shape == (3, -(-size // 6), 2)
 
 
-@pytest.mark.parametrize("sizes", [(0, 0), (3, 2)])
-def test_empty_or_unequal_arrays_are_refused(sizes: tuple[int, int]) -> None:
-    arrays = {name: np.zeros(size) for name, size in zip("xy", sizes, strict=True)}
-    with pytest.raises(InputError, match=r"^evaluation arrays of lengths \{'x': \d, 'y': \d\}: must be equal"):
-        padded_batches(arrays, 2, 4)
+@pytest.mark.parametrize(("sizes", "message"), [((0, 0), "has no examples"), ((3, 2), "arrays of different lengths")])
+def test_empty_or_unequal_arrays_are_refused(sizes: tuple[int, int], message: str) -> None:
+    ddp, _ = trained(2)
+    with pytest.raises(InputError, match=rf"^evaluation data: {message}"):
+        ddp.place({name: np.zeros(size) for name, size in zip("xy", sizes, strict=True)})

@@ -8,6 +8,9 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from flax import nnx
+from jax import numpy as jnp
+from jax.ad_checkpoint import print_saved_residuals
 
 from jaxddp import optim
 from jaxddp.data.torch_rng import Generator
@@ -17,9 +20,11 @@ from jaxddp.distributed.replicas import VirtualReplicas
 from jaxddp.errors import InputError, TrainingError
 from jaxddp.nn import layers
 from jaxddp.nn.losses import IGNORE_INDEX, Losses, cross_entropy
+from jaxddp.step import local_gradients
 from jaxddp.step.grad_scaler import GradScaler
 from jaxddp.step.gradient_hooks import GradientHook
-from tests.support.step_cases import CLASSES, FEATURES, Arrays, Net, dealt, distance, examples, first
+from jaxddp.step.loops import primitives
+from tests.support.step_cases import CLASSES, FEATURES, TOKENS, Arrays, Net, dealt, distance, examples, first
 
 # Relative to an array's largest value; in comments, the measured difference.
 TOLERANCE = 1e-14  # float64: 7.9e-16
@@ -224,3 +229,78 @@ def test_an_all_reduce_per_micro_batch_is_caught() -> None:
         return cross_entropy(lambda x: all_reduce(model(x)), batch)
 
     assert max(loops_around_all_reduces((2,) * 4, chatty)) == 2
+
+
+# ---- clipping by value, recomputation, operations
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_clipping_by_value_clips_each_element_of_the_mean(sharded: bool) -> None:
+    def moved(**options: Any) -> Arrays:
+        ddp = DataParallel(Net(None), optim.sgd(1.0, momentum=0.9), squares, replicas=first(2), **options)
+        start = jax.device_get(ddp.init().params)
+        state, _ = ddp.steps(ddp.init(), ddp.replicas.shard(dealt(2, 1, (3,))))
+        return {name: start[name] - x for name, x in jax.device_get(state.params).items()}
+
+    free, bound = moved(shard_optimizer=sharded), 0.05
+    clipped = moved(shard_optimizer=sharded, clip_grad_value=bound)
+    assert any((np.abs(x) > bound).any() for x in free.values()) and any(
+        (np.abs(x) < bound).any() for x in free.values()
+    )
+    for name, gradient in free.items():
+        np.testing.assert_allclose(clipped[name], np.clip(gradient, -bound, bound), atol=1e-6, err_msg=name)
+    with pytest.raises(InputError, match=r"^clip_grad_value: cannot be combined with clip_grad_norm$"):
+        DataParallel(Net(None), optim.sgd(), squares, replicas=first(2), clip_grad_norm=1.0, clip_grad_value=1.0)
+
+
+def squares(model: Net, batch: Arrays) -> jax.Array:
+    return (model(batch["x"]) ** 2).sum(-1)
+
+
+class Deep(nnx.Module):
+    """Products with much that is cheap to compute again between them, and a parameter that the loss does not reach."""
+
+    def __init__(self) -> None:
+        self.layers = nnx.List([nnx.Linear(FEATURES, FEATURES, rngs=nnx.Rngs(i)) for i in range(3)])
+        self.unused = nnx.Param(jnp.ones(2))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        for layer in self.layers:
+            x = x + nnx.gelu(nnx.softmax(layer(x)) * jnp.tanh(x))
+        return x
+
+
+def test_recomputation_keeps_products_alone_and_gives_the_same_gradients(capsys: pytest.CaptureFixture[str]) -> None:
+    found, kept = {}, {}
+    for remat in (False, True):
+        options: dict[str, Any] = {"replicas": first(2), "remat": remat, "find_unused_parameters": True}
+        ddp = DataParallel(Deep(), optim.sgd(1.0), squares, **options)
+        batch = ddp.replicas.shard(dealt(2, 1, (3,)))
+        state = ddp.init()
+        program = jax.make_jaxpr(lambda state, ddp=ddp, batch=batch: ddp._steps.program(state, batch))(state)
+        kept[remat] = bool({"remat", "remat2", "checkpoint"} & {name for name, _ in primitives(program.jaxpr)})
+        found[remat] = jax.device_get(ddp.steps(state, batch)[0].params)
+    assert kept == {False: False, True: True}
+    for name, expected in found[False].items():
+        np.testing.assert_allclose(found[True][name], expected, rtol=1e-6, atol=1e-7, err_msg=name)
+    with pytest.raises(InputError, match="unused"):  # the search for unused parameters sees through it
+        options = {"replicas": first(2), "remat": True, "find_unused_parameters": False}
+        ddp = DataParallel(Deep(), optim.sgd(1.0), squares, **options)
+        ddp.steps(ddp.init(), ddp.replicas.shard(dealt(2, 1, (3,))))
+
+    def loss(params: Any) -> jax.Array:
+        return jnp.sum(jnp.tanh(jnp.tanh(params["x"] @ params["w"])) ** 2)
+
+    print_saved_residuals(
+        jax.checkpoint(loss, policy=local_gradients._is_product), {"x": jnp.ones((5, 7)), "w": jnp.ones((7, 3))}
+    )
+    saved = [line for line in capsys.readouterr().out.splitlines() if "from the argument" not in line]
+    assert len(saved) == 1 and saved[0].startswith("f32[5,3]") and "dot_general" in saved[0]
+
+
+def test_the_operations_of_products_are_counted_over_micro_batches_and_steps() -> None:
+    ddp = DataParallel(Deep(), optim.sgd(1.0), squares, replicas=first(2), find_unused_parameters=True)
+    # Three products per layer: forward, and backward for the weights and, but in the first layer, for the input.
+    per_example = 2 * FEATURES * FEATURES * TOKENS * (3 * 3 - 1)
+    for steps, micro in ((1, (3,)), (4, (3,)), (2, (4, 4, 2))):
+        assert ddp.product_flops(ddp.init(), dealt(2, steps, micro)) == pytest.approx(per_example / 2, rel=1e-9)

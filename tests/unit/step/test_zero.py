@@ -115,8 +115,11 @@ def test_joined_is_the_inverse_of_sliced_for_several_dtypes() -> None:
         "half": rng.normal(size=(2, 5)).astype("float16"),
         "a": rng.normal(size=(3, 1, 2)).astype("float32"),
     }
-    slices = zero.sliced(params, zero.layout_of(params), 4)
-    assert {dtype: vector.shape for dtype, vector in slices.vectors.items()} == {"float16": (4, 3), "float32": (4, 3)}
+    slices = zero.sliced(params, zero.layout_of(params, lambda name: 0), 4)
+    assert {str(vector.dtype): vector.shape for vector in slices.vectors.values()} == {
+        "float16": (4, 3),
+        "float32": (4, 3),
+    }
     joined = zero.joined(slices)
     assert joined.keys() == params.keys()
     for name, value in params.items():

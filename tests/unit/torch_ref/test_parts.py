@@ -23,7 +23,7 @@ from torch_ref import train as training
 from torch_ref.config import TorchConfig
 from torch_ref.devices import check_devices, num_replicas
 from torch_ref.distributed import World
-from torch_ref.loader import Loader, epoch_indices
+from torch_ref.loader import EvaluationBatches, Loader, epoch_indices
 from torch_ref.losses import cross_entropy
 
 
@@ -64,6 +64,16 @@ def test_loader_groups_micro_batches_by_optimizer_step() -> None:
     assert [[m["x"].tolist() for m in step] for step in whole.epoch(0)] == steps[:3]
     with pytest.raises(InputError, match="--global-batch-size 32: larger than the 26 examples"):
         Loader({"x": np.arange(26)}, TrainConfig(global_batch_size=32, drop_last_batch=True), 2, ranks=[0])
+
+
+def test_evaluation_reads_every_example_once_at_each_pass() -> None:
+    for world_size in (1, 2, 9):  # more ranks than examples
+        worlds = [World(rank=rank, world_size=world_size) for rank in range(world_size)]
+        ranks = [EvaluationBatches([{"x": i} for i in range(7)], TrainConfig(), world, 2) for world in worlds]
+        for _ in range(2):
+            batches = [list(of_rank) for of_rank in ranks]
+            assert sorted(x for rank in batches for batch in rank for x in batch["x"].tolist()) == list(range(7))
+            assert all(rank and len(batch["x"]) <= 2 for rank in batches for batch in rank)
 
 
 def test_cross_entropy_sums_are_torchs_mean() -> None:

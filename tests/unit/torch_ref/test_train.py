@@ -25,7 +25,7 @@ from torch_ref.data_parallel import broadcast_buffers, wrap
 from torch_ref.distributed import World
 from torch_ref.evaluate import evaluate
 from torch_ref.launch import launch
-from torch_ref.loader import ArrayDataset, evaluation_batches
+from torch_ref.loader import EvaluationBatches, to_tensors
 from torch_ref.step import accumulate_gradients, train_step
 from torch_ref.verify import _majority, verify_replicas
 
@@ -60,7 +60,7 @@ def linear_model() -> nn.Module:
 def uneven_gradients(world: World) -> dict[str, Tensor]:
     """Compute the gradients of an accumulated step with both normalisations; a comm hook records the local ones."""
     gradients = {}
-    tensors = ArrayDataset(uneven_labels(), torch.float64).tensors
+    tensors = to_tensors(uneven_labels(), torch.float64)
     mine = {name: tensor.chunk(RANKS)[world.rank] for name, tensor in tensors.items()}
     micro_batches = [{name: tensor.split(4)[number] for name, tensor in mine.items()} for number in range(2)]
     for normalization in ("ddp", "global"):
@@ -115,7 +115,7 @@ def drifted(world: World) -> str:
 def evaluated(world: World) -> dict[str, Tensor]:
     """Compute the mean loss over 5 examples on 2 ranks, in 2 batches and 1; as a fault, over a sampler's 6."""
     arrays = {"x": np.arange(20.0).reshape(5, 4), "y": np.array([0, 1, 2, 0, 1])}
-    once = evaluate(linear_model(), evaluation_batches(arrays, BASE, world, batch_size=2), world)
+    once = evaluate(linear_model(), EvaluationBatches(arrays, BASE, world, batch_size=2), world)
     padded = list(DistributedSampler(range(5), RANKS, world.rank, shuffle=False))
     batches = [{name: torch.from_numpy(array[padded]) for name, array in arrays.items()}]
     return {
@@ -186,7 +186,7 @@ def test_accumulating_two_halves_equals_the_whole_batch() -> None:
 def whole_batch_gradient(*parts: slice) -> Tensor:
     """Compute the gradient of the mean over `parts` of F.cross_entropy's mean within each."""
     model = linear_model()
-    tensors = ArrayDataset(uneven_labels(), torch.float64).tensors
+    tensors = to_tensors(uneven_labels(), torch.float64)
     losses = [F.cross_entropy(model(tensors["x"][part]).flatten(0, 1), tensors["y"][part].flatten()) for part in parts]
     torch.stack(losses).mean().backward()
     return model.weight.grad

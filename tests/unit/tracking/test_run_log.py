@@ -3,7 +3,6 @@
 import io
 import itertools
 import json
-import os
 import shutil
 import sys
 
@@ -20,25 +19,20 @@ from jaxddp.tracking.run_log import RunLog
 from tests.support.run_logs import CONFIG, SIX_STEPS, claimed_log, open_log, places, train, write_run
 
 
-def test_the_title_of_a_file_whose_name_is_not_utf8_can_be_printed_and_drawn():
-    config = TrainConfig(dataset="npz", data_path=os.fsdecode(b"sp\xe4.npz"))
-    title = run_log.run_title(config, replicas=2, framework="JAX")
-    assert title.startswith("mlp on sp?.npz")
-    assert title.encode().decode() == title
-
-
 def test_lines_are_aligned_and_on_stdout_only(capsys):
     with open_log(None) as log:
         metrics = {"loss": 0.1234564, "accuracy": 0.97123}
         log.step(1, 3, metrics, examples=32)
         log.epoch(60, 3, metrics, {"loss": 0.23456749, "accuracy": 0.9694}, examples_per_second=12345.4)
         log.epoch(200, 10, metrics, {}, examples_per_second=123456)
-        log.summary(0.98056, 11.34, "replicas identical", "2 skipped")
+        speed = ["12,345 examples/s   the step limits"]
+        log.summary({"loss": 0.2, "accuracy": 0.98056}, 11.34, "replicas identical", "2 skipped", speed=speed)
     out, err = capsys.readouterr()
     assert out.splitlines() == [
         "a test",
         "epoch  3/10  train loss 0.123456  accuracy 0.9712  test loss 0.234567  accuracy 0.9694   12,345 examples/s",
         "epoch 10/10  train loss 0.123456  accuracy 0.9712  123,456 examples/s",
+        *speed,
         "test accuracy 0.9806   11.3 s   replicas identical   2 skipped",
     ]
     assert err == ""
@@ -46,9 +40,9 @@ def test_lines_are_aligned_and_on_stdout_only(capsys):
 
 def test_the_summary_names_the_run_folder_which_has_no_curves_without_steps(tmp_path, capsys):
     with claimed_log(tmp_path / "run") as log:
-        log.summary(0.5, 1)
+        log.summary({"loss": 0.5}, 1)
     *_, result, place = capsys.readouterr().out.splitlines()
-    assert result == "test accuracy 0.5000   1.0 s"
+    assert result == "test loss 0.500000   1.0 s"
     assert place == f"saved to {tmp_path / 'run'}"
     assert not (tmp_path / "run" / "curves.png").exists()
 
@@ -65,7 +59,7 @@ def test_the_progress_bar_is_shown_only_on_terminals(monkeypatch, capsys, quiet)
     terminal, now = Terminal(), itertools.count(step=0.08)
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setattr("tqdm.std.time", lambda: next(now))  # tqdm draws a bar at most every 0.1 s
-    with open_log(None, quiet=quiet) as log:
+    with open_log(None, quiet=quiet, memory=lambda: 1_234_000_000) as log:
         for epoch in (1, 2):
             log.step(epoch, epoch, {"loss": 0.5, "accuracy": 0.25}, examples=64)
             log.epoch(epoch, epoch, {"loss": 0.5}, {}, examples_per_second=1)
@@ -75,6 +69,7 @@ def test_the_progress_bar_is_shown_only_on_terminals(monkeypatch, capsys, quiet)
     else:
         shown = [line.strip() for line in terminal.getvalue().split("\r")]
         assert any(line.startswith("epoch  3/10  loss 0.250000  accuracy 0.5000 |███████▏ ") for line in shown)
+        assert any(" left, " in line and line.endswith(", 1.23 GB") for line in shown)
         assert shown[-1] == ""  # the bar is gone
         assert [line[:11] for line in capsys.readouterr().out.splitlines()[1:]] == ["epoch  1/10", "epoch  2/10"]
 
@@ -122,7 +117,7 @@ CALLS = {
     "epoch": lambda log: log.epoch(3, 2, {"loss": 0.5}, {}, 100),
     "histograms": lambda log: log.histograms(3, {"fc": [1] * len(LOG2_BINS)}),
     "sync": RunLog.sync,
-    "summary": lambda log: log.summary(0.5, 1),
+    "summary": lambda log: log.summary({"loss": 0.5}, 1),
     "exit": lambda log: None,
 }
 

@@ -6,7 +6,7 @@ so one mechanism reaches both. A call has a `Site`: the k-th call of a function 
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import FunctionType
 from typing import Any, Protocol
@@ -15,37 +15,12 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from jaxddp.parity.diagnosis.forward.fit import Item
+from jaxddp.parity.diagnosis.forward.signatures import parameters_of
+from jaxddp.parity.operations import Moments, SourceLine, calling_lines, line_of_user, moments
 
 Site = tuple[str, int]
 Gather = Callable[[Tensor], Sequence[Tensor]]
 
-_POOL = ("input", "kernel_size", "stride", "padding")
-_CONVOLUTION = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
-PARAMETERS: dict[str, tuple[str, ...]] = {
-    "gelu": ("input", "approximate"),
-    "layer_norm": ("input", "normalized_shape", "weight", "bias", "eps"),
-    "rms_norm": ("input", "normalized_shape", "weight", "eps"),
-    "group_norm": ("input", "num_groups", "weight", "bias", "eps"),
-    "instance_norm": (
-        *("input", "running_mean", "running_var", "weight", "bias", "use_input_stats", "momentum", "eps"),
-    ),
-    "batch_norm": ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps"),
-    "embedding": ("input", "weight", "padding_idx"),
-    "cross_entropy": (
-        *("input", "target", "weight", "size_average", "ignore_index", "reduce", "reduction", "label_smoothing"),
-    ),
-    "nll_loss": ("input", "target", "weight", "size_average", "ignore_index", "reduce", "reduction"),
-    "linear": ("input", "weight", "bias"),
-    "matmul": ("input", "other"),
-    "bmm": ("input", "mat2"),
-    "scaled_dot_product_attention": ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale"),
-    **{f"dropout{dims}": ("input", "p", "training", "inplace") for dims in ("", "1d", "2d", "3d")},
-    **dict.fromkeys(
-        ("lstm", "gru", "rnn_tanh", "rnn_relu"), ("input", "hx", "params", "has_biases", "num_layers", "dropout")
-    ),
-    **{f"conv{dims}d": _CONVOLUTION for dims in (1, 2, 3)},
-    **{f"{kind}_pool{dims}d": _POOL for kind in ("max", "avg") for dims in (1, 2, 3)},
-}
 COMPOSITE = ("multi_head_attention_forward",)  # functions whose inner calls are the sites
 
 
@@ -60,8 +35,11 @@ class Call:
         count_more: function that adds a number to the "count" that the loss function returns.
         gather: function from a tensor to the tensors of all replicas at this call, for replicas that run
             side by side.
+        earlier: function from a site that a change `needs` to the result of its call.
         result: return value, if the call was recorded.
         into: recorded calls whose first argument is the result.
+        line: the user's line that makes the call, if it was recorded; None: unknown.
+        results: moments of the tensors that it returned, if it was recorded.
     """
 
     site: Site
@@ -71,8 +49,11 @@ class Call:
     module: str | None = None
     count_more: Callable[[float], None] = lambda number: None
     gather: Gather = lambda tensor: (tensor,)
+    earlier: Callable[[Site], Any] = lambda site: None
     result: Any = None
     into: list["Call"] = field(default_factory=list)
+    line: SourceLine | None = None
+    results: tuple[Moments, ...] = ()
 
     @property
     def name(self) -> str:
@@ -80,7 +61,7 @@ class Call:
         return self.site[0]
 
     def get(self, parameter: str, default: Any = None) -> Any:
-        """Return an argument by its parameter's name in `PARAMETERS`."""
+        """Return an argument by its parameter's name."""
         position = self._position(parameter)
         return self.args[position] if position < len(self.args) else self.kwargs.get(parameter, default)
 
@@ -104,7 +85,7 @@ class Call:
         return self.function(*self.args, **self.kwargs)
 
     def _position(self, parameter: str) -> int:
-        return PARAMETERS[self.name].index(parameter)
+        return [*parameters_of(self.function)].index(parameter)
 
 
 Proceed = Callable[[Call], Any]
@@ -134,6 +115,10 @@ class Change:
         counts: the fault changes how many elements count.
         group: description of the fault for several calls whose `what` differs; "": such calls do not form a group.
         subsets: a program has the fault in any of a few places, so every set of them is tried.
+        tier: rank among explanations that do the same: 0 for a fault of the catalogue, more for edits that can stand
+            for many.
+        also: sites of other calls that the answer changes.
+        needs: sites of earlier calls whose results the answer takes.
     """
 
     fault: str
@@ -148,6 +133,9 @@ class Change:
     counts: bool = False
     group: str = ""
     subsets: bool = False
+    tier: int = 0
+    also: tuple[Site, ...] = ()
+    needs: tuple[Site, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -159,12 +147,16 @@ class Patch(Item):
         sites: the calls.
         where: the module, or a pattern of modules; "" for everywhere.
         value: the fault's value; None: the change has none.
+        given: the value is a number of the port's and not fitted.
+        changes: changes of single sites that differ from `change`.
     """
 
     change: Change
     sites: frozenset[Site]
     where: str = ""
     value: float | None = None
+    given: bool = False
+    changes: Mapping[Site, Change] = field(default_factory=dict, compare=False)
 
     @property
     def faults(self) -> tuple[str, ...]:
@@ -177,13 +169,22 @@ class Patch(Item):
         change = self.change
         value = "" if self.value is None else f" {self.value:.10g}"
         where = f"layer {self.where}" if self.where.isdigit() else self.where  # of an nn.Sequential
-        has = "" if change.reference is None else f", the reference has {change.reference:.10g}"
+        has = (
+            ""
+            if change.reference is None or change.fault == "factor"
+            else f", the reference has {change.reference:.10g}"
+        )
         return f"{change.what}{value}{f' in {where}' if where else ''}{has}"
 
     @property
     def reference(self) -> float | None:
         """Value of the reference; None: there is nothing to fit."""
-        return self.change.reference
+        return None if self.given else self.change.reference
+
+    @property
+    def tier(self) -> int:
+        """Rank among explanations that do the same."""
+        return self.change.tier - self.given
 
     @property
     def start(self) -> float:
@@ -193,6 +194,11 @@ class Patch(Item):
     def at(self, value: float) -> "Patch":
         """Return the fault with another value."""
         return replace(self, value=max(value, self.change.least))
+
+    @property
+    def all_changes(self) -> list[Change]:
+        """Changes of all sites."""
+        return [self.change, *self.changes.values()]
 
     def excludes(self, other: object) -> bool:
         """Return whether both are the same fault in the same place."""
@@ -210,6 +216,7 @@ class CallTrace(TorchFunctionMode):
         patches: the faults.
         gather: see `Call`.
         modules: names of the modules that are being executed, innermost last; calls are recorded if given.
+        reads: record lines and moments, too.
 
     Attributes:
         recorded: the calls in order; empty without `modules`.
@@ -223,16 +230,23 @@ class CallTrace(TorchFunctionMode):
     """
 
     def __init__(
-        self, patches: Iterable[Patch] = (), gather: Gather = lambda tensor: (tensor,), modules: list[str] | None = None
+        self,
+        patches: Iterable[Patch] = (),
+        gather: Gather = lambda tensor: (tensor,),
+        modules: list[str] | None = None,
+        reads: bool = False,
     ):
         super().__init__()
         self._patches: dict[Site, list[Patch]] = defaultdict(list)
         # Values are set before the changes that depend on them.
-        for patch in sorted(patches, key=lambda patch: (not patch.change.lockstep, patch.value is None)):
+        patches = sorted(patches, key=lambda patch: (not patch.change.lockstep, patch.value is None))
+        for patch in patches:
             for site in patch.sites:
                 self._patches[site].append(patch)
+        self._wanted = {site for patch in patches for one in patch.all_changes for site in one.needs}
+        self._earlier: dict[Site, Any] = {}
         self._gather = gather
-        self._modules = modules
+        self._modules, self._reads = modules, reads
         self._counter: Counter[str] = Counter()
         self._makers: dict[int, Call] = {}
         self.recorded: list[Call] = []
@@ -248,30 +262,47 @@ class CallTrace(TorchFunctionMode):
         site = name, self._counter[name]
         self._counter[name] += 1
         patches = self._patches.get(site, ())
-        if not patches and self._modules is None:
+        if not patches and self._modules is None and site not in self._wanted:
             return func(*args, **kwargs or {})
-        call = Call(site, func, args, kwargs or {}, count_more=self._count_more, gather=self._gather)
-        return self._record(call) if self._modules is not None else _answered(call, list(patches))
+        call = Call(site, func, args, kwargs or {}, None, self._count_more, self._gather, self._earlier.get)
+        result = _answered(call, list(patches))
+        if site in self._wanted:
+            self._earlier[site] = result
+        if self._modules is not None:
+            self._record(call, result)
+        return result
 
     def _count_more(self, number: float) -> None:
         self.more += number
 
-    def _record(self, call: Call) -> Any:
-        assert self._modules is not None
-        result = call.run()
-        call = replace(call, module=self._modules[-1] if self._modules else None, result=result)
+    def _record(self, call: Call, result: Any) -> None:
+        module = self._modules[-1] if self._modules else None
+        real = (x for x in tensors_in(result) if self._reads and not x.is_complex())
+        results = tuple(moments(x.detach().numpy()) for x in real)
+        line = line_of_user(calling_lines()) if self._reads else None
+        call = replace(call, module=module, result=result, line=line, results=results)
         if call.args and id(call.args[0]) in self._makers:
             self._makers[id(call.args[0])].into.append(call)
         self.recorded.append(call)  # keeps the result alive, so that no other object gets its id
         self._makers[id(result)] = call
-        return result
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors in nested arguments or results."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for one in value:
+            yield from tensors_in(one)
+    elif isinstance(value, Mapping):
+        yield from tensors_in([*value.values()])
 
 
 def _answered(call: Call, patches: list[Patch]) -> Any:
     if not patches:
         return call.run()
     patch = patches[0]
-    return patch.change.answer(
+    return patch.changes.get(call.site, patch.change).answer(
         call, lambda call: _answered(call, patches[1:]), 0.0 if patch.value is None else patch.value
     )
 

@@ -5,7 +5,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from jaxddp.parity.diagnosis.decide import Hypothesis, Ruling, decide
-from jaxddp.parity.diagnosis.forward.fit import Budget, Differences, Fit, Item, Point, Probe, Subject, residual_at
+from jaxddp.parity.diagnosis.forward.fit import (
+    IMPOSSIBLE,
+    Budget,
+    Differences,
+    Fit,
+    Item,
+    Point,
+    Probe,
+    Subject,
+    residual_at,
+)
 
 FITTED = 12  # number of the nearest faults with a value that are fitted in full
 NEAR = 1000.0  # faults whose promised residual is below this many floors are fitted in full too
@@ -45,6 +55,11 @@ class Explanation:
         return any(item.at(reference).says == item.says for item, reference in values)
 
     @property
+    def rank(self) -> tuple[int, int, int]:
+        """Number of faults, their highest tier, and number of fitted values; the least is the plainest."""
+        return len(self.hypothesis.faults), max((item.tier for item in self.items), default=0), self.fitted
+
+    @property
     def fitted(self) -> int:
         """Number of fitted values."""
         return sum(item.reference is not None for item in self.items)
@@ -58,6 +73,7 @@ def find_faults(
     replays: int,
     leading: Sequence[Item] | None = None,
     thrifty: bool = False,
+    pairs: bool = True,
 ) -> tuple[Ruling, tuple[Item, ...]]:
     """Find the faults that explain JAX's steps, at the probe first and then at every step.
 
@@ -70,6 +86,7 @@ def find_faults(
         leading: faults one of which every pair must contain; None: any.
         thrifty: replays are slow, so stop after the first complete explanation, except for faults that scored almost
             as well.
+        pairs: try two faults at a time, too.
 
     Returns:
         The ruling, and the named faults with their values; no faults if the ruling names several
@@ -80,10 +97,10 @@ def find_faults(
     for _ in range(ROUNDS):
         search = Search(Differences(subject, probes, budget), items, floor, budget, thrifty)
         explanations, against = confirm(subject, search.singles(), floor)
-        if against is None and not _explained(explanations, floor):
+        if pairs and against is None and not _explained(explanations, floor):
             firsts = [one for one in explanations if leading is None or one.listed[0] in leading]
-            pairs, against = confirm(subject, search.pairs(firsts), floor)
-            explanations += pairs
+            of_two, against = confirm(subject, search.pairs(firsts), floor)
+            explanations += of_two
         if against is None or _explained(explanations, floor):
             break
         probes.append(against)
@@ -103,16 +120,24 @@ def confirm(
         for step in range(subject.steps):
             if residual > floor or not explanation.plausible:
                 break
-            residual = max(residual, residual_at(subject, (step, subject.ranks), explanation.items))
+            residual = max(residual, _residual_at(subject, step, subject.ranks, explanation.items))
             if residual > floor:
                 against = step, (worst_rank(subject, step, explanation.items),)
         confirmed.append(Explanation(explanation.listed, explanation.items, residual))
     return confirmed, against
 
 
+def _residual_at(subject: Subject, step: int, ranks: tuple[int, ...], items: Sequence[Item]) -> float:
+    """Return the residual on some replicas; infinity if the faults cannot be planted there."""
+    try:
+        return residual_at(subject, (step, ranks), items)
+    except IMPOSSIBLE:
+        return math.inf
+
+
 def worst_rank(subject: Subject, step: int, items: Sequence[Item] = ()) -> int:
     """Return the replica that differs most."""
-    return max(subject.ranks, key=lambda rank: residual_at(subject, (step, (rank,)), items))
+    return max(subject.ranks, key=lambda rank: _residual_at(subject, step, (rank,), items))
 
 
 class Search:
@@ -211,11 +236,11 @@ def _explained(explanations: Sequence[Explanation], floor: float) -> bool:
 
 
 def _plainest(explanations: Sequence[Explanation], floor: float) -> list[Explanation]:
-    """Drop the explanations with more faults, or as many faults and more fitted values, than the plainest one.
+    """Drop the explanations with more faults than the plainest one, or as many of a higher tier, or more fitted values.
 
     Explanations that leave more than the floor stay.
     """
     explaining = [e for e in explanations if e.residual <= floor and e.plausible]
-    fewest = min(((len(e.hypothesis.faults), e.fitted) for e in explaining), default=None)
-    plainest = {e.hypothesis.says: e for e in explaining if (len(e.hypothesis.faults), e.fitted) == fewest}
+    fewest = min((e.rank for e in explaining), default=None)
+    plainest = {e.hypothesis.says: e for e in explaining if e.rank == fewest}
     return [*plainest.values()] + [e for e in explanations if e.residual > floor]

@@ -57,6 +57,11 @@ class Item(ABC):
         return None
 
     @property
+    def tier(self) -> int:
+        """Rank among explanations that do the same: 0 for a fault of the catalogue, more for other edits."""
+        return 0
+
+    @property
     def plausible(self) -> bool:
         """Return whether a programmer may have written such a value."""
         return self.value is None or is_plain(self.value)
@@ -175,6 +180,8 @@ class Point:
         norms = np.array([np.linalg.norm(slope) or 1.0 for slope in self.slopes])
         products = np.array([[first @ second for second in self.slopes] for first in self.slopes])
         towards = np.array([slope @ self.vector for slope in self.slopes])
+        if not (np.isfinite(products).all() and np.isfinite(towards).all()):  # a wild value's squares overflow
+            return np.zeros(len(self.slopes))
         return -np.linalg.lstsq(products / np.outer(norms, norms), towards / norms, rcond=None)[0] / norms
 
     def after(self, step: np.ndarray) -> np.ndarray:

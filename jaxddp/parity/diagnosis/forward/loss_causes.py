@@ -1,6 +1,8 @@
 """Causes of a difference in the forward and backward pass: faults in the loss, or in combining micro-batches."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,6 +35,8 @@ from jaxddp.parity.diagnosis.forward.fault_search import find_faults, worst_rank
 from jaxddp.parity.diagnosis.forward.fit import Item, Stages, residual_at
 from jaxddp.parity.diagnosis.forward.layout import flattened_axes, kernel_axes, same_padding
 from jaxddp.parity.diagnosis.forward.precision import reduced_precision
+from jaxddp.parity.diagnosis.forward.reading import Reading
+from jaxddp.parity.diagnosis.forward.reading_search import ReadingSearch
 from jaxddp.parity.diagnosis.forward.replay import ModelEvidence, ModelStep, Replay
 from jaxddp.parity.diagnosis.forward.sites import beginning_in, between, patches_of
 from jaxddp.parity.diagnosis.forward.variance import fast_variance
@@ -92,7 +96,23 @@ def search_model(
         leading = [*beginning_in(between(calls, *evidence.between), patches, calls)]
         items = [*leading] if evidence.thrifty else items
     replays = max(replays_of(calls), PER_FAULT * len(items)) if replays is None else replays
-    return find_faults(subject, items, (step, (rank,)), floor, replays, leading, evidence.thrifty)
+    known = partial(find_faults, subject, items, (step, (rank,)), floor, replays, leading, evidence.thrifty)
+    if evidence.reading is None or not evidence.reading.program or not _is_finite(subject, evidence.reading):
+        return known()
+    ruling, named = known(pairs=False)
+    patches = [item for item in items if isinstance(item, Patch) and item.sites]
+    names = {id(parameter): name for name, parameter in evidence.module.named_parameters()}
+    search = ReadingSearch(subject, evidence.reading, patches, names, floor)
+    if not ruling.named:
+        ruling, named = search.find() or known()
+    return replace(ruling, lines=search.lines(named)), named
+
+
+def _is_finite(subject: "LossAndGradients", reading: Reading) -> bool:
+    """Return whether losses and gradients are finite on both sides; a NaN would be explained by any other NaN."""
+    probe = reading.step, (reading.rank,)
+    both = subject.observed(*probe), subject.predicted(*probe, ())
+    return all(np.isfinite(x).all() for side in both for stage in side.values() for x in stage.values())
 
 
 def differs(evidence: ModelEvidence, floor: float = FLOOR) -> bool:
@@ -141,9 +161,9 @@ class LossAndGradients:
         of_all = self._evidence.compared or self.ranks
         return [rank for rank in ranks if rank in of_all] or list(of_all)
 
-    def calls(self, step: int, rank: int) -> list[Call]:
-        """Return the calls of the loss on a replica's first micro-batch."""
-        return self._replay.trace(step, rank)
+    def calls(self, step: int, rank: int, patches: Sequence[Patch] = (), reads: bool = False) -> list[Call]:
+        """Return the calls of the loss, with faults planted, on a replica's first micro-batch; see `sites.trace`."""
+        return self._replay.trace(step, rank, patches, reads)
 
     def items(self, step: int, rank: int, calls: Sequence[Call]) -> list[Item]:
         """Return all faults that apply to the calls of the loss, those with many sites first."""

@@ -11,9 +11,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from jaxddp.parity.records import Tensors
-from jaxddp.parity.torch_side.multi_loss_loop import Optimizers
 from jaxddp.parity.torch_side.side import TorchStep
 from torch_ref.losses import Batch, Sums
+from torch_ref.program_step import Optimizers
 
 
 class UnknownWeights(Exception):

@@ -4,9 +4,10 @@ Nothing here imports jax.
 """
 
 import os
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -19,6 +20,7 @@ from jaxddp.parity.diagnosis.decide import Ruling
 from jaxddp.parity.diagnosis.forward.buffers import explain_buffers
 from jaxddp.parity.diagnosis.forward.loss_causes import ModelEvidence, ModelStep, differs, search_model
 from jaxddp.parity.diagnosis.forward.one_loss import LossOfStep, UnknownWeights
+from jaxddp.parity.diagnosis.forward.reading import Reading
 from jaxddp.parity.lazy_arrays import Arrays
 from jaxddp.parity.port.draws import DrawnSource, rates_of
 from jaxddp.parity.processes import Tell, free_at_once
@@ -46,6 +48,7 @@ class ForwardDiagnosis:
         compared: replicas that were given the same examples in all of these steps.
         between, thrifty: see `ModelEvidence`.
         loss: the loss of a `torch_step` to explain; "" if the port has one loss.
+        reading: the port's program; its step is counted from 0; None: it was not read.
         world_size: number of ranks that run the job.
     """
 
@@ -61,6 +64,7 @@ class ForwardDiagnosis:
     between: tuple[str, str] | None = None
     thrifty: bool = False
     loss: str = ""
+    reading: Reading | None = None
     world_size: int = 1
 
     def run(self, world: World, tell: Tell) -> tuple[Ruling | None, Ruling | None]:
@@ -72,11 +76,13 @@ class ForwardDiagnosis:
         """
         searching = partial(tell, "the search for a cause")
         searching()
-        if not is_large_model(self.start):
-            return self._search(searching)
-        free_at_once()
-        with _threads(os.cpu_count() or 1):  # the other ranks wait
-            return self._search(searching)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a hypothesis may divide by 0
+            if not is_large_model(self.start):
+                return self._search(searching)
+            free_at_once()
+            with _threads(os.cpu_count() or 1):  # the other ranks wait
+                return self._search(searching)
 
     def _search(self, searching: Callable[[], None]) -> tuple[Ruling | None, Ruling | None]:
         side = make_side(self.source, max(self.steps) + 1, "float64")
@@ -95,6 +101,7 @@ class ForwardDiagnosis:
             searching,
             changes_weights=bool(self.loss),
             sizes=batch_sizes(steps[0].micro_batches[0], self.replicas),
+            reading=self.reading and replace(self.reading, step=self.steps.index(self.reading.step)),
         )
         try:
             if self.loss and not differs(evidence):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from jaxddp.parity.diagnosis.forward.calls import Call, CallTrace, Gather, Patch
+from jaxddp.parity.diagnosis.forward.reading import Reading
 from jaxddp.parity.diagnosis.forward.sites import trace
 from jaxddp.parity.excerpts import excerpt
 from jaxddp.parity.lazy_arrays import Arrays, Renamed
@@ -69,6 +70,7 @@ class ModelEvidence:
         alive: is called before each replay, to report that the search goes on.
         changes_weights: the loss is that of a step, which changes the weights.
         sizes: sizes of the batch, in words, by which a sum differs from a mean.
+        reading: the port's program; None: it was not read.
     """
 
     module: nn.Module
@@ -83,6 +85,7 @@ class ModelEvidence:
     alive: Callable[[], None] = lambda: None
     changes_weights: bool = False
     sizes: Mapping[int, str] = field(default_factory=dict)
+    reading: Reading | None = None
 
 
 @dataclass(frozen=True)
@@ -144,11 +147,11 @@ class Replay:
             self._known.popitem(last=False)
         return results
 
-    def trace(self, step: int, rank: int) -> list[Call]:
-        """Return the calls of the loss on a replica's first micro-batch."""
+    def trace(self, step: int, rank: int, patches: Sequence[Patch] = (), reads: bool = False) -> list[Call]:
+        """Return the calls of the loss, with faults planted, on a replica's first micro-batch; see `sites.trace`."""
         module, taken = self._evidence.module, self._evidence.steps[step]
-        self._load(module, step)
-        return trace(module, self._evidence.loss_fn, taken.micro_batches[rank][0])
+        self._load(module, step, patches)
+        return trace(module, self._evidence.loss_fn, taken.micro_batches[rank][0], patches, reads)
 
     def _load(self, module: nn.Module, step: int, patches: Sequence[Patch] = ()) -> None:
         """Copy a step's state into the module; large parameters only if they are not there yet."""

@@ -16,8 +16,16 @@ from torch_ref.losses import Batch, LossFunction
 MOST_SITES = 5  # most sites with every subset tried: a ResNet's stem, pooling and three strided stages
 
 
-def trace(module: nn.Module, loss_fn: LossFunction, batch: Batch) -> list[Call]:
+def trace(
+    module: nn.Module, loss_fn: LossFunction, batch: Batch, patches: Sequence[Patch] = (), reads: bool = False
+) -> list[Call]:
     """Record every call of one forward pass, with the name of the module that makes the call.
+
+    Args:
+        module, loss_fn, batch: what runs.
+        patches: faults planted in it.
+        reads: record the user's lines and the moments of results, too; the calls end with the one that returns the
+            loss.
 
     >>> import torch
     >>> [(call.name, call.module) for call in trace(
@@ -31,12 +39,16 @@ def trace(module: nn.Module, loss_fn: LossFunction, batch: Batch) -> list[Call]:
         handles.append(child.register_forward_pre_hook(lambda *_, name=name: names.append(name)))
         handles.append(child.register_forward_hook(lambda *_: _drop_last(names), always_call=True))
     try:
-        with CallTrace(modules=names) as calls:
-            loss_fn(module, batch)
+        with CallTrace(patches, modules=names, reads=reads) as calls:
+            sums = loss_fn(module, batch)
     finally:
         for handle in handles:
             handle.remove()
-    return calls.recorded
+    recorded = calls.recorded
+    if not reads:
+        return recorded
+    last = next((k for k, call in enumerate(recorded) if call.result is sums["loss"]), len(recorded) - 1)
+    return recorded[: last + 1]
 
 
 def between(calls: Sequence[Call], before: str, layer: str) -> frozenset[Site]:
@@ -105,7 +117,10 @@ def _patch(group: Sequence[tuple[Call, Change]], sites: frozenset[Site], where: 
     """Return the change at some sites of its group, described as these sites are if they share the description."""
     changes = [change for call, change in group if call.site in sites]
     same = len({change.what for change in changes}) == 1
-    return Patch(changes[0] if same else replace(changes[0], what=changes[0].group), sites, where)
+    first = changes[0] if same else replace(changes[0], what=changes[0].group)
+    chosen = [(call, change) for call, change in group if call.site in sites]
+    of_sites = {site: change for call, change in chosen for site in (call.site, *change.also)}
+    return Patch(first, frozenset(of_sites), where, changes=of_sites)
 
 
 def _places(group: Sequence[tuple[Call, Change]]) -> dict[frozenset[Site], str]:

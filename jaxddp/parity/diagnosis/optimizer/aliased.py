@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from jaxddp.parity.diagnosis.decide import Hypothesis
-from jaxddp.parity.diagnosis.optimizer.recipes import OptimizerRecipe
+from jaxddp.parity.diagnosis.optimizer.program import OptimizerProgram
 from jaxddp.parity.diagnosis.optimizer.update_evidence import (
     OptimizerEvidence,
     OptimizerStep,
@@ -16,26 +16,26 @@ from jaxddp.parity.records import relative, stage_norm
 
 
 def aliased(
-    evidence: OptimizerEvidence, recipe: OptimizerRecipe, residuals: list[dict[str, float]], floor: float
+    evidence: OptimizerEvidence, program: OptimizerProgram, residuals: list[dict[str, float]], floor: float
 ) -> Hypothesis | None:
     """Return the hypothesis that each wrong update has another source: another tensor, or the step before.
 
     Args:
         evidence: the run.
-        recipe: the reference's recipe.
-        residuals: residuals of that recipe, per step and tensor.
+        program: the reference's program.
+        residuals: residuals of that program, per step and tensor.
         floor: the largest residual that counts as rounding.
 
     Returns:
         The hypothesis; None if no tensor is wrong, or half of them or more are.
     """
     off = {name for of_step in residuals for name, value in of_step.items() if value > floor}
-    if not off or 2 * len(off) >= len(recipe.names):
+    if not off or 2 * len(off) >= len(program.names):
         return None
     worst = 0.0
     says: dict[str, str] = {}
     before: Tensors = {}
-    for of_step, (step, predicted, _) in zip(residuals, replay(recipe, evidence), strict=True):
+    for of_step, (step, predicted, _) in zip(residuals, replay(program, evidence), strict=True):
         norm = stage_norm(step.update)
         for name, value in of_step.items():
             if value > floor:

@@ -8,36 +8,36 @@ import numpy as np
 
 from jaxddp.parity.diagnosis.optimizer.edit import OptimizerEdit, discrete, number
 from jaxddp.parity.diagnosis.optimizer.fit import Unknown
-from jaxddp.parity.diagnosis.optimizer.recipes import OptimizerRecipe
+from jaxddp.parity.diagnosis.optimizer.program import OptimizerProgram
 from jaxddp.parity.diagnosis.optimizer.sample import Sample
 
 NORMS = (0.1, 0.5, 1.0, 5.0)  # starts of the search for a norm
 
 
-def clip_edits(recipe: OptimizerRecipe, sample: Sample, world_size: int) -> Iterator[OptimizerEdit]:
+def clip_edits(program: OptimizerProgram, sample: Sample, world_size: int) -> Iterator[OptimizerEdit]:
     """Yield alternative clipping rules: another max norm, by value, and, if the reference clips, none.
 
     Args:
-        recipe: the reference's recipe.
+        program: the reference's program.
         sample: sample of the gradients.
         world_size: number of replicas.
     """
-    if recipe.max_norm is None:
-        without_epsilon = replace(recipe, clip_epsilon=0.0)  # as in optax
-        for rule in (recipe, without_epsilon):
+    if program.max_norm is None:
+        without_epsilon = replace(program, clip_epsilon=0.0)  # as in optax
+        for rule in (program, without_epsilon):
             yield _at_norm(rule, "the reference does not clip")
     else:
-        yield _at_norm(recipe, f"the reference at {number(recipe.max_norm)}")
+        yield _at_norm(program, f"the reference at {number(program.max_norm)}")
         yield discrete("clip_missing", "the gradients are not clipped", partial(replace, max_norm=None))
         says = "clipping divides by the norm, to which the reference adds 1e-06"
         yield discrete("clip_epsilon", says, partial(replace, clip_epsilon=0.0))
         for power in (0.5, 1.0) if world_size > 1 else ():
             says = f"clipped by a norm times {world_size**power:.4g}, with {world_size} replicas"
             yield discrete("clip_norm_local", says, partial(replace, norm_scale=world_size**power))
-    yield _by_value(recipe, sample)
+    yield _by_value(program, sample)
 
 
-def _at_norm(rule: OptimizerRecipe, reference: str) -> OptimizerEdit:
+def _at_norm(rule: OptimizerProgram, reference: str) -> OptimizerEdit:
     return OptimizerEdit(
         "clip_norm",
         lambda r, v: replace(r, max_norm=v[0], clip_epsilon=rule.clip_epsilon),
@@ -48,10 +48,10 @@ def _at_norm(rule: OptimizerRecipe, reference: str) -> OptimizerEdit:
     )
 
 
-def _by_value(recipe: OptimizerRecipe, sample: Sample) -> OptimizerEdit:
-    sizes = np.abs(sample.gradients / recipe.clipped[: len(sample.gradients), None])
+def _by_value(program: OptimizerProgram, sample: Sample) -> OptimizerEdit:
+    sizes = np.abs(sample.gradients / program.clipped[: len(sample.gradients), None])
     starts = tuple(float(x) for x in np.quantile(sizes, (0.5, 0.9, 0.99)) if x > 0)
-    reference = "does not clip" if recipe.max_norm is None else f"clips by norm, at {number(recipe.max_norm)}"
+    reference = "does not clip" if program.max_norm is None else f"clips by norm, at {number(program.max_norm)}"
     return OptimizerEdit(
         "clip_by_value",
         lambda r, v: replace(r, max_norm=None, largest=v[0]),

@@ -4,15 +4,23 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
+from typing import Any
 
 import numpy as np
 
 from jaxddp.parity.diagnosis.optimizer.edit import OptimizerEdit, discrete, number, numbers
 from jaxddp.parity.diagnosis.optimizer.fit import Unknown
-from jaxddp.parity.diagnosis.optimizer.recipes import OptimizerRecipe
+from jaxddp.parity.diagnosis.optimizer.program import OptimizerProgram
 from jaxddp.parity.diagnosis.optimizer.sample import Sample
+from jaxddp.parity.diagnosis.optimizer.stock_step import StockStep
+from jaxddp.parity.diagnosis.optimizer.trace_edits import (
+    DECAY,
+    adds_decay_to_gradient,
+    coupled,
+    decay_without_rate,
+    decoupled,
+)
 
 NORMS = ("norm", "bn", "ln")  # in the names of normalisation layers
 EMBEDDINGS = ("emb", "wte", "wpe")  # in the names of embeddings
@@ -20,70 +28,103 @@ SENSELESS = 2.0  # no weight decay is that large
 NAMED = 3  # largest number of tensors that are listed by name
 
 
-def decay_edits(recipe: OptimizerRecipe, sample: Sample) -> Iterator[OptimizerEdit]:
+def decay_edits(program: OptimizerProgram, sample: Sample) -> Iterator[OptimizerEdit]:
     """Yield every mistake in weight decay; the sample shows which tensors may decay."""
-    if recipe.decay.any():
-        yield from _mask(recipe, sample)
-        yield from _value(recipe)
-        yield from _kind(recipe)
+    if DECAY not in program.options:
+        return
+    if decay_of(program).any():
+        yield from _mask(program, sample)
+        yield from _value(program)
+        yield from _kind(program)
     else:
-        yield from _from_nothing(recipe)
+        yield from _from_nothing(program)
 
 
-def _value(recipe: OptimizerRecipe) -> Iterator[OptimizerEdit]:
+def _value(program: OptimizerProgram) -> Iterator[OptimizerEdit]:
     yield OptimizerEdit(
         "decay_value",
-        lambda r, v: replace(r, decay=np.where(r.decay > 0, v[0], 0.0)),
-        lambda v: f"weight decay {number(v[0])}, the reference has {numbers(recipe.decay[recipe.decay > 0])}",
-        (Unknown((float(recipe.decay.max()), 1e-4), unit=1e-2, high=SENSELESS),),
+        lambda r, v: with_decay(r, np.where(decay_of(r) > 0, v[0], 0.0)),
+        lambda v: f"weight decay {number(v[0])}, the reference has {numbers(decay_of(program)[decay_of(program) > 0])}",
+        (Unknown((float(decay_of(program).max()), 1e-4), unit=1e-2, high=SENSELESS),),
     )
 
 
-def _from_nothing(recipe: OptimizerRecipe) -> Iterator[OptimizerEdit]:
+def _from_nothing(program: OptimizerProgram) -> Iterator[OptimizerEdit]:
     """Yield decay where the reference has none: of either kind, on all tensors or on some."""
-    for coupled, (reach, mask) in itertools.product((False, True), _distinct(_reaches(recipe), [recipe.decay[0] > 0])):
-        yield _some(coupled, reach, mask)
+    for is_coupled, (reach, mask) in itertools.product(
+        (False, True), _distinct(_reaches(program), [decay_of(program)[0] > 0])
+    ):
+        yield _some(is_coupled, reach, mask)
 
 
-def _some(coupled: bool, reach: str, mask: np.ndarray) -> OptimizerEdit:
-    kind = "as an L2 penalty" if coupled else "decoupled"
+def _some(is_coupled: bool, reach: str, mask: np.ndarray) -> OptimizerEdit:
+    kind = "as an L2 penalty" if is_coupled else "decoupled"
     return OptimizerEdit(
         "decay_value",
-        lambda r, v: replace(r, coupled=coupled, decay=np.broadcast_to(np.where(mask, v[0], 0.0), r.decay.shape)),
+        lambda r, v: _of_kind(with_decay(r, np.where(mask, v[0], 0.0)), is_coupled),
         lambda v: f"weight decay {number(v[0])}, {kind}, {reach}, where the reference has none",
         (Unknown((1e-4, 1e-2), unit=1e-2, high=SENSELESS),),
     )
 
 
-def _kind(recipe: OptimizerRecipe) -> Iterator[OptimizerEdit]:
+def _kind(program: OptimizerProgram) -> Iterator[OptimizerEdit]:
     kinds = ("an L2 penalty, in the reference it is decoupled", "decoupled, in the reference it is an L2 penalty")
     yield discrete(
-        "coupled_decay", f"weight decay is {kinds[recipe.coupled]}", partial(replace, coupled=not recipe.coupled)
+        "coupled_decay",
+        f"weight decay is {kinds[couples(program)]}",
+        partial(_of_kind, is_coupled=not couples(program)),
     )
     yield discrete("decay_rounded_away", "the factor 1 - lr x decay is rounded to float32", _rounded)
     for rate, wrong in ((1.0, ""), (-1.0, ", and is added to the weights")):
         yield discrete(
             "decay_without_lr",
             f"weight decay is not multiplied by the learning rate{wrong}",
-            partial(replace, coupled=False, decay_rate=rate),
+            partial(OptimizerProgram.with_edit, edit=decay_without_rate(rate)),
         )
 
 
-def _rounded(recipe: OptimizerRecipe) -> OptimizerRecipe:
+def _rounded(program: OptimizerProgram) -> OptimizerProgram:
     """Apply decay as a factor of the parameters, 1 - lr decay, rounded to float32's 24 bits."""
-    product = recipe.lr.astype(np.float32) * recipe.decay.astype(np.float32)
+    product = program.lr.astype(np.float32) * decay_of(program).astype(np.float32)
     lost = 1 - (np.float32(1) - product).astype(np.float64)
-    return replace(
-        recipe, coupled=False, decay=np.divide(lost, recipe.lr, out=np.zeros_like(lost), where=recipe.lr > 0)
-    )
+    decay = np.divide(lost, program.lr, out=np.zeros_like(lost), where=program.lr > 0)
+    return _of_kind(with_decay(program, decay), is_coupled=False)
 
 
-def _mask(recipe: OptimizerRecipe, sample: Sample) -> Iterator[OptimizerEdit]:
-    own = recipe.decay[0] > 0
-    masks = [*_reaches(recipe), *_toggled(recipe, own), _apparent_reach(recipe, own, sample)]
+def decay_of(program: OptimizerProgram) -> np.ndarray:
+    """Return the weight decay of each step and tensor, (S, T)."""
+    return program.options[DECAY]
+
+
+def with_decay(program: OptimizerProgram, decay: np.ndarray) -> OptimizerProgram:
+    """Return the program with another weight decay, broadcast to (S, T)."""
+    return program.with_options(**{DECAY: decay})
+
+
+def couples(program: OptimizerProgram) -> bool:
+    """Return whether the program adds its decay to the gradients, as an L2 penalty."""
+    return _couples(program.kind, tuple(program.options), tuple(program.flags.items()))
+
+
+@lru_cache
+def _couples(kind: str, options: tuple[str, ...], flags: tuple[tuple[str, Any], ...]) -> bool:
+    numbers = dict.fromkeys(("lr", *options), 0.5)
+    return adds_decay_to_gradient(StockStep(kind, numbers, dict(flags)).first(numbers))
+
+
+def _of_kind(program: OptimizerProgram, is_coupled: bool) -> OptimizerProgram:
+    """Return the program with its decay as an L2 penalty, or decoupled."""
+    if couples(program) == is_coupled:
+        return program
+    return program.with_edit(coupled if is_coupled else decoupled)
+
+
+def _mask(program: OptimizerProgram, sample: Sample) -> Iterator[OptimizerEdit]:
+    own = decay_of(program)[0] > 0
+    masks = [*_reaches(program), *_toggled(program, own), _apparent_reach(program, own, sample)]
     for reach, mask in _distinct(masks, [own, np.zeros_like(own)]):  # decay on nothing is another value: 0
         changes = {"also acts on": mask & ~own, "does not act on": own & ~mask}
-        it = " and ".join(f"{what} {_listed(recipe, tensors)}" for what, tensors in changes.items() if tensors.any())
+        it = " and ".join(f"{what} {listed(program, tensors)}" for what, tensors in changes.items() if tensors.any())
         says = f"acts {reach}, unlike in the reference: it {it}" if reach else f"{it}, unlike in the reference"
         yield discrete("decay_mask", f"weight decay {says}", partial(_masked, mask=mask))
 
@@ -96,34 +137,34 @@ def _distinct(masks: Iterable[tuple[str, np.ndarray]], seen: list[np.ndarray]) -
             yield reach, mask
 
 
-def _listed(recipe: OptimizerRecipe, tensors: np.ndarray) -> str:
+def listed(program: OptimizerProgram, tensors: np.ndarray) -> str:
     """Return the names of the tensors in a mask, the first few of many.
 
     If tensors whose names differ only in integers, blocks.0.bias and blocks.1.bias, are all in, list blocks.*.bias.
     """
-    patterns = [re.sub(r"\b[0-9]+\b", "*", name) for name in recipe.names]
+    patterns = [re.sub(r"\b[0-9]+\b", "*", name) for name in program.names]
     left_out = {pattern for pattern, chosen in zip(patterns, tensors, strict=True) if not chosen}
-    of_each = zip(recipe.names, patterns, tensors, strict=True)
+    of_each = zip(program.names, patterns, tensors, strict=True)
     alone = {pattern for pattern, count in Counter(patterns).items() if count == 1} | left_out
     names = [*dict.fromkeys(name if pattern in alone else pattern for name, pattern, chosen in of_each if chosen)]
     return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
 
 
-def _masked(recipe: OptimizerRecipe, mask: np.ndarray) -> OptimizerRecipe:
-    return replace(recipe, decay=np.where(mask, recipe.decay.max(axis=1, keepdims=True), 0.0))
+def _masked(program: OptimizerProgram, mask: np.ndarray) -> OptimizerProgram:
+    return with_decay(program, np.where(mask, decay_of(program).max(axis=1, keepdims=True), 0.0))
 
 
-def _kinds(recipe: OptimizerRecipe) -> dict[str, np.ndarray]:
+def _kinds(program: OptimizerProgram) -> dict[str, np.ndarray]:
     """Return kinds of tensors as descriptions and masks.
 
     A norm has a one-dimensional scale, or a name that says so. Its bias counts both as a norm's and as a bias.
     """
-    flat = {name for name, shape in zip(recipe.names, recipe.shapes, strict=True) if len(shape) == 1}
+    flat = {name for name, shape in zip(program.names, program.shapes, strict=True) if len(shape) == 1}
     scales = {name for name in flat if not name.endswith("bias")}
     layers = {name.rpartition(".")[0] for name in scales}
 
     def mask(chosen: Callable[[str], bool]) -> np.ndarray:
-        return np.array([chosen(name) for name in recipe.names])
+        return np.array([chosen(name) for name in program.names])
 
     def is_norm(name: str) -> bool:
         return (name in flat and name.rpartition(".")[0] in layers) or any(norm in name.lower() for norm in NORMS)
@@ -136,11 +177,11 @@ def _kinds(recipe: OptimizerRecipe) -> dict[str, np.ndarray]:
     }
 
 
-def _reaches(recipe: OptimizerRecipe) -> Iterator[tuple[str, np.ndarray]]:
+def _reaches(program: OptimizerProgram) -> Iterator[tuple[str, np.ndarray]]:
     """Yield common choices of tensors that decay, as a description and a mask."""
-    kinds = _kinds(recipe)
-    matrices = np.array([len(shape) > 1 for shape in recipe.shapes])
-    yield "on all tensors", np.ones(len(recipe.names), bool)
+    kinds = _kinds(program)
+    matrices = np.array([len(shape) > 1 for shape in program.shapes])
+    yield "on all tensors", np.ones(len(program.names), bool)
     yield "on tensors with two or more dimensions", matrices
     yield from ((f"on all but {kind}", ~mask) for kind, mask in kinds.items())
     yield "on all but biases and norms", ~(kinds["biases"] | kinds["norms"])
@@ -148,16 +189,16 @@ def _reaches(recipe: OptimizerRecipe) -> Iterator[tuple[str, np.ndarray]]:
     yield "on tensors of one dimension only", ~matrices
 
 
-def _toggled(recipe: OptimizerRecipe, own: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+def _toggled(program: OptimizerProgram, own: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
     """Yield the reference's choice with one kind of tensors added or left out."""
-    for mask in _kinds(recipe).values():
+    for mask in _kinds(program).values():
         yield from (("", changed) for changed in (own | mask, own & ~mask))
 
 
-def _apparent_reach(recipe: OptimizerRecipe, own: np.ndarray, sample: Sample) -> tuple[str, np.ndarray]:
+def _apparent_reach(program: OptimizerProgram, own: np.ndarray, sample: Sample) -> tuple[str, np.ndarray]:
     """Return the mask of tensors whose update is nearer to an update with decay than to one without."""
-    most = np.broadcast_to(recipe.decay.max(axis=1, keepdims=True), recipe.decay.shape)
+    most = np.broadcast_to(decay_of(program).max(axis=1, keepdims=True), decay_of(program).shape)
     decaying, still = (
-        sample.of_tensors(sample.misfit(replace(recipe, decay=decay))).max(axis=0) for decay in (most, 0 * most)
+        sample.of_tensors(sample.misfit(with_decay(program, decay))).max(axis=0) for decay in (most, 0 * most)
     )
     return "", np.where(decaying == still, own, decaying < still)

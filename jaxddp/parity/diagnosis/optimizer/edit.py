@@ -1,4 +1,4 @@
-"""Mistakes in an optimizer as changes of the reference's recipe."""
+"""Mistakes in an optimizer as changes of the reference's program."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxddp.parity.diagnosis.optimizer.fit import Unknown, Values
-from jaxddp.parity.diagnosis.optimizer.recipes import OptimizerRecipe
+from jaxddp.parity.diagnosis.optimizer.program import OptimizerProgram
 
 
 @dataclass(frozen=True)
@@ -22,15 +22,15 @@ class OptimizerEdit:
     """
 
     fault: str
-    change: Callable[[OptimizerRecipe, Values], OptimizerRecipe]
+    change: Callable[[OptimizerProgram, Values], OptimizerProgram]
     says: Callable[[Values], str]
     unknowns: tuple[Unknown, ...] = ()
     excludes: frozenset[str] = frozenset()
 
 
-def discrete(fault: str, says: str, change: Callable[[OptimizerRecipe], OptimizerRecipe]) -> OptimizerEdit:
+def discrete(fault: str, says: str, change: Callable[[OptimizerProgram], OptimizerProgram]) -> OptimizerEdit:
     """Return a mistake without unknowns."""
-    return OptimizerEdit(fault, lambda recipe, values: change(recipe), lambda values: says)
+    return OptimizerEdit(fault, lambda program, values: change(program), lambda values: says)
 
 
 def number(value: float) -> str:

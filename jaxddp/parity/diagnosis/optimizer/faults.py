@@ -1,42 +1,77 @@
-"""Faults of an optimizer as edits of the reference's recipe, one mistake each."""
+"""Faults of an optimizer as edits of the reference's program, one mistake each."""
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from jaxddp.parity.compare.patterns import scaled
+from jaxddp.parity.diagnosis.optimizer import trace_edits
 from jaxddp.parity.diagnosis.optimizer.clipping import clip_edits
-from jaxddp.parity.diagnosis.optimizer.decay import decay_edits
+from jaxddp.parity.diagnosis.optimizer.decay import DECAY, decay_edits, listed
 from jaxddp.parity.diagnosis.optimizer.edit import OptimizerEdit, discrete, number, numbers, typical
 from jaxddp.parity.diagnosis.optimizer.fit import Unknown, Values
-from jaxddp.parity.diagnosis.optimizer.recipes import STATE, OptimizerRecipe
+from jaxddp.parity.diagnosis.optimizer.program import OptimizerProgram
 from jaxddp.parity.diagnosis.optimizer.sample import Sample
+from jaxddp.parity.diagnosis.optimizer.schedules import schedule_edits
+from jaxddp.parity.diagnosis.optimizer.trace_edits import TraceEdit
 from jaxddp.parity.diagnosis.optimizer.update_evidence import OptimizerEvidence
 from jaxddp.parity.diagnosis.optimizer.warmup import warmup_edits
 
-PARTS = {"mean": "means of gradients", "square": "means of squares", "buffer": "momentum", "largest": "largest squares"}
+LINEAR = ("SGD", "ASGD")  # whose updates are linear in the gradients
+# Parts of the state in words; "step" is said last.
+WORDS = {
+    "exp_avg": "means of gradients",
+    "grad_avg": "means of gradients",
+    "exp_avg_sq": "means of squares",
+    "square_avg": "means of squares",
+    "sum": "means of squares",
+    "momentum_buffer": "momentum",
+    "max_exp_avg_sq": "largest squares",
+    "step": "count",
+}
+OPTION = "optimizer_option"
+# Fault of a wrong option, and the option in words; a fault of one optimizer only under "optimizer.option".
+OPTIONS = {
+    "betas": ("betas", ("beta1", "beta2")),
+    "momentum": ("betas", ("momentum",)),
+    "RMSprop.alpha": ("rmsprop_decay", ("RMSprop's decay of squares",)),
+    "dampening": ("dampening", ("dampening",)),
+    "eps": ("eps_value", ("eps",)),
+    "initial_accumulator_value": ("adagrad_accumulator", ("the accumulator's start",)),
+}
+FLAGS = {"nesterov": ("nesterov", "Nesterov momentum"), "amsgrad": ("amsgrad", "AMSGrad")}
+FLAGS |= {"centered": ("rmsprop_centred", "a centred RMSprop")}
 EPS_STARTS = (1e-12, 1e-10, 1e-8, 1e-6, 1e-4)
+EQUAL = 1e-9  # misfit of a step or tensor that is equal
+SHARES = ("momentum", "betas", "alpha", "rho")  # options near 1, where 1 - x counts
 
 
-def edits(recipe: OptimizerRecipe, sample: Sample, evidence: OptimizerEvidence) -> list[OptimizerEdit]:
+def edits(program: OptimizerProgram, sample: Sample, evidence: OptimizerEvidence) -> list[OptimizerEdit]:
     """Return all edits that apply to this optimizer, in the order in which they are applied."""
     counts = _counts(evidence.world_size, evidence.accumulation_steps)
-    of_any = (
-        decay_edits(recipe, sample),
-        _rate(recipe, counts),
-        warmup_edits(recipe),
-        _scale(recipe, counts, evidence.sizes),
-        clip_edits(recipe, sample, evidence.world_size),
-        _unused(recipe),
-        _restore(recipe),
+    return list(
+        itertools.chain(
+            decay_edits(program, sample),
+            _rate(program, counts),
+            schedule_edits(program, counts),
+            warmup_edits(program),
+            _scale(program, counts, evidence.sizes),
+            clip_edits(program, sample, evidence.world_size),
+            _unused(program),
+            _restore(program),
+            _resets(program, sample),
+            _rates_of_some(program, sample),
+            _options(program),
+            _flags(program),
+            _calls(program),
+            _starts(program),
+        )
     )
-    of_family = (make(recipe) for make in OF_FAMILY[recipe.family])
-    return list(itertools.chain(*of_any, *of_family))
 
 
 def _counts(replicas: int, micro_batches: int) -> dict[int, str]:
@@ -53,7 +88,7 @@ def _counts(replicas: int, micro_batches: int) -> dict[int, str]:
     return {count: what for count, what in counts.items() if count > 1}
 
 
-def _rate(recipe: OptimizerRecipe, counts: dict[int, str]) -> Iterator[OptimizerEdit]:
+def _rate(program: OptimizerProgram, counts: dict[int, str]) -> Iterator[OptimizerEdit]:
     factors: dict[float, str] = {}
     for count, what in counts.items():
         root = math.sqrt(count)
@@ -63,65 +98,45 @@ def _rate(recipe: OptimizerRecipe, counts: dict[int, str]) -> Iterator[Optimizer
         factors |= {float(count): f"times {count}, {what}", 1.0 / count: f"divided by {count}, {what}"}
     yield OptimizerEdit(
         "lr_scaled",
-        lambda r, v: replace(r, factor=v[0]),
+        lambda p, v: replace(p, factor=v[0]),
         lambda v: f"learning rate {factors.get(v[0], f'times {number(v[0])}')}",
         (Unknown((1.0,), low=1e-6, likely=tuple(factors)),),
-        # SGD's update is linear in the gradients.
-        frozenset({"loss_scale"} if recipe.family == "sgd" else ()),
+        frozenset({"loss_scale"} if program.kind in LINEAR else ()),
     )
-    if not recipe.scheduled:
-        return
-    for shift, where in ((1, "ahead"), (-1, "behind")):
-        yield discrete("lr_off_by_one", f"the schedule is one step {where}", partial(_reindexed, shift=shift))
-    for speed, what in counts.items():
-        yield discrete(
-            "scheduler_too_fast",
-            f"the schedule advances {speed} times per step, {what}",
-            partial(_reindexed, speed=speed),
-        )
 
 
-def _reindexed(recipe: OptimizerRecipe, speed: int = 1, shift: int = 0) -> OptimizerRecipe:
-    return replace(recipe, index=recipe.index * speed + shift)
-
-
-def _scale(recipe: OptimizerRecipe, counts: dict[int, str], sizes: Mapping[int, str]) -> Iterator[OptimizerEdit]:
+def _scale(program: OptimizerProgram, counts: dict[int, str], sizes: Mapping[int, str]) -> Iterator[OptimizerEdit]:
     likely = {2.0**power for power in range(-24, 25)}
     likely |= {factor for n in (*counts, *sizes) for factor in (float(n), 1.0 / n)}
-    if recipe.family == "sgd":
+    if program.kind in LINEAR:
         # Another learning rate has the same effect, so only a scale that a programmer would use counts.
         unknown, same = Unknown((1.0,), low=1e-6, digits=0), "lr_scaled"
     else:
         unknown, same = Unknown((1.0, 1e-4, 1e-2, 1e2, 1e4, 1e6), "log", low=1e-12), "eps_value"
     yield OptimizerEdit(
         "loss_scale",
-        lambda r, v: replace(r, scale=r.scale * v[0]),
+        lambda p, v: replace(p, scale=p.scale * v[0]),
         lambda v: scaled("the optimizer sees gradients times", v[0], sizes),
         (replace(unknown, likely=tuple(likely)),),
         frozenset({same}),
     )
 
 
-def _unused(recipe: OptimizerRecipe) -> Iterator[OptimizerEdit]:
-    if not recipe.used.all():
-        steps = np.arange(1, len(recipe.count) + 1)[:, None]
+def _unused(program: OptimizerProgram) -> Iterator[OptimizerEdit]:
+    if not program.used.all():
         yield discrete(
             "unused_parameters",
             "parameters without a gradient are updated as if it were 0",
-            lambda r: replace(r, used=np.ones_like(r.used), count=np.broadcast_to(steps, r.count.shape)),
+            lambda p: replace(p, used=np.ones_like(p.used)),
         )
 
 
-def _restore(recipe: OptimizerRecipe) -> Iterator[OptimizerEdit]:
-    at = recipe.restored_at
-    if at is None or not 0 < at < len(recipe.index):
+def _restore(program: OptimizerProgram) -> Iterator[OptimizerEdit]:
+    at = program.restored_at
+    if at is None or not 0 < at < len(program.index):
         return
-    kept = ["largest"] if not recipe.amsgrad else []
-    kept += ["mean"] if recipe.family == "rmsprop" and not recipe.centred else []
-    kept += ["buffer"] if not recipe.first.any() else []
-    losable = {part: PARTS[part] for part in STATE[recipe.family] if part not in kept}
-    losable |= {"count": "count"} if recipe.family == "adam" or recipe.rate_decay.any() else {}
-    losable |= {"schedule": "position in the schedule"} if recipe.scheduled else {}
+    losable = {key: WORDS.get(key, key) for key in sorted(program.state_keys, key=lambda key: key == "step")}
+    losable |= {"schedule": "position in the schedule"} if program.scheduled else {}
     for size in range(1, len(losable) + 1):
         for lost in itertools.combinations(losable, size):
             yield discrete(
@@ -131,134 +146,151 @@ def _restore(recipe: OptimizerRecipe) -> Iterator[OptimizerEdit]:
             )
 
 
-def _losing(recipe: OptimizerRecipe, at: int, lost: frozenset[str]) -> OptimizerRecipe:
-    index, count = recipe.index.copy(), recipe.count.copy()
+def _resets(program: OptimizerProgram, sample: Sample) -> Iterator[OptimizerEdit]:
+    """Yield a state that is lost every few steps, from the first step on that differs; every step is no momentum."""
+    worst = sample.of_tensors(sample.misfit(program)).max(axis=1)
+    period = int(np.argmax(worst > EQUAL))  # 0 too if none differs
+    if period > 1 and program.restored_at is None:
+        for lost, what in (
+            (program.state_keys, "the optimizer's state"),
+            (program.moments, "the optimizer's state without the count"),
+        ):
+            says = f"{what} is lost every {period} steps"
+            yield discrete("state_reset", says, partial(replace, period=period, lost=frozenset(lost)))
+
+
+def _rates_of_some(program: OptimizerProgram, sample: Sample) -> Iterator[OptimizerEdit]:
+    """Yield another learning rate of those tensors that differ, or none, where others are equal."""
+    # Each beside its own update: a tensor that hardly moves is not an equal one.
+    own = sample.of_tensors(sample.update / sample.scale[:, None])
+    off = np.any(sample.of_tensors(sample.misfit(program)) > EQUAL * own, axis=0)
+    if not off.any() or off.all():
+        return
+    which = listed(program, np.asarray(off))
+    yield OptimizerEdit(
+        "rate_of_some",
+        lambda p, v: replace(p, factor=np.where(off, v[0], 1.0)),
+        lambda v: f"learning rate of {which} times {number(v[0])}" if v[0] else f"not updated in the port: {which}",
+        (Unknown((0.5,), low=-1.0),),
+        frozenset({"lr_scaled", "warmup_start", "lr_off_by_one", "scheduler_too_fast"}),
+    )
+
+
+def _losing(program: OptimizerProgram, at: int, lost: frozenset[str]) -> OptimizerProgram:
+    index = program.index.copy()
     if "schedule" in lost:
         index[at:] -= at
-    if "count" in lost:
-        count[at:] -= count[at - 1]
-    return replace(recipe, index=index, count=count, lost=lost)
+    return replace(program, index=index, lost=lost - {"schedule"})
 
 
-def _eps(recipe: OptimizerRecipe) -> Iterator[OptimizerEdit]:
-    reference = float(recipe.eps.max())
-    yield OptimizerEdit(
-        "eps_value",
-        lambda r, v: replace(r, eps=np.full_like(r.eps, v[0])),
-        lambda v: f"eps {number(v[0])}, the reference has {numbers(recipe.eps)}",
-        (Unknown((reference or 1e-8, *EPS_STARTS), "log"),),
-        frozenset({"loss_scale"}),
-    )
-    none = f"eps 0, the reference has {numbers(recipe.eps)}"
-    yield discrete("eps_value", none, lambda r: replace(r, eps=np.zeros_like(r.eps)))
-    for place, says in (
-        ("inside", "inside the root, the reference has it"),
-        ("both", "inside the root, too, and not only"),
-    ):
-        yield discrete("eps_in_root", f"eps is added {says} outside", partial(replace, eps_place=place))
+def _options(program: OptimizerProgram) -> Iterator[OptimizerEdit]:
+    """Yield other values of each option, those of a tuple together."""
+    together: dict[str, list[str]] = defaultdict(list)
+    for name in program.options:
+        together[name.partition("[")[0]].append(name)
+    for option, names in together.items():
+        if option == DECAY:
+            continue
+        fault, words = OPTIONS.get(f"{program.kind}.{option}") or OPTIONS.get(option) or (OPTION, tuple(names))
+        yield _option(fault, program, dict(zip(names, words, strict=True)))
+    if "eps" in program.options:
+        none = f"eps 0, the reference has {numbers(program.options['eps'])}"
+        yield discrete("eps_value", none, partial(OptimizerProgram.with_options, eps=0.0))
 
 
-def _momentum(recipe: OptimizerRecipe) -> Iterator[OptimizerEdit]:
-    if recipe.family == "adam":
-        yield _betas("betas", recipe, {"first": "beta1", "second": "beta2"})
-    else:
-        yield _betas("betas", recipe, {"first": "momentum"})
-    if recipe.family == "rmsprop":
-        yield _betas("rmsprop_decay", recipe, {"second": "RMSprop's decay of squares"})
-    if recipe.family == "sgd" and recipe.scheduled and recipe.first.any():
-        says = "momentum sums updates, each at the learning rate of its step, where the reference sums gradients"
-        yield discrete("lr_in_momentum", says, partial(replace, rate_inside=True))
-    yield discrete(
-        "nesterov",
-        f"Nesterov momentum in {'the reference' if recipe.nesterov else 'the port'} only",
-        partial(replace, nesterov=not recipe.nesterov),
-    )
-
-
-def _betas(fault: str, recipe: OptimizerRecipe, fields: dict[str, str]) -> OptimizerEdit:
-    """Return an edit with other values for some fields of the recipe.
+def _option(fault: str, program: OptimizerProgram, words: dict[str, str]) -> OptimizerEdit:
+    """Return an edit with other values for some options.
 
     Args:
         fault: a name of `catalogue.FAULTS`.
-        recipe: the reference's.
-        fields: field of the recipe -> its name in messages.
+        program: the reference's.
+        words: option -> its name in messages.
     """
-    references = {field: getattr(recipe, field) for field in fields}
-
-    def change(recipe: OptimizerRecipe, values: Values) -> OptimizerRecipe:
-        filled: dict[str, Any] = {
-            f: np.full(recipe.count.shape, value) for f, value in zip(fields, values, strict=True)
-        }
-        return replace(recipe, **filled)
+    references = [program.options[name] for name in words]
 
     def says(values: Values) -> str:
-        named = zip(fields.values(), values, references.values(), strict=True)
+        named = zip(words.values(), values, references, strict=True)
         return " and ".join(
             f"{name} {number(value)}, the reference has {numbers(reference)}"
             for name, value, reference in named
-            if not np.allclose(reference, value, rtol=0, atol=1e-9)
+            if not np.allclose(reference, value, rtol=1e-9, atol=1e-14)
         )
 
-    starts = ((typical(reference), 0.9) for reference in references.values())
-    return OptimizerEdit(fault, change, says, tuple(Unknown(start, "complement", high=1.0) for start in starts))
-
-
-def _dampening(recipe: OptimizerRecipe) -> Iterator[OptimizerEdit]:
-    yield _dampened(recipe, False, "")
-    yield _dampened(recipe, True, " from the first gradient on")
-
-
-def _dampened(recipe: OptimizerRecipe, first: bool, when: str) -> OptimizerEdit:
-    return OptimizerEdit(
-        "dampening",
-        # Without momentum, nothing is dampened.
-        lambda r, v: replace(r, dampening=np.where(r.first, v[0], 0.0), dampens_first=first),
-        lambda v: f"dampening {number(v[0])}{when}, the reference has {numbers(recipe.dampening)}",
-        (Unknown((float(recipe.dampening.max()), 0.5), high=1.0),),
-    )
-
-
-def _largest(recipe: OptimizerRecipe) -> Iterator[OptimizerEdit]:
-    ways = {
-        "": "AMSGrad in the reference only",
-        "torch": "AMSGrad in the port only",
-        "corrected": "AMSGrad's largest of the corrected squares, as optax has it",
-    }
-    for way, says in ways.items():
-        if way != recipe.amsgrad:
-            yield discrete("amsgrad", says, partial(replace, amsgrad=way))
-
-
-def _correction(recipe: OptimizerRecipe) -> Iterator[OptimizerEdit]:
-    yield discrete("no_bias_correction", "Adam without bias correction", partial(replace, corrects=False))
-
-
-def _squares(recipe: OptimizerRecipe) -> Iterator[OptimizerEdit]:
-    yield discrete(
-        "rmsprop_centred",
-        f"RMSprop is centred in {'the reference' if recipe.centred else 'the port'} only",
-        partial(replace, centred=not recipe.centred),
-    )
-    yield _start("rmsprop_centred", "RMSprop's squares start", recipe)
-
-
-def _accumulator(recipe: OptimizerRecipe) -> Iterator[OptimizerEdit]:
-    yield _start("adagrad_accumulator", "the accumulator starts", recipe)
-
-
-def _start(fault: str, says: str, recipe: OptimizerRecipe) -> OptimizerEdit:
     return OptimizerEdit(
         fault,
-        lambda r, v: replace(r, start=np.full_like(r.start, v[0])),
-        lambda v: f"{says} from {number(v[0])}, in the reference from {numbers(recipe.start)}",
-        # Searched linearly, because the value may be 0.
-        (Unknown((1e-3, 0.1, 1.0), unit=0.1),),
+        lambda p, v: p.with_options(**dict(zip(words, v, strict=True))),
+        says,
+        tuple(_unknown(name, typical(reference)) for name, reference in zip(words, references, strict=True)),
+        frozenset({"loss_scale"} if fault == "eps_value" else ()),
     )
 
 
-OF_FAMILY: dict[str, tuple[Callable[[OptimizerRecipe], Iterator[OptimizerEdit]], ...]] = {
-    "sgd": (_momentum, _dampening),
-    "adam": (_eps, _momentum, _largest, _correction),
-    "rmsprop": (_eps, _momentum, _squares),
-    "adagrad": (_eps, _accumulator),
-}
+def _unknown(option: str, reference: float) -> Unknown:
+    """Return how a value of an option is searched for."""
+    if option == "eps":
+        return Unknown((reference or 1e-8, *EPS_STARTS), "log")
+    if option.startswith(SHARES):
+        return Unknown((reference, 0.9), "complement", high=1.0)
+    if option == "dampening":
+        return Unknown((reference, 0.5), high=1.0)
+    if reference and not 1e-2 <= reference <= 1e2:
+        return Unknown((reference, reference / 100, reference * 100), "log")
+    return Unknown((reference, 1e-3, 0.1, 1.0), unit=reference or 0.1)
+
+
+def _flags(program: OptimizerProgram) -> Iterator[OptimizerEdit]:
+    for name, value in program.flags.items():
+        if isinstance(value, bool) and name != "decoupled_weight_decay":
+            fault, words = FLAGS.get(name, (OPTION, name))
+            says = f"{words} in {'the reference' if value else 'the port'} only"
+            yield discrete(fault, says, partial(_flipped, name=name))
+
+
+def _flipped(program: OptimizerProgram, name: str) -> OptimizerProgram:
+    return program.with_flags(**{name: not program.flags[name]})
+
+
+def _calls(program: OptimizerProgram) -> Iterator[OptimizerEdit]:
+    """Yield changes of the step's calls."""
+    inside = "eps is added inside the root"
+    changes: list[tuple[str, str, TraceEdit]] = []
+    if program.kind in ("Adam", "AdamW"):  # before the bias correction goes, in which it finds beta1 and the step
+        changes.append(("nesterov", "Nesterov momentum in the port only", trace_edits.ahead_in_adam))
+    changes += [
+        ("eps_in_root", f"{inside}, the reference has it outside", trace_edits.eps_inside(also_outside=False)),
+        ("eps_in_root", f"{inside}, too, and not only outside", trace_edits.eps_inside(also_outside=True)),
+        ("no_bias_correction", f"{program.kind} without bias correction", trace_edits.NO_BIAS_CORRECTION),
+    ]
+    yield from (_change(*change) for change in changes if change[2](program.trace) != program.trace)
+    if program.kind == "RMSprop":
+        yield _change("nesterov", "Nesterov momentum in the port only", trace_edits.ahead_in_rmsprop)
+    if "amsgrad" in program.flags:
+        says = "AMSGrad's largest of the corrected squares, as optax has it"
+        corrected = trace_edits.largest_corrected
+        yield discrete("amsgrad", says, lambda p: p.with_flags(amsgrad=True).with_edit(corrected))
+    if program.kind == "SGD" and program.scheduled and program.options["momentum"].any():
+        says = "momentum sums updates, each at the learning rate of its step, where the reference sums gradients"
+        yield _change("lr_in_momentum", says, trace_edits.rate_first)
+
+
+def _change(fault: str, says: str, edit: TraceEdit) -> OptimizerEdit:
+    return discrete(fault, says, lambda p: p.with_edit(edit))
+
+
+def _starts(program: OptimizerProgram) -> Iterator[OptimizerEdit]:
+    """Yield other initial values of the state."""
+    if program.kind == "SGD":
+        reference = program.options["dampening"]
+        yield OptimizerEdit(
+            "dampening",
+            lambda p, v: replace(p.with_options(dampening=v[0]), begin={"momentum_buffer": 0.0}),
+            lambda v: f"dampening {number(v[0])} from the first gradient on, the reference has {numbers(reference)}",
+            (Unknown((float(reference.max()), 0.5), high=1.0),),
+        )
+    if program.kind == "RMSprop":
+        yield OptimizerEdit(
+            "rmsprop_centred",
+            lambda p, v: p.with_edit(trace_edits.starting("square_avg", "start"), start=v[0]),
+            lambda v: f"RMSprop's squares start from {number(v[0])}, in the reference from 0",
+            (Unknown((1e-3, 0.1, 1.0), unit=0.1),),  # searched linearly, because the value may be 0
+        )

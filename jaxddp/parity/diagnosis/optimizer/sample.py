@@ -1,17 +1,34 @@
 """A sample of a run's elements, on which a hypothesis is tried before it is tried on the full run."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from jaxddp.parity.diagnosis.optimizer.recipes import ElementBlock, OptimizerRecipe
+from jaxddp.parity.diagnosis.optimizer.program import OptimizerProgram
 from jaxddp.parity.diagnosis.optimizer.update_evidence import OptimizerEvidence, Tensors, replay
 from jaxddp.parity.records import relative, stage_norm
 
 ELEMENTS = 4000  # elements of a sample, over all tensors
 AT_LEAST = 4  # elements of each tensor
 BEYOND_SCALE = 1e12  # replaces a larger misfit, and NaN
+
+
+class Piece(NamedTuple):
+    """Elements that take their steps together.
+
+    Attributes:
+        tensor: number of a tensor that has the numbers of all of them.
+        elements: their places in the sample.
+        params, gradients: of each step.
+    """
+
+    tensor: int
+    elements: np.ndarray
+    params: list[Tensor]
+    gradients: list[Tensor]
 
 
 @dataclass(frozen=True)
@@ -29,30 +46,53 @@ class Sample:
     gradients: np.ndarray
     update: np.ndarray
     scale: np.ndarray
+    _known: dict[bytes, list[Piece]] = field(default_factory=dict, compare=False)
 
-    def predict(self, recipe: OptimizerRecipe) -> Iterator[np.ndarray]:
-        """Yield the updates of each step, (E,)."""
-        state, block = None, ElementBlock(self.tensor_of)
-        for step, (params, gradients) in enumerate(zip(self.params, self.gradients, strict=True)):
-            update, state = recipe.advance(block, step, state, params, gradients)
-            yield update
+    def predict(self, program: OptimizerProgram) -> np.ndarray:
+        """Return the updates of each step, (S, E)."""
+        predicted = np.empty_like(self.update)
+        for piece in self._pieces(program):
+            state = None
+            for step, (params, gradients) in enumerate(zip(piece.params, piece.gradients, strict=True)):
+                update, state = program.advance(piece.tensor, step, state, params, gradients)
+                predicted[step, piece.elements] = update.numpy().ravel()
+        return predicted
 
-    def misfit(self, recipe: OptimizerRecipe) -> np.ndarray:
+    def _pieces(self, program: OptimizerProgram) -> list[Piece]:
+        """Return the elements by the numbers of their tensors, or by tensor where elements depend on each other."""
+        groups = program.classes if program.step.elementwise else np.arange(len(program.names))
+        if (key := groups.tobytes()) not in self._known:
+            self._known[key] = [self._piece(program, groups, tensor) for tensor in np.unique(groups[self.tensor_of])]
+        return self._known[key]
+
+    def _piece(self, program: OptimizerProgram, groups: np.ndarray, tensor: int) -> Piece:
+        elements = np.flatnonzero(groups[self.tensor_of] == tensor)
+        shape = (-1,) if program.step.elementwise else program.shapes[tensor]
+        both = ([torch.from_numpy(row[elements].reshape(shape)) for row in x] for x in (self.params, self.gradients))
+        return Piece(int(tensor), elements, *both)
+
+    def misfit(self, program: OptimizerProgram) -> np.ndarray:
         """Return (predicted - observed) / scale, (S, E)."""
-        with np.errstate(all="ignore"):
-            difference = (np.stack(list(self.predict(recipe))) - self.update) / self.scale[:, None]
+        try:
+            with np.errstate(all="ignore"):
+                difference = (self.predict(program) - self.update) / self.scale[:, None]
+        except (ArithmeticError, AttributeError, TypeError, RuntimeError, ValueError):  # no such step is possible
+            return np.full_like(self.update, BEYOND_SCALE)
         return np.nan_to_num(np.clip(difference, -BEYOND_SCALE, BEYOND_SCALE), nan=BEYOND_SCALE)
 
     def of_tensors(self, misfit: np.ndarray) -> np.ndarray:
         """Return the norm of each step's misfit in each tensor, (S, T)."""
         return np.sqrt([np.bincount(self.tensor_of, row**2) for row in misfit])
 
-    def residual(self, recipe: OptimizerRecipe) -> float:
+    def residual(self, program: OptimizerProgram) -> float:
         """Return the largest norm of the misfit in any step and tensor."""
-        return float(self.of_tensors(self.misfit(recipe)).max())
+        return float(self.of_tensors(self.misfit(program)).max())
 
     def cut(self, steps: int, elements: int) -> "Sample":
-        """Return the first steps, and elements at equal distances."""
+        """Return the first steps, and elements at equal distances, all for `elements` 0."""
+        if not elements:
+            params, gradients, update = (array[:steps] for array in (self.params, self.gradients, self.update))
+            return Sample(self.tensor_of, params, gradients, update, self.scale[:steps])
         every = slice(None, None, -(-len(self.tensor_of) // elements))
         params, gradients, update = (array[:steps, every] for array in (self.params, self.gradients, self.update))
         return Sample(self.tensor_of[every], params, gradients, update, self.scale[:steps])
@@ -60,7 +100,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Survey:
-    """Distance of the observed updates from the reference's recipe.
+    """Distance of the observed updates from the reference's program.
 
     Attributes:
         residuals: per step, tensor -> residual.
@@ -73,12 +113,12 @@ class Survey:
     chosen: dict[str, np.ndarray]
 
 
-def survey(evidence: OptimizerEvidence, recipe: OptimizerRecipe) -> Survey:
-    """Replay the reference's recipe on the full run."""
-    furthest = {name: np.zeros(shape).ravel() for name, shape in zip(recipe.names, recipe.shapes, strict=True)}
+def survey(evidence: OptimizerEvidence, program: OptimizerProgram) -> Survey:
+    """Replay the reference's program on the full run."""
+    furthest = {name: np.zeros(shape).ravel() for name, shape in zip(program.names, program.shapes, strict=True)}
     residuals: list[dict[str, float]] = []
     norms: list[float] = []
-    for step, predicted, _ in replay(recipe, evidence):
+    for step, predicted, _ in replay(program, evidence):
         norm = stage_norm(step.update)
         norms.append(norm)
         residuals.append({})
@@ -88,6 +128,8 @@ def survey(evidence: OptimizerEvidence, recipe: OptimizerRecipe) -> Survey:
             np.maximum(furthest[name], difference / (norm or 1.0), out=furthest[name])
     quota = max(AT_LEAST, ELEMENTS // len(furthest))
     scale = np.where(np.array(norms) > 0, norms, max(norms) or 1.0)
+    if not program.step.elementwise:
+        quota = max(map(len, furthest.values()))
     return Survey(residuals, scale, {name: _choose(values, quota) for name, values in furthest.items()})
 
 

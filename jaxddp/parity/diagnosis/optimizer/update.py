@@ -21,7 +21,6 @@ from jaxddp.parity.diagnosis.optimizer.update_evidence import by_part
 from jaxddp.parity.findings import Problem
 from jaxddp.parity.records import KIND, NUMBER, Lazy, StoredRecord, Tensors, full_norm, stage_norm
 
-KNOWN = "SGD, Adam, AdamW, RMSprop and Adagrad"
 LARGEST_ROUNDING = 1e-9  # of an update; coarser ones cannot support a name
 NEAR = 1e-6  # residual of an update whose learning rate is in float32; measured: up to 2e-7, at the end of a cosine
 
@@ -56,7 +55,8 @@ def differing_update(evidence: Evidence, problems: list[Problem]) -> Located | N
         return None
     residuals = reference_residuals(_optimizer_evidence(evidence))
     if residuals is None:
-        message = f"the optimizer of a flax_step is judged for {KNOWN} only, and this is {evidence.summary.optimizer}"
+        what = "the optimizer of a flax_step is judged if torch.optim has it"
+        message = f"{what}, and this is {evidence.summary.optimizer}"
         problems.append(Problem("port", "update", f"not judged: {message}; see the residuals of the free run"))
     for step, of_step in enumerate(residuals or [], start=1):
         tensor = max(of_step, key=lambda name: of_step[name])

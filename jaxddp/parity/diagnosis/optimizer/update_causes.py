@@ -1,21 +1,19 @@
 """Causes of a difference in the update, given equal gradients and weights.
 
-The reference's recipe is replayed with one mistake, then with two, then with three, until the
+The reference's program is replayed with one mistake, then with two, then with three, until the
 replay differs from the port's updates by rounding only.
 """
 
-import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from jaxddp.parity.diagnosis.decide import SEPARATION, Hypothesis, Ruling, decide, is_plain
+from jaxddp.parity.diagnosis.decide import SEPARATION, Hypothesis, Ruling, decide
 from jaxddp.parity.diagnosis.optimizer.aliased import aliased
 from jaxddp.parity.diagnosis.optimizer.edit import OptimizerEdit
 from jaxddp.parity.diagnosis.optimizer.faults import edits
 from jaxddp.parity.diagnosis.optimizer.fit import (
-    Unknown,
     Values,
     far_off,
     polish,
@@ -23,13 +21,15 @@ from jaxddp.parity.diagnosis.optimizer.fit import (
     sensible,
     solve,
 )
-from jaxddp.parity.diagnosis.optimizer.recipes import OptimizerRecipe
+from jaxddp.parity.diagnosis.optimizer.optax_rules import optax_rule
+from jaxddp.parity.diagnosis.optimizer.program import OptimizerProgram
 from jaxddp.parity.diagnosis.optimizer.sample import Sample, survey, take_sample
+from jaxddp.parity.diagnosis.optimizer.trial import Trial
 from jaxddp.parity.diagnosis.optimizer.update_evidence import (
     OptimizerEvidence,
     OptimizerStep,
     contradiction,
-    reference_recipe,
+    reference_program,
     residuals,
     with_rates_of_float32,
 )
@@ -43,22 +43,20 @@ SCREEN_STEPS = 3  # steps of the screen beyond the first that differs
 SCREEN_ELEMENTS = 300
 SIDE_BY_SIDE = 16  # trials that are replayed on the full run at once, so that each step is read once for all
 BEST_PAIRS = 6  # pairs to which a third edit is added
-TWINS = {"loss_scale": "eps_value"}  # equivalent for an optimizer that divides gradients by their own scale
 SAME_RATES = 1e-6  # relative; a rate may be a float32
-TWINS_PART = frozenset({"adagrad_accumulator", "rmsprop_centred"})  # faults beside which twins are not equivalent
 
 
 def reference_residuals(evidence: OptimizerEvidence) -> list[dict[str, float]] | None:
-    """Compute how far the updates are from the reference's recipe, given the same gradients.
+    """Compute how far the updates are from the reference's program, given the same gradients.
 
     Returns:
         Per step, tensor -> ||predicted - observed|| over the norm of the step's full update. None for an
         optimizer that cannot be replayed.
     """
-    recipe = reference_recipe(evidence)
-    if recipe is None:
+    program = reference_program(evidence)
+    if program is None:
         return None
-    replays = with_rates_of_float32([recipe], evidence)
+    replays = with_rates_of_float32([program], evidence)
     return [residuals(step.update, predicted) for ((step, predicted, _),) in replays]
 
 
@@ -78,7 +76,7 @@ def explain_optimizer(
         The ruling; nothing is named if nothing explains the updates, nothing differs, or the optimizer is
         not one of `evidence.FAMILIES`.
     """
-    reference = reference_recipe(evidence)
+    reference = reference_program(evidence)
     if reference is None:
         return Ruling((), None)
     coarse = max(floor, near)
@@ -89,82 +87,31 @@ def explain_optimizer(
         return Ruling((), None)
     tiny = max(worst) <= coarse  # on the sample, where rates are not rounded, everything explains it
     sample = take_sample(evidence, surveyed.chosen, surveyed.scale)
-    search = _Search(reference, sample, sample.cut(first + 1 + SCREEN_STEPS, SCREEN_ELEMENTS), coarse)
-    single = aliased(evidence, reference, surveyed.residuals, coarse)
+    few = SCREEN_ELEMENTS if reference.step.elementwise else 0
+    search = _Search(reference, sample, sample.cut(first + 1 + SCREEN_STEPS, few), coarse)
+    others = [
+        *filter(None, (aliased(evidence, reference, surveyed.residuals, coarse), optax_rule(evidence, reference)))
+    ]
     with np.errstate(all="ignore"):  # wild values are tried on the way
-        deep = deep and not tiny and (single is None or single.residual > coarse)
+        alone = any(other.residual <= coarse for other in others)
+        deep = deep and not tiny and not alone and reference.step.elementwise  # others take whole tensors, and long
         trials = search.run(edits(reference, sample, evidence), deep)
         hypotheses = _confirmed(trials, reference, evidence, coarse)
         if tiny:
             hypotheses = _better_than_none(hypotheses, reference, evidence, floor)
-    return decide(hypotheses if single is None else [*hypotheses, single], floor)
-
-
-@dataclass(frozen=True)
-class _Trial:
-    """Edits with the values that fit best.
-
-    Attributes:
-        edits: in the order in which they are made.
-        values: of all their unknowns.
-        residual: left by the edits.
-        round: every value is likely, or has few digits.
-    """
-
-    edits: tuple[OptimizerEdit, ...]
-    values: Values = ()
-    residual: float = np.inf
-    round: bool = True
-
-    @property
-    def plain(self) -> bool:
-        """Return whether somebody may have written every value."""
-        pairs = zip(self.values, self.unknowns, strict=True)
-        return self.round or all(unknown.rounded or is_plain(value) for value, unknown in pairs)
-
-    @property
-    def unknowns(self) -> tuple[Unknown, ...]:
-        return tuple(unknown for edit in self.edits for unknown in edit.unknowns)
-
-    @property
-    def faults(self) -> tuple[str, ...]:
-        return tuple(edit.fault for edit in self.edits)
-
-    def without(self, edit: OptimizerEdit) -> "_Trial":
-        """Return the trial without one of its edits, the others' values unchanged."""
-        left = iter(self.values)
-        values = [(one, tuple(itertools.islice(left, len(one.unknowns)))) for one in self.edits]
-        kept = [(one, of_one) for one, of_one in values if one is not edit]
-        return replace(self, edits=tuple(one for one, _ in kept), values=tuple(itertools.chain(*(v for _, v in kept))))
-
-    @property
-    def kind(self) -> frozenset[str]:
-        """Faults, twins under one name, unless the squares start from another value."""
-        apart = not TWINS_PART.isdisjoint(self.faults)
-        return frozenset(fault if apart else TWINS.get(fault, fault) for fault in self.faults)
-
-    def recipe(self, reference: OptimizerRecipe, values: Values) -> OptimizerRecipe:
-        """Apply the edits to the reference's recipe, one after the other."""
-        left = iter(values)
-        for edit in self.edits:
-            reference = edit.change(reference, tuple(itertools.islice(left, len(edit.unknowns))))
-        return reference
-
-    def says(self) -> str:
-        left = iter(self.values)
-        return "; ".join(edit.says(tuple(itertools.islice(left, len(edit.unknowns)))) for edit in self.edits)
+    return decide([*hypotheses, *others], floor)
 
 
 @dataclass(frozen=True)
 class _Search:
     """Trials on a sample, screened on a small part of the sample."""
 
-    reference: OptimizerRecipe
+    reference: OptimizerProgram
     sample: Sample
     screen: Sample
     floor: float
 
-    def run(self, possible: Sequence[OptimizerEdit], deep: bool) -> list[_Trial]:
+    def run(self, possible: Sequence[OptimizerEdit], deep: bool) -> list[Trial]:
         """Try every edit, then every pair, then the best pairs with a third edit, until a trial explains it.
 
         Args:
@@ -174,7 +121,7 @@ class _Search:
         trials = self._attempt((edit,) for edit in possible)
         if not deep or any(trial.plain for trial in self._explained(trials)):
             return trials
-        pairs = self._attempt(itertools.combinations(possible, 2))
+        pairs = self._pairs(possible, trials)
         trials += pairs
         # A pair that needs an odd number may be three mistakes with round ones.
         if any(trial.round for trial in self._explained(pairs)):
@@ -187,20 +134,40 @@ class _Search:
         }
         return trials + self._attempt(triple for triple in triples if len(triple) == 3)
 
-    def _attempt(self, combinations: Iterable[tuple[OptimizerEdit, ...]]) -> list[_Trial]:
+    def _pairs(self, possible: Sequence[OptimizerEdit], singles: Sequence[Trial]) -> list[Trial]:
+        """Try the nearest edit with each other one, then the next, until a pair explains it."""
+        pairs: list[Trial] = []
+        tried: list[OptimizerEdit] = []
+
+        def with_others(first: OptimizerEdit) -> list[Trial]:
+            tried.append(first)
+            both = ([edit for edit in possible if edit in (first, other)] for other in possible if other not in tried)
+            return self._attempt(map(tuple, both))
+
+        for single in sorted(singles, key=lambda trial: trial.residual):
+            if single.edits[0] in tried:
+                continue
+            pairs += with_others(single.edits[0])
+            if explaining := self._explained(pairs):
+                # The second fault may also explain it together with another: then neither pair is certain.
+                seconds = {edit: None for pair in explaining for edit in pair.edits if edit not in tried}
+                return pairs + [more for second in seconds for more in with_others(second)]
+        return pairs
+
+    def _attempt(self, combinations: Iterable[tuple[OptimizerEdit, ...]]) -> list[Trial]:
         trials = (self._screened(combination) for combination in combinations if _compatible(combination))
         promising = max(PROMISING, self.floor)
         return [self._refined(trial) if trial.residual <= promising else trial for trial in trials]
 
-    def _explained(self, trials: list[_Trial]) -> list[_Trial]:
+    def _explained(self, trials: list[Trial]) -> list[Trial]:
         return [trial for trial in trials if trial.residual <= self.floor]
 
-    def _screened(self, combination: tuple[OptimizerEdit, ...]) -> _Trial:
-        trial = _Trial(combination)
+    def _screened(self, combination: tuple[OptimizerEdit, ...]) -> Trial:
+        trial = Trial(combination)
         trial = replace(trial, round=not trial.unknowns)
         return self._at(trial, solve(self._misfit(trial, self.screen), trial.unknowns), self.screen)
 
-    def _refined(self, trial: _Trial) -> _Trial:
+    def _refined(self, trial: Trial) -> Trial:
         """Fit again on the full sample, and take round values where these fit as well.
 
         If any large multiple of a value fits as well, such as an infinite scale of gradients, the value explains
@@ -220,7 +187,7 @@ class _Search:
         values, are_round = round_values(self._misfit(trial, self.screen), trial.unknowns, fitted.values, accepts)
         return self._without_idle(replace(self._at(trial, values, self.sample), round=are_round))
 
-    def _without_idle(self, trial: _Trial) -> _Trial:
+    def _without_idle(self, trial: Trial) -> Trial:
         """Drop edits that the explanation does not need, such as one whose value is the reference's."""
         for edit in trial.edits if len(trial.edits) > 1 else ():
             rest = self._at(trial.without(edit), trial.without(edit).values, self.sample)
@@ -228,13 +195,13 @@ class _Search:
                 return self._without_idle(rest)
         return trial
 
-    def _misfit(self, trial: _Trial, sample: Sample) -> Callable[[Values], np.ndarray]:
-        return lambda values: sample.misfit(trial.recipe(self.reference, values))
+    def _misfit(self, trial: Trial, sample: Sample) -> Callable[[Values], np.ndarray]:
+        return lambda values: sample.misfit(trial.program(self.reference, values))
 
-    def _at(self, trial: _Trial, values: Values, sample: Sample) -> _Trial:
+    def _at(self, trial: Trial, values: Values, sample: Sample) -> Trial:
         """Return the trial with these values, and their residual on a sample."""
         allowed = sensible(values, trial.unknowns)
-        residual = sample.residual(trial.recipe(self.reference, values)) if allowed else np.inf
+        residual = sample.residual(trial.program(self.reference, values)) if allowed else np.inf
         return replace(trial, values=values, residual=residual)
 
 
@@ -245,7 +212,7 @@ def _compatible(combination: tuple[OptimizerEdit, ...]) -> bool:
 
 
 def _confirmed(
-    trials: list[_Trial], reference: OptimizerRecipe, evidence: OptimizerEvidence, floor: float
+    trials: list[Trial], reference: OptimizerProgram, evidence: OptimizerEvidence, floor: float
 ) -> list[Hypothesis]:
     """Return hypotheses; the residuals that decide are computed over the full run."""
     explaining = _without_copies([trial for trial in trials if trial.residual <= floor], reference)
@@ -259,15 +226,15 @@ def _confirmed(
     return named + _hypotheses(near, reference, evidence)
 
 
-def _hypotheses(trials: list[_Trial], reference: OptimizerRecipe, evidence: OptimizerEvidence) -> list[Hypothesis]:
+def _hypotheses(trials: list[Trial], reference: OptimizerProgram, evidence: OptimizerEvidence) -> list[Hypothesis]:
     """Return the hypotheses with their residuals over the full run, of updates and of the state that the port shows."""
     worst = [0.0] * len(trials)
     for first in range(0, len(trials), SIDE_BY_SIDE):
-        recipes = [trial.recipe(reference, trial.values) for trial in trials[first : first + SIDE_BY_SIDE]]
-        for of_step in with_rates_of_float32(recipes, evidence):
-            for place, (recipe, replayed) in enumerate(zip(recipes, of_step, strict=True), start=first):
+        programs = [trial.program(reference, trial.values) for trial in trials[first : first + SIDE_BY_SIDE]]
+        for of_step in with_rates_of_float32(programs, evidence):
+            for place, (program, replayed) in enumerate(zip(programs, of_step, strict=True), start=first):
                 of_update = max(residuals(replayed.step.update, replayed.update).values())
-                worst[place] = max(worst[place], of_update, min(contradiction(replayed, recipe), 1.0))
+                worst[place] = max(worst[place], of_update, min(contradiction(replayed, program), 1.0))
     return [
         Hypothesis(trial.faults, trial.says(), residual, len(trial.values), trial.plain)
         for trial, residual in zip(trials, worst, strict=True)
@@ -275,23 +242,23 @@ def _hypotheses(trials: list[_Trial], reference: OptimizerRecipe, evidence: Opti
 
 
 def _better_than_none(
-    hypotheses: list[Hypothesis], reference: OptimizerRecipe, evidence: OptimizerEvidence, floor: float
+    hypotheses: list[Hypothesis], reference: OptimizerProgram, evidence: OptimizerEvidence, floor: float
 ) -> list[Hypothesis]:
     """Drop the hypotheses that explain no more than the reference without a fault, and add that one.
 
     None is left if the reference without a fault explains everything.
     """
-    none = replace(_hypotheses([_Trial(())], reference, evidence)[0], says="no fault")
+    none = replace(_hypotheses([Trial(())], reference, evidence)[0], says="no fault")
     if none.residual <= floor:
         return []
     return [*(hypothesis for hypothesis in hypotheses if hypothesis.residual < none.residual), none]
 
 
-def _without_copies(explaining: list[_Trial], reference: OptimizerRecipe) -> list[_Trial]:
+def _without_copies(explaining: list[Trial], reference: OptimizerProgram) -> list[Trial]:
     """Drop a fitted warm-up that makes the same rates as a fault with fewer values, such as a shift by one step."""
-    rates = {trial: trial.recipe(reference, trial.values).lr for trial in explaining}
+    rates = {trial: trial.program(reference, trial.values).lr for trial in explaining}
 
-    def copies(trial: _Trial, other: _Trial) -> bool:
+    def copies(trial: Trial, other: Trial) -> bool:
         simpler = len(other.edits) <= len(trial.edits) and len(other.values) < len(trial.values)
         beside = set(trial.faults) - {WARMUP}
         return simpler and beside <= set(other.faults) and np.allclose(rates[trial], rates[other], rtol=SAME_RATES)
@@ -299,7 +266,7 @@ def _without_copies(explaining: list[_Trial], reference: OptimizerRecipe) -> lis
     return [t for t in explaining if WARMUP not in t.faults or not any(copies(t, other) for other in explaining)]
 
 
-def _sensible(explaining: list[_Trial]) -> list[_Trial]:
+def _sensible(explaining: list[Trial]) -> list[Trial]:
     """Return the trial with the fewest edits for each set of faults; one with odd values only if none is round."""
     by_merit = sorted(explaining, key=lambda trial: (len(trial.edits), len(trial.values), not trial.round))
     some_round = [trial for trial in by_merit if trial.round]

@@ -1,20 +1,28 @@
-"""Gradients and updates of an optimizer, and the reference's recipe for them."""
+"""Gradients and updates of an optimizer, and the reference's program for them."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import inspect
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from jaxddp.parity.compare.rates import shares_of_float32
-from jaxddp.parity.diagnosis.optimizer.recipes import ElementBlock, OptimizerRecipe, State
+from jaxddp.parity.diagnosis.optimizer.program import OptimizerProgram
+from jaxddp.parity.diagnosis.optimizer.trace import IMPLEMENTATION, State
 from jaxddp.parity.records import relative, stage_norm
 
 Tensors = Mapping[str, np.ndarray]
 
-FAMILIES = {"SGD": "sgd", "Adam": "adam", "AdamW": "adam", "RMSprop": "rmsprop", "Adagrad": "adagrad"}
-PARTS = {"mu": "mean", "nu": "square", "sum_of_squares": "square", "trace": "buffer"}  # optax's state -> the recipe's
-FLAGS = ("nesterov", "centered", "amsgrad", "maximize", "decoupled_weight_decay")
+OTHER_INPUTS = ("LBFGS", "SparseAdam")  # which take a closure, and sparse gradients
+# Parts of optax's state -> torch's keys for the same numbers.
+PARTS = {
+    "mu": ("exp_avg", "grad_avg"),
+    "nu": ("exp_avg_sq", "square_avg"),
+    "sum_of_squares": ("sum",),
+    "trace": ("momentum_buffer",),
+}
 
 
 @dataclass(frozen=True)
@@ -27,7 +35,7 @@ class OptimizerStep:
         gradients: input of JAX's optimizer.
         unused: parameters for which torch had no gradient; `gradients` holds zeros or nothing for them.
         update: output of JAX's optimizer, to be added to the parameters, divided by `shares`.
-        state: part of `recipes.STATE` -> its tensors after the step, as far as JAX's optimizer shows them.
+        state: part of `PARTS` -> its tensors after the step, as far as JAX's optimizer shows them.
         clipped: factor of the gradients by which the reference has clipped them.
         norm: norm of all gradients, the large ones of which may be excerpts; None: of the given ones.
         shares: tensor -> share of the rate that JAX's optimizer rounds to float32, if the reference's update is right;
@@ -55,7 +63,7 @@ class OptimizerEvidence:
     """Inputs and outputs of the optimizer over a run.
 
     Attributes:
-        kind: torch's class: SGD, Adam, AdamW, RMSprop, Adagrad; others cannot be explained.
+        kind: torch's class, one of `torch.optim` that trains with gradients alone; others cannot be explained.
         steps: in order; may be read from disk at each access.
         rates: the first group's learning rate at steps 1, 2, ..., as far as the scheduler goes.
         world_size: number of replicas.
@@ -80,47 +88,31 @@ class OptimizerEvidence:
     sizes: Mapping[int, str] = field(default_factory=dict)
 
 
-def reference_recipe(evidence: OptimizerEvidence) -> OptimizerRecipe | None:
-    """Return the recipe of torch's optimizer, from its groups; parameters in no group do not change.
+def reference_program(evidence: OptimizerEvidence) -> OptimizerProgram | None:
+    """Return torch's optimizer of the run, from its groups; parameters in no group do not change.
 
     Returns:
-        The recipe; None for an optimizer that `recipes` does not have, or whose groups differ in their flags.
+        The program; None for an optimizer that torch does not have, or whose groups differ in their flags.
     """
-    frames = [_Frame(step) for step in evidence.steps]
-    flags = {frame_flags for frame in frames for frame_flags in frame.flags}
-    if evidence.kind not in FAMILIES or len(flags) != 1:
+    made = getattr(torch.optim, evidence.kind, None)
+    if made is None or evidence.kind in OTHER_INPUTS:
         return None
-    nesterov, centred, amsgrad, maximize, decoupled = flags.pop()
-
-    def column(key: str, item: int | None = None) -> np.ndarray:
-        return np.stack([frame.column(key, item) for frame in frames])
-
-    family = FAMILIES[evidence.kind]
-    momentum, used = column("momentum"), np.stack([frame.used for frame in frames])
-    return OptimizerRecipe(
-        family,
+    frames = [_Frame(step, inspect.signature(made).parameters) for step in evidence.steps]
+    flags = {tuple(of_group.items()) for frame in frames for of_group in frame.flags}
+    if len(flags) != 1:
+        return None
+    return OptimizerProgram(
+        evidence.kind,
         frames[0].names,
         frames[0].shapes,
-        rates=_continued(column("lr"), evidence.rates),
+        {name: np.stack([frame.columns[name] for frame in frames]) for name in frames[0].columns if name != "lr"},
+        dict(flags.pop()),
+        rates=_continued(np.stack([frame.columns["lr"] for frame in frames]), evidence.rates),
         index=np.arange(len(frames)),
-        rate_decay=frames[0].column("lr_decay"),
-        first=column("betas", 0) if family == "adam" else momentum,
-        second=column("betas", 1) if family == "adam" else column("alpha"),
-        # Without momentum, torch does not dampen the gradient.
-        dampening=np.where(momentum == 0, 0.0, column("dampening")),
-        eps=column("eps"),
-        decay=column("weight_decay"),
-        used=used,
-        count=np.cumsum(used, axis=0),
-        start=frames[0].column("initial_accumulator_value"),
-        coupled=not (decoupled or evidence.kind == "AdamW"),
-        nesterov=nesterov,
-        centred=centred,
-        amsgrad="torch" if amsgrad else "",
+        used=np.stack([frame.used for frame in frames]),
         norms=np.array([frame.norm for frame in frames]),
         clipped=np.array([frame.clipped for frame in frames]),
         max_norm=evidence.max_norm,
-        scale=-1.0 if maximize else 1.0,
         restored_at=evidence.restored_at,
     )
 
@@ -128,20 +120,41 @@ def reference_recipe(evidence: OptimizerEvidence) -> OptimizerRecipe | None:
 class _Frame:
     """One step's groups as columns over the T tensors."""
 
-    def __init__(self, step: OptimizerStep):
+    def __init__(self, step: OptimizerStep, parameters: Container[str]):
         self.names = tuple(step.update)
         self.shapes = tuple(step.update[name].shape for name in self.names)
-        self.flags = {tuple(bool(group.get(flag)) for flag in FLAGS) for group in step.groups}
         group_of = {name: group for group in step.groups for name in group["names"]}
         self.used = np.array([name in group_of and name not in step.unused for name in self.names])
         self.clipped = step.clipped
         self.norm = (stage_norm(step.gradients) if step.norm is None else step.norm) / (step.clipped or 1.0)
-        self._groups = [group_of.get(name, step.groups[0]) for name in self.names]
+        split = [numbers_and_flags({k: x for k, x in group.items() if k in parameters}) for group in step.groups]
+        self.flags = [flags for _, flags in split]
+        of_each = [split[step.groups.index(group_of.get(name, step.groups[0]))][0] for name in self.names]
+        self.columns = {name: np.array([numbers[name] for numbers in of_each]) for name in of_each[0]}
 
-    def column(self, key: str, item: int | None = None) -> np.ndarray:
-        """Return a setting of each tensor's group, (T,); 0 if the optimizer has no such setting."""
-        values = [group.get(key, (0.0, 0.0) if item is not None else 0.0) for group in self._groups]
-        return np.array([value if item is None else value[item] for value in values], dtype=np.float64)
+
+def numbers_and_flags(group: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, Any]]:
+    """Split the options of a group of parameters into numbers and others.
+
+    >>> numbers_and_flags({"lr": 0.1, "betas": (0.9, 0.99), "amsgrad": False, "foreach": None})
+    ({'lr': 0.1, 'betas[0]': 0.9, 'betas[1]': 0.99}, {'amsgrad': False})
+    """
+    numbers: dict[str, float] = {}
+    flags: dict[str, Any] = {}
+    for name, value in group.items():
+        if name in IMPLEMENTATION:
+            continue
+        if isinstance(value, tuple | list) and all(map(_is_number, value)):
+            numbers |= {f"{name}[{place}]": float(x) for place, x in enumerate(value)}
+        elif _is_number(value):
+            numbers[name] = float(value)
+        else:
+            flags[name] = tuple(value) if isinstance(value, list) else value
+    return numbers, flags
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _continued(lr: np.ndarray, rates: Sequence[float]) -> np.ndarray:
@@ -157,25 +170,25 @@ def _continued(lr: np.ndarray, rates: Sequence[float]) -> np.ndarray:
 
 
 def by_part(shown: Tensors) -> dict[str, dict[str, np.ndarray]]:
-    """Return the state that optax shows by the recipe's parts.
+    """Return the parts of the state that optax shows and torch has too.
 
     >>> by_part({"mu:w": np.ones(2), "count": np.array(1)})
-    {'mean': {'w': array([1., 1.])}}
+    {'mu': {'w': array([1., 1.])}}
     """
     parts: dict[str, dict[str, np.ndarray]] = {}
     for key, value in shown.items():
         kind, _, name = key.partition(":")
         if kind in PARTS:
-            parts.setdefault(PARTS[kind], {})[name] = value
+            parts.setdefault(kind, {})[name] = value
     return parts
 
 
 class Replayed(NamedTuple):
-    """A step, and what a recipe computes from its gradients.
+    """A step, and what a program computes from its gradients.
 
     Attributes:
         step: the step.
-        update: the recipe's update.
+        update: the program's update.
         states: tensor -> its optimizer state after the step.
     """
 
@@ -184,35 +197,37 @@ class Replayed(NamedTuple):
     states: Mapping[str, State]
 
 
-def replay(recipe: OptimizerRecipe, evidence: OptimizerEvidence) -> Iterator[Replayed]:
-    """Yield each step with the update and the state that the recipe computes from the step's gradients."""
-    return (replayed for (replayed,) in side_by_side([recipe], evidence))
+def replay(program: OptimizerProgram, evidence: OptimizerEvidence) -> Iterator[Replayed]:
+    """Yield each step with the update and the state that the program computes from the step's gradients."""
+    return (replayed for (replayed,) in side_by_side([program], evidence))
 
 
-def side_by_side(recipes: Sequence[OptimizerRecipe], evidence: OptimizerEvidence) -> Iterator[list[Replayed]]:
-    """Yield, for each step, the result of `replay` for each recipe; each step is read once."""
-    states: list[dict[str, State]] = [{} for _ in recipes]
+def side_by_side(programs: Sequence[OptimizerProgram], evidence: OptimizerEvidence) -> Iterator[list[Replayed]]:
+    """Yield, for each step, the result of `replay` for each program; each step is read once."""
+    states: list[dict[str, State]] = [{} for _ in programs]
     for index in range(len(evidence.steps)):
         step = evidence.steps[index]
-        yield [_advanced(recipe, index, step, own) for recipe, own in zip(recipes, states, strict=True)]
+        yield [_advanced(program, index, step, own) for program, own in zip(programs, states, strict=True)]
 
 
-def _advanced(recipe: OptimizerRecipe, index: int, step: OptimizerStep, states: dict[str, State]) -> Replayed:
-    """Take the recipe's step from these states, which it replaces."""
+def _advanced(program: OptimizerProgram, index: int, step: OptimizerStep, states: dict[str, State]) -> Replayed:
+    """Take the program's step from these states, which it replaces."""
     update = {}
-    for number, name in enumerate(recipe.names):
-        update[name], states[name] = recipe.advance(
-            ElementBlock(number), index, states.get(name), step.params[name], step.gradient(name)
-        )
-    return Replayed(step, update, states)
+    for number, name in enumerate(program.names):
+        given = (torch.from_numpy(np.asarray(x, np.float64)) for x in (step.params[name], step.gradient(name)))
+        moved, states[name] = program.advance(number, index, states.get(name), *given)
+        update[name] = moved.numpy()
+    return Replayed(step, update, {name: dict(state) for name, state in states.items()})
 
 
-def with_rates_of_float32(recipes: Sequence[OptimizerRecipe], evidence: OptimizerEvidence) -> Iterator[list[Replayed]]:
+def with_rates_of_float32(
+    programs: Sequence[OptimizerProgram], evidence: OptimizerEvidence
+) -> Iterator[list[Replayed]]:
     """Replay as `side_by_side` does, with a learning rate rounded to float32 where the step's update shows one."""
-    peaks = [evidence.highest] * len(recipes)
-    for index, of_step in enumerate(side_by_side(recipes, evidence)):
-        for number, (recipe, replayed) in enumerate(zip(recipes, of_step, strict=True)):
-            rate_of = dict(zip(recipe.names, recipe.lr[index].tolist(), strict=True))
+    peaks = [evidence.highest] * len(programs)
+    for index, of_step in enumerate(side_by_side(programs, evidence)):
+        for number, (program, replayed) in enumerate(zip(programs, of_step, strict=True)):
+            rate_of = dict(zip(program.names, program.lr[index].tolist(), strict=True))
             peaks[number] = max(peaks[number], *rate_of.values())
             groups = [(group["names"], rate_of[group["names"][0]]) for group in replayed.step.groups if group["names"]]
             rounding = evidence.rounding[index] if evidence.rounding else 0.0
@@ -224,26 +239,32 @@ def with_rates_of_float32(recipes: Sequence[OptimizerRecipe], evidence: Optimize
         yield of_step
 
 
-def contradiction(replayed: Replayed, recipe: OptimizerRecipe) -> float:
-    """Return the largest residual between the state that the port shows and the one that the recipe predicts.
+def contradiction(replayed: Replayed, program: OptimizerProgram) -> float:
+    """Return the largest residual between the state that the port shows and the one that the program predicts.
 
     A momentum buffer may be the predicted one times the step's rate, if the port applies the rate first.
     """
     worst = 0.0
     for part, observed in replayed.step.state.items():
-        if part == "buffer" and recipe.family != "sgd":
+        if part == "trace" and program.kind != "SGD":
             continue  # optax sums other terms
-        predicted = {name: replayed.states[name][part] for name in observed if part in replayed.states.get(name, {})}
+        states = {name: _of_part(replayed.states.get(name, {}), part) for name in observed}
+        predicted = {name: state.numpy() for name, state in states.items() if state is not None}
         shown = {name: observed[name] for name in predicted}
-        units = _units(recipe) if part == "buffer" else (1.0,)
+        units = _units(program) if part == "trace" else (1.0,)
         apart = (residuals(shown, {name: unit * value for name, value in predicted.items()}) for unit in units)
         worst = max(worst, min((max(of_unit.values(), default=0.0) for of_unit in apart), default=0.0))
     return worst
 
 
-def _units(recipe: OptimizerRecipe) -> tuple[float, ...]:
+def _of_part(state: State, part: str) -> Any:
+    """Return the tensor of a part of optax's state; None: there is none."""
+    return next((state[key] for key in PARTS[part] if state.get(key) is not None), None)
+
+
+def _units(program: OptimizerProgram) -> tuple[float, ...]:
     """Return the factors that a momentum buffer may have: updates are summed with their sign, and with a fixed rate."""
-    rates = np.unique(recipe.lr)
+    rates = np.unique(program.lr)
     return (1.0, -1.0, *((rates[0], -rates[0]) if len(rates) == 1 else ()))
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxddp.parity.diagnosis.optimizer.edit import OptimizerEdit, discrete, number
 from jaxddp.parity.diagnosis.optimizer.fit import Unknown, Values
-from jaxddp.parity.diagnosis.optimizer.recipes import OptimizerRecipe
+from jaxddp.parity.diagnosis.optimizer.program import OptimizerProgram
 
 FAULT = "warmup_start"
 STRAIGHT = 1e-6  # relative difference of the steps of a line, whose rates a framework may compute in float32
@@ -22,12 +22,12 @@ OTHERS = frozenset({"lr_scaled", "loss_scale", "dampening", "lr_off_by_one", "sc
 FEWEST = 3  # steps that show that rates are a line
 
 
-def warmup_edits(recipe: OptimizerRecipe) -> Iterator[OptimizerEdit]:
+def warmup_edits(program: OptimizerProgram) -> Iterator[OptimizerEdit]:
     """Yield a warm-up from another rate, of a step more or less, and none; nothing if the reference has none."""
-    column = recipe.rates[:, np.argmax(recipe.rates.max(axis=0))]
+    column = program.rates[:, np.argmax(program.rates.max(axis=0))]
     end = _end(column)
     if end == len(column) - 1 > 0:
-        yield from (_of_unknown_length(column),) if len(recipe.index) >= FEWEST else ()
+        yield from (_of_unknown_length(column),) if len(program.index) >= FEWEST else ()
     elif end:
         for later in (0, 1, -1):
             for shift in {0, later} if end + later else ():
@@ -61,10 +61,10 @@ def _from_another_rate(column: np.ndarray, end: int, later: int, shift: int) -> 
         """Return 0 for a fitted start that is a float32's rounding of the other rates away from 0."""
         return values[0] if values[0] > STRAIGHT * peak else 0.0
 
-    def change(recipe: OptimizerRecipe, values: Values) -> OptimizerRecipe:
+    def change(program: OptimizerProgram, values: Values) -> OptimizerProgram:
         line = start(values) + (peak - start(values)) * np.arange(steps) / steps
-        of_peak = recipe.rates[end] / peak
-        return replace(recipe, rates=np.concatenate([line[:, None] * of_peak, recipe.rates[rest]])[: len(column)])
+        of_peak = program.rates[end] / peak
+        return replace(program, rates=np.concatenate([line[:, None] * of_peak, program.rates[rest]])[: len(column)])
 
     def says(values: Values) -> str:
         starts = f"starts at {number(start(values))}, the reference's at {number(column[0])}"
@@ -84,9 +84,9 @@ def _of_unknown_length(column: np.ndarray) -> OptimizerEdit:
     """Return another line, for a warm-up that continues beyond the known rates."""
     first, rise = column[0], column[1] - column[0]
 
-    def change(recipe: OptimizerRecipe, values: Values) -> OptimizerRecipe:
+    def change(program: OptimizerProgram, values: Values) -> OptimizerProgram:
         line = values[0] + values[1] * np.arange(len(column))
-        return replace(recipe, rates=line[:, None] * (recipe.rates[-1] / column[-1]))
+        return replace(program, rates=line[:, None] * (program.rates[-1] / column[-1]))
 
     def says(values: Values) -> str:
         both = ([_plain(value, column[-1]) for value in of_side] for of_side in (values, (first, rise)))

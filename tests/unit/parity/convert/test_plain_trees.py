@@ -121,6 +121,14 @@ def test_a_square_array_has_the_order_of_the_other_layers_of_its_class(
     np.testing.assert_array_equal(arrays[f"1.{leaf}"], tensors["1.weight"].transpose(expected))
 
 
+def test_a_matrix_of_one_row_or_column_shows_no_order() -> None:
+    """As the first and last layer of a network of one number: both orders of their axes are the same elements."""
+    layers = nn.Sequential(nn.Linear(1, 3), nn.Linear(3, 3), nn.Linear(3, 1))
+    biases = {"0.bias": (3,), "1.bias": (3,), "2.bias": (1,)}
+    tensors, arrays = round_trip(layers, {f"{n}.kernel": s for n, s in enumerate([(1, 3), (3, 3), (3, 1)])} | biases)
+    np.testing.assert_array_equal(arrays["1.kernel"], tensors["1.weight"].T)
+
+
 @pytest.mark.parametrize(
     ("module", "leaf", "shape", "other"),
     [

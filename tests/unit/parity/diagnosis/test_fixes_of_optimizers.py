@@ -8,7 +8,7 @@ import optax
 import pytest
 import torch
 from torch.nn import Parameter
-from torch.optim import SGD, Adagrad, Adam, AdamW, NAdam, RMSprop
+from torch.optim import LBFGS, SGD, Adagrad, Adam, AdamW, NAdam, RMSprop
 
 import jaxddp.optim
 from jaxddp.parity.catalogue import FAULTS, Known, TorchOptimizer
@@ -91,7 +91,8 @@ def test_the_fix_of_a_decay_is_right_for_every_optimizer_and_mask(kind: Any, gro
             "optax.chain(optax.add_decayed_weights(0.1), jaxddp.optim.rmsprop(lr, momentum=0.9))",
         ),
         (partial(SGD, lr=0.1, maximize=True), 1, ""),
-        (NAdam, 1, ""),
+        (NAdam, 1, "jaxddp.optim.nadam(lr, betas=(0.9, 0.999), eps=1e-8, momentum_decay=0.004)"),
+        (LBFGS, 1, ""),
         (partial(AdamW, amsgrad=True), 2, ""),  # jaxddp's takes no mask
     ],
 )

@@ -8,7 +8,7 @@ from typing import Any
 
 import optax
 import pytest
-from torch.optim import Adamax
+import torch
 from torch.optim.lr_scheduler import OneCycleLR
 
 from jaxddp import optim
@@ -108,7 +108,7 @@ def test_a_correct_port_leaves_rounding_only(
         (partial(adagrad, lr_decay=0.1, weight_decay=1e-2, initial_accumulator_value=0.1), {"unused": UNUSED}),
     ],
 )
-def test_the_reference_recipe_computes_torchs_updates(
+def test_the_reference_program_computes_torchs_updates(
     torch_optimizer: Callable[..., Any], options: dict[str, Any]
 ) -> None:
     assert worst(with_torchs_updates(run(torch_optimizer, optax.sgd(1.0), steps=15, **options))) <= TORCH
@@ -138,8 +138,50 @@ def test_a_number_that_nobody_writes_is_no_name(rate: float, plain: bool) -> Non
     assert ruling.runner_up is None or ruling.runner_up.plain
 
 
+# torch's optimizer, the option that the port has otherwise, and what is said about it.
+OTHERS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
+    ("NAdam", {}, {"momentum_decay": 1e-3}, "momentum_decay 0.001, the reference has 0.004"),
+    ("NAdam", {"weight_decay": 0.01}, {"weight_decay": 0.05}, "weight decay 0.05, the reference has 0.01"),
+    ("RAdam", {}, {"betas": (0.9, 0.98)}, "beta2 0.98, the reference has 0.999"),
+    (
+        "RAdam",
+        {},
+        {"weight_decay": 0.01},
+        "weight decay 0.01, as an L2 penalty, on all tensors, where the reference has",
+    ),
+    ("Adamax", {}, {"eps": 1e-6}, "eps 1e-6, the reference has 1e-8"),
+    ("Adadelta", {}, {"rho": 0.95}, "rho 0.95, the reference has 0.9"),
+    ("Rprop", {}, {"etas": (0.6, 1.2)}, "etas[0] 0.6, the reference has 0.5"),
+    ("ASGD", {}, {"lambd": 1e-3}, "lambd 0.001, the reference has 0.0001"),
+    ("Adagrad", {}, {"lr_decay": 0.1}, "lr_decay 0.1, the reference has 0"),
+    ("Adafactor", {}, {"d": 2.0}, "d 2, the reference has 1"),
+]
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize(("kind", "options", "wrong", "says"), OTHERS)
+def test_any_option_of_any_optimizer_of_torch_is_named(
+    kind: str, options: dict[str, Any], wrong: dict[str, Any], says: str
+) -> None:
+    options = {"lr": 1e-2, **options}
+    port = getattr(optim, kind.lower())
+    evidence = run(partial(getattr(torch.optim, kind), **options), port(**{**options, **wrong}))
+    ruling = explain_optimizer(evidence)
+    assert len(ruling.named) == 1 and says in ruling.named[0].says
+    assert ruling.named[0].residual <= CLEAN
+    assert worst(run(partial(getattr(torch.optim, kind), **options), port(**options))) <= CLEAN < FLOOR
+
+
+@pytest.mark.parametrize("kind", ["NAdam", "RAdam", "Rprop"])
+def test_optaxs_rule_is_named_where_it_is_not_torchs(kind: str) -> None:
+    evidence = run(partial(getattr(torch.optim, kind), lr=1e-2), getattr(optax, kind.lower())(1e-2))
+    [named] = explain_optimizer(evidence).named
+    assert named.faults == ("optax_rule",) and named.says.startswith(f"optax.{kind.lower()}'s rule: torch")
+    assert named.residual <= CLEAN
+
+
 def test_an_unknown_optimizer_is_not_explained() -> None:
-    evidence = run(partial(Adamax, lr=1e-3), optax.adam(1e-3))
+    evidence = replace(run(adam, optax.adam(1e-3)), kind="Lion")
     assert reference_residuals(evidence) is None
     assert explain_optimizer(evidence) == Ruling((), None)
 

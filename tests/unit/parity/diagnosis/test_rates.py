@@ -17,7 +17,7 @@ from jaxddp.parity.diagnosis.optimizer.update_causes import (
     explain_optimizer,
     reference_residuals,
 )
-from jaxddp.parity.diagnosis.optimizer.update_evidence import reference_recipe, replay, residuals
+from jaxddp.parity.diagnosis.optimizer.update_evidence import reference_program, replay, residuals
 from tests.support.optimizer_ports import Planted, adam, adamw, decayed, momentum, planted, rmsprop
 from tests.support.optimizer_runs import run, worst
 
@@ -54,7 +54,7 @@ RIGHT = [
 
 def plainly(evidence: OptimizerEvidence) -> float:
     """Return the residual of the reference's recipe with learning rates in float64."""
-    replayed = replay(reference_recipe(evidence), evidence)
+    replayed = replay(reference_program(evidence), evidence)
     return max(max(residuals(step.update, predicted).values()) for step, predicted, _ in replayed)
 
 

@@ -179,7 +179,7 @@ def named(
     return {frozenset(hypothesis.faults) for hypothesis in ruling.named}, left
 
 
-def test_the_reference_recipe_computes_the_step_in_loops() -> None:
+def test_the_reference_program_computes_the_step_in_loops() -> None:
     for port, normalization in ((Step(), "ddp"), (Global(), "global"), (MeanPerRank(), "rank")):
         for number, step in enumerate(steps_of(port)):
             predicted = ReductionRecipe(normalization, clip_norm=1e3 if number == 1 else 0.5).predict(step)

@@ -233,7 +233,7 @@ def malformed(**changed) -> str:
         ("{", "not JSON"),
         ("[" * 100_000, "not JSON"),
         ("[]", "format is None"),
-        (malformed(format="jaxddp.parity report 1"), "must be 'jaxddp.parity report 2'"),
+        (malformed(format="jaxddp.parity report 1"), "must be 'jaxddp.parity report 3'"),
         (malformed(more=1), r"report: fields are .*more; must be port, "),
         (malformed(steps="10"), "report.steps: is '10'; must be of type int"),
         (malformed(seconds="NaN"), "report.seconds: is 'NaN'; must be of type float"),
@@ -245,3 +245,11 @@ def malformed(**changed) -> str:
 def test_malformed_json_is_refused(text, message):
     with pytest.raises(InputError, match=message):
         json_form.from_json(text)
+
+
+def test_a_cause_that_was_not_sought_is_told_with_what_it_needs():
+    difference = Difference("local_loss", 1, "loss", 0.1, 1e-5, needs="a port file")
+    report = Report("torch_run jax_run", 2, 10, "float32", differences=(difference,))
+    assert "cause  not sought: it needs a port file" in str(report)
+    assert "its cause needs a port file" in page.to_html(report)
+    assert "unexplained" not in str(report)

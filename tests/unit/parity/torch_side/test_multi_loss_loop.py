@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from jaxddp.errors import InputError
-from jaxddp.parity.torch_side.multi_loss_loop import AveragedGradients, Optimizers, StepRecorder
+from jaxddp.parity.torch_side.multi_loss_loop import StepRecorder
 from torch_ref.distributed import World
+from torch_ref.program_step import AveragedGradients, Optimizers
 
 
 class Alike(World):

@@ -11,14 +11,15 @@ from torch.optim.lr_scheduler import StepLR
 
 from jaxddp.errors import InputError
 from jaxddp.parity.port import Port
-from jaxddp.parity.torch_side.optimizers import optimizer_of_port
+from torch_ref.program import MakeOptimizer, optimizer_of
 
 
 def made(**fields: Any) -> tuple[torch.optim.Optimizer, Any]:
     functions: dict[str, Any] = dict.fromkeys(["torch_model", "flax_model", "torch_loss", "flax_loss"], lambda *_: None)
     port = Port(**functions, batch=lambda step, rank: {"x": np.ones(2)}, flax_optimizer=optax.sgd(0.1), **fields)
     model = torch.nn.Linear(3, 2)
-    return optimizer_of_port(port, model, list(model.parameters()))
+    make = MakeOptimizer(port.torch_optimizer, port.torch_scheduler, port.configure_optimizers)
+    return optimizer_of(make, model, list(model.parameters()))
 
 
 plain_sgd = partial(torch.optim.SGD, lr=0.1)

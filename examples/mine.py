@@ -1,0 +1,58 @@
+"""A program of yours, as one file: trained in JAX, mirrored in PyTorch, proven."""
+
+from dataclasses import dataclass
+
+import optax
+import torch
+from flax import nnx
+from sklearn.datasets import load_digits
+from torch.nn import functional as F
+
+epochs, global_batch_size, optimizer, lr = 5, 32, "adamw", 1e-3  # flags of the trainer, with this file's values
+
+
+@dataclass
+class Options:
+    width: int = 64
+    """Width of the hidden layer."""
+
+
+def digits(part):
+    x, y = load_digits(return_X_y=True)
+    return {"x": x[part].astype("float32") / 16, "y": y[part]}
+
+
+def train_data():
+    return digits(slice(1437))
+
+
+def test_data():
+    return digits(slice(1437, None))
+
+
+def flax_model(options, config):
+    rngs = nnx.Rngs(config.seed)
+    return nnx.Sequential(nnx.Linear(64, options.width, rngs=rngs), nnx.relu, nnx.Linear(options.width, 10, rngs=rngs))
+
+
+def flax_loss(model, batch):
+    return optax.softmax_cross_entropy_with_integer_labels(model(batch["x"]), batch["y"]).mean()
+
+
+def torch_model(options):
+    return torch.nn.Sequential(torch.nn.Linear(64, options.width), torch.nn.ReLU(), torch.nn.Linear(options.width, 10))
+
+
+def torch_loss(model, batch):
+    return F.cross_entropy(model(batch["x"]), batch["y"])
+
+
+names = {"layers": ""}  # flax.nnx's layers.0.kernel is torch's 0.weight
+
+
+def predict(model, batch):
+    return model(batch["x"])
+
+
+def metrics(logits, batch):
+    return {"accuracy": logits.argmax(-1) == batch["y"]}

@@ -1,0 +1,32 @@
+"""Edits of torch's programs that have no name of their own in the catalogue; the words of a cause say which call."""
+
+from jaxddp.parity.catalogue.fault import Fault
+
+EDITS: dict[str, Fault] = {
+    "number": Fault("a number is another one", "give the call the reference's number"),
+    "other_axis": Fault("a call works along another axis", "give the call the reference's axis"),
+    "other_option": Fault("an option of a call differs", "give the call the reference's option"),
+    "other_function": Fault("a call is made of another function", "call the function that the reference calls"),
+    "other_index": Fault("other elements are taken", "take the elements that the reference takes"),
+    "call_left_out": Fault("a call of the reference is left out", "make the call, as the reference does"),
+    "call_added": Fault("the port makes a call that the reference does not make", "leave the call out"),
+    "call_moved": Fault("a call is made at another place", "make the call where the reference makes it"),
+    "operand_left_out": Fault("an operand is left out", "use all operands, as the reference does"),
+    "other_operand": Fault("a call is given another tensor", "give the call the tensor that the reference gives it"),
+    "other_order": Fault("parts are taken in another order", "take the parts in the reference's order"),
+    "gradient_stopped": Fault(
+        "the gradient is stopped where the reference lets it pass",
+        "let the gradient pass: no jax.lax.stop_gradient, and the array itself in place of a copy made outside of the "
+        "differentiated function",
+    ),
+    "gradient_not_stopped": Fault(
+        "the gradient passes where the reference stops it",
+        "stop the gradient as torch's detach() or no_grad() does: jax.lax.stop_gradient(x)",
+    ),
+    "factor": Fault("a result or its gradient has another factor", "give it the factor that the reference has"),
+    "schedule": Fault(
+        "the learning rate follows another schedule",
+        "return torch's rate for update t, counted from 0 over the whole run: optax.cosine_decay_schedule(lr, T_max, "
+        "alpha=eta_min / lr) for CosineAnnealingLR, with t in steps if torch calls scheduler.step() after each step",
+    ),
+}

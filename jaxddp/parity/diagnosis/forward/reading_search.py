@@ -1,0 +1,189 @@
+"""Search among the edits of the calls where the two programs of a loss part, fault after fault if there are several."""
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from jaxddp.parity.diagnosis.decide import Hypothesis, Ruling
+from jaxddp.parity.diagnosis.forward.calls import Call, Patch
+from jaxddp.parity.diagnosis.forward.fault_search import find_faults
+from jaxddp.parity.diagnosis.forward.fit import IMPOSSIBLE, Item, Stages, Subject
+from jaxddp.parity.diagnosis.forward.reading import (
+    LEFT_OUT,
+    Parting,
+    Reading,
+    candidates,
+    lines_of,
+    parting,
+    program_of,
+)
+from jaxddp.parity.operations import Lines
+
+BATCH = 96  # edits that are tried before it is asked whether one explains the difference
+PER_FAULT = 10  # replays for each edit
+FAULTS = 3  # most faults that are found one after the other
+OTHERS = 4 * BATCH  # most edits that are tried although no call, edited, returns what the port computes
+PLAIN = 3  # highest tier of an edit that is one of several: two that can stand for many would explain anything
+# Edits that can stand for many: where several of them do the same, none of them is likely to be what was written.
+LOOSE = frozenset({"factor", "other_operand", "call_added", "call_moved"})
+FIRSTS = 4  # edits that are followed when none explains the difference
+
+
+class LossSubject(Subject, Protocol):
+    """A subject whose calls can be recorded."""
+
+    def calls(self, step: int, rank: int, patches: Sequence[Patch] = (), reads: bool = False) -> list[Call]:
+        """Return the calls of the loss, with faults planted."""
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A subject with faults planted in every replay.
+
+    Attributes:
+        subject: the subject without them.
+        known: the faults.
+    """
+
+    subject: Subject
+    known: tuple[Patch, ...]
+
+    @property
+    def steps(self) -> int:
+        """Number of steps."""
+        return self.subject.steps
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """All replicas."""
+        return self.subject.ranks
+
+    def observed(self, step: int, ranks: Sequence[int]) -> Stages:
+        """Return the stages of JAX's step."""
+        return self.subject.observed(step, ranks)
+
+    def predicted(self, step: int, ranks: Sequence[int], items: Sequence[Any]) -> Stages:
+        """Return the stages of the reference's step with these and further faults planted in it."""
+        return self.subject.predicted(step, ranks, (*self.known, *items))
+
+
+@dataclass(frozen=True)
+class ReadingSearch:
+    """A search that starts from where the programs part.
+
+    An edit after which a call returns what the port computes brings the programs together up to a later call, where
+    the next fault is looked for.
+
+    Attributes:
+        subject: the stages that are to be explained.
+        reading: the port's program.
+        patches: faults of the catalogue.
+        names: id of a parameter -> its name.
+        floor: the largest residual that counts as rounding.
+    """
+
+    subject: LossSubject
+    reading: Reading
+    patches: Sequence[Patch]
+    names: Mapping[int, str]
+    floor: float
+
+    def find(self) -> tuple[Ruling, tuple[Item, ...]] | None:
+        """Return the ruling, and the faults that it names; None: nothing explains the difference."""
+        start = self._place(())
+        level = [start]
+        for _ in range(FAULTS):
+            found = [one for place in level if (one := self._explain(place.known, place.fitting)) is not None]
+            if found:
+                return _together(found)
+            level = [later for place in level for later in self._following(place)]
+        return self._explain((), start.others[:OTHERS])
+
+    def lines(self, items: Sequence[Item]) -> tuple[Lines, ...]:
+        """Return the lines of each fault; without faults, those where the programs part."""
+        if not items:
+            return (lines_of(self._parted(())[1]),)
+        patches = [item for item in items if isinstance(item, Patch) and item.sites]
+        return tuple(self._lines_of(item, patches) if item in patches else Lines() for item in items)
+
+    def _lines_of(self, patch: Item, patches: Sequence[Patch]) -> Lines:
+        assert isinstance(patch, Patch), "chosen by lines"
+        calls, parted = self._parted(tuple(other for other in patches if other is not patch))
+        index = next(k for k, call in enumerate(calls) if call.site in patch.sites)
+        return lines_of(parted, index, patch.value)
+
+    def _parted(self, known: tuple[Patch, ...]) -> tuple[list[Call], Parting]:
+        """Return the calls of the loss with some faults planted, and where they part from the port's program."""
+        calls = self.subject.calls(self.reading.step, self.reading.rank, known, reads=True)
+        return calls, parting(program_of(calls), self.reading.program)
+
+    def _place(self, known: tuple[Patch, ...]) -> "_Place":
+        """Return where the programs part with some faults planted."""
+        calls, parted = self._parted(known)
+        fitting, others = candidates(calls, parted, self.names, self.patches)
+        begin = min(parted.of_torch, default=len(calls))
+        apart = [x for x in fitting if not any(x.excludes(y) for y in known)]
+        return _Place(known, begin, [x for x in apart if x.tier <= PLAIN] if known else apart, others)
+
+    def _following(self, place: "_Place") -> Iterator["_Place"]:
+        """Yield the places where the programs part after one more edit, if that is at a later call."""
+        sure = [x for x in place.fitting if x.reference is None and x.change.fault not in LEFT_OUT]
+        unsure = [x for x in place.fitting if x.change.fault in LEFT_OUT and not place.known]
+        for patch in [x for x in (*sure, *unsure) if x.tier <= PLAIN][:FIRSTS]:
+            with contextlib.suppress(*IMPOSSIBLE):
+                later = self._place((*place.known, patch))
+                if later.begin > place.begin:
+                    yield later
+
+    def _explain(self, known: tuple[Patch, ...], edits: Sequence[Patch]) -> tuple[Ruling, tuple[Item, ...]] | None:
+        """Return the ruling on edits beside the known faults; None: no edit explains what is left."""
+        probe = self.reading.step, (self.reading.rank,)
+        subject = Planted(self.subject, known)
+        for start in range(0, len(edits), BATCH):
+            batch = edits[start : start + BATCH]
+            ruling, named = find_faults(subject, batch, probe, self.floor, PER_FAULT * BATCH, pairs=False)
+            loose = all(set(one.faults) <= LOOSE for one in ruling.named)
+            if ruling.named and not (loose and len(ruling.named) > 1):
+                return replace(ruling, named=tuple(_joined(known, ruling.named))), (*known, *named)
+        return None
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A place where the programs part.
+
+    Attributes:
+        known: faults that are planted.
+        begin: index of the first call that differs.
+        fitting, others: see `candidates`.
+    """
+
+    known: tuple[Patch, ...]
+    begin: int
+    fitting: list[Patch]
+    others: list[Patch]
+
+
+def _joined(known: Sequence[Patch], named: Sequence[Hypothesis]) -> Iterator[Hypothesis]:
+    """Yield the hypotheses with the faults that were planted before."""
+    for one in named:
+        faults = tuple(fault for patch in known for fault in patch.faults)
+        says = "; ".join([*(patch.says for patch in known), one.says])
+        yield replace(one, faults=(*faults, *one.faults), says=says)
+
+
+def _together(found: Sequence[tuple[Ruling, tuple[Item, ...]]]) -> tuple[Ruling, tuple[Item, ...]]:
+    """Return the plainest of several explanations, and all that are as plain."""
+    tier = min(_tier(items) for _, items in found)
+    plainest = [(ruling, items) for ruling, items in found if _tier(items) == tier]
+    said: dict[frozenset[str], Hypothesis] = {}
+    for ruling, _ in plainest:
+        for one in ruling.named:
+            said.setdefault(frozenset(one.says.split("; ")), one)
+    ruling, items = plainest[0]
+    return replace(ruling, named=tuple(said.values())), items if len(said) == 1 else ()
+
+
+def _tier(items: Sequence[Item]) -> int:
+    return sum(item.tier for item in items)

@@ -1,0 +1,246 @@
+"""Edits of how calls are connected: left out, moved, added, given another tensor, their gradient stopped or scaled."""
+
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.nn import functional as F
+
+from jaxddp.parity.diagnosis.forward.calls import Answer, Call, Change, Proceed, Site
+from jaxddp.parity.diagnosis.forward.edits import OPERANDS, orders_of
+
+
+def _sorted(x: Tensor, axis: int) -> Tensor:
+    return torch.sort(x, axis)[0]
+
+
+NEARBY = 8  # calls between the two places of a call that is moved, or between a tensor and its new use
+# Functions that a port may add -> primitives of jax that they are made of.
+ADDED: dict[str, tuple[Callable[[Tensor], Tensor], tuple[str, ...]]] = {
+    "softmax": (partial(torch.softmax, dim=-1), ("exp", "reduce_max")),
+    "log_softmax": (partial(torch.log_softmax, dim=-1), ("log", "reduce_max")),
+    "sigmoid": (torch.sigmoid, ("logistic",)),
+    "tanh": (torch.tanh, ("tanh",)),
+    "relu": (torch.relu, ("max",)),
+    "exp": (torch.exp, ("exp",)),
+    "log": (torch.log, ("log",)),
+    "abs": (torch.abs, ("abs",)),
+    "square": (torch.square, ("square",)),
+    "sqrt": (torch.sqrt, ("sqrt",)),
+    "normalize over the last axis": (partial(F.normalize, dim=-1), ("sqrt",)),
+    "neg": (torch.neg, ("neg",)),
+    **{f"flip of axis {axis}": (partial(torch.flip, dims=(axis,)), ("rev",)) for axis in range(3)},
+    **{f"sort along axis {axis}": (partial(_sorted, axis=axis), ("sort",)) for axis in range(3)},
+}
+Operands = Sequence[tuple[int, str]]  # position and name of each operand of a call
+JOINS = ("cat", "concat", "concatenate", "stack", "hstack", "vstack")
+GATES = {"lstm": 4, "gru": 3}
+ITSELF = ("__get__", "detach", "contiguous", "clone", "size", "dim", "to", "float", "double")
+
+
+def edits_of_connections(
+    calls: Sequence[Call], here: Collection[int], primitives: Collection[str], names: Mapping[int, str]
+) -> Iterator[tuple[Call, Change]]:
+    """Yield every edit of the connections of some calls that changes the loss.
+
+    Args:
+        calls: all calls of the loss, in order.
+        here: indices of the calls that are edited.
+        primitives: what the port computes where it parts from the reference.
+        names: id of a tensor -> what it is, in words.
+    """
+    for index in here:
+        call = calls[index]
+        operands = [(k, names.get(id(x), f"operand {k + 1}")) for k, x in enumerate(call.args) if _is_float(x)]
+        own = (_left_out(call), _only_one(call, operands), _reordered(call), _scaled(call, operands))
+        yield from ((call, change) for changes in own for change in changes)
+        yield from ((call, change) for change in _added(call, operands, primitives))
+        yield from _moved(calls, index)
+        yield from _elsewhere(calls, index, operands, names)
+
+
+def edits_of_gradients(call: Call, names: Mapping[int, str]) -> Iterator[Change]:
+    """Yield every edit of the gradient that reaches an operand of a call: stopped, let through, or scaled.
+
+    Args:
+        call: a recorded call.
+        names: see `edits_of_connections`.
+    """
+    if call.name == "detach" or (call.name == "_set_grad_enabled" and call.args == (False,)):
+        yield Change("gradient_not_stopped", "the gradient is not stopped", _not_stopped, tier=3)
+    for position, x in enumerate(call.args):
+        if _is_float(x) and x.requires_grad:
+            where = f"{names.get(id(x), f'operand {position + 1}')} in {call.name}"
+            yield Change("gradient_stopped", f"no gradient reaches {where}", _gradient_of(position, stop=True), tier=3)
+            what = f"the gradient of {where}, times"
+            least = -float("inf")
+            yield Change("factor", what, _gradient_of(position), 1.0, 2.0, least, tier=5)
+
+
+def _is_float(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.is_floating_point()
+
+
+def _keeps_shape(call: Call) -> bool:
+    first: Any = call.args[0] if call.args else None
+    return _is_float(first) and _is_float(call.result) and first.shape == call.result.shape and call.name not in ITSELF
+
+
+def _left_out(call: Call) -> Iterator[Change]:
+    """Yield no call: its first argument instead of its result."""
+    if _keeps_shape(call):
+        by = "".join(f" by {x:.4g}" for x in call.args[1:2] if isinstance(x, int | float) and call.name in OPERANDS)
+        yield Change("call_left_out", f"no {call.name}{by}", lambda call, proceed, value, /: call.args[0], tier=3)
+
+
+def _only_one(call: Call, operands: Operands) -> Iterator[Change]:
+    """Yield one of several operands instead of the result."""
+    if len(operands) > 1 and _is_float(call.result):
+        for position, _ in operands:
+            if call.args[position].shape == call.result.shape:
+                others = " and ".join(name for other, name in operands if other != position)
+                yield Change("operand_left_out", f"{others} left out of {call.name}", _operand(position), tier=3)
+
+
+def _operand(position: int) -> Answer:
+    return lambda call, proceed, value, /: call.args[position]
+
+
+def _not_stopped(call: Call, proceed: Proceed, value: float, /) -> Any:
+    return call.args[0] if call.name == "detach" else proceed(call.but_at(0, True))
+
+
+class _ScaledGradient(Function):
+    """Identity whose gradient is multiplied."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
+        ctx.factor = factor
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient * ctx.factor, None
+
+
+def _gradient_of(position: int, stop: bool = False) -> Answer:
+    def answer(call: Call, proceed: Proceed, value: float, /) -> Any:
+        x = call.args[position]
+        return proceed(call.but_at(position, x.detach() if stop else _ScaledGradient.apply(x, value)))
+
+    return answer
+
+
+def _scaled(call: Call, operands: Operands) -> Iterator[Change]:
+    """Yield an operand times a number."""
+    for position, name in operands:
+
+        def answer(call: Call, proceed: Proceed, value: float, /, position: int = position) -> Any:
+            return proceed(call.but_at(position, call.args[position] * value))
+
+        what, least = f"{name} in {call.name} times", -float("inf")
+        yield Change("factor", what, answer, 1.0, 2.0, least, tier=5)
+
+
+def _reordered(call: Call) -> Iterator[Change]:
+    """Yield the parts of a split in another order; the gates of a recurrent layer."""
+    parts = call.result
+    if isinstance(parts, tuple | list) and len({getattr(x, "shape", None) for x in parts}) == 1 and len(parts) <= 4:
+        for order in orders_of(len(parts)):
+
+            def answer(call: Call, proceed: Proceed, value: float, /, order: tuple[int, ...] = order) -> Any:
+                parts = proceed(call)
+                return tuple(parts[k] for k in order)
+
+            yield Change("other_order", f"the parts of {call.name} in the order {order}", answer, tier=3)
+    if call.name in JOINS and len(call.args[0]) <= 4:
+        for order in orders_of(len(call.args[0])):
+            what = f"{call.name} of its tensors in the order {order}"
+            yield Change("other_order", what, _joined(order), tier=3)
+    if call.name in GATES:
+        for order in orders_of(GATES[call.name]):
+
+            def gates(call: Call, proceed: Proceed, value: float, /, order: tuple[int, ...] = order) -> Any:
+                given = call.args[2]
+                count = GATES[call.name]
+                weights = [torch.cat([x.chunk(count)[k] for k in order]) if len(x) % count == 0 else x for x in given]
+                return proceed(call.but_at(2, weights))
+
+            yield Change("other_order", f"the gates of {call.name} in the order {order}", gates, tier=3)
+
+
+def _joined(order: tuple[int, ...]) -> Answer:
+    return lambda call, proceed, value, /: proceed(call.but_at(0, [call.args[0][k] for k in order]))
+
+
+def _added(call: Call, operands: Operands, primitives: Collection[str]) -> Iterator[Change]:
+    """Yield a function that the port alone computes, applied to an operand or to the result."""
+    for added, (function, parts) in ADDED.items():
+        if not set(parts) <= set(primitives):
+            continue
+        for position, name in operands:
+            if call.args[position].ndim:
+
+                def before(
+                    call: Call, proceed: Proceed, value: float, /, position: int = position, function: Any = function
+                ) -> Any:
+                    return proceed(call.but_at(position, function(call.args[position])))
+
+                yield Change("call_added", f"{added} of {name} before {call.name}", before, tier=4)
+        if _is_float(call.result):
+
+            def after(call: Call, proceed: Proceed, value: float, /, function: Any = function) -> Any:
+                return function(proceed(call))
+
+            yield Change("call_added", f"{added} after {call.name}", after, tier=4)
+
+
+def _moved(calls: Sequence[Call], index: int) -> Iterator[tuple[Call, Change]]:
+    """Yield a call that keeps the shape, made later: at the result of another call."""
+    call = calls[index]
+    if not _keeps_shape(call):
+        return
+    for later in calls[index + 1 : index + 1 + NEARBY]:
+        if _is_float(later.result) and later.result.shape == call.result.shape and later.name not in ITSELF:
+            what = f"{call.name} after {later.name} instead of before"
+            yield call, Change("call_moved", what, _made_later(call.site), tier=4, also=(later.site,))
+
+
+def _made_later(site: Site) -> Answer:
+    """Return an answer that leaves out the call at a site, and makes it at the result of another, later one."""
+    skipped = threading.local()  # each replica runs in its own thread
+
+    def answer(call: Call, proceed: Proceed, value: float, /) -> Any:
+        if call.site == site:
+            skipped.call = call
+            return call.args[0]
+        made: Call = skipped.call
+        return made.function(proceed(call), *made.args[1:], **made.kwargs)
+
+    return answer
+
+
+def _elsewhere(
+    calls: Sequence[Call], index: int, operands: Operands, names: Mapping[int, str]
+) -> Iterator[tuple[Call, Change]]:
+    """Yield an earlier result of the same shape in place of an operand."""
+    call = calls[index]
+    for position, name in operands:
+        x = call.args[position]
+        if x.is_leaf:
+            continue
+        for earlier in calls[max(0, index - NEARBY) : index]:
+            other = earlier.result
+            if _is_float(other) and other is not x and other.shape == x.shape and earlier.name not in ITSELF:
+
+                def answer(
+                    at: Call, proceed: Proceed, value: float, /, position: int = position, earlier: Call = earlier
+                ) -> Any:
+                    return proceed(at.but_at(position, at.earlier(earlier.site)))
+
+                what = f"{names[id(other)]} in place of {name} in {call.name}"
+                yield call, Change("other_operand", what, answer, tier=4, needs=(earlier.site,))

@@ -1,0 +1,141 @@
+"""Mistakes in a learning rate's schedule: its clock runs too fast, stands still or starts again; its lowest rate."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from jaxddp.parity.diagnosis.optimizer.edit import OptimizerEdit, discrete, number
+from jaxddp.parity.diagnosis.optimizer.fit import Unknown, Values
+from jaxddp.parity.diagnosis.optimizer.program import OptimizerProgram
+
+FAULT = "schedule"
+NEAR = 1e-9  # relative difference of rates from a curve; measured: 2e-16 for torch's schedules
+OTHERS = frozenset({"lr_scaled", "loss_scale", "lr_off_by_one", "scheduler_too_fast", "warmup_start"})
+Curve = Callable[[np.ndarray], np.ndarray]
+
+
+def schedule_edits(program: OptimizerProgram, counts: dict[int, str]) -> Iterator[OptimizerEdit]:
+    """Yield mistakes in the schedule; nothing if the learning rate is constant.
+
+    Args:
+        program: the reference's optimizer.
+        counts: numbers of steps that a step may count for, each with a description.
+    """
+    if not program.scheduled:
+        return
+    for shift, where in ((1, "ahead"), (-1, "behind")):
+        yield discrete("lr_off_by_one", f"the schedule is one step {where}", _at(partial(np.add, shift)))
+    for speed, what in counts.items():
+        says = f"the schedule advances {speed} times per step, {what}"
+        yield discrete("scheduler_too_fast", says, _at(partial(np.multiply, speed)))
+    steps = len(program.index)
+    for n in range(2, steps):
+        yield discrete(FAULT, f"the learning rate changes only every {n} steps", _at(partial(_held, n)))
+        yield discrete(FAULT, f"the schedule advances only every {n} steps", _at(partial(_slowed, n)))
+        yield discrete(FAULT, f"the schedule starts again every {n} steps", _at(partial(_repeated, n)))
+    yield from _floor(program)
+    yield from _stretched(program)
+
+
+def _held(n: int, t: np.ndarray) -> np.ndarray:
+    return t // n * n
+
+
+def _slowed(n: int, t: np.ndarray) -> np.ndarray:
+    return t // n
+
+
+def _repeated(n: int, t: np.ndarray) -> np.ndarray:
+    return t % n
+
+
+def _at(clock: Callable[[np.ndarray], np.ndarray]) -> Callable[[OptimizerProgram], OptimizerProgram]:
+    """Return a change to the rates of other steps: step t takes that of `clock(t)`."""
+    return lambda program: replace(program, index=clock(program.index))
+
+
+def _floor(program: OptimizerProgram) -> Iterator[OptimizerEdit]:
+    """Yield another lowest rate f: with the first rate r_0 the highest, f + (1 - f / r_0) r_t."""
+    first = float(program.rates[0].max())
+    taken = program.rates[: len(program.index)]
+    if first * (1 + NEAR) < taken.max() or taken.min() == first:
+        return
+
+    def change(program: OptimizerProgram, values: Values) -> OptimizerProgram:
+        return replace(program, rates=program.rates * (1 - values[0] / first) + values[0] * program.rates[0] / first)
+
+    def says(values: Values) -> str:
+        return f"the learning rate falls towards a least rate that is {number(values[0])} higher"
+
+    yield OptimizerEdit(FAULT, change, says, (Unknown((0.1 * first,), unit=first, high=first),), OTHERS)
+
+
+def _stretched(program: OptimizerProgram) -> Iterator[OptimizerEdit]:
+    """Yield the reference's curve, run through more slowly; a faster clock advances several times per step."""
+    column = program.rates[:, np.argmax(program.rates.max(axis=0))]
+    curve = curve_of(column) or curve_of(column[: len(program.index)])
+    if curve is None:
+        return
+    shares = program.rates[:1] / column[0]
+
+    def change(program: OptimizerProgram, values: Values) -> OptimizerProgram:
+        rates = curve(np.arange(len(column)) * values[0])
+        return replace(program, rates=rates[:, None] * shares)
+
+    def says(values: Values) -> str:
+        return f"the schedule is stretched: a step of it takes {number(1 / values[0])} steps"
+
+    likely = tuple(1 / steps for steps in range(2, 101))
+    yield OptimizerEdit(FAULT, change, says, (Unknown((0.5, 0.1), "log", low=1e-4, high=0.999, likely=likely),), OTHERS)
+
+
+def curve_of(rates: np.ndarray) -> Curve | None:
+    """Return the curve on which rates lie, a line, an exponential or a cosine, also between the steps; None: none.
+
+    >>> rates = 0.05 * (1 + np.cos(np.pi * np.arange(6) / 20))
+    >>> curve = curve_of(rates)
+    >>> bool(np.isclose(curve(np.array([0.5]))[0], 0.05 * (1 + math.cos(math.pi / 40)), rtol=1e-12))
+    True
+    >>> curve_of(np.array([0.1, 0.1, 0.05, 0.05])) is None
+    True
+    """
+    if len(rates) < 4:
+        return None
+    distant = partial(_cosine, apart=(len(rates) - 1) // 2)  # more exact, where the curve falls all along
+    for made in (_line, _exponential, distant, _cosine):
+        curve = made(rates)
+        if curve is not None and np.allclose(curve(np.arange(len(rates))), rates, rtol=0, atol=NEAR * rates.max()):
+            return curve
+    return None
+
+
+def _line(rates: np.ndarray) -> Curve | None:
+    return lambda t: rates[0] + (rates[1] - rates[0]) * t
+
+
+def _exponential(rates: np.ndarray) -> Curve | None:
+    return (lambda t: rates[0] * (rates[1] / rates[0]) ** t) if min(rates[:2]) > 0 else None
+
+
+def _cosine(rates: np.ndarray, apart: int = 1) -> Curve | None:
+    """Return m + a cos(w t), the highest rate first, from r_0, r_k, r_2k: 1 - cos 2x = 2 (1 - cos x)(1 + cos x).
+
+    Args:
+        rates: rates of the steps from 0.
+        apart: k; x is w k.
+    """
+    falls = rates[0] - rates[apart], rates[0] - rates[2 * apart]
+    if min(falls) <= 0:
+        return None
+    cosine = falls[1] / (2 * falls[0]) - 1
+    if not -1 < cosine < 1:
+        return None
+    amplitude, angle = falls[0] / (1 - cosine), math.acos(cosine) / apart
+    return partial(_wave, rates[0] - amplitude, amplitude, angle)
+
+
+def _wave(middle: float, amplitude: float, angle: float, t: np.ndarray) -> np.ndarray:
+    return middle + amplitude * np.cos(angle * t)

@@ -1,0 +1,238 @@
+"""Equations of a port's jax loss, with the moments of their results and their lines in the port's files."""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax import numpy as jnp
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
+
+from jaxddp.distributed.collectives import AXIS_NAME
+from jaxddp.parity.case_interface import AnyCase, Trajectory, micro_batches_of
+from jaxddp.parity.jax_side.custom_step import CustomStep
+from jaxddp.parity.jax_side.program import side_of
+from jaxddp.parity.lazy_arrays import Arrays
+from jaxddp.parity.operations import Moments, Operation, Operations, SourceLine, line_of_user, moments
+from jaxddp.parity.processes import Tell
+from jaxddp.parity.torch_side.pool import torch_records
+
+LARGE = 2**14  # values of a result whose moments the program computes itself, instead of returning the result
+MOST = 5000  # equations of a program; a scan that has more when it is unrolled stays one equation
+
+
+@dataclass(frozen=True)
+class ReadEquations:
+    """A job that reads the program of a case's loss on one micro-batch.
+
+    Attributes:
+        case: model or port.
+        start: initial weights of the reference.
+        reference: folder of the reference's records.
+        step, rank: step (from 0) and rank whose first micro-batch is the input.
+    """
+
+    case: AnyCase
+    start: Arrays
+    reference: Path
+    step: int
+    rank: int
+
+    def run(self, tell: Tell) -> Operations:
+        """Trace the loss, run it, and return its equations; () if it cannot be traced for a single replica."""
+        tell("jax's program")
+        reference = Trajectory(self.start, torch_records(self.reference, self.case.world_size))
+        with jax.enable_x64(True), jax.default_matmul_precision("highest"):
+            side = side_of(self.case)
+            step: Any = side.replica_step.step if isinstance(side.replica_step, CustomStep) else side.replica_step
+            batch = micro_batches_of(next(islice(self.case.batches(), self.step, None)), self.rank)[0]
+            arguments = *side.from_torch(reference.before(self.step)), jax.tree.map(jnp.asarray, batch)
+            # A loss that cannot be traced for a single replica, or has no equations of its own, is explained without.
+            with side.lifting(), contextlib.suppress(Exception):
+                return read(lambda *values: step.loss(*values)[0]["loss"], arguments)
+        return ()
+
+
+def read(loss: Callable[..., Any], arguments: Sequence[Any]) -> Operations:
+    """Return the equations of a loss, those inside of jit, checkpoint, cond and short scans included.
+
+    Args:
+        loss: function of arrays that returns a scalar; it may use collectives.
+        arguments: trees of arrays.
+
+    >>> program = read(lambda x: jnp.sum(jax.nn.leaky_relu(x, 0.2)), [jnp.array([1.0, -1.0])])
+    >>> [(one.name, one.numbers) for one in program if one.numbers]
+    [('ge', (0.0,)), ('mul', (0.2,))]
+    """
+    alone = jax.vmap(lambda _, values: loss(*values), (0, None), axis_name=AXIS_NAME)
+    closed = jax.make_jaxpr(alone)(jnp.zeros(1), tuple(arguments))
+    made: list[_Made] = []
+
+    def run(*flat: jax.Array) -> list[Any]:
+        made.clear()
+        _Reader(made).read(closed, [_Value(x) for x in flat])
+        return [[_shown(x) for x in one.results] for one in made]
+
+    flat = jax.tree.leaves((jnp.zeros(1), tuple(arguments)))
+    results = [[_moments(x) for x in of_one] for of_one in jax.device_get(jax.jit(run)(*flat))]
+    return tuple(_operation(one, of_one, results) for one, of_one in zip(made, results, strict=True))
+
+
+@dataclass(frozen=True)
+class _Value:
+    """A value of a program.
+
+    Attributes:
+        array: the traced array.
+        maker: index of the equation that computes it; None: it is an argument or a constant.
+        number: its value, if the program states it.
+    """
+
+    array: Any
+    maker: int | None = None
+    number: float | None = None
+
+
+@dataclass(frozen=True)
+class _Made:
+    """An equation that has been traced."""
+
+    name: str
+    inputs: tuple[_Value, ...]
+    line: SourceLine | None
+    results: tuple[Any, ...]
+
+
+class _Reader:
+    """Evaluate jaxprs equation by equation, and keep every equation.
+
+    Args:
+        made: list to which the equations are appended.
+    """
+
+    def __init__(self, made: list[_Made]):
+        self._made = made
+
+    def read(self, closed: ClosedJaxpr, inputs: Sequence[_Value], outer: SourceLine | None = None) -> list[_Value]:
+        """Evaluate a jaxpr; `outer`: line of the call that it is the body of."""
+        constants = [_Value(x, number=_number(x)) for x in closed.consts]
+        values: dict[Any, _Value] = dict(zip(closed.jaxpr.constvars, constants, strict=True))
+        values |= zip(closed.jaxpr.invars, inputs, strict=True)
+
+        def value_of(x: Any) -> _Value:
+            return _Value(x.val, number=_number(x.val)) if isinstance(x, Literal) else values[x]
+
+        for equation in closed.jaxpr.eqns:
+            given = [value_of(x) for x in equation.invars]
+            line = line_of(equation) or outer
+            values |= zip(equation.outvars, self._evaluate(closed.jaxpr, equation, given, line), strict=True)
+        return [value_of(x) for x in closed.jaxpr.outvars]
+
+    def _evaluate(
+        self, program: Jaxpr, equation: JaxprEqn, given: list[_Value], line: SourceLine | None
+    ) -> list[_Value]:
+        name, params = equation.primitive.name, equation.params
+        if name == "scan" and params["length"] * len(params["jaxpr"].jaxpr.eqns) + len(self._made) <= MOST:
+            return self._scan(params, given, line)
+        if name not in ("scan", "while", "cond") and (body := _body(params)) is not None:
+            return self.read(body, given[len(given) - len(body.jaxpr.invars) :], line)
+        results = tuple(_evaluated(program, equation, [x.array for x in given]))
+        if name in PLUMBING and given[0].number is not None:  # it stays a number
+            return [_Value(x, given[0].maker, given[0].number) for x in results]
+        self._made.append(_Made(name, tuple(given), line, results))
+        return [_Value(x, len(self._made) - 1) for x in results]
+
+    def _scan(self, params: dict[str, Any], given: list[_Value], line: SourceLine | None) -> list[_Value]:
+        """Unroll a scan."""
+        constants, carried = params["num_consts"], params["num_consts"] + params["num_carry"]
+        carry, of_steps = given[constants:carried], given[carried:]
+        out: list[list[_Value]] = []
+        steps = range(params["length"])
+        for step in reversed(steps) if params["reverse"] else steps:
+            slices = [_Value(x.array[step], x.maker) for x in of_steps]
+            results = self.read(params["jaxpr"], [*given[:constants], *carry, *slices], line)
+            carry = results[: params["num_carry"]]
+            out.append(results[params["num_carry"] :])
+        stacked = []
+        for of_all in zip(*(reversed(out) if params["reverse"] else out), strict=True):
+            array = jnp.stack([x.array for x in of_all])
+            self._made.append(_Made("stack", tuple(of_all), line, (array,)))
+            stacked.append(_Value(array, len(self._made) - 1))
+        return [*carry, *stacked]
+
+
+PLUMBING = ("convert_element_type", "broadcast_in_dim", "reshape", "squeeze", "copy", "pvary")
+
+
+def _evaluated(program: Jaxpr, equation: JaxprEqn, arrays: Sequence[Any]) -> list[Any]:
+    """Compute an equation of a program."""
+    given = {x: array for x, array in zip(equation.invars, arrays, strict=True) if not isinstance(x, Literal)}
+    alone = program.replace(
+        constvars=(),
+        invars=[*given],
+        outvars=equation.outvars,
+        eqns=[equation],
+        effects=equation.effects,
+        debug_info=program.debug_info.with_unknown_names(),
+    )
+    return jaxpr_as_fun(ClosedJaxpr(alone, ()))(*given.values())
+
+
+def _body(params: dict[str, Any]) -> ClosedJaxpr | None:
+    """Return the program that an equation calls; None: it calls none."""
+    for key in ("call_jaxpr", "jaxpr", "fun_jaxpr"):
+        body = params.get(key)
+        if isinstance(body, Jaxpr):
+            return ClosedJaxpr(body, ())
+        if isinstance(body, ClosedJaxpr):
+            return body
+    return None
+
+
+def line_of(equation: JaxprEqn) -> SourceLine | None:
+    """Return the user's line that made an equation; None: it is a library's alone."""
+    traceback = equation.source_info.traceback
+    frames: Any = [] if traceback is None else traceback.frames
+    return line_of_user((frame.file_name, frame.line_num) for frame in frames)
+
+
+def _number(x: Any) -> float | None:
+    """Return the value of a scalar constant; None for an array, a bool, a random key or a traced value."""
+    if isinstance(x, jax.core.Tracer) or np.ndim(x):
+        return None
+    dtype = x.dtype if hasattr(x, "dtype") else jnp.result_type(x)
+    return float(x) if jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer) else None
+
+
+def _shown(x: Any) -> Any:
+    """Return what the program returns of a result: the result, or the moments of a large one."""
+    if not isinstance(x, jax.Array) or not _is_real(x):
+        return jnp.zeros(0)
+    if x.size <= LARGE:
+        return x
+    values = x.astype(jnp.float64).ravel()
+    finite = jnp.isfinite(values)
+    kept = jnp.where(finite, values, 0.0)
+    bounds = jnp.where(finite, values, jnp.inf).min(), jnp.where(finite, values, -jnp.inf).max()
+    return Moments(x.size, finite.sum(), kept.sum(), jnp.abs(kept).sum(), kept @ kept, *bounds)  # type: ignore[arg-type]
+
+
+def _is_real(x: Any) -> bool:
+    return any(jnp.issubdtype(x.dtype, kind) for kind in (jnp.floating, jnp.integer, jnp.bool_))
+
+
+def _moments(shown: Any) -> Moments:
+    if isinstance(shown, Moments):
+        size, finite, *rest = shown
+        return Moments(int(size), int(finite), *map(float, rest))
+    return moments(shown)
+
+
+def _operation(made: _Made, results: list[Moments], of_all: list[list[Moments]]) -> Operation:
+    inputs = [x.maker for x in made.inputs if x.maker is not None]
+    numbers = [x.number for x in made.inputs if x.number is not None]
+    return Operation(made.name, tuple(dict.fromkeys(inputs)), tuple(numbers), made.line, tuple(results))

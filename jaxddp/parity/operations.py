@@ -1,0 +1,211 @@
+"""Operations of a program: their results, what made their inputs, and their lines in the user's files."""
+
+import linecache
+import math
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import NamedTuple
+
+import numpy as np
+
+import jaxddp
+
+_PACKAGE = Path(jaxddp.__file__).parent
+_LIBRARIES = tuple({*map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")), f"{sys.prefix}/lib"})
+# jaxddp's models stand for a user's; its other modules, and torch_ref's, do not.
+_MODELS = (f"{_PACKAGE / 'models'}/", f"{_PACKAGE.parent / 'torch_ref' / 'models'}")
+_OURS = (f"{_PACKAGE}/", f"{_PACKAGE.parent / 'torch_ref'}/")
+
+
+class SourceLine(NamedTuple):
+    """A line of a file.
+
+    >>> print(SourceLine("/home/me/model.py", 21))
+    model.py:21
+    """
+
+    path: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{Path(self.path).name}:{self.number}"
+
+    @property
+    def text(self) -> str:
+        """Return the line without its indentation; "" if the file is gone."""
+        return linecache.getline(self.path, self.number).strip()
+
+
+def line_of_user(frames: Iterable[tuple[str, int]]) -> SourceLine | None:
+    """Return the innermost (path, line number) that is in a user's file: in no library, and not in this package."""
+    return next((SourceLine(path, number) for path, number in frames if is_of_user(path)), None)
+
+
+def calling_lines() -> Iterator[tuple[str, int]]:
+    """Yield path and line number of each function on the call stack, the innermost first."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame.f_code.co_filename, frame.f_lineno
+        frame = frame.f_back
+
+
+def is_of_user(path: str) -> bool:
+    """Return whether a file is a user's.
+
+    >>> import json
+    >>> [is_of_user(path) for path in ("/home/me/model.py", json.__file__, __file__, "<frozen runpy>")]
+    [True, False, False, False]
+    """
+    if path.startswith(_MODELS):
+        return True
+    return not path.startswith(("<", *_OURS, *_LIBRARIES))
+
+
+class Lines(NamedTuple):
+    """Lines of both sides that do the same, or should.
+
+    Attributes:
+        jax, torch: the lines; None: unknown.
+    """
+
+    jax: SourceLine | None = None
+    torch: SourceLine | None = None
+
+
+class Moments(NamedTuple):
+    """Statistics of an array that do not depend on the order of its values, which differs between the frameworks.
+
+    Attributes:
+        size: number of values.
+        finite: number of finite values, of which the others are computed.
+        total, absolute, squares: sums of x, |x| and x^2.
+        least, largest: the smallest and the largest value; 0 for an empty array.
+    """
+
+    size: int
+    finite: int
+    total: float
+    absolute: float
+    squares: float
+    least: float
+    largest: float
+
+
+NEAR = 1e-9  # relative; measured: equal results of correct ports are within 4e-15 in float64
+
+
+def moments(x: np.ndarray) -> Moments:
+    """Compute the moments of an array of numbers or bools.
+
+    >>> moments(np.array([[1.0, -2.0], [np.inf, 3.0]]))
+    Moments(size=4, finite=3, total=2.0, absolute=6.0, squares=14.0, least=-2.0, largest=3.0)
+    """
+    values = np.asarray(x, dtype=np.float64).ravel()
+    finite = values[np.isfinite(values)]
+    if not finite.size:
+        return Moments(values.size, 0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    sums = float(finite.sum()), float(np.abs(finite).sum()), float(finite @ finite)
+    return Moments(values.size, finite.size, *sums, float(finite.min()), float(finite.max()))
+
+
+def are_near(one: Moments, other: Moments) -> bool:
+    """Return whether two arrays may hold the same values."""
+    if one[:2] != other[:2]:
+        return False
+    scale = max(one.absolute, other.absolute)
+    peak = max(abs(one.least), abs(one.largest), abs(other.least), abs(other.largest))
+    return (
+        abs(one.total - other.total) <= NEAR * scale
+        and abs(one.absolute - other.absolute) <= NEAR * scale
+        and abs(one.squares - other.squares) <= NEAR * max(one.squares, other.squares)
+        and abs(one.least - other.least) <= NEAR * peak
+        and abs(one.largest - other.largest) <= NEAR * peak
+    )
+
+
+@dataclass(frozen=True)
+class Operation:
+    """An operation of a program: a call of a torch function, or an equation of a jaxpr.
+
+    Attributes:
+        name: name of the function or of the primitive.
+        inputs: indices of the operations that made its inputs.
+        numbers: numbers that the program gives it.
+        line: the user's line; None: unknown.
+        results: moments of its results.
+    """
+
+    name: str
+    inputs: tuple[int, ...]
+    numbers: tuple[float, ...]
+    line: SourceLine | None
+    results: tuple[Moments, ...]
+
+
+Operations = tuple[Operation, ...]
+"""Operations in the order of their execution; the last one computes the loss."""
+
+
+class Results:
+    """Results of a program, to look others up.
+
+    >>> one, two = (Operation("add", (), (), None, (moments(np.array(x)),)) for x in ([1.0, 2.0], [3.0, 3.0]))
+    >>> known = Results((one,))
+    >>> known.has(one), known.has(two)
+    (True, False)
+    """
+
+    def __init__(self, program: Operations):
+        self._of_size: dict[tuple[int, int], list[Moments]] = {}
+        for operation in program:
+            for result in operation.results:
+                self._of_size.setdefault(result[:2], []).append(result)
+
+    def has(self, operation: Operation) -> bool:
+        """Return whether the program computes all of an operation's results somewhere."""
+        return all(
+            any(are_near(result, one) for one in self._of_size.get(result[:2], ())) for result in operation.results
+        )
+
+
+def differing(program: Operations, other: Operations) -> list[int]:
+    """Return the operations on which the loss depends, and whose results the other program does not compute.
+
+    An operation whose result is equal hides those before it: they make no difference.
+
+    Returns:
+        Indices in the order of execution; empty if the losses are equal.
+    """
+    known = Results(other)
+    found: set[int] = set()
+    waiting = [len(program) - 1] if program else []
+    while waiting:
+        index = waiting.pop()
+        if index not in found and not known.has(program[index]):
+            found.add(index)
+            waiting += program[index].inputs
+    return sorted(found)
+
+
+def origins(program: Operations, region: Iterable[int]) -> list[int]:
+    """Return the operations of a region that have no input from it: there the programs part."""
+    inside = set(region)
+    return sorted(index for index in inside if not inside.intersection(program[index].inputs))
+
+
+def readings(number: float) -> list[float]:
+    """Return what Python may have made of a number before an operation got it, or the other way round.
+
+    Returns:
+        x, 1 / x, sqrt(x), 1 / sqrt(x), x^2, 1 - x, -x and log(x); x itself where one is not defined.
+
+    >>> readings(4.0)
+    [4.0, 0.25, 2.0, 0.5, 16.0, -3.0, -4.0, 1.3862943611198906]
+    """
+    inverse = 1 / number if number else number
+    root, logarithm = (math.sqrt(number), math.log(number)) if number > 0 else (number, number)
+    return [number, inverse, root, 1 / root if root else number, number * number, 1 - number, -number, logarithm]

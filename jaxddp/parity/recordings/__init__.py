@@ -1,0 +1,13 @@
+"""Comparison of two recordings of `jaxddp.parity.Recorder`, one of torch and one of JAX.
+
+run.py      reads a recording
+names.py    pairs JAX's arrays with torch's tensors, by names, shapes, order and values
+aligned.py  brings a stage of JAX into torch's names and layouts, excerpts too
+samples.py  identifies the examples of both sides
+judge.py    judges each stage of each step, given its inputs
+clipping.py what a side does to its gradients before its optimizer gets them
+causes.py   names causes: the only module that calls jaxddp.parity.diagnosis
+remarks.py  what the recordings do not show
+compare.py  all of these in order, as the findings of a check
+command.py  `python -m jaxddp.parity compare`
+"""

@@ -1,0 +1,215 @@
+"""Names of causes that need no replay of the loss: this module alone calls `jaxddp.parity.diagnosis`."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from jaxddp.parity.catalogue import TorchOptimizer
+from jaxddp.parity.compare.clipping import clip_factor
+from jaxddp.parity.compare.examples import examples_in_words
+from jaxddp.parity.diagnosis.decide import Hypothesis, Ruling
+from jaxddp.parity.diagnosis.optimizer.update_causes import (
+    OptimizerEvidence,
+    OptimizerStep,
+    explain_optimizer,
+    reference_residuals,
+)
+from jaxddp.parity.diagnosis.optimizer.update_evidence import by_part
+from jaxddp.parity.diagnosis.reduction.optimizer_gradients import explain_received
+from jaxddp.parity.diagnosis.reduction.reduction_causes import ReductionRecipe, ReductionStep, explain_reduction
+from jaxddp.parity.diagnosis.samples import SampleEvidence, explain_samples
+from jaxddp.parity.findings import Cause
+from jaxddp.parity.recordings.aligned import Alignment, total_norm
+from jaxddp.parity.recordings.clipping import Clipping
+from jaxddp.parity.recordings.run import RecordedStep, Recording
+from jaxddp.parity.recordings.samples import Numbers, sizes_of
+from jaxddp.parity.records import stage_norm
+
+__all__ = ["Updates", "causes_of", "of_gradients", "of_reduction", "of_samples", "of_updates", "samples_in_words"]
+
+# What an optimizer in one precision leaves of a replay in float64, in units of that precision; measured: up to 4.
+OPTIMIZER_ROUNDING = 8.0
+# Bias corrections 1 - b^t lose precision where b is near 1, by this over 1 - b; measured: 0.1 in Optax's Adam. A value
+# that is fitted gets few digits only if these leave a tenth.
+BIAS_ROUNDING = 1.0
+REDUCTION_ROUNDING = 100.0  # of a mean over replicas, in units of the precision; measured: up to 2
+COARSEST = 1e-3  # rounding of updates beyond which they support no name
+STEPS = 5  # steps on which a reduction is tried
+
+
+@dataclass(frozen=True)
+class Updates:
+    """JAX's updates against the reference's optimizer, given JAX's own gradients and parameters.
+
+    Attributes:
+        residuals: per step, tensor -> residual; None: torch's optimizer cannot be replayed.
+        floor: the largest residual that counts as rounding.
+        ruling: names of the mistakes.
+    """
+
+    residuals: list[dict[str, float]] | None
+    floor: float
+    ruling: Ruling
+
+
+def of_updates(
+    torch_run: Recording,
+    jax_run: Recording,
+    alignment: Alignment,
+    numbers: Sequence[int],
+    clipping: Clipping,
+    rates: Sequence[float] | None = None,
+) -> Updates:
+    """Compare JAX's updates with those of torch's optimizer, and name the mistake that explains a difference.
+
+    Args:
+        torch_run, jax_run: recordings.
+        alignment: the tensors of both.
+        numbers: steps, from the first on without a gap; at all of them JAX shows its gradients.
+        clipping: how torch clips.
+        rates: learning rates to put in place of torch's, those of other groups in proportion; None: torch's.
+    """
+    torch, jax = ([run.steps[number] for number in numbers] for run in (torch_run, jax_run))
+    pairs = [*zip(torch, jax, strict=True)]
+    steps = [_optimizer_step(of_torch, of_jax, alignment, clipping) for of_torch, of_jax in pairs]
+    of_torch_group = [float(step.notes["groups"][0]["lr"]) for step in torch]
+    if rates is not None:
+        steps = [_with_rate(*item) for item in zip(steps, of_torch_group, rates, strict=True)]
+    shown = any(step["clipped_gradients"] for step in jax)
+    epsilon = jax_run.epsilon
+    rounding = [epsilon * _coarseness(step, of_jax) for step, of_jax in zip(steps, jax, strict=True)]
+    betas = [beta for step in torch for group in step.notes["groups"] for beta in group.get("betas", ())]
+    lost = BIAS_ROUNDING / max(1 - max(betas, default=0.0), 1e-6) if betas else 0.0
+    floor = epsilon * (OPTIMIZER_ROUNDING + lost) + max(rounding)
+    evidence = OptimizerEvidence(
+        str(torch_run.header["optimizer"]),
+        steps,
+        of_torch_group if rates is None else [*rates],
+        torch_run.world_size,
+        int(torch[0].notes["micro_batches"]),
+        None,
+        None if shown else clipping.norm,
+        rounding=rounding,
+        sizes=sizes_of(torch[0], torch_run.world_size),
+    )
+    residuals = reference_residuals(evidence)
+    if residuals is None or all(value <= floor for of_step in residuals for value in of_step.values()):
+        return Updates(residuals, floor, Ruling((), None))
+    if floor > COARSEST:
+        return Updates(residuals, floor, Ruling((), None, cut_short=True))
+    return Updates(residuals, floor, explain_optimizer(evidence, floor))
+
+
+def _optimizer_step(torch: RecordedStep, jax: RecordedStep, alignment: Alignment, clipping: Clipping) -> OptimizerStep:
+    update, params = alignment.of_jax(jax["update"]), alignment.of_jax(jax["params"])
+    stage = "clipped_gradients" if jax["clipped_gradients"] else "gradients"
+    gradients, norm, share = alignment.of_jax(jax[stage]), total_norm(jax, stage), 1.0
+    if stage == "gradients" and clipping.norm is not None:
+        share = float(clip_factor(norm, clipping.norm))
+        gradients = {name: share * x for name, x in gradients.items()}
+    if stage == "gradients" and clipping.value is not None:
+        gradients = {name: np.clip(x, -clipping.value, clipping.value) for name, x in gradients.items()}
+    names = [name for name in update if name in params]
+    groups = [{**group, "names": [name for name in group["names"] if name in names]} for group in torch.notes["groups"]]
+    given = torch["clipped_gradients"] or torch["gradients"]
+    return OptimizerStep(
+        groups,
+        {name: params[name].astype(float) for name in names},
+        {name: x.astype(float) for name, x in gradients.items()},
+        frozenset(name for name in names if name not in given),
+        {name: update[name].astype(float) for name in names},
+        by_part(alignment.states_of_jax(jax["optimizer_state"])),
+        share,
+        share * norm,
+    )
+
+
+def _with_rate(step: OptimizerStep, rate: float, other: float) -> OptimizerStep:
+    """Return a step with another learning rate of the first group, and of the other groups in proportion."""
+    ratio = other / rate if rate else 1.0
+    groups = [{**group, "lr": group["lr"] * ratio if rate else other} for group in step.groups]
+    return replace(step, groups=groups)
+
+
+def _coarseness(step: OptimizerStep, jax: RecordedStep) -> float:
+    """Return what an update that is a difference of parameters loses, in units of their precision."""
+    size = stage_norm(dict(step.update))
+    return stage_norm(dict(step.params)) / size if jax.notes.get("update") == "difference" and size else 0.0
+
+
+def of_samples(examples: tuple[Numbers, Numbers]) -> Ruling:
+    """Name the mistake of a sampler or loader."""
+    return explain_samples(SampleEvidence(*examples))
+
+
+def samples_in_words(torch: dict[str, np.ndarray], jax: dict[str, np.ndarray]) -> str:
+    """Describe how the examples of a step differ."""
+    return examples_in_words(torch, jax)
+
+
+def of_reduction(jax: Sequence[RecordedStep], epsilon: float) -> tuple[float, Ruling]:
+    """Compare JAX's gradients with the mean of its own local gradients, and name the mistake.
+
+    Returns:
+        The largest residual of a mean, and the names.
+    """
+    steps = [_reduction_step(step) for step in jax[:STEPS]]
+    floor = REDUCTION_ROUNDING * epsilon
+    recipe = ReductionRecipe()
+    worst = 0.0
+    for step in steps:
+        right, shown = recipe.predict(step)["gradients"], step.shown["gradients"]
+        apart = stage_norm({name: right[name] - x for name, x in shown.items()})
+        worst = max(worst, apart / (stage_norm(dict(right)) or 1.0))
+    return worst, (explain_reduction(steps, recipe, floor=floor) if worst > floor else Ruling((), None))
+
+
+def _reduction_step(step: RecordedStep) -> ReductionStep:
+    local = {name: x.astype(float) for name, x in step["local_gradients"].items()}
+    replicas = len(next(iter(local.values())))
+    apart = step["replica_gradients"]
+    shown = {
+        name: apart.get(name, np.broadcast_to(x, (replicas, *x.shape))).astype(float)
+        for name, x in step["gradients"].items()
+        if name in local
+    }
+    of_replicas = {name: local[name] for name in shown}
+    sums = {name: x[:, None] for name, x in of_replicas.items()}
+    return ReductionStep(np.ones((replicas, 1)), sums, None, {"local_gradients": of_replicas, "gradients": shown})
+
+
+def of_gradients(
+    torch: Sequence[RecordedStep], jax: Sequence[RecordedStep], alignment: Alignment, replicas: int, floor: float
+) -> Ruling:
+    """Name the factor, or the missing mean, by which JAX's gradients differ from torch's at equal inputs."""
+    steps = []
+    for of_torch, of_jax in zip(torch[:STEPS], jax[:STEPS], strict=True):
+        same, apart = alignment.of_jax(of_jax["gradients"]), alignment.of_jax(of_jax["replica_gradients"])
+        received = {
+            name: apart.get(name, np.broadcast_to(x, (replicas, *x.shape))).astype(float) for name, x in same.items()
+        }
+        expected = alignment.of_torch(of_torch["gradients"])
+        steps.append((received, {name: x.astype(float) for name, x in expected.items()}))
+    return explain_received(steps, sizes_of(torch[0], replicas), floor)
+
+
+def causes_of(ruling: Ruling, optimizer: TorchOptimizer) -> Iterator[Cause]:
+    """Yield the faults of a ruling that are present at once, each with the names that the runs cannot tell apart."""
+    if not ruling.named:
+        return
+    first, other = ruling.named[0], ruling.runner_up
+    runner_up = None if other is None else (other.says, other.residual)
+    for place, fault in enumerate(first.faults):
+        says: dict[str, str] = {}
+        for hypothesis in ruling.named:
+            if place == 0 or fault in hypothesis.faults:
+                says.setdefault(*_part(hypothesis, fault, place))
+        yield Cause.of(tuple(says), tuple(says.values()), first.residual, runner_up, optimizer, first.measured)
+
+
+def _part(hypothesis: Hypothesis, fault: str, place: int) -> tuple[str, str]:
+    """Return a fault of a hypothesis and its line."""
+    lines = hypothesis.says.split("; ")
+    at = hypothesis.faults.index(fault) if fault in hypothesis.faults else place
+    return hypothesis.faults[at], lines[at] if len(lines) == len(hypothesis.faults) else hypothesis.says

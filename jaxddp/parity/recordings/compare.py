@@ -1,0 +1,298 @@
+"""Compare a recording of torch with one of JAX: what differs, where it begins, and why, as far as the files show it."""
+
+import math
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from jaxddp.errors import InputError, listed
+from jaxddp.parity.catalogue import TorchOptimizer
+from jaxddp.parity.compare.judge import Located
+from jaxddp.parity.diagnosis.decide import Ruling
+from jaxddp.parity.environment import environment
+from jaxddp.parity.findings import ORDER, Cause, Difference, Problem, StageResult
+from jaxddp.parity.port.rules import Names
+from jaxddp.parity.recordings import causes
+from jaxddp.parity.recordings.aligned import Alignment
+from jaxddp.parity.recordings.clipping import Clipping, clipping_of
+from jaxddp.parity.recordings.judge import ALLOWED, MOST_APART, Judge, RecordedJudgement, contiguous
+from jaxddp.parity.recordings.names import Twins, find_twins
+from jaxddp.parity.recordings.remarks import are_paired, remarks
+from jaxddp.parity.recordings.run import EPSILONS, Recording
+from jaxddp.parity.recordings.samples import numbered
+from jaxddp.parity.report.report import Report
+
+NEEDS = (
+    "a replay of the loss, which a recording does not hold: put both models and losses into a port file, "
+    "python -m jaxddp.parity PORT.py"
+)
+START_FIX = (
+    "save torch's weights as safetensors and convert them for the jax model: python -m jaxddp.parity.convert PORT.py "
+    "WEIGHTS.safetensors OUT.safetensors, or load them by the names above"
+)
+
+
+def compare_runs(torch_run: str | Path, jax_run: str | Path, names: Names | None = None) -> Report:
+    """Compare two recordings of `jaxddp.parity.Recorder`.
+
+    Args:
+        torch_run, jax_run: folders of the recordings.
+        names: JAX's names to torch's, as in a port file; None: they are paired by names, shapes, order and values.
+
+    Returns:
+        The report, in the form of a check's: `str(report)` is text, `report.verdict` "equal", "different" or
+        "incomplete".
+
+    Raises:
+        InputError: a folder is missing, is no recording of its side, or is damaged; or both have no step in common.
+
+    >>> import jax, tempfile, torch
+    >>> from jaxddp.parity import Recorder
+    >>> model = torch.nn.Linear(2, 1, bias=False)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> params = {"kernel": model.weight.detach().numpy().T.copy()}
+    >>> x = torch.tensor([[1.0, 2.0], [3.0, 5.0]])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     recorder = Recorder(f"{folder}/torch", steps=1)
+    ...     recorder.watch(model, optimizer)
+    ...     loss = model(x).square().mean()
+    ...     loss.backward()
+    ...     optimizer.step()
+    ...     recorder.step({"x": x}, loss)
+    ...     recorder = Recorder(f"{folder}/jax", steps=1)
+    ...     recorder.watch(params)
+    ...     loss_of = lambda params: ((x.numpy() @ params["kernel"]) ** 2).mean()
+    ...     loss, grads = jax.value_and_grad(loss_of)(params)
+    ...     updates = jax.tree.map(lambda g: -0.1 * g, grads)
+    ...     recorder.step({"x": x.numpy()}, loss, grads=grads, updates=updates)
+    ...     compare_runs(f"{folder}/torch", f"{folder}/jax", {"kernel": "weight"}).verdict
+    'equal'
+    """
+    return Comparison(Recording(Path(torch_run)), Recording(Path(jax_run)), names).report()
+
+
+class Comparison:
+    """One comparison of two recordings.
+
+    Args:
+        torch_run, jax_run: the recordings.
+        names: see `compare_runs`.
+
+    Raises:
+        InputError: the recordings cannot be compared.
+    """
+
+    def __init__(self, torch_run: Recording, jax_run: Recording, names: Names | None):
+        self._started = time.monotonic()
+        for run, side in ((torch_run, "torch"), (jax_run, "jax")):
+            if run.side != side:
+                raise InputError(f"{run.folder}: is a recording of {run.side}; must be of {side}: TORCH_RUN JAX_RUN")
+        numbers = sorted(torch_run.steps.keys() & jax_run.steps.keys())
+        if not numbers:
+            of_each = (f"{run.folder} has {listed([*map(str, run.steps)], joint=', ')}" for run in (torch_run, jax_run))
+            raise InputError(f"no step is in both recordings: {'; '.join(of_each)}")
+        self._torch_run, self._jax_run = torch_run, jax_run
+        self._torch, self._jax = ([run.steps[n] for n in numbers] for run in (torch_run, jax_run))
+        self._epsilon = max(torch_run.epsilon, jax_run.epsilon)
+        self._replicas = torch_run.world_size
+        self._twins: Twins = find_twins(torch_run, jax_run, names)
+        converter = self._twins.converter
+        self._alignment = None if converter is None else Alignment(converter, torch_run, jax_run)
+        self._examples = numbered(self._torch, self._jax, self._replicas, self._epsilon)
+        self._judgement: RecordedJudgement = Judge(torch_run, jax_run, self._alignment, self._examples).judge()
+        self._problems = [*self._found_problems()]
+        self._clipping = clipping_of(self._torch)
+
+    def report(self) -> Report:
+        """Return the report."""
+        differences = [*self._start(), *self._samples()]
+        of_step = [*self._reduction(), *self._updates()]
+        differences += [*self._model([one.stage for one in of_step if one.cause]), *of_step]
+        if not any(one.stage == "update" and one.cause for one in differences):
+            differences[len(differences) - len(of_step) :] = [*self._located("hyperparameters"), *of_step]
+        if not differences and "update" not in self._judgement.residuals:  # which the state would have made differ
+            differences += self._located("optimizer_state")
+        order = ("params", *(stage for stage in ORDER if stage != "params"))  # the start is told first
+        differences.sort(key=lambda one: order.index(one.stage))
+        judgement, twins = self._judgement, self._twins
+        torch_run, jax_run = self._torch_run, self._jax_run
+        matter = bool(twins.problem or twins.by_order) and not are_paired(judgement)
+        names = {key: str(value) for key, value in twins.names.items()} if matter else {}
+        return Report(
+            port=f"{torch_run.folder} {jax_run.folder}",
+            world_size=self._replicas,
+            steps=len(judgement.numbers),
+            dtype=next(name for name, value in EPSILONS.items() if value == self._epsilon),
+            stages=judgement.results(torch_run.shapes),
+            unseen=tuple(self._unseen()),
+            free_running=self._drift(),
+            losses=tuple((a.notes["loss"], b.notes["loss"]) for a, b in zip(self._torch, self._jax, strict=True)),
+            differences=tuple(differences),
+            problems=tuple(self._problems),
+            names=names,
+            idle=tuple(remarks(torch_run, jax_run, judgement, twins, self._clipping)),
+            seconds=time.monotonic() - self._started,
+            environment=environment(),
+        )
+
+    def _found_problems(self) -> Iterator[Problem]:
+        twins = self._twins
+        if twins.problem:
+            yield Problem("port", "names", f"{twins.problem}; give a table with --names FILE")
+        if self._alignment is not None and self._alignment.uncovered:
+            says = f"the excerpts of {listed(self._alignment.uncovered, joint=', ')} have no common element"
+            yield Problem("port", "tensors", f"{says}; record with a larger limit")
+        if not self._examples[0][0]:
+            yield Problem("port", "samples", "the batches have no entries in common; pass the same arrays to step")
+
+    def _start(self) -> Iterator[Difference]:
+        """Yield a difference if both sides do not begin with the same parameters: told first."""
+        located = self._judgement.first.get("params")
+        if located is None:
+            return
+        worst = self._judgement.residuals["params"][0]
+        count = sum(value > located.allowed for value in worst.values())
+        step = located.step
+        says = f"the runs begin step {step} with different parameters, in {count} of {len(worst)} tensors"
+        measured = f"the parameters before step {step} differ by {located.residual:.2g} in {located.tensor}"
+        fix = START_FIX if step == 1 else "record from step 1 on, where both begin with the same weights"
+        detail = "losses and gradients are judged only where both begin a step with the same parameters"
+        cause = Cause(("different_start",), (says,), (fix,), 0.0, measured=measured)
+        yield _difference("params", located, cause, detail=detail)
+
+    def _samples(self) -> Iterator[Difference]:
+        located = self._judgement.first.get("samples")
+        if located is None:
+            return
+        index = self._judgement.numbers.index(located.step)
+        torch, jax = (side[index] for side in self._examples)
+        detail = causes.samples_in_words(torch, jax)
+        contiguous_steps = len(contiguous(self._judgement.numbers))
+        shapes = {x.shape for side in self._examples for step in side for x in step.values()}
+        ruling = Ruling((), None)
+        if contiguous_steps == len(self._judgement.numbers) and len(shapes) == 1:
+            ruling = causes.of_samples(self._examples)
+        yield from self._explained("samples", located, ruling, detail)
+
+    def _model(self, explained: list[str]) -> Iterator[Difference]:
+        """Yield where the losses, the gradients or the buffers differ at equal inputs; their names need a replay."""
+        first = self._judgement.first
+        if "gradients" in explained:
+            return
+        stages = [stage for stage in ("local_loss", "local_gradients", "gradients") if stage in first]
+        if stages:
+            stage = min(stages, key=lambda one: (first[one].step, stages.index(one)))
+            yield _difference(stage, first[stage], needs=NEEDS)
+        elif "buffers" in first:
+            yield _difference("buffers", first["buffers"], needs=NEEDS)
+
+    def _reduction(self) -> Iterator[Difference]:
+        """Yield a difference if JAX's gradients are no mean of its own local ones, or a multiple of torch's."""
+        if any(step["local_gradients"] and step["gradients"] for step in self._jax):
+            shown = [step for step in self._jax if step["local_gradients"] and step["gradients"]]
+            worst, ruling = causes.of_reduction(shown, self._jax_run.epsilon)
+            allowed = causes.REDUCTION_ROUNDING * self._jax_run.epsilon
+            if worst > allowed:
+                located = Located(shown[0].number, "", worst, allowed)
+                detail = "jax's gradients are not the mean of its own local gradients"
+                yield from self._explained("gradients", located, ruling, detail)
+                return
+        located_there = self._judgement.first.get("gradients")
+        if located_there is None or self._alignment is None:
+            return
+        numbers, apart = self._judgement.numbers, self._judgement.apart
+        near = [
+            i
+            for i, n in enumerate(numbers)
+            if n >= located_there.step and apart[i] <= 10 * ALLOWED["params"] * self._epsilon
+        ]
+        chosen = near or [numbers.index(located_there.step)]
+        torch, jax = ([side[i] for i in chosen] for side in (self._torch, self._jax))
+        ruling = causes.of_gradients(torch, jax, self._alignment, self._replicas, located_there.allowed)
+        if ruling.named:
+            yield from self._explained("gradients", located_there, ruling)
+
+    def _updates(self) -> Iterator[Difference]:
+        """Judge JAX's updates by torch's optimizer, given JAX's own gradients, and yield what differs."""
+        judgement, alignment = self._judgement, self._alignment
+        shown = {s.number for s in self._jax if s["gradients"] and s["update"] and s["params"]}
+        numbers = [n for n in contiguous(judgement.numbers) if n in shown]
+        if alignment is None or numbers != contiguous(numbers) or not numbers:
+            return
+        hidden = self._clipping.unknown and not self._jax[0]["clipped_gradients"]
+        if hidden:
+            says = "torch changes its gradients before the optimizer by a rule that is no clipping by norm or value"
+            self._problems.append(Problem("torch", "clipped_gradients", f"{says}; give clipped_grads to jax's step"))
+            return
+        updates = causes.of_updates(self._torch_run, self._jax_run, alignment, numbers, self._clipping)
+        rates = [rate for number in numbers if (rate := _rate(self._jax_run.steps[number].notes)) is not None]
+        told = "hyperparameters" in judgement.first and len(rates) == len(numbers)
+        if updates.residuals and not updates.ruling.named and told:  # what else than the rates differs may have a name
+            others = causes.of_updates(self._torch_run, self._jax_run, alignment, numbers, self._clipping, rates)
+            updates = others if others.ruling.named or not _differs(others) else updates
+        if updates.residuals is None:
+            kind = self._torch_run.header["optimizer"]
+            self._problems.append(Problem("torch", "update", f"{kind} cannot be replayed; its updates are not judged"))
+            return
+        for number, of_step in zip(numbers, updates.residuals, strict=True):
+            judgement.note("update", judgement.numbers.index(number), of_step, updates.floor, True)
+        if located := judgement.first.get("update"):
+            coarse = "updates are too small beside the parameters for a name; give updates to jax's step"
+            detail = coarse if updates.ruling.cut_short else "given jax's own gradients and parameters"
+            yield from self._explained("update", located, updates.ruling, detail)
+
+    def _located(self, stage: str) -> list[Difference]:
+        located = self._judgement.first.get(stage)
+        return [] if located is None else [_difference(stage, located, detail=self._rates(located))]
+
+    def _rates(self, located: Located) -> str:
+        """Describe a hyperparameter that differs."""
+        index = self._judgement.numbers.index(located.step)
+        torch, jax = self._torch[index].notes["groups"][0], self._jax[index].notes
+        if located.tensor != "learning_rate":
+            return ""
+        return f"learning rate {_rate(jax):.6g} at step {located.step}, the reference has {torch['lr']:.6g}"
+
+    def _explained(self, stage: str, located: Located, ruling: Ruling, detail: str = "") -> Iterator[Difference]:
+        """Yield a difference for each cause, or one without."""
+        groups = self._torch[0].notes["groups"]
+        optimizer = TorchOptimizer(str(self._torch_run.header["optimizer"]), groups)
+        found = [*causes.causes_of(ruling, optimizer)]
+        nearest = ruling.runner_up if not found else None
+        for cause in (*found, *([] if found else [None])):
+            one = _difference(stage, located, cause, detail=detail)
+            yield one if nearest is None else replace(one, nearest=(nearest.says, nearest.residual))
+
+    def _drift(self) -> dict[str, StageResult]:
+        """Return how far the parameters are apart at each step; beyond the limit, losses are not judged."""
+        values = self._judgement.by_step(self._judgement.drift)
+        return {"params": StageResult(MOST_APART, values)} if any(map(math.isfinite, values)) else {}
+
+    def _unseen(self) -> list[str]:
+        """Return the stages that JAX's loop did not give."""
+        wanted = ("gradients", "update", "optimizer_state")
+        missing = [stage for stage in wanted if not any(step[stage] for step in self._jax)]
+        if self._clipping != Clipping() and not any(step["clipped_gradients"] for step in self._jax):
+            missing.append("clipped_gradients")
+        return missing
+
+
+def _difference(
+    stage: str, located: Located, cause: Cause | None = None, detail: str = "", needs: str = ""
+) -> Difference:
+    text = "; ".join(filter(None, [detail, located.detail]))
+    return Difference(
+        stage, located.step, located.tensor, located.residual, located.allowed, cause=cause, detail=text, needs=needs
+    )
+
+
+def _rate(notes: Mapping[str, Any]) -> float | None:
+    """Return the learning rate that a step of JAX shows; None: it shows none."""
+    shown = notes.get("lr", notes.get("hyperparameters", {}).get("learning_rate"))
+    return None if shown is None else float(shown)
+
+
+def _differs(updates: causes.Updates) -> bool:
+    return any(value > updates.floor for of_step in updates.residuals or [] for value in of_step.values())

@@ -1,0 +1,298 @@
+"""Judge each stage of each recorded step, given its inputs.
+
+Each side runs by itself, so a difference grows from step to step. A loss or a gradient is judged only at steps that
+both sides begin with the same parameters and examples, up to rounding, and is allowed what the parameters' difference
+may make of it.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from jaxddp.parity.compare.judge import MOMENTUM, STATES, Located
+from jaxddp.parity.compare.residuals import MOVED, residuals
+from jaxddp.parity.findings import ORDER, StageResult
+from jaxddp.parity.fingerprints import differing_share
+from jaxddp.parity.recordings.aligned import Alignment, norms_of_torch
+from jaxddp.parity.recordings.run import RecordedStep, Recording
+from jaxddp.parity.recordings.samples import Numbers
+from jaxddp.parity.records import Tensors, relative, stage_norm
+
+# Largest residual that counts as equal, in units of the precision in which the less precise side computes.
+ALLOWED = {
+    "local_loss": 100.0,  # measured: up to 9
+    "local_gradients": 500.0,  # measured: up to 20
+    "gradients": 500.0,  # measured: up to 20
+    "buffers": 200.0,  # measured: up to 2
+    "optimizer_state": 4000.0,  # measured: up to 20
+    "params": 100.0,  # of the first step; measured: 0
+}
+# Norm of a gradient that is all rounding, such as that of a bias in front of BatchNorm, over the norm of all gradients,
+# in units of the precision; measured: up to 2. Adam makes a full step of such a gradient.
+NOISE = 50.0
+ALLOWED_RATE = 1e-6  # of learning rates, which either side may compute in float32; measured: up to 6e-8
+# A loss or gradient may differ by this multiple of what the parameters differ by; measured: up to 6.
+GROWTH = 100.0
+# The same of what the parameters differ by beside how far they have moved, times what the loss has changed by since the
+# start, relative to it; measured: up to 2.
+MOVED_GROWTH = 10.0
+# Rounding may tip a ReLU or the maximum of a pool over, at a step here and there; measured: a gradient that differs by
+# 2e-3 at one step of ten.
+TIPPED = 0.05
+FAR_LESS = 10.0  # measured: 100
+MAY_TIP = ("local_loss", "local_gradients", "gradients", "buffers")
+MOST_APART = 1e-3  # relative difference of the parameters beyond which losses and gradients are not judged
+PADDED = 5000  # steps; of longer runs, tables number the recorded steps
+RATES = {"learning_rate": "lr", "eps": "eps", "weight_decay": "weight_decay", "momentum": "momentum"}
+
+
+@dataclass
+class RecordedJudgement:
+    """Result of comparing two recordings.
+
+    Attributes:
+        numbers: steps that both have.
+        residuals: stage -> per step, tensor -> residual; {} where it is not compared.
+        allowed: stage -> largest residual that counts as equal.
+        judged: stage -> its steps with equal inputs, each with its largest residual.
+        apart: per step, relative difference of the parameters before it; NaN: not known.
+        moved: per step, the same relative to how far the parameters have moved since the first; 0 there.
+        noise: parameters whose gradients are all rounding, which differ on both sides.
+        drift: per step, the largest residual of a parameter before it; NaN: not known.
+        same_examples: per step, whether both sides had the same examples in the same places.
+    """
+
+    numbers: list[int]
+    residuals: dict[str, list[dict[str, float]]] = field(default_factory=dict)
+    allowed: dict[str, float] = field(default_factory=dict)
+    judged: dict[str, list[Located]] = field(default_factory=dict)
+    apart: list[float] = field(default_factory=list)
+    moved: list[float] = field(default_factory=list)
+    noise: frozenset[str] = frozenset()
+    drift: list[float] = field(default_factory=list)
+    same_examples: list[bool] = field(default_factory=list)
+
+    def note(self, stage: str, index: int, of_tensors: Mapping[str, float], allowed: float, judged: bool) -> None:
+        """Note a stage's residuals at a step, and whether it differs there.
+
+        Args:
+            allowed: largest residual that counts as equal at this step.
+            judged: whether the stage's inputs are equal.
+        """
+        if not of_tensors:
+            return
+        self.residuals.setdefault(stage, [{} for _ in self.numbers])[index] = dict(of_tensors)
+        self.allowed.setdefault(stage, allowed)
+        tensor = max(of_tensors, key=lambda name: of_tensors[name])
+        if judged:
+            located = Located(self.numbers[index], tensor, of_tensors[tensor], allowed)
+            self.judged.setdefault(stage, []).append(located)
+
+    @property
+    def first(self) -> dict[str, Located]:
+        """First difference of each stage that differs given its inputs."""
+        differing = {stage: _beyond(steps) for stage, steps in self.judged.items() if stage not in self.tipped}
+        return {stage: steps[0] for stage, steps in differing.items() if steps}
+
+    @property
+    def tipped(self) -> dict[str, Located]:
+        """Stages that differ a little at less than half of their steps, and far less at the others."""
+        found = {}
+        for stage, steps in self.judged.items():
+            beyond = _beyond(steps)
+            if stage in MAY_TIP and 0 < 2 * len(beyond) < len(steps):
+                worst = max(beyond, key=lambda one: one.residual)
+                others = max(one.residual for one in steps if one not in beyond)
+                least = min(one.residual for one in beyond)
+                if worst.residual <= TIPPED and FAR_LESS * others <= least:
+                    found[stage] = worst
+        return found
+
+    def results(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, StageResult]:
+        """Return the stages in the order of a step, one residual for each step of the run."""
+        return {stage: self._result(stage, shapes) for stage in ORDER if stage in self.residuals}
+
+    def _result(self, stage: str, shapes: Mapping[str, tuple[int, ...]]) -> StageResult:
+        worst: dict[str, float] = {}
+        for of_step in self.residuals[stage]:
+            for name, value in of_step.items():
+                worst[name] = max(worst.get(name, 0.0), value)
+        values = self.by_step([max(of_step.values(), default=math.nan) for of_step in self.residuals[stage]])
+        tensors = {name: (shapes.get(name.rpartition(":")[2], ()), value) for name, value in worst.items()}
+        return StageResult(self.allowed[stage], values, tensors)
+
+    def by_step(self, values: Sequence[float]) -> tuple[float, ...]:
+        """Return one value for each step of the run, NaN for those that are not recorded; of a long run, as given."""
+        if self.numbers[-1] > PADDED:
+            return tuple(values)
+        known = dict(zip(self.numbers, values, strict=True))
+        return tuple(known.get(number, math.nan) for number in range(1, self.numbers[-1] + 1))
+
+
+def _beyond(steps: Sequence[Located]) -> list[Located]:
+    return [one for one in steps if not one.residual <= one.allowed]
+
+
+class Judge:
+    """Comparison of two recordings, step by step.
+
+    Args:
+        torch_run, jax_run: the recordings.
+        alignment: the tensors of both; None: their names do not pair off.
+        examples: the examples of both sides at each common step.
+    """
+
+    def __init__(
+        self, torch_run: Recording, jax_run: Recording, alignment: Alignment | None, examples: tuple[Numbers, Numbers]
+    ):
+        self._torch, self._jax, self._alignment, self._examples = torch_run, jax_run, alignment, examples
+        self._epsilon = max(torch_run.epsilon, jax_run.epsilon)
+        numbers = sorted(torch_run.steps.keys() & jax_run.steps.keys())
+        self._judgement = RecordedJudgement(numbers, noise=_noise([torch_run.steps[n] for n in numbers], self._epsilon))
+
+    def judge(self) -> RecordedJudgement:
+        """Compare all stages but the update, which needs the reference's optimizer."""
+        judgement = self._judgement
+        for index, number in enumerate(judgement.numbers):
+            torch, jax = self._torch.steps[number], self._jax.steps[number]
+            share = 0.0
+            if self._examples[0][index]:
+                share = differing_share(self._examples[0][index], self._examples[1][index])
+                judgement.note("samples", index, {"examples": share}, 0.0, True)
+            judgement.same_examples.append(share == 0)
+            judgement.note("hyperparameters", index, _hyperparameters(torch, jax), ALLOWED_RATE, True)
+            self._start_of(index, torch, jax)
+            self._loss_of(index, torch, jax)
+            if self._alignment is not None:
+                for stage, of_tensors in self._stages(self._alignment, torch, jax):
+                    self._given(stage, index, of_tensors)
+        return judgement
+
+    def _start_of(self, index: int, torch: RecordedStep, jax: RecordedStep) -> None:
+        """Compare the parameters before a step; those before the first must be equal."""
+        judgement, alignment = self._judgement, self._alignment
+        if alignment is None or not jax["params"]:
+            judgement.apart.append(math.nan)
+            judgement.moved.append(math.nan)
+            judgement.drift.append(math.nan)
+            return
+        of_jax = alignment.of_jax(jax["params"])
+        left_out = judgement.noise if index else frozenset()
+        both = {n: x for n, x in alignment.of_torch(torch["params"]).items() if n in of_jax and n not in left_out}
+        apart = stage_norm({n: of_jax[n].astype(float) - x for n, x in both.items()})
+        judgement.apart.append(relative(apart, stage_norm(both)))
+        first = alignment.of_torch(self._torch.steps[judgement.numbers[0]]["params"])
+        way = stage_norm({n: x.astype(float) - first[n] for n, x in both.items() if n in first})
+        judgement.moved.append(apart / way if index and way else 0.0)
+        of_tensors = residuals(of_jax, both)
+        judgement.drift.append(max(of_tensors.values(), default=math.nan))
+        if index == 0:
+            judgement.note("params", index, of_tensors, ALLOWED["params"] * self._epsilon, True)
+
+    def _loss_of(self, index: int, torch: RecordedStep, jax: RecordedStep) -> None:
+        one, other = (step["local_loss"]["loss"] for step in (jax, torch))
+        if one.shape != other.shape or (one == one[0]).all():  # under jit every process has the loss of all examples
+            one, other = one.mean(keepdims=True), other.mean(keepdims=True)
+        begin = float(self._torch.steps[self._judgement.numbers[0]]["local_loss"]["loss"].mean())
+        changed = relative(abs(float(other.mean()) - begin), abs(float(other.mean())))
+        self._given("local_loss", index, residuals({"loss": one}, {"loss": other}), changed)
+
+    def _stages(
+        self, alignment: Alignment, torch: RecordedStep, jax: RecordedStep
+    ) -> Iterator[tuple[str, dict[str, float]]]:
+        """Yield (stage, residuals) of what follows from parameters and examples."""
+        local = alignment.of_jax(jax["local_gradients"]), alignment.of_torch(torch["local_gradients"], axes=1)
+        if local[0] and local[1] and self._torch.world_size == self._jax.world_size:
+            yield "local_gradients", _against(*local)
+        if jax["gradients"]:
+            of_tensors = _against(alignment.of_jax(jax["gradients"]), alignment.of_torch(torch["gradients"]))
+            yield "gradients", _largest(of_tensors, _norms_apart(alignment, torch, jax))
+        if jax["buffers"] and torch["buffers"]:
+            buffers = alignment.of_jax(jax["buffers"]), alignment.of_torch(torch["buffers"])
+            moved = MOVED if self._judgement.noise else "\n"  # a bias shifts the mean behind it
+            shown = [{n: x for n, x in side.items() if not n.endswith(moved)} for side in buffers]
+            yield "buffers", _against(shown[0], {n: x for n, x in shown[1].items() if n in shown[0]})
+        if jax["optimizer_state"]:
+            states = alignment.states_of_jax(jax["optimizer_state"])
+            kind = str(self._torch.header["optimizer"])
+            yield "optimizer_state", _of_states(states, alignment.states_of_torch(torch["optimizer_state"]), kind)
+
+    def _given(self, stage: str, index: int, of_tensors: Mapping[str, float], changed: float = 1.0) -> None:
+        judgement = self._judgement
+        apart = judgement.apart[index]
+        near = judgement.same_examples[index] and apart <= MOST_APART
+        if stage == "optimizer_state":  # it sums up all steps before
+            near = near and all(judgement.same_examples)
+        allowed = ALLOWED[stage] * self._epsilon
+        self._judgement.allowed.setdefault(stage, allowed)
+        if near:
+            allowed += GROWTH * apart + MOVED_GROWTH * judgement.moved[index] * changed
+        judgement.note(stage, index, of_tensors, allowed, near)
+
+
+def _noise(steps: Sequence[RecordedStep], epsilon: float) -> frozenset[str]:
+    """Return the parameters whose gradient is all rounding at every step."""
+    found = {*steps[0]["gradients"]}
+    for step in steps:
+        norms = norms_of_torch(step, "gradients")
+        total = math.hypot(*norms.values())
+        found &= {name for name, norm in norms.items() if norm <= NOISE * epsilon * total}
+    return frozenset(found)
+
+
+def _against(jax: Tensors, torch: Tensors) -> dict[str, float]:
+    """Return residuals of torch's tensors that JAX shows; a tensor that JAX alone has must be 0."""
+    both = {name: x for name, x in torch.items() if name in jax}
+    unused = {name: np.zeros_like(x) for name, x in jax.items() if name not in torch}
+    return residuals(jax, {**both, **unused})
+
+
+def _largest(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
+    return {name: max(value, other.get(name, 0.0)) for name, value in one.items()}
+
+
+def _norms_apart(alignment: Alignment, torch: RecordedStep, jax: RecordedStep) -> dict[str, float]:
+    """Return by how much the norms of excerpts' whole tensors differ, relative to the norm of all gradients."""
+    of_torch, of_jax = norms_of_torch(torch, "gradients"), alignment.norms_of_jax(jax, "gradients")
+    scale = math.hypot(*of_torch.values())
+    both = [name for name in of_torch if name in of_jax]
+    return {name: relative(abs(of_torch[name] - of_jax[name]), scale) for name in both}
+
+
+def _hyperparameters(torch: RecordedStep, jax: RecordedStep) -> dict[str, float]:
+    """Return relative differences of the hyperparameters that both sides show."""
+    group, shown = torch.notes["groups"][0], dict(jax.notes.get("hyperparameters", {}))
+    if "lr" in jax.notes:
+        shown["learning_rate"] = jax.notes["lr"]
+    pairs = {
+        name: (float(shown[name]), float(group[key])) for name, key in RATES.items() if name in shown and key in group
+    }
+    return {name: relative(abs(a - b), abs(b), abs(a)) for name, (a, b) in pairs.items()}
+
+
+def _of_states(jax: Tensors, torch: Tensors, optimizer: str) -> dict[str, float]:
+    """Return the residuals of the states that both optimizers have; a momentum may have the rate as a factor."""
+    found: dict[str, float] = {}
+    for kind in sorted({key.partition(":")[0] for key in torch}):
+        of_torch = {key: x for key, x in torch.items() if key.startswith(f"{kind}:")}
+        for name in STATES.get(kind, MOMENTUM if optimizer == "SGD" else ()):
+            of_jax = {key: jax[other] for key in of_torch if (other := key.replace(kind, name, 1)) in jax}
+            if of_jax:
+                if name in MOMENTUM:
+                    dot = sum(float(np.vdot(x, of_torch[key])) for key, x in of_jax.items())
+                    square = sum(float(np.vdot(x, x)) for x in of_jax.values())
+                    of_jax = {key: x * dot / square for key, x in of_jax.items()} if dot and square else of_jax
+                found |= residuals(of_jax, {key: x for key, x in of_torch.items() if key in of_jax})
+                break
+    return found
+
+
+def contiguous(numbers: Sequence[int]) -> list[int]:
+    """Return the steps from the first of the run on, up to the first gap.
+
+    >>> contiguous([1, 2, 3, 10]), contiguous([5, 6])
+    ([1, 2, 3], [])
+    """
+    return [number for place, number in enumerate(numbers, start=1) if number == place]

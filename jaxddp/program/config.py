@@ -1,0 +1,117 @@
+"""The configuration of a program's run: the trainer's options, with the program's own and its defaults."""
+
+import dataclasses
+from functools import cache
+from types import NoneType
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
+
+from jaxddp.config import TrainerConfig
+from jaxddp.config.checks import flag, typed
+from jaxddp.config.kinds import UNIONS, described, fits
+from jaxddp.errors import InputError
+from jaxddp.program.loading import load_program
+from jaxddp.program.program import OF_OPTIMIZER, OF_STEP, OPTIMIZERS, OPTIONS, STEPS, Program
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Config = TypeVar("Config", bound="DataclassInstance")
+Trainer = TypeVar("Trainer", bound=TrainerConfig)
+# Names that an option cannot have beside those of the configuration: flags of every command, and of torch_ref.
+OF_COMMANDS = ("help", "traceback", "strategy", "LEFT_OUT", "OPTIONS", "PROGRAM")
+
+
+def config_class(program: Program, trainer: type[Config]) -> type[Config]:
+    """Return the class of a run's configurations: the trainer's options, and the program's.
+
+    Args:
+        trainer: `TrainerConfig`, or that of torch_ref.
+
+    Raises:
+        InputError: an option of the program is named like a flag of the trainer, or has no default.
+
+    >>> from jaxddp.program import built_in
+    >>> config_class(built_in(), TrainerConfig)(model="linear", epochs=2).model
+    'linear'
+    """
+    own = [] if program.options is None else [f for f in dataclasses.fields(program.options) if f.init]
+    kinds = _kinds(program)
+    negated = [f"no_{f.name}" for f in dataclasses.fields(trainer) if isinstance(f.default, bool)]
+    for f in own:
+        where = f"{program.name}: {OPTIONS}.{f.name}"
+        if hasattr(trainer, f.name) or f.name in (*negated, *OF_COMMANDS):  # also a value derived from flags
+            raise InputError(f"{where}: is a name of the trainer; choose another")
+        if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
+            raise InputError(f"{where}: has no default; give it one")
+        if not _is_plain(kinds[f.name]):
+            raise InputError(f"{where}: must be bool, int, float, str, None or a tuple of them")
+        if not fits(_default(f), kinds[f.name]):
+            raise InputError(f"{where} = {_default(f)!r}: must be {described(kinds[f.name])}")
+    if known := [kind for kind in trainer.__subclasses__() if program.options and issubclass(kind, program.options)]:
+        return known[0]
+    fields = [(f.name, kinds[f.name], dataclasses.field(default=_default(f))) for f in own]
+    names = {"OPTIONS": program.options, "PROGRAM": program, "__doc__": trainer.__doc__, "__reduce__": _reduced}
+    return dataclasses.make_dataclass(trainer.__name__, fields, bases=(trainer,), namespace=names, frozen=True)
+
+
+def default_config(program: Program, trainer: type[Trainer]) -> Trainer:
+    """Return the configuration of a run without flags: the file's values in place of the trainer's.
+
+    Raises:
+        InputError: the values contradict each other.
+    """
+    made, left_out = config_class(program, trainer), getattr(trainer, "LEFT_OUT", ())
+    try:
+        config = made(**{name: value for name, value in program.defaults.items() if name not in left_out})
+        config.check_used(baseline=made())
+        return config
+    except InputError as error:
+        message = str(error)
+        for name in program.defaults:
+            message = message.replace(f"{flag(name)} ", f"{name} ")
+        raise InputError(f"{program.name}: {message}") from None
+
+
+def check_flags(program: Program, config: TrainerConfig) -> None:
+    """Raise `InputError` for a flag that has no effect, because the file has its step or its optimizer for itself."""
+    for functions, names in ((STEPS, OF_STEP), (OPTIMIZERS, OF_OPTIMIZER)):
+        given = [function for function in functions if program.get(function)]
+        for name in names if given else ():
+            if (value := getattr(config, name)) != getattr(TrainerConfig, name):
+                raise InputError(f"{typed(name, value)}: has no effect, because {program.name} has {given[0]}")
+
+
+def _default(f: Any) -> Any:
+    return f.default if f.default is not dataclasses.MISSING else f.default_factory()
+
+
+def _kinds(program: Program) -> dict[str, Any]:
+    """Return the types of a program's options by name."""
+    try:
+        return {} if program.options is None else get_type_hints(program.options)
+    except NameError as error:
+        raise InputError(f"{program.name}: {OPTIONS}: {error}") from None
+
+
+def _is_plain(kind: Any) -> bool:
+    parts = [part for part in get_args(kind) if part is not Ellipsis]
+    nested = get_origin(kind) in (tuple, *UNIONS)
+    return all(map(_is_plain, parts)) if nested else kind in (bool, int, float, str, NoneType, tuple)
+
+
+def _reduced(config: Any) -> Any:
+    """Pickle a configuration by its program's file, which the other process loads anew."""
+    program = config.PROGRAM
+    if program.path is None:
+        raise InputError(f"{program.name}: must be a file to be run by several processes")
+    values = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
+    return _rebuilt, (str(program.path), type(config).__bases__[0], values)
+
+
+def _rebuilt(path: str, trainer: type[Config], values: dict[str, Any]) -> Config:
+    return config_class(_loaded(path), trainer)(**values)
+
+
+@cache
+def _loaded(path: str) -> Program:
+    return load_program(path)

@@ -1,0 +1,130 @@
+"""A program: models, losses, optimizers and data of a run, in one framework or in both, without their training loop."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jaxddp.config.choices import OPTIMIZER_OPTIONS
+from jaxddp.config.optimization import Schedule
+from jaxddp.errors import InputError
+from jaxddp.program.calls import asks_for, bound, located
+from jaxddp.scripts import errors_located
+
+# Names of functions, by the side that needs them; "both" holds for either framework.
+FUNCTIONS: dict[str, tuple[str, ...]] = {
+    "jax": ("flax_model", "flax_loss", "flax_step", "flax_batch", "flax_start", "flax_restore", "flax_metrics"),
+    "torch": ("torch_model", "torch_loss", "torch_step", "torch_batch", "torch_optimizer", "torch_scheduler")
+    + ("configure_optimizers", "torch_metrics"),
+    "both": ("train_data", "test_data", "augment", "collate", "sampler", "batch", "predict", "metrics", "title")
+    + ("on_epoch_end",),
+}
+# Names of values of any kind, and of functions or objects.
+VALUES = (
+    *("flax_optimizer", "names", "transpose_kernel", "no_twin", "torch_clip_grad_norm", "find_unused_parameters"),
+    *("steps_per_epoch", "restore_at"),
+)
+NAMES = (*(name for names in FUNCTIONS.values() for name in names), *VALUES)
+OPTIONS = "Options"
+STEPS = ("flax_step", "torch_step")
+OPTIMIZERS = ("flax_optimizer", "torch_optimizer", "configure_optimizers")
+# Flags that a step of the file's replaces, and those that an optimizer of the file's does.
+OF_STEP = (
+    *("accumulation_steps", "loss_normalization", "clip_grad_norm", "clip_grad_value", "remat", "ema_decay", "freeze"),
+    *("dropout_masks", "amp", "swa_start", "swa_lr"),
+    *("buffers", "comm_hook", "start_local_sgd_iter", "shard_optimizer", "join", "log_gradients", "detect_anomaly"),
+    "sync_batch_norm",
+)
+OF_SCHEDULE = tuple(f.name for f in dataclasses.fields(Schedule))
+OF_OPTIMIZER = tuple(dict.fromkeys(("optimizer", "lr", "lr_scaling", *OPTIMIZER_OPTIONS, *OF_SCHEDULE)))
+
+
+@dataclass(frozen=True)
+class Program:
+    """The names of a run file; see `jaxddp.program`.
+
+    Attributes:
+        name: its path, or the name of its module, for messages.
+        values: what the file gives, by the names in `NAMES`.
+        defaults: the trainers' flags that the file sets, by name.
+        options: dataclass of its options; None: it has none.
+        path: the file; None: a module or a namespace.
+
+    >>> Program("run.py", {"flax_model": lambda: "a model"}).need("flax_model", "flax_loss")
+    Traceback (most recent call last):
+    jaxddp.errors.InputError: run.py: has no flax_loss
+    """
+
+    name: str
+    values: Mapping[str, Any]
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    options: type | None = None
+    path: Path | None = None
+
+    def __post_init__(self) -> None:
+        for name in self.values.keys() & {name for names in FUNCTIONS.values() for name in names}:
+            if self.values[name] is not None and not callable(self.values[name]):
+                raise InputError(f"{self.name}: {name}: must be a function, and is {type(self.values[name]).__name__}")
+        if self.options is not None and not dataclasses.is_dataclass(self.options):
+            raise InputError(f"{self.name}: {OPTIONS}: must be a dataclass")
+        for name, value in self.values.items():
+            if self.options is None and asks_for(value, "options"):
+                raise InputError(f"{self.name}: {name} takes options, and the file has no dataclass {OPTIONS}")
+
+    @property
+    def stem(self) -> str:
+        """Name of the file or module, without folders and suffix, as an identifier."""
+        stem = self.path.stem if self.path is not None else self.name.rpartition(".")[2]
+        return stem if stem.isidentifier() else "program"
+
+    @property
+    def file_name(self) -> str | None:
+        """Path of the file as it was given; None without a file."""
+        return None if self.path is None else self.name
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return what the file gives under a name, or the default."""
+        assert name in NAMES, name
+        value = self.values.get(name)
+        return default if value is None else value
+
+    def need(self, *names: str, reason: str = "") -> tuple[Any, ...]:
+        """Return what the file gives under these names.
+
+        Args:
+            reason: continuation of the message, as ", which jaxddp.train needs".
+
+        Raises:
+            InputError: the file has not all of them.
+        """
+        if missing := [name for name in names if self.get(name) is None]:
+            raise InputError(f"{self.name}: has no {', '.join(missing)}{reason}")
+        return tuple(self.get(name) for name in names)
+
+    @contextmanager
+    def naming(self) -> Iterator[None]:
+        """Begin the message of an `InputError` about one of the program's names with the file."""
+        try:
+            yield
+        except InputError as error:
+            if str(error).partition(":")[0] in NAMES:
+                raise InputError(f"{self.name}: {error}") from error
+            raise
+
+    def bound(self, config: Any) -> "Program":
+        """Return the program whose functions have got their `options` and the trainer's `config`."""
+        given = {"config": config}
+        if self.options is not None:
+            fields = [f.name for f in dataclasses.fields(self.options) if f.init]
+            with errors_located(self.path) if self.path else nullcontext():  # its __post_init__ may raise
+                given["options"] = self.options(**{name: getattr(config, name) for name in fields})
+        return dataclasses.replace(self, values={name: bound(value, **given) for name, value in self.values.items()})
+
+    def located(self) -> "Program":
+        """Return the program whose functions turn what they raise into one line with file and line."""
+        if self.path is None:
+            return self
+        values = {name: located(value, self.path) for name, value in self.values.items()}
+        return dataclasses.replace(self, values=values)

@@ -1,0 +1,63 @@
+"""Early stopping: the end of a run whose metric no longer improves. Both trainers use it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from jaxddp.config import TrainerConfig
+from jaxddp.errors import InputError
+
+
+class Stopping:
+    """Count of the tests since `--best-metric` was best.
+
+    Args:
+        config: configuration of the run.
+        notes: those of the checkpoint from which the run continues.
+
+    >>> stopping = Stopping(TrainerConfig(early_stopping_patience=1))
+    >>> for loss in (0.5, 0.4, 0.4):
+    ...     _ = stopping.tested({"loss": loss})
+    ...     print(stopping.reason)
+    None
+    None
+    stopped early: no smaller loss in 1 test
+    """
+
+    def __init__(self, config: TrainerConfig, notes: Mapping[str, Any] | None = None):
+        self._config = config
+        self._best, self._waited = (notes or {}).get("stopping", (None, 0))
+        self.asked = False
+        """The program's `on_epoch_end` has asked for the end."""
+
+    @property
+    def notes(self) -> tuple[float | None, int]:
+        """Note of a checkpoint, for `notes["stopping"]`."""
+        return self._best, self._waited
+
+    @property
+    def reason(self) -> str | None:
+        """Line that says why the run ends; None: it goes on."""
+        if self.asked:
+            return "stopped by on_epoch_end"
+        config, patience = self._config, self._config.early_stopping_patience
+        if patience is None or self._waited < patience:
+            return None
+        better = "smaller" if config.best_mode == "min" else "larger"
+        return f"stopped early: no {better} {config.best_metric} in {self._waited} test{'s' * (self._waited > 1)}"
+
+    def tested(self, metrics: Mapping[str, float]) -> float:
+        """Count a test; return its `--best-metric`.
+
+        Raises:
+            InputError: the test does not have it.
+        """
+        value = metrics.get(self._config.best_metric)
+        if value is None:
+            known = ", ".join(metrics)
+            raise InputError(f"--best-metric {self._config.best_metric}: not a metric of the test (one of {known})")
+        sign = 1 if self._config.best_mode == "min" else -1
+        if self._best is None or sign * value < sign * self._best:
+            self._best, self._waited = value, 0
+        else:
+            self._waited += 1
+        return value

@@ -1,0 +1,144 @@
+"""The parts of a run, built of its program and its configuration."""
+
+import math
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from jaxddp import optim
+from jaxddp.config import TrainerConfig
+from jaxddp.data.batches import of_batches
+from jaxddp.data.order import Sampler
+from jaxddp.data.run_data import RunData, load_data
+from jaxddp.data_parallel import DataParallel
+from jaxddp.distributed.agreement import check_same
+from jaxddp.distributed.cluster import Cluster
+from jaxddp.distributed.devices import prepare
+from jaxddp.distributed.replicas import Replicas
+from jaxddp.errors import InputError
+from jaxddp.loader import MAX_STEPS_PER_DISPATCH, Loader
+from jaxddp.nn.any_model import functional_of, transformation_of
+from jaxddp.nn.functional import cast
+from jaxddp.nn.program_losses import losses_of, metrics_of
+from jaxddp.nn.torch_weights import start_values
+from jaxddp.program import NAMES, Program, bound, built_in
+from jaxddp.state import TrainState
+from jaxddp.step.options import options
+from jaxddp.step.program_step import program_step
+from jaxddp.tracking.kept_program import program_digest
+from jaxddp.tracking.throughput import Throughput, tokens_in
+from jaxddp.train_run import Run
+
+NEEDED = ("flax_model", "train_data")
+
+
+def build(config: TrainerConfig, cluster: Cluster | None = None, program: Program | None = None) -> Run:
+    """Build the parts of a run, in this process or, with a cluster, in every process of it.
+
+    Args:
+        program: the program; None: the built-in one.
+
+    Raises:
+        InputError: the program lacks a name, or the parts do not fit each other, or the machine.
+    """
+    program = program or built_in()
+    needed = (*NEEDED, *(() if program.get("flax_step") else ("flax_loss",)))
+    program.need(*needed, reason=", which jaxddp.train needs")
+    replicas = Replicas(prepare(config.devices, config.platform, cluster))
+    config.per_replica_batch_size(replicas.world_size)
+    program = program.bound(config).located()
+    data = load_data(program, config)
+    if not replicas.in_one_process:
+        train_digest = data.digests.get("train") or data.train.digest()  # of a stream, that of its first example
+        read = {"training data": train_digest, "test data": data.digests.get("test", "")}
+        from_where = program.name if program.path else "--dataset, --data-path"
+        check_same({"programs": program_digest(program)}, replicas, "all must have the same run file")
+        check_same(read, replicas, f"all must read the same ({from_where})")
+    try:
+        loader = make_loader(config, data, replicas, program.get("sampler"))
+    except InputError as error:
+        raise InputError(str(error).replace("global_batch_size", "--global-batch-size")) from None
+    with program.naming():
+        ddp = data_parallel(program, config, data, replicas, loader.steps_per_epoch)
+        if data.test is not None:
+            ddp.check_evaluation(data.test)
+    start = ddp.init() if config.resume is not None else start_state(config, ddp, program)
+    try:
+        smallest = loader.smallest_batch()
+        ddp.check(start, smallest)
+        ddp.check(start, loader.without_padding(smallest))
+    except InputError as error:
+        if error.__cause__ is not None:
+            raise  # an error of the file's code
+        if str(error).partition(":")[0] in NAMES:
+            raise InputError(f"{program.name}: {error}") from None
+        advice = "choose another size" if config.join else "choose another size, or --drop-last-batch"
+        raise InputError(f"--global-batch-size {config.global_batch_size}: {error}; {advice}") from None
+    throughput = Throughput(tokens_in(data.example()), workers=config.data_workers > 0)
+    return Run(config, program, data, loader, ddp, start, throughput)
+
+
+def data_parallel(
+    program: Program, config: TrainerConfig, data: RunData, replicas: Replicas, steps_per_epoch: int
+) -> DataParallel:
+    """Return the trainer of the program's JAX side, with the options of `config`."""
+    model = program.get("flax_model")()
+    loss_fn = losses_of(program)
+    functional = functional_of(model, loss_fn, data.example)
+    given: dict[str, Any] = {"replicas": replicas, "dtype": config.dtype, "amp": config.amp, "seed": config.seed}
+    given["metrics"] = metrics_of(program)
+    total_steps = config.total_steps(steps_per_epoch)
+    optimizer = bound(program.get("flax_optimizer"), total_steps=total_steps, steps_per_epoch=steps_per_epoch)
+    if (step := program.get("flax_step")) is not None:
+        if optimizer is None:
+            raise InputError(f"{program.name}: has no flax_optimizer, which flax_step needs")
+        given["replica_step"] = program_step(functional, of_batches(step), optimizer, config.seed)
+        return DataParallel(functional, None, loss_fn, **given)
+    if optimizer is None:
+        optimizer = optim.from_config(config.with_scaled_lr(replicas.world_size), total_steps)
+    else:
+        optimizer = transformation_of(optimizer, model)
+    given |= options(config, functional) | {"dropout_masks": config.dropout_masks}
+    given["find_unused_parameters"] = bool(program.get("find_unused_parameters"))
+    return DataParallel(functional, optimizer, loss_fn, **given)
+
+
+def make_loader(config: TrainerConfig, data: RunData, replicas: Replicas, sampler: Sampler | None = None) -> Loader:
+    """Return the loader of the training set, with the options of `config`."""
+    loader = Loader(
+        data.train,
+        replicas,
+        global_batch_size=config.global_batch_size,
+        accumulation_steps=config.accumulation_steps,
+        steps_per_dispatch=config.steps_per_dispatch,
+        max_steps_per_dispatch=min(MAX_STEPS_PER_DISPATCH, config.verify_every or MAX_STEPS_PER_DISPATCH),
+        shuffle=config.shuffle,
+        seed=config.seed,
+        drop_last=config.drop_last,
+        drop_last_batch=config.drop_last_batch,
+        join=config.join,
+        sampler=sampler,
+        num_workers=config.data_workers,
+        timeout=0.9 * config.stall_timeout,  # before the watch over the run, which cannot name the example
+    )
+    if config.evaluation_period.unit == "steps" and config.steps_per_dispatch is None:  # a dispatch ends at each test
+        common = math.gcd(int(config.evaluation_period.count), loader.steps_per_epoch)
+        most = loader.steps_per_dispatch
+        loader.steps_per_dispatch = max(k for k in range(1, most + 1) if common % k == 0)
+    return loader
+
+
+def start_state(config: TrainerConfig, ddp: DataParallel, program: Program) -> TrainState:
+    """Return the state before the first step, with the values of --weights or of the model."""
+    if config.weights is None:
+        return ddp.init()
+    like = cast(ddp.functional.params, config.dtype), cast(ddp.functional.buffers, config.dtype)
+    convert = None if program.get("torch_model") is None else partial(_of_twin, program, ddp.functional.shapes)
+    return ddp.init(*start_values(config.weights, *like, convert))
+
+
+def _of_twin(program: Program, shapes: Mapping[str, tuple[int, ...]], tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert a state_dict of the program's torch model, which is imported only here."""
+    from jaxddp.parity.convert.twin_files import to_jax
+
+    return to_jax(tensors, program, shapes)

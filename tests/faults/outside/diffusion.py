@@ -1,0 +1,142 @@
+"""Faults of the diffusion model's port: the noise schedule, the weights of the loss, the embedded time, the average."""
+
+from functools import partial
+
+from .fault import OutsideFault
+
+fault = partial(OutsideFault, "diffusion")
+AVERAGE = "lambda average, x: 0.99 * average + 0.01 * x"
+TORCH_AVERAGE = "average.mul_(0.99)"
+WEIGHTS = "weights = jnp.minimum(snr, 5.0) / snr"
+
+FAULTS = {
+    "ema_rate": fault(
+        "constant",
+        ((AVERAGE, "lambda average, x: 0.999 * average + 0.001 * x"),),
+        ours="decay 0.999",
+        reference="decay 0.99",
+        expects=("ema|average|decay|rate", r"\b0\.999\b|\b0\.001\b", r"\b0\.99\b|\b0\.01\b"),
+        place=r"\bema\b",
+        jax_line="0.999 * average",
+        torch_line=TORCH_AVERAGE,
+        stage="update",
+    ),
+    "ema_before_update": fault(
+        "order of calls",
+        (
+            ('    optimizer.update(model["net"], averaged)\n', ""),
+            (
+                "    return loss\n",
+                '    optimizer.update(model["net"], averaged)\n    return loss\n',
+            ),
+        ),
+        ours="the average takes the weights from before the update",
+        reference="the average takes the updated weights",
+        expects=("ema|average", "before|after|order|old|previous|late"),
+        place=r"\bema\b",
+        jax_line="old, new = nnx.state(",
+        torch_line=TORCH_AVERAGE,
+        stage="update",
+    ),
+    "last_beta": fault(
+        "constant",
+        (("jnp.linspace(1e-4, 0.2, TIMES)", "jnp.linspace(1e-4, 0.02, TIMES)"),),
+        ours="the last beta is 0.02",
+        reference="the last beta is 0.2",
+        expects=("linspace|beta|end|noise", r"\b0\.02\b", r"\b0\.2\b"),
+        place="linspace|betas",
+        jax_line="jnp.linspace(",
+        torch_line="torch.linspace(",
+    ),
+    "root_of_betas": fault(
+        "schedule of noise",
+        (("betas = jnp.linspace(1e-4, 0.2, TIMES)", "betas = jnp.linspace(1e-2, 0.2**0.5, TIMES) ** 2"),),
+        ours="the roots of the betas are equally spaced",
+        reference="the betas are equally spaced",
+        expects=("linspace|beta|noise|schedule", "root|square|pow|quadratic|spac"),
+        place="linspace|betas",
+        jax_line="jnp.linspace(",
+        torch_line="torch.linspace(",
+    ),
+    "time_off_by_one": fault(
+        "index",
+        (("signal = alphas_bar()[t]", "signal = alphas_bar()[jnp.maximum(t - 1, 0)]"),),
+        ours="signal of the time before",
+        reference="signal of the time",
+        expects=("index|time|shift|off by one|before|late|earlier",),
+        place="alphas_bar|index|cumprod",
+        jax_line="jnp.maximum(t - 1, 0)",
+        torch_line="signal = alphas_bar(",
+    ),
+    "noise_without_root": fault(
+        "call dropped",
+        (("jnp.sqrt(1 - signal) * noise", "(1 - signal) * noise"),),
+        ours="noise times 1 - signal",
+        reference="noise times sqrt(1 - signal)",
+        expects=("sqrt|root", "left out|missing|dropped|not called|without|noise"),
+        place="sqrt|noise",
+        jax_line="+ (1 - signal) * noise",
+        torch_line="(1 - signal).sqrt() * noise",
+    ),
+    "snr_bound": fault(
+        "constant",
+        ((WEIGHTS, "weights = jnp.minimum(snr, 1.0) / snr"),),
+        ours="signal-to-noise ratios above 1 are cut",
+        reference="signal-to-noise ratios above 5 are cut",
+        expects=("clamp|bound|max|min|cut", r"\b1(\.0)?\b", r"\b5(\.0)?\b"),
+        place="clamp",
+        jax_line="jnp.minimum(snr, 1.0)",
+        torch_line="torch.clamp(",
+    ),
+    "weights_of_x0": fault(
+        "call dropped",
+        ((WEIGHTS, "weights = jnp.minimum(snr, 5.0)"),),
+        ours="weights of a predicted signal: min(snr, 5)",
+        reference="weights of predicted noise: min(snr, 5) / snr",
+        expects=("divi|div|weight|snr", "left out|missing|dropped|not|without|snr"),
+        place="div|clamp|weights",
+        jax_line="weights = jnp.minimum(",
+        torch_line="weights = torch.clamp(",
+    ),
+    "sum_over_features": fault(
+        "call",
+        (("jnp.square(predicted - noise)).mean()", "jnp.square(predicted - noise)).sum(axis=-1).mean()"),),
+        ours="sum over the features, mean over the examples",
+        reference="mean over both",
+        expects=("sum|mean|factor|times", r"\b4(\.0)?\b|sum"),
+        place="mean",
+        jax_line=".sum(axis=-1).mean()",
+        torch_line="(weights * (predicted - noise)",
+        known="loss_scale",
+    ),
+    "cosines_before_sines": fault(
+        "order",
+        (("[jnp.sin(angles), jnp.cos(angles)]", "[jnp.cos(angles), jnp.sin(angles)]"),),
+        ours="cosines before sines",
+        reference="sines before cosines",
+        expects=("sin|cos|cat", "order|swapped|before|after|exchanged"),
+        place="time|cat",
+        jax_line="[jnp.cos(angles), jnp.sin(angles)]",
+        torch_line="angles.sin(), angles.cos()",
+    ),
+    "time_as_fraction": fault(
+        "constant",
+        (("angles = t[:, None] * rates", "angles = t[:, None] / TIMES * rates"),),
+        ours="times from 0 to 0.9",
+        reference="times from 0 to 9",
+        expects=(r"\b10\b|\b0\.1\b|TIMES", "time|angle|divi|mul|scale|factor"),
+        place="time|angles|mul",
+        jax_line="/ TIMES * rates",
+        torch_line="angles = t[:, None]",
+    ),
+    "time_rates_with_end": fault(
+        "constant",
+        (("/ (WIDTH // 2))", "/ (WIDTH // 2 - 1))"),),
+        ours="rates fall to 1/1000: exponents divided by 3",
+        reference="rates do not reach 1/1000: exponents divided by 4",
+        expects=(r"\b3(\.0)?\b", r"\b4(\.0)?\b", "divi|div|rate|exponent|pow"),
+        place="time|rates|div|pow",
+        jax_line="/ (WIDTH // 2 - 1)",
+        torch_line="rates = 1000.0",
+    ),
+}

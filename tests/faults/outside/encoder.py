@@ -1,0 +1,176 @@
+"""Faults of the encoder's port: positions, padding, attention, pooling, norms, and the rates of its layers."""
+
+from functools import partial
+
+from .fault import OutsideFault
+
+fault = partial(OutsideFault, "encoder")
+MEAN = "mean = (x * valid[..., None]).sum(axis=1) / valid.sum(axis=1, keepdims=True)"
+RATES = "optax.polynomial_schedule(LR * 0.5 ** (3 - depth), 0.0, 1.0, STEPS)"
+
+FAULTS = {
+    "sinusoidal_base": fault(
+        "constant",
+        (("rates = 100.0 **", "rates = 10000.0 **"),),
+        ours="base 10000",
+        reference="base 100",
+        expects=(r"\b10000(\.0)?\b|\b1e4\b|\b10,000\b", r"\b100(\.0)?\b"),
+        place="norm|positions",
+        jax_line="rates = 10000.0",
+        torch_line="rates = 100.0",
+    ),
+    "positions_from_1": fault(
+        "constant",
+        (("angles = jnp.arange(length)[:, None]", "angles = jnp.arange(1, length + 1)[:, None]"),),
+        ours="positions start at 1",
+        reference="positions start at 0",
+        expects=("position|arange|start", r"\b1\b", r"\b0\b|off by one|shift"),
+        place="norm|positions|arange",
+        jax_line="jnp.arange(1, length + 1)",
+        torch_line="torch.arange(length, ",
+    ),
+    "sines_after_cosines": fault(
+        "order",
+        (
+            (
+                "jnp.stack([jnp.sin(angles), jnp.cos(angles)], axis=-1)",
+                "jnp.stack([jnp.cos(angles), jnp.sin(angles)], axis=-1)",
+            ),
+        ),
+        ours="cosines before sines",
+        reference="sines before cosines",
+        expects=("sin", "cos", "order|swapped|before|after|stack"),
+        place="norm|positions|stack",
+        jax_line="jnp.stack([jnp.cos(angles)",
+        torch_line="torch.stack([angles.sin()",
+    ),
+    "halves_not_interleaved": fault(
+        "order",
+        (
+            (
+                "jnp.stack([jnp.sin(angles), jnp.cos(angles)], axis=-1).reshape(length, WIDTH)",
+                "jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)",
+            ),
+        ),
+        ours="all sines, then all cosines",
+        reference="sines and cosines in turn",
+        expects=("sin|stack|cat|flatten|positions|axes", "order|interleav|halves|turn|cat"),
+        place="norm|positions|stack|flatten",
+        jax_line="jnp.concatenate([jnp.sin(angles)",
+        torch_line="torch.stack([angles.sin()",
+        known="layout",
+    ),
+    "segments_left_out": fault(
+        "call dropped",
+        (
+            (
+                "self.tokens(tokens) + self.segments(segments) + pos",
+                "self.tokens(tokens) + self.segments(0 * segments) + pos",
+            ),
+        ),
+        ours="every token has segment 0",
+        reference="tokens have their segments",
+        expects=("segment", r"\b0\b|zero|left out|missing|ignored|first row"),
+        place="segments",
+        jax_line="0 * segments",
+        torch_line="self.segments(segments)",
+    ),
+    "norm_over_positions": fault(
+        "axis",
+        (
+            (
+                "self.norm = nn.LayerNorm(epsilon=1e-5)",
+                "self.norm = nn.LayerNorm(epsilon=1e-5, reduction_axes=(-2, -1))",
+            ),
+        ),
+        ours="mean and variance over positions and channels",
+        reference="mean and variance over channels",
+        expects=("norm", "axis|axes|dim|over", r"-2\b|\b1\b|position|sequence|normalized_shape"),
+        place=r"\bnorm\b",
+        jax_line="reduction_axes=(-2, -1)",
+        torch_line="self.norm = nn.LayerNorm(",
+    ),
+    "padding_attended": fault(
+        "mask",
+        (("scores = jnp.where(valid[:, None, None, :], scores, -jnp.inf)\n        ", ""),),
+        ours="attention sees the padding",
+        reference="attention sees valid keys only",
+        expects=("mask|padding|valid|attn_mask", "missing|ignored|no mask|not|left out|dropped|without"),
+        place=r"layers\.0\.out|attention",
+        jax_line="nn.softmax(scores), v)",
+        torch_line="F.scaled_dot_product_attention(",
+    ),
+    "soft_mask": fault(
+        "constant",
+        (("nn.softmax(scores), v)", "nn.softmax(jnp.maximum(scores, -5.0)), v)"),),
+        ours="masked scores are -5",
+        reference="masked scores are -inf",
+        expects=("mask|scores|attn_mask|fill", r"-5(\.0)?\b", "inf"),
+        place=r"layers\.0\.out|attention",
+        jax_line="jnp.maximum(scores, -5.0)",
+        torch_line="F.scaled_dot_product_attention(",
+    ),
+    "mean_over_padding": fault(
+        "mask",
+        ((MEAN, "mean = x.mean(axis=1)"),),
+        ours="the mean is over all positions",
+        reference="the mean is over valid positions",
+        expects=("mean|sum|pool", "padding|mask|valid|all positions|all elements"),
+        place="classifier|pooler|mean|sum",
+        jax_line="mean = x.mean(axis=1)",
+        torch_line="mean = (x * valid",
+    ),
+    "divided_by_length": fault(
+        "call",
+        (("/ valid.sum(axis=1, keepdims=True)", "/ valid.shape[1]"),),
+        ours="the sum of valid positions is divided by 6, all positions",
+        reference="the sum of valid positions is divided by their number",
+        expects=("divi|div|mean|sum", r"\b6\b|length|padding|number|count|valid"),
+        place="classifier|pooler|div|sum",
+        jax_line="/ valid.shape[1]",
+        torch_line="/ valid.sum(dim=1",
+    ),
+    "last_for_first": fault(
+        "index",
+        (("self.pooler(x[:, 0])", "self.pooler(x[:, -1])"),),
+        ours="the pooler sees the last token",
+        reference="the pooler sees the first token",
+        expects=("pooler|index|token|select", r"last|-1\b|\b5\b", r"first|\b0\b"),
+        place="pooler",
+        jax_line="x[:, -1]",
+        torch_line="x[:, 0]",
+    ),
+    "pooler_without_tanh": fault(
+        "call dropped",
+        (("first = jnp.tanh(self.pooler(x[:, 0]))", "first = self.pooler(x[:, 0])"),),
+        ours="no tanh after the pooler",
+        reference="tanh after the pooler",
+        expects=("tanh", "left out|missing|dropped|no tanh|not called|without"),
+        place="pooler|classifier|tanh",
+        jax_line="first = self.pooler(",
+        torch_line="first = torch.tanh(",
+    ),
+    "rates_reversed": fault(
+        "tensor group",
+        ((RATES, RATES.replace("(3 - depth)", "depth")),),
+        ours="lower layers have higher rates: 1, 1/2, 1/4, 1/8 of 3e-3",
+        reference="lower layers have lower rates: 1/8, 1/4, 1/2, 1 of 3e-3",
+        expects=("rate", r"layers?[._ ][01]|token|segment|depth|group|classifier|embed"),
+        place="rate|tokens|segments|norm|classifier|pooler",
+        jax_line="LR * 0.5 ** depth",
+        torch_line='"lr": LR * 0.5',
+        stage="update",
+    ),
+    "squared_decay": fault(
+        "schedule",
+        ((RATES, RATES.replace("0.0, 1.0, STEPS", "0.0, 2.0, STEPS")),),
+        ours="the rate falls as the square: power 2",
+        reference="the rate falls in a line: power 1",
+        expects=("rate|schedule", r"power|square|quadratic|\b2(\.0)?\b"),
+        place="rate|schedule",
+        jax_line="0.0, 2.0, STEPS",
+        torch_line="PolynomialLR(",
+        stage="update",
+        step=2,
+    ),
+}

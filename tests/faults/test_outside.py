@@ -1,0 +1,149 @@
+"""Faults outside of the catalogue, in ports as their users write them: the examination itself is sound.
+
+`python -m benchmarks.scoreboard --parts outside` scores what the check says of each fault.
+"""
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.scoreboard.document import to_markdown
+from benchmarks.scoreboard.kept import Kept
+from benchmarks.scoreboard.outside import OutsideScore, Place
+from jaxddp.parity.cases import PortCase
+from jaxddp.parity.catalogue import FAULTS
+from jaxddp.parity.checking import check
+from jaxddp.parity.findings import ORDER
+from jaxddp.parity.port import PortFile, load_port
+from jaxddp.parity.runs import Runs
+from jaxddp.parity.workers import Workers
+from tests.faults.outside import OUTSIDE, PORTS, STEPS, WORLD_SIZE, write_correct_port, write_port
+from tests.faults.outside.fault import FOLDER, edited, line_of, source
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Workers]:
+    with Workers(WORLD_SIZE, "cpu") as workers:
+        yield workers
+
+
+@pytest.mark.parametrize("label", OUTSIDE)
+def test_a_fault_is_an_edit_of_the_file_and_has_its_lines(label: str) -> None:
+    fault = OUTSIDE[label]
+    text = edited(fault.port, fault.edits)
+    compile(text, fault.files[0], "exec")
+    assert text != source(fault.files[0])
+    ours, reference = fault.lines
+    assert text.splitlines()[ours - 1].strip() and source(fault.files[1]).splitlines()[reference - 1].strip()
+
+
+@pytest.mark.parametrize("label", OUTSIDE)
+def test_a_fault_has_words_that_its_own_description_fits(label: str) -> None:
+    fault = OUTSIDE[label]
+    assert fault.expects and fault.place and fault.ours and fault.reference and fault.kind
+    assert fault.ours != fault.reference
+    for expression in (*fault.expects, fault.place):
+        assert not re.search(expression, "")
+    assert not fault.named_by("") and not fault.named_by("an unexplained difference")
+    assert fault.stage in ORDER and 1 <= fault.step <= STEPS[fault.port]
+    assert not fault.known or fault.known in FAULTS
+
+
+def test_there_are_sixty_faults_that_the_catalogue_lacks_in_nine_ports() -> None:
+    by_port = Counter(fault.port for fault in OUTSIDE.values() if not fault.known)
+    assert by_port.total() >= 60
+    assert by_port.keys() == {*PORTS} == {path.stem.removesuffix("_jax") for path in FOLDER.glob("*_jax.py")}
+    assert min(by_port.values()) >= 8
+
+
+@pytest.mark.parametrize("port", PORTS)
+def test_a_port_file_joins_both_sources(port: str, tmp_path: Path) -> None:
+    loaded = load_port(write_correct_port(port, tmp_path), WORLD_SIZE)
+    assert loaded.micro_batches(0, 0)
+    assert {path.name for path in tmp_path.glob("*.py")} == {"port.py", f"{port}_jax.py", f"{port}_torch.py"}
+
+
+def test_an_edit_must_fit_once() -> None:
+    with pytest.raises(ValueError, match=r"mlp_jax.py: has 'no such text' 0 times"):
+        edited("mlp", (("no such text", ""),))
+    with pytest.raises(ValueError, match="is in 2 lines"):
+        line_of("a\na\n", "a")
+
+
+SLOPE = OUTSIDE["mlp/slope"]
+
+
+def scored(said: tuple[str, ...], place: Place, text: str = "") -> OutsideScore:
+    return OutsideScore("mlp/slope", SLOPE, "different", said, (place,), text, 1.0)
+
+
+def test_a_score_counts_words_places_and_lines() -> None:
+    loss = Place("local_loss", 1, "loss")
+    right = scored(("leaky_relu has slope 0.01, the reference has 0.2",), loss)
+    assert right.named and right.located and not right.wrong and right.in_stage
+    half = scored(("leaky_relu has slope 0.01",), loss)
+    assert half.wrong and not half.named and not half.located
+    silent = scored(("",), loss)
+    assert not silent.wrong and not silent.located and silent.found
+    assert scored(("",), Place("local_loss", 1, "loss", "fc1")).located
+    between = scored(("",), Place("local_loss", 1, "loss", "norm", "fc1"))
+    assert between.near and not between.located
+    assert not scored(("",), Place("local_loss", 1, "loss", "head", "up")).near
+    ours, reference = SLOPE.lines
+    assert scored(("",), loss, f"at mlp_jax.py:{ours}; mlp_torch.py, line {reference}").lines == (True, True)
+    assert scored(("",), loss, f"at mlp_jax.py:{ours}0; mlp_torch.py:{reference - 1}").lines == (False, False)
+
+
+def test_a_score_is_kept_and_is_a_row_of_the_scoreboard(tmp_path: Path) -> None:
+    score = scored(("slope 0.01, the reference has 0.2",), Place("local_loss", 1, "loss", "norm", "fc1"))
+    key = "outside", "mlp/slope"
+    Kept(tmp_path / "scores.jsonl").add(key, score)
+    kept = Kept(tmp_path / "scores.jsonl")
+    assert kept.outside(key, SLOPE) == score and kept.outside(("outside", "mlp/scale"), SLOPE) is None
+    facts = dict.fromkeys(("command", "date", "hardware", "python", "jax", "flax", "optax", "torch"), "x")
+    text = to_markdown({}, [score], [], facts, {})
+    assert "1 found, 1 named, 0 named wrongly, 1 named or located, 0 more between two layers" in text
+    assert "| mlp/slope | constant | negative_slope 0.01; the reference: negative_slope 0.2 | local_loss 1 loss" in text
+
+
+def test_faults_share_no_code_with_the_check() -> None:
+    for path in FOLDER.glob("*.py"):
+        nodes = [
+            node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom | ast.Import)
+        ]
+        assert not [node for node in nodes if "parity" in ast.unparse(node)], path
+
+
+@pytest.mark.large
+@pytest.mark.parametrize("port", PORTS)
+def test_a_correct_port_is_equal(port: str, pair: Workers, tmp_path: Path) -> None:
+    path = write_correct_port(port, tmp_path)
+    report = check(path, world_size=WORLD_SIZE, steps=STEPS[port], numerics=False, workers=pair)
+    assert report.verdict == "equal", str(report)
+
+
+@pytest.mark.one_in(60)
+@pytest.mark.parametrize("label", OUTSIDE)
+def test_a_fault_differs_first_in_its_stage_and_step(label: str, pair: Workers, tmp_path: Path) -> None:
+    fault = OUTSIDE[label]
+    runs = Runs(PortCase(PortFile(str(write_port(fault, tmp_path))), WORLD_SIZE, STEPS[fault.port]), pair)
+    runs.in_float64()
+    assert not runs.problems, runs.problems
+    first = runs.evidence().judgement.first
+    stage = min(first, key=ORDER.index)
+    assert (stage, first[stage].step) == (fault.stage, fault.step)
+
+
+def test_a_port_with_a_fault_differs_from_the_correct_port_in_one_file(tmp_path: Path) -> None:
+    for name in ("right", "wrong"):
+        (tmp_path / name).mkdir()
+    write_correct_port("mlp", tmp_path / "right")
+    write_port(SLOPE, tmp_path / "wrong")
+    texts = {path.name: path.read_text() for path in (tmp_path / "right").iterdir()}
+    assert [path.name for path in (tmp_path / "wrong").iterdir() if path.read_text() != texts[path.name]] == [
+        "mlp_jax.py"
+    ]

@@ -1,0 +1,183 @@
+"""The recorder sees each stage of a step on both sides, costs nothing between recorded steps, and refuses misuse."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+import pytest
+import torch
+from flax import nnx
+from flax.training.train_state import TrainState
+from jax import numpy as jnp
+from safetensors.numpy import load_file
+from torch import nn
+
+from jaxddp.errors import InputError
+from jaxddp.parity import Recorder
+from jaxddp.parity.recordings.run import Recording
+from tests.support.recorded_loops import EXAMPLES, batch_of, torch_model, train_jax, train_torch
+
+
+def lines_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "rank0/run.jsonl").read_text().splitlines()]
+
+
+def test_a_step_of_torch_is_recorded_as_autograd_and_the_optimizer_compute_it(tmp_path: Path) -> None:
+    train_torch(tmp_path / "run", steps=2, recorded=[2], clip=0.1)
+    model = torch_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for step in (1, 2):
+        batch = {name: torch.from_numpy(x) for name, x in batch_of(step).items()}
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(batch["x"]), batch["y"]).backward()
+        before = {name: p.detach().clone() for name, p in model.named_parameters()}
+        gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+    step_of_run = Recording(tmp_path / "run").steps[2]
+    for name, parameter in model.named_parameters():
+        np.testing.assert_array_equal(step_of_run["gradients"][name], gradients[name])
+        np.testing.assert_array_equal(step_of_run["clipped_gradients"][name], parameter.grad)
+        np.testing.assert_array_equal(step_of_run["params"][name], before[name])
+        np.testing.assert_allclose(step_of_run["update"][name], (parameter - before[name]).detach(), atol=1e-8)
+        state = optimizer.state[parameter]["exp_avg"]
+        np.testing.assert_array_equal(step_of_run["optimizer_state"][f"exp_avg:{name}"], state)
+    np.testing.assert_array_equal(step_of_run["buffers"]["1.running_mean"], model[1].running_mean)
+
+
+def test_micro_batches_are_one_step(tmp_path: Path) -> None:
+    train_torch(tmp_path / "run", steps=2, recorded=2, accumulate=3)
+    run = Recording(tmp_path / "run")
+    assert run.steps[1]["samples"]["x:hash"].shape == (1, 3 * EXAMPLES)
+    assert run.steps[1].notes["micro_batches"] == 3
+
+
+def test_hooks_exist_only_during_recorded_steps(tmp_path: Path) -> None:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorder = Recorder(tmp_path / "run", steps=[2, 4])
+    recorder.watch(model, optimizer)
+    hooks, due = [], []
+    for _ in range(6):
+        hooks.append(len(optimizer._optimizer_step_pre_hooks) + len(model.weight._backward_hooks or {}))
+        due.append(recorder.due)
+        loss = model(torch.ones(3, 2)).mean()
+        loss.backward()
+        optimizer.step()
+        recorder.step(torch.ones(3, 2), loss)
+    assert hooks == [0, 2, 0, 2, 0, 0]
+    assert due == [False, True, False, True, False, False]
+    assert [line["step"] for line in lines_of(tmp_path / "run")[1:]] == [2, 4]
+
+
+def test_a_step_that_a_loss_scaler_skips_is_noted(tmp_path: Path) -> None:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorder = Recorder(tmp_path / "run", steps=1)
+    recorder.watch(model, optimizer)
+    recorder.step(torch.ones(3, 2), 0.0)
+    run = Recording(tmp_path / "run")
+    assert run.steps[1].notes["skipped"] and not run.steps[1]["update"]["weight"].any()
+
+
+def test_the_scale_of_a_loss_scaler_is_taken_out(tmp_path: Path) -> None:
+    gradients = []
+    for number, scaled in enumerate((False, True)):
+        model = torch_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=scaled)
+        recorder = Recorder(tmp_path / f"{number}", 1, limit=20)
+        recorder.watch(model, optimizer, scaler=scaler if scaled else None)
+        batch = {name: torch.from_numpy(x) for name, x in batch_of(1).items()}
+        loss = nn.functional.cross_entropy(model(batch["x"]), batch["y"])
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        recorder.step(batch, loss)
+        step = Recording(tmp_path / f"{number}").steps[1]
+        assert not step["clipped_gradients"]
+        gradients.append({**step["gradients"], **step["norms"]})
+    assert "gradients|0.weight" in gradients[0]
+    for name, x in gradients[0].items():
+        np.testing.assert_allclose(gradients[1][name], x, rtol=1e-6, atol=1e-9)
+
+
+def test_nnx_train_state_and_plain_trees_are_recorded_alike(tmp_path: Path) -> None:
+    weights = {"kernel": np.arange(6.0, dtype=np.float32).reshape(3, 2), "bias": np.zeros(2, np.float32)}
+    batch = {"x": np.ones((4, 3), np.float32)}
+
+    def loss_of(params: Any) -> jax.Array:
+        return jnp.square(batch["x"] @ params["kernel"] + params["bias"][None]).mean()
+
+    loss, grads = jax.value_and_grad(loss_of)(weights)
+    tx = optax.adam(0.1)
+    plain = Recorder(tmp_path / "plain", 1)
+    plain.watch(weights)
+    updates, opt_state = tx.update(grads, tx.init(weights), weights)
+    params = optax.apply_updates(weights, updates)
+    plain.step(batch, loss, grads=grads, params=params, opt_state=opt_state)
+
+    state = TrainState.create(apply_fn=lambda: None, params={"fc": weights}, tx=tx)
+    of_state = Recorder(tmp_path / "state", 1)
+    of_state.watch(state)
+    of_state.step(batch, loss, grads={"fc": grads}, state=state.apply_gradients(grads={"fc": grads}))
+
+    model = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
+    nnx.update(model, nnx.State({name: nnx.Param(jnp.asarray(x)) for name, x in weights.items()}))
+    optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+    of_nnx = Recorder(tmp_path / "nnx", 1)
+    of_nnx.watch(model, optimizer)
+    found = nnx.grad(lambda model: jnp.square(model(batch["x"])).mean())(model)
+    optimizer.update(model, found)
+    of_nnx.step(batch, loss, grads=found)
+
+    files = [load_file(tmp_path / name / "rank0/000001.safetensors") for name in ("plain", "state", "nnx")]
+    files[1] = {key.replace("fc.", ""): x for key, x in files[1].items()}
+    assert files[0].keys() == files[1].keys() == files[2].keys() >= {"optimizer_state|mu:kernel", "update|bias"}
+    for other in files[1:]:
+        for key, x in files[0].items():
+            np.testing.assert_allclose(other[key], x, rtol=1e-6)
+
+
+def test_replicas_of_pmap_are_recorded_apart(tmp_path: Path) -> None:
+    train_jax(tmp_path / "run", replicas=2, reduce="none", steps=1, recorded=1, local=True)
+    run = Recording(tmp_path / "run")
+    assert run.world_size == 2
+    assert run.steps[1]["samples"]["x:hash"].shape == (2, EXAMPLES)
+    assert run.steps[1]["local_loss"]["loss"].shape == (2,)
+    apart = run.steps[1]["replica_gradients"]["Dense_0.kernel"]
+    np.testing.assert_array_equal(apart, run.steps[1]["local_gradients"]["Dense_0.kernel"])
+    np.testing.assert_array_equal(apart[0], run.steps[1]["gradients"]["Dense_0.kernel"])
+
+
+@pytest.mark.parametrize(
+    ("misuse", "says"),
+    [
+        (lambda path: Recorder(path, 0), "steps 0: must be a number above 0"),
+        (lambda path: Recorder(path, [3, 2]), "increasing"),
+        (lambda path: Recorder(path).step([], 0.0), "before watch"),
+        (lambda path: Recorder(path).watch(nn.Linear(1, 1), "sgd"), "optimizer: must be torch's, and is str"),
+        (lambda path: Recorder(path).watch({}), "must be a tree of arrays"),
+        (lambda path: _after_watch(path).step([], 0.0, gards={}), "gards: unknown"),
+        (lambda path: _after_watch(path).step([], 0.0, grads={"v": np.ones(2)}), "grads: must have the parameters'"),
+        (lambda path: (_after_watch(path), _after_watch(path)), "has a recording"),
+    ],
+)
+def test_misuse_is_one_line(misuse: Any, says: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=says):
+        misuse(tmp_path / "run")
+
+
+def _after_watch(path: Path) -> Recorder:
+    recorder = Recorder(path)
+    recorder.watch({"w": np.ones(2)})
+    return recorder
+
+
+def test_a_recording_is_replaced_on_request(tmp_path: Path) -> None:
+    for steps in (3, 1):
+        train_torch(tmp_path / "run", steps=3, recorded=steps, overwrite=True)
+    assert [*Recording(tmp_path / "run").steps] == [1]

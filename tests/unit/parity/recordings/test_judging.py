@@ -1,0 +1,174 @@
+"""Comparisons of recordings: equal runs are equal, and each planted mistake is told where it begins, and why."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+import pytest
+import torch
+
+from jaxddp.parity import Report, compare_runs
+from jaxddp.parity.recordings.judge import ALLOWED, RecordedJudgement
+from tests.support.recorded_loops import NAMES, batch_of, train_jax, train_torch
+
+MARGIN = 3.0  # between the largest residual of equal runs and what is allowed
+
+
+@pytest.fixture(scope="module")
+def torch_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("torch") / "run"
+    train_torch(folder, clip=0.5)
+    return folder
+
+
+def clipped(tx: Any, norm: float = 0.5) -> Any:
+    return optax.chain(optax.clip_by_global_norm(norm), tx)
+
+
+def adamw(**options: Any) -> Any:
+    return clipped(optax.adamw(**{"learning_rate": 1e-2, "weight_decay": 0.01, **options}))
+
+
+def compared(torch_run: Path, folder: Path, names: Mapping[str, str] | None = None, **options: Any) -> Report:
+    train_jax(folder, **{"tx": adamw(), **options})
+    return compare_runs(torch_run, folder, names)
+
+
+def found(report: Report) -> list[tuple[str, int, str]]:
+    """Return stage, step and first name of each difference."""
+    return [(d.stage, d.step, d.cause.names[0] if d.cause else "") for d in report.differences]
+
+
+def test_equal_runs_are_equal_with_room_to_spare(torch_run: Path, tmp_path: Path) -> None:
+    report = compared(torch_run, tmp_path / "jax", lr=lambda step: 1e-2)
+    assert report.verdict == "equal", str(report)
+    assert {*report.stages} >= {*ALLOWED, "samples", "hyperparameters", "update"} - {"local_gradients"}
+    for stage, result in report.stages.items():
+        worst = max(value for value in result.residuals if value == value)
+        assert worst <= result.allowed / MARGIN, f"{stage}: {worst}"
+    assert "Torch clips at norm 0.5" in str(report).replace("\n         ", " ")
+
+
+def shifted(step: int, rank: int) -> dict[str, np.ndarray]:
+    """Return the next step's examples from step 4 on."""
+    return batch_of(step + (step >= 4), rank)
+
+
+def rolled(step: int, rank: int) -> dict[str, np.ndarray]:
+    batch = batch_of(step, rank)
+    return {**batch, "y": np.roll(batch["y"], 1)}
+
+
+def without_biases(params: Any) -> Any:
+    return jax.tree.map(lambda x: x.ndim > 1, params)
+
+
+MISTAKES: dict[str, tuple[dict[str, Any], tuple[str, int, str]]] = {
+    "decay": ({"tx": adamw(weight_decay=1e-4)}, ("update", 1, "decay_value")),
+    "decay of some tensors": ({"tx": adamw(weight_decay=0.01, mask=without_biases)}, ("update", 1, "decay_mask")),
+    "eps": ({"tx": adamw(eps=1e-5)}, ("update", 1, "eps_value")),
+    "beta": ({"tx": adamw(b1=0.8)}, ("update", 2, "betas")),
+    "rate": ({"tx": adamw(learning_rate=2e-2)}, ("update", 1, "lr_scaled")),
+    "no clipping": ({"tx": optax.adamw(1e-2, weight_decay=0.01)}, ("update", 1, "clip_missing")),
+    "a sum for a mean": ({"scale": 16.0}, ("gradients", 1, "loss_scale")),
+    "GELU by tanh": ({"approximate": True}, ("local_loss", 1, "")),
+    "biased variance": ({"biased": True}, ("buffers", 1, "")),
+    "momentum of statistics": ({"momentum": 0.99}, ("buffers", 1, "")),
+    "other examples": ({"data": shifted}, ("samples", 4, "")),
+    "labels rolled": ({"data": rolled}, ("samples", 1, "")),
+    "other weights": ({"seed": 1}, ("params", 1, "different_start")),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_told_where_it_begins(mistake: str, torch_run: Path, tmp_path: Path) -> None:
+    options, expected = MISTAKES[mistake]
+    report = compared(torch_run, tmp_path / "jax", **options)
+    assert report.verdict == "different"
+    assert found(report)[0] == expected, str(report)
+    if mistake in ("GELU by tanh", "biased variance"):
+        assert "python -m jaxddp.parity PORT.py" in str(report).replace("\n         ", " ")
+
+
+def test_two_mistakes_are_both_told_and_different_weights_hide_no_mistake_of_the_optimizer(
+    torch_run: Path, tmp_path: Path
+) -> None:
+    report = compared(torch_run, tmp_path / "jax", seed=1, tx=adamw(weight_decay=0.1), data=rolled)
+    expected = [("params", 1, "different_start"), ("samples", 1, ""), ("update", 1, "decay_value")]
+    assert found(report) == expected, str(report)
+    assert "rolled by 1 row" in str(report)
+
+
+def test_a_schedule_that_differs_is_told_with_its_step(tmp_path: Path) -> None:
+    def rate(step: int) -> float:
+        return 1.0 if step < 4 else 0.1
+
+    train_torch(tmp_path / "torch", make=lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), schedule=rate)
+    tx = optax.sgd(optax.piecewise_constant_schedule(0.1, {4: 0.1}), momentum=0.9)  # a step late
+    train_jax(tmp_path / "jax", tx=tx, lr=lambda step: 0.1 if step < 5 else 0.01, show=("grads",))
+    report = compare_runs(tmp_path / "torch", tmp_path / "jax")
+    assert ("hyperparameters", 4, "") in found(report), str(report)
+    assert "learning rate 0.1 at step 4, the reference has 0.01" in str(report).replace("\n         ", " ")
+    train_jax(tmp_path / "whole", tx=tx)
+    report = compare_runs(tmp_path / "torch", tmp_path / "whole")
+    assert found(report)[0][:2] == ("update", 4) and found(report)[0][2].startswith(("lr_", "schedule")), str(report)
+
+
+def test_names_that_are_given_count_and_wrong_ones_are_told(torch_run: Path, tmp_path: Path) -> None:
+    assert compared(torch_run, tmp_path / "jax", names=NAMES).verdict == "equal"
+    report = compare_runs(torch_run, tmp_path / "jax", {**NAMES, "Dense_0": "3"})
+    assert report.verdict == "incomplete"
+    assert "Dense_0.bias (12,)" in str(report)
+
+
+def test_a_loop_that_shows_its_losses_alone_is_compared_as_far(torch_run: Path, tmp_path: Path) -> None:
+    report = compared(torch_run, tmp_path / "jax", show=("params",))
+    assert report.verdict == "equal", str(report)
+    assert {"gradients", "optimizer_state", "clipped_gradients"} <= {*report.unseen}
+    assert found(compared(torch_run, tmp_path / "other", show=("params",), scale=2.0))[0][:2] == ("local_loss", 1)
+
+
+def test_steps_in_between_are_compared_by_their_numbers(tmp_path: Path) -> None:
+    train_torch(tmp_path / "torch", steps=5, recorded=[1, 3, 5])
+    train_jax(tmp_path / "jax", steps=5, recorded=[1, 5])
+    report = compare_runs(tmp_path / "torch", tmp_path / "jax")
+    assert report.verdict == "equal", str(report)
+    assert [value == value for value in report.stages["gradients"].residuals] == [True, False, False, False, True]
+
+
+def test_excerpts_are_compared_as_whole_tensors_are(tmp_path: Path) -> None:
+    train_torch(tmp_path / "torch", limit=20)
+    train_jax(tmp_path / "jax", limit=20, tx=optax.adamw(1e-2, weight_decay=0.01))
+    assert compare_runs(tmp_path / "torch", tmp_path / "jax").verdict == "equal"
+    train_jax(tmp_path / "decay", limit=20, tx=optax.adamw(1e-2, weight_decay=0.1))
+    assert found(compare_runs(tmp_path / "torch", tmp_path / "decay")) == [("update", 1, "decay_value")]
+
+
+def test_runs_in_float64_are_judged_as_closely_as_a_check_does(tmp_path: Path) -> None:
+    with jax.enable_x64(True):
+        train_torch(tmp_path / "torch", dtype="float64")
+        train_jax(tmp_path / "jax", dtype="float64")
+        report = compare_runs(tmp_path / "torch", tmp_path / "jax")
+        assert report.verdict == "equal", str(report)
+        assert report.dtype == "float64" and report.stages["update"].allowed < 1e-12
+        train_jax(tmp_path / "gelu", dtype="float64", approximate=True)
+        assert found(compare_runs(tmp_path / "torch", tmp_path / "gelu"))[0] == ("local_loss", 1, "")
+
+
+def judged(*residuals: float) -> RecordedJudgement:
+    judgement = RecordedJudgement([*range(1, len(residuals) + 1)])
+    for index, residual in enumerate(residuals):
+        judgement.note("gradients", index, {"w": residual}, 1e-4, True)
+    return judgement
+
+
+def test_a_difference_of_a_single_step_is_rounding_and_one_of_most_steps_or_a_large_one_is_not() -> None:
+    tipped = judged(1e-6, 2e-6, 2e-3, 2e-6, 3e-6)
+    assert not tipped.first and tipped.tipped["gradients"].step == 3
+    for residuals in ([2e-3] * 4, [1e-6, 2e-3, 2e-3, 2e-3], [1e-6, 1e-6, 0.3, 1e-6, 1e-6], [9e-5, 2e-4, 9e-5, 8e-5]):
+        assert judged(*residuals).first["gradients"].step == next(
+            step for step, residual in enumerate(residuals, start=1) if residual > 1e-4
+        )
