@@ -17,6 +17,7 @@ from benchmarks.scoreboard.outside import OutsideScore, Place
 from jaxddp.parity.cases import PortCase
 from jaxddp.parity.catalogue import FAULTS
 from jaxddp.parity.checking import check
+from jaxddp.parity.diagnosis.optimizer.update import differing_update
 from jaxddp.parity.findings import ORDER
 from jaxddp.parity.port import PortFile, load_port
 from jaxddp.parity.runs import Runs
@@ -133,7 +134,10 @@ def test_a_fault_differs_first_in_its_stage_and_step(label: str, pair: Workers, 
     runs = Runs(PortCase(PortFile(str(write_port(fault, tmp_path))), WORLD_SIZE, STEPS[fault.port]), pair)
     runs.in_float64()
     assert not runs.problems, runs.problems
-    first = runs.evidence().judgement.first
+    evidence = runs.evidence()
+    first = dict(evidence.judgement.first)
+    if located := differing_update(evidence, runs.problems):
+        first["update"] = located
     stage = min(first, key=ORDER.index)
     assert (stage, first[stage].step) == (fault.stage, fault.step)
 
