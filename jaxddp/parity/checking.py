@@ -33,6 +33,7 @@ from jaxddp.parity.environment import environment
 from jaxddp.parity.excerpts import excerpts
 from jaxddp.parity.findings import Cause, Difference, Numerics, Problem, StageResult
 from jaxddp.parity.port import Port, PortFile, PortSource
+from jaxddp.parity.processes import end_if_importing
 from jaxddp.parity.progress import CAUSES, COMPARE, DRAW, FLOAT32, FORCED, FREE, Progress
 from jaxddp.parity.records import Record, total_loss
 from jaxddp.parity.report.report import Report
@@ -95,6 +96,7 @@ def check(
         report = jaxddp.parity.check("my_port.py")
         assert report.verdict == "equal", str(report)
     """
+    end_if_importing()
     if isinstance(port, Port):
         raise InputError("check: a Port cannot be sent to other processes; must be its file, or an object with port()")
     started = time.monotonic()

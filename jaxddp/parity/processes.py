@@ -35,6 +35,7 @@ Watch = Callable[[Sequence["Child"]], None]  # is called while children work; ma
 M_MMAP_THRESHOLD = -3  # of glibc's mallopt
 MUCH = 2**20  # KiB of memory from which a process gives back what a job has used
 ENDING = (signal.SIGINT, signal.SIGTERM)  # reach all processes that a terminal or `timeout` ends
+UNGUARDED = 64  # exit code of a child that calls the check while it imports the script that calls the check
 STARTING = 120.0  # seconds for importing a framework, before any code of a port runs; measured: 3, and 12 when busy
 
 
@@ -57,6 +58,12 @@ def start_imports() -> None:
     multiprocessing.set_forkserver_preload(["jaxddp.parity.preload"])
     with _signals_blocked():  # in its children too, until `_quietly` has left the process group
         forkserver.ensure_running()
+
+
+def end_if_importing() -> None:
+    """End this process if it is a child that runs a script's top level, where the script starts children itself."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        os._exit(UNGUARDED)
 
 
 class Child:
@@ -100,6 +107,8 @@ class Child:
         if code is not None and code < 0:
             memory = ", as when memory is used up" if -code == signal.SIGKILL else ""
             return f"died of {signal.Signals(-code).name}{memory}"
+        if code == UNGUARDED:
+            return "child processes import the script: call the check under `if __name__ == \"__main__\":`"
         return f"ended with exit code {code}"
 
     def end(self, patience: float = 0.0) -> None:

@@ -201,6 +201,15 @@ def test_the_command_shows_a_traceback_on_request(tmp_path: Path) -> None:
     assert lines[0].startswith("Traceback") and lines[-1] == "error: --world-size 0: must be at least 1"
 
 
+@pytest.mark.large
+def test_a_script_that_children_would_run_again_is_told_so_in_a_line(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(f"import jaxddp.parity\nprint(jaxddp.parity.check({str(write(tmp_path))!r}, steps=1))\n")
+    ended = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    said = " ".join(ended.stdout.split())
+    assert 'call the check under `if __name__ == "__main__":`' in said and "Traceback" not in ended.stderr
+
+
 def test_help_names_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code("--help") == 0
     printed = capsys.readouterr().out
