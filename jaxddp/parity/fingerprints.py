@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+NUMBERS = "biuf"  # kinds of dtypes that are hashed
 Fingerprints = Mapping[str, np.ndarray]  # entry of a batch -> one number per example
-IDS = "ids"  # entry of a batch that identifies its examples; no values are hashed then
+IDS = "ids"  # entry of a batch that identifies its examples, whose values may differ then, but not change places
 
 
 def fingerprints(micro_batches: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
@@ -19,17 +20,35 @@ def fingerprints(micro_batches: Sequence[Mapping[str, np.ndarray]]) -> dict[str,
         micro_batches: A micro-batches, arrays by name, shapes (B, ...).
 
     Returns:
-        entry -> uint64, shape (A B,); the entry "ids" alone, unhashed, if there is one.
+        entry -> uint64, shape (A B,), of an entry "ids" the numbers themselves; beside one, entries that have no
+        numbers for each example are left out.
 
     >>> image = np.arange(6.0).reshape(1, 2, 3)
     >>> first, second = fingerprints([{"x": image}]), fingerprints([{"x": image.transpose(0, 2, 1).astype("f4")}])
-    >>> first["x"] == second["x"], fingerprints([{"ids": np.array([3, 1]), "x": np.ones(2)}])
+    >>> first["x"] == second["x"], fingerprints([{"ids": np.array([3, 1]), "edges": np.ones((5, 2))}])
     (array([ True]), {'ids': array([3, 1], dtype=uint64)})
     """
     whole = {name: np.concatenate([batch[name] for batch in micro_batches]) for name in micro_batches[0]}
-    if IDS in whole:
-        return {IDS: whole[IDS].astype(np.uint64)}
-    return {name: _hashed(array) for name, array in whole.items()}
+    if IDS not in whole:
+        return {name: _hashed(array) for name, array in whole.items()}
+    of_examples = {name: x for name, x in whole.items() if len(x) == len(whole[IDS]) and x.dtype.kind in NUMBERS}
+    return {name: _hashed(x) for name, x in of_examples.items() if name != IDS} | {IDS: whole[IDS].astype(np.uint64)}
+
+
+def identifying(a: Fingerprints, b: Fingerprints) -> tuple[Fingerprints, Fingerprints]:
+    """Return two batches without the entries that do not identify examples.
+
+    Beside ids, an entry identifies them if each replica has the same values on both sides, in whatever order.
+
+    >>> a = {"ids": np.array([[0, 1]]), "x": np.array([[5, 6]]), "y": np.array([[8, 9]])}
+    >>> [*identifying(a, a | {"x": np.array([[5, 7]]), "y": np.array([[9, 8]])})[0]]
+    ['ids', 'y']
+    """
+    if IDS not in a or IDS not in b:
+        return a, b
+    others = [name for name in a if name in b and name != IDS and a[name].shape == b[name].shape]
+    kept = [IDS, *(name for name in others if np.array_equal(np.sort(a[name]), np.sort(b[name])))]
+    return {name: a[name] for name in kept}, {name: b[name] for name in kept}
 
 
 def differing_share(a: Fingerprints, b: Fingerprints) -> float:
@@ -43,6 +62,7 @@ def differing_share(a: Fingerprints, b: Fingerprints) -> float:
     >>> differing_share(a, b), differing_shares(a, b)
     (0.25, [0.0, 0.5])
     """
+    a, b = identifying(a, b)
     if a.keys() != b.keys():
         a, b = {"": together(a)}, {"": together(b)}
     if any(a[name].shape != b[name].shape for name in a):

@@ -108,7 +108,7 @@ class Child:
             memory = ", as when memory is used up" if -code == signal.SIGKILL else ""
             return f"died of {signal.Signals(-code).name}{memory}"
         if code == UNGUARDED:
-            return "child processes import the script: call the check under `if __name__ == \"__main__\":`"
+            return 'child processes import the script: call the check under `if __name__ == "__main__":`'
         return f"ended with exit code {code}"
 
     def end(self, patience: float = 0.0) -> None:

@@ -36,6 +36,18 @@ def rank_zero_everywhere(scenario: Scenario, step: int) -> np.ndarray:
     return np.repeat(right[:1], scenario.world_size, axis=0)
 
 
+def in_blocks(scenario: Scenario, step: int) -> np.ndarray:
+    """Give each replica a contiguous part of the global batch."""
+    right = scenario.order(step)
+    return right.T.reshape(right.shape)
+
+
+def labels_of_the_next(batch: Any, step: int, rank: int) -> Any:
+    """Give each example of replica 1 the label of the next one in the batch."""
+    arrays = batch(step, rank)
+    return {**arrays, "y": np.roll(arrays["y"], -1, axis=0)} if rank == 1 else arrays
+
+
 def resumed_from_the_beginning(at: int) -> Any:
     """Start the epoch again after `at` steps."""
 
@@ -59,6 +71,8 @@ FAULTS: dict[str, tuple[Any, ...]] = {
     "padding_or_dropping": (order(other_end), EVERY_DATA),
     "padding_or_dropping/padded": (order(other_end), on("mlp_drop_last")),
     "same_shard": (order(rank_zero_everywhere), EVERY_DATA),
+    "shards_in_blocks": (order(in_blocks), EVERY_DATA),
+    "neighbours_values": (lambda right: replace(right, reread=labels_of_the_next), EVERY_DATA),
     "sampler_offset_lost": (resumed(RESUMED_AT), EVERY_DATA),
     "sampler_offset_lost/late": (resumed(RESUMED_LATE), EVERY_DATA),
     "same_dropout_mask": (

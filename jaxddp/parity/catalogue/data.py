@@ -17,6 +17,14 @@ FAULTS: dict[str, Fault] = {
     "same_shard": Fault(
         "every replica gets the same examples", "give each replica its own examples: indices[rank::world_size]"
     ),
+    "shards_in_blocks": Fault(
+        "each replica gets a contiguous part of the examples; torch's DistributedSampler deals them out in turn",
+        "deal the examples out in turn: indices[rank::world_size], and of a global batch x[rank::world_size]",
+    ),
+    "neighbours_values": Fault(
+        "an entry of the batch has the values of the neighbouring example",
+        "take all entries of an example by one index: {name: x[chosen] for name, x in arrays.items()}",
+    ),
     "sampler_offset_lost": Fault(
         "a resumed run reads its epoch from the beginning again",
         "skip the batches consumed before the checkpoint: itertools.islice(loader, consumed, None)",

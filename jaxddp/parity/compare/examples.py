@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxddp.errors import listed
-from jaxddp.parity.fingerprints import Fingerprints, together
+from jaxddp.parity.fingerprints import Fingerprints, identifying, together
 
 SHOWN = 4  # rows and replicas listed
 
@@ -24,6 +24,7 @@ def examples_in_words(expected: Fingerprints, mapped: Fingerprints) -> str:
     >>> examples_in_words(torch, torch | {"x": other})
     '"x" of replica 1, rows 0, 2: other values'
     """
+    expected, mapped = identifying(expected, mapped)
     same_names = expected.keys() == mapped.keys()
     sizes = [next(iter(side.values())).shape for side in (expected, mapped)]
     if sizes[0] != sizes[1]:

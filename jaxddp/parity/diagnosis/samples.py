@@ -1,16 +1,28 @@
 """Find mistakes of samplers and loaders from the fingerprints of the examples that each side was given."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
 from jaxddp.parity.diagnosis.decide import Hypothesis, Ruling, decide
-from jaxddp.parity.fingerprints import Fingerprints, differing_share, together
+from jaxddp.parity.fingerprints import (
+    IDS,
+    Fingerprints,
+    differing_share,
+    differing_shares,
+    identifying,
+    together,
+)
 
 Expectation = Callable[[int], Fingerprints | None]  # step -> what the JAX side would be given; None: not known
 
-ONE_ENTRY = ("same_dropout_mask", "aliased_buffers")  # faults of one array of a batch, the others being right
+ONE_ENTRY = (
+    "same_dropout_mask",
+    "aliased_buffers",
+    "neighbours_values",
+)  # faults of one array of a batch, the others being right
 
 
 @dataclass(frozen=True)
@@ -34,12 +46,25 @@ def explain_samples(evidence: SampleEvidence) -> Ruling:
 
     A hypothesis's residual is the share of examples that it leaves unexplained.
     """
+    evidence = _identified(evidence)
     hypotheses = [_tried(evidence, *hypothesis) for hypothesis in _expectations(evidence)]
     if lengths := _cut_off(evidence):
         says = "the examples at the end of an epoch: cut off on one side, filled up on the other"
         measured = f"each replica gets {lengths[0]} examples per epoch in jax and {lengths[1]} in torch"
         hypotheses.append(Hypothesis(("padding_or_dropping",), says, 0.0, measured=measured))
     return decide([hypothesis for hypothesis in hypotheses if hypothesis is not None], floor=0.0)
+
+
+def _identified(evidence: SampleEvidence) -> SampleEvidence:
+    """Leave out the entries that do not identify the examples of every step."""
+    pairs = [identifying(*pair) for pair in zip(evidence.torch, evidence.jax, strict=True)]
+    if not all(IDS in one and IDS in other for one, other in pairs):
+        return evidence
+    kept = set.intersection(*(set(one) for one, _ in pairs))
+    torch, jax = (
+        [{name: side[name] for name in side if name in kept} for side in of] for of in zip(*pairs, strict=True)
+    )
+    return replace(evidence, torch=torch, jax=jax)
 
 
 def _tried(evidence: SampleEvidence, fault: str, says: str, expected: Expectation) -> Hypothesis | None:
@@ -50,17 +75,25 @@ def _tried(evidence: SampleEvidence, fault: str, says: str, expected: Expectatio
     differing = _differing_entries(evidence)
     if differing is None:
         # All entries together identify an example, so faults of a single entry cannot be seen.
-        return None if fault in ONE_ENTRY else _hypothesis(evidence, fault, says, _share(evidence, None, expected))
+        return (
+            None
+            if fault in ONE_ENTRY
+            else _hypothesis(evidence, fault, says, expected, _share(evidence, None, expected))
+        )
     one_of_several = len(differing) == 1 < len(evidence.torch[0])
     if (fault in ONE_ENTRY and len(differing) != 1) or (fault == "same_shard" and one_of_several):
         return None
     unexplained = max((_share(evidence, entry, expected) for entry in differing), default=1.0)
     which = f' (the "{differing[0]}" alone)' if one_of_several else ""
-    return _hypothesis(evidence, fault, says + which, unexplained)
+    return _hypothesis(evidence, fault, says + which, expected, unexplained)
 
 
-def _hypothesis(evidence: SampleEvidence, fault: str, says: str, unexplained: float) -> Hypothesis:
-    measured = f"the examples of all {len(evidence.jax)} steps are torch's with this fault, by their fingerprints"
+def _hypothesis(
+    evidence: SampleEvidence, fault: str, says: str, expected: Expectation, unexplained: float
+) -> Hypothesis:
+    steps = sum(expected(step) is not None for step in range(len(evidence.jax)))
+    which = f"all {steps}" if steps == len(evidence.jax) else f"{steps} of {len(evidence.jax)}"
+    measured = f"the examples of {which} steps are torch's with this fault, by their fingerprints"
     return Hypothesis((fault,), says, unexplained, measured=measured)
 
 
@@ -84,9 +117,62 @@ def _expectations(evidence: SampleEvidence) -> Iterator[tuple[str, str, Expectat
         says = f"from step {restored_at + 1} on, the epoch is read from its beginning again"
         yield "sampler_offset_lost", says, from_the_start
     yield "same_shard", "every replica gets the examples of replica 0", first_shard
+    yield from _other_shards(evidence)
+    yield from _neighbours(evidence)
     yield "same_dropout_mask", "every replica has replica 0's values", first_shard
     says = "every step has the next step's values: the array was overwritten before it was read"
     yield "aliased_buffers", says, lambda step: torch[step + 1] if step + 1 < len(torch) else None
+
+
+def _other_shards(evidence: SampleEvidence) -> Iterator[tuple[str, str, Expectation]]:
+    """Yield examples that are dealt to the replicas block by block: of each global batch, and of the epoch."""
+    torch, epoch = evidence.torch, evidence.steps_per_epoch
+
+    def of_batch(step: int) -> Fingerprints:
+        return {name: _in_blocks(ids) for name, ids in torch[step].items()}
+
+    def of_epoch(step: int) -> Fingerprints | None:
+        assert epoch is not None, "asked below"
+        first = step - step % epoch
+        if first + epoch > len(torch):
+            return None
+        at = sum(_size(batch) for batch in torch[first:step])
+        whole = {name: np.concatenate([batch[name] for batch in torch[first : first + epoch]], 1) for name in torch[0]}
+        return {name: _in_blocks(ids)[:, at : at + _size(torch[step])] for name, ids in whole.items()}
+
+    yield "shards_in_blocks", "each replica gets a contiguous part of each global batch", of_batch
+    if epoch is not None:
+        yield "shards_in_blocks", "each replica gets a contiguous part of the epoch", of_epoch
+
+
+def _in_blocks(dealt: np.ndarray) -> np.ndarray:
+    """Return examples that were dealt in turn as each replica's contiguous part of them, (world_size, examples).
+
+    >>> _in_blocks(np.array([[0, 2, 4], [1, 3, 5]])).tolist()
+    [[0, 1, 2], [3, 4, 5]]
+    """
+    return dealt.T.reshape(dealt.shape)
+
+
+def _size(batch: Fingerprints) -> int:
+    return next(iter(batch.values())).shape[1]
+
+
+def _neighbours(evidence: SampleEvidence) -> Iterator[tuple[str, str, Expectation]]:
+    """Yield the values of the next or the previous example of the batch, on the replicas that differ."""
+    pairs = [*zip(evidence.torch, evidence.jax, strict=True)]
+    shares = np.array([differing_shares(*pair) for pair in pairs]).max(axis=0)
+    (replicas,) = np.nonzero(shares)
+    who = f"replica{'s' * (len(replicas) > 1)} {', '.join(map(str, replicas))}"
+    where = "" if len(replicas) == len(shares) else f" of {who}"
+
+    def rolled(by: int, step: int) -> Fingerprints:
+        moved = {name: np.roll(ids, by, axis=1) for name, ids in evidence.torch[step].items()}
+        chosen = np.isin(np.arange(len(shares)), replicas)[:, None]
+        return {name: np.where(chosen, moved[name], ids) for name, ids in evidence.torch[step].items()}
+
+    for by, which in ((-1, "next"), (1, "previous")):
+        yield "neighbours_values", f"each example{where} has the {which} one's values", partial(rolled, by)
 
 
 def _differing_entries(evidence: SampleEvidence) -> list[str] | None:

@@ -66,6 +66,30 @@ def flax_batch(step, rank):
 """,
     ),
     Fix(
+        "shards_in_blocks",
+        "x[rank::world_size]",
+        "x[12 * rank :][:12]",
+        NO_BATCH,
+        f"""{EPOCHS}
+def flax_batch(step, rank):
+    world_size, both = 2, [torch_batch(step, r) for r in range(2)]
+    dealt = [np.stack([batch[name] for batch in both], 1).reshape(24, -1) for name in ("x", "y")]
+    images, labels = [{HOLE} for x in dealt]
+    return {{"x": images, "y": labels[:, 0]}}
+""",
+    ),
+    Fix(
+        "neighbours_values",
+        "{name: x[chosen] for name, x in arrays.items()}",
+        '{"x": arrays["x"][chosen], "y": arrays["y"][np.roll(chosen, -1)]}',
+        NO_BATCH,
+        f"""{EPOCHS}
+def flax_batch(step, rank):
+    arrays, chosen = torch_batch(step, rank), np.arange(12)
+    return {HOLE}
+""",
+    ),
+    Fix(
         "sampler_offset_lost",
         "itertools.islice(loader, consumed, None)",
         "loader",

@@ -176,6 +176,7 @@ FAULTS = {
         place=r"\by\b",
         jax_line="np.roll(chosen, -1)",
         torch_line='"y": y[chosen]}',
+        stage="samples",
     ),
     "contiguous_shards": fault(
         "samples",

@@ -83,10 +83,14 @@ def test_fingerprints_follow_entries_and_the_order_of_examples() -> None:
     assert not np.array_equal(turned["x"], result["x"])
 
 
-def test_ids_replace_fingerprints() -> None:
+def test_beside_ids_only_values_that_change_places_make_examples_different() -> None:
     batches = [{"ids": np.array([7, 2]), "x": np.zeros(2)}, {"ids": np.array([5, 2]), "x": np.ones(2)}]
     result = fingerprints(batches)
-    assert {name: array.tolist() for name, array in result.items()} == {"ids": [7, 2, 5, 2]}
+    assert result["ids"].tolist() == [7, 2, 5, 2]
+    one = {name: array[None] for name, array in result.items()}
+    assert differing_share(one, one | {"x": one["x"] + np.uint64(1)}) == 0
+    assert differing_share(one, one | {"x": np.roll(one["x"], 1, axis=1)}) == 0.5
+    assert differing_share(one, one | {"ids": np.roll(one["ids"], 1, axis=1)}) == 1
 
 
 def test_numbers_beyond_float32_are_hashed_without_a_warning() -> None:

@@ -81,6 +81,24 @@ def masks_written_again(step: int) -> Fingerprints:
     return batch(examples(step), masks(step + 1))
 
 
+def contiguous_of_batch(step: int) -> Fingerprints:
+    return batch(np.stack([examples(step).T.ravel()[r * BATCH :][:BATCH] for r in range(RANKS)]), masks(step))
+
+
+def contiguous_of_epoch(step: int) -> Fingerprints:
+    epoch, at = divmod(step, EPOCH)
+    order = np.stack([epoch_of(rank, epoch) for rank in range(RANKS)]).T.ravel()
+    shard = len(order) // RANKS
+    return batch(np.stack([order[r * shard :][:shard][at * BATCH :][:BATCH] for r in range(RANKS)]), masks(step))
+
+
+def labels_of_the_next(step: int) -> Fingerprints:
+    fingerprints = right(step)
+    moved = fingerprints["y"].copy()
+    moved[1] = np.roll(moved[1], -1)
+    return {**fingerprints, "y": moved}
+
+
 def resumed_at(at: int) -> Faulty:
     beginning = at - at % EPOCH
     return lambda step: batch(examples(step if step < at else step - at + beginning), masks(step))
@@ -96,6 +114,9 @@ def shuffled(step: int) -> Fingerprints:
         (first_order_again, "set_epoch_missing"),
         (end_dropped, "padding_or_dropping"),
         (rank_zeros, "same_shard"),
+        (contiguous_of_batch, "shards_in_blocks"),
+        (contiguous_of_epoch, "shards_in_blocks"),
+        (labels_of_the_next, "neighbours_values"),
         (masks_of_rank_zero, "same_dropout_mask"),
         (masks_written_again, "aliased_buffers"),
         (resumed_at(2), "sampler_offset_lost"),
@@ -143,3 +164,17 @@ def test_examples_are_recognised_under_other_entry_names() -> None:
         assert differing_share(right(step), renamed(shuffled)(step)) > 0
     everything = lambda step: {name: np.repeat(ids[:1], RANKS, axis=0) for name, ids in right(step).items()}  # noqa: E731
     assert names(renamed(everything)) == {("same_shard",)}
+
+
+def with_ids(of: Faulty, values: int = 0) -> Faulty:
+    """Add the numbers of the examples to a batch, and a number to the fingerprints of its images."""
+    return lambda step: {**of(step), "ids": examples(step).astype("uint64"), "x": of(step)["x"] + np.uint64(values)}
+
+
+def test_beside_ids_values_may_differ_but_not_change_places() -> None:
+    equal = [differing_share(with_ids(right)(step), with_ids(right, 1)(step)) for step in range(STEPS)]
+    assert not any(equal)
+    ruling = ruling_of(with_ids(right), with_ids(labels_of_the_next, 1))
+    (named,) = ruling.named
+    assert named.faults == ("neighbours_values",)
+    assert named.says == 'each example of replica 1 has the next one\'s values (the "y" alone)'

@@ -78,7 +78,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], tuple[str, int, str]]] = {
     "biased variance": ({"biased": True}, ("buffers", 1, "")),
     "momentum of statistics": ({"momentum": 0.99}, ("buffers", 1, "")),
     "other examples": ({"data": shifted}, ("samples", 4, "")),
-    "labels rolled": ({"data": rolled}, ("samples", 1, "")),
+    "labels rolled": ({"data": rolled}, ("samples", 1, "neighbours_values")),
     "other weights": ({"seed": 1}, ("params", 1, "different_start")),
 }
 
@@ -97,9 +97,9 @@ def test_two_mistakes_are_both_told_and_different_weights_hide_no_mistake_of_the
     torch_run: Path, tmp_path: Path
 ) -> None:
     report = compared(torch_run, tmp_path / "jax", seed=1, tx=adamw(weight_decay=0.1), data=rolled)
-    expected = [("params", 1, "different_start"), ("samples", 1, ""), ("update", 1, "decay_value")]
+    expected = [("params", 1, "different_start"), ("samples", 1, "neighbours_values"), ("update", 1, "decay_value")]
     assert found(report) == expected, str(report)
-    assert "rolled by 1 row" in str(report)
+    assert "each example has the previous one's values" in " ".join(str(report).split())
 
 
 def test_a_schedule_that_differs_is_told_with_its_step(tmp_path: Path) -> None:
