@@ -29,6 +29,7 @@ from jaxddp.parity.compare.residuals import MOVED, residuals, rounding_only
 from jaxddp.parity.diagnosis.differences import find_differences
 from jaxddp.parity.diagnosis.interruptible import InterruptibleSearches
 from jaxddp.parity.diagnosis.not_finite import on_both_sides, on_one_side
+from jaxddp.parity.diagnosis.rounding import explain_rounding
 from jaxddp.parity.environment import environment
 from jaxddp.parity.excerpts import excerpts
 from jaxddp.parity.findings import Cause, Difference, Numerics, Problem, StageResult
@@ -154,6 +155,7 @@ def report_on(runs: Runs, workers: Workers, started: float) -> Report:
     semantic = any(difference.kind == "semantic" for difference in differences)
     if not semantic and not untried:  # rounding can be compared only if both sides mean the same, and over all steps
         differences += [one for one in numeric if one.stage not in {d.stage for d in differences}]
+        differences = explain_rounding(evidence, searches, numerics, differences)
     free = _free_running(runs, FREE_ALLOWED + RATE_GROWTH * evidence.judgement.rate_rounding, len(evidence.torch))
     if not semantic:
         differences += _drifts(free, len(runs.jax))

@@ -102,6 +102,8 @@ PAIRS: tuple[tuple[Scenario, str, str], ...] = (
     _pair("mlp", "sgd", "set_epoch_missing", "lr_scaled"),
     _pair("mlp", "adamw", "same_dropout_mask", "gelu_approximation"),
     _pair("convnet", "adamw", "same_shard", "biased_variance"),
+    _pair("mlp", "adamw", "shards_in_blocks", "eps_value"),
+    _pair("mlp", "sgd", "neighbours_values", "lr_scaled"),
     _pair("convnet", "adamw", "batch_norm_momentum", "coupled_decay"),
     _pair("resnet", "sgd", "same_padding/stages", "biased_variance/deep"),
     _pair("policy", "adamw", "clamp_missing/above", "betas"),

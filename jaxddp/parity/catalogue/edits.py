@@ -1,4 +1,4 @@
-"""Edits of torch's programs that have no name of their own in the catalogue; the words of a cause say which call."""
+"""Edits of torch's programs, and lines that round, without a row of their own; the words of a cause say which."""
 
 from jaxddp.parity.catalogue.fault import Fault
 
@@ -28,5 +28,14 @@ EDITS: dict[str, Fault] = {
         "the learning rate follows another schedule",
         "return torch's rate for update t, counted from 0 over the whole run: optax.cosine_decay_schedule(lr, T_max, "
         "alpha=eta_min / lr) for CosineAnnealingLR, with t in steps if torch calls scheduler.step() after each step",
+    ),
+    "rounded_to_16_bits": Fault(
+        "values are rounded to 16 bits where the reference keeps 32",
+        "leave out the cast: no .astype(jnp.bfloat16), and dtype=jnp.float32 in the layer",
+    ),
+    "digits_lost": Fault(
+        "a formula loses more digits in float32 than the reference's, as E[x^2] - E[x]^2 does, or log(sum(exp(x)))",
+        "use the formula of the reference: x.var(), jax.nn.logsumexp(x), jnp.log1p(x), jnp.expm1(x); compute large "
+        "tables in NumPy's float64",
     ),
 }

@@ -74,7 +74,7 @@ def read(loss: Callable[..., Any], arguments: Sequence[Any]) -> Operations:
 
     def run(*flat: jax.Array) -> list[Any]:
         made.clear()
-        _Reader(made).read(closed, [_Value(x) for x in flat])
+        Reader(made).read(closed, [Value(x) for x in flat])
         return [[_shown(x) for x in one.results] for one in made]
 
     flat = jax.tree.leaves((jnp.zeros(1), tuple(arguments)))
@@ -83,7 +83,7 @@ def read(loss: Callable[..., Any], arguments: Sequence[Any]) -> Operations:
 
 
 @dataclass(frozen=True)
-class _Value:
+class Value:
     """A value of a program.
 
     Attributes:
@@ -102,29 +102,30 @@ class _Made:
     """An equation that has been traced."""
 
     name: str
-    inputs: tuple[_Value, ...]
+    inputs: tuple[Value, ...]
     line: SourceLine | None
     results: tuple[Any, ...]
 
 
-class _Reader:
+class Reader:
     """Evaluate jaxprs equation by equation, and keep every equation.
 
     Args:
         made: list to which the equations are appended.
+        evaluate: computes an equation; None: `evaluated`.
     """
 
-    def __init__(self, made: list[_Made]):
-        self._made = made
+    def __init__(self, made: list[_Made], evaluate: "Evaluate | None" = None):
+        self._made, self._compute = made, evaluate or evaluated
 
-    def read(self, closed: ClosedJaxpr, inputs: Sequence[_Value], outer: SourceLine | None = None) -> list[_Value]:
+    def read(self, closed: ClosedJaxpr, inputs: Sequence[Value], outer: SourceLine | None = None) -> list[Value]:
         """Evaluate a jaxpr; `outer`: line of the call that it is the body of."""
-        constants = [_Value(x, number=_number(x)) for x in closed.consts]
-        values: dict[Any, _Value] = dict(zip(closed.jaxpr.constvars, constants, strict=True))
+        constants = [Value(x, number=_number(x)) for x in closed.consts]
+        values: dict[Any, Value] = dict(zip(closed.jaxpr.constvars, constants, strict=True))
         values |= zip(closed.jaxpr.invars, inputs, strict=True)
 
-        def value_of(x: Any) -> _Value:
-            return _Value(x.val, number=_number(x.val)) if isinstance(x, Literal) else values[x]
+        def value_of(x: Any) -> Value:
+            return Value(x.val, number=_number(x.val)) if isinstance(x, Literal) else values[x]
 
         for equation in closed.jaxpr.eqns:
             given = [value_of(x) for x in equation.invars]
@@ -132,28 +133,26 @@ class _Reader:
             values |= zip(equation.outvars, self._evaluate(closed.jaxpr, equation, given, line), strict=True)
         return [value_of(x) for x in closed.jaxpr.outvars]
 
-    def _evaluate(
-        self, program: Jaxpr, equation: JaxprEqn, given: list[_Value], line: SourceLine | None
-    ) -> list[_Value]:
+    def _evaluate(self, program: Jaxpr, equation: JaxprEqn, given: list[Value], line: SourceLine | None) -> list[Value]:
         name, params = equation.primitive.name, equation.params
         if name == "scan" and params["length"] * len(params["jaxpr"].jaxpr.eqns) + len(self._made) <= MOST:
             return self._scan(params, given, line)
         if name not in ("scan", "while", "cond") and (body := _body(params)) is not None:
             return self.read(body, given[len(given) - len(body.jaxpr.invars) :], line)
-        results = tuple(_evaluated(program, equation, [x.array for x in given]))
+        results = tuple(self._compute(program, equation, [x.array for x in given], line))
         if name in PLUMBING and given[0].number is not None:  # it stays a number
-            return [_Value(x, given[0].maker, given[0].number) for x in results]
+            return [Value(x, given[0].maker, given[0].number) for x in results]
         self._made.append(_Made(name, tuple(given), line, results))
-        return [_Value(x, len(self._made) - 1) for x in results]
+        return [Value(x, len(self._made) - 1) for x in results]
 
-    def _scan(self, params: dict[str, Any], given: list[_Value], line: SourceLine | None) -> list[_Value]:
+    def _scan(self, params: dict[str, Any], given: list[Value], line: SourceLine | None) -> list[Value]:
         """Unroll a scan."""
         constants, carried = params["num_consts"], params["num_consts"] + params["num_carry"]
         carry, of_steps = given[constants:carried], given[carried:]
-        out: list[list[_Value]] = []
+        out: list[list[Value]] = []
         steps = range(params["length"])
         for step in reversed(steps) if params["reverse"] else steps:
-            slices = [_Value(x.array[step], x.maker) for x in of_steps]
+            slices = [Value(x.array[step], x.maker) for x in of_steps]
             results = self.read(params["jaxpr"], [*given[:constants], *carry, *slices], line)
             carry = results[: params["num_carry"]]
             out.append(results[params["num_carry"] :])
@@ -161,15 +160,18 @@ class _Reader:
         for of_all in zip(*(reversed(out) if params["reverse"] else out), strict=True):
             array = jnp.stack([x.array for x in of_all])
             self._made.append(_Made("stack", tuple(of_all), line, (array,)))
-            stacked.append(_Value(array, len(self._made) - 1))
+            stacked.append(Value(array, len(self._made) - 1))
         return [*carry, *stacked]
 
 
 PLUMBING = ("convert_element_type", "broadcast_in_dim", "reshape", "squeeze", "copy", "pvary")
 
 
-def _evaluated(program: Jaxpr, equation: JaxprEqn, arrays: Sequence[Any]) -> list[Any]:
-    """Compute an equation of a program."""
+Evaluate = Callable[[Jaxpr, JaxprEqn, Sequence[Any], SourceLine | None], list[Any]]
+
+
+def evaluated(program: Jaxpr, equation: JaxprEqn, arrays: Sequence[Any], line: SourceLine | None = None) -> list[Any]:
+    """Compute an equation of a program; its line does not matter."""
     given = {x: array for x, array in zip(equation.invars, arrays, strict=True) if not isinstance(x, Literal)}
     alone = program.replace(
         constvars=(),
