@@ -35,7 +35,8 @@ def schedule_edits(program: OptimizerProgram, counts: dict[int, str]) -> Iterato
     for n in range(2, steps):
         yield discrete(FAULT, f"the learning rate changes only every {n} steps", _at(partial(_held, n)))
         yield discrete(FAULT, f"the schedule advances only every {n} steps", _at(partial(_slowed, n)))
-        yield discrete(FAULT, f"the schedule starts again every {n} steps", _at(partial(_repeated, n)))
+        if n != program.restored_at or steps > 2 * n:  # one restart, where the run restores, is a lost position
+            yield discrete(FAULT, f"the schedule starts again every {n} steps", _at(partial(_repeated, n)))
     yield from _floor(program)
     yield from _stretched(program)
 
