@@ -21,7 +21,7 @@ from jaxddp.distributed.replicas import Replicas
 from jaxddp.errors import InputError
 
 if TYPE_CHECKING:
-    from jaxddp.data.sources.workers import Workers
+    from jaxddp.data.sources.workers import DataWorkers
 
 Item = TypeVar("Item")
 Planned = tuple[int, np.ndarray]  # first step of a dispatch, indices of its examples (W, K, b)
@@ -283,10 +283,10 @@ class Loader:
         return -(-self._full_steps // chunks) if chunks else 1
 
 
-def _workers(source: Source, count: int, timeout: float) -> "Workers":
-    from jaxddp.data.sources.workers import Workers  # takes 20 ms, which a run without workers need not wait for
+def _workers(source: Source, count: int, timeout: float) -> "DataWorkers":
+    from jaxddp.data.sources.workers import DataWorkers  # takes 20 ms, which a run without workers need not wait for
 
-    return Workers(source, count, timeout)
+    return DataWorkers(source, count, timeout)
 
 
 def _one_ahead(items: Iterable[Item]) -> Iterator[Item]:

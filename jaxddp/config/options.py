@@ -82,7 +82,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Order:
+class OrderOptions:
     """Order of the examples and their distribution over the replicas."""
 
     shuffle: bool | str = True
@@ -220,7 +220,7 @@ class Output:
 
 @dataclass(frozen=True)
 class TrainerOptions(
-    Output, Processes, Devices, Precision, Communication, Order, Step, Schedule, Optimizer, Parameters
+    Output, Processes, Devices, Precision, Communication, OrderOptions, Step, Schedule, Optimizer, Parameters
 ):
     """Options of a training run that every program has, without checks."""
 

@@ -30,7 +30,7 @@ from jaxddp.parity.report.report import Report
 from jaxddp.parity.stopping import Stop
 
 if TYPE_CHECKING:
-    from jaxddp.parity.cases import Named
+    from jaxddp.parity.cases import NamedCase
     from jaxddp.parity.workers import Workers
 
 PROG = "python -m jaxddp.parity"
@@ -201,7 +201,7 @@ def _check_builtin(options: CheckOptions, stop: Stop) -> list[Report]:
     return reports
 
 
-def _row(named: "Named", report: Report) -> Row:
+def _row(named: "NamedCase", report: Report) -> Row:
     config = named.case.config
     worst = {stage: max(result.residuals) for stage, result in report.stages.items() if result.residuals}
     return Row(

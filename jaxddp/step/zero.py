@@ -26,7 +26,7 @@ from jaxddp.state import Params, TrainState
 from jaxddp.step.strategy import Strategy
 
 
-class Place(NamedTuple):
+class Slot(NamedTuple):
     """Name, shape and dtype of a parameter, and number of its group."""
 
     name: str
@@ -34,7 +34,7 @@ class Place(NamedTuple):
     group: int
 
 
-Layout = tuple[Place, ...]  # sorted by name
+Layout = tuple[Slot, ...]  # sorted by name
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -64,7 +64,7 @@ class Slices:
 
 def layout_of(params: Params, group_of: Callable[[str], int]) -> Layout:
     """Return the places of parameters, sorted by name so that insertion order does not matter."""
-    return tuple(Place(k, jax.ShapeDtypeStruct(x.shape, x.dtype), group_of(k)) for k, x in sorted(params.items()))
+    return tuple(Slot(k, jax.ShapeDtypeStruct(x.shape, x.dtype), group_of(k)) for k, x in sorted(params.items()))
 
 
 def sliced(tree: Params, layout: Layout, count: int) -> Slices:

@@ -15,12 +15,12 @@ from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.nn import layers
 from jaxddp.parity.case_interface import Trajectory
 from jaxddp.parity.cases import Case
-from jaxddp.parity.jax_side.program import forget_programs
+from jaxddp.parity.jax_side.compiled_step import forget_programs
 from jaxddp.parity.port import PortFile
 from jaxddp.parity.processes import Tell
 from jaxddp.parity.records import Tensors
 from jaxddp.parity.torch_side.pool import TorchPool
-from jaxddp.parity.torch_side.recorder import to_numpy
+from jaxddp.parity.torch_side.rank_recorder import to_numpy
 from tests.support.cases import small_case
 from tests.support.trajectories import Comparison, check_differs, check_equal, compare, run_jax
 from torch_ref import models, optim

@@ -91,7 +91,7 @@ class Source:
         return {name: array.reshape(*indices.shape, *array.shape[1:]) for name, array in arrays.items()}
 
     def read(self, jobs: Iterable[Job]) -> Iterator[list[Arrays]]:
-        """Yield the parts of each job in turn, as `jaxddp.data.sources.workers.Workers` does."""
+        """Yield the parts of each job in turn, as `jaxddp.data.sources.workers.DataWorkers` does."""
         for job in jobs:
             yield [self.take(part, job.epoch) for part in job.parts]
 

@@ -43,7 +43,7 @@ AHEAD = 2  # batches that are asked of each worker before the first is used
 PATIENCE = 5.0  # seconds for a dead worker's exit code to arrive
 
 
-class Workers:
+class DataWorkers:
     """Processes that read the batches of a source.
 
     Args:
@@ -55,7 +55,7 @@ class Workers:
         InputError: the source cannot be sent to another process.
 
     >>> from jaxddp.data.sources import as_source
-    >>> workers = Workers(as_source({"x": np.arange(10)}), count=2, timeout=60)
+    >>> workers = DataWorkers(as_source({"x": np.arange(10)}), count=2, timeout=60)
     >>> [part["x"].tolist() for (part,) in workers.read(Job(0, (np.array([i, 0]),)) for i in range(3))]
     [[0, 0], [1, 0], [2, 0]]
     >>> workers.close()

@@ -12,7 +12,7 @@ HIDDEN_SIZES = {"linear": None, "mlp": (8, 6), "char_mlp": (16,), "convnet": (3,
 LR = {"sgd": 0.05, "adagrad": 0.05, "asgd": 0.05, "adadelta": 1.0}
 
 
-class Named(NamedTuple):
+class NamedCase(NamedTuple):
     """A case and the feature that it tests.
 
     Attributes:
@@ -55,7 +55,7 @@ def make_case(model: str, optimizer: str = "sgd", world_size: int = 2, steps: in
     return Case(config, world_size, steps, ignored_labels)
 
 
-def builtin_cases(world_size: int = 2, steps: int = STEPS) -> list[Named]:
+def builtin_cases(world_size: int = 2, steps: int = STEPS) -> list[NamedCase]:
     """Return every model with the basic optimizers, the MLP with every optimizer, and every feature once.
 
     >>> [named.name for named in builtin_cases()][:2]
@@ -63,13 +63,13 @@ def builtin_cases(world_size: int = 2, steps: int = STEPS) -> list[Named]:
     """
     everything: dict[str, Any] = {"accumulation_steps": 2, "clip_grad_norm": 0.5, "loss_normalization": "global"}
     pairs = [
-        Named("", make_case(model, optimizer, world_size, steps))
+        NamedCase("", make_case(model, optimizer, world_size, steps))
         for model in MODELS
         for optimizer in (OPTIMIZERS if model == "mlp" else BASIC_OPTIMIZERS)
     ]
 
-    def feature(name: str, model: str, optimizer: str, size: int = world_size, **options: Any) -> Named:
-        return Named(name, make_case(model, optimizer, size, steps, **options))
+    def feature(name: str, model: str, optimizer: str, size: int = world_size, **options: Any) -> NamedCase:
+        return NamedCase(name, make_case(model, optimizer, size, steps, **options))
 
     return pairs + [
         feature("one replica", "mlp", "sgd", 1),

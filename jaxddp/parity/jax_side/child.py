@@ -17,10 +17,10 @@ from jaxddp.distributed.devices import prepare
 from jaxddp.distributed.ports import free_port
 from jaxddp.distributed.processes import joined
 from jaxddp.parity.case_interface import AnyCase, Trajectory
+from jaxddp.parity.jax_side.compiled_step import forget_programs
 from jaxddp.parity.jax_side.excerpt_program import FREE
 from jaxddp.parity.jax_side.micro_gradients import micro_records, program
 from jaxddp.parity.jax_side.optimizer_line import note_optimizers
-from jaxddp.parity.jax_side.program import forget_programs
 from jaxddp.parity.jax_side.recorded_runs import forced_records, free_records, starting_weights
 from jaxddp.parity.lazy_arrays import Arrays
 from jaxddp.parity.processes import (

@@ -14,8 +14,8 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
 
 from jaxddp.distributed.collectives import AXIS_NAME
 from jaxddp.parity.case_interface import AnyCase, Trajectory, micro_batches_of
+from jaxddp.parity.jax_side.compiled_step import side_of
 from jaxddp.parity.jax_side.custom_step import CustomStep
-from jaxddp.parity.jax_side.program import side_of
 from jaxddp.parity.lazy_arrays import Arrays
 from jaxddp.parity.operations import Moments, Operation, Operations, SourceLine, line_of_user, moments
 from jaxddp.parity.processes import Tell

@@ -1,4 +1,4 @@
-"""Program of a large port, which returns excerpts under torch's names, so that no full gradient leaves it.
+"""Compiled step of a large port, which returns excerpts under torch's names, so that no full gradient leaves it.
 
 On the CPU its replicas share one device, and one copy of the weights and of the optimizer's state.
 """
@@ -18,9 +18,8 @@ from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.distributed.replicas import Replicas, VirtualReplicas
 from jaxddp.parity.case_interface import AnyCase
 from jaxddp.parity.excerpts import distance, excerpts
-from jaxddp.parity.jax_side.custom_step import CustomStep
-from jaxddp.parity.jax_side.program import (
-    Program,
+from jaxddp.parity.jax_side.compiled_step import (
+    CompiledStep,
     Stages,
     Update,
     clips_not,
@@ -31,6 +30,7 @@ from jaxddp.parity.jax_side.program import (
     stages_of_optimizer,
     state_of_optimizer,
 )
+from jaxddp.parity.jax_side.custom_step import CustomStep
 from jaxddp.parity.jax_side.side import JaxSide
 from jaxddp.parity.lazy_arrays import Arrays, Joined
 from jaxddp.parity.processes import give_back_memory
@@ -44,7 +44,7 @@ SQUARES, LACKING = "squares", "lacking"  # further outputs of the program
 
 
 @dataclass(frozen=True)
-class ExcerptProgram(Program):
+class ExcerptProgram(CompiledStep):
     """A large port's step, whose stages are excerpts; see `excerpt_program`.
 
     Attributes:
@@ -94,7 +94,7 @@ class ExcerptProgram(Program):
         return record | {stage: slices_of(tensors, 0) for stage, tensors in of_optimizer.items()}
 
     def given(self, stages: Stages, of_torch: Arrays, start: Arrays) -> Params:
-        """Return the reference's gradients, and jax's where torch has none; see `Program.given`."""
+        """Return the reference's gradients, and jax's where torch has none; see `CompiledStep.given`."""
         return self.side.from_torch(Joined(of_torch, slices_of(stages[LACKING], 0), start))[0]
 
     def of_custom_step(self, after: TrainState, params: Params) -> dict[str, Tensors]:
@@ -183,7 +183,7 @@ def excerpt_program(case: AnyCase, start: Arrays, forced: bool, lacking: Collect
     return program
 
 
-def _can_run(program: Program, case: AnyCase, start: Arrays) -> bool:
+def _can_run(program: CompiledStep, case: AnyCase, start: Arrays) -> bool:
     """Return whether vmap can trace a port's `flax_step`; it maps less than pmap, for example no groups of replicas."""
     state = jax.eval_shape(program.side.replica_step.init, *program.side.from_torch(start))
     try:

@@ -16,8 +16,8 @@ from jaxddp.nn.functional import LocalLoss
 from jaxddp.nn.losses import Batch
 from jaxddp.parity.case_interface import AnyCase, Trajectory
 from jaxddp.parity.excerpts import excerpts
+from jaxddp.parity.jax_side.compiled_step import replicas_of
 from jaxddp.parity.jax_side.custom_step import CustomStep
-from jaxddp.parity.jax_side.program import replicas_of
 from jaxddp.parity.jax_side.side import JaxSide
 from jaxddp.parity.lazy_arrays import Arrays
 from jaxddp.parity.records import Record, Tensors

@@ -13,10 +13,10 @@ from jaxddp.distributed.replicas import Replicas
 from jaxddp.errors import InputError, differences, listed
 from jaxddp.parity.case_interface import AnyCase, Trajectory
 from jaxddp.parity.excerpts import excerpts
+from jaxddp.parity.jax_side.compiled_step import CompiledStep, Hook, Update, program_of
 from jaxddp.parity.jax_side.custom_step import CustomStep
 from jaxddp.parity.jax_side.excerpt_program import excerpt_program
 from jaxddp.parity.jax_side.multi_loss_step import MultiLossStep
-from jaxddp.parity.jax_side.program import Hook, Program, Update, program_of
 from jaxddp.parity.jax_side.side import JaxSide, hyperparameters, optimizer_tensors
 from jaxddp.parity.lazy_arrays import Arrays, Joined
 from jaxddp.parity.records import Record, full, is_large_model
@@ -95,7 +95,12 @@ def forced_records(
 
 
 def _forced_step(
-    program: Program, update: Update, state: TrainState, batch: MicroBatches, of_torch: Record, reference: Trajectory
+    program: CompiledStep,
+    update: Update,
+    state: TrainState,
+    batch: MicroBatches,
+    of_torch: Record,
+    reference: Trajectory,
 ) -> tuple[Record, TrainState]:
     """Take a step whose optimizer is given the reference's gradients; return the record and the next state."""
     after, stages = program.step(program.placed(state), batch)
@@ -111,7 +116,7 @@ def _forced_step(
     return record, dataclasses.replace(after, opt_state=opt_state)
 
 
-def _forced_losses(case: AnyCase, reference: Trajectory, program: Program) -> Iterator[Record]:
+def _forced_losses(case: AnyCase, reference: Trajectory, program: CompiledStep) -> Iterator[Record]:
     """Take every step of a `MultiLossStep` from the reference's state, with the reference's gradients."""
     side, multi_loss_step = program.side, program.side.replica_step
     assert isinstance(multi_loss_step, MultiLossStep), "checked by forced_records"
@@ -147,7 +152,7 @@ def _program(
     replicas: Replicas | None,
     comm_hook: Hook | None,
     reference: Trajectory | None = None,
-) -> Program:
+) -> CompiledStep:
     """Return the case's program; for a large port, one that returns excerpts."""
     is_port = hasattr(case, "port") and case.port.torch_step is None
     if not (is_port and replicas is None and comm_hook is None and is_large_model(start)):

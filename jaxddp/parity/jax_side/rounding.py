@@ -13,9 +13,9 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
 from jaxddp.distributed.collectives import AXIS_NAME
 from jaxddp.parity.case_interface import AnyCase, Trajectory, micro_batches_of
+from jaxddp.parity.jax_side.compiled_step import side_of
 from jaxddp.parity.jax_side.custom_step import CustomStep
 from jaxddp.parity.jax_side.equations import Evaluate, Reader, Value, evaluated
-from jaxddp.parity.jax_side.program import side_of
 from jaxddp.parity.jax_side.side import JaxSide
 from jaxddp.parity.jax_side.widened import CASTS
 from jaxddp.parity.lazy_arrays import Arrays
@@ -126,7 +126,7 @@ def narrowing(closed: ClosedJaxpr) -> dict[SourceLine, str]:
     found: dict[SourceLine, str] = {}
 
     def note(program: Jaxpr, equation: JaxprEqn, arrays: Sequence[Any], line: SourceLine | None) -> Any:
-        given, made = (_floats(x.aval.dtype for x in of) for of in (equation.invars, equation.outvars))
+        given, made = map(_floats, (equation.invars, equation.outvars))
         if line is not None and made:
             known = jnp.dtype(found.setdefault(line, FLOAT32.name))
             least = min(made, key=lambda dtype: dtype.itemsize)
@@ -139,8 +139,12 @@ def narrowing(closed: ClosedJaxpr) -> dict[SourceLine, str]:
     return found
 
 
-def _floats(dtypes: Any) -> list[Any]:
-    return [jnp.dtype(dtype) for dtype in dtypes if jnp.issubdtype(dtype, jnp.floating)]
+def _floats(variables: Any) -> list[Any]:
+    return [dtype for dtype in _dtypes(variables) if jnp.issubdtype(dtype, jnp.floating)]
+
+
+def _dtypes(variables: Any) -> list[Any]:
+    return [jnp.dtype(x.aval.dtype) for x in variables]
 
 
 def _run(closed: ClosedJaxpr, evaluate: Evaluate, flat: Sequence[Any]) -> Any:
@@ -177,7 +181,7 @@ def _computing(lines: Collection[SourceLine]) -> Evaluate:
 
     def evaluate(program: Jaxpr, equation: JaxprEqn, arrays: Sequence[Any], line: SourceLine | None) -> Any:
         name, params = equation.primitive.name, dict(equation.params)
-        traced = [x.aval.dtype for x in equation.invars]
+        traced = _dtypes(equation.invars)
         if name in CONTROL:  # as it was traced
             arrays = [x.astype(dtype) for x, dtype in zip(arrays, traced, strict=True)]
             return evaluated(program, equation, arrays, line)

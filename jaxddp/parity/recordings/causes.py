@@ -21,7 +21,7 @@ from jaxddp.parity.diagnosis.reduction.reduction_causes import ReductionRecipe, 
 from jaxddp.parity.diagnosis.samples import SampleEvidence, explain_samples
 from jaxddp.parity.findings import Cause
 from jaxddp.parity.recordings.aligned import Alignment, total_norm
-from jaxddp.parity.recordings.clipping import Clipping
+from jaxddp.parity.recordings.clipping_rule import Clipping
 from jaxddp.parity.recordings.run import RecordedStep, Recording
 from jaxddp.parity.recordings.samples import Numbers, sizes_of
 from jaxddp.parity.records import stage_norm

@@ -16,7 +16,7 @@ from jaxddp.parity.findings import ORDER, Cause, Difference, Problem, StageResul
 from jaxddp.parity.port.rules import Names
 from jaxddp.parity.recordings import causes
 from jaxddp.parity.recordings.aligned import Alignment
-from jaxddp.parity.recordings.clipping import Clipping, clipping_of
+from jaxddp.parity.recordings.clipping_rule import Clipping, clipping_of
 from jaxddp.parity.recordings.judge import ALLOWED, MOST_APART, Judge, RecordedJudgement, contiguous
 from jaxddp.parity.recordings.names import Twins, find_twins
 from jaxddp.parity.recordings.remarks import are_paired, remarks

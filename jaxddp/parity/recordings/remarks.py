@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from jaxddp.errors import listed
-from jaxddp.parity.recordings.clipping import Clipping
+from jaxddp.parity.recordings.clipping_rule import Clipping
 from jaxddp.parity.recordings.judge import MOST_APART, RecordedJudgement, contiguous
 from jaxddp.parity.recordings.names import Twins
 from jaxddp.parity.recordings.run import Recording

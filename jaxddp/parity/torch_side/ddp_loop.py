@@ -8,7 +8,7 @@ from torch.nn.parallel import DistributedDataParallel
 from jaxddp.parity.lazy_arrays import Arrays
 from jaxddp.parity.processes import Tell
 from jaxddp.parity.records import Record
-from jaxddp.parity.torch_side.recorder import RankRecorder, WatchedOptimizer, is_large, recording_hook
+from jaxddp.parity.torch_side.rank_recorder import RankRecorder, WatchedOptimizer, is_large, recording_hook
 from jaxddp.parity.torch_side.shared import SharedParameters, may_share
 from jaxddp.parity.torch_side.side import TorchSide
 from torch_ref.data_parallel import WithLoss, buffers_option, loss_within

@@ -15,7 +15,7 @@ from jaxddp.errors import InputError
 from jaxddp.parity.lazy_arrays import Arrays
 from jaxddp.parity.processes import Tell
 from jaxddp.parity.records import KIND, NUMBER, Record
-from jaxddp.parity.torch_side.recorder import RankRecorder, excerpt_of, to_numpy
+from jaxddp.parity.torch_side.rank_recorder import RankRecorder, excerpt_of, to_numpy
 from jaxddp.parity.torch_side.side import TorchSide
 from torch_ref.distributed import World
 from torch_ref.losses import Batch

@@ -17,7 +17,7 @@ import pytest
 from jaxddp.data.sources import Source, as_source
 from jaxddp.data.sources import workers as workers_module
 from jaxddp.data.sources.source import Job
-from jaxddp.data.sources.workers import Workers
+from jaxddp.data.sources.workers import DataWorkers
 from jaxddp.errors import InputError, TrainingError
 from jaxddp.scripts import run_file
 
@@ -59,7 +59,7 @@ def test_workers_read_a_files_data_without_running_it_or_jax_again(program: Any,
     np.arange(40, dtype=np.float32).tofile(tmp_path / "data.bin")
     tokens = np.memmap(tmp_path / "data.bin", np.float32, "r")[::-1][::-1]
     source = as_source(program.Images(tokens), "train_data()", augment=program.augment)
-    workers = Workers(source, 2, timeout=60)
+    workers = DataWorkers(source, 2, timeout=60)
     read = list(workers.read(jobs(12)))
     for ours, expected in zip(read, source.read(jobs(12)), strict=True):
         for part, same in zip(ours, expected, strict=True):
@@ -92,7 +92,7 @@ def test_arrays_mapped_from_a_file_are_sent_by_their_place_in_it(tmp_path: Path,
     source = as_source({"x": array})
     assert len(workers_module._pickled(source)) < 2000
     places = np.array([0, 3, len(array) - 1])
-    workers = Workers(source, 1, 60)
+    workers = DataWorkers(source, 1, 60)
     (((part),),) = workers.read([Job(0, (places,))])
     np.testing.assert_array_equal(part["x"], array[places])
     workers.close()
@@ -134,7 +134,7 @@ class Failing:
     ],
 )
 def test_a_worker_that_fails_is_one_line_with_the_example(how: str, kind: type[Exception], message: str) -> None:
-    workers = Workers(as_source(Failing(how), "train_data()"), 2, timeout=60)
+    workers = DataWorkers(as_source(Failing(how), "train_data()"), 2, timeout=60)
     read = workers.read(Job(0, (np.array([i, i + 1]),)) for i in range(0, 8, 2))
     process, started = workers._process, time.monotonic()
     seen = []
@@ -150,11 +150,11 @@ def test_a_worker_that_fails_is_one_line_with_the_example(how: str, kind: type[E
 def test_data_that_cannot_be_sent_are_refused() -> None:
     source = Source([{"x": 1, "lock": threading.Lock()}], "train_data()")
     with pytest.raises(InputError, match=r"^train_data\(\): cannot be sent to worker processes: TypeError: .*lock"):
-        Workers(source, 1)
+        DataWorkers(source, 1)
 
 
 def test_data_that_cannot_be_rebuilt_are_told_of() -> None:
-    workers = Workers(Source(Unpicklable(), "train_data()"), 1, timeout=60)
+    workers = DataWorkers(Source(Unpicklable(), "train_data()"), 1, timeout=60)
     with pytest.raises(TrainingError, match=r"^train_data\(\): worker processes: RuntimeError: only here$"):
         list(workers.read(jobs(1)))
     workers.close()
@@ -174,14 +174,14 @@ import os, sys, time
 import numpy as np
 from jaxddp.data.sources import as_source
 from jaxddp.data.sources.source import Job
-from jaxddp.data.sources.workers import Workers
+from jaxddp.data.sources.workers import DataWorkers
 class Slow:
     def __len__(self): return 10**6
     def __getitem__(self, index):
         if sys.argv[1] == "SIGKILL" and 3 < index < 1000: time.sleep(1000)
         return {"pid": os.getpid()}
 
-workers = Workers(as_source(Slow()), 2, timeout=100)
+workers = DataWorkers(as_source(Slow()), 2, timeout=100)
 for count, (part,) in enumerate(workers.read(Job(0, (np.array([i]),)) for i in range(10**6))):
     print(int(part["pid"][0]), workers._process.pid, flush=True)
     if sys.argv[1] == "exit" and count > 4: break

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from jaxddp.parity.excerpts import KEPT, LARGE, distance, excerpt, norms_of_large
-from jaxddp.parity.torch_side.recorder import excerpt_of
+from jaxddp.parity.torch_side.rank_recorder import excerpt_of
 
 SHAPES = [(768, 768), (50257, 768), (512, 512, 3, 3), (400, 333), (131, 1024), (200_000,), (2, 100_000)]
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxddp.parity.compare.patterns import scaled
 from jaxddp.parity.diagnosis.optimizer import trace_edits
-from jaxddp.parity.diagnosis.optimizer.clipping import clip_edits
+from jaxddp.parity.diagnosis.optimizer.clip_edits import clip_edits
 from jaxddp.parity.diagnosis.optimizer.decay import DECAY, decay_edits, listed
 from jaxddp.parity.diagnosis.optimizer.edit import OptimizerEdit, discrete, number, numbers, typical
 from jaxddp.parity.diagnosis.optimizer.fit import Unknown, Values

@@ -1,6 +1,6 @@
 """Numbers that remember how they were computed, so that a traced program can be run again with other numbers.
 
-A `Named` is a float for the code that computes with it. Its arithmetic gives further `Named`s with the same
+A `NamedFloat` is a float for the code that computes with it. Its arithmetic gives further `NamedFloat`s with the same
 computation as an `Expression`, and each comparison, on which the code may branch, is told to `guards`.
 """
 
@@ -44,7 +44,7 @@ def replaced(term: Any, change: Callable[[Any], Any]) -> Any:
     return change(term)
 
 
-class Named(float):
+class NamedFloat(float):
     """A float with the term that it is the value of.
 
     Args:
@@ -53,7 +53,7 @@ class Named(float):
         guards: list to which each comparison is appended.
 
     >>> guards = []
-    >>> decay = Named(0.1, "decay", guards)
+    >>> decay = NamedFloat(0.1, "decay", guards)
     >>> (1 - decay).term.operands, decay != 0, guards
     ((1, 'decay'), True, [Guard(name='ne', one='decay', other=0, result=True)])
     """
@@ -61,13 +61,13 @@ class Named(float):
     term: Any
     guards: list[Any]
 
-    def __new__(cls, value: float, term: Any, guards: list[Any]) -> "Named":
+    def __new__(cls, value: float, term: Any, guards: list[Any]) -> "NamedFloat":
         self = super().__new__(cls, value)
         self.term, self.guards = term, guards
         return self
 
-    def __neg__(self) -> "Named":
-        return Named(-float(self), Expression(operator.neg, (self.term,)), self.guards)
+    def __neg__(self) -> "NamedFloat":
+        return NamedFloat(-float(self), Expression(operator.neg, (self.term,)), self.guards)
 
     def __bool__(self) -> bool:
         return bool(self != 0)
@@ -75,29 +75,29 @@ class Named(float):
     def __index__(self) -> int:
         return int(self)
 
-    def __deepcopy__(self, memo: Any) -> "Named":
+    def __deepcopy__(self, memo: Any) -> "NamedFloat":
         return self
 
     __hash__ = float.__hash__
 
 
 def term_of(number: Any) -> Any:
-    """Return the term of a `Named`; any other object is its own."""
-    return number.term if isinstance(number, Named) else number
+    """Return the term of a `NamedFloat`; any other object is its own."""
+    return number.term if isinstance(number, NamedFloat) else number
 
 
-def _arithmetic(function: Callable[..., float], reverse: bool) -> Callable[[Named, Any], Any]:
-    def method(self: Named, other: Any) -> Any:
+def _arithmetic(function: Callable[..., float], reverse: bool) -> Callable[[NamedFloat, Any], Any]:
+    def method(self: NamedFloat, other: Any) -> Any:
         if not isinstance(other, int | float):
             return NotImplemented
         pair = (other, self) if reverse else (self, other)
-        return Named(function(*map(float, pair)), Expression(function, tuple(map(term_of, pair))), self.guards)
+        return NamedFloat(function(*map(float, pair)), Expression(function, tuple(map(term_of, pair))), self.guards)
 
     return method
 
 
-def _comparison(function: Callable[[Any, Any], bool]) -> Callable[[Named, Any], Any]:
-    def method(self: Named, other: Any) -> Any:
+def _comparison(function: Callable[[Any, Any], bool]) -> Callable[[NamedFloat, Any], Any]:
+    def method(self: NamedFloat, other: Any) -> Any:
         if not isinstance(other, int | float):
             return NotImplemented
         result = function(float(self), float(other))
@@ -108,7 +108,7 @@ def _comparison(function: Callable[[Any, Any], bool]) -> Callable[[Named, Any], 
 
 
 for _name in ARITHMETIC:
-    setattr(Named, f"__{_name}__", _arithmetic(getattr(operator, _name), reverse=False))
-    setattr(Named, f"__r{_name}__", _arithmetic(getattr(operator, _name), reverse=True))
+    setattr(NamedFloat, f"__{_name}__", _arithmetic(getattr(operator, _name), reverse=False))
+    setattr(NamedFloat, f"__r{_name}__", _arithmetic(getattr(operator, _name), reverse=True))
 for _name in COMPARISONS:
-    setattr(Named, f"__{_name}__", _comparison(getattr(operator, _name)))
+    setattr(NamedFloat, f"__{_name}__", _comparison(getattr(operator, _name)))

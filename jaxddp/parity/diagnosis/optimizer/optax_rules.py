@@ -15,7 +15,7 @@ from jaxddp.parity.diagnosis.optimizer.update_evidence import OptimizerEvidence,
 Numbers = Mapping[str, float]
 
 
-class Rule(NamedTuple):
+class OptaxRule(NamedTuple):
     """A rule of Optax's.
 
     Attributes:
@@ -30,17 +30,17 @@ class Rule(NamedTuple):
 
 
 RULES = {
-    "NAdam": Rule(
+    "NAdam": OptaxRule(
         "optax.nadam",
         "torch's momentum grows from step to step",
         lambda n: optax.scale_by_adam(n["betas[0]"], n["betas[1]"], n["eps"], nesterov=True),
     ),
-    "RAdam": Rule(
+    "RAdam": OptaxRule(
         "optax.radam",
         "torch adds eps before it corrects the bias, and rectifies in double precision",
         lambda n: optax.scale_by_radam(n["betas[0]"], n["betas[1]"], n["eps"]),
     ),
-    "Rprop": Rule(
+    "Rprop": OptaxRule(
         "optax.rprop",
         "torch uses each step size in the step that changes it",
         lambda n: optax.chain(

@@ -16,7 +16,7 @@ AT_LEAST = 4  # elements of each tensor
 BEYOND_SCALE = 1e12  # replaces a larger misfit, and NaN
 
 
-class Piece(NamedTuple):
+class ElementGroup(NamedTuple):
     """Elements that take their steps together.
 
     Attributes:
@@ -46,30 +46,32 @@ class Sample:
     gradients: np.ndarray
     update: np.ndarray
     scale: np.ndarray
-    _known: dict[bytes, list[Piece]] = field(default_factory=dict, compare=False)
+    _known: dict[bytes, list[ElementGroup]] = field(default_factory=dict, compare=False)
 
     def predict(self, program: OptimizerProgram) -> np.ndarray:
         """Return the updates of each step, (S, E)."""
         predicted = np.empty_like(self.update)
-        for piece in self._pieces(program):
+        for group in self._element_groups(program):
             state = None
-            for step, (params, gradients) in enumerate(zip(piece.params, piece.gradients, strict=True)):
-                update, state = program.advance(piece.tensor, step, state, params, gradients)
-                predicted[step, piece.elements] = update.numpy().ravel()
+            for step, (params, gradients) in enumerate(zip(group.params, group.gradients, strict=True)):
+                update, state = program.advance(group.tensor, step, state, params, gradients)
+                predicted[step, group.elements] = update.numpy().ravel()
         return predicted
 
-    def _pieces(self, program: OptimizerProgram) -> list[Piece]:
+    def _element_groups(self, program: OptimizerProgram) -> list[ElementGroup]:
         """Return the elements by the numbers of their tensors, or by tensor where elements depend on each other."""
-        groups = program.classes if program.step.elementwise else np.arange(len(program.names))
-        if (key := groups.tobytes()) not in self._known:
-            self._known[key] = [self._piece(program, groups, tensor) for tensor in np.unique(groups[self.tensor_of])]
+        classes = program.classes if program.step.elementwise else np.arange(len(program.names))
+        if (key := classes.tobytes()) not in self._known:
+            self._known[key] = [
+                self._element_group(program, classes, tensor) for tensor in np.unique(classes[self.tensor_of])
+            ]
         return self._known[key]
 
-    def _piece(self, program: OptimizerProgram, groups: np.ndarray, tensor: int) -> Piece:
-        elements = np.flatnonzero(groups[self.tensor_of] == tensor)
+    def _element_group(self, program: OptimizerProgram, classes: np.ndarray, tensor: int) -> ElementGroup:
+        elements = np.flatnonzero(classes[self.tensor_of] == tensor)
         shape = (-1,) if program.step.elementwise else program.shapes[tensor]
         both = ([torch.from_numpy(row[elements].reshape(shape)) for row in x] for x in (self.params, self.gradients))
-        return Piece(int(tensor), elements, *both)
+        return ElementGroup(int(tensor), elements, *both)
 
     def misfit(self, program: OptimizerProgram) -> np.ndarray:
         """Return (predicted - observed) / scale, (S, E)."""

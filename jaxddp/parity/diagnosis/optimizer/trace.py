@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from jaxddp.parity.diagnosis.optimizer.named import Guard, Named
+from jaxddp.parity.diagnosis.optimizer.named import Guard, NamedFloat
 
 Names = dict[str, Any]
 State = dict[str, Any]
@@ -133,14 +133,14 @@ class _Recorder(TorchFunctionMode):
         number, self.reads = self.number(tensor), self.reads + 1
         name = f"{next((key for key, x in self.state.items() if x is tensor), 'number')}#{self.reads}"
         self.ops.append(Read(number, name))
-        return Named(value, name, self.ops)
+        return NamedFloat(value, name, self.ops)
 
     def _taken(self, argument: Any) -> Any:
         if isinstance(argument, Tensor):
             return Ref(self.number(argument))
         if isinstance(argument, list | tuple):
             return type(argument)(map(self._taken, argument))
-        return Number(argument.term) if isinstance(argument, Named) else argument
+        return Number(argument.term) if isinstance(argument, NamedFloat) else argument
 
 
 def trace_step(
@@ -165,7 +165,7 @@ def trace_step(
     recorder = _Recorder((param, param.grad, *given.values()))
     made = getattr(torch.optim, kind)
     plain = {name: x for name, x in IMPLEMENTATION.items() if name in inspect.signature(made).parameters}
-    numbers = _nested({name: Named(x, name, recorder.ops) for name, x in options.items()})
+    numbers = _nested({name: NamedFloat(x, name, recorder.ops) for name, x in options.items()})
     optimizer = made([param], **plain)
     with recorder:
         if optimizer.state:  # as Adagrad's, which starts from an option

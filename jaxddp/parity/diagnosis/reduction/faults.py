@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxddp.parity.compare.patterns import scaled
 from jaxddp.parity.diagnosis.reduction.recipe import ReductionRecipe, ReductionStep
-from jaxddp.parity.diagnosis.reduction.rounding import WIRES
+from jaxddp.parity.diagnosis.reduction.wires import WIRES
 from jaxddp.parity.records import stage_norm
 
 TINY = 1e-9  # relative

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxddp.parity.compare.clipping import TORCH_CLIP_EPSILON, clip_factor
-from jaxddp.parity.diagnosis.reduction.rounding import mean_of
+from jaxddp.parity.diagnosis.reduction.wires import mean_of
 from jaxddp.parity.records import relative, stage_norm
 
 Tensors = Mapping[str, np.ndarray]
@@ -42,7 +42,7 @@ class ReductionRecipe:
         local_factor, factor: factors of the local and of the reduced gradients.
         summed_at_once: every replica's local gradient is the sum of all, as with shard_map's check_vma.
         synchronised: gradients are averaged over the replicas.
-        wire: dtype between the replicas, see `rounding.WIRES`.
+        wire: dtype between the replicas, see `wires.WIRES`.
         clip_norm: largest norm; None: no clipping.
         clip_epsilon: added to the norm.
         clip_first: each replica clips its local gradients before they are averaged.

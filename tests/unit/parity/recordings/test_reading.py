@@ -11,7 +11,7 @@ import pytest
 from jaxddp.errors import InputError
 from jaxddp.parity import compare_runs
 from jaxddp.parity.recorder.batches import identified
-from jaxddp.parity.recordings.clipping import Clipping, clipping_of
+from jaxddp.parity.recordings.clipping_rule import Clipping, clipping_of
 from jaxddp.parity.recordings.names import read_names
 from jaxddp.parity.recordings.run import RecordedStep, Recording
 from jaxddp.parity.recordings.samples import numbered

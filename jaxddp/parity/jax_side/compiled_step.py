@@ -32,7 +32,7 @@ Excerpts = Callable[[str, int, dict[str, np.ndarray]], tuple[Tensors, Tensors]]
 
 
 @dataclass(frozen=True)
-class Program:
+class CompiledStep:
     """A case's compiled step.
 
     Attributes:
@@ -132,7 +132,7 @@ def replicas_of(case: AnyCase) -> Replicas:
 
 
 @lru_cache(maxsize=1)
-def program_of(case: AnyCase, replicas: Replicas | None, comm_hook: Hook | None) -> Program:
+def program_of(case: AnyCase, replicas: Replicas | None, comm_hook: Hook | None) -> CompiledStep:
     """Build the program of a case; cached, because compiling takes longest."""
     side = side_of(case)
     replicas = replicas or replicas_of(case)
@@ -148,7 +148,7 @@ def program_of(case: AnyCase, replicas: Replicas | None, comm_hook: Hook | None)
         return next_state, stages
 
     # Stages come back from every replica (axis 0), or one that drifts apart would go unseen.
-    return Program(side, replicas, replicas.map(without_metrics, (step.axes, 0), (step.axes, 0), donate=(0,)))
+    return CompiledStep(side, replicas, replicas.map(without_metrics, (step.axes, 0), (step.axes, 0), donate=(0,)))
 
 
 def stages_of_optimizer(
