@@ -20,7 +20,7 @@ from jaxddp.parity.jax_side.program import Hook, Program, Update, program_of
 from jaxddp.parity.jax_side.side import JaxSide, hyperparameters, optimizer_tensors
 from jaxddp.parity.lazy_arrays import Arrays, Joined
 from jaxddp.parity.records import Record, full, is_large_model
-from jaxddp.state import TrainState
+from jaxddp.state import Params, TrainState
 
 
 def free_records(
@@ -122,9 +122,7 @@ def _forced_losses(case: AnyCase, reference: Trajectory, program: Program) -> It
         if number:
             params, buffers = side.from_torch(reference.before(number))
             buffers |= carried
-        given = full(torch_record, side.given)
-        zeros = {name: np.zeros_like(x) for name, x in reference.start.items() if name not in given}
-        forced = multi_loss_step.forced(opt_state, side.from_torch(Joined(given, zeros))[0])
+        forced = multi_loss_step.forced(opt_state, given_gradients(reference, number, side))
         state = TrainState(jnp.int32(number), params, buffers, forced)
         after, stages = program.step(program.placed(state), batch)
         opt_state = jax.device_get(after.opt_state)
@@ -139,6 +137,13 @@ def _forced_losses(case: AnyCase, reference: Trajectory, program: Program) -> It
         record["optimizer_state"] = excerpts(optimizer_tensors(shown, params, side.to_torch))
         record["hyperparameters"] = {name: np.asarray(x) for name, x in hyperparameters(shown).items()}
         yield record
+
+
+def given_gradients(reference: Trajectory, step: int, side: JaxSide) -> Params:
+    """Return the gradients that the reference gives its optimizers in a step, from 0; zeros where it gives none."""
+    given = full(reference.records[step], side.given)
+    zeros = {name: np.zeros_like(x) for name, x in reference.start.items() if name not in given}
+    return side.from_torch(Joined(given, zeros))[0]
 
 
 def _program(
