@@ -116,8 +116,10 @@ def _with_optimizer_lines(evidence: Evidence, searches: InterruptibleSearches, r
 def _of_multi_loss(evidence: Evidence, searches: InterruptibleSearches) -> Iterator[Difference]:
     """Yield the differences of a `torch_step` and its twin: in losses, in what the optimizers get, in updates."""
     first, follow = evidence.judgement.first, False
+    search = lambda job: searches.run(lambda: searches.workers.torch.do(job)[0])  # noqa: E731
+    read = partial(_read, evidence, searches)
     for located in [*differing_losses(evidence)]:
-        found = explain_loss(evidence, located, lambda job: searches.run(lambda: searches.workers.torch.do(job)[0]))
+        found = explain_loss(evidence, located, search, read)
         follow = follow or found is not None
         if found is not None:
             yield from _differences(evidence, "local_loss", *found)
@@ -234,10 +236,7 @@ def _explain_model(evidence: Evidence, searches: InterruptibleSearches, layers: 
         layer, equal, casts = found or (None, 0, "")
     reading = None
     if stages and (step := first[stage].step - 1) in steps:
-        rank = _worst_rank(evidence, step, compared)
-        read = ReadEquations(evidence.case, evidence.start, evidence.torch_folder, step, rank)
-        program = searches.run(lambda: searches.workers.jax.do(read), problems=[])
-        reading = Reading(program, step, rank) if program is not None else None
+        reading = _read(evidence, searches, "loss", step, _worst_rank(evidence, step, compared))
     of_model, of_buffers = None, None
     if steps and (stages or "buffers" in first):
         source, world_size = evidence.case.torch_source, evidence.case.world_size
@@ -257,6 +256,13 @@ def _explain_model(evidence: Evidence, searches: InterruptibleSearches, layers: 
     if "buffers" in first and (not stages or (of_buffers is not None and of_buffers.named)):
         differences += _differences(evidence, "buffers", of_buffers)
     return differences
+
+
+def _read(evidence: Evidence, searches: InterruptibleSearches, loss: str, step: int, rank: int) -> Reading | None:
+    """Read the port's program of a loss; None: it cannot be read."""
+    read = ReadEquations(evidence.case, evidence.start, evidence.torch_folder, step, rank, loss)
+    program = searches.run(lambda: searches.workers.jax.do(read), problems=[])
+    return Reading(program, step, rank) if program is not None else None
 
 
 def _worst_rank(evidence: Evidence, step: int, ranks: Sequence[int]) -> int:

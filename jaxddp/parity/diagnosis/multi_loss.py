@@ -9,6 +9,7 @@ from jaxddp.parity.compare.judge import ALLOWED, Located
 from jaxddp.parity.diagnosis.decide import Ruling
 from jaxddp.parity.diagnosis.evidence import Evidence
 from jaxddp.parity.diagnosis.forward.rank_job import UNKNOWN, ForwardDiagnosis
+from jaxddp.parity.diagnosis.forward.reading import Reading
 from jaxddp.parity.diagnosis.reduction.optimizer_gradients import Received, explain_received
 from jaxddp.parity.records import NUMBER, Lazy, Tensors, of_loss
 
@@ -18,6 +19,7 @@ NO_UPDATE = "torch's optimizer makes no update in this step"
 OF_MEAN = "it is the mean over the replicas; return each replica's own loss"
 BEHIND = "it follows the update of a large tensor, which is recorded only as an excerpt: no cause was sought"
 Search = Callable[[ForwardDiagnosis], tuple[Ruling | None, Ruling | None] | None]
+Read = Callable[[str, int, int], Reading | None]
 
 
 def differing_losses(evidence: Evidence) -> list[Located]:
@@ -31,13 +33,16 @@ def differing_losses(evidence: Evidence) -> list[Located]:
     return list(first.values())
 
 
-def explain_loss(evidence: Evidence, located: Located, search: Search) -> tuple[Ruling | None, Located] | None:
+def explain_loss(
+    evidence: Evidence, located: Located, search: Search, read: Read
+) -> tuple[Ruling | None, Located] | None:
     """Explain a loss that differs.
 
     Args:
         evidence: records of both sides, compared.
         located: where the loss first differs.
         search: runs a search on a torch rank; None: it failed.
+        read: name of a loss, step (from 0), rank -> the port's program, None if it cannot be read.
 
     Returns:
         The ruling, None without a search, and where the loss differs; None: it follows from an update that differs.
@@ -51,8 +56,11 @@ def explain_loss(evidence: Evidence, located: Located, search: Search) -> tuple[
     if evidence.is_large or not steps:
         return None, located
     paths = evidence.start, evidence.torch_folder, evidence.jax_folder
-    everyone = tuple(range(replicas))
+    everyone, step = tuple(range(replicas)), located.step - 1
     job = ForwardDiagnosis(evidence.case.torch_source, True, False, steps, *paths, replicas, everyone, loss=name)
+    if step in steps:
+        worst = int(np.argmax(np.abs(of_jax[step] - of_torch[step])))
+        job = replace(job, reading=read(name, step, worst))
     found = search(job)
     if found is not None and found[0] is None:
         return None

@@ -84,8 +84,7 @@ class CompiledStep:
 
     def of_custom_step(self, after: TrainState, params: Params) -> dict[str, Tensors]:
         """Return the updates and the optimizer's state after a custom step, under torch's names."""
-        updates = jax.tree.map(lambda new, old: np.asarray(new) - np.asarray(old), after.params, params)
-        return stages_of_optimizer(self.side, updates, after.opt_state, params)
+        return stages_of_optimizer(self.side, updates_between(params, after.params), after.opt_state, params)
 
     def updating(self) -> Update:
         """Return (gradients, optimizer's state, params) -> (stages of the optimizer, its next state)."""
@@ -151,8 +150,13 @@ def program_of(case: AnyCase, replicas: Replicas | None, comm_hook: Hook | None)
     return CompiledStep(side, replicas, replicas.map(without_metrics, (step.axes, 0), (step.axes, 0), donate=(0,)))
 
 
+def updates_between(before: Params, after: Params) -> dict[str, np.ndarray]:
+    """Return the differences of the parameters."""
+    return {name: np.asarray(x) - np.asarray(before[name]) for name, x in after.items()}
+
+
 def stages_of_optimizer(
-    side: JaxSide, updates: Params, opt_state: Any, params: Params, library: Any = np
+    side: JaxSide, updates: Mapping[str, Any], opt_state: Any, params: Params, library: Any = np
 ) -> dict[str, dict[str, Any]]:
     """Return excerpts of the updates and of the optimizer's state, under torch's names."""
     state = state_of_optimizer(side, opt_state, params, library)

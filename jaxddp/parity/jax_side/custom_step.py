@@ -11,6 +11,7 @@ from jax import numpy as jnp
 from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.distributed.replicas import Replicas
 from jaxddp.errors import InputError, differences, listed
+from jaxddp.nn.functional import LocalLoss
 from jaxddp.nn.losses import Batch, Sums
 from jaxddp.nn.model_tree import TreeMap
 from jaxddp.state import Buffers, Params, TrainState, state_axes
@@ -67,6 +68,11 @@ class CustomStep:
         return self.step.optimizer
 
     @property
+    def loss(self) -> LocalLoss:
+        """The port's loss."""
+        return self.step.loss
+
+    @property
     def axes(self) -> TrainState:
         """Axes of the state, which is the same on every replica."""
         return state_axes(())
@@ -104,7 +110,7 @@ class CustomStep:
         return next_state, {}, {**{f"pure_{name}": x for name, x in by_itself.items()}, **shown, **after}
 
     def _loss(self, params: Any, buffers: Any, batch: Batch) -> tuple[jax.Array, Any]:
-        sums, new_buffers = self.step.loss(self.trees.params.flat(params), self.trees.buffers.flat(buffers), batch)
+        sums, new_buffers = self.loss(self.trees.params.flat(params), self.trees.buffers.flat(buffers), batch)
         return sums["loss"] / sums["count"], self.trees.buffers.nest(new_buffers)
 
 

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -11,15 +11,20 @@ import jax
 import numpy as np
 from jax import numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
+from jax.interpreters.partial_eval import dce_jaxpr
 
+from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.distributed.collectives import AXIS_NAME
+from jaxddp.nn.losses import Batch
 from jaxddp.parity.case_interface import AnyCase, Trajectory, micro_batches_of
 from jaxddp.parity.jax_side.compiled_step import side_of
-from jaxddp.parity.jax_side.custom_step import CustomStep
+from jaxddp.parity.jax_side.multi_loss_step import MultiLossStep
+from jaxddp.parity.jax_side.recorded_runs import given_gradients
 from jaxddp.parity.lazy_arrays import Arrays
 from jaxddp.parity.operations import Moments, Operation, Operations, SourceLine, line_of_user, moments
 from jaxddp.parity.processes import Tell
 from jaxddp.parity.torch_side.pool import torch_records
+from jaxddp.state import Buffers, Params
 
 LARGE = 2**14  # values of a result whose moments the program computes itself, instead of returning the result
 MOST = 5000  # equations of a program; a scan that has more when it is unrolled stays one equation
@@ -34,6 +39,7 @@ class ReadEquations:
         start: initial weights of the reference.
         reference: folder of the reference's records.
         step, rank: step (from 0) and rank whose first micro-batch is the input.
+        loss: the loss of a `MultiLossStep` that is read.
     """
 
     case: AnyCase
@@ -41,6 +47,7 @@ class ReadEquations:
     reference: Path
     step: int
     rank: int
+    loss: str = "loss"
 
     def run(self, tell: Tell) -> Operations:
         """Trace the loss, run it, and return its equations; () if it cannot be traced for a single replica."""
@@ -48,13 +55,27 @@ class ReadEquations:
         reference = Trajectory(self.start, torch_records(self.reference, self.case.world_size))
         with jax.enable_x64(True), jax.default_matmul_precision("highest"):
             side = side_of(self.case)
-            step: Any = side.replica_step.step if isinstance(side.replica_step, CustomStep) else side.replica_step
             batch = micro_batches_of(next(islice(self.case.batches(), self.step, None)), self.rank)[0]
-            arguments = *side.from_torch(reference.before(self.step)), jax.tree.map(jnp.asarray, batch)
+            weights = side.from_torch(reference.before(self.step))
+            arguments: tuple[Any, ...] = *weights, jax.tree.map(jnp.asarray, batch)
+            step: Any = side.replica_step
+            if isinstance(step, MultiLossStep):
+                arguments = *arguments, given_gradients(reference, self.step, side)
             # A loss that cannot be traced for a single replica, or has no equations of its own, is explained without.
             with side.lifting(), contextlib.suppress(Exception):
-                return read(lambda *values: step.loss(*values)[0]["loss"], arguments)
+                return read(lambda *values: _loss(step, *values)[self.loss], arguments)
         return ()
+
+
+def _loss(step: Any, params: Params, buffers: Buffers, batch: Batch, *gradients: Params) -> dict[str, jax.Array]:
+    """Return a step's losses by name; a `MultiLossStep` takes the first step, with these gradients."""
+    if not isinstance(step, MultiLossStep):
+        sums: dict[str, jax.Array] = step.loss(params, buffers, batch)[0]
+        return sums
+    state = step.init(params, buffers)
+    state = replace(state, opt_state=step.forced(state.opt_state, *gradients))
+    losses: dict[str, jax.Array] = step(state, MicroBatches(None, batch))[2]["local_loss"]
+    return losses
 
 
 def read(loss: Callable[..., Any], arguments: Sequence[Any]) -> Operations:
@@ -70,6 +91,8 @@ def read(loss: Callable[..., Any], arguments: Sequence[Any]) -> Operations:
     """
     alone = jax.vmap(lambda _, values: loss(*values), (0, None), axis_name=AXIS_NAME)
     closed = jax.make_jaxpr(alone)(jnp.zeros(1), tuple(arguments))
+    # What does not make the loss is left out, so that the last equation makes it.
+    closed = closed.replace(jaxpr=dce_jaxpr(closed.jaxpr, True, instantiate=True)[0])
     made: list[_Made] = []
 
     def run(*flat: jax.Array) -> list[Any]:

@@ -17,7 +17,6 @@ from jaxddp.nn.losses import Batch
 from jaxddp.parity.case_interface import AnyCase, Trajectory
 from jaxddp.parity.excerpts import excerpts
 from jaxddp.parity.jax_side.compiled_step import replicas_of
-from jaxddp.parity.jax_side.custom_step import CustomStep
 from jaxddp.parity.jax_side.side import JaxSide
 from jaxddp.parity.lazy_arrays import Arrays
 from jaxddp.parity.records import Record, Tensors
@@ -59,7 +58,7 @@ def micro_records(case: AnyCase, reference: Trajectory, steps: Sequence[int]) ->
 def program(case: AnyCase) -> tuple[JaxSide, Replicas, Any]:
     """Build the jax side, its replicas, and (params, buffers, batch) -> counts and gradients of all replicas."""
     side, replicas = case.jax_side(), replicas_of(case)
-    step = side.replica_step.step if isinstance(side.replica_step, CustomStep) else side.replica_step
+    step: Any = side.replica_step
     return side, replicas, replicas.map(lambda p, b, batch: _micro(step.loss, p, b, batch), (None, None, 0), 0)
 
 

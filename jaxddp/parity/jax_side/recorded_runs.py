@@ -1,7 +1,8 @@
 """Runs of a case in jax, recorded stage by stage under torch's names."""
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,15 +13,21 @@ from jaxddp.data.micro_batches import MicroBatches
 from jaxddp.distributed.replicas import Replicas
 from jaxddp.errors import InputError, differences, listed
 from jaxddp.parity.case_interface import AnyCase, Trajectory
-from jaxddp.parity.excerpts import excerpts
-from jaxddp.parity.jax_side.compiled_step import CompiledStep, Hook, Update, program_of
+from jaxddp.parity.jax_side.compiled_step import (
+    CompiledStep,
+    Hook,
+    Update,
+    program_of,
+    stages_of_optimizer,
+    updates_between,
+)
 from jaxddp.parity.jax_side.custom_step import CustomStep
 from jaxddp.parity.jax_side.excerpt_program import excerpt_program
 from jaxddp.parity.jax_side.multi_loss_step import MultiLossStep
-from jaxddp.parity.jax_side.side import JaxSide, hyperparameters, optimizer_tensors
+from jaxddp.parity.jax_side.side import JaxSide, hyperparameters
 from jaxddp.parity.lazy_arrays import Arrays, Joined
-from jaxddp.parity.records import Record, full, is_large_model
-from jaxddp.state import TrainState
+from jaxddp.parity.records import Record, Tensors, full, is_large_model
+from jaxddp.state import Params, TrainState
 
 
 def free_records(
@@ -71,10 +78,7 @@ def forced_records(
     with jax.enable_x64(case.dtype == "float64"), jax.default_matmul_precision("highest"):
         program = _program(case, reference.start, replicas, comm_hook, reference)
         side = program.side
-        if isinstance(side.replica_step, MultiLossStep):
-            yield from _forced_losses(case, reference, program)
-            return
-        update = program.updating()
+        take = _steps_of(program)
         params, buffers = side.from_torch(reference.start)
         start = side.replica_step.init(params, buffers)
         without = dataclasses.replace(start, params={}, buffers={}, opt_state=())
@@ -82,68 +86,82 @@ def forced_records(
         after, carried = dataclasses.replace(start, comm_state=comm_state, averaged=()), dict[str, Any]()
         del start
         # `zip` reads the records first: after the last one it makes no further batch, which may be the one that hangs.
-        for number, (of_torch, batch) in enumerate(zip(reference.records, case.batches(), strict=False)):
+        for number, (_, batch) in enumerate(zip(reference.records, case.batches(), strict=False)):
             if number:
                 params, buffers = side.from_torch(reference.before(number))
             state = dataclasses.replace(after, step=jnp.int32(number), params=params, buffers=buffers | carried)
             del after, params  # so that a large model's state is held once
-            record, after = _forced_step(program, update, _restored(side, state, number), batch, of_torch, reference)
+            record, after = take(_restored(side, state, number), batch, reference, number)
             del state
             carried = jax.device_get({name: after.buffers[name] for name in side.alone})
             yield record
             del record
 
 
-def _forced_step(
-    program: CompiledStep,
-    update: Update,
-    state: TrainState,
-    batch: MicroBatches,
-    of_torch: Record,
-    reference: Trajectory,
+def _steps_of(program: CompiledStep) -> Callable[..., tuple[Record, TrainState]]:
+    """Return the function that takes a forced step of the program's kind.
+
+    Its arguments are the state, the batch, the reference and the step's number, from 0; it returns the record, and the
+    next state without parameters.
+    """
+    step = program.side.replica_step
+    if isinstance(step, MultiLossStep):
+        return partial(_multi_loss_step, program, step)
+    if isinstance(step, CustomStep):
+        return partial(_custom_step, program)
+    return partial(_replica_step, program, program.updating())
+
+
+def _replica_step(
+    program: CompiledStep, update: Update, state: TrainState, batch: MicroBatches, reference: Trajectory, number: int
 ) -> tuple[Record, TrainState]:
-    """Take a step whose optimizer is given the reference's gradients; return the record and the next state."""
     after, stages = program.step(program.placed(state), batch)
-    if isinstance(program.side.replica_step, CustomStep):
-        opt_state, of_optimizer = after.opt_state, program.of_custom_step(after, state.params)
-        after = dataclasses.replace(after, params={})
-    else:
-        after = dataclasses.replace(after, params={}, opt_state=())
-        gradients = program.given(stages, full(of_torch, program.side.given), reference.start)
-        of_optimizer, opt_state = update(gradients, state.opt_state, state.params)
-    shown = {name: np.asarray(value) for name, value in hyperparameters(opt_state).items()}
-    record = program.record(stages, batch) | of_optimizer | {"hyperparameters": shown}
+    after = dataclasses.replace(after, params={}, opt_state=())
+    gradients = program.given(stages, full(reference.records[number], program.side.given), reference.start)
+    of_optimizer, opt_state = update(gradients, state.opt_state, state.params)
+    record = program.record(stages, batch) | of_optimizer | _shown(opt_state)
     return record, dataclasses.replace(after, opt_state=opt_state)
 
 
-def _forced_losses(case: AnyCase, reference: Trajectory, program: CompiledStep) -> Iterator[Record]:
-    """Take every step of a `MultiLossStep` from the reference's state, with the reference's gradients."""
-    side, multi_loss_step = program.side, program.side.replica_step
-    assert isinstance(multi_loss_step, MultiLossStep), "checked by forced_records"
-    params, buffers = side.from_torch(reference.start)
-    opt_state = multi_loss_step.init(params, buffers).opt_state
-    carried: dict[str, Any] = {}
-    for number, (torch_record, batch) in enumerate(zip(reference.records, case.batches(), strict=False)):
-        if number:
-            params, buffers = side.from_torch(reference.before(number))
-            buffers |= carried
-        given = full(torch_record, side.given)
-        zeros = {name: np.zeros_like(x) for name, x in reference.start.items() if name not in given}
-        forced = multi_loss_step.forced(opt_state, side.from_torch(Joined(given, zeros))[0])
-        state = TrainState(jnp.int32(number), params, buffers, forced)
-        after, stages = program.step(program.placed(state), batch)
-        opt_state = jax.device_get(after.opt_state)
-        updates = {name: np.asarray(x) - np.asarray(params[name]) for name, x in after.params.items()}
-        shown = multi_loss_step.shown(opt_state)
-        carried = jax.device_get({name: after.buffers[name] for name in side.alone})
-        record = program.record(stages, batch)
-        if record["local_loss"].keys() != torch_record["local_loss"].keys():
-            of_jax, of_torch = (", ".join(sorted(x["local_loss"])) for x in (record, torch_record))
-            raise InputError(f"flax_step: returns the losses {of_jax}; must be torch_step's, {of_torch}")
-        record["update"] = excerpts(side.to_torch(updates))
-        record["optimizer_state"] = excerpts(optimizer_tensors(shown, params, side.to_torch))
-        record["hyperparameters"] = {name: np.asarray(x) for name, x in hyperparameters(shown).items()}
-        yield record
+def _custom_step(program: CompiledStep, state: TrainState, batch: MicroBatches, *_: Any) -> tuple[Record, TrainState]:
+    after, stages = program.step(program.placed(state), batch)
+    of_optimizer = program.of_custom_step(after, state.params)
+    record = program.record(stages, batch) | of_optimizer | _shown(after.opt_state)
+    return record, dataclasses.replace(after, params={})
+
+
+def _multi_loss_step(
+    program: CompiledStep,
+    step: MultiLossStep,
+    state: TrainState,
+    batch: MicroBatches,
+    reference: Trajectory,
+    number: int,
+) -> tuple[Record, TrainState]:
+    forced = step.forced(state.opt_state, given_gradients(reference, number, program.side))
+    after, stages = program.step(program.placed(dataclasses.replace(state, opt_state=forced)), batch)
+    opt_state = jax.device_get(after.opt_state)
+    shown, updates = step.shown(opt_state), updates_between(state.params, after.params)
+    record = program.record(stages, batch)
+    of_jax, of_torch = (sorted(x["local_loss"]) for x in (record, reference.records[number]))
+    if of_jax != of_torch:
+        raise InputError(
+            f"flax_step: returns the losses {', '.join(of_jax)}; must be torch_step's, {', '.join(of_torch)}"
+        )
+    record |= stages_of_optimizer(program.side, updates, shown, state.params) | _shown(shown)
+    return record, dataclasses.replace(after, params={}, opt_state=opt_state)
+
+
+def _shown(opt_state: Any) -> dict[str, Tensors]:
+    """Return the hyperparameters that the optimizer's state shows, as a part of a record."""
+    return {"hyperparameters": {name: np.asarray(value) for name, value in hyperparameters(opt_state).items()}}
+
+
+def given_gradients(reference: Trajectory, step: int, side: JaxSide) -> Params:
+    """Return the gradients that the reference gives its optimizers in a step, from 0; zeros where it gives none."""
+    given = full(reference.records[step], side.given)
+    zeros = {name: np.zeros_like(x) for name, x in reference.start.items() if name not in given}
+    return side.from_torch(Joined(given, zeros))[0]
 
 
 def _program(

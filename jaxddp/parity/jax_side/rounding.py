@@ -14,7 +14,6 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 from jaxddp.distributed.collectives import AXIS_NAME
 from jaxddp.parity.case_interface import AnyCase, Trajectory, micro_batches_of
 from jaxddp.parity.jax_side.compiled_step import side_of
-from jaxddp.parity.jax_side.custom_step import CustomStep
 from jaxddp.parity.jax_side.equations import Evaluate, Reader, Value, evaluated
 from jaxddp.parity.jax_side.side import JaxSide
 from jaxddp.parity.jax_side.widened import CASTS
@@ -153,7 +152,7 @@ def _run(closed: ClosedJaxpr, evaluate: Evaluate, flat: Sequence[Any]) -> Any:
 
 def _traced(side: JaxSide, params: Any, buffers: Any, batch: Any) -> ClosedJaxpr:
     """Return the loss of a single replica as a program of flat arguments."""
-    step: Any = side.replica_step.step if isinstance(side.replica_step, CustomStep) else side.replica_step
+    step: Any = side.replica_step
 
     def loss(params: Any, buffers: Any, batch: Any) -> jax.Array:
         def of_replica(_: jax.Array) -> jax.Array:

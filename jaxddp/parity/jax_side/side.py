@@ -183,7 +183,7 @@ def _lifting(
     def function(params: Params, buffers: Buffers, batch: Batch) -> Any:
         if isinstance(step, MultiLossStep):
             return step(step.init(params, buffers), MicroBatches(None, batch))
-        return (step.step if isinstance(step, CustomStep) else step).loss(params, buffers, batch)
+        return step.loss(params, buffers, batch)
 
     in_double = partial(jax.eval_shape, partial(cast, dtype="float64"))
     arguments = map(in_double, (functional.params, functional.buffers, port.first_batch("jax")))

@@ -16,7 +16,7 @@ from jaxddp.parity.lazy_arrays import Arrays
 from jaxddp.parity.processes import Tell
 from jaxddp.parity.records import KIND, NUMBER, Record
 from jaxddp.parity.torch_side.rank_recorder import RankRecorder, excerpt_of, to_numpy
-from jaxddp.parity.torch_side.side import TorchSide
+from jaxddp.parity.torch_side.side import TorchSide, in_floats
 from torch_ref.distributed import World
 from torch_ref.losses import Batch
 from torch_ref.program_step import AveragedGradients, Optimizers
@@ -99,5 +99,5 @@ class MultiLossLoop:
             group |= {NUMBER: number, KIND: type(one).__name__}
         for buffer in self._side.model.buffers():  # as DDP does before a forward pass
             self._world.broadcast(buffer)
-        recorder.losses = self._step.losses(self._side.model, self._made, micro_batches[0])
+        recorder.losses = in_floats(self._step.losses(self._side.model, self._made, micro_batches[0]))
         return recorder.record(self.optimizer)

@@ -15,7 +15,7 @@ from jaxddp.parity.convert.layouts import NORMS
 from jaxddp.parity.port import Port
 from jaxddp.parity.torch_side.draws import ConstantDraws, ServedDraws
 from jaxddp.parity.torch_side.layers import LayerCalls, listen
-from jaxddp.parity.torch_side.side import TorchSide, default_dtype, side_of_port, to_batch
+from jaxddp.parity.torch_side.side import TorchSide, default_dtype, in_floats, side_of_port, to_batch
 from torch_ref.losses import Batch
 
 RESHAPES = ("flatten", "reshape", "view")
@@ -81,7 +81,7 @@ def _compute(side: TorchSide, batch: Batch) -> dict[str, float]:
         sums = side.loss_fn(model, batch)
         return {"loss": float(sums["loss"] / sums["count"])}
     with torch.enable_grad():
-        return side.torch_step.losses(model, side.torch_step.configure(model), batch)
+        return in_floats(side.torch_step.losses(model, side.torch_step.configure(model), batch))
 
 
 def _copies(model: nn.Module) -> list[list[str]]:

@@ -1,6 +1,6 @@
 """Model, loss, optimizer and batches of a torch rank. Imports no jax."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -42,11 +42,16 @@ class TorchStep(NamedTuple):
 
     Attributes:
         configure: module -> its optimizers, in any form.
-        losses: (module, optimizers, batch) -> the losses by name, after taking the step.
+        losses: (module, optimizers, batch) -> the losses by name, scalars, after taking the step.
     """
 
     configure: Callable[[nn.Module], Any]
-    losses: Callable[[nn.Module, Any, Batch], dict[str, float]]
+    losses: Callable[[nn.Module, Any, Batch], dict[str, Any]]
+
+
+def in_floats(losses: Mapping[str, Any]) -> dict[str, float]:
+    """Return the losses of a `TorchStep` as numbers."""
+    return {name: float(torch.as_tensor(loss).detach()) for name, loss in losses.items()}
 
 
 class TorchSide(NamedTuple):
@@ -172,10 +177,9 @@ def side_of_port(port: Port, steps: int, dtype: str) -> TorchSide:
         casts.update(mode.seen if mode else ())
         return returned
 
-    def step_losses(model: nn.Module, optimizers: Any, batch: Batch) -> dict[str, float]:
+    def step_losses(model: nn.Module, optimizers: Any, batch: Batch) -> dict[str, Any]:
         assert port.torch_step is not None, "called with one only"
-        losses = named_losses("torch_step", lifted(port.torch_step, model, optimizers, batch))
-        return {name: float(torch.as_tensor(value).detach()) for name, value in losses.items()}
+        return named_losses("torch_step", lifted(port.torch_step, model, optimizers, batch))
 
     def loss_fn(model: nn.Module, batch: Batch) -> Sums:
         return sums(lifted(torch_loss, model, batch), batch)

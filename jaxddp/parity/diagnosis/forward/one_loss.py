@@ -52,10 +52,10 @@ class LossOfStep:
             optimizer.step = partial(_leave, optimizer, names, values)  # type: ignore[assignment, method-assign]
         with torch.enable_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a scheduler warns if it does not see the optimizer's step
-            loss = self._step.losses(model, made, batch)[self._name]
-        if math.isnan(loss) and not values.keys() >= {*names.values()}:
+            loss = torch.as_tensor(self._step.losses(model, made, batch)[self._name]).detach()
+        if loss.isnan() and not values.keys() >= {*names.values()}:
             raise UnknownWeights
-        return {"loss": torch.tensor(loss), "count": torch.tensor(1.0)}
+        return {"loss": loss, "count": torch.tensor(1.0)}
 
 
 def _leave(optimizer: Optimizer, names: Mapping[int, str], values: Tensors, *_: Any) -> None:

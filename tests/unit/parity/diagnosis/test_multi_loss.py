@@ -70,9 +70,9 @@ def test_a_loss_behind_a_large_update_follows_it_if_it_differs() -> None:
     alone = evidence([{"a": 0.0}], [{"a"}])
     followed = evidence([{"a": 0.5}], [{"a"}], {"update": Located(1, "a", 0.5, 1e-12)})
     search = lambda job: (UNKNOWN, None)  # noqa: E731
-    ruling, where = multi_loss.explain_loss(alone, located, search) or (NAMED, located)
+    ruling, where = multi_loss.explain_loss(alone, located, search, lambda *where: None) or (NAMED, located)
     assert ruling is None and where.detail == multi_loss.BEHIND
-    assert multi_loss.explain_loss(followed, located, search) is None
+    assert multi_loss.explain_loss(followed, located, search, lambda *where: None) is None
 
 
 def test_a_loss_that_depends_on_weights_that_are_not_known_is_not_computed() -> None:
