@@ -13,7 +13,7 @@ from jaxddp.parity.patch.transplant import Mirror
 
 FIRST = 2  # statements to which edits that a name suggests are made before those that mirror torch
 NEAR = 12  # statements whose operators and orders are edited, from the quoted one on
-STOP = "jax.lax.stop_gradient"
+STOP, MEAN = "jax.lax.stop_gradient({})", "jax.lax.pmean({}, 'replica')"
 
 
 def candidates(text: str, line: int, cause: Cause, torch: tuple[str, int] | None = None) -> Iterator[str]:
@@ -54,6 +54,9 @@ def _edits(source: Source, line: int, cause: Cause, torch: tuple[str, int] | Non
         near[1:1] = [x for x in mirror.twin(torch[1]) if x not in near]
     said = [one for says in cause.says for one in values_of(says)]
     for one in said:
+        if one.is_factor:
+            yield from _of_factor(source, near, one)
+            continue
         for statement in near[:FIRST]:
             yield from edits.numbers(source, statement, one.port, one.torch)
         yield from _of_functions(source, near, one)
@@ -77,6 +80,15 @@ def _edits(source: Source, line: int, cause: Cause, torch: tuple[str, int] | Non
         yield from edits.operators(source, statement)
         yield from edits.parts(source, statement)
         yield from edits.flags(source, statement)
+
+
+def _of_factor(source: Source, near: Sequence[ast.stmt], said: Said) -> Iterator[Edit]:
+    """Yield what undoes a factor: a mean for a sum, the operation with a number left out, another number."""
+    for statement in near:
+        yield from edits.swapped(source, statement)
+        yield from edits.factors(source, statement)
+    for statement in near:
+        yield from edits.scaled(source, statement, said.port, said.torch)
 
 
 def _mirror(source: Source, torch: tuple[str, int] | None) -> Mirror | None:
@@ -149,6 +161,8 @@ def _of_names(source: Source, near: Sequence[ast.stmt], cause: Cause) -> Iterato
         yield from edits.left_out(source, statement, ("stop_gradient",))
     for statement in near if "gradient_not_stopped" in names else ():
         yield from edits.wrapped(source, statement, STOP)
+    for statement in near if "no_sync" in names else ():
+        yield from edits.wrapped(source, statement, MEAN)
     for statement in near if "call_added" in names else ():
         yield from edits.left_out(source, statement)
     for statement in near if "other_axis" in names else ():

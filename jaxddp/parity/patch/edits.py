@@ -4,7 +4,6 @@ Each function yields edits of one statement as (node, text).
 """
 
 import ast
-import copy
 import itertools
 import math
 from collections.abc import Collection, Iterator
@@ -178,16 +177,25 @@ def left_out(source: Source, statement: ast.stmt, names: Collection[str] = ()) -
 
 
 def wrapped(source: Source, statement: ast.stmt, around: str) -> Iterator[Edit]:
-    """Yield each name and each call of a statement as the argument of a function."""
+    """Yield each name, call and operation of a statement as the argument of a function: "stop_gradient({})"."""
     functions = {id(one.func) for one in calls(statement)}
     for one in expressions(statement):
         is_value = isinstance(one, ast.Name | ast.Call | ast.BinOp | ast.Subscript) and id(one) not in functions
         if is_value and (isinstance(one, ast.Call | ast.BinOp) or _is_loaded(one)):
-            yield one, f"{around}({source.segment(one)})"
+            yield one, around.format(source.segment(one))
 
 
 def operators(source: Source, statement: ast.stmt) -> Iterator[Edit]:
-    """Yield inverse operators, and an operation with a number left out: + for -, x for 2 * x or x // 2 * 2."""
+    """Yield an operation with a number left out (x for 2 * x or x // 2 * 2), and inverse operators (+ for -)."""
+    yield from factors(source, statement)
+    for one in expressions(statement):
+        if isinstance(one, ast.BinOp) and type(one.op) in INVERSE:
+            between = gap(one.left, one.right)
+            yield between, source.segment(between).replace(SYMBOLS[type(one.op)], INVERSE[type(one.op)])
+
+
+def factors(source: Source, statement: ast.stmt) -> Iterator[Edit]:
+    """Yield the only operand of an operation that is no number, and either of two that are."""
     for one in expressions(statement):
         if isinstance(one, ast.BinOp):
             parts = [x for x in ast.walk(one) if isinstance(x, ast.expr) and not isinstance(x, ast.BinOp)]
@@ -196,10 +204,6 @@ def operators(source: Source, statement: ast.stmt) -> Iterator[Edit]:
                 yield one, source.segment(operands[0])
             elif not operands:
                 yield from ((one, source.segment(x)) for x in (one.left, one.right))
-    for one in expressions(statement):
-        if isinstance(one, ast.BinOp) and type(one.op) in INVERSE:
-            between = gap(one.left, one.right)
-            yield between, source.segment(between).replace(SYMBOLS[type(one.op)], INVERSE[type(one.op)])
 
 
 def parts(source: Source, statement: ast.stmt) -> Iterator[Edit]:
@@ -215,9 +219,13 @@ def without_constant(source: Source, statement: ast.stmt) -> Iterator[list[Edit]
     of_constant: dict[str, list[Edit]] = {}
     for one in expressions(statement):
         if isinstance(one, ast.BinOp) and number_of(one.right, source.constants) is not None:
-            after = copy.copy(one.right)
-            after.lineno, after.col_offset = one.left.end_lineno or 0, one.left.end_col_offset or 0
-            of_constant.setdefault(source.segment(one.right), []).append((after, ""))
+            edit: Edit = one, source.segment(one.left)
+            if isinstance(one.left, ast.BinOp):  # it may be edited too
+                after = gap(one.left, one.right)
+                after.col_offset += source.segment(after).rfind(")") + 1
+                after.end_lineno, after.end_col_offset = one.right.end_lineno, one.right.end_col_offset
+                edit = after, ""
+            of_constant.setdefault(source.segment(one.right), []).append(edit)
     yield from (edits for edits in of_constant.values() if len(edits) > 1)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from jaxddp.parity.diagnosis.interruptible import InterruptibleSearches
 from jaxddp.parity.findings import Cause, Difference, Patch
 from jaxddp.parity.patch.candidates import candidates
+from jaxddp.parity.patch.homes import OF_STAGE, Home, home_of
 from jaxddp.parity.patch.trials import Texts, Trials
 from jaxddp.parity.progress import PATCHES
 from jaxddp.parity.report.words import groups
@@ -37,7 +38,8 @@ class Proposals:
     """
 
     def __init__(self, port: Path, trials: Trials, searches: InterruptibleSearches, drifts: Callable[[Runs], bool]):
-        self._folder = Path(os.path.realpath(port)).parent
+        self._port = Path(os.path.realpath(port))
+        self._folder = self._port.parent
         self._trials, self._searches, self._drifts = trials, searches, drifts
         self._first: dict[str, str] = {}  # texts of the files as they are
         self._texts: dict[str, str] = {}  # those of the files that patches edit
@@ -74,17 +76,24 @@ class Proposals:
         if difference.kind == "numeric" or difference.not_finite:
             return NOT_FINITE if difference.not_finite else ROUNDING
         for cause in causes:
-            if cause.jax is None:
+            home = self._home(difference.stage, cause)
+            if home is None:
                 return NO_LINE
-            if not Path(os.path.realpath(cause.jax.path)).is_relative_to(self._folder):
-                return NOT_BESIDE.format(cause.jax.place.rpartition(":")[0])
+            if not Path(os.path.realpath(home.path)).is_relative_to(self._folder):
+                return NOT_BESIDE.format(Path(home.path).name)
         return ""
+
+    def _home(self, stage: str, cause: Cause) -> Home | None:
+        """Return the line that a cause quotes, or that of the function that computes the stage."""
+        if cause.jax is not None:
+            return Home(cause.jax.path, cause.jax.line)
+        return home_of(self._port, OF_STAGE[stage]) if stage in OF_STAGE else None
 
     def _search(self, stage: str, causes: Sequence[Cause]) -> tuple[list[str], bool] | int:
         """Return the diff of each cause, and whether the edited port drifts; or the number of edits that were tried."""
         tried = 0
         most = MOST if len(causes) == 1 else EACH ** len(causes)
-        for chain in itertools.islice(self._chains(self._texts, causes), most):
+        for chain in itertools.islice(self._chains(self._texts, stage, causes), most):
             self._searches.progress.stop.poll()
             tried += 1
             texts = chain[-1]
@@ -97,28 +106,29 @@ class Proposals:
             return diffs, not self._trials.before and self._drifts(runs)
         return tried
 
-    def _chains(self, texts: Texts, causes: Sequence[Cause]) -> Iterator[list[Texts]]:
+    def _chains(self, texts: Texts, stage: str, causes: Sequence[Cause]) -> Iterator[list[Texts]]:
         """Yield edits of all causes together, as the texts after each of them, the likeliest first."""
         cause, *others = causes
-        edited = self._edited(texts, cause)
+        edited = self._edited(texts, stage, cause)
         if not others:
             yield from ([one] for one in edited)
             return
         for one in itertools.islice(edited, EACH):
-            for rest in itertools.islice(self._chains(one, others), EACH ** len(others)):
+            for rest in itertools.islice(self._chains(one, stage, others), EACH ** len(others)):
                 yield [one, *rest]
 
-    def _edited(self, texts: Texts, cause: Cause) -> Iterator[Texts]:
+    def _edited(self, texts: Texts, stage: str, cause: Cause) -> Iterator[Texts]:
         """Yield the texts with one candidate for a cause."""
-        assert cause.jax is not None, "checked by _why_none"
-        path = os.path.realpath(cause.jax.path)
+        home = self._home(stage, cause)
+        assert home is not None, "checked by _why_none"
+        path = os.path.realpath(home.path)
         text = self._text(path, texts)
         torch = None
         if text is None:
             return
         if cause.torch is not None and (of_torch := self._text(cause.torch.path, {})) is not None:
             torch = of_torch, cause.torch.line
-        line = moved(cause.jax.line, self._first[path], text)
+        line = moved(home.line, self._first[path], text)
         try:
             yield from (dict(texts) | {path: one} for one in candidates(text, line, cause, torch))
         except SyntaxError:  # of another version of Python

@@ -13,6 +13,7 @@ PAIRS = (
     re.compile(rf"(?P<what>.*?)\b(?P<port>(?<!\w)(?:{NUMBER}))[^,;]*, the reference has (?P<torch>{NUMBER})"),
     re.compile(rf"(?P<what>.*?) ?(?P<port>{VALUE})(?: \(zeros\))? instead of (?P<torch>{VALUE})"),
 )
+FACTOR = re.compile(rf"times ({NUMBER})(?:,.*)?$")
 OPTION = re.compile(r"(\w+)'s (\w+) $|(\w+) (eps|momentum) $")
 DENOMINATOR = 1000  # largest one of a fraction that is written as one
 LONG = 9  # digits of a number that is no decimal fraction, but a rounded fraction or root
@@ -25,22 +26,27 @@ class Said:
     Attributes:
         port, torch: the values as code.
         call, option: the call and the option that has the value; "" if the words do not say.
+        is_factor: the port multiplies something by its value, and the reference does not.
     """
 
     port: str
     torch: str
     call: str = ""
     option: str = ""
+    is_factor: bool = False
 
 
 def values_of(says: str) -> Iterator[Said]:
     """Yield the values of both sides that a cause says.
 
     >>> [*values_of("leaky_relu's negative_slope 0.01, the reference has 0.2")]
-    [Said(port='0.01', torch='0.2', call='leaky_relu', option='negative_slope')]
+    [Said(port='0.01', torch='0.2', call='leaky_relu', option='negative_slope', is_factor=False)]
     >>> [*values_of("sigmoid instead of silu")]
-    [Said(port='sigmoid', torch='silu', call='', option='')]
+    [Said(port='sigmoid', torch='silu', call='', option='', is_factor=False)]
     """
+    if found := FACTOR.search(says):
+        yield Said(found[1], "1", is_factor=True)
+        return
     for pattern in PAIRS:
         if found := pattern.search(says):
             named = OPTION.search(found["what"].rstrip() + " ")

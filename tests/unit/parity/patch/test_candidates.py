@@ -1,12 +1,14 @@
 """Candidates of a patch: the right text is among them, all other bytes stay, and each is Python."""
 
 import ast
+from pathlib import Path
 
 import pytest
 
 from jaxddp.parity.catalogue import TorchOptimizer
 from jaxddp.parity.findings import Cause
 from jaxddp.parity.patch.candidates import candidates
+from jaxddp.parity.patch.homes import home_of
 from jaxddp.parity.patch.source import Source
 
 ADAM = TorchOptimizer("Adam", [{"lr": 0.1, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0}])
@@ -53,6 +55,9 @@ OF_A_LINE = [
     ("gradient_not_stopped", "the gradient of x, times 1", "f(x) + b", "f(jax.lax.stop_gradient(x)) + b"),
     ("call_added", "tanh after add", "2 * jnp.tanh(a + b)", "2 * (a + b)"),
     ("loss_scale", "a sum over the batch, the reference takes the mean", "losses.sum()", "losses.mean()"),
+    ("loss_scale", "loss and gradients times 0.5", "0.25 * x.mean()", "0.5 * x.mean()"),
+    ("loss_scale", "loss and gradients times 0.5", "0.5 * x.mean()", "x.mean()"),
+    ("no_sync", "not averaged", "update(x, a)", "update(jax.lax.pmean(x, 'replica'), a)"),
     ("sum_not_mean", "summed", 'jax.lax.psum(g, "replica")', 'jax.lax.pmean(g, "replica")'),
 ]
 
@@ -113,6 +118,13 @@ OPTIMIZERS = [
         "schedule",
         "the learning rate changes only every 4 steps",
         SGD,
+        "sgd(lambda t: rate((t // N) * N))",
+        "sgd(lambda t: rate(t))",
+    ),
+    (
+        "schedule",
+        "the learning rate changes only every 4 steps",
+        SGD,
         "sgd(lambda t: rate(LR * t // 4 * 4))",
         "sgd(lambda t: rate(LR * t))",
     ),
@@ -130,7 +142,7 @@ OPTIMIZERS = [
 def test_the_optimizer_is_edited_after_the_code_of_the_fix(
     name: str, says: str, optimizer: TorchOptimizer, wrong: str, right: str
 ) -> None:
-    text = "import jax\nimport optax\nLR = 0.1\nflax_optimizer = optax.{}\n"
+    text = "import jax\nimport optax\nLR, N = 0.1, 4\nflax_optimizer = optax.{}\n"
     found = cause(name, says, optimizer)
     assert text.format(right) in made(text.format(wrong), 4, found)
 
@@ -213,3 +225,15 @@ def test_operations_keep_their_parentheses() -> None:
     assert source.edited((calls[0], "a + b")) == "y = 2 * (a + b)\nz = 3 * (n // 2)\n"
     floors = [x for x in ast.walk(source.tree) if isinstance(x, ast.BinOp) and isinstance(x.op, ast.FloorDiv)]
     assert source.edited((floors[0], "n")) == "y = 2 * f(x)\nz = 3 * n\n"
+
+
+def test_a_function_is_found_in_the_file_that_defines_it(tmp_path: Path) -> None:
+    port, module = tmp_path / "port.py", tmp_path / "halves" / "jax_half.py"
+    module.parent.mkdir()
+    port.write_text(
+        "from halves.jax_half import loss as flax_loss\nimport os\n\ndef flax_step(): pass\nflax_optimizer = 1\n"
+    )
+    module.write_text("x = 1\n\ndef loss(model):\n    y = 1\n    return y\n")
+    assert home_of(port, "flax_loss") == (str(module), 5)
+    assert home_of(port, "flax_step") == (str(port), 4) and home_of(port, "flax_optimizer") == (str(port), 5)
+    assert home_of(port, "flax_model") is None and home_of(tmp_path / "none.py", "x") is None
