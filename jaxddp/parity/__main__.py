@@ -166,7 +166,7 @@ def _write_patch(path: Path, port: Path, report: Report) -> None:
     """Write the patches that were verified, and say how to apply them; or say why the file is not written."""
     if report.patch:
         write_atomically(path, report.patch.encode())
-        print(f"patch: {path}; in {port.absolute().parent}: patch -p1 < {path.absolute()}")
+        print(f"patch: {path}; apply it with: patch -p1 -d {port.parent} < {path}")
         return
     named = any(difference.cause for difference in report.differences)
     unnamed = "no difference has a named cause" if report.differences else "nothing differs"

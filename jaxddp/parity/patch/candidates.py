@@ -66,7 +66,7 @@ def _edits(source: Source, line: int, cause: Cause, torch: tuple[str, int] | Non
     yield from _of_names(source, near[:FIRST], cause)
     yield from _of_fixes(source, near, cause)
     if any(map(is_of_optimizer, cause.names)) or makes_optimizer(near[0]):
-        yield from optimizer_edits(source, near, cause)
+        yield from optimizer_edits(source, near, cause, mirror.torch if mirror is not None else None)
     elif mirror is not None and torch is not None:
         yield from mirror.edits(line, torch[1])
     yield from _of_names(source, near[:NEAR], cause)

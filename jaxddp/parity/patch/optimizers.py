@@ -15,6 +15,12 @@ WITH_RATE = frozenset(
     "sgd adam adamw nadam nadamw radam adamax adadelta adagrad adafactor amsgrad rmsprop rprop lion lamb muon"  # noqa: SIM905
     " noisy_sgd yogi adabelief scale_by_learning_rate asgd".split()
 )
+# Torch's schedulers -> functions of jaxddp.schedules, which take the same arguments.
+SCHEDULES = {
+    **{"CosineAnnealingLR": "cosine", "CosineAnnealingWarmRestarts": "cosine_restarts", "StepLR": "step"},
+    **{"MultiStepLR": "multi_step", "ConstantLR": "constant_factor", "LinearLR": "linear"},
+    **{"ExponentialLR": "exponential", "PolynomialLR": "polynomial", "OneCycleLR": "one_cycle"},
+}
 MASKS = (
     "lambda params: jax.tree.map(lambda p: p.ndim > 1, params)",
     "lambda params: jax.tree_util.tree_map_with_path(lambda path, p: 'kernel' in jax.tree_util.keystr(path), params)",
@@ -26,13 +32,16 @@ def makes_optimizer(statement: ast.stmt) -> bool:
     return any(last_name(call.func) in WITH_RATE for call in calls(statement))
 
 
-def optimizer_edits(source: Source, near: Sequence[ast.stmt], cause: Cause) -> Iterator[Edit | Sequence[Edit]]:
+def optimizer_edits(
+    source: Source, near: Sequence[ast.stmt], cause: Cause, torch: Source | None
+) -> Iterator[Edit | Sequence[Edit]]:
     """Yield edits of an optimizer and its schedule.
 
     Args:
         source: the JAX file.
         near: statements that make the optimizer, the first one's own first.
         cause: cause of the difference.
+        torch: the torch file; None: unknown.
     """
     fixes = [call for fix in cause.fixes for call in itertools.islice(code_of(fix), 1)]
     for statement in near:
@@ -41,6 +50,8 @@ def optimizer_edits(source: Source, near: Sequence[ast.stmt], cause: Cause) -> I
         yield from edits.operators(source, statement)
         yield from edits.without_constant(source, statement)
         yield from edits.entries(source, statement)
+    for code in _schedules(torch) if torch is not None else ():
+        yield from _with_schedule(source, near, code)
     for statement in near:
         yield from _of_chain(source, statement)
         yield from edits.flags(source, statement)
@@ -88,6 +99,28 @@ def _of_chain(source: Source, statement: ast.stmt) -> Iterator[Edit]:
                 yield call, f"{name}({', '.join([*parts[:k], parts[k + 1], parts[k], *parts[k + 2 :]])})"
 
 
+def _schedules(torch: Source) -> Iterator[str]:
+    """Yield code of the schedules of jaxddp that are those of a torch file, with its numbers."""
+    every = [call for statement in torch.statements for call in calls(statement)]
+    rates = [x.value for call in every for x in call.keywords if x.arg == "lr"]
+    numbers = {name: f"{value:g}" for name, value in torch.constants.items()}
+    for call in every:
+        name = SCHEDULES.get(last_name(call.func))
+        for rate in dict.fromkeys(map(torch.segment, rates if name else ())):
+            given = ", ".join([rate, *map(torch.segment, (*call.args[1:], *call.keywords))])
+            yield f"jaxddp.schedules.{name}({given})"
+            yield Source(f"jaxddp.schedules.{name}({given})").filled(numbers)
+
+
+def _with_schedule(source: Source, near: Sequence[ast.stmt], code: str) -> Iterator[Sequence[Edit]]:
+    """Yield a schedule in place of the learning rate of each optimizer."""
+    for statement in near:
+        for call in calls(statement):
+            if last_name(call.func) in WITH_RATE:
+                given = [x.value for x in call.keywords if x.arg == RATE] or call.args[:1]
+                yield from ([(rate, code), *imports(source, code)] for rate in given)
+
+
 def _replaced(source: Source, near: Sequence[ast.stmt], fixes: Sequence[ast.Call]) -> Iterator[Edit | Sequence[Edit]]:
     """Yield the code of the fix in place of the optimizer, with the file's learning rate."""
     for statement in near:
@@ -110,7 +143,7 @@ def _rate(source: Source, call: ast.Call) -> str:
 def imports(source: Source, code: str) -> list[Edit]:
     """Return edits that import the modules that code needs and the file lacks."""
     known = {x.asname or x.name for node in ast.walk(source.tree) if isinstance(node, ast.Import) for x in node.names}
-    lacking = [x for x in ("jax", "jaxddp.optim", "optax") if f"{x}." in code and x not in known]
+    lacking = [x for x in ("jax", "jaxddp.optim", "jaxddp.schedules", "optax") if f"{x}." in code and x not in known]
     first = [x for x in source.tree.body if isinstance(x, ast.Import | ast.ImportFrom)][:1] or source.tree.body[:1]
     if not lacking:
         return []

@@ -81,17 +81,20 @@ class Mirror:
     Args:
         jax: the JAX file.
         torch: the torch file.
+
+    Attributes:
+        torch: as above.
     """
 
     def __init__(self, jax: Source, torch: Source):
-        self._jax, self._torch = jax, torch
+        self._jax, self.torch = jax, torch
 
     def edits(self, jax_line: int, torch_line: int) -> Iterator[Edit]:
         """Yield edits of the statement at a line, then of its function, then of constants of the same names."""
-        here, there = self._jax.at(jax_line), self._torch.at(torch_line)
+        here, there = self._jax.at(jax_line), self.torch.at(torch_line)
         if here is not None and there is not None:
             yield from self._of_statement(here, self._translated(there))
-        of_jax, of_torch = self._jax.function_at(jax_line), self._torch.function_at(torch_line)
+        of_jax, of_torch = self._jax.function_at(jax_line), self.torch.function_at(torch_line)
         if of_jax is not None and of_torch is not None:
             yield from self._of_function(of_jax, of_torch)
         yield from self.of_constants()
@@ -102,26 +105,26 @@ class Mirror:
 
     def twin(self, torch_line: int) -> list[ast.stmt]:
         """Return the statements of the JAX function that has the name of torch's at a line."""
-        of_torch = self._torch.function_at(torch_line)
+        of_torch = self.torch.function_at(torch_line)
         functions = [x for x in self._jax.statements if isinstance(x, ast.FunctionDef)]
         names = {self._name(self._jax, x): x for x in functions}
-        found = None if of_torch is None else names.get(self._name(self._torch, of_torch))
+        found = None if of_torch is None else names.get(self._name(self.torch, of_torch))
         return [] if found is None else nested(found)
 
     def of_constants(self) -> Iterator[Edit]:
         """Yield torch's values of the constants at the top level that the JAX file has under the same names."""
-        theirs = {ast.unparse(target): value for x in self._torch.tree.body for target, value in assigned(x)}
+        theirs = {ast.unparse(target): value for x in self.torch.tree.body for target, value in assigned(x)}
         for statement in self._jax.tree.body:
             for target, value in assigned(statement):
                 other = theirs.get(ast.unparse(target))
                 both = isinstance(value, ast.Constant) and isinstance(other, ast.Constant)
                 if other is not None and both and ast.unparse(value) != ast.unparse(other):
-                    yield value, self._torch.segment(other)
+                    yield value, self.torch.segment(other)
 
     @cached_property
     def _functions(self) -> dict[str, ast.FunctionDef]:
-        functions = [x for x in self._torch.statements if isinstance(x, ast.FunctionDef)]
-        return {self._name(self._torch, x): x for x in functions}
+        functions = [x for x in self.torch.statements if isinstance(x, ast.FunctionDef)]
+        return {self._name(self.torch, x): x for x in functions}
 
     def _name(self, source: Source, function: ast.FunctionDef) -> str:
         """Return class and name of a function, by which it finds its twin."""

@@ -237,3 +237,13 @@ def test_a_function_is_found_in_the_file_that_defines_it(tmp_path: Path) -> None
     assert home_of(port, "flax_loss") == (str(module), 5)
     assert home_of(port, "flax_step") == (str(port), 4) and home_of(port, "flax_optimizer") == (str(port), 5)
     assert home_of(port, "flax_model") is None and home_of(tmp_path / "none.py", "x") is None
+
+
+def test_the_rate_is_made_torchs_schedule() -> None:
+    rate = "def rate(t):\n    return 0.1 * (0.9 + 0.1 * f(t))\n"
+    text = f"import optax\n\n{rate}flax_optimizer = optax.sgd(rate, momentum=0.9)\n"
+    twin = "STEPS = 8\noptimizer = SGD(parameters, lr=0.1)\nscheduler = CosineAnnealingLR(optimizer, T_max=STEPS)\n"
+    found = cause("schedule", "the learning rate falls towards a least rate that is 0.01 higher", SGD)
+    right = text.replace("import optax", "import jaxddp.schedules\nimport optax")
+    right = right.replace("sgd(rate,", "sgd(jaxddp.schedules.cosine(0.1, T_max=8),")
+    assert right in made(text, 5, found, (twin, 2))
